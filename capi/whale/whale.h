@@ -1,0 +1,468 @@
+/* whale.h: the C ABI of libwhale, the engine for distributed training.
+ *
+ * Reading order: status, engine, tensor, graph, cluster, plan, session, event. A complete program:
+ *
+ *   engine -> graph (build or load) -> seal -> cluster ("cpu:4") -> plan -> session -> step, step, ... -> save
+ *
+ * Rules that hold everywhere
+ *   Errors     A fallible function returns whale_status *: NULL is success; otherwise the caller owns the status and frees it with
+ *              whale_status_release. Out-parameters are untouched on error. No call has a partial effect.
+ *   Ownership  A handle that a call hands out belongs to the caller, who releases it once; release functions accept NULL.
+ *              Releasing an engine, graph, cluster or plan while something made from it lives is allowed: that keeps what it needs.
+ *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session and an event
+ *              belong to one thread at a time. whale_cancel_* may be called from any thread at any time.
+ *   Strings    UTF-8 pointer and length (whale_str). A NULL pointer with length 0 is the empty string. WHALE_STR("text") makes one.
+ *   Options    Structs begin with struct_size; start from the _INIT macro. Zero means the default.
+ *   Dimensions int64_t, row-major; images are channels-last [n, spatial..., c].
+ *   The library never exits, prints, installs signal handlers or reads the environment. After fork() in the child every call that
+ *   needs the engine's threads returns WHALE_FAILED_PRECONDITION.
+ */
+#ifndef WHALE_WHALE_H
+#define WHALE_WHALE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define WHALE_API __attribute__((visibility("default")))
+#else
+#define WHALE_API
+#endif
+
+#define WHALE_VERSION_MAJOR 0
+#define WHALE_VERSION_MINOR 1
+#define WHALE_VERSION_PATCH 0
+
+/* ---- strings ---------------------------------------------------------------------------------------------------- */
+typedef struct whale_str {
+  const char *data;
+  size_t size;
+} whale_str;
+#ifdef __cplusplus
+#define WHALE_STR(literal) (whale_str{(literal), sizeof(literal) - 1})
+#else
+#define WHALE_STR(literal) ((whale_str){(literal), sizeof(literal) - 1})
+#endif
+
+/* Text made by the library: NUL-terminated, owned by the caller, freed with whale_text_release. */
+typedef struct whale_text {
+  char *data;
+  size_t size; /* without the terminating NUL */
+} whale_text;
+WHALE_API void whale_text_release(whale_text *text); /* sets it to {NULL, 0}; accepts NULL */
+
+/* "0.1.0"; static. */
+WHALE_API const char *whale_version(void);
+
+/* ---- status ----------------------------------------------------------------------------------------------------- */
+typedef struct whale_status whale_status;
+
+typedef enum whale_code {
+  WHALE_OK = 0,
+  WHALE_CANCELLED = 1,
+  WHALE_UNKNOWN = 2,
+  WHALE_INVALID_ARGUMENT = 3,
+  WHALE_DEADLINE_EXCEEDED = 4,
+  WHALE_NOT_FOUND = 5,
+  WHALE_ALREADY_EXISTS = 6,
+  WHALE_PERMISSION_DENIED = 7,
+  WHALE_RESOURCE_EXHAUSTED = 8,
+  WHALE_FAILED_PRECONDITION = 9,
+  WHALE_ABORTED = 10,
+  WHALE_OUT_OF_RANGE = 11,
+  WHALE_UNIMPLEMENTED = 12,
+  WHALE_INTERNAL = 13,
+  WHALE_UNAVAILABLE = 14,
+  WHALE_DATA_LOSS = 15,
+  WHALE_UNAUTHENTICATED = 16
+} whale_code;
+
+/* How far the damage goes. */
+typedef enum whale_damage {
+  WHALE_DAMAGE_CALL = 0,      /* only this call failed; everything is as before */
+  WHALE_DAMAGE_STEP = 1,      /* the step did not happen; the session is as before it */
+  WHALE_DAMAGE_SESSION = 2,   /* the session cannot go on; make a new one and load a checkpoint */
+  WHALE_DAMAGE_PEER_LOST = 3  /* another process is gone */
+} whale_damage;
+
+WHALE_API int32_t whale_status_code(const whale_status *status);    /* whale_code; WHALE_OK for NULL */
+WHALE_API int32_t whale_status_damage(const whale_status *status);  /* whale_damage */
+/* Each string lives as long as the status. op and scope are empty, rank and device -1 where they do not apply. */
+WHALE_API whale_str whale_status_message(const whale_status *status);
+WHALE_API whale_str whale_status_op(const whale_status *status);
+WHALE_API whale_str whale_status_scope(const whale_status *status);
+WHALE_API int32_t whale_status_rank(const whale_status *status);
+WHALE_API int32_t whale_status_device(const whale_status *status);
+WHALE_API void whale_status_release(whale_status *status);
+
+/* ---- engine: what everything else hangs on ------------------------------------------------------------------------ */
+typedef struct whale_engine whale_engine;
+
+typedef struct whale_engine_options {
+  size_t struct_size;
+  whale_str library_dir; /* folder of libwhale_cpu.so; empty: the folder of libwhale.so */
+} whale_engine_options;
+#define WHALE_ENGINE_OPTIONS_INIT {sizeof(whale_engine_options), {0, 0}}
+
+WHALE_API whale_status *whale_engine_create(const whale_engine_options *options /* may be NULL */, whale_engine **out);
+WHALE_API void whale_engine_release(whale_engine *engine);
+/* Every back end, whether it can be opened and why not, one line each, as text or as a JSON array. */
+WHALE_API whale_status *whale_engine_devices(whale_engine *engine, int32_t json, whale_text *out);
+/* The op table as JSON: name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
+WHALE_API whale_status *whale_engine_ops(whale_engine *engine, whale_text *out);
+
+/* ---- data types --------------------------------------------------------------------------------------------------- */
+typedef enum whale_dtype {
+  WHALE_F32 = 1,
+  WHALE_F64 = 2,
+  WHALE_BF16 = 3,
+  WHALE_F16 = 4,
+  WHALE_I32 = 5,
+  WHALE_I64 = 6,
+  WHALE_U8 = 7,
+  WHALE_I8 = 8,
+  WHALE_BOOL = 9
+} whale_dtype;
+
+/* ---- tensor: data outside a session, exchanged by DLPack ----------------------------------------------------------- */
+#ifndef DLPACK_DLPACK_H_
+/* DLPack 1.x, the part that crosses this API, layout-compatible with dlpack.h (which may be included before). */
+typedef struct {
+  uint32_t major;
+  uint32_t minor;
+} DLPackVersion;
+typedef struct {
+  int32_t device_type; /* 1: CPU */
+  int32_t device_id;
+} DLDevice;
+typedef struct {
+  uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
+  uint8_t bits;
+  uint16_t lanes;
+} DLDataType;
+typedef struct {
+  void *data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t *shape;
+  int64_t *strides;
+  uint64_t byte_offset;
+} DLTensor;
+typedef struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void *manager_ctx;
+  void (*deleter)(struct DLManagedTensor *self);
+} DLManagedTensor;
+typedef struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void *manager_ctx;
+  void (*deleter)(struct DLManagedTensorVersioned *self);
+  uint64_t flags; /* bit 0: read-only */
+  DLTensor dl_tensor;
+} DLManagedTensorVersioned;
+#endif
+
+typedef struct whale_tensor whale_tensor;
+
+/* A new tensor with its own zeroed memory. */
+WHALE_API whale_status *whale_tensor_create(int32_t dtype, const int64_t *dims, size_t rank, whale_tensor **out);
+/* A view of the caller's dense row-major memory, which must outlive the tensor. */
+WHALE_API whale_status *whale_tensor_view(int32_t dtype, const int64_t *dims, size_t rank, void *data, whale_tensor **out);
+/* Takes ownership of a DLPack tensor, without copying. It must be in host memory and dense row-major. On error the
+ * caller keeps it. */
+WHALE_API whale_status *whale_tensor_from_dlpack(DLManagedTensorVersioned *dl, whale_tensor **out);
+WHALE_API whale_status *whale_tensor_from_dlpack_legacy(DLManagedTensor *dl, whale_tensor **out);
+/* A DLPack view that shares the tensor's memory and keeps it alive; the caller (or the consumer) calls its deleter. */
+WHALE_API whale_status *whale_tensor_to_dlpack(const whale_tensor *tensor, DLManagedTensorVersioned **out);
+WHALE_API int32_t whale_tensor_dtype(const whale_tensor *tensor);
+WHALE_API size_t whale_tensor_rank(const whale_tensor *tensor);
+WHALE_API const int64_t *whale_tensor_dims(const whale_tensor *tensor);
+WHALE_API void *whale_tensor_data(const whale_tensor *tensor);
+WHALE_API size_t whale_tensor_bytes(const whale_tensor *tensor);
+WHALE_API void whale_tensor_release(whale_tensor *tensor);
+
+/* A tensor with a name, for feeding and fetching. */
+typedef struct whale_named_tensor {
+  whale_str name;
+  whale_tensor *tensor;
+} whale_named_tensor;
+
+/* ---- graph: an ordinary local program -------------------------------------------------------------------------------- */
+typedef struct whale_graph whale_graph;
+typedef int32_t whale_value; /* a tensor of one graph; WHALE_NONE: absent */
+#define WHALE_NONE (-1)
+
+WHALE_API whale_status *whale_graph_create(whale_engine *engine, whale_str name, whale_graph **out);
+/* A graph from FlatBuffers bytes (engine/schema/graph.fbs) or a file; verified, sealed. */
+WHALE_API whale_status *whale_graph_parse(whale_engine *engine, const void *data, size_t size, whale_graph **out);
+WHALE_API whale_status *whale_graph_load(whale_engine *engine, whale_str path, whale_graph **out);
+WHALE_API void whale_graph_release(whale_graph *graph);
+
+/* An input. batch_dim: the dimension that counts samples, usually 0; -1: the same for all samples. */
+WHALE_API whale_status *whale_graph_input(whale_graph *graph, whale_str name, int32_t dtype, const int64_t *dims, size_t rank,
+                                          int32_t batch_dim, whale_value *out);
+
+typedef enum whale_init_kind {
+  WHALE_INIT_ZEROS = 0,
+  WHALE_INIT_ONES = 1,
+  WHALE_INIT_CONSTANT = 2,         /* a */
+  WHALE_INIT_NORMAL = 3,           /* mean a, standard deviation b */
+  WHALE_INIT_UNIFORM = 4,          /* in [a, b) */
+  WHALE_INIT_TRUNCATED_NORMAL = 5, /* mean a, standard deviation b, cut at 2 b */
+  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file` */
+} whale_init_kind;
+
+typedef struct whale_parameter_options {
+  size_t struct_size;
+  int32_t init; /* whale_init_kind */
+  int32_t frozen;   /* 1: not trained */
+  double a, b;
+  whale_str file, key;
+  int32_t no_decay; /* 1: no weight decay; by default it applies to tensors of rank >= 2 */
+  int32_t buffer;   /* 1: a running statistic, not a parameter */
+} whale_parameter_options;
+#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
+
+WHALE_API whale_status *whale_graph_parameter(whale_graph *graph, whale_str name, int32_t dtype, const int64_t *dims, size_t rank,
+                                              const whale_parameter_options *options /* may be NULL: zeros */, whale_value *out);
+
+typedef enum whale_attr_kind {
+  WHALE_ATTR_INT = 0,
+  WHALE_ATTR_FLOAT = 1,
+  WHALE_ATTR_BOOL = 2,
+  WHALE_ATTR_STRING = 3,
+  WHALE_ATTR_INTS = 4,
+  WHALE_ATTR_FLOATS = 5
+} whale_attr_kind;
+
+typedef struct whale_attr {
+  whale_str name;
+  int32_t kind;         /* whale_attr_kind */
+  int64_t i;            /* INT, BOOL */
+  double f;             /* FLOAT */
+  whale_str s;          /* STRING */
+  const int64_t *ints;  /* INTS */
+  const double *floats; /* FLOATS */
+  size_t count;
+} whale_attr;
+
+typedef struct whale_op_options {
+  size_t struct_size;
+  whale_str name;     /* empty: made up */
+  whale_str location; /* "model.py:12", shown in errors about this op */
+} whale_op_options;
+#define WHALE_OP_OPTIONS_INIT {sizeof(whale_op_options), {0, 0}, {0, 0}}
+
+/* Appends op `op` (whale_engine_ops lists them). `outputs` has room for `capacity` values; their number is written to
+ * output_count. Types and shapes are checked here. */
+WHALE_API whale_status *whale_graph_op(whale_graph *graph, whale_str op, const whale_value *inputs, size_t input_count,
+                                       const whale_attr *attrs, size_t attr_count, const whale_op_options *options /* may be NULL */,
+                                       whale_value *outputs, size_t capacity, size_t *output_count);
+
+/* Type of a value. dims points into the graph and lives until the next call that changes it. */
+WHALE_API whale_status *whale_graph_value(const whale_graph *graph, whale_value value, int32_t *dtype, const int64_t **dims,
+                                          size_t *rank);
+
+typedef enum whale_scope_kind {
+  WHALE_SCOPE_REPLICA = 1,
+  WHALE_SCOPE_SPLIT = 2,
+  WHALE_SCOPE_STAGE = 3,
+  WHALE_SCOPE_PIPELINE = 4,
+  WHALE_SCOPE_CLUSTER = 5,
+  WHALE_SCOPE_NAME = 6 /* no placement: a prefix of names */
+} whale_scope_kind;
+
+typedef struct whale_scope_options {
+  size_t struct_size;
+  int32_t kind;           /* whale_scope_kind */
+  int32_t reserved;
+  whale_str name;
+  int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
+  const double *shares;   /* replica, split: weights by hand */
+  size_t share_count;
+  whale_str by;           /* replica: "sample" (default), "micro_batch" */
+  whale_str factor;       /* split */
+  int64_t micro_batches;  /* pipeline */
+  whale_str schedule;     /* pipeline */
+  int64_t chunks;         /* pipeline */
+  whale_str layout;       /* replica, cluster */
+  whale_str devices;      /* cluster */
+} whale_scope_options;
+#define WHALE_SCOPE_OPTIONS_INIT \
+  {sizeof(whale_scope_options), 0, 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
+
+/* Ops appended between begin and end are inside the scope; scopes nest. */
+WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
+WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
+
+/* Makes a value fetchable by name. */
+WHALE_API whale_status *whale_graph_output(whale_graph *graph, whale_str name, whale_value value);
+
+typedef enum whale_optimizer_kind {
+  WHALE_OPTIMIZER_NONE = 0,
+  WHALE_OPTIMIZER_SGD = 1,
+  WHALE_OPTIMIZER_ADAM = 2,
+  WHALE_OPTIMIZER_ADAMW = 3,
+  WHALE_OPTIMIZER_LAMB = 4,
+  WHALE_OPTIMIZER_ADAGRAD = 5,
+  WHALE_OPTIMIZER_ADAFACTOR = 6
+} whale_optimizer_kind;
+
+typedef enum whale_schedule_kind {
+  WHALE_LR_CONSTANT = 0,
+  WHALE_LR_LINEAR = 1,
+  WHALE_LR_COSINE = 2,
+  WHALE_LR_INVERSE_SQRT = 3
+} whale_schedule_kind;
+
+typedef enum whale_precision {
+  WHALE_PRECISION_F32 = 0,
+  WHALE_PRECISION_BF16 = 1, /* fp32 parameters and state; matmul, convolution and activations in bf16 */
+  WHALE_PRECISION_F64 = 2   /* ref devices only */
+} whale_precision;
+
+/* Fields are taken as they are: start from the _INIT macro, whose values are the usual ones. */
+typedef struct whale_training_options {
+  size_t struct_size;
+  int32_t optimizer;       /* whale_optimizer_kind */
+  int32_t nesterov;
+  double learning_rate;
+  double momentum;
+  double beta1, beta2, epsilon;
+  double weight_decay;
+  double decay_rate, clip_threshold; /* adafactor */
+  double clip_norm;        /* 0: none */
+  int32_t schedule;        /* whale_schedule_kind */
+  int32_t precision;       /* whale_precision */
+  int64_t warmup_steps, total_steps;
+  double final_fraction;
+  int64_t accumulation;    /* micro-batches a step */
+} whale_training_options;
+#define WHALE_TRAINING_OPTIONS_INIT \
+  {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1}
+
+/* Declares the scalar `loss` to be minimized. */
+WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options);
+/* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])". */
+WHALE_API whale_status *whale_graph_default_strategy(whale_graph *graph, whale_str strategy);
+/* Verifies; from here on the graph is immutable and free-threaded. Calling it again does nothing. */
+WHALE_API whale_status *whale_graph_seal(whale_graph *graph);
+/* What to write: text, JSON, or the FlatBuffers bytes. `level`: "graph" (as built), "train" (after backward and update). */
+WHALE_API whale_status *whale_graph_print(const whale_graph *graph, whale_str level, whale_text *out);
+WHALE_API whale_status *whale_graph_json(const whale_graph *graph, whale_text *out);
+/* A table for people: layers, shapes, parameters, FLOPs. */
+WHALE_API whale_status *whale_graph_summary(const whale_graph *graph, whale_text *out);
+WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_text *out);
+WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str path);
+
+/* ---- cluster: the devices ------------------------------------------------------------------------------------------- */
+typedef struct whale_cluster whale_cluster;
+/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". */
+WHALE_API whale_status *whale_cluster_create(whale_engine *engine, whale_str devices, whale_cluster **out);
+WHALE_API size_t whale_cluster_size(const whale_cluster *cluster);
+WHALE_API void whale_cluster_release(whale_cluster *cluster);
+
+/* ---- plan: what every device does ------------------------------------------------------------------------------------- */
+typedef struct whale_plan whale_plan;
+
+typedef struct whale_plan_options {
+  size_t struct_size;
+  whale_str strategy;      /* replaces the graph's default strategy; empty: the graph's */
+  const whale_str *fetch;  /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
+  size_t fetch_count;
+  int64_t bucket_bytes;    /* gradient buckets; 0: 25 MiB... chosen by the planner */
+  int64_t accumulation;    /* 0: the graph's */
+  int32_t precision;       /* whale_precision + 1; 0: the graph's */
+  int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
+  int32_t no_fusion;       /* 1: no fusion groups, for comparison */
+  int32_t reserved;
+} whale_plan_options;
+#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0}
+
+WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                          const whale_plan_options *options /* may be NULL */, whale_plan **out);
+WHALE_API whale_status *whale_plan_parse(whale_engine *engine, const void *data, size_t size, whale_plan **out);
+WHALE_API whale_status *whale_plan_load(whale_engine *engine, whale_str path, whale_plan **out);
+WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
+WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out);   /* every instruction */
+WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
+WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
+WHALE_API void whale_plan_release(whale_plan *plan);
+
+/* ---- cancel and event ------------------------------------------------------------------------------------------------- */
+typedef struct whale_cancel whale_cancel;
+/* A token for runs. Cancelling stops every run that was given it, also one that starts later; any thread, any number of times. */
+WHALE_API whale_status *whale_cancel_create(whale_cancel **out);
+WHALE_API void whale_cancel_trigger(whale_cancel *cancel);
+WHALE_API void whale_cancel_release(whale_cancel *cancel);
+
+typedef struct whale_event whale_event;
+/* Waits until the run has ended; timeout in seconds, negative: forever. done: 0 or 1. The status is the run's once done; a timeout
+ * is not an error (done = 0). */
+WHALE_API whale_status *whale_event_wait(whale_event *event, double timeout_seconds, int32_t *done);
+WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
+/* Waits for the run if it has not ended. */
+WHALE_API void whale_event_release(whale_event *event);
+
+/* ---- session: a plan on real devices ------------------------------------------------------------------------------------- */
+typedef struct whale_session whale_session;
+
+typedef struct whale_session_options {
+  size_t struct_size;
+  uint64_t seed;           /* of initializers and random ops */
+  int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
+  int32_t threads;         /* per CPU device; 0: its share of the cores */
+} whale_session_options;
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0}
+
+/* Opens the devices, allocates everything, initializes the variables. */
+WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan, const whale_session_options *options,
+                                             whale_session **out);
+WHALE_API void whale_session_release(whale_session *session); /* stops a running step first */
+
+/* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
+ * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
+ * are its own. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
+ * the caller, others are written into (dtype and dims must fit). cancel may be NULL. Only one run is under way at a time. */
+WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
+                                           whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
+                                           whale_event **out);
+/* The forward pass on the same parameters, without update; dropout off, running statistics used. Targets may be left out when
+ * no requested output needs them. */
+WHALE_API whale_status *whale_session_eval(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
+                                           whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
+                                           whale_event **out);
+
+/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. */
+WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
+WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
+/* A JSON array of {name, role, dtype, dims}. */
+WHALE_API whale_status *whale_session_variables(whale_session *session, whale_text *out);
+
+WHALE_API whale_status *whale_session_set_learning_rate(whale_session *session, double learning_rate); /* fixed from now on; negative: the schedule again */
+WHALE_API double whale_session_learning_rate(const whale_session *session); /* of the next step */
+WHALE_API int64_t whale_session_iteration(const whale_session *session);
+WHALE_API int64_t whale_session_updates(const whale_session *session);
+
+/* Checkpoints: a directory of safetensors and an index. Written under a temporary name, synced, renamed: a failure leaves the
+ * previous one. Loading restores variables, counters and seed, into any plan of the same model. */
+WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
+WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
+
+/* Timeline of the last run as Chrome trace JSON (ui.perfetto.dev), when tracing was on. */
+WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enable);
+WHALE_API whale_status *whale_session_timeline(whale_session *session, whale_text *out);
+/* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
+ * ops, collectives, waiting. */
+WHALE_API whale_status *whale_session_report(whale_session *session, whale_text *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

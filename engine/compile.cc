@@ -1,0 +1,1 @@
+// THE LIST of passes, with their levels.

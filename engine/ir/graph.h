@@ -1,0 +1,194 @@
+// The Graph: an ordinary local program as data. Tensors in SSA form, ops in an order in which they can run, a tree of
+// scopes (the annotations), variables (what outlives a step), and the training configuration. The same type holds
+// the program at every level up to the Plan: after grad/ it also contains the backward ops and the update ops.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "ir/dtype.h"
+#include "ir/shape.h"
+
+namespace whale {
+
+using TensorId = int32_t;  // index into Graph::tensors; kNone for an absent optional operand
+using OpId = int32_t;      // index into Graph::ops
+using ScopeId = int32_t;   // index into Graph::scopes; 0 is the root
+inline constexpr int32_t kNone = -1;
+
+// Stable op numbers, from ops/ops.def.
+enum class OpCode : uint16_t;
+
+// ---- attributes -------------------------------------------------------------------------------------------------
+using Attr = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>>;
+using Attrs = std::map<std::string, Attr, std::less<>>;  // sorted, so that printing is stable
+
+int64_t attr_int(const Attrs& attrs, std::string_view name, int64_t otherwise = 0);
+double attr_float(const Attrs& attrs, std::string_view name, double otherwise = 0);
+bool attr_bool(const Attrs& attrs, std::string_view name, bool otherwise = false);
+const std::string& attr_string(const Attrs& attrs, std::string_view name);  // "" when absent
+const std::vector<int64_t>& attr_ints(const Attrs& attrs, std::string_view name);  // empty when absent
+std::string to_string(const Attr& attr);
+
+// ---- tensors and ops --------------------------------------------------------------------------------------------
+enum class TensorKind : uint8_t {
+  kValue,     // made by an op
+  kInput,     // fed each step; dimension 0 is the batch unless batch_dim says otherwise
+  kVariable,  // outlives the step: parameter, optimizer state, running statistic
+  kStep,      // a scalar the session provides each step: "learning_rate", "updates", "loss_scale"
+};
+
+struct Tensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  Dims dims;
+  TensorKind kind = TensorKind::kValue;
+  OpId producer = kNone;   // kValue only
+  int output = 0;          // which output of the producer
+  int batch_dim = -1;      // kInput only: which dimension is the batch; -1: none (the same for every sample)
+};
+
+// Where in the step an op runs (semantics.md section 2).
+enum class Region : uint8_t { kPrologue, kBody, kEpilogue };
+// What part of the local program it came from; printing, coloring and cost reports use it.
+enum class Phase : uint8_t { kForward, kBackward, kUpdate };
+
+struct Op {
+  OpCode code{};
+  std::string name;
+  std::vector<TensorId> inputs;   // kNone for an absent optional operand
+  std::vector<TensorId> outputs;
+  Attrs attrs;
+  ScopeId scope = 0;
+  uint64_t key = 0;       // random ops: the op id of the counter-based generator; fixed when the graph is sealed
+  Phase phase = Phase::kForward;
+  Region region = Region::kBody;
+  OpId origin = kNone;    // backward, update: the forward op that it comes from
+  std::string location;   // "model.py:12", from the SDK; may be empty
+};
+
+// ---- scopes: the annotation tree of semantics.md section 3 ------------------------------------------------------
+enum class ScopeKind : uint8_t { kRoot, kReplica, kSplit, kStage, kPipeline, kCluster, kName };
+
+struct Scope {
+  ScopeKind kind = ScopeKind::kRoot;
+  ScopeId parent = kNone;
+  std::string name;              // kName: a prefix of names, no placement ("block.3"); others: may be empty
+  int64_t count = 0;             // replica count, split ways, stage devices, pipeline stages; 0: inferred
+  std::vector<double> shares;    // replica, split: by hand, else empty
+  std::string by;                // replica: "sample" (default) or "micro_batch"
+  std::string factor;            // split: the named factor; empty: chosen
+  int64_t micro_batches = 0;     // pipeline; 0: as the training configuration says
+  std::string schedule;          // pipeline: "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"
+  int64_t chunks = 0;            // pipeline: virtual stages per device
+  std::string layout;            // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
+  std::string devices;           // cluster: device list text
+};
+
+// ---- variables --------------------------------------------------------------------------------------------------
+enum class InitKind : uint8_t { kZeros, kOnes, kConstant, kNormal, kUniform, kTruncatedNormal, kFile };
+
+// Random initializers draw from Philox keyed by (seed, variable name, element): the plan never changes them.
+struct Initializer {
+  InitKind kind = InitKind::kZeros;
+  double a = 0;        // constant: value; normal, truncated normal: mean; uniform: low
+  double b = 1;        // normal, truncated normal (cut at 2 sigma): standard deviation; uniform: high
+  std::string file;    // kFile: safetensors file
+  std::string key;     // kFile: the tensor's name there
+};
+
+enum class Role : uint8_t {
+  kParameter,  // trained when trainable
+  kState,      // optimizer state of `owner`, in `slot`
+  kBuffer,     // running statistics: written by forward ops, not trained
+};
+
+struct Variable {
+  TensorId tensor = kNone;
+  Role role = Role::kParameter;
+  bool trainable = true;
+  bool decay = true;         // weight decay applies (by default: rank >= 2)
+  Initializer init;
+  TensorId owner = kNone;    // kState: the parameter
+  std::string slot;          // kState: "momentum", "m", "v", ...
+  TensorId next = kNone;     // the tensor that becomes its value at the end of the step; kNone: unchanged
+};
+
+// ---- training configuration -------------------------------------------------------------------------------------
+enum class OptimizerKind : uint8_t { kNone, kSgd, kAdam, kAdamW, kLamb, kAdagrad, kAdafactor };
+
+struct Optimizer {
+  OptimizerKind kind = OptimizerKind::kNone;
+  double learning_rate = 1e-3;
+  double momentum = 0;          // sgd
+  bool nesterov = false;        // sgd
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;   // adam family; adafactor: epsilon = its first epsilon
+  double weight_decay = 0;
+  double decay_rate = -0.8;     // adafactor: exponent of the running average
+  double clip_threshold = 1.0;  // adafactor: of the update's RMS
+};
+
+enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kInverseSqrt };
+
+// Learning rate as a function of `updates`: linear warm-up from 0 over warmup_steps, then the kind's decay until
+// total_steps, down to final_fraction of the peak.
+struct LearningRateSchedule {
+  ScheduleKind kind = ScheduleKind::kConstant;
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 0;
+  double final_fraction = 0;
+};
+double learning_rate_at(double peak, const LearningRateSchedule& schedule, int64_t updates);
+
+enum class Precision : uint8_t { kFloat32, kBFloat16, kFloat64 };  // f64: ref devices only (verification)
+
+struct Training {
+  TensorId loss = kNone;        // scalar; kNone: a graph for prediction only
+  Optimizer optimizer;
+  LearningRateSchedule schedule;
+  double clip_norm = 0;         // global norm; 0: no clipping
+  int64_t accumulation = 1;     // micro-batches per step without a pipeline
+  Precision precision = Precision::kFloat32;
+};
+
+struct NamedTensor {
+  std::string name;
+  TensorId tensor = kNone;
+};
+
+// ---- the graph --------------------------------------------------------------------------------------------------
+struct Graph {
+  std::string name;
+  std::vector<Tensor> tensors;
+  std::vector<Op> ops;              // in execution order: every operand is made before it is used
+  std::vector<Scope> scopes{Scope{}};
+  std::vector<Variable> variables;
+  std::vector<TensorId> inputs;     // kInput tensors, in the order of declaration
+  std::vector<NamedTensor> outputs; // what can be fetched by name; the loss is always fetched as "loss"
+  std::vector<NamedTensor> gradients;  // after grad/: parameter name -> its gradient (logical, before clipping)
+  Training training;
+  std::string default_strategy;     // for unannotated ops: "replica" when empty; a nest as text
+
+  const Tensor& tensor(TensorId id) const { return tensors[static_cast<size_t>(id)]; }
+  Tensor& tensor(TensorId id) { return tensors[static_cast<size_t>(id)]; }
+  const Op& op(OpId id) const { return ops[static_cast<size_t>(id)]; }
+  Op& op(OpId id) { return ops[static_cast<size_t>(id)]; }
+  std::string scope_path(ScopeId id) const;  // "replica/block.3", "" for the root
+};
+
+// How many times each tensor is read, by ops, outputs, variables' next and the loss.
+std::vector<int> use_counts(const Graph& graph);
+
+// ir/print.cc: stable text of a graph (golden tests compare it), one op a line.
+std::string print(const Graph& graph);
+
+// ir/verify.cc: ids in range, single producer, operands before uses, names unique, scopes a tree, variables and
+// training sane. Throws the first violation, with the op and scope. Shapes are re-inferred by ops/infer.h.
+void verify(const Graph& graph);
+
+}  // namespace whale

@@ -1,0 +1,28 @@
+// A chain of elementwise ops as data: the attribute `ops` of the `fused` op, and the body of a kernel that runs it.
+// A step's operands are numbered: 0 .. n-1 the fused op's inputs, n + i the result of step i.
+#pragma once
+
+#include <vector>
+
+#include "ops/op.h"
+
+namespace whale {
+
+struct FusedStep {
+  OpCode code{};
+  DType dtype = DType::kF32;   // of the result
+  std::vector<int> operands;   // at most 3
+  double value = 0;            // dropout: rate; pow etc.: unused
+  uint64_t key = 0;            // dropout
+};
+
+struct FusedBody {
+  std::vector<FusedStep> steps;
+  std::vector<int> results;    // operand numbers that are outputs of the fused op
+};
+
+// As attributes: "ops" ints [count, (code, dtype, key, operand count, operands...)*, results...], "values" floats (one per step).
+Attrs encode(const FusedBody& body, int inputs);
+FusedBody decode(const Attrs& attrs, int inputs);  // throws on malformed data
+
+}  // namespace whale

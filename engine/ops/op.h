@@ -1,0 +1,155 @@
+// What an op declares, once (semantics.md section 5). ops.def lists stable numbers and names; an OpDef literal in the
+// family's file says everything else. No pass switches on op names: they ask the OpDef.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "ir/graph.h"
+
+namespace whale {
+
+enum class OpCode : uint16_t {
+#define WHALE_OP(number, name) k_##name = number,
+#include "ops/ops.def"
+#undef WHALE_OP
+};
+
+// ---- signature --------------------------------------------------------------------------------------------------
+enum class AttrType : uint8_t { kInt, kFloat, kBool, kString, kInts, kFloats };
+
+struct AttrSpec {
+  const char* name;
+  AttrType type;
+  Attr fallback;         // the default; ignored when required
+  bool required = false;
+  const char* doc = "";
+};
+
+enum class PortKind : uint8_t { kOne, kOptional, kVariadic };  // a variadic port is the last one
+
+struct PortSpec {
+  const char* name;
+  PortKind kind = PortKind::kOne;
+  const char* doc = "";
+};
+
+// The type and shape of one operand.
+struct TensorType {
+  DType dtype = DType::kF32;
+  Dims dims;
+  friend bool operator==(const TensorType&, const TensorType&) = default;
+};
+
+// What the rules of an op see: its attributes (defaults filled in) and the types of its operands. An absent optional
+// operand has dtype kF32, dims empty and present[i] == false.
+struct OpView {
+  OpCode code{};
+  const Attrs* attrs = nullptr;
+  std::vector<TensorType> inputs;
+  std::vector<bool> present;
+  std::vector<TensorType> outputs;  // empty while inferring
+};
+
+// ---- factors: how it can be cut ---------------------------------------------------------------------------------
+enum class FactorKind : uint8_t {
+  kMap,     // output carries it: cut inputs give cut outputs
+  kReduce,  // only inputs carry it: cut inputs give partial outputs, combined by `combine`
+  kWindow,  // map with a halo (convolution, pooling)
+  kScan,    // needs a prefix (cumsum)
+  kLookup,  // cut of a table's rows: partial(sum) outputs, offset-aware
+  kFixed,   // may not be cut
+};
+enum class Combine : uint8_t { kSum, kMax, kMin };  // grows with the op set: softmax triples, top-k, ...
+
+struct Factor {
+  std::string name;           // "b", "m", "k", "heads", ...
+  FactorKind kind = FactorKind::kMap;
+  int64_t extent = 0;
+  std::vector<Digit> inputs;  // per input; absent digit: that input does not carry the factor
+  std::vector<Digit> outputs; // per output; for kReduce all outputs that become partial are listed in `partial`
+  Combine combine = Combine::kSum;
+  std::vector<bool> partial;  // per output: becomes partial(combine) when this factor is cut (kReduce, kLookup)
+  int64_t unit = 1;           // cuts fall on multiples of it
+};
+
+struct Factors {
+  std::vector<Factor> list;
+  // Sets of operands through which a partial(sum) value passes: an entry {0} says the op is linear in operand 0 alone;
+  // {0, 1} (add) says it is linear when both are partial. Outputs are then all partial. Empty: never.
+  std::vector<std::vector<int>> linear;
+};
+
+// Builds factors from text in einsum form: "b m k, k n -> b m n". A name on both sides is a map, only on the left a
+// reduce(sum). Names of length > 1 are separated by blanks; "." marks a dimension that may not be cut; "_" a missing
+// optional operand. Dimensions of extent 1 that broadcast are skipped by themselves.
+Factors parse_factors(std::string_view text, const OpView& view);
+
+// ---- gradient ---------------------------------------------------------------------------------------------------
+// Emits ops into the graph being differentiated. `grads[i]` is the gradient of output i, or kNone when that output does
+// not influence the loss. The rule fills `results[i]` for each input it has a gradient for (kNone: no gradient).
+class GradBuilder;  // grad/ implements; see ops/grad_builder.h
+using GradientRule = void (*)(GradBuilder& builder);
+
+// ---- cost -------------------------------------------------------------------------------------------------------
+struct OpCost {
+  double flops = 0;
+  double bytes = 0;  // read plus written, from local shapes
+};
+
+enum OpFlag : uint32_t {
+  kElementwise = 1 << 0,  // out[i] depends on in[broadcast(i)] only: may join a fusion group
+  kRandom = 1 << 1,       // reads Op::key and the global element index
+  kOffsetAware = 1 << 2,  // kernel reads Box (origin and global extents)
+  kCollective = 1 << 3,
+  kUpdateOp = 1 << 4,     // an optimizer's update; writes variables in place
+  kNoGradient = 1 << 5,   // integer or piecewise constant: gradient is zero, stops silently
+  kInternal = 1 << 6,     // made by passes only; SDK builders do not offer it
+};
+
+// Output `output` may be written over input `input`. `must`: in place always (update ops).
+struct Alias {
+  int output;
+  int input;
+  bool must = false;
+};
+
+struct OpDef {
+  const char* name;
+  const char* doc;  // one sentence; then, after a newline, shapes and dtypes
+  std::vector<PortSpec> inputs;
+  std::vector<PortSpec> outputs;
+  std::vector<AttrSpec> attrs;
+  // Shape and dtype rule: returns the outputs' types, throws Error with what was expected and found.
+  std::vector<TensorType> (*infer)(const OpView& view) = nullptr;
+  GradientRule gradient = nullptr;  // null and not kNoGradient: differentiating through it is an error
+  Factors (*factors)(const OpView& view) = nullptr;
+  OpCost (*cost)(const OpView& view) = nullptr;  // null: bytes of all operands, one flop per output element
+  std::vector<Alias> aliases;
+  uint32_t flags = 0;
+};
+
+const OpDef& def(OpCode code);
+const OpDef* find_op(std::string_view name);        // null when there is none
+OpCode code_of(std::string_view name);              // throws, naming the closest op
+std::span<const OpCode> all_ops();                  // in order of number
+bool is_valid_op(int number);
+inline bool has_flag(OpCode code, OpFlag flag) { return (def(code).flags & flag) != 0; }
+
+// Fills in defaults, rejects unknown, missing and mistyped attributes.
+Attrs complete_attrs(const OpDef& def, Attrs given);
+OpView view_of(const Graph& graph, const Op& op);
+// Checks operand counts, fills defaults, runs the shape rule; throws with op name and scope.
+std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
+                              const std::vector<bool>& present);
+OpCost cost_of(const OpView& view);
+
+// Appends an op with its inferred outputs to a graph. `name` may be empty: the op's name and number. The only way in
+// which passes and the C ABI make ops.
+OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}, ScopeId scope = 0,
+               std::string name = {});
+
+}  // namespace whale
