@@ -1,0 +1,31 @@
+// The table of CPU kernels: one row an op and family of types. A family's file defines its rows as a span; table.cc lists the spans.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/device.h"
+
+namespace whale::cpu {
+
+class CpuDevice;
+
+struct KernelEntry {
+  OpCode op;
+  // The choice of algorithm is fixed here, from shapes and types only.
+  std::unique_ptr<Kernel> (*bind)(const KernelSpec& spec, CpuDevice& device);
+  // Types of the operands that are present, in order. Null: anything but f64 and f16.
+  bool (*supports)(const std::vector<DType>& in, const std::vector<DType>& out) = nullptr;
+};
+
+// One function a family file.
+std::span<const KernelEntry> matmul_kernels();
+std::span<const KernelEntry> conv_kernels();
+std::span<const KernelEntry> pool_kernels();
+std::span<const KernelEntry> batch_norm_kernels();
+
+// The row for these types; null: none.
+const KernelEntry* find_kernel(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out);
+
+}  // namespace whale::cpu
