@@ -1,0 +1,8 @@
+// The version of the library; back ends are locked to it (device/open.cc). The same as in meson.build and whale.h.
+#pragma once
+
+namespace whale {
+
+inline constexpr char kVersion[] = "0.1.0";
+
+}  // namespace whale
