@@ -184,11 +184,11 @@ struct Graph {
 // How many times each tensor is read, by ops, outputs, variables' next and the loss.
 std::vector<int> use_counts(const Graph& graph);
 
-// ir/print.cc: stable text of a graph (golden tests compare it), one op a line.
+// ops/print.cc, where names and defaults are known: stable text of a graph (golden tests compare it), one op a line.
 std::string print(const Graph& graph);
 
 // ir/verify.cc: ids in range, single producer, operands before uses, names unique, scopes a tree, variables and
-// training sane. Throws the first violation, with the op and scope. Shapes are re-inferred by ops/infer.h.
+// training sane. Throws the first violation, with the op and scope. Attributes and types are checked by verify_ops of ops/op.h.
 void verify(const Graph& graph);
 
 }  // namespace whale

@@ -8,6 +8,7 @@
 namespace whale {
 
 using Dims = std::vector<int64_t>;
+inline constexpr int kMaxRank = 8;  // so that kernels may use fixed arrays
 
 int64_t element_count(const Dims& dims);      // 1 for rank 0; throws on overflow of int64
 std::string to_string(const Dims& dims);      // "[16, 128]"
