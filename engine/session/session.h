@@ -1,0 +1,80 @@
+// A Session joins a plan with real devices: memory, variables, feeding, running, checkpoints. capi/ wraps exactly this.
+// A session belongs to one thread at a time. In a child process after fork() every call throws failed_precondition.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/host_tensor.h"
+#include "device/device.h"
+#include "plan/plan.h"
+#include "run/handle.h"
+
+namespace whale {
+
+enum class NanPolicy : uint8_t { kError = 0, kPass = 1 };
+
+struct SessionOptions {
+  uint64_t seed = 0;                        // of initializers and random ops
+  NanPolicy nan_policy = NanPolicy::kError; // kError: a non-finite loss fails the step
+  int threads = 0;                          // per CPU device; 0: its share of the cores
+};
+
+struct VariableInfo {
+  std::string name;  // optimizer state: "PARAMETER/SLOT"
+  Role role = Role::kParameter;
+  DType dtype{};
+  Dims dims;
+};
+
+enum class RunMode : uint8_t { kStep, kEval };  // entries "train" and "eval"
+
+class Session {
+ public:
+  // Opens the devices, allocates, binds the kernels of the plan's first entry, initializes the variables.
+  Session(std::shared_ptr<const Plan> plan, std::shared_ptr<Backends> backends, const SessionOptions& options = {});
+  ~Session();  // stops a run that is under way first
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Starts a run and returns; what is wrong with the arguments is thrown here, what happens later by RunHandle::wait. Memory
+  // of inputs and outputs must live until the run has ended. `outputs` are written into: dtype and dims must be those of
+  // output_types(). One run at a time: failed_precondition while one is under way.
+  RunHandle step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
+                 std::shared_ptr<const Cancel> cancel = nullptr);
+  RunHandle eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
+                 std::shared_ptr<const Cancel> cancel = nullptr);
+  // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate.
+  std::vector<TensorType> output_types(RunMode mode, const std::vector<NamedHost>& inputs,
+                                       const std::vector<std::string>& names);
+  std::vector<std::string> output_names(RunMode mode) const;
+
+  // Variables, logical and whole, in the order of the plan. These wait for a run that is under way.
+  std::vector<VariableInfo> variables() const;
+  TensorType variable_type(std::string_view name) const;           // throws not_found
+  void read(std::string_view name, const HostTensor& to);          // dtype and dims must fit
+  void write(std::string_view name, const HostTensor& from);
+
+  void set_learning_rate(double learning_rate);  // fixed from now on; negative: the schedule again
+  double learning_rate() const;                  // of the next step
+  int64_t iteration() const;                     // steps begun and ended: keys random ops
+  int64_t updates() const;                       // updates of the parameters
+  uint64_t seed() const;
+
+  void save(const std::string& directory);  // whole or not at all: a failure leaves the previous checkpoint
+  void load(const std::string& directory);  // verified before anything is changed
+
+  void set_trace(bool enable);
+  std::string timeline();  // of the last run, Chrome trace JSON; failed_precondition when tracing was off
+  std::string report();    // JSON: bytes by class for each device, seconds of the last run
+  const Plan& plan() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace whale
