@@ -10,22 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "cluster/device_spec.h"
 #include "ir/graph.h"
 #include "ir/layout.h"
 #include "ops/op.h"
 
 namespace whale {
-
-// ---- devices ----------------------------------------------------------------------------------------------------
-enum class DeviceKind : uint8_t { kCpu, kRef, kNull, kCuda };
-
-struct DeviceSpec {
-  DeviceKind kind = DeviceKind::kCpu;
-  std::vector<int> cores;  // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
-  int index = 0;           // kCuda: ordinal
-  friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
-};
-const char* name_of(DeviceKind kind);
 
 // ---- ports: what crosses the plan's boundary ----------------------------------------------------------------------
 // A run of samples [begin, end) of the global batch.
@@ -153,7 +143,7 @@ struct DeviceRow {
   int32_t device = 0;                   // index into Plan::devices
   int32_t program = 0;                  // class
   std::vector<int64_t> coordinates;     // in the mesh
-  SampleRange samples;                  // when micro_batches == 1: the whole of its batch; else hull
+  SampleRange samples;                  // its share of the whole batch (what whole_batch feeds take); rows are disjoint
   std::vector<SampleRange> micro_batches;  // global sample range per u; empty ranges are legal
 };
 

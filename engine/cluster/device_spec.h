@@ -1,0 +1,19 @@
+// One device of a run, as data: what a device list's text says.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace whale {
+
+enum class DeviceKind : uint8_t { kCpu, kRef, kNull, kCuda };
+
+struct DeviceSpec {
+  DeviceKind kind = DeviceKind::kCpu;
+  std::vector<int> cores;  // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
+  int index = 0;           // kCuda: ordinal
+  friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
+};
+const char* name_of(DeviceKind kind);  // "cpu", "ref", "null", "cuda"
+
+}  // namespace whale

@@ -1,0 +1,139 @@
+#include "cluster/devices.h"
+
+#include <charconv>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+constexpr int64_t kMostDevices = 65536;
+constexpr int kMostCores = 65536;
+constexpr const char* kGrammar =
+    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2)";
+
+struct Item {
+  std::string_view text;
+  [[noreturn]] void fail(std::string_view what) const {
+    throw invalid("device list: item '{}': {}; {}", text, what, kGrammar);
+  }
+  int64_t number(std::string_view digits, int64_t least, int64_t most) const {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (digits.empty() || error != std::errc{} || end != digits.data() + digits.size())
+      fail(fmt::format("'{}' is not a number", digits));
+    if (value < least || value > most) fail(fmt::format("{} is outside {}..{}", value, least, most));
+    return value;
+  }
+  // "0-3+8": ranges joined by +.
+  std::vector<int> cores(std::string_view list) const {
+    std::vector<int> out;
+    for (size_t at = 0; at <= list.size();) {
+      const size_t plus = std::min(list.find('+', at), list.size());
+      const std::string_view part = list.substr(at, plus - at);
+      const size_t dash = part.find('-');
+      const int64_t first = number(part.substr(0, dash), 0, kMostCores);
+      const int64_t last = dash == part.npos ? first : number(part.substr(dash + 1), 0, kMostCores);
+      if (last < first) fail(fmt::format("the range {} runs backwards", part));
+      for (int64_t c = first; c <= last; ++c) out.push_back(static_cast<int>(c));
+      at = plus + 1;
+    }
+    return out;
+  }
+};
+
+// Run i of n over the cores: the first ones get one more; more devices than cores: in turn.
+std::vector<int> share_of(const std::vector<int>& cores, int64_t i, int64_t n) {
+  const auto have = static_cast<int64_t>(cores.size());
+  if (have == 0) return {};
+  if (n > have) return {cores[static_cast<size_t>(i % have)]};
+  const int64_t size = have / n, more = have % n;
+  const int64_t begin = i * size + std::min(i, more), count = size + (i < more ? 1 : 0);
+  return {cores.begin() + begin, cores.begin() + begin + count};
+}
+
+void parse_item(const Item& item, const std::vector<int>& cores, std::vector<DeviceSpec>& out) {
+  const size_t mark = item.text.find_first_of(":@");
+  const std::string_view kind = item.text.substr(0, mark);
+  const bool at = mark != item.text.npos && item.text[mark] == '@';
+  std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
+  if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", item.text);
+  if (kind != "cpu" && kind != "ref" && kind != "null") item.fail(fmt::format("'{}' is not a kind of device", kind));
+  if (at && kind != "cpu") item.fail(fmt::format("'{}' devices have no cores to choose", kind));
+  if (at) {
+    const size_t star = rest.find('*');
+    const int64_t count = star == rest.npos ? 1 : item.number(rest.substr(star + 1), 1, kMostDevices);
+    const std::vector<int> list = item.cores(rest.substr(0, star));
+    for (int64_t i = 0; i < count; ++i) out.push_back({.kind = DeviceKind::kCpu, .cores = list});
+    return;
+  }
+  const int64_t count = item.number(rest, 1, kMostDevices);
+  for (int64_t i = 0; i < count; ++i) {
+    if (kind == "cpu") out.push_back({.kind = DeviceKind::kCpu, .cores = share_of(cores, i, count)});
+    if (kind == "ref") out.push_back({.kind = DeviceKind::kRef});
+    if (kind == "null") out.push_back({.kind = DeviceKind::kNull});
+  }
+}
+
+std::string core_list(const std::vector<int>& cores) {
+  std::string text;
+  for (size_t i = 0; i < cores.size();) {
+    size_t j = i;
+    while (j + 1 < cores.size() && cores[j + 1] == cores[j] + 1) ++j;
+    if (!text.empty()) text += '+';
+    text += i == j ? fmt::format("{}", cores[i]) : fmt::format("{}-{}", cores[i], cores[j]);
+    i = j + 1;
+  }
+  return text;
+}
+
+}  // namespace
+
+const char* name_of(DeviceKind kind) {
+  constexpr const char* kNames[] = {"cpu", "ref", "null", "cuda"};
+  return static_cast<size_t>(kind) < 4 ? kNames[static_cast<size_t>(kind)] : "?";
+}
+
+std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores) {
+  std::vector<DeviceSpec> out;
+  std::string packed;
+  for (const char c : text)
+    if (c != ' ' && c != '\t') packed += c;
+  if (packed.empty()) throw invalid("device list is empty; {}", kGrammar);
+  for (size_t at = 0; at <= packed.size();) {
+    const size_t comma = std::min(packed.find(',', at), packed.size());
+    const Item item{std::string_view(packed).substr(at, comma - at)};
+    if (item.text.empty()) throw invalid("device list '{}' has an empty item; {}", text, kGrammar);
+    parse_item(item, cores, out);
+    if (out.size() > static_cast<size_t>(kMostDevices))
+      throw invalid("device list '{}' names more than {} devices", text, kMostDevices);
+    at = comma + 1;
+  }
+  return out;
+}
+
+std::vector<DeviceSpec> parse_devices(std::string_view text) { return parse_devices(text, usable_cores()); }
+
+std::string to_string(const DeviceSpec& device) {
+  if (device.kind == DeviceKind::kCpu && !device.cores.empty()) return "cpu@" + core_list(device.cores);
+  if (device.kind == DeviceKind::kCuda) return fmt::format("cuda@{}", device.index);
+  return name_of(device.kind);
+}
+
+std::string to_string(const std::vector<DeviceSpec>& devices) {
+  std::string text;
+  for (size_t i = 0; i < devices.size();) {
+    size_t j = i;
+    while (j < devices.size() && devices[j] == devices[i]) ++j;
+    const size_t count = j - i;
+    const bool pinned = !devices[i].cores.empty() || devices[i].kind == DeviceKind::kCuda;
+    if (!text.empty()) text += ',';
+    text += to_string(devices[i]);
+    if (!pinned) text += fmt::format(":{}", count);
+    if (pinned && count > 1) text += fmt::format("*{}", count);
+    i = j;
+  }
+  return text;
+}
+
+}  // namespace whale

@@ -1,0 +1,25 @@
+// Device lists as text (semantics.md section 3): "cpu:4", "cpu@0,cpu@1*2", "ref:3", "null:8", joined by commas.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cluster/device_spec.h"
+
+namespace whale {
+
+// The logical CPUs that this process may use: its affinity mask, as many of them as the CPU quota of its control group pays for.
+std::vector<int> usable_cores();
+// How many cores a control group's quota pays for, from the text of cpu.max ("200000 100000"); 0: no limit.
+int cores_of_quota(std::string_view cpu_max);
+
+// `cpu:N` deals `cores` to N devices in nearly equal runs (the first ones get one more); with more devices than cores, devices
+// share cores in turn. Throws with the item that is wrong and what was expected.
+std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores);
+std::vector<DeviceSpec> parse_devices(std::string_view text);  // over usable_cores()
+
+std::string to_string(const DeviceSpec& device);                // "cpu@0-3", "ref", "cuda@1"
+std::string to_string(const std::vector<DeviceSpec>& devices);  // parses to the same list: "cpu@0*2,cpu@1,ref:2"
+
+}  // namespace whale
