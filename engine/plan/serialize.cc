@@ -1,0 +1,443 @@
+// Plan <-> bytes (schema/plan.fbs). Reading stands behind the same fences as reading a graph: flatbuffers::Verifier, ranges of every
+// number, id and size here, then verify().
+#include <algorithm>
+
+#include "plan/plan.h"
+#include "schema/fields.h"
+#include "schema/graph_file.h"
+#include "schema/plan_generated.h"
+
+namespace whale {
+
+using namespace schema;
+
+namespace {
+
+constexpr uint32_t kPlanFormatVersion = 1;
+template <class T>
+using Tables = const flatbuffers::Vector<Off<T>>*;
+template <class T>
+using Structs = const flatbuffers::Vector<const T*>*;
+
+// ---- writing ------------------------------------------------------------------------------------------------------------------
+fb::Interval to_fb(const Interval& i) { return {i.begin, i.end}; }
+fb::Digit to_fb(const Digit& d) { return {d.dim, d.outer, d.inner}; }
+fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.stream), w.index}; }
+fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch}; }
+
+template <class T>
+auto write_structs(Builder& b, const std::vector<T>& list) {
+  std::vector<decltype(to_fb(list[0]))> out;
+  for (const T& t : list) out.push_back(to_fb(t));
+  return out.empty() ? 0 : b.CreateVectorOfStructs(out);
+}
+
+// Templates find only what is declared before them.
+Off<fb::Device> write_one(Builder& b, const DeviceSpec& d);
+Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a);
+Off<fb::Group> write_one(Builder& b, const Group& g);
+Off<fb::AxisLayout> write_one(Builder& b, const AxisLayout& a);
+Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v);
+Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i);
+Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o);
+Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x);
+Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
+Off<fb::Segment> write_one(Builder& b, const Segment& s);
+Off<fb::Program> write_one(Builder& b, const Program& p);
+Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r);
+Off<fb::Entry> write_one(Builder& b, const Entry& e);
+
+// write_all(b, list): each element by the write_one that fits, then the vector of them.
+template <class T>
+auto write_all(Builder& b, const std::vector<T>& list) {
+  std::vector<decltype(write_one(b, list[0]))> out;
+  for (const T& t : list) out.push_back(write_one(b, t));
+  return write(b, out);
+}
+
+Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
+  return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind), write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index);
+}
+
+Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
+  const auto name = write(b, a.name);
+  return fb::CreateMeshAxis(b, name, a.size, write(b, a.shares));
+}
+
+Off<fb::Group> write_one(Builder& b, const Group& g) {
+  const auto axis = write(b, g.axis);
+  return fb::CreateGroup(b, axis, write(b, g.devices));
+}
+
+Off<fb::AxisLayout> write_one(Builder& b, const AxisLayout& a) {
+  const auto cut = write_structs(b, a.cut);
+  const fb::Digit digit = to_fb(a.digit);
+  return fb::CreateAxisLayout(b, number<fb::Placement>(a.placement), &digit, cut, number<fb::Combine>(a.combine));
+}
+
+Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
+  const auto name = write(b, v.name), owner = write(b, v.owner), slot = write(b, v.slot);
+  const auto dims = write(b, v.dims);
+  const auto init = write(b, v.init);
+  return fb::CreatePlanVariable(b, name, number<fb::DType>(v.dtype), dims, number<fb::Role>(v.role), v.trainable, init, owner, slot,
+                                write_all(b, v.home.axes));
+}
+
+Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
+  const auto name = write(b, i.name);
+  return fb::CreatePlanInput(b, name, number<fb::DType>(i.dtype), write(b, i.dims), i.batch_dim);
+}
+
+Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
+  const auto name = write(b, o.name);
+  return fb::CreatePlanOutput(b, name, number<fb::DType>(o.dtype), write(b, o.dims), number<fb::OutputMerge>(o.merge), o.batch_dim);
+}
+
+Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
+  const auto name = write(b, x.name);
+  return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims), x.ref, x.offset,
+                              x.bytes, x.alias);
+}
+
+Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
+  const auto name = write(b, i.name);
+  const auto attrs = write(b, i.attrs);
+  const auto in = write(b, i.in), out = write(b, i.out);
+  const auto origin = write(b, i.box.origin), global = write(b, i.box.global);
+  const fb::Digit batch = to_fb(i.box.batch);
+  const auto box = fb::CreateBox(b, origin, global, &batch);
+  const auto waits = write_structs(b, i.waits);
+  return fb::CreateInstruction(b, number<fb::InstructionKind>(i.kind), number<fb::Stream>(i.stream), static_cast<uint16_t>(i.op), name,
+                               attrs, in, out, box, i.key, i.ref, i.whole_batch, number<fb::Phase>(i.phase), i.scope, waits, i.flops,
+                               i.bytes);
+}
+
+Off<fb::Segment> write_one(Builder& b, const Segment& s) {
+  const auto name = write(b, s.name);
+  return fb::CreateSegment(b, name, write_all(b, s.instructions));
+}
+
+Off<fb::Program> write_one(Builder& b, const Program& p) {
+  const auto buffers = write_all(b, p.buffers);
+  const auto segments = write_all(b, p.segments);
+  return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes, p.peak_live_bytes);
+}
+
+Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r) {
+  const auto coordinates = write(b, r.coordinates);
+  const auto micro_batches = write_structs(b, r.micro_batches);
+  const fb::Interval samples = to_fb(r.samples);
+  return fb::CreateDeviceRow(b, r.device, r.program, coordinates, &samples, micro_batches);
+}
+
+Off<fb::Entry> write_one(Builder& b, const Entry& e) {
+  const auto name = write(b, e.name);
+  const auto inputs = write_all(b, e.inputs);
+  const auto outputs = write_all(b, e.outputs);
+  const auto programs = write_all(b, e.programs);
+  return fb::CreateEntry(b, name, e.batch, inputs, outputs, programs, write_all(b, e.rows));
+}
+
+// ---- reading ------------------------------------------------------------------------------------------------------------------
+Interval interval(const Fields& f, const fb::Interval& i, int64_t end, const char* what) {
+  Interval out{i.begin(), i.end()};
+  if (out.begin < 0 || out.end < out.begin || out.end > end) {
+    throw f.bad(fmt::format("{} is [{}, {}), expected a range inside [0, {})", what, out.begin, out.end, end));
+  }
+  return out;
+}
+
+Digit digit(const Fields& f, const fb::Digit* d, size_t rank) {
+  if (d == nullptr) return {};
+  Digit out;
+  out.dim = static_cast<int>(f.range(d->dim(), -1, static_cast<int64_t>(rank) - 1, "a digit's dimension"));
+  out.outer = f.range(d->outer(), 1, kMaxTensorBytes, "a digit's outer extent");
+  out.inner = f.range(d->inner(), 1, kMaxTensorBytes, "a digit's inner extent");
+  return out;
+}
+
+// read_all(f, table vector, read_one, context...)
+template <class T, class R, class... C>
+auto read_all(Fields& f, Tables<T> v, R read_one, const C&... context) {
+  std::vector<decltype(read_one(f, v->Get(0), context...))> out;
+  if (v != nullptr) {
+    for (const T* t : *v) {
+      f.spend(sizeof(out[0]));
+      out.push_back(read_one(f, t, context...));
+    }
+  }
+  return out;
+}
+
+DeviceSpec read_device(Fields& f, const fb::Device* t) {
+  DeviceSpec out;
+  out.kind = f.number<DeviceKind>(t->kind(), "a device's kind");
+  for (const int32_t core : f.vector(t->cores())) out.cores.push_back(static_cast<int>(f.range(core, 0, 65535, "a device's core")));
+  out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
+  return out;
+}
+
+MeshAxis read_axis(Fields& f, const fb::MeshAxis* t) {
+  MeshAxis out{f.name(t->name(), "a mesh axis"), f.range(t->size(), 1, kMaxCount, "a mesh axis' size"), f.vector(t->shares())};
+  for (const double s : out.shares) {
+    if (f.finite(s, "a share") < 0) throw f.bad("a share is negative");
+  }
+  return out;
+}
+
+Group read_group(Fields& f, const fb::Group* t, const Plan& plan) {
+  Group out{f.name(t->axis(), "a group's axis"), f.vector(t->devices())};
+  for (const int32_t d : out.devices) f.id(d, plan.devices.size(), "a group's device");
+  return out;
+}
+
+AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims) {
+  AxisLayout out;
+  out.placement = f.number<Placement>(t->placement(), "a placement");
+  out.digit = digit(f, t->digit(), dims.size());
+  if (t->cut() != nullptr) {
+    f.spend(t->cut()->size() * sizeof(Interval));
+    for (const fb::Interval* i : *t->cut()) out.cut.push_back(interval(f, *i, kMaxTensorBytes, "a cut"));
+  }
+  out.combine = f.number<Combine>(t->combine(), "a combine");
+  return out;
+}
+
+PlanVariable read_variable(Fields& f, const fb::PlanVariable* t) {
+  PlanVariable out;
+  out.name = f.name(t->name(), "a variable's name");
+  out.dtype = f.number<DType>(t->dtype(), "a variable's dtype");
+  out.dims = f.dims(t->dims(), out.dtype, "a variable");
+  out.role = f.number<Role>(t->role(), "a variable's role");
+  out.trainable = t->trainable();
+  out.init = f.initializer(t->init());
+  out.owner = f.name(t->owner(), "a variable's owner");
+  out.slot = f.name(t->slot(), "a variable's slot");
+  out.home.axes = read_all(f, t->home(), read_layout, out.dims);
+  return out;
+}
+
+int batch_dim(const Fields& f, int dim, const Dims& dims) {
+  return static_cast<int>(f.range(dim, -1, static_cast<int64_t>(dims.size()) - 1, "a batch_dim"));
+}
+
+PlanInput read_input(Fields& f, const fb::PlanInput* t) {
+  PlanInput out;
+  out.name = f.name(t->name(), "an input's name");
+  out.dtype = f.number<DType>(t->dtype(), "an input's dtype");
+  out.dims = f.dims(t->dims(), out.dtype, "an input");
+  out.batch_dim = batch_dim(f, t->batch_dim(), out.dims);
+  return out;
+}
+
+PlanOutput read_output(Fields& f, const fb::PlanOutput* t) {
+  PlanOutput out;
+  out.name = f.name(t->name(), "an output's name");
+  out.dtype = f.number<DType>(t->dtype(), "an output's dtype");
+  out.dims = f.dims(t->dims(), out.dtype, "an output");
+  out.merge = f.number<OutputMerge>(t->merge(), "an output's merge");
+  out.batch_dim = batch_dim(f, t->batch_dim(), out.dims);
+  return out;
+}
+
+Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
+  Buffer out;
+  out.name = f.name(t->name(), "a buffer's name");
+  out.kind = f.number<BufferKind>(t->kind(), "a buffer's kind");
+  out.dtype = f.number<DType>(t->dtype(), "a buffer's dtype");
+  out.dims = f.dims(t->dims(), out.dtype, "a buffer");
+  out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "a buffer's ref"));
+  out.offset = f.range(t->offset(), -1, kMaxTensorBytes, "a buffer's offset");
+  out.bytes = f.range(t->bytes(), 0, kMaxTensorBytes, "a buffer's bytes");
+  out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
+  return out;
+}
+
+Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& plan, const Program& program) {
+  Instruction out;
+  out.kind = f.number<InstructionKind>(t->kind(), "an instruction's kind");
+  out.stream = f.number<Stream>(t->stream(), "an instruction's stream");
+  const bool has_op = out.kind == InstructionKind::kKernel || out.kind == InstructionKind::kCollective;
+  out.op = has_op || t->op() != 0 ? f.op_code(t->op()) : OpCode{};
+  out.name = f.name(t->name(), "an instruction's name");
+  out.attrs = f.attrs(t->attrs());
+  out.in = f.vector(t->in());
+  out.out = f.vector(t->out());
+  for (const auto* list : {&out.in, &out.out}) {
+    for (const BufferId id : *list) f.id_or_none(id, program.buffers.size(), "an instruction's buffer");
+  }
+  if (t->box() != nullptr) {
+    out.box.origin = f.vector(t->box()->origin());
+    out.box.global = f.vector(t->box()->extents());
+    if (std::max(out.box.origin.size(), out.box.global.size()) > size_t{kMaxRank}) throw f.bad("a box has too many dimensions");
+    for (const auto* list : {&out.box.origin, &out.box.global}) {
+      for (const int64_t d : *list) f.range(d, 0, kMaxTensorBytes, "a box");
+    }
+    out.box.batch = digit(f, t->box()->batch(), size_t{kMaxRank});
+  }
+  out.key = t->key();
+  out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "an instruction's ref"));
+  out.whole_batch = t->whole_batch();
+  out.phase = f.number<Phase>(t->phase(), "an instruction's phase");
+  out.scope = f.id(t->scope(), plan.scopes.size(), "an instruction's scope");
+  if (t->waits() != nullptr) {
+    f.spend(t->waits()->size() * sizeof(WaitPoint));
+    for (const fb::WaitPoint* w : *t->waits()) {
+      out.waits.push_back({static_cast<Stream>(f.id(w->stream(), kStreams, "a wait's stream")),
+                           static_cast<int32_t>(f.range(w->index(), 0, INT32_MAX, "a wait"))});
+    }
+  }
+  out.flops = f.finite(t->flops(), "an instruction's flops");
+  out.bytes = f.finite(t->bytes(), "an instruction's bytes");
+  return out;
+}
+
+Segment read_segment(Fields& f, const fb::Segment* t, const Plan& plan, const Program& program) {
+  Segment out{f.name(t->name(), "a segment's name"), read_all(f, t->instructions(), read_instruction, plan, program)};
+  for (size_t i = 0; i < out.instructions.size(); ++i) {
+    for (const WaitPoint& w : out.instructions[i].waits) f.id(w.index, i, "a wait for an earlier instruction");
+  }
+  return out;
+}
+
+// Every buffer lies where its device has memory: in the arena, or in the thing that it refers to.
+void check_buffers(const Fields& f, const Program& program, const Entry& entry, const Plan& plan) {
+  for (const Buffer& x : program.buffers) {
+    const int64_t need = element_count(x.dims) * size_of(x.dtype);
+    if (x.bytes < need) throw f.bad(fmt::format("buffer '{}' has {} bytes, its tensor needs {}", x.name, x.bytes, need));
+    if (x.kind == BufferKind::kArena || x.kind == BufferKind::kInput) {
+      if (x.bytes > 0 && (x.offset < 0 || x.offset + x.bytes > program.arena_bytes)) {
+        throw f.bad(fmt::format("buffer '{}' lies outside the arena of {} bytes", x.name, program.arena_bytes));
+      }
+    }
+    if (x.kind == BufferKind::kVariable) f.id(x.ref, plan.variables.size(), "a buffer's variable");
+    if (x.kind == BufferKind::kInput) f.id(x.ref, entry.inputs.size(), "a buffer's input");
+    if (x.kind == BufferKind::kStep) f.range(x.ref, 0, static_cast<int>(StepScalar::kLossScale), "a buffer's step scalar");
+  }
+  for (const Segment& s : program.segments) {
+    for (const Instruction& i : s.instructions) {
+      if (i.kind == InstructionKind::kCollective) f.id(i.ref, plan.groups.size(), "a collective's group");
+      if (i.kind == InstructionKind::kFeed) f.id(i.ref, entry.inputs.size(), "a feed's input");
+      if (i.kind == InstructionKind::kFetch) f.id(i.ref, entry.outputs.size(), "a fetch's output");
+      if (i.kind == InstructionKind::kFeed && (i.out.size() != 1 || i.out[0] == kNone)) throw f.bad("a feed has no buffer");
+      if (i.kind == InstructionKind::kFetch && (i.in.size() != 1 || i.in[0] == kNone)) throw f.bad("a fetch has no buffer");
+    }
+  }
+}
+
+Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const Entry& entry) {
+  Program out;
+  const size_t buffers = t->buffers() != nullptr ? t->buffers()->size() : 0;
+  out.buffers = read_all(f, t->buffers(), read_buffer, buffers);
+  out.segments = read_all(f, t->segments(), read_segment, plan, out);
+  out.arena_bytes = f.range(t->arena_bytes(), 0, kMaxTensorBytes, "arena_bytes");
+  out.variable_bytes = f.range(t->variable_bytes(), 0, INT64_MAX, "variable_bytes");
+  out.peak_live_bytes = f.range(t->peak_live_bytes(), 0, INT64_MAX, "peak_live_bytes");
+  if (t->schedule() != nullptr) {
+    f.spend(t->schedule()->size() * sizeof(ScheduleRow));
+    for (const fb::ScheduleRow* r : *t->schedule()) {
+      out.schedule.push_back({f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
+                              static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch"))});
+    }
+  }
+  check_buffers(f, out, entry, plan);
+  return out;
+}
+
+DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const Entry& entry) {
+  DeviceRow out;
+  out.device = f.id(t->device(), plan.devices.size(), "a device row");
+  out.program = f.id(t->program(), entry.programs.size(), "a device row's program");
+  out.coordinates = f.vector(t->coordinates());
+  if (out.coordinates.size() != plan.mesh.size()) throw f.bad("a device row has coordinates of another mesh");
+  for (size_t i = 0; i < out.coordinates.size(); ++i) f.range(out.coordinates[i], 0, plan.mesh[i].size - 1, "a coordinate");
+  if (t->samples() != nullptr) out.samples = interval(f, *t->samples(), entry.batch, "a device's samples");
+  if (t->micro_batches() != nullptr) {
+    f.spend(t->micro_batches()->size() * sizeof(SampleRange));
+    for (const fb::Interval* i : *t->micro_batches()) {
+      out.micro_batches.push_back(interval(f, *i, entry.batch, "a device's micro-batch"));
+    }
+  }
+  for (const ScheduleRow& r : entry.programs[static_cast<size_t>(out.program)].schedule) {
+    if (!out.micro_batches.empty() || r.micro_batch != 0) f.id(r.micro_batch, out.micro_batches.size(), "a schedule row's micro-batch");
+  }
+  return out;
+}
+
+Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
+  Entry out;
+  out.name = f.name(t->name(), "an entry's name");
+  out.batch = f.range(t->batch(), 0, kMaxTensorBytes, "an entry's batch");
+  out.inputs = read_all(f, t->inputs(), read_input);
+  out.outputs = read_all(f, t->outputs(), read_output);
+  out.programs = read_all(f, t->programs(), read_program, plan, out);
+  out.rows = read_all(f, t->rows(), read_row, plan, out);
+  if (out.rows.size() != plan.devices.size()) {
+    throw f.bad(fmt::format("entry '{}' has {} rows for {} devices", out.name, out.rows.size(), plan.devices.size()));
+  }
+  for (size_t i = 0; i < out.rows.size(); ++i) {
+    if (out.rows[i].device != static_cast<int32_t>(i)) throw f.bad("an entry's rows are not in the order of the devices");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<uint8_t> serialize(const Plan& plan) {
+  Builder b(256 * 1024);
+  const auto model = write(b, plan.model), strategy = write(b, plan.strategy);
+  const auto devices = write_all(b, plan.devices);
+  const auto mesh = write_all(b, plan.mesh);
+  const auto groups = write_all(b, plan.groups);
+  const auto scopes = write(b, plan.scopes);
+  const auto variables = write_all(b, plan.variables);
+  const auto entries = write_all(b, plan.entries);
+  const auto optimizer = write(b, plan.optimizer);
+  const auto schedule = write(b, plan.schedule);
+  const auto source = write(b, serialize(plan.source));
+  std::vector<Off<flatbuffers::String>> notes;
+  for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
+  const auto notes_at = write(b, notes);
+  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, mesh, groups, scopes,
+                                         variables, entries, optimizer, schedule, plan.micro_batches,
+                                         number<fb::Precision>(plan.precision), source, notes_at));
+  return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
+}
+
+Plan deserialize(const uint8_t* bytes, size_t size) {
+  Fields f("plan", size);
+  if (!is_plan_file(bytes, size)) {
+    throw f.bad(is_graph_file(bytes, size) ? "this is a graph; plan it for devices first" : "its first bytes are not those of a plan");
+  }
+  if (size >= kMaxFileBytes) throw f.bad("it is larger than 2 GiB");
+  std::vector<uint64_t> storage;
+  const uint8_t* data = aligned(bytes, size, storage);
+  auto check = verifier(data, size);
+  if (!fb::VerifyPlanBuffer(check)) throw f.bad("it is damaged or cut short");
+  const fb::Plan* t = fb::GetPlan(data);
+  f.range(t->version(), 1, kPlanFormatVersion, "its format version (a newer one needs a newer libwhale)");
+
+  Plan out;
+  out.model = f.name(t->model(), "the model's name");
+  out.model_hash = t->model_hash();
+  out.strategy = f.name(t->strategy(), "the strategy");
+  out.devices = read_all(f, t->devices(), read_device);
+  out.mesh = read_all(f, t->mesh(), read_axis);
+  out.groups = read_all(f, t->groups(), read_group, out);
+  out.scopes = f.scopes(t->scopes());
+  out.variables = read_all(f, t->variables(), read_variable);
+  out.entries = read_all(f, t->entries(), read_entry, out);
+  out.optimizer = f.optimizer(t->optimizer());
+  out.schedule = f.schedule(t->schedule());
+  out.micro_batches = f.range(t->micro_batches(), 1, kMaxCount, "micro_batches");
+  out.precision = f.number<Precision>(t->precision(), "the precision");
+  if (t->source() == nullptr) throw f.bad("it has no source graph");
+  out.source = read_graph(t->source()->data(), t->source()->size());
+  if (t->notes() != nullptr) {
+    for (const auto* note : *t->notes()) out.notes.push_back(f.text(note, "a note"));
+  }
+  verify(out);
+  return out;
+}
+
+}  // namespace whale
