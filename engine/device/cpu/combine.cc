@@ -1,0 +1,60 @@
+#include "device/cpu/combine.h"
+
+#include <cstdint>
+
+#include "base/error.h"
+#include "device/cpu/bf16.h"
+
+namespace whale::cpu {
+namespace {
+
+#define WHALE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+
+// One function a type and combination, so that each is cloned for the instruction sets.
+#define WHALE_COMBINE(NAME, TYPE, EXPRESSION)                                \
+  WHALE_CLONES void NAME(void* to, const void* a, const void* b, size_t n) { \
+    auto* t = static_cast<TYPE*>(to);                                        \
+    const auto* p = static_cast<const TYPE*>(a);                             \
+    const auto* q = static_cast<const TYPE*>(b);                             \
+    _Pragma("omp simd") for (size_t i = 0; i < n; ++i) {                     \
+      const TYPE x = p[i], y = q[i];                                         \
+      t[i] = EXPRESSION;                                                     \
+    }                                                                        \
+  }
+#define WHALE_COMBINE_ALL(TYPE, SUFFIX)                      \
+  WHALE_COMBINE(sum_##SUFFIX, TYPE, x + y)                   \
+  WHALE_COMBINE(max_##SUFFIX, TYPE, x < y || y != y ? y : x) \
+  WHALE_COMBINE(min_##SUFFIX, TYPE, y < x || y != y ? y : x)
+
+WHALE_COMBINE_ALL(float, f32)
+WHALE_COMBINE_ALL(double, f64)
+WHALE_COMBINE_ALL(int32_t, i32)
+WHALE_COMBINE_ALL(int64_t, i64)
+WHALE_COMBINE_ALL(uint8_t, u8)
+WHALE_COMBINE_ALL(int8_t, i8)
+WHALE_COMBINE(sum_bf16, Bf16, to_bf16(to_float(x) + to_float(y)))
+WHALE_COMBINE(max_bf16, Bf16, to_float(x) < to_float(y) || to_float(y) != to_float(y) ? y : x)
+WHALE_COMBINE(min_bf16, Bf16, to_float(y) < to_float(x) || to_float(y) != to_float(y) ? y : x)
+
+using Function = void (*)(void*, const void*, const void*, size_t);
+struct Row {
+  DType dtype;
+  Function sum, max, min;
+};
+constexpr Row kRows[] = {
+    {DType::kF32, sum_f32, max_f32, min_f32},     {DType::kF64, sum_f64, max_f64, min_f64},
+    {DType::kBF16, sum_bf16, max_bf16, min_bf16}, {DType::kI32, sum_i32, max_i32, min_i32},
+    {DType::kI64, sum_i64, max_i64, min_i64},     {DType::kU8, sum_u8, max_u8, min_u8},
+    {DType::kI8, sum_i8, max_i8, min_i8},         {DType::kBool, max_u8, max_u8, min_u8},
+};
+
+}  // namespace
+
+void combine_arrays(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) {
+  for (const Row& row : kRows)
+    if (row.dtype == dtype)
+      return (combine == Combine::kSum ? row.sum : combine == Combine::kMax ? row.max : row.min)(to, a, b, elements);
+  throw unimplemented("device cpu cannot combine {} between devices", name_of(dtype));
+}
+
+}  // namespace whale::cpu

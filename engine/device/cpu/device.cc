@@ -1,0 +1,123 @@
+#include "device/cpu/device.h"
+
+#include <omp.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "device/cpu/combine.h"
+
+namespace whale::cpu {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+int allowed_cpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+// oneDNN and our kernels choose their blocking by the OpenMP thread count of the calling thread.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
+  ~ThreadCount() { omp_set_num_threads(before_); }
+  ThreadCount(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
+std::vector<DType> types(const std::vector<Operand>& operands) {
+  std::vector<DType> types;
+  for (const Operand& operand : operands)
+    if (operand.present()) types.push_back(operand.dtype);
+  return types;
+}
+
+std::string list(const std::vector<DType>& types) {
+  std::string text;
+  for (const DType dtype : types) text += fmt::format("{}{}", text.empty() ? "" : ", ", name_of(dtype));
+  return text;
+}
+
+}  // namespace
+
+void* map_memory(size_t bytes) {
+  const bool huge = bytes >= kHugePage;
+  const size_t size = round_up(std::max<size_t>(bytes, 1), kPage);
+  const size_t slack = huge ? kHugePage : 0;
+  void* mapped = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED)
+    throw error(Code::kResourceExhausted, "cannot map {} bytes of memory for a cpu device: {}", bytes, std::strerror(errno));
+  if (!huge) return mapped;
+  // A huge page needs an aligned start; the slack before and after goes back.
+  const auto begin = reinterpret_cast<uintptr_t>(mapped);
+  const uintptr_t aligned = round_up(begin, kHugePage);
+  if (aligned != begin) munmap(mapped, aligned - begin);
+  if (const size_t rest = begin + slack - aligned; rest != 0) munmap(reinterpret_cast<void*>(aligned + size), rest);
+  madvise(reinterpret_cast<void*>(aligned), size, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(aligned);
+}
+
+void unmap_memory(void* memory, size_t bytes) {
+  if (memory != nullptr) munmap(memory, round_up(std::max<size_t>(bytes, 1), kPage));
+}
+
+CpuDevice::CpuDevice(const DeviceSpec& spec)
+    : cores_(spec.cores), threads_(cores_.empty() ? allowed_cpus() : static_cast<int>(cores_.size())) {}
+
+void CpuDevice::enter_thread(Stream stream) {
+  if (!cores_.empty()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : cores_) {
+      if (core < 0 || core >= CPU_SETSIZE) throw invalid("cpu device: there is no core {}", core);
+      CPU_SET(static_cast<size_t>(core), &set);
+    }
+    if (sched_setaffinity(0, sizeof set, &set) != 0)
+      throw invalid("cpu device: cannot run on cores {}: {}", fmt::join(cores_, ","), std::strerror(errno));
+  }
+  omp_set_dynamic(0);
+  omp_set_num_threads(stream == Stream::kCompute ? threads_ : 1);
+}
+
+void* CpuDevice::allocate(size_t bytes) { return map_memory(bytes); }
+void CpuDevice::release(void* memory, size_t bytes) { unmap_memory(memory, bytes); }
+
+std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
+  const auto in = types(spec.in), out = types(spec.out);
+  const KernelEntry* entry = find_kernel(spec.op, in, out);
+  if (entry == nullptr)
+    throw unimplemented("device cpu has no kernel for {} ({}) -> ({})", def(spec.op).name, list(in), list(out)).at_op(spec.name);
+  const ThreadCount guard(threads_);
+  try {
+    return entry->bind(spec, *this);
+  } catch (Error& e) {
+    throw e.at_op(spec.name);
+  } catch (const dnnl::error& e) {
+    throw unimplemented("oneDNN {} cannot run {} ({}) -> ({}) here: {}", onednn_version(), def(spec.op).name, list(in), list(out),
+                        e.what())
+        .at_op(spec.name);
+  }
+}
+
+void CpuDevice::copy_in(void* to, const void* from_host, size_t bytes) {
+  if (bytes != 0) std::memcpy(to, from_host, bytes);
+}
+void CpuDevice::copy_out(void* to_host, const void* from, size_t bytes) {
+  if (bytes != 0) std::memcpy(to_host, from, bytes);
+}
+void CpuDevice::combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) {
+  combine_arrays(combine, dtype, to, a, b, elements);
+}
+
+}  // namespace whale::cpu
