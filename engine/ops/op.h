@@ -72,7 +72,9 @@ struct Factor {
   std::vector<Digit> inputs;  // per input; absent digit: that input does not carry the factor
   std::vector<Digit> outputs; // per output; for kReduce all outputs that become partial are listed in `partial`
   Combine combine = Combine::kSum;
-  std::vector<bool> partial;  // per output: becomes partial(combine) when this factor is cut (kReduce, kLookup)
+  // Per output: becomes partial(combine) when this factor is cut (kReduce, kLookup); other outputs of the op may carry the
+  // factor (layer_norm_grad: dx is cut, dgamma is partial).
+  std::vector<bool> partial = {};
   int64_t unit = 1;           // cuts fall on multiples of it
 };
 
@@ -120,16 +122,18 @@ struct Alias {
 struct OpDef {
   const char* name;
   const char* doc;  // one sentence; then, after a newline, shapes and dtypes
-  std::vector<PortSpec> inputs;
-  std::vector<PortSpec> outputs;
-  std::vector<AttrSpec> attrs;
+  std::vector<PortSpec> inputs = {};
+  std::vector<PortSpec> outputs = {};
+  std::vector<AttrSpec> attrs = {};
   // Shape and dtype rule: returns the outputs' types, throws Error with what was expected and found.
   std::vector<TensorType> (*infer)(const OpView& view) = nullptr;
   GradientRule gradient = nullptr;  // null and not kNoGradient: differentiating through it is an error
   Factors (*factors)(const OpView& view) = nullptr;
   OpCost (*cost)(const OpView& view) = nullptr;  // null: bytes of all operands, one flop per output element
-  std::vector<Alias> aliases;
+  std::vector<Alias> aliases = {};
   uint32_t flags = 0;
+  // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
+  std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
 };
 
 const OpDef& def(OpCode code);
@@ -146,10 +150,19 @@ OpView view_of(const Graph& graph, const Op& op);
 std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
                               const std::vector<bool>& present);
 OpCost cost_of(const OpView& view);
+inline std::vector<Alias> aliases_of(const OpView& view) {
+  const OpDef& d = def(view.code);
+  return d.aliases_of ? d.aliases_of(view) : d.aliases;
+}
+std::string to_string(const TensorType& type);      // "f32[16,128]"
+std::string signature(const OpDef& def);            // "matmul(a, b, bias?)"
 
 // Appends an op with its inferred outputs to a graph. `name` may be empty: the op's name and number. The only way in
 // which passes and the C ABI make ops.
 OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}, ScopeId scope = 0,
                std::string name = {});
+
+// Attributes complete and valid, and every result of the type that its shape rule gives. After verify(graph).
+void verify_ops(const Graph& graph);
 
 }  // namespace whale

@@ -1,0 +1,281 @@
+// Batch norm: the user's op, and the pieces that canonicalise decomposes it into. Statistics are f64 sums [2, c] (sum, sum of
+// squares), so that partial sums of any cut of the batch add up to the same value; `count` is the global number of elements per
+// channel that they stand for.
+#include "ops/grad_builder.h"
+#include "ops/rules.h"
+
+namespace whale {
+namespace {
+
+int64_t channels(const OpView& v, int x) {
+  need_rank_at_least(v, x, "x", 2);
+  return in_dims(v, x).back();
+}
+void need_channels(const OpView& v, int i, const char* name, int64_t c, DType x) {
+  if (!has(v, i)) return;
+  need_dims(v, i, name, {c}, "the last dimension (channels) of x");
+  need_scale_dtype(v, i, name, x);
+}
+void need_stats(const OpView& v, int i, const char* name, int64_t c) {
+  need_dims(v, i, name, {2, c});
+  need_dtype(v, i, name, DType::kF64);
+}
+void need_like_x(const OpView& v, int i, const char* name, const TensorType& x) {
+  if (!has(v, i)) return;
+  need_dims(v, i, name, x.dims, "the shape of x");
+  need_dtype(v, i, name, x.dtype);
+}
+void need_count(const OpView& v) {
+  if (attr_int(*v.attrs, "count") <= 0) throw invalid("attribute 'count' is {}, expected > 0", attr_int(*v.attrs, "count"));
+}
+
+// All dimensions but channels: rows; channels map everywhere.
+void channel_factor(Factors& f, const OpView& v, int64_t c, std::vector<Digit> inputs, std::vector<Digit> outputs) {
+  add_factor(f, v, "c", FactorKind::kMap, c, std::move(inputs), std::move(outputs));
+}
+
+// ---- batch_norm -------------------------------------------------------------------------------------------------
+std::vector<TensorType> infer_batch_norm(const OpView& v) {
+  need_float(v, 0, "x");
+  const int64_t c = channels(v, 0);
+  const char* names[] = {"x", "gamma", "beta", "running_mean", "running_var"};
+  for (int i = 1; i < 5; ++i) need_channels(v, i, names[i], c, in(v, 0).dtype);
+  const int64_t groups = attr_int(*v.attrs, "groups", 1);
+  if (groups < 1 || in_dims(v, 0)[0] % groups)
+    throw invalid("attribute 'groups' is {}, expected a divisor of the batch {}", groups, in_dims(v, 0)[0]);
+  return {in(v, 0)};
+}
+// What rebatching and printing need; planning never sees this op (canonicalise decomposes it).
+Factors factors_batch_norm(const OpView& v) {
+  Factors f;
+  const int last = rank_of(v, 0) - 1;
+  add_leading(f, v, last, {0}, {0});
+  channel_factor(f, v, in_dims(v, 0).back(), {digit(last), digit(0), digit(0), digit(0), digit(0)}, {digit(last)});
+  return f;
+}
+
+// ---- batch_stats ------------------------------------------------------------------------------------------------
+std::vector<TensorType> infer_stats(const OpView& v) {
+  need_float(v, 0, "x");
+  return {{DType::kF64, {2, channels(v, 0)}}};
+}
+Factors factors_stats(const OpView& v) {
+  Factors f;
+  const int last = rank_of(v, 0) - 1;
+  add_leading(f, v, last, {0}, {}, {0});
+  channel_factor(f, v, in_dims(v, 0).back(), {digit(last)}, {digit(1)});
+  return f;
+}
+
+// ---- batch_norm_apply -------------------------------------------------------------------------------------------
+std::vector<TensorType> infer_apply(const OpView& v) {
+  need_float(v, 0, "x");
+  const int64_t c = channels(v, 0);
+  need_stats(v, 1, "stats", c);
+  need_channels(v, 2, "gamma", c, in(v, 0).dtype);
+  need_channels(v, 3, "beta", c, in(v, 0).dtype);
+  need_like_x(v, 4, "residual", in(v, 0));
+  need_count(v);
+  return {in(v, 0)};
+}
+
+// dx is the total derivative: it includes the path through the statistics, so `stats` itself gets no gradient.
+void gradient_apply(GradBuilder& b) {
+  const Attrs attrs = b.op().attrs;
+  const bool relu = attr_bool(attrs, "relu");
+  const Attrs common{{"epsilon", attrs.at("epsilon")}, {"count", attrs.at("count")}, {"relu", relu}};
+  const TensorId y = relu ? b.output(0) : kNone;
+  const TensorId sums = b.emit(OpCode::k_batch_norm_grad_stats, {b.grad(), b.input(0), b.input(1), y}, common);
+  const bool masked_residual = relu && b.wants(4);
+  if (b.wants(0) || masked_residual) {
+    Attrs with = common;
+    with["residual"] = masked_residual;
+    const auto r = b.emit_all(OpCode::k_batch_norm_grad, {b.grad(), b.input(0), b.input(1), b.input(2), sums, y}, with);
+    if (b.wants(0)) b.set(0, r[0]);
+    if (masked_residual) b.set(4, r[1]);
+  }
+  if (!relu && b.wants(4)) b.set(4, b.grad());
+  for (const int i : {2, 3}) {  // gamma: row 1 of the sums, beta: row 0
+    if (!b.wants(i)) continue;
+    const TensorType t = b.type(b.input(i));
+    const int64_t row = i == 2 ? 1 : 0, c = t.dims[0];
+    const TensorId cut = b.emit(OpCode::k_slice, {sums}, {{"starts", std::vector<int64_t>{row, 0}}, {"limits", std::vector<int64_t>{row + 1, c}}});
+    b.set(i, b.cast(b.reshape(cut, t.dims), t.dtype));
+  }
+}
+Factors factors_apply(const OpView& v) {
+  Factors f;
+  const int last = rank_of(v, 0) - 1;
+  add_leading(f, v, last, {0, 4}, {0});
+  channel_factor(f, v, in_dims(v, 0).back(), {digit(last), digit(1), digit(0), digit(0), digit(last)}, {digit(last)});
+  return f;
+}
+
+// ---- gradients --------------------------------------------------------------------------------------------------
+std::vector<TensorType> infer_grad_stats(const OpView& v) {
+  need_float(v, 1, "x");
+  const int64_t c = channels(v, 1);
+  need_like_x(v, 0, "dy", in(v, 1));
+  need_stats(v, 2, "stats", c);
+  need_like_x(v, 3, "y", in(v, 1));
+  if (attr_bool(*v.attrs, "relu") && !has(v, 3)) throw invalid("operand 'y' is missing: relu needs it");
+  need_count(v);
+  return {{DType::kF64, {2, c}}};
+}
+Factors factors_grad_stats(const OpView& v) {
+  Factors f;
+  const int last = rank_of(v, 1) - 1;
+  add_leading(f, v, last, {0, 1, 3}, {}, {0});
+  channel_factor(f, v, in_dims(v, 1).back(), {digit(last), digit(last), digit(1), digit(last)}, {digit(1)});
+  f.linear = {{0}};
+  return f;
+}
+
+std::vector<TensorType> infer_grad(const OpView& v) {
+  need_float(v, 1, "x");
+  const int64_t c = channels(v, 1);
+  need_like_x(v, 0, "dy", in(v, 1));
+  need_stats(v, 2, "stats", c);
+  need_channels(v, 3, "gamma", c, in(v, 1).dtype);
+  need_stats(v, 4, "grad_stats", c);
+  need_like_x(v, 5, "y", in(v, 1));
+  if (attr_bool(*v.attrs, "relu") && !has(v, 5)) throw invalid("operand 'y' is missing: relu needs it");
+  need_count(v);
+  std::vector<TensorType> out{in(v, 1)};
+  if (attr_bool(*v.attrs, "residual")) out.push_back(in(v, 1));
+  return out;
+}
+Factors factors_grad(const OpView& v) {
+  Factors f;
+  const int last = rank_of(v, 1) - 1;
+  add_leading(f, v, last, {0, 1, 5}, {0, 1});
+  channel_factor(f, v, in_dims(v, 1).back(), {digit(last), digit(last), digit(1), digit(0), digit(1), digit(last)}, {digit(last), digit(last)});
+  return f;  // linear in (dy, grad_stats) together, but a partial dy would be a different program: never passed
+}
+
+// ---- running statistics and inference ---------------------------------------------------------------------------
+std::vector<TensorType> infer_running(const OpView& v) {
+  need_float(v, 0, "running_mean");
+  need_rank(v, 0, "running_mean", 1);
+  need_dims(v, 1, "running_var", in_dims(v, 0));
+  need_dtype(v, 1, "running_var", in(v, 0).dtype);
+  need_stats(v, 2, "stats", in_dims(v, 0)[0]);
+  need_count(v);
+  return {in(v, 0), in(v, 1)};
+}
+Factors factors_running(const OpView& v) {
+  Factors f;
+  channel_factor(f, v, in_dims(v, 0)[0], {digit(0), digit(0), digit(1)}, {digit(0), digit(0)});
+  return f;
+}
+
+std::vector<TensorType> infer_inference(const OpView& v) {
+  need_float(v, 0, "x");
+  const int64_t c = channels(v, 0);
+  const char* names[] = {"x", "gamma", "beta", "running_mean", "running_var"};
+  for (int i = 1; i < 5; ++i) need_channels(v, i, names[i], c, in(v, 0).dtype);
+  return {in(v, 0)};
+}
+
+OpCost cost_read(const OpView& v) {
+  const size_t x = v.inputs.size() > 1 ? 1 : 0;
+  return {4 * elements(v.inputs[x]), bytes_of(v)};
+}
+OpCost cost_write(const OpView& v) { return {5 * output_elements(v), bytes_of(v)}; }
+
+const AttrSpec kEpsilon{.name = "epsilon", .type = AttrType::kFloat, .fallback = 1e-5, .doc = "added to the variance"};
+const AttrSpec kMomentum{.name = "momentum", .type = AttrType::kFloat, .fallback = 0.1, .doc = "weight of the new value in the running statistics"};
+const AttrSpec kCount{.name = "count", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "global number of elements per channel"};
+const AttrSpec kRelu{.name = "relu", .type = AttrType::kBool, .fallback = false, .doc = "y = max(y, 0), after the residual is added"};
+
+}  // namespace
+
+extern const OpDef op_def_batch_norm, op_def_batch_stats, op_def_batch_norm_apply, op_def_batch_norm_grad_stats, op_def_batch_norm_grad,
+    op_def_batch_norm_running, op_def_batch_norm_inference;
+
+const OpDef op_def_batch_norm = {
+    .name = "batch_norm",
+    .doc = "Batch normalization over all dimensions but the last (Ioffe and Szegedy, 2015), with statistics of the whole batch.\n"
+           "x [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x. The variance is biased for y and unbiased for "
+           "running_var; running statistics are updated once a step: r = (1 - momentum) r + momentum new.",
+    .inputs = {{"x"}, {"gamma"}, {"beta"}, {"running_mean"}, {"running_var"}},
+    .outputs = {{"y"}},
+    .attrs = {kEpsilon, kMomentum, {.name = "groups", .type = AttrType::kInt, .fallback = int64_t{1}, .doc = "the batch is normalized in this many parts"}},
+    .infer = infer_batch_norm,
+    .factors = factors_batch_norm,
+    .cost = cost_write,
+};
+const OpDef op_def_batch_stats = {
+    .name = "batch_stats",
+    .doc = "Sum and sum of squares per channel.\nx [n, ..., c] -> stats f64 [2, c].",
+    .inputs = {{"x"}},
+    .outputs = {{"stats"}},
+    .infer = infer_stats,
+    .factors = factors_stats,
+    .cost = cost_read,
+    .flags = kInternal,
+};
+const OpDef op_def_batch_norm_apply = {
+    .name = "batch_norm_apply",
+    .doc = "Normalizes with the given statistics; optionally adds a residual and applies relu.\n"
+           "x [n, ..., c], stats f64 [2, c], gamma, beta [c], residual like x? -> y like x.",
+    .inputs = {{"x"}, {"stats"}, {"gamma"}, {"beta"}, {"residual", PortKind::kOptional}},
+    .outputs = {{"y"}},
+    .attrs = {kEpsilon, kCount, kRelu},
+    .infer = infer_apply,
+    .gradient = gradient_apply,
+    .factors = factors_apply,
+    .cost = cost_write,
+    .aliases = {{0, 0}, {0, 4}},
+    .flags = kInternal,
+};
+const OpDef op_def_batch_norm_grad_stats = {
+    .name = "batch_norm_grad_stats",
+    .doc = "Sums of dy' and of dy' * xhat per channel, dy' being dy where y > 0 when `relu`.\n"
+           "dy, x [n, ..., c], stats f64 [2, c], y? -> f64 [2, c].",
+    .inputs = {{"dy"}, {"x"}, {"stats"}, {"y", PortKind::kOptional}},
+    .outputs = {{"grad_stats"}},
+    .attrs = {kEpsilon, kCount, kRelu},
+    .infer = infer_grad_stats,
+    .factors = factors_grad_stats,
+    .cost = cost_read,
+    .flags = kInternal,
+};
+const OpDef op_def_batch_norm_grad = {
+    .name = "batch_norm_grad",
+    .doc = "Total derivative of batch_norm_apply by x, through the statistics too: gamma rstd (dy' - mean(dy') - xhat mean(dy' xhat)).\n"
+           "dy, x [n, ..., c], stats, gamma, grad_stats, y? -> dx, dresidual = dy' when `residual`.",
+    .inputs = {{"dy"}, {"x"}, {"stats"}, {"gamma"}, {"grad_stats"}, {"y", PortKind::kOptional}},
+    .outputs = {{"dx"}, {"dresidual", PortKind::kOptional}},
+    .attrs = {kEpsilon, kCount, kRelu, {.name = "residual", .type = AttrType::kBool, .fallback = false, .doc = "return dresidual"}},
+    .infer = infer_grad,
+    .factors = factors_grad,
+    .cost = cost_write,
+    .aliases = {{0, 1}, {1, 0}},
+    .flags = kInternal,
+};
+const OpDef op_def_batch_norm_running = {
+    .name = "batch_norm_running",
+    .doc = "The running statistics after this step.\nrunning_mean, running_var [c], stats f64 [2, c] -> new mean, new var.",
+    .inputs = {{"running_mean"}, {"running_var"}, {"stats"}},
+    .outputs = {{"mean"}, {"var"}},
+    .attrs = {kMomentum, kCount},
+    .infer = infer_running,
+    .factors = factors_running,
+    .aliases = {{0, 0, true}, {1, 1, true}},
+    .flags = kUpdateOp | kNoGradient | kInternal,
+};
+const OpDef op_def_batch_norm_inference = {
+    .name = "batch_norm_inference",
+    .doc = "Batch norm with running statistics.\nx [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x.",
+    .inputs = {{"x"}, {"gamma"}, {"beta"}, {"running_mean"}, {"running_var"}},
+    .outputs = {{"y"}},
+    .attrs = {kEpsilon},
+    .infer = infer_inference,
+    .factors = factors_batch_norm,
+    .cost = cost_write,
+    .aliases = {{0, 0}},
+    .flags = kInternal,
+};
+
+}  // namespace whale

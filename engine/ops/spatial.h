@@ -1,0 +1,61 @@
+// Windows over the spatial dimensions of channels-last images: what convolution and pooling share.
+#pragma once
+
+#include "ops/rules.h"
+
+namespace whale {
+
+// One entry per spatial dimension.
+struct Window {
+  Dims strides, low, high, dilation;
+};
+
+inline AttrSpec ints_attr(const char* name, const char* doc, bool required = false) {
+  return {.name = name, .type = AttrType::kInts, .fallback = std::vector<int64_t>{}, .required = required, .doc = doc};
+}
+
+inline Dims spatial_of(const Dims& dims) { return Dims(dims.begin() + 1, dims.end() - 1); }
+inline Dims with_spatial(int64_t first, const Dims& spatial, int64_t last) {
+  Dims dims{first};
+  dims.insert(dims.end(), spatial.begin(), spatial.end());
+  dims.push_back(last);
+  return dims;
+}
+
+// Reads strides (default as given), padding and dilation, checked against the number of spatial dimensions.
+inline Window read_window(const Attrs& attrs, size_t rank, const Dims& default_strides) {
+  const auto read = [&](const char* name, size_t count, const Dims& otherwise, int64_t least) {
+    const Dims& given = attr_ints(attrs, name);
+    if (given.empty()) return otherwise;
+    if (given.size() != count) throw invalid("attribute '{}' has {} entries, expected {} (for {} spatial dimensions)", name, given.size(), count, rank);
+    for (const int64_t x : given)
+      if (x < least) throw invalid("attribute '{}' is {}, expected entries >= {}", name, to_string(given), least);
+    return given;
+  };
+  Window w{read("strides", rank, default_strides, 1), Dims(rank), Dims(rank), read("dilation", rank, Dims(rank, 1), 1)};
+  const Dims padding = read("padding", 2 * rank, Dims(2 * rank, 0), 0);
+  for (size_t i = 0; i < rank; ++i) w.low[i] = padding[2 * i], w.high[i] = padding[2 * i + 1];
+  return w;
+}
+
+inline Dims window_output(const Dims& x, const Dims& kernel, const Window& w) {
+  Dims y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (kernel[i] < 1) throw invalid("the window {} has an empty dimension", to_string(kernel));
+    const int64_t room = x[i] + w.low[i] + w.high[i] - w.dilation[i] * (kernel[i] - 1) - 1;
+    if (room < 0)
+      throw invalid("a window of {} (dilation {}) does not fit into spatial dimension {} of {} with padding ({}, {})", kernel[i], w.dilation[i], i, x[i],
+                    w.low[i], w.high[i]);
+    y[i] = room / w.strides[i] + 1;
+  }
+  return y;
+}
+
+// The attribute `spatial`: the spatial dimensions of the forward op's x.
+inline Dims spatial_attr(const OpView& v, size_t rank) {
+  const Dims& s = attr_ints(*v.attrs, "spatial");
+  if (s.size() != rank) throw invalid("attribute 'spatial' has {} entries, expected {}", s.size(), rank);
+  return s;
+}
+
+}  // namespace whale
