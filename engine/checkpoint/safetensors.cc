@@ -1,0 +1,188 @@
+#include "checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "checkpoint/file.h"
+
+namespace whale {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as the safetensors package
+constexpr size_t kBlockBytes = 1 << 20;
+constexpr uint64_t kAlignment = 64;
+
+struct DTypeName {
+  DType dtype;
+  const char* name;
+};
+constexpr DTypeName kNames[] = {{DType::kF32, "F32"}, {DType::kF64, "F64"}, {DType::kBF16, "BF16"},
+                                {DType::kF16, "F16"}, {DType::kI32, "I32"}, {DType::kI64, "I64"},
+                                {DType::kU8, "U8"},   {DType::kI8, "I8"},   {DType::kBool, "BOOL"}};
+
+template <class... A>
+[[noreturn]] void malformed(const std::string& path, fmt::format_string<A...> format, A&&... args) {
+  throw error(Code::kDataLoss, "'{}' is not a valid safetensors file: {}", path, fmt::format(format, std::forward<A>(args)...));
+}
+
+const char* stored_name(DType dtype) {
+  for (const DTypeName& row : kNames)
+    if (row.dtype == dtype) return row.name;
+  throw internal("no safetensors name for dtype {}", static_cast<int>(dtype));
+}
+
+uint64_t natural(const std::string& path, const std::string& name, const Json& value) {
+  if (!value.is_number_unsigned()) malformed(path, "tensor '{}' has a number that is not a natural one", name);
+  return value.get<uint64_t>();
+}
+
+StoredTensor parse_entry(const std::string& path, const std::string& name, const Json& entry, uint64_t data_bytes) {
+  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") || !entry.contains("data_offsets") ||
+      !entry["dtype"].is_string() || !entry["shape"].is_array() || !entry["data_offsets"].is_array() ||
+      entry["data_offsets"].size() != 2)
+    malformed(path, "tensor '{}' has no dtype, shape and data_offsets", name);
+  StoredTensor tensor;
+  tensor.name = name;
+  const std::string dtype = entry["dtype"].get<std::string>();
+  const auto row = std::find_if(std::begin(kNames), std::end(kNames), [&](const DTypeName& r) { return dtype == r.name; });
+  if (row == std::end(kNames)) throw unimplemented("'{}': tensor '{}' has dtype '{}', which libwhale does not have", path, name, dtype);
+  tensor.dtype = row->dtype;
+  uint64_t bytes = static_cast<uint64_t>(size_of(tensor.dtype));
+  bool empty = false;
+  for (const Json& extent : entry["shape"]) {
+    const uint64_t n = natural(path, name, extent);
+    if (n > static_cast<uint64_t>(INT64_MAX)) malformed(path, "tensor '{}' has an extent of {}", name, n);
+    tensor.dims.push_back(static_cast<int64_t>(n));
+    empty = empty || n == 0;
+    if (!empty && n > data_bytes / bytes) malformed(path, "tensor '{}' is larger than the file", name);
+    bytes *= empty ? 1 : n;
+  }
+  if (empty) bytes = 0;
+  tensor.begin = natural(path, name, entry["data_offsets"][0]);
+  tensor.end = natural(path, name, entry["data_offsets"][1]);
+  if (tensor.begin > tensor.end || tensor.end > data_bytes)
+    malformed(path, "tensor '{}' lies at [{}, {}) of {} bytes", name, tensor.begin, tensor.end, data_bytes);
+  if (tensor.bytes() != bytes)
+    malformed(path, "tensor '{}' has {} bytes, its dtype and shape need {}", name, tensor.bytes(), bytes);
+  return tensor;
+}
+
+}  // namespace
+
+std::vector<StoredTensor> parse_safetensors_header(const std::string& path, const char* header, uint64_t header_bytes,
+                                                   uint64_t data_bytes) {
+  const Json json = Json::parse(header, header + header_bytes, nullptr, false);
+  if (!json.is_object()) malformed(path, "its header is not a JSON object");
+  std::vector<StoredTensor> tensors;
+  for (const auto& [name, entry] : json.items())
+    if (name != "__metadata__") tensors.push_back(parse_entry(path, name, entry, data_bytes));
+  std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t at = 0;
+  for (const StoredTensor& tensor : tensors) {
+    if (tensor.begin != at)
+      malformed(path, "tensor '{}' begins at byte {}, expected {}: tensors overlap or leave a hole", tensor.name, tensor.begin, at);
+    at = tensor.end;
+  }
+  if (at != data_bytes) malformed(path, "its tensors have {} bytes, it holds {}", at, data_bytes);
+  return tensors;
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor_ < 0) throw_errno("read", path);
+  try {
+    struct stat status {};
+    if (::fstat(descriptor_, &status) != 0) throw_errno("read", path);
+    if (!S_ISREG(status.st_mode)) throw invalid("'{}' is not a regular file", path);
+    const uint64_t size = static_cast<uint64_t>(status.st_size);
+    if (size < 8) malformed(path, "it has {} bytes", size);
+    unsigned char prefix[8];
+    data_bytes_ = size;  // while the header is read through read()
+    read({}, 0, prefix, sizeof prefix);
+    uint64_t header_bytes = 0;
+    for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | prefix[i];
+    if (header_bytes > size - 8 || header_bytes > kMaxHeaderBytes)
+      malformed(path, "its header claims {} bytes, the file has {}", header_bytes, size);
+    std::string header(header_bytes, '\0');
+    read({}, 8, header.data(), header.size());
+    data_begin_ = 8 + header_bytes;
+    data_bytes_ = size - data_begin_;
+    tensors_ = parse_safetensors_header(path, header.data(), header_bytes, data_bytes_);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+SafetensorsFile::~SafetensorsFile() { ::close(descriptor_); }
+
+const StoredTensor* SafetensorsFile::find(const std::string& name) const {
+  const auto at = std::find_if(tensors_.begin(), tensors_.end(), [&](const StoredTensor& t) { return t.name == name; });
+  return at == tensors_.end() ? nullptr : &*at;
+}
+
+void SafetensorsFile::read(const StoredTensor& tensor, uint64_t offset, void* to, size_t bytes) const {
+  char* target = static_cast<char*>(to);
+  uint64_t at = data_begin_ + tensor.begin + offset;
+  while (bytes > 0) {
+    const ssize_t got = ::pread(descriptor_, target, bytes, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno("read", path_);
+    if (got == 0) throw error(Code::kDataLoss, "'{}' ends at byte {}, {} more were expected", path_, at, bytes);
+    target += got;
+    at += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+void SafetensorsFile::read_through() const {
+  std::vector<char> block(kBlockBytes);
+  for (uint64_t at = 0; at < data_bytes_; at += kBlockBytes)
+    read({}, at, block.data(), static_cast<size_t>(std::min<uint64_t>(kBlockBytes, data_bytes_ - at)));
+}
+
+void write_safetensors(const std::string& path, const std::vector<StoredTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata, const TensorSource& source) {
+  // Widest elements first, as the safetensors package does, so that every tensor is aligned to its type.
+  std::vector<size_t> order(tensors.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return size_of(tensors[a].dtype) > size_of(tensors[b].dtype); });
+
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t at = 0;
+  for (const size_t i : order) {
+    const uint64_t bytes = static_cast<uint64_t>(element_count(tensors[i].dims) * size_of(tensors[i].dtype));
+    header[tensors[i].name] = {{"dtype", stored_name(tensors[i].dtype)}, {"shape", tensors[i].dims}, {"data_offsets", {at, at + bytes}}};
+    at += bytes;
+  }
+  std::string text = header.dump();
+  text.append((kAlignment - (8 + text.size()) % kAlignment) % kAlignment, ' ');
+  std::string prefix(8, '\0');
+  for (size_t i = 0; i < 8; ++i) prefix[i] = static_cast<char>(static_cast<uint64_t>(text.size()) >> (8 * i) & 0xFF);
+
+  OutputFile file(path);
+  file.write(prefix.data(), prefix.size());
+  file.write(text.data(), text.size());
+  std::vector<char> block(kBlockBytes);
+  for (const size_t i : order) {
+    const uint64_t bytes = static_cast<uint64_t>(element_count(tensors[i].dims) * size_of(tensors[i].dtype));
+    for (uint64_t offset = 0; offset < bytes; offset += kBlockBytes) {
+      const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, bytes - offset));
+      source(i, offset, block.data(), n);
+      file.write(block.data(), n);
+    }
+  }
+  file.finish();
+}
+
+}  // namespace whale

@@ -1,0 +1,33 @@
+// Host tensors across the plan's boundary: checked against its ports, and cut along the batch into the pieces that each
+// device and micro-batch reads or writes, straight from and into the caller's memory.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/host_tensor.h"
+#include "plan/plan.h"
+
+namespace whale {
+
+// The bytes of some samples inside a dense host tensor: `rows` runs of `run` bytes, `stride` apart, from `begin` on.
+struct Piece {
+  size_t begin = 0, run = 0, stride = 0, rows = 0;
+  size_t bytes() const { return run * rows; }
+};
+// Samples [range) of a tensor whose dimension `batch_dim` holds `batch` samples (a multiple of it: several elements each).
+// batch_dim -1: all of it.
+Piece piece_of(DType dtype, const Dims& dims, int batch_dim, int64_t batch, SampleRange range);
+
+// Samples of one step: the extent along batch_dim, the same for all inputs; `otherwise` when no input has one. Throws on
+// inputs that disagree, naming both.
+int64_t batch_of(const std::vector<PlanInput>& ports, const std::vector<NamedHost>& inputs, int64_t otherwise);
+
+// Where each port of the entry finds its data: pointers in the order of the ports, null for inputs that were not given.
+// Throws on unknown, repeated and wrongly typed or shaped tensors; on missing ones unless `allow_missing`.
+void bind_inputs(const std::vector<PlanInput>& ports, const std::vector<NamedHost>& inputs, bool allow_missing,
+                 std::vector<const void*>& to);
+void bind_outputs(const std::vector<PlanOutput>& ports, const std::vector<NamedHost>& outputs, std::vector<void*>& to);
+
+}  // namespace whale
