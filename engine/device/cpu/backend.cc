@@ -1,6 +1,7 @@
 // The door of libwhale_cpu.so.
 #include <fmt/format.h>
 
+#include "base/version.h"
 #include "device/cpu/device.h"
 #include "device/cpu/isa.h"
 #include "ops/op.h"
@@ -26,4 +27,4 @@ Backend* create() { return new CpuBackend; }
 }  // namespace whale::cpu
 
 extern "C" __attribute__((visibility("default"))) const whale::BackendEntry whale_backend;
-extern "C" const whale::BackendEntry whale_backend{WHALE_VERSION, whale::cpu::create};
+extern "C" const whale::BackendEntry whale_backend{whale::kVersion, whale::cpu::create};

@@ -6,9 +6,6 @@ namespace {
 using Family = std::span<const KernelEntry> (*)();
 constexpr Family kFamilies[] = {
     matmul_kernels,
-    conv_kernels,
-    pool_kernels,
-    batch_norm_kernels,
 };
 
 bool usual_types(const std::vector<DType>& in, const std::vector<DType>& out) {
