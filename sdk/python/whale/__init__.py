@@ -1,0 +1,24 @@
+"""libwhale: distributed training of a local model.
+
+    import whale as wh
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (64, 784)), wh.input("y", (64,), wh.int32)
+        with wh.replica():
+            loss = wh.nn.cross_entropy(wh.nn.linear(x, 10), y)
+        g.minimize(loss, wh.SGD(0.1))
+    job = wh.plan(g, devices="cpu:2").start(seed=0)
+    loss = job.step(x=..., y=...)
+"""
+
+from . import nn, ops
+from ._library import Cancelled, InvalidArgument, NotFound, Unavailable, WhaleError, lib as _lib
+from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
+from .graph import (Graph, Init, Tensor, cluster, constant, from_file, input, normal, ones, parameter, pipeline, replica, scope,
+                    split, stage, truncated_normal, uniform, zeros)
+from .job import Job, Plan, devices, plan
+from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, Schedule, cosine, linear
+from .progress import progress
+
+__version__: str = _lib.whale_version().decode()
+load = Graph.load

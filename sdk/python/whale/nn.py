@@ -1,0 +1,205 @@
+"""Layers as plain functions: each makes its parameters under a name scope of its own and returns the result.
+
+Shapes are batch first; images are channels-last ``[n, height, width, channels]``. A layer called twice makes two sets of
+parameters; to share one, make it with ``whale.parameter`` and use the op itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, Sequence, Union
+
+from . import ops
+from .graph import Init, Tensor, normal, ones, parameter, scope, uniform, zeros
+
+Size = Union[int, Sequence[int]]
+
+
+def _fan_in(fan: int) -> Init:
+    bound = 1.0 / math.sqrt(fan)
+    return uniform(-bound, bound)
+
+
+def linear(x: Tensor, features: int, *, bias: bool = True, init: Optional[Init] = None, name: str = "linear") -> Tensor:
+    """x [..., d] @ weight [d, features] + bias. Weights start uniform in +-1/sqrt(d) unless ``init`` says otherwise."""
+    with scope(name):
+        weight = parameter("weight", (x.shape[-1], features), init or _fan_in(x.shape[-1]))
+        return ops.matmul(x, weight, parameter("bias", (features,), zeros()) if bias else None)
+
+
+def embedding(ids: Tensor, vocabulary: int, features: int, *, init: Optional[Init] = None, name: str = "embedding") -> Tensor:
+    """Rows of a table [vocabulary, features]: ids [...] -> [..., features]."""
+    with scope(name):
+        return ops.embedding(parameter("weight", (vocabulary, features), init or normal(0.02)), ids)
+
+
+def layer_norm(x: Tensor, *, epsilon: float = 1e-5, bias: bool = True, name: str = "norm") -> Tensor:
+    """Layer normalization over the last dimension (Ba et al., 2016)."""
+    with scope(name):
+        gamma = parameter("weight", (x.shape[-1],), ones())
+        beta = parameter("bias", (x.shape[-1],), zeros()) if bias else None
+        return ops.layer_norm(x, gamma, beta, epsilon=epsilon)[0]
+
+
+def rms_norm(x: Tensor, *, epsilon: float = 1e-6, name: str = "norm") -> Tensor:
+    """Root-mean-square normalization over the last dimension (Zhang & Sennrich, 2019)."""
+    with scope(name):
+        return ops.rms_norm(x, parameter("weight", (x.shape[-1],), ones()), epsilon=epsilon)[0]
+
+
+def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, name: str = "norm") -> Tensor:
+    """Batch normalization over all but the last dimension (Ioffe & Szegedy, 2015). The statistics are those of the whole batch of
+    the step, also when a plan cuts it; evaluation uses the running ones."""
+    channels = x.shape[-1]
+    with scope(name):
+        return ops.batch_norm(x, parameter("weight", (channels,), ones()), parameter("bias", (channels,), zeros()),
+                              parameter("running_mean", (channels,), zeros(), buffer=True, trainable=False),
+                              parameter("running_var", (channels,), ones(), buffer=True, trainable=False),
+                              epsilon=epsilon, momentum=momentum)
+
+
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Zeroes elements with probability ``rate`` and scales the rest by 1/(1-rate); off in evaluation."""
+    return ops.dropout(x, rate=float(rate)) if rate else x
+
+
+def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0, context: Optional[Tensor] = None,
+              bias: Optional[Tensor] = None, rotary: bool = False, dropout: float = 0.0, features: int = 0,
+              linear_bias: bool = True, scale: float = 0.0, init: Optional[Init] = None, out_init: Optional[Init] = None,
+              name: str = "attention") -> Tensor:
+    """Multi-head attention over x [b, t, d] (Vaswani et al., 2017), to itself or to ``context`` [b, s, d].
+
+    kv_heads: grouped queries, 0: as many as heads. bias: added to the scaled scores, [b|1, h|1, t, s]; -inf masks.
+    rotary: rotary position embedding on queries and keys. features: size of one head, 0: d / heads.
+    scale: of the scores, 0: 1/sqrt(features)."""
+    b, t, d = x.shape
+    h, hk, f = heads, kv_heads or heads, features or d // heads
+    if not features and d % heads:
+        raise ValueError(f"attention: {d} features do not divide into {heads} heads")
+    common = dict(causal=causal, dropout=float(dropout), scale=float(scale))
+    with scope(name):
+        if context is None:
+            packed = linear(x, (h + 2 * hk) * f, bias=linear_bias, init=init, name="qkv").reshape(-1, t, h + 2 * hk, f)
+            if rotary:
+                packed = ops.rotary(packed, heads=h + hk)
+            out = ops.attention(packed, None, None, bias, kv_heads=hk, **common)[0]
+        else:
+            s = context.shape[1]
+            q = linear(x, h * f, bias=linear_bias, init=init, name="query").reshape(-1, t, h, f)
+            k = linear(context, hk * f, bias=linear_bias, init=init, name="key").reshape(-1, s, hk, f)
+            v = linear(context, hk * f, bias=linear_bias, init=init, name="value").reshape(-1, s, hk, f)
+            out = ops.attention(q, k, v, bias, **common)[0]
+        return linear(out.reshape(-1, t, h * f), d, bias=linear_bias, init=out_init or init, name="out")
+
+
+_ACTIVATIONS = {"relu": ops.relu, "gelu": ops.gelu, "gelu_erf": ops.gelu_erf, "silu": ops.silu, "tanh": ops.tanh,
+                "sigmoid": ops.sigmoid}
+
+
+def mlp(x: Tensor, hidden: int, *, activation: str = "gelu", dropout: float = 0.0, bias: bool = True,
+        init: Optional[Init] = None, out_init: Optional[Init] = None, name: str = "mlp") -> Tensor:
+    """x [..., d] -> hidden -> d, with ``activation`` between."""
+    with scope(name):
+        y = _ACTIVATIONS[activation](linear(x, hidden, bias=bias, init=init, name="up"))
+        y = linear(y, x.shape[-1], bias=bias, init=out_init or init, name="down")
+    return globals()["dropout"](y, dropout)
+
+
+def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: int = 0, activation: str = "gelu", kv_heads: int = 0,
+                      rotary: bool = False, bias: Optional[Tensor] = None, dropout: float = 0.0, init: Optional[Init] = None,
+                      out_init: Optional[Init] = None, name: str = "block") -> Tensor:
+    """A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)). hidden 0: 4 d."""
+    drop = globals()["dropout"]
+    with scope(name):
+        y = attention(layer_norm(x, name="norm1"), heads, causal=causal, kv_heads=kv_heads, rotary=rotary, bias=bias,
+                      init=init, out_init=out_init)
+        x = x + drop(y, dropout)
+        return x + mlp(layer_norm(x, name="norm2"), hidden or 4 * x.shape[-1], activation=activation, dropout=dropout,
+                       init=init, out_init=out_init)
+
+
+def _tuple(value: Size, n: int) -> list[int]:
+    return [value] * n if isinstance(value, int) else [int(v) for v in value]
+
+
+def _padding(padding: Union[str, Size], kernel: list[int], stride: list[int], dilation: list[int], sizes: Sequence[int]) -> list[int]:
+    """(low, high) per dimension, flattened. "same": output = ceil(input / stride), as in TensorFlow; "valid": none."""
+    if padding == "valid":
+        return [0] * (2 * len(kernel))
+    if padding == "same":
+        flat = []
+        for k, s, d, n in zip(kernel, stride, dilation, sizes):
+            total = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
+            flat += [total // 2, total - total // 2]
+        return flat
+    if isinstance(padding, str):
+        raise ValueError(f"padding is 'same', 'valid' or numbers, not {padding!r}")
+    return [p for each in _tuple(padding, len(kernel)) for p in (each, each)]
+
+
+def _conv(rank: int, x: Tensor, features: int, kernel: Size, stride: Size, padding: Union[str, Size], dilation: Size, groups: int,
+          bias: bool, init: Optional[Init], name: str) -> Tensor:
+    if x.ndim != rank + 2:
+        raise ValueError(f"{name}: expects [n, {rank} spatial dimensions, channels], got {list(x.shape)}")
+    k, s, d = _tuple(kernel, rank), _tuple(stride, rank), _tuple(dilation, rank)
+    channels = x.shape[-1]
+    if channels % groups or features % groups:
+        raise ValueError(f"{name}: {channels} and {features} channels do not divide into {groups} groups")
+    fan = channels // groups * math.prod(k)
+    with scope(name):
+        weight = parameter("weight", (features, *k, channels // groups), init or normal(math.sqrt(2.0 / fan)))
+        return ops.conv(x, weight, parameter("bias", (features,), zeros()) if bias else None, strides=s,
+                        padding=_padding(padding, k, s, d, x.shape[1:-1]), dilation=d, groups=groups)
+
+
+def conv1d(x: Tensor, features: int, kernel: Size, *, stride: Size = 1, padding: Union[str, Size] = "same", dilation: Size = 1,
+           groups: int = 1, bias: bool = True, init: Optional[Init] = None, name: str = "conv") -> Tensor:
+    """Convolution of x [n, length, channels]. Filters [features, kernel, channels/groups], He-normal by default."""
+    return _conv(1, x, features, kernel, stride, padding, dilation, groups, bias, init, name)
+
+
+def conv2d(x: Tensor, features: int, kernel: Size, *, stride: Size = 1, padding: Union[str, Size] = "same", dilation: Size = 1,
+           groups: int = 1, bias: bool = True, init: Optional[Init] = None, name: str = "conv") -> Tensor:
+    """Convolution of x [n, height, width, channels]. padding: "same", "valid", or zeros on both sides per dimension."""
+    return _conv(2, x, features, kernel, stride, padding, dilation, groups, bias, init, name)
+
+
+def _pool(op, x: Tensor, window: Size, stride: Optional[Size], padding: Union[str, Size], **attrs):
+    rank = x.ndim - 2
+    w = _tuple(window, rank)
+    s = _tuple(window if stride is None else stride, rank)
+    return op(x, window=w, strides=s, padding=_padding(padding, w, s, [1] * rank, x.shape[1:-1]), **attrs)
+
+
+def max_pool(x: Tensor, window: Size, stride: Optional[Size] = None, padding: Union[str, Size] = 0) -> Tensor:
+    """Maximum over windows of the spatial dimensions of x [n, spatial..., c]; stride None: the window."""
+    return _pool(ops.max_pool, x, window, stride, padding)[0]
+
+
+def avg_pool(x: Tensor, window: Size, stride: Optional[Size] = None, padding: Union[str, Size] = 0,
+             include_pad: bool = False) -> Tensor:
+    """Mean over windows; include_pad: zeros of the padding count."""
+    return _pool(ops.avg_pool, x, window, stride, padding, include_pad=include_pad)
+
+
+def global_avg_pool(x: Tensor) -> Tensor:
+    """Mean over all spatial dimensions: [n, spatial..., c] -> [n, c]."""
+    return x.mean(axis=list(range(1, x.ndim - 1)))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross entropy from logits [..., v] and integer labels [...]; labels equal to ``ignore_index`` do not count. With no label
+    that counts, loss and gradient are 0."""
+    rows = ops.cross_entropy(logits, labels, ignore_index=ignore_index, label_smoothing=float(label_smoothing))[0]
+    count = (labels != ignore_index).astype(rows.dtype).sum()
+    return rows.sum() / ops.maximum(count, rows.graph.as_tensor(1.0, rows.dtype))
+
+
+def mse(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error over all elements."""
+    return ops.squared_difference(prediction, target).mean()
+
+
+def binary_cross_entropy_with_logits(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean over all elements of the binary cross entropy of sigmoid(logits) with target in [0, 1], computed stably."""
+    return ops.bce_with_logits(logits, target).mean()

@@ -1,0 +1,70 @@
+// whale.h for C++ callers of this tool: handles that release themselves, statuses that throw.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "whale.h"
+
+namespace tool {
+
+// A failed status: message and where, ready to print.
+class Failure : public std::runtime_error {
+ public:
+  explicit Failure(const std::string& text) : std::runtime_error(text) {}
+};
+
+inline std::string to_string(whale_str text) { return std::string(text.data ? text.data : "", text.size); }
+inline whale_str str(std::string_view text) { return {text.data(), text.size()}; }
+
+inline void check(whale_status* status) {
+  if (status == nullptr) return;
+  std::string text = to_string(whale_status_message(status));
+  const std::string op = to_string(whale_status_op(status)), scope = to_string(whale_status_scope(status));
+  if (!op.empty() && text.find(op) == std::string::npos) text += " (op " + op + ")";
+  if (!scope.empty() && text.find(scope) == std::string::npos) text += " (scope " + scope + ")";
+  if (whale_status_device(status) >= 0) text += " (device " + std::to_string(whale_status_device(status)) + ")";
+  whale_status_release(status);
+  throw Failure(text);
+}
+
+template <class T, void (*Release)(T*)>
+struct Releaser {
+  void operator()(T* handle) const { Release(handle); }
+};
+template <class T, void (*Release)(T*)>
+using Owned = std::unique_ptr<T, Releaser<T, Release>>;
+
+using Engine = Owned<whale_engine, whale_engine_release>;
+using GraphHandle = Owned<whale_graph, whale_graph_release>;
+using Cluster = Owned<whale_cluster, whale_cluster_release>;
+using Plan = Owned<whale_plan, whale_plan_release>;
+using Session = Owned<whale_session, whale_session_release>;
+using Tensor = Owned<whale_tensor, whale_tensor_release>;
+using Event = Owned<whale_event, whale_event_release>;
+using Cancel = Owned<whale_cancel, whale_cancel_release>;
+
+// own<Plan>(whale_plan_create, engine, graph, ...): calls a function whose last parameter is a handle out-parameter.
+template <class Handle, class Function, class... A>
+Handle own(Function function, A... arguments) {
+  typename Handle::pointer out = nullptr;
+  check(function(arguments..., &out));
+  return Handle(out);
+}
+
+// text(whale_plan_summary, plan.get()): calls a function whose last parameter is `whale_text *out`.
+template <class Function, class... A>
+std::string text(Function function, A... arguments) {
+  whale_text out{};
+  check(function(arguments..., &out));
+  std::string result(out.data, out.size);
+  whale_text_release(&out);
+  return result;
+}
+
+inline Engine make_engine() { return own<Engine>(whale_engine_create, static_cast<const whale_engine_options*>(nullptr)); }
+
+}  // namespace tool

@@ -1,0 +1,119 @@
+// model, inspect, plan, devices: the commands that run nothing.
+#include <cstdio>
+#include <fstream>
+
+#include "commands.h"
+#include "models.h"
+#include "runner.h"
+
+namespace tool {
+namespace {
+
+void add_model_options(CLI::App& command, ModelOptions& o) {
+  command.add_option("--layers", o.layers, "layers (resnet: depth, 6n+2 or 50)");
+  command.add_option("--dim", o.dim, "features of a layer (resnet: channels of the first stage)");
+  command.add_option("--heads", o.heads, "attention heads");
+  command.add_option("--seq", o.seq, "sequence length");
+  command.add_option("--vocab", o.vocab, "vocabulary; 256 for bytes");
+  command.add_option("--batch", o.batch, "samples a step");
+  command.add_option("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
+  command.add_option("--classes", o.classes, "classes");
+  command.add_option("--image", o.image, "image height and width");
+  command.add_option("--dropout", o.dropout, "dropout rate");
+  command.add_flag("--tied", o.tied, "gpt: the output uses the embedding table");
+  command.add_option("--optimizer", o.optimizer, "sgd, momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
+  command.add_option("--lr", o.learning_rate, "learning rate");
+  command.add_option("--weight-decay", o.weight_decay, "weight decay");
+  command.add_option("--clip", o.clip, "clip gradients to this global norm; 0: no");
+  command.add_option("--accumulation", o.accumulation, "micro-batches a step");
+  command.add_option("--precision", o.precision, "f32 or bf16");
+  command.add_option("--schedule", o.schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
+  command.add_option("--warmup", o.warmup, "steps of linear warm-up");
+  command.add_option("--total-steps", o.total_steps, "steps until the schedule ends");
+  command.add_option("--strategy", o.strategy, "default strategy, such as 'replica(3, shares=[3,2,1])'");
+}
+
+}  // namespace
+
+void add_model(CLI::App& app) {
+  auto* command = app.add_subcommand("model", "write a model file");
+  struct State { std::string name, out; ModelOptions options; bool list = false; };
+  auto state = std::make_shared<State>();
+  command->add_option("NAME", state->name, "gpt, bert, t5, resnet, mlp; presets gpt2, bert-large, t5-large, resnet20, resnet50")->required();
+  command->add_option("-o,--output", state->out, "the file to write, such as gpt.whale")->required();
+  add_model_options(*command, state->options);
+  command->callback([state] {
+    const Engine engine = make_engine();
+    const GraphHandle graph = build_model(engine.get(), find_model(state->name), state->options);
+    check(whale_graph_save(graph.get(), str(state->out)));
+    std::printf("%s\n", text(whale_graph_summary, static_cast<const whale_graph*>(graph.get())).c_str());
+    std::printf("wrote %s\n", state->out.c_str());
+  });
+}
+
+void add_inspect(CLI::App& app) {
+  auto* command = app.add_subcommand("inspect", "show a model file or a plan file");
+  struct State { std::string path, level; bool json = false; };
+  auto state = std::make_shared<State>();
+  command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
+  command->add_option("--level", state->level, "summary (default), graph (every op), train (with backward and update), plan (every instruction)");
+  command->add_flag("--json", state->json, "as JSON");
+  command->callback([state] {
+    const Engine engine = make_engine();
+    const FileKind kind = kind_of(state->path);
+    if (kind == FileKind::kPlan) {
+      const Plan plan = own<Plan>(whale_plan_load, engine.get(), str(state->path));
+      const auto* p = static_cast<const whale_plan*>(plan.get());
+      std::printf("%s\n", (state->json ? text(whale_plan_json, p) : state->level == "plan" ? text(whale_plan_print, p) : text(whale_plan_summary, p)).c_str());
+      return;
+    }
+    if (kind == FileKind::kOther) throw Failure("'" + state->path + "' is neither a model nor a plan file");
+    const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
+    const auto* g = static_cast<const whale_graph*>(graph.get());
+    if (state->json) std::printf("%s\n", text(whale_graph_json, g).c_str());
+    else if (state->level.empty() || state->level == "summary") std::printf("%s\n", text(whale_graph_summary, g).c_str());
+    else std::printf("%s\n", text(whale_graph_print, g, str(state->level)).c_str());
+  });
+}
+
+void add_plan_options(CLI::App& command, PlanArguments& a) {
+  command.add_option("--devices", a.devices, "cpu:N, cpu@CORES*K, ref:N, null:N, joined by commas (default cpu:1)");
+  command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
+  command.add_option("--precision", a.precision, "f32, bf16, f64 (ref devices); default: the model's");
+  command.add_option("--accumulation", a.accumulation, "micro-batches a step; default: the model's");
+  command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets");
+  command.add_flag("--no-overlap", a.no_overlap, "communicate on the compute stream, for comparison");
+  command.add_flag("--no-fusion", a.no_fusion, "no fusion groups, for comparison");
+}
+
+void add_plan(CLI::App& app) {
+  auto* command = app.add_subcommand("plan", "plan a model for devices");
+  struct State { std::string path, out; PlanArguments arguments; bool all = false, json = false; };
+  auto state = std::make_shared<State>();
+  command->add_option("MODEL", state->path, "a .whale file")->required();
+  command->add_option("-o,--output", state->out, "write the plan, for `whale run`");
+  command->add_flag("--all", state->all, "print every instruction");
+  command->add_flag("--json", state->json, "print as JSON");
+  add_plan_options(*command, state->arguments);
+  command->callback([state] {
+    const Engine engine = make_engine();
+    const Plan plan = open_plan(engine.get(), state->path, state->arguments);
+    const auto* p = static_cast<const whale_plan*>(plan.get());
+    std::printf("%s\n", (state->json ? text(whale_plan_json, p) : state->all ? text(whale_plan_print, p) : text(whale_plan_summary, p)).c_str());
+    if (state->out.empty()) return;
+    check(whale_plan_save(p, str(state->out)));
+    std::fprintf(stderr, "wrote %s\n", state->out.c_str());
+  });
+}
+
+void add_devices(CLI::App& app) {
+  auto* command = app.add_subcommand("devices", "the back ends of this machine");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "as JSON");
+  command->callback([json] {
+    const Engine engine = make_engine();
+    std::printf("%s\n", text(whale_engine_devices, engine.get(), static_cast<int32_t>(*json)).c_str());
+  });
+}
+
+}  // namespace tool

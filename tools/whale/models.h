@@ -1,0 +1,39 @@
+// The models of `whale model`: one row a model or preset in a table (models.cc), one short function a family.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "builder.h"
+
+namespace tool {
+
+// Sizes of a model; -1: the row's default. Not every family uses every field.
+struct ModelOptions {
+  int64_t layers = -1, dim = -1, heads = -1, seq = -1, vocab = -1, batch = -1, hidden = -1, classes = -1, image = -1;
+  double dropout = -1;
+  bool tied = false;
+  std::string optimizer;      // "sgd", "momentum", "adam", "adamw", "lamb", "adagrad", "adafactor"; empty: the row's
+  double learning_rate = -1, weight_decay = -1, clip = 0;
+  int64_t accumulation = 1;
+  std::string precision = "f32";
+  std::string schedule = "constant";
+  int64_t warmup = 0, total_steps = 0;
+  std::string strategy;
+};
+
+struct ModelRow {
+  const char* name;
+  const char* doc;
+  ModelOptions defaults;
+  Value (*build)(Builder& builder, const ModelOptions& options);  // returns the loss
+};
+
+const std::vector<ModelRow>& model_rows();
+const ModelRow& find_model(const std::string& name);  // throws Failure with the names there are
+ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults);
+
+// Builds a sealed graph, with loss and optimizer.
+GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOptions& options);
+
+}  // namespace tool

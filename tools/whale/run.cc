@@ -1,0 +1,142 @@
+// run: a model on devices, on data; bench: the same with a stopwatch.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "runner.h"
+
+namespace tool {
+namespace {
+
+// step, loss, items/s, time left; on a terminal one line that moves, elsewhere a line every tenth of the way.
+class Progress {
+ public:
+  Progress(int64_t steps, const char* unit) : steps_(steps), unit_(unit), terminal_(isatty(2)), start_(seconds_now()) {}
+  void show(int64_t step, double loss, double items_per_second) {
+    const double now = seconds_now();
+    const bool last = step == steps_;
+    if (!last && (terminal_ ? now - shown_ < 0.1 : step % std::max<int64_t>(1, steps_ / 10) != 0)) return;
+    shown_ = now;
+    const double left = (now - start_) / static_cast<double>(step) * static_cast<double>(steps_ - step);
+    const int width = 24, filled = static_cast<int>(static_cast<double>(width) * static_cast<double>(step) / static_cast<double>(steps_));
+    std::string bar(static_cast<size_t>(filled), '#');
+    bar.resize(static_cast<size_t>(width), '.');
+    std::fprintf(stderr, "%s[%s] step %ld/%ld  loss %.4f  %.0f %s/s  %s left%s", terminal_ ? "\r" : "", bar.c_str(), static_cast<long>(step),
+                 static_cast<long>(steps_), loss, items_per_second, unit_, duration(left).c_str(), !terminal_ || last ? "\n" : "   ");
+    std::fflush(stderr);
+  }
+
+ private:
+  int64_t steps_;
+  const char* unit_;
+  bool terminal_;
+  double start_, shown_ = 0;
+};
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("run", "train");
+  struct State { std::string path, data, save, load, trace; PlanArguments arguments; int64_t steps = 100; uint64_t seed = 0; bool json = false, quiet = false; double lr = -1; bool ignore_nan = false; };
+  auto state = std::make_shared<State>();
+  command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
+  command->add_option("--data", state->data, "text for token models, .npz or .safetensors of arrays named like the inputs; none: synthetic");
+  command->add_option("--steps", state->steps, "training steps")->check(CLI::PositiveNumber);
+  command->add_option("--seed", state->seed, "of parameters, dropout and the order of the data");
+  command->add_option("--save", state->save, "write a checkpoint to this directory at the end");
+  command->add_option("--load", state->load, "start from this checkpoint");
+  command->add_option("--lr", state->lr, "learning rate, instead of the model's schedule");
+  command->add_option("--trace", state->trace, "write a timeline of the last step (open at ui.perfetto.dev)");
+  command->add_flag("--json", state->json, "an object a step: step, loss, seconds, items_per_second");
+  command->add_flag("--quiet", state->quiet, "no progress bar");
+  command->add_flag("--ignore-nan", state->ignore_nan, "go on when the loss is not finite");
+  add_plan_options(*command, state->arguments);
+  command->callback([state, &exit_code] {
+    const Engine engine = make_engine();
+    Plan plan = open_plan(engine.get(), state->path, state->arguments);
+    const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
+    const auto data = open_data(state->data, inputs, state->seed);
+    if (!state->json && !state->quiet) std::fprintf(stderr, "%s\n", text(whale_plan_summary, static_cast<const whale_plan*>(plan.get())).c_str());
+    Runner runner(engine.get(), std::move(plan), state->seed, state->ignore_nan);
+    if (!state->load.empty()) check(whale_session_load(runner.session(), str(state->load)));
+    if (state->lr >= 0) check(whale_session_set_learning_rate(runner.session(), state->lr));
+    Progress progress(state->steps, item_name(inputs));
+    double loss = 0;
+    for (int64_t i = 1; i <= state->steps; ++i) {
+      const Batch batch = data->next();
+      if (i == state->steps && !state->trace.empty()) check(whale_session_trace(runner.session(), 1));
+      const double start = seconds_now();
+      loss = runner.step(batch);
+      const double seconds = seconds_now() - start;
+      double items = static_cast<double>(items_of(inputs));
+      for (const Array& array : batch)
+        if (array.name == inputs[0].name) items *= static_cast<double>(array.dims[0]) / static_cast<double>(std::max<int64_t>(1, inputs[0].dims[0]));
+      if (state->json) {
+        std::printf("%s\n", nlohmann::json{{"step", whale_session_iteration(runner.session())}, {"loss", loss}, {"seconds", seconds}, {"items_per_second", items / seconds}}.dump().c_str());
+        std::fflush(stdout);
+      } else if (!state->quiet) {
+        progress.show(i, loss, items / seconds);
+      }
+    }
+    if (!state->trace.empty()) std::ofstream(state->trace) << text(whale_session_timeline, runner.session());
+    if (!state->save.empty()) {
+      check(whale_session_save(runner.session(), str(state->save)));
+      std::fprintf(stderr, "saved %s\n", state->save.c_str());
+    }
+    if (state->quiet && !state->json) std::printf("%.6f\n", loss);
+    exit_code = 0;
+  });
+}
+
+void add_bench(CLI::App& app) {
+  auto* command = app.add_subcommand("bench", "time training steps; one line of JSON");
+  struct State { std::string path, data, name; PlanArguments arguments; int64_t steps = 20, warmup = 3, inner = 1; bool report = false; };
+  auto state = std::make_shared<State>();
+  command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
+  command->add_option("--data", state->data, "as for run; none: synthetic");
+  command->add_option("--steps", state->steps, "timed steps")->check(CLI::PositiveNumber);
+  command->add_option("--warmup", state->warmup, "steps before")->check(CLI::PositiveNumber);
+  command->add_option("--inner", state->inner, "steps of one timed window")->check(CLI::PositiveNumber);
+  command->add_option("--name", state->name, "of the workload, for the line");
+  command->add_flag("--report", state->report, "also where the time and memory went");
+  add_plan_options(*command, state->arguments);
+  command->callback([state] {
+    const double begin = seconds_now();
+    const Engine engine = make_engine();
+    Plan plan = open_plan(engine.get(), state->path, state->arguments);
+    const double planned = seconds_now();
+    const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
+    const auto data = open_data(state->data, inputs, 0);
+    std::vector<Batch> pool;
+    for (int i = 0; i < 8; ++i) pool.push_back(data->next());
+    Runner runner(engine.get(), std::move(plan), 0, true);
+    size_t k = 0;
+    const double opened = seconds_now();
+    const double first_loss = runner.step(pool[k++ % pool.size()]);
+    const double first = seconds_now();
+    double loss = first_loss;
+    for (int64_t i = 1; i < state->warmup; ++i) loss = runner.step(pool[k++ % pool.size()]);
+    std::vector<double> windows;
+    for (int64_t i = 0; i < std::max<int64_t>(1, state->steps / state->inner); ++i) {
+      const double start = seconds_now();
+      for (int64_t j = 0; j < state->inner; ++j) loss = runner.step(pool[k++ % pool.size()]);
+      windows.push_back((seconds_now() - start) / static_cast<double>(state->inner));
+    }
+    std::sort(windows.begin(), windows.end());
+    const double median = windows.size() % 2 ? windows[windows.size() / 2] : (windows[windows.size() / 2 - 1] + windows[windows.size() / 2]) / 2;
+    nlohmann::json line{{"workload", state->name.empty() ? state->path : state->name}, {"framework", "libwhale"}, {"devices", state->arguments.devices},
+                        {"ms_per_step", median * 1e3}, {"ms_min", windows.front() * 1e3}, {"ms_max", windows.back() * 1e3},
+                        {"items_per_second", static_cast<double>(items_of(inputs)) / median}, {"items", items_of(inputs)}, {"peak_rss_mb", peak_rss_mb()},
+                        {"first_loss", first_loss}, {"last_loss", loss}, {"steps", state->steps}, {"plan_ms", (planned - begin) * 1e3},
+                        {"open_ms", (opened - planned) * 1e3}, {"first_step_ms", (first - opened) * 1e3}};
+    if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report, runner.session()));
+    std::printf("%s\n", line.dump().c_str());
+  });
+}
+
+}  // namespace tool

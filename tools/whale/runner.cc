@@ -1,0 +1,122 @@
+#include "runner.h"
+
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+namespace tool {
+namespace {
+
+std::vector<double> to_doubles(const whale_tensor* tensor) {
+  size_t n = 1;
+  for (size_t i = 0; i < whale_tensor_rank(tensor); ++i) n *= static_cast<size_t>(whale_tensor_dims(tensor)[i]);
+  const auto* data = static_cast<const uint8_t*>(whale_tensor_data(tensor));
+  std::vector<double> values(n);
+  for (size_t i = 0; i < n; ++i) {
+    switch (whale_tensor_dtype(tensor)) {
+      case WHALE_F64: std::memcpy(&values[i], data + i * 8, 8); break;
+      case WHALE_F32: { float v; std::memcpy(&v, data + i * 4, 4); values[i] = v; break; }
+      case WHALE_BF16: { uint16_t b; std::memcpy(&b, data + i * 2, 2); const uint32_t w = uint32_t{b} << 16; float v; std::memcpy(&v, &w, 4); values[i] = v; break; }
+      case WHALE_I32: { int32_t v; std::memcpy(&v, data + i * 4, 4); values[i] = v; break; }
+      case WHALE_I64: { int64_t v; std::memcpy(&v, data + i * 8, 8); values[i] = static_cast<double>(v); break; }
+      default: values[i] = data[i];
+    }
+  }
+  return values;
+}
+
+using StepFunction = decltype(&whale_session_step);
+
+double run(whale_session* session, StepFunction function, const Batch& batch) {
+  std::vector<Tensor> tensors;
+  std::vector<whale_named_tensor> inputs;
+  for (const Array& array : batch) {
+    tensors.push_back(own<Tensor>(whale_tensor_view, array.dtype, array.dims.data(), array.dims.size(),
+                                  static_cast<void*>(const_cast<uint8_t*>(array.bytes.data()))));
+    inputs.push_back({str(array.name), tensors.back().get()});
+  }
+  whale_named_tensor loss{WHALE_STR("loss"), nullptr};
+  const Event event = own<Event>(function, session, inputs.data(), inputs.size(), &loss, size_t{1}, static_cast<whale_cancel*>(nullptr));
+  int32_t done = 0;
+  check(whale_event_wait(event.get(), -1, &done));
+  const Tensor owned(loss.tensor);
+  return to_doubles(owned.get()).at(0);
+}
+
+}  // namespace
+
+Runner::Runner(whale_engine* engine, Plan plan, uint64_t seed, bool ignore_nan) : plan_(std::move(plan)) {
+  whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
+  options.seed = seed;
+  options.nan_policy = ignore_nan;
+  session_ = own<Session>(whale_session_create, engine, static_cast<const whale_plan*>(plan_.get()), &options);
+}
+
+double Runner::step(const Batch& batch) { return run(session(), whale_session_step, batch); }
+double Runner::eval_loss(const Batch& batch) { return run(session(), whale_session_eval, batch); }
+
+std::vector<double> Runner::read(const std::string& variable) {
+  return to_doubles(own<Tensor>(whale_session_read, session(), str(variable)).get());
+}
+
+std::vector<std::string> Runner::variables(const std::string& role) {
+  std::vector<std::string> names;
+  for (const auto& each : nlohmann::json::parse(text(whale_session_variables, session())))
+    if (role.empty() || each.at("role") == role) names.push_back(each.at("name"));
+  return names;
+}
+
+FileKind kind_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Failure("cannot open '" + path + "'");
+  char head[8] = {};
+  file.read(head, 8);
+  const std::string identifier(head + 4, 4);
+  return identifier == "WHG1" ? FileKind::kGraph : identifier == "WHP1" ? FileKind::kPlan : FileKind::kOther;
+}
+
+Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments) {
+  const Cluster cluster = own<Cluster>(whale_cluster_create, engine, str(arguments.devices));
+  whale_plan_options options = WHALE_PLAN_OPTIONS_INIT;
+  options.strategy = str(arguments.strategy);
+  options.accumulation = arguments.accumulation;
+  options.bucket_bytes = arguments.bucket_bytes;
+  options.no_overlap = arguments.no_overlap;
+  options.no_fusion = arguments.no_fusion;
+  if (arguments.precision == "f32") options.precision = WHALE_PRECISION_F32 + 1;
+  else if (arguments.precision == "bf16") options.precision = WHALE_PRECISION_BF16 + 1;
+  else if (arguments.precision == "f64") options.precision = WHALE_PRECISION_F64 + 1;
+  else if (!arguments.precision.empty()) throw Failure("no precision '" + arguments.precision + "'; there are f32, bf16, f64");
+  return own<Plan>(whale_plan_create, engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options);
+}
+
+Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments) {
+  if (kind_of(path) == FileKind::kPlan) {
+    if (!arguments.strategy.empty()) throw Failure("'" + path + "' is a plan: its strategy is fixed. Plan the model again to change it");
+    return own<Plan>(whale_plan_load, engine, str(path));
+  }
+  const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));
+  return make_plan(engine, graph.get(), arguments);
+}
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double peak_rss_mb() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+std::string duration(double seconds) {
+  const auto s = static_cast<int64_t>(seconds);
+  char buffer[32];
+  if (s >= 3600) std::snprintf(buffer, sizeof buffer, "%ld:%02ld:%02ld", static_cast<long>(s / 3600), static_cast<long>(s / 60 % 60), static_cast<long>(s % 60));
+  else std::snprintf(buffer, sizeof buffer, "%ld:%02ld", static_cast<long>(s / 60), static_cast<long>(s % 60));
+  return buffer;
+}
+
+}  // namespace tool

@@ -1,0 +1,47 @@
+// A session with its feeding: what run, verify and bench share.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "data.h"
+
+namespace tool {
+
+class Runner {
+ public:
+  Runner(whale_engine* engine, Plan plan, uint64_t seed, bool ignore_nan = false);
+  // One training step; returns the loss. `more`: further outputs to fetch, as arrays of their own dtype.
+  double step(const Batch& batch);
+  double eval_loss(const Batch& batch);
+  std::vector<double> read(const std::string& variable);
+  std::vector<std::string> variables(const std::string& role);  // names; role empty: all
+  whale_session* session() const { return session_.get(); }
+  const whale_plan* plan() const { return plan_.get(); }
+
+ private:
+  Plan plan_;
+  Session session_;
+};
+
+// A file's first bytes say what it is.
+enum class FileKind { kGraph, kPlan, kOther };
+FileKind kind_of(const std::string& path);
+
+struct PlanArguments {
+  std::string devices = "cpu:1";
+  std::string strategy;
+  std::string precision;   // "", "f32", "bf16", "f64"
+  int64_t accumulation = 0;
+  bool no_overlap = false, no_fusion = false;
+  int64_t bucket_bytes = 0;
+};
+Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
+// From a plan file (devices and strategy are in it) or a model file.
+Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments);
+
+double seconds_now();
+double peak_rss_mb();
+std::string duration(double seconds);
+
+}  // namespace tool
