@@ -91,7 +91,8 @@ struct BackendEntry {
 // libwhale_cpu.so in the folder of libwhale.so. get() throws unavailable, saying what to install. Thread-safe.
 class Backends {
  public:
-  Backends();
+  // library_dir: where back end libraries are; empty: the folder of libwhale.so.
+  explicit Backends(std::string library_dir = {});
   ~Backends();
   Backend& get(DeviceKind kind);
 

@@ -1,0 +1,92 @@
+// Elements of an operand as doubles. Every reference kernel computes in float64 and rounds once, when it stores: exact for
+// i32 and up to 2^53 for i64; ops that only move data copy bytes instead.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/bf16.h"
+#include "device/device.h"
+
+namespace whale::ref {
+
+inline double load(DType dtype, const void* data, int64_t i) {
+  switch (dtype) {
+    case DType::kF32: return static_cast<const float*>(data)[i];
+    case DType::kF64: return static_cast<const double*>(data)[i];
+    case DType::kBF16: return bf16_to_float(static_cast<const uint16_t*>(data)[i]);
+    case DType::kI32: return static_cast<const int32_t*>(data)[i];
+    case DType::kI64: return static_cast<double>(static_cast<const int64_t*>(data)[i]);
+    case DType::kI8: return static_cast<const int8_t*>(data)[i];
+    case DType::kU8: return static_cast<const uint8_t*>(data)[i];
+    case DType::kBool: return static_cast<const uint8_t*>(data)[i] != 0;
+    case DType::kF16: break;  // refused by Backend::supports
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+// Towards zero; what does not fit saturates, NaN is 0.
+inline int64_t to_integer(double x) {
+  if (!(x > -9223372036854775808.0)) return std::isnan(x) ? 0 : std::numeric_limits<int64_t>::min();
+  if (x >= 9223372036854775808.0) return std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(x);
+}
+
+inline void store(DType dtype, void* data, int64_t i, double x) {
+  switch (dtype) {
+    case DType::kF32: static_cast<float*>(data)[i] = static_cast<float>(x); break;
+    case DType::kF64: static_cast<double*>(data)[i] = x; break;
+    case DType::kBF16: static_cast<uint16_t*>(data)[i] = float_to_bf16(static_cast<float>(x)); break;
+    case DType::kI32: static_cast<int32_t*>(data)[i] = static_cast<int32_t>(to_integer(x)); break;
+    case DType::kI64: static_cast<int64_t*>(data)[i] = to_integer(x); break;
+    case DType::kI8: static_cast<int8_t*>(data)[i] = static_cast<int8_t>(to_integer(x)); break;
+    case DType::kU8: static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(to_integer(x)); break;
+    case DType::kBool: static_cast<uint8_t*>(data)[i] = x != 0; break;
+    case DType::kF16: break;
+  }
+}
+
+// The value that `x` has after it went through a tensor of this type.
+inline double rounded(DType dtype, double x) {
+  int64_t cell = 0;
+  store(dtype, &cell, 0, x);
+  return load(dtype, &cell, 0);
+}
+
+// An operand to read, to write. Absent operands have count 0 and must not be touched.
+struct In {
+  const void* data = nullptr;
+  DType dtype{};
+  int64_t count = 0;
+  In() = default;
+  explicit In(const Operand& x) : data(x.data), dtype(x.dtype), count(x.present() ? element_count(x.dims) : 0) {}
+  bool present() const { return dtype != DType{}; }
+  double operator[](int64_t i) const { return load(dtype, data, i); }
+  int64_t integer(int64_t i) const {  // exact for i64
+    return dtype == DType::kI64 ? static_cast<const int64_t*>(data)[i] : to_integer(load(dtype, data, i));
+  }
+};
+
+struct Out {
+  void* data = nullptr;
+  DType dtype{};
+  int64_t count = 0;
+  Out() = default;
+  explicit Out(const Operand& x) : data(x.data), dtype(x.dtype), count(x.present() ? element_count(x.dims) : 0) {}
+  bool present() const { return dtype != DType{}; }
+  void set(int64_t i, double x) const { store(dtype, data, i, x); }
+};
+
+// Room for a whole operand as doubles, for kernels that read or accumulate into elements many times. Made when a kernel is bound.
+using Values = std::vector<double>;
+inline Values room(int64_t count) { return Values(static_cast<size_t>(count)); }
+inline void read(const In& in, Values& values) {
+  for (int64_t i = 0; i < in.count; ++i) values[static_cast<size_t>(i)] = in[i];
+}
+inline void write(const Out& out, const Values& values) {
+  for (int64_t i = 0; i < out.count; ++i) out.set(i, values[static_cast<size_t>(i)]);
+}
+
+}  // namespace whale::ref

@@ -1,0 +1,42 @@
+// The bridges that one device can do alone. Collectives proper are run by the executor with Device::combine and copies.
+#include <cstring>
+
+#include "device/ref/table.h"
+
+namespace whale::ref {
+namespace {
+
+Body bind_local_slice(const KernelSpec& spec) {
+  const std::vector<int64_t>& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
+  const auto dim = static_cast<size_t>(digit.at(0));
+  const int64_t begin = attr_int(*spec.attrs, "begin"), end = attr_int(*spec.attrs, "end");
+  const AxisShape shape(spec.in[0].dims, dim);
+  const int64_t outer = shape.outer * digit.at(1), inner = shape.inner * digit.at(2);
+  const int64_t extent = shape.extent / (digit.at(1) * digit.at(2)), bytes = size_of(spec.in[0].dtype);
+  const size_t run = static_cast<size_t>((end - begin) * inner * bytes);
+  const char* x = static_cast<const char*>(spec.in[0].data);
+  char* y = static_cast<char*>(spec.out[0].data);
+  return [=] {
+    for (int64_t o = 0; run != 0 && o < outer; ++o)
+      std::memcpy(y + static_cast<size_t>(o) * run, x + (o * extent + begin) * inner * bytes, run);
+  };
+}
+
+Body bind_accumulate(const KernelSpec& spec) {
+  const In sum = in(spec, 0), x = in(spec, 1);
+  const Out y = out(spec, 0);
+  return [=] {
+    for (int64_t i = 0; i < y.count; ++i) y.set(i, sum[i] + x[i]);
+  };
+}
+
+constexpr Row kRows[] = {
+    {OpCode::k_local_slice, bind_local_slice},
+    {OpCode::k_accumulate, bind_accumulate},
+};
+
+}  // namespace
+
+Rows collective_rows() { return kRows; }
+
+}  // namespace whale::ref

@@ -1,0 +1,119 @@
+// The reference device: plain memory, one loop per kernel.
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "base/bf16.h"
+#include "device/ref/ref.h"
+#include "device/ref/table.h"
+
+namespace whale {
+namespace ref {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+Bind find_bind(OpCode op) {
+  for (const auto family : {elementwise_rows, fused_rows, random_rows, reduce_rows, matmul_rows, movement_rows, indexing_rows,
+                            embedding_rows, norm_rows, batch_norm_rows, softmax_rows, loss_rows, attention_rows, conv_rows,
+                            pool_rows, optimizer_rows, collective_rows})
+    for (const Row& row : family())
+      if (row.op == op) return row.bind;
+  return nullptr;
+}
+
+bool readable(DType dtype) { return dtype != DType::kF16; }
+
+class LoopKernel final : public Kernel {
+ public:
+  explicit LoopKernel(Body body) : body_(std::move(body)) {}
+  void run() override { body_(); }
+
+ private:
+  Body body_;
+};
+
+template <class T>
+T combined(Combine combine, T a, T b) {
+  switch (combine) {
+    case Combine::kSum: return static_cast<T>(a + b);
+    case Combine::kMax: return a > b || a != a ? a : b;  // NaN wins
+    case Combine::kMin: return a < b || a != a ? a : b;
+  }
+  return a;
+}
+
+template <class T>
+void combine_all(Combine combine, void* to, const void* a, const void* b, size_t elements) {
+  for (size_t i = 0; i < elements; ++i)
+    static_cast<T*>(to)[i] = combined(combine, static_cast<const T*>(a)[i], static_cast<const T*>(b)[i]);
+}
+
+void combine_bf16(Combine combine, void* to, const void* a, const void* b, size_t elements) {
+  const auto* x = static_cast<const uint16_t*>(a);
+  const auto* y = static_cast<const uint16_t*>(b);
+  for (size_t i = 0; i < elements; ++i)
+    static_cast<uint16_t*>(to)[i] = float_to_bf16(combined(combine, bf16_to_float(x[i]), bf16_to_float(y[i])));
+}
+
+class RefDevice final : public Device {
+ public:
+  void enter_thread(Stream) override {}
+
+  void* allocate(size_t bytes) override {
+    const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    void* memory = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
+    if (memory == nullptr)
+      throw error(Code::kResourceExhausted, "the ref device could not allocate {} bytes; use fewer or smaller devices", bytes);
+    return std::memset(memory, 0, rounded);
+  }
+  void release(void* memory, size_t) override { std::free(memory); }
+
+  std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
+    const Bind bind = find_bind(spec.op);
+    if (bind == nullptr) throw unimplemented("the ref device has no kernel for op number {} ('{}')", static_cast<int>(spec.op), spec.name);
+    for (const auto* operands : {&spec.in, &spec.out})
+      for (const Operand& x : *operands)
+        if (!readable(x.dtype)) throw unimplemented("op '{}': the ref device does not read {}", spec.name, name_of(x.dtype));
+    return std::make_unique<LoopKernel>(bind(spec));
+  }
+
+  void copy_in(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+  void copy_out(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+
+  void combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) override {
+    switch (dtype) {
+      case DType::kF32: return combine_all<float>(combine, to, a, b, elements);
+      case DType::kF64: return combine_all<double>(combine, to, a, b, elements);
+      case DType::kBF16: return combine_bf16(combine, to, a, b, elements);
+      case DType::kI32: return combine_all<int32_t>(combine, to, a, b, elements);
+      case DType::kI64: return combine_all<int64_t>(combine, to, a, b, elements);
+      default: throw unimplemented("the ref device does not combine {} between devices", name_of(dtype));
+    }
+  }
+
+ private:
+  static void copy(void* to, const void* from, size_t bytes) {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+  }
+};
+
+class RefBackend final : public Backend {
+ public:
+  const char* name() const override { return "ref"; }
+  bool supports(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out) const override {
+    for (const auto* types : {&in, &out})
+      for (const DType dtype : *types)
+        if (!readable(dtype)) return false;
+    return find_bind(op) != nullptr;
+  }
+  std::unique_ptr<Device> open(const DeviceSpec&) override { return std::make_unique<RefDevice>(); }
+  std::string describe() const override { return "ref: plain loops in float64, the oracle of the other devices"; }
+};
+
+}  // namespace
+}  // namespace ref
+
+std::unique_ptr<Backend> make_ref_backend() { return std::make_unique<ref::RefBackend>(); }
+
+}  // namespace whale

@@ -1,0 +1,16 @@
+// The elementwise ops as functions of numbers; elementwise.cc and fused.cc run them over tensors.
+#pragma once
+
+#include "ops/op.h"
+
+namespace whale::ref {
+
+using Unary = double (*)(double x);
+using Binary = double (*)(double a, double b);
+
+Unary unary(OpCode op);    // null: not a function of one number
+Binary binary(OpCode op);  // null: not a function of two numbers
+double where(double condition, double a, double b);
+Unary activation(std::string_view name);  // "" and "none": null; throws on an unknown name
+
+}  // namespace whale::ref
