@@ -24,6 +24,16 @@ std::span<const KernelEntry> matmul_kernels();
 std::span<const KernelEntry> conv_kernels();
 std::span<const KernelEntry> pool_kernels();
 std::span<const KernelEntry> batch_norm_kernels();
+std::span<const KernelEntry> elementwise_kernels();
+std::span<const KernelEntry> reduce_kernels();
+std::span<const KernelEntry> movement_kernels();
+std::span<const KernelEntry> indexing_kernels();
+std::span<const KernelEntry> embedding_kernels();
+std::span<const KernelEntry> softmax_kernels();
+std::span<const KernelEntry> loss_kernels();
+std::span<const KernelEntry> optimizer_kernels();
+std::span<const KernelEntry> attention_kernels();
+std::span<const KernelEntry> norm_kernels();
 
 // The row for these types; null: none.
 const KernelEntry* find_kernel(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out);

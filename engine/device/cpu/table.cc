@@ -5,6 +5,9 @@ namespace {
 
 using Family = std::span<const KernelEntry> (*)();
 constexpr Family kFamilies[] = {
+    norm_kernels,
+    reduce_kernels,
+    elementwise_kernels,
     matmul_kernels,
 };
 
