@@ -1,0 +1,251 @@
+// The table of all ops, expanded from ops.def, and what every op goes through: attributes, types, cost.
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+
+#include "ops/family.h"
+
+namespace whale {
+namespace {
+
+struct Entry {
+  OpCode code;
+  const OpDef* def;
+};
+
+constexpr Entry kEntries[] = {
+#define WHALE_OP(number, name) {OpCode::k_##name, &op_def_##name},
+#include "ops/ops.def"
+#undef WHALE_OP
+};
+
+constexpr size_t kCount = std::size(kEntries);
+
+constexpr std::array<OpCode, kCount> kCodes = [] {
+  std::array<OpCode, kCount> codes{};
+  for (size_t i = 0; i < kCount; ++i) codes[i] = kEntries[i].code;
+  return codes;
+}();
+static_assert(std::is_sorted(kCodes.begin(), kCodes.end()), "ops.def stands in order of number");
+
+constexpr size_t kNumbers = static_cast<size_t>(kEntries[kCount - 1].code) + 1;
+constexpr std::array<const OpDef*, kNumbers> kByNumber = [] {
+  std::array<const OpDef*, kNumbers> table{};
+  for (const Entry& e : kEntries) table[static_cast<size_t>(e.code)] = e.def;
+  return table;
+}();
+
+constexpr const char* kAttrTypes[] = {"an integer", "a floating point number", "true or false",
+                                      "a string",   "a list of integers",      "a list of floating point numbers"};
+static_assert(std::variant_size_v<Attr> == std::size(kAttrTypes));
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+// The value as the declared type: integers are accepted for floats, an empty list for any list.
+Attr coerce(const AttrSpec& spec, Attr value) {
+  const auto wanted = static_cast<size_t>(spec.type);
+  if (value.index() == wanted) return value;
+  if (spec.type == AttrType::kFloat)
+    if (const auto* i = std::get_if<int64_t>(&value)) return static_cast<double>(*i);
+  if (const auto* ints = std::get_if<std::vector<int64_t>>(&value))
+    if (spec.type == AttrType::kFloats) return std::vector<double>(ints->begin(), ints->end());
+  if (const auto* floats = std::get_if<std::vector<double>>(&value))
+    if (spec.type == AttrType::kInts && floats->empty()) return std::vector<int64_t>{};
+  throw invalid("attribute '{}' is {}, expected {}", spec.name, to_string(value), kAttrTypes[wanted]);
+}
+
+void check_operands(const OpDef& def, const std::vector<bool>& present) {
+  const bool variadic = !def.inputs.empty() && def.inputs.back().kind == PortKind::kVariadic;
+  const size_t most = def.inputs.size();
+  if (present.size() > most && !variadic)
+    throw invalid("has {} operands, expected {} ({})", present.size(), most, signature(def));
+  for (size_t i = 0; i < std::max(present.size(), most); ++i) {
+    const PortSpec& port = def.inputs[std::min(i, most - 1)];
+    const bool there = i < present.size() && present[i];
+    if (there || port.kind == PortKind::kOptional) continue;
+    if (port.kind == PortKind::kVariadic && i >= present.size()) continue;
+    throw invalid("operand {} ('{}') is missing ({})", i, port.name, signature(def));
+  }
+}
+
+// Absent optional operands at the end are written out, so that operand i of an op always exists.
+template <class T>
+void pad_operands(const OpDef& def, std::vector<T>& operands, const T& absent) {
+  const bool variadic = !def.inputs.empty() && def.inputs.back().kind == PortKind::kVariadic;
+  const size_t fixed = def.inputs.size() - (variadic ? 1 : 0);
+  if (operands.size() < fixed) operands.resize(fixed, absent);
+}
+
+}  // namespace
+
+const OpDef& def(OpCode code) {
+  const auto number = static_cast<size_t>(code);
+  if (number >= kNumbers || kByNumber[number] == nullptr) throw invalid("no op has number {}", number);
+  return *kByNumber[number];
+}
+
+const OpDef* find_op(std::string_view name) {
+  const auto it = std::find_if(std::begin(kEntries), std::end(kEntries), [&](const Entry& e) { return name == e.def->name; });
+  return it == std::end(kEntries) ? nullptr : it->def;
+}
+
+OpCode code_of(std::string_view name) {
+  const Entry* closest = nullptr;
+  size_t best = SIZE_MAX;
+  for (const Entry& e : kEntries) {
+    const size_t distance = edit_distance(name.substr(0, 64), e.def->name);
+    if (distance == 0 && name.size() <= 64) return e.code;
+    if (distance < best) best = distance, closest = &e;
+  }
+  throw error(Code::kNotFound, "there is no op named '{}'; did you mean '{}'?", name.substr(0, 64), closest->def->name);
+}
+
+std::span<const OpCode> all_ops() { return kCodes; }
+
+bool is_valid_op(int number) {
+  return number >= 0 && static_cast<size_t>(number) < kNumbers && kByNumber[static_cast<size_t>(number)] != nullptr;
+}
+
+std::string signature(const OpDef& def) {
+  std::vector<std::string> ports;
+  for (const PortSpec& port : def.inputs)
+    ports.push_back(std::string(port.name) + (port.kind == PortKind::kOptional ? "?" : port.kind == PortKind::kVariadic ? "*" : ""));
+  return fmt::format("{}({})", def.name, fmt::join(ports, ", "));
+}
+
+Attrs complete_attrs(const OpDef& def, Attrs given) {
+  Attrs all;
+  for (const AttrSpec& spec : def.attrs) {
+    const auto it = given.find(spec.name);
+    if (it != given.end()) {
+      all[spec.name] = coerce(spec, std::move(it->second));
+      given.erase(it);
+    } else if (spec.required) {
+      throw invalid("attribute '{}' is missing; expected {}", spec.name, kAttrTypes[static_cast<size_t>(spec.type)]);
+    } else {
+      all[spec.name] = coerce(spec, spec.fallback);
+    }
+  }
+  if (!given.empty()) {
+    std::vector<const char*> names;
+    for (const AttrSpec& spec : def.attrs) names.push_back(spec.name);
+    throw invalid("has no attribute '{}'; it has [{}]", given.begin()->first, fmt::join(names, ", "));
+  }
+  return all;
+}
+
+OpView view_of(const Graph& graph, const Op& op) {
+  OpView view{op.code, &op.attrs, {}, {}, {}};
+  for (const TensorId id : op.inputs) {
+    view.present.push_back(id != kNone);
+    view.inputs.push_back(id == kNone ? TensorType{} : TensorType{graph.tensor(id).dtype, graph.tensor(id).dims});
+  }
+  for (const TensorId id : op.outputs) view.outputs.push_back({graph.tensor(id).dtype, graph.tensor(id).dims});
+  return view;
+}
+
+std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs, const std::vector<bool>& present) {
+  const OpDef& d = def(code);
+  try {
+    check_operands(d, present);
+    const Attrs complete = complete_attrs(d, attrs);
+    OpView view{code, &complete, inputs, present, {}};
+    pad_operands(d, view.inputs, TensorType{});
+    pad_operands(d, view.present, false);
+    std::vector<TensorType> outputs = d.infer(view);
+    for (const TensorType& type : outputs) {
+      if (type.dims.size() > static_cast<size_t>(kMaxRank))
+        throw invalid("the result {} has rank {}; at most {} is supported", to_string(type.dims), type.dims.size(), kMaxRank);
+      if (element_count(type.dims) > INT64_MAX / 16) throw invalid("the result {} is too large", to_string(type.dims));
+    }
+    return outputs;
+  } catch (const Error& e) {
+    Error named(e.code(), fmt::format("{}: {}", d.name, e.message()));
+    throw named.with_damage(e.damage());
+  }
+}
+
+OpCost cost_of(const OpView& view) {
+  const OpDef& d = def(view.code);
+  if (d.cost) return d.cost(view);
+  return {output_elements(view), bytes_of(view)};
+}
+
+OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs attrs, ScopeId scope, std::string name) {
+  const OpDef& d = def(code);
+  const auto id = static_cast<OpId>(graph.ops.size());
+  if (name.empty()) name = fmt::format("{}_{}", d.name, id);
+  Op op;
+  try {
+    if (scope < 0 || static_cast<size_t>(scope) >= graph.scopes.size())
+      throw invalid("{}: scope {} does not exist; the graph has {}", d.name, scope, graph.scopes.size());
+    for (const TensorId input : inputs)
+      if (input != kNone && (input < 0 || static_cast<size_t>(input) >= graph.tensors.size()))
+        throw invalid("{}: operand is tensor {}, which does not exist; the graph has {}", d.name, input, graph.tensors.size());
+    op.code = code;
+    op.name = name;
+    op.inputs = std::move(inputs);
+    op.scope = scope;
+    const OpView view = view_of(graph, op);
+    const std::vector<TensorType> types = infer(code, attrs, view.inputs, view.present);
+    pad_operands(d, op.inputs, kNone);
+    op.attrs = complete_attrs(d, std::move(attrs));
+    if (has_flag(code, kRandom)) op.key = static_cast<uint64_t>(attr_int(op.attrs, "key"));
+    for (size_t i = 0; i < types.size(); ++i) {
+      Tensor t;
+      t.name = i == 0 ? name : fmt::format("{}.{}", name, d.outputs.empty() ? "out" : d.outputs[std::min(i, d.outputs.size() - 1)].name);
+      t.dtype = types[i].dtype;
+      t.dims = types[i].dims;
+      t.producer = id;
+      t.output = static_cast<int>(i);
+      op.outputs.push_back(static_cast<TensorId>(graph.tensors.size()));
+      graph.tensors.push_back(std::move(t));
+    }
+  } catch (Error& e) {
+    e.at_op(name).at_scope(graph.scope_path(scope));
+    throw;
+  }
+  graph.ops.push_back(std::move(op));
+  return id;
+}
+
+void verify_ops(const Graph& graph) {
+  for (const Op& op : graph.ops) {
+    try {
+      const OpDef& d = def(op.code);
+      const OpView view = view_of(graph, op);
+      const std::vector<TensorType> types = infer(op.code, op.attrs, view.inputs, view.present);
+      std::vector<TensorId> padded = op.inputs;
+      pad_operands(d, padded, kNone);
+      if (padded != op.inputs) throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), padded.size(), kNone);
+      if (complete_attrs(d, op.attrs) != op.attrs)
+        throw invalid("{}: attributes are incomplete or of the wrong type; every default must be written out", d.name);
+      if (types != view.outputs) {
+        std::vector<std::string> want, found;
+        for (const TensorType& t : types) want.push_back(to_string(t));
+        for (const TensorType& t : view.outputs) found.push_back(to_string(t));
+        throw invalid("{}: results are ({}), expected ({})", d.name, fmt::join(found, ", "), fmt::join(want, ", "));
+      }
+    } catch (Error& e) {
+      e.at_op(op.name).at_scope(graph.scope_path(op.scope));
+      throw;
+    }
+  }
+}
+
+std::string to_string(const TensorType& type) { return fmt::format("{}[{}]", name_of(type.dtype), fmt::join(type.dims, ",")); }
+
+}  // namespace whale
