@@ -1,8 +1,8 @@
 // Bytes -> Graph. Three fences: flatbuffers::Verifier (structure), the checks here (numbers, ids, sizes), then ir/verify and
-// ops/infer (meaning).
+// ops/ (meaning).
 #include <cstring>
 
-#include "ops/infer.h"
+#include "ops/op.h"
 #include "schema/fields.h"
 #include "schema/graph_file.h"
 

@@ -1,0 +1,21 @@
+// Clusters: device lists.
+#include "cluster/devices.h"
+
+#include "guard.h"
+#include "handles.h"
+
+using namespace whale;        // NOLINT
+using namespace whale::capi;  // NOLINT
+
+whale_status* whale_cluster_create(whale_engine* engine, whale_str devices, whale_cluster** out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    auto cluster = std::make_unique<whale_cluster>();
+    cluster->devices = parse_devices(nonempty(devices, "devices"));
+    *out = cluster.release();
+  });
+}
+
+size_t whale_cluster_size(const whale_cluster* cluster) { return cluster == nullptr ? 0 : cluster->devices.size(); }
+void whale_cluster_release(whale_cluster* cluster) { delete cluster; }

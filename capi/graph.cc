@@ -1,0 +1,358 @@
+// Building graphs: inputs, parameters, ops, scopes, training. Each call checks first and changes the graph last; a failure in
+// between is rolled back.
+#include <algorithm>
+
+#include "guard.h"
+#include "handles.h"
+#include "ops/op.h"
+#include "schema/graph_file.h"
+
+using namespace whale;        // NOLINT
+using namespace whale::capi;  // NOLINT
+
+namespace whale::capi {
+namespace {
+
+// The graph as it was, unless keep() is called.
+class Rollback {
+ public:
+  explicit Rollback(Graph& graph)
+      : g_(graph), tensors_(g_.tensors.size()), ops_(g_.ops.size()), scopes_(g_.scopes.size()), variables_(g_.variables.size()),
+        inputs_(g_.inputs.size()), outputs_(g_.outputs.size()) {}
+  ~Rollback() {
+    if (kept_) return;
+    g_.tensors.resize(tensors_);
+    g_.ops.resize(ops_);
+    g_.scopes.resize(scopes_);
+    g_.variables.resize(variables_);
+    g_.inputs.resize(inputs_);
+    g_.outputs.resize(outputs_);
+  }
+  void keep() { kept_ = true; }
+
+ private:
+  Graph& g_;
+  size_t tensors_, ops_, scopes_, variables_, inputs_, outputs_;
+  bool kept_ = false;
+};
+
+whale_graph& unsealed(whale_graph* graph) {
+  whale_graph& g = need(graph, "graph");
+  if (g.sealed) throw error(Code::kFailedPrecondition, "graph '{}' is sealed: it cannot be changed any more", g.graph->name);
+  return g;
+}
+
+TensorId checked_value(const Graph& graph, whale_value value) {
+  if (value < 0 || static_cast<size_t>(value) >= graph.tensors.size()) {
+    throw invalid("value {} does not exist; graph '{}' has {}", value, graph.name, graph.tensors.size());
+  }
+  return value;
+}
+
+// "block.3." inside name scopes "block" and "3".
+std::string prefix(const whale_graph& g) {
+  std::string out;
+  for (const ScopeId id : g.scope_stack) {
+    const Scope& s = g.graph->scopes[static_cast<size_t>(id)];
+    if (s.kind == ScopeKind::kName) out += s.name + ".";
+  }
+  return out;
+}
+
+void check_new(const whale_graph& g, const std::string& name, const char* what) {
+  if (g.names.count(name) != 0) throw error(Code::kAlreadyExists, "{} '{}': that name is taken in graph '{}'", what, name, g.graph->name);
+}
+
+// The rules of ir/verify for one new thing, by itself in a graph, so that an error comes from the call that made it.
+void verify_alone(const Tensor& tensor, const Variable* variable) {
+  Graph g;
+  g.tensors.push_back(tensor);
+  if (variable != nullptr) {
+    g.variables.push_back(*variable);
+    g.variables[0].tensor = 0;
+  } else {
+    g.inputs.push_back(0);
+  }
+  verify(g);
+}
+
+TensorId add_tensor(whale_graph& g, Tensor tensor, const Variable* variable) {
+  Graph& graph = *g.graph;
+  verify_alone(tensor, variable);
+  Rollback rollback(graph);
+  const auto id = static_cast<TensorId>(graph.tensors.size());
+  if (variable != nullptr) {
+    graph.variables.push_back(*variable);
+    graph.variables.back().tensor = id;
+  } else {
+    graph.inputs.push_back(id);
+  }
+  graph.tensors.push_back(tensor);
+  g.names.emplace(tensor.name, 1);
+  rollback.keep();
+  return id;
+}
+
+Attr attr_value(const whale_attr& a, const std::string& name) {
+  switch (a.kind) {
+    case WHALE_ATTR_INT: return a.i;
+    case WHALE_ATTR_FLOAT: return a.f;
+    case WHALE_ATTR_BOOL: return a.i != 0;
+    case WHALE_ATTR_STRING: return text(a.s, "attr.s");
+    case WHALE_ATTR_INTS: {
+      const auto list = array(a.ints, a.count, "attr.ints");
+      return std::vector<int64_t>(list.begin(), list.end());
+    }
+    case WHALE_ATTR_FLOATS: {
+      const auto list = array(a.floats, a.count, "attr.floats");
+      return std::vector<double>(list.begin(), list.end());
+    }
+  }
+  throw invalid("attribute '{}' has kind {}, expected a whale_attr_kind (0 to 5)", name, a.kind);
+}
+
+Attrs read_attrs(const whale_attr* attrs, size_t count) {
+  Attrs out;
+  for (const whale_attr& a : array(attrs, count, "attrs")) {
+    std::string name = nonempty(a.name, "attr.name");
+    if (!out.emplace(name, attr_value(a, name)).second) throw invalid("attribute '{}' is given twice", name);
+  }
+  return out;
+}
+
+Scope read_scope(const whale_scope_options& o, ScopeId parent) {
+  Scope s;
+  s.kind = number<ScopeKind>(o.kind, WHALE_SCOPE_REPLICA, WHALE_SCOPE_NAME, "options.kind");
+  s.parent = parent;
+  s.name = text(o.name, "options.name");
+  s.count = o.count;
+  const auto shares = array(o.shares, o.share_count, "options.shares");
+  s.shares.assign(shares.begin(), shares.end());
+  s.by = text(o.by, "options.by");
+  s.factor = text(o.factor, "options.factor");
+  s.micro_batches = o.micro_batches;
+  s.schedule = text(o.schedule, "options.schedule");
+  s.chunks = o.chunks;
+  s.layout = text(o.layout, "options.layout");
+  s.devices = text(o.devices, "options.devices");
+  return s;
+}
+
+Training read_training(const whale_training_options& o, TensorId loss) {
+  Training t;
+  t.loss = loss;
+  t.optimizer.kind = number<OptimizerKind>(o.optimizer, WHALE_OPTIMIZER_NONE, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer");
+  t.optimizer.learning_rate = o.learning_rate;
+  t.optimizer.momentum = o.momentum;
+  t.optimizer.nesterov = flag(o.nesterov, "options.nesterov");
+  t.optimizer.beta1 = o.beta1;
+  t.optimizer.beta2 = o.beta2;
+  t.optimizer.epsilon = o.epsilon;
+  t.optimizer.weight_decay = o.weight_decay;
+  t.optimizer.decay_rate = o.decay_rate;
+  t.optimizer.clip_threshold = o.clip_threshold;
+  t.schedule.kind = number<ScheduleKind>(o.schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.schedule");
+  t.schedule.warmup_steps = o.warmup_steps;
+  t.schedule.total_steps = o.total_steps;
+  t.schedule.final_fraction = o.final_fraction;
+  t.clip_norm = o.clip_norm;
+  t.accumulation = o.accumulation;
+  t.precision = number<Precision>(o.precision, WHALE_PRECISION_F32, WHALE_PRECISION_F64, "options.precision");
+  return t;
+}
+
+}  // namespace
+
+std::string unique_name(whale_graph& g, const std::string& name) {
+  if (g.names.count(name) == 0) return name;
+  for (int& last = g.names[name];;) {
+    std::string next = fmt::format("{}_{}", name, ++last);
+    if (g.names.count(next) == 0) return next;
+  }
+}
+
+}  // namespace whale::capi
+
+whale_status* whale_graph_create(whale_engine* engine, whale_str name, whale_graph** out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    auto graph = std::make_unique<whale_graph>();
+    graph->graph = std::make_shared<Graph>();
+    graph->graph->name = text(name, "name");
+    *out = graph.release();
+  });
+}
+
+void whale_graph_release(whale_graph* graph) { delete graph; }
+
+whale_status* whale_graph_input(whale_graph* graph, whale_str name, int32_t dtype, const int64_t* dims, size_t rank, int32_t batch_dim,
+                                whale_value* out) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    need(out, "out");
+    Tensor t;
+    t.name = nonempty(name, "name");
+    t.dtype = checked_dtype(dtype);
+    t.dims = checked_dims(t.dtype, dims, rank);
+    t.kind = TensorKind::kInput;
+    t.batch_dim = batch_dim;
+    check_new(g, t.name, "input");
+    *out = add_tensor(g, std::move(t), nullptr);
+  });
+}
+
+whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t dtype, const int64_t* dims, size_t rank,
+                                    const whale_parameter_options* options, whale_value* out) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    need(out, "out");
+    const whale_parameter_options o = capi::options(options, whale_parameter_options WHALE_PARAMETER_OPTIONS_INIT, "options");
+    Tensor t;
+    t.name = prefix(g) + nonempty(name, "name");
+    t.dtype = checked_dtype(dtype);
+    t.dims = checked_dims(t.dtype, dims, rank);
+    t.kind = TensorKind::kVariable;
+    check_new(g, t.name, "parameter");
+    Variable v;
+    v.role = flag(o.buffer, "options.buffer") ? Role::kBuffer : Role::kParameter;
+    v.trainable = !flag(o.frozen, "options.frozen") && v.role == Role::kParameter;
+    v.decay = !flag(o.no_decay, "options.no_decay") && rank >= 2;
+    v.init.kind = number<InitKind>(o.init, WHALE_INIT_ZEROS, WHALE_INIT_FILE, "options.init");
+    v.init.a = o.a;
+    v.init.b = o.b;
+    v.init.file = text(o.file, "options.file");
+    v.init.key = text(o.key, "options.key");
+    if (v.init.kind == InitKind::kFile && v.init.key.empty()) v.init.key = t.name;
+    *out = add_tensor(g, std::move(t), &v);
+  });
+}
+
+whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value* inputs, size_t input_count, const whale_attr* attrs,
+                             size_t attr_count, const whale_op_options* options, whale_value* outputs, size_t capacity,
+                             size_t* output_count) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    Graph& ir = *g.graph;
+    const whale_op_options o = capi::options(options, whale_op_options WHALE_OP_OPTIONS_INIT, "options");
+    const std::string location = text(o.location, "options.location");
+    const ScopeId scope = g.scope_stack.back();
+    Rollback rollback(ir);
+    std::string name = text(o.name, "options.name");
+    try {
+      const std::string type = nonempty(op, "op");
+      name = unique_name(g, prefix(g) + (name.empty() ? type : name));
+      const OpCode code = code_of(type);
+      if (has_flag(code, kInternal)) throw invalid("op '{}' is made by the planner only", type);
+      std::vector<TensorId> operands;
+      for (const whale_value v : array(inputs, input_count, "inputs")) operands.push_back(v == WHALE_NONE ? kNone : checked_value(ir, v));
+      const OpId id = append_op(ir, code, std::move(operands), read_attrs(attrs, attr_count), scope, name);
+      const std::vector<TensorId>& made = ir.op(id).outputs;
+      if (made.size() > capacity) throw invalid("op '{}' has {} outputs; there is room for {}", type, made.size(), capacity);
+      if (!made.empty()) need(outputs, "outputs");
+      need(output_count, "output_count");
+      ir.op(id).location = location;
+      for (const TensorId t : made) g.names.emplace(ir.tensor(t).name, 1);
+      g.names.emplace(name, 1);
+      std::copy(made.begin(), made.end(), outputs);
+      *output_count = made.size();
+    } catch (const Error& e) {
+      Error located(e.code(), location.empty() ? e.message() : fmt::format("{}: {}", location, e.message()));
+      throw located.at_op(e.where().op).at_op(name).at_scope(e.where().scope).at_scope(ir.scope_path(scope)).with_damage(e.damage());
+    }
+    rollback.keep();
+  });
+}
+
+whale_status* whale_graph_value(const whale_graph* graph, whale_value value, int32_t* dtype, const int64_t** dims, size_t* rank) {
+  return guard([&] {
+    const Graph& g = *need(graph, "graph").graph;
+    const Tensor& t = g.tensor(checked_value(g, value));
+    need(dtype, "dtype");
+    need(dims, "dims");
+    need(rank, "rank");
+    *dtype = static_cast<int32_t>(t.dtype);
+    *dims = t.dims.data();
+    *rank = t.dims.size();
+  });
+}
+
+whale_status* whale_graph_scope_begin(whale_graph* graph, const whale_scope_options* options) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    need(options, "options");
+    const whale_scope_options o = capi::options(options, whale_scope_options WHALE_SCOPE_OPTIONS_INIT, "options");
+    if (g.scope_stack.size() > 200) throw invalid("scopes nest deeper than 200");
+    Scope scope = read_scope(o, g.scope_stack.back());
+    Graph alone;
+    alone.scopes.push_back(scope);
+    alone.scopes[1].parent = 0;
+    verify(alone);
+    Rollback rollback(*g.graph);
+    const auto id = static_cast<ScopeId>(g.graph->scopes.size());
+    g.graph->scopes.push_back(std::move(scope));
+    g.scope_stack.push_back(id);
+    rollback.keep();
+  });
+}
+
+whale_status* whale_graph_scope_end(whale_graph* graph) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    if (g.scope_stack.size() == 1) throw error(Code::kFailedPrecondition, "no scope is open");
+    g.scope_stack.pop_back();
+  });
+}
+
+whale_status* whale_graph_output(whale_graph* graph, whale_str name, whale_value value) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    const std::string text = nonempty(name, "name");
+    const TensorId id = checked_value(*g.graph, value);
+    for (const NamedTensor& o : g.graph->outputs) {
+      if (o.name == text) throw error(Code::kAlreadyExists, "output '{}' exists already", text);
+    }
+    if (text == "loss" && id != g.graph->training.loss) {
+      throw invalid("output name 'loss' belongs to the value that is minimized; choose another");
+    }
+    g.graph->outputs.push_back({text, id});
+  });
+}
+
+whale_status* whale_graph_minimize(whale_graph* graph, whale_value loss, const whale_training_options* options) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    const whale_training_options o = capi::options(options, whale_training_options WHALE_TRAINING_OPTIONS_INIT, "options");
+    const TensorId id = checked_value(*g.graph, loss);
+    const Training training = read_training(o, id);
+    Graph alone;
+    alone.tensors.push_back(g.graph->tensor(id));
+    alone.tensors[0].kind = TensorKind::kInput;
+    alone.tensors[0].producer = kNone;
+    alone.tensors[0].output = 0;
+    alone.tensors[0].batch_dim = -1;
+    if (alone.tensors[0].name.empty()) alone.tensors[0].name = "loss";
+    alone.inputs.push_back(0);
+    alone.training = training;
+    alone.training.loss = 0;
+    verify(alone);
+    for (const NamedTensor& output : g.graph->outputs) {
+      if (output.name == "loss" && output.tensor != id) throw invalid("output 'loss' is another value than the loss; rename it");
+    }
+    g.graph->training = training;
+  });
+}
+
+whale_status* whale_graph_seal(whale_graph* graph) {
+  return guard([&] {
+    whale_graph& g = need(graph, "graph");
+    if (g.sealed) return;
+    if (g.scope_stack.size() > 1) {
+      const std::string path = g.graph->scope_path(g.scope_stack.back());
+      throw error(Code::kFailedPrecondition, "scope '{}' is still open; end it before sealing", path).at_scope(path);
+    }
+    verify(*g.graph);
+    verify_ops(*g.graph);
+    g.sealed = true;
+  });
+}

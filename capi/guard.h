@@ -1,0 +1,105 @@
+// The fence between C and the engine: what goes in is checked, what is thrown becomes a whale_status, and out-parameters are
+// written last, by code that cannot fail.
+#pragma once
+
+#include <cstring>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/utf8.h"
+#include "whale/whale.h"
+
+struct whale_status {
+  whale_code code = WHALE_UNKNOWN;
+  whale_damage damage = WHALE_DAMAGE_CALL;
+  std::string message;
+  whale::Where where;
+};
+
+namespace whale::capi {
+
+whale_status* make_status(const Error& error) noexcept;         // out_of_memory() when there is no memory for it
+whale_status* make_status(Code code, const char* message) noexcept;
+whale_status* out_of_memory() noexcept;                         // one constant status; releasing it does nothing
+
+// Runs f; nothing leaves it but a status. NULL: f returned.
+template <class F>
+whale_status* guard(F&& f) noexcept {
+  try {
+    f();
+    return nullptr;
+  } catch (const Error& e) {
+    return make_status(e);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  } catch (const std::length_error&) {  // a size that no container can have
+    return out_of_memory();
+  } catch (const std::exception& e) {
+    return make_status(Code::kInternal, e.what());
+  } catch (...) {
+    return make_status(Code::kUnknown, "an unknown exception was caught at the C ABI");
+  }
+}
+
+// ---- arguments ------------------------------------------------------------------------------------------------------------
+template <class T>
+T& need(T* pointer, const char* what) {
+  if (pointer == nullptr) throw invalid("argument `{}` is NULL", what);
+  return *pointer;
+}
+
+template <class T>
+std::span<T> array(T* data, size_t count, const char* what) {
+  if (count > 0 && data == nullptr) throw invalid("argument `{}` is NULL, but its count is {}", what, count);
+  if (count > (size_t{1} << 31)) throw invalid("argument `{}` has a count of {}", what, count);
+  return {data, count};
+}
+
+inline std::string text(whale_str s, const char* what) {
+  if (s.data == nullptr && s.size != 0) throw invalid("argument `{}` is NULL, but its size is {}", what, s.size);
+  if (s.size > (size_t{1} << 31)) throw invalid("argument `{}` has a size of {} bytes", what, s.size);
+  const std::string_view view(s.data == nullptr ? "" : s.data, s.size);
+  if (!is_name(view)) throw invalid("argument `{}` is not UTF-8 text without control characters", what);
+  return std::string(view);
+}
+
+inline std::string nonempty(whale_str s, const char* what) {
+  std::string out = text(s, what);
+  if (out.empty()) throw invalid("argument `{}` is empty", what);
+  return out;
+}
+
+template <class E>
+E number(int64_t value, int64_t low, int64_t high, const char* what) {  // an enum's
+  if (value < low || value > high) throw invalid("argument `{}` is {}, expected {} to {}", what, value, low, high);
+  return static_cast<E>(value);
+}
+
+inline bool flag(int32_t value, const char* what) { return number<int>(value, 0, 1, what) == 1; }
+
+// The caller's option struct, which may come from an older header (shorter: the rest keeps its defaults) or from a newer one
+// (longer: fine as long as what this library does not know is zero).
+template <class T>
+T options(const T* given, const T& defaults, const char* what) {
+  T out = defaults;
+  if (given == nullptr) return out;
+  const size_t size = given->struct_size;
+  if (size < sizeof(size_t) || size > 4096) {
+    throw invalid("`{}`.struct_size is {}; start from the _INIT macro of the struct", what, size);
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] != 0) throw error(Code::kUnimplemented, "`{}` sets options that this version of libwhale does not know", what);
+  }
+  std::memcpy(static_cast<void*>(&out), bytes, size < sizeof(T) ? size : sizeof(T));
+  out.struct_size = sizeof(T);
+  return out;
+}
+
+// ---- results --------------------------------------------------------------------------------------------------------------
+whale_text make_text(std::string_view s);  // throws bad_alloc
+
+}  // namespace whale::capi

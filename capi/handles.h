@@ -1,0 +1,74 @@
+// What the handles of whale.h hold: shared pointers to things that do not change, so that the order in which a caller releases
+// them does not matter.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cluster/devices.h"
+#include "data/host_tensor.h"
+#include "device/device.h"
+#include "ir/graph.h"
+#include "plan/plan.h"
+#include "run/handle.h"
+#include "session/session.h"
+#include "whale/whale.h"
+
+struct whale_engine {
+  std::shared_ptr<whale::Backends> backends;
+};
+
+struct whale_graph {
+  std::shared_ptr<whale::Graph> graph;            // not written to once sealed
+  bool sealed = false;
+  std::vector<whale::ScopeId> scope_stack{0};     // the open scopes, innermost last
+  std::unordered_map<std::string, int> names;      // of ops and tensors: unique in the graph; with the last suffix tried
+};
+
+struct whale_cluster {
+  std::vector<whale::DeviceSpec> devices;
+};
+
+struct whale_plan {
+  std::shared_ptr<const whale::Plan> plan;
+};
+
+struct whale_tensor {
+  whale::HostTensor host;
+  std::shared_ptr<void> storage;  // owner of host.data; empty for a view of the caller's memory
+  bool read_only = false;         // from a DLPack tensor that says so
+};
+
+struct whale_cancel {
+  std::shared_ptr<whale::Cancel> cancel;
+};
+
+struct whale_event {
+  whale::RunHandle run;
+  std::vector<std::shared_ptr<void>> keep;  // storage of the run's inputs and outputs
+  int64_t process = 0;
+};
+
+struct whale_session {
+  std::unique_ptr<whale::Session> session;
+  int64_t process = 0;  // that made it: after fork() the child has no engine threads
+};
+
+namespace whale::capi {
+
+// A name that nothing in the graph has yet: `name`, or `name_2`, `name_3`, ...
+std::string unique_name(whale_graph& graph, const std::string& name);
+
+// file.cc: whole files. Writing goes to a temporary name beside the file, synced and renamed: a failure leaves what was there.
+std::vector<uint8_t> read_file(const std::string& path);
+void write_file(const std::string& path, const std::vector<uint8_t>& bytes);
+
+// A tensor with its own zeroed memory, 64-byte aligned.
+std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims);
+// dtype and dims that came through the ABI: valid, in bounds.
+DType checked_dtype(int32_t dtype);
+Dims checked_dims(DType dtype, const int64_t* dims, size_t rank);
+
+}  // namespace whale::capi

@@ -1,0 +1,104 @@
+// Plans: compiled, printed, saved.
+#include "plan/plan.h"
+
+#include "compile.h"
+#include "guard.h"
+#include "handles.h"
+
+using namespace whale;        // NOLINT
+using namespace whale::capi;  // NOLINT
+
+namespace whale::capi {
+namespace {
+
+CompileOptions read_options(const whale_plan_options& o) {
+  CompileOptions out;
+  out.strategy = text(o.strategy, "options.strategy");
+  for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch")) out.fetch.push_back(nonempty(name, "options.fetch"));
+  out.bucket_bytes = number<int64_t>(o.bucket_bytes, 0, INT64_MAX, "options.bucket_bytes");
+  out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
+  const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F64 + 1, "options.precision");
+  if (precision > 0) out.precision = static_cast<Precision>(precision - 1);
+  out.overlap = !flag(o.no_overlap, "options.no_overlap");
+  out.fusion = !flag(o.no_fusion, "options.no_fusion");
+  return out;
+}
+
+std::unique_ptr<whale_plan> handle(Plan plan) {
+  auto out = std::make_unique<whale_plan>();
+  out->plan = std::make_shared<const Plan>(std::move(plan));
+  return out;
+}
+
+}  // namespace
+}  // namespace whale::capi
+
+whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                const whale_plan_options* options, whale_plan** out) {
+  return guard([&] {
+    need(engine, "engine");
+    const whale_graph& g = need(graph, "graph");
+    const whale_cluster& c = need(cluster, "cluster");
+    need(out, "out");
+    if (!g.sealed) throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", g.graph->name);
+    const whale_plan_options o = capi::options(options, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
+    *out = handle(compile(*g.graph, c.devices, read_options(o))).release();
+  });
+}
+
+whale_status* whale_plan_parse(whale_engine* engine, const void* data, size_t size, whale_plan** out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(static_cast<const char*>(data), "data");
+    need(out, "out");
+    *out = handle(deserialize(static_cast<const uint8_t*>(data), size)).release();
+  });
+}
+
+whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan** out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    const std::string file = nonempty(path, "path");
+    const std::vector<uint8_t> bytes = read_file(file);
+    try {
+      *out = handle(deserialize(bytes.data(), bytes.size())).release();
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("'{}': {}", file, e.message())).at_op(e.where().op).at_scope(e.where().scope);
+    }
+  });
+}
+
+whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
+  return guard([&] {
+    const std::vector<uint8_t> bytes = serialize(*need(plan, "plan").plan);
+    need(out, "out") = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  });
+}
+
+whale_status* whale_plan_save(const whale_plan* plan, whale_str path) {
+  return guard([&] { write_file(nonempty(path, "path"), serialize(*need(plan, "plan").plan)); });
+}
+
+whale_status* whale_plan_print(const whale_plan* plan, whale_text* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    need(out, "out") = make_text(print(p));
+  });
+}
+
+whale_status* whale_plan_summary(const whale_plan* plan, whale_text* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    need(out, "out") = make_text(summary(p));
+  });
+}
+
+whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    need(out, "out") = make_text(to_json(p));
+  });
+}
+
+void whale_plan_release(whale_plan* plan) { delete plan; }

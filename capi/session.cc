@@ -1,0 +1,219 @@
+// Sessions, events and cancelling.
+#include <unistd.h>
+
+#include "guard.h"
+#include "handles.h"
+#include "json.h"
+
+using namespace whale;        // NOLINT
+using namespace whale::capi;  // NOLINT
+
+namespace whale::capi {
+namespace {
+
+constexpr const char* kRoles[] = {"parameter", "state", "buffer"};  // as Role
+
+void check_process(int64_t process) {
+  if (process != static_cast<int64_t>(::getpid())) {
+    throw error(Code::kFailedPrecondition, "this session belongs to the parent of this process: its threads did not survive fork()");
+  }
+}
+
+Session& live(whale_session* session) {
+  whale_session& s = need(session, "session");
+  check_process(s.process);
+  return *s.session;
+}
+
+std::vector<NamedHost> read_inputs(const whale_named_tensor* inputs, size_t count, whale_event& event) {
+  std::vector<NamedHost> out;
+  for (const whale_named_tensor& input : array(inputs, count, "inputs")) {
+    std::string name = nonempty(input.name, "inputs.name");
+    if (input.tensor == nullptr) throw invalid("input '{}' has no tensor", name);
+    out.push_back({std::move(name), input.tensor->host});
+    event.keep.push_back(input.tensor->storage);
+  }
+  return out;
+}
+
+// Missing tensors are made here and handed over by the caller once nothing can fail any more.
+struct Outputs {
+  std::vector<NamedHost> hosts;
+  std::vector<std::unique_ptr<whale_tensor>> made;  // null where the caller gave one
+};
+
+Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost>& inputs, std::span<whale_named_tensor> outputs,
+                     whale_event& event) {
+  Outputs out;
+  std::vector<std::string> names;
+  for (const whale_named_tensor& o : outputs) names.push_back(nonempty(o.name, "outputs.name"));
+  const std::vector<TensorType> types = session.output_types(mode, inputs, names);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const whale_tensor* tensor = outputs[i].tensor;
+    if (tensor != nullptr && tensor->read_only) throw invalid("the tensor for output '{}' is read-only", names[i]);
+    out.made.push_back(tensor == nullptr ? make_tensor(types[i].dtype, types[i].dims) : nullptr);
+    if (tensor == nullptr) tensor = out.made.back().get();
+    if (tensor->host.dtype != types[i].dtype || tensor->host.dims != types[i].dims) {
+      throw invalid("output '{}' is {} {}, but the tensor given for it is {} {}", names[i], name_of(types[i].dtype),
+                    to_string(types[i].dims), name_of(tensor->host.dtype), to_string(tensor->host.dims));
+    }
+    out.hosts.push_back({names[i], tensor->host});
+    event.keep.push_back(tensor->storage);
+  }
+  return out;
+}
+
+void start(whale_session* session, RunMode mode, const whale_named_tensor* inputs, size_t input_count, whale_named_tensor* outputs,
+           size_t output_count, whale_cancel* cancel, whale_event** out) {
+  Session& s = live(session);
+  need(out, "out");
+  auto event = std::make_unique<whale_event>();
+  event->process = session->process;
+  const std::vector<NamedHost> in = read_inputs(inputs, input_count, *event);
+  const auto wanted = array(outputs, output_count, "outputs");
+  Outputs o = read_outputs(s, mode, in, wanted, *event);
+  const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
+  event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (o.made[i] != nullptr) wanted[i].tensor = o.made[i].release();
+  }
+  *out = event.release();
+}
+
+}  // namespace
+}  // namespace whale::capi
+
+whale_status* whale_cancel_create(whale_cancel** out) {
+  return guard([&] {
+    need(out, "out");
+    *out = new whale_cancel{std::make_shared<Cancel>()};
+  });
+}
+
+void whale_cancel_trigger(whale_cancel* cancel) {
+  if (cancel != nullptr) cancel->cancel->trigger();
+}
+
+void whale_cancel_release(whale_cancel* cancel) { delete cancel; }
+
+whale_status* whale_event_wait(whale_event* event, double timeout_seconds, int32_t* done) {
+  return guard([&] {
+    const whale_event& e = need(event, "event");
+    need(done, "done");
+    check_process(e.process);
+    if (timeout_seconds != timeout_seconds) throw invalid("`timeout_seconds` is not a number");
+    *done = e.run.wait(timeout_seconds) ? 1 : 0;
+  });
+}
+
+int32_t whale_event_query(const whale_event* event) { return event != nullptr && event->run.done() ? 1 : 0; }
+
+void whale_event_release(whale_event* event) {
+  if (event == nullptr) return;
+  if (event->process == static_cast<int64_t>(::getpid())) event->run.settle();
+  delete event;
+}
+
+whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan, const whale_session_options* options,
+                                   whale_session** out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(plan, "plan");
+    need(out, "out");
+    const whale_session_options o = capi::options(options, whale_session_options WHALE_SESSION_OPTIONS_INIT, "options");
+    SessionOptions so;
+    so.seed = o.seed;
+    so.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
+    so.threads = number<int>(o.threads, 0, 65536, "options.threads");
+    auto session = std::make_unique<whale_session>();
+    session->process = ::getpid();
+    session->session = std::make_unique<Session>(plan->plan, engine->backends, so);
+    *out = session.release();
+  });
+}
+
+void whale_session_release(whale_session* session) {
+  if (session == nullptr) return;
+  // After fork() the threads that the destructor would join are not here: the memory is the child's loss.
+  if (session->process != static_cast<int64_t>(::getpid())) (void)session->session.release();
+  delete session;
+}
+
+whale_status* whale_session_step(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
+                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
+  return guard([&] { start(session, RunMode::kStep, inputs, input_count, outputs, output_count, cancel, out); });
+}
+
+whale_status* whale_session_eval(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
+                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
+  return guard([&] { start(session, RunMode::kEval, inputs, input_count, outputs, output_count, cancel, out); });
+}
+
+whale_status* whale_session_read(whale_session* session, whale_str name, whale_tensor** out) {
+  return guard([&] {
+    Session& s = live(session);
+    need(out, "out");
+    const std::string variable = nonempty(name, "name");
+    const TensorType type = s.variable_type(variable);
+    auto tensor = make_tensor(type.dtype, type.dims);
+    s.read(variable, tensor->host);
+    *out = tensor.release();
+  });
+}
+
+whale_status* whale_session_write(whale_session* session, whale_str name, const whale_tensor* tensor) {
+  return guard([&] {
+    Session& s = live(session);
+    s.write(nonempty(name, "name"), need(tensor, "tensor").host);
+  });
+}
+
+whale_status* whale_session_variables(whale_session* session, whale_text* out) {
+  return guard([&] {
+    const Session& s = live(session);
+    need(out, "out");
+    Json j;
+    j.open('[');
+    for (const VariableInfo& v : s.variables()) {
+      j.open('{').field("name", v.name).field("role", kRoles[static_cast<size_t>(v.role)]).field("dtype", name_of(v.dtype));
+      j.field("dims", v.dims).close('}');
+    }
+    *out = make_text(j.close(']').text());
+  });
+}
+
+whale_status* whale_session_set_learning_rate(whale_session* session, double learning_rate) {
+  return guard([&] { live(session).set_learning_rate(learning_rate); });
+}
+
+double whale_session_learning_rate(const whale_session* s) { return s == nullptr ? 0.0 : s->session->learning_rate(); }
+int64_t whale_session_iteration(const whale_session* s) { return s == nullptr ? 0 : s->session->iteration(); }
+int64_t whale_session_updates(const whale_session* s) { return s == nullptr ? 0 : s->session->updates(); }
+
+whale_status* whale_session_save(whale_session* session, whale_str directory) {
+  return guard([&] { live(session).save(nonempty(directory, "directory")); });
+}
+
+whale_status* whale_session_load(whale_session* session, whale_str directory) {
+  return guard([&] { live(session).load(nonempty(directory, "directory")); });
+}
+
+whale_status* whale_session_trace(whale_session* session, int32_t enable) {
+  return guard([&] { live(session).set_trace(flag(enable, "enable")); });
+}
+
+whale_status* whale_session_timeline(whale_session* session, whale_text* out) {
+  return guard([&] {
+    Session& s = live(session);
+    need(out, "out");
+    *out = make_text(s.timeline());
+  });
+}
+
+whale_status* whale_session_report(whale_session* session, whale_text* out) {
+  return guard([&] {
+    Session& s = live(session);
+    need(out, "out");
+    *out = make_text(s.report());
+  });
+}

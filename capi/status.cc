@@ -1,0 +1,70 @@
+// Status, text, version.
+#include <cstdlib>
+
+#include "base/version.h"
+#include "guard.h"
+
+namespace whale::capi {
+namespace {
+
+// No destructor order to care about, and no allocation when memory has run out.
+whale_status& memory_status() {
+  static whale_status status{WHALE_RESOURCE_EXHAUSTED, WHALE_DAMAGE_CALL, "out of memory", {}};
+  return status;
+}
+const whale_status& made_early = memory_status();
+
+whale_str view(const std::string& s) { return {s.data(), s.size()}; }
+
+}  // namespace
+
+whale_status* out_of_memory() noexcept { return &memory_status(); }
+
+whale_status* make_status(const Error& error) noexcept {
+  try {
+    return new whale_status{static_cast<whale_code>(error.code()), static_cast<whale_damage>(error.damage()), error.message(),
+                            error.where()};
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+whale_status* make_status(Code code, const char* message) noexcept {
+  try {
+    return make_status(Error(code, message));
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+whale_text make_text(std::string_view s) {
+  auto* data = static_cast<char*>(std::malloc(s.size() + 1));
+  if (data == nullptr) throw std::bad_alloc();
+  if (!s.empty()) std::memcpy(data, s.data(), s.size());
+  data[s.size()] = '\0';
+  return {data, s.size()};
+}
+
+}  // namespace whale::capi
+
+using whale::capi::out_of_memory;
+using whale::capi::view;
+
+const char* whale_version(void) { return whale::kVersion; }
+
+void whale_text_release(whale_text* text) {
+  if (text == nullptr) return;
+  std::free(text->data);
+  *text = {nullptr, 0};
+}
+
+int32_t whale_status_code(const whale_status* s) { return s == nullptr ? WHALE_OK : s->code; }
+int32_t whale_status_damage(const whale_status* s) { return s == nullptr ? WHALE_DAMAGE_CALL : s->damage; }
+whale_str whale_status_message(const whale_status* s) { return s == nullptr ? whale_str{"", 0} : view(s->message); }
+whale_str whale_status_op(const whale_status* s) { return s == nullptr ? whale_str{"", 0} : view(s->where.op); }
+whale_str whale_status_scope(const whale_status* s) { return s == nullptr ? whale_str{"", 0} : view(s->where.scope); }
+int32_t whale_status_rank(const whale_status* s) { return s == nullptr ? -1 : s->where.rank; }
+int32_t whale_status_device(const whale_status* s) { return s == nullptr ? -1 : s->where.device; }
+void whale_status_release(whale_status* s) {
+  if (s != out_of_memory()) delete s;
+}
