@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "ir/shape.h"
-#include "ops/op.h"
 
 namespace whale {
+
+// How partial values are combined. Grows with the op set: softmax triples, top-k, ...
+enum class Combine : uint8_t { kSum, kMax, kMin };
 
 struct Interval {
   int64_t begin = 0, end = 0;

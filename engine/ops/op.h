@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "ir/graph.h"
+#include "ir/layout.h"
 
 namespace whale {
 
@@ -63,7 +64,6 @@ enum class FactorKind : uint8_t {
   kLookup,  // cut of a table's rows: partial(sum) outputs, offset-aware
   kFixed,   // may not be cut
 };
-enum class Combine : uint8_t { kSum, kMax, kMin };  // grows with the op set: softmax triples, top-k, ...
 
 struct Factor {
   std::string name;           // "b", "m", "k", "heads", ...
@@ -110,6 +110,10 @@ enum OpFlag : uint32_t {
   kUpdateOp = 1 << 4,     // an optimizer's update; writes variables in place
   kNoGradient = 1 << 5,   // integer or piecewise constant: gradient is zero, stops silently
   kInternal = 1 << 6,     // made by passes only; SDK builders do not offer it
+  // Mixed precision (grad/precision.cc); without any of these an op follows its operands.
+  kComputeLow = 1 << 7,   // gains from bf16 operands: matmul, convolution, attention
+  kComputeWide = 1 << 8,  // stays in f32: losses, exp, log, norms of vectors
+  kRoundOutput = 1 << 9,  // reads f32, its result goes on in bf16: embedding
 };
 
 // Output `output` may be written over input `input`. `must`: in place always (update ops).
