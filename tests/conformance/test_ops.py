@@ -1,0 +1,117 @@
+"""Every op, forward and gradient, against JAX in float64."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import jax
+
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import whale as wh
+from cases import CASES, B, Case, F, I
+
+# device, precision, relative bound on max |difference| / (1 + max |value|)
+RUNS = [("ref:1", "float64", 1e-11), ("ref:1", "float32", 3e-6), ("cpu:1", "float32", 6e-6), ("cpu:1", "bfloat16", 4e-2)]
+
+
+def as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def data_of(case: Case):
+    rng = np.random.default_rng(sum(map(ord, case.name)))
+    return [arg.make(rng) for arg in case.args], rng
+
+
+def expected(case: Case, arrays, weights):
+    """Results and gradients in float64, by JAX."""
+    arrays = [jnp.asarray(a, jnp.float64) if a.dtype == np.float32 else jnp.asarray(a) for a in arrays]
+    floating = [i for i, a in enumerate(arrays) if a.dtype == jnp.float64]
+
+    def loss(*values):
+        full = list(arrays)
+        for i, v in zip(floating, values):
+            full[i] = v
+        results = as_tuple(case.jax(*full))
+        return sum(jnp.sum(r * w) for r, w in zip(results, weights) if jnp.issubdtype(r.dtype, jnp.floating)), results
+
+    if not case.grad:
+        return [np.asarray(r) for r in loss(*[arrays[i] for i in floating])[1]], {}
+    (_, results), grads = jax.value_and_grad(loss, argnums=tuple(range(len(floating))), has_aux=True)(*[arrays[i] for i in floating])
+    return [np.asarray(r) for r in results], {i: np.asarray(g) for i, g in zip(floating, grads)}
+
+
+def actual(case: Case, arrays, weights, devices: str, precision: str):
+    g = wh.Graph(case.name)
+    with g:
+        values = []
+        for i, a in enumerate(arrays):
+            if a.dtype == np.float32 and case.grad:
+                values.append(wh.parameter(f"a{i}", a.shape))
+            else:
+                values.append(wh.input(f"a{i}", a.shape, a.dtype, batch_dim=-1))
+        computed = [v.astype(wh.bfloat16) if precision == "bfloat16" and v.dtype == wh.float32 else v for v in values]
+        results = as_tuple(case.whale(wh.ops, *computed))
+        results = [r.astype(wh.float32) if r.dtype == wh.bfloat16 else r for r in results]
+        for k, r in enumerate(results):
+            g.output(f"r{k}", r)
+        if case.grad:
+            terms = [(r * wh.input(f"w{k}", r.shape, batch_dim=-1)).sum() for k, r in enumerate(results) if r.dtype == wh.float32]
+            g.minimize(sum(terms[1:], terms[0]), wh.SGD(0.0))
+    floating = [i for i, a in enumerate(arrays) if a.dtype == np.float32]
+    fetch = [f"grad:a{i}" for i in floating] if case.grad else []
+    job = wh.plan(g, devices=devices, fetch=fetch, precision="float64" if precision == "float64" else None).start()
+    feeds = {f"a{i}": a for i, a in enumerate(arrays) if not (a.dtype == np.float32 and case.grad)}
+    names = [f"r{k}" for k in range(len(results))]
+    if not case.grad:
+        out = job.eval(names, **feeds)
+        return [out[n] for n in names], {}
+    for i in floating:
+        job.write(f"a{i}", arrays[i])
+    feeds |= {f"w{k}": w for k, (r, w) in enumerate(zip(results, weights)) if r.dtype == wh.float32}
+    _, out = job.step([*names, *fetch], **feeds)
+    return [out[n] for n in names], {i: out[f"grad:a{i}"] for i in floating}
+
+
+def weights_for(case: Case, arrays, rng):
+    shapes = [r.shape for r in as_tuple(case.jax(*[jnp.asarray(a) for a in arrays]))]
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def close(name, got, want, bound):
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape, f"{name}: shape {got.shape}, expected {want.shape}"
+    if not np.issubdtype(want.dtype, np.floating):
+        assert np.array_equal(got.astype(want.dtype), want), f"{name} differs"
+        return
+    scale = 1 + np.abs(want).max() if want.size else 1.0
+    error = np.abs(got.astype(np.float64) - want).max() / scale if want.size else 0.0
+    assert error <= bound, f"{name}: relative error {error:.2e} above {bound:.0e}"
+
+
+@pytest.mark.parametrize("devices,precision,bound", RUNS, ids=[f"{d.split(':')[0]}-{p}" for d, p, _ in RUNS])
+@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+def test_op(case: Case, devices: str, precision: str, bound: float):
+    if precision == "bfloat16" and not (case.bf16 and any(isinstance(a, F) for a in case.args)):
+        pytest.skip("integers or a discontinuous function: bfloat16 would compare other inputs")
+    arrays, rng = data_of(case)
+    if precision == "bfloat16":  # the operands that both sides see are exactly representable
+        arrays = [(a.view(np.uint32) & 0xFFFF0000).view(np.float32) if a.dtype == np.float32 else a for a in arrays]
+    weights = weights_for(case, arrays, rng)
+    want, want_grads = expected(case, arrays, weights)
+    got, got_grads = actual(case, arrays, weights, devices, precision)
+    scale = 1.0 if precision == "float64" else case.tolerance
+    for k, (a, b) in enumerate(zip(got, want)):
+        close(f"result {k}", a, b, bound * scale)
+    for i, b in want_grads.items():
+        close(f"gradient of operand {i}", got_grads[i], b, bound * scale * (2 if precision == "bfloat16" else 1))
+
+
+def test_every_public_op_has_a_case():
+    """An op that SDKs offer appears in the table, or here with the test that covers it."""
+    elsewhere = {"dropout"}  # test_random.py
+    source = open(os.path.join(os.path.dirname(__file__), "cases.py")).read()
+    missing = [name for name in wh.ops.__all__ if name not in elsewhere and f".{name}(" not in source and f'"{name}"' not in source]
+    assert not missing, f"no case for {missing}"
