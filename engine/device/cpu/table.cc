@@ -5,10 +5,15 @@ namespace {
 
 using Family = std::span<const KernelEntry> (*)();
 constexpr Family kFamilies[] = {
+    indexing_kernels,
+    optimizer_kernels,
+    softmax_kernels,
+    movement_kernels,
     norm_kernels,
     reduce_kernels,
     elementwise_kernels,
     matmul_kernels,
+    conv_kernels,
 };
 
 bool usual_types(const std::vector<DType>& in, const std::vector<DType>& out) {

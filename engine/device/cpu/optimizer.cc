@@ -1,0 +1,258 @@
+// Updates of parameters: one parallel region over all tuples of an op, cut into fixed chunks. State and arithmetic are float;
+// other types are converted a tile at a time.
+#include <cstdint>
+
+#include "ir/dtype.h"
+
+#ifndef WHALE_CPU_OPTIMIZER_H_
+#define WHALE_CPU_OPTIMIZER_H_
+namespace whale::cpu {
+enum class Rule { kSgd, kSgdMomentum, kAdam, kAdagrad, kLambDirection, kLambApply };
+// The numbers of one tuple in one step.
+struct UpdateNumbers {
+  float lr, clip, decay, momentum, beta1, beta2, epsilon;
+  float m_scale, v_scale;  // 1 / (1 - beta^t)
+  bool nesterov, decoupled;
+};
+// Operands and results of n elements, up to 4 and 3; in the order of ops.def. Results may lie on operands.
+struct UpdateTile {
+  const float* in[4];
+  float* out[3];
+  int64_t n;
+};
+}  // namespace whale::cpu
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/cpu/optimizer.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "device/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whale::cpu::HWY_NAMESPACE {
+
+struct Vectors {
+  V in[4], out[3];
+};
+
+template <Rule rule>
+HWY_INLINE void update(Vectors& v, const UpdateNumbers& k) {
+  const V p = v.in[0];
+  if constexpr (rule == Rule::kLambApply) {
+    v.out[0] = hn::NegMulAdd(splat(k.lr), v.in[1], p);
+    return;
+  }
+  const bool couple = rule != Rule::kLambDirection && !k.decoupled;
+  V g = hn::Mul(splat(k.clip), v.in[1]);
+  if (couple) g = hn::MulAdd(splat(k.decay), p, g);
+  if constexpr (rule == Rule::kSgd) {
+    v.out[0] = hn::NegMulAdd(splat(k.lr), g, p);
+  } else if constexpr (rule == Rule::kSgdMomentum) {
+    const V m = hn::MulAdd(splat(k.momentum), v.in[2], g);
+    v.out[0] = hn::NegMulAdd(splat(k.lr), k.nesterov ? hn::MulAdd(splat(k.momentum), m, g) : m, p);
+    v.out[1] = m;
+  } else if constexpr (rule == Rule::kAdagrad) {
+    const V h = hn::MulAdd(g, g, v.in[2]);
+    v.out[0] = hn::NegMulAdd(splat(k.lr), hn::Div(g, hn::Add(hn::Sqrt(h), splat(k.epsilon))), p);
+    v.out[1] = h;
+  } else {
+    const V m = hn::MulAdd(splat(k.beta1), v.in[2], hn::Mul(splat(1 - k.beta1), g));
+    const V s = hn::MulAdd(splat(k.beta2), v.in[3], hn::Mul(hn::Mul(splat(1 - k.beta2), g), g));
+    V u = hn::Div(hn::Mul(m, splat(k.m_scale)), hn::Add(hn::Sqrt(hn::Mul(s, splat(k.v_scale))), splat(k.epsilon)));
+    if (!couple) u = hn::MulAdd(splat(k.decay), p, u);
+    v.out[0] = rule == Rule::kAdam ? hn::NegMulAdd(splat(k.lr), u, p) : u;
+    v.out[1] = m;
+    v.out[2] = s;
+  }
+}
+
+template <Rule rule, int kIn, int kOut>
+void update_tile(const UpdateTile& t, const UpdateNumbers& k) {
+  Vectors v;
+  int64_t i = 0;
+  for (; i + kLanes <= t.n; i += kLanes) {
+    for (int j = 0; j < kIn; ++j) v.in[j] = load(t.in[j] + i);
+    update<rule>(v, k);
+    for (int j = 0; j < kOut; ++j) store(v.out[j], t.out[j] + i);
+  }
+  if (i < t.n) {
+    for (int j = 0; j < kIn; ++j) v.in[j] = load_n(t.in[j] + i, t.n - i);
+    update<rule>(v, k);
+    for (int j = 0; j < kOut; ++j) store_n(v.out[j], t.out[j] + i, t.n - i);
+  }
+}
+
+void run_update(Rule rule, const UpdateTile& t, const UpdateNumbers& k) {
+  switch (rule) {
+    case Rule::kSgd: return update_tile<Rule::kSgd, 2, 1>(t, k);
+    case Rule::kSgdMomentum: return update_tile<Rule::kSgdMomentum, 3, 2>(t, k);
+    case Rule::kAdam: return update_tile<Rule::kAdam, 4, 3>(t, k);
+    case Rule::kAdagrad: return update_tile<Rule::kAdagrad, 3, 2>(t, k);
+    case Rule::kLambDirection: return update_tile<Rule::kLambDirection, 4, 3>(t, k);
+    case Rule::kLambApply: return update_tile<Rule::kLambApply, 2, 1>(t, k);
+  }
+}
+
+}  // namespace whale::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "device/cpu/operands.h"
+#include "device/cpu/parallel.h"
+#include "device/cpu/tile.h"
+
+namespace whale::cpu {
+
+HWY_EXPORT(run_update);
+
+namespace {
+
+constexpr int64_t kChunk = 16384, kTile = 1024;
+
+// How a rule's operands stand in the spec.
+struct Form {
+  Rule rule;
+  int lr, updates, scale;  // positions; -1: the rule has none
+  int first, width;        // of the tuples
+  int read, written;       // operands that are whole tensors, results
+};
+
+struct Chunk {
+  const Operand* tuple;  // `width` operands
+  const Operand* result;
+  double decay;
+  int64_t at, n;
+};
+
+struct Update {
+  Form form;
+  std::vector<Operand> in, out;
+  std::vector<Chunk> chunks;  // point into in and out
+  UpdateNumbers numbers{};
+  double beta1 = 0, beta2 = 0;
+};
+
+double scalar(const Operand& x, double otherwise) {
+  if (!x.present()) return otherwise;
+  if (x.dtype == DType::kI64) return static_cast<double>(*static_cast<const int64_t*>(x.data));
+  float value;
+  load_tile(x.dtype, x.data, 0, &value, 1);
+  return value;
+}
+
+// Elements [at, at + n) of one tuple, tile by tile.
+void run_chunk(const Update& u, const Chunk& chunk, UpdateNumbers k) {
+  const Form& form = u.form;
+  k.decay = static_cast<float>(chunk.decay);
+  if (form.rule == Rule::kLambApply) {
+    const double pn = scalar(chunk.tuple[2], 0), un = scalar(chunk.tuple[3], 0);
+    if (pn > 0 && un > 0) k.lr *= static_cast<float>(std::sqrt(pn) / std::sqrt(un));
+  }
+  alignas(64) float buffers[7][kTile];
+  const auto f = HWY_DYNAMIC_DISPATCH(run_update);
+  for (int64_t at = chunk.at; at < chunk.at + chunk.n; at += kTile) {
+    UpdateTile t{};
+    t.n = std::min(kTile, chunk.at + chunk.n - at);
+    for (int j = 0; j < form.read; ++j) {
+      const Operand& x = chunk.tuple[j];
+      if (x.dtype == DType::kF32) {
+        t.in[j] = static_cast<const float*>(x.data) + at;
+      } else {
+        load_tile(x.dtype, x.data, at, buffers[j], t.n);
+        t.in[j] = buffers[j];
+      }
+    }
+    for (int j = 0; j < form.written; ++j) {
+      const Operand& y = chunk.result[j];
+      t.out[j] = y.dtype == DType::kF32 ? static_cast<float*>(y.data) + at : buffers[4 + j];
+    }
+    f(form.rule, t, k);
+    for (int j = 0; j < form.written; ++j) {
+      const Operand& y = chunk.result[j];
+      if (y.dtype != DType::kF32) store_tile(y.dtype, t.out[j], y.data, at, t.n);
+    }
+  }
+}
+
+std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, const Form& form) {
+  auto u = std::make_shared<Update>();
+  u->form = form;
+  u->in = spec.in;
+  u->out = spec.out;
+  const Attrs& attrs = *spec.attrs;
+  UpdateNumbers& k = u->numbers;
+  u->beta1 = attr_float(attrs, "beta1", 0.9), u->beta2 = attr_float(attrs, "beta2", 0.999);
+  k.beta1 = static_cast<float>(u->beta1), k.beta2 = static_cast<float>(u->beta2);
+  k.momentum = static_cast<float>(attr_float(attrs, "momentum"));
+  k.epsilon = static_cast<float>(attr_float(attrs, "epsilon", form.rule == Rule::kAdagrad ? 1e-10 : 1e-8));
+  k.nesterov = attr_bool(attrs, "nesterov"), k.decoupled = attr_bool(attrs, "decoupled");
+  const double decay = attr_float(attrs, "weight_decay");
+  const std::vector<int64_t>& decays = attr_ints(attrs, "decays");
+  const auto first = static_cast<size_t>(form.first), width = static_cast<size_t>(form.width);
+  if (u->in.size() < first || (u->in.size() - first) % width != 0)
+    throw internal("op '{}' has {} operands, which are not tuples of {}", spec.name, u->in.size(), width);
+  for (size_t t = 0; first + t * width < u->in.size(); ++t) {
+    const Operand* tuple = &u->in[first + t * width];
+    const Operand* result = &u->out[t * static_cast<size_t>(form.written)];
+    const double wd = t < decays.size() && decays[t] == 0 ? 0 : decay;
+    for (int64_t at = 0; at < count(tuple[0]); at += kChunk)
+      u->chunks.push_back({tuple, result, wd, at, std::min(kChunk, count(tuple[0]) - at)});
+  }
+  return make_kernel(0, [u, threads = device.threads()](char*) {
+    const auto number = [&](int i, double otherwise) { return i < 0 ? otherwise : scalar(u->in[static_cast<size_t>(i)], otherwise); };
+    UpdateNumbers now = u->numbers;
+    now.lr = static_cast<float>(number(u->form.lr, 0));
+    now.clip = static_cast<float>(number(u->form.scale, 1));
+    const double t = number(u->form.updates, 0) + 1;
+    now.m_scale = static_cast<float>(1 / (1 - std::pow(u->beta1, t)));
+    now.v_scale = static_cast<float>(1 / (1 - std::pow(u->beta2, t)));
+    parallel_for(threads, static_cast<int64_t>(u->chunks.size()), 1, [&](int64_t b, int64_t e) {
+      for (int64_t i = b; i < e; ++i) run_chunk(*u, u->chunks[static_cast<size_t>(i)], now);
+    });
+  });
+}
+
+std::unique_ptr<Kernel> bind_sgd(const KernelSpec& spec, CpuDevice& device) {
+  if (attr_float(*spec.attrs, "momentum") != 0) return bind_update(spec, device, {Rule::kSgdMomentum, 0, -1, 1, 2, 3, 3, 2});
+  return bind_update(spec, device, {Rule::kSgd, 0, -1, 1, 2, 2, 2, 1});
+}
+std::unique_ptr<Kernel> bind_adam(const KernelSpec& spec, CpuDevice& device) {
+  return bind_update(spec, device, {Rule::kAdam, 0, 1, 2, 3, 4, 4, 3});
+}
+std::unique_ptr<Kernel> bind_adagrad(const KernelSpec& spec, CpuDevice& device) {
+  return bind_update(spec, device, {Rule::kAdagrad, 0, -1, 1, 2, 3, 3, 2});
+}
+std::unique_ptr<Kernel> bind_lamb_direction(const KernelSpec& spec, CpuDevice& device) {
+  return bind_update(spec, device, {Rule::kLambDirection, -1, 0, 1, 2, 4, 4, 3});
+}
+std::unique_ptr<Kernel> bind_lamb_apply(const KernelSpec& spec, CpuDevice& device) {
+  return bind_update(spec, device, {Rule::kLambApply, 0, -1, -1, 1, 4, 2, 1});
+}
+
+std::unique_ptr<Kernel> bind_clip_factor(const KernelSpec& spec, CpuDevice&) {
+  const double max_norm = attr_float(*spec.attrs, "max_norm");
+  return make_kernel(0, [sums = spec.in, y = spec.out[0], max_norm](char*) {
+    double sum = 0;
+    for (const Operand& x : sums) sum += scalar(x, 0);
+    const auto factor = static_cast<float>(std::min(1.0, max_norm / (std::sqrt(sum) + 1e-6)));
+    store_tile(y.dtype, &factor, y.data, 0, 1);
+  });
+}
+
+constexpr KernelEntry kTable[] = {
+    {OpCode::k_sgd, bind_sgd, nullptr},
+    {OpCode::k_adam, bind_adam, nullptr},
+    {OpCode::k_adagrad, bind_adagrad, nullptr},
+    {OpCode::k_lamb_direction, bind_lamb_direction, nullptr},
+    {OpCode::k_lamb_apply, bind_lamb_apply, nullptr},
+    {OpCode::k_clip_factor, bind_clip_factor, nullptr},
+};
+
+}  // namespace
+
+std::span<const KernelEntry> optimizer_kernels() { return kTable; }
+
+}  // namespace whale::cpu
+#endif
