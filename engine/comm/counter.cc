@@ -10,7 +10,7 @@ namespace whale {
 namespace {
 
 constexpr int kSpins = 64;
-constexpr long kCancelPollNanoseconds = 50'000'000;
+constexpr long kLookoutNanoseconds = 50'000'000;
 
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -20,23 +20,23 @@ void pause_briefly() {
 
 }  // namespace
 
-Counter::Result Counter::wait_slowly(uint32_t target, const std::atomic<bool>* cancel) {
+bool Counter::wait_slowly(uint32_t target, Lookout* lookout) {
   for (int spin = 0;; ++spin) {
     const uint32_t now = value_.load(std::memory_order_acquire);
-    if ((now & kAborted) != 0) return Result::kAborted;
-    if (now >= target) return Result::kReached;
+    if ((now & kAborted) != 0) return false;
+    if (now >= target) return true;
     if (spin < kSpins) {
       pause_briefly();
       continue;
     }
-    if (cancel != nullptr && cancel->load(std::memory_order_acquire)) return Result::kCancelled;
     // Either advance() sees this sleeper, or the value it left is seen here (both sides are sequentially consistent).
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (value_.load(std::memory_order_seq_cst) == now) {
-      const timespec poll{0, kCancelPollNanoseconds};
+      const timespec poll{0, kLookoutNanoseconds};
       syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value_), FUTEX_WAIT_PRIVATE, now, &poll, nullptr, 0);
     }
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    if (lookout != nullptr) lookout->look();
   }
 }
 

@@ -7,10 +7,15 @@
 
 namespace whale {
 
+// Called now and then by a thread that sleeps in a wait; may abort what it waits for.
+class Lookout {
+ public:
+  virtual ~Lookout() = default;
+  virtual void look() = 0;
+};
+
 class Counter {
  public:
-  enum class Result : uint8_t { kReached, kAborted, kCancelled };
-
   // Only while nobody waits: between runs.
   void reset() { value_.store(0, std::memory_order_relaxed); }
   // By one thread at a time.
@@ -18,26 +23,22 @@ class Counter {
     value_.fetch_add(by, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) wake();
   }
-  // After this every wait that has not reached its target returns kAborted, until reset().
+  // After this every wait returns false, until reset().
   void abort() {
     value_.fetch_or(kAborted, std::memory_order_seq_cst);
     wake();
   }
-  bool aborted() const { return (value_.load(std::memory_order_acquire) & kAborted) != 0; }
-  uint32_t value() const { return value_.load(std::memory_order_acquire) & ~kAborted; }
 
-  // Until the counter is at least `target`. Spins for about a microsecond only: devices may share cores. `cancel`, when given,
-  // is looked at now and then, so that even a wait that nothing will end can be cancelled.
-  Result wait(uint32_t target, const std::atomic<bool>* cancel = nullptr) {
+  // Until the counter is at least `target`; false: aborted. Spins for about a microsecond only: devices may share cores.
+  bool wait(uint32_t target, Lookout* lookout = nullptr) {
     const uint32_t now = value_.load(std::memory_order_acquire);
-    if ((now & kAborted) != 0) return Result::kAborted;
-    if (now >= target) return Result::kReached;
-    return wait_slowly(target, cancel);
+    if ((now & kAborted) != 0) return false;
+    return now >= target || wait_slowly(target, lookout);
   }
 
  private:
   static constexpr uint32_t kAborted = 1u << 31;
-  Result wait_slowly(uint32_t target, const std::atomic<bool>* cancel);
+  bool wait_slowly(uint32_t target, Lookout* lookout);
   void wake();
 
   alignas(64) std::atomic<uint32_t> value_{0};

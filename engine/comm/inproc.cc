@@ -50,14 +50,14 @@ struct GroupState {
       : devices(std::move(members)), slots(new Slot[devices.size()]), met(new uint32_t[devices.size() * 16]()),
         calls(new uint32_t[devices.size() * 16]()) {}
 
-  Counter::Result meet(size_t member, const std::atomic<bool>* cancel) {
+  bool meet(size_t member, Lookout* lookout) {
     const uint32_t target = ++met[member * 16];
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == devices.size()) {
       arrived.store(0, std::memory_order_relaxed);
       meetings.advance(1);
-      return meetings.aborted() ? Counter::Result::kAborted : Counter::Result::kReached;
+      return meetings.wait(target);
     }
-    return meetings.wait(target, cancel);
+    return meetings.wait(target, lookout);
   }
 
   void reset() {
@@ -76,11 +76,11 @@ class Member : public Collective {
   size_t size() const { return group_.devices.size(); }
   const Offer& offer_of(size_t member) const { return *group_.slots[member].offer[half_]; }
   // Shows the offer, meets everybody, and looks at what they brought.
-  Counter::Result begin(const std::atomic<bool>* cancel) {
+  bool begin(Lookout* lookout) {
     group_.slots[rank_].offer[half_] = &offer_;
-    const Counter::Result result = group_.meet(rank_, cancel);
-    if (result == Counter::Result::kReached) check_peers();
-    return result;
+    if (!group_.meet(rank_, lookout)) return false;
+    check_peers();
+    return true;
   }
   void next_call() { half_ = group_.calls[rank_ * 16]++ & 1; }
   void check_peers() const {
@@ -112,20 +112,20 @@ class AllReduce final : public Member {
     element_bytes_ = size_of(offer_.dtype);
   }
 
-  Counter::Result run(const std::atomic<bool>* cancel) override {
-    if (size() == 1 || offer_.elements == 0) return Counter::Result::kReached;
-    return offer_.elements * element_bytes_ <= kSmallBytes ? run_small(cancel) : run_large(cancel);
+  bool run(Lookout* lookout) override {
+    if (size() == 1 || offer_.elements == 0) return true;
+    return offer_.elements * element_bytes_ <= kSmallBytes ? run_small(lookout) : run_large(lookout);
   }
 
  private:
   // Everybody copies its bucket to its slot, meets, and reduces all slots into its own buffers.
-  Counter::Result run_small(const std::atomic<bool>* cancel) {
+  bool run_small(Lookout* lookout) {
     next_call();
     const uint32_t half = half_;
     Slot& mine = group_.slots[rank_];
     for (const Part& p : parts_)
       device_.copy_out(mine.small[half] + p.begin * element_bytes_, p.data, static_cast<size_t>((p.end - p.begin) * element_bytes_));
-    if (const auto r = begin(cancel); r != Counter::Result::kReached) return r;
+    if (!begin(lookout)) return false;
     for (const Part& p : parts_) {
       const size_t n = static_cast<size_t>(p.end - p.begin);
       const int64_t at = p.begin * element_bytes_;
@@ -133,21 +133,21 @@ class AllReduce final : public Member {
       for (size_t m = 1; m < size(); ++m)
         device_.combine(offer_.combine, offer_.dtype, p.data, m == 1 ? first : p.data, group_.slots[m].small[half] + at, n);
     }
-    return Counter::Result::kReached;
+    return true;
   }
 
   // Member r reduces slice r of the bucket from everybody and writes the result to everybody: each byte is read once and
   // written once (a reduce-scatter and an all-gather in one pass over shared memory).
-  Counter::Result run_large(const std::atomic<bool>* cancel) {
+  bool run_large(Lookout* lookout) {
     next_call();
-    if (const auto r = begin(cancel); r != Counter::Result::kReached) return r;
+    if (!begin(lookout)) return false;
     const int64_t unit = static_cast<int64_t>(kAlignment) / element_bytes_;
     const int64_t units = (offer_.elements + unit - 1) / unit, members = static_cast<int64_t>(size()), r = static_cast<int64_t>(rank_);
     const int64_t begin = std::min(offer_.elements, units * r / members * unit);
     const int64_t end = std::min(offer_.elements, units * (r + 1) / members * unit);
     for (size_t i = 0; i < parts_.size(); ++i)
       reduce(i, std::max(begin, parts_[i].begin), std::min(end, parts_[i].end));
-    return group_.meet(rank_, cancel);
+    return group_.meet(rank_, lookout);
   }
 
   void reduce(size_t part, int64_t begin, int64_t end) {
@@ -190,16 +190,16 @@ class AllGather final : public Member {
                      cuts_[rank].begin, cuts_[rank].end);
   }
 
-  Counter::Result run(const std::atomic<bool>* cancel) override {
+  bool run(Lookout* lookout) override {
     next_call();
-    if (const auto r = begin(cancel); r != Counter::Result::kReached) return r;
+    if (!begin(lookout)) return false;
     for (size_t m = 0; m < size(); ++m) {
       const char* from = offer_of(m).data;
       const int64_t bytes = cuts_[m].size() * unit_bytes_;
       for (int64_t row = 0; bytes > 0 && row < rows_; ++row)
         device_.copy_in(to_ + (row * extent_ + cuts_[m].begin) * unit_bytes_, from + row * bytes, static_cast<size_t>(bytes));
     }
-    return group_.meet(rank_, cancel);
+    return group_.meet(rank_, lookout);
   }
 
  private:

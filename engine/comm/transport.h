@@ -2,7 +2,6 @@
 // order. inproc: the device threads of one process, over their shared memory.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,11 +23,11 @@ struct CollectiveSpec {
 };
 
 // Bound to its buffers for the session's life. run() allocates nothing; it blocks until the result is in place and the
-// buffers may be written again. When it returns anything but kReached, the buffers hold no meaning.
+// buffers may be written again. false: aborted, and the buffers hold no meaning.
 class Collective {
  public:
   virtual ~Collective() = default;
-  virtual Counter::Result run(const std::atomic<bool>* cancel) = 0;
+  virtual bool run(Lookout* lookout) = 0;
 };
 
 class Transport {
@@ -36,7 +35,7 @@ class Transport {
   virtual ~Transport() = default;
   // Member `device` (its number in the plan) of group `group`. The devices' memory must outlive the collective.
   virtual std::unique_ptr<Collective> bind(int group, int device, const CollectiveSpec& spec, Device& memory) = 0;
-  virtual void abort() = 0;  // every run() that waits, and every later one, returns kAborted, until reset()
+  virtual void abort() = 0;  // every run() that waits, and every later one, returns false, until reset()
   virtual void reset() = 0;  // between runs, when no member is inside a collective
 };
 

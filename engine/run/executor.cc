@@ -1,0 +1,255 @@
+#include "run/executor.h"
+
+#include <cmath>
+
+#include "data/convert.h"
+
+namespace whale {
+
+Executor::Executor(Machine& machine, Entry entry) : machine_(machine), entry_(std::make_unique<const Entry>(std::move(entry))) {
+  for (size_t o = 0; o < entry_->outputs.size(); ++o)
+    if (entry_->outputs[o].name == "loss" && element_count(entry_->outputs[o].dims) == 1 && is_float(entry_->outputs[o].dtype))
+      loss_output_ = static_cast<int>(o);
+  WHALE_CHECK(entry_->rows.size() == machine.size(), "one row per device");
+  programs_.resize(machine.size());
+  machine.team().on_each([&](int device) {
+    const size_t d = static_cast<size_t>(device);
+    programs_[d] = bind_program(machine_, *entry_, entry_->rows[d], loss_output_);
+  });
+  for (size_t d = 0; d < programs_.size(); ++d)
+    for (size_t s = 1; s < kStreams; ++s)
+      if (programs_[d]->streams[s]) machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
+  runs_ = std::make_unique<DeviceRun[]>(programs_.size());
+  timeline_.resize(programs_.size());
+  inputs_.resize(entry_->inputs.size());
+  outputs_.resize(entry_->outputs.size());
+}
+
+Executor::~Executor() { machine_.team().wait_idle(); }
+
+void Executor::narrow_to_outputs() {
+  std::vector<bool> wanted(outputs_.size());
+  for (size_t o = 0; o < wanted.size(); ++o) wanted[o] = outputs_[o] != nullptr;
+  auto& masks = masks_[wanted];
+  if (masks.empty())
+    for (const Program& program : entry_->programs) masks.push_back(slice(program, wanted));
+  for (size_t p = 0; p < masks.size(); ++p)
+    if (const int input = missing_input(entry_->programs[p], masks[p], inputs_); input >= 0) {
+      const PlanInput& port = entry_->inputs[static_cast<size_t>(input)];
+      std::string names;
+      for (size_t o = 0; o < wanted.size(); ++o)
+        if (wanted[o]) names += (names.empty() ? "'" : ", '") + entry_->outputs[o].name + "'";
+      throw invalid("input '{}' is missing, and the outputs asked for ({}) need it: expected {} {}", port.name, names,
+                    name_of(port.dtype), to_string(port.dims));
+    }
+  mask_ = &masks;
+}
+
+void Executor::start(const StepValues& values, Ended ended, void* context) {
+  machine_.team().wait_idle();
+  values_ = values;
+  ended_ = ended;
+  context_ = context;
+  state_.store(kOpen, std::memory_order_relaxed);
+  late_bad_loss_.store(false, std::memory_order_relaxed);
+  error_.reset();
+  machine_.transport().reset();
+  for (size_t d = 0; d < programs_.size(); ++d) {
+    for (Counter& done : runs_[d].done) done.reset();
+    for (size_t s = 0; s < kStreams; ++s) {
+      StepContext& step = programs_[d]->contexts[s];
+      step.seed = values.seed;
+      step.iteration = values.iteration;
+      step.updates = values.updates;
+      timeline_[d][s].times = {};
+      timeline_[d][s].records.clear();
+      if (values.timeline) timeline_[d][s].records.reserve(programs_[d]->runs[s]);  // once
+    }
+  }
+  timeline_filled_ = values.timeline;
+  machine_.team().start(*this);
+}
+
+// ---- the device threads -----------------------------------------------------------------------------------------
+void Executor::run(int device, Stream stream) noexcept {
+  const size_t d = static_cast<size_t>(device), s = static_cast<size_t>(stream);
+  if (!programs_[d]->streams[s]) return;
+  try {
+    if (stream == Stream::kCompute) {
+      DeviceMemory& memory = machine_.memory(d);
+      memory.set_step_scalar(StepScalar::kLearningRate, values_.learning_rate);
+      memory.set_step_scalar(StepScalar::kUpdates, static_cast<double>(values_.updates));
+      memory.set_step_scalar(StepScalar::kLossScale, 1);
+    } else if (!runs_[d].done[0].wait(1, this)) {
+      return;
+    }
+    if (stream == Stream::kCompute) runs_[d].done[0].advance(1);  // the scalars are there
+    walk(d, s);
+  } catch (Error& e) {
+    stop(e.at_device(device));
+  } catch (const std::exception& e) {
+    stop(internal("{}", e.what()).at_device(device));
+  } catch (...) {
+    stop(internal("an exception of an unknown type").at_device(device));
+  }
+}
+
+bool Executor::walk(size_t device, size_t stream) {
+  BoundProgram& program = *programs_[device];
+  auto& done = runs_[device].done;
+  if (stream != 0) done[stream].advance(1);  // all streams count from one
+  uint32_t base = 1;
+  for (const ScheduleRow& row : program.program->schedule) {
+    const size_t u = static_cast<size_t>(row.micro_batch);
+    program.contexts[stream].batch_begin = program.row->micro_batches.empty() ? program.row->samples.begin : program.row->micro_batches.at(u).begin;
+    if (!walk_row(device, stream, row, base)) return false;
+    base += program.segments[static_cast<size_t>(row.segment)].count;
+    for (size_t other = 0; other < kStreams; ++other)
+      if (other != stream && program.streams[other]) {
+        const int64_t begin = now_nanoseconds();
+        if (!done[other].wait(base, this)) return false;
+        timeline_[device][stream].times.waiting += now_nanoseconds() - begin;
+      }
+  }
+  return true;
+}
+
+// After instruction i of the segment is done, this stream's counter is base + i + 1; at the end of the row base + count.
+bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, uint32_t base) {
+  BoundProgram& program = *programs_[device];
+  BoundSegment& segment = program.segments[static_cast<size_t>(row.segment)];
+  const uint8_t* mask = mask_ == nullptr ? nullptr
+                                         : (*mask_)[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
+  auto& done = runs_[device].done;
+  StreamTimeline& timeline = timeline_[device][stream];
+  uint32_t reached = base;
+  for (BoundInstruction& bound : segment.streams[stream]) {
+    look();
+    if (stopped()) return false;
+    if (mask == nullptr || mask[bound.index] != 0) {
+      int64_t begin = now_nanoseconds();
+      for (const WaitPoint& wait : bound.waits)
+        if (!done[static_cast<size_t>(wait.stream)].wait(base + static_cast<uint32_t>(wait.index) + 1, this)) return false;
+      if (!bound.waits.empty()) {
+        const int64_t ready = now_nanoseconds();
+        timeline.times.waiting += ready - begin;
+        begin = ready;
+      }
+      try {
+        if (!execute(bound, device, stream, static_cast<size_t>(row.micro_batch))) return false;
+      } catch (Error& e) {
+        throw Error(e.at_op(bound.source->name));
+      } catch (const std::exception& e) {
+        throw internal("{}", e.what()).at_op(bound.source->name);
+      }
+      const int64_t end = now_nanoseconds();
+      int64_t& total = bound.kernel ? timeline.times.ops : bound.collective ? timeline.times.collectives : timeline.times.copies;
+      total += end - begin;
+      if (values_.timeline) timeline.records.push_back({bound.source, row.micro_batch, begin, end});
+    }
+    const uint32_t target = base + static_cast<uint32_t>(bound.index) + 1;
+    done[stream].advance(target - reached);
+    reached = target;
+  }
+  if (reached != base + segment.count) done[stream].advance(base + segment.count - reached);
+  return true;
+}
+
+bool Executor::execute(BoundInstruction& bound, size_t device, size_t, size_t micro_batch) {
+  Device& memory = machine_.memory(device).device();
+  if (!bound.versions.empty()) {
+    if (bound.checks_loss && values_.check_loss && loss_is_bad(*programs_[device], memory)) {
+      stop(bad_loss());
+      return false;
+    }
+    if (!commit()) return false;
+  }
+  switch (bound.source->kind) {
+    case InstructionKind::kKernel: bound.kernel->run(); break;
+    case InstructionKind::kCollective:
+      if (!bound.collective->run(this)) return false;
+      break;
+    case InstructionKind::kFeed: feed(bound, memory, micro_batch); break;
+    case InstructionKind::kFetch: fetch(bound, memory, device, micro_batch); break;
+  }
+  for (uint64_t* version : bound.versions) ++*version;
+  return true;
+}
+
+void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
+  const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->ref)]);
+  for (const Copy& copy : bound.copies[bound.copies.size() == 1 ? 0 : micro_batch])
+    for (size_t row = 0; row < copy.host.rows && copy.host.run != 0; ++row)
+      device.copy_in(bound.data + copy.begin + row * copy.stride, host + copy.host.begin + row * copy.host.stride, copy.host.run);
+}
+
+void Executor::fetch(const BoundInstruction& bound, Device& device, size_t row, size_t micro_batch) const {
+  const size_t output = static_cast<size_t>(bound.source->ref);
+  char* host = static_cast<char*>(outputs_[output]);
+  if (host == nullptr) return;
+  if (entry_->outputs[output].merge != OutputMerge::kConcat && row != 0) return;  // the first device's copy is as good
+  for (const Copy& copy : bound.copies[bound.copies.size() == 1 ? 0 : micro_batch])
+    for (size_t r = 0; r < copy.host.rows && copy.host.run != 0; ++r)
+      device.copy_out(host + copy.host.begin + r * copy.host.stride, bound.data + copy.begin + r * copy.stride, copy.host.run);
+}
+
+// ---- stopping ---------------------------------------------------------------------------------------------------
+// A cancel is noticed between instructions and, by threads that wait, now and then.
+void Executor::look() {
+  const bool cancelled = values_.cancel != nullptr && values_.cancel->load(std::memory_order_relaxed);
+  const bool closing = values_.closing != nullptr && values_.closing->load(std::memory_order_relaxed);
+  if (!(cancelled || closing) || state_.load(std::memory_order_relaxed) != kOpen) return;
+  stop(error(Code::kCancelled, "the run was cancelled; the session is as before it"));
+}
+
+bool Executor::commit() {
+  uint8_t open = kOpen;
+  return state_.compare_exchange_strong(open, kCommitted, std::memory_order_acq_rel) || open == kCommitted;
+}
+
+void Executor::stop(Error error) {
+  const std::lock_guard lock(error_mutex_);
+  uint8_t state = kOpen;
+  if (state_.compare_exchange_strong(state, kStopped, std::memory_order_acq_rel)) {
+    error.with_damage(Damage::kStep);
+  } else if (state == kCommitted && error.code() != Code::kCancelled &&
+             state_.compare_exchange_strong(state, kBroken, std::memory_order_acq_rel)) {
+    error.with_damage(Damage::kSession);
+  } else {
+    return;  // too late, or somebody was first
+  }
+  error_ = std::move(error);
+  for (size_t d = 0; d < programs_.size(); ++d)
+    for (Counter& done : runs_[d].done) done.abort();
+  machine_.transport().abort();
+}
+
+bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
+  alignas(8) char value[8] = {};
+  device.copy_out(value, program.loss, static_cast<size_t>(size_of(program.loss_dtype)));
+  return !std::isfinite(element(program.loss_dtype, value));
+}
+
+Error Executor::bad_loss() const {
+  return error(Code::kOutOfRange, "the loss of step {} is not finite; the step was not applied. Look at the learning rate and the data, or set nan_policy to let it pass",
+               values_.iteration);
+}
+
+void Executor::finished() noexcept {
+  bool committed = state_.load(std::memory_order_acquire) == kCommitted;
+  try {
+    if (!error_ && values_.check_loss && programs_[0]->loss != nullptr && mask_ == nullptr &&
+        loss_is_bad(*programs_[0], machine_.memory(0).device())) {
+      error_ = committed ? error(Code::kOutOfRange, "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, or set nan_policy to let it pass",
+                                 values_.iteration)
+                         : bad_loss();
+    }
+  } catch (Error& e) {
+    error_ = e;
+  } catch (...) {
+  }
+  mask_ = nullptr;
+  ended_(context_, error_, committed);
+}
+
+}  // namespace whale

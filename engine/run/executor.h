@@ -1,0 +1,98 @@
+// Runs one entry of a plan on a machine, step after step. Every device thread walks its lists; nothing is decided, looked
+// up or allocated on the way.
+//
+// Steps are atomic. The first instruction anywhere that writes a variable commits the step: a cancel, a failure or a
+// non-finite loss that comes before it stops all devices with the variables as they were; a cancel that comes later is too
+// late, and the step completes; a failure later breaks the session. Both sides race for one atomic, so all devices agree.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "comm/counter.h"
+#include "run/bound.h"
+#include "run/handle.h"
+#include "run/slice.h"
+#include "run/timeline.h"
+
+namespace whale {
+
+struct StepValues {
+  uint64_t seed = 0;
+  int64_t iteration = 0, updates = 0;
+  double learning_rate = 0;
+  bool check_loss = true;      // a non-finite loss is an error
+  bool timeline = false;
+  const std::atomic<bool>* cancel = nullptr;   // of the caller; may be null
+  const std::atomic<bool>* closing = nullptr;  // of the session; may be null
+};
+
+class Executor final : private Job, private Lookout {
+ public:
+  // Binds the entry on all devices at once; throws the first Error.
+  Executor(Machine& machine, Entry entry);
+  ~Executor() override;
+
+  const Entry& entry() const { return *entry_; }
+  // Pointers in the order of the entry's ports, null: not given, not wanted. Fill them before start().
+  std::vector<const void*>& inputs() { return inputs_; }
+  std::vector<void*>& outputs() { return outputs_; }
+
+  // Outputs that are not wanted are not computed, and what they alone need is not read; throws when a wanted one needs an
+  // input that is not there. For entries that write no variables.
+  void narrow_to_outputs();
+  // Starts a run; `ended` is called on a device thread, with the machine still busy for a moment. No allocation.
+  using Ended = void (*)(void* context, std::optional<Error>& error, bool committed);
+  void start(const StepValues& values, Ended ended, void* context);
+
+  const std::vector<DeviceTimeline>& timeline() const { return timeline_; }
+  bool has_timeline() const { return timeline_filled_; }
+  const BoundProgram& program(size_t device) const { return *programs_[device]; }
+
+ private:
+  enum State : uint8_t { kOpen, kCommitted, kStopped, kBroken };
+  struct alignas(64) DeviceRun {
+    std::array<Counter, kStreams> done;  // instructions of this run that are done
+  };
+
+  void run(int device, Stream stream) noexcept override;
+  void finished() noexcept override;
+  void look() override;
+  bool walk(size_t device, size_t stream);
+  bool walk_row(size_t device, size_t stream, const ScheduleRow& row, uint32_t base);
+  bool execute(BoundInstruction& bound, size_t device, size_t stream, size_t micro_batch);
+  void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
+  void fetch(const BoundInstruction& bound, Device& device, size_t row, size_t micro_batch) const;
+  bool commit();
+  bool loss_is_bad(const BoundProgram& program, Device& device) const;
+  Error bad_loss() const;
+  void stop(Error error);
+  bool stopped() const { return state_.load(std::memory_order_relaxed) >= kStopped; }
+
+  Machine& machine_;
+  std::unique_ptr<const Entry> entry_;
+  int loss_output_ = -1;
+  std::vector<std::unique_ptr<BoundProgram>> programs_;  // by device
+  std::unique_ptr<DeviceRun[]> runs_;
+  std::vector<DeviceTimeline> timeline_;
+  bool timeline_filled_ = false;
+  std::vector<const void*> inputs_;
+  std::vector<void*> outputs_;
+  std::map<std::vector<bool>, std::vector<Mask>> masks_;  // by wanted outputs; a mask per program
+  const std::vector<Mask>* mask_ = nullptr;               // of the next run; null: everything
+
+  StepValues values_;
+  Ended ended_ = nullptr;
+  void* context_ = nullptr;
+  std::atomic<uint8_t> state_{kOpen};
+  std::atomic<bool> late_bad_loss_{false};
+  std::mutex error_mutex_;
+  std::optional<Error> error_;
+};
+
+}  // namespace whale

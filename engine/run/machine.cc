@@ -1,0 +1,101 @@
+#include "run/machine.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+constexpr size_t kScalarStride = 64;
+constexpr DType kScalarTypes[] = {DType::kF32, DType::kF64, DType::kI32, DType::kI64};
+constexpr size_t kScalars = 3;
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(std::unique_ptr<Device> device, size_t variables)
+    : device_(std::move(device)), variables_(variables, nullptr), versions_(variables, 1) {}
+
+DeviceMemory::~DeviceMemory() {
+  for (const Block& block : blocks_) device_->release(block.data, block.bytes);
+}
+
+void* DeviceMemory::allocate(size_t bytes) {
+  blocks_.reserve(blocks_.size() + 1);
+  void* data = device_->allocate(bytes);
+  blocks_.push_back({data, bytes});
+  return data;
+}
+
+void DeviceMemory::add_variable(size_t index, size_t bytes) { variables_[index] = allocate(std::max<size_t>(bytes, 1)); }
+
+void* DeviceMemory::area(Area& area, size_t bytes) {
+  if (area.data == nullptr || bytes > area.bytes) {
+    const size_t size = std::max<size_t>(bytes, 64);
+    area = {allocate(size), size, area.total + size};
+  }
+  return area.data;
+}
+
+void* DeviceMemory::step_scalar(StepScalar scalar, DType dtype) {
+  if (scalars_ == nullptr) scalars_ = static_cast<char*>(allocate(kScalars * std::size(kScalarTypes) * kScalarStride));
+  const auto at = std::find(std::begin(kScalarTypes), std::end(kScalarTypes), dtype);
+  if (at == std::end(kScalarTypes)) throw internal("a step scalar has dtype {}", name_of(dtype));
+  const size_t type = static_cast<size_t>(at - std::begin(kScalarTypes));
+  return scalars_ + (static_cast<size_t>(scalar) * std::size(kScalarTypes) + type) * kScalarStride;
+}
+
+void DeviceMemory::set_step_scalar(StepScalar scalar, double value) {
+  const float f32 = static_cast<float>(value);
+  const int32_t i32 = static_cast<int32_t>(value);
+  const int64_t i64 = static_cast<int64_t>(value);
+  device_->copy_in(step_scalar(scalar, DType::kF32), &f32, sizeof f32);
+  device_->copy_in(step_scalar(scalar, DType::kF64), &value, sizeof value);
+  device_->copy_in(step_scalar(scalar, DType::kI32), &i32, sizeof i32);
+  device_->copy_in(step_scalar(scalar, DType::kI64), &i64, sizeof i64);
+}
+
+Machine::Machine(const Plan& plan, Backends& backends, const std::vector<DeviceSpec>& specs) : plan_(plan) {
+  for (const PlanVariable& variable : plan.variables)
+    for (const AxisLayout& axis : variable.home.axes)
+      if (axis.placement != Placement::kReplicate)
+        throw unimplemented("variable '{}' is cut over devices by this plan; this version runs replicated ones only", variable.name);
+  std::vector<Device*> devices;
+  for (size_t d = 0; d < specs.size(); ++d) {
+    try {
+      memory_.push_back(std::make_unique<DeviceMemory>(backends.get(specs[d].kind).open(specs[d]), plan.variables.size()));
+    } catch (Error& e) {
+      throw Error(e.at_device(static_cast<int>(d)));
+    }
+    devices.push_back(&memory_.back()->device());
+  }
+  transport_ = make_inproc(plan.groups);
+  team_ = std::make_unique<Team>(devices);
+  size_t arena = 0;
+  for (const Entry& entry : plan.entries)
+    for (const Program& program : entry.programs) arena = std::max(arena, static_cast<size_t>(program.arena_bytes));
+  team_->on_each([&](int device) {
+    DeviceMemory& memory = *memory_[static_cast<size_t>(device)];
+    for (size_t v = 0; v < plan.variables.size(); ++v)
+      memory.add_variable(v, static_cast<size_t>(element_count(plan.variables[v].dims) * size_of(plan.variables[v].dtype)));
+    memory.arena(arena);
+    memory.step_scalar(StepScalar::kLearningRate, DType::kF32);
+  });
+}
+
+Machine::~Machine() = default;
+
+void Machine::read_variable(size_t index, uint64_t offset, void* to, size_t bytes) {
+  DeviceMemory& first = *memory_.front();
+  first.device().copy_out(to, static_cast<const char*>(first.variable(index)) + offset, bytes);
+}
+
+void Machine::write_variable(size_t index, uint64_t offset, const void* from, size_t bytes) {
+  for (auto& memory : memory_) memory->device().copy_in(static_cast<char*>(memory->variable(index)) + offset, from, bytes);
+}
+
+void Machine::variable_written(size_t index) {
+  for (auto& memory : memory_) ++*memory->version(index);
+}
+
+}  // namespace whale

@@ -1,0 +1,53 @@
+#include "run/report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace whale {
+
+std::string report_json(Machine& machine, const Executor* last) {
+  const Plan& plan = machine.plan();
+  size_t by_role[3] = {};
+  for (const PlanVariable& variable : plan.variables)
+    by_role[static_cast<size_t>(variable.role)] += static_cast<size_t>(element_count(variable.dims) * size_of(variable.dtype));
+  nlohmann::ordered_json devices = nlohmann::ordered_json::array();
+  for (size_t d = 0; d < machine.size(); ++d) {
+    const DeviceMemory& memory = machine.memory(d);
+    // Gradients and inputs lie in the arena too, and share places with activations that are dead by then.
+    const size_t arena = memory.arena_bytes();
+    const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d).gradient_bytes);
+    const size_t inputs = last == nullptr ? 0 : std::min(arena - gradients, last->program(d).input_bytes);
+    nlohmann::ordered_json device = {
+        {"device", fmt::format("{}", name_of(plan.devices[d].kind))},
+        {"bytes",
+         {{"parameters", by_role[static_cast<size_t>(Role::kParameter)]},
+          {"gradients", gradients},
+          {"state", by_role[static_cast<size_t>(Role::kState)]},
+          {"activations", arena - gradients - inputs},
+          {"inputs", inputs},
+          {"buffers", by_role[static_cast<size_t>(Role::kBuffer)]},
+          {"workspace", memory.scratch_bytes()},
+          {"total", by_role[0] + by_role[1] + by_role[2] + arena + memory.scratch_bytes()}}}};
+    if (last != nullptr) {
+      device["bytes"]["arena_peak_live"] = last->program(d).program->peak_live_bytes;
+      StreamTimes sum;
+      for (const StreamTimeline& stream : last->timeline()[d]) {
+        sum.ops += stream.times.ops;
+        sum.collectives += stream.times.collectives;
+        sum.copies += stream.times.copies;
+        sum.waiting += stream.times.waiting;
+      }
+      device["seconds"] = {{"ops", static_cast<double>(sum.ops) * 1e-9},
+                           {"collectives", static_cast<double>(sum.collectives) * 1e-9},
+                           {"copies", static_cast<double>(sum.copies) * 1e-9},
+                           {"waiting", static_cast<double>(sum.waiting) * 1e-9}};
+    }
+    devices.push_back(std::move(device));
+  }
+  nlohmann::ordered_json report = {{"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
+  if (last != nullptr) report["entry"] = last->entry().name;
+  report["devices"] = std::move(devices);
+  return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace whale

@@ -1,0 +1,17 @@
+// Which instructions a run must execute to make the outputs that were asked for: the backward slice of the program.
+#pragma once
+
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace whale {
+
+// [segment][instruction]; everything else may be skipped.
+using Mask = std::vector<std::vector<uint8_t>>;
+
+Mask slice(const Program& program, const std::vector<bool>& outputs_wanted);
+// The first input that the mask needs and that was not given; -1: none.
+int missing_input(const Program& program, const Mask& mask, const std::vector<const void*>& inputs);
+
+}  // namespace whale

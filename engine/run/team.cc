@@ -1,0 +1,126 @@
+#include "run/team.h"
+
+#include <csignal>
+#include <exception>
+#include <optional>
+
+#include "base/error.h"
+
+namespace whale {
+
+Team::Team(std::vector<Device*> devices) : devices_(std::move(devices)) {
+  try {
+    for (size_t d = 0; d < devices_.size(); ++d) add_stream(static_cast<int>(d), Stream::kCompute);
+  } catch (...) {
+    this->~Team();
+    throw;
+  }
+}
+
+Team::~Team() {
+  wait_idle();
+  quit_.store(true, std::memory_order_release);
+  round_.fetch_add(1, std::memory_order_acq_rel);
+  round_.notify_all();
+  for (auto& worker : workers_) worker->thread.join();
+  workers_.clear();
+}
+
+void Team::abandon() {
+  for (auto& worker : workers_) (void)worker.release();
+  workers_.clear();
+  busy_.store(0);
+}
+
+bool Team::has_stream(int device, Stream stream) const {
+  for (const auto& worker : workers_)
+    if (worker->device == device && worker->stream == stream) return true;
+  return false;
+}
+
+void Team::add_stream(int device, Stream stream) {
+  if (has_stream(device, stream)) return;
+  std::atomic<int> entered{0};
+  std::exception_ptr failure;
+  const uint32_t seen = round_.load(std::memory_order_acquire);
+  auto worker = std::make_unique<Worker>(Worker{device, stream, {}});
+  // Signals are the business of the caller's threads (Python's Ctrl-C).
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  worker->thread = std::thread([this, device, stream, seen, &entered, &failure] { loop(device, stream, seen, entered, failure); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  entered.wait(0, std::memory_order_acquire);
+  if (entered.load(std::memory_order_acquire) < 0) {
+    worker->thread.join();
+    try {
+      std::rethrow_exception(failure);
+    } catch (Error& e) {
+      throw Error(e.at_device(device));
+    }
+  }
+  workers_.push_back(std::move(worker));
+}
+
+void Team::loop(int device, Stream stream, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure) {
+  try {
+    devices_[static_cast<size_t>(device)]->enter_thread(stream);
+  } catch (...) {
+    failure = std::current_exception();
+    entered.store(-1, std::memory_order_release);
+    entered.notify_one();
+    return;
+  }
+  entered.store(1, std::memory_order_release);
+  entered.notify_one();
+  for (;;) {
+    round_.wait(seen, std::memory_order_acquire);
+    seen = round_.load(std::memory_order_acquire);
+    if (quit_.load(std::memory_order_acquire)) return;
+    Job* job = job_;
+    job->run(device, stream);
+    if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      job->finished();
+      busy_.store(0, std::memory_order_release);
+      busy_.notify_all();
+    }
+  }
+}
+
+void Team::start(Job& job) {
+  wait_idle();  // who learned of the last job's end from its finished() may be a moment early
+  job_ = &job;
+  busy_.store(1, std::memory_order_relaxed);
+  remaining_.store(static_cast<uint32_t>(workers_.size()), std::memory_order_relaxed);
+  round_.fetch_add(1, std::memory_order_acq_rel);
+  round_.notify_all();
+}
+
+void Team::wait_idle() const { busy_.wait(1, std::memory_order_acquire); }
+
+void Team::on_each(const std::function<void(int)>& body) {
+  struct Each final : Job {
+    const std::function<void(int)>* body = nullptr;
+    std::vector<std::optional<Error>> errors;
+    void run(int device, Stream stream) noexcept override {
+      if (stream != Stream::kCompute) return;
+      auto& error = errors[static_cast<size_t>(device)];
+      try {
+        (*body)(device);
+      } catch (Error& e) {
+        error = e.at_device(device);
+      } catch (const std::exception& e) {
+        error = internal("{}", e.what()).at_device(device);
+      }
+    }
+    void finished() noexcept override {}
+  } each;
+  each.body = &body;
+  each.errors.resize(devices_.size());
+  start(each);
+  wait_idle();
+  for (const auto& error : each.errors)
+    if (error) throw Error(*error);
+}
+
+}  // namespace whale

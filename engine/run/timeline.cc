@@ -1,0 +1,51 @@
+#include "run/timeline.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+#include "ops/op.h"
+
+namespace whale {
+namespace {
+
+constexpr const char* kStreamNames[kStreams] = {"compute", "communication", "copy"};
+constexpr const char* kPhaseNames[] = {"forward", "backward", "update"};
+
+const char* kind_of(const Instruction& instruction) {
+  switch (instruction.kind) {
+    case InstructionKind::kFeed: return "feed";
+    case InstructionKind::kFetch: return "fetch";
+    default: return def(instruction.op).name;
+  }
+}
+
+}  // namespace
+
+std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan) {
+  int64_t origin = INT64_MAX;
+  for (const DeviceTimeline& device : devices)
+    for (const StreamTimeline& stream : device)
+      for (const TimelineRecord& record : stream.records) origin = std::min(origin, record.begin);
+  nlohmann::json events = nlohmann::json::array();
+  for (size_t d = 0; d < devices.size(); ++d) {
+    const std::string name = fmt::format("{} {}", name_of(plan.devices[d].kind), d);
+    events.push_back({{"ph", "M"}, {"pid", d}, {"name", "process_name"}, {"args", {{"name", name}}}});
+    for (size_t s = 0; s < kStreams; ++s) {
+      if (devices[d][s].records.empty()) continue;
+      events.push_back({{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kStreamNames[s]}}}});
+      for (const TimelineRecord& record : devices[d][s].records)
+        events.push_back({{"ph", "X"},
+                          {"pid", d},
+                          {"tid", s},
+                          {"name", record.instruction->name},
+                          {"cat", kPhaseNames[static_cast<size_t>(record.instruction->phase)]},
+                          {"ts", static_cast<double>(record.begin - origin) * 1e-3},
+                          {"dur", static_cast<double>(record.end - record.begin) * 1e-3},
+                          {"args", {{"op", kind_of(*record.instruction)}, {"micro_batch", record.micro_batch}, {"flops", record.instruction->flops}}}});
+    }
+  }
+  return nlohmann::json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace whale

@@ -1,0 +1,37 @@
+// What a run did when: filled by the device threads into memory set aside before, read between runs.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace whale {
+
+inline int64_t now_nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct TimelineRecord {
+  const Instruction* instruction = nullptr;
+  int32_t micro_batch = 0;
+  int64_t begin = 0, end = 0;  // nanoseconds of the steady clock
+};
+
+struct StreamTimes {  // nanoseconds of the last run
+  int64_t ops = 0, collectives = 0, copies = 0, waiting = 0;
+};
+
+struct StreamTimeline {
+  std::vector<TimelineRecord> records;  // never grows in a run
+  StreamTimes times;
+};
+using DeviceTimeline = std::array<StreamTimeline, kStreams>;
+
+// Chrome's trace format: a process per device, a thread per stream, microseconds from the first instruction.
+std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan);
+
+}  // namespace whale

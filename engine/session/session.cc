@@ -1,0 +1,373 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <map>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "cluster/devices.h"
+#include "compile.h"
+#include "data/convert.h"
+#include "run/executor.h"
+#include "run/report.h"
+#include "session/cores.h"
+#include "session/initialize.h"
+
+namespace whale {
+namespace {
+
+constexpr size_t kMaxOtherBatches = 16;  // entries compiled for other batch sizes that are kept, of each mode
+constexpr size_t kBlockElements = 1 << 16;
+
+const char* entry_name(RunMode mode) { return mode == RunMode::kStep ? "train" : "eval"; }
+
+}  // namespace
+
+struct Session::Impl {
+  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<Backends> backends;
+  SessionOptions options;
+  pid_t process = getpid();
+  int64_t iteration = 0, updates = 0;
+  double fixed_learning_rate = -1;
+  bool trace = false;
+  bool broken = false;
+  std::atomic<bool> closing{false};
+  std::shared_ptr<RunState> run;             // of the last step or eval
+  std::shared_ptr<const Cancel> run_cancel;  // kept as long as the run may look at it
+  std::unique_ptr<Machine> machine;
+  std::deque<std::pair<std::string, std::unique_ptr<Executor>>> executors;  // destroyed before the machine; newest last
+  Executor* last = nullptr;
+
+  Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
+      : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
+    if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
+    if (plan->devices.empty() || plan->entries.empty()) throw invalid("the plan of '{}' has no devices or no entries", plan->model);
+    const std::vector<int> cores = usable_cores();
+    machine = std::make_unique<Machine>(*plan, *backends, assign_cores(plan->devices, cores, options.threads));
+    initialize_variables(*machine, options.seed, cores.size());
+    executor_for(plan->entries.front());
+  }
+
+  ~Impl() {
+    if (getpid() != process) {
+      // The threads exist in the parent only; everything that would wait for them is left alone.
+      machine->team().abandon();
+      for (auto& [name, executor] : executors) (void)executor.release();
+      (void)machine.release();
+      return;
+    }
+    closing.store(true);
+    if (run) run->wait(-1);
+    machine->team().wait_idle();
+  }
+
+  void check_process() const {
+    if (getpid() != process)
+      throw error(Code::kFailedPrecondition, "this session was made before fork(); its threads are in the parent process. Make a new session in the child");
+  }
+  void settle() {
+    check_process();
+    if (run) run->wait(-1);
+  }
+  void check_whole() const {
+    if (broken) throw error(Code::kFailedPrecondition, "an update of an earlier step was interrupted; make a new session and load a checkpoint").with_damage(Damage::kSession);
+  }
+
+  // ---- entries ----------------------------------------------------------------------------------------------------
+  Executor& executor_for(const Entry& entry) {
+    std::string key = fmt::format("{}/{}", entry.name, entry.batch);
+    for (auto& [name, executor] : executors)
+      if (name == key) return *executor;
+    auto executor = std::make_unique<Executor>(*machine, entry);
+    size_t others = 0;
+    for (const auto& [name, known] : executors) others += plan->find_entry(known->entry().name, known->entry().batch) == nullptr;
+    if (others >= kMaxOtherBatches)
+      for (auto it = executors.begin(); it != executors.end(); ++it)
+        if (plan->find_entry(it->second->entry().name, it->second->entry().batch) == nullptr) {
+          if (it->second.get() == last) last = nullptr;
+          executors.erase(it);
+          break;
+        }
+    executors.emplace_back(std::move(key), std::move(executor));
+    return *executors.back().second;
+  }
+
+  Executor* known_executor(const char* name, int64_t batch) {
+    for (auto& [key, executor] : executors)
+      if (executor->entry().batch == batch && executor->entry().name == name) return executor.get();
+    return nullptr;
+  }
+
+  // The ports of a mode, from any entry of it: names and types are the same for all batch sizes.
+  const Entry& any_entry(RunMode mode) {
+    const char* name = entry_name(mode);
+    for (const Entry& entry : plan->entries)
+      if (entry.name == name) return entry;
+    for (auto& [key, executor] : executors)
+      if (executor->entry().name == name) return executor->entry();
+    return executor_for(compile_entry(*plan, name, plan->entries.front().batch)).entry();
+  }
+
+  Executor& executor(RunMode mode, const std::vector<NamedHost>& inputs) {
+    const char* name = entry_name(mode);
+    const Entry& any = any_entry(mode);
+    int64_t largest = 0;
+    for (const Entry& entry : plan->entries) largest = std::max(largest, entry.batch);
+    const int64_t batch = batch_of(any.inputs, inputs, any.batch);
+    if (Executor* known = known_executor(name, batch)) return *known;
+    if (const Entry* entry = plan->find_entry(name, batch)) return executor_for(*entry);
+    if (mode == RunMode::kStep && batch > largest)
+      throw invalid("a batch of {} samples; this plan is for at most {}. Make a plan for the larger batch", batch, largest);
+    return executor_for(compile_entry(*plan, name, batch));
+  }
+
+  // ---- runs -------------------------------------------------------------------------------------------------------
+  double learning_rate() const {
+    return fixed_learning_rate >= 0 ? fixed_learning_rate : learning_rate_at(plan->optimizer.learning_rate, plan->schedule, updates);
+  }
+
+  RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
+                  std::shared_ptr<const Cancel> cancel) {
+    check_process();
+    if (run && !run->done()) throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
+    check_whole();
+    Executor& chosen = executor(mode, inputs);
+    bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
+    bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());
+    if (mode == RunMode::kEval) chosen.narrow_to_outputs();
+    run = std::make_shared<RunState>();
+    run_cancel = std::move(cancel);
+    last = &chosen;
+    StepValues values;
+    values.seed = options.seed;
+    values.iteration = iteration;
+    values.updates = updates;
+    values.learning_rate = learning_rate();
+    values.check_loss = mode == RunMode::kStep && options.nan_policy == NanPolicy::kError;
+    values.timeline = trace;
+    values.cancel = run_cancel ? &run_cancel->flag() : nullptr;
+    values.closing = &closing;
+    chosen.start(values, mode == RunMode::kStep ? &step_ended : &eval_ended, this);
+    return RunHandle(run);
+  }
+
+  // On a device thread. The counters are read by the caller's thread once the state is done.
+  static void step_ended(void* self, std::optional<Error>& error, bool committed) {
+    Impl& impl = *static_cast<Impl*>(self);
+    if (!error || committed) {
+      ++impl.iteration;
+      impl.updates += committed ? 1 : 0;
+    }
+    if (error && error->damage() == Damage::kSession) impl.broken = true;
+    finish(impl, error);
+  }
+  static void eval_ended(void* self, std::optional<Error>& error, bool) { finish(*static_cast<Impl*>(self), error); }
+  static void finish(Impl& impl, std::optional<Error>& error) {
+    const std::shared_ptr<RunState> state = impl.run;  // the next run may replace it as soon as this one is done
+    state->finish(std::move(error));
+  }
+
+  // ---- variables --------------------------------------------------------------------------------------------------
+  size_t find(std::string_view name) const {
+    for (size_t v = 0; v < plan->variables.size(); ++v)
+      if (plan->variables[v].name == name) return v;
+    throw error(Code::kNotFound, "there is no variable '{}' in '{}'; optimizer state is called PARAMETER/SLOT", name, plan->model);
+  }
+
+  void check_fits(const PlanVariable& variable, const HostTensor& tensor) const {
+    if (tensor.dtype != variable.dtype || tensor.dims != variable.dims)
+      throw invalid("variable '{}' is {} {}, the tensor given is {} {}", variable.name, name_of(variable.dtype), to_string(variable.dims),
+                    name_of(tensor.dtype), to_string(tensor.dims));
+    if (tensor.data == nullptr && tensor.bytes() != 0) throw invalid("the tensor for variable '{}' has no data (null pointer)", variable.name);
+  }
+
+  // ---- checkpoints ------------------------------------------------------------------------------------------------
+  CheckpointPart part(bool state) const {
+    CheckpointPart part;
+    std::vector<size_t> indices;
+    for (size_t v = 0; v < plan->variables.size(); ++v) {
+      const PlanVariable& variable = plan->variables[v];
+      if ((variable.role == Role::kState) != state) continue;
+      part.tensors.push_back({variable.name, variable.dtype, variable.dims, 0, 0});
+      indices.push_back(v);
+    }
+    part.source = [this, indices](size_t index, uint64_t offset, void* to, size_t bytes) {
+      machine->read_variable(indices[index], offset, to, bytes);
+    };
+    return part;
+  }
+
+  // Every variable of the plan must be in the files, and nothing else.
+  std::vector<const StoredTensor*> match(const SafetensorsFile& file, bool state) const {
+    std::vector<const StoredTensor*> found(plan->variables.size(), nullptr);
+    std::map<std::string_view, size_t> names;
+    for (size_t v = 0; v < plan->variables.size(); ++v)
+      if ((plan->variables[v].role == Role::kState) == state) names.emplace(plan->variables[v].name, v);
+    for (const StoredTensor& stored : file.tensors()) {
+      const auto at = names.find(stored.name);
+      if (at == names.end()) throw invalid("'{}' holds tensor '{}', which this model does not have", file.path(), stored.name);
+      const PlanVariable& variable = plan->variables[at->second];
+      if (stored.dims != variable.dims || !convertible(stored.dtype, variable.dtype))
+        throw invalid("'{}': tensor '{}' is {} {}, this model needs {} {}", file.path(), stored.name, name_of(stored.dtype),
+                      to_string(stored.dims), name_of(variable.dtype), to_string(variable.dims));
+      found[at->second] = &stored;
+      names.erase(at);
+    }
+    if (!names.empty()) throw invalid("'{}' lacks tensor '{}' ({} are missing)", file.path(), names.begin()->first, names.size());
+    file.read_through();
+    return found;
+  }
+
+  void restore(const SafetensorsFile& file, const std::vector<const StoredTensor*>& found) {
+    std::vector<char> from, to;
+    for (size_t v = 0; v < found.size(); ++v) {
+      if (found[v] == nullptr) continue;
+      const PlanVariable& variable = plan->variables[v];
+      const size_t from_bytes = static_cast<size_t>(size_of(found[v]->dtype)), to_bytes = static_cast<size_t>(size_of(variable.dtype));
+      const uint64_t count = static_cast<uint64_t>(element_count(variable.dims));
+      from.resize(kBlockElements * from_bytes);
+      to.resize(kBlockElements * to_bytes);
+      for (uint64_t at = 0; at < count; at += kBlockElements) {
+        const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockElements, count - at));
+        file.read(*found[v], at * from_bytes, from.data(), n * from_bytes);
+        convert(found[v]->dtype, from.data(), variable.dtype, to.data(), n);
+        machine->write_variable(v, at * to_bytes, to.data(), n * to_bytes);
+      }
+      machine->variable_written(v);
+    }
+  }
+};
+
+Session::Session(std::shared_ptr<const Plan> plan, std::shared_ptr<Backends> backends, const SessionOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(plan), std::move(backends), options)) {}
+
+Session::~Session() = default;
+
+RunHandle Session::step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs, std::shared_ptr<const Cancel> cancel) {
+  return impl_->start(RunMode::kStep, inputs, outputs, std::move(cancel));
+}
+
+RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs, std::shared_ptr<const Cancel> cancel) {
+  return impl_->start(RunMode::kEval, inputs, outputs, std::move(cancel));
+}
+
+std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<std::string>& names) {
+  impl_->settle();
+  const Entry& entry = impl_->executor(mode, inputs).entry();
+  std::vector<TensorType> types;
+  for (const std::string& name : names) {
+    const auto at = std::find_if(entry.outputs.begin(), entry.outputs.end(), [&](const PlanOutput& o) { return o.name == name; });
+    if (at == entry.outputs.end()) {
+      std::string known;
+      for (const PlanOutput& output : entry.outputs) known += (known.empty() ? "" : ", ") + output.name;
+      throw invalid("there is no output '{}'; the plan has: {}. Others are fetched by naming them when the plan is made", name, known);
+    }
+    types.push_back({at->dtype, at->dims});
+  }
+  return types;
+}
+
+std::vector<std::string> Session::output_names(RunMode mode) const {
+  impl_->settle();
+  std::vector<std::string> names;
+  for (const PlanOutput& output : impl_->any_entry(mode).outputs) names.push_back(output.name);
+  return names;
+}
+
+std::vector<VariableInfo> Session::variables() const {
+  std::vector<VariableInfo> list;
+  for (const PlanVariable& variable : impl_->plan->variables) list.push_back({variable.name, variable.role, variable.dtype, variable.dims});
+  return list;
+}
+
+TensorType Session::variable_type(std::string_view name) const {
+  const PlanVariable& variable = impl_->plan->variables[impl_->find(name)];
+  return {variable.dtype, variable.dims};
+}
+
+void Session::read(std::string_view name, const HostTensor& to) {
+  impl_->settle();
+  const size_t index = impl_->find(name);
+  impl_->check_fits(impl_->plan->variables[index], to);
+  impl_->machine->read_variable(index, 0, to.data, to.bytes());
+}
+
+void Session::write(std::string_view name, const HostTensor& from) {
+  impl_->settle();
+  const size_t index = impl_->find(name);
+  impl_->check_fits(impl_->plan->variables[index], from);
+  impl_->machine->write_variable(index, 0, from.data, from.bytes());
+  impl_->machine->variable_written(index);
+}
+
+void Session::set_learning_rate(double learning_rate) {
+  impl_->settle();
+  if (!std::isfinite(learning_rate)) throw invalid("a learning rate of {}", learning_rate);
+  impl_->fixed_learning_rate = learning_rate < 0 ? -1 : learning_rate;
+}
+
+double Session::learning_rate() const {
+  impl_->settle();
+  return impl_->learning_rate();
+}
+int64_t Session::iteration() const {
+  impl_->settle();
+  return impl_->iteration;
+}
+int64_t Session::updates() const {
+  impl_->settle();
+  return impl_->updates;
+}
+uint64_t Session::seed() const { return impl_->options.seed; }
+
+void Session::save(const std::string& directory) {
+  impl_->settle();
+  impl_->check_whole();
+  CheckpointMeta meta{impl_->plan->model, impl_->options.seed, impl_->iteration, impl_->updates, {}};
+  if (impl_->fixed_learning_rate >= 0) meta.learning_rate = impl_->fixed_learning_rate;
+  write_checkpoint(directory, meta, impl_->part(false), impl_->part(true));
+}
+
+void Session::load(const std::string& directory) {
+  impl_->settle();
+  const Checkpoint checkpoint = open_checkpoint(directory);
+  const auto model = impl_->match(*checkpoint.model, false);
+  const auto optimizer = impl_->match(*checkpoint.optimizer, true);
+  try {
+    impl_->restore(*checkpoint.model, model);
+    impl_->restore(*checkpoint.optimizer, optimizer);
+  } catch (Error& e) {
+    impl_->broken = true;
+    throw Error(e.with_damage(Damage::kSession));
+  }
+  impl_->options.seed = checkpoint.meta.seed;
+  impl_->iteration = checkpoint.meta.iteration;
+  impl_->updates = checkpoint.meta.updates;
+  impl_->fixed_learning_rate = checkpoint.meta.learning_rate.value_or(-1);
+  impl_->broken = false;
+}
+
+void Session::set_trace(bool enable) {
+  impl_->settle();
+  impl_->trace = enable;
+}
+
+std::string Session::timeline() {
+  impl_->settle();
+  if (impl_->last == nullptr || !impl_->last->has_timeline())
+    throw error(Code::kFailedPrecondition, "there is no timeline: switch tracing on before the run");
+  return to_chrome_trace(impl_->last->timeline(), *impl_->plan);
+}
+
+std::string Session::report() {
+  impl_->settle();
+  return report_json(*impl_->machine, impl_->last);
+}
+
+const Plan& Session::plan() const { return *impl_->plan; }
+
+}  // namespace whale
