@@ -18,7 +18,7 @@ class GradBuilder {
   TensorId output(int i) const { return graph.op(forward_).outputs[static_cast<size_t>(i)]; }
   TensorId grad(int i = 0) const { return output_grads_[static_cast<size_t>(i)]; }  // kNone: no influence
   const TensorType type(TensorId id) const { return {graph.tensor(id).dtype, graph.tensor(id).dims}; }
-  const Dims& dims(TensorId id) const { return graph.tensor(id).dims; }
+  Dims dims(TensorId id) const { return graph.tensor(id).dims; }  // a copy: emitting moves the tensors
   bool wants(int i) const;             // input i is present, floating point, and needs a gradient
   void set(int i, TensorId grad);      // the gradient of input i: same shape; cast to its dtype if it differs
 
