@@ -183,7 +183,7 @@ const OpDef op_def_attention = {
     .gradient = gradient_attention,
     .factors = factors_attention,
     .cost = cost_attention,
-    .flags = kRandom | kOffsetAware,
+    .flags = kRandom | kOffsetAware | kComputeLow,
 };
 const OpDef op_def_attention_grad = {
     .name = "attention_grad",

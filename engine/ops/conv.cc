@@ -162,6 +162,7 @@ const OpDef op_def_conv = {
     .gradient = gradient_conv,
     .factors = factors_conv,
     .cost = cost_conv,
+    .flags = kComputeLow,
 };
 const OpDef op_def_conv_grad_input = {
     .name = "conv_grad_input",

@@ -254,7 +254,8 @@ OpDef unary_def(const char* name, const char* doc, std::vector<TensorType> (*inf
 }
 
 OpDef binary_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&), GradientRule gradient,
-                 Factors (*factors)(const OpView&) = elementwise_factors, OpCost (*cost)(const OpView&) = nullptr) {
+                 Factors (*factors)(const OpView&) = elementwise_factors, OpCost (*cost)(const OpView&) = nullptr,
+                 uint32_t flags = 0) {
   return {.name = name,
           .doc = doc,
           .inputs = {{"a"}, {"b"}},
@@ -265,7 +266,7 @@ OpDef binary_def(const char* name, const char* doc, std::vector<TensorType> (*in
           .factors = factors,
           .cost = cost,
           .aliases = {{0, 0}, {0, 1}},
-          .flags = kElementwise};
+          .flags = kElementwise | flags};
 }
 
 OpDef comparison_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&)) {
@@ -300,13 +301,13 @@ const OpDef op_def_sub = binary_def("sub", "a - b." NUMBERS, infer_binary<is_num
 const OpDef op_def_mul = binary_def("mul", "a * b." NUMBERS, infer_binary<is_number>, grad_mul, linear_in_each<0, 1>);
 const OpDef op_def_div = binary_def("div", "a / b." FLOATS, infer_binary<is_float>, grad_div, linear_in_each<0>);
 const OpDef op_def_pow = binary_def("pow", "a to the power of b; the gradient of b is 0 where a is 0." FLOATS, infer_binary<is_float>,
-                                    grad_pow, elementwise_factors, cost_transcendental);
+                                    grad_pow, elementwise_factors, cost_transcendental, kComputeWide);
 const OpDef op_def_maximum = binary_def("maximum", "The larger of a and b; the gradient of a tie is half to each." NUMBERS,
                                         infer_binary<is_number>, grad_extremum<OpCode::k_greater>);
 const OpDef op_def_minimum = binary_def("minimum", "The smaller of a and b; the gradient of a tie is half to each." NUMBERS,
                                         infer_binary<is_number>, grad_extremum<OpCode::k_less>);
 const OpDef op_def_squared_difference = binary_def("squared_difference", "(a - b)^2." FLOATS, infer_binary<is_float>,
-                                                   grad_squared_difference);
+                                                   grad_squared_difference, elementwise_factors, nullptr, kComputeWide);
 
 const OpDef op_def_equal = comparison_def("equal", "a == b." ANY_TO_BOOL, infer_comparison<is_any>);
 const OpDef op_def_not_equal = comparison_def("not_equal", "a != b." ANY_TO_BOOL, infer_comparison<is_any>);
@@ -360,9 +361,9 @@ const OpDef op_def_floor =
 #define SHAPE "\nAny shape; floating point."
 const OpDef op_def_square = unary_def("square", "x^2.\nAny shape; number types.", infer_unary<is_number>, grad_square);
 const OpDef op_def_reciprocal = unary_def("reciprocal", "1 / x." SHAPE, infer_unary<is_float>, grad_reciprocal);
-const OpDef op_def_exp = unary_def("exp", "e^x." SHAPE, infer_unary<is_float>, grad_exp, cost_transcendental);
-const OpDef op_def_log = unary_def("log", "Natural logarithm." SHAPE, infer_unary<is_float>, grad_log, cost_transcendental);
-const OpDef op_def_log1p = unary_def("log1p", "log(1 + x), exact near 0." SHAPE, infer_unary<is_float>, grad_log1p, cost_transcendental);
+const OpDef op_def_exp = unary_def("exp", "e^x." SHAPE, infer_unary<is_float>, grad_exp, cost_transcendental, kComputeWide);
+const OpDef op_def_log = unary_def("log", "Natural logarithm." SHAPE, infer_unary<is_float>, grad_log, cost_transcendental, kComputeWide);
+const OpDef op_def_log1p = unary_def("log1p", "log(1 + x), exact near 0." SHAPE, infer_unary<is_float>, grad_log1p, cost_transcendental, kComputeWide);
 const OpDef op_def_sqrt = unary_def("sqrt", "Square root." SHAPE, infer_unary<is_float>, grad_sqrt);
 const OpDef op_def_rsqrt = unary_def("rsqrt", "1 / sqrt(x)." SHAPE, infer_unary<is_float>, grad_rsqrt);
 const OpDef op_def_sin = unary_def("sin", "Sine." SHAPE, infer_unary<is_float>, grad_sin, cost_transcendental);
@@ -371,7 +372,7 @@ const OpDef op_def_erf = unary_def("erf", "Error function." SHAPE, infer_unary<i
 const OpDef op_def_tanh = unary_def("tanh", "Hyperbolic tangent." SHAPE, infer_unary<is_float>, grad_tanh, cost_transcendental);
 const OpDef op_def_sigmoid = unary_def("sigmoid", "1 / (1 + exp(-x))." SHAPE, infer_unary<is_float>, grad_sigmoid, cost_transcendental);
 const OpDef op_def_softplus =
-    unary_def("softplus", "log(1 + exp(x)), without overflow." SHAPE, infer_unary<is_float>, grad_softplus, cost_transcendental);
+    unary_def("softplus", "log(1 + exp(x)), without overflow." SHAPE, infer_unary<is_float>, grad_softplus, cost_transcendental, kComputeWide);
 const OpDef op_def_relu = unary_def("relu", "max(x, 0); gradient 0 at 0." SHAPE, infer_unary<is_float>, grad_relu);
 const OpDef op_def_gelu = unary_def("gelu", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of GELU." SHAPE,
                                     infer_unary<is_float>, grad_activation<OpCode::k_gelu_grad>, cost_transcendental);
@@ -397,7 +398,7 @@ const OpDef op_def_bce_with_logits = {
     .factors = elementwise_factors,
     .cost = cost_transcendental,
     .aliases = {{0, 0}, {0, 1}},
-    .flags = kElementwise,
+    .flags = kElementwise | kComputeWide,
 };
 
 const OpDef op_def_fused = {

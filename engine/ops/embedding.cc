@@ -105,7 +105,7 @@ const OpDef op_def_embedding = {
     .gradient = gradient_embedding,
     .factors = factors_embedding,
     .cost = cost_embedding,
-    .flags = kOffsetAware,
+    .flags = kOffsetAware | kRoundOutput,
 };
 
 const OpDef op_def_embedding_grad = {

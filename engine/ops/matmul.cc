@@ -186,7 +186,7 @@ const OpDef op_def_matmul = {
     .factors = factors_matmul,
     .cost = cost_matmul,
     .aliases = {},
-    .flags = 0,
+    .flags = kComputeLow,
 };
 
 const OpDef op_def_matmul_weight_grad = {

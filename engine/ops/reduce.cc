@@ -212,7 +212,7 @@ const OpDef op_def_sum_of_squares = {
     .factors = factors_sum_of_squares,
     .cost = cost_reduce,
     .aliases = {},
-    .flags = 0,
+    .flags = kComputeWide,
 };
 
 }  // namespace whale

@@ -72,6 +72,7 @@ const OpDef op_def_log_softmax = {
     .factors = factors_rows,
     .cost = cost,
     .aliases = {{0, 0}},
+    .flags = kComputeWide,
 };
 const OpDef op_def_log_softmax_grad = {
     .name = "log_softmax_grad",

@@ -1,0 +1,268 @@
+// Dead code, common subexpressions, and rewrites that are always right and always smaller (the table kRules).
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "grad/passes.h"
+#include "grad/rewrite.h"
+
+namespace whale {
+namespace {
+
+struct Cleaner {
+  Rewriter& r;
+};
+
+bool has_in_place(const Op& op, const Graph& g) {
+  if (has_flag(op.code, kUpdateOp)) return true;
+  for (const Alias& a : aliases_of(view_of(g, op)))
+    if (a.must) return true;
+  return false;
+}
+
+// ---- rules: each returns the tensor that replaces the result of old op i, or kNone ---------------------------------
+using SimplifyRule = TensorId (*)(Cleaner& c, size_t i, const std::vector<TensorId>& in);
+
+const Tensor& result(const Cleaner& c, size_t i) { return c.r.graph.tensor(c.r.old[i].outputs[0]); }
+
+// The value of a constant tensor.
+const double* fill_value(const Cleaner& c, TensorId id) {
+  const Op* op = c.r.producer(id);
+  return op && op->code == OpCode::k_fill ? &std::get<double>(op->attrs.find("value")->second) : nullptr;
+}
+TensorId fill(Cleaner& c, size_t i, double value) {
+  const Tensor& y = result(c, i);
+  return c.r.emit(i, OpCode::k_fill, {}, {{"shape", y.dims}, {"value", value}, {"dtype", std::string(name_of(y.dtype))}});
+}
+
+// Every value of `from` is one of `to`.
+bool widens(DType from, DType to) {
+  if (from == to || to == DType::kF64) return is_float(from) || from == to || from == DType::kI32 || from == DType::kU8 || from == DType::kI8 || from == DType::kBool;
+  if (to == DType::kF32) return from == DType::kBF16 || from == DType::kF16 || from == DType::kU8 || from == DType::kI8 || from == DType::kBool;
+  return false;
+}
+
+TensorId simplify_cast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  Graph& g = c.r.graph;
+  const DType to = result(c, i).dtype;
+  if (g.tensor(in[0]).dtype == to) return in[0];
+  if (const double* value = fill_value(c, in[0]); value && is_float(to)) return fill(c, i, *value);
+  const Op* op = c.r.producer(in[0]);
+  if (!op || op->code != OpCode::k_cast) return kNone;
+  const TensorId x = op->inputs[0];
+  if (!widens(g.tensor(x).dtype, g.tensor(in[0]).dtype)) return kNone;
+  if (g.tensor(x).dtype == to) return x;
+  return c.r.emit(i, OpCode::k_cast, {x}, {{"dtype", std::string(name_of(to))}});
+}
+
+TensorId simplify_reshape(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  const Dims to = result(c, i).dims;
+  if (c.r.graph.tensor(in[0]).dims == to) return in[0];
+  if (const double* value = fill_value(c, in[0])) return fill(c, i, *value);
+  const Op* op = c.r.producer(in[0]);
+  if (!op || op->code != OpCode::k_reshape) return kNone;
+  const TensorId x = op->inputs[0];
+  if (c.r.graph.tensor(x).dims == to) return x;
+  return c.r.emit(i, OpCode::k_reshape, {x}, {{"shape", to}});
+}
+
+TensorId simplify_transpose(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  const auto identity = [](const std::vector<int64_t>& perm) {
+    for (size_t k = 0; k < perm.size(); ++k)
+      if (perm[k] != static_cast<int64_t>(k)) return false;
+    return true;
+  };
+  const auto normal = [](std::vector<int64_t> perm) {
+    for (int64_t& p : perm)
+      if (p < 0) p += static_cast<int64_t>(perm.size());
+    return perm;
+  };
+  std::vector<int64_t> perm = normal(attr_ints(c.r.old[i].attrs, "perm"));
+  if (identity(perm)) return in[0];
+  const Op* op = c.r.producer(in[0]);
+  if (!op || op->code != OpCode::k_transpose) return kNone;
+  const std::vector<int64_t> before = normal(attr_ints(op->attrs, "perm"));
+  const TensorId x = op->inputs[0];
+  for (int64_t& p : perm) p = before[static_cast<size_t>(p)];
+  if (identity(perm)) return x;
+  return c.r.emit(i, OpCode::k_transpose, {x}, {{"perm", perm}});
+}
+
+TensorId simplify_broadcast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  if (c.r.graph.tensor(in[0]).dims == result(c, i).dims) return in[0];
+  if (const double* value = fill_value(c, in[0])) return fill(c, i, *value);
+  return kNone;
+}
+
+TensorId simplify_neg(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  if (const double* value = fill_value(c, in[0])) return fill(c, i, -*value);
+  const Op* op = c.r.producer(in[0]);
+  return op && op->code == OpCode::k_neg ? op->inputs[0] : kNone;
+}
+
+// a (op) b of constants; and a neutral element, where the other operand already has the result's shape.
+template <class F>
+TensorId fold(Cleaner& c, size_t i, const double* a, const double* b, F evaluate) {
+  return a && b && is_float(result(c, i).dtype) ? fill(c, i, evaluate(*a, *b)) : kNone;
+}
+TensorId unless_broadcast(Cleaner& c, size_t i, TensorId x) { return c.r.graph.tensor(x).dims == result(c, i).dims ? x : kNone; }
+
+TensorId simplify_mul(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
+  if (a && *a == 1 && !b) return unless_broadcast(c, i, in[1]);
+  if (b && *b == 1 && !a) return unless_broadcast(c, i, in[0]);
+  return fold(c, i, a, b, [](double x, double y) { return x * y; });
+}
+TensorId simplify_div(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
+  if (b && *b == 1 && !a) return unless_broadcast(c, i, in[0]);
+  return b && *b != 0 ? fold(c, i, a, b, [](double x, double y) { return x / y; }) : kNone;
+}
+TensorId simplify_add(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
+  if (a && *a == 0 && !b) return unless_broadcast(c, i, in[1]);
+  if (b && *b == 0 && !a) return unless_broadcast(c, i, in[0]);
+  return fold(c, i, a, b, [](double x, double y) { return x + y; });
+}
+TensorId simplify_sub(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+  const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
+  if (b && *b == 0 && !a) return unless_broadcast(c, i, in[0]);
+  return fold(c, i, a, b, [](double x, double y) { return x - y; });
+}
+// Only once the graph is differentiated: until then the op is what stops gradients.
+TensorId simplify_stop(Cleaner& c, size_t, const std::vector<TensorId>& in) {
+  return c.r.graph.gradients.empty() && c.r.graph.training.loss != kNone ? kNone : in[0];
+}
+
+const std::map<OpCode, SimplifyRule> kRules = {
+    {OpCode::k_cast, simplify_cast},           {OpCode::k_reshape, simplify_reshape}, {OpCode::k_transpose, simplify_transpose},
+    {OpCode::k_broadcast_to, simplify_broadcast}, {OpCode::k_neg, simplify_neg},      {OpCode::k_mul, simplify_mul},
+    {OpCode::k_div, simplify_div},             {OpCode::k_add, simplify_add},         {OpCode::k_sub, simplify_sub},
+    {OpCode::k_stop_gradient, simplify_stop}};
+
+// ---- casts into and out of ops that choose the dtype of their result -----------------------------------------------
+// An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
+// is both faster and more exact than casting around it.
+void widen_results(Graph& g) {
+  const std::vector<int> uses = use_counts(g);
+  std::vector<std::vector<OpId>> readers(g.tensors.size());
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].inputs)
+      if (id != kNone) readers[static_cast<size_t>(id)].push_back(static_cast<OpId>(i));
+  for (Op& op : g.ops) {
+    if (!op.attrs.contains("out_dtype")) continue;
+    // Operands: all floating-point ones widened from one type.
+    std::vector<TensorId> narrow = op.inputs;
+    std::optional<DType> from;
+    bool all = true;
+    for (TensorId& id : narrow) {
+      if (id == kNone || !is_float(g.tensor(id).dtype)) continue;
+      const OpId maker = g.tensor(id).producer;
+      const bool cast = maker != kNone && g.op(maker).code == OpCode::k_cast && is_float(g.tensor(g.op(maker).inputs[0]).dtype) &&
+                        g.tensor(g.op(maker).inputs[0]).dtype != g.tensor(id).dtype && widens(g.tensor(g.op(maker).inputs[0]).dtype, g.tensor(id).dtype);
+      if (!cast) {
+        all = false;
+        break;
+      }
+      const TensorId x = g.op(maker).inputs[0];
+      if (from && *from != g.tensor(x).dtype) all = false;
+      from = g.tensor(x).dtype;
+      id = x;
+    }
+    if (all && from) {
+      op.attrs["out_dtype"] = std::string(name_of(g.tensor(op.outputs[0]).dtype));
+      op.inputs = narrow;
+    }
+    // Results: every use of every result is a cast to one wider type.
+    std::optional<DType> to;
+    bool only_casts = true;
+    for (const TensorId y : op.outputs) {
+      only_casts &= uses[static_cast<size_t>(y)] == static_cast<int>(readers[static_cast<size_t>(y)].size());
+      for (const OpId reader : readers[static_cast<size_t>(y)]) {
+        const Op& cast = g.op(reader);
+        const DType want = g.tensor(cast.outputs[0]).dtype;
+        only_casts &= cast.code == OpCode::k_cast && is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
+        to = want;
+      }
+    }
+    if (!only_casts || !to || *to == g.tensor(op.outputs[0]).dtype) continue;
+    op.attrs["out_dtype"] = std::string(name_of(*to));
+    for (const TensorId y : op.outputs) g.tensor(y).dtype = *to;  // the casts are now from a type to itself: simplify_cast drops them
+  }
+}
+
+// ---- one round -------------------------------------------------------------------------------------------------------
+void drop_dead(Graph& g) {
+  std::vector<bool> live(g.tensors.size());
+  const auto mark = [&](TensorId id) {
+    if (id != kNone) live[static_cast<size_t>(id)] = true;
+  };
+  for (const NamedTensor& t : g.outputs) mark(t.tensor);
+  for (const NamedTensor& t : g.gradients) mark(t.tensor);
+  for (const Variable& v : g.variables) mark(v.next);
+  mark(g.training.loss);
+  std::vector<bool> keep(g.ops.size());
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    keep[i] = std::any_of(g.ops[i].outputs.begin(), g.ops[i].outputs.end(), [&](TensorId id) { return live[static_cast<size_t>(id)]; });
+    if (!keep[i]) continue;
+    for (const TensorId id : g.ops[i].inputs) mark(id);
+  }
+  Rewriter r(g);
+  for (size_t i = 0; i < r.old.size(); ++i)
+    if (keep[i]) r.keep(i);
+  r.finish();
+}
+
+// What two ops must share to be one: they compute the same from the same, in the same place and time. Backward and forward
+// stay apart (sharing would keep the forward value alive), except for constants.
+using Key = std::tuple<OpCode, std::vector<TensorId>, Attrs, ScopeId, Region, Phase>;
+
+void simplify(Graph& g) {
+  Rewriter r(g);
+  Cleaner c{r};
+  std::map<Key, OpId> seen;
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    const Op& op = r.old[i];
+    std::vector<TensorId> in;
+    for (const TensorId id : op.inputs) in.push_back(r.now(id));
+    if (const auto rule = kRules.find(op.code); rule != kRules.end()) {
+      const TensorId by = rule->second(c, i, in);
+      if (by != kNone) {
+        r.replace(op.outputs[0], by);
+        const OpId maker = g.tensor(by).producer;
+        if (maker != kNone) r.moved(i, maker);
+        continue;
+      }
+    }
+    if (has_flag(op.code, kRandom) || has_flag(op.code, kCollective) || has_in_place(op, g)) {
+      r.keep(i);
+      continue;
+    }
+    const Phase phase = op.inputs.empty() && element_count(g.tensor(op.outputs[0]).dims) == 1 ? Phase::kForward : op.phase;
+    const auto [it, fresh] = seen.try_emplace(Key{op.code, in, op.attrs, op.scope, op.region, phase}, kNone);
+    if (fresh) {
+      it->second = r.keep(i);
+      continue;
+    }
+    const std::vector<TensorId>& first = g.op(it->second).outputs;
+    for (size_t k = 0; k < op.outputs.size(); ++k) r.replace(op.outputs[k], first[k]);
+    r.moved(i, it->second);
+  }
+  r.finish();
+}
+
+}  // namespace
+
+void clean(Graph& graph) {
+  for (int round = 0; round < 4; ++round) {
+    const size_t before = graph.ops.size();
+    drop_dead(graph);
+    if (!graph.gradients.empty() || graph.training.loss == kNone) widen_results(graph);  // gradient rules want equal dtypes
+    simplify(graph);
+    drop_dead(graph);
+    if (graph.ops.size() == before) break;
+  }
+}
+
+}  // namespace whale

@@ -1,0 +1,121 @@
+// Training::precision as a rewrite of the forward program; the backward ops follow from it.
+//
+// bf16: matrix products, convolutions and attention read bf16 (a parameter is cast once a step, and all uses share it);
+// everything between them follows its operands, so activations and the residual stream are bf16 too. (torch.autocast
+// keeps norms and the residual sum in f32; on a machine that is bound by memory bandwidth between the products, half the bytes
+// are worth more than those bits, and kernels of norms and softmax sum in f32 anyway.) Losses, exponentials, logarithms and
+// everything computed from them stay f32, as do parameters, their gradients, optimizer state and statistics.
+#include <map>
+#include <set>
+
+#include "grad/passes.h"
+#include "grad/rewrite.h"
+
+namespace whale {
+namespace {
+
+class Bf16Pass {
+ public:
+  explicit Bf16Pass(Graph& graph) : r_(graph), g_(graph) {}
+
+  void run() {
+    for (size_t i = 0; i < r_.old.size(); ++i) rewrite(i);
+    const TensorId loss = r_.now(g_.training.loss);
+    if (loss != kNone && g_.tensor(loss).dtype == DType::kBF16) r_.replace(g_.training.loss, cast(r_.old.size() - 1, loss, DType::kF32));
+    for (Variable& v : g_.variables) {
+      const TensorId next = r_.now(v.next), want = v.tensor;
+      if (next != kNone && g_.tensor(next).dtype != g_.tensor(want).dtype)
+        v.next = cast(r_.old.size() - 1, next, g_.tensor(want).dtype);
+    }
+    r_.finish();
+  }
+
+ private:
+  Rewriter r_;
+  Graph& g_;
+  std::map<std::pair<TensorId, DType>, TensorId> casts_;
+  // f32 values that are computed, not parameters, constants or inputs: they must not be rounded in passing.
+  std::set<TensorId> wide_;
+
+  bool is_low(TensorId id) const { return id != kNone && g_.tensor(id).dtype == DType::kBF16; }
+  bool is_f32(TensorId id) const { return id != kNone && g_.tensor(id).dtype == DType::kF32; }
+
+  TensorId cast(size_t i, TensorId id, DType to) {
+    const auto [it, fresh] = casts_.try_emplace({id, to}, kNone);
+    if (fresh) it->second = r_.emit(i, OpCode::k_cast, {id}, {{"dtype", std::string(name_of(to))}});
+    return it->second;
+  }
+  void cast_operands(size_t i, DType from, DType to, size_t least_rank = 0) {
+    for (TensorId& id : r_.old[i].inputs)
+      if (id != kNone && g_.tensor(id).dtype == from && g_.tensor(id).dims.size() >= least_rank) id = cast(i, id, to);
+  }
+
+  void rewrite(size_t i) {
+    Op& op = r_.old[i];
+    bool low = false, wide = false, f32 = false;
+    for (TensorId& id : op.inputs) {
+      id = r_.now(id);
+      low |= is_low(id);
+      f32 |= is_f32(id);
+      wide |= wide_.contains(id);
+    }
+    const uint32_t flags = def(op.code).flags;
+    const bool to_scalar = low && is_scalar_float(op);
+    if (flags & kComputeLow) {
+      cast_operands(i, DType::kF32, DType::kBF16, 2);  // a bias may stay as it is
+      if (!fits(op)) cast_operands(i, DType::kF32, DType::kBF16);
+    } else if (low && ((flags & kComputeWide) || to_scalar)) {
+      cast_operands(i, DType::kBF16, DType::kF32);
+    } else if (low && f32 && ((flags & kElementwise) || !fits(op))) {
+      // Mixed: computed f32 values win; parameters, constants and inputs are rounded.
+      if (wide) cast_operands(i, DType::kBF16, DType::kF32);
+      else cast_operands(i, DType::kF32, DType::kBF16);
+    }
+    const bool weak = !(flags & kComputeWide) && !to_scalar && !wide && !low;
+    r_.keep(i, true);
+    for (const TensorId y : r_.old[i].outputs)
+      if (is_f32(y) && !weak) wide_.insert(y);
+    if ((flags & kRoundOutput) && is_f32(op.outputs[0])) r_.replace(op.outputs[0], cast(i, op.outputs[0], DType::kBF16));
+  }
+
+  bool is_scalar_float(const Op& op) const {
+    for (const TensorId y : op.outputs)
+      if (g_.tensor(y).dims.empty() && is_float(g_.tensor(y).dtype)) return true;
+    return false;
+  }
+  bool fits(const Op& op) const {  // does the op take these types as they are (a norm with f32 scales does)
+    try {
+      const OpView view = view_of(g_, op);
+      infer(op.code, op.attrs, view.inputs, view.present);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+};
+
+// Everything that is floating point becomes f64.
+void widen(Graph& graph) {
+  for (Tensor& t : graph.tensors)
+    if (is_float(t.dtype)) t.dtype = DType::kF64;
+  Rewriter r(graph);
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    for (const char* name : {"dtype", "out_dtype"}) {
+      const auto it = r.old[i].attrs.find(name);
+      if (it == r.old[i].attrs.end()) continue;
+      const std::string& given = std::get<std::string>(it->second);
+      if (!given.empty() && is_float(parse_dtype(given))) it->second = std::string(name_of(DType::kF64));
+    }
+    r.keep(i, true);
+  }
+  r.finish();
+}
+
+}  // namespace
+
+void apply_precision(Graph& graph) {
+  if (graph.training.precision == Precision::kBFloat16) Bf16Pass(graph).run();
+  if (graph.training.precision == Precision::kFloat64) widen(graph);
+}
+
+}  // namespace whale

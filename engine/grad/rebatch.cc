@@ -1,0 +1,154 @@
+// Following the batch through a program: which digit of each tensor it is, and the same program for another batch size.
+#include "grad/passes.h"
+#include "grad/rewrite.h"
+
+namespace whale {
+namespace {
+
+// The batch within factor `f` of extent e at digit `at`: the factor may be the batch itself, or a merged run that contains it
+// (rows of a matmul after [b, t, d] -> [b t, d]). Then batch = (outer, batch, inner) of the factor's own positions.
+struct Inside {
+  int64_t outer = 0, inner = 0;  // outer 0: not inside
+};
+Inside inside(const Digit& batch, int64_t extent, const Digit& at, int64_t factor) {
+  if (batch.dim != at.dim || batch.outer % at.outer || batch.inner % at.inner) return {};
+  const Inside in{batch.outer / at.outer, batch.inner / at.inner};
+  return in.outer * extent * in.inner == factor ? in : Inside{};
+}
+
+class Follower {
+ public:
+  Follower(const Graph& graph, bool strict) : g_(graph), strict_(strict) { digits_.of.resize(g_.tensors.size()); }
+
+  BatchDigits run() {
+    const Tensor* first = nullptr;
+    for (const TensorId id : g_.inputs) {
+      const Tensor& t = g_.tensor(id);
+      if (t.batch_dim < 0) continue;
+      const int64_t batch = t.dims[static_cast<size_t>(t.batch_dim)];
+      if (first && batch != digits_.batch)
+        throw invalid("input '{}' has a batch of {} and input '{}' one of {}; they must agree (or have no batch dimension: batch_dim -1)", first->name,
+                      digits_.batch, t.name, batch);
+      first = &t;
+      digits_.batch = batch;
+      digits_.of[static_cast<size_t>(id)] = {t.batch_dim, 1, 1};
+    }
+    if (!first) return std::move(digits_);
+    // Forward mostly; backward for sources that take the batch from their users (a constant [b, t]). Two rounds settle all
+    // but chains of sources; the bound is the graph's own length.
+    for (const Op& op : g_.ops) factors_.push_back(factors_of(op));
+    bool again = true;
+    for (size_t round = 0; again && round <= g_.ops.size(); ++round) {
+      again = false;
+      for (size_t i = 0; i < g_.ops.size(); ++i) again |= visit(i);
+      for (size_t i = g_.ops.size(); i-- > 0;) again |= visit(i);
+    }
+    if (strict_)
+      for (size_t i = 0; i < g_.ops.size(); ++i) check(i);
+    return std::move(digits_);
+  }
+
+ private:
+  const Graph& g_;
+  const bool strict_;
+  BatchDigits digits_;
+  std::vector<Factors> factors_;
+
+  Factors factors_of(const Op& op) const {
+    const OpDef& d = def(op.code);
+    return d.factors ? d.factors(view_of(g_, op)) : Factors{};
+  }
+  const Digit& of(TensorId id) const { return digits_.of[static_cast<size_t>(id)]; }
+
+  template <class F>
+  void each_operand(size_t i, const Factor& f, F visit) const {
+    const Op& op = g_.ops[i];
+    for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k)
+      if (op.inputs[k] != kNone && f.inputs[k].present()) visit(op.inputs[k], f.inputs[k]);
+    for (size_t k = 0; k < op.outputs.size() && k < f.outputs.size(); ++k)
+      if (f.outputs[k].present()) visit(op.outputs[k], f.outputs[k]);
+  }
+
+  bool visit(size_t i) {
+    bool changed = false;
+    for (const Factor& f : factors_[i].list) {
+      Inside in;
+      each_operand(i, f, [&](TensorId id, const Digit& at) {
+        if (!in.outer && of(id).present()) in = inside(of(id), digits_.batch, at, f.extent);
+      });
+      if (!in.outer) continue;
+      each_operand(i, f, [&](TensorId id, const Digit& at) {
+        const Tensor& t = g_.tensor(id);
+        if (of(id).present() || t.kind != TensorKind::kValue) return;
+        digits_.of[static_cast<size_t>(id)] = {at.dim, at.outer * in.outer, at.inner * in.inner};
+        changed = true;
+      });
+    }
+    return changed;
+  }
+
+  // Every operand that has the batch must have it in a factor, and no other operand may want it there.
+  void check(size_t i) const {
+    const Op& op = g_.ops[i];
+    const auto fail = [&](const std::string& why) {
+      return unimplemented("cannot follow the batch ({}) through op '{}': {}", digits_.batch, def(op.code).name, why).at_op(op.name).at_scope(g_.scope_path(op.scope));
+    };
+    for (const TensorId id : op.inputs) {
+      if (id == kNone || !of(id).present()) continue;
+      bool found = false;
+      for (const Factor& f : factors_[i].list)
+        each_operand(i, f, [&](TensorId other, const Digit& at) { found |= other == id && inside(of(id), digits_.batch, at, f.extent).outer; });
+      if (!found && digits_.batch == 1) throw fail("with a batch of one it cannot be told from other dimensions; declare the inputs with a larger batch");
+      if (!found) throw fail("the op has no factor that carries it");
+    }
+    for (const Factor& f : factors_[i].list) {
+      Inside in;
+      each_operand(i, f, [&](TensorId id, const Digit& at) {
+        if (!in.outer && of(id).present()) in = inside(of(id), digits_.batch, at, f.extent);
+      });
+      if (!in.outer) continue;
+      each_operand(i, f, [&](TensorId id, const Digit&) {
+        if (!of(id).present()) throw fail(fmt::format("'{}' has the batch's size there but is no function of the batch", g_.tensor(id).name));
+      });
+    }
+  }
+};
+
+}  // namespace
+
+BatchDigits batch_digits(const Graph& graph, bool strict) { return Follower(graph, strict).run(); }
+
+Graph rebatch(const Graph& graph, int64_t batch) {
+  if (batch < 1) throw invalid("batch is {}, expected at least 1", batch);
+  Graph g = graph;
+  const BatchDigits digits = batch_digits(g, true);
+  if (digits.batch == 0 || digits.batch == batch) return g;
+  const auto rescaled = [&](TensorId id) {
+    Dims dims = graph.tensor(id).dims;
+    const Digit& d = digits.of[static_cast<size_t>(id)];
+    if (d.present()) dims[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
+    return dims;
+  };
+  for (const TensorId id : g.inputs) g.tensor(id).dims = rescaled(id);
+  Rewriter r(g);
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    Op& op = r.old[i];
+    // Attributes that hold shapes: `shape` is the result's; `limits` end where the operand's whole dimensions end.
+    if (op.attrs.contains("shape")) op.attrs["shape"] = rescaled(op.outputs[0]);
+    if (op.attrs.contains("limits") && !op.inputs.empty()) {
+      const Digit& d = digits.of[static_cast<size_t>(op.inputs[0])];
+      auto& limits = std::get<std::vector<int64_t>>(op.attrs.find("limits")->second);
+      if (d.present()) limits[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
+    }
+    r.keep(i, true);
+    for (const TensorId y : op.outputs)
+      if (g.tensor(y).dims != rescaled(y))
+        throw unimplemented("with a batch of {}, op '{}' gives {}, expected {}", batch, def(op.code).name, to_string(g.tensor(y).dims), to_string(rescaled(y)))
+            .at_op(op.name)
+            .at_scope(g.scope_path(op.scope));
+  }
+  r.finish();
+  return g;
+}
+
+}  // namespace whale

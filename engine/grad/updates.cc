@@ -1,0 +1,161 @@
+// Clipping and the optimizer's update, one op per parameter (planning groups them later). Adafactor is in adafactor.cc.
+#include "grad/updates.h"
+
+#include <map>
+
+#include "grad/passes.h"
+
+namespace whale {
+
+std::vector<TensorId> UpdateBuilder::emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+  const OpId id = append_op(g, code, std::move(inputs), std::move(attrs), origin == kNone ? 0 : g.op(origin).scope);
+  Op& op = g.op(id);
+  op.phase = Phase::kUpdate;
+  op.region = Region::kEpilogue;
+  op.origin = origin;
+  return op.outputs;
+}
+
+TensorId UpdateBuilder::constant(double value, DType dtype) {
+  return emit(OpCode::k_fill, {}, {{"shape", Dims{}}, {"value", value}, {"dtype", std::string(name_of(dtype))}});
+}
+
+TensorId UpdateBuilder::step_scalar(const char* name, DType dtype) {
+  for (size_t i = 0; i < g.tensors.size(); ++i)
+    if (g.tensors[i].kind == TensorKind::kStep && g.tensors[i].name == name) return static_cast<TensorId>(i);
+  g.tensors.push_back({.name = name, .dtype = dtype, .dims = {}, .kind = TensorKind::kStep});
+  return static_cast<TensorId>(g.tensors.size() - 1);
+}
+
+TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims) {
+  const Tensor p = g.tensor(parameter);
+  g.tensors.push_back({.name = p.name + "/" + slot, .dtype = accumulate_dtype(p.dtype), .dims = std::move(dims), .kind = TensorKind::kVariable});
+  const auto id = static_cast<TensorId>(g.tensors.size() - 1);
+  g.variables.push_back({.tensor = id, .role = Role::kState, .trainable = false, .decay = false, .init = {}, .owner = parameter, .slot = slot});
+  return id;
+}
+
+void UpdateBuilder::set_next(TensorId variable, TensorId next) {
+  for (Variable& v : g.variables) {
+    if (v.tensor != variable) continue;
+    if (v.next != kNone) throw invalid("parameter '{}' is already given a next value by another op; mark it as not trainable", g.tensor(variable).name);
+    v.next = next;
+    return;
+  }
+  throw internal("no variable");
+}
+
+namespace {
+
+struct Parameter {
+  TensorId p, grad;
+  bool decay;
+  OpId use;  // the first op that reads it: its scope is the update's
+};
+
+std::vector<Parameter> parameters(const Graph& g) {
+  std::map<std::string, TensorId> grads;
+  for (const NamedTensor& t : g.gradients) grads[t.name] = t.tensor;
+  std::vector<OpId> first(g.tensors.size(), kNone);
+  for (size_t i = g.ops.size(); i-- > 0;)
+    for (const TensorId id : g.ops[i].inputs)
+      if (id != kNone) first[static_cast<size_t>(id)] = static_cast<OpId>(i);
+  std::vector<Parameter> all;
+  for (const Variable& v : g.variables) {
+    const auto it = v.role == Role::kParameter && v.trainable ? grads.find(g.tensor(v.tensor).name) : grads.end();
+    if (it != grads.end()) all.push_back({v.tensor, it->second, v.decay, first[static_cast<size_t>(v.tensor)]});
+  }
+  return all;
+}
+
+// The factor of global-norm clipping; kNone without clipping.
+TensorId clip(UpdateBuilder& b, const std::vector<Parameter>& all, double max_norm) {
+  if (max_norm <= 0) return kNone;
+  std::vector<TensorId> grads;
+  for (const Parameter& p : all) grads.push_back(p.grad);
+  const TensorId sum = b.emit(OpCode::k_sum_of_squares, grads);
+  return b.emit(OpCode::k_clip_factor, {sum}, {{"max_norm", max_norm}});
+}
+
+struct Rule {
+  OptimizerKind kind;
+  void (*update)(UpdateBuilder& b, const Parameter& p, const Optimizer& o);
+};
+
+Attrs decay_attrs(const Parameter& p, const Optimizer& o) {
+  return {{"weight_decay", o.weight_decay}, {"decays", std::vector<int64_t>{p.decay ? 1 : 0}}};
+}
+
+// Emits an update op whose results are the next values of `variables`.
+void update(UpdateBuilder& b, OpCode code, std::vector<TensorId> inputs, Attrs attrs, const std::vector<TensorId>& variables) {
+  const auto results = b.emit_all(code, std::move(inputs), std::move(attrs));
+  for (size_t i = 0; i < variables.size(); ++i) b.set_next(variables[i], results[i]);
+}
+
+void sgd(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
+  Attrs attrs = decay_attrs(p, o);
+  attrs["momentum"] = o.momentum;
+  attrs["nesterov"] = o.nesterov;
+  if (o.momentum == 0) return update(b, OpCode::k_sgd, {b.rate, b.scale, p.p, p.grad}, attrs, {p.p});
+  const TensorId m = b.state(p.p, "momentum", b.g.tensor(p.p).dims);
+  update(b, OpCode::k_sgd, {b.rate, b.scale, p.p, p.grad, m}, attrs, {p.p, m});
+}
+
+void adam(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
+  Attrs attrs = decay_attrs(p, o);
+  attrs["beta1"] = o.beta1;
+  attrs["beta2"] = o.beta2;
+  attrs["epsilon"] = o.epsilon;
+  attrs["decoupled"] = o.kind == OptimizerKind::kAdamW;
+  const TensorId m = b.state(p.p, "m", b.g.tensor(p.p).dims), v = b.state(p.p, "v", b.g.tensor(p.p).dims);
+  update(b, OpCode::k_adam, {b.rate, b.updates(), b.scale, p.p, p.grad, m, v}, attrs, {p.p, m, v});
+}
+
+void adagrad(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
+  Attrs attrs = decay_attrs(p, o);
+  attrs["epsilon"] = o.epsilon;
+  const TensorId h = b.state(p.p, "h", b.g.tensor(p.p).dims);
+  update(b, OpCode::k_adagrad, {b.rate, b.scale, p.p, p.grad, h}, attrs, {p.p, h});
+}
+
+void lamb(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
+  Attrs attrs = decay_attrs(p, o);
+  attrs["beta1"] = o.beta1;
+  attrs["beta2"] = o.beta2;
+  attrs["epsilon"] = o.epsilon;
+  const TensorId m = b.state(p.p, "m", b.g.tensor(p.p).dims), v = b.state(p.p, "v", b.g.tensor(p.p).dims);
+  const auto r = b.emit_all(OpCode::k_lamb_direction, {b.updates(), b.scale, p.p, p.grad, m, v}, attrs);
+  b.set_next(m, r[1]);
+  b.set_next(v, r[2]);
+  const TensorId pn = b.emit(OpCode::k_sum_of_squares, {p.p}), un = b.emit(OpCode::k_sum_of_squares, {r[0]});
+  update(b, OpCode::k_lamb_apply, {b.rate, p.p, r[0], pn, un}, {}, {p.p});
+}
+
+void factored(UpdateBuilder& b, const Parameter& p, const Optimizer& o) { adafactor(b, p.p, p.grad, p.decay, o); }
+
+constexpr Rule kRules[] = {{OptimizerKind::kSgd, sgd},   {OptimizerKind::kAdam, adam},       {OptimizerKind::kAdamW, adam},
+                           {OptimizerKind::kLamb, lamb}, {OptimizerKind::kAdagrad, adagrad}, {OptimizerKind::kAdafactor, factored}};
+
+}  // namespace
+
+void add_updates(Graph& graph) {
+  const Optimizer& o = graph.training.optimizer;
+  if (o.kind == OptimizerKind::kNone) return;
+  const std::vector<Parameter> all = parameters(graph);
+  if (all.empty()) throw invalid("the loss does not depend on any trainable parameter: there is nothing to update");
+  UpdateBuilder b(graph);
+  const bool f64 = graph.training.precision == Precision::kFloat64;
+  b.rate = b.step_scalar("learning_rate", f64 ? DType::kF64 : DType::kF32);
+  b.scale = clip(b, all, graph.training.clip_norm);
+  for (const Rule& rule : kRules) {
+    if (rule.kind != o.kind) continue;
+    for (const Parameter& p : all) {
+      b.origin = p.use;
+      rule.update(b, p, o);
+    }
+    return;
+  }
+  throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
+}
+
+}  // namespace whale

@@ -1,0 +1,29 @@
+// What the rules of optimizers work with: ops of the update phase, state variables, and the step's scalars.
+#pragma once
+
+#include "ops/op.h"
+
+namespace whale {
+
+struct UpdateBuilder {
+  explicit UpdateBuilder(Graph& graph) : g(graph) {}
+
+  Graph& g;
+  OpId origin = kNone;      // ops emitted now take its scope
+  TensorId rate = kNone;    // the learning rate
+  TensorId scale = kNone;   // the clipping factor on gradients; kNone: none
+
+  std::vector<TensorId> emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
+  TensorId emit(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}) { return emit_all(code, std::move(inputs), std::move(attrs))[0]; }
+  TensorId constant(double value, DType dtype);
+  TensorId step_scalar(const char* name, DType dtype);
+  TensorId updates() { return step_scalar("updates", DType::kI64); }
+  // A new state variable "<parameter>/<slot>" of the accumulate dtype, zero at first.
+  TensorId state(TensorId parameter, const char* slot, Dims dims);
+  void set_next(TensorId variable, TensorId next);
+};
+
+// Adafactor's update of one parameter, composed of primitive ops.
+void adafactor(UpdateBuilder& b, TensorId p, TensorId grad, bool decay, const Optimizer& o);
+
+}  // namespace whale
