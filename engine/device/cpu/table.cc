@@ -12,6 +12,7 @@ constexpr Family kFamilies[] = {
     norm_kernels,
     reduce_kernels,
     elementwise_kernels,
+    batch_norm_kernels,
     matmul_kernels,
     conv_kernels,
 };
