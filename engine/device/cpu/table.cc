@@ -14,6 +14,7 @@ constexpr Family kFamilies[] = {
     elementwise_kernels,
     batch_norm_kernels,
     matmul_kernels,
+    pool_kernels,
     conv_kernels,
 };
 
