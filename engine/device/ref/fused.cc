@@ -1,11 +1,11 @@
 // A chain of elementwise ops. Every step's result is rounded to its type, so that fusing changes no number here.
 #include <array>
 
+#include "base/philox.h"
 #include "device/global_index.h"
 #include "device/ref/scalar.h"
 #include "device/ref/table.h"
 #include "device/ref/walk.h"
-#include "base/philox.h"
 #include "ops/fused.h"
 
 namespace whale::ref {
