@@ -1,5 +1,5 @@
-// From a position in this device's local tensor to its position in the unpadded logical tensor: what random ops, iota, rotary
-// and attention masks count by, so that no cut of the batch changes a number.
+// From a position in this device's local tensor to its position in the unpadded logical tensor: what random ops, iota,
+// rotary and attention masks count by, so that no cut of the batch changes a number.
 #pragma once
 
 #include <cstdint>

@@ -29,14 +29,16 @@ std::unique_ptr<Backend> open_library(const std::string& folder, const char* fil
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* reason = dlerror();
-    throw error(Code::kUnavailable, "cannot open the back end {}: {}. {}", path, reason ? reason : "unknown reason", install);
+    throw error(Code::kUnavailable, "cannot open the back end {}: {}. {}", path, reason ? reason : "unknown reason",
+                install);
   }
   const auto* entry = static_cast<const BackendEntry*>(dlsym(library, WHALE_BACKEND_SYMBOL));
   if (entry == nullptr || entry->version == nullptr)
-    throw error(Code::kUnavailable, "{} does not export '{}': it is no back end of libwhale. {}", path, WHALE_BACKEND_SYMBOL, install);
+    throw error(Code::kUnavailable, "{} does not export '{}': it is no back end of libwhale. {}", path,
+                WHALE_BACKEND_SYMBOL, install);
   if (std::string_view(entry->version) != kVersion)
-    throw error(Code::kUnavailable, "{} is of version {}, libwhale is {}: both must come from one build. {}", path, entry->version,
-                kVersion, install);
+    throw error(Code::kUnavailable, "{} is of version {}, libwhale is {}: both must come from one build. {}", path,
+                entry->version, kVersion, install);
   return std::unique_ptr<Backend>(entry->create());
 }
 
@@ -52,12 +54,14 @@ struct Backends::State {
       case DeviceKind::kRef: return make_ref_backend();
       case DeviceKind::kNull: return make_null_backend();
       case DeviceKind::kCpu:
-        return open_library(folder, "libwhale_cpu.so",
-                            "Install libwhale's CPU back end beside libwhale.so, with oneDNN 2.6 or newer (libdnnl), or use "
-                            "'ref' devices");
+        return open_library(
+            folder, "libwhale_cpu.so",
+            "Install libwhale's CPU back end beside libwhale.so, with oneDNN 2.6 or newer (libdnnl), or use "
+            "'ref' devices");
       case DeviceKind::kCuda: break;
     }
-    throw error(Code::kUnavailable, "this build of libwhale has no CUDA back end; use 'cpu' devices, or 'null' to try a plan");
+    throw error(Code::kUnavailable,
+                "this build of libwhale has no CUDA back end; use 'cpu' devices, or 'null' to try a plan");
   }
 };
 

@@ -98,7 +98,8 @@ double dot(const Value& a, const Value& b) {
 }
 
 // Derivative of sum(weights * f(x)) by central differences.
-std::vector<double> numeric_gradient(const Value& x, const Value& weights, const std::function<Value(const Value&)>& f) {
+std::vector<double> numeric_gradient(const Value& x, const Value& weights,
+                                     const std::function<Value(const Value&)>& f) {
   std::vector<double> gradient;
   const double h = 1e-5;
   for (size_t i = 0; i < x.data.size(); ++i) {
@@ -137,7 +138,8 @@ TEST_CASE("ref: elementwise ops broadcast as numpy does") {
   CHECK(run(OpCode::k_where, {condition, b, a})[0].data == std::vector<double>{10, 20, 30, 2, 2, 2});
   const Value x = f64({3}, {-100, 0, 2});
   check_near(run(OpCode::k_softplus, {x})[0], {std::exp(-100.0), std::log(2.0), std::log(1 + std::exp(2.0))});
-  check_near(run(OpCode::k_bce_with_logits, {x, f64({3}, {1, 0.5, 0})})[0], {100, std::log(2.0), std::log(1 + std::exp(2.0))});
+  check_near(run(OpCode::k_bce_with_logits, {x, f64({3}, {1, 0.5, 0})})[0],
+             {100, std::log(2.0), std::log(1 + std::exp(2.0))});
 }
 
 TEST_CASE("ref: gradients of activations are their derivatives") {
@@ -242,13 +244,17 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
 TEST_CASE("ref: matmul with transposes, shared operand, bias and activation") {
   const Value a = f64({2, 2}, {1, 2, 3, 4}), b = f64({2, 2}, {5, 6, 7, 8});
   CHECK(run(OpCode::k_matmul, {a, b, absent()})[0].data == std::vector<double>{19, 22, 43, 50});
-  CHECK(run(OpCode::k_matmul, {a, b, absent()}, {{"transpose_a", true}})[0].data == std::vector<double>{26, 30, 38, 44});
-  CHECK(run(OpCode::k_matmul, {a, b, absent()}, {{"transpose_b", true}})[0].data == std::vector<double>{17, 23, 39, 53});
+  CHECK(run(OpCode::k_matmul, {a, b, absent()}, {{"transpose_a", true}})[0].data ==
+        std::vector<double>{26, 30, 38, 44});
+  CHECK(run(OpCode::k_matmul, {a, b, absent()}, {{"transpose_b", true}})[0].data ==
+        std::vector<double>{17, 23, 39, 53});
   const Value stack = f64({2, 1, 2}, {1, 2, 3, 4}), bias = f64({2}, {-20, -22.5});
-  CHECK(run(OpCode::k_matmul, {stack, b, bias}, {{"activation", std::string("relu")}})[0].data == std::vector<double>{0, 0, 23, 27.5});
+  CHECK(run(OpCode::k_matmul, {stack, b, bias}, {{"activation", std::string("relu")}})[0].data ==
+        std::vector<double>{0, 0, 23, 27.5});
   const Value matrices = f64({2, 2, 1}, {5, 7, 6, 8});
   CHECK(run(OpCode::k_matmul, {stack, matrices, absent()})[0].data == std::vector<double>{19, 50});
-  const auto dw = run(OpCode::k_matmul_weight_grad, {f64({2, 1, 2}, {1, 2, 3, 4}), f64({2, 1, 1}, {10, 100})}, {{"bias", true}});
+  const auto dw =
+      run(OpCode::k_matmul_weight_grad, {f64({2, 1, 2}, {1, 2, 3, 4}), f64({2, 1, 1}, {10, 100})}, {{"bias", true}});
   CHECK(dw[0].data == std::vector<double>{310, 420});
   CHECK(dw[1].data == std::vector<double>{110});
 }
@@ -270,30 +276,38 @@ TEST_CASE("ref: movement") {
   const Attrs cut{{"starts", Ints{0, 0}}, {"limits", Ints{2, 3}}, {"strides", Ints{1, 2}}};
   CHECK(run(OpCode::k_slice, {x}, cut)[0].data == std::vector<double>{0, 2, 3, 5});
   const Attrs placed{{"dims", Ints{2, 3}}, {"starts", Ints{0, 0}}, {"strides", Ints{1, 2}}};
-  CHECK(run(OpCode::k_slice_grad, {f64({2, 2}, {1, 2, 3, 4})}, placed)[0].data == std::vector<double>{1, 0, 2, 3, 0, 4});
+  CHECK(run(OpCode::k_slice_grad, {f64({2, 2}, {1, 2, 3, 4})}, placed)[0].data ==
+        std::vector<double>{1, 0, 2, 3, 0, 4});
   CHECK(run(OpCode::k_concat, {x, f64({2, 1}, {8, 9})}, {{"axis", int64_t{1}}})[0].data ==
         std::vector<double>{0, 1, 2, 8, 3, 4, 5, 9});
-  CHECK(run(OpCode::k_pad, {f64({1, 2}, {1, 2})}, {{"low", Ints{1, 0}}, {"high", Ints{0, 1}}, {"value", 7.0}})[0].data ==
-        std::vector<double>{7, 7, 7, 1, 2, 7});
-  CHECK(run(OpCode::k_broadcast_to, {f64({2, 1}, {1, 2})}, {{"shape", Ints{2, 2}}})[0].data == std::vector<double>{1, 1, 2, 2});
+  CHECK(
+      run(OpCode::k_pad, {f64({1, 2}, {1, 2})}, {{"low", Ints{1, 0}}, {"high", Ints{0, 1}}, {"value", 7.0}})[0].data ==
+      std::vector<double>{7, 7, 7, 1, 2, 7});
+  CHECK(run(OpCode::k_broadcast_to, {f64({2, 1}, {1, 2})}, {{"shape", Ints{2, 2}}})[0].data ==
+        std::vector<double>{1, 1, 2, 2});
   CHECK(run(OpCode::k_cumsum, {x}, {{"axis", int64_t{1}}, {"reverse", true}, {"exclusive", true}})[0].data ==
         std::vector<double>{3, 2, 0, 9, 5, 0});
-  CHECK(run(OpCode::k_local_slice, {x}, {{"digit", Ints{1, 1, 1}}, {"begin", int64_t{1}}, {"end", int64_t{3}}})[0].data ==
-        std::vector<double>{1, 2, 4, 5});
+  CHECK(
+      run(OpCode::k_local_slice, {x}, {{"digit", Ints{1, 1, 1}}, {"begin", int64_t{1}}, {"end", int64_t{3}}})[0].data ==
+      std::vector<double>{1, 2, 4, 5});
 }
 
 TEST_CASE("ref: indices") {
   const Value x = f64({3, 2}, {0, 1, 2, 3, 4, 5}), ids = i32({4}, {2, 0, 2, 9});
   CHECK(run(OpCode::k_embedding, {x, ids})[0].data == std::vector<double>{4, 5, 0, 1, 4, 5, 0, 0});
   const Value dy = f64({4, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
-  CHECK(run(OpCode::k_embedding_grad, {dy, ids}, {{"rows", int64_t{3}}})[0].data == std::vector<double>{3, 4, 0, 0, 6, 8});
-  CHECK(run(OpCode::k_gather, {x, i32({2}, {1, 0})}, {{"axis", int64_t{1}}})[0].data == std::vector<double>{1, 0, 3, 2, 5, 4});
-  CHECK(run(OpCode::k_one_hot, {i32({2}, {1, 5})}, {{"depth", int64_t{3}}})[0].data == std::vector<double>{0, 1, 0, 0, 0, 0});
+  CHECK(run(OpCode::k_embedding_grad, {dy, ids}, {{"rows", int64_t{3}}})[0].data ==
+        std::vector<double>{3, 4, 0, 0, 6, 8});
+  CHECK(run(OpCode::k_gather, {x, i32({2}, {1, 0})}, {{"axis", int64_t{1}}})[0].data ==
+        std::vector<double>{1, 0, 3, 2, 5, 4});
+  CHECK(run(OpCode::k_one_hot, {i32({2}, {1, 5})}, {{"depth", int64_t{3}}})[0].data ==
+        std::vector<double>{0, 1, 0, 0, 0, 0});
   const auto top = run(OpCode::k_top_k, {f64({1, 5}, {1, 7, 3, 7, 3})}, {{"k", int64_t{3}}});
   CHECK(top[0].data == std::vector<double>{7, 7, 3});
   CHECK(top[1].data == std::vector<double>{1, 3, 2});
-  CHECK(run(OpCode::k_top_k_grad, {f64({1, 3}, {10, 20, 30}), i32({1, 3}, {1, 3, 2})}, {{"size", int64_t{5}}})[0].data ==
-        std::vector<double>{0, 10, 30, 20, 0});
+  CHECK(
+      run(OpCode::k_top_k_grad, {f64({1, 3}, {10, 20, 30}), i32({1, 3}, {1, 3, 2})}, {{"size", int64_t{5}}})[0].data ==
+      std::vector<double>{0, 10, 30, 20, 0});
 }
 
 TEST_CASE("ref: rotary turns pairs by their position, and its inverse turns back") {
@@ -313,7 +327,9 @@ TEST_CASE("ref: rotary turns pairs by their position, and its inverse turns back
 
 TEST_CASE("ref: norms and their gradients") {
   const Value x = noise({3, 5}, 1), gamma = noise({5}, 2), beta = noise({5}, 3), dy = noise({3, 5}, 4);
-  const auto ln = [&](const Value& x_, const Value& g, const Value& b) { return run(OpCode::k_layer_norm, {x_, g, b}); };
+  const auto ln = [&](const Value& x_, const Value& g, const Value& b) {
+    return run(OpCode::k_layer_norm, {x_, g, b});
+  };
   const auto y = ln(x, gamma, beta);
   for (size_t r = 0; r < 3; ++r) {
     double mean = 0, square = 0;
@@ -334,12 +350,15 @@ TEST_CASE("ref: norms and their gradients") {
 
   const auto rms = run(OpCode::k_rms_norm, {x, gamma});
   const auto dr = run(OpCode::k_rms_norm_grad, {dy, x, rms[1], gamma});
-  check_near(dr[0], numeric_gradient(x, dy, [&](const Value& v) { return run(OpCode::k_rms_norm, {v, gamma})[0]; }), 1e-7);
-  check_near(dr[1], numeric_gradient(gamma, dy, [&](const Value& v) { return run(OpCode::k_rms_norm, {x, v})[0]; }), 1e-7);
+  check_near(dr[0], numeric_gradient(x, dy, [&](const Value& v) { return run(OpCode::k_rms_norm, {v, gamma})[0]; }),
+             1e-7);
+  check_near(dr[1], numeric_gradient(gamma, dy, [&](const Value& v) { return run(OpCode::k_rms_norm, {x, v})[0]; }),
+             1e-7);
 }
 
 TEST_CASE("ref: the pieces of batch norm make batch norm and its gradient") {
-  const Value x = noise({4, 3, 2}, 1), gamma = noise({2}, 2), beta = noise({2}, 3), dy = noise({4, 3, 2}, 4), residual = noise({4, 3, 2}, 5);
+  const Value x = noise({4, 3, 2}, 1), gamma = noise({2}, 2), beta = noise({2}, 3), dy = noise({4, 3, 2}, 4),
+              residual = noise({4, 3, 2}, 5);
   const Attrs attrs{{"count", int64_t{12}}, {"relu", true}};
   const auto forward = [&](const Value& v, const Value& r) {
     return run(OpCode::k_batch_norm_apply, {v, run(OpCode::k_batch_stats, {v})[0], gamma, beta, r}, attrs)[0];
@@ -358,7 +377,8 @@ TEST_CASE("ref: the pieces of batch norm make batch norm and its gradient") {
   check_near(d[0], numeric_gradient(x, dy, [&](const Value& v) { return forward(v, residual); }), 1e-6);
   check_near(d[1], numeric_gradient(residual, dy, [&](const Value& v) { return forward(x, v); }), 1e-6);
 
-  const auto running = run(OpCode::k_batch_norm_running, {f64({2}, {1, 1}), f64({2}, {1, 1}), f64({2, 2}, {4, 0, 20, 4})}, {{"count", int64_t{4}}});
+  const auto running = run(OpCode::k_batch_norm_running,
+                           {f64({2}, {1, 1}), f64({2}, {1, 1}), f64({2, 2}, {4, 0, 20, 4})}, {{"count", int64_t{4}}});
   check_near(running[0], {0.9 + 0.1, 0.9});
   check_near(running[1], {0.9 + 0.1 * 4 * 4 / 3, 0.9 + 0.1 * 4 / 3});
 }
@@ -369,9 +389,11 @@ TEST_CASE("ref: softmax and cross entropy") {
   check_near(y, {0.125, 0.25, 0.625, 0.5, 0.5, 0});
   check_near(run(OpCode::k_log_softmax, {f64({1, 2}, {0, 0})})[0], {-std::log(2.0), -std::log(2.0)});
   const Value z = noise({2, 3}, 2);
-  for (const auto& [forward, backward] : {std::pair{OpCode::k_softmax, OpCode::k_softmax_grad}, {OpCode::k_log_softmax, OpCode::k_log_softmax_grad}}) {
+  for (const auto& [forward, backward] :
+       {std::pair{OpCode::k_softmax, OpCode::k_softmax_grad}, {OpCode::k_log_softmax, OpCode::k_log_softmax_grad}}) {
     const OpCode op = forward;
-    check_near(run(backward, {run(op, {z})[0], dy})[0], numeric_gradient(z, dy, [&](const Value& v) { return run(op, {v})[0]; }), 1e-8);
+    check_near(run(backward, {run(op, {z})[0], dy})[0],
+               numeric_gradient(z, dy, [&](const Value& v) { return run(op, {v})[0]; }), 1e-8);
   }
 
   const double e = 0.1;
@@ -393,13 +415,18 @@ TEST_CASE("ref: softmax and cross entropy") {
   const Value good = i32({4}, {2, -1, 0, 1}), dloss = noise({4}, 4);
   const auto fine = run(OpCode::k_cross_entropy, {logits, good}, attrs);
   const Value d = run(OpCode::k_cross_entropy_grad, {dloss, logits, good, fine[1]}, attrs)[0];
-  check_near(d, numeric_gradient(logits, dloss, [&](const Value& v) { return run(OpCode::k_cross_entropy, {v, good}, attrs)[0]; }), 1e-8);
+  check_near(d,
+             numeric_gradient(logits, dloss,
+                              [&](const Value& v) { return run(OpCode::k_cross_entropy, {v, good}, attrs)[0]; }),
+             1e-8);
 }
 
 // Attention written with whole score matrices, for one batch and head at a time.
 Value explicit_attention(const Value& q, const Value& k, const Value& v, bool causal, const Value* bias) {
-  const auto b = static_cast<size_t>(q.dims[0]), tq = static_cast<size_t>(q.dims[1]), h = static_cast<size_t>(q.dims[2]);
-  const auto d = static_cast<size_t>(q.dims[3]), tk = static_cast<size_t>(k.dims[1]), hk = static_cast<size_t>(k.dims[2]);
+  const auto b = static_cast<size_t>(q.dims[0]), tq = static_cast<size_t>(q.dims[1]),
+             h = static_cast<size_t>(q.dims[2]);
+  const auto d = static_cast<size_t>(q.dims[3]), tk = static_cast<size_t>(k.dims[1]),
+             hk = static_cast<size_t>(k.dims[2]);
   const auto dv = static_cast<size_t>(v.dims[3]);
   Value y = f64({q.dims[0], q.dims[1], q.dims[2], v.dims[3]}, std::vector<double>(b * tq * h * dv, 0));
   for (size_t n = 0; n < b; ++n)
@@ -418,7 +445,8 @@ Value explicit_attention(const Value& q, const Value& k, const Value& v, bool ca
         }
         for (size_t j = 0; j < tk && total > 0; ++j)
           for (size_t e = 0; e < dv; ++e)
-            y.data[((n * tq + i) * h + head) * dv + e] += weights[j] / total * v[((n * tk + j) * hk + head * hk / h) * dv + e];
+            y.data[((n * tq + i) * h + head) * dv + e] +=
+                weights[j] / total * v[((n * tk + j) * hk + head * hk / h) * dv + e];
       }
   return y;
 }
@@ -431,7 +459,8 @@ TEST_CASE("ref: attention against explicit softmax: causal, grouped heads, bias,
   for (const bool causal : {false, true}) {
     CAPTURE(causal);
     const Attrs attrs{{"causal", causal}};
-    check_near(run(OpCode::k_attention, {q, k, v, absent()}, attrs)[0], explicit_attention(q, k, v, causal, nullptr).data);
+    check_near(run(OpCode::k_attention, {q, k, v, absent()}, attrs)[0],
+               explicit_attention(q, k, v, causal, nullptr).data);
     const auto y = run(OpCode::k_attention, {q, k, v, bias}, attrs);
     check_near(y[0], explicit_attention(q, k, v, causal, &bias).data);
     CHECK(y[0][2 * 4 * 3] == 0);
@@ -443,7 +472,9 @@ TEST_CASE("ref: attention against explicit softmax: causal, grouped heads, bias,
     const auto f = run(OpCode::k_attention, {q, k, v, finite}, attrs);
     const Value dout = noise({2, 3, 4, 3}, 6);
     const auto d = run(OpCode::k_attention_grad, {dout, q, k, v, f[0], f[1], finite}, with);
-    const auto of = [&](const Value& q_, const Value& k_, const Value& v_, const Value& b_) { return explicit_attention(q_, k_, v_, causal, &b_); };
+    const auto of = [&](const Value& q_, const Value& k_, const Value& v_, const Value& b_) {
+      return explicit_attention(q_, k_, v_, causal, &b_);
+    };
     check_near(d[0], numeric_gradient(q, dout, [&](const Value& x) { return of(x, k, v, finite); }), 1e-7);
     check_near(d[1], numeric_gradient(k, dout, [&](const Value& x) { return of(q, x, v, finite); }), 1e-7);
     check_near(d[2], numeric_gradient(v, dout, [&](const Value& x) { return of(q, k, x, finite); }), 1e-7);
@@ -452,7 +483,9 @@ TEST_CASE("ref: attention against explicit softmax: causal, grouped heads, bias,
 }
 
 Value heads(const Value& packed, int64_t first, int64_t count) {
-  return run(OpCode::k_slice, {packed}, {{"starts", Ints{0, 0, first, 0}}, {"limits", Ints{packed.dims[0], packed.dims[1], first + count, packed.dims[3]}}})[0];
+  return run(OpCode::k_slice, {packed},
+             {{"starts", Ints{0, 0, first, 0}},
+              {"limits", Ints{packed.dims[0], packed.dims[1], first + count, packed.dims[3]}}})[0];
 }
 
 TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included, and does not depend on the cut") {
@@ -467,13 +500,18 @@ TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included,
   CHECK(y[1].data == plain[1].data);
   CHECK(y[0].data != run(OpCode::k_attention, {q, k, v, absent()}, {{"causal", true}}, setting)[0].data);
 
-  const auto d = run(OpCode::k_attention_grad, {dout, packed, absent(), absent(), y[0], y[1], absent()}, attrs, setting);
+  const auto d =
+      run(OpCode::k_attention_grad, {dout, packed, absent(), absent(), y[0], y[1], absent()}, attrs, setting);
   const auto parts = run(OpCode::k_attention_grad, {dout, q, k, v, y[0], y[1], absent()}, attrs, setting);
   REQUIRE(d.size() == 1);
   CHECK(heads(d[0], 0, 4).data == parts[0].data);
   CHECK(heads(d[0], 4, 2).data == parts[1].data);
   CHECK(heads(d[0], 6, 2).data == parts[2].data);
-  check_near(parts[0], numeric_gradient(q, dout, [&](const Value& x) { return run(OpCode::k_attention, {x, k, v, absent()}, attrs, setting)[0]; }), 1e-7);
+  check_near(
+      parts[0],
+      numeric_gradient(
+          q, dout, [&](const Value& x) { return run(OpCode::k_attention, {x, k, v, absent()}, attrs, setting)[0]; }),
+      1e-7);
 
   const auto sample = [](const Value& x, int64_t i) {
     const int64_t n = element_count(x.dims) / x.dims[0];
@@ -486,16 +524,20 @@ TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included,
   const auto last = run(OpCode::k_attention, {sample(packed, 2), absent(), absent(), absent()}, attrs, setting);
   CHECK(last[0].data == sample(y[0], 2).data);
   setting.box = {{0, 0, 0, 0}, {3, 4, 8, 2}, Digit{0, 1, 1}};  // of the packed gradient
-  const auto dlast = run(OpCode::k_attention_grad, {sample(dout, 2), sample(packed, 2), absent(), absent(), last[0], last[1], absent()}, attrs, setting);
+  const auto dlast =
+      run(OpCode::k_attention_grad,
+          {sample(dout, 2), sample(packed, 2), absent(), absent(), last[0], last[1], absent()}, attrs, setting);
   CHECK(dlast[0].data == sample(d[0], 2).data);
 }
 
 TEST_CASE("ref: convolution against padding the input and gathering") {
   const Value x = noise({2, 5, 4, 4}, 1), w = noise({6, 3, 2, 2}, 2), bias = noise({6}, 3);
-  const Attrs attrs{{"strides", Ints{2, 1}}, {"padding", Ints{1, 2, 0, 1}}, {"dilation", Ints{1, 2}}, {"groups", int64_t{2}}};
+  const Attrs attrs{
+      {"strides", Ints{2, 1}}, {"padding", Ints{1, 2, 0, 1}}, {"dilation", Ints{1, 2}}, {"groups", int64_t{2}}};
   const Value y = run(OpCode::k_conv, {x, w, bias}, attrs)[0];
   REQUIRE(y.dims == Dims{2, 3, 3, 6});
-  const Value padded = run(OpCode::k_pad, {x}, {{"low", Ints{0, 1, 0, 0}}, {"high", Ints{0, 2, 1, 0}}})[0];  // [2, 8, 5, 4]
+  const Value padded =
+      run(OpCode::k_pad, {x}, {{"low", Ints{0, 1, 0, 0}}, {"high", Ints{0, 2, 1, 0}}})[0];  // [2, 8, 5, 4]
   std::vector<double> want;
   for (size_t n = 0; n < 2; ++n)
     for (size_t r = 0; r < 3; ++r)
@@ -505,7 +547,8 @@ TEST_CASE("ref: convolution against padding the input and gathering") {
           for (size_t i = 0; i < 3; ++i)
             for (size_t j = 0; j < 2; ++j)
               for (size_t e = 0; e < 2; ++e)
-                sum += padded[((n * 8 + r * 2 + i) * 5 + c + 2 * j) * 4 + o / 3 * 2 + e] * w[((o * 3 + i) * 2 + j) * 2 + e];
+                sum += padded[((n * 8 + r * 2 + i) * 5 + c + 2 * j) * 4 + o / 3 * 2 + e] *
+                       w[((o * 3 + i) * 2 + j) * 2 + e];
           want.push_back(sum);
         }
   check_near(y, want);
@@ -515,16 +558,21 @@ TEST_CASE("ref: convolution against padding the input and gathering") {
   input["spatial"] = Ints{5, 4};
   weight["kernel"] = Ints{3, 2};
   weight["bias"] = true;
-  check_near(run(OpCode::k_conv_grad_input, {dy, w}, input)[0], numeric_gradient(x, dy, [&](const Value& v) { return run(OpCode::k_conv, {v, w, bias}, attrs)[0]; }), 1e-7);
+  check_near(run(OpCode::k_conv_grad_input, {dy, w}, input)[0],
+             numeric_gradient(x, dy, [&](const Value& v) { return run(OpCode::k_conv, {v, w, bias}, attrs)[0]; }),
+             1e-7);
   const auto d = run(OpCode::k_conv_grad_weight, {x, dy}, weight);
-  check_near(d[0], numeric_gradient(w, dy, [&](const Value& v) { return run(OpCode::k_conv, {x, v, bias}, attrs)[0]; }), 1e-7);
-  check_near(d[1], numeric_gradient(bias, dy, [&](const Value& v) { return run(OpCode::k_conv, {x, w, v}, attrs)[0]; }), 1e-7);
+  check_near(d[0], numeric_gradient(w, dy, [&](const Value& v) { return run(OpCode::k_conv, {x, v, bias}, attrs)[0]; }),
+             1e-7);
+  check_near(d[1], numeric_gradient(bias, dy, [&](const Value& v) { return run(OpCode::k_conv, {x, w, v}, attrs)[0]; }),
+             1e-7);
 }
 
 TEST_CASE("ref: one and three spatial dimensions") {
   const Value line = f64({1, 4, 1}, {1, 2, 3, 4}), pair = f64({1, 2, 1}, {1, 10});
   CHECK(run(OpCode::k_conv, {line, pair, absent()})[0].data == std::vector<double>{21, 32, 43});
-  const Value cube = f64({1, 2, 2, 2, 1}, {1, 2, 3, 4, 5, 6, 7, 8}), ones = f64({1, 2, 2, 2, 1}, std::vector<double>(8, 1));
+  const Value cube = f64({1, 2, 2, 2, 1}, {1, 2, 3, 4, 5, 6, 7, 8}),
+              ones = f64({1, 2, 2, 2, 1}, std::vector<double>(8, 1));
   CHECK(run(OpCode::k_conv, {cube, ones, absent()})[0].data == std::vector<double>{36});
 }
 
@@ -539,7 +587,8 @@ TEST_CASE("ref: pooling: the first of equal maxima wins, padding never does") {
   CHECK(tie[1].data == std::vector<double>{1});
   Attrs back = whole;
   back["spatial"] = Ints{2, 2};
-  CHECK(run(OpCode::k_max_pool_grad, {f64({1, 1, 1, 1}, {3}), tie[1]}, back)[0].data == std::vector<double>{0, 3, 0, 0});
+  CHECK(run(OpCode::k_max_pool_grad, {f64({1, 1, 1, 1}, {3}), tie[1]}, back)[0].data ==
+        std::vector<double>{0, 3, 0, 0});
 
   check_near(run(OpCode::k_avg_pool, {x}, attrs)[0], {-1, -1, -1, -5});
   Attrs counted = attrs;
@@ -549,7 +598,8 @@ TEST_CASE("ref: pooling: the first of equal maxima wins, padding never does") {
   for (const Attrs& a : {attrs, counted}) {
     Attrs grad = a;
     grad["spatial"] = Ints{5, 4};
-    check_near(run(OpCode::k_avg_pool_grad, {dy}, grad)[0], numeric_gradient(z, dy, [&](const Value& v) { return run(OpCode::k_avg_pool, {v}, a)[0]; }), 1e-7);
+    check_near(run(OpCode::k_avg_pool_grad, {dy}, grad)[0],
+               numeric_gradient(z, dy, [&](const Value& v) { return run(OpCode::k_avg_pool, {v}, a)[0]; }), 1e-7);
   }
 }
 
@@ -570,7 +620,9 @@ TEST_CASE("ref: adam, two steps by hand") {
   Attrs plain = attrs;
   plain["decoupled"] = false;
   plain["decays"] = Ints{1, 0};
-  const auto two = run(OpCode::k_adam, {lr, {DType::kI64, {}, {0}}, f64({}, {0.5}), p, f64({2}, {3, -4}), m, v, p, f64({2}, {3, -4}), m, v}, plain);
+  const auto two =
+      run(OpCode::k_adam,
+          {lr, {DType::kI64, {}, {0}}, f64({}, {0.5}), p, f64({2}, {3, -4}), m, v, p, f64({2}, {3, -4}), m, v}, plain);
   check_near(two[1], {0.5 * 1.6, 0.5 * (-2 - 0.2)});
   check_near(two[4], {0.5 * 1.5, 0.5 * -2});
 }
@@ -585,7 +637,8 @@ TEST_CASE("ref: sgd, adagrad, lamb and clipping") {
   check_near(ada[0], {1 - 0.5 * 4 / 5, 2 + 0.5});
   check_near(ada[1], {25, 4});
   const Attrs lamb{{"beta1", 0.5}, {"beta2", 0.5}, {"epsilon", 0.0}, {"weight_decay", 0.1}};
-  const auto direction = run(OpCode::k_lamb_direction, {{DType::kI64, {}, {0}}, absent(), p, g, f64({2}, {0, 0}), f64({2}, {0, 0})}, lamb);
+  const auto direction =
+      run(OpCode::k_lamb_direction, {{DType::kI64, {}, {0}}, absent(), p, g, f64({2}, {0, 0}), f64({2}, {0, 0})}, lamb);
   check_near(direction[0], {1 + 0.1, -1 + 0.2});
   const auto applied = run(OpCode::k_lamb_apply, {lr, p, direction[0], f64({}, {16}), f64({}, {4})});
   check_near(applied[0], {1 - 0.5 * 2 * 1.1, 2 + 0.5 * 2 * 0.8});

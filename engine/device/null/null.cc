@@ -25,7 +25,8 @@ class NullDevice final : public Device {
 
   // Address space only: pages that nobody touches cost nothing, so plans larger than the machine can be opened.
   void* allocate(size_t bytes) override {
-    void* memory = mmap(nullptr, bytes == 0 ? 1 : bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, bytes == 0 ? 1 : bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
       throw error(Code::kResourceExhausted, "the null device could not reserve {} bytes of address space", bytes);
     return memory;

@@ -1,4 +1,5 @@
-// The null back end: accepts every op and executes nothing, so that all that stands above devices can be tested anywhere.
+// The null back end: accepts every op and executes nothing, so that all that stands above devices can be tested
+// anywhere.
 #pragma once
 
 #include <cstdint>

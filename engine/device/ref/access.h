@@ -1,5 +1,5 @@
-// Elements of an operand as doubles. Every reference kernel computes in float64 and rounds once, when it stores: exact for
-// i32 and up to 2^53 for i64; ops that only move data copy bytes instead.
+// Elements of an operand as doubles. Every reference kernel computes in float64 and rounds once, when it stores: exact
+// for i32 and up to 2^53 for i64; ops that only move data copy bytes instead.
 #pragma once
 
 #include <cmath>
@@ -79,7 +79,8 @@ struct Out {
   void set(int64_t i, double x) const { store(dtype, data, i, x); }
 };
 
-// Room for a whole operand as doubles, for kernels that read or accumulate into elements many times. Made when a kernel is bound.
+// Room for a whole operand as doubles, for kernels that read or accumulate into elements many times. Made when a kernel
+// is bound.
 using Values = std::vector<double>;
 inline Values room(int64_t count) { return Values(static_cast<size_t>(count)); }
 inline void read(const In& in, Values& values) {

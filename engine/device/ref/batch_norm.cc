@@ -1,5 +1,5 @@
-// Batch norm and the pieces that canonicalise makes of it. Statistics are sums and sums of squares in float64, so that devices
-// can add theirs; `count` is the global number of elements behind each channel.
+// Batch norm and the pieces that canonicalise makes of it. Statistics are sums and sums of squares in float64, so that
+// devices can add theirs; `count` is the global number of elements behind each channel.
 #include <algorithm>
 
 #include "device/ref/table.h"
@@ -10,7 +10,9 @@ namespace {
 struct Moments {
   double mean, variance, rstd;
   Moments(double sum, double squares, double count, double epsilon)
-      : mean(sum / count), variance(std::max(squares / count - mean * mean, 0.0)), rstd(1 / std::sqrt(variance + epsilon)) {}
+      : mean(sum / count),
+        variance(std::max(squares / count - mean * mean, 0.0)),
+        rstd(1 / std::sqrt(variance + epsilon)) {}
 };
 
 // Channel statistics as a function of the channel.
@@ -115,7 +117,8 @@ Body bind_grad(const KernelSpec& spec) {
   return [=] {
     for (int64_t c = 0; c < statistics.channels; ++c) {
       const Moments m = statistics.at(c);
-      const double mean_dy = sums[c] / statistics.count, mean_dy_xhat = sums[statistics.channels + c] / statistics.count;
+      const double mean_dy = sums[c] / statistics.count,
+                   mean_dy_xhat = sums[statistics.channels + c] / statistics.count;
       for (int64_t i = c; i < x.count; i += statistics.channels) {
         const double g = dy[i], xhat = (x[i] - m.mean) * m.rstd;
         if (dresidual.present()) dresidual.set(i, g);

@@ -82,7 +82,8 @@ Body bind_grad_weight(const KernelSpec& spec) {
     write(dw, dws);
     if (!dbias.present()) return;
     std::fill(dbiases.begin(), dbiases.end(), 0.0);
-    for (int64_t i = 0; i < dy.count; ++i) dbiases[static_cast<size_t>(i % conv.filters)] += dys[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < dy.count; ++i)
+      dbiases[static_cast<size_t>(i % conv.filters)] += dys[static_cast<size_t>(i)];
     write(dbias, dbiases);
   };
 }

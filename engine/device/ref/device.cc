@@ -14,9 +14,9 @@ namespace {
 constexpr size_t kAlignment = 64;
 
 Bind find_bind(OpCode op) {
-  for (const auto family : {elementwise_rows, fused_rows, random_rows, reduce_rows, matmul_rows, movement_rows, indexing_rows,
-                            embedding_rows, norm_rows, batch_norm_rows, softmax_rows, loss_rows, attention_rows, conv_rows,
-                            pool_rows, optimizer_rows, collective_rows})
+  for (const auto family : {elementwise_rows, fused_rows, random_rows, reduce_rows, matmul_rows, movement_rows,
+                            indexing_rows, embedding_rows, norm_rows, batch_norm_rows, softmax_rows, loss_rows,
+                            attention_rows, conv_rows, pool_rows, optimizer_rows, collective_rows})
     for (const Row& row : family())
       if (row.op == op) return row.bind;
   return nullptr;
@@ -64,17 +64,20 @@ class RefDevice final : public Device {
     const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* memory = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
     if (memory == nullptr)
-      throw error(Code::kResourceExhausted, "the ref device could not allocate {} bytes; use fewer or smaller devices", bytes);
+      throw error(Code::kResourceExhausted, "the ref device could not allocate {} bytes; use fewer or smaller devices",
+                  bytes);
     return std::memset(memory, 0, rounded);
   }
   void release(void* memory, size_t) override { std::free(memory); }
 
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
     const Bind bind = find_bind(spec.op);
-    if (bind == nullptr) throw unimplemented("the ref device has no kernel for op number {} ('{}')", static_cast<int>(spec.op), spec.name);
+    if (bind == nullptr)
+      throw unimplemented("the ref device has no kernel for op number {} ('{}')", static_cast<int>(spec.op), spec.name);
     for (const auto* operands : {&spec.in, &spec.out})
       for (const Operand& x : *operands)
-        if (!readable(x.dtype)) throw unimplemented("op '{}': the ref device does not read {}", spec.name, name_of(x.dtype));
+        if (!readable(x.dtype))
+          throw unimplemented("op '{}': the ref device does not read {}", spec.name, name_of(x.dtype));
     return std::make_unique<LoopKernel>(bind(spec));
   }
 

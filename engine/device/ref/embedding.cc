@@ -40,7 +40,8 @@ Body bind_embedding_grad(const KernelSpec& spec) {
   };
 }
 
-// x [b, t, h, d]. Pair p of a head turns by position * base^(-2 p / d). Pairs are (p, p + d/2), interleaved: (2p, 2p + 1).
+// x [b, t, h, d]. Pair p of a head turns by position * base^(-2 p / d). Pairs are (p, p + d/2), interleaved: (2p, 2p +
+// 1).
 Body bind_rotary(const KernelSpec& spec) {
   const In x = in(spec, 0);
   const Out y = out(spec, 0);
@@ -60,7 +61,8 @@ Body bind_rotary(const KernelSpec& spec) {
       const bool turned = limit < 0 || head < limit;
       for (int64_t p = 0; p < d / 2; ++p) {
         const int64_t first = i * d + (interleaved ? 2 * p : p), second = i * d + (interleaved ? 2 * p + 1 : p + d / 2);
-        const double angle = turned ? direction * position * std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(d)) : 0;
+        const double angle =
+            turned ? direction * position * std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(d)) : 0;
         const double a = x[first], b = x[second], c = std::cos(angle), s = std::sin(angle);
         y.set(first, a * c - b * s);
         y.set(second, b * c + a * s);

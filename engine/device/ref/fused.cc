@@ -27,7 +27,8 @@ double dropped(const FusedStep& step, double x, const StepContext& context, int6
 
 Body bind_fused(const KernelSpec& spec) {
   const size_t inputs = spec.in.size();
-  if (inputs > kMaxInputs) throw unimplemented("op '{}' fuses {} inputs, the ref device takes {}", spec.name, inputs, kMaxInputs);
+  if (inputs > kMaxInputs)
+    throw unimplemented("op '{}' fuses {} inputs, the ref device takes {}", spec.name, inputs, kMaxInputs);
   const FusedBody body = decode(*spec.attrs, static_cast<int>(inputs));
   std::vector<Step> steps;
   for (const FusedStep& step : body.steps) steps.push_back({unary(step.code), binary(step.code), step});
@@ -53,7 +54,8 @@ Body bind_fused(const KernelSpec& spec) {
         if (steps[s].one) result = steps[s].one(operand(0));
         else if (steps[s].two) result = steps[s].two(operand(0), operand(1));
         else if (what.code == OpCode::k_where) result = where(operand(0), operand(1), operand(2));
-        else if (what.code == OpCode::k_dropout) result = dropped(what, operand(0), *context, global(i, context->batch_begin));
+        else if (what.code == OpCode::k_dropout)
+          result = dropped(what, operand(0), *context, global(i, context->batch_begin));
         value[inputs + s] = rounded(what.dtype, result);
       }
       for (size_t n = 0; n < outs.size(); ++n) outs[n].set(i, value[static_cast<size_t>(body.results[n])]);

@@ -1,5 +1,5 @@
-// Ops that read indices or order elements: gather, one_hot, cumsum, top_k. An index outside its axis reads zeros, and its gradient
-// goes nowhere.
+// Ops that read indices or order elements: gather, one_hot, cumsum, top_k. An index outside its axis reads zeros, and
+// its gradient goes nowhere.
 #include <algorithm>
 #include <cstring>
 #include <numeric>

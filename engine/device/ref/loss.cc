@@ -1,5 +1,5 @@
-// Cross entropy with label smoothing e: (1 - e) (lse - x[label]) + e (lse - mean(x)). A label that is neither in the vocabulary nor
-// ignore_index gives NaN, so that it cannot pass unseen.
+// Cross entropy with label smoothing e: (1 - e) (lse - x[label]) + e (lse - mean(x)). A label that is neither in the
+// vocabulary nor ignore_index gives NaN, so that it cannot pass unseen.
 #include "device/ref/table.h"
 
 namespace whale::ref {

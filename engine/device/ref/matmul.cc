@@ -68,7 +68,8 @@ Body bind_weight_grad(const KernelSpec& spec) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < k; ++i) {
         const double x = left[static_cast<size_t>(r * k + i)];
-        for (int64_t j = 0; j < n; ++j) sum[static_cast<size_t>(i * n + j)] += x * right[static_cast<size_t>(r * n + j)];
+        for (int64_t j = 0; j < n; ++j)
+          sum[static_cast<size_t>(i * n + j)] += x * right[static_cast<size_t>(r * n + j)];
       }
     }
     for (int64_t i = 0; i < k; ++i)

@@ -1,5 +1,5 @@
-// Ops that only move elements: bytes are copied, whatever the type. Extents come from the operands, which are local; attributes
-// speak of the logical tensor.
+// Ops that only move elements: bytes are copied, whatever the type. Extents come from the operands, which are local;
+// attributes speak of the logical tensor.
 #include <cstring>
 
 #include "device/ref/table.h"

@@ -32,7 +32,8 @@ Body bind_layer_norm(const KernelSpec& spec) {
 Body bind_layer_norm_grad(const KernelSpec& spec) {
   const In dy = in(spec, 0), x = in(spec, 1), means = in(spec, 2), rstds = in(spec, 3), gamma = in(spec, 4);
   Results results(spec);
-  const Out dx = results.take(), dgamma = results.take(gamma.present()), dbeta = results.take(attr_bool(*spec.attrs, "bias"));
+  const Out dx = results.take(), dgamma = results.take(gamma.present()),
+            dbeta = results.take(attr_bool(*spec.attrs, "bias"));
   const RowShape shape(spec.in[0].dims);
   const double d = static_cast<double>(shape.width);
   return [=, gamma_sum = room(shape.width), beta_sum = room(shape.width)]() mutable {

@@ -55,7 +55,9 @@ Body bind_sgd(const KernelSpec& spec) {
 struct Adam {
   double beta1, beta2, epsilon;
   explicit Adam(const Attrs& attrs)
-      : beta1(attr_float(attrs, "beta1", 0.9)), beta2(attr_float(attrs, "beta2", 0.999)), epsilon(attr_float(attrs, "epsilon", 1e-8)) {}
+      : beta1(attr_float(attrs, "beta1", 0.9)),
+        beta2(attr_float(attrs, "beta2", 0.999)),
+        epsilon(attr_float(attrs, "epsilon", 1e-8)) {}
   double m(double old, double g) const { return beta1 * old + (1 - beta1) * g; }
   double v(double old, double g) const { return beta2 * old + (1 - beta2) * g * g; }
   double direction(double m, double v, double updates) const {

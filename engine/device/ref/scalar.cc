@@ -123,7 +123,8 @@ Unary activation(std::string_view name) {
   if (name.empty() || name == "none") return nullptr;
   for (const ActivationRow& row : kActivations)
     if (row.name == name) return unary(row.op);
-  throw unimplemented("activation '{}' inside a matmul: the ref device knows relu, gelu, gelu_erf, silu, sigmoid, tanh", name);
+  throw unimplemented("activation '{}' inside a matmul: the ref device knows relu, gelu, gelu_erf, silu, sigmoid, tanh",
+                      name);
 }
 
 }  // namespace whale::ref

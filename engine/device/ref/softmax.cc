@@ -1,4 +1,5 @@
-// Softmax over the last dimension. Results may be written over operands: each row is read to the end before it is written.
+// Softmax over the last dimension. Results may be written over operands: each row is read to the end before it is
+// written.
 #include "device/ref/table.h"
 
 namespace whale::ref {

@@ -1,5 +1,5 @@
-// What a family file gives to the back end: rows of (op, bind). bind() reads a KernelSpec once and returns the loop that runs
-// each time; the loop allocates nothing.
+// What a family file gives to the back end: rows of (op, bind). bind() reads a KernelSpec once and returns the loop
+// that runs each time; the loop allocates nothing.
 #pragma once
 
 #include <functional>
