@@ -5,6 +5,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
+#include "parallel/strategy.h"
 #include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT
@@ -340,6 +341,15 @@ whale_status* whale_graph_minimize(whale_graph* graph, whale_value loss, const w
       if (output.name == "loss" && output.tensor != id) throw invalid("output 'loss' is another value than the loss; rename it");
     }
     g.graph->training = training;
+  });
+}
+
+whale_status* whale_graph_default_strategy(whale_graph* graph, whale_str strategy) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    std::string nest = text(strategy, "strategy");
+    if (!nest.empty()) (void)parse_strategy(nest);
+    g.graph->default_strategy = std::move(nest);
   });
 }
 

@@ -1,0 +1,611 @@
+/* The C ABI from a C program: a small MLP on two reference devices, and everything that can be done wrong. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <whale/whale.h>
+
+static int failures;
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
+      ++failures;                                                               \
+    }                                                                           \
+  } while (0)
+
+/* The call must succeed; without that the rest makes no sense. */
+#define OK(call) ok((call), __FILE__, __LINE__)
+static void ok(whale_status *status, const char *file, int line) {
+  if (status == NULL) return;
+  whale_str m = whale_status_message(status);
+  fprintf(stderr, "%s:%d: %.*s\n", file, line, (int)m.size, m.data);
+  exit(1);
+}
+
+/* The call must fail with this code and a message that contains `part`. */
+#define FAILS(call, code, part) fails((call), (code), (part), __FILE__, __LINE__)
+static void fails(whale_status *status, int code, const char *part, const char *file, int line) {
+  if (status == NULL) {
+    fprintf(stderr, "%s:%d: succeeded, expected an error about '%s'\n", file, line, part);
+    ++failures;
+    return;
+  }
+  whale_str m = whale_status_message(status);
+  char *text = calloc(m.size + 1, 1);
+  memcpy(text, m.data, m.size);
+  if (whale_status_code(status) != code || strstr(text, part) == NULL) {
+    fprintf(stderr, "%s:%d: code %d, message '%s'; expected code %d and '%s'\n", file, line, whale_status_code(status), text, code, part);
+    ++failures;
+  }
+  free(text);
+  whale_status_release(status);
+}
+
+static int same(whale_str s, const char *text) { return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0; }
+static int contains(whale_text t, const char *part) { return t.data != NULL && strstr(t.data, part) != NULL; }
+static whale_str str(const char *text) {
+  whale_str s = {text, strlen(text)};
+  return s;
+}
+
+enum { BATCH = 8, IN = 5, HIDDEN = 7, OUT = 3 };
+static whale_engine *engine;
+
+static whale_value op(whale_graph *g, const char *name, const whale_value *in, size_t n) {
+  whale_value out[3] = {-7, -7, -7};
+  size_t count = 0;
+  OK(whale_graph_op(g, str(name), in, n, NULL, 0, NULL, out, 3, &count));
+  return out[0];
+}
+
+static whale_graph *mlp(void) {
+  const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH}, w1_dims[] = {IN, HIDDEN}, b1_dims[] = {HIDDEN}, w2_dims[] = {HIDDEN, OUT};
+  whale_graph *g;
+  OK(whale_graph_create(engine, WHALE_STR("mlp"), &g));
+  whale_value x, y, w1, b1, w2, in[3];
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, x_dims, 2, 0, &x));
+  OK(whale_graph_input(g, WHALE_STR("y"), WHALE_I32, y_dims, 1, 0, &y));
+  whale_scope_options scope = WHALE_SCOPE_OPTIONS_INIT;
+  scope.kind = WHALE_SCOPE_REPLICA;
+  OK(whale_graph_scope_begin(g, &scope));
+  scope.kind = WHALE_SCOPE_NAME;
+  scope.name = WHALE_STR("body");
+  OK(whale_graph_scope_begin(g, &scope));
+  whale_parameter_options normal = WHALE_PARAMETER_OPTIONS_INIT;
+  normal.init = WHALE_INIT_NORMAL;
+  normal.b = 0.5;
+  OK(whale_graph_parameter(g, WHALE_STR("w1"), WHALE_F32, w1_dims, 2, &normal, &w1));
+  OK(whale_graph_parameter(g, WHALE_STR("b1"), WHALE_F32, b1_dims, 1, NULL, &b1));
+  OK(whale_graph_parameter(g, WHALE_STR("w2"), WHALE_F32, w2_dims, 2, &normal, &w2));
+  in[0] = x, in[1] = w1, in[2] = b1;
+  whale_value h = op(g, "matmul", in, 3);
+  h = op(g, "relu", &h, 1);
+  in[0] = h, in[1] = w2;
+  h = op(g, "matmul", in, 2);
+  OK(whale_graph_output(g, WHALE_STR("logits"), h));
+  in[0] = h, in[1] = y;
+  h = op(g, "cross_entropy", in, 2);
+  h = op(g, "reduce_mean", &h, 1);
+  OK(whale_graph_scope_end(g));
+  OK(whale_graph_scope_end(g));
+  whale_training_options t = WHALE_TRAINING_OPTIONS_INIT;
+  t.learning_rate = 0.5;
+  OK(whale_graph_minimize(g, h, &t));
+  OK(whale_graph_seal(g));
+  OK(whale_graph_seal(g));
+  return g;
+}
+
+/* ---- the engine, texts, statuses ---------------------------------------------------------------------------------------- */
+static void test_engine(void) {
+  CHECK(strcmp(whale_version(), "0.1.0") == 0);
+  whale_text text = {NULL, 0};
+  OK(whale_engine_ops(engine, &text));
+  CHECK(contains(text, "\"name\":\"matmul\"") && contains(text, "\"attributes\":["));
+  CHECK(text.size == strlen(text.data));
+  whale_text_release(&text);
+  CHECK(text.data == NULL && text.size == 0);
+  whale_text_release(&text);
+  whale_text_release(NULL);
+  OK(whale_engine_devices(engine, 0, &text));
+  CHECK(contains(text, "ref"));
+  whale_text_release(&text);
+  OK(whale_engine_devices(engine, 1, &text));
+  CHECK(contains(text, "\"name\":\"ref\",\"available\":true"));
+  whale_text_release(&text);
+  FAILS(whale_engine_ops(engine, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_engine_ops(NULL, &text), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
+  FAILS(whale_engine_devices(engine, 5, &text), WHALE_INVALID_ARGUMENT, "`json`");
+  CHECK(text.data == NULL);
+
+  whale_engine_options o = WHALE_ENGINE_OPTIONS_INIT;
+  whale_engine *other = NULL;
+  o.struct_size = 0;
+  FAILS(whale_engine_create(&o, &other), WHALE_INVALID_ARGUMENT, "_INIT");
+  CHECK(other == NULL);
+  struct {
+    whale_engine_options o;
+    int64_t newer;
+  } longer = {WHALE_ENGINE_OPTIONS_INIT, 0};
+  longer.o.struct_size = sizeof longer;
+  OK(whale_engine_create(&longer.o, &other));
+  whale_engine_release(other);
+  other = NULL;
+  longer.newer = 1;
+  FAILS(whale_engine_create(&longer.o, &other), WHALE_UNIMPLEMENTED, "does not know");
+  CHECK(other == NULL);
+
+  CHECK(whale_status_code(NULL) == WHALE_OK && whale_status_damage(NULL) == WHALE_DAMAGE_CALL && whale_status_rank(NULL) == -1);
+  CHECK(whale_status_message(NULL).size == 0);
+  whale_status_release(NULL);
+  whale_engine_release(NULL);
+}
+
+/* ---- tensors -------------------------------------------------------------------------------------------------------------- */
+static int deleted;
+static void legacy_deleter(DLManagedTensor *self) {
+  (void)self;
+  ++deleted;
+}
+
+static void test_tensors(void) {
+  const int64_t dims[] = {2, 3};
+  whale_tensor *t = NULL;
+  OK(whale_tensor_create(WHALE_F32, dims, 2, &t));
+  CHECK(whale_tensor_dtype(t) == WHALE_F32 && whale_tensor_rank(t) == 2 && whale_tensor_bytes(t) == 24);
+  CHECK(whale_tensor_dims(t)[1] == 3 && ((float *)whale_tensor_data(t))[5] == 0.0f);
+  ((float *)whale_tensor_data(t))[5] = 42.0f;
+  DLManagedTensorVersioned *dl = NULL;
+  OK(whale_tensor_to_dlpack(t, &dl));
+  whale_tensor_release(t);
+  CHECK(((float *)dl->dl_tensor.data)[5] == 42.0f && dl->dl_tensor.shape[0] == 2 && dl->version.major == 1);
+  whale_tensor *back = NULL;
+  OK(whale_tensor_from_dlpack(dl, &back));
+  CHECK(((float *)whale_tensor_data(back))[5] == 42.0f);
+  whale_tensor_release(back);
+
+  float data[6] = {0};
+  int64_t shape[] = {2, 3}, strides[] = {1, 2};
+  DLManagedTensor legacy;
+  memset(&legacy, 0, sizeof legacy);
+  legacy.dl_tensor.data = data;
+  legacy.dl_tensor.device.device_type = 1;
+  legacy.dl_tensor.ndim = 2;
+  legacy.dl_tensor.dtype.code = 2;
+  legacy.dl_tensor.dtype.bits = 32;
+  legacy.dl_tensor.dtype.lanes = 1;
+  legacy.dl_tensor.shape = shape;
+  legacy.dl_tensor.strides = strides;
+  legacy.deleter = legacy_deleter;
+  t = NULL;
+  FAILS(whale_tensor_from_dlpack_legacy(&legacy, &t), WHALE_INVALID_ARGUMENT, "contiguous");
+  legacy.dl_tensor.strides = NULL;
+  legacy.dl_tensor.device.device_type = 2;
+  FAILS(whale_tensor_from_dlpack_legacy(&legacy, &t), WHALE_INVALID_ARGUMENT, "host memory");
+  legacy.dl_tensor.device.device_type = 1;
+  legacy.dl_tensor.dtype.bits = 12;
+  FAILS(whale_tensor_from_dlpack_legacy(&legacy, &t), WHALE_INVALID_ARGUMENT, "12 bits");
+  CHECK(t == NULL && deleted == 0);
+  legacy.dl_tensor.dtype.bits = 32;
+  OK(whale_tensor_from_dlpack_legacy(&legacy, &t));
+  whale_tensor_release(t);
+  CHECK(deleted == 1);
+
+  t = NULL;
+  const int64_t negative[] = {-1}, huge[] = {INT64_MAX / 2, INT64_MAX / 2}, large[] = {(int64_t)1 << 45};
+  FAILS(whale_tensor_create(99, dims, 2, &t), WHALE_INVALID_ARGUMENT, "dtype 99");
+  FAILS(whale_tensor_create(WHALE_F32, NULL, 2, &t), WHALE_INVALID_ARGUMENT, "`dims` is NULL");
+  FAILS(whale_tensor_create(WHALE_F32, negative, 1, &t), WHALE_INVALID_ARGUMENT, "negative");
+  FAILS(whale_tensor_create(WHALE_F32, huge, 2, &t), WHALE_INVALID_ARGUMENT, "larger");
+  FAILS(whale_tensor_create(WHALE_F32, large, 1, &t), WHALE_INVALID_ARGUMENT, "larger");
+  FAILS(whale_tensor_create(WHALE_F32, dims, 1000, &t), WHALE_INVALID_ARGUMENT, "1000 dimensions");
+  FAILS(whale_tensor_view(WHALE_F32, dims, 2, NULL, &t), WHALE_INVALID_ARGUMENT, "`data` is NULL");
+  FAILS(whale_tensor_view(WHALE_F32, dims, 2, (char *)data + 1, &t), WHALE_INVALID_ARGUMENT, "aligned");
+  CHECK(t == NULL);
+  OK(whale_tensor_create(WHALE_I64, NULL, 0, &t)); /* a scalar */
+  CHECK(whale_tensor_bytes(t) == 8);
+  whale_tensor_release(t);
+  whale_tensor_release(NULL);
+}
+
+/* ---- graphs ----------------------------------------------------------------------------------------------------------------- */
+static void test_graph(void) {
+  whale_graph *g = mlp();
+  whale_text text = {NULL, 0}, bytes = {NULL, 0};
+  OK(whale_graph_print(g, WHALE_STR("graph"), &text));
+  CHECK(contains(text, "matmul"));
+  whale_text_release(&text);
+  OK(whale_graph_print(g, WHALE_STR("train"), &text));
+  CHECK(contains(text, "sgd"));
+  whale_text_release(&text);
+  FAILS(whale_graph_print(g, WHALE_STR("nonsense"), &text), WHALE_INVALID_ARGUMENT, "level 'nonsense'");
+  OK(whale_graph_summary(g, &text));
+  CHECK(contains(text, "body") && contains(text, "parameters"));
+  for (const char *line = text.data; *line != '\0';) {
+    const size_t n = strcspn(line, "\n");
+    CHECK(n <= 100);
+    line += n + (line[n] != '\0');
+  }
+  whale_text_release(&text);
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"name\":\"body.w1\"") && contains(text, "\"kind\":\"replica\""));
+  whale_text_release(&text);
+  OK(whale_graph_serialize(g, &bytes));
+
+  whale_graph *again = NULL;
+  OK(whale_graph_parse(engine, bytes.data, bytes.size, &again));
+  OK(whale_graph_serialize(again, &text));
+  CHECK(text.size == bytes.size && memcmp(text.data, bytes.data, text.size) == 0);
+  whale_text_release(&text);
+  whale_graph_release(again);
+  again = NULL;
+  FAILS(whale_graph_parse(engine, bytes.data, bytes.size / 2, &again), WHALE_INVALID_ARGUMENT, "not a valid graph");
+  FAILS(whale_graph_parse(engine, "rubbish!", 8, &again), WHALE_INVALID_ARGUMENT, "first bytes");
+  FAILS(whale_graph_parse(engine, NULL, 8, &again), WHALE_INVALID_ARGUMENT, "`data` is NULL");
+  whale_plan *plan = NULL;
+  FAILS(whale_plan_parse(engine, bytes.data, bytes.size, &plan), WHALE_INVALID_ARGUMENT, "this is a graph");
+  CHECK(again == NULL && plan == NULL);
+  whale_text_release(&bytes);
+
+  char path[] = "capi_test_XXXXXX";
+  const int fd = mkstemp(path);
+  CHECK(fd >= 0);
+  close(fd);
+  OK(whale_graph_save(g, str(path)));
+  OK(whale_graph_load(engine, str(path), &again));
+  whale_graph_release(again);
+  unlink(path);
+  again = NULL;
+  FAILS(whale_graph_load(engine, str(path), &again), WHALE_NOT_FOUND, path);
+  FAILS(whale_graph_load(engine, WHALE_STR("."), &again), WHALE_INVALID_ARGUMENT, "regular file");
+  FAILS(whale_graph_load(engine, WHALE_STR(""), &again), WHALE_INVALID_ARGUMENT, "`path` is empty");
+  FAILS(whale_graph_save(g, WHALE_STR("/nonexistent/folder/file")), WHALE_NOT_FOUND, "/nonexistent/folder/file");
+  CHECK(again == NULL);
+
+  whale_value v = -7;
+  FAILS(whale_graph_input(g, WHALE_STR("z"), WHALE_F32, NULL, 0, -1, &v), WHALE_FAILED_PRECONDITION, "sealed");
+  CHECK(v == -7);
+  whale_graph_release(g);
+  whale_graph_release(NULL);
+}
+
+static void test_graph_errors(void) {
+  const int64_t a_dims[] = {4, 3}, b_dims[] = {5, 6};
+  whale_graph *g;
+  OK(whale_graph_create(engine, WHALE_STR("bad"), &g));
+  whale_value a, b, in[2], out[2] = {-7, -7};
+  OK(whale_graph_input(g, WHALE_STR("a"), WHALE_F32, a_dims, 2, 0, &a));
+  OK(whale_graph_parameter(g, WHALE_STR("b"), WHALE_F32, b_dims, 2, NULL, &b));
+  whale_value v = -7;
+  size_t n = 77;
+  FAILS(whale_graph_input(g, WHALE_STR("a"), WHALE_F32, a_dims, 2, 0, &v), WHALE_ALREADY_EXISTS, "input 'a'");
+  FAILS(whale_graph_input(g, WHALE_STR(""), WHALE_F32, a_dims, 2, 0, &v), WHALE_INVALID_ARGUMENT, "empty");
+  FAILS(whale_graph_input(g, WHALE_STR("c"), WHALE_F32, a_dims, 2, 2, &v), WHALE_INVALID_ARGUMENT, "batch dimension 2");
+  FAILS(whale_graph_input(g, WHALE_STR("a\nb"), WHALE_F32, a_dims, 2, 0, &v), WHALE_INVALID_ARGUMENT, "`name`");
+  FAILS(whale_graph_input(g, WHALE_STR("\xff"), WHALE_F32, a_dims, 2, 0, &v), WHALE_INVALID_ARGUMENT, "UTF-8");
+  whale_str null = {NULL, 3};
+  FAILS(whale_graph_input(g, null, WHALE_F32, a_dims, 2, 0, &v), WHALE_INVALID_ARGUMENT, "NULL");
+  FAILS(whale_graph_parameter(g, WHALE_STR("i"), WHALE_I32, a_dims, 2, NULL, &v), WHALE_INVALID_ARGUMENT, "floating point");
+  whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
+  p.init = 17;
+  FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "options.init");
+  p.init = WHALE_INIT_NORMAL;
+  p.b = NAN;
+  FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "finite");
+  CHECK(v == -7);
+
+  whale_scope_options scope = WHALE_SCOPE_OPTIONS_INIT;
+  FAILS(whale_graph_scope_begin(g, NULL), WHALE_INVALID_ARGUMENT, "`options` is NULL");
+  FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "options.kind");
+  scope.kind = WHALE_SCOPE_REPLICA;
+  scope.by = WHALE_STR("moon");
+  FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "moon");
+  FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope");
+  scope.by = WHALE_STR("");
+  scope.name = WHALE_STR("twice");
+  OK(whale_graph_scope_begin(g, &scope));
+  scope.kind = WHALE_SCOPE_NAME;
+  scope.name = WHALE_STR("layer");
+  OK(whale_graph_scope_begin(g, &scope));
+
+  /* An op that does not fit: where it is, and what it is. */
+  in[0] = a, in[1] = b;
+  whale_op_options o = WHALE_OP_OPTIONS_INIT;
+  o.name = WHALE_STR("project");
+  o.location = WHALE_STR("model.py:12");
+  whale_status *s = whale_graph_op(g, WHALE_STR("matmul"), in, 2, NULL, 0, &o, out, 2, &n);
+  CHECK(s != NULL && whale_status_code(s) == WHALE_INVALID_ARGUMENT && whale_status_damage(s) == WHALE_DAMAGE_CALL);
+  CHECK(same(whale_status_op(s), "layer.project"));
+  CHECK(same(whale_status_scope(s), "twice/layer"));
+  CHECK(whale_status_rank(s) == -1 && whale_status_device(s) == -1);
+  whale_str m = whale_status_message(s);
+  CHECK(m.size > 13 && memcmp(m.data, "model.py:12: ", 13) == 0);
+  whale_status_release(s);
+
+  FAILS(whale_graph_op(g, WHALE_STR("matmull"), in, 2, NULL, 0, NULL, out, 2, &n), WHALE_NOT_FOUND, "did you mean 'matmul'");
+  FAILS(whale_graph_op(g, WHALE_STR("all_reduce"), in, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "planner");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 2, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "2 operands");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), NULL, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 0, &n), WHALE_INVALID_ARGUMENT, "room for 0");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, NULL, 2, &n), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 2, NULL), WHALE_INVALID_ARGUMENT, "`output_count` is NULL");
+  in[0] = 1234;
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "value 1234");
+  in[0] = a;
+  whale_attr attr;
+  memset(&attr, 0, sizeof attr);
+  attr.name = WHALE_STR("axes");
+  attr.kind = WHALE_ATTR_STRING;
+  attr.s = WHALE_STR("no");
+  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "axes");
+  attr.name = WHALE_STR("bananas");
+  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "bananas");
+  attr.kind = 9;
+  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "kind 9");
+  CHECK(out[0] == -7 && out[1] == -7 && n == 77);
+
+  FAILS(whale_graph_seal(g), WHALE_FAILED_PRECONDITION, "still open");
+  OK(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 2, &n));
+  CHECK(n == 1);
+  FAILS(whale_graph_minimize(g, out[0], NULL), WHALE_INVALID_ARGUMENT, "scalar");
+  FAILS(whale_graph_minimize(g, 99, NULL), WHALE_INVALID_ARGUMENT, "value 99");
+  FAILS(whale_graph_output(g, WHALE_STR("loss"), out[0]), WHALE_INVALID_ARGUMENT, "loss");
+  OK(whale_graph_output(g, WHALE_STR("r"), out[0]));
+  FAILS(whale_graph_output(g, WHALE_STR("r"), out[0]), WHALE_ALREADY_EXISTS, "output 'r'");
+  const int64_t *dims = NULL;
+  int32_t dtype = 0;
+  size_t rank = 0;
+  FAILS(whale_graph_value(g, 55, &dtype, &dims, &rank), WHALE_INVALID_ARGUMENT, "value 55");
+  OK(whale_graph_value(g, out[0], &dtype, &dims, &rank));
+  CHECK(dtype == WHALE_F32 && rank == 2 && dims[0] == 4 && dims[1] == 3);
+  in[0] = out[0];
+  OK(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, NULL, 0, NULL, out, 2, &n));
+  whale_training_options t = WHALE_TRAINING_OPTIONS_INIT;
+  t.beta1 = 2;
+  FAILS(whale_graph_minimize(g, out[0], &t), WHALE_INVALID_ARGUMENT, "beta1");
+  t.beta1 = 0.9;
+  t.optimizer = 55;
+  FAILS(whale_graph_minimize(g, out[0], &t), WHALE_INVALID_ARGUMENT, "options.optimizer");
+  whale_plan *plan = NULL;
+  whale_cluster *cluster = NULL;
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &cluster));
+  FAILS(whale_plan_create(engine, g, cluster, NULL, &plan), WHALE_FAILED_PRECONDITION, "not sealed");
+  CHECK(plan == NULL);
+  FAILS(whale_graph_default_strategy(g, WHALE_STR("replica(")), WHALE_INVALID_ARGUMENT, "");
+  whale_cluster_release(cluster);
+  whale_graph_release(g);
+}
+
+/* ---- clusters and plans ------------------------------------------------------------------------------------------------------ */
+static void test_cluster(void) {
+  whale_cluster *c = NULL;
+  const char *bad[] = {"", "cpu", "cpu:0", "cpu:-1", "gpu:2", "ref:2,", ",ref:1", "ref:99999999999999999999", "cpu@", "ref:2x", "null:1 ref:1"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
+    whale_status *s = whale_cluster_create(engine, str(bad[i]), &c);
+    if (s == NULL) fprintf(stderr, "devices '%s' were accepted\n", bad[i]);
+    CHECK(s != NULL && c == NULL && whale_status_message(s).size > 0);
+    whale_status_release(s);
+  }
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2,null:1"), &c));
+  CHECK(whale_cluster_size(c) == 3 && whale_cluster_size(NULL) == 0);
+  whale_cluster_release(c);
+  whale_cluster_release(NULL);
+}
+
+static whale_plan *planned(whale_graph *g, const char *devices) {
+  whale_cluster *c;
+  whale_plan *p;
+  OK(whale_cluster_create(engine, str(devices), &c));
+  OK(whale_plan_create(engine, g, c, NULL, &p));
+  whale_cluster_release(c);
+  return p;
+}
+
+static void test_plan(void) {
+  whale_graph *g = mlp();
+  whale_plan *p = planned(g, "ref:2"), *again = NULL;
+  whale_graph_release(g);
+  whale_text text = {NULL, 0}, bytes = {NULL, 0}, more = {NULL, 0};
+  OK(whale_plan_print(p, &text));
+  CHECK(contains(text, "matmul") && contains(text, "all_reduce"));
+  OK(whale_plan_serialize(p, &bytes));
+  OK(whale_plan_parse(engine, bytes.data, bytes.size, &again));
+  OK(whale_plan_serialize(again, &more));
+  CHECK(more.size == bytes.size && memcmp(more.data, bytes.data, more.size) == 0);
+  whale_text_release(&more);
+  OK(whale_plan_print(again, &more));
+  CHECK(strcmp(more.data, text.data) == 0);
+  whale_text_release(&text);
+  whale_text_release(&more);
+  whale_plan_release(again);
+  again = NULL;
+  FAILS(whale_plan_parse(engine, bytes.data, bytes.size - 100, &again), WHALE_INVALID_ARGUMENT, "not a valid plan");
+  CHECK(again == NULL);
+  whale_text_release(&bytes);
+  OK(whale_plan_summary(p, &text));
+  CHECK(text.size > 0);
+  whale_text_release(&text);
+  OK(whale_plan_json(p, &text));
+  CHECK(text.data[0] == '{');
+  whale_text_release(&text);
+  whale_plan_release(p);
+  whale_plan_release(NULL);
+
+  g = mlp();
+  whale_cluster *c;
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &c));
+  whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
+  o.strategy = WHALE_STR("replica(3)");
+  o.precision = 9;
+  FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "options.precision");
+  o.precision = 0;
+  whale_str unknown = WHALE_STR("no_such_tensor");
+  o.strategy = WHALE_STR("");
+  o.fetch = &unknown;
+  o.fetch_count = 1;
+  p = NULL;
+  FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_NOT_FOUND, "no_such_tensor");
+  CHECK(p == NULL);
+  whale_cluster_release(c);
+  whale_graph_release(g);
+}
+
+/* ---- sessions ------------------------------------------------------------------------------------------------------------------ */
+static void test_session(const char *devices) {
+  whale_graph *g = mlp();
+  whale_plan *p = planned(g, devices);
+  whale_session *s = NULL;
+  whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
+  so.seed = 3;
+  OK(whale_session_create(engine, p, &so, &s));
+  whale_plan_release(p); /* the session keeps what it needs */
+  whale_graph_release(g);
+
+  float x[BATCH][IN];
+  int32_t y[BATCH];
+  for (int i = 0; i < BATCH; ++i) {
+    y[i] = i % OUT;
+    for (int j = 0; j < IN; ++j) x[i][j] = (float)((i * 7 + j * 3) % 11) / 11.0f - 0.5f;
+  }
+  const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH};
+  whale_named_tensor in[3] = {{WHALE_STR("x"), NULL}, {WHALE_STR("y"), NULL}, {WHALE_STR("z"), NULL}};
+  OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0].tensor));
+  OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1].tensor));
+  whale_named_tensor out[2] = {{WHALE_STR("loss"), NULL}, {WHALE_STR("logits"), NULL}};
+  whale_event *e = NULL;
+  int32_t done = 7;
+  double first = 0, last = 0;
+  for (int step = 0; step < 30; ++step) {
+    OK(whale_session_step(s, in, 2, out, 2, NULL, &e));
+    OK(whale_event_wait(e, -1, &done));
+    CHECK(done == 1 && whale_event_query(e) == 1);
+    whale_event_release(e);
+    e = NULL;
+    CHECK(whale_tensor_rank(out[0].tensor) == 0 && whale_tensor_dtype(out[0].tensor) == WHALE_F32);
+    last = *(float *)whale_tensor_data(out[0].tensor);
+    if (step == 0) first = last;
+  }
+  CHECK(last < 0.9 * first && last > 0);
+  CHECK(whale_tensor_rank(out[1].tensor) == 2 && whale_tensor_dims(out[1].tensor)[0] == BATCH && whale_tensor_dims(out[1].tensor)[1] == OUT);
+  CHECK(whale_session_iteration(s) == 30 && whale_session_updates(s) == 30);
+  CHECK(whale_session_learning_rate(s) == 0.5);
+
+  /* Evaluation and half a batch. */
+  whale_named_tensor logits = {WHALE_STR("logits"), NULL};
+  OK(whale_session_eval(s, in, 1, &logits, 1, NULL, &e));
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  CHECK(whale_tensor_bytes(logits.tensor) == BATCH * OUT * sizeof(float));
+  whale_tensor_release(logits.tensor);
+  CHECK(whale_session_iteration(s) == 30);
+
+  /* Parameters. */
+  whale_tensor *w = NULL;
+  OK(whale_session_read(s, WHALE_STR("body.w1"), &w));
+  CHECK(whale_tensor_rank(w) == 2 && whale_tensor_dims(w)[0] == IN && whale_tensor_dims(w)[1] == HIDDEN);
+  CHECK(((float *)whale_tensor_data(w))[0] != 0.0f);
+  ((float *)whale_tensor_data(w))[0] = 9.0f;
+  OK(whale_session_write(s, WHALE_STR("body.w1"), w));
+  whale_tensor_release(w);
+  w = NULL;
+  OK(whale_session_read(s, WHALE_STR("body.w1"), &w));
+  CHECK(((float *)whale_tensor_data(w))[0] == 9.0f);
+  FAILS(whale_session_write(s, WHALE_STR("body.w2"), w), WHALE_INVALID_ARGUMENT, "body.w2");
+  FAILS(whale_session_write(s, WHALE_STR("body.w1"), NULL), WHALE_INVALID_ARGUMENT, "`tensor` is NULL");
+  whale_tensor_release(w);
+  w = NULL;
+  FAILS(whale_session_read(s, WHALE_STR("body.w9"), &w), WHALE_NOT_FOUND, "body.w9");
+  CHECK(w == NULL);
+  whale_text text = {NULL, 0};
+  OK(whale_session_variables(s, &text));
+  CHECK(contains(text, "{\"name\":\"body.w1\",\"role\":\"parameter\",\"dtype\":\"f32\",\"dims\":[5,7]}"));
+  whale_text_release(&text);
+  OK(whale_session_report(s, &text));
+  CHECK(text.data[0] == '{' || text.data[0] == '[');
+  whale_text_release(&text);
+
+  /* Everything wrong with a step; the session must be as before it. */
+  FAILS(whale_session_step(s, in, 1, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y");                        /* missing */
+  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "input 'z' has no tensor");  /* NULL */
+  in[2].tensor = in[0].tensor;
+  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "z");  /* extra */
+  in[2].name = WHALE_STR("x");
+  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x");  /* twice */
+  FAILS(whale_session_step(s, NULL, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
+  FAILS(whale_session_step(s, in, 2, NULL, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
+  FAILS(whale_session_step(s, in, 2, NULL, 0, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  whale_named_tensor wrong[2] = {in[1], in[0]};
+  wrong[0].name = WHALE_STR("x"), wrong[1].name = WHALE_STR("y");
+  FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* dtypes */
+  const int64_t odd_dims[] = {BATCH, IN - 1};
+  wrong[1] = in[1], wrong[0].name = WHALE_STR("x");
+  OK(whale_tensor_view(WHALE_F32, odd_dims, 2, x, &wrong[0].tensor));
+  FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* shape */
+  whale_tensor_release(wrong[0].tensor);
+  whale_named_tensor fetch = {WHALE_STR("nothing"), NULL};
+  whale_status *status = whale_session_step(s, in, 2, &fetch, 1, NULL, &e);
+  CHECK(status != NULL && fetch.tensor == NULL);
+  whale_status_release(status);
+  fetch.name = WHALE_STR("logits");
+  fetch.tensor = out[0].tensor;
+  FAILS(whale_session_step(s, in, 2, &fetch, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "logits");
+  CHECK(e == NULL && fetch.tensor == out[0].tensor && whale_session_iteration(s) == 30 && whale_session_updates(s) == 30);
+
+  /* A token that was triggered before the run. */
+  whale_cancel *cancel = NULL;
+  OK(whale_cancel_create(&cancel));
+  whale_cancel_trigger(cancel);
+  status = whale_session_step(s, in, 2, NULL, 0, cancel, &e);
+  if (status == NULL) {
+    status = whale_event_wait(e, -1, &done);
+    whale_event_release(e);
+    e = NULL;
+  }
+  CHECK(whale_status_code(status) == WHALE_CANCELLED);
+  whale_status_release(status);
+  whale_cancel_release(cancel);
+  CHECK(whale_session_updates(s) == 30);
+
+  OK(whale_session_set_learning_rate(s, 0.25));
+  CHECK(whale_session_learning_rate(s) == 0.25);
+  FAILS(whale_session_set_learning_rate(s, NAN), WHALE_INVALID_ARGUMENT, "learning rate");
+
+  /* A checkpoint. */
+  char folder[] = "capi_test_XXXXXX";
+  CHECK(mkdtemp(folder) != NULL);
+  char path[64], command[80];
+  snprintf(path, sizeof path, "%s/step", folder);
+  OK(whale_session_save(s, str(path)));
+  OK(whale_session_step(s, in, 2, NULL, 0, NULL, &e));
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  OK(whale_session_load(s, str(path)));
+  CHECK(whale_session_updates(s) == 30);
+  FAILS(whale_session_load(s, WHALE_STR("/nonexistent")), WHALE_NOT_FOUND, "/nonexistent");
+  snprintf(command, sizeof command, "rm -r %s", folder);
+  CHECK(system(command) == 0);
+
+  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i].tensor), whale_tensor_release(out[i].tensor);
+  whale_session_release(s);
+  whale_session_release(NULL);
+  whale_event_release(NULL);
+  whale_cancel_trigger(NULL);
+  whale_cancel_release(NULL);
+}
+
+int main(void) {
+  OK(whale_engine_create(NULL, &engine));
+  test_engine();
+  test_tensors();
+  test_graph();
+  test_graph_errors();
+  test_cluster();
+  test_plan();
+  test_session("ref:2");
+  test_session("ref:1");
+  whale_engine_release(engine);
+  if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
+  return failures > 0;
+}

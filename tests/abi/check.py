@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Compares the C ABI of a built libwhale with the record in whale.txt; --renew writes the record instead.
+
+Recorded: exported symbols, function signatures, sizes and offsets of every struct, every enum number and macro of the header.
+Checked besides: the header compiles as strict C99 and as C++20, nothing but whale_* is exported, and the library needs only
+libc, libm, libstdc++ and libgcc_s.
+"""
+import argparse
+import difflib
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ALLOWED_LIBRARIES = re.compile(r"^(libc|libm|libdl|libpthread|libstdc\+\+|libgcc_s|ld-linux[-\w]*)\.so(\.\d+)*$")
+SANITIZERS = re.compile(r"^lib(asan|ubsan|tsan|lsan)\.so")
+
+
+def output(*command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
+
+
+def parse(header):
+    """Structs with their fields, enum constants, and function signatures, from the text of whale.h."""
+    text = re.sub(r"/\*.*?\*/", " ", header, flags=re.S)
+    text = re.sub(r"^[ \t]*#.*?(?<!\\)$", " ", text, flags=re.S | re.M)
+    structs = {}
+    for body, name in re.findall(r"typedef struct\s*\w*\s*\{([^{}]*)\}\s*(\w+);", text):
+        fields = []
+        for declaration in body.split(";"):
+            for part in declaration.split(","):
+                function = re.search(r"\(\*(\w+)\)", declaration)
+                found = function or re.search(r"(\w+)\s*$", part)
+                if found and found.group(1) not in fields:
+                    fields.append(found.group(1))
+                if function:
+                    break
+        structs[name] = fields
+    constants = []
+    for body in re.findall(r"typedef enum\s*\w*\s*\{([^{}]*)\}", text):
+        constants += re.findall(r"(\w+)\s*=", body)
+    functions = [" ".join(f.split()) for f in re.findall(r"WHALE_API([^;]*?\));", text)]
+    return structs, constants, sorted(functions)
+
+
+def layouts(structs, constants, include, cc):
+    lines = ["#include <stddef.h>", "#include <stdio.h>", "#include <whale/whale.h>", "int main(void) {"]
+    for name, fields in structs.items():
+        lines.append(f'  printf("struct {name} %zu bytes\\n", sizeof({name}));')
+        for field in fields:
+            lines.append(f'  printf("  %zu {field} %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
+    for name in constants:
+        lines.append(f'  printf("{name} = %d\\n", (int){name});')
+    lines.append("  return 0;\n}")
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = pathlib.Path(folder, "layout.c"), pathlib.Path(folder, "layout")
+        source.write_text("\n".join(lines))
+        subprocess.run([cc, "-std=c99", "-I", include, str(source), "-o", str(program)], check=True)
+        return output(str(program))
+
+
+def header_compiles(include, cc, cxx):
+    strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-I", include]
+    use = '#include <whale/whale.h>\nint main(void) { whale_plan_options o = WHALE_PLAN_OPTIONS_INIT; whale_str s = WHALE_STR("x"); ' \
+          "return (int)(o.struct_size - sizeof o) + (int)(s.size - 1); }\n"
+    for compiler, language, standard in [(cc, "c", "c99"), (cc, "c", "c17"), (cxx, "c++", "c++11"), (cxx, "c++", "c++20")]:
+        command = [compiler, "-x", language, f"-std={standard}", *strict, "-"]
+        subprocess.run(command, input=use, universal_newlines=True, check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--include", required=True)
+    parser.add_argument("--record", required=True, type=pathlib.Path)
+    parser.add_argument("--cc", default="cc")
+    parser.add_argument("--cxx", default="c++")
+    parser.add_argument("--renew", action="store_true")
+    args = parser.parse_args()
+
+    header_compiles(args.include, args.cc, args.cxx)
+    structs, constants, functions = parse(pathlib.Path(args.include, "whale/whale.h").read_text())
+    symbols = sorted(line.split()[-1] for line in output("nm", "-D", "--defined-only", args.library).splitlines())
+    symbols = [s for s in symbols if s.split("@")[0] != "WHALE_1"]
+    names = [s.split("@")[0] for s in symbols]
+    problems = [f"exported, but not whale_*: {n}" for n in names if not n.startswith("whale_")]
+    declared = {re.search(r"(whale_\w+)\s*\(", f).group(1) for f in functions}
+    problems += [f"declared in whale.h, but not exported: {n}" for n in sorted(declared - set(names))]
+    problems += [f"exported, but not declared in whale.h: {n}" for n in sorted(set(names) - declared)]
+
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", args.library))
+    if not any(SANITIZERS.match(n) for n in needed):
+        problems += [f"libwhale.so needs {n}" for n in needed if not ALLOWED_LIBRARIES.match(n)]
+
+    found = "# The C ABI of libwhale. Compared by tests/abi/check.py, renewed with --renew in the commit that changes it.\n"
+    found += "".join(f"symbol {s}\n" for s in symbols) + "".join(f"{f}\n" for f in functions)
+    found += layouts(structs, constants, args.include, args.cc)
+    if args.renew:
+        args.record.write_text(found)
+    recorded = args.record.read_text()
+    if recorded != found:
+        problems.append("the ABI differs from its record. If that is meant, renew it: " + " ".join(["python3", *sys.argv, "--renew"]))
+        problems += difflib.unified_diff(recorded.splitlines(), found.splitlines(), "recorded", "built", lineterm="", n=1)
+    print("\n".join(problems) or f"{len(symbols)} symbols, {len(structs)} structs, {len(constants)} numbers as recorded")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

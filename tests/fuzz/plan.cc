@@ -1,0 +1,32 @@
+// Reader of plans. What it accepts must print, and survive being written and read again.
+#include <cstdlib>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "compile.h"
+#include "fuzz.h"
+#include "sample.h"
+#include "schema/graph_file.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const whale::Plan plan = whale::deserialize(data, size);
+    (void)whale::print(plan);
+    (void)whale::summary(plan);
+    const std::vector<uint8_t> written = whale::serialize(plan);
+    if (whale::serialize(whale::deserialize(written.data(), written.size())) != written) std::abort();
+  } catch (const whale::Error&) {
+  }
+  return 0;
+}
+
+namespace whale::fuzz {
+
+std::vector<Bytes> seeds() {
+  const Graph graph = sample_graph();
+  return {serialize(compile(graph, parse_devices("ref:2"), {})), serialize(compile(graph, parse_devices("ref:1"), {})), serialize(graph)};
+}
+
+std::vector<std::string> tokens() { return {"WHG1", "WHP1", std::string(8, '\0'), std::string(8, '\xff')}; }
+
+}  // namespace whale::fuzz
