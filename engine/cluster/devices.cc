@@ -70,8 +70,8 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   const int64_t count = item.number(rest, 1, kMostDevices);
   for (int64_t i = 0; i < count; ++i) {
     if (kind == "cpu") out.push_back({.kind = DeviceKind::kCpu, .cores = share_of(cores, i, count)});
-    if (kind == "ref") out.push_back({.kind = DeviceKind::kRef});
-    if (kind == "null") out.push_back({.kind = DeviceKind::kNull});
+    if (kind == "ref") out.push_back({.kind = DeviceKind::kRef, .cores = {}});
+    if (kind == "null") out.push_back({.kind = DeviceKind::kNull, .cores = {}});
   }
 }
 

@@ -1,0 +1,33 @@
+// From a graph and a list of devices to a Plan. compile.cc is the list of passes.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace whale {
+
+struct CompileOptions {
+  std::string strategy;                // of unannotated ops; empty: the graph's
+  std::vector<std::string> fetch;      // besides the graph's outputs: tensor names, "grad:PARAMETER"
+  int64_t bucket_bytes = 0;            // of gradients; 0: 4 MiB
+  int64_t accumulation = 0;            // micro-batches; 0: the graph's
+  std::optional<Precision> precision;  // none: the graph's
+  bool overlap = true;                 // false: communication on the compute stream, for comparison
+  bool fusion = true;                  // false: every op by itself, for comparison
+  bool verify = true;                  // each level after each pass
+  std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass
+};
+
+// A plan with the entry "train" (when there is a loss and an optimizer) and the entry "eval". Plans only: needs no device.
+Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
+
+// One more entry of the same plan, for another batch size (a last, smaller batch; evaluation), from Plan::source: same variables in the
+// same order, same devices, shares and micro-batches. Thread-safe.
+Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
+
+}  // namespace whale

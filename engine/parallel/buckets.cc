@@ -1,0 +1,167 @@
+// Merging collectives and updates.
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+#include "parallel/order.h"
+#include "parallel/rewrite.h"
+
+namespace whale {
+namespace {
+
+// Nothing but updates (and the step's end) waits for it, so it may be later than its operands.
+bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, const Op& op) {
+  return std::all_of(op.outputs.begin(), op.outputs.end(), [&](TensorId y) {
+    const auto& r = readers[static_cast<size_t>(y)];
+    return std::all_of(r.begin(), r.end(), [&](OpId i) { return g.op(i).phase == Phase::kUpdate; });
+  });
+}
+
+Attrs without(Attrs attrs, const char* name) {
+  attrs.erase(name);
+  return attrs;
+}
+
+// The operands before the tuples.
+size_t leading_operands(const Op& op) {
+  const auto& ports = def(op.code).inputs;
+  return ports.size() - (!ports.empty() && ports.back().kind == PortKind::kVariadic ? 1 : 0);
+}
+
+}  // namespace
+
+void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
+  Graph& g = lg.graph;
+  const auto readers = readers_of(g);
+  struct Member {
+    OpId op;
+    OpId ready;  // the op that makes its operand
+  };
+  std::vector<Member> members;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& op = g.ops[i];
+    if (op.code == OpCode::k_all_reduce && may_wait(g, readers, op)) members.push_back({static_cast<OpId>(i), g.tensor(op.inputs[0]).producer});
+  }
+  std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.ready < b.ready; });
+  using Key = std::tuple<DType, std::string, Region>;
+  struct Open {
+    OpId op = kNone;
+    int64_t bytes = 0;
+  };
+  std::map<Key, Open> open;
+  std::vector<char> removed(g.ops.size());
+  for (const Member& m : members) {
+    Op& op = g.op(m.op);
+    const Tensor& x = g.tensor(op.inputs[0]);
+    Open& bucket = open[{x.dtype, attr_string(op.attrs, "combine"), op.region}];
+    const int64_t bytes = bytes_of(x);
+    if (bucket.op == kNone || bucket.bytes >= bucket_bytes) {
+      bucket = {m.op, 0};
+    } else {
+      Op& into = g.op(bucket.op);
+      into.inputs.push_back(op.inputs[0]);
+      into.outputs.push_back(op.outputs[0]);
+      if (op.phase != Phase::kForward) into.phase = op.phase;
+      removed[static_cast<size_t>(m.op)] = 1;
+    }
+    bucket.bytes += bytes;
+  }
+  int number = 0;
+  std::vector<OpId> done;
+  for (const Member& m : members)
+    if (!removed[static_cast<size_t>(m.op)]) g.op(m.op).name = fmt::format("bucket.{}", number++);
+  compact(g, removed);
+}
+
+void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
+  Graph& g = lg.graph;
+  struct Group {
+    OpId op = kNone;
+    int64_t bytes = 0;
+    OpId bucket = kNone;
+    std::vector<int64_t> decays;
+    int members = 0;
+  };
+  std::map<std::pair<std::vector<TensorId>, std::string>, Group> open;
+  std::vector<char> removed(g.ops.size());
+  std::vector<std::pair<OpId, OpId>> order;  // (when it is ready, op)
+  const auto ready = [&](const Op& op, OpCode only) {
+    OpId last = kNone;
+    for (const TensorId id : op.inputs)
+      if (id != kNone && g.tensor(id).producer != kNone && (only == OpCode{} || g.op(g.tensor(id).producer).code == only))
+        last = std::max(last, g.tensor(id).producer);
+    return last;
+  };
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    if (has_flag(g.ops[i].code, kUpdateOp)) order.emplace_back(ready(g.ops[i], {}), static_cast<OpId>(i));
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  const auto close = [&](Group& group) {
+    if (group.members > 1 && !group.decays.empty()) g.op(group.op).attrs["decays"] = group.decays;
+    group = {};
+  };
+  for (const auto& [when, id] : order) {
+    Op& op = g.op(id);
+    const size_t lead = leading_operands(op);
+    const bool has_decays = op.attrs.contains("decays");
+    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty())) continue;  // decays left out: not to be merged
+    std::string key = def(op.code).name;
+    for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
+    key += fmt::format(" {}", static_cast<int>(op.region));
+    Group& group = open[{{op.inputs.begin(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead)}, key}];
+    const OpId bucket = ready(op, OpCode::k_all_reduce);
+    if (group.op != kNone && (group.bytes >= bucket_bytes || group.bucket != bucket)) close(group);
+    for (size_t k = lead; k < op.inputs.size(); ++k)
+      if (g.tensor(op.inputs[k]).kind == TensorKind::kValue) group.bytes += bytes_of(g.tensor(op.inputs[k]));
+    if (has_decays) {
+      const auto& d = attr_ints(op.attrs, "decays");
+      group.decays.insert(group.decays.end(), d.begin(), d.end());
+    }
+    ++group.members;
+    if (group.op == kNone) {
+      group.op = id, group.bucket = bucket;
+      continue;
+    }
+    Op& into = g.op(group.op);
+    into.inputs.insert(into.inputs.end(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead), op.inputs.end());
+    into.outputs.insert(into.outputs.end(), op.outputs.begin(), op.outputs.end());
+    removed[static_cast<size_t>(id)] = 1;
+  }
+  for (auto& [key, group] : open)
+    if (group.op != kNone) close(group);
+  compact(g, removed);
+}
+
+void split_casts(LayoutGraph& lg) {
+  Graph& g = lg.graph;
+  const auto readers = readers_of(g);
+  const size_t n = g.ops.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (g.ops[i].code != OpCode::k_cast || g.ops[i].region != Region::kBody || g.tensor(g.ops[i].inputs[0]).kind != TensorKind::kVariable) continue;
+    const TensorId y = g.ops[i].outputs[0];
+    bool forward = false;
+    std::vector<OpId> backward;
+    for (const OpId r : readers[static_cast<size_t>(y)]) {
+      if (g.op(r).phase == Phase::kForward) forward = true;
+      if (g.op(r).phase == Phase::kBackward) backward.push_back(r);
+    }
+    if (!forward || backward.empty()) continue;
+    Tensor copy = g.tensor(y);
+    copy.name += ".again";
+    g.tensors.push_back(copy);
+    lg.layouts.push_back(lg.layouts[static_cast<size_t>(y)]);
+    const auto fresh = static_cast<TensorId>(g.tensors.size()) - 1;
+    Op op = g.ops[i];
+    op.name += ".again";
+    op.outputs = {fresh};
+    op.phase = Phase::kBackward;
+    for (const OpId r : backward)
+      for (TensorId& id : g.op(r).inputs)
+        if (id == y) id = fresh;
+    g.ops.push_back(std::move(op));
+  }
+  // The copies stand at the end; order_ops moves them, after compact has made the order legal.
+  std::vector<char> none;
+  compact(g, none);
+}
+
+}  // namespace whale

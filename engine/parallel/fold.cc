@@ -1,0 +1,75 @@
+#include "parallel/fold.h"
+
+#include <algorithm>
+
+#include "ops/op.h"
+#include "parallel/rewrite.h"
+
+namespace whale {
+namespace {
+
+// What all folds ask: who reads a tensor, and who makes it, while ops disappear.
+struct Folder {
+  Graph& g;
+  std::vector<std::vector<OpId>> readers;
+  std::vector<int> uses;
+  std::vector<char> removed;
+  explicit Folder(Graph& graph) : g(graph), readers(readers_of(graph)), uses(use_counts(graph)), removed(graph.ops.size()) {}
+
+  bool once(TensorId id) const { return id != kNone && uses[static_cast<size_t>(id)] == 1; }
+  const Op* maker(TensorId id, OpCode code) const {
+    if (id == kNone || g.tensor(id).producer == kNone) return nullptr;
+    const OpId p = g.tensor(id).producer;
+    const Op& op = g.op(p);
+    return op.code == code && !removed[static_cast<size_t>(p)] ? &op : nullptr;
+  }
+  OpId number(const Op& op) const { return static_cast<OpId>(&op - g.ops.data()); }
+  void remove(const Op& op) { removed[static_cast<size_t>(number(op))] = 1; }
+  TensorId input(const Op& op, size_t i) const { return i < op.inputs.size() ? op.inputs[i] : kNone; }
+};
+
+}  // namespace
+
+void fold_bias(Graph& graph) {
+  Folder f(graph);
+  for (Op& op : graph.ops) {
+    if (op.code != OpCode::k_add) continue;
+    for (const int at : {0, 1}) {
+      const TensorId product = op.inputs[static_cast<size_t>(at)], bias = op.inputs[static_cast<size_t>(1 - at)];
+      const Op* matmul = f.maker(product, OpCode::k_matmul);
+      if (!matmul || !f.once(product) || f.input(*matmul, 2) != kNone) continue;
+      const Tensor &y = graph.tensor(product), &b = graph.tensor(bias);
+      const std::string& activation = attr_string(matmul->attrs, "activation");
+      if (b.dims.size() != 1 || y.dims.empty() || b.dims[0] != y.dims.back() || b.dtype != y.dtype || y.dims.size() < 2) continue;
+      if (!activation.empty() && activation != "none") continue;
+      if (matmul->scope != op.scope && graph.scope_path(matmul->scope) != graph.scope_path(op.scope)) continue;
+      f.remove(*matmul);
+      Op fused = *matmul;
+      fused.inputs.resize(3, kNone);
+      fused.inputs[2] = bias;
+      fused.outputs = op.outputs;
+      op = std::move(fused);
+      break;
+    }
+  }
+  compact(graph, f.removed);
+}
+
+void fold_activation(Graph& graph) {
+  Folder f(graph);
+  for (Op& op : graph.ops) {
+    if (op.code != OpCode::k_relu || !f.once(op.inputs[0])) continue;
+    const Op* matmul = f.maker(op.inputs[0], OpCode::k_matmul);
+    if (!matmul) continue;
+    const std::string& activation = attr_string(matmul->attrs, "activation");
+    if (!activation.empty() && activation != "none") continue;
+    f.remove(*matmul);
+    Op fused = *matmul;
+    fused.attrs["activation"] = std::string("relu");
+    fused.outputs = op.outputs;
+    op = std::move(fused);
+  }
+  compact(graph, f.removed);
+}
+
+}  // namespace whale

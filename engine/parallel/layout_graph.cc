@@ -1,0 +1,146 @@
+#include "parallel/layout_graph.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+const char* name_of(Combine combine) {
+  constexpr const char* kNames[] = {"sum", "max", "min"};
+  return kNames[static_cast<size_t>(combine)];
+}
+const char* name_of(Region region) {
+  constexpr const char* kNames[] = {"prologue", "body", "epilogue"};
+  return kNames[static_cast<size_t>(region)];
+}
+
+std::string tensor_text(const LayoutGraph& g, TensorId id) {
+  if (id == kNone) return "_";
+  const Tensor& t = g.graph.tensor(id);
+  return fmt::format("{} {}{} {}", t.name, whale::name_of(t.dtype), to_string(t.dims), to_string(g.layouts[static_cast<size_t>(id)]));
+}
+
+[[noreturn]] void fail(const Op& op, const LayoutAxis& axis, std::string_view what) {
+  throw internal("layouts of op '{}' along {}: {}", op.name, axis.name, what).at_op(op.name);
+}
+
+// One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
+void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
+  const LayoutAxis& axis = g.axes[a];
+  const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
+  const auto any = [&](const std::vector<TensorId>& ids, Placement p) {
+    return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
+  };
+  if (axis.size == 1) {
+    for (const auto* ids : {&op.inputs, &op.outputs})
+      if (any(*ids, Placement::kShard) || any(*ids, Placement::kPartial)) fail(op, axis, "an axis of size 1 cuts a tensor");
+    return;
+  }
+  const bool bridge = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate;
+  if (bridge) return;
+  const OpView view = view_of(g.graph, op);
+  const OpDef& d = def(op.code);
+  const Factors factors = d.factors ? d.factors(view) : Factors{};
+  if (!any(op.inputs, Placement::kShard) && !any(op.outputs, Placement::kShard)) {
+    std::vector<int> partial;
+    for (size_t i = 0; i < op.inputs.size(); ++i)
+      if (place(op.inputs[i]) == Placement::kPartial) partial.push_back(static_cast<int>(i));
+    const bool passes = std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
+    if (!partial.empty() && !passes) fail(op, axis, "a partial value enters an op that is not linear in it");
+    for (const TensorId id : op.outputs)
+      if (id != kNone && (place(id) == Placement::kPartial) != !partial.empty()) fail(op, axis, "a result's layout does not follow");
+    return;
+  }
+  for (const Factor& f : factors.list) {
+    SubDigit want;
+    bool found = false, fits = true;
+    const auto look = [&](TensorId id, const Digit& digit) {
+      if (id == kNone) return;
+      const AxisLayout& l = g.at(id, a);
+      if (!digit.present()) {
+        fits &= l.placement != Placement::kShard;
+        return;
+      }
+      SubDigit sub;
+      if (l.placement != Placement::kShard || !find_sub_digit(digit, f.extent, l.digit, axis.extent, sub) || (found && !(sub == want)))
+        fits = false;
+      else
+        want = sub, found = true;
+    };
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) {
+      look(op.inputs[i], f.inputs[i]);
+      if (place(op.inputs[i]) == Placement::kPartial) fits = false;
+    }
+    for (size_t i = 0; i < op.outputs.size() && i < f.outputs.size(); ++i) {
+      look(op.outputs[i], f.outputs[i]);
+      const bool partial = !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
+      if (op.outputs[i] != kNone && (place(op.outputs[i]) == Placement::kPartial) != partial) fits = false;
+    }
+    if (found && fits) return;
+  }
+  fail(op, axis, "no factor explains the layouts of operands and results");
+}
+
+}  // namespace
+
+bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part, int64_t part_extent, SubDigit& out) {
+  if (!whole.present() || whole.dim != part.dim || part.outer % whole.outer || part.inner % whole.inner) return false;
+  out = {part.outer / whole.outer, part.inner / whole.inner};
+  return out.outer * part_extent * out.inner == whole_extent;
+}
+
+Digit sub_digit(const Digit& whole, const SubDigit& sub) { return {whole.dim, whole.outer * sub.outer, whole.inner * sub.inner}; }
+
+bool LayoutGraph::time_varies(TensorId id) const {
+  for (size_t a = 0; a < axes.size(); ++a)
+    if (axes[a].is_time() && at(id, a).placement != Placement::kReplicate) return true;
+  return false;
+}
+
+std::string to_string(const AxisLayout& l) {
+  if (l.placement == Placement::kReplicate) return "R";
+  if (l.placement == Placement::kPartial) return fmt::format("P({})", name_of(l.combine));
+  if (l.digit.outer == 1 && l.digit.inner == 1) return fmt::format("S{}", l.digit.dim);
+  return fmt::format("S{}:{}x{}", l.digit.dim, l.digit.outer, l.digit.inner);
+}
+
+std::string to_string(const Layout& layout) {
+  std::vector<std::string> parts;
+  for (const AxisLayout& axis : layout.axes) parts.push_back(to_string(axis));
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+std::string print(const LayoutGraph& g) {
+  std::string text = fmt::format("layouts of {}: batch {}", g.graph.name, g.batch);
+  for (const LayoutAxis& axis : g.axes) text += fmt::format(", {} {}", axis.name, axis.size);
+  text += '\n';
+  for (const Op& op : g.graph.ops) {
+    std::vector<std::string> in, out;
+    for (const TensorId id : op.inputs) in.push_back(id == kNone ? "_" : g.graph.tensor(id).name);
+    for (const TensorId id : op.outputs) out.push_back(tensor_text(g, id));
+    text += fmt::format("  {} | {} = {}({})\n", name_of(op.region), fmt::join(out, "; "), def(op.code).name, fmt::join(in, ", "));
+  }
+  for (const NamedTensor& f : g.fetches) text += fmt::format("  fetch {}: {}\n", f.name, tensor_text(g, f.tensor));
+  return text;
+}
+
+void verify(const LayoutGraph& g) {
+  WHALE_CHECK(g.layouts.size() == g.graph.tensors.size(), "a layout per tensor");
+  std::vector<char> made(g.graph.tensors.size());
+  for (size_t t = 0; t < made.size(); ++t) made[t] = g.graph.tensors[t].kind != TensorKind::kValue;
+  for (const Op& op : g.graph.ops) {
+    for (const TensorId id : op.inputs)
+      if (id != kNone && !made[static_cast<size_t>(id)])
+        throw internal("op '{}' reads '{}' before it is made", op.name, g.graph.tensor(id).name);
+    for (const TensorId id : op.outputs)
+      if (id != kNone) made[static_cast<size_t>(id)] = 1;
+    for (size_t a = 0; a < g.axes.size(); ++a) verify_op(g, op, a);
+  }
+  for (const NamedTensor& f : g.fetches)
+    for (size_t a = 0; a < g.axes.size(); ++a)
+      if (g.at(f.tensor, a).placement == Placement::kPartial) throw internal("fetched tensor '{}' is partial", f.name);
+}
+
+}  // namespace whale

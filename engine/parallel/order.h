@@ -1,0 +1,33 @@
+// In which order one device runs the ops: gradient buckets, grouped updates, and an order that overlaps communication with the
+// backward pass and keeps few tensors alive.
+#pragma once
+
+#include "parallel/layout_graph.h"
+
+namespace whale {
+
+// Results that share the storage of their operand, so that no instruction is needed: reshape, stop_gradient.
+bool is_view(OpCode code);
+// The tensor whose storage `id` shows, through views.
+TensorId view_root(const Graph& graph, TensorId id);
+int64_t bytes_of(const Tensor& tensor);
+
+// Casts of parameters that forward and backward both read are made twice: they need not live in between.
+void split_casts(LayoutGraph& graph);
+
+// Swaps neighbours (and no more) where the other order has fewer bytes alive: a weight's gradient before that of the
+// activation, for example.
+void shorten_lives(LayoutGraph& graph);
+
+// One all_reduce per bucket: gradients of one type in the order in which they become ready, until `bucket_bytes` are reached.
+void form_buckets(LayoutGraph& graph, int64_t bucket_bytes);
+
+// Updates of one kind and one bucket (without collectives: of `bucket_bytes` of gradients) become one op.
+void group_updates(LayoutGraph& graph, int64_t bucket_bytes);
+
+// The final order. Constants just before their first use; an all_reduce as soon as its operands are there; updates as soon as their
+// gradients are (behind the next bucket's all_reduce, so that waiting for one overlaps the other) and never before the last
+// reader of the old value.
+void order_ops(LayoutGraph& graph);
+
+}  // namespace whale

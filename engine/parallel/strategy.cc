@@ -1,0 +1,217 @@
+#include "parallel/strategy.h"
+
+#include <charconv>
+#include <cmath>
+#include <functional>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+using Value = std::string;  // a word, a number, a quoted text, or a list in brackets, as written
+
+struct Reader {
+  std::string_view text;
+  size_t at = 0;
+  [[noreturn]] void fail(std::string_view wanted) const {
+    const std::string found = at < text.size() ? fmt::format("'{}'", text.substr(at, 12)) : "the end";
+    throw invalid("strategy '{}': at character {}: expected {}, found {}", text, at + 1, wanted, found);
+  }
+  void skip() {
+    while (at < text.size() && (text[at] == ' ' || text[at] == '\t' || text[at] == '\n')) ++at;
+  }
+  bool take(char c) {
+    skip();
+    if (at >= text.size() || text[at] != c) return false;
+    ++at;
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) fail(fmt::format("'{}'", c));
+  }
+  static bool is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '+' || c == '-';
+  }
+  std::string word(std::string_view wanted) {
+    skip();
+    const size_t begin = at;
+    while (at < text.size() && is_word(text[at])) ++at;
+    if (begin == at) fail(wanted);
+    return std::string(text.substr(begin, at - begin));
+  }
+  // A list keeps its brackets; parentheses as in average(2) are part of a word.
+  Value value() {
+    skip();
+    if (at < text.size() && (text[at] == '"' || text[at] == '\'')) {
+      const char quote = text[at++];
+      const size_t end = text.find(quote, at);
+      if (end == text.npos) fail("a closing quote");
+      const std::string inside(text.substr(at, end - at));
+      at = end + 1;
+      return inside;
+    }
+    if (at < text.size() && text[at] == '[') {
+      const size_t begin = at;
+      int depth = 0;
+      do {
+        depth += text[at] == '[' ? 1 : text[at] == ']' ? -1 : 0;
+        ++at;
+      } while (at < text.size() && depth > 0);
+      if (depth > 0) fail("']'");
+      std::string list;
+      for (const char c : text.substr(begin, at - begin))
+        if (c != ' ') list += c;
+      return list;
+    }
+    std::string out = word("a value");
+    if (at < text.size() && text[at] == '(') {
+      const size_t end = text.find(')', at);
+      if (end == text.npos) fail("')'");
+      out += text.substr(at, end + 1 - at);
+      at = end + 1;
+    }
+    return out;
+  }
+};
+
+struct Parameter {
+  ScopeKind kind;
+  const char* name;
+  bool positional;
+  void (*read)(Scope&, const Value&);
+  std::string (*write)(const Scope&);  // "" when at its default
+};
+
+int64_t number(const Value& v) {
+  int64_t n = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), n);
+  if (error != std::errc{} || end != v.data() + v.size() || n < 1 || n > (int64_t{1} << 31))
+    throw invalid("'{}', expected a whole number from 1", v);
+  return n;
+}
+std::vector<double> weights(const Value& v) {
+  if (v.size() < 3 || v.front() != '[') throw invalid("'{}', expected a list such as [3,1]", v);
+  std::vector<double> out;
+  for (size_t at = 1; at < v.size();) {
+    const size_t end = v.find_first_of(",]", at);
+    double w = 0;
+    const auto [stop, error] = std::from_chars(v.data() + at, v.data() + end, w);
+    if (error != std::errc{} || stop != v.data() + end || !(w >= 0) || !std::isfinite(w))
+      throw invalid("'{}', expected numbers >= 0 in brackets", v);
+    out.push_back(w);
+    at = end + 1;
+  }
+  return out;
+}
+std::string count_text(const Scope& s) { return s.count ? fmt::format("{}", s.count) : ""; }
+void read_count(Scope& s, const Value& v) { s.count = number(v); }
+void read_shares(Scope& s, const Value& v) { s.shares = weights(v); }
+std::string shares_text(const Scope& s) { return s.shares.empty() ? "" : fmt::format("[{}]", fmt::join(s.shares, ",")); }
+
+const Parameter kParameters[] = {
+    {ScopeKind::kReplica, "count", true, read_count, count_text},
+    {ScopeKind::kReplica, "shares", false, read_shares, shares_text},
+    {ScopeKind::kReplica, "by", false,
+     [](Scope& s, const Value& v) {
+       if (v != "sample" && v != "micro_batch") throw invalid("'{}', expected sample or micro_batch", v);
+       s.by = v;
+     },
+     [](const Scope& s) { return s.by; }},
+    {ScopeKind::kReplica, "layout", false, [](Scope& s, const Value& v) { s.layout = v; }, [](const Scope& s) { return s.layout; }},
+    {ScopeKind::kSplit, "ways", true, read_count, count_text},
+    {ScopeKind::kSplit, "factor", false, [](Scope& s, const Value& v) { s.factor = v; }, [](const Scope& s) { return s.factor; }},
+    {ScopeKind::kSplit, "shares", false, read_shares, shares_text},
+    {ScopeKind::kStage, "devices", true, read_count, count_text},
+    {ScopeKind::kPipeline, "stages", true, read_count, count_text},
+    {ScopeKind::kPipeline, "micro_batches", false, [](Scope& s, const Value& v) { s.micro_batches = number(v); },
+     [](const Scope& s) { return s.micro_batches ? fmt::format("{}", s.micro_batches) : ""; }},
+    {ScopeKind::kPipeline, "schedule", false,
+     [](Scope& s, const Value& v) {
+       for (const char* known : {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"})
+         if (v == known) return void(s.schedule = v);
+       throw invalid("'{}', expected gpipe, 1f1b, interleaved, zb_h1 or zb_v", v);
+     },
+     [](const Scope& s) { return s.schedule; }},
+    {ScopeKind::kPipeline, "chunks", false, [](Scope& s, const Value& v) { s.chunks = number(v); },
+     [](const Scope& s) { return s.chunks ? fmt::format("{}", s.chunks) : ""; }},
+    {ScopeKind::kCluster, "devices", true, [](Scope& s, const Value& v) { s.devices = v; },
+     [](const Scope& s) { return s.devices.empty() ? "" : "\"" + s.devices + "\""; }},
+    {ScopeKind::kCluster, "layout", false, [](Scope& s, const Value& v) { s.layout = v; }, [](const Scope& s) { return s.layout; }},
+};
+
+constexpr ScopeKind kKinds[] = {ScopeKind::kReplica, ScopeKind::kSplit, ScopeKind::kStage, ScopeKind::kPipeline, ScopeKind::kCluster};
+
+void set_parameter(const Reader& in, Scope& scope, const std::string& name, const Value& value, bool positional) {
+  std::string known;
+  for (const Parameter& p : kParameters) {
+    if (p.kind != scope.kind) continue;
+    if (positional ? p.positional : p.name == name) {
+      try {
+        return p.read(scope, value);
+      } catch (const Error& e) {
+        throw invalid("strategy '{}': {}: parameter '{}' is {}", in.text, name_of(scope.kind), p.name, e.message());
+      }
+    }
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", p.name);
+  }
+  throw invalid("strategy '{}': {} has no parameter '{}'; it has {}", in.text, name_of(scope.kind), name, known);
+}
+
+Scope parse_scope(Reader& in) {
+  const std::string kind = in.word("a scope: replica, split, stage, pipeline or cluster");
+  Scope scope;
+  for (const ScopeKind k : kKinds)
+    if (kind == name_of(k)) scope.kind = k;
+  if (scope.kind == ScopeKind::kRoot)
+    throw invalid("strategy '{}': unknown scope '{}'; expected replica, split, stage, pipeline or cluster", in.text, kind);
+  if (!in.take('(') || in.take(')')) return scope;
+  for (bool first = true;; first = false) {
+    const Value value = in.value();
+    if (in.take('=')) {
+      set_parameter(in, scope, value, in.value(), false);
+    } else {
+      if (!first) in.fail("'=' after a parameter's name (only the first value may stand alone)");
+      set_parameter(in, scope, "", value, true);
+    }
+    if (in.take(')')) return scope;
+    in.expect(',');
+  }
+}
+
+}  // namespace
+
+const char* name_of(ScopeKind kind) {
+  constexpr const char* kNames[] = {"root", "replica", "split", "stage", "pipeline", "cluster", "name"};
+  return static_cast<size_t>(kind) < 7 ? kNames[static_cast<size_t>(kind)] : "?";
+}
+
+std::vector<Scope> parse_strategy(std::string_view text) {
+  Reader in{text};
+  std::vector<Scope> out;
+  do out.push_back(parse_scope(in));
+  while (in.take('>'));
+  in.skip();
+  if (in.at != text.size()) in.fail("'>' or the end");
+  return out;
+}
+
+std::string to_string(const Scope& scope) {
+  std::string inside;
+  for (const Parameter& p : kParameters) {
+    if (p.kind != scope.kind) continue;
+    const std::string value = p.write(scope);
+    if (value.empty()) continue;
+    if (!inside.empty()) inside += ", ";
+    inside += p.positional ? value : fmt::format("{}={}", p.name, value);
+  }
+  return inside.empty() ? name_of(scope.kind) : fmt::format("{}({})", name_of(scope.kind), inside);
+}
+
+std::string to_string(const std::vector<Scope>& nest) {
+  std::string text;
+  for (const Scope& scope : nest) text += (text.empty() ? "" : " > ") + to_string(scope);
+  return text;
+}
+
+}  // namespace whale

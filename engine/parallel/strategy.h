@@ -1,0 +1,18 @@
+// Strategies as text (semantics.md section 3): "replica(3, shares=[3,2,1]) > pipeline(4, micro_batches=8) > split(2)", the outer
+// scope first.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace whale {
+
+std::vector<Scope> parse_strategy(std::string_view text);  // throws with the position and what was expected
+std::string to_string(const Scope& scope);                 // "replica(2)"; parameters at their defaults are left out
+std::string to_string(const std::vector<Scope>& nest);     // parses to the same list
+const char* name_of(ScopeKind kind);                       // "replica", "split", ...
+
+}  // namespace whale

@@ -1,0 +1,24 @@
+// Figures that the summary and the picture of a Plan share.
+#pragma once
+
+#include "plan/plan.h"
+
+namespace whale {
+
+struct MemoryFigures {
+  int64_t parameters = 0, state = 0, buffers = 0;  // variables on one device
+  int64_t arena = 0;                               // activations, gradients, inputs
+  int64_t total() const { return parameters + state + buffers + arena; }
+};
+MemoryFigures memory_of(const Plan& plan, const Program& program);
+
+struct StepFigures {
+  int64_t kernels = 0, feeds = 0, fetches = 0, collectives = 0, on_the_side = 0;  // of one step, rows repeated
+  double flops = 0, bytes = 0, communicated = 0;
+};
+StepFigures step_of(const Program& program);
+
+std::string bytes_text(double bytes);  // "1.5 MB"
+std::string count_text(double count);  // "3.2 G"
+
+}  // namespace whale

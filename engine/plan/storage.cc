@@ -1,0 +1,218 @@
+#include "plan/storage.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/memory.h"
+
+namespace whale {
+namespace {
+
+bool in_arena(const Buffer& b) { return b.kind == BufferKind::kArena || b.kind == BufferKind::kInput; }
+
+// When compute has waited for the collective at `index`: position in the segment, or its end.
+size_t released(const Segment& segment, size_t index) {
+  for (size_t k = index + 1; k < segment.instructions.size(); ++k) {
+    const Instruction& i = segment.instructions[k];
+    if (i.stream == segment.instructions[index].stream) continue;
+    for (const WaitPoint& w : i.waits)
+      if (w.stream == segment.instructions[index].stream && static_cast<size_t>(w.index) >= index) return k;
+  }
+  return segment.instructions.size();
+}
+
+void share(Program& program, BufferId buffer, BufferId storage) {
+  Buffer& b = program.buffers[static_cast<size_t>(buffer)];
+  const Buffer& s = program.buffers[static_cast<size_t>(storage)];
+  b.alias = storage;
+  b.kind = s.kind == BufferKind::kInput ? BufferKind::kArena : s.kind;
+  b.ref = b.kind == BufferKind::kVariable ? s.ref : -1;
+}
+
+void resolve_aliases(Program& program) {
+  for (size_t b = 0; b < program.buffers.size(); ++b)
+    if (program.buffers[b].alias != kNone) {
+      const BufferId s = storage_of(program, static_cast<BufferId>(b));
+      share(program, static_cast<BufferId>(b), s);
+    }
+}
+
+// The new value of a variable goes straight to the variable when nobody reads the old one later.
+void place_next_values(Draft& draft, const Graph& graph) {
+  Program& p = draft.program;
+  for (const auto& [variable, next] : draft.next) {
+    const BufferId from = storage_of(p, next);
+    const Buffer& source = p.buffers[static_cast<size_t>(from)];
+    bool direct = in_arena(source) && source.kind == BufferKind::kArena && source.bytes == p.buffers[static_cast<size_t>(variable)].bytes;
+    bool made = false;
+    for (size_t s = 0; s < p.segments.size() && direct; ++s)
+      for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+        const Instruction& i = p.segments[s].instructions[k];
+        const auto touches = [&](const std::vector<BufferId>& list, BufferId storage) {
+          return std::any_of(list.begin(), list.end(), [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
+        };
+        const bool makes = touches(i.out, from), reads = touches(i.in, variable);
+        if (makes && reads) {
+          // In one instruction only where the op works in place.
+          bool allowed = false;
+          if (const Op* op = draft.ops[s][k])
+            for (const Alias& a : aliases_of(view_of(graph, *op)))
+              allowed |= storage_of(p, i.out[static_cast<size_t>(a.output)]) == from && i.in[static_cast<size_t>(a.input)] != kNone &&
+                         storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
+          direct &= allowed;
+        }
+        if (made && (reads || touches(i.out, variable))) direct = false;
+        made |= makes;
+        if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1) direct = false;  // would change it between micro-batches
+      }
+    if (direct && made) {
+      share(p, from, variable);
+      continue;
+    }
+    Instruction copy;
+    copy.op = OpCode::k_stop_gradient;
+    copy.name = "store." + p.buffers[static_cast<size_t>(variable)].name;
+    copy.in = {next};
+    copy.out = {variable};
+    copy.phase = Phase::kUpdate;
+    copy.bytes = 2.0 * static_cast<double>(p.buffers[static_cast<size_t>(variable)].bytes);
+    p.segments.back().instructions.push_back(std::move(copy));
+    draft.ops.back().push_back(nullptr);
+  }
+  resolve_aliases(p);
+}
+
+// `must`: what an op always does in place (updates, collectives). Otherwise: where the operand dies.
+void work_in_place(Draft& draft, const Graph& graph, bool must) {
+  Program& p = draft.program;
+  std::vector<Life> lives = lives_of(p);
+  int64_t start = 0;
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+      const Instruction& i = p.segments[s].instructions[k];
+      const Op* op = draft.ops[s][k];
+      if (!op || i.in.size() != op->inputs.size()) continue;
+      std::vector<Alias> aliases = aliases_of(view_of(graph, *op));
+      if (aliases.empty()) continue;
+      for (const Alias& a : aliases) {
+        if (a.must != must || i.in[static_cast<size_t>(a.input)] == kNone) continue;
+        const BufferId out = i.out[static_cast<size_t>(a.output)], in = i.in[static_cast<size_t>(a.input)];
+        const BufferId from = storage_of(p, in), to = storage_of(p, out);
+        if (from == to) continue;
+        const Buffer &b_in = p.buffers[static_cast<size_t>(from)], &b_out = p.buffers[static_cast<size_t>(out)];
+        if (must) {
+          WHALE_CHECK(to == out && b_in.bytes == b_out.bytes, "an in-place result has storage of its own already");
+          share(p, out, from);
+          continue;
+        }
+        if (to != out || !in_arena(b_in) || !in_arena(b_out) || b_in.bytes != b_out.bytes || b_in.dtype != b_out.dtype) continue;
+        Life &life = lives[static_cast<size_t>(from)], &mine = lives[static_cast<size_t>(out)];
+        const auto here = start + static_cast<int64_t>(k);
+        if (life.last != here || mine.first != here || life.first_segment != static_cast<int32_t>(s) || mine.last_segment != static_cast<int32_t>(s)) continue;
+        int operands = 0;
+        for (const BufferId b : i.in) operands += b != kNone && storage_of(p, b) == from;
+        if (operands > 1 || b_in.dims.size() == 0) continue;
+        share(p, out, from);
+        life.last = mine.last;
+        mine = {};
+      }
+    }
+    start += static_cast<int64_t>(p.segments[s].instructions.size()) + 1;
+  }
+  resolve_aliases(p);
+}
+
+void place_arena(Program& program) {
+  const std::vector<Life> lives = lives_of(program);
+  std::vector<Block> blocks;
+  std::vector<size_t> owner;
+  for (size_t b = 0; b < program.buffers.size(); ++b) {
+    if (lives[b].first < 0) continue;
+    blocks.push_back({program.buffers[b].bytes, lives[b].first, lives[b].last});
+    owner.push_back(b);
+  }
+  const MemoryPlan plan = plan_memory(blocks);
+  for (size_t k = 0; k < owner.size(); ++k) program.buffers[owner[k]].offset = plan.offsets[k];
+  for (size_t b = 0; b < program.buffers.size(); ++b)
+    if (const BufferId s = program.buffers[b].alias; s != kNone) program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
+  program.arena_bytes = plan.bytes;
+  program.peak_live_bytes = plan.peak_live;
+}
+
+}  // namespace
+
+BufferId storage_of(const Program& program, BufferId id) {
+  while (program.buffers[static_cast<size_t>(id)].alias != kNone) id = program.buffers[static_cast<size_t>(id)].alias;
+  return id;
+}
+
+void add_waits(Program& program) {
+  for (Segment& segment : program.segments) {
+    std::vector<int32_t> maker(program.buffers.size(), kNone);  // of the buffer's value, in this segment
+    int32_t last_compute = kNone, waited = kNone;
+    for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      Instruction& i = segment.instructions[k];
+      i.waits.clear();
+      if (i.stream == Stream::kCommunication) {
+        if (last_compute != kNone) i.waits.push_back({Stream::kCompute, last_compute});
+      } else {
+        int32_t need = kNone;
+        for (const std::vector<BufferId>* list : {&i.in, &i.out})
+          for (const BufferId b : *list) {
+            if (b == kNone) continue;
+            const int32_t m = maker[static_cast<size_t>(storage_of(program, b))];
+            if (m != kNone && segment.instructions[static_cast<size_t>(m)].stream == Stream::kCommunication) need = std::max(need, m);
+          }
+        if (need > waited) i.waits.push_back({Stream::kCommunication, waited = need});
+        last_compute = static_cast<int32_t>(k);
+      }
+      for (const BufferId b : i.out)
+        if (b != kNone) maker[static_cast<size_t>(storage_of(program, b))] = static_cast<int32_t>(k);
+    }
+  }
+}
+
+std::vector<Life> lives_of(const Program& program) {
+  std::vector<Life> lives(program.buffers.size());
+  int64_t start = 0;
+  std::vector<int64_t> starts;
+  for (size_t s = 0; s < program.segments.size(); ++s) {
+    const Segment& segment = program.segments[s];
+    starts.push_back(start);
+    for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      const Instruction& i = segment.instructions[k];
+      const int64_t first = start + static_cast<int64_t>(k);
+      const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(released(segment, k));
+      for (const std::vector<BufferId>* list : {&i.in, &i.out})
+        for (const BufferId b : *list) {
+          if (b == kNone) continue;
+          const BufferId storage = storage_of(program, b);
+          if (!in_arena(program.buffers[static_cast<size_t>(storage)])) continue;
+          Life& life = lives[static_cast<size_t>(storage)];
+          if (life.first < 0) life.first = first, life.first_segment = static_cast<int32_t>(s);
+          life.last = std::max(life.last, last);
+          life.last_segment = static_cast<int32_t>(s);
+        }
+    }
+    start += static_cast<int64_t>(segment.instructions.size()) + 1;
+  }
+  starts.push_back(start);
+  // Segments between the first and the last are the body and run many times.
+  const auto segments = static_cast<int32_t>(program.segments.size());
+  for (Life& life : lives) {
+    if (life.first < 0 || life.first_segment == life.last_segment) continue;
+    if (life.first_segment >= 1) life.first = std::min(life.first, starts[1]);
+    if (life.last_segment < segments - 1) life.last = std::max(life.last, starts[static_cast<size_t>(segments) - 1] - 1);
+  }
+  return lives;
+}
+
+void share_storage(Draft& draft, const Graph& graph) {
+  place_next_values(draft, graph);
+  add_waits(draft.program);
+  work_in_place(draft, graph, true);
+  work_in_place(draft, graph, false);
+  place_arena(draft.program);
+}
+
+}  // namespace whale
