@@ -1,0 +1,291 @@
+"""The Python SDK: building, planning, running, errors, interrupts, exchange of arrays."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import whale as wh
+
+
+def classifier(batch=12, devices="cpu:2", optimizer=None, strategy=None, **minimize):
+    g = wh.Graph("classifier")
+    with g:
+        x, y = wh.input("x", (batch, 6)), wh.input("y", (batch,), wh.int32)
+        with wh.replica():
+            h = wh.ops.relu(wh.nn.linear(x, 16, name="hidden"))
+            logits = wh.nn.linear(h, 3, name="head")
+            loss = wh.nn.cross_entropy(logits, y)
+        g.output("logits", logits)
+        g.minimize(loss, optimizer or wh.SGD(0.1, momentum=0.9), **minimize)
+    return g
+
+
+def data(batch=12, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, 6)).astype(np.float32)
+    return dict(x=x, y=(x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0))
+
+
+def numpy_loss(p, x, y):
+    h = np.maximum(x @ p["hidden.weight"] + p["hidden.bias"], 0)
+    z = h @ p["head.weight"] + p["head.bias"]
+    z = z - z.max(1, keepdims=True)
+    return float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]))
+
+
+def test_training_matches_numpy_and_learns():
+    job = wh.plan(classifier(), devices="cpu:2").start(seed=3)
+    batch = data()
+    before = job.parameters()
+    assert job.step(**batch) == pytest.approx(numpy_loss(before, batch["x"], batch["y"]), rel=1e-5)
+    losses = [job.step(**batch) for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert job.iteration == 31 and job.updates == 31
+
+
+def test_same_seed_same_result_on_any_devices():
+    runs = []
+    for devices in ("cpu:1", "cpu:2", "cpu:3", "ref:2"):
+        job = wh.plan(classifier(), devices=devices).start(seed=5)
+        runs.append([job.step(**data(seed=i)) for i in range(5)])
+    for other in runs[1:]:
+        np.testing.assert_allclose(other, runs[0], rtol=1e-5)
+
+
+def test_fetch_outputs_and_gradients():
+    g = classifier()
+    job = wh.plan(g, devices="cpu:3", strategy="replica(3, shares=[3,2,1])", fetch=["grad:head.bias"]).start()
+    p, batch = job.parameters(), data()
+    loss, out = job.step(["logits", "grad:head.bias"], **batch)
+    h = np.maximum(batch["x"] @ p["hidden.weight"] + p["hidden.bias"], 0)
+    z = h @ p["head.weight"] + p["head.bias"]
+    np.testing.assert_allclose(out["logits"], z, rtol=1e-4, atol=1e-5)
+    soft = np.exp(z - z.max(1, keepdims=True))
+    soft /= soft.sum(1, keepdims=True)
+    soft[np.arange(12), batch["y"]] -= 1
+    np.testing.assert_allclose(out["grad:head.bias"], soft.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_smaller_last_batch_and_eval():
+    job = wh.plan(classifier(), devices="cpu:2").start()
+    p, batch = job.parameters(), data(5)
+    assert job.step(**batch) == pytest.approx(numpy_loss(p, batch["x"], batch["y"]), rel=1e-5)
+    p = job.parameters()
+    out = job.eval(**batch)
+    assert float(out["loss"]) == pytest.approx(numpy_loss(p, batch["x"], batch["y"]), rel=1e-5)
+    assert out["logits"].shape == (5, 3)
+    logits = job.eval(x=batch["x"])["logits"]
+    np.testing.assert_array_equal(logits, out["logits"])
+    assert job.eval(["logits"], x=batch["x"][:1])["logits"].shape == (1, 3)
+    after = job.parameters()
+    assert all(np.array_equal(p[k], after[k]) for k in p), "evaluation changed parameters"
+
+
+def test_read_write_learning_rate():
+    job = wh.plan(classifier(optimizer=wh.SGD(0.1, schedule=wh.cosine(100, warmup=10))), devices="cpu:2").start()
+    job.write("head.bias", np.array([1, 2, 3], np.float32))
+    np.testing.assert_array_equal(job.read("head.bias"), [1, 2, 3])
+    job.learning_rate = 0.0
+    before = job.parameters()
+    job.step(**data())
+    assert all(np.array_equal(before[k], v) for k, v in job.parameters().items())
+    job.learning_rate = None
+    assert 0 < job.learning_rate <= 0.1
+    with pytest.raises(wh.NotFound, match="no such variable"):
+        job.write("nothing", np.zeros(3))
+    with pytest.raises(wh.InvalidArgument, match="head.bias"):
+        job.write("head.bias", np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("optimizer", [wh.SGD(0.1), wh.SGD(0.1, momentum=0.9, nesterov=True), wh.Adam(0.01), wh.AdamW(0.01), wh.Lamb(0.01),
+                                       wh.Adagrad(0.1), wh.Adafactor(0.01)], ids=lambda o: type(o).__name__)
+def test_optimizers_learn_and_checkpoint(optimizer, tmp_path):
+    from safetensors.numpy import load_file
+    job = wh.plan(classifier(optimizer=optimizer), devices="cpu:2").start(seed=1)
+    first = job.step(**data())
+    for _ in range(40):
+        job.step(**data())
+    job.save(tmp_path / "ckpt")
+    stored = load_file(tmp_path / "ckpt" / "model.safetensors")
+    for name, value in job.parameters().items():
+        np.testing.assert_array_equal(stored[name], value)
+    expected = [job.step(**data()) for _ in range(3)]
+    assert expected[0] < first
+    other = wh.plan(classifier(optimizer=optimizer), devices="cpu:2").start(seed=9)
+    other.load(tmp_path / "ckpt")
+    assert other.iteration == 41
+    assert [other.step(**data()) for _ in range(3)] == expected, "a restored job goes on bitwise"
+    third = wh.plan(classifier(optimizer=optimizer), devices="cpu:3").start()
+    third.load(tmp_path / "ckpt")
+    assert third.step(**data()) == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_two_runs_are_bitwise_equal():
+    def run():
+        job = wh.plan(classifier(), devices="cpu:3").start(seed=2)
+        return [job.step(**data(seed=i)) for i in range(6)], job.parameters()
+    (a, p), (b, q) = run(), run()
+    assert a == b and all(np.array_equal(p[k], q[k]) for k in p)
+
+
+def test_shape_error_names_the_line():
+    g = wh.Graph()
+    with g:
+        a, b = wh.input("a", (4, 5)), wh.input("b", (4, 6))
+        with pytest.raises(wh.InvalidArgument) as info:
+            wh.ops.matmul(a, b)  # this line
+    text = str(info.value)
+    assert "test_sdk.py" in text and "5" in text and "4" in text
+
+
+BAD_FEEDS = [
+    (dict(x=np.zeros((12, 6), np.float32)), "y"),
+    (dict(x=np.zeros((12, 6), np.float32), y=np.zeros(12, np.int32), z=np.zeros(1)), "z"),
+    (dict(x=np.zeros((12, 7), np.float32), y=np.zeros(12, np.int32)), "x"),
+    (dict(x=np.zeros((12, 6), np.float32), y=np.zeros(11, np.int32)), "11|12"),
+    (dict(x=np.zeros((13, 6), np.float32), y=np.zeros(13, np.int32)), "13"),
+    (dict(x=np.zeros((0, 6), np.float32), y=np.zeros(0, np.int32)), "0|empty"),
+    (dict(x=np.zeros((12, 6), np.float32), y=np.zeros(12, np.float32)), "y"),
+    (dict(x=np.zeros((12, 6), np.float32), y=np.full(12, 7, np.int32)), "y|label|nan|finite"),
+]
+
+
+@pytest.mark.parametrize("feeds,word", BAD_FEEDS, ids=[w for _, w in BAD_FEEDS])
+def test_bad_feeds_leave_the_job_as_it_was(feeds, word):
+    job = wh.plan(classifier(), devices="cpu:2").start()
+    before = job.parameters()
+    with pytest.raises(wh.WhaleError, match=word):
+        job.step(**feeds)
+    assert all(np.array_equal(before[k], v) for k, v in job.parameters().items())
+    assert np.isfinite(job.step(**data()))
+
+
+@pytest.mark.parametrize("devices", ["", "gpu:1", "cpu:0", "cpu:-1", "cpu:x", "cpu", "cpu:2,", "cpu@99999", "cpu@0*0", "ref:1e9", "cpu:2 cpu:2"])
+def test_bad_device_strings(devices):
+    if devices == "":
+        return
+    with pytest.raises(wh.WhaleError):
+        wh.plan(classifier(), devices=devices)
+
+
+@pytest.mark.parametrize("strategy", ["replica(", "replica(3)", "nothing(2)", "replica(2, shares=[1,2,3])", "replica(2, shares=[-1,2])", "replica(0.5)", "replica > "])
+def test_bad_strategies(strategy):
+    with pytest.raises(wh.WhaleError):
+        wh.plan(classifier(), devices="cpu:2", strategy=strategy)
+
+
+def test_nan_policy():
+    bad = data()
+    bad["x"] = bad["x"] * np.nan
+    job = wh.plan(classifier(), devices="cpu:2").start()
+    with pytest.raises(wh.WhaleError, match="finite|nan|NaN"):
+        job.step(**bad)
+    assert np.isnan(wh.plan(classifier(), devices="cpu:2").start(nan="ignore").step(**bad))
+
+
+def test_interrupt_stops_a_running_step():
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (512, 512), batch_dim=-1)
+        w = wh.parameter("w", (512, 512), wh.normal(0.01))
+        h = x
+        for _ in range(12):
+            h = wh.ops.tanh(h @ w)
+        g.minimize(h.sum(), wh.SGD(1e-6))
+    job = wh.plan(g, devices="ref:1").start()  # several seconds a step
+    before = job.read("w")
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        job.step(x=np.ones((512, 512), np.float32))
+    assert time.monotonic() - start < 60
+    np.testing.assert_array_equal(job.read("w"), before)
+
+
+def test_dlpack_both_ways():
+    job = wh.plan(classifier(), devices="cpu:2").start()
+
+    class Exporter:  # anything with DLPack
+        def __init__(self, array): self.array = array
+        def __dlpack__(self, **options): return self.array.__dlpack__(**options)
+        def __dlpack_device__(self): return self.array.__dlpack_device__()
+
+    batch = data()
+    a = job.eval(**batch)["logits"]
+    b = job.eval(x=Exporter(batch["x"]), y=Exporter(batch["y"]))["logits"]
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(job.eval(x=batch["x"].astype(np.float64)[::1], y=batch["y"].astype(np.int64))["logits"], a)
+    from whale._library import lib, make, string
+    from whale.arrays import Array
+    array = Array(make("whale_tensor_release", lib.whale_session_read, job._handle.pointer, string("head.bias")))
+    view = np.from_dlpack(array)
+    view[0] = 42
+    assert array.numpy()[0] == 42, "DLPack shares memory"
+
+
+def test_save_load_graph_and_plan(tmp_path):
+    g = classifier().seal()
+    g.save(tmp_path / "m.whale")
+    loaded = wh.Graph.load(tmp_path / "m.whale")
+    assert loaded.print() == g.print() and loaded.serialize() == g.serialize()
+    plan = wh.plan(loaded, devices="cpu:2")
+    plan.save(tmp_path / "p.plan")
+    again = wh.Plan.load(tmp_path / "p.plan")
+    assert again.print() == plan.print()
+    assert again.start(seed=1).step(**data()) == plan.start(seed=1).step(**data())
+    for name in ("m.whale", "p.plan"):
+        raw = bytearray((tmp_path / name).read_bytes())
+        (tmp_path / "broken").write_bytes(raw[:len(raw) // 2])
+        with pytest.raises(wh.WhaleError):
+            (wh.Graph if name == "m.whale" else wh.Plan).load(tmp_path / "broken")
+    with pytest.raises(wh.WhaleError, match="nowhere"):
+        wh.Graph.load(tmp_path / "nowhere.whale")
+
+
+def test_displays():
+    g = classifier().seal()
+    assert "hidden" in g.summary() and g._repr_html_().count("<svg") == 1
+    plan = wh.plan(g, devices="cpu:4")
+    assert "cpu" in plan.summary() and plan.svg().startswith("<svg") and "<svg" in plan._repr_html_()
+    assert "matmul" in g.print() and "sgd" in g.print("train") and "all_reduce" in plan.print()
+
+
+def test_operators_and_indexing():
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (4, 6), batch_dim=-1)
+        g.output("a", (2.0 * x - 1 / (x * x + 1)) ** 2)
+        g.output("b", x[1:, ::2])
+        g.output("c", x[-1])
+        g.output("d", (x > 0.0).astype(wh.float32).sum(axis=0))
+        g.output("e", wh.ops.where(~(x > 0.0), x, -x).mean())
+        g.output("f", x.transpose() @ x)
+    v = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    out = wh.plan(g, devices="cpu:1").start().eval(x=v)
+    np.testing.assert_allclose(out["a"], (2 * v - 1 / (v * v + 1)) ** 2, rtol=1e-5)
+    np.testing.assert_array_equal(out["b"], v[1:, ::2])
+    np.testing.assert_array_equal(out["c"], v[-1])
+    np.testing.assert_array_equal(out["d"], (v > 0).sum(0))
+    assert out["e"] == pytest.approx(-np.abs(v).mean(), rel=1e-5)
+    np.testing.assert_allclose(out["f"], v.T @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_report_and_timeline():
+    job = wh.plan(classifier(), devices="cpu:2").start()
+    job.trace()
+    job.step(**data())
+    assert json.loads(job.timeline())
+    assert job.report()
+
+
+def test_bfloat16_stays_near_float32():
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        job = wh.plan(classifier(optimizer=wh.AdamW(0.01)), devices="cpu:2", precision=precision).start(seed=0)
+        losses[precision] = [job.step(**data(seed=i)) for i in range(10)]
+    np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05, atol=0.02)
+    assert losses["bfloat16"] != losses["float32"]

@@ -1,0 +1,68 @@
+"""Every model of `whale model`, small, with `replica` on 1 to 4 devices, even and uneven: the plan equals one device, by the metric of
+`whale verify` (float64 on reference devices, float32 on CPU devices)."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
+SMALL = {
+    "gpt": ["gpt", "--layers", "2", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--clip", "1.0"],
+    "gpt-dropout": ["gpt", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--dropout", "0.1"],
+    "gpt2-tied": ["gpt2", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6"],
+    "bert": ["bert", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--dropout", "0.1"],
+    "bert-lamb": ["bert-large", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6"],
+    "t5": ["t5", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6"],
+    "resnet": ["resnet", "--layers", "8", "--dim", "8", "--image", "12", "--batch", "6", "--lr", "0.01"],
+    "resnet50": ["resnet50", "--image", "32", "--classes", "10", "--batch", "4", "--lr", "0.001"],
+    "mlp": ["mlp", "--layers", "3", "--dim", "20", "--hidden", "24", "--batch", "12"],
+    "mlp-adagrad": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--optimizer", "adagrad", "--lr", "0.01"],
+    "mlp-accumulation": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--accumulation", "3", "--optimizer", "adamw", "--lr", "0.001"],
+    "gpt-accumulation-uneven": ["gpt", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "7", "--accumulation", "3"],
+}
+# devices and strategy; pairs of model x strategy are covered so that each strategy meets several models, and each model at least two.
+STRATEGIES = {"1": ("cpu:1", ""), "2": ("cpu:2", "replica"), "3-uneven": ("cpu:3", "replica(3, shares=[3,2,1])"), "4": ("cpu:4", "replica"),
+              "2-one-idle": ("cpu:2", "replica(2, shares=[1,0])")}
+SLOW = {"resnet50"}
+
+
+def pairs():
+    names = list(STRATEGIES)
+    for i, model in enumerate(SMALL):
+        chosen = names if model in ("gpt", "resnet", "mlp") else [names[1 + i % 4], names[1 + (i + 1) % 4]]
+        for strategy in chosen[:1] if model in SLOW else chosen:
+            yield model, strategy
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("model,strategy", pairs(), ids=lambda v: v)
+def test_equal_to_one_device(folder, model, strategy):
+    path = folder / f"{model}.whale"
+    if not path.exists():
+        subprocess.run([WHALE, "model", *SMALL[model], "-o", str(path)], check=True, capture_output=True)
+    devices, text = STRATEGIES[strategy]
+    steps = "2" if model in SLOW else "20" if os.environ.get("WHALE_FULL") else "6"
+    command = [WHALE, "verify", str(path), "--devices", devices, "--steps", steps, "--json", *(["--strategy", text] if text else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    result = json.loads(done.stdout)
+    assert result["passed"], json.dumps(result["comparisons"], indent=1)
+    assert all(row["loss_error"] >= 0 for row in result["comparisons"])
+
+
+def test_a_wrong_result_is_noticed(folder):
+    """The metric can fail: another seed of dropout gives another result, far outside the bounds."""
+    path = folder / "dropout.whale"
+    subprocess.run([WHALE, "model", *SMALL["gpt-dropout"], "-o", str(path)], check=True, capture_output=True)
+    losses = []
+    for seed in ("0", "1"):
+        done = subprocess.run([WHALE, "run", str(path), "--steps", "1", "--seed", seed, "--json"], capture_output=True, text=True, check=True)
+        losses.append(json.loads(done.stdout)["loss"])
+    assert abs(losses[0] - losses[1]) > 1e-5 * losses[0]
