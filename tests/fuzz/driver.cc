@@ -1,6 +1,7 @@
 // Runs a fuzz target without libFuzzer, as an ordinary test: the seeds, then deterministic random mutations of them (flipped
 // bits, overwritten numbers, truncations, splices, repeated and deleted runs). `target [count [seed]]`, or `target FILE...` to
 // replay what libFuzzer found.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "whale.h"
+#include "whale/whale.h"
 
 namespace tool {
 
