@@ -5,6 +5,7 @@ namespace {
 
 using Family = std::span<const KernelEntry> (*)();
 constexpr Family kFamilies[] = {
+    attention_kernels,
     indexing_kernels,
     optimizer_kernels,
     softmax_kernels,
