@@ -19,7 +19,7 @@ Graph for_inference(const Graph& graph) {
       g.tensor(y).name = g.tensor(op.outputs[0]).name;
       r.moved(i, g.tensor(y).producer);
       r.replace(op.outputs[0], y);
-    } else if (op.code == OpCode::k_dropout) {
+    } else if (op.code == OpCode::k_dropout || op.code == OpCode::k_stop_gradient) {
       r.replace(op.outputs[0], r.now(op.inputs[0]));
     } else {
       if (op.attrs.contains("dropout")) op.attrs["dropout"] = 0.0;  // attention
@@ -27,14 +27,11 @@ Graph for_inference(const Graph& graph) {
     }
   }
   r.finish();
-  if (g.training.loss != kNone) {
-    bool listed = false;
-    for (const NamedTensor& t : g.outputs) listed |= t.name == "loss";
-    if (!listed) g.outputs.push_back({"loss", g.training.loss});
-  }
-  const Precision precision = g.training.precision;
-  g.training = {};
-  g.training.precision = precision;
+  // The loss stays what "loss" fetches; nothing else of training does.
+  Training kept;
+  kept.loss = g.training.loss;
+  kept.precision = g.training.precision;
+  g.training = kept;
   return g;
 }
 

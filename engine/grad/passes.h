@@ -30,7 +30,7 @@ void clean(Graph& graph);
 // Op::region of every op.
 void assign_regions(Graph& graph);
 
-// The forward pass alone, without dropout and with running statistics. The loss becomes the output "loss".
+// The forward pass alone, without dropout and with running statistics. Training keeps only loss and precision.
 Graph for_inference(const Graph& graph);
 
 // The same program for another batch size.

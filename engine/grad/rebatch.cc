@@ -55,7 +55,8 @@ class Follower {
   std::vector<Factors> factors_;
 
   Factors factors_of(const Op& op) const {
-    const OpDef& d = def(op.code);
+    // A mean names no factor that it reduces (a cut of it is no mean); here it is the sum that it becomes.
+    const OpDef& d = def(op.code == OpCode::k_reduce_mean ? OpCode::k_reduce_sum : op.code);
     return d.factors ? d.factors(view_of(g_, op)) : Factors{};
   }
   const Digit& of(TensorId id) const { return digits_.of[static_cast<size_t>(id)]; }
