@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "compile.h"
+#include "grad/passes.h"
 #include "guard.h"
 #include "handles.h"
 #include "json.h"
@@ -219,6 +219,20 @@ std::string graph_summary(const Graph& g) {
   return trimmed;
 }
 
+// The graph of a whole training step, by the passes that planning runs (grad/passes.h).
+Graph training_graph(Graph g) {
+  if (g.training.loss == kNone) throw error(Code::kFailedPrecondition, "graph '{}' minimizes nothing; call whale_graph_minimize", g.name);
+  verify(g);  // it may not be sealed
+  canonicalise(g);
+  apply_precision(g);
+  clean(g);
+  differentiate(g);
+  add_updates(g);
+  clean(g);
+  assign_regions(g);
+  return g;
+}
+
 void set_bytes(const std::vector<uint8_t>& bytes, whale_text* out) {
   *out = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
@@ -264,7 +278,7 @@ whale_status* whale_graph_print(const whale_graph* graph, whale_str level, whale
     if (which == "graph" || which.empty()) {
       *out = make_text(print(g));
     } else if (which == "train") {
-      *out = make_text(print(differentiated(g)));
+      *out = make_text(print(training_graph(g)));
     } else {
       throw invalid("level '{}' is unknown, expected 'graph' or 'train'", which);
     }

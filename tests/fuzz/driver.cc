@@ -2,6 +2,7 @@
 // bits, overwritten numbers, truncations, splices, repeated and deleted runs). `target [count [seed]]`, or `target FILE...` to
 // replay what libFuzzer found.
 #include <algorithm>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +19,10 @@ namespace {
 class Random {
  public:
   explicit Random(uint64_t seed) : stream_(seed, hash_name("fuzz"), 0) {}
-  uint64_t next() { return (uint64_t{stream_.word(counter_++)} << 32) | stream_.word(counter_++); }
+  uint64_t next() {
+    counter_ += 2;
+    return (uint64_t{stream_.word(counter_ - 2)} << 32) | stream_.word(counter_ - 1);
+  }
   size_t below(size_t n) { return n == 0 ? 0 : static_cast<size_t>(next() % n); }
 
  private:
@@ -27,8 +31,8 @@ class Random {
 };
 
 // Numbers that break things: ends of ranges, signs, off by one.
-constexpr int64_t kEvil[] = {0, 1, -1, 2, 7, 8, 127, 128, 255, 256, 32767, 65535, 65536, INT32_MAX, INT32_MIN, 0xFFFFFFFF, INT64_MAX, INT64_MIN,
-                             int64_t{1} << 40, int64_t{1} << 62};
+constexpr int64_t kEvil[] = {0,     1,         -1,        2,          7,         8,         127,               128,              255,  256, 32767,
+                             65535, INT32_MAX, INT32_MIN, 0xFFFFFFFF, INT64_MAX, INT64_MIN, int64_t{1} << 40, int64_t{1} << 62};
 
 void mutate(Bytes& b, const Bytes& other, const std::vector<std::string>& words, Random& random) {
   const size_t at = random.below(b.size());
@@ -107,7 +111,7 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  const long count = argc > 1 ? std::atol(argv[1]) : 4000;
+  const long count = argc > 1 ? std::atol(argv[1]) : 50000;
   const std::vector<Bytes> corpus = seeds();
   const std::vector<std::string> words = tokens();
   run({});

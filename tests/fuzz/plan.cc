@@ -24,7 +24,14 @@ namespace whale::fuzz {
 
 std::vector<Bytes> seeds() {
   const Graph graph = sample_graph();
-  return {serialize(compile(graph, parse_devices("ref:2"), {})), serialize(compile(graph, parse_devices("ref:1"), {})), serialize(graph)};
+  Graph alone = graph;
+  for (Op& op : alone.ops) op.scope = 0;
+  alone.default_strategy.clear();
+  alone.training.loss = kNone;
+  CompileOptions two;
+  two.accumulation = 2;
+  return {serialize(compile(graph, parse_devices("ref:2"))), serialize(compile(graph, parse_devices("cpu@0,null:1"), two)),
+          serialize(compile(alone, parse_devices("ref:1"))), serialize(graph)};
 }
 
 std::vector<std::string> tokens() { return {"WHG1", "WHP1", std::string(8, '\0'), std::string(8, '\xff')}; }

@@ -1,0 +1,96 @@
+#include <doctest/doctest.h>
+
+#include "../fuzz/sample.h"
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "compile.h"
+#include "schema/graph_file.h"
+
+namespace whale {
+namespace {
+
+Plan sample_plan() { return compile(sample_graph(), parse_devices("ref:2"), {}); }
+
+// What the reader says about a plan that was changed: "" when it accepts it.
+template <class Change>
+std::string error_after(Change change) {
+  Plan plan = sample_plan();
+  change(plan);
+  const std::vector<uint8_t> bytes = serialize(plan);
+  try {
+    (void)deserialize(bytes.data(), bytes.size());
+  } catch (const Error& e) {
+    CHECK((e.code() == Code::kInvalidArgument || e.code() == Code::kInternal));
+    return e.message();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+Instruction& first(Program& p, InstructionKind kind) {
+  for (Segment& s : p.segments) {
+    for (Instruction& i : s.instructions) {
+      if (i.kind == kind) return i;
+    }
+  }
+  FAIL("the sample plan has no such instruction");
+  return p.segments[0].instructions[0];
+}
+
+}  // namespace
+
+TEST_CASE("a plan survives bytes") {
+  const Plan plan = sample_plan();
+  const std::vector<uint8_t> bytes = serialize(plan);
+  const Plan again = deserialize(bytes.data(), bytes.size());
+  CHECK(print(again) == print(plan));
+  CHECK(summary(again) == summary(plan));
+  CHECK(to_json(again) == to_json(plan));
+  CHECK(serialize(again) == bytes);
+  CHECK(serialize(again.source) == serialize(plan.source));
+  CHECK(again.devices == plan.devices);
+  CHECK(again.notes == plan.notes);
+  std::vector<uint8_t> moved(3);
+  moved.insert(moved.end(), bytes.begin(), bytes.end());
+  CHECK(serialize(deserialize(moved.data() + 3, bytes.size())) == bytes);
+}
+
+TEST_CASE("every number of a plan is checked") {
+  CHECK(error_after([](Plan&) {}) == "");
+  const auto entry = [](auto change) { return error_after([&](Plan& p) { change(p.entries[0]); }); };
+  const auto program = [](auto change) { return error_after([&](Plan& p) { change(p.entries[0].programs[0]); }); };
+  CHECK(has(error_after([](Plan& p) { p.devices[0].kind = static_cast<DeviceKind>(9); }), "device's kind"));
+  CHECK(has(error_after([](Plan& p) { p.micro_batches = 0; }), "micro_batches"));
+  CHECK(has(error_after([](Plan& p) { p.mesh[0].size = 0; }), "mesh axis"));
+  CHECK(has(error_after([](Plan& p) { p.groups.push_back({"replica", {0, 7}}); }), "group's device"));
+  CHECK(has(error_after([](Plan& p) { p.variables[0].dtype = static_cast<DType>(0); }), "dtype"));
+  CHECK(error_after([](Plan& p) { p.source.ops[0].inputs[0] = 4000; }) != "");
+  CHECK(has(entry([](Entry& e) { e.rows.pop_back(); }), "rows"));
+  CHECK(has(entry([](Entry& e) { e.rows[1].program = 55; }), "program"));
+  CHECK(has(entry([](Entry& e) { e.rows[1].samples = {0, 1000}; }), "samples"));
+  CHECK(has(entry([](Entry& e) { e.rows[0].coordinates = {5}; }), "coordinate"));
+  CHECK(has(entry([](Entry& e) { e.inputs[0].batch_dim = 2; }), "batch_dim"));
+  CHECK(has(program([](Program& p) { p.arena_bytes = 1; }), "arena"));
+  CHECK(has(program([](Program& p) { p.buffers[0].bytes = 0; }), "bytes"));
+  CHECK(has(program([](Program& p) { p.buffers[0].alias = 100000; }), "alias"));
+  CHECK(has(program([](Program& p) { p.schedule[0].segment = 44; }), "segment"));
+  CHECK(has(program([](Program& p) { p.schedule[0].micro_batch = 44; }), "micro-batch"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).in[0] = 100000; }), "buffer"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).op = static_cast<OpCode>(9999); }), "op number"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).waits.push_back({Stream::kCompute, 9999}); }), "wait"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kCollective).ref = 99; }), "group"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kFeed).ref = 99; }), "input"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kFetch).in.clear(); }), "fetch"));
+}
+
+TEST_CASE("a graph is not a plan, half a plan is none") {
+  const std::vector<uint8_t> graph = serialize(sample_graph());
+  CHECK_THROWS_WITH_AS((void)deserialize(graph.data(), graph.size()), doctest::Contains("plan it for devices first"), Error);
+  const std::vector<uint8_t> plan = serialize(sample_plan());
+  CHECK_THROWS_WITH_AS((void)read_graph(plan.data(), plan.size()), doctest::Contains("this is a plan"), Error);
+  for (size_t n = 0; n < plan.size(); n += 211) CHECK_THROWS_AS((void)deserialize(plan.data(), n), Error);
+  CHECK_THROWS_AS((void)deserialize(nullptr, 0), Error);
+}
+
+}  // namespace whale
