@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "grad/rewrite.h"
 #include "ops/op.h"
 #include "parallel/rewrite.h"
 
@@ -28,6 +29,16 @@ struct Folder {
   TensorId input(const Op& op, size_t i) const { return i < op.inputs.size() ? op.inputs[i] : kNone; }
 };
 
+// Drops the folded ops and the tensors that only they made.
+void finish(Folder& f) {
+  for (size_t i = 0; i < f.removed.size(); ++i)
+    if (f.removed[i])
+      for (const TensorId id : f.g.ops[i].outputs)
+        if (id != kNone && f.g.tensor(id).producer == static_cast<OpId>(i)) f.g.tensor(id).producer = kNone;
+  compact(f.g, f.removed);
+  drop_unmade_tensors(f.g);
+}
+
 }  // namespace
 
 void fold_bias(Graph& graph) {
@@ -52,7 +63,7 @@ void fold_bias(Graph& graph) {
       break;
     }
   }
-  compact(graph, f.removed);
+  finish(f);
 }
 
 void fold_activation(Graph& graph) {
@@ -69,7 +80,7 @@ void fold_activation(Graph& graph) {
     fused.outputs = op.outputs;
     op = std::move(fused);
   }
-  compact(graph, f.removed);
+  finish(f);
 }
 
 }  // namespace whale

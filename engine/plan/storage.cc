@@ -95,7 +95,8 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
       std::vector<Alias> aliases = aliases_of(view_of(graph, *op));
       if (aliases.empty()) continue;
       for (const Alias& a : aliases) {
-        if (a.must != must || i.in[static_cast<size_t>(a.input)] == kNone) continue;
+        if (a.must != must || static_cast<size_t>(a.output) >= i.out.size() || static_cast<size_t>(a.input) >= i.in.size()) continue;
+        if (i.in[static_cast<size_t>(a.input)] == kNone || i.out[static_cast<size_t>(a.output)] == kNone) continue;
         const BufferId out = i.out[static_cast<size_t>(a.output)], in = i.in[static_cast<size_t>(a.input)];
         const BufferId from = storage_of(p, in), to = storage_of(p, out);
         if (from == to) continue;

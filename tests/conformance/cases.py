@@ -106,7 +106,7 @@ case("bce_with_logits", lambda o, x, t: o.bce_with_logits(x, t), lambda x, t: jn
 case("chain", lambda o, a, b, c: o.tanh(a * b + c) * o.sigmoid(a) - b, lambda a, b, c: jnp.tanh(a * b + c) * jax.nn.sigmoid(a) - b, F((64, 65)), F((65,)), F((64, 1)), tolerance=2)
 
 # ---- sources ----------------------------------------------------------------------------------------------------------
-case("fill", lambda o, a: o.fill(shape=[3, 4], value=2.5, dtype="f32") * a, lambda a: jnp.full((3, 4), 2.5) * a, F((3, 4)))
+case("fill", lambda o, a: o.fill(shape=[3, 4], value=2.5, dtype="f32") * a, lambda a: jnp.full((3, 4), 2.5) * a, F((3, 4)), bf16=False)
 case("iota", lambda o, a: o.cast(o.iota(shape=[3, 4], dim=1, dtype="i32"), dtype="f32") + a, lambda a: jnp.arange(4)[None, :] + a, F((3, 4)), bf16=False)
 
 # ---- reductions -------------------------------------------------------------------------------------------------------
@@ -117,7 +117,8 @@ for i, (shape, axes, keep) in enumerate([((4, 5, 6), [], False), ((4, 5, 6), [2]
     case(f"reduce_mean-{i}", lambda o, a, x=axes, k=keep: o.reduce_mean(a, axes=x, keep_dims=k), lambda a, x=ax, k=keep: jnp.mean(a, x, keepdims=k), F(shape), tolerance=2)
     case(f"reduce_max-{i}", lambda o, a, x=axes, k=keep: o.reduce_max(a, axes=x, keep_dims=k), lambda a, x=ax, k=keep: jnp.max(a, x, keepdims=k), F(shape, distinct=True), bf16=False)
     case(f"reduce_min-{i}", lambda o, a, x=axes, k=keep: o.reduce_min(a, axes=x, keep_dims=k), lambda a, x=ax, k=keep: jnp.min(a, x, keepdims=k), F(shape, distinct=True), bf16=False)
-case("reduce_max-ties", lambda o, a: o.reduce_max(o.maximum(a, o.fill(shape=[], value=0.0, dtype="f32")), axes=[1]), lambda a: jnp.max(jnp.maximum(a, 0.0), 1), F((9, 5), -3.0, -0.1), grad=False)
+case("reduce_max-ties", lambda o, a: o.reduce_max(o.maximum(a, o.fill(shape=[], value=0.0, dtype="f32")), axes=[1]), lambda a: jnp.max(jnp.maximum(a, 0.0), 1), F((9, 5), -3.0, -0.1), grad=False, bf16=False)
+case("sum_of_squares", lambda o, a, b: o.sum_of_squares([a, b]), lambda a, b: (a * a).sum() + (b * b).sum(), F((5, 6)), F((70,)), tolerance=4)
 for axis in (0, 1, -1):
     case(f"argmax-{axis}", lambda o, a, x=axis: o.argmax(a, axis=x), lambda a, x=axis: jnp.argmax(a, x).astype(jnp.int32), F((6, 7, 8)), grad=False, bf16=False)
 case("argmax-ties", lambda o, a: o.argmax(a, axis=1), lambda a: jnp.argmax(a, 1).astype(jnp.int32), I((20, 9), 3), grad=False)

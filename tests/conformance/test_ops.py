@@ -17,7 +17,7 @@ RUNS = [("ref:1", "float64", 1e-11), ("ref:1", "float32", 3e-6), ("cpu:1", "floa
 
 
 def as_tuple(value):
-    return value if isinstance(value, tuple) else (value,)
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def data_of(case: Case):

@@ -77,7 +77,7 @@ lib = _load()
 
 
 def string(text: str | None) -> _abi.whale_str:
-    """A whale_str; the returned struct keeps the bytes alive."""
+    """A whale_str; whoever stores a copy of it keeps this one, which keeps the bytes alive."""
     data = (text or "").encode()
     result = _abi.whale_str(data, len(data))
     result._keep = data

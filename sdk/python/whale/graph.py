@@ -154,8 +154,8 @@ class Tensor:
 def _attributes(attrs: dict[str, Any]) -> tuple[ctypes.Array, list]:
     rows, keep = (_abi.whale_attr * max(1, len(attrs)))(), []
     for row, (name, value) in zip(rows, attrs.items()):
-        row.name = string(name)
-        keep.append(row.name._keep)
+        keep.append(string(name))
+        row.name = keep[-1]
         if isinstance(value, bool):
             row.kind, row.i = _abi.WHALE_ATTR_BOOL, int(value)
         elif isinstance(value, int):
@@ -163,7 +163,8 @@ def _attributes(attrs: dict[str, Any]) -> tuple[ctypes.Array, list]:
         elif isinstance(value, float):
             row.kind, row.f = _abi.WHALE_ATTR_FLOAT, value
         elif isinstance(value, str):
-            row.kind, row.s = _abi.WHALE_ATTR_STRING, string(value)
+            keep.append(string(value))
+            row.kind, row.s = _abi.WHALE_ATTR_STRING, keep[-1]
         else:
             values = list(value)
             row.count = len(values)
@@ -272,8 +273,8 @@ class Graph:
     def _scope(self, kind: int, name: str = "", **fields: Any) -> Iterator[None]:
         options = _abi.whale_scope_options()
         options.struct_size = ctypes.sizeof(options)
-        options.kind, options.name = kind, string(name)
-        keep = [options.name._keep]
+        keep: list = [string(name)]
+        options.kind, options.name = kind, keep[0]
         for field, value in fields.items():
             if value is None:
                 continue
@@ -281,8 +282,11 @@ class Graph:
                 array = (c_double * len(value))(*value)
                 options.shares, options.share_count = ctypes.cast(array, POINTER(c_double)), len(value)
                 keep.append(array)
+            elif isinstance(value, str):
+                keep.append(string(value))
+                setattr(options, field, keep[-1])
             else:
-                setattr(options, field, string(value) if isinstance(value, str) else int(value))
+                setattr(options, field, int(value))
         check(lib.whale_graph_scope_begin(self._pointer, byref(options)))
         if kind == _abi.WHALE_SCOPE_NAME:
             self._names.append({})

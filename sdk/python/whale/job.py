@@ -164,7 +164,8 @@ class Job:
         dtype = next((as_dtype(row["dtype"]) for row in self.variables() if row["name"] == name), None)
         if dtype is None:
             raise NotFound(f"no such variable: '{name}'", "NOT_FOUND")
-        check(lib.whale_session_write(self._handle.pointer, string(name), view(fit(name, value, dtype), dtype).pointer))
+        tensor = view(fit(name, value, dtype), dtype)
+        check(lib.whale_session_write(self._handle.pointer, string(name), tensor.pointer))
 
     def variables(self) -> list[dict]:
         """[{name, role, dtype, dims}] of all variables."""
