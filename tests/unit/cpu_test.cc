@@ -166,6 +166,16 @@ TEST_CASE("cpu batch norm: statistics, both directions, running values") {
     }
 }
 
+TEST_CASE("cpu: f64 statistics reach the parameters") {
+  const Input sums{DType::kF64, {2, 37}, {}};
+  compare(OpCode::k_slice, {{"starts", Ints{1, 0}}, {"limits", Ints{2, 37}}}, {sums}, 0);
+  compare(OpCode::k_slice, {{"starts", Ints{0, 3}}, {"limits", Ints{2, 30}}, {"strides", Ints{1, 4}}}, {sums}, 0);
+  compare(OpCode::k_reshape, {{"shape", Ints{37, 2}}}, {sums}, 0);
+  compare(OpCode::k_cast, {{"dtype", std::string("f32")}}, {sums}, 1e-7);
+  compare(OpCode::k_cast, {{"dtype", std::string("bf16")}}, {sums}, 1e-2);
+  compare(OpCode::k_accumulate, {}, {sums, sums}, 0);
+}
+
 TEST_CASE("cpu device: what it cannot do names op, types and device") {
   try {
     run_op(DeviceKind::kCpu, 1, OpCode::k_matmul, {}, {{DType::kF64, {2, 2}, {}}, {DType::kF64, {2, 2}, {}}});

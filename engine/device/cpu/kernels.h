@@ -24,6 +24,7 @@ std::span<const KernelEntry> matmul_kernels();
 std::span<const KernelEntry> conv_kernels();
 std::span<const KernelEntry> pool_kernels();
 std::span<const KernelEntry> batch_norm_kernels();
+std::span<const KernelEntry> wide_kernels();
 std::span<const KernelEntry> elementwise_kernels();
 std::span<const KernelEntry> reduce_kernels();
 std::span<const KernelEntry> movement_kernels();

@@ -15,6 +15,7 @@ constexpr Family kFamilies[] = {
     elementwise_kernels,
     batch_norm_kernels,
     matmul_kernels,
+    wide_kernels,
     pool_kernels,
     conv_kernels,
 };

@@ -1,0 +1,93 @@
+// The f64 statistics of batch norm on their way to parameters: the few ops that touch them. Their tensors are as small as a row of
+// channels, so plain loops do; other f64 arithmetic stays with the reference device.
+#include <cstring>
+
+#include "device/cpu/bf16.h"
+#include "device/cpu/device.h"
+#include "device/cpu/function_kernel.h"
+
+namespace whale::cpu {
+namespace {
+
+bool wide_only(const std::vector<DType>& in, const std::vector<DType>& out) {
+  for (const auto* list : {&in, &out})
+    for (const DType dtype : *list)
+      if (dtype != DType::kF64) return false;
+  return true;
+}
+bool from_or_to_wide(const std::vector<DType>& in, const std::vector<DType>& out) {
+  const auto known = [](DType d) { return d == DType::kF64 || d == DType::kF32 || d == DType::kBF16; };
+  return in.size() == 1 && out.size() == 1 && known(in[0]) && known(out[0]) && (in[0] == DType::kF64 || out[0] == DType::kF64);
+}
+
+std::unique_ptr<Kernel> bind_reshape(const KernelSpec& spec, CpuDevice&) {
+  const size_t bytes = static_cast<size_t>(element_count(spec.out[0].dims)) * sizeof(double);
+  return make_kernel(0, [from = spec.in[0].data, to = spec.out[0].data, bytes](char*) {
+    if (from != to && bytes != 0) std::memmove(to, from, bytes);
+  });
+}
+
+std::unique_ptr<Kernel> bind_slice(const KernelSpec& spec, CpuDevice&) {
+  const Dims& x = spec.in[0].dims;
+  const Dims to_dims = spec.out[0].dims, x_strides = row_major_strides(x);
+  const auto &starts = attr_ints(*spec.attrs, "starts"), &strides = attr_ints(*spec.attrs, "strides");
+  int64_t first = 0;
+  Dims step(x.size());
+  for (size_t d = 0; d < x.size(); ++d) {
+    first += starts[d] * x_strides[d];
+    step[d] = (strides.empty() ? 1 : strides[d]) * x_strides[d];
+  }
+  return make_kernel(0, [=, from = static_cast<const double*>(spec.in[0].data), to = static_cast<double*>(spec.out[0].data)](char*) {
+    const int64_t n = element_count(to_dims);
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t at = first, rest = i;
+      for (size_t d = to_dims.size(); d-- > 0; rest /= to_dims[d]) at += rest % to_dims[d] * step[d];
+      to[i] = from[at];
+    }
+  });
+}
+
+double read(const Operand& x, int64_t i) {
+  switch (x.dtype) {
+    case DType::kF64: return static_cast<const double*>(x.data)[i];
+    case DType::kBF16: return double{to_float(static_cast<const Bf16*>(x.data)[i])};
+    default: return double{static_cast<const float*>(x.data)[i]};
+  }
+}
+void write(const Operand& x, int64_t i, double value) {
+  switch (x.dtype) {
+    case DType::kF64: static_cast<double*>(x.data)[i] = value; break;
+    case DType::kBF16: static_cast<Bf16*>(x.data)[i] = to_bf16(static_cast<float>(value)); break;
+    default: static_cast<float*>(x.data)[i] = static_cast<float>(value);
+  }
+}
+
+std::unique_ptr<Kernel> bind_cast(const KernelSpec& spec, CpuDevice&) {
+  return make_kernel(0, [x = spec.in[0], y = spec.out[0], n = element_count(spec.out[0].dims)](char*) {
+    for (int64_t i = 0; i < n; ++i) write(y, i, read(x, i));
+  });
+}
+
+std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device) {
+  if (spec.in[0].dims != spec.out[0].dims || spec.in[1].dims != spec.out[0].dims)
+    throw unimplemented("device cpu adds f64 tensors of equal shape only, found {} and {}", to_string(spec.in[0].dims),
+                        to_string(spec.in[1].dims));
+  const auto n = static_cast<size_t>(element_count(spec.out[0].dims));
+  return make_kernel(0, [&device, a = spec.in[0].data, b = spec.in[1].data, to = spec.out[0].data, n](char*) {
+    device.combine(Combine::kSum, DType::kF64, to, a, b, n);
+  });
+}
+
+constexpr KernelEntry kEntries[] = {
+    {OpCode::k_reshape, bind_reshape, wide_only},
+    {OpCode::k_slice, bind_slice, wide_only},
+    {OpCode::k_cast, bind_cast, from_or_to_wide},
+    {OpCode::k_add, bind_sum, wide_only},
+    {OpCode::k_accumulate, bind_sum, wide_only},
+};
+
+}  // namespace
+
+std::span<const KernelEntry> wide_kernels() { return kEntries; }
+
+}  // namespace whale::cpu
