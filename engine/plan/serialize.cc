@@ -325,6 +325,44 @@ void check_buffers(const Fields& f, const Program& program, const Entry& entry, 
   }
 }
 
+TensorType type_of(const Program& program, BufferId id) {
+  if (id == kNone) return {};
+  const Buffer& b = program.buffers[static_cast<size_t>(id)];
+  return {b.dtype, b.dims};
+}
+
+// A kernel trusts the shapes of its operands: they must be those that the op's rule gives.
+void check_types(const Program& program) {
+  for (const Segment& s : program.segments) {
+    for (const Instruction& i : s.instructions) {
+      if (i.kind != InstructionKind::kKernel) continue;
+      std::vector<TensorType> in, out;
+      std::vector<bool> present;
+      for (const BufferId id : i.in) in.push_back(type_of(program, id)), present.push_back(id != kNone);
+      for (const BufferId id : i.out) out.push_back(type_of(program, id));
+      try {
+        const std::vector<TensorType> types = infer(i.op, i.attrs, in, present);
+        if (types != out) {
+          std::vector<std::string> want, found;
+          for (const TensorType& t : types) want.push_back(to_string(t));
+          for (const TensorType& t : out) found.push_back(to_string(t));
+          throw invalid("results are {}, expected {}", fmt::join(found, ", "), fmt::join(want, ", "));
+        }
+      } catch (const Error& e) {
+        throw Error(e.code(), fmt::format("not a valid plan file: instruction '{}': {}", i.name, e.message())).at_op(i.name);
+      }
+    }
+  }
+}
+
+// What walking the schedule costs is bounded: a few rows can name long segments again and again.
+void check_length(const Fields& f, const Program& program, const Plan& plan) {
+  double steps = 0, members = 1;
+  for (const ScheduleRow& r : program.schedule) steps += static_cast<double>(program.segments[static_cast<size_t>(r.segment)].instructions.size());
+  for (const Group& g : plan.groups) members += static_cast<double>(g.devices.size());
+  if (steps * members > 4e9) throw f.bad(fmt::format("its schedule of {} instructions is too long", steps));
+}
+
 Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const Entry& entry) {
   Program out;
   const size_t buffers = t->buffers() != nullptr ? t->buffers()->size() : 0;
@@ -341,6 +379,8 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
     }
   }
   check_buffers(f, out, entry, plan);
+  check_length(f, out, plan);
+  check_types(out);
   return out;
 }
 
