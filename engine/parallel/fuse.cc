@@ -17,6 +17,10 @@ bool can_be_step(const Graph& g, const Op& op) {
   if (op.outputs.size() != 1 || op.inputs.empty() || op.inputs.size() > 3) return false;
   if (op.code != OpCode::k_dropout && op.code != OpCode::k_cast && !op.attrs.empty()) return false;
   if (std::find(op.inputs.begin(), op.inputs.end(), kNone) != op.inputs.end()) return false;
+  // A chain runs at one width: what leaves or enters f64 (statistics) stays an op of its own.
+  const bool wide = g.tensor(op.outputs[0]).dtype == DType::kF64;
+  for (const TensorId id : op.inputs)
+    if ((g.tensor(id).dtype == DType::kF64) != wide) return false;
   return element_count(g.tensor(op.outputs[0]).dims) > 1;
 }
 

@@ -30,6 +30,7 @@ struct Order {
   // Storage that the op writes over: everyone else must have read it before.
   std::vector<TensorId> overwrites(const Op& op) const {
     std::vector<TensorId> out;
+    if (is_view(op.code)) return out;  // shares storage, writes nothing
     for (const Alias& alias : aliases_of(view_of(g, op)))
       if (alias.must && op.inputs[static_cast<size_t>(alias.input)] != kNone)
         out.push_back(root[static_cast<size_t>(op.inputs[static_cast<size_t>(alias.input)])]);

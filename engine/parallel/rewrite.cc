@@ -43,6 +43,7 @@ void compact(Graph& graph, const std::vector<char>& removed) {
   }
   WHALE_CHECK(ops.size() == expected, "a rewrite made a cycle");
   graph.ops = std::move(ops);
+  for (Tensor& t : graph.tensors) t.producer = kNone;  // what only a removed op made has none
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     Op& op = graph.ops[i];
     if (op.origin != kNone) op.origin = static_cast<size_t>(op.origin) < n ? number[static_cast<size_t>(op.origin)] : kNone;

@@ -9,7 +9,8 @@ struct Window {
   static constexpr size_t kSpatial = 3;
   int64_t input[kSpatial], output[kSpatial], kernel[kSpatial], stride[kSpatial], low[kSpatial], dilation[kSpatial];
 
-  // x [n, s..., c], y [n, s'..., c']; kernel extents and attributes have one entry per spatial dimension.
+  // x [n, s..., c], y [n, s'..., c']; kernel extents and attributes have one entry per spatial dimension. Strides left out are the
+  // window itself in pooling, 1 in convolution (which has a dilation).
   Window(const Attrs& attrs, const Dims& x, const Dims& y, const Dims& extents) {
     const size_t rank = x.size() - 2;
     if (rank > kSpatial) throw unimplemented("a window over {} spatial dimensions, the ref device has at most 3", rank);
@@ -24,7 +25,7 @@ struct Window {
       input[d] = x[1 + s];
       output[d] = y[1 + s];
       kernel[d] = extents[s];
-      if (s < strides.size()) stride[d] = strides[s];
+      stride[d] = s < strides.size() ? strides[s] : attrs.contains("window") ? extents[s] : 1;
       if (2 * s < padding.size()) low[d] = padding[2 * s];
       if (s < dilations.size()) dilation[d] = dilations[s];
     }
