@@ -16,8 +16,8 @@ struct FlagName {
   OpFlag flag;
   const char* name;
 };
-constexpr FlagName kFlags[] = {{kElementwise, "elementwise"}, {kRandom, "random"},           {kOffsetAware, "offset_aware"},
-                               {kCollective, "collective"},   {kUpdateOp, "update"},         {kNoGradient, "no_gradient"},
+constexpr FlagName kFlags[] = {{kElementwise, "elementwise"}, {kRandom, "random"},   {kOffsetAware, "offset_aware"},
+                               {kCollective, "collective"},   {kUpdateOp, "update"}, {kNoGradient, "no_gradient"},
                                {kInternal, "internal"}};
 
 void write_value(Json& json, const Attr& attr) {
@@ -27,14 +27,21 @@ void write_value(Json& json, const Attr& attr) {
 void write_ports(Json& json, const char* key, const std::vector<PortSpec>& ports) {
   json.key(key).open('[');
   for (const PortSpec& p : ports) {
-    json.open('{').field("name", p.name).field("kind", kPortKinds[static_cast<size_t>(p.kind)]).field("doc", p.doc).close('}');
+    json.open('{')
+        .field("name", p.name)
+        .field("kind", kPortKinds[static_cast<size_t>(p.kind)])
+        .field("doc", p.doc)
+        .close('}');
   }
   json.close(']');
 }
 
 void write_op(Json& json, OpCode code) {
   const OpDef& d = def(code);
-  json.open('{').field("name", d.name).field("number", static_cast<int32_t>(code)).field("doc", d.doc == nullptr ? "" : d.doc);
+  json.open('{')
+      .field("name", d.name)
+      .field("number", static_cast<int32_t>(code))
+      .field("doc", d.doc == nullptr ? "" : d.doc);
   json.key("flags").open('[');
   for (const FlagName& f : kFlags) {
     if ((d.flags & f.flag) != 0) json.value(f.name);
@@ -45,7 +52,10 @@ void write_op(Json& json, OpCode code) {
   write_ports(json, "outputs", d.outputs);
   json.key("attributes").open('[');
   for (const AttrSpec& a : d.attrs) {
-    json.open('{').field("name", a.name).field("type", kAttrTypes[static_cast<size_t>(a.type)]).field("required", a.required);
+    json.open('{')
+        .field("name", a.name)
+        .field("type", kAttrTypes[static_cast<size_t>(a.type)])
+        .field("required", a.required);
     if (!a.required) write_value(json.key("default"), a.fallback);
     json.field("doc", a.doc).close('}');
   }

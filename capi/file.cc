@@ -14,10 +14,10 @@ namespace {
 
 Error system_error(const char* did, const std::string& path) {
   const int e = errno;
-  const Code code = e == ENOENT || e == ENOTDIR        ? Code::kNotFound
+  const Code code = e == ENOENT || e == ENOTDIR               ? Code::kNotFound
                     : e == EACCES || e == EPERM || e == EROFS ? Code::kPermissionDenied
-                    : e == ENOSPC || e == EDQUOT       ? Code::kResourceExhausted
-                                                       : Code::kUnavailable;
+                    : e == ENOSPC || e == EDQUOT              ? Code::kResourceExhausted
+                                                              : Code::kUnavailable;
   return error(code, "cannot {} '{}': {}", did, path, std::strerror(e));
 }
 
@@ -36,7 +36,8 @@ std::vector<uint8_t> read_file(const std::string& path) {
   struct stat info {};
   if (::fstat(file.fd, &info) != 0) throw system_error("read", path);
   if (!S_ISREG(info.st_mode)) throw invalid("'{}' is not a regular file", path);
-  if (info.st_size > INT32_MAX) throw invalid("'{}' has {} bytes; graphs and plans are smaller than 2 GiB", path, info.st_size);
+  if (info.st_size > INT32_MAX)
+    throw invalid("'{}' has {} bytes; graphs and plans are smaller than 2 GiB", path, info.st_size);
   std::vector<uint8_t> out(static_cast<size_t>(info.st_size));
   size_t done = 0;
   while (done < out.size()) {

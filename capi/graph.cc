@@ -1,5 +1,5 @@
-// Building graphs: inputs, parameters, ops, scopes, training. Each call checks first and changes the graph last; a failure in
-// between is rolled back.
+// Building graphs: inputs, parameters, ops, scopes, training. Each call checks first and changes the graph last; a
+// failure in between is rolled back.
 #include <algorithm>
 
 #include "guard.h"
@@ -18,8 +18,13 @@ namespace {
 class Rollback {
  public:
   explicit Rollback(Graph& graph)
-      : g_(graph), tensors_(g_.tensors.size()), ops_(g_.ops.size()), scopes_(g_.scopes.size()), variables_(g_.variables.size()),
-        inputs_(g_.inputs.size()), outputs_(g_.outputs.size()) {}
+      : g_(graph),
+        tensors_(g_.tensors.size()),
+        ops_(g_.ops.size()),
+        scopes_(g_.scopes.size()),
+        variables_(g_.variables.size()),
+        inputs_(g_.inputs.size()),
+        outputs_(g_.outputs.size()) {}
   ~Rollback() {
     if (kept_) return;
     g_.tensors.resize(tensors_);
@@ -39,7 +44,8 @@ class Rollback {
 
 whale_graph& unsealed(whale_graph* graph) {
   whale_graph& g = need(graph, "graph");
-  if (g.sealed) throw error(Code::kFailedPrecondition, "graph '{}' is sealed: it cannot be changed any more", g.graph->name);
+  if (g.sealed)
+    throw error(Code::kFailedPrecondition, "graph '{}' is sealed: it cannot be changed any more", g.graph->name);
   return g;
 }
 
@@ -61,7 +67,8 @@ std::string prefix(const whale_graph& g) {
 }
 
 void check_new(const whale_graph& g, const std::string& name, const char* what) {
-  if (g.names.count(name) != 0) throw error(Code::kAlreadyExists, "{} '{}': that name is taken in graph '{}'", what, name, g.graph->name);
+  if (g.names.count(name) != 0)
+    throw error(Code::kAlreadyExists, "{} '{}': that name is taken in graph '{}'", what, name, g.graph->name);
 }
 
 // The rules of ir/verify for one new thing, by itself in a graph, so that an error comes from the call that made it.
@@ -142,7 +149,8 @@ Scope read_scope(const whale_scope_options& o, ScopeId parent) {
 Training read_training(const whale_training_options& o, TensorId loss) {
   Training t;
   t.loss = loss;
-  t.optimizer.kind = number<OptimizerKind>(o.optimizer, WHALE_OPTIMIZER_NONE, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer");
+  t.optimizer.kind =
+      number<OptimizerKind>(o.optimizer, WHALE_OPTIMIZER_NONE, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer");
   t.optimizer.learning_rate = o.learning_rate;
   t.optimizer.momentum = o.momentum;
   t.optimizer.nesterov = flag(o.nesterov, "options.nesterov");
@@ -187,8 +195,8 @@ whale_status* whale_graph_create(whale_engine* engine, whale_str name, whale_gra
 
 void whale_graph_release(whale_graph* graph) { delete graph; }
 
-whale_status* whale_graph_input(whale_graph* graph, whale_str name, int32_t dtype, const int64_t* dims, size_t rank, int32_t batch_dim,
-                                whale_value* out) {
+whale_status* whale_graph_input(whale_graph* graph, whale_str name, int32_t dtype, const int64_t* dims, size_t rank,
+                                int32_t batch_dim, whale_value* out) {
   return guard([&] {
     whale_graph& g = unsealed(graph);
     need(out, "out");
@@ -208,7 +216,8 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
   return guard([&] {
     whale_graph& g = unsealed(graph);
     need(out, "out");
-    const whale_parameter_options o = capi::options(options, whale_parameter_options WHALE_PARAMETER_OPTIONS_INIT, "options");
+    const whale_parameter_options o =
+        capi::options(options, whale_parameter_options WHALE_PARAMETER_OPTIONS_INIT, "options");
     Tensor t;
     t.name = prefix(g) + nonempty(name, "name");
     t.dtype = checked_dtype(dtype);
@@ -229,9 +238,9 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
   });
 }
 
-whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value* inputs, size_t input_count, const whale_attr* attrs,
-                             size_t attr_count, const whale_op_options* options, whale_value* outputs, size_t capacity,
-                             size_t* output_count) {
+whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value* inputs, size_t input_count,
+                             const whale_attr* attrs, size_t attr_count, const whale_op_options* options,
+                             whale_value* outputs, size_t capacity, size_t* output_count) {
   return guard([&] {
     whale_graph& g = unsealed(graph);
     Graph& ir = *g.graph;
@@ -246,10 +255,12 @@ whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value
       const OpCode code = code_of(type);
       if (has_flag(code, kInternal)) throw invalid("op '{}' is made by the planner only", type);
       std::vector<TensorId> operands;
-      for (const whale_value v : array(inputs, input_count, "inputs")) operands.push_back(v == WHALE_NONE ? kNone : checked_value(ir, v));
+      for (const whale_value v : array(inputs, input_count, "inputs"))
+        operands.push_back(v == WHALE_NONE ? kNone : checked_value(ir, v));
       const OpId id = append_op(ir, code, std::move(operands), read_attrs(attrs, attr_count), scope, name);
       const std::vector<TensorId>& made = ir.op(id).outputs;
-      if (made.size() > capacity) throw invalid("op '{}' has {} outputs; there is room for {}", type, made.size(), capacity);
+      if (made.size() > capacity)
+        throw invalid("op '{}' has {} outputs; there is room for {}", type, made.size(), capacity);
       if (!made.empty()) need(outputs, "outputs");
       need(output_count, "output_count");
       ir.op(id).location = location;
@@ -259,13 +270,18 @@ whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value
       *output_count = made.size();
     } catch (const Error& e) {
       Error located(e.code(), location.empty() ? e.message() : fmt::format("{}: {}", location, e.message()));
-      throw located.at_op(e.where().op).at_op(name).at_scope(e.where().scope).at_scope(ir.scope_path(scope)).with_damage(e.damage());
+      throw located.at_op(e.where().op)
+          .at_op(name)
+          .at_scope(e.where().scope)
+          .at_scope(ir.scope_path(scope))
+          .with_damage(e.damage());
     }
     rollback.keep();
   });
 }
 
-whale_status* whale_graph_value(const whale_graph* graph, whale_value value, int32_t* dtype, const int64_t** dims, size_t* rank) {
+whale_status* whale_graph_value(const whale_graph* graph, whale_value value, int32_t* dtype, const int64_t** dims,
+                                size_t* rank) {
   return guard([&] {
     const Graph& g = *need(graph, "graph").graph;
     const Tensor& t = g.tensor(checked_value(g, value));
@@ -323,7 +339,8 @@ whale_status* whale_graph_output(whale_graph* graph, whale_str name, whale_value
 whale_status* whale_graph_minimize(whale_graph* graph, whale_value loss, const whale_training_options* options) {
   return guard([&] {
     whale_graph& g = unsealed(graph);
-    const whale_training_options o = capi::options(options, whale_training_options WHALE_TRAINING_OPTIONS_INIT, "options");
+    const whale_training_options o =
+        capi::options(options, whale_training_options WHALE_TRAINING_OPTIONS_INIT, "options");
     const TensorId id = checked_value(*g.graph, loss);
     const Training training = read_training(o, id);
     Graph alone;
@@ -338,7 +355,8 @@ whale_status* whale_graph_minimize(whale_graph* graph, whale_value loss, const w
     alone.training.loss = 0;
     verify(alone);
     for (const NamedTensor& output : g.graph->outputs) {
-      if (output.name == "loss" && output.tensor != id) throw invalid("output 'loss' is another value than the loss; rename it");
+      if (output.name == "loss" && output.tensor != id)
+        throw invalid("output 'loss' is another value than the loss; rename it");
     }
     g.graph->training = training;
   });

@@ -15,12 +15,14 @@ using namespace whale::capi;  // NOLINT
 namespace whale::capi {
 namespace {
 
-constexpr const char* kScopeKinds[] = {"root", "replica", "split", "stage", "pipeline", "cluster", "name"};  // as ScopeKind
-constexpr const char* kTensorKinds[] = {"value", "input", "variable", "step"};                              // as TensorKind
-constexpr const char* kRoles[] = {"parameter", "state", "buffer"};                                          // as Role
-constexpr const char* kOptimizers[] = {"none", "sgd", "adam", "adamw", "lamb", "adagrad", "adafactor"};     // as OptimizerKind
-constexpr const char* kPrecisions[] = {"f32", "bf16", "f64"};                                               // as Precision
-constexpr const char* kPhases[] = {"forward", "backward", "update"};                                        // as Phase
+constexpr const char* kScopeKinds[] = {"root",     "replica", "split", "stage",
+                                       "pipeline", "cluster", "name"};          // as ScopeKind
+constexpr const char* kTensorKinds[] = {"value", "input", "variable", "step"};  // as TensorKind
+constexpr const char* kRoles[] = {"parameter", "state", "buffer"};              // as Role
+constexpr const char* kOptimizers[] = {"none", "sgd",     "adam",     "adamw",
+                                       "lamb", "adagrad", "adafactor"};  // as OptimizerKind
+constexpr const char* kPrecisions[] = {"f32", "bf16", "f64"};            // as Precision
+constexpr const char* kPhases[] = {"forward", "backward", "update"};     // as Phase
 
 template <class E, size_t N>
 const char* pick(const char* const (&names)[N], E value) {
@@ -32,38 +34,65 @@ std::string graph_json(const Graph& g) {
   j.open('{').field("name", g.name).field("default_strategy", g.default_strategy);
   j.key("tensors").open('[');
   for (const Tensor& t : g.tensors) {
-    j.open('{').field("name", t.name).field("dtype", name_of(t.dtype)).field("dims", t.dims).field("kind", pick(kTensorKinds, t.kind));
+    j.open('{')
+        .field("name", t.name)
+        .field("dtype", name_of(t.dtype))
+        .field("dims", t.dims)
+        .field("kind", pick(kTensorKinds, t.kind));
     j.field("producer", t.producer).field("batch_dim", t.batch_dim).close('}');
   }
   j.close(']').key("ops").open('[');
   for (const Op& op : g.ops) {
-    j.open('{').field("op", def(op.code).name).field("name", op.name).field("inputs", op.inputs).field("outputs", op.outputs);
-    j.field("scope", op.scope).field("phase", pick(kPhases, op.phase)).field("location", op.location).key("attributes").open('{');
+    j.open('{')
+        .field("op", def(op.code).name)
+        .field("name", op.name)
+        .field("inputs", op.inputs)
+        .field("outputs", op.outputs);
+    j.field("scope", op.scope)
+        .field("phase", pick(kPhases, op.phase))
+        .field("location", op.location)
+        .key("attributes")
+        .open('{');
     for (const auto& [name, value] : op.attrs) std::visit([&](const auto& v) { j.field(name, v); }, value);
     j.close('}').field("flops", cost_of(view_of(g, op)).flops).close('}');
   }
   j.close(']').key("scopes").open('[');
   for (const Scope& s : g.scopes) {
-    j.open('{').field("kind", pick(kScopeKinds, s.kind)).field("parent", s.parent).field("name", s.name).field("count", s.count);
+    j.open('{')
+        .field("kind", pick(kScopeKinds, s.kind))
+        .field("parent", s.parent)
+        .field("name", s.name)
+        .field("count", s.count);
     j.field("shares", s.shares).field("by", s.by).field("factor", s.factor).field("micro_batches", s.micro_batches);
-    j.field("schedule", s.schedule).field("chunks", s.chunks).field("layout", s.layout).field("devices", s.devices).close('}');
+    j.field("schedule", s.schedule)
+        .field("chunks", s.chunks)
+        .field("layout", s.layout)
+        .field("devices", s.devices)
+        .close('}');
   }
   j.close(']').key("variables").open('[');
   for (const Variable& v : g.variables) {
     const Tensor& t = g.tensor(v.tensor);
-    j.open('{').field("name", t.name).field("tensor", v.tensor).field("role", pick(kRoles, v.role)).field("trainable", v.trainable);
+    j.open('{')
+        .field("name", t.name)
+        .field("tensor", v.tensor)
+        .field("role", pick(kRoles, v.role))
+        .field("trainable", v.trainable);
     j.field("decay", v.decay).field("elements", element_count(t.dims)).close('}');
   }
   j.close(']').field("inputs", g.inputs).key("outputs").open('[');
   for (const NamedTensor& o : g.outputs) j.open('{').field("name", o.name).field("tensor", o.tensor).close('}');
   const Training& t = g.training;
   j.close(']').key("training").open('{').field("loss", t.loss).field("optimizer", pick(kOptimizers, t.optimizer.kind));
-  j.field("learning_rate", t.optimizer.learning_rate).field("accumulation", t.accumulation).field("clip_norm", t.clip_norm);
+  j.field("learning_rate", t.optimizer.learning_rate)
+      .field("accumulation", t.accumulation)
+      .field("clip_norm", t.clip_norm);
   j.field("precision", pick(kPrecisions, t.precision)).close('}').close('}');
   return j.text();
 }
 
-// ---- the table --------------------------------------------------------------------------------------------------------------
+// ---- the table
+// --------------------------------------------------------------------------------------------------------------
 struct Row {
   std::string layer, placement, output;
   int64_t parameters = 0;
@@ -87,7 +116,8 @@ void path_of(const Graph& g, ScopeId id, std::vector<std::string>& names, std::s
   }
 }
 
-// One row per layer: ops under the same name scopes, down to `depth`, with the parameters they use first; unnamed ops: each a row.
+// One row per layer: ops under the same name scopes, down to `depth`, with the parameters they use first; unnamed ops:
+// each a row.
 std::vector<Row> layers(const Graph& g, size_t depth) {
   std::vector<Row> rows;
   std::map<std::string, size_t> row_of;
@@ -135,8 +165,8 @@ std::vector<Row> fold(const std::vector<Row>& rows) {
     int64_t first = 0, n = 0;
     size_t j = i + 1;
     if (split_number(rows[i].layer, head, first, tail)) {
-      while (j < rows.size() && rows[j].same_but_name(rows[i]) && split_number(rows[j].layer, h, n, t) && h == head && t == tail &&
-             n == first + static_cast<int64_t>(j - i)) {
+      while (j < rows.size() && rows[j].same_but_name(rows[i]) && split_number(rows[j].layer, h, n, t) && h == head &&
+             t == tail && n == first + static_cast<int64_t>(j - i)) {
         ++j;
       }
     }
@@ -156,7 +186,12 @@ std::string scaled(double x) {
   constexpr const char* kUnits[] = {"", " k", " M", " G", " T", " P"};
   size_t unit = 0;
   while (x >= 999.5 && unit + 1 < std::size(kUnits)) x /= 1000, ++unit;
-  return unit == 0 ? fmt::format("{:.0f}", x) : fmt::format("{:.{}f}{}", x, x < 9.995 ? 2 : x < 99.95 ? 1 : 0, kUnits[unit]);
+  return unit == 0 ? fmt::format("{:.0f}", x)
+                   : fmt::format("{:.{}f}{}", x,
+                                 x < 9.995   ? 2
+                                 : x < 99.95 ? 1
+                                             : 0,
+                                 kUnits[unit]);
 }
 
 // The last `width` columns that fit, by code points; the rest becomes "~".
@@ -182,11 +217,13 @@ std::string graph_summary(const Graph& g) {
   constexpr size_t kMost = 200;
   const std::string rule(100, '-');
   std::string out = fmt::format("{}\n{}\n", fit(g.name.empty() ? "graph" : g.name, 98), rule);
-  out += fmt::format("{} {} {} {:>12} {:>10}\n{}\n", fit("layer", 34), fit("placement", 16), fit("output", 24), "parameters", "FLOPs", rule);
+  out += fmt::format("{} {} {} {:>12} {:>10}\n{}\n", fit("layer", 34), fit("placement", 16), fit("output", 24),
+                     "parameters", "FLOPs", rule);
   for (size_t i = 0; i < std::min(rows.size(), kMost); ++i) {
     const Row& r = rows[i];
     out += fmt::format("{} {} {} {:>12} {:>10}\n", fit(r.layer, 34), fit(r.placement, 16), fit(r.output, 24),
-                       r.parameters > 0 ? scaled(static_cast<double>(r.parameters)) : "", r.flops > 0 ? scaled(r.flops) : "");
+                       r.parameters > 0 ? scaled(static_cast<double>(r.parameters)) : "",
+                       r.flops > 0 ? scaled(r.flops) : "");
   }
   if (rows.size() > kMost) out += fmt::format("... and {} more\n", rows.size() - kMost);
   int64_t parameters = 0, bytes = 0, trainable = 0;
@@ -200,8 +237,9 @@ std::string graph_summary(const Graph& g) {
   double flops = 0;
   for (const Op& op : g.ops) flops += cost_of(view_of(g, op)).flops;
   out += rule + "\n";
-  out += fmt::format("{} parameters ({} trained, {}B), {} ops, {} FLOPs forward for the whole batch\n", scaled(static_cast<double>(parameters)),
-                     scaled(static_cast<double>(trainable)), scaled(static_cast<double>(bytes)), g.ops.size(), scaled(flops));
+  out += fmt::format("{} parameters ({} trained, {}B), {} ops, {} FLOPs forward for the whole batch\n",
+                     scaled(static_cast<double>(parameters)), scaled(static_cast<double>(trainable)),
+                     scaled(static_cast<double>(bytes)), g.ops.size(), scaled(flops));
   for (const TensorId id : g.inputs) {
     const Tensor& t = g.tensor(id);
     out += fmt::format("input {}\n", fit(fmt::format("{} {} {}", t.name, name_of(t.dtype), to_string(t.dims)), 90));
@@ -221,7 +259,8 @@ std::string graph_summary(const Graph& g) {
 
 // The graph of a whole training step, by the passes that planning runs (grad/passes.h).
 Graph training_graph(Graph g) {
-  if (g.training.loss == kNone) throw error(Code::kFailedPrecondition, "graph '{}' minimizes nothing; call whale_graph_minimize", g.name);
+  if (g.training.loss == kNone)
+    throw error(Code::kFailedPrecondition, "graph '{}' minimizes nothing; call whale_graph_minimize", g.name);
   verify(g);  // it may not be sealed
   canonicalise(g);
   apply_precision(g);

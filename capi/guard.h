@@ -1,5 +1,5 @@
-// The fence between C and the engine: what goes in is checked, what is thrown becomes a whale_status, and out-parameters are
-// written last, by code that cannot fail.
+// The fence between C and the engine: what goes in is checked, what is thrown becomes a whale_status, and
+// out-parameters are written last, by code that cannot fail.
 #pragma once
 
 #include <cstring>
@@ -21,9 +21,9 @@ struct whale_status {
 
 namespace whale::capi {
 
-whale_status* make_status(const Error& error) noexcept;         // out_of_memory() when there is no memory for it
+whale_status* make_status(const Error& error) noexcept;  // out_of_memory() when there is no memory for it
 whale_status* make_status(Code code, const char* message) noexcept;
-whale_status* out_of_memory() noexcept;                         // one constant status; releasing it does nothing
+whale_status* out_of_memory() noexcept;  // one constant status; releasing it does nothing
 
 // Runs f; nothing leaves it but a status. NULL: f returned.
 template <class F>
@@ -44,7 +44,8 @@ whale_status* guard(F&& f) noexcept {
   }
 }
 
-// ---- arguments ------------------------------------------------------------------------------------------------------------
+// ---- arguments
+// ------------------------------------------------------------------------------------------------------------
 template <class T>
 T& need(T* pointer, const char* what) {
   if (pointer == nullptr) throw invalid("argument `{}` is NULL", what);
@@ -80,8 +81,8 @@ E number(int64_t value, int64_t low, int64_t high, const char* what) {  // an en
 
 inline bool flag(int32_t value, const char* what) { return number<int>(value, 0, 1, what) == 1; }
 
-// The caller's option struct, which may come from an older header (shorter: the rest keeps its defaults) or from a newer one
-// (longer: fine as long as what this library does not know is zero).
+// The caller's option struct, which may come from an older header (shorter: the rest keeps its defaults) or from a
+// newer one (longer: fine as long as what this library does not know is zero).
 template <class T>
 T options(const T* given, const T& defaults, const char* what) {
   T out = defaults;
@@ -92,14 +93,16 @@ T options(const T* given, const T& defaults, const char* what) {
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = sizeof(T); i < size; ++i) {
-    if (bytes[i] != 0) throw error(Code::kUnimplemented, "`{}` sets options that this version of libwhale does not know", what);
+    if (bytes[i] != 0)
+      throw error(Code::kUnimplemented, "`{}` sets options that this version of libwhale does not know", what);
   }
   std::memcpy(static_cast<void*>(&out), bytes, size < sizeof(T) ? size : sizeof(T));
   out.struct_size = sizeof(T);
   return out;
 }
 
-// ---- results --------------------------------------------------------------------------------------------------------------
+// ---- results
+// --------------------------------------------------------------------------------------------------------------
 whale_text make_text(std::string_view s);  // throws bad_alloc
 
 }  // namespace whale::capi

@@ -1,5 +1,5 @@
-// What the handles of whale.h hold: shared pointers to things that do not change, so that the order in which a caller releases
-// them does not matter.
+// What the handles of whale.h hold: shared pointers to things that do not change, so that the order in which a caller
+// releases them does not matter.
 #pragma once
 
 #include <memory>
@@ -21,10 +21,10 @@ struct whale_engine {
 };
 
 struct whale_graph {
-  std::shared_ptr<whale::Graph> graph;            // not written to once sealed
+  std::shared_ptr<whale::Graph> graph;  // not written to once sealed
   bool sealed = false;
-  std::vector<whale::ScopeId> scope_stack{0};     // the open scopes, innermost last
-  std::unordered_map<std::string, int> names;      // of ops and tensors: unique in the graph; with the last suffix tried
+  std::vector<whale::ScopeId> scope_stack{0};  // the open scopes, innermost last
+  std::unordered_map<std::string, int> names;  // of ops and tensors: unique in the graph; with the last suffix tried
 };
 
 struct whale_cluster {
@@ -61,7 +61,8 @@ namespace whale::capi {
 // A name that nothing in the graph has yet: `name`, or `name_2`, `name_3`, ...
 std::string unique_name(whale_graph& graph, const std::string& name);
 
-// file.cc: whole files. Writing goes to a temporary name beside the file, synced and renamed: a failure leaves what was there.
+// file.cc: whole files. Writing goes to a temporary name beside the file, synced and renamed: a failure leaves what was
+// there.
 std::vector<uint8_t> read_file(const std::string& path);
 void write_file(const std::string& path, const std::vector<uint8_t>& bytes);
 

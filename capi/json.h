@@ -11,8 +11,8 @@ namespace whale::capi {
 
 class Json {
  public:
-  Json& open(char bracket) { return start(), out_ += bracket, first_ = true, *this; }   // '{' or '['
-  Json& close(char bracket) { return out_ += bracket, first_ = false, *this; }          // '}' or ']'
+  Json& open(char bracket) { return start(), out_ += bracket, first_ = true, *this; }  // '{' or '['
+  Json& close(char bracket) { return out_ += bracket, first_ = false, *this; }         // '}' or ']'
   Json& key(std::string_view name) {
     quote(name);
     out_ += ':';
@@ -25,7 +25,9 @@ class Json {
   Json& value(bool b) { return raw(b ? "true" : "false"); }
   Json& value(int64_t i) { return raw(fmt::format("{}", i)); }
   Json& value(int32_t i) { return value(int64_t{i}); }
-  Json& value(double d) { return std::isfinite(d) ? raw(fmt::format("{}", d)) : value(fmt::format("{}", d)); }  // "inf", "nan"
+  Json& value(double d) {
+    return std::isfinite(d) ? raw(fmt::format("{}", d)) : value(fmt::format("{}", d));
+  }  // "inf", "nan"
   template <class T>
   Json& value(const std::vector<T>& list) {
     open('[');

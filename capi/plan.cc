@@ -14,7 +14,8 @@ namespace {
 CompileOptions read_options(const whale_plan_options& o) {
   CompileOptions out;
   out.strategy = text(o.strategy, "options.strategy");
-  for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch")) out.fetch.push_back(nonempty(name, "options.fetch"));
+  for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch"))
+    out.fetch.push_back(nonempty(name, "options.fetch"));
   out.bucket_bytes = number<int64_t>(o.bucket_bytes, 0, INT64_MAX, "options.bucket_bytes");
   out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
   const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F64 + 1, "options.precision");
@@ -40,7 +41,8 @@ whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, 
     const whale_graph& g = need(graph, "graph");
     const whale_cluster& c = need(cluster, "cluster");
     need(out, "out");
-    if (!g.sealed) throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", g.graph->name);
+    if (!g.sealed)
+      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", g.graph->name);
     const whale_plan_options o = capi::options(options, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
     *out = handle(compile(*g.graph, c.devices, read_options(o))).release();
   });

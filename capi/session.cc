@@ -15,7 +15,8 @@ constexpr const char* kRoles[] = {"parameter", "state", "buffer"};  // as Role
 
 void check_process(int64_t process) {
   if (process != static_cast<int64_t>(::getpid())) {
-    throw error(Code::kFailedPrecondition, "this session belongs to the parent of this process: its threads did not survive fork()");
+    throw error(Code::kFailedPrecondition,
+                "this session belongs to the parent of this process: its threads did not survive fork()");
   }
 }
 
@@ -42,8 +43,8 @@ struct Outputs {
   std::vector<std::unique_ptr<whale_tensor>> made;  // null where the caller gave one
 };
 
-Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost>& inputs, std::span<whale_named_tensor> outputs,
-                     whale_event& event) {
+Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost>& inputs,
+                     std::span<whale_named_tensor> outputs, whale_event& event) {
   Outputs out;
   std::vector<std::string> names;
   for (const whale_named_tensor& o : outputs) names.push_back(nonempty(o.name, "outputs.name"));
@@ -63,8 +64,8 @@ Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost
   return out;
 }
 
-void start(whale_session* session, RunMode mode, const whale_named_tensor* inputs, size_t input_count, whale_named_tensor* outputs,
-           size_t output_count, whale_cancel* cancel, whale_event** out) {
+void start(whale_session* session, RunMode mode, const whale_named_tensor* inputs, size_t input_count,
+           whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
   Session& s = live(session);
   need(out, "out");
   auto event = std::make_unique<whale_event>();
@@ -140,12 +141,14 @@ void whale_session_release(whale_session* session) {
 }
 
 whale_status* whale_session_step(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
-                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
+                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel,
+                                 whale_event** out) {
   return guard([&] { start(session, RunMode::kStep, inputs, input_count, outputs, output_count, cancel, out); });
 }
 
 whale_status* whale_session_eval(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
-                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
+                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel,
+                                 whale_event** out) {
   return guard([&] { start(session, RunMode::kEval, inputs, input_count, outputs, output_count, cancel, out); });
 }
 
@@ -175,7 +178,10 @@ whale_status* whale_session_variables(whale_session* session, whale_text* out) {
     Json j;
     j.open('[');
     for (const VariableInfo& v : s.variables()) {
-      j.open('{').field("name", v.name).field("role", kRoles[static_cast<size_t>(v.role)]).field("dtype", name_of(v.dtype));
+      j.open('{')
+          .field("name", v.name)
+          .field("role", kRoles[static_cast<size_t>(v.role)])
+          .field("dtype", name_of(v.dtype));
       j.field("dims", v.dims).close('}');
     }
     *out = make_text(j.close(']').text());

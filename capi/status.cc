@@ -22,8 +22,8 @@ whale_status* out_of_memory() noexcept { return &memory_status(); }
 
 whale_status* make_status(const Error& error) noexcept {
   try {
-    return new whale_status{static_cast<whale_code>(error.code()), static_cast<whale_damage>(error.damage()), error.message(),
-                            error.where()};
+    return new whale_status{static_cast<whale_code>(error.code()), static_cast<whale_damage>(error.damage()),
+                            error.message(), error.where()};
   } catch (...) {
     return out_of_memory();
   }

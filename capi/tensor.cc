@@ -14,12 +14,12 @@ struct DlType {
   DType dtype;
   uint8_t code, bits;
 };
-constexpr DlType kDlTypes[] = {{DType::kF32, 2, 32}, {DType::kF64, 2, 64}, {DType::kBF16, 4, 16}, {DType::kF16, 2, 16},
-                               {DType::kI32, 0, 32}, {DType::kI64, 0, 64}, {DType::kU8, 1, 8},    {DType::kI8, 0, 8},
-                               {DType::kBool, 6, 8}};
+constexpr DlType kDlTypes[] = {{DType::kF32, 2, 32}, {DType::kF64, 2, 64}, {DType::kBF16, 4, 16},
+                               {DType::kF16, 2, 16}, {DType::kI32, 0, 32}, {DType::kI64, 0, 64},
+                               {DType::kU8, 1, 8},   {DType::kI8, 0, 8},   {DType::kBool, 6, 8}};
 
-constexpr int kHostDevice = 1;              // kDLCPU
-constexpr uint64_t kReadOnlyFlag = 1;       // DLPACK_FLAG_BITMASK_READ_ONLY
+constexpr int kHostDevice = 1;         // kDLCPU
+constexpr uint64_t kReadOnlyFlag = 1;  // DLPACK_FLAG_BITMASK_READ_ONLY
 constexpr size_t kMaxBytes = size_t{1} << 46;
 
 DType dtype_of(const DLDataType& type) {
@@ -32,9 +32,11 @@ DType dtype_of(const DLDataType& type) {
 // Checks everything; the caller of this takes ownership only afterwards.
 HostTensor host_of(const DLTensor& dl) {
   if (dl.device.device_type != kHostDevice) {
-    throw invalid("the DLPack tensor is on device type {}; copy it to host memory (type 1) first", dl.device.device_type);
+    throw invalid("the DLPack tensor is on device type {}; copy it to host memory (type 1) first",
+                  dl.device.device_type);
   }
-  if (dl.ndim < 0 || (dl.ndim > 0 && dl.shape == nullptr)) throw invalid("the DLPack tensor has {} dimensions and no shape", dl.ndim);
+  if (dl.ndim < 0 || (dl.ndim > 0 && dl.shape == nullptr))
+    throw invalid("the DLPack tensor has {} dimensions and no shape", dl.ndim);
   HostTensor out;
   out.dtype = dtype_of(dl.dtype);
   out.dims = checked_dims(out.dtype, dl.shape, static_cast<size_t>(dl.ndim));
@@ -42,13 +44,16 @@ HostTensor host_of(const DLTensor& dl) {
     const Dims dense = row_major_strides(out.dims);
     for (size_t i = 0; i < out.dims.size(); ++i) {
       if (out.dims[i] != 1 && dl.strides[i] != dense[i]) {
-        throw invalid("the DLPack tensor of shape {} is not dense row-major (stride {} of dimension {}, expected {}); make it contiguous",
-                      to_string(out.dims), dl.strides[i], i, dense[i]);
+        throw invalid(
+            "the DLPack tensor of shape {} is not dense row-major (stride {} of dimension {}, expected {}); make it "
+            "contiguous",
+            to_string(out.dims), dl.strides[i], i, dense[i]);
       }
     }
   }
   out.data = static_cast<char*>(dl.data) + (dl.data != nullptr ? dl.byte_offset : 0);
-  if (out.bytes() > 0 && dl.data == nullptr) throw invalid("the DLPack tensor of shape {} has no data", to_string(out.dims));
+  if (out.bytes() > 0 && dl.data == nullptr)
+    throw invalid("the DLPack tensor of shape {} has no data", to_string(out.dims));
   if (reinterpret_cast<uintptr_t>(out.data) % static_cast<uintptr_t>(size_of(out.dtype)) != 0) {
     throw invalid("the data of the DLPack tensor is not aligned to its elements of {} bytes", size_of(out.dtype));
   }
@@ -83,7 +88,8 @@ struct Export {
 }  // namespace
 
 DType checked_dtype(int32_t dtype) {
-  if (!is_valid_dtype(dtype)) throw invalid("dtype {} is unknown, expected a whale_dtype ({} to {})", dtype, +WHALE_F32, +WHALE_BOOL);
+  if (!is_valid_dtype(dtype))
+    throw invalid("dtype {} is unknown, expected a whale_dtype ({} to {})", dtype, +WHALE_F32, +WHALE_BOOL);
   return static_cast<DType>(dtype);
 }
 
@@ -108,7 +114,8 @@ std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims) {
   const size_t bytes = (tensor->host.bytes() + 63) / 64 * 64 + (tensor->host.bytes() == 0 ? 64 : 0);
   void* memory = std::aligned_alloc(64, bytes);
   if (memory == nullptr) {
-    throw error(Code::kResourceExhausted, "no memory for a tensor of {} bytes ({} {})", bytes, name_of(dtype), to_string(tensor->host.dims));
+    throw error(Code::kResourceExhausted, "no memory for a tensor of {} bytes ({} {})", bytes, name_of(dtype),
+                to_string(tensor->host.dims));
   }
   tensor->storage = std::shared_ptr<void>(memory, [](void* p) { std::free(p); });
   std::memset(memory, 0, bytes);
@@ -145,7 +152,8 @@ whale_status* whale_tensor_from_dlpack(DLManagedTensorVersioned* dl, whale_tenso
   return guard([&] {
     need(dl, "dl");
     need(out, "out");
-    if (dl->version.major != 1) throw error(Code::kUnimplemented, "DLPack version {} is unknown, expected 1.x", dl->version.major);
+    if (dl->version.major != 1)
+      throw error(Code::kUnimplemented, "DLPack version {} is unknown, expected 1.x", dl->version.major);
     *out = adopt(dl, (dl->flags & kReadOnlyFlag) != 0).release();
   });
 }

@@ -228,6 +228,8 @@ typedef struct whale_parameter_options {
 } whale_parameter_options;
 #define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
 
+/* A variable. Inside name scopes "block" and "3" its name is "block.3.NAME"; that full name is the one in checkpoints and in
+ * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. */
 WHALE_API whale_status *whale_graph_parameter(whale_graph *graph, whale_str name, int32_t dtype, const int64_t *dims, size_t rank,
                                               const whale_parameter_options *options /* may be NULL: zeros */, whale_value *out);
 
@@ -258,8 +260,10 @@ typedef struct whale_op_options {
 } whale_op_options;
 #define WHALE_OP_OPTIONS_INIT {sizeof(whale_op_options), {0, 0}, {0, 0}}
 
-/* Appends op `op` (whale_engine_ops lists them). `outputs` has room for `capacity` values; their number is written to
- * output_count. Types and shapes are checked here. */
+/* Appends op `op` (whale_engine_ops lists them) inside the open scopes. An absent optional operand is WHALE_NONE. `outputs`
+ * has room for `capacity` values; their number is written to output_count. Types and shapes are checked here: an error has the
+ * op's name, its scope, and the location before the message ("model.py:12: matmul: ..."). Names get the prefix of the name
+ * scopes, and a number ("matmul_2") when they are taken. */
 WHALE_API whale_status *whale_graph_op(whale_graph *graph, whale_str op, const whale_value *inputs, size_t input_count,
                                        const whale_attr *attrs, size_t attr_count, const whale_op_options *options /* may be NULL */,
                                        whale_value *outputs, size_t capacity, size_t *output_count);
@@ -300,7 +304,7 @@ typedef struct whale_scope_options {
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
 WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
 
-/* Makes a value fetchable by name. */
+/* Makes a value fetchable by name. Names of outputs and inputs get no prefix; "loss" is the value that is minimized. */
 WHALE_API whale_status *whale_graph_output(whale_graph *graph, whale_str name, whale_value value);
 
 typedef enum whale_optimizer_kind {
@@ -346,7 +350,7 @@ typedef struct whale_training_options {
 #define WHALE_TRAINING_OPTIONS_INIT \
   {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1}
 
-/* Declares the scalar `loss` to be minimized. */
+/* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: the _INIT values. */
 WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options);
 /* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])". */
 WHALE_API whale_status *whale_graph_default_strategy(whale_graph *graph, whale_str strategy);

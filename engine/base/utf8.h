@@ -10,7 +10,11 @@ namespace whale {
 inline bool is_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto c = static_cast<unsigned char>(text[i]);
-    const int more = c < 0x80 ? 0 : c >= 0xC2 && c < 0xE0 ? 1 : c >= 0xE0 && c < 0xF0 ? 2 : c >= 0xF0 && c < 0xF5 ? 3 : -1;
+    const int more = c < 0x80                ? 0
+                     : c >= 0xC2 && c < 0xE0 ? 1
+                     : c >= 0xE0 && c < 0xF0 ? 2
+                     : c >= 0xF0 && c < 0xF5 ? 3
+                                             : -1;
     if (more < 0 || i + static_cast<size_t>(more) >= text.size()) return false;
     for (int k = 1; k <= more; ++k) {
       const auto d = static_cast<unsigned char>(text[i + static_cast<size_t>(k)]);

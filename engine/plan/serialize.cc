@@ -1,5 +1,5 @@
-// Plan <-> bytes (schema/plan.fbs). Reading stands behind the same fences as reading a graph: flatbuffers::Verifier, ranges of every
-// number, id and size here, then verify().
+// Plan <-> bytes (schema/plan.fbs). Reading stands behind the same fences as reading a graph: flatbuffers::Verifier,
+// ranges of every number, id and size here, then verify().
 #include <algorithm>
 
 #include "plan/plan.h"
@@ -19,7 +19,8 @@ using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
 using Structs = const flatbuffers::Vector<const T*>*;
 
-// ---- writing ------------------------------------------------------------------------------------------------------------------
+// ---- writing
+// ------------------------------------------------------------------------------------------------------------------
 fb::Interval to_fb(const Interval& i) { return {i.begin, i.end}; }
 fb::Digit to_fb(const Digit& d) { return {d.dim, d.outer, d.inner}; }
 fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.stream), w.index}; }
@@ -56,7 +57,8 @@ auto write_all(Builder& b, const std::vector<T>& list) {
 }
 
 Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
-  return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind), write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index);
+  return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
+                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index);
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -79,8 +81,8 @@ Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
   const auto name = write(b, v.name), owner = write(b, v.owner), slot = write(b, v.slot);
   const auto dims = write(b, v.dims);
   const auto init = write(b, v.init);
-  return fb::CreatePlanVariable(b, name, number<fb::DType>(v.dtype), dims, number<fb::Role>(v.role), v.trainable, init, owner, slot,
-                                write_all(b, v.home.axes));
+  return fb::CreatePlanVariable(b, name, number<fb::DType>(v.dtype), dims, number<fb::Role>(v.role), v.trainable, init,
+                                owner, slot, write_all(b, v.home.axes));
 }
 
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
@@ -90,13 +92,14 @@ Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
 
 Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
   const auto name = write(b, o.name);
-  return fb::CreatePlanOutput(b, name, number<fb::DType>(o.dtype), write(b, o.dims), number<fb::OutputMerge>(o.merge), o.batch_dim);
+  return fb::CreatePlanOutput(b, name, number<fb::DType>(o.dtype), write(b, o.dims), number<fb::OutputMerge>(o.merge),
+                              o.batch_dim);
 }
 
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
   const auto name = write(b, x.name);
-  return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims), x.ref, x.offset,
-                              x.bytes, x.alias);
+  return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims),
+                              x.ref, x.offset, x.bytes, x.alias);
 }
 
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
@@ -107,9 +110,9 @@ Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
   const fb::Digit batch = to_fb(i.box.batch);
   const auto box = fb::CreateBox(b, origin, global, &batch);
   const auto waits = write_structs(b, i.waits);
-  return fb::CreateInstruction(b, number<fb::InstructionKind>(i.kind), number<fb::Stream>(i.stream), static_cast<uint16_t>(i.op), name,
-                               attrs, in, out, box, i.key, i.ref, i.whole_batch, number<fb::Phase>(i.phase), i.scope, waits, i.flops,
-                               i.bytes);
+  return fb::CreateInstruction(b, number<fb::InstructionKind>(i.kind), number<fb::Stream>(i.stream),
+                               static_cast<uint16_t>(i.op), name, attrs, in, out, box, i.key, i.ref, i.whole_batch,
+                               number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
 }
 
 Off<fb::Segment> write_one(Builder& b, const Segment& s) {
@@ -120,7 +123,8 @@ Off<fb::Segment> write_one(Builder& b, const Segment& s) {
 Off<fb::Program> write_one(Builder& b, const Program& p) {
   const auto buffers = write_all(b, p.buffers);
   const auto segments = write_all(b, p.segments);
-  return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes, p.peak_live_bytes);
+  return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes,
+                           p.peak_live_bytes);
 }
 
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r) {
@@ -138,7 +142,8 @@ Off<fb::Entry> write_one(Builder& b, const Entry& e) {
   return fb::CreateEntry(b, name, e.batch, inputs, outputs, programs, write_all(b, e.rows));
 }
 
-// ---- reading ------------------------------------------------------------------------------------------------------------------
+// ---- reading
+// ------------------------------------------------------------------------------------------------------------------
 Interval interval(const Fields& f, const fb::Interval& i, int64_t end, const char* what) {
   Interval out{i.begin(), i.end()};
   if (out.begin < 0 || out.end < out.begin || out.end > end) {
@@ -172,13 +177,15 @@ auto read_all(Fields& f, Tables<T> v, R read_one, const C&... context) {
 DeviceSpec read_device(Fields& f, const fb::Device* t) {
   DeviceSpec out;
   out.kind = f.number<DeviceKind>(t->kind(), "a device's kind");
-  for (const int32_t core : f.vector(t->cores())) out.cores.push_back(static_cast<int>(f.range(core, 0, 65535, "a device's core")));
+  for (const int32_t core : f.vector(t->cores()))
+    out.cores.push_back(static_cast<int>(f.range(core, 0, 65535, "a device's core")));
   out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
   return out;
 }
 
 MeshAxis read_axis(Fields& f, const fb::MeshAxis* t) {
-  MeshAxis out{f.name(t->name(), "a mesh axis"), f.range(t->size(), 1, kMaxCount, "a mesh axis' size"), f.vector(t->shares())};
+  MeshAxis out{f.name(t->name(), "a mesh axis"), f.range(t->size(), 1, kMaxCount, "a mesh axis' size"),
+               f.vector(t->shares())};
   for (const double s : out.shares) {
     if (f.finite(s, "a share") < 0) throw f.bad("a share is negative");
   }
@@ -269,7 +276,8 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   if (t->box() != nullptr) {
     out.box.origin = f.vector(t->box()->origin());
     out.box.global = f.vector(t->box()->extents());
-    if (std::max(out.box.origin.size(), out.box.global.size()) > size_t{kMaxRank}) throw f.bad("a box has too many dimensions");
+    if (std::max(out.box.origin.size(), out.box.global.size()) > size_t{kMaxRank})
+      throw f.bad("a box has too many dimensions");
     for (const auto* list : {&out.box.origin, &out.box.global}) {
       for (const int64_t d : *list) f.range(d, 0, kMaxTensorBytes, "a box");
     }
@@ -304,7 +312,8 @@ Segment read_segment(Fields& f, const fb::Segment* t, const Plan& plan, const Pr
 void check_buffers(const Fields& f, const Program& program, const Entry& entry, const Plan& plan) {
   for (const Buffer& x : program.buffers) {
     const int64_t need = element_count(x.dims) * size_of(x.dtype);
-    if (x.bytes < need) throw f.bad(fmt::format("buffer '{}' has {} bytes, its tensor needs {}", x.name, x.bytes, need));
+    if (x.bytes < need)
+      throw f.bad(fmt::format("buffer '{}' has {} bytes, its tensor needs {}", x.name, x.bytes, need));
     if (x.kind == BufferKind::kArena || x.kind == BufferKind::kInput) {
       if (x.bytes > 0 && (x.offset < 0 || x.offset + x.bytes > program.arena_bytes)) {
         throw f.bad(fmt::format("buffer '{}' lies outside the arena of {} bytes", x.name, program.arena_bytes));
@@ -312,15 +321,18 @@ void check_buffers(const Fields& f, const Program& program, const Entry& entry, 
     }
     if (x.kind == BufferKind::kVariable) f.id(x.ref, plan.variables.size(), "a buffer's variable");
     if (x.kind == BufferKind::kInput) f.id(x.ref, entry.inputs.size(), "a buffer's input");
-    if (x.kind == BufferKind::kStep) f.range(x.ref, 0, static_cast<int>(StepScalar::kLossScale), "a buffer's step scalar");
+    if (x.kind == BufferKind::kStep)
+      f.range(x.ref, 0, static_cast<int>(StepScalar::kLossScale), "a buffer's step scalar");
   }
   for (const Segment& s : program.segments) {
     for (const Instruction& i : s.instructions) {
       if (i.kind == InstructionKind::kCollective) f.id(i.ref, plan.groups.size(), "a collective's group");
       if (i.kind == InstructionKind::kFeed) f.id(i.ref, entry.inputs.size(), "a feed's input");
       if (i.kind == InstructionKind::kFetch) f.id(i.ref, entry.outputs.size(), "a fetch's output");
-      if (i.kind == InstructionKind::kFeed && (i.out.size() != 1 || i.out[0] == kNone)) throw f.bad("a feed has no buffer");
-      if (i.kind == InstructionKind::kFetch && (i.in.size() != 1 || i.in[0] == kNone)) throw f.bad("a fetch has no buffer");
+      if (i.kind == InstructionKind::kFeed && (i.out.size() != 1 || i.out[0] == kNone))
+        throw f.bad("a feed has no buffer");
+      if (i.kind == InstructionKind::kFetch && (i.in.size() != 1 || i.in[0] == kNone))
+        throw f.bad("a fetch has no buffer");
     }
   }
 }
@@ -349,7 +361,8 @@ void check_types(const Program& program) {
           throw invalid("results are {}, expected {}", fmt::join(found, ", "), fmt::join(want, ", "));
         }
       } catch (const Error& e) {
-        throw Error(e.code(), fmt::format("not a valid plan file: instruction '{}': {}", i.name, e.message())).at_op(i.name);
+        throw Error(e.code(), fmt::format("not a valid plan file: instruction '{}': {}", i.name, e.message()))
+            .at_op(i.name);
       }
     }
   }
@@ -358,7 +371,8 @@ void check_types(const Program& program) {
 // What walking the schedule costs is bounded: a few rows can name long segments again and again.
 void check_length(const Fields& f, const Program& program, const Plan& plan) {
   double steps = 0, members = 1;
-  for (const ScheduleRow& r : program.schedule) steps += static_cast<double>(program.segments[static_cast<size_t>(r.segment)].instructions.size());
+  for (const ScheduleRow& r : program.schedule)
+    steps += static_cast<double>(program.segments[static_cast<size_t>(r.segment)].instructions.size());
   for (const Group& g : plan.groups) members += static_cast<double>(g.devices.size());
   if (steps * members > 4e9) throw f.bad(fmt::format("its schedule of {} instructions is too long", steps));
 }
@@ -374,8 +388,9 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   if (t->schedule() != nullptr) {
     f.spend(t->schedule()->size() * sizeof(ScheduleRow));
     for (const fb::ScheduleRow* r : *t->schedule()) {
-      out.schedule.push_back({f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
-                              static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch"))});
+      out.schedule.push_back(
+          {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
+           static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch"))});
     }
   }
   check_buffers(f, out, entry, plan);
@@ -390,7 +405,8 @@ DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const En
   out.program = f.id(t->program(), entry.programs.size(), "a device row's program");
   out.coordinates = f.vector(t->coordinates());
   if (out.coordinates.size() != plan.mesh.size()) throw f.bad("a device row has coordinates of another mesh");
-  for (size_t i = 0; i < out.coordinates.size(); ++i) f.range(out.coordinates[i], 0, plan.mesh[i].size - 1, "a coordinate");
+  for (size_t i = 0; i < out.coordinates.size(); ++i)
+    f.range(out.coordinates[i], 0, plan.mesh[i].size - 1, "a coordinate");
   if (t->samples() != nullptr) out.samples = interval(f, *t->samples(), entry.batch, "a device's samples");
   if (t->micro_batches() != nullptr) {
     f.spend(t->micro_batches()->size() * sizeof(SampleRange));
@@ -399,7 +415,8 @@ DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const En
     }
   }
   for (const ScheduleRow& r : entry.programs[static_cast<size_t>(out.program)].schedule) {
-    if (!out.micro_batches.empty() || r.micro_batch != 0) f.id(r.micro_batch, out.micro_batches.size(), "a schedule row's micro-batch");
+    if (!out.micro_batches.empty() || r.micro_batch != 0)
+      f.id(r.micro_batch, out.micro_batches.size(), "a schedule row's micro-batch");
   }
   return out;
 }
@@ -416,7 +433,8 @@ Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
     throw f.bad(fmt::format("entry '{}' has {} rows for {} devices", out.name, out.rows.size(), plan.devices.size()));
   }
   for (size_t i = 0; i < out.rows.size(); ++i) {
-    if (out.rows[i].device != static_cast<int32_t>(i)) throw f.bad("an entry's rows are not in the order of the devices");
+    if (out.rows[i].device != static_cast<int32_t>(i))
+      throw f.bad("an entry's rows are not in the order of the devices");
   }
   return out;
 }
@@ -438,8 +456,8 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
-  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, mesh, groups, scopes,
-                                         variables, entries, optimizer, schedule, plan.micro_batches,
+  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, mesh, groups,
+                                         scopes, variables, entries, optimizer, schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
@@ -447,7 +465,8 @@ std::vector<uint8_t> serialize(const Plan& plan) {
 Plan deserialize(const uint8_t* bytes, size_t size) {
   Fields f("plan", size);
   if (!is_plan_file(bytes, size)) {
-    throw f.bad(is_graph_file(bytes, size) ? "this is a graph; plan it for devices first" : "its first bytes are not those of a plan");
+    throw f.bad(is_graph_file(bytes, size) ? "this is a graph; plan it for devices first"
+                                           : "its first bytes are not those of a plan");
   }
   if (size >= kMaxFileBytes) throw f.bad("it is larger than 2 GiB");
   std::vector<uint64_t> storage;

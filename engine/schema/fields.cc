@@ -50,7 +50,8 @@ double Fields::finite(double value, const char* what) const {
 
 Dims Fields::dims(const flatbuffers::Vector<int64_t>* v, DType dtype, const char* what) {
   Dims out = vector(v);
-  if (static_cast<int>(out.size()) > kMaxRank) throw bad(fmt::format("{} has {} dimensions, at most {} are possible", what, out.size(), kMaxRank));
+  if (static_cast<int>(out.size()) > kMaxRank)
+    throw bad(fmt::format("{} has {} dimensions, at most {} are possible", what, out.size(), kMaxRank));
   int64_t bytes = size_of(dtype);
   for (const int64_t d : out) {
     // Zero extents do not hide an overflow of the others: every partial product counts.
@@ -63,7 +64,8 @@ Dims Fields::dims(const flatbuffers::Vector<int64_t>* v, DType dtype, const char
 }
 
 OpCode Fields::op_code(uint16_t number) const {
-  if (!is_valid_op(number)) throw bad(fmt::format("op number {} is unknown; the file may come from a newer version", number));
+  if (!is_valid_op(number))
+    throw bad(fmt::format("op number {} is unknown; the file may come from a newer version", number));
   return static_cast<OpCode>(number);
 }
 
@@ -104,7 +106,8 @@ Scope Fields::scope(const fb::Scope* t, size_t index) {
   spend(sizeof(Scope));
   out.kind = number<ScopeKind>(t->kind(), "a scope's kind");
   if ((out.kind == ScopeKind::kRoot) != (index == 0)) throw bad("scope 0, and no other, must be the root");
-  out.parent = index == 0 ? id_or_none(t->parent(), 0, "the root scope's parent") : id(t->parent(), index, "a scope's parent");
+  out.parent =
+      index == 0 ? id_or_none(t->parent(), 0, "the root scope's parent") : id(t->parent(), index, "a scope's parent");
   out.name = name(t->name(), "a scope's name");
   out.count = range(t->count(), 0, kMaxCount, "a scope's count");
   out.shares = vector(t->shares());
@@ -167,7 +170,8 @@ const uint8_t* aligned(const uint8_t* data, size_t size, std::vector<uint64_t>& 
 }
 
 flatbuffers::Verifier verifier(const uint8_t* data, size_t size) {
-  return flatbuffers::Verifier(data, size, /*max_depth=*/16, /*max_tables=*/static_cast<flatbuffers::uoffset_t>(size / 4 + 16));
+  return flatbuffers::Verifier(data, size, /*max_depth=*/16,
+                               /*max_tables=*/static_cast<flatbuffers::uoffset_t>(size / 4 + 16));
 }
 
 OffVector<fb::Attr> write(Builder& b, const Attrs& attrs) {
@@ -196,10 +200,10 @@ OffVector<fb::Attr> write(Builder& b, const Attrs& attrs) {
 OffVector<fb::Scope> write(Builder& b, const std::vector<Scope>& scopes) {
   std::vector<Off<fb::Scope>> out;
   for (const Scope& s : scopes) {
-    const auto name = write(b, s.name), by = write(b, s.by), factor = write(b, s.factor), schedule = write(b, s.schedule),
-               layout = write(b, s.layout), devices = write(b, s.devices);
-    out.push_back(fb::CreateScope(b, number<fb::ScopeKind>(s.kind), s.parent, name, s.count, write(b, s.shares), by, factor,
-                                  s.micro_batches, schedule, s.chunks, layout, devices));
+    const auto name = write(b, s.name), by = write(b, s.by), factor = write(b, s.factor),
+               schedule = write(b, s.schedule), layout = write(b, s.layout), devices = write(b, s.devices);
+    out.push_back(fb::CreateScope(b, number<fb::ScopeKind>(s.kind), s.parent, name, s.count, write(b, s.shares), by,
+                                  factor, s.micro_batches, schedule, s.chunks, layout, devices));
   }
   return write(b, out);
 }
@@ -210,12 +214,13 @@ Off<fb::Initializer> write(Builder& b, const Initializer& init) {
 }
 
 Off<fb::Optimizer> write(Builder& b, const Optimizer& o) {
-  return fb::CreateOptimizer(b, number<fb::OptimizerKind>(o.kind), o.learning_rate, o.momentum, o.nesterov, o.beta1, o.beta2,
-                             o.epsilon, o.weight_decay, o.decay_rate, o.clip_threshold);
+  return fb::CreateOptimizer(b, number<fb::OptimizerKind>(o.kind), o.learning_rate, o.momentum, o.nesterov, o.beta1,
+                             o.beta2, o.epsilon, o.weight_decay, o.decay_rate, o.clip_threshold);
 }
 
 Off<fb::LearningRateSchedule> write(Builder& b, const LearningRateSchedule& s) {
-  return fb::CreateLearningRateSchedule(b, number<fb::ScheduleKind>(s.kind), s.warmup_steps, s.total_steps, s.final_fraction);
+  return fb::CreateLearningRateSchedule(b, number<fb::ScheduleKind>(s.kind), s.warmup_steps, s.total_steps,
+                                        s.final_fraction);
 }
 
 }  // namespace whale::schema

@@ -15,10 +15,10 @@
 
 namespace whale::schema {
 
-inline constexpr size_t kMaxFileBytes = size_t{1} << 31;          // FlatBuffers' offsets end here
+inline constexpr size_t kMaxFileBytes = size_t{1} << 31;  // FlatBuffers' offsets end here
 inline constexpr int kMaxScopeDepth = 256;
 inline constexpr int64_t kMaxTensorBytes = int64_t{1} << 46;
-inline constexpr int64_t kMaxCount = int64_t{1} << 31;            // of replicas, micro-batches, steps: beyond any use
+inline constexpr int64_t kMaxCount = int64_t{1} << 31;  // of replicas, micro-batches, steps: beyond any use
 
 // A file may refer to the same bytes many times. Without sharing, what is read is at most the file's size; a budget of
 // a few times that keeps a small file from growing into gigabytes.
@@ -38,16 +38,18 @@ class Fields {
     return std::vector<T>(v->begin(), v->end());
   }
   int64_t range(int64_t value, int64_t low, int64_t high, const char* what) const;  // low <= value <= high
-  int32_t id(int64_t value, size_t count, const char* what) const;         // 0 <= value < count
-  int32_t id_or_none(int64_t value, size_t count, const char* what) const; // or -1
+  int32_t id(int64_t value, size_t count, const char* what) const;                  // 0 <= value < count
+  int32_t id_or_none(int64_t value, size_t count, const char* what) const;          // or -1
   double finite(double value, const char* what) const;
   template <class To, class From>
   To number(From value, const char* what) const {  // an enum of the schema whose numbers are those of the engine
-    if (value < From::MIN || value > From::MAX) throw bad(fmt::format("{} has the unknown number {}", what, static_cast<int>(value)));
+    if (value < From::MIN || value > From::MAX)
+      throw bad(fmt::format("{} has the unknown number {}", what, static_cast<int>(value)));
     return static_cast<To>(static_cast<uint8_t>(value));
   }
 
-  Dims dims(const flatbuffers::Vector<int64_t>* v, DType dtype, const char* what);  // no negative extent, size in bounds
+  Dims dims(const flatbuffers::Vector<int64_t>* v, DType dtype,
+            const char* what);  // no negative extent, size in bounds
   OpCode op_code(uint16_t number) const;
   Attrs attrs(const flatbuffers::Vector<flatbuffers::Offset<fb::Attr>>* v);
   Initializer initializer(const fb::Initializer* t);
@@ -61,7 +63,8 @@ class Fields {
   size_t budget_;
 };
 
-// The bytes at an address that scalars may be read from directly: `data` itself, or a copy in `storage` when it is not aligned.
+// The bytes at an address that scalars may be read from directly: `data` itself, or a copy in `storage` when it is not
+// aligned.
 const uint8_t* aligned(const uint8_t* data, size_t size, std::vector<uint64_t>& storage);
 // Limits for a file of `size` bytes: an honest one has at most one table every four bytes.
 flatbuffers::Verifier verifier(const uint8_t* data, size_t size);

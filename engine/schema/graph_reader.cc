@@ -1,5 +1,5 @@
-// Bytes -> Graph. Three fences: flatbuffers::Verifier (structure), the checks here (numbers, ids, sizes), then ir/verify and
-// ops/ (meaning).
+// Bytes -> Graph. Three fences: flatbuffers::Verifier (structure), the checks here (numbers, ids, sizes), then
+// ir/verify and ops/ (meaning).
 #include <cstring>
 
 #include "ops/op.h"
@@ -20,7 +20,8 @@ Tensor read_tensor(Fields& f, const fb::Tensor* t, size_t ops) {
   out.kind = f.number<TensorKind>(t->kind(), "a tensor's kind");
   out.producer = f.id_or_none(t->producer(), ops, "a tensor's producer");
   out.output = static_cast<int>(f.range(t->output(), 0, INT32_MAX, "a tensor's output"));
-  out.batch_dim = static_cast<int>(f.range(t->batch_dim(), -1, static_cast<int64_t>(out.dims.size()) - 1, "a tensor's batch_dim"));
+  out.batch_dim =
+      static_cast<int>(f.range(t->batch_dim(), -1, static_cast<int64_t>(out.dims.size()) - 1, "a tensor's batch_dim"));
   return out;
 }
 
@@ -69,7 +70,8 @@ Training read_training(Fields& f, const fb::Training* t, size_t tensors) {
   return out;
 }
 
-std::vector<NamedTensor> read_named(Fields& f, const flatbuffers::Vector<flatbuffers::Offset<fb::NamedTensor>>* v, size_t tensors) {
+std::vector<NamedTensor> read_named(Fields& f, const flatbuffers::Vector<flatbuffers::Offset<fb::NamedTensor>>* v,
+                                    size_t tensors) {
   std::vector<NamedTensor> out;
   if (v == nullptr) return out;
   for (const fb::NamedTensor* t : *v) {

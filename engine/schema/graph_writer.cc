@@ -11,8 +11,8 @@ std::vector<uint8_t> serialize(const Graph& graph) {
   std::vector<Off<fb::Tensor>> tensors;
   for (const Tensor& t : graph.tensors) {
     const auto name = write(b, t.name);
-    tensors.push_back(fb::CreateTensor(b, name, number<fb::DType>(t.dtype), write(b, t.dims), number<fb::TensorKind>(t.kind),
-                                       t.producer, t.output, t.batch_dim));
+    tensors.push_back(fb::CreateTensor(b, name, number<fb::DType>(t.dtype), write(b, t.dims),
+                                       number<fb::TensorKind>(t.kind), t.producer, t.output, t.batch_dim));
   }
   std::vector<Off<fb::Op>> ops;
   for (const Op& op : graph.ops) {
@@ -45,8 +45,8 @@ std::vector<uint8_t> serialize(const Graph& graph) {
   const auto variables_at = write(b, variables);
   const auto inputs = write(b, graph.inputs);
   const auto outputs = named(graph.outputs), gradients = named(graph.gradients);
-  fb::FinishGraphBuffer(b, fb::CreateGraph(b, kGraphFormatVersion, name, tensors_at, ops_at, scopes, variables_at, inputs, outputs,
-                                           gradients, training, strategy));
+  fb::FinishGraphBuffer(b, fb::CreateGraph(b, kGraphFormatVersion, name, tensors_at, ops_at, scopes, variables_at,
+                                           inputs, outputs, gradients, training, strategy));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 

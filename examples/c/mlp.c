@@ -10,15 +10,16 @@
 enum { BATCH = 64, HIDDEN = 32, STEPS = 200 };
 
 /* Every fallible call returns NULL or a status that says what went wrong. */
-static void check(whale_status *status) {
+static void check(whale_status* status) {
   if (status == NULL) return;
   whale_str message = whale_status_message(status), op = whale_status_op(status);
-  fprintf(stderr, "error: %.*s%s%.*s\n", (int)message.size, message.data, op.size ? " at op " : "", (int)op.size, op.data);
+  fprintf(stderr, "error: %.*s%s%.*s\n", (int)message.size, message.data, op.size ? " at op " : "", (int)op.size,
+          op.data);
   whale_status_release(status);
   exit(1);
 }
 
-static whale_value op(whale_graph *g, whale_str name, const whale_value *inputs, size_t count) {
+static whale_value op(whale_graph* g, whale_str name, const whale_value* inputs, size_t count) {
   whale_value out[3];
   size_t n = 0;
   check(whale_graph_op(g, name, inputs, count, NULL, 0, NULL, out, 3, &n));
@@ -26,7 +27,7 @@ static whale_value op(whale_graph *g, whale_str name, const whale_value *inputs,
 }
 
 /* y = x w + b, the weights drawn from a normal distribution. */
-static whale_value linear(whale_graph *g, whale_str name, whale_value x, int64_t in, int64_t out) {
+static whale_value linear(whale_graph* g, whale_str name, whale_value x, int64_t in, int64_t out) {
   whale_scope_options scope = WHALE_SCOPE_OPTIONS_INIT;
   scope.kind = WHALE_SCOPE_NAME;
   scope.name = name;
@@ -43,17 +44,17 @@ static whale_value linear(whale_graph *g, whale_str name, whale_value x, int64_t
   return y;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   whale_str devices = WHALE_STR("ref:2");
   if (argc > 1) {
     devices.data = argv[1];
     for (devices.size = 0; argv[1][devices.size] != '\0';) ++devices.size;
   }
-  whale_engine *engine;
+  whale_engine* engine;
   check(whale_engine_create(NULL, &engine));
 
   /* 1. The model, an ordinary local program on the whole batch. */
-  whale_graph *g;
+  whale_graph* g;
   check(whale_graph_create(engine, WHALE_STR("mlp"), &g));
   whale_value x, label, loss[2];
   const int64_t x_dims[2] = {BATCH, 2}, label_dims[1] = {BATCH};
@@ -76,8 +77,8 @@ int main(int argc, char **argv) {
   check(whale_graph_seal(g));
 
   /* 2. Where it runs. */
-  whale_cluster *cluster;
-  whale_plan *plan;
+  whale_cluster* cluster;
+  whale_plan* plan;
   whale_text summary;
   check(whale_cluster_create(engine, devices, &cluster));
   check(whale_plan_create(engine, g, cluster, NULL, &plan));
@@ -86,7 +87,7 @@ int main(int argc, char **argv) {
   whale_text_release(&summary);
 
   /* 3. Train. */
-  whale_session *session;
+  whale_session* session;
   check(whale_session_create(engine, plan, NULL, &session));
   static float points[BATCH][2];
   static int32_t labels[BATCH];
@@ -102,12 +103,12 @@ int main(int argc, char **argv) {
       points[i][0] = (float)((1 + labels[i]) * cos(angle));
       points[i][1] = (float)((1 + labels[i]) * sin(angle));
     }
-    whale_event *event;
+    whale_event* event;
     int32_t done;
     check(whale_session_step(session, inputs, 2, &fetched, 1, NULL, &event));
     check(whale_event_wait(event, -1, &done));
     whale_event_release(event);
-    last = *(const float *)whale_tensor_data(fetched.tensor);
+    last = *(const float*)whale_tensor_data(fetched.tensor);
     if (step == 0) first = last;
     if (step % 50 == 0 || step == STEPS - 1) printf("step %3d  loss %.4f\n", step, last);
   }

@@ -7,17 +7,17 @@
 #include <whale/whale.h>
 
 static int failures;
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
       fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
-      ++failures;                                                               \
-    }                                                                           \
+      ++failures;                                                                   \
+    }                                                                               \
   } while (0)
 
 /* The call must succeed; without that the rest makes no sense. */
 #define OK(call) ok((call), __FILE__, __LINE__)
-static void ok(whale_status *status, const char *file, int line) {
+static void ok(whale_status* status, const char* file, int line) {
   if (status == NULL) return;
   whale_str m = whale_status_message(status);
   fprintf(stderr, "%s:%d: %.*s\n", file, line, (int)m.size, m.data);
@@ -26,43 +26,45 @@ static void ok(whale_status *status, const char *file, int line) {
 
 /* The call must fail with this code and a message that contains `part`. */
 #define FAILS(call, code, part) fails((call), (code), (part), __FILE__, __LINE__)
-static void fails(whale_status *status, int code, const char *part, const char *file, int line) {
+static void fails(whale_status* status, int code, const char* part, const char* file, int line) {
   if (status == NULL) {
     fprintf(stderr, "%s:%d: succeeded, expected an error about '%s'\n", file, line, part);
     ++failures;
     return;
   }
   whale_str m = whale_status_message(status);
-  char *text = calloc(m.size + 1, 1);
+  char* text = calloc(m.size + 1, 1);
   memcpy(text, m.data, m.size);
   if (whale_status_code(status) != code || strstr(text, part) == NULL) {
-    fprintf(stderr, "%s:%d: code %d, message '%s'; expected code %d and '%s'\n", file, line, whale_status_code(status), text, code, part);
+    fprintf(stderr, "%s:%d: code %d, message '%s'; expected code %d and '%s'\n", file, line, whale_status_code(status),
+            text, code, part);
     ++failures;
   }
   free(text);
   whale_status_release(status);
 }
 
-static int same(whale_str s, const char *text) { return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0; }
-static int contains(whale_text t, const char *part) { return t.data != NULL && strstr(t.data, part) != NULL; }
-static whale_str str(const char *text) {
+static int same(whale_str s, const char* text) { return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0; }
+static int contains(whale_text t, const char* part) { return t.data != NULL && strstr(t.data, part) != NULL; }
+static whale_str str(const char* text) {
   whale_str s = {text, strlen(text)};
   return s;
 }
 
 enum { BATCH = 8, IN = 5, HIDDEN = 7, OUT = 3 };
-static whale_engine *engine;
+static whale_engine* engine;
 
-static whale_value op(whale_graph *g, const char *name, const whale_value *in, size_t n) {
+static whale_value op(whale_graph* g, const char* name, const whale_value* in, size_t n) {
   whale_value out[3] = {-7, -7, -7};
   size_t count = 0;
   OK(whale_graph_op(g, str(name), in, n, NULL, 0, NULL, out, 3, &count));
   return out[0];
 }
 
-static whale_graph *mlp(void) {
-  const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH}, w1_dims[] = {IN, HIDDEN}, b1_dims[] = {HIDDEN}, w2_dims[] = {HIDDEN, OUT};
-  whale_graph *g;
+static whale_graph* mlp(void) {
+  const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH}, w1_dims[] = {IN, HIDDEN}, b1_dims[] = {HIDDEN},
+                w2_dims[] = {HIDDEN, OUT};
+  whale_graph* g;
   OK(whale_graph_create(engine, WHALE_STR("mlp"), &g));
   whale_value x, y, w1, b1, w2, in[3];
   OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, x_dims, 2, 0, &x));
@@ -98,7 +100,8 @@ static whale_graph *mlp(void) {
   return g;
 }
 
-/* ---- the engine, texts, statuses ---------------------------------------------------------------------------------------- */
+/* ---- the engine, texts, statuses
+ * ---------------------------------------------------------------------------------------- */
 static void test_engine(void) {
   CHECK(strcmp(whale_version(), "0.1.0") == 0);
   whale_text text = {NULL, 0};
@@ -121,7 +124,7 @@ static void test_engine(void) {
   CHECK(text.data == NULL);
 
   whale_engine_options o = WHALE_ENGINE_OPTIONS_INIT;
-  whale_engine *other = NULL;
+  whale_engine* other = NULL;
   o.struct_size = 0;
   FAILS(whale_engine_create(&o, &other), WHALE_INVALID_ARGUMENT, "_INIT");
   CHECK(other == NULL);
@@ -137,33 +140,35 @@ static void test_engine(void) {
   FAILS(whale_engine_create(&longer.o, &other), WHALE_UNIMPLEMENTED, "does not know");
   CHECK(other == NULL);
 
-  CHECK(whale_status_code(NULL) == WHALE_OK && whale_status_damage(NULL) == WHALE_DAMAGE_CALL && whale_status_rank(NULL) == -1);
+  CHECK(whale_status_code(NULL) == WHALE_OK && whale_status_damage(NULL) == WHALE_DAMAGE_CALL &&
+        whale_status_rank(NULL) == -1);
   CHECK(whale_status_message(NULL).size == 0);
   whale_status_release(NULL);
   whale_engine_release(NULL);
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------------------------- */
+/* ---- tensors
+ * -------------------------------------------------------------------------------------------------------------- */
 static int deleted;
-static void legacy_deleter(DLManagedTensor *self) {
+static void legacy_deleter(DLManagedTensor* self) {
   (void)self;
   ++deleted;
 }
 
 static void test_tensors(void) {
   const int64_t dims[] = {2, 3};
-  whale_tensor *t = NULL;
+  whale_tensor* t = NULL;
   OK(whale_tensor_create(WHALE_F32, dims, 2, &t));
   CHECK(whale_tensor_dtype(t) == WHALE_F32 && whale_tensor_rank(t) == 2 && whale_tensor_bytes(t) == 24);
-  CHECK(whale_tensor_dims(t)[1] == 3 && ((float *)whale_tensor_data(t))[5] == 0.0f);
-  ((float *)whale_tensor_data(t))[5] = 42.0f;
-  DLManagedTensorVersioned *dl = NULL;
+  CHECK(whale_tensor_dims(t)[1] == 3 && ((float*)whale_tensor_data(t))[5] == 0.0f);
+  ((float*)whale_tensor_data(t))[5] = 42.0f;
+  DLManagedTensorVersioned* dl = NULL;
   OK(whale_tensor_to_dlpack(t, &dl));
   whale_tensor_release(t);
-  CHECK(((float *)dl->dl_tensor.data)[5] == 42.0f && dl->dl_tensor.shape[0] == 2 && dl->version.major == 1);
-  whale_tensor *back = NULL;
+  CHECK(((float*)dl->dl_tensor.data)[5] == 42.0f && dl->dl_tensor.shape[0] == 2 && dl->version.major == 1);
+  whale_tensor* back = NULL;
   OK(whale_tensor_from_dlpack(dl, &back));
-  CHECK(((float *)whale_tensor_data(back))[5] == 42.0f);
+  CHECK(((float*)whale_tensor_data(back))[5] == 42.0f);
   whale_tensor_release(back);
 
   float data[6] = {0};
@@ -202,7 +207,7 @@ static void test_tensors(void) {
   FAILS(whale_tensor_create(WHALE_F32, large, 1, &t), WHALE_INVALID_ARGUMENT, "larger");
   FAILS(whale_tensor_create(WHALE_F32, dims, 1000, &t), WHALE_INVALID_ARGUMENT, "1000 dimensions");
   FAILS(whale_tensor_view(WHALE_F32, dims, 2, NULL, &t), WHALE_INVALID_ARGUMENT, "`data` is NULL");
-  FAILS(whale_tensor_view(WHALE_F32, dims, 2, (char *)data + 1, &t), WHALE_INVALID_ARGUMENT, "aligned");
+  FAILS(whale_tensor_view(WHALE_F32, dims, 2, (char*)data + 1, &t), WHALE_INVALID_ARGUMENT, "aligned");
   CHECK(t == NULL);
   OK(whale_tensor_create(WHALE_I64, NULL, 0, &t)); /* a scalar */
   CHECK(whale_tensor_bytes(t) == 8);
@@ -210,9 +215,10 @@ static void test_tensors(void) {
   whale_tensor_release(NULL);
 }
 
-/* ---- graphs ----------------------------------------------------------------------------------------------------------------- */
+/* ---- graphs
+ * ----------------------------------------------------------------------------------------------------------------- */
 static void test_graph(void) {
-  whale_graph *g = mlp();
+  whale_graph* g = mlp();
   whale_text text = {NULL, 0}, bytes = {NULL, 0};
   OK(whale_graph_print(g, WHALE_STR("graph"), &text));
   CHECK(contains(text, "matmul"));
@@ -223,7 +229,7 @@ static void test_graph(void) {
   FAILS(whale_graph_print(g, WHALE_STR("nonsense"), &text), WHALE_INVALID_ARGUMENT, "level 'nonsense'");
   OK(whale_graph_summary(g, &text));
   CHECK(contains(text, "body") && contains(text, "parameters"));
-  for (const char *line = text.data; *line != '\0';) {
+  for (const char* line = text.data; *line != '\0';) {
     const size_t n = strcspn(line, "\n");
     CHECK(n <= 100);
     line += n + (line[n] != '\0');
@@ -234,7 +240,7 @@ static void test_graph(void) {
   whale_text_release(&text);
   OK(whale_graph_serialize(g, &bytes));
 
-  whale_graph *again = NULL;
+  whale_graph* again = NULL;
   OK(whale_graph_parse(engine, bytes.data, bytes.size, &again));
   OK(whale_graph_serialize(again, &text));
   CHECK(text.size == bytes.size && memcmp(text.data, bytes.data, text.size) == 0);
@@ -244,7 +250,7 @@ static void test_graph(void) {
   FAILS(whale_graph_parse(engine, bytes.data, bytes.size / 2, &again), WHALE_INVALID_ARGUMENT, "not a valid graph");
   FAILS(whale_graph_parse(engine, "rubbish!", 8, &again), WHALE_INVALID_ARGUMENT, "first bytes");
   FAILS(whale_graph_parse(engine, NULL, 8, &again), WHALE_INVALID_ARGUMENT, "`data` is NULL");
-  whale_plan *plan = NULL;
+  whale_plan* plan = NULL;
   FAILS(whale_plan_parse(engine, bytes.data, bytes.size, &plan), WHALE_INVALID_ARGUMENT, "this is a graph");
   CHECK(again == NULL && plan == NULL);
   whale_text_release(&bytes);
@@ -273,7 +279,7 @@ static void test_graph(void) {
 
 static void test_graph_errors(void) {
   const int64_t a_dims[] = {4, 3}, b_dims[] = {5, 6};
-  whale_graph *g;
+  whale_graph* g;
   OK(whale_graph_create(engine, WHALE_STR("bad"), &g));
   whale_value a, b, in[2], out[2] = {-7, -7};
   OK(whale_graph_input(g, WHALE_STR("a"), WHALE_F32, a_dims, 2, 0, &a));
@@ -287,7 +293,8 @@ static void test_graph_errors(void) {
   FAILS(whale_graph_input(g, WHALE_STR("\xff"), WHALE_F32, a_dims, 2, 0, &v), WHALE_INVALID_ARGUMENT, "UTF-8");
   whale_str null = {NULL, 3};
   FAILS(whale_graph_input(g, null, WHALE_F32, a_dims, 2, 0, &v), WHALE_INVALID_ARGUMENT, "NULL");
-  FAILS(whale_graph_parameter(g, WHALE_STR("i"), WHALE_I32, a_dims, 2, NULL, &v), WHALE_INVALID_ARGUMENT, "floating point");
+  FAILS(whale_graph_parameter(g, WHALE_STR("i"), WHALE_I32, a_dims, 2, NULL, &v), WHALE_INVALID_ARGUMENT,
+        "floating point");
   whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
   p.init = 17;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "options.init");
@@ -315,7 +322,7 @@ static void test_graph_errors(void) {
   whale_op_options o = WHALE_OP_OPTIONS_INIT;
   o.name = WHALE_STR("project");
   o.location = WHALE_STR("model.py:12");
-  whale_status *s = whale_graph_op(g, WHALE_STR("matmul"), in, 2, NULL, 0, &o, out, 2, &n);
+  whale_status* s = whale_graph_op(g, WHALE_STR("matmul"), in, 2, NULL, 0, &o, out, 2, &n);
   CHECK(s != NULL && whale_status_code(s) == WHALE_INVALID_ARGUMENT && whale_status_damage(s) == WHALE_DAMAGE_CALL);
   CHECK(same(whale_status_op(s), "layer.project"));
   CHECK(same(whale_status_scope(s), "twice/layer"));
@@ -324,13 +331,18 @@ static void test_graph_errors(void) {
   CHECK(m.size > 13 && memcmp(m.data, "model.py:12: ", 13) == 0);
   whale_status_release(s);
 
-  FAILS(whale_graph_op(g, WHALE_STR("matmull"), in, 2, NULL, 0, NULL, out, 2, &n), WHALE_NOT_FOUND, "did you mean 'matmul'");
-  FAILS(whale_graph_op(g, WHALE_STR("all_reduce"), in, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "planner");
+  FAILS(whale_graph_op(g, WHALE_STR("matmull"), in, 2, NULL, 0, NULL, out, 2, &n), WHALE_NOT_FOUND,
+        "did you mean 'matmul'");
+  FAILS(whale_graph_op(g, WHALE_STR("all_reduce"), in, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT,
+        "planner");
   FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 2, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "2 operands");
-  FAILS(whale_graph_op(g, WHALE_STR("relu"), NULL, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), NULL, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT,
+        "`inputs` is NULL");
   FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 0, &n), WHALE_INVALID_ARGUMENT, "room for 0");
-  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, NULL, 2, &n), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
-  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 2, NULL), WHALE_INVALID_ARGUMENT, "`output_count` is NULL");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, NULL, 2, &n), WHALE_INVALID_ARGUMENT,
+        "`outputs` is NULL");
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 2, NULL), WHALE_INVALID_ARGUMENT,
+        "`output_count` is NULL");
   in[0] = 1234;
   FAILS(whale_graph_op(g, WHALE_STR("relu"), in, 1, NULL, 0, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "value 1234");
   in[0] = a;
@@ -341,9 +353,11 @@ static void test_graph_errors(void) {
   attr.s = WHALE_STR("no");
   FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "axes");
   attr.name = WHALE_STR("bananas");
-  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "bananas");
+  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT,
+        "bananas");
   attr.kind = 9;
-  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT, "kind 9");
+  FAILS(whale_graph_op(g, WHALE_STR("reduce_sum"), in, 1, &attr, 1, NULL, out, 2, &n), WHALE_INVALID_ARGUMENT,
+        "kind 9");
   CHECK(out[0] == -7 && out[1] == -7 && n == 77);
 
   FAILS(whale_graph_seal(g), WHALE_FAILED_PRECONDITION, "still open");
@@ -354,7 +368,7 @@ static void test_graph_errors(void) {
   FAILS(whale_graph_output(g, WHALE_STR("loss"), out[0]), WHALE_INVALID_ARGUMENT, "loss");
   OK(whale_graph_output(g, WHALE_STR("r"), out[0]));
   FAILS(whale_graph_output(g, WHALE_STR("r"), out[0]), WHALE_ALREADY_EXISTS, "output 'r'");
-  const int64_t *dims = NULL;
+  const int64_t* dims = NULL;
   int32_t dtype = 0;
   size_t rank = 0;
   FAILS(whale_graph_value(g, 55, &dtype, &dims, &rank), WHALE_INVALID_ARGUMENT, "value 55");
@@ -368,8 +382,8 @@ static void test_graph_errors(void) {
   t.beta1 = 0.9;
   t.optimizer = 55;
   FAILS(whale_graph_minimize(g, out[0], &t), WHALE_INVALID_ARGUMENT, "options.optimizer");
-  whale_plan *plan = NULL;
-  whale_cluster *cluster = NULL;
+  whale_plan* plan = NULL;
+  whale_cluster* cluster = NULL;
   OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &cluster));
   FAILS(whale_plan_create(engine, g, cluster, NULL, &plan), WHALE_FAILED_PRECONDITION, "not sealed");
   CHECK(plan == NULL);
@@ -378,12 +392,14 @@ static void test_graph_errors(void) {
   whale_graph_release(g);
 }
 
-/* ---- clusters and plans ------------------------------------------------------------------------------------------------------ */
+/* ---- clusters and plans
+ * ------------------------------------------------------------------------------------------------------ */
 static void test_cluster(void) {
-  whale_cluster *c = NULL;
-  const char *bad[] = {"", "cpu:0", "cpu:-1", "gpu:2", "ref:2,", ",ref:1", "ref:99999999999999999999", "cpu@", "ref:2x", "null:1 ref:1"};
+  whale_cluster* c = NULL;
+  const char* bad[] = {"",     "cpu:0",  "cpu:-1",      "gpu:2", "ref:2,", ",ref:1", "ref:99999999999999999999",
+                       "cpu@", "ref:2x", "null:1 ref:1"};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
-    whale_status *s = whale_cluster_create(engine, str(bad[i]), &c);
+    whale_status* s = whale_cluster_create(engine, str(bad[i]), &c);
     if (s == NULL) fprintf(stderr, "devices '%s' were accepted\n", bad[i]);
     CHECK(s != NULL && c == NULL && whale_status_message(s).size > 0);
     whale_status_release(s);
@@ -394,9 +410,9 @@ static void test_cluster(void) {
   whale_cluster_release(NULL);
 }
 
-static whale_plan *planned(whale_graph *g, const char *devices) {
-  whale_cluster *c;
-  whale_plan *p;
+static whale_plan* planned(whale_graph* g, const char* devices) {
+  whale_cluster* c;
+  whale_plan* p;
   OK(whale_cluster_create(engine, str(devices), &c));
   OK(whale_plan_create(engine, g, c, NULL, &p));
   whale_cluster_release(c);
@@ -404,7 +420,7 @@ static whale_plan *planned(whale_graph *g, const char *devices) {
 }
 
 static void test_plan(void) {
-  whale_graph *g = mlp();
+  whale_graph* g = mlp();
   whale_plan *p = planned(g, "ref:2"), *again = NULL;
   whale_graph_release(g);
   whale_text text = {NULL, 0}, bytes = {NULL, 0}, more = {NULL, 0};
@@ -434,7 +450,7 @@ static void test_plan(void) {
   whale_plan_release(NULL);
 
   g = mlp();
-  whale_cluster *c;
+  whale_cluster* c;
   OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &c));
   whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
   o.strategy = WHALE_STR("replica(3)");
@@ -452,11 +468,12 @@ static void test_plan(void) {
   whale_graph_release(g);
 }
 
-/* ---- sessions ------------------------------------------------------------------------------------------------------------------ */
-static void test_session(const char *devices) {
-  whale_graph *g = mlp();
-  whale_plan *p = planned(g, devices);
-  whale_session *s = NULL;
+/* ---- sessions
+ * ------------------------------------------------------------------------------------------------------------------ */
+static void test_session(const char* devices) {
+  whale_graph* g = mlp();
+  whale_plan* p = planned(g, devices);
+  whale_session* s = NULL;
   whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
   so.seed = 3;
   OK(whale_session_create(engine, p, &so, &s));
@@ -474,7 +491,7 @@ static void test_session(const char *devices) {
   OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0].tensor));
   OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1].tensor));
   whale_named_tensor out[2] = {{WHALE_STR("loss"), NULL}, {WHALE_STR("logits"), NULL}};
-  whale_event *e = NULL;
+  whale_event* e = NULL;
   int32_t done = 7;
   double first = 0, last = 0;
   for (int step = 0; step < 30; ++step) {
@@ -484,11 +501,12 @@ static void test_session(const char *devices) {
     whale_event_release(e);
     e = NULL;
     CHECK(whale_tensor_rank(out[0].tensor) == 0 && whale_tensor_dtype(out[0].tensor) == WHALE_F32);
-    last = *(float *)whale_tensor_data(out[0].tensor);
+    last = *(float*)whale_tensor_data(out[0].tensor);
     if (step == 0) first = last;
   }
   CHECK(last < 0.9 * first && last > 0);
-  CHECK(whale_tensor_rank(out[1].tensor) == 2 && whale_tensor_dims(out[1].tensor)[0] == BATCH && whale_tensor_dims(out[1].tensor)[1] == OUT);
+  CHECK(whale_tensor_rank(out[1].tensor) == 2 && whale_tensor_dims(out[1].tensor)[0] == BATCH &&
+        whale_tensor_dims(out[1].tensor)[1] == OUT);
   CHECK(whale_session_iteration(s) == 30 && whale_session_updates(s) == 30);
   CHECK(whale_session_learning_rate(s) == 0.5);
 
@@ -503,16 +521,16 @@ static void test_session(const char *devices) {
   CHECK(whale_session_iteration(s) == 30);
 
   /* Parameters. */
-  whale_tensor *w = NULL;
+  whale_tensor* w = NULL;
   OK(whale_session_read(s, WHALE_STR("body.w1"), &w));
   CHECK(whale_tensor_rank(w) == 2 && whale_tensor_dims(w)[0] == IN && whale_tensor_dims(w)[1] == HIDDEN);
-  CHECK(((float *)whale_tensor_data(w))[0] != 0.0f);
-  ((float *)whale_tensor_data(w))[0] = 9.0f;
+  CHECK(((float*)whale_tensor_data(w))[0] != 0.0f);
+  ((float*)whale_tensor_data(w))[0] = 9.0f;
   OK(whale_session_write(s, WHALE_STR("body.w1"), w));
   whale_tensor_release(w);
   w = NULL;
   OK(whale_session_read(s, WHALE_STR("body.w1"), &w));
-  CHECK(((float *)whale_tensor_data(w))[0] == 9.0f);
+  CHECK(((float*)whale_tensor_data(w))[0] == 9.0f);
   FAILS(whale_session_write(s, WHALE_STR("body.w2"), w), WHALE_INVALID_ARGUMENT, "body.w2");
   FAILS(whale_session_write(s, WHALE_STR("body.w1"), NULL), WHALE_INVALID_ARGUMENT, "`tensor` is NULL");
   whale_tensor_release(w);
@@ -528,12 +546,12 @@ static void test_session(const char *devices) {
   whale_text_release(&text);
 
   /* Everything wrong with a step; the session must be as before it. */
-  FAILS(whale_session_step(s, in, 1, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y");                        /* missing */
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "input 'z' has no tensor");  /* NULL */
+  FAILS(whale_session_step(s, in, 1, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y"); /* missing */
+  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "input 'z' has no tensor"); /* NULL */
   in[2].tensor = in[0].tensor;
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "z");  /* extra */
+  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "z"); /* extra */
   in[2].name = WHALE_STR("x");
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x");  /* twice */
+  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x"); /* twice */
   FAILS(whale_session_step(s, NULL, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
   FAILS(whale_session_step(s, in, 2, NULL, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
   FAILS(whale_session_step(s, in, 2, NULL, 0, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
@@ -546,7 +564,7 @@ static void test_session(const char *devices) {
   FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* shape */
   whale_tensor_release(wrong[0].tensor);
   whale_named_tensor fetch = {WHALE_STR("nothing"), NULL};
-  whale_status *status = whale_session_step(s, in, 2, &fetch, 1, NULL, &e);
+  whale_status* status = whale_session_step(s, in, 2, &fetch, 1, NULL, &e);
   CHECK(status != NULL && fetch.tensor == NULL);
   whale_status_release(status);
   fetch.name = WHALE_STR("logits");
@@ -557,7 +575,7 @@ static void test_session(const char *devices) {
   CHECK(whale_session_updates(s) == 30);
 
   /* A token that was triggered before the run. */
-  whale_cancel *cancel = NULL;
+  whale_cancel* cancel = NULL;
   OK(whale_cancel_create(&cancel));
   whale_cancel_trigger(cancel);
   status = whale_session_step(s, in, 2, NULL, 0, cancel, &e);

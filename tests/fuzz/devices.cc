@@ -19,7 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 namespace whale::fuzz {
 
 std::vector<Bytes> seeds() {
-  return {bytes("cpu:4"), bytes("cpu@0,cpu@1*2"), bytes("ref:3"), bytes("null:8"), bytes("cpu@0-1*2,ref:1"), bytes("cuda:2"), bytes("cuda@0")};
+  return {bytes("cpu:4"),           bytes("cpu@0,cpu@1*2"), bytes("ref:3"), bytes("null:8"),
+          bytes("cpu@0-1*2,ref:1"), bytes("cuda:2"),        bytes("cuda@0")};
 }
 
 std::vector<std::string> tokens() {

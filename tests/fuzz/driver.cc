@@ -1,7 +1,6 @@
-// Runs a fuzz target without libFuzzer, as an ordinary test: the seeds, then deterministic random mutations of them (flipped
-// bits, overwritten numbers, truncations, splices, repeated and deleted runs). `target [count [seed]]`, or `target FILE...` to
-// replay what libFuzzer found.
-#include <algorithm>
+// Runs a fuzz target without libFuzzer, as an ordinary test: the seeds, then deterministic random mutations of them
+// (flipped bits, overwritten numbers, truncations, splices, repeated and deleted runs). `target [count [seed]]`, or
+// `target FILE...` to replay what libFuzzer found.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,10 +30,28 @@ class Random {
 };
 
 // Numbers that break things: ends of ranges, signs, off by one.
-constexpr int64_t kEvil[] = {0,     1,         -1,        2,          7,         8,         127,               128,              255,  256, 32767,
-                             65535, INT32_MAX, INT32_MIN, 0xFFFFFFFF, INT64_MAX, INT64_MIN, int64_t{1} << 40, int64_t{1} << 62};
+constexpr int64_t kEvil[] = {0,
+                             1,
+                             -1,
+                             2,
+                             7,
+                             8,
+                             127,
+                             128,
+                             255,
+                             256,
+                             32767,
+                             65535,
+                             INT32_MAX,
+                             INT32_MIN,
+                             0xFFFFFFFF,
+                             INT64_MAX,
+                             INT64_MIN,
+                             int64_t{1} << 40,
+                             int64_t{1} << 62};
 
-// The first `kinds` kinds of change: 3 keep every byte in its place, so that what is behind the check of structure is reached.
+// The first `kinds` kinds of change: 3 keep every byte in its place, so that what is behind the check of structure is
+// reached.
 void mutate(Bytes& b, const Bytes& other, const std::vector<std::string>& words, size_t kinds, Random& random) {
   const size_t at = random.below(b.size());
   switch (random.below(kinds)) {
@@ -59,7 +76,8 @@ void mutate(Bytes& b, const Bytes& other, const std::vector<std::string>& words,
       break;
     }
     case 5: {  // over what is there
-      const size_t from = random.below(other.size()), n = std::min({other.size() - from, b.size() - at, 1 + random.below(64)});
+      const size_t from = random.below(other.size()),
+                   n = std::min({other.size() - from, b.size() - at, 1 + random.below(64)});
       std::copy_n(other.begin() + static_cast<std::ptrdiff_t>(from), n, b.begin() + static_cast<std::ptrdiff_t>(at));
       break;
     }
@@ -118,7 +136,8 @@ int main(int argc, char** argv) {
   run({});
   for (const Bytes& b : corpus) {
     run(b);
-    for (size_t n = 0; n < b.size(); n += 1 + b.size() / 256) run(Bytes(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(n)));
+    for (size_t n = 0; n < b.size(); n += 1 + b.size() / 256)
+      run(Bytes(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(n)));
   }
   Random random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   for (long i = 0; i < count; ++i) {

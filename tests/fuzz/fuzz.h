@@ -14,7 +14,7 @@ namespace whale::fuzz {
 using Bytes = std::vector<uint8_t>;
 inline Bytes bytes(const std::string& s) { return Bytes(s.begin(), s.end()); }
 
-std::vector<Bytes> seeds();                    // honest inputs, generated
-std::vector<std::string> tokens();             // what splices insert, may be empty
+std::vector<Bytes> seeds();         // honest inputs, generated
+std::vector<std::string> tokens();  // what splices insert, may be empty
 
 }  // namespace whale::fuzz

@@ -30,7 +30,8 @@ std::vector<Bytes> seeds() {
   alone.training.loss = kNone;
   CompileOptions two;
   two.accumulation = 2;
-  return {serialize(compile(graph, parse_devices("ref:2"))), serialize(compile(alone, parse_devices("cpu@0,null:1"), two)),
+  return {serialize(compile(graph, parse_devices("ref:2"))),
+          serialize(compile(alone, parse_devices("cpu@0,null:1"), two)),
           serialize(compile(alone, parse_devices("ref:1")))};
 }
 

@@ -18,13 +18,37 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 namespace whale::fuzz {
 
 std::vector<Bytes> seeds() {
-  return {bytes("replica"), bytes("replica(3, shares=[3,2,1])"), bytes("replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)"),
-          bytes("split(ways=2, factor=heads)"), bytes("stage(devices=2)"), bytes("cluster(layout=average(2)) > replica")};
+  return {bytes("replica"),
+          bytes("replica(3, shares=[3,2,1])"),
+          bytes("replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)"),
+          bytes("split(ways=2, factor=heads)"),
+          bytes("stage(devices=2)"),
+          bytes("cluster(layout=average(2)) > replica")};
 }
 
 std::vector<std::string> tokens() {
-  return {"replica", "split", "stage", "pipeline", "cluster", "(", ")", "[", "]", ",", "=", ">", " ", "shares", "count", "1e308", "-1", "nan",
-          "99999999999999999999", "0", "1f1b", "micro_batches"};
+  return {"replica",
+          "split",
+          "stage",
+          "pipeline",
+          "cluster",
+          "(",
+          ")",
+          "[",
+          "]",
+          ",",
+          "=",
+          ">",
+          " ",
+          "shares",
+          "count",
+          "1e308",
+          "-1",
+          "nan",
+          "99999999999999999999",
+          "0",
+          "1f1b",
+          "micro_batches"};
 }
 
 }  // namespace whale::fuzz

@@ -77,8 +77,12 @@ TEST_CASE("every number of a plan is checked") {
   CHECK(has(program([](Program& p) { p.schedule[0].segment = 44; }), "segment"));
   CHECK(has(program([](Program& p) { p.schedule[0].micro_batch = 44; }), "micro-batch"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).in[0] = 100000; }), "buffer"));
-  CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).op = static_cast<OpCode>(9999); }), "op number"));
-  CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).waits.push_back({Stream::kCompute, 9999}); }), "wait"));
+  CHECK(
+      has(program([](Program& p) { first(p, InstructionKind::kKernel).op = static_cast<OpCode>(9999); }), "op number"));
+  CHECK(has(program([](Program& p) {
+              first(p, InstructionKind::kKernel).waits.push_back({Stream::kCompute, 9999});
+            }),
+            "wait"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kCollective).ref = 99; }), "group"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kFeed).ref = 99; }), "input"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kFetch).in.clear(); }), "fetch"));
@@ -86,7 +90,8 @@ TEST_CASE("every number of a plan is checked") {
 
 TEST_CASE("a graph is not a plan, half a plan is none") {
   const std::vector<uint8_t> graph = serialize(sample_graph());
-  CHECK_THROWS_WITH_AS((void)deserialize(graph.data(), graph.size()), doctest::Contains("plan it for devices first"), Error);
+  CHECK_THROWS_WITH_AS((void)deserialize(graph.data(), graph.size()), doctest::Contains("plan it for devices first"),
+                       Error);
   const std::vector<uint8_t> plan = serialize(sample_plan());
   CHECK_THROWS_WITH_AS((void)read_graph(plan.data(), plan.size()), doctest::Contains("this is a plan"), Error);
   for (size_t n = 0; n < plan.size(); n += 211) CHECK_THROWS_AS((void)deserialize(plan.data(), n), Error);

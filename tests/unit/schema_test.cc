@@ -113,8 +113,11 @@ TEST_CASE("a small file cannot grow into a large graph") {
 }
 
 TEST_CASE("UTF-8") {
-  for (const char* good : {"", "abc", "gr\xc3\xbc\xc3\x9f", "\xe2\x82\xac", "\xf0\x9f\x90\x8b", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf"}) CHECK(is_utf8(good));
-  for (const char* bad : {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "a\xff"}) {
+  for (const char* good :
+       {"", "abc", "gr\xc3\xbc\xc3\x9f", "\xe2\x82\xac", "\xf0\x9f\x90\x8b", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf"})
+    CHECK(is_utf8(good));
+  for (const char* bad : {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80",
+                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "a\xff"}) {
     CHECK_FALSE(is_utf8(bad));
   }
   CHECK(is_name("block.3/w"));
