@@ -108,10 +108,10 @@ inline void softmax_block(const AttentionArgs& a, const Block& at, const float* 
       if (bias) x = hn::Add(x, load(bias + i * kQ + lane));
       if (i >= see.full) x = hn::IfThenElse(seen(at, a, lane, i), x, splat(-HUGE_VALF));
       if (bias || i >= see.full) store(x, s + i * kQ + lane);
-      high = max_nan(high, x);
+      high = hn::Max(high, x);  // may miss a NaN: the sum does not
     }
     const V old = load(top + lane);
-    const V now = max_nan(old, high);
+    const V now = hn::Max(old, high);
     const V base = hn::IfThenElse(hn::Eq(now, splat(-HUGE_VALF)), zero(), now);
     V total = zero();
     for (int64_t i = 0; i < see.end; ++i) {

@@ -147,7 +147,7 @@ void run_dropout(const Program& p, const Step& step, const float* x, float* y, i
   for (int64_t i = 0; i < n; i += 256) {
     const int64_t m = std::min<int64_t>(256, n - i);
     global_words(p, stream, begin + i, words, m);
-    for (int64_t j = 0; j < m; ++j) y[i + j] = words[j] >= threshold ? x[i + j] * scale : 0.0f;
+    keep_tile(x + i, words, threshold, scale, y + i, m);
   }
 }
 

@@ -83,8 +83,10 @@ HWY_INLINE V power_of_two(hn::Vec<I32> n) { return hn::BitCast(F32(), hn::ShiftL
 HWY_INLINE V exp_reduced(V x, hn::Vec<I32>& n) {
   static constexpr float c[] = {0.5f, 0.1666666716337204f, 0.04166625440120697f, 0.008333261124789715f,
                                 0.0013947212137281895f, 0.00019919921760447323f};
-  n = hn::NearestInt(hn::Mul(x, splat(1.44269504088896341f)));
-  const V k = hn::ConvertTo(F32(), n);
+  const V round = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the nearest integer
+  const V shifted = hn::MulAdd(x, splat(1.44269504088896341f), round);
+  n = hn::Sub(hn::BitCast(I32(), shifted), hn::Set(I32(), 0x4B400000));
+  const V k = hn::Sub(shifted, round);
   V r = hn::NegMulAdd(k, splat(0.693145751953125f), x);
   r = hn::NegMulAdd(k, splat(1.428606765330187e-06f), r);
   const V p = hn::MulAdd(r, splat(c[5]), splat(c[4]));

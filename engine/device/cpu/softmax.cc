@@ -55,10 +55,9 @@ RowSums scan_row(const T* x, int64_t n) {
     const T* p = x + begin;
     V a = splat(-HUGE_VALF), b = a;
     int64_t j = 0;
-    for (; j + 2 * kLanes <= m; j += 2 * kLanes) a = max_nan(a, load(p + j)), b = max_nan(b, load(p + j + kLanes));
-    for (; j < m; j += kLanes) a = max_nan(a, m - j >= kLanes ? load(p + j) : load_n(p + j, m - j, -HUGE_VALF));
-    a = max_nan(a, b);
-    const float block = hn::AllFalse(F32(), hn::IsNaN(a)) ? max_lanes(a) : NAN;
+    for (; j + 2 * kLanes <= m; j += 2 * kLanes) a = hn::Max(a, load(p + j)), b = hn::Max(b, load(p + j + kLanes));
+    for (; j < m; j += kLanes) a = hn::Max(a, m - j >= kLanes ? load(p + j) : load_n(p + j, m - j, -HUGE_VALF));
+    const float block = max_lanes(hn::Max(a, b));  // may miss a NaN: the sum does not
     if (!(block <= top)) {
       if (top > -HUGE_VALF) sum = hn::Mul(sum, exp(splat(top - block)));
       top = block;

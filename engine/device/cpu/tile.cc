@@ -182,6 +182,20 @@ int64_t philox_blocks(uint32_t key0, uint32_t key1, uint64_t iteration, uint64_t
 #endif
 }
 
+// y = word >= threshold ? x * scale : 0
+void keep_words(const float* x, const uint32_t* words, uint32_t threshold, float scale, float* y, int64_t n) {
+  // Unsigned order from the signed comparison: both sides with the top bit flipped.
+  const auto flip = hn::Set(I32(), static_cast<int32_t>(0x80000000u));
+  const auto least = hn::Xor(hn::Set(I32(), static_cast<int32_t>(threshold)), flip);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const auto word = hn::Xor(hn::BitCast(I32(), hn::LoadU(U32(), words + i)), flip);
+    const auto dropped = hn::RebindMask(F32(), hn::Lt(word, least));
+    store(hn::IfThenZeroElse(dropped, hn::Mul(load(x + i), splat(scale))), y + i);
+  }
+  for (; i < n; ++i) y[i] = words[i] >= threshold ? x[i] * scale : 0.0f;
+}
+
 }  // namespace whale::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -198,6 +212,7 @@ HWY_EXPORT(from_bf16);
 HWY_EXPORT(to_bf16);
 HWY_EXPORT(round_all);
 HWY_EXPORT(philox_blocks);
+HWY_EXPORT(keep_words);
 
 namespace {
 
@@ -376,6 +391,10 @@ void store_tile(DType dtype, const int64_t* from, void* to, int64_t at, int64_t 
 }
 
 void round_tile_bf16(const float* from, float* to, int64_t n) { HWY_DYNAMIC_DISPATCH(round_all)(from, to, n); }
+
+void keep_tile(const float* x, const uint32_t* words, uint32_t threshold, float scale, float* y, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(keep_words)(x, words, threshold, scale, y, n);
+}
 
 void random_words(const RandomStream& stream, uint64_t first, uint32_t* words, int64_t n) {
   int64_t i = 0;

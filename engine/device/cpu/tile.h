@@ -27,5 +27,7 @@ void round_tile_bf16(const float* from, float* to, int64_t n);
 
 // Words of elements first .. first + n - 1.
 void random_words(const RandomStream& stream, uint64_t first, uint32_t* words, int64_t n);
+// Dropout: y[i] = words[i] >= threshold ? x[i] * scale : 0.
+void keep_tile(const float* x, const uint32_t* words, uint32_t threshold, float scale, float* y, int64_t n);
 
 }  // namespace whale::cpu
