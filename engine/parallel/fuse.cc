@@ -51,12 +51,17 @@ class Fuser {
   }
 
  private:
+  // Partial values pass through linear ops only; a chain does not say that it is linear.
+  bool partial(TensorId id) const {
+    const auto& axes = lg_.layouts[static_cast<size_t>(id)].axes;
+    return std::any_of(axes.begin(), axes.end(), [](const AxisLayout& a) { return a.placement == Placement::kPartial; });
+  }
   bool joins(const Op& producer, TensorId between, OpId reader) const {
     const Op& op = g_.op(reader);
     const TensorId result = op.outputs[0];
     const auto& readers = readers_[static_cast<size_t>(between)];
     return !kept_[static_cast<size_t>(between)] && std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
-           producer.region == op.region && producer.phase == op.phase && g_.tensor(between).dims == g_.tensor(result).dims &&
+           producer.region == op.region && producer.phase == op.phase && !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
            lg_.layouts[static_cast<size_t>(between)] == lg_.layouts[static_cast<size_t>(result)];
   }
 

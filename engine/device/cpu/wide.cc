@@ -1,5 +1,6 @@
 // The f64 statistics of batch norm on their way to parameters: the few ops that touch them. Their tensors are as small as a row of
 // channels, so plain loops do; other f64 arithmetic stays with the reference device.
+#include <algorithm>
 #include <cstring>
 
 #include "device/cpu/bf16.h"
@@ -78,7 +79,14 @@ std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device) {
   });
 }
 
+std::unique_ptr<Kernel> bind_fill(const KernelSpec& spec, CpuDevice&) {
+  return make_kernel(0, [to = static_cast<double*>(spec.out[0].data), n = element_count(spec.out[0].dims), value = attr_float(*spec.attrs, "value")](char*) {
+    std::fill(to, to + n, value);
+  });
+}
+
 constexpr KernelEntry kEntries[] = {
+    {OpCode::k_fill, bind_fill, wide_only},
     {OpCode::k_reshape, bind_reshape, wide_only},
     {OpCode::k_slice, bind_slice, wide_only},
     {OpCode::k_cast, bind_cast, from_or_to_wide},
