@@ -67,9 +67,24 @@ HWY_INLINE void store_n(V x, T* p, int64_t n) {
 
 HWY_INLINE float sum_lanes(V x) { return hn::GetLane(hn::SumOfLanes(F32(), x)); }
 HWY_INLINE float max_lanes(V x) { return hn::GetLane(hn::MaxOfLanes(F32(), x)); }
-// Of a pair with a NaN, x86 returns the second: a NaN in either comes through.
-HWY_INLINE V max_nan(V a, V b) { return hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, b)); }
-HWY_INLINE V min_nan(V a, V b) { return hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, b)); }
+// A NaN in b comes through: what x86's instructions do.
+HWY_INLINE V max_of(V a, V b) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Gt(a, b), a, b);
+#else
+  return hn::Max(a, b);
+#endif
+}
+HWY_INLINE V min_of(V a, V b) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::IfThenElse(hn::Lt(a, b), a, b);
+#else
+  return hn::Min(a, b);
+#endif
+}
+// A NaN in either comes through.
+HWY_INLINE V max_nan(V a, V b) { return hn::IfThenElse(hn::IsNaN(a), a, max_of(a, b)); }
+HWY_INLINE V min_nan(V a, V b) { return hn::IfThenElse(hn::IsNaN(a), a, min_of(a, b)); }
 
 HWY_INLINE V horner(V x, const float* c, int degree) {
   V y = splat(c[degree]);
@@ -99,7 +114,7 @@ HWY_INLINE V exp_reduced(V x, hn::Vec<I32>& n) {
 
 HWY_INLINE V exp(V x) {
   hn::Vec<I32> n;
-  const V y = exp_reduced(hn::Min(splat(90), hn::Max(splat(-105), x)), n);
+  const V y = exp_reduced(min_of(splat(90), max_of(splat(-105), x)), n);
   const auto half = hn::ShiftRight<1>(n);
   return hn::Mul(hn::Mul(y, power_of_two(half)), power_of_two(hn::Sub(n, half)));
 }
@@ -146,7 +161,7 @@ HWY_INLINE V tanh(V x) {
   const V a = hn::Abs(x);
   const V s = hn::Mul(x, x);
   const V small = hn::MulAdd(hn::Mul(x, s), horner(s, c, 5), x);
-  const V b = hn::Min(splat(10), a);
+  const V b = min_of(splat(10), a);
   const V e = exp_fast(hn::Add(b, b));
   const V large = hn::Sub(splat(1), hn::Div(splat(2), hn::Add(e, splat(1))));
   return hn::IfThenElse(hn::Lt(a, splat(0.625f)), small, hn::CopySign(large, x));
@@ -159,14 +174,14 @@ HWY_INLINE V erf(V x) {
                                 -0.0036229179240763187f, 0.00031805949402041733f, -1.0763152204162907e-05f};
   const V a = hn::Abs(x);
   const V small = hn::MulAdd(x, horner(hn::Mul(x, x), c, 6), x);
-  const V t = hn::Min(splat(4), a);  // erf(4) rounds to 1
+  const V t = min_of(splat(4), a);  // erf(4) rounds to 1
   const V large = hn::Sub(splat(1), exp_fast(hn::Mul(t, horner(t, q, 6))));
   return hn::IfThenElse(hn::Lt(a, splat(0.9375f)), small, hn::CopySign(large, x));
 }
 
 HWY_INLINE V sigmoid(V x) { return hn::Div(splat(1), hn::Add(splat(1), exp(hn::Neg(x)))); }
 HWY_INLINE V softplus(V x) {
-  return hn::Add(hn::Max(zero(), x), log1p(exp_fast(hn::Neg(hn::Abs(x)))));
+  return hn::Add(max_of(zero(), x), log1p(exp_fast(hn::Neg(hn::Abs(x)))));
 }
 
 }  // namespace whale::cpu::HWY_NAMESPACE
