@@ -145,6 +145,7 @@ Off<fb::Entry> write_one(Builder& b, const Entry& e) {
 // ---- reading
 // ------------------------------------------------------------------------------------------------------------------
 Interval interval(const Fields& f, const fb::Interval& i, int64_t end, const char* what) {
+  f.place(&i, alignof(fb::Interval));
   Interval out{i.begin(), i.end()};
   if (out.begin < 0 || out.end < out.begin || out.end > end) {
     throw f.bad(fmt::format("{} is [{}, {}), expected a range inside [0, {})", what, out.begin, out.end, end));
@@ -154,6 +155,7 @@ Interval interval(const Fields& f, const fb::Interval& i, int64_t end, const cha
 
 Digit digit(const Fields& f, const fb::Digit* d, size_t rank) {
   if (d == nullptr) return {};
+  f.place(d, alignof(fb::Digit));
   Digit out;
   out.dim = static_cast<int>(f.range(d->dim(), -1, static_cast<int64_t>(rank) - 1, "a digit's dimension"));
   out.outer = f.range(d->outer(), 1, kMaxTensorBytes, "a digit's outer extent");
@@ -203,7 +205,7 @@ AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims) {
   out.placement = f.number<Placement>(t->placement(), "a placement");
   out.digit = digit(f, t->digit(), dims.size());
   if (t->cut() != nullptr) {
-    f.spend(t->cut()->size() * sizeof(Interval));
+    f.structs(t->cut(), sizeof(Interval));
     for (const fb::Interval* i : *t->cut()) out.cut.push_back(interval(f, *i, kMaxTensorBytes, "a cut"));
   }
   out.combine = f.number<Combine>(t->combine(), "a combine");
@@ -289,7 +291,7 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   out.phase = f.number<Phase>(t->phase(), "an instruction's phase");
   out.scope = f.id(t->scope(), plan.scopes.size(), "an instruction's scope");
   if (t->waits() != nullptr) {
-    f.spend(t->waits()->size() * sizeof(WaitPoint));
+    f.structs(t->waits(), sizeof(WaitPoint));
     for (const fb::WaitPoint* w : *t->waits()) {
       out.waits.push_back({static_cast<Stream>(f.id(w->stream(), kStreams, "a wait's stream")),
                            static_cast<int32_t>(f.range(w->index(), 0, INT32_MAX, "a wait"))});
@@ -386,7 +388,7 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   out.variable_bytes = f.range(t->variable_bytes(), 0, INT64_MAX, "variable_bytes");
   out.peak_live_bytes = f.range(t->peak_live_bytes(), 0, INT64_MAX, "peak_live_bytes");
   if (t->schedule() != nullptr) {
-    f.spend(t->schedule()->size() * sizeof(ScheduleRow));
+    f.structs(t->schedule(), sizeof(ScheduleRow));
     for (const fb::ScheduleRow* r : *t->schedule()) {
       out.schedule.push_back(
           {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
@@ -409,7 +411,7 @@ DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const En
     f.range(out.coordinates[i], 0, plan.mesh[i].size - 1, "a coordinate");
   if (t->samples() != nullptr) out.samples = interval(f, *t->samples(), entry.batch, "a device's samples");
   if (t->micro_batches() != nullptr) {
-    f.spend(t->micro_batches()->size() * sizeof(SampleRange));
+    f.structs(t->micro_batches(), sizeof(SampleRange));
     for (const fb::Interval* i : *t->micro_batches()) {
       out.micro_batches.push_back(interval(f, *i, entry.batch, "a device's micro-batch"));
     }

@@ -29,11 +29,23 @@ class Fields {
   Error bad(const std::string& what) const { return invalid("not a valid {} file: {}", kind_, what); }
   void spend(size_t bytes);
 
+  // Older flatbuffers verify where a vector's length stands, not its elements.
+  void place(const void* data, size_t alignment) const {
+    if (reinterpret_cast<uintptr_t>(data) % alignment != 0) throw bad("its data is not aligned");
+  }
+  // A vector of structs that may be walked; `size` is what each becomes.
+  template <class T>
+  void structs(const flatbuffers::Vector<const T*>* v, size_t size) {
+    place(v->Data(), alignof(T));
+    spend(size_t{v->size()} * size);
+  }
+
   std::string text(const flatbuffers::String* s, const char* what);  // UTF-8, "" when absent
   std::string name(const flatbuffers::String* s, const char* what);  // besides: no control characters
   template <class T>
   std::vector<T> vector(const flatbuffers::Vector<T>* v) {
     if (v == nullptr) return {};
+    place(v->Data(), alignof(T));
     spend(size_t{v->size()} * sizeof(T));
     return std::vector<T>(v->begin(), v->end());
   }
