@@ -1,5 +1,7 @@
 #include "plan/figures.h"
 
+#include <algorithm>
+
 #include "base/format.h"
 
 namespace whale {
@@ -15,6 +17,22 @@ std::string scaled(double value, double base, const char* unit) {
 }
 
 }  // namespace
+
+int64_t value_limit(const Graph& graph, TensorId input) {
+  // Which operand is looked up with, and which dimension of which operand bounds it.
+  struct Row { OpCode code; size_t index, table; int dim; };
+  constexpr Row kRows[] = {{OpCode::k_embedding, 1, 0, 0}, {OpCode::k_cross_entropy, 1, 0, -1}};
+  int64_t limit = 0;
+  for (const Op& op : graph.ops)
+    for (const Row& row : kRows) {
+      if (op.code != row.code || op.inputs.size() <= row.index || op.inputs[row.index] != input || op.inputs[row.table] == kNone) continue;
+      const Dims& dims = graph.tensor(op.inputs[row.table]).dims;
+      if (dims.empty()) continue;
+      const int64_t bound = row.dim < 0 ? dims.back() : dims[static_cast<size_t>(row.dim)];
+      limit = limit == 0 ? bound : std::min(limit, bound);
+    }
+  return limit;
+}
 
 std::string bytes_text(double bytes) { return scaled(bytes, 1000, "B"); }
 std::string count_text(double count) { return scaled(count, 1000, ""); }

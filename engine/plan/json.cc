@@ -55,8 +55,12 @@ std::string program(const Plan& plan, const Program& p) {
 
 std::string entry(const Plan& plan, const Entry& e) {
   std::string out = fmt::format("{{\"name\":{},\"batch\":{},", quoted(e.name), e.batch);
-  out += "\"inputs\":" + array(e.inputs, [](const PlanInput& i) {
-    return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"batch_dim\":{}}}", quoted(i.name), name_of(i.dtype), numbers(i.dims), i.batch_dim);
+  out += "\"inputs\":" + array(e.inputs, [&plan](const PlanInput& i) {
+    int64_t limit = 0;
+    for (const TensorId id : plan.source.inputs)
+      if (plan.source.tensor(id).name == i.name) limit = value_limit(plan.source, id);
+    return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"batch_dim\":{},\"limit\":{}}}", quoted(i.name), name_of(i.dtype),
+                       numbers(i.dims), i.batch_dim, limit);
   });
   out += ",\"outputs\":" + array(e.outputs, [](const PlanOutput& o) {
     constexpr const char* kMerge[] = {"same", "concat", "sum"};
@@ -73,7 +77,8 @@ std::string entry(const Plan& plan, const Entry& e) {
 }  // namespace
 
 std::string to_json(const Plan& plan) {
-  std::string out = fmt::format("{{\"model\":{},\"strategy\":{},\"micro_batches\":{},", quoted(plan.model), quoted(plan.strategy), plan.micro_batches);
+  std::string out = fmt::format("{{\"model\":{},\"strategy\":{},\"micro_batches\":{},\"precision\":\"{}\",", quoted(plan.model), quoted(plan.strategy),
+                                plan.micro_batches, plan.precision == Precision::kBFloat16 ? "bf16" : plan.precision == Precision::kFloat64 ? "f64" : "f32");
   out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
     return fmt::format("{{\"kind\":\"{}\",\"name\":{}}}", name_of(d.kind), quoted(to_string(d)));
   });
