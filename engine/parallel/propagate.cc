@@ -60,7 +60,8 @@ class Propagator {
 
   // ---- one axis of one op ---------------------------------------------------------------------------------------
   bool fits(const Factor& f, const Op& op, const Cut& cut) const {
-    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup) return false;
+    // Not kLookup: kernels are not told which rows of the table they have.
+    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce) return false;
     if (f.unit > 1 && cut.sub.inner % f.unit) return false;
     // A result that neither carries the factor nor is partial would differ from device to device.
     for (size_t o = 0; o < op.outputs.size(); ++o) {
