@@ -55,19 +55,15 @@ void DeviceMemory::set_step_scalar(StepScalar scalar, double value) {
   device_->copy_in(step_scalar(scalar, DType::kI64), &i64, sizeof i64);
 }
 
-Machine::Machine(const Plan& plan, Backends& backends, const std::vector<DeviceSpec>& specs) : plan_(plan) {
+Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) : plan_(plan) {
   for (const PlanVariable& variable : plan.variables)
     for (const AxisLayout& axis : variable.home.axes)
       if (axis.placement != Placement::kReplicate)
         throw unimplemented("variable '{}' is cut over devices by this plan; this version runs replicated ones only", variable.name);
   std::vector<Device*> devices;
-  for (size_t d = 0; d < specs.size(); ++d) {
-    try {
-      memory_.push_back(std::make_unique<DeviceMemory>(backends.get(specs[d].kind).open(specs[d]), plan.variables.size()));
-    } catch (Error& e) {
-      throw Error(e.at_device(static_cast<int>(d)));
-    }
-    devices.push_back(&memory_.back()->device());
+  for (auto& device : opened) {
+    devices.push_back(device.get());
+    memory_.push_back(std::make_unique<DeviceMemory>(std::move(device), plan.variables.size()));
   }
   transport_ = make_inproc(plan.groups);
   team_ = std::make_unique<Team>(devices);

@@ -60,8 +60,8 @@ class DeviceMemory {
 
 class Machine {
  public:
-  // `specs`: the plan's devices with their cores decided.
-  Machine(const Plan& plan, Backends& backends, const std::vector<DeviceSpec>& specs);
+  // `devices`: opened, in the order of the plan's. The plan must outlive the machine.
+  Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> devices);
   ~Machine();
 
   size_t size() const { return memory_.size(); }

@@ -47,9 +47,21 @@ struct Session::Impl {
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
     if (plan->devices.empty() || plan->entries.empty()) throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     const std::vector<int> cores = usable_cores();
-    machine = std::make_unique<Machine>(*plan, *backends, assign_cores(plan->devices, cores, options.threads));
+    machine = std::make_unique<Machine>(*plan, open_devices(assign_cores(plan->devices, cores, options.threads)));
     initialize_variables(*machine, options.seed, cores.size());
     executor_for(plan->entries.front());
+  }
+
+  std::vector<std::unique_ptr<Device>> open_devices(const std::vector<DeviceSpec>& specs) {
+    std::vector<std::unique_ptr<Device>> devices;
+    for (const DeviceSpec& spec : specs) {
+      try {
+        devices.push_back(backends->get(spec.kind).open(spec));
+      } catch (Error& e) {
+        throw Error(e.at_device(static_cast<int>(devices.size())));
+      }
+    }
+    return devices;
   }
 
   ~Impl() {
@@ -201,12 +213,13 @@ struct Session::Impl {
     return part;
   }
 
-  // Every variable of the plan must be in the files, and nothing else.
+  // Every variable of the plan must be in the files, and nothing else. A plan that keeps no optimizer state leaves that file.
   std::vector<const StoredTensor*> match(const SafetensorsFile& file, bool state) const {
     std::vector<const StoredTensor*> found(plan->variables.size(), nullptr);
     std::map<std::string_view, size_t> names;
     for (size_t v = 0; v < plan->variables.size(); ++v)
       if ((plan->variables[v].role == Role::kState) == state) names.emplace(plan->variables[v].name, v);
+    if (state && names.empty()) return found;
     for (const StoredTensor& stored : file.tensors()) {
       const auto at = names.find(stored.name);
       if (at == names.end()) throw invalid("'{}' holds tensor '{}', which this model does not have", file.path(), stored.name);

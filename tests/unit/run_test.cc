@@ -1,0 +1,405 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/error.h"
+#include "device/null/null.h"
+#include "device/ref/ref.h"
+#include "run/executor.h"
+#include "run/report.h"
+#include "hand_plan.h"
+
+// Counts every allocation of the process while it is told to.
+namespace {
+std::atomic<bool> counting{false};
+std::atomic<int64_t> allocations{0};
+void* counted(size_t bytes, size_t alignment) {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+  void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__ ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
+                                                             : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+void* operator new(size_t bytes) { return counted(bytes, 0); }
+void* operator new[](size_t bytes) { return counted(bytes, 0); }
+void* operator new(size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<size_t>(alignment)); }
+void* operator new[](size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<size_t>(alignment)); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace whale {
+namespace {
+
+using test::HandOptions;
+
+// A device whose kernels call a hook with (device, name) before they run.
+using Hook = std::function<void(int, const std::string&)>;
+class HookedDevice final : public Device {
+ public:
+  HookedDevice(int index, std::unique_ptr<Device> inner, const Hook& hook) : index_(index), inner_(std::move(inner)), hook_(hook) {}
+  void enter_thread(Stream stream) override { inner_->enter_thread(stream); }
+  void* allocate(size_t bytes) override { return inner_->allocate(bytes); }
+  void release(void* memory, size_t bytes) override { inner_->release(memory, bytes); }
+  std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
+    return std::make_unique<HookedKernel>(index_, spec.name, inner_->bind(spec), hook_);
+  }
+  void copy_in(void* to, const void* from, size_t bytes) override { inner_->copy_in(to, from, bytes); }
+  void copy_out(void* to, const void* from, size_t bytes) override { inner_->copy_out(to, from, bytes); }
+  void combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t n) override {
+    inner_->combine(combine, dtype, to, a, b, n);
+  }
+
+ private:
+  class HookedKernel final : public Kernel {
+   public:
+    HookedKernel(int device, std::string name, std::unique_ptr<Kernel> inner, const Hook& hook)
+        : device_(device), name_(std::move(name)), inner_(std::move(inner)), hook_(hook) {}
+    void run() override {
+      if (hook_) hook_(device_, name_);
+      inner_->run();
+    }
+
+   private:
+    int device_;
+    std::string name_;
+    std::unique_ptr<Kernel> inner_;
+    const Hook& hook_;
+  };
+  int index_;
+  std::unique_ptr<Device> inner_;
+  const Hook& hook_;
+};
+
+struct Ended {
+  RunState state;
+  bool committed = false;
+  static void call(void* self, std::optional<Error>& error, bool committed) {
+    static_cast<Ended*>(self)->committed = committed;
+    static_cast<Ended*>(self)->state.finish(std::move(error));
+  }
+};
+
+struct Rig {
+  HandOptions options;
+  Plan plan;
+  Hook hook;
+  std::unique_ptr<Machine> machine;
+  std::unique_ptr<Executor> executor;
+  Cancel cancel;
+  float loss = 0;
+  std::vector<float> p;
+
+  explicit Rig(const HandOptions& o = {}) : options(o), plan(test::hand_plan(o)) {
+    std::vector<std::unique_ptr<Device>> devices;
+    const auto backend = o.kind == DeviceKind::kNull ? make_null_backend() : make_ref_backend();
+    for (int d = 0; d < o.devices; ++d)
+      devices.push_back(std::make_unique<HookedDevice>(d, backend->open(plan.devices[static_cast<size_t>(d)]), hook));
+    machine = std::make_unique<Machine>(plan, std::move(devices));
+    const std::vector<float> ones(test::kWidth, 1.0f);
+    machine->write_variable(0, 0, ones.data(), ones.size() * 4);
+    executor = std::make_unique<Executor>(*machine, plan.entries[0]);
+    p.resize(static_cast<size_t>(o.batch * test::kWidth));
+  }
+
+  std::optional<Error> step(const std::vector<float>& x, double rate, bool* committed = nullptr, bool timeline = false) {
+    Ended ended;
+    executor->inputs()[0] = x.data();
+    executor->outputs() = {&loss, p.data()};
+    StepValues values;
+    values.learning_rate = rate;
+    values.cancel = &cancel.flag();
+    values.timeline = timeline;
+    executor->start(values, &Ended::call, &ended);
+    CHECK_MESSAGE(ended.state.wait(30), "the step must not hang");
+    machine->team().wait_idle();
+    if (committed != nullptr) *committed = ended.committed;
+    return ended.state.error();
+  }
+
+  std::vector<float> w(size_t device = 0) {
+    std::vector<float> values(test::kWidth);
+    machine->memory(device).device().copy_out(values.data(), machine->memory(device).variable(0), values.size() * 4);
+    return values;
+  }
+};
+
+TEST_CASE("every cut of the batch trains like one device") {
+  for (const int devices : {1, 2, 3, 5})
+    for (const int64_t micro_batches : {1, 2, 3})
+      for (const bool overlap : {true, false}) {
+        CAPTURE(devices);
+        CAPTURE(micro_batches);
+        HandOptions o;
+        o.devices = devices;
+        o.batch = 7;  // uneven: with 5 devices and 3 micro-batches some are empty
+        o.micro_batches = micro_batches;
+        o.overlap = overlap;
+        Rig rig(o);
+        test::HandModel model;
+        for (int step = 0; step < 5; ++step) {
+          const std::vector<float> x = test::hand_batch(o.batch, step), w = model.w;
+          const float loss = model.step(x, 0.0078125f);
+          REQUIRE_FALSE(rig.step(x, 0.0078125));
+          CHECK(rig.loss == doctest::Approx(loss).epsilon(1e-6));
+          for (size_t i = 0; i < x.size(); ++i) CHECK(rig.p[i] == doctest::Approx(x[i] * w[i % test::kWidth]).epsilon(1e-6));
+        }
+        for (size_t d = 0; d < static_cast<size_t>(devices); ++d) {
+          CHECK(rig.w(d) == rig.w(0));
+          for (size_t k = 0; k < model.w.size(); ++k) CHECK(rig.w(d)[k] == doctest::Approx(model.w[k]).epsilon(1e-6));
+        }
+      }
+}
+
+TEST_CASE("the steady step allocates nothing") {
+  for (const DeviceKind kind : {DeviceKind::kNull, DeviceKind::kRef}) {
+    HandOptions o;
+    o.devices = 3;
+    o.micro_batches = 2;
+    o.kind = kind;
+    Rig rig(o);
+    const std::vector<float> x = test::hand_batch(o.batch);
+    rig.executor->inputs()[0] = x.data();
+    rig.executor->outputs() = {&rig.loss, rig.p.data()};
+    StepValues values;
+    values.timeline = true;
+    int64_t steady = -1;
+    for (int step = 0; step < 4; ++step) {
+      Ended ended;
+      allocations = 0;
+      counting = step > 0;
+      rig.executor->start(values, &Ended::call, &ended);
+      ended.state.wait(-1);
+      rig.machine->team().wait_idle();
+      counting = false;
+      steady = allocations;
+      CHECK(steady == 0);
+    }
+    CHECK_MESSAGE(steady == 0, "counted at least once");
+  }
+}
+
+TEST_CASE("a failing kernel fails the step, with op and device, and leaves the variables") {
+  for (const int bad_device : {0, 2}) {
+    HandOptions o;
+    o.devices = 3;
+    Rig rig(o);
+    const auto x = test::hand_batch(o.batch);
+    rig.hook = [&](int device, const std::string& name) {
+      if (device == bad_device && name == "g") throw error(Code::kUnavailable, "the device fell over");
+    };
+    bool committed = true;
+    const std::optional<Error> error = rig.step(x, 0.01, &committed);
+    REQUIRE(error);
+    CHECK(error->code() == Code::kUnavailable);
+    CHECK(error->where().op == "g");
+    CHECK(error->where().device == bad_device);
+    CHECK(error->damage() == Damage::kStep);
+    CHECK_FALSE(committed);
+    for (size_t d = 0; d < 3; ++d) CHECK(rig.w(d) == std::vector<float>(test::kWidth, 1.0f));
+    rig.hook = nullptr;
+    test::HandModel model;
+    model.step(x, 0.01f);
+    REQUIRE_FALSE(rig.step(x, 0.01));  // and the next one works
+    for (size_t k = 0; k < model.w.size(); ++k) CHECK(rig.w()[k] == doctest::Approx(model.w[k]).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("a failure inside the update breaks the session, and says so") {
+  HandOptions o;
+  o.devices = 2;
+  Rig rig(o);
+  rig.hook = [&](int device, const std::string& name) {
+    if (device == 1 && name == "update w") throw error(Code::kUnavailable, "the device fell over");
+  };
+  const std::optional<Error> error = rig.step(test::hand_batch(o.batch), 0.01);
+  REQUIRE(error);
+  CHECK(error->damage() == Damage::kSession);
+}
+
+TEST_CASE("a cancel takes effect before the first update and not after it") {
+  struct Case {
+    const char* at;
+    int device;
+    bool applied;
+  };
+  for (const Case& c : {Case{"zero_g", 0, false}, Case{"s", 1, false}, Case{"add l", 2, false}, Case{"update w", 0, true}, Case{"update w", 2, true}}) {
+    CAPTURE(c.at);
+    HandOptions o;
+    o.devices = 3;
+    Rig rig(o);
+    rig.hook = [&](int device, const std::string& name) {
+      if (device == c.device && name == c.at) rig.cancel.trigger();
+    };
+    bool committed = false;
+    const auto x = test::hand_batch(o.batch);
+    const std::optional<Error> error = rig.step(x, 0.01, &committed);
+    CHECK(committed == c.applied);
+    CHECK(error.has_value() == !c.applied);
+    if (error) {
+      CHECK(error->code() == Code::kCancelled);
+      CHECK(error->damage() == Damage::kStep);
+    }
+    test::HandModel model;
+    if (c.applied) model.step(x, 0.01f);
+    for (size_t d = 0; d < 3; ++d)  // all devices or none
+      for (size_t k = 0; k < model.w.size(); ++k) CHECK(rig.w(d)[k] == doctest::Approx(model.w[k]).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("a cancel at any moment leaves all devices alike") {
+  HandOptions o;
+  o.devices = 4;
+  o.micro_batches = 2;
+  const auto x = test::hand_batch(o.batch);
+  int applied = 0, stopped = 0;
+  Rig rig(o);
+  test::HandModel model;
+  for (int i = 0; i < 60; ++i) {
+    rig.~Rig();
+    new (&rig) Rig(o);
+    std::thread canceller([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(i * 5));
+      rig.cancel.trigger();
+    });
+    bool committed = false;
+    const std::optional<Error> error = rig.step(x, 0.01, &committed);
+    canceller.join();
+    CHECK(error.has_value() == !committed);
+    ++(committed ? applied : stopped);
+    test::HandModel expected;
+    if (committed) expected.step(x, 0.01f);
+    for (size_t d = 0; d < 4; ++d)
+      for (size_t k = 0; k < expected.w.size(); ++k) CHECK(rig.w(d)[k] == doctest::Approx(expected.w[k]).epsilon(1e-6));
+  }
+  MESSAGE(applied << " steps were applied, " << stopped << " cancelled");
+}
+
+TEST_CASE("a token that was triggered before the run stops it") {
+  Rig rig;
+  rig.cancel.trigger();
+  const std::optional<Error> error = rig.step(test::hand_batch(6), 0.01);
+  REQUIRE(error);
+  CHECK(error->code() == Code::kCancelled);
+}
+
+TEST_CASE("a cancel ends even a wait that nothing else would end") {
+  HandOptions o;
+  o.devices = 2;
+  Rig rig(o);
+  rig.hook = [&](int device, const std::string& name) {
+    if (device != 1 || name != "g") return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // device 0 sleeps in the all-reduce by now
+    rig.cancel.trigger();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // device 1 is busy; device 0 must notice by itself
+  };
+  const std::optional<Error> error = rig.step(test::hand_batch(o.batch), 0.01);
+  REQUIRE(error);
+  CHECK(error->code() == Code::kCancelled);
+}
+
+TEST_CASE("a non-finite loss stops the step before the update where the plan allows it") {
+  for (const bool late : {false, true}) {
+    CAPTURE(late);
+    HandOptions o;
+    o.devices = 3;
+    o.late_loss = late;
+    Rig rig(o);
+    auto x = test::hand_batch(o.batch);
+    x[3] = std::numeric_limits<float>::infinity();
+    bool committed = false;
+    const std::optional<Error> error = rig.step(x, 0.01, &committed);
+    REQUIRE(error);
+    CHECK(error->code() == Code::kOutOfRange);
+    CHECK(committed == late);
+    CHECK((std::string(error->what()).find("HAS been applied") != std::string::npos) == late);
+    if (!late)
+      for (size_t d = 0; d < 3; ++d) CHECK(rig.w(d) == std::vector<float>(test::kWidth, 1.0f));
+  }
+}
+
+TEST_CASE("a timeline holds every instruction once, in order, and the report adds up") {
+  HandOptions o;
+  o.devices = 2;
+  o.micro_batches = 2;
+  Rig rig(o);
+  REQUIRE_FALSE(rig.step(test::hand_batch(o.batch), 0.01, nullptr, true));
+  const auto trace = nlohmann::json::parse(to_chrome_trace(rig.executor->timeline(), rig.plan));
+  size_t updates = 0, feeds = 0, reductions = 0;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    CHECK(event["dur"].get<double>() >= 0);
+    updates += event["name"] == "update w";
+    feeds += event["args"]["op"] == "feed";
+    reductions += event["args"]["op"] == "all_reduce";
+  }
+  CHECK(updates == 2);
+  CHECK(feeds == 4);
+  CHECK(reductions == 4);
+  for (const auto& device : rig.executor->timeline())
+    for (const auto& stream : device)
+      for (size_t i = 1; i < stream.records.size(); ++i) CHECK(stream.records[i - 1].end <= stream.records[i].begin);
+  const auto report = nlohmann::json::parse(report_json(*rig.machine, rig.executor.get()));
+  REQUIRE(report["devices"].size() == 2);
+  const auto& bytes = report["devices"][0]["bytes"];
+  CHECK(bytes["parameters"] == test::kWidth * 4);
+  CHECK(bytes["total"].get<int64_t>() == bytes["parameters"].get<int64_t>() + bytes["gradients"].get<int64_t>() + bytes["state"].get<int64_t>() +
+                                             bytes["activations"].get<int64_t>() + bytes["inputs"].get<int64_t>() +
+                                             bytes["buffers"].get<int64_t>() + bytes["workspace"].get<int64_t>());
+}
+
+TEST_CASE("only what the wanted outputs need is run and read") {
+  HandOptions o;
+  o.update = false;
+  o.name = "eval";
+  Rig rig(o);
+  std::atomic<int> squares{0};
+  rig.hook = [&](int, const std::string& name) { squares += name == "s"; };
+  const auto x = test::hand_batch(o.batch);
+  Ended ended;
+  rig.executor->inputs()[0] = x.data();
+  rig.executor->outputs() = {nullptr, rig.p.data()};
+  rig.executor->narrow_to_outputs();
+  rig.executor->start({}, &Ended::call, &ended);
+  ended.state.wait(-1);
+  CHECK_FALSE(ended.state.error());
+  CHECK(squares == 0);
+  CHECK(rig.p == x);  // w is one
+  rig.machine->team().wait_idle();
+  rig.executor->inputs()[0] = nullptr;
+  rig.executor->outputs() = {&rig.loss, nullptr};
+  CHECK_THROWS_WITH_AS(rig.executor->narrow_to_outputs(), doctest::Contains("input 'x' is missing"), Error);
+}
+
+TEST_CASE("what a device cannot run is an error with op and device when the entry is bound") {
+  Plan plan = test::hand_plan();
+  for (auto& instruction : plan.entries[0].programs[1].segments[1].instructions)
+    if (instruction.name == "q") instruction.op = OpCode::k_all_gather;  // not a kernel
+  std::vector<std::unique_ptr<Device>> devices;
+  for (int d = 0; d < 2; ++d) devices.push_back(make_ref_backend()->open({DeviceKind::kRef, {}, 0}));
+  Machine machine(plan, std::move(devices));
+  try {
+    Executor executor(machine, plan.entries[0]);
+    FAIL("binding must fail");
+  } catch (const Error& e) {
+    CHECK(e.code() == Code::kUnimplemented);
+    CHECK(e.where().op == "q");
+    CHECK(e.where().device == 1);
+  }
+}
+
+}  // namespace
+}  // namespace whale
