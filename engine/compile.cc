@@ -21,6 +21,8 @@ namespace {
 
 constexpr int64_t kBucketBytes = int64_t{4} << 20;
 
+int64_t bucket_bytes(const CompileOptions& options) { return options.bucket_bytes > 0 ? options.bucket_bytes : kBucketBytes; }
+
 enum When : unsigned { kTrain = 1, kEval = 2, kAlways = 3 };
 
 struct GraphPass {
@@ -44,18 +46,18 @@ constexpr GraphPass kGraphPasses[] = {
 
 struct LayoutPass {
   const char* name;
-  void (*run)(LayoutGraph&, int64_t bucket_bytes);
+  void (*run)(LayoutGraph&, const CompileOptions& options);
   bool fuses;
 };
 
 constexpr LayoutPass kLayoutPasses[] = {
-    {"fuse_elementwise", [](LayoutGraph& g, int64_t) { fuse_elementwise(g); }, true},
-    {"split_casts", [](LayoutGraph& g, int64_t) { split_casts(g); }, false},
-    {"order_sources", [](LayoutGraph& g, int64_t) { order_ops(g); }, false},
-    {"shorten_lives", [](LayoutGraph& g, int64_t) { shorten_lives(g); }, false},
-    {"form_buckets", [](LayoutGraph& g, int64_t bytes) { form_buckets(g, bytes); }, false},
-    {"group_updates", [](LayoutGraph& g, int64_t bytes) { group_updates(g, bytes); }, true},
-    {"order_ops", [](LayoutGraph& g, int64_t) { order_ops(g); }, false},
+    {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
+    {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, !o.recompute); }, false},
+    {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
+    {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
+    {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(o)); }, false},
+    {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, bucket_bytes(o)); }, true},
+    {"order_ops", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
 };
 
 bool trains(const Graph& graph) { return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone; }
@@ -121,10 +123,9 @@ struct Compiler {
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, layouts);
     after(entry + ".propagate", lg);
-    const int64_t bytes = options.bucket_bytes > 0 ? options.bucket_bytes : kBucketBytes;
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
-      pass.run(lg, bytes);
+      pass.run(lg, options);
       after(entry + "." + pass.name, lg);
     }
     return lg;

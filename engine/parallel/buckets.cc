@@ -131,37 +131,4 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
   compact(g, removed);
 }
 
-void split_casts(LayoutGraph& lg) {
-  Graph& g = lg.graph;
-  const auto readers = readers_of(g);
-  const size_t n = g.ops.size();
-  for (size_t i = 0; i < n; ++i) {
-    if (g.ops[i].code != OpCode::k_cast || g.ops[i].region != Region::kBody || g.tensor(g.ops[i].inputs[0]).kind != TensorKind::kVariable) continue;
-    const TensorId y = g.ops[i].outputs[0];
-    bool forward = false;
-    std::vector<OpId> backward;
-    for (const OpId r : readers[static_cast<size_t>(y)]) {
-      if (g.op(r).phase == Phase::kForward) forward = true;
-      if (g.op(r).phase == Phase::kBackward) backward.push_back(r);
-    }
-    if (!forward || backward.empty()) continue;
-    Tensor copy = g.tensor(y);
-    copy.name += ".again";
-    g.tensors.push_back(copy);
-    lg.layouts.push_back(lg.layouts[static_cast<size_t>(y)]);
-    const auto fresh = static_cast<TensorId>(g.tensors.size()) - 1;
-    Op op = g.ops[i];
-    op.name += ".again";
-    op.outputs = {fresh};
-    op.phase = Phase::kBackward;
-    for (const OpId r : backward)
-      for (TensorId& id : g.op(r).inputs)
-        if (id == y) id = fresh;
-    g.ops.push_back(std::move(op));
-  }
-  // The copies stand at the end; order_ops moves them, after compact has made the order legal.
-  std::vector<char> none;
-  compact(g, none);
-}
-
 }  // namespace whale

@@ -81,12 +81,17 @@ std::vector<double> wishes(const Order& o) {
       if (id != kNone && g.tensor(id).producer != kNone) last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
     return last;
   };
-  // Sources sink to their first reader, from the last to the first so that chains sink together.
-  const auto persists = [&](TensorId id) { return id == kNone || g.tensor(id).kind != TensorKind::kValue; };
-  std::vector<char> source(n);
-  for (size_t i = 0; i < n; ++i)
-    source[i] = g.ops[i].phase != Phase::kUpdate && !has_flag(g.ops[i].code, kCollective) && o.overwrites(g.ops[i]).empty() &&
-                std::all_of(g.ops[i].inputs.begin(), g.ops[i].inputs.end(), [&](TensorId id) { return persists(id) || source[static_cast<size_t>(g.tensor(id).producer)]; });
+  // Sources (of constants, inputs and variables alone) sink to their first reader, from the last to the first so that chains of
+  // constants sink together.
+  std::vector<char> constant(n), source(n);
+  const auto made_of = [&](const Op& op, const auto& test) { return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || test(id); }); };
+  const auto from_constant = [&](TensorId id) { return g.tensor(id).producer != kNone && constant[static_cast<size_t>(g.tensor(id).producer)]; };
+  for (size_t i = 0; i < n; ++i) {
+    const Op& op = g.ops[i];
+    constant[i] = made_of(op, from_constant);
+    source[i] = op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && o.overwrites(op).empty() &&
+                made_of(op, [&](TensorId id) { return g.tensor(id).kind != TensorKind::kValue || from_constant(id); });
+  }
   for (size_t i = n; i-- > 0;) {
     if (!source[i]) continue;
     double first = 1e18;
@@ -177,11 +182,15 @@ void shorten_lives(LayoutGraph& lg) {
   for (const Variable& v : g.variables)
     if (v.next != kNone) pinned[static_cast<size_t>(o.root[static_cast<size_t>(v.next)])] = 1;
   const auto counted = [&](TensorId storage) { return g.tensor(storage).kind == TensorKind::kValue && !pinned[static_cast<size_t>(storage)]; };
-  const auto made = [&](OpId i) {
+  // Gradients of parameters are used up by what follows them; `lasting` leaves them out.
+  const auto passing = [&](TensorId y) {
+    const auto& r = o.readers[static_cast<size_t>(y)];
+    return !r.empty() && std::all_of(r.begin(), r.end(), [&](OpId k) { return g.op(k).phase == Phase::kUpdate || has_flag(g.op(k).code, kCollective); });
+  };
+  const auto made = [&](OpId i, bool lasting) {
     int64_t bytes = 0;
-    if (is_view(g.op(i).code)) return bytes;
     for (const TensorId y : g.op(i).outputs)
-      if (y != kNone && counted(y)) bytes += bytes_of(g.tensor(y));
+      if (counted(y) && !(lasting && passing(y))) bytes += bytes_of(g.tensor(y));
     return bytes;
   };
   // Bytes that die when `i` runs while `later` is still to come; both stand at position p or p + 1.
@@ -207,9 +216,9 @@ void shorten_lives(LayoutGraph& lg) {
       const OpId a = order[p], b = order[p + 1];
       if (region(a) != region(b) || is_view(g.op(a).code) || is_view(g.op(b).code)) continue;
       if (has_flag(g.op(a).code, kCollective) || has_flag(g.op(b).code, kCollective) || after[static_cast<size_t>(a)].contains(b)) continue;
-      const int64_t made_a = made(a), made_b = made(b), freed_a = freed(a, b, p), freed_b = freed(b, a, p);
-      const int64_t now = std::max(made_a, made_a - freed_a + made_b), swapped = std::max(made_b, made_b - freed_b + made_a);
-      if (swapped >= now) continue;
+      const int64_t a_first = std::max(made(a, false), made(a, true) - freed(a, b, p) + made(b, false));
+      const int64_t b_first = std::max(made(b, false), made(b, true) - freed(b, a, p) + made(a, false));
+      if (b_first >= a_first) continue;
       std::swap(order[p], order[p + 1]);
       position[static_cast<size_t>(a)] = static_cast<OpId>(p + 1);
       position[static_cast<size_t>(b)] = static_cast<OpId>(p);

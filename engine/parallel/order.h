@@ -12,8 +12,9 @@ bool is_view(OpCode code);
 TensorId view_root(const Graph& graph, TensorId id);
 int64_t bytes_of(const Tensor& tensor);
 
-// Casts of parameters that forward and backward both read are made twice: they need not live in between.
-void split_casts(LayoutGraph& graph);
+// Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters always; with
+// `casts_only` false also activations, norms and the like (a few percent of time for a fifth of the memory).
+void recompute_cheap(LayoutGraph& graph, bool casts_only);
 
 // Swaps neighbours (and no more) where the other order has fewer bytes alive: a weight's gradient before that of the
 // activation, for example.

@@ -147,13 +147,13 @@ void ProgramBuilder::fetch(size_t output) {
   add(std::move(fetch), nullptr);
 }
 
-// Samples leave as soon as they are made; values that all devices hold leave at the end, when nothing waits behind them.
+// Values leave as soon as they are made; those that come from other devices leave at the end, when nothing waits behind them.
 void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
   for (size_t f = 0; f < lg_.fetches.size(); ++f) {
     const TensorId root = view_root(g_, lg_.fetches[f].tensor);
     if (g_.tensor(root).kind != TensorKind::kValue || std::find(op.outputs.begin(), op.outputs.end(), root) == op.outputs.end()) continue;
-    const bool samples = lg_.at(root, 1).placement == Placement::kShard || (timed_ && lg_.time_varies(root));
-    if (samples != at_end) fetch(f);
+    const bool soon = timed_ ? lg_.time_varies(root) : !has_flag(op.code, kCollective);
+    if (soon != at_end) fetch(f);
   }
 }
 

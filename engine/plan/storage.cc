@@ -57,7 +57,8 @@ void place_next_values(Draft& draft, const Graph& graph) {
           bool allowed = false;
           if (const Op* op = draft.ops[s][k])
             for (const Alias& a : aliases_of(view_of(graph, *op)))
-              allowed |= storage_of(p, i.out[static_cast<size_t>(a.output)]) == from && i.in[static_cast<size_t>(a.input)] != kNone &&
+              allowed |= static_cast<size_t>(a.output) < i.out.size() && static_cast<size_t>(a.input) < i.in.size() &&
+                         storage_of(p, i.out[static_cast<size_t>(a.output)]) == from && i.in[static_cast<size_t>(a.input)] != kNone &&
                          storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
           direct &= allowed;
         }

@@ -1,0 +1,92 @@
+// Cheap ops made twice, so that their results need not live from the forward to the backward pass.
+#include <algorithm>
+
+#include "parallel/order.h"
+#include "parallel/rewrite.h"
+
+namespace whale {
+namespace {
+
+constexpr double kCheapFlops = 16;               // per element of the result
+constexpr int64_t kWorthBytes = int64_t{1} << 18;  // smaller results stay in the cache anyway
+
+struct Recomputer {
+  LayoutGraph& lg;
+  Graph& g;
+  std::vector<std::vector<OpId>> readers;        // through views
+  std::vector<char> again;                       // tensors that the backward pass makes anew
+  explicit Recomputer(LayoutGraph& graph) : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()) {
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      for (const TensorId id : g.ops[i].inputs)
+        if (id != kNone && !is_view(g.ops[i].code)) readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
+  }
+
+  bool read_backward(TensorId id) const {
+    const auto& r = readers[static_cast<size_t>(id)];
+    return std::any_of(r.begin(), r.end(), [&](OpId i) { return g.op(i).phase == Phase::kBackward; });
+  }
+  // There in the backward pass anyway.
+  bool stays(TensorId id) const {
+    const TensorId root = view_root(g, id);
+    return g.tensor(root).kind != TensorKind::kValue || (read_backward(root) && !again[static_cast<size_t>(root)]);
+  }
+  bool cheap(const Op& op, bool casts_only) const {
+    if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) || has_flag(op.code, kCollective) || op.inputs.empty()) return false;
+    const bool cast_of_variable = op.code == OpCode::k_cast && g.tensor(op.inputs[0]).kind == TensorKind::kVariable;
+    if (casts_only && !cast_of_variable) return false;
+    for (const TensorId id : op.outputs)
+      for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
+        if (a.placement == Placement::kPartial) return false;
+    const Tensor& y = g.tensor(op.outputs[0]);
+    return bytes_of(y) >= kWorthBytes && cost_of(view_of(g, op)).flops <= kCheapFlops * static_cast<double>(element_count(y.dims));
+  }
+};
+
+}  // namespace
+
+void recompute_cheap(LayoutGraph& lg, bool casts_only) {
+  Graph& g = lg.graph;
+  Recomputer r(lg);
+  std::vector<std::vector<Op>> before(g.ops.size());  // copies that stand before an op
+  const size_t n = g.ops.size();
+  for (size_t i = 0; i < n; ++i) {
+    const Op op = g.ops[i];
+    if (!r.cheap(op, casts_only)) continue;
+    const TensorId y = op.outputs[0];
+    std::vector<OpId> backward;  // direct readers only: a view of it keeps it
+    bool forward = false, viewed = false;
+    for (size_t k = i + 1; k < n; ++k)
+      for (const TensorId id : g.ops[k].inputs) {
+        if (id != y) continue;
+        viewed |= is_view(g.ops[k].code);
+        forward |= g.ops[k].phase == Phase::kForward;
+        if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k))) backward.push_back(static_cast<OpId>(k));
+      }
+    const bool there = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || r.stays(id); });
+    if (!forward || viewed || backward.empty() || !there) continue;
+    Op copy = op;
+    copy.name += ".again";
+    copy.phase = Phase::kBackward;
+    for (TensorId& out : copy.outputs) {
+      Tensor t = g.tensor(out);
+      t.name += ".again";
+      g.tensors.push_back(std::move(t));
+      lg.layouts.push_back(Layout(lg.layouts[static_cast<size_t>(out)]));
+      out = static_cast<TensorId>(g.tensors.size()) - 1;
+    }
+    for (const OpId reader : backward)
+      for (TensorId& id : g.op(reader).inputs)
+        if (id == y) id = copy.outputs[0];
+    r.again[static_cast<size_t>(y)] = 1;
+    before[static_cast<size_t>(backward.front())].push_back(std::move(copy));
+  }
+  std::vector<Op> ops;
+  for (size_t i = 0; i < n; ++i) {
+    for (Op& copy : before[i]) ops.push_back(std::move(copy));
+    ops.push_back(std::move(g.ops[i]));
+  }
+  g.ops = std::move(ops);
+  compact(g, {});
+}
+
+}  // namespace whale

@@ -1,0 +1,237 @@
+// Where tensors are: layouts through factors, and the bridges that appear.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "base/error.h"
+#include "grad/passes.h"
+#include "parallel/fold.h"
+#include "parallel/fuse.h"
+#include "parallel/order.h"
+#include "parallel/propagate.h"
+#include "unit/small_models.h"
+
+using namespace whale;
+using enum OpCode;
+
+namespace {
+
+Graph training(small::Model m) {
+  canonicalise(m.g);
+  fold_bias(m.g);
+  apply_precision(m.g);
+  clean(m.g);
+  differentiate(m.g);
+  add_updates(m.g);
+  clean(m.g);
+  fold_activation(m.g);
+  return m.g;
+}
+
+LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devices) {
+  LayoutGraph lg = propagate(training(m), {.micro_batches = micro_batches, .devices = devices, .fetch_gradients = {}});
+  verify(lg);
+  return lg;
+}
+
+int count(const LayoutGraph& lg, OpCode code) {
+  return static_cast<int>(std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [&](const Op& op) { return op.code == code; }));
+}
+const Op* find(const LayoutGraph& lg, const std::string& name) {
+  for (const Op& op : lg.graph.ops)
+    if (op.name == name) return &op;
+  return nullptr;
+}
+std::string layout_of(const LayoutGraph& lg, const std::string& tensor) {
+  for (size_t t = 0; t < lg.graph.tensors.size(); ++t)
+    if (lg.graph.tensors[t].name == tensor) return to_string(lg.layouts[t]);
+  return "no such tensor";
+}
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.message();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("sub-digits of merged dimensions") {
+  SubDigit sub;
+  // b of [b * t]: outer 1, inner t
+  CHECK(find_sub_digit({0, 1, 1}, 24, {0, 1, 8}, 3, sub));
+  CHECK(sub == SubDigit{1, 8});
+  CHECK(sub_digit({2, 4, 1}, sub) == Digit{2, 4, 8});
+  CHECK(!find_sub_digit({0, 1, 1}, 24, {1, 1, 8}, 3, sub));
+  CHECK(!find_sub_digit({0, 1, 16}, 2, {0, 1, 8}, 3, sub));
+}
+
+TEST_CASE("one device: no bridges at all") {
+  for (const small::Model& m : {small::mlp(), small::gpt(), small::resnet()}) {
+    const LayoutGraph lg = laid_out(m, 1, 1);
+    for (const OpCode code : {k_all_reduce, k_all_gather, k_local_slice, k_accumulate}) CHECK(count(lg, code) == 0);
+  }
+}
+
+TEST_CASE("replicas: activations are cut, gradients and the loss are all-reduced, nothing is gathered") {
+  const LayoutGraph lg = laid_out(small::mlp(), 1, 2);
+  CHECK(layout_of(lg, "logits") == "no such tensor");
+  CHECK(layout_of(lg, "fc2") == "R,S0");
+  CHECK(layout_of(lg, "w1") == "R,R");
+  CHECK(count(lg, k_all_reduce) == 4);  // three parameters and the loss
+  CHECK(count(lg, k_all_gather) == 0);
+  CHECK(count(lg, k_local_slice) == 0);
+  for (const NamedTensor& f : lg.fetches) CHECK(to_string(lg.layouts[static_cast<size_t>(f.tensor)]) == (f.name == "loss" ? "R,R" : "R,S0"));
+}
+
+TEST_CASE("a transformer needs one all-reduce a parameter and one a global sum") {
+  const LayoutGraph lg = laid_out(small::gpt(), 1, 3);
+  const size_t parameters = std::count_if(lg.graph.variables.begin(), lg.graph.variables.end(), [](const Variable& v) { return v.role == Role::kParameter; });
+  CHECK(count(lg, k_all_reduce) == static_cast<int>(parameters) + 2);  // the sum of the loss, the count of labels
+  CHECK(count(lg, k_all_gather) == 0);
+  CHECK(count(lg, k_local_slice) == 0);  // the gradient of the loss is produced already cut
+}
+
+TEST_CASE("batch statistics are global: their all-reduce is in the forward pass") {
+  const LayoutGraph lg = laid_out(small::resnet(), 1, 2);
+  int forward = 0, backward = 0;
+  for (const Op& op : lg.graph.ops) {
+    if (op.code != k_all_reduce || lg.graph.tensor(op.outputs[0]).dtype != DType::kF64) continue;
+    (op.phase == Phase::kForward ? forward : backward) += 1;
+  }
+  CHECK(forward == 2);
+  CHECK(backward == 2);
+}
+
+TEST_CASE("micro-batches: sums are accumulated in the body, updates run after it") {
+  const LayoutGraph lg = laid_out(small::mlp(), 4, 2);
+  CHECK(layout_of(lg, "fc2") == "S0,S0");
+  CHECK(count(lg, k_accumulate) == 4);
+  CHECK(count(lg, k_all_reduce) == 4);
+  for (const Op& op : lg.graph.ops) {
+    if (has_flag(op.code, kUpdateOp) || op.code == k_all_reduce) CHECK(op.region == Region::kEpilogue);
+    if (op.code == k_accumulate || op.code == k_matmul || op.code == k_matmul_weight_grad) CHECK(op.region == Region::kBody);
+  }
+}
+
+TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
+  const LayoutGraph lg = laid_out(small::gpt(), 3, 2);
+  REQUIRE(lg.whole_inputs.size() == 1);
+  CHECK(lg.graph.tensor(lg.whole_inputs[0].first).name == "targets.whole");
+  CHECK(layout_of(lg, "targets.whole") == "R,S0");
+  const Op* count_op = find(lg, "count.whole");
+  REQUIRE(count_op);
+  CHECK(count_op->region == Region::kPrologue);
+}
+
+TEST_CASE("statistics of the batch with micro-batches name the attribute that would permit it") {
+  const std::string message = message_of([] { laid_out(small::resnet(), 2, 1); });
+  CHECK_MESSAGE(message.find("groups") != std::string::npos, message);
+}
+
+TEST_CASE("a nonlinear use of a batch reduction before the loss is an error with micro-batches only") {
+  small::Model m = small::mlp();
+  // x minus its mean over the batch, through a parameter.
+  const TensorId scaled = m.op(k_mul, {m.g.inputs[0], m.variable("scale", {4})});
+  const TensorId centred = m.op(k_sub, {scaled, m.op(k_reduce_sum, {scaled}, {{"axes", std::vector<int64_t>{0}}}, "total")}, {}, "centre");
+  m.g.training.loss = m.op(k_reduce_sum, {m.op(k_square, {centred})}, {}, "spread");
+  CHECK_NOTHROW(laid_out(m, 1, 2));
+  const std::string message = message_of([&] { laid_out(m, 2, 1); });
+  CHECK_MESSAGE((message.find("total") != std::string::npos && message.find("2 micro-batches") != std::string::npos), message);
+}
+
+TEST_CASE("what has no factor along the samples is gathered, and sliced again behind it") {
+  small::Model m;
+  m.g.name = "sorted";
+  const TensorId x = m.input("x", {6, 4}), w = m.variable("w", {4, 4});
+  const TensorId h = m.op(k_matmul, {x, w}, {}, "h");
+  const TensorId total = m.op(k_cumsum, {h}, {{"axis", int64_t{0}}}, "scan");  // needs the samples before
+  m.minimize(m.op(k_reduce_sum, {m.op(k_mul, {total, x})}, {}, "loss"), OptimizerKind::kSgd);
+  const LayoutGraph lg = laid_out(m, 1, 2);
+  CHECK(count(lg, k_all_gather) >= 1);
+  CHECK(layout_of(lg, "scan") == "R,R");
+  CHECK(count(lg, k_local_slice) >= 1);
+  const std::string message = message_of([&] { laid_out(m, 2, 1); });
+  CHECK_MESSAGE(message.find("scan") != std::string::npos, message);
+}
+
+TEST_CASE("one sample cannot be cut: everyone computes it") {
+  const LayoutGraph lg = laid_out(small::mlp(1), 1, 4);
+  CHECK(count(lg, k_all_reduce) == 0);
+}
+
+TEST_CASE("inputs that disagree on the batch are named") {
+  small::Model m = small::mlp();
+  m.input("z", {5, 2});
+  const std::string message = message_of([&] { propagate(m.g, {.micro_batches = 1, .devices = 2, .fetch_gradients = {}}); });
+  CHECK_MESSAGE(message.find("'z' has 5") != std::string::npos, message);
+}
+
+TEST_CASE("bias and relu fold into the product") {
+  const LayoutGraph lg = laid_out(small::mlp(), 1, 1);
+  const Op* fc1 = find(lg, "fc1");
+  REQUIRE(fc1);
+  CHECK(fc1->inputs[2] != kNone);
+  CHECK(attr_string(fc1->attrs, "activation") == "relu");
+  CHECK(count(lg, k_relu) == 0);
+}
+
+TEST_CASE("chains of elementwise ops become one op with the same operands and result") {
+  small::Model m;
+  m.g.name = "chain";
+  const TensorId x = m.input("x", {8, 16}), y = m.input("y", {8, 16}), w = m.variable("w", {16});
+  const TensorId a = m.op(k_exp, {m.op(k_mul, {x, w})}), b = m.op(k_add, {m.op(k_sub, {a, y}), w}, {}, "result");
+  m.g.outputs = {{"out", b}};
+  LayoutGraph lg = propagate(m.g, {.micro_batches = 1, .devices = 2, .fetch_gradients = {}});
+  fuse_elementwise(lg);
+  verify(lg);
+  REQUIRE(lg.graph.ops.size() == 1);
+  CHECK(lg.graph.ops[0].code == k_fused);
+  CHECK(lg.graph.ops[0].inputs.size() == 3);
+  CHECK(layout_of(lg, "result") == "R,S0");
+  // An intermediate that someone else reads stays.
+  m.g.outputs.push_back({"middle", a});
+  lg = propagate(m.g, {.micro_batches = 1, .devices = 1, .fetch_gradients = {}});
+  fuse_elementwise(lg);
+  CHECK(lg.graph.ops.size() == 2);
+}
+
+TEST_CASE("buckets keep the order of readiness and reach their size") {
+  LayoutGraph lg = laid_out(small::gpt(), 1, 2);
+  form_buckets(lg, 4096);
+  verify(lg);
+  int64_t buckets = 0;
+  for (const Op& op : lg.graph.ops) {
+    if (op.code != k_all_reduce || op.inputs.size() < 2) continue;
+    ++buckets;
+    int64_t bytes = 0;
+    for (size_t i = 0; i + 1 < op.inputs.size(); ++i) bytes += bytes_of(lg.graph.tensor(op.inputs[i]));
+    CHECK(bytes < 4096);  // the last member made it full
+  }
+  CHECK(buckets > 2);
+  LayoutGraph one = laid_out(small::gpt(), 1, 2);
+  form_buckets(one, int64_t{1} << 40);
+  CHECK(count(one, k_all_reduce) == 3);  // the loss and the count of labels are wanted before the gradients are
+}
+
+TEST_CASE("a weight's gradient comes before that of the activation, updates right behind") {
+  LayoutGraph lg = laid_out(small::gpt(6, OptimizerKind::kAdamW, 3, 64, 32), 1, 1);
+  order_ops(lg);
+  shorten_lives(lg);
+  group_updates(lg, 1);
+  order_ops(lg);
+  verify(lg);
+  size_t first_update = 0, last_backward = 0;
+  for (size_t i = 0; i < lg.graph.ops.size(); ++i) {
+    if (has_flag(lg.graph.ops[i].code, kUpdateOp) && !first_update) first_update = i;
+    if (lg.graph.ops[i].phase == Phase::kBackward) last_backward = i;
+    if (lg.graph.ops[i].code != k_matmul_weight_grad || i + 1 >= lg.graph.ops.size()) continue;
+    const Op& next = lg.graph.ops[i - 1];  // the product for the same gradient must not stand before it
+    if (next.code == k_matmul) CHECK(next.inputs[0] != lg.graph.ops[i].inputs[1]);
+  }
+  CHECK(first_update > 0);
+  CHECK(first_update < last_backward);
+}
