@@ -4,7 +4,7 @@
 #   build_in DIR MESON_ARG...  configures once, then builds
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-BUILD_PACKAGES="g++ meson ninja-build pkg-config python3 python3-venv libdnnl-dev libhwy-dev libhwloc-dev libfmt-dev libflatbuffers-dev
+BUILD_PACKAGES="g++ meson ninja-build cmake pkg-config python3 python3-venv libdnnl-dev libhwy-dev libhwloc-dev libfmt-dev libflatbuffers-dev
   flatbuffers-compiler libcli11-dev nlohmann-json3-dev"
 say() { printf '\n== %s\n' "$*"; }
 
