@@ -1,0 +1,135 @@
+"""The command line: every command, every way to feed it, and what it says when something is wrong."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
+GPT = ["gpt", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "16", "--batch", "6"]
+MLP = ["mlp", "--layers", "2", "--dim", "8", "--hidden", "16", "--classes", "3", "--batch", "10"]
+
+
+def whale(*arguments, code=0):
+    done = subprocess.run([WHALE, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, f"exit {done.returncode}: {done.stderr}{done.stdout[-500:]}"
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    whale("model", *GPT, "-o", folder / "gpt.whale")
+    whale("model", *MLP, "-o", folder / "mlp.whale")
+    (folder / "book.txt").write_text("It was the best of times, it was the worst of times. " * 50)
+    rng = np.random.default_rng(0)
+    arrays = dict(x=rng.standard_normal((23, 8)).astype(np.float32), y=rng.integers(0, 3, 23).astype(np.int32))
+    np.savez(folder / "data.npz", **arrays)
+    np.savez_compressed(folder / "compressed.npz", **arrays)
+    np.savez(folder / "wrong.npz", x=arrays["x"].astype(np.float64), y=arrays["y"])
+    from safetensors.numpy import save_file
+    save_file(arrays, str(folder / "data.safetensors"))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "bert-large", "t5", "t5-large", "resnet", "resnet20", "resnet50", "mlp"])
+def test_every_model_is_written_and_planned(name, tmp_path):
+    out = whale("model", name, "-o", tmp_path / "m.whale")
+    assert "parameters" in out and (tmp_path / "m.whale").stat().st_size < 1 << 20, "weights are never inside"
+    assert "parameters" in whale("inspect", tmp_path / "m.whale")
+    assert "device" in whale("plan", tmp_path / "m.whale", "--devices", "null:4", "-o", tmp_path / "p.plan")
+    assert "device" in whale("inspect", tmp_path / "p.plan")
+
+
+def test_inspect_levels(files):
+    graph = whale("inspect", files / "gpt.whale", "--level", "graph")
+    train = whale("inspect", files / "gpt.whale", "--level", "train")
+    assert "attention" in graph and "adam" not in graph and "adam" in train and "attention_grad" in train
+    assert json.loads(whale("inspect", files / "gpt.whale", "--json"))["name"] == "gpt"
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_run_synthetic_and_text(files):
+    rows = lines(whale("run", files / "gpt.whale", "--devices", "cpu:2", "--steps", "3", "--json"))
+    assert [r["step"] for r in rows] == [1, 2, 3] and all(set(r) == {"step", "loss", "seconds", "items_per_second"} for r in rows)
+    rows = lines(whale("run", files / "gpt.whale", "--devices", "cpu:3", "--steps", "30", "--json", "--data", files / "book.txt", "--lr", "0.01"))
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+
+
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors"])
+def test_run_arrays_with_a_smaller_last_batch(files, name):
+    rows = lines(whale("run", files / "mlp.whale", "--devices", "cpu:2", "--steps", "6", "--json", "--data", files / name))
+    assert len(rows) == 6  # 10, 10, 3, 10, 10, 3 samples
+    assert all(np.isfinite(r["loss"]) for r in rows)
+
+
+def test_plan_file_runs_as_the_model_does(files, tmp_path):
+    whale("plan", files / "gpt.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[3,2,1])", "-o", tmp_path / "p.plan")
+    a = [r["loss"] for r in lines(whale("run", tmp_path / "p.plan", "--steps", "3", "--json"))]
+    b = [r["loss"] for r in lines(whale("run", files / "gpt.whale", "--steps", "3", "--json"))]
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_checkpoint_goes_on(files, tmp_path):
+    run = lambda *more: [r["loss"] for r in lines(whale("run", files / "mlp.whale", "--data", files / "data.npz", "--json", *more))]
+    run("--steps", "3", "--save", tmp_path / "c")
+    assert (tmp_path / "c" / "model.safetensors").exists()
+    resumed = lines(whale("run", files / "mlp.whale", "--data", files / "data.npz", "--json", "--steps", "1", "--load", tmp_path / "c"))
+    assert resumed[0]["step"] == 4
+
+
+def test_trace_bench_devices(files, tmp_path):
+    whale("run", files / "mlp.whale", "--steps", "2", "--devices", "cpu:2", "--trace", tmp_path / "t.json", "--quiet")
+    assert json.loads((tmp_path / "t.json").read_text())
+    row = json.loads(whale("bench", files / "mlp.whale", "--steps", "4", "--warmup", "2"))
+    assert row["ms_per_step"] > 0 and row["peak_rss_mb"] > 0
+    assert "ref" in whale("devices") and {d["name"] for d in json.loads(whale("devices", "--json"))} >= {"cpu", "ref", "null"}
+
+
+def test_verify_prints_the_figures(files):
+    out = json.loads(whale("verify", files / "mlp.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[1,0,2])", "--steps", "3", "--json"))
+    assert out["passed"] and [c["precision"] for c in out["comparisons"]] == ["float64", "float32"]
+    assert "does not change the result" in whale("verify", files / "mlp.whale", "--devices", "cpu:2", "--steps", "2")
+
+
+BAD = [
+    (["model", "nothing", "-o", "{f}/x.whale"], "nothing"),
+    (["model", "gpt", "--dim", "30", "--heads", "4", "-o", "{f}/x.whale"], "heads"),
+    (["model", "gpt", "--layers", "1", "-o", "/proc/nowhere/x.whale"], "nowhere"),
+    (["inspect", "{f}/missing.whale"], "missing.whale"),
+    (["inspect", "{f}/book.txt"], "neither"),
+    (["plan", "{f}/gpt.whale", "--devices", "tpu:4"], "tpu"),
+    (["plan", "{f}/gpt.whale", "--strategy", "replica(3, shares=[1,2])"], "shares"),
+    (["plan", "{f}/gpt.whale", "--devices", "cpu:4", "--strategy", "replica(3)"], "3"),
+    (["run", "{f}/mlp.whale", "--data", "{f}/book.txt"], "token"),
+    (["run", "{f}/mlp.whale", "--data", "{f}/wrong.npz"], "float64"),
+    (["run", "{f}/mlp.whale", "--data", "{f}/compressed.npz"], "savez"),
+    (["run", "{f}/mlp.whale", "--data", "{f}/missing.npz"], "missing.npz"),
+    (["run", "{f}/mlp.whale", "--load", "{f}"], ""),
+    (["run", "{f}/mlp.whale", "--precision", "f8"], "f8"),
+    (["run", "{f}/mlp.whale", "--precision", "f64", "--devices", "cpu:1"], "ref"),
+]
+
+
+@pytest.mark.parametrize("arguments,word", BAD, ids=[" ".join(a[:2]) + ":" + w for a, w in BAD])
+def test_what_is_wrong_is_said(files, arguments, word):
+    message = whale(*[a.replace("{f}", str(files)) for a in arguments], code=2)
+    assert word in message and any(line.startswith("whale: ") for line in message.splitlines()), message
+
+
+def test_broken_files_are_errors(files, tmp_path):
+    raw = (files / "gpt.whale").read_bytes()
+    for i, bad in enumerate([raw[:100], raw[:-7], raw[:8] + b"\xff" * 64 + raw[72:], b"\0" * 64]):
+        (tmp_path / f"{i}.whale").write_bytes(bad)
+        whale("inspect", tmp_path / f"{i}.whale", code=2)
+
+
+def test_help_is_there_for_every_command():
+    for command in ("", "model", "inspect", "plan", "run", "verify", "bench", "devices"):
+        assert "--help" in whale(*([command] if command else []), "--help")
