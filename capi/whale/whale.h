@@ -433,7 +433,7 @@ WHALE_API void whale_session_release(whale_session *session); /* stops a running
 /* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
  * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
  * are its own. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
- * the caller, others are written into (dtype and dims must fit). cancel may be NULL. Only one run is under way at a time. */
+ * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */
 WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
                                            whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
                                            whale_event **out);

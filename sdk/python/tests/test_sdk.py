@@ -291,5 +291,6 @@ def test_bfloat16_stays_near_float32():
     for precision in ("float32", "bfloat16"):
         job = wh.plan(classifier(optimizer=wh.AdamW(0.01)), devices="cpu:2", precision=precision).start(seed=0)
         losses[precision] = [job.step(**data(seed=i)) for i in range(10)]
+        assert job.eval(["logits"], x=data()["x"])["logits"].dtype == np.float32
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05, atol=0.02)
     assert losses["bfloat16"] != losses["float32"]

@@ -88,6 +88,14 @@ def as_numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
+def widen(array: Array) -> np.ndarray:
+    """The tensor as numpy; bfloat16, which numpy does not have, as float32."""
+    values = array.numpy()
+    if array.dtype.name != "bfloat16":
+        return values
+    return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
 def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
     """A dense numpy array of the wanted dtype. Kinds are kept: integers may become other integers when every value fits, floats
     other floats; a float never silently becomes an integer."""

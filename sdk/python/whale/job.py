@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _abi
 from ._library import Handle, InvalidArgument, NotFound, check, engine, lib, make, string, take_bytes, take_text
-from .arrays import Array, fit, view
+from .arrays import Array, fit, view, widen
 from .dtypes import DType, as_dtype
 from .graph import Graph
 
@@ -132,13 +132,14 @@ class Job:
             raise
         finally:
             lib.whale_event_release(event)  # waits for the run when it has not ended
-        return {name: Array(Handle(outputs[i].tensor, "whale_tensor_release")).numpy() for i, name in enumerate(fetch)}
+        return {name: widen(Array(Handle(outputs[i].tensor, "whale_tensor_release"))) for i, name in enumerate(fetch)}
 
     def step(self, fetch: Sequence[str] = (), /, **inputs: Any) -> Any:
         """One training step on a batch; returns the loss, a float: the one before the update.
 
         Inputs by name: numpy arrays or anything with DLPack. A smaller last batch is legal. With ``fetch``, returns
-        ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in sample order."""
+        ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in sample order; what a plan
+        computes in bfloat16 comes as float32."""
         fetch = [fetch] if isinstance(fetch, str) else list(fetch)
         values = self._run("train", lib.whale_session_step, inputs, ["loss", *fetch])
         loss = float(np.asarray(values.pop("loss"), np.float64))
