@@ -149,10 +149,9 @@ class Binder {
     bound.collective = machine_.transport().bind(instruction.ref, row_.device, spec, memory_.device());
   }
 
-  // The runs of samples that one copy covers.
+  // The run of samples that one copy covers. The share of the whole batch is no union of the shares of micro-batches.
   std::vector<SampleRange> ranges(bool whole_batch, size_t micro_batch) const {
-    if (row_.micro_batches.empty()) return {row_.samples};
-    if (whole_batch) return row_.micro_batches;
+    if (whole_batch || row_.micro_batches.empty()) return {row_.samples};
     return {row_.micro_batches.at(micro_batch)};
   }
 

@@ -101,7 +101,9 @@ bool Executor::walk(size_t device, size_t stream) {
   uint32_t base = 1;
   for (const ScheduleRow& row : program.program->schedule) {
     const size_t u = static_cast<size_t>(row.micro_batch);
-    program.contexts[stream].batch_begin = program.row->micro_batches.empty() ? program.row->samples.begin : program.row->micro_batches.at(u).begin;
+    // Prologue and epilogue see the device's share of the whole batch.
+    const bool body = program.program->segments[static_cast<size_t>(row.segment)].name.starts_with("body") && !program.row->micro_batches.empty();
+    program.contexts[stream].batch_begin = body ? program.row->micro_batches.at(u).begin : program.row->samples.begin;
     if (!walk_row(device, stream, row, base)) return false;
     base += program.segments[static_cast<size_t>(row.segment)].count;
     for (size_t other = 0; other < kStreams; ++other)
