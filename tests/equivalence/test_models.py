@@ -17,8 +17,7 @@ SMALL = {
     "bert-lamb": ["bert-large", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6"],
     "t5": ["t5", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6"],
     "resnet": ["resnet", "--layers", "8", "--dim", "8", "--image", "12", "--batch", "6", "--lr", "0.01"],
-    # Large enough that the last stage's statistics are over some dozens of values: over four, rounding grows to 1e-8 in two steps.
-    "resnet50": ["resnet50", "--image", "64", "--classes", "10", "--batch", "8", "--lr", "0.001"],
+    "resnet50": ["resnet50", "--image", "32", "--classes", "10", "--batch", "4", "--lr", "0.001"],
     "mlp": ["mlp", "--layers", "3", "--dim", "20", "--hidden", "24", "--batch", "12"],
     "mlp-adagrad": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--optimizer", "adagrad", "--lr", "0.01"],
     "mlp-accumulation": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--accumulation", "3", "--optimizer", "adamw", "--lr", "0.001"],

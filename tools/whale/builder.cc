@@ -90,10 +90,10 @@ Value Builder::rms_norm(const std::string& name, Value x) {
   return op("rms_norm", {x, parameter("weight", {dims(x).back()}, Init::ones())});
 }
 
-Value Builder::batch_norm(const std::string& name, Value x) {
+Value Builder::batch_norm(const std::string& name, Value x, Init weight) {
   const auto scope_ = scope(name);
   const int64_t width = dims(x).back();
-  return op("batch_norm", {x, parameter("weight", {width}, Init::ones()), parameter("bias", {width}, Init::zeros()),
+  return op("batch_norm", {x, parameter("weight", {width}, weight), parameter("bias", {width}, Init::zeros()),
                            parameter("running_mean", {width}, Init::zeros(), true),
                            parameter("running_var", {width}, Init::ones(), true)});
 }

@@ -133,12 +133,13 @@ Value t5(Builder& b, const ModelOptions& o) {
   return b.cross_entropy(logits, targets);
 }
 
-Value conv_norm(Builder& b, const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride) {
+Value conv_norm(Builder& b, const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride, Init weight = Init::ones()) {
   const auto scope = b.scope(name);
-  return b.batch_norm("norm", b.conv("conv", x, features, kernel, stride, kernel / 2));
+  return b.batch_norm("norm", b.conv("conv", x, features, kernel, stride, kernel / 2), weight);
 }
 
-// Residual networks (He et al., 2016). layers 20, 32, 44, 56 (6n + 2): for small images, basic blocks; 50: bottlenecks.
+// Residual networks (He et al., 2016). layers 20, 32, 44, 56 (6n + 2): for small images, basic blocks; 50: bottlenecks. The last norm of
+// a block starts at zero (Goyal et al., 2017, section 5.1): the network is then well conditioned when training begins.
 Value resnet(Builder& b, const ModelOptions& o) {
   const Value images = b.input("images", WHALE_F32, {o.batch, o.image, o.image, 3}), labels = b.input("labels", WHALE_I32, {o.batch});
   const bool deep = o.layers == 50;
@@ -156,10 +157,10 @@ Value resnet(Builder& b, const ModelOptions& o) {
       if (deep) {
         y = b.op("relu", {conv_norm(b, "a", x, features, 1, 1)});
         y = b.op("relu", {conv_norm(b, "b", y, features, 3, stride)});
-        y = conv_norm(b, "c", y, out, 1, 1);
+        y = conv_norm(b, "c", y, out, 1, 1, Init::zeros());
       } else {
         y = b.op("relu", {conv_norm(b, "a", x, features, 3, stride)});
-        y = conv_norm(b, "b", y, features, 3, 1);
+        y = conv_norm(b, "b", y, features, 3, 1, Init::zeros());
       }
       const Value skip = stride != 1 || b.dims(x).back() != out ? conv_norm(b, "skip", x, out, 1, stride) : x;
       x = b.op("relu", {b.add(y, skip)});
