@@ -1,7 +1,7 @@
 # Sourced by quickstart and check: what both need from the system, and a build. Everything here is safe to run again.
 #   install_packages NAME...   apt packages that are missing (sudo when not root; --no-apt skips)
 #   make_venv DIR NAME...      a private virtual environment with these Python packages
-#   build_in DIR MESON_ARG...  configures once, then builds
+#   build_in DIR MESON_ARG...  configures when new or when the arguments are others than last time, then builds
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BUILD_PACKAGES="g++ meson ninja-build cmake pkg-config python3 python3-venv libdnnl-dev libhwy-dev libhwloc-dev libfmt-dev libflatbuffers-dev
@@ -29,6 +29,11 @@ make_venv() {
 
 build_in() {
   local dir=$1; shift
-  [ -f "$dir/build.ninja" ] || meson setup "$dir" "$ROOT" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; return 1; }
+  if [ ! -f "$dir/build.ninja" ]; then
+    meson setup "$dir" "$ROOT" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; return 1; }
+  elif [ "$(cat "$dir/arguments" 2>/dev/null)" != "$*" ]; then
+    meson configure "$dir" "$@"
+  fi
+  echo "$*" >"$dir/arguments"
   ninja -C "$dir"
 }
