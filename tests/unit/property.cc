@@ -1,0 +1,187 @@
+#include "property.h"
+
+#include <cstdlib>
+#include <iostream>
+#include <limits>
+
+#include "base/format.h"
+#include "cluster/devices.h"
+#include "data/convert.h"
+
+namespace whale::test {
+
+bool holds(const std::string& name, int cases, const rc::detail::Property& property) {
+  const rc::detail::Configuration& given = rc::detail::configuration();
+  const char* text = std::getenv("RC_PARAMS");
+  const std::string params = text ? text : "";
+  rc::detail::TestParams p = given.testParams;
+  const char* full = std::getenv("WHALE_FULL");
+  if (params.find("max_success") == std::string::npos) p.maxSuccess = full && *full && *full != '0' ? cases * 30 : cases;
+  if (params.find("seed") == std::string::npos) p.seed = 20;
+  p.maxSize = std::min(p.maxSize, 60);
+  rc::detail::TestMetadata metadata;
+  metadata.id = metadata.description = name;
+  struct Quiet : rc::detail::TestListener {
+    void onTestCaseFinished(const rc::detail::CaseDescription&) override {}
+    void onShrinkTried(const rc::detail::CaseDescription&, bool) override {}
+    void onTestFinished(const rc::detail::TestMetadata&, const rc::detail::TestResult&) override {}
+  } quiet;
+  const rc::detail::TestResult result = rc::detail::checkProperty(property, metadata, p, quiet, given.reproduce);
+  if (result.is<rc::detail::SuccessResult>()) return true;
+  std::cerr << "- " << name << "\n";
+  rc::detail::printResultMessage(result, std::cerr);
+  std::cerr << std::endl;
+  return false;
+}
+
+uint64_t Dice::next() {  // splitmix64
+  uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+std::vector<double> Dice::reals(size_t n) {
+  std::vector<double> out(n);
+  for (double& x : out) x = real();
+  return out;
+}
+
+TensorId GraphMaker::input(std::string name, Dims dims, DType dtype, int batch_dim) {
+  g.tensors.push_back({.name = std::move(name), .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kInput, .batch_dim = batch_dim});
+  g.inputs.push_back(static_cast<TensorId>(g.tensors.size() - 1));
+  return g.inputs.back();
+}
+
+TensorId GraphMaker::variable(std::string name, Dims dims, Initializer init, Role role) {
+  const bool matrix = dims.size() >= 2;
+  g.tensors.push_back({.name = std::move(name), .dtype = DType::kF32, .dims = std::move(dims), .kind = TensorKind::kVariable});
+  const auto id = static_cast<TensorId>(g.tensors.size() - 1);
+  g.variables.push_back({.tensor = id, .role = role, .trainable = role == Role::kParameter, .decay = matrix, .init = std::move(init), .slot = ""});
+  return id;
+}
+
+TensorId GraphMaker::op(OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+  return g.op(append_op(g, code, std::move(inputs), std::move(attrs))).outputs[0];
+}
+
+TensorId GraphMaker::constant(double value) {
+  return op(OpCode::k_fill, {}, {{"shape", Dims{}}, {"value", value}, {"dtype", std::string("f32")}});
+}
+
+namespace {
+
+std::shared_ptr<Backends> backends() {
+  const char* folder = std::getenv("WHALE_LIBRARY_DIR");  // where the build has put libwhale_cpu.so
+  static const auto all = std::make_shared<Backends>(folder ? folder : "");
+  return all;
+}
+
+std::vector<char> pack(DType dtype, const std::vector<double>& values) {
+  std::vector<char> out(values.size() * static_cast<size_t>(size_of(dtype)));
+  if (dtype == DType::kI32) {
+    for (size_t i = 0; i < values.size(); ++i) reinterpret_cast<int32_t*>(out.data())[i] = static_cast<int32_t>(values[i]);
+  } else {
+    convert(DType::kF64, values.data(), dtype, out.data(), values.size());
+  }
+  return out;
+}
+
+std::vector<double> unpack(DType dtype, const std::vector<char>& bytes) {
+  std::vector<double> out(bytes.size() / static_cast<size_t>(size_of(dtype)));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = element(dtype, bytes.data() + i * static_cast<size_t>(size_of(dtype)));
+  return out;
+}
+
+}  // namespace
+
+Runner::Runner(const Graph& graph, const std::string& devices, CompileOptions options, uint64_t seed)
+    : plan_(std::make_shared<const Plan>(compile(graph, parse_devices(devices), options))),
+      session_(std::make_unique<Session>(plan_, backends(), SessionOptions{.seed = seed, .threads = 1})) {}
+
+Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs) {
+  const Entry* entry = nullptr;
+  for (const Entry& e : plan_->entries)
+    if (e.name == (mode == RunMode::kStep ? "train" : "eval")) entry = &e;
+  std::vector<std::vector<char>> memory;
+  std::vector<NamedHost> in, out;
+  for (const PlanInput& port : entry->inputs) {
+    const auto given = inputs.find(port.name);
+    if (given == inputs.end()) continue;
+    Dims dims = port.dims;
+    if (port.batch_dim >= 0) {
+      int64_t& batch = dims[static_cast<size_t>(port.batch_dim)];
+      batch = static_cast<int64_t>(given->second.size()) * batch / element_count(port.dims);
+    }
+    memory.push_back(pack(port.dtype, given->second));
+    in.push_back({port.name, {port.dtype, dims, memory.back().data()}});
+  }
+  const std::vector<TensorType> types = session_->output_types(mode, in, outputs);
+  std::vector<std::vector<char>> results(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    HostTensor host{types[i].dtype, types[i].dims, nullptr};
+    results[i].resize(host.bytes());
+    host.data = results[i].data();
+    out.push_back({outputs[i], host});
+  }
+  (mode == RunMode::kStep ? session_->step(in, out) : session_->eval(in, out)).wait();
+  Values values;
+  for (size_t i = 0; i < outputs.size(); ++i) values[outputs[i]] = unpack(types[i].dtype, results[i]);
+  return values;
+}
+
+std::vector<double> Runner::read(const std::string& name) {
+  const TensorType type = session_->variable_type(name);
+  std::vector<char> bytes(static_cast<size_t>(element_count(type.dims) * size_of(type.dtype)));
+  session_->read(name, {type.dtype, type.dims, bytes.data()});
+  return unpack(type.dtype, bytes);
+}
+
+void Runner::write(const std::string& name, const std::vector<double>& values) {
+  const TensorType type = session_->variable_type(name);
+  std::vector<char> bytes = pack(type.dtype, values);
+  session_->write(name, {type.dtype, type.dims, bytes.data()});
+}
+
+Values Runner::parameters() {
+  Values out;
+  for (const VariableInfo& v : session_->variables())
+    if (v.role == Role::kParameter) out[v.name] = read(v.name);
+  return out;
+}
+
+Values random_inputs(const Graph& graph, int64_t batch, Dice& dice, int64_t integers_below) {
+  Values out;
+  for (const TensorId id : graph.inputs) {
+    const Tensor& t = graph.tensor(id);
+    Dims dims = t.dims;
+    if (t.batch_dim >= 0) dims[static_cast<size_t>(t.batch_dim)] = batch;
+    std::vector<double>& values = out[t.name] = dice.reals(static_cast<size_t>(element_count(dims)));
+    for (double& x : values) x = is_float(t.dtype) ? static_cast<float>(x) : static_cast<double>(dice.below(integers_below));
+  }
+  return out;
+}
+
+double norm(const std::vector<double>& a) {
+  double sum = 0;
+  for (const double x : a) sum += x * x;
+  return std::sqrt(sum);
+}
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::isfinite(sum) ? std::sqrt(sum) : std::numeric_limits<double>::infinity();
+}
+
+std::vector<double> random_shares(int64_t n, Dice& dice) {
+  std::vector<double> shares(static_cast<size_t>(n));
+  for (double& s : shares) s = dice.below(4) == 0 ? 0 : dice.coin() ? static_cast<double>(dice.between(1, 5)) : 0.25 * static_cast<double>(dice.between(1, 9));
+  if (norm(shares) == 0) shares[static_cast<size_t>(dice.below(n))] = 1;
+  return shares;
+}
+
+std::string replica(const std::vector<double>& shares) { return fmt::format("replica({}, shares=[{}])", shares.size(), fmt::join(shares, ",")); }
+
+}  // namespace whale::test

@@ -1,0 +1,80 @@
+// Random programs: how properties are checked, and a session that is fed and read in doubles.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <rapidcheck.h>
+#include <string>
+#include <vector>
+
+#include "compile.h"
+#include "ops/op.h"
+#include "session/session.h"
+
+namespace whale::test {
+
+// Checks `property` on `cases` random cases, with WHALE_FULL=1 in the environment on thirty times as many. The seed is fixed; RC_PARAMS
+// (rapidcheck's: "seed=1 max_success=500", or the "reproduce=..." that a failure prints) overrides both.
+bool holds(const std::string& name, int cases, const rc::detail::Property& property);
+template <class Property>
+bool holds(const std::string& name, int cases, Property property) {
+  return holds(name, cases, rc::detail::toProperty(std::move(property)));
+}
+
+// Choices from one number, so that a failing case is a list of numbers that rapidcheck can shorten.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
+  uint64_t next();
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }  // both inclusive
+  bool coin() { return next() & 1; }
+  double real() { return static_cast<double>(next() >> 11) * 0x1p-52 - 1; }  // [-1, 1)
+  std::vector<double> reals(size_t n);
+
+ private:
+  uint64_t state_;
+};
+
+using Values = std::map<std::string, std::vector<double>>;
+
+// Appending to a graph without ceremony.
+struct GraphMaker {
+  Graph g;
+  TensorId input(std::string name, Dims dims, DType dtype = DType::kF32, int batch_dim = 0);
+  TensorId variable(std::string name, Dims dims, Initializer init = {InitKind::kNormal, 0, 0.5, "", ""}, Role role = Role::kParameter);
+  TensorId op(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
+  TensorId constant(double value);  // rank 0, f32
+  Dims dims(TensorId id) const { return g.tensor(id).dims; }
+};
+
+// A plan on its devices ("ref:3").
+class Runner {
+ public:
+  Runner(const Graph& graph, const std::string& devices, CompileOptions options = {}, uint64_t seed = 7);
+  // Inputs come in the order of a whole tensor; their batch is what their number of elements says.
+  Values step(const Values& inputs, const std::vector<std::string>& outputs) { return run(RunMode::kStep, inputs, outputs); }
+  Values eval(const Values& inputs, const std::vector<std::string>& outputs) { return run(RunMode::kEval, inputs, outputs); }
+  Values parameters();
+  std::vector<double> read(const std::string& name);
+  void write(const std::string& name, const std::vector<double>& values);
+  Session& session() { return *session_; }
+
+ private:
+  Values run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs);
+  std::shared_ptr<const Plan> plan_;
+  std::unique_ptr<Session> session_;
+};
+
+// Noise for the float inputs of a graph, small numbers for the integer ones, for a batch of that many samples.
+Values random_inputs(const Graph& graph, int64_t batch, Dice& dice, int64_t integers_below);
+
+double norm(const std::vector<double>& a);
+double distance(const std::vector<double>& a, const std::vector<double>& b);  // infinite when a number is missing or not finite
+
+// Weights for n devices with some zeros, not all.
+std::vector<double> random_shares(int64_t n, Dice& dice);
+std::string replica(const std::vector<double>& shares);  // "replica(3, shares=[3,0,1])"
+
+}  // namespace whale::test
