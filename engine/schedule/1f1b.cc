@@ -1,0 +1,24 @@
+// 1F1B, backward first: device d lets as many micro-batches in as there are devices behind it, then runs one forward
+// and one backward in turn, so that at most p - d micro-batches are alive on it.
+#include <algorithm>
+
+#include "schedule/device_order.h"
+
+namespace whale {
+
+DeviceOrders one_f_one_b_orders(const PipelineShape& shape) {
+  DeviceOrders orders;
+  for (int d = 0; d < shape.stages; ++d) {
+    DeviceOrder order(shape);
+    const int ahead = std::min(shape.micro_batches, shape.stages - 1 - d);
+    for (int u = 0; u < ahead; ++u) order.forward();
+    for (int u = 0; u < shape.micro_batches; ++u) {
+      order.forward();
+      order.backward();
+    }
+    orders.push_back(order.take());
+  }
+  return orders;
+}
+
+}  // namespace whale

@@ -1,0 +1,102 @@
+#include "schedule/verify.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+
+namespace {
+
+struct Live {
+  int activations = 0;
+  int weights = 0;
+};
+
+// What is alive on one device after each of its items. A backward frees its activations when it ends, so that the peaks
+// are always after a forward or after a split backward.
+template <class Visit>
+void each_live(const PipelineSchedule& schedule, int device, Visit visit) {
+  Live live;
+  for (const WorkItem& item : schedule.devices[device]) {
+    switch (item.kind) {
+      case WorkKind::kForward: ++live.activations; break;
+      case WorkKind::kBackward:
+        --live.activations;
+        if (schedule.split_backward) ++live.weights;
+        break;
+      case WorkKind::kWeight: --live.weights; break;
+    }
+    visit(live);
+  }
+}
+
+}  // namespace
+
+Deadlock find_deadlock(const PipelineSchedule& schedule, int slots) {
+  const Walk result = walk(schedule, slots, [](const WorkSite&) { return 0.0; });
+  if (result.stuck.empty()) return {};
+  // Whatever a stuck device waits for belongs to a stuck device: following that must come back to where it was.
+  std::vector<const Stuck*> by_device(schedule.shape.stages, nullptr);
+  for (const Stuck& stuck : result.stuck) by_device[stuck.at.device] = &stuck;
+  std::vector<int> path;
+  int d = result.stuck.front().at.device;
+  for (; std::find(path.begin(), path.end(), d) == path.end(); d = by_device[d]->wanted.device) path.push_back(d);
+  Deadlock deadlock;
+  const auto first = std::find(path.begin(), path.end(), d);
+  for (auto at = first; at != path.end(); ++at) deadlock.cycle.push_back(*by_device[*at]);
+  return deadlock;
+}
+
+std::string to_string(const PipelineSchedule& schedule, const Deadlock& deadlock) {
+  std::string text;
+  for (const Stuck& stuck : deadlock.cycle) {
+    const std::string at = to_string(schedule, stuck.at.item), wanted = to_string(schedule, stuck.wanted.item);
+    text += stuck.sending ? fmt::format("device {} cannot send {}: device {} has not taken {}\n", stuck.at.device, at,
+                                        stuck.wanted.device, wanted)
+                          : fmt::format("device {} cannot start {}: device {} has not run {}\n", stuck.at.device, at,
+                                        stuck.wanted.device, wanted);
+  }
+  return text;
+}
+
+void verify_schedule(const PipelineSchedule& schedule, int slots) {
+  const Deadlock deadlock = find_deadlock(schedule, slots);
+  if (!deadlock) return;
+  throw internal("schedule '{}' of {} stages, {} micro-batches and {} chunks deadlocks with {} slots per channel:\n{}",
+                 schedule.name, schedule.shape.stages, schedule.shape.micro_batches, schedule.shape.chunks, slots,
+                 to_string(schedule, deadlock));
+}
+
+int slots_needed(const PipelineSchedule& schedule) {
+  if (const Deadlock deadlock = find_deadlock(schedule, kUnlimitedSlots))
+    throw internal("schedule '{}' deadlocks with any number of slots:\n{}", schedule.name,
+                   to_string(schedule, deadlock));
+  int slots = 0;
+  while (find_deadlock(schedule, slots)) ++slots;
+  return slots;
+}
+
+std::vector<LivePeak> live_peaks(const PipelineSchedule& schedule) {
+  std::vector<LivePeak> peaks(schedule.devices.size());
+  for (size_t d = 0; d < peaks.size(); ++d) {
+    each_live(schedule, static_cast<int>(d), [&](const Live& live) {
+      peaks[d].activations = std::max(peaks[d].activations, live.activations);
+      peaks[d].weights = std::max(peaks[d].weights, live.weights);
+    });
+  }
+  return peaks;
+}
+
+std::vector<double> peak_bytes(const PipelineSchedule& schedule, double activation_bytes, double weight_bytes) {
+  std::vector<double> peaks(schedule.devices.size());
+  for (size_t d = 0; d < peaks.size(); ++d) {
+    each_live(schedule, static_cast<int>(d), [&](const Live& live) {
+      const double bytes = (live.activations * activation_bytes + live.weights * weight_bytes) / schedule.shape.chunks;
+      peaks[d] = std::max(peaks[d], bytes);
+    });
+  }
+  return peaks;
+}
+
+}  // namespace whale
