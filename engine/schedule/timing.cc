@@ -20,7 +20,7 @@ Timeline run_clock(const PipelineSchedule& schedule, std::span<const StageTimes>
     const double by_kind[] = {t.forward, whole, t.weight};
     return by_kind[static_cast<int>(site.item.kind)] / shares;
   };
-  Walk result = walk(schedule, slots, seconds);
+  OrderWalk result = walk_orders(schedule, slots, seconds);
   if (!result.stuck.empty()) verify_schedule(schedule, slots);  // throws, and names the cycle
 
   Timeline line;

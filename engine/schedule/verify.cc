@@ -34,7 +34,7 @@ void each_live(const PipelineSchedule& schedule, int device, Visit visit) {
 }  // namespace
 
 Deadlock find_deadlock(const PipelineSchedule& schedule, int slots) {
-  const Walk result = walk(schedule, slots, [](const WorkSite&) { return 0.0; });
+  const OrderWalk result = walk_orders(schedule, slots, [](const WorkSite&) { return 0.0; });
   if (result.stuck.empty()) return {};
   // Whatever a stuck device waits for belongs to a stuck device: following that must come back to where it was.
   std::vector<const Stuck*> by_device(schedule.shape.stages, nullptr);

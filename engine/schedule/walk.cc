@@ -77,11 +77,11 @@ struct Cursor {
 
 }  // namespace
 
-Walk walk(const PipelineSchedule& schedule, int slots, const std::function<double(const WorkSite&)>& seconds) {
+OrderWalk walk_orders(const PipelineSchedule& schedule, int slots, const std::function<double(const WorkSite&)>& seconds) {
   const Index index(schedule);
   const int devices = schedule.shape.stages;
   std::vector<Cursor> cursors(devices);
-  Walk result;
+  OrderWalk result;
   for (const auto& order : schedule.devices) result.times.emplace_back(order.size());
 
   const auto started = [&](const WorkSite& s) {

@@ -28,12 +28,12 @@ struct Stuck {
   bool sending = false;
 };
 
-struct Walk {
+struct OrderWalk {
   std::vector<std::vector<WorkTime>> times;  // [device][position], complete only when nothing is stuck
   std::vector<Stuck> stuck;                  // empty: every device reached the end of its order
 };
 
 // Throws invalid unless `schedule` holds every item of its shape exactly once, each on the device of its chunk.
-Walk walk(const PipelineSchedule& schedule, int slots, const std::function<double(const WorkSite&)>& seconds);
+OrderWalk walk_orders(const PipelineSchedule& schedule, int slots, const std::function<double(const WorkSite&)>& seconds);
 
 }  // namespace whale
