@@ -77,7 +77,8 @@ struct Cursor {
 
 }  // namespace
 
-OrderWalk walk_orders(const PipelineSchedule& schedule, int slots, const std::function<double(const WorkSite&)>& seconds) {
+OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
+                      const std::function<double(const WorkSite&)>& seconds) {
   const Index index(schedule);
   const int devices = schedule.shape.stages;
   std::vector<Cursor> cursors(devices);

@@ -34,6 +34,7 @@ struct OrderWalk {
 };
 
 // Throws invalid unless `schedule` holds every item of its shape exactly once, each on the device of its chunk.
-OrderWalk walk_orders(const PipelineSchedule& schedule, int slots, const std::function<double(const WorkSite&)>& seconds);
+OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
+                      const std::function<double(const WorkSite&)>& seconds);
 
 }  // namespace whale
