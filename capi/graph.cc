@@ -95,8 +95,8 @@ TensorId add_tensor(whale_graph& g, Tensor tensor, const Variable* variable) {
   } else {
     graph.inputs.push_back(id);
   }
-  graph.tensors.push_back(tensor);
-  g.names.emplace(tensor.name, 1);
+  graph.tensors.push_back(std::move(tensor));
+  g.names.emplace(graph.tensors.back().name, 1);
   rollback.keep();
   return id;
 }

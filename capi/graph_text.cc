@@ -53,7 +53,7 @@ std::string graph_json(const Graph& g) {
         .field("location", op.location)
         .key("attributes")
         .open('{');
-    for (const auto& [name, value] : op.attrs) std::visit([&](const auto& v) { j.field(name, v); }, value);
+    for (const auto& attr : op.attrs) std::visit([&](const auto& v) { j.field(attr.first, v); }, attr.second);
     j.close('}').field("flops", cost_of(view_of(g, op)).flops).close('}');
   }
   j.close(']').key("scopes").open('[');
