@@ -1,5 +1,5 @@
-// THE LIST of passes, with their levels: Graph -> LayoutGraph -> Entry -> Plan. After each row the level's verifier runs and the level's
-// text goes to `dump`.
+// THE LIST of passes, with their levels: Graph -> LayoutGraph -> Entry -> Plan. After each row the level's verifier
+// runs and the level's text goes to `dump`.
 #include "compile.h"
 
 #include <algorithm>
@@ -21,7 +21,9 @@ namespace {
 
 constexpr int64_t kBucketBytes = int64_t{4} << 20;
 
-int64_t bucket_bytes(const CompileOptions& options) { return options.bucket_bytes > 0 ? options.bucket_bytes : kBucketBytes; }
+int64_t bucket_bytes(const CompileOptions& options) {
+  return options.bucket_bytes > 0 ? options.bucket_bytes : kBucketBytes;
+}
 
 enum When : unsigned { kTrain = 1, kEval = 2, kAlways = 3 };
 
@@ -60,7 +62,9 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"order_ops", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
 };
 
-bool trains(const Graph& graph) { return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone; }
+bool trains(const Graph& graph) {
+  return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone;
+}
 
 int64_t batch_of(const Graph& graph) {
   for (const TensorId id : graph.inputs)
@@ -71,16 +75,20 @@ int64_t batch_of(const Graph& graph) {
 // The user's graph with the options in it: what Plan::source keeps.
 Graph source_of(const Graph& graph, const CompileOptions& options) {
   Graph source = graph;
-  if (options.accumulation < 0) throw invalid("accumulation is {}, expected 1 or more micro-batches (0: the graph's)", options.accumulation);
+  if (options.accumulation < 0)
+    throw invalid("accumulation is {}, expected 1 or more micro-batches (0: the graph's)", options.accumulation);
   if (options.accumulation) source.training.accumulation = options.accumulation;
   if (source.training.accumulation < 1) source.training.accumulation = 1;
   if (options.precision) source.training.precision = *options.precision;
   if (!options.strategy.empty()) source.default_strategy = options.strategy;
   for (const std::string& name : options.fetch) {
     if (name.starts_with("grad:") || name == "loss") continue;
-    if (std::any_of(source.outputs.begin(), source.outputs.end(), [&](const NamedTensor& o) { return o.name == name; })) continue;
-    const auto it = std::find_if(source.tensors.begin(), source.tensors.end(), [&](const Tensor& t) { return t.name == name; });
-    if (it == source.tensors.end()) throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", name);
+    if (std::any_of(source.outputs.begin(), source.outputs.end(), [&](const NamedTensor& o) { return o.name == name; }))
+      continue;
+    const auto it =
+        std::find_if(source.tensors.begin(), source.tensors.end(), [&](const Tensor& t) { return t.name == name; });
+    if (it == source.tensors.end())
+      throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", name);
     source.outputs.push_back({name, static_cast<TensorId>(it - source.tensors.begin())});
   }
   return source;
@@ -118,7 +126,8 @@ struct Compiler {
     return graph;
   }
 
-  LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches, const Mesh& mesh) const {
+  LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
+                            const Mesh& mesh) const {
     PropagateOptions layouts{.micro_batches = micro_batches, .devices = mesh.size(), .fetch_gradients = {}};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, layouts);
@@ -131,7 +140,8 @@ struct Compiler {
     return lg;
   }
 
-  Entry make_entry(const LayoutGraph& lg, const std::string& name, const Mesh& mesh, const std::vector<PlanVariable>& variables) const {
+  Entry make_entry(const LayoutGraph& lg, const std::string& name, const Mesh& mesh,
+                   const std::vector<PlanVariable>& variables) const {
     LowerOptions lowering;
     lowering.entry = name;
     lowering.overlap = options.overlap;
@@ -167,8 +177,10 @@ Mesh mesh_of(const Graph& source, int64_t devices, std::string& strategy) {
   const std::vector<TaskGraph> tasks = form_task_graphs(source, devices, source.default_strategy);
   for (const TaskGraph& task : tasks)
     if (!(task.mesh == tasks[0].mesh))
-      throw unimplemented("scopes '{}' ({}) and '{}' ({}) use different meshes; bridges between meshes are not implemented yet: give them the same count and shares",
-                          to_string(tasks[0].nest), tasks[0].path, to_string(task.nest), task.path)
+      throw unimplemented(
+          "scopes '{}' ({}) and '{}' ({}) use different meshes; bridges between meshes are not implemented yet: give "
+          "them the same count and shares",
+          to_string(tasks[0].nest), tasks[0].path, to_string(task.nest), task.path)
           .at_scope(task.path);
   strategy = to_string(tasks[0].nest);
   return tasks[0].mesh;
@@ -179,7 +191,8 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
   if (source.training.precision != Precision::kFloat64) return;
   for (const DeviceSpec& d : devices)
     if (d.kind != DeviceKind::kRef && d.kind != DeviceKind::kNull)
-      throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d), devices.size());
+      throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d),
+                    devices.size());
 }
 
 std::vector<std::string> notes_of(const Plan& plan) {
@@ -189,13 +202,18 @@ std::vector<std::string> notes_of(const Plan& plan) {
   if (plan.devices.size() > 1) {
     std::vector<int64_t> sizes;
     for (const DeviceRow& row : e.rows) sizes.push_back(row.samples.size());
-    if (e.batch == 1) notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
-    else notes.push_back(fmt::format("{} samples are cut over {} devices as [{}]; {} program(s) for them.", e.batch, e.rows.size(), fmt::join(sizes, ", "), e.programs.size()));
+    if (e.batch == 1)
+      notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
+    else
+      notes.push_back(fmt::format("{} samples are cut over {} devices as [{}]; {} program(s) for them.", e.batch,
+                                  e.rows.size(), fmt::join(sizes, ", "), e.programs.size()));
   }
-  if (plan.micro_batches > 1) notes.push_back(fmt::format("Each step runs {} micro-batches and updates once.", plan.micro_batches));
+  if (plan.micro_batches > 1)
+    notes.push_back(fmt::format("Each step runs {} micro-batches and updates once.", plan.micro_batches));
   const StepFigures f = step_of(e.programs[0]);
   if (f.collectives)
-    notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives, bytes_text(f.communicated), f.on_the_side));
+    notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
+                                bytes_text(f.communicated), f.on_the_side));
   return notes;
 }
 
@@ -229,8 +247,11 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.micro_batches = batch_of(source) > 1 ? source.training.accumulation : 1;
 
   std::vector<std::string> entries;
-  if (trains(source)) entries.push_back("train");
-  else if (!compiler.gradients.empty()) throw invalid("fetch 'grad:{}': the graph has no loss with an optimizer, so nothing is differentiated", compiler.gradients[0]);
+  if (trains(source))
+    entries.push_back("train");
+  else if (!compiler.gradients.empty())
+    throw invalid("fetch 'grad:{}': the graph has no loss with an optimizer, so nothing is differentiated",
+                  compiler.gradients[0]);
   entries.push_back("eval");
   for (const std::string& name : entries) {
     const Graph whole = compiler.graph_passes(source, name);
@@ -246,7 +267,9 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
 
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (name != "train" && name != "eval") throw invalid("entry '{}', expected train or eval", name);
-  if (name == "train" && !trains(plan.source)) throw error(Code::kFailedPrecondition, "model '{}' has no loss with an optimizer; it can be evaluated only", plan.model);
+  if (name == "train" && !trains(plan.source))
+    throw error(Code::kFailedPrecondition, "model '{}' has no loss with an optimizer; it can be evaluated only",
+                plan.model);
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
   CompileOptions options;
   options.verify = false;

@@ -24,11 +24,12 @@ struct CompileOptions {
   std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass
 };
 
-// A plan with the entry "train" (when there is a loss and an optimizer) and the entry "eval". Plans only: needs no device.
+// A plan with the entry "train" (when there is a loss and an optimizer) and the entry "eval". Plans only: needs no
+// device.
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
 
-// One more entry of the same plan, for another batch size (a last, smaller batch; evaluation), from Plan::source: same variables in the
-// same order, same devices, shares and micro-batches. Thread-safe.
+// One more entry of the same plan, for another batch size (a last, smaller batch; evaluation), from Plan::source: same
+// variables in the same order, same devices, shares and micro-batches. Thread-safe.
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 
 }  // namespace whale

@@ -1,5 +1,5 @@
-// Prints the fused multiply-add peak of N threads as JSON, for tools/bench: 24 independent accumulators in registers, so that latency
-// is hidden. Compiled there with -march=native -fopenmp.
+// Prints the fused multiply-add peak of N threads as JSON, for tools/bench: 24 independent accumulators in registers,
+// so that latency is hidden. Compiled there with -march=native -fopenmp.
 #include <immintrin.h>
 #include <omp.h>
 
@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
 #if defined(__AVX512BF16__)
   bf16 = measure(bf16_rounds, 4 * 16 * kAccumulators, threads);
 #endif
-  std::printf("{\"f32_gflops\": %.1f, \"bf16_gflops\": %.1f, \"threads\": %d}\n", measure(f32_rounds, 2 * kLanes * kAccumulators, threads), bf16, threads);
+  std::printf("{\"f32_gflops\": %.1f, \"bf16_gflops\": %.1f, \"threads\": %d}\n",
+              measure(f32_rounds, 2 * kLanes * kAccumulators, threads), bf16, threads);
   return 0;
 }

@@ -97,8 +97,8 @@ Error internal(fmt::format_string<A...> format, A&&... args) {
 }
 
 // An internal invariant; a failure is our bug, never the caller's.
-#define WHALE_CHECK(condition, ...)                                                               \
-  do {                                                                                            \
+#define WHALE_CHECK(condition, ...)                                                                   \
+  do {                                                                                                \
     if (!(condition)) throw ::whale::internal("internal check failed: " #condition ": " __VA_ARGS__); \
   } while (0)
 

@@ -1,4 +1,5 @@
-// The one translation unit that compiles fmt's implementation; everything else sees declarations only, which halves build times.
+// The one translation unit that compiles fmt's implementation; everything else sees declarations only, which halves
+// build times.
 #include "base/format.h"
 
 #include <fmt/format-inl.h>

@@ -1,5 +1,6 @@
-// The counter-based generator of every random number in libwhale: Philox4x32-10 (Salmon et al., "Parallel random numbers: as
-// easy as 1, 2, 3", SC'11). A number depends on (seed, key, iteration, index) only, so no plan can change it.
+// The counter-based generator of every random number in libwhale: Philox4x32-10 (Salmon et al., "Parallel random
+// numbers: as easy as 1, 2, 3", SC'11). A number depends on (seed, key, iteration, index) only, so no plan can change
+// it.
 #pragma once
 
 #include <array>
@@ -45,8 +46,8 @@ struct RandomStream {
     key1 = static_cast<uint32_t>(k >> 32);
   }
   PhiloxBlock block(uint64_t index) const {  // words of elements 4 index .. 4 index + 3
-    return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(iteration),
-                       static_cast<uint32_t>(iteration >> 32)},
+    return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
+                       static_cast<uint32_t>(iteration), static_cast<uint32_t>(iteration >> 32)},
                       key0, key1);
   }
   uint32_t word(uint64_t element) const { return block(element / 4)[element % 4]; }

@@ -33,7 +33,9 @@ std::string index_text(const CheckpointMeta& meta) {
 
 CheckpointMeta parse_index(const std::string& path, const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const auto bad = [&](const char* what) { return error(Code::kDataLoss, "'{}' is not the index of a checkpoint: {}", path, what); };
+  const auto bad = [&](const char* what) {
+    return error(Code::kDataLoss, "'{}' is not the index of a checkpoint: {}", path, what);
+  };
   if (!json.is_object()) throw bad("not a JSON object");
   const auto natural = [&](const char* key) -> uint64_t {
     if (!json.contains(key) || !json[key].is_number_unsigned()) throw bad(key);
@@ -41,7 +43,8 @@ CheckpointMeta parse_index(const std::string& path, const std::string& text) {
   };
   const uint64_t format = natural("format");
   if (format != static_cast<uint64_t>(kFormat))
-    throw error(Code::kFailedPrecondition, "'{}' has checkpoint format {}, this library reads format {}", path, format, kFormat);
+    throw error(Code::kFailedPrecondition, "'{}' has checkpoint format {}, this library reads format {}", path, format,
+                kFormat);
   CheckpointMeta meta;
   if (!json.contains("model") || !json["model"].is_string()) throw bad("model");
   meta.model = json["model"].get<std::string>();
@@ -58,13 +61,15 @@ CheckpointMeta parse_index(const std::string& path, const std::string& text) {
   return meta;
 }
 
-// Removes a folder that holds a checkpoint or a part of one; anything else in it is moved to `keep`, when that is given.
+// Removes a folder that holds a checkpoint or a part of one; anything else in it is moved to `keep`, when that is
+// given.
 void remove_checkpoint(const fs::path& folder, const fs::path* keep) {
   std::error_code ignored;
   for (const char* file : {kModelFile, kOptimizerFile, kIndexFile}) fs::remove(folder / file, ignored);
   if (keep != nullptr)
     for (fs::directory_iterator it(folder, ignored), end; it != end; it.increment(ignored))
-      if (!fs::exists(*keep / it->path().filename(), ignored)) fs::rename(it->path(), *keep / it->path().filename(), ignored);
+      if (!fs::exists(*keep / it->path().filename(), ignored))
+        fs::rename(it->path(), *keep / it->path().filename(), ignored);
   fs::remove(folder, ignored);
 }
 
@@ -72,13 +77,17 @@ void remove_checkpoint(const fs::path& folder, const fs::path* keep) {
 void check_target(const fs::path& target) {
   std::error_code failed;
   if (!fs::exists(target, failed)) return;
-  if (!fs::is_directory(target, failed)) throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", target.string());
+  if (!fs::is_directory(target, failed))
+    throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", target.string());
   if (fs::is_empty(target, failed) && !failed) return;
   if (!fs::exists(target / kIndexFile, failed))
-    throw error(Code::kFailedPrecondition, "'{}' is a directory that is not a checkpoint (it has no {}); it is not replaced", target.string(), kIndexFile);
+    throw error(Code::kFailedPrecondition,
+                "'{}' is a directory that is not a checkpoint (it has no {}); it is not replaced", target.string(),
+                kIndexFile);
 }
 
-// Puts `fresh` in the place of `target`; the previous one, if any, ends at `fresh`. Atomic where the file system can exchange.
+// Puts `fresh` in the place of `target`; the previous one, if any, ends at `fresh`. Atomic where the file system can
+// exchange.
 void exchange(const fs::path& fresh, const fs::path& target) {
   std::error_code ignored;
   if (!fs::exists(target, ignored)) {
@@ -153,8 +162,10 @@ void write_checkpoint(const std::string& directory, const CheckpointMeta& meta, 
 Checkpoint open_checkpoint(const std::string& directory) {
   fs::path folder = resolve(directory);
   std::error_code ignored;
-  if (!fs::exists(folder, ignored) && fs::exists(folder.string() + ".previous", ignored)) folder = folder.string() + ".previous";
-  if (!fs::is_directory(folder, ignored)) throw error(Code::kNotFound, "there is no checkpoint directory '{}'", folder.string());
+  if (!fs::exists(folder, ignored) && fs::exists(folder.string() + ".previous", ignored))
+    folder = folder.string() + ".previous";
+  if (!fs::is_directory(folder, ignored))
+    throw error(Code::kNotFound, "there is no checkpoint directory '{}'", folder.string());
   Checkpoint checkpoint;
   const std::string index = folder / kIndexFile;
   checkpoint.meta = parse_index(index, read_file(index, kMaxIndexBytes));

@@ -1,6 +1,6 @@
-// A checkpoint is a directory: model.safetensors (parameters and running statistics), optimizer.safetensors (state, named
-// PARAMETER/SLOT) and whale.json (counters). It is replaced as a whole: written beside itself, synced, and exchanged by one
-// rename, so that a failure at any point leaves the previous one.
+// A checkpoint is a directory: model.safetensors (parameters and running statistics), optimizer.safetensors (state,
+// named PARAMETER/SLOT) and whale.json (counters). It is replaced as a whole: written beside itself, synced, and
+// exchanged by one rename, so that a failure at any point leaves the previous one.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace whale {
 
 struct CheckpointMeta {
-  std::string model;       // name of the graph
+  std::string model;  // name of the graph
   uint64_t seed = 0;
   int64_t iteration = 0, updates = 0;
   std::optional<double> learning_rate;  // set by hand; absent: the schedule's

@@ -13,11 +13,22 @@ namespace {
 
 Code code_of_errno(int number) {
   switch (number) {
-    case ENOENT: case ENOTDIR: return Code::kNotFound;
-    case EACCES: case EPERM: case EROFS: return Code::kPermissionDenied;
-    case ENOSPC: case EDQUOT: case EFBIG: case EMFILE: case ENFILE: case ENOMEM: return Code::kResourceExhausted;
-    case EEXIST: case ENOTEMPTY: return Code::kAlreadyExists;
-    case EISDIR: case ENAMETOOLONG: case ELOOP: return Code::kInvalidArgument;
+    case ENOENT:
+    case ENOTDIR: return Code::kNotFound;
+    case EACCES:
+    case EPERM:
+    case EROFS: return Code::kPermissionDenied;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM: return Code::kResourceExhausted;
+    case EEXIST:
+    case ENOTEMPTY: return Code::kAlreadyExists;
+    case EISDIR:
+    case ENAMETOOLONG:
+    case ELOOP: return Code::kInvalidArgument;
     default: return Code::kUnavailable;
   }
 }

@@ -21,8 +21,8 @@ class OutputFile {
   int descriptor_ = -1;
 };
 
-void write_file(const std::string& path, const std::string& text);          // synced
-std::string read_file(const std::string& path, size_t at_most_bytes);      // throws data_loss when longer
+void write_file(const std::string& path, const std::string& text);     // synced
+std::string read_file(const std::string& path, size_t at_most_bytes);  // throws data_loss when longer
 void sync_directory(const std::string& path);
 [[noreturn]] void throw_errno(const char* what, const std::string& path);  // from errno, with a fitting code
 

@@ -29,7 +29,8 @@ constexpr DTypeName kNames[] = {{DType::kF32, "F32"}, {DType::kF64, "F64"}, {DTy
 
 template <class... A>
 [[noreturn]] void malformed(const std::string& path, fmt::format_string<A...> format, A&&... args) {
-  throw error(Code::kDataLoss, "'{}' is not a valid safetensors file: {}", path, fmt::format(format, std::forward<A>(args)...));
+  throw error(Code::kDataLoss, "'{}' is not a valid safetensors file: {}", path,
+              fmt::format(format, std::forward<A>(args)...));
 }
 
 const char* stored_name(DType dtype) {
@@ -51,8 +52,10 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
   StoredTensor tensor;
   tensor.name = name;
   const std::string dtype = entry["dtype"].get<std::string>();
-  const auto row = std::find_if(std::begin(kNames), std::end(kNames), [&](const DTypeName& r) { return dtype == r.name; });
-  if (row == std::end(kNames)) throw unimplemented("'{}': tensor '{}' has dtype '{}', which libwhale does not have", path, name, dtype);
+  const auto row =
+      std::find_if(std::begin(kNames), std::end(kNames), [&](const DTypeName& r) { return dtype == r.name; });
+  if (row == std::end(kNames))
+    throw unimplemented("'{}': tensor '{}' has dtype '{}', which libwhale does not have", path, name, dtype);
   tensor.dtype = row->dtype;
   uint64_t bytes = static_cast<uint64_t>(size_of(tensor.dtype));
   bool empty = false;
@@ -89,7 +92,8 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, cons
   uint64_t at = 0;
   for (const StoredTensor& tensor : tensors) {
     if (tensor.begin != at)
-      malformed(path, "tensor '{}' begins at byte {}, expected {}: tensors overlap or leave a hole", tensor.name, tensor.begin, at);
+      malformed(path, "tensor '{}' begins at byte {}, expected {}: tensors overlap or leave a hole", tensor.name,
+                tensor.begin, at);
     at = tensor.end;
   }
   if (at != data_bytes) malformed(path, "its tensors have {} bytes, it holds {}", at, data_bytes);
@@ -155,14 +159,16 @@ void write_safetensors(const std::string& path, const std::vector<StoredTensor>&
   // Widest elements first, as the safetensors package does, so that every tensor is aligned to its type.
   std::vector<size_t> order(tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return size_of(tensors[a].dtype) > size_of(tensors[b].dtype); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return size_of(tensors[a].dtype) > size_of(tensors[b].dtype); });
 
   Json header = Json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t at = 0;
   for (const size_t i : order) {
     const uint64_t bytes = static_cast<uint64_t>(element_count(tensors[i].dims) * size_of(tensors[i].dtype));
-    header[tensors[i].name] = {{"dtype", stored_name(tensors[i].dtype)}, {"shape", tensors[i].dims}, {"data_offsets", {at, at + bytes}}};
+    header[tensors[i].name] = {
+        {"dtype", stored_name(tensors[i].dtype)}, {"shape", tensors[i].dims}, {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
   std::string text = header.dump();

@@ -1,5 +1,6 @@
-// The safetensors format: eight bytes of header size (little-endian), a JSON header {name: {dtype, shape, data_offsets}}, the
-// data. Written with the data 64-byte aligned; read from any bytes: what is malformed is an Error, never a crash.
+// The safetensors format: eight bytes of header size (little-endian), a JSON header {name: {dtype, shape,
+// data_offsets}}, the data. Written with the data 64-byte aligned; read from any bytes: what is malformed is an Error,
+// never a crash.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +50,8 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, cons
 // Data of tensor `index` from byte `offset` on, `bytes` of it, into `to`.
 using TensorSource = std::function<void(size_t index, uint64_t offset, void* to, size_t bytes)>;
 
-// Writes and fsyncs a new file; `begin` and `end` of the tensors are ignored. On an Error the file may be there, incomplete.
+// Writes and fsyncs a new file; `begin` and `end` of the tensors are ignored. On an Error the file may be there,
+// incomplete.
 void write_safetensors(const std::string& path, const std::vector<StoredTensor>& tensors,
                        const std::map<std::string, std::string>& metadata, const TensorSource& source);
 

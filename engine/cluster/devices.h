@@ -9,13 +9,14 @@
 
 namespace whale {
 
-// The logical CPUs that this process may use: its affinity mask, as many of them as the CPU quota of its control group pays for.
+// The logical CPUs that this process may use: its affinity mask, as many of them as the CPU quota of its control group
+// pays for.
 std::vector<int> usable_cores();
 // How many cores a control group's quota pays for, from the text of cpu.max ("200000 100000"); 0: no limit.
 int cores_of_quota(std::string_view cpu_max);
 
-// `cpu:N` deals `cores` to N devices in nearly equal runs (the first ones get one more); with more devices than cores, devices
-// share cores in turn. Throws with the item that is wrong and what was expected.
+// `cpu:N` deals `cores` to N devices in nearly equal runs (the first ones get one more); with more devices than cores,
+// devices share cores in turn. Throws with the item that is wrong and what was expected.
 std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores);
 std::vector<DeviceSpec> parse_devices(std::string_view text);  // over usable_cores()
 

@@ -29,7 +29,8 @@ class Counter {
     wake();
   }
 
-  // Until the counter is at least `target`; false: aborted. Spins for about a microsecond only: devices may share cores.
+  // Until the counter is at least `target`; false: aborted. Spins for about a microsecond only: devices may share
+  // cores.
   bool wait(uint32_t target, Lookout* lookout = nullptr) {
     const uint32_t now = value_.load(std::memory_order_acquire);
     if ((now & kAborted) != 0) return false;

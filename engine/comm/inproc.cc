@@ -1,5 +1,5 @@
-// Collectives among the device threads of one process. Results do not depend on timing: every element is combined in the
-// order of the members, whoever does it.
+// Collectives among the device threads of one process. Results do not depend on timing: every element is combined in
+// the order of the members, whoever does it.
 #include <algorithm>
 #include <cstring>
 
@@ -9,8 +9,8 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kSmallBytes = 16 << 10;   // up to here every member reduces everything: one meeting instead of two
-constexpr int64_t kChunkBytes = 32 << 10;   // of a large reduction: stays in the first-level cache between its passes
+constexpr int64_t kSmallBytes = 16 << 10;  // up to here every member reduces everything: one meeting instead of two
+constexpr int64_t kChunkBytes = 32 << 10;  // of a large reduction: stays in the first-level cache between its passes
 constexpr size_t kAlignment = 64;
 
 struct Part {  // of a bucket, flat
@@ -43,11 +43,13 @@ struct GroupState {
   std::vector<int32_t> devices;
   std::unique_ptr<Slot[]> slots;
   std::atomic<uint32_t> arrived{0};
-  Counter meetings;                          // how many times all members have met in this run
-  std::unique_ptr<uint32_t[]> met, calls;    // per member, 16 apart: its own thread's view
+  Counter meetings;                        // how many times all members have met in this run
+  std::unique_ptr<uint32_t[]> met, calls;  // per member, 16 apart: its own thread's view
 
   explicit GroupState(std::vector<int32_t> members)
-      : devices(std::move(members)), slots(new Slot[devices.size()]), met(new uint32_t[devices.size() * 16]()),
+      : devices(std::move(members)),
+        slots(new Slot[devices.size()]),
+        met(new uint32_t[devices.size() * 16]()),
         calls(new uint32_t[devices.size() * 16]()) {}
 
   bool meet(size_t member, Lookout* lookout) {
@@ -86,9 +88,11 @@ class Member : public Collective {
   void check_peers() const {
     for (size_t m = 0; m < size(); ++m)
       if (!same_call(offer_of(m), offer_))
-        throw internal("collective differs between members of a group: device {} runs op {} of {} elements of {}, device {} op {} of {} elements of {}",
-                       group_.devices[rank_], static_cast<int>(offer_.op), offer_.elements, name_of(offer_.dtype),
-                       group_.devices[m], static_cast<int>(offer_of(m).op), offer_of(m).elements, name_of(offer_of(m).dtype));
+        throw internal(
+            "collective differs between members of a group: device {} runs op {} of {} elements of {}, device {} op {} "
+            "of {} elements of {}",
+            group_.devices[rank_], static_cast<int>(offer_.op), offer_.elements, name_of(offer_.dtype),
+            group_.devices[m], static_cast<int>(offer_of(m).op), offer_of(m).elements, name_of(offer_of(m).dtype));
   }
   GroupState& group_;
   size_t rank_;
@@ -104,7 +108,8 @@ class AllReduce final : public Member {
     offer_ = {spec.op, spec.combine, spec.in.empty() ? DType::kF32 : spec.in[0].dtype, 0, &parts_, nullptr};
     for (const Operand& x : spec.in) {
       if (x.dtype != offer_.dtype)
-        throw internal("a bucket of an all-reduce holds {} and {}; one type is allowed", name_of(offer_.dtype), name_of(x.dtype));
+        throw internal("a bucket of an all-reduce holds {} and {}; one type is allowed", name_of(offer_.dtype),
+                       name_of(x.dtype));
       const int64_t n = element_count(x.dims);
       parts_.push_back({static_cast<char*>(x.data), offer_.elements, offer_.elements + n});
       offer_.elements += n;
@@ -124,25 +129,28 @@ class AllReduce final : public Member {
     const uint32_t half = half_;
     Slot& mine = group_.slots[rank_];
     for (const Part& p : parts_)
-      device_.copy_out(mine.small[half] + p.begin * element_bytes_, p.data, static_cast<size_t>((p.end - p.begin) * element_bytes_));
+      device_.copy_out(mine.small[half] + p.begin * element_bytes_, p.data,
+                       static_cast<size_t>((p.end - p.begin) * element_bytes_));
     if (!begin(lookout)) return false;
     for (const Part& p : parts_) {
       const size_t n = static_cast<size_t>(p.end - p.begin);
       const int64_t at = p.begin * element_bytes_;
       const char* first = group_.slots[0].small[half] + at;
       for (size_t m = 1; m < size(); ++m)
-        device_.combine(offer_.combine, offer_.dtype, p.data, m == 1 ? first : p.data, group_.slots[m].small[half] + at, n);
+        device_.combine(offer_.combine, offer_.dtype, p.data, m == 1 ? first : p.data, group_.slots[m].small[half] + at,
+                        n);
     }
     return true;
   }
 
-  // Member r reduces slice r of the bucket from everybody and writes the result to everybody: each byte is read once and
-  // written once (a reduce-scatter and an all-gather in one pass over shared memory).
+  // Member r reduces slice r of the bucket from everybody and writes the result to everybody: each byte is read once
+  // and written once (a reduce-scatter and an all-gather in one pass over shared memory).
   bool run_large(Lookout* lookout) {
     next_call();
     if (!begin(lookout)) return false;
     const int64_t unit = static_cast<int64_t>(kAlignment) / element_bytes_;
-    const int64_t units = (offer_.elements + unit - 1) / unit, members = static_cast<int64_t>(size()), r = static_cast<int64_t>(rank_);
+    const int64_t units = (offer_.elements + unit - 1) / unit, members = static_cast<int64_t>(size()),
+                  r = static_cast<int64_t>(rank_);
     const int64_t begin = std::min(offer_.elements, units * r / members * unit);
     const int64_t end = std::min(offer_.elements, units * (r + 1) / members * unit);
     for (size_t i = 0; i < parts_.size(); ++i)
@@ -157,8 +165,10 @@ class AllReduce final : public Member {
       const size_t n = static_cast<size_t>(std::min(step, end - at));
       // The running sum is kept in member 0's buffer, whose values come first in the order.
       char* sum = peer_part(0, part) + offset;
-      for (size_t m = 1; m < size(); ++m) device_.combine(offer_.combine, offer_.dtype, sum, sum, peer_part(m, part) + offset, n);
-      for (size_t m = 1; m < size(); ++m) device_.copy_in(peer_part(m, part) + offset, sum, n * static_cast<size_t>(element_bytes_));
+      for (size_t m = 1; m < size(); ++m)
+        device_.combine(offer_.combine, offer_.dtype, sum, sum, peer_part(m, part) + offset, n);
+      for (size_t m = 1; m < size(); ++m)
+        device_.copy_in(peer_part(m, part) + offset, sum, n * static_cast<size_t>(element_bytes_));
     }
   }
   char* peer_part(size_t member, size_t part) const { return (*offer_of(member).parts)[part].data; }
@@ -173,7 +183,9 @@ class AllGather final : public Member {
   AllGather(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec)
       : Member(group, rank, device), to_(static_cast<char*>(spec.out.at(0).data)), cuts_(spec.cuts) {
     const Operand& whole = spec.out[0];
-    offer_ = {spec.op, spec.combine, whole.dtype, element_count(whole.dims), nullptr, static_cast<const char*>(spec.in.at(0).data)};
+    offer_ = {spec.op,     spec.combine,
+              whole.dtype, element_count(whole.dims),
+              nullptr,     static_cast<const char*>(spec.in.at(0).data)};
     if (!spec.digit.present() || spec.digit.dim >= static_cast<int>(whole.dims.size()))
       throw internal("an all-gather names digit {} of a tensor of {} dimensions", spec.digit.dim, whole.dims.size());
     if (cuts_.size() != size()) throw internal("an all-gather over {} members has {} cuts", size(), cuts_.size());
@@ -186,8 +198,8 @@ class AllGather final : public Member {
       if (cut.begin < 0 || cut.end < cut.begin || cut.end > extent_)
         throw internal("an all-gather has the cut [{}, {}) of an extent of {}", cut.begin, cut.end, extent_);
     if (element_count(spec.in[0].dims) * size_of(whole.dtype) != rows_ * cuts_[rank].size() * unit_bytes_)
-      throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number", element_count(spec.in[0].dims),
-                     cuts_[rank].begin, cuts_[rank].end);
+      throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number",
+                     element_count(spec.in[0].dims), cuts_[rank].begin, cuts_[rank].end);
   }
 
   bool run(Lookout* lookout) override {
@@ -197,7 +209,8 @@ class AllGather final : public Member {
       const char* from = offer_of(m).data;
       const int64_t bytes = cuts_[m].size() * unit_bytes_;
       for (int64_t row = 0; bytes > 0 && row < rows_; ++row)
-        device_.copy_in(to_ + (row * extent_ + cuts_[m].begin) * unit_bytes_, from + row * bytes, static_cast<size_t>(bytes));
+        device_.copy_in(to_ + (row * extent_ + cuts_[m].begin) * unit_bytes_, from + row * bytes,
+                        static_cast<size_t>(bytes));
     }
     return group_.meet(rank_, lookout);
   }
@@ -219,11 +232,13 @@ class Inproc final : public Transport {
       throw internal("a collective names group {} of {}", group, groups_.size());
     GroupState& state = *groups_[static_cast<size_t>(group)];
     const auto at = std::find(state.devices.begin(), state.devices.end(), device);
-    if (at == state.devices.end()) throw internal("device {} runs a collective of group {}, which it is not in", device, group);
+    if (at == state.devices.end())
+      throw internal("device {} runs a collective of group {}, which it is not in", device, group);
     const size_t rank = static_cast<size_t>(at - state.devices.begin());
     if (spec.op == OpCode::k_all_reduce) return std::make_unique<AllReduce>(state, rank, memory, spec);
     if (spec.op == OpCode::k_all_gather) return std::make_unique<AllGather>(state, rank, memory, spec);
-    throw unimplemented("the in-process transport has no collective op {}; it has all_reduce and all_gather", static_cast<int>(spec.op));
+    throw unimplemented("the in-process transport has no collective op {}; it has all_reduce and all_gather",
+                        static_cast<int>(spec.op));
   }
 
   void abort() override {

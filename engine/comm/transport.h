@@ -1,5 +1,5 @@
-// What moves data between devices. A transport runs collectives over the groups of a plan; members call them in the same
-// order. inproc: the device threads of one process, over their shared memory.
+// What moves data between devices. A transport runs collectives over the groups of a plan; members call them in the
+// same order. inproc: the device threads of one process, over their shared memory.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,8 @@ double all_gather_seconds(double bytes, int64_t devices, const LinkRates& link) 
   return (n - 1) * (link.latency_seconds + bytes / n / link.bytes_per_second);
 }
 
-double all_reduce_seconds(double bytes, int64_t devices, const LinkRates& link) { return 2 * all_gather_seconds(bytes, devices, link); }
+double all_reduce_seconds(double bytes, int64_t devices, const LinkRates& link) {
+  return 2 * all_gather_seconds(bytes, devices, link);
+}
 
 }  // namespace whale

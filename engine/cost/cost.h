@@ -11,7 +11,7 @@ namespace whale {
 struct DeviceRates {
   double flops_per_second = 100e9;
   double bytes_per_second = 20e9;
-  double seconds_per_op = 2e-6;    // to start an instruction
+  double seconds_per_op = 2e-6;  // to start an instruction
 };
 
 struct LinkRates {

@@ -15,9 +15,13 @@ double get(const float& x) { return x; }
 double get(const double& x) { return x; }
 double get(const Bf16& x) { return bf16_to_float(x.bits); }
 template <class T>
-double get(const T& x) { return static_cast<double>(x); }
+double get(const T& x) {
+  return static_cast<double>(x);
+}
 template <class T>
-void put(T& to, double x) { to = static_cast<T>(x); }
+void put(T& to, double x) {
+  to = static_cast<T>(x);
+}
 void put(Bf16& to, double x) { to.bits = float_to_bf16(static_cast<float>(x)); }
 void put(bool& to, double x) { to = x != 0; }
 
@@ -49,7 +53,8 @@ void convert(DType from_dtype, const void* from, DType to_dtype, void* to, size_
     if (count != 0) std::memcpy(to, from, count * static_cast<size_t>(size_of(to_dtype)));
     return;
   }
-  if (!convertible(from_dtype, to_dtype)) throw invalid("{} does not convert to {}", name_of(from_dtype), name_of(to_dtype));
+  if (!convertible(from_dtype, to_dtype))
+    throw invalid("{} does not convert to {}", name_of(from_dtype), name_of(to_dtype));
   with_type(from_dtype, [&](auto a) {
     with_type(to_dtype, [&](auto b) {
       const auto* source = static_cast<const decltype(a)*>(from);

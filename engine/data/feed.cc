@@ -25,12 +25,15 @@ void check_type(const char* what, const std::string& name, DType dtype, const Di
   if (found.dtype != dtype)
     throw invalid("{} '{}' is {}, expected {} {}", what, name, name_of(found.dtype), name_of(dtype), to_string(dims));
   if (found.dims != dims)
-    throw invalid("{} '{}' has shape {}, expected {} of {}", what, name, to_string(found.dims), to_string(dims), name_of(dtype));
-  if (found.data == nullptr && element_count(dims) != 0) throw invalid("{} '{}' has no data (null pointer)", what, name);
+    throw invalid("{} '{}' has shape {}, expected {} of {}", what, name, to_string(found.dims), to_string(dims),
+                  name_of(dtype));
+  if (found.data == nullptr && element_count(dims) != 0)
+    throw invalid("{} '{}' has no data (null pointer)", what, name);
 }
 
 template <class Port, class Pointer>
-void bind(const char* what, const std::vector<Port>& ports, const std::vector<NamedHost>& given, std::vector<Pointer>& to) {
+void bind(const char* what, const std::vector<Port>& ports, const std::vector<NamedHost>& given,
+          std::vector<Pointer>& to) {
   to.assign(ports.size(), nullptr);
   for (const NamedHost& host : given) {
     const size_t port = index_of(ports, host.name, what);
@@ -52,8 +55,10 @@ Piece piece_of(DType dtype, const Dims& dims, int batch_dim, int64_t batch, Samp
     return piece;
   }
   const size_t at = static_cast<size_t>(batch_dim);
-  if (at >= dims.size() || batch <= 0 || dims[at] % batch != 0 || range.begin < 0 || range.end < range.begin || range.end > batch)
-    throw internal("samples [{}, {}) of {} along dimension {} of {}", range.begin, range.end, batch, batch_dim, to_string(dims));
+  if (at >= dims.size() || batch <= 0 || dims[at] % batch != 0 || range.begin < 0 || range.end < range.begin ||
+      range.end > batch)
+    throw internal("samples [{}, {}) of {} along dimension {} of {}", range.begin, range.end, batch, batch_dim,
+                   to_string(dims));
   int64_t rows = 1, sample = dims[at] / batch * size_of(dtype);
   for (size_t d = 0; d < at; ++d) rows *= dims[d];
   for (size_t d = at + 1; d < dims.size(); ++d) sample *= dims[d];
@@ -72,15 +77,15 @@ int64_t batch_of(const std::vector<PlanInput>& ports, const std::vector<NamedHos
     if (port.batch_dim < 0) continue;
     const size_t at = static_cast<size_t>(port.batch_dim);
     if (host.tensor.dims.size() != port.dims.size())
-      throw invalid("input '{}' has shape {}, expected {} of {}", host.name, to_string(host.tensor.dims), to_string(port.dims),
-                    name_of(port.dtype));
+      throw invalid("input '{}' has shape {}, expected {} of {}", host.name, to_string(host.tensor.dims),
+                    to_string(port.dims), name_of(port.dtype));
     const int64_t found = host.tensor.dims[at];
     if (first == nullptr) {
       batch = found;
       first = &host.name;
     } else if (found != batch) {
-      throw invalid("input '{}' has {} samples, input '{}' has {}; every input of a step has the same number", host.name, found,
-                    *first, batch);
+      throw invalid("input '{}' has {} samples, input '{}' has {}; every input of a step has the same number",
+                    host.name, found, *first, batch);
     }
   }
   if (first == nullptr) return otherwise;
@@ -93,7 +98,8 @@ void bind_inputs(const std::vector<PlanInput>& ports, const std::vector<NamedHos
   bind("input", ports, inputs, to);
   for (size_t i = 0; i < ports.size() && !allow_missing; ++i)
     if (to[i] == nullptr)
-      throw invalid("input '{}' is missing: expected {} {}", ports[i].name, name_of(ports[i].dtype), to_string(ports[i].dims));
+      throw invalid("input '{}' is missing: expected {} {}", ports[i].name, name_of(ports[i].dtype),
+                    to_string(ports[i].dims));
 }
 
 void bind_outputs(const std::vector<PlanOutput>& ports, const std::vector<NamedHost>& outputs, std::vector<void*>& to) {

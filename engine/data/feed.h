@@ -16,12 +16,12 @@ struct Piece {
   size_t begin = 0, run = 0, stride = 0, rows = 0;
   size_t bytes() const { return run * rows; }
 };
-// Samples [range) of a tensor whose dimension `batch_dim` holds `batch` samples (a multiple of it: several elements each).
-// batch_dim -1: all of it.
+// Samples [range) of a tensor whose dimension `batch_dim` holds `batch` samples (a multiple of it: several elements
+// each). batch_dim -1: all of it.
 Piece piece_of(DType dtype, const Dims& dims, int batch_dim, int64_t batch, SampleRange range);
 
-// Samples of one step: the extent along batch_dim, the same for all inputs; `otherwise` when no input has one. Throws on
-// inputs that disagree, naming both.
+// Samples of one step: the extent along batch_dim, the same for all inputs; `otherwise` when no input has one. Throws
+// on inputs that disagree, naming both.
 int64_t batch_of(const std::vector<PlanInput>& ports, const std::vector<NamedHost>& inputs, int64_t otherwise);
 
 // Where each port of the entry finds its data: pointers in the order of the ports, null for inputs that were not given.

@@ -1,5 +1,5 @@
-// The device interface: what a back end implements. Small on purpose. A back end with foreign libraries is a shared library
-// of its own (libwhale_cpu.so), opened when asked for and version-locked; `ref` and `null` are built in.
+// The device interface: what a back end implements. Small on purpose. A back end with foreign libraries is a shared
+// library of its own (libwhale_cpu.so), opened when asked for and version-locked; `ref` and `null` are built in.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace whale {
 
-// What changes from step to step and from micro-batch to micro-batch. One per device thread; kernels keep a pointer to it
-// from bind() on and read it in run().
+// What changes from step to step and from micro-batch to micro-batch. One per device thread; kernels keep a pointer to
+// it from bind() on and read it in run().
 struct StepContext {
   uint64_t seed = 0;
-  int64_t iteration = 0;      // always advances: random ops
+  int64_t iteration = 0;  // always advances: random ops
   int64_t updates = 0;
-  int64_t batch_begin = 0;    // first global sample of this device's part of the current micro-batch
+  int64_t batch_begin = 0;  // first global sample of this device's part of the current micro-batch
 };
 
 // One operand of a bound kernel: where it is, fixed for the session's life.
@@ -26,9 +26,10 @@ struct Operand {
   void* data = nullptr;
   DType dtype{};
   Dims dims;
-  bool constant = false;      // a variable that no instruction of this segment changes: packed copies may be kept until
-                              // the variable's version moves (see KernelSpec::versions)
-  const uint64_t* version = nullptr;  // variables: counts writes; a kernel compares it to know that its packing is stale
+  bool constant = false;  // a variable that no instruction of this segment changes: packed copies may be kept until
+                          // the variable's version moves (see KernelSpec::versions)
+  const uint64_t* version =
+      nullptr;  // variables: counts writes; a kernel compares it to know that its packing is stale
   bool present() const { return dtype != DType{}; }
 };
 
@@ -36,7 +37,7 @@ struct KernelSpec {
   OpCode op{};
   std::string name;
   const Attrs* attrs = nullptr;
-  std::vector<Operand> in;    // absent operands: present() == false
+  std::vector<Operand> in;  // absent operands: present() == false
   std::vector<Operand> out;
   Box box;
   uint64_t key = 0;
@@ -48,7 +49,8 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual void run() = 0;
-  // Scratch bytes it needs while it runs; the device provides one scratch area, of the largest demand, to all its kernels.
+  // Scratch bytes it needs while it runs; the device provides one scratch area, of the largest demand, to all its
+  // kernels.
   virtual size_t scratch_bytes() const { return 0; }
   virtual void set_scratch(void* /*scratch*/) {}
 };
@@ -60,7 +62,7 @@ class Device {
   virtual ~Device() = default;
   // Called once on the compute thread before anything else, and on each further thread: affinity, thread count.
   virtual void enter_thread(Stream stream) = 0;
-  virtual void* allocate(size_t bytes) = 0;     // 64-byte aligned, zeroed lazily
+  virtual void* allocate(size_t bytes) = 0;  // 64-byte aligned, zeroed lazily
   virtual void release(void* memory, size_t bytes) = 0;
   virtual std::unique_ptr<Kernel> bind(const KernelSpec& spec) = 0;  // throws unimplemented: op, dtype, device
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
@@ -73,10 +75,10 @@ class Device {
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual const char* name() const = 0;          // "cpu", "ref", "null"
+  virtual const char* name() const = 0;  // "cpu", "ref", "null"
   virtual bool supports(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out) const = 0;
   virtual std::unique_ptr<Device> open(const DeviceSpec& spec) = 0;
-  virtual std::string describe() const = 0;      // one line for `whale devices`: library, instruction set
+  virtual std::string describe() const = 0;  // one line for `whale devices`: library, instruction set
 };
 
 // Every back end library exports this one symbol; `version` is compared for equality before anything else is touched.

@@ -74,8 +74,10 @@ class GlobalIndex {
       if (d != outermost && (axes_[d].origin != 0 || axes_[d].local != axes_[d].global)) contiguous_ = false;
     if (batch_.present() && (batch_.dim != outermost || batch_.outer != 1)) {
       const Axis& axis = axes_[batch_.dim];
-      if (axis.local != axis.global) contiguous_ = false;
-      else batch_ = Digit{};  // the whole batch is here: it begins at sample 0
+      if (axis.local != axis.global)
+        contiguous_ = false;
+      else
+        batch_ = Digit{};  // the whole batch is here: it begins at sample 0
     }
     if (rank_ == 0) return;
     origin_ = axes_[outermost].origin;

@@ -1,7 +1,7 @@
 // Adafactor (Shazeer and Stern, 2018) without relative step and parameter scale, as optax.adafactor(learning_rate,
 // multiply_by_parameter_scale=False, momentum=None, min_dim_size_to_factor=1) computes it. Parameters of rank >= 2 keep
-// the factored second moment of their last two dimensions: "row" (mean over the last) and "col" (mean over the one before); others
-// keep it whole in "v". Weight decay is not multiplied by the learning rate.
+// the factored second moment of their last two dimensions: "row" (mean over the last) and "col" (mean over the one
+// before); others keep it whole in "v". Weight decay is not multiplied by the learning rate.
 #include "grad/updates.h"
 
 namespace whale {
@@ -25,7 +25,9 @@ struct Math {
     return mul(b.emit(OpCode::k_reduce_sum, {x}, {{"axes", std::move(axes)}, {"keep_dims", keep}}), c(1 / count));
   }
   // decay * old + (1 - decay) * value
-  TensorId average(TensorId decay, TensorId rest, TensorId old, TensorId value) { return add(mul(decay, old), mul(rest, value)); }
+  TensorId average(TensorId decay, TensorId rest, TensorId old, TensorId value) {
+    return add(mul(decay, old), mul(rest, value));
+  }
 };
 
 }  // namespace
@@ -47,7 +49,8 @@ void adafactor(UpdateBuilder& b, TensorId p, TensorId grad, bool decays, const O
     b.set_next(v, next);
     u = m.mul(g, m.rsqrt(next));
   } else {
-    Dims row_dims(dims.begin(), dims.end() - 1), col_dims(dims.begin(), dims.end() - 2), spread_row = row_dims, spread_col = col_dims;
+    Dims row_dims(dims.begin(), dims.end() - 1), col_dims(dims.begin(), dims.end() - 2), spread_row = row_dims,
+                                                                                         spread_col = col_dims;
     col_dims.push_back(dims.back());
     spread_row.push_back(1);
     spread_col.push_back(1);
@@ -59,7 +62,8 @@ void adafactor(UpdateBuilder& b, TensorId p, TensorId grad, bool decays, const O
     b.set_next(col, new_col);
     const TensorId by_row = m.rsqrt(m.div(new_row, m.mean(new_row, {-1}, true)));
     const TensorId by_col = m.rsqrt(new_col);
-    u = m.mul(m.mul(g, b.emit(OpCode::k_reshape, {by_row}, {{"shape", spread_row}})), b.emit(OpCode::k_reshape, {by_col}, {{"shape", spread_col}}));
+    u = m.mul(m.mul(g, b.emit(OpCode::k_reshape, {by_row}, {{"shape", spread_row}})),
+              b.emit(OpCode::k_reshape, {by_col}, {{"shape", spread_col}}));
   }
   // u / max(1, rms(u) / threshold)
   const TensorId rms = b.emit(OpCode::k_sqrt, {m.mean(b.emit(OpCode::k_square, {u}), {}, false)});

@@ -32,8 +32,10 @@ void expand_mean(Rewriter& r, size_t i) {
   for (size_t d = 0; d < dims.size(); ++d)
     if (reduced[d]) count *= static_cast<double>(dims[d]);
   const TensorId sum = r.emit(i, OpCode::k_reduce_sum, {x}, op.attrs);
-  const TensorId share = r.emit(i, OpCode::k_fill, {}, {{"shape", Dims{}}, {"value", count > 0 ? 1 / count : 0.0},
-                                                        {"dtype", std::string(name_of(r.graph.tensor(y).dtype))}});
+  const TensorId share = r.emit(i, OpCode::k_fill, {},
+                                {{"shape", Dims{}},
+                                 {"value", count > 0 ? 1 / count : 0.0},
+                                 {"dtype", std::string(name_of(r.graph.tensor(y).dtype))}});
   const TensorId mean = r.emit(i, OpCode::k_mul, {sum, share});
   r.graph.tensor(mean).name = r.graph.tensor(y).name;
   r.replace(y, mean);
@@ -43,9 +45,12 @@ void expand_mean(Rewriter& r, size_t i) {
 void set_next(Graph& graph, TensorId variable, TensorId next) {
   for (Variable& v : graph.variables) {
     if (v.tensor != variable) continue;
-    if (v.role != Role::kBuffer) throw invalid("batch_norm: running statistic '{}' must be a buffer, not a parameter", graph.tensor(variable).name);
+    if (v.role != Role::kBuffer)
+      throw invalid("batch_norm: running statistic '{}' must be a buffer, not a parameter",
+                    graph.tensor(variable).name);
     if (v.next != kNone)
-      throw unimplemented("batch_norm: two ops update the running statistic '{}'; give each its own", graph.tensor(variable).name);
+      throw unimplemented("batch_norm: two ops update the running statistic '{}'; give each its own",
+                          graph.tensor(variable).name);
     v.next = next;
     return;
   }
@@ -55,21 +60,26 @@ void set_next(Graph& graph, TensorId variable, TensorId next) {
 void expand_batch_norm(Rewriter& r, size_t i) {
   const Op& op = r.old[i];
   if (attr_int(op.attrs, "groups", 1) != 1)
-    throw unimplemented("batch_norm: groups = {}; only groups = 1 (statistics of the whole batch) is supported", attr_int(op.attrs, "groups", 1));
+    throw unimplemented("batch_norm: groups = {}; only groups = 1 (statistics of the whole batch) is supported",
+                        attr_int(op.attrs, "groups", 1));
   Graph& g = r.graph;
   if (g.training.accumulation > 1)
-    throw unimplemented("batch_norm normalizes over the whole batch (groups = 1), which {} micro-batches would cut; use accumulation = 1", g.training.accumulation);
+    throw unimplemented(
+        "batch_norm normalizes over the whole batch (groups = 1), which {} micro-batches would cut; use accumulation = "
+        "1",
+        g.training.accumulation);
   std::vector<TensorId> in;
   for (const TensorId id : op.inputs) in.push_back(r.now(id));
   const Dims& x = g.tensor(in[0]).dims;
   const int64_t count = element_count(x) / std::max<int64_t>(x.back(), 1);
   const TensorId stats = r.emit(i, OpCode::k_batch_stats, {in[0]});
-  const TensorId y = r.emit(i, OpCode::k_batch_norm_apply, {in[0], stats, in[1], in[2]}, {{"epsilon", op.attrs.at("epsilon")}, {"count", count}});
+  const TensorId y = r.emit(i, OpCode::k_batch_norm_apply, {in[0], stats, in[1], in[2]},
+                            {{"epsilon", op.attrs.at("epsilon")}, {"count", count}});
   g.tensor(y).name = g.tensor(op.outputs[0]).name;
   r.moved(i, g.tensor(y).producer);
   r.replace(op.outputs[0], y);
-  const TensorId mean =
-      r.emit(i, OpCode::k_batch_norm_running, {in[3], in[4], stats}, {{"momentum", op.attrs.at("momentum")}, {"count", count}});
+  const TensorId mean = r.emit(i, OpCode::k_batch_norm_running, {in[3], in[4], stats},
+                               {{"momentum", op.attrs.at("momentum")}, {"count", count}});
   Op& running = g.op(g.tensor(mean).producer);
   running.phase = Phase::kUpdate;
   running.origin = g.tensor(y).producer;
@@ -77,8 +87,9 @@ void expand_batch_norm(Rewriter& r, size_t i) {
   set_next(g, in[4], running.outputs[1]);
 }
 
-// batch_norm_apply -> relu, or -> add a residual -> relu: one op, which then keeps nothing but x and y for its gradient.
-// The normalization is made anew where the last of them stood (the residual may be made after the first); the old one dies.
+// batch_norm_apply -> relu, or -> add a residual -> relu: one op, which then keeps nothing but x and y for its
+// gradient. The normalization is made anew where the last of them stood (the residual may be made after the first); the
+// old one dies.
 void fuse_batch_norm(Graph& graph) {
   const std::vector<int> uses = use_counts(graph);
   Rewriter r(graph);
@@ -101,7 +112,8 @@ void fuse_batch_norm(Graph& graph) {
       for (size_t k = 0; k < 2 && inputs.empty(); ++k) {
         const TensorId mine = r.now(op.inputs[k]), other = r.now(op.inputs[1 - k]);
         const Op* norm = single(k) ? open(mine) : nullptr;
-        if (!norm || norm->inputs[4] != kNone || mine == other || graph.tensor(mine).dims != graph.tensor(other).dims) continue;
+        if (!norm || norm->inputs[4] != kNone || mine == other || graph.tensor(mine).dims != graph.tensor(other).dims)
+          continue;
         inputs = norm->inputs, attrs = norm->attrs;
         inputs[4] = other;
       }
@@ -127,9 +139,12 @@ void canonicalise(Graph& graph) {
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op& op = r.old[i];
     try {
-      if (op.code == OpCode::k_reduce_mean) expand_mean(r, i);
-      else if (op.code == OpCode::k_batch_norm) expand_batch_norm(r, i), norms = true;
-      else r.keep(i);
+      if (op.code == OpCode::k_reduce_mean)
+        expand_mean(r, i);
+      else if (op.code == OpCode::k_batch_norm)
+        expand_batch_norm(r, i), norms = true;
+      else
+        r.keep(i);
     } catch (Error& e) {
       e.at_op(op.name).at_scope(graph.scope_path(op.scope));
       throw;

@@ -33,13 +33,18 @@ const double* fill_value(const Cleaner& c, TensorId id) {
 }
 TensorId fill(Cleaner& c, size_t i, double value) {
   const Tensor& y = result(c, i);
-  return c.r.emit(i, OpCode::k_fill, {}, {{"shape", y.dims}, {"value", value}, {"dtype", std::string(name_of(y.dtype))}});
+  return c.r.emit(i, OpCode::k_fill, {},
+                  {{"shape", y.dims}, {"value", value}, {"dtype", std::string(name_of(y.dtype))}});
 }
 
 // Every value of `from` is one of `to`.
 bool widens(DType from, DType to) {
-  if (from == to || to == DType::kF64) return is_float(from) || from == to || from == DType::kI32 || from == DType::kU8 || from == DType::kI8 || from == DType::kBool;
-  if (to == DType::kF32) return from == DType::kBF16 || from == DType::kF16 || from == DType::kU8 || from == DType::kI8 || from == DType::kBool;
+  if (from == to || to == DType::kF64)
+    return is_float(from) || from == to || from == DType::kI32 || from == DType::kU8 || from == DType::kI8 ||
+           from == DType::kBool;
+  if (to == DType::kF32)
+    return from == DType::kBF16 || from == DType::kF16 || from == DType::kU8 || from == DType::kI8 ||
+           from == DType::kBool;
   return false;
 }
 
@@ -106,7 +111,9 @@ template <class F>
 TensorId fold(Cleaner& c, size_t i, const double* a, const double* b, F evaluate) {
   return a && b && is_float(result(c, i).dtype) ? fill(c, i, evaluate(*a, *b)) : kNone;
 }
-TensorId unless_broadcast(Cleaner& c, size_t i, TensorId x) { return c.r.graph.tensor(x).dims == result(c, i).dims ? x : kNone; }
+TensorId unless_broadcast(Cleaner& c, size_t i, TensorId x) {
+  return c.r.graph.tensor(x).dims == result(c, i).dims ? x : kNone;
+}
 
 TensorId simplify_mul(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
   const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
@@ -135,11 +142,16 @@ TensorId simplify_stop(Cleaner& c, size_t, const std::vector<TensorId>& in) {
   return c.r.graph.gradients.empty() && c.r.graph.training.loss != kNone ? kNone : in[0];
 }
 
-const std::map<OpCode, SimplifyRule> kRules = {
-    {OpCode::k_cast, simplify_cast},           {OpCode::k_reshape, simplify_reshape}, {OpCode::k_transpose, simplify_transpose},
-    {OpCode::k_broadcast_to, simplify_broadcast}, {OpCode::k_neg, simplify_neg},      {OpCode::k_mul, simplify_mul},
-    {OpCode::k_div, simplify_div},             {OpCode::k_add, simplify_add},         {OpCode::k_sub, simplify_sub},
-    {OpCode::k_stop_gradient, simplify_stop}};
+const std::map<OpCode, SimplifyRule> kRules = {{OpCode::k_cast, simplify_cast},
+                                               {OpCode::k_reshape, simplify_reshape},
+                                               {OpCode::k_transpose, simplify_transpose},
+                                               {OpCode::k_broadcast_to, simplify_broadcast},
+                                               {OpCode::k_neg, simplify_neg},
+                                               {OpCode::k_mul, simplify_mul},
+                                               {OpCode::k_div, simplify_div},
+                                               {OpCode::k_add, simplify_add},
+                                               {OpCode::k_sub, simplify_sub},
+                                               {OpCode::k_stop_gradient, simplify_stop}};
 
 // ---- casts into and out of ops that choose the dtype of their result -----------------------------------------------
 // An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
@@ -159,8 +171,10 @@ void widen_results(Graph& g) {
     for (TensorId& id : narrow) {
       if (id == kNone || !is_float(g.tensor(id).dtype)) continue;
       const OpId maker = g.tensor(id).producer;
-      const bool cast = maker != kNone && g.op(maker).code == OpCode::k_cast && is_float(g.tensor(g.op(maker).inputs[0]).dtype) &&
-                        g.tensor(g.op(maker).inputs[0]).dtype != g.tensor(id).dtype && widens(g.tensor(g.op(maker).inputs[0]).dtype, g.tensor(id).dtype);
+      const bool cast = maker != kNone && g.op(maker).code == OpCode::k_cast &&
+                        is_float(g.tensor(g.op(maker).inputs[0]).dtype) &&
+                        g.tensor(g.op(maker).inputs[0]).dtype != g.tensor(id).dtype &&
+                        widens(g.tensor(g.op(maker).inputs[0]).dtype, g.tensor(id).dtype);
       if (!cast) {
         all = false;
         break;
@@ -182,17 +196,20 @@ void widen_results(Graph& g) {
       for (const OpId reader : readers[static_cast<size_t>(y)]) {
         const Op& cast = g.op(reader);
         const DType want = g.tensor(cast.outputs[0]).dtype;
-        only_casts &= cast.code == OpCode::k_cast && is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
+        only_casts &=
+            cast.code == OpCode::k_cast && is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
         to = want;
       }
     }
     if (!only_casts || !to || *to == g.tensor(op.outputs[0]).dtype) continue;
     op.attrs["out_dtype"] = std::string(name_of(*to));
-    for (const TensorId y : op.outputs) g.tensor(y).dtype = *to;  // the casts are now from a type to itself: simplify_cast drops them
+    for (const TensorId y : op.outputs)
+      g.tensor(y).dtype = *to;  // the casts are now from a type to itself: simplify_cast drops them
   }
 }
 
-// ---- one round -------------------------------------------------------------------------------------------------------
+// ---- one round
+// -------------------------------------------------------------------------------------------------------
 void drop_dead(Graph& g) {
   std::vector<bool> live(g.tensors.size());
   const auto mark = [&](TensorId id) {
@@ -204,7 +221,8 @@ void drop_dead(Graph& g) {
   mark(g.training.loss);
   std::vector<bool> keep(g.ops.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
-    keep[i] = std::any_of(g.ops[i].outputs.begin(), g.ops[i].outputs.end(), [&](TensorId id) { return live[static_cast<size_t>(id)]; });
+    keep[i] = std::any_of(g.ops[i].outputs.begin(), g.ops[i].outputs.end(),
+                          [&](TensorId id) { return live[static_cast<size_t>(id)]; });
     if (!keep[i]) continue;
     for (const TensorId id : g.ops[i].inputs) mark(id);
   }
@@ -214,8 +232,8 @@ void drop_dead(Graph& g) {
   r.finish();
 }
 
-// What two ops must share to be one: they compute the same from the same, in the same place and time. Backward and forward
-// stay apart (sharing would keep the forward value alive), except for constants.
+// What two ops must share to be one: they compute the same from the same, in the same place and time. Backward and
+// forward stay apart (sharing would keep the forward value alive), except for constants.
 using Key = std::tuple<OpCode, std::vector<TensorId>, Attrs, ScopeId, Region, Phase>;
 
 void simplify(Graph& g) {
@@ -239,7 +257,8 @@ void simplify(Graph& g) {
       r.keep(i);
       continue;
     }
-    const Phase phase = op.inputs.empty() && element_count(g.tensor(op.outputs[0]).dims) == 1 ? Phase::kForward : op.phase;
+    const Phase phase =
+        op.inputs.empty() && element_count(g.tensor(op.outputs[0]).dims) == 1 ? Phase::kForward : op.phase;
     const auto [it, fresh] = seen.try_emplace(Key{op.code, in, op.attrs, op.scope, op.region, phase}, kNone);
     if (fresh) {
       it->second = r.keep(i);
@@ -258,7 +277,8 @@ void clean(Graph& graph) {
   for (int round = 0; round < 4; ++round) {
     const size_t before = graph.ops.size();
     drop_dead(graph);
-    if (!graph.gradients.empty() || graph.training.loss == kNone) widen_results(graph);  // gradient rules want equal dtypes
+    if (!graph.gradients.empty() || graph.training.loss == kNone)
+      widen_results(graph);  // gradient rules want equal dtypes
     simplify(graph);
     drop_dead(graph);
     if (graph.ops.size() == before) break;

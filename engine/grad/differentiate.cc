@@ -10,7 +10,8 @@ namespace {
 
 class Reverse {
  public:
-  explicit Reverse(Graph& graph) : g_(graph), forward_(graph.ops.size()), needs_(graph.tensors.size()), grads_(graph.tensors.size()) {}
+  explicit Reverse(Graph& graph)
+      : g_(graph), forward_(graph.ops.size()), needs_(graph.tensors.size()), grads_(graph.tensors.size()) {}
 
   void run() {
     mark();
@@ -29,16 +30,18 @@ class Reverse {
   };
   Graph& g_;
   const size_t forward_;
-  std::vector<bool> needs_;                // per forward tensor: depends on a trainable parameter
-  std::vector<std::vector<Part>> grads_;   // per forward tensor
+  std::vector<bool> needs_;               // per forward tensor: depends on a trainable parameter
+  std::vector<std::vector<Part>> grads_;  // per forward tensor
   OpId place_ = kNone;
 
   void mark() {
     for (const Variable& v : g_.variables)
-      if (v.role == Role::kParameter && v.trainable && is_float(g_.tensor(v.tensor).dtype)) needs_[static_cast<size_t>(v.tensor)] = true;
+      if (v.role == Role::kParameter && v.trainable && is_float(g_.tensor(v.tensor).dtype))
+        needs_[static_cast<size_t>(v.tensor)] = true;
     for (const Op& op : g_.ops) {
       if (has_flag(op.code, kNoGradient)) continue;
-      const bool any = std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id != kNone && needs_[static_cast<size_t>(id)]; });
+      const bool any = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                   [&](TensorId id) { return id != kNone && needs_[static_cast<size_t>(id)]; });
       if (!any) continue;
       for (const TensorId id : op.outputs)
         if (is_float(g_.tensor(id).dtype)) needs_[static_cast<size_t>(id)] = true;
@@ -69,11 +72,14 @@ class Reverse {
       to = g_.op(maker).inputs[0];
       if (!needs_[static_cast<size_t>(to)]) return;
       const DType want = g_.tensor(to).dtype;
-      if (g_.tensor(grad).dtype != want) grad = emit(use, OpCode::k_cast, {grad}, {{"dtype", std::string(name_of(want))}});
+      if (g_.tensor(grad).dtype != want)
+        grad = emit(use, OpCode::k_cast, {grad}, {{"dtype", std::string(name_of(want))}});
     }
     auto& parts = grads_[static_cast<size_t>(to)];
-    if (parts.empty() || is_variable(g_, to)) parts.push_back({use, grad});
-    else parts[0].grad = emit(use, OpCode::k_add, {parts[0].grad, grad}, {});
+    if (parts.empty() || is_variable(g_, to))
+      parts.push_back({use, grad});
+    else
+      parts[0].grad = emit(use, OpCode::k_add, {parts[0].grad, grad}, {});
   }
 
   void backward(OpId id) {
@@ -91,7 +97,8 @@ class Reverse {
     if (std::none_of(wanted.begin(), wanted.end(), [](bool w) { return w; })) return;
     const std::vector<TensorId> inputs = g_.op(id).inputs;
     try {
-      if (!d.gradient) throw unimplemented("op '{}' has no gradient, but the loss depends on a parameter through it", d.name);
+      if (!d.gradient)
+        throw unimplemented("op '{}' has no gradient, but the loss depends on a parameter through it", d.name);
       GradBuilder builder(g_, id, std::move(grads));
       builder.needs_grad = wanted;
       d.gradient(builder);
@@ -120,9 +127,10 @@ void differentiate(Graph& graph) {
   if (loss == kNone) throw invalid("the graph has no loss to differentiate");
   if (!graph.gradients.empty()) throw internal("the graph has been differentiated before");
   if (!graph.tensor(loss).dims.empty() || !is_float(graph.tensor(loss).dtype))
-    throw invalid("the loss '{}' is {} {}, expected a floating-point scalar", graph.tensor(loss).name, name_of(graph.tensor(loss).dtype),
-                  to_string(graph.tensor(loss).dims));
-  if (graph.tensor(loss).producer == kNone) throw invalid("the loss '{}' is not computed by any op", graph.tensor(loss).name);
+    throw invalid("the loss '{}' is {} {}, expected a floating-point scalar", graph.tensor(loss).name,
+                  name_of(graph.tensor(loss).dtype), to_string(graph.tensor(loss).dims));
+  if (graph.tensor(loss).producer == kNone)
+    throw invalid("the loss '{}' is not computed by any op", graph.tensor(loss).name);
   Reverse(graph).run();
 }
 

@@ -1,5 +1,5 @@
-// The passes between a user's graph and the graph of a whole training step (semantics.md sections 2 and 6). Each is a free
-// function from a valid Graph to a valid Graph; errors name the op and scope. Order of a training graph:
+// The passes between a user's graph and the graph of a whole training step (semantics.md sections 2 and 6). Each is a
+// free function from a valid Graph to a valid Graph; errors name the op and scope. Order of a training graph:
 //   canonicalise, apply_precision, clean, differentiate, add_updates, clean, assign_regions.
 // for_inference and rebatch take the user's graph, before canonicalise.
 #pragma once
@@ -10,8 +10,9 @@
 
 namespace whale {
 
-// Fewer ops for what follows: reduce_mean becomes reduce_sum times 1/N with the global N; batch_norm becomes statistics,
-// normalization (with the relu and residual after it) and the update of the running statistics; random ops get their keys.
+// Fewer ops for what follows: reduce_mean becomes reduce_sum times 1/N with the global N; batch_norm becomes
+// statistics, normalization (with the relu and residual after it) and the update of the running statistics; random ops
+// get their keys.
 void canonicalise(Graph& graph);
 
 // Training::precision, before differentiation.
@@ -36,10 +37,11 @@ Graph for_inference(const Graph& graph);
 // The same program for another batch size.
 Graph rebatch(const Graph& graph, int64_t batch);
 
-// Which digit of each tensor is the batch, and its extent; what rebatch and assign_regions follow. Throws when two inputs
-// disagree on the batch size. `strict`: throws at an op that the batch enters but whose factors do not say where it goes.
+// Which digit of each tensor is the batch, and its extent; what rebatch and assign_regions follow. Throws when two
+// inputs disagree on the batch size. `strict`: throws at an op that the batch enters but whose factors do not say where
+// it goes.
 struct BatchDigits {
-  int64_t batch = 0;  // 0: no input has a batch dimension
+  int64_t batch = 0;      // 0: no input has a batch dimension
   std::vector<Digit> of;  // per tensor; absent: the same for every sample
 };
 BatchDigits batch_digits(const Graph& graph, bool strict);

@@ -2,9 +2,10 @@
 //
 // bf16: matrix products, convolutions and attention read bf16 (a parameter is cast once a step, and all uses share it);
 // everything between them follows its operands, so activations and the residual stream are bf16 too. (torch.autocast
-// keeps norms and the residual sum in f32; on a machine that is bound by memory bandwidth between the products, half the bytes
-// are worth more than those bits, and kernels of norms and softmax sum in f32 anyway.) Losses, exponentials, logarithms and
-// everything computed from them stay f32, as do parameters, their gradients, optimizer state and statistics.
+// keeps norms and the residual sum in f32; on a machine that is bound by memory bandwidth between the products, half
+// the bytes are worth more than those bits, and kernels of norms and softmax sum in f32 anyway.) Losses, exponentials,
+// logarithms and everything computed from them stay f32, as do parameters, their gradients, optimizer state and
+// statistics.
 #include <map>
 #include <set>
 
@@ -21,7 +22,8 @@ class Bf16Pass {
   void run() {
     for (size_t i = 0; i < r_.old.size(); ++i) rewrite(i);
     const TensorId loss = r_.now(g_.training.loss);
-    if (loss != kNone && g_.tensor(loss).dtype == DType::kBF16) r_.replace(g_.training.loss, cast(r_.old.size() - 1, loss, DType::kF32));
+    if (loss != kNone && g_.tensor(loss).dtype == DType::kBF16)
+      r_.replace(g_.training.loss, cast(r_.old.size() - 1, loss, DType::kF32));
     for (Variable& v : g_.variables) {
       const TensorId next = r_.now(v.next), want = v.tensor;
       if (next != kNone && g_.tensor(next).dtype != g_.tensor(want).dtype)
@@ -68,14 +70,17 @@ class Bf16Pass {
       cast_operands(i, DType::kBF16, DType::kF32);
     } else if (low && f32 && ((flags & kElementwise) || !fits(op))) {
       // Mixed: computed f32 values win; parameters, constants and inputs are rounded.
-      if (wide) cast_operands(i, DType::kBF16, DType::kF32);
-      else cast_operands(i, DType::kF32, DType::kBF16);
+      if (wide)
+        cast_operands(i, DType::kBF16, DType::kF32);
+      else
+        cast_operands(i, DType::kF32, DType::kBF16);
     }
     const bool weak = !(flags & kComputeWide) && !to_scalar && !wide && !low;
     r_.keep(i, true);
     for (const TensorId y : r_.old[i].outputs)
       if (is_f32(y) && !weak) wide_.insert(y);
-    if ((flags & kRoundOutput) && is_f32(op.outputs[0])) r_.replace(op.outputs[0], cast(i, op.outputs[0], DType::kBF16));
+    if ((flags & kRoundOutput) && is_f32(op.outputs[0]))
+      r_.replace(op.outputs[0], cast(i, op.outputs[0], DType::kBF16));
   }
 
   bool is_scalar_float(const Op& op) const {

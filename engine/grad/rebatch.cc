@@ -5,8 +5,9 @@
 namespace whale {
 namespace {
 
-// The batch within factor `f` of extent e at digit `at`: the factor may be the batch itself, or a merged run that contains it
-// (rows of a matmul after [b, t, d] -> [b t, d]). Then batch = (outer, batch, inner) of the factor's own positions.
+// The batch within factor `f` of extent e at digit `at`: the factor may be the batch itself, or a merged run that
+// contains it (rows of a matmul after [b, t, d] -> [b t, d]). Then batch = (outer, batch, inner) of the factor's own
+// positions.
 struct Inside {
   int64_t outer = 0, inner = 0;  // outer 0: not inside
 };
@@ -27,15 +28,17 @@ class Follower {
       if (t.batch_dim < 0) continue;
       const int64_t batch = t.dims[static_cast<size_t>(t.batch_dim)];
       if (first && batch != digits_.batch)
-        throw invalid("input '{}' has a batch of {} and input '{}' one of {}; they must agree (or have no batch dimension: batch_dim -1)", first->name,
-                      digits_.batch, t.name, batch);
+        throw invalid(
+            "input '{}' has a batch of {} and input '{}' one of {}; they must agree (or have no batch dimension: "
+            "batch_dim -1)",
+            first->name, digits_.batch, t.name, batch);
       first = &t;
       digits_.batch = batch;
       digits_.of[static_cast<size_t>(id)] = {t.batch_dim, 1, 1};
     }
     if (!first) return std::move(digits_);
-    // Forward mostly; backward for sources that take the batch from their users (a constant [b, t]). Two rounds settle all
-    // but chains of sources; the bound is the graph's own length.
+    // Forward mostly; backward for sources that take the batch from their users (a constant [b, t]). Two rounds settle
+    // all but chains of sources; the bound is the graph's own length.
     for (const Op& op : g_.ops) factors_.push_back(factors_of(op));
     bool again = true;
     for (size_t round = 0; again && round <= g_.ops.size(); ++round) {
@@ -92,14 +95,20 @@ class Follower {
   void check(size_t i) const {
     const Op& op = g_.ops[i];
     const auto fail = [&](const std::string& why) {
-      return unimplemented("cannot follow the batch ({}) through op '{}': {}", digits_.batch, def(op.code).name, why).at_op(op.name).at_scope(g_.scope_path(op.scope));
+      return unimplemented("cannot follow the batch ({}) through op '{}': {}", digits_.batch, def(op.code).name, why)
+          .at_op(op.name)
+          .at_scope(g_.scope_path(op.scope));
     };
     for (const TensorId id : op.inputs) {
       if (id == kNone || !of(id).present()) continue;
       bool found = false;
       for (const Factor& f : factors_[i].list)
-        each_operand(i, f, [&](TensorId other, const Digit& at) { found |= other == id && inside(of(id), digits_.batch, at, f.extent).outer; });
-      if (!found && digits_.batch == 1) throw fail("with a batch of one it cannot be told from other dimensions; declare the inputs with a larger batch");
+        each_operand(i, f, [&](TensorId other, const Digit& at) {
+          found |= other == id && inside(of(id), digits_.batch, at, f.extent).outer;
+        });
+      if (!found && digits_.batch == 1)
+        throw fail(
+            "with a batch of one it cannot be told from other dimensions; declare the inputs with a larger batch");
       if (!found) throw fail("the op has no factor that carries it");
     }
     for (const Factor& f : factors_[i].list) {
@@ -109,7 +118,9 @@ class Follower {
       });
       if (!in.outer) continue;
       each_operand(i, f, [&](TensorId id, const Digit&) {
-        if (!of(id).present()) throw fail(fmt::format("'{}' has the batch's size there but is no function of the batch", g_.tensor(id).name));
+        if (!of(id).present())
+          throw fail(
+              fmt::format("'{}' has the batch's size there but is no function of the batch", g_.tensor(id).name));
       });
     }
   }
@@ -144,7 +155,8 @@ Graph rebatch(const Graph& graph, int64_t batch) {
     r.keep(i, true);
     for (const TensorId y : op.outputs)
       if (g.tensor(y).dims != rescaled(y))
-        throw unimplemented("with a batch of {}, op '{}' gives {}, expected {}", batch, def(op.code).name, to_string(g.tensor(y).dims), to_string(rescaled(y)))
+        throw unimplemented("with a batch of {}, op '{}' gives {}, expected {}", batch, def(op.code).name,
+                            to_string(g.tensor(y).dims), to_string(rescaled(y)))
             .at_op(op.name)
             .at_scope(g.scope_path(op.scope));
   }

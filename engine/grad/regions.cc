@@ -1,8 +1,9 @@
 // Prologue, body or epilogue (semantics.md section 2).
 //
-// Prologue: what depends on no sample: casts of parameters, constants. Epilogue: updates, and what only they need. Body: the
-// rest, once per micro-batch. With several micro-batches, a reduction over the batch that depends on labels but on no parameter
-// (the count of labels that are not ignored) is computed in the prologue from the whole batch, with copies of the ops that lead to it.
+// Prologue: what depends on no sample: casts of parameters, constants. Epilogue: updates, and what only they need.
+// Body: the rest, once per micro-batch. With several micro-batches, a reduction over the batch that depends on labels
+// but on no parameter (the count of labels that are not ignored) is computed in the prologue from the whole batch, with
+// copies of the ops that lead to it.
 #include <algorithm>
 
 #include "grad/passes.h"
@@ -12,8 +13,9 @@ namespace whale {
 namespace {
 
 bool many_micro_batches(const Graph& g) {
-  return g.training.accumulation > 1 ||
-         std::any_of(g.scopes.begin(), g.scopes.end(), [](const Scope& s) { return s.kind == ScopeKind::kPipeline && s.micro_batches > 1; });
+  return g.training.accumulation > 1 || std::any_of(g.scopes.begin(), g.scopes.end(), [](const Scope& s) {
+           return s.kind == ScopeKind::kPipeline && s.micro_batches > 1;
+         });
 }
 
 // What a tensor is a function of.
@@ -49,7 +51,8 @@ std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of) {
     const Op& op = g.ops[i];
     const Depends& d = of[static_cast<size_t>(op.outputs[0])];
     if (!d.sample || d.variable || d.update || (def(op.code).flags & kRandom)) continue;
-    const bool reduces = std::any_of(op.inputs.begin(), op.inputs.end(), batched) && std::none_of(op.outputs.begin(), op.outputs.end(), batched);
+    const bool reduces = std::any_of(op.inputs.begin(), op.inputs.end(), batched) &&
+                         std::none_of(op.outputs.begin(), op.outputs.end(), batched);
     if (reduces) wanted[i] = true;
     if (!wanted[i]) continue;
     for (const TensorId id : op.inputs)
@@ -84,8 +87,10 @@ void hoist(Graph& g) {
       whole[static_cast<size_t>(r.old[i].outputs[k])] = made_outputs[k];
       if (scalar) r.replace(r.old[i].outputs[k], made_outputs[k]);
     }
-    if (scalar) r.moved(i, g.tensor(first).producer);
-    else r.keep(i);
+    if (scalar)
+      r.moved(i, g.tensor(first).producer);
+    else
+      r.keep(i);
   }
   r.finish();
 }
@@ -103,7 +108,8 @@ void assign_regions(Graph& graph) {
   for (Op& op : graph.ops) {
     const Depends& d = of[static_cast<size_t>(op.outputs[0])];
     const bool hoisted_here = op.region == Region::kPrologue;
-    if (d.update) op.region = Region::kEpilogue;
+    if (d.update)
+      op.region = Region::kEpilogue;
     else if (!hoisted_here) {
       // A function of hoisted values, parameters and constants only is prologue too.
       const bool per_sample = std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {

@@ -90,6 +90,8 @@ void drop_unmade_tensors(Graph& graph) {
   rename(graph.training.loss);
 }
 
-bool is_variable(const Graph& graph, TensorId id) { return id != kNone && graph.tensor(id).kind == TensorKind::kVariable; }
+bool is_variable(const Graph& graph, TensorId id) {
+  return id != kNone && graph.tensor(id).kind == TensorKind::kVariable;
+}
 
 }  // namespace whale

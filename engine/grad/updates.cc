@@ -29,16 +29,27 @@ TensorId UpdateBuilder::step_scalar(const char* name, DType dtype) {
 
 TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims) {
   const Tensor p = g.tensor(parameter);
-  g.tensors.push_back({.name = p.name + "/" + slot, .dtype = accumulate_dtype(p.dtype), .dims = std::move(dims), .kind = TensorKind::kVariable});
+  g.tensors.push_back({.name = p.name + "/" + slot,
+                       .dtype = accumulate_dtype(p.dtype),
+                       .dims = std::move(dims),
+                       .kind = TensorKind::kVariable});
   const auto id = static_cast<TensorId>(g.tensors.size() - 1);
-  g.variables.push_back({.tensor = id, .role = Role::kState, .trainable = false, .decay = false, .init = {}, .owner = parameter, .slot = slot});
+  g.variables.push_back({.tensor = id,
+                         .role = Role::kState,
+                         .trainable = false,
+                         .decay = false,
+                         .init = {},
+                         .owner = parameter,
+                         .slot = slot});
   return id;
 }
 
 void UpdateBuilder::set_next(TensorId variable, TensorId next) {
   for (Variable& v : g.variables) {
     if (v.tensor != variable) continue;
-    if (v.next != kNone) throw invalid("parameter '{}' is already given a next value by another op; mark it as not trainable", g.tensor(variable).name);
+    if (v.next != kNone)
+      throw invalid("parameter '{}' is already given a next value by another op; mark it as not trainable",
+                    g.tensor(variable).name);
     v.next = next;
     return;
   }
@@ -87,7 +98,8 @@ Attrs decay_attrs(const Parameter& p, const Optimizer& o) {
 }
 
 // Emits an update op whose results are the next values of `variables`.
-void update(UpdateBuilder& b, OpCode code, std::vector<TensorId> inputs, Attrs attrs, const std::vector<TensorId>& variables) {
+void update(UpdateBuilder& b, OpCode code, std::vector<TensorId> inputs, Attrs attrs,
+            const std::vector<TensorId>& variables) {
   const auto results = b.emit_all(code, std::move(inputs), std::move(attrs));
   for (size_t i = 0; i < variables.size(); ++i) b.set_next(variables[i], results[i]);
 }
@@ -133,8 +145,9 @@ void lamb(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
 
 void factored(UpdateBuilder& b, const Parameter& p, const Optimizer& o) { adafactor(b, p.p, p.grad, p.decay, o); }
 
-constexpr Rule kRules[] = {{OptimizerKind::kSgd, sgd},   {OptimizerKind::kAdam, adam},       {OptimizerKind::kAdamW, adam},
-                           {OptimizerKind::kLamb, lamb}, {OptimizerKind::kAdagrad, adagrad}, {OptimizerKind::kAdafactor, factored}};
+constexpr Rule kRules[] = {{OptimizerKind::kSgd, sgd},         {OptimizerKind::kAdam, adam},
+                           {OptimizerKind::kAdamW, adam},      {OptimizerKind::kLamb, lamb},
+                           {OptimizerKind::kAdagrad, adagrad}, {OptimizerKind::kAdafactor, factored}};
 
 }  // namespace
 

@@ -9,12 +9,14 @@ struct UpdateBuilder {
   explicit UpdateBuilder(Graph& graph) : g(graph) {}
 
   Graph& g;
-  OpId origin = kNone;      // ops emitted now take its scope
-  TensorId rate = kNone;    // the learning rate
-  TensorId scale = kNone;   // the clipping factor on gradients; kNone: none
+  OpId origin = kNone;     // ops emitted now take its scope
+  TensorId rate = kNone;   // the learning rate
+  TensorId scale = kNone;  // the clipping factor on gradients; kNone: none
 
   std::vector<TensorId> emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
-  TensorId emit(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}) { return emit_all(code, std::move(inputs), std::move(attrs))[0]; }
+  TensorId emit(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}) {
+    return emit_all(code, std::move(inputs), std::move(attrs))[0];
+  }
   TensorId constant(double value, DType dtype);
   TensorId step_scalar(const char* name, DType dtype);
   TensorId updates() { return step_scalar("updates", DType::kI64); }

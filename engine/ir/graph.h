@@ -31,7 +31,7 @@ using Attrs = std::map<std::string, Attr, std::less<>>;  // sorted, so that prin
 int64_t attr_int(const Attrs& attrs, std::string_view name, int64_t otherwise = 0);
 double attr_float(const Attrs& attrs, std::string_view name, double otherwise = 0);
 bool attr_bool(const Attrs& attrs, std::string_view name, bool otherwise = false);
-const std::string& attr_string(const Attrs& attrs, std::string_view name);  // "" when absent
+const std::string& attr_string(const Attrs& attrs, std::string_view name);         // "" when absent
 const std::vector<int64_t>& attr_ints(const Attrs& attrs, std::string_view name);  // empty when absent
 std::string to_string(const Attr& attr);
 
@@ -48,9 +48,9 @@ struct Tensor {
   DType dtype = DType::kF32;
   Dims dims;
   TensorKind kind = TensorKind::kValue;
-  OpId producer = kNone;   // kValue only
-  int output = 0;          // which output of the producer
-  int batch_dim = -1;      // kInput only: which dimension is the batch; -1: none (the same for every sample)
+  OpId producer = kNone;  // kValue only
+  int output = 0;         // which output of the producer
+  int batch_dim = -1;     // kInput only: which dimension is the batch; -1: none (the same for every sample)
 };
 
 // Where in the step an op runs (semantics.md section 2).
@@ -61,15 +61,15 @@ enum class Phase : uint8_t { kForward, kBackward, kUpdate };
 struct Op {
   OpCode code{};
   std::string name;
-  std::vector<TensorId> inputs;   // kNone for an absent optional operand
+  std::vector<TensorId> inputs;  // kNone for an absent optional operand
   std::vector<TensorId> outputs;
   Attrs attrs;
   ScopeId scope = 0;
-  uint64_t key = 0;       // random ops: the op id of the counter-based generator; fixed when the graph is sealed
+  uint64_t key = 0;  // random ops: the op id of the counter-based generator; fixed when the graph is sealed
   Phase phase = Phase::kForward;
   Region region = Region::kBody;
-  OpId origin = kNone;    // backward, update: the forward op that it comes from
-  std::string location;   // "model.py:12", from the SDK; may be empty
+  OpId origin = kNone;   // backward, update: the forward op that it comes from
+  std::string location;  // "model.py:12", from the SDK; may be empty
 };
 
 // ---- scopes: the annotation tree of semantics.md section 3 ------------------------------------------------------
@@ -78,16 +78,16 @@ enum class ScopeKind : uint8_t { kRoot, kReplica, kSplit, kStage, kPipeline, kCl
 struct Scope {
   ScopeKind kind = ScopeKind::kRoot;
   ScopeId parent = kNone;
-  std::string name;              // kName: a prefix of names, no placement ("block.3"); others: may be empty
-  int64_t count = 0;             // replica count, split ways, stage devices, pipeline stages; 0: inferred
-  std::vector<double> shares;    // replica, split: by hand, else empty
-  std::string by;                // replica: "sample" (default) or "micro_batch"
-  std::string factor;            // split: the named factor; empty: chosen
-  int64_t micro_batches = 0;     // pipeline; 0: as the training configuration says
-  std::string schedule;          // pipeline: "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"
-  int64_t chunks = 0;            // pipeline: virtual stages per device
-  std::string layout;            // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
-  std::string devices;           // cluster: device list text
+  std::string name;            // kName: a prefix of names, no placement ("block.3"); others: may be empty
+  int64_t count = 0;           // replica count, split ways, stage devices, pipeline stages; 0: inferred
+  std::vector<double> shares;  // replica, split: by hand, else empty
+  std::string by;              // replica: "sample" (default) or "micro_batch"
+  std::string factor;          // split: the named factor; empty: chosen
+  int64_t micro_batches = 0;   // pipeline; 0: as the training configuration says
+  std::string schedule;        // pipeline: "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"
+  int64_t chunks = 0;          // pipeline: virtual stages per device
+  std::string layout;          // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
+  std::string devices;         // cluster: device list text
 };
 
 // ---- variables --------------------------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ enum class InitKind : uint8_t { kZeros, kOnes, kConstant, kNormal, kUniform, kTr
 // Random initializers draw from Philox keyed by (seed, variable name, element): the plan never changes them.
 struct Initializer {
   InitKind kind = InitKind::kZeros;
-  double a = 0;        // constant: value; normal, truncated normal: mean; uniform: low
-  double b = 1;        // normal, truncated normal (cut at 2 sigma): standard deviation; uniform: high
-  std::string file;    // kFile: safetensors file
-  std::string key;     // kFile: the tensor's name there
+  double a = 0;      // constant: value; normal, truncated normal: mean; uniform: low
+  double b = 1;      // normal, truncated normal (cut at 2 sigma): standard deviation; uniform: high
+  std::string file;  // kFile: safetensors file
+  std::string key;   // kFile: the tensor's name there
 };
 
 enum class Role : uint8_t {
@@ -112,11 +112,11 @@ struct Variable {
   TensorId tensor = kNone;
   Role role = Role::kParameter;
   bool trainable = true;
-  bool decay = true;         // weight decay applies (by default: rank >= 2)
+  bool decay = true;  // weight decay applies (by default: rank >= 2)
   Initializer init;
-  TensorId owner = kNone;    // kState: the parameter
-  std::string slot;          // kState: "momentum", "m", "v", ...
-  TensorId next = kNone;     // the tensor that becomes its value at the end of the step; kNone: unchanged
+  TensorId owner = kNone;  // kState: the parameter
+  std::string slot;        // kState: "momentum", "m", "v", ...
+  TensorId next = kNone;   // the tensor that becomes its value at the end of the step; kNone: unchanged
 };
 
 // ---- training configuration -------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ enum class OptimizerKind : uint8_t { kNone, kSgd, kAdam, kAdamW, kLamb, kAdagrad
 struct Optimizer {
   OptimizerKind kind = OptimizerKind::kNone;
   double learning_rate = 1e-3;
-  double momentum = 0;          // sgd
-  bool nesterov = false;        // sgd
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;   // adam family; adafactor: epsilon = its first epsilon
+  double momentum = 0;                                // sgd
+  bool nesterov = false;                              // sgd
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  // adam family; adafactor: epsilon = its first epsilon
   double weight_decay = 0;
   double decay_rate = -0.8;     // adafactor: exponent of the running average
   double clip_threshold = 1.0;  // adafactor: of the update's RMS
@@ -148,11 +148,11 @@ double learning_rate_at(double peak, const LearningRateSchedule& schedule, int64
 enum class Precision : uint8_t { kFloat32, kBFloat16, kFloat64 };  // f64: ref devices only (verification)
 
 struct Training {
-  TensorId loss = kNone;        // scalar; kNone: a graph for prediction only
+  TensorId loss = kNone;  // scalar; kNone: a graph for prediction only
   Optimizer optimizer;
   LearningRateSchedule schedule;
-  double clip_norm = 0;         // global norm; 0: no clipping
-  int64_t accumulation = 1;     // micro-batches per step without a pipeline
+  double clip_norm = 0;      // global norm; 0: no clipping
+  int64_t accumulation = 1;  // micro-batches per step without a pipeline
   Precision precision = Precision::kFloat32;
 };
 
@@ -165,14 +165,14 @@ struct NamedTensor {
 struct Graph {
   std::string name;
   std::vector<Tensor> tensors;
-  std::vector<Op> ops;              // in execution order: every operand is made before it is used
+  std::vector<Op> ops;  // in execution order: every operand is made before it is used
   std::vector<Scope> scopes{Scope{}};
   std::vector<Variable> variables;
-  std::vector<TensorId> inputs;     // kInput tensors, in the order of declaration
-  std::vector<NamedTensor> outputs; // what can be fetched by name; the loss is always fetched as "loss"
+  std::vector<TensorId> inputs;        // kInput tensors, in the order of declaration
+  std::vector<NamedTensor> outputs;    // what can be fetched by name; the loss is always fetched as "loss"
   std::vector<NamedTensor> gradients;  // after grad/: parameter name -> its gradient (logical, before clipping)
   Training training;
-  std::string default_strategy;     // for unannotated ops: "replica" when empty; a nest as text
+  std::string default_strategy;  // for unannotated ops: "replica" when empty; a nest as text
 
   const Tensor& tensor(TensorId id) const { return tensors[static_cast<size_t>(id)]; }
   Tensor& tensor(TensorId id) { return tensors[static_cast<size_t>(id)]; }
@@ -188,7 +188,8 @@ std::vector<int> use_counts(const Graph& graph);
 std::string print(const Graph& graph);
 
 // ir/verify.cc: ids in range, single producer, operands before uses, names unique, scopes a tree, variables and
-// training sane. Throws the first violation, with the op and scope. Attributes and types are checked by verify_ops of ops/op.h.
+// training sane. Throws the first violation, with the op and scope. Attributes and types are checked by verify_ops of
+// ops/op.h.
 void verify(const Graph& graph);
 
 }  // namespace whale

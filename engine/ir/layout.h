@@ -1,5 +1,5 @@
-// Where a tensor is (semantics.md section 4): one entry a mesh axis, outermost first; time (micro-batches) is an axis like
-// any other. This is the regular form, in which all children of a level share one sub-layout.
+// Where a tensor is (semantics.md section 4): one entry a mesh axis, outermost first; time (micro-batches) is an axis
+// like any other. This is the regular form, in which all children of a level share one sub-layout.
 #pragma once
 
 #include <cstdint>

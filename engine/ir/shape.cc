@@ -16,7 +16,8 @@ int64_t element_count(const Dims& dims) {
   }
   if (zero) return 0;
   for (const int64_t d : dims)
-    if (__builtin_mul_overflow(count, d, &count)) throw invalid("shape {} has more than 2^63 elements", to_string(dims));
+    if (__builtin_mul_overflow(count, d, &count))
+      throw invalid("shape {} has more than 2^63 elements", to_string(dims));
   return count;
 }
 
@@ -39,20 +40,21 @@ Dims broadcast_dims(const Dims& a, const Dims& b) {
     const int64_t x = i < a.size() ? a[a.size() - 1 - i] : 1;
     const int64_t y = i < b.size() ? b[b.size() - 1 - i] : 1;
     if (x != y && x != 1 && y != 1)
-      throw invalid("shapes {} and {} do not broadcast: from the end, dimension {} is {} against {} (equal, or one of them 1)",
-                    to_string(a), to_string(b), i, x, y);
+      throw invalid(
+          "shapes {} and {} do not broadcast: from the end, dimension {} is {} against {} (equal, or one of them 1)",
+          to_string(a), to_string(b), i, x, y);
     out[rank - 1 - i] = x == 1 ? y : x;
   }
   return out;
 }
 
-// A digit of the flat index x is floor(x / low) mod (high / low). It lies inside a dimension of stride s and extent d when
-// s | low | high | s d. So the largest digit that a dimension of each side share has low = lcm of the strides and
+// A digit of the flat index x is floor(x / low) mod (high / low). It lies inside a dimension of stride s and extent d
+// when s | low | high | s d. So the largest digit that a dimension of each side share has low = lcm of the strides and
 // high = gcd of the strides times extents.
 std::vector<SharedDigit> refine_reshape(const Dims& from, const Dims& to) {
   if (element_count(from) != element_count(to))
-    throw invalid("cannot reshape {} ({} elements) to {} ({} elements)", to_string(from), element_count(from), to_string(to),
-                  element_count(to));
+    throw invalid("cannot reshape {} ({} elements) to {} ({} elements)", to_string(from), element_count(from),
+                  to_string(to), element_count(to));
   std::vector<SharedDigit> shared;
   if (element_count(from) == 0) return shared;
   const Dims s = row_major_strides(from), t = row_major_strides(to);

@@ -10,15 +10,15 @@ namespace whale {
 using Dims = std::vector<int64_t>;
 inline constexpr int kMaxRank = 8;  // so that kernels may use fixed arrays
 
-int64_t element_count(const Dims& dims);      // 1 for rank 0; throws on overflow of int64
-std::string to_string(const Dims& dims);      // "[16, 128]"
-Dims row_major_strides(const Dims& dims);     // in elements
+int64_t element_count(const Dims& dims);   // 1 for rank 0; throws on overflow of int64
+std::string to_string(const Dims& dims);   // "[16, 128]"
+Dims row_major_strides(const Dims& dims);  // in elements
 // numpy's rule; throws with both shapes when they do not broadcast.
 Dims broadcast_dims(const Dims& a, const Dims& b);
 
 // One digit of one dimension: dims[dim] == outer * extent * inner, row-major, and the digit is the middle one.
-// A whole dimension is the digit {dim, 1, 1} of its full extent. Cutting the digit to [a, b) leaves a local dimension of
-// outer * (b - a) * inner elements: several intervals of the dimension when outer > 1.
+// A whole dimension is the digit {dim, 1, 1} of its full extent. Cutting the digit to [a, b) leaves a local dimension
+// of outer * (b - a) * inner elements: several intervals of the dimension when outer > 1.
 struct Digit {
   int dim = -1;  // -1: the operand does not have this digit
   int64_t outer = 1;

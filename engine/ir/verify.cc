@@ -15,8 +15,8 @@ void check_scopes(const Graph& graph) {
   for (size_t i = 1; i < graph.scopes.size(); ++i) {
     const Scope& s = graph.scopes[i];
     if (static_cast<int>(s.kind) < 1 || s.kind > ScopeKind::kName)
-      throw invalid("scope {} has kind number {}; expected 1 to {} (only scope 0 is the root)", i, static_cast<int>(s.kind),
-                    static_cast<int>(ScopeKind::kName));
+      throw invalid("scope {} has kind number {}; expected 1 to {} (only scope 0 is the root)", i,
+                    static_cast<int>(s.kind), static_cast<int>(ScopeKind::kName));
     if (s.parent < 0 || static_cast<size_t>(s.parent) >= i)
       throw invalid("scope {} has parent {}; expected an earlier scope, 0 to {}", i, s.parent, i - 1);
     const auto bad = [&](std::string what) {
@@ -24,22 +24,25 @@ void check_scopes(const Graph& graph) {
     };
     if (s.kind == ScopeKind::kName && s.name.empty()) throw bad(fmt::format("name scope {} has no name", i));
     if (s.count < 0 || s.micro_batches < 0 || s.chunks < 0)
-      throw bad(fmt::format("scope {}: count {}, micro_batches {} and chunks {} must not be negative (0: inferred)", i, s.count,
-                            s.micro_batches, s.chunks));
+      throw bad(fmt::format("scope {}: count {}, micro_batches {} and chunks {} must not be negative (0: inferred)", i,
+                            s.count, s.micro_batches, s.chunks));
     double sum = 0;
     for (const double share : s.shares) {
-      if (!std::isfinite(share) || share < 0) throw bad(fmt::format("scope {}: share {} must be finite and >= 0", i, share));
+      if (!std::isfinite(share) || share < 0)
+        throw bad(fmt::format("scope {}: share {} must be finite and >= 0", i, share));
       sum += share;
     }
     if (!s.shares.empty() && !(sum > 0 && std::isfinite(sum)))
       throw bad(fmt::format("scope {}: the shares sum to {}; at least one must be positive", i, sum));
     if (!s.shares.empty() && s.count != 0 && s.shares.size() != static_cast<size_t>(s.count))
-      throw bad(fmt::format("scope {}: {} shares for a count of {}; give one share for each", i, s.shares.size(), s.count));
+      throw bad(
+          fmt::format("scope {}: {} shares for a count of {}; give one share for each", i, s.shares.size(), s.count));
     if (!s.by.empty() && s.by != "sample" && s.by != "micro_batch")
       throw bad(fmt::format("scope {}: by is '{}', expected 'sample' or 'micro_batch'", i, s.by));
     static const std::set<std::string> kSchedules = {"", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"};
     if (!kSchedules.contains(s.schedule))
-      throw bad(fmt::format("scope {}: schedule is '{}', expected gpipe, 1f1b, interleaved, zb_h1 or zb_v", i, s.schedule));
+      throw bad(
+          fmt::format("scope {}: schedule is '{}', expected gpipe, 1f1b, interleaved, zb_h1 or zb_v", i, s.schedule));
   }
 }
 
@@ -52,22 +55,24 @@ void check_tensors(const Graph& graph) {
       throw invalid("tensor {} ('{}') has kind number {}", i, t.name, static_cast<int>(t.kind));
     if (t.dims.size() > static_cast<size_t>(kMaxRank))
       throw invalid("tensor {} ('{}') has rank {}; at most {} is supported", i, t.name, t.dims.size(), kMaxRank);
-    if (element_count(t.dims) > INT64_MAX / 16) throw invalid("tensor {} ('{}') of shape {} is too large", i, t.name, to_string(t.dims));
+    if (element_count(t.dims) > INT64_MAX / 16)
+      throw invalid("tensor {} ('{}') of shape {} is too large", i, t.name, to_string(t.dims));
     if (t.kind == TensorKind::kInput) {
       if (t.batch_dim < -1 || t.batch_dim >= static_cast<int>(t.dims.size()))
-        throw invalid("input '{}' of shape {} has batch dimension {}; expected -1 (none) to {}", t.name, to_string(t.dims), t.batch_dim,
-                      static_cast<int>(t.dims.size()) - 1);
+        throw invalid("input '{}' of shape {} has batch dimension {}; expected -1 (none) to {}", t.name,
+                      to_string(t.dims), t.batch_dim, static_cast<int>(t.dims.size()) - 1);
     } else if (t.batch_dim != -1) {
       throw invalid("tensor {} ('{}') is no input but has batch dimension {}", i, t.name, t.batch_dim);
     }
     if (t.kind == TensorKind::kStep) {
       static const std::set<std::string> kNames = {"learning_rate", "updates", "loss_scale"};
       if (!kNames.contains(t.name) || !t.dims.empty())
-        throw invalid("step tensor '{}' of shape {}; expected a scalar named learning_rate, updates or loss_scale", t.name,
-                      to_string(t.dims));
+        throw invalid("step tensor '{}' of shape {}; expected a scalar named learning_rate, updates or loss_scale",
+                      t.name, to_string(t.dims));
     }
     if (t.kind != TensorKind::kValue) {
-      if (t.producer != kNone) throw invalid("tensor {} ('{}') is fed from outside but op {} produces it", i, t.name, t.producer);
+      if (t.producer != kNone)
+        throw invalid("tensor {} ('{}') is fed from outside but op {} produces it", i, t.name, t.producer);
       continue;
     }
     if (!in_range(t.producer, graph.ops.size()))
@@ -75,8 +80,8 @@ void check_tensors(const Graph& graph) {
                     static_cast<int64_t>(graph.ops.size()) - 1);
     const Op& op = graph.op(t.producer);
     if (!in_range(t.output, op.outputs.size()) || op.outputs[static_cast<size_t>(t.output)] != static_cast<TensorId>(i))
-      throw invalid("tensor {} ('{}') says it is output {} of op {} ('{}'), which does not list it there", i, t.name, t.output,
-                    t.producer, op.name);
+      throw invalid("tensor {} ('{}') says it is output {} of op {} ('{}'), which does not list it there", i, t.name,
+                    t.output, t.producer, op.name);
   }
 }
 
@@ -86,26 +91,33 @@ void check_ops(const Graph& graph) {
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     const Op& op = graph.ops[i];
     if (!in_range(op.scope, graph.scopes.size()))
-      throw invalid("op {} ('{}') has scope {}; expected 0 to {}", i, op.name, op.scope, graph.scopes.size() - 1).at_op(op.name);
-    const auto bad = [&](std::string what) { return invalid("{}", what).at_op(op.name).at_scope(graph.scope_path(op.scope)); };
+      throw invalid("op {} ('{}') has scope {}; expected 0 to {}", i, op.name, op.scope, graph.scopes.size() - 1)
+          .at_op(op.name);
+    const auto bad = [&](std::string what) {
+      return invalid("{}", what).at_op(op.name).at_scope(graph.scope_path(op.scope));
+    };
     if (op.name.empty()) throw bad(fmt::format("op {} has no name", i));
     if (op.phase > Phase::kUpdate) throw bad(fmt::format("phase number {} is unknown", static_cast<int>(op.phase)));
-    if (op.region > Region::kEpilogue) throw bad(fmt::format("region number {} is unknown", static_cast<int>(op.region)));
+    if (op.region > Region::kEpilogue)
+      throw bad(fmt::format("region number {} is unknown", static_cast<int>(op.region)));
     if (op.origin != kNone && !in_range(op.origin, i))
       throw bad(fmt::format("origin is op {}; expected an earlier op than {}", op.origin, i));
     for (size_t k = 0; k < op.inputs.size(); ++k) {
       const TensorId id = op.inputs[k];
       if (id == kNone) continue;
       if (!in_range(id, graph.tensors.size()))
-        throw bad(fmt::format("operand {} is tensor {}; expected 0 to {}", k, id, static_cast<int64_t>(graph.tensors.size()) - 1));
+        throw bad(fmt::format("operand {} is tensor {}; expected 0 to {}", k, id,
+                              static_cast<int64_t>(graph.tensors.size()) - 1));
       if (!made[static_cast<size_t>(id)])
-        throw bad(fmt::format("operand {} is tensor {} ('{}'), which is made later; ops must stand in the order in which they run", k,
-                              id, graph.tensor(id).name));
+        throw bad(fmt::format(
+            "operand {} is tensor {} ('{}'), which is made later; ops must stand in the order in which they run", k, id,
+            graph.tensor(id).name));
     }
     for (size_t k = 0; k < op.outputs.size(); ++k) {
       const TensorId id = op.outputs[k];
       if (!in_range(id, graph.tensors.size()))
-        throw bad(fmt::format("output {} is tensor {}; expected 0 to {}", k, id, static_cast<int64_t>(graph.tensors.size()) - 1));
+        throw bad(fmt::format("output {} is tensor {}; expected 0 to {}", k, id,
+                              static_cast<int64_t>(graph.tensors.size()) - 1));
       const Tensor& t = graph.tensor(id);
       if (t.kind != TensorKind::kValue || t.producer != static_cast<OpId>(i) || t.output != static_cast<int>(k))
         throw bad(fmt::format("output {} is tensor {} ('{}'), which says that something else makes it", k, id, t.name));
@@ -150,19 +162,22 @@ void check_variables(const Graph& graph) {
     of[static_cast<size_t>(v.tensor)] = &v;
     names.add(t.name);
     if (v.role > Role::kBuffer) throw invalid("variable '{}' has role number {}", t.name, static_cast<int>(v.role));
-    if (v.init.kind > InitKind::kFile) throw invalid("variable '{}' has initializer number {}", t.name, static_cast<int>(v.init.kind));
+    if (v.init.kind > InitKind::kFile)
+      throw invalid("variable '{}' has initializer number {}", t.name, static_cast<int>(v.init.kind));
     if (!std::isfinite(v.init.a) || !std::isfinite(v.init.b))
       throw invalid("variable '{}': initializer parameters {} and {} must be finite", t.name, v.init.a, v.init.b);
-    if (v.init.kind == InitKind::kFile && v.init.file.empty()) throw invalid("variable '{}' is read from a file without a name", t.name);
+    if (v.init.kind == InitKind::kFile && v.init.file.empty())
+      throw invalid("variable '{}' is read from a file without a name", t.name);
     if (v.role == Role::kParameter && v.trainable && !is_float(t.dtype))
-      throw invalid("parameter '{}' of dtype {} cannot be trained; use a floating point dtype or trainable = false", t.name,
-                    name_of(t.dtype));
+      throw invalid("parameter '{}' of dtype {} cannot be trained; use a floating point dtype or trainable = false",
+                    t.name, name_of(t.dtype));
     if (v.next == kNone) continue;
-    if (!in_range(v.next, graph.tensors.size())) throw invalid("variable '{}' has next value {}, no tensor", t.name, v.next);
+    if (!in_range(v.next, graph.tensors.size()))
+      throw invalid("variable '{}' has next value {}, no tensor", t.name, v.next);
     const Tensor& next = graph.tensor(v.next);
     if (next.dtype != t.dtype || next.dims != t.dims)
-      throw invalid("variable '{}' is {} {} but its next value '{}' is {} {}", t.name, name_of(t.dtype), to_string(t.dims), next.name,
-                    name_of(next.dtype), to_string(next.dims));
+      throw invalid("variable '{}' is {} {} but its next value '{}' is {} {}", t.name, name_of(t.dtype),
+                    to_string(t.dims), next.name, name_of(next.dtype), to_string(next.dims));
   }
   for (size_t i = 0; i < graph.tensors.size(); ++i)
     if (graph.tensors[i].kind == TensorKind::kVariable && !of[i])
@@ -184,7 +199,8 @@ void check_named(const Graph& graph, const std::vector<NamedTensor>& list, const
   Names names{what, {}};
   for (const NamedTensor& named : list) {
     names.add(named.name);
-    if (!in_range(named.tensor, graph.tensors.size())) throw invalid("{} '{}' is tensor {}, which does not exist", what, named.name, named.tensor);
+    if (!in_range(named.tensor, graph.tensors.size()))
+      throw invalid("{} '{}' is tensor {}, which does not exist", what, named.name, named.tensor);
   }
 }
 
@@ -195,17 +211,20 @@ void check_range(const char* name, double value, double low, double high) {
 void check_training(const Graph& graph) {
   const Training& training = graph.training;
   if (training.loss != kNone) {
-    if (!in_range(training.loss, graph.tensors.size())) throw invalid("the loss is tensor {}, which does not exist", training.loss);
+    if (!in_range(training.loss, graph.tensors.size()))
+      throw invalid("the loss is tensor {}, which does not exist", training.loss);
     const Tensor& loss = graph.tensor(training.loss);
     if (!loss.dims.empty() || !is_float(loss.dtype))
-      throw invalid("the loss '{}' is {} {}; expected a floating point scalar (take a mean or a sum)", loss.name, name_of(loss.dtype),
-                    to_string(loss.dims));
+      throw invalid("the loss '{}' is {} {}; expected a floating point scalar (take a mean or a sum)", loss.name,
+                    name_of(loss.dtype), to_string(loss.dims));
   }
   for (const NamedTensor& output : graph.outputs)
     if (output.name == "loss" && output.tensor != training.loss)
-      throw invalid("output 'loss' is tensor {}, but that name is the loss's (tensor {}); choose another", output.tensor, training.loss);
+      throw invalid("output 'loss' is tensor {}, but that name is the loss's (tensor {}); choose another",
+                    output.tensor, training.loss);
   const Optimizer& o = training.optimizer;
-  if (o.kind > OptimizerKind::kAdafactor) throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
+  if (o.kind > OptimizerKind::kAdafactor)
+    throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
   constexpr double kLarge = 1e30;
   check_range("learning_rate", o.learning_rate, 0, kLarge);
   check_range("momentum", o.momentum, 0, 1);
@@ -216,16 +235,19 @@ void check_training(const Graph& graph) {
   check_range("decay_rate", o.decay_rate, -kLarge, 0);
   check_range("clip_threshold", o.clip_threshold, 0, kLarge);
   check_range("clip_norm", training.clip_norm, 0, kLarge);
-  if (training.accumulation < 1) throw invalid("training: accumulation is {}, expected at least 1", training.accumulation);
-  if (training.precision > Precision::kFloat64) throw invalid("training: precision number {} is unknown", static_cast<int>(training.precision));
+  if (training.accumulation < 1)
+    throw invalid("training: accumulation is {}, expected at least 1", training.accumulation);
+  if (training.precision > Precision::kFloat64)
+    throw invalid("training: precision number {} is unknown", static_cast<int>(training.precision));
   const LearningRateSchedule& s = training.schedule;
-  if (s.kind > ScheduleKind::kInverseSqrt) throw invalid("training: schedule number {} is unknown", static_cast<int>(s.kind));
+  if (s.kind > ScheduleKind::kInverseSqrt)
+    throw invalid("training: schedule number {} is unknown", static_cast<int>(s.kind));
   check_range("final_fraction", s.final_fraction, 0, 1);
   if (s.warmup_steps < 0 || s.total_steps < 0)
     throw invalid("training: warmup_steps {} and total_steps {} must not be negative", s.warmup_steps, s.total_steps);
   if ((s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine) && s.total_steps <= s.warmup_steps)
-    throw invalid("training: total_steps is {}; a linear or cosine schedule must end after its {} warm-up steps", s.total_steps,
-                  s.warmup_steps);
+    throw invalid("training: total_steps is {}; a linear or cosine schedule must end after its {} warm-up steps",
+                  s.total_steps, s.warmup_steps);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Scaled dot-product attention, computed in blocks: memory is linear in the sequence length (Dao et al., FlashAttention, 2022).
+// Scaled dot-product attention, computed in blocks: memory is linear in the sequence length (Dao et al.,
+// FlashAttention, 2022).
 #include "ops/grad_builder.h"
 #include "ops/rules.h"
 
@@ -22,8 +23,10 @@ Sizes sizes_of(const OpView& v, int q) {
   if (s.packed) {
     s.heads = dq[2] - 2 * kv;
     if (kv <= 0 || s.heads <= 0 || s.heads % kv)
-      throw invalid("packed q has shape {} and 'kv_heads' is {}: expected [b, t, heads + 2 kv_heads, d] with heads a multiple of kv_heads > 0",
-                    to_string(dq), kv);
+      throw invalid(
+          "packed q has shape {} and 'kv_heads' is {}: expected [b, t, heads + 2 kv_heads, d] with heads a multiple of "
+          "kv_heads > 0",
+          to_string(dq), kv);
   } else {
     need_rank(v, q + 1, "k", 4);
     need_rank(v, q + 2, "v", 4);
@@ -45,7 +48,8 @@ void check_bias(const OpView& v, int i, const Sizes& s, DType q) {
   need_rank(v, i, "bias", 4);
   const Dims& d = in_dims(v, i);
   if ((d[0] != 1 && d[0] != s.b) || (d[1] != 1 && d[1] != s.heads) || d[2] != s.tq || d[3] != s.tk)
-    throw invalid("operand 'bias' has shape {}, expected [{} or 1, {} or 1, {}, {}]", to_string(d), s.b, s.heads, s.tq, s.tk);
+    throw invalid("operand 'bias' has shape {}, expected [{} or 1, {} or 1, {}, {}]", to_string(d), s.b, s.heads, s.tq,
+                  s.tk);
   need_scale_dtype(v, i, "bias", q);
 }
 
@@ -67,8 +71,9 @@ void gradient_attention(GradBuilder& b) {
   const bool packed = b.input(1) == kNone, bias = b.wants(3);
   Attrs attrs = op.attrs;
   attrs["bias_grad"] = bias;
-  const auto r = b.emit_all(OpCode::k_attention_grad,
-                            {b.grad(0), b.input(0), b.input(1), b.input(2), b.output(0), b.output(1), b.input(3)}, attrs);
+  const auto r =
+      b.emit_all(OpCode::k_attention_grad,
+                 {b.grad(0), b.input(0), b.input(1), b.input(2), b.output(0), b.output(1), b.input(3)}, attrs);
   b.graph.op(b.graph.tensor(r[0]).producer).key = op.key;
   if (b.wants(0)) b.set(0, r[0]);
   if (!packed && b.wants(1)) b.set(1, r[1]);
@@ -84,7 +89,8 @@ Factors factors_attention(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(v, 0);
   const bool bias_b = has(v, 3) && in_dims(v, 3)[0] != 1, bias_h = has(v, 3) && in_dims(v, 3)[1] != 1;
-  add_factor(f, v, "b", FactorKind::kMap, s.b, {digit(0), digit(0), digit(0), bias_b ? digit(0) : kAbsent}, {digit(0), digit(0)});
+  add_factor(f, v, "b", FactorKind::kMap, s.b, {digit(0), digit(0), digit(0), bias_b ? digit(0) : kAbsent},
+             {digit(0), digit(0)});
   if (!s.packed || s.heads == s.kv_heads)
     add_factor(f, v, "heads", FactorKind::kMap, s.kv_heads,
                {s.packed ? digit(2, 3, 1) : head_digit(s, 2), digit(2), digit(2), bias_h ? head_digit(s, 1) : kAbsent},
@@ -126,18 +132,23 @@ Factors factors_attention_grad(const OpView& v) {
     if (dbias) out.push_back(bias);
     return out;
   };
-  const auto add = [&](const char* name, int64_t extent, std::vector<Digit> in, std::vector<Digit> out, bool bias_partial) {
-    if (dbias && bias_partial) add_factor(f, v, name, FactorKind::kReduce, extent, std::move(in), std::move(out), {at});
-    else add_factor(f, v, name, FactorKind::kMap, extent, std::move(in), std::move(out));
+  const auto add = [&](const char* name, int64_t extent, std::vector<Digit> in, std::vector<Digit> out,
+                       bool bias_partial) {
+    if (dbias && bias_partial)
+      add_factor(f, v, name, FactorKind::kReduce, extent, std::move(in), std::move(out), {at});
+    else
+      add_factor(f, v, name, FactorKind::kMap, extent, std::move(in), std::move(out));
   };
   const Digit zero = digit(0), bb = bias_b ? digit(0) : kAbsent;
   add("b", s.b, {zero, zero, zero, zero, zero, zero, bb}, outputs(zero, zero, bb), !bias_b);
   if (!s.packed || s.heads == s.kv_heads) {
     const Digit q = s.packed ? digit(2, 3, 1) : head_digit(s, 2), bh = bias_h ? head_digit(s, 1) : kAbsent;
-    add("heads", s.kv_heads, {head_digit(s, 2), q, digit(2), digit(2), head_digit(s, 2), head_digit(s, 1), bh}, outputs(q, digit(2), bh), !bias_h);
+    add("heads", s.kv_heads, {head_digit(s, 2), q, digit(2), digit(2), head_digit(s, 2), head_digit(s, 1), bh},
+        outputs(q, digit(2), bh), !bias_h);
   }
   if (!s.packed && !attr_bool(*v.attrs, "causal"))
-    add_factor(f, v, "tq", FactorKind::kReduce, s.tq, {digit(1), digit(1), kAbsent, kAbsent, digit(1), digit(2), digit(2)},
+    add_factor(f, v, "tq", FactorKind::kReduce, s.tq,
+               {digit(1), digit(1), kAbsent, kAbsent, digit(1), digit(2), digit(2)},
                outputs(digit(1), kAbsent, digit(2)), {1, 2});
   f.linear = {{0}};
   return f;
@@ -159,8 +170,14 @@ const std::vector<AttrSpec> kAttrs = {
     {.name = "causal", .type = AttrType::kBool, .fallback = false, .doc = "query i sees keys j <= i + tk - tq"},
     {.name = "scale", .type = AttrType::kFloat, .fallback = 0.0, .doc = "of the scores; 0: 1 / sqrt(d)"},
     {.name = "kv_heads", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "key/value heads of a packed q"},
-    {.name = "dropout", .type = AttrType::kFloat, .fallback = 0.0, .doc = "of the probabilities; indexed (batch, head, query, key)"},
-    {.name = "key", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "id of the random stream; 0: given when the graph is sealed"}};
+    {.name = "dropout",
+     .type = AttrType::kFloat,
+     .fallback = 0.0,
+     .doc = "of the probabilities; indexed (batch, head, query, key)"},
+    {.name = "key",
+     .type = AttrType::kInt,
+     .fallback = int64_t{0},
+     .doc = "id of the random stream; 0: given when the graph is sealed"}};
 
 std::vector<AttrSpec> with_bias_grad(std::vector<AttrSpec> attrs) {
   attrs.push_back({.name = "bias_grad", .type = AttrType::kBool, .fallback = false, .doc = "return dbias"});
@@ -173,9 +190,13 @@ extern const OpDef op_def_attention, op_def_attention_grad;
 
 const OpDef op_def_attention = {
     .name = "attention",
-    .doc = "softmax(scale * q k^T + bias) v per head, with causal mask, grouped-query heads and dropout; memory linear in the length.\n"
-           "q [b, tq, h, d], k [b, tk, hk, d], v [b, tk, hk, dv], bias [b|1, h|1, tq, tk]? -> out [b, tq, h, dv], lse [b, h, tq]. Head i reads "
-           "k/v head i / (h / hk). Without k and v, q is packed: [b, t, h + 2 kv_heads, d]. A bias of -inf masks; rows without keys give 0.",
+    .doc =
+        "softmax(scale * q k^T + bias) v per head, with causal mask, grouped-query heads and dropout; memory linear in "
+        "the length.\n"
+        "q [b, tq, h, d], k [b, tk, hk, d], v [b, tk, hk, dv], bias [b|1, h|1, tq, tk]? -> out [b, tq, h, dv], lse [b, "
+        "h, tq]. Head i reads "
+        "k/v head i / (h / hk). Without k and v, q is packed: [b, t, h + 2 kv_heads, d]. A bias of -inf masks; rows "
+        "without keys give 0.",
     .inputs = {{"q"}, {"k", PortKind::kOptional}, {"v", PortKind::kOptional}, {"bias", PortKind::kOptional}},
     .outputs = {{"out"}, {"lse"}},
     .attrs = kAttrs,
@@ -187,9 +208,16 @@ const OpDef op_def_attention = {
 };
 const OpDef op_def_attention_grad = {
     .name = "attention_grad",
-    .doc = "Gradient of attention; probabilities are recomputed from lse, dropout from the same key.\n"
-           "dout, q, k?, v?, out, lse, bias? -> dq (packed when q is), dk and dv unless packed, dbias when `bias_grad`.",
-    .inputs = {{"dout"}, {"q"}, {"k", PortKind::kOptional}, {"v", PortKind::kOptional}, {"out"}, {"lse"}, {"bias", PortKind::kOptional}},
+    .doc =
+        "Gradient of attention; probabilities are recomputed from lse, dropout from the same key.\n"
+        "dout, q, k?, v?, out, lse, bias? -> dq (packed when q is), dk and dv unless packed, dbias when `bias_grad`.",
+    .inputs = {{"dout"},
+               {"q"},
+               {"k", PortKind::kOptional},
+               {"v", PortKind::kOptional},
+               {"out"},
+               {"lse"},
+               {"bias", PortKind::kOptional}},
     .outputs = {{"dq"}, {"dk", PortKind::kOptional}, {"dv", PortKind::kOptional}, {"dbias", PortKind::kOptional}},
     .attrs = with_bias_grad(kAttrs),
     .infer = infer_attention_grad,

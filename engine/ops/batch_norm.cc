@@ -1,6 +1,6 @@
-// Batch norm: the user's op, and the pieces that canonicalise decomposes it into. Statistics are f64 sums [2, c] (sum, sum of
-// squares), so that partial sums of any cut of the batch add up to the same value; `count` is the global number of elements per
-// channel that they stand for.
+// Batch norm: the user's op, and the pieces that canonicalise decomposes it into. Statistics are f64 sums [2, c] (sum,
+// sum of squares), so that partial sums of any cut of the batch add up to the same value; `count` is the global number
+// of elements per channel that they stand for.
 #include "ops/grad_builder.h"
 #include "ops/rules.h"
 
@@ -26,7 +26,8 @@ void need_like_x(const OpView& v, int i, const char* name, const TensorType& x) 
   need_dtype(v, i, name, x.dtype);
 }
 void need_count(const OpView& v) {
-  if (attr_int(*v.attrs, "count") <= 0) throw invalid("attribute 'count' is {}, expected > 0", attr_int(*v.attrs, "count"));
+  if (attr_int(*v.attrs, "count") <= 0)
+    throw invalid("attribute 'count' is {}, expected > 0", attr_int(*v.attrs, "count"));
 }
 
 // All dimensions but channels: rows; channels map everywhere.
@@ -99,7 +100,9 @@ void gradient_apply(GradBuilder& b) {
     if (!b.wants(i)) continue;
     const TensorType t = b.type(b.input(i));
     const int64_t row = i == 2 ? 1 : 0, c = t.dims[0];
-    const TensorId cut = b.emit(OpCode::k_slice, {sums}, {{"starts", std::vector<int64_t>{row, 0}}, {"limits", std::vector<int64_t>{row + 1, c}}});
+    const TensorId cut =
+        b.emit(OpCode::k_slice, {sums},
+               {{"starts", std::vector<int64_t>{row, 0}}, {"limits", std::vector<int64_t>{row + 1, c}}});
     b.set(i, b.cast(b.reshape(cut, t.dims), t.dtype));
   }
 }
@@ -149,7 +152,8 @@ Factors factors_grad(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 1) - 1;
   add_leading(f, v, last, {0, 1, 5}, {0, 1});
-  channel_factor(f, v, in_dims(v, 1).back(), {digit(last), digit(last), digit(1), digit(0), digit(1), digit(last)}, {digit(last), digit(last)});
+  channel_factor(f, v, in_dims(v, 1).back(), {digit(last), digit(last), digit(1), digit(0), digit(1), digit(last)},
+                 {digit(last), digit(last)});
   return f;  // linear in (dy, grad_stats) together, but a partial dy would be a different program: never passed
 }
 
@@ -184,23 +188,39 @@ OpCost cost_read(const OpView& v) {
 OpCost cost_write(const OpView& v) { return {5 * output_elements(v), bytes_of(v)}; }
 
 const AttrSpec kEpsilon{.name = "epsilon", .type = AttrType::kFloat, .fallback = 1e-5, .doc = "added to the variance"};
-const AttrSpec kMomentum{.name = "momentum", .type = AttrType::kFloat, .fallback = 0.1, .doc = "weight of the new value in the running statistics"};
-const AttrSpec kCount{.name = "count", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "global number of elements per channel"};
-const AttrSpec kRelu{.name = "relu", .type = AttrType::kBool, .fallback = false, .doc = "y = max(y, 0), after the residual is added"};
+const AttrSpec kMomentum{.name = "momentum",
+                         .type = AttrType::kFloat,
+                         .fallback = 0.1,
+                         .doc = "weight of the new value in the running statistics"};
+const AttrSpec kCount{.name = "count",
+                      .type = AttrType::kInt,
+                      .fallback = int64_t{0},
+                      .required = true,
+                      .doc = "global number of elements per channel"};
+const AttrSpec kRelu{
+    .name = "relu", .type = AttrType::kBool, .fallback = false, .doc = "y = max(y, 0), after the residual is added"};
 
 }  // namespace
 
-extern const OpDef op_def_batch_norm, op_def_batch_stats, op_def_batch_norm_apply, op_def_batch_norm_grad_stats, op_def_batch_norm_grad,
-    op_def_batch_norm_running, op_def_batch_norm_inference;
+extern const OpDef op_def_batch_norm, op_def_batch_stats, op_def_batch_norm_apply, op_def_batch_norm_grad_stats,
+    op_def_batch_norm_grad, op_def_batch_norm_running, op_def_batch_norm_inference;
 
 const OpDef op_def_batch_norm = {
     .name = "batch_norm",
-    .doc = "Batch normalization over all dimensions but the last (Ioffe and Szegedy, 2015), with statistics of the whole batch.\n"
-           "x [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x. The variance is biased for y and unbiased for "
-           "running_var; running statistics are updated once a step: r = (1 - momentum) r + momentum new.",
+    .doc =
+        "Batch normalization over all dimensions but the last (Ioffe and Szegedy, 2015), with statistics of the whole "
+        "batch.\n"
+        "x [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x. The variance is biased for y and "
+        "unbiased for "
+        "running_var; running statistics are updated once a step: r = (1 - momentum) r + momentum new.",
     .inputs = {{"x"}, {"gamma"}, {"beta"}, {"running_mean"}, {"running_var"}},
     .outputs = {{"y"}},
-    .attrs = {kEpsilon, kMomentum, {.name = "groups", .type = AttrType::kInt, .fallback = int64_t{1}, .doc = "the batch is normalized in this many parts"}},
+    .attrs = {kEpsilon,
+              kMomentum,
+              {.name = "groups",
+               .type = AttrType::kInt,
+               .fallback = int64_t{1},
+               .doc = "the batch is normalized in this many parts"}},
     .infer = infer_batch_norm,
     .factors = factors_batch_norm,
     .cost = cost_write,
@@ -217,8 +237,9 @@ const OpDef op_def_batch_stats = {
 };
 const OpDef op_def_batch_norm_apply = {
     .name = "batch_norm_apply",
-    .doc = "Normalizes with the given statistics; optionally adds a residual and applies relu.\n"
-           "x [n, ..., c], stats f64 [2, c], gamma, beta [c], residual like x? -> y like x.",
+    .doc =
+        "Normalizes with the given statistics; optionally adds a residual and applies relu.\n"
+        "x [n, ..., c], stats f64 [2, c], gamma, beta [c], residual like x? -> y like x.",
     .inputs = {{"x"}, {"stats"}, {"gamma"}, {"beta"}, {"residual", PortKind::kOptional}},
     .outputs = {{"y"}},
     .attrs = {kEpsilon, kCount, kRelu},
@@ -231,8 +252,9 @@ const OpDef op_def_batch_norm_apply = {
 };
 const OpDef op_def_batch_norm_grad_stats = {
     .name = "batch_norm_grad_stats",
-    .doc = "Sums of dy' and of dy' * xhat per channel, dy' being dy where y > 0 when `relu`.\n"
-           "dy, x [n, ..., c], stats f64 [2, c], y? -> f64 [2, c].",
+    .doc =
+        "Sums of dy' and of dy' * xhat per channel, dy' being dy where y > 0 when `relu`.\n"
+        "dy, x [n, ..., c], stats f64 [2, c], y? -> f64 [2, c].",
     .inputs = {{"dy"}, {"x"}, {"stats"}, {"y", PortKind::kOptional}},
     .outputs = {{"grad_stats"}},
     .attrs = {kEpsilon, kCount, kRelu},
@@ -243,11 +265,16 @@ const OpDef op_def_batch_norm_grad_stats = {
 };
 const OpDef op_def_batch_norm_grad = {
     .name = "batch_norm_grad",
-    .doc = "Total derivative of batch_norm_apply by x, through the statistics too: gamma rstd (dy' - mean(dy') - xhat mean(dy' xhat)).\n"
-           "dy, x [n, ..., c], stats, gamma, grad_stats, y? -> dx, dresidual = dy' when `residual`.",
+    .doc =
+        "Total derivative of batch_norm_apply by x, through the statistics too: gamma rstd (dy' - mean(dy') - xhat "
+        "mean(dy' xhat)).\n"
+        "dy, x [n, ..., c], stats, gamma, grad_stats, y? -> dx, dresidual = dy' when `residual`.",
     .inputs = {{"dy"}, {"x"}, {"stats"}, {"gamma"}, {"grad_stats"}, {"y", PortKind::kOptional}},
     .outputs = {{"dx"}, {"dresidual", PortKind::kOptional}},
-    .attrs = {kEpsilon, kCount, kRelu, {.name = "residual", .type = AttrType::kBool, .fallback = false, .doc = "return dresidual"}},
+    .attrs = {kEpsilon,
+              kCount,
+              kRelu,
+              {.name = "residual", .type = AttrType::kBool, .fallback = false, .doc = "return dresidual"}},
     .infer = infer_grad,
     .factors = factors_grad,
     .cost = cost_write,
@@ -256,7 +283,9 @@ const OpDef op_def_batch_norm_grad = {
 };
 const OpDef op_def_batch_norm_running = {
     .name = "batch_norm_running",
-    .doc = "The running statistics after this step.\nrunning_mean, running_var [c], stats f64 [2, c] -> new mean, new var.",
+    .doc =
+        "The running statistics after this step.\nrunning_mean, running_var [c], stats f64 [2, c] -> new mean, new "
+        "var.",
     .inputs = {{"running_mean"}, {"running_var"}, {"stats"}},
     .outputs = {{"mean"}, {"var"}},
     .attrs = {kMomentum, kCount},
@@ -267,7 +296,8 @@ const OpDef op_def_batch_norm_running = {
 };
 const OpDef op_def_batch_norm_inference = {
     .name = "batch_norm_inference",
-    .doc = "Batch norm with running statistics.\nx [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x.",
+    .doc =
+        "Batch norm with running statistics.\nx [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x.",
     .inputs = {{"x"}, {"gamma"}, {"beta"}, {"running_mean"}, {"running_var"}},
     .outputs = {{"y"}},
     .attrs = {kEpsilon},

@@ -12,13 +12,23 @@ struct Sizes {
 
 // Checks and derives everything from the dimensions of x and w, wherever they come from.
 Sizes sizes_of(const Attrs& attrs, const Dims& x, const Dims& w) {
-  if (x.size() < 3) throw invalid("x has shape {}, expected [n, spatial..., c] with one to three spatial dimensions", to_string(x));
-  if (w.size() != x.size()) throw invalid("filters have shape {}, expected {} dimensions [o, kernel..., c / groups]", to_string(w), x.size());
-  Sizes s{.n = x[0], .c = x.back(), .o = w[0], .groups = attr_int(attrs, "groups", 1), .x = spatial_of(x), .kernel = spatial_of(w), .y = {}};
+  if (x.size() < 3)
+    throw invalid("x has shape {}, expected [n, spatial..., c] with one to three spatial dimensions", to_string(x));
+  if (w.size() != x.size())
+    throw invalid("filters have shape {}, expected {} dimensions [o, kernel..., c / groups]", to_string(w), x.size());
+  Sizes s{.n = x[0],
+          .c = x.back(),
+          .o = w[0],
+          .groups = attr_int(attrs, "groups", 1),
+          .x = spatial_of(x),
+          .kernel = spatial_of(w),
+          .y = {}};
   if (s.groups < 1 || s.c % s.groups || s.o % s.groups)
-    throw invalid("attribute 'groups' is {}, expected a divisor of {} input and {} output channels", s.groups, s.c, s.o);
+    throw invalid("attribute 'groups' is {}, expected a divisor of {} input and {} output channels", s.groups, s.c,
+                  s.o);
   if (w.back() * s.groups != s.c)
-    throw invalid("filters have shape {}: expected a last dimension of {} ({} input channels / {} groups)", to_string(w), s.c / s.groups, s.c, s.groups);
+    throw invalid("filters have shape {}: expected a last dimension of {} ({} input channels / {} groups)",
+                  to_string(w), s.c / s.groups, s.c, s.groups);
   s.y = window_output(s.x, s.kernel, read_window(attrs, s.x.size(), Dims(s.x.size(), 1)));
   return s;
 }
@@ -57,7 +67,8 @@ std::vector<TensorType> infer_grad_input(const OpView& v) {
   need_float(v, 0, "dy");
   need_dtype(v, 1, "w", in(v, 0).dtype);
   const Dims &dy = in_dims(v, 0), &w = in_dims(v, 1);
-  if (dy.size() < 3 || w.size() != dy.size()) throw invalid("dy {} and w {} do not belong to one convolution", to_string(dy), to_string(w));
+  if (dy.size() < 3 || w.size() != dy.size())
+    throw invalid("dy {} and w {} do not belong to one convolution", to_string(dy), to_string(w));
   const Dims x = with_spatial(dy[0], spatial_attr(v, dy.size() - 2), w.back() * attr_int(*v.attrs, "groups", 1));
   need_dims(v, 0, "dy", output_dims(sizes_of(*v.attrs, x, w)), "the output of this convolution");
   return {{in(v, 0).dtype, x}};
@@ -67,10 +78,12 @@ std::vector<TensorType> infer_grad_weight(const OpView& v) {
   need_float(v, 0, "x");
   need_dtype(v, 1, "dy", in(v, 0).dtype);
   const Dims &x = in_dims(v, 0), &dy = in_dims(v, 1);
-  if (x.size() < 3 || dy.size() != x.size()) throw invalid("x {} and dy {} do not belong to one convolution", to_string(x), to_string(dy));
+  if (x.size() < 3 || dy.size() != x.size())
+    throw invalid("x {} and dy {} do not belong to one convolution", to_string(x), to_string(dy));
   const int64_t groups = attr_int(*v.attrs, "groups", 1);
   const Dims& kernel = attr_ints(*v.attrs, "kernel");
-  if (kernel.size() != x.size() - 2) throw invalid("attribute 'kernel' has {} entries, expected {}", kernel.size(), x.size() - 2);
+  if (kernel.size() != x.size() - 2)
+    throw invalid("attribute 'kernel' has {} entries, expected {}", kernel.size(), x.size() - 2);
   if (groups < 1) throw invalid("attribute 'groups' is {}, expected > 0", groups);
   const Dims w = with_spatial(dy.back(), kernel, x.back() / groups);
   need_dims(v, 1, "dy", output_dims(sizes_of(*v.attrs, x, w)), "the output of this convolution");
@@ -92,7 +105,8 @@ Factors factors_conv(const OpView& v) {
     if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {digit(last), digit(last)}, {}, {0});
   } else {
     const int64_t og = s.o / s.groups, cg = s.c / s.groups;
-    add_factor(f, v, "groups", FactorKind::kFixed, s.groups, {digit(last, 1, cg), digit(0, 1, og), digit(0, 1, og)}, {digit(last, 1, og)});
+    add_factor(f, v, "groups", FactorKind::kFixed, s.groups, {digit(last, 1, cg), digit(0, 1, og), digit(0, 1, og)},
+               {digit(last, 1, og)});
   }
   if (!has(v, 2)) f.linear = {{0}, {1}};
   return f;
@@ -106,7 +120,8 @@ Factors factors_grad_input(const OpView& v) {
     add_factor(f, v, "c", FactorKind::kMap, cg, {kAbsent, digit(last)}, {digit(last)});
     add_factor(f, v, "o", FactorKind::kReduce, o, {digit(last), digit(0)}, {}, {0});
   } else {
-    add_factor(f, v, "groups", FactorKind::kFixed, groups, {digit(last, 1, o / groups), digit(0, 1, o / groups)}, {digit(last, 1, cg)});
+    add_factor(f, v, "groups", FactorKind::kFixed, groups, {digit(last, 1, o / groups), digit(0, 1, o / groups)},
+               {digit(last, 1, cg)});
   }
   f.linear = {{0}, {1}};
   return f;
@@ -116,14 +131,17 @@ Factors factors_grad_weight(const OpView& v) {
   const int last = rank_of(v, 0) - 1;
   const int64_t groups = attr_int(*v.attrs, "groups", 1), o = in_dims(v, 1).back(), c = in_dims(v, 0).back();
   const bool bias = attr_bool(*v.attrs, "bias");
-  if (bias) add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0, 1});
-  else add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0});
+  if (bias)
+    add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0, 1});
+  else
+    add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0});
   if (groups == 1) {
     add_factor(f, v, "o", FactorKind::kMap, o, {kAbsent, digit(last)}, {digit(0), digit(0)});
     if (!bias) add_factor(f, v, "c", FactorKind::kMap, c, {digit(last)}, {digit(last)});
   } else {
     const int64_t og = o / groups;
-    add_factor(f, v, "groups", FactorKind::kFixed, groups, {digit(last, 1, c / groups), digit(last, 1, og)}, {digit(0, 1, og), digit(0, 1, og)});
+    add_factor(f, v, "groups", FactorKind::kFixed, groups, {digit(last, 1, c / groups), digit(last, 1, og)},
+               {digit(0, 1, og), digit(0, 1, og)});
   }
   f.linear = {{1}};
   if (!bias) f.linear.push_back({0});
@@ -141,9 +159,11 @@ OpCost cost_grad_input(const OpView& v) { return {flops(in_dims(v, 0), in_dims(v
 OpCost cost_grad_weight(const OpView& v) { return {flops(in_dims(v, 1), v.outputs[0].dims), bytes_of(v)}; }
 
 std::vector<AttrSpec> attrs_with(std::vector<AttrSpec> more) {
-  std::vector<AttrSpec> all{ints_attr("strides", "per spatial dimension; empty: 1"), ints_attr("padding", "(low, high) per spatial dimension; empty: 0"),
-                            ints_attr("dilation", "of the kernel; empty: 1"),
-                            {.name = "groups", .type = AttrType::kInt, .fallback = int64_t{1}, .doc = "independent groups of channels"}};
+  std::vector<AttrSpec> all{
+      ints_attr("strides", "per spatial dimension; empty: 1"),
+      ints_attr("padding", "(low, high) per spatial dimension; empty: 0"),
+      ints_attr("dilation", "of the kernel; empty: 1"),
+      {.name = "groups", .type = AttrType::kInt, .fallback = int64_t{1}, .doc = "independent groups of channels"}};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -154,8 +174,10 @@ extern const OpDef op_def_conv, op_def_conv_grad_input, op_def_conv_grad_weight;
 
 const OpDef op_def_conv = {
     .name = "conv",
-    .doc = "Convolution (cross-correlation) of channels-last images in one to three spatial dimensions.\n"
-           "x [n, s..., c], w [o, k..., c / groups], bias [o]? -> y [n, s'..., o], s' = (s + low + high - dilation (k - 1) - 1) / stride + 1.",
+    .doc =
+        "Convolution (cross-correlation) of channels-last images in one to three spatial dimensions.\n"
+        "x [n, s..., c], w [o, k..., c / groups], bias [o]? -> y [n, s'..., o], s' = (s + low + high - dilation (k - "
+        "1) - 1) / stride + 1.",
     .inputs = {{"x"}, {"w"}, {"bias", PortKind::kOptional}},
     .outputs = {{"y"}},
     .attrs = attrs_with({}),
@@ -178,12 +200,17 @@ const OpDef op_def_conv_grad_input = {
 };
 const OpDef op_def_conv_grad_weight = {
     .name = "conv_grad_weight",
-    .doc = "Gradient of conv by its filters and bias.\nx [n, s..., c], dy [n, s'..., o] -> dw [o, k..., c / groups], dbias [o] when `bias`.",
+    .doc =
+        "Gradient of conv by its filters and bias.\nx [n, s..., c], dy [n, s'..., o] -> dw [o, k..., c / groups], "
+        "dbias [o] when `bias`.",
     .inputs = {{"x"}, {"dy"}},
     .outputs = {{"dw"}, {"dbias", PortKind::kOptional}},
     .attrs = attrs_with({ints_attr("kernel", "the spatial dimensions of w", true),
                          {.name = "bias", .type = AttrType::kBool, .fallback = false, .doc = "return dbias"},
-                         {.name = "out_dtype", .type = AttrType::kString, .fallback = std::string(), .doc = "dtype of the results; empty: that of x"}}),
+                         {.name = "out_dtype",
+                          .type = AttrType::kString,
+                          .fallback = std::string(),
+                          .doc = "dtype of the results; empty: that of x"}}),
     .infer = infer_grad_weight,
     .factors = factors_grad_weight,
     .cost = cost_grad_weight,

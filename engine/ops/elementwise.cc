@@ -1,4 +1,5 @@
-// Elementwise ops: numpy broadcasting, operands of one dtype. Each result element depends on one element of every operand.
+// Elementwise ops: numpy broadcasting, operands of one dtype. Each result element depends on one element of every
+// operand.
 #include <algorithm>
 #include <numbers>
 
@@ -27,8 +28,9 @@ void need_type(const OpView& v, int i, bool (*accepts)(DType)) {
 void need_one_dtype(const OpView& v, int i, int j) {
   if (in(v, i).dtype == in(v, j).dtype) return;
   const auto& ports = def(v.code).inputs;
-  throw invalid("operands '{}' ({}) and '{}' ({}) must have one dtype; cast one of them", ports[static_cast<size_t>(i)].name,
-                to_string(in(v, i)), ports[static_cast<size_t>(j)].name, to_string(in(v, j)));
+  throw invalid("operands '{}' ({}) and '{}' ({}) must have one dtype; cast one of them",
+                ports[static_cast<size_t>(i)].name, to_string(in(v, i)), ports[static_cast<size_t>(j)].name,
+                to_string(in(v, j)));
 }
 
 template <bool (*kAccepts)(DType)>
@@ -86,14 +88,16 @@ std::vector<TensorType> infer_fused(const OpView& v) {
     if (step.code == OpCode::k_dropout) attrs["rate"] = step.value;
     const TensorType type = infer(step.code, attrs, operands, std::vector<bool>(operands.size(), true)).front();
     if (type.dtype != step.dtype)
-      throw invalid("step '{}' gives {}, but the body says {}", def(step.code).name, name_of(type.dtype), name_of(step.dtype));
+      throw invalid("step '{}' gives {}, but the body says {}", def(step.code).name, name_of(type.dtype),
+                    name_of(step.dtype));
     values.push_back(type);
   }
   std::vector<TensorType> out;
   for (const int k : body.results) {
     out.push_back(values[static_cast<size_t>(k)]);
     if (out.back().dims != whole)
-      throw invalid("a result has shape {}, expected {}: that of all operands broadcast", to_string(out.back().dims), to_string(whole));
+      throw invalid("a result has shape {}, expected {}: that of all operands broadcast", to_string(out.back().dims),
+                    to_string(whole));
   }
   return out;
 }
@@ -174,7 +178,8 @@ template <OpCode kBeats>  // maximum: greater; minimum: less. Ties give half to 
 void grad_extremum(B& b) {
   const TensorId dy = b.grad();
   const TensorId zero = b.constant(0, dtype_of(b, dy));
-  const TensorId tie = b.emit(OpCode::k_where, {b.emit(OpCode::k_equal, {b.input(0), b.input(1)}), scaled(b, dy, 0.5), zero});
+  const TensorId tie =
+      b.emit(OpCode::k_where, {b.emit(OpCode::k_equal, {b.input(0), b.input(1)}), scaled(b, dy, 0.5), zero});
   for (const int i : {0, 1})
     if (b.wants(i)) set_reduced(b, i, b.emit(OpCode::k_where, {b.emit(kBeats, {b.input(i), b.input(1 - i)}), dy, tie}));
 }
@@ -237,9 +242,8 @@ OpCost cost_fused(const OpView& v) {
   return {2 * steps * output_elements(v), bytes_of(v)};
 }
 
-
-OpDef unary_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&), GradientRule gradient,
-                OpCost (*cost)(const OpView&) = nullptr, uint32_t flags = 0) {
+OpDef unary_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&),
+                GradientRule gradient, OpCost (*cost)(const OpView&) = nullptr, uint32_t flags = 0) {
   return {.name = name,
           .doc = doc,
           .inputs = {{"x"}},
@@ -253,9 +257,9 @@ OpDef unary_def(const char* name, const char* doc, std::vector<TensorType> (*inf
           .flags = kElementwise | flags};
 }
 
-OpDef binary_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&), GradientRule gradient,
-                 Factors (*factors)(const OpView&) = elementwise_factors, OpCost (*cost)(const OpView&) = nullptr,
-                 uint32_t flags = 0) {
+OpDef binary_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&),
+                 GradientRule gradient, Factors (*factors)(const OpView&) = elementwise_factors,
+                 OpCost (*cost)(const OpView&) = nullptr, uint32_t flags = 0) {
   return {.name = name,
           .doc = doc,
           .inputs = {{"a"}, {"b"}},
@@ -300,12 +304,15 @@ const OpDef op_def_add = binary_def("add", "a + b." NUMBERS, infer_binary<is_num
 const OpDef op_def_sub = binary_def("sub", "a - b." NUMBERS, infer_binary<is_number>, grad_sub, linear_together);
 const OpDef op_def_mul = binary_def("mul", "a * b." NUMBERS, infer_binary<is_number>, grad_mul, linear_in_each<0, 1>);
 const OpDef op_def_div = binary_def("div", "a / b." FLOATS, infer_binary<is_float>, grad_div, linear_in_each<0>);
-const OpDef op_def_pow = binary_def("pow", "a to the power of b; the gradient of b is 0 where a is 0." FLOATS, infer_binary<is_float>,
-                                    grad_pow, elementwise_factors, cost_transcendental, kComputeWide);
-const OpDef op_def_maximum = binary_def("maximum", "The larger of a and b; the gradient of a tie is half to each." NUMBERS,
-                                        infer_binary<is_number>, grad_extremum<OpCode::k_greater>);
-const OpDef op_def_minimum = binary_def("minimum", "The smaller of a and b; the gradient of a tie is half to each." NUMBERS,
-                                        infer_binary<is_number>, grad_extremum<OpCode::k_less>);
+const OpDef op_def_pow =
+    binary_def("pow", "a to the power of b; the gradient of b is 0 where a is 0." FLOATS, infer_binary<is_float>,
+               grad_pow, elementwise_factors, cost_transcendental, kComputeWide);
+const OpDef op_def_maximum =
+    binary_def("maximum", "The larger of a and b; the gradient of a tie is half to each." NUMBERS,
+               infer_binary<is_number>, grad_extremum<OpCode::k_greater>);
+const OpDef op_def_minimum =
+    binary_def("minimum", "The smaller of a and b; the gradient of a tie is half to each." NUMBERS,
+               infer_binary<is_number>, grad_extremum<OpCode::k_less>);
 const OpDef op_def_squared_difference = binary_def("squared_difference", "(a - b)^2." FLOATS, infer_binary<is_float>,
                                                    grad_squared_difference, elementwise_factors, nullptr, kComputeWide);
 
@@ -317,11 +324,13 @@ const OpDef op_def_greater = comparison_def("greater", "a > b." ANY_TO_BOOL, inf
 const OpDef op_def_greater_equal = comparison_def("greater_equal", "a >= b." ANY_TO_BOOL, infer_comparison<is_number>);
 const OpDef op_def_logical_and = comparison_def("logical_and", "a and b." ANY_TO_BOOL, infer_comparison<is_boolean>);
 const OpDef op_def_logical_or = comparison_def("logical_or", "a or b." ANY_TO_BOOL, infer_comparison<is_boolean>);
-const OpDef op_def_logical_not = unary_def("logical_not", "not x.\nbool -> bool.", infer_unary<is_boolean>, nullptr, nullptr, kNoGradient);
+const OpDef op_def_logical_not =
+    unary_def("logical_not", "not x.\nbool -> bool.", infer_unary<is_boolean>, nullptr, nullptr, kNoGradient);
 
 const OpDef op_def_where = {
     .name = "where",
-    .doc = "a where the condition holds, else b.\nNumpy broadcasting of all three; condition bool, a and b of one dtype.",
+    .doc =
+        "a where the condition holds, else b.\nNumpy broadcasting of all three; condition bool, a and b of one dtype.",
     .inputs = {{"condition"}, {"a"}, {"b"}},
     .outputs = {{"y"}},
     .attrs = {},
@@ -334,7 +343,9 @@ const OpDef op_def_where = {
 };
 const OpDef op_def_cast = {
     .name = "cast",
-    .doc = "x in another dtype: to nearest even between floats, towards zero to integers, x != 0 to bool.\nAny shape and dtype.",
+    .doc =
+        "x in another dtype: to nearest even between floats, towards zero to integers, x != 0 to bool.\nAny shape and "
+        "dtype.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {{"dtype", AttrType::kString, std::string(), true, "of the result: f32, bf16, ..."}},
@@ -346,50 +357,63 @@ const OpDef op_def_cast = {
     .flags = kElementwise,
 };
 const OpDef op_def_stop_gradient =
-    unary_def("stop_gradient", "x, through which no gradient passes.\nAny shape and dtype.", infer_unary<is_any>, nullptr, nullptr, kNoGradient);
+    unary_def("stop_gradient", "x, through which no gradient passes.\nAny shape and dtype.", infer_unary<is_any>,
+              nullptr, nullptr, kNoGradient);
 const OpDef op_def_neg = [] {
   OpDef d = unary_def("neg", "-x.\nAny shape; number types.", infer_unary<is_number>, grad_neg);
   d.factors = linear_in_each<0>;
   return d;
 }();
-const OpDef op_def_abs = unary_def("abs", "|x|; gradient 0 at 0.\nAny shape; number types.", infer_unary<is_number>, grad_abs);
+const OpDef op_def_abs =
+    unary_def("abs", "|x|; gradient 0 at 0.\nAny shape; number types.", infer_unary<is_number>, grad_abs);
 const OpDef op_def_sign =
     unary_def("sign", "-1, 0 or 1.\nAny shape; number types.", infer_unary<is_number>, nullptr, nullptr, kNoGradient);
-const OpDef op_def_floor =
-    unary_def("floor", "The largest integer not above x.\nAny shape; floating point.", infer_unary<is_float>, nullptr, nullptr, kNoGradient);
+const OpDef op_def_floor = unary_def("floor", "The largest integer not above x.\nAny shape; floating point.",
+                                     infer_unary<is_float>, nullptr, nullptr, kNoGradient);
 
 #define SHAPE "\nAny shape; floating point."
 const OpDef op_def_square = unary_def("square", "x^2.\nAny shape; number types.", infer_unary<is_number>, grad_square);
 const OpDef op_def_reciprocal = unary_def("reciprocal", "1 / x." SHAPE, infer_unary<is_float>, grad_reciprocal);
-const OpDef op_def_exp = unary_def("exp", "e^x." SHAPE, infer_unary<is_float>, grad_exp, cost_transcendental, kComputeWide);
-const OpDef op_def_log = unary_def("log", "Natural logarithm." SHAPE, infer_unary<is_float>, grad_log, cost_transcendental, kComputeWide);
-const OpDef op_def_log1p = unary_def("log1p", "log(1 + x), exact near 0." SHAPE, infer_unary<is_float>, grad_log1p, cost_transcendental, kComputeWide);
+const OpDef op_def_exp =
+    unary_def("exp", "e^x." SHAPE, infer_unary<is_float>, grad_exp, cost_transcendental, kComputeWide);
+const OpDef op_def_log =
+    unary_def("log", "Natural logarithm." SHAPE, infer_unary<is_float>, grad_log, cost_transcendental, kComputeWide);
+const OpDef op_def_log1p = unary_def("log1p", "log(1 + x), exact near 0." SHAPE, infer_unary<is_float>, grad_log1p,
+                                     cost_transcendental, kComputeWide);
 const OpDef op_def_sqrt = unary_def("sqrt", "Square root." SHAPE, infer_unary<is_float>, grad_sqrt);
 const OpDef op_def_rsqrt = unary_def("rsqrt", "1 / sqrt(x)." SHAPE, infer_unary<is_float>, grad_rsqrt);
 const OpDef op_def_sin = unary_def("sin", "Sine." SHAPE, infer_unary<is_float>, grad_sin, cost_transcendental);
 const OpDef op_def_cos = unary_def("cos", "Cosine." SHAPE, infer_unary<is_float>, grad_cos, cost_transcendental);
-const OpDef op_def_erf = unary_def("erf", "Error function." SHAPE, infer_unary<is_float>, grad_erf, cost_transcendental);
-const OpDef op_def_tanh = unary_def("tanh", "Hyperbolic tangent." SHAPE, infer_unary<is_float>, grad_tanh, cost_transcendental);
-const OpDef op_def_sigmoid = unary_def("sigmoid", "1 / (1 + exp(-x))." SHAPE, infer_unary<is_float>, grad_sigmoid, cost_transcendental);
-const OpDef op_def_softplus =
-    unary_def("softplus", "log(1 + exp(x)), without overflow." SHAPE, infer_unary<is_float>, grad_softplus, cost_transcendental, kComputeWide);
+const OpDef op_def_erf =
+    unary_def("erf", "Error function." SHAPE, infer_unary<is_float>, grad_erf, cost_transcendental);
+const OpDef op_def_tanh =
+    unary_def("tanh", "Hyperbolic tangent." SHAPE, infer_unary<is_float>, grad_tanh, cost_transcendental);
+const OpDef op_def_sigmoid =
+    unary_def("sigmoid", "1 / (1 + exp(-x))." SHAPE, infer_unary<is_float>, grad_sigmoid, cost_transcendental);
+const OpDef op_def_softplus = unary_def("softplus", "log(1 + exp(x)), without overflow." SHAPE, infer_unary<is_float>,
+                                        grad_softplus, cost_transcendental, kComputeWide);
 const OpDef op_def_relu = unary_def("relu", "max(x, 0); gradient 0 at 0." SHAPE, infer_unary<is_float>, grad_relu);
-const OpDef op_def_gelu = unary_def("gelu", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of GELU." SHAPE,
-                                    infer_unary<is_float>, grad_activation<OpCode::k_gelu_grad>, cost_transcendental);
-const OpDef op_def_gelu_erf = unary_def("gelu_erf", "0.5 x (1 + erf(x / sqrt(2))): the exact GELU." SHAPE, infer_unary<is_float>,
-                                        grad_activation<OpCode::k_gelu_erf_grad>, cost_transcendental);
-const OpDef op_def_silu = unary_def("silu", "x sigmoid(x)." SHAPE, infer_unary<is_float>, grad_activation<OpCode::k_silu_grad>,
-                                    cost_transcendental);
+const OpDef op_def_gelu =
+    unary_def("gelu", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of GELU." SHAPE,
+              infer_unary<is_float>, grad_activation<OpCode::k_gelu_grad>, cost_transcendental);
+const OpDef op_def_gelu_erf =
+    unary_def("gelu_erf", "0.5 x (1 + erf(x / sqrt(2))): the exact GELU." SHAPE, infer_unary<is_float>,
+              grad_activation<OpCode::k_gelu_erf_grad>, cost_transcendental);
+const OpDef op_def_silu = unary_def("silu", "x sigmoid(x)." SHAPE, infer_unary<is_float>,
+                                    grad_activation<OpCode::k_silu_grad>, cost_transcendental);
 
-const OpDef op_def_relu_grad = activation_grad_def("relu_grad", "dy where y > 0, else 0.\ny: result of relu." SHAPE, "y");
+const OpDef op_def_relu_grad =
+    activation_grad_def("relu_grad", "dy where y > 0, else 0.\ny: result of relu." SHAPE, "y");
 const OpDef op_def_gelu_grad = activation_grad_def("gelu_grad", "Gradient of gelu at x times dy." SHAPE, "x");
-const OpDef op_def_gelu_erf_grad = activation_grad_def("gelu_erf_grad", "Gradient of gelu_erf at x times dy." SHAPE, "x");
+const OpDef op_def_gelu_erf_grad =
+    activation_grad_def("gelu_erf_grad", "Gradient of gelu_erf at x times dy." SHAPE, "x");
 const OpDef op_def_silu_grad = activation_grad_def("silu_grad", "Gradient of silu at x times dy." SHAPE, "x");
 
 const OpDef op_def_bce_with_logits = {
     .name = "bce_with_logits",
-    .doc = "Binary cross entropy of logits x against targets in [0, 1]: max(x, 0) - x t + log(1 + exp(-|x|)).\n"
-           "Numpy broadcasting; floating point of one dtype -> the accumulate dtype.",
+    .doc =
+        "Binary cross entropy of logits x against targets in [0, 1]: max(x, 0) - x t + log(1 + exp(-|x|)).\n"
+        "Numpy broadcasting; floating point of one dtype -> the accumulate dtype.",
     .inputs = {{"x"}, {"target"}},
     .outputs = {{"loss"}},
     .attrs = {},
@@ -403,8 +427,9 @@ const OpDef op_def_bce_with_logits = {
 
 const OpDef op_def_fused = {
     .name = "fused",
-    .doc = "A chain of elementwise ops in one pass over memory (ops/fused.h).\n"
-           "Numpy broadcasting of all operands; every result has the shape of all operands broadcast.",
+    .doc =
+        "A chain of elementwise ops in one pass over memory (ops/fused.h).\n"
+        "Numpy broadcasting of all operands; every result has the shape of all operands broadcast.",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y", PortKind::kVariadic}},
     .attrs = {{"ops", AttrType::kInts, std::vector<int64_t>(), true, "the steps, encoded"},

@@ -48,7 +48,8 @@ Factors factors_embedding_grad(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 1);
   for (int d = 0; d < n; ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[static_cast<size_t>(d)], {digit(d), digit(d)}, {}, {0});
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[static_cast<size_t>(d)],
+               {digit(d), digit(d)}, {}, {0});
   add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {digit(n)}, {digit(1)});
   f.linear = {{0}};
   return f;
@@ -97,8 +98,9 @@ extern const OpDef op_def_embedding, op_def_embedding_grad, op_def_rotary;
 
 const OpDef op_def_embedding = {
     .name = "embedding",
-    .doc = "Looks up rows of a table.\n"
-           "table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [0, v) give rows of zeros.",
+    .doc =
+        "Looks up rows of a table.\n"
+        "table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [0, v) give rows of zeros.",
     .inputs = {{"table"}, {"ids"}},
     .outputs = {{"y"}},
     .infer = infer_embedding,
@@ -110,12 +112,18 @@ const OpDef op_def_embedding = {
 
 const OpDef op_def_embedding_grad = {
     .name = "embedding_grad",
-    .doc = "Gradient of embedding: rows of dy are added to the rows of the table that they came from, in order of occurrence.\n"
-           "dy [..., d], ids [...] -> dtable [rows, d].",
+    .doc =
+        "Gradient of embedding: rows of dy are added to the rows of the table that they came from, in order of "
+        "occurrence.\n"
+        "dy [..., d], ids [...] -> dtable [rows, d].",
     .inputs = {{"dy"}, {"ids"}},
     .outputs = {{"dtable"}},
-    .attrs = {{.name = "rows", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "rows of the table"},
-              {.name = "out_dtype", .type = AttrType::kString, .fallback = std::string(), .doc = "dtype of dtable; empty: that of dy"}},
+    .attrs =
+        {{.name = "rows", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "rows of the table"},
+         {.name = "out_dtype",
+          .type = AttrType::kString,
+          .fallback = std::string(),
+          .doc = "dtype of dtable; empty: that of dy"}},
     .infer = infer_embedding_grad,
     .factors = factors_embedding_grad,
     .flags = kInternal,
@@ -123,14 +131,21 @@ const OpDef op_def_embedding_grad = {
 
 const OpDef op_def_rotary = {
     .name = "rotary",
-    .doc = "Rotary position embedding (Su et al., RoFormer, 2021): rotates pairs of a head by position times base^(-2 i / d).\n"
-           "x [b, t, h, d] -> y, same. Pairs are (i, i + d/2), or (2 i, 2 i + 1) when interleaved. Position is the index along t.",
+    .doc =
+        "Rotary position embedding (Su et al., RoFormer, 2021): rotates pairs of a head by position times base^(-2 i / "
+        "d).\n"
+        "x [b, t, h, d] -> y, same. Pairs are (i, i + d/2), or (2 i, 2 i + 1) when interleaved. Position is the index "
+        "along t.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
-    .attrs = {{.name = "base", .type = AttrType::kFloat, .fallback = 10000.0, .doc = "wavelength base"},
-              {.name = "heads", .type = AttrType::kInt, .fallback = int64_t{-1}, .doc = "rotate the first `heads` only; -1: all"},
-              {.name = "interleaved", .type = AttrType::kBool, .fallback = false, .doc = "pairs are neighbours"},
-              {.name = "inverse", .type = AttrType::kBool, .fallback = false, .doc = "rotate backwards (the gradient)"}},
+    .attrs =
+        {{.name = "base", .type = AttrType::kFloat, .fallback = 10000.0, .doc = "wavelength base"},
+         {.name = "heads",
+          .type = AttrType::kInt,
+          .fallback = int64_t{-1},
+          .doc = "rotate the first `heads` only; -1: all"},
+         {.name = "interleaved", .type = AttrType::kBool, .fallback = false, .doc = "pairs are neighbours"},
+         {.name = "inverse", .type = AttrType::kBool, .fallback = false, .doc = "rotate backwards (the gradient)"}},
     .infer = infer_rotary,
     .gradient = gradient_rotary,
     .factors = factors_rotary,

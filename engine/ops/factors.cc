@@ -21,9 +21,10 @@ std::vector<std::string> split(std::string_view text, char at) {
   }
 }
 
-// The names of one operand's dimensions. "..." stands for the leading dimensions, aligned from the right as broadcasting
-// does: the last of them is "b", then "b1", "b2" outwards.
-std::vector<std::string> names_of(const std::string& text, const OpView& view, const TensorType& type, const char* what, size_t index) {
+// The names of one operand's dimensions. "..." stands for the leading dimensions, aligned from the right as
+// broadcasting does: the last of them is "b", then "b1", "b2" outwards.
+std::vector<std::string> names_of(const std::string& text, const OpView& view, const TensorType& type, const char* what,
+                                  size_t index) {
   std::vector<std::string> names = split(text, ' ');
   const auto dots = std::find(names.begin(), names.end(), "...");
   if (dots != names.end()) {
@@ -35,8 +36,8 @@ std::vector<std::string> names_of(const std::string& text, const OpView& view, c
     names.insert(at, batch.begin(), batch.end());
   }
   if (names.size() != type.dims.size())
-    throw internal("factors '{}' of {} name {} dimensions, {} {} has shape {}", text, def(view.code).name, names.size(), what, index,
-                   to_string(type.dims));
+    throw internal("factors '{}' of {} name {} dimensions, {} {} has shape {}", text, def(view.code).name, names.size(),
+                   what, index, to_string(type.dims));
   return names;
 }
 
@@ -79,14 +80,15 @@ Factors parse_factors(std::string_view text, const OpView& view) {
   WHALE_CHECK(no_inputs || left.size() >= view.inputs.size(), "parse_factors: fewer operands than the op has");
   WHALE_CHECK(right.size() >= view.outputs.size(), "parse_factors: fewer results than the op has");
   Factors factors;
-  const auto read = [&](const std::vector<std::string>& texts, const std::vector<TensorType>& types, std::vector<Digit> Factor::*side,
-                        const char* what) {
+  const auto read = [&](const std::vector<std::string>& texts, const std::vector<TensorType>& types,
+                        std::vector<Digit> Factor::*side, const char* what) {
     for (size_t i = 0; i < types.size(); ++i) {
       if (split(texts[i], ' ') == std::vector<std::string>{"_"}) continue;
       if (side == &Factor::inputs && !view.present[i]) continue;
       const std::vector<std::string> names = names_of(texts[i], view, types[i], what, i);
       for (size_t d = 0; d < names.size(); ++d)
-        if (names[d] != ".") enter(factor_named(factors, view, names[d]), side, i, static_cast<int>(d), types[i].dims[d]);
+        if (names[d] != ".")
+          enter(factor_named(factors, view, names[d]), side, i, static_cast<int>(d), types[i].dims[d]);
     }
   };
   read(left, view.inputs, &Factor::inputs, "operand");

@@ -25,8 +25,8 @@ Attrs encode(const FusedBody& body, int inputs) {
   std::vector<int64_t> ops{static_cast<int64_t>(body.steps.size())};
   std::vector<double> values;
   for (const FusedStep& step : body.steps) {
-    ops.insert(ops.end(), {static_cast<int64_t>(step.code), static_cast<int64_t>(step.dtype), static_cast<int64_t>(step.key),
-                           static_cast<int64_t>(step.operands.size())});
+    ops.insert(ops.end(), {static_cast<int64_t>(step.code), static_cast<int64_t>(step.dtype),
+                           static_cast<int64_t>(step.key), static_cast<int64_t>(step.operands.size())});
     ops.insert(ops.end(), step.operands.begin(), step.operands.end());
     values.push_back(step.value);
   }
@@ -44,25 +44,29 @@ FusedBody decode(const Attrs& attrs, int inputs) {
   const int64_t size = static_cast<int64_t>(in.data.size());
   const int64_t count = in.next("the number of steps", 1, size / 4);  // a step takes at least four entries
   if (values == nullptr || static_cast<int64_t>(values->size()) != count)
-    throw invalid("attribute 'values' has {} entries, expected {}: one for each step", values ? values->size() : 0, count);
+    throw invalid("attribute 'values' has {} entries, expected {}: one for each step", values ? values->size() : 0,
+                  count);
   for (int64_t i = 0; i < count; ++i) {
     FusedStep step;
     const int64_t number = in.next("an op number", 0, UINT16_MAX);
     if (!is_valid_op(static_cast<int>(number))) throw invalid("attribute 'ops': no op has number {}", number);
     step.code = static_cast<OpCode>(number);
     const bool fusable = step.code == OpCode::k_dropout || has_flag(step.code, kElementwise);
-    if (!fusable || step.code == OpCode::k_fused) throw invalid("attribute 'ops': {} is not elementwise", def(step.code).name);
+    if (!fusable || step.code == OpCode::k_fused)
+      throw invalid("attribute 'ops': {} is not elementwise", def(step.code).name);
     const int64_t dtype = in.next("a dtype", 0, UINT8_MAX);
     if (!is_valid_dtype(static_cast<int>(dtype))) throw invalid("attribute 'ops': dtype number {} is unknown", dtype);
     step.dtype = static_cast<DType>(dtype);
     step.key = static_cast<uint64_t>(in.next("a key"));
     const auto wanted = static_cast<int64_t>(def(step.code).inputs.size());
     const int64_t operands = in.next("an operand count", wanted, wanted);
-    for (int64_t k = 0; k < operands; ++k) step.operands.push_back(static_cast<int>(in.next("an operand", 0, inputs + i - 1)));
+    for (int64_t k = 0; k < operands; ++k)
+      step.operands.push_back(static_cast<int>(in.next("an operand", 0, inputs + i - 1)));
     step.value = (*values)[static_cast<size_t>(i)];
     body.steps.push_back(std::move(step));
   }
-  while (in.at < in.data.size()) body.results.push_back(static_cast<int>(in.next("a result", inputs, inputs + count - 1)));
+  while (in.at < in.data.size())
+    body.results.push_back(static_cast<int>(in.next("a result", inputs, inputs + count - 1)));
   if (body.results.empty()) throw invalid("attribute 'ops' names no results");
   return body;
 }

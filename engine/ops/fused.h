@@ -10,18 +10,19 @@ namespace whale {
 
 struct FusedStep {
   OpCode code{};
-  DType dtype = DType::kF32;   // of the result
-  std::vector<int> operands;   // at most 3
-  double value = 0;            // dropout: rate; pow etc.: unused
-  uint64_t key = 0;            // dropout
+  DType dtype = DType::kF32;  // of the result
+  std::vector<int> operands;  // at most 3
+  double value = 0;           // dropout: rate; pow etc.: unused
+  uint64_t key = 0;           // dropout
 };
 
 struct FusedBody {
   std::vector<FusedStep> steps;
-  std::vector<int> results;    // operand numbers that are outputs of the fused op
+  std::vector<int> results;  // operand numbers that are outputs of the fused op
 };
 
-// As attributes: "ops" ints [count, (code, dtype, key, operand count, operands...)*, results...], "values" floats (one per step).
+// As attributes: "ops" ints [count, (code, dtype, key, operand count, operands...)*, results...], "values" floats (one
+// per step).
 Attrs encode(const FusedBody& body, int inputs);
 FusedBody decode(const Attrs& attrs, int inputs);  // throws on malformed data
 

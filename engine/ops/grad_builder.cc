@@ -36,7 +36,8 @@ TensorId GradBuilder::emit(OpCode code, std::vector<TensorId> inputs, Attrs attr
 }
 
 TensorId GradBuilder::constant(double value, DType dtype) {
-  return emit(OpCode::k_fill, {}, {{"shape", std::vector<int64_t>{}}, {"value", value}, {"dtype", std::string(name_of(dtype))}});
+  return emit(OpCode::k_fill, {},
+              {{"shape", std::vector<int64_t>{}}, {"value", value}, {"dtype", std::string(name_of(dtype))}});
 }
 
 TensorId GradBuilder::reshape(TensorId a, const Dims& to) {

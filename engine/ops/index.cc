@@ -13,7 +13,8 @@ int64_t positive(const OpView& v, const char* name) {
 }
 
 void need_number(const OpView& v, int i, const char* name) {
-  if (in(v, i).dtype == DType::kBool) throw invalid("operand '{}' is {}, expected a number type", name, to_string(in(v, i)));
+  if (in(v, i).dtype == DType::kBool)
+    throw invalid("operand '{}' is {}, expected a number type", name, to_string(in(v, i)));
 }
 
 std::string dim_name(int d) { return "d" + std::to_string(d); }
@@ -33,7 +34,8 @@ std::vector<TensorType> infer_gather(const OpView& v) {
 // dy has the shape of gather's result; `size` stands where the dimensions of the indices were.
 int grad_axis(const OpView& v) {
   if (rank_of(v, 0) < rank_of(v, 1))
-    throw invalid("operand 'dy' {} has a lower rank than 'indices' {}", to_string(in_dims(v, 0)), to_string(in_dims(v, 1)));
+    throw invalid("operand 'dy' {} has a lower rank than 'indices' {}", to_string(in_dims(v, 0)),
+                  to_string(in_dims(v, 1)));
   return normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size() - in_dims(v, 1).size() + 1);
 }
 
@@ -43,14 +45,16 @@ std::vector<TensorType> infer_gather_grad(const OpView& v) {
   const int axis = grad_axis(v);
   const Dims &dy = in_dims(v, 0), &ids = in_dims(v, 1);
   if (!std::equal(ids.begin(), ids.end(), dy.begin() + axis))
-    throw invalid("operand 'dy' {} does not hold the dimensions of 'indices' {} from dimension {}", to_string(dy), to_string(ids), axis);
+    throw invalid("operand 'dy' {} does not hold the dimensions of 'indices' {} from dimension {}", to_string(dy),
+                  to_string(ids), axis);
   Dims out(dy.begin(), dy.begin() + axis);
   out.push_back(positive(v, "size"));
   out.insert(out.end(), dy.begin() + axis + static_cast<int>(ids.size()), dy.end());
   return {{in(v, 0).dtype, out}};
 }
 
-// Dimensions of the large side (gather's result, dy) and the small one (x, dx), without the axis; those of the indices by `index`.
+// Dimensions of the large side (gather's result, dy) and the small one (x, dx), without the axis; those of the indices
+// by `index`.
 template <class Outer, class Index>
 void gather_dims(int axis, int indices, int large_rank, Outer outer, Index index) {
   for (int d = 0; d < large_rank; ++d) {
@@ -71,7 +75,9 @@ Factors factors_gather(const OpView& v) {
   gather_dims(
       axis, rank_of(v, 1), static_cast<int>(out.size()),
       [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {digit(x)}, {digit(y)}); },
-      [&](int y, int i) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {kAbsent, digit(i)}, {digit(y)}); });
+      [&](int y, int i) {
+        add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {kAbsent, digit(i)}, {digit(y)});
+      });
   f.linear = {{0}};
   return f;
 }
@@ -83,7 +89,9 @@ Factors factors_gather_grad(const OpView& v) {
   gather_dims(
       grad_axis(v), rank_of(v, 1), rank_of(v, 0),
       [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {digit(y)}, {digit(x)}); },
-      [&](int y, int i) { add_factor(f, v, dim_name(y), FactorKind::kReduce, extent(y), {digit(y), digit(i)}, {}, {0}); });
+      [&](int y, int i) {
+        add_factor(f, v, dim_name(y), FactorKind::kReduce, extent(y), {digit(y), digit(i)}, {}, {0});
+      });
   f.linear = {{0}};
   return f;
 }
@@ -116,7 +124,8 @@ std::vector<TensorType> infer_top_k(const OpView& v) {
   Dims out = in_dims(v, 0);
   const int64_t k = positive(v, "k");
   if (k > out.back() || out.back() > INT32_MAX)
-    throw invalid("attribute 'k' is {}, expected 1 to {}: the last dimension of {}", k, out.back(), to_string(in_dims(v, 0)));
+    throw invalid("attribute 'k' is {}, expected 1 to {}: the last dimension of {}", k, out.back(),
+                  to_string(in_dims(v, 0)));
   out.back() = k;
   return {{in(v, 0).dtype, out}, {DType::kI32, out}};
 }
@@ -139,7 +148,8 @@ std::vector<TensorType> infer_top_k_grad(const OpView& v) {
   need_dims(v, 1, "indices", in_dims(v, 0), "the shape of dvalues");
   Dims out = in_dims(v, 0);
   const int64_t size = positive(v, "size");
-  if (size < out.back()) throw invalid("attribute 'size' is {}, expected at least {}: the number of values", size, out.back());
+  if (size < out.back())
+    throw invalid("attribute 'size' is {}, expected at least {}: the number of values", size, out.back());
   out.back() = size;
   return {{in(v, 0).dtype, out}};
 }
@@ -161,8 +171,9 @@ OpCost cost_gather(const OpView& v) {
 
 const OpDef op_def_gather = {
     .name = "gather",
-    .doc = "Slices of x along an axis, chosen by indices; an index out of range is an error of the step.\n"
-           "x [any shape], indices i32/i64 [...] -> x.dims[:axis] + indices.dims + x.dims[axis+1:].",
+    .doc =
+        "Slices of x along an axis, chosen by indices; an index out of range is an error of the step.\n"
+        "x [any shape], indices i32/i64 [...] -> x.dims[:axis] + indices.dims + x.dims[axis+1:].",
     .inputs = {{"x"}, {"indices"}},
     .outputs = {{"y"}},
     .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of x"}},
@@ -175,8 +186,9 @@ const OpDef op_def_gather = {
 };
 const OpDef op_def_gather_grad = {
     .name = "gather_grad",
-    .doc = "Zeros, to which each slice of dy is added at its index.\n"
-           "dy of gather's result, indices -> dx, with extent `size` along the axis.",
+    .doc =
+        "Zeros, to which each slice of dy is added at its index.\n"
+        "dy of gather's result, indices -> dx, with extent `size` along the axis.",
     .inputs = {{"dy"}, {"indices"}},
     .outputs = {{"dx"}},
     .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of dx"},
@@ -190,7 +202,9 @@ const OpDef op_def_gather_grad = {
 };
 const OpDef op_def_one_hot = {
     .name = "one_hot",
-    .doc = "1 at the index along a new last dimension, else 0; indices outside of it give zeros.\nindices i32/i64 [...] -> y [..., depth].",
+    .doc =
+        "1 at the index along a new last dimension, else 0; indices outside of it give zeros.\nindices i32/i64 [...] "
+        "-> y [..., depth].",
     .inputs = {{"indices"}},
     .outputs = {{"y"}},
     .attrs = {{"depth", AttrType::kInt, int64_t{0}, true, "extent of the new dimension"},
@@ -204,8 +218,9 @@ const OpDef op_def_one_hot = {
 };
 const OpDef op_def_top_k = {
     .name = "top_k",
-    .doc = "The k largest elements of the last dimension, descending, ties to the lowest index.\n"
-           "x [..., n] -> values [..., k], indices i32 [..., k].",
+    .doc =
+        "The k largest elements of the last dimension, descending, ties to the lowest index.\n"
+        "x [..., n] -> values [..., k], indices i32 [..., k].",
     .inputs = {{"x"}},
     .outputs = {{"values"}, {"indices"}},
     .attrs = {{"k", AttrType::kInt, int64_t{1}, true, "how many"}},

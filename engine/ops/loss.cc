@@ -5,9 +5,14 @@
 namespace whale {
 namespace {
 
-const std::vector<AttrSpec> kAttrs = {
-    {.name = "ignore_index", .type = AttrType::kInt, .fallback = int64_t{-100}, .doc = "rows with this label have loss and gradient 0"},
-    {.name = "label_smoothing", .type = AttrType::kFloat, .fallback = 0.0, .doc = "weight of the uniform distribution in the target"}};
+const std::vector<AttrSpec> kAttrs = {{.name = "ignore_index",
+                                       .type = AttrType::kInt,
+                                       .fallback = int64_t{-100},
+                                       .doc = "rows with this label have loss and gradient 0"},
+                                      {.name = "label_smoothing",
+                                       .type = AttrType::kFloat,
+                                       .fallback = 0.0,
+                                       .doc = "weight of the uniform distribution in the target"}};
 
 void check_smoothing(const OpView& v) {
   const double s = attr_float(*v.attrs, "label_smoothing");
@@ -26,7 +31,8 @@ std::vector<TensorType> infer_cross_entropy(const OpView& v) {
 }
 
 void gradient_cross_entropy(GradBuilder& b) {
-  if (b.grad(1) != kNone) throw unimplemented("cross_entropy: the result 'lse' has no gradient; compute it with log and reduce_sum");
+  if (b.grad(1) != kNone)
+    throw unimplemented("cross_entropy: the result 'lse' has no gradient; compute it with log and reduce_sum");
   if (!b.wants(0)) return;
   b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(1)}, b.op().attrs));
 }
@@ -67,9 +73,11 @@ extern const OpDef op_def_cross_entropy, op_def_cross_entropy_grad;
 
 const OpDef op_def_cross_entropy = {
     .name = "cross_entropy",
-    .doc = "Cross entropy of softmax(logits) and integer labels, one value a row, with label smoothing.\n"
-           "logits [..., v], labels i32/i64 [...] -> loss [...] (0 where ignored), lse [...] (log of the sum of exponentials), both in the "
-           "accumulate dtype. Take the mean over counted rows yourself.",
+    .doc =
+        "Cross entropy of softmax(logits) and integer labels, one value a row, with label smoothing.\n"
+        "logits [..., v], labels i32/i64 [...] -> loss [...] (0 where ignored), lse [...] (log of the sum of "
+        "exponentials), both in the "
+        "accumulate dtype. Take the mean over counted rows yourself.",
     .inputs = {{"logits"}, {"labels"}},
     .outputs = {{"loss"}, {"lse"}},
     .attrs = kAttrs,
@@ -80,8 +88,9 @@ const OpDef op_def_cross_entropy = {
 };
 const OpDef op_def_cross_entropy_grad = {
     .name = "cross_entropy_grad",
-    .doc = "Gradient of cross_entropy: dloss * (softmax(logits) - target).\n"
-           "dloss [...], logits [..., v], labels [...], lse [...] -> dlogits, like logits; may overwrite them.",
+    .doc =
+        "Gradient of cross_entropy: dloss * (softmax(logits) - target).\n"
+        "dloss [...], logits [..., v], labels [...], lse [...] -> dlogits, like logits; may overwrite them.",
     .inputs = {{"dloss"}, {"logits"}, {"labels"}, {"lse"}},
     .outputs = {{"dlogits"}},
     .attrs = kAttrs,

@@ -26,8 +26,8 @@ Product product(const OpView& v) {
   const auto [m, k] = matrix(v, 0, ta);
   const auto [k2, n] = matrix(v, 1, tb);
   if (k != k2)
-    throw invalid("a {}{} and b {}{} do not multiply: a sums over {} and b over {}", to_string(in_dims(v, 0)), ta ? " transposed" : "",
-                  to_string(in_dims(v, 1)), tb ? " transposed" : "", k, k2);
+    throw invalid("a {}{} and b {}{} do not multiply: a sums over {} and b over {}", to_string(in_dims(v, 0)),
+                  ta ? " transposed" : "", to_string(in_dims(v, 1)), tb ? " transposed" : "", k, k2);
   return {leading(leading(in_dims(v, 0))), m, k, n};
 }
 
@@ -52,8 +52,8 @@ std::vector<TensorType> infer_matmul(const OpView& v) {
   need_products(v, 0, 1);
   const Product p = product(v);
   if (rank_of(v, 1) != 2 && leading(leading(in_dims(v, 1))) != p.batch)
-    throw invalid("leading dimensions of a {} and b {} differ; expected equal ones, or b of rank 2", to_string(in_dims(v, 0)),
-                  to_string(in_dims(v, 1)));
+    throw invalid("leading dimensions of a {} and b {} differ; expected equal ones, or b of rank 2",
+                  to_string(in_dims(v, 0)), to_string(in_dims(v, 1)));
   if (has(v, 2)) {
     need_dims(v, 2, "bias", {p.n}, "the columns of b");
     need_scale_dtype(v, 2, "bias", in(v, 0).dtype);
@@ -70,7 +70,8 @@ std::vector<TensorType> infer_weight_grad(const OpView& v) {
   need_products(v, 0, 1);
   const Dims &a = in_dims(v, 0), &dy = in_dims(v, 1);
   if (leading(a) != leading(dy))
-    throw invalid("a {} and dy {} differ before the last dimension; expected [..., m, k] and [..., m, n]", to_string(a), to_string(dy));
+    throw invalid("a {} and dy {} differ before the last dimension; expected [..., m, k] and [..., m, n]", to_string(a),
+                  to_string(dy));
   const DType t = result_dtype(v);
   Dims dw{a.back(), dy.back()};
   if (attr_bool(*v.attrs, "transpose")) std::swap(dw[0], dw[1]);
@@ -90,7 +91,8 @@ Factors factors_matmul(const OpView& v) {
   const bool shared = rank_of(v, 1) == 2;
   const int b0 = shared ? 0 : batch;  // where b's matrix begins
   for (int d = 0; d < batch; ++d)
-    add_factor(f, v, batch_name(d), FactorKind::kMap, p.batch[static_cast<size_t>(d)], {digit(d), shared ? kAbsent : digit(d)}, {digit(d)});
+    add_factor(f, v, batch_name(d), FactorKind::kMap, p.batch[static_cast<size_t>(d)],
+               {digit(d), shared ? kAbsent : digit(d)}, {digit(d)});
   add_factor(f, v, "m", FactorKind::kMap, p.m, {digit(batch + (ta ? 1 : 0))}, {digit(batch)});
   add_factor(f, v, "n", FactorKind::kMap, p.n, {kAbsent, digit(b0 + (tb ? 0 : 1)), digit(0)}, {digit(batch + 1)});
   // A bias or an activation works on the whole sum, so a partial one must not reach it.
@@ -106,7 +108,8 @@ Factors factors_weight_grad(const OpView& v) {
   const bool transpose = attr_bool(*v.attrs, "transpose");
   const int last = static_cast<int>(a.size()) - 1;
   for (int d = 0; d < last; ++d)
-    add_factor(f, v, d == last - 1 ? "m" : batch_name(d), FactorKind::kReduce, a[static_cast<size_t>(d)], {digit(d), digit(d)}, {}, {0, 1});
+    add_factor(f, v, d == last - 1 ? "m" : batch_name(d), FactorKind::kReduce, a[static_cast<size_t>(d)],
+               {digit(d), digit(d)}, {}, {0, 1});
   // Cutting k leaves the bias' gradient whole on every device.
   add_factor(f, v, "k", FactorKind::kMap, a.back(), {digit(last)}, {digit(transpose ? 1 : 0)});
   add_factor(f, v, "n", FactorKind::kMap, dy.back(), {kAbsent, digit(last)}, {digit(transpose ? 0 : 1), digit(0)});
@@ -128,7 +131,8 @@ TensorId swap_last(GradBuilder& b, TensorId x) {
 TensorId before_activation(GradBuilder& b, const std::string& activation) {
   if (activation == "none") return b.grad();
   if (activation == "relu") return b.emit(OpCode::k_relu_grad, {b.output(0), b.grad()});
-  throw unimplemented("matmul: activation '{}' cannot be differentiated from its result; use the separate op", activation);
+  throw unimplemented("matmul: activation '{}' cannot be differentiated from its result; use the separate op",
+                      activation);
 }
 
 void grad_matmul(GradBuilder& g) {
@@ -149,11 +153,13 @@ void grad_matmul(GradBuilder& g) {
   const bool bias_alone = g.wants(2) && !(shared && g.wants(1));
   if (g.wants(1) && shared) {
     Attrs attrs{{"transpose", tb}, {"bias", g.wants(2)}};
-    const std::vector<TensorId> made = g.emit_all(OpCode::k_matmul_weight_grad, {ta ? swap_last(g, a) : a, dy}, std::move(attrs));
+    const std::vector<TensorId> made =
+        g.emit_all(OpCode::k_matmul_weight_grad, {ta ? swap_last(g, a) : a, dy}, std::move(attrs));
     g.set(1, made[0]);
     if (g.wants(2)) g.set(2, made[1]);
   } else if (g.wants(1)) {
-    g.set(1, tb ? g.emit(OpCode::k_matmul, {dy, a}, transposes(true, ta)) : g.emit(OpCode::k_matmul, {a, dy}, transposes(!ta, false)));
+    g.set(1, tb ? g.emit(OpCode::k_matmul, {dy, a}, transposes(true, ta))
+                : g.emit(OpCode::k_matmul, {a, dy}, transposes(!ta, false)));
   }
   if (bias_alone) g.set(2, g.sum_to(exact_dy, g.dims(g.input(2))));
 }
@@ -173,13 +179,16 @@ OpCost cost_weight_grad(const OpView& v) {
 
 const OpDef op_def_matmul = {
     .name = "matmul",
-    .doc = "Matrix product, plus a bias, through an activation.\n"
-           "a [..., m, k], b [..., k, n] or [k, n], bias? [n] -> y [..., m, n]; leading dimensions equal, or b of rank 2 shared by all.",
+    .doc =
+        "Matrix product, plus a bias, through an activation.\n"
+        "a [..., m, k], b [..., k, n] or [k, n], bias? [n] -> y [..., m, n]; leading dimensions equal, or b of rank 2 "
+        "shared by all.",
     .inputs = {{"a"}, {"b"}, {"bias", PortKind::kOptional}},
     .outputs = {{"y"}},
     .attrs = {{"transpose_a", AttrType::kBool, false, false, "the last two dimensions of a are swapped before"},
               {"transpose_b", AttrType::kBool, false, false, "the last two dimensions of b are swapped before"},
-              {"activation", AttrType::kString, std::string("none"), false, "none, relu, gelu, gelu_erf, silu, tanh, sigmoid"},
+              {"activation", AttrType::kString, std::string("none"), false,
+               "none, relu, gelu, gelu_erf, silu, tanh, sigmoid"},
               {"out_dtype", AttrType::kString, std::string(), false, "of the result; empty: that of a"}},
     .infer = infer_matmul,
     .gradient = grad_matmul,
@@ -191,8 +200,9 @@ const OpDef op_def_matmul = {
 
 const OpDef op_def_matmul_weight_grad = {
     .name = "matmul_weight_grad",
-    .doc = "Gradient of a matmul's shared operand: a^T dy summed over all leading dimensions, and of its bias.\n"
-           "a [..., m, k], dy [..., m, n] -> dw [k, n] ([n, k] with transpose), dbias? [n] (with bias).",
+    .doc =
+        "Gradient of a matmul's shared operand: a^T dy summed over all leading dimensions, and of its bias.\n"
+        "a [..., m, k], dy [..., m, n] -> dw [k, n] ([n, k] with transpose), dbias? [n] (with bias).",
     .inputs = {{"a"}, {"dy"}},
     .outputs = {{"dw"}, {"dbias", PortKind::kOptional}},
     .attrs = {{"transpose", AttrType::kBool, false, false, "dw is [n, k]"},

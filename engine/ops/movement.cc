@@ -1,6 +1,6 @@
-// Sources, and ops that move elements without changing them. A kernel takes extents from its operands and results, never from
-// attributes: those hold the logical shape, of which a device may have a part. Dimensions whose elements keep their place are
-// map factors; the others stay whole.
+// Sources, and ops that move elements without changing them. A kernel takes extents from its operands and results,
+// never from attributes: those hold the logical shape, of which a device may have a part. Dimensions whose elements
+// keep their place are map factors; the others stay whole.
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +15,9 @@ const std::vector<int64_t>& ints(const OpView& v, const char* name) { return att
 std::vector<int64_t> per_dim(const Attrs& attrs, const char* name, size_t rank, int64_t otherwise) {
   std::vector<int64_t> values = attr_ints(attrs, name);
   if (values.empty()) values.assign(rank, otherwise);
-  if (values.size() != rank) throw invalid("attribute '{}' {} has {} entries, expected {}: one a dimension", name, to_string(values), values.size(), rank);
+  if (values.size() != rank)
+    throw invalid("attribute '{}' {} has {} entries, expected {}: one a dimension", name, to_string(values),
+                  values.size(), rank);
   return values;
 }
 
@@ -24,7 +26,9 @@ void need_shape(const Dims& dims) {
     if (d < 0) throw invalid("attribute 'shape' {} has a negative extent", to_string(dims));
 }
 
-int axis_of(const OpView& v, int operand) { return normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, operand).size()); }
+int axis_of(const OpView& v, int operand) {
+  return normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, operand).size());
+}
 
 std::string dim_name(int d) { return "d" + std::to_string(d); }
 
@@ -34,7 +38,9 @@ Factors same_place(const OpView& v, Kept kept) {
   Factors f;
   const Dims& out = v.outputs.at(0).dims;
   for (int d = 0; d < static_cast<int>(out.size()); ++d)
-    if (kept(d)) add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)], std::vector<Digit>(v.inputs.size(), digit(d)), {digit(d)});
+    if (kept(d))
+      add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)],
+                 std::vector<Digit>(v.inputs.size(), digit(d)), {digit(d)});
   f.linear = {{}};
   for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) f.linear[0].push_back(i);
   return f;
@@ -56,7 +62,8 @@ std::vector<TensorType> infer_iota(const OpView& v) {
 Factors factors_source(const OpView& v) {
   Factors f;
   const Dims& out = v.outputs.at(0).dims;
-  for (int d = 0; d < static_cast<int>(out.size()); ++d) add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)], {}, {digit(d)});
+  for (int d = 0; d < static_cast<int>(out.size()); ++d)
+    add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)], {}, {digit(d)});
   return f;
 }
 
@@ -70,13 +77,15 @@ std::vector<TensorType> infer_reshape(const OpView& v) {
     if (d == -1 && open == nullptr)
       open = &d;
     else if (d < 0)
-      throw invalid("attribute 'shape' is {}; expected extents >= 0, at most one of them -1", to_string(ints(v, "shape")));
+      throw invalid("attribute 'shape' is {}; expected extents >= 0, at most one of them -1",
+                    to_string(ints(v, "shape")));
     else if (__builtin_mul_overflow(known, d, &known))
       throw invalid("attribute 'shape' {} has more than 2^63 elements", to_string(ints(v, "shape")));
   }
   if (open != nullptr && known > 0) *open = count / known;
   if ((open != nullptr && known == 0) || element_count(to) != count)
-    throw invalid("cannot reshape {} ({} elements) to {}", to_string(in_dims(v, 0)), count, to_string(ints(v, "shape")));
+    throw invalid("cannot reshape {} ({} elements) to {}", to_string(in_dims(v, 0)), count,
+                  to_string(ints(v, "shape")));
   return {{in(v, 0).dtype, to}};
 }
 
@@ -101,8 +110,8 @@ std::vector<int64_t> permutation(const OpView& v) {
   std::vector<int64_t> all(rank);
   std::iota(all.begin(), all.end(), 0);
   if (perm.size() != rank || sorted != all)
-    throw invalid("attribute 'perm' is {}, expected each of the {} dimensions of {} once", to_string(ints(v, "perm")), rank,
-                  to_string(in_dims(v, 0)));
+    throw invalid("attribute 'perm' is {}, expected each of the {} dimensions of {} once", to_string(ints(v, "perm")),
+                  rank, to_string(in_dims(v, 0)));
   return perm;
 }
 
@@ -117,7 +126,8 @@ Factors factors_transpose(const OpView& v) {
   const std::vector<int64_t> perm = permutation(v);
   for (int d = 0; d < static_cast<int>(perm.size()); ++d) {
     const int from = static_cast<int>(perm[static_cast<size_t>(d)]);
-    add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[static_cast<size_t>(from)], {digit(from)}, {digit(d)});
+    add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[static_cast<size_t>(from)], {digit(from)},
+               {digit(d)});
   }
   f.linear = {{0}};
   return f;
@@ -127,7 +137,8 @@ void grad_transpose(GradBuilder& b) {
   const Op op = b.op();
   const std::vector<int64_t>& perm = attr_ints(op.attrs, "perm");
   std::vector<int64_t> inverse(perm.size());
-  for (size_t d = 0; d < perm.size(); ++d) inverse[static_cast<size_t>(normalize_axis(perm[d], perm.size()))] = static_cast<int64_t>(d);
+  for (size_t d = 0; d < perm.size(); ++d)
+    inverse[static_cast<size_t>(normalize_axis(perm[d], perm.size()))] = static_cast<int64_t>(d);
   b.set(0, b.emit(OpCode::k_transpose, {b.grad()}, {{"perm", inverse}}));
 }
 
@@ -152,19 +163,23 @@ std::vector<TensorType> infer_slice(const OpView& v) {
   const Dims& x = in_dims(v, 0);
   const auto starts = per_dim(*v.attrs, "starts", x.size(), 0), strides = per_dim(*v.attrs, "strides", x.size(), 1);
   const auto& limits = ints(v, "limits");
-  if (limits.size() != x.size()) throw invalid("attribute 'limits' {} has {} entries, expected {}: one a dimension", to_string(limits), limits.size(), x.size());
+  if (limits.size() != x.size())
+    throw invalid("attribute 'limits' {} has {} entries, expected {}: one a dimension", to_string(limits),
+                  limits.size(), x.size());
   TensorType out{in(v, 0).dtype, {}};
   for (size_t d = 0; d < x.size(); ++d) {
     if (starts[d] < 0 || limits[d] < starts[d] || limits[d] > x[d] || strides[d] < 1)
-      throw invalid("dimension {} of {}: slice {}:{}:{} is out of range; expected 0 <= start <= limit <= {} and stride >= 1", d,
-                    to_string(x), starts[d], limits[d], strides[d], x[d]);
+      throw invalid(
+          "dimension {} of {}: slice {}:{}:{} is out of range; expected 0 <= start <= limit <= {} and stride >= 1", d,
+          to_string(x), starts[d], limits[d], strides[d], x[d]);
     out.dims.push_back((limits[d] - starts[d] + strides[d] - 1) / strides[d]);
   }
   return {out};
 }
 
 Factors factors_slice(const OpView& v) {
-  return same_place(v, [&](int d) { return in_dims(v, 0)[static_cast<size_t>(d)] == v.outputs[0].dims[static_cast<size_t>(d)]; });
+  return same_place(
+      v, [&](int d) { return in_dims(v, 0)[static_cast<size_t>(d)] == v.outputs[0].dims[static_cast<size_t>(d)]; });
 }
 
 void grad_slice(GradBuilder& b) {
@@ -178,14 +193,17 @@ void grad_slice(GradBuilder& b) {
 
 std::vector<TensorType> infer_slice_grad(const OpView& v) {
   const Dims &dims = ints(v, "dims"), &dy = in_dims(v, 0);
-  if (dims.size() != dy.size()) throw invalid("attribute 'dims' {} has {} entries, expected {}: one a dimension", to_string(dims), dims.size(), dy.size());
+  if (dims.size() != dy.size())
+    throw invalid("attribute 'dims' {} has {} entries, expected {}: one a dimension", to_string(dims), dims.size(),
+                  dy.size());
   const auto starts = per_dim(*v.attrs, "starts", dy.size(), 0), strides = per_dim(*v.attrs, "strides", dy.size(), 1);
   for (size_t d = 0; d < dy.size(); ++d) {
     // Divided, so that nothing overflows: the last element is start + (extent - 1) stride.
     const bool fits = starts[d] >= 0 && strides[d] >= 1 && dims[d] >= 0 &&
                       (dy[d] == 0 || (starts[d] < dims[d] && (dy[d] - 1) <= (dims[d] - 1 - starts[d]) / strides[d]));
     if (!fits)
-      throw invalid("dimension {}: {} elements from {} by {} do not fit into an extent of {}", d, dy[d], starts[d], strides[d], dims[d]);
+      throw invalid("dimension {}: {} elements from {} by {} do not fit into an extent of {}", d, dy[d], starts[d],
+                    strides[d], dims[d]);
   }
   return {{in(v, 0).dtype, dims}};
 }
@@ -197,7 +215,8 @@ std::vector<TensorType> infer_pad(const OpView& v) {
   for (size_t d = 0; d < x.size(); ++d) {
     if (low[d] < 0 || high[d] < 0 || __builtin_add_overflow(out.dims[d], low[d], &out.dims[d]) ||
         __builtin_add_overflow(out.dims[d], high[d], &out.dims[d]))
-      throw invalid("dimension {} of {}: padding {} and {} must be >= 0 and not overflow", d, to_string(x), low[d], high[d]);
+      throw invalid("dimension {} of {}: padding {} and {} must be >= 0 and not overflow", d, to_string(x), low[d],
+                    high[d]);
   }
   return {out};
 }
@@ -226,8 +245,8 @@ std::vector<TensorType> infer_concat(const OpView& v) {
     Dims want = out.dims;
     if (x.dims.size() == want.size()) want[axis] = x.dims[axis];
     if (x.dtype != out.dtype || x.dims != want)
-      throw invalid("operand {} is {}, operand 0 is {}; expected one dtype and shapes equal but in dimension {}", i, to_string(x),
-                    to_string(v.inputs[0]), axis);
+      throw invalid("operand {} is {}, operand 0 is {}; expected one dtype and shapes equal but in dimension {}", i,
+                    to_string(x), to_string(v.inputs[0]), axis);
     if (__builtin_add_overflow(out.dims[axis], x.dims[axis], &out.dims[axis])) throw invalid("the result is too large");
   }
   return {out};
@@ -272,11 +291,15 @@ void grad_cumsum(GradBuilder& b) {
 
 OpCost cost_move(const OpView& v) { return {0, bytes_of(v)}; }
 // What is read and written: not the whole operand.
-OpCost cost_part(const OpView& v) { return {0, 2 * output_elements(v) * static_cast<double>(size_of(v.outputs[0].dtype))}; }
+OpCost cost_part(const OpView& v) {
+  return {0, 2 * output_elements(v) * static_cast<double>(size_of(v.outputs[0].dtype))};
+}
 OpCost cost_none(const OpView&) { return {}; }
 
-const AttrSpec kStarts = {"starts", AttrType::kInts, std::vector<int64_t>(), false, "first element of each dimension; none: 0"};
-const AttrSpec kStrides = {"strides", AttrType::kInts, std::vector<int64_t>(), false, "step of each dimension; none: 1"};
+const AttrSpec kStarts = {"starts", AttrType::kInts, std::vector<int64_t>(), false,
+                          "first element of each dimension; none: 0"};
+const AttrSpec kStrides = {"strides", AttrType::kInts, std::vector<int64_t>(), false,
+                           "step of each dimension; none: 1"};
 const AttrSpec kShape = {"shape", AttrType::kInts, std::vector<int64_t>(), true, "of the result"};
 const AttrSpec kDType = {"dtype", AttrType::kString, std::string("f32"), false, "of the result"};
 
@@ -300,7 +323,8 @@ const OpDef op_def_iota = {
     .doc = "Each element's index along one dimension.\n() -> y [shape], number types.",
     .inputs = {},
     .outputs = {{"y"}},
-    .attrs = {kShape, {"dim", AttrType::kInt, int64_t{0}, false, "which dimension"},
+    .attrs = {kShape,
+              {"dim", AttrType::kInt, int64_t{0}, false, "which dimension"},
               {"dtype", AttrType::kString, std::string("i32"), false, "of the result"}},
     .infer = infer_iota,
     .gradient = nullptr,
@@ -353,7 +377,9 @@ const OpDef op_def_slice = {
     .doc = "Elements start, start + stride, ... below limit, in each dimension.\nAny dtype.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
-    .attrs = {kStarts, {"limits", AttrType::kInts, std::vector<int64_t>(), true, "one past the last element of each dimension"}, kStrides},
+    .attrs = {kStarts,
+              {"limits", AttrType::kInts, std::vector<int64_t>(), true, "one past the last element of each dimension"},
+              kStrides},
     .infer = infer_slice,
     .gradient = grad_slice,
     .factors = factors_slice,

@@ -19,7 +19,8 @@ void check_scale(const OpView& v, int i, const char* name, const TensorType& x) 
 
 void no_gradient_for_statistics(GradBuilder& b, int count) {
   for (int i = 1; i < count; ++i)
-    if (b.grad(i) != kNone) throw unimplemented("the statistics that a norm returns have no gradient; compute them with reduce_mean");
+    if (b.grad(i) != kNone)
+      throw unimplemented("the statistics that a norm returns have no gradient; compute them with reduce_mean");
 }
 
 // ---- layer norm -------------------------------------------------------------------------------------------------
@@ -36,7 +37,8 @@ std::vector<TensorType> infer_layer_norm(const OpView& v) {
 void gradient_layer_norm(GradBuilder& b) {
   no_gradient_for_statistics(b, 3);
   const bool gamma = b.input(1) != kNone, beta = b.input(2) != kNone;
-  const auto r = b.emit_all(OpCode::k_layer_norm_grad, {b.grad(), b.input(0), b.output(1), b.output(2), b.input(1)}, {{"bias", beta}});
+  const auto r = b.emit_all(OpCode::k_layer_norm_grad, {b.grad(), b.input(0), b.output(1), b.output(2), b.input(1)},
+                            {{"bias", beta}});
   if (b.wants(0)) b.set(0, r[0]);
   if (gamma && b.wants(1)) b.set(1, r[1]);
   if (beta && b.wants(2)) b.set(2, r[gamma ? 2 : 1]);
@@ -69,9 +71,12 @@ std::vector<TensorType> infer_layer_norm_grad(const OpView& v) {
 Factors factors_layer_norm_grad(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 1) - 1;
-  if (v.outputs.size() == 1) add_leading(f, v, n, {0, 1, 2, 3}, {0});
-  else if (v.outputs.size() == 2) add_leading(f, v, n, {0, 1, 2, 3}, {0}, {1});
-  else add_leading(f, v, n, {0, 1, 2, 3}, {0}, {1, 2});
+  if (v.outputs.size() == 1)
+    add_leading(f, v, n, {0, 1, 2, 3}, {0});
+  else if (v.outputs.size() == 2)
+    add_leading(f, v, n, {0, 1, 2, 3}, {0}, {1});
+  else
+    add_leading(f, v, n, {0, 1, 2, 3}, {0}, {1, 2});
   f.linear = {{0}};
   return f;
 }
@@ -113,8 +118,10 @@ std::vector<TensorType> infer_rms_norm_grad(const OpView& v) {
 
 Factors factors_rms_norm_grad(const OpView& v) {
   Factors f;
-  if (v.outputs.size() == 1) add_leading(f, v, rank_of(v, 1) - 1, {0, 1, 2}, {0});
-  else add_leading(f, v, rank_of(v, 1) - 1, {0, 1, 2}, {0}, {1});
+  if (v.outputs.size() == 1)
+    add_leading(f, v, rank_of(v, 1) - 1, {0, 1, 2}, {0});
+  else
+    add_leading(f, v, rank_of(v, 1) - 1, {0, 1, 2}, {0}, {1});
   f.linear = {{0}};
   return f;
 }
@@ -123,7 +130,8 @@ OpCost cost_forward(const OpView& v) { return {7 * output_elements(v), bytes_of(
 OpCost cost_backward(const OpView& v) { return {12 * output_elements(v), bytes_of(v)}; }
 
 AttrSpec epsilon(double fallback) {
-  return {.name = "epsilon", .type = AttrType::kFloat, .fallback = fallback, .doc = "added to the variance or mean square"};
+  return {
+      .name = "epsilon", .type = AttrType::kFloat, .fallback = fallback, .doc = "added to the variance or mean square"};
 }
 
 }  // namespace
@@ -132,8 +140,9 @@ extern const OpDef op_def_layer_norm, op_def_layer_norm_grad, op_def_rms_norm, o
 
 const OpDef op_def_layer_norm = {
     .name = "layer_norm",
-    .doc = "Layer normalization over the last dimension (Ba et al., 2016).\n"
-           "x [..., d], gamma [d]?, beta [d]? -> y like x, mean [...], rstd [...] in the accumulate dtype.",
+    .doc =
+        "Layer normalization over the last dimension (Ba et al., 2016).\n"
+        "x [..., d], gamma [d]?, beta [d]? -> y like x, mean [...], rstd [...] in the accumulate dtype.",
     .inputs = {{"x"}, {"gamma", PortKind::kOptional}, {"beta", PortKind::kOptional}},
     .outputs = {{"y"}, {"mean"}, {"rstd"}},
     .attrs = {epsilon(1e-5)},
@@ -145,8 +154,9 @@ const OpDef op_def_layer_norm = {
 };
 const OpDef op_def_layer_norm_grad = {
     .name = "layer_norm_grad",
-    .doc = "Gradient of layer_norm.\n"
-           "dy, x [..., d], mean, rstd [...], gamma [d]? -> dx, dgamma [d] when gamma is present, dbeta [d] when `bias`.",
+    .doc =
+        "Gradient of layer_norm.\n"
+        "dy, x [..., d], mean, rstd [...], gamma [d]? -> dx, dgamma [d] when gamma is present, dbeta [d] when `bias`.",
     .inputs = {{"dy"}, {"x"}, {"mean"}, {"rstd"}, {"gamma", PortKind::kOptional}},
     .outputs = {{"dx"}, {"dgamma", PortKind::kOptional}, {"dbeta", PortKind::kOptional}},
     .attrs = {{.name = "bias", .type = AttrType::kBool, .fallback = false, .doc = "return dbeta"}},
@@ -158,8 +168,9 @@ const OpDef op_def_layer_norm_grad = {
 };
 const OpDef op_def_rms_norm = {
     .name = "rms_norm",
-    .doc = "Root mean square normalization over the last dimension (Zhang and Sennrich, 2019).\n"
-           "x [..., d], gamma [d]? -> y like x, rstd [...] in the accumulate dtype.",
+    .doc =
+        "Root mean square normalization over the last dimension (Zhang and Sennrich, 2019).\n"
+        "x [..., d], gamma [d]? -> y like x, rstd [...] in the accumulate dtype.",
     .inputs = {{"x"}, {"gamma", PortKind::kOptional}},
     .outputs = {{"y"}, {"rstd"}},
     .attrs = {epsilon(1e-6)},

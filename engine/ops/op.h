@@ -25,7 +25,7 @@ enum class AttrType : uint8_t { kInt, kFloat, kBool, kString, kInts, kFloats };
 struct AttrSpec {
   const char* name;
   AttrType type;
-  Attr fallback;         // the default; ignored when required
+  Attr fallback;  // the default; ignored when required
   bool required = false;
   const char* doc = "";
 };
@@ -66,16 +66,16 @@ enum class FactorKind : uint8_t {
 };
 
 struct Factor {
-  std::string name;           // "b", "m", "k", "heads", ...
+  std::string name;  // "b", "m", "k", "heads", ...
   FactorKind kind = FactorKind::kMap;
   int64_t extent = 0;
-  std::vector<Digit> inputs;  // per input; absent digit: that input does not carry the factor
-  std::vector<Digit> outputs; // per output; for kReduce all outputs that become partial are listed in `partial`
+  std::vector<Digit> inputs;   // per input; absent digit: that input does not carry the factor
+  std::vector<Digit> outputs;  // per output; for kReduce all outputs that become partial are listed in `partial`
   Combine combine = Combine::kSum;
-  // Per output: becomes partial(combine) when this factor is cut (kReduce, kLookup); other outputs of the op may carry the
-  // factor (layer_norm_grad: dx is cut, dgamma is partial).
+  // Per output: becomes partial(combine) when this factor is cut (kReduce, kLookup); other outputs of the op may carry
+  // the factor (layer_norm_grad: dx is cut, dgamma is partial).
   std::vector<bool> partial = {};
-  int64_t unit = 1;           // cuts fall on multiples of it
+  int64_t unit = 1;  // cuts fall on multiples of it
 };
 
 struct Factors {
@@ -107,9 +107,9 @@ enum OpFlag : uint32_t {
   kRandom = 1 << 1,       // reads Op::key and the global element index
   kOffsetAware = 1 << 2,  // kernel reads Box (origin and global extents)
   kCollective = 1 << 3,
-  kUpdateOp = 1 << 4,     // an optimizer's update; writes variables in place
-  kNoGradient = 1 << 5,   // integer or piecewise constant: gradient is zero, stops silently
-  kInternal = 1 << 6,     // made by passes only; SDK builders do not offer it
+  kUpdateOp = 1 << 4,    // an optimizer's update; writes variables in place
+  kNoGradient = 1 << 5,  // integer or piecewise constant: gradient is zero, stops silently
+  kInternal = 1 << 6,    // made by passes only; SDK builders do not offer it
   // Mixed precision (grad/precision.cc); without any of these an op follows its operands.
   kComputeLow = 1 << 7,   // gains from bf16 operands: matmul, convolution, attention
   kComputeWide = 1 << 8,  // stays in f32: losses, exp, log, norms of vectors
@@ -141,9 +141,9 @@ struct OpDef {
 };
 
 const OpDef& def(OpCode code);
-const OpDef* find_op(std::string_view name);        // null when there is none
-OpCode code_of(std::string_view name);              // throws, naming the closest op
-std::span<const OpCode> all_ops();                  // in order of number
+const OpDef* find_op(std::string_view name);  // null when there is none
+OpCode code_of(std::string_view name);        // throws, naming the closest op
+std::span<const OpCode> all_ops();            // in order of number
 bool is_valid_op(int number);
 inline bool has_flag(OpCode code, OpFlag flag) { return (def(code).flags & flag) != 0; }
 
@@ -158,8 +158,8 @@ inline std::vector<Alias> aliases_of(const OpView& view) {
   const OpDef& d = def(view.code);
   return d.aliases_of ? d.aliases_of(view) : d.aliases;
 }
-std::string to_string(const TensorType& type);      // "f32[16,128]"
-std::string signature(const OpDef& def);            // "matmul(a, b, bias?)"
+std::string to_string(const TensorType& type);  // "f32[16,128]"
+std::string signature(const OpDef& def);        // "matmul(a, b, bias?)"
 
 // Appends an op with its inferred outputs to a graph. `name` may be empty: the op's name and number. The only way in
 // which passes and the C ABI make ops.

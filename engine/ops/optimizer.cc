@@ -1,5 +1,6 @@
-// Updates of parameters, in place. One op may update many parameters: after the scalars come tuples of equal layout. None
-// is linear in anything and none lists factors: every operand must be whole, so a partial gradient never reaches an update.
+// Updates of parameters, in place. One op may update many parameters: after the scalars come tuples of equal layout.
+// None is linear in anything and none lists factors: every operand must be whole, so a partial gradient never reaches
+// an update.
 #include "ops/grad_builder.h"
 #include "ops/rules.h"
 
@@ -9,8 +10,10 @@ namespace {
 void need_scalar(const OpView& v, int i, const char* name) {
   if (!has(v, i)) return;
   need_dims(v, i, name, {}, "a scalar");
-  if (std::string_view(name) == "updates") need_dtype(v, i, name, DType::kI64);
-  else need_float(v, i, name);
+  if (std::string_view(name) == "updates")
+    need_dtype(v, i, name, DType::kI64);
+  else
+    need_float(v, i, name);
 }
 
 // The number of tuples; each operand of a tuple is a float tensor shaped like its first.
@@ -116,7 +119,8 @@ std::vector<Alias> aliases_lamb_apply(const OpView& v) { return tuple_aliases(v,
 std::vector<TensorType> infer_clip(const OpView& v) {
   if (v.inputs.empty()) throw invalid("no operands, expected at least one sum of squares");
   for (size_t i = 0; i < v.inputs.size(); ++i) need_scalar(v, static_cast<int>(i), "sum_of_squares");
-  if (!(attr_float(*v.attrs, "max_norm") > 0)) throw invalid("attribute 'max_norm' is {}, expected > 0", attr_float(*v.attrs, "max_norm"));
+  if (!(attr_float(*v.attrs, "max_norm") > 0))
+    throw invalid("attribute 'max_norm' is {}, expected > 0", attr_float(*v.attrs, "max_norm"));
   return {in(v, 0)};
 }
 
@@ -126,21 +130,31 @@ OpCost cost_update(const OpView& v) {
   return {flops, bytes_of(v)};
 }
 
-AttrSpec real(const char* name, double fallback, const char* doc) { return {.name = name, .type = AttrType::kFloat, .fallback = fallback, .doc = doc}; }
-AttrSpec flag(const char* name, const char* doc) { return {.name = name, .type = AttrType::kBool, .fallback = false, .doc = doc}; }
-const AttrSpec kDecays{.name = "decays", .type = AttrType::kInts, .fallback = std::vector<int64_t>{}, .doc = "0/1 per parameter: weight decay applies; empty: to all"};
+AttrSpec real(const char* name, double fallback, const char* doc) {
+  return {.name = name, .type = AttrType::kFloat, .fallback = fallback, .doc = doc};
+}
+AttrSpec flag(const char* name, const char* doc) {
+  return {.name = name, .type = AttrType::kBool, .fallback = false, .doc = doc};
+}
+const AttrSpec kDecays{.name = "decays",
+                       .type = AttrType::kInts,
+                       .fallback = std::vector<int64_t>{},
+                       .doc = "0/1 per parameter: weight decay applies; empty: to all"};
 const AttrSpec kDecay = real("weight_decay", 0, "coefficient of weight decay");
 constexpr uint32_t kFlags = kUpdateOp | kNoGradient | kInternal;
 constexpr PortKind kOpt = PortKind::kOptional, kMany = PortKind::kVariadic;
 
 }  // namespace
 
-extern const OpDef op_def_sgd, op_def_adam, op_def_adagrad, op_def_lamb_direction, op_def_lamb_apply, op_def_clip_factor;
+extern const OpDef op_def_sgd, op_def_adam, op_def_adagrad, op_def_lamb_direction, op_def_lamb_apply,
+    op_def_clip_factor;
 
 const OpDef op_def_sgd = {
     .name = "sgd",
-    .doc = "Stochastic gradient descent with momentum: g += wd p; m = momentum m + g; p -= lr (nesterov ? g + momentum m : m).\n"
-           "lr, scale?, then (p, g) or, with momentum, (p, g, m) per parameter -> p' or (p', m') per parameter.",
+    .doc =
+        "Stochastic gradient descent with momentum: g += wd p; m = momentum m + g; p -= lr (nesterov ? g + momentum m "
+        ": m).\n"
+        "lr, scale?, then (p, g) or, with momentum, (p, g, m) per parameter -> p' or (p', m') per parameter.",
     .inputs = {{"lr"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
     .attrs = {real("momentum", 0, "0: plain descent"), flag("nesterov", "look-ahead"), kDecay, kDecays},
@@ -151,11 +165,14 @@ const OpDef op_def_sgd = {
 };
 const OpDef op_def_adam = {
     .name = "adam",
-    .doc = "Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) when `decoupled`, bias-corrected: p -= lr mhat / (sqrt(vhat) + epsilon).\n"
-           "lr, updates i64, scale?, then (p, g, m, v) per parameter -> (p', m', v') per parameter.",
+    .doc =
+        "Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) when `decoupled`, bias-corrected: p -= lr "
+        "mhat / (sqrt(vhat) + epsilon).\n"
+        "lr, updates i64, scale?, then (p, g, m, v) per parameter -> (p', m', v') per parameter.",
     .inputs = {{"lr"}, {"updates"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
-    .attrs = {real("beta1", 0.9, "of the mean"), real("beta2", 0.999, "of the squares"), real("epsilon", 1e-8, "added to the root"), kDecay,
+    .attrs = {real("beta1", 0.9, "of the mean"), real("beta2", 0.999, "of the squares"),
+              real("epsilon", 1e-8, "added to the root"), kDecay,
               flag("decoupled", "weight decay beside the gradient (AdamW)"), kDecays},
     .infer = infer_adam,
     .cost = cost_update,
@@ -164,8 +181,9 @@ const OpDef op_def_adam = {
 };
 const OpDef op_def_adagrad = {
     .name = "adagrad",
-    .doc = "Adagrad (Duchi et al., 2011): h += g^2; p -= lr g / (sqrt(h) + epsilon).\n"
-           "lr, scale?, then (p, g, h) per parameter -> (p', h') per parameter.",
+    .doc =
+        "Adagrad (Duchi et al., 2011): h += g^2; p -= lr g / (sqrt(h) + epsilon).\n"
+        "lr, scale?, then (p, g, h) per parameter -> (p', h') per parameter.",
     .inputs = {{"lr"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
     .attrs = {real("epsilon", 1e-10, "added to the root"), kDecay, kDecays},
@@ -176,11 +194,13 @@ const OpDef op_def_adagrad = {
 };
 const OpDef op_def_lamb_direction = {
     .name = "lamb_direction",
-    .doc = "First half of LAMB (You et al., 2020): u = mhat / (sqrt(vhat) + epsilon) + wd p.\n"
-           "updates i64, scale?, then (p, g, m, v) per parameter -> (u, m', v') per parameter.",
+    .doc =
+        "First half of LAMB (You et al., 2020): u = mhat / (sqrt(vhat) + epsilon) + wd p.\n"
+        "updates i64, scale?, then (p, g, m, v) per parameter -> (u, m', v') per parameter.",
     .inputs = {{"updates"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
-    .attrs = {real("beta1", 0.9, "of the mean"), real("beta2", 0.999, "of the squares"), real("epsilon", 1e-6, "added to the root"), kDecay, kDecays},
+    .attrs = {real("beta1", 0.9, "of the mean"), real("beta2", 0.999, "of the squares"),
+              real("epsilon", 1e-6, "added to the root"), kDecay, kDecays},
     .infer = infer_lamb_direction,
     .cost = cost_update,
     .flags = kFlags,
@@ -188,8 +208,9 @@ const OpDef op_def_lamb_direction = {
 };
 const OpDef op_def_lamb_apply = {
     .name = "lamb_apply",
-    .doc = "Second half of LAMB: p -= lr ratio u, ratio = |p| / |u| where both are positive, else 1.\n"
-           "lr, then (p, u, pn, un) per parameter, pn and un being sums of squares -> p' per parameter.",
+    .doc =
+        "Second half of LAMB: p -= lr ratio u, ratio = |p| / |u| where both are positive, else 1.\n"
+        "lr, then (p, u, pn, un) per parameter, pn and un being sums of squares -> p' per parameter.",
     .inputs = {{"lr"}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
     .infer = infer_lamb_apply,
@@ -199,8 +220,9 @@ const OpDef op_def_lamb_apply = {
 };
 const OpDef op_def_clip_factor = {
     .name = "clip_factor",
-    .doc = "The factor that clips gradients to a global norm: min(1, max_norm / (sqrt(sum of the operands) + 1e-6)).\n"
-           "sums of squares, scalars -> scale, a scalar of their dtype.",
+    .doc =
+        "The factor that clips gradients to a global norm: min(1, max_norm / (sqrt(sum of the operands) + 1e-6)).\n"
+        "sums of squares, scalars -> scale, a scalar of their dtype.",
     .inputs = {{"sums", kMany}},
     .outputs = {{"scale"}},
     .attrs = {{.name = "max_norm", .type = AttrType::kFloat, .fallback = 1.0, .required = true, .doc = "> 0"}},

@@ -9,11 +9,13 @@ namespace {
 Dims pooled(const Attrs& attrs, const Dims& x) {
   if (x.size() < 3) throw invalid("x has shape {}, expected [n, spatial..., c]", to_string(x));
   const Dims& window = attr_ints(attrs, "window");
-  if (window.size() != x.size() - 2) throw invalid("attribute 'window' has {} entries, expected {}", window.size(), x.size() - 2);
+  if (window.size() != x.size() - 2)
+    throw invalid("attribute 'window' has {} entries, expected {}", window.size(), x.size() - 2);
   const Window w = read_window(attrs, x.size() - 2, window);
   for (size_t i = 0; i < window.size(); ++i)
     if (w.low[i] >= window[i] || w.high[i] >= window[i])
-      throw invalid("padding ({}, {}) of spatial dimension {} is not smaller than the window {}", w.low[i], w.high[i], i, window[i]);
+      throw invalid("padding ({}, {}) of spatial dimension {} is not smaller than the window {}", w.low[i], w.high[i],
+                    i, window[i]);
   return with_spatial(x[0], window_output(spatial_of(x), window, w), x.back());
 }
 
@@ -68,10 +70,15 @@ OpCost cost(const OpView& v) {
 }
 
 std::vector<AttrSpec> attrs(bool average, bool gradient) {
-  std::vector<AttrSpec> all{ints_attr("window", "per spatial dimension", true), ints_attr("strides", "per spatial dimension; empty: the window"),
-                            ints_attr("padding", "(low, high) per spatial dimension, smaller than the window; empty: 0")};
+  std::vector<AttrSpec> all{
+      ints_attr("window", "per spatial dimension", true),
+      ints_attr("strides", "per spatial dimension; empty: the window"),
+      ints_attr("padding", "(low, high) per spatial dimension, smaller than the window; empty: 0")};
   if (average)
-    all.push_back({.name = "include_pad", .type = AttrType::kBool, .fallback = false, .doc = "padding counts in the denominator"});
+    all.push_back({.name = "include_pad",
+                   .type = AttrType::kBool,
+                   .fallback = false,
+                   .doc = "padding counts in the denominator"});
   if (gradient) all.push_back(ints_attr("spatial", "the spatial dimensions of x", true));
   return all;
 }
@@ -82,8 +89,10 @@ extern const OpDef op_def_max_pool, op_def_max_pool_grad, op_def_avg_pool, op_de
 
 const OpDef op_def_max_pool = {
     .name = "max_pool",
-    .doc = "Maximum over windows.\n"
-           "x [n, s..., c] -> y [n, s'..., c], index i32 (row-major offset of the maximum inside its window; the first wins).",
+    .doc =
+        "Maximum over windows.\n"
+        "x [n, s..., c] -> y [n, s'..., c], index i32 (row-major offset of the maximum inside its window; the first "
+        "wins).",
     .inputs = {{"x"}},
     .outputs = {{"y"}, {"index"}},
     .attrs = attrs(false, false),

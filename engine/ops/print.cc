@@ -22,7 +22,8 @@ std::string init_text(const Initializer& init) {
 }
 
 std::string variable_text(const Graph& graph, const Variable& v) {
-  std::string text = fmt::format("%{} = variable {} : {} ", v.tensor, graph.tensor(v.tensor).name, type_text(graph.tensor(v.tensor)));
+  std::string text =
+      fmt::format("%{} = variable {} : {} ", v.tensor, graph.tensor(v.tensor).name, type_text(graph.tensor(v.tensor)));
   if (v.role == Role::kState)
     text += fmt::format("state {} of %{} ", v.slot, v.owner);
   else if (v.role == Role::kBuffer)
@@ -38,7 +39,8 @@ std::string attrs_text(const Op& op) {
   std::string text;
   for (const auto& [name, value] : op.attrs) {
     bool implied = false;
-    for (const AttrSpec& spec : def(op.code).attrs) implied = implied || (name == spec.name && !spec.required && value == spec.fallback);
+    for (const AttrSpec& spec : def(op.code).attrs)
+      implied = implied || (name == spec.name && !spec.required && value == spec.fallback);
     if (!implied) text += fmt::format("{}{}={}", text.empty() ? "" : ", ", name, to_string(value));
   }
   return text.empty() ? text : " {" + text + "}";
@@ -53,8 +55,9 @@ std::string op_text(const Graph& graph, const Op& op) {
   for (const TensorId id : op.inputs) operands.push_back(operand(id));
   while (!operands.empty() && operands.back() == "_") operands.pop_back();
   const std::string path = graph.scope_path(op.scope);
-  return fmt::format("{} = {}{}{}{} : {}  # {}{}{}", fmt::join(results, ", "), def(op.code).name, operands.empty() ? "" : " ",
-                     fmt::join(operands, ", "), attrs_text(op), fmt::join(types, ", "), op.name, path.empty() ? "" : " ", path);
+  return fmt::format("{} = {}{}{}{} : {}  # {}{}{}", fmt::join(results, ", "), def(op.code).name,
+                     operands.empty() ? "" : " ", fmt::join(operands, ", "), attrs_text(op), fmt::join(types, ", "),
+                     op.name, path.empty() ? "" : " ", path);
 }
 
 }  // namespace
@@ -67,11 +70,13 @@ std::string print(const Graph& graph) {
     text += t.batch_dim < 0 ? " whole\n" : fmt::format(" batch {}\n", t.batch_dim);
   }
   for (size_t i = 0; i < graph.tensors.size(); ++i)
-    if (graph.tensors[i].kind == TensorKind::kStep) text += fmt::format("  %{} = step {} : {}\n", i, graph.tensors[i].name, type_text(graph.tensors[i]));
+    if (graph.tensors[i].kind == TensorKind::kStep)
+      text += fmt::format("  %{} = step {} : {}\n", i, graph.tensors[i].name, type_text(graph.tensors[i]));
   for (const Variable& v : graph.variables) text += "  " + variable_text(graph, v) + "\n";
   for (const Op& op : graph.ops) text += "  " + op_text(graph, op) + "\n";
   for (const NamedTensor& g : graph.gradients) text += fmt::format("  gradient {} = %{}\n", g.name, g.tensor);
-  for (const NamedTensor& output : graph.outputs) text += fmt::format("  output {} = %{}\n", output.name, output.tensor);
+  for (const NamedTensor& output : graph.outputs)
+    text += fmt::format("  output {} = %{}\n", output.name, output.tensor);
   if (graph.training.loss != kNone) text += fmt::format("  loss = %{}\n", graph.training.loss);
   return text;
 }

@@ -31,12 +31,16 @@ Factors factors_dropout(const OpView& v) {
 extern const OpDef op_def_dropout;
 const OpDef op_def_dropout = {
     .name = "dropout",
-    .doc = "Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate).\n"
-           "x [...] -> y, same shape and dtype. The mask depends on seed, iteration, key and global element index only.",
+    .doc =
+        "Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate).\n"
+        "x [...] -> y, same shape and dtype. The mask depends on seed, iteration, key and global element index only.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {{.name = "rate", .type = AttrType::kFloat, .fallback = 0.1, .required = true, .doc = "0 <= rate < 1"},
-              {.name = "key", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "id of the random stream; 0: given when the graph is sealed"}},
+              {.name = "key",
+               .type = AttrType::kInt,
+               .fallback = int64_t{0},
+               .doc = "id of the random stream; 0: given when the graph is sealed"}},
     .infer = infer_dropout,
     .gradient = gradient_dropout,
     .factors = factors_dropout,

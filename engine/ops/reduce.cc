@@ -17,7 +17,8 @@ Dims reduced_dims(const Dims& dims, const std::vector<bool>& reduced, bool keep)
 
 void need_number(const OpView& v, int i, const char* name) {
   const DType t = in(v, i).dtype;
-  if (!is_float(t) && !is_integer(t)) throw invalid("operand '{}' is {}, expected a number type", name, to_string(in(v, i)));
+  if (!is_float(t) && !is_integer(t))
+    throw invalid("operand '{}' is {}, expected a number type", name, to_string(in(v, i)));
 }
 
 std::vector<TensorType> infer_axes(const OpView& v) {
@@ -33,7 +34,8 @@ std::vector<TensorType> infer_mean(const OpView& v) {
 
 std::vector<TensorType> infer_extremum(const OpView& v) {
   std::vector<TensorType> out = infer_axes(v);
-  if (element_count(in_dims(v, 0)) == 0) throw invalid("operand 'x' of shape {} has no elements to choose from", to_string(in_dims(v, 0)));
+  if (element_count(in_dims(v, 0)) == 0)
+    throw invalid("operand 'x' of shape {} has no elements to choose from", to_string(in_dims(v, 0)));
   return out;
 }
 
@@ -48,7 +50,8 @@ std::vector<TensorType> infer_argmax(const OpView& v) {
   const std::vector<bool> reduced = one_axis(v);
   const auto axis = static_cast<size_t>(std::find(reduced.begin(), reduced.end(), true) - reduced.begin());
   const int64_t extent = in_dims(v, 0)[axis];
-  if (extent < 1 || extent > INT32_MAX) throw invalid("axis {} of {} has extent {}, expected 1 to 2^31 - 1", axis, to_string(in_dims(v, 0)), extent);
+  if (extent < 1 || extent > INT32_MAX)
+    throw invalid("axis {} of {} has extent {}, expected 1 to 2^31 - 1", axis, to_string(in_dims(v, 0)), extent);
   return {{DType::kI32, reduced_dims(in_dims(v, 0), reduced, attr_bool(*v.attrs, "keep_dims"))}};
 }
 
@@ -102,7 +105,8 @@ Factors factors_sum_of_squares(const OpView& v) {
   Factors f;
   if (v.inputs.size() != 1) return f;
   for (int d = 0; d < rank_of(v, 0); ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {digit(d)}, {}, {0});
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {digit(d)},
+               {}, {0});
   return f;
 }
 
@@ -141,7 +145,7 @@ void grad_mean(GradBuilder& b) {
 }
 void grad_extremum(GradBuilder& b) {
   const Reduced r = reduced(b);
-  if (r.axes.empty()) return b.set(0, b.grad());  // rank 0: the identity
+  if (r.axes.empty()) return b.set(0, b.grad());                   // rank 0: the identity
   const DType exact = accumulate_dtype(b.type(b.input(0)).dtype);  // a count of ties needs more than bf16 has
   const TensorId at = b.emit(OpCode::k_equal, {b.input(0), b.reshape(b.output(0), r.kept)});
   const TensorId ties = b.emit(OpCode::k_reduce_sum, {b.cast(at, exact)}, {{"axes", r.axes}, {"keep_dims", true}});
@@ -160,8 +164,8 @@ OpCost cost_reduce(const OpView& v) {
   return {count, bytes_of(v)};
 }
 
-OpDef axes_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&), GradientRule gradient,
-               Factors (*factors)(const OpView&)) {
+OpDef axes_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&),
+               GradientRule gradient, Factors (*factors)(const OpView&)) {
   return {.name = name,
           .doc = doc,
           .inputs = {{"x"}},
@@ -181,14 +185,18 @@ OpDef axes_def(const char* name, const char* doc, std::vector<TensorType> (*infe
 #define SHAPE "\nx [any shape] -> y without the dimensions `axes`, or with extent 1."
 const OpDef op_def_reduce_sum = axes_def("reduce_sum", "Sum over axes." SHAPE, infer_axes, grad_sum, factors_sum);
 const OpDef op_def_reduce_mean = axes_def("reduce_mean", "Mean over axes." SHAPE, infer_mean, grad_mean, factors_mean);
-const OpDef op_def_reduce_max = axes_def("reduce_max", "Largest element over axes; the gradient is spread evenly over ties." SHAPE,
-                                         infer_extremum, grad_extremum, factors_extremum<Combine::kMax>);
-const OpDef op_def_reduce_min = axes_def("reduce_min", "Smallest element over axes; the gradient is spread evenly over ties." SHAPE,
-                                         infer_extremum, grad_extremum, factors_extremum<Combine::kMin>);
+const OpDef op_def_reduce_max =
+    axes_def("reduce_max", "Largest element over axes; the gradient is spread evenly over ties." SHAPE, infer_extremum,
+             grad_extremum, factors_extremum<Combine::kMax>);
+const OpDef op_def_reduce_min =
+    axes_def("reduce_min", "Smallest element over axes; the gradient is spread evenly over ties." SHAPE, infer_extremum,
+             grad_extremum, factors_extremum<Combine::kMin>);
 
 const OpDef op_def_argmax = {
     .name = "argmax",
-    .doc = "Index of the largest element along an axis, the lowest of ties.\nx [any shape] -> i32, without the axis or with extent 1.",
+    .doc =
+        "Index of the largest element along an axis, the lowest of ties.\nx [any shape] -> i32, without the axis or "
+        "with extent 1.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {{"axis", AttrType::kInt, int64_t{-1}, false, "which dimension"},
@@ -202,8 +210,10 @@ const OpDef op_def_argmax = {
 };
 const OpDef op_def_sum_of_squares = {
     .name = "sum_of_squares",
-    .doc = "Sum of the squares of all elements of all operands: the square of a norm.\nx* [any shapes], floating point -> scalar of the "
-           "accumulate dtype.",
+    .doc =
+        "Sum of the squares of all elements of all operands: the square of a norm.\nx* [any shapes], floating point -> "
+        "scalar of the "
+        "accumulate dtype.",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y"}},
     .attrs = {},

@@ -98,7 +98,8 @@ const OpDef& def(OpCode code) {
 }
 
 const OpDef* find_op(std::string_view name) {
-  const auto it = std::find_if(std::begin(kEntries), std::end(kEntries), [&](const Entry& e) { return name == e.def->name; });
+  const auto it =
+      std::find_if(std::begin(kEntries), std::end(kEntries), [&](const Entry& e) { return name == e.def->name; });
   return it == std::end(kEntries) ? nullptr : it->def;
 }
 
@@ -122,7 +123,9 @@ bool is_valid_op(int number) {
 std::string signature(const OpDef& def) {
   std::vector<std::string> ports;
   for (const PortSpec& port : def.inputs)
-    ports.push_back(std::string(port.name) + (port.kind == PortKind::kOptional ? "?" : port.kind == PortKind::kVariadic ? "*" : ""));
+    ports.push_back(std::string(port.name) + (port.kind == PortKind::kOptional   ? "?"
+                                              : port.kind == PortKind::kVariadic ? "*"
+                                                                                 : ""));
   return fmt::format("{}({})", def.name, fmt::join(ports, ", "));
 }
 
@@ -157,7 +160,8 @@ OpView view_of(const Graph& graph, const Op& op) {
   return view;
 }
 
-std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs, const std::vector<bool>& present) {
+std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
+                              const std::vector<bool>& present) {
   const OpDef& d = def(code);
   try {
     check_operands(d, present);
@@ -168,7 +172,8 @@ std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector
     std::vector<TensorType> outputs = d.infer(view);
     for (const TensorType& type : outputs) {
       if (type.dims.size() > static_cast<size_t>(kMaxRank))
-        throw invalid("the result {} has rank {}; at most {} is supported", to_string(type.dims), type.dims.size(), kMaxRank);
+        throw invalid("the result {} has rank {}; at most {} is supported", to_string(type.dims), type.dims.size(),
+                      kMaxRank);
       if (element_count(type.dims) > INT64_MAX / 16) throw invalid("the result {} is too large", to_string(type.dims));
     }
     return outputs;
@@ -194,7 +199,8 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
       throw invalid("{}: scope {} does not exist; the graph has {}", d.name, scope, graph.scopes.size());
     for (const TensorId input : inputs)
       if (input != kNone && (input < 0 || static_cast<size_t>(input) >= graph.tensors.size()))
-        throw invalid("{}: operand is tensor {}, which does not exist; the graph has {}", d.name, input, graph.tensors.size());
+        throw invalid("{}: operand is tensor {}, which does not exist; the graph has {}", d.name, input,
+                      graph.tensors.size());
     op.code = code;
     op.name = name;
     op.inputs = std::move(inputs);
@@ -206,7 +212,9 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
     if (has_flag(code, kRandom)) op.key = static_cast<uint64_t>(attr_int(op.attrs, "key"));
     for (size_t i = 0; i < types.size(); ++i) {
       Tensor t;
-      t.name = i == 0 ? name : fmt::format("{}.{}", name, d.outputs.empty() ? "out" : d.outputs[std::min(i, d.outputs.size() - 1)].name);
+      t.name = i == 0 ? name
+                      : fmt::format("{}.{}", name,
+                                    d.outputs.empty() ? "out" : d.outputs[std::min(i, d.outputs.size() - 1)].name);
       t.dtype = types[i].dtype;
       t.dims = types[i].dims;
       t.producer = id;
@@ -230,7 +238,9 @@ void verify_ops(const Graph& graph) {
       const std::vector<TensorType> types = infer(op.code, op.attrs, view.inputs, view.present);
       std::vector<TensorId> padded = op.inputs;
       pad_operands(d, padded, kNone);
-      if (padded != op.inputs) throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), padded.size(), kNone);
+      if (padded != op.inputs)
+        throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), padded.size(),
+                      kNone);
       if (complete_attrs(d, op.attrs) != op.attrs)
         throw invalid("{}: attributes are incomplete or of the wrong type; every default must be written out", d.name);
       if (types != view.outputs) {
@@ -246,6 +256,8 @@ void verify_ops(const Graph& graph) {
   }
 }
 
-std::string to_string(const TensorType& type) { return fmt::format("{}[{}]", name_of(type.dtype), fmt::join(type.dims, ",")); }
+std::string to_string(const TensorType& type) {
+  return fmt::format("{}[{}]", name_of(type.dtype), fmt::join(type.dims, ","));
+}
 
 }  // namespace whale

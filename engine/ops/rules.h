@@ -18,14 +18,16 @@ inline const Dims& in_dims(const OpView& v, int i) { return v.inputs[static_cast
 inline int rank_of(const OpView& v, int i) { return static_cast<int>(in_dims(v, i).size()); }
 
 inline void need_float(const OpView& v, int i, const char* name) {
-  if (!is_float(in(v, i).dtype)) throw invalid("operand '{}' is {}, expected a floating-point type", name, name_of(in(v, i).dtype));
+  if (!is_float(in(v, i).dtype))
+    throw invalid("operand '{}' is {}, expected a floating-point type", name, name_of(in(v, i).dtype));
 }
 inline void need_ids(const OpView& v, int i, const char* name) {
   const DType t = in(v, i).dtype;
   if (t != DType::kI32 && t != DType::kI64) throw invalid("operand '{}' is {}, expected i32 or i64", name, name_of(t));
 }
 inline void need_dtype(const OpView& v, int i, const char* name, DType want) {
-  if (in(v, i).dtype != want) throw invalid("operand '{}' is {}, expected {}", name, name_of(in(v, i).dtype), name_of(want));
+  if (in(v, i).dtype != want)
+    throw invalid("operand '{}' is {}, expected {}", name, name_of(in(v, i).dtype), name_of(want));
 }
 // The dtype of a scale or shift: that of x, or the type that statistics of x are kept in.
 inline void need_scale_dtype(const OpView& v, int i, const char* name, DType x) {
@@ -35,14 +37,16 @@ inline void need_scale_dtype(const OpView& v, int i, const char* name, DType x) 
 }
 inline void need_dims(const OpView& v, int i, const char* name, const Dims& want, const char* why = "") {
   if (in_dims(v, i) != want)
-    throw invalid("operand '{}' has shape {}, expected {}{}{}", name, to_string(in_dims(v, i)), to_string(want), *why ? ": " : "", why);
+    throw invalid("operand '{}' has shape {}, expected {}{}{}", name, to_string(in_dims(v, i)), to_string(want),
+                  *why ? ": " : "", why);
 }
 inline void need_rank_at_least(const OpView& v, int i, const char* name, int rank) {
   if (rank_of(v, i) < rank)
     throw invalid("operand '{}' has shape {}, expected at least {} dimension(s)", name, to_string(in_dims(v, i)), rank);
 }
 inline void need_rank(const OpView& v, int i, const char* name, int rank) {
-  if (rank_of(v, i) != rank) throw invalid("operand '{}' has shape {}, expected {} dimensions", name, to_string(in_dims(v, i)), rank);
+  if (rank_of(v, i) != rank)
+    throw invalid("operand '{}' has shape {}, expected {} dimensions", name, to_string(in_dims(v, i)), rank);
 }
 inline Dims leading(const Dims& dims) { return Dims(dims.begin(), dims.empty() ? dims.end() : dims.end() - 1); }
 inline DType out_dtype(const OpView& v, DType otherwise) {
@@ -54,15 +58,20 @@ inline DType out_dtype(const OpView& v, DType otherwise) {
 inline Digit digit(int dim, int64_t outer = 1, int64_t inner = 1) { return Digit{dim, outer, inner}; }
 inline constexpr Digit kAbsent{};
 
-// Appends a factor; digit lists may be shorter than the operands (the rest do not carry it). `partial` lists outputs that
-// become partial when the factor is cut; then its kind is kReduce (or kLookup) even when other outputs carry the factor.
-inline void add_factor(Factors& f, const OpView& v, std::string name, FactorKind kind, int64_t extent, std::vector<Digit> inputs,
-                       std::vector<Digit> outputs, std::initializer_list<int> partial = {}) {
+// Appends a factor; digit lists may be shorter than the operands (the rest do not carry it). `partial` lists outputs
+// that become partial when the factor is cut; then its kind is kReduce (or kLookup) even when other outputs carry the
+// factor.
+inline void add_factor(Factors& f, const OpView& v, std::string name, FactorKind kind, int64_t extent,
+                       std::vector<Digit> inputs, std::vector<Digit> outputs, std::initializer_list<int> partial = {}) {
   inputs.resize(v.inputs.size());
   outputs.resize(v.outputs.size());
   for (size_t i = 0; i < inputs.size(); ++i)
     if (!has(v, static_cast<int>(i))) inputs[i] = kAbsent;
-  Factor factor{.name = std::move(name), .kind = kind, .extent = extent, .inputs = std::move(inputs), .outputs = std::move(outputs)};
+  Factor factor{.name = std::move(name),
+                .kind = kind,
+                .extent = extent,
+                .inputs = std::move(inputs),
+                .outputs = std::move(outputs)};
   factor.partial.assign(v.outputs.size(), false);
   for (const int o : partial)
     if (static_cast<size_t>(o) < factor.partial.size()) factor.partial[static_cast<size_t>(o)] = true;
@@ -70,8 +79,8 @@ inline void add_factor(Factors& f, const OpView& v, std::string name, FactorKind
 }
 
 // Dimension i of every listed input and output is one factor "d<i>" (batch-like leading dimensions are named so).
-inline void add_leading(Factors& f, const OpView& v, int count, const std::vector<int>& inputs, const std::vector<int>& outputs,
-                        std::initializer_list<int> partial = {}) {
+inline void add_leading(Factors& f, const OpView& v, int count, const std::vector<int>& inputs,
+                        const std::vector<int>& outputs, std::initializer_list<int> partial = {}) {
   const FactorKind kind = partial.size() ? FactorKind::kReduce : FactorKind::kMap;
   for (int d = 0; d < count; ++d) {
     std::vector<Digit> from(v.inputs.size()), to(v.outputs.size());

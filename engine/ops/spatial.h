@@ -27,7 +27,9 @@ inline Window read_window(const Attrs& attrs, size_t rank, const Dims& default_s
   const auto read = [&](const char* name, size_t count, const Dims& otherwise, int64_t least) {
     const Dims& given = attr_ints(attrs, name);
     if (given.empty()) return otherwise;
-    if (given.size() != count) throw invalid("attribute '{}' has {} entries, expected {} (for {} spatial dimensions)", name, given.size(), count, rank);
+    if (given.size() != count)
+      throw invalid("attribute '{}' has {} entries, expected {} (for {} spatial dimensions)", name, given.size(), count,
+                    rank);
     for (const int64_t x : given)
       if (x < least) throw invalid("attribute '{}' is {}, expected entries >= {}", name, to_string(given), least);
     return given;
@@ -44,8 +46,8 @@ inline Dims window_output(const Dims& x, const Dims& kernel, const Window& w) {
     if (kernel[i] < 1) throw invalid("the window {} has an empty dimension", to_string(kernel));
     const int64_t room = x[i] + w.low[i] + w.high[i] - w.dilation[i] * (kernel[i] - 1) - 1;
     if (room < 0)
-      throw invalid("a window of {} (dilation {}) does not fit into spatial dimension {} of {} with padding ({}, {})", kernel[i], w.dilation[i], i, x[i],
-                    w.low[i], w.high[i]);
+      throw invalid("a window of {} (dilation {}) does not fit into spatial dimension {} of {} with padding ({}, {})",
+                    kernel[i], w.dilation[i], i, x[i], w.low[i], w.high[i]);
     y[i] = room / w.strides[i] + 1;
   }
   return y;

@@ -13,8 +13,9 @@ BridgeBuilder::BridgeBuilder(const Graph& graph, int64_t micro_batches, int64_t 
     if (t.batch_dim < 0) continue;
     const int64_t samples = t.dims[static_cast<size_t>(t.batch_dim)];
     if (out.batch && samples != out.batch)
-      throw invalid("input '{}' has {} samples in dimension {}, another input has {}; all batch dimensions must be equal", t.name, samples,
-                    t.batch_dim, out.batch);
+      throw invalid(
+          "input '{}' has {} samples in dimension {}, another input has {}; all batch dimensions must be equal", t.name,
+          samples, t.batch_dim, out.batch);
     out.batch = samples;
   }
   // A single sample cannot be cut: every device computes it.
@@ -26,7 +27,8 @@ BridgeBuilder::BridgeBuilder(const Graph& graph, int64_t micro_batches, int64_t 
     if (const int dim = graph.tensor(id).batch_dim; dim >= 0)
       for (size_t a = 0; a < out.axes.size(); ++a)
         if (out.axes[a].size > 1)
-          out.layouts[static_cast<size_t>(id)].axes[a] = {.placement = Placement::kShard, .digit = Digit{dim, 1, 1}, .cut = {}};
+          out.layouts[static_cast<size_t>(id)].axes[a] = {
+              .placement = Placement::kShard, .digit = Digit{dim, 1, 1}, .cut = {}};
   producer_.assign(graph.tensors.size(), kNone);
 }
 
@@ -80,8 +82,8 @@ OpId BridgeBuilder::append(Op op) {
   return id;
 }
 
-TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
-                               AxisLayout to) {
+TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs,
+                               size_t axis, AxisLayout to) {
   const TensorId made = like(id, suffix);
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
   out.layouts[static_cast<size_t>(made)].axes[axis] = std::move(to);
@@ -106,7 +108,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   TensorId made = kNone;
   if (out.axes[axis].is_time()) {
     if (layout.combine != Combine::kSum)
-      throw unimplemented("'{}': a maximum or minimum over micro-batches is not implemented; plan with accumulation 1", out.graph.tensor(id).name);
+      throw unimplemented("'{}': a maximum or minimum over micro-batches is not implemented; plan with accumulation 1",
+                          out.graph.tensor(id).name);
     // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
     const TensorId zero = like(id, ".zero");
     out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
@@ -115,13 +118,16 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     fill.code = OpCode::k_fill;
     fill.name = out.graph.tensor(zero).name;
     fill.outputs = {zero};
-    fill.attrs = {{"shape", out.graph.tensor(id).dims}, {"value", 0.0}, {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
+    fill.attrs = {{"shape", out.graph.tensor(id).dims},
+                  {"value", 0.0},
+                  {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
     if (const OpId source = producer(id); source != kNone) fill.phase = out.graph.op(source).phase;
     append(std::move(fill));
     made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", {}, axis, {});
   } else {
     constexpr const char* kCombine[] = {"sum", "max", "min"};
-    made = bridge(OpCode::k_all_reduce, {id}, id, ".all", {{"group", int64_t{0}}, {"combine", std::string(kCombine[static_cast<size_t>(layout.combine)])}},
+    made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
+                  {{"group", int64_t{0}}, {"combine", std::string(kCombine[static_cast<size_t>(layout.combine)])}},
                   axis, {});
   }
   reduced_[id] = made;
@@ -133,14 +139,18 @@ TensorId BridgeBuilder::gather(TensorId id, size_t axis) {
   if (!fresh) return known->second;
   const Digit d = out.at(id, axis).digit;
   // The intervals are filled in by lowering: they differ between micro-batches.
-  const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered", {{"group", int64_t{0}}, {"digit", std::vector<int64_t>{d.dim, d.outer, d.inner}}, {"cuts", std::vector<int64_t>{}}}, axis, {});
+  const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
+                               {{"group", int64_t{0}},
+                                {"digit", std::vector<int64_t>{d.dim, d.outer, d.inner}},
+                                {"cuts", std::vector<int64_t>{}}},
+                               axis, {});
   return gathered_[{id, axis}] = made;
 }
 
 TensorId BridgeBuilder::slice(TensorId id, size_t axis, const Digit& d) {
   return bridge(OpCode::k_local_slice, {id}, id, ".slice",
-                {{"digit", std::vector<int64_t>{d.dim, d.outer, d.inner}}, {"begin", int64_t{0}}, {"end", int64_t{0}}}, axis,
-                {.placement = Placement::kShard, .digit = d, .cut = {}});
+                {{"digit", std::vector<int64_t>{d.dim, d.outer, d.inner}}, {"begin", int64_t{0}}, {"end", int64_t{0}}},
+                axis, {.placement = Placement::kShard, .digit = d, .cut = {}});
 }
 
 TensorId BridgeBuilder::whole_input(TensorId id) {
@@ -167,10 +177,12 @@ void BridgeBuilder::finish() {
   std::vector<char> keep(g.ops.size()), body(g.tensors.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
     Op& op = g.ops[i];
-    keep[i] = std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId id) { return id != kNone && used[static_cast<size_t>(id)]; });
+    keep[i] = std::any_of(op.outputs.begin(), op.outputs.end(),
+                          [&](TensorId id) { return id != kNone && used[static_cast<size_t>(id)]; });
     if (!keep[i]) continue;
     // The prologue holds only what the body reads.
-    const bool read_early = std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId id) { return id != kNone && body[static_cast<size_t>(id)]; });
+    const bool read_early = std::any_of(op.outputs.begin(), op.outputs.end(),
+                                        [&](TensorId id) { return id != kNone && body[static_cast<size_t>(id)]; });
     if (op.region == Region::kPrologue && !read_early) op.region = Region::kEpilogue;
     if (out.axes[0].size == 1) op.region = Region::kBody;  // one micro-batch: one segment
     for (const TensorId id : op.inputs) {

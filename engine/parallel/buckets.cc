@@ -40,7 +40,8 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   std::vector<Member> members;
   for (size_t i = 0; i < g.ops.size(); ++i) {
     const Op& op = g.ops[i];
-    if (op.code == OpCode::k_all_reduce && may_wait(g, readers, op)) members.push_back({static_cast<OpId>(i), g.tensor(op.inputs[0]).producer});
+    if (op.code == OpCode::k_all_reduce && may_wait(g, readers, op))
+      members.push_back({static_cast<OpId>(i), g.tensor(op.inputs[0]).producer});
   }
   std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.ready < b.ready; });
   using Key = std::tuple<DType, std::string, Region>;
@@ -88,7 +89,8 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
   const auto ready = [&](const Op& op, OpCode only) {
     OpId last = kNone;
     for (const TensorId id : op.inputs)
-      if (id != kNone && g.tensor(id).producer != kNone && (only == OpCode{} || g.op(g.tensor(id).producer).code == only))
+      if (id != kNone && g.tensor(id).producer != kNone &&
+          (only == OpCode{} || g.op(g.tensor(id).producer).code == only))
         last = std::max(last, g.tensor(id).producer);
     return last;
   };
@@ -103,7 +105,8 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
     Op& op = g.op(id);
     const size_t lead = leading_operands(op);
     const bool has_decays = op.attrs.contains("decays");
-    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty())) continue;  // decays left out: not to be merged
+    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty()))
+      continue;  // decays left out: not to be merged
     std::string key = def(op.code).name;
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
     key += fmt::format(" {}", static_cast<int>(op.region));

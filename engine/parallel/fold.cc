@@ -15,7 +15,8 @@ struct Folder {
   std::vector<std::vector<OpId>> readers;
   std::vector<int> uses;
   std::vector<char> removed;
-  explicit Folder(Graph& graph) : g(graph), readers(readers_of(graph)), uses(use_counts(graph)), removed(graph.ops.size()) {}
+  explicit Folder(Graph& graph)
+      : g(graph), readers(readers_of(graph)), uses(use_counts(graph)), removed(graph.ops.size()) {}
 
   bool once(TensorId id) const { return id != kNone && uses[static_cast<size_t>(id)] == 1; }
   const Op* maker(TensorId id, OpCode code) const {
@@ -51,7 +52,8 @@ void fold_bias(Graph& graph) {
       if (!matmul || !f.once(product) || f.input(*matmul, 2) != kNone) continue;
       const Tensor &y = graph.tensor(product), &b = graph.tensor(bias);
       const std::string& activation = attr_string(matmul->attrs, "activation");
-      if (b.dims.size() != 1 || y.dims.empty() || b.dims[0] != y.dims.back() || b.dtype != y.dtype || y.dims.size() < 2) continue;
+      if (b.dims.size() != 1 || y.dims.empty() || b.dims[0] != y.dims.back() || b.dtype != y.dtype || y.dims.size() < 2)
+        continue;
       if (!activation.empty() && activation != "none") continue;
       if (matmul->scope != op.scope && graph.scope_path(matmul->scope) != graph.scope_path(op.scope)) continue;
       f.remove(*matmul);

@@ -13,7 +13,8 @@ constexpr size_t kMostSteps = 24;
 constexpr size_t kMostInputs = 8;
 
 bool can_be_step(const Graph& g, const Op& op) {
-  if (!has_flag(op.code, kElementwise) || op.code == OpCode::k_fused || op.code == OpCode::k_stop_gradient) return false;
+  if (!has_flag(op.code, kElementwise) || op.code == OpCode::k_fused || op.code == OpCode::k_stop_gradient)
+    return false;
   if (op.outputs.size() != 1 || op.inputs.empty() || op.inputs.size() > 3) return false;
   if (op.code != OpCode::k_dropout && op.code != OpCode::k_cast && !op.attrs.empty()) return false;
   if (std::find(op.inputs.begin(), op.inputs.end(), kNone) != op.inputs.end()) return false;
@@ -25,13 +26,14 @@ bool can_be_step(const Graph& g, const Op& op) {
 }
 
 struct Group {
-  std::vector<OpId> ops;           // in order; the last is the root
+  std::vector<OpId> ops;  // in order; the last is the root
   std::vector<TensorId> inputs;
 };
 
 class Fuser {
  public:
-  explicit Fuser(LayoutGraph& graph) : lg_(graph), g_(graph.graph), readers_(readers_of(graph.graph)), kept_(g_.tensors.size()) {
+  explicit Fuser(LayoutGraph& graph)
+      : lg_(graph), g_(graph.graph), readers_(readers_of(graph.graph)), kept_(g_.tensors.size()) {
     for (const NamedTensor& f : lg_.fetches) kept_[static_cast<size_t>(f.tensor)] = 1;
     for (const Variable& v : g_.variables)
       if (v.next != kNone) kept_[static_cast<size_t>(v.next)] = 1;
@@ -54,14 +56,17 @@ class Fuser {
   // Partial values pass through linear ops only; a chain does not say that it is linear.
   bool partial(TensorId id) const {
     const auto& axes = lg_.layouts[static_cast<size_t>(id)].axes;
-    return std::any_of(axes.begin(), axes.end(), [](const AxisLayout& a) { return a.placement == Placement::kPartial; });
+    return std::any_of(axes.begin(), axes.end(),
+                       [](const AxisLayout& a) { return a.placement == Placement::kPartial; });
   }
   bool joins(const Op& producer, TensorId between, OpId reader) const {
     const Op& op = g_.op(reader);
     const TensorId result = op.outputs[0];
     const auto& readers = readers_[static_cast<size_t>(between)];
-    return !kept_[static_cast<size_t>(between)] && std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
-           producer.region == op.region && producer.phase == op.phase && !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
+    return !kept_[static_cast<size_t>(between)] &&
+           std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
+           producer.region == op.region && producer.phase == op.phase && !partial(between) && !partial(result) &&
+           g_.tensor(between).dims == g_.tensor(result).dims &&
            lg_.layouts[static_cast<size_t>(between)] == lg_.layouts[static_cast<size_t>(result)];
   }
 
@@ -97,7 +102,9 @@ class Fuser {
     for (const OpId op : ops) inside.push_back(g_.op(op).outputs[0]);
     const auto look = [&](OpId op) {
       for (const TensorId id : g_.op(op).inputs)
-        if (std::find(inside.begin(), inside.end(), id) == inside.end() && std::find(out.begin(), out.end(), id) == out.end()) out.push_back(id);
+        if (std::find(inside.begin(), inside.end(), id) == inside.end() &&
+            std::find(out.begin(), out.end(), id) == out.end())
+          out.push_back(id);
     };
     for (const OpId op : ops) look(op);
     look(root);

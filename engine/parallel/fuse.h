@@ -5,8 +5,9 @@
 
 namespace whale {
 
-// Groups are trees: every intermediate has one reader, the same dimensions, layout, region and phase as the root; operands may
-// broadcast. Dropout joins; reductions do not. Formed on whole graphs, so that no cut of the batch changes them.
+// Groups are trees: every intermediate has one reader, the same dimensions, layout, region and phase as the root;
+// operands may broadcast. Dropout joins; reductions do not. Formed on whole graphs, so that no cut of the batch changes
+// them.
 void fuse_elementwise(LayoutGraph& graph);
 
 }  // namespace whale

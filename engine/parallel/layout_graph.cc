@@ -19,7 +19,8 @@ const char* name_of(Region region) {
 std::string tensor_text(const LayoutGraph& g, TensorId id) {
   if (id == kNone) return "_";
   const Tensor& t = g.graph.tensor(id);
-  return fmt::format("{} {}{} {}", t.name, whale::name_of(t.dtype), to_string(t.dims), to_string(g.layouts[static_cast<size_t>(id)]));
+  return fmt::format("{} {}{} {}", t.name, whale::name_of(t.dtype), to_string(t.dims),
+                     to_string(g.layouts[static_cast<size_t>(id)]));
 }
 
 [[noreturn]] void fail(const Op& op, const LayoutAxis& axis, std::string_view what) {
@@ -35,10 +36,12 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
   };
   if (axis.size == 1) {
     for (const auto* ids : {&op.inputs, &op.outputs})
-      if (any(*ids, Placement::kShard) || any(*ids, Placement::kPartial)) fail(op, axis, "an axis of size 1 cuts a tensor");
+      if (any(*ids, Placement::kShard) || any(*ids, Placement::kPartial))
+        fail(op, axis, "an axis of size 1 cuts a tensor");
     return;
   }
-  const bool bridge = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate;
+  const bool bridge =
+      has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate;
   // Zero is the sum of zeros: where a sum over micro-batches starts, it may be as partial as what is added.
   const bool zero = op.code == OpCode::k_fill && attr_float(op.attrs, "value") == 0;
   if (bridge || (zero && !any(op.outputs, Placement::kShard))) return;
@@ -52,7 +55,8 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
     const bool passes = std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!partial.empty() && !passes) fail(op, axis, "a partial value enters an op that is not linear in it");
     for (const TensorId id : op.outputs)
-      if (id != kNone && (place(id) == Placement::kPartial) != !partial.empty()) fail(op, axis, "a result's layout does not follow");
+      if (id != kNone && (place(id) == Placement::kPartial) != !partial.empty())
+        fail(op, axis, "a result's layout does not follow");
     return;
   }
   for (const Factor& f : factors.list) {
@@ -66,7 +70,8 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         return;
       }
       SubDigit sub;
-      if (l.placement != Placement::kShard || !find_sub_digit(digit, f.extent, l.digit, axis.extent, sub) || (found && !(sub == want)))
+      if (l.placement != Placement::kShard || !find_sub_digit(digit, f.extent, l.digit, axis.extent, sub) ||
+          (found && !(sub == want)))
         fits = false;
       else
         want = sub, found = true;
@@ -93,7 +98,9 @@ bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part,
   return out.outer * part_extent * out.inner == whole_extent;
 }
 
-Digit sub_digit(const Digit& whole, const SubDigit& sub) { return {whole.dim, whole.outer * sub.outer, whole.inner * sub.inner}; }
+Digit sub_digit(const Digit& whole, const SubDigit& sub) {
+  return {whole.dim, whole.outer * sub.outer, whole.inner * sub.inner};
+}
 
 bool LayoutGraph::time_varies(TensorId id) const {
   for (size_t a = 0; a < axes.size(); ++a)
@@ -122,7 +129,8 @@ std::string print(const LayoutGraph& g) {
     std::vector<std::string> in, out;
     for (const TensorId id : op.inputs) in.push_back(id == kNone ? "_" : g.graph.tensor(id).name);
     for (const TensorId id : op.outputs) out.push_back(tensor_text(g, id));
-    text += fmt::format("  {} | {} = {}({})\n", name_of(op.region), fmt::join(out, "; "), def(op.code).name, fmt::join(in, ", "));
+    text += fmt::format("  {} | {} = {}({})\n", name_of(op.region), fmt::join(out, "; "), def(op.code).name,
+                        fmt::join(in, ", "));
   }
   for (const NamedTensor& f : g.fetches) text += fmt::format("  fetch {}: {}\n", f.name, tensor_text(g, f.tensor));
   return text;

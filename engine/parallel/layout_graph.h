@@ -1,5 +1,5 @@
-// The level between graph and plan: the logical program with bridges in it, and where every tensor is. Dimensions are still
-// those of the whole tensors; cutting them is lowering's.
+// The level between graph and plan: the logical program with bridges in it, and where every tensor is. Dimensions are
+// still those of the whole tensors; cutting them is lowering's.
 #pragma once
 
 #include <string>
@@ -12,15 +12,15 @@ namespace whale {
 
 // Layouts have one entry per axis: time (micro-batches) first, then the devices' axes.
 struct LayoutAxis {
-  std::string name;      // "time", "replica"
+  std::string name;  // "time", "replica"
   int64_t size = 1;
-  int64_t extent = 0;    // of the digit that this axis cuts: the samples of a batch
+  int64_t extent = 0;  // of the digit that this axis cuts: the samples of a batch
   bool is_time() const { return name == "time"; }
 };
 
 struct LayoutGraph {
-  Graph graph;                       // Op::region is filled in; bridges are ops
-  std::vector<Layout> layouts;       // per tensor
+  Graph graph;                  // Op::region is filled in; bridges are ops
+  std::vector<Layout> layouts;  // per tensor
   std::vector<LayoutAxis> axes;
   std::vector<NamedTensor> fetches;  // "loss", outputs by name, "grad:NAME"
   int64_t batch = 0;                 // 0: no input has a batch dimension
@@ -31,7 +31,8 @@ struct LayoutGraph {
   bool time_varies(TensorId id) const;  // a value of its own per micro-batch
 };
 
-// The part of a digit that a cut uses: `part` equals a digit inside `whole`, which spans outer * extent(part) * inner of it.
+// The part of a digit that a cut uses: `part` equals a digit inside `whole`, which spans outer * extent(part) * inner
+// of it.
 struct SubDigit {
   int64_t outer = 1, inner = 1;
   friend bool operator==(const SubDigit&, const SubDigit&) = default;

@@ -15,14 +15,20 @@ constexpr int kSweeps = 6;
 struct Order {
   LayoutGraph& lg;
   Graph& g;
-  std::vector<std::vector<OpId>> readers;        // per storage root
+  std::vector<std::vector<OpId>> readers;  // per storage root
   std::vector<TensorId> root;
-  std::vector<TensorId> variable_of;             // per tensor that is some variable's next value: the variable's tensor
-  explicit Order(LayoutGraph& graph) : lg(graph), g(graph.graph), readers(g.tensors.size()), root(g.tensors.size()), variable_of(g.tensors.size(), kNone) {
+  std::vector<TensorId> variable_of;  // per tensor that is some variable's next value: the variable's tensor
+  explicit Order(LayoutGraph& graph)
+      : lg(graph),
+        g(graph.graph),
+        readers(g.tensors.size()),
+        root(g.tensors.size()),
+        variable_of(g.tensors.size(), kNone) {
     for (size_t t = 0; t < root.size(); ++t) root[t] = view_root(g, static_cast<TensorId>(t));
     for (size_t i = 0; i < g.ops.size(); ++i)
       for (const TensorId id : g.ops[i].inputs)
-        if (id != kNone && !is_view(g.ops[i].code)) readers[static_cast<size_t>(root[static_cast<size_t>(id)])].push_back(static_cast<OpId>(i));
+        if (id != kNone && !is_view(g.ops[i].code))
+          readers[static_cast<size_t>(root[static_cast<size_t>(id)])].push_back(static_cast<OpId>(i));
     for (const Variable& v : g.variables)
       if (v.next != kNone) variable_of[static_cast<size_t>(v.next)] = v.tensor;
   }
@@ -35,7 +41,8 @@ struct Order {
       if (alias.must && op.inputs[static_cast<size_t>(alias.input)] != kNone)
         out.push_back(root[static_cast<size_t>(op.inputs[static_cast<size_t>(alias.input)])]);
     for (const TensorId y : op.outputs)
-      if (y != kNone && variable_of[static_cast<size_t>(y)] != kNone) out.push_back(variable_of[static_cast<size_t>(y)]);
+      if (y != kNone && variable_of[static_cast<size_t>(y)] != kNone)
+        out.push_back(variable_of[static_cast<size_t>(y)]);
     return out;
   }
 
@@ -44,7 +51,8 @@ struct Order {
     std::vector<std::vector<OpId>> data(g.ops.size()), out(g.ops.size());
     for (size_t i = 0; i < g.ops.size(); ++i)
       for (const TensorId id : g.ops[i].inputs)
-        if (id != kNone && g.tensor(id).producer != kNone) data[static_cast<size_t>(g.tensor(id).producer)].push_back(static_cast<OpId>(i));
+        if (id != kNone && g.tensor(id).producer != kNone)
+          data[static_cast<size_t>(g.tensor(id).producer)].push_back(static_cast<OpId>(i));
     const auto reaches = [&](OpId from, OpId to) {
       std::vector<OpId> todo{from};
       std::set<OpId> seen{from};
@@ -78,14 +86,19 @@ std::vector<double> wishes(const Order& o) {
   const auto made_at = [&](const Op& op) {
     double last = -1;
     for (const TensorId id : op.inputs)
-      if (id != kNone && g.tensor(id).producer != kNone) last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
+      if (id != kNone && g.tensor(id).producer != kNone)
+        last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
     return last;
   };
-  // Sources (of constants, inputs and variables alone) sink to their first reader, from the last to the first so that chains of
-  // constants sink together.
+  // Sources (of constants, inputs and variables alone) sink to their first reader, from the last to the first so that
+  // chains of constants sink together.
   std::vector<char> constant(n), source(n);
-  const auto made_of = [&](const Op& op, const auto& test) { return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || test(id); }); };
-  const auto from_constant = [&](TensorId id) { return g.tensor(id).producer != kNone && constant[static_cast<size_t>(g.tensor(id).producer)]; };
+  const auto made_of = [&](const Op& op, const auto& test) {
+    return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || test(id); });
+  };
+  const auto from_constant = [&](TensorId id) {
+    return g.tensor(id).producer != kNone && constant[static_cast<size_t>(g.tensor(id).producer)];
+  };
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
     constant[i] = made_of(op, from_constant);
@@ -117,7 +130,8 @@ std::vector<double> wishes(const Order& o) {
     }
     for (const TensorId storage : o.overwrites(op))
       for (const OpId r : o.readers[static_cast<size_t>(storage)])
-        if (static_cast<size_t>(r) != i) when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
+        if (static_cast<size_t>(r) != i)
+          when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
     key[i] = when;
   }
   return key;
@@ -137,7 +151,8 @@ void apply_order(Graph& g, const std::vector<OpId>& order) {
 bool is_view(OpCode code) { return code == OpCode::k_reshape || code == OpCode::k_stop_gradient; }
 
 TensorId view_root(const Graph& g, TensorId id) {
-  while (g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code)) id = g.op(g.tensor(id).producer).inputs[0];
+  while (g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code))
+    id = g.op(g.tensor(id).producer).inputs[0];
   return id;
 }
 
@@ -181,11 +196,15 @@ void shorten_lives(LayoutGraph& lg) {
   for (const NamedTensor& f : lg.fetches) pinned[static_cast<size_t>(o.root[static_cast<size_t>(f.tensor)])] = 1;
   for (const Variable& v : g.variables)
     if (v.next != kNone) pinned[static_cast<size_t>(o.root[static_cast<size_t>(v.next)])] = 1;
-  const auto counted = [&](TensorId storage) { return g.tensor(storage).kind == TensorKind::kValue && !pinned[static_cast<size_t>(storage)]; };
+  const auto counted = [&](TensorId storage) {
+    return g.tensor(storage).kind == TensorKind::kValue && !pinned[static_cast<size_t>(storage)];
+  };
   // Gradients of parameters are used up by what follows them; `lasting` leaves them out.
   const auto passing = [&](TensorId y) {
     const auto& r = o.readers[static_cast<size_t>(y)];
-    return !r.empty() && std::all_of(r.begin(), r.end(), [&](OpId k) { return g.op(k).phase == Phase::kUpdate || has_flag(g.op(k).code, kCollective); });
+    return !r.empty() && std::all_of(r.begin(), r.end(), [&](OpId k) {
+      return g.op(k).phase == Phase::kUpdate || has_flag(g.op(k).code, kCollective);
+    });
   };
   const auto made = [&](OpId i, bool lasting) {
     int64_t bytes = 0;
@@ -203,9 +222,10 @@ void shorten_lives(LayoutGraph& lg) {
       if (!counted(storage) || std::find(seen.begin(), seen.end(), storage) != seen.end()) continue;
       seen.push_back(storage);
       const auto& r = o.readers[static_cast<size_t>(storage)];
-      const auto past = [&](OpId k) { return k == i || (k != later && static_cast<size_t>(position[static_cast<size_t>(k)]) < p); };
-      if (std::all_of(r.begin(), r.end(), past))
-        bytes += bytes_of(g.tensor(storage));
+      const auto past = [&](OpId k) {
+        return k == i || (k != later && static_cast<size_t>(position[static_cast<size_t>(k)]) < p);
+      };
+      if (std::all_of(r.begin(), r.end(), past)) bytes += bytes_of(g.tensor(storage));
     }
     return bytes;
   };
@@ -215,7 +235,9 @@ void shorten_lives(LayoutGraph& lg) {
     for (size_t p = 0; p + 1 < n; ++p) {
       const OpId a = order[p], b = order[p + 1];
       if (region(a) != region(b) || is_view(g.op(a).code) || is_view(g.op(b).code)) continue;
-      if (has_flag(g.op(a).code, kCollective) || has_flag(g.op(b).code, kCollective) || after[static_cast<size_t>(a)].contains(b)) continue;
+      if (has_flag(g.op(a).code, kCollective) || has_flag(g.op(b).code, kCollective) ||
+          after[static_cast<size_t>(a)].contains(b))
+        continue;
       const int64_t a_first = std::max(made(a, false), made(a, true) - freed(a, b, p) + made(b, false));
       const int64_t b_first = std::max(made(b, false), made(b, true) - freed(b, a, p) + made(a, false));
       if (b_first >= a_first) continue;

@@ -1,5 +1,5 @@
-// In which order one device runs the ops: gradient buckets, grouped updates, and an order that overlaps communication with the
-// backward pass and keeps few tensors alive.
+// In which order one device runs the ops: gradient buckets, grouped updates, and an order that overlaps communication
+// with the backward pass and keeps few tensors alive.
 #pragma once
 
 #include "parallel/layout_graph.h"
@@ -12,23 +12,25 @@ bool is_view(OpCode code);
 TensorId view_root(const Graph& graph, TensorId id);
 int64_t bytes_of(const Tensor& tensor);
 
-// Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters always; with
-// `casts_only` false also activations, norms and the like (a few percent of time for a fifth of the memory).
+// Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters
+// always; with `casts_only` false also activations, norms and the like (a few percent of time for a fifth of the
+// memory).
 void recompute_cheap(LayoutGraph& graph, bool casts_only);
 
 // Swaps neighbours (and no more) where the other order has fewer bytes alive: a weight's gradient before that of the
 // activation, for example.
 void shorten_lives(LayoutGraph& graph);
 
-// One all_reduce per bucket: gradients of one type in the order in which they become ready, until `bucket_bytes` are reached.
+// One all_reduce per bucket: gradients of one type in the order in which they become ready, until `bucket_bytes` are
+// reached.
 void form_buckets(LayoutGraph& graph, int64_t bucket_bytes);
 
 // Updates of one kind and one bucket (without collectives: of `bucket_bytes` of gradients) become one op.
 void group_updates(LayoutGraph& graph, int64_t bucket_bytes);
 
-// The final order. Constants just before their first use; an all_reduce as soon as its operands are there; updates as soon as their
-// gradients are (behind the next bucket's all_reduce, so that waiting for one overlaps the other) and never before the last
-// reader of the old value.
+// The final order. Constants just before their first use; an all_reduce as soon as its operands are there; updates as
+// soon as their gradients are (behind the next bucket's all_reduce, so that waiting for one overlaps the other) and
+// never before the last reader of the old value.
 void order_ops(LayoutGraph& graph);
 
 }  // namespace whale

@@ -34,7 +34,9 @@ class Propagator {
   Graph& g() { return b_.out.graph; }
   size_t axes() const { return b_.out.axes.size(); }
   const LayoutAxis& axis(size_t a) const { return b_.out.axes[a]; }
-  Placement placement(TensorId id, size_t a) const { return id == kNone ? Placement::kReplicate : b_.out.at(id, a).placement; }
+  Placement placement(TensorId id, size_t a) const {
+    return id == kNone ? Placement::kReplicate : b_.out.at(id, a).placement;
+  }
 
   // What an op needs along one axis when none of its operands says so: a factor that its results are to be cut along.
   using Forced = std::vector<std::pair<size_t, Cut>>;
@@ -52,8 +54,10 @@ class Propagator {
       for (const auto& [at, wanted] : forced)
         if (at == a) cut = wanted;
       if (cut.factor < 0) cut = choose(op, factors, a);
-      if (cut.factor >= 0) apply_cut(op, factors, a, cut);
-      else pass_partial(op, factors, a);
+      if (cut.factor >= 0)
+        apply_cut(op, factors, a, cut);
+      else
+        pass_partial(op, factors, a);
     }
     b_.append(std::move(op));
   }
@@ -83,7 +87,9 @@ class Propagator {
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
         Cut cut{static_cast<int>(k), {}};
-        if (i >= f.inputs.size() || !find_sub_digit(f.inputs[i], f.extent, b_.out.at(op.inputs[i], a).digit, axis(a).extent, cut.sub)) continue;
+        if (i >= f.inputs.size() ||
+            !find_sub_digit(f.inputs[i], f.extent, b_.out.at(op.inputs[i], a).digit, axis(a).extent, cut.sub))
+          continue;
         if (!fits(f, op, cut)) continue;
         best = cut, most = size;
         break;
@@ -125,13 +131,16 @@ class Propagator {
         if (o != kNone) narrows |= size_of(g().tensor(o).dtype) < size_of(g().tensor(op.inputs[i]).dtype);
     }
     if (partial.empty()) return;
-    const bool passes = sum && !narrows && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
+    const bool passes =
+        sum && !narrows && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!passes) {
-      for (const int i : partial) op.inputs[static_cast<size_t>(i)] = make_whole(op, op.inputs[static_cast<size_t>(i)], a);
+      for (const int i : partial)
+        op.inputs[static_cast<size_t>(i)] = make_whole(op, op.inputs[static_cast<size_t>(i)], a);
       return;
     }
     for (const TensorId o : op.outputs)
-      if (o != kNone) b_.out.layouts[static_cast<size_t>(o)].axes[a] = {.placement = Placement::kPartial, .digit = {}, .cut = {}};
+      if (o != kNone)
+        b_.out.layouts[static_cast<size_t>(o)].axes[a] = {.placement = Placement::kPartial, .digit = {}, .cut = {}};
   }
 
   // ---- bridges of one operand -----------------------------------------------------------------------------------
@@ -142,10 +151,13 @@ class Propagator {
       case Placement::kPartial: return b_.reduce(id, a);
       case Placement::kShard:
         if (axis(a).is_time())
-          throw invalid("op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one micro-batch "
-                        "(accumulation 1), or keep samples apart in this op",
-                        op.name, def(op.code).name, g().tensor(id).name, axis(a).size)
-              .at_op(op.name).at_scope(g().scope_path(op.scope));
+          throw invalid(
+              "op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one "
+              "micro-batch "
+              "(accumulation 1), or keep samples apart in this op",
+              op.name, def(op.code).name, g().tensor(id).name, axis(a).size)
+              .at_op(op.name)
+              .at_scope(g().scope_path(op.scope));
         return b_.gather(id, a);
     }
     return id;
@@ -160,10 +172,13 @@ class Propagator {
     } else if (!axis(a).is_time()) {
       out = b_.slice(id, a, digit);
     } else {
-      throw unimplemented("op '{}' ({}): operand '{}' has a value for every sample but does not come from a batched input; cutting it into "
-                          "{} micro-batches is not implemented: declare it as an input with a batch dimension",
-                          op.name, def(op.code).name, g().tensor(id).name, axis(a).size)
-          .at_op(op.name).at_scope(g().scope_path(op.scope));
+      throw unimplemented(
+          "op '{}' ({}): operand '{}' has a value for every sample but does not come from a batched input; cutting it "
+          "into "
+          "{} micro-batches is not implemented: declare it as an input with a batch dimension",
+          op.name, def(op.code).name, g().tensor(id).name, axis(a).size)
+          .at_op(op.name)
+          .at_scope(g().scope_path(op.scope));
     }
     return slices_[key] = out;
   }
@@ -177,7 +192,9 @@ class Propagator {
     for (size_t k = 0; k < factors.list.size(); ++k) {
       Cut cut{static_cast<int>(k), {}};
       const Factor& f = factors.list[k];
-      if (f.kind == FactorKind::kMap && find_sub_digit(f.outputs[0], f.extent, digit, axis(a).extent, cut.sub) && fits(f, op, cut)) return cut;
+      if (f.kind == FactorKind::kMap && find_sub_digit(f.outputs[0], f.extent, digit, axis(a).extent, cut.sub) &&
+          fits(f, op, cut))
+        return cut;
     }
     return {};
   }
@@ -189,7 +206,9 @@ class Propagator {
     if (cut.factor < 0) return false;
     const Factor f = def(op.code).factors(view_of(g(), op)).list[static_cast<size_t>(cut.factor)];
     for (size_t i = 0; i < op.inputs.size(); ++i)
-      if (op.inputs[i] != kNone && f.inputs[i].present() && !is_free(op.inputs[i], a, sub_digit(f.inputs[i], cut.sub), depth + 1)) return false;
+      if (op.inputs[i] != kNone && f.inputs[i].present() &&
+          !is_free(op.inputs[i], a, sub_digit(f.inputs[i], cut.sub), depth + 1))
+        return false;
     return true;
   }
   TensorId produce_cut(TensorId id, size_t a, const Digit& digit) {
@@ -211,8 +230,9 @@ class Propagator {
   }
 
   // ---- time: what the body needs of the whole batch -------------------------------------------------------------
-  // An op with operands that differ from micro-batch to micro-batch belongs to the body. Operands that exist only after the
-  // body (sums over micro-batches) are then computed from the whole batch in the prologue, when no parameter is involved.
+  // An op with operands that differ from micro-batch to micro-batch belongs to the body. Operands that exist only after
+  // the body (sums over micro-batches) are then computed from the whole batch in the prologue, when no parameter is
+  // involved.
   void hoist_operands(Op& op) {
     if (axis(kTime).size == 1) return;
     const auto any = [&](Placement p) {
@@ -220,7 +240,8 @@ class Propagator {
     };
     if (!any(Placement::kShard)) {
       // A partial value beside a finished sum goes on in the epilogue.
-      const bool late = std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return b_.region(id) == Region::kEpilogue; });
+      const bool late = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                    [&](TensorId id) { return b_.region(id) == Region::kEpilogue; });
       for (TensorId& id : op.inputs)
         if (late && placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
       return;
@@ -242,13 +263,18 @@ class Propagator {
       const Op source = producer == kNone ? Op{} : g().op(producer);
       if (producer == kNone || depends_on_variable(id) || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp)) {
         const bool stats = source.code == OpCode::k_batch_stats || user.code == OpCode::k_batch_norm_apply;
-        throw invalid("op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more than a "
-                      "part of them is there. Plan with one micro-batch (accumulation 1){}",
-                      user.name, def(user.code).name, g().tensor(id).name, axis(kTime).size,
-                      stats ? fmt::format(", or set the attribute 'groups' of the batch norm to {} (or a multiple), so that a micro-batch is a "
-                                          "union of whole groups (it is 1)", axis(kTime).size)
-                            : std::string())
-            .at_op(user.name).at_scope(g().scope_path(user.scope));
+        throw invalid(
+            "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no "
+            "more than a "
+            "part of them is there. Plan with one micro-batch (accumulation 1){}",
+            user.name, def(user.code).name, g().tensor(id).name, axis(kTime).size,
+            stats ? fmt::format(", or set the attribute 'groups' of the batch norm to {} (or a multiple), so that a "
+                                "micro-batch is a "
+                                "union of whole groups (it is 1)",
+                                axis(kTime).size)
+                  : std::string())
+            .at_op(user.name)
+            .at_scope(g().scope_path(user.scope));
       }
       if (source.code == OpCode::k_accumulate) {
         out = whole(user, source.inputs[1], depth + 1);
@@ -260,7 +286,8 @@ class Propagator {
         for (TensorId& input : op.inputs)
           if (input != kNone) input = whole(user, input, depth + 1);
         op.name += ".whole";
-        const auto at = static_cast<size_t>(std::find(source.outputs.begin(), source.outputs.end(), id) - source.outputs.begin());
+        const auto at =
+            static_cast<size_t>(std::find(source.outputs.begin(), source.outputs.end(), id) - source.outputs.begin());
         for (TensorId& o : op.outputs)
           if (o != kNone) o = b_.like(o, ".whole");
         out = op.outputs[at];
@@ -321,8 +348,10 @@ class Propagator {
       id = b_.gather(id, 1);
     }
     if (placement(id, kTime) == Placement::kShard && b_.out.at(id, kTime).digit.outer != 1)
-      throw unimplemented("fetching '{}' with {} micro-batches: its samples are not the outermost part of a dimension; transpose it first",
-                          g().tensor(id).name, axis(kTime).size);
+      throw unimplemented(
+          "fetching '{}' with {} micro-batches: its samples are not the outermost part of a dimension; transpose it "
+          "first",
+          g().tensor(id).name, axis(kTime).size);
     return id;
   }
 
@@ -335,8 +364,10 @@ class Propagator {
     if (g().training.loss != kNone) fetch("loss", g().training.loss);
     for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) fetch(o.name, o.tensor);
     for (const std::string& name : options.fetch_gradients) {
-      const auto it = std::find_if(g().gradients.begin(), g().gradients.end(), [&](const NamedTensor& n) { return n.name == name; });
-      if (it == g().gradients.end()) throw error(Code::kNotFound, "fetch 'grad:{}': no trained parameter has this name", name);
+      const auto it = std::find_if(g().gradients.begin(), g().gradients.end(),
+                                   [&](const NamedTensor& n) { return n.name == name; });
+      if (it == g().gradients.end())
+        throw error(Code::kNotFound, "fetch 'grad:{}': no trained parameter has this name", name);
       fetch("grad:" + name, everywhere(it->tensor));
     }
     for (Variable& v : g().variables)
@@ -351,6 +382,8 @@ class Propagator {
 
 }  // namespace
 
-LayoutGraph propagate(const Graph& graph, const PropagateOptions& options) { return Propagator(graph, options).run(options); }
+LayoutGraph propagate(const Graph& graph, const PropagateOptions& options) {
+  return Propagator(graph, options).run(options);
+}
 
 }  // namespace whale

@@ -7,18 +7,20 @@
 namespace whale {
 namespace {
 
-constexpr double kCheapFlops = 16;               // per element of the result
+constexpr double kCheapFlops = 16;                 // per element of the result
 constexpr int64_t kWorthBytes = int64_t{1} << 18;  // smaller results stay in the cache anyway
 
 struct Recomputer {
   LayoutGraph& lg;
   Graph& g;
-  std::vector<std::vector<OpId>> readers;        // through views
-  std::vector<char> again;                       // tensors that the backward pass makes anew
-  explicit Recomputer(LayoutGraph& graph) : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()) {
+  std::vector<std::vector<OpId>> readers;  // through views
+  std::vector<char> again;                 // tensors that the backward pass makes anew
+  explicit Recomputer(LayoutGraph& graph)
+      : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()) {
     for (size_t i = 0; i < g.ops.size(); ++i)
       for (const TensorId id : g.ops[i].inputs)
-        if (id != kNone && !is_view(g.ops[i].code)) readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
+        if (id != kNone && !is_view(g.ops[i].code))
+          readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
   }
 
   bool read_backward(TensorId id) const {
@@ -31,14 +33,17 @@ struct Recomputer {
     return g.tensor(root).kind != TensorKind::kValue || (read_backward(root) && !again[static_cast<size_t>(root)]);
   }
   bool cheap(const Op& op, bool casts_only) const {
-    if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) || has_flag(op.code, kCollective) || op.inputs.empty()) return false;
+    if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||
+        has_flag(op.code, kCollective) || op.inputs.empty())
+      return false;
     const bool cast_of_variable = op.code == OpCode::k_cast && g.tensor(op.inputs[0]).kind == TensorKind::kVariable;
     if (casts_only && !cast_of_variable) return false;
     for (const TensorId id : op.outputs)
       for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
-    return bytes_of(y) >= kWorthBytes && cost_of(view_of(g, op)).flops <= kCheapFlops * static_cast<double>(element_count(y.dims));
+    return bytes_of(y) >= kWorthBytes &&
+           cost_of(view_of(g, op)).flops <= kCheapFlops * static_cast<double>(element_count(y.dims));
   }
 };
 
@@ -60,9 +65,11 @@ void recompute_cheap(LayoutGraph& lg, bool casts_only) {
         if (id != y) continue;
         viewed |= is_view(g.ops[k].code);
         forward |= g.ops[k].phase == Phase::kForward;
-        if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k))) backward.push_back(static_cast<OpId>(k));
+        if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k)))
+          backward.push_back(static_cast<OpId>(k));
       }
-    const bool there = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || r.stays(id); });
+    const bool there =
+        std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || r.stays(id); });
     if (!forward || viewed || backward.empty() || !there) continue;
     Op copy = op;
     copy.name += ".again";

@@ -27,7 +27,8 @@ void compact(Graph& graph, const std::vector<char>& removed) {
   for (size_t i = 0; i < n; ++i) {
     if (gone(i)) continue;
     for (const TensorId id : graph.ops[i].inputs)
-      if (id != kNone && maker[static_cast<size_t>(id)] != kNone) ++waiting[i], after[static_cast<size_t>(maker[static_cast<size_t>(id)])].push_back(i);
+      if (id != kNone && maker[static_cast<size_t>(id)] != kNone)
+        ++waiting[i], after[static_cast<size_t>(maker[static_cast<size_t>(id)])].push_back(i);
     if (waiting[i] == 0) ready.push(i);
   }
   std::vector<Op> ops;
@@ -46,7 +47,8 @@ void compact(Graph& graph, const std::vector<char>& removed) {
   for (Tensor& t : graph.tensors) t.producer = kNone;  // what only a removed op made has none
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     Op& op = graph.ops[i];
-    if (op.origin != kNone) op.origin = static_cast<size_t>(op.origin) < n ? number[static_cast<size_t>(op.origin)] : kNone;
+    if (op.origin != kNone)
+      op.origin = static_cast<size_t>(op.origin) < n ? number[static_cast<size_t>(op.origin)] : kNone;
     for (size_t k = 0; k < op.outputs.size(); ++k) {
       if (op.outputs[k] == kNone) continue;
       Tensor& t = graph.tensor(op.outputs[k]);

@@ -7,8 +7,8 @@
 
 namespace whale {
 
-// Removes the ops marked in `removed` (may be empty: none) and brings the rest into an order in which they can run, changing as
-// little as possible; renumbers producers and origins.
+// Removes the ops marked in `removed` (may be empty: none) and brings the rest into an order in which they can run,
+// changing as little as possible; renumbers producers and origins.
 void compact(Graph& graph, const std::vector<char>& removed);
 
 // Who reads each tensor, as op numbers in order; an op that reads it twice stands there twice.

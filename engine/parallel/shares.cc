@@ -14,7 +14,8 @@ std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weig
     if (!(w >= 0) || !std::isfinite(w)) throw invalid("shares: {} is not a weight, expected numbers >= 0", w);
     sum += w;
   }
-  if (!(sum > 0) || !std::isfinite(sum)) throw invalid("shares [{}] add up to {}, expected more than 0", fmt::join(weights, ", "), sum);
+  if (!(sum > 0) || !std::isfinite(sum))
+    throw invalid("shares [{}] add up to {}, expected more than 0", fmt::join(weights, ", "), sum);
   const size_t n = weights.size();
   std::vector<int64_t> out(n);
   std::vector<double> rest(n);

@@ -8,18 +8,18 @@
 
 namespace whale {
 
-// Whole numbers in proportion to `weights`, adding up to `total`: rounded by largest remainder, ties to the lower index. Zero
-// weights get zero. The sum of the weights must be positive.
+// Whole numbers in proportion to `weights`, adding up to `total`: rounded by largest remainder, ties to the lower
+// index. Zero weights get zero. The sum of the weights must be positive.
 std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weights);
 std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& weights);  // consecutive runs from 0
 
-// The batch by global sample index: runs of micro-batches whose sizes differ by at most one (the first ones get one more), each cut
-// over the devices by their shares.
+// The batch by global sample index: runs of micro-batches whose sizes differ by at most one (the first ones get one
+// more), each cut over the devices by their shares.
 struct BatchCut {
   int64_t batch = 0;
-  std::vector<Interval> runs;                 // per micro-batch
-  std::vector<std::vector<Interval>> parts;   // [micro-batch][device]
-  std::vector<Interval> whole;                // per device: its share of the whole batch
+  std::vector<Interval> runs;                // per micro-batch
+  std::vector<std::vector<Interval>> parts;  // [micro-batch][device]
+  std::vector<Interval> whole;               // per device: its share of the whole batch
 };
 BatchCut cut_batch(int64_t batch, int64_t micro_batches, const std::vector<double>& device_shares);
 

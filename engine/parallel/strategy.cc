@@ -31,7 +31,8 @@ struct Reader {
     if (!take(c)) fail(fmt::format("'{}'", c));
   }
   static bool is_word(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '+' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+           c == '+' || c == '-';
   }
   std::string word(std::string_view wanted) {
     skip();
@@ -107,7 +108,9 @@ std::vector<double> weights(const Value& v) {
 std::string count_text(const Scope& s) { return s.count ? fmt::format("{}", s.count) : ""; }
 void read_count(Scope& s, const Value& v) { s.count = number(v); }
 void read_shares(Scope& s, const Value& v) { s.shares = weights(v); }
-std::string shares_text(const Scope& s) { return s.shares.empty() ? "" : fmt::format("[{}]", fmt::join(s.shares, ",")); }
+std::string shares_text(const Scope& s) {
+  return s.shares.empty() ? "" : fmt::format("[{}]", fmt::join(s.shares, ","));
+}
 
 const Parameter kParameters[] = {
     {ScopeKind::kReplica, "count", true, read_count, count_text},
@@ -118,9 +121,11 @@ const Parameter kParameters[] = {
        s.by = v;
      },
      [](const Scope& s) { return s.by; }},
-    {ScopeKind::kReplica, "layout", false, [](Scope& s, const Value& v) { s.layout = v; }, [](const Scope& s) { return s.layout; }},
+    {ScopeKind::kReplica, "layout", false, [](Scope& s, const Value& v) { s.layout = v; },
+     [](const Scope& s) { return s.layout; }},
     {ScopeKind::kSplit, "ways", true, read_count, count_text},
-    {ScopeKind::kSplit, "factor", false, [](Scope& s, const Value& v) { s.factor = v; }, [](const Scope& s) { return s.factor; }},
+    {ScopeKind::kSplit, "factor", false, [](Scope& s, const Value& v) { s.factor = v; },
+     [](const Scope& s) { return s.factor; }},
     {ScopeKind::kSplit, "shares", false, read_shares, shares_text},
     {ScopeKind::kStage, "devices", true, read_count, count_text},
     {ScopeKind::kPipeline, "stages", true, read_count, count_text},
@@ -137,10 +142,12 @@ const Parameter kParameters[] = {
      [](const Scope& s) { return s.chunks ? fmt::format("{}", s.chunks) : ""; }},
     {ScopeKind::kCluster, "devices", true, [](Scope& s, const Value& v) { s.devices = v; },
      [](const Scope& s) { return s.devices.empty() ? "" : "\"" + s.devices + "\""; }},
-    {ScopeKind::kCluster, "layout", false, [](Scope& s, const Value& v) { s.layout = v; }, [](const Scope& s) { return s.layout; }},
+    {ScopeKind::kCluster, "layout", false, [](Scope& s, const Value& v) { s.layout = v; },
+     [](const Scope& s) { return s.layout; }},
 };
 
-constexpr ScopeKind kKinds[] = {ScopeKind::kReplica, ScopeKind::kSplit, ScopeKind::kStage, ScopeKind::kPipeline, ScopeKind::kCluster};
+constexpr ScopeKind kKinds[] = {ScopeKind::kReplica, ScopeKind::kSplit, ScopeKind::kStage, ScopeKind::kPipeline,
+                                ScopeKind::kCluster};
 
 void set_parameter(const Reader& in, Scope& scope, const std::string& name, const Value& value, bool positional) {
   std::string known;
@@ -164,7 +171,8 @@ Scope parse_scope(Reader& in) {
   for (const ScopeKind k : kKinds)
     if (kind == name_of(k)) scope.kind = k;
   if (scope.kind == ScopeKind::kRoot)
-    throw invalid("strategy '{}': unknown scope '{}'; expected replica, split, stage, pipeline or cluster", in.text, kind);
+    throw invalid("strategy '{}': unknown scope '{}'; expected replica, split, stage, pipeline or cluster", in.text,
+                  kind);
   if (!in.take('(') || in.take(')')) return scope;
   for (bool first = true;; first = false) {
     const Value value = in.value();

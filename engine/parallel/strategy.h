@@ -1,5 +1,5 @@
-// Strategies as text (semantics.md section 3): "replica(3, shares=[3,2,1]) > pipeline(4, micro_batches=8) > split(2)", the outer
-// scope first.
+// Strategies as text (semantics.md section 3): "replica(3, shares=[3,2,1]) > pipeline(4, micro_batches=8) > split(2)",
+// the outer scope first.
 #pragma once
 
 #include <string>

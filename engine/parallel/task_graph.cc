@@ -13,12 +13,14 @@ namespace {
 // What is not built yet says so by name; the mechanism below does not depend on it.
 void check_supported(const Scope& scope, std::string_view path) {
   if (scope.kind != ScopeKind::kReplica)
-    throw unimplemented("scope '{}' ({}) is not implemented yet; replica is", to_string(scope), path).at_scope(std::string(path));
+    throw unimplemented("scope '{}' ({}) is not implemented yet; replica is", to_string(scope), path)
+        .at_scope(std::string(path));
   if (scope.by == "micro_batch")
     throw unimplemented("scope '{}' ({}): by=micro_batch is not implemented yet; by=sample is", to_string(scope), path)
         .at_scope(std::string(path));
   if (!scope.layout.empty() && scope.layout != "all")
-    throw unimplemented("scope '{}' ({}): layout={} is not implemented yet; layout=all is", to_string(scope), path, scope.layout)
+    throw unimplemented("scope '{}' ({}): layout={} is not implemented yet; layout=all is", to_string(scope), path,
+                        scope.layout)
         .at_scope(std::string(path));
 }
 
@@ -65,7 +67,8 @@ Mesh resolve_mesh(std::vector<Scope>& nest, int64_t devices, std::string_view pa
     check_supported(scope, path);
     const auto weights = static_cast<int64_t>(scope.shares.size());
     if (weights && scope.count && weights != scope.count)
-      throw invalid("scope '{}' ({}): shares has {} entries, expected {}, one for each replica", to_string(scope), path, weights, scope.count)
+      throw invalid("scope '{}' ({}): shares has {} entries, expected {}, one for each replica", to_string(scope), path,
+                    weights, scope.count)
           .at_scope(std::string(path));
     if (weights) {
       scope.count = weights;
@@ -75,8 +78,10 @@ Mesh resolve_mesh(std::vector<Scope>& nest, int64_t devices, std::string_view pa
         throw invalid("scope '{}' ({}): {}", to_string(scope), path, e.message()).at_scope(std::string(path));
       }
     }
-    if (scope.count > devices) needed = scope.count;  // and the product does not overflow
-    else if (scope.count) needed *= scope.count;
+    if (scope.count > devices)
+      needed = scope.count;  // and the product does not overflow
+    else if (scope.count)
+      needed *= scope.count;
     if (needed > devices) break;
   }
   // The outermost scope without a count takes what the others leave; further ones need one device.
@@ -86,13 +91,16 @@ Mesh resolve_mesh(std::vector<Scope>& nest, int64_t devices, std::string_view pa
     needed *= scope.count;
   }
   if (needed != devices) {
-    const char* hint = needed > devices ? "give more devices or a smaller count"
-                                        : "devices left idle are not allowed: leave the count out, give a matching count, or nest scopes";
+    const char* hint =
+        needed > devices
+            ? "give more devices or a smaller count"
+            : "devices left idle are not allowed: leave the count out, give a matching count, or nest scopes";
     throw invalid("scope '{}' ({}) wants {} device(s), {} are there; {}", to_string(nest), path, needed, devices, hint)
         .at_scope(std::string(path));
   }
   Mesh mesh;
-  for (const Scope& scope : nest) mesh.axes.push_back({.name = name_of(scope.kind), .size = scope.count, .shares = scope.shares});
+  for (const Scope& scope : nest)
+    mesh.axes.push_back({.name = name_of(scope.kind), .size = scope.count, .shares = scope.shares});
   return mesh;
 }
 

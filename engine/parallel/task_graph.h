@@ -11,9 +11,9 @@ namespace whale {
 
 // One axis of a mesh, made by one scope.
 struct Axis {
-  std::string name;             // "replica"
+  std::string name;  // "replica"
   int64_t size = 1;
-  std::vector<double> shares;   // by hand; empty: equal
+  std::vector<double> shares;  // by hand; empty: equal
   friend bool operator==(const Axis&, const Axis&) = default;
 };
 
@@ -27,18 +27,18 @@ struct Mesh {
 };
 
 struct TaskGraph {
-  std::vector<Scope> nest;   // scopes with a placement, outer first; counts filled in
-  std::string path;          // for messages: "replica/block.1"; "default strategy"
+  std::vector<Scope> nest;  // scopes with a placement, outer first; counts filled in
+  std::string path;         // for messages: "replica/block.1"; "default strategy"
   std::vector<OpId> ops;
   Mesh mesh;
 };
 
-// Fills in counts that were left out and checks them against the devices of the slot. Throws naming the scope, the devices
-// wanted and the devices there.
+// Fills in counts that were left out and checks them against the devices of the slot. Throws naming the scope, the
+// devices wanted and the devices there.
 Mesh resolve_mesh(std::vector<Scope>& nest, int64_t devices, std::string_view path);
 
-// `strategy`: for the ops without a scope of their own; empty: the graph's, or else replica. A bare `replica` takes count and
-// shares from the strategy, or else from the first scope that gives them, so that one model has one mesh.
+// `strategy`: for the ops without a scope of their own; empty: the graph's, or else replica. A bare `replica` takes
+// count and shares from the strategy, or else from the first scope that gives them, so that one model has one mesh.
 std::vector<TaskGraph> form_task_graphs(const Graph& graph, int64_t devices, std::string_view strategy);
 
 }  // namespace whale

@@ -20,12 +20,18 @@ std::string scaled(double value, double base, const char* unit) {
 
 int64_t value_limit(const Graph& graph, TensorId input) {
   // Which operand is looked up with, and which dimension of which operand bounds it.
-  struct Row { OpCode code; size_t index, table; int dim; };
+  struct Row {
+    OpCode code;
+    size_t index, table;
+    int dim;
+  };
   constexpr Row kRows[] = {{OpCode::k_embedding, 1, 0, 0}, {OpCode::k_cross_entropy, 1, 0, -1}};
   int64_t limit = 0;
   for (const Op& op : graph.ops)
     for (const Row& row : kRows) {
-      if (op.code != row.code || op.inputs.size() <= row.index || op.inputs[row.index] != input || op.inputs[row.table] == kNone) continue;
+      if (op.code != row.code || op.inputs.size() <= row.index || op.inputs[row.index] != input ||
+          op.inputs[row.table] == kNone)
+        continue;
       const Dims& dims = graph.tensor(op.inputs[row.table]).dims;
       if (dims.empty()) continue;
       const int64_t bound = row.dim < 0 ? dims.back() : dims[static_cast<size_t>(row.dim)];
@@ -59,7 +65,8 @@ StepFigures step_of(const Program& program) {
       if (i.kind != InstructionKind::kCollective) continue;
       ++f.collectives;
       f.on_the_side += i.stream == Stream::kCommunication;
-      for (const BufferId b : i.out) f.communicated += static_cast<double>(program.buffers[static_cast<size_t>(b)].bytes);
+      for (const BufferId b : i.out)
+        f.communicated += static_cast<double>(program.buffers[static_cast<size_t>(b)].bytes);
     }
   return f;
 }

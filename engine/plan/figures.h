@@ -18,7 +18,8 @@ struct StepFigures {
 };
 StepFigures step_of(const Program& program);
 
-// Integers of this input must lie in [0, limit): rows of the table it looks up, or classes of the logits it labels; 0: no limit known.
+// Integers of this input must lie in [0, limit): rows of the table it looks up, or classes of the logits it labels; 0:
+// no limit known.
 int64_t value_limit(const Graph& graph, TensorId input);
 
 std::string bytes_text(double bytes);  // "1.5 MB"

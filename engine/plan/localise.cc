@@ -35,7 +35,8 @@ Attrs local_attrs(const Graph& g, const Op& op, const std::vector<Dims>& in, con
 Box box_of(const LayoutGraph& g, const Op& op) {
   if (!has_flag(op.code, kRandom) && !has_flag(op.code, kOffsetAware) && op.code != OpCode::k_fused) return {};
   TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
-  if ((id == kNone || g.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone) id = op.inputs[0];
+  if ((id == kNone || g.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone)
+    id = op.inputs[0];
   if (id == kNone) return {};
   Box box;
   box.global = g.graph.tensor(id).dims;
@@ -45,7 +46,8 @@ Box box_of(const LayoutGraph& g, const Op& op) {
   return box;
 }
 
-OpCost local_cost(const Graph& g, const Op& op, const Attrs& attrs, const std::vector<Dims>& in, const std::vector<Dims>& out) {
+OpCost local_cost(const Graph& g, const Op& op, const Attrs& attrs, const std::vector<Dims>& in,
+                  const std::vector<Dims>& out) {
   OpView view = view_of(g, op);
   view.attrs = &attrs;
   for (size_t i = 0; i < view.inputs.size(); ++i)

@@ -20,6 +20,7 @@ Attrs local_attrs(const Graph& graph, const Op& op, const std::vector<Dims>& in,
 Box box_of(const LayoutGraph& graph, const Op& op);
 
 // The cost of the local part.
-OpCost local_cost(const Graph& graph, const Op& op, const Attrs& attrs, const std::vector<Dims>& in, const std::vector<Dims>& out);
+OpCost local_cost(const Graph& graph, const Op& op, const Attrs& attrs, const std::vector<Dims>& in,
+                  const std::vector<Dims>& out);
 
 }  // namespace whale

@@ -24,7 +24,8 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
     const Tensor& t = lg.graph.tensor(f.tensor);
     PlanOutput o{f.name, t.dtype, t.dims, OutputMerge::kSame, -1};
     for (size_t a = 0; a < lg.axes.size(); ++a)
-      if (lg.at(f.tensor, a).placement == Placement::kShard) o.merge = OutputMerge::kConcat, o.batch_dim = lg.at(f.tensor, a).digit.dim;
+      if (lg.at(f.tensor, a).placement == Placement::kShard)
+        o.merge = OutputMerge::kConcat, o.batch_dim = lg.at(f.tensor, a).digit.dim;
     const bool summed = t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_accumulate;
     if (o.merge == OutputMerge::kSame && summed) o.merge = OutputMerge::kSum;
     out.push_back(std::move(o));
@@ -33,7 +34,8 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
 }
 
 bool depends_on_device(const LayoutGraph& lg) {
-  return std::any_of(lg.graph.ops.begin(), lg.graph.ops.end(), [](const Op& op) { return op.code == OpCode::k_local_slice; });
+  return std::any_of(lg.graph.ops.begin(), lg.graph.ops.end(),
+                     [](const Op& op) { return op.code == OpCode::k_local_slice; });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// From layouts to instructions: local dimensions, buffers, segments, streams and waits, offsets. One program per class of devices
-// with the same local shapes.
+// From layouts to instructions: local dimensions, buffers, segments, streams and waits, offsets. One program per class
+// of devices with the same local shapes.
 #pragma once
 
 #include <map>

@@ -34,7 +34,8 @@ MemoryPlan place(const std::vector<Block>& blocks, const std::vector<size_t>& or
     }
     plan.offsets[i] = best >= 0 ? best : end;
     plan.bytes = std::max(plan.bytes, plan.offsets[i] + need);
-    const auto at = std::upper_bound(placed.begin(), placed.end(), plan.offsets[i], [&](int64_t offset, size_t j) { return offset < plan.offsets[j]; });
+    const auto at = std::upper_bound(placed.begin(), placed.end(), plan.offsets[i],
+                                     [&](int64_t offset, size_t j) { return offset < plan.offsets[j]; });
     placed.insert(at, i);
   }
   return plan;
@@ -48,9 +49,17 @@ MemoryPlan plan_memory(const std::vector<Block>& blocks) {
   const auto life = [&](size_t i) { return blocks[i].last - blocks[i].first + 1; };
   const std::function<bool(size_t, size_t)> orders[] = {
       [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; },
-      [&](size_t a, size_t b) { return blocks[a].first < blocks[b].first || (blocks[a].first == blocks[b].first && blocks[a].bytes > blocks[b].bytes); },
-      [&](size_t a, size_t b) { return static_cast<double>(blocks[a].bytes) * static_cast<double>(life(a)) > static_cast<double>(blocks[b].bytes) * static_cast<double>(life(b)); },
-      [&](size_t a, size_t b) { return life(a) > life(b) || (life(a) == life(b) && blocks[a].bytes > blocks[b].bytes); },
+      [&](size_t a, size_t b) {
+        return blocks[a].first < blocks[b].first ||
+               (blocks[a].first == blocks[b].first && blocks[a].bytes > blocks[b].bytes);
+      },
+      [&](size_t a, size_t b) {
+        return static_cast<double>(blocks[a].bytes) * static_cast<double>(life(a)) >
+               static_cast<double>(blocks[b].bytes) * static_cast<double>(life(b));
+      },
+      [&](size_t a, size_t b) {
+        return life(a) > life(b) || (life(a) == life(b) && blocks[a].bytes > blocks[b].bytes);
+      },
   };
   const int64_t peak = peak_of(blocks);
   MemoryPlan best;

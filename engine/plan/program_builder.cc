@@ -25,8 +25,14 @@ double identity_of(Combine combine) {
 
 }  // namespace
 
-ProgramBuilder::ProgramBuilder(const LayoutGraph& graph, const BatchCut& cut, const LowerOptions& options, int64_t device)
-    : lg_(graph), g_(graph.graph), cut_(cut), options_(options), device_(static_cast<size_t>(device)), timed_(graph.axes[0].size > 1) {
+ProgramBuilder::ProgramBuilder(const LayoutGraph& graph, const BatchCut& cut, const LowerOptions& options,
+                               int64_t device)
+    : lg_(graph),
+      g_(graph.graph),
+      cut_(cut),
+      options_(options),
+      device_(static_cast<size_t>(device)),
+      timed_(graph.axes[0].size > 1) {
   for (size_t i = 0; i < g_.inputs.size(); ++i) input_number_[g_.inputs[i]] = static_cast<int32_t>(i);
   for (const auto& [whole, input] : lg_.whole_inputs) input_number_[whole] = input_number_.at(input);
   for (const Variable& v : g_.variables) {
@@ -42,7 +48,9 @@ ProgramBuilder::ProgramBuilder(const LayoutGraph& graph, const BatchCut& cut, co
 
 Draft ProgramBuilder::build() {
   std::vector<int32_t> segment_of;  // per micro-batch
-  const auto size_of_run = [&](size_t u) { return Variant{cut_.runs[u].size(), device_ < cut_.parts[u].size() ? cut_.parts[u][device_].size() : 0}; };
+  const auto size_of_run = [&](size_t u) {
+    return Variant{cut_.runs[u].size(), device_ < cut_.parts[u].size() ? cut_.parts[u][device_].size() : 0};
+  };
   const std::vector<SegmentRun> rows = accumulation_schedule(timed_ ? lg_.axes[0].size : 1);
   if (timed_) build_segment(Region::kPrologue, -1, "prologue");
   for (const SegmentRun& row : rows) {
@@ -61,7 +69,9 @@ Draft ProgramBuilder::build() {
   if (timed_) build_segment(Region::kEpilogue, -1, "epilogue");
   const auto last = static_cast<int32_t>(draft_.program.segments.size()) - 1;
   for (const SegmentRun& row : rows) {
-    const int32_t segment = row.region == Region::kPrologue ? 0 : row.region == Region::kEpilogue ? last : segment_of[static_cast<size_t>(row.micro_batch)];
+    const int32_t segment = row.region == Region::kPrologue   ? 0
+                            : row.region == Region::kEpilogue ? last
+                                                              : segment_of[static_cast<size_t>(row.micro_batch)];
     draft_.program.schedule.push_back({segment, static_cast<int32_t>(row.micro_batch)});
   }
   for (const Variable& v : g_.variables)
@@ -71,7 +81,8 @@ Draft ProgramBuilder::build() {
 
 Dims ProgramBuilder::dims(TensorId id) const {
   LocalExtents extents;
-  if (variant_ >= 0) extents = {variants_[static_cast<size_t>(variant_)].both, variants_[static_cast<size_t>(variant_)].run, 0};
+  if (variant_ >= 0)
+    extents = {variants_[static_cast<size_t>(variant_)].both, variants_[static_cast<size_t>(variant_)].run, 0};
   extents.share = device_ < cut_.whole.size() ? cut_.whole[device_].size() : 0;
   return local_dims(lg_, id, extents);
 }
@@ -147,11 +158,14 @@ void ProgramBuilder::fetch(size_t output) {
   add(std::move(fetch), nullptr);
 }
 
-// Values leave as soon as they are made; those that come from other devices leave at the end, when nothing waits behind them.
+// Values leave as soon as they are made; those that come from other devices leave at the end, when nothing waits behind
+// them.
 void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
   for (size_t f = 0; f < lg_.fetches.size(); ++f) {
     const TensorId root = view_root(g_, lg_.fetches[f].tensor);
-    if (g_.tensor(root).kind != TensorKind::kValue || std::find(op.outputs.begin(), op.outputs.end(), root) == op.outputs.end()) continue;
+    if (g_.tensor(root).kind != TensorKind::kValue ||
+        std::find(op.outputs.begin(), op.outputs.end(), root) == op.outputs.end())
+      continue;
     const bool soon = timed_ ? lg_.time_varies(root) : !has_flag(op.code, kCollective);
     if (soon != at_end) fetch(f);
   }
@@ -175,7 +189,8 @@ void ProgramBuilder::build_segment(Region region, int variant, const std::string
   }
   if (timed_ && region == Region::kPrologue)  // what the body reads whole must be there
     for (size_t t = 0; t < g_.tensors.size(); ++t)
-      if (g_.tensors[t].kind == TensorKind::kInput && early_input_[t] && !lg_.time_varies(static_cast<TensorId>(t))) feed_for(static_cast<TensorId>(t));
+      if (g_.tensors[t].kind == TensorKind::kInput && early_input_[t] && !lg_.time_varies(static_cast<TensorId>(t)))
+        feed_for(static_cast<TensorId>(t));
   for (const Op& op : g_.ops) {
     if (!in_segment(op)) continue;
     for (const TensorId id : op.inputs)
@@ -216,7 +231,8 @@ void ProgramBuilder::emit_identity(const Op& op, size_t output) {
   Instruction fill;
   fill.op = OpCode::k_fill;
   fill.name = op.name + ".none";
-  fill.attrs = {{"shape", dims(id)}, {"value", identity_of(combine)}, {"dtype", std::string(name_of(g_.tensor(id).dtype))}};
+  fill.attrs = {
+      {"shape", dims(id)}, {"value", identity_of(combine)}, {"dtype", std::string(name_of(g_.tensor(id).dtype))}};
   fill.out = {buffer(id)};
   fill.phase = op.phase;
   fill.scope = op.scope;

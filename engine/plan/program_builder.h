@@ -1,4 +1,5 @@
-// The program of one class of devices: instructions over local buffers, before storage is shared and placed (storage.h).
+// The program of one class of devices: instructions over local buffers, before storage is shared and placed
+// (storage.h).
 #pragma once
 
 #include <map>
@@ -13,7 +14,7 @@ namespace whale {
 struct Draft {
   Program program;
   std::vector<std::vector<const Op*>> ops;
-  std::vector<Region> regions;             // per segment
+  std::vector<Region> regions;                      // per segment
   std::vector<std::pair<BufferId, BufferId>> next;  // (variable's buffer, buffer of its next value)
 };
 
@@ -46,16 +47,16 @@ class ProgramBuilder {
   const BatchCut& cut_;
   const LowerOptions& options_;
   size_t device_;
-  bool timed_;                                    // more than one micro-batch
+  bool timed_;  // more than one micro-batch
   std::vector<Variant> variants_;
   Draft draft_;
   std::map<std::pair<TensorId, int>, BufferId> buffers_;
   std::map<TensorId, int32_t> input_number_, variable_number_;
-  std::vector<char> early_input_;                 // read in the prologue or, whole, in the body
+  std::vector<char> early_input_;  // read in the prologue or, whole, in the body
   // The segment under construction.
   Region region_{};
   int variant_ = 0;
-  int32_t micro_batch_ = 0;                       // a representative one, for intervals
+  int32_t micro_batch_ = 0;  // a representative one, for intervals
   std::map<TensorId, bool> fed_;
 };
 

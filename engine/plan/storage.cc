@@ -43,13 +43,15 @@ void place_next_values(Draft& draft, const Graph& graph) {
   for (const auto& [variable, next] : draft.next) {
     const BufferId from = storage_of(p, next);
     const Buffer& source = p.buffers[static_cast<size_t>(from)];
-    bool direct = in_arena(source) && source.kind == BufferKind::kArena && source.bytes == p.buffers[static_cast<size_t>(variable)].bytes;
+    bool direct = in_arena(source) && source.kind == BufferKind::kArena &&
+                  source.bytes == p.buffers[static_cast<size_t>(variable)].bytes;
     bool made = false;
     for (size_t s = 0; s < p.segments.size() && direct; ++s)
       for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
         const Instruction& i = p.segments[s].instructions[k];
         const auto touches = [&](const std::vector<BufferId>& list, BufferId storage) {
-          return std::any_of(list.begin(), list.end(), [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
+          return std::any_of(list.begin(), list.end(),
+                             [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
         };
         const bool makes = touches(i.out, from), reads = touches(i.in, variable);
         if (makes && reads) {
@@ -58,13 +60,15 @@ void place_next_values(Draft& draft, const Graph& graph) {
           if (const Op* op = draft.ops[s][k])
             for (const Alias& a : aliases_of(view_of(graph, *op)))
               allowed |= static_cast<size_t>(a.output) < i.out.size() && static_cast<size_t>(a.input) < i.in.size() &&
-                         storage_of(p, i.out[static_cast<size_t>(a.output)]) == from && i.in[static_cast<size_t>(a.input)] != kNone &&
+                         storage_of(p, i.out[static_cast<size_t>(a.output)]) == from &&
+                         i.in[static_cast<size_t>(a.input)] != kNone &&
                          storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
           direct &= allowed;
         }
         if (made && (reads || touches(i.out, variable))) direct = false;
         made |= makes;
-        if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1) direct = false;  // would change it between micro-batches
+        if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1)
+          direct = false;  // would change it between micro-batches
       }
     if (direct && made) {
       share(p, from, variable);
@@ -96,7 +100,9 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
       std::vector<Alias> aliases = aliases_of(view_of(graph, *op));
       if (aliases.empty()) continue;
       for (const Alias& a : aliases) {
-        if (a.must != must || static_cast<size_t>(a.output) >= i.out.size() || static_cast<size_t>(a.input) >= i.in.size()) continue;
+        if (a.must != must || static_cast<size_t>(a.output) >= i.out.size() ||
+            static_cast<size_t>(a.input) >= i.in.size())
+          continue;
         if (i.in[static_cast<size_t>(a.input)] == kNone || i.out[static_cast<size_t>(a.output)] == kNone) continue;
         const BufferId out = i.out[static_cast<size_t>(a.output)], in = i.in[static_cast<size_t>(a.input)];
         const BufferId from = storage_of(p, in), to = storage_of(p, out);
@@ -107,10 +113,13 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
           share(p, out, from);
           continue;
         }
-        if (to != out || !in_arena(b_in) || !in_arena(b_out) || b_in.bytes != b_out.bytes || b_in.dtype != b_out.dtype) continue;
+        if (to != out || !in_arena(b_in) || !in_arena(b_out) || b_in.bytes != b_out.bytes || b_in.dtype != b_out.dtype)
+          continue;
         Life &life = lives[static_cast<size_t>(from)], &mine = lives[static_cast<size_t>(out)];
         const auto here = start + static_cast<int64_t>(k);
-        if (life.last != here || mine.first != here || life.first_segment != static_cast<int32_t>(s) || mine.last_segment != static_cast<int32_t>(s)) continue;
+        if (life.last != here || mine.first != here || life.first_segment != static_cast<int32_t>(s) ||
+            mine.last_segment != static_cast<int32_t>(s))
+          continue;
         int operands = 0;
         for (const BufferId b : i.in) operands += b != kNone && storage_of(p, b) == from;
         if (operands > 1 || b_in.dims.size() == 0) continue;
@@ -136,7 +145,8 @@ void place_arena(Program& program) {
   const MemoryPlan plan = plan_memory(blocks);
   for (size_t k = 0; k < owner.size(); ++k) program.buffers[owner[k]].offset = plan.offsets[k];
   for (size_t b = 0; b < program.buffers.size(); ++b)
-    if (const BufferId s = program.buffers[b].alias; s != kNone) program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
+    if (const BufferId s = program.buffers[b].alias; s != kNone)
+      program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
   program.arena_bytes = plan.bytes;
   program.peak_live_bytes = plan.peak_live;
 }
@@ -163,7 +173,8 @@ void add_waits(Program& program) {
           for (const BufferId b : *list) {
             if (b == kNone) continue;
             const int32_t m = maker[static_cast<size_t>(storage_of(program, b))];
-            if (m != kNone && segment.instructions[static_cast<size_t>(m)].stream == Stream::kCommunication) need = std::max(need, m);
+            if (m != kNone && segment.instructions[static_cast<size_t>(m)].stream == Stream::kCommunication)
+              need = std::max(need, m);
           }
         if (need > waited) i.waits.push_back({Stream::kCommunication, waited = need});
         last_compute = static_cast<int32_t>(k);
@@ -204,7 +215,8 @@ std::vector<Life> lives_of(const Program& program) {
   for (Life& life : lives) {
     if (life.first < 0 || life.first_segment == life.last_segment) continue;
     if (life.first_segment >= 1) life.first = std::min(life.first, starts[1]);
-    if (life.last_segment < segments - 1) life.last = std::max(life.last, starts[static_cast<size_t>(segments) - 1] - 1);
+    if (life.last_segment < segments - 1)
+      life.last = std::max(life.last, starts[static_cast<size_t>(segments) - 1] - 1);
   }
   return lives;
 }

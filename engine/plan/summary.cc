@@ -17,16 +17,18 @@ std::string bar(double share) {
 }
 
 void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
-  text += fmt::format("\n{}: batch {}{}\n", e.name, e.batch, plan.micro_batches > 1 ? fmt::format(" in {} micro-batches", plan.micro_batches) : "");
-  text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", "device", "samples", "share", "arena", "FLOPs", "ops", "collectives");
+  text += fmt::format("\n{}: batch {}{}\n", e.name, e.batch,
+                      plan.micro_batches > 1 ? fmt::format(" in {} micro-batches", plan.micro_batches) : "");
+  text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", "device", "samples", "share", "arena",
+                      "FLOPs", "ops", "collectives");
   for (size_t r = 0; r < e.rows.size() && r < kMostRows; ++r) {
     const DeviceRow& row = e.rows[r];
     const Program& p = e.programs[static_cast<size_t>(row.program)];
     const StepFigures f = step_of(p);
     const std::string name = fmt::format("{} {}", r, to_string(plan.devices[r]));
     text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", name.substr(0, 12), row.samples.size(),
-                        bar(e.batch ? static_cast<double>(row.samples.size()) / static_cast<double>(e.batch) : 1), bytes_text(static_cast<double>(p.arena_bytes)),
-                        count_text(f.flops), f.kernels, f.collectives);
+                        bar(e.batch ? static_cast<double>(row.samples.size()) / static_cast<double>(e.batch) : 1),
+                        bytes_text(static_cast<double>(p.arena_bytes)), count_text(f.flops), f.kernels, f.collectives);
   }
   if (e.rows.size() > kMostRows) text += fmt::format("  ... and {} more device(s)\n", e.rows.size() - kMostRows);
 }
@@ -34,15 +36,19 @@ void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
 }  // namespace
 
 std::string summary(const Plan& plan) {
-  std::string text = fmt::format("plan of {}: {} on {} device(s) ({})\n", plan.model, plan.strategy, plan.devices.size(), to_string(plan.devices));
+  std::string text = fmt::format("plan of {}: {} on {} device(s) ({})\n", plan.model, plan.strategy,
+                                 plan.devices.size(), to_string(plan.devices));
   if (!plan.entries.empty() && !plan.entries[0].programs.empty()) {
     const MemoryFigures m = memory_of(plan, plan.entries[0].programs[0]);
-    text += fmt::format("memory of one device: parameters {}, optimizer state {}, statistics {}, arena {}; together {}\n",
-                        bytes_text(static_cast<double>(m.parameters)), bytes_text(static_cast<double>(m.state)), bytes_text(static_cast<double>(m.buffers)),
-                        bytes_text(static_cast<double>(m.arena)), bytes_text(static_cast<double>(m.total())));
+    text +=
+        fmt::format("memory of one device: parameters {}, optimizer state {}, statistics {}, arena {}; together {}\n",
+                    bytes_text(static_cast<double>(m.parameters)), bytes_text(static_cast<double>(m.state)),
+                    bytes_text(static_cast<double>(m.buffers)), bytes_text(static_cast<double>(m.arena)),
+                    bytes_text(static_cast<double>(m.total())));
     const StepFigures f = step_of(plan.entries[0].programs[0]);
     if (f.collectives)
-      text += fmt::format("communication of one step: {} collective(s) of {} together, {} beside the computation\n", f.collectives, bytes_text(f.communicated), f.on_the_side);
+      text += fmt::format("communication of one step: {} collective(s) of {} together, {} beside the computation\n",
+                          f.collectives, bytes_text(f.communicated), f.on_the_side);
   }
   for (const Entry& e : plan.entries) summarise_entry(text, plan, e);
   if (!plan.notes.empty()) text += "\n";

@@ -1,5 +1,6 @@
-// Checks a Plan against what plan.h promises, without trusting how it was made: references, sizes, waits, order of collectives, and
-// that no two values share bytes while both are needed (from the happens-before order of the streams, not from the planner's lives).
+// Checks a Plan against what plan.h promises, without trusting how it was made: references, sizes, waits, order of
+// collectives, and that no two values share bytes while both are needed (from the happens-before order of the streams,
+// not from the planner's lives).
 #include <algorithm>
 #include <array>
 #include <set>
@@ -44,21 +45,28 @@ void check_buffers(const Context& c) {
     const int64_t bytes = checked_bytes(c, b);
     if (b.bytes != bytes) c.fail(fmt::format("buffer '{}' has {} bytes, its type {}", b.name, b.bytes, bytes));
     if (b.alias != kNone) {
-      if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone) c.fail(fmt::format("buffer '{}': bad alias", b.name));
+      if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone)
+        c.fail(fmt::format("buffer '{}': bad alias", b.name));
       const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
-      if (b.bytes > s.bytes || (in_arena(s) && b.offset != s.offset)) c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
+      if (b.bytes > s.bytes || (in_arena(s) && b.offset != s.offset))
+        c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
       if (in_arena(s) != in_arena(b) || (s.kind == BufferKind::kVariable && (b.kind != s.kind || b.ref != s.ref)))
         c.fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
     }
     if (in_arena(b) && b.offset >= 0 && (b.offset % 64 || b.offset > p.arena_bytes - b.bytes))
-      c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset, p.arena_bytes));
-    if (b.kind == BufferKind::kVariable && !inside(b.ref, c.plan.variables)) c.fail(fmt::format("buffer '{}': no variable {}", b.name, b.ref));
+      c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
+                         p.arena_bytes));
+    if (b.kind == BufferKind::kVariable && !inside(b.ref, c.plan.variables))
+      c.fail(fmt::format("buffer '{}': no variable {}", b.name, b.ref));
     if (b.kind == BufferKind::kVariable) {
       const PlanVariable& v = c.plan.variables[static_cast<size_t>(b.ref)];
-      if (element_count(v.dims) != element_count(b.dims) || v.dtype != b.dtype) c.fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name, v.name));
+      if (element_count(v.dims) != element_count(b.dims) || v.dtype != b.dtype)
+        c.fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name, v.name));
     }
-    if (b.kind == BufferKind::kInput && !inside(b.ref, c.entry.inputs)) c.fail(fmt::format("buffer '{}': no input {}", b.name, b.ref));
-    if (b.kind == BufferKind::kStep && (b.ref < 0 || b.ref > static_cast<int32_t>(StepScalar::kLossScale))) c.fail(fmt::format("buffer '{}': no step scalar {}", b.name, b.ref));
+    if (b.kind == BufferKind::kInput && !inside(b.ref, c.entry.inputs))
+      c.fail(fmt::format("buffer '{}': no input {}", b.name, b.ref));
+    if (b.kind == BufferKind::kStep && (b.ref < 0 || b.ref > static_cast<int32_t>(StepScalar::kLossScale)))
+      c.fail(fmt::format("buffer '{}': no step scalar {}", b.name, b.ref));
   }
 }
 
@@ -79,15 +87,22 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     if (in_arena(buffer) && buffer.offset < 0) c.fail(s, k, fmt::format("result '{}' has no place", buffer.name));
     if (buffer.kind == BufferKind::kStep) c.fail(s, k, fmt::format("writes the step scalar '{}'", buffer.name));
   }
-  if (is_feed && (!inside(i.ref, c.entry.inputs) || i.out.size() != 1 || !i.in.empty())) c.fail(s, k, "a feed names one input and one result");
-  if (is_fetch && (!inside(i.ref, c.entry.outputs) || i.in.size() != 1 || i.in[0] == kNone || !i.out.empty())) c.fail(s, k, "a fetch names one output and one operand");
-  if (i.kind == InstructionKind::kCollective && !inside(i.ref, c.plan.groups)) c.fail(s, k, fmt::format("no group {}", i.ref));
-  if (!is_feed && !is_fetch && !is_valid_op(static_cast<int>(i.op))) c.fail(s, k, fmt::format("no op has number {}", static_cast<int>(i.op)));
-  if ((i.kind == InstructionKind::kCollective) != (!is_feed && !is_fetch && has_flag(i.op, kCollective))) c.fail(s, k, "kind and op disagree");
+  if (is_feed && (!inside(i.ref, c.entry.inputs) || i.out.size() != 1 || !i.in.empty()))
+    c.fail(s, k, "a feed names one input and one result");
+  if (is_fetch && (!inside(i.ref, c.entry.outputs) || i.in.size() != 1 || i.in[0] == kNone || !i.out.empty()))
+    c.fail(s, k, "a fetch names one output and one operand");
+  if (i.kind == InstructionKind::kCollective && !inside(i.ref, c.plan.groups))
+    c.fail(s, k, fmt::format("no group {}", i.ref));
+  if (!is_feed && !is_fetch && !is_valid_op(static_cast<int>(i.op)))
+    c.fail(s, k, fmt::format("no op has number {}", static_cast<int>(i.op)));
+  if ((i.kind == InstructionKind::kCollective) != (!is_feed && !is_fetch && has_flag(i.op, kCollective)))
+    c.fail(s, k, "kind and op disagree");
   if (!inside(i.scope, c.plan.scopes)) c.fail(s, k, "no such scope");
   for (const WaitPoint& w : i.waits) {
-    if (w.index < 0 || static_cast<size_t>(w.index) >= k) c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
-    if (s.instructions[static_cast<size_t>(w.index)].stream != w.stream) c.fail(s, k, fmt::format("waits for {} on another stream than its own", w.index));
+    if (w.index < 0 || static_cast<size_t>(w.index) >= k)
+      c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
+    if (s.instructions[static_cast<size_t>(w.index)].stream != w.stream)
+      c.fail(s, k, fmt::format("waits for {} on another stream than its own", w.index));
   }
 }
 
@@ -135,7 +150,10 @@ bool all_before(const SegmentUse& s, const Access& a, const Access& b) {
 
 // Reads of a value that another stream makes must wait for it; done for every pair of writer and reader in a segment.
 void check_races(const Context& c, const Segment& s, const SegmentUse& use) {
-  const auto storage = [&](BufferId b) { return c.program.buffers[static_cast<size_t>(b)].alias == kNone ? b : c.program.buffers[static_cast<size_t>(b)].alias; };
+  const auto storage = [&](BufferId b) {
+    return c.program.buffers[static_cast<size_t>(b)].alias == kNone ? b
+                                                                    : c.program.buffers[static_cast<size_t>(b)].alias;
+  };
   std::vector<Clock> writer(c.program.buffers.size()), reader(c.program.buffers.size());
   for (Clock& w : writer) w.fill(-1);
   for (Clock& r : reader) r.fill(-1);
@@ -144,7 +162,9 @@ void check_races(const Context& c, const Segment& s, const SegmentUse& use) {
     const auto check = [&](const Clock& earlier, const char* what, BufferId b) {
       for (size_t t = 0; t < kStreams; ++t)
         if (t != static_cast<size_t>(i.stream) && earlier[t] > use.clocks[k][t])
-          c.fail(s, k, fmt::format("{} '{}' without waiting for instruction {}", what, c.program.buffers[static_cast<size_t>(b)].name, earlier[t]));
+          c.fail(s, k,
+                 fmt::format("{} '{}' without waiting for instruction {}", what,
+                             c.program.buffers[static_cast<size_t>(b)].name, earlier[t]));
     };
     for (const BufferId b : i.in)
       if (b != kNone) check(writer[static_cast<size_t>(storage(b))], "reads", b);
@@ -154,7 +174,8 @@ void check_races(const Context& c, const Segment& s, const SegmentUse& use) {
     }
     for (const BufferId b : i.in)
       if (b != kNone) reader[static_cast<size_t>(storage(b))][static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
-    for (const BufferId b : i.out) writer[static_cast<size_t>(storage(b))][static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
+    for (const BufferId b : i.out)
+      writer[static_cast<size_t>(storage(b))][static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
   }
 }
 
@@ -168,7 +189,8 @@ void check_memory(const Context& c) {
       const Instruction& i = s.instructions[k];
       const auto touch = [&](BufferId b, bool reads) {
         if (b == kNone) return;
-        const BufferId storage = p.buffers[static_cast<size_t>(b)].alias == kNone ? b : p.buffers[static_cast<size_t>(b)].alias;
+        const BufferId storage =
+            p.buffers[static_cast<size_t>(b)].alias == kNone ? b : p.buffers[static_cast<size_t>(b)].alias;
         Access& a = use.of[static_cast<size_t>(storage)];
         if (!a.any) a.reads_first = reads;
         a.any = true;
@@ -186,7 +208,8 @@ void check_memory(const Context& c) {
   const size_t segments = p.segments.size();
   std::vector<size_t> arena;
   for (size_t b = 0; b < p.buffers.size(); ++b)
-    if (in_arena(p.buffers[b]) && p.buffers[b].alias == kNone && p.buffers[b].bytes > 0 && p.buffers[b].offset >= 0) arena.push_back(b);
+    if (in_arena(p.buffers[b]) && p.buffers[b].alias == kNone && p.buffers[b].bytes > 0 && p.buffers[b].offset >= 0)
+      arena.push_back(b);
   struct Flow {
     bool live_in = false, live_out = false;
   };
@@ -199,7 +222,8 @@ void check_memory(const Context& c) {
       for (size_t e = 0; e < segments; ++e)
         if (e != s && uses[e].of[b].any && !uses[e].of[b].reads_first) from = std::min(from, e);
       if (from == segments || from > s)
-        c.fail(fmt::format("segment '{}' reads '{}', which nothing has written", p.segments[s].name, p.buffers[b].name));
+        c.fail(
+            fmt::format("segment '{}' reads '{}', which nothing has written", p.segments[s].name, p.buffers[b].name));
       flow[b][from].live_out = true;
       flow[b][s].live_in = true;
       const bool body = s > 0 && s + 1 < segments;
@@ -220,7 +244,8 @@ void check_memory(const Context& c) {
         const bool a_first = !fa.live_out && !fb.live_in && ua.any && ub.any && all_before(uses[s], ua, ub);
         const bool b_first = !fb.live_out && !fa.live_in && ua.any && ub.any && all_before(uses[s], ub, ua);
         if (!a_first && !b_first)
-          c.fail(fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'", a.name, p.buffers[arena[y]].name, p.segments[s].name));
+          c.fail(fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'", a.name,
+                             p.buffers[arena[y]].name, p.segments[s].name));
       }
     }
   }
@@ -259,17 +284,24 @@ std::string collectives_of(const Program& p, const std::vector<ScheduleRow>& sch
 }
 
 void check_entry(const Plan& plan, const Entry& entry) {
-  const auto fail = [&](const std::string& what) { throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what); };
+  const auto fail = [&](const std::string& what) {
+    throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
+  };
   for (size_t p = 0; p < entry.programs.size(); ++p) check_program({plan, entry, p, entry.programs[p]});
-  if (entry.rows.size() != plan.devices.size()) fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
+  if (entry.rows.size() != plan.devices.size())
+    fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
   for (size_t r = 0; r < entry.rows.size(); ++r) {
     const DeviceRow& row = entry.rows[r];
-    if (row.device != static_cast<int32_t>(r) || !inside(row.program, entry.programs)) fail(fmt::format("row {} is not of device {}", r, r));
-    if (row.coordinates.size() != plan.mesh.size()) fail(fmt::format("row {} has {} coordinates, the mesh {} axes", r, row.coordinates.size(), plan.mesh.size()));
+    if (row.device != static_cast<int32_t>(r) || !inside(row.program, entry.programs))
+      fail(fmt::format("row {} is not of device {}", r, r));
+    if (row.coordinates.size() != plan.mesh.size())
+      fail(fmt::format("row {} has {} coordinates, the mesh {} axes", r, row.coordinates.size(), plan.mesh.size()));
     for (const ScheduleRow& s : entry.programs[static_cast<size_t>(row.program)].schedule)
-      if (!inside(s.micro_batch, row.micro_batches)) fail(fmt::format("row {} has no micro-batch {}", r, s.micro_batch));
+      if (!inside(s.micro_batch, row.micro_batches))
+        fail(fmt::format("row {} has no micro-batch {}", r, s.micro_batch));
     for (const Interval& m : row.micro_batches)
-      if (m.begin < 0 || m.end < m.begin || m.end > entry.batch) fail(fmt::format("row {}: samples [{}, {}) of {}", r, m.begin, m.end, entry.batch));
+      if (m.begin < 0 || m.end < m.begin || m.end > entry.batch)
+        fail(fmt::format("row {}: samples [{}, {}) of {}", r, m.begin, m.end, entry.batch));
   }
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     std::string first;
@@ -278,8 +310,11 @@ void check_entry(const Plan& plan, const Entry& entry) {
       if (!inside(device, entry.rows)) fail(fmt::format("group {} names device {}", g, device));
       const Program& p = entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program)];
       std::string mine = collectives_of(p, p.schedule, static_cast<int32_t>(g));
-      if (k == 0) first = std::move(mine);
-      else if (mine != first) fail(fmt::format("devices {} and {} of group {} run different collectives", plan.groups[g].devices[0], device, g));
+      if (k == 0)
+        first = std::move(mine);
+      else if (mine != first)
+        fail(fmt::format("devices {} and {} of group {} run different collectives", plan.groups[g].devices[0], device,
+                         g));
     }
   }
 }
@@ -290,7 +325,8 @@ void verify(const Plan& plan) {
   if (plan.devices.empty()) throw error(Code::kDataLoss, "plan '{}' has no devices", plan.model);
   int64_t size = 1;
   for (const MeshAxis& axis : plan.mesh) {
-    if (axis.size < 1 || axis.size > (int64_t{1} << 20)) throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has size {}", plan.model, axis.name, axis.size);
+    if (axis.size < 1 || axis.size > (int64_t{1} << 20))
+      throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has size {}", plan.model, axis.name, axis.size);
     size *= axis.size;
     if (size > (int64_t{1} << 20)) throw error(Code::kDataLoss, "plan '{}': the mesh is too large", plan.model);
   }

@@ -16,8 +16,12 @@ namespace {
 class Binder {
  public:
   Binder(Machine& machine, const Entry& entry, const DeviceRow& row, int loss_output)
-      : machine_(machine), entry_(entry), row_(row), memory_(machine.memory(static_cast<size_t>(row.device))),
-        program_(entry.programs.at(static_cast<size_t>(row.program))), loss_output_(loss_output) {}
+      : machine_(machine),
+        entry_(entry),
+        row_(row),
+        memory_(machine.memory(static_cast<size_t>(row.device))),
+        program_(entry.programs.at(static_cast<size_t>(row.program))),
+        loss_output_(loss_output) {}
 
   std::unique_ptr<BoundProgram> bind() {
     bound_ = std::make_unique<BoundProgram>();
@@ -29,7 +33,8 @@ class Binder {
     for (size_t s = 0; s < program_.segments.size(); ++s) bind_segment(s);
     for (size_t s = 0; s < kStreams; ++s) set_scratch(static_cast<Stream>(s));
     for (const ScheduleRow& row : program_.schedule)
-      for (size_t s = 0; s < kStreams; ++s) bound_->runs[s] += bound_->segments[static_cast<size_t>(row.segment)].streams[s].size();
+      for (size_t s = 0; s < kStreams; ++s)
+        bound_->runs[s] += bound_->segments[static_cast<size_t>(row.segment)].streams[s].size();
     plan_loss_check();
     count_bytes();
     return std::move(bound_);
@@ -44,11 +49,12 @@ class Binder {
       case BufferKind::kArena:
       case BufferKind::kInput:
         if (root.offset < 0 || root.offset + root.bytes > program_.arena_bytes)
-          throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset, root.offset + root.bytes,
-                         program_.arena_bytes);
+          throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset,
+                         root.offset + root.bytes, program_.arena_bytes);
         return arena_ + root.offset;
       case BufferKind::kVariable: return static_cast<char*>(memory_.variable(static_cast<size_t>(root.ref)));
-      case BufferKind::kStep: return static_cast<char*>(memory_.step_scalar(static_cast<StepScalar>(root.ref), root.dtype));
+      case BufferKind::kStep:
+        return static_cast<char*>(memory_.step_scalar(static_cast<StepScalar>(root.ref), root.dtype));
     }
     throw internal("buffer '{}' has no storage", root.name);
   }
@@ -92,12 +98,15 @@ class Binder {
   std::string scope_of(const Instruction& instruction) const {
     std::string path;
     const auto& scopes = machine_.plan().scopes;
-    for (ScopeId id = instruction.scope; id > 0 && static_cast<size_t>(id) < scopes.size(); id = scopes[static_cast<size_t>(id)].parent)
-      if (const std::string& name = scopes[static_cast<size_t>(id)].name; !name.empty()) path = path.empty() ? name : name + "/" + path;
+    for (ScopeId id = instruction.scope; id > 0 && static_cast<size_t>(id) < scopes.size();
+         id = scopes[static_cast<size_t>(id)].parent)
+      if (const std::string& name = scopes[static_cast<size_t>(id)].name; !name.empty())
+        path = path.empty() ? name : name + "/" + path;
     return path;
   }
 
-  BoundInstruction bind_instruction(const Instruction& instruction, size_t segment, int32_t index, const std::vector<bool>& written) {
+  BoundInstruction bind_instruction(const Instruction& instruction, size_t segment, int32_t index,
+                                    const std::vector<bool>& written) {
     BoundInstruction bound;
     bound.source = &instruction;
     bound.index = index;
@@ -132,10 +141,14 @@ class Binder {
     CollectiveSpec spec;
     spec.op = instruction.op;
     const std::string& combine = attr_string(instruction.attrs, "combine");
-    if (combine.empty() || combine == "sum") spec.combine = Combine::kSum;
-    else if (combine == "max") spec.combine = Combine::kMax;
-    else if (combine == "min") spec.combine = Combine::kMin;
-    else throw internal("a collective combines by '{}'", combine);
+    if (combine.empty() || combine == "sum")
+      spec.combine = Combine::kSum;
+    else if (combine == "max")
+      spec.combine = Combine::kMax;
+    else if (combine == "min")
+      spec.combine = Combine::kMin;
+    else
+      throw internal("a collective combines by '{}'", combine);
     for (const BufferId id : instruction.in) spec.in.push_back(operand(id, written));
     for (const BufferId id : instruction.out) spec.out.push_back(operand(id, written));
     if (spec.op == OpCode::k_all_reduce)
@@ -155,7 +168,8 @@ class Binder {
     return {row_.micro_batches.at(micro_batch)};
   }
 
-  std::vector<Copy> copies(DType dtype, const Dims& dims, int batch_dim, const std::vector<SampleRange>& ranges, const Buffer& local) {
+  std::vector<Copy> copies(DType dtype, const Dims& dims, int batch_dim, const std::vector<SampleRange>& ranges,
+                           const Buffer& local) {
     std::vector<Copy> list;
     size_t begin = 0;
     if (batch_dim < 0) {
@@ -176,9 +190,12 @@ class Binder {
   }
 
   template <class Port>
-  void bind_copies(const Instruction& instruction, size_t segment, const Port& port, BufferId id, BoundInstruction& bound) {
+  void bind_copies(const Instruction& instruction, size_t segment, const Port& port, BufferId id,
+                   BoundInstruction& bound) {
     const Buffer& local = buffer(id);
-    if (local.dtype != port.dtype) throw internal("'{}' is {} here, {} at the plan's boundary", local.name, name_of(local.dtype), name_of(port.dtype));
+    if (local.dtype != port.dtype)
+      throw internal("'{}' is {} here, {} at the plan's boundary", local.name, name_of(local.dtype),
+                     name_of(port.dtype));
     bound.data = address(id);
     if (instruction.whole_batch || port.batch_dim < 0) {
       bound.copies = {copies(port.dtype, port.dims, port.batch_dim, ranges(true, 0), local)};
@@ -188,12 +205,15 @@ class Binder {
     for (const ScheduleRow& row : program_.schedule)
       if (static_cast<size_t>(row.segment) == segment) {
         auto& list = bound.copies.at(static_cast<size_t>(row.micro_batch));
-        if (list.empty()) list = copies(port.dtype, port.dims, port.batch_dim, ranges(false, static_cast<size_t>(row.micro_batch)), local);
+        if (list.empty())
+          list =
+              copies(port.dtype, port.dims, port.batch_dim, ranges(false, static_cast<size_t>(row.micro_batch)), local);
       }
   }
 
   void bind_feed(const Instruction& instruction, size_t segment, BoundInstruction& bound) {
-    bind_copies(instruction, segment, entry_.inputs.at(static_cast<size_t>(instruction.ref)), instruction.out.at(0), bound);
+    bind_copies(instruction, segment, entry_.inputs.at(static_cast<size_t>(instruction.ref)), instruction.out.at(0),
+                bound);
   }
 
   void bind_fetch(const Instruction& instruction, size_t segment, BoundInstruction& bound) {
@@ -284,7 +304,8 @@ class Binder {
 
 }  // namespace
 
-std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, const DeviceRow& row, int loss_output) {
+std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, const DeviceRow& row,
+                                           int loss_output) {
   return Binder(machine, entry, row, loss_output).bind();
 }
 

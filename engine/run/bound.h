@@ -1,5 +1,5 @@
-// An entry of a plan bound to a machine: every instruction of every segment with its kernel, collective or copy, so that a
-// step only walks lists.
+// An entry of a plan bound to a machine: every instruction of every segment with its kernel, collective or copy, so
+// that a step only walks lists.
 #pragma once
 
 #include <array>
@@ -21,14 +21,14 @@ struct Copy {
 
 struct BoundInstruction {
   const Instruction* source = nullptr;
-  int32_t index = 0;                        // in the segment
-  std::unique_ptr<Kernel> kernel;           // kKernel
-  std::unique_ptr<Collective> collective;   // kCollective
-  char* data = nullptr;                     // kFeed, kFetch: the device's tensor
-  std::vector<std::vector<Copy>> copies;    // kFeed, kFetch: by micro-batch; one list when whole_batch
+  int32_t index = 0;                       // in the segment
+  std::unique_ptr<Kernel> kernel;          // kKernel
+  std::unique_ptr<Collective> collective;  // kCollective
+  char* data = nullptr;                    // kFeed, kFetch: the device's tensor
+  std::vector<std::vector<Copy>> copies;   // kFeed, kFetch: by micro-batch; one list when whole_batch
   std::vector<WaitPoint> waits;
-  std::vector<uint64_t*> versions;          // of the variables it writes
-  bool checks_loss = false;                 // looks at the loss before it runs: the step's first write of a variable
+  std::vector<uint64_t*> versions;  // of the variables it writes
+  bool checks_loss = false;         // looks at the loss before it runs: the step's first write of a variable
 };
 
 struct BoundSegment {
@@ -41,13 +41,13 @@ struct BoundProgram {
   const Program* program = nullptr;
   const DeviceRow* row = nullptr;
   std::vector<BoundSegment> segments;
-  std::array<bool, kStreams> streams{};             // in use; the compute stream always
-  std::array<StepContext, kStreams> contexts;       // the kernels of a stream read theirs
-  std::array<size_t, kStreams> runs{};              // instructions a step, for the timeline
-  const char* loss = nullptr;                       // the device's value; null: no loss is fetched
+  std::array<bool, kStreams> streams{};        // in use; the compute stream always
+  std::array<StepContext, kStreams> contexts;  // the kernels of a stream read theirs
+  std::array<size_t, kStreams> runs{};         // instructions a step, for the timeline
+  const char* loss = nullptr;                  // the device's value; null: no loss is fetched
   DType loss_dtype{};
   bool loss_checked_before_update = false;
-  size_t gradient_bytes = 0;                        // operands of collectives and updates, for the report
+  size_t gradient_bytes = 0;  // operands of collectives and updates, for the report
   size_t input_bytes = 0;
 };
 

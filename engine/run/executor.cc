@@ -6,9 +6,11 @@
 
 namespace whale {
 
-Executor::Executor(Machine& machine, Entry entry) : machine_(machine), entry_(std::make_unique<const Entry>(std::move(entry))) {
+Executor::Executor(Machine& machine, Entry entry)
+    : machine_(machine), entry_(std::make_unique<const Entry>(std::move(entry))) {
   for (size_t o = 0; o < entry_->outputs.size(); ++o)
-    if (entry_->outputs[o].name == "loss" && element_count(entry_->outputs[o].dims) == 1 && is_float(entry_->outputs[o].dtype))
+    if (entry_->outputs[o].name == "loss" && element_count(entry_->outputs[o].dims) == 1 &&
+        is_float(entry_->outputs[o].dtype))
       loss_output_ = static_cast<int>(o);
   WHALE_CHECK(entry_->rows.size() == machine.size(), "one row per device");
   programs_.resize(machine.size());
@@ -102,7 +104,8 @@ bool Executor::walk(size_t device, size_t stream) {
   for (const ScheduleRow& row : program.program->schedule) {
     const size_t u = static_cast<size_t>(row.micro_batch);
     // Prologue and epilogue see the device's share of the whole batch.
-    const bool body = program.program->segments[static_cast<size_t>(row.segment)].name.starts_with("body") && !program.row->micro_batches.empty();
+    const bool body = program.program->segments[static_cast<size_t>(row.segment)].name.starts_with("body") &&
+                      !program.row->micro_batches.empty();
     program.contexts[stream].batch_begin = body ? program.row->micro_batches.at(u).begin : program.row->samples.begin;
     if (!walk_row(device, stream, row, base)) return false;
     base += program.segments[static_cast<size_t>(row.segment)].count;
@@ -116,12 +119,14 @@ bool Executor::walk(size_t device, size_t stream) {
   return true;
 }
 
-// After instruction i of the segment is done, this stream's counter is base + i + 1; at the end of the row base + count.
+// After instruction i of the segment is done, this stream's counter is base + i + 1; at the end of the row base +
+// count.
 bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, uint32_t base) {
   BoundProgram& program = *programs_[device];
   BoundSegment& segment = program.segments[static_cast<size_t>(row.segment)];
-  const uint8_t* mask = mask_ == nullptr ? nullptr
-                                         : (*mask_)[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
+  const uint8_t* mask =
+      mask_ == nullptr ? nullptr
+                       : (*mask_)[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
   auto& done = runs_[device].done;
   StreamTimeline& timeline = timeline_[device][stream];
   uint32_t reached = base;
@@ -131,7 +136,8 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, ui
     if (mask == nullptr || mask[bound.index] != 0) {
       int64_t begin = now_nanoseconds();
       for (const WaitPoint& wait : bound.waits)
-        if (!done[static_cast<size_t>(wait.stream)].wait(base + static_cast<uint32_t>(wait.index) + 1, this)) return false;
+        if (!done[static_cast<size_t>(wait.stream)].wait(base + static_cast<uint32_t>(wait.index) + 1, this))
+          return false;
       if (!bound.waits.empty()) {
         const int64_t ready = now_nanoseconds();
         timeline.times.waiting += ready - begin;
@@ -145,7 +151,9 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, ui
         throw internal("{}", e.what()).at_op(bound.source->name);
       }
       const int64_t end = now_nanoseconds();
-      int64_t& total = bound.kernel ? timeline.times.ops : bound.collective ? timeline.times.collectives : timeline.times.copies;
+      int64_t& total = bound.kernel       ? timeline.times.ops
+                       : bound.collective ? timeline.times.collectives
+                                          : timeline.times.copies;
       total += end - begin;
       if (values_.timeline) timeline.records.push_back({bound.source, row.micro_batch, begin, end});
     }
@@ -182,7 +190,8 @@ void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_
   const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->ref)]);
   for (const Copy& copy : bound.copies[bound.copies.size() == 1 ? 0 : micro_batch])
     for (size_t row = 0; row < copy.host.rows && copy.host.run != 0; ++row)
-      device.copy_in(bound.data + copy.begin + row * copy.stride, host + copy.host.begin + row * copy.host.stride, copy.host.run);
+      device.copy_in(bound.data + copy.begin + row * copy.stride, host + copy.host.begin + row * copy.host.stride,
+                     copy.host.run);
 }
 
 void Executor::fetch(const BoundInstruction& bound, Device& device, size_t row, size_t micro_batch) const {
@@ -192,7 +201,8 @@ void Executor::fetch(const BoundInstruction& bound, Device& device, size_t row, 
   if (entry_->outputs[output].merge != OutputMerge::kConcat && row != 0) return;  // the first device's copy is as good
   for (const Copy& copy : bound.copies[bound.copies.size() == 1 ? 0 : micro_batch])
     for (size_t r = 0; r < copy.host.rows && copy.host.run != 0; ++r)
-      device.copy_out(host + copy.host.begin + r * copy.host.stride, bound.data + copy.begin + r * copy.stride, copy.host.run);
+      device.copy_out(host + copy.host.begin + r * copy.host.stride, bound.data + copy.begin + r * copy.stride,
+                      copy.host.run);
 }
 
 // ---- stopping ---------------------------------------------------------------------------------------------------
@@ -233,7 +243,9 @@ bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
 }
 
 Error Executor::bad_loss() const {
-  return error(Code::kOutOfRange, "the loss of step {} is not finite; the step was not applied. Look at the learning rate and the data, or set nan_policy to let it pass",
+  return error(Code::kOutOfRange,
+               "the loss of step {} is not finite; the step was not applied. Look at the learning rate and the data, "
+               "or set nan_policy to let it pass",
                values_.iteration);
 }
 
@@ -242,7 +254,9 @@ void Executor::finished() noexcept {
   try {
     if (!error_ && values_.check_loss && programs_[0]->loss != nullptr && mask_ == nullptr &&
         loss_is_bad(*programs_[0], machine_.memory(0).device())) {
-      error_ = committed ? error(Code::kOutOfRange, "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, or set nan_policy to let it pass",
+      error_ = committed ? error(Code::kOutOfRange,
+                                 "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, "
+                                 "or set nan_policy to let it pass",
                                  values_.iteration)
                          : bad_loss();
     }

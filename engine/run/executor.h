@@ -1,9 +1,10 @@
-// Runs one entry of a plan on a machine, step after step. Every device thread walks its lists; nothing is decided, looked
-// up or allocated on the way.
+// Runs one entry of a plan on a machine, step after step. Every device thread walks its lists; nothing is decided,
+// looked up or allocated on the way.
 //
 // Steps are atomic. The first instruction anywhere that writes a variable commits the step: a cancel, a failure or a
-// non-finite loss that comes before it stops all devices with the variables as they were; a cancel that comes later is too
-// late, and the step completes; a failure later breaks the session. Both sides race for one atomic, so all devices agree.
+// non-finite loss that comes before it stops all devices with the variables as they were; a cancel that comes later is
+// too late, and the step completes; a failure later breaks the session. Both sides race for one atomic, so all devices
+// agree.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ struct StepValues {
   uint64_t seed = 0;
   int64_t iteration = 0, updates = 0;
   double learning_rate = 0;
-  bool check_loss = true;      // a non-finite loss is an error
+  bool check_loss = true;  // a non-finite loss is an error
   bool timeline = false;
   const std::atomic<bool>* cancel = nullptr;   // of the caller; may be null
   const std::atomic<bool>* closing = nullptr;  // of the session; may be null
@@ -43,8 +44,8 @@ class Executor final : private Job, private Lookout {
   std::vector<const void*>& inputs() { return inputs_; }
   std::vector<void*>& outputs() { return outputs_; }
 
-  // Outputs that are not wanted are not computed, and what they alone need is not read; throws when a wanted one needs an
-  // input that is not there. For entries that write no variables.
+  // Outputs that are not wanted are not computed, and what they alone need is not read; throws when a wanted one needs
+  // an input that is not there. For entries that write no variables.
   void narrow_to_outputs();
   // Starts a run; `ended` is called on a device thread, with the machine still busy for a moment. No allocation.
   using Ended = void (*)(void* context, std::optional<Error>& error, bool committed);

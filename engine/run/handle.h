@@ -33,7 +33,7 @@ class RunState {
     ended_.notify_all();
   }
   bool done() const { return done_.load(std::memory_order_acquire); }
-  bool wait(double timeout_seconds) const;  // negative: forever. false: not yet
+  bool wait(double timeout_seconds) const;                      // negative: forever. false: not yet
   const std::optional<Error>& error() const { return error_; }  // once done
 
  private:
@@ -48,8 +48,8 @@ class RunHandle {
   RunHandle() = default;
   explicit RunHandle(std::shared_ptr<RunState> state) : state_(std::move(state)) {}
   bool done() const { return !state_ || state_->done(); }
-  // Waits until the run has ended, at most timeout_seconds (negative: forever). false: not yet. Throws the run's Error once
-  // it has ended with one (each time it is asked).
+  // Waits until the run has ended, at most timeout_seconds (negative: forever). false: not yet. Throws the run's Error
+  // once it has ended with one (each time it is asked).
   bool wait(double timeout_seconds = -1) const {
     if (!state_) return true;
     if (!state_->wait(timeout_seconds)) return false;

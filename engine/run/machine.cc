@@ -27,7 +27,9 @@ void* DeviceMemory::allocate(size_t bytes) {
   return data;
 }
 
-void DeviceMemory::add_variable(size_t index, size_t bytes) { variables_[index] = allocate(std::max<size_t>(bytes, 1)); }
+void DeviceMemory::add_variable(size_t index, size_t bytes) {
+  variables_[index] = allocate(std::max<size_t>(bytes, 1));
+}
 
 void* DeviceMemory::area(Area& area, size_t bytes) {
   if (area.data == nullptr || bytes > area.bytes) {
@@ -59,7 +61,8 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
   for (const PlanVariable& variable : plan.variables)
     for (const AxisLayout& axis : variable.home.axes)
       if (axis.placement != Placement::kReplicate)
-        throw unimplemented("variable '{}' is cut over devices by this plan; this version runs replicated ones only", variable.name);
+        throw unimplemented("variable '{}' is cut over devices by this plan; this version runs replicated ones only",
+                            variable.name);
   std::vector<Device*> devices;
   for (auto& device : opened) {
     devices.push_back(device.get());
@@ -73,7 +76,8 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
   team_->on_each([&](int device) {
     DeviceMemory& memory = *memory_[static_cast<size_t>(device)];
     for (size_t v = 0; v < plan.variables.size(); ++v)
-      memory.add_variable(v, static_cast<size_t>(element_count(plan.variables[v].dims) * size_of(plan.variables[v].dtype)));
+      memory.add_variable(
+          v, static_cast<size_t>(element_count(plan.variables[v].dims) * size_of(plan.variables[v].dtype)));
     memory.arena(arena);
     memory.step_scalar(StepScalar::kLearningRate, DType::kF32);
   });
@@ -87,7 +91,8 @@ void Machine::read_variable(size_t index, uint64_t offset, void* to, size_t byte
 }
 
 void Machine::write_variable(size_t index, uint64_t offset, const void* from, size_t bytes) {
-  for (auto& memory : memory_) memory->device().copy_in(static_cast<char*>(memory->variable(index)) + offset, from, bytes);
+  for (auto& memory : memory_)
+    memory->device().copy_in(static_cast<char*>(memory->variable(index)) + offset, from, bytes);
 }
 
 void Machine::variable_written(size_t index) {

@@ -9,7 +9,8 @@ std::string report_json(Machine& machine, const Executor* last) {
   const Plan& plan = machine.plan();
   size_t by_role[3] = {};
   for (const PlanVariable& variable : plan.variables)
-    by_role[static_cast<size_t>(variable.role)] += static_cast<size_t>(element_count(variable.dims) * size_of(variable.dtype));
+    by_role[static_cast<size_t>(variable.role)] +=
+        static_cast<size_t>(element_count(variable.dims) * size_of(variable.dtype));
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
     const DeviceMemory& memory = machine.memory(d);
@@ -44,7 +45,8 @@ std::string report_json(Machine& machine, const Executor* last) {
     }
     devices.push_back(std::move(device));
   }
-  nlohmann::ordered_json report = {{"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
+  nlohmann::ordered_json report = {
+      {"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
   if (last != nullptr) report["entry"] = last->entry().name;
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

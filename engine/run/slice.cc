@@ -14,7 +14,8 @@ Mask slice(const Program& program, const std::vector<bool>& outputs_wanted) {
     for (size_t s = mask.size(); s-- > 0;)
       for (size_t i = mask[s].size(); i-- > 0;) {
         const Instruction& instruction = program.segments[s].instructions[i];
-        bool wanted = instruction.kind == InstructionKind::kFetch && outputs_wanted[static_cast<size_t>(instruction.ref)];
+        bool wanted =
+            instruction.kind == InstructionKind::kFetch && outputs_wanted[static_cast<size_t>(instruction.ref)];
         for (const BufferId id : instruction.out) {
           if (id == kNone) continue;
           wanted = wanted || needed[root(id)] || program.buffers[root(id)].kind == BufferKind::kVariable;
@@ -33,7 +34,8 @@ int missing_input(const Program& program, const Mask& mask, const std::vector<co
   for (size_t s = 0; s < mask.size(); ++s)
     for (size_t i = 0; i < mask[s].size(); ++i) {
       const Instruction& instruction = program.segments[s].instructions[i];
-      if (mask[s][i] != 0 && instruction.kind == InstructionKind::kFeed && inputs[static_cast<size_t>(instruction.ref)] == nullptr)
+      if (mask[s][i] != 0 && instruction.kind == InstructionKind::kFeed &&
+          inputs[static_cast<size_t>(instruction.ref)] == nullptr)
         return instruction.ref;
     }
   return -1;

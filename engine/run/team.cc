@@ -48,7 +48,8 @@ void Team::add_stream(int device, Stream stream) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  worker->thread = std::thread([this, device, stream, seen, &entered, &failure] { loop(device, stream, seen, entered, failure); });
+  worker->thread =
+      std::thread([this, device, stream, seen, &entered, &failure] { loop(device, stream, seen, entered, failure); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   entered.wait(0, std::memory_order_acquire);
   if (entered.load(std::memory_order_acquire) < 0) {

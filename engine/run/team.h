@@ -17,7 +17,8 @@ class Job {
  public:
   virtual ~Job() = default;
   virtual void run(int device, Stream stream) noexcept = 0;
-  virtual void finished() noexcept = 0;  // once, on the thread that ends last; the team is free for the next job after it
+  virtual void
+  finished() noexcept = 0;  // once, on the thread that ends last; the team is free for the next job after it
 };
 
 class Team {
@@ -27,9 +28,9 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  void add_stream(int device, Stream stream);   // a thread for it, when there is none yet; only between jobs
+  void add_stream(int device, Stream stream);  // a thread for it, when there is none yet; only between jobs
   bool has_stream(int device, Stream stream) const;
-  void start(Job& job);                         // returns at once; one job at a time
+  void start(Job& job);  // returns at once; one job at a time
   void wait_idle() const;
   // body(device) on every device's compute thread; throws the first Error, by device, after all have ended.
   void on_each(const std::function<void(int)>& body);

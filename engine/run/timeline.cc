@@ -33,7 +33,8 @@ std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Pl
     events.push_back({{"ph", "M"}, {"pid", d}, {"name", "process_name"}, {"args", {{"name", name}}}});
     for (size_t s = 0; s < kStreams; ++s) {
       if (devices[d][s].records.empty()) continue;
-      events.push_back({{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kStreamNames[s]}}}});
+      events.push_back(
+          {{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kStreamNames[s]}}}});
       for (const TimelineRecord& record : devices[d][s].records)
         events.push_back({{"ph", "X"},
                           {"pid", d},
@@ -42,10 +43,14 @@ std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Pl
                           {"cat", kPhaseNames[static_cast<size_t>(record.instruction->phase)]},
                           {"ts", static_cast<double>(record.begin - origin) * 1e-3},
                           {"dur", static_cast<double>(record.end - record.begin) * 1e-3},
-                          {"args", {{"op", kind_of(*record.instruction)}, {"micro_batch", record.micro_batch}, {"flops", record.instruction->flops}}}});
+                          {"args",
+                           {{"op", kind_of(*record.instruction)},
+                            {"micro_batch", record.micro_batch},
+                            {"flops", record.instruction->flops}}}});
     }
   }
-  return nlohmann::json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump(
+      -1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace whale

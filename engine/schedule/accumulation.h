@@ -14,8 +14,8 @@ struct SegmentRun {
   friend bool operator==(const SegmentRun&, const SegmentRun&) = default;
 };
 
-// Gradient accumulation: the prologue, the body once per micro-batch, the epilogue. One micro-batch: the body alone, which
-// then holds all three, so that updates and communication overlap the backward pass.
+// Gradient accumulation: the prologue, the body once per micro-batch, the epilogue. One micro-batch: the body alone,
+// which then holds all three, so that updates and communication overlap the backward pass.
 std::vector<SegmentRun> accumulation_schedule(int64_t micro_batches);
 
 }  // namespace whale

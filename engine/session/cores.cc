@@ -10,9 +10,9 @@ std::vector<DeviceSpec> assign_cores(std::vector<DeviceSpec> specs, const std::v
   for (DeviceSpec& spec : specs) {
     if (spec.kind != DeviceKind::kCpu) continue;
     devices.push_back(&spec);
-    named = named && !spec.cores.empty() &&
-            std::all_of(spec.cores.begin(), spec.cores.end(),
-                        [&](int core) { return std::find(usable.begin(), usable.end(), core) != usable.end(); });
+    named = named && !spec.cores.empty() && std::all_of(spec.cores.begin(), spec.cores.end(), [&](int core) {
+              return std::find(usable.begin(), usable.end(), core) != usable.end();
+            });
   }
   const size_t n = devices.size();
   for (size_t i = 0; i < n; ++i) {
@@ -24,7 +24,8 @@ std::vector<DeviceSpec> assign_cores(std::vector<DeviceSpec> specs, const std::v
     if (threads <= 0) continue;
     const size_t first = static_cast<size_t>(std::find(usable.begin(), usable.end(), cores[0]) - usable.begin());
     cores.clear();
-    for (size_t k = 0; k < std::min(static_cast<size_t>(threads), usable.size()); ++k) cores.push_back(usable[(first + k) % usable.size()]);
+    for (size_t k = 0; k < std::min(static_cast<size_t>(threads), usable.size()); ++k)
+      cores.push_back(usable[(first + k) % usable.size()]);
   }
   return specs;
 }

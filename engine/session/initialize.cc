@@ -17,9 +17,9 @@
 namespace whale {
 namespace {
 
-constexpr size_t kChunk = 1 << 16;      // elements that one thread makes at a time
-constexpr double kCutSigmas = 2;        // of the truncated normal
-constexpr uint64_t kMaxAttempts = 64;   // 0.0455 of the draws are beyond the cut; to the 64th power that is nothing
+constexpr size_t kChunk = 1 << 16;     // elements that one thread makes at a time
+constexpr double kCutSigmas = 2;       // of the truncated normal
+constexpr uint64_t kMaxAttempts = 64;  // 0.0455 of the draws are beyond the cut; to the 64th power that is nothing
 
 float unit(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }  // [0, 1)
 
@@ -65,12 +65,14 @@ void fill_from_file(Machine& machine, size_t index, const SafetensorsFile& file)
   const PlanVariable& variable = machine.plan().variables[index];
   const std::string key = variable.init.key.empty() ? variable.name : variable.init.key;
   const StoredTensor* stored = file.find(key);
-  if (stored == nullptr) throw error(Code::kNotFound, "'{}' has no tensor '{}', the initial value of '{}'", file.path(), key, variable.name);
+  if (stored == nullptr)
+    throw error(Code::kNotFound, "'{}' has no tensor '{}', the initial value of '{}'", file.path(), key, variable.name);
   if (stored->dims != variable.dims || !convertible(stored->dtype, variable.dtype))
-    throw invalid("'{}': tensor '{}' is {} {}, variable '{}' needs {} {}", file.path(), key, name_of(stored->dtype), to_string(stored->dims),
-                  variable.name, name_of(variable.dtype), to_string(variable.dims));
+    throw invalid("'{}': tensor '{}' is {} {}, variable '{}' needs {} {}", file.path(), key, name_of(stored->dtype),
+                  to_string(stored->dims), variable.name, name_of(variable.dtype), to_string(variable.dims));
   const uint64_t count = static_cast<uint64_t>(element_count(variable.dims));
-  const size_t from_bytes = static_cast<size_t>(size_of(stored->dtype)), to_bytes = static_cast<size_t>(size_of(variable.dtype));
+  const size_t from_bytes = static_cast<size_t>(size_of(stored->dtype)),
+               to_bytes = static_cast<size_t>(size_of(variable.dtype));
   std::vector<char> from(kChunk * from_bytes), to(kChunk * to_bytes);
   for (uint64_t at = 0; at < count; at += kChunk) {
     const size_t n = static_cast<size_t>(std::min<uint64_t>(kChunk, count - at));
@@ -86,8 +88,8 @@ bool stays_zero(const Initializer& init) {
 
 }  // namespace
 
-void initial_values(const Initializer& init, uint64_t seed, std::string_view name, DType dtype, uint64_t begin, size_t count,
-                    void* to) {
+void initial_values(const Initializer& init, uint64_t seed, std::string_view name, DType dtype, uint64_t begin,
+                    size_t count, void* to) {
   switch (init.kind) {
     case InitKind::kZeros: return fill(dtype, to, count, 0);
     case InitKind::kOnes: return fill(dtype, to, count, 1);
@@ -95,7 +97,8 @@ void initial_values(const Initializer& init, uint64_t seed, std::string_view nam
     case InitKind::kFile: throw internal("values of a file are read, not made");
     default: break;
   }
-  if (!is_float(dtype)) throw invalid("variable '{}' is {}; random initializers make floating-point values", name, name_of(dtype));
+  if (!is_float(dtype))
+    throw invalid("variable '{}' is {}; random initializers make floating-point values", name, name_of(dtype));
   if (dtype == DType::kF32) return random_values(init, seed, hash_name(name), begin, count, static_cast<float*>(to));
   std::vector<float> values(count);
   random_values(init, seed, hash_name(name), begin, count, values.data());
@@ -119,7 +122,8 @@ void initialize_variables(Machine& machine, uint64_t seed, size_t threads) {
       fill_from_file(machine, v, *file);
     } else if (!stays_zero(init)) {
       const uint64_t count = static_cast<uint64_t>(element_count(variables[v].dims));
-      for (uint64_t at = 0; at < count; at += kChunk) chunks.push_back({v, at, static_cast<size_t>(std::min<uint64_t>(kChunk, count - at))});
+      for (uint64_t at = 0; at < count; at += kChunk)
+        chunks.push_back({v, at, static_cast<size_t>(std::min<uint64_t>(kChunk, count - at))});
     }
   }
   std::atomic<size_t> next{0};

@@ -45,7 +45,8 @@ struct Session::Impl {
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
-    if (plan->devices.empty() || plan->entries.empty()) throw invalid("the plan of '{}' has no devices or no entries", plan->model);
+    if (plan->devices.empty() || plan->entries.empty())
+      throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     const std::vector<int> cores = usable_cores();
     machine = std::make_unique<Machine>(*plan, open_devices(assign_cores(plan->devices, cores, options.threads)));
     initialize_variables(*machine, options.seed, cores.size());
@@ -79,14 +80,19 @@ struct Session::Impl {
 
   void check_process() const {
     if (getpid() != process)
-      throw error(Code::kFailedPrecondition, "this session was made before fork(); its threads are in the parent process. Make a new session in the child");
+      throw error(Code::kFailedPrecondition,
+                  "this session was made before fork(); its threads are in the parent process. Make a new session in "
+                  "the child");
   }
   void settle() {
     check_process();
     if (run) run->wait(-1);
   }
   void check_whole() const {
-    if (broken) throw error(Code::kFailedPrecondition, "an update of an earlier step was interrupted; make a new session and load a checkpoint").with_damage(Damage::kSession);
+    if (broken)
+      throw error(Code::kFailedPrecondition,
+                  "an update of an earlier step was interrupted; make a new session and load a checkpoint")
+          .with_damage(Damage::kSession);
   }
 
   // ---- entries ----------------------------------------------------------------------------------------------------
@@ -96,7 +102,8 @@ struct Session::Impl {
       if (name == key) return *executor;
     auto executor = std::make_unique<Executor>(*machine, entry);
     size_t others = 0;
-    for (const auto& [name, known] : executors) others += plan->find_entry(known->entry().name, known->entry().batch) == nullptr;
+    for (const auto& [name, known] : executors)
+      others += plan->find_entry(known->entry().name, known->entry().batch) == nullptr;
     if (others >= kMaxOtherBatches)
       for (auto it = executors.begin(); it != executors.end(); ++it)
         if (plan->find_entry(it->second->entry().name, it->second->entry().batch) == nullptr) {
@@ -133,19 +140,22 @@ struct Session::Impl {
     if (Executor* known = known_executor(name, batch)) return *known;
     if (const Entry* entry = plan->find_entry(name, batch)) return executor_for(*entry);
     if (mode == RunMode::kStep && batch > largest)
-      throw invalid("a batch of {} samples; this plan is for at most {}. Make a plan for the larger batch", batch, largest);
+      throw invalid("a batch of {} samples; this plan is for at most {}. Make a plan for the larger batch", batch,
+                    largest);
     return executor_for(compile_entry(*plan, name, batch));
   }
 
   // ---- runs -------------------------------------------------------------------------------------------------------
   double learning_rate() const {
-    return fixed_learning_rate >= 0 ? fixed_learning_rate : learning_rate_at(plan->optimizer.learning_rate, plan->schedule, updates);
+    return fixed_learning_rate >= 0 ? fixed_learning_rate
+                                    : learning_rate_at(plan->optimizer.learning_rate, plan->schedule, updates);
   }
 
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                   std::shared_ptr<const Cancel> cancel) {
     check_process();
-    if (run && !run->done()) throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
+    if (run && !run->done())
+      throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
     check_whole();
     Executor& chosen = executor(mode, inputs);
     bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
@@ -187,14 +197,16 @@ struct Session::Impl {
   size_t find(std::string_view name) const {
     for (size_t v = 0; v < plan->variables.size(); ++v)
       if (plan->variables[v].name == name) return v;
-    throw error(Code::kNotFound, "there is no variable '{}' in '{}'; optimizer state is called PARAMETER/SLOT", name, plan->model);
+    throw error(Code::kNotFound, "there is no variable '{}' in '{}'; optimizer state is called PARAMETER/SLOT", name,
+                plan->model);
   }
 
   void check_fits(const PlanVariable& variable, const HostTensor& tensor) const {
     if (tensor.dtype != variable.dtype || tensor.dims != variable.dims)
-      throw invalid("variable '{}' is {} {}, the tensor given is {} {}", variable.name, name_of(variable.dtype), to_string(variable.dims),
-                    name_of(tensor.dtype), to_string(tensor.dims));
-    if (tensor.data == nullptr && tensor.bytes() != 0) throw invalid("the tensor for variable '{}' has no data (null pointer)", variable.name);
+      throw invalid("variable '{}' is {} {}, the tensor given is {} {}", variable.name, name_of(variable.dtype),
+                    to_string(variable.dims), name_of(tensor.dtype), to_string(tensor.dims));
+    if (tensor.data == nullptr && tensor.bytes() != 0)
+      throw invalid("the tensor for variable '{}' has no data (null pointer)", variable.name);
   }
 
   // ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -213,7 +225,8 @@ struct Session::Impl {
     return part;
   }
 
-  // Every variable of the plan must be in the files, and nothing else. A plan that keeps no optimizer state leaves that file.
+  // Every variable of the plan must be in the files, and nothing else. A plan that keeps no optimizer state leaves that
+  // file.
   std::vector<const StoredTensor*> match(const SafetensorsFile& file, bool state) const {
     std::vector<const StoredTensor*> found(plan->variables.size(), nullptr);
     std::map<std::string_view, size_t> names;
@@ -222,15 +235,17 @@ struct Session::Impl {
     if (state && names.empty()) return found;
     for (const StoredTensor& stored : file.tensors()) {
       const auto at = names.find(stored.name);
-      if (at == names.end()) throw invalid("'{}' holds tensor '{}', which this model does not have", file.path(), stored.name);
+      if (at == names.end())
+        throw invalid("'{}' holds tensor '{}', which this model does not have", file.path(), stored.name);
       const PlanVariable& variable = plan->variables[at->second];
       if (stored.dims != variable.dims || !convertible(stored.dtype, variable.dtype))
-        throw invalid("'{}': tensor '{}' is {} {}, this model needs {} {}", file.path(), stored.name, name_of(stored.dtype),
-                      to_string(stored.dims), name_of(variable.dtype), to_string(variable.dims));
+        throw invalid("'{}': tensor '{}' is {} {}, this model needs {} {}", file.path(), stored.name,
+                      name_of(stored.dtype), to_string(stored.dims), name_of(variable.dtype), to_string(variable.dims));
       found[at->second] = &stored;
       names.erase(at);
     }
-    if (!names.empty()) throw invalid("'{}' lacks tensor '{}' ({} are missing)", file.path(), names.begin()->first, names.size());
+    if (!names.empty())
+      throw invalid("'{}' lacks tensor '{}' ({} are missing)", file.path(), names.begin()->first, names.size());
     file.read_through();
     return found;
   }
@@ -240,7 +255,8 @@ struct Session::Impl {
     for (size_t v = 0; v < found.size(); ++v) {
       if (found[v] == nullptr) continue;
       const PlanVariable& variable = plan->variables[v];
-      const size_t from_bytes = static_cast<size_t>(size_of(found[v]->dtype)), to_bytes = static_cast<size_t>(size_of(variable.dtype));
+      const size_t from_bytes = static_cast<size_t>(size_of(found[v]->dtype)),
+                   to_bytes = static_cast<size_t>(size_of(variable.dtype));
       const uint64_t count = static_cast<uint64_t>(element_count(variable.dims));
       from.resize(kBlockElements * from_bytes);
       to.resize(kBlockElements * to_bytes);
@@ -260,24 +276,30 @@ Session::Session(std::shared_ptr<const Plan> plan, std::shared_ptr<Backends> bac
 
 Session::~Session() = default;
 
-RunHandle Session::step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs, std::shared_ptr<const Cancel> cancel) {
+RunHandle Session::step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
+                        std::shared_ptr<const Cancel> cancel) {
   return impl_->start(RunMode::kStep, inputs, outputs, std::move(cancel));
 }
 
-RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs, std::shared_ptr<const Cancel> cancel) {
+RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
+                        std::shared_ptr<const Cancel> cancel) {
   return impl_->start(RunMode::kEval, inputs, outputs, std::move(cancel));
 }
 
-std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<std::string>& names) {
+std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs,
+                                              const std::vector<std::string>& names) {
   impl_->settle();
   const Entry& entry = impl_->executor(mode, inputs).entry();
   std::vector<TensorType> types;
   for (const std::string& name : names) {
-    const auto at = std::find_if(entry.outputs.begin(), entry.outputs.end(), [&](const PlanOutput& o) { return o.name == name; });
+    const auto at =
+        std::find_if(entry.outputs.begin(), entry.outputs.end(), [&](const PlanOutput& o) { return o.name == name; });
     if (at == entry.outputs.end()) {
       std::string known;
       for (const PlanOutput& output : entry.outputs) known += (known.empty() ? "" : ", ") + output.name;
-      throw invalid("there is no output '{}'; the plan has: {}. Others are fetched by naming them when the plan is made", name, known);
+      throw invalid(
+          "there is no output '{}'; the plan has: {}. Others are fetched by naming them when the plan is made", name,
+          known);
     }
     types.push_back({at->dtype, at->dims});
   }
@@ -293,7 +315,8 @@ std::vector<std::string> Session::output_names(RunMode mode) const {
 
 std::vector<VariableInfo> Session::variables() const {
   std::vector<VariableInfo> list;
-  for (const PlanVariable& variable : impl_->plan->variables) list.push_back({variable.name, variable.role, variable.dtype, variable.dims});
+  for (const PlanVariable& variable : impl_->plan->variables)
+    list.push_back({variable.name, variable.role, variable.dtype, variable.dims});
   return list;
 }
 

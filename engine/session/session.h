@@ -18,9 +18,9 @@ namespace whale {
 enum class NanPolicy : uint8_t { kError = 0, kPass = 1 };
 
 struct SessionOptions {
-  uint64_t seed = 0;                        // of initializers and random ops
-  NanPolicy nan_policy = NanPolicy::kError; // kError: a non-finite loss fails the step
-  int threads = 0;                          // per CPU device; 0: its share of the cores
+  uint64_t seed = 0;                         // of initializers and random ops
+  NanPolicy nan_policy = NanPolicy::kError;  // kError: a non-finite loss fails the step
+  int threads = 0;                           // per CPU device; 0: its share of the cores
 };
 
 struct VariableInfo {
@@ -40,9 +40,9 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Starts a run and returns; what is wrong with the arguments is thrown here, what happens later by RunHandle::wait. Memory
-  // of inputs and outputs must live until the run has ended. `outputs` are written into: dtype and dims must be those of
-  // output_types(). One run at a time: failed_precondition while one is under way.
+  // Starts a run and returns; what is wrong with the arguments is thrown here, what happens later by RunHandle::wait.
+  // Memory of inputs and outputs must live until the run has ended. `outputs` are written into: dtype and dims must be
+  // those of output_types(). One run at a time: failed_precondition while one is under way.
   RunHandle step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                  std::shared_ptr<const Cancel> cancel = nullptr);
   RunHandle eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
@@ -54,8 +54,8 @@ class Session {
 
   // Variables, logical and whole, in the order of the plan. These wait for a run that is under way.
   std::vector<VariableInfo> variables() const;
-  TensorType variable_type(std::string_view name) const;           // throws not_found
-  void read(std::string_view name, const HostTensor& to);          // dtype and dims must fit
+  TensorType variable_type(std::string_view name) const;   // throws not_found
+  void read(std::string_view name, const HostTensor& to);  // dtype and dims must fit
   void write(std::string_view name, const HostTensor& from);
 
   void set_learning_rate(double learning_rate);  // fixed from now on; negative: the schedule again

@@ -12,12 +12,12 @@ namespace {
 struct DeviceState {
   const Program* program = nullptr;
   size_t row = 0;
-  std::array<size_t, kStreams> next{};      // instruction of this segment that the stream looks at
-  std::array<double, kStreams> free{};      // when the stream is done with the one before
-  std::vector<double> end;                  // per instruction of this segment; negative: not done
-  std::vector<Event> events;                // per instruction of all rows, in order
-  size_t base = 0;                          // of this row in events
-  std::map<int32_t, int64_t> arrivals;      // collectives reached so far, per group
+  std::array<size_t, kStreams> next{};  // instruction of this segment that the stream looks at
+  std::array<double, kStreams> free{};  // when the stream is done with the one before
+  std::vector<double> end;              // per instruction of this segment; negative: not done
+  std::vector<Event> events;            // per instruction of all rows, in order
+  size_t base = 0;                      // of this row in events
+  std::map<int32_t, int64_t> arrivals;  // collectives reached so far, per group
   bool done() const { return row >= program->schedule.size(); }
   const Segment& segment() const { return program->segments[static_cast<size_t>(program->schedule[row].segment)]; }
 };
@@ -30,7 +30,8 @@ struct Meeting {
 
 class Walk {
  public:
-  Walk(const Plan& plan, const Entry& entry, const Duration& duration) : plan_(plan), duration_(duration), devices_(entry.rows.size()) {
+  Walk(const Plan& plan, const Entry& entry, const Duration& duration)
+      : plan_(plan), duration_(duration), devices_(entry.rows.size()) {
     for (size_t d = 0; d < devices_.size(); ++d) {
       devices_[d].program = &entry.programs[static_cast<size_t>(entry.rows[d].program)];
       enter_row(d);
@@ -46,7 +47,9 @@ class Walk {
     std::vector<Event> all;
     for (size_t d = 0; d < devices_.size(); ++d) {
       if (!devices_[d].done())
-        throw error(Code::kFailedPrecondition, "device {} never leaves segment '{}': its streams or its peers wait for each other", d, devices_[d].segment().name);
+        throw error(Code::kFailedPrecondition,
+                    "device {} never leaves segment '{}': its streams or its peers wait for each other", d,
+                    devices_[d].segment().name);
       all.insert(all.end(), devices_[d].events.begin(), devices_[d].events.end());
     }
     return all;
@@ -60,7 +63,8 @@ class Walk {
     s.next.fill(0);
     s.end.assign(s.segment().instructions.size(), -1);
     for (size_t k = 0; k < s.end.size(); ++k)
-      s.events.push_back({static_cast<int32_t>(d), static_cast<int32_t>(s.row), s.program->schedule[s.row].segment, static_cast<int32_t>(k), s.segment().instructions[k].stream, 0, 0});
+      s.events.push_back({static_cast<int32_t>(d), static_cast<int32_t>(s.row), s.program->schedule[s.row].segment,
+                          static_cast<int32_t>(k), s.segment().instructions[k].stream, 0, 0});
   }
 
   void finish(size_t d, size_t k, double start, double end) {
@@ -137,7 +141,9 @@ class Walk {
 
 }  // namespace
 
-std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration& duration) { return Walk(plan, entry, duration).run(); }
+std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration& duration) {
+  return Walk(plan, entry, duration).run();
+}
 
 double makespan(const std::vector<Event>& events) {
   double end = 0;

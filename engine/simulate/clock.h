@@ -1,5 +1,5 @@
-// A virtual clock: walks every device's streams through one step of an entry and says when each instruction would start and end. The
-// same Plan, waits and collectives as the executor; only the durations come from a function.
+// A virtual clock: walks every device's streams through one step of an entry and says when each instruction would start
+// and end. The same Plan, waits and collectives as the executor; only the durations come from a function.
 #pragma once
 
 #include <functional>
@@ -12,17 +12,17 @@ namespace whale {
 
 struct Event {
   int32_t device = 0;
-  int32_t row = 0;           // of the program's schedule
+  int32_t row = 0;  // of the program's schedule
   int32_t segment = 0;
-  int32_t instruction = 0;   // in the segment
+  int32_t instruction = 0;  // in the segment
   Stream stream{};
-  double start = 0, end = 0; // seconds
+  double start = 0, end = 0;  // seconds
 };
 
 using Duration = std::function<double(const Instruction& instruction, int32_t device)>;
 
-// Events by device, then in schedule order. A collective starts when every member of its group has reached it and takes the longest of
-// their durations. Throws failed_precondition when devices wait for each other.
+// Events by device, then in schedule order. A collective starts when every member of its group has reached it and takes
+// the longest of their durations. Throws failed_precondition when devices wait for each other.
 std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration& duration);
 
 double makespan(const std::vector<Event>& events);

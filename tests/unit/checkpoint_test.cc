@@ -30,14 +30,16 @@ CheckpointPart part(const std::vector<std::pair<std::string, Dims>>& tensors, fl
   for (const auto& [name, dims] : tensors) out.tensors.push_back({name, DType::kF32, dims, 0, 0});
   out.source = [value](size_t index, uint64_t offset, void* to, size_t bytes) {
     auto* floats = static_cast<float*>(to);
-    for (size_t i = 0; i < bytes / 4; ++i) floats[i] = value + static_cast<float>(index) + static_cast<float>(offset / 4 + i) / 1024;
+    for (size_t i = 0; i < bytes / 4; ++i)
+      floats[i] = value + static_cast<float>(index) + static_cast<float>(offset / 4 + i) / 1024;
   };
   return out;
 }
 
 void write(const std::string& directory, float value, const FaultProbe& probe = {}) {
-  write_checkpoint(directory, {"model", 7, static_cast<int64_t>(value), 1, 0.5}, part({{"w", {300, 5}}, {"b", {5}}, {"none", {0, 4}}}, value),
-                   part({{"w/m", {300, 5}}}, value), probe);
+  write_checkpoint(directory, {"model", 7, static_cast<int64_t>(value), 1, 0.5},
+                   part({{"w", {300, 5}}, {"b", {5}}, {"none", {0, 4}}}, value), part({{"w/m", {300, 5}}}, value),
+                   probe);
 }
 
 // The whole content agrees with what write(value) stored.
@@ -126,14 +128,20 @@ TEST_CASE("checkpoint: places that are not there, not writable, or broken") {
 }
 
 TEST_CASE("safetensors: headers that lie") {
-  const auto parse = [](const std::string& header, uint64_t data) { return parse_safetensors_header("f", header.data(), header.size(), data); };
+  const auto parse = [](const std::string& header, uint64_t data) {
+    return parse_safetensors_header("f", header.data(), header.size(), data);
+  };
   CHECK(parse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8).size() == 1);
-  for (const char* bad : {
-           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
-           R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", R"({"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}})",
-           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", R"({"a":{"dtype":"F32","shape":[2]}})", R"([])", R"({"a":1})", R"({)",
-           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-           R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})"}) {
+  for (
+      const char* bad :
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})",
+       R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
+       R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})",
+       R"({"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}})",
+       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", R"({"a":{"dtype":"F32","shape":[2]}})", R"([])",
+       R"({"a":1})", R"({)",
+       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+       R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})"}) {
     CAPTURE(bad);
     CHECK_THROWS_AS(parse(bad, 8), Error);
   }

@@ -33,7 +33,9 @@ struct Ring {  // members of one group, each on a thread of its own
   }
 };
 
-Operand operand(std::vector<float>& values) { return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, false, nullptr}; }
+Operand operand(std::vector<float>& values) {
+  return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}, false, nullptr};
+}
 
 // A bucket of three buffers whose values are whole numbers: sums are exact, whatever the order.
 void check_all_reduce(int members, const std::vector<size_t>& sizes, Combine combine) {
@@ -54,7 +56,8 @@ void check_all_reduce(int members, const std::vector<size_t>& sizes, Combine com
   for (int call = 0; call < 5; ++call) {  // several, so that a late member meets an early one's next call
     for (size_t m = 0; m < data.size(); ++m)
       for (size_t p = 0; p < sizes.size(); ++p)
-        for (size_t i = 0; i < sizes[p]; ++i) data[m][p][i] = static_cast<float>((i % 13) * (m + 1) + p + static_cast<size_t>(call));
+        for (size_t i = 0; i < sizes[p]; ++i)
+          data[m][p][i] = static_cast<float>((i % 13) * (m + 1) + p + static_cast<size_t>(call));
     std::atomic<int> failures{0};
     ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
     CHECK(failures == 0);
@@ -73,8 +76,8 @@ void check_all_reduce(int members, const std::vector<size_t>& sizes, Combine com
 
 TEST_CASE("all-reduce of a bucket equals the closed form for 1 to 8 members") {
   for (int members = 1; members <= 8; ++members) {
-    check_all_reduce(members, {1, 5, 7}, Combine::kSum);            // small: one meeting
-    check_all_reduce(members, {33, 20000, 3}, Combine::kSum);       // large: slices that end inside buffers
+    check_all_reduce(members, {1, 5, 7}, Combine::kSum);       // small: one meeting
+    check_all_reduce(members, {33, 20000, 3}, Combine::kSum);  // large: slices that end inside buffers
     check_all_reduce(members, {70000, 16, 4097}, Combine::kMax);
   }
 }
@@ -152,7 +155,8 @@ TEST_CASE("members that disagree about a collective get an error, not garbage") 
   std::vector<float> a(100), b(90);
   std::vector<std::unique_ptr<Collective>> bound;
   for (size_t m = 0; m < 2; ++m) {
-    CollectiveSpec spec{OpCode::k_all_reduce, Combine::kSum, {operand(m == 0 ? a : b)}, {operand(m == 0 ? a : b)}, {}, {}};
+    CollectiveSpec spec{
+        OpCode::k_all_reduce, Combine::kSum, {operand(m == 0 ? a : b)}, {operand(m == 0 ? a : b)}, {}, {}};
     bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
   }
   std::atomic<int> errors{0};

@@ -26,7 +26,8 @@ Backend& backend_of(DeviceKind kind) {
 
 class Bound {
  public:
-  Bound(Device& device, OpCode op, const Attrs& given, const std::vector<Input>& inputs, const std::vector<DType>& result_types)
+  Bound(Device& device, OpCode op, const Attrs& given, const std::vector<Input>& inputs,
+        const std::vector<DType>& result_types)
       : device_(device), attrs_(complete_attrs(def(op), given)) {
     std::vector<TensorType> types;
     std::vector<bool> present;
@@ -105,16 +106,18 @@ std::string describe(OpCode op, const std::vector<Input>& inputs) {
 
 }  // namespace
 
-std::vector<std::vector<double>> run_op(DeviceKind kind, int cores, OpCode op, const Attrs& attrs, const std::vector<Input>& inputs,
-                                        const std::vector<DType>& result_types) {
+std::vector<std::vector<double>> run_op(DeviceKind kind, int cores, OpCode op, const Attrs& attrs,
+                                        const std::vector<Input>& inputs, const std::vector<DType>& result_types) {
   DeviceSpec spec;
   spec.kind = kind;
   std::vector<std::vector<double>> values;
   std::exception_ptr error;
-  // A thread of its own, as in the executor: enter_thread changes affinity and thread count. Two "cores" may be one twice.
+  // A thread of its own, as in the executor: enter_thread changes affinity and thread count. Two "cores" may be one
+  // twice.
   std::thread([&] {
     try {
-      for (int i = 0; i < cores; ++i) spec.cores.push_back(i % static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+      for (int i = 0; i < cores; ++i)
+        spec.cores.push_back(i % static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
       if (kind == DeviceKind::kRef) spec.cores.clear();
       const auto device = backend_of(kind).open(spec);
       device->enter_thread(Stream::kCompute);
@@ -159,7 +162,8 @@ void compare(OpCode op, const Attrs& attrs, const std::vector<Input>& inputs, do
 }
 
 double usual_tolerance(const std::vector<Input>& inputs) {
-  return std::any_of(inputs.begin(), inputs.end(), [](const Input& x) { return x.dtype == DType::kBF16; }) ? 1.6e-2 : 2e-5;
+  return std::any_of(inputs.begin(), inputs.end(), [](const Input& x) { return x.dtype == DType::kBF16; }) ? 1.6e-2
+                                                                                                           : 2e-5;
 }
 
 }  // namespace whale::test

@@ -1,5 +1,5 @@
-// The CPU back end's elementwise, reduction, movement, indexing, norm, softmax, loss, optimizer and attention kernels against the
-// reference device: odd tails, broadcasts, bf16, integers, empty tensors.
+// The CPU back end's elementwise, reduction, movement, indexing, norm, softmax, loss, optimizer and attention kernels
+// against the reference device: odd tails, broadcasts, bf16, integers, empty tensors.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -30,13 +30,15 @@ Input integers(DType dtype, Dims dims, int64_t low, int64_t high) {
   uint64_t state = 3;
   for (int64_t i = 0; i < element_count(x.dims); ++i) {
     state = state * 6364136223846793005ull + 1442695040888963407ull;
-    x.values.push_back(static_cast<double>(low + static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(high - low))));
+    x.values.push_back(
+        static_cast<double>(low + static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(high - low))));
   }
   return x;
 }
 Input spread(Type t, double low, double high, int64_t n) {  // an even grid, for functions of one number
   Input x = t({n});
-  for (int64_t i = 0; i < n; ++i) x.values.push_back(low + (high - low) * static_cast<double>(i) / static_cast<double>(n - 1));
+  for (int64_t i = 0; i < n; ++i)
+    x.values.push_back(low + (high - low) * static_cast<double>(i) / static_cast<double>(n - 1));
   return x;
 }
 
@@ -84,19 +86,33 @@ TEST_CASE("cpu elementary functions: infinities, NaN, zeros") {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   Input x = f32({9});
   x.values = {inf, -inf, nan, 0, 1, -1, 89, -110, 3e38};
-  for (const OpCode op : {OpCode::k_exp, OpCode::k_log, OpCode::k_tanh, OpCode::k_erf, OpCode::k_sigmoid, OpCode::k_relu, OpCode::k_sqrt,
-                          OpCode::k_abs, OpCode::k_sign, OpCode::k_floor, OpCode::k_softplus, OpCode::k_log1p})
+  for (const OpCode op :
+       {OpCode::k_exp, OpCode::k_log, OpCode::k_tanh, OpCode::k_erf, OpCode::k_sigmoid, OpCode::k_relu, OpCode::k_sqrt,
+        OpCode::k_abs, OpCode::k_sign, OpCode::k_floor, OpCode::k_softplus, OpCode::k_log1p})
     compare_relative(op, x, 1e-6, 2e-38);
 }
 
 TEST_CASE("cpu elementwise: every op, odd sizes") {
-  const OpCode unary[] = {OpCode::k_neg, OpCode::k_abs, OpCode::k_sign, OpCode::k_floor, OpCode::k_exp, OpCode::k_square, OpCode::k_sin,
-                          OpCode::k_cos, OpCode::k_erf, OpCode::k_tanh, OpCode::k_sigmoid, OpCode::k_softplus, OpCode::k_relu,
-                          OpCode::k_gelu, OpCode::k_gelu_erf, OpCode::k_silu, OpCode::k_stop_gradient};
-  const OpCode positive_only[] = {OpCode::k_log, OpCode::k_log1p, OpCode::k_sqrt, OpCode::k_rsqrt, OpCode::k_reciprocal};
-  const OpCode binary[] = {OpCode::k_add, OpCode::k_sub, OpCode::k_mul, OpCode::k_maximum, OpCode::k_minimum, OpCode::k_relu_grad,
-                           OpCode::k_gelu_grad, OpCode::k_gelu_erf_grad, OpCode::k_silu_grad, OpCode::k_bce_with_logits,
-                           OpCode::k_squared_difference, OpCode::k_equal, OpCode::k_less, OpCode::k_greater_equal};
+  const OpCode unary[] = {
+      OpCode::k_neg,  OpCode::k_abs,  OpCode::k_sign,     OpCode::k_floor, OpCode::k_exp,          OpCode::k_square,
+      OpCode::k_sin,  OpCode::k_cos,  OpCode::k_erf,      OpCode::k_tanh,  OpCode::k_sigmoid,      OpCode::k_softplus,
+      OpCode::k_relu, OpCode::k_gelu, OpCode::k_gelu_erf, OpCode::k_silu,  OpCode::k_stop_gradient};
+  const OpCode positive_only[] = {OpCode::k_log, OpCode::k_log1p, OpCode::k_sqrt, OpCode::k_rsqrt,
+                                  OpCode::k_reciprocal};
+  const OpCode binary[] = {OpCode::k_add,
+                           OpCode::k_sub,
+                           OpCode::k_mul,
+                           OpCode::k_maximum,
+                           OpCode::k_minimum,
+                           OpCode::k_relu_grad,
+                           OpCode::k_gelu_grad,
+                           OpCode::k_gelu_erf_grad,
+                           OpCode::k_silu_grad,
+                           OpCode::k_bce_with_logits,
+                           OpCode::k_squared_difference,
+                           OpCode::k_equal,
+                           OpCode::k_less,
+                           OpCode::k_greater_equal};
   for (const Type t : kTypes) {
     for (const Dims& dims : {Dims{}, Dims{1}, Dims{3, 37}, Dims{70001}, Dims{0, 4}}) {
       const double tolerance = t == bf16 ? 8e-3 : kOne;
@@ -113,9 +129,16 @@ TEST_CASE("cpu elementwise: every op, odd sizes") {
 TEST_CASE("cpu elementwise: broadcasts") {
   for (const Type t : kTypes) {
     const double tolerance = t == bf16 ? 8e-3 : kOne;
-    for (const auto& [a, b] : {std::pair<Dims, Dims>{{5, 7, 33}, {33}}, {{5, 7, 33}, {}}, {{5, 7, 33}, {7, 1}}, {{5, 7, 33}, {5, 1, 1}},
-                               {{5, 1, 33}, {7, 1}}, {{1, 7, 1, 3}, {5, 1, 4, 1}}, {{200, 300}, {300}}, {{200, 300}, {200, 1}},
-                               {{4, 0}, {1, 1}}, {{3, 5000}, {5000}}}) {
+    for (const auto& [a, b] : {std::pair<Dims, Dims>{{5, 7, 33}, {33}},
+                               {{5, 7, 33}, {}},
+                               {{5, 7, 33}, {7, 1}},
+                               {{5, 7, 33}, {5, 1, 1}},
+                               {{5, 1, 33}, {7, 1}},
+                               {{1, 7, 1, 3}, {5, 1, 4, 1}},
+                               {{200, 300}, {300}},
+                               {{200, 300}, {200, 1}},
+                               {{4, 0}, {1, 1}},
+                               {{3, 5000}, {5000}}}) {
       compare(OpCode::k_add, {}, {t(a), t(b)}, tolerance);
       compare(OpCode::k_sub, {}, {t(b), t(a)}, tolerance);
       compare(OpCode::k_where, {}, {integers(DType::kBool, b, 0, 2), t(a), t(b)}, tolerance);
@@ -128,8 +151,8 @@ TEST_CASE("cpu elementwise: integers, booleans, casts") {
     const bool narrow = dtype == DType::kU8 || dtype == DType::kI8;
     const int64_t low = dtype == DType::kU8 ? 1 : narrow ? -11 : -30000, high = narrow ? 11 : 30000;
     const Input a = integers(dtype, {7, 131}, low, high), b = integers(dtype, {131}, 1, high);
-    for (const OpCode op : {OpCode::k_add, OpCode::k_sub, OpCode::k_mul, OpCode::k_maximum, OpCode::k_minimum, OpCode::k_equal,
-                            OpCode::k_less, OpCode::k_greater})
+    for (const OpCode op : {OpCode::k_add, OpCode::k_sub, OpCode::k_mul, OpCode::k_maximum, OpCode::k_minimum,
+                            OpCode::k_equal, OpCode::k_less, OpCode::k_greater})
       if (!(dtype == DType::kU8 && op == OpCode::k_sub)) compare(op, {}, {a, b}, 1e-12);
     compare(OpCode::k_where, {}, {integers(DType::kBool, {7, 1}, 0, 2), a, b}, 1e-12);
     for (const char* to : {"f32", "bf16", "i32", "i64", "u8", "i8", "bool"})
@@ -160,10 +183,12 @@ TEST_CASE("cpu fused bodies: chains, casts inside, several results") {
   compare(OpCode::k_fused, encode(body, 3), {bf16({40, 517}), bf16({517}), bf16({40, 1})}, 1e-12);
   // images: u8 -> float, normalised, to bf16; and an integer comparison
   const FusedBody image{{step(OpCode::k_cast, {0}), step(OpCode::k_sub, {3, 1}), step(OpCode::k_mul, {4, 2}),
-                         step(OpCode::k_cast, {5}, DType::kBF16)}, {6}};
+                         step(OpCode::k_cast, {5}, DType::kBF16)},
+                        {6}};
   compare(OpCode::k_fused, encode(image, 3), {integers(DType::kU8, {3, 9, 3}, 0, 255), f32({3}), f32({3})}, 8e-3);
   const FusedBody mask{{step(OpCode::k_equal, {0, 1}, DType::kBool), step(OpCode::k_where, {4, 2, 3})}, {5}};
-  compare(OpCode::k_fused, encode(mask, 4), {integers(DType::kI64, {5, 70}, 0, 3), integers(DType::kI64, {70}, 0, 3), f32({5, 70}), f32({})}, kOne);
+  compare(OpCode::k_fused, encode(mask, 4),
+          {integers(DType::kI64, {5, 70}, 0, 3), integers(DType::kI64, {70}, 0, 3), f32({5, 70}), f32({})}, kOne);
   FusedBody drop{{step(OpCode::k_dropout, {0}), step(OpCode::k_add, {2, 1})}, {3}};
   drop.steps[0].value = 0.3, drop.steps[0].key = 99;
   compare(OpCode::k_fused, encode(drop, 2), {f32({37, 41}), f32({37, 41})}, kOne);
@@ -179,8 +204,10 @@ TEST_CASE("cpu reductions: inner, outer, middle, mixed, all") {
   for (const Type t : kTypes) {
     const double tolerance = t == bf16 ? 8e-3 : 3e-6;
     for (const OpCode op : {OpCode::k_reduce_sum, OpCode::k_reduce_mean, OpCode::k_reduce_max, OpCode::k_reduce_min}) {
-      for (const Ints& axes : {Ints{}, Ints{0}, Ints{-1}, Ints{1}, Ints{0, 2}, Ints{1, 3}, Ints{0, 1}, Ints{2, 3}, Ints{0, 3}})
-        for (const bool keep : {false, true}) compare(op, {{"axes", axes}, {"keep_dims", keep}}, {t({5, 3, 7, 19})}, tolerance);
+      for (const Ints& axes :
+           {Ints{}, Ints{0}, Ints{-1}, Ints{1}, Ints{0, 2}, Ints{1, 3}, Ints{0, 1}, Ints{2, 3}, Ints{0, 3}})
+        for (const bool keep : {false, true})
+          compare(op, {{"axes", axes}, {"keep_dims", keep}}, {t({5, 3, 7, 19})}, tolerance);
       compare(op, {{"axes", Ints{0}}}, {t({3000, 50})}, tolerance);
       compare(op, {{"axes", Ints{1}}}, {t({3, 70000})}, tolerance);
       compare(op, {{"axes", Ints{}}}, {t({300, 501})}, 3e-5 + tolerance);
@@ -200,7 +227,8 @@ TEST_CASE("cpu reductions: inner, outer, middle, mixed, all") {
 
 TEST_CASE("cpu movement") {
   const auto all = [](const Dims& dims) {
-    return std::vector<Input>{f32(dims), bf16(dims), integers(DType::kI64, dims, -9, 9), integers(DType::kBool, dims, 0, 2)};
+    return std::vector<Input>{f32(dims), bf16(dims), integers(DType::kI64, dims, -9, 9),
+                              integers(DType::kBool, dims, 0, 2)};
   };
   for (const Ints& perm : {Ints{0, 2, 1, 3}, Ints{3, 2, 1, 0}, Ints{0, 1, 3, 2}, Ints{2, 0, 3, 1}, Ints{0, 1, 2, 3}})
     for (const Input& x : all({3, 17, 5, 34})) compare(OpCode::k_transpose, {{"perm", perm}}, {x}, 1e-12);
@@ -208,7 +236,8 @@ TEST_CASE("cpu movement") {
   for (const Input& x : all({6, 9, 11})) {
     compare(OpCode::k_reshape, {{"shape", Ints{9, -1}}}, {x}, 1e-12);
     compare(OpCode::k_slice, {{"starts", Ints{1, 0, 3}}, {"limits", Ints{5, 9, 11}}}, {x}, 1e-12);
-    compare(OpCode::k_slice, {{"starts", Ints{0, 2, 1}}, {"limits", Ints{6, 9, 10}}, {"strides", Ints{2, 1, 3}}}, {x}, 1e-12);
+    compare(OpCode::k_slice, {{"starts", Ints{0, 2, 1}}, {"limits", Ints{6, 9, 10}}, {"strides", Ints{2, 1, 3}}}, {x},
+            1e-12);
     compare(OpCode::k_slice, {{"starts", Ints{2, 0, 0}}, {"limits", Ints{2, 9, 11}}}, {x}, 1e-12);
     compare(OpCode::k_pad, {{"low", Ints{1, 0, 2}}, {"high", Ints{0, 3, 1}}, {"value", 1.0}}, {x}, 1e-12);
     compare(OpCode::k_broadcast_to, {{"shape", Ints{2, 6, 9, 11}}}, {x}, 1e-12);
@@ -216,7 +245,8 @@ TEST_CASE("cpu movement") {
   }
   compare(OpCode::k_broadcast_to, {{"shape", Ints{6, 9, 11}}}, {f32({9, 1})}, 1e-12);
   compare(OpCode::k_broadcast_to, {{"shape", Ints{7}}}, {f32({})}, 1e-12);
-  compare(OpCode::k_slice_grad, {{"dims", Ints{9, 20}}, {"starts", Ints{1, 2}}, {"strides", Ints{2, 3}}}, {f32({4, 5})}, 1e-12);
+  compare(OpCode::k_slice_grad, {{"dims", Ints{9, 20}}, {"starts", Ints{1, 2}}, {"strides", Ints{2, 3}}}, {f32({4, 5})},
+          1e-12);
   for (const char* dtype : {"f32", "bf16", "i32"}) {
     compare(OpCode::k_fill, {{"shape", Ints{5, 70}}, {"value", 3.0}, {"dtype", std::string(dtype)}}, {}, 1e-12);
     compare(OpCode::k_iota, {{"shape", Ints{5, 70}}, {"dim", int64_t{1}}, {"dtype", std::string(dtype)}}, {}, 1e-12);
@@ -234,21 +264,27 @@ TEST_CASE("cpu indexing") {
       compare(OpCode::k_gather_grad, {{"axis", int64_t{1}}, {"size", int64_t{11}}}, {t({3, 4, 9, 5}), ids}, tolerance);
       compare(OpCode::k_one_hot, {{"depth", int64_t{11}}}, {ids}, 1e-12);
     }
-    compare(OpCode::k_embedding_grad, {{"rows", int64_t{300}}}, {t({1000, 130}), integers(DType::kI32, {1000}, 0, 300)}, tolerance);
+    compare(OpCode::k_embedding_grad, {{"rows", int64_t{300}}}, {t({1000, 130}), integers(DType::kI32, {1000}, 0, 300)},
+            tolerance);
     for (const bool reverse : {false, true})
       for (const bool exclusive : {false, true})
         for (const int64_t axis : {0, 1, 2})
-          compare(OpCode::k_cumsum, {{"axis", axis}, {"reverse", reverse}, {"exclusive", exclusive}}, {t({3, 29, 5})}, tolerance);
+          compare(OpCode::k_cumsum, {{"axis", axis}, {"reverse", reverse}, {"exclusive", exclusive}}, {t({3, 29, 5})},
+                  tolerance);
     compare(OpCode::k_top_k, {{"k", int64_t{5}}}, {t({9, 200})}, 1e-12);
-    compare(OpCode::k_top_k_grad, {{"size", int64_t{30}}}, {t({2, 3}), [] {
-              Input x{DType::kI32, {2, 3}, {}};
-              x.values = {4, 0, 29, 7, 8, 1};
-              return x;
-            }()}, 1e-12);
+    compare(OpCode::k_top_k_grad, {{"size", int64_t{30}}},
+            {t({2, 3}),
+             [] {
+               Input x{DType::kI32, {2, 3}, {}};
+               x.values = {4, 0, 29, 7, 8, 1};
+               return x;
+             }()},
+            1e-12);
     for (const bool interleaved : {false, true})
       for (const bool inverse : {false, true})
         for (const int64_t heads : {-1, 2})
-          compare(OpCode::k_rotary, {{"interleaved", interleaved}, {"inverse", inverse}, {"heads", heads}}, {t({2, 17, 3, 10})}, tolerance);
+          compare(OpCode::k_rotary, {{"interleaved", interleaved}, {"inverse", inverse}, {"heads", heads}},
+                  {t({2, 17, 3, 10})}, tolerance);
   }
   Input ties{DType::kI32, {1, 8}, {}};
   ties.values = {3, 7, 7, 1, 7, 3, 0, 7};
@@ -266,7 +302,8 @@ TEST_CASE("cpu norms and their gradients") {
       compare(OpCode::k_rms_norm, {}, {x, absent()}, tolerance);
       if (d == 1) continue;
       const Input mean = f32({rows}), rstd = positive(f32({rows}));
-      for (const bool bias : {false, true}) compare(OpCode::k_layer_norm_grad, {{"bias", bias}}, {dy, x, mean, rstd, w}, tolerance);
+      for (const bool bias : {false, true})
+        compare(OpCode::k_layer_norm_grad, {{"bias", bias}}, {dy, x, mean, rstd, w}, tolerance);
       compare(OpCode::k_layer_norm_grad, {{"bias", false}}, {dy, x, mean, rstd, absent()}, tolerance);
       compare(OpCode::k_rms_norm_grad, {}, {dy, x, rstd, w}, tolerance);
       compare(OpCode::k_rms_norm_grad, {}, {dy, x, rstd, absent()}, tolerance);
@@ -307,13 +344,17 @@ TEST_CASE("cpu optimizers: several parameters in one op") {
       const Attrs decay{{"weight_decay", 0.1}, {"decays", Ints{1, 0}}};
       Attrs sgd = decay, adam = decay;
       sgd["momentum"] = 0.9, sgd["nesterov"] = flag, adam["decoupled"] = flag;
-      compare(OpCode::k_sgd, sgd, {lr, clip, f32(small), f32(small), f32(small), f32(large), f32(large), f32(large)}, kOne);
-      compare(OpCode::k_adam, adam, {lr, updates, clip, f32(small), f32(small), f32(small), positive(f32(small)), f32(large), bf16(large),
-                                     f32(large), positive(f32(large))}, 3e-6);
+      compare(OpCode::k_sgd, sgd, {lr, clip, f32(small), f32(small), f32(small), f32(large), f32(large), f32(large)},
+              kOne);
+      compare(OpCode::k_adam, adam,
+              {lr, updates, clip, f32(small), f32(small), f32(small), positive(f32(small)), f32(large), bf16(large),
+               f32(large), positive(f32(large))},
+              3e-6);
     }
     compare(OpCode::k_sgd, {{"weight_decay", 0.1}}, {lr, clip, f32(small), bf16(small)}, kOne);
     compare(OpCode::k_adagrad, {{"weight_decay", 0.1}}, {lr, clip, f32(small), f32(small), positive(f32(small))}, kOne);
-    compare(OpCode::k_lamb_direction, {{"weight_decay", 0.1}}, {updates, clip, f32(large), f32(large), f32(large), positive(f32(large))}, 3e-6);
+    compare(OpCode::k_lamb_direction, {{"weight_decay", 0.1}},
+            {updates, clip, f32(large), f32(large), f32(large), positive(f32(large))}, 3e-6);
   }
   compare(OpCode::k_lamb_apply, {}, {lr, f32(small), f32(small), positive(f32({})), positive(f32({}))}, kOne);
   compare(OpCode::k_clip_factor, {{"max_norm", 0.5}}, {positive(f32({})), positive(f32({}))}, kOne);
@@ -328,10 +369,16 @@ struct Attention {
 
 TEST_CASE("cpu attention and its gradient") {
   const Attention cases[] = {
-      {2, 5, 5, 2, 2, 8, 8, false},     {1, 64, 64, 1, 1, 64, 64, true},    {2, 130, 130, 4, 2, 32, 32, true},
-      {1, 7, 150, 2, 1, 20, 12, true},  {1, 150, 70, 2, 2, 16, 16, true},   {1, 70, 70, 2, 2, 24, 40, false, 0.3},
-      {1, 65, 129, 4, 4, 64, 64, true, 0.2}, {2, 20, 90, 2, 2, 16, 16, false, 0, {2, 2, 20, 90}},
-      {2, 70, 20, 2, 1, 16, 16, true, 0, {1, 1, 70, 20}}, {2, 1, 33, 2, 2, 128, 128, true},
+      {2, 5, 5, 2, 2, 8, 8, false},
+      {1, 64, 64, 1, 1, 64, 64, true},
+      {2, 130, 130, 4, 2, 32, 32, true},
+      {1, 7, 150, 2, 1, 20, 12, true},
+      {1, 150, 70, 2, 2, 16, 16, true},
+      {1, 70, 70, 2, 2, 24, 40, false, 0.3},
+      {1, 65, 129, 4, 4, 64, 64, true, 0.2},
+      {2, 20, 90, 2, 2, 16, 16, false, 0, {2, 2, 20, 90}},
+      {2, 70, 20, 2, 1, 16, 16, true, 0, {1, 1, 70, 20}},
+      {2, 1, 33, 2, 2, 128, 128, true},
   };
   for (const Type t : kTypes) {
     for (const Attention& c : cases) {

@@ -15,7 +15,8 @@ constexpr Type kTypes[] = {f32, bf16};
 
 TEST_CASE("cpu matmul: plain, transposed, batched, shared weights") {
   for (const Type t : kTypes) {
-    for (const auto& [m, k, n] : {std::array<int64_t, 3>{1, 1, 1}, {7, 13, 5}, {64, 33, 96}, {3, 1, 130}, {17, 1024, 1}, {5, 40, 1024}}) {
+    for (const auto& [m, k, n] :
+         {std::array<int64_t, 3>{1, 1, 1}, {7, 13, 5}, {64, 33, 96}, {3, 1, 130}, {17, 1024, 1}, {5, 40, 1024}}) {
       compare(OpCode::k_matmul, {}, {t({m, k}), t({k, n})});
       compare(OpCode::k_matmul, {{"transpose_b", true}}, {t({m, k}), t({n, k})});
       compare(OpCode::k_matmul, {{"transpose_a", true}}, {t({k, m}), t({k, n})});
@@ -57,7 +58,8 @@ TEST_CASE("cpu matmul_weight_grad: both orientations, bias") {
         compare(OpCode::k_matmul_weight_grad, attrs, {t({40, 1024}), t({40, 1024})});
         compare(OpCode::k_matmul_weight_grad, attrs, {t({1, 1}), t({1, 1})});
       }
-  compare(OpCode::k_matmul_weight_grad, {{"out_dtype", std::string("f32")}, {"bias", true}}, {bf16({70, 31}), bf16({70, 600})}, 2e-5);
+  compare(OpCode::k_matmul_weight_grad, {{"out_dtype", std::string("f32")}, {"bias", true}},
+          {bf16({70, 31}), bf16({70, 600})}, 2e-5);
   compare(OpCode::k_matmul_weight_grad, {{"bias", true}}, {f32({3000, 3}), f32({3000, 10})}, 1e-4);
 }
 
@@ -68,7 +70,9 @@ struct Convolution {
 };
 
 Dims output_dims(const Convolution& c) {
-  const Attrs attrs = complete_attrs(def(OpCode::k_conv), {{"strides", c.strides}, {"padding", c.padding}, {"dilation", c.dilation}, {"groups", c.groups}});
+  const Attrs attrs =
+      complete_attrs(def(OpCode::k_conv),
+                     {{"strides", c.strides}, {"padding", c.padding}, {"dilation", c.dilation}, {"groups", c.groups}});
   return infer(OpCode::k_conv, attrs, {{DType::kF32, c.x}, {DType::kF32, c.w}}, {true, true})[0].dims;
 }
 
@@ -81,10 +85,10 @@ TEST_CASE("cpu conv and its gradients") {
       {{2, 6, 6, 8}, {8, 3, 3, 1}, {2, 2}, {1, 1, 1, 1}, {}, 8},      // depthwise
       {{2, 5, 5, 17}, {33, 1, 1, 17}, {}, {}, {}, 1},
       {{2, 8, 8, 17}, {7, 1, 1, 17}, {2, 2}, {}, {}, 1},
-      {{3, 20, 5}, {7, 4, 5}, {3}, {2, 1}, {}, 1},                    // one spatial dimension
+      {{3, 20, 5}, {7, 4, 5}, {3}, {2, 1}, {}, 1},  // one spatial dimension
       {{1, 4, 5, 6, 3}, {4, 2, 3, 3, 3}, {1, 2, 1}, {1, 0, 1, 1, 1, 1}, {}, 1},
       {{1, 1, 1, 1}, {1, 1, 1, 1}, {}, {}, {}, 1},
-      {{0, 4, 4, 2}, {3, 3, 3, 2}, {}, {}, {}, 1},                    // an empty share of the batch
+      {{0, 4, 4, 2}, {3, 3, 3, 2}, {}, {}, {}, 1},  // an empty share of the batch
   };
   for (const Type t : kTypes)
     for (const Convolution& c : cases) {
@@ -109,9 +113,15 @@ TEST_CASE("cpu pooling: values, first maximum, gradients") {
     Ints window, strides, padding;
   };
   const Pooling cases[] = {
-      {{2, 8, 8, 16}, {2, 2}, {}, {}},         {{2, 9, 7, 5}, {3, 3}, {2, 2}, {1, 1, 1, 1}}, {{1, 6, 6, 33}, {3, 2}, {1, 2}, {0, 1, 1, 0}},
-      {{3, 11, 4}, {3}, {2}, {1, 1}},          {{1, 4, 4, 4, 3}, {2, 2, 2}, {1, 1, 2}, {}},   {{2, 8, 8, 64}, {8, 8}, {}, {}},
-      {{0, 8, 8, 4}, {2, 2}, {}, {}},          {{1, 5, 5, 1}, {2, 2}, {3, 3}, {}},           {{64, 8, 8, 20}, {3, 3}, {1, 1}, {1, 1, 1, 1}},
+      {{2, 8, 8, 16}, {2, 2}, {}, {}},
+      {{2, 9, 7, 5}, {3, 3}, {2, 2}, {1, 1, 1, 1}},
+      {{1, 6, 6, 33}, {3, 2}, {1, 2}, {0, 1, 1, 0}},
+      {{3, 11, 4}, {3}, {2}, {1, 1}},
+      {{1, 4, 4, 4, 3}, {2, 2, 2}, {1, 1, 2}, {}},
+      {{2, 8, 8, 64}, {8, 8}, {}, {}},
+      {{0, 8, 8, 4}, {2, 2}, {}, {}},
+      {{1, 5, 5, 1}, {2, 2}, {3, 3}, {}},
+      {{64, 8, 8, 20}, {3, 3}, {1, 1}, {1, 1, 1, 1}},
   };
   for (const Type t : kTypes)
     for (const Pooling& c : cases) {
@@ -122,7 +132,9 @@ TEST_CASE("cpu pooling: values, first maximum, gradients") {
       for (int64_t i = 0; i < element_count(c.x); ++i) x.values.push_back(static_cast<double>(i * 7919 % 13 % 5) - 2);
       compare(OpCode::k_max_pool, attrs, {x}, 0);
       const auto pooled = run_op(DeviceKind::kRef, 1, OpCode::k_max_pool, attrs, {x});
-      const Dims y = infer(OpCode::k_max_pool, complete_attrs(def(OpCode::k_max_pool), attrs), {{DType::kF32, c.x}}, {true})[0].dims;
+      const Dims y =
+          infer(OpCode::k_max_pool, complete_attrs(def(OpCode::k_max_pool), attrs), {{DType::kF32, c.x}}, {true})[0]
+              .dims;
       Attrs gradient = attrs;
       gradient["spatial"] = spatial;
       compare(OpCode::k_max_pool_grad, gradient, {t(y), {DType::kI32, y, pooled[1]}});
@@ -136,7 +148,8 @@ TEST_CASE("cpu pooling: values, first maximum, gradients") {
 
 TEST_CASE("cpu batch norm: statistics, both directions, running values") {
   for (const Type t : kTypes)
-    for (const Dims& dims : {Dims{4, 3, 3, 16}, Dims{2, 5, 7, 3}, Dims{6, 10}, Dims{32, 16, 16, 33}, Dims{64, 8, 8, 64}, Dims{1, 1}, Dims{0, 4}, Dims{9, 2048}}) {
+    for (const Dims& dims : {Dims{4, 3, 3, 16}, Dims{2, 5, 7, 3}, Dims{6, 10}, Dims{32, 16, 16, 33}, Dims{64, 8, 8, 64},
+                             Dims{1, 1}, Dims{0, 4}, Dims{9, 2048}}) {
       const int64_t c = dims.back(), count = std::max<int64_t>(element_count(dims) / c, 1);
       const bool wide = t({1}).dtype == DType::kF32;
       compare(OpCode::k_batch_stats, {}, {t(dims)}, 1e-6);
@@ -152,7 +165,8 @@ TEST_CASE("cpu batch norm: statistics, both directions, running values") {
         dy.seed = 5, y.seed = 6;
         const Input mask = relu ? y : absent();
         compare(OpCode::k_batch_norm_grad_stats, attrs, {dy, t(dims), sums, mask}, tolerance);
-        const auto grads = run_op(DeviceKind::kRef, 1, OpCode::k_batch_norm_grad_stats, attrs, {dy, t(dims), sums, mask})[0];
+        const auto grads =
+            run_op(DeviceKind::kRef, 1, OpCode::k_batch_norm_grad_stats, attrs, {dy, t(dims), sums, mask})[0];
         const Input grad_sums{DType::kF64, {2, c}, grads};
         Attrs gradient = attrs;
         compare(OpCode::k_batch_norm_grad, gradient, {dy, t(dims), sums, gamma, grad_sums, mask}, tolerance);
@@ -161,7 +175,8 @@ TEST_CASE("cpu batch norm: statistics, both directions, running values") {
       }
       Input variance = f32({c});
       for (int64_t i = 0; i < c; ++i) variance.values.push_back(0.5 + static_cast<double>(i % 3));
-      compare(OpCode::k_batch_norm_running, {{"count", count}, {"momentum", 0.3}}, {f32({c}), variance, sums}, tolerance);
+      compare(OpCode::k_batch_norm_running, {{"count", count}, {"momentum", 0.3}}, {f32({c}), variance, sums},
+              tolerance);
       compare(OpCode::k_batch_norm_inference, {}, {t(dims), gamma, beta, f32({c}), variance}, tolerance);
     }
 }

@@ -15,7 +15,8 @@ namespace {
 struct Builder {
   Graph g;
   TensorId input(const char* name, Dims dims, DType dtype = DType::kF32, int batch_dim = 0) {
-    g.tensors.push_back({.name = name, .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kInput, .batch_dim = batch_dim});
+    g.tensors.push_back(
+        {.name = name, .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kInput, .batch_dim = batch_dim});
     g.inputs.push_back(static_cast<TensorId>(g.tensors.size() - 1));
     return g.inputs.back();
   }
@@ -23,7 +24,8 @@ struct Builder {
     const bool matrix = dims.size() >= 2;
     g.tensors.push_back({.name = name, .dtype = DType::kF32, .dims = std::move(dims), .kind = TensorKind::kVariable});
     const auto id = static_cast<TensorId>(g.tensors.size() - 1);
-    g.variables.push_back({.tensor = id, .role = role, .trainable = role == Role::kParameter, .decay = matrix, .init = {}, .slot = ""});
+    g.variables.push_back(
+        {.tensor = id, .role = role, .trainable = role == Role::kParameter, .decay = matrix, .init = {}, .slot = ""});
     return id;
   }
   TensorId op(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}, std::string name = {}) {
@@ -90,7 +92,8 @@ Builder transformer(int64_t n, int64_t t = 6) {
   h = b.op(k_attention, {h}, {{"causal", true}, {"kv_heads", heads}, {"dropout", 0.1}});
   h = b.op(k_reshape, {h}, {{"shape", Dims{n, t, d}}});
   x = b.op(k_add, {x, b.op(k_matmul, {h, wo})});
-  const TensorId mask = b.op(k_fill, {}, {{"shape", Dims{n, t, 1}}, {"value", 0.5}, {"dtype", std::string("f32")}}, "mask");
+  const TensorId mask =
+      b.op(k_fill, {}, {{"shape", Dims{n, t, 1}}, {"value", 0.5}, {"dtype", std::string("f32")}}, "mask");
   x = b.op(k_mul, {x, mask});
   x = b.op(k_slice, {x}, {{"starts", Dims{0, 1, 0}}, {"limits", Dims{n, t, d}}});
   const TensorId y = b.op(k_slice, {labels}, {{"starts", Dims{0, 1}}, {"limits", Dims{n, t}}});
@@ -98,7 +101,8 @@ Builder transformer(int64_t n, int64_t t = 6) {
   const TensorId loss = b.op(k_cross_entropy, {logits, y}, {}, "ce");
   const TensorId ignored = b.op(k_fill, {}, {{"shape", Dims{}}, {"value", -100.0}, {"dtype", std::string("i32")}});
   const TensorId counted = b.op(k_cast, {b.op(k_not_equal, {y, ignored})}, {{"dtype", std::string("f32")}});
-  b.g.training.loss = b.op(k_div, {b.op(k_reduce_sum, {loss}), b.op(k_reduce_sum, {counted}, {}, "counted")}, {}, "loss");
+  b.g.training.loss =
+      b.op(k_div, {b.op(k_reduce_sum, {loss}), b.op(k_reduce_sum, {counted}, {}, "counted")}, {}, "loss");
   b.g.training.optimizer.kind = OptimizerKind::kAdamW;
   b.g.training.clip_norm = 1;
   return b;
@@ -118,7 +122,8 @@ TEST_CASE("differentiate an MLP") {
   check(g);
   CHECK(names(g, Phase::kForward) == Names{"matmul", "relu", "matmul", "cross_entropy", "reduce_sum", "fill", "mul"});
   // Nothing asks for the gradient by x; the bias' gradient comes with the weight's.
-  CHECK(names(g, Phase::kBackward) == Names{"fill", "cross_entropy_grad", "matmul", "matmul_weight_grad", "relu_grad", "matmul_weight_grad"});
+  CHECK(names(g, Phase::kBackward) ==
+        Names{"fill", "cross_entropy_grad", "matmul", "matmul_weight_grad", "relu_grad", "matmul_weight_grad"});
   REQUIRE(g.gradients.size() == 3);
   CHECK(g.gradients[0].name == "w1");
   CHECK(g.gradients[1].name == "b1");
@@ -131,7 +136,8 @@ TEST_CASE("differentiate an MLP") {
 TEST_CASE("uses of a parameter are summed in their order") {
   Builder b;
   const TensorId x = b.input("x", {2, 4}), w = b.variable("w", {4, 4});
-  const TensorId h1 = b.op(k_matmul, {x, w}, {}, "first"), h2 = b.op(k_matmul, {h1, w}, {}, "second"), h3 = b.op(k_matmul, {h2, w}, {}, "third");
+  const TensorId h1 = b.op(k_matmul, {x, w}, {}, "first"), h2 = b.op(k_matmul, {h1, w}, {}, "second"),
+                 h3 = b.op(k_matmul, {h2, w}, {}, "third");
   b.g.training.loss = b.op(k_reduce_sum, {h3});
   differentiate(b.g);
   check(b.g);
@@ -199,7 +205,9 @@ TEST_CASE("updates: one op a parameter, decay by variable, nothing unreached is 
   for (const Op& op : g.ops)
     if (op.code == k_sgd) decays.push_back(attr_ints(op.attrs, "decays")[0]);
   CHECK(decays == std::vector<int64_t>{1, 0, 1});
-  for (const Variable& v : g.variables) CHECK((v.next == kNone) == (g.tensor(v.tensor).name == g.tensor(unused).name || g.tensor(v.tensor).name == "unused"));
+  for (const Variable& v : g.variables)
+    CHECK((v.next == kNone) ==
+          (g.tensor(v.tensor).name == g.tensor(unused).name || g.tensor(v.tensor).name == "unused"));
 }
 
 TEST_CASE("rebatch gives the graph that the other batch size would have given") {
@@ -242,7 +250,8 @@ TEST_CASE("batch norm becomes statistics, one fused normalization and the runnin
   const TensorId x = b.input("x", {2, 4, 4, 3});
   const auto norm = [&](TensorId t, const std::string& n) {
     const TensorId gamma = b.variable((n + ".gamma").c_str(), {3}), beta = b.variable((n + ".beta").c_str(), {3});
-    const TensorId mean = b.variable((n + ".mean").c_str(), {3}, Role::kBuffer), var = b.variable((n + ".var").c_str(), {3}, Role::kBuffer);
+    const TensorId mean = b.variable((n + ".mean").c_str(), {3}, Role::kBuffer),
+                   var = b.variable((n + ".var").c_str(), {3}, Role::kBuffer);
     return b.op(k_batch_norm, {t, gamma, beta, mean, var}, {}, n);
   };
   const TensorId w1 = b.variable("w1", {3, 3, 3, 3}), w2 = b.variable("w2", {3, 1, 1, 3});
@@ -277,9 +286,11 @@ TEST_CASE("bf16: products in bf16, each parameter cast once, gradients and loss 
   for (const NamedTensor& t : g.gradients) CHECK(g.tensor(t.tensor).dtype == DType::kF32);
   CHECK(g.tensor(g.training.loss).dtype == DType::kF32);
   for (const Op& op : g.ops) {
-    if (op.code == k_matmul || op.code == k_attention || op.code == k_matmul_weight_grad) CHECK(g.tensor(op.inputs[0]).dtype == DType::kBF16);
+    if (op.code == k_matmul || op.code == k_attention || op.code == k_matmul_weight_grad)
+      CHECK(g.tensor(op.inputs[0]).dtype == DType::kBF16);
     // No gradient of a parameter goes through bf16: the product itself writes f32.
-    if (op.code == k_matmul_weight_grad || op.code == k_embedding_grad) CHECK(g.tensor(op.outputs[0]).dtype == DType::kF32);
+    if (op.code == k_matmul_weight_grad || op.code == k_embedding_grad)
+      CHECK(g.tensor(op.outputs[0]).dtype == DType::kF32);
     if (op.code == k_embedding_grad) CHECK(g.tensor(op.inputs[0]).dtype == DType::kBF16);
     if (op.code == k_cross_entropy) CHECK(g.tensor(op.inputs[0]).dtype == DType::kBF16);
     if (op.code == k_add && op.phase == Phase::kForward) CHECK(g.tensor(op.outputs[0]).dtype == DType::kBF16);
@@ -305,12 +316,15 @@ TEST_CASE("clean: common subexpressions, constants, cancelling pairs; never rand
   Builder b;
   const TensorId x = b.input("x", {4, 6});
   const TensorId a = b.op(k_exp, {x}), same = b.op(k_exp, {x});
-  const TensorId d1 = b.op(k_dropout, {x}, {{"rate", 0.5}, {"key", int64_t{7}}}), d2 = b.op(k_dropout, {x}, {{"rate", 0.5}, {"key", int64_t{7}}});
+  const TensorId d1 = b.op(k_dropout, {x}, {{"rate", 0.5}, {"key", int64_t{7}}}),
+                 d2 = b.op(k_dropout, {x}, {{"rate", 0.5}, {"key", int64_t{7}}});
   const std::vector<int64_t> swap{1, 0};
   const TensorId t = b.op(k_transpose, {b.op(k_transpose, {x}, {{"perm", swap}})}, {{"perm", swap}});
   const TensorId r = b.op(k_reshape, {b.op(k_reshape, {x}, {{"shape", Dims{24}}})}, {{"shape", Dims{4, 6}}});
-  const TensorId up = b.op(k_cast, {b.op(k_cast, {x}, {{"dtype", std::string("f64")}})}, {{"dtype", std::string("f32")}});
-  const TensorId down = b.op(k_cast, {b.op(k_cast, {x}, {{"dtype", std::string("bf16")}})}, {{"dtype", std::string("f32")}}, "rounded");
+  const TensorId up =
+      b.op(k_cast, {b.op(k_cast, {x}, {{"dtype", std::string("f64")}})}, {{"dtype", std::string("f32")}});
+  const TensorId down =
+      b.op(k_cast, {b.op(k_cast, {x}, {{"dtype", std::string("bf16")}})}, {{"dtype", std::string("f32")}}, "rounded");
   b.op(k_exp, {a}, {}, "dead");
   TensorId sum = b.op(k_add, {a, same});
   for (const TensorId other : {d1, d2, t, r, up, down}) sum = b.op(k_add, {sum, other});
@@ -337,8 +351,10 @@ TEST_CASE("regions: the count of labels is a prologue of the whole batch when th
   int64_t counted = 0, losses = 0;
   for (const Op& op : g.ops) {
     if (op.code == k_not_equal) CHECK(op.region == Region::kPrologue);
-    if (op.code == k_reduce_sum && op.phase == Phase::kForward) (op.region == Region::kPrologue ? counted : losses) += 1;
-    if (op.code == k_cross_entropy || op.code == k_cross_entropy_grad || op.code == k_matmul) CHECK(op.region == Region::kBody);
+    if (op.code == k_reduce_sum && op.phase == Phase::kForward)
+      (op.region == Region::kPrologue ? counted : losses) += 1;
+    if (op.code == k_cross_entropy || op.code == k_cross_entropy_grad || op.code == k_matmul)
+      CHECK(op.region == Region::kBody);
     if (op.code == k_clip_factor || op.code == k_adam) CHECK(op.region == Region::kEpilogue);
     for (const TensorId id : op.inputs) {
       if (id == kNone || g.tensor(id).producer == kNone) continue;

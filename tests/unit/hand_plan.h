@@ -16,13 +16,15 @@ struct HandOptions {
   int64_t batch = 6;
   int64_t micro_batches = 1;
   DeviceKind kind = DeviceKind::kRef;
-  bool overlap = true;            // the all-reduce on the communication stream
-  bool late_loss = false;         // the loss is reduced and fetched after the update
-  bool update = true;             // false: an "eval" entry
+  bool overlap = true;     // the all-reduce on the communication stream
+  bool late_loss = false;  // the loss is reduced and fetched after the update
+  bool update = true;      // false: an "eval" entry
   std::string name = "train";
 };
 
-inline Attrs attrs(std::initializer_list<std::pair<const std::string, Attr>> list) { return Attrs(list.begin(), list.end()); }
+inline Attrs attrs(std::initializer_list<std::pair<const std::string, Attr>> list) {
+  return Attrs(list.begin(), list.end());
+}
 
 // Samples of device d in micro-batch u: contiguous, sizes as equal as they come.
 inline SampleRange hand_range(const HandOptions& o, int device, int64_t u) {
@@ -40,8 +42,10 @@ class HandProgram {
     const BufferId rate = add("learning_rate", BufferKind::kStep, {}, static_cast<int>(StepScalar::kLearningRate));
     const BufferId g_sum = add("g_sum", BufferKind::kArena, {kWidth}), l_sum = add("l_sum", BufferKind::kArena, {});
     program_.segments.push_back({"prologue", {}});
-    op(OpCode::k_fill, "zero_g", {}, {g_sum}, attrs({{"shape", std::vector<int64_t>{kWidth}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
-    op(OpCode::k_fill, "zero_l", {}, {l_sum}, attrs({{"shape", std::vector<int64_t>{}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+    op(OpCode::k_fill, "zero_g", {}, {g_sum},
+       attrs({{"shape", std::vector<int64_t>{kWidth}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+    op(OpCode::k_fill, "zero_l", {}, {l_sum},
+       attrs({{"shape", std::vector<int64_t>{}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
     program_.schedule.push_back({0, 0});
     for (int64_t u = 0; u < o_.micro_batches; ++u) {
       body(hand_range(o_, device, u).size(), w, g_sum, l_sum);
@@ -73,7 +77,8 @@ class HandProgram {
     return static_cast<BufferId>(program_.buffers.size()) - 1;
   }
 
-  Instruction& op(OpCode code, const std::string& name, std::vector<BufferId> in, std::vector<BufferId> out, Attrs a = {}) {
+  Instruction& op(OpCode code, const std::string& name, std::vector<BufferId> in, std::vector<BufferId> out,
+                  Attrs a = {}) {
     Instruction i;
     i.op = code;
     i.name = name;
@@ -111,7 +116,8 @@ class HandProgram {
   }
 
   int32_t reduce(const std::string& name, BufferId x) {
-    Instruction& i = op(OpCode::k_all_reduce, name, {x}, {x}, attrs({{"group", int64_t{0}}, {"combine", std::string("sum")}}));
+    Instruction& i =
+        op(OpCode::k_all_reduce, name, {x}, {x}, attrs({{"group", int64_t{0}}, {"combine", std::string("sum")}}));
     i.kind = InstructionKind::kCollective;
     i.ref = 0;
     if (o_.overlap) i.stream = Stream::kCommunication;
@@ -120,7 +126,8 @@ class HandProgram {
 
   void loss(BufferId l_sum) {
     const int32_t reduced = reduce("reduce loss", l_sum);
-    transfer(InstructionKind::kFetch, "fetch loss", l_sum, 0).waits = {{o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
+    transfer(InstructionKind::kFetch, "fetch loss", l_sum, 0).waits = {
+        {o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
   }
 
   void epilogue(BufferId w, BufferId rate, BufferId g_sum, BufferId l_sum) {
@@ -145,7 +152,8 @@ inline Entry hand_entry(const HandOptions& o) {
   entry.name = o.name;
   entry.batch = o.batch;
   entry.inputs = {{"x", DType::kF32, {o.batch, kWidth}, 0}};
-  entry.outputs = {{"loss", DType::kF32, {}, OutputMerge::kSum, -1}, {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0}};
+  entry.outputs = {{"loss", DType::kF32, {}, OutputMerge::kSum, -1},
+                   {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0}};
   for (int d = 0; d < o.devices; ++d) {
     entry.programs.push_back(HandProgram(o).make(d));
     DeviceRow row;

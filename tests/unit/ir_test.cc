@@ -40,8 +40,8 @@ std::vector<int64_t> selected(const Dims& dims, const Digit& digit, int64_t exte
   return out;
 }
 
-// The reference: a digit of the flat index is a pair (low, high), x / low % (high / low). It lies within a dimension of stride
-// s and extent d when s | low | high | s d. All pairs that lie within a dimension on both sides.
+// The reference: a digit of the flat index is a pair (low, high), x / low % (high / low). It lies within a dimension of
+// stride s and extent d when s | low | high | s d. All pairs that lie within a dimension on both sides.
 std::set<std::pair<int64_t, int64_t>> common_digits(const Dims& a, const Dims& b, bool maximal) {
   const int64_t count = element_count(a);
   const auto inside = [](const Dims& dims, int64_t low, int64_t high) {
@@ -164,7 +164,8 @@ TEST_CASE("dtypes: names both ways, numbers") {
 }
 
 TEST_CASE("attributes: getters and text") {
-  const Attrs attrs{{"i", int64_t{3}}, {"f", 2.0}, {"s", std::string("hi")}, {"v", std::vector<int64_t>{1, 2}}, {"b", true}};
+  const Attrs attrs{
+      {"i", int64_t{3}}, {"f", 2.0}, {"s", std::string("hi")}, {"v", std::vector<int64_t>{1, 2}}, {"b", true}};
   CHECK(attr_int(attrs, "i") == 3);
   CHECK(attr_int(attrs, "none", 7) == 7);
   CHECK(attr_float(attrs, "f") == 2.0);
@@ -214,9 +215,18 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"only scope 0 is the root", [](Graph& g) { g.scopes[1].kind = ScopeKind::kRoot; }},
       {"has kind number 99", [](Graph& g) { g.scopes[1].kind = static_cast<ScopeKind>(99); }},
       {"has no name", [](Graph& g) { g.scopes[2].name.clear(); }},
-      {"must be finite", [](Graph& g) { g.scopes[1].shares = {1, std::nan("")}; }},
-      {"at least one must be positive", [](Graph& g) { g.scopes[1].shares = {0, 0}; }},
-      {"2 shares for a count of 3", [](Graph& g) { g.scopes[1].count = 3, g.scopes[1].shares = {1, 2}; }},
+      {"must be finite",
+       [](Graph& g) {
+         g.scopes[1].shares = {1, std::nan("")};
+       }},
+      {"at least one must be positive",
+       [](Graph& g) {
+         g.scopes[1].shares = {0, 0};
+       }},
+      {"2 shares for a count of 3",
+       [](Graph& g) {
+         g.scopes[1].count = 3, g.scopes[1].shares = {1, 2};
+       }},
       {"expected 'sample' or 'micro_batch'", [](Graph& g) { g.scopes[1].by = "rows"; }},
       {"schedule is 'fast'", [](Graph& g) { g.scopes[1].schedule = "fast"; }},
       {"must not be negative", [](Graph& g) { g.scopes[1].count = -1; }},
@@ -260,7 +270,10 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"beta1 is 1", [](Graph& g) { g.training.optimizer.beta1 = 1; }},
       {"learning_rate is nan", [](Graph& g) { g.training.optimizer.learning_rate = std::nan(""); }},
       {"accumulation is 0", [](Graph& g) { g.training.accumulation = 0; }},
-      {"must end after its 5 warm-up steps", [](Graph& g) { g.training.schedule = {ScheduleKind::kCosine, 5, 5, 0}; }},
+      {"must end after its 5 warm-up steps",
+       [](Graph& g) {
+         g.training.schedule = {ScheduleKind::kCosine, 5, 5, 0};
+       }},
   };
   for (const Mutation& mutation : mutations) {
     CAPTURE(mutation.message);

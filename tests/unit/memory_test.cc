@@ -37,7 +37,8 @@ TEST_CASE("live blocks never overlap") {
       RC_ASSERT(plan.offsets[a] + blocks[a].bytes <= plan.bytes);
       for (size_t b = a + 1; b < n; ++b) {
         const bool together = blocks[a].first <= blocks[b].last && blocks[b].first <= blocks[a].last;
-        const bool apart = plan.offsets[a] + blocks[a].bytes <= plan.offsets[b] || plan.offsets[b] + blocks[b].bytes <= plan.offsets[a];
+        const bool apart = plan.offsets[a] + blocks[a].bytes <= plan.offsets[b] ||
+                           plan.offsets[b] + blocks[b].bytes <= plan.offsets[a];
         RC_ASSERT(!together || apart || blocks[a].bytes == 0 || blocks[b].bytes == 0);
       }
     }

@@ -21,14 +21,17 @@ struct Value {
   Dims dims;
   std::vector<double> data;
 };
-Value typed(const TensorType& t) { return {t.dtype, t.dims, std::vector<double>(static_cast<size_t>(element_count(t.dims)))}; }
+Value typed(const TensorType& t) {
+  return {t.dtype, t.dims, std::vector<double>(static_cast<size_t>(element_count(t.dims)))};
+}
 
 double noise(uint64_t seed, uint64_t i) {  // in [-1, 1), the same on every run
   return static_cast<double>(mix64(seed * 7919 + i) >> 11) / static_cast<double>(1ull << 52) - 1;
 }
 
 // One op on the reference device; results have the given types, which may be parts of the logical ones.
-void run(Device& device, const Op& op, const std::vector<Value>& inputs, const std::vector<bool>& present, std::vector<Value>& outputs) {
+void run(Device& device, const Op& op, const std::vector<Value>& inputs, const std::vector<bool>& present,
+         std::vector<Value>& outputs) {
   StepContext context;
   KernelSpec spec;
   spec.op = op.code, spec.name = op.name, spec.attrs = &op.attrs, spec.key = op.key, spec.context = &context;
@@ -86,7 +89,8 @@ struct Program {
       Value v = typed(t);
       for (size_t i = 0; i < v.data.size(); ++i) {
         const double unit = (noise(static_cast<uint64_t>(id) + 1, i) + 1) / 2;
-        v.data[i] = is_float(t.dtype) ? row.low + (row.high - row.low) * unit : std::floor(unit * (t.dtype == DType::kBool ? 2 : 3));
+        v.data[i] = is_float(t.dtype) ? row.low + (row.high - row.low) * unit
+                                      : std::floor(unit * (t.dtype == DType::kBool ? 2 : 3));
       }
       values[id] = v;
     }
@@ -174,7 +178,8 @@ Value part(const Value& v, const Digit& digit, int64_t extent, int64_t begin, in
   if (!digit.present()) return v;
   Value out{v.dtype, v.dims, {}};
   out.dims[static_cast<size_t>(digit.dim)] = digit.outer * (end - begin) * digit.inner;
-  for (const int64_t i : part_indices(v.dims, digit, extent, begin, end)) out.data.push_back(v.data[static_cast<size_t>(i)]);
+  for (const int64_t i : part_indices(v.dims, digit, extent, begin, end))
+    out.data.push_back(v.data[static_cast<size_t>(i)]);
   return out;
 }
 
@@ -193,7 +198,11 @@ void check_factors(const Row& row) {
     if (f.extent < 2 * f.unit) continue;
     CAPTURE(f.name);
     std::vector<Value> sum = whole;
-    for (Value& v : sum) std::fill(v.data.begin(), v.data.end(), f.combine == Combine::kSum ? 0.0 : f.combine == Combine::kMax ? -1e300 : 1e300);
+    for (Value& v : sum)
+      std::fill(v.data.begin(), v.data.end(),
+                f.combine == Combine::kSum   ? 0.0
+                : f.combine == Combine::kMax ? -1e300
+                                             : 1e300);
     const int64_t at = std::max<int64_t>(1, f.extent / f.unit / 3) * f.unit;  // uneven where the extent permits it
     for (const auto& [begin, end] : {std::pair{int64_t{0}, at}, std::pair{at, f.extent}}) {
       std::vector<Value> local_in, local_out;
@@ -205,10 +214,13 @@ void check_factors(const Row& row) {
       for (size_t i = 0; i < whole.size(); ++i) {
         CAPTURE(i);
         for (size_t k = 0; k < local_out[i].data.size(); ++k) {
-          if (!f.partial[i]) CHECK(local_out[i].data[k] == doctest::Approx(expected[i].data[k]).epsilon(1e-12).scale(1));
+          if (!f.partial[i])
+            CHECK(local_out[i].data[k] == doctest::Approx(expected[i].data[k]).epsilon(1e-12).scale(1));
           double& s = sum[i].data[f.partial[i] ? k : 0];
           if (f.partial[i])
-            s = f.combine == Combine::kSum ? s + local_out[i].data[k] : f.combine == Combine::kMax ? std::max(s, local_out[i].data[k]) : std::min(s, local_out[i].data[k]);
+            s = f.combine == Combine::kSum   ? s + local_out[i].data[k]
+                : f.combine == Combine::kMax ? std::max(s, local_out[i].data[k])
+                                             : std::min(s, local_out[i].data[k]);
         }
       }
     }
@@ -269,14 +281,19 @@ std::vector<Row> rows() {
       {C::k_cross_entropy, {f64({4, 3}), i32({4})}, {{"label_smoothing", 0.1}, {"ignore_index", int64_t{1}}}},
       {C::k_attention, {f64({2, 3, 2, 4}), f64({2, 5, 1, 4}), f64({2, 5, 1, 3})}, {{"causal", true}}},
       {C::k_attention, {f64({2, 3, 2, 4}), f64({2, 3, 2, 4}), f64({2, 3, 2, 4}), f64({1, 2, 3, 3})}},
-      {C::k_conv, {f64({2, 5, 6, 2}), f64({4, 3, 2, 1}), f64({4})}, {{"strides", Ints{2, 1}}, {"padding", Ints{1, 1, 0, 1}}, {"groups", int64_t{2}}}},
+      {C::k_conv,
+       {f64({2, 5, 6, 2}), f64({4, 3, 2, 1}), f64({4})},
+       {{"strides", Ints{2, 1}}, {"padding", Ints{1, 1, 0, 1}}, {"groups", int64_t{2}}}},
       {C::k_max_pool, {f64({2, 5, 6, 2})}, {{"window", Ints{2, 3}}, {"strides", Ints{2, 1}}}},
-      {C::k_avg_pool, {f64({2, 5, 6, 2})}, {{"window", Ints{2, 3}}, {"strides", Ints{2, 1}}, {"padding", Ints{1, 0, 0, 1}}}},
+      {C::k_avg_pool,
+       {f64({2, 5, 6, 2})},
+       {{"window", Ints{2, 3}}, {"strides", Ints{2, 1}}, {"padding", Ints{1, 0, 0, 1}}}},
   };
-  for (const C code : {C::k_neg, C::k_abs, C::k_exp, C::k_square, C::k_sin, C::k_cos, C::k_erf, C::k_tanh, C::k_sigmoid, C::k_softplus,
-                       C::k_relu, C::k_gelu, C::k_gelu_erf, C::k_silu})
+  for (const C code : {C::k_neg, C::k_abs, C::k_exp, C::k_square, C::k_sin, C::k_cos, C::k_erf, C::k_tanh, C::k_sigmoid,
+                       C::k_softplus, C::k_relu, C::k_gelu, C::k_gelu_erf, C::k_silu})
     all.push_back({code, {f64({4, 3})}, {}, -2, 2});
-  for (const C code : {C::k_log, C::k_log1p, C::k_sqrt, C::k_rsqrt, C::k_reciprocal}) all.push_back({code, {f64({4, 3})}, {}, 0.5, 2});
+  for (const C code : {C::k_log, C::k_log1p, C::k_sqrt, C::k_rsqrt, C::k_reciprocal})
+    all.push_back({code, {f64({4, 3})}, {}, 0.5, 2});
   return all;
 }
 

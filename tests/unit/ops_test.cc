@@ -44,7 +44,9 @@ TensorType i32(Dims dims) { return {DType::kI32, std::move(dims)}; }
 std::string text(const std::vector<Digit>& digits) {
   std::vector<std::string> parts;
   for (const Digit& d : digits)
-    parts.push_back(!d.present() ? "-" : d.outer == 1 && d.inner == 1 ? fmt::format("{}", d.dim) : fmt::format("{}:{}:{}", d.dim, d.outer, d.inner));
+    parts.push_back(!d.present()                   ? "-"
+                    : d.outer == 1 && d.inner == 1 ? fmt::format("{}", d.dim)
+                                                   : fmt::format("{}:{}:{}", d.dim, d.outer, d.inner));
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
@@ -54,9 +56,10 @@ std::string text(const Factors& factors) {
   constexpr const char* kCombines[] = {"sum", "max", "min"};
   std::string all;
   for (const Factor& f : factors.list) {
-    all += fmt::format("{}={} {} ({}) -> ({})", f.name, f.extent,
-                       f.kind == FactorKind::kReduce ? kCombines[static_cast<int>(f.combine)] : kKinds[static_cast<int>(f.kind)],
-                       text(f.inputs), text(f.outputs));
+    all += fmt::format(
+        "{}={} {} ({}) -> ({})", f.name, f.extent,
+        f.kind == FactorKind::kReduce ? kCombines[static_cast<int>(f.combine)] : kKinds[static_cast<int>(f.kind)],
+        text(f.inputs), text(f.outputs));
     for (size_t i = 0; i < f.partial.size(); ++i)
       if (f.partial[i]) all += fmt::format(" partial {}", i);
     all += "\n";
@@ -83,7 +86,8 @@ TEST_CASE("registry: every line of ops.def has a complete literal of its name") 
     for (size_t i = 0; i + 1 < d.inputs.size(); ++i) CHECK(d.inputs[i].kind != PortKind::kVariadic);
     for (const AttrSpec& spec : d.attrs) CHECK(spec.fallback.index() == static_cast<size_t>(spec.type));
     if (has_flag(code, kNoGradient)) CHECK((d.gradient == nullptr));
-    const bool without = has_flag(code, kInternal) || has_flag(code, kUpdateOp) || has_flag(code, kNoGradient) || code == OpCode::k_batch_norm;
+    const bool without = has_flag(code, kInternal) || has_flag(code, kUpdateOp) || has_flag(code, kNoGradient) ||
+                         code == OpCode::k_batch_norm;
     CHECK((without || d.gradient != nullptr));  // batch_norm is decomposed before
   }
 #define WHALE_OP(number, op) CHECK(def(OpCode::k_##op).name == std::string(#op));
@@ -105,9 +109,12 @@ TEST_CASE("attributes: defaults, conversions, and what is rejected") {
   CHECK(std::get<bool>(all.at("keep_dims")) == false);
   CHECK(std::get<double>(complete_attrs(def(OpCode::k_pad), {{"value", int64_t{3}}}).at("value")) == 3.0);
   CHECK(std::get<Ints>(complete_attrs(reduce, {{"axes", std::vector<double>{}}}).at("axes")).empty());
-  CHECK_THROWS_WITH_AS(complete_attrs(reduce, {{"axis", int64_t{1}}}), doctest::Contains("no attribute 'axis'; it has [axes, keep_dims]"), Error);
-  CHECK_THROWS_WITH_AS(complete_attrs(reduce, {{"axes", true}}), doctest::Contains("'axes' is true, expected a list of integers"), Error);
-  CHECK_THROWS_WITH_AS(complete_attrs(def(OpCode::k_cast), {}), doctest::Contains("'dtype' is missing; expected a string"), Error);
+  CHECK_THROWS_WITH_AS(complete_attrs(reduce, {{"axis", int64_t{1}}}),
+                       doctest::Contains("no attribute 'axis'; it has [axes, keep_dims]"), Error);
+  CHECK_THROWS_WITH_AS(complete_attrs(reduce, {{"axes", true}}),
+                       doctest::Contains("'axes' is true, expected a list of integers"), Error);
+  CHECK_THROWS_WITH_AS(complete_attrs(def(OpCode::k_cast), {}),
+                       doctest::Contains("'dtype' is missing; expected a string"), Error);
 }
 
 TEST_CASE("append_op: names, padding of operands, where an error happened") {
@@ -140,7 +147,8 @@ TEST_CASE("append_op: names, padding of operands, where an error happened") {
   CHECK(g.tensors.size() == tensors);
   CHECK(g.ops.size() == 1);
   CHECK_THROWS_WITH_AS(append_op(g, OpCode::k_add, {0, 99}), doctest::Contains("operand is tensor 99"), Error);
-  CHECK_THROWS_WITH_AS(append_op(g, OpCode::k_add, {0}), doctest::Contains("operand 1 ('b') is missing (add(a, b))"), Error);
+  CHECK_THROWS_WITH_AS(append_op(g, OpCode::k_add, {0}), doctest::Contains("operand 1 ('b') is missing (add(a, b))"),
+                       Error);
   CHECK_THROWS_WITH_AS(append_op(g, OpCode::k_add, {0, 0, 0}), doctest::Contains("has 3 operands, expected 2"), Error);
   CHECK_THROWS_WITH_AS(append_op(g, OpCode::k_add, {0, kNone}), doctest::Contains("operand 1 ('b') is missing"), Error);
   CHECK_THROWS_WITH_AS(append_op(g, OpCode::k_relu, {0}, {}, 9), doctest::Contains("scope 9 does not exist"), Error);
@@ -152,23 +160,29 @@ TEST_CASE("shape rules") {
   CHECK(Case(OpCode::k_where, {{DType::kBool, {4, 1}}, f32({3}), f32({})}).out() == f32({4, 3}));
   CHECK(Case(OpCode::k_bce_with_logits, {{DType::kBF16, {4}}, {DType::kBF16, {4}}}).out() == f32({4}));
   CHECK(Case(OpCode::k_reduce_sum, {f32({2, 3, 4})}).out() == f32({}));
-  CHECK(Case(OpCode::k_reduce_max, {f32({2, 3, 4})}, {{"axes", Ints{-1, 0}}, {"keep_dims", true}}).out() == f32({1, 3, 1}));
+  CHECK(Case(OpCode::k_reduce_max, {f32({2, 3, 4})}, {{"axes", Ints{-1, 0}}, {"keep_dims", true}}).out() ==
+        f32({1, 3, 1}));
   CHECK(Case(OpCode::k_argmax, {f32({2, 3})}, {{"axis", int64_t{0}}}).out() == i32({3}));
-  CHECK(Case(OpCode::k_matmul, {f32({7, 4, 8}), f32({2, 8}), f32({2})}, {{"transpose_b", true}}).out() == f32({7, 4, 2}));
-  CHECK(Case(OpCode::k_matmul, {f32({7, 8, 4}), f32({7, 8, 2})}, {{"transpose_a", true}, {"out_dtype", std::string("f64")}}).out() ==
-        TensorType{DType::kF64, {7, 4, 2}});
+  CHECK(Case(OpCode::k_matmul, {f32({7, 4, 8}), f32({2, 8}), f32({2})}, {{"transpose_b", true}}).out() ==
+        f32({7, 4, 2}));
+  CHECK(Case(OpCode::k_matmul, {f32({7, 8, 4}), f32({7, 8, 2})},
+             {{"transpose_a", true}, {"out_dtype", std::string("f64")}})
+            .out() == TensorType{DType::kF64, {7, 4, 2}});
   const Case w(OpCode::k_matmul_weight_grad, {f32({7, 4, 8}), f32({7, 4, 2})}, {{"transpose", true}, {"bias", true}});
   CHECK(w.out(0) == f32({2, 8}));
   CHECK(w.out(1) == f32({2}));
   CHECK(Case(OpCode::k_reshape, {f32({4, 6})}, {{"shape", Ints{3, -1}}}).out() == f32({3, 8}));
   CHECK(Case(OpCode::k_transpose, {f32({4, 6, 2})}, {{"perm", Ints{2, 0, 1}}}).out() == f32({2, 4, 6}));
-  CHECK(Case(OpCode::k_slice, {f32({4, 7})}, {{"starts", Ints{1, 0}}, {"limits", Ints{3, 7}}, {"strides", Ints{1, 3}}}).out() == f32({2, 3}));
+  CHECK(Case(OpCode::k_slice, {f32({4, 7})}, {{"starts", Ints{1, 0}}, {"limits", Ints{3, 7}}, {"strides", Ints{1, 3}}})
+            .out() == f32({2, 3}));
   CHECK(Case(OpCode::k_concat, {f32({4, 2}), f32({4, 3})}, {{"axis", int64_t{-1}}}).out() == f32({4, 5}));
   CHECK(Case(OpCode::k_pad, {f32({4, 2})}, {{"low", Ints{1, 0}}, {"high", Ints{0, 2}}}).out() == f32({5, 4}));
   CHECK(Case(OpCode::k_gather, {f32({4, 9, 3}), i32({5, 6})}, {{"axis", int64_t{1}}}).out() == f32({4, 5, 6, 3}));
-  CHECK(Case(OpCode::k_gather_grad, {f32({4, 5, 6, 3}), i32({5, 6})}, {{"axis", int64_t{1}}, {"size", int64_t{9}}}).out() == f32({4, 9, 3}));
+  CHECK(Case(OpCode::k_gather_grad, {f32({4, 5, 6, 3}), i32({5, 6})}, {{"axis", int64_t{1}}, {"size", int64_t{9}}})
+            .out() == f32({4, 9, 3}));
   CHECK(Case(OpCode::k_one_hot, {i32({4})}, {{"depth", int64_t{3}}}).out() == f32({4, 3}));
-  CHECK(Case(OpCode::k_fill, {}, {{"shape", Ints{2}}, {"value", 1.5}, {"dtype", std::string("bf16")}}).out() == TensorType{DType::kBF16, {2}});
+  CHECK(Case(OpCode::k_fill, {}, {{"shape", Ints{2}}, {"value", 1.5}, {"dtype", std::string("bf16")}}).out() ==
+        TensorType{DType::kBF16, {2}});
 }
 
 TEST_CASE("shape rules say what was expected and what was found") {
@@ -181,31 +195,52 @@ TEST_CASE("shape rules say what was expected and what was found") {
     }
     return "no error";
   };
-  CHECK(message(OpCode::k_add, {f32({4}), i32({4})}) == "add: operands 'a' (f32[4]) and 'b' (i32[4]) must have one dtype; cast one of them");
+  CHECK(message(OpCode::k_add, {f32({4}), i32({4})}) ==
+        "add: operands 'a' (f32[4]) and 'b' (i32[4]) must have one dtype; cast one of them");
   CHECK(message(OpCode::k_exp, {i32({4})}) == "exp: operand 'x' is i32[4], expected a floating point type");
   CHECK(message(OpCode::k_logical_not, {f32({4})}) == "logical_not: operand 'x' is f32[4], expected bool");
-  CHECK(message(OpCode::k_reduce_sum, {f32({4})}, {{"axes", Ints{1}}}) == "reduce_sum: axis 1 is out of range for a tensor of rank 1");
-  CHECK(message(OpCode::k_reduce_sum, {f32({4, 2})}, {{"axes", Ints{1, -1}}}) == "reduce_sum: axes [1, -1] name dimension 1 twice");
-  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({7, 2})}) == "matmul: a [4, 8] and b [7, 2] do not multiply: a sums over 8 and b over 7");
-  CHECK(message(OpCode::k_matmul, {f32({8}), f32({8, 2})}) == "matmul: operand 'a' has shape [8], expected at least 2 dimension(s)");
-  CHECK(message(OpCode::k_matmul, {f32({3, 4, 8}), f32({2, 8, 2})}).find("leading dimensions of a [3, 4, 8] and b [2, 8, 2] differ") != std::string::npos);
-  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({8, 2}), f32({3})}) == "matmul: operand 'bias' has shape [3], expected [2]: the columns of b");
-  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({8, 2})}, {{"activation", std::string("swish")}}).find("'swish', expected one of none, relu") != std::string::npos);
-  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({8, 2})}, {{"out_dtype", std::string("i32")}}).find("expected a floating point type") != std::string::npos);
-  CHECK(message(OpCode::k_reshape, {f32({4, 2})}, {{"shape", Ints{3, -1}}}) == "reshape: cannot reshape [4, 2] (8 elements) to [3, -1]");
-  CHECK(message(OpCode::k_reshape, {f32({4, 2})}, {{"shape", Ints{-1, -1}}}).find("at most one of them -1") != std::string::npos);
+  CHECK(message(OpCode::k_reduce_sum, {f32({4})}, {{"axes", Ints{1}}}) ==
+        "reduce_sum: axis 1 is out of range for a tensor of rank 1");
+  CHECK(message(OpCode::k_reduce_sum, {f32({4, 2})}, {{"axes", Ints{1, -1}}}) ==
+        "reduce_sum: axes [1, -1] name dimension 1 twice");
+  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({7, 2})}) ==
+        "matmul: a [4, 8] and b [7, 2] do not multiply: a sums over 8 and b over 7");
+  CHECK(message(OpCode::k_matmul, {f32({8}), f32({8, 2})}) ==
+        "matmul: operand 'a' has shape [8], expected at least 2 dimension(s)");
+  CHECK(message(OpCode::k_matmul, {f32({3, 4, 8}), f32({2, 8, 2})})
+            .find("leading dimensions of a [3, 4, 8] and b [2, 8, 2] differ") != std::string::npos);
+  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({8, 2}), f32({3})}) ==
+        "matmul: operand 'bias' has shape [3], expected [2]: the columns of b");
+  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({8, 2})}, {{"activation", std::string("swish")}})
+            .find("'swish', expected one of none, relu") != std::string::npos);
+  CHECK(message(OpCode::k_matmul, {f32({4, 8}), f32({8, 2})}, {{"out_dtype", std::string("i32")}})
+            .find("expected a floating point type") != std::string::npos);
+  CHECK(message(OpCode::k_reshape, {f32({4, 2})}, {{"shape", Ints{3, -1}}}) ==
+        "reshape: cannot reshape [4, 2] (8 elements) to [3, -1]");
+  CHECK(message(OpCode::k_reshape, {f32({4, 2})}, {{"shape", Ints{-1, -1}}}).find("at most one of them -1") !=
+        std::string::npos);
   CHECK(message(OpCode::k_reshape, {f32({0})}, {{"shape", Ints{0, -1}}}).find("cannot reshape") != std::string::npos);
-  CHECK(message(OpCode::k_transpose, {f32({4, 2})}, {{"perm", Ints{0, 0}}}) == "transpose: attribute 'perm' is [0, 0], expected each of the 2 dimensions of [4, 2] once");
-  CHECK(message(OpCode::k_slice, {f32({4})}, {{"starts", Ints{2}}, {"limits", Ints{5}}}).find("slice 2:5:1 is out of range") != std::string::npos);
-  CHECK(message(OpCode::k_slice_grad, {f32({2})}, {{"dims", Ints{4}}, {"starts", Ints{1}}, {"strides", Ints{INT64_MAX}}}).find("do not fit") != std::string::npos);
+  CHECK(message(OpCode::k_transpose, {f32({4, 2})}, {{"perm", Ints{0, 0}}}) ==
+        "transpose: attribute 'perm' is [0, 0], expected each of the 2 dimensions of [4, 2] once");
+  CHECK(message(OpCode::k_slice, {f32({4})}, {{"starts", Ints{2}}, {"limits", Ints{5}}})
+            .find("slice 2:5:1 is out of range") != std::string::npos);
+  CHECK(
+      message(OpCode::k_slice_grad, {f32({2})}, {{"dims", Ints{4}}, {"starts", Ints{1}}, {"strides", Ints{INT64_MAX}}})
+          .find("do not fit") != std::string::npos);
   CHECK(message(OpCode::k_pad, {f32({2})}, {{"low", Ints{INT64_MAX}}}).find("not overflow") != std::string::npos);
-  CHECK(message(OpCode::k_broadcast_to, {f32({2})}, {{"shape", Ints{3}}}).find("[2] and [3] do not broadcast") != std::string::npos);
-  CHECK(message(OpCode::k_broadcast_to, {f32({2, 2})}, {{"shape", Ints{2}}}).find("x [2, 2] does not broadcast to [2]") != std::string::npos);
+  CHECK(message(OpCode::k_broadcast_to, {f32({2})}, {{"shape", Ints{3}}}).find("[2] and [3] do not broadcast") !=
+        std::string::npos);
+  CHECK(
+      message(OpCode::k_broadcast_to, {f32({2, 2})}, {{"shape", Ints{2}}}).find("x [2, 2] does not broadcast to [2]") !=
+      std::string::npos);
   CHECK(message(OpCode::k_gather, {f32({4}), f32({2})}) == "gather: operand 'indices' is f32, expected i32 or i64");
-  CHECK(message(OpCode::k_top_k, {f32({4})}, {{"k", int64_t{5}}}).find("'k' is 5, expected 1 to 4") != std::string::npos);
+  CHECK(message(OpCode::k_top_k, {f32({4})}, {{"k", int64_t{5}}}).find("'k' is 5, expected 1 to 4") !=
+        std::string::npos);
   CHECK(message(OpCode::k_concat, {}) == "concat: has no operands, expected at least one");
-  CHECK(message(OpCode::k_concat, {f32({2, 3}), f32({3, 3})}, {{"axis", int64_t{1}}}).find("operand 1 is f32[3,3], operand 0 is f32[2,3]") != std::string::npos);
-  CHECK(message(OpCode::k_fill, {}, {{"shape", Ints{int64_t{1} << 62, 4}}}).find("more than 2^63") != std::string::npos);
+  CHECK(message(OpCode::k_concat, {f32({2, 3}), f32({3, 3})}, {{"axis", int64_t{1}}})
+            .find("operand 1 is f32[3,3], operand 0 is f32[2,3]") != std::string::npos);
+  CHECK(message(OpCode::k_fill, {}, {{"shape", Ints{int64_t{1} << 62, 4}}}).find("more than 2^63") !=
+        std::string::npos);
   CHECK(message(OpCode::k_reshape, {f32({1})}, {{"shape", Ints(9, 1)}}).find("rank 9; at most 8") != std::string::npos);
 }
 
@@ -216,7 +251,8 @@ TEST_CASE("parse_factors") {
   CHECK(text(parse_factors("m ., . n, n -> m n", c.view())) == "m=4 map (0 - -) -> (0)\nn=2 map (- 1 -) -> (1)\n");
   const Case batched(OpCode::k_matmul, {f32({6, 5, 4, 8}), f32({6, 5, 8, 2})});
   CHECK(text(parse_factors("... m k, ... k n, _ -> ... m n", batched.view())) ==
-        "b1=6 map (0 0 -) -> (0)\nb=5 map (1 1 -) -> (1)\nm=4 map (2 - -) -> (2)\nk=8 sum (3 2 -) -> (-) partial 0\nn=2 map (- 3 -) -> (3)\n");
+        "b1=6 map (0 0 -) -> (0)\nb=5 map (1 1 -) -> (1)\nm=4 map (2 - -) -> (2)\nk=8 sum (3 2 -) -> (-) partial "
+        "0\nn=2 map (- 3 -) -> (3)\n");
   const Case broadcast(OpCode::k_add, {f32({4, 1}), f32({4, 3})});
   CHECK(text(parse_factors("rows columns, rows columns -> rows columns", broadcast.view())) ==
         "rows=4 map (0 0) -> (0)\ncolumns=3 map (- 1) -> (1)\n");
@@ -231,23 +267,29 @@ TEST_CASE("factors of the basic families") {
   CHECK(text(Case(OpCode::k_add, {f32({4, 1, 3}), f32({5, 1})}).factors()) ==
         "d0=4 map (0 -) -> (0)\nd1=5 map (- 0) -> (1)\nd2=3 map (2 -) -> (2)\n");
   const Case mm(OpCode::k_matmul, {f32({7, 4, 8}), f32({2, 8})}, {{"transpose_b", true}});
-  CHECK(text(mm.factors()) == "b=7 map (0 - -) -> (0)\nm=4 map (1 - -) -> (1)\nn=2 map (- 0 -) -> (2)\nk=8 sum (2 1 -) -> (-) partial 0\n");
+  CHECK(text(mm.factors()) ==
+        "b=7 map (0 - -) -> (0)\nm=4 map (1 - -) -> (1)\nn=2 map (- 0 -) -> (2)\nk=8 sum (2 1 -) -> (-) partial 0\n");
   CHECK(mm.factors().linear == std::vector<std::vector<int>>{{0}, {1}});
   const Case biased(OpCode::k_matmul, {f32({4, 8}), f32({8, 2}), f32({2})});
   CHECK(text(biased.factors()) == "m=4 map (0 - -) -> (0)\nn=2 map (- 1 0) -> (1)\n");
   CHECK(biased.factors().linear.empty());
   const Case wg(OpCode::k_matmul_weight_grad, {f32({7, 4, 8}), f32({7, 4, 2})}, {{"bias", true}});
   CHECK(text(wg.factors()) ==
-        "b=7 sum (0 0) -> (- -) partial 0 partial 1\nm=4 sum (1 1) -> (- -) partial 0 partial 1\nk=8 map (2 -) -> (0 -)\nn=2 map (- 2) -> (1 0)\n");
+        "b=7 sum (0 0) -> (- -) partial 0 partial 1\nm=4 sum (1 1) -> (- -) partial 0 partial 1\nk=8 map (2 -) -> (0 "
+        "-)\nn=2 map (- 2) -> (1 0)\n");
   CHECK(text(Case(OpCode::k_reduce_max, {f32({4, 5, 6})}, {{"axes", Ints{1}}}).factors()) ==
         "d0=4 map (0) -> (0)\nd1=5 max (1) -> (-) partial 0\nd2=6 map (2) -> (1)\n");
   CHECK(Case(OpCode::k_reduce_max, {f32({4})}).factors().linear.empty());
-  CHECK(text(Case(OpCode::k_reduce_mean, {f32({4, 5})}, {{"axes", Ints{1}}, {"keep_dims", true}}).factors()) == "d0=4 map (0) -> (0)\n");
+  CHECK(text(Case(OpCode::k_reduce_mean, {f32({4, 5})}, {{"axes", Ints{1}}, {"keep_dims", true}}).factors()) ==
+        "d0=4 map (0) -> (0)\n");
   CHECK(text(Case(OpCode::k_reshape, {f32({16, 12})}, {{"shape", Ints{32, 6}}}).factors()) ==
         "d0=16 map (0) -> (0:1:2)\nd1=2 map (1:1:6) -> (0:16:1)\nd2=6 map (1:2:1) -> (1)\n");
-  CHECK(text(Case(OpCode::k_transpose, {f32({4, 5})}, {{"perm", Ints{1, 0}}}).factors()) == "d1=5 map (1) -> (0)\nd0=4 map (0) -> (1)\n");
-  CHECK(text(Case(OpCode::k_slice, {f32({4, 5})}, {{"starts", Ints{0, 1}}, {"limits", Ints{4, 5}}}).factors()) == "d0=4 map (0) -> (0)\n");
-  CHECK(text(Case(OpCode::k_concat, {f32({4, 5}), f32({4, 6})}, {{"axis", int64_t{1}}}).factors()) == "d0=4 map (0 0) -> (0)\n");
+  CHECK(text(Case(OpCode::k_transpose, {f32({4, 5})}, {{"perm", Ints{1, 0}}}).factors()) ==
+        "d1=5 map (1) -> (0)\nd0=4 map (0) -> (1)\n");
+  CHECK(text(Case(OpCode::k_slice, {f32({4, 5})}, {{"starts", Ints{0, 1}}, {"limits", Ints{4, 5}}}).factors()) ==
+        "d0=4 map (0) -> (0)\n");
+  CHECK(text(Case(OpCode::k_concat, {f32({4, 5}), f32({4, 6})}, {{"axis", int64_t{1}}}).factors()) ==
+        "d0=4 map (0 0) -> (0)\n");
   CHECK(text(Case(OpCode::k_broadcast_to, {f32({4, 1})}, {{"shape", Ints{3, 4, 5}}}).factors()) ==
         "d0=3 map (-) -> (0)\nd1=4 map (0) -> (1)\nd2=5 map (-) -> (2)\n");
   CHECK(text(Case(OpCode::k_gather, {f32({9, 3}), i32({4, 5})}).factors()) ==
@@ -277,9 +319,13 @@ TEST_CASE("every op with factors lists one digit an operand, and a bit a result"
       REQUIRE(f.outputs.size() == v.outputs.size());
       REQUIRE(f.partial.size() == v.outputs.size());
       for (size_t i = 0; i < f.inputs.size(); ++i)
-        if (f.inputs[i].present()) CHECK(v.inputs[i].dims[static_cast<size_t>(f.inputs[i].dim)] == f.inputs[i].outer * f.extent * f.inputs[i].inner);
+        if (f.inputs[i].present())
+          CHECK(v.inputs[i].dims[static_cast<size_t>(f.inputs[i].dim)] ==
+                f.inputs[i].outer * f.extent * f.inputs[i].inner);
       for (size_t i = 0; i < f.outputs.size(); ++i)
-        if (f.outputs[i].present()) CHECK(v.outputs[i].dims[static_cast<size_t>(f.outputs[i].dim)] == f.outputs[i].outer * f.extent * f.outputs[i].inner);
+        if (f.outputs[i].present())
+          CHECK(v.outputs[i].dims[static_cast<size_t>(f.outputs[i].dim)] ==
+                f.outputs[i].outer * f.extent * f.outputs[i].inner);
     }
   }
   CHECK(Case(OpCode::k_sum_of_squares, {f32({4, 5}), f32({3})}).factors().list.empty());
@@ -310,7 +356,8 @@ TEST_CASE("fused: encode, decode, types, malformed data") {
     if (cut + 1 == good.size()) continue;  // one result instead of two: also a valid body
     CHECK_THROWS_AS(decode(bad, 2), Error);
   }
-  for (size_t i = 0; i < good.size(); ++i) {  // every entry replaced by wild values: an Error or a body, never anything else
+  for (size_t i = 0; i < good.size();
+       ++i) {  // every entry replaced by wild values: an Error or a body, never anything else
     for (const int64_t wild : {int64_t{-1}, int64_t{1} << 40, INT64_MAX, INT64_MIN, int64_t{80}, int64_t{47}}) {
       Attrs bad = attrs;
       std::get<Ints>(bad["ops"])[i] = wild;
@@ -365,12 +412,15 @@ TEST_CASE("gradient rules give each float operand a gradient of its shape and dt
       {OpCode::k_matmul, {f32({7, 8, 4}), f32({2, 8}), f32({2})}, {{"transpose_a", true}, {"transpose_b", true}}},
       {OpCode::k_matmul, {f32({7, 4, 8}), f32({7, 8, 2}), f32({2})}, {}},
       {OpCode::k_matmul, {f32({7, 8, 4}), f32({7, 2, 8})}, {{"transpose_a", true}, {"transpose_b", true}}},
-      {OpCode::k_matmul, {{DType::kBF16, {4, 8}}, {DType::kBF16, {8, 2}}, f32({2})}, {{"out_dtype", std::string("f32")}}},
+      {OpCode::k_matmul,
+       {{DType::kBF16, {4, 8}}, {DType::kBF16, {8, 2}}, f32({2})},
+       {{"out_dtype", std::string("f32")}}},
   };
   std::vector<Row> all(std::begin(rows), std::end(rows));
-  for (const OpCode code : {OpCode::k_neg, OpCode::k_abs, OpCode::k_exp, OpCode::k_log, OpCode::k_log1p, OpCode::k_sqrt, OpCode::k_rsqrt,
-                            OpCode::k_square, OpCode::k_reciprocal, OpCode::k_sin, OpCode::k_cos, OpCode::k_erf, OpCode::k_tanh,
-                            OpCode::k_sigmoid, OpCode::k_softplus, OpCode::k_relu, OpCode::k_gelu, OpCode::k_gelu_erf, OpCode::k_silu})
+  for (const OpCode code :
+       {OpCode::k_neg, OpCode::k_abs, OpCode::k_exp, OpCode::k_log, OpCode::k_log1p, OpCode::k_sqrt, OpCode::k_rsqrt,
+        OpCode::k_square, OpCode::k_reciprocal, OpCode::k_sin, OpCode::k_cos, OpCode::k_erf, OpCode::k_tanh,
+        OpCode::k_sigmoid, OpCode::k_softplus, OpCode::k_relu, OpCode::k_gelu, OpCode::k_gelu_erf, OpCode::k_silu})
     all.push_back({code, {f32({4, 3})}, {}});
   for (const Row& row : all) {
     Case c(row.code, row.inputs, row.attrs);
@@ -382,7 +432,8 @@ TEST_CASE("gradient rules give each float operand a gradient of its shape and dt
         seeds.push_back(kNone);
         continue;
       }
-      const OpId one = append_op(c.graph, OpCode::k_fill, {}, {{"shape", t.dims}, {"value", 1.0}, {"dtype", std::string(name_of(t.dtype))}});
+      const OpId one = append_op(c.graph, OpCode::k_fill, {},
+                                 {{"shape", t.dims}, {"value", 1.0}, {"dtype", std::string(name_of(t.dtype))}});
       seeds.push_back(c.graph.op(one).outputs[0]);
     }
     GradBuilder builder(c.graph, c.id, seeds);
@@ -407,7 +458,8 @@ TEST_CASE("a fused activation that its result does not determine has no gradient
 
 TEST_CASE("cost: matmul counts multiply and add, a slice only what it moves") {
   CHECK(cost_of(Case(OpCode::k_matmul, {f32({7, 4, 8}), f32({8, 2})}).view()).flops == 2.0 * 7 * 4 * 8 * 2);
-  CHECK(cost_of(Case(OpCode::k_matmul_weight_grad, {f32({7, 4, 8}), f32({7, 4, 2})}).view()).flops == 2.0 * 7 * 4 * 8 * 2);
+  CHECK(cost_of(Case(OpCode::k_matmul_weight_grad, {f32({7, 4, 8}), f32({7, 4, 2})}).view()).flops ==
+        2.0 * 7 * 4 * 8 * 2);
   CHECK(cost_of(Case(OpCode::k_slice, {f32({1000})}, {{"limits", Ints{10}}}).view()).bytes == 80);
   CHECK(cost_of(Case(OpCode::k_add, {f32({10}), f32({10})}).view()).bytes == 120);
 }

@@ -58,10 +58,11 @@ void compare_golden(const std::string& name, const std::string& text) {
 
 TEST_CASE("golden text of each level of a small model") {
   std::map<std::string, std::string> levels;
-  const Plan plan = plan_of(small::mlp(), "ref:2", with([&](CompileOptions& o) {
-                              o.bucket_bytes = 512;
-                              o.dump = [&](std::string_view pass, const std::string& text) { levels[std::string(pass)] = text; };
-                            }));
+  const Plan plan =
+      plan_of(small::mlp(), "ref:2", with([&](CompileOptions& o) {
+                o.bucket_bytes = 512;
+                o.dump = [&](std::string_view pass, const std::string& text) { levels[std::string(pass)] = text; };
+              }));
   compare_golden("mlp.graph.txt", levels.at("source"));
   compare_golden("mlp.train.txt", levels.at("train.assign_regions"));
   compare_golden("mlp.layouts.txt", levels.at("train.order_ops"));
@@ -105,7 +106,8 @@ TEST_CASE("one device has no collectives and one segment; like devices share a p
 }
 
 TEST_CASE("shares by hand, also zero") {
-  const Plan plan = plan_of(small::mlp(8), "ref:3", with([](CompileOptions& o) { o.strategy = "replica(shares=[3,0,1])"; }));
+  const Plan plan =
+      plan_of(small::mlp(8), "ref:3", with([](CompileOptions& o) { o.strategy = "replica(shares=[3,0,1])"; }));
   CHECK(plan.strategy == "replica(3, shares=[3,0,1])");
   CHECK(plan.entries[0].rows[0].samples == Interval{0, 6});
   CHECK(plan.entries[0].rows[1].samples.size() == 0);
@@ -146,21 +148,28 @@ TEST_CASE("updates are in place, reshapes cost nothing, recompute saves memory")
   }
   const small::Model large = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 64, 2);
   const int64_t kept = program_of(plan_of(large, "ref:1")).arena_bytes;
-  CHECK(program_of(plan_of(large, "ref:1", with([](CompileOptions& o) { o.recompute = true; }))).arena_bytes < kept * 9 / 10);
+  CHECK(program_of(plan_of(large, "ref:1", with([](CompileOptions& o) { o.recompute = true; }))).arena_bytes <
+        kept * 9 / 10);
 }
 
 TEST_CASE("gradients and tensors can be fetched; what is not there is named") {
   const Plan plan = plan_of(small::mlp(8), "ref:2", with([](CompileOptions& o) { o.fetch = {"grad:w1", "fc1"}; }));
   const auto& outputs = plan.entries[0].outputs;
-  const auto find = [&](const char* name) { return std::find_if(outputs.begin(), outputs.end(), [&](const PlanOutput& o) { return o.name == name; }); };
+  const auto find = [&](const char* name) {
+    return std::find_if(outputs.begin(), outputs.end(), [&](const PlanOutput& o) { return o.name == name; });
+  };
   REQUIRE(find("grad:w1") != outputs.end());
   CHECK(find("grad:w1")->merge == OutputMerge::kSame);
   CHECK(find("grad:w1")->dims == Dims{4, 16});
   REQUIRE(find("fc1") != outputs.end());
   CHECK(find("fc1")->merge == OutputMerge::kConcat);
   CHECK(find("loss")->merge == OutputMerge::kSame);
-  CHECK(message_of([] { plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"nothing"}; })); }).find("'nothing'") != std::string::npos);
-  CHECK(message_of([] { plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"grad:nothing"}; })); }).find("grad:nothing") != std::string::npos);
+  CHECK(message_of([] {
+          plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"nothing"}; }));
+        }).find("'nothing'") != std::string::npos);
+  CHECK(message_of([] {
+          plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"grad:nothing"}; }));
+        }).find("grad:nothing") != std::string::npos);
 }
 
 TEST_CASE("other batch sizes have the same variables in the same order") {
@@ -184,8 +193,12 @@ TEST_CASE("other batch sizes have the same variables in the same order") {
 
 TEST_CASE("bad options") {
   CHECK_THROWS_AS(compile(small::mlp().g, {}, {}), Error);
-  CHECK(message_of([] { plan_of(small::mlp(), "cpu:2", with([](CompileOptions& o) { o.precision = Precision::kFloat64; })); }).find("ref") != std::string::npos);
-  CHECK(message_of([] { plan_of(small::mlp(), "ref:4", with([](CompileOptions& o) { o.strategy = "replica(2)"; })); }).find("4 are there") != std::string::npos);
+  CHECK(message_of([] {
+          plan_of(small::mlp(), "cpu:2", with([](CompileOptions& o) { o.precision = Precision::kFloat64; }));
+        }).find("ref") != std::string::npos);
+  CHECK(message_of([] {
+          plan_of(small::mlp(), "ref:4", with([](CompileOptions& o) { o.strategy = "replica(2)"; }));
+        }).find("4 are there") != std::string::npos);
   CHECK_THROWS_AS(plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.accumulation = -1; })), Error);
   small::Model m = small::mlp();
   m.enter(ScopeKind::kReplica, 0, {2, 1});
@@ -214,7 +227,10 @@ TEST_CASE("a broken plan does not verify") {
             if (b.kind == BufferKind::kArena) b.offset = 0;
         }) != "");
   CHECK(broken([](Plan&, Program& p) { p.arena_bytes /= 2; }).find("arena") != std::string::npos);
-  CHECK(broken([](Plan&, Program& p) { std::erase_if(p.segments[0].instructions, [](const Instruction& i) { return i.kind == InstructionKind::kFetch; }); }) != "");
+  CHECK(broken([](Plan&, Program& p) {
+          std::erase_if(p.segments[0].instructions,
+                        [](const Instruction& i) { return i.kind == InstructionKind::kFetch; });
+        }) != "");
   CHECK(broken([](Plan& plan, Program&) { plan.groups[0].devices[1] = 7; }) != "");
   CHECK(broken([](Plan& plan, Program&) { plan.entries[0].rows.pop_back(); }) != "");
   CHECK(broken([](Plan&, Program& p) { p.schedule[0].segment = 4; }) != "");
@@ -222,9 +238,11 @@ TEST_CASE("a broken plan does not verify") {
           plan.entries[0].programs.push_back(p);
           plan.entries[0].rows[1].program = static_cast<int32_t>(plan.entries[0].programs.size()) - 1;
           auto& list = plan.entries[0].programs.back().segments[0].instructions;
-          const auto at = std::find_if(list.begin(), list.end(), [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
+          const auto at = std::find_if(list.begin(), list.end(),
+                                       [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
           at->name = "another";
-        }).find("different collectives") != std::string::npos);
+        })
+            .find("different collectives") != std::string::npos);
 }
 
 TEST_CASE("swapping the places of two live buffers is found") {
@@ -232,7 +250,8 @@ TEST_CASE("swapping the places of two live buffers is found") {
   std::vector<size_t> roots;
   const Program& p = program_of(good);
   for (size_t b = 0; b < p.buffers.size(); ++b)
-    if (p.buffers[b].kind == BufferKind::kArena && p.buffers[b].alias == kNone && p.buffers[b].bytes >= 1024) roots.push_back(b);
+    if (p.buffers[b].kind == BufferKind::kArena && p.buffers[b].alias == kNone && p.buffers[b].bytes >= 1024)
+      roots.push_back(b);
   REQUIRE(roots.size() > 20);
   int found = 0;
   for (size_t k = 0; k + 1 < 20; ++k) {
@@ -254,7 +273,9 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
                                 o.overlap = overlap;
                                 o.bucket_bytes = 8192;
                               }));
-    const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t) { return i.kind == InstructionKind::kCollective ? 2.0 : 1.0; });
+    const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t) {
+      return i.kind == InstructionKind::kCollective ? 2.0 : 1.0;
+    });
     for (const Event& e : events) {  // waits are honoured, streams keep their order
       const Segment& s = program_of(plan).segments[static_cast<size_t>(e.segment)];
       for (const WaitPoint& w : s.instructions[static_cast<size_t>(e.instruction)].waits)
@@ -269,10 +290,13 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
 
 TEST_CASE("a collective waits for the slowest member") {
   const Plan plan = plan_of(small::mlp(8), "null:2");
-  const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t device) { return i.kind == InstructionKind::kCollective ? 0.5 : device == 1 ? 3.0 : 1.0; });
+  const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t device) {
+    return i.kind == InstructionKind::kCollective ? 0.5 : device == 1 ? 3.0 : 1.0;
+  });
   double first = -1;
   for (const Event& e : events) {
-    const Instruction& i = program_of(plan).segments[static_cast<size_t>(e.segment)].instructions[static_cast<size_t>(e.instruction)];
+    const Instruction& i =
+        program_of(plan).segments[static_cast<size_t>(e.segment)].instructions[static_cast<size_t>(e.instruction)];
     if (i.kind != InstructionKind::kCollective) continue;
     if (e.device == 0 && first < 0) first = e.start;
     if (e.device == 1) {
@@ -287,7 +311,8 @@ TEST_CASE("devices that wait for each other are found, not waited for") {
   Plan plan = plan_of(small::mlp(8), "null:2");
   plan.entries[0].programs.push_back(plan.entries[0].programs[0]);
   plan.entries[0].rows[1].program = static_cast<int32_t>(plan.entries[0].programs.size()) - 1;
-  std::erase_if(plan.entries[0].programs.back().segments[0].instructions, [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
+  std::erase_if(plan.entries[0].programs.back().segments[0].instructions,
+                [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
   for (Instruction& i : plan.entries[0].programs.back().segments[0].instructions) i.waits.clear();
   CHECK_THROWS_AS(simulate(plan, plan.entries[0], [](const Instruction&, int32_t) { return 1.0; }), Error);
 }
@@ -297,8 +322,10 @@ TEST_CASE("cost formulas") {
   CHECK(all_reduce_seconds(1e6, 1, link) == 0);
   CHECK(all_reduce_seconds(4e6, 4, link) == doctest::Approx(6 * (1e-6 + 1e-3)));
   CHECK(all_gather_seconds(4e6, 2, link) == doctest::Approx(1e-6 + 2e-3));
-  CHECK(op_seconds({1e9, 1e6}, {.flops_per_second = 1e9, .bytes_per_second = 1e9, .seconds_per_op = 0}) == doctest::Approx(1));
-  CHECK(op_seconds({1, 2e9}, {.flops_per_second = 1e9, .bytes_per_second = 1e9, .seconds_per_op = 0}) == doctest::Approx(2));
+  CHECK(op_seconds({1e9, 1e6}, {.flops_per_second = 1e9, .bytes_per_second = 1e9, .seconds_per_op = 0}) ==
+        doctest::Approx(1));
+  CHECK(op_seconds({1, 2e9}, {.flops_per_second = 1e9, .bytes_per_second = 1e9, .seconds_per_op = 0}) ==
+        doctest::Approx(2));
 }
 
 TEST_CASE("the picture's JSON and the summary mention devices and buckets") {

@@ -36,7 +36,8 @@ LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devic
 }
 
 int count(const LayoutGraph& lg, OpCode code) {
-  return static_cast<int>(std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [&](const Op& op) { return op.code == code; }));
+  return static_cast<int>(
+      std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [&](const Op& op) { return op.code == code; }));
 }
 const Op* find(const LayoutGraph& lg, const std::string& name) {
   for (const Op& op : lg.graph.ops)
@@ -84,12 +85,14 @@ TEST_CASE("replicas: activations are cut, gradients and the loss are all-reduced
   CHECK(count(lg, k_all_reduce) == 4);  // three parameters and the loss
   CHECK(count(lg, k_all_gather) == 0);
   CHECK(count(lg, k_local_slice) == 0);
-  for (const NamedTensor& f : lg.fetches) CHECK(to_string(lg.layouts[static_cast<size_t>(f.tensor)]) == (f.name == "loss" ? "R,R" : "R,S0"));
+  for (const NamedTensor& f : lg.fetches)
+    CHECK(to_string(lg.layouts[static_cast<size_t>(f.tensor)]) == (f.name == "loss" ? "R,R" : "R,S0"));
 }
 
 TEST_CASE("a transformer needs one all-reduce a parameter and one a global sum") {
   const LayoutGraph lg = laid_out(small::gpt(), 1, 3);
-  const size_t parameters = std::count_if(lg.graph.variables.begin(), lg.graph.variables.end(), [](const Variable& v) { return v.role == Role::kParameter; });
+  const size_t parameters = std::count_if(lg.graph.variables.begin(), lg.graph.variables.end(),
+                                          [](const Variable& v) { return v.role == Role::kParameter; });
   CHECK(count(lg, k_all_reduce) == static_cast<int>(parameters) + 2);  // the sum of the loss, the count of labels
   CHECK(count(lg, k_all_gather) == 0);
   CHECK(count(lg, k_local_slice) == 0);  // the gradient of the loss is produced already cut
@@ -113,7 +116,8 @@ TEST_CASE("micro-batches: sums are accumulated in the body, updates run after it
   CHECK(count(lg, k_all_reduce) == 4);
   for (const Op& op : lg.graph.ops) {
     if (has_flag(op.code, kUpdateOp) || op.code == k_all_reduce) CHECK(op.region == Region::kEpilogue);
-    if (op.code == k_accumulate || op.code == k_matmul || op.code == k_matmul_weight_grad) CHECK(op.region == Region::kBody);
+    if (op.code == k_accumulate || op.code == k_matmul || op.code == k_matmul_weight_grad)
+      CHECK(op.region == Region::kBody);
   }
 }
 
@@ -136,11 +140,13 @@ TEST_CASE("a nonlinear use of a batch reduction before the loss is an error with
   small::Model m = small::mlp();
   // x minus its mean over the batch, through a parameter.
   const TensorId scaled = m.op(k_mul, {m.g.inputs[0], m.variable("scale", {4})});
-  const TensorId centred = m.op(k_sub, {scaled, m.op(k_reduce_sum, {scaled}, {{"axes", std::vector<int64_t>{0}}}, "total")}, {}, "centre");
+  const TensorId centred =
+      m.op(k_sub, {scaled, m.op(k_reduce_sum, {scaled}, {{"axes", std::vector<int64_t>{0}}}, "total")}, {}, "centre");
   m.g.training.loss = m.op(k_reduce_sum, {m.op(k_square, {centred})}, {}, "spread");
   CHECK_NOTHROW(laid_out(m, 1, 2));
   const std::string message = message_of([&] { laid_out(m, 2, 1); });
-  CHECK_MESSAGE((message.find("total") != std::string::npos && message.find("2 micro-batches") != std::string::npos), message);
+  CHECK_MESSAGE((message.find("total") != std::string::npos && message.find("2 micro-batches") != std::string::npos),
+                message);
 }
 
 TEST_CASE("what has no factor along the samples is gathered, and sliced again behind it") {
@@ -166,7 +172,8 @@ TEST_CASE("one sample cannot be cut: everyone computes it") {
 TEST_CASE("inputs that disagree on the batch are named") {
   small::Model m = small::mlp();
   m.input("z", {5, 2});
-  const std::string message = message_of([&] { propagate(m.g, {.micro_batches = 1, .devices = 2, .fetch_gradients = {}}); });
+  const std::string message =
+      message_of([&] { propagate(m.g, {.micro_batches = 1, .devices = 2, .fetch_gradients = {}}); });
   CHECK_MESSAGE(message.find("'z' has 5") != std::string::npos, message);
 }
 

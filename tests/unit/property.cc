@@ -16,7 +16,8 @@ bool holds(const std::string& name, int cases, const rc::detail::Property& prope
   const std::string params = text ? text : "";
   rc::detail::TestParams p = given.testParams;
   const char* full = std::getenv("WHALE_FULL");
-  if (params.find("max_success") == std::string::npos) p.maxSuccess = full && *full && *full != '0' ? cases * 30 : cases;
+  if (params.find("max_success") == std::string::npos)
+    p.maxSuccess = full && *full && *full != '0' ? cases * 30 : cases;
   if (params.find("seed") == std::string::npos) p.seed = 20;
   p.maxSize = std::min(p.maxSize, 60);
   rc::detail::TestMetadata metadata;
@@ -48,16 +49,26 @@ std::vector<double> Dice::reals(size_t n) {
 }
 
 TensorId GraphMaker::input(std::string name, Dims dims, DType dtype, int batch_dim) {
-  g.tensors.push_back({.name = std::move(name), .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kInput, .batch_dim = batch_dim});
+  g.tensors.push_back({.name = std::move(name),
+                       .dtype = dtype,
+                       .dims = std::move(dims),
+                       .kind = TensorKind::kInput,
+                       .batch_dim = batch_dim});
   g.inputs.push_back(static_cast<TensorId>(g.tensors.size() - 1));
   return g.inputs.back();
 }
 
 TensorId GraphMaker::variable(std::string name, Dims dims, Initializer init, Role role) {
   const bool matrix = dims.size() >= 2;
-  g.tensors.push_back({.name = std::move(name), .dtype = DType::kF32, .dims = std::move(dims), .kind = TensorKind::kVariable});
+  g.tensors.push_back(
+      {.name = std::move(name), .dtype = DType::kF32, .dims = std::move(dims), .kind = TensorKind::kVariable});
   const auto id = static_cast<TensorId>(g.tensors.size() - 1);
-  g.variables.push_back({.tensor = id, .role = role, .trainable = role == Role::kParameter, .decay = matrix, .init = std::move(init), .slot = ""});
+  g.variables.push_back({.tensor = id,
+                         .role = role,
+                         .trainable = role == Role::kParameter,
+                         .decay = matrix,
+                         .init = std::move(init),
+                         .slot = ""});
   return id;
 }
 
@@ -80,7 +91,8 @@ std::shared_ptr<Backends> backends() {
 std::vector<char> pack(DType dtype, const std::vector<double>& values) {
   std::vector<char> out(values.size() * static_cast<size_t>(size_of(dtype)));
   if (dtype == DType::kI32) {
-    for (size_t i = 0; i < values.size(); ++i) reinterpret_cast<int32_t*>(out.data())[i] = static_cast<int32_t>(values[i]);
+    for (size_t i = 0; i < values.size(); ++i)
+      reinterpret_cast<int32_t*>(out.data())[i] = static_cast<int32_t>(values[i]);
   } else {
     convert(DType::kF64, values.data(), dtype, out.data(), values.size());
   }
@@ -89,7 +101,8 @@ std::vector<char> pack(DType dtype, const std::vector<double>& values) {
 
 std::vector<double> unpack(DType dtype, const std::vector<char>& bytes) {
   std::vector<double> out(bytes.size() / static_cast<size_t>(size_of(dtype)));
-  for (size_t i = 0; i < out.size(); ++i) out[i] = element(dtype, bytes.data() + i * static_cast<size_t>(size_of(dtype)));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = element(dtype, bytes.data() + i * static_cast<size_t>(size_of(dtype)));
   return out;
 }
 
@@ -157,7 +170,8 @@ Values random_inputs(const Graph& graph, int64_t batch, Dice& dice, int64_t inte
     Dims dims = t.dims;
     if (t.batch_dim >= 0) dims[static_cast<size_t>(t.batch_dim)] = batch;
     std::vector<double>& values = out[t.name] = dice.reals(static_cast<size_t>(element_count(dims)));
-    for (double& x : values) x = is_float(t.dtype) ? static_cast<float>(x) : static_cast<double>(dice.below(integers_below));
+    for (double& x : values)
+      x = is_float(t.dtype) ? static_cast<float>(x) : static_cast<double>(dice.below(integers_below));
   }
   return out;
 }
@@ -177,11 +191,16 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
 
 std::vector<double> random_shares(int64_t n, Dice& dice) {
   std::vector<double> shares(static_cast<size_t>(n));
-  for (double& s : shares) s = dice.below(4) == 0 ? 0 : dice.coin() ? static_cast<double>(dice.between(1, 5)) : 0.25 * static_cast<double>(dice.between(1, 9));
+  for (double& s : shares)
+    s = dice.below(4) == 0 ? 0
+        : dice.coin()      ? static_cast<double>(dice.between(1, 5))
+                           : 0.25 * static_cast<double>(dice.between(1, 9));
   if (norm(shares) == 0) shares[static_cast<size_t>(dice.below(n))] = 1;
   return shares;
 }
 
-std::string replica(const std::vector<double>& shares) { return fmt::format("replica({}, shares=[{}])", shares.size(), fmt::join(shares, ",")); }
+std::string replica(const std::vector<double>& shares) {
+  return fmt::format("replica({}, shares=[{}])", shares.size(), fmt::join(shares, ","));
+}
 
 }  // namespace whale::test

@@ -14,8 +14,9 @@
 
 namespace whale::test {
 
-// Checks `property` on `cases` random cases, with WHALE_FULL=1 in the environment on thirty times as many. The seed is fixed; RC_PARAMS
-// (rapidcheck's: "seed=1 max_success=500", or the "reproduce=..." that a failure prints) overrides both.
+// Checks `property` on `cases` random cases, with WHALE_FULL=1 in the environment on thirty times as many. The seed is
+// fixed; RC_PARAMS (rapidcheck's: "seed=1 max_success=500", or the "reproduce=..." that a failure prints) overrides
+// both.
 bool holds(const std::string& name, int cases, const rc::detail::Property& property);
 template <class Property>
 bool holds(const std::string& name, int cases, Property property) {
@@ -43,7 +44,8 @@ using Values = std::map<std::string, std::vector<double>>;
 struct GraphMaker {
   Graph g;
   TensorId input(std::string name, Dims dims, DType dtype = DType::kF32, int batch_dim = 0);
-  TensorId variable(std::string name, Dims dims, Initializer init = {InitKind::kNormal, 0, 0.5, "", ""}, Role role = Role::kParameter);
+  TensorId variable(std::string name, Dims dims, Initializer init = {InitKind::kNormal, 0, 0.5, "", ""},
+                    Role role = Role::kParameter);
   TensorId op(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
   TensorId constant(double value);  // rank 0, f32
   Dims dims(TensorId id) const { return g.tensor(id).dims; }
@@ -54,8 +56,12 @@ class Runner {
  public:
   Runner(const Graph& graph, const std::string& devices, CompileOptions options = {}, uint64_t seed = 7);
   // Inputs come in the order of a whole tensor; their batch is what their number of elements says.
-  Values step(const Values& inputs, const std::vector<std::string>& outputs) { return run(RunMode::kStep, inputs, outputs); }
-  Values eval(const Values& inputs, const std::vector<std::string>& outputs) { return run(RunMode::kEval, inputs, outputs); }
+  Values step(const Values& inputs, const std::vector<std::string>& outputs) {
+    return run(RunMode::kStep, inputs, outputs);
+  }
+  Values eval(const Values& inputs, const std::vector<std::string>& outputs) {
+    return run(RunMode::kEval, inputs, outputs);
+  }
   Values parameters();
   std::vector<double> read(const std::string& name);
   void write(const std::string& name, const std::vector<double>& values);
@@ -71,7 +77,8 @@ class Runner {
 Values random_inputs(const Graph& graph, int64_t batch, Dice& dice, int64_t integers_below);
 
 double norm(const std::vector<double>& a);
-double distance(const std::vector<double>& a, const std::vector<double>& b);  // infinite when a number is missing or not finite
+double distance(const std::vector<double>& a,
+                const std::vector<double>& b);  // infinite when a number is missing or not finite
 
 // Weights for n devices with some zeros, not all.
 std::vector<double> random_shares(int64_t n, Dice& dice);

@@ -52,7 +52,7 @@ TEST_CASE("property: gradients are the slopes of the loss") {
       RC_ASSERT(gradient.size() == values.size());
       const double scale = std::max(norm(gradient), 0.01);
       // All elements of small parameters, some of others.
-      for (size_t i = 0; i < values.size(); i += values.size() > 6 ? static_cast<size_t>(dice.between(1, 4)) : 1) {
+      for (size_t i = 0; i<values.size(); i += values.size()> 6 ? static_cast<size_t>(dice.between(1, 4)) : 1) {
         const auto loss_at = [&](double step) {
           std::vector<double> moved = values;
           moved[i] += step;
@@ -119,6 +119,7 @@ TEST_CASE("property: what the planner cuts is what one device computes") {
       RC_ASSERT(off <= 1e-9 * size);
     }
   }));
-  MESSAGE(accepted << " accepted, " << cut << " of them on several devices or micro-batches; " << refused << " refused");
+  MESSAGE(accepted << " accepted, " << cut << " of them on several devices or micro-batches; " << refused
+                   << " refused");
   CHECK(cut > refused / 2);
 }

@@ -21,8 +21,11 @@ class Maker : public GraphMaker {
   Dice dice{0};
   std::vector<TensorId> pool;
 
-  // Bounds of absolute values, so that products can be kept small. Operands made here have the bound 1 unless they say more.
-  double bound(TensorId id) const { return static_cast<size_t>(id) < bounds_.size() ? bounds_[static_cast<size_t>(id)] : 1; }
+  // Bounds of absolute values, so that products can be kept small. Operands made here have the bound 1 unless they say
+  // more.
+  double bound(TensorId id) const {
+    return static_cast<size_t>(id) < bounds_.size() ? bounds_[static_cast<size_t>(id)] : 1;
+  }
   TensorId keep(TensorId id, double bound) {
     if (bound > 2) id = op(k_mul, {id, constant(2 / bound)}), bound = 2;
     bounds_.resize(g.tensors.size(), 1);
@@ -34,7 +37,10 @@ class Maker : public GraphMaker {
   // A parameter; its values start away from each other (normal, deviation 0.5), and the bound 1 is an estimate.
   TensorId parameter(Dims dims) { return variable("p" + std::to_string(g.variables.size()), std::move(dims)); }
 
-  TensorId pick() { return pool[static_cast<size_t>(dice.below(2) ? dice.below(static_cast<int64_t>(pool.size())) : static_cast<int64_t>(pool.size()) - 1)]; }
+  TensorId pick() {
+    return pool[static_cast<size_t>(dice.below(2) ? dice.below(static_cast<int64_t>(pool.size()))
+                                                  : static_cast<int64_t>(pool.size()) - 1)];
+  }
   TensorId pick_rank(size_t low, size_t high) {
     std::vector<TensorId> fit;
     for (const TensorId id : pool)
@@ -75,10 +81,13 @@ class Maker : public GraphMaker {
   }
   TensorId labels(const Dims& of, int64_t below, int64_t ignored = 0) {
     // Integers come from the graph itself: floor((sin(17 i) + 1) / 2 * below).
-    if (of.empty()) return op(k_cast, {constant(static_cast<double>(dice.below(below)))}, {{"dtype", std::string("i32")}});
+    if (of.empty())
+      return op(k_cast, {constant(static_cast<double>(dice.below(below)))}, {{"dtype", std::string("i32")}});
     std::vector<TensorId> terms;
     for (size_t d = 0; d < of.size(); ++d)
-      terms.push_back(op(k_mul, {op(k_iota, {}, {{"shape", of}, {"dim", static_cast<int64_t>(d)}, {"dtype", std::string("f32")}}), constant(17.0 + 5.0 * static_cast<double>(d))}));
+      terms.push_back(
+          op(k_mul, {op(k_iota, {}, {{"shape", of}, {"dim", static_cast<int64_t>(d)}, {"dtype", std::string("f32")}}),
+                     constant(17.0 + 5.0 * static_cast<double>(d))}));
     TensorId sum = terms[0];
     for (size_t d = 1; d < terms.size(); ++d) sum = op(k_add, {sum, terms[d]});
     const TensorId noise = op(k_add, {op(k_mul, {op(k_sin, {sum}), constant(0.4999)}), constant(0.5)});
@@ -118,7 +127,9 @@ void reduce(Maker& m) {
   const TensorId a = m.pick_rank(1, 4);
   Dims axes;
   for (size_t d = 0; d < m.dims(a).size(); ++d)
-    if (m.dice.coin()) axes.push_back(m.dice.coin() ? static_cast<int64_t>(d) : static_cast<int64_t>(d) - static_cast<int64_t>(m.dims(a).size()));
+    if (m.dice.coin())
+      axes.push_back(m.dice.coin() ? static_cast<int64_t>(d)
+                                   : static_cast<int64_t>(d) - static_cast<int64_t>(m.dims(a).size()));
   const double n = kCode == k_reduce_sum ? static_cast<double>(element_count(m.dims(a))) : 1;
   m.keep(m.op(kCode, {a}, {{"axes", axes}, {"keep_dims", m.dice.coin()}}), n * m.bound(a));
 }
@@ -164,15 +175,18 @@ void reshape(Maker& m) {
     shape.push_back(f);
     rest /= f;
   }
-  if (rest > 1 || m.dice.coin()) shape.insert(shape.begin() + m.dice.below(static_cast<int64_t>(shape.size()) + 1), rest);
-  if (!shape.empty() && m.dice.below(3) == 0) shape[static_cast<size_t>(m.dice.below(static_cast<int64_t>(shape.size())))] = -1;
+  if (rest > 1 || m.dice.coin())
+    shape.insert(shape.begin() + m.dice.below(static_cast<int64_t>(shape.size()) + 1), rest);
+  if (!shape.empty() && m.dice.below(3) == 0)
+    shape[static_cast<size_t>(m.dice.below(static_cast<int64_t>(shape.size())))] = -1;
   m.keep(m.op(k_reshape, {a}, {{"shape", shape}}), m.bound(a));
 }
 void transpose(Maker& m) {
   const TensorId a = m.pick_rank(2, 4);
   Dims perm(m.dims(a).size());
   std::iota(perm.begin(), perm.end(), 0);
-  for (size_t i = perm.size(); i-- > 1;) std::swap(perm[i], perm[static_cast<size_t>(m.dice.below(static_cast<int64_t>(i) + 1))]);
+  for (size_t i = perm.size(); i-- > 1;)
+    std::swap(perm[i], perm[static_cast<size_t>(m.dice.below(static_cast<int64_t>(i) + 1))]);
   m.keep(m.op(k_transpose, {a}, {{"perm", perm}}), m.bound(a));
 }
 void slice(Maker& m) {
@@ -213,7 +227,8 @@ void broadcast(Maker& m) {
 }
 void where(Maker& m) {
   const TensorId a = m.pick(), b = m.partner(a), c = m.of_dims(m.dims(a));
-  m.keep(m.op(k_where, {m.op(m.dice.coin() ? k_less : k_greater_equal, {a, c}), a, m.dice.coin() ? b : a}), std::max(m.bound(a), m.bound(b)));
+  m.keep(m.op(k_where, {m.op(m.dice.coin() ? k_less : k_greater_equal, {a, c}), a, m.dice.coin() ? b : a}),
+         std::max(m.bound(a), m.bound(b)));
 }
 void power(Maker& m) {
   const TensorId a = m.pick(), b = m.partner(a);
@@ -238,7 +253,9 @@ void bce(Maker& m) {
 }
 void sum_of_squares(Maker& m) {
   const TensorId a = m.pick(), b = m.pick();
-  const auto squares = [&](TensorId t) { return static_cast<double>(element_count(m.dims(t))) * m.bound(t) * m.bound(t); };
+  const auto squares = [&](TensorId t) {
+    return static_cast<double>(element_count(m.dims(t))) * m.bound(t) * m.bound(t);
+  };
   m.keep(m.op(k_sum_of_squares, {a, b}), squares(a) + squares(b));
 }
 void cumsum(Maker& m) {
@@ -275,12 +292,14 @@ void cross_entropy(Maker& m) {
 // An operand [b, t, heads, d] from whatever there is: the batch stays in front where a fits.
 TensorId rows(Maker& m, int64_t b, int64_t t, int64_t h, int64_t d) {
   for (const TensorId id : m.pool)
-    if (const Dims x = m.dims(id); x == Dims{b, t * h * d} || x == Dims{b, t, h * d}) return m.op(k_reshape, {id}, {{"shape", Dims{b, t, h, d}}});
+    if (const Dims x = m.dims(id); x == Dims{b, t * h * d} || x == Dims{b, t, h * d})
+      return m.op(k_reshape, {id}, {{"shape", Dims{b, t, h, d}}});
   return m.parameter({b, t, h, d});
 }
 void attention(Maker& m) {
   TensorId first = m.pick_rank(2, 3);
-  const int64_t b = std::min<int64_t>(m.dims(first)[0], 3), tq = m.dice.between(1, 3), hk = m.dice.between(1, 2), h = hk * m.dice.between(1, 2);
+  const int64_t b = std::min<int64_t>(m.dims(first)[0], 3), tq = m.dice.between(1, 3), hk = m.dice.between(1, 2),
+                h = hk * m.dice.between(1, 2);
   const int64_t tk = m.dice.coin() ? tq : m.dice.between(1, 3), d = m.dice.between(1, 2), dv = m.dice.between(1, 2);
   const bool packed = m.dice.below(3) == 0;
   std::vector<TensorId> in;
@@ -301,7 +320,11 @@ void rotary(Maker& m) {
   const TensorId a = m.pick_rank(2, 3);
   const int64_t h = m.dice.between(1, 2), b = m.dims(a)[0];
   const TensorId x = rows(m, b, m.dice.between(1, 2), h, 2 * m.dice.between(1, 2));
-  m.keep(m.op(k_rotary, {x}, {{"heads", m.dice.coin() ? int64_t{-1} : m.dice.between(1, h)}, {"interleaved", m.dice.coin()}, {"base", 10.0}}), 2);
+  m.keep(m.op(k_rotary, {x},
+              {{"heads", m.dice.coin() ? int64_t{-1} : m.dice.between(1, h)},
+               {"interleaved", m.dice.coin()},
+               {"base", 10.0}}),
+         2);
 }
 TensorId image(Maker& m, size_t spatial) {  // [n, s..., c]
   for (const TensorId id : m.pool)
@@ -327,7 +350,8 @@ void conv(Maker& m) {
   w.push_back(d.back() / groups);
   std::vector<TensorId> in{x, m.parameter(w)};
   if (m.dice.coin()) in.push_back(m.parameter({o}));
-  m.keep(m.op(k_conv, in, {{"strides", strides}, {"padding", padding}, {"dilation", dilation}, {"groups", groups}}), static_cast<double>(element_count(w)) * m.bound(x) + 1);
+  m.keep(m.op(k_conv, in, {{"strides", strides}, {"padding", padding}, {"dilation", dilation}, {"groups", groups}}),
+         static_cast<double>(element_count(w)) * m.bound(x) + 1);
 }
 template <OpCode kCode>
 void pool(Maker& m) {
@@ -347,7 +371,8 @@ void batch_norm(Maker& m) {
   const TensorId x = m.pick_rank(2, 4);
   const Dims c{m.dims(x).back()};
   const auto running = [&](double value) {
-    return m.variable("r" + std::to_string(m.g.variables.size()), c, {InitKind::kConstant, value, 1, "", ""}, Role::kBuffer);
+    return m.variable("r" + std::to_string(m.g.variables.size()), c, {InitKind::kConstant, value, 1, "", ""},
+                      Role::kBuffer);
   };
   TensorId y = m.op(k_batch_norm, {x, m.parameter(c), m.parameter(c), running(0), running(1)}, {{"epsilon", 0.1}});
   if (m.dice.coin()) y = m.op(k_add, {y, m.of_dims(m.dims(x))});
@@ -360,17 +385,67 @@ struct Row {
   Make make;
 };
 constexpr Row kRows[] = {
-    {"add", binary<k_add>}, {"sub", binary<k_sub>}, {"mul", multiply}, {"div", divide}, {"pow", power}, {"maximum", binary<k_maximum>},
-    {"minimum", binary<k_minimum>}, {"where", where}, {"neg", unary<k_neg>}, {"abs", unary<k_abs>}, {"sign", unary<k_sign>}, {"floor", unary<k_floor>},
-    {"exp", exponential}, {"log", unary_positive<k_log>}, {"log1p", unary_positive<k_log1p>}, {"sqrt", unary_positive<k_sqrt>},
-    {"rsqrt", unary_positive<k_rsqrt>}, {"reciprocal", unary_positive<k_reciprocal>}, {"square", [](Maker& m) { const TensorId a = m.pick(); m.keep(m.op(k_square, {a}), m.bound(a) * m.bound(a)); }},
-    {"sin", unary<k_sin>}, {"cos", unary<k_cos>}, {"erf", unary<k_erf>}, {"tanh", unary<k_tanh>}, {"sigmoid", unary<k_sigmoid>}, {"softplus", unary<k_softplus>},
-    {"relu", unary<k_relu>}, {"gelu", unary<k_gelu>}, {"gelu_erf", unary<k_gelu_erf>}, {"silu", unary<k_silu>}, {"bce_with_logits", bce},
-    {"squared_difference", squared_difference}, {"reduce_sum", reduce<k_reduce_sum>}, {"reduce_mean", reduce<k_reduce_mean>}, {"reduce_max", reduce<k_reduce_max>},
-    {"reduce_min", reduce<k_reduce_min>}, {"sum_of_squares", sum_of_squares}, {"matmul", matmul}, {"reshape", reshape}, {"transpose", transpose}, {"slice", slice},
-    {"concat", concat}, {"pad", pad}, {"broadcast_to", broadcast}, {"gather", gather}, {"cumsum", cumsum}, {"top_k", top_k}, {"embedding", embedding}, {"rotary", rotary},
-    {"layer_norm", normalize<k_layer_norm>}, {"rms_norm", normalize<k_rms_norm>}, {"batch_norm", batch_norm}, {"softmax", over_last<k_softmax>},
-    {"log_softmax", over_last<k_log_softmax>}, {"cross_entropy", cross_entropy}, {"attention", attention}, {"conv", conv}, {"max_pool", pool<k_max_pool>},
+    {"add", binary<k_add>},
+    {"sub", binary<k_sub>},
+    {"mul", multiply},
+    {"div", divide},
+    {"pow", power},
+    {"maximum", binary<k_maximum>},
+    {"minimum", binary<k_minimum>},
+    {"where", where},
+    {"neg", unary<k_neg>},
+    {"abs", unary<k_abs>},
+    {"sign", unary<k_sign>},
+    {"floor", unary<k_floor>},
+    {"exp", exponential},
+    {"log", unary_positive<k_log>},
+    {"log1p", unary_positive<k_log1p>},
+    {"sqrt", unary_positive<k_sqrt>},
+    {"rsqrt", unary_positive<k_rsqrt>},
+    {"reciprocal", unary_positive<k_reciprocal>},
+    {"square",
+     [](Maker& m) {
+       const TensorId a = m.pick();
+       m.keep(m.op(k_square, {a}), m.bound(a) * m.bound(a));
+     }},
+    {"sin", unary<k_sin>},
+    {"cos", unary<k_cos>},
+    {"erf", unary<k_erf>},
+    {"tanh", unary<k_tanh>},
+    {"sigmoid", unary<k_sigmoid>},
+    {"softplus", unary<k_softplus>},
+    {"relu", unary<k_relu>},
+    {"gelu", unary<k_gelu>},
+    {"gelu_erf", unary<k_gelu_erf>},
+    {"silu", unary<k_silu>},
+    {"bce_with_logits", bce},
+    {"squared_difference", squared_difference},
+    {"reduce_sum", reduce<k_reduce_sum>},
+    {"reduce_mean", reduce<k_reduce_mean>},
+    {"reduce_max", reduce<k_reduce_max>},
+    {"reduce_min", reduce<k_reduce_min>},
+    {"sum_of_squares", sum_of_squares},
+    {"matmul", matmul},
+    {"reshape", reshape},
+    {"transpose", transpose},
+    {"slice", slice},
+    {"concat", concat},
+    {"pad", pad},
+    {"broadcast_to", broadcast},
+    {"gather", gather},
+    {"cumsum", cumsum},
+    {"top_k", top_k},
+    {"embedding", embedding},
+    {"rotary", rotary},
+    {"layer_norm", normalize<k_layer_norm>},
+    {"rms_norm", normalize<k_rms_norm>},
+    {"batch_norm", batch_norm},
+    {"softmax", over_last<k_softmax>},
+    {"log_softmax", over_last<k_log_softmax>},
+    {"cross_entropy", cross_entropy},
+    {"attention", attention},
+    {"conv", conv},
+    {"max_pool", pool<k_max_pool>},
     {"avg_pool", pool<k_avg_pool>},
 };
 
@@ -388,7 +463,8 @@ Graph random_graph(const std::vector<uint32_t>& words, int64_t batch) {
     m.dice = Dice(word);
     const size_t before = m.pool.size();
     kRows[static_cast<size_t>(m.dice.below(std::size(kRows)))].make(m);
-    if (element_count(m.dims(m.pool.back())) > kMostElements) {  // grown too large: go on with the sum over the last dimension
+    if (element_count(m.dims(m.pool.back())) >
+        kMostElements) {  // grown too large: go on with the sum over the last dimension
       const TensorId y = m.pool.back();
       m.pool.resize(before);
       const double n = static_cast<double>(m.dims(y).back());
@@ -407,13 +483,19 @@ Graph random_graph(const std::vector<uint32_t>& words, int64_t batch) {
     std::vector<double> w = m.dice.reals(1);
     TensorId weights = m.constant(1 + w[0]);
     for (size_t d = 0; d < unit.size(); ++d)
-      weights = m.op(k_add, {weights, m.op(k_sin, {m.op(k_mul, {m.op(k_iota, {}, {{"shape", unit}, {"dim", static_cast<int64_t>(d)}, {"dtype", std::string("f32")}}),
-                                                                m.constant(3 + static_cast<double>(d))})})});
+      weights = m.op(
+          k_add,
+          {weights,
+           m.op(k_sin,
+                {m.op(k_mul, {m.op(k_iota, {},
+                                   {{"shape", unit}, {"dim", static_cast<int64_t>(d)}, {"dtype", std::string("f32")}}),
+                              m.constant(3 + static_cast<double>(d))})})});
     add(m.op(k_reduce_mean, {m.op(k_mul, {id, weights})}));
   }
   for (size_t v = 0; v < m.g.variables.size(); ++v) {
     const Variable variable = m.g.variables[v];
-    if (variable.role == Role::kParameter) add(m.op(k_mul, {m.op(k_reduce_mean, {m.op(k_square, {variable.tensor})}), m.constant(0.3)}));
+    if (variable.role == Role::kParameter)
+      add(m.op(k_mul, {m.op(k_reduce_mean, {m.op(k_square, {variable.tensor})}), m.constant(0.3)}));
   }
   m.g.name = "random";
   m.g.training.loss = loss;

@@ -9,8 +9,8 @@
 
 namespace whale::test {
 
-// One op (or a small group) for each word, on tensors made before; a few parameters and an input x with a batch of `batch` samples
-// (0: without). Values stay near 1, so that finite differences mean something. The optimizer is SGD.
+// One op (or a small group) for each word, on tensors made before; a few parameters and an input x with a batch of
+// `batch` samples (0: without). Values stay near 1, so that finite differences mean something. The optimizer is SGD.
 Graph random_graph(const std::vector<uint32_t>& words, int64_t batch);
 
 // The names in the table of random_graph: what a run should have met.

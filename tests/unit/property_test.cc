@@ -24,8 +24,8 @@ struct Case {
   bool random = false;  // dropout
   std::string text() const {
     const Training& t = graph.training;
-    return fmt::format("{} on {} devices, {}, batch {}, {} micro-batches, optimizer {}, clipping {}\n", graph.name, devices, strategy, batch, micro_batches,
-                       static_cast<int>(t.optimizer.kind), t.clip_norm);
+    return fmt::format("{} on {} devices, {}, batch {}, {} micro-batches, optimizer {}, clipping {}\n", graph.name,
+                       devices, strategy, batch, micro_batches, static_cast<int>(t.optimizer.kind), t.clip_norm);
   }
 };
 
@@ -56,7 +56,8 @@ void transformer(GraphMaker& m, Dice& dice, int64_t batch, double dropout) {
   const TensorId ids = m.input("ids", {batch, t}, DType::kI32), labels = m.input("labels", {batch, t}, DType::kI32);
   const TensorId table = m.variable("table", {kIds, d});
   TensorId x = m.op(k_add, {m.op(k_embedding, {table, ids}), m.variable("positions", {t, d})});
-  TensorId h = m.op(k_layer_norm, {x, m.variable("gamma", {d}, {InitKind::kOnes, 0, 1, "", ""}), m.variable("beta", {d}, {})});
+  TensorId h =
+      m.op(k_layer_norm, {x, m.variable("gamma", {d}, {InitKind::kOnes, 0, 1, "", ""}), m.variable("beta", {d}, {})});
   h = m.op(k_matmul, {h, m.variable("qkv", {d, 3 * d})});
   h = m.op(k_reshape, {h}, {{"shape", Dims{batch, t, 3 * heads, d / heads}}});
   h = m.op(k_attention, {h}, {{"causal", dice.coin()}, {"kv_heads", heads}, {"dropout", dropout}});
@@ -64,19 +65,24 @@ void transformer(GraphMaker& m, Dice& dice, int64_t batch, double dropout) {
   if (dropout > 0) h = m.op(k_dropout, {h}, {{"rate", dropout}});
   x = m.op(k_rms_norm, {m.op(k_add, {x, h})});
   const bool tied = dice.coin();
-  const TensorId logits = tied ? m.op(k_matmul, {x, table}, {{"transpose_b", true}}) : m.op(k_matmul, {x, m.variable("head", {d, kIds})});
+  const TensorId logits =
+      tied ? m.op(k_matmul, {x, table}, {{"transpose_b", true}}) : m.op(k_matmul, {x, m.variable("head", {d, kIds})});
   m.g.outputs = {{"logits", logits}};
   // Labels of 1 are not counted: the denominator differs from device to device.
   TensorId loss = m.op(k_cross_entropy, {logits, labels}, {{"ignore_index", int64_t{1}}});
   const TensorId one = m.op(k_cast, {m.constant(1)}, {{"dtype", std::string("i32")}});
-  const TensorId counted = m.op(k_reduce_sum, {m.op(k_cast, {m.op(k_not_equal, {labels, one})}, {{"dtype", std::string("f32")}})});
+  const TensorId counted =
+      m.op(k_reduce_sum, {m.op(k_cast, {m.op(k_not_equal, {labels, one})}, {{"dtype", std::string("f32")}})});
   m.g.training.loss = m.op(k_div, {m.op(k_reduce_sum, {loss}), m.op(k_maximum, {counted, m.constant(1)})});
 }
 
 void convolutions(GraphMaker& m, Dice& dice, int64_t batch, double dropout) {
   m.g.name = "convolutions";
   const int64_t c = dice.between(1, 3);
-  TensorId h = m.op(k_conv, {m.input("images", {batch, 4, 3, 2}), m.variable("filter", {c, 2, 2, 2}), m.variable("filter.b", {c}, {})}, {{"padding", Dims{1, 0, 0, 1}}});
+  TensorId h =
+      m.op(k_conv,
+           {m.input("images", {batch, 4, 3, 2}), m.variable("filter", {c, 2, 2, 2}), m.variable("filter.b", {c}, {})},
+           {{"padding", Dims{1, 0, 0, 1}}});
   h = m.op(dice.coin() ? k_max_pool : k_avg_pool, {h}, {{"window", Dims{2, 2}}, {"strides", Dims{2, 1}}});
   h = m.op(k_tanh, {h});
   if (dropout > 0) h = m.op(k_dropout, {h}, {{"rate", dropout}});
@@ -88,7 +94,8 @@ void convolutions(GraphMaker& m, Dice& dice, int64_t batch, double dropout) {
 
 void optimizer(Graph& g, Dice& dice, Precision precision = Precision::kFloat64) {
   Optimizer& o = g.training.optimizer;
-  constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kLamb, OptimizerKind::kAdagrad, OptimizerKind::kAdafactor};
+  constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,  OptimizerKind::kAdamW,   OptimizerKind::kAdam,
+                                      OptimizerKind::kLamb, OptimizerKind::kAdagrad, OptimizerKind::kAdafactor};
   const bool usual = dice.below(3) != 0 || precision == Precision::kFloat32;
   o.kind = kKinds[dice.below(usual ? 2 : std::ssize(kKinds))];
   o.learning_rate = o.kind == OptimizerKind::kSgd ? 0.05 : 0.003;
@@ -96,7 +103,8 @@ void optimizer(Graph& g, Dice& dice, Precision precision = Precision::kFloat64) 
   o.nesterov = o.momentum > 0 && dice.coin();
   o.weight_decay = dice.coin() ? 0.01 : 0;
   if (o.kind == OptimizerKind::kAdafactor) o.epsilon = 1e-30;
-  // Where the true gradient is zero (one key to attend to), Adam would turn rounding into full steps: epsilon is above rounding.
+  // Where the true gradient is zero (one key to attend to), Adam would turn rounding into full steps: epsilon is above
+  // rounding.
   if (precision == Precision::kFloat32) o.epsilon = 1e-3;
   if (dice.coin()) g.training.clip_norm = 0.1;
   if (dice.below(3) == 0) g.training.schedule = {ScheduleKind::kCosine, 3, 20, 0.1};
@@ -173,7 +181,8 @@ TEST_CASE("property: replicas and micro-batches in float64 are one device") {
       const Values inputs = random_inputs(c.graph, c.batch, dice, kIds);
       const Values a = one.step(inputs, {"loss", "logits"}), b = many.step(inputs, {"loss", "logits"});
       const double off = distance(a.at("loss"), b.at("loss")), size = std::max(1.0, norm(a.at("loss")));
-      if (off > 1e-9 * size) RC_LOG() << "loss of step " << step << " is " << a.at("loss")[0] << ", on many " << b.at("loss")[0] << "\n";
+      if (off > 1e-9 * size)
+        RC_LOG() << "loss of step " << step << " is " << a.at("loss")[0] << ", on many " << b.at("loss")[0] << "\n";
       RC_ASSERT(off <= 1e-9 * size);
       RC_ASSERT(distance(a.at("logits"), b.at("logits")) <= 1e-9 * std::max(1.0, norm(a.at("logits"))));
     }
@@ -204,7 +213,8 @@ bool within(const Trained& a, const Trained& b, double tolerance) {
       return false;
     }
   double off = 0, moved = 0;
-  for (const auto& [name, x] : a.end) off += std::pow(distance(x, b.end.at(name)), 2), moved += std::pow(distance(x, a.start.at(name)), 2);
+  for (const auto& [name, x] : a.end)
+    off += std::pow(distance(x, b.end.at(name)), 2), moved += std::pow(distance(x, a.start.at(name)), 2);
   RC_LOG() << "parameters are off by " << std::sqrt(off) << ", they moved by " << std::sqrt(moved) << "\n";
   return std::sqrt(off) <= 10 * tolerance * std::sqrt(moved) + 1e-7;
 }
@@ -219,8 +229,9 @@ TEST_CASE("property: replicas in fp32 on cpu are one device") {
     RC_LOG() << c.text() << print(c.graph);
     Dice dice(static_cast<uint64_t>(c.batch));
     const Values inputs = random_inputs(c.graph, c.batch, dice, kIds);
-    // A bound on rounding means something only where training does not magnify it: in float64, on one device, one rounding of fp32 in
-    // the initial parameters must stay below a tenth of the bound. (A step too far at a layer norm of nearly equal numbers does not.)
+    // A bound on rounding means something only where training does not magnify it: in float64, on one device, one
+    // rounding of fp32 in the initial parameters must stay below a tenth of the bound. (A step too far at a layer norm
+    // of nearly equal numbers does not.)
     Graph exact = c.graph;
     exact.training.precision = Precision::kFloat64;
     Runner plain(exact, "ref:1"), moved(exact, "ref:1");
@@ -245,7 +256,8 @@ TEST_CASE("property: a smaller last batch is a model of that batch") {
   CHECK(holds("smaller batches", 50, [] {
     const uint32_t seed = *rc::gen::inRange<uint32_t>(0, 1u << 30);
     Dice dice(seed);
-    const int64_t batch = dice.between(2, 9), smaller = dice.between(1, batch - 1), devices = dice.between(1, 4), micro_batches = dice.between(1, 3);
+    const int64_t batch = dice.between(2, 9), smaller = dice.between(1, batch - 1), devices = dice.between(1, 4),
+                  micro_batches = dice.between(1, 3);
     constexpr void (*kModels[])(GraphMaker&, Dice&, int64_t, double) = {mlp, transformer, convolutions};
     const auto make = kModels[dice.below(3)];
     const auto graph = [&](int64_t n) {
@@ -259,12 +271,15 @@ TEST_CASE("property: a smaller last batch is a model of that batch") {
     CompileOptions options;
     options.strategy = replica(random_shares(devices, dice));
     options.accumulation = micro_batches;
-    RC_LOG() << options.strategy << ", batches of " << batch << " and " << smaller << ", " << micro_batches << " micro-batches\n" << print(graph(batch));
+    RC_LOG() << options.strategy << ", batches of " << batch << " and " << smaller << ", " << micro_batches
+             << " micro-batches\n"
+             << print(graph(batch));
     const std::string list = fmt::format("ref:{}", devices);
     Runner large(graph(batch), list, options), small(graph(smaller), list, options), alone(graph(smaller), "ref:1");
     for (int step = 0; step < 3; ++step) {
       const Values inputs = random_inputs(graph(batch), smaller, dice, kIds);
-      const Values a = large.step(inputs, {"loss", "logits"}), b = small.step(inputs, {"loss", "logits"}), c = alone.step(inputs, {"loss", "logits"});
+      const Values a = large.step(inputs, {"loss", "logits"}), b = small.step(inputs, {"loss", "logits"}),
+                   c = alone.step(inputs, {"loss", "logits"});
       RC_ASSERT(a == b);  // the same plan: bit for bit
       RC_ASSERT(distance(a.at("loss"), c.at("loss")) <= 1e-9 * std::max(1.0, largest(c)));
     }
@@ -274,10 +289,12 @@ TEST_CASE("property: a smaller last batch is a model of that batch") {
     const int64_t evaluated = dice.between(1, 2 * batch);
     const Values inputs = random_inputs(graph(batch), evaluated, dice, kIds);
     const Values whole = large.eval(inputs, {"logits"});
-    if (smaller > 1) RC_ASSERT(whole == small.eval(inputs, {"logits"}));  // a program of one sample does not say where its batch is
+    if (smaller > 1)
+      RC_ASSERT(whole == small.eval(inputs, {"logits"}));  // a program of one sample does not say where its batch is
     Runner single(graph(evaluated), "ref:1");
     for (const auto& [name, values] : alone.parameters()) single.write(name, values);
-    RC_ASSERT(distance(whole.at("logits"), single.eval(inputs, {"logits"}).at("logits")) <= 1e-9 * std::max(1.0, largest(whole)));
+    RC_ASSERT(distance(whole.at("logits"), single.eval(inputs, {"logits"}).at("logits")) <=
+              1e-9 * std::max(1.0, largest(whole)));
   }));
 }
 
@@ -302,7 +319,8 @@ TEST_CASE("property: shares are rounded by largest remainder") {
     for (; given < total; ++given) {
       size_t best = whole.size();
       for (size_t i = 0; i < whole.size(); ++i)
-        if (!more[i] && whole[i] > 0 && (best == whole.size() || total * whole[i] % all > total * whole[best] % all)) best = i;
+        if (!more[i] && whole[i] > 0 && (best == whole.size() || total * whole[i] % all > total * whole[best] % all))
+          best = i;
       RC_ASSERT(best < whole.size());
       more[best] = true, ++want[best];
     }

@@ -350,9 +350,17 @@ TEST_CASE("ref: norms and their gradients") {
 
   const auto rms = run(OpCode::k_rms_norm, {x, gamma});
   const auto dr = run(OpCode::k_rms_norm_grad, {dy, x, rms[1], gamma});
-  check_near(dr[0], numeric_gradient(x, dy, [&](const Value& v) { return run(OpCode::k_rms_norm, {v, gamma})[0]; }),
+  check_near(dr[0],
+             numeric_gradient(x, dy,
+                              [&](const Value& v) {
+                                return run(OpCode::k_rms_norm, {v, gamma})[0];
+                              }),
              1e-7);
-  check_near(dr[1], numeric_gradient(gamma, dy, [&](const Value& v) { return run(OpCode::k_rms_norm, {x, v})[0]; }),
+  check_near(dr[1],
+             numeric_gradient(gamma, dy,
+                              [&](const Value& v) {
+                                return run(OpCode::k_rms_norm, {x, v})[0];
+                              }),
              1e-7);
 }
 
@@ -417,7 +425,9 @@ TEST_CASE("ref: softmax and cross entropy") {
   const Value d = run(OpCode::k_cross_entropy_grad, {dloss, logits, good, fine[1]}, attrs)[0];
   check_near(d,
              numeric_gradient(logits, dloss,
-                              [&](const Value& v) { return run(OpCode::k_cross_entropy, {v, good}, attrs)[0]; }),
+                              [&](const Value& v) {
+                                return run(OpCode::k_cross_entropy, {v, good}, attrs)[0];
+                              }),
              1e-8);
 }
 
@@ -507,11 +517,12 @@ TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included,
   CHECK(heads(d[0], 0, 4).data == parts[0].data);
   CHECK(heads(d[0], 4, 2).data == parts[1].data);
   CHECK(heads(d[0], 6, 2).data == parts[2].data);
-  check_near(
-      parts[0],
-      numeric_gradient(
-          q, dout, [&](const Value& x) { return run(OpCode::k_attention, {x, k, v, absent()}, attrs, setting)[0]; }),
-      1e-7);
+  check_near(parts[0],
+             numeric_gradient(q, dout,
+                              [&](const Value& x) {
+                                return run(OpCode::k_attention, {x, k, v, absent()}, attrs, setting)[0];
+                              }),
+             1e-7);
 
   const auto sample = [](const Value& x, int64_t i) {
     const int64_t n = element_count(x.dims) / x.dims[0];
@@ -559,12 +570,23 @@ TEST_CASE("ref: convolution against padding the input and gathering") {
   weight["kernel"] = Ints{3, 2};
   weight["bias"] = true;
   check_near(run(OpCode::k_conv_grad_input, {dy, w}, input)[0],
-             numeric_gradient(x, dy, [&](const Value& v) { return run(OpCode::k_conv, {v, w, bias}, attrs)[0]; }),
+             numeric_gradient(x, dy,
+                              [&](const Value& v) {
+                                return run(OpCode::k_conv, {v, w, bias}, attrs)[0];
+                              }),
              1e-7);
   const auto d = run(OpCode::k_conv_grad_weight, {x, dy}, weight);
-  check_near(d[0], numeric_gradient(w, dy, [&](const Value& v) { return run(OpCode::k_conv, {x, v, bias}, attrs)[0]; }),
+  check_near(d[0],
+             numeric_gradient(w, dy,
+                              [&](const Value& v) {
+                                return run(OpCode::k_conv, {x, v, bias}, attrs)[0];
+                              }),
              1e-7);
-  check_near(d[1], numeric_gradient(bias, dy, [&](const Value& v) { return run(OpCode::k_conv, {x, w, v}, attrs)[0]; }),
+  check_near(d[1],
+             numeric_gradient(bias, dy,
+                              [&](const Value& v) {
+                                return run(OpCode::k_conv, {x, w, v}, attrs)[0];
+                              }),
              1e-7);
 }
 

@@ -22,8 +22,9 @@ std::atomic<bool> counting{false};
 std::atomic<int64_t> allocations{0};
 void* counted(size_t bytes, size_t alignment) {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
-  void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__ ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
-                                                             : std::malloc(bytes == 0 ? 1 : bytes);
+  void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
+                     ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
+                     : std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -31,7 +32,9 @@ void* counted(size_t bytes, size_t alignment) {
 void* operator new(size_t bytes) { return counted(bytes, 0); }
 void* operator new[](size_t bytes) { return counted(bytes, 0); }
 void* operator new(size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<size_t>(alignment)); }
-void* operator new[](size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<size_t>(alignment)); }
+void* operator new[](size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<size_t>(alignment));
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
@@ -50,7 +53,8 @@ using test::HandOptions;
 using Hook = std::function<void(int, const std::string&)>;
 class HookedDevice final : public Device {
  public:
-  HookedDevice(int index, std::unique_ptr<Device> inner, const Hook& hook) : index_(index), inner_(std::move(inner)), hook_(hook) {}
+  HookedDevice(int index, std::unique_ptr<Device> inner, const Hook& hook)
+      : index_(index), inner_(std::move(inner)), hook_(hook) {}
   void enter_thread(Stream stream) override { inner_->enter_thread(stream); }
   void* allocate(size_t bytes) override { return inner_->allocate(bytes); }
   void release(void* memory, size_t bytes) override { inner_->release(memory, bytes); }
@@ -115,7 +119,8 @@ struct Rig {
     p.resize(static_cast<size_t>(o.batch * test::kWidth));
   }
 
-  std::optional<Error> step(const std::vector<float>& x, double rate, bool* committed = nullptr, bool timeline = false) {
+  std::optional<Error> step(const std::vector<float>& x, double rate, bool* committed = nullptr,
+                            bool timeline = false) {
     Ended ended;
     executor->inputs()[0] = x.data();
     executor->outputs() = {&loss, p.data()};
@@ -155,7 +160,8 @@ TEST_CASE("every cut of the batch trains like one device") {
           const float loss = model.step(x, 0.0078125f);
           REQUIRE_FALSE(rig.step(x, 0.0078125));
           CHECK(rig.loss == doctest::Approx(loss).epsilon(1e-6));
-          for (size_t i = 0; i < x.size(); ++i) CHECK(rig.p[i] == doctest::Approx(x[i] * w[i % test::kWidth]).epsilon(1e-6));
+          for (size_t i = 0; i < x.size(); ++i)
+            CHECK(rig.p[i] == doctest::Approx(x[i] * w[i % test::kWidth]).epsilon(1e-6));
         }
         for (size_t d = 0; d < static_cast<size_t>(devices); ++d) {
           CHECK(rig.w(d) == rig.w(0));
@@ -236,7 +242,8 @@ TEST_CASE("a cancel takes effect before the first update and not after it") {
     int device;
     bool applied;
   };
-  for (const Case& c : {Case{"zero_g", 0, false}, Case{"s", 1, false}, Case{"add l", 2, false}, Case{"update w", 0, true}, Case{"update w", 2, true}}) {
+  for (const Case& c : {Case{"zero_g", 0, false}, Case{"s", 1, false}, Case{"add l", 2, false},
+                        Case{"update w", 0, true}, Case{"update w", 2, true}}) {
     CAPTURE(c.at);
     HandOptions o;
     o.devices = 3;
@@ -356,9 +363,10 @@ TEST_CASE("a timeline holds every instruction once, in order, and the report add
   REQUIRE(report["devices"].size() == 2);
   const auto& bytes = report["devices"][0]["bytes"];
   CHECK(bytes["parameters"] == test::kWidth * 4);
-  CHECK(bytes["total"].get<int64_t>() == bytes["parameters"].get<int64_t>() + bytes["gradients"].get<int64_t>() + bytes["state"].get<int64_t>() +
-                                             bytes["activations"].get<int64_t>() + bytes["inputs"].get<int64_t>() +
-                                             bytes["buffers"].get<int64_t>() + bytes["workspace"].get<int64_t>());
+  CHECK(bytes["total"].get<int64_t>() == bytes["parameters"].get<int64_t>() + bytes["gradients"].get<int64_t>() +
+                                             bytes["state"].get<int64_t>() + bytes["activations"].get<int64_t>() +
+                                             bytes["inputs"].get<int64_t>() + bytes["buffers"].get<int64_t>() +
+                                             bytes["workspace"].get<int64_t>());
 }
 
 TEST_CASE("only what the wanted outputs need is run and read") {

@@ -124,9 +124,8 @@ TEST_CASE("peak activations equal their closed forms on every stage") {
   check("gpipe", [](int, int, int m, int) { return m; });
   check("1f1b", [](int i, int p, int m, int) { return std::min(m, p - i); });
   check("zb_h1", [](int i, int p, int m, int) { return std::min(m, p - i); });
-  check("interleaved", [](int i, int p, int m, int v) {
-    return std::min(m * v, 2 * (p - 1 - i) + (v - 1) * round_size(p, m) + 1);
-  });
+  check("interleaved",
+        [](int i, int p, int m, int v) { return std::min(m * v, 2 * (p - 1 - i) + (v - 1) * round_size(p, m) + 1); });
 }
 
 TEST_CASE("peak bytes with weight-gradient memory") {

@@ -49,7 +49,8 @@ TEST_CASE("device lists parse, deal cores and print back") {
 }
 
 TEST_CASE("wrong device lists say which item and why") {
-  for (const char* bad : {"", ",", "cpu:0", "cpu:x", "tpu:2", "cpu@", "cpu@3-1", "ref@1", "cpu:2,,ref:1", "cpu:99999999", "cpu@0*0"})
+  for (const char* bad :
+       {"", ",", "cpu:0", "cpu:x", "tpu:2", "cpu@", "cpu@3-1", "ref@1", "cpu:2,,ref:1", "cpu:99999999", "cpu@0*0"})
     CHECK_MESSAGE(has(message_of([&] { parse_devices(bad, {0}); }), "expected"), bad);
   CHECK(has(message_of([&] { parse_devices("cpu:2,tpu:1", {0}); }), "'tpu:1'"));
   CHECK_THROWS_AS(parse_devices("cuda:1", {0}), Error);
@@ -65,9 +66,11 @@ TEST_CASE("CPU quota") {
 }
 
 TEST_CASE("strategies round trip") {
-  for (const char* text : {"replica", "replica(3, shares=[3,2,1])", "replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)",
-                           "cluster(\"cpu:4\", layout=average(2)) > replica(by=micro_batch)", "stage(2)", "split(2, factor=heads, shares=[1,0.5])",
-                           "pipeline(schedule=interleaved, chunks=2)", "replica(layout=[[0,1],[2]])"})
+  for (const char* text :
+       {"replica", "replica(3, shares=[3,2,1])", "replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)",
+        "cluster(\"cpu:4\", layout=average(2)) > replica(by=micro_batch)", "stage(2)",
+        "split(2, factor=heads, shares=[1,0.5])", "pipeline(schedule=interleaved, chunks=2)",
+        "replica(layout=[[0,1],[2]])"})
     CHECK(to_string(parse_strategy(text)) == text);
   CHECK(to_string(parse_strategy(" replica ( count = 2 ) ")) == "replica(2)");
 }
@@ -98,7 +101,8 @@ TEST_CASE("shares are rounded by largest remainder, ties to the lower index") {
 TEST_CASE("properties of shares") {
   CHECK(rc::check("parts add up, are near the exact share, and keep zero", [] {
     const auto total = *rc::gen::inRange<int64_t>(0, 10000);
-    auto weights = *rc::gen::container<std::vector<double>>(rc::gen::map(rc::gen::inRange(0, 50), [](int i) { return i / 7.0; }));
+    auto weights =
+        *rc::gen::container<std::vector<double>>(rc::gen::map(rc::gen::inRange(0, 50), [](int i) { return i / 7.0; }));
     weights.push_back(1.0);
     const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
     const auto parts = round_shares(total, weights);
@@ -147,7 +151,8 @@ TEST_CASE("scopes become meshes; what does not fit names scope and devices") {
   CHECK(has(message_of([&] { mesh("replica(8)", 4); }), "wants 8"));
   CHECK(has(message_of([&] { mesh("replica(3, shares=[1,1])", 3); }), "expected 3"));
   CHECK(has(message_of([&] { mesh("replica(2, shares=[0,0])", 2); }), "shares"));
-  for (const char* later : {"split(2)", "pipeline(2)", "stage(2)", "replica(2, by=micro_batch)", "replica(2, layout=row)", "cluster > replica"})
+  for (const char* later : {"split(2)", "pipeline(2)", "stage(2)", "replica(2, by=micro_batch)",
+                            "replica(2, layout=row)", "cluster > replica"})
     CHECK_MESSAGE(has(message_of([&] { mesh(later, 2); }), "not implemented"), later);
 }
 

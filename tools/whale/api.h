@@ -65,6 +65,8 @@ std::string text(Function function, A... arguments) {
   return result;
 }
 
-inline Engine make_engine() { return own<Engine>(whale_engine_create, static_cast<const whale_engine_options*>(nullptr)); }
+inline Engine make_engine() {
+  return own<Engine>(whale_engine_create, static_cast<const whale_engine_options*>(nullptr));
+}
 
 }  // namespace tool

@@ -46,8 +46,8 @@ std::vector<Value> Builder::ops(const std::string& op, const std::vector<Value>&
   }
   std::vector<Value> outputs(16);
   size_t count = 0;
-  check(whale_graph_op(graph(), str(op), inputs.data(), inputs.size(), rows.data(), rows.size(), nullptr, outputs.data(),
-                       outputs.size(), &count));
+  check(whale_graph_op(graph(), str(op), inputs.data(), inputs.size(), rows.data(), rows.size(), nullptr,
+                       outputs.data(), outputs.size(), &count));
   outputs.resize(count);
   return outputs;
 }
@@ -70,7 +70,8 @@ Builder::Scope Builder::scope(const std::string& name) {
 Value Builder::linear(const std::string& name, Value x, int64_t features, bool bias, std::optional<Init> init) {
   const auto scope_ = scope(name);
   const int64_t width = dims(x).back();
-  const Value weight = parameter("weight", {width, features}, init.value_or(Init::uniform(1 / std::sqrt(static_cast<double>(width)))));
+  const Value weight =
+      parameter("weight", {width, features}, init.value_or(Init::uniform(1 / std::sqrt(static_cast<double>(width)))));
   return op("matmul", {x, weight, bias ? parameter("bias", {features}, Init::zeros()) : WHALE_NONE});
 }
 
@@ -98,7 +99,8 @@ Value Builder::batch_norm(const std::string& name, Value x, Init weight) {
                            parameter("running_var", {width}, Init::ones(), true)});
 }
 
-Value Builder::conv(const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride, int64_t padding) {
+Value Builder::conv(const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride,
+                    int64_t padding) {
   const auto scope_ = scope(name);
   const int64_t channels = dims(x).back();
   const double fan = static_cast<double>(channels * kernel * kernel);
@@ -116,23 +118,29 @@ Value Builder::attention(const std::string& name, Value x, const Attention& opti
   const AttrList attrs{{"causal", options.causal}, {"dropout", options.dropout}, {"scale", options.scale}};
   Value out;
   if (options.context == WHALE_NONE) {
-    const Value packed = reshape(linear("qkv", x, 3 * heads * features, options.bias, init), {-1, shape[1], 3 * heads, features});
+    const Value packed =
+        reshape(linear("qkv", x, 3 * heads * features, options.bias, init), {-1, shape[1], 3 * heads, features});
     AttrList packed_attrs = attrs;
     packed_attrs.emplace_back("kv_heads", heads);
     out = ops("attention", {packed, WHALE_NONE, WHALE_NONE, options.score_bias}, packed_attrs)[0];
   } else {
     const int64_t length = dims(options.context)[1];
     const Value q = reshape(linear("query", x, heads * features, options.bias, init), {-1, shape[1], heads, features});
-    const Value k = reshape(linear("key", options.context, heads * features, options.bias, init), {-1, length, heads, features});
-    const Value v = reshape(linear("value", options.context, heads * features, options.bias, init), {-1, length, heads, features});
+    const Value k =
+        reshape(linear("key", options.context, heads * features, options.bias, init), {-1, length, heads, features});
+    const Value v =
+        reshape(linear("value", options.context, heads * features, options.bias, init), {-1, length, heads, features});
     out = ops("attention", {q, k, v, options.score_bias}, attrs)[0];
   }
-  return linear("out", reshape(out, {-1, shape[1], heads * features}), width, options.bias, Init::normal(options.out_deviation));
+  return linear("out", reshape(out, {-1, shape[1], heads * features}), width, options.bias,
+                Init::normal(options.out_deviation));
 }
 
 Value Builder::cross_entropy(Value logits, Value labels, int64_t ignore, double smoothing) {
-  const Value rows = ops("cross_entropy", {logits, labels}, {{"ignore_index", ignore}, {"label_smoothing", smoothing}})[0];
-  const Value counted = op("cast", {op("not_equal", {labels, constant(static_cast<double>(ignore), "i32")})}, {{"dtype", std::string("f32")}});
+  const Value rows =
+      ops("cross_entropy", {logits, labels}, {{"ignore_index", ignore}, {"label_smoothing", smoothing}})[0];
+  const Value counted = op("cast", {op("not_equal", {labels, constant(static_cast<double>(ignore), "i32")})},
+                           {{"dtype", std::string("f32")}});
   return op("div", {op("reduce_sum", {rows}), op("maximum", {op("reduce_sum", {counted}), constant(1)})});
 }
 

@@ -35,13 +35,17 @@ class Builder {
   Value input(const std::string& name, int dtype, const Dims& dims, int batch_dim = 0);
   Value parameter(const std::string& name, const Dims& dims, Init init, bool buffer = false);
   std::vector<Value> ops(const std::string& op, const std::vector<Value>& inputs, const AttrList& attrs = {});
-  Value op(const std::string& name, const std::vector<Value>& inputs, const AttrList& attrs = {}) { return ops(name, inputs, attrs)[0]; }
+  Value op(const std::string& name, const std::vector<Value>& inputs, const AttrList& attrs = {}) {
+    return ops(name, inputs, attrs)[0];
+  }
   Dims dims(Value value) const;
 
   // A name scope for the life of the returned object.
   class Scope {
    public:
-    Scope(Builder& builder, whale_scope_options options) : builder_(builder) { check(whale_graph_scope_begin(builder.graph(), &options)); }
+    Scope(Builder& builder, whale_scope_options options) : builder_(builder) {
+      check(whale_graph_scope_begin(builder.graph(), &options));
+    }
     ~Scope() { whale_status_release(whale_graph_scope_end(builder_.graph())); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -55,7 +59,9 @@ class Builder {
   Value add(Value a, Value b) { return op("add", {a, b}); }
   Value mul(Value a, Value b) { return op("mul", {a, b}); }
   Value reshape(Value x, const Dims& dims) { return op("reshape", {x}, {{"shape", dims}}); }
-  Value constant(double value, const std::string& dtype = "f32") { return op("fill", {}, {{"shape", Dims{}}, {"value", value}, {"dtype", dtype}}); }
+  Value constant(double value, const std::string& dtype = "f32") {
+    return op("fill", {}, {{"shape", Dims{}}, {"value", value}, {"dtype", dtype}});
+  }
 
   // Layers; each makes its parameters under `name`.
   Value linear(const std::string& name, Value x, int64_t features, bool bias = true, std::optional<Init> init = {});
@@ -67,12 +73,12 @@ class Builder {
   struct Attention {
     int64_t heads = 1;
     bool causal = false;
-    bool bias = true;         // of the projections
+    bool bias = true;  // of the projections
     double dropout = 0;
-    double scale = 0;         // 0: 1/sqrt(features of a head)
-    Value context = WHALE_NONE;        // cross attention
-    Value score_bias = WHALE_NONE;     // added to the scores
-    int64_t head_features = 0;         // 0: d / heads
+    double scale = 0;               // 0: 1/sqrt(features of a head)
+    Value context = WHALE_NONE;     // cross attention
+    Value score_bias = WHALE_NONE;  // added to the scores
+    int64_t head_features = 0;      // 0: d / heads
     double deviation = 0.02, out_deviation = 0.02;
   };
   Value attention(const std::string& name, Value x, const Attention& options);

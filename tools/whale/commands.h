@@ -1,4 +1,5 @@
-// The subcommands of `whale`. Each adds itself to the command line and returns nothing; its callback sets the exit code.
+// The subcommands of `whale`. Each adds itself to the command line and returns nothing; its callback sets the exit
+// code.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -41,8 +41,8 @@ int64_t batch_of(const std::vector<InputSpec>& inputs);
 int64_t items_of(const std::vector<InputSpec>& inputs);
 const char* item_name(const std::vector<InputSpec>& inputs);
 
-// path empty: synthetic. `.npz` and `.safetensors`: arrays named like the inputs, in order, the last batch smaller. Anything else is a
-// text file for token models: random windows of bytes; `targets` are the next bytes.
+// path empty: synthetic. `.npz` and `.safetensors`: arrays named like the inputs, in order, the last batch smaller.
+// Anything else is a text file for token models: random windows of bytes; `targets` are the next bytes.
 std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs, uint64_t seed);
 
 std::string read_file(const std::string& path);

@@ -37,9 +37,16 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
 
 void add_model(CLI::App& app) {
   auto* command = app.add_subcommand("model", "write a model file");
-  struct State { std::string name, out; ModelOptions options; bool list = false; };
+  struct State {
+    std::string name, out;
+    ModelOptions options;
+    bool list = false;
+  };
   auto state = std::make_shared<State>();
-  command->add_option("NAME", state->name, "gpt, bert, t5, resnet, mlp; presets gpt2, bert-large, t5-large, resnet20, resnet50")->required();
+  command
+      ->add_option("NAME", state->name,
+                   "gpt, bert, t5, resnet, mlp; presets gpt2, bert-large, t5-large, resnet20, resnet50")
+      ->required();
   command->add_option("-o,--output", state->out, "the file to write, such as gpt.whale")->required();
   add_model_options(*command, state->options);
   command->callback([state] {
@@ -53,10 +60,15 @@ void add_model(CLI::App& app) {
 
 void add_inspect(CLI::App& app) {
   auto* command = app.add_subcommand("inspect", "show a model file or a plan file");
-  struct State { std::string path, level; bool json = false; };
+  struct State {
+    std::string path, level;
+    bool json = false;
+  };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
-  command->add_option("--level", state->level, "summary (default), graph (every op), train (with backward and update), plan (every instruction)");
+  command->add_option(
+      "--level", state->level,
+      "summary (default), graph (every op), train (with backward and update), plan (every instruction)");
   command->add_flag("--json", state->json, "as JSON");
   command->callback([state] {
     const Engine engine = make_engine();
@@ -64,15 +76,21 @@ void add_inspect(CLI::App& app) {
     if (kind == FileKind::kPlan) {
       const Plan plan = own<Plan>(whale_plan_load, engine.get(), str(state->path));
       const auto* p = static_cast<const whale_plan*>(plan.get());
-      std::printf("%s\n", (state->json ? text(whale_plan_json, p) : state->level == "plan" ? text(whale_plan_print, p) : text(whale_plan_summary, p)).c_str());
+      std::printf("%s\n", (state->json              ? text(whale_plan_json, p)
+                           : state->level == "plan" ? text(whale_plan_print, p)
+                                                    : text(whale_plan_summary, p))
+                              .c_str());
       return;
     }
     if (kind == FileKind::kOther) throw Failure("'" + state->path + "' is neither a model nor a plan file");
     const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
     const auto* g = static_cast<const whale_graph*>(graph.get());
-    if (state->json) std::printf("%s\n", text(whale_graph_json, g).c_str());
-    else if (state->level.empty() || state->level == "summary") std::printf("%s\n", text(whale_graph_summary, g).c_str());
-    else std::printf("%s\n", text(whale_graph_print, g, str(state->level)).c_str());
+    if (state->json)
+      std::printf("%s\n", text(whale_graph_json, g).c_str());
+    else if (state->level.empty() || state->level == "summary")
+      std::printf("%s\n", text(whale_graph_summary, g).c_str());
+    else
+      std::printf("%s\n", text(whale_graph_print, g, str(state->level)).c_str());
   });
 }
 
@@ -88,7 +106,11 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
 
 void add_plan(CLI::App& app) {
   auto* command = app.add_subcommand("plan", "plan a model for devices");
-  struct State { std::string path, out; PlanArguments arguments; bool all = false, json = false; };
+  struct State {
+    std::string path, out;
+    PlanArguments arguments;
+    bool all = false, json = false;
+  };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
   command->add_option("-o,--output", state->out, "write the plan, for `whale run`");
@@ -99,7 +121,10 @@ void add_plan(CLI::App& app) {
     const Engine engine = make_engine();
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
-    std::printf("%s\n", (state->json ? text(whale_plan_json, p) : state->all ? text(whale_plan_print, p) : text(whale_plan_summary, p)).c_str());
+    std::printf("%s\n", (state->json  ? text(whale_plan_json, p)
+                         : state->all ? text(whale_plan_print, p)
+                                      : text(whale_plan_summary, p))
+                            .c_str());
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));
     std::fprintf(stderr, "wrote %s\n", state->out.c_str());

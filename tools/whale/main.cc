@@ -5,12 +5,13 @@
 #include "commands.h"
 
 int main(int argc, char** argv) {
-  CLI::App app{"whale: distributed training of a local model\n\n"
-               "  whale model gpt -o gpt.whale                    write a model file\n"
-               "  whale inspect gpt.whale                         what is in it\n"
-               "  whale plan gpt.whale --devices cpu:4            what each device would do\n"
-               "  whale run gpt.whale --devices cpu:4 --data t.txt --steps 100\n"
-               "  whale verify gpt.whale --devices cpu:4          does the plan change the result?\n"};
+  CLI::App app{
+      "whale: distributed training of a local model\n\n"
+      "  whale model gpt -o gpt.whale                    write a model file\n"
+      "  whale inspect gpt.whale                         what is in it\n"
+      "  whale plan gpt.whale --devices cpu:4            what each device would do\n"
+      "  whale run gpt.whale --devices cpu:4 --data t.txt --steps 100\n"
+      "  whale verify gpt.whale --devices cpu:4          does the plan change the result?\n"};
   app.set_version_flag("--version", whale_version());
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);

@@ -7,9 +7,7 @@ namespace {
 
 int64_t or_else(int64_t value, int64_t otherwise) { return value < 0 ? otherwise : value; }
 
-Value maybe_dropout(Builder& b, Value x, double rate) {
-  return rate > 0 ? b.op("dropout", {x}, {{"rate", rate}}) : x;
-}
+Value maybe_dropout(Builder& b, Value x, double rate) { return rate > 0 ? b.op("dropout", {x}, {{"rate", rate}}) : x; }
 
 // x + attention(norm(x)), then x + mlp(norm(x)).
 Value block(Builder& b, const std::string& name, Value x, const ModelOptions& o, bool causal) {
@@ -29,22 +27,28 @@ Value block(Builder& b, const std::string& name, Value x, const ModelOptions& o,
 
 // A decoder as GPT-2 (Radford et al., 2019): learned positions, pre-norm, tanh gelu.
 Value gpt(Builder& b, const ModelOptions& o) {
-  const Value tokens = b.input("tokens", WHALE_I32, {o.batch, o.seq}), targets = b.input("targets", WHALE_I32, {o.batch, o.seq});
+  const Value tokens = b.input("tokens", WHALE_I32, {o.batch, o.seq}),
+              targets = b.input("targets", WHALE_I32, {o.batch, o.seq});
   const Value table = b.parameter("tokens.weight", {o.vocab, o.dim}, Init::normal(0.02));
-  Value x = b.add(b.op("embedding", {table, tokens}), b.parameter("positions.weight", {o.seq, o.dim}, Init::normal(0.02)));
+  Value x =
+      b.add(b.op("embedding", {table, tokens}), b.parameter("positions.weight", {o.seq, o.dim}, Init::normal(0.02)));
   x = maybe_dropout(b, x, o.dropout);
   for (int64_t i = 0; i < o.layers; ++i) x = block(b, "block" + std::to_string(i), x, o, true);
   x = b.layer_norm("norm", x);
-  const Value logits = o.tied ? b.op("matmul", {x, table}, {{"transpose_b", true}}) : b.linear("head", x, o.vocab, false, Init::normal(0.02));
+  const Value logits = o.tied ? b.op("matmul", {x, table}, {{"transpose_b", true}})
+                              : b.linear("head", x, o.vocab, false, Init::normal(0.02));
   check(whale_graph_output(b.graph(), WHALE_STR("logits"), logits));
   return b.cross_entropy(logits, targets);
 }
 
-// An encoder as BERT (Devlin et al., 2019): post-norm, erf gelu, masked tokens as targets (-100: not predicted), tied output.
+// An encoder as BERT (Devlin et al., 2019): post-norm, erf gelu, masked tokens as targets (-100: not predicted), tied
+// output.
 Value bert(Builder& b, const ModelOptions& o) {
-  const Value tokens = b.input("tokens", WHALE_I32, {o.batch, o.seq}), targets = b.input("targets", WHALE_I32, {o.batch, o.seq});
+  const Value tokens = b.input("tokens", WHALE_I32, {o.batch, o.seq}),
+              targets = b.input("targets", WHALE_I32, {o.batch, o.seq});
   const Value table = b.parameter("tokens.weight", {o.vocab, o.dim}, Init::normal(0.02));
-  Value x = b.add(b.op("embedding", {table, tokens}), b.parameter("positions.weight", {o.seq, o.dim}, Init::normal(0.02)));
+  Value x =
+      b.add(b.op("embedding", {table, tokens}), b.parameter("positions.weight", {o.seq, o.dim}, Init::normal(0.02)));
   x = maybe_dropout(b, b.layer_norm("norm", x), o.dropout);
   for (int64_t i = 0; i < o.layers; ++i) {
     const auto scope = b.scope("block" + std::to_string(i));
@@ -65,8 +69,8 @@ Value bert(Builder& b, const ModelOptions& o) {
   return b.cross_entropy(x, targets);
 }
 
-// Buckets of T5's relative positions (Raffel et al., 2020, section 2.1), as constants: a table [buckets, heads] is looked up for each
-// pair (query, key) and added to the scores of every layer of a stack.
+// Buckets of T5's relative positions (Raffel et al., 2020, section 2.1), as constants: a table [buckets, heads] is
+// looked up for each pair (query, key) and added to the scores of every layer of a stack.
 Value relative_bias(Builder& b, const std::string& name, int64_t seq, int64_t heads, bool bidirectional) {
   constexpr int64_t kBuckets = 32, kMaxDistance = 128;
   const auto scope = b.scope(name);
@@ -79,7 +83,8 @@ Value relative_bias(Builder& b, const std::string& name, int64_t seq, int64_t he
   const Value zero = b.constant(0, i32);
   const Value distance = bidirectional ? b.op("abs", {relative}) : b.op("maximum", {b.op("neg", {relative}), zero});
   const Value as_float = b.op("cast", {b.op("maximum", {distance, b.constant(1, i32)})}, {{"dtype", f32}});
-  const double scale = static_cast<double>(buckets - exact) / std::log(static_cast<double>(kMaxDistance) / static_cast<double>(exact));
+  const double scale =
+      static_cast<double>(buckets - exact) / std::log(static_cast<double>(kMaxDistance) / static_cast<double>(exact));
   Value far = b.mul(b.op("log", {b.mul(as_float, b.constant(1.0 / static_cast<double>(exact)))}), b.constant(scale));
   far = b.op("add", {b.op("cast", {b.op("floor", {b.op("maximum", {far, b.constant(0)})})}, {{"dtype", i32}}),
                      b.constant(static_cast<double>(exact), i32)});
@@ -123,7 +128,8 @@ Value t5_stack(Builder& b, const std::string& name, Value x, const ModelOptions&
 // An encoder and a decoder as T5 (Raffel et al., 2020): RMS norms, relative positions, no biases, tied embeddings.
 Value t5(Builder& b, const ModelOptions& o) {
   const Value source = b.input("source", WHALE_I32, {o.batch, o.seq});
-  const Value tokens = b.input("tokens", WHALE_I32, {o.batch, o.seq}), targets = b.input("targets", WHALE_I32, {o.batch, o.seq});
+  const Value tokens = b.input("tokens", WHALE_I32, {o.batch, o.seq}),
+              targets = b.input("targets", WHALE_I32, {o.batch, o.seq});
   const Value table = b.parameter("tokens.weight", {o.vocab, o.dim}, Init::normal(1.0));
   const Value memory = t5_stack(b, "encoder", b.op("embedding", {table, source}), o, WHALE_NONE);
   Value x = t5_stack(b, "decoder", b.op("embedding", {table, tokens}), o, memory);
@@ -133,21 +139,27 @@ Value t5(Builder& b, const ModelOptions& o) {
   return b.cross_entropy(logits, targets);
 }
 
-Value conv_norm(Builder& b, const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride, Init weight = Init::ones()) {
+Value conv_norm(Builder& b, const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride,
+                Init weight = Init::ones()) {
   const auto scope = b.scope(name);
   return b.batch_norm("norm", b.conv("conv", x, features, kernel, stride, kernel / 2), weight);
 }
 
-// Residual networks (He et al., 2016). layers 20, 32, 44, 56 (6n + 2): for small images, basic blocks; 50: bottlenecks. The last norm of
-// a block starts at zero (Goyal et al., 2017, section 5.1): the network is then well conditioned when training begins.
+// Residual networks (He et al., 2016). layers 20, 32, 44, 56 (6n + 2): for small images, basic blocks; 50: bottlenecks.
+// The last norm of a block starts at zero (Goyal et al., 2017, section 5.1): the network is then well conditioned when
+// training begins.
 Value resnet(Builder& b, const ModelOptions& o) {
-  const Value images = b.input("images", WHALE_F32, {o.batch, o.image, o.image, 3}), labels = b.input("labels", WHALE_I32, {o.batch});
+  const Value images = b.input("images", WHALE_F32, {o.batch, o.image, o.image, 3}),
+              labels = b.input("labels", WHALE_I32, {o.batch});
   const bool deep = o.layers == 50;
-  if (!deep && (o.layers < 8 || (o.layers - 2) % 6 != 0)) throw Failure("resnet: layers is 50, or 6 n + 2 such as 8, 20, 32; got " + std::to_string(o.layers));
-  const std::vector<int64_t> counts = deep ? std::vector<int64_t>{3, 4, 6, 3} : std::vector<int64_t>(3, (o.layers - 2) / 6);
+  if (!deep && (o.layers < 8 || (o.layers - 2) % 6 != 0))
+    throw Failure("resnet: layers is 50, or 6 n + 2 such as 8, 20, 32; got " + std::to_string(o.layers));
+  const std::vector<int64_t> counts =
+      deep ? std::vector<int64_t>{3, 4, 6, 3} : std::vector<int64_t>(3, (o.layers - 2) / 6);
   const int64_t base = deep ? 64 : or_else(o.dim, 16);
   Value x = b.op("relu", {conv_norm(b, "stem", images, base, deep ? 7 : 3, deep ? 2 : 1)});
-  if (deep) x = b.ops("max_pool", {x}, {{"window", Dims{3, 3}}, {"strides", Dims{2, 2}}, {"padding", Dims{1, 1, 1, 1}}})[0];
+  if (deep)
+    x = b.ops("max_pool", {x}, {{"window", Dims{3, 3}}, {"strides", Dims{2, 2}}, {"padding", Dims{1, 1, 1, 1}}})[0];
   for (size_t stage = 0; stage < counts.size(); ++stage) {
     const int64_t features = base << stage, out = deep ? 4 * features : features;
     for (int64_t i = 0; i < counts[stage]; ++i) {
@@ -175,13 +187,15 @@ Value resnet(Builder& b, const ModelOptions& o) {
 Value mlp(Builder& b, const ModelOptions& o) {
   const Value x0 = b.input("x", WHALE_F32, {o.batch, o.dim}), labels = b.input("y", WHALE_I32, {o.batch});
   Value x = x0;
-  for (int64_t i = 0; i < o.layers - 1; ++i) x = maybe_dropout(b, b.op("relu", {b.linear("layer" + std::to_string(i), x, o.hidden)}), o.dropout);
+  for (int64_t i = 0; i < o.layers - 1; ++i)
+    x = maybe_dropout(b, b.op("relu", {b.linear("layer" + std::to_string(i), x, o.hidden)}), o.dropout);
   const Value logits = b.linear("head", x, o.classes);
   check(whale_graph_output(b.graph(), WHALE_STR("logits"), logits));
   return b.cross_entropy(logits, labels);
 }
 
-ModelOptions text_sizes(int64_t layers, int64_t dim, int64_t heads, int64_t seq, int64_t vocab, int64_t batch, const char* optimizer, double lr) {
+ModelOptions text_sizes(int64_t layers, int64_t dim, int64_t heads, int64_t seq, int64_t vocab, int64_t batch,
+                        const char* optimizer, double lr) {
   ModelOptions o;
   o.layers = layers, o.dim = dim, o.heads = heads, o.seq = seq, o.vocab = vocab, o.batch = batch;
   o.dropout = 0, o.optimizer = optimizer, o.learning_rate = lr;
@@ -193,13 +207,15 @@ ModelOptions tied(ModelOptions o) {
 }
 ModelOptions image_sizes(int64_t layers, int64_t image, int64_t classes, int64_t batch, double lr) {
   ModelOptions o;
-  o.layers = layers, o.image = image, o.classes = classes, o.batch = batch, o.optimizer = "momentum", o.learning_rate = lr;
+  o.layers = layers, o.image = image, o.classes = classes, o.batch = batch, o.optimizer = "momentum",
+  o.learning_rate = lr;
   o.weight_decay = 1e-4;
   return o;
 }
 ModelOptions mlp_sizes() {
   ModelOptions o;
-  o.layers = 3, o.dim = 784, o.hidden = 512, o.classes = 10, o.batch = 256, o.dropout = 0, o.optimizer = "momentum", o.learning_rate = 0.05;
+  o.layers = 3, o.dim = 784, o.hidden = 512, o.classes = 10, o.batch = 256, o.dropout = 0, o.optimizer = "momentum",
+  o.learning_rate = 0.05;
   o.weight_decay = 0;
   return o;
 }
@@ -237,9 +253,11 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
     if (value < 0) value = fallback;
   };
   fill(o.layers, defaults.layers), fill(o.dim, defaults.dim), fill(o.heads, defaults.heads), fill(o.seq, defaults.seq);
-  fill(o.vocab, defaults.vocab), fill(o.batch, defaults.batch), fill(o.hidden, defaults.hidden), fill(o.classes, defaults.classes);
+  fill(o.vocab, defaults.vocab), fill(o.batch, defaults.batch), fill(o.hidden, defaults.hidden),
+      fill(o.classes, defaults.classes);
   fill(o.image, defaults.image), fill(o.dropout, defaults.dropout < 0 ? 0 : defaults.dropout);
-  fill(o.learning_rate, defaults.learning_rate), fill(o.weight_decay, defaults.weight_decay < 0 ? 0.01 : defaults.weight_decay);
+  fill(o.learning_rate, defaults.learning_rate),
+      fill(o.weight_decay, defaults.weight_decay < 0 ? 0.01 : defaults.weight_decay);
   if (o.optimizer.empty()) o.optimizer = defaults.optimizer;
   o.tied = o.tied || defaults.tied;
   return o;
@@ -247,8 +265,12 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
 
 GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOptions& given) {
   const ModelOptions o = merge(given, row.defaults);
-  if (o.heads > 0 && o.dim % o.heads != 0) throw Failure("dim " + std::to_string(o.dim) + " does not divide into " + std::to_string(o.heads) + " heads");
-  struct Named { const char* name; int value; };
+  if (o.heads > 0 && o.dim % o.heads != 0)
+    throw Failure("dim " + std::to_string(o.dim) + " does not divide into " + std::to_string(o.heads) + " heads");
+  struct Named {
+    const char* name;
+    int value;
+  };
   const auto pick = [](const std::string& what, const std::string& name, std::initializer_list<Named> rows) {
     std::string names;
     for (const Named& each : rows) {
@@ -259,9 +281,14 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   };
   whale_training_options training = WHALE_TRAINING_OPTIONS_INIT;
   training.optimizer = pick("optimizer", o.optimizer,
-                            {{"sgd", WHALE_OPTIMIZER_SGD}, {"momentum", WHALE_OPTIMIZER_SGD}, {"nesterov", WHALE_OPTIMIZER_SGD},
-                             {"adam", WHALE_OPTIMIZER_ADAM}, {"adamw", WHALE_OPTIMIZER_ADAMW}, {"lamb", WHALE_OPTIMIZER_LAMB},
-                             {"adagrad", WHALE_OPTIMIZER_ADAGRAD}, {"adafactor", WHALE_OPTIMIZER_ADAFACTOR}});
+                            {{"sgd", WHALE_OPTIMIZER_SGD},
+                             {"momentum", WHALE_OPTIMIZER_SGD},
+                             {"nesterov", WHALE_OPTIMIZER_SGD},
+                             {"adam", WHALE_OPTIMIZER_ADAM},
+                             {"adamw", WHALE_OPTIMIZER_ADAMW},
+                             {"lamb", WHALE_OPTIMIZER_LAMB},
+                             {"adagrad", WHALE_OPTIMIZER_ADAGRAD},
+                             {"adafactor", WHALE_OPTIMIZER_ADAFACTOR}});
   training.momentum = o.optimizer == "momentum" || o.optimizer == "nesterov" ? 0.9 : 0;
   training.nesterov = o.optimizer == "nesterov";
   training.learning_rate = o.learning_rate;
@@ -269,8 +296,14 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   if (o.optimizer == "adafactor") training.epsilon = 1e-30;
   training.clip_norm = o.clip;
   training.accumulation = o.accumulation;
-  training.precision = pick("precision", o.precision, {{"f32", WHALE_PRECISION_F32}, {"bf16", WHALE_PRECISION_BF16}, {"f64", WHALE_PRECISION_F64}});
-  training.schedule = pick("schedule", o.schedule, {{"constant", WHALE_LR_CONSTANT}, {"linear", WHALE_LR_LINEAR}, {"cosine", WHALE_LR_COSINE}, {"inverse_sqrt", WHALE_LR_INVERSE_SQRT}});
+  training.precision =
+      pick("precision", o.precision,
+           {{"f32", WHALE_PRECISION_F32}, {"bf16", WHALE_PRECISION_BF16}, {"f64", WHALE_PRECISION_F64}});
+  training.schedule = pick("schedule", o.schedule,
+                           {{"constant", WHALE_LR_CONSTANT},
+                            {"linear", WHALE_LR_LINEAR},
+                            {"cosine", WHALE_LR_COSINE},
+                            {"inverse_sqrt", WHALE_LR_INVERSE_SQRT}});
   training.warmup_steps = o.warmup;
   training.total_steps = o.total_steps;
 

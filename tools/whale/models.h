@@ -13,7 +13,7 @@ struct ModelOptions {
   int64_t layers = -1, dim = -1, heads = -1, seq = -1, vocab = -1, batch = -1, hidden = -1, classes = -1, image = -1;
   double dropout = -1;
   bool tied = false;
-  std::string optimizer;      // "sgd", "momentum", "adam", "adamw", "lamb", "adagrad", "adafactor"; empty: the row's
+  std::string optimizer;  // "sgd", "momentum", "adam", "adamw", "lamb", "adagrad", "adafactor"; empty: the row's
   double learning_rate = -1, weight_decay = -1, clip = 0;
   int64_t accumulation = 1;
   std::string precision = "f32";

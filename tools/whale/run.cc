@@ -23,11 +23,13 @@ class Progress {
     if (!last && (terminal_ ? now - shown_ < 0.1 : step % std::max<int64_t>(1, steps_ / 10) != 0)) return;
     shown_ = now;
     const double left = (now - start_) / static_cast<double>(step) * static_cast<double>(steps_ - step);
-    const int width = 24, filled = static_cast<int>(static_cast<double>(width) * static_cast<double>(step) / static_cast<double>(steps_));
+    const int width = 24, filled = static_cast<int>(static_cast<double>(width) * static_cast<double>(step) /
+                                                    static_cast<double>(steps_));
     std::string bar(static_cast<size_t>(filled), '#');
     bar.resize(static_cast<size_t>(width), '.');
-    std::fprintf(stderr, "%s[%s] step %ld/%ld  loss %.4f  %.0f %s/s  %s left%s", terminal_ ? "\r" : "", bar.c_str(), static_cast<long>(step),
-                 static_cast<long>(steps_), loss, items_per_second, unit_, duration(left).c_str(), !terminal_ || last ? "\n" : "   ");
+    std::fprintf(stderr, "%s[%s] step %ld/%ld  loss %.4f  %.0f %s/s  %s left%s", terminal_ ? "\r" : "", bar.c_str(),
+                 static_cast<long>(step), static_cast<long>(steps_), loss, items_per_second, unit_,
+                 duration(left).c_str(), !terminal_ || last ? "\n" : "   ");
     std::fflush(stderr);
   }
 
@@ -42,10 +44,19 @@ class Progress {
 
 void add_run(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("run", "train");
-  struct State { std::string path, data, save, load, trace; PlanArguments arguments; int64_t steps = 100; uint64_t seed = 0; bool json = false, quiet = false; double lr = -1; bool ignore_nan = false; };
+  struct State {
+    std::string path, data, save, load, trace;
+    PlanArguments arguments;
+    int64_t steps = 100;
+    uint64_t seed = 0;
+    bool json = false, quiet = false;
+    double lr = -1;
+    bool ignore_nan = false;
+  };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
-  command->add_option("--data", state->data, "text for token models, .npz or .safetensors of arrays named like the inputs; none: synthetic");
+  command->add_option("--data", state->data,
+                      "text for token models, .npz or .safetensors of arrays named like the inputs; none: synthetic");
   command->add_option("--steps", state->steps, "training steps")->check(CLI::PositiveNumber);
   command->add_option("--seed", state->seed, "of parameters, dropout and the order of the data");
   command->add_option("--save", state->save, "write a checkpoint to this directory at the end");
@@ -61,7 +72,8 @@ void add_run(CLI::App& app, int& exit_code) {
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
     const auto data = open_data(state->data, inputs, state->seed);
-    if (!state->json && !state->quiet) std::fprintf(stderr, "%s\n", text(whale_plan_summary, static_cast<const whale_plan*>(plan.get())).c_str());
+    if (!state->json && !state->quiet)
+      std::fprintf(stderr, "%s\n", text(whale_plan_summary, static_cast<const whale_plan*>(plan.get())).c_str());
     Runner runner(engine.get(), std::move(plan), state->seed, state->ignore_nan);
     if (!state->load.empty()) check(whale_session_load(runner.session(), str(state->load)));
     if (state->lr >= 0) check(whale_session_set_learning_rate(runner.session(), state->lr));
@@ -75,9 +87,15 @@ void add_run(CLI::App& app, int& exit_code) {
       const double seconds = seconds_now() - start;
       double items = static_cast<double>(items_of(inputs));
       for (const Array& array : batch)
-        if (array.name == inputs[0].name) items *= static_cast<double>(array.dims[0]) / static_cast<double>(std::max<int64_t>(1, inputs[0].dims[0]));
+        if (array.name == inputs[0].name)
+          items *= static_cast<double>(array.dims[0]) / static_cast<double>(std::max<int64_t>(1, inputs[0].dims[0]));
       if (state->json) {
-        std::printf("%s\n", nlohmann::json{{"step", whale_session_iteration(runner.session())}, {"loss", loss}, {"seconds", seconds}, {"items_per_second", items / seconds}}.dump().c_str());
+        std::printf("%s\n", nlohmann::json{{"step", whale_session_iteration(runner.session())},
+                                           {"loss", loss},
+                                           {"seconds", seconds},
+                                           {"items_per_second", items / seconds}}
+                                .dump()
+                                .c_str());
         std::fflush(stdout);
       } else if (!state->quiet) {
         progress.show(i, loss, items / seconds);
@@ -95,7 +113,12 @@ void add_run(CLI::App& app, int& exit_code) {
 
 void add_bench(CLI::App& app) {
   auto* command = app.add_subcommand("bench", "time training steps; one line of JSON");
-  struct State { std::string path, data, name; PlanArguments arguments; int64_t steps = 20, warmup = 3, inner = 1; bool report = false; };
+  struct State {
+    std::string path, data, name;
+    PlanArguments arguments;
+    int64_t steps = 20, warmup = 3, inner = 1;
+    bool report = false;
+  };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
   command->add_option("--data", state->data, "as for run; none: synthetic");
@@ -128,12 +151,23 @@ void add_bench(CLI::App& app) {
       windows.push_back((seconds_now() - start) / static_cast<double>(state->inner));
     }
     std::sort(windows.begin(), windows.end());
-    const double median = windows.size() % 2 ? windows[windows.size() / 2] : (windows[windows.size() / 2 - 1] + windows[windows.size() / 2]) / 2;
-    nlohmann::json line{{"workload", state->name.empty() ? state->path : state->name}, {"framework", "libwhale"}, {"devices", state->arguments.devices},
-                        {"ms_per_step", median * 1e3}, {"ms_min", windows.front() * 1e3}, {"ms_max", windows.back() * 1e3},
-                        {"items_per_second", static_cast<double>(items_of(inputs)) / median}, {"items", items_of(inputs)}, {"peak_rss_mb", peak_rss_mb()},
-                        {"first_loss", first_loss}, {"last_loss", loss}, {"steps", state->steps}, {"plan_ms", (planned - begin) * 1e3},
-                        {"open_ms", (opened - planned) * 1e3}, {"first_step_ms", (first - opened) * 1e3}};
+    const double median = windows.size() % 2 ? windows[windows.size() / 2]
+                                             : (windows[windows.size() / 2 - 1] + windows[windows.size() / 2]) / 2;
+    nlohmann::json line{{"workload", state->name.empty() ? state->path : state->name},
+                        {"framework", "libwhale"},
+                        {"devices", state->arguments.devices},
+                        {"ms_per_step", median * 1e3},
+                        {"ms_min", windows.front() * 1e3},
+                        {"ms_max", windows.back() * 1e3},
+                        {"items_per_second", static_cast<double>(items_of(inputs)) / median},
+                        {"items", items_of(inputs)},
+                        {"peak_rss_mb", peak_rss_mb()},
+                        {"first_loss", first_loss},
+                        {"last_loss", loss},
+                        {"steps", state->steps},
+                        {"plan_ms", (planned - begin) * 1e3},
+                        {"open_ms", (opened - planned) * 1e3},
+                        {"first_step_ms", (first - opened) * 1e3}};
     if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report, runner.session()));
     std::printf("%s\n", line.dump().c_str());
   });

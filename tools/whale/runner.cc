@@ -19,10 +19,33 @@ std::vector<double> to_doubles(const whale_tensor* tensor) {
   for (size_t i = 0; i < n; ++i) {
     switch (whale_tensor_dtype(tensor)) {
       case WHALE_F64: std::memcpy(&values[i], data + i * 8, 8); break;
-      case WHALE_F32: { float v; std::memcpy(&v, data + i * 4, 4); values[i] = v; break; }
-      case WHALE_BF16: { uint16_t b; std::memcpy(&b, data + i * 2, 2); const uint32_t w = uint32_t{b} << 16; float v; std::memcpy(&v, &w, 4); values[i] = v; break; }
-      case WHALE_I32: { int32_t v; std::memcpy(&v, data + i * 4, 4); values[i] = v; break; }
-      case WHALE_I64: { int64_t v; std::memcpy(&v, data + i * 8, 8); values[i] = static_cast<double>(v); break; }
+      case WHALE_F32: {
+        float v;
+        std::memcpy(&v, data + i * 4, 4);
+        values[i] = v;
+        break;
+      }
+      case WHALE_BF16: {
+        uint16_t b;
+        std::memcpy(&b, data + i * 2, 2);
+        const uint32_t w = uint32_t{b} << 16;
+        float v;
+        std::memcpy(&v, &w, 4);
+        values[i] = v;
+        break;
+      }
+      case WHALE_I32: {
+        int32_t v;
+        std::memcpy(&v, data + i * 4, 4);
+        values[i] = v;
+        break;
+      }
+      case WHALE_I64: {
+        int64_t v;
+        std::memcpy(&v, data + i * 8, 8);
+        values[i] = static_cast<double>(v);
+        break;
+      }
       default: values[i] = data[i];
     }
   }
@@ -40,7 +63,8 @@ double run(whale_session* session, StepFunction function, const Batch& batch) {
     inputs.push_back({str(array.name), tensors.back().get()});
   }
   whale_named_tensor loss{WHALE_STR("loss"), nullptr};
-  const Event event = own<Event>(function, session, inputs.data(), inputs.size(), &loss, size_t{1}, static_cast<whale_cancel*>(nullptr));
+  const Event event = own<Event>(function, session, inputs.data(), inputs.size(), &loss, size_t{1},
+                                 static_cast<whale_cancel*>(nullptr));
   int32_t done = 0;
   check(whale_event_wait(event.get(), -1, &done));
   const Tensor owned(loss.tensor);
@@ -87,23 +111,30 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
   options.bucket_bytes = arguments.bucket_bytes;
   options.no_overlap = arguments.no_overlap;
   options.no_fusion = arguments.no_fusion;
-  if (arguments.precision == "f32") options.precision = WHALE_PRECISION_F32 + 1;
-  else if (arguments.precision == "bf16") options.precision = WHALE_PRECISION_BF16 + 1;
-  else if (arguments.precision == "f64") options.precision = WHALE_PRECISION_F64 + 1;
-  else if (!arguments.precision.empty()) throw Failure("no precision '" + arguments.precision + "'; there are f32, bf16, f64");
+  if (arguments.precision == "f32")
+    options.precision = WHALE_PRECISION_F32 + 1;
+  else if (arguments.precision == "bf16")
+    options.precision = WHALE_PRECISION_BF16 + 1;
+  else if (arguments.precision == "f64")
+    options.precision = WHALE_PRECISION_F64 + 1;
+  else if (!arguments.precision.empty())
+    throw Failure("no precision '" + arguments.precision + "'; there are f32, bf16, f64");
   return own<Plan>(whale_plan_create, engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options);
 }
 
 Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments) {
   if (kind_of(path) == FileKind::kPlan) {
-    if (!arguments.strategy.empty()) throw Failure("'" + path + "' is a plan: its strategy is fixed. Plan the model again to change it");
+    if (!arguments.strategy.empty())
+      throw Failure("'" + path + "' is a plan: its strategy is fixed. Plan the model again to change it");
     return own<Plan>(whale_plan_load, engine, str(path));
   }
   const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));
   return make_plan(engine, graph.get(), arguments);
 }
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 double peak_rss_mb() {
   rusage usage{};
@@ -114,8 +145,11 @@ double peak_rss_mb() {
 std::string duration(double seconds) {
   const auto s = static_cast<int64_t>(seconds);
   char buffer[32];
-  if (s >= 3600) std::snprintf(buffer, sizeof buffer, "%ld:%02ld:%02ld", static_cast<long>(s / 3600), static_cast<long>(s / 60 % 60), static_cast<long>(s % 60));
-  else std::snprintf(buffer, sizeof buffer, "%ld:%02ld", static_cast<long>(s / 60), static_cast<long>(s % 60));
+  if (s >= 3600)
+    std::snprintf(buffer, sizeof buffer, "%ld:%02ld:%02ld", static_cast<long>(s / 3600), static_cast<long>(s / 60 % 60),
+                  static_cast<long>(s % 60));
+  else
+    std::snprintf(buffer, sizeof buffer, "%ld:%02ld", static_cast<long>(s / 60), static_cast<long>(s % 60));
   return buffer;
 }
 

@@ -31,7 +31,7 @@ FileKind kind_of(const std::string& path);
 struct PlanArguments {
   std::string devices = "cpu:1";
   std::string strategy;
-  std::string precision;   // "", "f32", "bf16", "f64"
+  std::string precision;  // "", "f32", "bf16", "f64"
   int64_t accumulation = 0;
   bool no_overlap = false, no_fusion = false;
   int64_t bucket_bytes = 0;

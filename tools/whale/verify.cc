@@ -14,7 +14,8 @@ namespace {
 struct Comparison {
   std::string name, devices, against;
   double loss_error = 0;       // largest relative difference of a step's loss
-  double parameter_error = 0;  // f64: largest |difference| / max(|value|, lr steps sqrt(n)) over parameters; f32: |difference| / |movement|, whole model
+  double parameter_error = 0;  // f64: largest |difference| / max(|value|, lr steps sqrt(n)) over parameters; f32:
+                               // |difference| / |movement|, whole model
   double loss_bound = 0, parameter_bound = 0;
   std::string worst;
   bool passed() const { return loss_error <= loss_bound && parameter_error <= parameter_bound; }
@@ -53,7 +54,8 @@ Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
 }
 
 // Runs both plans on the same data from the same seed and measures how far they part.
-Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vector<Batch>& batches, uint64_t seed, bool float64) {
+Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vector<Batch>& batches, uint64_t seed,
+                   bool float64) {
   Comparison result;
   const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
   Runner many(engine, std::move(plan), seed), one(engine, std::move(single), seed);
@@ -76,7 +78,8 @@ Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vect
     const double moved = distance(b, start[i]);
     movement += moved * moved;
     if (!float64) continue;
-    const double scale = std::max(norm(b), rate * static_cast<double>(batches.size()) * std::sqrt(static_cast<double>(b.size())));
+    const double scale =
+        std::max(norm(b), rate * static_cast<double>(batches.size()) * std::sqrt(static_cast<double>(b.size())));
     const double error = scale > 0 ? d / scale : d;
     if (!(error <= result.parameter_error)) result.parameter_error = error, result.worst = names[i];
   }
@@ -88,7 +91,13 @@ Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vect
 
 void add_verify(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("verify", "run the plan and the one-device plan on the same data and compare");
-  struct State { std::string path, data; PlanArguments arguments; int64_t steps = 5; uint64_t seed = 0; bool json = false, skip_f64 = false; };
+  struct State {
+    std::string path, data;
+    PlanArguments arguments;
+    int64_t steps = 5;
+    uint64_t seed = 0;
+    bool json = false, skip_f64 = false;
+  };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
   command->add_option("--data", state->data, "as for run; none: synthetic");
@@ -99,19 +108,23 @@ void add_verify(CLI::App& app, int& exit_code) {
   add_plan_options(*command, state->arguments);
   command->callback([state, &exit_code] {
     const Engine engine = make_engine();
-    if (kind_of(state->path) != FileKind::kGraph) throw Failure("verify takes a model file (.whale): it makes both plans itself");
+    if (kind_of(state->path) != FileKind::kGraph)
+      throw Failure("verify takes a model file (.whale): it makes both plans itself");
     const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
     const PlanArguments& given = state->arguments;
     PlanArguments single = given;
     single.strategy = "replica";
     single.devices = given.devices.substr(0, given.devices.find_first_of(":@")) + ":1";
-    const auto plan_of = [&](const PlanArguments& arguments) { return make_plan(engine.get(), graph.get(), arguments); };
+    const auto plan_of = [&](const PlanArguments& arguments) {
+      return make_plan(engine.get(), graph.get(), arguments);
+    };
 
     std::vector<Batch> batches;
     bool mixed = false;
     {
       const Plan plan = plan_of(given);
-      const nlohmann::json json = nlohmann::json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
+      const nlohmann::json json =
+          nlohmann::json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
       mixed = json.value("precision", std::string("f32")) == "bf16";
       const auto data = open_data(state->data, inputs_of(plan.get(), "train"), state->seed);
       for (int64_t i = 0; i < state->steps; ++i) batches.push_back(data->next());
@@ -123,13 +136,15 @@ void add_verify(CLI::App& app, int& exit_code) {
       one.devices = "ref:1";
       many.precision = one.precision = "f64";
       Comparison row = compare(engine.get(), plan_of(many), plan_of(one), batches, state->seed, true);
-      row.name = "float64", row.devices = many.devices, row.against = one.devices, row.loss_bound = row.parameter_bound = 1e-9;
+      row.name = "float64", row.devices = many.devices, row.against = one.devices,
+      row.loss_bound = row.parameter_bound = 1e-9;
       rows.push_back(row);
     }
     {
       Comparison row = compare(engine.get(), plan_of(given), plan_of(single), batches, state->seed, false);
       row.name = mixed ? "bfloat16" : "float32", row.devices = given.devices, row.against = single.devices;
-      // bf16 keeps 8 bits: each rounding is up to 2^-9; losses are sums over many tokens, parameters move by noisy steps.
+      // bf16 keeps 8 bits: each rounding is up to 2^-9; losses are sums over many tokens, parameters move by noisy
+      // steps.
       row.loss_bound = mixed ? 2e-3 : 1e-5, row.parameter_bound = mixed ? 5e-2 : 1e-4;
       rows.push_back(row);
     }
@@ -137,17 +152,25 @@ void add_verify(CLI::App& app, int& exit_code) {
     if (state->json) {
       nlohmann::json out{{"passed", passed}, {"steps", state->steps}, {"comparisons", nlohmann::json::array()}};
       for (const Comparison& row : rows)
-        out["comparisons"].push_back({{"precision", row.name}, {"devices", row.devices}, {"against", row.against}, {"loss_error", row.loss_error},
-                                      {"loss_bound", row.loss_bound}, {"parameter_error", row.parameter_error}, {"parameter_bound", row.parameter_bound},
-                                      {"worst_parameter", row.worst}, {"passed", row.passed()}});
+        out["comparisons"].push_back({{"precision", row.name},
+                                      {"devices", row.devices},
+                                      {"against", row.against},
+                                      {"loss_error", row.loss_error},
+                                      {"loss_bound", row.loss_bound},
+                                      {"parameter_error", row.parameter_error},
+                                      {"parameter_bound", row.parameter_bound},
+                                      {"worst_parameter", row.worst},
+                                      {"passed", row.passed()}});
       std::printf("%s\n", out.dump(2).c_str());
     } else {
       std::printf("%ld steps, the plan against one device, on the same data\n\n", static_cast<long>(state->steps));
       std::printf("%-9s %-16s %-8s %22s %28s\n", "", "plan", "against", "losses (bound)", "parameters (bound)");
       for (const Comparison& row : rows)
-        std::printf("%-9s %-16s %-8s %12.2e (%.0e) %18.2e (%.0e)  %s\n", row.name.c_str(), row.devices.c_str(), row.against.c_str(), row.loss_error, row.loss_bound,
-                    row.parameter_error, row.parameter_bound, row.passed() ? "equal" : "NOT EQUAL");
-      std::printf("\n%s\n", passed ? "The plan does not change the result." : "The plan changes the result: this is a bug in libwhale, please report it.");
+        std::printf("%-9s %-16s %-8s %12.2e (%.0e) %18.2e (%.0e)  %s\n", row.name.c_str(), row.devices.c_str(),
+                    row.against.c_str(), row.loss_error, row.loss_bound, row.parameter_error, row.parameter_bound,
+                    row.passed() ? "equal" : "NOT EQUAL");
+      std::printf("\n%s\n", passed ? "The plan does not change the result."
+                                   : "The plan changes the result: this is a bug in libwhale, please report it.");
     }
     exit_code = passed ? 0 : 1;
   });

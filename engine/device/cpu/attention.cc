@@ -16,7 +16,8 @@ HeadsView heads_view(const Operand& x, int64_t first_head, int64_t width) {
 }
 
 // q, k and v, of their own or packed side by side in one tensor.
-void place(const Operand& q, const Operand& k, const Operand& v, const AttentionArgs& a, HeadsView& to_q, HeadsView& to_k, HeadsView& to_v) {
+void place(const Operand& q, const Operand& k, const Operand& v, const AttentionArgs& a, HeadsView& to_q,
+           HeadsView& to_k, HeadsView& to_v) {
   const bool packed = !k.present();
   to_q = heads_view(q, 0, a.d);
   to_k = packed ? heads_view(q, a.heads, a.d) : heads_view(k, 0, a.d);

@@ -9,7 +9,8 @@
 
 namespace whale::cpu {
 
-// One head-carrying operand, [batch, time, heads, width] somewhere inside a tensor; strides in elements. Head h is at h * width.
+// One head-carrying operand, [batch, time, heads, width] somewhere inside a tensor; strides in elements. Head h is at h
+// * width.
 struct HeadsView {
   char* data = nullptr;  // of head 0
   int64_t batch = 0, time = 0, width = 0;
@@ -18,18 +19,18 @@ struct HeadsView {
 };
 
 struct AttentionArgs {
-  HeadsView q, k, v, out;            // out: the result, or an operand of the gradient
-  HeadsView dout, dq, dk, dv;        // gradient only
-  float* lse = nullptr;              // [b, h, tq]
+  HeadsView q, k, v, out;      // out: the result, or an operand of the gradient
+  HeadsView dout, dq, dk, dv;  // gradient only
+  float* lse = nullptr;        // [b, h, tq]
   const char* bias = nullptr;
   DType bias_dtype{};
   int64_t bias_batch = 0, bias_head = 0;  // strides; 0: broadcast
-  float* dbias = nullptr;            // gradient only; same strides
+  float* dbias = nullptr;                 // gradient only; same strides
   int64_t batches = 0, heads = 0, kv_heads = 0, tq = 0, tk = 0, d = 0, dv_width = 0;
   bool causal = false;
-  int64_t shift = 0;                 // causal: query i sees keys up to i + shift
+  int64_t shift = 0;  // causal: query i sees keys up to i + shift
   float scale = 1;
-  double rate = 0;                   // dropout
+  double rate = 0;  // dropout
   RandomStream stream{0, 0, 0};
   GlobalIndex box{Box{}, Dims{}};
   int64_t all_heads = 0, all_queries = 0, batch_begin = 0;
@@ -43,7 +44,7 @@ struct AttentionArgs {
   }
 };
 
-size_t attention_scratch(const AttentionArgs& args);       // floats, one thread
+size_t attention_scratch(const AttentionArgs& args);  // floats, one thread
 size_t attention_grad_scratch(const AttentionArgs& args);
 
 // Forward: one (batch, head, block of queries). Backward: one (batch, key head).

@@ -1,5 +1,5 @@
-// The scores of a block are kept transposed, [key, query]: a vector holds 16 queries, so that maxima, sums and masks need no
-// operation across lanes, and K and V are read where they lie.
+// The scores of a block are kept transposed, [key, query]: a vector holds 16 queries, so that maxima, sums and masks
+// need no operation across lanes, and K and V are read where they lie.
 #include "device/cpu/attention.h"
 #include "device/cpu/tile.h"
 
@@ -42,7 +42,8 @@ inline void transpose_rows(const Rows& x, int64_t n, int64_t width, float scale,
 }
 
 // [width, kQ] back to n rows of a head.
-inline void store_transposed(const float* from, const HeadsView& y, int64_t b, int64_t t, int64_t h, int64_t n, float* scratch) {
+inline void store_transposed(const float* from, const HeadsView& y, int64_t b, int64_t t, int64_t h, int64_t n,
+                             float* scratch) {
   if (y.dtype == DType::kF32) {
     transpose_block(from, kQ, y.width, n, reinterpret_cast<float*>(y.at(b, t, h)), y.time, 1);
     return;
@@ -55,7 +56,9 @@ inline void store_transposed(const float* from, const HeadsView& y, int64_t b, i
 // Where a block lies.
 struct Block {
   int64_t b, h, q0, nq, k0, nk;
-  int64_t skew(const AttentionArgs& a) const { return k0 - a.shift - q0; }  // causal: key i is seen by queries from skew + i on
+  int64_t skew(const AttentionArgs& a) const {
+    return k0 - a.shift - q0;
+  }  // causal: key i is seen by queries from skew + i on
 };
 
 // bias of the block as [key, query]; 0 past the queries.
@@ -98,8 +101,8 @@ HWY_INLINE hn::Mask<F32> seen(const Block& at, const AttentionArgs& a, int64_t l
 }
 
 // Turns scores into exp(score - maximum), rescaling what was summed before: the running softmax.
-inline void softmax_block(const AttentionArgs& a, const Block& at, const float* bias, const float* keep, float* s, float* top,
-                          float* sum, float* out, bool first) {
+inline void softmax_block(const AttentionArgs& a, const Block& at, const float* bias, const float* keep, float* s,
+                          float* top, float* sum, float* out, bool first) {
   for (int64_t lane = 0; lane < kQ; lane += kLanes) {
     const Visible see = visible(a, at, lane);
     V high = splat(-HUGE_VALF);
@@ -133,14 +136,14 @@ HWY_INLINE int64_t keys_of(const AttentionArgs& a, int64_t last_query) {
 }
 
 void attention_block(const AttentionArgs& a, int64_t b, int64_t h, int64_t block, float* scratch) {
-  float* const query = scratch;                       // [d, kQ], scaled
-  float* const scores = query + padded(a.d) * kQ;     // [kK, kQ]
-  float* const out = scores + kK * kQ;                // [dv, kQ]
-  float* const top = out + padded(a.dv_width) * kQ;   // [kQ]
+  float* const query = scratch;                      // [d, kQ], scaled
+  float* const scores = query + padded(a.d) * kQ;    // [kK, kQ]
+  float* const out = scores + kK * kQ;               // [dv, kQ]
+  float* const top = out + padded(a.dv_width) * kQ;  // [kQ]
   float* const sum = top + kQ;
-  float* const row = sum + kQ;                        // [kK]
-  float* const bias = row + kK;                       // [kK, kQ]
-  float* const keep = bias + (a.bias ? kK * kQ : 0);  // [kK, kQ]
+  float* const row = sum + kQ;                                  // [kK]
+  float* const bias = row + kK;                                 // [kK, kQ]
+  float* const keep = bias + (a.bias ? kK * kQ : 0);            // [kK, kQ]
   float* const block_rows = keep + (a.rate > 0 ? kK * kQ : 0);  // [kK, max(d, dv)]
   Block at{b, h, block * kQ, smaller(kQ, a.tq - block * kQ), 0, 0};
   const int64_t kv = h / (a.heads / a.kv_heads), keys = keys_of(a, at.q0 + at.nq - 1);
@@ -152,7 +155,8 @@ void attention_block(const AttentionArgs& a, int64_t b, int64_t h, int64_t block
     const bool first = at.k0 == 0;
     const Rows k = rows_of(a.k, b, at.k0, kv, at.nk, block_rows);
     const int64_t skew = at.skew(a);
-    block_gemm(at.nk, kQ, a.d, {k.p, k.stride, 1}, {query, kQ}, scores, kQ, false, a.causal ? Skip::kColumns : Skip::kNothing, skew);
+    block_gemm(at.nk, kQ, a.d, {k.p, k.stride, 1}, {query, kQ}, scores, kQ, false,
+               a.causal ? Skip::kColumns : Skip::kNothing, skew);
     if (a.bias) load_bias(a, at, row, bias);
     if (a.rate > 0) load_keep(a, at, row, keep);
     softmax_block(a, at, a.bias ? bias : nullptr, a.rate > 0 ? keep : nullptr, scores, top, sum, out, first);
@@ -170,8 +174,8 @@ void attention_block(const AttentionArgs& a, int64_t b, int64_t h, int64_t block
 }
 
 // From scores and dP to P (with dropout) and dS.
-inline void gradient_block(const AttentionArgs& a, const Block& at, const float* bias, const float* keep, const float* lse,
-                           const float* delta, float* s, float* dp) {
+inline void gradient_block(const AttentionArgs& a, const Block& at, const float* bias, const float* keep,
+                           const float* lse, const float* delta, float* s, float* dp) {
   for (int64_t lane = 0; lane < kQ; lane += kLanes) {
     const Visible see = visible(a, at, lane);
     const V base = load(lse + lane), shift = load(delta + lane), scale = splat(a.dbias ? 1 : a.scale);
@@ -199,14 +203,16 @@ inline void gradient_block(const AttentionArgs& a, const Block& at, const float*
 }
 
 // delta = rowsum(dout * out); lse made safe for rows without keys and past the end.
-inline void load_statistics(const AttentionArgs& a, const Block& at, const Rows& dout, float* scratch, float* lse, float* delta) {
+inline void load_statistics(const AttentionArgs& a, const Block& at, const Rows& dout, float* scratch, float* lse,
+                            float* delta) {
   const Rows out = rows_of(a.out, at.b, at.q0, at.h, at.nq, scratch);
   const int64_t width = padded(a.dv_width);
   for (int64_t j = 0; j < kQ; ++j) {
     lse[j] = HUGE_VALF, delta[j] = 0;
     if (j >= at.nq) continue;
     V sum = zero();
-    for (int64_t c = 0; c < width; c += kLanes) sum = hn::MulAdd(load(out.p + j * out.stride + c), load(dout.p + j * dout.stride + c), sum);
+    for (int64_t c = 0; c < width; c += kLanes)
+      sum = hn::MulAdd(load(out.p + j * out.stride + c), load(dout.p + j * dout.stride + c), sum);
     delta[j] = sum_lanes(sum);
     const float x = a.lse[(at.b * a.heads + at.h) * a.tq + at.q0 + j];
     lse[j] = x == -HUGE_VALF ? HUGE_VALF : x;
@@ -227,17 +233,17 @@ inline void store_rows(const float* from, int64_t stride, const HeadsView& y, in
 
 void attention_grad_head(const AttentionArgs& a, int64_t b, int64_t kv, float* scratch) {
   const int64_t d = padded(a.d), w = padded(a.dv_width), wide = d > w ? d : w;
-  float* const dk = scratch;               // [tk, d]
-  float* const dv = dk + a.tk * d;         // [tk, dv]
-  float* const query = dv + a.tk * w;      // [d, kQ], scaled
-  float* const dout = query + d * kQ;      // [dv, kQ]
-  float* const dq = dout + w * kQ;         // [d, kQ]
-  float* const scores = dq + d * kQ;       // [kK, kQ], then P
-  float* const dp = scores + kK * kQ;      // [kK, kQ], then dS
+  float* const dk = scratch;           // [tk, d]
+  float* const dv = dk + a.tk * d;     // [tk, dv]
+  float* const query = dv + a.tk * w;  // [d, kQ], scaled
+  float* const dout = query + d * kQ;  // [dv, kQ]
+  float* const dq = dout + w * kQ;     // [d, kQ]
+  float* const scores = dq + d * kQ;   // [kK, kQ], then P
+  float* const dp = scores + kK * kQ;  // [kK, kQ], then dS
   float* const lse = dp + kK * kQ;
   float* const delta = lse + kQ;
   float* const row = delta + kQ;
-  float* const q_rows = row + kK;          // four blocks of rows
+  float* const q_rows = row + kK;  // four blocks of rows
   float* const dout_rows = q_rows + wide * kQ;
   float* const k_rows = dout_rows + wide * kQ;
   float* const v_rows = k_rows + wide * kQ;

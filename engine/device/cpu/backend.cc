@@ -16,9 +16,7 @@ class CpuBackend final : public Backend {
     return find_kernel(op, in, out) != nullptr;
   }
   std::unique_ptr<Device> open(const DeviceSpec& spec) override { return std::make_unique<CpuDevice>(spec); }
-  std::string describe() const override {
-    return fmt::format("{}, oneDNN {}, OpenMP", isa_name(), onednn_version());
-  }
+  std::string describe() const override { return fmt::format("{}, oneDNN {}, OpenMP", isa_name(), onednn_version()); }
 };
 
 Backend* create() { return new CpuBackend; }

@@ -1,4 +1,5 @@
-// The kernels of batch norm: statistics in f64, in chunks fixed by the shape and added in order; two streaming passes a direction.
+// The kernels of batch norm: statistics in f64, in chunks fixed by the shape and added in order; two streaming passes a
+// direction.
 #include "device/cpu/batch_norm.h"
 
 #include <algorithm>
@@ -35,7 +36,9 @@ void set(const Operand& operand, int64_t i, double x) {
   else
     static_cast<float*>(operand.data)[i] = static_cast<float>(x);
 }
-Operand operand_at(const std::vector<Operand>& operands, size_t i) { return i < operands.size() ? operands[i] : Operand(); }
+Operand operand_at(const std::vector<Operand>& operands, size_t i) {
+  return i < operands.size() ? operands[i] : Operand();
+}
 
 // Mean and reciprocal standard deviation of a channel, from the sums.
 struct Statistics {
@@ -81,7 +84,8 @@ struct ChunkedSums {
     const int64_t periods = shape.periods(), size = 2 * shape.period;
     parallel_for(shape.elements < 2 * kLeast ? 1 : threads, chunks, 1, [&](int64_t first, int64_t last) {
       for (int64_t k = first; k < last; ++k)
-        sum(periods * k / chunks * shape.period, std::min(periods * (k + 1) / chunks * shape.period, shape.elements), partial + k * size);
+        sum(periods * k / chunks * shape.period, std::min(periods * (k + 1) / chunks * shape.period, shape.elements),
+            partial + k * size);
     });
     for (int64_t k = 1; k < chunks; ++k)
       for (int64_t i = 0; i < size; ++i) partial[i] += partial[k * size + i];
@@ -108,11 +112,16 @@ std::unique_ptr<Kernel> bind_stats(const KernelSpec& spec, CpuDevice& device) {
 
 // coefficient(i) fills mean, scale, shift of channel i.
 template <class F>
-std::unique_ptr<Kernel> bind_normalize(const KernelSpec& spec, const CpuDevice& device, const Operand& residual, F coefficient) {
+std::unique_ptr<Kernel> bind_normalize(const KernelSpec& spec, const CpuDevice& device, const Operand& residual,
+                                       F coefficient) {
   const Shape s = shape_of(spec.in[0]);
   if (s.elements == 0) return nothing_to_do();
-  const ChannelPass shared{.dtype = spec.in[0].dtype, .period = s.period, .x = spec.in[0].data, .residual = residual.data,
-                           .out = spec.out[0].data, .relu = attr_bool(*spec.attrs, "relu")};
+  const ChannelPass shared{.dtype = spec.in[0].dtype,
+                           .period = s.period,
+                           .x = spec.in[0].data,
+                           .residual = residual.data,
+                           .out = spec.out[0].data,
+                           .relu = attr_bool(*spec.attrs, "relu")};
   return make_kernel(coefficient_bytes(s, 3), [=, threads = device.threads()](char* scratch) {
     auto* f = reinterpret_cast<float*>(scratch);
     for (int64_t i = 0; i < s.c; ++i) coefficient(i, f[i], f[s.period + i], f[2 * s.period + i]);
@@ -139,14 +148,18 @@ std::unique_ptr<Kernel> bind_inference(const KernelSpec& spec, CpuDevice& device
                         [=, gamma = spec.in[1], beta = spec.in[2], running_mean = spec.in[3], running_var = spec.in[4]](
                             int64_t i, float& mean, float& scale, float& shift) {
                           mean = value(running_mean, i);
-                          scale = static_cast<float>(value(gamma, i) / std::sqrt(double{value(running_var, i)} + epsilon));
+                          scale =
+                              static_cast<float>(value(gamma, i) / std::sqrt(double{value(running_var, i)} + epsilon));
                           shift = value(beta, i);
                         });
 }
 
 ChannelPass gradient_pass(const KernelSpec& spec, const Shape& s, size_t mask) {
   const bool relu = attr_bool(*spec.attrs, "relu");
-  return {.dtype = spec.in[1].dtype, .period = s.period, .x = spec.in[1].data, .dy = spec.in[0].data,
+  return {.dtype = spec.in[1].dtype,
+          .period = s.period,
+          .x = spec.in[1].data,
+          .dy = spec.in[0].data,
           .y = relu ? operand_at(spec.in, mask).data : nullptr};
 }
 
@@ -196,13 +209,14 @@ std::unique_ptr<Kernel> bind_grad(const KernelSpec& spec, CpuDevice& device) {
 std::unique_ptr<Kernel> bind_running(const KernelSpec& spec, CpuDevice&) {
   const Statistics statistics(spec, 2);
   const double momentum = attr_float(*spec.attrs, "momentum", 0.1);
-  return make_kernel(0, [=, means = spec.in[0], variances = spec.in[1], new_means = spec.out[0], new_variances = spec.out[1]](char*) {
-    for (int64_t i = 0; i < statistics.c; ++i) {
-      const double unbiased = statistics.variance(i) * statistics.count / std::max(statistics.count - 1, 1.0);
-      set(new_means, i, (1 - momentum) * double{value(means, i)} + momentum * statistics.mean(i));
-      set(new_variances, i, (1 - momentum) * double{value(variances, i)} + momentum * unbiased);
-    }
-  });
+  return make_kernel(
+      0, [=, means = spec.in[0], variances = spec.in[1], new_means = spec.out[0], new_variances = spec.out[1]](char*) {
+        for (int64_t i = 0; i < statistics.c; ++i) {
+          const double unbiased = statistics.variance(i) * statistics.count / std::max(statistics.count - 1, 1.0);
+          set(new_means, i, (1 - momentum) * double{value(means, i)} + momentum * statistics.mean(i));
+          set(new_variances, i, (1 - momentum) * double{value(variances, i)} + momentum * unbiased);
+        }
+      });
 }
 
 // f32 or bf16, with the statistics in f64.

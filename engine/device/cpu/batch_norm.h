@@ -1,5 +1,6 @@
-// Batch norm over channels-last data, as passes over a flat array: channel i % c of element i repeats with a period that is a
-// multiple of the vector length, and coefficients are stored for one period. Every pass starts at a multiple of it.
+// Batch norm over channels-last data, as passes over a flat array: channel i % c of element i repeats with a period
+// that is a multiple of the vector length, and coefficients are stored for one period. Every pass starts at a multiple
+// of it.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +20,10 @@ struct ChannelPass {
   int64_t period = 0;
   const void* x = nullptr;
   const void* dy = nullptr;
-  const void* y = nullptr;         // a mask: dy counts where y > 0
+  const void* y = nullptr;  // a mask: dy counts where y > 0
   const void* residual = nullptr;
   void* out = nullptr;
-  void* second = nullptr;          // dresidual
+  void* second = nullptr;  // dresidual
   bool relu = false;
   const float *mean = nullptr, *scale = nullptr, *shift = nullptr, *slope = nullptr;  // [period]
 };

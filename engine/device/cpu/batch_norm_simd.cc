@@ -101,8 +101,8 @@ HWY_INLINE void finish(const Pairs& s, double* sums, int64_t j, int64_t period) 
   hn::StoreU(s.b0, F64(), sums + period + j);
 }
 
-// pair(i, j, n, a, b) reads the two factors. The sums stay in registers over all periods; the part of a period at the end
-// is added last.
+// pair(i, j, n, a, b) reads the two factors. The sums stay in registers over all periods; the part of a period at the
+// end is added last.
 template <class F>
 HWY_INLINE void sum_pairs(const ChannelPass& p, int64_t begin, int64_t end, double* sums, F pair) {
   const int64_t whole = begin + (end - begin) / p.period * p.period;
@@ -140,7 +140,8 @@ HWY_INLINE void sum_pairs(const ChannelPass& p, int64_t begin, int64_t end, doub
 
 template <class T>
 void sum_squares_typed(const ChannelPass& p, int64_t begin, int64_t end, double* sums) {
-  sum_pairs(p, begin, end, sums, [&](int64_t i, int64_t, int64_t n, V& a, V& b) HWY_ATTR { a = b = get<T>(p.x, i, n); });
+  sum_pairs(p, begin, end, sums,
+            [&](int64_t i, int64_t, int64_t n, V& a, V& b) HWY_ATTR { a = b = get<T>(p.x, i, n); });
 }
 template <class T>
 void sum_grad_typed(const ChannelPass& p, int64_t begin, int64_t end, double* sums) {
@@ -157,7 +158,8 @@ void run_normalize_grad(const ChannelPass& p, int64_t begin, int64_t end) {
   p.dtype == DType::kBF16 ? normalize_grad_typed<uint16_t>(p, begin, end) : normalize_grad_typed<float>(p, begin, end);
 }
 void run_sum_squares(const ChannelPass& p, int64_t begin, int64_t end, double* sums) {
-  p.dtype == DType::kBF16 ? sum_squares_typed<uint16_t>(p, begin, end, sums) : sum_squares_typed<float>(p, begin, end, sums);
+  p.dtype == DType::kBF16 ? sum_squares_typed<uint16_t>(p, begin, end, sums)
+                          : sum_squares_typed<float>(p, begin, end, sums);
 }
 void run_sum_grad(const ChannelPass& p, int64_t begin, int64_t end, double* sums) {
   p.dtype == DType::kBF16 ? sum_grad_typed<uint16_t>(p, begin, end, sums) : sum_grad_typed<float>(p, begin, end, sums);
@@ -180,7 +182,9 @@ int64_t channel_period(int64_t c) {
   const int64_t period = std::lcm(c, kVector);
   return period * ((4 * kVector + period - 1) / period);
 }
-void normalize(const ChannelPass& pass, int64_t begin, int64_t end) { HWY_DYNAMIC_DISPATCH(run_normalize)(pass, begin, end); }
+void normalize(const ChannelPass& pass, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(run_normalize)(pass, begin, end);
+}
 void normalize_grad(const ChannelPass& pass, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(run_normalize_grad)(pass, begin, end);
 }

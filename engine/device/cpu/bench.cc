@@ -36,8 +36,10 @@ const char* const kCases[] = {
     "conv_grad_weight(f32[64,32,32,16], f32[64,32,32,16]; padding=[1,1,1,1], kernel=[3,3]) -> f32[16,3,3,16]",
     "batch_stats(f32[64,32,32,16]) -> f64[2,16]",
     "batch_norm_apply(f32[64,32,32,16], f64[2,16], f32[16], f32[16]; count=65536, relu=true) -> f32[64,32,32,16]",
-    "batch_norm_grad_stats(f32[64,32,32,16], f32[64,32,32,16], f64[2,16], f32[64,32,32,16]; count=65536, relu=true) -> f64[2,16]",
-    "batch_norm_grad(f32[64,32,32,16], f32[64,32,32,16], f64[2,16], f32[16], f64[2,16], f32[64,32,32,16]; count=65536, relu=true)"
+    "batch_norm_grad_stats(f32[64,32,32,16], f32[64,32,32,16], f64[2,16], f32[64,32,32,16]; count=65536, relu=true) -> "
+    "f64[2,16]",
+    "batch_norm_grad(f32[64,32,32,16], f32[64,32,32,16], f64[2,16], f32[16], f64[2,16], f32[64,32,32,16]; count=65536, "
+    "relu=true)"
     " -> f32[64,32,32,16]",
     "max_pool(f32[16,32,32,64]; window=[3,3], strides=[2,2], padding=[1,1,1,1]) -> f32[16,16,16,64], i32[16,16,16,64]",
 };
@@ -98,7 +100,8 @@ struct Case {
 
 void parse(const std::string& text, Case& c) {
   const size_t open = text.find('('), arrow = text.find(") ->");
-  if (open == std::string::npos || arrow == std::string::npos) throw invalid("case '{}': want op(operands; attributes) -> results", text);
+  if (open == std::string::npos || arrow == std::string::npos)
+    throw invalid("case '{}': want op(operands; attributes) -> results", text);
   c.spec.op = code_of(trim(text.substr(0, open)));
   const std::string inside = text.substr(open + 1, arrow - open - 1);
   const size_t semicolon = inside.find(';');
@@ -158,7 +161,9 @@ void time_case(Device& device, const std::string& text, double seconds) {
   const size_t scratch_bytes = kernel->scratch_bytes();
   void* scratch = device.allocate(scratch_bytes);
   kernel->set_scratch(scratch);
-  const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+  const auto now = [] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
   kernel->run();
   double once = now();
   kernel->run();
@@ -178,7 +183,8 @@ void time_case(Device& device, const std::string& text, double seconds) {
   device.release(scratch, scratch_bytes);
   for (auto* list : {&c.spec.in, &c.spec.out})
     for (Operand& operand : *list)
-      if (operand.present()) device.release(operand.data, static_cast<size_t>(element_count(operand.dims) * size_of(operand.dtype)));
+      if (operand.present())
+        device.release(operand.data, static_cast<size_t>(element_count(operand.dims) * size_of(operand.dtype)));
 }
 
 int run(int argc, char** argv) {

@@ -66,10 +66,10 @@ void row_panel(int64_t rows, const Left& a, const Right& b, float* c, int64_t c_
   }
 }
 
-// c[i, j] (+)= sum over k of a(i, k) b[k, j] for i < m, j < n, k < depth; n is a multiple of kLanes. Columns that `skip` leaves
-// out are not written.
-inline void block_gemm(int64_t m, int64_t n, int64_t depth, const Left& a, const Right& b, float* c, int64_t c_stride, bool add,
-                       Skip skip = Skip::kNothing, int64_t skew = 0) {
+// c[i, j] (+)= sum over k of a(i, k) b[k, j] for i < m, j < n, k < depth; n is a multiple of kLanes. Columns that
+// `skip` leaves out are not written.
+inline void block_gemm(int64_t m, int64_t n, int64_t depth, const Left& a, const Right& b, float* c, int64_t c_stride,
+                       bool add, Skip skip = Skip::kNothing, int64_t skew = 0) {
   for (int64_t i = 0; i < m; i += kRows) {
     const int64_t rows = m - i < kRows ? m - i : kRows;
     const int64_t start = skip == Skip::kNothing || skew + i < 0 ? 0 : skew + i;
@@ -81,7 +81,7 @@ inline void block_gemm(int64_t m, int64_t n, int64_t depth, const Left& a, const
     for (; j + kVectors * kLanes <= n; j += kVectors * kLanes)
       row_panel<kVectors>(rows, left, panel(j), row + j, c_stride, depth - k0, add);
     if (kVectors > 2 && j + 2 * kLanes <= n) {
-      row_panel<kVectors < 2 ? 1 : 2>(rows, left, panel(j), row + j, c_stride, depth - k0, add);
+      row_panel < kVectors<2 ? 1 : 2>(rows, left, panel(j), row + j, c_stride, depth - k0, add);
       j += 2 * kLanes;
     }
     for (; j < n; j += kLanes) row_panel<1>(rows, left, panel(j), row + j, c_stride, depth - k0, add);
@@ -114,8 +114,8 @@ HWY_INLINE V load_quarters(const float* p, int64_t stride) {
 }
 
 // to[c, r] = scale * from[r, c]
-inline void transpose_block(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride,
-                            float scale) {
+inline void transpose_block(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to,
+                            int64_t to_stride, float scale) {
   int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR
   const F32 d;
@@ -125,7 +125,8 @@ inline void transpose_block(const float* from, int64_t from_stride, int64_t rows
     for (; c + 4 <= columns; c += 4) {
       const float* p = from + r * from_stride + c;
       const V a0 = load_quarters(p, from_stride), a1 = load_quarters(p + from_stride, from_stride);
-      const V a2 = load_quarters(p + 2 * from_stride, from_stride), a3 = load_quarters(p + 3 * from_stride, from_stride);
+      const V a2 = load_quarters(p + 2 * from_stride, from_stride),
+              a3 = load_quarters(p + 3 * from_stride, from_stride);
       // 4 x 4 in each 128-bit part
       const V b0 = hn::InterleaveLower(d, a0, a2), b1 = hn::InterleaveUpper(d, a0, a2);
       const V b2 = hn::InterleaveLower(d, a1, a3), b3 = hn::InterleaveUpper(d, a1, a3);

@@ -9,21 +9,21 @@
 namespace whale::cpu {
 namespace {
 
-constexpr int64_t kRows = 32;      // summed on their own first: shorter chains of rounding, and the sums stay in L1
+constexpr int64_t kRows = 32;  // summed on their own first: shorter chains of rounding, and the sums stay in L1
 constexpr int64_t kColumns = 512;
 
 #define WHALE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#define WHALE_ADD_ROWS(NAME, T)                                                                             \
-  WHALE_CLONES void NAME(const void* from, int64_t rows, int64_t stride, int64_t n, float* sum) {           \
-    float part[kColumns];                                                                                   \
-    for (int64_t r0 = 0; r0 < rows; r0 += kRows) {                                                          \
-      std::memset(part, 0, sizeof(float) * static_cast<size_t>(n));                                         \
-      for (int64_t r = r0; r < std::min(rows, r0 + kRows); ++r) {                                           \
-        const T* row = static_cast<const T*>(from) + r * stride;                                            \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) part[i] += to_float(row[i]);                    \
-      }                                                                                                     \
-      _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) sum[i] += part[i];                                \
-    }                                                                                                       \
+#define WHALE_ADD_ROWS(NAME, T)                                                                   \
+  WHALE_CLONES void NAME(const void* from, int64_t rows, int64_t stride, int64_t n, float* sum) { \
+    float part[kColumns];                                                                         \
+    for (int64_t r0 = 0; r0 < rows; r0 += kRows) {                                                \
+      std::memset(part, 0, sizeof(float) * static_cast<size_t>(n));                               \
+      for (int64_t r = r0; r < std::min(rows, r0 + kRows); ++r) {                                 \
+        const T* row = static_cast<const T*>(from) + r * stride;                                  \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) part[i] += to_float(row[i]);          \
+      }                                                                                           \
+      _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) sum[i] += part[i];                      \
+    }                                                                                             \
   }
 WHALE_ADD_ROWS(add_rows_f32, float)
 WHALE_ADD_ROWS(add_rows_bf16, Bf16)
@@ -37,7 +37,8 @@ void store(const Operand& to, int64_t at, const float* sum, int64_t n) {
 
 }  // namespace
 
-std::unique_ptr<Kernel> column_sum(const CpuDevice& device, const Operand& from, const Operand& to, int64_t rows, int64_t n) {
+std::unique_ptr<Kernel> column_sum(const CpuDevice& device, const Operand& from, const Operand& to, int64_t rows,
+                                   int64_t n) {
   const auto add_rows = from.dtype == DType::kF32 ? add_rows_f32 : add_rows_bf16;
   const int threads = threads_for(device, static_cast<double>(rows * n));
   const int64_t size = size_of(from.dtype);

@@ -1,5 +1,6 @@
-// Convolution and its two gradients by oneDNN: activations stay channels-last, weights are reordered into the layout that the
-// primitive asks for on their way through the scratch area (they change every step; a kept copy would only cost memory).
+// Convolution and its two gradients by oneDNN: activations stay channels-last, weights are reordered into the layout
+// that the primitive asks for on their way through the scratch area (they change every step; a kept copy would only
+// cost memory).
 #include <algorithm>
 #include <cstring>
 
@@ -23,8 +24,10 @@ struct Geometry {
 
 Geometry geometry_of(const Attrs& attrs, size_t rank) {
   Geometry g{rank - 2, std::max<int64_t>(1, attr_int(attrs, "groups", 1)), {}, {}, {}, {}};
-  if (g.spatial < 1 || g.spatial > 3) throw unimplemented("device cpu convolves 1 to 3 spatial dimensions, found {}", g.spatial);
-  const auto &strides = attr_ints(attrs, "strides"), &dilation = attr_ints(attrs, "dilation"), &padding = attr_ints(attrs, "padding");
+  if (g.spatial < 1 || g.spatial > 3)
+    throw unimplemented("device cpu convolves 1 to 3 spatial dimensions, found {}", g.spatial);
+  const auto &strides = attr_ints(attrs, "strides"), &dilation = attr_ints(attrs, "dilation"),
+             &padding = attr_ints(attrs, "padding");
   for (size_t i = 0; i < g.spatial; ++i) {
     g.strides.push_back(strides.empty() ? 1 : strides[i]);
     g.dilates.push_back(dilation.empty() ? 0 : dilation[i] - 1);  // oneDNN counts the gaps
@@ -71,11 +74,13 @@ std::unique_ptr<Kernel> zeros(const Operand& operand) {
 bool empty(const Operand& operand) { return element_count(operand.dims) == 0; }
 
 dnnl::convolution_forward::primitive_desc forward(const Geometry& g, const memory::desc& x, const memory::desc& w,
-                                                  const memory::desc* bias, const memory::desc& y, const dnnl::engine& engine) {
+                                                  const memory::desc* bias, const memory::desc& y,
+                                                  const dnnl::engine& engine) {
   const auto kind = dnnl::prop_kind::forward_training;
   const auto direct = dnnl::algorithm::convolution_direct;
-  const auto desc = bias ? dnnl::convolution_forward::desc(kind, direct, x, w, *bias, y, g.strides, g.dilates, g.low, g.high)
-                         : dnnl::convolution_forward::desc(kind, direct, x, w, y, g.strides, g.dilates, g.low, g.high);
+  const auto desc =
+      bias ? dnnl::convolution_forward::desc(kind, direct, x, w, *bias, y, g.strides, g.dilates, g.low, g.high)
+           : dnnl::convolution_forward::desc(kind, direct, x, w, y, g.strides, g.dilates, g.low, g.high);
   return {desc, user_scratchpad(), engine};
 }
 
@@ -92,14 +97,15 @@ std::unique_ptr<Kernel> bind_conv_plain(const KernelSpec& spec, CpuDevice& devic
   auto kernel = std::make_unique<DnnlKernel>(device.onednn());
   const auto packed = kernel->reordered(kernel->operand(plain_filter(f, w.dtype), w), pd.weights_desc());
   if (has_bias)
-    kernel->call(pd, dnnl::convolution_forward(pd), {{DNNL_ARG_SRC, kernel->operand(xd, x)},
-                                                     {DNNL_ARG_WEIGHTS, packed},
-                                                     {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
-                                                     {DNNL_ARG_DST, kernel->operand(yd, y)}});
+    kernel->call(pd, dnnl::convolution_forward(pd),
+                 {{DNNL_ARG_SRC, kernel->operand(xd, x)},
+                  {DNNL_ARG_WEIGHTS, packed},
+                  {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
+                  {DNNL_ARG_DST, kernel->operand(yd, y)}});
   else
-    kernel->call(pd, dnnl::convolution_forward(pd), {{DNNL_ARG_SRC, kernel->operand(xd, x)},
-                                                     {DNNL_ARG_WEIGHTS, packed},
-                                                     {DNNL_ARG_DST, kernel->operand(yd, y)}});
+    kernel->call(
+        pd, dnnl::convolution_forward(pd),
+        {{DNNL_ARG_SRC, kernel->operand(xd, x)}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, kernel->operand(yd, y)}});
   return kernel;
 }
 
@@ -114,13 +120,15 @@ std::unique_ptr<Kernel> bind_grad_input_plain(const KernelSpec& spec, CpuDevice&
   // The forward primitive is only a hint: it needs the usual types.
   const auto hint = forward(g, image_desc(dx.dims, dy.dtype), wd, nullptr, dyd, engine);
   const dnnl::convolution_backward_data::primitive_desc pd(
-      dnnl::convolution_backward_data::desc(dnnl::algorithm::convolution_direct, dxd, wd, dyd, g.strides, g.dilates, g.low, g.high),
+      dnnl::convolution_backward_data::desc(dnnl::algorithm::convolution_direct, dxd, wd, dyd, g.strides, g.dilates,
+                                            g.low, g.high),
       user_scratchpad(), engine, hint);
   auto kernel = std::make_unique<DnnlKernel>(device.onednn());
   const auto packed = kernel->reordered(kernel->operand(plain_filter(f, w.dtype), w), pd.weights_desc());
-  kernel->call(pd, dnnl::convolution_backward_data(pd), {{DNNL_ARG_DIFF_DST, kernel->operand(dyd, dy)},
-                                                         {DNNL_ARG_WEIGHTS, packed},
-                                                         {DNNL_ARG_DIFF_SRC, kernel->operand(dxd, dx)}});
+  kernel->call(pd, dnnl::convolution_backward_data(pd),
+               {{DNNL_ARG_DIFF_DST, kernel->operand(dyd, dy)},
+                {DNNL_ARG_WEIGHTS, packed},
+                {DNNL_ARG_DIFF_SRC, kernel->operand(dxd, dx)}});
   return kernel;
 }
 
@@ -131,16 +139,17 @@ std::unique_ptr<Kernel> bind_grad_filter(const KernelSpec& spec, CpuDevice& devi
   const auto& engine = device.onednn().engine;
   const auto hint = forward(g, xd, any_filter(f, x.dtype), nullptr, dyd, engine);
   const dnnl::convolution_backward_weights::primitive_desc pd(
-      dnnl::convolution_backward_weights::desc(dnnl::algorithm::convolution_direct, xd, any_filter(f, dw.dtype), dyd, g.strides,
-                                               g.dilates, g.low, g.high),
+      dnnl::convolution_backward_weights::desc(dnnl::algorithm::convolution_direct, xd, any_filter(f, dw.dtype), dyd,
+                                               g.strides, g.dilates, g.low, g.high),
       user_scratchpad(), engine, hint);
   auto kernel = std::make_unique<DnnlKernel>(device.onednn());
   const auto plain = kernel->operand(plain_filter(f, dw.dtype), dw);
   const bool direct = pd.diff_weights_desc() == plain.get_desc();
   const auto result = direct ? plain : kernel->temporary(pd.diff_weights_desc());
-  kernel->call(pd, dnnl::convolution_backward_weights(pd), {{DNNL_ARG_SRC, kernel->operand(xd, x)},
-                                                            {DNNL_ARG_DIFF_DST, kernel->operand(dyd, dy)},
-                                                            {DNNL_ARG_DIFF_WEIGHTS, result}});
+  kernel->call(pd, dnnl::convolution_backward_weights(pd),
+               {{DNNL_ARG_SRC, kernel->operand(xd, x)},
+                {DNNL_ARG_DIFF_DST, kernel->operand(dyd, dy)},
+                {DNNL_ARG_DIFF_WEIGHTS, result}});
   if (!direct) kernel->reorder(result, plain);
   return kernel;
 }
@@ -158,7 +167,9 @@ std::unique_ptr<Kernel> bind_grad_weight_plain(const KernelSpec& spec, CpuDevice
   return sequence;
 }
 
-std::unique_ptr<Kernel> bind_conv(const KernelSpec& spec, CpuDevice& device) { return bind_or_widen(spec, device, bind_conv_plain); }
+std::unique_ptr<Kernel> bind_conv(const KernelSpec& spec, CpuDevice& device) {
+  return bind_or_widen(spec, device, bind_conv_plain);
+}
 std::unique_ptr<Kernel> bind_grad_input(const KernelSpec& spec, CpuDevice& device) {
   return bind_or_widen(spec, device, bind_grad_input_plain);
 }

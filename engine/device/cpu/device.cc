@@ -55,9 +55,11 @@ void* map_memory(size_t bytes) {
   const bool huge = bytes >= kHugePage;
   const size_t size = round_up(std::max<size_t>(bytes, 1), kPage);
   const size_t slack = huge ? kHugePage : 0;
-  void* mapped = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED)
-    throw error(Code::kResourceExhausted, "cannot map {} bytes of memory for a cpu device: {}", bytes, std::strerror(errno));
+    throw error(Code::kResourceExhausted, "cannot map {} bytes of memory for a cpu device: {}", bytes,
+                std::strerror(errno));
   if (!huge) return mapped;
   // A huge page needs an aligned start; the slack before and after goes back.
   const auto begin = reinterpret_cast<uintptr_t>(mapped);
@@ -97,15 +99,16 @@ std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
   const auto in = types(spec.in), out = types(spec.out);
   const KernelEntry* entry = find_kernel(spec.op, in, out);
   if (entry == nullptr)
-    throw unimplemented("device cpu has no kernel for {} ({}) -> ({})", def(spec.op).name, list(in), list(out)).at_op(spec.name);
+    throw unimplemented("device cpu has no kernel for {} ({}) -> ({})", def(spec.op).name, list(in), list(out))
+        .at_op(spec.name);
   const ThreadCount guard(threads_);
   try {
     return entry->bind(spec, *this);
   } catch (Error& e) {
     throw e.at_op(spec.name);
   } catch (const dnnl::error& e) {
-    throw unimplemented("oneDNN {} cannot run {} ({}) -> ({}) here: {}", onednn_version(), def(spec.op).name, list(in), list(out),
-                        e.what())
+    throw unimplemented("oneDNN {} cannot run {} ({}) -> ({}) here: {}", onednn_version(), def(spec.op).name, list(in),
+                        list(out), e.what())
         .at_op(spec.name);
   }
 }

@@ -1,5 +1,6 @@
-// One elementwise op, or a fused chain of them: a body run in tiles that stay in the first-level cache. Numbers are float inside
-// (rounded to bf16 after each step that says so, so that fusing changes no number) or int64 for integer steps.
+// One elementwise op, or a fused chain of them: a body run in tiles that stay in the first-level cache. Numbers are
+// float inside (rounded to bf16 after each step that says so, so that fusing changes no number) or int64 for integer
+// steps.
 #include <array>
 
 #include "device/cpu/operands.h"
@@ -50,7 +51,7 @@ struct Program {
   std::vector<Step> steps;
   std::vector<Result> results;  // what is left to store after the steps
   int64_t elements = 0, tile = 0, slot_bytes = 0;
-  int64_t row = 1;              // last dimension of the output
+  int64_t row = 1;  // last dimension of the output
   GlobalIndex global{Box{}, Dims{}};
   const StepContext* context = nullptr;
 };
@@ -121,14 +122,17 @@ void load_strided(const Input& in, int64_t begin, T* to, int64_t n) {
 
 template <class T>
 void load_input(const Input& in, int64_t begin, T* to, int64_t n) {
-  if (in.kind == Input::kStrided) load_strided(in, begin, to, n);
-  else load_tile(in.dtype, in.data, begin, to, n);
+  if (in.kind == Input::kStrided)
+    load_strided(in, begin, to, n);
+  else
+    load_tile(in.dtype, in.data, begin, to, n);
 }
 
 // Words of local elements begin .. begin + n - 1, in runs that are contiguous in the logical tensor.
 void global_words(const Program& p, const RandomStream& stream, int64_t begin, uint32_t* words, int64_t n) {
   const int64_t batch = p.context->batch_begin;
-  if (p.global.contiguous()) return random_words(stream, static_cast<uint64_t>(begin + p.global.offset(batch)), words, n);
+  if (p.global.contiguous())
+    return random_words(stream, static_cast<uint64_t>(begin + p.global.offset(batch)), words, n);
   for (int64_t done = 0; done < n;) {
     const int64_t at = begin + done;
     int64_t run = std::min(n - done, p.row - at % p.row);
@@ -165,17 +169,23 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
       load_tile(in.dtype, in.data, 0, to, 1);
       std::fill_n(to + 1, p.tile - 1, *to);
     };
-    if (in.as_integer) fill(reinterpret_cast<int64_t*>(slot(i)));
-    else fill(reinterpret_cast<float*>(slot(i)));
+    if (in.as_integer)
+      fill(reinterpret_cast<int64_t*>(slot(i)));
+    else
+      fill(reinterpret_cast<float*>(slot(i)));
   }
   for (int64_t at = begin; at < end; at += p.tile) {
     const int64_t n = std::min(p.tile, end - at);
     for (int i = 0; i < inputs; ++i) {
       const Input& in = p.inputs[static_cast<size_t>(i)];
-      if (in.kind == Input::kDirect) place[i] = in.data + at * 4;
-      else if (in.kind == Input::kScalar) continue;
-      else if (in.as_integer) load_input(in, at, reinterpret_cast<int64_t*>(slot(i)), n);
-      else load_input(in, at, reinterpret_cast<float*>(slot(i)), n);
+      if (in.kind == Input::kDirect)
+        place[i] = in.data + at * 4;
+      else if (in.kind == Input::kScalar)
+        continue;
+      else if (in.as_integer)
+        load_input(in, at, reinterpret_cast<int64_t*>(slot(i)), n);
+      else
+        load_input(in, at, reinterpret_cast<float*>(slot(i)), n);
     }
     for (size_t s = 0; s < p.steps.size(); ++s) {
       const Step& step = p.steps[s];
@@ -200,7 +210,8 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
       if (step.dtype == DType::kBF16) {
         round_tile_bf16(y, y, n);
       } else if (step.dtype == DType::kBool) {
-        if (step.kind == Step::kToFloat || step.tile) for (int64_t i = 0; i < n; ++i) y[i] = y[i] != 0 ? 1.0f : 0.0f;
+        if (step.kind == Step::kToFloat || step.tile)
+          for (int64_t i = 0; i < n; ++i) y[i] = y[i] != 0 ? 1.0f : 0.0f;
       } else if (integer(step.dtype) && step.dtype != DType::kI64) {  // wraps to its width
         store_tile(step.dtype, z, z, 0, n);
         // widen in place, from the end
@@ -209,8 +220,10 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
       }
     }
     for (const Result& r : p.results) {
-      if (r.as_integer) store_tile(r.dtype, reinterpret_cast<const int64_t*>(place[r.slot]), r.data, at, n);
-      else store_tile(r.dtype, reinterpret_cast<const float*>(place[r.slot]), r.data, at, n);
+      if (r.as_integer)
+        store_tile(r.dtype, reinterpret_cast<const int64_t*>(place[r.slot]), r.data, at, n);
+      else
+        store_tile(r.dtype, reinterpret_cast<const float*>(place[r.slot]), r.data, at, n);
     }
   }
 }
@@ -275,7 +288,8 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
   }
   const bool wide = std::find(is_int.begin(), is_int.end(), true) != is_int.end();
   p.tile = std::min<int64_t>(kTileBytes / (wide ? 8 : 4) / static_cast<int64_t>(slots), 2048) / 64 * 64;
-  if (p.tile == 0 || slots > 256) throw unimplemented("op '{}' fuses {} values, the cpu device takes {}", spec.name, slots, 96);
+  if (p.tile == 0 || slots > 256)
+    throw unimplemented("op '{}' fuses {} values, the cpu device takes {}", spec.name, slots, 96);
   p.slot_bytes = p.tile * (wide ? 8 : 4);
   for (size_t r = 0; r < spec.out.size(); ++r) {
     const Operand& y = spec.out[r];
@@ -286,16 +300,18 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
                   !p.steps[static_cast<size_t>(step)].direct;
     for (size_t s = static_cast<size_t>(step) + 1; direct && s < body.steps.size(); ++s)
       for (const int i : body.steps[s].operands)
-        if (i < static_cast<int>(inputs) && overlap(spec.in[static_cast<size_t>(i)], y.data, p.elements * 4)) direct = false;
-    if (direct) p.steps[static_cast<size_t>(step)].direct = static_cast<char*>(y.data);
-    else p.results.push_back({slot, static_cast<char*>(y.data), y.dtype, is_int[static_cast<size_t>(slot)]});
+        if (i < static_cast<int>(inputs) && overlap(spec.in[static_cast<size_t>(i)], y.data, p.elements * 4))
+          direct = false;
+    if (direct)
+      p.steps[static_cast<size_t>(step)].direct = static_cast<char*>(y.data);
+    else
+      p.results.push_back({slot, static_cast<char*>(y.data), y.dtype, is_int[static_cast<size_t>(slot)]});
   }
   const int threads = device.threads();
   return make_kernel(0, [p = std::move(p), threads](char*) {
     const int64_t tiles = (p.elements + p.tile - 1) / p.tile;
-    parallel_for(threads, tiles, std::max<int64_t>(1, 16384 / p.tile), [&](int64_t b, int64_t e) {
-      run_range(p, b * p.tile, std::min(p.elements, e * p.tile));
-    });
+    parallel_for(threads, tiles, std::max<int64_t>(1, 16384 / p.tile),
+                 [&](int64_t b, int64_t e) { run_range(p, b * p.tile, std::min(p.elements, e * p.tile)); });
   });
 }
 
@@ -325,22 +341,25 @@ std::unique_ptr<Kernel> bind_copy_or_single(const KernelSpec& spec, CpuDevice& d
   const int64_t bytes = count(spec.out[0]) * size_of(spec.out[0].dtype);
   return make_kernel(0, [=, threads = device.threads()](char*) {
     if (from == to) return;
-    parallel_for(threads, bytes, 1 << 16, [=](int64_t b, int64_t e) { std::memcpy(to + b, from + b, static_cast<size_t>(e - b)); });
+    parallel_for(threads, bytes, 1 << 16,
+                 [=](int64_t b, int64_t e) { std::memcpy(to + b, from + b, static_cast<size_t>(e - b)); });
   });
 }
 
 constexpr KernelEntry kTable[] = {
 #define WHALE_ROW(name) {OpCode::k_##name, bind_single, nullptr},
     WHALE_ROW(add) WHALE_ROW(sub) WHALE_ROW(mul) WHALE_ROW(div) WHALE_ROW(pow) WHALE_ROW(maximum) WHALE_ROW(minimum)
-    WHALE_ROW(equal) WHALE_ROW(not_equal) WHALE_ROW(less) WHALE_ROW(less_equal) WHALE_ROW(greater) WHALE_ROW(greater_equal)
-    WHALE_ROW(logical_and) WHALE_ROW(logical_or) WHALE_ROW(logical_not) WHALE_ROW(where) WHALE_ROW(neg) WHALE_ROW(abs)
-    WHALE_ROW(sign) WHALE_ROW(floor) WHALE_ROW(exp) WHALE_ROW(log) WHALE_ROW(log1p) WHALE_ROW(sqrt) WHALE_ROW(rsqrt)
-    WHALE_ROW(square) WHALE_ROW(reciprocal) WHALE_ROW(sin) WHALE_ROW(cos) WHALE_ROW(erf) WHALE_ROW(tanh) WHALE_ROW(sigmoid)
-    WHALE_ROW(softplus) WHALE_ROW(relu) WHALE_ROW(gelu) WHALE_ROW(gelu_erf) WHALE_ROW(silu) WHALE_ROW(relu_grad)
-    WHALE_ROW(gelu_grad) WHALE_ROW(gelu_erf_grad) WHALE_ROW(silu_grad) WHALE_ROW(bce_with_logits)
-    WHALE_ROW(squared_difference) WHALE_ROW(dropout) WHALE_ROW(accumulate)
+        WHALE_ROW(equal) WHALE_ROW(not_equal) WHALE_ROW(less) WHALE_ROW(less_equal) WHALE_ROW(greater)
+            WHALE_ROW(greater_equal) WHALE_ROW(logical_and) WHALE_ROW(logical_or) WHALE_ROW(logical_not)
+                WHALE_ROW(where) WHALE_ROW(neg) WHALE_ROW(abs) WHALE_ROW(sign) WHALE_ROW(floor) WHALE_ROW(exp)
+                    WHALE_ROW(log) WHALE_ROW(log1p) WHALE_ROW(sqrt) WHALE_ROW(rsqrt) WHALE_ROW(square)
+                        WHALE_ROW(reciprocal) WHALE_ROW(sin) WHALE_ROW(cos) WHALE_ROW(erf) WHALE_ROW(tanh)
+                            WHALE_ROW(sigmoid) WHALE_ROW(softplus) WHALE_ROW(relu) WHALE_ROW(gelu) WHALE_ROW(gelu_erf)
+                                WHALE_ROW(silu) WHALE_ROW(relu_grad) WHALE_ROW(gelu_grad) WHALE_ROW(gelu_erf_grad)
+                                    WHALE_ROW(silu_grad) WHALE_ROW(bce_with_logits) WHALE_ROW(squared_difference)
+                                        WHALE_ROW(dropout) WHALE_ROW(accumulate)
 #undef WHALE_ROW
-    {OpCode::k_cast, bind_copy_or_single, nullptr},
+                                            {OpCode::k_cast, bind_copy_or_single, nullptr},
     {OpCode::k_stop_gradient, bind_copy_or_single, nullptr},
     {OpCode::k_fused, bind_fused, nullptr},
 };

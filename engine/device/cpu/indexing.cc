@@ -1,5 +1,6 @@
-// Ops that read indices or order elements. An index outside its axis reads zeros, and its gradient goes nowhere. Scattered sums
-// follow the order of the indices, whatever the number of threads: threads share columns or tables, never one element.
+// Ops that read indices or order elements. An index outside its axis reads zeros, and its gradient goes nowhere.
+// Scattered sums follow the order of the indices, whatever the number of threads: threads share columns or tables,
+// never one element.
 #include <cmath>
 #include <cstring>
 
@@ -16,24 +17,29 @@ inline int64_t index_at(const void* data, DType dtype, int64_t i) {
 }
 
 // y[o, i, :] = x[o, index[i], :]
-std::unique_ptr<Kernel> gather(CpuDevice& device, const Operand& x, const Operand& index, const Operand& y, AxisView v) {
+std::unique_ptr<Kernel> gather(CpuDevice& device, const Operand& x, const Operand& index, const Operand& y,
+                               AxisView v) {
   const int64_t n = count(index), run = v.inner * size_of(x.dtype);
   const auto* from = static_cast<const char*>(x.data);
   auto* to = static_cast<char*>(y.data);
   return make_kernel(0, [=, ids = index.data, type = index.dtype, threads = device.threads()](char*) {
-    parallel_for(threads, v.outer * n, std::max<int64_t>(1, 65536 / std::max<int64_t>(run, 1)), [&](int64_t b, int64_t e) {
-      for (int64_t i = b; i < e; ++i) {
-        const int64_t at = index_at(ids, type, i % n);
-        if (at >= 0 && at < v.extent) std::memcpy(to + i * run, from + (i / n * v.extent + at) * run, static_cast<size_t>(run));
-        else std::memset(to + i * run, 0, static_cast<size_t>(run));
-      }
-    });
+    parallel_for(threads, v.outer * n, std::max<int64_t>(1, 65536 / std::max<int64_t>(run, 1)),
+                 [&](int64_t b, int64_t e) {
+                   for (int64_t i = b; i < e; ++i) {
+                     const int64_t at = index_at(ids, type, i % n);
+                     if (at >= 0 && at < v.extent)
+                       std::memcpy(to + i * run, from + (i / n * v.extent + at) * run, static_cast<size_t>(run));
+                     else
+                       std::memset(to + i * run, 0, static_cast<size_t>(run));
+                   }
+                 });
   });
 }
 
 // to[o, index[i], columns] += dy[o, i, columns]
 template <class T>
-void scatter(const T* dy, const void* ids, DType type, int64_t n, AxisView v, float* to, int64_t o, int64_t c0, int64_t c1) {
+void scatter(const T* dy, const void* ids, DType type, int64_t n, AxisView v, float* to, int64_t o, int64_t c0,
+             int64_t c1) {
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = index_at(ids, type, i);
     if (at < 0 || at >= v.extent) continue;
@@ -53,33 +59,42 @@ void scatter(const T* dy, const void* ids, DType type, int64_t n, AxisView v, fl
 }
 
 // Sums in float: in dx itself or, when it is of another type, in scratch.
-std::unique_ptr<Kernel> scatter_sum(CpuDevice& device, const Operand& dy, const Operand& index, const Operand& dx, AxisView v) {
+std::unique_ptr<Kernel> scatter_sum(CpuDevice& device, const Operand& dy, const Operand& index, const Operand& dx,
+                                    AxisView v) {
   const int64_t n = count(index), elements = count(dx);
   const bool direct = dx.dtype == DType::kF32;
-  // A task is one table and a block of columns: whole cache lines, and as few as the threads need, since each walks all indices.
+  // A task is one table and a block of columns: whole cache lines, and as few as the threads need, since each walks all
+  // indices.
   const int64_t wanted = v.outer >= 2 * device.threads() ? 1 : device.threads();
   const int64_t width = std::max<int64_t>(16, round_up((v.inner + wanted - 1) / wanted, 16));
   const int64_t blocks = (v.inner + width - 1) / std::max<int64_t>(width, 1);
-  return make_kernel(direct ? 0 : static_cast<size_t>(elements * 4), [=, ids = index.data, threads = device.threads()](char* scratch) {
-    auto* to = direct ? static_cast<float*>(dx.data) : reinterpret_cast<float*>(scratch);
-    parallel_for(threads, elements, 1 << 15, [&](int64_t b, int64_t e) { std::memset(to + b, 0, static_cast<size_t>(e - b) * 4); });
-    const int workers = n * v.outer * v.inner < 32768 ? 1 : threads;
-    parallel_for(workers, v.outer * blocks, 1, [&](int64_t b, int64_t e) {
-      for (int64_t task = b; task < e; ++task) {
-        const int64_t o = task / blocks, c0 = task % blocks * width, c1 = std::min(v.inner, c0 + width);
-        if (dy.dtype == DType::kBF16) scatter(static_cast<const uint16_t*>(dy.data), ids, index.dtype, n, v, to, o, c0, c1);
-        else scatter(static_cast<const float*>(dy.data), ids, index.dtype, n, v, to, o, c0, c1);
-      }
-    });
-    if (!direct) parallel_for(threads, elements, 1 << 14, [&](int64_t b, int64_t e) { store_tile(dx.dtype, to + b, dx.data, b, e - b); });
-  });
+  return make_kernel(
+      direct ? 0 : static_cast<size_t>(elements * 4), [=, ids = index.data, threads = device.threads()](char* scratch) {
+        auto* to = direct ? static_cast<float*>(dx.data) : reinterpret_cast<float*>(scratch);
+        parallel_for(threads, elements, 1 << 15,
+                     [&](int64_t b, int64_t e) { std::memset(to + b, 0, static_cast<size_t>(e - b) * 4); });
+        const int workers = n * v.outer * v.inner < 32768 ? 1 : threads;
+        parallel_for(workers, v.outer * blocks, 1, [&](int64_t b, int64_t e) {
+          for (int64_t task = b; task < e; ++task) {
+            const int64_t o = task / blocks, c0 = task % blocks * width, c1 = std::min(v.inner, c0 + width);
+            if (dy.dtype == DType::kBF16)
+              scatter(static_cast<const uint16_t*>(dy.data), ids, index.dtype, n, v, to, o, c0, c1);
+            else
+              scatter(static_cast<const float*>(dy.data), ids, index.dtype, n, v, to, o, c0, c1);
+          }
+        });
+        if (!direct)
+          parallel_for(threads, elements, 1 << 14,
+                       [&](int64_t b, int64_t e) { store_tile(dx.dtype, to + b, dx.data, b, e - b); });
+      });
 }
 
 std::unique_ptr<Kernel> bind_gather(const KernelSpec& spec, CpuDevice& device) {
   return gather(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.in[0].dims, attr_int(*spec.attrs, "axis")));
 }
 std::unique_ptr<Kernel> bind_gather_grad(const KernelSpec& spec, CpuDevice& device) {
-  return scatter_sum(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.out[0].dims, attr_int(*spec.attrs, "axis")));
+  return scatter_sum(device, spec.in[0], spec.in[1], spec.out[0],
+                     view_axis(spec.out[0].dims, attr_int(*spec.attrs, "axis")));
 }
 std::unique_ptr<Kernel> bind_embedding(const KernelSpec& spec, CpuDevice& device) {
   return gather(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.in[0].dims, 0));
@@ -94,22 +109,27 @@ std::unique_ptr<Kernel> bind_one_hot(const KernelSpec& spec, CpuDevice& device) 
   const float one = 1;
   const int64_t whole = 1;
   uint64_t cell = 0;
-  if (is_integer(y.dtype)) store_tile(y.dtype, &whole, &cell, 0, 1);
-  else store_tile(y.dtype, &one, &cell, 0, 1);
+  if (is_integer(y.dtype))
+    store_tile(y.dtype, &whole, &cell, 0, 1);
+  else
+    store_tile(y.dtype, &one, &cell, 0, 1);
   return make_kernel(0, [=, threads = device.threads()](char*) {
-    parallel_for(threads, count(index), std::max<int64_t>(1, 65536 / std::max<int64_t>(1, depth * bytes)), [&](int64_t b, int64_t e) {
-      char* to = static_cast<char*>(y.data);
-      std::memset(to + b * depth * bytes, 0, static_cast<size_t>((e - b) * depth * bytes));
-      for (int64_t i = b; i < e; ++i) {
-        const int64_t at = is_integer(index.dtype) ? index_at(index.data, index.dtype, i) : -1;
-        if (at >= 0 && at < depth) std::memcpy(to + (i * depth + at) * bytes, &cell, static_cast<size_t>(bytes));
-      }
-    });
+    parallel_for(threads, count(index), std::max<int64_t>(1, 65536 / std::max<int64_t>(1, depth * bytes)),
+                 [&](int64_t b, int64_t e) {
+                   char* to = static_cast<char*>(y.data);
+                   std::memset(to + b * depth * bytes, 0, static_cast<size_t>((e - b) * depth * bytes));
+                   for (int64_t i = b; i < e; ++i) {
+                     const int64_t at = is_integer(index.dtype) ? index_at(index.data, index.dtype, i) : -1;
+                     if (at >= 0 && at < depth)
+                       std::memcpy(to + (i * depth + at) * bytes, &cell, static_cast<size_t>(bytes));
+                   }
+                 });
   });
 }
 
 template <class T, class Sum>
-void cumsum_lines(const Operand& x, const Operand& y, AxisView v, bool reverse, bool exclusive, int64_t first, int64_t last) {
+void cumsum_lines(const Operand& x, const Operand& y, AxisView v, bool reverse, bool exclusive, int64_t first,
+                  int64_t last) {
   for (int64_t line = first; line < last; ++line) {
     const int64_t base = line / v.inner * v.extent * v.inner + line % v.inner;
     Sum sum{};
@@ -138,7 +158,8 @@ std::unique_ptr<Kernel> bind_cumsum(const KernelSpec& spec, CpuDevice& device) {
 
 // The k largest of a row, by insertion into a sorted list. NaN counts as the largest; ties go to the lowest index.
 template <class T>
-void top_k_rows(const Operand& x, const Operand& values, const Operand& indices, int64_t k, int64_t first, int64_t last) {
+void top_k_rows(const Operand& x, const Operand& values, const Operand& indices, int64_t k, int64_t first,
+                int64_t last) {
   const int64_t width = last_dim(x);
   const auto greater = [](T a, T b) { return a > b || (a != a && b == b); };
   for (int64_t r = first; r < last; ++r) {
@@ -179,19 +200,21 @@ std::unique_ptr<Kernel> bind_top_k_grad(const KernelSpec& spec, CpuDevice& devic
   const Operand dvalues = spec.in[0], indices = spec.in[1], dx = spec.out[0];
   const int64_t k = last_dim(dvalues), width = last_dim(dx), bytes = size_of(dx.dtype);
   return make_kernel(0, [=, threads = device.threads()](char*) {
-    parallel_for(threads, rows(dx), std::max<int64_t>(1, 16384 / std::max<int64_t>(width, 1)), [&](int64_t b, int64_t e) {
-      std::memset(static_cast<char*>(dx.data) + b * width * bytes, 0, static_cast<size_t>((e - b) * width * bytes));
-      for (int64_t i = b * k; i < e * k; ++i) {
-        float v;
-        load_tile(dvalues.dtype, dvalues.data, i, &v, 1);
-        const int64_t at = index_at(indices.data, indices.dtype, i);
-        if (at >= 0 && at < width) store_tile(dx.dtype, &v, dx.data, i / k * width + at, 1);
-      }
-    });
+    parallel_for(
+        threads, rows(dx), std::max<int64_t>(1, 16384 / std::max<int64_t>(width, 1)), [&](int64_t b, int64_t e) {
+          std::memset(static_cast<char*>(dx.data) + b * width * bytes, 0, static_cast<size_t>((e - b) * width * bytes));
+          for (int64_t i = b * k; i < e * k; ++i) {
+            float v;
+            load_tile(dvalues.dtype, dvalues.data, i, &v, 1);
+            const int64_t at = index_at(indices.data, indices.dtype, i);
+            if (at >= 0 && at < width) store_tile(dx.dtype, &v, dx.data, i / k * width + at, 1);
+          }
+        });
   });
 }
 
-// x [b, t, h, d]. Pair p of a head turns by position * base^(-2 p / d): halves (p, p + d/2), or neighbours when interleaved.
+// x [b, t, h, d]. Pair p of a head turns by position * base^(-2 p / d): halves (p, p + d/2), or neighbours when
+// interleaved.
 std::unique_ptr<Kernel> bind_rotary(const KernelSpec& spec, CpuDevice& device) {
   const Operand x = spec.in[0], y = spec.out[0];
   const int64_t time = x.dims[1], heads = x.dims[2], d = x.dims[3], half = d / 2;
@@ -242,14 +265,10 @@ bool float_first(const std::vector<DType>& in, const std::vector<DType>& out) {
 }
 
 constexpr KernelEntry kTable[] = {
-    {OpCode::k_gather, bind_gather, nullptr},
-    {OpCode::k_gather_grad, bind_gather_grad, float_first},
-    {OpCode::k_one_hot, bind_one_hot, nullptr},
-    {OpCode::k_cumsum, bind_cumsum, nullptr},
-    {OpCode::k_top_k, bind_top_k, nullptr},
-    {OpCode::k_top_k_grad, bind_top_k_grad, float_first},
-    {OpCode::k_embedding, bind_embedding, nullptr},
-    {OpCode::k_embedding_grad, bind_embedding_grad, float_first},
+    {OpCode::k_gather, bind_gather, nullptr},       {OpCode::k_gather_grad, bind_gather_grad, float_first},
+    {OpCode::k_one_hot, bind_one_hot, nullptr},     {OpCode::k_cumsum, bind_cumsum, nullptr},
+    {OpCode::k_top_k, bind_top_k, nullptr},         {OpCode::k_top_k_grad, bind_top_k_grad, float_first},
+    {OpCode::k_embedding, bind_embedding, nullptr}, {OpCode::k_embedding_grad, bind_embedding_grad, float_first},
     {OpCode::k_rotary, bind_rotary, float_first},
 };
 

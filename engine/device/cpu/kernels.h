@@ -1,4 +1,5 @@
-// The table of CPU kernels: one row an op and family of types. A family's file defines its rows as a span; table.cc lists the spans.
+// The table of CPU kernels: one row an op and family of types. A family's file defines its rows as a span; table.cc
+// lists the spans.
 #pragma once
 
 #include <memory>

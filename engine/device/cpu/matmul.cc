@@ -1,5 +1,6 @@
-// matmul and the gradient of its weights, on plain layouts: oneDNN's blocked kernel reads strided operands within a few percent of
-// packed ones, so that no second copy of the weights is kept. The exceptions are chosen by shape here, at bind.
+// matmul and the gradient of its weights, on plain layouts: oneDNN's blocked kernel reads strided operands within a few
+// percent of packed ones, so that no second copy of the weights is kept. The exceptions are chosen by shape here, at
+// bind.
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -17,8 +18,8 @@ namespace {
 using dnnl::memory;
 
 int64_t product(const Dims& dims, size_t first, size_t last) {
-  return std::accumulate(dims.begin() + static_cast<ptrdiff_t>(first), dims.begin() + static_cast<ptrdiff_t>(last), int64_t{1},
-                         std::multiplies<>());
+  return std::accumulate(dims.begin() + static_cast<ptrdiff_t>(first), dims.begin() + static_cast<ptrdiff_t>(last),
+                         int64_t{1}, std::multiplies<>());
 }
 
 // [..., rows, columns] as [batch, rows, columns].
@@ -48,8 +49,8 @@ dnnl::primitive_attr attributes(const Attrs& attrs) {
   return attr;
 }
 
-// oneDNN's blocked matmul copies B by columns; rows a multiple of 4 KiB apart fall into the same cache sets and halve its speed.
-// The jit gemm behind inner product does not care.
+// oneDNN's blocked matmul copies B by columns; rows a multiple of 4 KiB apart fall into the same cache sets and halve
+// its speed. The jit gemm behind inner product does not care.
 bool prefers_gemm(DType dtype, int64_t row_elements) { return dtype == DType::kF32 && row_elements % 1024 == 0; }
 
 // No products to add: the result is activation(bias), in f32 on one row, spread over the rest.
@@ -68,11 +69,12 @@ std::unique_ptr<Kernel> bind_bias_only(const KernelSpec& spec, CpuDevice& device
   const size_t bytes = static_cast<size_t>(element_count(y.dims) * size_of(y.dtype));
   sequence->add(make_kernel(0, [data = y.data, bytes](char*) { std::memset(data, 0, bytes); }));
   const auto bias = plain_desc({1, n}, spec.in[2].dtype);
-  const dnnl::binary::primitive_desc pd(dnnl::binary::desc(dnnl::algorithm::binary_add, to, bias, to), attributes(*spec.attrs),
-                                        device.onednn().engine);
-  kernel->call(pd, dnnl::binary(pd), {{DNNL_ARG_SRC_0, kernel->operand(to, y)},
-                                      {DNNL_ARG_SRC_1, kernel->operand(bias, spec.in[2])},
-                                      {DNNL_ARG_DST, kernel->operand(to, y)}});
+  const dnnl::binary::primitive_desc pd(dnnl::binary::desc(dnnl::algorithm::binary_add, to, bias, to),
+                                        attributes(*spec.attrs), device.onednn().engine);
+  kernel->call(pd, dnnl::binary(pd),
+               {{DNNL_ARG_SRC_0, kernel->operand(to, y)},
+                {DNNL_ARG_SRC_1, kernel->operand(bias, spec.in[2])},
+                {DNNL_ARG_DST, kernel->operand(to, y)}});
   sequence->add(std::move(kernel));
   return sequence;
 }
@@ -103,28 +105,32 @@ std::unique_ptr<Kernel> bind_matmul_plain(const KernelSpec& spec, CpuDevice& dev
                                : dnnl::inner_product_forward::desc(forward, ad, wd, yd);
     const dnnl::inner_product_forward::primitive_desc pd(desc, attributes(*spec.attrs), engine);
     if (has_bias)
-      kernel->call(pd, dnnl::inner_product_forward(pd), {{DNNL_ARG_SRC, kernel->operand(ad, a)},
-                                                         {DNNL_ARG_WEIGHTS, kernel->operand(wd, b)},
-                                                         {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
-                                                         {DNNL_ARG_DST, kernel->operand(yd, y)}});
+      kernel->call(pd, dnnl::inner_product_forward(pd),
+                   {{DNNL_ARG_SRC, kernel->operand(ad, a)},
+                    {DNNL_ARG_WEIGHTS, kernel->operand(wd, b)},
+                    {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
+                    {DNNL_ARG_DST, kernel->operand(yd, y)}});
     else
-      kernel->call(pd, dnnl::inner_product_forward(pd), {{DNNL_ARG_SRC, kernel->operand(ad, a)},
-                                                         {DNNL_ARG_WEIGHTS, kernel->operand(wd, b)},
-                                                         {DNNL_ARG_DST, kernel->operand(yd, y)}});
+      kernel->call(pd, dnnl::inner_product_forward(pd),
+                   {{DNNL_ARG_SRC, kernel->operand(ad, a)},
+                    {DNNL_ARG_WEIGHTS, kernel->operand(wd, b)},
+                    {DNNL_ARG_DST, kernel->operand(yd, y)}});
     return kernel;
   }
   if (has_bias) {
     const auto bias = plain_desc(batched ? Dims{1, 1, my.columns} : Dims{1, my.columns}, spec.in[2].dtype);
     const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(ad, bd, bias, yd), attributes(*spec.attrs), engine);
-    kernel->call(pd, dnnl::matmul(pd), {{DNNL_ARG_SRC, kernel->operand(ad, a)},
-                                        {DNNL_ARG_WEIGHTS, kernel->operand(bd, b)},
-                                        {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
-                                        {DNNL_ARG_DST, kernel->operand(yd, y)}});
+    kernel->call(pd, dnnl::matmul(pd),
+                 {{DNNL_ARG_SRC, kernel->operand(ad, a)},
+                  {DNNL_ARG_WEIGHTS, kernel->operand(bd, b)},
+                  {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
+                  {DNNL_ARG_DST, kernel->operand(yd, y)}});
   } else {
     const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(ad, bd, yd), attributes(*spec.attrs), engine);
-    kernel->call(pd, dnnl::matmul(pd), {{DNNL_ARG_SRC, kernel->operand(ad, a)},
-                                        {DNNL_ARG_WEIGHTS, kernel->operand(bd, b)},
-                                        {DNNL_ARG_DST, kernel->operand(yd, y)}});
+    kernel->call(pd, dnnl::matmul(pd),
+                 {{DNNL_ARG_SRC, kernel->operand(ad, a)},
+                  {DNNL_ARG_WEIGHTS, kernel->operand(bd, b)},
+                  {DNNL_ARG_DST, kernel->operand(yd, y)}});
   }
   return kernel;
 }
@@ -142,11 +148,12 @@ std::unique_ptr<Kernel> bind_products(const KernelSpec& spec, CpuDevice& device,
     const auto hint_wd = transpose ? plain_desc({n, k}, hint_type) : strided_desc({n, k}, hint_type, {1, n});
     const dnnl::inner_product_forward::primitive_desc hint(
         dnnl::inner_product_forward::desc(dnnl::prop_kind::forward_training, ad, hint_wd, dyd), engine);
-    const dnnl::inner_product_backward_weights::primitive_desc pd(dnnl::inner_product_backward_weights::desc(ad, wd, dyd),
-                                                                  user_scratchpad(), engine, hint);
-    kernel->call(pd, dnnl::inner_product_backward_weights(pd), {{DNNL_ARG_SRC, kernel->operand(ad, a)},
-                                                                {DNNL_ARG_DIFF_DST, kernel->operand(dyd, dy)},
-                                                                {DNNL_ARG_DIFF_WEIGHTS, kernel->operand(wd, dw)}});
+    const dnnl::inner_product_backward_weights::primitive_desc pd(
+        dnnl::inner_product_backward_weights::desc(ad, wd, dyd), user_scratchpad(), engine, hint);
+    kernel->call(pd, dnnl::inner_product_backward_weights(pd),
+                 {{DNNL_ARG_SRC, kernel->operand(ad, a)},
+                  {DNNL_ARG_DIFF_DST, kernel->operand(dyd, dy)},
+                  {DNNL_ARG_DIFF_WEIGHTS, kernel->operand(wd, dw)}});
     return kernel;
   }
   const Operand &left = transpose ? dy : a, &right = transpose ? a : dy;
@@ -154,9 +161,10 @@ std::unique_ptr<Kernel> bind_products(const KernelSpec& spec, CpuDevice& device,
   const auto ld = strided_desc({columns, rows}, left.dtype, {1, columns}), rd = plain_desc({rows, width}, right.dtype);
   const auto wd = plain_desc({columns, width}, dw.dtype);
   const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(ld, rd, wd), user_scratchpad(), engine);
-  kernel->call(pd, dnnl::matmul(pd), {{DNNL_ARG_SRC, kernel->operand(ld, left)},
-                                      {DNNL_ARG_WEIGHTS, kernel->operand(rd, right)},
-                                      {DNNL_ARG_DST, kernel->operand(wd, dw)}});
+  kernel->call(pd, dnnl::matmul(pd),
+               {{DNNL_ARG_SRC, kernel->operand(ld, left)},
+                {DNNL_ARG_WEIGHTS, kernel->operand(rd, right)},
+                {DNNL_ARG_DST, kernel->operand(wd, dw)}});
   return kernel;
 }
 
@@ -174,7 +182,8 @@ std::unique_ptr<Kernel> bind_weight_grad_plain(const KernelSpec& spec, CpuDevice
   } else {
     sequence->add(bind_products(spec, device, rows, k, n));
   }
-  if (spec.out.size() > 1 && spec.out[1].present() && n != 0) sequence->add(column_sum(device, dy, spec.out[1], rows, n));
+  if (spec.out.size() > 1 && spec.out[1].present() && n != 0)
+    sequence->add(column_sum(device, dy, spec.out[1], rows, n));
   return sequence;
 }
 

@@ -13,8 +13,8 @@ namespace {
 char* at(const Operand& x, int64_t element = 0) { return static_cast<char*>(x.data) + element * size_of(x.dtype); }
 
 // One copy with fixed ends.
-std::unique_ptr<Kernel> copy_kernel(CpuDevice& device, const Operand& element, const Dims& extent, const Dims& from_strides,
-                                    const Dims& to_strides, const void* from, void* to) {
+std::unique_ptr<Kernel> copy_kernel(CpuDevice& device, const Operand& element, const Dims& extent,
+                                    const Dims& from_strides, const Dims& to_strides, const void* from, void* to) {
   const StridedCopy copy(size_of(element.dtype), extent, from_strides, to_strides);
   return make_kernel(0, [=, threads = device.threads()](char*) { copy.run(threads, from, to); });
 }
@@ -24,14 +24,17 @@ std::unique_ptr<Kernel> fill_kernel(CpuDevice& device, const Operand& y, double 
   char cell[8] = {};
   const auto f = static_cast<float>(value);
   const auto i = static_cast<int64_t>(value);
-  if (is_integer(y.dtype)) store_tile(y.dtype, &i, cell, 0, 1);
-  else store_tile(y.dtype, &f, cell, 0, 1);
+  if (is_integer(y.dtype))
+    store_tile(y.dtype, &i, cell, 0, 1);
+  else
+    store_tile(y.dtype, &f, cell, 0, 1);
   uint64_t bits;
   std::memcpy(&bits, cell, 8);
   const int64_t bytes = size_of(y.dtype), n = count(y);
   if (bits == 0) {
     return make_kernel(0, [=, to = at(y), threads = device.threads()](char*) {
-      parallel_for(threads, n * bytes, 1 << 17, [=](int64_t b, int64_t e) { std::memset(to + b, 0, static_cast<size_t>(e - b)); });
+      parallel_for(threads, n * bytes, 1 << 17,
+                   [=](int64_t b, int64_t e) { std::memset(to + b, 0, static_cast<size_t>(e - b)); });
     });
   }
   const StridedCopy copy(bytes, {n}, {0}, {1});
@@ -54,8 +57,10 @@ std::unique_ptr<Kernel> bind_transpose(const KernelSpec& spec, CpuDevice& device
   const std::vector<int64_t>& perm = attr_ints(*spec.attrs, "perm");
   const Dims from = row_major_strides(spec.in[0].dims);
   Dims strides;
-  for (const int64_t p : perm) strides.push_back(from.at(static_cast<size_t>(p < 0 ? p + static_cast<int64_t>(perm.size()) : p)));
-  return copy_kernel(device, spec.in[0], spec.out[0].dims, strides, row_major_strides(spec.out[0].dims), at(spec.in[0]), at(spec.out[0]));
+  for (const int64_t p : perm)
+    strides.push_back(from.at(static_cast<size_t>(p < 0 ? p + static_cast<int64_t>(perm.size()) : p)));
+  return copy_kernel(device, spec.in[0], spec.out[0].dims, strides, row_major_strides(spec.out[0].dims), at(spec.in[0]),
+                     at(spec.out[0]));
 }
 
 // Where the block of starts and strides lies in a tensor of these dimensions.
@@ -125,7 +130,8 @@ std::unique_ptr<Kernel> bind_local_slice(const KernelSpec& spec, CpuDevice& devi
   const std::vector<int64_t>& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
   const AxisView v = view_axis(x.dims, digit.at(0));
   const int64_t begin = attr_int(*spec.attrs, "begin"), end = attr_int(*spec.attrs, "end");
-  const int64_t outer = v.outer * digit.at(1), inner = v.inner * digit.at(2), extent = v.extent / (digit.at(1) * digit.at(2));
+  const int64_t outer = v.outer * digit.at(1), inner = v.inner * digit.at(2),
+                extent = v.extent / (digit.at(1) * digit.at(2));
   const int64_t run = (end - begin) * inner;
   return copy_kernel(device, x, {outer, run}, {extent * inner, 1}, {run, 1}, at(x, begin * inner), at(y));
 }
@@ -145,8 +151,10 @@ std::unique_ptr<Kernel> bind_iota(const KernelSpec& spec, CpuDevice&) {
     for (int64_t i = 0, n = count(y); i < n; ++i) {
       const int64_t value = global.coordinate(static_cast<int>(dim), i / v.inner % v.extent, batch);
       const auto f = static_cast<float>(value);
-      if (is_integer(y.dtype)) store_tile(y.dtype, &value, y.data, i, 1);
-      else store_tile(y.dtype, &f, y.data, i, 1);
+      if (is_integer(y.dtype))
+        store_tile(y.dtype, &value, y.data, i, 1);
+      else
+        store_tile(y.dtype, &f, y.data, i, 1);
     }
   });
 }

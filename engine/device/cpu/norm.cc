@@ -1,5 +1,5 @@
-// Layer norm and RMS norm over the last dimension. The gradient makes dx, dgamma and dbeta in one pass over x; dgamma and dbeta
-// are partial sums over chunks of rows that the shape fixes, added in order.
+// Layer norm and RMS norm over the last dimension. The gradient makes dx, dgamma and dbeta in one pass over x; dgamma
+// and dbeta are partial sums over chunks of rows that the shape fixes, added in order.
 #include <cstdint>
 
 #include "ir/dtype.h"
@@ -45,8 +45,10 @@ HWY_INLINE V get(const T* p, int64_t j, int64_t n) {
 }
 template <class T>
 HWY_INLINE void put(V v, T* p, int64_t j, int64_t n) {
-  if (n >= kLanes) store(v, p + j);
-  else store_n(v, p + j, n);
+  if (n >= kLanes)
+    store(v, p + j);
+  else
+    store_n(v, p + j, n);
 }
 // Zero past the end, so that a shifted tail does not count.
 HWY_INLINE V head(V v, int64_t n) {
@@ -137,12 +139,16 @@ void backward(const NormGrad& a, int64_t first_chunk, int64_t last_chunk) {
 }
 
 void norm_forward(const NormForward& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16) forward<uint16_t>(a, first, last);
-  else forward<float>(a, first, last);
+  if (a.dtype == DType::kBF16)
+    forward<uint16_t>(a, first, last);
+  else
+    forward<float>(a, first, last);
 }
 void norm_backward(const NormGrad& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16) backward<uint16_t>(a, first, last);
-  else backward<float>(a, first, last);
+  if (a.dtype == DType::kBF16)
+    backward<uint16_t>(a, first, last);
+  else
+    backward<float>(a, first, last);
 }
 
 }  // namespace whale::cpu::HWY_NAMESPACE
@@ -176,7 +182,8 @@ struct Widened {
 
 Operand operand(const std::vector<Operand>& list, size_t i) { return has(list, i) ? list[i] : Operand{}; }
 float* floats(const Operand& x) {
-  if (x.present() && x.dtype != DType::kF32) throw unimplemented("statistics of type {} on the cpu device", name_of(x.dtype));
+  if (x.present() && x.dtype != DType::kF32)
+    throw unimplemented("statistics of type {} on the cpu device", name_of(x.dtype));
   return x.present() ? static_cast<float*>(x.data) : nullptr;
 }
 
@@ -195,7 +202,8 @@ std::unique_ptr<Kernel> bind_norm(const KernelSpec& spec, CpuDevice& device) {
     args.gamma = gamma.get(scratch);
     args.beta = beta.get(scratch);
     const auto f = HWY_DYNAMIC_DISPATCH(norm_forward);
-    parallel_for(threads, n, std::max<int64_t>(1, 8192 / std::max<int64_t>(d, 1)), [&](int64_t b, int64_t e) { f(args, b, e); });
+    parallel_for(threads, n, std::max<int64_t>(1, 8192 / std::max<int64_t>(d, 1)),
+                 [&](int64_t b, int64_t e) { f(args, b, e); });
   });
 }
 
@@ -210,7 +218,8 @@ std::unique_ptr<Kernel> bind_norm_grad(const KernelSpec& spec, CpuDevice& device
   const Widened gamma{operand(spec.in, rms ? 3 : 4), 0};
   Results results(spec);
   a.dx = results.take().data;
-  const Operand dgamma = results.take(gamma.from.present()), dbeta = results.take(!rms && attr_bool(*spec.attrs, "bias"));
+  const Operand dgamma = results.take(gamma.from.present()),
+                dbeta = results.take(!rms && attr_bool(*spec.attrs, "bias"));
   const auto vector = static_cast<size_t>(round_up(a.width * 4, 64)), sum = 2 * vector;
   const auto partial = static_cast<size_t>(a.chunks * 2 * a.width * 4);
   return make_kernel(vector + sum + partial, [=, threads = device.threads()](char* scratch) {
@@ -222,7 +231,8 @@ std::unique_ptr<Kernel> bind_norm_grad(const KernelSpec& spec, CpuDevice& device
     if (!dgamma.present() && !dbeta.present()) return;
     auto* total = reinterpret_cast<float*>(scratch + vector);
     FoldStep fold;
-    fold.from = args.partial, fold.dtype = DType::kF32, fold.to = total, fold.extent = a.chunks, fold.inner = 2 * a.width;
+    fold.from = args.partial, fold.dtype = DType::kF32, fold.to = total, fold.extent = a.chunks,
+    fold.inner = 2 * a.width;
     run_fold(fold, 0, fold.tasks());
     if (dgamma.present()) store_tile(dgamma.dtype, total, dgamma.data, 0, a.width);
     if (dbeta.present()) store_tile(dbeta.dtype, total + a.width, dbeta.data, 0, a.width);

@@ -24,7 +24,9 @@ dnnl::memory::desc strided_desc(const Dims& dims, DType dtype, const Dims& strid
   return {dims, onednn_type(dtype), strides};
 }
 
-dnnl::memory::desc plain_desc(const Dims& dims, DType dtype) { return strided_desc(dims, dtype, row_major_strides(dims)); }
+dnnl::memory::desc plain_desc(const Dims& dims, DType dtype) {
+  return strided_desc(dims, dtype, row_major_strides(dims));
+}
 
 dnnl::primitive_attr user_scratchpad() {
   dnnl::primitive_attr attr;

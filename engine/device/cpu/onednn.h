@@ -1,5 +1,5 @@
-// oneDNN in our terms: the engine and stream of a device, and a kernel that is a list of primitives whose temporary memory
-// (scratchpads, reordered weights) lies in the device's one scratch area.
+// oneDNN in our terms: the engine and stream of a device, and a kernel that is a list of primitives whose temporary
+// memory (scratchpads, reordered weights) lies in the device's one scratch area.
 #pragma once
 
 #include <dnnl.hpp>

@@ -1,5 +1,5 @@
-// Updates of parameters: one parallel region over all tuples of an op, cut into fixed chunks. State and arithmetic are float;
-// other types are converted a tile at a time.
+// Updates of parameters: one parallel region over all tuples of an op, cut into fixed chunks. State and arithmetic are
+// float; other types are converted a tile at a time.
 #include <cstdint>
 
 #include "ir/dtype.h"
@@ -201,7 +201,9 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
       u->chunks.push_back({tuple, result, wd, at, std::min(kChunk, count(tuple[0]) - at)});
   }
   return make_kernel(0, [u, threads = device.threads()](char*) {
-    const auto number = [&](int i, double otherwise) { return i < 0 ? otherwise : scalar(u->in[static_cast<size_t>(i)], otherwise); };
+    const auto number = [&](int i, double otherwise) {
+      return i < 0 ? otherwise : scalar(u->in[static_cast<size_t>(i)], otherwise);
+    };
     UpdateNumbers now = u->numbers;
     now.lr = static_cast<float>(number(u->form.lr, 0));
     now.clip = static_cast<float>(number(u->form.scale, 1));
@@ -215,7 +217,8 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
 }
 
 std::unique_ptr<Kernel> bind_sgd(const KernelSpec& spec, CpuDevice& device) {
-  if (attr_float(*spec.attrs, "momentum") != 0) return bind_update(spec, device, {Rule::kSgdMomentum, 0, -1, 1, 2, 3, 3, 2});
+  if (attr_float(*spec.attrs, "momentum") != 0)
+    return bind_update(spec, device, {Rule::kSgdMomentum, 0, -1, 1, 2, 3, 3, 2});
   return bind_update(spec, device, {Rule::kSgd, 0, -1, 1, 2, 2, 2, 1});
 }
 std::unique_ptr<Kernel> bind_adam(const KernelSpec& spec, CpuDevice& device) {

@@ -1,5 +1,5 @@
-// Splitting a kernel's work over the device's OpenMP threads. Results must not depend on the split: kernels cut reductions
-// into chunks fixed by shape and let threads take whole chunks.
+// Splitting a kernel's work over the device's OpenMP threads. Results must not depend on the split: kernels cut
+// reductions into chunks fixed by shape and let threads take whole chunks.
 #pragma once
 
 #include <omp.h>
@@ -9,8 +9,8 @@
 
 namespace whale::cpu {
 
-// f(begin, end) over contiguous parts of [0, count), one a thread. A region has either all threads or none: libgomp rebuilds
-// its pool when the number changes.
+// f(begin, end) over contiguous parts of [0, count), one a thread. A region has either all threads or none: libgomp
+// rebuilds its pool when the number changes.
 template <class F>
 void parallel_for(int threads, int64_t count, int64_t least, F&& f) {
   if (count <= 0) return;

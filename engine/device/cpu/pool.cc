@@ -1,5 +1,5 @@
-// Max and average pooling, forward and backward. Both directions gather: for every position of the result, the list of taps (which
-// positions of the operand, in order of the window) is worked out at bind; it is the same for every sample.
+// Max and average pooling, forward and backward. Both directions gather: for every position of the result, the list of
+// taps (which positions of the operand, in order of the window) is worked out at bind; it is the same for every sample.
 #include "device/cpu/pool.h"
 
 #include <algorithm>
@@ -14,21 +14,22 @@ namespace {
 
 // The taps of all positions of the result, one after the other.
 struct TapList {
-  std::vector<int64_t> begin{0};   // per position: its range in the arrays below
-  std::vector<int64_t> from;       // position of the operand
-  std::vector<int32_t> number;     // of the tap in the window, row-major
-  std::vector<float> scale;        // average: 1 / (elements averaged) at the pooled position
-  int64_t most = 0;                // taps of one position
+  std::vector<int64_t> begin{0};  // per position: its range in the arrays below
+  std::vector<int64_t> from;      // position of the operand
+  std::vector<int32_t> number;    // of the tap in the window, row-major
+  std::vector<float> scale;       // average: 1 / (elements averaged) at the pooled position
+  int64_t most = 0;               // taps of one position
 };
 
 struct Window {
-  Dims x, y;                       // spatial
+  Dims x, y;  // spatial
   Dims size, strides, low, high;
   int64_t inputs, outputs;
 };
 
 Window window_of(const Attrs& attrs, const Dims& x, const Dims& y) {
-  Window w{Dims(x.begin() + 1, x.end() - 1), Dims(y.begin() + 1, y.end() - 1), attr_ints(attrs, "window"), {}, {}, {}, 1, 1};
+  Window w{
+      Dims(x.begin() + 1, x.end() - 1), Dims(y.begin() + 1, y.end() - 1), attr_ints(attrs, "window"), {}, {}, {}, 1, 1};
   const auto &strides = attr_ints(attrs, "strides"), &padding = attr_ints(attrs, "padding");
   for (size_t i = 0; i < w.size.size(); ++i) {
     w.strides.push_back(strides.empty() ? w.size[i] : strides[i]);
@@ -103,14 +104,16 @@ TapList taps_of(const Window& w, bool backward, bool include_pad) {
 template <class F>
 void each_position(const CpuDevice& device, const TapList& list, const char* from, int64_t samples, int64_t positions,
                    int64_t operand_positions, int64_t row_bytes, char* scratch, F f) {
-  const int64_t channels_work = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, row_bytes * std::max<int64_t>(1, list.most) / 4));
+  const int64_t channels_work =
+      std::max<int64_t>(1, 4096 / std::max<int64_t>(1, row_bytes * std::max<int64_t>(1, list.most) / 4));
   parallel_for(device.threads(), samples * positions, channels_work, [&](int64_t first, int64_t last) {
     auto** taps = reinterpret_cast<const void**>(scratch) + list.most * omp_get_thread_num();
     for (int64_t p = first; p < last; ++p) {
       const int64_t sample = p / positions;
       const auto begin = static_cast<size_t>(list.begin[static_cast<size_t>(p % positions)]);
       const auto end = static_cast<size_t>(list.begin[static_cast<size_t>(p % positions) + 1]);
-      for (size_t t = begin; t < end; ++t) taps[t - begin] = from + (sample * operand_positions + list.from[t]) * row_bytes;
+      for (size_t t = begin; t < end; ++t)
+        taps[t - begin] = from + (sample * operand_positions + list.from[t]) * row_bytes;
       f(p, taps, begin, static_cast<int64_t>(end - begin));
     }
   });
@@ -124,8 +127,12 @@ struct Gather {
   const char* from;
   char* to;
   Gather(const KernelSpec& spec, const CpuDevice& cpu, bool backward)
-      : device(cpu), samples(spec.out[0].dims.front()), channels(spec.out[0].dims.back()),
-        row_bytes(channels * size_of(spec.in[0].dtype)), dtype(spec.in[0].dtype), from(static_cast<const char*>(spec.in[0].data)),
+      : device(cpu),
+        samples(spec.out[0].dims.front()),
+        channels(spec.out[0].dims.back()),
+        row_bytes(channels * size_of(spec.in[0].dtype)),
+        dtype(spec.in[0].dtype),
+        from(static_cast<const char*>(spec.in[0].data)),
         to(static_cast<char*>(spec.out[0].data)) {
     const Dims &x = backward ? spec.out[0].dims : spec.in[0].dims, &y = backward ? spec.in[0].dims : spec.out[0].dims;
     const Window w = window_of(*spec.attrs, x, y);
@@ -133,7 +140,9 @@ struct Gather {
     positions = backward ? w.inputs : w.outputs;
     operand_positions = backward ? w.outputs : w.inputs;
   }
-  size_t scratch_bytes() const { return static_cast<size_t>(std::max<int64_t>(1, list.most) * device.threads()) * sizeof(void*); }
+  size_t scratch_bytes() const {
+    return static_cast<size_t>(std::max<int64_t>(1, list.most) * device.threads()) * sizeof(void*);
+  }
   template <class F>
   void run(char* scratch, F f) const {
     each_position(device, list, from, samples, positions, operand_positions, row_bytes, scratch, f);
@@ -161,8 +170,12 @@ std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device, bool
     });
   });
 }
-std::unique_ptr<Kernel> bind_average(const KernelSpec& spec, CpuDevice& device) { return bind_sum(spec, device, false); }
-std::unique_ptr<Kernel> bind_average_grad(const KernelSpec& spec, CpuDevice& device) { return bind_sum(spec, device, true); }
+std::unique_ptr<Kernel> bind_average(const KernelSpec& spec, CpuDevice& device) {
+  return bind_sum(spec, device, false);
+}
+std::unique_ptr<Kernel> bind_average_grad(const KernelSpec& spec, CpuDevice& device) {
+  return bind_sum(spec, device, true);
+}
 
 std::unique_ptr<Kernel> bind_max_grad(const KernelSpec& spec, CpuDevice& device) {
   const auto* index = static_cast<const int32_t*>(spec.in[1].data);

@@ -37,7 +37,8 @@ HWY_INLINE void put_index(hn::Vec<I32> v, int32_t* p, int64_t n) {
 }
 
 template <class T>
-void max_typed(const void* const* taps, const int32_t* numbers, int64_t count, int64_t channels, void* y, int32_t* index) {
+void max_typed(const void* const* taps, const int32_t* numbers, int64_t count, int64_t channels, void* y,
+               int32_t* index) {
   for (int64_t i = 0; i < channels; i += kLanes) {
     const int64_t n = channels - i < kLanes ? channels - i : kLanes;
     V best = count > 0 ? get<T>(taps[0], i, n) : splat(-HUGE_VALF);
@@ -64,8 +65,8 @@ void sum_typed(const void* const* taps, const float* scales, int64_t count, int6
 }
 
 template <class T>
-void max_grad_typed(const void* const* taps, const int32_t* const* index, const int32_t* numbers, int64_t count, int64_t channels,
-                    void* dx) {
+void max_grad_typed(const void* const* taps, const int32_t* const* index, const int32_t* numbers, int64_t count,
+                    int64_t channels, void* dx) {
   for (int64_t i = 0; i < channels; i += kLanes) {
     const int64_t n = channels - i < kLanes ? channels - i : kLanes;
     V sum = zero();
@@ -77,14 +78,15 @@ void max_grad_typed(const void* const* taps, const int32_t* const* index, const 
   }
 }
 
-void run_max(DType dtype, const void* const* taps, const int32_t* numbers, int64_t count, int64_t channels, void* y, int32_t* index) {
+void run_max(DType dtype, const void* const* taps, const int32_t* numbers, int64_t count, int64_t channels, void* y,
+             int32_t* index) {
   (dtype == DType::kBF16 ? max_typed<uint16_t> : max_typed<float>)(taps, numbers, count, channels, y, index);
 }
 void run_sum(DType dtype, const void* const* taps, const float* scales, int64_t count, int64_t channels, void* y) {
   (dtype == DType::kBF16 ? sum_typed<uint16_t> : sum_typed<float>)(taps, scales, count, channels, y);
 }
-void run_max_grad(DType dtype, const void* const* taps, const int32_t* const* index, const int32_t* numbers, int64_t count,
-                  int64_t channels, void* dx) {
+void run_max_grad(DType dtype, const void* const* taps, const int32_t* const* index, const int32_t* numbers,
+                  int64_t count, int64_t channels, void* dx) {
   (dtype == DType::kBF16 ? max_grad_typed<uint16_t> : max_grad_typed<float>)(taps, index, numbers, count, channels, dx);
 }
 
@@ -98,14 +100,15 @@ HWY_EXPORT(run_max);
 HWY_EXPORT(run_sum);
 HWY_EXPORT(run_max_grad);
 
-void pool_max(DType dtype, const void* const* taps, const int32_t* numbers, int64_t count, int64_t channels, void* y, int32_t* index) {
+void pool_max(DType dtype, const void* const* taps, const int32_t* numbers, int64_t count, int64_t channels, void* y,
+              int32_t* index) {
   HWY_DYNAMIC_DISPATCH(run_max)(dtype, taps, numbers, count, channels, y, index);
 }
 void pool_sum(DType dtype, const void* const* taps, const float* scales, int64_t count, int64_t channels, void* y) {
   HWY_DYNAMIC_DISPATCH(run_sum)(dtype, taps, scales, count, channels, y);
 }
-void pool_max_grad(DType dtype, const void* const* taps, const int32_t* const* index, const int32_t* numbers, int64_t count,
-                   int64_t channels, void* dx) {
+void pool_max_grad(DType dtype, const void* const* taps, const int32_t* const* index, const int32_t* numbers,
+                   int64_t count, int64_t channels, void* dx) {
   HWY_DYNAMIC_DISPATCH(run_max_grad)(dtype, taps, index, numbers, count, channels, dx);
 }
 

@@ -84,21 +84,28 @@ void fold_tasks(const FoldStep& s, int64_t first, int64_t last) {
     const int64_t columns = s.inner - c0 < FoldStep::kColumns ? s.inner - c0 : FoldStep::kColumns;
     const T* x = from + (outer * s.extent + r0) * s.inner + c0;
     float* y = s.to + (outer * s.chunks + chunk) * s.inner + c0;
-    if (s.inner == 1) *y = fold_run<Op>(x, r1 - r0);
-    else fold_columns<Op>(x, r1 - r0, s.inner, y, columns);
+    if (s.inner == 1)
+      *y = fold_run<Op>(x, r1 - r0);
+    else
+      fold_columns<Op>(x, r1 - r0, s.inner, y, columns);
   }
 }
 
 template <class T>
 void fold_typed(const FoldStep& s, int64_t first, int64_t last) {
-  if (s.fold == Fold::kSum) fold_tasks<SumOp, T>(s, first, last);
-  else if (s.fold == Fold::kMax) fold_tasks<MaxOp, T>(s, first, last);
-  else fold_tasks<MinOp, T>(s, first, last);
+  if (s.fold == Fold::kSum)
+    fold_tasks<SumOp, T>(s, first, last);
+  else if (s.fold == Fold::kMax)
+    fold_tasks<MaxOp, T>(s, first, last);
+  else
+    fold_tasks<MinOp, T>(s, first, last);
 }
 
 void run_fold(const FoldStep& s, int64_t first, int64_t last) {
-  if (s.dtype == DType::kBF16) fold_typed<uint16_t>(s, first, last);
-  else fold_typed<float>(s, first, last);
+  if (s.dtype == DType::kBF16)
+    fold_typed<uint16_t>(s, first, last);
+  else
+    fold_typed<float>(s, first, last);
 }
 
 // Squares of short runs in float, their sums in double.
@@ -123,7 +130,8 @@ double squares(const T* x, int64_t n) {
   return total;
 }
 double squares_of(DType dtype, const void* from, int64_t at, int64_t n) {
-  return dtype == DType::kBF16 ? squares(static_cast<const uint16_t*>(from) + at, n) : squares(static_cast<const float*>(from) + at, n);
+  return dtype == DType::kBF16 ? squares(static_cast<const uint16_t*>(from) + at, n)
+                               : squares(static_cast<const float*>(from) + at, n);
 }
 
 }  // namespace whale::cpu::HWY_NAMESPACE
@@ -152,7 +160,8 @@ std::vector<bool> reduced_axes(const KernelSpec& spec) {
   const size_t rank = spec.in[0].dims.size();
   const std::vector<int64_t>& axes = attr_ints(*spec.attrs, "axes");
   std::vector<bool> reduced(rank, axes.empty());
-  for (const int64_t axis : axes) reduced.at(static_cast<size_t>(axis < 0 ? axis + static_cast<int64_t>(rank) : axis)) = true;
+  for (const int64_t axis : axes)
+    reduced.at(static_cast<size_t>(axis < 0 ? axis + static_cast<int64_t>(rank) : axis)) = true;
   return reduced;
 }
 
@@ -167,8 +176,10 @@ std::vector<Group> groups_of(const KernelSpec& spec) {
   for (size_t d = 0; d < reduced.size(); ++d) {
     const int64_t extent = spec.in[0].dims[d];
     if (extent == 1) continue;
-    if (!groups.empty() && groups.back().reduced == reduced[d]) groups.back().extent *= extent;
-    else groups.push_back({extent, reduced[d]});
+    if (!groups.empty() && groups.back().reduced == reduced[d])
+      groups.back().extent *= extent;
+    else
+      groups.push_back({extent, reduced[d]});
   }
   return groups;
 }
@@ -214,13 +225,25 @@ std::unique_ptr<Kernel> bind_float(const KernelSpec& spec, CpuDevice& device, Fo
     bytes += static_cast<size_t>(round_up(s.outer * s.chunks * s.inner * 4, 64));
   };
   for (const Shape3& pass : passes_of(groups_of(spec))) {
-    FoldStep s{.from = x.data, .dtype = steps.empty() ? x.dtype : DType::kF32, .to = nullptr, .outer = pass.outer,
-               .extent = pass.extent, .inner = pass.inner, .chunks = 1, .fold = fold};
+    FoldStep s{.from = x.data,
+               .dtype = steps.empty() ? x.dtype : DType::kF32,
+               .to = nullptr,
+               .outer = pass.outer,
+               .extent = pass.extent,
+               .inner = pass.inner,
+               .chunks = 1,
+               .fold = fold};
     s.chunks = chunks_of(s);
     add(s);
     if (s.chunks == 1) continue;
-    add({.from = nullptr, .dtype = DType::kF32, .to = nullptr, .outer = s.outer, .extent = s.chunks, .inner = s.inner,
-         .chunks = 1, .fold = fold});
+    add({.from = nullptr,
+         .dtype = DType::kF32,
+         .to = nullptr,
+         .outer = s.outer,
+         .extent = s.chunks,
+         .inner = s.inner,
+         .chunks = 1,
+         .fold = fold});
   }
   const int64_t n = count(y);
   const bool direct = y.dtype == DType::kF32 && scale == 1;
@@ -238,7 +261,8 @@ std::unique_ptr<Kernel> bind_float(const KernelSpec& spec, CpuDevice& device, Fo
       to = s.to;
     }
     if (direct) return;
-    if (scale != 1) for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(to[i] * scale);
+    if (scale != 1)
+      for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(to[i] * scale);
     store_tile(y.dtype, to, y.data, 0, n);
   });
 }
@@ -253,7 +277,9 @@ std::unique_ptr<Kernel> bind_integer(const KernelSpec& spec, Fold fold) {
   const Operand x = spec.in[0], y = spec.out[0];
   const std::vector<Shape3> passes = passes_of(groups_of(spec));
   const int64_t n = count(x), m = count(y);
-  const int64_t start = fold == Fold::kSum ? 0 : fold == Fold::kMax ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+  const int64_t start = fold == Fold::kSum   ? 0
+                        : fold == Fold::kMax ? std::numeric_limits<int64_t>::min()
+                                             : std::numeric_limits<int64_t>::max();
   return make_kernel(static_cast<size_t>((n + m) * 8), [=](char* scratch) {
     auto* a = reinterpret_cast<int64_t*>(scratch);
     load_tile(x.dtype, x.data, 0, a, n);
@@ -290,8 +316,10 @@ void argmax_rows(const Operand& x, const Operand& y, AxisView v, int64_t first, 
         if (value(p[e * v.inner]) > value(p[best * v.inner])) best = e;
       }
     }
-    if (y.dtype == DType::kI64) static_cast<int64_t*>(y.data)[r] = best;
-    else static_cast<int32_t*>(y.data)[r] = static_cast<int32_t>(best);
+    if (y.dtype == DType::kI64)
+      static_cast<int64_t*>(y.data)[r] = best;
+    else
+      static_cast<int32_t*>(y.data)[r] = static_cast<int32_t>(best);
   }
 }
 
@@ -300,12 +328,18 @@ std::unique_ptr<Kernel> bind_argmax(const KernelSpec& spec, CpuDevice& device) {
   const AxisView v = view_axis(x.dims, attr_int(*spec.attrs, "axis", -1));
   using Rows = void (*)(const Operand&, const Operand&, AxisView, int64_t, int64_t);
   Rows f = nullptr;
-  if (x.dtype == DType::kF32) f = argmax_rows<float, nullptr>;
-  else if (x.dtype == DType::kBF16) f = argmax_rows<uint16_t, bf16_to_float>;
-  else if (x.dtype == DType::kI32) f = argmax_rows<int32_t, nullptr>;
-  else if (x.dtype == DType::kI64) f = argmax_rows<int64_t, nullptr>;
-  else if (x.dtype == DType::kI8) f = argmax_rows<int8_t, nullptr>;
-  else f = argmax_rows<uint8_t, nullptr>;
+  if (x.dtype == DType::kF32)
+    f = argmax_rows<float, nullptr>;
+  else if (x.dtype == DType::kBF16)
+    f = argmax_rows<uint16_t, bf16_to_float>;
+  else if (x.dtype == DType::kI32)
+    f = argmax_rows<int32_t, nullptr>;
+  else if (x.dtype == DType::kI64)
+    f = argmax_rows<int64_t, nullptr>;
+  else if (x.dtype == DType::kI8)
+    f = argmax_rows<int8_t, nullptr>;
+  else
+    f = argmax_rows<uint8_t, nullptr>;
   const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, v.extent));
   return make_kernel(0, [=, threads = device.threads()](char*) {
     parallel_for(threads, v.outer * v.inner, least, [&](int64_t b, int64_t e) { f(x, y, v, b, e); });
@@ -321,7 +355,8 @@ std::unique_ptr<Kernel> bind_sum_of_squares(const KernelSpec& spec, CpuDevice& d
   };
   std::vector<Block> blocks;
   for (const Operand& x : spec.in)
-    for (int64_t at = 0; at < count(x); at += kBlock) blocks.push_back({x.data, x.dtype, at, std::min(kBlock, count(x) - at)});
+    for (int64_t at = 0; at < count(x); at += kBlock)
+      blocks.push_back({x.data, x.dtype, at, std::min(kBlock, count(x) - at)});
   const Operand y = spec.out[0];
   const size_t bytes = (blocks.size() + 1) * sizeof(double);
   return make_kernel(bytes, [=, blocks = std::move(blocks), threads = device.threads()](char* scratch) {

@@ -1,5 +1,5 @@
-// Vectors of float for the kernels: loads and stores of f32 and bf16, and the elementary functions, within 2 units in the last
-// place. Included once for every instruction set (Highway's foreach_target); everything is inlined.
+// Vectors of float for the kernels: loads and stores of f32 and bf16, and the elementary functions, within 2 units in
+// the last place. Included once for every instruction set (Highway's foreach_target); everything is inlined.
 #if defined(WHALE_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHALE_CPU_SIMD_INL_H_
 #undef WHALE_CPU_SIMD_INL_H_
@@ -37,7 +37,8 @@ HWY_INLINE V round_bf16(V x) {
   const auto bits = hn::BitCast(U32(), x);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(U32(), 0x7FFF)));
-  const auto kept = hn::IfThenElse(hn::RebindMask(U32(), hn::IsNaN(x)), hn::Or(bits, hn::Set(U32(), 0x400000)), rounded);
+  const auto kept =
+      hn::IfThenElse(hn::RebindMask(U32(), hn::IsNaN(x)), hn::Or(bits, hn::Set(U32(), 0x400000)), rounded);
   return hn::BitCast(F32(), hn::And(kept, hn::Set(U32(), 0xFFFF0000u)));
 }
 HWY_INLINE void store(V x, float* p) { hn::StoreU(x, F32(), p); }
@@ -92,12 +93,18 @@ HWY_INLINE V horner(V x, const float* c, int degree) {
   return y;
 }
 
-HWY_INLINE V power_of_two(hn::Vec<I32> n) { return hn::BitCast(F32(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(I32(), 127)))); }
+HWY_INLINE V power_of_two(hn::Vec<I32> n) {
+  return hn::BitCast(F32(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(I32(), 127))));
+}
 
 // exp(x) = 2^n exp(r), |r| <= log(2)/2. Returns exp(r) and n.
 HWY_INLINE V exp_reduced(V x, hn::Vec<I32>& n) {
-  static constexpr float c[] = {0.5f, 0.1666666716337204f, 0.04166625440120697f, 0.008333261124789715f,
-                                0.0013947212137281895f, 0.00019919921760447323f};
+  static constexpr float c[] = {0.5f,
+                                0.1666666716337204f,
+                                0.04166625440120697f,
+                                0.008333261124789715f,
+                                0.0013947212137281895f,
+                                0.00019919921760447323f};
   const V round = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the nearest integer
   const V shifted = hn::MulAdd(x, splat(1.44269504088896341f), round);
   n = hn::Sub(hn::BitCast(I32(), shifted), hn::Set(I32(), 0x4B400000));
@@ -127,9 +134,9 @@ HWY_INLINE V exp_fast(V x) {
 }
 
 HWY_INLINE V log(V x) {
-  static constexpr float c[] = {0.3333331048488617f, -0.24999985098838806f, 0.20002269744873047f, -0.16669364273548126f,
-                                0.1421777307987213f, -0.1238170713186264f, 0.11877446621656418f, -0.11808240413665771f,
-                                0.06927268952131271f};
+  static constexpr float c[] = {0.3333331048488617f,   -0.24999985098838806f, 0.20002269744873047f,
+                                -0.16669364273548126f, 0.1421777307987213f,   -0.1238170713186264f,
+                                0.11877446621656418f,  -0.11808240413665771f, 0.06927268952131271f};
   const auto tiny = hn::Lt(x, splat(1.17549435e-38f));
   const V scaled = hn::IfThenElse(tiny, hn::Mul(x, splat(8388608.0f)), x);
   const auto bits = hn::BitCast(I32(), scaled);
@@ -168,10 +175,12 @@ HWY_INLINE V tanh(V x) {
 }
 
 HWY_INLINE V erf(V x) {
-  static constexpr float c[] = {0.12837916612625122f, -0.37612631916999817f,  0.11283686012029648f,  -0.026858851313591003f,
-                                0.005199600011110306f, -0.0008125806925818324f, 8.296612941194326e-05f};
-  static constexpr float q[] = {-1.1286410093307495f, -0.6351814866065979f,   -0.1061876118183136f,   0.023720184341073036f,
-                                -0.0036229179240763187f, 0.00031805949402041733f, -1.0763152204162907e-05f};
+  static constexpr float c[] = {0.12837916612625122f,   -0.37612631916999817f, 0.11283686012029648f,
+                                -0.026858851313591003f, 0.005199600011110306f, -0.0008125806925818324f,
+                                8.296612941194326e-05f};
+  static constexpr float q[] = {-1.1286410093307495f,    -0.6351814866065979f,    -0.1061876118183136f,
+                                0.023720184341073036f,   -0.0036229179240763187f, 0.00031805949402041733f,
+                                -1.0763152204162907e-05f};
   const V a = hn::Abs(x);
   const V small = hn::MulAdd(x, horner(hn::Mul(x, x), c, 6), x);
   const V t = min_of(splat(4), a);  // erf(4) rounds to 1
@@ -180,9 +189,7 @@ HWY_INLINE V erf(V x) {
 }
 
 HWY_INLINE V sigmoid(V x) { return hn::Div(splat(1), hn::Add(splat(1), exp(hn::Neg(x)))); }
-HWY_INLINE V softplus(V x) {
-  return hn::Add(max_of(zero(), x), log1p(exp_fast(hn::Neg(hn::Abs(x)))));
-}
+HWY_INLINE V softplus(V x) { return hn::Add(max_of(zero(), x), log1p(exp_fast(hn::Neg(hn::Abs(x))))); }
 
 }  // namespace whale::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

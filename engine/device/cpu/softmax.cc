@@ -40,9 +40,9 @@ namespace whale::cpu::HWY_NAMESPACE {
 inline constexpr int64_t kBlock = 1024;  // of a row: it stays in the first-level cache between maximum and sum
 
 struct RowSums {
-  float top;   // maximum
-  float sum;   // of exp(x - top)
-  float total; // of x
+  float top;    // maximum
+  float sum;    // of exp(x - top)
+  float total;  // of x
 };
 
 // One pass: a block's maximum first, then its exponentials; the running sum is rescaled when the maximum grows.
@@ -92,8 +92,10 @@ void softmax_typed(const SoftmaxRows& a, int64_t first, int64_t last) {
     for (int64_t j = 0; j < d; j += kLanes) {
       V v = hn::Sub(d - j >= kLanes ? load(x + j) : load_n(x + j, d - j), top);
       v = a.logarithm ? hn::Sub(v, shift) : hn::Mul(exp_fast(v), scale);
-      if (d - j >= kLanes) store(v, y + j);
-      else store_n(v, y + j, d - j);
+      if (d - j >= kLanes)
+        store(v, y + j);
+      else
+        store_n(v, y + j, d - j);
     }
   }
 }
@@ -109,22 +111,27 @@ void softmax_grad_typed(const SoftmaxRows& a, int64_t first, int64_t last) {
     V sum = zero();
     for (int64_t j = 0; j < d; j += kLanes) {
       const V g = d - j >= kLanes ? load(dy + j) : load_n(dy + j, d - j);
-      if (a.logarithm) sum = hn::Add(sum, g);
-      else sum = hn::MulAdd(d - j >= kLanes ? load(y + j) : load_n(y + j, d - j), g, sum);
+      if (a.logarithm)
+        sum = hn::Add(sum, g);
+      else
+        sum = hn::MulAdd(d - j >= kLanes ? load(y + j) : load_n(y + j, d - j), g, sum);
     }
     const V dot = splat(sum_lanes(sum));
     for (int64_t j = 0; j < d; j += kLanes) {
       const bool whole = d - j >= kLanes;
       const V g = whole ? load(dy + j) : load_n(dy + j, d - j), v = whole ? load(y + j) : load_n(y + j, d - j);
       const V result = a.logarithm ? hn::NegMulAdd(exp_fast(v), dot, g) : hn::Mul(v, hn::Sub(g, dot));
-      if (whole) store(result, dx + j);
-      else store_n(result, dx + j, d - j);
+      if (whole)
+        store(result, dx + j);
+      else
+        store_n(result, dx + j, d - j);
     }
   }
 }
 
 HWY_INLINE int64_t label_at(const CrossEntropyRows& a, int64_t r) {
-  return a.label_dtype == DType::kI64 ? static_cast<const int64_t*>(a.labels)[r] : static_cast<const int32_t*>(a.labels)[r];
+  return a.label_dtype == DType::kI64 ? static_cast<const int64_t*>(a.labels)[r]
+                                      : static_cast<const int32_t*>(a.labels)[r];
 }
 HWY_INLINE float one(const float* p) { return *p; }
 HWY_INLINE float one(const uint16_t* p) {
@@ -172,28 +179,38 @@ void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t 
       const bool whole = a.width - j >= kLanes;
       const V p = exp_fast(hn::Sub(whole ? load(x + j) : load_n(x + j, a.width - j), lse));
       const V v = hn::MulAdd(p, scale, shift);
-      if (whole) store(v, y + j);
-      else store_n(v, y + j, a.width - j);
+      if (whole)
+        store(v, y + j);
+      else
+        store_n(v, y + j, a.width - j);
     }
     if (valid) store_n(splat(at_label), y + label, 1);
   }
 }
 
 void softmax_rows(const SoftmaxRows& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16) softmax_typed<uint16_t>(a, first, last);
-  else softmax_typed<float>(a, first, last);
+  if (a.dtype == DType::kBF16)
+    softmax_typed<uint16_t>(a, first, last);
+  else
+    softmax_typed<float>(a, first, last);
 }
 void softmax_grad_rows(const SoftmaxRows& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16) softmax_grad_typed<uint16_t>(a, first, last);
-  else softmax_grad_typed<float>(a, first, last);
+  if (a.dtype == DType::kBF16)
+    softmax_grad_typed<uint16_t>(a, first, last);
+  else
+    softmax_grad_typed<float>(a, first, last);
 }
 void cross_entropy_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16) cross_entropy_typed<uint16_t>(a, first, last);
-  else cross_entropy_typed<float>(a, first, last);
+  if (a.dtype == DType::kBF16)
+    cross_entropy_typed<uint16_t>(a, first, last);
+  else
+    cross_entropy_typed<float>(a, first, last);
 }
 void cross_entropy_grad_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16) cross_entropy_grad_typed<uint16_t>(a, first, last);
-  else cross_entropy_grad_typed<float>(a, first, last);
+  if (a.dtype == DType::kBF16)
+    cross_entropy_grad_typed<uint16_t>(a, first, last);
+  else
+    cross_entropy_grad_typed<float>(a, first, last);
 }
 
 }  // namespace whale::cpu::HWY_NAMESPACE
@@ -214,7 +231,8 @@ namespace {
 
 // f(args, first row, last row) over all rows.
 template <class Args>
-std::unique_ptr<Kernel> row_kernel(CpuDevice& device, const Args& args, int64_t rows, void (*f)(const Args&, int64_t, int64_t)) {
+std::unique_ptr<Kernel> row_kernel(CpuDevice& device, const Args& args, int64_t rows,
+                                   void (*f)(const Args&, int64_t, int64_t)) {
   const int64_t least = std::max<int64_t>(1, 4096 / std::max<int64_t>(args.width, 1));
   return make_kernel(0, [=, threads = device.threads()](char*) {
     parallel_for(threads, args.width == 0 ? 0 : rows, least, [&](int64_t b, int64_t e) { f(args, b, e); });
@@ -222,14 +240,14 @@ std::unique_ptr<Kernel> row_kernel(CpuDevice& device, const Args& args, int64_t 
 }
 
 std::unique_ptr<Kernel> bind_softmax(const KernelSpec& spec, CpuDevice& device) {
-  const SoftmaxRows args{spec.in[0].data, nullptr, spec.out[0].data, last_dim(spec.in[0]), spec.in[0].dtype,
-                         spec.op == OpCode::k_log_softmax};
+  const SoftmaxRows args{spec.in[0].data,      nullptr,          spec.out[0].data,
+                         last_dim(spec.in[0]), spec.in[0].dtype, spec.op == OpCode::k_log_softmax};
   return row_kernel(device, args, rows(spec.in[0]), HWY_DYNAMIC_DISPATCH(softmax_rows));
 }
 
 std::unique_ptr<Kernel> bind_softmax_grad(const KernelSpec& spec, CpuDevice& device) {
-  const SoftmaxRows args{spec.in[0].data, spec.in[1].data, spec.out[0].data, last_dim(spec.in[0]), spec.in[0].dtype,
-                         spec.op == OpCode::k_log_softmax_grad};
+  const SoftmaxRows args{spec.in[0].data,      spec.in[1].data,  spec.out[0].data,
+                         last_dim(spec.in[0]), spec.in[0].dtype, spec.op == OpCode::k_log_softmax_grad};
   return row_kernel(device, args, rows(spec.in[0]), HWY_DYNAMIC_DISPATCH(softmax_grad_rows));
 }
 

@@ -50,15 +50,20 @@ void copy_typed(const char* from, char* to, const Plane& p) {
 }
 
 void copy(int64_t bytes, const char* from, char* to, const Plane& p) {
-  if (bytes == 1) copy_typed<uint8_t>(from, to, p);
-  else if (bytes == 2) copy_typed<uint16_t>(from, to, p);
-  else if (bytes == 4) copy_typed<uint32_t>(from, to, p);
-  else copy_typed<uint64_t>(from, to, p);
+  if (bytes == 1)
+    copy_typed<uint8_t>(from, to, p);
+  else if (bytes == 2)
+    copy_typed<uint16_t>(from, to, p);
+  else if (bytes == 4)
+    copy_typed<uint32_t>(from, to, p);
+  else
+    copy_typed<uint64_t>(from, to, p);
 }
 
 }  // namespace
 
-StridedCopy::StridedCopy(int64_t element_bytes, const Dims& extent, const Dims& from, const Dims& to) : bytes_(element_bytes) {
+StridedCopy::StridedCopy(int64_t element_bytes, const Dims& extent, const Dims& from, const Dims& to)
+    : bytes_(element_bytes) {
   total_ = element_count(extent);
   std::vector<Axis> axes;
   for (size_t d = 0; d < extent.size(); ++d) {
@@ -66,9 +71,11 @@ StridedCopy::StridedCopy(int64_t element_bytes, const Dims& extent, const Dims& 
     const Axis axis{extent[d], from[d], to[d]};
     if (!axes.empty() && axes.back().from == axis.from * axis.extent && axes.back().to == axis.to * axis.extent)
       axes.back() = {axes.back().extent * axis.extent, axis.from, axis.to};
-    else axes.push_back(axis);
+    else
+      axes.push_back(axis);
   }
-  if (axes.size() > kMaxRank) throw unimplemented("a copy of {} dimensions, at most {} on the cpu device", axes.size(), kMaxRank);
+  if (axes.size() > kMaxRank)
+    throw unimplemented("a copy of {} dimensions, at most {} on the cpu device", axes.size(), kMaxRank);
   if (!axes.empty()) {  // the target's innermost axis
     column_ = axes.back();
     axes.pop_back();
@@ -100,7 +107,8 @@ void StridedCopy::range(const char* from, char* to, int64_t begin, int64_t end) 
       y += rest % axis.extent * axis.to;
       rest /= axis.extent;
     }
-    copy(bytes_, from + x * bytes_, to + y * bytes_, {rows, column_.extent, row_.from, row_.to, column_.from, column_.to});
+    copy(bytes_, from + x * bytes_, to + y * bytes_,
+         {rows, column_.extent, row_.from, row_.to, column_.from, column_.to});
     begin += rows;
   }
 }
@@ -114,11 +122,13 @@ void StridedCopy::run(int threads, const void* from, void* to) const {
     parallel_for(threads, column_.extent, (int64_t{1} << 16) / bytes_, [&](int64_t b, int64_t e) {
       Plane part = p;
       part.columns = e - b;
-      copy(bytes_, static_cast<const char*>(from) + b * column_.from * bytes_, static_cast<char*>(to) + b * column_.to * bytes_, part);
+      copy(bytes_, static_cast<const char*>(from) + b * column_.from * bytes_,
+           static_cast<char*>(to) + b * column_.to * bytes_, part);
     });
     return;
   }
-  parallel_for(threads, rows, least, [&](int64_t b, int64_t e) { range(static_cast<const char*>(from), static_cast<char*>(to), b, e); });
+  parallel_for(threads, rows, least,
+               [&](int64_t b, int64_t e) { range(static_cast<const char*>(from), static_cast<char*>(to), b, e); });
 }
 
 }  // namespace whale::cpu

@@ -22,11 +22,11 @@ class StridedCopy {
   };
   void range(const char* from, char* to, int64_t begin, int64_t end) const;
 
-  int64_t bytes_ = 1;               // of one element
-  int64_t total_ = 0;               // elements
-  int rank_ = 0;                    // outer axes
+  int64_t bytes_ = 1;  // of one element
+  int64_t total_ = 0;  // elements
+  int rank_ = 0;       // outer axes
   std::array<Axis, kMaxRank> axes_{};
-  Axis row_{}, column_{};           // the inner plane: `column_` runs along the target's memory, `row_` along the source's
+  Axis row_{}, column_{};  // the inner plane: `column_` runs along the target's memory, `row_` along the source's
 };
 
 }  // namespace whale::cpu

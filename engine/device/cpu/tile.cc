@@ -23,9 +23,12 @@ HWY_INLINE V gelu_slope(V x) {
   const V s = gelu_sigmoid(x);
   const V slope_2u = hn::MulAdd(hn::Mul(x, x), splat(0.2140644488178f), splat(1.59576912160573f));
   const V inner = hn::Mul(hn::Mul(s, hn::Sub(splat(1), s)), hn::Mul(x, slope_2u));
-  return hn::Add(s, hn::IfThenElse(hn::Gt(hn::Abs(x), splat(20)), hn::Mul(x, zero()), inner));  // past 20: 0 times infinity
+  return hn::Add(
+      s, hn::IfThenElse(hn::Gt(hn::Abs(x), splat(20)), hn::Mul(x, zero()), inner));  // past 20: 0 times infinity
 }
-HWY_INLINE V normal_cdf(V x) { return hn::MulAdd(splat(0.5f), erf(hn::Mul(x, splat(0.70710678118654752f))), splat(0.5f)); }
+HWY_INLINE V normal_cdf(V x) {
+  return hn::MulAdd(splat(0.5f), erf(hn::Mul(x, splat(0.70710678118654752f))), splat(0.5f));
+}
 HWY_INLINE V gelu_erf_slope(V x) {
   const V pdf = hn::Mul(splat(0.39894228040143268f), exp_fast(hn::Mul(splat(-0.5f), hn::Mul(x, x))));
   return hn::MulAdd(x, pdf, normal_cdf(x));
@@ -41,12 +44,12 @@ HWY_INLINE V sign(V x) {
 }
 HWY_INLINE V bce(V x, V t) { return hn::NegMulAdd(x, t, softplus(x)); }
 
-#define WHALE_TILE_OP(name, expression)              \
-  struct Op_##name {                                 \
-    static HWY_INLINE V of(V a, V b, V c) {          \
-      (void)a, (void)b, (void)c;                     \
-      return expression;                             \
-    }                                                \
+#define WHALE_TILE_OP(name, expression)     \
+  struct Op_##name {                        \
+    static HWY_INLINE V of(V a, V b, V c) { \
+      (void)a, (void)b, (void)c;            \
+      return expression;                    \
+    }                                       \
   };
 WHALE_TILE_OP(add, hn::Add(a, b))
 WHALE_TILE_OP(sub, hn::Sub(a, b))
@@ -113,19 +116,20 @@ void map_tile(const float* a, const float* b, const float* c, float* y, int64_t 
 TileFunction tile_function(OpCode op) {
   switch (op) {
 #define WHALE_ROW(name, operands) \
-  case OpCode::k_##name:          \
-    return map_tile<Op_##name, operands>;
-    WHALE_ROW(add, 2) WHALE_ROW(sub, 2) WHALE_ROW(mul, 2) WHALE_ROW(div, 2) WHALE_ROW(maximum, 2) WHALE_ROW(minimum, 2)
-    WHALE_ROW(equal, 2) WHALE_ROW(not_equal, 2) WHALE_ROW(less, 2) WHALE_ROW(less_equal, 2) WHALE_ROW(greater, 2)
-    WHALE_ROW(greater_equal, 2) WHALE_ROW(logical_and, 2) WHALE_ROW(logical_or, 2) WHALE_ROW(logical_not, 1)
-    WHALE_ROW(where, 3) WHALE_ROW(cast, 1) WHALE_ROW(neg, 1) WHALE_ROW(abs, 1) WHALE_ROW(sign, 1) WHALE_ROW(floor, 1)
-    WHALE_ROW(exp, 1) WHALE_ROW(log, 1) WHALE_ROW(log1p, 1) WHALE_ROW(sqrt, 1) WHALE_ROW(rsqrt, 1) WHALE_ROW(square, 1)
-    WHALE_ROW(reciprocal, 1) WHALE_ROW(erf, 1) WHALE_ROW(tanh, 1) WHALE_ROW(sigmoid, 1) WHALE_ROW(softplus, 1)
-    WHALE_ROW(relu, 1) WHALE_ROW(gelu, 1) WHALE_ROW(gelu_erf, 1) WHALE_ROW(silu, 1) WHALE_ROW(relu_grad, 2)
-    WHALE_ROW(gelu_grad, 2) WHALE_ROW(gelu_erf_grad, 2) WHALE_ROW(silu_grad, 2) WHALE_ROW(bce_with_logits, 2)
-    WHALE_ROW(squared_difference, 2)
+  case OpCode::k_##name: return map_tile<Op_##name, operands>;
+    WHALE_ROW(add, 2)
+    WHALE_ROW(sub, 2) WHALE_ROW(mul, 2) WHALE_ROW(div, 2) WHALE_ROW(maximum, 2) WHALE_ROW(minimum, 2)
+        WHALE_ROW(equal, 2) WHALE_ROW(not_equal, 2) WHALE_ROW(less, 2) WHALE_ROW(less_equal, 2) WHALE_ROW(greater, 2)
+            WHALE_ROW(greater_equal, 2) WHALE_ROW(logical_and, 2) WHALE_ROW(logical_or, 2) WHALE_ROW(logical_not, 1)
+                WHALE_ROW(where, 3) WHALE_ROW(cast, 1) WHALE_ROW(neg, 1) WHALE_ROW(abs, 1) WHALE_ROW(sign, 1)
+                    WHALE_ROW(floor, 1) WHALE_ROW(exp, 1) WHALE_ROW(log, 1) WHALE_ROW(log1p, 1) WHALE_ROW(sqrt, 1)
+                        WHALE_ROW(rsqrt, 1) WHALE_ROW(square, 1) WHALE_ROW(reciprocal, 1) WHALE_ROW(erf, 1)
+                            WHALE_ROW(tanh, 1) WHALE_ROW(sigmoid, 1) WHALE_ROW(softplus, 1) WHALE_ROW(relu, 1)
+                                WHALE_ROW(gelu, 1) WHALE_ROW(gelu_erf, 1) WHALE_ROW(silu, 1) WHALE_ROW(relu_grad, 2)
+                                    WHALE_ROW(gelu_grad, 2) WHALE_ROW(gelu_erf_grad, 2) WHALE_ROW(silu_grad, 2)
+                                        WHALE_ROW(bce_with_logits, 2) WHALE_ROW(squared_difference, 2)
 #undef WHALE_ROW
-    default: return nullptr;
+                                            default : return nullptr;
   }
 }
 
@@ -140,14 +144,17 @@ void to_bf16(const float* from, uint16_t* to, int64_t n) { convert(from, to, n);
 void round_all(const float* from, float* to, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes) {
     const int64_t m = n - i;
-    if (m >= kLanes) store(round_bf16(load(from + i)), to + i);
-    else store_n(round_bf16(load_n(from + i, m)), to + i, m);
+    if (m >= kLanes)
+      store(round_bf16(load(from + i)), to + i);
+    else
+      store_n(round_bf16(load_n(from + i, m)), to + i, m);
   }
 }
 
-// Philox on 64-bit lanes: one block a lane, each counter word in the low half (the high halves hold rubbish until the end).
-// Returns how many blocks were written.
-int64_t philox_blocks(uint32_t key0, uint32_t key1, uint64_t iteration, uint64_t block, uint32_t* words, int64_t blocks) {
+// Philox on 64-bit lanes: one block a lane, each counter word in the low half (the high halves hold rubbish until the
+// end). Returns how many blocks were written.
+int64_t philox_blocks(uint32_t key0, uint32_t key1, uint64_t iteration, uint64_t block, uint32_t* words,
+                      int64_t blocks) {
 #if HWY_TARGET == HWY_SCALAR
   (void)key0, (void)key1, (void)iteration, (void)block, (void)words, (void)blocks;
   return 0;
@@ -236,21 +243,51 @@ int64_t int_pow(int64_t a, int64_t b) {
     if (b & 1) y *= x;
   return wrap(y);
 }
-struct Add { static int64_t of(int64_t a, int64_t b) { return wrap(bits(a) + bits(b)); } };
-struct Sub { static int64_t of(int64_t a, int64_t b) { return wrap(bits(a) - bits(b)); } };
-struct Mul { static int64_t of(int64_t a, int64_t b) { return wrap(bits(a) * bits(b)); } };
-struct Div { static int64_t of(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? wrap(0 - bits(a)) : a / b; } };
-struct Pow { static int64_t of(int64_t a, int64_t b) { return int_pow(a, b); } };
-struct Max { static int64_t of(int64_t a, int64_t b) { return a > b ? a : b; } };
-struct Min { static int64_t of(int64_t a, int64_t b) { return a < b ? a : b; } };
-struct Copy { static int64_t of(int64_t a, int64_t) { return a; } };
-struct Neg { static int64_t of(int64_t a, int64_t) { return wrap(0 - bits(a)); } };
-struct Abs { static int64_t of(int64_t a, int64_t) { return a < 0 ? wrap(0 - bits(a)) : a; } };
-struct Sign { static int64_t of(int64_t a, int64_t) { return (a > 0) - (a < 0); } };
-struct Square { static int64_t of(int64_t a, int64_t) { return wrap(bits(a) * bits(a)); } };
-struct Relu { static int64_t of(int64_t a, int64_t) { return a > 0 ? a : 0; } };
-struct ReluGrad { static int64_t of(int64_t a, int64_t b) { return a > 0 ? b : 0; } };
-struct SquaredDifference { static int64_t of(int64_t a, int64_t b) { return Mul::of(Sub::of(a, b), Sub::of(a, b)); } };
+struct Add {
+  static int64_t of(int64_t a, int64_t b) { return wrap(bits(a) + bits(b)); }
+};
+struct Sub {
+  static int64_t of(int64_t a, int64_t b) { return wrap(bits(a) - bits(b)); }
+};
+struct Mul {
+  static int64_t of(int64_t a, int64_t b) { return wrap(bits(a) * bits(b)); }
+};
+struct Div {
+  static int64_t of(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? wrap(0 - bits(a)) : a / b; }
+};
+struct Pow {
+  static int64_t of(int64_t a, int64_t b) { return int_pow(a, b); }
+};
+struct Max {
+  static int64_t of(int64_t a, int64_t b) { return a > b ? a : b; }
+};
+struct Min {
+  static int64_t of(int64_t a, int64_t b) { return a < b ? a : b; }
+};
+struct Copy {
+  static int64_t of(int64_t a, int64_t) { return a; }
+};
+struct Neg {
+  static int64_t of(int64_t a, int64_t) { return wrap(0 - bits(a)); }
+};
+struct Abs {
+  static int64_t of(int64_t a, int64_t) { return a < 0 ? wrap(0 - bits(a)) : a; }
+};
+struct Sign {
+  static int64_t of(int64_t a, int64_t) { return (a > 0) - (a < 0); }
+};
+struct Square {
+  static int64_t of(int64_t a, int64_t) { return wrap(bits(a) * bits(a)); }
+};
+struct Relu {
+  static int64_t of(int64_t a, int64_t) { return a > 0 ? a : 0; }
+};
+struct ReluGrad {
+  static int64_t of(int64_t a, int64_t b) { return a > 0 ? b : 0; }
+};
+struct SquaredDifference {
+  static int64_t of(int64_t a, int64_t b) { return Mul::of(Sub::of(a, b), Sub::of(a, b)); }
+};
 
 template <class Op>
 void int_map(const int64_t* a, const int64_t* b, int64_t* y, int64_t n) {
@@ -398,10 +435,12 @@ void keep_tile(const float* x, const uint32_t* words, uint32_t threshold, float 
 
 void random_words(const RandomStream& stream, uint64_t first, uint32_t* words, int64_t n) {
   int64_t i = 0;
-  for (; i < n && (first + static_cast<uint64_t>(i)) % 4 != 0; ++i) words[i] = stream.word(first + static_cast<uint64_t>(i));
+  for (; i < n && (first + static_cast<uint64_t>(i)) % 4 != 0; ++i)
+    words[i] = stream.word(first + static_cast<uint64_t>(i));
   const int64_t blocks = (n - i) / 4;
   const uint64_t block = (first + static_cast<uint64_t>(i)) / 4;
-  const int64_t done = HWY_DYNAMIC_DISPATCH(philox_blocks)(stream.key0, stream.key1, stream.iteration, block, words + i, blocks);
+  const int64_t done =
+      HWY_DYNAMIC_DISPATCH(philox_blocks)(stream.key0, stream.key1, stream.iteration, block, words + i, blocks);
   i += 4 * done;
   for (int64_t k = done; i < n; ++k) {
     const PhiloxBlock four = stream.block(block + static_cast<uint64_t>(k));

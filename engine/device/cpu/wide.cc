@@ -1,5 +1,5 @@
-// The f64 statistics of batch norm on their way to parameters: the few ops that touch them. Their tensors are as small as a row of
-// channels, so plain loops do; other f64 arithmetic stays with the reference device.
+// The f64 statistics of batch norm on their way to parameters: the few ops that touch them. Their tensors are as small
+// as a row of channels, so plain loops do; other f64 arithmetic stays with the reference device.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,8 @@ bool wide_only(const std::vector<DType>& in, const std::vector<DType>& out) {
 }
 bool from_or_to_wide(const std::vector<DType>& in, const std::vector<DType>& out) {
   const auto known = [](DType d) { return d == DType::kF64 || d == DType::kF32 || d == DType::kBF16; };
-  return in.size() == 1 && out.size() == 1 && known(in[0]) && known(out[0]) && (in[0] == DType::kF64 || out[0] == DType::kF64);
+  return in.size() == 1 && out.size() == 1 && known(in[0]) && known(out[0]) &&
+         (in[0] == DType::kF64 || out[0] == DType::kF64);
 }
 
 std::unique_ptr<Kernel> bind_reshape(const KernelSpec& spec, CpuDevice&) {
@@ -38,14 +39,15 @@ std::unique_ptr<Kernel> bind_slice(const KernelSpec& spec, CpuDevice&) {
     first += starts[d] * x_strides[d];
     step[d] = (strides.empty() ? 1 : strides[d]) * x_strides[d];
   }
-  return make_kernel(0, [=, from = static_cast<const double*>(spec.in[0].data), to = static_cast<double*>(spec.out[0].data)](char*) {
-    const int64_t n = element_count(to_dims);
-    for (int64_t i = 0; i < n; ++i) {
-      int64_t at = first, rest = i;
-      for (size_t d = to_dims.size(); d-- > 0; rest /= to_dims[d]) at += rest % to_dims[d] * step[d];
-      to[i] = from[at];
-    }
-  });
+  return make_kernel(
+      0, [=, from = static_cast<const double*>(spec.in[0].data), to = static_cast<double*>(spec.out[0].data)](char*) {
+        const int64_t n = element_count(to_dims);
+        for (int64_t i = 0; i < n; ++i) {
+          int64_t at = first, rest = i;
+          for (size_t d = to_dims.size(); d-- > 0; rest /= to_dims[d]) at += rest % to_dims[d] * step[d];
+          to[i] = from[at];
+        }
+      });
 }
 
 double read(const Operand& x, int64_t i) {
@@ -80,18 +82,14 @@ std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device) {
 }
 
 std::unique_ptr<Kernel> bind_fill(const KernelSpec& spec, CpuDevice&) {
-  return make_kernel(0, [to = static_cast<double*>(spec.out[0].data), n = element_count(spec.out[0].dims), value = attr_float(*spec.attrs, "value")](char*) {
-    std::fill(to, to + n, value);
-  });
+  return make_kernel(0, [to = static_cast<double*>(spec.out[0].data), n = element_count(spec.out[0].dims),
+                         value = attr_float(*spec.attrs, "value")](char*) { std::fill(to, to + n, value); });
 }
 
 constexpr KernelEntry kEntries[] = {
-    {OpCode::k_fill, bind_fill, wide_only},
-    {OpCode::k_reshape, bind_reshape, wide_only},
-    {OpCode::k_slice, bind_slice, wide_only},
-    {OpCode::k_cast, bind_cast, from_or_to_wide},
-    {OpCode::k_add, bind_sum, wide_only},
-    {OpCode::k_accumulate, bind_sum, wide_only},
+    {OpCode::k_fill, bind_fill, wide_only},   {OpCode::k_reshape, bind_reshape, wide_only},
+    {OpCode::k_slice, bind_slice, wide_only}, {OpCode::k_cast, bind_cast, from_or_to_wide},
+    {OpCode::k_add, bind_sum, wide_only},     {OpCode::k_accumulate, bind_sum, wide_only},
 };
 
 }  // namespace

@@ -61,7 +61,8 @@ std::unique_ptr<Kernel> bind_or_widen(const KernelSpec& spec, CpuDevice& device,
     return bind(spec, device);
   } catch (const dnnl::error&) {
     const auto narrow = [](const Operand& operand) { return operand.dtype == DType::kBF16; };
-    if (std::none_of(spec.in.begin(), spec.in.end(), narrow) && std::none_of(spec.out.begin(), spec.out.end(), narrow)) throw;
+    if (std::none_of(spec.in.begin(), spec.in.end(), narrow) && std::none_of(spec.out.begin(), spec.out.end(), narrow))
+      throw;
   }
   return std::make_unique<WidenedKernel>(spec, device, bind);
 }

@@ -99,8 +99,14 @@ struct Sources {
   Values qs, ks, vs;
   bool packed;
   Sources(const KernelSpec& spec, size_t first, size_t bias_operand, bool packed_)
-      : q(in(spec, first)), k(in(spec, first + 1)), v(in(spec, first + 2)), bias(in(spec, bias_operand)),
-        qs(room(q.count)), ks(room(k.count)), vs(room(v.count)), packed(packed_) {}
+      : q(in(spec, first)),
+        k(in(spec, first + 1)),
+        v(in(spec, first + 2)),
+        bias(in(spec, bias_operand)),
+        qs(room(q.count)),
+        ks(room(k.count)),
+        vs(room(v.count)),
+        packed(packed_) {}
   void load() {
     read(q, qs);
     if (packed) return;

@@ -157,12 +157,9 @@ Body bind_inference(const KernelSpec& spec) {
 }
 
 constexpr Row kRows[] = {
-    {OpCode::k_batch_norm, bind_batch_norm},
-    {OpCode::k_batch_stats, bind_stats},
-    {OpCode::k_batch_norm_apply, bind_apply},
-    {OpCode::k_batch_norm_grad_stats, bind_grad_stats},
-    {OpCode::k_batch_norm_grad, bind_grad},
-    {OpCode::k_batch_norm_running, bind_running},
+    {OpCode::k_batch_norm, bind_batch_norm},          {OpCode::k_batch_stats, bind_stats},
+    {OpCode::k_batch_norm_apply, bind_apply},         {OpCode::k_batch_norm_grad_stats, bind_grad_stats},
+    {OpCode::k_batch_norm_grad, bind_grad},           {OpCode::k_batch_norm_running, bind_running},
     {OpCode::k_batch_norm_inference, bind_inference},
 };
 

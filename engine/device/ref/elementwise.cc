@@ -13,7 +13,9 @@ Body bind_unary(const KernelSpec& spec) {
   const Out y = out(spec, 0);
   if (x.dtype == y.dtype && (spec.op == OpCode::k_cast || spec.op == OpCode::k_stop_gradient)) {
     const size_t bytes = static_cast<size_t>(y.count * size_of(y.dtype));
-    return [=] { if (bytes != 0 && x.data != y.data) std::memcpy(y.data, x.data, bytes); };
+    return [=] {
+      if (bytes != 0 && x.data != y.data) std::memcpy(y.data, x.data, bytes);
+    };
   }
   const Unary f = unary(spec.op);
   return [=] {
@@ -36,9 +38,7 @@ Body bind_where(const KernelSpec& spec) {
   const Dims& dims = spec.out[0].dims;
   const Walk<3> walk(dims, {broadcast_strides(spec.in[0].dims, dims), broadcast_strides(spec.in[1].dims, dims),
                             broadcast_strides(spec.in[2].dims, dims)});
-  return [=] {
-    walk.each([&](int64_t i, const auto& at) { y.set(i, where(condition[at[0]], a[at[1]], b[at[2]])); });
-  };
+  return [=] { walk.each([&](int64_t i, const auto& at) { y.set(i, where(condition[at[0]], a[at[1]], b[at[2]])); }); };
 }
 
 constexpr Row kRows[] = {

@@ -19,8 +19,10 @@ Body bind_embedding(const KernelSpec& spec) {
     for (int64_t i = 0; i < ids.count; ++i) {
       const int64_t id = ids.integer(i);
       char* to = y + static_cast<size_t>(i) * run;
-      if (id >= 0 && id < rows) std::memcpy(to, table + static_cast<size_t>(id) * run, run);
-      else std::memset(to, 0, run);
+      if (id >= 0 && id < rows)
+        std::memcpy(to, table + static_cast<size_t>(id) * run, run);
+      else
+        std::memset(to, 0, run);
     }
   };
 }

@@ -51,9 +51,12 @@ Body bind_fused(const KernelSpec& spec) {
         const FusedStep& what = steps[s].what;
         const auto operand = [&](size_t n) { return value[static_cast<size_t>(what.operands[n])]; };
         double result = 0;
-        if (steps[s].one) result = steps[s].one(operand(0));
-        else if (steps[s].two) result = steps[s].two(operand(0), operand(1));
-        else if (what.code == OpCode::k_where) result = where(operand(0), operand(1), operand(2));
+        if (steps[s].one)
+          result = steps[s].one(operand(0));
+        else if (steps[s].two)
+          result = steps[s].two(operand(0), operand(1));
+        else if (what.code == OpCode::k_where)
+          result = where(operand(0), operand(1), operand(2));
         else if (what.code == OpCode::k_dropout)
           result = dropped(what, operand(0), *context, global(i, context->batch_begin));
         value[inputs + s] = rounded(what.dtype, result);

@@ -20,8 +20,10 @@ Body bind_gather(const KernelSpec& spec) {
       for (int64_t i = 0; i < indices.count; ++i) {
         char* to = y + static_cast<size_t>(o * indices.count + i) * run;
         const int64_t at = indices.integer(i);
-        if (at >= 0 && at < shape.extent) std::memcpy(to, x + static_cast<size_t>(o * shape.extent + at) * run, run);
-        else std::memset(to, 0, run);
+        if (at >= 0 && at < shape.extent)
+          std::memcpy(to, x + static_cast<size_t>(o * shape.extent + at) * run, run);
+        else
+          std::memset(to, 0, run);
       }
     }
   };
@@ -115,12 +117,9 @@ Body bind_top_k_grad(const KernelSpec& spec) {
 }
 
 constexpr Row kRows[] = {
-    {OpCode::k_gather, bind_gather},
-    {OpCode::k_gather_grad, bind_gather_grad},
-    {OpCode::k_one_hot, bind_one_hot},
-    {OpCode::k_cumsum, bind_cumsum},
-    {OpCode::k_top_k, bind_top_k},
-    {OpCode::k_top_k_grad, bind_top_k_grad},
+    {OpCode::k_gather, bind_gather},   {OpCode::k_gather_grad, bind_gather_grad},
+    {OpCode::k_one_hot, bind_one_hot}, {OpCode::k_cumsum, bind_cumsum},
+    {OpCode::k_top_k, bind_top_k},     {OpCode::k_top_k_grad, bind_top_k_grad},
 };
 
 }  // namespace

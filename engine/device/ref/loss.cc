@@ -37,8 +37,10 @@ Body bind_cross_entropy(const KernelSpec& spec) {
       }
       const double lse = top + std::log(sum), e = labels.smoothing;
       double loss = kNan;
-      if (labels.ignored(r)) loss = 0;
-      else if (labels.valid(r)) loss = (1 - e) * (lse - logits[row + labels.at(r)]) + (e > 0 ? e * (lse - mean) : 0);
+      if (labels.ignored(r))
+        loss = 0;
+      else if (labels.valid(r))
+        loss = (1 - e) * (lse - logits[row + labels.at(r)]) + (e > 0 ? e * (lse - mean) : 0);
       losses.set(r, loss);
       if (lses.present()) lses.set(r, lse);
     }

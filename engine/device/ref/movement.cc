@@ -23,7 +23,9 @@ struct Bytes {
 Body bind_reshape(const KernelSpec& spec) {
   const Bytes x(spec.in[0]), y(spec.out[0]);
   const int64_t count = element_count(spec.out[0].dims);
-  return [=] { if (x.data != y.data) y.copy(0, x, 0, count); };
+  return [=] {
+    if (x.data != y.data) y.copy(0, x, 0, count);
+  };
 }
 
 Body bind_transpose(const KernelSpec& spec) {
@@ -112,12 +114,8 @@ Body bind_broadcast_to(const KernelSpec& spec) {
 }
 
 constexpr Row kRows[] = {
-    {OpCode::k_reshape, bind_reshape},
-    {OpCode::k_transpose, bind_transpose},
-    {OpCode::k_slice, bind_slice},
-    {OpCode::k_slice_grad, bind_slice_grad},
-    {OpCode::k_concat, bind_concat},
-    {OpCode::k_pad, bind_pad},
+    {OpCode::k_reshape, bind_reshape},           {OpCode::k_transpose, bind_transpose}, {OpCode::k_slice, bind_slice},
+    {OpCode::k_slice_grad, bind_slice_grad},     {OpCode::k_concat, bind_concat},       {OpCode::k_pad, bind_pad},
     {OpCode::k_broadcast_to, bind_broadcast_to},
 };
 

@@ -87,12 +87,9 @@ Body bind_sum_of_squares(const KernelSpec& spec) {
 }
 
 constexpr Row kRows[] = {
-    {OpCode::k_reduce_sum, bind_sum},
-    {OpCode::k_reduce_mean, bind_mean},
-    {OpCode::k_reduce_max, bind_max},
-    {OpCode::k_reduce_min, bind_min},
-    {OpCode::k_argmax, bind_argmax},
-    {OpCode::k_sum_of_squares, bind_sum_of_squares},
+    {OpCode::k_reduce_sum, bind_sum}, {OpCode::k_reduce_mean, bind_mean},
+    {OpCode::k_reduce_max, bind_max}, {OpCode::k_reduce_min, bind_min},
+    {OpCode::k_argmax, bind_argmax},  {OpCode::k_sum_of_squares, bind_sum_of_squares},
 };
 
 }  // namespace

@@ -9,8 +9,8 @@ struct Window {
   static constexpr size_t kSpatial = 3;
   int64_t input[kSpatial], output[kSpatial], kernel[kSpatial], stride[kSpatial], low[kSpatial], dilation[kSpatial];
 
-  // x [n, s..., c], y [n, s'..., c']; kernel extents and attributes have one entry per spatial dimension. Strides left out are the
-  // window itself in pooling, 1 in convolution (which has a dilation).
+  // x [n, s..., c], y [n, s'..., c']; kernel extents and attributes have one entry per spatial dimension. Strides left
+  // out are the window itself in pooling, 1 in convolution (which has a dilation).
   Window(const Attrs& attrs, const Dims& x, const Dims& y, const Dims& extents) {
     const size_t rank = x.size() - 2;
     if (rank > kSpatial) throw unimplemented("a window over {} spatial dimensions, the ref device has at most 3", rank);
