@@ -115,21 +115,22 @@ void map_tile(const float* a, const float* b, const float* c, float* y, int64_t 
 
 TileFunction tile_function(OpCode op) {
   switch (op) {
+// clang-format off
 #define WHALE_ROW(name, operands) \
-  case OpCode::k_##name: return map_tile<Op_##name, operands>;
-    WHALE_ROW(add, 2)
-    WHALE_ROW(sub, 2) WHALE_ROW(mul, 2) WHALE_ROW(div, 2) WHALE_ROW(maximum, 2) WHALE_ROW(minimum, 2)
-        WHALE_ROW(equal, 2) WHALE_ROW(not_equal, 2) WHALE_ROW(less, 2) WHALE_ROW(less_equal, 2) WHALE_ROW(greater, 2)
-            WHALE_ROW(greater_equal, 2) WHALE_ROW(logical_and, 2) WHALE_ROW(logical_or, 2) WHALE_ROW(logical_not, 1)
-                WHALE_ROW(where, 3) WHALE_ROW(cast, 1) WHALE_ROW(neg, 1) WHALE_ROW(abs, 1) WHALE_ROW(sign, 1)
-                    WHALE_ROW(floor, 1) WHALE_ROW(exp, 1) WHALE_ROW(log, 1) WHALE_ROW(log1p, 1) WHALE_ROW(sqrt, 1)
-                        WHALE_ROW(rsqrt, 1) WHALE_ROW(square, 1) WHALE_ROW(reciprocal, 1) WHALE_ROW(erf, 1)
-                            WHALE_ROW(tanh, 1) WHALE_ROW(sigmoid, 1) WHALE_ROW(softplus, 1) WHALE_ROW(relu, 1)
-                                WHALE_ROW(gelu, 1) WHALE_ROW(gelu_erf, 1) WHALE_ROW(silu, 1) WHALE_ROW(relu_grad, 2)
-                                    WHALE_ROW(gelu_grad, 2) WHALE_ROW(gelu_erf_grad, 2) WHALE_ROW(silu_grad, 2)
-                                        WHALE_ROW(bce_with_logits, 2) WHALE_ROW(squared_difference, 2)
+  case OpCode::k_##name:          \
+    return map_tile<Op_##name, operands>;
+    WHALE_ROW(add, 2) WHALE_ROW(sub, 2) WHALE_ROW(mul, 2) WHALE_ROW(div, 2) WHALE_ROW(maximum, 2) WHALE_ROW(minimum, 2)
+    WHALE_ROW(equal, 2) WHALE_ROW(not_equal, 2) WHALE_ROW(less, 2) WHALE_ROW(less_equal, 2) WHALE_ROW(greater, 2)
+    WHALE_ROW(greater_equal, 2) WHALE_ROW(logical_and, 2) WHALE_ROW(logical_or, 2) WHALE_ROW(logical_not, 1)
+    WHALE_ROW(where, 3) WHALE_ROW(cast, 1) WHALE_ROW(neg, 1) WHALE_ROW(abs, 1) WHALE_ROW(sign, 1) WHALE_ROW(floor, 1)
+    WHALE_ROW(exp, 1) WHALE_ROW(log, 1) WHALE_ROW(log1p, 1) WHALE_ROW(sqrt, 1) WHALE_ROW(rsqrt, 1) WHALE_ROW(square, 1)
+    WHALE_ROW(reciprocal, 1) WHALE_ROW(erf, 1) WHALE_ROW(tanh, 1) WHALE_ROW(sigmoid, 1) WHALE_ROW(softplus, 1)
+    WHALE_ROW(relu, 1) WHALE_ROW(gelu, 1) WHALE_ROW(gelu_erf, 1) WHALE_ROW(silu, 1) WHALE_ROW(relu_grad, 2)
+    WHALE_ROW(gelu_grad, 2) WHALE_ROW(gelu_erf_grad, 2) WHALE_ROW(silu_grad, 2) WHALE_ROW(bce_with_logits, 2)
+    WHALE_ROW(squared_difference, 2)
 #undef WHALE_ROW
-                                            default : return nullptr;
+        // clang-format on
+        default : return nullptr;
   }
 }
 
