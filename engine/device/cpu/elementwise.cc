@@ -347,19 +347,19 @@ std::unique_ptr<Kernel> bind_copy_or_single(const KernelSpec& spec, CpuDevice& d
 }
 
 constexpr KernelEntry kTable[] = {
+// clang-format off
 #define WHALE_ROW(name) {OpCode::k_##name, bind_single, nullptr},
     WHALE_ROW(add) WHALE_ROW(sub) WHALE_ROW(mul) WHALE_ROW(div) WHALE_ROW(pow) WHALE_ROW(maximum) WHALE_ROW(minimum)
-        WHALE_ROW(equal) WHALE_ROW(not_equal) WHALE_ROW(less) WHALE_ROW(less_equal) WHALE_ROW(greater)
-            WHALE_ROW(greater_equal) WHALE_ROW(logical_and) WHALE_ROW(logical_or) WHALE_ROW(logical_not)
-                WHALE_ROW(where) WHALE_ROW(neg) WHALE_ROW(abs) WHALE_ROW(sign) WHALE_ROW(floor) WHALE_ROW(exp)
-                    WHALE_ROW(log) WHALE_ROW(log1p) WHALE_ROW(sqrt) WHALE_ROW(rsqrt) WHALE_ROW(square)
-                        WHALE_ROW(reciprocal) WHALE_ROW(sin) WHALE_ROW(cos) WHALE_ROW(erf) WHALE_ROW(tanh)
-                            WHALE_ROW(sigmoid) WHALE_ROW(softplus) WHALE_ROW(relu) WHALE_ROW(gelu) WHALE_ROW(gelu_erf)
-                                WHALE_ROW(silu) WHALE_ROW(relu_grad) WHALE_ROW(gelu_grad) WHALE_ROW(gelu_erf_grad)
-                                    WHALE_ROW(silu_grad) WHALE_ROW(bce_with_logits) WHALE_ROW(squared_difference)
-                                        WHALE_ROW(dropout) WHALE_ROW(accumulate)
+    WHALE_ROW(equal) WHALE_ROW(not_equal) WHALE_ROW(less) WHALE_ROW(less_equal) WHALE_ROW(greater) WHALE_ROW(greater_equal)
+    WHALE_ROW(logical_and) WHALE_ROW(logical_or) WHALE_ROW(logical_not) WHALE_ROW(where) WHALE_ROW(neg) WHALE_ROW(abs)
+    WHALE_ROW(sign) WHALE_ROW(floor) WHALE_ROW(exp) WHALE_ROW(log) WHALE_ROW(log1p) WHALE_ROW(sqrt) WHALE_ROW(rsqrt)
+    WHALE_ROW(square) WHALE_ROW(reciprocal) WHALE_ROW(sin) WHALE_ROW(cos) WHALE_ROW(erf) WHALE_ROW(tanh) WHALE_ROW(sigmoid)
+    WHALE_ROW(softplus) WHALE_ROW(relu) WHALE_ROW(gelu) WHALE_ROW(gelu_erf) WHALE_ROW(silu) WHALE_ROW(relu_grad)
+    WHALE_ROW(gelu_grad) WHALE_ROW(gelu_erf_grad) WHALE_ROW(silu_grad) WHALE_ROW(bce_with_logits)
+    WHALE_ROW(squared_difference) WHALE_ROW(dropout) WHALE_ROW(accumulate)
 #undef WHALE_ROW
-                                            {OpCode::k_cast, bind_copy_or_single, nullptr},
+    // clang-format on
+    {OpCode::k_cast, bind_copy_or_single, nullptr},
     {OpCode::k_stop_gradient, bind_copy_or_single, nullptr},
     {OpCode::k_fused, bind_fused, nullptr},
 };
