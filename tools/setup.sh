@@ -35,5 +35,6 @@ build_in() {
     meson configure "$dir" "$@"
   fi
   echo "$*" >"$dir/arguments"
-  ninja -C "$dir"
+  # shellcheck disable=SC2086
+  ninja -C "$dir" ${BUILD_TARGETS:-}
 }
