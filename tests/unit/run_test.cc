@@ -20,7 +20,7 @@
 namespace {
 std::atomic<bool> counting{false};
 std::atomic<int64_t> allocations{0};
-void* counted(size_t bytes, size_t alignment) {
+[[gnu::noinline]] void* counted(size_t bytes, size_t alignment) {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
   void* memory = alignment > __STDCPP_DEFAULT_NEW_ALIGNMENT__
                      ? std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)
@@ -28,6 +28,7 @@ void* counted(size_t bytes, size_t alignment) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
+[[gnu::noinline]] void released(void* memory) { std::free(memory); }
 }  // namespace
 void* operator new(size_t bytes) { return counted(bytes, 0); }
 void* operator new[](size_t bytes) { return counted(bytes, 0); }
@@ -35,14 +36,14 @@ void* operator new(size_t bytes, std::align_val_t alignment) { return counted(by
 void* operator new[](size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { released(memory); }
+void operator delete[](void* memory) noexcept { released(memory); }
+void operator delete(void* memory, size_t) noexcept { released(memory); }
+void operator delete[](void* memory, size_t) noexcept { released(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { released(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { released(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { released(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { released(memory); }
 
 namespace whale {
 namespace {
