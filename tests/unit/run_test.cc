@@ -36,6 +36,10 @@ void* operator new(size_t bytes, std::align_val_t alignment) { return counted(by
 void* operator new[](size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<size_t>(alignment));
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes, 0); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes, 0); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { released(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { released(memory); }
 void operator delete(void* memory) noexcept { released(memory); }
 void operator delete[](void* memory) noexcept { released(memory); }
 void operator delete(void* memory, size_t) noexcept { released(memory); }
