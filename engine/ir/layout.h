@@ -11,7 +11,7 @@
 namespace whale {
 
 // How partial values are combined. Grows with the op set: softmax triples, top-k, ...
-enum class Combine : uint8_t { kSum, kMax, kMin };
+enum class Combine : uint8_t { kSum, kMax, kMin, kLogSumExp };
 
 struct Interval {
   int64_t begin = 0, end = 0;
@@ -21,10 +21,12 @@ struct Interval {
 
 enum class Placement : uint8_t { kReplicate, kShard, kPartial };
 
+// Where a cut falls follows from the digit's extent and the axis' shares, so it is not stored: largest remainder
+// rounding (parallel/shares.h). Two axes that cut the same digit cut one inside the other, the outer axis first.
 struct AxisLayout {
   Placement placement = Placement::kReplicate;
   Digit digit;                      // kShard: which digit is cut, in coordinates of the logical tensor
-  std::vector<Interval> cut;        // kShard: an interval of the digit per coordinate of the axis
+  bool state = false;               // kShard: by the axis' shares of state (ZeRO), not by those of its work
   Combine combine = Combine::kSum;  // kPartial
   friend bool operator==(const AxisLayout&, const AxisLayout&) = default;
 };

@@ -5,10 +5,14 @@
 namespace whale {
 namespace {
 
+void check_combine(const std::string& combine) {
+  if (combine != "sum" && combine != "max" && combine != "min" && combine != "logsumexp")
+    throw invalid("attribute 'combine' is '{}', expected sum, max, min or logsumexp", combine);
+}
+
 std::vector<TensorType> infer_all_reduce(const OpView& v) {
   const std::string& combine = attr_string(*v.attrs, "combine");
-  if (combine != "sum" && combine != "max" && combine != "min")
-    throw invalid("attribute 'combine' is '{}', expected sum, max or min", combine);
+  check_combine(combine);
   return v.inputs;
 }
 std::vector<Alias> aliases_all_reduce(const OpView& v) {
@@ -17,9 +21,9 @@ std::vector<Alias> aliases_all_reduce(const OpView& v) {
   return all;
 }
 
-// The attribute `digit`, (dim, outer, inner), checked against x; returns the extent that x has of it.
-int64_t local_extent(const OpView& v, Digit& d) {
-  const auto& given = attr_ints(*v.attrs, "digit");
+// The attribute, (dim, outer, inner), checked against x; returns the extent that x has of it.
+int64_t local_extent(const OpView& v, Digit& d, const char* name = "digit") {
+  const auto& given = attr_ints(*v.attrs, name);
   if (given.size() != 3)
     throw invalid("attribute 'digit' has {} entries, expected 3 (dim, outer, inner)", given.size());
   d = {static_cast<int>(given[0]), given[1], given[2]};
@@ -36,10 +40,9 @@ TensorType resized(const OpView& v, const Digit& d, int64_t extent) {
   return t;
 }
 
-std::vector<TensorType> infer_all_gather(const OpView& v) {
-  Digit d;
-  local_extent(v, d);
-  const auto& cuts = attr_ints(*v.attrs, "cuts");
+// The extent that the adjacent intervals of the attribute cover.
+int64_t extent_of_cuts(const OpView& v, const char* name) {
+  const auto& cuts = attr_ints(*v.attrs, name);
   if (cuts.empty() || cuts.size() % 2)
     throw invalid("attribute 'cuts' has {} entries, expected (begin, end) pairs", cuts.size());
   int64_t at = 0;
@@ -48,7 +51,32 @@ std::vector<TensorType> infer_all_gather(const OpView& v) {
       throw invalid("attribute 'cuts' {} are not adjacent intervals from 0", to_string(cuts));
     at = cuts[i + 1];
   }
-  return {resized(v, d, at)};
+  return at;
+}
+
+std::vector<TensorType> infer_all_gather(const OpView& v) {
+  Digit d;
+  local_extent(v, d);
+  return {resized(v, d, extent_of_cuts(v, "cuts"))};
+}
+
+// Which member this is does not stand in the attributes: the result's extent is checked where it is bound.
+std::vector<TensorType> infer_reduce_scatter(const OpView& v) {
+  check_combine(attr_string(*v.attrs, "combine"));
+  Digit d;
+  const int64_t extent = local_extent(v, d);
+  if (extent != extent_of_cuts(v, "cuts")) throw invalid("'cuts' do not cover the digit's extent of {}", extent);
+  return {v.outputs.empty() ? resized(v, d, attr_ints(*v.attrs, "cuts")[1]) : v.outputs[0]};
+}
+std::vector<TensorType> infer_all_to_all(const OpView& v) {
+  Digit from, to;
+  local_extent(v, from);
+  const int64_t extent = local_extent(v, to, "to_digit");
+  if (extent != extent_of_cuts(v, "to_cuts")) throw invalid("'to_cuts' do not cover the digit's extent of {}", extent);
+  if (!v.outputs.empty()) return {v.outputs[0]};
+  TensorType t = resized(v, from, extent_of_cuts(v, "cuts"));
+  t.dims[static_cast<size_t>(to.dim)] = to.outer * attr_ints(*v.attrs, "to_cuts")[1] * to.inner;
+  return {t};
 }
 
 std::vector<TensorType> infer_local_slice(const OpView& v) {
@@ -73,10 +101,19 @@ const AttrSpec kDigit{.name = "digit",
                       .fallback = std::vector<int64_t>{},
                       .required = true,
                       .doc = "(dim, outer, inner) that is cut"};
+const AttrSpec kCuts{.name = "cuts",
+                     .type = AttrType::kInts,
+                     .fallback = std::vector<int64_t>{},
+                     .required = true,
+                     .doc = "(begin, end) per coordinate"};
+const AttrSpec kCombine{.name = "combine",
+                        .type = AttrType::kString,
+                        .fallback = std::string("sum"),
+                        .doc = "sum, max, min or logsumexp"};
 
 }  // namespace
 
-extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_local_slice, op_def_accumulate;
+extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_local_slice, op_def_accumulate;
 
 const OpDef op_def_all_reduce = {
     .name = "all_reduce",
@@ -84,8 +121,7 @@ const OpDef op_def_all_reduce = {
         "Combines partial values over a group, in place; the operands of one op are one bucket.\nx... -> y..., same.",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y", PortKind::kVariadic}},
-    .attrs = {kGroup,
-              {.name = "combine", .type = AttrType::kString, .fallback = std::string("sum"), .doc = "sum, max or min"}},
+    .attrs = {kGroup, kCombine},
     .infer = infer_all_reduce,
     .flags = kCollective | kInternal,
     .aliases_of = aliases_all_reduce,
@@ -97,14 +133,40 @@ const OpDef op_def_all_gather = {
         "(whole).",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
+    .attrs = {kGroup, kDigit, kCuts},
+    .infer = infer_all_gather,
+    .flags = kCollective | kInternal,
+};
+const OpDef op_def_reduce_scatter = {
+    .name = "reduce_scatter",
+    .doc =
+        "Combines partial values over a group; each member keeps its interval of a digit.\nx (whole, partial) -> y "
+        "(local).",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
+    .attrs = {kGroup, kCombine, kDigit, kCuts},
+    .infer = infer_reduce_scatter,
+    .flags = kCollective | kInternal,
+};
+const OpDef op_def_all_to_all = {
+    .name = "all_to_all",
+    .doc = "From a cut along one digit to a cut along another.\nx (cut along digit) -> y (cut along to_digit).",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
     .attrs = {kGroup,
               kDigit,
-              {.name = "cuts",
+              kCuts,
+              {.name = "to_digit",
+               .type = AttrType::kInts,
+               .fallback = std::vector<int64_t>{},
+               .required = true,
+               .doc = "(dim, outer, inner) that is cut after"},
+              {.name = "to_cuts",
                .type = AttrType::kInts,
                .fallback = std::vector<int64_t>{},
                .required = true,
                .doc = "(begin, end) per coordinate"}},
-    .infer = infer_all_gather,
+    .infer = infer_all_to_all,
     .flags = kCollective | kInternal,
 };
 const OpDef op_def_local_slice = {

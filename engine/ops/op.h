@@ -76,6 +76,17 @@ struct Factor {
   // the factor (layer_norm_grad: dx is cut, dgamma is partial).
   std::vector<bool> partial = {};
   int64_t unit = 1;  // cuts fall on multiples of it
+  // Attributes that hold the extent of this factor, and where a device's interval of it begins (0 in the logical
+  // program): lowering writes the local values.
+  std::vector<const char*> size_attrs = {};
+  const char* begin_attr = nullptr;
+  // Per output that is partial: another combine than `combine`.
+  std::vector<std::pair<int, Combine>> combines = {};
+  Combine combine_of(size_t output) const {
+    for (const auto& [o, c] : combines)
+      if (static_cast<size_t>(o) == output) return c;
+    return combine;
+  }
 };
 
 struct Factors {
@@ -136,6 +147,9 @@ struct OpDef {
   OpCost (*cost)(const OpView& view) = nullptr;  // null: bytes of all operands, one flop per output element
   std::vector<Alias> aliases = {};
   uint32_t flags = 0;
+  // An equal form in pieces that can be cut where this op cannot (local part, combine, finish): appends its ops and
+  // returns the results' replacements. Used for ops inside a split.
+  std::vector<TensorId> (*decompose)(Graph& graph, const Op& op) = nullptr;
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
 };

@@ -40,6 +40,9 @@ struct PlanOutput {
   Dims dims;  // global
   OutputMerge merge = OutputMerge::kSame;
   int batch_dim = -1;  // kConcat
+  // Which devices hand it over: those of this mesh whose coordinates are 0 along every axis that does not cut it.
+  int32_t mesh = 0;
+  std::vector<bool> cut_by;  // per axis of the mesh
 };
 
 struct PlanVariable {
@@ -51,7 +54,8 @@ struct PlanVariable {
   Initializer init;
   std::string owner;  // kState: name of its parameter
   std::string slot;
-  Layout home;  // over the plan's mesh; replicate for now on every replica axis
+  int32_t mesh = 0;  // whose devices hold it
+  Layout home;       // over the axes of that mesh
 };
 
 // ---- programs ---------------------------------------------------------------------------------------------------
@@ -72,16 +76,26 @@ struct Buffer {
   Dims dims;  // local
   int32_t ref = -1;
   int64_t offset = -1;  // kArena and kInput: bytes from the arena's start, 64-byte aligned
-  int64_t bytes = 0;
+  int64_t bytes = 0;    // of one slot
+  // Values of several micro-batches that are alive at once: slot k of a buffer lies k * align_up(bytes, kAlignment)
+  // behind its first one. A schedule row says which slot its segment works on.
+  int32_t slots = 1;
   BufferId alias = -1;  // shares the storage of this buffer (in-place result, reshape): same offset
 };
 
 // Where a local tensor lies in the logical one, for ops that need it (random ops, iota, rotary, masks). The batch digit
 // moves with the micro-batch: its begin is added at run time from the schedule row.
+struct BoxCut {
+  Digit digit;  // of the logical tensor
+  int64_t extent = 0, begin = 0, size = 0;
+  friend bool operator==(const BoxCut&, const BoxCut&) = default;
+};
 struct Box {
   Dims origin;  // per dimension, in elements of the logical tensor, the batch digit's part not included
   Dims global;  // logical extents; empty: the op does not ask
   Digit batch;  // the digit that holds samples; absent: none
+  // Cuts that leave several intervals of a dimension (outer > 1), or share one with the batch; not part of `origin`.
+  std::vector<BoxCut> cuts = {};
 };
 
 enum class Stream : uint8_t { kCompute = 0, kCommunication = 1, kCopy = 2 };
@@ -100,6 +114,8 @@ enum class InstructionKind : uint8_t {
   kCollective,  // an op with a group: every member of the group runs the same one, in the same order
   kFeed,   // host input `ref` -> out[0]: this device's samples of this micro-batch (or of the batch, when whole_batch)
   kFetch,  // in[0] -> host output `ref`
+  kSend,     // in[0]: this device's transfers of link `ref`, each into a free slot of its channel
+  kReceive,  // out[0]: the transfers of link `ref` to this device; what no transfer covers is zero
 };
 
 struct Instruction {
@@ -112,7 +128,8 @@ struct Instruction {
   std::vector<BufferId> out;
   Box box;  // of out[0] (for reductions to nothing: of in[0]), when the op is offset-aware
   uint64_t key = 0;
-  int32_t ref = -1;          // kFeed: input; kFetch: output; kCollective: group
+  int32_t ref = -1;          // kFeed: input; kFetch: output; kCollective: group; kSend, kReceive: link
+  int32_t samples = 0;       // which of the row's sample cuts the op's batch digit follows
   bool whole_batch = false;  // kFeed, kFetch
   Phase phase = Phase::kForward;
   ScopeId scope = 0;             // into Plan::scopes, for reports
@@ -121,13 +138,17 @@ struct Instruction {
 };
 
 struct Segment {
-  std::string name;  // "prologue", "body", "body/3" (a variant for micro-batches of another size), "epilogue"
+  // "prologue", "body", "body/3" (a variant for micro-batches of another size), "epilogue"; in a pipeline the body is
+  // "forward.2", "backward.2", "weight.2" of each virtual stage (2) that the device has.
+  std::string name;
   std::vector<Instruction> instructions;
 };
 
 struct ScheduleRow {
   int32_t segment = 0;
   int32_t micro_batch = 0;  // u
+  int32_t slot = 0;         // of the buffers that have several
+  bool whole = false;       // prologue and epilogue: the share of the whole batch, not of one micro-batch
 };
 
 struct Program {
@@ -139,12 +160,34 @@ struct Program {
   int64_t peak_live_bytes = 0;  // lower bound that the offsets are measured against
 };
 
+// The samples of a device under one way of cutting the batch (some axes of the mesh cut it, others do not).
+struct SampleCut {
+  SampleRange whole;                       // its share of the whole batch (what whole_batch feeds take)
+  std::vector<SampleRange> micro_batches;  // global sample range per u; empty ranges are legal
+  friend bool operator==(const SampleCut&, const SampleCut&) = default;
+};
+
 struct DeviceRow {
   int32_t device = 0;                // index into Plan::devices
   int32_t program = 0;               // class
+  int32_t mesh = 0;                  // index into Plan::meshes
   std::vector<int64_t> coordinates;  // in the mesh
-  SampleRange samples;               // its share of the whole batch (what whole_batch feeds take); rows are disjoint
-  std::vector<SampleRange> micro_batches;  // global sample range per u; empty ranges are legal
+  std::vector<SampleCut> samples;    // at least one; Instruction::samples chooses
+};
+
+// ---- links: what moves between devices piece by piece, where no collective does it -------------------------------
+// One box of a tensor, in local coordinates of both ends. `from` may be `to`.
+struct Transfer {
+  int32_t from = 0, to = 0;  // indices into Plan::devices
+  std::vector<Interval> source, target;
+};
+
+// All transfers of one link from one device to another are one message; the (link, from, to) are its channels. A
+// channel has `slots` slots: a send waits until the message `slots` before it has been taken.
+struct Link {
+  std::string name;  // of the tensor
+  int32_t slots = 1;
+  std::vector<Transfer> transfers;
 };
 
 struct Entry {
@@ -154,17 +197,27 @@ struct Entry {
   std::vector<PlanOutput> outputs;
   std::vector<Program> programs;
   std::vector<DeviceRow> rows;  // one per device, in the order of Plan::devices
+  std::vector<Link> links;
 };
 
-struct Group {       // of a collective
-  std::string axis;  // "replica"
-  std::vector<int32_t> devices;
+// Of collectives: a partition of (some) devices into groups that each work among themselves, in this order.
+struct Group {
+  std::string axis;  // "replica"; "replica,split" where several axes take part at once
+  std::vector<std::vector<int32_t>> parts;
 };
 
 struct MeshAxis {
-  std::string name;
+  std::string name;                  // "replica", "split"
   int64_t size = 1;
-  std::vector<double> shares;
+  std::vector<double> shares;        // of work; empty: equal
+  std::vector<double> state_shares;  // of state that ZeRO cuts; empty: equal
+};
+
+// The devices of one stage (all of them without a pipeline). The meshes of a plan have the same axes, of sizes of their
+// own.
+struct PlanMesh {
+  std::vector<MeshAxis> axes;
+  std::vector<int32_t> devices;  // row-major over the axes, the outermost first
 };
 
 struct Plan {
@@ -172,7 +225,7 @@ struct Plan {
   uint64_t model_hash = 0;
   std::string strategy;  // as text: "replica(3, shares=[3,2,1])"
   std::vector<DeviceSpec> devices;
-  std::vector<MeshAxis> mesh;
+  std::vector<PlanMesh> meshes;
   std::vector<Group> groups;
   std::vector<Scope> scopes;
   std::vector<PlanVariable> variables;
