@@ -82,10 +82,10 @@ std::vector<Parameter> parameters(const Graph& g) {
 // The factor of global-norm clipping; kNone without clipping.
 TensorId clip(UpdateBuilder& b, const std::vector<Parameter>& all, double max_norm) {
   if (max_norm <= 0) return kNone;
-  std::vector<TensorId> grads;
-  for (const Parameter& p : all) grads.push_back(p.grad);
-  const TensorId sum = b.emit(OpCode::k_sum_of_squares, grads);
-  return b.emit(OpCode::k_clip_factor, {sum}, {{"max_norm", max_norm}});
+  // One sum a gradient: each may be cut in its own way.
+  std::vector<TensorId> sums;
+  for (const Parameter& p : all) sums.push_back(b.emit(OpCode::k_sum_of_squares, {p.grad}));
+  return b.emit(OpCode::k_clip_factor, sums, {{"max_norm", max_norm}});
 }
 
 struct Rule {

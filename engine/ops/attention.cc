@@ -85,6 +85,12 @@ void gradient_attention(GradBuilder& b) {
 // (three places: q, k and v), since otherwise its dimension is no product.
 Digit head_digit(const Sizes& s, int dim) { return digit(dim, 1, s.heads / s.kv_heads); }
 
+// The last factor cuts heads: an attribute that repeats their number follows.
+void local_heads(Factors& f, const OpView& v) {
+  Factor& last = f.list.back();
+  if (last.name == "heads" && attr_int(*v.attrs, "kv_heads") != 0) last.size_attrs = {"kv_heads"};
+}
+
 Factors factors_attention(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(v, 0);
@@ -95,7 +101,8 @@ Factors factors_attention(const OpView& v) {
     add_factor(f, v, "heads", FactorKind::kMap, s.kv_heads,
                {s.packed ? digit(2, 3, 1) : head_digit(s, 2), digit(2), digit(2), bias_h ? head_digit(s, 1) : kAbsent},
                {head_digit(s, 2), head_digit(s, 1)});
-  if (!s.packed && !attr_bool(*v.attrs, "causal"))
+  local_heads(f, v);
+  if (!s.packed)  // a causal mask counts queries by the box
     add_factor(f, v, "tq", FactorKind::kMap, s.tq, {digit(1), kAbsent, kAbsent, digit(2)}, {digit(1), digit(2)});
   return f;
 }
@@ -144,9 +151,10 @@ Factors factors_attention_grad(const OpView& v) {
   if (!s.packed || s.heads == s.kv_heads) {
     const Digit q = s.packed ? digit(2, 3, 1) : head_digit(s, 2), bh = bias_h ? head_digit(s, 1) : kAbsent;
     add("heads", s.kv_heads, {head_digit(s, 2), q, digit(2), digit(2), head_digit(s, 2), head_digit(s, 1), bh},
-        outputs(q, digit(2), bh), !bias_h);
+        outputs(q, digit(2), bh), has(v, 6) && !bias_h);
+    local_heads(f, v);
   }
-  if (!s.packed && !attr_bool(*v.attrs, "causal"))
+  if (!s.packed)
     add_factor(f, v, "tq", FactorKind::kReduce, s.tq,
                {digit(1), digit(1), kAbsent, kAbsent, digit(1), digit(2), digit(2)},
                outputs(digit(1), kAbsent, digit(2)), {1, 2});

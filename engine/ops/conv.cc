@@ -94,7 +94,6 @@ std::vector<TensorType> infer_grad_weight(const OpView& v) {
 }
 
 // ---- factors: n, o, c, or with groups n and g; spatial dimensions stay whole for now ------------------------------
-// A cut of the groups would change the attribute, which kernels read: fixed.
 Factors factors_conv(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(*v.attrs, in_dims(v, 0), in_dims(v, 1));
@@ -105,8 +104,9 @@ Factors factors_conv(const OpView& v) {
     if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {digit(last), digit(last)}, {}, {0});
   } else {
     const int64_t og = s.o / s.groups, cg = s.c / s.groups;
-    add_factor(f, v, "groups", FactorKind::kFixed, s.groups, {digit(last, 1, cg), digit(0, 1, og), digit(0, 1, og)},
+    add_factor(f, v, "groups", FactorKind::kMap, s.groups, {digit(last, 1, cg), digit(0, 1, og), digit(0, 1, og)},
                {digit(last, 1, og)});
+    f.list.back().size_attrs = {"groups"};
   }
   if (!has(v, 2)) f.linear = {{0}, {1}};
   return f;
@@ -120,8 +120,9 @@ Factors factors_grad_input(const OpView& v) {
     add_factor(f, v, "c", FactorKind::kMap, cg, {kAbsent, digit(last)}, {digit(last)});
     add_factor(f, v, "o", FactorKind::kReduce, o, {digit(last), digit(0)}, {}, {0});
   } else {
-    add_factor(f, v, "groups", FactorKind::kFixed, groups, {digit(last, 1, o / groups), digit(0, 1, o / groups)},
+    add_factor(f, v, "groups", FactorKind::kMap, groups, {digit(last, 1, o / groups), digit(0, 1, o / groups)},
                {digit(last, 1, cg)});
+    f.list.back().size_attrs = {"groups"};
   }
   f.linear = {{0}, {1}};
   return f;
@@ -137,11 +138,12 @@ Factors factors_grad_weight(const OpView& v) {
     add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0});
   if (groups == 1) {
     add_factor(f, v, "o", FactorKind::kMap, o, {kAbsent, digit(last)}, {digit(0), digit(0)});
-    if (!bias) add_factor(f, v, "c", FactorKind::kMap, c, {digit(last)}, {digit(last)});
+    add_factor(f, v, "c", FactorKind::kMap, c, {digit(last)}, {digit(last)});  // every device has the whole dbias
   } else {
     const int64_t og = o / groups;
-    add_factor(f, v, "groups", FactorKind::kFixed, groups, {digit(last, 1, c / groups), digit(last, 1, og)},
+    add_factor(f, v, "groups", FactorKind::kMap, groups, {digit(last, 1, c / groups), digit(last, 1, og)},
                {digit(0, 1, og), digit(0, 1, og)});
+    f.list.back().size_attrs = {"groups"};
   }
   f.linear = {{1}};
   if (!bias) f.linear.push_back({0});

@@ -27,6 +27,7 @@ Factors factors_embedding(const OpView& v) {
   const int n = rank_of(v, 1);
   add_leading(f, v, n, {1}, {0});
   add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[0], {digit(0)}, {}, {0});
+  f.list.back().begin_attr = "row_begin";
   add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0)[1], {digit(1)}, {digit(n)});
   f.linear = {{0}};
   return f;
@@ -51,6 +52,9 @@ Factors factors_embedding_grad(const OpView& v) {
     add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[static_cast<size_t>(d)],
                {digit(d), digit(d)}, {}, {0});
   add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {digit(n)}, {digit(1)});
+  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {digit(0)});
+  f.list.back().size_attrs = {"rows"};
+  f.list.back().begin_attr = "row_begin";
   f.linear = {{0}};
   return f;
 }
@@ -84,13 +88,17 @@ Factors factors_rotary(const OpView& v) {
   const Dims& d = in_dims(v, 0);
   add_factor(f, v, "b", FactorKind::kMap, d[0], {digit(0)}, {digit(0)});
   add_factor(f, v, "t", FactorKind::kMap, d[1], {digit(1)}, {digit(1)});
-  const int64_t heads = attr_int(*v.attrs, "heads", -1);
-  if (heads == -1 || heads == d[2]) add_factor(f, v, "heads", FactorKind::kMap, d[2], {digit(2)}, {digit(2)});
+  add_factor(f, v, "heads", FactorKind::kMap, d[2], {digit(2)}, {digit(2)});  // `heads` counts in the logical tensor
   f.linear = {{0}};
   return f;
 }
 
 OpCost cost_rotary(const OpView& v) { return {3 * output_elements(v), bytes_of(v)}; }
+
+const AttrSpec kRowBegin{.name = "row_begin",
+                         .type = AttrType::kInt,
+                         .fallback = int64_t{0},
+                         .doc = "id of the table's first row, for a part of a table"};
 
 }  // namespace
 
@@ -100,9 +108,11 @@ const OpDef op_def_embedding = {
     .name = "embedding",
     .doc =
         "Looks up rows of a table.\n"
-        "table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [0, v) give rows of zeros.",
+        "table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + v) "
+        "give rows of zeros.",
     .inputs = {{"table"}, {"ids"}},
     .outputs = {{"y"}},
+    .attrs = {kRowBegin},
     .infer = infer_embedding,
     .gradient = gradient_embedding,
     .factors = factors_embedding,
@@ -120,6 +130,7 @@ const OpDef op_def_embedding_grad = {
     .outputs = {{"dtable"}},
     .attrs =
         {{.name = "rows", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "rows of the table"},
+         kRowBegin,
          {.name = "out_dtype",
           .type = AttrType::kString,
           .fallback = std::string(),

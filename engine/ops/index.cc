@@ -78,6 +78,8 @@ Factors factors_gather(const OpView& v) {
       [&](int y, int i) {
         add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {kAbsent, digit(i)}, {digit(y)});
       });
+  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[static_cast<size_t>(axis)], {digit(axis)}, {}, {0});
+  f.list.back().begin_attr = "begin";
   f.linear = {{0}};
   return f;
 }
@@ -92,6 +94,9 @@ Factors factors_gather_grad(const OpView& v) {
       [&](int y, int i) {
         add_factor(f, v, dim_name(y), FactorKind::kReduce, extent(y), {digit(y), digit(i)}, {}, {0});
       });
+  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "size"), {}, {digit(grad_axis(v))});
+  f.list.back().size_attrs = {"size"};
+  f.list.back().begin_attr = "begin";
   f.linear = {{0}};
   return f;
 }
@@ -114,6 +119,9 @@ std::vector<TensorType> infer_one_hot(const OpView& v) {
 Factors factors_one_hot(const OpView& v) {
   Factors f;
   add_leading(f, v, rank_of(v, 0), {0}, {0});
+  add_factor(f, v, "depth", FactorKind::kMap, attr_int(*v.attrs, "depth"), {}, {digit(rank_of(v, 0))});
+  f.list.back().size_attrs = {"depth"};
+  f.list.back().begin_attr = "begin";
   return f;
 }
 
@@ -167,6 +175,9 @@ OpCost cost_gather(const OpView& v) {
   return {0, moved + elements(in(v, 1)) * static_cast<double>(size_of(in(v, 1).dtype))};
 }
 
+const AttrSpec kBegin{"begin", AttrType::kInt, int64_t{0}, false,
+                      "the index of the first element, for a part of a tensor"};
+
 }  // namespace
 
 const OpDef op_def_gather = {
@@ -176,7 +187,7 @@ const OpDef op_def_gather = {
         "x [any shape], indices i32/i64 [...] -> x.dims[:axis] + indices.dims + x.dims[axis+1:].",
     .inputs = {{"x"}, {"indices"}},
     .outputs = {{"y"}},
-    .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of x"}},
+    .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of x"}, kBegin},
     .infer = infer_gather,
     .gradient = grad_gather,
     .factors = factors_gather,
@@ -192,7 +203,8 @@ const OpDef op_def_gather_grad = {
     .inputs = {{"dy"}, {"indices"}},
     .outputs = {{"dx"}},
     .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of dx"},
-              {"size", AttrType::kInt, int64_t{0}, true, "its extent"}},
+              {"size", AttrType::kInt, int64_t{0}, true, "its extent"},
+              kBegin},
     .infer = infer_gather_grad,
     .gradient = nullptr,
     .factors = factors_gather_grad,
@@ -208,7 +220,8 @@ const OpDef op_def_one_hot = {
     .inputs = {{"indices"}},
     .outputs = {{"y"}},
     .attrs = {{"depth", AttrType::kInt, int64_t{0}, true, "extent of the new dimension"},
-              {"dtype", AttrType::kString, std::string("f32"), false, "of the result"}},
+              {"dtype", AttrType::kString, std::string("f32"), false, "of the result"},
+              kBegin},
     .infer = infer_one_hot,
     .gradient = nullptr,
     .factors = factors_one_hot,

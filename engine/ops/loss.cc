@@ -14,6 +14,18 @@ const std::vector<AttrSpec> kAttrs = {{.name = "ignore_index",
                                        .fallback = 0.0,
                                        .doc = "weight of the uniform distribution in the target"}};
 
+// What the ops add that may see a part of the vocabulary.
+std::vector<AttrSpec> part_attrs() {
+  std::vector<AttrSpec> all = kAttrs;
+  all.push_back({.name = "vocabulary",
+                 .type = AttrType::kInt,
+                 .fallback = int64_t{0},
+                 .doc = "columns of all the logits, of which these may be a part; 0: these are all"});
+  all.push_back(
+      {.name = "label_begin", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "the label of the first column"});
+  return all;
+}
+
 void check_smoothing(const OpView& v) {
   const double s = attr_float(*v.attrs, "label_smoothing");
   if (!(s >= 0 && s <= 1)) throw invalid("attribute 'label_smoothing' is {}, expected 0 .. 1", s);
@@ -34,7 +46,67 @@ void gradient_cross_entropy(GradBuilder& b) {
   if (b.grad(1) != kNone)
     throw unimplemented("cross_entropy: the result 'lse' has no gradient; compute it with log and reduce_sum");
   if (!b.wants(0)) return;
-  b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(1)}, b.op().attrs));
+  Attrs attrs = b.op().attrs;
+  attrs["vocabulary"] = b.dims(b.input(0)).back();
+  b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(1)}, attrs));
+}
+
+// The sums over a part of the vocabulary, which combine, and what follows from them.
+std::vector<TensorId> decompose_cross_entropy(Graph& graph, const Op& given) {
+  const Op op = given;  // appending moves the graph's ops
+  const auto append = [&](OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+    Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope));
+    made.phase = op.phase, made.region = op.region, made.origin = op.origin, made.stage = op.stage;
+    made.location = op.location;
+    return made.outputs;
+  };
+  Attrs attrs = op.attrs;
+  attrs["vocabulary"] = graph.tensor(op.inputs[0]).dims.back();
+  const auto stats = append(OpCode::k_cross_entropy_stats, {op.inputs[0], op.inputs[1]}, attrs);
+  const auto loss = append(OpCode::k_cross_entropy_finish, {stats[0], stats[1], op.inputs[1]},
+                           {{"ignore_index", attr_int(op.attrs, "ignore_index", -100)}});
+  return {loss[0], stats[0]};
+}
+
+std::vector<TensorType> infer_stats(const OpView& v) {
+  const int64_t vocabulary = attr_int(*v.attrs, "vocabulary"), begin = attr_int(*v.attrs, "label_begin");
+  std::vector<TensorType> out = infer_cross_entropy(v);
+  const int64_t width = in_dims(v, 0).back();
+  if (vocabulary != 0 && (begin < 0 || begin > vocabulary - width))
+    throw invalid("attributes 'label_begin' {} and 'vocabulary' {} do not fit {} columns", begin, vocabulary, width);
+  return out;
+}
+
+// Of lse alone: the loss is lse - picked, so the gradient of picked is the opposite, which cross_entropy_grad knows.
+// Ignored rows it leaves out by itself.
+void gradient_finish(GradBuilder& b) { b.set(0, b.grad()); }
+void gradient_stats(GradBuilder& b) {
+  if (!b.wants(0) || b.grad(0) == kNone) return;
+  b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(0)}, b.op().attrs));
+}
+
+Factors factors_stats(const OpView& v) {
+  Factors f;
+  const int n = rank_of(v, 1);
+  add_leading(f, v, n, {0, 1}, {0, 1});
+  add_factor(f, v, "v", FactorKind::kReduce, in_dims(v, 0).back(), {digit(n)}, {}, {0, 1});
+  f.list.back().combines = {{0, Combine::kLogSumExp}};
+  f.list.back().begin_attr = "label_begin";
+  return f;
+}
+
+std::vector<TensorType> infer_finish(const OpView& v) {
+  need_float(v, 0, "lse");
+  need_dims(v, 1, "picked", in_dims(v, 0), "the shape of lse");
+  need_dtype(v, 1, "picked", in(v, 0).dtype);
+  need_ids(v, 2, "labels");
+  need_dims(v, 2, "labels", in_dims(v, 0), "the shape of lse");
+  return {in(v, 0)};
+}
+Factors factors_finish(const OpView& v) {
+  Factors f;
+  add_leading(f, v, rank_of(v, 0), {0, 1, 2}, {0});
+  return f;
 }
 
 Factors factors_cross_entropy(const OpView& v) {
@@ -59,7 +131,10 @@ std::vector<TensorType> infer_cross_entropy_grad(const OpView& v) {
 
 Factors factors_cross_entropy_grad(const OpView& v) {
   Factors f;
-  add_leading(f, v, rank_of(v, 2), {0, 1, 2, 3}, {0});
+  const int n = rank_of(v, 2);
+  add_leading(f, v, n, {0, 1, 2, 3}, {0});
+  add_factor(f, v, "v", FactorKind::kMap, in_dims(v, 1).back(), {kAbsent, digit(n)}, {digit(n)});
+  f.list.back().begin_attr = "label_begin";
   f.linear = {{0}};
   return f;
 }
@@ -69,7 +144,8 @@ OpCost cost_backward(const OpView& v) { return {6 * elements(in(v, 1)), bytes_of
 
 }  // namespace
 
-extern const OpDef op_def_cross_entropy, op_def_cross_entropy_grad;
+extern const OpDef op_def_cross_entropy, op_def_cross_entropy_grad, op_def_cross_entropy_stats,
+    op_def_cross_entropy_finish;
 
 const OpDef op_def_cross_entropy = {
     .name = "cross_entropy",
@@ -85,6 +161,7 @@ const OpDef op_def_cross_entropy = {
     .gradient = gradient_cross_entropy,
     .factors = factors_cross_entropy,
     .cost = cost_forward,
+    .decompose = decompose_cross_entropy,
 };
 const OpDef op_def_cross_entropy_grad = {
     .name = "cross_entropy_grad",
@@ -93,11 +170,41 @@ const OpDef op_def_cross_entropy_grad = {
         "dloss [...], logits [..., v], labels [...], lse [...] -> dlogits, like logits; may overwrite them.",
     .inputs = {{"dloss"}, {"logits"}, {"labels"}, {"lse"}},
     .outputs = {{"dlogits"}},
-    .attrs = kAttrs,
+    .attrs = part_attrs(),
     .infer = infer_cross_entropy_grad,
     .factors = factors_cross_entropy_grad,
     .cost = cost_backward,
     .aliases = {{0, 1}},
+    .flags = kInternal,
+};
+const OpDef op_def_cross_entropy_stats = {
+    .name = "cross_entropy_stats",
+    .doc =
+        "First half of cross_entropy, of a part of the vocabulary: log of the sum of exponentials, and the sum of "
+        "target "
+        "times logits.\n"
+        "logits [..., v], labels i32/i64 [...] -> lse [...], picked [...] (0 where ignored), both in the accumulate "
+        "dtype. The lse of parts combine by logsumexp, picked by sum.",
+    .inputs = {{"logits"}, {"labels"}},
+    .outputs = {{"lse"}, {"picked"}},
+    .attrs = part_attrs(),
+    .infer = infer_stats,
+    .gradient = gradient_stats,
+    .factors = factors_stats,
+    .cost = cost_forward,
+    .flags = kInternal,
+};
+const OpDef op_def_cross_entropy_finish = {
+    .name = "cross_entropy_finish",
+    .doc =
+        "Second half of cross_entropy: lse - picked, 0 where ignored.\nlse, picked [...], labels [...] -> loss, like "
+        "lse.",
+    .inputs = {{"lse"}, {"picked"}, {"labels"}},
+    .outputs = {{"loss"}},
+    .attrs = {kAttrs[0]},
+    .infer = infer_finish,
+    .gradient = gradient_finish,
+    .factors = factors_finish,
     .flags = kInternal,
 };
 

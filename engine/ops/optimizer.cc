@@ -1,6 +1,6 @@
 // Updates of parameters, in place. One op may update many parameters: after the scalars come tuples of equal layout.
-// None is linear in anything and none lists factors: every operand must be whole, so a partial gradient never reaches
-// an update.
+// None is linear in anything, so a partial gradient never reaches an update. An op of one tuple can be cut in every
+// dimension; one of several lists no factors, since their shapes have nothing to do with each other.
 #include "ops/grad_builder.h"
 #include "ops/rules.h"
 
@@ -53,6 +53,19 @@ std::vector<Alias> tuple_aliases(const OpView& v, int first, int width, const st
   return all;
 }
 
+// One map factor a dimension of the parameter, which `carry` operands from `first` on and all results have.
+Factors tuple_factors(const OpView& v, int first, int width, int carry) {
+  Factors f;
+  if (static_cast<int>(v.inputs.size()) - first != width) return f;
+  for (int d = 0; d < rank_of(v, first); ++d) {
+    std::vector<Digit> from(v.inputs.size());
+    for (int i = first; i < first + carry; ++i) from[static_cast<size_t>(i)] = digit(d);
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],
+               std::move(from), std::vector<Digit>(v.outputs.size(), digit(d)));
+  }
+  return f;
+}
+
 bool has_momentum(const OpView& v) { return attr_float(*v.attrs, "momentum") != 0; }
 
 std::vector<TensorType> infer_sgd(const OpView& v) {
@@ -64,6 +77,15 @@ std::vector<TensorType> infer_sgd(const OpView& v) {
 std::vector<Alias> aliases_sgd(const OpView& v) {
   return has_momentum(v) ? tuple_aliases(v, 2, 3, {0, 2}) : tuple_aliases(v, 2, 2, {0});
 }
+
+Factors factors_sgd(const OpView& v) {
+  const int width = has_momentum(v) ? 3 : 2;
+  return tuple_factors(v, 2, width, width);
+}
+Factors factors_adam(const OpView& v) { return tuple_factors(v, 3, 4, 4); }
+Factors factors_adagrad(const OpView& v) { return tuple_factors(v, 2, 3, 3); }
+Factors factors_lamb_direction(const OpView& v) { return tuple_factors(v, 2, 4, 4); }
+Factors factors_lamb_apply(const OpView& v) { return tuple_factors(v, 1, 4, 2); }  // the norms are scalars
 
 std::vector<TensorType> infer_adam(const OpView& v) {
   need_scalar(v, 0, "lr");
@@ -159,6 +181,7 @@ const OpDef op_def_sgd = {
     .outputs = {{"new", kMany}},
     .attrs = {real("momentum", 0, "0: plain descent"), flag("nesterov", "look-ahead"), kDecay, kDecays},
     .infer = infer_sgd,
+    .factors = factors_sgd,
     .cost = cost_update,
     .flags = kFlags,
     .aliases_of = aliases_sgd,
@@ -175,6 +198,7 @@ const OpDef op_def_adam = {
               real("epsilon", 1e-8, "added to the root"), kDecay,
               flag("decoupled", "weight decay beside the gradient (AdamW)"), kDecays},
     .infer = infer_adam,
+    .factors = factors_adam,
     .cost = cost_update,
     .flags = kFlags,
     .aliases_of = aliases_adam,
@@ -188,6 +212,7 @@ const OpDef op_def_adagrad = {
     .outputs = {{"new", kMany}},
     .attrs = {real("epsilon", 1e-10, "added to the root"), kDecay, kDecays},
     .infer = infer_adagrad,
+    .factors = factors_adagrad,
     .cost = cost_update,
     .flags = kFlags,
     .aliases_of = aliases_adagrad,
@@ -202,6 +227,7 @@ const OpDef op_def_lamb_direction = {
     .attrs = {real("beta1", 0.9, "of the mean"), real("beta2", 0.999, "of the squares"),
               real("epsilon", 1e-6, "added to the root"), kDecay, kDecays},
     .infer = infer_lamb_direction,
+    .factors = factors_lamb_direction,
     .cost = cost_update,
     .flags = kFlags,
     .aliases_of = aliases_lamb_direction,
@@ -214,6 +240,7 @@ const OpDef op_def_lamb_apply = {
     .inputs = {{"lr"}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
     .infer = infer_lamb_apply,
+    .factors = factors_lamb_apply,
     .cost = cost_update,
     .flags = kFlags,
     .aliases_of = aliases_lamb_apply,

@@ -9,6 +9,9 @@ from op_table import ROOT, load, sentence, write
 TYPES = {"int": "int", "float": "float", "bool": "bool", "string": "str", "ints": "Sequence[int]", "floats": "Sequence[float]"}
 SHADOWED = {"abs", "pow"}  # builtins that this module redefines on purpose
 
+# Given when the graph is sealed or planned, never by the user.
+GIVEN = ("key", "begin", "row_begin")
+
 
 def literal(attribute: dict) -> str:
     value = attribute["default"]
@@ -34,7 +37,7 @@ def function(op: dict) -> str:
             forward.append(name)
     attributes, passed = [], []
     for a in op["attributes"]:
-        if a["name"] == "key":  # given when the graph is sealed
+        if a["name"] in GIVEN:
             continue
         attributes.append(f"{a['name']}: {TYPES[a['type']]}" + ("" if a["required"] else f" = {literal(a)}"))
         convert = {"float": f"float({a['name']})", "ints": f"list({a['name']})", "floats": f"[float(v) for v in {a['name']}]"}
@@ -43,7 +46,7 @@ def function(op: dict) -> str:
     result = "Tensor" if len(op["outputs"]) == 1 and op["outputs"][0]["kind"] == "one" else "tuple[Tensor, ...]"
     doc = [sentence(op["doc"])] + [line.rstrip() for line in op["doc"].strip().split("\n")[1:]]
     for a in op["attributes"]:
-        if a["doc"] and a["name"] != "key":
+        if a["doc"] and a["name"] not in GIVEN:
             doc.append(f"{a['name']}: {a['doc']}")
     if result != "Tensor":
         doc.append("Returns " + ", ".join(o["name"] for o in op["outputs"]) + ".")

@@ -41,7 +41,7 @@ AttentionArgs make_args(const KernelSpec& spec, size_t first, const Operand& bia
   place(q, k, v, a, a.q, a.k, a.v);
   a.box = GlobalIndex(spec.box, spec.out[0].dims);
   const bool packed_result = packed && spec.out[0].dims[2] != a.heads;  // the box is of dq, with the k and v heads
-  a.all_heads = packed_result ? a.heads : a.box.global(2);
+  a.all_heads = packed_result ? a.box.global(2) * a.heads / spec.out[0].dims[2] : a.box.global(2);
   a.all_queries = a.box.global(1);
   a.causal = attr_bool(*spec.attrs, "causal");
   a.shift = a.box.coordinate(1, 0, 0) + a.tk - a.all_queries;

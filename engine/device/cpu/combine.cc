@@ -1,5 +1,6 @@
 #include "device/cpu/combine.h"
 
+#include <cmath>
 #include <cstdint>
 
 #include "base/error.h"
@@ -26,6 +27,15 @@ namespace {
   WHALE_COMBINE(max_##SUFFIX, TYPE, x < y || y != y ? y : x) \
   WHALE_COMBINE(min_##SUFFIX, TYPE, y < x || y != y ? y : x)
 
+// log(exp(a) + exp(b)) of statistics of rows: few, so a plain loop. -inf is nothing, NaN stays.
+template <class T>
+void log_sum_exp(void* to, const void* a, const void* b, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const T x = static_cast<const T*>(a)[i], y = static_cast<const T*>(b)[i], top = x < y || y != y ? y : x;
+    static_cast<T*>(to)[i] = !std::isfinite(top) ? top : top + std::log1p(std::exp(-std::fabs(x - y)));
+  }
+}
+
 WHALE_COMBINE_ALL(float, f32)
 WHALE_COMBINE_ALL(double, f64)
 WHALE_COMBINE_ALL(int32_t, i32)
@@ -40,20 +50,27 @@ using Function = void (*)(void*, const void*, const void*, size_t);
 struct Row {
   DType dtype;
   Function sum, max, min;
+  Function log_sum_exp = nullptr;
 };
 constexpr Row kRows[] = {
-    {DType::kF32, sum_f32, max_f32, min_f32},     {DType::kF64, sum_f64, max_f64, min_f64},
-    {DType::kBF16, sum_bf16, max_bf16, min_bf16}, {DType::kI32, sum_i32, max_i32, min_i32},
-    {DType::kI64, sum_i64, max_i64, min_i64},     {DType::kU8, sum_u8, max_u8, min_u8},
-    {DType::kI8, sum_i8, max_i8, min_i8},         {DType::kBool, max_u8, max_u8, min_u8},
+    {DType::kF32, sum_f32, max_f32, min_f32, log_sum_exp<float>},
+    {DType::kF64, sum_f64, max_f64, min_f64, log_sum_exp<double>},
+    {DType::kBF16, sum_bf16, max_bf16, min_bf16},
+    {DType::kI32, sum_i32, max_i32, min_i32},
+    {DType::kI64, sum_i64, max_i64, min_i64},
+    {DType::kU8, sum_u8, max_u8, min_u8},
+    {DType::kI8, sum_i8, max_i8, min_i8},
+    {DType::kBool, max_u8, max_u8, min_u8},
 };
 
 }  // namespace
 
 void combine_arrays(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) {
-  for (const Row& row : kRows)
-    if (row.dtype == dtype)
-      return (combine == Combine::kSum ? row.sum : combine == Combine::kMax ? row.max : row.min)(to, a, b, elements);
+  for (const Row& row : kRows) {
+    if (row.dtype != dtype) continue;
+    const Function functions[] = {row.sum, row.max, row.min, row.log_sum_exp};  // in the order of Combine
+    if (const Function f = functions[static_cast<size_t>(combine)]) return f(to, a, b, elements);
+  }
   throw unimplemented("device cpu cannot combine {} between devices", name_of(dtype));
 }
 

@@ -17,8 +17,8 @@ inline int64_t index_at(const void* data, DType dtype, int64_t i) {
 }
 
 // y[o, i, :] = x[o, index[i], :]
-std::unique_ptr<Kernel> gather(CpuDevice& device, const Operand& x, const Operand& index, const Operand& y,
-                               AxisView v) {
+std::unique_ptr<Kernel> gather(CpuDevice& device, const Operand& x, const Operand& index, const Operand& y, AxisView v,
+                               int64_t begin) {
   const int64_t n = count(index), run = v.inner * size_of(x.dtype);
   const auto* from = static_cast<const char*>(x.data);
   auto* to = static_cast<char*>(y.data);
@@ -26,7 +26,7 @@ std::unique_ptr<Kernel> gather(CpuDevice& device, const Operand& x, const Operan
     parallel_for(threads, v.outer * n, std::max<int64_t>(1, 65536 / std::max<int64_t>(run, 1)),
                  [&](int64_t b, int64_t e) {
                    for (int64_t i = b; i < e; ++i) {
-                     const int64_t at = index_at(ids, type, i % n);
+                     const int64_t at = index_at(ids, type, i % n) - begin;
                      if (at >= 0 && at < v.extent)
                        std::memcpy(to + i * run, from + (i / n * v.extent + at) * run, static_cast<size_t>(run));
                      else
@@ -38,10 +38,10 @@ std::unique_ptr<Kernel> gather(CpuDevice& device, const Operand& x, const Operan
 
 // to[o, index[i], columns] += dy[o, i, columns]
 template <class T>
-void scatter(const T* dy, const void* ids, DType type, int64_t n, AxisView v, float* to, int64_t o, int64_t c0,
-             int64_t c1) {
+void scatter(const T* dy, const void* ids, DType type, int64_t n, AxisView v, int64_t begin, float* to, int64_t o,
+             int64_t c0, int64_t c1) {
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = index_at(ids, type, i);
+    const int64_t at = index_at(ids, type, i) - begin;
     if (at < 0 || at >= v.extent) continue;
     float* y = to + (o * v.extent + at) * v.inner;
     const T* x = dy + (o * n + i) * v.inner;
@@ -60,7 +60,7 @@ void scatter(const T* dy, const void* ids, DType type, int64_t n, AxisView v, fl
 
 // Sums in float: in dx itself or, when it is of another type, in scratch.
 std::unique_ptr<Kernel> scatter_sum(CpuDevice& device, const Operand& dy, const Operand& index, const Operand& dx,
-                                    AxisView v) {
+                                    AxisView v, int64_t begin) {
   const int64_t n = count(index), elements = count(dx);
   const bool direct = dx.dtype == DType::kF32;
   // A task is one table and a block of columns: whole cache lines, and as few as the threads need, since each walks all
@@ -78,9 +78,9 @@ std::unique_ptr<Kernel> scatter_sum(CpuDevice& device, const Operand& dy, const 
           for (int64_t task = b; task < e; ++task) {
             const int64_t o = task / blocks, c0 = task % blocks * width, c1 = std::min(v.inner, c0 + width);
             if (dy.dtype == DType::kBF16)
-              scatter(static_cast<const uint16_t*>(dy.data), ids, index.dtype, n, v, to, o, c0, c1);
+              scatter(static_cast<const uint16_t*>(dy.data), ids, index.dtype, n, v, begin, to, o, c0, c1);
             else
-              scatter(static_cast<const float*>(dy.data), ids, index.dtype, n, v, to, o, c0, c1);
+              scatter(static_cast<const float*>(dy.data), ids, index.dtype, n, v, begin, to, o, c0, c1);
           }
         });
         if (!direct)
@@ -90,22 +90,25 @@ std::unique_ptr<Kernel> scatter_sum(CpuDevice& device, const Operand& dy, const 
 }
 
 std::unique_ptr<Kernel> bind_gather(const KernelSpec& spec, CpuDevice& device) {
-  return gather(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.in[0].dims, attr_int(*spec.attrs, "axis")));
+  return gather(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.in[0].dims, attr_int(*spec.attrs, "axis")),
+                attr_int(*spec.attrs, "begin"));
 }
 std::unique_ptr<Kernel> bind_gather_grad(const KernelSpec& spec, CpuDevice& device) {
   return scatter_sum(device, spec.in[0], spec.in[1], spec.out[0],
-                     view_axis(spec.out[0].dims, attr_int(*spec.attrs, "axis")));
+                     view_axis(spec.out[0].dims, attr_int(*spec.attrs, "axis")), attr_int(*spec.attrs, "begin"));
 }
 std::unique_ptr<Kernel> bind_embedding(const KernelSpec& spec, CpuDevice& device) {
-  return gather(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.in[0].dims, 0));
+  return gather(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.in[0].dims, 0),
+                attr_int(*spec.attrs, "row_begin"));
 }
 std::unique_ptr<Kernel> bind_embedding_grad(const KernelSpec& spec, CpuDevice& device) {
-  return scatter_sum(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.out[0].dims, 0));
+  return scatter_sum(device, spec.in[0], spec.in[1], spec.out[0], view_axis(spec.out[0].dims, 0),
+                     attr_int(*spec.attrs, "row_begin"));
 }
 
 std::unique_ptr<Kernel> bind_one_hot(const KernelSpec& spec, CpuDevice& device) {
   const Operand index = spec.in[0], y = spec.out[0];
-  const int64_t depth = last_dim(y), bytes = size_of(y.dtype);
+  const int64_t depth = last_dim(y), bytes = size_of(y.dtype), begin = attr_int(*spec.attrs, "begin");
   const float one = 1;
   const int64_t whole = 1;
   uint64_t cell = 0;
@@ -119,7 +122,7 @@ std::unique_ptr<Kernel> bind_one_hot(const KernelSpec& spec, CpuDevice& device) 
                    char* to = static_cast<char*>(y.data);
                    std::memset(to + b * depth * bytes, 0, static_cast<size_t>((e - b) * depth * bytes));
                    for (int64_t i = b; i < e; ++i) {
-                     const int64_t at = is_integer(index.dtype) ? index_at(index.data, index.dtype, i) : -1;
+                     const int64_t at = is_integer(index.dtype) ? index_at(index.data, index.dtype, i) - begin : -1;
                      if (at >= 0 && at < depth)
                        std::memcpy(to + (i * depth + at) * bytes, &cell, static_cast<size_t>(bytes));
                    }

@@ -19,8 +19,9 @@ struct CrossEntropyRows {
   void* dlogits;
   const void* labels;
   const float* dloss;
-  float *loss, *lse;
+  float *loss, *lse, *picked;
   int64_t width, ignore;
+  int64_t begin, all;  // the columns [begin, begin + width) of all
   float smoothing;
   DType dtype, label_dtype;
 };
@@ -161,8 +162,26 @@ void cross_entropy_typed(const CrossEntropyRows& a, int64_t first, int64_t last)
 }
 
 template <class T>
+void cross_entropy_stats_typed(const CrossEntropyRows& a, int64_t first, int64_t last) {
+  for (int64_t r = first; r < last; ++r) {
+    const T* x = static_cast<const T*>(a.logits) + r * a.width;
+    const int64_t label = label_at(a, r), at = label - a.begin;
+    const RowSums s = a.smoothing > 0 ? scan_row<T, true>(x, a.width) : scan_row<T, false>(x, a.width);
+    a.lse[r] = s.top + std::log(s.sum);  // -inf when nothing is here: another part has the sum
+    float picked = NAN;                  // a label outside the vocabulary cannot pass unseen
+    if (label == a.ignore) {
+      picked = 0;
+    } else if (label >= 0 && label < a.all) {
+      picked = at >= 0 && at < a.width ? (1 - a.smoothing) * one(x + at) : 0;
+      if (a.smoothing > 0) picked += a.smoothing * (s.total / static_cast<float>(a.all));
+    }
+    a.picked[r] = picked;
+  }
+}
+
+template <class T>
 void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t last) {
-  const float uniform = a.smoothing / static_cast<float>(a.width);
+  const float uniform = a.smoothing / static_cast<float>(a.all);
   for (int64_t r = first; r < last; ++r) {
     const T* x = static_cast<const T*>(a.logits) + r * a.width;
     T* y = static_cast<T*>(a.dlogits) + r * a.width;
@@ -171,9 +190,11 @@ void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t 
       std::memset(y, 0, static_cast<size_t>(a.width) * sizeof(T));
       continue;
     }
-    const bool valid = label >= 0 && label < a.width;
+    const bool valid = label >= 0 && label < a.all;
     const float g = valid ? a.dloss[r] : NAN;
-    const float at_label = valid ? g * (std::exp(one(x + label) - a.lse[r]) - (1 - a.smoothing) - uniform) : 0;
+    const int64_t at = label - a.begin;
+    const bool here = valid && at >= 0 && at < a.width;
+    const float at_label = here ? g * (std::exp(one(x + at) - a.lse[r]) - (1 - a.smoothing) - uniform) : 0;
     const V lse = splat(a.lse[r]), scale = splat(g), shift = splat(-g * uniform);
     for (int64_t j = 0; j < a.width; j += kLanes) {
       const bool whole = a.width - j >= kLanes;
@@ -184,7 +205,7 @@ void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t 
       else
         store_n(v, y + j, a.width - j);
     }
-    if (valid) store_n(splat(at_label), y + label, 1);
+    if (here) store_n(splat(at_label), y + at, 1);
   }
 }
 
@@ -206,6 +227,12 @@ void cross_entropy_rows(const CrossEntropyRows& a, int64_t first, int64_t last) 
   else
     cross_entropy_typed<float>(a, first, last);
 }
+void cross_entropy_stats_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
+  if (a.dtype == DType::kBF16)
+    cross_entropy_stats_typed<uint16_t>(a, first, last);
+  else
+    cross_entropy_stats_typed<float>(a, first, last);
+}
 void cross_entropy_grad_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
   if (a.dtype == DType::kBF16)
     cross_entropy_grad_typed<uint16_t>(a, first, last);
@@ -225,6 +252,7 @@ namespace whale::cpu {
 HWY_EXPORT(softmax_rows);
 HWY_EXPORT(softmax_grad_rows);
 HWY_EXPORT(cross_entropy_rows);
+HWY_EXPORT(cross_entropy_stats_rows);
 HWY_EXPORT(cross_entropy_grad_rows);
 
 namespace {
@@ -256,6 +284,8 @@ CrossEntropyRows cross_entropy_args(const KernelSpec& spec, const Operand& logit
   a.logits = logits.data, a.dtype = logits.dtype, a.width = last_dim(logits);
   a.labels = labels.data, a.label_dtype = labels.dtype;
   a.ignore = attr_int(*spec.attrs, "ignore_index", -100);
+  a.begin = attr_int(*spec.attrs, "label_begin");
+  a.all = attr_int(*spec.attrs, "vocabulary") != 0 ? attr_int(*spec.attrs, "vocabulary") : a.width;
   a.smoothing = static_cast<float>(attr_float(*spec.attrs, "label_smoothing"));
   return a;
 }
@@ -275,6 +305,34 @@ std::unique_ptr<Kernel> bind_cross_entropy_grad(const KernelSpec& spec, CpuDevic
   return row_kernel(device, a, rows(spec.in[1]), HWY_DYNAMIC_DISPATCH(cross_entropy_grad_rows));
 }
 
+std::unique_ptr<Kernel> bind_cross_entropy_stats(const KernelSpec& spec, CpuDevice& device) {
+  CrossEntropyRows a = cross_entropy_args(spec, spec.in[0], spec.in[1]);
+  a.lse = static_cast<float*>(spec.out[0].data);
+  a.picked = static_cast<float*>(spec.out[1].data);
+  const int64_t n = rows(spec.out[0]) * last_dim(spec.out[0]);
+  if (a.width != 0) return row_kernel(device, a, n, HWY_DYNAMIC_DISPATCH(cross_entropy_stats_rows));
+  // No column is here: the sums of nothing.
+  return make_kernel(0, [=](char*) {
+    HWY_DYNAMIC_DISPATCH(cross_entropy_stats_rows)(a, 0, n);
+  });
+}
+
+std::unique_ptr<Kernel> bind_cross_entropy_finish(const KernelSpec& spec, CpuDevice& device) {
+  const auto *lse = static_cast<const float*>(spec.in[0].data), *picked = static_cast<const float*>(spec.in[1].data);
+  auto* loss = static_cast<float*>(spec.out[0].data);
+  const Operand labels = spec.in[2];
+  const int64_t ignore = attr_int(*spec.attrs, "ignore_index", -100);
+  return make_kernel(0, [=, n = count(spec.out[0]), threads = device.threads()](char*) {
+    parallel_for(threads, n, 1 << 14, [&](int64_t b, int64_t e) {
+      for (int64_t i = b; i < e; ++i) {
+        const int64_t label = labels.dtype == DType::kI64 ? static_cast<const int64_t*>(labels.data)[i]
+                                                          : static_cast<const int32_t*>(labels.data)[i];
+        loss[i] = label == ignore ? 0 : lse[i] - picked[i];
+      }
+    });
+  });
+}
+
 constexpr KernelEntry kTable[] = {
     {OpCode::k_softmax, bind_softmax, nullptr},
     {OpCode::k_softmax_grad, bind_softmax_grad, nullptr},
@@ -282,6 +340,8 @@ constexpr KernelEntry kTable[] = {
     {OpCode::k_log_softmax_grad, bind_softmax_grad, nullptr},
     {OpCode::k_cross_entropy, bind_cross_entropy, nullptr},
     {OpCode::k_cross_entropy_grad, bind_cross_entropy_grad, nullptr},
+    {OpCode::k_cross_entropy_stats, bind_cross_entropy_stats, nullptr},
+    {OpCode::k_cross_entropy_finish, bind_cross_entropy_finish, nullptr},
 };
 
 }  // namespace

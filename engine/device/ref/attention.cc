@@ -54,7 +54,7 @@ struct Problem {
     key = spec.key != 0 ? spec.key : static_cast<uint64_t>(attr_int(*spec.attrs, "key"));
     if (bias_operand.present()) bias = bias_operand.dims;
     const bool packed_result = packed && spec.out[0].dims[2] != heads;  // the box is of dq, with the k and v heads
-    all_heads = packed_result ? heads : box.global(2);
+    all_heads = packed_result ? box.global(2) * heads / spec.out[0].dims[2] : box.global(2);
     all_queries = box.global(1);
   }
 

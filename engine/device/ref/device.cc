@@ -1,4 +1,5 @@
 // The reference device: plain memory, one loop per kernel.
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -33,12 +34,23 @@ class LoopKernel final : public Kernel {
   Body body_;
 };
 
+// log(exp(a) + exp(b)); -inf is nothing, NaN stays.
+template <class T>
+T log_sum_exp(T a, T b) {
+  const double x = static_cast<double>(a), y = static_cast<double>(b), top = x > y || x != x ? x : y;
+  return std::isinf(top) ? static_cast<T>(x != x   ? x
+                                          : y != y ? y
+                                                   : top)
+                         : static_cast<T>(top + std::log1p(std::exp(-std::fabs(x - y))));
+}
+
 template <class T>
 T combined(Combine combine, T a, T b) {
   switch (combine) {
     case Combine::kSum: return static_cast<T>(a + b);
     case Combine::kMax: return a > b || a != a ? a : b;  // NaN wins
     case Combine::kMin: return a < b || a != a ? a : b;
+    case Combine::kLogSumExp: return log_sum_exp(a, b);
   }
   return a;
 }

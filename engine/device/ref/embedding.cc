@@ -11,13 +11,13 @@ namespace {
 // An id outside the table gives zeros: a cut of the rows then gives partial sums.
 Body bind_embedding(const KernelSpec& spec) {
   const In ids = in(spec, 1);
-  const int64_t rows = spec.in[0].dims[0];
+  const int64_t rows = spec.in[0].dims[0], begin = attr_int(*spec.attrs, "row_begin");
   const size_t run = static_cast<size_t>(spec.in[0].dims[1] * size_of(spec.in[0].dtype));
   const char* table = static_cast<const char*>(spec.in[0].data);
   char* y = static_cast<char*>(spec.out[0].data);
   return [=] {
     for (int64_t i = 0; i < ids.count; ++i) {
-      const int64_t id = ids.integer(i);
+      const int64_t id = ids.integer(i) - begin;
       char* to = y + static_cast<size_t>(i) * run;
       if (id >= 0 && id < rows)
         std::memcpy(to, table + static_cast<size_t>(id) * run, run);
@@ -31,10 +31,11 @@ Body bind_embedding_grad(const KernelSpec& spec) {
   const In dy = in(spec, 0), ids = in(spec, 1);
   const Out dtable = out(spec, 0);
   const int64_t rows = spec.out[0].dims[0], width = spec.out[0].dims[1];
+  const int64_t begin = attr_int(*spec.attrs, "row_begin");
   return [=, sum = room(dtable.count)]() mutable {
     std::fill(sum.begin(), sum.end(), 0.0);
     for (int64_t i = 0; i < ids.count; ++i) {
-      const int64_t id = ids.integer(i);
+      const int64_t id = ids.integer(i) - begin;
       if (id < 0 || id >= rows) continue;
       for (int64_t e = 0; e < width; ++e) sum[static_cast<size_t>(id * width + e)] += dy[i * width + e];
     }

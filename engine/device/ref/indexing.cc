@@ -15,11 +15,12 @@ Body bind_gather(const KernelSpec& spec) {
   const size_t run = static_cast<size_t>(shape.inner * size_of(spec.in[0].dtype));
   const char* x = static_cast<const char*>(spec.in[0].data);
   char* y = static_cast<char*>(spec.out[0].data);
+  const int64_t begin = attr_int(*spec.attrs, "begin");
   return [=] {
     for (int64_t o = 0; o < shape.outer; ++o) {
       for (int64_t i = 0; i < indices.count; ++i) {
         char* to = y + static_cast<size_t>(o * indices.count + i) * run;
-        const int64_t at = indices.integer(i);
+        const int64_t at = indices.integer(i) - begin;
         if (at >= 0 && at < shape.extent)
           std::memcpy(to, x + static_cast<size_t>(o * shape.extent + at) * run, run);
         else
@@ -33,11 +34,12 @@ Body bind_gather_grad(const KernelSpec& spec) {
   const In dy = in(spec, 0), indices = in(spec, 1);
   const Out dx = out(spec, 0);
   const AxisShape shape(spec.out[0].dims, axis_of(attr_int(*spec.attrs, "axis"), spec.out[0].dims.size()));
+  const int64_t begin = attr_int(*spec.attrs, "begin");
   return [=, sum = room(dx.count)]() mutable {
     std::fill(sum.begin(), sum.end(), 0.0);
     for (int64_t o = 0; o < shape.outer; ++o) {
       for (int64_t i = 0; i < indices.count; ++i) {
-        const int64_t at = indices.integer(i);
+        const int64_t at = indices.integer(i) - begin;
         if (at < 0 || at >= shape.extent) continue;
         for (int64_t e = 0; e < shape.inner; ++e)
           sum[static_cast<size_t>((o * shape.extent + at) * shape.inner + e)] +=
@@ -51,10 +53,10 @@ Body bind_gather_grad(const KernelSpec& spec) {
 Body bind_one_hot(const KernelSpec& spec) {
   const In indices = in(spec, 0);
   const Out y = out(spec, 0);
-  const int64_t depth = spec.out[0].dims.back();
+  const int64_t depth = spec.out[0].dims.back(), begin = attr_int(*spec.attrs, "begin");
   return [=] {
     for (int64_t i = 0; i < indices.count; ++i)
-      for (int64_t d = 0; d < depth; ++d) y.set(i * depth + d, indices.integer(i) == d ? 1.0 : 0.0);
+      for (int64_t d = 0; d < depth; ++d) y.set(i * depth + d, indices.integer(i) - begin == d ? 1.0 : 0.0);
   };
 }
 
