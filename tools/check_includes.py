@@ -10,7 +10,7 @@ ROOMS = ["base", "ir", "ops", "schema", "grad", "cluster", "cost", "parallel", "
          "compile.h", "device", "comm", "data", "checkpoint", "run", "session"]
 BELOW = ROOMS.index("device")
 # What execution may see of planning.
-OPEN = {"plan/plan.h", "plan/serialize.h"}
+OPEN = {"plan/plan.h", "plan/part.h", "plan/serialize.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "parallel", "schedule", "plan", "simulate", "compile.h"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
 EXCEPTIONS = {("session", "compile.h"), ("session", "cluster")}

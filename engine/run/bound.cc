@@ -1,6 +1,7 @@
 #include "run/bound.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/error.h"
 
@@ -13,11 +14,34 @@ BufferId root_of(const Program& program, BufferId id) {
 
 namespace {
 
+constexpr int64_t kSlotAlignment = 64;  // of the slots of a buffer
+
+Combine combine_of(const std::string& name) {
+  if (name.empty() || name == "sum") return Combine::kSum;
+  if (name == "max") return Combine::kMax;
+  if (name == "min") return Combine::kMin;
+  if (name == "logsumexp") return Combine::kLogSumExp;
+  throw internal("a collective combines by '{}'", name);
+}
+
+Digit digit_of(const Attrs& attrs, const char* name) {
+  const std::vector<int64_t>& given = attr_ints(attrs, name);
+  return given.size() == 3 ? Digit{static_cast<int>(given[0]), given[1], given[2]} : Digit{};
+}
+
+std::vector<Interval> cuts_of(const Attrs& attrs, const char* name) {
+  const std::vector<int64_t>& given = attr_ints(attrs, name);
+  std::vector<Interval> cuts;
+  for (size_t i = 0; i + 1 < given.size(); i += 2) cuts.push_back({given[i], given[i + 1]});
+  return cuts;
+}
+
 class Binder {
  public:
-  Binder(Machine& machine, const Entry& entry, const DeviceRow& row, int loss_output)
+  Binder(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row, int loss_output)
       : machine_(machine),
         entry_(entry),
+        links_(links),
         row_(row),
         memory_(machine.memory(static_cast<size_t>(row.device))),
         program_(entry.programs.at(static_cast<size_t>(row.program))),
@@ -29,12 +53,12 @@ class Binder {
     bound_->row = &row_;
     arena_ = static_cast<char*>(memory_.arena(static_cast<size_t>(program_.arena_bytes)));
     bound_->streams[0] = true;
-    bound_->segments.resize(program_.segments.size());
-    for (size_t s = 0; s < program_.segments.size(); ++s) bind_segment(s);
+    for (auto& contexts : bound_->contexts) contexts.resize(row_.samples.size());
+    bind_segments();
     for (size_t s = 0; s < kStreams; ++s) set_scratch(static_cast<Stream>(s));
-    for (const ScheduleRow& row : program_.schedule)
+    for (const int32_t segment : bound_->rows)
       for (size_t s = 0; s < kStreams; ++s)
-        bound_->runs[s] += bound_->segments[static_cast<size_t>(row.segment)].streams[s].size();
+        bound_->runs[s] += bound_->segments[static_cast<size_t>(segment)].streams[s].size();
     plan_loss_check();
     count_bytes();
     return std::move(bound_);
@@ -47,16 +71,39 @@ class Binder {
     const Buffer& root = buffer(root_of(program_, id));
     switch (root.kind) {
       case BufferKind::kArena:
-      case BufferKind::kInput:
-        if (root.offset < 0 || root.offset + root.bytes > program_.arena_bytes)
-          throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset,
-                         root.offset + root.bytes, program_.arena_bytes);
-        return arena_ + root.offset;
-      case BufferKind::kVariable: return static_cast<char*>(memory_.variable(static_cast<size_t>(root.ref)));
+      case BufferKind::kInput: return arena_ + offset(root);
+      case BufferKind::kVariable: return variable(root);
       case BufferKind::kStep:
         return static_cast<char*>(memory_.step_scalar(static_cast<StepScalar>(root.ref), root.dtype));
     }
     throw internal("buffer '{}' has no storage", root.name);
+  }
+
+  static int64_t slot_stride(const Buffer& root) {
+    return (root.bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  }
+
+  int64_t offset(const Buffer& root) const {
+    const int64_t end = root.offset + (root.slots - 1) * slot_stride(root) + root.bytes;
+    if (root.offset < 0 || root.slots < 1 || end > program_.arena_bytes)
+      throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset, end,
+                     program_.arena_bytes);
+    if (root.slots == 1) return root.offset;
+    if (slot_ < 0 || slot_ >= root.slots)
+      throw internal("buffer '{}' has {} slots, the schedule names slot {}", root.name, root.slots, slot_);
+    return root.offset + slot_ * slot_stride(root);
+  }
+
+  char* variable(const Buffer& root) {
+    const size_t index = static_cast<size_t>(root.ref);
+    void* data = memory_.variable(index);
+    const PlanVariable& variable = machine_.plan().variables.at(index);
+    if (data == nullptr)
+      throw internal("variable '{}' is not on this device, its mesh is {}", root.name, variable.mesh);
+    if (static_cast<int64_t>(memory_.variable_bytes(index)) != element_count(root.dims) * size_of(root.dtype))
+      throw internal("variable '{}' has {} bytes on this device, the program takes it as {} {}", root.name,
+                     memory_.variable_bytes(index), name_of(root.dtype), to_string(root.dims));
+    return static_cast<char*>(data);
   }
 
   Operand operand(BufferId id, const std::vector<bool>& written) {
@@ -71,9 +118,31 @@ class Binder {
     return operand;
   }
 
-  void bind_segment(size_t s) {
+  // Once for each slot that it is run on; a segment that touches no buffer with several slots is the same on all.
+  void bind_segments() {
+    std::vector<bool> slotted(program_.segments.size());
+    for (size_t s = 0; s < slotted.size(); ++s)
+      for (const Instruction& instruction : program_.segments[s].instructions)
+        for (const auto* ids : {&instruction.in, &instruction.out})
+          for (const BufferId id : *ids)
+            if (id != kNone && buffer(root_of(program_, id)).slots > 1) slotted[s] = true;
+    std::map<std::pair<int32_t, int32_t>, int32_t> known;
+    for (const ScheduleRow& row : program_.schedule) {
+      const size_t segment = static_cast<size_t>(row.segment);
+      const std::pair<int32_t, int32_t> key{row.segment, slotted.at(segment) ? row.slot : 0};
+      const auto [at, fresh] = known.emplace(key, static_cast<int32_t>(known.size()));
+      bound_->rows.push_back(at->second);
+      if (!fresh) continue;
+      slot_ = key.second;
+      bound_->segments.push_back(bind_segment(segment));
+    }
+    for (size_t r = 0; r < program_.schedule.size(); ++r) add_pieces(program_.schedule[r], bound_->rows[r]);
+  }
+
+  BoundSegment bind_segment(size_t s) {
     const Segment& segment = program_.segments[s];
-    BoundSegment& bound = bound_->segments[s];
+    BoundSegment bound;
+    bound.segment = static_cast<int32_t>(s);
     bound.count = static_cast<uint32_t>(segment.instructions.size());
     std::vector<bool> written(machine_.plan().variables.size());
     for (const Instruction& instruction : segment.instructions)
@@ -88,11 +157,16 @@ class Binder {
       try {
         bound_->streams[static_cast<size_t>(instruction.stream)] = true;
         bound.streams[static_cast<size_t>(instruction.stream)].push_back(
-            bind_instruction(instruction, s, static_cast<int32_t>(i), written));
+            bind_instruction(instruction, static_cast<int32_t>(i), written));
       } catch (Error& e) {
-        throw Error(e.at_op(instruction.name).at_scope(scope_of(instruction)).at_device(row_.device));
+        throw located(e, instruction);
       }
     }
+    return bound;
+  }
+
+  Error located(Error& e, const Instruction& instruction) const {
+    return e.at_op(instruction.name).at_scope(scope_of(instruction)).at_device(row_.device);
   }
 
   std::string scope_of(const Instruction& instruction) const {
@@ -105,8 +179,7 @@ class Binder {
     return path;
   }
 
-  BoundInstruction bind_instruction(const Instruction& instruction, size_t segment, int32_t index,
-                                    const std::vector<bool>& written) {
+  BoundInstruction bind_instruction(const Instruction& instruction, int32_t index, const std::vector<bool>& written) {
     BoundInstruction bound;
     bound.source = &instruction;
     bound.index = index;
@@ -118,8 +191,10 @@ class Binder {
     switch (instruction.kind) {
       case InstructionKind::kKernel: bind_kernel(instruction, written, bound); break;
       case InstructionKind::kCollective: bind_collective(instruction, written, bound); break;
-      case InstructionKind::kFeed: bind_feed(instruction, segment, bound); break;
-      case InstructionKind::kFetch: bind_fetch(instruction, segment, bound); break;
+      case InstructionKind::kFeed: bound.data = address(instruction.out.at(0)); break;
+      case InstructionKind::kFetch: bind_fetch(instruction, bound); break;
+      case InstructionKind::kSend:
+      case InstructionKind::kReceive: bind_link(instruction, written, bound); break;
     }
     return bound;
   }
@@ -133,98 +208,96 @@ class Binder {
     for (const BufferId id : instruction.out) spec.out.push_back(operand(id, written));
     spec.box = instruction.box;
     spec.key = instruction.key;
-    spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)];
+    samples_of(instruction);
+    spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(instruction.samples)];
     bound.kernel = memory_.device().bind(spec);
   }
 
   void bind_collective(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
     CollectiveSpec spec;
     spec.op = instruction.op;
-    const std::string& combine = attr_string(instruction.attrs, "combine");
-    if (combine.empty() || combine == "sum")
-      spec.combine = Combine::kSum;
-    else if (combine == "max")
-      spec.combine = Combine::kMax;
-    else if (combine == "min")
-      spec.combine = Combine::kMin;
-    else
-      throw internal("a collective combines by '{}'", combine);
+    spec.combine = combine_of(attr_string(instruction.attrs, "combine"));
     for (const BufferId id : instruction.in) spec.in.push_back(operand(id, written));
     for (const BufferId id : instruction.out) spec.out.push_back(operand(id, written));
     if (spec.op == OpCode::k_all_reduce)
       for (size_t i = 0; i < spec.in.size(); ++i)
         if (i >= spec.out.size() || spec.in[i].data != spec.out[i].data)
           throw internal("an all-reduce works in place, operand {} has two places", i);
-    const std::vector<int64_t>& digit = attr_ints(instruction.attrs, "digit");
-    const std::vector<int64_t>& cuts = attr_ints(instruction.attrs, "cuts");
-    if (digit.size() == 3) spec.digit = {static_cast<int>(digit[0]), digit[1], digit[2]};
-    for (size_t i = 0; i + 1 < cuts.size(); i += 2) spec.cuts.push_back({cuts[i], cuts[i + 1]});
+    spec.digit = digit_of(instruction.attrs, "digit");
+    spec.cuts = cuts_of(instruction.attrs, "cuts");
+    spec.to_digit = digit_of(instruction.attrs, "to_digit");
+    spec.to_cuts = cuts_of(instruction.attrs, "to_cuts");
     bound.collective = machine_.transport().bind(instruction.ref, row_.device, spec, memory_.device());
   }
 
-  // The run of samples that one copy covers. The share of the whole batch is no union of the shares of micro-batches.
-  std::vector<SampleRange> ranges(bool whole_batch, size_t micro_batch) const {
-    if (whole_batch || row_.micro_batches.empty()) return {row_.samples};
-    return {row_.micro_batches.at(micro_batch)};
+  void bind_link(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
+    const bool sending = instruction.kind == InstructionKind::kSend;
+    const BufferId id = sending ? instruction.in.at(0) : instruction.out.at(0);
+    bound.collective = links_.bind(instruction.ref, row_.device, operand(id, written), sending, memory_.device());
   }
 
-  std::vector<Copy> copies(DType dtype, const Dims& dims, int batch_dim, const std::vector<SampleRange>& ranges,
-                           const Buffer& local) {
-    std::vector<Copy> list;
-    size_t begin = 0;
-    if (batch_dim < 0) {
-      list.push_back({piece_of(dtype, dims, -1, entry_.batch, {}), 0, 0});
-      begin = list[0].host.run;
-    } else {
-      for (const SampleRange& range : ranges) {
-        list.push_back({piece_of(dtype, dims, batch_dim, entry_.batch, range), begin, 0});
-        begin += list.back().host.run;
+  const SampleCut& samples_of(const Instruction& instruction) const {
+    if (instruction.samples < 0 || static_cast<size_t>(instruction.samples) >= row_.samples.size())
+      throw internal("'{}' follows sample cut {} of {}", instruction.name, instruction.samples, row_.samples.size());
+    return row_.samples[static_cast<size_t>(instruction.samples)];
+  }
+
+  // Whether this device hands the output to the host.
+  bool hands_over(const PlanOutput& output) const {
+    if (output.mesh != row_.mesh) return false;
+    for (size_t a = 0; a < row_.coordinates.size(); ++a)
+      if (row_.coordinates[a] != 0 && !(a < output.cut_by.size() && output.cut_by[a])) return false;
+    return true;
+  }
+
+  void bind_fetch(const Instruction& instruction, BoundInstruction& bound) {
+    const BufferId id = instruction.in.at(0);
+    bound.data = address(id);
+    if (instruction.ref != loss_output_) return;
+    bound_->loss = bound.data;
+    bound_->loss_dtype = buffer(id).dtype;
+    loss_root_ = root_of(program_, id);
+  }
+
+  // What the feeds and fetches of one row of the schedule move.
+  void add_pieces(const ScheduleRow& row, int32_t segment) {
+    for (auto& stream : bound_->segments[static_cast<size_t>(segment)].streams)
+      for (BoundInstruction& bound : stream) {
+        const Instruction& instruction = *bound.source;
+        try {
+          if (instruction.kind == InstructionKind::kFeed) {
+            const PlanInput& port = entry_.inputs.at(static_cast<size_t>(instruction.ref));
+            add_piece(row, port, port.batch_dim, instruction.out.at(0), bound);
+          } else if (instruction.kind == InstructionKind::kFetch) {
+            const PlanOutput& port = entry_.outputs.at(static_cast<size_t>(instruction.ref));
+            if (hands_over(port))
+              add_piece(row, port, port.merge == OutputMerge::kConcat ? port.batch_dim : -1, instruction.in.at(0),
+                        bound);
+          }
+        } catch (Error& e) {
+          throw located(e, instruction);
+        }
       }
-    }
-    for (Copy& copy : list) copy.stride = begin;
-    const size_t rows = list.empty() ? 0 : list[0].host.rows;
-    const size_t bytes = static_cast<size_t>(element_count(local.dims) * size_of(local.dtype));
-    if (begin * rows != bytes)
-      throw internal("'{}' has {} bytes on this device, its samples have {}", local.name, bytes, begin * rows);
-    return list;
   }
 
   template <class Port>
-  void bind_copies(const Instruction& instruction, size_t segment, const Port& port, BufferId id,
-                   BoundInstruction& bound) {
+  void add_piece(const ScheduleRow& row, const Port& port, int batch_dim, BufferId id, BoundInstruction& bound) {
+    const Instruction& instruction = *bound.source;
     const Buffer& local = buffer(id);
     if (local.dtype != port.dtype)
       throw internal("'{}' is {} here, {} at the plan's boundary", local.name, name_of(local.dtype),
                      name_of(port.dtype));
-    bound.data = address(id);
-    if (instruction.whole_batch || port.batch_dim < 0) {
-      bound.copies = {copies(port.dtype, port.dims, port.batch_dim, ranges(true, 0), local)};
-      return;
-    }
-    bound.copies.resize(std::max<size_t>(row_.micro_batches.size(), 1));
-    for (const ScheduleRow& row : program_.schedule)
-      if (static_cast<size_t>(row.segment) == segment) {
-        auto& list = bound.copies.at(static_cast<size_t>(row.micro_batch));
-        if (list.empty())
-          list =
-              copies(port.dtype, port.dims, port.batch_dim, ranges(false, static_cast<size_t>(row.micro_batch)), local);
-      }
-  }
-
-  void bind_feed(const Instruction& instruction, size_t segment, BoundInstruction& bound) {
-    bind_copies(instruction, segment, entry_.inputs.at(static_cast<size_t>(instruction.ref)), instruction.out.at(0),
-                bound);
-  }
-
-  void bind_fetch(const Instruction& instruction, size_t segment, BoundInstruction& bound) {
-    PlanOutput port = entry_.outputs.at(static_cast<size_t>(instruction.ref));
-    if (port.merge != OutputMerge::kConcat) port.batch_dim = -1;
-    bind_copies(instruction, segment, port, instruction.in.at(0), bound);
-    if (instruction.ref == loss_output_) {
-      bound_->loss = bound.data;
-      bound_->loss_dtype = port.dtype;
-      loss_root_ = root_of(program_, instruction.in.at(0));
-    }
+    const SampleCut& cut = samples_of(instruction);
+    const bool whole = batch_dim < 0 || instruction.whole_batch || row.whole || cut.micro_batches.empty();
+    const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
+    if (!whole) bound.pieces.resize(cut.micro_batches.size());
+    if (whole) bound.pieces.resize(1);
+    bound.pieces.at(u) =
+        piece_of(port.dtype, port.dims, batch_dim, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u));
+    const size_t bytes = static_cast<size_t>(element_count(local.dims) * size_of(local.dtype));
+    if (bound.pieces[u].bytes() != bytes)
+      throw internal("'{}' has {} bytes on this device, its samples have {}", local.name, bytes,
+                     bound.pieces[u].bytes());
   }
 
   void set_scratch(Stream stream) {
@@ -259,7 +332,7 @@ class Binder {
     std::array<BoundInstruction*, kStreams> first{};
     for (size_t r = 0; r < schedule.size(); ++r)
       for (size_t s = 0; s < kStreams; ++s)
-        for (BoundInstruction& bound : bound_->segments[static_cast<size_t>(schedule[r].segment)].streams[s]) {
+        for (BoundInstruction& bound : bound_->segments[static_cast<size_t>(bound_->rows[r])].streams[s]) {
           if (bound.versions.empty() || first[s] != nullptr) continue;
           const int64_t row = static_cast<int64_t>(r);
           if (row < loss_row || (row == loss_row && bound.index <= loss_index)) return;  // too early to know
@@ -278,35 +351,39 @@ class Binder {
     for (const Segment& segment : program_.segments)
       for (const Instruction& instruction : segment.instructions) {
         const bool update = instruction.kind == InstructionKind::kKernel && has_flag(instruction.op, kUpdateOp);
-        if (instruction.kind != InstructionKind::kCollective && !update) continue;
+        const bool reduced = instruction.kind == InstructionKind::kCollective && instruction.phase != Phase::kForward;
+        if (!reduced && !update) continue;
         for (const BufferId id : instruction.in) {
           if (id == kNone) continue;
           const BufferId root = root_of(program_, id);
           if (buffer(root).kind != BufferKind::kArena || counted[static_cast<size_t>(root)]) continue;
           counted[static_cast<size_t>(root)] = true;
-          bound_->gradient_bytes += static_cast<size_t>(buffer(root).bytes);
+          bound_->gradient_bytes += static_cast<size_t>(buffer(root).slots * slot_stride(buffer(root)));
         }
       }
     for (const Buffer& b : program_.buffers)
-      if (b.kind == BufferKind::kInput && b.alias == kNone) bound_->input_bytes += static_cast<size_t>(b.bytes);
+      if (b.kind == BufferKind::kInput && b.alias == kNone)
+        bound_->input_bytes += static_cast<size_t>(b.slots * slot_stride(b));
   }
 
   Machine& machine_;
   const Entry& entry_;
+  Links& links_;
   const DeviceRow& row_;
   DeviceMemory& memory_;
   const Program& program_;
   int loss_output_;
   std::unique_ptr<BoundProgram> bound_;
   char* arena_ = nullptr;
+  int32_t slot_ = 0;  // of the segment that is being bound
   BufferId loss_root_ = kNone;
 };
 
 }  // namespace
 
-std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, const DeviceRow& row,
+std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row,
                                            int loss_output) {
-  return Binder(machine, entry, row, loss_output).bind();
+  return Binder(machine, entry, links, row, loss_output).bind();
 }
 
 }  // namespace whale

@@ -13,25 +13,21 @@
 
 namespace whale {
 
-// One run of a kFeed or kFetch: what to copy for one micro-batch (or for all).
-struct Copy {
-  Piece host;
-  size_t begin = 0, stride = 0;  // in the device's tensor
-};
-
 struct BoundInstruction {
   const Instruction* source = nullptr;
   int32_t index = 0;                       // in the segment
   std::unique_ptr<Kernel> kernel;          // kKernel
-  std::unique_ptr<Collective> collective;  // kCollective
-  char* data = nullptr;                    // kFeed, kFetch: the device's tensor
-  std::vector<std::vector<Copy>> copies;   // kFeed, kFetch: by micro-batch; one list when whole_batch
+  std::unique_ptr<Collective> collective;  // kCollective, kSend, kReceive
+  char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense
+  std::vector<Piece> pieces;               // of the host's: by micro-batch, or one for all; none: not handed over
   std::vector<WaitPoint> waits;
   std::vector<uint64_t*> versions;  // of the variables it writes
   bool checks_loss = false;         // looks at the loss before it runs: the step's first write of a variable
 };
 
+// A segment on one slot of its buffers.
 struct BoundSegment {
+  int32_t segment = 0;
   uint32_t count = 0;  // instructions of all streams
   std::array<std::vector<BoundInstruction>, kStreams> streams;
 };
@@ -41,18 +37,21 @@ struct BoundProgram {
   const Program* program = nullptr;
   const DeviceRow* row = nullptr;
   std::vector<BoundSegment> segments;
-  std::array<bool, kStreams> streams{};        // in use; the compute stream always
-  std::array<StepContext, kStreams> contexts;  // the kernels of a stream read theirs
-  std::array<size_t, kStreams> runs{};         // instructions a step, for the timeline
-  const char* loss = nullptr;                  // the device's value; null: no loss is fetched
+  std::vector<int32_t> rows;                                // of the schedule: which of `segments`
+  std::array<bool, kStreams> streams{};                     // in use; the compute stream always
+  std::array<std::vector<StepContext>, kStreams> contexts;  // by sample cut; the kernels of a stream read theirs
+  std::array<size_t, kStreams> runs{};                      // instructions a step, for the timeline
+  const char* loss = nullptr;                               // the device's value; null: no loss is fetched
   DType loss_dtype{};
   bool loss_checked_before_update = false;
   size_t gradient_bytes = 0;  // operands of collectives and updates, for the report
   size_t input_bytes = 0;
 };
 
-// Binds the program of `row` on its device's compute thread. `entry` must outlive the result and not move.
-std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, const DeviceRow& row, int loss_output);
+// Binds the program of `row` on its device's compute thread. `entry` and `links`, of the entry, must outlive the result
+// and not move.
+std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row,
+                                           int loss_output);
 
 // The buffer whose storage this one shares.
 BufferId root_of(const Program& program, BufferId id);

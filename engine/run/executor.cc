@@ -13,11 +13,15 @@ Executor::Executor(Machine& machine, Entry entry)
         is_float(entry_->outputs[o].dtype))
       loss_output_ = static_cast<int>(o);
   WHALE_CHECK(entry_->rows.size() == machine.size(), "one row per device");
+  for (size_t d = 0; d < machine.size(); ++d)
+    WHALE_CHECK(entry_->rows[d].device == static_cast<int32_t>(d), "rows in the order of the devices");
+  links_ = machine.transport().open_links(entry_->links);
   programs_.resize(machine.size());
   machine.team().on_each([&](int device) {
     const size_t d = static_cast<size_t>(device);
-    programs_[d] = bind_program(machine_, *entry_, entry_->rows[d], loss_output_);
+    programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d], loss_output_);
   });
+  agree_on_loss_check();
   for (size_t d = 0; d < programs_.size(); ++d)
     for (size_t s = 1; s < kStreams; ++s)
       if (programs_[d]->streams[s]) machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
@@ -29,12 +33,29 @@ Executor::Executor(Machine& machine, Entry entry)
 
 Executor::~Executor() { machine_.team().wait_idle(); }
 
+// A device that would update without looking at the loss decides for all: else it could commit a step that another one
+// stops.
+void Executor::agree_on_loss_check() {
+  bool all = true;
+  for (const auto& program : programs_)
+    for (const BoundSegment& segment : program->segments)
+      for (const auto& stream : segment.streams)
+        for (const BoundInstruction& bound : stream)
+          all = all && (bound.versions.empty() || program->loss_checked_before_update);
+  if (all) return;
+  for (const auto& program : programs_) {
+    program->loss_checked_before_update = false;
+    for (BoundSegment& segment : program->segments)
+      for (auto& stream : segment.streams)
+        for (BoundInstruction& bound : stream) bound.checks_loss = false;
+  }
+}
+
 void Executor::narrow_to_outputs() {
   std::vector<bool> wanted(outputs_.size());
   for (size_t o = 0; o < wanted.size(); ++o) wanted[o] = outputs_[o] != nullptr;
   auto& masks = masks_[wanted];
-  if (masks.empty())
-    for (const Program& program : entry_->programs) masks.push_back(slice(program, wanted));
+  if (masks.empty()) masks = slice(*entry_, wanted);
   for (size_t p = 0; p < masks.size(); ++p)
     if (const int input = missing_input(entry_->programs[p], masks[p], inputs_); input >= 0) {
       const PlanInput& port = entry_->inputs[static_cast<size_t>(input)];
@@ -56,13 +77,15 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   late_bad_loss_.store(false, std::memory_order_relaxed);
   error_.reset();
   machine_.transport().reset();
+  links_->reset();
   for (size_t d = 0; d < programs_.size(); ++d) {
     for (Counter& done : runs_[d].done) done.reset();
     for (size_t s = 0; s < kStreams; ++s) {
-      StepContext& step = programs_[d]->contexts[s];
-      step.seed = values.seed;
-      step.iteration = values.iteration;
-      step.updates = values.updates;
+      for (StepContext& step : programs_[d]->contexts[s]) {
+        step.seed = values.seed;
+        step.iteration = values.iteration;
+        step.updates = values.updates;
+      }
       timeline_[d][s].times = {};
       timeline_[d][s].records.clear();
       if (values.timeline) timeline_[d][s].records.reserve(programs_[d]->runs[s]);  // once
@@ -101,14 +124,18 @@ bool Executor::walk(size_t device, size_t stream) {
   auto& done = runs_[device].done;
   if (stream != 0) done[stream].advance(1);  // all streams count from one
   uint32_t base = 1;
-  for (const ScheduleRow& row : program.program->schedule) {
-    const size_t u = static_cast<size_t>(row.micro_batch);
-    // Prologue and epilogue see the device's share of the whole batch.
-    const bool body = program.program->segments[static_cast<size_t>(row.segment)].name.starts_with("body") &&
-                      !program.row->micro_batches.empty();
-    program.contexts[stream].batch_begin = body ? program.row->micro_batches.at(u).begin : program.row->samples.begin;
-    if (!walk_row(device, stream, row, base)) return false;
-    base += program.segments[static_cast<size_t>(row.segment)].count;
+  const std::vector<ScheduleRow>& schedule = program.program->schedule;
+  for (size_t r = 0; r < schedule.size(); ++r) {
+    const ScheduleRow& row = schedule[r];
+    BoundSegment& segment = program.segments[static_cast<size_t>(program.rows[r])];
+    for (size_t k = 0; k < program.row->samples.size(); ++k) {
+      const SampleCut& cut = program.row->samples[k];
+      program.contexts[stream][k].batch_begin = row.whole || cut.micro_batches.empty()
+                                                    ? cut.whole.begin
+                                                    : cut.micro_batches[static_cast<size_t>(row.micro_batch)].begin;
+    }
+    if (!walk_row(device, stream, row, segment, base)) return false;
+    base += segment.count;
     for (size_t other = 0; other < kStreams; ++other)
       if (other != stream && program.streams[other]) {
         const int64_t begin = now_nanoseconds();
@@ -121,9 +148,8 @@ bool Executor::walk(size_t device, size_t stream) {
 
 // After instruction i of the segment is done, this stream's counter is base + i + 1; at the end of the row base +
 // count.
-bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, uint32_t base) {
-  BoundProgram& program = *programs_[device];
-  BoundSegment& segment = program.segments[static_cast<size_t>(row.segment)];
+bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, uint32_t base) {
+  const BoundProgram& program = *programs_[device];
   const uint8_t* mask =
       mask_ == nullptr ? nullptr
                        : (*mask_)[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
@@ -144,7 +170,7 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, ui
         begin = ready;
       }
       try {
-        if (!execute(bound, device, stream, static_cast<size_t>(row.micro_batch))) return false;
+        if (!execute(bound, device, static_cast<size_t>(row.micro_batch))) return false;
       } catch (Error& e) {
         throw Error(e.at_op(bound.source->name));
       } catch (const std::exception& e) {
@@ -165,7 +191,7 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, ui
   return true;
 }
 
-bool Executor::execute(BoundInstruction& bound, size_t device, size_t, size_t micro_batch) {
+bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batch) {
   Device& memory = machine_.memory(device).device();
   if (!bound.versions.empty()) {
     if (bound.checks_loss && values_.check_loss && loss_is_bad(*programs_[device], memory)) {
@@ -177,10 +203,12 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t, size_t mi
   switch (bound.source->kind) {
     case InstructionKind::kKernel: bound.kernel->run(); break;
     case InstructionKind::kCollective:
+    case InstructionKind::kSend:
+    case InstructionKind::kReceive:
       if (!bound.collective->run(this)) return false;
       break;
     case InstructionKind::kFeed: feed(bound, memory, micro_batch); break;
-    case InstructionKind::kFetch: fetch(bound, memory, device, micro_batch); break;
+    case InstructionKind::kFetch: fetch(bound, memory, micro_batch); break;
   }
   for (uint64_t* version : bound.versions) ++*version;
   return true;
@@ -188,21 +216,17 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t, size_t mi
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
   const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->ref)]);
-  for (const Copy& copy : bound.copies[bound.copies.size() == 1 ? 0 : micro_batch])
-    for (size_t row = 0; row < copy.host.rows && copy.host.run != 0; ++row)
-      device.copy_in(bound.data + copy.begin + row * copy.stride, host + copy.host.begin + row * copy.host.stride,
-                     copy.host.run);
+  const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
+  for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
+    device.copy_in(bound.data + row * piece.run, host + piece.begin + row * piece.stride, piece.run);
 }
 
-void Executor::fetch(const BoundInstruction& bound, Device& device, size_t row, size_t micro_batch) const {
-  const size_t output = static_cast<size_t>(bound.source->ref);
-  char* host = static_cast<char*>(outputs_[output]);
-  if (host == nullptr) return;
-  if (entry_->outputs[output].merge != OutputMerge::kConcat && row != 0) return;  // the first device's copy is as good
-  for (const Copy& copy : bound.copies[bound.copies.size() == 1 ? 0 : micro_batch])
-    for (size_t r = 0; r < copy.host.rows && copy.host.run != 0; ++r)
-      device.copy_out(host + copy.host.begin + r * copy.host.stride, bound.data + copy.begin + r * copy.stride,
-                      copy.host.run);
+void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
+  char* host = static_cast<char*>(outputs_[static_cast<size_t>(bound.source->ref)]);
+  if (host == nullptr || bound.pieces.empty()) return;  // not wanted, or another device hands it over
+  const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
+  for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
+    device.copy_out(host + piece.begin + row * piece.stride, bound.data + row * piece.run, piece.run);
 }
 
 // ---- stopping ---------------------------------------------------------------------------------------------------
@@ -234,6 +258,7 @@ void Executor::stop(Error error) {
   for (size_t d = 0; d < programs_.size(); ++d)
     for (Counter& done : runs_[d].done) done.abort();
   machine_.transport().abort();
+  links_->abort();
 }
 
 bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
@@ -252,8 +277,10 @@ Error Executor::bad_loss() const {
 void Executor::finished() noexcept {
   bool committed = state_.load(std::memory_order_acquire) == kCommitted;
   try {
-    if (!error_ && values_.check_loss && programs_[0]->loss != nullptr && mask_ == nullptr &&
-        loss_is_bad(*programs_[0], machine_.memory(0).device())) {
+    size_t d = 0;  // a device that has the loss
+    while (d < programs_.size() && programs_[d]->loss == nullptr) ++d;
+    if (!error_ && values_.check_loss && d < programs_.size() && mask_ == nullptr &&
+        loss_is_bad(*programs_[d], machine_.memory(d).device())) {
       error_ = committed ? error(Code::kOutOfRange,
                                  "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, "
                                  "or set nan_policy to let it pass",

@@ -65,10 +65,11 @@ class Executor final : private Job, private Lookout {
   void finished() noexcept override;
   void look() override;
   bool walk(size_t device, size_t stream);
-  bool walk_row(size_t device, size_t stream, const ScheduleRow& row, uint32_t base);
-  bool execute(BoundInstruction& bound, size_t device, size_t stream, size_t micro_batch);
+  bool walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, uint32_t base);
+  bool execute(BoundInstruction& bound, size_t device, size_t micro_batch);
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
-  void fetch(const BoundInstruction& bound, Device& device, size_t row, size_t micro_batch) const;
+  void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
+  void agree_on_loss_check();
   bool commit();
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
@@ -78,6 +79,7 @@ class Executor final : private Job, private Lookout {
   Machine& machine_;
   std::unique_ptr<const Entry> entry_;
   int loss_output_ = -1;
+  std::unique_ptr<Links> links_;
   std::vector<std::unique_ptr<BoundProgram>> programs_;  // by device
   std::unique_ptr<DeviceRun[]> runs_;
   std::vector<DeviceTimeline> timeline_;

@@ -14,7 +14,10 @@ constexpr size_t kScalars = 3;
 }  // namespace
 
 DeviceMemory::DeviceMemory(std::unique_ptr<Device> device, size_t variables)
-    : device_(std::move(device)), variables_(variables, nullptr), versions_(variables, 1) {}
+    : device_(std::move(device)),
+      variables_(variables, nullptr),
+      variable_bytes_(variables, 0),
+      versions_(variables, 1) {}
 
 DeviceMemory::~DeviceMemory() {
   for (const Block& block : blocks_) device_->release(block.data, block.bytes);
@@ -29,6 +32,7 @@ void* DeviceMemory::allocate(size_t bytes) {
 
 void DeviceMemory::add_variable(size_t index, size_t bytes) {
   variables_[index] = allocate(std::max<size_t>(bytes, 1));
+  variable_bytes_[index] = bytes;
 }
 
 void* DeviceMemory::area(Area& area, size_t bytes) {
@@ -58,26 +62,26 @@ void DeviceMemory::set_step_scalar(StepScalar scalar, double value) {
 }
 
 Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) : plan_(plan) {
-  for (const PlanVariable& variable : plan.variables)
-    for (const AxisLayout& axis : variable.home.axes)
-      if (axis.placement != Placement::kReplicate)
-        throw unimplemented("variable '{}' is cut over devices by this plan; this version runs replicated ones only",
-                            variable.name);
   std::vector<Device*> devices;
   for (auto& device : opened) {
     devices.push_back(device.get());
     memory_.push_back(std::make_unique<DeviceMemory>(std::move(device), plan.variables.size()));
   }
+  WHALE_CHECK(!plan.entries.empty() && plan.entries[0].rows.size() == memory_.size(), "one row per device");
+  variables_.resize(plan.variables.size());
+  for (size_t v = 0; v < plan.variables.size(); ++v) place(v);
   transport_ = make_inproc(plan.groups);
   team_ = std::make_unique<Team>(devices);
   size_t arena = 0;
   for (const Entry& entry : plan.entries)
     for (const Program& program : entry.programs) arena = std::max(arena, static_cast<size_t>(program.arena_bytes));
   team_->on_each([&](int device) {
-    DeviceMemory& memory = *memory_[static_cast<size_t>(device)];
-    for (size_t v = 0; v < plan.variables.size(); ++v)
-      memory.add_variable(
-          v, static_cast<size_t>(element_count(plan.variables[v].dims) * size_of(plan.variables[v].dtype)));
+    const size_t d = static_cast<size_t>(device);
+    DeviceMemory& memory = *memory_[d];
+    for (size_t v = 0; v < variables_.size(); ++v)
+      for (const Copies& copies : variables_[v])
+        if (std::find(copies.devices.begin(), copies.devices.end(), d) != copies.devices.end())
+          memory.add_variable(v, copies.part.bytes());
     memory.arena(arena);
     memory.step_scalar(StepScalar::kLearningRate, DType::kF32);
   });
@@ -85,18 +89,46 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
 
 Machine::~Machine() = default;
 
+// Finds the parts of a variable, and which devices hold each.
+void Machine::place(size_t index) {
+  const PlanVariable& variable = plan_.variables[index];
+  for (const DeviceRow& row : plan_.entries[0].rows) {
+    if (row.mesh != variable.mesh) continue;
+    Part part =
+        part_of(variable.dims, variable.home, plan_.meshes.at(static_cast<size_t>(row.mesh)).axes, row.coordinates);
+    std::vector<Copies>& all = variables_[index];
+    auto at = std::find_if(all.begin(), all.end(), [&](const Copies& known) { return known.part.part() == part; });
+    if (at == all.end())
+      at = all.insert(at, {VariablePart(std::move(part), variable.dims, size_of(variable.dtype)), {}});
+    at->devices.push_back(static_cast<size_t>(row.device));
+  }
+  if (variables_[index].empty())
+    throw internal("variable '{}' lives on mesh {}, which has no device", variable.name, variable.mesh);
+}
+
 void Machine::read_variable(size_t index, uint64_t offset, void* to, size_t bytes) {
-  DeviceMemory& first = *memory_.front();
-  first.device().copy_out(to, static_cast<const char*>(first.variable(index)) + offset, bytes);
+  for (const Copies& copies : variables_[index]) {
+    DeviceMemory& first = *memory_[copies.devices.front()];
+    const char* from = static_cast<const char*>(first.variable(index));
+    copies.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
+      first.device().copy_out(static_cast<char*>(to) + (logical - offset), from + local, n);
+    });
+  }
 }
 
 void Machine::write_variable(size_t index, uint64_t offset, const void* from, size_t bytes) {
-  for (auto& memory : memory_)
-    memory->device().copy_in(static_cast<char*>(memory->variable(index)) + offset, from, bytes);
+  for (const Copies& copies : variables_[index])
+    for (const size_t device : copies.devices) {
+      char* to = static_cast<char*>(memory_[device]->variable(index));
+      copies.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
+        memory_[device]->device().copy_in(to + local, static_cast<const char*>(from) + (logical - offset), n);
+      });
+    }
 }
 
 void Machine::variable_written(size_t index) {
-  for (auto& memory : memory_) ++*memory->version(index);
+  for (const Copies& copies : variables_[index])
+    for (const size_t device : copies.devices) ++*memory_[device]->version(index);
 }
 
 }  // namespace whale

@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "plan/plan.h"
 #include "run/team.h"
+#include "run/variable_part.h"
 
 namespace whale {
 
@@ -24,7 +25,8 @@ class DeviceMemory {
 
   Device& device() { return *device_; }
   void add_variable(size_t index, size_t bytes);
-  void* variable(size_t index) const { return variables_[index]; }
+  void* variable(size_t index) const { return variables_[index]; }  // null: it lives on other devices
+  size_t variable_bytes(size_t index) const { return variable_bytes_[index]; }
   uint64_t* version(size_t index) { return &versions_[index]; }
   // An area of at least this size. All entries of a session share it (they never run at once); one that needs more than
   // there is gets a larger one of its own.
@@ -52,6 +54,7 @@ class DeviceMemory {
   std::unique_ptr<Device> device_;
   std::vector<Block> blocks_;
   std::vector<void*> variables_;
+  std::vector<size_t> variable_bytes_;
   std::vector<uint64_t> versions_;
   Area arena_;
   std::array<Area, kStreams> scratch_;
@@ -70,13 +73,21 @@ class Machine {
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }
 
-  // A variable as a whole, from and to host memory; bytes [offset, offset + bytes) of it. Only between runs.
+  // A variable as a whole, from and to host memory; bytes [offset, offset + bytes) of the logical tensor, wherever they
+  // are. Only between runs; from several threads, when their bytes are different ones.
   void read_variable(size_t index, uint64_t offset, void* to, size_t bytes);
   void write_variable(size_t index, uint64_t offset, const void* from, size_t bytes);  // every copy of it
   void variable_written(size_t index);  // after the last write_variable: moves the versions
 
  private:
+  struct Copies {  // of one part of a variable
+    VariablePart part;
+    std::vector<size_t> devices;
+  };
+  void place(size_t index);
+
   const Plan& plan_;
+  std::vector<std::vector<Copies>> variables_;
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Team> team_;  // last: its threads end first

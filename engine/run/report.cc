@@ -7,13 +7,12 @@ namespace whale {
 
 std::string report_json(Machine& machine, const Executor* last) {
   const Plan& plan = machine.plan();
-  size_t by_role[3] = {};
-  for (const PlanVariable& variable : plan.variables)
-    by_role[static_cast<size_t>(variable.role)] +=
-        static_cast<size_t>(element_count(variable.dims) * size_of(variable.dtype));
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
     const DeviceMemory& memory = machine.memory(d);
+    size_t by_role[3] = {};
+    for (size_t v = 0; v < plan.variables.size(); ++v)
+      by_role[static_cast<size_t>(plan.variables[v].role)] += memory.variable_bytes(v);
     // Gradients and inputs lie in the arena too, and share places with activations that are dead by then.
     const size_t arena = memory.arena_bytes();
     const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d).gradient_bytes);

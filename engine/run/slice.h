@@ -1,4 +1,4 @@
-// Which instructions a run must execute to make the outputs that were asked for: the backward slice of the program.
+// Which instructions a run must execute to make the outputs that were asked for: the backward slice of the programs.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,8 @@ namespace whale {
 // [segment][instruction]; everything else may be skipped.
 using Mask = std::vector<std::vector<uint8_t>>;
 
-Mask slice(const Program& program, const std::vector<bool>& outputs_wanted);
+// Per program. What several devices do together is in all of their masks or in none.
+std::vector<Mask> slice(const Entry& entry, const std::vector<bool>& outputs_wanted);
 // The first input that the mask needs and that was not given; -1: none.
 int missing_input(const Program& program, const Mask& mask, const std::vector<const void*>& inputs);
 

@@ -16,6 +16,8 @@ const char* kind_of(const Instruction& instruction) {
   switch (instruction.kind) {
     case InstructionKind::kFeed: return "feed";
     case InstructionKind::kFetch: return "fetch";
+    case InstructionKind::kSend: return "send";
+    case InstructionKind::kReceive: return "receive";
     default: return def(instruction.op).name;
   }
 }

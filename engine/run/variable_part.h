@@ -1,0 +1,46 @@
+// One device's part of a variable, between bytes of the logical tensor and bytes of the part. Nothing is tabulated: the
+// cost is that of the rows that are walked.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "plan/part.h"
+
+namespace whale {
+
+class VariablePart {
+ public:
+  VariablePart(Part part, const Dims& dims, int64_t element_bytes);
+  const Part& part() const { return part_; }
+  uint64_t bytes() const { return bytes_; }
+
+  // body(logical offset, offset in the part, bytes) of every run of the part inside [begin, end) of the logical tensor.
+  template <class Body>
+  void each(uint64_t begin, uint64_t end, Body body) const {
+    if (bytes_ == 0 || begin >= end) return;
+    for (uint64_t row = begin / row_bytes_; row * row_bytes_ < end; ++row) {
+      const int64_t local_row = find_row(row);
+      if (local_row < 0) continue;
+      const uint64_t at = row * row_bytes_, local = static_cast<uint64_t>(local_row) * local_row_bytes_;
+      for (const Span& span : spans_) {
+        const uint64_t from = std::max(at + span.begin, begin), to = std::min(at + span.end, end);
+        if (from < to) body(from, local + span.local + (from - at - span.begin), to - from);
+      }
+    }
+  }
+
+ private:
+  struct Span {  // of a row, in bytes
+    uint64_t begin, end, local;
+  };
+  int64_t find_row(uint64_t row) const;  // in the part; -1: not there
+
+  Part part_;
+  uint64_t bytes_ = 0, row_bytes_ = 0, local_row_bytes_ = 0;
+  std::vector<Span> spans_;
+  Dims outer_, local_outer_;  // of the dimensions that number the rows
+};
+
+}  // namespace whale
