@@ -71,7 +71,8 @@ std::vector<TensorType> infer_rotary(const OpView& v) {
   const Dims& d = in_dims(v, 0);
   if (d[3] % 2) throw invalid("operand 'x' has shape {}, expected an even head dimension (the last)", to_string(d));
   const int64_t heads = attr_int(*v.attrs, "heads", -1);
-  if (heads < -1 || heads > d[2]) throw invalid("attribute 'heads' is {}, expected -1 (all) or 0 .. {}", heads, d[2]);
+  // It counts in the logical tensor, of which this may be a part: no upper bound.
+  if (heads < -1) throw invalid("attribute 'heads' is {}, expected -1 (all) or >= 0", heads);
   const double base = attr_float(*v.attrs, "base", 10000);
   if (!(base > 0)) throw invalid("attribute 'base' is {}, expected > 0", base);
   return {in(v, 0)};

@@ -6,6 +6,13 @@
 namespace whale {
 namespace {
 
+// An extent: of a part it may be 0.
+int64_t extent_attr(const OpView& v, const char* name) {
+  const int64_t value = attr_int(*v.attrs, name);
+  if (value < 0) throw invalid("attribute '{}' is {}, expected at least 0", name, value);
+  return value;
+}
+
 int64_t positive(const OpView& v, const char* name) {
   const int64_t value = attr_int(*v.attrs, name);
   if (value < 1) throw invalid("attribute '{}' is {}, expected at least 1", name, value);
@@ -48,7 +55,7 @@ std::vector<TensorType> infer_gather_grad(const OpView& v) {
     throw invalid("operand 'dy' {} does not hold the dimensions of 'indices' {} from dimension {}", to_string(dy),
                   to_string(ids), axis);
   Dims out(dy.begin(), dy.begin() + axis);
-  out.push_back(positive(v, "size"));
+  out.push_back(extent_attr(v, "size"));
   out.insert(out.end(), dy.begin() + axis + static_cast<int>(ids.size()), dy.end());
   return {{in(v, 0).dtype, out}};
 }
@@ -112,7 +119,7 @@ void grad_gather(GradBuilder& b) {
 std::vector<TensorType> infer_one_hot(const OpView& v) {
   need_ids(v, 0, "indices");
   Dims out = in_dims(v, 0);
-  out.push_back(positive(v, "depth"));
+  out.push_back(extent_attr(v, "depth"));
   return {{parse_dtype(attr_string(*v.attrs, "dtype")), out}};
 }
 

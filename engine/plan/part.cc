@@ -71,8 +71,8 @@ Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at) {
   return {begin, begin + size + (at < more ? 1 : 0)};
 }
 
-Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-             const std::vector<int64_t>& coordinates) {
+std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
+                              const std::vector<int64_t>& coordinates) {
   WHALE_CHECK(layout.axes.size() == axes.size() && coordinates.size() == axes.size(), "a layout has its mesh's axes");
   std::vector<DigitCut> cuts;
   for (size_t a = 0; a < axes.size(); ++a) {
@@ -87,7 +87,12 @@ Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>
     const int64_t extent = dims.at(static_cast<size_t>(l.digit.dim)) / (l.digit.outer * l.digit.inner);
     cuts.push_back({l.digit, extent, cut_of(axes[a], l.state, extent, coordinates[a])});
   }
-  return part_of(dims, cuts);
+  return cuts;
+}
+
+Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
+             const std::vector<int64_t>& coordinates) {
+  return part_of(dims, cuts_of(dims, layout, axes, coordinates));
 }
 
 Dims local_dims(const Dims& dims, const std::vector<DigitCut>& cuts) {

@@ -2,6 +2,7 @@
 // ranges of every number, id and size here, then verify().
 #include <algorithm>
 
+#include "plan/memory.h"
 #include "plan/plan.h"
 #include "schema/fields.h"
 #include "schema/graph_file.h"
@@ -13,7 +14,9 @@ using namespace schema;
 
 namespace {
 
-constexpr uint32_t kPlanFormatVersion = 1;
+constexpr int64_t kMaxSlots = 1 << 16;
+constexpr int64_t kMaxOuter = int64_t{1} << 20;
+constexpr uint32_t kPlanFormatVersion = 2;  // 1: one mesh of one axis
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -24,7 +27,8 @@ using Structs = const flatbuffers::Vector<const T*>*;
 fb::Interval to_fb(const Interval& i) { return {i.begin, i.end}; }
 fb::Digit to_fb(const Digit& d) { return {d.dim, d.outer, d.inner}; }
 fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.stream), w.index}; }
-fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch}; }
+fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.slot, r.whole}; }
+fb::BoxCut to_fb(const BoxCut& c) { return {to_fb(c.digit), c.extent, c.begin, c.size}; }
 
 template <class T>
 auto write_structs(Builder& b, const std::vector<T>& list) {
@@ -36,6 +40,8 @@ auto write_structs(Builder& b, const std::vector<T>& list) {
 // Templates find only what is declared before them.
 Off<fb::Device> write_one(Builder& b, const DeviceSpec& d);
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a);
+Off<fb::Mesh> write_one(Builder& b, const PlanMesh& m);
+Off<fb::GroupPart> write_one(Builder& b, const std::vector<int32_t>& part);
 Off<fb::Group> write_one(Builder& b, const Group& g);
 Off<fb::AxisLayout> write_one(Builder& b, const AxisLayout& a);
 Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v);
@@ -45,7 +51,10 @@ Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x);
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
 Off<fb::Segment> write_one(Builder& b, const Segment& s);
 Off<fb::Program> write_one(Builder& b, const Program& p);
+Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s);
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r);
+Off<fb::Transfer> write_one(Builder& b, const Transfer& t);
+Off<fb::Link> write_one(Builder& b, const Link& l);
 Off<fb::Entry> write_one(Builder& b, const Entry& e);
 
 // write_all(b, list): each element by the write_one that fits, then the vector of them.
@@ -63,18 +72,27 @@ Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
   const auto name = write(b, a.name);
-  return fb::CreateMeshAxis(b, name, a.size, write(b, a.shares));
+  const auto shares = write(b, a.shares);
+  return fb::CreateMeshAxis(b, name, a.size, shares, write(b, a.state_shares));
+}
+
+Off<fb::Mesh> write_one(Builder& b, const PlanMesh& m) {
+  const auto axes = write_all(b, m.axes);
+  return fb::CreateMesh(b, axes, write(b, m.devices));
+}
+
+Off<fb::GroupPart> write_one(Builder& b, const std::vector<int32_t>& part) {
+  return fb::CreateGroupPart(b, write(b, part));
 }
 
 Off<fb::Group> write_one(Builder& b, const Group& g) {
   const auto axis = write(b, g.axis);
-  return fb::CreateGroup(b, axis, write(b, g.devices));
+  return fb::CreateGroup(b, axis, write_all(b, g.parts));
 }
 
 Off<fb::AxisLayout> write_one(Builder& b, const AxisLayout& a) {
-  const auto cut = write_structs(b, a.cut);
   const fb::Digit digit = to_fb(a.digit);
-  return fb::CreateAxisLayout(b, number<fb::Placement>(a.placement), &digit, cut, number<fb::Combine>(a.combine));
+  return fb::CreateAxisLayout(b, number<fb::Placement>(a.placement), &digit, a.state, number<fb::Combine>(a.combine));
 }
 
 Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
@@ -82,7 +100,7 @@ Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
   const auto dims = write(b, v.dims);
   const auto init = write(b, v.init);
   return fb::CreatePlanVariable(b, name, number<fb::DType>(v.dtype), dims, number<fb::Role>(v.role), v.trainable, init,
-                                owner, slot, write_all(b, v.home.axes));
+                                owner, slot, v.mesh, write_all(b, v.home.axes));
 }
 
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
@@ -92,14 +110,16 @@ Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
 
 Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
   const auto name = write(b, o.name);
-  return fb::CreatePlanOutput(b, name, number<fb::DType>(o.dtype), write(b, o.dims), number<fb::OutputMerge>(o.merge),
-                              o.batch_dim);
+  const auto dims = write(b, o.dims);
+  const auto cut_by = o.cut_by.empty() ? 0 : b.CreateVector(o.cut_by);
+  return fb::CreatePlanOutput(b, name, number<fb::DType>(o.dtype), dims, number<fb::OutputMerge>(o.merge), o.batch_dim,
+                              o.mesh, cut_by);
 }
 
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
   const auto name = write(b, x.name);
   return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims),
-                              x.ref, x.offset, x.bytes, x.alias);
+                              x.ref, x.offset, x.bytes, x.slots, x.alias);
 }
 
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
@@ -108,11 +128,11 @@ Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
   const auto in = write(b, i.in), out = write(b, i.out);
   const auto origin = write(b, i.box.origin), global = write(b, i.box.global);
   const fb::Digit batch = to_fb(i.box.batch);
-  const auto box = fb::CreateBox(b, origin, global, &batch);
+  const auto box = fb::CreateBox(b, origin, global, &batch, write_structs(b, i.box.cuts));
   const auto waits = write_structs(b, i.waits);
   return fb::CreateInstruction(b, number<fb::InstructionKind>(i.kind), number<fb::Stream>(i.stream),
-                               static_cast<uint16_t>(i.op), name, attrs, in, out, box, i.key, i.ref, i.whole_batch,
-                               number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
+                               static_cast<uint16_t>(i.op), name, attrs, in, out, box, i.key, i.ref, i.samples,
+                               i.whole_batch, number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
 }
 
 Off<fb::Segment> write_one(Builder& b, const Segment& s) {
@@ -127,11 +147,25 @@ Off<fb::Program> write_one(Builder& b, const Program& p) {
                            p.peak_live_bytes);
 }
 
+Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s) {
+  const auto micro_batches = write_structs(b, s.micro_batches);
+  const fb::Interval whole = to_fb(s.whole);
+  return fb::CreateSampleCut(b, &whole, micro_batches);
+}
+
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r) {
   const auto coordinates = write(b, r.coordinates);
-  const auto micro_batches = write_structs(b, r.micro_batches);
-  const fb::Interval samples = to_fb(r.samples);
-  return fb::CreateDeviceRow(b, r.device, r.program, coordinates, &samples, micro_batches);
+  return fb::CreateDeviceRow(b, r.device, r.program, r.mesh, coordinates, write_all(b, r.samples));
+}
+
+Off<fb::Transfer> write_one(Builder& b, const Transfer& t) {
+  const auto source = write_structs(b, t.source);
+  return fb::CreateTransfer(b, t.from, t.to, source, write_structs(b, t.target));
+}
+
+Off<fb::Link> write_one(Builder& b, const Link& l) {
+  const auto name = write(b, l.name);
+  return fb::CreateLink(b, name, l.slots, write_all(b, l.transfers));
 }
 
 Off<fb::Entry> write_one(Builder& b, const Entry& e) {
@@ -139,7 +173,8 @@ Off<fb::Entry> write_one(Builder& b, const Entry& e) {
   const auto inputs = write_all(b, e.inputs);
   const auto outputs = write_all(b, e.outputs);
   const auto programs = write_all(b, e.programs);
-  return fb::CreateEntry(b, name, e.batch, inputs, outputs, programs, write_all(b, e.rows));
+  const auto rows = write_all(b, e.rows);
+  return fb::CreateEntry(b, name, e.batch, inputs, outputs, programs, rows, write_all(b, e.links));
 }
 
 // ---- reading
@@ -150,6 +185,14 @@ Interval interval(const Fields& f, const fb::Interval& i, int64_t end, const cha
   if (out.begin < 0 || out.end < out.begin || out.end > end) {
     throw f.bad(fmt::format("{} is [{}, {}), expected a range inside [0, {})", what, out.begin, out.end, end));
   }
+  return out;
+}
+
+std::vector<Interval> intervals(Fields& f, Structs<fb::Interval> v, int64_t end, const char* what) {
+  std::vector<Interval> out;
+  if (v == nullptr) return out;
+  f.structs(v, sizeof(Interval));
+  for (const fb::Interval* i : *v) out.push_back(interval(f, *i, end, what));
   return out;
 }
 
@@ -187,16 +230,36 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
 
 MeshAxis read_axis(Fields& f, const fb::MeshAxis* t) {
   MeshAxis out{f.name(t->name(), "a mesh axis"), f.range(t->size(), 1, kMaxCount, "a mesh axis' size"),
-               f.vector(t->shares())};
-  for (const double s : out.shares) {
-    if (f.finite(s, "a share") < 0) throw f.bad("a share is negative");
+               f.vector(t->shares()), f.vector(t->state_shares())};
+  for (const auto* shares : {&out.shares, &out.state_shares}) {
+    for (const double s : *shares) {
+      if (f.finite(s, "a share") < 0) throw f.bad("a share is negative");
+    }
   }
   return out;
 }
 
+std::vector<int32_t> device_list(Fields& f, const flatbuffers::Vector<int32_t>* v, const Plan& plan, const char* what) {
+  std::vector<int32_t> out = f.vector(v);
+  for (const int32_t d : out) f.id(d, plan.devices.size(), what);
+  return out;
+}
+
+PlanMesh read_mesh(Fields& f, const fb::Mesh* t, const Plan& plan) {
+  PlanMesh out;
+  out.axes = read_all(f, t->axes(), read_axis);
+  out.devices = device_list(f, t->devices(), plan, "a mesh's device");
+  return out;
+}
+
+std::vector<int32_t> read_part(Fields& f, const fb::GroupPart* t, const Plan& plan) {
+  return device_list(f, t->devices(), plan, "a group's device");
+}
+
 Group read_group(Fields& f, const fb::Group* t, const Plan& plan) {
-  Group out{f.name(t->axis(), "a group's axis"), f.vector(t->devices())};
-  for (const int32_t d : out.devices) f.id(d, plan.devices.size(), "a group's device");
+  Group out;
+  out.axis = f.name(t->axis(), "a group's axis");
+  out.parts = read_all(f, t->parts(), read_part, plan);
   return out;
 }
 
@@ -204,15 +267,13 @@ AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims) {
   AxisLayout out;
   out.placement = f.number<Placement>(t->placement(), "a placement");
   out.digit = digit(f, t->digit(), dims.size());
-  if (t->cut() != nullptr) {
-    f.structs(t->cut(), sizeof(Interval));
-    for (const fb::Interval* i : *t->cut()) out.cut.push_back(interval(f, *i, kMaxTensorBytes, "a cut"));
-  }
+  f.range(out.digit.outer, 1, kMaxOuter, "the outer extent of a variable's cut");  // so many runs it has
+  out.state = t->state();
   out.combine = f.number<Combine>(t->combine(), "a combine");
   return out;
 }
 
-PlanVariable read_variable(Fields& f, const fb::PlanVariable* t) {
+PlanVariable read_variable(Fields& f, const fb::PlanVariable* t, const Plan& plan) {
   PlanVariable out;
   out.name = f.name(t->name(), "a variable's name");
   out.dtype = f.number<DType>(t->dtype(), "a variable's dtype");
@@ -222,6 +283,7 @@ PlanVariable read_variable(Fields& f, const fb::PlanVariable* t) {
   out.init = f.initializer(t->init());
   out.owner = f.name(t->owner(), "a variable's owner");
   out.slot = f.name(t->slot(), "a variable's slot");
+  out.mesh = f.id(t->mesh(), plan.meshes.size(), "a variable's mesh");
   out.home.axes = read_all(f, t->home(), read_layout, out.dims);
   return out;
 }
@@ -239,13 +301,18 @@ PlanInput read_input(Fields& f, const fb::PlanInput* t) {
   return out;
 }
 
-PlanOutput read_output(Fields& f, const fb::PlanOutput* t) {
+PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
   PlanOutput out;
   out.name = f.name(t->name(), "an output's name");
   out.dtype = f.number<DType>(t->dtype(), "an output's dtype");
   out.dims = f.dims(t->dims(), out.dtype, "an output");
   out.merge = f.number<OutputMerge>(t->merge(), "an output's merge");
   out.batch_dim = batch_dim(f, t->batch_dim(), out.dims);
+  out.mesh = f.id(t->mesh(), plan.meshes.size(), "an output's mesh");
+  if (t->cut_by() != nullptr) {
+    f.spend(t->cut_by()->size());
+    for (const uint8_t cut : *t->cut_by()) out.cut_by.push_back(cut != 0);
+  }
   return out;
 }
 
@@ -258,6 +325,7 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "a buffer's ref"));
   out.offset = f.range(t->offset(), -1, kMaxTensorBytes, "a buffer's offset");
   out.bytes = f.range(t->bytes(), 0, kMaxTensorBytes, "a buffer's bytes");
+  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMaxSlots, "a buffer's slots"));
   out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
   return out;
 }
@@ -283,10 +351,21 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
     for (const auto* list : {&out.box.origin, &out.box.global}) {
       for (const int64_t d : *list) f.range(d, 0, kMaxTensorBytes, "a box");
     }
-    out.box.batch = digit(f, t->box()->batch(), size_t{kMaxRank});
+    out.box.batch = digit(f, t->box()->batch(), out.box.global.size());
+    if (t->box()->cuts() != nullptr) {
+      f.structs(t->box()->cuts(), sizeof(BoxCut));
+      for (const fb::BoxCut* c : *t->box()->cuts()) {
+        BoxCut cut{digit(f, &c->digit(), out.box.global.size()), f.range(c->extent(), 0, kMaxTensorBytes, "a box"), 0,
+                   0};
+        cut.begin = f.range(c->begin(), 0, cut.extent, "a box");
+        cut.size = f.range(c->size(), 0, cut.extent - cut.begin, "a box");
+        out.box.cuts.push_back(cut);
+      }
+    }
   }
   out.key = t->key();
   out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "an instruction's ref"));
+  out.samples = static_cast<int32_t>(f.range(t->samples(), 0, kMaxSlots, "an instruction's samples"));
   out.whole_batch = t->whole_batch();
   out.phase = f.number<Phase>(t->phase(), "an instruction's phase");
   out.scope = f.id(t->scope(), plan.scopes.size(), "an instruction's scope");
@@ -317,7 +396,8 @@ void check_buffers(const Fields& f, const Program& program, const Entry& entry, 
     if (x.bytes < need)
       throw f.bad(fmt::format("buffer '{}' has {} bytes, its tensor needs {}", x.name, x.bytes, need));
     if (x.kind == BufferKind::kArena || x.kind == BufferKind::kInput) {
-      if (x.bytes > 0 && (x.offset < 0 || x.offset + x.bytes > program.arena_bytes)) {
+      const int64_t all = (x.slots - 1) * ((x.bytes + kAlignment - 1) / kAlignment * kAlignment) + x.bytes;
+      if (x.bytes > 0 && (x.offset < 0 || x.offset + all > program.arena_bytes)) {
         throw f.bad(fmt::format("buffer '{}' lies outside the arena of {} bytes", x.name, program.arena_bytes));
       }
     }
@@ -375,7 +455,8 @@ void check_length(const Fields& f, const Program& program, const Plan& plan) {
   double steps = 0, members = 1;
   for (const ScheduleRow& r : program.schedule)
     steps += static_cast<double>(program.segments[static_cast<size_t>(r.segment)].instructions.size());
-  for (const Group& g : plan.groups) members += static_cast<double>(g.devices.size());
+  for (const Group& g : plan.groups)
+    for (const auto& part : g.parts) members += static_cast<double>(part.size());
   if (steps * members > 4e9) throw f.bad(fmt::format("its schedule of {} instructions is too long", steps));
 }
 
@@ -392,7 +473,8 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
     for (const fb::ScheduleRow* r : *t->schedule()) {
       out.schedule.push_back(
           {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
-           static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch"))});
+           static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch")),
+           static_cast<int32_t>(f.range(r->slot(), 0, kMaxSlots - 1, "a schedule row's slot")), r->whole()});
     }
   }
   check_buffers(f, out, entry, plan);
@@ -401,25 +483,47 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   return out;
 }
 
+SampleCut read_samples(Fields& f, const fb::SampleCut* t, const Entry& entry) {
+  SampleCut out;
+  if (t->whole() != nullptr) out.whole = interval(f, *t->whole(), entry.batch, "a device's samples");
+  out.micro_batches = intervals(f, t->micro_batches(), entry.batch, "a device's micro-batch");
+  return out;
+}
+
 DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const Entry& entry) {
   DeviceRow out;
   out.device = f.id(t->device(), plan.devices.size(), "a device row");
   out.program = f.id(t->program(), entry.programs.size(), "a device row's program");
+  out.mesh = f.id(t->mesh(), plan.meshes.size(), "a device row's mesh");
   out.coordinates = f.vector(t->coordinates());
-  if (out.coordinates.size() != plan.mesh.size()) throw f.bad("a device row has coordinates of another mesh");
-  for (size_t i = 0; i < out.coordinates.size(); ++i)
-    f.range(out.coordinates[i], 0, plan.mesh[i].size - 1, "a coordinate");
-  if (t->samples() != nullptr) out.samples = interval(f, *t->samples(), entry.batch, "a device's samples");
-  if (t->micro_batches() != nullptr) {
-    f.structs(t->micro_batches(), sizeof(SampleRange));
-    for (const fb::Interval* i : *t->micro_batches()) {
-      out.micro_batches.push_back(interval(f, *i, entry.batch, "a device's micro-batch"));
+  const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(out.mesh)].axes;
+  if (out.coordinates.size() != axes.size()) throw f.bad("a device row has coordinates of another mesh");
+  for (size_t i = 0; i < out.coordinates.size(); ++i) f.range(out.coordinates[i], 0, axes[i].size - 1, "a coordinate");
+  out.samples = read_all(f, t->samples(), read_samples, entry);
+  if (out.samples.empty()) throw f.bad("a device row has no samples");
+  for (const SampleCut& cut : out.samples) {
+    for (const ScheduleRow& r : entry.programs[static_cast<size_t>(out.program)].schedule) {
+      if (!cut.micro_batches.empty() || r.micro_batch != 0)
+        f.id(r.micro_batch, cut.micro_batches.size(), "a schedule row's micro-batch");
     }
   }
-  for (const ScheduleRow& r : entry.programs[static_cast<size_t>(out.program)].schedule) {
-    if (!out.micro_batches.empty() || r.micro_batch != 0)
-      f.id(r.micro_batch, out.micro_batches.size(), "a schedule row's micro-batch");
-  }
+  return out;
+}
+
+Transfer read_transfer(Fields& f, const fb::Transfer* t, const Plan& plan) {
+  Transfer out;
+  out.from = f.id(t->from(), plan.devices.size(), "a transfer's device");
+  out.to = f.id(t->to(), plan.devices.size(), "a transfer's device");
+  out.source = intervals(f, t->source(), kMaxTensorBytes, "a transfer");
+  out.target = intervals(f, t->target(), kMaxTensorBytes, "a transfer");
+  return out;
+}
+
+Link read_link(Fields& f, const fb::Link* t, const Plan& plan) {
+  Link out;
+  out.name = f.name(t->name(), "a link's name");
+  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMaxSlots, "a link's slots"));
+  out.transfers = read_all(f, t->transfers(), read_transfer, plan);
   return out;
 }
 
@@ -428,9 +532,10 @@ Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
   out.name = f.name(t->name(), "an entry's name");
   out.batch = f.range(t->batch(), 0, kMaxTensorBytes, "an entry's batch");
   out.inputs = read_all(f, t->inputs(), read_input);
-  out.outputs = read_all(f, t->outputs(), read_output);
+  out.outputs = read_all(f, t->outputs(), read_output, plan);
   out.programs = read_all(f, t->programs(), read_program, plan, out);
   out.rows = read_all(f, t->rows(), read_row, plan, out);
+  out.links = read_all(f, t->links(), read_link, plan);
   if (out.rows.size() != plan.devices.size()) {
     throw f.bad(fmt::format("entry '{}' has {} rows for {} devices", out.name, out.rows.size(), plan.devices.size()));
   }
@@ -447,7 +552,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   Builder b(256 * 1024);
   const auto model = write(b, plan.model), strategy = write(b, plan.strategy);
   const auto devices = write_all(b, plan.devices);
-  const auto mesh = write_all(b, plan.mesh);
+  const auto meshes = write_all(b, plan.meshes);
   const auto groups = write_all(b, plan.groups);
   const auto scopes = write(b, plan.scopes);
   const auto variables = write_all(b, plan.variables);
@@ -458,8 +563,8 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
-  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, mesh, groups,
-                                         scopes, variables, entries, optimizer, schedule, plan.micro_batches,
+  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
+                                         groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
@@ -474,19 +579,20 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   std::vector<uint64_t> storage;
   const uint8_t* data = aligned(bytes, size, storage);
   auto check = verifier(data, size);
-  if (!fb::VerifyPlanBuffer(check)) throw f.bad("it is damaged or cut short");
+  if (!fb::VerifyPlanBuffer(check)) throw f.bad("it is damaged, cut short, or of another version of libwhale");
   const fb::Plan* t = fb::GetPlan(data);
-  f.range(t->version(), 1, kPlanFormatVersion, "its format version (a newer one needs a newer libwhale)");
+  f.range(t->version(), kPlanFormatVersion, kPlanFormatVersion,
+          "its format version (plans are made again from their graph; a newer one needs a newer libwhale)");
 
   Plan out;
   out.model = f.name(t->model(), "the model's name");
   out.model_hash = t->model_hash();
   out.strategy = f.name(t->strategy(), "the strategy");
   out.devices = read_all(f, t->devices(), read_device);
-  out.mesh = read_all(f, t->mesh(), read_axis);
+  out.meshes = read_all(f, t->meshes(), read_mesh, out);
   out.groups = read_all(f, t->groups(), read_group, out);
   out.scopes = f.scopes(t->scopes());
-  out.variables = read_all(f, t->variables(), read_variable);
+  out.variables = read_all(f, t->variables(), read_variable, out);
   out.entries = read_all(f, t->entries(), read_entry, out);
   out.optimizer = f.optimizer(t->optimizer());
   out.schedule = f.schedule(t->schedule());
