@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/format.h"
+#include "plan/part.h"
 
 namespace whale {
 namespace {
@@ -43,13 +44,34 @@ int64_t value_limit(const Graph& graph, TensorId input) {
 std::string bytes_text(double bytes) { return scaled(bytes, 1000, "B"); }
 std::string count_text(double count) { return scaled(count, 1000, ""); }
 
-MemoryFigures memory_of(const Plan& plan, const Program& program) {
+std::string axes_text(const std::vector<MeshAxis>& axes) {
+  std::string text;
+  for (const MeshAxis& axis : axes) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", axis.name, axis.size);
+    if (!axis.shares.empty()) text += fmt::format(" shares ({})", fmt::join(axis.shares, ","));
+    if (!axis.state_shares.empty()) text += fmt::format(" state shares ({})", fmt::join(axis.state_shares, ","));
+  }
+  return text;
+}
+
+Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) {
+  const PlanMesh& mesh = plan.meshes[static_cast<size_t>(variable.mesh)];
+  const auto at = std::find(mesh.devices.begin(), mesh.devices.end(), device);
+  if (at == mesh.devices.end()) return {0};
+  return local_dims(variable.dims, cuts_of(variable.dims, variable.home, mesh.axes,
+                                           mesh.coordinates(static_cast<int64_t>(at - mesh.devices.begin()))));
+}
+
+MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program) {
   MemoryFigures m;
+  m.arena = entry.programs[program].arena_bytes;
+  const auto row = std::find_if(entry.rows.begin(), entry.rows.end(),
+                                [&](const DeviceRow& r) { return r.program == static_cast<int32_t>(program); });
+  if (row == entry.rows.end()) return m;
   for (const PlanVariable& v : plan.variables) {
     int64_t& to = v.role == Role::kParameter ? m.parameters : v.role == Role::kState ? m.state : m.buffers;
-    to += element_count(v.dims) * size_of(v.dtype);
+    to += element_count(local_dims(plan, v, row->device)) * size_of(v.dtype);
   }
-  m.arena = program.arena_bytes;
   return m;
 }
 
@@ -60,6 +82,7 @@ StepFigures step_of(const Program& program) {
       f.kernels += i.kind == InstructionKind::kKernel;
       f.feeds += i.kind == InstructionKind::kFeed;
       f.fetches += i.kind == InstructionKind::kFetch;
+      f.messages += i.kind == InstructionKind::kSend;
       f.flops += i.flops;
       f.bytes += i.bytes;
       if (i.kind != InstructionKind::kCollective) continue;

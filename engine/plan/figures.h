@@ -10,13 +10,20 @@ struct MemoryFigures {
   int64_t arena = 0;                               // activations, gradients, inputs
   int64_t total() const { return parameters + state + buffers + arena; }
 };
-MemoryFigures memory_of(const Plan& plan, const Program& program);
+// Of the first device that runs this program.
+MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program);
+// What this device holds of a variable; a tensor of no elements where it holds nothing.
+Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device);
 
 struct StepFigures {
   int64_t kernels = 0, feeds = 0, fetches = 0, collectives = 0, on_the_side = 0;  // of one step, rows repeated
+  int64_t messages = 0;                                                           // sent to other stages or layouts
   double flops = 0, bytes = 0, communicated = 0;
 };
 StepFigures step_of(const Program& program);
+
+// "replica 2, split 4 shares (3,1,1,1)"
+std::string axes_text(const std::vector<MeshAxis>& axes);
 
 // Integers of this input must lie in [0, limit): rows of the table it looks up, or classes of the logits it labels; 0:
 // no limit known.

@@ -1,5 +1,7 @@
 // A Plan as JSON, for pictures in the SDKs: devices, memory, and per program the instructions with stream, op, sizes
 // and cost.
+#include <numeric>
+
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
@@ -32,7 +34,7 @@ std::string numbers(const std::vector<int64_t>& list) {
 std::string interval(const Interval& i) { return fmt::format("[{},{}]", i.begin, i.end); }
 
 std::string instruction(const Instruction& i) {
-  constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch"};
+  constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive"};
   constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
   constexpr const char* kPhases[] = {"forward", "backward", "update"};
   const bool is_op = i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective;
@@ -46,8 +48,13 @@ std::string instruction(const Instruction& i) {
       array(i.waits, [](const WaitPoint& w) { return fmt::format("{}", w.index); }));
 }
 
-std::string program(const Plan& plan, const Program& p) {
-  const MemoryFigures m = memory_of(plan, p);
+std::string devices(const std::vector<int32_t>& list) {
+  return array(list, [](int32_t d) { return fmt::format("{}", d); });
+}
+
+std::string program(const Plan& plan, const Entry& e, size_t number) {
+  const Program& p = e.programs[number];
+  const MemoryFigures m = memory_of(plan, e, number);
   std::string out = fmt::format(
       "{{\"arena_bytes\":{},\"peak_live_bytes\":{},\"memory\":{{\"parameters\":{},\"state\":{},\"buffers\":{},"
       "\"arena\":{}}},",
@@ -55,16 +62,17 @@ std::string program(const Plan& plan, const Program& p) {
   out += "\"buffers\":" + array(p.buffers, [](const Buffer& b) {
            constexpr const char* kKinds[] = {"arena", "variable", "input", "step"};
            return fmt::format(
-               "{{\"name\":{},\"kind\":\"{}\",\"dtype\":\"{}\",\"dims\":{},\"offset\":{},\"bytes\":{},\"alias\":{}}}",
+               "{{\"name\":{},\"kind\":\"{}\",\"dtype\":\"{}\",\"dims\":{},\"offset\":{},\"bytes\":{},\"slots\":{},"
+               "\"alias\":{}}}",
                quoted(b.name), kKinds[static_cast<size_t>(b.kind)], name_of(b.dtype), numbers(b.dims), b.offset,
-               b.bytes, b.alias);
+               b.bytes, b.slots, b.alias);
          });
   out += ",\"segments\":" + array(p.segments, [&](const Segment& s) {
            return fmt::format("{{\"name\":{},\"instructions\":{}}}", quoted(s.name),
                               array(s.instructions, [&](const Instruction& i) { return instruction(i); }));
          });
   out += ",\"schedule\":" + array(p.schedule, [](const ScheduleRow& r) {
-           return fmt::format("{{\"segment\":{},\"micro_batch\":{}}}", r.segment, r.micro_batch);
+           return fmt::format("{{\"segment\":{},\"micro_batch\":{},\"slot\":{}}}", r.segment, r.micro_batch, r.slot);
          });
   return out + "}";
 }
@@ -84,11 +92,22 @@ std::string entry(const Plan& plan, const Entry& e) {
                               name_of(o.dtype), numbers(o.dims), kMerge[static_cast<size_t>(o.merge)]);
          });
   out += ",\"rows\":" + array(e.rows, [](const DeviceRow& r) {
-           return fmt::format("{{\"device\":{},\"program\":{},\"coordinates\":{},\"samples\":{},\"micro_batches\":{}}}",
-                              r.device, r.program, numbers(r.coordinates), interval(r.samples),
-                              array(r.micro_batches, interval));
+           const SampleCut cut = r.samples.empty() ? SampleCut{} : r.samples[0];
+           return fmt::format(
+               "{{\"device\":{},\"program\":{},\"mesh\":{},\"coordinates\":{},\"samples\":{},\"micro_batches\":{}}}",
+               r.device, r.program, r.mesh, numbers(r.coordinates), interval(cut.whole),
+               array(cut.micro_batches, interval));
          });
-  out += ",\"programs\":" + array(e.programs, [&](const Program& p) { return program(plan, p); });
+  out += ",\"links\":" + array(e.links, [](const Link& l) {
+           return fmt::format("{{\"name\":{},\"slots\":{},\"transfers\":{}}}", quoted(l.name), l.slots,
+                              array(l.transfers, [](const Transfer& t) {
+                                return fmt::format("{{\"from\":{},\"to\":{},\"source\":{},\"target\":{}}}", t.from,
+                                                   t.to, array(t.source, interval), array(t.target, interval));
+                              }));
+         });
+  std::vector<size_t> numbers_of_programs(e.programs.size());
+  std::iota(numbers_of_programs.begin(), numbers_of_programs.end(), size_t{0});
+  out += ",\"programs\":" + array(numbers_of_programs, [&](size_t p) { return program(plan, e, p); });
   return out + "}";
 }
 
@@ -103,17 +122,23 @@ std::string to_json(const Plan& plan) {
   out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
            return fmt::format("{{\"kind\":\"{}\",\"name\":{}}}", name_of(d.kind), quoted(to_string(d)));
          });
-  out += ",\"mesh\":" + array(plan.mesh, [](const MeshAxis& a) {
-           return fmt::format("{{\"name\":{},\"size\":{}}}", quoted(a.name), a.size);
-         });
+  out +=
+      ",\"meshes\":" + array(plan.meshes, [](const PlanMesh& m) {
+        return fmt::format(
+            "{{\"axes\":{},\"devices\":{}}}",
+            array(m.axes,
+                  [](const MeshAxis& a) { return fmt::format("{{\"name\":{},\"size\":{}}}", quoted(a.name), a.size); }),
+            devices(m.devices));
+      });
   out += ",\"groups\":" + array(plan.groups, [](const Group& g) {
-           return fmt::format("{{\"axis\":{},\"devices\":{}}}", quoted(g.axis),
-                              array(g.devices, [](int32_t d) { return fmt::format("{}", d); }));
+           return fmt::format("{{\"axis\":{},\"parts\":{}}}", quoted(g.axis), array(g.parts, devices));
          });
-  out += ",\"variables\":" + array(plan.variables, [](const PlanVariable& v) {
+  out += ",\"variables\":" + array(plan.variables, [&plan](const PlanVariable& v) {
            constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
-           return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"role\":\"{}\"}}", quoted(v.name),
-                              name_of(v.dtype), numbers(v.dims), kRoles[static_cast<size_t>(v.role)]);
+           const int32_t first = plan.meshes[static_cast<size_t>(v.mesh)].devices[0];
+           return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"role\":\"{}\",\"mesh\":{},\"local\":{}}}",
+                              quoted(v.name), name_of(v.dtype), numbers(v.dims), kRoles[static_cast<size_t>(v.role)],
+                              v.mesh, numbers(local_dims(plan, v, first)));
          });
   out += ",\"entries\":" + array(plan.entries, [&](const Entry& e) { return entry(plan, e); });
   out += ",\"notes\":" + array(plan.notes, [](const std::string& n) { return quoted(n); });

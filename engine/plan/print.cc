@@ -1,7 +1,9 @@
 // The whole Plan as stable text: one line an instruction. Golden tests compare it.
+#include <set>
+
 #include "base/format.h"
 #include "cluster/devices.h"
-#include "plan/plan.h"
+#include "plan/figures.h"
 
 namespace whale {
 namespace {
@@ -19,6 +21,73 @@ const char* name_of(Stream stream) {
   return kNames[static_cast<size_t>(stream)];
 }
 
+const char* verb_of(InstructionKind kind) {
+  constexpr const char* kNames[] = {"kernel", "collective", "feed", "fetch", "send", "receive"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+// "split dim 1" or, of a part of a dimension, "split dim 1 (3,64)": what cuts a variable.
+std::string home_text(const Plan& plan, const PlanVariable& v) {
+  std::string text;
+  const PlanMesh& mesh = plan.meshes[static_cast<size_t>(v.mesh)];
+  if (plan.meshes.size() > 1) text += fmt::format(" of mesh {}", v.mesh);
+  bool cut = false;
+  for (size_t a = 0; a < v.home.axes.size(); ++a) {
+    const AxisLayout& l = v.home.axes[a];
+    if (l.placement != Placement::kShard) continue;
+    cut = true;
+    text += fmt::format(", {} {}dim {}", mesh.axes[a].name, l.state ? "state " : "", l.digit.dim);
+    if (l.digit.outer != 1 || l.digit.inner != 1) text += fmt::format(" ({},{})", l.digit.outer, l.digit.inner);
+  }
+  if (cut) text += fmt::format(": {} on device {}", to_string(local_dims(plan, v, mesh.devices[0])), mesh.devices[0]);
+  return text;
+}
+
+std::string cut_text(const SampleCut& cut) {
+  std::string text = fmt::format("[{}, {})", cut.whole.begin, cut.whole.end);
+  if (cut.micro_batches.size() > 1)
+    for (const Interval& m : cut.micro_batches) text += fmt::format(" {}-{}", m.begin, m.end);
+  return text;
+}
+
+std::string intervals_text(const std::vector<Interval>& list) {
+  std::string text;
+  for (const Interval& i : list) text += fmt::format("{}{}:{}", text.empty() ? "" : ",", i.begin, i.end);
+  return "[" + text + "]";
+}
+
+// A pipeline's rows as "F0", "B0", "W0" (with several stages "F2.0"), others as "body:0".
+struct RowNames {
+  std::set<std::string> stages;
+  static bool split(const std::string& name, std::string& stage, char& letter) {
+    for (const char* known : {"forward.", "backward.", "weight."}) {
+      if (name.rfind(known, 0) != 0) continue;
+      stage = name.substr(std::string_view(known).size());
+      letter = static_cast<char>(known[0] - 'a' + 'A');
+      return true;
+    }
+    return false;
+  }
+  explicit RowNames(const Program& p) {
+    std::string stage;
+    char letter = 0;
+    for (const Segment& s : p.segments)
+      if (split(s.name, stage, letter)) stages.insert(stage.substr(0, stage.find('/')));
+  }
+  std::string of(const Program& p, const ScheduleRow& row) const {
+    const std::string& name = p.segments[static_cast<size_t>(row.segment)].name;
+    std::string stage, text;
+    char letter = 0;
+    if (!split(name, stage, letter))
+      text = fmt::format("{}:{}", name, row.micro_batch);
+    else if (stages.size() == 1)
+      text = fmt::format("{}{}", letter, row.micro_batch);
+    else
+      text = fmt::format("{}{}.{}", letter, stage, row.micro_batch);
+    return row.slot == 0 ? text : text + fmt::format("@{}", row.slot);
+  }
+};
+
 std::string buffers_text(const Program& p, const std::vector<BufferId>& ids) {
   std::string text;
   for (const BufferId id : ids) {
@@ -33,16 +102,20 @@ std::string instruction_text(const Program& p, const Instruction& i) {
   std::string text = fmt::format("[{}] ", name_of(i.stream));
   if (!i.out.empty()) text += buffers_text(p, i.out) + " = ";
   const bool is_op = i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective;
-  text += is_op ? def(i.op).name : i.kind == InstructionKind::kFeed ? "feed" : "fetch";
+  text += is_op ? def(i.op).name : verb_of(i.kind);
   text += "(" + buffers_text(p, i.in) + ")";
   for (const auto& [name, value] : i.attrs) text += fmt::format(" {}={}", name, to_string(value));
   if (i.kind != InstructionKind::kKernel) text += fmt::format(" ref={}", i.ref);
+  if (i.samples != 0) text += fmt::format(" samples={}", i.samples);
   if (i.whole_batch) text += " whole_batch";
   if (i.key) text += fmt::format(" key={}", i.key);
   if (!i.box.global.empty()) {
     text += fmt::format(" box={} of {}", to_string(i.box.origin), to_string(i.box.global));
     if (i.box.batch.present())
       text += fmt::format(" batch=({},{},{})", i.box.batch.dim, i.box.batch.outer, i.box.batch.inner);
+    for (const BoxCut& c : i.box.cuts)
+      text += fmt::format(" cut=({},{},{}) {}+{} of {}", c.digit.dim, c.digit.outer, c.digit.inner, c.begin, c.size,
+                          c.extent);
   }
   for (const WaitPoint& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.stream), w.index);
   return text;
@@ -57,6 +130,7 @@ void print_program(std::string& text, const Program& p, size_t number) {
                         name_of(buffer.kind));
     if (buffer.ref >= 0) text += fmt::format(" {}", buffer.ref);
     if (buffer.offset >= 0) text += fmt::format(" @{}+{}", buffer.offset, buffer.bytes);
+    if (buffer.slots != 1) text += fmt::format(" x{}", buffer.slots);
     if (buffer.alias != kNone) text += fmt::format(" in %{}", buffer.alias);
     text += '\n';
   }
@@ -66,8 +140,8 @@ void print_program(std::string& text, const Program& p, size_t number) {
       text += fmt::format("      {:3} {}\n", k, instruction_text(p, s.instructions[k]));
   }
   text += "    schedule";
-  for (const ScheduleRow& row : p.schedule)
-    text += fmt::format(" {}:{}", p.segments[static_cast<size_t>(row.segment)].name, row.micro_batch);
+  const RowNames names(p);
+  for (const ScheduleRow& row : p.schedule) text += " " + names.of(p, row);
   text += '\n';
 }
 
@@ -76,19 +150,24 @@ void print_program(std::string& text, const Program& p, size_t number) {
 std::string print(const Plan& plan) {
   std::string text = fmt::format("plan {}: {} on {}, {} micro-batch(es)\n", plan.model, plan.strategy,
                                  to_string(plan.devices), plan.micro_batches);
-  for (const MeshAxis& axis : plan.mesh) {
-    text += fmt::format("  axis {} {}", axis.name, axis.size);
-    if (!axis.shares.empty()) text += fmt::format(" shares [{}]", fmt::join(axis.shares, ","));
+  for (size_t m = 0; m < plan.meshes.size(); ++m) {
+    const PlanMesh& mesh = plan.meshes[m];
+    text += plan.meshes.size() == 1
+                ? fmt::format("  mesh [{}]\n", axes_text(mesh.axes))
+                : fmt::format("  mesh {} [{}] of devices {}\n", m, axes_text(mesh.axes), fmt::join(mesh.devices, ","));
+  }
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    text += fmt::format("  group {} {}:", g, plan.groups[g].axis);
+    for (const auto& part : plan.groups[g].parts) text += fmt::format(" [{}]", fmt::join(part, ","));
     text += '\n';
   }
-  for (size_t g = 0; g < plan.groups.size(); ++g)
-    text += fmt::format("  group {} {}: [{}]\n", g, plan.groups[g].axis, fmt::join(plan.groups[g].devices, ","));
   for (size_t v = 0; v < plan.variables.size(); ++v) {
     const PlanVariable& variable = plan.variables[v];
     constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
     text += fmt::format("  variable {} {} {}{} {}", v, variable.name, name_of(variable.dtype), to_string(variable.dims),
                         kRoles[static_cast<size_t>(variable.role)]);
     if (!variable.owner.empty()) text += fmt::format(" of {} ({})", variable.owner, variable.slot);
+    text += home_text(plan, variable);
     text += '\n';
   }
   for (const Entry& e : plan.entries) {
@@ -97,13 +176,18 @@ std::string print(const Plan& plan) {
       text += fmt::format("  input {} {} {}{} batch_dim {}\n", i, e.inputs[i].name, name_of(e.inputs[i].dtype),
                           to_string(e.inputs[i].dims), e.inputs[i].batch_dim);
     for (size_t o = 0; o < e.outputs.size(); ++o)
-      text += fmt::format("  output {} {} {}{} {}\n", o, e.outputs[o].name, name_of(e.outputs[o].dtype),
-                          to_string(e.outputs[o].dims), name_of(e.outputs[o].merge));
+      text += fmt::format("  output {} {} {}{} {}{}\n", o, e.outputs[o].name, name_of(e.outputs[o].dtype),
+                          to_string(e.outputs[o].dims), name_of(e.outputs[o].merge),
+                          plan.meshes.size() > 1 ? fmt::format(" from mesh {}", e.outputs[o].mesh) : "");
+    for (size_t l = 0; l < e.links.size(); ++l) {
+      text += fmt::format("  link {} {}, {} slot(s)\n", l, e.links[l].name, e.links[l].slots);
+      for (const Transfer& t : e.links[l].transfers)
+        text += fmt::format("    {} {} -> {} {}\n", t.from, intervals_text(t.source), t.to, intervals_text(t.target));
+    }
     for (const DeviceRow& row : e.rows) {
-      text += fmt::format("  device {} at {}: program {}, samples [{}, {})", row.device, to_string(row.coordinates),
-                          row.program, row.samples.begin, row.samples.end);
-      if (row.micro_batches.size() > 1)
-        for (const Interval& m : row.micro_batches) text += fmt::format(" {}-{}", m.begin, m.end);
+      text += fmt::format("  device {} at {}{}: program {}, samples ", row.device, to_string(row.coordinates),
+                          plan.meshes.size() > 1 ? fmt::format(" of mesh {}", row.mesh) : "", row.program);
+      for (size_t s = 0; s < row.samples.size(); ++s) text += (s ? " | " : "") + cut_text(row.samples[s]);
       text += '\n';
     }
     for (size_t p = 0; p < e.programs.size(); ++p) print_program(text, e.programs[p], p);

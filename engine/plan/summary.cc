@@ -26,8 +26,9 @@ void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
     const Program& p = e.programs[static_cast<size_t>(row.program)];
     const StepFigures f = step_of(p);
     const std::string name = fmt::format("{} {}", r, to_string(plan.devices[r]));
-    text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", name.substr(0, 12), row.samples.size(),
-                        bar(e.batch ? static_cast<double>(row.samples.size()) / static_cast<double>(e.batch) : 1),
+    const int64_t samples = row.samples.empty() ? 0 : row.samples[0].whole.size();
+    text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", name.substr(0, 12), samples,
+                        bar(e.batch ? static_cast<double>(samples) / static_cast<double>(e.batch) : 1),
                         bytes_text(static_cast<double>(p.arena_bytes)), count_text(f.flops), f.kernels, f.collectives);
   }
   if (e.rows.size() > kMostRows) text += fmt::format("  ... and {} more device(s)\n", e.rows.size() - kMostRows);
@@ -38,8 +39,15 @@ void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
 std::string summary(const Plan& plan) {
   std::string text = fmt::format("plan of {}: {} on {} device(s) ({})\n", plan.model, plan.strategy,
                                  plan.devices.size(), to_string(plan.devices));
+  if (plan.meshes.size() > 1) {
+    for (size_t m = 0; m < plan.meshes.size(); ++m)
+      text += fmt::format("stage {}: [{}] of devices {}\n", m, axes_text(plan.meshes[m].axes),
+                          fmt::join(plan.meshes[m].devices, ","));
+  } else if (!plan.meshes.empty() && plan.meshes[0].axes.size() > 1) {
+    text += fmt::format("mesh [{}]\n", axes_text(plan.meshes[0].axes));
+  }
   if (!plan.entries.empty() && !plan.entries[0].programs.empty()) {
-    const MemoryFigures m = memory_of(plan, plan.entries[0].programs[0]);
+    const MemoryFigures m = memory_of(plan, plan.entries[0], 0);
     text +=
         fmt::format("memory of one device: parameters {}, optimizer state {}, statistics {}, arena {}; together {}\n",
                     bytes_text(static_cast<double>(m.parameters)), bytes_text(static_cast<double>(m.state)),
@@ -49,6 +57,7 @@ std::string summary(const Plan& plan) {
     if (f.collectives)
       text += fmt::format("communication of one step: {} collective(s) of {} together, {} beside the computation\n",
                           f.collectives, bytes_text(f.communicated), f.on_the_side);
+    if (f.messages) text += fmt::format("messages of one step to other devices: {}\n", f.messages);
   }
   for (const Entry& e : plan.entries) summarise_entry(text, plan, e);
   if (!plan.notes.empty()) text += "\n";
