@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -14,6 +16,7 @@
 #include "device/ref/ref.h"
 #include "run/executor.h"
 #include "run/report.h"
+#include "hand_pipeline.h"
 #include "hand_plan.h"
 
 // Counts every allocation of the process while it is told to.
@@ -56,14 +59,22 @@ using test::HandOptions;
 
 // A device whose kernels call a hook with (device, name) before they run.
 using Hook = std::function<void(int, const std::string&)>;
+struct Contexts {  // of the kernels, by device and name
+  std::mutex mutex;
+  std::map<std::pair<int, std::string>, const StepContext*> map;
+};
 class HookedDevice final : public Device {
  public:
-  HookedDevice(int index, std::unique_ptr<Device> inner, const Hook& hook)
-      : index_(index), inner_(std::move(inner)), hook_(hook) {}
+  HookedDevice(int index, std::unique_ptr<Device> inner, const Hook& hook, Contexts& contexts)
+      : index_(index), inner_(std::move(inner)), hook_(hook), contexts_(contexts) {}
   void enter_thread(Stream stream) override { inner_->enter_thread(stream); }
   void* allocate(size_t bytes) override { return inner_->allocate(bytes); }
   void release(void* memory, size_t bytes) override { inner_->release(memory, bytes); }
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
+    {
+      const std::lock_guard lock(contexts_.mutex);
+      contexts_.map[{index_, spec.name}] = spec.context;
+    }
     return std::make_unique<HookedKernel>(index_, spec.name, inner_->bind(spec), hook_);
   }
   void copy_in(void* to, const void* from, size_t bytes) override { inner_->copy_in(to, from, bytes); }
@@ -91,6 +102,7 @@ class HookedDevice final : public Device {
   int index_;
   std::unique_ptr<Device> inner_;
   const Hook& hook_;
+  Contexts& contexts_;
 };
 
 struct Ended {
@@ -103,25 +115,29 @@ struct Ended {
 };
 
 struct Rig {
-  HandOptions options;
   Plan plan;
   Hook hook;
+  Contexts contexts;
   std::unique_ptr<Machine> machine;
   std::unique_ptr<Executor> executor;
   Cancel cancel;
   float loss = 0;
   std::vector<float> p;
 
-  explicit Rig(const HandOptions& o = {}) : options(o), plan(test::hand_plan(o)) {
+  explicit Rig(const HandOptions& o = {}) : Rig(test::hand_plan(o)) {}
+  explicit Rig(Plan made) : plan(std::move(made)) {
     std::vector<std::unique_ptr<Device>> devices;
-    const auto backend = o.kind == DeviceKind::kNull ? make_null_backend() : make_ref_backend();
-    for (int d = 0; d < o.devices; ++d)
-      devices.push_back(std::make_unique<HookedDevice>(d, backend->open(plan.devices[static_cast<size_t>(d)]), hook));
+    const auto backend = plan.devices[0].kind == DeviceKind::kNull ? make_null_backend() : make_ref_backend();
+    for (const DeviceSpec& spec : plan.devices)
+      devices.push_back(
+          std::make_unique<HookedDevice>(static_cast<int>(devices.size()), backend->open(spec), hook, contexts));
     machine = std::make_unique<Machine>(plan, std::move(devices));
-    const std::vector<float> ones(test::kWidth, 1.0f);
-    machine->write_variable(0, 0, ones.data(), ones.size() * 4);
+    for (size_t v = 0; v < plan.variables.size(); ++v) {
+      const std::vector<float> ones(static_cast<size_t>(element_count(plan.variables[v].dims)), 1.0f);
+      machine->write_variable(v, 0, ones.data(), ones.size() * 4);
+    }
     executor = std::make_unique<Executor>(*machine, plan.entries[0]);
-    p.resize(static_cast<size_t>(o.batch * test::kWidth));
+    p.resize(static_cast<size_t>(plan.entries[0].batch * test::kWidth));
   }
 
   std::optional<Error> step(const std::vector<float>& x, double rate, bool* committed = nullptr,
@@ -140,6 +156,11 @@ struct Rig {
     return ended.state.error();
   }
 
+  std::vector<float> read(size_t variable) {
+    std::vector<float> values(static_cast<size_t>(element_count(plan.variables[variable].dims)));
+    machine->read_variable(variable, 0, values.data(), values.size() * 4);
+    return values;
+  }
   std::vector<float> w(size_t device = 0) {
     std::vector<float> values(test::kWidth);
     machine->memory(device).device().copy_out(values.data(), machine->memory(device).variable(0), values.size() * 4);
@@ -175,32 +196,162 @@ TEST_CASE("every cut of the batch trains like one device") {
       }
 }
 
+void check_steady(Rig rig) {
+  const std::vector<float> x = test::hand_batch(rig.plan.entries[0].batch);
+  rig.executor->inputs()[0] = x.data();
+  rig.executor->outputs() = {&rig.loss, rig.p.data()};
+  StepValues values;
+  values.timeline = true;
+  int64_t steady = -1;
+  for (int step = 0; step < 4; ++step) {
+    Ended ended;
+    allocations = 0;
+    counting = step > 0;
+    rig.executor->start(values, &Ended::call, &ended);
+    ended.state.wait(-1);
+    rig.machine->team().wait_idle();
+    counting = false;
+    steady = allocations;
+    CHECK(steady == 0);
+  }
+  CHECK_MESSAGE(steady == 0, "counted at least once");
+}
+
 TEST_CASE("the steady step allocates nothing") {
   for (const DeviceKind kind : {DeviceKind::kNull, DeviceKind::kRef}) {
     HandOptions o;
     o.devices = 3;
     o.micro_batches = 2;
     o.kind = kind;
-    Rig rig(o);
-    const std::vector<float> x = test::hand_batch(o.batch);
-    rig.executor->inputs()[0] = x.data();
-    rig.executor->outputs() = {&rig.loss, rig.p.data()};
-    StepValues values;
-    values.timeline = true;
-    int64_t steady = -1;
-    for (int step = 0; step < 4; ++step) {
-      Ended ended;
-      allocations = 0;
-      counting = step > 0;
-      rig.executor->start(values, &Ended::call, &ended);
-      ended.state.wait(-1);
-      rig.machine->team().wait_idle();
-      counting = false;
-      steady = allocations;
-      CHECK(steady == 0);
-    }
-    CHECK_MESSAGE(steady == 0, "counted at least once");
+    check_steady(Rig(o));
+    test::PipelineOptions pipeline;
+    pipeline.kind = kind;
+    check_steady(Rig(test::hand_pipeline(pipeline)));
   }
+}
+
+TEST_CASE("a pipeline of two devices with two slots trains like one device") {
+  for (const int64_t micro_batches : {1, 2, 4, 8})
+    for (const int32_t slots : {1, 2, 3})
+      for (const bool streams : {false, true}) {
+        CAPTURE(micro_batches);
+        CAPTURE(slots);
+        CAPTURE(streams);
+        test::PipelineOptions o;
+        o.micro_batches = micro_batches;
+        o.link_slots = slots;
+        o.streams = streams;
+        Rig rig(test::hand_pipeline(o));
+        CHECK(rig.machine->memory(1).variable(0) == nullptr);  // each device holds its own stage only
+        CHECK(rig.machine->memory(0).variable(1) == nullptr);
+        test::PipelineModel model;
+        for (int step = 0; step < 4; ++step) {
+          const std::vector<float> x = test::hand_batch(o.batch, step), w0 = model.w0, w1 = model.w1;
+          const float loss = model.step(x, 0.0078125f);
+          REQUIRE_FALSE(rig.step(x, 0.0078125));
+          CHECK(rig.loss == doctest::Approx(loss).epsilon(1e-5));
+          for (size_t i = 0; i < x.size(); ++i)
+            CHECK(rig.p[i] == doctest::Approx(x[i] * w0[i % test::kWidth] * w1[i % test::kWidth]).epsilon(1e-5));
+        }
+        for (size_t k = 0; k < model.w0.size(); ++k) {
+          CHECK(rig.read(0)[k] == doctest::Approx(model.w0[k]).epsilon(1e-5));
+          CHECK(rig.read(1)[k] == doctest::Approx(model.w1[k]).epsilon(1e-5));
+        }
+      }
+}
+
+TEST_CASE("a pipeline stops as a whole") {
+  const std::vector<float> ones(test::kWidth, 1.0f);
+  test::PipelineOptions o;
+  const auto x = test::hand_batch(o.batch);
+  for (const char* at : {"a", "q0", "p", "da"}) {
+    CAPTURE(at);
+    Rig rig(test::hand_pipeline(o));
+    int runs = 0;
+    rig.hook = [&](int, const std::string& name) {
+      if (name == at && ++runs == 2) throw error(Code::kUnavailable, "the device fell over");
+    };
+    bool committed = true;
+    const std::optional<Error> error = rig.step(x, 0.01, &committed);
+    REQUIRE(error);
+    CHECK(error->where().op == at);
+    CHECK_FALSE(committed);
+    CHECK(rig.read(0) == ones);
+    CHECK(rig.read(1) == ones);
+    rig.hook = nullptr;
+    test::PipelineModel model;  // what lay in the links is forgotten
+    const float loss = model.step(x, 0.0078125f);
+    REQUIRE_FALSE(rig.step(x, 0.0078125));
+    CHECK(rig.loss == doctest::Approx(loss).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("a pipeline looks at the loss before it updates only where all devices do") {
+  for (const bool both : {true, false}) {
+    CAPTURE(both);
+    test::PipelineOptions o;
+    o.both_look = both;
+    Rig rig(test::hand_pipeline(o));
+    auto x = test::hand_batch(o.batch);
+    x[5] = std::numeric_limits<float>::infinity();
+    bool committed = false;
+    const std::optional<Error> error = rig.step(x, 0.01, &committed);
+    REQUIRE(error);
+    CHECK(error->code() == Code::kOutOfRange);
+    CHECK(error->damage() != Damage::kSession);
+    CHECK(committed != both);
+    if (both) CHECK(rig.read(0) == std::vector<float>(test::kWidth, 1.0f));
+  }
+}
+
+TEST_CASE("an evaluation of a pipeline runs the links that the outputs need") {
+  test::PipelineOptions o;
+  o.update = false;
+  Rig rig(test::hand_pipeline(o));
+  std::atomic<int> squares{0};
+  rig.hook = [&](int, const std::string& name) { squares += name == "s"; };
+  const auto x = test::hand_batch(o.batch);
+  Ended ended;
+  rig.executor->inputs()[0] = x.data();
+  rig.executor->outputs() = {nullptr, rig.p.data()};
+  rig.executor->narrow_to_outputs();
+  rig.executor->start({}, &Ended::call, &ended);
+  REQUIRE(ended.state.wait(30));
+  CHECK_FALSE(ended.state.error());
+  CHECK(squares == 0);
+  CHECK(rig.p == x);
+  rig.machine->team().wait_idle();
+  rig.executor->inputs()[0] = nullptr;
+  CHECK_THROWS_WITH_AS(rig.executor->narrow_to_outputs(), doctest::Contains("input 'x' is missing"), Error);
+}
+
+TEST_CASE("kernels read the begin of the sample cut that their instruction names") {
+  HandOptions o;
+  o.devices = 1;
+  o.micro_batches = 2;
+  Plan plan = test::hand_plan(o);
+  plan.entries[0].rows[0].samples.push_back({{100, 106}, {{100, 102}, {103, 106}}});
+  for (Segment& segment : plan.entries[0].programs[0].segments)
+    for (Instruction& instruction : segment.instructions)
+      if (instruction.name == "s" || instruction.name == "zero_l") instruction.samples = 1;
+  Rig rig(plan);
+  std::vector<std::pair<std::string, int64_t>> seen;
+  rig.hook = [&](int device, const std::string& name) {
+    const StepContext* context = rig.contexts.map.at({device, name});
+    seen.emplace_back(name, context->batch_begin);
+  };
+  REQUIRE_FALSE(rig.step(test::hand_batch(o.batch), 0.01));
+  const auto begins = [&](const std::string& name) {
+    std::vector<int64_t> list;
+    for (const auto& [n, begin] : seen)
+      if (n == name) list.push_back(begin);
+    return list;
+  };
+  CHECK(begins("p") == std::vector<int64_t>{0, 3});
+  CHECK(begins("s") == std::vector<int64_t>{100, 103});
+  CHECK(begins("zero_g") == std::vector<int64_t>{0});
+  CHECK(begins("zero_l") == std::vector<int64_t>{100});
+  CHECK(begins("update w") == std::vector<int64_t>{0});
 }
 
 TEST_CASE("a failing kernel fails the step, with op and device, and leaves the variables") {
