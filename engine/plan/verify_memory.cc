@@ -1,0 +1,190 @@
+// Races and liveness, from the happens-before order of the streams and the rows of the schedule, not from the planner's
+// lives.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "plan/verify.h"
+
+namespace whale {
+
+std::vector<StreamClock> clocks_of(const Segment& s) {
+  std::vector<StreamClock> begin(s.instructions.size());
+  std::array<StreamClock, kStreams> now;
+  for (StreamClock& c : now) c.fill(-1);
+  for (size_t k = 0; k < s.instructions.size(); ++k) {
+    const Instruction& i = s.instructions[k];
+    StreamClock& mine = now[static_cast<size_t>(i.stream)];
+    for (const WaitPoint& w : i.waits) {
+      const StreamClock& other = begin[static_cast<size_t>(w.index)];
+      for (size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], other[t]);
+      mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
+    }
+    begin[k] = mine;
+    mine[static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
+  }
+  return begin;
+}
+
+namespace {
+
+// Accesses of one storage in one segment.
+struct Access {
+  StreamClock first, last;  // per stream, instruction numbers; -1: none
+  bool any = false;
+  bool reads_first = false;  // its value comes from outside
+};
+
+struct SegmentUse {
+  std::vector<StreamClock> clocks;
+  std::vector<Access> of;  // per buffer (storages)
+};
+
+bool all_before(const SegmentUse& s, const Access& a, const Access& b) {
+  for (size_t t = 0; t < kStreams; ++t) {
+    if (b.first[t] < 0) continue;
+    const StreamClock& clock = s.clocks[static_cast<size_t>(b.first[t])];
+    for (size_t u = 0; u < kStreams; ++u)
+      if (a.last[u] > clock[u]) return false;
+  }
+  return true;
+}
+
+BufferId storage_of(const Program& p, BufferId b) {
+  const BufferId alias = p.buffers[static_cast<size_t>(b)].alias;
+  return alias == kNone ? b : alias;
+}
+
+// Reads of a value that another stream makes must wait for it; done for every pair of writer and reader in a segment.
+void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use) {
+  std::vector<StreamClock> writer(c.program.buffers.size()), reader(c.program.buffers.size());
+  for (StreamClock& w : writer) w.fill(-1);
+  for (StreamClock& r : reader) r.fill(-1);
+  for (size_t k = 0; k < s.instructions.size(); ++k) {
+    const Instruction& i = s.instructions[k];
+    const auto stream = static_cast<size_t>(i.stream);
+    const auto check = [&](const StreamClock& earlier, const char* what, BufferId b) {
+      for (size_t t = 0; t < kStreams; ++t)
+        if (t != stream && earlier[t] > use.clocks[k][t])
+          c.fail(s, k,
+                 fmt::format("{} '{}' without waiting for instruction {}", what,
+                             c.program.buffers[static_cast<size_t>(b)].name, earlier[t]));
+    };
+    const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(c.program, b)); };
+    for (const BufferId b : i.in)
+      if (b != kNone) check(writer[at(b)], "reads", b);
+    for (const BufferId b : i.out) check(writer[at(b)], "writes", b), check(reader[at(b)], "overwrites", b);
+    for (const BufferId b : i.in)
+      if (b != kNone) reader[at(b)][stream] = static_cast<int64_t>(k);
+    for (const BufferId b : i.out) writer[at(b)][stream] = static_cast<int64_t>(k);
+  }
+}
+
+SegmentUse use_of(const Program& p, const Segment& s) {
+  SegmentUse use{clocks_of(s), std::vector<Access>(p.buffers.size())};
+  for (Access& a : use.of) a.first.fill(-1), a.last.fill(-1);
+  for (size_t k = 0; k < s.instructions.size(); ++k) {
+    const Instruction& i = s.instructions[k];
+    const auto touch = [&](BufferId b, bool reads) {
+      if (b == kNone) return;
+      Access& a = use.of[static_cast<size_t>(storage_of(p, b))];
+      if (!a.any) a.reads_first = reads;
+      a.any = true;
+      auto& first = a.first[static_cast<size_t>(i.stream)];
+      if (first < 0) first = static_cast<int64_t>(k);
+      a.last[static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
+    };
+    for (const BufferId b : i.in) touch(b, true);
+    for (const BufferId b : i.out) touch(b, false);
+  }
+  return use;
+}
+
+// One slot of a storage in the arena: its bytes, and per row of the schedule how its value lives.
+enum State : uint8_t { kUsed = 1, kLiveIn = 2, kLiveOut = 4 };
+struct SlotLife {
+  size_t buffer = 0;
+  int32_t slot = 0;
+  int64_t begin = 0, end = 0;
+  std::vector<uint8_t> rows;
+};
+
+std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
+  const Program& p = c.program;
+  std::vector<SlotLife> lives;
+  for (size_t b = 0; b < p.buffers.size(); ++b) {
+    const Buffer& x = p.buffers[b];
+    if (!in_arena(x) || x.alias != kNone || x.bytes == 0 || x.offset < 0) continue;
+    for (int32_t slot = 0; slot < x.slots; ++slot) {
+      const int64_t begin = x.offset + slot * slot_stride(x);
+      SlotLife life{b, slot, begin, begin + x.bytes, std::vector<uint8_t>(p.schedule.size())};
+      bool used = false;
+      size_t before = p.schedule.size();  // the last row that used it
+      for (size_t r = 0; r < p.schedule.size(); ++r) {
+        const ScheduleRow& row = p.schedule[r];
+        const Access& a = uses[static_cast<size_t>(row.segment)].of[b];
+        if (!a.any || (x.slots > 1 && row.slot != slot)) continue;
+        life.rows[r] |= kUsed;
+        used = true;
+        if (a.reads_first) {
+          if (before == p.schedule.size())
+            c.fail(fmt::format("segment '{}' reads '{}', which nothing has written",
+                               p.segments[static_cast<size_t>(row.segment)].name, x.name));
+          life.rows[before] |= kLiveOut;
+          for (size_t k = before + 1; k < r; ++k) life.rows[k] |= kLiveIn | kLiveOut;
+          life.rows[r] |= kLiveIn;
+        }
+        before = r;
+      }
+      if (used) lives.push_back(std::move(life));
+    }
+  }
+  return lives;
+}
+
+void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, const SlotLife& x, const SlotLife& y,
+                size_t r) {
+  const uint8_t a = x.rows[r], b = y.rows[r];
+  if (a == 0 || b == 0) return;
+  const SegmentUse& use = uses[static_cast<size_t>(c.program.schedule[r].segment)];
+  const Access &ua = use.of[x.buffer], &ub = use.of[y.buffer];
+  const bool both = (a & kUsed) && (b & kUsed);
+  const bool x_first = both && !(a & kLiveOut) && !(b & kLiveIn) && all_before(use, ua, ub);
+  const bool y_first = both && !(b & kLiveOut) && !(a & kLiveIn) && all_before(use, ub, ua);
+  if (!x_first && !y_first)
+    c.fail(fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'", c.program.buffers[x.buffer].name,
+                       c.program.buffers[y.buffer].name,
+                       c.program.segments[static_cast<size_t>(c.program.schedule[r].segment)].name));
+}
+
+}  // namespace
+
+void verify_memory(const VerifyContext& c) {
+  const Program& p = c.program;
+  std::vector<SegmentUse> uses;
+  for (const Segment& s : p.segments) {
+    uses.push_back(use_of(p, s));
+    check_races(c, s, uses.back());
+  }
+  for (const ScheduleRow& row : p.schedule)
+    for (size_t b = 0; b < p.buffers.size(); ++b)
+      if (p.buffers[b].slots > 1 && row.slot >= p.buffers[b].slots && uses[static_cast<size_t>(row.segment)].of[b].any)
+        c.fail(fmt::format("a schedule row of segment '{}' works on slot {}, but '{}' has {}",
+                           p.segments[static_cast<size_t>(row.segment)].name, row.slot, p.buffers[b].name,
+                           p.buffers[b].slots));
+  std::vector<SlotLife> lives = lives_of(c, uses);
+  std::sort(lives.begin(), lives.end(), [](const SlotLife& a, const SlotLife& b) { return a.begin < b.begin; });
+  // Rows of one segment in which everything lives in the same way are checked once.
+  std::set<std::pair<int32_t, std::vector<uint8_t>>> seen;
+  std::vector<size_t> rows;
+  for (size_t r = 0; r < p.schedule.size(); ++r) {
+    std::vector<uint8_t> states;
+    for (const SlotLife& life : lives) states.push_back(life.rows[r]);
+    if (seen.emplace(p.schedule[r].segment, std::move(states)).second) rows.push_back(r);
+  }
+  for (size_t x = 0; x < lives.size(); ++x)
+    for (size_t y = x + 1; y < lives.size() && lives[y].begin < lives[x].end; ++y)
+      for (const size_t r : rows) check_pair(c, uses, lives[x], lives[y], r);
+}
+
+}  // namespace whale
