@@ -29,21 +29,27 @@ enum When : unsigned { kTrain = 1, kEval = 2, kAlways = 3 };
 
 struct GraphPass {
   const char* name;
-  void (*run)(Graph&);
+  void (*run)(Graph&, const TaskGraphs&);
   unsigned when;
   bool fuses;  // left out by fusion = false
 };
 
+template <void (*Pass)(Graph&)>
+void plain(Graph& graph, const TaskGraphs&) {
+  Pass(graph);
+}
+
 constexpr GraphPass kGraphPasses[] = {
-    {"canonicalise", canonicalise, kAlways, false},
+    {"canonicalise", plain<canonicalise>, kAlways, false},
+    {"decompose_splits", decompose_splits, kAlways, false},
     {"fold_bias", fold_bias, kAlways, true},
-    {"apply_precision", apply_precision, kAlways, false},
-    {"clean", clean, kAlways, false},
-    {"differentiate", differentiate, kTrain, false},
-    {"add_updates", add_updates, kTrain, false},
-    {"clean_updates", clean, kTrain, false},
+    {"apply_precision", plain<apply_precision>, kAlways, false},
+    {"clean", plain<clean>, kAlways, false},
+    {"differentiate", plain<differentiate>, kTrain, false},
+    {"add_updates", plain<add_updates>, kTrain, false},
+    {"clean_updates", plain<clean>, kTrain, false},
     {"fold_activation", fold_activation, kAlways, true},
-    {"assign_regions", assign_regions, kAlways, false},
+    {"assign_regions", plain<assign_regions>, kAlways, false},
 };
 
 struct LayoutPass {
@@ -96,7 +102,7 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
 
 struct Compiler {
   const CompileOptions& options;
-  const std::vector<DeviceSpec>& devices;
+  TaskGraphs tasks;
   std::vector<std::string> gradients;  // names after "grad:"
 
   template <class Level>
@@ -120,17 +126,17 @@ struct Compiler {
     }
     for (const GraphPass& pass : kGraphPasses) {
       if (!(pass.when & when) || (pass.fuses && !options.fusion)) continue;
-      pass.run(graph);
+      pass.run(graph, tasks);
       after(entry + "." + pass.name, graph);
     }
     return graph;
   }
 
   LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
-                            const Mesh& mesh) const {
-    PropagateOptions layouts{.micro_batches = micro_batches, .devices = mesh.size(), .fetch_gradients = {}};
+                            const Homes* homes) const {
+    PropagateOptions layouts{.micro_batches = micro_batches, .fetch_gradients = {}, .zero = options.zero, .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
-    LayoutGraph lg = propagate(graph, layouts);
+    LayoutGraph lg = propagate(graph, tasks, layouts);
     after(entry + ".propagate", lg);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
@@ -140,20 +146,17 @@ struct Compiler {
     return lg;
   }
 
-  Entry make_entry(const LayoutGraph& lg, const std::string& name, const Mesh& mesh,
-                   const std::vector<PlanVariable>& variables) const {
+  Entry make_entry(const LayoutGraph& lg, const std::string& name, const std::vector<PlanVariable>& variables) const {
     LowerOptions lowering;
     lowering.entry = name;
     lowering.overlap = options.overlap;
-    for (size_t v = 0; v < variables.size(); ++v) {
-      lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
-      lowering.variable_bytes += element_count(variables[v].dims) * size_of(variables[v].dtype);
-    }
-    return lower(lg, mesh, cut_batch(lg.batch, lg.axes[0].size, mesh.device_shares()), lowering);
+    for (size_t v = 0; v < variables.size(); ++v) lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
+    return lower(lg, lowering);
   }
 };
 
-std::vector<PlanVariable> variables_of(const Graph& graph, size_t axes) {
+std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
+  const Graph& graph = lg.graph;
   std::vector<PlanVariable> out;
   for (const Variable& v : graph.variables) {
     const Tensor& t = graph.tensor(v.tensor);
@@ -166,24 +169,41 @@ std::vector<PlanVariable> variables_of(const Graph& graph, size_t axes) {
     p.init = v.init;
     if (v.owner != kNone) p.owner = graph.tensor(v.owner).name;
     p.slot = v.slot;
-    p.home = Layout{std::vector<AxisLayout>(axes)};
+    p.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(v.tensor))];
+    const Layout& home = lg.layouts[static_cast<size_t>(v.tensor)];
+    p.home.axes.assign(home.axes.begin() + 1, home.axes.end());
     out.push_back(std::move(p));
   }
   return out;
 }
 
-// One TaskGraph, or several on the same mesh.
-Mesh mesh_of(const Graph& source, int64_t devices, std::string& strategy) {
-  const std::vector<TaskGraph> tasks = form_task_graphs(source, devices, source.default_strategy);
-  for (const TaskGraph& task : tasks)
-    if (!(task.mesh == tasks[0].mesh))
-      throw unimplemented(
-          "scopes '{}' ({}) and '{}' ({}) use different meshes; bridges between meshes are not implemented yet: give "
-          "them the same count and shares",
-          to_string(tasks[0].nest), tasks[0].path, to_string(task.nest), task.path)
-          .at_scope(task.path);
-  strategy = to_string(tasks[0].nest);
-  return tasks[0].mesh;
+Homes homes_of(const std::vector<PlanVariable>& variables) {
+  Homes homes;
+  for (const PlanVariable& v : variables) {
+    Layout& home = homes[v.name];
+    home.axes.push_back({});
+    home.axes.insert(home.axes.end(), v.home.axes.begin(), v.home.axes.end());
+  }
+  return homes;
+}
+
+// The scopes as written, and with the stages that a pipeline was cut into.
+struct Scoped {
+  Graph graph;
+  TaskGraphs tasks;
+};
+Scoped scope_out(const Graph& source, size_t devices) {
+  Scoped out{source, {}};
+  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices), source.default_strategy);
+  return out;
+}
+
+// Micro-batches: written on the pipeline, or the graph's.
+int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
+  for (const TaskGraph& task : tasks.tasks)
+    for (const Scope& scope : task.nest)
+      if (scope.kind == ScopeKind::kPipeline && scope.micro_batches) return scope.micro_batches;
+  return source.training.accumulation;
 }
 
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {
@@ -201,7 +221,7 @@ std::vector<std::string> notes_of(const Plan& plan) {
   const Entry& e = plan.entries[0];
   if (plan.devices.size() > 1) {
     std::vector<int64_t> sizes;
-    for (const DeviceRow& row : e.rows) sizes.push_back(row.samples.size());
+    for (const DeviceRow& row : e.rows) sizes.push_back(row.samples[0].whole.size());
     if (e.batch == 1)
       notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
     else
@@ -220,31 +240,32 @@ std::vector<std::string> notes_of(const Plan& plan) {
 }  // namespace
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
-  Compiler compiler{options, devices, {}};
-  for (const std::string& name : options.fetch)
-    if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
   verify(source);
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
+  Scoped scoped = scope_out(source, devices.size());
+  const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
+  source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
+  Compiler compiler{options, scoped.tasks, {}};
+  for (const std::string& name : options.fetch)
+    if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
 
   Plan plan;
   plan.model = source.name;
   plan.model_hash = hash_name(print(graph));
   plan.devices = devices;
-  const Mesh mesh = mesh_of(source, static_cast<int64_t>(devices.size()), plan.strategy);
-  for (const Axis& axis : mesh.axes) plan.mesh.push_back({axis.name, axis.size, axis.shares});
-  if (devices.size() > 1) {
-    Group all{.axis = "replica", .devices = {}};
-    for (size_t d = 0; d < devices.size(); ++d) all.devices.push_back(static_cast<int32_t>(d));
-    plan.groups.push_back(std::move(all));
-  }
-  plan.scopes = source.scopes;
+  plan.strategy = scoped.tasks.strategy;
+  plan.meshes = scoped.tasks.meshes;
+  plan.groups = groups_of(scoped.tasks);
+  plan.scopes = scoped.graph.scopes;
   plan.optimizer = source.training.optimizer;
   plan.schedule = source.training.schedule;
   plan.precision = source.training.precision;
-  plan.micro_batches = batch_of(source) > 1 ? source.training.accumulation : 1;
+  plan.zero = options.zero;
+  plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
 
   std::vector<std::string> entries;
   if (trains(source))
@@ -253,11 +274,13 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
     throw invalid("fetch 'grad:{}': the graph has no loss with an optimizer, so nothing is differentiated",
                   compiler.gradients[0]);
   entries.push_back("eval");
+  Homes homes;
   for (const std::string& name : entries) {
-    const Graph whole = compiler.graph_passes(source, name);
-    if (plan.variables.empty()) plan.variables = variables_of(whole, mesh.axes.size());
-    const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, mesh);
-    plan.entries.push_back(compiler.make_entry(lg, name, mesh, plan.variables));
+    const Graph whole = compiler.graph_passes(scoped.graph, name);
+    const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, homes.empty() ? nullptr : &homes);
+    if (plan.variables.empty()) plan.variables = variables_of(lg);
+    if (homes.empty()) homes = homes_of(plan.variables);
+    plan.entries.push_back(compiler.make_entry(lg, name, plan.variables));
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
@@ -273,19 +296,21 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
   CompileOptions options;
   options.verify = false;
-  Compiler compiler{options, plan.devices, {}};
+  options.zero = plan.zero;
+  // Stages are cut by the plan's own batch: another one must not move them.
+  Scoped scoped = scope_out(plan.source, plan.devices.size());
+  Compiler compiler{options, scoped.tasks, {}};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)
       if (e.name == name && o.name.starts_with("grad:") &&
           std::find(compiler.gradients.begin(), compiler.gradients.end(), o.name.substr(5)) == compiler.gradients.end())
         compiler.gradients.push_back(o.name.substr(5));
-  Mesh mesh;
-  for (const MeshAxis& axis : plan.mesh) mesh.axes.push_back({axis.name, axis.size, axis.shares});
-  const Graph source = batch == batch_of(plan.source) ? plan.source : rebatch(plan.source, batch);
+  const Graph source = batch == batch_of(plan.source) ? scoped.graph : rebatch(scoped.graph, batch);
   const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
   const Graph whole = compiler.graph_passes(source, std::string(name));
-  const LayoutGraph lg = compiler.layout_passes(whole, std::string(name), micro_batches, mesh);
-  return compiler.make_entry(lg, std::string(name), mesh, plan.variables);
+  const Homes homes = homes_of(plan.variables);
+  const LayoutGraph lg = compiler.layout_passes(whole, std::string(name), micro_batches, &homes);
+  return compiler.make_entry(lg, std::string(name), plan.variables);
 }
 
 }  // namespace whale

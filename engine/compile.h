@@ -19,6 +19,7 @@ struct CompileOptions {
   std::optional<Precision> precision;  // none: the graph's
   bool overlap = true;                 // false: communication on the compute stream, for comparison
   bool fusion = true;                  // false: every op by itself, for comparison
+  int zero = 0;                        // ZeRO level: 1 cuts optimizer state over replicas, 2 gradients, 3 parameters
   bool recompute = false;              // cheap ops twice instead of keeping their results for the backward pass
   bool verify = true;                  // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass

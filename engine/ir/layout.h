@@ -27,6 +27,7 @@ struct AxisLayout {
   Placement placement = Placement::kReplicate;
   Digit digit;                      // kShard: which digit is cut, in coordinates of the logical tensor
   bool state = false;               // kShard: by the axis' shares of state (ZeRO), not by those of its work
+  bool samples = false;             // kShard: the digit holds the batch
   Combine combine = Combine::kSum;  // kPartial
   friend bool operator==(const AxisLayout&, const AxisLayout&) = default;
 };

@@ -113,7 +113,7 @@ const AttrSpec kCombine{.name = "combine",
 
 }  // namespace
 
-extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_local_slice, op_def_accumulate;
+extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_transfer, op_def_local_slice, op_def_accumulate;
 
 const OpDef op_def_all_reduce = {
     .name = "all_reduce",
@@ -168,6 +168,14 @@ const OpDef op_def_all_to_all = {
                .doc = "(begin, end) per coordinate"}},
     .infer = infer_all_to_all,
     .flags = kCollective | kInternal,
+};
+const OpDef op_def_transfer = {
+    .name = "transfer",
+    .doc = "Moves a tensor to another stage of a pipeline, piece by piece.\nx -> y, same type.",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
+    .infer = [](const OpView& v) -> std::vector<TensorType> { return {v.inputs[0]}; },
+    .flags = kInternal,
 };
 const OpDef op_def_local_slice = {
     .name = "local_slice",

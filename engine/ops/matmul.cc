@@ -102,6 +102,30 @@ Factors factors_matmul(const OpView& v) {
   return f;
 }
 
+// Product, sum with the bias, activation: then the product is linear.
+std::vector<TensorId> decompose_matmul(Graph& graph, const Op& given) {
+  const Op op = given;  // appending moves the graph's ops
+  const std::string activation = attr_string(op.attrs, "activation");
+  const bool bias = op.inputs.size() > 2 && op.inputs[2] != kNone, active = !activation.empty() && activation != "none";
+  if (!bias && !active) return {};
+  const auto append = [&](OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+    Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope));
+    made.phase = op.phase, made.region = op.region, made.stage = op.stage, made.location = op.location;
+    return made.outputs[0];
+  };
+  Attrs attrs = op.attrs;
+  attrs["activation"] = std::string("none");
+  TensorId y = append(op.code, {op.inputs[0], op.inputs[1]}, attrs);
+  if (bias) {
+    TensorId b = op.inputs[2];
+    if (graph.tensor(b).dtype != graph.tensor(y).dtype)
+      b = append(OpCode::k_cast, {b}, {{"dtype", std::string(name_of(graph.tensor(y).dtype))}});
+    y = append(OpCode::k_add, {y, b}, {});
+  }
+  if (active) y = append(code_of(activation), {y}, {});
+  return {y};
+}
+
 Factors factors_weight_grad(const OpView& v) {
   Factors f;
   const Dims &a = in_dims(v, 0), &dy = in_dims(v, 1);
@@ -196,6 +220,7 @@ const OpDef op_def_matmul = {
     .cost = cost_matmul,
     .aliases = {},
     .flags = kComputeLow,
+    .decompose = decompose_matmul,
 };
 
 const OpDef op_def_matmul_weight_grad = {

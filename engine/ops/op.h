@@ -148,7 +148,7 @@ struct OpDef {
   std::vector<Alias> aliases = {};
   uint32_t flags = 0;
   // An equal form in pieces that can be cut where this op cannot (local part, combine, finish): appends its ops and
-  // returns the results' replacements. Used for ops inside a split.
+  // returns the results' replacements (empty: this op is in its simplest form). Used for ops inside a split.
   std::vector<TensorId> (*decompose)(Graph& graph, const Op& op) = nullptr;
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;

@@ -5,9 +5,24 @@
 #include "base/error.h"
 
 namespace whale {
+namespace {
 
-BridgeBuilder::BridgeBuilder(const Graph& graph, int64_t micro_batches, int64_t devices) {
+constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
+enum Kind : int { kGather = 100, kScatter, kSlice, kExchange, kMove };  // + use for gathers of several uses
+
+Attrs merged(std::initializer_list<Attrs> parts) {
+  Attrs all;
+  for (const Attrs& part : parts) all.insert(part.begin(), part.end());
+  return all;
+}
+
+}  // namespace
+
+Attrs digit_attr(const char* name, const Digit& d) { return {{name, std::vector<int64_t>{d.dim, d.outer, d.inner}}}; }
+
+BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t micro_batches) {
   out.graph = graph;
+  out.tasks = tasks;
   for (const TensorId id : graph.inputs) {
     const Tensor& t = graph.tensor(id);
     if (t.batch_dim < 0) continue;
@@ -18,17 +33,9 @@ BridgeBuilder::BridgeBuilder(const Graph& graph, int64_t micro_batches, int64_t 
           samples, t.batch_dim, out.batch);
     out.batch = samples;
   }
-  // A single sample cannot be cut: every device computes it.
-  const bool cut = out.batch > 1;
-  out.axes = {{.name = "time", .size = cut ? micro_batches : 1, .extent = out.batch},
-              {.name = "replica", .size = cut ? devices : 1, .extent = out.batch}};
-  out.layouts.assign(graph.tensors.size(), Layout{std::vector<AxisLayout>(out.axes.size())});
-  for (const TensorId id : graph.inputs)
-    if (const int dim = graph.tensor(id).batch_dim; dim >= 0)
-      for (size_t a = 0; a < out.axes.size(); ++a)
-        if (out.axes[a].size > 1)
-          out.layouts[static_cast<size_t>(id)].axes[a] = {
-              .placement = Placement::kShard, .digit = Digit{dim, 1, 1}, .cut = {}};
+  out.micro_batches = out.batch > 1 ? micro_batches : 1;  // a single sample cannot be cut
+  out.layouts.assign(graph.tensors.size(), Layout{std::vector<AxisLayout>(out.axes())});
+  out.stages.assign(graph.tensors.size(), 0);
   producer_.assign(graph.tensors.size(), kNone);
 }
 
@@ -50,7 +57,8 @@ TensorId BridgeBuilder::like(TensorId id, const char* suffix) {
   t.batch_dim = -1;
   t.producer = kNone;
   out.graph.tensors.push_back(std::move(t));
-  out.layouts.push_back(Layout{std::vector<AxisLayout>(out.axes.size())});
+  out.layouts.push_back(Layout{std::vector<AxisLayout>(out.axes())});
+  out.stages.push_back(out.stage(id));
   producer_.push_back(kNone);
   return static_cast<TensorId>(out.graph.tensors.size()) - 1;
 }
@@ -73,6 +81,7 @@ OpId BridgeBuilder::append(Op op) {
     if (op.outputs[i] == kNone) continue;
     if (out.time_varies(op.outputs[i])) at = Region::kBody;
     producer_[static_cast<size_t>(op.outputs[i])] = id;
+    out.stages[static_cast<size_t>(op.outputs[i])] = op.stage;
     out.graph.tensor(op.outputs[i]).producer = id;
     out.graph.tensor(op.outputs[i]).output = static_cast<int>(i);
   }
@@ -86,13 +95,14 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
                                size_t axis, AxisLayout to) {
   const TensorId made = like(id, suffix);
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
-  out.layouts[static_cast<size_t>(made)].axes[axis] = std::move(to);
+  out.at(made, axis) = std::move(to);
   Op op;
   op.code = code;
   op.name = out.graph.tensor(made).name;
   op.inputs = std::move(inputs);
   op.outputs = {made};
   op.attrs = std::move(attrs);
+  op.stage = out.stage(id);
   if (const OpId source = producer(id); source != kNone) {
     op.scope = out.graph.op(source).scope;
     op.phase = out.graph.op(source).phase;
@@ -106,14 +116,14 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   const AxisLayout layout = out.at(id, axis);
   if (layout.placement != Placement::kPartial) return id;
   TensorId made = kNone;
-  if (out.axes[axis].is_time()) {
+  if (axis == kTime) {
     if (layout.combine != Combine::kSum)
       throw unimplemented("'{}': a maximum or minimum over micro-batches is not implemented; plan with accumulation 1",
                           out.graph.tensor(id).name);
     // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
     const TensorId zero = like(id, ".zero");
     out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
-    out.layouts[static_cast<size_t>(zero)].axes[axis] = {};
+    out.at(zero, axis) = {};
     Op fill;
     fill.code = OpCode::k_fill;
     fill.name = out.graph.tensor(zero).name;
@@ -121,49 +131,105 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     fill.attrs = {{"shape", out.graph.tensor(id).dims},
                   {"value", 0.0},
                   {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
-    if (const OpId source = producer(id); source != kNone) fill.phase = out.graph.op(source).phase;
+    fill.stage = out.stage(id);
+    if (const OpId source = producer(id); source != kNone)
+      fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
     append(std::move(fill));
     made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", {}, axis, {});
   } else {
-    constexpr const char* kCombine[] = {"sum", "max", "min"};
     made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
-                  {{"group", int64_t{0}}, {"combine", std::string(kCombine[static_cast<size_t>(layout.combine)])}},
+                  {{"group", static_cast<int64_t>(axis) - 1},
+                   {"combine", std::string(kCombines[static_cast<size_t>(layout.combine)])}},
                   axis, {});
   }
   reduced_[id] = made;
   return made;
 }
 
-TensorId BridgeBuilder::gather(TensorId id, size_t axis) {
-  const auto [known, fresh] = gathered_.try_emplace({id, axis}, kNone);
+TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to) {
+  id = latest(id);
+  const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
   if (!fresh) return known->second;
-  const Digit d = out.at(id, axis).digit;
+  const TensorId made =
+      bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
+             merged({{{"group", static_cast<int64_t>(axis) - 1},
+                      {"combine", std::string(kCombines[static_cast<size_t>(out.at(id, axis).combine)])},
+                      {"cuts", std::vector<int64_t>{}}},
+                     digit_attr("digit", to.digit)}),
+             axis, to);
+  return made_[key(id, axis, kScatter, to)] = made;
+}
+
+TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
+  const auto at = key(id, axis, kGather - 1 - use, {});
+  if (const auto known = made_.find(at); known != made_.end()) return known->second;
   // The intervals are filled in by lowering: they differ between micro-batches.
-  const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
-                               {{"group", int64_t{0}},
-                                {"digit", std::vector<int64_t>{d.dim, d.outer, d.inner}},
-                                {"cuts", std::vector<int64_t>{}}},
-                               axis, {});
-  return gathered_[{id, axis}] = made;
+  const TensorId made =
+      bridge(OpCode::k_all_gather, {id}, id, ".gathered",
+             merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
+                     digit_attr("digit", out.at(id, axis).digit)}),
+             axis, {});
+  return made_[at] = made;
 }
 
-TensorId BridgeBuilder::slice(TensorId id, size_t axis, const Digit& d) {
+TensorId BridgeBuilder::slice(TensorId id, size_t axis, const AxisLayout& to) {
   return bridge(OpCode::k_local_slice, {id}, id, ".slice",
-                {{"digit", std::vector<int64_t>{d.dim, d.outer, d.inner}}, {"begin", int64_t{0}}, {"end", int64_t{0}}},
-                axis, {.placement = Placement::kShard, .digit = d, .cut = {}});
+                merged({{{"group", static_cast<int64_t>(axis) - 1}, {"begin", int64_t{0}}, {"end", int64_t{0}}},
+                        digit_attr("digit", to.digit)}),
+                axis, to);
 }
 
-TensorId BridgeBuilder::whole_input(TensorId id) {
-  const auto [known, fresh] = wholes_.try_emplace(id, kNone);
+TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to) {
+  const auto at = key(id, axis, kExchange, to);
+  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  const TensorId made = bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
+                               merged({{{"group", static_cast<int64_t>(axis) - 1},
+                                        {"cuts", std::vector<int64_t>{}},
+                                        {"to_cuts", std::vector<int64_t>{}}},
+                                       digit_attr("digit", out.at(id, axis).digit),
+                                       digit_attr("to_digit", to.digit)}),
+                               axis, to);
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {
+  const auto at = key(id, static_cast<size_t>(stage), kMove, {});
+  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
+  Layout& layout = out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  for (size_t a = 1; a < out.axes(); ++a)
+    if (out.size(a, stage) == 1) layout.axes[a] = {};
+  Op op;
+  op.code = OpCode::k_transfer;
+  op.name = out.graph.tensor(made).name;
+  op.inputs = {id};
+  op.outputs = {made};
+  op.stage = stage;
+  if (const OpId source = producer(id); source != kNone) {
+    op.scope = out.graph.op(source).scope;
+    op.phase = out.graph.op(source).phase;
+  }
+  append(std::move(op));
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::input_form(TensorId id, int32_t stage, bool whole) {
+  if (!whole && out.stage(id) == stage) return id;
+  const auto [known, fresh] = forms_.try_emplace({id, stage, whole}, kNone);
   if (!fresh) return known->second;
-  const TensorId made = like(id, ".whole");
-  out.graph.tensor(made).kind = TensorKind::kInput;
-  out.graph.tensor(made).batch_dim = out.graph.tensor(id).batch_dim;
+  const Tensor source = out.graph.tensor(id);
+  TensorId original = id;
+  for (const auto& [form, input] : out.input_forms)
+    if (form == id) original = input;
+  const TensorId made = like(id, whole ? ".whole" : fmt::format(".at{}", stage).c_str());
+  out.graph.tensor(made).kind = source.kind;
+  out.graph.tensor(made).batch_dim = source.batch_dim;
+  out.graph.tensor(made).name = source.kind == TensorKind::kStep ? source.name : out.graph.tensor(made).name;
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
-  for (size_t a = 0; a < out.axes.size(); ++a)
-    if (out.axes[a].is_time()) out.layouts[static_cast<size_t>(made)].axes[a] = {};
-  out.whole_inputs.emplace_back(made, id);
-  return wholes_[id] = made;
+  out.stages[static_cast<size_t>(made)] = stage;
+  if (whole) out.at(made, kTime) = {};
+  if (source.kind == TensorKind::kInput) out.input_forms.emplace_back(made, original);
+  return forms_[{id, stage, whole}] = made;
 }
 
 void BridgeBuilder::finish() {
@@ -184,7 +250,7 @@ void BridgeBuilder::finish() {
     const bool read_early = std::any_of(op.outputs.begin(), op.outputs.end(),
                                         [&](TensorId id) { return id != kNone && body[static_cast<size_t>(id)]; });
     if (op.region == Region::kPrologue && !read_early) op.region = Region::kEpilogue;
-    if (out.axes[0].size == 1) op.region = Region::kBody;  // one micro-batch: one segment
+    if (out.micro_batches == 1) op.region = Region::kBody;  // one micro-batch: one segment
     for (const TensorId id : op.inputs) {
       use(id);
       if (id != kNone && op.region != Region::kEpilogue) body[static_cast<size_t>(id)] = 1;

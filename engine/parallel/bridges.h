@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "parallel/layout_graph.h"
@@ -12,31 +13,42 @@ namespace whale {
 
 class BridgeBuilder {
  public:
-  // Takes the graph's tensors and variables; inputs with a batch dimension are cut along both axes (unless the batch is
-  // 1).
-  BridgeBuilder(const Graph& graph, int64_t micro_batches, int64_t devices);
+  // Takes the graph's tensors and variables; nothing is cut yet.
+  BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t micro_batches);
 
   LayoutGraph out;
 
   OpId append(Op op);                // its results' layouts are set already; finds its region
   OpId producer(TensorId id) const;  // kNone: not made by an op
   Region region(TensorId id) const;  // of the op that makes it; inputs and variables are there from the prologue on
-  TensorId like(TensorId id, const char* suffix);  // a new tensor of the same type, replicated
+  TensorId like(TensorId id, const char* suffix);  // a new tensor of the same type, replicated, in the same stage
   TensorId latest(TensorId id) const;              // after a partial value was reduced, everyone uses the reduced one
 
+  void replace(TensorId id, TensorId by) { reduced_[id] = by; }
   TensorId reduce(TensorId id, size_t axis);  // partial -> replicate: accumulate over time, all_reduce over devices
-  TensorId gather(TensorId id, size_t axis);  // shard -> replicate over devices: all_gather
-  TensorId slice(TensorId id, size_t axis, const Digit& digit);  // replicate -> shard over devices: local_slice
-  TensorId whole_input(TensorId id);                             // the input, not cut along time
+  TensorId reduce_to(TensorId id, size_t axis, const AxisLayout& to);  // partial -> shard: reduce_scatter
+  TensorId gather(TensorId id, size_t axis, int use = 0);              // shard -> replicate: all_gather; one per use
+  TensorId slice(TensorId id, size_t axis, const AxisLayout& to);      // replicate -> shard: local_slice
+  TensorId exchange(TensorId id, size_t axis, const AxisLayout& to);   // shard -> shard: all_to_all
+  TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
+                                                  // allowed
+  TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time
 
   void finish();  // drops what nobody reads; moves what only the epilogue reads there
 
  private:
   TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);
-  std::map<TensorId, TensorId> reduced_, wholes_;
-  std::map<std::pair<TensorId, size_t>, TensorId> gathered_;
+  using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool>;
+  static Key key(TensorId id, size_t axis, int what, const AxisLayout& to) {
+    return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state};
+  }
+  std::map<TensorId, TensorId> reduced_;
+  std::map<std::tuple<TensorId, int32_t, bool>, TensorId> forms_;
+  std::map<Key, TensorId> made_;
   std::vector<OpId> producer_;
 };
+
+Attrs digit_attr(const char* name, const Digit& digit);
 
 }  // namespace whale

@@ -44,7 +44,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
       members.push_back({static_cast<OpId>(i), g.tensor(op.inputs[0]).producer});
   }
   std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.ready < b.ready; });
-  using Key = std::tuple<DType, std::string, Region>;
+  using Key = std::tuple<DType, std::string, Region, int64_t, int32_t>;  // the last two: group, stage
   struct Open {
     OpId op = kNone;
     int64_t bytes = 0;
@@ -54,7 +54,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& x = g.tensor(op.inputs[0]);
-    Open& bucket = open[{x.dtype, attr_string(op.attrs, "combine"), op.region}];
+    Open& bucket = open[{x.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage}];
     const int64_t bytes = bytes_of(x);
     if (bucket.op == kNone || bucket.bytes >= bucket_bytes) {
       bucket = {m.op, 0};
@@ -109,7 +109,7 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
       continue;  // decays left out: not to be merged
     std::string key = def(op.code).name;
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
-    key += fmt::format(" {}", static_cast<int>(op.region));
+    key += fmt::format(" {} {}", static_cast<int>(op.region), op.stage);
     Group& group = open[{{op.inputs.begin(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead)}, key}];
     const OpId bucket = ready(op, OpCode::k_all_reduce);
     if (group.op != kNone && (group.bytes >= bucket_bytes || group.bucket != bucket)) close(group);

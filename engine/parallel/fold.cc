@@ -30,6 +30,11 @@ struct Folder {
   TensorId input(const Op& op, size_t i) const { return i < op.inputs.size() ? op.inputs[i] : kNone; }
 };
 
+bool is_split(const TaskGraphs& tasks, const Op& op) {
+  const TaskGraph& task = tasks.task(op);
+  return std::find(task.roles.begin(), task.roles.end(), AxisRole::kSplit) != task.roles.end();
+}
+
 // Drops the folded ops and the tensors that only they made.
 void finish(Folder& f) {
   for (size_t i = 0; i < f.removed.size(); ++i)
@@ -42,10 +47,10 @@ void finish(Folder& f) {
 
 }  // namespace
 
-void fold_bias(Graph& graph) {
+void fold_bias(Graph& graph, const TaskGraphs& tasks) {
   Folder f(graph);
   for (Op& op : graph.ops) {
-    if (op.code != OpCode::k_add) continue;
+    if (op.code != OpCode::k_add || is_split(tasks, op)) continue;
     for (const int at : {0, 1}) {
       const TensorId product = op.inputs[static_cast<size_t>(at)], bias = op.inputs[static_cast<size_t>(1 - at)];
       const Op* matmul = f.maker(product, OpCode::k_matmul);
@@ -68,10 +73,10 @@ void fold_bias(Graph& graph) {
   finish(f);
 }
 
-void fold_activation(Graph& graph) {
+void fold_activation(Graph& graph, const TaskGraphs& tasks) {
   Folder f(graph);
   for (Op& op : graph.ops) {
-    if (op.code != OpCode::k_relu || !f.once(op.inputs[0])) continue;
+    if (op.code != OpCode::k_relu || !f.once(op.inputs[0]) || is_split(tasks, op)) continue;
     const Op* matmul = f.maker(op.inputs[0], OpCode::k_matmul);
     if (!matmul) continue;
     const std::string& activation = attr_string(matmul->attrs, "activation");
@@ -83,6 +88,30 @@ void fold_activation(Graph& graph) {
     op = std::move(fused);
   }
   finish(f);
+}
+
+void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
+  if (std::none_of(graph.ops.begin(), graph.ops.end(),
+                   [&](const Op& op) { return def(op.code).decompose && is_split(tasks, op); }))
+    return;
+  Rewriter r(graph);
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    const OpDef& d = def(r.old[i].code);
+    if (!d.decompose || !is_split(tasks, r.old[i])) {
+      r.keep(i);
+      continue;
+    }
+    Op op = r.old[i];
+    for (TensorId& id : op.inputs) id = r.now(id);
+    const std::vector<TensorId> results = d.decompose(graph, op);
+    if (results.empty()) {
+      r.keep(i);
+      continue;
+    }
+    for (size_t k = 0; k < results.size(); ++k)
+      if (op.outputs[k] != kNone) r.replace(op.outputs[k], results[k]);
+  }
+  r.finish();
 }
 
 }  // namespace whale

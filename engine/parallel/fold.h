@@ -2,15 +2,19 @@
 // what follows it in grad/canonicalise.)
 #pragma once
 
-#include "ir/graph.h"
+#include "parallel/task_graph.h"
 
 namespace whale {
 
 // add(matmul(a, b), bias [n]) -> matmul(a, b, bias). Before differentiation, so that the gradient of the bias folds
-// too.
-void fold_bias(Graph& graph);
+// too. Outside splits.
+void fold_bias(Graph& graph, const TaskGraphs& tasks);
 
 // relu(matmul(...)) -> matmul(..., activation relu). After differentiation: relu's gradient needs only its result.
-void fold_activation(Graph& graph);
+void fold_activation(Graph& graph, const TaskGraphs& tasks);
+
+// Ops inside a split in their forms in pieces (OpDef::decompose); nothing is folded there, so that products stay linear
+// and may leave sums of their parts.
+void decompose_splits(Graph& graph, const TaskGraphs& tasks);
 
 }  // namespace whale

@@ -8,7 +8,7 @@ namespace whale {
 namespace {
 
 const char* name_of(Combine combine) {
-  constexpr const char* kNames[] = {"sum", "max", "min"};
+  constexpr const char* kNames[] = {"sum", "max", "min", "logsumexp"};
   return kNames[static_cast<size_t>(combine)];
 }
 const char* name_of(Region region) {
@@ -23,40 +23,47 @@ std::string tensor_text(const LayoutGraph& g, TensorId id) {
                      to_string(g.layouts[static_cast<size_t>(id)]));
 }
 
-[[noreturn]] void fail(const Op& op, const LayoutAxis& axis, std::string_view what) {
-  throw internal("layouts of op '{}' along {}: {}", op.name, axis.name, what).at_op(op.name);
+[[noreturn]] void fail(const LayoutGraph& g, const Op& op, size_t axis, std::string_view what) {
+  std::string operands;
+  for (const auto* ids : {&op.inputs, &op.outputs}) {
+    for (const TensorId id : *ids) operands += " " + tensor_text(g, id);
+    if (ids == &op.inputs) operands += " ->";
+  }
+  throw internal("layouts of op '{}' ({}) along {}: {};{}", op.name, def(op.code).name, g.axis_name(axis), what,
+                 operands)
+      .at_op(op.name);
 }
 
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
 void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
-  const LayoutAxis& axis = g.axes[a];
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
   const auto any = [&](const std::vector<TensorId>& ids, Placement p) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
   };
-  if (axis.size == 1) {
+  if (g.size(a, op.stage) == 1) {
     for (const auto* ids : {&op.inputs, &op.outputs})
       if (any(*ids, Placement::kShard) || any(*ids, Placement::kPartial))
-        fail(op, axis, "an axis of size 1 cuts a tensor");
+        fail(g, op, a, "an axis of size 1 cuts a tensor");
     return;
   }
-  const bool bridge =
-      has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate;
+  const bool bridge = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice ||
+                      op.code == OpCode::k_accumulate || op.code == OpCode::k_transfer;
   // Zero is the sum of zeros: where a sum over micro-batches starts, it may be as partial as what is added.
   const bool zero = op.code == OpCode::k_fill && attr_float(op.attrs, "value") == 0;
   if (bridge || (zero && !any(op.outputs, Placement::kShard))) return;
   const OpView view = view_of(g.graph, op);
   const OpDef& d = def(op.code);
   const Factors factors = d.factors ? d.factors(view) : Factors{};
+  if (has_flag(op.code, kUpdateOp) && factors.list.empty() && !any(op.inputs, Placement::kPartial)) return;  // merged
   if (!any(op.inputs, Placement::kShard) && !any(op.outputs, Placement::kShard)) {
     std::vector<int> partial;
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (place(op.inputs[i]) == Placement::kPartial) partial.push_back(static_cast<int>(i));
     const bool passes = std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
-    if (!partial.empty() && !passes) fail(op, axis, "a partial value enters an op that is not linear in it");
+    if (!partial.empty() && !passes) fail(g, op, a, "a partial value enters an op that is not linear in it");
     for (const TensorId id : op.outputs)
       if (id != kNone && (place(id) == Placement::kPartial) != !partial.empty())
-        fail(op, axis, "a result's layout does not follow");
+        fail(g, op, a, "a result's layout does not follow");
     return;
   }
   for (const Factor& f : factors.list) {
@@ -70,8 +77,9 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         return;
       }
       SubDigit sub;
-      if (l.placement != Placement::kShard || !find_sub_digit(digit, f.extent, l.digit, axis.extent, sub) ||
-          (found && !(sub == want)))
+      const Dims& dims = g.graph.tensor(id).dims;
+      if (l.placement != Placement::kShard ||
+          !find_sub_digit(digit, f.extent, l.digit, extent_of(dims, l.digit), sub) || (found && !(sub == want)))
         fits = false;
       else
         want = sub, found = true;
@@ -83,11 +91,13 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
     for (size_t i = 0; i < op.outputs.size() && i < f.outputs.size(); ++i) {
       look(op.outputs[i], f.outputs[i]);
       const bool partial = !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
-      if (op.outputs[i] != kNone && (place(op.outputs[i]) == Placement::kPartial) != partial) fits = false;
+      if (op.outputs[i] == kNone) continue;
+      const AxisLayout& l = g.at(op.outputs[i], a);
+      if ((l.placement == Placement::kPartial) != partial || (partial && l.combine != f.combine_of(i))) fits = false;
     }
     if (found && fits) return;
   }
-  fail(op, axis, "no factor explains the layouts of operands and results");
+  fail(g, op, a, "no factor explains the layouts of operands and results");
 }
 
 }  // namespace
@@ -102,10 +112,14 @@ Digit sub_digit(const Digit& whole, const SubDigit& sub) {
   return {whole.dim, whole.outer * sub.outer, whole.inner * sub.inner};
 }
 
-bool LayoutGraph::time_varies(TensorId id) const {
-  for (size_t a = 0; a < axes.size(); ++a)
-    if (axes[a].is_time() && at(id, a).placement != Placement::kReplicate) return true;
-  return false;
+int64_t extent_of(const Dims& dims, const Digit& digit) {
+  return dims[static_cast<size_t>(digit.dim)] / (digit.outer * digit.inner);
+}
+
+bool compatible(const Dims& dims, const Digit& a, const Digit& b) {
+  if (a.dim != b.dim || a == b) return true;
+  const int64_t ea = extent_of(dims, a), eb = extent_of(dims, b);
+  return a.outer % (b.outer * eb) == 0 || b.outer % (a.outer * ea) == 0;
 }
 
 std::string to_string(const AxisLayout& l) {
@@ -123,14 +137,16 @@ std::string to_string(const Layout& layout) {
 
 std::string print(const LayoutGraph& g) {
   std::string text = fmt::format("layouts of {}: batch {}", g.graph.name, g.batch);
-  for (const LayoutAxis& axis : g.axes) text += fmt::format(", {} {}", axis.name, axis.size);
+  for (size_t a = 0; a < g.axes(); ++a) text += fmt::format(", {} {}", g.axis_name(a), g.size(a, 0));
+  if (g.tasks.stages() > 1) text += fmt::format(", {} stages", g.tasks.stages());
   text += '\n';
+  const bool staged = g.tasks.stages() > 1;
   for (const Op& op : g.graph.ops) {
     std::vector<std::string> in, out;
     for (const TensorId id : op.inputs) in.push_back(id == kNone ? "_" : g.graph.tensor(id).name);
     for (const TensorId id : op.outputs) out.push_back(tensor_text(g, id));
-    text += fmt::format("  {} | {} = {}({})\n", name_of(op.region), fmt::join(out, "; "), def(op.code).name,
-                        fmt::join(in, ", "));
+    text += fmt::format("  {}{} | {} = {}({})\n", name_of(op.region), staged ? fmt::format(" {}", op.stage) : "",
+                        fmt::join(out, "; "), def(op.code).name, fmt::join(in, ", "));
   }
   for (const NamedTensor& f : g.fetches) text += fmt::format("  fetch {}: {}\n", f.name, tensor_text(g, f.tensor));
   return text;
@@ -146,10 +162,14 @@ void verify(const LayoutGraph& g) {
         throw internal("op '{}' reads '{}' before it is made", op.name, g.graph.tensor(id).name);
     for (const TensorId id : op.outputs)
       if (id != kNone) made[static_cast<size_t>(id)] = 1;
-    for (size_t a = 0; a < g.axes.size(); ++a) verify_op(g, op, a);
+    for (const TensorId id : op.inputs)
+      if (id != kNone && op.code != OpCode::k_transfer && g.stage(id) != op.stage)
+        throw internal("op '{}' of stage {} reads '{}', which is in stage {}", op.name, op.stage,
+                       g.graph.tensor(id).name, g.stage(id));
+    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a);
   }
   for (const NamedTensor& f : g.fetches)
-    for (size_t a = 0; a < g.axes.size(); ++a)
+    for (size_t a = 0; a < g.axes(); ++a)
       if (g.at(f.tensor, a).placement == Placement::kPartial) throw internal("fetched tensor '{}' is partial", f.name);
 }
 

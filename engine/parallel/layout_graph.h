@@ -7,28 +7,34 @@
 
 #include "ir/layout.h"
 #include "ops/op.h"
+#include "parallel/task_graph.h"
 
 namespace whale {
 
-// Layouts have one entry per axis: time (micro-batches) first, then the devices' axes.
-struct LayoutAxis {
-  std::string name;  // "time", "replica"
-  int64_t size = 1;
-  int64_t extent = 0;  // of the digit that this axis cuts: the samples of a batch
-  bool is_time() const { return name == "time"; }
-};
+inline constexpr size_t kTime = 0;  // the axis of micro-batches; the axes of the meshes follow
 
 struct LayoutGraph {
-  Graph graph;                  // Op::region is filled in; bridges are ops
-  std::vector<Layout> layouts;  // per tensor
-  std::vector<LayoutAxis> axes;
+  Graph graph;                  // Op::region and Op::stage are filled in; bridges are ops
+  std::vector<Layout> layouts;  // per tensor: time, then the axes of its stage's mesh
+  std::vector<int32_t> stages;  // per tensor: where it is
+  TaskGraphs tasks;
+  int64_t micro_batches = 1;
   std::vector<NamedTensor> fetches;  // "loss", outputs by name, "grad:NAME"
   int64_t batch = 0;                 // 0: no input has a batch dimension
-  // Inputs read for the whole batch in the prologue (denominators): the tensor and the input that it stands for.
-  std::vector<std::pair<TensorId, TensorId>> whole_inputs;
+  // Further forms of an input: read whole in the prologue (denominators), or in another stage. The tensor, and the
+  // input that it stands for.
+  std::vector<std::pair<TensorId, TensorId>> input_forms;
 
   const AxisLayout& at(TensorId id, size_t axis) const { return layouts[static_cast<size_t>(id)].axes[axis]; }
-  bool time_varies(TensorId id) const;  // a value of its own per micro-batch
+  AxisLayout& at(TensorId id, size_t axis) { return layouts[static_cast<size_t>(id)].axes[axis]; }
+  int32_t stage(TensorId id) const { return stages[static_cast<size_t>(id)]; }
+  size_t axes() const { return 1 + tasks.meshes[0].axes.size(); }
+  const MeshAxis& mesh_axis(size_t axis, int32_t stage) const { return tasks.mesh(stage).axes[axis - 1]; }
+  int64_t size(size_t axis, int32_t stage) const { return axis == kTime ? micro_batches : mesh_axis(axis, stage).size; }
+  std::string axis_name(size_t axis) const { return axis == kTime ? "time" : tasks.meshes[0].axes[axis - 1].name; }
+  bool time_varies(TensorId id) const {  // a value of its own per micro-batch
+    return at(id, kTime).placement != Placement::kReplicate;
+  }
 };
 
 // The part of a digit that a cut uses: `part` equals a digit inside `whole`, which spans outer * extent(part) * inner
@@ -39,6 +45,9 @@ struct SubDigit {
 };
 bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part, int64_t part_extent, SubDigit& out);
 Digit sub_digit(const Digit& whole, const SubDigit& sub);
+int64_t extent_of(const Dims& dims, const Digit& digit);
+// Both can be cut at once: other dimensions, one inside the other, or the same.
+bool compatible(const Dims& dims, const Digit& a, const Digit& b);
 
 std::string to_string(const AxisLayout& layout);  // "R", "S0", "S0:2x16" (outer 2, inner 16), "P(sum)"
 std::string to_string(const Layout& layout);      // "S0,R"

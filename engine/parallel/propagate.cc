@@ -5,117 +5,382 @@
 #include <set>
 
 #include "base/error.h"
+#include "cost/cost.h"
 #include "parallel/bridges.h"
+#include "parallel/digits.h"
+#include "parallel/split.h"
 
 namespace whale {
 namespace {
 
-constexpr size_t kTime = 0;
 constexpr int kDeepest = 64;  // of chains that are produced again
 
-struct Cut {
-  int factor = -1;
-  SubDigit sub;
-};
+AxisLayout shard(const Digit& digit, bool state = false, bool samples = false) {
+  return {.placement = Placement::kShard, .digit = digit, .state = state, .samples = samples};
+}
+constexpr bool kSamples = true;
 
 class Propagator {
  public:
-  Propagator(const Graph& graph, const PropagateOptions& options) : b_(graph, options.micro_batches, options.devices) {}
+  Propagator(const Graph& graph, const TaskGraphs& tasks, const PropagateOptions& options)
+      : options_(options), b_(graph, tasks, options.micro_batches) {}
 
-  LayoutGraph run(const PropagateOptions& options) {
+  LayoutGraph run() {
+    find_stages();
+    samples_ = follow_samples(g());
+    choose_splits();
+    place_variables();
+    for (const TensorId id : std::vector<TensorId>(g().inputs)) place_input(id);
+    place_steps();
+    for (const NamedTensor& t : g().gradients) parameter_of_[t.tensor] = variable_named(t.name);
     std::vector<Op> ops;
     std::swap(ops, g().ops);
-    for (Op& op : ops) place(std::move(op), {});
-    finish(options);
+    for (size_t i = 0; i < ops.size(); ++i) place(std::move(ops[i]), static_cast<OpId>(i), {});
+    finish();
     return std::move(b_.out);
   }
 
  private:
   Graph& g() { return b_.out.graph; }
-  size_t axes() const { return b_.out.axes.size(); }
-  const LayoutAxis& axis(size_t a) const { return b_.out.axes[a]; }
+  const Graph& g() const { return b_.out.graph; }
+  const TaskGraphs& tasks() const { return b_.out.tasks; }
+  size_t axes() const { return b_.out.axes(); }
+  int64_t micro_batches() const { return b_.out.micro_batches; }
+  int64_t size(size_t a, const Op& op) const { return b_.out.size(a, op.stage); }
   Placement placement(TensorId id, size_t a) const {
     return id == kNone ? Placement::kReplicate : b_.out.at(id, a).placement;
   }
+  AxisRole role(const Op& op, size_t a) const { return tasks().task(op).roles[a - 1]; }
 
-  // What an op needs along one axis when none of its operands says so: a factor that its results are to be cut along.
-  using Forced = std::vector<std::pair<size_t, Cut>>;
+  // ---- before the walk --------------------------------------------------------------------------------------------
+  // Ops carry the stage of their scope; those without one join what they read.
+  void find_stages() {
+    first_user_.assign(g().tensors.size(), kNone);
+    for (size_t i = 0; i < g().ops.size(); ++i) {
+      Op& op = g().ops[i];
+      const auto scope = static_cast<size_t>(op.scope);
+      int32_t stage = scope < tasks().stage_of_scope.size() ? tasks().stage_of_scope[scope] : -1;
+      if (stage < 0) {
+        stage = 0;
+        for (const TensorId id : op.inputs)
+          if (id != kNone && g().tensor(id).producer != kNone)
+            stage = std::max(stage, g().op(g().tensor(id).producer).stage);
+      }
+      op.stage = stage;
+      for (const TensorId id : op.inputs)
+        if (id != kNone && first_user_[static_cast<size_t>(id)] == kNone)
+          first_user_[static_cast<size_t>(id)] = static_cast<OpId>(i);
+    }
+  }
 
-  // Brings the operands into legal layouts, gives the results theirs, and appends the op.
-  void place(Op op, const Forced& forced) {
+  void choose_splits() {
+    cuts_.assign(axes(), std::vector<OpCut>(g().ops.size()));
+    std::vector<std::vector<OpCut>> taken;
+    const std::vector<OpCut> nothing(g().ops.size());
+    for (size_t a = 1; a < axes(); ++a) {
+      const SplitProblem problem{.graph = g(),
+                                 .tasks = tasks(),
+                                 .axis = a,
+                                 .samples = b_.out.batch > 1 ? samples_ : nothing,
+                                 .taken = taken,
+                                 .homes = options_.homes,
+                                 .trains = !g().gradients.empty()};
+      cuts_[a] = choose_split(problem);
+      taken.push_back(cuts_[a]);
+    }
+  }
+
+  TensorId variable_named(const std::string& name) const {
+    for (const Variable& v : g().variables)
+      if (g().tensor(v.tensor).name == name) return v.tensor;
+    return kNone;
+  }
+
+  // The digit along which state is cut over replicas: the outermost dimension that is long enough and free.
+  Digit state_digit(TensorId id, size_t axis, int64_t ways) const {
+    const Dims& dims = g().tensor(id).dims;
+    for (size_t d = 0; d < dims.size(); ++d) {
+      const Digit digit{static_cast<int>(d), 1, 1};
+      bool free = dims[d] >= ways;
+      for (size_t a = 1; a < axes() && free; ++a)
+        if (a != axis && placement(id, a) == Placement::kShard)
+          free = b_.out.at(id, a).digit.dim != digit.dim || (a < axis && b_.out.at(id, a) == shard(digit, true));
+      if (free) return digit;
+    }
+    return {};
+  }
+
+  void place_variables() {
+    std::map<TensorId, OpId> user;
+    for (const Variable& v : g().variables) {
+      const TensorId owner = v.owner == kNone ? v.tensor : v.owner;
+      OpId first = first_user_[static_cast<size_t>(owner)];
+      if (first == kNone) first = first_user_[static_cast<size_t>(v.tensor)];
+      user[v.tensor] = first;
+      if (first != kNone) b_.out.stages[static_cast<size_t>(v.tensor)] = g().op(first).stage;
+    }
+    if (options_.homes) {
+      for (const Variable& v : g().variables)
+        if (const auto home = options_.homes->find(g().tensor(v.tensor).name); home != options_.homes->end())
+          b_.out.layouts[static_cast<size_t>(v.tensor)] = home->second;
+    } else {
+      for (const Variable& v : g().variables)
+        if (v.owner == kNone && user[v.tensor] != kNone) place_parameter(v.tensor, user[v.tensor]);
+      for (const Variable& v : g().variables) {
+        if (v.owner == kNone) continue;
+        if (g().tensor(v.tensor).dims == g().tensor(v.owner).dims)
+          b_.out.layouts[static_cast<size_t>(v.tensor)] = b_.out.layouts[static_cast<size_t>(v.owner)];
+        if (options_.zero >= 1 && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
+      }
+      if (options_.zero >= 3)
+        for (const Variable& v : g().variables)
+          if (v.role == Role::kParameter && v.trainable && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
+    }
+    for (const Variable& v : g().variables) home_[v.tensor] = b_.out.layouts[static_cast<size_t>(v.tensor)];
+  }
+
+  void place_parameter(TensorId id, OpId user) {
+    const Op& op = g().op(user);
+    const Factors factors = factors_of(g(), op);
+    for (size_t a = 1; a < axes(); ++a) {
+      const OpCut& cut = cuts_[a][static_cast<size_t>(user)];
+      if (size(a, op) == 1 || !cut.present() || role(op, a) == AxisRole::kReplica) continue;
+      const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+      for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+        if (op.inputs[i] == id && f.inputs[i].present()) b_.out.at(id, a) = shard(sub_digit(f.inputs[i], cut.sub));
+    }
+  }
+
+  void cut_state(TensorId id, OpId user) {
+    const Op& op = g().op(user);
+    for (size_t a = 1; a < axes(); ++a) {
+      if (size(a, op) == 1 || role(op, a) != AxisRole::kReplica || placement(id, a) != Placement::kReplicate) continue;
+      if (const Digit digit = state_digit(id, a, size(a, op)); digit.present()) b_.out.at(id, a) = shard(digit, true);
+    }
+  }
+
+  // Samples of an input are cut where its first reader is replicated.
+  void lay_input(TensorId id, const Op& reader) {
+    const int dim = g().tensor(id).batch_dim;
+    if (dim < 0 || b_.out.batch <= 1) return;
+    if (micro_batches() > 1) b_.out.at(id, kTime) = shard({dim, 1, 1}, false, kSamples);
+    for (size_t a = 1; a < axes(); ++a)
+      b_.out.at(id, a) = size(a, reader) > 1 && role(reader, a) == AxisRole::kReplica
+                            ? shard({dim, 1, 1}, false, kSamples)
+                            : AxisLayout{};
+  }
+  void place_input(TensorId id) {
+    const OpId user = first_user_[static_cast<size_t>(id)];
+    if (user == kNone) {
+      if (g().tensor(id).batch_dim >= 0 && b_.out.batch > 1 && micro_batches() > 1)
+        b_.out.at(id, kTime) = shard({g().tensor(id).batch_dim, 1, 1}, false, kSamples);
+      return;
+    }
+    b_.out.stages[static_cast<size_t>(id)] = g().op(user).stage;
+    lay_input(id, g().op(user));
+  }
+  void place_steps() {
+    for (size_t t = 0; t < g().tensors.size(); ++t)
+      if (g().tensors[t].kind == TensorKind::kStep && first_user_[t] != kNone)
+        b_.out.stages[t] = g().op(first_user_[t]).stage;
+  }
+
+  // ---- one op -----------------------------------------------------------------------------------------------------
+  // What an op is to be cut by along some axes when none of its operands says so.
+  using Forced = std::vector<std::pair<size_t, OpCut>>;
+
+  // Brings the operands into legal layouts, gives the results theirs, and appends the op. `number`: in the graph before
+  // (kNone: made here).
+  void place(Op op, OpId number, const Forced& forced) {
     for (TensorId& id : op.inputs) id = b_.latest(id);
+    if (tasks().stages() > 1)
+      for (TensorId& id : op.inputs)
+        if (id != kNone) id = at_stage(id, op);
     hoist_operands(op);
-    const OpView view = view_of(g(), op);
-    const OpDef& d = def(op.code);
-    const Factors factors = d.factors ? d.factors(view) : Factors{};
+    const Factors factors = factors_of(g(), op);
     for (size_t a = 0; a < axes(); ++a) {
-      if (axis(a).size == 1) continue;
-      Cut cut;
+      if (size(a, op) == 1) continue;
+      OpCut cut;
+      bool given = false;
       for (const auto& [at, wanted] : forced)
-        if (at == a) cut = wanted;
-      if (cut.factor < 0) cut = choose(op, factors, a);
-      if (cut.factor >= 0)
+        if (at == a) cut = wanted, given = true;
+      if (!given) cut = choose(op, factors, a, number);
+      if (cut.present())
         apply_cut(op, factors, a, cut);
       else
         pass_partial(op, factors, a);
     }
+    const std::vector<TensorId> results = op.outputs;
     b_.append(std::move(op));
+    if (options_.zero >= 2)
+      for (const TensorId id : results) cut_gradient(id);
   }
 
-  // ---- one axis of one op ---------------------------------------------------------------------------------------
-  bool fits(const Factor& f, const Op& op, const Cut& cut) const {
-    // Not kLookup: kernels are not told which rows of the table they have.
-    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce) return false;
-    if (f.unit > 1 && cut.sub.inner % f.unit) return false;
-    // A result that neither carries the factor nor is partial would differ from device to device.
-    for (size_t o = 0; o < op.outputs.size(); ++o) {
-      if (op.outputs[o] == kNone) continue;
-      const bool carries = o < f.outputs.size() && f.outputs[o].present();
-      if (!carries && !(o < f.partial.size() && f.partial[o])) return false;
+  // ZeRO 2: a gradient goes to its owner's part as soon as it is there, before micro-batches are summed.
+  void cut_gradient(TensorId id) {
+    const auto p = parameter_of_.find(id);
+    if (id == kNone || p == parameter_of_.end() || p->second == kNone) return;
+    const Op& op = g().op(b_.producer(id));
+    for (size_t a = 1; a < axes(); ++a) {
+      if (placement(b_.latest(id), a) != Placement::kPartial || role(op, a) != AxisRole::kReplica) continue;
+      AxisLayout want = home_.at(p->second).axes[a];
+      if (want.placement != Placement::kShard) {
+        const Digit digit = state_digit(p->second, a, size(a, op));
+        if (!digit.present()) continue;
+        want = shard(digit, true);
+      }
+      const TensorId from = b_.latest(id);
+      b_.replace(from, bring(op, from, a, want));
     }
+  }
+
+  OpCut choose(const Op& op, const Factors& factors, size_t a, OpId number) {
+    if (a == kTime) return largest_cut(op, factors, a);
+    const AxisRole what = role(op, a);
+    if (what == AxisRole::kReplica) {
+      if (number != kNone && b_.out.batch > 1 && samples_[static_cast<size_t>(number)].present())
+        return samples_[static_cast<size_t>(number)];
+      return largest_cut(op, factors, a);
+    }
+    if (number != kNone && op.phase == Phase::kForward) return cuts_[a][static_cast<size_t>(number)];
+    return cheapest_cut(op, factors, a);
+  }
+
+  bool fits(const Op& op, const Factor& f, const SubDigit& sub, size_t a) const {
+    if (!can_cut(op, f, sub)) return false;
+    if (a == kTime && f.kind == FactorKind::kLookup) return false;
+    // Beside what the axes before cut already.
+    const auto clash = [&](TensorId id, const Digit& whole) {
+      if (id == kNone || !whole.present()) return false;
+      const Digit digit = sub_digit(whole, sub);
+      for (size_t b = 0; b < a; ++b)
+        if (placement(id, b) == Placement::kShard &&
+            !compatible(g().tensor(id).dims, b_.out.at(id, b).digit, digit))
+          return true;
+      return false;
+    };
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+      if (clash(op.inputs[i], f.inputs[i])) return false;
+    for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o)
+      if (clash(op.outputs[o], f.outputs[o])) return false;
     return true;
   }
 
-  // The factor to cut: that of the largest operand that is cut and can stay so.
-  Cut choose(const Op& op, const Factors& factors, size_t a) const {
-    Cut best;
-    int64_t most = -1;
+  // Cuts that operands have along the axis, as factors of the op; with the operand.
+  std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Op& op, const Factors& factors, size_t a) const {
+    std::vector<std::pair<OpCut, size_t>> out;
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (placement(op.inputs[i], a) != Placement::kShard) continue;
-      const int64_t size = element_count(b_.out.graph.tensor(op.inputs[i]).dims);
-      if (size <= most) continue;
+      const AxisLayout& l = b_.out.at(op.inputs[i], a);
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
-        Cut cut{static_cast<int>(k), {}};
-        if (i >= f.inputs.size() ||
-            !find_sub_digit(f.inputs[i], f.extent, b_.out.at(op.inputs[i], a).digit, axis(a).extent, cut.sub))
-          continue;
-        if (!fits(f, op, cut)) continue;
-        best = cut, most = size;
-        break;
+        OpCut cut{static_cast<int>(k), {}, l.state, l.samples};
+        if (i < f.inputs.size() &&
+            find_sub_digit(f.inputs[i], f.extent, l.digit, extent_of(g().tensor(op.inputs[i]).dims, l.digit), cut.sub) &&
+            fits(op, f, cut.sub, a)) {
+          out.emplace_back(cut, i);
+          break;
+        }
       }
+    }
+    return out;
+  }
+
+  // That of the largest operand that is cut and can stay so.
+  OpCut largest_cut(const Op& op, const Factors& factors, size_t a) const {
+    OpCut best;
+    int64_t most = -1;
+    for (const auto& [cut, operand] : cuts_of_operands(op, factors, a))
+      if (const int64_t n = element_count(g().tensor(op.inputs[operand]).dims); n > most) best = cut, most = n;
+    return best;
+  }
+
+  // Bytes of the tensor on one device, were it not cut along axis `a`.
+  double bytes(TensorId id, size_t a) const {
+    const Tensor& t = g().tensor(id);
+    double n = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+    for (size_t b = 1; b < axes(); ++b)
+      if (b != a && placement(id, b) == Placement::kShard) n /= static_cast<double>(b_.out.size(b, b_.out.stage(id)));
+    return n;
+  }
+
+  // Of all ways that the operands (or the home of a parameter whose gradient this makes) suggest, the one that moves
+  // and computes least.
+  OpCut cheapest_cut(const Op& op, const Factors& factors, size_t a) const {
+    const auto n = static_cast<double>(size(a, op));
+    std::vector<OpCut> tries{{}};
+    const auto enter = [&](const OpCut& cut) {
+      if (std::find(tries.begin(), tries.end(), cut) == tries.end()) tries.push_back(cut);
+    };
+    for (const auto& [cut, operand] : cuts_of_operands(op, factors, a)) enter(cut);
+    std::vector<AxisLayout> wanted(op.outputs.size());  // of gradients
+    std::vector<char> is_gradient(op.outputs.size());
+    for (size_t o = 0; o < op.outputs.size(); ++o) {
+      const auto p = parameter_of_.find(op.outputs[o]);
+      if (op.outputs[o] == kNone || p == parameter_of_.end() || p->second == kNone) continue;
+      is_gradient[o] = 1;
+      wanted[o] = home_.at(p->second).axes[a];
+      if (wanted[o].placement != Placement::kShard) continue;
+      for (size_t k = 0; k < factors.list.size(); ++k) {
+        const Factor& f = factors.list[k];
+        OpCut cut{static_cast<int>(k), {}, false};
+        const Digit& d = wanted[o].digit;
+        if (o < f.outputs.size() &&
+            find_sub_digit(f.outputs[o], f.extent, d, extent_of(g().tensor(op.outputs[o]).dims, d), cut.sub) &&
+            fits(op, f, cut.sub, a))
+          enter(cut);
+      }
+    }
+    if (tries.size() == 1) return {};
+    const LinkRates link;
+    const double work = op_seconds(cost_of(view_of(g(), op)), DeviceRates{});
+    OpCut best;
+    double least = 0;
+    for (size_t t = 0; t < tries.size(); ++t) {
+      const OpCut& cut = tries[t];
+      const Factor* f = cut.present() ? &factors.list[static_cast<size_t>(cut.factor)] : nullptr;
+      double cost = f ? work / n : work, moved = 0;
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        const TensorId id = op.inputs[i];
+        if (id == kNone) continue;
+        const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
+        const AxisLayout& now = b_.out.at(id, a);
+        const double whole = bytes(id, a) * (n - 1) / n;
+        if (now.placement == Placement::kPartial)
+          moved += carries ? whole : 2 * whole;
+        else if (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub)))
+          moved += carries ? whole / n : whole;
+      }
+      for (size_t o = 0; o < op.outputs.size(); ++o) {
+        const TensorId id = op.outputs[o];
+        if (id == kNone || !f) continue;
+        const double whole = bytes(id, a) * (n - 1) / n;
+        const bool carries = o < f->outputs.size() && f->outputs[o].present();
+        if (!carries)
+          moved += is_gradient[o] && wanted[o].placement == Placement::kShard ? whole : 2 * whole;
+        else if (is_gradient[o] && !(wanted[o] == shard(sub_digit(f->outputs[o], cut.sub))))
+          moved += whole;
+      }
+      cost += moved / link.bytes_per_second;
+      if (t == 0 || cost < least * (1 - 1e-9)) best = cut, least = cost;
     }
     return best;
   }
 
-  void apply_cut(Op& op, const Factors& factors, size_t a, const Cut& cut) {
+  void apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& cut) {
     const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] == kNone) continue;
       const bool carries = i < f.inputs.size() && f.inputs[i].present();
-      const Digit want = carries ? sub_digit(f.inputs[i], cut.sub) : Digit{};
-      const AxisLayout now = b_.out.at(op.inputs[i], a);
-      if (now.placement == Placement::kShard && carries && now.digit == want) continue;
-      TensorId whole = make_whole(op, op.inputs[i], a);
-      op.inputs[i] = carries ? sliced(op, whole, a, want) : whole;
+      op.inputs[i] = bring(op, op.inputs[i], a, carries ? shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples) : AxisLayout{});
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       if (op.outputs[o] == kNone) continue;
-      AxisLayout& l = b_.out.layouts[static_cast<size_t>(op.outputs[o])].axes[a];
+      AxisLayout& l = b_.out.at(op.outputs[o], a);
       if (o < f.outputs.size() && f.outputs[o].present())
-        l = {.placement = Placement::kShard, .digit = sub_digit(f.outputs[o], cut.sub), .cut = {}};
+        l = shard(sub_digit(f.outputs[o], cut.sub), cut.state, cut.samples);
       else
-        l = {.placement = Placement::kPartial, .digit = {}, .cut = {}, .combine = f.combine};
+        l = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
     }
   }
 
@@ -123,7 +388,7 @@ class Propagator {
     std::vector<int> partial;
     bool sum = true, narrows = false;
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (placement(op.inputs[i], a) == Placement::kShard) op.inputs[i] = make_whole(op, op.inputs[i], a);
+      if (placement(op.inputs[i], a) == Placement::kShard) op.inputs[i] = bring(op, op.inputs[i], a, {});
       if (placement(op.inputs[i], a) != Placement::kPartial) continue;
       partial.push_back(static_cast<int>(i));
       sum &= b_.out.at(op.inputs[i], a).combine == Combine::kSum;
@@ -135,48 +400,78 @@ class Propagator {
         sum && !narrows && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!passes) {
       for (const int i : partial)
-        op.inputs[static_cast<size_t>(i)] = make_whole(op, op.inputs[static_cast<size_t>(i)], a);
+        op.inputs[static_cast<size_t>(i)] = bring(op, op.inputs[static_cast<size_t>(i)], a, {});
       return;
     }
     for (const TensorId o : op.outputs)
-      if (o != kNone)
-        b_.out.layouts[static_cast<size_t>(o)].axes[a] = {.placement = Placement::kPartial, .digit = {}, .cut = {}};
+      if (o != kNone) b_.out.at(o, a) = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false};
   }
 
   // ---- bridges of one operand -----------------------------------------------------------------------------------
-  TensorId make_whole(const Op& op, TensorId id, size_t a) {
+  TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
     id = b_.latest(id);
-    switch (placement(id, a)) {
-      case Placement::kReplicate: return id;
-      case Placement::kPartial: return b_.reduce(id, a);
+    const AxisLayout now = b_.out.at(id, a);
+    const bool cut = want.placement == Placement::kShard;
+    if (now.placement == want.placement && (!cut || (now.digit == want.digit && same_shares(a, op, now, want)))) return id;
+    if (a == kTime) {
+      const TensorId whole = whole_in_time(op, id);
+      return cut ? sliced(op, whole, a, want) : whole;
+    }
+    // An inner cut of the same digit, or of one that overlaps, is taken back first; its own axis comes later.
+    for (size_t b = axes(); b-- > a + 1;) {
+      if (placement(id, b) != Placement::kShard) continue;
+      const Digit& inner = b_.out.at(id, b).digit;
+      const Dims& dims = g().tensor(id).dims;
+      if ((now.placement == Placement::kShard && (inner == now.digit || !compatible(dims, inner, now.digit))) ||
+          (cut && (inner == want.digit || !compatible(dims, inner, want.digit))))
+        id = b_.gather(id, b);
+    }
+    switch (now.placement) {
+      case Placement::kReplicate: return sliced(op, id, a, want);
+      case Placement::kPartial:
+        return cut && now.combine == Combine::kSum ? b_.reduce_to(id, a, want)
+               : cut                              ? sliced(op, b_.reduce(id, a), a, want)
+                                                  : b_.reduce(id, a);
       case Placement::kShard:
-        if (axis(a).is_time())
-          throw invalid(
-              "op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one "
-              "micro-batch "
-              "(accumulation 1), or keep samples apart in this op",
-              op.name, def(op.code).name, g().tensor(id).name, axis(a).size)
-              .at_op(op.name)
-              .at_scope(g().scope_path(op.scope));
-        return b_.gather(id, a);
+        if (cut && now.digit.dim != want.digit.dim && !now.state && !want.state) return b_.exchange(id, a, want);
+        // Parameters that live in parts are gathered once for each pass, so that no copy lives between the passes.
+        const int use = g().tensor(id).kind == TensorKind::kVariable && op.phase != Phase::kForward ? 1 : 0;
+        const TensorId whole = b_.gather(id, a, use);
+        return cut ? sliced(op, whole, a, want) : whole;
     }
     return id;
   }
 
-  TensorId sliced(const Op& op, TensorId id, size_t a, const Digit& digit) {
-    const auto key = std::make_tuple(id, a, digit.dim, digit.outer, digit.inner);
+  bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const {
+    if (a == kTime || x.state == y.state) return true;
+    const MeshAxis& axis = b_.out.mesh_axis(a, op.stage);
+    return axis.shares == axis.state_shares;
+  }
+
+  TensorId whole_in_time(const Op& op, TensorId id) {
+    if (placement(id, kTime) == Placement::kReplicate) return id;
+    if (placement(id, kTime) == Placement::kPartial) return b_.reduce(id, kTime);
+    throw invalid(
+        "op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one micro-batch "
+        "(accumulation 1), or keep samples apart in this op",
+        op.name, def(op.code).name, g().tensor(id).name, micro_batches())
+        .at_op(op.name)
+        .at_scope(g().scope_path(op.scope));
+  }
+
+  TensorId sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
+    const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state);
     if (const auto known = slices_.find(key); known != slices_.end()) return known->second;
     TensorId out = kNone;
-    if (is_free(id, a, digit, 0)) {
-      out = produce_cut(id, a, digit);
-    } else if (!axis(a).is_time()) {
-      out = b_.slice(id, a, digit);
+    if (is_free(id, want.digit, 0, a)) {
+      out = produce_cut(id, a, want);
+    } else if (a != kTime) {
+      out = b_.slice(id, a, want);
     } else {
       throw unimplemented(
           "op '{}' ({}): operand '{}' has a value for every sample but does not come from a batched input; cutting it "
-          "into "
-          "{} micro-batches is not implemented: declare it as an input with a batch dimension",
-          op.name, def(op.code).name, g().tensor(id).name, axis(a).size)
+          "into {} micro-batches is not implemented: declare it as an input with a batch dimension",
+          op.name, def(op.code).name, g().tensor(id).name, micro_batches())
           .at_op(op.name)
           .at_scope(g().scope_path(op.scope));
     }
@@ -184,49 +479,102 @@ class Propagator {
   }
 
   // Can the producer make it cut from operands that are there (or free themselves)?
-  Cut cut_of_result(const Op& op, size_t a, const Digit& digit) {
-    if (has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) || op.outputs.size() != 1) return {};
-    const OpDef& d = def(op.code);
-    if (!d.factors) return {};
-    const Factors factors = d.factors(view_of(g(), op));
+  OpCut cut_of_result(const Op& op, const Digit& digit, size_t a) {
+    if (has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) || op.outputs.size() != 1 ||
+        op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate)
+      return {};
+    const Factors factors = factors_of(g(), op);
     for (size_t k = 0; k < factors.list.size(); ++k) {
-      Cut cut{static_cast<int>(k), {}};
+      OpCut cut{static_cast<int>(k), {}, false};
       const Factor& f = factors.list[k];
-      if (f.kind == FactorKind::kMap && find_sub_digit(f.outputs[0], f.extent, digit, axis(a).extent, cut.sub) &&
-          fits(f, op, cut))
+      if (f.kind == FactorKind::kMap &&
+          find_sub_digit(f.outputs[0], f.extent, digit, extent_of(g().tensor(op.outputs[0]).dims, digit), cut.sub) &&
+          fits(op, f, cut.sub, a))
         return cut;
     }
     return {};
   }
-  bool is_free(TensorId id, size_t a, const Digit& digit, int depth) {
+  bool is_free(TensorId id, const Digit& digit, int depth, size_t a) {
     const OpId producer = b_.producer(id);
     if (producer == kNone || depth > kDeepest) return false;
     const Op op = g().op(producer);
-    const Cut cut = cut_of_result(op, a, digit);
-    if (cut.factor < 0) return false;
-    const Factor f = def(op.code).factors(view_of(g(), op)).list[static_cast<size_t>(cut.factor)];
+    const OpCut cut = cut_of_result(op, digit, a);
+    if (!cut.present()) return false;
+    const Factor f = factors_of(g(), op).list[static_cast<size_t>(cut.factor)];
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (op.inputs[i] != kNone && f.inputs[i].present() &&
-          !is_free(op.inputs[i], a, sub_digit(f.inputs[i], cut.sub), depth + 1))
+          !is_free(op.inputs[i], sub_digit(f.inputs[i], cut.sub), depth + 1, a))
         return false;
     return true;
   }
-  TensorId produce_cut(TensorId id, size_t a, const Digit& digit) {
+  TensorId produce_cut(TensorId id, size_t a, const AxisLayout& want) {
     Op op = g().op(b_.producer(id));
-    const Cut cut = cut_of_result(op, a, digit);
+    OpCut cut = cut_of_result(op, want.digit, a);
+    cut.state = want.state, cut.samples = want.samples;
     op.name += ".cut";
     op.outputs = {b_.like(id, ".cut")};
-    b_.out.layouts[static_cast<size_t>(op.outputs[0])] = b_.out.layouts[static_cast<size_t>(id)];
     // Along the other axes the layout stays what it was.
     Forced forced{{a, cut}};
     for (size_t other = 0; other < axes(); ++other) {
-      if (other == a || placement(id, other) != Placement::kShard) continue;
-      const Cut kept = cut_of_result(op, other, b_.out.at(id, other).digit);
-      if (kept.factor >= 0) forced.emplace_back(other, kept);
+      if (other == a) continue;
+      OpCut kept;
+      if (placement(id, other) == Placement::kShard) {
+        kept = cut_of_result(op, b_.out.at(id, other).digit, other);
+        kept.state = b_.out.at(id, other).state, kept.samples = b_.out.at(id, other).samples;
+      }
+      forced.emplace_back(other, kept);
     }
     const TensorId out = op.outputs[0];
-    place(std::move(op), forced);
+    place(std::move(op), kNone, forced);
     return out;
+  }
+
+  // ---- stages ---------------------------------------------------------------------------------------------------
+  bool same_devices(int32_t a, int32_t b) const {
+    return tasks().mesh_of_stage[static_cast<size_t>(a)] == tasks().mesh_of_stage[static_cast<size_t>(b)];
+  }
+
+  // Made of constants alone: cheaper made again than moved.
+  bool is_constant(TensorId id, int depth = 0) {
+    const OpId producer = b_.producer(id);
+    if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective)) return false;
+    const std::vector<TensorId> inputs = g().op(producer).inputs;
+    return std::all_of(inputs.begin(), inputs.end(),
+                       [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
+  }
+
+  TensorId at_stage(TensorId id, const Op& reader) {
+    id = b_.latest(id);
+    if (same_devices(b_.out.stage(id), reader.stage)) return id;
+    const TensorKind kind = g().tensor(id).kind;
+    if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
+      const bool fresh = !input_forms_.contains({id, reader.stage});
+      const TensorId form = b_.input_form(id, reader.stage, false);
+      if (fresh && kind == TensorKind::kInput) lay_input(form, reader);
+      input_forms_.insert({id, reader.stage});
+      return form;
+    }
+    if (is_constant(id)) {
+      const auto known = copies_.find({id, reader.stage});
+      if (known != copies_.end()) return known->second;
+      Op op = g().op(b_.producer(id));
+      const auto at = static_cast<size_t>(std::find(op.outputs.begin(), op.outputs.end(), id) - op.outputs.begin());
+      op.name += fmt::format(".at{}", reader.stage);
+      op.stage = reader.stage;
+      op.scope = reader.scope;
+      for (TensorId& o : op.outputs)
+        if (o != kNone) o = b_.like(o, fmt::format(".at{}", reader.stage).c_str());
+      const TensorId out = op.outputs[at];
+      Forced whole;
+      for (size_t a = 0; a < axes(); ++a) whole.emplace_back(a, OpCut{});
+      place(std::move(op), kNone, whole);
+      return copies_[{id, reader.stage}] = out;
+    }
+    for (size_t a = 1; a < axes(); ++a) {
+      if (b_.out.size(a, b_.out.stage(id)) == b_.out.size(a, reader.stage)) continue;
+      if (placement(id, a) == Placement::kPartial) id = b_.reduce(id, a);
+    }
+    return b_.transfer(id, reader.stage);
   }
 
   // ---- time: what the body needs of the whole batch -------------------------------------------------------------
@@ -234,7 +582,7 @@ class Propagator {
   // the body (sums over micro-batches) are then computed from the whole batch in the prologue, when no parameter is
   // involved.
   void hoist_operands(Op& op) {
-    if (axis(kTime).size == 1) return;
+    if (micro_batches() == 1) return;
     const auto any = [&](Placement p) {
       return std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return placement(id, kTime) == p; });
     };
@@ -257,7 +605,7 @@ class Propagator {
     if (!b_.out.time_varies(id) && b_.region(id) != Region::kEpilogue) return id;
     TensorId out = kNone;
     if (g().tensor(id).kind == TensorKind::kInput) {
-      out = b_.whole_input(id);
+      out = b_.input_form(id, b_.out.stage(id), true);
     } else {
       const OpId producer = b_.producer(id);
       const Op source = producer == kNone ? Op{} : g().op(producer);
@@ -267,11 +615,11 @@ class Propagator {
             "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no "
             "more than a "
             "part of them is there. Plan with one micro-batch (accumulation 1){}",
-            user.name, def(user.code).name, g().tensor(id).name, axis(kTime).size,
+            user.name, def(user.code).name, g().tensor(id).name, micro_batches(),
             stats ? fmt::format(", or set the attribute 'groups' of the batch norm to {} (or a multiple), so that a "
                                 "micro-batch is a "
                                 "union of whole groups (it is 1)",
-                                axis(kTime).size)
+                                micro_batches())
                   : std::string())
             .at_op(user.name)
             .at_scope(g().scope_path(user.scope));
@@ -279,8 +627,9 @@ class Propagator {
       if (source.code == OpCode::k_accumulate) {
         out = whole(user, source.inputs[1], depth + 1);
       } else if (source.code == OpCode::k_all_reduce) {
+        const size_t along = static_cast<size_t>(attr_int(source.attrs, "group")) + 1;
         const TensorId x = whole(user, source.inputs[0], depth + 1);
-        out = placement(x, 1) == Placement::kPartial ? b_.reduce(x, 1) : x;
+        out = placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;
       } else {
         Op op = source;
         for (TensorId& input : op.inputs)
@@ -292,7 +641,7 @@ class Propagator {
           if (o != kNone) o = b_.like(o, ".whole");
         out = op.outputs[at];
         const std::vector<TensorId> old = source.outputs, fresh = op.outputs;
-        place(std::move(op), {});
+        place(std::move(op), kNone, {});
         for (size_t i = 0; i < old.size(); ++i)
           if (old[i] != kNone) wholes_[old[i]] = fresh[i];
       }
@@ -321,18 +670,27 @@ class Propagator {
 
   // ---- the ends -------------------------------------------------------------------------------------------------
   // Stands for whoever reads the tensor at the end of the step, in messages.
-  Op reader_of(TensorId id) {
+  Op reader_of(TensorId id, int32_t stage) {
     Op op;
     op.code = OpCode::k_stop_gradient;
     op.name = g().tensor(id).name;
+    op.phase = Phase::kUpdate;
+    op.stage = stage;
     return op;
   }
 
-  TensorId everywhere(TensorId id) {
+  TensorId lying(TensorId id, const Layout& layout, int32_t stage) {
     id = b_.latest(id);
-    const Op end = reader_of(id);
-    for (size_t a = 0; a < axes(); ++a) id = make_whole(end, id, a);
+    const Op end = reader_of(id, stage);
+    if (tasks().stages() > 1) id = at_stage(id, end);
+    // Gathered from the inside out, cut from the outside in.
+    for (size_t a = axes(); a-- > 0;)
+      if (layout.axes[a].placement == Placement::kReplicate) id = bring(end, id, a, {});
+    for (size_t a = 0; a < axes(); ++a) id = bring(end, id, a, layout.axes[a]);
     return id;
+  }
+  TensorId everywhere(TensorId id) {
+    return lying(id, Layout{std::vector<AxisLayout>(axes())}, b_.out.stage(b_.latest(id)));
   }
 
   // Sums are finished; samples stay where they are and are put together by the session.
@@ -340,22 +698,22 @@ class Propagator {
     id = b_.latest(id);
     for (size_t a = 0; a < axes(); ++a)
       if (placement(id, a) == Placement::kPartial) id = b_.reduce(id, a);
-    const bool in_time = placement(id, kTime) == Placement::kShard, in_space = placement(id, 1) == Placement::kShard;
-    if (in_time && !in_space && axis(1).size > 1) {
-      const Digit digit = b_.out.at(id, kTime).digit;
-      id = sliced(reader_of(id), id, 1, digit);
-    } else if (in_space && ((!in_time && axis(kTime).size > 1) || b_.out.at(id, 1).digit.outer != 1)) {
-      id = b_.gather(id, 1);
+    const bool in_time = placement(id, kTime) == Placement::kShard;
+    for (size_t a = axes(); a-- > 1;) {
+      if (placement(id, a) != Placement::kShard) continue;
+      const AxisLayout l = b_.out.at(id, a);
+      if (!l.samples || l.digit.outer != 1 || (!in_time && micro_batches() > 1))
+        id = b_.gather(id, a);
     }
-    if (placement(id, kTime) == Placement::kShard && b_.out.at(id, kTime).digit.outer != 1)
+    if (in_time && b_.out.at(id, kTime).digit.outer != 1)
       throw unimplemented(
           "fetching '{}' with {} micro-batches: its samples are not the outermost part of a dimension; transpose it "
           "first",
-          g().tensor(id).name, axis(kTime).size);
+          g().tensor(id).name, micro_batches());
     return id;
   }
 
-  void finish(const PropagateOptions& options) {
+  void finish() {
     LayoutGraph& out = b_.out;
     std::set<std::string> names;
     const auto fetch = [&](const std::string& name, TensorId id) {
@@ -363,27 +721,54 @@ class Propagator {
     };
     if (g().training.loss != kNone) fetch("loss", g().training.loss);
     for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) fetch(o.name, o.tensor);
-    for (const std::string& name : options.fetch_gradients) {
+    for (const std::string& name : options_.fetch_gradients) {
       const auto it = std::find_if(g().gradients.begin(), g().gradients.end(),
                                    [&](const NamedTensor& n) { return n.name == name; });
       if (it == g().gradients.end())
         throw error(Code::kNotFound, "fetch 'grad:{}': no trained parameter has this name", name);
-      fetch("grad:" + name, everywhere(it->tensor));
+      if (names.insert("grad:" + name).second) out.fetches.push_back({"grad:" + name, everywhere(it->tensor)});
     }
+    bool updates = false;
     for (Variable& v : g().variables)
-      if (v.next != kNone) v.next = everywhere(v.next);
+      if (v.next != kNone && v.next != v.tensor) {
+        v.next = lying(v.next, home_.at(v.tensor), b_.out.stage(v.tensor));
+        updates = true;
+      }
+    // Every device looks at the loss before it changes anything.
+    if (updates && tasks().meshes.size() > 1 && g().training.loss != kNone) {
+      const TensorId loss = out.fetches[0].tensor;
+      std::set<int32_t> there{tasks().mesh_of_stage[static_cast<size_t>(b_.out.stage(loss))]};
+      for (int32_t s = 0; s < static_cast<int32_t>(tasks().stages()); ++s)
+        if (there.insert(tasks().mesh_of_stage[static_cast<size_t>(s)]).second)
+          out.fetches.push_back({"loss", b_.transfer(loss, s)});
+    }
     b_.finish();
   }
 
+  const PropagateOptions& options_;
   BridgeBuilder b_;
-  std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t>, TensorId> slices_;
+  std::vector<OpId> first_user_;
+  std::vector<OpCut> samples_;            // per op: along a replica axis
+  std::vector<std::vector<OpCut>> cuts_;  // per axis and op: along a split axis
+  std::map<TensorId, Layout> home_;       // of variables
+  std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::set<std::pair<TensorId, int32_t>> input_forms_;
+  std::map<std::pair<TensorId, int32_t>, TensorId> copies_;
+  std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t, bool>, TensorId> slices_;
   std::map<TensorId, TensorId> wholes_;
 };
 
 }  // namespace
 
-LayoutGraph propagate(const Graph& graph, const PropagateOptions& options) {
-  return Propagator(graph, options).run(options);
+LayoutGraph propagate(const Graph& graph, const TaskGraphs& tasks, const PropagateOptions& options) {
+  return Propagator(graph, tasks, options).run();
+}
+
+Homes homes_of(const LayoutGraph& lg) {
+  Homes homes;
+  for (const Variable& v : lg.graph.variables)
+    homes[lg.graph.tensor(v.tensor).name] = lg.layouts[static_cast<size_t>(v.tensor)];
+  return homes;
 }
 
 }  // namespace whale

@@ -79,6 +79,7 @@ void recompute_cheap(LayoutGraph& lg, bool casts_only) {
       t.name += ".again";
       g.tensors.push_back(std::move(t));
       lg.layouts.push_back(Layout(lg.layouts[static_cast<size_t>(out)]));
+      lg.stages.push_back(lg.stage(out));
       out = static_cast<TensorId>(g.tensors.size()) - 1;
     }
     for (const OpId reader : backward)

@@ -1,44 +1,52 @@
-// From the scope tree to TaskGraphs: each leaf of the tree with its ops, and the mesh of devices that runs it.
+// From the scope tree to TaskGraphs (semantics.md section 3): each leaf of the tree with its ops, the stage that it is
+// in, and what it does along every axis of that stage's mesh.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cluster/mesh.h"
 #include "ir/graph.h"
 
 namespace whale {
 
-// One axis of a mesh, made by one scope.
-struct Axis {
-  std::string name;  // "replica"
-  int64_t size = 1;
-  std::vector<double> shares;  // by hand; empty: equal
-  friend bool operator==(const Axis&, const Axis&) = default;
-};
-
-// Devices of the slot in row-major order of their coordinates, the outer axis first.
-struct Mesh {
-  std::vector<Axis> axes;
-  int64_t size() const;
-  std::vector<int64_t> coordinates(int64_t device) const;
-  std::vector<double> device_shares() const;  // the product of the shares along the axes
-  friend bool operator==(const Mesh&, const Mesh&) = default;
+enum class AxisRole : uint8_t {
+  kFollow,   // no scope says: as the operands lie
+  kReplica,  // samples are cut
+  kSplit,    // the ops are cut within themselves
 };
 
 struct TaskGraph {
-  std::vector<Scope> nest;  // scopes with a placement, outer first; counts filled in
-  std::string path;         // for messages: "replica/block.1"; "default strategy"
-  std::vector<OpId> ops;
-  Mesh mesh;
+  std::vector<Scope> nest;           // scopes with a placement, outer first; counts filled in
+  std::string path;                  // for messages: "replica/block.1"; "default strategy"
+  std::vector<OpId> ops;             // of the source graph
+  int32_t stage = 0;                 // the first one of its ops; a nest without `stage` spans several
+  std::vector<AxisRole> roles;       // per axis of the meshes
+  std::vector<std::string> factors;  // per axis: what a split is to cut; empty: chosen
 };
 
-// Fills in counts that were left out and checks them against the devices of the slot. Throws naming the scope, the
-// devices wanted and the devices there.
-Mesh resolve_mesh(std::vector<Scope>& nest, int64_t devices, std::string_view path);
+struct TaskGraphs {
+  std::vector<TaskGraph> tasks;
+  std::vector<int32_t> task_of_scope;   // per scope of the graph; -1: no op is in it
+  std::vector<int32_t> stage_of_scope;  // per scope of the graph; -1: it does not say
+  std::vector<Mesh> meshes;
+  std::vector<int32_t> mesh_of_stage;  // in the order of the model; one without a pipeline
+  std::string schedule;                // of the pipeline; empty: none
+  int64_t chunks = 1;                  // stages of one mesh
+  std::string strategy;                // as text, counts filled in
+
+  size_t stages() const { return mesh_of_stage.size(); }
+  const TaskGraph& task(const Op& op) const;
+  const Mesh& mesh(int32_t stage) const {
+    return meshes[static_cast<size_t>(mesh_of_stage[static_cast<size_t>(stage)])];
+  }
+};
 
 // `strategy`: for the ops without a scope of their own; empty: the graph's, or else replica. A bare `replica` takes
 // count and shares from the strategy, or else from the first scope that gives them, so that one model has one mesh.
-std::vector<TaskGraph> form_task_graphs(const Graph& graph, int64_t devices, std::string_view strategy);
+// A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
+// devices wanted and the devices there.
+TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy);
 
 }  // namespace whale

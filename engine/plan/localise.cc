@@ -1,59 +1,203 @@
 #include "plan/localise.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "parallel/digits.h"
 
 namespace whale {
+namespace {
 
-Dims local_dims(const LayoutGraph& g, TensorId id, const LocalExtents& extents) {
-  Dims dims = g.graph.tensor(id).dims;
-  const bool time = g.axes[0].size > 1;
-  const AxisLayout *in_time = nullptr, *in_space = nullptr;
-  for (size_t a = 0; a < g.axes.size(); ++a)
-    if (g.at(id, a).placement == Placement::kShard) (g.axes[a].is_time() ? in_time : in_space) = &g.at(id, a);
-  if (!in_time && !in_space) return dims;
-  WHALE_CHECK(!in_time || !in_space || in_time->digit == in_space->digit, "time and devices cut one digit");
-  const Digit d = in_time ? in_time->digit : in_space->digit;
-  const int64_t n = in_time && in_space ? extents.both : in_time ? extents.run : time ? extents.share : extents.both;
-  dims[static_cast<size_t>(d.dim)] = d.outer * n * d.inner;
-  return dims;
+MeshAxis time_axis(int64_t micro_batches) { return {"time", micro_batches, {}, {}}; }
+
+bool asks_for_box(const Op& op) {
+  return has_flag(op.code, kRandom) || has_flag(op.code, kOffsetAware) || op.code == OpCode::k_fused;
 }
 
-Attrs local_attrs(const Graph& g, const Op& op, const std::vector<Dims>& in, const std::vector<Dims>& out) {
+std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
+  std::vector<int64_t> out;
+  for (const Interval& i : intervals) out.insert(out.end(), {i.begin, i.end});
+  return out;
+}
+
+}  // namespace
+
+std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Dims& dims = g_.graph.tensor(id).dims;
+  std::vector<DigitCut> out;
+  for (size_t a = 0; a < g_.axes(); ++a) {
+    const AxisLayout& l = g_.at(id, a);
+    if (l.placement != Placement::kShard) continue;
+    if (a == but) break;  // inner axes that cut other digits are added by the caller
+    const MeshAxis axis = a == kTime ? time_axis(g_.micro_batches) : mesh.axes[a - 1];
+    const int64_t at = a == kTime ? place.micro_batch : place.coordinates[a - 1];
+    const auto known = std::find_if(out.begin(), out.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
+    if (known != out.end()) {
+      const Interval inner = cut_of(axis, l.state, known->at.size(), at);
+      known->at = {known->at.begin + inner.begin, known->at.begin + inner.end};
+      continue;
+    }
+    const int64_t extent = extent_of(dims, l.digit);
+    out.push_back({l.digit, extent, cut_of(axis, l.state, extent, at)});
+  }
+  return out;
+}
+
+uint64_t Localiser::sample_mask(TensorId id) const {
+  uint64_t mask = 0;
+  for (size_t a = 0; a < g_.axes(); ++a)
+    if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) mask |= uint64_t{1} << a;
+  return mask;
+}
+
+Interval Localiser::samples(uint64_t mask, const Place& place) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  Interval at{0, g_.batch};
+  for (size_t a = 0; a < g_.axes(); ++a) {
+    if (!(mask >> a & 1)) continue;
+    const Interval inner = a == kTime ? cut_of(time_axis(g_.micro_batches), false, at.size(), place.micro_batch)
+                                      : cut_of(mesh.axes[a - 1], false, at.size(), place.coordinates[a - 1]);
+    at = {at.begin + inner.begin, at.begin + inner.end};
+  }
+  return at;
+}
+
+Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const AxisLayout& l = g_.at(id, axis);
+  const Dims& dims = g_.graph.tensor(id).dims;
+  const int64_t whole = extent_of(dims, l.digit);
+  AxisCut out{l.digit, {}};
+  int64_t extent = whole;
+  // Axes further out may have cut the same digit; all others scale what lies outside or inside of it.
+  std::vector<DigitCut> others = cuts(id, place, axis);
+  for (size_t a = axis + 1; a < g_.axes(); ++a) {
+    const AxisLayout& inner = g_.at(id, a);
+    if (inner.placement != Placement::kShard || inner.digit == l.digit) continue;
+    const int64_t n = extent_of(dims, inner.digit);
+    const auto known = std::find_if(others.begin(), others.end(), [&](const DigitCut& c) { return c.digit == inner.digit; });
+    if (known == others.end())
+      others.push_back({inner.digit, n, cut_of(mesh.axes[a - 1], inner.state, n, place.coordinates[a - 1])});
+    else
+      known->at.end = known->at.begin + cut_of(mesh.axes[a - 1], inner.state, known->at.size(), place.coordinates[a - 1]).size();
+  }
+  for (const DigitCut& c : others) {
+    if (c.digit == l.digit) {
+      extent = c.at.size();
+    } else if (c.digit.dim == l.digit.dim) {
+      int64_t& side = c.digit.outer % (l.digit.outer * whole) == 0 ? out.digit.inner : out.digit.outer;
+      side = side / c.extent * c.at.size();
+    }
+  }
+  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k) out.intervals.push_back(cut_of(mesh.axes[axis - 1], l.state, extent, k));
+  return out;
+}
+
+bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
+  const auto cut = [&](TensorId id) {
+    return id != kNone && g_.at(id, axis).placement == Placement::kShard && !g_.at(id, axis).samples;
+  };
+  if (op.code == OpCode::k_local_slice)
+    return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
+  if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
+  if (!std::any_of(op.inputs.begin(), op.inputs.end(), cut) && !std::any_of(op.outputs.begin(), op.outputs.end(), cut))
+    return false;
+  const Factors factors = factors_of(g_.graph, op);
+  return std::any_of(factors.list.begin(), factors.list.end(), [](const Factor& f) { return f.begin_attr != nullptr; });
+}
+
+Attrs Localiser::attrs(const Op& op, const Place& place) const {
   Attrs attrs = op.attrs;
+  const Graph& g = g_.graph;
   for (auto& [name, value] : attrs) {
     auto* ints = std::get_if<std::vector<int64_t>>(&value);
     if (!ints || op.outputs.empty() || op.outputs[0] == kNone) continue;
     const Dims& whole = g.tensor(op.outputs[0]).dims;
-    if ((name == "shape" || name == "dims") && ints->size() == whole.size()) *ints = out[0];
-    if (name == "limits" && !in.empty() && ints->size() == in[0].size())
+    if ((name == "shape" || name == "dims") && ints->size() == whole.size()) *ints = dims(op.outputs[0], place);
+    if (name == "limits" && !op.inputs.empty() && ints->size() == g.tensor(op.inputs[0]).dims.size()) {
+      const Dims local = dims(op.inputs[0], place);
       for (size_t d = 0; d < ints->size(); ++d)
-        if (in[0][d] != g.tensor(op.inputs[0]).dims[d]) (*ints)[d] = in[0][d];
+        if (local[d] != g.tensor(op.inputs[0]).dims[d]) (*ints)[d] = local[d];
+    }
+  }
+  const auto write = [&](const char* digit, const char* cuts, TensorId id, size_t axis) {
+    const AxisCut cut = axis_cut(id, axis, place);
+    attrs[digit] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+    attrs[cuts] = flat(cut.intervals);
+  };
+  const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
+  switch (op.code) {
+    case OpCode::k_all_gather: write("digit", "cuts", op.inputs[0], axis); return attrs;
+    case OpCode::k_reduce_scatter: write("digit", "cuts", op.outputs[0], axis); return attrs;
+    case OpCode::k_all_to_all:
+      write("digit", "cuts", op.inputs[0], axis);
+      write("to_digit", "to_cuts", op.outputs[0], axis);
+      return attrs;
+    case OpCode::k_local_slice: {
+      const AxisCut cut = axis_cut(op.outputs[0], axis, place);
+      const Interval mine = cut.intervals[static_cast<size_t>(place.coordinates[axis - 1])];
+      attrs["digit"] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+      attrs["begin"] = mine.begin;
+      attrs["end"] = mine.end;
+      attrs.erase("group");
+      return attrs;
+    }
+    default: break;
+  }
+  const OpDef& d = def(op.code);
+  if (!d.factors) return attrs;
+  for (const Factor& f : factors_of(g, op).list) {
+    if (f.size_attrs.empty() && !f.begin_attr) continue;
+    const auto look = [&](TensorId id, const Digit& digit) {
+      if (id == kNone || !digit.present()) return;
+      for (const DigitCut& c : cuts(id, place)) {
+        if (!(c.digit == digit)) continue;
+        for (const char* name : f.size_attrs) attrs[name] = c.at.size();
+        if (f.begin_attr) attrs[f.begin_attr] = c.at.begin;
+      }
+    };
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) look(op.inputs[i], f.inputs[i]);
+    for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o) look(op.outputs[o], f.outputs[o]);
   }
   return attrs;
 }
 
-Box box_of(const LayoutGraph& g, const Op& op) {
-  if (!has_flag(op.code, kRandom) && !has_flag(op.code, kOffsetAware) && op.code != OpCode::k_fused) return {};
+TensorId Localiser::box_tensor(const Op& op) const {
+  if (!asks_for_box(op)) return kNone;
   TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
-  if ((id == kNone || g.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone)
+  if ((id == kNone || g_.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone)
     id = op.inputs[0];
+  return id;
+}
+
+Box Localiser::box(const Op& op, const Place& place) const {
+  const TensorId id = box_tensor(op);
   if (id == kNone) return {};
   Box box;
-  box.global = g.graph.tensor(id).dims;
+  box.global = g_.graph.tensor(id).dims;
   box.origin.assign(box.global.size(), 0);
-  for (size_t a = 0; a < g.axes.size(); ++a)
-    if (g.at(id, a).placement == Placement::kShard) box.batch = g.at(id, a).digit;
+  for (size_t a = 0; a < g_.axes(); ++a)
+    if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) box.batch = g_.at(id, a).digit;
+  for (const DigitCut& c : cuts(id, place)) {
+    if (c.digit == box.batch) continue;
+    int in_dimension = box.batch.present() && box.batch.dim == c.digit.dim;
+    for (const DigitCut& other : cuts(id, place)) in_dimension += other.digit.dim == c.digit.dim && !(other.digit == box.batch);
+    if (c.digit.outer == 1 && in_dimension == 1)
+      box.origin[static_cast<size_t>(c.digit.dim)] = c.at.begin * c.digit.inner;
+    else
+      box.cuts.push_back({c.digit, c.extent, c.at.begin, c.at.size()});
+  }
   return box;
 }
 
-OpCost local_cost(const Graph& g, const Op& op, const Attrs& attrs, const std::vector<Dims>& in,
-                  const std::vector<Dims>& out) {
-  OpView view = view_of(g, op);
+OpCost Localiser::cost(const Op& op, const Attrs& attrs, const Place& place) const {
+  OpView view = view_of(g_.graph, op);
   view.attrs = &attrs;
   for (size_t i = 0; i < view.inputs.size(); ++i)
-    if (view.present[i]) view.inputs[i].dims = in[i];
+    if (view.present[i]) view.inputs[i].dims = dims(op.inputs[i], place);
   for (size_t o = 0, k = 0; o < op.outputs.size(); ++o)
-    if (op.outputs[o] != kNone && k < view.outputs.size()) view.outputs[k++].dims = out[o];
+    if (op.outputs[o] != kNone && k < view.outputs.size()) view.outputs[k++].dims = dims(op.outputs[o], place);
   return cost_of(view);
 }
 

@@ -1,26 +1,54 @@
-// One op's local form: dimensions of its part, attributes that repeat dimensions, its Box.
+// The local form of tensors and ops on one device: its intervals, dimensions, attributes that repeat dimensions, boxes.
 #pragma once
 
 #include "parallel/layout_graph.h"
+#include "plan/part.h"
 #include "plan/plan.h"
 
 namespace whale {
 
-// The samples of a device: for tensors that are cut along time and devices, along time only, along devices only.
-struct LocalExtents {
-  int64_t both = 0, run = 0, share = 0;
+// One device of a stage's mesh, in one micro-batch.
+struct Place {
+  int32_t mesh = 0;
+  std::vector<int64_t> coordinates;
+  int64_t micro_batch = 0;
 };
 
-Dims local_dims(const LayoutGraph& graph, TensorId id, const LocalExtents& extents);
+class Localiser {
+ public:
+  explicit Localiser(const LayoutGraph& graph) : g_(graph) {}
 
-// Attributes by convention: `shape` and `dims` are those of the result; `limits` end where the local operand ends.
-Attrs local_attrs(const Graph& graph, const Op& op, const std::vector<Dims>& in, const std::vector<Dims>& out);
+  // The digits of the tensor that are cut, outer axes first, with this device's interval; `but`: without that axis
+  // (and those inside it that cut the same digit).
+  std::vector<DigitCut> cuts(TensorId id, const Place& place, size_t but = SIZE_MAX) const;
+  Dims dims(TensorId id, const Place& place) const { return local_dims(g_.graph.tensor(id).dims, cuts(id, place)); }
+  Part part(TensorId id, const Place& place) const { return part_of(g_.graph.tensor(id).dims, cuts(id, place)); }
 
-// Where the result lies, for ops that ask (random, offset-aware, fused); else empty.
-Box box_of(const LayoutGraph& graph, const Op& op);
+  // Samples of the batch: the global interval, when the axes of `mask` cut it (bit a: axis a; bit 0: time).
+  Interval samples(uint64_t mask, const Place& place) const;
+  uint64_t sample_mask(TensorId id) const;
 
-// The cost of the local part.
-OpCost local_cost(const Graph& graph, const Op& op, const Attrs& attrs, const std::vector<Dims>& in,
-                  const std::vector<Dims>& out);
+  // A cut along one axis, in coordinates of the local tensor: the digit there, and an interval per coordinate.
+  struct AxisCut {
+    Digit digit;
+    std::vector<Interval> intervals;
+  };
+  AxisCut axis_cut(TensorId id, size_t axis, const Place& place) const;
+
+  // `shape` and `dims` are those of the result; `limits` end where the local operand ends; sizes and begins as the
+  // factors say; what bridges need.
+  Attrs attrs(const Op& op, const Place& place) const;
+  // Where the result lies, for ops that ask (random, offset-aware, fused); else empty.
+  Box box(const Op& op, const Place& place) const;
+  // The tensor that the box describes; kNone: none.
+  TensorId box_tensor(const Op& op) const;
+  OpCost cost(const Op& op, const Attrs& attrs, const Place& place) const;
+
+  // Ops whose program depends on where along the axis the device is, not only on how large its parts are.
+  bool depends_on_coordinate(const Op& op, size_t axis) const;
+
+ private:
+  const LayoutGraph& g_;
+};
 
 }  // namespace whale

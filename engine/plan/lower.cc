@@ -1,10 +1,13 @@
 #include "plan/lower.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
+#include "parallel/order.h"
 #include "plan/program_builder.h"
 #include "plan/storage.h"
+#include "schedule/verify.h"
 
 namespace whale {
 namespace {
@@ -18,14 +21,23 @@ std::vector<PlanInput> inputs_of(const Graph& g) {
   return out;
 }
 
+// Several fetches of one name are one output: the first one hands it over.
 std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
   std::vector<PlanOutput> out;
+  std::set<std::string> names;
   for (const NamedTensor& f : lg.fetches) {
+    if (!names.insert(f.name).second) continue;
     const Tensor& t = lg.graph.tensor(f.tensor);
-    PlanOutput o{f.name, t.dtype, t.dims, OutputMerge::kSame, -1};
-    for (size_t a = 0; a < lg.axes.size(); ++a)
-      if (lg.at(f.tensor, a).placement == Placement::kShard)
-        o.merge = OutputMerge::kConcat, o.batch_dim = lg.at(f.tensor, a).digit.dim;
+    PlanOutput o;
+    o.name = f.name;
+    o.dtype = t.dtype;
+    o.dims = t.dims;
+    o.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(f.tensor))];
+    for (size_t a = 0; a < lg.axes(); ++a) {
+      const bool cut = lg.at(f.tensor, a).placement == Placement::kShard;
+      if (cut) o.merge = OutputMerge::kConcat, o.batch_dim = lg.at(f.tensor, a).digit.dim;
+      if (a != kTime) o.cut_by.push_back(cut);
+    }
     const bool summed = t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_accumulate;
     if (o.merge == OutputMerge::kSame && summed) o.merge = OutputMerge::kSum;
     out.push_back(std::move(o));
@@ -33,46 +45,275 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
   return out;
 }
 
-bool depends_on_device(const LayoutGraph& lg) {
-  return std::any_of(lg.graph.ops.begin(), lg.graph.ops.end(),
-                     [](const Op& op) { return op.code == OpCode::k_local_slice; });
+// Every backward op that nothing sent to another stage waits for: it may run later.
+std::vector<char> weight_ops(const LayoutGraph& lg) {
+  const Graph& g = lg.graph;
+  std::vector<char> later(g.ops.size()), needed(g.tensors.size());
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    const Op& op = g.ops[i];
+    if (op.phase == Phase::kForward || op.region != Region::kBody) continue;
+    bool now = op.code == OpCode::k_transfer;
+    for (const TensorId id : op.outputs) now |= id != kNone && needed[static_cast<size_t>(id)];
+    later[i] = !now;
+    if (now)
+      for (const TensorId id : op.inputs)
+        if (id != kNone) needed[static_cast<size_t>(id)] = 1;
+  }
+  return later;
 }
+
+class Lowerer {
+ public:
+  Lowerer(const LayoutGraph& lg, const LowerOptions& options)
+      : lg_(lg), low_(lg, options) {}
+
+  Entry run() {
+    entry_.name = low_.options.entry;
+    entry_.batch = lg_.batch;
+    entry_.inputs = inputs_of(lg_.graph);
+    entry_.outputs = outputs_of(lg_);
+    find_sizes();
+    find_masks();
+    make_schedule_of_pipeline();
+    make_links();
+    find_axes();
+    make_rows();
+    return std::move(entry_);
+  }
+
+ private:
+  void find_sizes() {
+    std::map<int64_t, int32_t> first;
+    for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+      const int64_t size = lg_.micro_batches > 1 ? low_.local.samples(1, Place{0, lg_.tasks.meshes[0].coordinates(0), u}).size() : 0;
+      low_.size_class.push_back(first.try_emplace(size, static_cast<int32_t>(u)).first->second);
+    }
+  }
+
+  // The first one is what most ops follow.
+  void find_masks() {
+    std::map<uint64_t, int64_t> uses;
+    for (const Op& op : lg_.graph.ops) {
+      for (const TensorId id : op.inputs)
+        if (id != kNone) ++uses[low_.local.sample_mask(id)];
+      for (const TensorId id : op.outputs)
+        if (id != kNone) ++uses[low_.local.sample_mask(id)];
+    }
+    for (const NamedTensor& f : lg_.fetches) ++uses[low_.local.sample_mask(f.tensor)];
+    for (const TensorId id : lg_.graph.inputs) ++uses[low_.local.sample_mask(id)];
+    for (const auto& [mask, n] : uses) low_.masks.push_back(mask);
+    if (low_.masks.empty()) low_.masks.push_back(0);
+    std::stable_sort(low_.masks.begin(), low_.masks.end(), [&](uint64_t a, uint64_t b) {
+      const int64_t na = a ? uses[a] : 0, nb = b ? uses[b] : 0;
+      return na > nb;
+    });
+  }
+
+  void make_schedule_of_pipeline() {
+    if (lg_.tasks.schedule.empty() || lg_.micro_batches == 1) return;
+    bool backward = false;
+    for (const Op& op : lg_.graph.ops) backward |= op.phase == Phase::kBackward;
+    schedule_ = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
+                              static_cast<int>(lg_.micro_batches), static_cast<int>(lg_.tasks.chunks));
+    slots_ = slots_needed(schedule_);
+    if (!backward) {  // evaluation: the forward items in the order that they have
+      for (auto& order : schedule_.devices)
+        std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
+    } else {
+      verify_schedule(schedule_, std::max(slots_, 1));
+    }
+    low_.schedule = &schedule_;
+    low_.weight_op = weight_ops(lg_);
+  }
+
+  // ---- links ----------------------------------------------------------------------------------------------------
+  void make_links() {
+    for (const Op& op : lg_.graph.ops) {
+      if (op.code != OpCode::k_transfer) continue;
+      const bool body = lg_.micro_batches > 1 && op.region == Region::kBody;
+      std::set<int32_t> sizes(low_.size_class.begin(), low_.size_class.end());
+      if (!body) sizes = {0};
+      for (const int32_t u : sizes) {
+        low_.link_of[{&op, u}] = static_cast<int32_t>(entry_.links.size());
+        entry_.links.push_back(link_of(op, u, body));
+      }
+    }
+  }
+
+  Link link_of(const Op& op, int32_t u, bool body) const {
+    const TensorId x = op.inputs[0], y = op.outputs[0];
+    const int32_t from = lg_.stage(x), to = op.stage;
+    const Mesh &source = lg_.tasks.mesh(from), &target = lg_.tasks.mesh(to);
+    Link link;
+    link.name = lg_.graph.tensor(y).name;
+    const int distance = std::abs(to - from);
+    link.slots = body ? std::max({1, slots_, distance > 1 ? static_cast<int>(lg_.micro_batches) : 1}) : 1;
+    const auto place_of = [&](int32_t stage, const Mesh& mesh, size_t k) {
+      return Place{lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], mesh.coordinates(static_cast<int64_t>(k)), u};
+    };
+    std::vector<Part> parts;
+    for (size_t k = 0; k < source.devices.size(); ++k) parts.push_back(low_.local.part(x, place_of(from, source, k)));
+    for (size_t k = 0; k < target.devices.size(); ++k) {
+      const Place place = place_of(to, target, k);
+      const Part want = low_.local.part(y, place);
+      for (size_t s = 0; s < source.devices.size(); ++s) {
+        // Of several copies, the one at the same coordinates (or next to it); parts of a sum meet their own.
+        const std::vector<int64_t> at = source.coordinates(static_cast<int64_t>(s));
+        bool mine = true;
+        for (size_t a = 1; a < lg_.axes(); ++a)
+          if (lg_.at(x, a).placement != Placement::kShard)
+            mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].size;
+        if (mine) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
+      }
+    }
+    return link;
+  }
+
+  // The intersection of two parts, box by box, in coordinates of both.
+  static void add_boxes(Link& link, int32_t from, const Part& source, int32_t to, const Part& target) {
+    if (source.empty() || target.empty()) return;
+    struct Piece {
+      Interval source, target;
+    };
+    std::vector<std::vector<Piece>> pieces(source.dims.size());
+    for (size_t d = 0; d < source.dims.size(); ++d) {
+      int64_t s = 0;
+      for (const Interval& a : source.dims[d]) {
+        int64_t t = 0;
+        for (const Interval& b : target.dims[d]) {
+          const Interval both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
+          if (both.size() > 0)
+            pieces[d].push_back({{s + both.begin - a.begin, s + both.end - a.begin},
+                                 {t + both.begin - b.begin, t + both.end - b.begin}});
+          t += b.size();
+        }
+        s += a.size();
+      }
+      if (pieces[d].empty()) return;
+    }
+    std::vector<size_t> at(pieces.size());
+    for (;;) {
+      Transfer box{.from = from, .to = to, .source = {}, .target = {}};
+      for (size_t d = 0; d < pieces.size(); ++d) {
+        box.source.push_back(pieces[d][at[d]].source);
+        box.target.push_back(pieces[d][at[d]].target);
+      }
+      link.transfers.push_back(std::move(box));
+      size_t d = pieces.size();
+      while (d > 0 && ++at[d - 1] == pieces[d - 1].size()) at[--d] = 0;
+      if (d == 0) return;
+    }
+  }
+
+  // ---- classes ----------------------------------------------------------------------------------------------------
+  // Along which axes a program depends on the coordinate itself; and all extents that are cut, so that devices with
+  // equal sizes share a program.
+  void find_axes() {
+    const size_t meshes = lg_.tasks.meshes.size();
+    apart_.assign(meshes, std::vector<char>(lg_.axes()));
+    signatures_.resize(meshes);
+    for (const Op& op : lg_.graph.ops) {
+      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(op.stage)]);
+      for (size_t a = 1; a < lg_.axes(); ++a)
+        if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a])
+          apart_[mesh][a] = low_.local.depends_on_coordinate(op, a);
+    }
+    for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
+      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
+      Signature s;
+      for (size_t a = 1; a < lg_.axes(); ++a) {
+        const AxisLayout& l = lg_.layouts[t].axes[a];
+        if (l.placement != Placement::kShard || l.samples) continue;
+        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state});
+      }
+      if (!s.empty()) signatures_[mesh].insert(std::move(s));
+    }
+  }
+
+  void make_rows() {
+    std::map<std::vector<int64_t>, int32_t> classes;
+    size_t devices = 0;
+    for (const Mesh& mesh : lg_.tasks.meshes) devices += mesh.devices.size();
+    entry_.rows.resize(devices);
+    for (size_t m = 0; m < lg_.tasks.meshes.size(); ++m) {
+      const Mesh& mesh = lg_.tasks.meshes[m];
+      for (size_t k = 0; k < mesh.devices.size(); ++k) {
+        DeviceRow row;
+        row.device = mesh.devices[k];
+        row.mesh = static_cast<int32_t>(m);
+        row.coordinates = mesh.coordinates(static_cast<int64_t>(k));
+        Place place{row.mesh, row.coordinates, 0};
+        std::vector<int64_t> key{static_cast<int64_t>(m)};
+        for (const uint64_t mask : low_.masks) {
+          SampleCut cut;
+          cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);
+          for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+            place.micro_batch = u;
+            cut.micro_batches.push_back(low_.local.samples(mask, place));
+            key.push_back(cut.micro_batches.back().size());
+          }
+          place.micro_batch = 0;
+          key.push_back(cut.whole.size());
+          row.samples.push_back(std::move(cut));
+        }
+        for (size_t a = 1; a < lg_.axes(); ++a) key.push_back(apart_[m][a] ? row.coordinates[a - 1] : -1);
+        for (const Signature& s : signatures_[m])
+          for (const auto& [a, extent, state] : s) {
+            const Interval cut = cut_of(mesh.axes[a - 1], state, extent, row.coordinates[a - 1]);
+            key.push_back(cut.size());
+          }
+        const auto [known, fresh] = classes.try_emplace(std::move(key), static_cast<int32_t>(entry_.programs.size()));
+        if (fresh) {
+          Draft draft = ProgramBuilder(low_, place).build();
+          share_storage(draft, lg_.graph);
+          draft.program.variable_bytes = variable_bytes(place);
+          entry_.programs.push_back(std::move(draft.program));
+        }
+        row.program = known->second;
+        entry_.rows[static_cast<size_t>(row.device)] = std::move(row);
+      }
+    }
+  }
+
+  int64_t variable_bytes(const Place& place) const {
+    int64_t bytes = 0;
+    for (const Variable& v : lg_.graph.variables)
+      if (lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(v.tensor))] == place.mesh)
+        bytes += element_count(low_.local.dims(v.tensor, place)) * size_of(lg_.graph.tensor(v.tensor).dtype);
+    return bytes;
+  }
+
+  using Signature = std::vector<std::tuple<size_t, int64_t, bool>>;
+  const LayoutGraph& lg_;
+  Lowering low_;
+  Entry entry_;
+  PipelineSchedule schedule_;
+  int slots_ = 1;
+  std::vector<std::vector<char>> apart_;        // [mesh][axis]
+  std::vector<std::set<Signature>> signatures_;  // [mesh]
+};
 
 }  // namespace
 
-Entry lower(const LayoutGraph& lg, const Mesh& mesh, const BatchCut& cut, const LowerOptions& options) {
-  Entry entry;
-  entry.name = options.entry;
-  entry.batch = lg.batch;
-  entry.inputs = inputs_of(lg.graph);
-  entry.outputs = outputs_of(lg);
-  const bool whole = lg.axes[1].size == 1;  // every device has every sample (one device, or a batch that cannot be cut)
-  const bool apart = !whole && depends_on_device(lg);
-  std::map<std::vector<int64_t>, int32_t> classes;  // by local sizes
-  for (int64_t d = 0; d < mesh.size(); ++d) {
-    const auto at = static_cast<size_t>(d);
-    DeviceRow row;
-    row.device = static_cast<int32_t>(d);
-    row.coordinates = mesh.coordinates(d);
-    row.samples = whole ? Interval{0, lg.batch} : cut.whole[at];
-    std::vector<int64_t> sizes;
-    for (size_t u = 0; u < cut.runs.size(); ++u) {
-      row.micro_batches.push_back(whole ? cut.runs[u] : cut.parts[u][at]);
-      sizes.push_back(row.micro_batches.back().size());
+Entry lower(const LayoutGraph& graph, const LowerOptions& options) { return Lowerer(graph, options).run(); }
+
+std::vector<Group> groups_of(const TaskGraphs& tasks) {
+  std::vector<Group> groups;
+  for (size_t a = 0; a < tasks.meshes[0].axes.size(); ++a) {
+    Group group{.axis = tasks.meshes[0].axes[a].name, .parts = {}};
+    for (const Mesh& mesh : tasks.meshes) {
+      std::map<std::vector<int64_t>, std::vector<int32_t>> parts;
+      for (size_t k = 0; k < mesh.devices.size(); ++k) {
+        std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
+        at[a] = 0;
+        parts[at].push_back(mesh.devices[k]);
+      }
+      if (mesh.axes[a].size > 1)
+        for (auto& [at, devices] : parts) group.parts.push_back(std::move(devices));
     }
-    sizes.push_back(row.samples.size());
-    if (apart) sizes.push_back(d);
-    const auto [known, fresh] = classes.try_emplace(sizes, static_cast<int32_t>(entry.programs.size()));
-    if (fresh) {
-      Draft draft = ProgramBuilder(lg, cut, options, whole ? 0 : d).build();
-      share_storage(draft, lg.graph);
-      draft.program.variable_bytes = options.variable_bytes;
-      entry.programs.push_back(std::move(draft.program));
-    }
-    row.program = known->second;
-    entry.rows.push_back(std::move(row));
+    groups.push_back(std::move(group));
   }
-  return entry;
+  return groups;
 }
 
 }  // namespace whale

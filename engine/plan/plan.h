@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cluster/device_spec.h"
+#include "cluster/mesh.h"
 #include "ir/graph.h"
 #include "ir/layout.h"
 #include "ops/op.h"
@@ -206,19 +207,7 @@ struct Group {
   std::vector<std::vector<int32_t>> parts;
 };
 
-struct MeshAxis {
-  std::string name;                  // "replica", "split"
-  int64_t size = 1;
-  std::vector<double> shares;        // of work; empty: equal
-  std::vector<double> state_shares;  // of state that ZeRO cuts; empty: equal
-};
-
-// The devices of one stage (all of them without a pipeline). The meshes of a plan have the same axes, of sizes of their
-// own.
-struct PlanMesh {
-  std::vector<MeshAxis> axes;
-  std::vector<int32_t> devices;  // row-major over the axes, the outermost first
-};
+using PlanMesh = Mesh;
 
 struct Plan {
   std::string model;  // name of the graph
@@ -234,6 +223,7 @@ struct Plan {
   LearningRateSchedule schedule;
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
+  int32_t zero = 0;  // ZeRO level
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

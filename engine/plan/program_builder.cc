@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "parallel/order.h"
 #include "schedule/accumulation.h"
+#include "schedule/verify.h"
 
 namespace whale {
 namespace {
@@ -18,26 +19,26 @@ StepScalar step_scalar(const std::string& name) {
 }
 
 double identity_of(Combine combine) {
-  if (combine == Combine::kMax) return -std::numeric_limits<double>::infinity();
+  if (combine == Combine::kMax || combine == Combine::kLogSumExp) return -std::numeric_limits<double>::infinity();
   if (combine == Combine::kMin) return std::numeric_limits<double>::infinity();
   return 0;
 }
 
 }  // namespace
 
-ProgramBuilder::ProgramBuilder(const LayoutGraph& graph, const BatchCut& cut, const LowerOptions& options,
-                               int64_t device)
-    : lg_(graph),
-      g_(graph.graph),
-      cut_(cut),
-      options_(options),
-      device_(static_cast<size_t>(device)),
-      timed_(graph.axes[0].size > 1) {
+int32_t Lowering::mask_number(uint64_t mask) const {
+  const auto at = std::find(masks.begin(), masks.end(), mask);
+  WHALE_CHECK(at != masks.end(), "every way of cutting the batch is listed");
+  return static_cast<int32_t>(at - masks.begin());
+}
+
+ProgramBuilder::ProgramBuilder(const Lowering& lowering, Place place)
+    : low_(lowering), lg_(lowering.lg), g_(lowering.lg.graph), place_(std::move(place)), timed_(lg_.micro_batches > 1) {
   for (size_t i = 0; i < g_.inputs.size(); ++i) input_number_[g_.inputs[i]] = static_cast<int32_t>(i);
-  for (const auto& [whole, input] : lg_.whole_inputs) input_number_[whole] = input_number_.at(input);
+  for (const auto& [form, input] : lg_.input_forms) input_number_[form] = input_number_.at(input);
   for (const Variable& v : g_.variables) {
-    const auto it = options.variables.find(g_.tensor(v.tensor).name);
-    WHALE_CHECK(it != options.variables.end(), "every variable of an entry is one of the plan");
+    const auto it = low_.options.variables.find(g_.tensor(v.tensor).name);
+    WHALE_CHECK(it != low_.options.variables.end(), "every variable of an entry is one of the plan");
     variable_number_[v.tensor] = it->second;
   }
   early_input_.resize(g_.tensors.size());
@@ -46,45 +47,123 @@ ProgramBuilder::ProgramBuilder(const LayoutGraph& graph, const BatchCut& cut, co
       if (id != kNone && op.region != Region::kEpilogue) early_input_[static_cast<size_t>(view_root(g_, id))] = 1;
 }
 
+bool ProgramBuilder::on_this_mesh(int32_t stage) const {
+  return lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)] == place_.mesh;
+}
+
+// ---- segments and the order in which they run -------------------------------------------------------------------
 Draft ProgramBuilder::build() {
-  std::vector<int32_t> segment_of;  // per micro-batch
-  const auto size_of_run = [&](size_t u) {
-    return Variant{cut_.runs[u].size(), device_ < cut_.parts[u].size() ? cut_.parts[u][device_].size() : 0};
-  };
-  const std::vector<SegmentRun> rows = accumulation_schedule(timed_ ? lg_.axes[0].size : 1);
-  if (timed_) build_segment(Region::kPrologue, -1, "prologue");
-  for (const SegmentRun& row : rows) {
-    if (row.region != Region::kBody) continue;
-    const auto u = static_cast<size_t>(row.micro_batch);
-    const Variant size = cut_.runs.empty() ? Variant{} : size_of_run(u);
-    auto at = static_cast<size_t>(std::find(variants_.begin(), variants_.end(), size) - variants_.begin());
-    if (at == variants_.size()) {
-      variants_.push_back(size);
-      micro_batch_ = static_cast<int32_t>(u);
-      const std::string name = !timed_ ? "step" : at == 0 ? "body" : fmt::format("body/{}", size.both);
-      build_segment(Region::kBody, static_cast<int>(at), name);
-    }
-    segment_of.push_back(static_cast<int32_t>(at + (timed_ ? 1 : 0)));
-  }
-  if (timed_) build_segment(Region::kEpilogue, -1, "epilogue");
-  const auto last = static_cast<int32_t>(draft_.program.segments.size()) - 1;
-  for (const SegmentRun& row : rows) {
-    const int32_t segment = row.region == Region::kPrologue   ? 0
-                            : row.region == Region::kEpilogue ? last
-                                                              : segment_of[static_cast<size_t>(row.micro_batch)];
-    draft_.program.schedule.push_back({segment, static_cast<int32_t>(row.micro_batch)});
-  }
+  if (low_.schedule)
+    schedule_pipeline();
+  else
+    schedule_accumulation();
   for (const Variable& v : g_.variables)
-    if (v.next != kNone && v.next != v.tensor) draft_.next.emplace_back(buffer(v.tensor), buffer(v.next));
+    if (v.next != kNone && v.next != v.tensor && on_this_mesh(lg_.stage(v.tensor)))
+      draft_.next.emplace_back(buffer(v.tensor), buffer(v.next));
   return std::move(draft_);
 }
 
-Dims ProgramBuilder::dims(TensorId id) const {
-  LocalExtents extents;
-  if (variant_ >= 0)
-    extents = {variants_[static_cast<size_t>(variant_)].both, variants_[static_cast<size_t>(variant_)].run, 0};
-  extents.share = device_ < cut_.whole.size() ? cut_.whole[device_].size() : 0;
-  return local_dims(lg_, id, extents);
+void ProgramBuilder::schedule_accumulation() {
+  std::map<int32_t, int32_t> segment_of;  // by the first micro-batch of a size
+  const std::vector<SegmentRun> rows = accumulation_schedule(lg_.micro_batches);
+  if (timed_) build_segment(Region::kPrologue, {}, "prologue");
+  std::vector<ScheduleRow> body;
+  for (const SegmentRun& row : rows) {
+    if (row.region != Region::kBody) continue;
+    const auto u = static_cast<int32_t>(row.micro_batch);
+    const int32_t first = low_.size_class[static_cast<size_t>(u)];
+    const auto [at, fresh] = segment_of.try_emplace(first, 0);
+    if (fresh) {
+      place_.micro_batch = first;
+      const std::string name = !timed_                  ? "step"
+                               : segment_of.size() == 1 ? "body"
+                                                        : fmt::format("body/{}", low_.local.samples(1, place_).size());
+      at->second = build_segment(Region::kBody, {-1, {}, first}, name);
+    }
+    body.push_back({.segment = at->second, .micro_batch = u});
+  }
+  auto& schedule = draft_.program.schedule;
+  if (timed_) schedule.push_back({.segment = 0, .whole = true});
+  schedule.insert(schedule.end(), body.begin(), body.end());
+  if (timed_) schedule.push_back({.segment = build_segment(Region::kEpilogue, {}, "epilogue"), .whole = true});
+}
+
+void ProgramBuilder::schedule_pipeline() {
+  const PipelineSchedule& pipeline = *low_.schedule;
+  constexpr const char* kNames[] = {"forward", "backward", "weight"};
+  build_segment(Region::kPrologue, {}, "prologue");
+  std::map<SegmentKey, int32_t> segments;
+  std::vector<ScheduleRow> body;
+  // In the order of the model, so that a value's buffer is known before it is read.
+  const auto& order = pipeline.devices[static_cast<size_t>(place_.mesh)];
+  for (size_t kind = 0; kind < 3; ++kind)
+    for (int32_t stage = 0; stage < static_cast<int32_t>(lg_.tasks.stages()); ++stage) {
+      if (!on_this_mesh(stage)) continue;
+      for (const int32_t first : low_.size_class) {
+        const SegmentKey key{stage, static_cast<WorkKind>(kind), first};
+        if (segments.contains(key) || (kind == 2 && !pipeline.split_backward)) continue;
+        place_.micro_batch = first;
+        std::string name = fmt::format("{}.{}", kNames[kind], stage);
+        if (first != low_.size_class[0]) name += fmt::format("/{}", low_.local.samples(1, place_).size());
+        segments[key] = build_segment(Region::kBody, key, name);
+      }
+    }
+  // How many micro-batches are alive at once: slots go round.
+  int64_t slots = 1;
+  std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
+  for (const WorkItem& item : order) ++left[{item.chunk, item.micro_batch}];
+  std::map<std::pair<int, int>, int> alive = {};
+  std::vector<int> started;
+  for (const WorkItem& item : order) {
+    const std::pair<int, int> at{item.chunk, item.micro_batch};
+    alive[at] = 1;
+    int lowest = item.micro_batch, highest = item.micro_batch;
+    for (const auto& [key, live] : alive)
+      if (live) lowest = std::min(lowest, key.second), highest = std::max(highest, key.second);
+    slots = std::max<int64_t>(slots, highest - lowest + 1);
+    if (--left[at] == 0) alive.erase(at);
+  }
+  for (const WorkItem& item : order) {
+    const auto u = item.micro_batch;
+    const SegmentKey key{virtual_stage(pipeline, place_.mesh, item.chunk), item.kind,
+                         low_.size_class[static_cast<size_t>(u)]};
+    body.push_back({.segment = segments.at(key), .micro_batch = u, .slot = static_cast<int32_t>(u % slots)});
+  }
+  auto& schedule = draft_.program.schedule;
+  schedule.push_back({.segment = 0, .whole = true});
+  schedule.insert(schedule.end(), body.begin(), body.end());
+  schedule.push_back({.segment = build_segment(Region::kEpilogue, {}, "epilogue"), .whole = true});
+  assign_slots(slots);
+}
+
+// Values that one segment of the body hands to another have a slot for every micro-batch that is alive.
+void ProgramBuilder::assign_slots(int64_t slots) {
+  Program& p = draft_.program;
+  std::vector<int32_t> seen(p.buffers.size(), -1);
+  std::vector<char> crosses(p.buffers.size());
+  const auto root = [&](BufferId b) {
+    while (p.buffers[static_cast<size_t>(b)].alias != kNone) b = p.buffers[static_cast<size_t>(b)].alias;
+    return static_cast<size_t>(b);
+  };
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    if (draft_.regions[s] != Region::kBody) continue;
+    for (const Instruction& i : p.segments[s].instructions)
+      for (const auto* list : {&i.in, &i.out})
+        for (const BufferId b : *list) {
+          if (b == kNone) continue;
+          int32_t& first = seen[root(b)];
+          if (first >= 0 && first != static_cast<int32_t>(s)) crosses[root(b)] = 1;
+          first = static_cast<int32_t>(s);
+        }
+  }
+  std::vector<char> varies(p.buffers.size());
+  for (const auto& [key, b] : buffers_)
+    if (key.second >= 0 && g_.tensor(key.first).kind == TensorKind::kValue) varies[root(b)] = 1;
+  for (size_t b = 0; b < p.buffers.size(); ++b)
+    if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena)
+      p.buffers[b].slots = static_cast<int32_t>(slots);
+  for (Buffer& b : p.buffers)
+    if (b.alias != kNone) b.slots = p.buffers[root(b.alias)].slots;
 }
 
 bool ProgramBuilder::empty(TensorId id) const {
@@ -92,10 +171,10 @@ bool ProgramBuilder::empty(TensorId id) const {
   return std::find(d.begin(), d.end(), 0) != d.end();
 }
 
-// The buffer of a tensor; tensors that differ from micro-batch to micro-batch have one per variant of the body.
+// The buffer of a tensor; tensors that differ from micro-batch to micro-batch have one per size of micro-batch.
 BufferId ProgramBuilder::buffer(TensorId id) {
   const bool varies = timed_ && lg_.time_varies(id);
-  const std::pair<TensorId, int> key{id, varies ? variant_ : -1};
+  const std::pair<TensorId, int32_t> key{id, varies ? key_.variant : -1};
   if (const auto it = buffers_.find(key); it != buffers_.end()) return it->second;
   const Tensor& t = g_.tensor(id);
   Buffer b;
@@ -122,7 +201,28 @@ Instruction& ProgramBuilder::add(Instruction instruction, const Op* op) {
   return draft_.program.segments.back().instructions.back();
 }
 
-bool ProgramBuilder::in_segment(const Op& op) const { return !timed_ || op.region == region_; }
+WorkKind ProgramBuilder::work_of(const Op& op) const {
+  if (op.phase == Phase::kForward) return WorkKind::kForward;
+  const auto number = static_cast<size_t>(&op - g_.ops.data());
+  return low_.weight_op[number] && low_.schedule->split_backward ? WorkKind::kWeight : WorkKind::kBackward;
+}
+
+bool ProgramBuilder::in_segment(const Op& op) const {
+  if (!on_this_mesh(op.stage)) return false;
+  if (!timed_) return true;
+  if (op.region != region_) return false;
+  return region_ != Region::kBody || key_.stage < 0 || (op.stage == key_.stage && work_of(op) == key_.kind);
+}
+
+// The sending half of a transfer stands with what makes its operand.
+bool ProgramBuilder::sends_here(const Op& op) const {
+  if (op.code != OpCode::k_transfer) return false;
+  const int32_t from = lg_.stage(op.inputs[0]);
+  if (!on_this_mesh(from)) return false;
+  if (!timed_) return true;
+  if (op.region != region_) return false;
+  return region_ != Region::kBody || key_.stage < 0 || (from == key_.stage && work_of(op) == key_.kind);
+}
 
 // Inputs that differ per micro-batch are fed where they are read; others once, in the first segment that reads them.
 bool ProgramBuilder::fed_here(TensorId input) const {
@@ -140,6 +240,7 @@ void ProgramBuilder::feed_for(TensorId id) {
   feed.name = "feed." + g_.tensor(input).name;
   feed.out = {buffer(input)};
   feed.ref = input_number_.at(input);
+  feed.samples = low_.mask_number(low_.local.sample_mask(input));
   feed.whole_batch = timed_ && !lg_.time_varies(input);
   feed.bytes = static_cast<double>(draft_.program.buffers[static_cast<size_t>(feed.out[0])].bytes);
   add(std::move(feed), nullptr);
@@ -147,13 +248,15 @@ void ProgramBuilder::feed_for(TensorId id) {
 
 void ProgramBuilder::fetch(size_t output) {
   const NamedTensor& f = lg_.fetches[output];
-  if (empty(f.tensor)) return;
+  if (!on_this_mesh(lg_.stage(f.tensor)) || empty(f.tensor)) return;
   feed_for(f.tensor);
   Instruction fetch;
   fetch.kind = InstructionKind::kFetch;
   fetch.name = "fetch." + f.name;
   fetch.in = {buffer(f.tensor)};
-  fetch.ref = static_cast<int32_t>(output);
+  for (size_t k = output + 1; k-- > 0;)  // several tensors of one name are one output
+    if (lg_.fetches[k].name == f.name) fetch.ref = static_cast<int32_t>(k);
+  fetch.samples = low_.mask_number(low_.local.sample_mask(f.tensor));
   fetch.bytes = static_cast<double>(draft_.program.buffers[static_cast<size_t>(fetch.in[0])].bytes);
   add(std::move(fetch), nullptr);
 }
@@ -171,62 +274,55 @@ void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
   }
 }
 
-void ProgramBuilder::build_segment(Region region, int variant, const std::string& name) {
+int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, const std::string& name) {
   region_ = region;
-  variant_ = variant;
+  key_ = key;
   fed_.clear();
   draft_.program.segments.push_back({name, {}});
   draft_.ops.emplace_back();
   draft_.regions.push_back(region);
   for (size_t f = 0; f < lg_.fetches.size(); ++f) {  // of what is there from the start, before anything changes it
     const TensorId root = view_root(g_, lg_.fetches[f].tensor);
-    if (g_.tensor(root).kind == TensorKind::kValue) continue;
+    if (g_.tensor(root).kind == TensorKind::kValue || !on_this_mesh(lg_.stage(root))) continue;
     const bool varies = timed_ && lg_.time_varies(root);
-    if (!timed_ || (varies ? region == Region::kBody : region == Region::kPrologue)) {
+    const bool here = varies ? region == Region::kBody && key.kind == WorkKind::kForward &&
+                                   (key.stage < 0 || key.stage == lg_.stage(root))
+                             : region == Region::kPrologue;
+    if (!timed_ || here) {
       if (timed_ && !varies) early_input_[static_cast<size_t>(root)] = 1;
       fetch(f);
     }
   }
   if (timed_ && region == Region::kPrologue)  // what the body reads whole must be there
     for (size_t t = 0; t < g_.tensors.size(); ++t)
-      if (g_.tensors[t].kind == TensorKind::kInput && early_input_[t] && !lg_.time_varies(static_cast<TensorId>(t)))
+      if (g_.tensors[t].kind == TensorKind::kInput && early_input_[t] && !lg_.time_varies(static_cast<TensorId>(t)) &&
+          on_this_mesh(lg_.stages[t]))
         feed_for(static_cast<TensorId>(t));
   for (const Op& op : g_.ops) {
+    if (sends_here(op) || (op.code == OpCode::k_transfer && in_segment(op))) emit_transfer(op);
     if (!in_segment(op)) continue;
-    for (const TensorId id : op.inputs)
-      if (id != kNone) feed_for(id);
-    emit(op);
+    if (op.code != OpCode::k_transfer) {
+      for (const TensorId id : op.inputs)
+        if (id != kNone) feed_for(id);
+      emit(op);
+    }
     fetch_made_by(op, false);
   }
   for (const Op& op : g_.ops) {
+    if (!on_this_mesh(op.stage)) continue;
     // A sum over micro-batches is made in the body and finished after it; what the prologue made waits there too.
     bool here = in_segment(op);
     if (timed_ && !op.outputs.empty() && !lg_.time_varies(op.outputs[0])) here = region == Region::kEpilogue;
     if (here) fetch_made_by(op, true);
   }
-}
-
-void ProgramBuilder::bridge_attrs(const Op& op, Attrs& attrs) const {
-  if (op.code != OpCode::k_all_gather && op.code != OpCode::k_local_slice) return;
-  const bool varies = lg_.time_varies(op.inputs[0]) || !timed_;
-  const auto u = static_cast<size_t>(micro_batch_);
-  const std::vector<Interval>& parts = varies ? cut_.parts[u] : cut_.whole;
-  const int64_t origin = varies ? cut_.runs[u].begin : 0;
-  if (op.code == OpCode::k_local_slice) {
-    attrs["begin"] = parts[device_].begin - origin;
-    attrs["end"] = parts[device_].end - origin;
-    return;
-  }
-  std::vector<int64_t> cuts;
-  for (const Interval& part : parts) cuts.insert(cuts.end(), {part.begin - origin, part.end - origin});
-  attrs["cuts"] = std::move(cuts);
+  return static_cast<int32_t>(draft_.program.segments.size()) - 1;
 }
 
 // The neutral value in the place of a partial result of no samples.
 void ProgramBuilder::emit_identity(const Op& op, size_t output) {
   const TensorId id = op.outputs[output];
   Combine combine = Combine::kSum;
-  for (size_t a = 0; a < lg_.axes.size(); ++a)
+  for (size_t a = 0; a < lg_.axes(); ++a)
     if (lg_.at(id, a).placement == Placement::kPartial) combine = lg_.at(id, a).combine;
   Instruction fill;
   fill.op = OpCode::k_fill;
@@ -240,42 +336,56 @@ void ProgramBuilder::emit_identity(const Op& op, size_t output) {
   add(std::move(fill), nullptr);
 }
 
+void ProgramBuilder::emit_transfer(const Op& op) {
+  const auto link = low_.link_of.find({&op, timed_ && op.region == Region::kBody ? key_.variant : 0});
+  if (link == low_.link_of.end()) return;
+  const auto half = [&](InstructionKind kind, TensorId id) {
+    if (empty(id)) return;
+    Instruction i;
+    i.kind = kind;
+    i.op = op.code;
+    i.name = (kind == InstructionKind::kSend ? "send." : "receive.") + op.name;
+    (kind == InstructionKind::kSend ? i.in : i.out) = {buffer(id)};
+    i.ref = link->second;
+    i.phase = op.phase;
+    i.scope = op.scope;
+    i.bytes = static_cast<double>(element_count(dims(id)) * size_of(g_.tensor(id).dtype));
+    add(std::move(i), nullptr);
+  };
+  if (sends_here(op)) half(InstructionKind::kSend, op.inputs[0]);
+  if (in_segment(op)) half(InstructionKind::kReceive, op.outputs[0]);
+}
+
 void ProgramBuilder::emit(const Op& op) {
   if (is_view(op.code)) return;
   const bool collective = has_flag(op.code, kCollective);
   bool none_out = true, none_in = false;
-  for (const TensorId id : op.outputs) none_out &= empty(id);
+  for (const TensorId id : op.outputs) none_out &= id == kNone || empty(id);
   for (const TensorId id : op.inputs)
     if (id != kNone && empty(id))
-      for (size_t a = 0; a < lg_.axes.size(); ++a) none_in |= lg_.at(id, a).placement == Placement::kShard;
+      for (size_t a = 0; a < lg_.axes(); ++a) none_in |= lg_.at(id, a).placement == Placement::kShard;
   if (none_out && !collective) return;  // no samples, nothing to do
   if (none_in && !collective) {
     for (size_t o = 0; o < op.outputs.size(); ++o)
-      if (!empty(op.outputs[o])) emit_identity(op, o);
+      if (op.outputs[o] != kNone && !empty(op.outputs[o])) emit_identity(op, o);
     return;
   }
-  std::vector<Dims> in, out;
   Instruction i;
-  for (const TensorId id : op.inputs) {
-    in.push_back(id == kNone ? Dims{} : dims(id));
-    i.in.push_back(id == kNone ? kNone : buffer(id));
-  }
-  for (const TensorId id : op.outputs) {
-    out.push_back(dims(id));
-    i.out.push_back(buffer(id));
-  }
+  for (const TensorId id : op.inputs) i.in.push_back(id == kNone ? kNone : buffer(id));
+  for (const TensorId id : op.outputs) i.out.push_back(buffer(id));
   i.kind = collective ? InstructionKind::kCollective : InstructionKind::kKernel;
-  i.stream = collective && options_.overlap ? Stream::kCommunication : Stream::kCompute;
+  i.stream = collective && low_.options.overlap ? Stream::kCommunication : Stream::kCompute;
   i.op = op.code;
   i.name = op.name;
-  i.attrs = local_attrs(g_, op, in, out);
-  bridge_attrs(op, i.attrs);
-  i.box = box_of(lg_, op);
+  i.attrs = low_.local.attrs(op, place_);
+  i.box = low_.local.box(op, place_);
+  if (const TensorId boxed = low_.local.box_tensor(op); boxed != kNone)
+    i.samples = low_.mask_number(low_.local.sample_mask(boxed));
   i.key = op.key;
   if (collective) i.ref = static_cast<int32_t>(attr_int(op.attrs, "group"));
   i.phase = op.phase;
   i.scope = op.scope;
-  const OpCost cost = local_cost(g_, op, i.attrs, in, out);
+  const OpCost cost = low_.local.cost(op, i.attrs, place_);
   i.flops = cost.flops;
   i.bytes = cost.bytes;
   add(std::move(i), &op);

@@ -7,6 +7,7 @@
 
 #include "plan/localise.h"
 #include "plan/lower.h"
+#include "schedule/schedule.h"
 
 namespace whale {
 
@@ -18,45 +19,67 @@ struct Draft {
   std::vector<std::pair<BufferId, BufferId>> next;  // (variable's buffer, buffer of its next value)
 };
 
+// What all programs of an entry share.
+struct Lowering {
+  Lowering(const LayoutGraph& graph, const LowerOptions& lower_options)
+      : lg(graph), options(lower_options), local(graph) {}
+
+  const LayoutGraph& lg;
+  const LowerOptions& options;
+  Localiser local;
+  std::vector<uint64_t> masks;                // ways in which axes cut the batch: DeviceRow::samples
+  std::map<std::pair<const Op*, int32_t>, int32_t> link_of;  // (transfer, first micro-batch of a size)
+  std::vector<int32_t> size_class;            // per micro-batch: the first one of the same size
+  const PipelineSchedule* schedule = nullptr;  // null: no pipeline, or a single micro-batch
+  std::vector<char> weight_op;                // per op: may be later than the input gradients (W of zero bubble)
+
+  int32_t mask_number(uint64_t mask) const;
+};
+
 class ProgramBuilder {
  public:
-  ProgramBuilder(const LayoutGraph& graph, const BatchCut& cut, const LowerOptions& options, int64_t device);
+  ProgramBuilder(const Lowering& lowering, Place place);
   Draft build();
 
  private:
-  struct Variant {  // of the body: micro-batches with the same sizes
-    int64_t run = 0, both = 0;
-    friend bool operator==(const Variant&, const Variant&) = default;
+  struct SegmentKey {  // of the body
+    int32_t stage = -1;
+    WorkKind kind{};
+    int32_t variant = -1;  // micro-batches of one size: the first of them
+    friend auto operator<=>(const SegmentKey&, const SegmentKey&) = default;
   };
-  void build_segment(Region region, int variant, const std::string& name);
+  int32_t build_segment(Region region, const SegmentKey& key, const std::string& name);
+  void schedule_accumulation();
+  void schedule_pipeline();
+  void assign_slots(int64_t slots);
   void emit(const Op& op);
+  void emit_transfer(const Op& op);
   void emit_identity(const Op& op, size_t output);
   void feed_for(TensorId id);
   void fetch(size_t output);
   void fetch_made_by(const Op& op, bool at_end);
   BufferId buffer(TensorId id);
-  Dims dims(TensorId id) const;
+  Dims dims(TensorId id) const { return low_.local.dims(id, place_); }
   bool empty(TensorId id) const;
+  bool on_this_mesh(int32_t stage) const;
   bool in_segment(const Op& op) const;
+  bool sends_here(const Op& transfer) const;
+  WorkKind work_of(const Op& op) const;
   bool fed_here(TensorId input) const;
   Instruction& add(Instruction instruction, const Op* op);
-  void bridge_attrs(const Op& op, Attrs& attrs) const;
 
+  const Lowering& low_;
   const LayoutGraph& lg_;
   const Graph& g_;
-  const BatchCut& cut_;
-  const LowerOptions& options_;
-  size_t device_;
-  bool timed_;  // more than one micro-batch
-  std::vector<Variant> variants_;
+  Place place_;  // its micro-batch: the representative one of the segment under construction
+  bool timed_;   // more than one micro-batch
   Draft draft_;
-  std::map<std::pair<TensorId, int>, BufferId> buffers_;
+  std::map<std::pair<TensorId, int32_t>, BufferId> buffers_;
   std::map<TensorId, int32_t> input_number_, variable_number_;
   std::vector<char> early_input_;  // read in the prologue or, whole, in the body
   // The segment under construction.
   Region region_{};
-  int variant_ = 0;
-  int32_t micro_batch_ = 0;  // a representative one, for intervals
+  SegmentKey key_;
   std::map<TensorId, bool> fed_;
 };
 

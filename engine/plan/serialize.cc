@@ -565,7 +565,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   const auto notes_at = write(b, notes);
   fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
                                          groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
-                                         number<fb::Precision>(plan.precision), source, notes_at));
+                                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -598,6 +598,8 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.schedule = f.schedule(t->schedule());
   out.micro_batches = f.range(t->micro_batches(), 1, kMaxCount, "micro_batches");
   out.precision = f.number<Precision>(t->precision(), "the precision");
+  out.zero = t->zero();
+  f.range(out.zero, 0, 3, "the ZeRO level");
   if (t->source() == nullptr) throw f.bad("it has no source graph");
   out.source = read_graph(t->source()->data(), t->source()->size());
   if (t->notes() != nullptr) {

@@ -8,6 +8,7 @@
 namespace whale {
 namespace {
 
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 bool in_arena(const Buffer& b) { return b.kind == BufferKind::kArena || b.kind == BufferKind::kInput; }
 
 // When compute has waited for the collective at `index`: position in the segment, or its end.
@@ -27,6 +28,12 @@ void share(Program& program, BufferId buffer, BufferId storage) {
   b.alias = storage;
   b.kind = s.kind == BufferKind::kInput ? BufferKind::kArena : s.kind;
   b.ref = b.kind == BufferKind::kVariable ? s.ref : -1;
+  if (in_arena(s)) {
+    const int32_t slots = std::max(b.slots, s.slots);
+    b.slots = program.buffers[static_cast<size_t>(storage)].slots = slots;
+  } else {
+    b.slots = 1;
+  }
 }
 
 void resolve_aliases(Program& program) {
@@ -139,7 +146,9 @@ void place_arena(Program& program) {
   std::vector<size_t> owner;
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     if (lives[b].first < 0) continue;
-    blocks.push_back({program.buffers[b].bytes, lives[b].first, lives[b].last});
+    const int64_t slots = program.buffers[b].slots;
+    blocks.push_back({slots > 1 ? slots * aligned(program.buffers[b].bytes) : program.buffers[b].bytes, lives[b].first,
+                      lives[b].last});
     owner.push_back(b);
   }
   const MemoryPlan plan = plan_memory(blocks);

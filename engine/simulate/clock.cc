@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -22,16 +24,32 @@ struct DeviceState {
   const Segment& segment() const { return program->segments[static_cast<size_t>(program->schedule[row].segment)]; }
 };
 
-// One meeting of a group's members.
+// One meeting of the members of a part of a group.
 struct Meeting {
-  std::vector<std::pair<int32_t, double>> there;  // device, when
+  struct Member {
+    size_t device, instruction;
+    double ready;
+  };
+  std::vector<Member> there;
   double longest = 0;
+};
+
+// The messages of one channel so far: when each was complete, when each was taken.
+struct Channel {
+  std::vector<double> sent, taken;
 };
 
 class Walk {
  public:
   Walk(const Plan& plan, const Entry& entry, const Duration& duration)
-      : plan_(plan), duration_(duration), devices_(entry.rows.size()) {
+      : plan_(plan), entry_(entry), duration_(duration), devices_(entry.rows.size()), channels_(entry.links.size()) {
+    for (const Group& group : plan.groups) {
+      parts_.emplace_back(devices_.size(), -1);
+      for (size_t p = 0; p < group.parts.size(); ++p)
+        for (const int32_t d : group.parts[p]) parts_.back()[static_cast<size_t>(d)] = static_cast<int32_t>(p);
+    }
+    for (size_t l = 0; l < entry.links.size(); ++l)
+      for (const Transfer& t : entry.links[l].transfers) channels_[l][{t.from, t.to}];
     for (size_t d = 0; d < devices_.size(); ++d) {
       devices_[d].program = &entry.programs[static_cast<size_t>(entry.rows[d].program)];
       enter_row(d);
@@ -96,47 +114,68 @@ class Walk {
         ready = std::max(ready, end);
       }
       if (waits) continue;
-      const double seconds = duration_(list[k], static_cast<int32_t>(d));
-      if (list[k].kind != InstructionKind::kCollective) {
-        finish(d, k, ready, ready + seconds);
-        return true;
-      }
-      if (meet(d, k, ready, seconds)) return true;
+      if (take(d, k, ready, duration_(list[k], static_cast<int32_t>(d)))) return true;
     }
     if (!all) return false;
     const double joined = *std::max_element(s.free.begin(), s.free.end());
     s.free.fill(joined);
     ++s.row;
-    waiting_.erase(d);
     enter_row(d);
     return true;
   }
 
-  bool meet(size_t d, size_t k, double ready, double seconds) {
-    const int32_t group = devices_[d].segment().instructions[k].ref;
-    if (const auto at = waiting_.find(d); at != waiting_.end() && at->second == k) return false;  // there already
-    const int64_t number = devices_[d].arrivals[group]++;
-    Meeting& meeting = meetings_[{group, number}];
-    meeting.there.emplace_back(static_cast<int32_t>(d), ready);
-    meeting.longest = std::max(meeting.longest, seconds);
-    waiting_[d] = k;
-    if (meeting.there.size() < plan_.groups[static_cast<size_t>(group)].devices.size()) return false;
-    double start = 0;
-    for (const auto& [device, when] : meeting.there) start = std::max(start, when);
-    for (const auto& [device, when] : meeting.there) {
-      const auto member = static_cast<size_t>(device);
-      finish(member, waiting_.at(member), start, start + meeting.longest);
-      waiting_.erase(member);
+  bool take(size_t d, size_t k, double ready, double seconds) {
+    const Instruction& i = devices_[d].segment().instructions[k];
+    if (i.kind == InstructionKind::kCollective) return meet(d, k, ready, seconds);
+    const bool sends = i.kind == InstructionKind::kSend;
+    if (sends || i.kind == InstructionKind::kReceive) {
+      const auto link = static_cast<size_t>(i.ref), slots = static_cast<size_t>(entry_.links[link].slots);
+      std::vector<Channel*> mine;
+      for (auto& [ends, channel] : channels_[link])
+        if ((sends ? ends.first : ends.second) == static_cast<int32_t>(d)) mine.push_back(&channel);
+      for (const Channel* c : mine) {
+        if (sends && c->sent.size() < slots) continue;
+        // A send needs the slot of the message `slots` before it, a receive the message itself.
+        const std::vector<double>& wanted = sends ? c->taken : c->sent;
+        const size_t message = sends ? c->sent.size() - slots : c->taken.size();
+        if (message >= wanted.size()) return false;
+        ready = std::max(ready, wanted[message]);
+      }
+      for (Channel* c : mine) (sends ? c->sent : c->taken).push_back(ready + seconds);
     }
-    meetings_.erase({group, number});
+    finish(d, k, ready, ready + seconds);
+    return true;
+  }
+
+  bool meet(size_t d, size_t k, double ready, double seconds) {
+    if (!waiting_.emplace(d, k).second) return false;  // there already
+    const int32_t group = devices_[d].segment().instructions[k].ref;
+    const int32_t part = parts_[static_cast<size_t>(group)][d];
+    if (part < 0) throw internal("device {} is no member of group {}", d, group);
+    const std::tuple key{group, part, devices_[d].arrivals[group]++};
+    Meeting& meeting = meetings_[key];
+    meeting.there.push_back({d, k, ready});
+    meeting.longest = std::max(meeting.longest, seconds);
+    if (meeting.there.size() < plan_.groups[static_cast<size_t>(group)].parts[static_cast<size_t>(part)].size())
+      return false;
+    double start = 0;
+    for (const auto& member : meeting.there) start = std::max(start, member.ready);
+    for (const auto& member : meeting.there) {
+      finish(member.device, member.instruction, start, start + meeting.longest);
+      waiting_.erase({member.device, member.instruction});
+    }
+    meetings_.erase(key);
     return true;
   }
 
   const Plan& plan_;
+  const Entry& entry_;
   const Duration& duration_;
   std::vector<DeviceState> devices_;
-  std::map<std::pair<int32_t, int64_t>, Meeting> meetings_;
-  std::map<size_t, size_t> waiting_;  // device -> its instruction that waits for peers
+  std::vector<std::vector<int32_t>> parts_;                               // [group][device]
+  std::vector<std::map<std::pair<int32_t, int32_t>, Channel>> channels_;  // per link, by (from, to)
+  std::map<std::tuple<int32_t, int32_t, int64_t>, Meeting> meetings_;     // by group, part and number
+  std::set<std::pair<size_t, size_t>> waiting_;                           // devices' instructions that wait for peers
 };
 
 }  // namespace

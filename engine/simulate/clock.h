@@ -21,8 +21,10 @@ struct Event {
 
 using Duration = std::function<double(const Instruction& instruction, int32_t device)>;
 
-// Events by device, then in schedule order. A collective starts when every member of its group has reached it and takes
-// the longest of their durations. Throws failed_precondition when devices wait for each other.
+// Events by device, then in schedule order. A collective starts when every member of its part of the group has reached
+// it and takes the longest of their durations. A send starts when its channels have a free slot and holds its stream
+// for its duration; the receive starts when it has ended, and frees the slot when it has ended itself. Throws
+// failed_precondition when devices wait for each other.
 std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration& duration);
 
 double makespan(const std::vector<Event>& events);

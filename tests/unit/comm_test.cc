@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -9,6 +10,7 @@
 #include "base/error.h"
 #include "comm/transport.h"
 #include "device/ref/ref.h"
+#include "plan/part.h"
 
 namespace whale {
 namespace {
@@ -17,10 +19,10 @@ struct Ring {  // members of one group, each on a thread of its own
   std::vector<std::unique_ptr<Device>> devices;
   std::unique_ptr<Transport> transport;
   explicit Ring(int members) {
-    Group group{"replica", {}};
+    Group group{"replica", {{}}};
     const auto backend = make_ref_backend();
     for (int m = 0; m < members; ++m) {
-      group.devices.push_back(m);
+      group.parts[0].push_back(m);
       devices.push_back(backend->open({DeviceKind::kRef, {}, 0}));
     }
     transport = make_inproc({group});
@@ -126,6 +128,351 @@ TEST_CASE("all-gather puts uneven and empty parts in their places") {
   std::vector<float> expected(60);
   std::iota(expected.begin(), expected.end(), 0.0f);
   for (size_t m = 0; m < 3; ++m) CHECK(whole[m] == expected);
+}
+
+// ---- cuts: every collective against the parts of one whole tensor -----------------------------------------------
+using Values = std::vector<float>;
+
+Values iota(const Dims& dims) {
+  Values whole(static_cast<size_t>(element_count(dims)));
+  std::iota(whole.begin(), whole.end(), 1.0f);
+  return whole;
+}
+Values cut(const Dims& dims, const Values& whole, const Part& part) {
+  Values local(static_cast<size_t>(element_count(part.extents())));
+  for_each_run(dims, part, [&](int64_t logical, int64_t at, int64_t n) {
+    std::copy_n(whole.begin() + logical, n, local.begin() + at);
+  });
+  return local;
+}
+Part part_at(const Dims& dims, const Digit& digit, const Interval& at) {
+  const int64_t extent = dims[static_cast<size_t>(digit.dim)] / (digit.outer * digit.inner);
+  return part_of(dims, {DigitCut{digit, extent, at}});
+}
+Operand tensor(Values& values, Dims dims) { return {values.data(), DType::kF32, std::move(dims), false, nullptr}; }
+std::vector<Interval> cuts_of(const std::vector<int64_t>& sizes) {
+  std::vector<Interval> cuts;
+  for (const int64_t n : sizes) {
+    const int64_t at = cuts.empty() ? 0 : cuts.back().end;
+    cuts.push_back({at, at + n});
+  }
+  return cuts;
+}
+
+void check_reduce_scatter(const Dims& dims, const Digit& digit, const std::vector<int64_t>& sizes, Combine combine) {
+  CAPTURE(to_string(dims));
+  CAPTURE(static_cast<int>(combine));
+  const size_t members = sizes.size();
+  const size_t n = static_cast<size_t>(element_count(dims));
+  Ring ring(static_cast<int>(members));
+  std::vector<Values> x(members, Values(n)), all(members, Values(n)), part(members), gathered(members, Values(n, -1));
+  std::vector<std::unique_ptr<Collective>> reduce, scatter, gather;
+  for (size_t m = 0; m < members; ++m) {
+    for (size_t i = 0; i < n; ++i) x[m][i] = all[m][i] = 1.0f / static_cast<float>(3 + (i * 17 + m * 31) % 1009) - 0.3f;
+    CollectiveSpec spec;
+    spec.op = OpCode::k_all_reduce;
+    spec.combine = combine;
+    spec.in = spec.out = {tensor(all[m], dims)};
+    reduce.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    spec.op = OpCode::k_reduce_scatter;
+    spec.digit = digit;
+    spec.cuts = cuts_of(sizes);
+    const Dims local = part_at(dims, digit, spec.cuts[m]).extents();
+    part[m].resize(static_cast<size_t>(element_count(local)));
+    spec.in = {tensor(x[m], dims)};
+    spec.out = {tensor(part[m], local)};
+    scatter.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    spec.op = OpCode::k_all_gather;
+    spec.in = spec.out;
+    spec.out = {tensor(gathered[m], dims)};
+    gather.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+  }
+  Values expected = x[0];
+  const auto combined = [&](float a, float b) {
+    switch (combine) {
+      case Combine::kSum: return a + b;
+      case Combine::kMax: return std::max(a, b);
+      case Combine::kMin: return std::min(a, b);
+      case Combine::kLogSumExp: return std::log(std::exp(a) + std::exp(b));
+    }
+    return a;
+  };
+  for (size_t m = 1; m < members; ++m)
+    for (size_t i = 0; i < n; ++i) expected[i] = combined(expected[i], x[m][i]);
+  std::atomic<int> failures{0};
+  ring.run([&](size_t m) {
+    failures += !scatter[m]->run(nullptr);
+    failures += !gather[m]->run(nullptr);
+    failures += !reduce[m]->run(nullptr);
+  });
+  CHECK(failures == 0);
+  for (size_t m = 0; m < members; ++m) {
+    CHECK(std::memcmp(gathered[m].data(), all[m].data(), n * 4) == 0);
+    CHECK(part[m] == cut(dims, gathered[m], part_at(dims, digit, cuts_of(sizes)[m])));
+    if (combine != Combine::kLogSumExp) CHECK(gathered[m] == expected);
+    for (size_t i = 0; i < n; i += 97) CHECK(gathered[m][i] == doctest::Approx(expected[i]).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("reduce-scatter and all-gather give the bits of an all-reduce, for uneven and empty cuts") {
+  for (const Combine combine : {Combine::kSum, Combine::kMax, Combine::kMin, Combine::kLogSumExp}) {
+    check_reduce_scatter({5, 7}, {0, 1, 1}, {5}, combine);
+    check_reduce_scatter({6, 4}, {0, 1, 1}, {2, 4}, combine);
+    check_reduce_scatter({2, 2 * 5 * 3, 2}, {1, 2, 3}, {2, 0, 3}, combine);
+    check_reduce_scatter({70, 600}, {0, 1, 1}, {30, 1, 0, 39}, combine);  // large
+    check_reduce_scatter({3, 20000}, {1, 1, 1}, {9000, 11000}, combine);  // pieces of more than a chunk
+  }
+}
+
+// `to` in the coordinates of x where both digits are of one dimension.
+void check_all_to_all(const Dims& dims, const Digit& from, const std::vector<int64_t>& sizes, const Digit& to,
+                      const std::vector<int64_t>& to_sizes) {
+  CAPTURE(to_string(dims));
+  CAPTURE(sizes.size());
+  const size_t members = sizes.size();
+  Ring ring(static_cast<int>(members));
+  const std::vector<Interval> cuts = cuts_of(sizes), to_cuts = cuts_of(to_sizes);
+  Values whole = iota(dims);
+  std::vector<Values> x(members), y(members);
+  std::vector<std::unique_ptr<Collective>> bound;
+  for (size_t m = 0; m < members; ++m) {
+    const Part before = part_at(dims, from, cuts[m]), after = part_at(dims, to, to_cuts[m]);
+    x[m] = cut(dims, whole, before);
+    y[m].assign(static_cast<size_t>(element_count(after.extents())), -1);
+    CollectiveSpec spec;
+    spec.op = OpCode::k_all_to_all;
+    spec.in = {tensor(x[m], before.extents())};
+    spec.out = {tensor(y[m], after.extents())};
+    spec.digit = from;
+    spec.cuts = cuts;
+    spec.to_digit = to;
+    spec.to_cuts = to_cuts;
+    if (from.dim == to.dim && from.inner > to.inner) spec.to_digit.outer = to.outer / cuts.back().end * cuts[m].size();
+    if (from.dim == to.dim && from.inner < to.inner) spec.to_digit.inner = to.inner / cuts.back().end * cuts[m].size();
+    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+  }
+  for (int call = 0; call < 3; ++call) {
+    for (Values& values : y) std::fill(values.begin(), values.end(), -1.0f);
+    std::atomic<int> failures{0};
+    ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
+    CHECK(failures == 0);
+    for (size_t m = 0; m < members; ++m) CHECK(y[m] == cut(dims, whole, part_at(dims, to, to_cuts[m])));
+  }
+}
+
+TEST_CASE("all-to-all moves a cut from one digit to another") {
+  check_all_to_all({4, 6}, {0, 1, 1}, {2, 2}, {1, 1, 1}, {3, 3});
+  check_all_to_all({4, 6}, {1, 1, 1}, {2, 3, 1}, {0, 1, 1}, {0, 3, 1});
+  check_all_to_all({3, 5, 4, 2}, {1, 1, 1}, {5, 0, 0}, {2, 1, 1}, {1, 2, 1});
+  check_all_to_all({2, 2 * 5 * 3, 3, 4 * 2}, {1, 2, 3}, {1, 4}, {3, 1, 2}, {3, 1});
+  check_all_to_all({2, 2 * 5 * 3, 3, 4 * 2}, {3, 1, 2}, {0, 1, 1, 2}, {1, 2, 3}, {2, 2, 0, 1});
+  check_all_to_all({2, 3 * 4, 3}, {1, 1, 4}, {2, 1}, {1, 3, 1}, {1, 3});  // two digits of one dimension
+  check_all_to_all({2, 3 * 4, 3}, {1, 3, 1}, {1, 3}, {1, 1, 4}, {1, 2});
+  check_all_to_all({2 * 3 * 5 * 4 * 2}, {0, 2, 40}, {2, 1}, {0, 30, 2}, {3, 1});
+  check_all_to_all({2 * 3 * 5 * 4 * 2}, {0, 30, 2}, {3, 1}, {0, 2, 40}, {2, 1});
+}
+
+TEST_CASE("the parts of a group work by themselves") {
+  const auto backend = make_ref_backend();
+  std::vector<std::unique_ptr<Device>> devices;
+  for (int d = 0; d < 5; ++d) devices.push_back(backend->open({DeviceKind::kRef, {}, 0}));
+  const std::vector<std::vector<int32_t>> parts = {{3, 0}, {1, 2}};  // device 4 is in none
+  const auto transport = make_inproc({{"split", parts}});
+  std::vector<Values> x(4, Values(8)), y(4, Values(16));
+  std::vector<std::unique_ptr<Collective>> bound;
+  for (int d = 0; d < 4; ++d) {
+    const size_t i = static_cast<size_t>(d);
+    std::fill(x[i].begin(), x[i].end(), static_cast<float>(d));
+    CollectiveSpec spec;
+    spec.op = OpCode::k_all_gather;
+    spec.in = {tensor(x[i], {8})};
+    spec.out = {tensor(y[i], {16})};
+    spec.digit = {0, 1, 1};
+    spec.cuts = {{0, 8}, {8, 16}};
+    bound.push_back(transport->bind(0, d, spec, *devices[i]));
+    if (d == 0) CHECK_THROWS_AS(transport->bind(0, 4, spec, *devices[4]), Error);
+  }
+  std::vector<std::thread> threads;
+  for (size_t d = 0; d < 4; ++d) threads.emplace_back([&, d] { bound[d]->run(nullptr); });
+  for (auto& thread : threads) thread.join();
+  for (size_t d : {0, 3}) CHECK((y[d][0] == 3 && y[d][15] == 0));
+  for (size_t d : {1, 2}) CHECK((y[d][0] == 1 && y[d][15] == 2));
+}
+
+// ---- links ------------------------------------------------------------------------------------------------------
+// What device d needs of what device s has, as boxes; both parts are one box.
+std::vector<Transfer> intersect(const std::vector<Part>& sources, const std::vector<Part>& targets, int first_target) {
+  std::vector<Transfer> list;
+  for (size_t s = 0; s < sources.size(); ++s)
+    for (size_t t = 0; t < targets.size(); ++t) {
+      Transfer transfer{static_cast<int32_t>(s), static_cast<int32_t>(t) + first_target, {}, {}};
+      bool some = true;
+      for (size_t d = 0; d < sources[s].dims.size(); ++d) {
+        if (sources[s].dims[d].empty() || targets[t].dims[d].empty()) {
+          some = false;
+          break;
+        }
+        const Interval a = sources[s].dims[d][0], b = targets[t].dims[d][0];
+        const int64_t begin = std::max(a.begin, b.begin), end = std::max(begin, std::min(a.end, b.end));
+        transfer.source.push_back({begin - a.begin, end - a.begin});
+        transfer.target.push_back({begin - b.begin, end - b.begin});
+        some = some && end > begin;
+      }
+      if (some) list.push_back(transfer);
+    }
+  return list;
+}
+
+// Senders cut `from`, receivers cut `to`. `shared`: both are the same devices.
+void check_link(const Dims& dims, const std::vector<Part>& from, const std::vector<Part>& to, bool shared, int slots,
+                bool hole) {
+  CAPTURE(to_string(dims));
+  CAPTURE(shared);
+  CAPTURE(slots);
+  const size_t first = shared ? 0 : from.size(), count = first + to.size();
+  const auto backend = make_ref_backend();
+  std::vector<std::unique_ptr<Device>> devices;
+  for (size_t d = 0; d < count; ++d) devices.push_back(backend->open({DeviceKind::kRef, {}, 0}));
+  const auto transport = make_inproc({});
+  Link link{"x", slots, intersect(from, to, static_cast<int>(first))};
+  Transfer dropped;
+  if (hole) {
+    dropped = link.transfers.back();
+    link.transfers.pop_back();
+  }
+  const auto links = transport->open_links({{"other", 1, {}}, link});
+  std::vector<Values> x(from.size()), y(to.size());
+  std::vector<std::unique_ptr<Collective>> sends, receives;
+  for (size_t s = 0; s < from.size(); ++s) {
+    x[s].resize(static_cast<size_t>(element_count(from[s].extents())));
+    sends.push_back(links->bind(1, static_cast<int>(s), tensor(x[s], from[s].extents()), true, *devices[s]));
+  }
+  for (size_t t = 0; t < to.size(); ++t) {
+    y[t].resize(static_cast<size_t>(element_count(to[t].extents())));
+    receives.push_back(
+        links->bind(1, static_cast<int>(t + first), tensor(y[t], to[t].extents()), false, *devices[t + first]));
+  }
+  const Values whole = iota(dims);
+  const auto message = [&](int j) {
+    Values values = whole;
+    for (float& v : values) v += static_cast<float>(1000 * j);
+    return values;
+  };
+  std::atomic<int> failures{0}, wrong{0};
+  const auto send = [&](size_t s, int j) {
+    const Values local = cut(dims, message(j), from[s]);
+    std::copy(local.begin(), local.end(), x[s].begin());
+    failures += !sends[s]->run(nullptr);
+  };
+  const auto receive = [&](size_t t, int j) {
+    std::fill(y[t].begin(), y[t].end(), -1.0f);
+    if ((j + static_cast<int>(t)) % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    failures += !receives[t]->run(nullptr);
+    Values expected = cut(dims, message(j), to[t]);
+    if (hole && dropped.to == static_cast<int32_t>(t + first)) {
+      Part gone;
+      for (const Interval& i : dropped.target) gone.dims.push_back({i});
+      for_each_run(to[t].extents(), gone,
+                   [&](int64_t at, int64_t, int64_t n) { std::fill_n(expected.begin() + at, n, 0.0f); });
+    }
+    wrong += y[t] != expected;
+  };
+  for (int run = 0; run < 2; ++run) {
+    std::vector<std::thread> threads;
+    constexpr int kMessages = 24;
+    if (shared) {
+      for (size_t d = 0; d < from.size(); ++d)
+        threads.emplace_back([&, d] {
+          for (int j = 0; j < kMessages; j += slots) {  // as many under way as there are slots
+            for (int k = j; k < std::min(j + slots, kMessages); ++k) send(d, k);
+            for (int k = j; k < std::min(j + slots, kMessages); ++k) receive(d, k);
+          }
+        });
+    } else {
+      for (size_t s = 0; s < from.size(); ++s)
+        threads.emplace_back([&, s] {
+          for (int j = 0; j < kMessages; ++j) send(s, j);
+        });
+      for (size_t t = 0; t < to.size(); ++t)
+        threads.emplace_back([&, t] {
+          for (int j = 0; j < kMessages; ++j) receive(t, j);
+        });
+    }
+    for (auto& thread : threads) thread.join();
+    CHECK(failures == 0);
+    CHECK(wrong == 0);
+    links->reset();
+  }
+}
+
+TEST_CASE("links bring every piece to its place, in order, also from a device to itself") {
+  const auto rows = [](const Dims& dims, const std::vector<int64_t>& sizes, int dim) {
+    std::vector<Part> parts;
+    for (const Interval& i : cuts_of(sizes)) parts.push_back(part_at(dims, {dim, 1, 1}, i));
+    return parts;
+  };
+  const Dims dims = {5, 6, 2};
+  for (const int slots : {1, 2, 3})
+    for (const bool hole : {false, true}) {
+      check_link(dims, rows(dims, {2, 3}, 0), rows(dims, {4, 2}, 1), false, slots, hole);
+      check_link(dims, rows(dims, {5}, 0), rows(dims, {1, 0, 5}, 1), false, slots, hole);
+      check_link(dims, rows(dims, {2, 0, 3}, 0), rows(dims, {1, 1, 4}, 1), true, slots, hole);
+      check_link(dims, rows(dims, {1, 4}, 0), rows(dims, {3, 2}, 0), true, slots, hole);
+      check_link({3}, rows({3}, {3}, 0), rows({3}, {3}, 0), false, slots, hole);
+    }
+  check_link({300, 70}, rows({300, 70}, {100, 200}, 0), rows({300, 70}, {35, 35}, 1), false, 2, false);
+}
+
+TEST_CASE("a send waits for a free slot, a receive for its message; abort ends both") {
+  const auto backend = make_ref_backend();
+  const auto a = backend->open({DeviceKind::kRef, {}, 0}), b = backend->open({DeviceKind::kRef, {}, 0});
+  const std::vector<Interval> all = {{0, 4}};
+  const auto links = make_inproc({})->open_links({{"x", 2, {{0, 1, all, all}}}, {"y", 1, {{1, 0, all, all}}}});
+  Values x(4, 1), y(4);
+  const auto send = links->bind(0, 0, tensor(x, {4}), true, *a), wait = links->bind(1, 0, tensor(y, {4}), false, *a),
+             receive = links->bind(0, 1, tensor(y, {4}), false, *b);
+  CHECK(send->run(nullptr));
+  CHECK(send->run(nullptr));  // two slots
+  std::atomic<int> ended{0};
+  std::thread sender([&] {
+    CHECK_FALSE(send->run(nullptr));
+    ++ended;
+  });
+  std::thread waiter([&] {
+    CHECK_FALSE(wait->run(nullptr));
+    ++ended;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(ended == 0);
+  links->abort();
+  sender.join();
+  waiter.join();
+  CHECK(ended == 2);
+  CHECK_FALSE(receive->run(nullptr));
+  links->reset();  // the messages that lay there are gone
+  x = {7, 7, 7, 7};
+  CHECK(send->run(nullptr));
+  CHECK(receive->run(nullptr));
+  CHECK(y == x);
+
+  struct Stopper : Lookout {
+    Links& links;
+    explicit Stopper(Links& l) : links(l) {}
+    void look() override { links.abort(); }
+  } stopper(*links);
+  CHECK_FALSE(wait->run(&stopper));
+}
+
+TEST_CASE("links that do not fit their tensors are refused") {
+  const auto device = make_ref_backend()->open({DeviceKind::kRef, {}, 0});
+  const auto transport = make_inproc({});
+  Values x(4);
+  CHECK_THROWS_AS(transport->open_links({{"x", 0, {}}}), Error);
+  CHECK_THROWS_AS(transport->open_links({{"x", 1, {{0, 1, {{0, 2}}, {{0, 3}}}}}}), Error);
+  const auto links = transport->open_links({{"x", 1, {{0, 1, {{2, 6}}, {{0, 4}}}}}});
+  CHECK_THROWS_AS(links->bind(0, 0, tensor(x, {4}), true, *device), Error);
+  CHECK_THROWS_AS(links->bind(1, 0, tensor(x, {4}), true, *device), Error);
+  CHECK_THROWS_AS(links->bind(0, 1, tensor(x, {2, 2}), false, *device), Error);
 }
 
 TEST_CASE("abort wakes everybody who waits in a collective") {

@@ -1,0 +1,107 @@
+#include "parallel/digits.h"
+
+#include <algorithm>
+
+namespace whale {
+
+Factors factors_of(const Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  return d.factors ? d.factors(view_of(graph, op)) : Factors{};
+}
+
+bool can_cut(const Op& op, const Factor& f, const SubDigit& sub) {
+  if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup) return false;
+  if (f.unit > 1 && sub.inner % f.unit) return false;
+  // The attributes count whole factors.
+  if ((!f.size_attrs.empty() || f.begin_attr) && (sub.outer != 1 || sub.inner != 1)) return false;
+  for (size_t o = 0; o < op.outputs.size(); ++o) {
+    if (op.outputs[o] == kNone) continue;
+    const bool carries = o < f.outputs.size() && f.outputs[o].present();
+    if (!carries && !(o < f.partial.size() && f.partial[o])) return false;
+  }
+  return true;
+}
+
+std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) {
+  std::vector<Digit> at = seeds;
+  at.resize(graph.tensors.size());
+  std::vector<OpCut> cuts(graph.ops.size());
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    const Op& op = graph.ops[i];
+    bool any = false;
+    for (const TensorId id : op.inputs) any |= id != kNone && at[static_cast<size_t>(id)].present();
+    if (!any) continue;
+    const Factors factors = factors_of(graph, op);
+    int64_t most = -1;
+    for (size_t k = 0; k < op.inputs.size(); ++k) {
+      const TensorId id = op.inputs[k];
+      if (id == kNone || !at[static_cast<size_t>(id)].present()) continue;
+      const Digit& digit = at[static_cast<size_t>(id)];
+      const Dims& dims = graph.tensor(id).dims;
+      const int64_t size = element_count(dims);
+      if (size <= most) continue;
+      for (size_t f = 0; f < factors.list.size(); ++f) {
+        SubDigit sub;
+        const Factor& factor = factors.list[f];
+        if (k < factor.inputs.size() &&
+            find_sub_digit(factor.inputs[k], factor.extent, digit, extent_of(dims, digit), sub) &&
+            can_cut(op, factor, sub)) {
+          cuts[i] = {static_cast<int>(f), sub, false, true};
+          most = size;
+          break;
+        }
+      }
+    }
+    if (!cuts[i].present()) continue;
+    const Factor& f = factors.list[static_cast<size_t>(cuts[i].factor)];
+    for (size_t o = 0; o < op.outputs.size(); ++o)
+      if (op.outputs[o] != kNone && f.outputs[o].present())
+        at[static_cast<size_t>(op.outputs[o])] = sub_digit(f.outputs[o], cuts[i].sub);
+  }
+  return cuts;
+}
+
+std::vector<OpCut> follow_samples(const Graph& graph) {
+  std::vector<Digit> seeds(graph.tensors.size());
+  for (const TensorId id : graph.inputs)
+    if (const int dim = graph.tensor(id).batch_dim; dim >= 0) seeds[static_cast<size_t>(id)] = Digit{dim, 1, 1};
+  return follow(graph, seeds);
+}
+
+std::vector<std::vector<Digit>> candidate_digits(const Graph& graph) {
+  std::vector<std::vector<Digit>> digits(graph.tensors.size());
+  std::vector<Factors> factors;
+  for (const Op& op : graph.ops) factors.push_back(factors_of(graph, op));
+  const auto enter = [&](TensorId id, const Digit& digit) {
+    auto& list = digits[static_cast<size_t>(id)];
+    if (list.size() < kMaxDigits && extent_of(graph.tensor(id).dims, digit) > 1 &&
+        std::find(list.begin(), list.end(), digit) == list.end())
+      list.push_back(digit);
+  };
+  const auto pass = [&](size_t i) {
+    const Op& op = graph.ops[i];
+    for (const Factor& f : factors[i].list) {
+      if (f.kind == FactorKind::kFixed || f.extent <= 1) continue;
+      std::vector<std::pair<TensorId, Digit>> carriers;
+      for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k)
+        if (op.inputs[k] != kNone && f.inputs[k].present()) carriers.emplace_back(op.inputs[k], f.inputs[k]);
+      for (size_t k = 0; k < op.outputs.size() && k < f.outputs.size(); ++k)
+        if (op.outputs[k] != kNone && f.outputs[k].present()) carriers.emplace_back(op.outputs[k], f.outputs[k]);
+      std::vector<SubDigit> subs{{1, 1}};
+      for (const auto& [id, whole] : carriers)
+        for (const Digit& d : digits[static_cast<size_t>(id)]) {
+          SubDigit sub;
+          if (find_sub_digit(whole, f.extent, d, extent_of(graph.tensor(id).dims, d), sub) &&
+              std::find(subs.begin(), subs.end(), sub) == subs.end())
+            subs.push_back(sub);
+        }
+      for (const SubDigit& sub : subs)
+        for (const auto& [id, whole] : carriers) enter(id, sub_digit(whole, sub));
+    }
+  };
+  for (size_t i = graph.ops.size(); i-- > 0;) pass(i);
+  for (size_t i = 0; i < graph.ops.size(); ++i) pass(i);
+  return digits;
+}
+
+}  // namespace whale

@@ -1,0 +1,16 @@
+// Cutting a model into the stages of a pipeline where no `stage` is written.
+#pragma once
+
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace whale {
+
+// For every op of `ops` (in order) the number of its stage, 0 .. stages - 1, never decreasing along the data: runs of
+// ops so that the slowest stage has as little to compute as possible, cut where least is alive (dynamic programming
+// over the places where few bytes cross). `speeds`: of the stages; empty: equal. Throws when there are too few ops.
+std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
+                                const std::vector<double>& speeds);
+
+}  // namespace whale
