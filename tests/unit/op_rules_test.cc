@@ -31,7 +31,7 @@ double noise(uint64_t seed, uint64_t i) {  // in [-1, 1), the same on every run
 
 // One op on the reference device; results have the given types, which may be parts of the logical ones.
 void run(Device& device, const Op& op, const std::vector<Value>& inputs, const std::vector<bool>& present,
-         std::vector<Value>& outputs) {
+         std::vector<Value>& outputs, const Box* box = nullptr) {
   StepContext context;
   KernelSpec spec;
   spec.op = op.code, spec.name = op.name, spec.attrs = &op.attrs, spec.key = op.key, spec.context = &context;
@@ -49,6 +49,7 @@ void run(Device& device, const Op& op, const std::vector<Value>& inputs, const s
   for (const Value& v : outputs) spec.out.push_back(operand(v));
   spec.box.origin.assign(outputs.at(0).dims.size(), 0);
   spec.box.global = outputs[0].dims;
+  if (box != nullptr) spec.box = *box;
   device.bind(spec)->run();
   for (size_t i = 0; i < outputs.size(); ++i)
     for (size_t k = 0; k < outputs[i].data.size(); ++k)
@@ -183,6 +184,31 @@ Value part(const Value& v, const Digit& digit, int64_t extent, int64_t begin, in
   return out;
 }
 
+// Where the part of the first result lies.
+Box box_of_part(const Value& whole, const Digit& digit, int64_t extent, int64_t begin, int64_t end) {
+  Box box;
+  box.global = whole.dims;
+  box.origin.assign(whole.dims.size(), 0);
+  if (!digit.present()) return box;
+  if (digit.outer == 1)
+    box.origin[static_cast<size_t>(digit.dim)] = begin * digit.inner;
+  else
+    box.cuts.push_back({digit, extent, begin, end - begin});
+  return box;
+}
+
+// What lowering writes into the attributes that the factor names.
+Op part_of_op(Op op, const Factor& f, int64_t begin, int64_t end) {
+  for (const char* name : f.size_attrs) op.attrs[name] = end - begin;
+  if (f.begin_attr != nullptr) op.attrs[f.begin_attr] = begin;
+  return op;
+}
+
+double neutral(Combine combine) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return combine == Combine::kSum ? 0 : combine == Combine::kMin ? kInfinity : -kInfinity;
+}
+
 void check_factors(const Row& row) {
   const auto device = make_ref_backend()->open({});
   Program p(row);
@@ -194,15 +220,11 @@ void check_factors(const Row& row) {
   for (const TensorId id : op.inputs) inputs.push_back(id == kNone ? Value{} : p.values.at(id));
   for (const TensorId id : op.outputs) whole.push_back(p.values.at(id));
   for (const Factor& f : def(op.code).factors(view).list) {
-    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce) continue;
+    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup) continue;
     if (f.extent < 2 * f.unit) continue;
     CAPTURE(f.name);
     std::vector<Value> sum = whole;
-    for (Value& v : sum)
-      std::fill(v.data.begin(), v.data.end(),
-                f.combine == Combine::kSum   ? 0.0
-                : f.combine == Combine::kMax ? -1e300
-                                             : 1e300);
+    for (size_t i = 0; i < sum.size(); ++i) std::fill(sum[i].data.begin(), sum[i].data.end(), neutral(f.combine_of(i)));
     const int64_t at = std::max<int64_t>(1, f.extent / f.unit / 3) * f.unit;  // uneven where the extent permits it
     for (const auto& [begin, end] : {std::pair{int64_t{0}, at}, std::pair{at, f.extent}}) {
       std::vector<Value> local_in, local_out;
@@ -210,17 +232,15 @@ void check_factors(const Row& row) {
       for (size_t i = 0; i < whole.size(); ++i) local_out.push_back(part(whole[i], f.outputs[i], f.extent, begin, end));
       const std::vector<Value> expected = local_out;
       for (Value& v : local_out) std::fill(v.data.begin(), v.data.end(), std::nan(""));
-      run(*device, op, local_in, view.present, local_out);
+      const Box box = box_of_part(whole[0], f.outputs[0], f.extent, begin, end);
+      run(*device, part_of_op(op, f, begin, end), local_in, view.present, local_out, &box);
       for (size_t i = 0; i < whole.size(); ++i) {
         CAPTURE(i);
         for (size_t k = 0; k < local_out[i].data.size(); ++k) {
           if (!f.partial[i])
             CHECK(local_out[i].data[k] == doctest::Approx(expected[i].data[k]).epsilon(1e-12).scale(1));
           double& s = sum[i].data[f.partial[i] ? k : 0];
-          if (f.partial[i])
-            s = f.combine == Combine::kSum   ? s + local_out[i].data[k]
-                : f.combine == Combine::kMax ? std::max(s, local_out[i].data[k])
-                                             : std::min(s, local_out[i].data[k]);
+          if (f.partial[i]) device->combine(f.combine_of(i), DType::kF64, &s, &s, &local_out[i].data[k], 1);
         }
       }
     }
@@ -313,7 +333,51 @@ std::vector<Row> more_rows() {
       {C::k_softmax_grad, {f64({4, 6}), f64({4, 6})}},
       {C::k_layer_norm_grad, {f64({4, 6}), f64({4, 6}), f64({4}), f64({4}), f64({6})}, {{"bias", true}}},
       {C::k_rms_norm_grad, {f64({4, 6}), f64({4, 6}), f64({4}), f64({6})}},
-      {C::k_cross_entropy_grad, {f64({4}), f64({4, 3}), i32({4}), f64({4})}},
+      {C::k_cross_entropy_grad, {f64({4}), f64({4, 3}), i32({4}), f64({4})}, {{"vocabulary", int64_t{3}}}},
+      {C::k_cross_entropy_grad,
+       {f64({4}), f64({4, 7}), i32({4}), f64({4})},
+       {{"vocabulary", int64_t{7}}, {"label_smoothing", 0.2}, {"ignore_index", int64_t{1}}}},
+      {C::k_cross_entropy_stats, {f64({4, 3}), i32({4})}, {{"vocabulary", int64_t{3}}}},
+      {C::k_cross_entropy_stats,
+       {f64({2, 9, 5}), i32({2, 9})},
+       {{"vocabulary", int64_t{5}}, {"label_smoothing", 0.2}, {"ignore_index", int64_t{1}}}},
+      {C::k_cross_entropy_finish, {f64({4}), f64({4}), i32({4})}, {{"ignore_index", int64_t{1}}}},
+      {C::k_embedding_grad, {f64({5, 2, 4}), i32({5, 2})}, {{"rows", int64_t{3}}}},
+      {C::k_rotary, {f64({2, 6, 4, 4})}},
+      {C::k_rotary, {f64({2, 6, 4, 4})}, {{"heads", int64_t{3}}}},
+      {C::k_attention,
+       {f64({2, 6, 4, 4}), f64({2, 7, 2, 4}), f64({2, 7, 2, 3}), f64({2, 4, 6, 7})},
+       {{"causal", true}, {"dropout", 0.3}, {"key", int64_t{5}}}},
+      {C::k_attention, {f64({2, 6, 9, 4})}, {{"kv_heads", int64_t{3}}, {"dropout", 0.3}, {"key", int64_t{5}}}},
+      {C::k_attention_grad,
+       {f64({2, 6, 4, 3}), f64({2, 6, 4, 4}), f64({2, 7, 2, 4}), f64({2, 7, 2, 3}), f64({2, 6, 4, 3}), f64({2, 4, 6}),
+        f64({1, 4, 6, 7})},
+       {{"causal", true}, {"dropout", 0.3}, {"key", int64_t{5}}, {"bias_grad", true}}},
+      {C::k_attention_grad,
+       {f64({2, 6, 3, 4}), f64({2, 6, 9, 4}), kAbsentType, kAbsentType, f64({2, 6, 3, 4}), f64({2, 3, 6})},
+       {{"kv_heads", int64_t{3}}, {"dropout", 0.3}, {"key", int64_t{5}}}},
+      {C::k_dropout, {f64({4, 6})}, {{"rate", 0.4}, {"key", int64_t{5}}}},
+      {C::k_iota, {}, {{"shape", Ints{4, 6}}, {"dim", int64_t{1}}, {"dtype", std::string("f64")}}},
+      {C::k_conv, {f64({2, 5, 6, 4}), f64({4, 3, 2, 4})}},
+      {C::k_conv_grad_input, {f64({2, 3, 5, 4}), f64({4, 3, 2, 4})}, {{"spatial", Ints{5, 6}}}},
+      {C::k_conv_grad_input, {f64({2, 3, 5, 4}), f64({4, 3, 2, 2})}, {{"spatial", Ints{5, 6}}, {"groups", int64_t{2}}}},
+      {C::k_conv_grad_weight, {f64({2, 5, 6, 4}), f64({2, 3, 5, 4})}, {{"kernel", Ints{3, 2}}, {"bias", true}}},
+      {C::k_conv_grad_weight, {f64({2, 5, 6, 4}), f64({2, 3, 5, 4})}, {{"kernel", Ints{3, 2}}, {"groups", int64_t{2}}}},
+      {C::k_batch_stats, {f64({3, 5, 4})}},
+      {C::k_batch_norm_running, {f64({4}), f64({4}), f64({2, 4})}, {{"count", int64_t{15}}}, 0.5, 2},
+      {C::k_sgd, {f64({}), kAbsentType, f64({4, 3}), f64({4, 3}), f64({4, 3})}, {{"momentum", 0.9}}},
+      {C::k_adam,
+       {f64({}), {DType::kI64, {}}, f64({}), f64({4, 3}), f64({4, 3}), f64({4, 3}), f64({4, 3})},
+       {{"weight_decay", 0.1}},
+       0.1,
+       1},
+      {C::k_adagrad, {f64({}), kAbsentType, f64({4, 3}), f64({4, 3}), f64({4, 3})}, {}, 0.1, 1},
+      {C::k_lamb_direction,
+       {{DType::kI64, {}}, kAbsentType, f64({4, 3}), f64({4, 3}), f64({4, 3}), f64({4, 3})},
+       {},
+       0.1,
+       1},
+      {C::k_lamb_apply, {f64({}), f64({4, 3}), f64({4, 3}), f64({}), f64({})}, {}, 0.1, 1},
   };
 }
 
@@ -323,7 +387,41 @@ std::string title(const Row& row) {
   return fmt::format("{}({})", def(row.code).name, fmt::join(types, ", "));
 }
 
+void check_pieces() {
+  const auto device = make_ref_backend()->open({});
+  const Attrs attrs{{"label_smoothing", 0.2}, {"ignore_index", int64_t{1}}};
+  Program p({OpCode::k_cross_entropy, {f64({9, 5}), i32({9})}, attrs});
+  const Op op = p.graph.op(p.op);
+  const std::vector<TensorId> pieces = def(OpCode::k_cross_entropy).decompose(p.graph, op);
+  REQUIRE(pieces.size() == 2);
+  Tensor seed = p.graph.tensor(pieces[0]);
+  seed.kind = TensorKind::kInput, seed.producer = kNone, seed.name = "dy";
+  const auto dy = static_cast<TensorId>(p.graph.tensors.size());
+  p.values[dy] = typed({seed.dtype, seed.dims});
+  for (size_t i = 0; i < p.values[dy].data.size(); ++i) p.values[dy].data[i] = weight(0, i);
+  p.graph.tensors.push_back(seed);
+  p.graph.inputs.push_back(dy);
+  GradBuilder whole(p.graph, p.op, {dy, kNone});
+  def(OpCode::k_cross_entropy).gradient(whole);
+  const OpId finish = p.graph.tensor(pieces[0]).producer, stats = p.graph.tensor(pieces[1]).producer;
+  GradBuilder second(p.graph, finish, {dy});
+  def(OpCode::k_cross_entropy_finish).gradient(second);
+  GradBuilder first(p.graph, stats, {second.results()[0], second.results()[1]});
+  def(OpCode::k_cross_entropy_stats).gradient(first);
+  verify_ops(p.graph);
+  p.evaluate(*device);
+  const auto check_same = [&](TensorId a, TensorId b) {
+    for (size_t i = 0; i < p.values.at(a).data.size(); ++i)
+      CHECK(p.values.at(a).data[i] == doctest::Approx(p.values.at(b).data[i]).epsilon(1e-12).scale(1));
+  };
+  check_same(pieces[0], op.outputs[0]);
+  check_same(pieces[1], op.outputs[1]);
+  check_same(first.results()[0], whole.results()[0]);
+}
+
 }  // namespace
+
+TEST_CASE("cross entropy in pieces: values and gradient of the whole") { check_pieces(); }
 
 TEST_CASE("gradient rules agree with finite differences") {
   for (const Row& row : rows()) {
