@@ -120,6 +120,7 @@ std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<Segment
       SlotLife life{b, slot, begin, begin + x.bytes, std::vector<uint8_t>(p.schedule.size())};
       bool used = false;
       size_t before = p.schedule.size();  // the last row that used it
+      size_t fresh = before;              // the row that made its value, unless it was changed in place since
       for (size_t r = 0; r < p.schedule.size(); ++r) {
         const ScheduleRow& row = p.schedule[r];
         const Access& a = uses[static_cast<size_t>(row.segment)].of[b];
@@ -130,10 +131,16 @@ std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<Segment
           if (before == p.schedule.size())
             c.fail(fmt::format("segment '{}' reads '{}', which nothing has written",
                                p.segments[static_cast<size_t>(row.segment)].name, x.name));
+          const ScheduleRow& made = p.schedule[fresh];
+          if (!made.whole && !row.whole && made.micro_batch != row.micro_batch)
+            c.fail(fmt::format("segment '{}' reads '{}' of micro-batch {} in micro-batch {}",
+                               p.segments[static_cast<size_t>(row.segment)].name, x.name, made.micro_batch,
+                               row.micro_batch));
           life.rows[before] |= kLiveOut;
           for (size_t k = before + 1; k < r; ++k) life.rows[k] |= kLiveIn | kLiveOut;
           life.rows[r] |= kLiveIn;
         }
+        if (!a.reads_first) fresh = r;
         before = r;
       }
       if (used) lives.push_back(std::move(life));
