@@ -102,15 +102,15 @@ TEST_CASE("one device has no collectives and one segment; like devices share a p
   CHECK(plan_of(small::mlp(8), "ref:4").entries[0].programs.size() == 1);
   const Plan uneven = plan_of(small::mlp(8), "ref:3");  // 3, 3, 2
   CHECK(uneven.entries[0].programs.size() == 2);
-  CHECK(uneven.entries[0].rows[2].samples == Interval{6, 8});
+  CHECK(uneven.entries[0].rows[2].samples[0].whole == Interval{6, 8});
 }
 
 TEST_CASE("shares by hand, also zero") {
   const Plan plan =
       plan_of(small::mlp(8), "ref:3", with([](CompileOptions& o) { o.strategy = "replica(shares=[3,0,1])"; }));
   CHECK(plan.strategy == "replica(3, shares=[3,0,1])");
-  CHECK(plan.entries[0].rows[0].samples == Interval{0, 6});
-  CHECK(plan.entries[0].rows[1].samples.size() == 0);
+  CHECK(plan.entries[0].rows[0].samples[0].whole == Interval{0, 6});
+  CHECK(plan.entries[0].rows[1].samples[0].whole.size() == 0);
   // The idle device still adds its zeros and updates its copy.
   const Program& idle = program_of(plan, 1);
   int fills = 0, updates = 0, products = 0;
@@ -132,9 +132,9 @@ TEST_CASE("micro-batches of two sizes make two variants of the body") {
   CHECK(p.segments[2].name == "body/1");
   REQUIRE(p.schedule.size() == 5);
   CHECK(p.schedule[3].segment == 2);
-  CHECK(plan.entries[0].rows[0].micro_batches == std::vector<SampleRange>{{0, 2}, {3, 5}, {6, 7}});
-  CHECK(plan.entries[0].rows[1].micro_batches == std::vector<SampleRange>{{2, 3}, {5, 6}, {7, 8}});
-  CHECK(plan.entries[0].rows[1].samples == Interval{4, 8});
+  CHECK(plan.entries[0].rows[0].samples[0].micro_batches == std::vector<SampleRange>{{0, 2}, {3, 5}, {6, 7}});
+  CHECK(plan.entries[0].rows[1].samples[0].micro_batches == std::vector<SampleRange>{{2, 3}, {5, 6}, {7, 8}});
+  CHECK(plan.entries[0].rows[1].samples[0].whole == Interval{4, 8});
 }
 
 TEST_CASE("updates are in place, reshapes cost nothing, recompute saves memory") {
@@ -231,7 +231,7 @@ TEST_CASE("a broken plan does not verify") {
           std::erase_if(p.segments[0].instructions,
                         [](const Instruction& i) { return i.kind == InstructionKind::kFetch; });
         }) != "");
-  CHECK(broken([](Plan& plan, Program&) { plan.groups[0].devices[1] = 7; }) != "");
+  CHECK(broken([](Plan& plan, Program&) { plan.groups[0].parts[0][1] = 7; }) != "");
   CHECK(broken([](Plan& plan, Program&) { plan.entries[0].rows.pop_back(); }) != "");
   CHECK(broken([](Plan&, Program& p) { p.schedule[0].segment = 4; }) != "");
   CHECK(broken([](Plan& plan, Program& p) {  // one device skips a collective
@@ -356,7 +356,7 @@ TEST_CASE("random shares and micro-batches verify") {
     const Plan plan = plan_of(small::gpt(batch, OptimizerKind::kAdamW, 1), "ref:" + std::to_string(devices), options);
     int64_t samples = 0;
     for (const DeviceRow& row : plan.entries[0].rows)
-      for (const SampleRange& r : row.micro_batches) samples += r.size();
+      for (const SampleRange& r : row.samples[0].micro_batches) samples += r.size();
     RC_ASSERT(samples == (batch == 1 ? devices : batch));
   }));
 }
