@@ -163,7 +163,7 @@ void verify(const LayoutGraph& g) {
     for (const TensorId id : op.outputs)
       if (id != kNone) made[static_cast<size_t>(id)] = 1;
     for (const TensorId id : op.inputs)
-      if (id != kNone && op.code != OpCode::k_transfer && g.stage(id) != op.stage)
+      if (id != kNone && op.code != OpCode::k_transfer && &g.tasks.mesh(g.stage(id)) != &g.tasks.mesh(op.stage))
         throw internal("op '{}' of stage {} reads '{}', which is in stage {}", op.name, op.stage,
                        g.graph.tensor(id).name, g.stage(id));
     for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a);

@@ -630,6 +630,14 @@ class Propagator {
         const size_t along = static_cast<size_t>(attr_int(source.attrs, "group")) + 1;
         const TensorId x = whole(user, source.inputs[0], depth + 1);
         out = placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;
+      } else if (source.code == OpCode::k_transfer) {
+        Op reader = user;
+        reader.stage = source.stage;
+        out = at_stage(whole(user, source.inputs[0], depth + 1), reader);
+      } else if (source.code == OpCode::k_local_slice || has_flag(source.code, kCollective)) {
+        const size_t along = static_cast<size_t>(attr_int(source.attrs, "group")) + 1;
+        const AxisLayout want = b_.out.at(id, along);
+        out = bring(source, whole(user, source.inputs[0], depth + 1), along, want);
       } else {
         Op op = source;
         for (TensorId& input : op.inputs)

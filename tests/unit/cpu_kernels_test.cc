@@ -263,6 +263,14 @@ TEST_CASE("cpu indexing") {
       compare(OpCode::k_gather, {{"axis", int64_t{1}}}, {t({3, 11, 5}), ids}, 1e-12);
       compare(OpCode::k_gather_grad, {{"axis", int64_t{1}}, {"size", int64_t{11}}}, {t({3, 4, 9, 5}), ids}, tolerance);
       compare(OpCode::k_one_hot, {{"depth", int64_t{11}}}, {ids}, 1e-12);
+      // Rows 4 to 8 of a longer table.
+      compare(OpCode::k_embedding, {{"row_begin", int64_t{4}}}, {t({4, 37}), ids}, 1e-12);
+      compare(OpCode::k_embedding_grad, {{"rows", int64_t{4}}, {"row_begin", int64_t{4}}}, {t({4, 9, 37}), ids},
+              tolerance);
+      compare(OpCode::k_gather, {{"axis", int64_t{1}}, {"begin", int64_t{4}}}, {t({3, 4, 5}), ids}, 1e-12);
+      compare(OpCode::k_gather_grad, {{"axis", int64_t{1}}, {"size", int64_t{4}}, {"begin", int64_t{4}}},
+              {t({3, 4, 9, 5}), ids}, tolerance);
+      compare(OpCode::k_one_hot, {{"depth", int64_t{4}}, {"begin", int64_t{4}}}, {ids}, 1e-12);
     }
     compare(OpCode::k_embedding_grad, {{"rows", int64_t{300}}}, {t({1000, 130}), integers(DType::kI32, {1000}, 0, 300)},
             tolerance);
@@ -326,6 +334,16 @@ TEST_CASE("cpu softmax and cross entropy") {
           Input lse = f32({rows});
           lse.values.assign(static_cast<size_t>(rows), std::log(static_cast<double>(d)) + 0.2);
           compare(OpCode::k_cross_entropy_grad, attrs, {f32({rows}), x, labels, lse}, tolerance);
+          // The columns [begin, begin + d) of a wider vocabulary.
+          for (const int64_t begin : {int64_t{0}, d / 2, d + 3}) {
+            Attrs part = attrs;
+            part["vocabulary"] = 2 * d + 5;
+            part["label_begin"] = begin;
+            const Input anywhere = integers(index, {rows}, 0, 2 * d + 5);
+            compare(OpCode::k_cross_entropy_stats, part, {x, anywhere}, tolerance);
+            compare(OpCode::k_cross_entropy_grad, part, {f32({rows}), x, anywhere, lse}, tolerance);
+          }
+          compare(OpCode::k_cross_entropy_finish, {{"ignore_index", int64_t{0}}}, {lse, f32({rows}), labels}, 1e-6);
         }
       }
     }
