@@ -252,17 +252,52 @@ CONVS = [("1d", F((2, 9, 4)), F((6, 3, 4)), {}), ("1d-stride", F((2, 9, 4)), F((
          ("2d-stride", F((2, 8, 8, 16)), F((32, 3, 3, 16)), dict(strides=[2, 2], padding=[0, 1, 0, 1])),
          ("2d-1x1", F((2, 5, 5, 8)), F((12, 1, 1, 8)), dict(strides=[2, 2])), ("2d-dilated", F((1, 9, 9, 4)), F((4, 3, 3, 4)), dict(dilation=[2, 2], padding=[2, 2, 2, 2])),
          ("2d-groups", F((2, 6, 6, 8)), F((12, 3, 3, 2)), dict(groups=4, padding=[1, 1, 1, 1])), ("2d-depthwise", F((2, 6, 6, 8)), F((8, 3, 3, 1)), dict(groups=8, padding=[1, 1, 1, 1])),
-         ("2d-7x7", F((1, 14, 14, 3)), F((8, 7, 7, 3)), dict(strides=[2, 2], padding=[3, 3, 3, 3]))]
+         ("2d-7x7", F((1, 14, 14, 3)), F((8, 7, 7, 3)), dict(strides=[2, 2], padding=[3, 3, 3, 3])),
+         ("2d-1x1-odd", F((2, 5, 7, 3)), F((19, 1, 1, 3)), {}), ("2d-1x1-odd-stride", F((2, 5, 7, 5)), F((3, 1, 1, 5)), dict(strides=[2, 2])),
+         ("3d", F((2, 4, 5, 6, 3)), F((5, 3, 3, 3, 3)), dict(padding=[1, 1, 1, 1, 1, 1])), ("3d-16", F((1, 6, 6, 6, 16)), F((16, 3, 3, 3, 16)), dict(padding=[1, 1, 1, 1, 1, 1])),
+         ("3d-stride", F((2, 6, 5, 7, 8)), F((16, 3, 2, 3, 8)), dict(strides=[2, 1, 2], padding=[0, 1, 1, 0, 1, 1])),
+         ("3d-1x1", F((2, 3, 4, 5, 16)), F((3, 1, 1, 1, 16)), {}), ("3d-one-channel", F((1, 5, 6, 7, 1)), F((16, 3, 3, 3, 1)), dict(padding=[1, 1, 1, 1, 1, 1])),
+         ("3d-dilated-groups", F((1, 7, 7, 7, 4)), F((6, 3, 3, 3, 2)), dict(groups=2, dilation=[2, 2, 2], padding=[2, 2, 2, 2, 2, 2]))]
 for name, x, w, options in CONVS:
     case(f"conv-{name}", lambda o, x, w, p=options: o.conv(x, w, None, **p), lambda x, w, p=options: _conv(x, w, **p), x, w, tolerance=8)
 case("conv-bias", lambda o, x, w, b: o.conv(x, w, b, padding=[1, 1, 1, 1]), lambda x, w, b: _conv(x, w, b, padding=[1, 1, 1, 1]), F((2, 6, 7, 3)), F((5, 3, 3, 3)), F((5,)), tolerance=8)
+case("conv-3d-bias", lambda o, x, w, b: o.conv(x, w, b, padding=[1, 1, 1, 1, 1, 1]), lambda x, w, b: _conv(x, w, b, padding=[1, 1, 1, 1, 1, 1]), F((2, 4, 6, 5, 4)), F((16, 3, 3, 3, 4)), F((16,)), tolerance=8)
+
+
+# Filters are those of the conv that it transposes, [c, k..., o / groups]: JAX convolves x, stretched by the strides, with them turned around.
+def _conv_transpose(x, w, b=None, strides=None, padding=None, dilation=None, groups=1, output_padding=None):
+    r = x.ndim - 2
+    s = "DHW"[-r:]
+    strides, dilation, extra = strides or (1,) * r, dilation or (1,) * r, output_padding or (0,) * r
+    padding = padding or (0,) * (2 * r)
+    span = [dilation[i] * (w.shape[1 + i] - 1) for i in range(r)]
+    pads = [(span[i] - padding[2 * i], span[i] - padding[2 * i + 1] + extra[i]) for i in range(r)]
+    c, k, og = w.shape[0], w.shape[1:-1], w.shape[-1]
+    turned = jnp.flip(w, tuple(range(1, r + 1))).reshape(groups, c // groups, *k, og)
+    turned = jnp.moveaxis(turned, -1, 1).reshape(groups * og, c // groups, *k)
+    y = jax.lax.conv_general_dilated(x, turned, (1,) * r, pads, lhs_dilation=strides, rhs_dilation=dilation, feature_group_count=groups,
+                                     dimension_numbers=(f"N{s}C", f"OI{s}", f"N{s}C"), precision="highest")
+    return y if b is None else y + b
+
+
+TRANSPOSED = [("1d", F((2, 5, 4)), F((4, 3, 6)), dict(strides=[2])), ("2d", F((2, 4, 5, 3)), F((3, 3, 3, 5)), dict(padding=[1, 1, 1, 1])),
+              ("2d-stride", F((2, 4, 5, 16)), F((16, 3, 3, 32)), dict(strides=[2, 2], padding=[1, 0, 1, 1], output_padding=[1, 0])),
+              ("2d-groups", F((2, 4, 5, 8)), F((8, 3, 3, 3)), dict(groups=2, strides=[2, 1])), ("2d-dilated", F((1, 5, 5, 4)), F((4, 3, 3, 4)), dict(dilation=[2, 2], padding=[1, 2, 2, 1])),
+              ("3d", F((2, 3, 4, 5, 3)), F((3, 3, 3, 3, 5)), dict(padding=[1, 1, 1, 1, 1, 1])), ("3d-up", F((1, 4, 3, 5, 32)), F((32, 2, 2, 2, 16)), dict(strides=[2, 2, 2])),
+              ("3d-overlap", F((1, 4, 3, 4, 16)), F((16, 3, 3, 3, 8)), dict(strides=[2, 2, 2], padding=[1, 1, 1, 1, 1, 1], output_padding=[1, 1, 1])),
+              ("3d-gaps", F((1, 3, 3, 3, 4)), F((4, 1, 2, 1, 4)), dict(strides=[2, 3, 2]))]
+for name, x, w, options in TRANSPOSED:
+    case(f"conv_transpose-{name}", lambda o, x, w, p=options: o.conv_transpose(x, w, None, **p), lambda x, w, p=options: _conv_transpose(x, w, **p), x, w, tolerance=8)
+for name, x, w, options in TRANSPOSED[2], TRANSPOSED[6]:
+    case(f"conv_transpose-bias-{name}", lambda o, x, w, b, p=options: o.conv_transpose(x, w, b, **p), lambda x, w, b, p=options: _conv_transpose(x, w, b, **p), x, w, F((w.shape[-1],)), tolerance=8)
 
 
 def _pool(x, f, init, window, strides, padding):
     return jax.lax.reduce_window(x, init, f, (1, *window, 1), (1, *strides, 1), [(0, 0), *[(padding[2 * i], padding[2 * i + 1]) for i in range(len(window))], (0, 0)])
 
 
-POOLS = [((2, 6, 6, 5), [2, 2], [2, 2], [0, 0, 0, 0]), ((2, 7, 7, 20), [3, 3], [2, 2], [1, 1, 1, 1]), ((2, 9, 5), [3], [1], [1, 1])]
+POOLS = [((2, 6, 6, 5), [2, 2], [2, 2], [0, 0, 0, 0]), ((2, 7, 7, 20), [3, 3], [2, 2], [1, 1, 1, 1]), ((2, 9, 5), [3], [1], [1, 1]),
+         ((2, 4, 6, 4, 5), [2, 2, 2], [2, 2, 2], [0] * 6), ((1, 5, 7, 6, 16), [3, 2, 3], [2, 2, 1], [1, 1, 0, 1, 1, 0])]
 for i, (shape, w, s, p) in enumerate(POOLS):
     case(f"max_pool-{i}", lambda o, x, w=w, s=s, p=p: o.max_pool(x, window=w, strides=s, padding=p)[0], lambda x, w=w, s=s, p=p: _pool(x, jax.lax.max, -jnp.inf, w, s, p), F(shape, distinct=True), bf16=False)
     case(f"avg_pool-{i}", lambda o, x, w=w, s=s, p=p: o.avg_pool(x, window=w, strides=s, padding=p, include_pad=True), lambda x, w=w, s=s, p=p: _pool(x, jax.lax.add, 0.0, w, s, p) / float(np.prod(w)), F(shape), tolerance=2)

@@ -1,6 +1,6 @@
-// Convolution and its two gradients by oneDNN: activations stay channels-last, weights are reordered into the layout
-// that the primitive asks for on their way through the scratch area (they change every step; a kept copy would only
-// cost memory).
+// Convolution, its two gradients and its transpose by oneDNN: activations stay channels-last, weights are reordered
+// into the layout that the primitive asks for on their way through the scratch area (they change every step; a kept
+// copy would only cost memory).
 #include <algorithm>
 #include <cstring>
 
@@ -109,11 +109,36 @@ std::unique_ptr<Kernel> bind_conv_plain(const KernelSpec& spec, CpuDevice& devic
   return kernel;
 }
 
+// A kernel of one element at every position: a matrix product.
+bool pointwise(const Geometry& g, const Dims& w) {
+  const auto all = [](const auto& list, int64_t value) {
+    return std::all_of(list.begin(), list.end(), [=](int64_t x) { return x == value; });
+  };
+  return g.groups == 1 && all(Dims(w.begin() + 1, w.end() - 1), 1) && all(g.strides, 1) && all(g.low, 0) &&
+         all(g.high, 0);
+}
+
+std::unique_ptr<Kernel> pointwise_grad_input(const KernelSpec& spec, CpuDevice& device) {
+  const Operand &dy = spec.in[0], &w = spec.in[1], &dx = spec.out[0];
+  const int64_t o = dy.dims.back(), c = dx.dims.back(), rows = element_count(dx.dims) / c;
+  const auto dyd = plain_desc({rows, o}, dy.dtype), wd = plain_desc({o, c}, w.dtype),
+             dxd = plain_desc({rows, c}, dx.dtype);
+  const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(dyd, wd, dxd), user_scratchpad(), device.onednn().engine);
+  auto kernel = std::make_unique<DnnlKernel>(device.onednn());
+  kernel->call(pd, dnnl::matmul(pd),
+               {{DNNL_ARG_SRC, kernel->operand(dyd, dy)},
+                {DNNL_ARG_WEIGHTS, kernel->operand(wd, w)},
+                {DNNL_ARG_DST, kernel->operand(dxd, dx)}});
+  return kernel;
+}
+
 std::unique_ptr<Kernel> bind_grad_input_plain(const KernelSpec& spec, CpuDevice& device) {
   const Operand &dy = spec.in[0], &w = spec.in[1], &dx = spec.out[0];
   const Geometry g = geometry_of(*spec.attrs, dx.dims.size());
   if (empty(dx)) return nothing_to_do();
   if (empty(dy) || empty(w)) return zeros(dx);
+  // oneDNN 2.6 reads past an odd last channel of bf16.
+  if (dy.dims.back() % 2 != 0 && pointwise(g, w.dims)) return pointwise_grad_input(spec, device);
   const Filter f = filter_of(w.dims, g.groups);
   const auto dxd = image_desc(dx.dims, dx.dtype), dyd = image_desc(dy.dims, dy.dtype), wd = any_filter(f, w.dtype);
   const auto& engine = device.onednn().engine;
@@ -167,6 +192,48 @@ std::unique_ptr<Kernel> bind_grad_weight_plain(const KernelSpec& spec, CpuDevice
   return sequence;
 }
 
+// Filters [c, kernel..., o / groups] as (g,) o, c, k...
+Filter transposed_filter_of(const Dims& dims, int64_t groups) {
+  Filter f = filter_of(dims, groups);
+  const size_t at = groups > 1 ? 1 : 0;
+  std::swap(f.dims[at], f.dims[at + 1]);
+  std::swap(f.strides[at], f.strides[at + 1]);
+  return f;
+}
+
+std::unique_ptr<Kernel> bind_transpose_plain(const KernelSpec& spec, CpuDevice& device) {
+  const Operand &x = spec.in[0], &w = spec.in[1], &y = spec.out[0];
+  const bool has_bias = spec.in.size() > 2 && spec.in[2].present();
+  Geometry g = geometry_of(*spec.attrs, x.dims.size());
+  if (empty(y)) return nothing_to_do();
+  if (empty(x) || empty(w)) throw unimplemented("device cpu: conv_transpose without input channels");
+  for (size_t i = 0; i < g.spatial; ++i)  // oneDNN reads the output padding off the shapes, as less padding above
+    g.high[i] =
+        (x.dims[i + 1] - 1) * g.strides[i] + (g.dilates[i] + 1) * (w.dims[i + 1] - 1) + 1 - g.low[i] - y.dims[i + 1];
+  const Filter f = transposed_filter_of(w.dims, g.groups);
+  const auto xd = image_desc(x.dims, x.dtype), yd = image_desc(y.dims, y.dtype), wd = any_filter(f, w.dtype);
+  const auto bias = has_bias ? plain_desc(spec.in[2].dims, spec.in[2].dtype) : memory::desc();
+  const auto kind = dnnl::prop_kind::forward_training;
+  const auto direct = dnnl::algorithm::deconvolution_direct;
+  const auto desc =
+      has_bias ? dnnl::deconvolution_forward::desc(kind, direct, xd, wd, bias, yd, g.strides, g.dilates, g.low, g.high)
+               : dnnl::deconvolution_forward::desc(kind, direct, xd, wd, yd, g.strides, g.dilates, g.low, g.high);
+  const dnnl::deconvolution_forward::primitive_desc pd(desc, user_scratchpad(), device.onednn().engine);
+  auto kernel = std::make_unique<DnnlKernel>(device.onednn());
+  const auto packed = kernel->reordered(kernel->operand(plain_filter(f, w.dtype), w), pd.weights_desc());
+  if (has_bias)
+    kernel->call(pd, dnnl::deconvolution_forward(pd),
+                 {{DNNL_ARG_SRC, kernel->operand(xd, x)},
+                  {DNNL_ARG_WEIGHTS, packed},
+                  {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
+                  {DNNL_ARG_DST, kernel->operand(yd, y)}});
+  else
+    kernel->call(
+        pd, dnnl::deconvolution_forward(pd),
+        {{DNNL_ARG_SRC, kernel->operand(xd, x)}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, kernel->operand(yd, y)}});
+  return kernel;
+}
+
 std::unique_ptr<Kernel> bind_conv(const KernelSpec& spec, CpuDevice& device) {
   return bind_or_widen(spec, device, bind_conv_plain);
 }
@@ -177,10 +244,15 @@ std::unique_ptr<Kernel> bind_grad_weight(const KernelSpec& spec, CpuDevice& devi
   return bind_or_widen(spec, device, bind_grad_weight_plain);
 }
 
+std::unique_ptr<Kernel> bind_transpose(const KernelSpec& spec, CpuDevice& device) {
+  return bind_or_widen(spec, device, bind_transpose_plain);
+}
+
 constexpr KernelEntry kEntries[] = {
     {OpCode::k_conv, bind_conv, f32_or_bf16},
     {OpCode::k_conv_grad_input, bind_grad_input, f32_or_bf16},
     {OpCode::k_conv_grad_weight, bind_grad_weight, f32_or_bf16},
+    {OpCode::k_conv_transpose, bind_transpose, f32_or_bf16},
 };
 
 }  // namespace

@@ -21,6 +21,7 @@ __all__ = [
     "cast",
     "concat",
     "conv",
+    "conv_transpose",
     "cos",
     "cross_entropy",
     "cumsum",
@@ -732,6 +733,19 @@ def conv(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides
     groups: independent groups of channels
     """
     return _op("conv", [x, w, bias], strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups)
+
+
+def conv_transpose(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1, output_padding: Sequence[int] = ()) -> Tensor:
+    """Transposed convolution of channels-last images in one to three spatial dimensions: conv's gradient by x.
+
+    x [n, s..., c], w [c, k..., o / groups], bias [o]? -> y [n, s'..., o], s' = (s - 1) stride + dilation (k - 1) + 1 + output_padding - low - high.
+    strides: per spatial dimension; empty: 1
+    padding: (low, high) per spatial dimension, cut off y; empty: 0
+    dilation: of the kernel; empty: 1
+    groups: independent groups of channels
+    output_padding: rows that y has more at the high end, less than the stride; empty: 0
+    """
+    return _op("conv_transpose", [x, w, bias], strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups, output_padding=list(output_padding))
 
 
 def max_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (), padding: Sequence[int] = ()) -> tuple[Tensor, ...]:
