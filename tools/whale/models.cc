@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "models_vision.h"
+
 namespace tool {
 namespace {
 
@@ -234,6 +236,9 @@ const std::vector<ModelRow>& model_rows() {
       {"resnet20", "ResNet-20 for 32x32 images", image_sizes(20, 32, 10, 64, 0.1), resnet},
       {"resnet50", "ResNet-50", image_sizes(50, 224, 1000, 16, 0.01), resnet},
       {"mlp", "three layers, 784-512-512-10", mlp_sizes(), mlp},
+      {"cosmoflow", "CosmoFlow on 64^3 volumes", cosmoflow_sizes(), cosmoflow},
+      {"unet3d", "3D U-Net on 64^3 volumes", unet3d_sizes(), unet3d},
+      {"classifier100k", "a backbone and a classifier of 100,000 classes", classifier_sizes(), classifier},
   };
   return rows;
 }
