@@ -28,6 +28,7 @@ __all__ = [
     "div",
     "dropout",
     "embedding",
+    "embedding_bag",
     "equal",
     "erf",
     "exp",
@@ -57,6 +58,7 @@ __all__ = [
     "not_equal",
     "one_hot",
     "pad",
+    "pairwise_dot",
     "pow",
     "reciprocal",
     "reduce_max",
@@ -650,6 +652,23 @@ def rotary(x: TensorLike, *, base: float = 10000.0, heads: int = -1, interleaved
     inverse: rotate backwards (the gradient)
     """
     return _op("rotary", [x], base=float(base), heads=heads, interleaved=interleaved, inverse=inverse)
+
+
+def embedding_bag(table: TensorLike, ids: TensorLike, *, mode: str = 'sum') -> Tensor:
+    """Looks up the rows of a table that each bag of ids names, and pools them.
+
+    table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [0, v) count as rows of zeros.
+    mode: how a bag is pooled: sum, mean
+    """
+    return _op("embedding_bag", [table, ids], mode=mode)
+
+
+def pairwise_dot(x: Sequence[Tensor]) -> Tensor:
+    """Dot products between all pairs of operands, sample by sample: the interaction of features of DLRM (Naumov et al., 2019).
+
+    n operands x [..., d] -> y [..., n (n - 1) / 2]: x1 x0, x2 x0, x2 x1, x3 x0, ... Sums in the accumulate dtype.
+    """
+    return _op("pairwise_dot", [*x])
 
 
 def layer_norm(x: TensorLike, gamma: Optional[Tensor] = None, beta: Optional[Tensor] = None, *, epsilon: float = 1e-05) -> tuple[Tensor, ...]:
