@@ -40,6 +40,7 @@ constexpr GraphPass kGraphPasses[] = {
     {"apply_precision", apply_precision, kAlways, false},
     {"clean", clean, kAlways, false},
     {"differentiate", differentiate, kTrain, false},
+    {"split_weights", split_weights, kAlways, false},
     {"add_updates", add_updates, kTrain, false},
     {"clean_updates", clean, kTrain, false},
     {"fold_activation", fold_activation, kAlways, true},
