@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "models_dlrm.h"
 #include "models_vision.h"
 
 namespace tool {
@@ -236,6 +237,7 @@ const std::vector<ModelRow>& model_rows() {
       {"resnet20", "ResNet-20 for 32x32 images", image_sizes(20, 32, 10, 64, 0.1), resnet},
       {"resnet50", "ResNet-50", image_sizes(50, 224, 1000, 16, 0.01), resnet},
       {"mlp", "three layers, 784-512-512-10", mlp_sizes(), mlp},
+      {"dlrm", "DLRM: 26 tables of 100,000 rows, lazy updates", dlrm_sizes(), dlrm},
       {"cosmoflow", "CosmoFlow on 64^3 volumes", cosmoflow_sizes(), cosmoflow},
       {"unet3d", "3D U-Net on 64^3 volumes", unet3d_sizes(), unet3d},
       {"classifier100k", "a backbone and a classifier of 100,000 classes", classifier_sizes(), classifier},
@@ -265,6 +267,7 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
       fill(o.weight_decay, defaults.weight_decay < 0 ? 0.01 : defaults.weight_decay);
   if (o.optimizer.empty()) o.optimizer = defaults.optimizer;
   o.tied = o.tied || defaults.tied;
+  fill(o.lazy, defaults.lazy);
   return o;
 }
 
@@ -287,6 +290,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   whale_training_options training = WHALE_TRAINING_OPTIONS_INIT;
   training.optimizer = pick("optimizer", o.optimizer,
                             {{"sgd", WHALE_OPTIMIZER_SGD},
+                             {"split_sgd", WHALE_OPTIMIZER_SGD},
                              {"momentum", WHALE_OPTIMIZER_SGD},
                              {"nesterov", WHALE_OPTIMIZER_SGD},
                              {"adam", WHALE_OPTIMIZER_ADAM},
@@ -296,6 +300,8 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
                              {"adafactor", WHALE_OPTIMIZER_ADAFACTOR}});
   training.momentum = o.optimizer == "momentum" || o.optimizer == "nesterov" ? 0.9 : 0;
   training.nesterov = o.optimizer == "nesterov";
+  training.split = o.optimizer == "split_sgd";
+  training.lazy = o.lazy == 1;
   training.learning_rate = o.learning_rate;
   training.weight_decay = o.weight_decay;
   if (o.optimizer == "adafactor") training.epsilon = 1e-30;
