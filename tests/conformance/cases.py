@@ -156,6 +156,19 @@ case("one_hot", lambda o, i, a: o.one_hot(i, depth=5) * a, lambda i, a: jax.nn.o
 
 # ---- embedding, rotary ---------------------------------------------------------------------------------------------------
 case("embedding", lambda o, t, i: o.embedding(t, i), lambda t, i: t[i], F((11, 8)), I((4, 5), 11), tolerance=2)
+for mode, pool in (("sum", jnp.sum), ("mean", jnp.mean)):
+    for bag in (1, 4):
+        case(f"embedding_bag-{mode}-{bag}", lambda o, t, i, m=mode: o.embedding_bag(t, i, mode=m), lambda t, i, p=pool: p(t[i], axis=-2), F((11, 8)), I((3, 5, bag), 11), tolerance=4)
+
+
+def _pairs(*x):
+    x = jnp.stack(x, -2)
+    i, j = jnp.tril_indices(x.shape[-2], -1)
+    return (x @ jnp.swapaxes(x, -1, -2))[..., i, j]
+
+
+for n, d in ((2, 5), (5, 8), (19, 33)):
+    case(f"pairwise_dot-{n}", lambda o, *x: o.pairwise_dot(x), _pairs, *[F((3, 4, d))] * n, tolerance=8)
 
 
 def _rotary(x, heads, base=10000.0, interleaved=False):

@@ -27,7 +27,7 @@ Bags bags_of(const KernelSpec& spec, const Operand& table) {
   Bags b{};
   b.ids = ids.data, b.dtype = ids.dtype, b.bag = last_dim(ids), b.total = count(ids);
   b.rows = table.dims[0], b.width = table.dims[1];
-  b.scale = attr_string(*spec.attrs, "mode") == "mean" ? 1 / static_cast<float>(b.bag) : 1;
+  b.scale = attr_string(*spec.attrs, "mode") == "mean" ? 1 / static_cast<float>(std::max<int64_t>(b.bag, 1)) : 1;
   return b;
 }
 

@@ -1,6 +1,7 @@
 // Updates of the rows of tables that a step looked up, and of split weights. The gradients of a row are summed in order
 // of occurrence, then the row goes through the arithmetic of optimizer.cc: the same bits as with a dense gradient.
 #include <bit>
+#include <cstring>
 
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
@@ -23,7 +24,7 @@ struct Form {
 
 // One table and where its part of the scratch area lies (in elements of int32). Occurrences of a row are a chain.
 struct Table {
-  Operand p, ids, dy;
+  Operand p, ids, dy;  // p and state as results: in a plan they lie on the operands
   Operand state[2];
   int64_t rows, width, bag, named;  // named: at most so many different rows
   double decay;
@@ -104,6 +105,7 @@ struct RowUpdate {
   Operand lr, updates, scale;
   RuleSettings settings;
   bool mean;
+  std::vector<std::pair<Operand, Operand>> copies;  // of operands that results do not lie on
 };
 
 void update_part(const RowUpdate& u, const Table& t, const Chains& chains, int32_t named, int64_t c, int64_t n,
@@ -153,10 +155,10 @@ void update_rows(const RowUpdate& u, const Table& t, const Chains& chains, int64
   }
 }
 
-Table table_of(const KernelSpec& spec, size_t at, int states, double decay, size_t offset) {
+Table table_of(const KernelSpec& spec, size_t at, size_t result, int states, double decay, size_t offset) {
   Table t{};
-  t.p = spec.in[at];
-  for (int s = 0; s < states; ++s) t.state[s] = spec.in[at + 1 + static_cast<size_t>(s)];
+  t.p = spec.out[result];
+  for (int s = 0; s < states; ++s) t.state[s] = spec.out[result + 1 + static_cast<size_t>(s)];
   t.ids = spec.in[at + 1 + static_cast<size_t>(states)], t.dy = spec.in[at + 2 + static_cast<size_t>(states)];
   t.rows = t.p.dims[0], t.width = t.p.dims[1], t.named = count(t.ids), t.decay = decay, t.at = offset;
   const bool bags = !t.ids.dims.empty() && t.ids.dims.size() == t.dy.dims.size();
@@ -185,16 +187,22 @@ std::unique_ptr<Kernel> bind_rows(const KernelSpec& spec, CpuDevice& device, con
   int64_t tasks = 0;  // of the table with the most ids
   const auto first = static_cast<size_t>(form.first), width = static_cast<size_t>(form.states + 3);
   for (size_t at = first; at + width <= spec.in.size(); at += width) {
-    u->tables.push_back(table_of(spec, at, form.states, decay_of(spec, (at - first) / width), scratch));
+    const size_t tuple = (at - first) / width, results = static_cast<size_t>(form.states + 1);
+    u->tables.push_back(table_of(spec, at, tuple * results, form.states, decay_of(spec, tuple), scratch));
+    for (size_t k = 0; k < results; ++k)
+      if (spec.in[at + k].data != spec.out[tuple * results + k].data)
+        u->copies.emplace_back(spec.in[at + k], spec.out[tuple * results + k]);
     scratch += scratch_of(u->tables.back());
     tasks = std::max(tasks, (u->tables.back().named + kRows - 1) / kRows);
   }
   return make_kernel(scratch * sizeof(int32_t), [u, tasks, threads = device.threads()](char* area) {
     const UpdateNumbers now = numbers_now(u->settings, u->lr, u->updates, u->scale);
-    const auto count = static_cast<int64_t>(u->tables.size());
+    for (const auto& [from, to] : u->copies)
+      std::memcpy(to.data, from.data, static_cast<size_t>(count(from) * size_of(from.dtype)));
+    const auto tables = static_cast<int64_t>(u->tables.size());
     const auto table = [&](int64_t i) -> const Table& { return u->tables[static_cast<size_t>(i)]; };
-    parallel_tasks(threads, count, [&](int64_t i, int) { coalesce(table(i), chains_of(table(i), area)); });
-    parallel_tasks(threads, count * tasks, [&](int64_t i, int) {
+    parallel_tasks(threads, tables, [&](int64_t i, int) { coalesce(table(i), chains_of(table(i), area)); });
+    parallel_tasks(threads, tables * tasks, [&](int64_t i, int) {
       const Table& t = table(i / tasks);
       update_rows(*u, t, chains_of(t, area), i % tasks * kRows, now);
     });
@@ -216,7 +224,8 @@ std::unique_ptr<Kernel> bind_split_sgd_rows(const KernelSpec& spec, CpuDevice& d
 
 // Whole split weights.
 struct SplitChunk {
-  uint16_t *high, *low;
+  const uint16_t *high, *low;
+  uint16_t *new_high, *new_low;
   Operand g;
   double decay;
   int64_t at, n;
@@ -235,7 +244,7 @@ void run_split(const SplitChunk& c, UpdateNumbers k) {
     else
       load_tile(c.g.dtype, c.g.data, at, room, t.n);
     update_tile(Rule::kSgd, t, k);
-    split_halves(p, c.high + at, c.low + at, t.n);
+    split_halves(p, c.new_high + at, c.new_low + at, t.n);
   }
 }
 
@@ -243,9 +252,12 @@ std::unique_ptr<Kernel> bind_split_sgd(const KernelSpec& spec, CpuDevice& device
   std::vector<SplitChunk> chunks;
   for (size_t i = 2; i + 3 <= spec.in.size(); i += 3) {
     const int64_t n = count(spec.in[i]);
+    const size_t tuple = (i - 2) / 3;
     for (int64_t at = 0; at < n; at += kChunk)
-      chunks.push_back({static_cast<uint16_t*>(spec.in[i].data), static_cast<uint16_t*>(spec.in[i + 1].data),
-                        spec.in[i + 2], decay_of(spec, (i - 2) / 3), at, std::min(kChunk, n - at)});
+      chunks.push_back(
+          {static_cast<const uint16_t*>(spec.in[i].data), static_cast<const uint16_t*>(spec.in[i + 1].data),
+           static_cast<uint16_t*>(spec.out[tuple * 2].data), static_cast<uint16_t*>(spec.out[tuple * 2 + 1].data),
+           spec.in[i + 2], decay_of(spec, tuple), at, std::min(kChunk, n - at)});
   }
   return make_kernel(0, [=, lr = spec.in[0], scale = spec.in[1], settings = rule_settings(Rule::kSgd, *spec.attrs),
                          threads = device.threads()](char*) {

@@ -12,7 +12,7 @@ struct Bags {
   double scale;  // of a row that is added
   Bags(const KernelSpec& spec, size_t at) : ids(in(spec, at)), bag(spec.in[at].dims.back()) {
     count = bag == 0 ? 0 : ids.count / bag;
-    scale = attr_string(*spec.attrs, "mode") == "mean" ? 1 / static_cast<double>(bag) : 1;
+    scale = attr_string(*spec.attrs, "mode") == "mean" ? 1 / static_cast<double>(std::max<int64_t>(bag, 1)) : 1;
   }
 };
 

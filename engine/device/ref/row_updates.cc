@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "device/ref/table.h"
 
@@ -68,6 +69,11 @@ struct Table {
 
 void update_rows(Table& t, Rule rule, Numbers n, double scale, const Attrs& attrs) {
   n.decay = t.decay;
+  for (size_t k = 0; k < t.cells.in.size(); ++k) {  // rows that are not named stay; in a plan they are in place
+    const In& from = t.cells.in[k];
+    if (from.data != t.cells.out[k].data)
+      std::memcpy(t.cells.out[k].data, from.data, static_cast<size_t>(from.count * size_of(from.dtype)));
+  }
   std::fill(t.sums.begin(), t.sums.end(), 0.0);  // of each row, in order of occurrence
   std::fill(t.named.begin(), t.named.end(), 0);
   for (int64_t i = 0; i < t.ids.count; ++i) {
