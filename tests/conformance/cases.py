@@ -328,3 +328,60 @@ def _whale_bn(o, x, g, b):
 
 case("batch_norm", _whale_bn, _bn, F((4, 5, 6, 16)), F((16,)), F((16,)), tolerance=16)
 case("batch_norm-odd", _whale_bn, _bn, F((9, 5)), F((5,)), F((5,)), tolerance=16)
+
+
+# ---- mixture of experts: one-hot masks and einsum, as GShard writes it --------------------------------------------------------
+def _gate(logits, k, capacity, normalize=False):
+    g, s, e = logits.shape
+    p = jax.nn.softmax(logits, axis=-1)
+    top = jax.lax.top_k(logits, k)[1]
+    chosen = jax.nn.one_hot(top, e, dtype=jnp.int32)                                   # [g, s, k, e]
+    in_order = jnp.swapaxes(chosen, 1, 2).reshape(g, k * s, e)                         # all first choices, then all second ones
+    place = jnp.cumsum(in_order, axis=1) - in_order
+    place = jnp.swapaxes((place * in_order).sum(-1).reshape(g, k, s), 1, 2)
+    kept = place < capacity
+    weight = jnp.take_along_axis(p, top, axis=-1)
+    if normalize:
+        weight = weight / weight.sum(-1, keepdims=True)
+    share = jax.lax.stop_gradient(chosen[:, :, 0].astype(p.dtype).mean(1))
+    return (jnp.where(kept, top * capacity + place, -1).astype(jnp.int32), jnp.where(kept, weight, 0),
+            e * (share * p.mean(1)).sum(-1), (~kept).sum((1, 2)).astype(jnp.int32))
+
+
+def _slots(slot, experts, capacity, dtype):  # [g, s, k, e, c]
+    return jax.nn.one_hot(slot, experts * capacity, dtype=dtype).reshape(*slot.shape, experts, capacity)
+
+
+def _moe(x, logits, k=1, capacity=3, normalize=False):
+    e = logits.shape[-1]
+    slot, weight, aux, dropped = _gate(logits, k, capacity, normalize)
+    mask = _slots(slot, e, capacity, x.dtype)
+    y = jnp.tanh(jnp.einsum("gskec,gsd->egcd", mask, x)) * (1 + jnp.arange(e, dtype=x.dtype)[:, None, None, None])
+    return jnp.einsum("gskec,egcd,gsk->gsd", mask, y, weight), aux, dropped
+
+
+def _whale_moe(o, x, logits, k=1, capacity=3, normalize=False):
+    e = logits.shape[-1]
+    slot, weight, aux, dropped = o.moe_gate(logits, k=k, capacity=capacity, normalize=normalize)
+    y = o.tanh(o.moe_dispatch(x, slot, experts=e, capacity=capacity))
+    y = y * (o.cast(o.iota(shape=[e, 1, 1, 1], dim=0, dtype="i32"), dtype=y.dtype) + 1.0)
+    return o.moe_combine(y, slot, weight.astype(y.dtype)), aux, dropped
+
+
+_SLOT = np.array([[[2, 0], [-1, 5], [3, -1], [1, 4], [-1, -1]], [[0, 4], [2, -1], [1, 3], [5, -1], [-1, -1]]], np.int32)  # 3 experts of 2
+
+
+def _constant(o, x, slot):
+    """Slots as a value of the graph."""
+    planes = [o.fill(shape=[1], value=float(v), dtype="i32") for v in slot.reshape(-1)]
+    return o.reshape(o.concat(planes, axis=0), shape=list(slot.shape))
+
+
+for name, shape, options in [("top1", (2, 9, 4), dict(k=1, capacity=3)), ("top2", (2, 9, 4), dict(k=2, capacity=4)), ("tight", (3, 12, 5), dict(k=2, capacity=2)),
+                             ("normalized", (2, 9, 4), dict(k=2, capacity=3, normalize=True)), ("wide", (1, 40, 16), dict(k=3, capacity=6, normalize=True))]:
+    case(f"moe_gate-{name}", lambda o, x, p=options: o.moe_gate(x, **p), lambda x, p=options: _gate(x, **p), F(shape, distinct=True), tolerance=4)
+    case(f"moe-{name}", lambda o, x, l, p=options: _whale_moe(o, x, l, **p), lambda x, l, p=options: _moe(x, l, **p), F((*shape[:2], 21)), F(shape, distinct=True), tolerance=8)
+case("moe_gate-factor", lambda o, x: o.moe_gate(x, k=2, capacity_factor=0.75), lambda x: _gate(x, 2, 4), F((2, 9, 4), distinct=True), tolerance=4)
+case("moe_gate-ties", lambda o, x: o.moe_gate(o.sign(x), k=2, capacity=4), lambda x: _gate(jnp.sign(x), 2, 4), F((2, 9, 4)), grad=False, bf16=False)
+case("moe_dispatch-weight", lambda o, x, w: o.moe_dispatch(x, _constant(o, x, _SLOT), w, experts=3, capacity=2), lambda x, w: jnp.einsum("gskec,gsd,gsk->egcd", _slots(_SLOT, 3, 2, x.dtype), x, w), F((2, 5, 7)), F((2, 5, 2)), tolerance=4)
+case("moe_combine-plain", lambda o, y: o.moe_combine(y, _constant(o, y, _SLOT)), lambda y: jnp.einsum("gskec,egcd->gsd", _slots(_SLOT, 3, 2, y.dtype), y), F((3, 2, 2, 33)), tolerance=4)

@@ -35,6 +35,7 @@ Rows loss_rows();
 Rows attention_rows();
 Rows conv_rows();
 Rows pool_rows();
+Rows moe_rows();
 Rows optimizer_rows();
 Rows recommend_rows();
 Rows row_update_rows();

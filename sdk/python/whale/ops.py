@@ -53,6 +53,9 @@ __all__ = [
     "max_pool",
     "maximum",
     "minimum",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_gate",
     "mul",
     "neg",
     "not_equal",
@@ -789,3 +792,36 @@ def avg_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (
     include_pad: padding counts in the denominator
     """
     return _op("avg_pool", [x], window=list(window), strides=list(strides), padding=list(padding), include_pad=include_pad)
+
+
+def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, capacity: int = 0, normalize: bool = False) -> tuple[Tensor, ...]:
+    """Routes each token to the k experts with the largest logits, ties to the lowest index.
+
+    logits [g, s, e] -> slot i32 [g, s, k], weight [g, s, k], aux [g], dropped i32 [g]; weight and aux in the accumulate dtype. Each of the g groups routes its s tokens by itself: all first choices take places before all second ones, in order of tokens. slot = expert * capacity + place, or -1 when the expert is full; `dropped` counts those. weight: the softmax probability of the choice, 0 where dropped. aux: the load balancing loss e * sum_e(share of first choices * mean probability).
+    k: experts a token goes to
+    capacity_factor: capacity = this * k * s / e, rounded up; at least 1, at most s
+    capacity: places per expert and group; 0: from capacity_factor
+    normalize: the weights of a token's k choices sum to 1
+    Returns slot, weight, aux, dropped.
+    """
+    return _op("moe_gate", [logits], k=k, capacity_factor=float(capacity_factor), capacity=capacity, normalize=normalize)
+
+
+def moe_dispatch(x: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, experts: int, capacity: int, expert_begin: int = 0) -> Tensor:
+    """Copies each token, times its weight when there is one, to its slots; empty slots are zero.
+
+    x [g, s, d], slot i32 [g, s, k], weight? [g, s, k] -> y [experts, g, capacity, d]. Slots are those of moe_gate with the same capacity: no two tokens of a group share one.
+    experts: how many
+    capacity: places per expert and group
+    expert_begin: the first expert that is here; plans that cut experts set it
+    """
+    return _op("moe_dispatch", [x, slot, weight], experts=experts, capacity=capacity, expert_begin=expert_begin)
+
+
+def moe_combine(y: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, expert_begin: int = 0) -> Tensor:
+    """Adds up, for each token, what is in its slots, times the weights when there are any.
+
+    y [e, g, c, d], slot i32 [g, s, k], weight? [g, s, k] -> x [g, s, d]. A token without slots gives zeros.
+    expert_begin: the first expert that is here; plans that cut experts set it
+    """
+    return _op("moe_combine", [y, slot, weight], expert_begin=expert_begin)
