@@ -18,7 +18,12 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--batch", o.batch, "samples a step");
   command.add_option("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
   command.add_option("--classes", o.classes, "classes");
-  command.add_option("--image", o.image, "image height and width");
+  command.add_option("--image", o.image, "image height and width (m6: patches)");
+  command.add_option("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
+  command.add_option("--top-k", o.top_k, "experts that a token goes to");
+  command.add_option("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)");
+  command.add_option("--moe-every", o.moe_every, "every n-th MLP is a mixture");
+  command.add_option("--decoder", o.decoder, "m6: decoder layers");
   command.add_option("--dropout", o.dropout, "dropout rate");
   command.add_flag("--tied", o.tied, "gpt: the output uses the embedding table");
   command.add_option("--optimizer", o.optimizer,
