@@ -295,3 +295,26 @@ def test_bfloat16_stays_near_float32():
         assert job.eval(["logits"], x=data()["x"])["logits"].dtype == np.float32
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05, atol=0.02)
     assert losses["bfloat16"] != losses["float32"]
+
+
+def test_mixture_of_experts_learns_and_counts_what_it_drops():
+    def model():
+        g = wh.Graph("experts")
+        with g:
+            x, y = wh.input("x", (4, 8, 6)), wh.input("y", (4, 8), wh.int32)
+            z, balance, dropped = wh.nn.moe(x, 3, 16, top_k=2, capacity_factor=0.75)
+            g.output("dropped", dropped)
+            g.minimize(wh.nn.cross_entropy(wh.nn.linear(x + z, 3), y) + 0.01 * balance.mean(), wh.AdamW(1e-2))
+        return g
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 8, 6)).astype(np.float32)
+    batch = dict(x=x, y=(x.max(-1) > 1).astype(np.int32) + (x[..., 0] > 0))
+    runs = []
+    for devices in ("ref:1", "cpu:2"):
+        job = wh.plan(model(), devices=devices).start()
+        loss, out = job.step(["dropped"], **batch)
+        assert out["dropped"].shape == (4,) and (out["dropped"] >= 16 - 12).all()  # 16 choices, 3 experts of 4 places
+        runs.append([loss] + [job.step(**batch) for _ in range(29)])
+        assert runs[-1][-1] < 0.7 * runs[-1][0]
+        assert job.parameters()["moe.experts.up.weight"].shape == (3, 6, 16)
+    np.testing.assert_allclose(runs[0], runs[1], rtol=1e-4)
