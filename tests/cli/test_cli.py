@@ -35,7 +35,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "bert-large", "t5", "t5-large", "resnet", "resnet20", "resnet50", "mlp", "cosmoflow", "unet3d", "classifier100k", "moe-gpt", "m6", "gnmt", "m6-10b"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "bert-large", "t5", "t5-large", "resnet", "resnet20", "resnet50", "mlp", "dlrm", "cosmoflow", "unet3d", "classifier100k", "moe-gpt", "m6", "gnmt", "m6-10b"])
 def test_every_model_is_written_and_planned(name, tmp_path):
     out = whale("model", name, "-o", tmp_path / "m.whale")
     assert "parameters" in out and (tmp_path / "m.whale").stat().st_size < 1 << 20, "weights are never inside"
