@@ -219,6 +219,7 @@ def _ce(x, y, ignore=-100, smoothing=0.0):
 
 case("cross_entropy", lambda o, x, y: o.cross_entropy(x, y)[0], _ce, F((6, 17)), I((6,), 17), tolerance=4)
 case("cross_entropy-ignore", lambda o, x, y: o.cross_entropy(x, y, ignore_index=2)[0], lambda x, y: _ce(x, y, 2), F((3, 6, 9)), I((3, 6), 9), tolerance=4)
+case("cross_entropy-few", lambda o, x, y: o.cross_entropy(x, y, ignore_index=1, label_smoothing=0.2)[0], lambda x, y: _ce(x, y, 1, smoothing=0.2), F((5, 9, 3)), I((5, 9), 3), tolerance=4)
 case("cross_entropy-smooth", lambda o, x, y: o.cross_entropy(x, y, label_smoothing=0.1)[0], lambda x, y: _ce(x, y, smoothing=0.1), F((6, 100)), I((6,), 100), tolerance=4)
 
 
@@ -298,6 +299,7 @@ TRANSPOSED = [("1d", F((2, 5, 4)), F((4, 3, 6)), dict(strides=[2])), ("2d", F((2
               ("2d-groups", F((2, 4, 5, 8)), F((8, 3, 3, 3)), dict(groups=2, strides=[2, 1])), ("2d-dilated", F((1, 5, 5, 4)), F((4, 3, 3, 4)), dict(dilation=[2, 2], padding=[1, 2, 2, 1])),
               ("3d", F((2, 3, 4, 5, 3)), F((3, 3, 3, 3, 5)), dict(padding=[1, 1, 1, 1, 1, 1])), ("3d-up", F((1, 4, 3, 5, 32)), F((32, 2, 2, 2, 16)), dict(strides=[2, 2, 2])),
               ("3d-overlap", F((1, 4, 3, 4, 16)), F((16, 3, 3, 3, 8)), dict(strides=[2, 2, 2], padding=[1, 1, 1, 1, 1, 1], output_padding=[1, 1, 1])),
+              ("2d-tiles", F((2, 3, 4, 5)), F((5, 3, 2, 7)), dict(strides=[3, 2])), ("1d-tiles", F((2, 5, 8)), F((8, 2, 16)), dict(strides=[2])),
               ("3d-gaps", F((1, 3, 3, 3, 4)), F((4, 1, 2, 1, 4)), dict(strides=[2, 3, 2]))]
 for name, x, w, options in TRANSPOSED:
     case(f"conv_transpose-{name}", lambda o, x, w, p=options: o.conv_transpose(x, w, None, **p), lambda x, w, p=options: _conv_transpose(x, w, **p), x, w, tolerance=8)

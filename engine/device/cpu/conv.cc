@@ -1,4 +1,4 @@
-// Convolution, its two gradients and its transpose by oneDNN: activations stay channels-last, weights are reordered
+// Convolution and its two gradients by oneDNN: activations stay channels-last, weights are reordered
 // into the layout that the primitive asks for on their way through the scratch area (they change every step; a kept
 // copy would only cost memory).
 #include <algorithm>
@@ -6,21 +6,13 @@
 
 #include "base/error.h"
 #include "device/cpu/column_sum.h"
-#include "device/cpu/device.h"
+#include "device/cpu/conv.h"
 #include "device/cpu/function_kernel.h"
 #include "device/cpu/widen.h"
 
 namespace whale::cpu {
-namespace {
 
 using dnnl::memory;
-
-// The attributes in oneDNN's words.
-struct Geometry {
-  size_t spatial;  // number of spatial dimensions
-  int64_t groups;
-  memory::dims strides, dilates, low, high;
-};
 
 Geometry geometry_of(const Attrs& attrs, size_t rank) {
   Geometry g{rank - 2, std::max<int64_t>(1, attr_int(attrs, "groups", 1)), {}, {}, {}, {}};
@@ -37,7 +29,6 @@ Geometry geometry_of(const Attrs& attrs, size_t rank) {
   return g;
 }
 
-// [n, s..., c] as n, c, s... with the strides it has.
 memory::desc image_desc(const Dims& dims, DType dtype) {
   const Dims strides = row_major_strides(dims);
   Dims to{dims.front(), dims.back()}, to_strides{strides.front(), strides.back()};
@@ -46,10 +37,6 @@ memory::desc image_desc(const Dims& dims, DType dtype) {
   return strided_desc(to, dtype, to_strides);
 }
 
-// [o, k..., c / groups] as (g,) o, c, k...
-struct Filter {
-  memory::dims dims, strides;
-};
 Filter filter_of(const Dims& dims, int64_t groups) {
   const Dims strides = row_major_strides(dims);
   Filter f{{dims.front(), dims.back()}, {strides.front(), strides.back()}};
@@ -71,6 +58,8 @@ std::unique_ptr<Kernel> zeros(const Operand& operand) {
     if (bytes != 0) std::memset(data, 0, bytes);
   });
 }
+namespace {
+
 bool empty(const Operand& operand) { return element_count(operand.dims) == 0; }
 
 dnnl::convolution_forward::primitive_desc forward(const Geometry& g, const memory::desc& x, const memory::desc& w,
@@ -192,48 +181,6 @@ std::unique_ptr<Kernel> bind_grad_weight_plain(const KernelSpec& spec, CpuDevice
   return sequence;
 }
 
-// Filters [c, kernel..., o / groups] as (g,) o, c, k...
-Filter transposed_filter_of(const Dims& dims, int64_t groups) {
-  Filter f = filter_of(dims, groups);
-  const size_t at = groups > 1 ? 1 : 0;
-  std::swap(f.dims[at], f.dims[at + 1]);
-  std::swap(f.strides[at], f.strides[at + 1]);
-  return f;
-}
-
-std::unique_ptr<Kernel> bind_transpose_plain(const KernelSpec& spec, CpuDevice& device) {
-  const Operand &x = spec.in[0], &w = spec.in[1], &y = spec.out[0];
-  const bool has_bias = spec.in.size() > 2 && spec.in[2].present();
-  Geometry g = geometry_of(*spec.attrs, x.dims.size());
-  if (empty(y)) return nothing_to_do();
-  if (empty(x) || empty(w)) throw unimplemented("device cpu: conv_transpose without input channels");
-  for (size_t i = 0; i < g.spatial; ++i)  // oneDNN reads the output padding off the shapes, as less padding above
-    g.high[i] =
-        (x.dims[i + 1] - 1) * g.strides[i] + (g.dilates[i] + 1) * (w.dims[i + 1] - 1) + 1 - g.low[i] - y.dims[i + 1];
-  const Filter f = transposed_filter_of(w.dims, g.groups);
-  const auto xd = image_desc(x.dims, x.dtype), yd = image_desc(y.dims, y.dtype), wd = any_filter(f, w.dtype);
-  const auto bias = has_bias ? plain_desc(spec.in[2].dims, spec.in[2].dtype) : memory::desc();
-  const auto kind = dnnl::prop_kind::forward_training;
-  const auto direct = dnnl::algorithm::deconvolution_direct;
-  const auto desc =
-      has_bias ? dnnl::deconvolution_forward::desc(kind, direct, xd, wd, bias, yd, g.strides, g.dilates, g.low, g.high)
-               : dnnl::deconvolution_forward::desc(kind, direct, xd, wd, yd, g.strides, g.dilates, g.low, g.high);
-  const dnnl::deconvolution_forward::primitive_desc pd(desc, user_scratchpad(), device.onednn().engine);
-  auto kernel = std::make_unique<DnnlKernel>(device.onednn());
-  const auto packed = kernel->reordered(kernel->operand(plain_filter(f, w.dtype), w), pd.weights_desc());
-  if (has_bias)
-    kernel->call(pd, dnnl::deconvolution_forward(pd),
-                 {{DNNL_ARG_SRC, kernel->operand(xd, x)},
-                  {DNNL_ARG_WEIGHTS, packed},
-                  {DNNL_ARG_BIAS, kernel->operand(bias, spec.in[2])},
-                  {DNNL_ARG_DST, kernel->operand(yd, y)}});
-  else
-    kernel->call(
-        pd, dnnl::deconvolution_forward(pd),
-        {{DNNL_ARG_SRC, kernel->operand(xd, x)}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, kernel->operand(yd, y)}});
-  return kernel;
-}
-
 std::unique_ptr<Kernel> bind_conv(const KernelSpec& spec, CpuDevice& device) {
   return bind_or_widen(spec, device, bind_conv_plain);
 }
@@ -244,15 +191,11 @@ std::unique_ptr<Kernel> bind_grad_weight(const KernelSpec& spec, CpuDevice& devi
   return bind_or_widen(spec, device, bind_grad_weight_plain);
 }
 
-std::unique_ptr<Kernel> bind_transpose(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_transpose_plain);
-}
-
 constexpr KernelEntry kEntries[] = {
     {OpCode::k_conv, bind_conv, f32_or_bf16},
     {OpCode::k_conv_grad_input, bind_grad_input, f32_or_bf16},
     {OpCode::k_conv_grad_weight, bind_grad_weight, f32_or_bf16},
-    {OpCode::k_conv_transpose, bind_transpose, f32_or_bf16},
+    {OpCode::k_conv_transpose, bind_conv_transpose, f32_or_bf16},
 };
 
 }  // namespace
