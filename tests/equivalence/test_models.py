@@ -30,6 +30,9 @@ SMALL = {
     "mlp": ["mlp", "--layers", "3", "--dim", "20", "--hidden", "24", "--batch", "12"],
     "mlp-adagrad": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--optimizer", "adagrad", "--lr", "0.01"],
     "mlp-accumulation": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--accumulation", "3", "--optimizer", "adamw", "--lr", "0.001"],
+    "cosmoflow": ["cosmoflow", "--layers", "2", "--dim", "4", "--image", "8", "--hidden", "16", "--batch", "6"],
+    "unet3d": ["unet3d", "--layers", "2", "--dim", "4", "--image", "4", "--batch", "6"],
+    "classifier100k": ["classifier100k", "--dim", "12", "--classes", "50", "--batch", "12"],
     "gpt-accumulation-uneven": ["gpt", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "7", "--accumulation", "3"],
 }
 # devices and strategy; pairs of model x strategy are covered so that each strategy meets several models, and each model at least two.
