@@ -160,6 +160,8 @@ Training read_training(const whale_training_options& o, TensorId loss) {
   t.optimizer.weight_decay = o.weight_decay;
   t.optimizer.decay_rate = o.decay_rate;
   t.optimizer.clip_threshold = o.clip_threshold;
+  t.optimizer.lazy = flag(o.lazy, "options.lazy");
+  t.optimizer.split = flag(o.split, "options.split");
   t.schedule.kind = number<ScheduleKind>(o.schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.schedule");
   t.schedule.warmup_steps = o.warmup_steps;
   t.schedule.total_steps = o.total_steps;

@@ -266,6 +266,7 @@ Graph training_graph(Graph g) {
   apply_precision(g);
   clean(g);
   differentiate(g);
+  split_weights(g);
   add_updates(g);
   clean(g);
   assign_regions(g);

@@ -14,9 +14,9 @@ struct DlType {
   DType dtype;
   uint8_t code, bits;
 };
-constexpr DlType kDlTypes[] = {{DType::kF32, 2, 32}, {DType::kF64, 2, 64}, {DType::kBF16, 4, 16},
-                               {DType::kF16, 2, 16}, {DType::kI32, 0, 32}, {DType::kI64, 0, 64},
-                               {DType::kU8, 1, 8},   {DType::kI8, 0, 8},   {DType::kBool, 6, 8}};
+constexpr DlType kDlTypes[] = {{DType::kF32, 2, 32}, {DType::kF64, 2, 64}, {DType::kBF16, 4, 16}, {DType::kF16, 2, 16},
+                               {DType::kI32, 0, 32}, {DType::kI64, 0, 64}, {DType::kU8, 1, 8},    {DType::kI8, 0, 8},
+                               {DType::kBool, 6, 8}, {DType::kU16, 1, 16}};
 
 constexpr int kHostDevice = 1;         // kDLCPU
 constexpr uint64_t kReadOnlyFlag = 1;  // DLPACK_FLAG_BITMASK_READ_ONLY

@@ -46,6 +46,7 @@ constexpr GraphPass kGraphPasses[] = {
     {"apply_precision", plain<apply_precision>, kAlways, false},
     {"clean", plain<clean>, kAlways, false},
     {"differentiate", plain<differentiate>, kTrain, false},
+    {"split_weights", plain<split_weights>, kAlways, false},
     {"add_updates", plain<add_updates>, kTrain, false},
     {"clean_updates", plain<clean>, kTrain, false},
     {"fold_activation", fold_activation, kAlways, true},

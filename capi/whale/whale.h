@@ -125,7 +125,8 @@ typedef enum whale_dtype {
   WHALE_I64 = 6,
   WHALE_U8 = 7,
   WHALE_I8 = 8,
-  WHALE_BOOL = 9
+  WHALE_BOOL = 9,
+  WHALE_U16 = 10
 } whale_dtype;
 
 /* ---- tensor: data outside a session, exchanged by DLPack ----------------------------------------------------------- */
@@ -346,9 +347,11 @@ typedef struct whale_training_options {
   int64_t warmup_steps, total_steps;
   double final_fraction;
   int64_t accumulation;    /* micro-batches a step */
+  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad) */
+  int32_t split;           /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model and the rest as state */
 } whale_training_options;
 #define WHALE_TRAINING_OPTIONS_INIT \
-  {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1}
+  {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1, 0, 0}
 
 /* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: the _INIT values. */
 WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options);

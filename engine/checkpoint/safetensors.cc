@@ -23,9 +23,9 @@ struct DTypeName {
   DType dtype;
   const char* name;
 };
-constexpr DTypeName kNames[] = {{DType::kF32, "F32"}, {DType::kF64, "F64"}, {DType::kBF16, "BF16"},
-                                {DType::kF16, "F16"}, {DType::kI32, "I32"}, {DType::kI64, "I64"},
-                                {DType::kU8, "U8"},   {DType::kI8, "I8"},   {DType::kBool, "BOOL"}};
+constexpr DTypeName kNames[] = {
+    {DType::kF32, "F32"}, {DType::kF64, "F64"}, {DType::kBF16, "BF16"}, {DType::kF16, "F16"},   {DType::kI32, "I32"},
+    {DType::kI64, "I64"}, {DType::kU8, "U8"},   {DType::kI8, "I8"},     {DType::kBool, "BOOL"}, {DType::kU16, "U16"}};
 
 template <class... A>
 [[noreturn]] void malformed(const std::string& path, fmt::format_string<A...> format, A&&... args) {

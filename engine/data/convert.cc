@@ -37,6 +37,7 @@ void with_type(DType dtype, Body body) {
     case DType::kU8: return body(uint8_t{});
     case DType::kI8: return body(int8_t{});
     case DType::kBool: return body(bool{});
+    case DType::kU16: return body(uint16_t{});
     case DType::kF16: break;
   }
   throw unimplemented("values of type {} cannot be made or converted here", name_of(dtype));

@@ -153,6 +153,25 @@ const std::map<OpCode, SimplifyRule> kRules = {{OpCode::k_cast, simplify_cast},
                                                {OpCode::k_sub, simplify_sub},
                                                {OpCode::k_stop_gradient, simplify_stop}};
 
+// An elementwise op broadcasts by itself: it reads what was broadcast for it, where another operand has the full shape.
+TensorId read_through_broadcast(Cleaner& c, size_t i, std::vector<TensorId> in) {
+  const Op& op = c.r.old[i];
+  if (!has_flag(op.code, kElementwise) || has_flag(op.code, kInternal) || has_flag(op.code, kRandom)) return kNone;
+  const Dims whole = result(c, i).dims;
+  bool some = false, full = false;
+  for (TensorId& id : in) {
+    const Op* maker = id == kNone ? nullptr : c.r.producer(id);
+    if (maker && maker->code == OpCode::k_broadcast_to)
+      id = maker->inputs[0], some = true;
+    else
+      full |= id != kNone && c.r.graph.tensor(id).dims == whole;
+  }
+  if (!some || !full) return kNone;
+  const TensorId y = c.r.emit(i, op.code, in, op.attrs);
+  c.r.graph.tensor(y).name = c.r.graph.tensor(op.outputs[0]).name;
+  return y;
+}
+
 // ---- casts into and out of ops that choose the dtype of their result -----------------------------------------------
 // An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
 // is both faster and more exact than casting around it.
@@ -252,6 +271,11 @@ void simplify(Graph& g) {
         if (maker != kNone) r.moved(i, maker);
         continue;
       }
+    }
+    if (const TensorId by = read_through_broadcast(c, i, in); by != kNone) {
+      r.replace(op.outputs[0], by);
+      r.moved(i, g.tensor(by).producer);
+      continue;
     }
     if (has_flag(op.code, kRandom) || has_flag(op.code, kCollective) || has_in_place(op, g)) {
       r.keep(i);

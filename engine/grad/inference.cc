@@ -27,10 +27,11 @@ Graph for_inference(const Graph& graph) {
     }
   }
   r.finish();
-  // The loss stays what "loss" fetches; nothing else of training does.
+  // The loss stays what "loss" fetches; of training only what says how values are stored does.
   Training kept;
   kept.loss = g.training.loss;
   kept.precision = g.training.precision;
+  kept.optimizer.split = g.training.optimizer.split;
   g.training = kept;
   return g;
 }

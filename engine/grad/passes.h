@@ -1,6 +1,6 @@
 // The passes between a user's graph and the graph of a whole training step (semantics.md sections 2 and 6). Each is a
 // free function from a valid Graph to a valid Graph; errors name the op and scope. Order of a training graph:
-//   canonicalise, apply_precision, clean, differentiate, add_updates, clean, assign_regions.
+//   canonicalise, apply_precision, clean, differentiate, split_weights, add_updates, clean, assign_regions.
 // for_inference and rebatch take the user's graph, before canonicalise.
 #pragma once
 
@@ -21,6 +21,9 @@ void apply_precision(Graph& graph);
 // Appends the backward ops and fills Graph::gradients: parameter name -> gradient, in order of the variables. A
 // parameter that the loss does not depend on has none.
 void differentiate(Graph& graph);
+
+// Optimizer::split in bf16: trained fp32 parameters become their upper halves, bf16. After differentiate.
+void split_weights(Graph& graph);
 
 // Appends clipping and one update op per parameter with a gradient; adds the optimizer's state and the step scalars.
 void add_updates(Graph& graph);

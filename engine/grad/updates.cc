@@ -4,6 +4,7 @@
 #include <map>
 
 #include "grad/passes.h"
+#include "grad/rows.h"
 
 namespace whale {
 
@@ -28,11 +29,13 @@ TensorId UpdateBuilder::step_scalar(const char* name, DType dtype) {
 }
 
 TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims) {
+  return state(parameter, slot, std::move(dims), accumulate_dtype(g.tensor(parameter).dtype));
+}
+
+TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, DType dtype) {
   const Tensor p = g.tensor(parameter);
-  g.tensors.push_back({.name = p.name + "/" + slot,
-                       .dtype = accumulate_dtype(p.dtype),
-                       .dims = std::move(dims),
-                       .kind = TensorKind::kVariable});
+  g.tensors.push_back(
+      {.name = p.name + "/" + slot, .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kVariable});
   const auto id = static_cast<TensorId>(g.tensors.size() - 1);
   g.variables.push_back({.tensor = id,
                          .role = Role::kState,
@@ -61,7 +64,8 @@ namespace {
 struct Parameter {
   TensorId p, grad;
   bool decay;
-  OpId use;  // the first op that reads it: its scope is the update's
+  OpId use;          // the first op that reads it: its scope is the update's
+  RowGradient rows;  // lazy: instead of grad, for tables
 };
 
 std::vector<Parameter> parameters(const Graph& g) {
@@ -74,7 +78,7 @@ std::vector<Parameter> parameters(const Graph& g) {
   std::vector<Parameter> all;
   for (const Variable& v : g.variables) {
     const auto it = v.role == Role::kParameter && v.trainable ? grads.find(g.tensor(v.tensor).name) : grads.end();
-    if (it != grads.end()) all.push_back({v.tensor, it->second, v.decay, first[static_cast<size_t>(v.tensor)]});
+    if (it != grads.end()) all.push_back({v.tensor, it->second, v.decay, first[static_cast<size_t>(v.tensor)], {}});
   }
   return all;
 }
@@ -94,7 +98,19 @@ struct Rule {
 };
 
 Attrs decay_attrs(const Parameter& p, const Optimizer& o) {
-  return {{"weight_decay", o.weight_decay}, {"decays", std::vector<int64_t>{p.decay ? 1 : 0}}};
+  Attrs attrs{{"weight_decay", o.weight_decay}, {"decays", std::vector<int64_t>{p.decay ? 1 : 0}}};
+  if (p.rows.dy != kNone) attrs["mean"] = p.rows.mean;
+  return attrs;
+}
+
+// The operands of an update op: the parameter, its states, and its gradient where the dense rule has it (behind the
+// parameter) or, for rows, ids and dy at the end.
+std::vector<TensorId> operands(std::vector<TensorId> scalars, const Parameter& p, const std::vector<TensorId>& states) {
+  scalars.push_back(p.p);
+  if (p.rows.dy == kNone) scalars.push_back(p.grad);
+  scalars.insert(scalars.end(), states.begin(), states.end());
+  if (p.rows.dy != kNone) scalars.push_back(p.rows.ids), scalars.push_back(p.rows.dy);
+  return scalars;
 }
 
 // Emits an update op whose results are the next values of `variables`.
@@ -104,8 +120,19 @@ void update(UpdateBuilder& b, OpCode code, std::vector<TensorId> inputs, Attrs a
   for (size_t i = 0; i < variables.size(); ++i) b.set_next(variables[i], results[i]);
 }
 
+// In place of the fp32 weight: its two halves.
+void split_sgd(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
+  const TensorId low = b.state(p.p, "low", b.g.tensor(p.p).dims, DType::kU16);
+  if (p.rows.dy != kNone)
+    return update(b, OpCode::k_split_sgd_rows, operands({b.rate, b.scale}, p, {low}), decay_attrs(p, o), {p.p, low});
+  update(b, OpCode::k_split_sgd, {b.rate, b.scale, p.p, low, p.grad}, decay_attrs(p, o), {p.p, low});
+}
+
 void sgd(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
   Attrs attrs = decay_attrs(p, o);
+  if (o.split && b.g.training.precision == Precision::kBFloat16 && b.g.tensor(p.p).dtype == DType::kBF16)
+    return split_sgd(b, p, o);
+  if (p.rows.dy != kNone) return update(b, OpCode::k_sgd_rows, operands({b.rate, b.scale}, p, {}), attrs, {p.p});
   attrs["momentum"] = o.momentum;
   attrs["nesterov"] = o.nesterov;
   if (o.momentum == 0) return update(b, OpCode::k_sgd, {b.rate, b.scale, p.p, p.grad}, attrs, {p.p});
@@ -120,14 +147,16 @@ void adam(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
   attrs["epsilon"] = o.epsilon;
   attrs["decoupled"] = o.kind == OptimizerKind::kAdamW;
   const TensorId m = b.state(p.p, "m", b.g.tensor(p.p).dims), v = b.state(p.p, "v", b.g.tensor(p.p).dims);
-  update(b, OpCode::k_adam, {b.rate, b.updates(), b.scale, p.p, p.grad, m, v}, attrs, {p.p, m, v});
+  const OpCode code = p.rows.dy != kNone ? OpCode::k_adam_rows : OpCode::k_adam;
+  update(b, code, operands({b.rate, b.updates(), b.scale}, p, {m, v}), attrs, {p.p, m, v});
 }
 
 void adagrad(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
   Attrs attrs = decay_attrs(p, o);
   attrs["epsilon"] = o.epsilon;
   const TensorId h = b.state(p.p, "h", b.g.tensor(p.p).dims);
-  update(b, OpCode::k_adagrad, {b.rate, b.scale, p.p, p.grad, h}, attrs, {p.p, h});
+  const OpCode code = p.rows.dy != kNone ? OpCode::k_adagrad_rows : OpCode::k_adagrad;
+  update(b, code, operands({b.rate, b.scale}, p, {h}), attrs, {p.p, h});
 }
 
 void lamb(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
@@ -149,16 +178,38 @@ constexpr Rule kRules[] = {{OptimizerKind::kSgd, sgd},         {OptimizerKind::k
                            {OptimizerKind::kAdamW, adam},      {OptimizerKind::kLamb, lamb},
                            {OptimizerKind::kAdagrad, adagrad}, {OptimizerKind::kAdafactor, factored}};
 
+// Lazy: the gradients of tables become rows, and are no tensors of their shape any more.
+void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
+  const Training& training = b.g.training;
+  if (!training.optimizer.lazy) return;
+  for (Parameter& p : all) {
+    b.origin = p.use;
+    p.rows = row_gradient(b, p.p, p.grad);
+    if (p.rows.dy == kNone) continue;
+    const std::string& name = b.g.tensor(p.p).name;
+    if (training.optimizer.momentum != 0 && training.optimizer.kind == OptimizerKind::kSgd)
+      throw unimplemented("training: lazy updates of table '{}' with momentum {}; use momentum 0, or adam or adagrad",
+                          name, training.optimizer.momentum);
+    if (training.clip_norm > 0)
+      throw unimplemented(
+          "training: clip_norm {} needs the norm of the whole gradient of table '{}', which lazy updates do not make; "
+          "use clip_norm 0, or train without lazy",
+          training.clip_norm, name);
+    std::erase_if(b.g.gradients, [&](const NamedTensor& t) { return t.name == name; });
+  }
+}
+
 }  // namespace
 
 void add_updates(Graph& graph) {
   const Optimizer& o = graph.training.optimizer;
   if (o.kind == OptimizerKind::kNone) return;
-  const std::vector<Parameter> all = parameters(graph);
+  std::vector<Parameter> all = parameters(graph);
   if (all.empty()) throw invalid("the loss does not depend on any trainable parameter: there is nothing to update");
   UpdateBuilder b(graph);
   const bool f64 = graph.training.precision == Precision::kFloat64;
   b.rate = b.step_scalar("learning_rate", f64 ? DType::kF64 : DType::kF32);
+  find_rows(b, all);
   b.scale = clip(b, all, graph.training.clip_norm);
   for (const Rule& rule : kRules) {
     if (rule.kind != o.kind) continue;

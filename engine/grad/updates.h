@@ -22,6 +22,7 @@ struct UpdateBuilder {
   TensorId updates() { return step_scalar("updates", DType::kI64); }
   // A new state variable "<parameter>/<slot>" of the accumulate dtype, zero at first.
   TensorId state(TensorId parameter, const char* slot, Dims dims);
+  TensorId state(TensorId parameter, const char* slot, Dims dims, DType dtype);
   void set_next(TensorId variable, TensorId next);
 };
 

@@ -18,7 +18,7 @@ constexpr Row kRows[] = {
     {DType::kBF16, "bf16", "bfloat16", 2, true, false}, {DType::kF16, "f16", "float16", 2, true, false},
     {DType::kI32, "i32", "int32", 4, false, true},      {DType::kI64, "i64", "int64", 8, false, true},
     {DType::kU8, "u8", "uint8", 1, false, true},        {DType::kI8, "i8", "int8", 1, false, true},
-    {DType::kBool, "bool", "bool", 1, false, false},
+    {DType::kBool, "bool", "bool", 1, false, false},    {DType::kU16, "u16", "uint16", 2, false, true},
 };
 constexpr int kCount = static_cast<int>(std::size(kRows));
 
@@ -39,8 +39,8 @@ bool is_valid_dtype(int number) { return number >= 1 && number <= kCount; }
 DType parse_dtype(std::string_view name) {
   for (const Row& r : kRows)
     if (name == r.name || name == r.numpy) return r.dtype;
-  throw invalid("unknown dtype '{}'; expected one of f32, f64, bf16, f16, i32, i64, u8, i8, bool (or numpy's names)",
-                name);
+  throw invalid(
+      "unknown dtype '{}'; expected one of f32, f64, bf16, f16, i32, i64, u8, i8, bool, u16 (or numpy's names)", name);
 }
 
 }  // namespace whale

@@ -235,6 +235,17 @@ void check_training(const Graph& graph) {
   check_range("decay_rate", o.decay_rate, -kLarge, 0);
   check_range("clip_threshold", o.clip_threshold, 0, kLarge);
   check_range("clip_norm", training.clip_norm, 0, kLarge);
+  const bool by_rows = o.kind == OptimizerKind::kNone || o.kind == OptimizerKind::kSgd ||
+                       o.kind == OptimizerKind::kAdam || o.kind == OptimizerKind::kAdamW ||
+                       o.kind == OptimizerKind::kAdagrad;
+  if (o.lazy && !by_rows)
+    throw invalid(
+        "training: lazy updates of rows need sgd, adam, adamw or adagrad; LAMB and Adafactor use norms of "
+        "whole parameters");
+  if (o.split && (o.kind != OptimizerKind::kSgd && o.kind != OptimizerKind::kNone))
+    throw invalid("training: split weights need the optimizer sgd");
+  if (o.split && o.momentum != 0)
+    throw invalid("training: split weights need momentum 0, found {}; use bf16 without split", o.momentum);
   if (training.accumulation < 1)
     throw invalid("training: accumulation is {}, expected at least 1", training.accumulation);
   if (training.precision > Precision::kFloat64)

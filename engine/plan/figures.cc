@@ -26,7 +26,8 @@ int64_t value_limit(const Graph& graph, TensorId input) {
     size_t index, table;
     int dim;
   };
-  constexpr Row kRows[] = {{OpCode::k_embedding, 1, 0, 0}, {OpCode::k_cross_entropy, 1, 0, -1}};
+  constexpr Row kRows[] = {
+      {OpCode::k_embedding, 1, 0, 0}, {OpCode::k_embedding_bag, 1, 0, 0}, {OpCode::k_cross_entropy, 1, 0, -1}};
   int64_t limit = 0;
   for (const Op& op : graph.ops)
     for (const Row& row : kRows) {

@@ -149,6 +149,8 @@ Optimizer Fields::optimizer(const fb::Optimizer* t) const {
   out.weight_decay = finite(t->weight_decay(), "the weight decay");
   out.decay_rate = finite(t->decay_rate(), "the decay rate");
   out.clip_threshold = finite(t->clip_threshold(), "the clip threshold");
+  out.lazy = t->lazy();
+  out.split = t->split();
   return out;
 }
 
@@ -215,7 +217,7 @@ Off<fb::Initializer> write(Builder& b, const Initializer& init) {
 
 Off<fb::Optimizer> write(Builder& b, const Optimizer& o) {
   return fb::CreateOptimizer(b, number<fb::OptimizerKind>(o.kind), o.learning_rate, o.momentum, o.nesterov, o.beta1,
-                             o.beta2, o.epsilon, o.weight_decay, o.decay_rate, o.clip_threshold);
+                             o.beta2, o.epsilon, o.weight_decay, o.decay_rate, o.clip_threshold, o.lazy, o.split);
 }
 
 Off<fb::LearningRateSchedule> write(Builder& b, const LearningRateSchedule& s) {

@@ -156,6 +156,19 @@ case("one_hot", lambda o, i, a: o.one_hot(i, depth=5) * a, lambda i, a: jax.nn.o
 
 # ---- embedding, rotary ---------------------------------------------------------------------------------------------------
 case("embedding", lambda o, t, i: o.embedding(t, i), lambda t, i: t[i], F((11, 8)), I((4, 5), 11), tolerance=2)
+for mode, pool in (("sum", jnp.sum), ("mean", jnp.mean)):
+    for bag in (1, 4):
+        case(f"embedding_bag-{mode}-{bag}", lambda o, t, i, m=mode: o.embedding_bag(t, i, mode=m), lambda t, i, p=pool: p(t[i], axis=-2), F((11, 8)), I((3, 5, bag), 11), tolerance=4)
+
+
+def _pairs(*x):
+    x = jnp.stack(x, -2)
+    i, j = jnp.tril_indices(x.shape[-2], -1)
+    return (x @ jnp.swapaxes(x, -1, -2))[..., i, j]
+
+
+for n, d in ((2, 5), (5, 8), (19, 33)):
+    case(f"pairwise_dot-{n}", lambda o, *x: o.pairwise_dot(x), _pairs, *[F((3, 4, d))] * n, tolerance=8)
 
 
 def _rotary(x, heads, base=10000.0, interleaved=False):
@@ -206,6 +219,7 @@ def _ce(x, y, ignore=-100, smoothing=0.0):
 
 case("cross_entropy", lambda o, x, y: o.cross_entropy(x, y)[0], _ce, F((6, 17)), I((6,), 17), tolerance=4)
 case("cross_entropy-ignore", lambda o, x, y: o.cross_entropy(x, y, ignore_index=2)[0], lambda x, y: _ce(x, y, 2), F((3, 6, 9)), I((3, 6), 9), tolerance=4)
+case("cross_entropy-few", lambda o, x, y: o.cross_entropy(x, y, ignore_index=1, label_smoothing=0.2)[0], lambda x, y: _ce(x, y, 1, smoothing=0.2), F((5, 9, 3)), I((5, 9), 3), tolerance=4)
 case("cross_entropy-smooth", lambda o, x, y: o.cross_entropy(x, y, label_smoothing=0.1)[0], lambda x, y: _ce(x, y, smoothing=0.1), F((6, 100)), I((6,), 100), tolerance=4)
 
 
@@ -252,17 +266,53 @@ CONVS = [("1d", F((2, 9, 4)), F((6, 3, 4)), {}), ("1d-stride", F((2, 9, 4)), F((
          ("2d-stride", F((2, 8, 8, 16)), F((32, 3, 3, 16)), dict(strides=[2, 2], padding=[0, 1, 0, 1])),
          ("2d-1x1", F((2, 5, 5, 8)), F((12, 1, 1, 8)), dict(strides=[2, 2])), ("2d-dilated", F((1, 9, 9, 4)), F((4, 3, 3, 4)), dict(dilation=[2, 2], padding=[2, 2, 2, 2])),
          ("2d-groups", F((2, 6, 6, 8)), F((12, 3, 3, 2)), dict(groups=4, padding=[1, 1, 1, 1])), ("2d-depthwise", F((2, 6, 6, 8)), F((8, 3, 3, 1)), dict(groups=8, padding=[1, 1, 1, 1])),
-         ("2d-7x7", F((1, 14, 14, 3)), F((8, 7, 7, 3)), dict(strides=[2, 2], padding=[3, 3, 3, 3]))]
+         ("2d-7x7", F((1, 14, 14, 3)), F((8, 7, 7, 3)), dict(strides=[2, 2], padding=[3, 3, 3, 3])),
+         ("2d-1x1-odd", F((2, 5, 7, 3)), F((19, 1, 1, 3)), {}), ("2d-1x1-odd-stride", F((2, 5, 7, 5)), F((3, 1, 1, 5)), dict(strides=[2, 2])),
+         ("3d", F((2, 4, 5, 6, 3)), F((5, 3, 3, 3, 3)), dict(padding=[1, 1, 1, 1, 1, 1])), ("3d-16", F((1, 6, 6, 6, 16)), F((16, 3, 3, 3, 16)), dict(padding=[1, 1, 1, 1, 1, 1])),
+         ("3d-stride", F((2, 6, 5, 7, 8)), F((16, 3, 2, 3, 8)), dict(strides=[2, 1, 2], padding=[0, 1, 1, 0, 1, 1])),
+         ("3d-1x1", F((2, 3, 4, 5, 16)), F((3, 1, 1, 1, 16)), {}), ("3d-one-channel", F((1, 5, 6, 7, 1)), F((16, 3, 3, 3, 1)), dict(padding=[1, 1, 1, 1, 1, 1])),
+         ("3d-dilated-groups", F((1, 7, 7, 7, 4)), F((6, 3, 3, 3, 2)), dict(groups=2, dilation=[2, 2, 2], padding=[2, 2, 2, 2, 2, 2]))]
 for name, x, w, options in CONVS:
     case(f"conv-{name}", lambda o, x, w, p=options: o.conv(x, w, None, **p), lambda x, w, p=options: _conv(x, w, **p), x, w, tolerance=8)
 case("conv-bias", lambda o, x, w, b: o.conv(x, w, b, padding=[1, 1, 1, 1]), lambda x, w, b: _conv(x, w, b, padding=[1, 1, 1, 1]), F((2, 6, 7, 3)), F((5, 3, 3, 3)), F((5,)), tolerance=8)
+case("conv-3d-bias", lambda o, x, w, b: o.conv(x, w, b, padding=[1, 1, 1, 1, 1, 1]), lambda x, w, b: _conv(x, w, b, padding=[1, 1, 1, 1, 1, 1]), F((2, 4, 6, 5, 4)), F((16, 3, 3, 3, 4)), F((16,)), tolerance=8)
+
+
+# Filters are those of the conv that it transposes, [c, k..., o / groups]: JAX convolves x, stretched by the strides, with them turned around.
+def _conv_transpose(x, w, b=None, strides=None, padding=None, dilation=None, groups=1, output_padding=None):
+    r = x.ndim - 2
+    s = "DHW"[-r:]
+    strides, dilation, extra = strides or (1,) * r, dilation or (1,) * r, output_padding or (0,) * r
+    padding = padding or (0,) * (2 * r)
+    span = [dilation[i] * (w.shape[1 + i] - 1) for i in range(r)]
+    pads = [(span[i] - padding[2 * i], span[i] - padding[2 * i + 1] + extra[i]) for i in range(r)]
+    c, k, og = w.shape[0], w.shape[1:-1], w.shape[-1]
+    turned = jnp.flip(w, tuple(range(1, r + 1))).reshape(groups, c // groups, *k, og)
+    turned = jnp.moveaxis(turned, -1, 1).reshape(groups * og, c // groups, *k)
+    y = jax.lax.conv_general_dilated(x, turned, (1,) * r, pads, lhs_dilation=strides, rhs_dilation=dilation, feature_group_count=groups,
+                                     dimension_numbers=(f"N{s}C", f"OI{s}", f"N{s}C"), precision="highest")
+    return y if b is None else y + b
+
+
+TRANSPOSED = [("1d", F((2, 5, 4)), F((4, 3, 6)), dict(strides=[2])), ("2d", F((2, 4, 5, 3)), F((3, 3, 3, 5)), dict(padding=[1, 1, 1, 1])),
+              ("2d-stride", F((2, 4, 5, 16)), F((16, 3, 3, 32)), dict(strides=[2, 2], padding=[1, 0, 1, 1], output_padding=[1, 0])),
+              ("2d-groups", F((2, 4, 5, 8)), F((8, 3, 3, 3)), dict(groups=2, strides=[2, 1])), ("2d-dilated", F((1, 5, 5, 4)), F((4, 3, 3, 4)), dict(dilation=[2, 2], padding=[1, 2, 2, 1])),
+              ("3d", F((2, 3, 4, 5, 3)), F((3, 3, 3, 3, 5)), dict(padding=[1, 1, 1, 1, 1, 1])), ("3d-up", F((1, 4, 3, 5, 32)), F((32, 2, 2, 2, 16)), dict(strides=[2, 2, 2])),
+              ("3d-overlap", F((1, 4, 3, 4, 16)), F((16, 3, 3, 3, 8)), dict(strides=[2, 2, 2], padding=[1, 1, 1, 1, 1, 1], output_padding=[1, 1, 1])),
+              ("2d-tiles", F((2, 3, 4, 5)), F((5, 3, 2, 7)), dict(strides=[3, 2])), ("1d-tiles", F((2, 5, 8)), F((8, 2, 16)), dict(strides=[2])),
+              ("3d-gaps", F((1, 3, 3, 3, 4)), F((4, 1, 2, 1, 4)), dict(strides=[2, 3, 2]))]
+for name, x, w, options in TRANSPOSED:
+    case(f"conv_transpose-{name}", lambda o, x, w, p=options: o.conv_transpose(x, w, None, **p), lambda x, w, p=options: _conv_transpose(x, w, **p), x, w, tolerance=8)
+for name, x, w, options in TRANSPOSED[2], TRANSPOSED[6]:
+    case(f"conv_transpose-bias-{name}", lambda o, x, w, b, p=options: o.conv_transpose(x, w, b, **p), lambda x, w, b, p=options: _conv_transpose(x, w, b, **p), x, w, F((w.shape[-1],)), tolerance=8)
 
 
 def _pool(x, f, init, window, strides, padding):
     return jax.lax.reduce_window(x, init, f, (1, *window, 1), (1, *strides, 1), [(0, 0), *[(padding[2 * i], padding[2 * i + 1]) for i in range(len(window))], (0, 0)])
 
 
-POOLS = [((2, 6, 6, 5), [2, 2], [2, 2], [0, 0, 0, 0]), ((2, 7, 7, 20), [3, 3], [2, 2], [1, 1, 1, 1]), ((2, 9, 5), [3], [1], [1, 1])]
+POOLS = [((2, 6, 6, 5), [2, 2], [2, 2], [0, 0, 0, 0]), ((2, 7, 7, 20), [3, 3], [2, 2], [1, 1, 1, 1]), ((2, 9, 5), [3], [1], [1, 1]),
+         ((2, 4, 6, 4, 5), [2, 2, 2], [2, 2, 2], [0] * 6), ((1, 5, 7, 6, 16), [3, 2, 3], [2, 2, 1], [1, 1, 0, 1, 1, 0])]
 for i, (shape, w, s, p) in enumerate(POOLS):
     case(f"max_pool-{i}", lambda o, x, w=w, s=s, p=p: o.max_pool(x, window=w, strides=s, padding=p)[0], lambda x, w=w, s=s, p=p: _pool(x, jax.lax.max, -jnp.inf, w, s, p), F(shape, distinct=True), bf16=False)
     case(f"avg_pool-{i}", lambda o, x, w=w, s=s, p=p: o.avg_pool(x, window=w, strides=s, padding=p, include_pad=True), lambda x, w=w, s=s, p=p: _pool(x, jax.lax.add, 0.0, w, s, p) / float(np.prod(w)), F(shape), tolerance=2)
@@ -280,3 +330,60 @@ def _whale_bn(o, x, g, b):
 
 case("batch_norm", _whale_bn, _bn, F((4, 5, 6, 16)), F((16,)), F((16,)), tolerance=16)
 case("batch_norm-odd", _whale_bn, _bn, F((9, 5)), F((5,)), F((5,)), tolerance=16)
+
+
+# ---- mixture of experts: one-hot masks and einsum, as GShard writes it --------------------------------------------------------
+def _gate(logits, k, capacity, normalize=False):
+    g, s, e = logits.shape
+    p = jax.nn.softmax(logits, axis=-1)
+    top = jax.lax.top_k(logits, k)[1]
+    chosen = jax.nn.one_hot(top, e, dtype=jnp.int32)                                   # [g, s, k, e]
+    in_order = jnp.swapaxes(chosen, 1, 2).reshape(g, k * s, e)                         # all first choices, then all second ones
+    place = jnp.cumsum(in_order, axis=1) - in_order
+    place = jnp.swapaxes((place * in_order).sum(-1).reshape(g, k, s), 1, 2)
+    kept = place < capacity
+    weight = jnp.take_along_axis(p, top, axis=-1)
+    if normalize:
+        weight = weight / weight.sum(-1, keepdims=True)
+    share = jax.lax.stop_gradient(chosen[:, :, 0].astype(p.dtype).mean(1))
+    return (jnp.where(kept, top * capacity + place, -1).astype(jnp.int32), jnp.where(kept, weight, 0),
+            e * (share * p.mean(1)).sum(-1), (~kept).sum((1, 2)).astype(jnp.int32))
+
+
+def _slots(slot, experts, capacity, dtype):  # [g, s, k, e, c]
+    return jax.nn.one_hot(slot, experts * capacity, dtype=dtype).reshape(*slot.shape, experts, capacity)
+
+
+def _moe(x, logits, k=1, capacity=3, normalize=False):
+    e = logits.shape[-1]
+    slot, weight, aux, dropped = _gate(logits, k, capacity, normalize)
+    mask = _slots(slot, e, capacity, x.dtype)
+    y = jnp.tanh(jnp.einsum("gskec,gsd->egcd", mask, x)) * (1 + jnp.arange(e, dtype=x.dtype)[:, None, None, None])
+    return jnp.einsum("gskec,egcd,gsk->gsd", mask, y, weight), aux, dropped
+
+
+def _whale_moe(o, x, logits, k=1, capacity=3, normalize=False):
+    e = logits.shape[-1]
+    slot, weight, aux, dropped = o.moe_gate(logits, k=k, capacity=capacity, normalize=normalize)
+    y = o.tanh(o.moe_dispatch(x, slot, experts=e, capacity=capacity))
+    y = y * (o.cast(o.iota(shape=[e, 1, 1, 1], dim=0, dtype="i32"), dtype=y.dtype) + 1.0)
+    return o.moe_combine(y, slot, weight.astype(y.dtype)), aux, dropped
+
+
+_SLOT = np.array([[[2, 0], [-1, 5], [3, -1], [1, 4], [-1, -1]], [[0, 4], [2, -1], [1, 3], [5, -1], [-1, -1]]], np.int32)  # 3 experts of 2
+
+
+def _constant(o, x, slot):
+    """Slots as a value of the graph."""
+    planes = [o.fill(shape=[1], value=float(v), dtype="i32") for v in slot.reshape(-1)]
+    return o.reshape(o.concat(planes, axis=0), shape=list(slot.shape))
+
+
+for name, shape, options in [("top1", (2, 9, 4), dict(k=1, capacity=3)), ("top2", (2, 9, 4), dict(k=2, capacity=4)), ("tight", (3, 12, 5), dict(k=2, capacity=2)),
+                             ("normalized", (2, 9, 4), dict(k=2, capacity=3, normalize=True)), ("wide", (1, 40, 16), dict(k=3, capacity=6, normalize=True))]:
+    case(f"moe_gate-{name}", lambda o, x, p=options: o.moe_gate(x, **p), lambda x, p=options: _gate(x, **p), F(shape, distinct=True), tolerance=4)
+    case(f"moe-{name}", lambda o, x, l, p=options: _whale_moe(o, x, l, **p), lambda x, l, p=options: _moe(x, l, **p), F((*shape[:2], 21)), F(shape, distinct=True), tolerance=8)
+case("moe_gate-factor", lambda o, x: o.moe_gate(x, k=2, capacity_factor=0.75), lambda x: _gate(x, 2, 4), F((2, 9, 4), distinct=True), tolerance=4)
+case("moe_gate-ties", lambda o, x: o.moe_gate(o.sign(x), k=2, capacity=4), lambda x: _gate(jnp.sign(x), 2, 4), F((2, 9, 4)), grad=False, bf16=False)
+case("moe_dispatch-weight", lambda o, x, w: o.moe_dispatch(x, _constant(o, x, _SLOT), w, experts=3, capacity=2), lambda x, w: jnp.einsum("gskec,gsd,gsk->egcd", _slots(_SLOT, 3, 2, x.dtype), x, w), F((2, 5, 7)), F((2, 5, 2)), tolerance=4)
+case("moe_combine-plain", lambda o, y: o.moe_combine(y, _constant(o, y, _SLOT)), lambda y: jnp.einsum("gskec,egcd->gsd", _slots(_SLOT, 3, 2, y.dtype), y), F((3, 2, 2, 33)), tolerance=4)

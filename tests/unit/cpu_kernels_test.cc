@@ -385,6 +385,31 @@ struct Attention {
   Dims bias = {};
 };
 
+TEST_CASE("the log of a sum of exponentials combines on both devices") {
+  const char* folder = std::getenv("WHALE_LIBRARY_DIR");
+  Backends backends(folder ? folder : "");
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float a[] = {0, 1, -kInfinity, -kInfinity, 300, kInfinity, NAN, -200},
+              b[] = {0, 3, 2, -kInfinity, -300, 1, -kInfinity, -201};
+  for (const DeviceKind kind : {DeviceKind::kRef, DeviceKind::kCpu}) {
+    DeviceSpec spec;
+    spec.kind = kind;
+    const auto device = backends.get(kind).open(spec);
+    for (const bool swapped : {false, true}) {
+      float to[8];
+      device->combine(Combine::kLogSumExp, DType::kF32, to, swapped ? b : a, swapped ? a : b, 8);
+      CHECK(to[0] == doctest::Approx(std::log(2.0)));
+      CHECK(to[1] == doctest::Approx(std::log(std::exp(1.0) + std::exp(3.0))));
+      CHECK(to[2] == 2);
+      CHECK(to[3] == -kInfinity);
+      CHECK(to[4] == 300);
+      CHECK(to[5] == kInfinity);
+      CHECK(std::isnan(to[6]));
+      CHECK(to[7] == doctest::Approx(-200 + std::log1p(std::exp(-1.0))));
+    }
+  }
+}
+
 TEST_CASE("cpu attention and its gradient") {
   const Attention cases[] = {
       {2, 5, 5, 2, 2, 8, 8, false},

@@ -69,7 +69,8 @@ int64_t count(const Graph& g, OpCode code) {
 }
 
 Graph trained(Graph g) {
-  for (auto pass : {canonicalise, apply_precision, clean, differentiate, add_updates, clean, assign_regions}) {
+  for (auto pass :
+       {canonicalise, apply_precision, clean, differentiate, split_weights, add_updates, clean, assign_regions}) {
     pass(g);
     check(g);
   }

@@ -156,7 +156,7 @@ TEST_CASE("dtypes: names both ways, numbers") {
     CHECK((is_float(t) + is_integer(t) + (t == DType::kBool)) == 1);
   }
   CHECK_FALSE(is_valid_dtype(0));
-  CHECK_FALSE(is_valid_dtype(10));
+  CHECK_FALSE(is_valid_dtype(11));
   CHECK(parse_dtype("bfloat16") == DType::kBF16);
   CHECK(size_of(DType::kF64) == 8);
   CHECK_THROWS_WITH_AS(parse_dtype("float"), doctest::Contains("'float'"), Error);

@@ -293,6 +293,13 @@ std::vector<Row> rows() {
       {C::k_matmul, {f64({2, 6, 4}), f64({2, 6, 3})}, {{"transpose_a", true}}},
       {C::k_matmul, {f64({2, 6, 4}), f64({2, 3, 6})}, {{"transpose_a", true}, {"transpose_b", true}}},
       {C::k_embedding, {f64({3, 4}), i32({5, 2})}},
+      {C::k_embedding_bag, {f64({3, 4}), i32({5, 2})}},
+      {C::k_embedding_bag, {f64({3, 4}), i32({5, 2, 3})}, {{"mode", std::string("mean")}}},
+      {C::k_pairwise_dot, {f64({4, 3}), f64({4, 3}), f64({4, 3})}},
+      {C::k_moe_dispatch,
+       {f64({2, 1, 4}), i32({2, 1, 1}), f64({2, 1, 1})},
+       {{"experts", int64_t{3}}, {"capacity", int64_t{1}}}},
+      {C::k_moe_combine, {f64({3, 2, 1, 4}), i32({2, 1, 1}), f64({2, 1, 1})}},
       {C::k_layer_norm, {f64({4, 6}), f64({6}), f64({6})}},
       {C::k_layer_norm, {f64({4, 6})}},
       {C::k_rms_norm, {f64({4, 6}), f64({6})}},
@@ -331,6 +338,8 @@ std::vector<Row> more_rows() {
       {C::k_gather_grad, {f64({4, 5, 2}), i32({5})}, {{"axis", int64_t{1}}, {"size", int64_t{3}}}},
       {C::k_top_k_grad, {f64({4, 3}), i32({4, 3})}, {{"size", int64_t{6}}}},
       {C::k_softmax_grad, {f64({4, 6}), f64({4, 6})}},
+      {C::k_embedding_bag_grad, {f64({4, 3}), i32({4, 2})}, {{"rows", int64_t{5}}}},
+      {C::k_pairwise_dot_grad, {f64({4, 3}), f64({4, 2}), f64({4, 2}), f64({4, 2})}},
       {C::k_layer_norm_grad, {f64({4, 6}), f64({4, 6}), f64({4}), f64({4}), f64({6})}, {{"bias", true}}},
       {C::k_rms_norm_grad, {f64({4, 6}), f64({4, 6}), f64({4}), f64({6})}},
       {C::k_cross_entropy_grad, {f64({4}), f64({4, 3}), i32({4}), f64({4})}, {{"vocabulary", int64_t{3}}}},
@@ -378,6 +387,10 @@ std::vector<Row> more_rows() {
        0.1,
        1},
       {C::k_lamb_apply, {f64({}), f64({4, 3}), f64({4, 3}), f64({}), f64({})}, {}, 0.1, 1},
+      {C::k_moe_gate, {f64({3, 4, 5})}, {{"k", int64_t{2}}}},
+      {C::k_moe_gate_grad, {f64({3, 4, 5}), i32({3, 4, 2}), f64({3, 4, 2}), f64({3})}, {{"k", int64_t{2}}}},
+      {C::k_moe_combine, {f64({3, 2, 1, 4}), i32({2, 5, 2}), f64({2, 5, 2})}},
+      {C::k_moe_weight_grad, {f64({2, 5, 4}), f64({3, 2, 1, 4}), i32({2, 5, 2})}},
   };
 }
 

@@ -13,13 +13,14 @@ Value Builder::input(const std::string& name, int dtype, const Dims& dims, int b
   return out;
 }
 
-Value Builder::parameter(const std::string& name, const Dims& dims, Init init, bool buffer) {
+Value Builder::parameter(const std::string& name, const Dims& dims, Init init, bool buffer, bool decay) {
   whale_parameter_options options = WHALE_PARAMETER_OPTIONS_INIT;
   options.init = init.kind;
   options.a = init.a;
   options.b = init.b;
   options.buffer = buffer;
   options.frozen = buffer;
+  options.no_decay = !decay;
   Value out = WHALE_NONE;
   check(whale_graph_parameter(graph(), str(name), WHALE_F32, dims.data(), dims.size(), &options, &out));
   return out;

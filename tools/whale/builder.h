@@ -33,7 +33,7 @@ class Builder {
   GraphHandle take() { return std::move(graph_); }
 
   Value input(const std::string& name, int dtype, const Dims& dims, int batch_dim = 0);
-  Value parameter(const std::string& name, const Dims& dims, Init init, bool buffer = false);
+  Value parameter(const std::string& name, const Dims& dims, Init init, bool buffer = false, bool decay = true);
   std::vector<Value> ops(const std::string& op, const std::vector<Value>& inputs, const AttrList& attrs = {});
   Value op(const std::string& name, const std::vector<Value>& inputs, const AttrList& attrs = {}) {
     return ops(name, inputs, attrs)[0];

@@ -27,7 +27,7 @@ constexpr DTypeRow kDTypes[] = {
     {"bf16", "bfloat16", "BF16", "-", WHALE_BF16, 2}, {"f16", "float16", "F16", "f2", WHALE_F16, 2},
     {"i32", "int32", "I32", "i4", WHALE_I32, 4},      {"i64", "int64", "I64", "i8", WHALE_I64, 8},
     {"u8", "uint8", "U8", "u1", WHALE_U8, 1},         {"i8", "int8", "I8", "i1", WHALE_I8, 1},
-    {"bool", "bool", "BOOL", "b1", WHALE_BOOL, 1},
+    {"bool", "bool", "BOOL", "b1", WHALE_BOOL, 1},    {"u16", "uint16", "U16", "u2", WHALE_U16, 2},
 };
 const DTypeRow& row_of(int dtype) {
   for (const DTypeRow& row : kDTypes)

@@ -18,10 +18,20 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--batch", o.batch, "samples a step");
   command.add_option("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
   command.add_option("--classes", o.classes, "classes");
-  command.add_option("--image", o.image, "image height and width");
+  command.add_option("--image", o.image, "image height and width (m6: patches)");
+  command.add_option("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
+  command.add_option("--top-k", o.top_k, "experts that a token goes to");
+  command.add_option("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)");
+  command.add_option("--moe-every", o.moe_every, "every n-th MLP is a mixture");
+  command.add_option("--decoder", o.decoder, "m6: decoder layers");
   command.add_option("--dropout", o.dropout, "dropout rate");
   command.add_flag("--tied", o.tied, "gpt: the output uses the embedding table");
-  command.add_option("--optimizer", o.optimizer, "sgd, momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
+  command.add_option("--optimizer", o.optimizer,
+                     "sgd, split_sgd (bf16), momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
+  command.add_flag_callback(
+      "--lazy", [&o] { o.lazy = 1; }, "update only the rows of tables that a step looked up");
+  command.add_flag_callback(
+      "--no-lazy", [&o] { o.lazy = 0; }, "update whole tables");
   command.add_option("--lr", o.learning_rate, "learning rate");
   command.add_option("--weight-decay", o.weight_decay, "weight decay");
   command.add_option("--clip", o.clip, "clip gradients to this global norm; 0: no");
@@ -45,7 +55,8 @@ void add_model(CLI::App& app) {
   auto state = std::make_shared<State>();
   command
       ->add_option("NAME", state->name,
-                   "gpt, bert, t5, resnet, mlp; presets gpt2, bert-large, t5-large, resnet20, resnet50")
+                   "gpt, bert, t5, resnet, mlp, dlrm, cosmoflow, unet3d, classifier100k; presets gpt2, bert-large, t5-large, "
+                   "resnet20, resnet50")
       ->required();
   command->add_option("-o,--output", state->out, "the file to write, such as gpt.whale")->required();
   add_model_options(*command, state->options);

@@ -2,6 +2,10 @@
 
 #include <cmath>
 
+#include "models_dlrm.h"
+#include "models_lm.h"
+#include "models_vision.h"
+
 namespace tool {
 namespace {
 
@@ -205,6 +209,16 @@ ModelOptions tied(ModelOptions o) {
   o.tied = true;
   return o;
 }
+// Every `every`-th MLP is a layer of `experts` experts, of which a token goes to `top_k`.
+ModelOptions mixed(ModelOptions o, int64_t experts, int64_t top_k, int64_t every, int64_t hidden = -1) {
+  o.experts = experts, o.top_k = top_k, o.moe_every = every, o.hidden = hidden;
+  return o;
+}
+// `image` patches stand before the text; with decoder layers of their own.
+ModelOptions multimodal(ModelOptions o, int64_t patches, int64_t decoder) {
+  o.image = patches, o.decoder = decoder;
+  return o;
+}
 ModelOptions image_sizes(int64_t layers, int64_t image, int64_t classes, int64_t batch, double lr) {
   ModelOptions o;
   o.layers = layers, o.image = image, o.classes = classes, o.batch = batch, o.optimizer = "momentum",
@@ -230,10 +244,27 @@ const std::vector<ModelRow>& model_rows() {
       {"bert-large", "BERT-Large, 335M parameters", text_sizes(24, 1024, 16, 512, 30522, 8, "lamb", 1e-3), bert},
       {"t5", "a small T5 encoder and decoder", text_sizes(2, 128, 4, 64, 256, 16, "adafactor", 1e-2), t5},
       {"t5-large", "T5-Large, 738M parameters", text_sizes(24, 1024, 16, 512, 32128, 8, "adafactor", 1e-2), t5},
+      {"gpt3-175b", "GPT-3, 175B parameters", tied(text_sizes(96, 12288, 96, 2048, 50257, 1536, "adam", 6e-5)), gpt},
+      {"moe-gpt", "a small GPT decoder, every second MLP a mixture of 8 experts",
+       mixed(text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), 8, 2, 2), moe_gpt},
+      {"m6", "a small multimodal encoder: image patches and text, with experts",
+       mixed(multimodal(text_sizes(4, 256, 4, 64, 256, 16, "adamw", 3e-4), 16, 0), 8, 1, 2), m6},
+      {"m6-10b", "M6, 10B parameters: 24 encoder and 24 decoder layers",
+       multimodal(text_sizes(24, 3840, 40, 512, 21128, 280, "adafactor", 1e-2), 16, 24), m6},
+      {"m6-1t", "M6-T, 1T parameters: 960 experts in each of 24 layers",
+       mixed(multimodal(text_sizes(24, 1024, 16, 512, 21128, 480, "adafactor", 5e-3), 16, 0), 960, 1, 1, 21248), m6},
+      {"m6-10t", "M6, 10T parameters: 10,240 experts in each of 48 layers",
+       mixed(multimodal(text_sizes(48, 1024, 16, 512, 21128, 512, "adafactor", 5e-3), 16, 0), 10240, 1, 1, 9984), m6},
+      {"gnmt", "GNMT, 8 and 8 LSTM layers with attention, unrolled",
+       text_sizes(8, 1024, 1, 12, 32000, 16, "adam", 1e-3), gnmt},
       {"resnet", "a small ResNet for 32x32 images", image_sizes(8, 32, 10, 64, 0.1), resnet},
       {"resnet20", "ResNet-20 for 32x32 images", image_sizes(20, 32, 10, 64, 0.1), resnet},
       {"resnet50", "ResNet-50", image_sizes(50, 224, 1000, 16, 0.01), resnet},
       {"mlp", "three layers, 784-512-512-10", mlp_sizes(), mlp},
+      {"dlrm", "DLRM: 26 tables of 100,000 rows, lazy updates", dlrm_sizes(), dlrm},
+      {"cosmoflow", "CosmoFlow on 64^3 volumes", cosmoflow_sizes(), cosmoflow},
+      {"unet3d", "3D U-Net on 64^3 volumes", unet3d_sizes(), unet3d},
+      {"classifier100k", "a backbone and a classifier of 100,000 classes", classifier_sizes(), classifier},
   };
   return rows;
 }
@@ -255,11 +286,14 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
   fill(o.layers, defaults.layers), fill(o.dim, defaults.dim), fill(o.heads, defaults.heads), fill(o.seq, defaults.seq);
   fill(o.vocab, defaults.vocab), fill(o.batch, defaults.batch), fill(o.hidden, defaults.hidden),
       fill(o.classes, defaults.classes);
+  fill(o.experts, defaults.experts), fill(o.top_k, defaults.top_k), fill(o.moe_every, defaults.moe_every),
+      fill(o.decoder, defaults.decoder), fill(o.capacity, defaults.capacity < 0 ? 1.25 : defaults.capacity);
   fill(o.image, defaults.image), fill(o.dropout, defaults.dropout < 0 ? 0 : defaults.dropout);
   fill(o.learning_rate, defaults.learning_rate),
       fill(o.weight_decay, defaults.weight_decay < 0 ? 0.01 : defaults.weight_decay);
   if (o.optimizer.empty()) o.optimizer = defaults.optimizer;
   o.tied = o.tied || defaults.tied;
+  fill(o.lazy, defaults.lazy);
   return o;
 }
 
@@ -282,6 +316,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   whale_training_options training = WHALE_TRAINING_OPTIONS_INIT;
   training.optimizer = pick("optimizer", o.optimizer,
                             {{"sgd", WHALE_OPTIMIZER_SGD},
+                             {"split_sgd", WHALE_OPTIMIZER_SGD},
                              {"momentum", WHALE_OPTIMIZER_SGD},
                              {"nesterov", WHALE_OPTIMIZER_SGD},
                              {"adam", WHALE_OPTIMIZER_ADAM},
@@ -291,6 +326,8 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
                              {"adafactor", WHALE_OPTIMIZER_ADAFACTOR}});
   training.momentum = o.optimizer == "momentum" || o.optimizer == "nesterov" ? 0.9 : 0;
   training.nesterov = o.optimizer == "nesterov";
+  training.split = o.optimizer == "split_sgd";
+  training.lazy = o.lazy == 1;
   training.learning_rate = o.learning_rate;
   training.weight_decay = o.weight_decay;
   if (o.optimizer == "adafactor") training.epsilon = 1e-30;

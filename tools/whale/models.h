@@ -11,11 +11,14 @@ namespace tool {
 // Sizes of a model; -1: the row's default. Not every family uses every field.
 struct ModelOptions {
   int64_t layers = -1, dim = -1, heads = -1, seq = -1, vocab = -1, batch = -1, hidden = -1, classes = -1, image = -1;
-  double dropout = -1;
+  int64_t experts = -1, top_k = -1, moe_every = -1, decoder = -1;
+  double dropout = -1, capacity = -1;
   bool tied = false;
-  std::string optimizer;  // "sgd", "momentum", "adam", "adamw", "lamb", "adagrad", "adafactor"; empty: the row's
+  std::string
+      optimizer;  // "sgd", "split_sgd", "momentum", "adam", "adamw", "lamb", "adagrad", "adafactor"; empty: the row's
   double learning_rate = -1, weight_decay = -1, clip = 0;
   int64_t accumulation = 1;
+  int lazy = -1;  // 1: updates of the rows of tables that a step looked up; 0: of whole tables
   std::string precision = "f32";
   std::string schedule = "constant";
   int64_t warmup = 0, total_steps = 0;

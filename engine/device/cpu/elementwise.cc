@@ -2,6 +2,7 @@
 // float inside (rounded to bf16 after each step that says so, so that fusing changes no number) or int64 for integer
 // steps.
 #include <array>
+#include <numeric>
 
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
@@ -19,12 +20,15 @@ bool integer(DType dtype) { return is_integer(dtype); }
 
 // An operand of the body: where tile data comes from.
 struct Input {
-  enum Kind { kDirect, kSame, kScalar, kStrided } kind = kSame;  // kDirect: float in memory, read in place
+  // kDirect: float in memory, read in place. kPeriodic: strided, with the same `period` elements again and again for
+  // `span` elements of the result (a value for each channel): a tile of it is kept from tile to tile.
+  enum Kind { kDirect, kSame, kScalar, kStrided, kPeriodic } kind = kSame;
   const char* data = nullptr;
   DType dtype{};
   bool as_integer = false;
   int rank = 0;  // kStrided: collapsed dimensions, innermost last
   std::array<int64_t, kMaxRank> extent{}, stride{};
+  int64_t period = 0, span = 0;
 };
 
 struct Step {
@@ -89,6 +93,21 @@ Input make_input(const Operand& x, const Dims& out, bool as_integer) {
   return in;
 }
 
+// Makes strided operands periodic where a tile can hold whole periods; returns the size of the tile.
+int64_t find_periods(std::vector<Input>& inputs, int64_t tile) {
+  int64_t step = 64;
+  for (Input& in : inputs) {
+    const auto inner = static_cast<size_t>(in.rank - 1);
+    if (in.kind != Input::kStrided || in.rank < 2 || in.stride[inner] != 1 || in.stride[inner - 1] != 0) continue;
+    const int64_t period = in.extent[inner], both = std::lcm(step, period);
+    if (both > tile) continue;
+    step = both;
+    in.kind = Input::kPeriodic;
+    in.period = period, in.span = period * in.extent[inner - 1];
+  }
+  return tile / step * step;
+}
+
 template <class T>
 void load_strided(const Input& in, int64_t begin, T* to, int64_t n) {
   std::array<int64_t, kMaxRank> at{};
@@ -122,7 +141,7 @@ void load_strided(const Input& in, int64_t begin, T* to, int64_t n) {
 
 template <class T>
 void load_input(const Input& in, int64_t begin, T* to, int64_t n) {
-  if (in.kind == Input::kStrided)
+  if (in.kind == Input::kStrided || in.kind == Input::kPeriodic)
     load_strided(in, begin, to, n);
   else
     load_tile(in.dtype, in.data, begin, to, n);
@@ -155,11 +174,21 @@ void run_dropout(const Program& p, const Step& step, const float* x, float* y, i
   }
 }
 
+// Whether the slot of a periodic operand already holds elements at .. at + n - 1; if not, it will.
+bool keeps(const Input& in, int64_t at, int64_t n, int64_t& kept) {
+  const int64_t first = at / in.span, last = (at + n - 1) / in.span;
+  if (first == last && first == kept) return true;
+  kept = first == last ? first : -1;
+  return false;
+}
+
 // Elements [begin, end) of the output.
 void run_range(const Program& p, int64_t begin, int64_t end) {
   alignas(64) char memory[kTileBytes];
   const auto slot = [&](int i) { return memory + i * p.slot_bytes; };
   const char* place[256];
+  int64_t kept[256];  // periodic operands: the span that the slot holds
+  std::fill_n(kept, p.inputs.size(), -1);
   const auto inputs = static_cast<int>(p.inputs.size());
   for (int i = 0; i < inputs; ++i) {
     const Input& in = p.inputs[static_cast<size_t>(i)];
@@ -180,7 +209,7 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
       const Input& in = p.inputs[static_cast<size_t>(i)];
       if (in.kind == Input::kDirect)
         place[i] = in.data + at * 4;
-      else if (in.kind == Input::kScalar)
+      else if (in.kind == Input::kScalar || (in.kind == Input::kPeriodic && keeps(in, at, n, kept[i])))
         continue;
       else if (in.as_integer)
         load_input(in, at, reinterpret_cast<int64_t*>(slot(i)), n);
@@ -290,6 +319,7 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
   p.tile = std::min<int64_t>(kTileBytes / (wide ? 8 : 4) / static_cast<int64_t>(slots), 2048) / 64 * 64;
   if (p.tile == 0 || slots > 256)
     throw unimplemented("op '{}' fuses {} values, the cpu device takes {}", spec.name, slots, 96);
+  p.tile = find_periods(p.inputs, p.tile);
   p.slot_bytes = p.tile * (wide ? 8 : 4);
   for (size_t r = 0; r < spec.out.size(); ++r) {
     const Operand& y = spec.out[r];

@@ -34,6 +34,10 @@ std::span<const KernelEntry> softmax_kernels();
 std::span<const KernelEntry> optimizer_kernels();
 std::span<const KernelEntry> attention_kernels();
 std::span<const KernelEntry> norm_kernels();
+std::span<const KernelEntry> embedding_bag_kernels();
+std::span<const KernelEntry> pairwise_dot_kernels();
+std::span<const KernelEntry> row_update_kernels();
+std::span<const KernelEntry> moe_kernels();
 
 // The row for these types; null: none.
 const KernelEntry* find_kernel(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out);

@@ -1,27 +1,9 @@
 // Updates of parameters: one parallel region over all tuples of an op, cut into fixed chunks. State and arithmetic are
 // float; other types are converted a tile at a time.
-#include <cstdint>
+#include "device/cpu/update_rule.h"
 
-#include "ir/dtype.h"
-
-#ifndef WHALE_CPU_OPTIMIZER_H_
-#define WHALE_CPU_OPTIMIZER_H_
-namespace whale::cpu {
-enum class Rule { kSgd, kSgdMomentum, kAdam, kAdagrad, kLambDirection, kLambApply };
-// The numbers of one tuple in one step.
-struct UpdateNumbers {
-  float lr, clip, decay, momentum, beta1, beta2, epsilon;
-  float m_scale, v_scale;  // 1 / (1 - beta^t)
-  bool nesterov, decoupled;
-};
-// Operands and results of n elements, up to 4 and 3; in the order of ops.def. Results may lie on operands.
-struct UpdateTile {
-  const float* in[4];
-  float* out[3];
-  int64_t n;
-};
-}  // namespace whale::cpu
-#endif
+#include <bit>
+#include <cmath>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "device/cpu/optimizer.cc"
@@ -95,6 +77,30 @@ void run_update(Rule rule, const UpdateTile& t, const UpdateNumbers& k) {
   }
 }
 
+// The halves of fp32 numbers.
+void join_halves(const uint16_t* high, const uint16_t* low, float* to, int64_t n) {
+  const hn::Rebind<uint16_t, F32> half;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const auto h = hn::ShiftLeft<16>(hn::PromoteTo(U32(), hn::LoadU(half, high + i)));
+    hn::StoreU(hn::BitCast(F32(), hn::Or(h, hn::PromoteTo(U32(), hn::LoadU(half, low + i)))), F32(), to + i);
+  }
+  for (; i < n; ++i) to[i] = std::bit_cast<float>(static_cast<uint32_t>(high[i]) << 16 | low[i]);
+}
+void split_halves(const float* from, uint16_t* high, uint16_t* low, int64_t n) {
+  const hn::Rebind<uint16_t, F32> half;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const auto bits = hn::BitCast(U32(), hn::LoadU(F32(), from + i));
+    hn::StoreU(hn::TruncateTo(half, hn::ShiftRight<16>(bits)), half, high + i);
+    hn::StoreU(hn::TruncateTo(half, hn::And(bits, hn::Set(U32(), 0xFFFF))), half, low + i);
+  }
+  for (; i < n; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(from[i]);
+    high[i] = static_cast<uint16_t>(bits >> 16), low[i] = static_cast<uint16_t>(bits);
+  }
+}
+
 }  // namespace whale::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -106,6 +112,47 @@ HWY_AFTER_NAMESPACE();
 namespace whale::cpu {
 
 HWY_EXPORT(run_update);
+HWY_EXPORT(join_halves);
+HWY_EXPORT(split_halves);
+
+void update_tile(Rule rule, const UpdateTile& t, const UpdateNumbers& k) {
+  HWY_DYNAMIC_DISPATCH(run_update)(rule, t, k);
+}
+void join_halves(const uint16_t* high, const uint16_t* low, float* to, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(join_halves)(high, low, to, n);
+}
+void split_halves(const float* from, uint16_t* high, uint16_t* low, int64_t n) {
+  HWY_DYNAMIC_DISPATCH(split_halves)(from, high, low, n);
+}
+
+double scalar(const Operand& x, double otherwise) {
+  if (!x.present()) return otherwise;
+  if (x.dtype == DType::kI64) return static_cast<double>(*static_cast<const int64_t*>(x.data));
+  float value;
+  load_tile(x.dtype, x.data, 0, &value, 1);
+  return value;
+}
+
+RuleSettings rule_settings(Rule rule, const Attrs& attrs) {
+  RuleSettings s;
+  UpdateNumbers& k = s.numbers;
+  s.beta1 = attr_float(attrs, "beta1", 0.9), s.beta2 = attr_float(attrs, "beta2", 0.999);
+  k.beta1 = static_cast<float>(s.beta1), k.beta2 = static_cast<float>(s.beta2);
+  k.momentum = static_cast<float>(attr_float(attrs, "momentum"));
+  k.epsilon = static_cast<float>(attr_float(attrs, "epsilon", rule == Rule::kAdagrad ? 1e-10 : 1e-8));
+  k.nesterov = attr_bool(attrs, "nesterov"), k.decoupled = attr_bool(attrs, "decoupled");
+  return s;
+}
+
+UpdateNumbers numbers_now(const RuleSettings& s, const Operand& lr, const Operand& updates, const Operand& scale) {
+  UpdateNumbers now = s.numbers;
+  now.lr = static_cast<float>(scalar(lr, 0));
+  now.clip = static_cast<float>(scalar(scale, 1));
+  const double t = scalar(updates, 0) + 1;
+  now.m_scale = static_cast<float>(1 / (1 - std::pow(s.beta1, t)));
+  now.v_scale = static_cast<float>(1 / (1 - std::pow(s.beta2, t)));
+  return now;
+}
 
 namespace {
 
@@ -130,17 +177,8 @@ struct Update {
   Form form;
   std::vector<Operand> in, out;
   std::vector<Chunk> chunks;  // point into in and out
-  UpdateNumbers numbers{};
-  double beta1 = 0, beta2 = 0;
+  RuleSettings settings;
 };
-
-double scalar(const Operand& x, double otherwise) {
-  if (!x.present()) return otherwise;
-  if (x.dtype == DType::kI64) return static_cast<double>(*static_cast<const int64_t*>(x.data));
-  float value;
-  load_tile(x.dtype, x.data, 0, &value, 1);
-  return value;
-}
 
 // Elements [at, at + n) of one tuple, tile by tile.
 void run_chunk(const Update& u, const Chunk& chunk, UpdateNumbers k) {
@@ -151,7 +189,6 @@ void run_chunk(const Update& u, const Chunk& chunk, UpdateNumbers k) {
     if (pn > 0 && un > 0) k.lr *= static_cast<float>(std::sqrt(pn) / std::sqrt(un));
   }
   alignas(64) float buffers[7][kTile];
-  const auto f = HWY_DYNAMIC_DISPATCH(run_update);
   for (int64_t at = chunk.at; at < chunk.at + chunk.n; at += kTile) {
     UpdateTile t{};
     t.n = std::min(kTile, chunk.at + chunk.n - at);
@@ -168,7 +205,7 @@ void run_chunk(const Update& u, const Chunk& chunk, UpdateNumbers k) {
       const Operand& y = chunk.result[j];
       t.out[j] = y.dtype == DType::kF32 ? static_cast<float*>(y.data) + at : buffers[4 + j];
     }
-    f(form.rule, t, k);
+    update_tile(form.rule, t, k);
     for (int j = 0; j < form.written; ++j) {
       const Operand& y = chunk.result[j];
       if (y.dtype != DType::kF32) store_tile(y.dtype, t.out[j], y.data, at, t.n);
@@ -182,12 +219,7 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
   u->in = spec.in;
   u->out = spec.out;
   const Attrs& attrs = *spec.attrs;
-  UpdateNumbers& k = u->numbers;
-  u->beta1 = attr_float(attrs, "beta1", 0.9), u->beta2 = attr_float(attrs, "beta2", 0.999);
-  k.beta1 = static_cast<float>(u->beta1), k.beta2 = static_cast<float>(u->beta2);
-  k.momentum = static_cast<float>(attr_float(attrs, "momentum"));
-  k.epsilon = static_cast<float>(attr_float(attrs, "epsilon", form.rule == Rule::kAdagrad ? 1e-10 : 1e-8));
-  k.nesterov = attr_bool(attrs, "nesterov"), k.decoupled = attr_bool(attrs, "decoupled");
+  u->settings = rule_settings(form.rule, attrs);
   const double decay = attr_float(attrs, "weight_decay");
   const std::vector<int64_t>& decays = attr_ints(attrs, "decays");
   const auto first = static_cast<size_t>(form.first), width = static_cast<size_t>(form.width);
@@ -201,15 +233,9 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
       u->chunks.push_back({tuple, result, wd, at, std::min(kChunk, count(tuple[0]) - at)});
   }
   return make_kernel(0, [u, threads = device.threads()](char*) {
-    const auto number = [&](int i, double otherwise) {
-      return i < 0 ? otherwise : scalar(u->in[static_cast<size_t>(i)], otherwise);
-    };
-    UpdateNumbers now = u->numbers;
-    now.lr = static_cast<float>(number(u->form.lr, 0));
-    now.clip = static_cast<float>(number(u->form.scale, 1));
-    const double t = number(u->form.updates, 0) + 1;
-    now.m_scale = static_cast<float>(1 / (1 - std::pow(u->beta1, t)));
-    now.v_scale = static_cast<float>(1 / (1 - std::pow(u->beta2, t)));
+    const auto operand = [&](int i) { return i < 0 ? Operand{} : u->in[static_cast<size_t>(i)]; };
+    const UpdateNumbers now =
+        numbers_now(u->settings, operand(u->form.lr), operand(u->form.updates), operand(u->form.scale));
     parallel_for(threads, static_cast<int64_t>(u->chunks.size()), 1, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; ++i) run_chunk(*u, u->chunks[static_cast<size_t>(i)], now);
     });

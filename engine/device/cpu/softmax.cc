@@ -209,6 +209,79 @@ void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t 
   }
 }
 
+// Few classes (the voxels of a segmentation): kLanes rows at once, turned so that a vector holds one class of each.
+inline constexpr int64_t kFew = 16;
+
+template <class T>
+struct FewRows {
+  V x[kFew];
+  alignas(64) T at[kFew][kLanes];
+  FewRows(const T* from, int64_t width, int64_t n) {
+    x[0] = zero();
+    for (int64_t j = 0; j < width; ++j) {
+      for (int64_t l = 0; l < kLanes; ++l) at[j][l] = l < n ? from[l * width + j] : T{0};
+      x[j] = load(at[j]);
+    }
+  }
+};
+
+template <class T>
+void cross_entropy_few(const CrossEntropyRows& a, int64_t first, int64_t last) {
+  for (int64_t r = first; r < last; r += kLanes) {
+    const int64_t n = last - r < kLanes ? last - r : kLanes;
+    const FewRows<T> rows(static_cast<const T*>(a.logits) + r * a.width, a.width, n);
+    V top = rows.x[0], sum = zero(), all = zero();
+    for (int64_t j = 1; j < a.width; ++j) top = hn::Max(top, rows.x[j]);
+    const V least = hn::Max(top, splat(-3.0e38f));  // nothing but -inf: the sum is 0
+    for (int64_t j = 0; j < a.width; ++j) {
+      sum = hn::Add(sum, exp_fast(hn::Sub(rows.x[j], least)));
+      all = hn::Add(all, rows.x[j]);
+    }
+    alignas(64) float tops[kLanes], logs[kLanes], totals[kLanes];
+    store(top, tops), store(log(sum), logs), store(all, totals);
+    for (int64_t l = 0; l < n; ++l) {
+      const int64_t label = label_at(a, r + l);
+      const float lse = tops[l] + logs[l];
+      if (a.lse) a.lse[r + l] = lse;
+      float loss = NAN;
+      if (label == a.ignore) {
+        loss = 0;
+      } else if (label >= 0 && label < a.width) {
+        loss = (1 - a.smoothing) * (logs[l] + (tops[l] - one(&rows.at[label][l])));
+        if (a.smoothing > 0) loss += a.smoothing * (lse - totals[l] / static_cast<float>(a.width));
+      }
+      a.loss[r + l] = loss;
+    }
+  }
+}
+
+template <class T>
+void cross_entropy_grad_few(const CrossEntropyRows& a, int64_t first, int64_t last) {
+  const float uniform = a.smoothing / static_cast<float>(a.width), certain = 1 - a.smoothing;
+  for (int64_t r = first; r < last; r += kLanes) {
+    const int64_t n = last - r < kLanes ? last - r : kLanes;
+    const FewRows<T> rows(static_cast<const T*>(a.logits) + r * a.width, a.width, n);
+    alignas(64) float scales[kLanes] = {}, targets[kFew][kLanes] = {};
+    for (int64_t l = 0; l < n; ++l) {
+      const int64_t label = label_at(a, r + l);
+      if (label == a.ignore) continue;
+      const bool valid = label >= 0 && label < a.width;
+      scales[l] = valid ? a.dloss[r + l] : NAN;
+      if (valid) targets[label][l] = certain;
+    }
+    const V scale = load(scales), lse = n == kLanes ? load(a.lse + r) : load_n(a.lse + r, n);
+    const auto counted = hn::Ne(scale, zero());  // an ignored row is 0 whatever its logits are
+    T* y = static_cast<T*>(a.dlogits) + r * a.width;
+    for (int64_t j = 0; j < a.width; ++j) {
+      const V p = exp_fast(hn::Sub(rows.x[j], lse));
+      const V v = hn::Mul(hn::Sub(hn::Sub(p, load(targets[j])), splat(uniform)), scale);
+      alignas(64) T out[kLanes];
+      store(hn::IfThenElseZero(counted, v), out);
+      for (int64_t l = 0; l < n; ++l) y[l * a.width + j] = out[l];
+    }
+  }
+}
+
 void softmax_rows(const SoftmaxRows& a, int64_t first, int64_t last) {
   if (a.dtype == DType::kBF16)
     softmax_typed<uint16_t>(a, first, last);
@@ -222,10 +295,11 @@ void softmax_grad_rows(const SoftmaxRows& a, int64_t first, int64_t last) {
     softmax_grad_typed<float>(a, first, last);
 }
 void cross_entropy_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16)
-    cross_entropy_typed<uint16_t>(a, first, last);
-  else
-    cross_entropy_typed<float>(a, first, last);
+  const bool few = a.width <= kFew, half = a.dtype == DType::kBF16;
+  const auto run = few    ? (half ? cross_entropy_few<uint16_t> : cross_entropy_few<float>)
+                   : half ? cross_entropy_typed<uint16_t>
+                          : cross_entropy_typed<float>;
+  run(a, first, last);
 }
 void cross_entropy_stats_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
   if (a.dtype == DType::kBF16)
@@ -234,10 +308,11 @@ void cross_entropy_stats_rows(const CrossEntropyRows& a, int64_t first, int64_t 
     cross_entropy_stats_typed<float>(a, first, last);
 }
 void cross_entropy_grad_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
-  if (a.dtype == DType::kBF16)
-    cross_entropy_grad_typed<uint16_t>(a, first, last);
-  else
-    cross_entropy_grad_typed<float>(a, first, last);
+  const bool few = a.width <= kFew, half = a.dtype == DType::kBF16;
+  const auto run = few    ? (half ? cross_entropy_grad_few<uint16_t> : cross_entropy_grad_few<float>)
+                   : half ? cross_entropy_grad_typed<uint16_t>
+                          : cross_entropy_grad_typed<float>;
+  run(a, first, last);
 }
 
 }  // namespace whale::cpu::HWY_NAMESPACE

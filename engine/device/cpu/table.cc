@@ -5,9 +5,9 @@ namespace {
 
 using Family = std::span<const KernelEntry> (*)();
 constexpr Family kFamilies[] = {
-    attention_kernels, indexing_kernels, optimizer_kernels,   softmax_kernels,    movement_kernels,
-    norm_kernels,      reduce_kernels,   elementwise_kernels, batch_norm_kernels, matmul_kernels,
-    wide_kernels,      pool_kernels,     conv_kernels,
+    attention_kernels, indexing_kernels,      optimizer_kernels,    softmax_kernels,    movement_kernels, norm_kernels,
+    reduce_kernels,    elementwise_kernels,   batch_norm_kernels,   matmul_kernels,     wide_kernels,     pool_kernels,
+    conv_kernels,      embedding_bag_kernels, pairwise_dot_kernels, row_update_kernels, moe_kernels,
 };
 
 bool usual_types(const std::vector<DType>& in, const std::vector<DType>& out) {

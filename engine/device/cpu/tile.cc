@@ -384,6 +384,7 @@ void load_tile(DType dtype, const void* from, int64_t at, float* to, int64_t n) 
     case DType::kI64: return load_plain<int64_t>(from, at, to, n);
     case DType::kU8: return load_plain<uint8_t>(from, at, to, n);
     case DType::kI8: return load_plain<int8_t>(from, at, to, n);
+    case DType::kU16: return load_plain<uint16_t>(from, at, to, n);
     case DType::kBool: return load_bool(from, at, to, n);
     default: no_type(dtype);
   }
@@ -397,6 +398,7 @@ void store_tile(DType dtype, const float* from, void* to, int64_t at, int64_t n)
     case DType::kI64: return store_float<int64_t>(from, to, at, n);
     case DType::kU8: return store_float<uint8_t>(from, to, at, n);
     case DType::kI8: return store_float<int8_t>(from, to, at, n);
+    case DType::kU16: return store_float<uint16_t>(from, to, at, n);
     case DType::kBool:
       for (int64_t i = 0; i < n; ++i) static_cast<uint8_t*>(to)[at + i] = from[i] != 0;
       return;
@@ -410,6 +412,7 @@ void load_tile(DType dtype, const void* from, int64_t at, int64_t* to, int64_t n
     case DType::kI64: return load_plain<int64_t>(from, at, to, n);
     case DType::kU8: return load_plain<uint8_t>(from, at, to, n);
     case DType::kI8: return load_plain<int8_t>(from, at, to, n);
+    case DType::kU16: return load_plain<uint16_t>(from, at, to, n);
     case DType::kBool: return load_bool(from, at, to, n);
     default: no_type(dtype);
   }
@@ -421,6 +424,7 @@ void store_tile(DType dtype, const int64_t* from, void* to, int64_t at, int64_t 
     case DType::kI64: return store_int<int64_t>(from, to, at, n);
     case DType::kU8: return store_int<uint8_t>(from, to, at, n);
     case DType::kI8: return store_int<int8_t>(from, to, at, n);
+    case DType::kU16: return store_int<uint16_t>(from, to, at, n);
     case DType::kBool:
       for (int64_t i = 0; i < n; ++i) static_cast<uint8_t*>(to)[at + i] = from[i] != 0;
       return;

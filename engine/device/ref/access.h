@@ -22,6 +22,7 @@ inline double load(DType dtype, const void* data, int64_t i) {
     case DType::kI8: return static_cast<const int8_t*>(data)[i];
     case DType::kU8: return static_cast<const uint8_t*>(data)[i];
     case DType::kBool: return static_cast<const uint8_t*>(data)[i] != 0;
+    case DType::kU16: return static_cast<const uint16_t*>(data)[i];
     case DType::kF16: break;  // refused by Backend::supports
   }
   return std::numeric_limits<double>::quiet_NaN();
@@ -44,6 +45,7 @@ inline void store(DType dtype, void* data, int64_t i, double x) {
     case DType::kI8: static_cast<int8_t*>(data)[i] = static_cast<int8_t>(to_integer(x)); break;
     case DType::kU8: static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(to_integer(x)); break;
     case DType::kBool: static_cast<uint8_t*>(data)[i] = x != 0; break;
+    case DType::kU16: static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(to_integer(x)); break;
     case DType::kF16: break;
   }
 }

@@ -1,4 +1,5 @@
-// Convolution and its two gradients: the same visit of (output, tap, input), with another of the three summed into.
+// Convolution, its two gradients and its transpose: the same visit of (output, tap, input), with another of the three
+// summed into.
 #include <algorithm>
 
 #include "device/ref/window.h"
@@ -67,6 +68,21 @@ Body bind_grad_input(const KernelSpec& spec) {
   };
 }
 
+Body bind_conv_transpose(const KernelSpec& spec) {
+  const Conv conv(spec, spec.out[0].dims, spec.in[0].dims, spec.in[1].dims);
+  const In x = in(spec, 0), w = in(spec, 1), bias = in(spec, 2);
+  const Out y = out(spec, 0);
+  return [=, xs = room(x.count), ws = room(w.count), ys = room(y.count)]() mutable {
+    read(x, xs);
+    read(w, ws);
+    for (int64_t i = 0; i < y.count; ++i) ys[static_cast<size_t>(i)] = bias.present() ? bias[i % conv.channels] : 0.0;
+    conv.each([&](size_t ix, size_t iw, size_t iy, size_t count) {
+      for (size_t o = 0; o < count; ++o) ys[iy + o] += xs[ix] * ws[iw + o];
+    });
+    write(y, ys);
+  };
+}
+
 Body bind_grad_weight(const KernelSpec& spec) {
   const Conv conv(spec, spec.in[0].dims, spec.in[1].dims, spec.out[0].dims);
   const In x = in(spec, 0), dy = in(spec, 1);
@@ -92,6 +108,7 @@ constexpr Row kRows[] = {
     {OpCode::k_conv, bind_conv},
     {OpCode::k_conv_grad_input, bind_grad_input},
     {OpCode::k_conv_grad_weight, bind_grad_weight},
+    {OpCode::k_conv_transpose, bind_conv_transpose},
 };
 
 }  // namespace

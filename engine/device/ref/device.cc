@@ -15,9 +15,10 @@ namespace {
 constexpr size_t kAlignment = 64;
 
 Bind find_bind(OpCode op) {
-  for (const auto family : {elementwise_rows, fused_rows, random_rows, reduce_rows, matmul_rows, movement_rows,
-                            indexing_rows, embedding_rows, norm_rows, batch_norm_rows, softmax_rows, loss_rows,
-                            attention_rows, conv_rows, pool_rows, optimizer_rows, collective_rows})
+  for (const auto family :
+       {elementwise_rows, fused_rows, random_rows,     reduce_rows,    matmul_rows,     movement_rows,  indexing_rows,
+        embedding_rows,   norm_rows,  batch_norm_rows, softmax_rows,   loss_rows,       attention_rows, conv_rows,
+        pool_rows,        moe_rows,   optimizer_rows,  recommend_rows, row_update_rows, collective_rows})
     for (const Row& row : family())
       if (row.op == op) return row.bind;
   return nullptr;

@@ -35,7 +35,10 @@ Rows loss_rows();
 Rows attention_rows();
 Rows conv_rows();
 Rows pool_rows();
+Rows moe_rows();
 Rows optimizer_rows();
+Rows recommend_rows();
+Rows row_update_rows();
 Rows collective_rows();
 
 // Operand i, absent when the op has fewer.

@@ -101,6 +101,38 @@ def test_read_write_learning_rate():
         job.write("head.bias", np.zeros(4, np.float32))
 
 
+def test_lazy_and_split_updates_of_tables(tmp_path):
+    def job(**options):
+        g = wh.Graph("bags")
+        with g:
+            ids, y = wh.input("ids", (8, 3), wh.int32), wh.input("y", (8,), wh.int32)
+            x = wh.ops.embedding_bag(wh.parameter("table", (40, 6), wh.normal(0.3)), ids, mode="mean")
+            g.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 3), y), wh.SGD(0.5, **options), precision="bfloat16" if options.get("split") else "float32")
+        return wh.plan(g, devices="cpu:1").start()
+
+    rng = np.random.default_rng(0)
+    feeds = dict(ids=rng.integers(0, 20, (8, 3)).astype(np.int32), y=rng.integers(0, 3, 8).astype(np.int32))
+    dense, lazy, split = job(), job(lazy=True), job(lazy=True, split=True)
+    start = lazy.read("table")
+    for _ in range(5):
+        expected = dense.step(**feeds)
+        assert lazy.step(**feeds) == expected
+        assert split.step(**feeds) == pytest.approx(expected, rel=2e-2)
+    np.testing.assert_array_equal(lazy.read("table"), dense.read("table"))
+    np.testing.assert_array_equal(lazy.read("table")[20:], start[20:])
+    low = split.read("table/low")
+    assert low.dtype == np.uint16 and low.shape == (40, 6) and low[:20].any() and not low[20:].any()
+    assert split.eval(["loss"], **feeds)["loss"] == pytest.approx(expected, rel=5e-2)
+    split.save(tmp_path / "ckpt")
+    next_loss = split.step(**feeds)
+    other = job(lazy=True, split=True)
+    other.load(tmp_path / "ckpt")
+    assert other.step(**feeds) == next_loss
+    np.testing.assert_array_equal(other.read("table/low"), split.read("table/low"))
+    with pytest.raises(wh.InvalidArgument, match="momentum"):
+        job(split=True, momentum=0.9)
+
+
 @pytest.mark.parametrize("optimizer", [wh.SGD(0.1), wh.SGD(0.1, momentum=0.9, nesterov=True), wh.Adam(0.01), wh.AdamW(0.01), wh.Lamb(0.01),
                                        wh.Adagrad(0.1), wh.Adafactor(0.01)], ids=lambda o: type(o).__name__)
 def test_optimizers_learn_and_checkpoint(optimizer, tmp_path):
@@ -295,3 +327,26 @@ def test_bfloat16_stays_near_float32():
         assert job.eval(["logits"], x=data()["x"])["logits"].dtype == np.float32
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05, atol=0.02)
     assert losses["bfloat16"] != losses["float32"]
+
+
+def test_mixture_of_experts_learns_and_counts_what_it_drops():
+    def model():
+        g = wh.Graph("experts")
+        with g:
+            x, y = wh.input("x", (4, 8, 6)), wh.input("y", (4, 8), wh.int32)
+            z, balance, dropped = wh.nn.moe(x, 3, 16, top_k=2, capacity_factor=0.75)
+            g.output("dropped", dropped)
+            g.minimize(wh.nn.cross_entropy(wh.nn.linear(x + z, 3), y) + 0.01 * balance.mean(), wh.AdamW(1e-2))
+        return g
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 8, 6)).astype(np.float32)
+    batch = dict(x=x, y=(x.max(-1) > 1).astype(np.int32) + (x[..., 0] > 0))
+    runs = []
+    for devices in ("ref:1", "cpu:2"):
+        job = wh.plan(model(), devices=devices).start()
+        loss, out = job.step(["dropped"], **batch)
+        assert out["dropped"].shape == (4,) and (out["dropped"] >= 16 - 12).all()  # 16 choices, 3 experts of 4 places
+        runs.append([loss] + [job.step(**batch) for _ in range(29)])
+        assert runs[-1][-1] < 0.7 * runs[-1][0]
+        assert job.parameters()["moe.experts.up.weight"].shape == (3, 6, 16)
+    np.testing.assert_allclose(runs[0], runs[1], rtol=1e-4)

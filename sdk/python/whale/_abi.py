@@ -35,6 +35,7 @@ WHALE_I64 = 6
 WHALE_U8 = 7
 WHALE_I8 = 8
 WHALE_BOOL = 9
+WHALE_U16 = 10
 WHALE_INIT_ZEROS = 0
 WHALE_INIT_ONES = 1
 WHALE_INIT_CONSTANT = 2
@@ -225,6 +226,8 @@ class whale_training_options(Structure):
         ("total_steps", c_int64),
         ("final_fraction", c_double),
         ("accumulation", c_int64),
+        ("lazy", c_int32),
+        ("split", c_int32),
     ]
 
 

@@ -39,12 +39,13 @@ int64 = DType("int64", _abi.WHALE_I64, np.dtype(np.int64))
 uint8 = DType("uint8", _abi.WHALE_U8, np.dtype(np.uint8))
 int8 = DType("int8", _abi.WHALE_I8, np.dtype(np.int8))
 bool_ = DType("bool", _abi.WHALE_BOOL, np.dtype(np.bool_))
+uint16 = DType("uint16", _abi.WHALE_U16, np.dtype(np.uint16))
 
-ALL = (float32, float64, bfloat16, float16, int32, int64, uint8, int8, bool_)
+ALL = (float32, float64, bfloat16, float16, int32, int64, uint8, int8, bool_, uint16)
 BY_NUMBER = {d.number: d for d in ALL}
 _BY_NAME = {d.name: d for d in ALL}
 SHORT = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int64": "i64",
-         "uint8": "u8", "int8": "i8", "bool": "bool"}
+         "uint8": "u8", "int8": "i8", "bool": "bool", "uint16": "u16"}
 
 DTypeLike = Union[DType, str, np.dtype, type]
 

@@ -105,6 +105,29 @@ def mlp(x: Tensor, hidden: int, *, activation: str = "gelu", dropout: float = 0.
     return globals()["dropout"](y, dropout)
 
 
+def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor: float = 1.25, activation: str = "gelu",
+        init: Optional[Init] = None, out_init: Optional[Init] = None, name: str = "moe") -> tuple[Tensor, Tensor, Tensor]:
+    """A mixture of experts over x [b, t, d] (Lepikhin et al., 2020): each token goes to ``top_k`` of ``experts`` MLPs, each sequence
+    is a routing group, and an expert takes at most capacity_factor * top_k * t / experts of its tokens.
+
+    Returns y [b, t, d], the load-balancing loss of each sequence [b] (add about 0.01 of its mean to the loss), and how many choices
+    found no place [b]. The experts' parameters are in the scope ``experts``."""
+    d, t = x.shape[-1], x.shape[1]
+    capacity = min(t, max(1, math.ceil(capacity_factor * (top_k * t / experts))))
+    with scope(name):
+        slot, weight, aux, dropped = ops.moe_gate(linear(x, experts, bias=False, init=init, name="router"), k=top_k, capacity=capacity,
+                                                  normalize=top_k > 1)
+        y = ops.moe_dispatch(x, slot, experts=experts, capacity=capacity)
+        with scope("experts"):
+            y = y.reshape(experts, -1, d)
+            for layer, width, start in (("up", hidden, init), ("down", d, out_init or init)):
+                weights = parameter(f"{layer}.weight", (experts, y.shape[-1], width), start or _fan_in(y.shape[-1]))
+                y = ops.matmul(y, weights) + parameter(f"{layer}.bias", (experts, 1, width), zeros(), decay=False)
+                y = _ACTIVATIONS[activation](y) if layer == "up" else y
+            y = y.reshape(experts, -1, capacity, d)
+        return ops.moe_combine(y, slot, weight), aux, dropped
+
+
 def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: int = 0, activation: str = "gelu", kv_heads: int = 0,
                       rotary: bool = False, bias: Optional[Tensor] = None, dropout: float = 0.0, init: Optional[Init] = None,
                       out_init: Optional[Init] = None, name: str = "block") -> Tensor:

@@ -21,12 +21,14 @@ __all__ = [
     "cast",
     "concat",
     "conv",
+    "conv_transpose",
     "cos",
     "cross_entropy",
     "cumsum",
     "div",
     "dropout",
     "embedding",
+    "embedding_bag",
     "equal",
     "erf",
     "exp",
@@ -51,11 +53,15 @@ __all__ = [
     "max_pool",
     "maximum",
     "minimum",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_gate",
     "mul",
     "neg",
     "not_equal",
     "one_hot",
     "pad",
+    "pairwise_dot",
     "pow",
     "reciprocal",
     "reduce_max",
@@ -651,6 +657,23 @@ def rotary(x: TensorLike, *, base: float = 10000.0, heads: int = -1, interleaved
     return _op("rotary", [x], base=float(base), heads=heads, interleaved=interleaved, inverse=inverse)
 
 
+def embedding_bag(table: TensorLike, ids: TensorLike, *, mode: str = 'sum') -> Tensor:
+    """Looks up the rows of a table that each bag of ids names, and pools them.
+
+    table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [0, v) count as rows of zeros.
+    mode: how a bag is pooled: sum, mean
+    """
+    return _op("embedding_bag", [table, ids], mode=mode)
+
+
+def pairwise_dot(x: Sequence[Tensor]) -> Tensor:
+    """Dot products between all pairs of operands, sample by sample: the interaction of features of DLRM (Naumov et al., 2019).
+
+    n operands x [..., d] -> y [..., n (n - 1) / 2]: x1 x0, x2 x0, x2 x1, x3 x0, ... Sums in the accumulate dtype.
+    """
+    return _op("pairwise_dot", [*x])
+
+
 def layer_norm(x: TensorLike, gamma: Optional[Tensor] = None, beta: Optional[Tensor] = None, *, epsilon: float = 1e-05) -> tuple[Tensor, ...]:
     """Layer normalization over the last dimension (Ba et al., 2016).
 
@@ -734,6 +757,19 @@ def conv(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides
     return _op("conv", [x, w, bias], strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups)
 
 
+def conv_transpose(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1, output_padding: Sequence[int] = ()) -> Tensor:
+    """Transposed convolution of channels-last images in one to three spatial dimensions: conv's gradient by x.
+
+    x [n, s..., c], w [c, k..., o / groups], bias [o]? -> y [n, s'..., o], s' = (s - 1) stride + dilation (k - 1) + 1 + output_padding - low - high.
+    strides: per spatial dimension; empty: 1
+    padding: (low, high) per spatial dimension, cut off y; empty: 0
+    dilation: of the kernel; empty: 1
+    groups: independent groups of channels
+    output_padding: rows that y has more at the high end, less than the stride; empty: 0
+    """
+    return _op("conv_transpose", [x, w, bias], strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups, output_padding=list(output_padding))
+
+
 def max_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (), padding: Sequence[int] = ()) -> tuple[Tensor, ...]:
     """Maximum over windows.
 
@@ -756,3 +792,36 @@ def avg_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (
     include_pad: padding counts in the denominator
     """
     return _op("avg_pool", [x], window=list(window), strides=list(strides), padding=list(padding), include_pad=include_pad)
+
+
+def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, capacity: int = 0, normalize: bool = False) -> tuple[Tensor, ...]:
+    """Routes each token to the k experts with the largest logits, ties to the lowest index.
+
+    logits [g, s, e] -> slot i32 [g, s, k], weight [g, s, k], aux [g], dropped i32 [g]; weight and aux in the accumulate dtype. Each of the g groups routes its s tokens by itself: all first choices take places before all second ones, in order of tokens. slot = expert * capacity + place, or -1 when the expert is full; `dropped` counts those. weight: the softmax probability of the choice, 0 where dropped. aux: the load balancing loss e * sum_e(share of first choices * mean probability).
+    k: experts a token goes to
+    capacity_factor: capacity = this * k * s / e, rounded up; at least 1, at most s
+    capacity: places per expert and group; 0: from capacity_factor
+    normalize: the weights of a token's k choices sum to 1
+    Returns slot, weight, aux, dropped.
+    """
+    return _op("moe_gate", [logits], k=k, capacity_factor=float(capacity_factor), capacity=capacity, normalize=normalize)
+
+
+def moe_dispatch(x: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, experts: int, capacity: int, expert_begin: int = 0) -> Tensor:
+    """Copies each token, times its weight when there is one, to its slots; empty slots are zero.
+
+    x [g, s, d], slot i32 [g, s, k], weight? [g, s, k] -> y [experts, g, capacity, d]. Slots are those of moe_gate with the same capacity: no two tokens of a group share one.
+    experts: how many
+    capacity: places per expert and group
+    expert_begin: the first expert that is here; plans that cut experts set it
+    """
+    return _op("moe_dispatch", [x, slot, weight], experts=experts, capacity=capacity, expert_begin=expert_begin)
+
+
+def moe_combine(y: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, expert_begin: int = 0) -> Tensor:
+    """Adds up, for each token, what is in its slots, times the weights when there are any.
+
+    y [e, g, c, d], slot i32 [g, s, k], weight? [g, s, k] -> x [g, s, d]. A token without slots gives zeros.
+    expert_begin: the first expert that is here; plans that cut experts set it
+    """
+    return _op("moe_combine", [y, slot, weight], expert_begin=expert_begin)

@@ -54,16 +54,22 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """p -= lr (g + weight_decay p), with momentum m = momentum m + g, and Nesterov's form of it."""
+    """p -= lr (g + weight_decay p), with momentum m = momentum m + g, and Nesterov's form of it.
+
+    lazy: of an embedding table, only the rows that the step looked up are decayed and updated; its gradient is never made as a whole.
+    split: for precision "bf16" without momentum: the fp32 weight in two halves. The high half is the model's bf16 weight, the low half is
+    optimizer state ("<name>/low"); the memory is that of fp32 alone and the updates are those of fp32 (Kalamkar et al., 2020)."""
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     schedule: Schedule = field(default_factory=Schedule)
+    lazy: bool = False
+    split: bool = False
 
     def _fields(self) -> dict:
         return dict(optimizer=_abi.WHALE_OPTIMIZER_SGD, momentum=self.momentum, nesterov=int(self.nesterov),
-                    weight_decay=self.weight_decay)
+                    weight_decay=self.weight_decay, lazy=int(self.lazy), split=int(self.split))
 
 
 @dataclass(frozen=True)
@@ -76,19 +82,22 @@ class _AdamFamily(Optimizer):
 
     def _fields(self) -> dict:
         return dict(optimizer=self._kind, beta1=self.betas[0], beta2=self.betas[1], epsilon=self.epsilon,
-                    weight_decay=self.weight_decay)
+                    weight_decay=self.weight_decay, lazy=int(getattr(self, "lazy", False)))
 
 
 @dataclass(frozen=True)
 class Adam(_AdamFamily):
-    """Adam (Kingma & Ba, 2015), bias-corrected; weight decay is added to the gradient."""
+    """Adam (Kingma & Ba, 2015), bias-corrected; weight decay is added to the gradient. lazy: as in SGD."""
+
+    lazy: bool = False
 
 
 @dataclass(frozen=True)
 class AdamW(_AdamFamily):
-    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019)."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019). lazy: as in SGD."""
 
     weight_decay: float = 0.01
+    lazy: bool = False
     _kind = _abi.WHALE_OPTIMIZER_ADAMW
 
 
@@ -102,14 +111,16 @@ class Lamb(_AdamFamily):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al., 2011): p -= lr g / (sqrt(sum of g^2) + epsilon)."""
+    """Adagrad (Duchi et al., 2011): p -= lr g / (sqrt(sum of g^2) + epsilon). lazy: as in SGD."""
 
     epsilon: float = 1e-10
     weight_decay: float = 0.0
     schedule: Schedule = field(default_factory=Schedule)
+    lazy: bool = False
 
     def _fields(self) -> dict:
-        return dict(optimizer=_abi.WHALE_OPTIMIZER_ADAGRAD, epsilon=self.epsilon, weight_decay=self.weight_decay)
+        return dict(optimizer=_abi.WHALE_OPTIMIZER_ADAGRAD, epsilon=self.epsilon, weight_decay=self.weight_decay,
+                    lazy=int(self.lazy))
 
 
 @dataclass(frozen=True)
