@@ -293,9 +293,10 @@ TEST_CASE("factors of the basic families") {
   CHECK(text(Case(OpCode::k_broadcast_to, {f32({4, 1})}, {{"shape", Ints{3, 4, 5}}}).factors()) ==
         "d0=3 map (-) -> (0)\nd1=4 map (0) -> (1)\nd2=5 map (-) -> (2)\n");
   CHECK(text(Case(OpCode::k_gather, {f32({9, 3}), i32({4, 5})}).factors()) ==
-        "d0=4 map (- 0) -> (0)\nd1=5 map (- 1) -> (1)\nd2=3 map (1 -) -> (2)\n");
+        "d0=4 map (- 0) -> (0)\nd1=5 map (- 1) -> (1)\nd2=3 map (1 -) -> (2)\nrows=9 lookup (0 -) -> (-) partial 0\n");
   CHECK(text(Case(OpCode::k_gather_grad, {f32({4, 5, 3}), i32({4, 5})}, {{"size", int64_t{9}}}).factors()) ==
-        "d0=4 sum (0 0) -> (-) partial 0\nd1=5 sum (1 1) -> (-) partial 0\nd2=3 map (2 -) -> (1)\n");
+        "d0=4 sum (0 0) -> (-) partial 0\nd1=5 sum (1 1) -> (-) partial 0\nd2=3 map (2 -) -> (1)\nrows=9 map (- -) -> "
+        "(0)\n");
   CHECK(Case(OpCode::k_cumsum, {f32({4, 5})}).factors().list[1].kind == FactorKind::kScan);
   CHECK(Case(OpCode::k_concat, {f32({4}), f32({4})}).factors().linear == std::vector<std::vector<int>>{{0, 1}});
   CHECK(Case(OpCode::k_mul, {f32({4}), f32({4})}).factors().linear == std::vector<std::vector<int>>{{0}, {1}});
