@@ -78,8 +78,9 @@ Factors factors(const OpView& v) {
     if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {digit(last), digit(0)}, {}, {0});
   } else {
     const int64_t cg = s.c / s.groups, og = s.o / s.groups;
-    add_factor(f, v, "groups", FactorKind::kFixed, s.groups, {digit(last, 1, cg), digit(0, 1, cg), digit(0, 1, og)},
+    add_factor(f, v, "groups", FactorKind::kMap, s.groups, {digit(last, 1, cg), digit(0, 1, cg), digit(0, 1, og)},
                {digit(last, 1, og)});
+    f.list.back().size_attrs = {"groups"};
   }
   if (!has(v, 2)) f.linear = {{0}, {1}};
   return f;

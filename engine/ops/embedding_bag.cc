@@ -41,7 +41,8 @@ Factors factors_embedding_bag(const OpView& v) {
   const int n = rank_of(v, 1) - 1;
   add_leading(f, v, n, {1}, {0});
   add_bag(f, v, {kAbsent, digit(n)}, {});
-  add_factor(f, v, "rows", FactorKind::kFixed, in_dims(v, 0)[0], {digit(0)}, {}, {0});
+  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[0], {digit(0)}, {}, {0});
+  f.list.back().begin_attr = "row_begin";
   add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0)[1], {digit(1)}, {digit(n)});
   f.linear = {{0}};
   return f;
@@ -69,6 +70,9 @@ Factors factors_embedding_bag_grad(const OpView& v) {
                {digit(d), digit(d)}, {}, {0});
   add_bag(f, v, {kAbsent, digit(n)}, {});
   add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {digit(n)}, {digit(1)});
+  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {digit(0)});
+  f.list.back().size_attrs = {"rows"};
+  f.list.back().begin_attr = "row_begin";
   f.linear = {{0}};
   return f;
 }
@@ -79,6 +83,10 @@ OpCost cost_embedding_bag(const OpView& v) {
   return {read, (read + output_elements(v)) * size + elements(in(v, 1)) * static_cast<double>(size_of(in(v, 1).dtype))};
 }
 
+const AttrSpec kRowBegin{.name = "row_begin",
+                         .type = AttrType::kInt,
+                         .fallback = int64_t{0},
+                         .doc = "id of the table's first row, for a part of a table"};
 const AttrSpec kMode{
     .name = "mode", .type = AttrType::kString, .fallback = std::string("sum"), .doc = "how a bag is pooled: sum, mean"};
 
@@ -88,11 +96,12 @@ const OpDef op_def_embedding_bag = {
     .name = "embedding_bag",
     .doc =
         "Looks up the rows of a table that each bag of ids names, and pools them.\n"
-        "table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [0, v) count as rows of "
+        "table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + "
+        "v) count as rows of "
         "zeros.",
     .inputs = {{"table"}, {"ids"}},
     .outputs = {{"y"}},
-    .attrs = {kMode},
+    .attrs = {kMode, kRowBegin},
     .infer = infer_embedding_bag,
     .gradient = gradient_embedding_bag,
     .factors = factors_embedding_bag,
@@ -110,6 +119,7 @@ const OpDef op_def_embedding_bag_grad = {
     .outputs = {{"dtable"}},
     .attrs =
         {kMode,
+         kRowBegin,
          {.name = "rows", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "rows of the table"},
          {.name = "out_dtype",
           .type = AttrType::kString,

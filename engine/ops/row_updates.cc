@@ -1,6 +1,6 @@
 // Updates that touch only a part of what they update: rows of tables, from the ids that looked them up and the
-// gradients of what was looked up; and split weights, whose bf16 half is the model's. As all updates they list no
-// factors: every operand must be whole.
+// gradients of what was looked up; and split weights, whose bf16 half is the model's. An op of one
+// tuple can be cut by rows or columns of its table; the ids and gradients of the whole batch reach every part of it.
 #include "ops/family.h"
 
 namespace whale {
@@ -104,6 +104,24 @@ OpCost cost_form(const OpView& v) {
   return cost;
 }
 
+template <int first, int states, bool rows, bool split>
+Factors factors_form(const OpView& v) {
+  const Form form{first, states, rows, split};
+  Factors f;
+  if (static_cast<int>(v.inputs.size()) - form.first != form.width()) return f;
+  const auto last = v.inputs.size() - 1;
+  for (int d = 0; d < rank_of(v, form.first); ++d) {
+    std::vector<Digit> from(v.inputs.size());
+    for (int k = 0; k <= states; ++k) from[static_cast<size_t>(first + k)] = digit(d);
+    if (!rows) from[last] = digit(d);
+    if (rows && d == 1) from[last] = digit(static_cast<int>(v.inputs[last].dims.size()) - 1);
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],
+               std::move(from), std::vector<Digit>(v.outputs.size(), digit(d)));
+    if (rows && d == 0) f.list.back().begin_attr = "row_begin";
+  }
+  return f;
+}
+
 AttrSpec real(const char* name, double fallback, const char* doc) {
   return {.name = name, .type = AttrType::kFloat, .fallback = fallback, .doc = doc};
 }
@@ -112,6 +130,10 @@ const AttrSpec kDecays{.name = "decays",
                        .fallback = std::vector<int64_t>{},
                        .doc = "0/1 per parameter: weight decay applies; empty: to all"};
 const AttrSpec kDecay = real("weight_decay", 0, "coefficient of weight decay");
+const AttrSpec kRowBegin{.name = "row_begin",
+                         .type = AttrType::kInt,
+                         .fallback = int64_t{0},
+                         .doc = "id of the table's first row, for a part of a table"};
 const AttrSpec kMean{.name = "mean",
                      .type = AttrType::kBool,
                      .fallback = false,
@@ -129,8 +151,9 @@ const OpDef op_def_sgd_rows = {
         "lr, scale?, then (p [v, d], ids [...] or [..., bag], dy [..., d]) per table -> p' per table.",
     .inputs = {{"lr"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
-    .attrs = {kMean, kDecay, kDecays},
+    .attrs = {kMean, kRowBegin, kDecay, kDecays},
     .infer = infer_form<2, 0, true, false>,
+    .factors = factors_form<2, 0, true, false>,
     .cost = cost_form<2, 0, true, false>,
     .flags = kFlags,
     .aliases_of = aliases_form<2, 0, true, false>,
@@ -142,8 +165,9 @@ const OpDef op_def_adagrad_rows = {
         "lr, scale?, then (p [v, d], h, ids, dy) per table -> (p', h') per table.",
     .inputs = {{"lr"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
-    .attrs = {real("epsilon", 1e-10, "added to the root"), kMean, kDecay, kDecays},
+    .attrs = {real("epsilon", 1e-10, "added to the root"), kMean, kRowBegin, kDecay, kDecays},
     .infer = infer_form<2, 1, true, false>,
+    .factors = factors_form<2, 1, true, false>,
     .cost = cost_form<2, 1, true, false>,
     .flags = kFlags,
     .aliases_of = aliases_form<2, 1, true, false>,
@@ -164,9 +188,11 @@ const OpDef op_def_adam_rows = {
                .fallback = false,
                .doc = "weight decay beside the gradient (AdamW)"},
               kMean,
+              kRowBegin,
               kDecay,
               kDecays},
     .infer = infer_form<3, 2, true, false>,
+    .factors = factors_form<3, 2, true, false>,
     .cost = cost_form<3, 2, true, false>,
     .flags = kFlags,
     .aliases_of = aliases_form<3, 2, true, false>,
@@ -181,6 +207,7 @@ const OpDef op_def_split_sgd = {
     .outputs = {{"new", kMany}},
     .attrs = {kDecay, kDecays},
     .infer = infer_form<2, 1, false, true>,
+    .factors = factors_form<2, 1, false, true>,
     .cost = cost_form<2, 1, false, true>,
     .flags = kFlags,
     .aliases_of = aliases_form<2, 1, false, true>,
@@ -192,8 +219,9 @@ const OpDef op_def_split_sgd_rows = {
         "lr, scale?, then (p bf16 [v, d], low u16, ids, dy) per table -> (p', low') per table.",
     .inputs = {{"lr"}, {"scale", kOpt}, {"tuples", kMany}},
     .outputs = {{"new", kMany}},
-    .attrs = {kMean, kDecay, kDecays},
+    .attrs = {kMean, kRowBegin, kDecay, kDecays},
     .infer = infer_form<2, 1, true, true>,
+    .factors = factors_form<2, 1, true, true>,
     .cost = cost_form<2, 1, true, true>,
     .flags = kFlags,
     .aliases_of = aliases_form<2, 1, true, true>,

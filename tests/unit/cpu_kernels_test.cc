@@ -271,6 +271,11 @@ TEST_CASE("cpu indexing") {
       compare(OpCode::k_gather_grad, {{"axis", int64_t{1}}, {"size", int64_t{4}}, {"begin", int64_t{4}}},
               {t({3, 4, 9, 5}), ids}, tolerance);
       compare(OpCode::k_one_hot, {{"depth", int64_t{4}}, {"begin", int64_t{4}}}, {ids}, 1e-12);
+      compare(OpCode::k_embedding_bag, {{"row_begin", int64_t{4}}}, {t({4, 37}), ids}, tolerance);
+      compare(OpCode::k_embedding_bag_grad, {{"rows", int64_t{4}}, {"row_begin", int64_t{4}}}, {t({4, 37}), ids},
+              tolerance);
+      compare(OpCode::k_sgd_rows, {{"row_begin", int64_t{4}}}, {f32({}), absent(), t({4, 37}), ids, t({4, 37})},
+              tolerance);
     }
     compare(OpCode::k_embedding_grad, {{"rows", int64_t{300}}}, {t({1000, 130}), integers(DType::kI32, {1000}, 0, 300)},
             tolerance);

@@ -14,11 +14,11 @@ constexpr int64_t kTile = 1024;  // columns at a time
 struct Bags {
   const void* ids;
   DType dtype;
-  int64_t bag, total, rows, width;
+  int64_t bag, total, rows, width, begin;
   float scale;
   int64_t id(int64_t i) const {  // -1: outside the table
     const int64_t at = dtype == DType::kI64 ? static_cast<const int64_t*>(ids)[i] : static_cast<const int32_t*>(ids)[i];
-    return at >= 0 && at < rows ? at : -1;
+    return at >= begin && at - begin < rows ? at - begin : -1;
   }
 };
 
@@ -27,6 +27,7 @@ Bags bags_of(const KernelSpec& spec, const Operand& table) {
   Bags b{};
   b.ids = ids.data, b.dtype = ids.dtype, b.bag = last_dim(ids), b.total = count(ids);
   b.rows = table.dims[0], b.width = table.dims[1];
+  b.begin = attr_int(*spec.attrs, "row_begin");
   b.scale = attr_string(*spec.attrs, "mode") == "mean" ? 1 / static_cast<float>(std::max<int64_t>(b.bag, 1)) : 1;
   return b;
 }

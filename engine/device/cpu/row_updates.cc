@@ -26,7 +26,8 @@ struct Form {
 struct Table {
   Operand p, ids, dy;  // p and state as results: in a plan they lie on the operands
   Operand state[2];
-  int64_t rows, width, bag, named;  // named: at most so many different rows
+  int64_t rows, width, bag, begin,
+      named;  // the rows [begin, begin + rows) of a whole table; named: at most so many different rows
   double decay;
   size_t slots, slot_bits, at;
 };
@@ -55,7 +56,7 @@ void coalesce(const Table& t, const Chains& c) {
   int32_t count = 0;
   const size_t mask = t.slots - 1;
   for (int32_t i = 0; i < static_cast<int32_t>(t.named); ++i) {
-    const int64_t id = index_at(t.ids, i);
+    const int64_t id = index_at(t.ids, i) - t.begin;
     if (id < 0 || id >= t.rows) continue;
     c.next[i] = -1;
     size_t slot = static_cast<size_t>((static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15u) >> (64 - t.slot_bits));
@@ -161,6 +162,7 @@ Table table_of(const KernelSpec& spec, size_t at, size_t result, int states, dou
   for (int s = 0; s < states; ++s) t.state[s] = spec.out[result + 1 + static_cast<size_t>(s)];
   t.ids = spec.in[at + 1 + static_cast<size_t>(states)], t.dy = spec.in[at + 2 + static_cast<size_t>(states)];
   t.rows = t.p.dims[0], t.width = t.p.dims[1], t.named = count(t.ids), t.decay = decay, t.at = offset;
+  t.begin = attr_int(*spec.attrs, "row_begin");
   const bool bags = !t.ids.dims.empty() && t.ids.dims.size() == t.dy.dims.size();
   t.bag = bags ? std::max<int64_t>(t.ids.dims.back(), 1) : 1;
   if (t.rows > INT32_MAX || t.named > INT32_MAX / 4)

@@ -21,11 +21,12 @@ Body bind_embedding_bag(const KernelSpec& spec) {
   const Bags bags(spec, 1);
   const Out y = out(spec, 0);
   const int64_t rows = spec.in[0].dims[0], width = spec.in[0].dims[1];
+  const int64_t begin = attr_int(*spec.attrs, "row_begin");
   return [=] {
     for (int64_t i = 0; i < y.count; ++i) {
       double sum = 0;
       for (int64_t k = 0; k < bags.bag; ++k) {
-        const int64_t id = bags.ids.integer(i / width * bags.bag + k);
+        const int64_t id = bags.ids.integer(i / width * bags.bag + k) - begin;
         if (id >= 0 && id < rows) sum += table[id * width + i % width];
       }
       y.set(i, sum * bags.scale);
@@ -38,10 +39,11 @@ Body bind_embedding_bag_grad(const KernelSpec& spec) {
   const Bags bags(spec, 1);
   const Out dtable = out(spec, 0);
   const int64_t rows = spec.out[0].dims[0], width = spec.out[0].dims[1];
+  const int64_t begin = attr_int(*spec.attrs, "row_begin");
   return [=, sum = room(dtable.count)]() mutable {
     std::fill(sum.begin(), sum.end(), 0.0);
     for (int64_t i = 0; i < bags.count * bags.bag; ++i) {
-      const int64_t id = bags.ids.integer(i);
+      const int64_t id = bags.ids.integer(i) - begin;
       if (id < 0 || id >= rows) continue;
       for (int64_t e = 0; e < width; ++e)
         sum[static_cast<size_t>(id * width + e)] += dy[i / bags.bag * width + e] * bags.scale;

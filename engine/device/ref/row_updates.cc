@@ -68,6 +68,7 @@ struct Table {
 };
 
 void update_rows(Table& t, Rule rule, Numbers n, double scale, const Attrs& attrs) {
+  const int64_t begin = attr_int(attrs, "row_begin");
   n.decay = t.decay;
   for (size_t k = 0; k < t.cells.in.size(); ++k) {  // rows that are not named stay; in a plan they are in place
     const In& from = t.cells.in[k];
@@ -77,7 +78,7 @@ void update_rows(Table& t, Rule rule, Numbers n, double scale, const Attrs& attr
   std::fill(t.sums.begin(), t.sums.end(), 0.0);  // of each row, in order of occurrence
   std::fill(t.named.begin(), t.named.end(), 0);
   for (int64_t i = 0; i < t.ids.count; ++i) {
-    const int64_t id = t.ids.integer(i);
+    const int64_t id = t.ids.integer(i) - begin;
     if (id < 0 || id >= t.rows) continue;
     t.named[static_cast<size_t>(id)] = 1;
     for (int64_t e = 0; e < t.width; ++e)
