@@ -18,10 +18,18 @@ CompileOptions read_options(const whale_plan_options& o) {
     out.fetch.push_back(nonempty(name, "options.fetch"));
   out.bucket_bytes = number<int64_t>(o.bucket_bytes, 0, INT64_MAX, "options.bucket_bytes");
   out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
-  const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F64 + 1, "options.precision");
+  const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F16 + 1, "options.precision");
   if (precision > 0) out.precision = static_cast<Precision>(precision - 1);
   out.overlap = !flag(o.no_overlap, "options.no_overlap");
   out.fusion = !flag(o.no_fusion, "options.no_fusion");
+  out.zero = number<int>(o.zero, 0, 3, "options.zero");
+  for (const double share : array(o.state_shares, o.state_share_count, "options.state_shares"))
+    out.state_shares.push_back(share);
+  out.recompute = static_cast<Recompute>(number<int>(o.recompute, 0, WHALE_RECOMPUTE_FULL, "options.recompute"));
+  const auto dtype = number<int>(o.gradient_dtype, 0, INT32_MAX, "options.gradient_dtype");
+  if (dtype > 0) out.gradient_dtype = checked_dtype(dtype - 1);
+  out.adasum = flag(o.adasum, "options.adasum");
+  out.exact = flag(o.exact, "options.exact");
   return out;
 }
 

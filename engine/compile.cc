@@ -11,6 +11,7 @@
 #include "parallel/fuse.h"
 #include "parallel/order.h"
 #include "parallel/propagate.h"
+#include "parallel/shares.h"
 #include "parallel/strategy.h"
 #include "parallel/task_graph.h"
 #include "plan/figures.h"
@@ -61,7 +62,7 @@ struct LayoutPass {
 
 constexpr LayoutPass kLayoutPasses[] = {
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
-    {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, !o.recompute); }, false},
+    {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
     {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(o)); }, false},
@@ -193,9 +194,19 @@ struct Scoped {
   Graph graph;
   TaskGraphs tasks;
 };
-Scoped scope_out(const Graph& source, size_t devices) {
+Scoped scope_out(const Graph& source, size_t devices, const std::vector<double>& state_shares) {
   Scoped out{source, {}};
   out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices), source.default_strategy);
+  if (state_shares.empty()) return out;
+  bool found = false;
+  for (Mesh& mesh : out.tasks.meshes)
+    for (MeshAxis& axis : mesh.axes)
+      if (axis.name.find("replica") != axis.name.npos && axis.size == static_cast<int64_t>(state_shares.size()))
+        axis.state_shares = state_shares, found = true;
+  if (!found)
+    throw invalid("{} shares of state are given, no replica scope has so many replicas ({})", state_shares.size(),
+                  out.tasks.strategy);
+  round_shares(1, state_shares);
   return out;
 }
 
@@ -214,6 +225,18 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
     if (d.kind != DeviceKind::kRef && d.kind != DeviceKind::kNull)
       throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d),
                     devices.size());
+}
+
+// Options whose mechanism is not there yet, by name.
+void check_built(const CompileOptions& options, const Graph& source) {
+  const auto later = [](bool wanted, const char* what) {
+    if (wanted) throw unimplemented("{} is not implemented yet", what);
+  };
+  later(source.training.precision == Precision::kFloat16, "precision f16");
+  later(options.recompute == Recompute::kFull, "recompute full");
+  later(options.gradient_dtype.has_value(), "a dtype for the sums of gradients");
+  later(options.adasum, "Adasum");
+  later(options.exact, "exact mode");
 }
 
 std::vector<std::string> notes_of(const Plan& plan) {
@@ -247,7 +270,8 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   verify(source);
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
-  Scoped scoped = scope_out(source, devices.size());
+  check_built(options, source);
+  Scoped scoped = scope_out(source, devices.size(), options.state_shares);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
   Compiler compiler{options, scoped.tasks, {}};
@@ -299,7 +323,10 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   options.verify = false;
   options.zero = plan.zero;
   // Stages are cut by the plan's own batch: another one must not move them.
-  Scoped scoped = scope_out(plan.source, plan.devices.size());
+  std::vector<double> state_shares;
+  for (const MeshAxis& axis : plan.meshes[0].axes)
+    if (!axis.state_shares.empty()) state_shares = axis.state_shares;
+  Scoped scoped = scope_out(plan.source, plan.devices.size(), state_shares);
   Compiler compiler{options, scoped.tasks, {}};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)

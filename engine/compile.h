@@ -11,6 +11,9 @@
 
 namespace whale {
 
+// Activations that are computed again for the backward pass instead of kept.
+enum class Recompute : uint8_t { kNone, kSelective, kFull };
+
 struct CompileOptions {
   std::string strategy;                // of unannotated ops; empty: the graph's
   std::vector<std::string> fetch;      // besides the graph's outputs: tensor names, "grad:PARAMETER"
@@ -20,7 +23,11 @@ struct CompileOptions {
   bool overlap = true;                 // false: communication on the compute stream, for comparison
   bool fusion = true;                  // false: every op by itself, for comparison
   int zero = 0;                        // ZeRO level: 1 cuts optimizer state over replicas, 2 gradients, 3 parameters
-  bool recompute = false;              // cheap ops twice instead of keeping their results for the backward pass
+  std::vector<double> state_shares;    // of what ZeRO cuts, a weight per replica; empty: equal
+  Recompute recompute = Recompute::kNone;
+  std::optional<DType> gradient_dtype;  // that gradients are summed in between devices; none: as they are
+  bool adasum = false;                  // gradients of replicas are combined by Adasum
+  bool exact = false;                   // bitwise equal results for all plans of whole micro-batches
   bool verify = true;                  // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass
 };

@@ -328,7 +328,8 @@ typedef enum whale_schedule_kind {
 typedef enum whale_precision {
   WHALE_PRECISION_F32 = 0,
   WHALE_PRECISION_BF16 = 1, /* fp32 parameters and state; matmul, convolution and activations in bf16 */
-  WHALE_PRECISION_F64 = 2   /* ref devices only */
+  WHALE_PRECISION_F64 = 2,  /* ref devices only */
+  WHALE_PRECISION_F16 = 3   /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
 } whale_precision;
 
 /* Fields are taken as they are: start from the _INIT macro, whose values are the usual ones. */
@@ -387,9 +388,21 @@ typedef struct whale_plan_options {
   int32_t precision;       /* whale_precision + 1; 0: the graph's */
   int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
   int32_t no_fusion;       /* 1: no fusion groups, for comparison */
-  int32_t reserved;
+  int32_t zero;            /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too */
+  const double *state_shares; /* of what ZeRO cuts, a weight per replica; NULL: equal */
+  size_t state_share_count;
+  int32_t recompute;       /* whale_recompute: activations computed again for the backward pass instead of kept */
+  int32_t gradient_dtype;  /* whale_dtype + 1 that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
+  int32_t adasum;          /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
+  int32_t exact;           /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO, recompute */
 } whale_plan_options;
-#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+enum {
+  WHALE_RECOMPUTE_NONE = 0,
+  WHALE_RECOMPUTE_SELECTIVE = 1, /* what is cheap to compute again */
+  WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
+};
 
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);

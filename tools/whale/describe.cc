@@ -108,9 +108,17 @@ void add_inspect(CLI::App& app) {
 void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--devices", a.devices, "cpu:N, cpu@CORES*K, ref:N, null:N, joined by commas (default cpu:1)");
   command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
-  command.add_option("--precision", a.precision, "f32, bf16, f64 (ref devices); default: the model's");
+  command.add_option("--precision", a.precision, "f32, bf16, f16, f64 (ref devices); default: the model's");
   command.add_option("--accumulation", a.accumulation, "micro-batches a step; default: the model's");
   command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets");
+  command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
+      ->check(CLI::Range(0, 3));
+  command.add_option("--state-shares", a.state_shares, "of what ZeRO cuts: a weight per replica, joined by commas")
+      ->delimiter(',');
+  command.add_option("--recompute", a.recompute, "none, selective, full: activations computed again, not kept");
+  command.add_option("--gradient-dtype", a.gradient_dtype, "f32, bf16, f16: what gradients are summed in");
+  command.add_flag("--adasum", a.adasum, "combine the gradients of replicas by Adasum");
+  command.add_flag("--exact", a.exact, "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO");
   command.add_flag("--no-overlap", a.no_overlap, "communicate on the compute stream, for comparison");
   command.add_flag("--no-fusion", a.no_fusion, "no fusion groups, for comparison");
 }

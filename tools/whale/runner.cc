@@ -111,14 +111,32 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
   options.bucket_bytes = arguments.bucket_bytes;
   options.no_overlap = arguments.no_overlap;
   options.no_fusion = arguments.no_fusion;
-  if (arguments.precision == "f32")
-    options.precision = WHALE_PRECISION_F32 + 1;
-  else if (arguments.precision == "bf16")
-    options.precision = WHALE_PRECISION_BF16 + 1;
-  else if (arguments.precision == "f64")
-    options.precision = WHALE_PRECISION_F64 + 1;
-  else if (!arguments.precision.empty())
-    throw Failure("no precision '" + arguments.precision + "'; there are f32, bf16, f64");
+  options.zero = arguments.zero;
+  options.state_shares = arguments.state_shares.data();
+  options.state_share_count = arguments.state_shares.size();
+  options.adasum = arguments.adasum;
+  options.exact = arguments.exact;
+  const auto choose = [](const char* what, const std::string& given,
+                         std::initializer_list<std::pair<const char*, int>> values) {
+    std::string known;
+    for (const auto& [name, value] : values) {
+      if (given == name) return value;
+      known += (known.empty() ? "" : ", ") + std::string(name);
+    }
+    if (!given.empty()) throw Failure("no " + std::string(what) + " '" + given + "'; there are " + known);
+    return 0;
+  };
+  options.recompute = choose("recompute", arguments.recompute,
+                             {{"none", WHALE_RECOMPUTE_NONE},
+                              {"selective", WHALE_RECOMPUTE_SELECTIVE},
+                              {"full", WHALE_RECOMPUTE_FULL}});
+  options.gradient_dtype = choose("gradient dtype", arguments.gradient_dtype,
+                                  {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
+  options.precision = choose("precision", arguments.precision,
+                             {{"f32", WHALE_PRECISION_F32 + 1},
+                              {"bf16", WHALE_PRECISION_BF16 + 1},
+                              {"f16", WHALE_PRECISION_F16 + 1},
+                              {"f64", WHALE_PRECISION_F64 + 1}});
   return own<Plan>(whale_plan_create, engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options);
 }
 

@@ -35,6 +35,10 @@ struct PlanArguments {
   int64_t accumulation = 0;
   bool no_overlap = false, no_fusion = false;
   int64_t bucket_bytes = 0;
+  int zero = 0;
+  std::vector<double> state_shares;
+  std::string recompute, gradient_dtype;
+  bool adasum = false, exact = false;
 };
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
 // From a plan file (devices and strategy are in it) or a model file.

@@ -69,6 +69,7 @@ WHALE_LR_INVERSE_SQRT = 3
 WHALE_PRECISION_F32 = 0
 WHALE_PRECISION_BF16 = 1
 WHALE_PRECISION_F64 = 2
+WHALE_PRECISION_F16 = 3
 WHALE_NONE = -1
 
 
@@ -242,7 +243,13 @@ class whale_plan_options(Structure):
         ("precision", c_int32),
         ("no_overlap", c_int32),
         ("no_fusion", c_int32),
-        ("reserved", c_int32),
+        ("zero", c_int32),
+        ("state_shares", POINTER(c_double)),
+        ("state_share_count", c_size_t),
+        ("recompute", c_int32),
+        ("gradient_dtype", c_int32),
+        ("adasum", c_int32),
+        ("exact", c_int32),
     ]
 
 

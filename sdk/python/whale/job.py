@@ -70,11 +70,17 @@ class Plan:
 
 
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
-         precision: str | None = None, bucket_bytes: int = 0, overlap: bool = True, fusion: bool = True) -> Plan:
+         precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
+         recompute: str = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
+         overlap: bool = True, fusion: bool = True) -> Plan:
     """Plans a graph for devices such as ``"cpu:4"``, ``"cpu@0,cpu@1*2"`` or ``"ref:3"`` (default: one CPU device with all cores).
 
     strategy: of unannotated ops, replaces the graph's. fetch: names that steps will fetch besides the graph's outputs;
-    ``"grad:PARAMETER"`` is a gradient. accumulation: micro-batches a step, 0: the graph's. overlap, fusion: for comparison."""
+    ``"grad:PARAMETER"`` is a gradient. accumulation: micro-batches a step, 0: the graph's. zero: 1 cuts optimizer state over
+    replicas, 2 gradients too, 3 parameters too, by ``state_shares`` (a weight per replica; default equal). recompute:
+    ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass. gradient_dtype: what
+    gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
+    of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. overlap, fusion: for comparison."""
     graph.seal()
     cluster = make("whale_cluster_release", lib.whale_cluster_create, engine(), string(devices or "cpu:1"))
     options = _abi.whale_plan_options()
@@ -87,7 +93,15 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     options.fetch, options.fetch_count = ctypes.cast(names, ctypes.POINTER(_abi.whale_str)), len(fetch)
     options.accumulation, options.bucket_bytes = accumulation, bucket_bytes
     if precision is not None:
-        options.precision = {"float32": 1, "bfloat16": 2, "float64": 3}[as_dtype(precision).name]
+        options.precision = {"float32": 1, "bfloat16": 2, "float64": 3, "float16": 4}[as_dtype(precision).name]
+    options.zero, options.adasum, options.exact = zero, int(adasum), int(exact)
+    shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
+    options.state_shares, options.state_share_count = shares, len(state_shares)
+    if recompute not in ("none", "selective", "full"):
+        raise InvalidArgument(f"recompute is '{recompute}', expected 'none', 'selective' or 'full'", "INVALID_ARGUMENT")
+    options.recompute = ("none", "selective", "full").index(recompute)
+    if gradient_dtype is not None:
+        options.gradient_dtype = as_dtype(gradient_dtype).number + 1
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     return Plan(make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer, byref(options)))
 

@@ -640,7 +640,7 @@ def top_k(x: TensorLike, *, k: int) -> tuple[Tensor, ...]:
 def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
     """Looks up rows of a table.
 
-    table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [0, v) give rows of zeros.
+    table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + v) give rows of zeros.
     """
     return _op("embedding", [table, ids])
 
@@ -660,7 +660,7 @@ def rotary(x: TensorLike, *, base: float = 10000.0, heads: int = -1, interleaved
 def embedding_bag(table: TensorLike, ids: TensorLike, *, mode: str = 'sum') -> Tensor:
     """Looks up the rows of a table that each bag of ids names, and pools them.
 
-    table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [0, v) count as rows of zeros.
+    table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + v) count as rows of zeros.
     mode: how a bag is pooled: sum, mean
     """
     return _op("embedding_bag", [table, ids], mode=mode)
