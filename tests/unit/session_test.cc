@@ -111,6 +111,24 @@ TEST_CASE("session: several devices train like one, for even and uneven shares")
   CHECK(one.session.updates() == 6);
 }
 
+TEST_CASE("session: cut plans train like one device, and read each other's checkpoints") {
+  const Folder folder;
+  const std::string at = folder.path / "ckpt";
+  Job one("ref:1", 8, OptimizerKind::kAdamW);
+  for (int step = 0; step < 3; ++step) one.step(Batch(8, step));
+  one.session.save(at);
+  for (int step = 3; step < 6; ++step) one.step(Batch(8, step));
+  for (const auto& [devices, strategy] : std::vector<std::pair<const char*, const char*>>{
+           {"ref:2", "split(2)"}, {"ref:4", "replica(2) > split(2)"}, {"ref:2", "pipeline(2, micro_batches=4)"}}) {
+    CAPTURE(strategy);
+    Job job(devices, 8, OptimizerKind::kAdamW, {}, strategy);
+    job.session.load(at);
+    for (int step = 3; step < 6; ++step) job.step(Batch(8, step));
+    CHECK(job.loss == doctest::Approx(one.loss).epsilon(1e-4));
+    check_close(job.everything(), one.everything(), 1e-4);
+  }
+}
+
 TEST_CASE("session: training makes the loss smaller, and two runs give the same bits") {
   Job a, b;
   a.session.set_learning_rate(0.05);
