@@ -114,6 +114,11 @@ void add_verify(CLI::App& app, int& exit_code) {
     const PlanArguments& given = state->arguments;
     PlanArguments single = given;
     single.strategy = "replica";
+    single.zero = 0;
+    single.state_shares.clear();
+    single.recompute.clear();
+    single.gradient_dtype.clear();
+    single.adasum = false;
     single.devices = given.devices.substr(0, given.devices.find_first_of(":@")) + ":1";
     const auto plan_of = [&](const PlanArguments& arguments) {
       return make_plan(engine.get(), graph.get(), arguments);
