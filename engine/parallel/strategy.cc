@@ -204,6 +204,31 @@ std::vector<Scope> parse_strategy(std::string_view text) {
   return out;
 }
 
+std::vector<StrategyClause> parse_clauses(std::string_view text) {
+  std::vector<StrategyClause> out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(';', at), text.size());
+    std::string_view part = text.substr(at, end - at);
+    at = end + 1;
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    StrategyClause clause;
+    if (const size_t colon = part.find(':'); colon != part.npos && colon < part.find_first_of("(>\"'")) {
+      clause.name = std::string(part.substr(0, colon));
+      while (!clause.name.empty() && clause.name.back() == ' ') clause.name.pop_back();
+      part.remove_prefix(colon + 1);
+      if (clause.name.empty()) throw invalid("strategy '{}': expected the name of a scope before ':'", text);
+    }
+    clause.nest = parse_strategy(part);
+    for (const StrategyClause& other : out)
+      if (other.name == clause.name)
+        throw invalid("strategy '{}': {} twice", text,
+                      clause.name.empty() ? std::string("the ops without a clause of their own are given a nest")
+                                          : "scope '" + clause.name + "' is given a nest");
+    out.push_back(std::move(clause));
+  }
+  return out;
+}
+
 std::string to_string(const Scope& scope) {
   std::string inside;
   for (const Parameter& p : kParameters) {

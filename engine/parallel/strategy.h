@@ -11,6 +11,15 @@
 namespace whale {
 
 std::vector<Scope> parse_strategy(std::string_view text);  // throws with the position and what was expected
+
+// Several nests in one text: "backbone: replica(2); classifier: split(2); replica(2)". A clause with a name is for the
+// ops inside name scopes of that name (or path, "encoder/block0"), the one without for all others.
+struct StrategyClause {
+  std::string name;  // empty: everything else
+  std::vector<Scope> nest;
+};
+std::vector<StrategyClause> parse_clauses(std::string_view text);
+
 std::string to_string(const Scope& scope);                 // "replica(2)"; parameters at their defaults are left out
 std::string to_string(const std::vector<Scope>& nest);     // parses to the same list
 const char* name_of(ScopeKind kind);                       // "replica", "split", ...

@@ -180,7 +180,13 @@ class Former {
  public:
   Former(Graph& graph, int64_t devices, std::string_view strategy) : g_(graph), devices_(devices) {
     if (strategy.empty()) strategy = graph.default_strategy;
-    otherwise_ = parse_strategy(strategy.empty() ? "replica" : strategy);
+    local_ = strategy == "local";
+    if (local_ && devices != 1)
+      throw invalid("strategy 'local' ignores all scopes and runs on one device, {} are there", devices);
+    clauses_ = parse_clauses(strategy.empty() || local_ ? "replica" : strategy);
+    otherwise_ = parse_strategy("replica");
+    for (const StrategyClause& clause : clauses_)
+      if (clause.name.empty()) otherwise_ = clause.nest;
   }
 
   TaskGraphs run() {
@@ -202,7 +208,7 @@ class Former {
     for (const Op& op : g_.ops) {
       const auto [at, fresh] = nests.try_emplace(op.scope);
       if (!fresh) continue;
-      for (ScopeId id = op.scope; id > 0; id = g_.scopes[static_cast<size_t>(id)].parent) {
+      for (ScopeId id = local_ ? 0 : op.scope; id > 0; id = g_.scopes[static_cast<size_t>(id)].parent) {
         const Scope& scope = g_.scopes[static_cast<size_t>(id)];
         if (scope.kind == ScopeKind::kName || scope.kind == ScopeKind::kRoot) continue;
         at->second.first.insert(at->second.first.begin(), scope);
@@ -214,8 +220,16 @@ class Former {
     std::map<std::string, size_t> known;
     for (auto& [scope, found] : nests) {
       auto& [nest, ids] = found;
+      std::string path = nest.empty() ? "default strategy" : g_.scope_path(scope);
+      if (nest.empty())
+        if (const StrategyClause* clause = clause_of(scope)) {
+          nest = clause->nest;
+          path = clause->name;
+          // A pipeline written in several clauses is one; each clause is a stage of its own.
+          for (const Scope& s : nest)
+            ids.push_back(s.kind == ScopeKind::kStage ? -10 - static_cast<ScopeId>(clause - clauses_.data()) : -2);
+        }
       const bool annotated = !nest.empty();
-      std::string path = annotated ? g_.scope_path(scope) : "default strategy";
       if (nest.empty()) nest = otherwise_, ids.assign(nest.size(), kNone);
       if (is_bare(nest)) nest = explicit_nest, ids.assign(nest.size(), kNone);
       std::string key = to_string(nest);
@@ -225,6 +239,20 @@ class Former {
       if (fresh) leaves_.push_back(leaf_of(nest, ids, std::move(path), annotated));
       leaf_of_scope_[scope] = at->second;
     }
+  }
+
+  // The innermost clause whose name is a part of the scope's path.
+  const StrategyClause* clause_of(ScopeId scope) const {
+    if (local_) return nullptr;
+    std::vector<std::string> names;
+    for (ScopeId id = scope; id > 0; id = g_.scopes[static_cast<size_t>(id)].parent)
+      if (const std::string& name = g_.scopes[static_cast<size_t>(id)].name; !name.empty()) names.insert(names.begin(), name);
+    for (size_t n = names.size(); n > 0; --n) {
+      const std::string path = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(n), "/"));
+      for (const StrategyClause& clause : clauses_)
+        if (!clause.name.empty() && (clause.name == names[n - 1] || clause.name == path)) return &clause;
+    }
+    return nullptr;
   }
 
   void find_pipeline() {
@@ -566,6 +594,8 @@ class Former {
 
   Graph& g_;
   int64_t devices_;
+  bool local_ = false;  // all scopes are ignored
+  std::vector<StrategyClause> clauses_;
   std::vector<Scope> otherwise_;
   std::vector<Leaf> leaves_;
   std::map<ScopeId, size_t> leaf_of_scope_;

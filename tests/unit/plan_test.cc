@@ -83,7 +83,7 @@ TEST_CASE("every model plans on every number of devices, with micro-batches, cut
                                       o.accumulation = micro_batches;
                                       o.fusion = fusion;
                                       o.overlap = fusion;
-                                      o.recompute = !fusion;
+                                      o.recompute = fusion ? Recompute::kNone : Recompute::kSelective;
                                       o.bucket_bytes = 2048;
                                     }));
           CHECK(plan.entries.size() == 2);
@@ -148,7 +148,7 @@ TEST_CASE("updates are in place, reshapes cost nothing, recompute saves memory")
   }
   const small::Model large = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 64, 2);
   const int64_t kept = program_of(plan_of(large, "ref:1")).arena_bytes;
-  CHECK(program_of(plan_of(large, "ref:1", with([](CompileOptions& o) { o.recompute = true; }))).arena_bytes <
+  CHECK(program_of(plan_of(large, "ref:1", with([](CompileOptions& o) { o.recompute = Recompute::kSelective; }))).arena_bytes <
         kept * 9 / 10);
 }
 

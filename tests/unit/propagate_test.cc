@@ -17,22 +17,40 @@ using enum OpCode;
 
 namespace {
 
-Graph training(small::Model m) {
-  canonicalise(m.g);
-  fold_bias(m.g);
-  apply_precision(m.g);
-  clean(m.g);
-  differentiate(m.g);
-  add_updates(m.g);
-  clean(m.g);
-  fold_activation(m.g);
-  return m.g;
+struct Laid {
+  std::string strategy = "replica";
+  int64_t micro_batches = 1;
+  int zero = 0;
+};
+
+Graph training(Graph g, const TaskGraphs& tasks) {
+  canonicalise(g);
+  decompose_splits(g, tasks);
+  fold_bias(g, tasks);
+  apply_precision(g);
+  clean(g);
+  differentiate(g);
+  split_weights(g);
+  add_updates(g);
+  clean(g);
+  fold_activation(g, tasks);
+  assign_regions(g);
+  return g;
 }
 
-LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devices) {
-  LayoutGraph lg = propagate(training(m), {.micro_batches = micro_batches, .devices = devices, .fetch_gradients = {}});
+LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
+  const TaskGraphs tasks = form_task_graphs(m.g, devices, how.strategy);
+  LayoutGraph lg =
+      propagate(training(m.g, tasks), tasks, {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
   return lg;
+}
+LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devices) {
+  return laid_out(m, devices, Laid{.micro_batches = micro_batches});
+}
+LayoutGraph forward_only(small::Model m, int64_t devices) {
+  const TaskGraphs tasks = form_task_graphs(m.g, devices, "");
+  return propagate(m.g, tasks, {.fetch_gradients = {}});
 }
 
 int count(const LayoutGraph& lg, OpCode code) {
@@ -123,8 +141,8 @@ TEST_CASE("micro-batches: sums are accumulated in the body, updates run after it
 
 TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
   const LayoutGraph lg = laid_out(small::gpt(), 3, 2);
-  REQUIRE(lg.whole_inputs.size() == 1);
-  CHECK(lg.graph.tensor(lg.whole_inputs[0].first).name == "targets.whole");
+  REQUIRE(lg.input_forms.size() == 1);
+  CHECK(lg.graph.tensor(lg.input_forms[0].first).name == "targets.whole");
   CHECK(layout_of(lg, "targets.whole") == "R,S0");
   const Op* count_op = find(lg, "count.whole");
   REQUIRE(count_op);
@@ -172,8 +190,7 @@ TEST_CASE("one sample cannot be cut: everyone computes it") {
 TEST_CASE("inputs that disagree on the batch are named") {
   small::Model m = small::mlp();
   m.input("z", {5, 2});
-  const std::string message =
-      message_of([&] { propagate(m.g, {.micro_batches = 1, .devices = 2, .fetch_gradients = {}}); });
+  const std::string message = message_of([&] { forward_only(m, 2); });
   CHECK_MESSAGE(message.find("'z' has 5") != std::string::npos, message);
 }
 
@@ -192,7 +209,7 @@ TEST_CASE("chains of elementwise ops become one op with the same operands and re
   const TensorId x = m.input("x", {8, 16}), y = m.input("y", {8, 16}), w = m.variable("w", {16});
   const TensorId a = m.op(k_exp, {m.op(k_mul, {x, w})}), b = m.op(k_add, {m.op(k_sub, {a, y}), w}, {}, "result");
   m.g.outputs = {{"out", b}};
-  LayoutGraph lg = propagate(m.g, {.micro_batches = 1, .devices = 2, .fetch_gradients = {}});
+  LayoutGraph lg = forward_only(m, 2);
   fuse_elementwise(lg);
   verify(lg);
   REQUIRE(lg.graph.ops.size() == 1);
@@ -201,7 +218,7 @@ TEST_CASE("chains of elementwise ops become one op with the same operands and re
   CHECK(layout_of(lg, "result") == "R,S0");
   // An intermediate that someone else reads stays.
   m.g.outputs.push_back({"middle", a});
-  lg = propagate(m.g, {.micro_batches = 1, .devices = 1, .fetch_gradients = {}});
+  lg = forward_only(m, 1);
   fuse_elementwise(lg);
   CHECK(lg.graph.ops.size() == 2);
 }

@@ -137,38 +137,184 @@ TEST_CASE("properties of shares") {
 }
 
 TEST_CASE("scopes become meshes; what does not fit names scope and devices") {
-  const auto mesh = [](const char* text, int64_t devices) {
-    auto nest = parse_strategy(text);
-    return resolve_mesh(nest, devices, "default strategy");
+  const auto form = [](const char* text, int64_t devices) {
+    small::Model m = small::mlp();
+    return form_task_graphs(m.g, devices, text);
   };
-  CHECK(mesh("replica", 4).axes[0].size == 4);
-  CHECK(mesh("replica(shares=[3,1])", 2).device_shares() == std::vector<double>{3, 1});
+  const auto mesh = [&](const char* text, int64_t devices) { return form(text, devices).meshes[0]; };
+  CHECK(mesh("replica", 4).axes == std::vector<MeshAxis>{{"replica", 4, {}, {}}});
+  CHECK(mesh("replica(shares=[3,1])", 2).axes[0].shares == std::vector<double>{3, 1});
+  CHECK(mesh("replica(shares=[3,1])", 2).devices == std::vector<int32_t>{0, 1});
   const Mesh nested = mesh("replica(2, shares=[1,2]) > replica(shares=[1,3])", 4);
-  CHECK(nested.device_shares() == std::vector<double>{1, 3, 2, 6});
+  REQUIRE(nested.axes.size() == 2);
+  CHECK(nested.axes[0].shares == std::vector<double>{1, 2});
+  CHECK(nested.axes[1].shares == std::vector<double>{1, 3});
   CHECK(nested.coordinates(2) == std::vector<int64_t>{1, 0});
-  const std::string few = message_of([&] { mesh("replica(2)", 4); });
+  CHECK(mesh("cluster(layout=[[2,3],[0,1]]) > replica", 4).devices == std::vector<int32_t>{2, 3, 0, 1});
+  // Counts left out: the outermost one takes what the others leave.
+  const Mesh inferred = mesh("replica > split(3)", 6);
+  REQUIRE(inferred.axes.size() == 2);
+  CHECK(inferred.axes[0].size == 2);
+  CHECK(inferred.axes[1] == MeshAxis{"split", 3, {}, {}});
+  CHECK(form("replica > split(3)", 6).strategy == "replica(2) > split(3)");
+  CHECK(form("split", 5).strategy == "split(5)");
+  CHECK(form("replica(2) > pipeline > split(2)", 12).strategy == "replica(2) > pipeline(3) > split(2)");
+
+  const auto refusal = [&](const char* text, int64_t devices) { return message_of([&] { form(text, devices); }); };
+  const std::string few = refusal("replica(2)", 4);
   CHECK_MESSAGE((has(few, "replica(2)") && has(few, "wants 2") && has(few, "4 are there")), few);
-  CHECK(has(message_of([&] { mesh("replica(8)", 4); }), "wants 8"));
-  CHECK(has(message_of([&] { mesh("replica(3, shares=[1,1])", 3); }), "expected 3"));
-  CHECK(has(message_of([&] { mesh("replica(2, shares=[0,0])", 2); }), "shares"));
-  for (const char* later : {"split(2)", "pipeline(2)", "stage(2)", "replica(2, by=micro_batch)",
-                            "replica(2, layout=row)", "cluster > replica"})
-    CHECK_MESSAGE(has(message_of([&] { mesh(later, 2); }), "not implemented"), later);
+  CHECK(has(refusal("replica(8)", 4), "wants 8"));
+  CHECK(has(refusal("split(8)", 4), "wants 8"));
+  CHECK(has(refusal("replica(2) > split(3)", 4), "wants 6"));
+  const std::string pipe = refusal("replica(2) > pipeline(2)", 6);
+  CHECK_MESSAGE((has(pipe, "pipeline(2)") && has(pipe, "6 are there")), pipe);
+  CHECK(has(refusal("replica(3, shares=[1,1])", 3), "expected 3"));
+  CHECK(has(refusal("replica(2, shares=[0,0])", 2), "shares"));
+  CHECK(has(refusal("pipeline(2) > pipeline(2)", 4), "pipeline inside a pipeline"));
+  CHECK(has(refusal("cluster(layout=[[0,1],[1,2]]) > replica", 4), "each of the devices 0 to 3 once"));
+  CHECK(has(refusal("pipeline(40)", 40), "can be cut into at most"));
+  for (const char* later : {"replica(2, by=micro_batch)", "cluster(\"cpu:2\") > replica"})
+    CHECK_MESSAGE(has(refusal(later, 2), "not implemented"), later);
+}
+
+TEST_CASE("every axis has its role, per leaf of the scope tree") {
+  small::Model m;
+  m.g.name = "two leaves";
+  const TensorId x = m.input("x", {8, 4});
+  m.enter(ScopeKind::kReplica, 4);
+  const TensorId h = m.op(OpCode::k_matmul, {x, m.variable("w1", {4, 8})}, {}, "backbone");
+  m.scope = 0;
+  m.enter(ScopeKind::kSplit, 4);
+  m.g.scopes.back().factor = "columns";
+  const TensorId y = m.op(OpCode::k_matmul, {h, m.variable("w2", {8, 12})}, {}, "classifier");
+  m.g.outputs = {{"y", y}};
+  const TaskGraphs tasks = form_task_graphs(m.g, 4, "");
+  REQUIRE(tasks.meshes.size() == 1);
+  REQUIRE(tasks.meshes[0].axes.size() == 1);
+  CHECK(tasks.meshes[0].axes[0].name == "replica|split");
+  CHECK(tasks.meshes[0].axes[0].size == 4);
+  REQUIRE(tasks.tasks.size() == 2);
+  CHECK(tasks.task(m.g.ops[0]).roles == std::vector<AxisRole>{AxisRole::kReplica});
+  CHECK(tasks.task(m.g.ops[1]).roles == std::vector<AxisRole>{AxisRole::kSplit});
+  CHECK(tasks.task(m.g.ops[1]).factors == std::vector<std::string>{"columns"});
+  CHECK(tasks.task(m.g.ops[1]).path.find("split") != std::string::npos);
+}
+
+TEST_CASE("scopes that share devices are cut at common places") {
+  small::Model m;
+  m.g.name = "refined";
+  const TensorId x = m.input("x", {8, 4});
+  m.enter(ScopeKind::kReplica, 4);
+  const TensorId h = m.op(OpCode::k_matmul, {x, m.variable("w1", {4, 8})});
+  m.scope = 0;
+  m.enter(ScopeKind::kReplica, 2);
+  m.enter(ScopeKind::kSplit, 2);
+  m.g.outputs = {{"y", m.op(OpCode::k_matmul, {h, m.variable("w2", {8, 12})})}};
+  const TaskGraphs tasks = form_task_graphs(m.g, 4, "");
+  REQUIRE(tasks.meshes[0].axes.size() == 2);
+  CHECK(tasks.meshes[0].axes[0].name == "replica");
+  CHECK(tasks.meshes[0].axes[1].name == "replica|split");
+  CHECK(tasks.task(m.g.ops[0]).roles == std::vector<AxisRole>{AxisRole::kReplica, AxisRole::kReplica});
+  CHECK(tasks.task(m.g.ops[1]).roles == std::vector<AxisRole>{AxisRole::kReplica, AxisRole::kSplit});
+  // 6 devices as 2 * 3 and as 3 * 2 have no common places.
+  m.g.scopes[1].count = 3;
+  m.g.scopes[2].count = 2;
+  m.g.scopes[3].count = 3;
+  small::Model other = m;
+  other.g.scopes[1].parent = 0;
+  const std::string message = message_of([&] { form_task_graphs(other.g, 6, ""); });
+  CHECK_MESSAGE(!message.empty(), message);
+}
+
+TEST_CASE("stages: written ones, cut ones, their devices") {
+  const auto pipeline = [](int64_t first, int64_t second, bool extra) {
+    small::Model m;
+    m.g.name = "stages";
+    const TensorId x = m.input("x", {8, 4});
+    m.enter(ScopeKind::kPipeline);
+    const ScopeId outer = m.scope;
+    m.enter(ScopeKind::kStage, first);
+    const TensorId h = m.op(OpCode::k_matmul, {x, m.variable("w1", {4, 8})}, {}, "one");
+    m.scope = outer;
+    m.enter(ScopeKind::kStage, second);
+    TensorId y = m.op(OpCode::k_matmul, {h, m.variable("w2", {8, 12})}, {}, "two");
+    m.scope = 0;
+    if (extra) y = m.op(OpCode::k_relu, {y}, {}, "three");  // joins what it reads
+    m.g.outputs = {{"y", y}};
+    return m;
+  };
+  small::Model m = pipeline(0, 0, true);
+  const TaskGraphs tasks = form_task_graphs(m.g, 2, "");
+  CHECK(tasks.stages() == 2);
+  CHECK(tasks.meshes.size() == 2);
+  CHECK(tasks.schedule == "1f1b");
+  CHECK(tasks.mesh(0).devices == std::vector<int32_t>{0});
+  CHECK(tasks.mesh(1).devices == std::vector<int32_t>{1});
+  CHECK(m.g.ops[0].stage == 0);
+  CHECK(m.g.ops[1].stage == 1);
+  CHECK(m.g.ops[2].stage == 1);
+  // Devices: those written, the others share what is left.
+  m = pipeline(3, 0, false);
+  const TaskGraphs uneven = form_task_graphs(m.g, 4, "");
+  CHECK(uneven.mesh(0).devices == std::vector<int32_t>{0, 1, 2});
+  CHECK(uneven.mesh(1).devices == std::vector<int32_t>{3});
+  m = pipeline(3, 2, false);
+  const std::string message = message_of([&] { form_task_graphs(m.g, 4, ""); });
+  CHECK_MESSAGE((has(message, "pipeline") && has(message, "wants 5") && has(message, "4 are there")), message);
+  // Not written: cut by time.
+  small::Model gpt = small::gpt();
+  const TaskGraphs cut = form_task_graphs(gpt.g, 6, "replica(2) > pipeline(3, micro_batches=2, schedule=gpipe)");
+  CHECK(cut.stages() == 3);
+  CHECK(cut.schedule == "gpipe");
+  CHECK(cut.mesh(1).devices == std::vector<int32_t>{1, 4});
+  CHECK(cut.mesh(1).axes[0].name == "replica");
+  std::vector<int> ops(3);
+  int32_t last = 0;
+  for (const Op& op : gpt.g.ops) {
+    ++ops[static_cast<size_t>(op.stage)];
+    for (const TensorId id : op.inputs)
+      if (id != kNone && gpt.g.tensor(id).producer != kNone)
+        CHECK(gpt.g.op(gpt.g.tensor(id).producer).stage <= op.stage);
+    last = std::max(last, op.stage);
+  }
+  CHECK(last == 2);
+  for (const int n : ops) CHECK(n > 3);
+  // Chunks: each device has several stages of the model.
+  small::Model chunked = small::gpt();
+  const TaskGraphs loop = form_task_graphs(chunked.g, 2, "pipeline(2, schedule=interleaved, chunks=2)");
+  CHECK(loop.mesh_of_stage == std::vector<int32_t>{0, 1, 0, 1});
+  small::Model vee = small::gpt();
+  CHECK(form_task_graphs(vee.g, 2, "pipeline(2, schedule=zb_v)").mesh_of_stage == std::vector<int32_t>{0, 1, 1, 0});
+  // A stage that reads what a later one makes.
+  m = pipeline(0, 0, false);
+  std::swap(m.g.ops[0].scope, m.g.ops[1].scope);
+  CHECK_NOTHROW(form_task_graphs(m.g, 2, ""));  // stages are numbered in the order of their first ops
+  m = pipeline(0, 0, false);
+  m.scope = m.g.ops[0].scope;
+  m.g.outputs = {{"z", m.op(OpCode::k_relu, {m.g.outputs[0].tensor}, {}, "back")}};
+  const std::string back = message_of([&] { form_task_graphs(m.g, 2, ""); });
+  CHECK_MESSAGE((has(back, "'back'") && has(back, "forward only")), back);
 }
 
 TEST_CASE("a bare replica takes what the strategy or another scope says") {
   small::Model m = small::mlp();
-  const auto meshes = [&](const char* strategy, int64_t devices) { return form_task_graphs(m.g, devices, strategy); };
-  CHECK(meshes("", 3)[0].mesh.axes[0].size == 3);
-  CHECK(meshes("replica(shares=[3,1])", 2)[0].mesh.axes[0].shares == std::vector<double>{3, 1});
+  const auto form = [&](const char* strategy, int64_t devices) {
+    Graph g = m.g;
+    return form_task_graphs(g, devices, strategy);
+  };
+  CHECK(form("", 3).meshes[0].axes[0].size == 3);
+  CHECK(form("replica(shares=[3,1])", 2).meshes[0].axes[0].shares == std::vector<double>{3, 1});
   m.enter(ScopeKind::kReplica, 0, {2, 1});
   m.op(OpCode::k_relu, {m.g.outputs[0].tensor});
-  const auto tasks = meshes("", 2);  // the other ops are unannotated
-  CHECK(tasks.size() == 1);
-  CHECK(tasks[0].mesh.axes[0].shares == std::vector<double>{2, 1});
-  m.enter(ScopeKind::kSplit, 2);
+  const TaskGraphs tasks = form("", 2);  // the other ops are unannotated
+  CHECK(tasks.tasks.size() == 1);
+  CHECK(tasks.meshes[0].axes[0].shares == std::vector<double>{2, 1});
+  CHECK(tasks.strategy == "replica(2, shares=[2,1])");
+  m.scope = 0;
+  m.enter(ScopeKind::kReplica, 0, {1, 3});
   m.op(OpCode::k_relu, {m.g.outputs[0].tensor});
-  CHECK(has(message_of([&] { meshes("", 2); }), "split"));
+  const std::string message = message_of([&] { form("", 2); });
+  CHECK_MESSAGE(has(message, "different places"), message);
 }
 
 TEST_CASE("the schedule of accumulation") {

@@ -113,7 +113,7 @@ void add_verify(CLI::App& app, int& exit_code) {
     const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
     const PlanArguments& given = state->arguments;
     PlanArguments single = given;
-    single.strategy = "replica";
+    single.strategy = "local";
     single.zero = 0;
     single.state_shares.clear();
     single.recompute.clear();
