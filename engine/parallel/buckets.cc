@@ -1,6 +1,7 @@
 // Merging collectives and updates.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "parallel/order.h"
@@ -15,6 +16,25 @@ bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, con
     const auto& r = readers[static_cast<size_t>(y)];
     return std::all_of(r.begin(), r.end(), [&](OpId i) { return g.op(i).phase == Phase::kUpdate; });
   });
+}
+
+// Does the op wait for one of `members`? Whatever reads their results is an update, so only updates lead there.
+bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members) {
+  std::vector<OpId> todo;
+  std::set<OpId> seen;
+  const auto look = [&](const Op& reader) {
+    for (const TensorId id : reader.inputs)
+      if (id != kNone && g.tensor(id).producer != kNone && seen.insert(g.tensor(id).producer).second)
+        todo.push_back(g.tensor(id).producer);
+  };
+  look(op);
+  while (!todo.empty()) {
+    const OpId i = todo.back();
+    todo.pop_back();
+    if (std::find(members.begin(), members.end(), i) != members.end()) return true;
+    if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective)) look(g.op(i));
+  }
+  return false;
 }
 
 Attrs without(Attrs attrs, const char* name) {
@@ -48,6 +68,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   struct Open {
     OpId op = kNone;
     int64_t bytes = 0;
+    std::vector<OpId> members;
   };
   std::map<Key, Open> open;
   std::vector<char> removed(g.ops.size());
@@ -56,8 +77,8 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
     const Tensor& x = g.tensor(op.inputs[0]);
     Open& bucket = open[{x.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage}];
     const int64_t bytes = bytes_of(x);
-    if (bucket.op == kNone || bucket.bytes >= bucket_bytes) {
-      bucket = {m.op, 0};
+    if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits_for(g, op, bucket.members)) {
+      bucket = {m.op, 0, {}};
     } else {
       Op& into = g.op(bucket.op);
       into.inputs.push_back(op.inputs[0]);
@@ -66,6 +87,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
       removed[static_cast<size_t>(m.op)] = 1;
     }
     bucket.bytes += bytes;
+    bucket.members.push_back(m.op);
   }
   int number = 0;
   std::vector<OpId> done;

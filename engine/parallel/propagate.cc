@@ -13,7 +13,9 @@
 namespace whale {
 namespace {
 
-constexpr int kDeepest = 64;  // of chains that are produced again
+constexpr int kDeepest = 64;       // of chains that are produced again
+constexpr int64_t kFreeFlops = 8;  // an element, of ops that are cheaper made again than moved
+constexpr int64_t kSpread = 8;     // times more elements than what is spread
 
 AxisLayout shard(const Digit& digit, bool state = false, bool samples = false) {
   return {.placement = Placement::kShard, .digit = digit, .state = state, .samples = samples};
@@ -500,7 +502,15 @@ class Propagator {
     const Op op = g().op(producer);
     const OpCut cut = cut_of_result(op, digit, a);
     if (!cut.present()) return false;
+    for (size_t b = 0; b < axes(); ++b)
+      if (placement(id, b) == Placement::kPartial) return false;
+    const int64_t n = element_count(g().tensor(id).dims);
+    if (cost_of(view_of(g(), op)).flops > static_cast<double>(kFreeFlops * n)) return false;
     const Factor f = factors_of(g(), op).list[static_cast<size_t>(cut.factor)];
+    // Where nothing carries the digit, something small is spread (or made from nothing).
+    const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const Digit& d) { return d.present(); });
+    for (const TensorId x : op.inputs)
+      if (!carried && x != kNone && element_count(g().tensor(x).dims) * kSpread > n) return false;
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (op.inputs[i] != kNone && f.inputs[i].present() &&
           !is_free(op.inputs[i], sub_digit(f.inputs[i], cut.sub), depth + 1, a))

@@ -206,7 +206,7 @@ TEST_CASE("bad options") {
   m.scope = 0;
   m.enter(ScopeKind::kReplica, 0, {1, 1});
   m.g.outputs.push_back({"more", m.op(OpCode::k_relu, {y})});
-  CHECK(message_of([&] { plan_of(m, "ref:2"); }).find("different meshes") != std::string::npos);
+  CHECK(message_of([&] { plan_of(m, "ref:2"); }).find("different places") != std::string::npos);
 }
 
 // ---- verify finds what is wrong -----------------------------------------------------------------------------------

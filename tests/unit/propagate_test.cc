@@ -259,3 +259,36 @@ TEST_CASE("a weight's gradient comes before that of the activation, updates righ
   CHECK(first_update > 0);
   CHECK(first_update < last_backward);
 }
+
+// ---- splits -------------------------------------------------------------------------------------------------------
+namespace {
+
+const Laid kSplit{.strategy = "split(2)"};
+
+// Of the bridges along an axis, how many are before and how many after the forward pass.
+int count_bridges(const LayoutGraph& lg, OpCode code, const std::string& axis, Phase phase) {
+  return static_cast<int>(std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [&](const Op& op) {
+    return op.code == code && op.phase == phase && attr_string(op.attrs, "axis_name") == axis;
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("Megatron's pairs come out of the costs: columns, then rows, for attention and the feed-forward") {
+  const LayoutGraph lg = laid_out(small::gpt(4, OptimizerKind::kAdamW, 2, 16, 64, 128, 4), 2, kSplit);
+  for (const std::string p : {"h0.", "h1."}) {
+    CAPTURE(p);
+    CHECK(layout_of(lg, p + "up.w") == "R,S1");    // columns
+    CHECK(layout_of(lg, p + "up.b") == "R,S0");    // as the columns
+    CHECK(layout_of(lg, p + "down.w") == "R,S0");  // rows
+    CHECK(layout_of(lg, p + "down.b") == "R,R");
+    CHECK(layout_of(lg, p + "proj.w") == "R,S0");
+    CHECK(layout_of(lg, p + "proj.b") == "R,R");
+    CHECK(layout_of(lg, p + "ln1.g") == "R,R");
+    // Heads: of each third (queries, keys, values) its own half of the columns.
+    CHECK(layout_of(lg, p + "qkv.w") == "R,S1:3x1");
+    CHECK(layout_of(lg, p + "qkv.b") == "R,S0:3x1");
+    CHECK(layout_of(lg, p + "attention") == "R,S2");
+  }
+  CHECK(layout_of(lg, "wte") == "R,S0");  // the vocabulary, of the table and of the tied head
+}
