@@ -62,6 +62,7 @@ struct LayoutPass {
 
 constexpr LayoutPass kLayoutPasses[] = {
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
+    {"recompute_blocks", [](LayoutGraph& g, const CompileOptions& o) { if (o.recompute == Recompute::kFull) recompute_blocks(g); }, false},
     {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
@@ -233,7 +234,6 @@ void check_built(const CompileOptions& options, const Graph& source) {
     if (wanted) throw unimplemented("{} is not implemented yet", what);
   };
   later(source.training.precision == Precision::kFloat16, "precision f16");
-  later(options.recompute == Recompute::kFull, "recompute full");
   later(options.gradient_dtype.has_value(), "a dtype for the sums of gradients");
   later(options.adasum, "Adasum");
   later(options.exact, "exact mode");

@@ -19,7 +19,8 @@ bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, con
 }
 
 // Does the op wait for one of `members`? Whatever reads their results is an update, so only updates lead there.
-bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members) {
+// `bucket_of`: the op that an op was merged into (itself: none); it waits for all that is in it.
+bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members, const std::vector<OpId>& bucket_of) {
   std::vector<OpId> todo;
   std::set<OpId> seen;
   const auto look = [&](const Op& reader) {
@@ -29,8 +30,9 @@ bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members) {
   };
   look(op);
   while (!todo.empty()) {
-    const OpId i = todo.back();
+    OpId i = todo.back();
     todo.pop_back();
+    if (const OpId into = bucket_of[static_cast<size_t>(i)]; into != kNone && into != i) i = into;
     if (std::find(members.begin(), members.end(), i) != members.end()) return true;
     if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective)) look(g.op(i));
   }
@@ -71,13 +73,14 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
     std::vector<OpId> members;
   };
   std::map<Key, Open> open;
+  std::vector<OpId> bucket_of(g.ops.size(), kNone);
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& x = g.tensor(op.inputs[0]);
     Open& bucket = open[{x.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage}];
     const int64_t bytes = bytes_of(x);
-    if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits_for(g, op, bucket.members)) {
+    if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits_for(g, op, bucket.members, bucket_of)) {
       bucket = {m.op, 0, {}};
     } else {
       Op& into = g.op(bucket.op);
@@ -86,11 +89,11 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
       if (op.phase != Phase::kForward) into.phase = op.phase;
       removed[static_cast<size_t>(m.op)] = 1;
     }
+    bucket_of[static_cast<size_t>(m.op)] = bucket.op;
     bucket.bytes += bytes;
     bucket.members.push_back(m.op);
   }
   int number = 0;
-  std::vector<OpId> done;
   for (const Member& m : members)
     if (!removed[static_cast<size_t>(m.op)]) g.op(m.op).name = fmt::format("bucket.{}", number++);
   compact(g, removed);

@@ -555,7 +555,10 @@ class Propagator {
 
   TensorId at_stage(TensorId id, const Op& reader) {
     id = b_.latest(id);
-    if (same_devices(b_.out.stage(id), reader.stage)) return id;
+    if (same_devices(b_.out.stage(id), reader.stage)) {
+      // Another chunk of the same devices runs at another time.
+      return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
+    }
     const TensorKind kind = g().tensor(id).kind;
     if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
       const bool fresh = !input_forms_.contains({id, reader.stage});
@@ -580,6 +583,8 @@ class Propagator {
       place(std::move(op), kNone, whole);
       return copies_[{id, reader.stage}] = out;
     }
+    // Sums over micro-batches move once, when they are whole: a stage never waits for a later one's parts.
+    if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
     for (size_t a = 1; a < axes(); ++a) {
       if (b_.out.size(a, b_.out.stage(id)) == b_.out.size(a, reader.stage)) continue;
       if (placement(id, a) == Placement::kPartial) id = b_.reduce(id, a);

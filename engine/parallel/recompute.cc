@@ -1,13 +1,14 @@
 // Cheap ops made twice, so that their results need not live from the forward to the backward pass.
 #include <algorithm>
 
+#include "cost/cost.h"
 #include "parallel/order.h"
 #include "parallel/rewrite.h"
 
 namespace whale {
 namespace {
 
-constexpr double kCheapFlops = 16;                 // per element of the result
+constexpr double kWorthRate = 4e9;                 // bytes that a second of computing them again must free
 constexpr int64_t kWorthBytes = int64_t{1} << 18;  // smaller results stay in the cache anyway
 
 struct Recomputer {
@@ -43,7 +44,7 @@ struct Recomputer {
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
     return bytes_of(y) >= kWorthBytes &&
-           cost_of(view_of(g, op)).flops <= kCheapFlops * static_cast<double>(element_count(y.dims));
+           static_cast<double>(bytes_of(y)) >= kWorthRate * op_seconds(cost_of(view_of(g, op)), DeviceRates{});
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 #include "parallel/order.h"
@@ -315,7 +316,26 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
     if (timed_ && !op.outputs.empty() && !lg_.time_varies(op.outputs[0])) here = region == Region::kEpilogue;
     if (here) fetch_made_by(op, true);
   }
+  if (region == Region::kBody && key.stage >= 0) messages_at_the_ends();
   return static_cast<int32_t>(draft_.program.segments.size()) - 1;
+}
+
+// An item of the schedule takes its messages before it works and gives its own away after: what the verification of
+// schedules assumes.
+void ProgramBuilder::messages_at_the_ends() {
+  std::vector<Instruction>& list = draft_.program.segments.back().instructions;
+  std::vector<const Op*>& ops = draft_.ops.back();
+  std::vector<size_t> order(list.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto when = [&](size_t i) {
+    return list[i].kind == InstructionKind::kReceive ? 0 : list[i].kind == InstructionKind::kSend ? 2 : 1;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return when(a) < when(b); });
+  std::vector<Instruction> sorted;
+  std::vector<const Op*> sorted_ops;
+  for (const size_t i : order) sorted.push_back(std::move(list[i])), sorted_ops.push_back(ops[i]);
+  list = std::move(sorted);
+  ops = std::move(sorted_ops);
 }
 
 // The neutral value in the place of a partial result of no samples.

@@ -51,6 +51,7 @@ class ProgramBuilder {
   int32_t build_segment(Region region, const SegmentKey& key, const std::string& name);
   void schedule_accumulation();
   void schedule_pipeline();
+  void messages_at_the_ends();
   void assign_slots(int64_t slots);
   void emit(const Op& op);
   void emit_transfer(const Op& op);

@@ -39,15 +39,28 @@ def test_python_example(example, tmp_path):
     run([sys.executable, str(ROOT / "examples/python" / example)], cwd=tmp_path)
 
 
-def readme_blocks():
-    for file in ("README.md",):
+def test_strategy_diffs_are_those_of_the_examples():
+    """Each diff of docs/strategies.md, ignoring its marks, is a piece of its example; at most four lines are added."""
+    sections = re.findall(r"^## .*: `(\w+\.py)`\n(.*?)(?=^## |\Z)", (ROOT / "docs/strategies.md").read_text(), re.S | re.M)
+    assert len(sections) >= 6
+    for example, section in sections:
+        lines = re.search(r"```diff\n(.*?)```", section, re.S).group(1).splitlines()
+        assert all(line[0] in " +" for line in lines) and sum(line[0] == "+" for line in lines) <= 4, example
+        assert "\n".join(" " + line[1:] if line[1:2] != " " else line[1:] for line in lines) in (ROOT / "examples/python" / example).read_text(), example
+
+
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+
+
+def blocks():
+    for file in PAGES:
         body = (ROOT / file).read_text() if (ROOT / file).exists() else ""
         for i, (language, block) in enumerate(re.findall(r"```(python|sh)\n(.*?)```", body, re.S)):
             yield f"{file}:{i}", language, block
 
 
-@pytest.mark.parametrize("name,language,block", list(readme_blocks()), ids=lambda v: v if isinstance(v, str) and ":" in v and len(v) < 40 else "")
-def test_readme(name, language, block, text, tmp_path):
+@pytest.mark.parametrize("name,language,block", list(blocks()), ids=lambda v: v if isinstance(v, str) and ":" in v and len(v) < 40 else "")
+def test_page(name, language, block, text, tmp_path):
     if language == "python":
         (tmp_path / "block.py").write_text(block)
         run([sys.executable, "block.py"], cwd=tmp_path)

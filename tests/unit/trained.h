@@ -1,0 +1,61 @@
+// What a plan of a small model trains: losses of every step and all variables at the end, to compare plans bit by bit.
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cluster/devices.h"
+#include "compile.h"
+#include "session/session.h"
+#include "small_models.h"
+
+namespace whale::small {
+
+struct Trained {
+  std::vector<float> losses;
+  std::vector<std::vector<float>> variables;
+  friend bool operator==(const Trained&, const Trained&) = default;
+};
+
+// Every input is filled by a formula of the step and the element; integers are below `classes`.
+inline Trained train(const Plan& plan, int steps = 3, int64_t classes = 3) {
+  Session session(std::make_shared<const Plan>(plan), std::make_shared<Backends>(), {});
+  const Entry& entry = plan.entries[0];
+  Trained out;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<std::vector<float>> floats(entry.inputs.size());
+    std::vector<std::vector<int32_t>> ints(entry.inputs.size());
+    std::vector<NamedHost> inputs;
+    for (size_t i = 0; i < entry.inputs.size(); ++i) {
+      const PlanInput& input = entry.inputs[i];
+      const auto n = static_cast<size_t>(element_count(input.dims));
+      if (input.dtype == DType::kI32) {
+        for (size_t k = 0; k < n; ++k)
+          ints[i].push_back(static_cast<int32_t>((k * 7 + i + static_cast<size_t>(step) * 5 + k / 11) %
+                                                 static_cast<size_t>(classes)));
+        inputs.push_back({input.name, {input.dtype, input.dims, ints[i].data()}});
+      } else {
+        for (size_t k = 0; k < n; ++k) floats[i].push_back(std::sin(static_cast<float>(k * 3 + i + static_cast<size_t>(step) * 11)));
+        inputs.push_back({input.name, {input.dtype, input.dims, floats[i].data()}});
+      }
+    }
+    float loss = -1;
+    session.step(inputs, {{"loss", {DType::kF32, {}, &loss}}}).wait();
+    out.losses.push_back(loss);
+  }
+  for (const VariableInfo& v : session.variables()) {
+    const TensorType type = session.variable_type(v.name);
+    std::vector<float> values(static_cast<size_t>(element_count(type.dims)));
+    session.read(v.name, {type.dtype, type.dims, values.data()});
+    out.variables.push_back(std::move(values));
+  }
+  return out;
+}
+
+inline Trained train(const Model& m, const std::string& devices, const CompileOptions& options, int steps = 3,
+                     int64_t classes = 3) {
+  return train(compile(m.g, parse_devices(devices, {0, 1, 2, 3}), options), steps, classes);
+}
+
+}  // namespace whale::small
