@@ -6,7 +6,8 @@
 namespace whale {
 namespace {
 
-CompileOptions options_of(Recompute recompute, const std::string& strategy = "", int64_t accumulation = 0, int zero = 0) {
+CompileOptions options_of(Recompute recompute, const std::string& strategy = "", int64_t accumulation = 0,
+                          int zero = 0) {
   CompileOptions options;
   options.recompute = recompute;
   options.strategy = strategy;

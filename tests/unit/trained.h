@@ -36,7 +36,8 @@ inline Trained train(const Plan& plan, int steps = 3, int64_t classes = 3) {
                                                  static_cast<size_t>(classes)));
         inputs.push_back({input.name, {input.dtype, input.dims, ints[i].data()}});
       } else {
-        for (size_t k = 0; k < n; ++k) floats[i].push_back(std::sin(static_cast<float>(k * 3 + i + static_cast<size_t>(step) * 11)));
+        for (size_t k = 0; k < n; ++k)
+          floats[i].push_back(std::sin(static_cast<float>(k * 3 + i + static_cast<size_t>(step) * 11)));
         inputs.push_back({input.name, {input.dtype, input.dims, floats[i].data()}});
       }
     }
