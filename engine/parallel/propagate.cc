@@ -37,6 +37,7 @@ class Propagator {
     for (const NamedTensor& t : g().gradients) parameter_of_[t.tensor] = variable_named(t.name);
     std::vector<Op> ops;
     std::swap(ops, g().ops);
+    find_adjoints(ops);
     for (size_t i = 0; i < ops.size(); ++i) place(std::move(ops[i]), static_cast<OpId>(i), {});
     finish();
     return std::move(b_.out);
@@ -72,6 +73,26 @@ class Propagator {
       for (const TensorId id : op.inputs)
         if (id != kNone && first_user_[static_cast<size_t>(id)] == kNone)
           first_user_[static_cast<size_t>(id)] = static_cast<OpId>(i);
+    }
+  }
+
+  // Which forward tensor a result of the backward pass is the gradient of, or a part of it: the operand of the forward
+  // op that has its shape, one that the backward op does not read before others.
+  void find_adjoints(const std::vector<Op>& ops) {
+    for (const Op& op : ops) {
+      if (op.phase != Phase::kBackward || op.origin == kNone || static_cast<size_t>(op.origin) >= ops.size()) continue;
+      const Op& forward = ops[static_cast<size_t>(op.origin)];
+      for (const TensorId id : op.outputs) {
+        if (id == kNone) continue;
+        TensorId best = kNone;
+        for (const TensorId x : forward.inputs) {
+          if (x == kNone || g().tensor(x).dims != g().tensor(id).dims || !is_float(g().tensor(x).dtype)) continue;
+          const bool read = std::find(op.inputs.begin(), op.inputs.end(), x) != op.inputs.end();
+          if (best == kNone || !read) best = x;
+          if (!read) break;
+        }
+        if (best != kNone) adjoint_of_[id] = best;
+      }
     }
   }
 
@@ -315,13 +336,20 @@ class Propagator {
       if (std::find(tries.begin(), tries.end(), cut) == tries.end()) tries.push_back(cut);
     };
     for (const auto& [cut, operand] : cuts_of_operands(op, factors, a)) enter(cut);
-    std::vector<AxisLayout> wanted(op.outputs.size());  // of gradients
+    // A gradient goes where its parameter lives, or lies as the value whose gradient it is.
+    std::vector<AxisLayout> wanted(op.outputs.size());
     std::vector<char> is_gradient(op.outputs.size());
     for (size_t o = 0; o < op.outputs.size(); ++o) {
+      if (op.outputs[o] == kNone) continue;
       const auto p = parameter_of_.find(op.outputs[o]);
-      if (op.outputs[o] == kNone || p == parameter_of_.end() || p->second == kNone) continue;
+      const auto x = adjoint_of_.find(op.outputs[o]);
+      if (p != parameter_of_.end() && p->second != kNone)
+        wanted[o] = home_.at(p->second).axes[a];
+      else if (x != adjoint_of_.end() && same_devices(b_.out.stage(b_.latest(x->second)), op.stage))
+        wanted[o] = b_.out.at(b_.latest(x->second), a);
+      else
+        continue;
       is_gradient[o] = 1;
-      wanted[o] = home_.at(p->second).axes[a];
       if (wanted[o].placement != Placement::kShard) continue;
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
@@ -358,10 +386,11 @@ class Propagator {
         if (id == kNone || !f) continue;
         const double whole = bytes(id, a) * (n - 1) / n;
         const bool carries = o < f->outputs.size() && f->outputs[o].present();
+        const bool to_shard = is_gradient[o] && wanted[o].placement == Placement::kShard;
         if (!carries)
-          moved += is_gradient[o] && wanted[o].placement == Placement::kShard ? whole : 2 * whole;
-        else if (is_gradient[o] && !(wanted[o] == shard(sub_digit(f->outputs[o], cut.sub))))
-          moved += whole;
+          moved += to_shard ? whole : 2 * whole;
+        else if (is_gradient[o] && !(to_shard && wanted[o].digit == sub_digit(f->outputs[o], cut.sub)))
+          moved += to_shard ? whole / n : whole;
       }
       cost += moved / link.bytes_per_second;
       if (t == 0 || cost < least * (1 - 1e-9)) best = cut, least = cost;
@@ -775,6 +804,7 @@ class Propagator {
   std::vector<std::vector<OpCut>> cuts_;  // per axis and op: along a split axis
   std::map<TensorId, Layout> home_;       // of variables
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::map<TensorId, TensorId> adjoint_of_;    // of a result of the backward pass: the forward tensor
   std::set<std::pair<TensorId, int32_t>> input_forms_;
   std::map<std::pair<TensorId, int32_t>, TensorId> copies_;
   std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t, bool>, TensorId> slices_;
