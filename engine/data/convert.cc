@@ -4,6 +4,7 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "base/f16.h"
 
 namespace whale {
 namespace {
@@ -11,9 +12,13 @@ namespace {
 struct Bf16 {
   uint16_t bits;
 };
+struct F16 {
+  uint16_t bits;
+};
 double get(const float& x) { return x; }
 double get(const double& x) { return x; }
 double get(const Bf16& x) { return bf16_to_float(x.bits); }
+double get(const F16& x) { return f16_to_float(x.bits); }
 template <class T>
 double get(const T& x) {
   return static_cast<double>(x);
@@ -23,6 +28,7 @@ void put(T& to, double x) {
   to = static_cast<T>(x);
 }
 void put(Bf16& to, double x) { to.bits = float_to_bf16(static_cast<float>(x)); }
+void put(F16& to, double x) { to.bits = float_to_f16(static_cast<float>(x)); }
 void put(bool& to, double x) { to = x != 0; }
 
 // Calls body with a value of the C++ type of `dtype`.
@@ -38,7 +44,7 @@ void with_type(DType dtype, Body body) {
     case DType::kI8: return body(int8_t{});
     case DType::kBool: return body(bool{});
     case DType::kU16: return body(uint16_t{});
-    case DType::kF16: break;
+    case DType::kF16: return body(F16{});
   }
   throw unimplemented("values of type {} cannot be made or converted here", name_of(dtype));
 }
@@ -46,7 +52,7 @@ void with_type(DType dtype, Body body) {
 }  // namespace
 
 bool convertible(DType from, DType to) {
-  return from == to || (is_float(from) && is_float(to) && from != DType::kF16 && to != DType::kF16);
+  return from == to || (is_float(from) && is_float(to));
 }
 
 void convert(DType from_dtype, const void* from, DType to_dtype, void* to, size_t count) {

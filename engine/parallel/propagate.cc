@@ -754,7 +754,8 @@ class Propagator {
     for (size_t a = axes(); a-- > 1;) {
       if (placement(id, a) != Placement::kShard) continue;
       const AxisLayout l = b_.out.at(id, a);
-      if (!l.samples || l.digit.outer != 1 || (!in_time && micro_batches() > 1))
+      if (!l.samples) continue;  // the session puts the parts together
+      if (l.digit.outer != 1 || (!in_time && micro_batches() > 1))
         id = b_.gather(id, a);
     }
     if (in_time && b_.out.at(id, kTime).digit.outer != 1)

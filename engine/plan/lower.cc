@@ -35,9 +35,15 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
     o.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(f.tensor))];
     for (size_t a = 0; a < lg.axes(); ++a) {
       const bool cut = lg.at(f.tensor, a).placement == Placement::kShard;
-      if (cut) o.merge = OutputMerge::kConcat, o.batch_dim = lg.at(f.tensor, a).digit.dim;
+      const bool samples = cut && lg.at(f.tensor, a).samples;
+      if (cut) o.merge = OutputMerge::kConcat;
+      if (samples) o.batch_dim = lg.at(f.tensor, a).digit.dim;
       if (a != kTime) o.cut_by.push_back(cut);
+      if (a != kTime) o.parts.axes.push_back(cut && !samples ? lg.at(f.tensor, a) : AxisLayout{});
     }
+    if (std::all_of(o.parts.axes.begin(), o.parts.axes.end(),
+                    [](const AxisLayout& l) { return l.placement == Placement::kReplicate; }))
+      o.parts = {};
     const bool summed = t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_accumulate;
     if (o.merge == OutputMerge::kSame && summed) o.merge = OutputMerge::kSum;
     out.push_back(std::move(o));

@@ -44,6 +44,7 @@ struct PlanOutput {
   // Which devices hand it over: those of this mesh whose coordinates are 0 along every axis that does not cut it.
   int32_t mesh = 0;
   std::vector<bool> cut_by;  // per axis of the mesh
+  Layout parts;              // kConcat: cuts of other digits than the samples', over the axes of that mesh; empty: none
 };
 
 struct PlanVariable {

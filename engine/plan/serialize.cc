@@ -113,7 +113,7 @@ Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
   const auto dims = write(b, o.dims);
   const auto cut_by = o.cut_by.empty() ? 0 : b.CreateVector(o.cut_by);
   return fb::CreatePlanOutput(b, name, number<fb::DType>(o.dtype), dims, number<fb::OutputMerge>(o.merge), o.batch_dim,
-                              o.mesh, cut_by);
+                              o.mesh, cut_by, o.parts.axes.empty() ? 0 : write_all(b, o.parts.axes));
 }
 
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
@@ -301,6 +301,8 @@ PlanInput read_input(Fields& f, const fb::PlanInput* t) {
   return out;
 }
 
+AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims);
+
 PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
   PlanOutput out;
   out.name = f.name(t->name(), "an output's name");
@@ -312,6 +314,11 @@ PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
   if (t->cut_by() != nullptr) {
     f.spend(t->cut_by()->size());
     for (const uint8_t cut : *t->cut_by()) out.cut_by.push_back(cut != 0);
+  }
+  if (t->parts() != nullptr) {
+    out.parts.axes = read_all(f, t->parts(), read_layout, out.dims);
+    if (out.parts.axes.size() != plan.meshes[static_cast<size_t>(out.mesh)].axes.size())
+      throw f.bad("an output's parts have axes of another mesh");
   }
   return out;
 }

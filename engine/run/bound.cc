@@ -270,7 +270,9 @@ class Binder {
             add_piece(row, port, port.batch_dim, instruction.out.at(0), bound);
           } else if (instruction.kind == InstructionKind::kFetch) {
             const PlanOutput& port = entry_.outputs.at(static_cast<size_t>(instruction.ref));
-            if (hands_over(port))
+            if (hands_over(port) && !port.parts.axes.empty())
+              add_runs(row, port, instruction.in.at(0), bound);
+            else if (hands_over(port))
               add_piece(row, port, port.merge == OutputMerge::kConcat ? port.batch_dim : -1, instruction.in.at(0),
                         bound);
           }
@@ -298,6 +300,30 @@ class Binder {
     if (bound.pieces[u].bytes() != bytes)
       throw internal("'{}' has {} bytes on this device, its samples have {}", local.name, bytes,
                      bound.pieces[u].bytes());
+  }
+
+  void add_runs(const ScheduleRow& row, const PlanOutput& port, BufferId id, BoundInstruction& bound) {
+    const SampleCut& cut = samples_of(*bound.source);
+    const bool whole = port.batch_dim < 0 || row.whole || cut.micro_batches.empty();
+    const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
+    bound.runs.resize(whole ? 1 : cut.micro_batches.size());
+    const Mesh& mesh = machine_.plan().meshes[static_cast<size_t>(port.mesh)];
+    std::vector<DigitCut> cuts = cuts_of(port.dims, port.parts, mesh.axes, row_.coordinates);
+    if (port.batch_dim >= 0) {
+      const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry_.batch;
+      cuts.push_back({Digit{port.batch_dim, 1, inner}, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u)});
+    }
+    const Part part = part_of(port.dims, cuts);
+    const Buffer& local = buffer(id);
+    if (element_count(part.extents()) != element_count(local.dims))
+      throw internal("'{}' has shape {} on this device, its part of the output {}", local.name, to_string(local.dims),
+                     to_string(part.extents()));
+    const auto size = static_cast<size_t>(size_of(port.dtype));
+    bound.runs[u].clear();
+    for_each_run(port.dims, part, [&](int64_t logical, int64_t here, int64_t elements) {
+      bound.runs[u].push_back({static_cast<size_t>(logical) * size, static_cast<size_t>(here) * size,
+                               static_cast<size_t>(elements) * size});
+    });
   }
 
   void set_scratch(Stream stream) {

@@ -19,6 +19,11 @@ struct BoundInstruction {
   std::unique_ptr<Kernel> kernel;          // kKernel
   std::unique_ptr<Collective> collective;  // kCollective, kSend, kReceive
   char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense
+  // Outputs whose parts are cut along more than samples: runs of the host's and of the device's tensor, by micro-batch.
+  struct Run {
+    size_t host = 0, local = 0, bytes = 0;
+  };
+  std::vector<std::vector<Run>> runs;
   std::vector<Piece> pieces;               // of the host's: by micro-batch, or one for all; none: not handed over
   std::vector<WaitPoint> waits;
   std::vector<uint64_t*> versions;  // of the variables it writes

@@ -223,7 +223,11 @@ void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_
 
 void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
   char* host = static_cast<char*>(outputs_[static_cast<size_t>(bound.source->ref)]);
-  if (host == nullptr || bound.pieces.empty()) return;  // not wanted, or another device hands it over
+  if (host == nullptr) return;  // not wanted
+  if (!bound.runs.empty())
+    for (const BoundInstruction::Run& run : bound.runs[bound.runs.size() == 1 ? 0 : micro_batch])
+      device.copy_out(host + run.host, bound.data + run.local, run.bytes);
+  if (bound.pieces.empty()) return;  // done, or another device hands it over
   const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
   for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
     device.copy_out(host + piece.begin + row * piece.stride, bound.data + row * piece.run, piece.run);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "base/f16.h"
 #include "device/cpu/bf16.h"
 
 namespace whale::cpu {
@@ -46,6 +47,10 @@ WHALE_COMBINE(sum_bf16, Bf16, to_bf16(to_float(x) + to_float(y)))
 WHALE_COMBINE(max_bf16, Bf16, to_float(x) < to_float(y) || to_float(y) != to_float(y) ? y : x)
 WHALE_COMBINE(min_bf16, Bf16, to_float(y) < to_float(x) || to_float(y) != to_float(y) ? y : x)
 
+WHALE_COMBINE(sum_f16, uint16_t, float_to_f16(f16_to_float(x) + f16_to_float(y)))
+WHALE_COMBINE(max_f16, uint16_t, f16_to_float(x) < f16_to_float(y) || f16_to_float(y) != f16_to_float(y) ? y : x)
+WHALE_COMBINE(min_f16, uint16_t, f16_to_float(y) < f16_to_float(x) || f16_to_float(y) != f16_to_float(y) ? y : x)
+
 using Function = void (*)(void*, const void*, const void*, size_t);
 struct Row {
   DType dtype;
@@ -56,6 +61,7 @@ constexpr Row kRows[] = {
     {DType::kF32, sum_f32, max_f32, min_f32, log_sum_exp<float>},
     {DType::kF64, sum_f64, max_f64, min_f64, log_sum_exp<double>},
     {DType::kBF16, sum_bf16, max_bf16, min_bf16},
+    {DType::kF16, sum_f16, max_f16, min_f16},
     {DType::kI32, sum_i32, max_i32, min_i32},
     {DType::kI64, sum_i64, max_i64, min_i64},
     {DType::kU8, sum_u8, max_u8, min_u8},

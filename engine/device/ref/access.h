@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "base/f16.h"
 #include "device/device.h"
 
 namespace whale::ref {
@@ -23,7 +24,7 @@ inline double load(DType dtype, const void* data, int64_t i) {
     case DType::kU8: return static_cast<const uint8_t*>(data)[i];
     case DType::kBool: return static_cast<const uint8_t*>(data)[i] != 0;
     case DType::kU16: return static_cast<const uint16_t*>(data)[i];
-    case DType::kF16: break;  // refused by Backend::supports
+    case DType::kF16: return f16_to_float(static_cast<const uint16_t*>(data)[i]);
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -46,7 +47,7 @@ inline void store(DType dtype, void* data, int64_t i, double x) {
     case DType::kU8: static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(to_integer(x)); break;
     case DType::kBool: static_cast<uint8_t*>(data)[i] = x != 0; break;
     case DType::kU16: static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(to_integer(x)); break;
-    case DType::kF16: break;
+    case DType::kF16: static_cast<uint16_t*>(data)[i] = float_to_f16(static_cast<float>(x)); break;
   }
 }
 
