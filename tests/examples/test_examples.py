@@ -55,12 +55,17 @@ BY_HAND = ("tools/quickstart", "tools/check", "pip install", "ninja ")  # set up
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page, text, tmp_path):
-    """The blocks of a page, from top to bottom in one folder, run as printed."""
+    """The blocks of a page, from top to bottom in one folder, run as printed; what follows `$ command` in a text block is its output."""
     (tmp_path / "book.txt").write_text(text.read_text())
     for folder in ("examples", "tools"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     bin = os.pathsep.join([str(pathlib.Path(sys.executable).parent), f"{BUILD}/tools/whale", os.environ["PATH"]])
-    for language, block in re.findall(r"^```(python|sh)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
+    for language, block in re.findall(r"^```(python|sh|text)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
+        if language == "text":
+            for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M):
+                done = subprocess.run(["bash", "-c", line + " 2>&1"], capture_output=True, text=True, env={**os.environ, "PATH": bin}, cwd=tmp_path)
+                assert done.stdout == output, line
+            continue
         if any(word in block for word in BY_HAND):
             continue
         command = [sys.executable, "-c", block] if language == "python" else ["bash", "-euo", "pipefail", "-c", block]
