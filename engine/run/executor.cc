@@ -109,7 +109,9 @@ void Executor::run(int device, Stream stream) noexcept {
       return;
     }
     if (stream == Stream::kCompute) runs_[d].done[0].advance(1);  // the scalars are there
+    const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
     walk(d, s);
+    if (values_.timeline) timeline_[d][s].times.cpu = cpu_nanoseconds() - cpu;
   } catch (Error& e) {
     stop(e.at_device(device));
   } catch (const std::exception& e) {
@@ -169,6 +171,7 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
         timeline.times.waiting += ready - begin;
         begin = ready;
       }
+      const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
       try {
         if (!execute(bound, device, static_cast<size_t>(row.micro_batch))) return false;
       } catch (Error& e) {
@@ -177,6 +180,7 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
         throw internal("{}", e.what()).at_op(bound.source->name);
       }
       const int64_t end = now_nanoseconds();
+      if (values_.timeline) timeline.times.cpu_inside += cpu_nanoseconds() - cpu;
       int64_t& total = bound.kernel       ? timeline.times.ops
                        : bound.collective ? timeline.times.collectives
                                           : timeline.times.copies;

@@ -36,11 +36,15 @@ std::string report_json(Machine& machine, const Executor* last) {
         sum.collectives += stream.times.collectives;
         sum.copies += stream.times.copies;
         sum.waiting += stream.times.waiting;
+        sum.cpu += stream.times.cpu;
+        sum.cpu_inside += stream.times.cpu_inside;
       }
       device["seconds"] = {{"ops", static_cast<double>(sum.ops) * 1e-9},
                            {"collectives", static_cast<double>(sum.collectives) * 1e-9},
                            {"copies", static_cast<double>(sum.copies) * 1e-9},
-                           {"waiting", static_cast<double>(sum.waiting) * 1e-9}};
+                           {"waiting", static_cast<double>(sum.waiting) * 1e-9},
+                           {"cpu", static_cast<double>(sum.cpu) * 1e-9},
+                           {"cpu_inside", static_cast<double>(sum.cpu_inside) * 1e-9}};
     }
     devices.push_back(std::move(device));
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <ctime>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,6 +17,13 @@ inline int64_t now_nanoseconds() {
       .count();
 }
 
+// Time that this thread has had on a processor.
+inline int64_t cpu_nanoseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{1000000000} * now.tv_sec + now.tv_nsec;
+}
+
 struct TimelineRecord {
   const Instruction* instruction = nullptr;
   int32_t micro_batch = 0;
@@ -24,6 +32,8 @@ struct TimelineRecord {
 
 struct StreamTimes {  // nanoseconds of the last run
   int64_t ops = 0, collectives = 0, copies = 0, waiting = 0;
+  // Of the processor, on the stream's own thread, when tracing was on: in all, and inside ops, collectives and copies.
+  int64_t cpu = 0, cpu_inside = 0;
 };
 
 struct StreamTimeline {

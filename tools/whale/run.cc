@@ -117,11 +117,12 @@ void add_bench(CLI::App& app) {
     std::string path, data, name;
     PlanArguments arguments;
     int64_t steps = 20, warmup = 3, inner = 1;
-    bool report = false;
+    bool report = false, overhead = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
   command->add_option("--data", state->data, "as for run; none: synthetic");
+  command->add_flag("--overhead", state->overhead, "also the share of a step outside of ops, collectives and copies");
   command->add_option("--steps", state->steps, "timed steps")->check(CLI::PositiveNumber);
   command->add_option("--warmup", state->warmup, "steps before")->check(CLI::PositiveNumber);
   command->add_option("--inner", state->inner, "steps of one timed window")->check(CLI::PositiveNumber);
@@ -168,6 +169,23 @@ void add_bench(CLI::App& app) {
                         {"plan_ms", (planned - begin) * 1e3},
                         {"open_ms", (opened - planned) * 1e3},
                         {"first_step_ms", (first - opened) * 1e3}};
+    if (state->overhead) {
+      // What threads do outside of ops, collectives and copies, in the step's time; the median of some traced steps.
+      check(whale_session_trace(runner.session(), 1));
+      std::vector<double> shares;
+      for (int i = 0; i < 11; ++i) {
+        const double start = seconds_now();
+        runner.step(pool[k++ % pool.size()]);
+        const double seconds = seconds_now() - start;
+        const auto report = nlohmann::json::parse(text(whale_session_report, runner.session()));
+        double outside = 0;
+        for (const auto& device : report["devices"])
+          outside += device["seconds"]["cpu"].get<double>() - device["seconds"]["cpu_inside"].get<double>();
+        shares.push_back(outside / seconds);
+      }
+      std::sort(shares.begin(), shares.end());
+      line["overhead"] = shares[shares.size() / 2];
+    }
     if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report, runner.session()));
     std::printf("%s\n", line.dump().c_str());
   });
