@@ -48,7 +48,7 @@ TEST_CASE("row updates: cpu kernels of bags and pairs agree with the reference")
         }
       }
     }
-    for (const auto& [n, width] : {std::pair<int, int64_t>{2, 1}, {5, 19}, {27, 64}, {40, 33}}) {
+    for (const auto& [n, width] : {std::pair<int, int64_t>{2, 1}, {5, 19}, {27, 64}, {40, 33}, {256, 3}}) {
       std::vector<Input> x(static_cast<size_t>(n), type({3, 50, width}));
       compare(k_pairwise_dot, {}, x, tolerance);
       x.insert(x.begin(), type({3, 50, int64_t{n} * (n - 1) / 2}));

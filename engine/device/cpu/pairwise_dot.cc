@@ -149,7 +149,7 @@ std::unique_ptr<Kernel> bind_pairwise(CpuDevice& device, const Operand& y, const
   p.vectors = static_cast<int64_t>(x.size()), p.width = last_dim(x[0]), p.low = x[0].dtype == DType::kBF16;
   // Room of a thread, in floats: vectors, their transpose or the pairs as a matrix, a block, the pairs.
   const int64_t n = round_up(p.vectors, 64), d = round_up(p.width, 64);
-  const int64_t room = round_up(2 * n * d + n * n + 8 * std::max(n, d), 16), samples = rows(x[0]);
+  const int64_t room = round_up(2 * n * d + 2 * n * n + 8 * std::max(n, d), 16), samples = rows(x[0]);
   const auto threads = device.threads();
   return make_kernel(static_cast<size_t>(threads * room * 4), [=](char* scratch) {
     parallel_for(threads, samples, 16, [&](int64_t b, int64_t e) {
