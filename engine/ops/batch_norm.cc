@@ -164,6 +164,7 @@ std::vector<TensorType> infer_running(const OpView& v) {
   need_dims(v, 1, "running_var", in_dims(v, 0));
   need_dtype(v, 1, "running_var", in(v, 0).dtype);
   need_stats(v, 2, "stats", in_dims(v, 0)[0]);
+  if (has(v, 3)) need_dims(v, 3, "scale", {}, "a scalar");
   need_count(v);
   return {in(v, 0), in(v, 1)};
 }
@@ -284,9 +285,9 @@ const OpDef op_def_batch_norm_grad = {
 const OpDef op_def_batch_norm_running = {
     .name = "batch_norm_running",
     .doc =
-        "The running statistics after this step.\nrunning_mean, running_var [c], stats f64 [2, c] -> new mean, new "
-        "var.",
-    .inputs = {{"running_mean"}, {"running_var"}, {"stats"}},
+        "The running statistics after this step; unchanged when the scale is NaN.\n"
+        "running_mean, running_var [c], stats f64 [2, c], scale scalar? -> new mean, new var.",
+    .inputs = {{"running_mean"}, {"running_var"}, {"stats"}, {"scale", PortKind::kOptional}},
     .outputs = {{"mean"}, {"var"}},
     .attrs = {kMomentum, kCount},
     .infer = infer_running,

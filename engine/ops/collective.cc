@@ -87,6 +87,11 @@ std::vector<TensorType> infer_local_slice(const OpView& v) {
   return {resized(v, d, end - begin)};
 }
 
+std::vector<TensorType> infer_adasum(const OpView& v) {
+  need_float(v, 0, "x");
+  return {in(v, 0)};
+}
+
 std::vector<TensorType> infer_accumulate(const OpView& v) {
   need_float(v, 0, "acc");
   need_float(v, 1, "x");
@@ -113,7 +118,8 @@ const AttrSpec kCombine{.name = "combine",
 
 }  // namespace
 
-extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_transfer, op_def_local_slice, op_def_accumulate;
+extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_transfer,
+    op_def_local_slice, op_def_accumulate, op_def_adasum;
 
 const OpDef op_def_all_reduce = {
     .name = "all_reduce",
@@ -201,6 +207,25 @@ const OpDef op_def_accumulate = {
     .infer = infer_accumulate,
     .aliases = {{0, 0, true}},
     .flags = kInternal,
+};
+
+const OpDef op_def_adasum = {
+    .name = "adasum",
+    .doc =
+        "Combines the gradients of replicas in place (Maleki et al., 2021): parallel ones are averaged, orthogonal ones "
+        "summed. Pairs of neighbours become (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b, then pairs of those; members "
+        "behind the largest power of two enter first. A member's x is taken as the gradient of the mean over its own "
+        "samples.\nx (a part of a sum) -> y, same.",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
+    .attrs = {kGroup,
+              {.name = "weights",
+               .type = AttrType::kInts,
+               .fallback = std::vector<int64_t>{},
+               .doc = "samples of each member; empty: equal"}},
+    .infer = infer_adasum,
+    .aliases = {{0, 0, true}},
+    .flags = kCollective | kInternal,
 };
 
 }  // namespace whale

@@ -146,6 +146,29 @@ std::vector<TensorType> infer_clip(const OpView& v) {
   return {in(v, 0)};
 }
 
+// A part of a gradient overflows when the whole does: infinity survives every sum.
+std::vector<TensorType> infer_unscale(const OpView& v) {
+  need_float(v, 0, "x");
+  need_scalar(v, 1, "loss_scale");
+  return {{accumulate_dtype(in(v, 0).dtype), in_dims(v, 0)}, {DType::kF32, {}}};
+}
+Factors factors_unscale(const OpView& v) {
+  Factors f;
+  for (int d = 0; d < rank_of(v, 0); ++d)
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {digit(d)},
+               {digit(d)}, {1});
+  return f;
+}
+std::vector<Alias> aliases_unscale(const OpView& v) {
+  return in(v, 0).dtype == accumulate_dtype(in(v, 0).dtype) ? std::vector<Alias>{{0, 0, false}} : std::vector<Alias>{};
+}
+
+std::vector<TensorType> infer_overflow(const OpView& v) {
+  if (v.inputs.empty()) throw invalid("no operands, expected at least one scalar");
+  for (size_t i = 0; i < v.inputs.size(); ++i) need_scalar(v, static_cast<int>(i), "x");
+  return {{DType::kF32, {}}};
+}
+
 OpCost cost_update(const OpView& v) {
   double flops = 0;
   for (const auto& t : v.outputs) flops += 5 * elements(t);
@@ -169,7 +192,7 @@ constexpr PortKind kOpt = PortKind::kOptional, kMany = PortKind::kVariadic;
 }  // namespace
 
 extern const OpDef op_def_sgd, op_def_adam, op_def_adagrad, op_def_lamb_direction, op_def_lamb_apply,
-    op_def_clip_factor;
+    op_def_clip_factor, op_def_unscale, op_def_overflow;
 
 const OpDef op_def_sgd = {
     .name = "sgd",
@@ -254,6 +277,30 @@ const OpDef op_def_clip_factor = {
     .outputs = {{"scale"}},
     .attrs = {{.name = "max_norm", .type = AttrType::kFloat, .fallback = 1.0, .required = true, .doc = "> 0"}},
     .infer = infer_clip,
+    .flags = kNoGradient | kInternal,
+};
+
+const OpDef op_def_unscale = {
+    .name = "unscale",
+    .doc =
+        "A gradient without the factor that the loss was multiplied by, and whether it is finite.\n"
+        "x, loss_scale scalar -> y = x / loss_scale like x in f32 (f64), overflow f32 scalar: 0, or infinite when a "
+        "value of y is not finite.",
+    .inputs = {{"x"}, {"loss_scale"}},
+    .outputs = {{"y"}, {"overflow"}},
+    .infer = infer_unscale,
+    .factors = factors_unscale,
+    .flags = kNoGradient | kInternal,
+    .aliases_of = aliases_unscale,
+};
+const OpDef op_def_overflow = {
+    .name = "overflow",
+    .doc =
+        "The scale of gradients of this step: 1 when all operands are finite, else NaN, by which update ops know that "
+        "nothing is to change.\nscalars -> scale f32, a scalar.",
+    .inputs = {{"x", kMany}},
+    .outputs = {{"scale"}},
+    .infer = infer_overflow,
     .flags = kNoGradient | kInternal,
 };
 

@@ -3,6 +3,7 @@
 
 #include "base/version.h"
 #include "device/cpu/device.h"
+#include "device/cpu/f16.h"
 #include "device/cpu/isa.h"
 #include "ops/op.h"
 
@@ -13,7 +14,7 @@ class CpuBackend final : public Backend {
  public:
   const char* name() const override { return "cpu"; }
   bool supports(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out) const override {
-    return find_kernel(op, in, out) != nullptr;
+    return find_kernel(op, without_f16(in), without_f16(out)) != nullptr;
   }
   std::unique_ptr<Device> open(const DeviceSpec& spec) override { return std::make_unique<CpuDevice>(spec); }
   std::string describe() const override { return fmt::format("{}, oneDNN {}, OpenMP", isa_name(), onednn_version()); }

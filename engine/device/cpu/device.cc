@@ -11,12 +11,14 @@
 
 #include "base/error.h"
 #include "device/cpu/combine.h"
+#include "device/cpu/f16.h"
 
 namespace whale::cpu {
 namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kWideBytes = size_t{64} << 30;  // of addresses; memory is taken as it is touched
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -77,6 +79,16 @@ void unmap_memory(void* memory, size_t bytes) {
 CpuDevice::CpuDevice(const DeviceSpec& spec)
     : cores_(spec.cores), threads_(cores_.empty() ? allowed_cpus() : static_cast<int>(cores_.size())) {}
 
+CpuDevice::~CpuDevice() { unmap_memory(wide_, kWideBytes); }
+
+char* CpuDevice::wide_area(size_t bytes) {
+  if (bytes > kWideBytes)
+    throw error(Code::kResourceExhausted, "an op needs f32 copies of {} bytes; a cpu device has room for {}", bytes,
+                kWideBytes);
+  if (wide_ == nullptr) wide_ = map_memory(kWideBytes);
+  return static_cast<char*>(wide_);
+}
+
 void CpuDevice::enter_thread(Stream stream) {
   if (!cores_.empty()) {
     cpu_set_t set;
@@ -96,6 +108,7 @@ void* CpuDevice::allocate(size_t bytes) { return map_memory(bytes); }
 void CpuDevice::release(void* memory, size_t bytes) { unmap_memory(memory, bytes); }
 
 std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
+  if (has_f16(spec)) return bind_on_copies(spec, *this);
   const auto in = types(spec.in), out = types(spec.out);
   const KernelEntry* entry = find_kernel(spec.op, in, out);
   if (entry == nullptr)

@@ -14,6 +14,7 @@ namespace whale::cpu {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceSpec& spec);
+  ~CpuDevice() override;
   void enter_thread(Stream stream) override;
   void* allocate(size_t bytes) override;
   void release(void* memory, size_t bytes) override;
@@ -25,11 +26,15 @@ class CpuDevice final : public Device {
   // Threads of its OpenMP pool. A kernel fixes its blocking by this number at bind.
   int threads() const { return threads_; }
   OneDnn& onednn() { return onednn_; }
+  // Where kernels keep f32 copies while they run: all share one area, since only one runs at a time. Throws when `bytes`
+  // is more than it has room for.
+  char* wide_area(size_t bytes);
 
  private:
   std::vector<int> cores_;
   int threads_;
   OneDnn onednn_;
+  void* wide_ = nullptr;
 };
 
 // Threads worth waking for `work` elements of streaming arithmetic: 1 below the cost of a fork and join.

@@ -105,6 +105,10 @@ void split_halves(const float* from, uint16_t* high, uint16_t* low, int64_t n) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"
@@ -213,6 +217,13 @@ void run_chunk(const Update& u, const Chunk& chunk, UpdateNumbers k) {
   }
 }
 
+// A scale that is NaN: results, which lie on their operands, stay; a direction is zero.
+void skip(const Update& u) {
+  if (u.form.rule != Rule::kLambDirection) return;
+  for (size_t i = 0; i < u.out.size(); i += static_cast<size_t>(u.form.written))
+    std::memset(u.out[i].data, 0, static_cast<size_t>(count(u.out[i]) * size_of(u.out[i].dtype)));
+}
+
 std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, const Form& form) {
   auto u = std::make_shared<Update>();
   u->form = form;
@@ -236,6 +247,7 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
     const auto operand = [&](int i) { return i < 0 ? Operand{} : u->in[static_cast<size_t>(i)]; };
     const UpdateNumbers now =
         numbers_now(u->settings, operand(u->form.lr), operand(u->form.updates), operand(u->form.scale));
+    if (std::isnan(now.clip)) return skip(*u);
     parallel_for(threads, static_cast<int64_t>(u->chunks.size()), 1, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; ++i) run_chunk(*u, u->chunks[static_cast<size_t>(i)], now);
     });
@@ -270,6 +282,43 @@ std::unique_ptr<Kernel> bind_clip_factor(const KernelSpec& spec, CpuDevice&) {
   });
 }
 
+// Divides by a power of two, so that nothing but the factor changes.
+std::unique_ptr<Kernel> bind_unscale(const KernelSpec& spec, CpuDevice& device) {
+  const int64_t chunks = (count(spec.in[0]) + kChunk - 1) / kChunk;
+  auto bad = std::make_shared<std::vector<char>>(static_cast<size_t>(chunks));
+  return make_kernel(0, [x = spec.in[0], scale = spec.in[1], y = spec.out[0], overflow = spec.out[1], bad, chunks,
+                         threads = device.threads()](char*) {
+    const auto factor = static_cast<float>(1 / scalar(scale, 1));
+    parallel_for(threads, chunks, 1, [&](int64_t b, int64_t e) {
+      alignas(64) float room[kTile];
+      for (int64_t c = b; c < e; ++c) {
+        const int64_t end = std::min(count(x), (c + 1) * kChunk);
+        float sum = 0;  // of zeros, or NaN
+        for (int64_t at = c * kChunk; at < end; at += kTile) {
+          const int64_t n = std::min(kTile, end - at);
+          const float* from = static_cast<const float*>(x.data) + at;
+          if (x.dtype != DType::kF32) load_tile(x.dtype, x.data, at, room, n), from = room;
+          float* to = static_cast<float*>(y.data) + at;
+          for (int64_t i = 0; i < n; ++i) {
+            to[i] = from[i] * factor;
+            sum += to[i] * 0;
+          }
+        }
+        (*bad)[static_cast<size_t>(c)] = sum != 0;
+      }
+    });
+    const bool any = std::any_of(bad->begin(), bad->end(), [](char b) { return b != 0; });
+    *static_cast<float*>(overflow.data) = any ? std::numeric_limits<float>::infinity() : 0;
+  });
+}
+
+std::unique_ptr<Kernel> bind_overflow(const KernelSpec& spec, CpuDevice&) {
+  return make_kernel(0, [all = spec.in, y = spec.out[0]](char*) {
+    const bool finite = std::all_of(all.begin(), all.end(), [](const Operand& x) { return std::isfinite(scalar(x, 0)); });
+    *static_cast<float*>(y.data) = finite ? 1 : std::numeric_limits<float>::quiet_NaN();
+  });
+}
+
 constexpr KernelEntry kTable[] = {
     {OpCode::k_sgd, bind_sgd, nullptr},
     {OpCode::k_adam, bind_adam, nullptr},
@@ -277,6 +326,8 @@ constexpr KernelEntry kTable[] = {
     {OpCode::k_lamb_direction, bind_lamb_direction, nullptr},
     {OpCode::k_lamb_apply, bind_lamb_apply, nullptr},
     {OpCode::k_clip_factor, bind_clip_factor, nullptr},
+    {OpCode::k_unscale, bind_unscale, nullptr},
+    {OpCode::k_overflow, bind_overflow, nullptr},
 };
 
 }  // namespace

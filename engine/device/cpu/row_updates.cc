@@ -1,6 +1,7 @@
 // Updates of the rows of tables that a step looked up, and of split weights. The gradients of a row are summed in order
 // of occurrence, then the row goes through the arithmetic of optimizer.cc: the same bits as with a dense gradient.
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "device/cpu/operands.h"
@@ -201,6 +202,7 @@ std::unique_ptr<Kernel> bind_rows(const KernelSpec& spec, CpuDevice& device, con
     const UpdateNumbers now = numbers_now(u->settings, u->lr, u->updates, u->scale);
     for (const auto& [from, to] : u->copies)
       std::memcpy(to.data, from.data, static_cast<size_t>(count(from) * size_of(from.dtype)));
+    if (std::isnan(now.clip)) return;
     const auto tables = static_cast<int64_t>(u->tables.size());
     const auto table = [&](int64_t i) -> const Table& { return u->tables[static_cast<size_t>(i)]; };
     parallel_tasks(threads, tables, [&](int64_t i, int) { coalesce(table(i), chains_of(table(i), area)); });
@@ -264,6 +266,7 @@ std::unique_ptr<Kernel> bind_split_sgd(const KernelSpec& spec, CpuDevice& device
   return make_kernel(0, [=, lr = spec.in[0], scale = spec.in[1], settings = rule_settings(Rule::kSgd, *spec.attrs),
                          threads = device.threads()](char*) {
     const UpdateNumbers now = numbers_now(settings, lr, {}, scale);
+    if (std::isnan(now.clip)) return;
     parallel_for(threads, static_cast<int64_t>(chunks.size()), 1, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; ++i) run_split(chunks[static_cast<size_t>(i)], now);
     });

@@ -131,9 +131,11 @@ Body bind_grad(const KernelSpec& spec) {
 Body bind_running(const KernelSpec& spec) {
   const In means = in(spec, 0), variances = in(spec, 1);
   const Out new_means = out(spec, 0), new_variances = out(spec, 1);
+  const In scale = in(spec, 3);
   const Statistics statistics(spec, 2);
   const double momentum = attr_float(*spec.attrs, "momentum", 0.1);
   return [=] {
+    if (scale.present() && std::isnan(scale[0])) return;
     for (int64_t c = 0; c < statistics.channels; ++c) {
       const Moments m = statistics.at(c);
       const double unbiased = m.variance * statistics.count / std::max(statistics.count - 1, 1.0);

@@ -1,5 +1,6 @@
 // Updates of parameters, in place. One op updates many parameters: operands and results are tuples behind the scalars.
 #include <algorithm>
+#include <cstring>
 
 #include "device/ref/table.h"
 
@@ -26,6 +27,23 @@ struct Tuples {
   const Out& y(size_t tuple, size_t i) const { return out[tuple * results + i]; }
 };
 
+// A scale that is NaN: results are the operands that they replace (-1: zero).
+bool skips(double scale, const Tuples& tuples, std::initializer_list<int> which) {
+  if (!std::isnan(scale)) return false;
+  for (size_t t = 0; t < tuples.count; ++t) {
+    size_t result = 0;
+    for (const int k : which) {
+      const Out& to = tuples.y(t, result++);
+      const auto bytes = static_cast<size_t>(to.count * size_of(to.dtype));
+      if (k < 0)
+        std::memset(to.data, 0, bytes);
+      else if (const In& from = tuples.x(t, static_cast<size_t>(k)); from.data != to.data && bytes != 0)
+        std::memmove(to.data, from.data, bytes);
+    }
+  }
+  return true;
+}
+
 double scalar(const In& x, double otherwise) { return x.present() ? x[0] : otherwise; }
 
 Body bind_sgd(const KernelSpec& spec) {
@@ -36,6 +54,7 @@ Body bind_sgd(const KernelSpec& spec) {
   const Tuples tuples(spec, 2, width, width - 1);
   return [=] {
     const double rate = lr[0], clip = scalar(scale, 1);
+    if (momentum != 0 ? skips(clip, tuples, {0, 2}) : skips(clip, tuples, {0})) return;
     for (size_t t = 0; t < tuples.count; ++t) {
       for (int64_t i = 0; i < tuples.x(t, 0).count; ++i) {
         const double p = tuples.x(t, 0)[i], g = clip * tuples.x(t, 1)[i] + tuples.decays[t] * p;
@@ -72,6 +91,7 @@ Body bind_adam(const KernelSpec& spec) {
   const Tuples tuples(spec, 3, 4, 3);
   return [=] {
     const double rate = lr[0], clip = scalar(scale, 1), before = updates[0];
+    if (skips(clip, tuples, {0, 2, 3})) return;
     for (size_t t = 0; t < tuples.count; ++t) {
       const double decay = tuples.decays[t];
       for (int64_t i = 0; i < tuples.x(t, 0).count; ++i) {
@@ -91,6 +111,7 @@ Body bind_adagrad(const KernelSpec& spec) {
   const Tuples tuples(spec, 2, 3, 2);
   return [=] {
     const double rate = lr[0], clip = scalar(scale, 1);
+    if (skips(clip, tuples, {0, 2})) return;
     for (size_t t = 0; t < tuples.count; ++t) {
       for (int64_t i = 0; i < tuples.x(t, 0).count; ++i) {
         const double p = tuples.x(t, 0)[i], g = clip * tuples.x(t, 1)[i] + tuples.decays[t] * p;
@@ -108,6 +129,7 @@ Body bind_lamb_direction(const KernelSpec& spec) {
   const Tuples tuples(spec, 2, 4, 3);
   return [=] {
     const double clip = scalar(scale, 1), before = updates[0];
+    if (skips(clip, tuples, {-1, 2, 3})) return;
     for (size_t t = 0; t < tuples.count; ++t) {
       for (int64_t i = 0; i < tuples.x(t, 0).count; ++i) {
         const double p = tuples.x(t, 0)[i], g = clip * tuples.x(t, 1)[i];
@@ -145,6 +167,31 @@ Body bind_clip_factor(const KernelSpec& spec) {
   };
 }
 
+Body bind_unscale(const KernelSpec& spec) {
+  const In x = in(spec, 0), scale = in(spec, 1);
+  const Out y = out(spec, 0), overflow = out(spec, 1);
+  return [=] {
+    bool finite = true;
+    const double factor = 1 / scale[0];
+    for (int64_t i = 0; i < x.count; ++i) {
+      const double value = rounded(y.dtype, x[i] * factor);
+      finite &= std::isfinite(value);
+      y.set(i, value);
+    }
+    overflow.set(0, finite ? 0 : std::numeric_limits<double>::infinity());
+  };
+}
+
+Body bind_overflow(const KernelSpec& spec) {
+  std::vector<In> all;
+  for (size_t i = 0; i < spec.in.size(); ++i) all.push_back(in(spec, i));
+  const Out scale = out(spec, 0);
+  return [=] {
+    const bool finite = std::all_of(all.begin(), all.end(), [](const In& x) { return std::isfinite(x[0]); });
+    scale.set(0, finite ? 1 : std::numeric_limits<double>::quiet_NaN());
+  };
+}
+
 constexpr Row kRows[] = {
     {OpCode::k_sgd, bind_sgd},
     {OpCode::k_adam, bind_adam},
@@ -152,6 +199,8 @@ constexpr Row kRows[] = {
     {OpCode::k_lamb_direction, bind_lamb_direction},
     {OpCode::k_lamb_apply, bind_lamb_apply},
     {OpCode::k_clip_factor, bind_clip_factor},
+    {OpCode::k_unscale, bind_unscale},
+    {OpCode::k_overflow, bind_overflow},
 };
 
 }  // namespace

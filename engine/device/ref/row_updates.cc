@@ -75,6 +75,7 @@ void update_rows(Table& t, Rule rule, Numbers n, double scale, const Attrs& attr
     if (from.data != t.cells.out[k].data)
       std::memcpy(t.cells.out[k].data, from.data, static_cast<size_t>(from.count * size_of(from.dtype)));
   }
+  if (std::isnan(n.clip)) return;
   std::fill(t.sums.begin(), t.sums.end(), 0.0);  // of each row, in order of occurrence
   std::fill(t.named.begin(), t.named.end(), 0);
   for (int64_t i = 0; i < t.ids.count; ++i) {
