@@ -11,6 +11,7 @@ namespace whale {
 namespace {
 
 constexpr int kSweeps = 6;
+constexpr double kPrefetchOps = 8;  // how far ahead a parameter that lives in parts is gathered
 
 struct Order {
   LayoutGraph& lg;
@@ -115,7 +116,16 @@ std::vector<double> wishes(const Order& o) {
   }
   std::vector<double> launches;
   for (size_t i = 0; i < n; ++i)
-    if (has_flag(g.ops[i].code, kCollective)) launches.push_back(key[i] = made_at(g.ops[i]) + 0.2);
+    if (has_flag(g.ops[i].code, kCollective)) {
+      key[i] = made_at(g.ops[i]) + 0.2;
+      // Parameters that live in parts are gathered a little before they are read, not all at the start.
+      double first = 1e18;
+      for (const TensorId y : g.ops[i].outputs)
+        if (y != kNone && key[i] < 1)
+          for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
+      if (first < 1e18) key[i] = std::max(key[i], first - kPrefetchOps);
+      launches.push_back(key[i]);
+    }
   std::sort(launches.begin(), launches.end());
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
