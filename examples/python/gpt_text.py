@@ -3,7 +3,8 @@
 
     python examples/python/gpt_text.py book.txt --devices cpu:4 --steps 300
 
-The model is an ordinary local program; `with wh.replica():` is all that makes it run on several devices."""
+The model is an ordinary local program; the `with` in front of it is all that makes it run on several devices: replicas of a pipeline of
+two stages. On one device: --devices cpu:1 --strategy local."""
 
 import argparse
 import math
@@ -22,7 +23,7 @@ def build(batch: int, seq: int, dim: int, layers: int, heads: int, steps: int, l
     with g:
         tokens = wh.input("tokens", (batch, seq), wh.int32)
         targets = wh.input("targets", (batch, seq), wh.int32)
-        with wh.replica():                                              # the annotation
+        with wh.replica(), wh.pipeline(2, micro_batches=4):             # the annotation
             x = wh.nn.embedding(tokens, 256, dim, name="tokens")
             x = x + wh.parameter("positions", (seq, dim), wh.normal(0.02))
             out = wh.normal(0.02 / math.sqrt(2 * layers))
@@ -68,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", help="a text file")
     parser.add_argument("--devices", default="cpu:4", help="default: %(default)s")
+    parser.add_argument("--strategy", default="", help="'local' leaves the annotation out")
     parser.add_argument("--steps", type=int, default=1200, help="training steps (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seq", type=int, default=128)
@@ -86,7 +88,7 @@ def main() -> None:
         sys.exit(f"{args.text} is too short: {len(text)} bytes, at least {2 * args.seq + 2} are needed")
     graph = build(args.batch, args.seq, args.dim, args.layers, args.heads, args.steps, args.lr)
     print(graph.seal().summary(), end="\n\n")
-    plan = wh.plan(graph, devices=args.devices)
+    plan = wh.plan(graph, devices=args.devices, strategy=args.strategy)
     print(plan.summary(), end="\n\n", flush=True)
     if args.picture:
         with open(args.picture, "w") as file:

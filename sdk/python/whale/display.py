@@ -79,27 +79,54 @@ def graph_html(graph: Any) -> str:
 
 
 # ---- plan --------------------------------------------------------------------------------------------------------------
-def _walk(program: dict) -> tuple[list[tuple[dict, float, float]], float]:
-    """(instruction, start, end) in estimated seconds: streams run in order, and wait for what they name."""
-    spans, clock = [], 0.0
-    for step in program["schedule"]:
-        instructions = program["segments"][step["segment"]]["instructions"]
-        streams: dict[str, float] = {}
-        ends: list[float] = []
-        for i in instructions:
-            duration = max(i["flops"] / _FLOPS_PER_SECOND, i["bytes"] / _BYTES_PER_SECOND)
-            start = max([clock, streams.get(i["stream"], clock), *[ends[w] for w in i["waits"]]])
-            ends.append(start + duration)
-            streams[i["stream"]] = start + duration
-            spans.append((i, start, start + duration))
-        clock = max([clock, *ends])
-    return spans, clock
+def _walks(entry: dict) -> list[list[tuple[dict, float, float]]]:
+    """Per row of the entry (instruction, start, end) in estimated seconds: streams run in order and wait for what they name, and an item of a
+    pipeline ("forward.2" of micro-batch 5) waits for the same one of the stage before, in backward of the stage behind."""
+    programs, rows = entry["programs"], entry["rows"]
+    steps = []
+    for row in rows:
+        program = programs[row["program"]]
+        items = [(program["segments"][s["segment"]], s["micro_batch"]) for s in program["schedule"]]
+        steps.append([(segment, *segment["name"].split("/")[0].partition(".")[::2], u) for segment, u in items])
+    waiting = {(kind, int(stage), u): 0 for list_ in steps for _, kind, stage, u in list_ if stage}
+    for list_ in steps:
+        for _, kind, stage, u in list_:
+            if stage:
+                waiting[kind, int(stage), u] += 1
+    done: dict[tuple, float] = {}
+    spans: list[list] = [[] for _ in rows]
+    clocks, at, moved = [0.0] * len(rows), [0] * len(rows), True
+    while moved:
+        moved = False
+        for r, list_ in enumerate(steps):
+            while at[r] < len(list_):
+                segment, kind, stage, u = list_[at[r]]
+                need = (kind, int(stage) + (1 if kind == "backward" else -1), u) if stage and kind != "weight" else None
+                if need in waiting and waiting[need]:
+                    break
+                clock = max(clocks[r], done.get(need, 0.0))
+                streams: dict[str, float] = {}
+                ends: list[float] = []
+                for i in segment["instructions"]:
+                    duration = max(i["flops"] / _FLOPS_PER_SECOND, i["bytes"] / _BYTES_PER_SECOND)
+                    start = max([clock, streams.get(i["stream"], clock), *[ends[w] for w in i["waits"]]])
+                    ends.append(start + duration)
+                    streams[i["stream"]] = start + duration
+                    spans[r].append((i, start, start + duration))
+                clocks[r] = max([clock, *ends])
+                if stage:
+                    key = (kind, int(stage), u)
+                    done[key] = max(done.get(key, 0.0), clocks[r])
+                    waiting[key] -= 1
+                at[r] += 1
+                moved = True
+    return spans
 
 
 def _color(instruction: dict) -> str:
     if instruction["kind"] in ("feed", "fetch"):
         return _COLORS["feed"]
-    return _COLORS["communication" if instruction["kind"] == "collective" else instruction["phase"]]
+    return _COLORS["communication" if instruction["kind"] in ("collective", "send", "receive") else instruction["phase"]]
 
 
 def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str:
@@ -107,8 +134,8 @@ def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str
     chosen = next((e for e in plan["entries"] if e["name"] == entry), plan["entries"][0])
     left, lane, right, width = 150, 16, 170, 960
     scale_width = width - left - right
-    walks = [_walk(p) for p in chosen["programs"]]
-    total = max((end for _, end in walks), default=0.0) or 1.0
+    walks = _walks(chosen)
+    total = max((end for spans in walks for _, _, end in spans), default=0.0) or 1.0
     memories = [sum(p["memory"].values()) for p in chosen["programs"]]
     largest = max(memories, default=1) or 1
     title = f"{plan['model']}: {plan['strategy'] or 'replica'} on {len(plan['devices'])} devices, one {chosen['name']} step of {chosen['batch']} samples"
@@ -119,8 +146,7 @@ def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str
         x += 34 + 7 * len(name)
     body.append(_text(width - right + 14, y + 1, "memory", color="#555"))
     y += 14
-    for row in chosen["rows"][:most_devices]:
-        spans, _ = walks[row["program"]]
+    for row, spans in list(zip(chosen["rows"], walks))[:most_devices]:
         lanes = ["compute"] + (["communication"] if any(i["stream"] == "communication" for i, _, _ in spans) else [])
         begin, end = row["samples"]
         body.append(_text(12, y + 13, plan["devices"][row["device"]]["name"], weight="bold"))
