@@ -114,4 +114,44 @@ void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
   r.finish();
 }
 
+void fold_whole_products(LayoutGraph& lg) {
+  Graph& g = lg.graph;
+  const auto readers = readers_of(g);
+  std::vector<char> removed(g.ops.size()), kept(g.tensors.size());
+  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (Op& op : g.ops) {
+    if (op.code != OpCode::k_add || op.phase != Phase::kForward) continue;
+    for (const size_t at : {size_t{0}, size_t{1}}) {
+      const TensorId product = op.inputs[at], bias = op.inputs[1 - at];
+      const OpId maker = g.tensor(product).producer;
+      if (maker == kNone || removed[static_cast<size_t>(maker)] || g.op(maker).code != OpCode::k_matmul ||
+          readers[static_cast<size_t>(product)].size() != 1 || kept[static_cast<size_t>(product)])
+        continue;
+      const Op& matmul = g.op(maker);
+      const Tensor &y = g.tensor(product), &b = g.tensor(bias);
+      const std::string& activation = attr_string(matmul.attrs, "activation");
+      if (b.dims.size() != 1 || y.dims.size() < 2 || b.dims[0] != y.dims.back() || b.dtype != y.dtype ||
+          (matmul.inputs.size() > 2 && matmul.inputs[2] != kNone) || (!activation.empty() && activation != "none") ||
+          matmul.stage != op.stage || matmul.region != op.region)
+        continue;
+      const auto partial = [&](TensorId id) {
+        const auto& axes = lg.layouts[static_cast<size_t>(id)].axes;
+        return std::any_of(axes.begin(), axes.end(),
+                           [](const AxisLayout& l) { return l.placement == Placement::kPartial; });
+      };
+      if (partial(product) || partial(bias) ||
+          !(lg.layouts[static_cast<size_t>(product)] == lg.layouts[static_cast<size_t>(op.outputs[0])]))
+        continue;
+      Op fused = matmul;
+      fused.inputs.resize(3, kNone);
+      fused.inputs[2] = bias;
+      fused.outputs = op.outputs;
+      removed[static_cast<size_t>(maker)] = 1;
+      op = std::move(fused);
+      break;
+    }
+  }
+  compact(g, removed);
+}
+
 }  // namespace whale

@@ -2,7 +2,7 @@
 // what follows it in grad/canonicalise.)
 #pragma once
 
-#include "parallel/task_graph.h"
+#include "parallel/layout_graph.h"
 
 namespace whale {
 
@@ -16,5 +16,8 @@ void fold_activation(Graph& graph, const TaskGraphs& tasks);
 // Ops inside a split in their forms in pieces (OpDef::decompose); nothing is folded there, so that products stay linear
 // and may leave sums of their parts.
 void decompose_splits(Graph& graph, const TaskGraphs& tasks);
+
+// Inside splits, once it is known which products leave sums: those that do not take their biases back.
+void fold_whole_products(LayoutGraph& graph);
 
 }  // namespace whale
