@@ -49,6 +49,10 @@ def test_strategy_diffs_are_those_of_the_examples():
         assert "\n".join(line[1:] for line in lines) in (ROOT / "examples/python" / example).read_text(), example
 
 
+def test_pictures_are_those_of_the_plans():
+    run([sys.executable, str(ROOT / "tools/generate/plan_pictures.py"), "--check"])
+
+
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 BY_HAND = ("tools/quickstart", "tools/check", "pip install", "ninja ")  # set up the machine or need the build tree: CI runs these itself
 

@@ -16,7 +16,7 @@ BLUE, ORANGE, GREEN, EMPTY = "#4c78a8", "#f58518", "#54a24b", "#f1f1f1"
 ROW, PART, LEFT = 54, 40, 190
 
 
-def gpt(layers: int = 2, strategy=None) -> wh.Graph:
+def gpt(layers: int = 2) -> wh.Graph:
     g = wh.Graph("gpt")
     with g:
         tokens, targets = wh.input("tokens", (8, 16), wh.int32), wh.input("targets", (8, 16), wh.int32)
@@ -120,7 +120,9 @@ def places(title: str, plan: wh.job.Plan, tensors: list[str], note: str = "") ->
         where = ([f"stage {row['mesh']}"] if len(info["meshes"]) > 1 else []) + [f"{a} {c}" for a, (n, c) in axes.items() if n > 1]
         body.append(_text(12, y + 33, ", ".join(where), color="#555", size=11))
         begin, end = row["samples"]
-        body.append(_box(LEFT, y, 100, PART, EMPTY) + (_box(LEFT + 100 * begin / entry["batch"], y, 100 * (end - begin) / entry["batch"], PART, ORANGE) if end > begin else ""))
+        body.append(_box(LEFT, y, 100, PART, EMPTY))
+        if end > begin:
+            body.append(_box(LEFT + 100 * begin / entry["batch"], y, 100 * (end - begin) / entry["batch"], PART, ORANGE))
         body.append(f'<rect x="{LEFT}" y="{y:.1f}" width="100" height="{PART}" fill="none" stroke="#999"/>')
         for k, name in enumerate(tensors):
             x = LEFT + 130 + 120 * k
@@ -153,7 +155,9 @@ def played(plan: wh.job.Plan) -> list[tuple[int, list[tuple[str, int, int, float
         for d in items:
             while at[d] < len(items[d]):
                 kind, stage, u = items[d][at[d]]
-                needs = [(kind, stage - 1, u)] if kind == "forward" and stage else [("backward", stage + 1, u)] if kind == "backward" and stage + 1 < stages else []
+                needs = [(kind, stage - 1, u)] if kind == "forward" and stage else []
+                if kind == "backward" and stage + 1 < stages:
+                    needs.append((kind, stage + 1, u))
                 if kind != "forward":
                     needs.append(("forward", stage, u))
                 if any(n not in done for n in needs):
@@ -189,7 +193,8 @@ def times(plans: list[tuple[str, wh.job.Plan]]) -> str:
             for kind, stage, u, start, end in items:
                 x, w = 80 + (width - 92) * start / longest, (width - 92) * (end - start) / longest - 1
                 color = {"forward": BLUE, "backward": ORANGE, "weight": GREEN}[kind]
-                body.append(f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="18" fill="{color}" opacity="{1 if stage == first else 0.55}"><title>{kind} of stage {stage}, micro-batch {u}</title></rect>')
+                body.append(f'<rect x="{x:.1f}" y="{y}" width="{w:.1f}" height="18" fill="{color}" '
+                            f'opacity="{1 if stage == first else 0.55}"><title>{kind} of stage {stage}, micro-batch {u}</title></rect>')
                 body.append(_text(x + w / 2, y + 13, str(u), color="#fff", anchor="middle", size=11))
             y += 22
         y += 10
@@ -201,13 +206,14 @@ def pictures() -> dict[str, str]:
     block = ["block0.norm1.weight", "block0.attention.qkv.weight", "block0.mlp.up.weight", "block0.mlp.down.weight"]
     ends = ["block0.mlp.up.weight", "block0.mlp.down.weight", "block1.mlp.up.weight", "block1.mlp.down.weight"]
     with_state = ["block0.mlp.up.weight", "block0.mlp.up.weight/m", "block0.mlp.down.weight", "block0.mlp.down.weight/m"]
-    schedules = [("gpipe", ""), ("1f1b", ""), ("interleaved", ", chunks=2"), ("zb_h1", ""), ("zb_v", "")]
+    schedules = [f"pipeline(2, micro_batches=4, schedule={s})" for s in ("gpipe", "1f1b", "interleaved, chunks=2", "zb_h1", "zb_v")]
+    beside = "cluster(layout=[[0,2],[1,3]]) > replica(2) > split(2)"
     return {
         "replica": places("replica(4, shares=[3,2,2,1]): samples are cut, parameters are copies", plan("replica(4, shares=[3,2,2,1])", 4), block[:3]),
         "split": places("split(2): every sample everywhere, parameters are cut", plan("split(2)", 2), block),
         "stage": places("a stage on one device, then a stage on two that splits", plan("", 3, stages()), ["first.weight", "second.weight", "third.weight"]),
-        "pipeline": times([(f"pipeline(2, micro_batches=4, schedule={s}{c})", plan(f"pipeline(2, micro_batches=4, schedule={s}{c})", 2, gpt(4))) for s, c in schedules]),
-        "cluster": places("cluster(layout=[[0,2],[1,3]]) > replica(2) > split(2): device 2 is beside 0", plan("cluster(layout=[[0,2],[1,3]]) > replica(2) > split(2)", 4), block[1:]),
+        "pipeline": times([(s, plan(s, 2, gpt(4))) for s in schedules]),
+        "cluster": places(beside + ": device 2 is beside 0", plan(beside, 4), block[1:]),
         "combination": places("replica(2) { backbone }; split(2) { classifier }", plan("", 2, classifier()), ["backbone.weight", "classifier.weight"]),
         "nested": places("replica(2) > pipeline(2, micro_batches=2) > split(2)", plan("replica(2) > pipeline(2, micro_batches=2) > split(2)", 8), ends),
         "zero": places("replica(4) with zero=1: parameters are copies, optimizer state (green) is cut", plan("replica(4)", 4, zero=1), with_state),
