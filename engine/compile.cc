@@ -137,7 +137,8 @@ struct Compiler {
 
   LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
                             const Homes* homes) const {
-    PropagateOptions layouts{.micro_batches = micro_batches, .fetch_gradients = {}, .zero = options.zero, .homes = homes};
+    PropagateOptions layouts{.micro_batches = micro_batches, .fetch_gradients = {}, .zero = options.zero, .exact = options.exact,
+                             .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, tasks, layouts);
     after(entry + ".propagate", lg);
@@ -195,9 +196,9 @@ struct Scoped {
   Graph graph;
   TaskGraphs tasks;
 };
-Scoped scope_out(const Graph& source, size_t devices, const std::vector<double>& state_shares) {
+Scoped scope_out(const Graph& source, size_t devices, const std::vector<double>& state_shares, bool exact) {
   Scoped out{source, {}};
-  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices), source.default_strategy);
+  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices), source.default_strategy, exact);
   if (state_shares.empty()) return out;
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
@@ -219,6 +220,16 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
   return source.training.accumulation;
 }
 
+// Replicas of whole micro-batches have one each, or nothing to do.
+void check_replicas(const TaskGraphs& tasks, int64_t micro_batches, bool exact) {
+  int64_t replicas = 1;
+  for (size_t a = 0; a < tasks.by_micro_batch.size(); ++a)
+    if (tasks.by_micro_batch[a]) replicas *= tasks.meshes[0].axes[a].size;
+  if (replicas > micro_batches)
+    throw invalid("{}{} replicas take whole micro-batches (by=micro_batch), there are {}; plan with accumulation {} or more",
+                  exact ? "exact mode: " : "", replicas, micro_batches, replicas);
+}
+
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {
   if (devices.empty()) throw invalid("the device list is empty, expected at least one device such as cpu:1");
   if (source.training.precision != Precision::kFloat64) return;
@@ -236,7 +247,6 @@ void check_built(const CompileOptions& options, const Graph& source) {
   later(source.training.precision == Precision::kFloat16, "precision f16");
   later(options.gradient_dtype.has_value(), "a dtype for the sums of gradients");
   later(options.adasum, "Adasum");
-  later(options.exact, "exact mode");
 }
 
 std::vector<std::string> notes_of(const Plan& plan) {
@@ -271,9 +281,10 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
   check_built(options, source);
-  Scoped scoped = scope_out(source, devices.size(), options.state_shares);
+  Scoped scoped = scope_out(source, devices.size(), options.state_shares, options.exact);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
+  check_replicas(scoped.tasks, micro_batches, options.exact);
   Compiler compiler{options, scoped.tasks, {}};
   for (const std::string& name : options.fetch)
     if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
@@ -290,6 +301,8 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.schedule = source.training.schedule;
   plan.precision = source.training.precision;
   plan.zero = options.zero;
+  plan.recompute = static_cast<int32_t>(options.recompute);
+  plan.exact = options.exact;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
 
   std::vector<std::string> entries;
@@ -322,11 +335,13 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   CompileOptions options;
   options.verify = false;
   options.zero = plan.zero;
+  options.recompute = static_cast<Recompute>(plan.recompute);
+  options.exact = plan.exact;
   // Stages are cut by the plan's own batch: another one must not move them.
   std::vector<double> state_shares;
   for (const MeshAxis& axis : plan.meshes[0].axes)
     if (!axis.state_shares.empty()) state_shares = axis.state_shares;
-  Scoped scoped = scope_out(plan.source, plan.devices.size(), state_shares);
+  Scoped scoped = scope_out(plan.source, plan.devices.size(), state_shares, plan.exact);
   Compiler compiler{options, scoped.tasks, {}};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)

@@ -120,6 +120,7 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     if (layout.combine != Combine::kSum)
       throw unimplemented("'{}': a maximum or minimum over micro-batches is not implemented; plan with accumulation 1",
                           out.graph.tensor(id).name);
+    if (out.exact) return reduced_[id] = bridge(OpCode::k_accumulate, {id, id}, id, ".sum", {}, axis, {});
     // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
     const TensorId zero = like(id, ".zero");
     out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
@@ -136,6 +137,9 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
       fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
     append(std::move(fill));
     made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", {}, axis, {});
+    for (size_t a = 1; a < out.axes(); ++a)
+      if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
+        out.at(made, a) = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false};
   } else {
     made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
                   {{"group", static_cast<int64_t>(axis) - 1},

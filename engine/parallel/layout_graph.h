@@ -19,6 +19,9 @@ struct LayoutGraph {
   std::vector<int32_t> stages;  // per tensor: where it is
   TaskGraphs tasks;
   int64_t micro_batches = 1;
+  // Sums over micro-batches are fixed binary trees over all of them (semantics.md section 9): an `accumulate` reads the
+  // value twice, and its result is whole along replicas too.
+  bool exact = false;
   std::vector<NamedTensor> fetches;  // "loss", outputs by name, "grad:NAME"
   int64_t batch = 0;                 // 0: no input has a batch dimension
   // Further forms of an input: read whole in the prologue (denominators), or in another stage. The tensor, and the
@@ -32,6 +35,11 @@ struct LayoutGraph {
   const MeshAxis& mesh_axis(size_t axis, int32_t stage) const { return tasks.mesh(stage).axes[axis - 1]; }
   int64_t size(size_t axis, int32_t stage) const { return axis == kTime ? micro_batches : mesh_axis(axis, stage).size; }
   std::string axis_name(size_t axis) const { return axis == kTime ? "time" : tasks.meshes[0].axes[axis - 1].name; }
+  // Replicas along the axis take whole micro-batches: what differs from micro-batch to micro-batch is not cut along it,
+  // a sum over micro-batches is.
+  bool by_micro_batch(size_t axis) const {
+    return axis != kTime && axis <= tasks.by_micro_batch.size() && tasks.by_micro_batch[axis - 1];
+  }
   bool time_varies(TensorId id) const {  // a value of its own per micro-batch
     return at(id, kTime).placement != Placement::kReplicate;
   }

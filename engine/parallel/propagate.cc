@@ -25,7 +25,9 @@ constexpr bool kSamples = true;
 class Propagator {
  public:
   Propagator(const Graph& graph, const TaskGraphs& tasks, const PropagateOptions& options)
-      : options_(options), b_(graph, tasks, options.micro_batches) {}
+      : options_(options), b_(graph, tasks, options.micro_batches) {
+    b_.out.exact = options.exact && b_.out.micro_batches > 1;
+  }
 
   LayoutGraph run() {
     find_stages();
@@ -101,6 +103,10 @@ class Propagator {
     std::vector<std::vector<OpCut>> taken;
     const std::vector<OpCut> nothing(g().ops.size());
     for (size_t a = 1; a < axes(); ++a) {
+      if (b_.out.by_micro_batch(a)) {
+        taken.push_back(nothing);
+        continue;
+      }
       const SplitProblem problem{.graph = g(),
                                  .tasks = tasks(),
                                  .axis = a,
@@ -188,7 +194,7 @@ class Propagator {
     if (dim < 0 || b_.out.batch <= 1) return;
     if (micro_batches() > 1) b_.out.at(id, kTime) = shard({dim, 1, 1}, false, kSamples);
     for (size_t a = 1; a < axes(); ++a)
-      b_.out.at(id, a) = size(a, reader) > 1 && role(reader, a) == AxisRole::kReplica
+      b_.out.at(id, a) = size(a, reader) > 1 && role(reader, a) == AxisRole::kReplica && !b_.out.by_micro_batch(a)
                             ? shard({dim, 1, 1}, false, kSamples)
                             : AxisLayout{};
   }
@@ -257,8 +263,18 @@ class Propagator {
     }
   }
 
+  // No result is partial: every element is computed as in the whole.
+  static bool is_map(const Factor& f) {
+    return f.kind == FactorKind::kMap && std::find(f.partial.begin(), f.partial.end(), true) == f.partial.end();
+  }
+
   OpCut choose(const Op& op, const Factors& factors, size_t a, OpId number) {
     if (a == kTime) return largest_cut(op, factors, a);
+    if (b_.out.by_micro_batch(a)) {
+      if (number != kNone && samples_[static_cast<size_t>(number)].present()) return {};
+      const OpCut cut = largest_cut(op, factors, a);
+      return options_.exact && cut.present() && !is_map(factors.list[static_cast<size_t>(cut.factor)]) ? OpCut{} : cut;
+    }
     const AxisRole what = role(op, a);
     if (what == AxisRole::kReplica) {
       if (number != kNone && b_.out.batch > 1 && samples_[static_cast<size_t>(number)].present())
@@ -428,7 +444,7 @@ class Propagator {
     }
     if (partial.empty()) return;
     const bool passes =
-        sum && !narrows && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
+        sum && !narrows && !(b_.out.exact && a == kTime) && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!passes) {
       for (const int i : partial)
         op.inputs[static_cast<size_t>(i)] = bring(op, op.inputs[static_cast<size_t>(i)], a, {});

@@ -22,7 +22,7 @@ struct Place {
 }  // namespace
 
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                const std::vector<double>& speeds) {
+                                const std::vector<double>& speeds, bool keep_groups) {
   const size_t n = ops.size();
   std::vector<double> until(n + 1);  // seconds of the ops before
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
@@ -46,10 +46,19 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     change[made[t] + 1] += bytes;
     if (last_use[t] + 1 <= n) change[last_use[t] + 1] -= bytes;
   }
+  std::vector<int> inside(n + 1);  // a group
+  if (keep_groups) {
+    const std::vector<int> uses = use_counts(graph);
+    for (size_t k = 0; k < n; ++k)
+      for (const TensorId id : graph.op(ops[k]).inputs)
+        if (id != kNone && has_flag(graph.op(ops[k]).code, kElementwise) && uses[static_cast<size_t>(id)] == 1)
+          for (size_t at = made[static_cast<size_t>(id)] + 1; at <= k; ++at) ++inside[at];
+  }
   std::vector<Place> places;
   double alive = 0;
   for (size_t k = 1; k < n; ++k) {
     alive += change[k];
+    if (inside[k]) continue;
     if (moves[static_cast<size_t>(graph.op(ops[k - 1]).outputs.empty() ? 0 : graph.op(ops[k - 1]).outputs[0])] == 1)
       places.push_back({k, std::max(0.0, alive)});
   }

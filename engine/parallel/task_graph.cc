@@ -36,7 +36,6 @@ void check_scope(const Scope& scope, std::string_view path) {
     throw unimplemented("scope '{}' ({}): {} is not implemented yet; {} is", to_string(scope), path, what, instead)
         .at_scope(std::string(path));
   };
-  if (scope.by == "micro_batch") later("by=micro_batch", "by=sample");
   if (scope.kind == ScopeKind::kCluster && !scope.devices.empty())
     later("devices of a cluster", "a device list for the whole plan");
 }
@@ -110,6 +109,7 @@ void fill_counts(std::vector<Scope>& nest, size_t from, size_t to, int64_t devic
 struct AxisUse {
   AxisRole role = AxisRole::kFollow;
   std::string factor;
+  bool by_micro_batch = false;
 };
 struct Axes {
   std::vector<MeshAxis> axes;
@@ -164,7 +164,7 @@ Axes refine(const std::vector<const Leaf*>& leaves, const std::vector<std::pair<
       if (!part && !level.scope->shares.empty()) axis.shares = level.scope->shares;
       const std::string name = name_of(level.scope->kind);
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-      out.uses[l].push_back({role_of(level.scope->kind), level.scope->factor});
+      out.uses[l].push_back({role_of(level.scope->kind), level.scope->factor, level.scope->by == "micro_batch"});
       level.left /= size;
       if (level.left == 1 || size == 1) ++at[l];
     }
@@ -178,7 +178,8 @@ Axes refine(const std::vector<const Leaf*>& leaves, const std::vector<std::pair<
 // ---- stages -----------------------------------------------------------------------------------------------------
 class Former {
  public:
-  Former(Graph& graph, int64_t devices, std::string_view strategy) : g_(graph), devices_(devices) {
+  Former(Graph& graph, int64_t devices, std::string_view strategy, bool exact)
+      : g_(graph), devices_(devices), exact_(exact) {
     if (strategy.empty()) strategy = graph.default_strategy;
     local_ = strategy == "local";
     if (local_ && devices != 1)
@@ -197,6 +198,7 @@ class Former {
     make_axes();
     make_meshes();
     make_tasks();
+    find_whole_micro_batches();
     return std::move(out_);
   }
 
@@ -315,7 +317,7 @@ class Former {
       std::vector<OpId> ops(g_.ops.size());
       std::iota(ops.begin(), ops.end(), 0);
       try {
-        stage = cut_stages(g_, ops, pipeline_.count * pipeline_.chunks, {});
+        stage = cut_stages(g_, ops, pipeline_.count * pipeline_.chunks, {}, exact_);
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", to_string(any.nest), any.path, e.message()).at_scope(any.path);
       }
@@ -574,6 +576,33 @@ class Former {
     out_.strategy = fmt::format("{}", fmt::join(texts, "; "));
   }
 
+  // Axes along which replicas take whole micro-batches: the same replicas in all meshes, and nothing else on them.
+  void find_whole_micro_batches() {
+    const size_t axes = out_.meshes[0].axes.size();
+    out_.by_micro_batch.assign(axes, 0);
+    std::vector<char> replica(axes), other(axes);
+    const auto look = [&](size_t a, const AxisUse& use) {
+      replica[a] |= use.role == AxisRole::kReplica, other[a] |= use.role == AxisRole::kSplit;
+      if (use.role == AxisRole::kReplica && (exact_ || use.by_micro_batch)) out_.by_micro_batch[a] = 1;
+    };
+    for (const auto& uses : outer_.uses)
+      for (size_t a = 0; a < uses.size(); ++a) look(a, uses[a]);
+    for (size_t m = 0; m < physical_; ++m)
+      for (const auto& uses : stage_axes_[m].uses)
+        for (size_t a = 0; a < uses.size(); ++a) look(outer_.axes.size() + place_[m][a], uses[a]);
+    for (size_t a = 0; a < axes; ++a) {
+      if (!out_.by_micro_batch[a]) continue;
+      if (other[a])
+        throw invalid("{}replicas of whole micro-batches share their devices with a split ('{}'), which needs all of them "
+                      "for every micro-batch; put the split inside the replica", exact_ ? "exact mode: " : "",
+                      out_.strategy);
+      for (const Mesh& mesh : out_.meshes)
+        if (mesh.axes[a].size != out_.meshes[0].axes[a].size || mesh.axes[a].shares != out_.meshes[0].axes[a].shares)
+          throw invalid("{}replicas of whole micro-batches differ between stages ({} and {}); put the replica around the "
+                        "pipeline", exact_ ? "exact mode: " : "", out_.meshes[0].axes[a].size, mesh.axes[a].size);
+    }
+  }
+
   TaskGraph task(size_t l, size_t mesh, int32_t stage) const {
     const Leaf& leaf = leaves_[l];
     TaskGraph t{.nest = leaf.nest, .path = leaf.path, .ops = {}, .stage = stage, .roles = {}, .factors = {}};
@@ -594,6 +623,7 @@ class Former {
 
   Graph& g_;
   int64_t devices_;
+  bool exact_;
   bool local_ = false;  // all scopes are ignored
   std::vector<StrategyClause> clauses_;
   std::vector<Scope> otherwise_;
@@ -620,8 +650,8 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
   return tasks[static_cast<size_t>(t < 0 ? 0 : t)];
 }
 
-TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy) {
-  return Former(graph, devices, strategy).run();
+TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact) {
+  return Former(graph, devices, strategy, exact).run();
 }
 
 }  // namespace whale

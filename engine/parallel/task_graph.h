@@ -32,7 +32,9 @@ struct TaskGraphs {
   std::vector<int32_t> stage_of_scope;  // per scope of the graph; -1: it does not say
   std::vector<Mesh> meshes;
   std::vector<int32_t> mesh_of_stage;  // in the order of the model; one without a pipeline
-  std::string schedule;                // of the pipeline; empty: none
+  // Per axis: replicas take whole micro-batches (by=micro_batch); no tensor of the body is cut along it.
+  std::vector<char> by_micro_batch;
+  std::string schedule;  // of the pipeline; empty: none
   int64_t chunks = 1;                  // stages of one mesh
   std::string strategy;                // as text, counts filled in
 
@@ -47,6 +49,7 @@ struct TaskGraphs {
 // count and shares from the strategy, or else from the first scope that gives them, so that one model has one mesh.
 // A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
 // devices wanted and the devices there.
-TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy);
+// `exact`: all replicas are by=micro_batch.
+TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact = false);
 
 }  // namespace whale

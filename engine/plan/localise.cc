@@ -63,6 +63,17 @@ Interval Localiser::samples(uint64_t mask, const Place& place) const {
   return at;
 }
 
+Interval Localiser::micro_batches(const Place& place) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  Interval run{0, g_.micro_batches};
+  for (size_t a = 1; a < g_.axes() && g_.micro_batches > 1; ++a) {
+    if (!g_.by_micro_batch(a)) continue;
+    const Interval inner = cut_of(mesh.axes[a - 1], false, run.size(), place.coordinates[a - 1]);
+    run = {run.begin + inner.begin, run.begin + inner.end};
+  }
+  return run;
+}
+
 Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
   const AxisLayout& l = g_.at(id, axis);
@@ -94,10 +105,23 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
   return out;
 }
 
+uint64_t Localiser::sample_axes() const {
+  uint64_t mask = 0;
+  for (size_t t = 0; t < g_.graph.tensors.size(); ++t)
+    if (g_.graph.tensors[t].kind == TensorKind::kInput) mask |= sample_mask(static_cast<TensorId>(t));
+  return mask;
+}
+
 bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   const auto cut = [&](TensorId id) {
     return id != kNone && g_.at(id, axis).placement == Placement::kShard && !g_.at(id, axis).samples;
   };
+  if (op.code == OpCode::k_adasum) {  // the shares of all members are in its attributes
+    const Mesh& mesh = g_.tasks.mesh(op.stage);
+    const auto even = [](const MeshAxis& x) { return x.shares.empty(); };
+    return g_.batch % static_cast<int64_t>(mesh.devices.size()) != 0 ||
+           !std::all_of(mesh.axes.begin(), mesh.axes.end(), even);
+  }
   if (op.code == OpCode::k_local_slice)
     return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
   if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
@@ -127,6 +151,16 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     attrs[cuts] = flat(cut.intervals);
   };
   const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
+  if (op.code == OpCode::k_adasum) {
+    Place other = place;
+    std::vector<int64_t> weights;
+    for (int64_t k = 0; k < g_.mesh_axis(axis, op.stage).size; ++k) {
+      other.coordinates[axis - 1] = k;
+      weights.push_back(samples(sample_axes() & ((uint64_t{2} << axis) - 2), other).size());
+    }
+    attrs["weights"] = std::move(weights);
+    return attrs;
+  }
   switch (op.code) {
     case OpCode::k_all_gather: write("digit", "cuts", op.inputs[0], axis); return attrs;
     case OpCode::k_reduce_scatter: write("digit", "cuts", op.outputs[0], axis); return attrs;

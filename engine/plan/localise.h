@@ -27,6 +27,9 @@ class Localiser {
   // Samples of the batch: the global interval, when the axes of `mask` cut it (bit a: axis a; bit 0: time).
   Interval samples(uint64_t mask, const Place& place) const;
   uint64_t sample_mask(TensorId id) const;
+  // The micro-batches that the device runs: all, or its replica's where replicas take whole ones.
+  Interval micro_batches(const Place& place) const;
+  uint64_t sample_axes() const;  // those that cut an input's samples
 
   // A cut along one axis, in coordinates of the local tensor: the digit there, and an interval per coordinate.
   struct AxisCut {

@@ -38,7 +38,7 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
       const bool samples = cut && lg.at(f.tensor, a).samples;
       if (cut) o.merge = OutputMerge::kConcat;
       if (samples) o.batch_dim = lg.at(f.tensor, a).digit.dim;
-      if (a != kTime) o.cut_by.push_back(cut);
+      if (a != kTime) o.cut_by.push_back(cut || (lg.by_micro_batch(a) && lg.time_varies(f.tensor)));
       if (a != kTime) o.parts.axes.push_back(cut && !samples ? lg.at(f.tensor, a) : AxisLayout{});
     }
     if (std::all_of(o.parts.axes.begin(), o.parts.axes.end(),
@@ -119,16 +119,25 @@ class Lowerer {
     if (lg_.tasks.schedule.empty() || lg_.micro_batches == 1) return;
     bool backward = false;
     for (const Op& op : lg_.graph.ops) backward |= op.phase == Phase::kBackward;
-    schedule_ = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
-                              static_cast<int>(lg_.micro_batches), static_cast<int>(lg_.tasks.chunks));
-    slots_ = slots_needed(schedule_);
-    if (!backward) {  // evaluation: the forward items in the order that they have
-      for (auto& order : schedule_.devices)
-        std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
-    } else {
-      verify_schedule(schedule_, std::max(slots_, 1));
+    const Mesh& first = lg_.tasks.meshes[0];
+    for (size_t k = 0; k < first.devices.size(); ++k) {
+      const int64_t run = low_.local.micro_batches({0, first.coordinates(static_cast<int64_t>(k)), 0}).size();
+      const auto [at, fresh] = low_.schedules.try_emplace(run);
+      if (!fresh) continue;
+      PipelineSchedule& schedule = at->second;
+      schedule = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
+                               std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.chunks));
+      slots_ = std::max(slots_, slots_needed(schedule));
+      if (!backward) {  // evaluation: the forward items in the order that they have
+        for (auto& order : schedule.devices)
+          std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
+      } else {
+        verify_schedule(schedule, std::max(slots_needed(schedule), 1));
+      }
+      if (run == 0)
+        for (auto& order : schedule.devices) order.clear();
     }
-    low_.schedule = &schedule_;
+    low_.schedule = &low_.schedules.begin()->second;
     low_.weight_op = weight_ops(lg_);
   }
 
@@ -249,7 +258,8 @@ class Lowerer {
         row.mesh = static_cast<int32_t>(m);
         row.coordinates = mesh.coordinates(static_cast<int64_t>(k));
         Place place{row.mesh, row.coordinates, 0};
-        std::vector<int64_t> key{static_cast<int64_t>(m)};
+        const Interval run = low_.local.micro_batches(place);
+        std::vector<int64_t> key{static_cast<int64_t>(m), run.begin, run.end};
         for (const uint64_t mask : low_.masks) {
           SampleCut cut;
           cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);
@@ -293,7 +303,6 @@ class Lowerer {
   const LayoutGraph& lg_;
   Lowering low_;
   Entry entry_;
-  PipelineSchedule schedule_;
   int slots_ = 1;
   std::vector<std::vector<char>> apart_;        // [mesh][axis]
   std::vector<std::set<Signature>> signatures_;  // [mesh]

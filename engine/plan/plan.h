@@ -225,6 +225,8 @@ struct Plan {
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
   int32_t zero = 0;  // ZeRO level
+  int32_t recompute = 0;  // 0: none, 1: selective, 2: full
+  bool exact = false;     // bitwise equal to every other exact plan of the same program and micro-batches
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

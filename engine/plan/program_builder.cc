@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <numeric>
 
 #include "base/error.h"
 #include "parallel/order.h"
@@ -67,10 +68,16 @@ Draft ProgramBuilder::build() {
 void ProgramBuilder::schedule_accumulation() {
   std::map<int32_t, int32_t> segment_of;  // by the first micro-batch of a size
   const std::vector<SegmentRun> rows = accumulation_schedule(lg_.micro_batches);
+  const Interval mine = low_.local.micro_batches(place_);
   if (timed_) build_segment(Region::kPrologue, {}, "prologue");
+  if (timed_) {
+    std::vector<int64_t> order(static_cast<size_t>(mine.size()));
+    std::iota(order.begin(), order.end(), mine.begin);
+    plan_trees({}, order);
+  }
   std::vector<ScheduleRow> body;
   for (const SegmentRun& row : rows) {
-    if (row.region != Region::kBody) continue;
+    if (row.region != Region::kBody || row.micro_batch < mine.begin || row.micro_batch >= mine.end) continue;
     const auto u = static_cast<int32_t>(row.micro_batch);
     const int32_t first = low_.size_class[static_cast<size_t>(u)];
     const auto [at, fresh] = segment_of.try_emplace(first, 0);
@@ -82,6 +89,8 @@ void ProgramBuilder::schedule_accumulation() {
       at->second = build_segment(Region::kBody, {-1, {}, first}, name);
     }
     body.push_back({.segment = at->second, .micro_batch = u});
+    if (timed_) merge_row({-1, {}, first}, at->second, body.back());
+    if (merged_) body.push_back(*merged_);
   }
   auto& schedule = draft_.program.schedule;
   if (timed_) schedule.push_back({.segment = 0, .whole = true});
@@ -90,7 +99,8 @@ void ProgramBuilder::schedule_accumulation() {
 }
 
 void ProgramBuilder::schedule_pipeline() {
-  const PipelineSchedule& pipeline = *low_.schedule;
+  const Interval mine = low_.local.micro_batches(place_);
+  const PipelineSchedule& pipeline = low_.schedules.at(mine.size());
   constexpr const char* kNames[] = {"forward", "backward", "weight"};
   build_segment(Region::kPrologue, {}, "prologue");
   std::map<SegmentKey, int32_t> segments;
@@ -100,7 +110,8 @@ void ProgramBuilder::schedule_pipeline() {
   for (size_t kind = 0; kind < 3; ++kind)
     for (int32_t stage = 0; stage < static_cast<int32_t>(lg_.tasks.stages()); ++stage) {
       if (!on_this_mesh(stage)) continue;
-      for (const int32_t first : low_.size_class) {
+      for (int64_t u = mine.begin; u < mine.end; ++u) {
+        const int32_t first = low_.size_class[static_cast<size_t>(u)];
         const SegmentKey key{stage, static_cast<WorkKind>(kind), first};
         if (segments.contains(key) || (kind == 2 && !pipeline.split_backward)) continue;
         place_.micro_batch = first;
@@ -108,6 +119,11 @@ void ProgramBuilder::schedule_pipeline() {
         if (first != low_.size_class[0]) name += fmt::format("/{}", low_.local.samples(1, place_).size());
         segments[key] = build_segment(Region::kBody, key, name);
       }
+      std::vector<int64_t> done;
+      for (const WorkItem& item : order)
+        if (item.kind == static_cast<WorkKind>(kind) && virtual_stage(pipeline, place_.mesh, item.chunk) == stage)
+          done.push_back(mine.begin + item.micro_batch);
+      plan_trees({stage, static_cast<WorkKind>(kind), -1}, done);
     }
   // How many micro-batches are alive at once: slots go round.
   int64_t slots = 1;
@@ -125,10 +141,13 @@ void ProgramBuilder::schedule_pipeline() {
     if (--left[at] == 0) alive.erase(at);
   }
   for (const WorkItem& item : order) {
-    const auto u = item.micro_batch;
+    const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;
     const SegmentKey key{virtual_stage(pipeline, place_.mesh, item.chunk), item.kind,
                          low_.size_class[static_cast<size_t>(u)]};
-    body.push_back({.segment = segments.at(key), .micro_batch = u, .slot = static_cast<int32_t>(u % slots)});
+    body.push_back(
+        {.segment = segments.at(key), .micro_batch = u, .slot = static_cast<int32_t>(item.micro_batch % slots)});
+    merge_row(key, body.back().segment, body.back());
+    if (merged_) body.push_back(*merged_);
   }
   auto& schedule = draft_.program.schedule;
   schedule.push_back({.segment = 0, .whole = true});
@@ -148,13 +167,15 @@ void ProgramBuilder::assign_slots(int64_t slots) {
   };
   for (size_t s = 0; s < p.segments.size(); ++s) {
     if (draft_.regions[s] != Region::kBody) continue;
+    const auto follows = follows_.find(static_cast<int32_t>(s));
+    const int32_t base = follows == follows_.end() ? static_cast<int32_t>(s) : follows->second;
     for (const Instruction& i : p.segments[s].instructions)
       for (const auto* list : {&i.in, &i.out})
         for (const BufferId b : *list) {
           if (b == kNone) continue;
           int32_t& first = seen[root(b)];
-          if (first >= 0 && first != static_cast<int32_t>(s)) crosses[root(b)] = 1;
-          first = static_cast<int32_t>(s);
+          if (first >= 0 && first != base) crosses[root(b)] = 1;
+          first = base;
         }
   }
   std::vector<char> varies(p.buffers.size());
@@ -299,6 +320,7 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
       if (g_.tensors[t].kind == TensorKind::kInput && early_input_[t] && !lg_.time_varies(static_cast<TensorId>(t)) &&
           on_this_mesh(lg_.stages[t]))
         feed_for(static_cast<TensorId>(t));
+  if (region == Region::kEpilogue) finish_trees();
   for (const Op& op : g_.ops) {
     if (sends_here(op) || (op.code == OpCode::k_transfer && in_segment(op))) emit_transfer(op);
     if (!in_segment(op)) continue;
@@ -377,7 +399,7 @@ void ProgramBuilder::emit_transfer(const Op& op) {
 }
 
 void ProgramBuilder::emit(const Op& op) {
-  if (is_view(op.code)) return;
+  if (is_view(op.code) || is_tree(op)) return;
   const bool collective = has_flag(op.code, kCollective);
   bool none_out = true, none_in = false;
   for (const TensorId id : op.outputs) none_out &= id == kNone || empty(id);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "plan/localise.h"
 #include "plan/lower.h"
+#include "plan/tree.h"
 #include "schedule/schedule.h"
 
 namespace whale {
@@ -31,6 +33,7 @@ struct Lowering {
   std::map<std::pair<const Op*, int32_t>, int32_t> link_of;  // (transfer, first micro-batch of a size)
   std::vector<int32_t> size_class;            // per micro-batch: the first one of the same size
   const PipelineSchedule* schedule = nullptr;  // null: no pipeline, or a single micro-batch
+  std::map<int64_t, PipelineSchedule> schedules;  // by the number of micro-batches that a replica runs
   std::vector<char> weight_op;                // per op: may be later than the input gradients (W of zero bubble)
 
   int32_t mask_number(uint64_t mask) const;
@@ -65,6 +68,15 @@ class ProgramBuilder {
   bool on_this_mesh(int32_t stage) const;
   bool in_segment(const Op& op) const;
   bool sends_here(const Op& transfer) const;
+  // Sums over micro-batches as trees (exact mode).
+  bool is_tree(const Op& op) const { return lg_.exact && op.code == OpCode::k_accumulate; }
+  std::vector<const Op*> trees(const SegmentKey& key) const;
+  void plan_trees(const SegmentKey& key, const std::vector<int64_t>& order);
+  void merge_row(const SegmentKey& key, int32_t base, const ScheduleRow& row);  // gives `merged_`
+  void finish_trees();
+  BufferId flat(const std::string& name, DType dtype, int64_t rows, int64_t elements, BufferId alias = kNone);
+  BufferId gather_nodes(const Op& op, std::vector<TreeNode>& rows);
+  std::vector<TreeNode> nodes_under(const Place& place, size_t axis) const;
   WorkKind work_of(const Op& op) const;
   bool fed_here(TensorId input) const;
   Instruction& add(Instruction instruction, const Op* op);
@@ -82,6 +94,16 @@ class ProgramBuilder {
   Region region_{};
   SegmentKey key_;
   std::map<TensorId, bool> fed_;
+  // Exact mode. By stage and kind of work: the tree, and how many leaves have been added; by op: its places for sums.
+  struct TreeUse {
+    TreePlan plan;
+    size_t next = 0;
+  };
+  std::map<std::pair<int32_t, WorkKind>, TreeUse> trees_;
+  std::map<const Op*, std::vector<BufferId>> sums_;
+  std::map<std::pair<SegmentKey, std::vector<TreeStep>>, int32_t> merges_;
+  std::optional<ScheduleRow> merged_;
+  std::map<int32_t, int32_t> follows_;  // of a segment that adds to sums: the one that makes what it adds
 };
 
 }  // namespace whale

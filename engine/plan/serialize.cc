@@ -572,7 +572,8 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   const auto notes_at = write(b, notes);
   fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
                                          groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
-                                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero));
+                                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
+                                         plan.recompute, plan.exact));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -607,6 +608,9 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.precision = f.number<Precision>(t->precision(), "the precision");
   out.zero = t->zero();
   f.range(out.zero, 0, 3, "the ZeRO level");
+  out.recompute = t->recompute();
+  f.range(out.recompute, 0, 2, "the recompute policy");
+  out.exact = t->exact();
   if (t->source() == nullptr) throw f.bad("it has no source graph");
   out.source = read_graph(t->source()->data(), t->source()->size());
   if (t->notes() != nullptr) {

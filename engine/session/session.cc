@@ -48,7 +48,9 @@ struct Session::Impl {
     if (plan->devices.empty() || plan->entries.empty())
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     const std::vector<int> cores = usable_cores();
-    machine = std::make_unique<Machine>(*plan, open_devices(assign_cores(plan->devices, cores, options.threads)));
+    // Another number of threads may cut a reduction in another way.
+    const int threads = plan->exact && options.threads == 0 ? 1 : options.threads;
+    machine = std::make_unique<Machine>(*plan, open_devices(assign_cores(plan->devices, cores, threads)));
     initialize_variables(*machine, options.seed, cores.size());
     executor_for(plan->entries.front());
   }

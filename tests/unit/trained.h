@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,15 @@ struct Trained {
   friend bool operator==(const Trained&, const Trained&) = default;
 };
 
+// Where the build has put libwhale_cpu.so.
+inline std::string backends_folder() {
+  const char* folder = std::getenv("WHALE_LIBRARY_DIR");
+  return folder ? folder : "";
+}
+
 // Every input is filled by a formula of the step and the element; integers are below `classes`.
 inline Trained train(const Plan& plan, int steps = 3, int64_t classes = 3) {
-  Session session(std::make_shared<const Plan>(plan), std::make_shared<Backends>(), {});
+  Session session(std::make_shared<const Plan>(plan), std::make_shared<Backends>(backends_folder()), {});
   const Entry& entry = plan.entries[0];
   Trained out;
   for (int step = 0; step < steps; ++step) {

@@ -1,0 +1,155 @@
+// Exact mode (semantics.md section 9): every plan of one program and one number of micro-batches trains the same bits.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "plan/tree.h"
+#include "trained.h"
+
+namespace whale {
+namespace {
+
+CompileOptions exactly(const std::string& strategy, int64_t accumulation = 0, int zero = 0,
+                       Recompute recompute = Recompute::kNone) {
+  CompileOptions options;
+  options.strategy = strategy;
+  options.accumulation = accumulation;
+  options.zero = zero;
+  options.recompute = recompute;
+  options.exact = true;
+  return options;
+}
+
+// The sum of all leaves as text with brackets.
+std::string text_of(int64_t leaves, const std::vector<std::vector<int64_t>>& orders) {
+  std::vector<TreeNode> nodes;
+  std::vector<std::string> rows;
+  for (const auto& order : orders) {
+    const TreePlan plan = plan_tree(leaves, order);
+    std::vector<std::string> slots(static_cast<size_t>(plan.slots));
+    for (size_t k = 0; k < order.size(); ++k)
+      for (const TreeStep& s : plan.steps[k]) {
+        const std::string from = s.from < 0 ? std::to_string(order[k]) : slots[static_cast<size_t>(s.from)];
+        std::string& to = slots[static_cast<size_t>(s.to)];
+        to = s.copies ? from : "(" + std::min(to, from) + "+" + std::max(to, from) + ")";
+      }
+    for (size_t k = 0; k < plan.nodes.size(); ++k) {
+      nodes.push_back(plan.nodes[k]);
+      rows.push_back(slots[static_cast<size_t>(plan.slot_of[k])]);
+    }
+  }
+  const TreeMerge merge = merge_tree(leaves, nodes);
+  for (const auto& [to, from] : merge.additions) {
+    const std::string a = rows[static_cast<size_t>(to)], b = rows[static_cast<size_t>(from)];
+    rows[static_cast<size_t>(to)] = "(" + std::min(a, b) + "+" + std::max(a, b) + ")";
+  }
+  return rows[static_cast<size_t>(merge.root)];
+}
+
+TEST_CASE("the tree of sums is the same however the micro-batches are dealt out and in whatever order they end") {
+  for (int64_t leaves = 1; leaves <= 13; ++leaves) {
+    std::vector<int64_t> all(static_cast<size_t>(leaves));
+    std::iota(all.begin(), all.end(), 0);
+    const std::string one = text_of(leaves, {all});
+    for (int64_t a = 0; a <= leaves; ++a)
+      for (int64_t b = a; b <= leaves; ++b) {
+        std::vector<std::vector<int64_t>> parts{
+            {all.begin(), all.begin() + a}, {all.begin() + a, all.begin() + b}, {all.begin() + b, all.end()}};
+        CHECK(text_of(leaves, parts) == one);
+        for (auto& part : parts) std::reverse(part.begin(), part.end());
+        CHECK(text_of(leaves, parts) == one);
+        for (const auto& part : parts) {
+          const TreePlan plan = plan_tree(leaves, part);
+          CHECK(plan.nodes.size() <= 8);
+          CHECK(plan.slots <= 8);
+        }
+      }
+  }
+  CHECK(text_of(5, {{0, 1, 2, 3, 4}}) == "(((0+1)+(2+3))+4)");
+  CHECK(plan_tree(1024, std::vector<int64_t>(1, 5)).nodes == std::vector<TreeNode>{{0, 5}});
+}
+
+struct Case {
+  const char* devices;
+  const char* strategy;
+  int zero = 0;
+  Recompute recompute = Recompute::kNone;
+};
+
+// All on devices of one kind, six or seven micro-batches.
+void compare(const small::Model& m, const std::string& kind, int64_t micro_batches, const std::vector<Case>& cases,
+             int64_t classes) {
+  const small::Trained one = small::train(m, kind + ":1", exactly("replica", micro_batches), 3, classes);
+  for (const Case& c : cases) {
+    std::string strategy = c.strategy;
+    if (const size_t at = strategy.find('M'); at != strategy.npos)
+      strategy.replace(at, 1, std::to_string(micro_batches));
+    CAPTURE(kind);
+    CAPTURE(c.devices);
+    CAPTURE(strategy);
+    CAPTURE(c.zero);
+    CAPTURE(static_cast<int>(c.recompute));
+    const small::Trained other =
+        small::train(m, kind + c.devices, exactly(strategy, micro_batches, c.zero, c.recompute), 3, classes);
+    CHECK(other.losses == one.losses);
+    CHECK(other.variables == one.variables);
+  }
+}
+
+const std::vector<Case> kCases{
+    {":1", "replica", 0, Recompute::kFull},
+    {":2", "replica"},
+    {":3", "replica"},
+    {":4", "replica"},
+    {":2", "replica(2, shares=[5,1])"},
+    {":3", "replica(3, shares=[1,4,2])"},
+    {":3", "replica(3, shares=[1,0,2])"},
+    {":2", "replica", 1},
+    {":3", "replica", 2},
+    {":2", "replica", 3},
+    {":2", "replica", 3, Recompute::kFull},
+    {":4", "replica(2) > replica(2)"},
+    {":2", "pipeline(2, micro_batches=M)"},
+    {":3", "pipeline(3, micro_batches=M)"},
+    {":2", "pipeline(2, micro_batches=M, schedule=gpipe)"},
+    {":2", "pipeline(2, micro_batches=M, schedule=zb_h1)"},
+    {":2", "pipeline(2, micro_batches=M, schedule=interleaved, chunks=2)"},
+    {":4", "replica(2) > pipeline(2, micro_batches=M)"},
+    {":4", "replica(2, shares=[2,1]) > pipeline(2, micro_batches=M, schedule=zb_h1)", 2, Recompute::kFull},
+};
+
+TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and recompute") {
+  small::Model gpt = small::gpt(14, OptimizerKind::kAdamW, 4);
+  gpt.g.training.clip_norm = 0.1;
+  compare(gpt, "ref", 7, kCases, 32);
+  compare(gpt, "cpu", 7, kCases, 32);
+  compare(small::gpt(9, OptimizerKind::kLamb, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica", 3}}, 32);
+  compare(small::gpt(9, OptimizerKind::kAdafactor, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica"}}, 32);
+}
+
+TEST_CASE("exact mode: split cuts are a part of the program, replicas around them are not") {
+  const small::Model gpt = small::gpt(8, OptimizerKind::kAdamW, 2);
+  const small::Trained one = small::train(gpt, "ref:2", exactly("split(2)", 4), 3, 32);
+  CHECK(one == small::train(gpt, "ref:4", exactly("replica(2) > split(2)", 4), 3, 32));
+  CHECK(one == small::train(gpt, "ref:4", exactly("replica(2) > split(2)", 4, 2), 3, 32));
+}
+
+TEST_CASE("replicas of whole micro-batches without the tree train like one device") {
+  const small::Model gpt = small::gpt(8, OptimizerKind::kAdamW, 2);
+  CompileOptions options;
+  options.accumulation = 4;
+  const small::Trained one = small::train(gpt, "ref:1", options, 3, 32);
+  for (const auto& [devices, strategy] : std::vector<std::pair<const char*, const char*>>{
+           {"ref:2", "replica(2, by=micro_batch)"}, {"ref:3", "replica(3, shares=[2,1,1], by=micro_batch)"}})
+    for (const int zero : {0, 1, 2, 3}) {
+      options.strategy = strategy;
+      options.zero = zero;
+      const small::Trained other = small::train(gpt, devices, options, 3, 32);
+      for (size_t s = 0; s < one.losses.size(); ++s)
+        CHECK(other.losses[s] == doctest::Approx(one.losses[s]).epsilon(1e-5));
+    }
+}
+
+}  // namespace
+}  // namespace whale
