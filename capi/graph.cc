@@ -168,7 +168,7 @@ Training read_training(const whale_training_options& o, TensorId loss) {
   t.schedule.final_fraction = o.final_fraction;
   t.clip_norm = o.clip_norm;
   t.accumulation = o.accumulation;
-  t.precision = number<Precision>(o.precision, WHALE_PRECISION_F32, WHALE_PRECISION_F64, "options.precision");
+  t.precision = number<Precision>(o.precision, WHALE_PRECISION_F32, WHALE_PRECISION_F16, "options.precision");
   return t;
 }
 

@@ -21,7 +21,7 @@ constexpr const char* kTensorKinds[] = {"value", "input", "variable", "step"};  
 constexpr const char* kRoles[] = {"parameter", "state", "buffer"};              // as Role
 constexpr const char* kOptimizers[] = {"none", "sgd",     "adam",     "adamw",
                                        "lamb", "adagrad", "adafactor"};  // as OptimizerKind
-constexpr const char* kPrecisions[] = {"f32", "bf16", "f64"};            // as Precision
+constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};     // as Precision
 constexpr const char* kPhases[] = {"forward", "backward", "update"};     // as Phase
 
 template <class E, size_t N>

@@ -61,6 +61,7 @@ struct LayoutPass {
 };
 
 constexpr LayoutPass kLayoutPasses[] = {
+    {"fold_whole_products", [](LayoutGraph& g, const CompileOptions&) { fold_whole_products(g); }, true},
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
     {"recompute_blocks", [](LayoutGraph& g, const CompileOptions& o) { if (o.recompute == Recompute::kFull) recompute_blocks(g); }, false},
     {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
@@ -138,7 +139,7 @@ struct Compiler {
   LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
                             const Homes* homes) const {
     PropagateOptions layouts{.micro_batches = micro_batches, .fetch_gradients = {}, .zero = options.zero, .exact = options.exact,
-                             .homes = homes};
+                             .gradient_dtype = options.gradient_dtype, .adasum = options.adasum, .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, tasks, layouts);
     after(entry + ".propagate", lg);
@@ -239,14 +240,27 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
                     devices.size());
 }
 
-// Options whose mechanism is not there yet, by name.
-void check_built(const CompileOptions& options, const Graph& source) {
-  const auto later = [](bool wanted, const char* what) {
-    if (wanted) throw unimplemented("{} is not implemented yet", what);
-  };
-  later(source.training.precision == Precision::kFloat16, "precision f16");
-  later(options.gradient_dtype.has_value(), "a dtype for the sums of gradients");
-  later(options.adasum, "Adasum");
+void check_gradients(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks) {
+  if (const auto dtype = options.gradient_dtype)
+    if (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)
+      throw invalid("gradients summed in {}, expected f32, bf16 or f16", name_of(*dtype));
+  if (options.exact && (options.adasum || options.gradient_dtype))
+    throw invalid("exact mode with {}: results would depend on the number of replicas; leave one out",
+                  options.adasum ? "Adasum" : "a gradient dtype");
+  if (!options.adasum) return;
+  if (options.gradient_dtype)
+    throw unimplemented("Adasum with gradient dtype {}: its products need the gradients as they are; leave one out",
+                        name_of(*options.gradient_dtype));
+  if (source.training.optimizer.lazy)
+    throw unimplemented("Adasum with lazy updates: rows of tables are no gradients of one shape; leave one out");
+  for (const TaskGraph& task : tasks.tasks)
+    for (const Mesh& mesh : tasks.meshes)
+      for (size_t a = 0; a < mesh.axes.size(); ++a)
+        if (mesh.axes[a].size > 1 && task.roles[a] != AxisRole::kReplica)
+          throw unimplemented(
+              "Adasum with a split over {} devices ('{}'): its products are over whole parameters, which no device has; "
+              "use replica and pipeline alone",
+              mesh.axes[a].size, mesh.axes[a].name);
 }
 
 std::vector<std::string> notes_of(const Plan& plan) {
@@ -268,6 +282,12 @@ std::vector<std::string> notes_of(const Plan& plan) {
   if (f.collectives)
     notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
                                 bytes_text(f.communicated), f.on_the_side));
+  if (plan.devices.size() > 1 && plan.gradient_dtype)
+    notes.push_back(fmt::format(
+        "Gradients are rounded to {} before replicas sum them: by this option the plan changes the result.",
+        name_of(*plan.gradient_dtype)));
+  if (plan.devices.size() > 1 && plan.adasum)
+    notes.push_back("Replicas combine their gradients by Adasum: by this option the plan changes the result.");
   return notes;
 }
 
@@ -280,8 +300,8 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   verify(source);
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
-  check_built(options, source);
   Scoped scoped = scope_out(source, devices.size(), options.state_shares, options.exact);
+  check_gradients(options, source, scoped.tasks);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
   check_replicas(scoped.tasks, micro_batches, options.exact);
@@ -301,6 +321,8 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.schedule = source.training.schedule;
   plan.precision = source.training.precision;
   plan.zero = options.zero;
+  plan.gradient_dtype = options.gradient_dtype;
+  plan.adasum = options.adasum;
   plan.recompute = static_cast<int32_t>(options.recompute);
   plan.exact = options.exact;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
@@ -335,6 +357,8 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   CompileOptions options;
   options.verify = false;
   options.zero = plan.zero;
+  options.gradient_dtype = plan.gradient_dtype;
+  options.adasum = plan.adasum;
   options.recompute = static_cast<Recompute>(plan.recompute);
   options.exact = plan.exact;
   // Stages are cut by the plan's own batch: another one must not move them.

@@ -28,6 +28,10 @@ std::string index_text(const CheckpointMeta& meta) {
   nlohmann::ordered_json json = {{"format", kFormat},           {"model", meta.model},     {"seed", meta.seed},
                                  {"iteration", meta.iteration}, {"updates", meta.updates}, {"learning_rate", nullptr}};
   if (meta.learning_rate) json["learning_rate"] = *meta.learning_rate;
+  if (meta.loss_scale) {
+    json["loss_scale"] = *meta.loss_scale;
+    json["steps_at_scale"] = meta.steps_at_scale;
+  }
   return json.dump(2) + "\n";
 }
 
@@ -57,6 +61,14 @@ CheckpointMeta parse_index(const std::string& path, const std::string& text) {
     if (!json["learning_rate"].is_number()) throw bad("learning_rate");
     meta.learning_rate = json["learning_rate"].get<double>();
     if (!std::isfinite(*meta.learning_rate) || *meta.learning_rate < 0) throw bad("learning_rate");
+  }
+  if (json.contains("loss_scale")) {
+    if (!json["loss_scale"].is_number()) throw bad("loss_scale");
+    meta.loss_scale = json["loss_scale"].get<double>();
+    if (!std::isfinite(*meta.loss_scale) || *meta.loss_scale <= 0) throw bad("loss_scale");
+    const uint64_t steps = natural("steps_at_scale");
+    if (steps > iteration) throw bad("steps_at_scale");
+    meta.steps_at_scale = static_cast<int64_t>(steps);
   }
   return meta;
 }

@@ -20,6 +20,8 @@ struct CheckpointMeta {
   uint64_t seed = 0;
   int64_t iteration = 0, updates = 0;
   std::optional<double> learning_rate;  // set by hand; absent: the schedule's
+  std::optional<double> loss_scale;     // f16
+  int64_t steps_at_scale = 0;           // without an overflow, since the loss scale changed
 };
 
 struct CheckpointPart {  // one of the two files

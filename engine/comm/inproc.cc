@@ -43,12 +43,13 @@ class Inproc final : public Transport {
       case OpCode::k_all_reduce: return bind_all_reduce(part, rank, memory, spec);
       case OpCode::k_reduce_scatter: return bind_reduce_scatter(part, rank, memory, spec);
       case OpCode::k_all_gather: return bind_all_gather(part, rank, memory, spec);
+      case OpCode::k_adasum: return bind_adasum(part, rank, memory, spec);
       case OpCode::k_all_to_all: return bind_all_to_all(part, rank, memory, spec);
       default: break;
     }
     throw unimplemented(
         "the in-process transport has no collective op {}; it has all_reduce, reduce_scatter, "
-        "all_gather and all_to_all",
+        "all_gather, all_to_all and adasum",
         static_cast<int>(spec.op));
   }
 

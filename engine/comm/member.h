@@ -82,6 +82,7 @@ std::unique_ptr<Collective> bind_reduce_scatter(GroupState& group, size_t rank, 
                                                 const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_all_gather(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_all_to_all(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
+std::unique_ptr<Collective> bind_adasum(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Links> make_links(const std::vector<Link>& links);
 
 }  // namespace whale::inproc

@@ -15,7 +15,7 @@ namespace whale {
 
 // One member's side of a collective. Digits and cuts are in local coordinates: what other axes cut is cut already.
 struct CollectiveSpec {
-  OpCode op{};                      // all_reduce, all_gather, reduce_scatter, all_to_all
+  OpCode op{};                      // all_reduce, all_gather, reduce_scatter, all_to_all, adasum
   Combine combine = Combine::kSum;  // all_reduce, reduce_scatter
   std::vector<Operand> in;          // all_reduce: the bucket; else one tensor
   std::vector<Operand> out;         // all_reduce: the same storage
@@ -23,6 +23,7 @@ struct CollectiveSpec {
   std::vector<Interval> cuts;       // the interval of each member, one behind the other
   Digit to_digit = {};              // all_to_all: cut in `out`
   std::vector<Interval> to_cuts = {};
+  std::vector<int64_t> weights = {};  // adasum: samples of each member; empty: equal
 };
 
 // Bound to its buffers for the session's life. run() allocates nothing; it blocks until the result is in place and the

@@ -58,7 +58,16 @@ class Reverse {
     return op.outputs[0];
   }
 
+  // In f16 the loss counts loss_scale times, so that small gradients are not lost; add_updates takes it back.
   void seed(TensorId loss) {
+    if (g_.training.precision == Precision::kFloat16) {
+      g_.tensors.push_back(
+          {.name = "loss_scale", .dtype = g_.tensor(loss).dtype, .dims = {}, .kind = TensorKind::kStep});
+      grads_.resize(g_.tensors.size());
+      needs_.resize(g_.tensors.size());
+      grads_[static_cast<size_t>(loss)].push_back({place_, static_cast<TensorId>(g_.tensors.size() - 1)});
+      return;
+    }
     const Attrs attrs{{"shape", Dims{}}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(loss).dtype))}};
     grads_[static_cast<size_t>(loss)].push_back({place_, emit(place_, OpCode::k_fill, {}, attrs)});
   }

@@ -6,6 +6,9 @@
 // the bytes are worth more than those bits, and kernels of norms and softmax sum in f32 anyway.) Losses, exponentials,
 // logarithms and everything computed from them stay f32, as do parameters, their gradients, optimizer state and
 // statistics.
+//
+// f16: the same casts. Its range is short, so the loss is scaled (differentiate, add_updates); parameters are the f32
+// masters.
 #include <map>
 #include <set>
 
@@ -15,14 +18,14 @@
 namespace whale {
 namespace {
 
-class Bf16Pass {
+class LowPass {
  public:
-  explicit Bf16Pass(Graph& graph) : r_(graph), g_(graph) {}
+  LowPass(Graph& graph, DType low) : r_(graph), g_(graph), low_(low) {}
 
   void run() {
     for (size_t i = 0; i < r_.old.size(); ++i) rewrite(i);
     const TensorId loss = r_.now(g_.training.loss);
-    if (loss != kNone && g_.tensor(loss).dtype == DType::kBF16)
+    if (loss != kNone && g_.tensor(loss).dtype == low_)
       r_.replace(g_.training.loss, cast(r_.old.size() - 1, loss, DType::kF32));
     for (Variable& v : g_.variables) {
       const TensorId next = r_.now(v.next), want = v.tensor;
@@ -35,11 +38,12 @@ class Bf16Pass {
  private:
   Rewriter r_;
   Graph& g_;
+  DType low_;
   std::map<std::pair<TensorId, DType>, TensorId> casts_;
   // f32 values that are computed, not parameters, constants or inputs: they must not be rounded in passing.
   std::set<TensorId> wide_;
 
-  bool is_low(TensorId id) const { return id != kNone && g_.tensor(id).dtype == DType::kBF16; }
+  bool is_low(TensorId id) const { return id != kNone && g_.tensor(id).dtype == low_; }
   bool is_f32(TensorId id) const { return id != kNone && g_.tensor(id).dtype == DType::kF32; }
 
   TensorId cast(size_t i, TensorId id, DType to) {
@@ -64,23 +68,22 @@ class Bf16Pass {
     const uint32_t flags = def(op.code).flags;
     const bool to_scalar = low && is_scalar_float(op);
     if (flags & kComputeLow) {
-      cast_operands(i, DType::kF32, DType::kBF16, 2);  // a bias may stay as it is
-      if (!fits(op)) cast_operands(i, DType::kF32, DType::kBF16);
+      cast_operands(i, DType::kF32, low_, 2);  // a bias may stay as it is
+      if (!fits(op)) cast_operands(i, DType::kF32, low_);
     } else if (low && ((flags & kComputeWide) || to_scalar)) {
-      cast_operands(i, DType::kBF16, DType::kF32);
+      cast_operands(i, low_, DType::kF32);
     } else if (low && f32 && ((flags & kElementwise) || !fits(op))) {
       // Mixed: computed f32 values win; parameters, constants and inputs are rounded.
       if (wide)
-        cast_operands(i, DType::kBF16, DType::kF32);
+        cast_operands(i, low_, DType::kF32);
       else
-        cast_operands(i, DType::kF32, DType::kBF16);
+        cast_operands(i, DType::kF32, low_);
     }
     const bool weak = !(flags & kComputeWide) && !to_scalar && !wide && !low;
     r_.keep(i, true);
     for (const TensorId y : r_.old[i].outputs)
       if (is_f32(y) && !weak) wide_.insert(y);
-    if ((flags & kRoundOutput) && is_f32(op.outputs[0]))
-      r_.replace(op.outputs[0], cast(i, op.outputs[0], DType::kBF16));
+    if ((flags & kRoundOutput) && is_f32(op.outputs[0])) r_.replace(op.outputs[0], cast(i, op.outputs[0], low_));
   }
 
   bool is_scalar_float(const Op& op) const {
@@ -119,7 +122,8 @@ void widen(Graph& graph) {
 }  // namespace
 
 void apply_precision(Graph& graph) {
-  if (graph.training.precision == Precision::kBFloat16) Bf16Pass(graph).run();
+  if (graph.training.precision == Precision::kBFloat16) LowPass(graph, DType::kBF16).run();
+  if (graph.training.precision == Precision::kFloat16) LowPass(graph, DType::kF16).run();
   if (graph.training.precision == Precision::kFloat64) widen(graph);
 }
 

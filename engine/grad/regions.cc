@@ -28,7 +28,7 @@ std::vector<Depends> dependencies(const Graph& g) {
   for (size_t i = 0; i < g.tensors.size(); ++i) {
     of[i].sample = g.tensors[i].kind == TensorKind::kInput;
     of[i].variable = g.tensors[i].kind == TensorKind::kVariable;
-    of[i].update = g.tensors[i].kind == TensorKind::kStep;
+    of[i].update = g.tensors[i].kind == TensorKind::kStep && g.tensors[i].name != "loss_scale";
   }
   for (const Op& op : g.ops) {
     Depends d{.sample = false, .variable = false, .update = op.phase == Phase::kUpdate};

@@ -92,6 +92,48 @@ TensorId clip(UpdateBuilder& b, const std::vector<Parameter>& all, double max_no
   return b.emit(OpCode::k_clip_factor, sums, {{"max_norm", max_norm}});
 }
 
+// f16: gradients lose the factor of the loss; when one of them, or the loss, is not finite, the scale is NaN, and no
+// variable changes.
+void unscale(UpdateBuilder& b, std::vector<Parameter>& all) {
+  const TensorId loss_scale = b.step_scalar("loss_scale", DType::kF32);
+  std::vector<TensorId> flags{b.g.training.loss};
+  for (Parameter& p : all) {
+    b.origin = p.use;
+    TensorId& scaled = p.rows.dy != kNone ? p.rows.dy : p.grad;
+    const std::vector<TensorId> results = b.emit_all(OpCode::k_unscale, {scaled, loss_scale});
+    for (NamedTensor& t : b.g.gradients)
+      if (t.tensor == scaled && t.name == b.g.tensor(p.p).name) t.tensor = results[0];
+    scaled = results[0];
+    flags.push_back(results[1]);
+  }
+  b.origin = kNone;
+  b.scale = b.emit(OpCode::k_overflow, flags);
+}
+
+// Variables whose next values are not made by an update op that knows the scale keep their old ones instead.
+void keep_on_overflow(UpdateBuilder& b) {
+  const TensorId scale = b.scale;
+  TensorId fine = kNone;
+  for (size_t v = 0; v < b.g.variables.size(); ++v) {
+    const TensorId variable = b.g.variables[v].tensor, next = b.g.variables[v].next;
+    if (next == kNone || next == variable) continue;
+    const OpId producer = b.g.tensor(next).producer;
+    b.origin = producer;
+    if (producer != kNone && b.g.op(producer).code == OpCode::k_batch_norm_running) {
+      const Op op = b.g.op(producer);
+      const std::vector<TensorId> results =
+          b.emit_all(op.code, {op.inputs[0], op.inputs[1], op.inputs[2], scale}, op.attrs);
+      for (Variable& other : b.g.variables)
+        for (size_t o = 0; o < results.size(); ++o)
+          if (other.next == op.outputs[o]) other.next = results[o];
+    } else if (producer == kNone || !has_flag(b.g.op(producer).code, kUpdateOp)) {
+      if (fine == kNone) fine = b.emit(OpCode::k_equal, {scale, scale});  // not NaN
+      const TensorId kept = b.emit(OpCode::k_where, {fine, next, variable});
+      b.g.variables[v].next = kept;
+    }
+  }
+}
+
 struct Rule {
   OptimizerKind kind;
   void (*update)(UpdateBuilder& b, const Parameter& p, const Optimizer& o);
@@ -210,13 +252,18 @@ void add_updates(Graph& graph) {
   const bool f64 = graph.training.precision == Precision::kFloat64;
   b.rate = b.step_scalar("learning_rate", f64 ? DType::kF64 : DType::kF32);
   find_rows(b, all);
-  b.scale = clip(b, all, graph.training.clip_norm);
+  const bool scaled = graph.training.precision == Precision::kFloat16;
+  if (scaled) unscale(b, all);
+  const TensorId factor = clip(b, all, graph.training.clip_norm);
+  const TensorId overflow = b.scale;
+  b.scale = !scaled ? factor : factor == kNone ? overflow : b.emit(OpCode::k_mul, {factor, overflow});
   for (const Rule& rule : kRules) {
     if (rule.kind != o.kind) continue;
     for (const Parameter& p : all) {
       b.origin = p.use;
       rule.update(b, p, o);
     }
+    if (scaled) keep_on_overflow(b);
     return;
   }
   throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));

@@ -248,7 +248,7 @@ void check_training(const Graph& graph) {
     throw invalid("training: split weights need momentum 0, found {}; use bf16 without split", o.momentum);
   if (training.accumulation < 1)
     throw invalid("training: accumulation is {}, expected at least 1", training.accumulation);
-  if (training.precision > Precision::kFloat64)
+  if (training.precision > Precision::kFloat16)
     throw invalid("training: precision number {} is unknown", static_cast<int>(training.precision));
   const LearningRateSchedule& s = training.schedule;
   if (s.kind > ScheduleKind::kInverseSqrt)

@@ -8,7 +8,7 @@ namespace whale {
 namespace {
 
 constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
-enum Kind : int { kGather = 100, kScatter, kSlice, kExchange, kMove };  // + use for gathers of several uses
+enum Kind : int { kGather = 100, kScatter, kSlice, kExchange, kMove, kCast };  // + use for gathers of several uses
 
 Attrs merged(std::initializer_list<Attrs> parts) {
   Attrs all;
@@ -146,6 +146,33 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
                    {"combine", std::string(kCombines[static_cast<size_t>(layout.combine)])}},
                   axis, {});
   }
+  reduced_[id] = made;
+  return made;
+}
+
+TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
+  const auto at = key(id, static_cast<size_t>(dtype), kCast, {});
+  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  const std::string suffix = fmt::format(".{}", name_of(dtype));
+  const TensorId made = like(id, suffix.c_str());
+  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.graph.tensor(made).dtype = dtype;
+  Op op;
+  op.code = OpCode::k_cast;
+  op.name = out.graph.tensor(made).name;
+  op.inputs = {id};
+  op.outputs = {made};
+  op.attrs = {{"dtype", std::string(name_of(dtype))}};
+  op.stage = out.stage(id);
+  op.phase = phase;
+  if (const OpId source = producer(id); source != kNone) op.scope = out.graph.op(source).scope;
+  append(std::move(op));
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
+  const TensorId made = bridge(OpCode::k_adasum, {id}, id, ".adasum",
+                               {{"group", static_cast<int64_t>(axis) - 1}, {"weights", std::vector<int64_t>{}}}, axis, {});
   reduced_[id] = made;
   return made;
 }

@@ -30,6 +30,8 @@ class BridgeBuilder {
   TensorId gather(TensorId id, size_t axis, int use = 0);              // shard -> replicate: all_gather; one per use
   TensorId slice(TensorId id, size_t axis, const AxisLayout& to);      // replicate -> shard: local_slice
   TensorId exchange(TensorId id, size_t axis, const AxisLayout& to);   // shard -> shard: all_to_all
+  TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
+  TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
   TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
                                                   // allowed
   TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time

@@ -36,7 +36,12 @@ class Propagator {
     place_variables();
     for (const TensorId id : std::vector<TensorId>(g().inputs)) place_input(id);
     place_steps();
-    for (const NamedTensor& t : g().gradients) parameter_of_[t.tensor] = variable_named(t.name);
+    for (const NamedTensor& t : g().gradients) {
+      parameter_of_[t.tensor] = variable_named(t.name);
+      const OpId made = g().tensor(t.tensor).producer;  // with the loss scale still in it
+      if (made != kNone && g().op(made).code == OpCode::k_unscale)
+        parameter_of_[g().op(made).inputs[0]] = parameter_of_[t.tensor];
+    }
     std::vector<Op> ops;
     std::swap(ops, g().ops);
     find_adjoints(ops);
@@ -241,7 +246,7 @@ class Propagator {
     }
     const std::vector<TensorId> results = op.outputs;
     b_.append(std::move(op));
-    if (options_.zero >= 2)
+    if (options_.zero >= 2 && !options_.adasum)
       for (const TensorId id : results) cut_gradient(id);
   }
 
@@ -279,10 +284,31 @@ class Propagator {
     if (what == AxisRole::kReplica) {
       if (number != kNone && b_.out.batch > 1 && samples_[static_cast<size_t>(number)].present())
         return samples_[static_cast<size_t>(number)];
+      if (op.code == OpCode::k_unscale && placement(op.inputs[0], a) == Placement::kPartial)
+        if (const OpCut cut = cut_of_state(op, factors, a); cut.present()) return cut;
       return largest_cut(op, factors, a);
     }
     if (number != kNone && op.phase == Phase::kForward) return cuts_[a][static_cast<size_t>(number)];
     return cheapest_cut(op, factors, a);
+  }
+
+  // ZeRO: an unscaled gradient lies as the state that it goes into.
+  OpCut cut_of_state(const Op& op, const Factors& factors, size_t a) const {
+    const auto p = parameter_of_.find(op.outputs[0]);
+    if (p == parameter_of_.end() || p->second == kNone) return {};
+    const Dims& dims = g().tensor(op.outputs[0]).dims;
+    for (const Variable& v : g().variables) {
+      if (v.owner != p->second || g().tensor(v.tensor).dims != dims) continue;
+      const AxisLayout& l = home_.at(v.tensor).axes[a];
+      if (l.placement != Placement::kShard || !l.state) continue;
+      for (size_t k = 0; k < factors.list.size(); ++k) {
+        OpCut cut{static_cast<int>(k), {}, true};
+        const Factor& f = factors.list[k];
+        if (find_sub_digit(f.inputs[0], f.extent, l.digit, extent_of(dims, l.digit), cut.sub) && fits(op, f, cut.sub, a))
+          return cut;
+      }
+    }
+    return {};
   }
 
   bool fits(const Op& op, const Factor& f, const SubDigit& sub, size_t a) const {
@@ -443,6 +469,7 @@ class Propagator {
         if (o != kNone) narrows |= size_of(g().tensor(o).dtype) < size_of(g().tensor(op.inputs[i]).dtype);
     }
     if (partial.empty()) return;
+    // Exact mode adds each use of a parameter over time for itself: stages may lie between uses.
     const bool passes =
         sum && !narrows && !(b_.out.exact && a == kTime) && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!passes) {
@@ -476,6 +503,7 @@ class Propagator {
     switch (now.placement) {
       case Placement::kReplicate: return sliced(op, id, a, want);
       case Placement::kPartial:
+        if (const TensorId made = combine_gradient(op, id, a, want); made != kNone) return made;
         return cut && now.combine == Combine::kSum ? b_.reduce_to(id, a, want)
                : cut                              ? sliced(op, b_.reduce(id, a), a, want)
                                                   : b_.reduce(id, a);
@@ -487,6 +515,45 @@ class Propagator {
         return cut ? sliced(op, whole, a, want) : whole;
     }
     return id;
+  }
+
+  // ---- gradients of parameters between replicas, where options say how they are combined
+  bool is_gradient(TensorId id) const {
+    while (id != kNone && !parameter_of_.contains(id)) {
+      const OpId made = b_.producer(id);
+      if (made == kNone) return false;
+      const Op& op = g().op(made);
+      if (op.code == OpCode::k_accumulate)
+        id = op.inputs[1];
+      else if (has_flag(op.code, kCollective) || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
+               op.code == OpCode::k_cast)
+        id = op.inputs[0];
+      else
+        return false;
+    }
+    return id != kNone;
+  }
+
+  // kNone: by a sum in its own type, as any other partial value.
+  TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want) {
+    const DType exact = g().tensor(id).dtype;
+    const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != exact;
+    if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || !is_gradient(id) ||
+        role(g().op(b_.producer(id)), a) != AxisRole::kReplica)
+      return kNone;
+    const bool cut = want.placement == Placement::kShard;
+    if (options_.adasum) {
+      // A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
+      if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
+      for (size_t b = axes(); b-- > a + 1;)
+        if (placement(id, b) == Placement::kPartial) id = bring(reader, id, b, {});
+      const TensorId made = b_.adasum(id, a);
+      return cut ? sliced(reader, made, a, want) : made;
+    }
+    const TensorId low = b_.cast(id, *options_.gradient_dtype, g().op(b_.producer(id)).phase);
+    const TensorId made = b_.cast(cut ? b_.reduce_to(low, a, want) : b_.reduce(low, a), exact, Phase::kUpdate);
+    if (!cut) b_.replace(id, made);
+    return made;
   }
 
   bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const {
@@ -632,7 +699,7 @@ class Propagator {
     if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
     for (size_t a = 1; a < axes(); ++a) {
       if (b_.out.size(a, b_.out.stage(id)) == b_.out.size(a, reader.stage)) continue;
-      if (placement(id, a) == Placement::kPartial) id = b_.reduce(id, a);
+      if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
     }
     return b_.transfer(id, reader.stage);
   }

@@ -118,6 +118,7 @@ std::string to_json(const Plan& plan) {
                                 quoted(plan.model), quoted(plan.strategy), plan.micro_batches,
                                 plan.precision == Precision::kBFloat16  ? "bf16"
                                 : plan.precision == Precision::kFloat64 ? "f64"
+                                : plan.precision == Precision::kFloat16 ? "f16"
                                                                         : "f32");
   out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
            return fmt::format("{{\"kind\":\"{}\",\"name\":{}}}", name_of(d.kind), quoted(to_string(d)));

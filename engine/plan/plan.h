@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -225,6 +226,8 @@ struct Plan {
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
   int32_t zero = 0;  // ZeRO level
+  std::optional<DType> gradient_dtype;  // that gradients are summed in between replicas; none: their own
+  bool adasum = false;                  // gradients of replicas are combined by Adasum
   int32_t recompute = 0;  // 0: none, 1: selective, 2: full
   bool exact = false;     // bitwise equal to every other exact plan of the same program and micro-batches
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.

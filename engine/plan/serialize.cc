@@ -573,6 +573,8 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
                                          groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
+                                         plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
+                                         plan.adasum,
                                          plan.recompute, plan.exact));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
@@ -608,6 +610,11 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.precision = f.number<Precision>(t->precision(), "the precision");
   out.zero = t->zero();
   f.range(out.zero, 0, 3, "the ZeRO level");
+  if (t->gradient_dtype() != 0) {
+    if (!is_valid_dtype(t->gradient_dtype())) throw f.bad("the dtype of gradients is unknown");
+    out.gradient_dtype = static_cast<DType>(t->gradient_dtype());
+  }
+  out.adasum = t->adasum();
   out.recompute = t->recompute();
   f.range(out.recompute, 0, 2, "the recompute policy");
   out.exact = t->exact();

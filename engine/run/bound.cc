@@ -211,6 +211,7 @@ class Binder {
     samples_of(instruction);
     spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(instruction.samples)];
     bound.kernel = memory_.device().bind(spec);
+    if (instruction.op == OpCode::k_overflow) bound.data = address(instruction.out.at(0));
   }
 
   void bind_collective(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
@@ -224,6 +225,7 @@ class Binder {
         if (i >= spec.out.size() || spec.in[i].data != spec.out[i].data)
           throw internal("an all-reduce works in place, operand {} has two places", i);
     spec.digit = digit_of(instruction.attrs, "digit");
+    spec.weights = attr_ints(instruction.attrs, "weights");
     spec.cuts = cuts_of(instruction.attrs, "cuts");
     spec.to_digit = digit_of(instruction.attrs, "to_digit");
     spec.to_cuts = cuts_of(instruction.attrs, "to_cuts");

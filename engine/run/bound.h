@@ -18,7 +18,7 @@ struct BoundInstruction {
   int32_t index = 0;                       // in the segment
   std::unique_ptr<Kernel> kernel;          // kKernel
   std::unique_ptr<Collective> collective;  // kCollective, kSend, kReceive
-  char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense
+  char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense; op overflow: its result
   // Outputs whose parts are cut along more than samples: runs of the host's and of the device's tensor, by micro-batch.
   struct Run {
     size_t host = 0, local = 0, bytes = 0;

@@ -75,6 +75,7 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   context_ = context;
   state_.store(kOpen, std::memory_order_relaxed);
   late_bad_loss_.store(false, std::memory_order_relaxed);
+  overflowed_.store(false, std::memory_order_relaxed);
   error_.reset();
   machine_.transport().reset();
   links_->reset();
@@ -104,7 +105,7 @@ void Executor::run(int device, Stream stream) noexcept {
       DeviceMemory& memory = machine_.memory(d);
       memory.set_step_scalar(StepScalar::kLearningRate, values_.learning_rate);
       memory.set_step_scalar(StepScalar::kUpdates, static_cast<double>(values_.updates));
-      memory.set_step_scalar(StepScalar::kLossScale, 1);
+      memory.set_step_scalar(StepScalar::kLossScale, values_.loss_scale);
     } else if (!runs_[d].done[0].wait(1, this)) {
       return;
     }
@@ -205,7 +206,14 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
     if (!commit()) return false;
   }
   switch (bound.source->kind) {
-    case InstructionKind::kKernel: bound.kernel->run(); break;
+    case InstructionKind::kKernel:
+      bound.kernel->run();
+      if (bound.source->op == OpCode::k_overflow) {
+        float scale = 0;
+        memory.copy_out(&scale, bound.data, sizeof scale);
+        if (std::isnan(scale)) overflowed_.store(true, std::memory_order_release);
+      }
+      break;
     case InstructionKind::kCollective:
     case InstructionKind::kSend:
     case InstructionKind::kReceive:

@@ -27,6 +27,7 @@ struct StepValues {
   uint64_t seed = 0;
   int64_t iteration = 0, updates = 0;
   double learning_rate = 0;
+  double loss_scale = 1;   // f16: the factor of the loss in the backward pass
   bool check_loss = true;  // a non-finite loss is an error
   bool timeline = false;
   const std::atomic<bool>* cancel = nullptr;   // of the caller; may be null
@@ -52,6 +53,8 @@ class Executor final : private Job, private Lookout {
   void start(const StepValues& values, Ended ended, void* context);
 
   const std::vector<DeviceTimeline>& timeline() const { return timeline_; }
+  // Of the last run: a value that was not finite was found before the update, which changed nothing.
+  bool overflowed() const { return overflowed_.load(std::memory_order_acquire); }
   bool has_timeline() const { return timeline_filled_; }
   const BoundProgram& program(size_t device) const { return *programs_[device]; }
 
@@ -93,7 +96,7 @@ class Executor final : private Job, private Lookout {
   Ended ended_ = nullptr;
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
-  std::atomic<bool> late_bad_loss_{false};
+  std::atomic<bool> late_bad_loss_{false}, overflowed_{false};
   std::mutex error_mutex_;
   std::optional<Error> error_;
 };

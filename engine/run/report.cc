@@ -5,7 +5,7 @@
 
 namespace whale {
 
-std::string report_json(Machine& machine, const Executor* last) {
+std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale) {
   const Plan& plan = machine.plan();
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
@@ -51,6 +51,7 @@ std::string report_json(Machine& machine, const Executor* last) {
   nlohmann::ordered_json report = {
       {"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
   if (last != nullptr) report["entry"] = last->entry().name;
+  if (loss_scale) report["loss_scale"] = *loss_scale;
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -22,6 +22,10 @@ namespace {
 constexpr size_t kMaxOtherBatches = 16;  // entries compiled for other batch sizes that are kept, of each mode
 constexpr size_t kBlockElements = 1 << 16;
 
+// Of the loss in f16, as torch.cuda.amp.GradScaler has them.
+constexpr double kLossScale = 65536, kLargestScale = 0x1p24, kSmallestScale = 0x1p-14;
+constexpr int64_t kGrowthInterval = 2000;
+
 const char* entry_name(RunMode mode) { return mode == RunMode::kStep ? "train" : "eval"; }
 
 }  // namespace
@@ -33,6 +37,8 @@ struct Session::Impl {
   pid_t process = getpid();
   int64_t iteration = 0, updates = 0;
   double fixed_learning_rate = -1;
+  double loss_scale = 1;
+  int64_t steps_at_scale = 0;
   bool trace = false;
   bool broken = false;
   std::atomic<bool> closing{false};
@@ -44,6 +50,9 @@ struct Session::Impl {
 
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
+    if (!(options.loss_scale >= 0) || !std::isfinite(options.loss_scale))
+      throw invalid("a loss scale of {}; 0 means {}", options.loss_scale, kLossScale);
+    if (scales_loss()) loss_scale = options.loss_scale > 0 ? options.loss_scale : kLossScale;
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
     if (plan->devices.empty() || plan->entries.empty())
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
@@ -79,6 +88,8 @@ struct Session::Impl {
     if (run) run->wait(-1);
     machine->team().wait_idle();
   }
+
+  bool scales_loss() const { return plan->precision == Precision::kFloat16; }
 
   void check_process() const {
     if (getpid() != process)
@@ -171,7 +182,9 @@ struct Session::Impl {
     values.iteration = iteration;
     values.updates = updates;
     values.learning_rate = learning_rate();
-    values.check_loss = mode == RunMode::kStep && options.nan_policy == NanPolicy::kError;
+    values.loss_scale = loss_scale;
+    // In f16 a loss that is not finite is an overflow: the step changes nothing, and the scale falls.
+    values.check_loss = mode == RunMode::kStep && options.nan_policy == NanPolicy::kError && !scales_loss();
     values.timeline = trace;
     values.cancel = run_cancel ? &run_cancel->flag() : nullptr;
     values.closing = &closing;
@@ -184,10 +197,26 @@ struct Session::Impl {
     Impl& impl = *static_cast<Impl*>(self);
     if (!error || committed) {
       ++impl.iteration;
-      impl.updates += committed ? 1 : 0;
+      const bool overflow = impl.scales_loss() && impl.last->overflowed();
+      impl.updates += committed && !overflow ? 1 : 0;
+      if (impl.scales_loss() && !error) impl.adjust_scale(overflow, error);
     }
     if (error && error->damage() == Damage::kSession) impl.broken = true;
     finish(impl, error);
+  }
+  void adjust_scale(bool overflow, std::optional<Error>& error) {
+    if (!overflow) {
+      if (++steps_at_scale < kGrowthInterval) return;
+      loss_scale = std::max(loss_scale, std::min(2 * loss_scale, kLargestScale));
+    } else if (loss_scale > kSmallestScale) {
+      loss_scale /= 2;
+    } else if (options.nan_policy == NanPolicy::kError) {
+      error = whale::error(Code::kOutOfRange,
+                           "step {}: the loss or a gradient is not finite with the smallest loss scale of {}; the step "
+                           "was not applied. Look at the learning rate and the data, or train in bf16 or f32",
+                           iteration - 1, loss_scale);
+    }
+    steps_at_scale = 0;
   }
   static void eval_ended(void* self, std::optional<Error>& error, bool) { finish(*static_cast<Impl*>(self), error); }
   static void finish(Impl& impl, std::optional<Error>& error) {
@@ -360,13 +389,18 @@ int64_t Session::updates() const {
   impl_->settle();
   return impl_->updates;
 }
+double Session::loss_scale() const {
+  impl_->settle();
+  return impl_->loss_scale;
+}
 uint64_t Session::seed() const { return impl_->options.seed; }
 
 void Session::save(const std::string& directory) {
   impl_->settle();
   impl_->check_whole();
-  CheckpointMeta meta{impl_->plan->model, impl_->options.seed, impl_->iteration, impl_->updates, {}};
+  CheckpointMeta meta{impl_->plan->model, impl_->options.seed, impl_->iteration, impl_->updates, {}, {}, 0};
   if (impl_->fixed_learning_rate >= 0) meta.learning_rate = impl_->fixed_learning_rate;
+  if (impl_->scales_loss()) meta.loss_scale = impl_->loss_scale, meta.steps_at_scale = impl_->steps_at_scale;
   write_checkpoint(directory, meta, impl_->part(false), impl_->part(true));
 }
 
@@ -386,6 +420,10 @@ void Session::load(const std::string& directory) {
   impl_->iteration = checkpoint.meta.iteration;
   impl_->updates = checkpoint.meta.updates;
   impl_->fixed_learning_rate = checkpoint.meta.learning_rate.value_or(-1);
+  if (impl_->scales_loss()) {
+    impl_->loss_scale = checkpoint.meta.loss_scale.value_or(kLossScale);
+    impl_->steps_at_scale = checkpoint.meta.steps_at_scale;
+  }
   impl_->broken = false;
 }
 
@@ -403,7 +441,8 @@ std::string Session::timeline() {
 
 std::string Session::report() {
   impl_->settle();
-  return report_json(*impl_->machine, impl_->last);
+  const std::optional<double> scale = impl_->scales_loss() ? std::optional(impl_->loss_scale) : std::nullopt;
+  return report_json(*impl_->machine, impl_->last, scale);
 }
 
 const Plan& Session::plan() const { return *impl_->plan; }

@@ -21,6 +21,7 @@ struct SessionOptions {
   uint64_t seed = 0;                         // of initializers and random ops
   NanPolicy nan_policy = NanPolicy::kError;  // kError: a non-finite loss fails the step
   int threads = 0;                           // per CPU device; 0: its share of the cores
+  double loss_scale = 0;                     // f16: at first; 0: 2^16
 };
 
 struct VariableInfo {
@@ -62,6 +63,7 @@ class Session {
   double learning_rate() const;                  // of the next step
   int64_t iteration() const;                     // steps begun and ended: keys random ops
   int64_t updates() const;                       // updates of the parameters
+  double loss_scale() const;                     // of the next step; 1 unless the precision is f16
   uint64_t seed() const;
 
   void save(const std::string& directory);  // whole or not at all: a failure leaves the previous checkpoint

@@ -36,7 +36,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--weight-decay", o.weight_decay, "weight decay");
   command.add_option("--clip", o.clip, "clip gradients to this global norm; 0: no");
   command.add_option("--accumulation", o.accumulation, "micro-batches a step");
-  command.add_option("--precision", o.precision, "f32 or bf16");
+  command.add_option("--precision", o.precision, "f32, bf16 or f16");
   command.add_option("--schedule", o.schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
   command.add_option("--warmup", o.warmup, "steps of linear warm-up");
   command.add_option("--total-steps", o.total_steps, "steps until the schedule ends");

@@ -335,7 +335,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   training.accumulation = o.accumulation;
   training.precision =
       pick("precision", o.precision,
-           {{"f32", WHALE_PRECISION_F32}, {"bf16", WHALE_PRECISION_BF16}, {"f64", WHALE_PRECISION_F64}});
+           {{"f32", WHALE_PRECISION_F32}, {"bf16", WHALE_PRECISION_BF16}, {"f16", WHALE_PRECISION_F16}, {"f64", WHALE_PRECISION_F64}});
   training.schedule = pick("schedule", o.schedule,
                            {{"constant", WHALE_LR_CONSTANT},
                             {"linear", WHALE_LR_LINEAR},

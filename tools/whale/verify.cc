@@ -125,12 +125,16 @@ void add_verify(CLI::App& app, int& exit_code) {
     };
 
     std::vector<Batch> batches;
-    bool mixed = false;
+    double epsilon = 0;  // of the format that the plan computes or sums gradients in; 0: f32
     {
       const Plan plan = plan_of(given);
       const nlohmann::json json =
           nlohmann::json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
-      mixed = json.value("precision", std::string("f32")) == "bf16";
+      const auto use = [&](const std::string& format) {
+        epsilon = std::max(epsilon, format == "bf16" ? 0x1p-8 : format == "f16" ? 0x1p-11 : 0.0);
+      };
+      use(json.value("precision", std::string("f32")));
+      use(given.gradient_dtype);
       const auto data = open_data(state->data, inputs_of(plan.get(), "train"), state->seed);
       for (int64_t i = 0; i < state->steps; ++i) batches.push_back(data->next());
     }
@@ -140,6 +144,7 @@ void add_verify(CLI::App& app, int& exit_code) {
       many.devices = reference_list(engine.get(), given.devices);
       one.devices = "ref:1";
       many.precision = one.precision = "f64";
+      many.gradient_dtype.clear();
       Comparison row = compare(engine.get(), plan_of(many), plan_of(one), batches, state->seed, true);
       row.name = "float64", row.devices = many.devices, row.against = one.devices,
       row.loss_bound = row.parameter_bound = 1e-9;
@@ -147,10 +152,12 @@ void add_verify(CLI::App& app, int& exit_code) {
     }
     {
       Comparison row = compare(engine.get(), plan_of(given), plan_of(single), batches, state->seed, false);
-      row.name = mixed ? "bfloat16" : "float32", row.devices = given.devices, row.against = single.devices;
-      // bf16 keeps 8 bits: each rounding is up to 2^-9; losses are sums over many tokens, parameters move by noisy
-      // steps.
-      row.loss_bound = mixed ? 2e-3 : 1e-5, row.parameter_bound = mixed ? 5e-2 : 1e-4;
+      row.name = epsilon == 0x1p-8 ? "bfloat16" : epsilon > 0 ? "float16" : "float32";
+      row.devices = given.devices, row.against = single.devices;
+      // With e = 2^-8 (bf16), 2^-11 (f16) each rounding is up to e / 2; losses are sums over many tokens, parameters move
+      // by noisy steps.
+      row.loss_bound = epsilon > 0 ? std::max(epsilon / 2, 1e-5) : 1e-5;
+      row.parameter_bound = epsilon > 0 ? 13 * epsilon : 1e-4;
       rows.push_back(row);
     }
     const bool passed = std::all_of(rows.begin(), rows.end(), [](const Comparison& row) { return row.passed(); });

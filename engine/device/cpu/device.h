@@ -26,8 +26,8 @@ class CpuDevice final : public Device {
   // Threads of its OpenMP pool. A kernel fixes its blocking by this number at bind.
   int threads() const { return threads_; }
   OneDnn& onednn() { return onednn_; }
-  // Where kernels keep f32 copies while they run: all share one area, since only one runs at a time. Throws when `bytes`
-  // is more than it has room for.
+  // Where kernels keep f32 copies while they run: all share one area, since only one runs at a time. Throws when
+  // `bytes` is more than it has room for.
   char* wide_area(size_t bytes);
 
  private:

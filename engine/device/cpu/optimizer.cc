@@ -314,7 +314,8 @@ std::unique_ptr<Kernel> bind_unscale(const KernelSpec& spec, CpuDevice& device) 
 
 std::unique_ptr<Kernel> bind_overflow(const KernelSpec& spec, CpuDevice&) {
   return make_kernel(0, [all = spec.in, y = spec.out[0]](char*) {
-    const bool finite = std::all_of(all.begin(), all.end(), [](const Operand& x) { return std::isfinite(scalar(x, 0)); });
+    const bool finite =
+        std::all_of(all.begin(), all.end(), [](const Operand& x) { return std::isfinite(scalar(x, 0)); });
     *static_cast<float*>(y.data) = finite ? 1 : std::numeric_limits<float>::quiet_NaN();
   });
 }

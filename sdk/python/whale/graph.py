@@ -307,10 +307,12 @@ class Graph:
         """Declares the training step: minimize the scalar ``loss``.
 
         clip_norm: clip gradients by global norm, 0: not. accumulation: micro-batches a step; it never changes the result.
-        precision: "float32", "bfloat16" (parameters and optimizer state stay float32) or "float64" (``ref`` devices)."""
+        precision: "float32", "bfloat16" or "float16" (parameters and optimizer state stay float32; float16 scales the loss) or
+        "float64" (``ref`` devices)."""
         options = optimizer.options()
         options.clip_norm, options.accumulation = clip_norm, accumulation
-        kinds = {"float32": _abi.WHALE_PRECISION_F32, "bfloat16": _abi.WHALE_PRECISION_BF16, "float64": _abi.WHALE_PRECISION_F64}
+        kinds = {"float32": _abi.WHALE_PRECISION_F32, "bfloat16": _abi.WHALE_PRECISION_BF16, "float64": _abi.WHALE_PRECISION_F64,
+                 "float16": _abi.WHALE_PRECISION_F16}
         options.precision = kinds[as_dtype(precision).name]
         check(lib.whale_graph_minimize(self._pointer, loss.id, byref(options)))
 

@@ -1,0 +1,381 @@
+// float16 with loss scaling, sums of gradients in narrow types, and Adasum, through whole sessions.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/f16.h"
+#include "cluster/devices.h"
+#include "compile.h"
+#include "session/session.h"
+#include "small_models.h"
+
+namespace whale {
+namespace {
+
+using small::Model;
+
+// Where the build has put libwhale_cpu.so.
+std::string backends_folder() {
+  const char* folder = std::getenv("WHALE_LIBRARY_DIR");
+  return folder ? folder : "";
+}
+
+struct Job {
+  Session session;
+  int64_t batch;
+  float loss = -1;
+  Job(const Model& m, const std::string& devices, const CompileOptions& options, double loss_scale = 0)
+      : session(std::make_shared<const Plan>(compile(m.g, parse_devices(devices, {0, 1, 2, 3}), options)),
+                std::make_shared<Backends>(backends_folder()), with_scale(loss_scale)),
+        batch(session.plan().entries[0].batch) {}
+  static SessionOptions with_scale(double scale) {
+    SessionOptions options;
+    options.loss_scale = scale;
+    return options;
+  }
+  float step(int64_t number, float factor = 1) {
+    std::vector<float> x(static_cast<size_t>(batch * 4));
+    std::vector<int32_t> y(static_cast<size_t>(batch));
+    for (size_t i = 0; i < x.size(); ++i)
+      x[i] = factor * std::sin(static_cast<float>(i * 3 + static_cast<size_t>(number) * 11));
+    for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<int32_t>((i + static_cast<size_t>(number)) % 3);
+    session
+        .step({{"x", {DType::kF32, {batch, 4}, x.data()}}, {"y", {DType::kI32, {batch}, y.data()}}},
+              {{"loss", {DType::kF32, {}, &loss}}})
+        .wait();
+    return loss;
+  }
+  std::vector<std::vector<float>> everything() {
+    std::vector<std::vector<float>> values;
+    for (const VariableInfo& v : session.variables()) {
+      values.emplace_back(static_cast<size_t>(element_count(v.dims)));
+      session.read(v.name, {v.dtype, v.dims, values.back().data()});
+    }
+    return values;
+  }
+};
+
+bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  bool same = a.size() == b.size();
+  for (size_t v = 0; same && v < a.size(); ++v)
+    for (size_t i = 0; i < a[v].size(); ++i)
+      same &= std::bit_cast<uint32_t>(a[v][i]) == std::bit_cast<uint32_t>(b[v][i]);
+  return same;
+}
+
+double distance(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  double sum = 0;
+  for (size_t v = 0; v < a.size(); ++v)
+    for (size_t i = 0; i < a[v].size(); ++i) sum += (a[v][i] - b[v][i]) * (a[v][i] - b[v][i]);
+  return std::sqrt(sum);
+}
+
+CompileOptions in_f16(const std::string& strategy = "") {
+  CompileOptions o;
+  o.precision = Precision::kFloat16;
+  o.strategy = strategy;
+  return o;
+}
+
+struct Setting {
+  const char *devices, *strategy;
+  int zero = 0;
+  int64_t accumulation = 0;
+};
+const std::vector<Setting> kSettings = {
+    {"ref:2", ""},
+    {"ref:3", "replica(3, shares=[4,3,1])"},
+    {"ref:4", ""},
+    {"ref:1", "", 0, 4},
+    {"ref:2", "", 1},
+    {"ref:2", "", 2, 2},
+    {"ref:2", "", 3},
+    {"ref:2", "split(2)"},
+    {"ref:4", "replica(2) > split(2)"},
+    {"ref:2", "pipeline(2, micro_batches=4)"},
+    {"cpu@0*2", ""},
+    {"cpu@0", ""},
+};
+
+TEST_CASE("f16: numbers convert exactly, round to even, and overflow to infinity") {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float x = f16_to_float(static_cast<uint16_t>(bits));
+    if (std::isnan(x))
+      CHECK(std::isnan(f16_to_float(float_to_f16(x))));
+    else
+      CHECK(float_to_f16(x) == bits);
+  }
+  CHECK(f16_to_float(float_to_f16(65504)) == 65504);
+  CHECK(f16_to_float(float_to_f16(65519)) == 65504);
+  CHECK(std::isinf(f16_to_float(float_to_f16(65520))));
+  CHECK(f16_to_float(float_to_f16(2049)) == 2048);
+  CHECK(f16_to_float(float_to_f16(2051)) == 2052);
+  CHECK(float_to_f16(0x1p-25f) == 0);
+  CHECK(float_to_f16(0x1.8p-25f) == 1);
+}
+
+TEST_CASE("f16: training follows f32, by every strategy") {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    Model m = small::mlp(8, kind);
+    m.g.training.clip_norm = kind == OptimizerKind::kSgd ? 0.5 : 0;
+    Job exact(m, "ref:1", {}), one(m, "ref:1", in_f16());
+    for (int64_t s = 0; s < 6; ++s) exact.step(s), one.step(s);
+    // 11 bits: each rounding is up to 2^-12, and a loss is a mean over rounded logits.
+    CHECK(one.loss == doctest::Approx(exact.loss).epsilon(4 * 0x1p-11));
+    CHECK(one.session.updates() == 6);
+    CHECK(nlohmann::json::parse(one.session.report())["loss_scale"] == 65536);
+    for (const Setting& at : kSettings) {
+      CAPTURE(at.devices);
+      CAPTURE(at.strategy);
+      CAPTURE(at.zero);
+      CompileOptions o = in_f16(at.strategy);
+      o.zero = at.zero;
+      o.accumulation = at.accumulation;
+      Job job(m, at.devices, o);
+      for (int64_t s = 0; s < 6; ++s) job.step(s);
+      CHECK(job.loss == doctest::Approx(one.loss).epsilon(4 * 0x1p-11));
+      CHECK(job.session.updates() == 6);
+    }
+  }
+}
+
+TEST_CASE("f16: a step that overflows changes nothing, on no device, and halves the scale") {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kLamb,
+                                   OptimizerKind::kAdagrad, OptimizerKind::kAdafactor}) {
+    Model m = small::mlp(8, kind);
+    if (kind == OptimizerKind::kSgd) m.g.training.optimizer.momentum = 0.9, m.g.training.clip_norm = 1;
+    for (Setting at : kSettings) {
+      if (kind != OptimizerKind::kAdamW && at.devices != std::string("ref:2") && at.devices != std::string("cpu@0*2"))
+        continue;
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(at.devices);
+      CAPTURE(at.strategy);
+      CAPTURE(at.zero);
+      CompileOptions o = in_f16(at.strategy);
+      o.zero = at.zero;
+      o.accumulation = at.accumulation;
+      Job job(m, at.devices, o, 0x1p15);
+      job.step(0);
+      REQUIRE(job.session.updates() == 1);
+      const auto before = job.everything();
+      job.step(1, 1e7f);  // inputs beyond f16
+      CHECK(same_bits(job.everything(), before));
+      CHECK(job.session.iteration() == 2);
+      CHECK(job.session.updates() == 1);
+      CHECK(job.session.loss_scale() == 0x1p14);
+      CHECK(std::isfinite(job.step(2)));
+      CHECK_FALSE(same_bits(job.everything(), before));
+      CHECK(job.session.updates() == 2);
+      CHECK(job.session.loss_scale() == 0x1p14);
+    }
+  }
+}
+
+TEST_CASE("f16: a scale that is too large falls until gradients fit, and is kept in checkpoints") {
+  const Model m = small::mlp(8, OptimizerKind::kAdamW);
+  Job job(m, "ref:2", in_f16(), 0x1p40);
+  const auto before = job.everything();
+  job.step(0);
+  CHECK(job.session.updates() == 0);
+  CHECK(job.session.loss_scale() == 0x1p39);
+  CHECK(same_bits(job.everything(), before));
+  while (job.session.updates() < 3 && job.session.iteration() < 60) job.step(0);
+  CHECK(job.session.updates() == 3);
+  CHECK(job.session.iteration() > 20);
+  char name[] = "/tmp/whale_precision_XXXXXX";
+  const std::filesystem::path folder = mkdtemp(name);
+  job.session.save(folder / "ckpt");
+  Job other(m, "ref:1", in_f16());
+  CHECK(other.session.loss_scale() == 65536);
+  other.session.load(folder / "ckpt");
+  CHECK(other.session.loss_scale() == job.session.loss_scale());
+  CHECK(other.session.updates() == 3);
+  std::filesystem::remove_all(folder);
+  Job hopeless(m, "ref:1", in_f16(), 0x1p-14);
+  CHECK_THROWS_AS(hopeless.step(0, INFINITY), Error);
+  CHECK(hopeless.session.updates() == 0);
+}
+
+TEST_CASE("f16: running statistics are kept on overflow, batch norm and convolutions run") {
+  const Model m = small::resnet(6);
+  for (const char* devices : {"ref:1", "ref:2", "cpu@0"}) {
+    CAPTURE(devices);
+    Session session(std::make_shared<const Plan>(compile(m.g, parse_devices(devices, {0, 1}), in_f16())),
+                    std::make_shared<Backends>(backends_folder()), {});
+    std::vector<float> x(6 * 8 * 8 * 3);
+    std::vector<int32_t> y{0, 1, 2, 3, 4, 0};
+    float loss = 0;
+    const auto step = [&](float factor) {
+      for (size_t i = 0; i < x.size(); ++i) x[i] = factor * std::sin(static_cast<float>(i));
+      session
+          .step({{"x", {DType::kF32, {6, 8, 8, 3}, x.data()}}, {"y", {DType::kI32, {6}, y.data()}}},
+                {{"loss", {DType::kF32, {}, &loss}}})
+          .wait();
+    };
+    std::vector<float> mean(8), again(8);
+    step(1);
+    CHECK(std::isfinite(loss));
+    CHECK(session.updates() == 1);
+    session.read("stem.mean", {DType::kF32, {8}, mean.data()});
+    step(1e9f);
+    CHECK(session.updates() == 1);
+    session.read("stem.mean", {DType::kF32, {8}, again.data()});
+    CHECK(mean == again);
+    step(1);
+    CHECK(session.updates() == 2);
+  }
+}
+
+TEST_CASE("f16: a transformer with tied embeddings, attention and dropout, on both devices") {
+  const Model m = small::gpt(6, OptimizerKind::kAdamW);
+  std::vector<float> losses;
+  for (const auto& [devices, strategy] :
+       std::vector<std::pair<const char*, const char*>>{{"ref:1", ""},
+                                                        {"ref:3", ""},
+                                                        {"cpu@0", ""},
+                                                        {"ref:2", "split(2)"},
+                                                        {"ref:2", "pipeline(2, micro_batches=3)"}}) {
+    Session session(std::make_shared<const Plan>(compile(m.g, parse_devices(devices, {0, 1}), in_f16(strategy))),
+                    std::make_shared<Backends>(backends_folder()), {});
+    std::vector<int32_t> tokens(48), targets(48);
+    for (size_t i = 0; i < 48; ++i)
+      tokens[i] = static_cast<int32_t>(i * 7 % 32), targets[i] = static_cast<int32_t>(i * 5 % 32);
+    float loss = 0;
+    for (int s = 0; s < 3; ++s)
+      session
+          .step({{"tokens", {DType::kI32, {6, 8}, tokens.data()}}, {"targets", {DType::kI32, {6, 8}, targets.data()}}},
+                {{"loss", {DType::kF32, {}, &loss}}})
+          .wait();
+    CHECK(session.updates() == 3);
+    losses.push_back(loss);
+    CHECK(losses.back() == doctest::Approx(losses[0]).epsilon(4 * 0x1p-11));
+  }
+}
+
+TEST_CASE("gradients summed in a narrow type: near the exact plan, bit for bit alike on all devices, and noted") {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    const Model m = small::mlp(8, kind);
+    Job exact(m, "ref:1", {});
+    const auto start = exact.everything();
+    for (int64_t s = 0; s < 5; ++s) exact.step(s);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
+      for (const Setting& at : kSettings) {
+        CAPTURE(name_of(dtype));
+        CAPTURE(at.devices);
+        CAPTURE(at.strategy);
+        CAPTURE(at.zero);
+        CompileOptions o;
+        o.strategy = at.strategy;
+        o.zero = at.zero;
+        o.accumulation = at.accumulation;
+        o.gradient_dtype = dtype;
+        Job job(m, at.devices, o);
+        for (int64_t s = 0; s < 5; ++s) job.step(s);
+        const double epsilon = dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-23;
+        CHECK(job.loss == doctest::Approx(exact.loss).epsilon(std::max(epsilon / 2, 1e-5)));
+        if (kind == OptimizerKind::kSgd)  // Adam's steps do not shrink with their gradients
+          CHECK(distance(job.everything(), exact.everything()) <=
+                std::max(4 * epsilon, 1e-4) * distance(exact.everything(), start));
+      }
+  }
+  CompileOptions o;
+  o.gradient_dtype = DType::kBF16;
+  const Plan plan = compile(small::mlp().g, parse_devices("ref:2"), o);
+  CHECK(
+      std::any_of(plan.notes.begin(), plan.notes.end(), [](const std::string& n) { return n.find("bf16") != n.npos; }));
+  int collectives = 0;
+  for (const Instruction& i : plan.entries[0].programs[0].segments[0].instructions)
+    for (const BufferId id : i.in)
+      if (i.op == OpCode::k_all_reduce && plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].bytes > 4) {
+        CHECK(plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].dtype == DType::kBF16);
+        ++collectives;
+      }
+  CHECK(collectives > 0);
+  const Plan read = deserialize(serialize(plan).data(), serialize(plan).size());
+  CHECK(read.gradient_dtype == DType::kBF16);
+  CHECK(compile_entry(read, "train", 4).batch == 4);
+  o.gradient_dtype = DType::kI32;
+  CHECK_THROWS_AS(compile(small::mlp().g, parse_devices("ref:2"), o), Error);
+}
+
+// What two replicas that see the same samples, or different ones, make of their gradients.
+TEST_CASE("adasum: equal replicas train like one, and every plan of the same replicas gives the same") {
+  Model half = small::mlp(4, OptimizerKind::kSgd), m = small::mlp(8, OptimizerKind::kSgd);
+  half.g.training.optimizer.learning_rate = m.g.training.optimizer.learning_rate = 0.1;
+  CompileOptions o;
+  o.adasum = true;
+  const auto train = [&](const Model& model, const std::string& devices, const CompileOptions& options, bool repeat) {
+    Session session(std::make_shared<const Plan>(compile(model.g, parse_devices(devices, {0, 1}), options)),
+                    std::make_shared<Backends>(backends_folder()), {});
+    const int64_t batch = session.plan().entries[0].batch;
+    float loss = 0;
+    std::vector<float> x(static_cast<size_t>(batch * 4));
+    std::vector<int32_t> y(static_cast<size_t>(batch));
+    for (size_t s = 0; s < 4; ++s) {
+      for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>((repeat ? i % 16 : i) * 3 + s * 11));
+      for (size_t i = 0; i < y.size(); ++i) y[i] = static_cast<int32_t>(((repeat ? i % 4 : i) + s) % 3);
+      session
+          .step({{"x", {DType::kF32, {batch, 4}, x.data()}}, {"y", {DType::kI32, {batch}, y.data()}}},
+                {{"loss", {DType::kF32, {}, &loss}}})
+          .wait();
+    }
+    std::vector<std::vector<float>> values;
+    for (const VariableInfo& v : session.variables()) {
+      values.emplace_back(static_cast<size_t>(element_count(v.dims)));
+      session.read(v.name, {v.dtype, v.dims, values.back().data()});
+    }
+    return values;
+  };
+  const auto single = train(half, "ref:1", {}, false);
+  CHECK(distance(train(m, "ref:2", o, true), single) <= 1e-6);
+  const auto different = train(m, "ref:2", o, false), summed = train(m, "ref:2", {}, false);
+  CHECK(distance(different, summed) > 1e-4);  // not the mean
+  for (const int zero : {1, 2, 3}) {
+    CompileOptions cut = o;
+    cut.zero = zero;
+    CHECK(distance(train(m, "ref:2", cut, false), different) <= 1e-6);
+  }
+  CompileOptions more = o;
+  more.accumulation = 2;  // a replica's micro-batches are summed first; its samples are others than without them
+  const auto twice = train(m, "ref:2", more, false);
+  more.accumulation = 0;
+  more.strategy = "replica(2) > pipeline(2, micro_batches=2)";
+  CHECK(distance(train(m, "ref:4", more, false), twice) <= 1e-6);
+  more.strategy = "";
+  CHECK(distance(train(m, "cpu@0*2", more, false), different) <= 1e-5);
+  more.precision = Precision::kFloat16;
+  CHECK(distance(train(m, "ref:2", more, false), different) <= 1e-2 * distance(different, train(m, "ref:2", {}, true)));
+  for (const char* uneven : {"replica(3, shares=[4,3,1])", "replica(2) > replica(2)"}) {
+    more = o;
+    more.strategy = uneven;
+    for (const auto& values : train(m, uneven[8] == '3' ? "ref:3" : "ref:4", more, false))
+      for (const float v : values) CHECK(std::isfinite(v));
+  }
+}
+
+TEST_CASE("adasum: what it cannot go with is refused by name") {
+  const auto message = [](const CompileOptions& o, const char* devices) -> std::string {
+    try {
+      compile(small::mlp().g, parse_devices(devices), o);
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return "";
+  };
+  CompileOptions o;
+  o.adasum = true;
+  o.strategy = "split(2)";
+  CHECK(message(o, "ref:2").find("split") != std::string::npos);
+  o.strategy = "";
+  o.gradient_dtype = DType::kBF16;
+  CHECK(message(o, "ref:2").find("gradient dtype bf16") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace whale
