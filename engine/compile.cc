@@ -63,7 +63,11 @@ struct LayoutPass {
 constexpr LayoutPass kLayoutPasses[] = {
     {"fold_whole_products", [](LayoutGraph& g, const CompileOptions&) { fold_whole_products(g); }, true},
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
-    {"recompute_blocks", [](LayoutGraph& g, const CompileOptions& o) { if (o.recompute == Recompute::kFull) recompute_blocks(g); }, false},
+    {"recompute_blocks",
+     [](LayoutGraph& g, const CompileOptions& o) {
+       if (o.recompute == Recompute::kFull) recompute_blocks(g);
+     },
+     false},
     {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
@@ -227,7 +231,8 @@ void check_replicas(const TaskGraphs& tasks, int64_t micro_batches, bool exact) 
   for (size_t a = 0; a < tasks.by_micro_batch.size(); ++a)
     if (tasks.by_micro_batch[a]) replicas *= tasks.meshes[0].axes[a].size;
   if (replicas > micro_batches)
-    throw invalid("{}{} replicas take whole micro-batches (by=micro_batch), there are {}; plan with accumulation {} or more",
+    throw invalid("{}{} replicas take whole micro-batches (by=micro_batch), there are {}; plan with accumulation {} or "
+                  "more",
                   exact ? "exact mode: " : "", replicas, micro_batches, replicas);
 }
 

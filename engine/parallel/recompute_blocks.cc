@@ -103,7 +103,8 @@ std::vector<int32_t> runs_of_ops(const Graph& g) {
           if (crossing[k] < crossing[best]) best = k;
         end = std::min(best, n);
       }
-      for (; at < end; ++at) out[ops[at]] = number;
+      // Without a pipeline the last run's backward ops follow at once: nothing to free.
+      for (; at < end; ++at) out[ops[at]] = stages.size() == 1 && r == runs ? kNoBlock : number;
     }
   }
   return out;

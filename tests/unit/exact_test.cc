@@ -79,8 +79,13 @@ struct Case {
 
 // All on devices of one kind, six or seven micro-batches.
 void compare(const small::Model& m, const std::string& kind, int64_t micro_batches, const std::vector<Case>& cases,
-             int64_t classes) {
-  const small::Trained one = small::train(m, kind + ":1", exactly("replica", micro_batches), 3, classes);
+             int64_t classes, Precision precision = Precision::kFloat32) {
+  const auto options = [&](const Case& c, const std::string& strategy) {
+    CompileOptions o = exactly(strategy, micro_batches, c.zero, c.recompute);
+    o.precision = precision;
+    return o;
+  };
+  const small::Trained one = small::train(m, kind + ":1", options({}, "replica"), 3, classes);
   for (const Case& c : cases) {
     std::string strategy = c.strategy;
     if (const size_t at = strategy.find('M'); at != strategy.npos)
@@ -90,9 +95,9 @@ void compare(const small::Model& m, const std::string& kind, int64_t micro_batch
     CAPTURE(strategy);
     CAPTURE(c.zero);
     CAPTURE(static_cast<int>(c.recompute));
-    const small::Trained other =
-        small::train(m, kind + c.devices, exactly(strategy, micro_batches, c.zero, c.recompute), 3, classes);
+    const small::Trained other = small::train(m, kind + c.devices, options(c, strategy), 3, classes);
     CHECK(other.losses == one.losses);
+    CHECK(other.logits == one.logits);
     CHECK(other.variables == one.variables);
   }
 }
@@ -124,6 +129,8 @@ TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and
   gpt.g.training.clip_norm = 0.1;
   compare(gpt, "ref", 7, kCases, 32);
   compare(gpt, "cpu", 7, kCases, 32);
+  compare(gpt, "cpu", 7, {{":2", "replica", 3, Recompute::kFull}, {":2", "pipeline(2, micro_batches=M)"}}, 32,
+          Precision::kBFloat16);
   compare(small::gpt(9, OptimizerKind::kLamb, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica", 3}}, 32);
   compare(small::gpt(9, OptimizerKind::kAdafactor, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica"}}, 32);
 }

@@ -14,7 +14,7 @@
 namespace whale::small {
 
 struct Trained {
-  std::vector<float> losses;
+  std::vector<float> losses, logits;  // of every step; of the last one
   std::vector<std::vector<float>> variables;
   friend bool operator==(const Trained&, const Trained&) = default;
 };
@@ -49,8 +49,16 @@ inline Trained train(const Plan& plan, int steps = 3, int64_t classes = 3) {
       }
     }
     float loss = -1;
-    session.step(inputs, {{"loss", {DType::kF32, {}, &loss}}}).wait();
+    std::vector<float> logits;  // every model has them
+    std::vector<NamedHost> outputs{{"loss", {DType::kF32, {}, &loss}}};
+    for (const PlanOutput& o : entry.outputs) {
+      if (o.name != "logits" || o.dtype != DType::kF32) continue;
+      logits.resize(static_cast<size_t>(element_count(o.dims)));
+      outputs.push_back({o.name, {o.dtype, o.dims, logits.data()}});
+    }
+    session.step(inputs, outputs).wait();
     out.losses.push_back(loss);
+    out.logits = std::move(logits);
   }
   for (const VariableInfo& v : session.variables()) {
     const TensorType type = session.variable_type(v.name);
