@@ -577,8 +577,12 @@ class Propagator {
     const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state);
     if (const auto known = slices_.find(key); known != slices_.end()) return known->second;
     TensorId out = kNone;
+    const OpId producer = b_.producer(id);
     if (is_free(id, want.digit, 0, a)) {
       out = produce_cut(id, a, want);
+    } else if (a == kTime && producer != kNone && g().op(producer).code == OpCode::k_transfer) {
+      // Cut where it is made, and sent piece by piece.
+      out = at_stage(sliced(op, g().op(producer).inputs[0], a, want), op);
     } else if (a != kTime) {
       out = b_.slice(id, a, want);
     } else {
@@ -617,12 +621,13 @@ class Propagator {
     for (size_t b = 0; b < axes(); ++b)
       if (placement(id, b) == Placement::kPartial) return false;
     const int64_t n = element_count(g().tensor(id).dims);
-    if (cost_of(view_of(g(), op)).flops > static_cast<double>(kFreeFlops * n)) return false;
+    // Along time there is no other way.
+    if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(kFreeFlops * n)) return false;
     const Factor f = factors_of(g(), op).list[static_cast<size_t>(cut.factor)];
     // Where nothing carries the digit, something small is spread (or made from nothing).
     const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const Digit& d) { return d.present(); });
     for (const TensorId x : op.inputs)
-      if (!carried && x != kNone && element_count(g().tensor(x).dims) * kSpread > n) return false;
+      if (a != kTime && !carried && x != kNone && element_count(g().tensor(x).dims) * kSpread > n) return false;
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (op.inputs[i] != kNone && f.inputs[i].present() &&
           !is_free(op.inputs[i], sub_digit(f.inputs[i], cut.sub), depth + 1, a))
@@ -656,8 +661,9 @@ class Propagator {
     return tasks().mesh_of_stage[static_cast<size_t>(a)] == tasks().mesh_of_stage[static_cast<size_t>(b)];
   }
 
-  // Made of constants alone: cheaper made again than moved.
+  // Made of constants and the step's scalars alone: cheaper made again than moved.
   bool is_constant(TensorId id, int depth = 0) {
+    if (g().tensor(id).kind == TensorKind::kStep) return true;
     const OpId producer = b_.producer(id);
     if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective)) return false;
     const std::vector<TensorId> inputs = g().op(producer).inputs;

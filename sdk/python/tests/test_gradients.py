@@ -1,0 +1,110 @@
+"""How gradients are computed and combined when an option says so: float16, narrow sums, Adasum."""
+
+import numpy as np
+import pytest
+import whale as wh
+
+PARAMETERS = ("hidden.weight", "hidden.bias", "head.weight", "head.bias")
+
+
+def classifier(batch=12, optimizer=None, **minimize):
+    g = wh.Graph("classifier")
+    with g:
+        x, y = wh.input("x", (batch, 6)), wh.input("y", (batch,), wh.int32)
+        h = wh.ops.relu(wh.nn.linear(x, 16, name="hidden"))
+        loss = wh.nn.cross_entropy(wh.nn.linear(h, 3, name="head"), y)
+        g.minimize(loss, optimizer or wh.SGD(0.1, momentum=0.9), **minimize)
+    return g
+
+
+def data(batch=12, seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, 6)).astype(np.float32)
+    return dict(x=x * np.float32(scale), y=(x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0))
+
+
+def start(devices="cpu:1", batch=12, seed=3, **options):
+    return wh.plan(classifier(batch), devices=devices, fetch=[f"grad:{p}" for p in PARAMETERS], **options).start(seed=seed)
+
+
+def gradients(job, **batch):
+    return job.step([f"grad:{p}" for p in PARAMETERS], **batch)[1]
+
+
+@pytest.mark.parametrize("devices,options", [
+    ("cpu:1", {}), ("cpu:3", {}), ("cpu:2", {"zero": 1}), ("cpu:2", {"zero": 3}), ("cpu:2", {"accumulation": 3}),
+    ("cpu:2", {"strategy": "split(2)"}), ("cpu:2", {"strategy": "pipeline(2, micro_batches=3)"})], ids=str)
+def test_float16(devices, options, tmp_path):
+    exact, job = start(), start(devices, precision="float16", **options)
+    for i in range(8):
+        want, found = gradients(exact, **data(seed=i)), gradients(job, **data(seed=i))
+        for name in want:  # the loss scale is not in them; 11 bits, some roundings one behind the other
+            np.testing.assert_allclose(found[name], want[name], atol=8 * 2.0 ** -11 * np.abs(want[name]).max())
+    assert job.report()["loss_scale"] == 65536
+    before = {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()}
+    job.step(**data(scale=1e6))  # beyond 65504
+    assert job.report()["loss_scale"] == 32768
+    assert (job.iteration, job.updates) == (9, 8)
+    assert {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()} == before
+    job.save(tmp_path / "checkpoint")
+    other = start(precision="float16")
+    other.load(tmp_path / "checkpoint")
+    assert other.report()["loss_scale"] == 32768 and other.updates == 8
+    assert other.step(**data(seed=9)) == pytest.approx(job.step(**data(seed=9)), rel=2.0 ** -9)
+    assert other.updates == 9
+
+
+@pytest.mark.parametrize("dtype,epsilon", [("bfloat16", 2.0 ** -8), ("float16", 2.0 ** -11)])
+@pytest.mark.parametrize("zero", [0, 2])
+def test_narrow_sums(dtype, epsilon, zero):
+    want = gradients(start(), **data())
+    found = gradients(start("cpu:3", gradient_dtype=dtype, zero=zero), **data())
+    different = 0
+    for name in want:
+        np.testing.assert_allclose(found[name], want[name], atol=4 * epsilon * np.abs(want[name]).max())
+        different += np.abs(found[name] - want[name]).max() > 1e-6
+    assert different
+    one = gradients(start(gradient_dtype=dtype), **data())  # nothing to sum: nothing is rounded
+    assert all((one[name] == want[name]).all() for name in want)
+
+
+def adasum(a, b):
+    ab, aa, bb = np.sum(a * b), np.sum(a * a), np.sum(b * b)
+    return (1 - ab / (2 * aa)) * a + (1 - ab / (2 * bb)) * b
+
+
+def tree(x):
+    power = 1 << (len(x).bit_length() - 1)
+    for i in range(power, len(x)):
+        x[i - power] = adasum(x[i - power], x[i])
+    x = x[:power]
+    while len(x) > 1:
+        x = [adasum(x[i], x[i + 1]) for i in range(0, len(x), 2)]
+    return x[0]
+
+
+@pytest.mark.parametrize("shares", [[6, 6], [4, 4, 4], [3, 3, 3, 3], [5, 4, 3], [7, 5]], ids=str)
+def test_adasum(shares):
+    batch, at, parts = data(), 0, []
+    for share in shares:
+        part = {k: v[at:at + share] for k, v in batch.items()}
+        parts.append(gradients(start(batch=share), **part))
+        at += share
+    strategy = f"replica({len(shares)}, shares={shares})".replace(" ", "")
+    for options in ({}, {"zero": 1}):
+        found = gradients(start(f"cpu:{len(shares)}", strategy=strategy, adasum=True, **options), **batch)
+        for name in found:
+            want = tree([p[name].astype(np.float64) for p in parts])
+            np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-6)
+    one = gradients(start(adasum=True), **batch)
+    want = gradients(start(), **batch)
+    assert all((one[name] == want[name]).all() for name in want)
+
+
+@pytest.mark.parametrize("options,word", [({"adasum": True, "strategy": "split(2)"}, "split"),
+                                          ({"adasum": True, "gradient_dtype": "bfloat16"}, "bf16"),
+                                          ({"gradient_dtype": "int32"}, "i32"),
+                                          ({"adasum": True, "exact": True, "accumulation": 2}, "exact")])
+def test_what_does_not_go_together(options, word):
+    with pytest.raises(wh.WhaleError, match=word):
+        start("cpu:2", **options)
