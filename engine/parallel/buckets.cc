@@ -10,11 +10,15 @@
 namespace whale {
 namespace {
 
-// Nothing but updates (and the step's end) waits for it, so it may be later than its operands.
-bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, const Op& op) {
+// Nothing but updates (and the step's end) waits for it, so it may be later than its operands; another sum of the same
+// kind may stand between, along another axis.
+bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, const Op& op, int depth = 0) {
   return std::all_of(op.outputs.begin(), op.outputs.end(), [&](TensorId y) {
     const auto& r = readers[static_cast<size_t>(y)];
-    return std::all_of(r.begin(), r.end(), [&](OpId i) { return g.op(i).phase == Phase::kUpdate; });
+    return std::all_of(r.begin(), r.end(), [&](OpId i) {
+      return g.op(i).phase == Phase::kUpdate ||
+             (depth < 4 && g.op(i).code == OpCode::k_all_reduce && may_wait(g, readers, g.op(i), depth + 1));
+    });
   });
 }
 

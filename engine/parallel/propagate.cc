@@ -670,6 +670,20 @@ class Propagator {
     return std::all_of(inputs.begin(), inputs.end(),
                        [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
   }
+  // Something small spread over a large tensor: what is small moves.
+  bool is_spread(TensorId id) {
+    const OpId producer = b_.producer(id);
+    if (producer == kNone || has_flag(g().op(producer).code, kCollective)) return false;
+    const Op& op = g().op(producer);
+    if (op.outputs.size() != 1 || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
+        op.code == OpCode::k_accumulate || has_flag(op.code, kUpdateOp) || has_flag(op.code, kRandom))
+      return false;
+    int64_t from = 0;
+    for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g().tensor(x).dims);
+    for (size_t a = 0; a < axes(); ++a)
+      if (placement(id, a) != Placement::kReplicate) return false;
+    return from > 0 && from * kSpread <= element_count(g().tensor(id).dims);
+  }
 
   TensorId at_stage(TensorId id, const Op& reader) {
     id = b_.latest(id);
@@ -685,7 +699,7 @@ class Propagator {
       input_forms_.insert({id, reader.stage});
       return form;
     }
-    if (is_constant(id)) {
+    if (is_constant(id) || is_spread(id)) {
       const auto known = copies_.find({id, reader.stage});
       if (known != copies_.end()) return known->second;
       Op op = g().op(b_.producer(id));

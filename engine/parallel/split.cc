@@ -1,10 +1,13 @@
 #include "parallel/split.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "cost/cost.h"
+#include "parallel/strategy.h"
 
 namespace whale {
 namespace {
@@ -17,7 +20,7 @@ constexpr double kUpdateBytesPerByte = 7;   // Adam reads p, g, m, v and writes 
 bool is_named(const Factor& f, const std::string& wanted) {
   static const std::pair<const char*, const char*> kWords[] = {
       {"columns", "n"},       {"rows", "k"},       {"vocabulary", "rows"}, {"vocabulary", "v"},
-      {"experts", "e"},       {"experts", "experts"}, {"channels", "o"},   {"sequence", "t"},
+      {"experts", "b"},       {"experts", "experts"}, {"channels", "o"},   {"sequence", "t"},
       {"sequence", "tq"},     {"table_rows", "rows"}, {"classes", "v"},    {"classes", "n"},
   };
   if (f.name == wanted) return true;
@@ -52,6 +55,7 @@ class Chooser {
   std::vector<OpCut> run() {
     std::vector<OpCut> cuts(g_.ops.size());
     if (!any_split()) return cuts;
+    check_names();
     find_uses();
     digits_ = candidate_digits(g_);
     std::vector<State> states(1);
@@ -78,6 +82,26 @@ class Chooser {
     return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
       return op.phase == Phase::kForward && ways(op) > 1 && role(op) != AxisRole::kReplica;
     });
+  }
+
+  // A factor that is asked for by name is one of some op in the scope.
+  void check_names() const {
+    std::map<const TaskGraph*, std::set<std::string>> known;
+    std::set<const TaskGraph*> found;
+    for (const Op& op : g_.ops) {
+      const TaskGraph& task = p_.tasks.task(op);
+      const std::string& wanted = task.factors[p_.axis - 1];
+      if (op.phase != Phase::kForward || wanted.empty()) continue;
+      for (const Factor& f : factors_of(g_, op).list) {
+        if (f.extent > 1) known[&task].insert(f.name);
+        if (is_named(f, wanted)) found.insert(&task);
+      }
+    }
+    for (const auto& [task, names] : known)
+      if (!found.contains(task))
+        throw invalid("scope '{}' ({}): no op inside has a factor '{}' to split; they have {}", to_string(task->nest),
+                      task->path, task->factors[p_.axis - 1], fmt::join(names, ", "))
+            .at_scope(task->path);
   }
 
   void find_uses() {

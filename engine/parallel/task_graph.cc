@@ -216,7 +216,10 @@ class Former {
         at->second.first.insert(at->second.first.begin(), scope);
         at->second.second.insert(at->second.second.begin(), id);
       }
-      if (is_bare(explicit_nest) && !at->second.first.empty()) explicit_nest = at->second.first;
+      const std::vector<Scope>& found = at->second.first;
+      if (is_bare(explicit_nest) && !found.empty() &&
+          std::all_of(found.begin(), found.end(), [](const Scope& s) { return s.kind == ScopeKind::kReplica; }))
+        explicit_nest = found;
     }
     if (nests.empty()) nests.try_emplace(0);
     std::map<std::string, size_t> known;
@@ -544,7 +547,10 @@ class Former {
       int64_t size = 1;
       for (const MeshAxis& axis : mesh.axes) size *= axis.size;
       if (size != static_cast<int64_t>(mesh.devices.size()))
-        throw invalid("stage {} has {} devices, its scopes use {}", s, mesh.devices.size(), size);
+        refuse(leaves_[*staged_].nest, leaves_[*staged_].path,
+               fmt::format("gives stage {} {} device(s), the scopes inside use {}; put replica or split into the stage, or "
+                           "change the number of devices ({})",
+                           s, stage_devices_[s], size * sum / std::max<int64_t>(devices_, 1), devices_));
       offset += stage_devices_[s];
       out_.meshes.push_back(std::move(mesh));
     }

@@ -125,10 +125,19 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   if (op.code == OpCode::k_local_slice)
     return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
   if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
-  if (!std::any_of(op.inputs.begin(), op.inputs.end(), cut) && !std::any_of(op.outputs.begin(), op.outputs.end(), cut))
-    return false;
-  const Factors factors = factors_of(g_.graph, op);
-  return std::any_of(factors.list.begin(), factors.list.end(), [](const Factor& f) { return f.begin_attr != nullptr; });
+  // An attribute says where the interval begins, also when it is of samples.
+  const auto along = [&](TensorId id, const Digit& digit) {
+    return id != kNone && digit.present() && g_.at(id, axis).placement == Placement::kShard &&
+           g_.at(id, axis).digit == digit;
+  };
+  for (const Factor& f : factors_of(g_.graph, op).list) {
+    if (!f.begin_attr) continue;
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+      if (along(op.inputs[i], f.inputs[i])) return true;
+    for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o)
+      if (along(op.outputs[o], f.outputs[o])) return true;
+  }
+  return false;
 }
 
 Attrs Localiser::attrs(const Op& op, const Place& place) const {
