@@ -274,7 +274,7 @@ std::vector<std::string> notes_of(const Plan& plan) {
   const Entry& e = plan.entries[0];
   if (plan.devices.size() > 1) {
     std::vector<int64_t> sizes;
-    for (const DeviceRow& row : e.rows) sizes.push_back(row.samples[0].whole.size());
+    for (const DeviceRow& row : e.rows) sizes.push_back(samples_of(e, row));
     if (e.batch == 1)
       notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
     else

@@ -67,6 +67,7 @@ class Follower {
   template <class F>
   void each_operand(size_t i, const Factor& f, F visit) const {
     const Op& op = g_.ops[i];
+    if (f.kind == FactorKind::kWindow) return;  // no samples lie beside each other in a window
     for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k)
       if (op.inputs[k] != kNone && f.inputs[k].present()) visit(op.inputs[k], f.inputs[k]);
     for (size_t k = 0; k < op.outputs.size() && k < f.outputs.size(); ++k)

@@ -2,6 +2,7 @@
 // like any other. This is the regular form, in which all children of a level share one sub-layout.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,6 +22,17 @@ struct Interval {
 
 enum class Placement : uint8_t { kReplicate, kShard, kPartial };
 
+// What an op reads of a dimension through a window (convolution, pooling). The dimension of its result that is cut has
+// `result` elements, the one that is read `source`. Result r reads [r * stride - low, r * stride - low + reach); when
+// transposed, it reads every s with 0 <= r + low - s * stride < reach.
+struct WindowRead {
+  int64_t result = 0, source = 0;
+  int64_t stride = 1, reach = 1, low = 0;  // reach: dilation * (kernel - 1) + 1
+  bool transposed = false;
+  bool present() const { return result > 0; }
+  friend auto operator<=>(const WindowRead&, const WindowRead&) = default;
+};
+
 // Where a cut falls follows from the digit's extent and the axis' shares, so it is not stored: largest remainder
 // rounding (parallel/shares.h). Two axes that cut the same digit cut one inside the other, the outer axis first.
 struct AxisLayout {
@@ -29,6 +41,9 @@ struct AxisLayout {
   bool state = false;               // kShard: by the axis' shares of state (ZeRO), not by those of its work
   bool samples = false;             // kShard: the digit holds the batch
   Combine combine = Combine::kSum;  // kPartial
+  // kShard, of a use, never of a home: not the device's own share of the digit but what it reads for its share of the
+  // window's result. Parts overlap.
+  WindowRead window = {};
   friend bool operator==(const AxisLayout&, const AxisLayout&) = default;
 };
 

@@ -93,7 +93,7 @@ std::vector<TensorType> infer_grad_weight(const OpView& v) {
   return out;
 }
 
-// ---- factors: n, o, c, or with groups n and g; spatial dimensions stay whole for now ------------------------------
+// ---- factors: n, o, c, or with groups n and g; and the spatial dimensions ------------------------------------------
 Factors factors_conv(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(*v.attrs, in_dims(v, 0), in_dims(v, 1));
@@ -108,6 +108,14 @@ Factors factors_conv(const OpView& v) {
                {digit(last, 1, og)});
     f.list.back().size_attrs = {"groups"};
   }
+  add_windows(f, v,
+              {.result = s.y,
+               .source = s.x,
+               .kernel = s.kernel,
+               .window = read_window(*v.attrs, s.x.size(), Dims(s.x.size(), 1)),
+               .through = {0},
+               .carried = {},
+               .results = {0}});
   if (!has(v, 2)) f.linear = {{0}, {1}};
   return f;
 }
@@ -124,6 +132,16 @@ Factors factors_grad_input(const OpView& v) {
                {digit(last, 1, cg)});
     f.list.back().size_attrs = {"groups"};
   }
+  const Dims y = spatial_of(in_dims(v, 0));
+  add_windows(f, v,
+              {.result = spatial_attr(v, y.size()),
+               .source = y,
+               .kernel = spatial_of(in_dims(v, 1)),
+               .window = read_window(*v.attrs, y.size(), Dims(y.size(), 1)),
+               .transposed = true,
+               .through = {0},
+               .carried = {},
+               .results = {0}});
   f.linear = {{0}, {1}};
   return f;
 }
@@ -145,6 +163,16 @@ Factors factors_grad_weight(const OpView& v) {
                {digit(0, 1, og), digit(0, 1, og)});
     f.list.back().size_attrs = {"groups"};
   }
+  const Dims x = spatial_of(in_dims(v, 0));
+  add_windows(f, v,
+              {.result = spatial_of(in_dims(v, 1)),
+               .source = x,
+               .kernel = attr_ints(*v.attrs, "kernel"),
+               .window = read_window(*v.attrs, x.size(), Dims(x.size(), 1)),
+               .through = {0},
+               .carried = {1},
+               .results = {},
+               .partial = {0, 1}});
   f.linear = {{1}};
   if (!bias) f.linear.push_back({0});
   return f;

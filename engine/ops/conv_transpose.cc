@@ -82,6 +82,15 @@ Factors factors(const OpView& v) {
                {digit(last, 1, og)});
     f.list.back().size_attrs = {"groups"};
   }
+  add_windows(f, v,
+              {.result = s.y,
+               .source = spatial_of(in_dims(v, 0)),
+               .kernel = spatial_of(in_dims(v, 1)),
+               .window = read_window(*v.attrs, s.y.size(), Dims(s.y.size(), 1)),
+               .transposed = true,
+               .through = {0},
+               .carried = {},
+               .results = {0}});
   if (!has(v, 2)) f.linear = {{0}, {1}};
   return f;
 }

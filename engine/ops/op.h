@@ -59,7 +59,7 @@ struct OpView {
 enum class FactorKind : uint8_t {
   kMap,     // output carries it: cut inputs give cut outputs
   kReduce,  // only inputs carry it: cut inputs give partial outputs, combined by `combine`
-  kWindow,  // map with a halo (convolution, pooling)
+  kWindow,  // map or reduce in which operands are read with a halo (convolution, pooling)
   kScan,    // needs a prefix (cumsum)
   kLookup,  // cut of a table's rows: partial(sum) outputs, offset-aware
   kFixed,   // may not be cut
@@ -82,6 +82,13 @@ struct Factor {
   const char* begin_attr = nullptr;
   // Per output that is partial: another combine than `combine`.
   std::vector<std::pair<int, Combine>> combines = {};
+  // kWindow: the operands in `through` are cut to what a device reads for its share of the factor; their digits are the
+  // whole dimension that is read. Lowering writes entry `window_dim` of the attributes padding, spatial and
+  // output_padding.
+  WindowRead window = {};
+  std::vector<bool> through = {};
+  size_t window_dim = 0, window_rank = 0;
+  bool reads_through(size_t input) const { return input < through.size() && through[input]; }
   Combine combine_of(size_t output) const {
     for (const auto& [o, c] : combines)
       if (static_cast<size_t>(o) == output) return c;

@@ -1,4 +1,6 @@
 // Max and average pooling over channels-last images.
+#include <algorithm>
+
 #include "ops/grad_builder.h"
 #include "ops/spatial.h"
 
@@ -49,19 +51,60 @@ void gradient_max(GradBuilder& b) {
 void gradient_avg(GradBuilder& b) {
   Attrs attrs = b.op().attrs;
   attrs["spatial"] = spatial_of(b.dims(b.input(0)));
+  // Without padding it counts for nothing either way; that it may count lets the op be cut.
+  const Dims& padding = attr_ints(attrs, "padding");
+  if (std::all_of(padding.begin(), padding.end(), [](int64_t p) { return p == 0; })) attrs["include_pad"] = true;
   b.set(0, b.emit(OpCode::k_avg_pool_grad, {b.grad(0)}, attrs));
 }
 
-Factors factors(const OpView& v, std::vector<std::vector<int>> linear) {
+Factors channels(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
   add_factor(f, v, "n", FactorKind::kMap, in_dims(v, 0)[0], {digit(0), digit(0)}, {digit(0), digit(0)});
   add_factor(f, v, "c", FactorKind::kMap, in_dims(v, 0).back(), {digit(last), digit(last)}, {digit(last), digit(last)});
-  f.linear = std::move(linear);
   return f;
 }
-Factors factors_max(const OpView& v) { return factors(v, {}); }
-Factors factors_linear(const OpView& v) { return factors(v, {{0}}); }
+Factors factors_of_pool(const OpView& v) {
+  Factors f = channels(v);
+  const Dims x = spatial_of(in_dims(v, 0)), &window = attr_ints(*v.attrs, "window");
+  const Window w = read_window(*v.attrs, x.size(), window);
+  add_windows(f, v,
+              {.result = window_output(x, window, w),
+               .source = x,
+               .kernel = window,
+               .window = w,
+               .through = {0},
+               .carried = {},
+               .results = {0, 1}});
+  return f;
+}
+// A window with rows of a neighbour counts as padded: an average is cut only where padding counts like any element.
+Factors factors_of_gradient(const OpView& v, bool may_pad) {
+  Factors f = channels(v);
+  const Dims y = spatial_of(in_dims(v, 0)), &window = attr_ints(*v.attrs, "window");
+  const Window w = read_window(*v.attrs, y.size(), window);
+  for (size_t d = 0; d < y.size(); ++d) may_pad &= window[d] >= w.strides[d];  // padding stays smaller than the window
+  if (may_pad)
+    add_windows(f, v,
+                {.result = spatial_attr(v, y.size()),
+                 .source = y,
+                 .kernel = window,
+                 .window = w,
+                 .transposed = true,
+                 .through = has(v, 1) ? std::vector<int>{0, 1} : std::vector<int>{0},
+                 .carried = {},
+                 .results = {0}});
+  f.linear = {{0}};
+  return f;
+}
+Factors factors_max(const OpView& v) { return factors_of_pool(v); }
+Factors factors_max_grad(const OpView& v) { return factors_of_gradient(v, true); }
+Factors factors_avg(const OpView& v) {
+  Factors f = factors_of_pool(v);
+  f.linear = {{0}};
+  return f;
+}
+Factors factors_avg_grad(const OpView& v) { return factors_of_gradient(v, attr_bool(*v.attrs, "include_pad")); }
 
 OpCost cost(const OpView& v) {
   double flops = v.outputs.empty() ? 0 : elements(v.outputs[0]);
@@ -108,7 +151,7 @@ const OpDef op_def_max_pool_grad = {
     .outputs = {{"dx"}},
     .attrs = attrs(false, true),
     .infer = infer_grad,
-    .factors = factors_linear,
+    .factors = factors_max_grad,
     .flags = kInternal,
 };
 const OpDef op_def_avg_pool = {
@@ -119,7 +162,7 @@ const OpDef op_def_avg_pool = {
     .attrs = attrs(true, false),
     .infer = infer_avg_pool,
     .gradient = gradient_avg,
-    .factors = factors_linear,
+    .factors = factors_avg,
     .cost = cost,
 };
 const OpDef op_def_avg_pool_grad = {
@@ -129,7 +172,7 @@ const OpDef op_def_avg_pool_grad = {
     .outputs = {{"dx"}},
     .attrs = attrs(true, true),
     .infer = infer_grad,
-    .factors = factors_linear,
+    .factors = factors_avg_grad,
     .flags = kInternal,
 };
 

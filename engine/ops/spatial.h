@@ -1,6 +1,8 @@
 // Windows over the spatial dimensions of channels-last images: what convolution and pooling share.
 #pragma once
 
+#include <iterator>
+
 #include "ops/rules.h"
 
 namespace whale {
@@ -51,6 +53,46 @@ inline Dims window_output(const Dims& x, const Dims& kernel, const Window& w) {
     y[i] = room / w.strides[i] + 1;
   }
   return y;
+}
+
+// Spatial dimensions as factors. The dimension whose cut is a device's share has `result` elements in the operands that
+// `carried` and `results` list; those of `through` have `source` and are read through the window.
+struct WindowFactors {
+  Dims result, source, kernel;
+  Window window;
+  bool transposed = false;
+  std::vector<int> through, carried, results;
+  std::vector<int> partial = {};
+};
+inline void add_windows(Factors& f, const OpView& v, const WindowFactors& w) {
+  static constexpr const char* kNames[] = {"depth", "height", "width"};
+  const size_t rank = w.result.size();
+  if (rank > std::size(kNames)) return;
+  for (size_t d = 0; d < rank; ++d) {
+    const Digit at = digit(static_cast<int>(d) + 1);
+    const WindowRead read{.result = w.result[d],
+                          .source = w.source[d],
+                          .stride = w.window.strides[d],
+                          .reach = w.window.dilation[d] * (w.kernel[d] - 1) + 1,
+                          .low = w.window.low[d],
+                          .transposed = w.transposed};
+    const bool plain = read.reach == 1 && read.stride == 1 && read.low == 0 && read.result == read.source;
+    std::vector<Digit> inputs(v.inputs.size()), outputs(v.outputs.size());
+    for (const int i : w.through) inputs[static_cast<size_t>(i)] = at;
+    for (const int i : w.carried) inputs[static_cast<size_t>(i)] = at;
+    for (const int o : w.results)
+      if (static_cast<size_t>(o) < outputs.size()) outputs[static_cast<size_t>(o)] = at;
+    add_factor(f, v, kNames[std::size(kNames) - rank + d], FactorKind::kWindow, read.result, std::move(inputs),
+               std::move(outputs));
+    Factor& factor = f.list.back();
+    for (const int o : w.partial)
+      if (static_cast<size_t>(o) < factor.partial.size()) factor.partial[static_cast<size_t>(o)] = true;
+    factor.window = read;
+    factor.window_dim = d;
+    factor.window_rank = rank;
+    factor.through.assign(v.inputs.size(), false);
+    for (const int i : w.through) factor.through[static_cast<size_t>(i)] = !plain;
+  }
 }
 
 // The attribute `spatial`: the spatial dimensions of the forward op's x.

@@ -8,7 +8,7 @@ namespace whale {
 namespace {
 
 constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
-enum Kind : int { kGather = 100, kScatter, kSlice, kExchange, kMove, kCast };  // + use for gathers of several uses
+enum Kind : int { kGather = 100, kScatter, kSlice, kExchange, kMove, kCast, kHalo };  // + use for gathers of several uses
 
 Attrs merged(std::initializer_list<Attrs> parts) {
   Attrs all;
@@ -221,6 +221,12 @@ TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to)
                                        digit_attr("to_digit", to.digit)}),
                                axis, to);
   return made_[at] = made;
+}
+
+TensorId BridgeBuilder::halo(TensorId id, size_t axis, const AxisLayout& to) {
+  const auto at = key(id, axis, kHalo, to);
+  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
 }
 
 TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {

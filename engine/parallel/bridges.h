@@ -32,6 +32,7 @@ class BridgeBuilder {
   TensorId exchange(TensorId id, size_t axis, const AxisLayout& to);   // shard -> shard: all_to_all
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
+  TensorId halo(TensorId id, size_t axis, const AxisLayout& to);       // shard -> the same with a halo: a transfer
   TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
                                                   // allowed
   TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time
@@ -41,9 +42,9 @@ class BridgeBuilder {
  private:
   TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);
-  using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool>;
+  using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool, WindowRead>;
   static Key key(TensorId id, size_t axis, int what, const AxisLayout& to) {
-    return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state};
+    return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window};
   }
   std::map<TensorId, TensorId> reduced_;
   std::map<std::tuple<TensorId, int32_t, bool>, TensorId> forms_;

@@ -10,7 +10,10 @@ Factors factors_of(const Graph& graph, const Op& op) {
 }
 
 bool can_cut(const Op& op, const Factor& f, const SubDigit& sub) {
-  if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup) return false;
+  if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup &&
+      f.kind != FactorKind::kWindow)
+    return false;
+  if (f.kind == FactorKind::kWindow && (sub.outer != 1 || sub.inner != 1)) return false;
   if (f.unit > 1 && sub.inner % f.unit) return false;
   // The attributes count whole factors.
   if ((!f.size_attrs.empty() || f.begin_attr) && (sub.outer != 1 || sub.inner != 1)) return false;
@@ -20,6 +23,13 @@ bool can_cut(const Op& op, const Factor& f, const SubDigit& sub) {
     if (!carries && !(o < f.partial.size() && f.partial[o])) return false;
   }
   return true;
+}
+
+bool cut_of_operand(const Factor& f, size_t input, const Digit& digit, int64_t extent, SubDigit& sub) {
+  if (input >= f.inputs.size()) return false;
+  if (!f.reads_through(input)) return find_sub_digit(f.inputs[input], f.extent, digit, extent, sub);
+  sub = {};
+  return f.inputs[input] == digit;
 }
 
 std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) {
@@ -43,7 +53,7 @@ std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) {
       for (size_t f = 0; f < factors.list.size(); ++f) {
         SubDigit sub;
         const Factor& factor = factors.list[f];
-        if (k < factor.inputs.size() &&
+        if (k < factor.inputs.size() && factor.kind != FactorKind::kWindow &&
             find_sub_digit(factor.inputs[k], factor.extent, digit, extent_of(dims, digit), sub) &&
             can_cut(op, factor, sub)) {
           cuts[i] = {static_cast<int>(f), sub, false, true};
@@ -90,6 +100,7 @@ std::vector<std::vector<Digit>> candidate_digits(const Graph& graph) {
       std::vector<SubDigit> subs{{1, 1}};
       for (const auto& [id, whole] : carriers)
         for (const Digit& d : digits[static_cast<size_t>(id)]) {
+          if (f.kind == FactorKind::kWindow) break;
           SubDigit sub;
           if (find_sub_digit(whole, f.extent, d, extent_of(graph.tensor(id).dims, d), sub) &&
               std::find(subs.begin(), subs.end(), sub) == subs.end())

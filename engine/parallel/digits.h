@@ -23,6 +23,9 @@ Factors factors_of(const Graph& graph, const Op& op);
 // A factor may be cut: of a kind that can be, in its units, and every result carries it or becomes partial.
 bool can_cut(const Op& op, const Factor& factor, const SubDigit& sub);
 
+// The operand's cut of `digit` is one of the factor: that part of it.
+bool cut_of_operand(const Factor& factor, size_t input, const Digit& digit, int64_t extent, SubDigit& sub);
+
 // Per op, the factor that holds the digit; `seeds` say where it is in the inputs (absent: nowhere). Ops without samples
 // (or where samples were summed before) have none.
 std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds);

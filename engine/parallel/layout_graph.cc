@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "parallel/window.h"
 
 namespace whale {
 namespace {
@@ -67,6 +68,8 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         fail(g, op, a, "a result's layout does not follow");
     return;
   }
+  const auto overlaps = [&](TensorId id) { return id != kNone && g.at(id, a).window.present(); };
+  if (std::any_of(op.outputs.begin(), op.outputs.end(), overlaps)) fail(g, op, a, "a result is cut with a halo");
   for (const Factor& f : factors.list) {
     SubDigit want;
     bool found = false, fits = true;
@@ -79,6 +82,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       }
       SubDigit sub;
       const Dims& dims = g.graph.tensor(id).dims;
+      fits &= !l.window.present();
       if (l.placement != Placement::kShard ||
           !find_sub_digit(digit, f.extent, l.digit, extent_of(dims, l.digit), sub) || (found && !(sub == want)))
         fits = false;
@@ -86,7 +90,13 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         want = sub, found = true;
     };
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) {
-      look(op.inputs[i], f.inputs[i]);
+      if (op.inputs[i] != kNone && f.reads_through(i)) {
+        const AxisLayout& l = g.at(op.inputs[i], a);
+        fits &= a != kTime && l.placement == Placement::kShard && !l.state && l.digit == f.inputs[i] &&
+                l.window == read_layout(f, f.inputs[i], g.mesh_axis(a, op.stage)).window;
+      } else {
+        look(op.inputs[i], f.inputs[i]);
+      }
       if (place(op.inputs[i]) == Placement::kPartial) fits = false;
     }
     for (size_t i = 0; i < op.outputs.size() && i < f.outputs.size(); ++i) {
@@ -126,6 +136,7 @@ bool compatible(const Dims& dims, const Digit& a, const Digit& b) {
 std::string to_string(const AxisLayout& l) {
   if (l.placement == Placement::kReplicate) return "R";
   if (l.placement == Placement::kPartial) return fmt::format("P({})", name_of(l.combine));
+  if (l.window.present()) return fmt::format("S{}+halo", l.digit.dim);
   if (l.digit.outer == 1 && l.digit.inner == 1) return fmt::format("S{}", l.digit.dim);
   return fmt::format("S{}:{}x{}", l.digit.dim, l.digit.outer, l.digit.inner);
 }

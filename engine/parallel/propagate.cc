@@ -9,6 +9,7 @@
 #include "parallel/bridges.h"
 #include "parallel/digits.h"
 #include "parallel/split.h"
+#include "parallel/window.h"
 
 namespace whale {
 namespace {
@@ -314,13 +315,15 @@ class Propagator {
   bool fits(const Op& op, const Factor& f, const SubDigit& sub, size_t a) const {
     if (!can_cut(op, f, sub)) return false;
     if (a == kTime && f.kind == FactorKind::kLookup) return false;
+    const bool window = f.kind == FactorKind::kWindow;
+    if (window && (a == kTime || !window_fits(f.window, b_.out.mesh_axis(a, op.stage)))) return false;
     // Beside what the axes before cut already.
     const auto clash = [&](TensorId id, const Digit& whole) {
       if (id == kNone || !whole.present()) return false;
       const Digit digit = sub_digit(whole, sub);
       for (size_t b = 0; b < a; ++b)
-        if (placement(id, b) == Placement::kShard &&
-            !compatible(g().tensor(id).dims, b_.out.at(id, b).digit, digit))
+        if (placement(id, b) == Placement::kShard && (!compatible(g().tensor(id).dims, b_.out.at(id, b).digit, digit) ||
+                                                      (window && b_.out.at(id, b).digit.dim == digit.dim)))
           return true;
       return false;
     };
@@ -340,8 +343,8 @@ class Propagator {
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
         OpCut cut{static_cast<int>(k), {}, l.state, l.samples};
-        if (i < f.inputs.size() &&
-            find_sub_digit(f.inputs[i], f.extent, l.digit, extent_of(g().tensor(op.inputs[i]).dims, l.digit), cut.sub) &&
+        if (f.kind == FactorKind::kWindow && (l.samples || l.state)) continue;
+        if (cut_of_operand(f, i, l.digit, extent_of(g().tensor(op.inputs[i]).dims, l.digit), cut.sub) &&
             fits(op, f, cut.sub, a)) {
           out.emplace_back(cut, i);
           break;
@@ -422,6 +425,9 @@ class Propagator {
           moved += carries ? whole : 2 * whole;
         else if (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub)))
           moved += carries ? whole / n : whole;
+        if (carries && f->reads_through(i))
+          moved += bytes(id, a) * static_cast<double>(halo_of(f->window, b_.out.mesh_axis(a, op.stage))) /
+                   static_cast<double>(std::max<int64_t>(f->window.source, 1));
       }
       for (size_t o = 0; o < op.outputs.size(); ++o) {
         const TensorId id = op.outputs[o];
@@ -445,7 +451,12 @@ class Propagator {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] == kNone) continue;
       const bool carries = i < f.inputs.size() && f.inputs[i].present();
-      op.inputs[i] = bring(op, op.inputs[i], a, carries ? shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples) : AxisLayout{});
+      AxisLayout want;
+      if (carries && f.reads_through(i))
+        want = read_layout(f, f.inputs[i], b_.out.mesh_axis(a, op.stage));
+      else if (carries)
+        want = shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples);
+      op.inputs[i] = bring(op, op.inputs[i], a, want);
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       if (op.outputs[o] == kNone) continue;
@@ -486,6 +497,15 @@ class Propagator {
     id = b_.latest(id);
     const AxisLayout now = b_.out.at(id, a);
     const bool cut = want.placement == Placement::kShard;
+    if (want.window.present()) {
+      // Cut once, beside nothing else in this dimension; then the neighbours' rows are added.
+      AxisLayout plain = want;
+      plain.window = {};
+      for (size_t b = axes(); b-- > a + 1;)
+        if (placement(id, b) == Placement::kShard && b_.out.at(id, b).digit.dim == want.digit.dim) id = b_.gather(id, b);
+      if (now.placement == Placement::kReplicate) return sliced(op, id, a, want);
+      return b_.halo(bring(op, id, a, plain), a, want);
+    }
     if (now.placement == want.placement && (!cut || (now.digit == want.digit && same_shares(a, op, now, want)))) return id;
     if (a == kTime) {
       const TensorId whole = whole_in_time(op, id);
@@ -574,11 +594,11 @@ class Propagator {
   }
 
   TensorId sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
-    const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state);
+    const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state, want.window);
     if (const auto known = slices_.find(key); known != slices_.end()) return known->second;
     TensorId out = kNone;
     const OpId producer = b_.producer(id);
-    if (is_free(id, want.digit, 0, a)) {
+    if (!want.window.present() && is_free(id, want.digit, 0, a)) {
       out = produce_cut(id, a, want);
     } else if (a == kTime && producer != kNone && g().op(producer).code == OpCode::k_transfer) {
       // Cut where it is made, and sent piece by piece.
@@ -911,7 +931,7 @@ class Propagator {
   std::map<TensorId, TensorId> adjoint_of_;    // of a result of the backward pass: the forward tensor
   std::set<std::pair<TensorId, int32_t>> input_forms_;
   std::map<std::pair<TensorId, int32_t>, TensorId> copies_;
-  std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t, bool>, TensorId> slices_;
+  std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t, bool, WindowRead>, TensorId> slices_;
   std::map<TensorId, TensorId> wholes_;
 };
 

@@ -45,6 +45,15 @@ std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& we
   return out;
 }
 
+Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at) {
+  const std::vector<double>& shares = state ? axis.state_shares : axis.shares;
+  if (!shares.empty()) return cut_by_shares(extent, shares).at(static_cast<size_t>(at));
+  // Largest remainder of equal weights: the first ones get one more.
+  const int64_t size = extent / axis.size, more = extent % axis.size;
+  const int64_t begin = at * size + std::min(at, more);
+  return {begin, begin + size + (at < more ? 1 : 0)};
+}
+
 BatchCut cut_batch(int64_t batch, int64_t micro_batches, const std::vector<double>& device_shares) {
   BatchCut cut;
   cut.batch = batch;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cluster/mesh.h"
 #include "ir/layout.h"
 
 namespace whale {
@@ -12,6 +13,9 @@ namespace whale {
 // index. Zero weights get zero. The sum of the weights must be positive.
 std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weights);
 std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& weights);  // consecutive runs from 0
+
+// The interval of [0, extent) that coordinate `at` of the axis gets, by the axis' shares of work or of state.
+Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at);
 
 // The batch by global sample index: runs of micro-batches whose sizes differ by at most one (the first ones get one
 // more), each cut over the devices by their shares.

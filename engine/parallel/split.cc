@@ -7,7 +7,11 @@
 
 #include "base/error.h"
 #include "cost/cost.h"
+<<<<<<< HEAD
 #include "parallel/strategy.h"
+=======
+#include "parallel/window.h"
+>>>>>>> helper-k
 
 namespace whale {
 namespace {
@@ -22,6 +26,7 @@ bool is_named(const Factor& f, const std::string& wanted) {
       {"columns", "n"},       {"rows", "k"},       {"vocabulary", "rows"}, {"vocabulary", "v"},
       {"experts", "b"},       {"experts", "experts"}, {"channels", "o"},   {"sequence", "t"},
       {"sequence", "tq"},     {"table_rows", "rows"}, {"classes", "v"},    {"classes", "n"},
+      {"spatial", "depth"},   {"spatial", "height"},  {"spatial", "width"},
   };
   if (f.name == wanted) return true;
   return std::any_of(std::begin(kWords), std::end(kWords),
@@ -226,7 +231,7 @@ class Chooser {
       if (f.extent <= 1 || (named && !is_named(f, wanted))) continue;
       std::vector<SubDigit> subs{{1, 1}};
       const auto look = [&](TensorId id, const Digit& whole) {
-        if (id == kNone || !whole.present()) return;
+        if (id == kNone || !whole.present() || f.kind == FactorKind::kWindow) return;
         for (const Digit& d : digits_[static_cast<size_t>(id)]) {
           SubDigit sub;
           if (find_sub_digit(whole, f.extent, d, extent_of(g_.tensor(id).dims, d), sub) &&
@@ -238,12 +243,17 @@ class Chooser {
       for (size_t y = 0; y < op.outputs.size() && y < f.outputs.size(); ++y) look(op.outputs[y], f.outputs[y]);
       for (const SubDigit& sub : subs) {
         const int64_t extent = f.extent / (sub.outer * sub.inner);
-        if (extent < (named ? 2 : n) || !can_cut(op, f, sub) || conflicts(i, factors, k, sub)) continue;
+        if (extent < (named ? 2 : n) || !fits(op, f, sub) || conflicts(i, factors, k, sub)) continue;
         out.push_back({static_cast<int>(k), sub});
       }
     }
     if (!named || out.empty()) out.push_back({});
     return out;
+  }
+
+  const MeshAxis& axis(const Op& op) const { return p_.tasks.mesh(op.stage).axes[p_.axis - 1]; }
+  bool fits(const Op& op, const Factor& f, const SubDigit& sub) const {
+    return can_cut(op, f, sub) && (f.kind != FactorKind::kWindow || window_fits(f.window, axis(op)));
   }
 
   // With where the samples are, and with what earlier axes cut.
@@ -255,6 +265,7 @@ class Chooser {
       const auto operand = [&](TensorId id, const Digit& x, const Digit& y) {
         if (id == kNone || !x.present() || !y.present()) return false;
         const Digit dx = sub_digit(x, sub), dy = sub_digit(y, other.sub);
+        if (a.kind == FactorKind::kWindow && dx.dim == dy.dim) return true;
         if (dx == dy) return !same_is_legal;
         return !compatible(g_.tensor(id).dims, dx, dy);
       };
@@ -280,10 +291,8 @@ class Chooser {
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
         OpCut cut{static_cast<int>(k), {}};
-        if (x < f.inputs.size() &&
-            find_sub_digit(f.inputs[x], f.extent, code.digit, extent_of(g_.tensor(op.inputs[x]).dims, code.digit),
-                           cut.sub) &&
-            can_cut(op, f, cut.sub) && !conflicts(i, factors, k, cut.sub) &&
+        if (cut_of_operand(f, x, code.digit, extent_of(g_.tensor(op.inputs[x]).dims, code.digit), cut.sub) &&
+            fits(op, f, cut.sub) && !conflicts(i, factors, k, cut.sub) &&
             std::find(out.begin(), out.end(), cut) == out.end())
           out.push_back(cut);
       }
@@ -344,6 +353,7 @@ class Chooser {
       Code code = find(state, id);
       const bool carries = x < f.inputs.size() && f.inputs[x].present();
       state.cost += bring(code, id, op, carries ? sub_digit(f.inputs[x], cut.sub) : Digit{}, true);
+      if (carries && f.reads_through(x)) state.cost += halo_seconds(id, op, f.window);
       put(state, id, code);
     }
     for (size_t y = 0; y < op.outputs.size(); ++y) {
@@ -355,6 +365,13 @@ class Chooser {
         code.placement = Placement::kPartial;
       put(state, op.outputs[y], code);
     }
+  }
+
+  // Rows of neighbours, forward and (as those of the gradient) backward; a whole tensor is merely cut.
+  double halo_seconds(TensorId id, const Op& op, const WindowRead& window) const {
+    const int64_t rows = halo_of(window, axis(op));
+    if (rows == 0) return 0;
+    return (p_.trains ? 2 : 1) * seconds(id, op, static_cast<double>(rows) / static_cast<double>(window.source));
   }
 
   void pass(State& state, const Op& op, const Factors& factors) const {

@@ -1,6 +1,7 @@
 #include "plan/figures.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/format.h"
 #include "plan/part.h"
@@ -74,6 +75,18 @@ MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program) {
     to += element_count(local_dims(plan, v, row->device)) * size_of(v.dtype);
   }
   return m;
+}
+
+int64_t samples_of(const Entry& entry, const DeviceRow& row) {
+  if (row.samples.empty()) return 0;
+  std::set<int32_t> runs;
+  for (const ScheduleRow& r : entry.programs[static_cast<size_t>(row.program)].schedule)
+    if (!r.whole) runs.insert(r.micro_batch);
+  int64_t samples = 0;
+  for (const int32_t u : runs)
+    if (static_cast<size_t>(u) < row.samples[0].micro_batches.size())
+      samples += row.samples[0].micro_batches[static_cast<size_t>(u)].size();
+  return samples;
 }
 
 StepFigures step_of(const Program& program) {

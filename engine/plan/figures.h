@@ -15,6 +15,9 @@ MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program);
 // What this device holds of a variable; a tensor of no elements where it holds nothing.
 Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device);
 
+// Of one step of this device: its part of the micro-batches that it runs.
+int64_t samples_of(const Entry& entry, const DeviceRow& row);
+
 struct StepFigures {
   int64_t kernels = 0, feeds = 0, fetches = 0, collectives = 0, on_the_side = 0;  // of one step, rows repeated
   int64_t messages = 0;                                                           // sent to other stages or layouts

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "parallel/digits.h"
+#include "parallel/window.h"
 
 namespace whale {
 namespace {
@@ -32,6 +33,10 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     if (a == but) break;  // inner axes that cut other digits are added by the caller
     const MeshAxis axis = a == kTime ? time_axis(g_.micro_batches) : mesh.axes[a - 1];
     const int64_t at = a == kTime ? place.micro_batch : place.coordinates[a - 1];
+    if (l.window.present()) {  // alone in its dimension
+      out.push_back({l.digit, l.window.source, read_through(l.window, cut_of(axis, false, l.window.result, at))});
+      continue;
+    }
     const auto known = std::find_if(out.begin(), out.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
     if (known != out.end()) {
       const Interval inner = cut_of(axis, l.state, known->at.size(), at);
@@ -80,6 +85,12 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
   const Dims& dims = g_.graph.tensor(id).dims;
   const int64_t whole = extent_of(dims, l.digit);
   AxisCut out{l.digit, {}};
+  if (l.window.present()) {
+    const MeshAxis& cut = mesh.axes[axis - 1];
+    for (int64_t k = 0; k < cut.size; ++k)
+      out.intervals.push_back(read_through(l.window, cut_of(cut, false, l.window.result, k)));
+    return out;
+  }
   int64_t extent = whole;
   // Axes further out may have cut the same digit; all others scale what lies outside or inside of it.
   std::vector<DigitCut> others = cuts(id, place, axis);
@@ -124,6 +135,7 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   }
   if (op.code == OpCode::k_local_slice)
     return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
+  if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
   if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
   // An attribute says where the interval begins, also when it is of samples.
   const auto along = [&](TensorId id, const Digit& digit) {
@@ -131,7 +143,7 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
            g_.at(id, axis).digit == digit;
   };
   for (const Factor& f : factors_of(g_.graph, op).list) {
-    if (!f.begin_attr) continue;
+    if (!f.begin_attr && !f.window.present()) continue;  // padding is at the edges alone
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
       if (along(op.inputs[i], f.inputs[i])) return true;
     for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o)
@@ -191,16 +203,18 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   const OpDef& d = def(op.code);
   if (!d.factors) return attrs;
   for (const Factor& f : factors_of(g, op).list) {
-    if (f.size_attrs.empty() && !f.begin_attr) continue;
+    if (f.size_attrs.empty() && !f.begin_attr && !f.window.present()) continue;
     const auto look = [&](TensorId id, const Digit& digit) {
       if (id == kNone || !digit.present()) return;
       for (const DigitCut& c : cuts(id, place)) {
         if (!(c.digit == digit)) continue;
         for (const char* name : f.size_attrs) attrs[name] = c.at.size();
         if (f.begin_attr) attrs[f.begin_attr] = c.at.begin;
+        if (f.window.present()) localise_window(attrs, f, c.at);
       }
     };
-    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) look(op.inputs[i], f.inputs[i]);
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+      if (!f.reads_through(i)) look(op.inputs[i], f.inputs[i]);
     for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o) look(op.outputs[o], f.outputs[o]);
   }
   return attrs;

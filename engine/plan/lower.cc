@@ -151,8 +151,22 @@ class Lowerer {
       for (const int32_t u : sizes) {
         low_.link_of[{&op, u}] = static_cast<int32_t>(entry_.links.size());
         entry_.links.push_back(link_of(op, u, body));
+        if (lg_.stage(op.inputs[0]) == op.stage)
+          low_.inside[low_.link_of[{&op, u}]] = most_received(entry_.links.back());
       }
     }
+  }
+
+  static int64_t most_received(const Link& link) {
+    std::map<int32_t, int64_t> received;
+    for (const Transfer& t : link.transfers) {
+      int64_t n = t.from != t.to;
+      for (const Interval& i : t.source) n *= i.size();
+      received[t.to] += n;
+    }
+    int64_t most = 0;
+    for (const auto& [device, n] : received) most = std::max(most, n);
+    return most;
   }
 
   Link link_of(const Op& op, int32_t u, bool body) const {
@@ -176,7 +190,7 @@ class Lowerer {
         const std::vector<int64_t> at = source.coordinates(static_cast<int64_t>(s));
         bool mine = true;
         for (size_t a = 1; a < lg_.axes(); ++a)
-          if (lg_.at(x, a).placement != Placement::kShard)
+          if (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present())
             mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].size;
         if (mine) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
       }

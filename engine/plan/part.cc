@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "parallel/shares.h"
 
 namespace whale {
 namespace {
@@ -60,15 +59,6 @@ Part part_of(const Dims& dims, const std::vector<DigitCut>& cuts) {
     list = intersection(list, merged(kept));
   }
   return part;
-}
-
-Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at) {
-  const std::vector<double>& shares = state ? axis.state_shares : axis.shares;
-  if (!shares.empty()) return cut_by_shares(extent, shares).at(static_cast<size_t>(at));
-  // Largest remainder of equal weights: the first ones get one more.
-  const int64_t size = extent / axis.size, more = extent % axis.size;
-  const int64_t begin = at * size + std::min(at, more);
-  return {begin, begin + size + (at < more ? 1 : 0)};
 }
 
 std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ir/layout.h"
+#include "parallel/shares.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -32,9 +33,6 @@ std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std:
 // What the device at these coordinates holds; partial values count as whole. The axes are those of the layout's mesh.
 Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
              const std::vector<int64_t>& coordinates);
-
-// The interval of [0, extent) that coordinate `at` of the axis gets.
-Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at);
 
 // Local dimensions after the cuts, which are of different digits: arithmetic only.
 Dims local_dims(const Dims& dims, const std::vector<DigitCut>& cuts);

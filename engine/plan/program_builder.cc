@@ -350,6 +350,8 @@ void ProgramBuilder::messages_at_the_ends() {
   std::vector<size_t> order(list.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto when = [&](size_t i) {
+    const bool message = list[i].kind == InstructionKind::kReceive || list[i].kind == InstructionKind::kSend;
+    if (message && low_.inside.contains(list[i].ref)) return 1;
     return list[i].kind == InstructionKind::kReceive ? 0 : list[i].kind == InstructionKind::kSend ? 2 : 1;
   };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return when(a) < when(b); });
@@ -392,6 +394,8 @@ void ProgramBuilder::emit_transfer(const Op& op) {
     i.phase = op.phase;
     i.scope = op.scope;
     i.bytes = static_cast<double>(element_count(dims(id)) * size_of(g_.tensor(id).dtype));
+    if (const auto inside = low_.inside.find(link->second); inside != low_.inside.end())
+      i.bytes = static_cast<double>(inside->second * size_of(g_.tensor(id).dtype));
     add(std::move(i), nullptr);
   };
   if (sends_here(op)) half(InstructionKind::kSend, op.inputs[0]);

@@ -31,6 +31,7 @@ struct Lowering {
   Localiser local;
   std::vector<uint64_t> masks;                // ways in which axes cut the batch: DeviceRow::samples
   std::map<std::pair<const Op*, int32_t>, int32_t> link_of;  // (transfer, first micro-batch of a size)
+  std::map<int32_t, int64_t> inside;  // links within a stage (halos): the most elements that a device gets from others
   std::vector<int32_t> size_class;            // per micro-batch: the first one of the same size
   const PipelineSchedule* schedule = nullptr;  // null: no pipeline, or a single micro-batch
   std::map<int64_t, PipelineSchedule> schedules;  // by the number of micro-batches that a replica runs

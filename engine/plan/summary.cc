@@ -26,7 +26,7 @@ void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
     const Program& p = e.programs[static_cast<size_t>(row.program)];
     const StepFigures f = step_of(p);
     const std::string name = fmt::format("{} {}", r, to_string(plan.devices[r]));
-    const int64_t samples = row.samples.empty() ? 0 : row.samples[0].whole.size();
+    const int64_t samples = samples_of(e, row);
     text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", name.substr(0, 12), samples,
                         bar(e.batch ? static_cast<double>(samples) / static_cast<double>(e.batch) : 1),
                         bytes_text(static_cast<double>(p.arena_bytes)), count_text(f.flops), f.kernels, f.collectives);

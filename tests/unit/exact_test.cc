@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/error.h"
 #include "plan/tree.h"
 #include "trained.h"
 
@@ -133,6 +134,20 @@ TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and
           Precision::kBFloat16);
   compare(small::gpt(9, OptimizerKind::kLamb, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica", 3}}, 32);
   compare(small::gpt(9, OptimizerKind::kAdafactor, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica"}}, 32);
+}
+
+TEST_CASE("exact mode: what cannot be exact is refused") {
+  const auto refusal = [](const std::string& devices, const CompileOptions& options) -> std::string {
+    try {
+      compile(small::mlp(8).g, parse_devices(devices, {0}), options);
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return "";
+  };
+  CHECK(refusal("ref:3", exactly("replica", 2)).find("3 replicas take whole micro-batches") != std::string::npos);
+  const Plan plan = compile(small::mlp(8).g, parse_devices("ref:3", {0}), exactly("replica", 4));
+  CHECK(plan.notes.at(0).find("[4, 2, 2]") != std::string::npos);  // samples
 }
 
 TEST_CASE("exact mode: split cuts are a part of the program, replicas around them are not") {

@@ -10,6 +10,7 @@
 #include "device/ref/ref.h"
 #include "ops/grad_builder.h"
 #include "ops/op.h"
+#include "parallel/window.h"
 
 namespace whale {
 namespace {
@@ -201,6 +202,7 @@ Box box_of_part(const Value& whole, const Digit& digit, int64_t extent, int64_t 
 Op part_of_op(Op op, const Factor& f, int64_t begin, int64_t end) {
   for (const char* name : f.size_attrs) op.attrs[name] = end - begin;
   if (f.begin_attr != nullptr) op.attrs[f.begin_attr] = begin;
+  if (f.window.present()) localise_window(op.attrs, f, {begin, end});
   return op;
 }
 
@@ -220,7 +222,9 @@ void check_factors(const Row& row) {
   for (const TensorId id : op.inputs) inputs.push_back(id == kNone ? Value{} : p.values.at(id));
   for (const TensorId id : op.outputs) whole.push_back(p.values.at(id));
   for (const Factor& f : def(op.code).factors(view).list) {
-    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup) continue;
+    if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup &&
+        f.kind != FactorKind::kWindow)
+      continue;
     if (f.extent < 2 * f.unit) continue;
     CAPTURE(f.name);
     std::vector<Value> sum = whole;
@@ -228,7 +232,12 @@ void check_factors(const Row& row) {
     const int64_t at = std::max<int64_t>(1, f.extent / f.unit / 3) * f.unit;  // uneven where the extent permits it
     for (const auto& [begin, end] : {std::pair{int64_t{0}, at}, std::pair{at, f.extent}}) {
       std::vector<Value> local_in, local_out;
-      for (size_t i = 0; i < inputs.size(); ++i) local_in.push_back(part(inputs[i], f.inputs[i], f.extent, begin, end));
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const Interval read = f.reads_through(i) ? read_through(f.window, {begin, end}) : Interval{begin, end};
+        REQUIRE(read.size() > 0);
+        local_in.push_back(part(inputs[i], f.inputs[i], f.reads_through(i) ? f.window.source : f.extent, read.begin,
+                                read.end));
+      }
       for (size_t i = 0; i < whole.size(); ++i) local_out.push_back(part(whole[i], f.outputs[i], f.extent, begin, end));
       const std::vector<Value> expected = local_out;
       for (Value& v : local_out) std::fill(v.data.begin(), v.data.end(), std::nan(""));
@@ -372,6 +381,19 @@ std::vector<Row> more_rows() {
       {C::k_conv_grad_input, {f64({2, 3, 5, 4}), f64({4, 3, 2, 2})}, {{"spatial", Ints{5, 6}}, {"groups", int64_t{2}}}},
       {C::k_conv_grad_weight, {f64({2, 5, 6, 4}), f64({2, 3, 5, 4})}, {{"kernel", Ints{3, 2}}, {"bias", true}}},
       {C::k_conv_grad_weight, {f64({2, 5, 6, 4}), f64({2, 3, 5, 4})}, {{"kernel", Ints{3, 2}}, {"groups", int64_t{2}}}},
+      {C::k_conv_grad_input,
+       {f64({2, 4, 3, 4}), f64({4, 3, 2, 4})},
+       {{"spatial", Ints{9, 8}}, {"strides", Ints{2, 3}}, {"padding", Ints{1, 0, 1, 0}}}},
+      {C::k_conv_grad_weight,
+       {f64({2, 9, 8, 4}), f64({2, 4, 3, 2})},
+       {{"kernel", Ints{2, 2}}, {"strides", Ints{2, 2}}, {"padding", Ints{1, 0, 0, 0}}, {"dilation", Ints{2, 2}}}},
+      {C::k_conv_transpose,
+       {f64({2, 4, 5, 2}), f64({2, 3, 1, 3}), f64({3})},
+       {{"strides", Ints{2, 2}}, {"padding", Ints{1, 0, 0, 0}}, {"output_padding", Ints{0, 1}}}},
+      {C::k_max_pool_grad,
+       {f64({2, 4, 5, 2}), i32({2, 4, 5, 2})},
+       {{"spatial", Ints{9, 5}}, {"window", Ints{3, 2}}, {"strides", Ints{2, 1}}, {"padding", Ints{0, 0, 1, 0}}}},
+      {C::k_avg_pool_grad, {f64({2, 3, 5, 2})}, {{"spatial", Ints{5, 6}}, {"window", Ints{3, 2}}, {"strides", Ints{1, 1}}, {"include_pad", true}}},
       {C::k_batch_stats, {f64({3, 5, 4})}},
       {C::k_batch_norm_running, {f64({4}), f64({4}), f64({2, 4})}, {{"count", int64_t{15}}}, 0.5, 2},
       {C::k_sgd, {f64({}), kAbsentType, f64({4, 3}), f64({4, 3}), f64({4, 3})}, {{"momentum", 0.9}}},

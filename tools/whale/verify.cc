@@ -154,8 +154,9 @@ void add_verify(CLI::App& app, int& exit_code) {
       Comparison row = compare(engine.get(), plan_of(given), plan_of(single), batches, state->seed, false);
       row.name = epsilon == 0x1p-8 ? "bfloat16" : epsilon > 0 ? "float16" : "float32";
       row.devices = given.devices, row.against = single.devices;
-      // With e = 2^-8 (bf16), 2^-11 (f16) each rounding is up to e / 2, and losses are sums over many tokens. Parameters
-      // move by noisy steps: Adam makes whole steps of gradients that are mostly rounding, so their error falls slower.
+      // With e = 2^-8 (bf16), 2^-11 (f16) each rounding is up to e / 2, and losses are sums over many tokens.
+      // Parameters move by noisy steps: Adam makes whole steps of gradients that are mostly rounding, so their error
+      // falls slower.
       row.loss_bound = epsilon > 0 ? std::max(epsilon / 2, 1e-5) : 1e-5;
       row.parameter_bound = epsilon > 0 ? 0.8 * std::sqrt(epsilon) : 1e-4;
       rows.push_back(row);

@@ -308,7 +308,7 @@ void cross_entropy_stats_rows(const CrossEntropyRows& a, int64_t first, int64_t 
     cross_entropy_stats_typed<float>(a, first, last);
 }
 void cross_entropy_grad_rows(const CrossEntropyRows& a, int64_t first, int64_t last) {
-  const bool few = a.width <= kFew, half = a.dtype == DType::kBF16;
+  const bool few = a.width <= kFew && a.width == a.all, half = a.dtype == DType::kBF16;
   const auto run = few    ? (half ? cross_entropy_grad_few<uint16_t> : cross_entropy_grad_few<float>)
                    : half ? cross_entropy_grad_typed<uint16_t>
                           : cross_entropy_grad_typed<float>;
