@@ -7,11 +7,8 @@
 
 #include "base/error.h"
 #include "cost/cost.h"
-<<<<<<< HEAD
 #include "parallel/strategy.h"
-=======
 #include "parallel/window.h"
->>>>>>> helper-k
 
 namespace whale {
 namespace {
