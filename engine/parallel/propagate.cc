@@ -644,7 +644,8 @@ class Propagator {
     // Along time there is no other way.
     if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(kFreeFlops * n)) return false;
     const Factor f = factors_of(g(), op).list[static_cast<size_t>(cut.factor)];
-    // Where nothing carries the digit, something small is spread (or made from nothing).
+    // Where nothing carries the digit, something small is spread (or made from nothing); along time there is no other
+    // way.
     const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const Digit& d) { return d.present(); });
     for (const TensorId x : op.inputs)
       if (a != kTime && !carried && x != kNone && element_count(g().tensor(x).dims) * kSpread > n) return false;
@@ -741,7 +742,7 @@ class Propagator {
       if (b_.out.size(a, b_.out.stage(id)) == b_.out.size(a, reader.stage)) continue;
       if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
     }
-    return b_.transfer(id, reader.stage);
+    return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since
   }
 
   // ---- time: what the body needs of the whole batch -------------------------------------------------------------

@@ -405,6 +405,7 @@ class Former {
                                    .devices = {}};
       out_.mesh_of_stage.push_back(site_at(shape, WorkKind::kForward, static_cast<int>(v), 0).device);
     }
+    leaves_.reserve(leaves_.size() + leaf_of_scope_.size());  // `any` stays where it is
     Leaf& any = leaves_[*staged_];
     // What each stage needs: written on it, or the product of its scopes.
     std::vector<char> open(physical_, 1);
@@ -416,7 +417,7 @@ class Former {
       bool complete = true;
       const int64_t inner = product(leaf.nest, leaf.inner(), leaf.nest.size(), complete);
       const int64_t given = leaf.stage != SIZE_MAX ? leaf.nest[leaf.stage].count : 0;
-      if (given || (complete && leaf.inner() < leaf.nest.size())) {
+      if (given || complete) {
         open[mesh] = 0;
         stage_devices_[mesh] = std::max(stage_devices_[mesh], given ? given : inner);
       } else {
@@ -448,13 +449,25 @@ class Former {
       if (!leaf.staged()) continue;
       fill_counts(leaf.nest, 0, leaf.outer(), groups, leaf.path);
     }
-    for (const auto& [scope, l] : leaf_of_scope_) {
-      Leaf& leaf = leaves_[l];
+    // Stages of different sizes that share a nest have counts of their own.
+    const std::vector<Leaf> open_leaves = leaves_;
+    std::map<std::pair<size_t, int64_t>, size_t> filled;  // (leaf, devices of the stage)
+    std::set<size_t> taken;
+    for (auto& [scope, l] : leaf_of_scope_) {
       const int32_t s = out_.stage_of_scope[static_cast<size_t>(scope)];
-      if (s < 0 || !leaf.staged()) continue;
+      if (s < 0 || !leaves_[l].staged()) continue;
       const int64_t there = stage_devices_[static_cast<size_t>(out_.mesh_of_stage[static_cast<size_t>(s)])];
-      if (leaf.inner() < leaf.nest.size()) fill_counts(leaf.nest, leaf.inner(), leaf.nest.size(), there, leaf.path);
-      if (leaf.stage != SIZE_MAX) leaf.nest[leaf.stage].count = there;
+      const auto [at, fresh] = filled.try_emplace({l, there}, l);
+      if (fresh) {
+        if (!taken.insert(l).second) {
+          at->second = leaves_.size();
+          leaves_.push_back(open_leaves[l]);
+        }
+        Leaf& leaf = leaves_[at->second];
+        if (leaf.inner() < leaf.nest.size()) fill_counts(leaf.nest, leaf.inner(), leaf.nest.size(), there, leaf.path);
+        if (leaf.stage != SIZE_MAX) leaf.nest[leaf.stage].count = there;
+      }
+      l = at->second;
     }
     if (any.pipeline != SIZE_MAX)
       for (Leaf& leaf : leaves_)

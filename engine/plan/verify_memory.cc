@@ -164,9 +164,32 @@ void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, con
                        c.program.segments[static_cast<size_t>(c.program.schedule[r].segment)].name));
 }
 
+// A value that a later instruction changed in place (a part of a sum, by its all_reduce) is not read any more.
+void check_overwritten(const VerifyContext& c) {
+  const Program& p = c.program;
+  for (const Segment& segment : p.segments) {
+    std::vector<int64_t> made(p.buffers.size(), -1);        // by which instruction of the segment
+    std::vector<BufferId> latest(p.buffers.size(), kNone);  // per storage
+    for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      const Instruction& i = segment.instructions[k];
+      for (const BufferId b : i.in) {
+        if (b == kNone || made[static_cast<size_t>(b)] < 0) continue;
+        const BufferId now = latest[static_cast<size_t>(storage_of(p, b))];
+        if (now != b && p.buffers[static_cast<size_t>(now)].bytes == p.buffers[static_cast<size_t>(b)].bytes)
+          c.fail(fmt::format("instruction {} of segment '{}' reads '{}', which became '{}' in place", k, segment.name,
+                             p.buffers[static_cast<size_t>(b)].name, p.buffers[static_cast<size_t>(now)].name));
+      }
+      for (const BufferId b : i.out)
+        if (b != kNone)
+          made[static_cast<size_t>(b)] = static_cast<int64_t>(k), latest[static_cast<size_t>(storage_of(p, b))] = b;
+    }
+  }
+}
+
 }  // namespace
 
 void verify_memory(const VerifyContext& c) {
+  check_overwritten(c);
   const Program& p = c.program;
   std::vector<SegmentUse> uses;
   for (const Segment& s : p.segments) {

@@ -40,8 +40,8 @@ Graph training(Graph g, const TaskGraphs& tasks) {
 
 LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
   const TaskGraphs tasks = form_task_graphs(m.g, devices, how.strategy);
-  LayoutGraph lg =
-      propagate(training(m.g, tasks), tasks, {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
+  LayoutGraph lg = propagate(training(m.g, tasks), tasks,
+                             {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
   return lg;
 }
@@ -261,34 +261,38 @@ TEST_CASE("a weight's gradient comes before that of the activation, updates righ
 }
 
 // ---- splits -------------------------------------------------------------------------------------------------------
-namespace {
-
-const Laid kSplit{.strategy = "split(2)"};
-
-// Of the bridges along an axis, how many are before and how many after the forward pass.
-int count_bridges(const LayoutGraph& lg, OpCode code, const std::string& axis, Phase phase) {
-  return static_cast<int>(std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [&](const Op& op) {
-    return op.code == code && op.phase == phase && attr_string(op.attrs, "axis_name") == axis;
-  }));
+TEST_CASE("Megatron's pairs come out of the costs: columns, then rows, for attention and the feed-forward") {
+  for (const int64_t ways : {2, 4}) {
+    const LayoutGraph lg = laid_out(small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 4096, 8), ways,
+                                    {.strategy = fmt::format("split({})", ways)});
+    CAPTURE(ways);
+    for (const std::string p : {"h0.", "h1."}) {
+      CAPTURE(p);
+      CHECK(layout_of(lg, p + "up.w") == "R,S1");        // columns
+      CHECK(layout_of(lg, p + "up.b") == "R,S0");        // as the columns
+      CHECK(layout_of(lg, p + "down.w") == "R,S0");      // rows
+      CHECK(layout_of(lg, p + "qkv.w") == "R,S1:3x16");  // heads: of queries, keys and values each its own
+      CHECK(layout_of(lg, p + "qkv.b") == "R,S0:3x16");
+      CHECK(layout_of(lg, p + "attention") == "R,S2");
+      CHECK(layout_of(lg, p + "proj.w") == "R,S0:1x16");  // rows, those of a head together
+    }
+    CHECK(layout_of(lg, "wte") == "R,S0");  // the vocabulary, of the table and of the tied head
+  }
 }
 
-}  // namespace
-
-TEST_CASE("Megatron's pairs come out of the costs: columns, then rows, for attention and the feed-forward") {
-  const LayoutGraph lg = laid_out(small::gpt(4, OptimizerKind::kAdamW, 2, 16, 64, 128, 4), 2, kSplit);
-  for (const std::string p : {"h0.", "h1."}) {
-    CAPTURE(p);
-    CHECK(layout_of(lg, p + "up.w") == "R,S1");    // columns
-    CHECK(layout_of(lg, p + "up.b") == "R,S0");    // as the columns
-    CHECK(layout_of(lg, p + "down.w") == "R,S0");  // rows
-    CHECK(layout_of(lg, p + "down.b") == "R,R");
-    CHECK(layout_of(lg, p + "proj.w") == "R,S0");
-    CHECK(layout_of(lg, p + "proj.b") == "R,R");
-    CHECK(layout_of(lg, p + "ln1.g") == "R,R");
-    // Heads: of each third (queries, keys, values) its own half of the columns.
-    CHECK(layout_of(lg, p + "qkv.w") == "R,S1:3x1");
-    CHECK(layout_of(lg, p + "qkv.b") == "R,S0:3x1");
-    CHECK(layout_of(lg, p + "attention") == "R,S2");
+TEST_CASE("a cut vocabulary: whole logits are nowhere") {
+  for (const char* strategy : {"split(2)", "replica(2) > split(2)", "split(4)"}) {
+    CAPTURE(strategy);
+    const int64_t devices = std::string(strategy) == "split(2)" ? 2 : 4;
+    const LayoutGraph lg =
+        laid_out(small::gpt(8, OptimizerKind::kAdamW, 1, 64, 128, 4096, 8), devices, {.strategy = strategy});
+    for (const Op& op : lg.graph.ops) {
+      const bool moves =
+          op.code == k_all_gather || op.code == k_all_reduce || op.code == k_all_to_all || op.code == k_reduce_scatter;
+      if (!moves) continue;
+      for (const TensorId id : op.outputs)
+        if (id != kNone)
+          CHECK_MESSAGE(element_count(lg.graph.tensor(id).dims) < 8 * 64 * 4096, lg.graph.tensor(id).name);
+    }
   }
-  CHECK(layout_of(lg, "wte") == "R,S0");  // the vocabulary, of the table and of the tied head
 }

@@ -252,11 +252,16 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   CHECK(m.g.ops[0].stage == 0);
   CHECK(m.g.ops[1].stage == 1);
   CHECK(m.g.ops[2].stage == 1);
-  // Devices: those written, the others share what is left.
+  // Stages of different sizes; what they want must be used inside.
+  small::Model thirds = small::gpt();
+  const TaskGraphs uneven = form_task_graphs(thirds.g, 7, "pipeline(2) > replica");
+  CHECK(uneven.mesh(0).devices == std::vector<int32_t>{0, 1, 2, 3});
+  CHECK(uneven.mesh(1).devices == std::vector<int32_t>{4, 5, 6});
+  CHECK(uneven.mesh(0).axes[0].size == 4);
+  CHECK(uneven.mesh(1).axes[0].size == 3);
   m = pipeline(3, 0, false);
-  const TaskGraphs uneven = form_task_graphs(m.g, 4, "");
-  CHECK(uneven.mesh(0).devices == std::vector<int32_t>{0, 1, 2});
-  CHECK(uneven.mesh(1).devices == std::vector<int32_t>{3});
+  const std::string idle = message_of([&] { form_task_graphs(m.g, 4, ""); });
+  CHECK_MESSAGE((has(idle, "stage") && has(idle, "3 devices") && has(idle, "use 1")), idle);
   m = pipeline(3, 2, false);
   const std::string message = message_of([&] { form_task_graphs(m.g, 4, ""); });
   CHECK_MESSAGE((has(message, "pipeline") && has(message, "wants 5") && has(message, "4 are there")), message);
