@@ -68,7 +68,8 @@ constexpr LayoutPass kLayoutPasses[] = {
        if (o.recompute == Recompute::kFull) recompute_blocks(g);
      },
      false},
-    {"recompute_cheap", [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
+    {"recompute_cheap",
+     [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
     {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(o)); }, false},
@@ -142,8 +143,13 @@ struct Compiler {
 
   LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
                             const Homes* homes) const {
-    PropagateOptions layouts{.micro_batches = micro_batches, .fetch_gradients = {}, .zero = options.zero, .exact = options.exact,
-                             .gradient_dtype = options.gradient_dtype, .adasum = options.adasum, .homes = homes};
+    PropagateOptions layouts{.micro_batches = micro_batches,
+                             .fetch_gradients = {},
+                             .zero = options.zero,
+                             .exact = options.exact,
+                             .gradient_dtype = options.gradient_dtype,
+                             .adasum = options.adasum,
+                             .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, tasks, layouts);
     after(entry + ".propagate", lg);
@@ -159,7 +165,8 @@ struct Compiler {
     LowerOptions lowering;
     lowering.entry = name;
     lowering.overlap = options.overlap;
-    for (size_t v = 0; v < variables.size(); ++v) lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
+    for (size_t v = 0; v < variables.size(); ++v)
+      lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
     return lower(lg, lowering);
   }
 };
@@ -231,9 +238,10 @@ void check_replicas(const TaskGraphs& tasks, int64_t micro_batches, bool exact) 
   for (size_t a = 0; a < tasks.by_micro_batch.size(); ++a)
     if (tasks.by_micro_batch[a]) replicas *= tasks.meshes[0].axes[a].size;
   if (replicas > micro_batches)
-    throw invalid("{}{} replicas take whole micro-batches (by=micro_batch), there are {}; plan with accumulation {} or "
-                  "more",
-                  exact ? "exact mode: " : "", replicas, micro_batches, replicas);
+    throw invalid(
+        "{}{} replicas take whole micro-batches (by=micro_batch), there are {}; plan with accumulation {} or "
+        "more",
+        exact ? "exact mode: " : "", replicas, micro_batches, replicas);
 }
 
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {
@@ -263,7 +271,8 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
       for (size_t a = 0; a < mesh.axes.size(); ++a)
         if (mesh.axes[a].size > 1 && task.roles[a] != AxisRole::kReplica)
           throw unimplemented(
-              "Adasum with a split over {} devices ('{}'): its products are over whole parameters, which no device has; "
+              "Adasum with a split over {} devices ('{}'): its products are over whole parameters, which no device "
+              "has; "
               "use replica and pipeline alone",
               mesh.axes[a].size, mesh.axes[a].name);
 }
@@ -288,9 +297,9 @@ std::vector<std::string> notes_of(const Plan& plan) {
     notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
                                 bytes_text(f.communicated), f.on_the_side));
   if (plan.devices.size() > 1 && plan.gradient_dtype)
-    notes.push_back(fmt::format(
-        "Gradients are rounded to {} before replicas sum them: by this option the plan changes the result.",
-        name_of(*plan.gradient_dtype)));
+    notes.push_back(
+        fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the result.",
+                    name_of(*plan.gradient_dtype)));
   if (plan.devices.size() > 1 && plan.adasum)
     notes.push_back("Replicas combine their gradients by Adasum: by this option the plan changes the result.");
   return notes;

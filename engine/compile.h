@@ -28,7 +28,7 @@ struct CompileOptions {
   std::optional<DType> gradient_dtype;  // that gradients are summed in between devices; none: as they are
   bool adasum = false;                  // gradients of replicas are combined by Adasum
   bool exact = false;                   // bitwise equal results for all plans of whole micro-batches
-  bool verify = true;                  // each level after each pass
+  bool verify = true;                   // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass
 };
 

@@ -51,9 +51,7 @@ void with_type(DType dtype, Body body) {
 
 }  // namespace
 
-bool convertible(DType from, DType to) {
-  return from == to || (is_float(from) && is_float(to));
-}
+bool convertible(DType from, DType to) { return from == to || (is_float(from) && is_float(to)); }
 
 void convert(DType from_dtype, const void* from, DType to_dtype, void* to, size_t count) {
   if (from_dtype == to_dtype) {

@@ -26,7 +26,9 @@ TensorId narrow(const Graph& g, TensorId id) {
   const OpId maker = g.tensor(id).producer;
   if (maker == kNone || g.op(maker).code != OpCode::k_cast) return id;
   const TensorId x = g.op(maker).inputs[0];
-  return (g.tensor(x).dtype == DType::kBF16 || g.tensor(x).dtype == DType::kF16) && g.tensor(id).dtype == DType::kF32 ? x : id;
+  return (g.tensor(x).dtype == DType::kBF16 || g.tensor(x).dtype == DType::kF16) && g.tensor(id).dtype == DType::kF32
+             ? x
+             : id;
 }
 
 // A use as one row of dy per id, in float.

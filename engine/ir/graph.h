@@ -132,7 +132,8 @@ struct Optimizer {
   double weight_decay = 0;
   double decay_rate = -0.8;     // adafactor: exponent of the running average
   double clip_threshold = 1.0;  // adafactor: of the update's RMS
-  bool lazy = false;   // sgd, adam, adamw, adagrad: of a table, only the rows that were looked up are decayed and updated
+  bool lazy =
+      false;  // sgd, adam, adamw, adagrad: of a table, only the rows that were looked up are decayed and updated
   bool split = false;  // sgd in bf16: a weight's fp32 bits in two halves, bf16 in the model and u16 as state "low"
 };
 

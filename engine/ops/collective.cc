@@ -111,10 +111,8 @@ const AttrSpec kCuts{.name = "cuts",
                      .fallback = std::vector<int64_t>{},
                      .required = true,
                      .doc = "(begin, end) per coordinate"};
-const AttrSpec kCombine{.name = "combine",
-                        .type = AttrType::kString,
-                        .fallback = std::string("sum"),
-                        .doc = "sum, max, min or logsumexp"};
+const AttrSpec kCombine{
+    .name = "combine", .type = AttrType::kString, .fallback = std::string("sum"), .doc = "sum, max, min or logsumexp"};
 
 }  // namespace
 
@@ -212,8 +210,10 @@ const OpDef op_def_accumulate = {
 const OpDef op_def_adasum = {
     .name = "adasum",
     .doc =
-        "Combines the gradients of replicas in place (Maleki et al., 2021): parallel ones are averaged, orthogonal ones "
-        "summed. Pairs of neighbours become (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b, then pairs of those; members "
+        "Combines the gradients of replicas in place (Maleki et al., 2021): parallel ones are averaged, orthogonal "
+        "ones "
+        "summed. Pairs of neighbours become (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b, then pairs of those; "
+        "members "
         "behind the largest power of two enter first. A member's x is taken as the gradient of the mean over its own "
         "samples.\nx (a part of a sum) -> y, same.",
     .inputs = {{"x"}},

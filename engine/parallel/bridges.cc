@@ -8,7 +8,15 @@ namespace whale {
 namespace {
 
 constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
-enum Kind : int { kGather = 100, kScatter, kSlice, kExchange, kMove, kCast, kHalo };  // + use for gathers of several uses
+enum Kind : int {
+  kGather = 100,
+  kScatter,
+  kSlice,
+  kExchange,
+  kMove,
+  kCast,
+  kHalo
+};  // + use for gathers of several uses
 
 Attrs merged(std::initializer_list<Attrs> parts) {
   Attrs all;
@@ -171,8 +179,9 @@ TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
 }
 
 TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
-  const TensorId made = bridge(OpCode::k_adasum, {id}, id, ".adasum",
-                               {{"group", static_cast<int64_t>(axis) - 1}, {"weights", std::vector<int64_t>{}}}, axis, {});
+  const TensorId made =
+      bridge(OpCode::k_adasum, {id}, id, ".adasum",
+             {{"group", static_cast<int64_t>(axis) - 1}, {"weights", std::vector<int64_t>{}}}, axis, {});
   reduced_[id] = made;
   return made;
 }
@@ -195,11 +204,10 @@ TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
   const auto at = key(id, axis, kGather - 1 - use, {});
   if (const auto known = made_.find(at); known != made_.end()) return known->second;
   // The intervals are filled in by lowering: they differ between micro-batches.
-  const TensorId made =
-      bridge(OpCode::k_all_gather, {id}, id, ".gathered",
-             merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
-                     digit_attr("digit", out.at(id, axis).digit)}),
-             axis, {});
+  const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
+                               merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
+                                       digit_attr("digit", out.at(id, axis).digit)}),
+                               axis, {});
   return made_[at] = made;
 }
 

@@ -65,8 +65,8 @@ class Fuser {
     const auto& readers = readers_[static_cast<size_t>(between)];
     return !kept_[static_cast<size_t>(between)] &&
            std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
-           producer.region == op.region && producer.phase == op.phase && producer.stage == op.stage && !partial(between) && !partial(result) &&
-           g_.tensor(between).dims == g_.tensor(result).dims &&
+           producer.region == op.region && producer.phase == op.phase && producer.stage == op.stage &&
+           !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
            lg_.layouts[static_cast<size_t>(between)] == lg_.layouts[static_cast<size_t>(result)];
   }
 

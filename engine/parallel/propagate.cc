@@ -201,8 +201,8 @@ class Propagator {
     if (micro_batches() > 1) b_.out.at(id, kTime) = shard({dim, 1, 1}, false, kSamples);
     for (size_t a = 1; a < axes(); ++a)
       b_.out.at(id, a) = size(a, reader) > 1 && role(reader, a) == AxisRole::kReplica && !b_.out.by_micro_batch(a)
-                            ? shard({dim, 1, 1}, false, kSamples)
-                            : AxisLayout{};
+                             ? shard({dim, 1, 1}, false, kSamples)
+                             : AxisLayout{};
   }
   void place_input(TensorId id) {
     const OpId user = first_user_[static_cast<size_t>(id)];
@@ -305,7 +305,8 @@ class Propagator {
       for (size_t k = 0; k < factors.list.size(); ++k) {
         OpCut cut{static_cast<int>(k), {}, true};
         const Factor& f = factors.list[k];
-        if (find_sub_digit(f.inputs[0], f.extent, l.digit, extent_of(dims, l.digit), cut.sub) && fits(op, f, cut.sub, a))
+        if (find_sub_digit(f.inputs[0], f.extent, l.digit, extent_of(dims, l.digit), cut.sub) &&
+            fits(op, f, cut.sub, a))
           return cut;
       }
     }
@@ -464,7 +465,11 @@ class Propagator {
       if (o < f.outputs.size() && f.outputs[o].present())
         l = shard(sub_digit(f.outputs[o], cut.sub), cut.state, cut.samples);
       else
-        l = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
+        l = {.placement = Placement::kPartial,
+             .digit = {},
+             .state = false,
+             .samples = false,
+             .combine = f.combine_of(o)};
     }
   }
 
@@ -481,15 +486,16 @@ class Propagator {
     }
     if (partial.empty()) return;
     // Exact mode adds each use of a parameter over time for itself: stages may lie between uses.
-    const bool passes =
-        sum && !narrows && !(b_.out.exact && a == kTime) && std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
+    const bool passes = sum && !narrows && !(b_.out.exact && a == kTime) &&
+                        std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!passes) {
       for (const int i : partial)
         op.inputs[static_cast<size_t>(i)] = bring(op, op.inputs[static_cast<size_t>(i)], a, {});
       return;
     }
     for (const TensorId o : op.outputs)
-      if (o != kNone) b_.out.at(o, a) = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false};
+      if (o != kNone)
+        b_.out.at(o, a) = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false};
   }
 
   // ---- bridges of one operand -----------------------------------------------------------------------------------
@@ -502,11 +508,13 @@ class Propagator {
       AxisLayout plain = want;
       plain.window = {};
       for (size_t b = axes(); b-- > a + 1;)
-        if (placement(id, b) == Placement::kShard && b_.out.at(id, b).digit.dim == want.digit.dim) id = b_.gather(id, b);
+        if (placement(id, b) == Placement::kShard && b_.out.at(id, b).digit.dim == want.digit.dim)
+          id = b_.gather(id, b);
       if (now.placement == Placement::kReplicate) return sliced(op, id, a, want);
       return b_.halo(bring(op, id, a, plain), a, want);
     }
-    if (now.placement == want.placement && (!cut || (now.digit == want.digit && same_shares(a, op, now, want)))) return id;
+    if (now.placement == want.placement && (!cut || (now.digit == want.digit && same_shares(a, op, now, want))))
+      return id;
     if (a == kTime) {
       const TensorId whole = whole_in_time(op, id);
       return cut ? sliced(op, whole, a, want) : whole;
@@ -525,8 +533,8 @@ class Propagator {
       case Placement::kPartial:
         if (const TensorId made = combine_gradient(op, id, a, want); made != kNone) return made;
         return cut && now.combine == Combine::kSum ? b_.reduce_to(id, a, want)
-               : cut                              ? sliced(op, b_.reduce(id, a), a, want)
-                                                  : b_.reduce(id, a);
+               : cut                               ? sliced(op, b_.reduce(id, a), a, want)
+                                                   : b_.reduce(id, a);
       case Placement::kShard:
         if (cut && now.digit.dim != want.digit.dim && !now.state && !want.state) return b_.exchange(id, a, want);
         // Parameters that live in parts are gathered once for each pass, so that no copy lives between the passes.
@@ -594,7 +602,8 @@ class Propagator {
   }
 
   TensorId sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
-    const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state, want.window);
+    const auto key =
+        std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state, want.window);
     if (const auto known = slices_.find(key); known != slices_.end()) return known->second;
     TensorId out = kNone;
     const OpId producer = b_.producer(id);
@@ -710,7 +719,8 @@ class Propagator {
     id = b_.latest(id);
     if (same_devices(b_.out.stage(id), reader.stage)) {
       // Another chunk of the same devices runs at another time.
-      return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
+      return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime)
+                                                                                             : id;
     }
     const TensorKind kind = g().tensor(id).kind;
     if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
@@ -879,8 +889,7 @@ class Propagator {
       if (placement(id, a) != Placement::kShard) continue;
       const AxisLayout l = b_.out.at(id, a);
       if (!l.samples) continue;  // the session puts the parts together
-      if (l.digit.outer != 1 || (!in_time && micro_batches() > 1))
-        id = b_.gather(id, a);
+      if (l.digit.outer != 1 || (!in_time && micro_batches() > 1)) id = b_.gather(id, a);
     }
     if (in_time && b_.out.at(id, kTime).digit.outer != 1)
       throw unimplemented(
@@ -925,9 +934,9 @@ class Propagator {
   const PropagateOptions& options_;
   BridgeBuilder b_;
   std::vector<OpId> first_user_;
-  std::vector<OpCut> samples_;            // per op: along a replica axis
-  std::vector<std::vector<OpCut>> cuts_;  // per axis and op: along a split axis
-  std::map<TensorId, Layout> home_;       // of variables
+  std::vector<OpCut> samples_;                 // per op: along a replica axis
+  std::vector<std::vector<OpCut>> cuts_;       // per axis and op: along a split axis
+  std::map<TensorId, Layout> home_;            // of variables
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
   std::map<TensorId, TensorId> adjoint_of_;    // of a result of the backward pass: the forward tensor
   std::set<std::pair<TensorId, int32_t>> input_forms_;

@@ -14,16 +14,15 @@ namespace whale {
 namespace {
 
 constexpr size_t kStates = 24;
-constexpr double kTrainPasses = 3;          // forward, input gradient, weight gradient
-constexpr double kUpdateBytesPerByte = 7;   // Adam reads p, g, m, v and writes p, m, v
+constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
+constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
 
 // Words of the user for factors that ops call by other names.
 bool is_named(const Factor& f, const std::string& wanted) {
   static const std::pair<const char*, const char*> kWords[] = {
-      {"columns", "n"},       {"rows", "k"},       {"vocabulary", "rows"}, {"vocabulary", "v"},
-      {"experts", "b"},       {"experts", "experts"}, {"channels", "o"},   {"sequence", "t"},
-      {"sequence", "tq"},     {"table_rows", "rows"}, {"classes", "v"},    {"classes", "n"},
-      {"spatial", "depth"},   {"spatial", "height"},  {"spatial", "width"},
+      {"columns", "n"},       {"rows", "k"},     {"vocabulary", "rows"}, {"vocabulary", "v"},   {"experts", "b"},
+      {"experts", "experts"}, {"channels", "o"}, {"sequence", "t"},      {"sequence", "tq"},    {"table_rows", "rows"},
+      {"classes", "v"},       {"classes", "n"},  {"spatial", "depth"},   {"spatial", "height"}, {"spatial", "width"},
   };
   if (f.name == wanted) return true;
   return std::any_of(std::begin(kWords), std::end(kWords),
@@ -142,8 +141,7 @@ class Chooser {
     if (per_sample_[static_cast<size_t>(id)]) {
       const TaskGraph& task = p_.tasks.task(op);
       for (size_t a = 0; a < task.roles.size(); ++a)
-        if (task.roles[a] == AxisRole::kReplica)
-          bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
+        if (task.roles[a] == AxisRole::kReplica) bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
     }
     return link_.latency_seconds + bytes / link_.bytes_per_second;
   }
@@ -188,8 +186,8 @@ class Chooser {
           if (code.whole) return p_.trains ? seconds(id, op, part) : 0;
           return passes * seconds(id, op, part / n);
         case Placement::kReplicate: {
-          const bool gradient = p_.trains && (variable || per_sample_[static_cast<size_t>(id)]) &&
-                                is_float(g_.tensor(id).dtype);
+          const bool gradient =
+              p_.trains && (variable || per_sample_[static_cast<size_t>(id)]) && is_float(g_.tensor(id).dtype);
           return gradient ? seconds(id, op, part) : 0;
         }
         case Placement::kPartial:
@@ -206,8 +204,8 @@ class Chooser {
       cost += passes * seconds(id, op, part);
       return cost;  // the adjoint of the gather sums the gradients
     }
-    if (cut && p_.trains && !code.charged && code.placement == Placement::kReplicate &&
-        is_float(g_.tensor(id).dtype) && (variable || depends_on_parameter(id))) {
+    if (cut && p_.trains && !code.charged && code.placement == Placement::kReplicate && is_float(g_.tensor(id).dtype) &&
+        (variable || depends_on_parameter(id))) {
       code.charged = true;
       cost += seconds(id, op, 2 * part);
     }
@@ -302,9 +300,12 @@ class Chooser {
     const Factors factors = factors_of(g_, op);
     const AxisRole what = role(op);
     std::vector<OpCut> fixed;
-    if (n > 1 && what == AxisRole::kSplit) fixed = candidates(i, factors);
-    else if (n > 1 && what == AxisRole::kReplica && p_.samples[i].present()) fixed = {p_.samples[i]};
-    else fixed = {{}};
+    if (n > 1 && what == AxisRole::kSplit)
+      fixed = candidates(i, factors);
+    else if (n > 1 && what == AxisRole::kReplica && p_.samples[i].present())
+      fixed = {p_.samples[i]};
+    else
+      fixed = {{}};
     const double work = op_seconds(cost_of(view_of(g_, op)), rates_) * (p_.trains ? kTrainPasses : 1);
     std::vector<State> out;
     std::unordered_map<size_t, size_t> known;

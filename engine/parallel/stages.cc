@@ -41,8 +41,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<double> change(n + 1);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     if (moves[t] != 1 || made[t] >= n || last_use[t] <= made[t]) continue;
-    const double bytes =
-        static_cast<double>(element_count(graph.tensors[t].dims) * size_of(graph.tensors[t].dtype));
+    const double bytes = static_cast<double>(element_count(graph.tensors[t].dims) * size_of(graph.tensors[t].dtype));
     change[made[t] + 1] += bytes;
     if (last_use[t] + 1 <= n) change[last_use[t] + 1] -= bytes;
   }

@@ -20,8 +20,8 @@ struct StrategyClause {
 };
 std::vector<StrategyClause> parse_clauses(std::string_view text);
 
-std::string to_string(const Scope& scope);                 // "replica(2)"; parameters at their defaults are left out
-std::string to_string(const std::vector<Scope>& nest);     // parses to the same list
-const char* name_of(ScopeKind kind);                       // "replica", "split", ...
+std::string to_string(const Scope& scope);              // "replica(2)"; parameters at their defaults are left out
+std::string to_string(const std::vector<Scope>& nest);  // parses to the same list
+const char* name_of(ScopeKind kind);                    // "replica", "split", ...
 
 }  // namespace whale

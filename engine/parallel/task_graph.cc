@@ -72,7 +72,8 @@ Leaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string path
     leaf.ids.push_back(ids[i]);
   }
   if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage != leaf.pipeline + 1)
-    refuse(leaf.nest, leaf.path, "has scopes between pipeline and stage; put them around the pipeline or into the stage");
+    refuse(leaf.nest, leaf.path,
+           "has scopes between pipeline and stage; put them around the pipeline or into the stage");
   return leaf;
 }
 
@@ -99,9 +100,10 @@ void fill_counts(std::vector<Scope>& nest, size_t from, size_t to, int64_t devic
     needed *= scope.count;
   }
   if (needed == devices) return;
-  const char* hint = needed > devices ? "give more devices or a smaller count"
-                                      : "devices left idle are not allowed: leave the count out, give a matching count, "
-                                        "or nest scopes";
+  const char* hint = needed > devices
+                         ? "give more devices or a smaller count"
+                         : "devices left idle are not allowed: leave the count out, give a matching count, "
+                           "or nest scopes";
   refuse(nest, path, fmt::format("wants {} device(s), {} are there; {}", needed, devices, hint));
 }
 
@@ -239,7 +241,8 @@ class Former {
       if (is_bare(nest)) nest = explicit_nest, ids.assign(nest.size(), kNone);
       std::string key = to_string(nest);
       for (size_t i = 0; i < nest.size(); ++i)
-        if (nest[i].kind == ScopeKind::kStage || nest[i].kind == ScopeKind::kPipeline) key += fmt::format("#{}", ids[i]);
+        if (nest[i].kind == ScopeKind::kStage || nest[i].kind == ScopeKind::kPipeline)
+          key += fmt::format("#{}", ids[i]);
       const auto [at, fresh] = known.try_emplace(key, leaves_.size());
       if (fresh) leaves_.push_back(leaf_of(nest, ids, std::move(path), annotated));
       leaf_of_scope_[scope] = at->second;
@@ -251,9 +254,11 @@ class Former {
     if (local_) return nullptr;
     std::vector<std::string> names;
     for (ScopeId id = scope; id > 0; id = g_.scopes[static_cast<size_t>(id)].parent)
-      if (const std::string& name = g_.scopes[static_cast<size_t>(id)].name; !name.empty()) names.insert(names.begin(), name);
+      if (const std::string& name = g_.scopes[static_cast<size_t>(id)].name; !name.empty())
+        names.insert(names.begin(), name);
     for (size_t n = names.size(); n > 0; --n) {
-      const std::string path = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(n), "/"));
+      const std::string path =
+          fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(n), "/"));
       for (const StrategyClause& clause : clauses_)
         if (!clause.name.empty() && (clause.name == names[n - 1] || clause.name == path)) return &clause;
     }
@@ -266,13 +271,13 @@ class Former {
       if (!leaf.staged()) continue;
       if (staged_) {
         const Leaf& first = leaves_[*staged_];
-        const bool one = leaf.outer() == first.outer() &&
-                         (leaf.pipeline == SIZE_MAX) == (first.pipeline == SIZE_MAX) &&
+        const bool one = leaf.outer() == first.outer() && (leaf.pipeline == SIZE_MAX) == (first.pipeline == SIZE_MAX) &&
                          (leaf.pipeline == SIZE_MAX || leaf.ids[leaf.pipeline] == first.ids[first.pipeline]);
         for (size_t i = 0; one && i < leaf.outer(); ++i)
           if (to_string(leaf.nest[i]) != to_string(first.nest[i]))
-            refuse(leaf.nest, leaf.path, fmt::format("and '{}' ({}) put different scopes around one pipeline",
-                                                     to_string(first.nest), first.path));
+            refuse(leaf.nest, leaf.path,
+                   fmt::format("and '{}' ({}) put different scopes around one pipeline", to_string(first.nest),
+                               first.path));
         if (!one)
           throw unimplemented("scopes '{}' ({}) and '{}' ({}) are two pipelines; one per model is implemented",
                               to_string(first.nest), first.path, to_string(leaf.nest), leaf.path)
@@ -286,7 +291,8 @@ class Former {
     for (const Leaf& leaf : leaves_)
       if (!leaf.staged() && leaf.annotated)
         throw unimplemented(
-            "scope '{}' ({}) stands beside a pipeline and would share its devices; put it into a stage, or leave it out",
+            "scope '{}' ({}) stands beside a pipeline and would share its devices; put it into a stage, or leave it "
+            "out",
             to_string(leaf.nest), leaf.path)
             .at_scope(leaf.path);
     const Leaf& leaf = leaves_[*staged_];
@@ -312,8 +318,8 @@ class Former {
     if (written.empty()) {
       if (!pipeline_.count) {
         bool complete = true;
-        const int64_t others = product(any.nest, 0, any.outer(), complete) *
-                               product(any.nest, any.inner(), any.nest.size(), complete);
+        const int64_t others =
+            product(any.nest, 0, any.outer(), complete) * product(any.nest, any.inner(), any.nest.size(), complete);
         pipeline_.count = std::max<int64_t>(1, devices_ / others);
       }
       if (pipeline_.count > (1 << 16)) refuse(any.nest, any.path, "wants too many stages");
@@ -327,7 +333,8 @@ class Former {
       virtual_stages_ = pipeline_.count * pipeline_.chunks;
     } else {
       virtual_stages_ = static_cast<int64_t>(written.size());
-      if (virtual_stages_ % pipeline_.chunks || (pipeline_.count && pipeline_.count * pipeline_.chunks != virtual_stages_))
+      if (virtual_stages_ % pipeline_.chunks ||
+          (pipeline_.count && pipeline_.count * pipeline_.chunks != virtual_stages_))
         refuse(any.nest, any.path,
                fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each", virtual_stages_,
                            pipeline_.count ? fmt::format("{}", pipeline_.count) : "a number of", pipeline_.chunks));
@@ -382,7 +389,8 @@ class Former {
       bool read = false;
       for (size_t k = i + 1; k < stage.size(); ++k)
         for (const TensorId id : g_.ops[k].inputs)
-          if (id != kNone && g_.tensor(id).producer == static_cast<OpId>(i)) first = std::min(first, stage[k]), read = true;
+          if (id != kNone && g_.tensor(id).producer == static_cast<OpId>(i))
+            first = std::min(first, stage[k]), read = true;
       stage[i] = read ? first : 0;
     }
   }
@@ -390,7 +398,8 @@ class Former {
   // ---- devices --------------------------------------------------------------------------------------------------
   void count_devices() {
     for (Leaf& leaf : leaves_)
-      if (leaf.staged() == staged_.has_value() && !staged_) fill_counts(leaf.nest, 0, leaf.nest.size(), devices_, leaf.path);
+      if (leaf.staged() == staged_.has_value() && !staged_)
+        fill_counts(leaf.nest, 0, leaf.nest.size(), devices_, leaf.path);
     physical_ = staged_ ? static_cast<size_t>(pipeline_.count) : 1;
     stage_devices_.assign(physical_, 0);
     if (!staged_) {
@@ -437,7 +446,8 @@ class Former {
     } else if (opened) {
       const int64_t left = devices_ / outer - sum;
       for (size_t s = 0, k = 0; s < physical_; ++s)
-        if (open[s]) stage_devices_[s] = std::max<int64_t>(1, left / opened + (static_cast<int64_t>(k++) < left % opened));
+        if (open[s])
+          stage_devices_[s] = std::max<int64_t>(1, left / opened + (static_cast<int64_t>(k++) < left % opened));
       sum = std::accumulate(stage_devices_.begin(), stage_devices_.end(), int64_t{0});
     }
     const int64_t groups = devices_ / sum;
@@ -561,9 +571,10 @@ class Former {
       for (const MeshAxis& axis : mesh.axes) size *= axis.size;
       if (size != static_cast<int64_t>(mesh.devices.size()))
         refuse(leaves_[*staged_].nest, leaves_[*staged_].path,
-               fmt::format("gives stage {} {} device(s), the scopes inside use {}; put replica or split into the stage, or "
-                           "change the number of devices ({})",
-                           s, stage_devices_[s], size * sum / std::max<int64_t>(devices_, 1), devices_));
+               fmt::format(
+                   "gives stage {} {} device(s), the scopes inside use {}; put replica or split into the stage, or "
+                   "change the number of devices ({})",
+                   s, stage_devices_[s], size * sum / std::max<int64_t>(devices_, 1), devices_));
       offset += stage_devices_[s];
       out_.meshes.push_back(std::move(mesh));
     }
@@ -586,7 +597,8 @@ class Former {
       const int32_t t = out_.task_of_scope[static_cast<size_t>(g_.ops[i].scope)];
       out_.tasks[static_cast<size_t>(t)].ops.push_back(static_cast<OpId>(i));
     }
-    std::stable_sort(leaves_.begin(), leaves_.end(), [](const Leaf& a, const Leaf& b) { return b.annotated < a.annotated; });
+    std::stable_sort(leaves_.begin(), leaves_.end(),
+                     [](const Leaf& a, const Leaf& b) { return b.annotated < a.annotated; });
     std::vector<std::string> texts;
     for (const Leaf& leaf : leaves_)
       if (const std::string text = to_string(leaf.nest);
@@ -612,13 +624,16 @@ class Former {
     for (size_t a = 0; a < axes; ++a) {
       if (!out_.by_micro_batch[a]) continue;
       if (other[a])
-        throw invalid("{}replicas of whole micro-batches share their devices with a split ('{}'), which needs all of them "
-                      "for every micro-batch; put the split inside the replica", exact_ ? "exact mode: " : "",
-                      out_.strategy);
+        throw invalid(
+            "{}replicas of whole micro-batches share their devices with a split ('{}'), which needs all of them "
+            "for every micro-batch; put the split inside the replica",
+            exact_ ? "exact mode: " : "", out_.strategy);
       for (const Mesh& mesh : out_.meshes)
         if (mesh.axes[a].size != out_.meshes[0].axes[a].size || mesh.axes[a].shares != out_.meshes[0].axes[a].shares)
-          throw invalid("{}replicas of whole micro-batches differ between stages ({} and {}); put the replica around the "
-                        "pipeline", exact_ ? "exact mode: " : "", out_.meshes[0].axes[a].size, mesh.axes[a].size);
+          throw invalid(
+              "{}replicas of whole micro-batches differ between stages ({} and {}); put the replica around the "
+              "pipeline",
+              exact_ ? "exact mode: " : "", out_.meshes[0].axes[a].size, mesh.axes[a].size);
     }
   }
 

@@ -35,8 +35,8 @@ struct TaskGraphs {
   // Per axis: replicas take whole micro-batches (by=micro_batch); no tensor of the body is cut along it.
   std::vector<char> by_micro_batch;
   std::string schedule;  // of the pipeline; empty: none
-  int64_t chunks = 1;                  // stages of one mesh
-  std::string strategy;                // as text, counts filled in
+  int64_t chunks = 1;    // stages of one mesh
+  std::string strategy;  // as text, counts filled in
 
   size_t stages() const { return mesh_of_stage.size(); }
   const TaskGraph& task(const Op& op) const;

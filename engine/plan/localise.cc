@@ -98,11 +98,13 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
     const AxisLayout& inner = g_.at(id, a);
     if (inner.placement != Placement::kShard || inner.digit == l.digit) continue;
     const int64_t n = extent_of(dims, inner.digit);
-    const auto known = std::find_if(others.begin(), others.end(), [&](const DigitCut& c) { return c.digit == inner.digit; });
+    const auto known =
+        std::find_if(others.begin(), others.end(), [&](const DigitCut& c) { return c.digit == inner.digit; });
     if (known == others.end())
       others.push_back({inner.digit, n, cut_of(mesh.axes[a - 1], inner.state, n, place.coordinates[a - 1])});
     else
-      known->at.end = known->at.begin + cut_of(mesh.axes[a - 1], inner.state, known->at.size(), place.coordinates[a - 1]).size();
+      known->at.end =
+          known->at.begin + cut_of(mesh.axes[a - 1], inner.state, known->at.size(), place.coordinates[a - 1]).size();
   }
   for (const DigitCut& c : others) {
     if (c.digit == l.digit) {
@@ -112,7 +114,8 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
       side = side / c.extent * c.at.size();
     }
   }
-  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k) out.intervals.push_back(cut_of(mesh.axes[axis - 1], l.state, extent, k));
+  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k)
+    out.intervals.push_back(cut_of(mesh.axes[axis - 1], l.state, extent, k));
   return out;
 }
 
@@ -133,8 +136,7 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
     return g_.batch % static_cast<int64_t>(mesh.devices.size()) != 0 ||
            !std::all_of(mesh.axes.begin(), mesh.axes.end(), even);
   }
-  if (op.code == OpCode::k_local_slice)
-    return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
+  if (op.code == OpCode::k_local_slice) return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
   if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
   if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
   // An attribute says where the interval begins, also when it is of samples.
@@ -239,7 +241,8 @@ Box Localiser::box(const Op& op, const Place& place) const {
   for (const DigitCut& c : cuts(id, place)) {
     if (c.digit == box.batch) continue;
     int in_dimension = box.batch.present() && box.batch.dim == c.digit.dim;
-    for (const DigitCut& other : cuts(id, place)) in_dimension += other.digit.dim == c.digit.dim && !(other.digit == box.batch);
+    for (const DigitCut& other : cuts(id, place))
+      in_dimension += other.digit.dim == c.digit.dim && !(other.digit == box.batch);
     if (c.digit.outer == 1 && in_dimension == 1)
       box.origin[static_cast<size_t>(c.digit.dim)] = c.at.begin * c.digit.inner;
     else

@@ -70,8 +70,7 @@ std::vector<char> weight_ops(const LayoutGraph& lg) {
 
 class Lowerer {
  public:
-  Lowerer(const LayoutGraph& lg, const LowerOptions& options)
-      : lg_(lg), low_(lg, options) {}
+  Lowerer(const LayoutGraph& lg, const LowerOptions& options) : lg_(lg), low_(lg, options) {}
 
   Entry run() {
     entry_.name = low_.options.entry;
@@ -91,7 +90,8 @@ class Lowerer {
   void find_sizes() {
     std::map<int64_t, int32_t> first;
     for (int64_t u = 0; u < lg_.micro_batches; ++u) {
-      const int64_t size = lg_.micro_batches > 1 ? low_.local.samples(1, Place{0, lg_.tasks.meshes[0].coordinates(0), u}).size() : 0;
+      const int64_t size =
+          lg_.micro_batches > 1 ? low_.local.samples(1, Place{0, lg_.tasks.meshes[0].coordinates(0), u}).size() : 0;
       low_.size_class.push_back(first.try_emplace(size, static_cast<int32_t>(u)).first->second);
     }
   }
@@ -318,7 +318,7 @@ class Lowerer {
   Lowering low_;
   Entry entry_;
   int slots_ = 1;
-  std::vector<std::vector<char>> apart_;        // [mesh][axis]
+  std::vector<std::vector<char>> apart_;         // [mesh][axis]
   std::vector<std::set<Signature>> signatures_;  // [mesh]
 };
 

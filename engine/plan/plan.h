@@ -117,7 +117,7 @@ enum class InstructionKind : uint8_t {
   kCollective,  // an op with a group: every member of the group runs the same one, in the same order
   kFeed,   // host input `ref` -> out[0]: this device's samples of this micro-batch (or of the batch, when whole_batch)
   kFetch,  // in[0] -> host output `ref`
-  kSend,     // in[0]: this device's transfers of link `ref`, each into a free slot of its channel
+  kSend,   // in[0]: this device's transfers of link `ref`, each into a free slot of its channel
   kReceive,  // out[0]: the transfers of link `ref` to this device; what no transfer covers is zero
 };
 
@@ -225,11 +225,11 @@ struct Plan {
   LearningRateSchedule schedule;
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
-  int32_t zero = 0;  // ZeRO level
+  int32_t zero = 0;                     // ZeRO level
   std::optional<DType> gradient_dtype;  // that gradients are summed in between replicas; none: their own
   bool adasum = false;                  // gradients of replicas are combined by Adasum
-  int32_t recompute = 0;  // 0: none, 1: selective, 2: full
-  bool exact = false;     // bitwise equal to every other exact plan of the same program and micro-batches
+  int32_t recompute = 0;                // 0: none, 1: selective, 2: full
+  bool exact = false;                   // bitwise equal to every other exact plan of the same program and micro-batches
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

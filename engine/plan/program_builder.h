@@ -29,13 +29,13 @@ struct Lowering {
   const LayoutGraph& lg;
   const LowerOptions& options;
   Localiser local;
-  std::vector<uint64_t> masks;                // ways in which axes cut the batch: DeviceRow::samples
+  std::vector<uint64_t> masks;                               // ways in which axes cut the batch: DeviceRow::samples
   std::map<std::pair<const Op*, int32_t>, int32_t> link_of;  // (transfer, first micro-batch of a size)
   std::map<int32_t, int64_t> inside;  // links within a stage (halos): the most elements that a device gets from others
-  std::vector<int32_t> size_class;            // per micro-batch: the first one of the same size
-  const PipelineSchedule* schedule = nullptr;  // null: no pipeline, or a single micro-batch
+  std::vector<int32_t> size_class;    // per micro-batch: the first one of the same size
+  const PipelineSchedule* schedule = nullptr;     // null: no pipeline, or a single micro-batch
   std::map<int64_t, PipelineSchedule> schedules;  // by the number of micro-batches that a replica runs
-  std::vector<char> weight_op;                // per op: may be later than the input gradients (W of zero bubble)
+  std::vector<char> weight_op;                    // per op: may be later than the input gradients (W of zero bubble)
 
   int32_t mask_number(uint64_t mask) const;
 };

@@ -574,8 +574,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
                                          groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
                                          plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
-                                         plan.adasum,
-                                         plan.recompute, plan.exact));
+                                         plan.adasum, plan.recompute, plan.exact));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 

@@ -24,7 +24,7 @@ struct BoundInstruction {
     size_t host = 0, local = 0, bytes = 0;
   };
   std::vector<std::vector<Run>> runs;
-  std::vector<Piece> pieces;               // of the host's: by micro-batch, or one for all; none: not handed over
+  std::vector<Piece> pieces;  // of the host's: by micro-batch, or one for all; none: not handed over
   std::vector<WaitPoint> waits;
   std::vector<uint64_t*> versions;  // of the variables it writes
   bool checks_loss = false;         // looks at the loss before it runs: the step's first write of a variable

@@ -235,8 +235,8 @@ void check_factors(const Row& row) {
       for (size_t i = 0; i < inputs.size(); ++i) {
         const Interval read = f.reads_through(i) ? read_through(f.window, {begin, end}) : Interval{begin, end};
         REQUIRE(read.size() > 0);
-        local_in.push_back(part(inputs[i], f.inputs[i], f.reads_through(i) ? f.window.source : f.extent, read.begin,
-                                read.end));
+        local_in.push_back(
+            part(inputs[i], f.inputs[i], f.reads_through(i) ? f.window.source : f.extent, read.begin, read.end));
       }
       for (size_t i = 0; i < whole.size(); ++i) local_out.push_back(part(whole[i], f.outputs[i], f.extent, begin, end));
       const std::vector<Value> expected = local_out;
@@ -393,7 +393,9 @@ std::vector<Row> more_rows() {
       {C::k_max_pool_grad,
        {f64({2, 4, 5, 2}), i32({2, 4, 5, 2})},
        {{"spatial", Ints{9, 5}}, {"window", Ints{3, 2}}, {"strides", Ints{2, 1}}, {"padding", Ints{0, 0, 1, 0}}}},
-      {C::k_avg_pool_grad, {f64({2, 3, 5, 2})}, {{"spatial", Ints{5, 6}}, {"window", Ints{3, 2}}, {"strides", Ints{1, 1}}, {"include_pad", true}}},
+      {C::k_avg_pool_grad,
+       {f64({2, 3, 5, 2})},
+       {{"spatial", Ints{5, 6}}, {"window", Ints{3, 2}}, {"strides", Ints{1, 1}}, {"include_pad", true}}},
       {C::k_batch_stats, {f64({3, 5, 4})}},
       {C::k_batch_norm_running, {f64({4}), f64({4}), f64({2, 4})}, {{"count", int64_t{15}}}, 0.5, 2},
       {C::k_sgd, {f64({}), kAbsentType, f64({4, 3}), f64({4, 3}), f64({4, 3})}, {{"momentum", 0.9}}},

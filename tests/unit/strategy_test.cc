@@ -261,7 +261,7 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   CHECK(uneven.mesh(1).axes[0].size == 3);
   m = pipeline(3, 0, false);
   const std::string idle = message_of([&] { form_task_graphs(m.g, 4, ""); });
-  CHECK_MESSAGE((has(idle, "stage") && has(idle, "3 devices") && has(idle, "use 1")), idle);
+  CHECK_MESSAGE((has(idle, "stage") && has(idle, "3 device(s)") && has(idle, "use 1")), idle);
   m = pipeline(3, 2, false);
   const std::string message = message_of([&] { form_task_graphs(m.g, 4, ""); });
   CHECK_MESSAGE((has(message, "pipeline") && has(message, "wants 5") && has(message, "4 are there")), message);

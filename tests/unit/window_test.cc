@@ -47,7 +47,12 @@ TEST_CASE("windows: every device reads what its share needs, and its padding fit
                                    .reach = reach,
                                    .low = low,
                                    .transposed = transposed};
-                CAPTURE(kernel); CAPTURE(stride); CAPTURE(dilation); CAPTURE(low); CAPTURE(x); CAPTURE(ways);
+                CAPTURE(kernel);
+                CAPTURE(stride);
+                CAPTURE(dilation);
+                CAPTURE(low);
+                CAPTURE(x);
+                CAPTURE(ways);
                 CAPTURE(transposed);
                 if (!window_fits(w, axis_of(ways))) continue;
                 for (int64_t k = 0; k < ways; ++k) {
@@ -107,8 +112,7 @@ small::Model network(const Net& n) {
   for (size_t i = 0; i < rank; ++i) axes.push_back(static_cast<int64_t>(i) + 1);
   h = m.op(k_reduce_mean, {m.op(k_tanh, {h})}, {{"axes", axes}}, "mean");
   const TensorId logits = m.op(k_matmul, {h, m.variable("head", {5, 3})}, {}, "head.logits");
-  m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, labels}, {}, "ce")}, {}, "loss"),
-             OptimizerKind::kSgd);
+  m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, labels}, {}, "ce")}, {}, "loss"), OptimizerKind::kSgd);
   m.g.outputs = {{"logits", logits}};
   return m;
 }
@@ -159,8 +163,13 @@ std::set<std::string> halos(const Plan& plan) {
 
 void check_equal(const Net& net, int64_t devices, const std::string& strategy, bool with_halos = true,
                  int64_t accumulation = 1) {
-  CAPTURE(strategy); CAPTURE(devices); CAPTURE(net.stride); CAPTURE(net.kernel); CAPTURE(net.dilation);
-  CAPTURE(net.image.size()); CAPTURE(net.image[0]);
+  CAPTURE(strategy);
+  CAPTURE(devices);
+  CAPTURE(net.stride);
+  CAPTURE(net.kernel);
+  CAPTURE(net.dilation);
+  CAPTURE(net.image.size());
+  CAPTURE(net.image[0]);
   const small::Model m = network(net);
   const Plan plan = planned(m, devices, strategy, accumulation);
   if (with_halos) CHECK(!halos(plan).empty());

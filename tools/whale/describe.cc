@@ -54,9 +54,10 @@ void add_model(CLI::App& app) {
   };
   auto state = std::make_shared<State>();
   command
-      ->add_option("NAME", state->name,
-                   "gpt, bert, t5, resnet, mlp, dlrm, cosmoflow, unet3d, classifier100k; presets gpt2, bert-large, t5-large, "
-                   "resnet20, resnet50")
+      ->add_option(
+          "NAME", state->name,
+          "gpt, bert, t5, resnet, mlp, dlrm, cosmoflow, unet3d, classifier100k; presets gpt2, bert-large, t5-large, "
+          "resnet20, resnet50")
       ->required();
   command->add_option("-o,--output", state->out, "the file to write, such as gpt.whale")->required();
   add_model_options(*command, state->options);

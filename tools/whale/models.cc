@@ -333,9 +333,11 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   if (o.optimizer == "adafactor") training.epsilon = 1e-30;
   training.clip_norm = o.clip;
   training.accumulation = o.accumulation;
-  training.precision =
-      pick("precision", o.precision,
-           {{"f32", WHALE_PRECISION_F32}, {"bf16", WHALE_PRECISION_BF16}, {"f16", WHALE_PRECISION_F16}, {"f64", WHALE_PRECISION_F64}});
+  training.precision = pick("precision", o.precision,
+                            {{"f32", WHALE_PRECISION_F32},
+                             {"bf16", WHALE_PRECISION_BF16},
+                             {"f16", WHALE_PRECISION_F16},
+                             {"f64", WHALE_PRECISION_F64}});
   training.schedule = pick("schedule", o.schedule,
                            {{"constant", WHALE_LR_CONSTANT},
                             {"linear", WHALE_LR_LINEAR},

@@ -126,10 +126,9 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
     if (!given.empty()) throw Failure("no " + std::string(what) + " '" + given + "'; there are " + known);
     return 0;
   };
-  options.recompute = choose("recompute", arguments.recompute,
-                             {{"none", WHALE_RECOMPUTE_NONE},
-                              {"selective", WHALE_RECOMPUTE_SELECTIVE},
-                              {"full", WHALE_RECOMPUTE_FULL}});
+  options.recompute = choose(
+      "recompute", arguments.recompute,
+      {{"none", WHALE_RECOMPUTE_NONE}, {"selective", WHALE_RECOMPUTE_SELECTIVE}, {"full", WHALE_RECOMPUTE_FULL}});
   options.gradient_dtype = choose("gradient dtype", arguments.gradient_dtype,
                                   {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
   options.precision = choose("precision", arguments.precision,

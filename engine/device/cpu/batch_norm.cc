@@ -209,16 +209,15 @@ std::unique_ptr<Kernel> bind_grad(const KernelSpec& spec, CpuDevice& device) {
 std::unique_ptr<Kernel> bind_running(const KernelSpec& spec, CpuDevice&) {
   const Statistics statistics(spec, 2);
   const double momentum = attr_float(*spec.attrs, "momentum", 0.1);
-  return make_kernel(
-      0, [=, means = spec.in[0], variances = spec.in[1], new_means = spec.out[0], new_variances = spec.out[1],
-          scale = spec.in.size() > 3 ? spec.in[3] : Operand{}](char*) {
-        if (scale.present() && std::isnan(value(scale, 0))) return;  // in place: nothing changes
-        for (int64_t i = 0; i < statistics.c; ++i) {
-          const double unbiased = statistics.variance(i) * statistics.count / std::max(statistics.count - 1, 1.0);
-          set(new_means, i, (1 - momentum) * double{value(means, i)} + momentum * statistics.mean(i));
-          set(new_variances, i, (1 - momentum) * double{value(variances, i)} + momentum * unbiased);
-        }
-      });
+  return make_kernel(0, [=, means = spec.in[0], variances = spec.in[1], new_means = spec.out[0],
+                         new_variances = spec.out[1], scale = spec.in.size() > 3 ? spec.in[3] : Operand{}](char*) {
+    if (scale.present() && std::isnan(value(scale, 0))) return;  // in place: nothing changes
+    for (int64_t i = 0; i < statistics.c; ++i) {
+      const double unbiased = statistics.variance(i) * statistics.count / std::max(statistics.count - 1, 1.0);
+      set(new_means, i, (1 - momentum) * double{value(means, i)} + momentum * statistics.mean(i));
+      set(new_variances, i, (1 - momentum) * double{value(variances, i)} + momentum * unbiased);
+    }
+  });
 }
 
 // f32 or bf16, with the statistics in f64.

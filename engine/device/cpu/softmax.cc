@@ -387,9 +387,7 @@ std::unique_ptr<Kernel> bind_cross_entropy_stats(const KernelSpec& spec, CpuDevi
   const int64_t n = rows(spec.out[0]) * last_dim(spec.out[0]);
   if (a.width != 0) return row_kernel(device, a, n, HWY_DYNAMIC_DISPATCH(cross_entropy_stats_rows));
   // No column is here: the sums of nothing.
-  return make_kernel(0, [=](char*) {
-    HWY_DYNAMIC_DISPATCH(cross_entropy_stats_rows)(a, 0, n);
-  });
+  return make_kernel(0, [=](char*) { HWY_DYNAMIC_DISPATCH(cross_entropy_stats_rows)(a, 0, n); });
 }
 
 std::unique_ptr<Kernel> bind_cross_entropy_finish(const KernelSpec& spec, CpuDevice& device) {
