@@ -118,8 +118,11 @@ small::Model network(const Net& n) {
 }
 
 Plan planned(const small::Model& m, int64_t devices, const std::string& strategy, int64_t accumulation = 1) {
-  return compile(m.g, parse_devices("ref:" + std::to_string(devices), {0, 1, 2, 3}),
-                 {.strategy = strategy, .fetch = {}, .accumulation = accumulation, .precision = Precision::kFloat64});
+  CompileOptions options;
+  options.strategy = strategy;
+  options.accumulation = accumulation;
+  options.precision = Precision::kFloat64;
+  return compile(m.g, parse_devices("ref:" + std::to_string(devices), {0, 1, 2, 3}), options);
 }
 
 std::vector<double> trained(const Plan& plan) {
