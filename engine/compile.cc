@@ -196,7 +196,8 @@ std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
 Homes homes_of(const std::vector<PlanVariable>& variables) {
   Homes homes;
   for (const PlanVariable& v : variables) {
-    Layout& home = homes[v.name];
+    homes[v.name].mesh = v.mesh;
+    Layout& home = homes[v.name].layout;
     home.axes.push_back({});
     home.axes.insert(home.axes.end(), v.home.axes.begin(), v.home.axes.end());
   }

@@ -2,6 +2,8 @@
 // be cut so that its neighbours can follow.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "parallel/layout_graph.h"
@@ -17,6 +19,13 @@ struct OpCut {
   bool present() const { return factor >= 0; }
   friend bool operator==(const OpCut&, const OpCut&) = default;
 };
+
+// Where a variable lives: fixed once, for all entries of a plan.
+struct Home {
+  Layout layout;  // time included
+  int32_t mesh = 0;
+};
+using Homes = std::map<std::string, Home, std::less<>>;  // by name
 
 Factors factors_of(const Graph& graph, const Op& op);
 

@@ -157,7 +157,7 @@ class Propagator {
     if (options_.homes) {
       for (const Variable& v : g().variables)
         if (const auto home = options_.homes->find(g().tensor(v.tensor).name); home != options_.homes->end())
-          b_.out.layouts[static_cast<size_t>(v.tensor)] = home->second;
+          live_at(v.tensor, home->second);
     } else {
       for (const Variable& v : g().variables)
         if (v.owner == kNone && user[v.tensor] != kNone) place_parameter(v.tensor, user[v.tensor]);
@@ -172,6 +172,15 @@ class Propagator {
           if (v.role == Role::kParameter && v.trainable && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
     }
     for (const Variable& v : g().variables) home_[v.tensor] = b_.out.layouts[static_cast<size_t>(v.tensor)];
+  }
+
+  // The home of another entry: there the first reader may be in another stage.
+  void live_at(TensorId id, const Home& home) {
+    b_.out.layouts[static_cast<size_t>(id)] = home.layout;
+    const auto& meshes = tasks().mesh_of_stage;
+    if (meshes[static_cast<size_t>(b_.out.stage(id))] != home.mesh)
+      b_.out.stages[static_cast<size_t>(id)] =
+          static_cast<int32_t>(std::find(meshes.begin(), meshes.end(), home.mesh) - meshes.begin());
   }
 
   void place_parameter(TensorId id, OpId user) {
@@ -949,13 +958,6 @@ class Propagator {
 
 LayoutGraph propagate(const Graph& graph, const TaskGraphs& tasks, const PropagateOptions& options) {
   return Propagator(graph, tasks, options).run();
-}
-
-Homes homes_of(const LayoutGraph& lg) {
-  Homes homes;
-  for (const Variable& v : lg.graph.variables)
-    homes[lg.graph.tensor(v.tensor).name] = lg.layouts[static_cast<size_t>(v.tensor)];
-  return homes;
 }
 
 }  // namespace whale

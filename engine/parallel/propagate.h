@@ -7,11 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "parallel/layout_graph.h"
+#include "parallel/digits.h"
 
 namespace whale {
-
-using Homes = std::map<std::string, Layout, std::less<>>;  // of variables, by name; time included
 
 struct PropagateOptions {
   int64_t micro_batches = 1;                 // size of the time axis
@@ -32,8 +30,5 @@ struct PropagateOptions {
 // Along a replica axis ops follow the samples; along a split axis forward ops take what split.h chose, and the rest
 // what moves least. Variables' next values are brought home, fetched values to a legal layout at the end.
 LayoutGraph propagate(const Graph& graph, const TaskGraphs& tasks, const PropagateOptions& options);
-
-// Of all variables.
-Homes homes_of(const LayoutGraph& graph);
 
 }  // namespace whale

@@ -14,10 +14,10 @@ namespace whale {
 struct SplitProblem {
   const Graph& graph;  // the passes are done; Op::stage is filled in
   const TaskGraphs& tasks;
-  size_t axis = 1;                                          // of the layouts
-  const std::vector<OpCut>& samples;                        // per op (follow_samples)
-  const std::vector<std::vector<OpCut>>& taken;             // [earlier axis][op]: chosen before
-  const std::map<std::string, Layout, std::less<>>* homes;  // of variables that are fixed already; may be null
+  size_t axis = 1;                               // of the layouts
+  const std::vector<OpCut>& samples;             // per op (follow_samples)
+  const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before
+  const Homes* homes;                            // of variables that are fixed already; may be null
   bool trains = true;
 };
 
