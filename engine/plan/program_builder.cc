@@ -125,14 +125,21 @@ void ProgramBuilder::schedule_pipeline() {
           done.push_back(mine.begin + item.micro_batch);
       plan_trees({stage, static_cast<WorkKind>(kind), -1}, done);
     }
-  // How many micro-batches are alive at once: slots go round.
+  // How many micro-batches are alive at once: slots go round. Values that pass from one chunk of this device to another
+  // live until the last chunk is done with the micro-batch.
+  bool between_chunks = false;
+  for (const Op& op : g_.ops)
+    for (const TensorId id : op.inputs)
+      between_chunks |= id != kNone && op.code != OpCode::k_transfer && on_this_mesh(op.stage) &&
+                        lg_.stage(id) != op.stage && lg_.time_varies(id) && g_.tensor(id).kind == TensorKind::kValue;
+  const auto chunk_of = [&](const WorkItem& item) { return between_chunks ? 0 : item.chunk; };
   int64_t slots = 1;
   std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
-  for (const WorkItem& item : order) ++left[{item.chunk, item.micro_batch}];
+  for (const WorkItem& item : order) ++left[{chunk_of(item), item.micro_batch}];
   std::map<std::pair<int, int>, int> alive = {};
   std::vector<int> started;
   for (const WorkItem& item : order) {
-    const std::pair<int, int> at{item.chunk, item.micro_batch};
+    const std::pair<int, int> at{chunk_of(item), item.micro_batch};
     alive[at] = 1;
     int lowest = item.micro_batch, highest = item.micro_batch;
     for (const auto& [key, live] : alive)
