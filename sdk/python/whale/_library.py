@@ -104,12 +104,18 @@ def check(status: int | None) -> None:
     raise error
 
 
+def bytes_of(text: _abi.whale_text) -> bytes:
+    # Not text.data: that is a copy in an object of its own, which may be gone before it is read.
+    address = c_void_p.from_buffer(text, _abi.whale_text.data.offset).value
+    return ctypes.string_at(address, text.size) if text.size else b""
+
+
 def take_bytes(function, *arguments) -> bytes:
     """Calls a function whose last parameter is `whale_text *out`, and returns the text's bytes."""
     out = _abi.whale_text()
     check(function(*arguments, byref(out)))
     try:
-        return ctypes.string_at(ctypes.cast(out.data, c_void_p), out.size) if out.size else b""
+        return bytes_of(out)
     finally:
         lib.whale_text_release(byref(out))
 

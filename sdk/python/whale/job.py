@@ -11,7 +11,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from . import _abi
-from ._library import Handle, InvalidArgument, NotFound, check, engine, lib, make, string, take_bytes, take_text
+from ._library import Handle, InvalidArgument, NotFound, bytes_of, check, engine, lib, make, string, take_bytes, take_text
 from .arrays import Array, fit, view, widen
 from .dtypes import DType, as_dtype
 from .graph import Graph
@@ -244,6 +244,6 @@ def devices() -> list[dict]:
     out = _abi.whale_text()
     check(lib.whale_engine_devices(engine(), 1, byref(out)))
     try:
-        return json.loads(ctypes.string_at(ctypes.cast(out.data, c_void_p), out.size))
+        return json.loads(bytes_of(out))
     finally:
         lib.whale_text_release(byref(out))
