@@ -186,8 +186,8 @@ class Chooser {
           if (code.whole) return p_.trains ? seconds(id, op, part) : 0;
           return passes * seconds(id, op, part / n);
         case Placement::kReplicate: {
-          const bool gradient =
-              p_.trains && (variable || per_sample_[static_cast<size_t>(id)]) && is_float(g_.tensor(id).dtype);
+          const bool of_samples = per_sample_[static_cast<size_t>(id)] && depends_on_parameter(id);
+          const bool gradient = p_.trains && (variable || of_samples) && is_float(g_.tensor(id).dtype);
           return gradient ? seconds(id, op, part) : 0;
         }
         case Placement::kPartial:
