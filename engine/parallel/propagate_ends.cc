@@ -1,0 +1,85 @@
+// The end of the step: next values go home, fetched values into a layout that can be handed over.
+#include "parallel/propagator.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+
+Op Propagator::reader_of(TensorId id, int32_t stage) {
+  Op op;
+  op.code = OpCode::k_stop_gradient;
+  op.name = g().tensor(id).name;
+  op.phase = Phase::kUpdate;
+  op.stage = stage;
+  return op;
+}
+
+TensorId Propagator::lying(TensorId id, const Layout& layout, int32_t stage) {
+  id = b_.latest(id);
+  const Op end = reader_of(id, stage);
+  if (tasks().stages() > 1) id = at_stage(id, end);
+  // Gathered from the inside out, cut from the outside in.
+  for (size_t a = axes(); a-- > 0;)
+    if (layout.axes[a].placement == Placement::kReplicate) id = bring(end, id, a, {});
+  for (size_t a = 0; a < axes(); ++a) id = bring(end, id, a, layout.axes[a]);
+  return id;
+}
+
+TensorId Propagator::everywhere(TensorId id) {
+  return lying(id, Layout{std::vector<AxisLayout>(axes())}, b_.out.stage(b_.latest(id)));
+}
+
+TensorId Propagator::fetchable(TensorId id) {
+  id = b_.latest(id);
+  for (size_t a = 0; a < axes(); ++a)
+    if (placement(id, a) == Placement::kPartial) id = b_.reduce(id, a);
+  const bool in_time = placement(id, kTime) == Placement::kShard;
+  for (size_t a = axes(); a-- > 1;) {
+    if (placement(id, a) != Placement::kShard) continue;
+    const AxisLayout l = b_.out.at(id, a);
+    if (!l.samples) continue;  // the session puts the parts together
+    if (l.digit.outer != 1 || (!in_time && micro_batches() > 1)) id = b_.gather(id, a);
+  }
+  if (in_time && b_.out.at(id, kTime).digit.outer != 1)
+    throw unimplemented(
+        "fetching '{}' with {} micro-batches: its samples are not the outermost part of a dimension; transpose it "
+        "first",
+        g().tensor(id).name, micro_batches());
+  return id;
+}
+
+void Propagator::finish() {
+  LayoutGraph& out = b_.out;
+  std::set<std::string> names;
+  const auto fetch = [&](const std::string& name, TensorId id) {
+    if (names.insert(name).second) out.fetches.push_back({name, fetchable(id)});
+  };
+  if (g().training.loss != kNone) fetch("loss", g().training.loss);
+  for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) fetch(o.name, o.tensor);
+  for (const std::string& name : options_.fetch_gradients) {
+    const auto it =
+        std::find_if(g().gradients.begin(), g().gradients.end(), [&](const NamedTensor& n) { return n.name == name; });
+    if (it == g().gradients.end())
+      throw error(Code::kNotFound, "fetch 'grad:{}': no trained parameter has this name", name);
+    if (names.insert("grad:" + name).second) out.fetches.push_back({"grad:" + name, everywhere(it->tensor)});
+  }
+  bool updates = false;
+  for (Variable& v : g().variables)
+    if (v.next != kNone && v.next != v.tensor) {
+      v.next = lying(v.next, home_.at(v.tensor), b_.out.stage(v.tensor));
+      updates = true;
+    }
+  // Every device looks at the loss before it changes anything.
+  if (updates && tasks().meshes.size() > 1 && g().training.loss != kNone) {
+    const TensorId loss = out.fetches[0].tensor;
+    std::set<int32_t> there{tasks().mesh_of_stage[static_cast<size_t>(b_.out.stage(loss))]};
+    for (int32_t s = 0; s < static_cast<int32_t>(tasks().stages()); ++s)
+      if (there.insert(tasks().mesh_of_stage[static_cast<size_t>(s)]).second)
+        out.fetches.push_back({"loss", b_.transfer(loss, s)});
+  }
+  b_.finish();
+}
+
+}  // namespace whale

@@ -1,0 +1,71 @@
+// Operands that are made in another stage.
+#include "parallel/propagator.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+
+bool Propagator::is_constant(TensorId id, int depth) {
+  if (g().tensor(id).kind == TensorKind::kStep) return true;
+  const OpId producer = b_.producer(id);
+  if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective)) return false;
+  const std::vector<TensorId> inputs = g().op(producer).inputs;
+  return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
+}
+
+bool Propagator::is_spread(TensorId id) {
+  const OpId producer = b_.producer(id);
+  if (producer == kNone || has_flag(g().op(producer).code, kCollective)) return false;
+  const Op& op = g().op(producer);
+  if (op.outputs.size() != 1 || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
+      op.code == OpCode::k_accumulate || has_flag(op.code, kUpdateOp) || has_flag(op.code, kRandom))
+    return false;
+  int64_t from = 0;
+  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g().tensor(x).dims);
+  for (size_t a = 0; a < axes(); ++a)
+    if (placement(id, a) != Placement::kReplicate) return false;
+  return from > 0 && from * kSpread <= element_count(g().tensor(id).dims);
+}
+
+TensorId Propagator::at_stage(TensorId id, const Op& reader) {
+  id = b_.latest(id);
+  if (same_devices(b_.out.stage(id), reader.stage)) {
+    // Another chunk of the same devices runs at another time.
+    return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
+  }
+  const TensorKind kind = g().tensor(id).kind;
+  if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
+    const bool fresh = !input_forms_.contains({id, reader.stage});
+    const TensorId form = b_.input_form(id, reader.stage, false);
+    if (fresh && kind == TensorKind::kInput) lay_input(form, reader);
+    input_forms_.insert({id, reader.stage});
+    return form;
+  }
+  if (is_constant(id) || is_spread(id)) {
+    const auto known = copies_.find({id, reader.stage});
+    if (known != copies_.end()) return known->second;
+    Op op = g().op(b_.producer(id));
+    const auto at = static_cast<size_t>(std::find(op.outputs.begin(), op.outputs.end(), id) - op.outputs.begin());
+    op.name += fmt::format(".at{}", reader.stage);
+    op.stage = reader.stage;
+    op.scope = reader.scope;
+    for (TensorId& o : op.outputs)
+      if (o != kNone) o = b_.like(o, fmt::format(".at{}", reader.stage).c_str());
+    const TensorId out = op.outputs[at];
+    Forced whole;
+    for (size_t a = 0; a < axes(); ++a) whole.emplace_back(a, OpCut{});
+    place(std::move(op), kNone, whole);
+    return copies_[{id, reader.stage}] = out;
+  }
+  // Sums over micro-batches move once, when they are whole: a stage never waits for a later one's parts.
+  if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
+  for (size_t a = 1; a < axes(); ++a) {
+    if (b_.out.size(a, b_.out.stage(id)) == b_.out.size(a, reader.stage)) continue;
+    if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
+  }
+  return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since
+}
+
+}  // namespace whale
