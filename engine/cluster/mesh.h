@@ -11,8 +11,11 @@ namespace whale {
 struct MeshAxis {
   std::string name;  // "replica", "split"; "replica|split" where scopes that share the devices use it differently
   int64_t size = 1;
-  std::vector<double> shares;        // of work; empty: equal
+  // Of work; empty: equal. More than `size` of them: a row of `size` shares for each position along the axes outside of
+  // this one, row-major (ragged: every group cuts in its own way).
+  std::vector<double> shares;
   std::vector<double> state_shares;  // of state that ZeRO cuts; empty: equal
+  bool ragged() const { return static_cast<int64_t>(shares.size()) > size; }
   friend bool operator==(const MeshAxis&, const MeshAxis&) = default;
 };
 

@@ -26,17 +26,23 @@ void check_scopes(const Graph& graph) {
     if (s.count < 0 || s.micro_batches < 0 || s.chunks < 0)
       throw bad(fmt::format("scope {}: count {}, micro_batches {} and chunks {} must not be negative (0: inferred)", i,
                             s.count, s.micro_batches, s.chunks));
+    if (s.count != 0 && s.shares.size() % static_cast<size_t>(s.count) != 0)
+      throw bad(
+          fmt::format("scope {}: {} shares for a count of {}; give one share for each (or a row of them for each "
+                      "position of the scopes around it)",
+                      i, s.shares.size(), s.count));
+    const size_t row = s.count ? static_cast<size_t>(s.count) : s.shares.size();
     double sum = 0;
-    for (const double share : s.shares) {
+    for (size_t k = 0; k < s.shares.size(); ++k) {
+      const double share = s.shares[k];
       if (!std::isfinite(share) || share < 0)
         throw bad(fmt::format("scope {}: share {} must be finite and >= 0", i, share));
       sum += share;
+      if ((k + 1) % row) continue;
+      if (!(sum > 0 && std::isfinite(sum)))
+        throw bad(fmt::format("scope {}: the shares sum to {}; at least one must be positive", i, sum));
+      sum = 0;
     }
-    if (!s.shares.empty() && !(sum > 0 && std::isfinite(sum)))
-      throw bad(fmt::format("scope {}: the shares sum to {}; at least one must be positive", i, sum));
-    if (!s.shares.empty() && s.count != 0 && s.shares.size() != static_cast<size_t>(s.count))
-      throw bad(
-          fmt::format("scope {}: {} shares for a count of {}; give one share for each", i, s.shares.size(), s.count));
     if (!s.by.empty() && s.by != "sample" && s.by != "micro_batch")
       throw bad(fmt::format("scope {}: by is '{}', expected 'sample' or 'micro_batch'", i, s.by));
     static const std::set<std::string> kSchedules = {"", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"};

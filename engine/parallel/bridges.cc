@@ -148,6 +148,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     for (size_t a = 1; a < out.axes(); ++a)
       if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
         out.at(made, a) = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false};
+  } else if (cut_apart(id, axis)) {
+    made = sum_of_parts(id, axis);
   } else {
     made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
                   {{"group", static_cast<int64_t>(axis) - 1},
@@ -156,6 +158,32 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   }
   reduced_[id] = made;
   return made;
+}
+
+bool BridgeBuilder::cut_apart(TensorId id, size_t axis) const {
+  for (size_t b = axis + 1; axis != kTime && b < out.axes(); ++b)
+    if (const AxisLayout& l = out.at(id, b); l.placement == Placement::kShard && !l.state)
+      if (out.mesh_axis(b, out.stage(id)).ragged()) return true;
+  return false;
+}
+
+// Every device gets its box from each coordinate along the axis and combines them in their order, so that all copies
+// are equal.
+TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
+  constexpr OpCode kCombine[] = {OpCode::k_add, OpCode::k_maximum, OpCode::k_minimum};
+  const auto combine = static_cast<size_t>(out.at(id, axis).combine);
+  if (combine >= std::size(kCombine))
+    throw unimplemented(
+        "'{}': {} between groups that cut it in different ways is not implemented; give all groups equal "
+        "shares",
+        out.graph.tensor(id).name, kCombines[combine]);
+  TensorId sum = kNone;
+  for (int64_t k = 0; k < out.size(axis, out.stage(id)); ++k) {
+    const TensorId part = bridge(OpCode::k_transfer, {id}, id, fmt::format(".from{}", k).c_str(),
+                                 {{"group", static_cast<int64_t>(axis) - 1}, {"from", k}}, axis, {});
+    sum = k == 0 ? part : bridge(kCombine[combine], {sum, part}, part, ".all", {}, axis, {});
+  }
+  return sum;
 }
 
 TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
@@ -179,6 +207,11 @@ TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
 }
 
 TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
+  if (cut_apart(id, axis))
+    throw unimplemented(
+        "'{}': Adasum between groups that cut it in different ways is not implemented; give all groups "
+        "equal shares",
+        out.graph.tensor(id).name);
   const TensorId made =
       bridge(OpCode::k_adasum, {id}, id, ".adasum",
              {{"group", static_cast<int64_t>(axis) - 1}, {"weights", std::vector<int64_t>{}}}, axis, {});
@@ -188,6 +221,7 @@ TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
 
 TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to) {
   id = latest(id);
+  if (cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
   const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
   if (!fresh) return known->second;
   const TensorId made =
@@ -203,6 +237,7 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
 TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
   const auto at = key(id, axis, kGather - 1 - use, {});
   if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (cut_apart(id, axis)) return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
   // The intervals are filled in by lowering: they differ between micro-batches.
   const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
                                merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
@@ -221,6 +256,7 @@ TensorId BridgeBuilder::slice(TensorId id, size_t axis, const AxisLayout& to) {
 TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to) {
   const auto at = key(id, axis, kExchange, to);
   if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (cut_apart(id, axis)) return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
   const TensorId made = bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
                                merged({{{"group", static_cast<int64_t>(axis) - 1},
                                         {"cuts", std::vector<int64_t>{}},

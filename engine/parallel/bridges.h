@@ -33,6 +33,9 @@ class BridgeBuilder {
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
   TensorId halo(TensorId id, size_t axis, const AxisLayout& to);       // shard -> the same with a halo: a transfer
+  // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), no collective along it
+  // fits: the same bridges made of transfers between intersecting boxes.
+  bool cut_apart(TensorId id, size_t axis) const;
   TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
                                                   // allowed
   TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time
@@ -40,6 +43,7 @@ class BridgeBuilder {
   void finish();  // drops what nobody reads; moves what only the epilogue reads there
 
  private:
+  TensorId sum_of_parts(TensorId id, size_t axis);
   TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);
   using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool, WindowRead>;

@@ -112,6 +112,23 @@ std::vector<int32_t> TaskFormer::device_order() const {
   return order;
 }
 
+// One row, or one for each position along the axes outside.
+void TaskFormer::check_shares(const Mesh& mesh) const {
+  int64_t positions = 1;
+  for (const MeshAxis& axis : mesh.axes) {
+    const auto n = static_cast<int64_t>(axis.shares.size());
+    if (n > axis.size && n != axis.size * positions)
+      throw invalid(
+          "strategy '{}': shares of axis '{}' has {} rows of {}, expected {}",
+          to_string(leaves_[staged_.value_or(0)].nest), axis.name, n / axis.size, axis.size,
+          positions == 1 ? "one" : fmt::format("one, or {}: one for each position of the scopes around it", positions));
+    if (axis.ragged() && exact_)
+      throw invalid("exact mode: axis '{}' has shares that differ between groups; give all groups equal shares",
+                    axis.name);
+    positions *= axis.size;
+  }
+}
+
 void TaskFormer::make_meshes() {
   const std::vector<int32_t> order = device_order();
   const int64_t sum = std::accumulate(stage_devices_.begin(), stage_devices_.end(), int64_t{0});
@@ -133,6 +150,7 @@ void TaskFormer::make_meshes() {
           fmt::format("gives stage {} {} device(s), the scopes inside use {}; put replica or split into the stage, or "
                       "change the number of devices ({})",
                       s, stage_devices_[s], size * sum / std::max<int64_t>(devices_, 1), devices_));
+    check_shares(mesh);
     offset += stage_devices_[s];
     out_.meshes.push_back(std::move(mesh));
   }

@@ -71,6 +71,7 @@ class TaskFormer {
   void fill_stage_counts();
   std::vector<int32_t> device_order() const;
   void make_meshes();
+  void check_shares(const Mesh& mesh) const;
   // task_axes.cc
   void make_axes();  // those around the pipeline, then those of the stages, aligned by name
 

@@ -30,14 +30,15 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
     Scope& scope = nest[i];
     check_scope(scope, leaf.path);
     const auto weights = static_cast<int64_t>(scope.shares.size());
-    if (weights && scope.count && weights != scope.count)
+    if (weights && scope.count && weights % scope.count)
       throw invalid("scope '{}' ({}): shares has {} entries, expected {}, one for each {}", to_string(scope), leaf.path,
                     weights, scope.count, scope.kind == ScopeKind::kSplit ? "way" : "replica")
           .at_scope(leaf.path);
     if (weights) {
-      scope.count = weights;
+      if (!scope.count) scope.count = weights;
       try {
-        round_shares(1, scope.shares);
+        for (auto row = scope.shares.begin(); row != scope.shares.end(); row += scope.count)
+          round_shares(1, {row, row + scope.count});
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", to_string(scope), leaf.path, e.message()).at_scope(leaf.path);
       }

@@ -1,6 +1,7 @@
 #include "parallel/window.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 #include "parallel/shares.h"
@@ -14,16 +15,17 @@ int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) 
 struct Shares {
   Interval made, read, own;
 };
-Shares shares_of(const WindowRead& w, const MeshAxis& axis, int64_t at) {
-  const Interval made = cut_of(axis, false, w.result, at);
-  return {made, made.size() > 0 ? read_through(w, made) : Interval{}, cut_of(axis, false, w.source, at)};
+Shares shares_of(const WindowRead& w, const MeshAxis& axis, int64_t at, int64_t row) {
+  const Interval made = cut_of(axis, false, w.result, at, row);
+  return {made, made.size() > 0 ? read_through(w, made) : Interval{}, cut_of(axis, false, w.source, at, row)};
 }
-
-template <class Holds>
-bool all_parts(const WindowRead& w, const MeshAxis& axis, Holds holds) {
-  for (int64_t k = 0; k < axis.size; ++k)
-    if (!holds(shares_of(w, axis, k))) return false;
-  return true;
+// Every one that there is.
+std::vector<Shares> all_shares(const WindowRead& w, const MeshAxis& axis) {
+  const int64_t rows = axis.ragged() ? static_cast<int64_t>(axis.shares.size()) / axis.size : 1;
+  std::vector<Shares> out;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t k = 0; k < axis.size; ++k) out.push_back(shares_of(w, axis, k, row));
+  return out;
 }
 
 }  // namespace
@@ -51,17 +53,18 @@ WindowPadding padding_of(const WindowRead& w, const Interval& r) {
 }
 
 bool window_fits(const WindowRead& window, const MeshAxis& axis) {
-  return all_parts(window, axis, [](const Shares& s) { return s.made.size() > 0 && s.read.size() > 0; });
+  const std::vector<Shares> all = all_shares(window, axis);
+  return std::all_of(all.begin(), all.end(), [](const Shares& s) { return s.made.size() > 0 && s.read.size() > 0; });
 }
 
 bool reads_own(const WindowRead& window, const MeshAxis& axis) {
-  return all_parts(window, axis, [](const Shares& s) { return s.read == s.own; });
+  const std::vector<Shares> all = all_shares(window, axis);
+  return std::all_of(all.begin(), all.end(), [](const Shares& s) { return s.read == s.own; });
 }
 
 int64_t halo_of(const WindowRead& w, const MeshAxis& axis) {
   int64_t most = 0;
-  for (int64_t k = 0; k < axis.size; ++k) {
-    const Shares s = shares_of(w, axis, k);
+  for (const Shares& s : all_shares(w, axis)) {
     const int64_t both = std::min(s.read.end, s.own.end) - std::max(s.read.begin, s.own.begin);
     most = std::max(most, s.read.size() - std::max<int64_t>(both, 0));
   }

@@ -46,11 +46,19 @@ int64_t value_limit(const Graph& graph, TensorId input) {
 std::string bytes_text(double bytes) { return scaled(bytes, 1000, "B"); }
 std::string count_text(double count) { return scaled(count, 1000, ""); }
 
+// Rows of a ragged axis are divided by semicolons.
+static std::string shares_text(const MeshAxis& axis) {
+  std::string text;
+  for (size_t i = 0; i < axis.shares.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i % static_cast<size_t>(axis.size) ? "," : "; ", axis.shares[i]);
+  return text;
+}
+
 std::string axes_text(const std::vector<MeshAxis>& axes) {
   std::string text;
   for (const MeshAxis& axis : axes) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", axis.name, axis.size);
-    if (!axis.shares.empty()) text += fmt::format(" shares ({})", fmt::join(axis.shares, ","));
+    if (!axis.shares.empty()) text += fmt::format(" shares ({})", shares_text(axis));
     if (!axis.state_shares.empty()) text += fmt::format(" state shares ({})", fmt::join(axis.state_shares, ","));
   }
   return text;

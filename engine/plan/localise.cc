@@ -31,20 +31,22 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     const AxisLayout& l = g_.at(id, a);
     if (l.placement != Placement::kShard) continue;
     if (a == but) break;  // inner axes that cut other digits are added by the caller
-    const MeshAxis axis = a == kTime ? time_axis(g_.micro_batches) : mesh.axes[a - 1];
-    const int64_t at = a == kTime ? place.micro_batch : place.coordinates[a - 1];
+    const auto part_of = [&](bool state, int64_t extent) {
+      return a == kTime ? cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch)
+                        : cut_of(mesh.axes, a - 1, state, extent, place.coordinates);
+    };
     if (l.window.present()) {  // alone in its dimension
-      out.push_back({l.digit, l.window.source, read_through(l.window, cut_of(axis, false, l.window.result, at))});
+      out.push_back({l.digit, l.window.source, read_through(l.window, part_of(false, l.window.result))});
       continue;
     }
     const auto known = std::find_if(out.begin(), out.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
     if (known != out.end()) {
-      const Interval inner = cut_of(axis, l.state, known->at.size(), at);
+      const Interval inner = part_of(l.state, known->at.size());
       known->at = {known->at.begin + inner.begin, known->at.begin + inner.end};
       continue;
     }
     const int64_t extent = extent_of(dims, l.digit);
-    out.push_back({l.digit, extent, cut_of(axis, l.state, extent, at)});
+    out.push_back({l.digit, extent, part_of(l.state, extent)});
   }
   return out;
 }
@@ -62,7 +64,7 @@ Interval Localiser::samples(uint64_t mask, const Place& place) const {
   for (size_t a = 0; a < g_.axes(); ++a) {
     if (!(mask >> a & 1)) continue;
     const Interval inner = a == kTime ? cut_of(time_axis(g_.micro_batches), false, at.size(), place.micro_batch)
-                                      : cut_of(mesh.axes[a - 1], false, at.size(), place.coordinates[a - 1]);
+                                      : cut_of(mesh.axes, a - 1, false, at.size(), place.coordinates);
     at = {at.begin + inner.begin, at.begin + inner.end};
   }
   return at;
@@ -73,7 +75,7 @@ Interval Localiser::micro_batches(const Place& place) const {
   Interval run{0, g_.micro_batches};
   for (size_t a = 1; a < g_.axes() && g_.micro_batches > 1; ++a) {
     if (!g_.by_micro_batch(a)) continue;
-    const Interval inner = cut_of(mesh.axes[a - 1], false, run.size(), place.coordinates[a - 1]);
+    const Interval inner = cut_of(mesh.axes, a - 1, false, run.size(), place.coordinates);
     run = {run.begin + inner.begin, run.begin + inner.end};
   }
   return run;
@@ -85,10 +87,13 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
   const Dims& dims = g_.graph.tensor(id).dims;
   const int64_t whole = extent_of(dims, l.digit);
   AxisCut out{l.digit, {}};
+  auto member_part = [&, at = place.coordinates](bool state, int64_t n, int64_t k) mutable {
+    at[axis - 1] = k;
+    return cut_of(mesh.axes, axis - 1, state, n, at);
+  };
   if (l.window.present()) {
-    const MeshAxis& cut = mesh.axes[axis - 1];
-    for (int64_t k = 0; k < cut.size; ++k)
-      out.intervals.push_back(read_through(l.window, cut_of(cut, false, l.window.result, k)));
+    for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k)
+      out.intervals.push_back(read_through(l.window, member_part(false, l.window.result, k)));
     return out;
   }
   int64_t extent = whole;
@@ -101,10 +106,10 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
     const auto known =
         std::find_if(others.begin(), others.end(), [&](const DigitCut& c) { return c.digit == inner.digit; });
     if (known == others.end())
-      others.push_back({inner.digit, n, cut_of(mesh.axes[a - 1], inner.state, n, place.coordinates[a - 1])});
+      others.push_back({inner.digit, n, cut_of(mesh.axes, a - 1, inner.state, n, place.coordinates)});
     else
       known->at.end =
-          known->at.begin + cut_of(mesh.axes[a - 1], inner.state, known->at.size(), place.coordinates[a - 1]).size();
+          known->at.begin + cut_of(mesh.axes, a - 1, inner.state, known->at.size(), place.coordinates).size();
   }
   for (const DigitCut& c : others) {
     if (c.digit == l.digit) {
@@ -114,8 +119,7 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
       side = side / c.extent * c.at.size();
     }
   }
-  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k)
-    out.intervals.push_back(cut_of(mesh.axes[axis - 1], l.state, extent, k));
+  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k) out.intervals.push_back(member_part(l.state, extent, k));
   return out;
 }
 

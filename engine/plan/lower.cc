@@ -180,6 +180,8 @@ class Lowerer {
     const auto place_of = [&](int32_t stage, const Mesh& mesh, size_t k) {
       return Place{lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], mesh.coordinates(static_cast<int64_t>(k)), u};
     };
+    const bool of_one = op.attrs.contains("from");  // what one coordinate along the axis holds
+    const size_t axis = of_one ? static_cast<size_t>(attr_int(op.attrs, "group")) + 1 : 0;
     std::vector<Part> parts;
     for (size_t k = 0; k < source.devices.size(); ++k) parts.push_back(low_.local.part(x, place_of(from, source, k)));
     for (size_t k = 0; k < target.devices.size(); ++k) {
@@ -190,7 +192,9 @@ class Lowerer {
         const std::vector<int64_t> at = source.coordinates(static_cast<int64_t>(s));
         bool mine = true;
         for (size_t a = 1; a < lg_.axes(); ++a)
-          if (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present())
+          if (of_one && a == axis)
+            mine &= at[a - 1] == attr_int(op.attrs, "from");
+          else if (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present())
             mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].size;
         if (mine) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
       }
@@ -250,10 +254,14 @@ class Lowerer {
     for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
       Signature s;
+      std::vector<Digit> digits;
       for (size_t a = 1; a < lg_.axes(); ++a) {
         const AxisLayout& l = lg_.layouts[t].axes[a];
         if (l.placement != Placement::kShard || l.samples) continue;
-        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state});
+        const auto outer = std::find(digits.begin(), digits.end(), l.digit);
+        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state,
+                     outer == digits.end() ? s.size() : static_cast<size_t>(outer - digits.begin())});
+        digits.push_back(l.digit);
       }
       if (!s.empty()) signatures_[mesh].insert(std::move(s));
     }
@@ -286,12 +294,17 @@ class Lowerer {
           key.push_back(cut.whole.size());
           row.samples.push_back(std::move(cut));
         }
-        for (size_t a = 1; a < lg_.axes(); ++a) key.push_back(apart_[m][a] ? row.coordinates[a - 1] : -1);
-        for (const Signature& s : signatures_[m])
-          for (const auto& [a, extent, state] : s) {
-            const Interval cut = cut_of(mesh.axes[a - 1], state, extent, row.coordinates[a - 1]);
-            key.push_back(cut.size());
+        for (size_t a = 1; a < lg_.axes(); ++a)
+          key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);
+        for (const Signature& s : signatures_[m]) {
+          std::vector<int64_t> sizes;  // of the digits; an inner cut of the same digit cuts what is left of it
+          for (const auto& [a, extent, state, digit] : s) {
+            const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
+            sizes.push_back(cut_of(mesh.axes, a - 1, state, whole, row.coordinates).size());
+            sizes[digit] = sizes.back();
           }
+          key.insert(key.end(), sizes.begin(), sizes.end());
+        }
         const auto [known, fresh] = classes.try_emplace(std::move(key), static_cast<int32_t>(entry_.programs.size()));
         if (fresh) {
           Draft draft = ProgramBuilder(low_, place).build();
@@ -305,6 +318,12 @@ class Lowerer {
     }
   }
 
+  // Between coordinates along the axis: an axis inside of it is ragged.
+  static bool cuts_differ(const Mesh& mesh, size_t axis) {
+    return std::any_of(mesh.axes.begin() + static_cast<std::ptrdiff_t>(axis), mesh.axes.end(),
+                       [](const MeshAxis& inner) { return inner.ragged(); });
+  }
+
   int64_t variable_bytes(const Place& place) const {
     int64_t bytes = 0;
     for (const Variable& v : lg_.graph.variables)
@@ -313,7 +332,8 @@ class Lowerer {
     return bytes;
   }
 
-  using Signature = std::vector<std::tuple<size_t, int64_t, bool>>;
+  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, and which entry cuts this digit first.
+  using Signature = std::vector<std::tuple<size_t, int64_t, bool, size_t>>;
   const LayoutGraph& lg_;
   Lowering low_;
   Entry entry_;

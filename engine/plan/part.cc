@@ -70,12 +70,12 @@ std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std:
     if (l.placement != Placement::kShard) continue;
     const auto known = std::find_if(cuts.begin(), cuts.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
     if (known != cuts.end()) {
-      const Interval inner = cut_of(axes[a], l.state, known->at.size(), coordinates[a]);
+      const Interval inner = cut_of(axes, a, l.state, known->at.size(), coordinates);
       known->at = {known->at.begin + inner.begin, known->at.begin + inner.end};
       continue;
     }
     const int64_t extent = dims.at(static_cast<size_t>(l.digit.dim)) / (l.digit.outer * l.digit.inner);
-    cuts.push_back({l.digit, extent, cut_of(axes[a], l.state, extent, coordinates[a])});
+    cuts.push_back({l.digit, extent, cut_of(axes, a, l.state, extent, coordinates)});
   }
   return cuts;
 }

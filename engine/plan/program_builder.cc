@@ -418,7 +418,8 @@ void ProgramBuilder::emit(const Op& op) {
     if (id != kNone && empty(id))
       for (size_t a = 0; a < lg_.axes(); ++a) none_in |= lg_.at(id, a).placement == Placement::kShard;
   if (none_out && !collective) return;  // no samples, nothing to do
-  if (none_in && !collective) {
+  // Merged updates go on with those of their parameters that this device has a part of.
+  if (none_in && !collective && !has_flag(op.code, kUpdateOp)) {
     for (size_t o = 0; o < op.outputs.size(); ++o)
       if (op.outputs[o] != kNone && !empty(op.outputs[o])) emit_identity(op, o);
     return;

@@ -192,10 +192,12 @@ void check_mesh(const Plan& plan, const PlanMesh& mesh) {
   for (const MeshAxis& axis : mesh.axes) {
     if (axis.size < 1 || axis.size > kMostDevices)
       throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has size {}", plan.model, axis.name, axis.size);
-    for (const auto* shares : {&axis.shares, &axis.state_shares})
-      if (!shares->empty() && static_cast<int64_t>(shares->size()) != axis.size)
+    for (const auto* shares : {&axis.shares, &axis.state_shares}) {
+      const auto n = static_cast<int64_t>(shares->size());
+      if (n != 0 && n != axis.size && !(shares == &axis.shares && n == axis.size * size))
         throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' of size {} has {} shares", plan.model, axis.name,
-                    axis.size, shares->size());
+                    axis.size, n);
+    }
     size *= axis.size;
     if (size > kMostDevices) throw error(Code::kDataLoss, "plan '{}': the mesh is too large", plan.model);
   }

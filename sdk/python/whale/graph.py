@@ -279,8 +279,10 @@ class Graph:
             if value is None:
                 continue
             if field == "shares":
-                array = (c_double * len(value))(*value)
-                options.shares, options.share_count = ctypes.cast(array, POINTER(c_double)), len(value)
+                weights, columns = _flat_shares(value)
+                options.count = options.count or columns
+                array = (c_double * len(weights))(*weights)
+                options.shares, options.share_count = ctypes.cast(array, POINTER(c_double)), len(weights)
                 keep.append(array)
             elif isinstance(value, str):
                 keep.append(string(value))
@@ -378,12 +380,26 @@ def scope(name: str):
     return graph._scope(_abi.WHALE_SCOPE_NAME, graph._unique(name))
 
 
-def replica(count: int = 0, *, shares: Sequence[float] | None = None, by: str | None = None, layout: str | None = None):
-    """The ops inside exist once per replica; samples are cut across replicas, by ``shares`` when given by hand."""
+Shares = Sequence[float] | Sequence[Sequence[float]]
+
+
+def _flat_shares(shares: Shares) -> tuple[list[float], int]:
+    """All weights, and how many there are in a row: 0 for one list, else the rows' length."""
+    if not any(isinstance(row, Sequence) for row in shares):
+        return [float(x) for x in shares], 0
+    rows = [list(row) if isinstance(row, Sequence) else [] for row in shares]
+    if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
+        raise ValueError(f"shares is {shares}, expected one list of weights, or lists of equal lengths in a list")
+    return [float(x) for row in rows for x in row], len(rows[0])
+
+
+def replica(count: int = 0, *, shares: Shares | None = None, by: str | None = None, layout: str | None = None):
+    """The ops inside exist once per replica; samples are cut across replicas, by ``shares`` when given by hand: a weight
+    each, or inside other scopes a list for each position of those (``[[3, 1], [1, 1]]``)."""
     return current()._scope(_abi.WHALE_SCOPE_REPLICA, count=count, shares=shares, by=by, layout=layout)
 
 
-def split(ways: int = 0, *, factor: str | None = None, shares: Sequence[float] | None = None):
+def split(ways: int = 0, *, factor: str | None = None, shares: Shares | None = None):
     """The ops inside are cut within themselves along a named factor."""
     return current()._scope(_abi.WHALE_SCOPE_SPLIT, count=ways, factor=factor, shares=shares)
 
