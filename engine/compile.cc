@@ -216,8 +216,12 @@ Scoped scope_out(const Graph& source, size_t devices, const std::vector<double>&
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
     for (MeshAxis& axis : mesh.axes)
-      if (axis.name.find("replica") != axis.name.npos && axis.size == static_cast<int64_t>(state_shares.size()))
+      if (axis.name.find("replica") != axis.name.npos && axis.size == static_cast<int64_t>(state_shares.size())) {
+        if (axis.has_gaps())
+          throw unimplemented("shares of state between replicas of which groups have different numbers ({})",
+                              out.tasks.strategy);
         axis.state_shares = state_shares, found = true;
+      }
   if (!found)
     throw invalid("{} shares of state are given, no replica scope has so many replicas ({})", state_shares.size(),
                   out.tasks.strategy);

@@ -289,7 +289,7 @@ typedef struct whale_scope_options {
   whale_str name;
   int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
   const double *shares;   /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of
-                             the scopes around this one */
+                             the scopes around this one (-1 at a row's end: a smaller group) */
   size_t share_count;
   whale_str by;           /* replica: "sample" (default), "micro_batch" */
   whale_str factor;       /* split */

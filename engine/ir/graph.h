@@ -76,6 +76,8 @@ struct Op {
 // ---- scopes: the annotation tree of semantics.md section 3 ------------------------------------------------------
 enum class ScopeKind : uint8_t { kRoot, kReplica, kSplit, kStage, kPipeline, kCluster, kName };
 
+inline constexpr double kNoDevice = -1;  // in the place of a share: nobody is there
+
 struct Scope {
   ScopeKind kind = ScopeKind::kRoot;
   ScopeId parent = kNone;

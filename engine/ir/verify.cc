@@ -35,9 +35,11 @@ void check_scopes(const Graph& graph) {
     double sum = 0;
     for (size_t k = 0; k < s.shares.size(); ++k) {
       const double share = s.shares[k];
-      if (!std::isfinite(share) || share < 0)
-        throw bad(fmt::format("scope {}: share {} must be finite and >= 0", i, share));
-      sum += share;
+      const bool first = k % row == 0, gap = share == kNoDevice && row < s.shares.size() && !first;
+      if (!gap && (!std::isfinite(share) || share < 0 || (!first && s.shares[k - 1] == kNoDevice)))
+        throw bad(
+            fmt::format("scope {}: share {} must be finite and >= 0 (or -1 at the end of a row: no device)", i, share));
+      sum += gap ? 0 : share;
       if ((k + 1) % row) continue;
       if (!(sum > 0 && std::isfinite(sum)))
         throw bad(fmt::format("scope {}: the shares sum to {}; at least one must be positive", i, sum));

@@ -123,6 +123,10 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   id = latest(id);
   const AxisLayout layout = out.at(id, axis);
   if (layout.placement != Placement::kPartial) return id;
+  // A smaller group's parts have no counterpart each in a larger one: groups sum theirs first.
+  for (size_t b = out.axes(); axis != kTime && b-- > axis + 1;)
+    if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps())
+      id = reduce(id, b);
   TensorId made = kNone;
   if (axis == kTime) {
     if (layout.combine != Combine::kSum)
@@ -162,8 +166,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
 
 bool BridgeBuilder::cut_apart(TensorId id, size_t axis) const {
   for (size_t b = axis + 1; axis != kTime && b < out.axes(); ++b)
-    if (const AxisLayout& l = out.at(id, b); l.placement == Placement::kShard && !l.state)
-      if (out.mesh_axis(b, out.stage(id)).ragged()) return true;
+    if (const MeshAxis& inner = out.mesh_axis(b, out.stage(id)); inner.ragged())
+      if (inner.has_gaps() || (out.at(id, b).placement == Placement::kShard && !out.at(id, b).state)) return true;
   return false;
 }
 
@@ -183,6 +187,7 @@ TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
                                  {{"group", static_cast<int64_t>(axis) - 1}, {"from", k}}, axis, {});
     sum = k == 0 ? part : bridge(kCombine[combine], {sum, part}, part, ".all", {}, axis, {});
   }
+  sums_[sum] = {id, axis};
   return sum;
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "parallel/layout_graph.h"
@@ -33,9 +34,14 @@ class BridgeBuilder {
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
   TensorId halo(TensorId id, size_t axis, const AxisLayout& to);       // shard -> the same with a halo: a transfer
-  // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), no collective along it
-  // fits: the same bridges made of transfers between intersecting boxes.
+  // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), or have members that
+  // others lack, no collective along it fits: the same bridges made of transfers between intersecting boxes.
   bool cut_apart(TensorId id, size_t axis) const;
+  // Of a sum made so: what it sums, and along which axis; kNone: it is none.
+  std::pair<TensorId, size_t> summed(TensorId id) const {
+    const auto known = sums_.find(id);
+    return known == sums_.end() ? std::pair<TensorId, size_t>{kNone, 0} : known->second;
+  }
   TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
                                                   // allowed
   TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time
@@ -51,6 +57,7 @@ class BridgeBuilder {
     return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window};
   }
   std::map<TensorId, TensorId> reduced_;
+  std::map<TensorId, std::pair<TensorId, size_t>> sums_;
   std::map<std::tuple<TensorId, int32_t, bool>, TensorId> forms_;
   std::map<Key, TensorId> made_;
   std::vector<OpId> producer_;

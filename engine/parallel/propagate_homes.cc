@@ -84,7 +84,7 @@ void Propagator::cut_state(TensorId id, OpId user) {
 void Propagator::cut_gradient(TensorId id) {
   const auto p = parameter_of_.find(id);
   if (id == kNone || p == parameter_of_.end() || p->second == kNone) return;
-  const Op& op = g().op(b_.producer(id));
+  const Op op = g().op(b_.producer(id));  // a copy: bridges are appended
   for (size_t a = 1; a < axes(); ++a) {
     if (placement(b_.latest(id), a) != Placement::kPartial || role(op, a) != AxisRole::kReplica) continue;
     AxisLayout want = home_.at(p->second).axes[a];

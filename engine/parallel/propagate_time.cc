@@ -62,6 +62,10 @@ TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
   const Op source = producer == kNone ? Op{} : g().op(producer);
   if (producer == kNone || depends_on_variable(id) || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp))
     refuse_mixed(g(), user, source, id, micro_batches());
+  if (const auto [parts, along] = b_.summed(id); parts != kNone) {
+    const TensorId x = whole(user, parts, depth + 1);
+    return placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;
+  }
   if (source.code == OpCode::k_accumulate) return whole(user, source.inputs[1], depth + 1);
   if (source.code == OpCode::k_transfer) {
     Op reader = user;

@@ -47,9 +47,13 @@ std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& we
 
 Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, int64_t row) {
   const std::vector<double>& shares = state ? axis.state_shares : axis.shares;
-  if (!state && axis.ragged()) {
-    const auto first = shares.begin() + row * axis.size;
-    return cut_by_shares(extent, {first, first + axis.size}).at(static_cast<size_t>(at));
+  if (axis.ragged() && (!state || axis.has_gaps())) {
+    std::vector<double> weights;
+    for (int64_t k = 0; k < axis.size; ++k) {
+      const double share = axis.shares[static_cast<size_t>(row * axis.size + k)];
+      weights.push_back(share < 0 ? 0 : state ? 1 : share);
+    }
+    return cut_by_shares(extent, weights).at(static_cast<size_t>(at));
   }
   if (!shares.empty()) return cut_by_shares(extent, shares).at(static_cast<size_t>(at));
   // Largest remainder of equal weights: the first ones get one more.
@@ -60,10 +64,7 @@ Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, in
 
 Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent,
                 const std::vector<int64_t>& coordinates) {
-  int64_t row = 0;
-  if (!state && axes[a].ragged())
-    for (size_t b = 0; b < a; ++b) row = row * axes[b].size + coordinates[b];
-  return cut_of(axes[a], state, extent, coordinates[a], row);
+  return cut_of(axes[a], state, extent, coordinates[a], axes[a].ragged() ? row_of(axes, a, coordinates) : 0);
 }
 
 BatchCut cut_batch(int64_t batch, int64_t micro_batches, const std::vector<double>& device_shares) {

@@ -15,7 +15,7 @@ std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weig
 std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& weights);  // consecutive runs from 0
 
 // The interval of [0, extent) that coordinate `at` of the axis gets, by the axis' shares of work or of state; `row`: of
-// a ragged axis.
+// a ragged axis. Where nobody is, nothing is.
 Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, int64_t row = 0);
 // The same along axes[a], at coordinates in all axes of the mesh.
 Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent,

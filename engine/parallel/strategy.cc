@@ -107,28 +107,31 @@ std::vector<double> weights(const Value& v) {
 }
 std::string count_text(const Scope& s) { return s.count ? fmt::format("{}", s.count) : ""; }
 void read_count(Scope& s, const Value& v) { s.count = number(v); }
-// One list, or a list of lists of equal lengths.
+// One list, or a list of lists; short ones are of groups with fewer devices.
 void read_shares(Scope& s, const Value& v) {
   if (!v.starts_with("[[")) return void(s.shares = weights(v));
   if (!v.ends_with("]]")) throw invalid("'{}', expected lists in a list, such as [[3,1],[1,1]]", v);
+  std::vector<std::vector<double>> rows;
   size_t columns = 0;
   for (size_t at = 1; at + 1 < v.size();) {
     const size_t end = v.find(']', at);
-    const std::vector<double> row = weights(v.substr(at, end + 1 - at));
-    if (columns && row.size() != columns) throw invalid("'{}', expected lists of equal lengths", v);
-    columns = row.size();
-    s.shares.insert(s.shares.end(), row.begin(), row.end());
+    rows.push_back(weights(v.substr(at, end + 1 - at)));
+    columns = std::max(columns, rows.back().size());
     at = end + 2;
   }
   if (s.count && s.count != static_cast<int64_t>(columns))
-    throw invalid("'{}', expected {} weights in each list", v, s.count);
+    throw invalid("'{}', expected {} weights in the longest list", v, s.count);
   s.count = static_cast<int64_t>(columns);
+  for (std::vector<double>& row : rows) {
+    row.resize(columns, kNoDevice);
+    s.shares.insert(s.shares.end(), row.begin(), row.end());
+  }
 }
 std::string shares_text(const Scope& s) {
   const size_t columns = s.count ? static_cast<size_t>(s.count) : s.shares.size();
   std::string text;
   for (size_t i = 0; i < s.shares.size(); ++i)
-    text += fmt::format("{}{}", i % columns ? "," : i ? "],[" : "[", s.shares[i]);
+    if (s.shares[i] != kNoDevice) text += fmt::format("{}{}", i % columns ? "," : i ? "],[" : "[", s.shares[i]);
   if (!text.empty()) text += "]";
   return s.shares.size() > columns ? "[" + text + "]" : text;
 }

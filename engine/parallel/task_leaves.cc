@@ -38,7 +38,7 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
       if (!scope.count) scope.count = weights;
       try {
         for (auto row = scope.shares.begin(); row != scope.shares.end(); row += scope.count)
-          round_shares(1, {row, row + scope.count});
+          round_shares(1, {row, std::find(row, row + scope.count, kNoDevice)});
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", to_string(scope), leaf.path, e.message()).at_scope(leaf.path);
       }
@@ -60,17 +60,35 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
   return leaf;
 }
 
+// Rows of shares: one, or one for each position of the scopes around it.
+static int64_t rows_of(const Scope& scope) {
+  return scope.count ? static_cast<int64_t>(scope.shares.size()) / scope.count : 0;
+}
+
 int64_t product(const std::vector<Scope>& nest, size_t from, size_t to, bool& complete) {
   int64_t n = 1;
   for (size_t i = from; i < to; ++i) {
     if (nest[i].kind == ScopeKind::kCluster) continue;
     if (!nest[i].count) complete = false;
+    // With a row for each group, groups may be of different sizes.
+    if (const int64_t gaps = std::count(nest[i].shares.begin(), nest[i].shares.end(), kNoDevice);
+        gaps && rows_of(nest[i]) == n) {
+      n = n * nest[i].count - gaps;
+      continue;
+    }
     n = std::min<int64_t>(n * std::max<int64_t>(nest[i].count, 1), int64_t{1} << 40);
   }
   return n;
 }
 
 void fill_counts(std::vector<Scope>& nest, size_t from, size_t to, int64_t devices, std::string_view path) {
+  // As many groups as there are rows for them.
+  for (size_t i = from, open = to; i < to; ++i) {
+    bool given = true;
+    const int64_t rows = rows_of(nest[i]), others = product(nest, from, i, given);
+    if (rows > 1 && !given && open < to && rows % others == 0) nest[open].count = rows / others;
+    if (!nest[i].count && nest[i].kind != ScopeKind::kCluster) open = i;
+  }
   bool complete = true;
   int64_t needed = product(nest, from, to, complete);
   for (size_t i = from; i < to; ++i) {

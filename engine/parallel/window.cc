@@ -24,7 +24,7 @@ std::vector<Shares> all_shares(const WindowRead& w, const MeshAxis& axis) {
   const int64_t rows = axis.ragged() ? static_cast<int64_t>(axis.shares.size()) / axis.size : 1;
   std::vector<Shares> out;
   for (int64_t row = 0; row < rows; ++row)
-    for (int64_t k = 0; k < axis.size; ++k) out.push_back(shares_of(w, axis, k, row));
+    for (int64_t k = 0; k < axis.members(row); ++k) out.push_back(shares_of(w, axis, k, row));
   return out;
 }
 

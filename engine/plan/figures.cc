@@ -50,7 +50,15 @@ std::string count_text(double count) { return scaled(count, 1000, ""); }
 static std::string shares_text(const MeshAxis& axis) {
   std::string text;
   for (size_t i = 0; i < axis.shares.size(); ++i)
-    text += fmt::format("{}{}", i == 0 ? "" : i % static_cast<size_t>(axis.size) ? "," : "; ", axis.shares[i]);
+    if (axis.shares[i] != kNoDevice)
+      text += fmt::format("{}{}", i == 0 ? "" : i % static_cast<size_t>(axis.size) ? "," : "; ", axis.shares[i]);
+  return text;
+}
+
+std::string devices_text(const Mesh& mesh) {
+  std::string text;
+  for (const int32_t d : mesh.devices)
+    if (d != kNone) text += fmt::format("{}{}", text.empty() ? "" : ",", d);
   return text;
 }
 

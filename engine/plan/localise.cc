@@ -91,8 +91,9 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
     at[axis - 1] = k;
     return cut_of(mesh.axes, axis - 1, state, n, at);
   };
+  const int64_t members = mesh.axes[axis - 1].members(row_of(mesh.axes, axis - 1, place.coordinates));
   if (l.window.present()) {
-    for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k)
+    for (int64_t k = 0; k < members; ++k)
       out.intervals.push_back(read_through(l.window, member_part(false, l.window.result, k)));
     return out;
   }
@@ -119,7 +120,7 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
       side = side / c.extent * c.at.size();
     }
   }
-  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k) out.intervals.push_back(member_part(l.state, extent, k));
+  for (int64_t k = 0; k < members; ++k) out.intervals.push_back(member_part(l.state, extent, k));
   return out;
 }
 

@@ -185,6 +185,7 @@ class Lowerer {
     std::vector<Part> parts;
     for (size_t k = 0; k < source.devices.size(); ++k) parts.push_back(low_.local.part(x, place_of(from, source, k)));
     for (size_t k = 0; k < target.devices.size(); ++k) {
+      if (target.devices[k] < 0) continue;
       const Place place = place_of(to, target, k);
       const Part want = low_.local.part(y, place);
       for (size_t s = 0; s < source.devices.size(); ++s) {
@@ -195,8 +196,8 @@ class Lowerer {
           if (of_one && a == axis)
             mine &= at[a - 1] == attr_int(op.attrs, "from");
           else if (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present())
-            mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].size;
-        if (mine) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
+            mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].members(row_of(source.axes, a - 1, at));
+        if (mine && source.devices[s] >= 0) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
       }
     }
     return link;
@@ -270,11 +271,13 @@ class Lowerer {
   void make_rows() {
     std::map<std::vector<int64_t>, int32_t> classes;
     size_t devices = 0;
-    for (const Mesh& mesh : lg_.tasks.meshes) devices += mesh.devices.size();
+    for (const Mesh& mesh : lg_.tasks.meshes)
+      devices += mesh.devices.size() - static_cast<size_t>(std::count(mesh.devices.begin(), mesh.devices.end(), kNone));
     entry_.rows.resize(devices);
     for (size_t m = 0; m < lg_.tasks.meshes.size(); ++m) {
       const Mesh& mesh = lg_.tasks.meshes[m];
       for (size_t k = 0; k < mesh.devices.size(); ++k) {
+        if (mesh.devices[k] < 0) continue;
         DeviceRow row;
         row.device = mesh.devices[k];
         row.mesh = static_cast<int32_t>(m);
@@ -355,7 +358,7 @@ std::vector<Group> groups_of(const TaskGraphs& tasks) {
       for (size_t k = 0; k < mesh.devices.size(); ++k) {
         std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
         at[a] = 0;
-        parts[at].push_back(mesh.devices[k]);
+        if (mesh.devices[k] >= 0) parts[at].push_back(mesh.devices[k]);
       }
       if (mesh.axes[a].size > 1)
         for (auto& [at, devices] : parts) group.parts.push_back(std::move(devices));

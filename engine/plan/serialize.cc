@@ -233,7 +233,7 @@ MeshAxis read_axis(Fields& f, const fb::MeshAxis* t) {
                f.vector(t->shares()), f.vector(t->state_shares())};
   for (const auto* shares : {&out.shares, &out.state_shares}) {
     for (const double s : *shares) {
-      if (f.finite(s, "a share") < 0) throw f.bad("a share is negative");
+      if (f.finite(s, "a share") < 0 && s != kNoDevice) throw f.bad("a share is negative");
     }
   }
   return out;
@@ -248,7 +248,8 @@ std::vector<int32_t> device_list(Fields& f, const flatbuffers::Vector<int32_t>* 
 PlanMesh read_mesh(Fields& f, const fb::Mesh* t, const Plan& plan) {
   PlanMesh out;
   out.axes = read_all(f, t->axes(), read_axis);
-  out.devices = device_list(f, t->devices(), plan, "a mesh's device");
+  out.devices = f.vector(t->devices());
+  for (const int32_t d : out.devices) f.id_or_none(d, plan.devices.size(), "a mesh's device");
   return out;
 }
 

@@ -165,7 +165,7 @@ void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
     const std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
     bool hands_over = true;
     for (size_t a = 0; a < at.size(); ++a) hands_over &= output.cut_by[a] || at[a] == 0;
-    if (!hands_over) continue;
+    if (!hands_over || mesh.devices[k] < 0) continue;
     const DeviceRow& row = entry.rows[static_cast<size_t>(mesh.devices[k])];
     bool fetched = false;
     for (const Segment& s : entry.programs[static_cast<size_t>(row.program)].segments)
@@ -187,6 +187,20 @@ void check_entry(const Plan& plan, const Entry& entry) {
   verify_communication(plan, entry);
 }
 
+// Every row has a positive sum, and gaps at its end alone.
+void check_rows(const Plan& plan, const MeshAxis& axis, const std::vector<double>& shares) {
+  const auto columns = static_cast<size_t>(axis.size);
+  double sum = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const bool first = i % columns == 0, gap = shares[i] == kNoDevice;
+    sum = (first ? 0 : sum) + (gap ? 0 : shares[i]);
+    const bool lonely = gap ? first || shares.size() == columns : !first && shares[i - 1] == kNoDevice;
+    if (lonely || ((i + 1) % columns == 0 && !(sum > 0)))
+      throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has shares ({}) that nothing can be cut by", plan.model,
+                  axis.name, fmt::join(shares, ","));
+  }
+}
+
 void check_mesh(const Plan& plan, const PlanMesh& mesh) {
   int64_t size = 1;
   for (const MeshAxis& axis : mesh.axes) {
@@ -197,15 +211,20 @@ void check_mesh(const Plan& plan, const PlanMesh& mesh) {
       if (n != 0 && n != axis.size && !(shares == &axis.shares && n == axis.size * size))
         throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' of size {} has {} shares", plan.model, axis.name,
                     axis.size, n);
+      check_rows(plan, axis, *shares);
     }
     size *= axis.size;
     if (size > kMostDevices) throw error(Code::kDataLoss, "plan '{}': the mesh is too large", plan.model);
   }
   if (size != static_cast<int64_t>(mesh.devices.size()))
     throw error(Code::kDataLoss, "plan '{}': a mesh of {} for {} devices", plan.model, size, mesh.devices.size());
+  for (size_t k = 0; k < mesh.devices.size(); ++k)
+    if (mesh.has_position(static_cast<int64_t>(k)) != (mesh.devices[k] != kNone))
+      throw error(Code::kDataLoss, "plan '{}': position {} of a mesh should {} a device", plan.model, k,
+                  mesh.devices[k] == kNone ? "have" : "not have");
   std::set<int32_t> seen;
   for (const int32_t d : mesh.devices)
-    if (!inside(d, plan.devices) || !seen.insert(d).second)
+    if (d != kNone && (!inside(d, plan.devices) || !seen.insert(d).second))
       throw error(Code::kDataLoss, "plan '{}': a mesh names device {}, or names it twice", plan.model, d);
   if (mesh.axes.size() != plan.meshes[0].axes.size())
     throw error(Code::kDataLoss, "plan '{}': its meshes have different axes", plan.model);

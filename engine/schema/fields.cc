@@ -112,7 +112,7 @@ Scope Fields::scope(const fb::Scope* t, size_t index) {
   out.count = range(t->count(), 0, kMaxCount, "a scope's count");
   out.shares = vector(t->shares());
   for (const double s : out.shares) {
-    if (finite(s, "a share") < 0) throw bad("a share is negative");
+    if (finite(s, "a share") < 0 && s != kNoDevice) throw bad("a share is negative");
   }
   out.by = name(t->by(), "a scope's `by`");
   out.factor = name(t->factor(), "a scope's factor");

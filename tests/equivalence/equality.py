@@ -42,7 +42,7 @@ STRATEGIES = {
     "replica > split": {4: "replica(2) > split(2)", 6: "replica(2) > split(3)", 8: "replica > split(2)", 5: "replica(1) > split(5)"},
     "split > replica": {4: "split(2) > replica(2)", 6: "split(2) > replica(3)"},
     "replica > replica": {6: "replica(2, shares=[2,1]) > replica(3)"},
-    "replica > split, ragged": {4: "replica(2) > split(2, shares=[[3,1],[1,1]])", 6: "replica(2) > split(3, shares=[[2,0,1],[1,1,1]])",
+    "replica > split, ragged": {3: "replica(2) > split(shares=[[1,1],[1]])", 5: "replica > split(shares=[[2,1,1],[1,1]])", 4: "replica(2) > split(2, shares=[[3,1],[1,1]])", 6: "replica(2) > split(3, shares=[[2,0,1],[1,1,1]])",
                                 8: "replica(2) > pipeline(2, micro_batches={m}) > split(2, shares=[[3,1],[1,2]])"},
     "replica > pipeline": {4: "replica(2) > pipeline(2, micro_batches={m})", 6: "replica(3, shares=[2,1,1]) > pipeline(2, micro_batches={m})"},
     "pipeline > replica": {4: "pipeline(2, micro_batches={m}) > replica(2)", 6: "pipeline(2, micro_batches={m}) > replica(3, shares=[1,2,1])",

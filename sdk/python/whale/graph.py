@@ -384,13 +384,14 @@ Shares = Sequence[float] | Sequence[Sequence[float]]
 
 
 def _flat_shares(shares: Shares) -> tuple[list[float], int]:
-    """All weights, and how many there are in a row: 0 for one list, else the rows' length."""
+    """All weights, and how many there are in a row: 0 for one list, else the longest row's length (-1: no device)."""
     if not any(isinstance(row, Sequence) for row in shares):
         return [float(x) for x in shares], 0
     rows = [list(row) if isinstance(row, Sequence) else [] for row in shares]
-    if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
-        raise ValueError(f"shares is {shares}, expected one list of weights, or lists of equal lengths in a list")
-    return [float(x) for row in rows for x in row], len(rows[0])
+    columns = max(len(row) for row in rows)
+    if not all(rows):
+        raise ValueError(f"shares is {shares}, expected one list of weights, or lists of weights in a list")
+    return [float(x) for row in rows for x in [*row, *[-1] * (columns - len(row))]], columns
 
 
 def replica(count: int = 0, *, shares: Shares | None = None, by: str | None = None, layout: str | None = None):
