@@ -20,6 +20,8 @@ LayoutGraph Propagator::run() {
     if (made != kNone && g().op(made).code == OpCode::k_unscale)
       parameter_of_[g().op(made).inputs[0]] = parameter_of_[t.tensor];
   }
+  for (const Variable& v : g().variables)
+    if (v.next != kNone && v.next != v.tensor) next_of_[v.next] = v.tensor;
   std::vector<Op> ops;
   std::swap(ops, g().ops);
   find_adjoints(ops);

@@ -98,7 +98,10 @@ std::vector<Propagator::Wanted> Propagator::wanted_results(const Op& op, size_t 
     if (op.outputs[o] == kNone) continue;
     const auto p = parameter_of_.find(op.outputs[o]);
     const auto x = adjoint_of_.find(op.outputs[o]);
-    if (p != parameter_of_.end() && p->second != kNone)
+    const auto v = next_of_.find(op.outputs[o]);
+    if (v != next_of_.end())
+      out[o] = {true, home_.at(v->second).axes[a]};
+    else if (p != parameter_of_.end() && p->second != kNone)
       out[o] = {true, home_.at(p->second).axes[a]};
     else if (x != adjoint_of_.end() && same_devices(b_.out.stage(b_.latest(x->second)), op.stage))
       out[o] = {true, b_.out.at(b_.latest(x->second), a)};

@@ -78,7 +78,8 @@ class Propagator {
   std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Op& op, const Factors& factors, size_t a) const;
   OpCut largest_cut(const Op& op, const Factors& factors, size_t a) const;  // that of the largest operand
   double bytes(TensorId id, size_t a) const;  // of the tensor on one device, were it not cut along axis `a`
-  // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is.
+  // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is; a
+  // variable's next value at home.
   struct Wanted {
     bool given = false;
     AxisLayout layout;
@@ -137,6 +138,7 @@ class Propagator {
   std::vector<std::vector<OpCut>> cuts_;       // per axis and op: along a split axis
   std::map<TensorId, Layout> home_;            // of variables
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::map<TensorId, TensorId> next_of_;       // of the next value of a variable
   std::map<TensorId, TensorId> adjoint_of_;    // of a result of the backward pass: the forward tensor
   std::set<std::pair<TensorId, int32_t>> input_forms_;
   std::map<std::pair<TensorId, int32_t>, TensorId> copies_;
