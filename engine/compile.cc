@@ -282,6 +282,20 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
               mesh.axes[a].size, mesh.axes[a].name);
 }
 
+// "3, 3, 2"; runs of many equal ones as "96 (x 1024)".
+std::string sizes_text(const std::vector<int64_t>& sizes) {
+  constexpr size_t kMany = 16;
+  std::string text;
+  for (size_t i = 0; i < sizes.size();) {
+    size_t end = i;
+    while (end < sizes.size() && sizes[end] == sizes[i]) ++end;
+    const bool fold = end - i > kMany;
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", sizes[i], fold ? fmt::format(" (x {})", end - i) : "");
+    i = fold ? end : i + 1;
+  }
+  return text;
+}
+
 std::vector<std::string> notes_of(const Plan& plan) {
   std::vector<std::string> notes;
   if (plan.entries.empty()) return notes;
@@ -293,7 +307,7 @@ std::vector<std::string> notes_of(const Plan& plan) {
       notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
     else
       notes.push_back(fmt::format("{} samples are cut over {} devices as [{}]; {} program(s) for them.", e.batch,
-                                  e.rows.size(), fmt::join(sizes, ", "), e.programs.size()));
+                                  e.rows.size(), sizes_text(sizes), e.programs.size()));
   }
   if (plan.micro_batches > 1)
     notes.push_back(fmt::format("Each step runs {} micro-batches and updates once.", plan.micro_batches));

@@ -55,11 +55,24 @@ static std::string shares_text(const MeshAxis& axis) {
   return text;
 }
 
-std::string devices_text(const Mesh& mesh) {
+std::string devices_text(const Mesh& mesh, size_t most) {
+  std::vector<std::pair<int32_t, int32_t>> runs;
+  int64_t there = 0;
+  for (const int32_t d : mesh.devices) {
+    if (d == kNone) continue;
+    ++there;
+    if (!runs.empty() && runs.back().second + 1 == d)
+      runs.back().second = d;
+    else
+      runs.emplace_back(d, d);
+  }
   std::string text;
-  for (const int32_t d : mesh.devices)
-    if (d != kNone) text += fmt::format("{}{}", text.empty() ? "" : ",", d);
-  return text;
+  for (size_t r = 0; r < runs.size() && r < most; ++r) {
+    const auto [first, last] = runs[r];
+    text += fmt::format("{}{}", text.empty() ? "" : ",", first);
+    if (last > first) text += fmt::format("{}{}", last == first + 1 ? "," : "-", last);
+  }
+  return runs.size() > most ? fmt::format("{},... ({} together)", text, there) : text;
 }
 
 std::string axes_text(const std::vector<MeshAxis>& axes) {

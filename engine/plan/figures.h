@@ -26,7 +26,7 @@ struct StepFigures {
 StepFigures step_of(const Program& program);
 
 // "replica 2, split 4 shares (3,1,1,1)"
-std::string devices_text(const Mesh& mesh);
+std::string devices_text(const Mesh& mesh, size_t most);  // "0-7,64-71"; at most so many runs
 std::string axes_text(const std::vector<MeshAxis>& axes);
 
 // Integers of this input must lie in [0, limit): rows of the table it looks up, or classes of the logits it labels; 0:

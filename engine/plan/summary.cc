@@ -21,17 +21,28 @@ void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
                       plan.micro_batches > 1 ? fmt::format(" in {} micro-batches", plan.micro_batches) : "");
   text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", "device", "samples", "share", "arena",
                       "FLOPs", "ops", "collectives");
-  for (size_t r = 0; r < e.rows.size() && r < kMostRows; ++r) {
+  const auto figures = [&](size_t r) {
     const DeviceRow& row = e.rows[r];
     const Program& p = e.programs[static_cast<size_t>(row.program)];
     const StepFigures f = step_of(p);
-    const std::string name = fmt::format("{} {}", r, to_string(plan.devices[r]));
     const int64_t samples = samples_of(e, row);
-    text += fmt::format("  {:<12} {:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", name.substr(0, 12), samples,
-                        bar(e.batch ? static_cast<double>(samples) / static_cast<double>(e.batch) : 1),
-                        bytes_text(static_cast<double>(p.arena_bytes)), count_text(f.flops), f.kernels, f.collectives);
+    return fmt::format("{:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", samples,
+                       bar(e.batch ? static_cast<double>(samples) / static_cast<double>(e.batch) : 1),
+                       bytes_text(static_cast<double>(p.arena_bytes)), count_text(f.flops), f.kernels, f.collectives);
+  };
+  // Of many devices, neighbours that do the same share a line.
+  const bool many = e.rows.size() > kMostRows;
+  size_t next = 0;
+  for (size_t lines = 0; next < e.rows.size() && lines < kMostRows; ++lines) {
+    const size_t r = next++;
+    const std::string line = figures(r);
+    while (many && next < e.rows.size() && plan.devices[r].kind == plan.devices[next].kind && figures(next) == line)
+      ++next;
+    const std::string name = next > r + 1 ? fmt::format("{}-{} {}", r, next - 1, name_of(plan.devices[r].kind))
+                                          : fmt::format("{} {}", r, to_string(plan.devices[r]));
+    text += fmt::format("  {:<12} {}", name.substr(0, 12), line);
   }
-  if (e.rows.size() > kMostRows) text += fmt::format("  ... and {} more device(s)\n", e.rows.size() - kMostRows);
+  if (next < e.rows.size()) text += fmt::format("  ... and {} more device(s)\n", e.rows.size() - next);
 }
 
 }  // namespace
@@ -42,7 +53,7 @@ std::string summary(const Plan& plan) {
   if (plan.meshes.size() > 1) {
     for (size_t m = 0; m < plan.meshes.size(); ++m)
       text += fmt::format("stage {}: [{}] of devices {}\n", m, axes_text(plan.meshes[m].axes),
-                          devices_text(plan.meshes[m]));
+                          devices_text(plan.meshes[m], 4));
   } else if (!plan.meshes.empty() && plan.meshes[0].axes.size() > 1) {
     text += fmt::format("mesh [{}]\n", axes_text(plan.meshes[0].axes));
   }

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "plan/verify.h"
 
@@ -104,8 +103,19 @@ void check_box(const Entries& e, const Link& link, const std::vector<Interval>& 
                        to_string(b.dims)));
 }
 
+// Transfers of every link, by the device at one of their ends.
+std::vector<std::map<int32_t, std::vector<const Transfer*>>> transfers_by(const Entries& e, int32_t Transfer::*end) {
+  std::vector<std::map<int32_t, std::vector<const Transfer*>>> out;
+  for (const Link& link : e.entry.links) {
+    out.emplace_back();
+    for (const Transfer& t : link.transfers) out.back()[t.*end].push_back(&t);
+  }
+  return out;
+}
+
 Ends check_ends(const Entries& e) {
   Ends ends;
+  const auto sent = transfers_by(e, &Transfer::from), taken = transfers_by(e, &Transfer::to);
   std::map<int32_t, DType> dtypes;
   for (size_t d = 0; d < e.entry.rows.size(); ++d) {
     const auto device = static_cast<int32_t>(d);
@@ -120,16 +130,31 @@ Ends check_ends(const Entries& e) {
         const Buffer& b = p.buffers[static_cast<size_t>(sends ? i.in[0] : i.out[0])];
         const auto [known, fresh] = dtypes.try_emplace(i.ref, b.dtype);
         if (known->second != b.dtype) e.fail(fmt::format("the ends of link '{}' differ in their dtype", link.name));
-        for (const Transfer& t : link.transfers)
-          if ((sends ? t.from : t.to) == device) check_box(e, link, sends ? t.source : t.target, b);
+        const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.ref)];
+        if (const auto mine = of_link.find(device); mine != of_link.end())
+          for (const Transfer* t : mine->second) check_box(e, link, sends ? t->source : t->target, b);
         (sends ? ends.sends : ends.receives)[{i.ref, device}] += runs[s];
       }
   }
   return ends;
 }
 
-// The channels of a link, in order: (from, to).
-using Channels = std::vector<std::set<std::pair<int32_t, int32_t>>>;
+// The channels of one link, (from, to) in order, and their numbers by device at either end.
+struct LinkChannels {
+  std::set<std::pair<int32_t, int32_t>> list;
+  std::map<int32_t, std::vector<size_t>> from, to;
+  void index() {
+    size_t number = 0;
+    for (const auto& [a, b] : list) from[a].push_back(number), to[b].push_back(number), ++number;
+  }
+  // In the order of the devices at the other end.
+  const std::vector<size_t>& of(int32_t device, bool sends) const {
+    static const std::vector<size_t> kNothing;
+    const auto at = (sends ? from : to).find(device);
+    return at == (sends ? from : to).end() ? kNothing : at->second;
+  }
+};
+using Channels = std::vector<LinkChannels>;
 
 Channels check_links(const Entries& e) {
   const Ends ends = check_ends(e);
@@ -148,7 +173,7 @@ Channels check_links(const Entries& e) {
       bool same = t.source.size() == t.target.size();
       for (size_t d = 0; same && d < t.source.size(); ++d) same = t.source[d].size() == t.target[d].size();
       if (!same) e.fail(fmt::format("a transfer of link '{}' has two sizes", link.name));
-      if (!channels[l].emplace(t.from, t.to).second) continue;
+      if (!channels[l].list.emplace(t.from, t.to).second) continue;
       const int64_t sent = count(ends.sends, static_cast<int32_t>(l), t.from);
       const int64_t taken = count(ends.receives, static_cast<int32_t>(l), t.to);
       if (sent != taken)
@@ -156,6 +181,7 @@ Channels check_links(const Entries& e) {
                            sent, t.to, taken));
     }
   }
+  for (LinkChannels& link : channels) link.index();
   return channels;
 }
 
@@ -189,6 +215,7 @@ class Walk {
  public:
   Walk(const Entries& e, const std::vector<std::vector<int32_t>>& part_of, const Channels& channels)
       : e_(e), part_of_(part_of), channels_(channels), devices_(e.entry.rows.size()) {
+    for (const LinkChannels& link : channels) messages_.emplace_back(link.list.size());
     for (const Program& p : e.entry.programs) {
       skeletons_.emplace_back();
       for (const Segment& s : p.segments) skeletons_.back().push_back(skeleton_of(s));
@@ -263,13 +290,11 @@ class Walk {
     if (i.kind == InstructionKind::kCollective) return meet(d, t, i.ref);
     const bool sends = i.kind == InstructionKind::kSend;
     const auto link = static_cast<size_t>(i.ref);
-    std::vector<std::pair<int32_t, int32_t>> mine;
-    for (const auto& channel : channels_[link])
-      if ((sends ? channel.first : channel.second) == static_cast<int32_t>(d)) mine.push_back(channel);
+    const std::vector<size_t>& mine = channels_[link].of(static_cast<int32_t>(d), sends);
     size_t& through = devices_[d].through[t];
     const size_t before = through;
     for (; through < mine.size(); ++through) {
-      int64_t& messages = messages_[{link, mine[through].first, mine[through].second}];
+      int64_t& messages = messages_[link][mine[through]];
       if (sends ? messages >= e_.entry.links[link].slots : messages == 0) break;
       messages += sends ? 1 : -1;
     }
@@ -296,7 +321,7 @@ class Walk {
   const Channels& channels_;
   std::vector<State> devices_;
   std::vector<std::vector<Skeleton>> skeletons_;  // [program][segment]
-  std::map<std::tuple<size_t, int32_t, int32_t>, int64_t> messages_;
+  std::vector<std::vector<int64_t>> messages_;    // [link][channel]: sent and not taken yet
   std::map<std::pair<int32_t, int32_t>, std::map<size_t, size_t>> meetings_;
 };
 
