@@ -4,6 +4,7 @@
 #include <iostream>
 #include <limits>
 
+#include "base/error.h"
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "data/convert.h"
@@ -73,7 +74,7 @@ TensorId GraphMaker::variable(std::string name, Dims dims, Initializer init, Rol
 }
 
 TensorId GraphMaker::op(OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
-  return g.op(append_op(g, code, std::move(inputs), std::move(attrs))).outputs[0];
+  return g.op(append_op(g, code, std::move(inputs), std::move(attrs), scope)).outputs[0];
 }
 
 TensorId GraphMaker::constant(double value) {
@@ -81,6 +82,8 @@ TensorId GraphMaker::constant(double value) {
 }
 
 namespace {
+
+constexpr double kLongest = 60;  // seconds of a run, also under sanitizers
 
 std::shared_ptr<Backends> backends() {
   const char* folder = std::getenv("WHALE_LIBRARY_DIR");  // where the build has put libwhale_cpu.so
@@ -137,7 +140,13 @@ Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::st
     host.data = results[i].data();
     out.push_back({outputs[i], host});
   }
-  (mode == RunMode::kStep ? session_->step(in, out) : session_->eval(in, out)).wait();
+  const auto cancel = std::make_shared<Cancel>();
+  const RunHandle handle = mode == RunMode::kStep ? session_->step(in, out, cancel) : session_->eval(in, out, cancel);
+  if (!handle.wait(kLongest)) {
+    cancel->trigger();
+    handle.settle();
+    throw internal("a run has not ended in {} seconds", kLongest);
+  }
   Values values;
   for (size_t i = 0; i < outputs.size(); ++i) values[outputs[i]] = unpack(types[i].dtype, results[i]);
   return values;
@@ -148,6 +157,12 @@ std::vector<double> Runner::read(const std::string& name) {
   std::vector<char> bytes(static_cast<size_t>(element_count(type.dims) * size_of(type.dtype)));
   session_->read(name, {type.dtype, type.dims, bytes.data()});
   return unpack(type.dtype, bytes);
+}
+
+Values Runner::variables() {
+  Values out;
+  for (const VariableInfo& v : session_->variables()) out[v.name] = read(v.name);
+  return out;
 }
 
 void Runner::write(const std::string& name, const std::vector<double>& values) {

@@ -43,6 +43,7 @@ using Values = std::map<std::string, std::vector<double>>;
 // Appending to a graph without ceremony.
 struct GraphMaker {
   Graph g;
+  ScopeId scope = 0;  // of the ops to come
   TensorId input(std::string name, Dims dims, DType dtype = DType::kF32, int batch_dim = 0);
   TensorId variable(std::string name, Dims dims, Initializer init = {InitKind::kNormal, 0, 0.5, "", ""},
                     Role role = Role::kParameter);
@@ -63,12 +64,14 @@ class Runner {
     return run(RunMode::kEval, inputs, outputs);
   }
   Values parameters();
+  Values variables();  // optimizer state and buffers too
   std::vector<double> read(const std::string& name);
   void write(const std::string& name, const std::vector<double>& values);
   Session& session() { return *session_; }
 
  private:
-  Values run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs);
+  Values run(RunMode mode, const Values& inputs,
+             const std::vector<std::string>& outputs);  // ends in a minute, or throws
   std::shared_ptr<const Plan> plan_;
   std::unique_ptr<Session> session_;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/error.h"
+
 namespace whale::test {
 namespace {
 
@@ -457,29 +459,45 @@ std::vector<std::string> random_graph_ops() {
   return names;
 }
 
-Graph random_graph(const std::vector<uint32_t>& words, int64_t batch) {
-  Maker m(batch);
-  for (const uint32_t word : words) {
-    m.dice = Dice(word);
+struct RandomGraph::Impl {
+  Maker m;
+  int64_t batch;
+  size_t words = 0;
+  void add(const Row& row, Dice dice) {
+    ++words;
+    m.dice = dice;
     const size_t before = m.pool.size();
-    kRows[static_cast<size_t>(m.dice.below(std::size(kRows)))].make(m);
-    if (element_count(m.dims(m.pool.back())) >
-        kMostElements) {  // grown too large: go on with the sum over the last dimension
-      const TensorId y = m.pool.back();
-      m.pool.resize(before);
-      const double n = static_cast<double>(m.dims(y).back());
-      m.keep(m.op(k_reduce_sum, {y}, {{"axes", Dims{-1}}}), n * m.bound(y));
-    }
+    row.make(m);
+    if (element_count(m.dims(m.pool.back())) <= kMostElements) return;
+    // Grown too large: go on with the sum over the last dimension.
+    const TensorId y = m.pool.back();
+    m.pool.resize(before);
+    const double n = static_cast<double>(m.dims(y).back());
+    m.keep(m.op(k_reduce_sum, {y}, {{"axes", Dims{-1}}}), n * m.bound(y));
   }
+};
+
+RandomGraph::RandomGraph(int64_t batch) : impl_(new Impl{.m = Maker(batch), .batch = batch}) {}
+RandomGraph::~RandomGraph() = default;
+GraphMaker& RandomGraph::maker() { return impl_->m; }
+
+void RandomGraph::add(std::string_view name, uint32_t word) {
+  for (const Row& row : kRows)
+    if (name == row.name) return impl_->add(row, Dice(word));
+  throw invalid("no random op is called '{}'", name);
+}
+
+Graph RandomGraph::finish() {
+  Maker& m = impl_->m;
   // Everything that nobody reads is in the loss, each element with a weight of its own; so is every parameter.
-  m.dice = Dice(words.size());
+  m.dice = Dice(impl_->words);
   const std::vector<int> uses = use_counts(m.g);
   TensorId loss = kNone;
   const auto add = [&](TensorId term) { loss = loss == kNone ? term : m.op(k_add, {loss, term}); };
   for (const TensorId id : m.pool) {
     if (uses[static_cast<size_t>(id)] || m.g.tensor(id).kind != TensorKind::kValue) continue;
     Dims unit = m.dims(id);
-    if (batch > 0 && !unit.empty()) unit[0] = 1;  // no constant of the batch's size: a model has none
+    if (impl_->batch > 0 && !unit.empty()) unit[0] = 1;  // no constant of the batch's size: a model has none
     std::vector<double> w = m.dice.reals(1);
     TensorId weights = m.constant(1 + w[0]);
     for (size_t d = 0; d < unit.size(); ++d)
@@ -503,6 +521,16 @@ Graph random_graph(const std::vector<uint32_t>& words, int64_t batch) {
   m.g.training.optimizer.learning_rate = 0.01;
   m.g.training.precision = Precision::kFloat64;
   return m.g;
+}
+
+Graph random_graph(const std::vector<uint32_t>& words, int64_t batch) {
+  RandomGraph graph(batch);
+  for (const uint32_t word : words) {
+    Dice dice(word);
+    const Row& row = kRows[static_cast<size_t>(dice.below(std::size(kRows)))];
+    graph.add(row.name, static_cast<uint32_t>(dice.next()));
+  }
+  return graph.finish();
 }
 
 }  // namespace whale::test

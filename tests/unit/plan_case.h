@@ -1,0 +1,50 @@
+// A case of the property "a plan never changes the result": a model, devices, and everything that a plan may choose, as
+// a value and as a line of text:
+//   graph tokens#3 split(2){ linear#9 } classes#1 | batch 5 | devices 2 | strategy replica(2) | zero 1 | ...
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compile.h"
+#include "property.h"
+
+namespace whale::test {
+
+struct PlanCase {
+  // Blocks of plan_blocks.h, "name#word", the word chooses the details, block i in the name scope "b<i>"; or ops of
+  // random_graph, "op.name#word". Between "split(2){" and "}" they are in that scope.
+  std::vector<std::string> graph;
+  int64_t batch = 4, devices = 1, micro_batches = 1;
+  std::string strategy;
+  std::string optimizer = "sgd#0";
+  int zero = 0;
+  std::vector<double> state_shares;
+  int recompute = 0;  // of Recompute
+  bool exact = false, fusion = true, overlap = true;
+  int64_t bucket_bytes = 0;
+  bool gradients = false;  // fetched too
+};
+
+std::string to_string(const PlanCase& c);  // one line; what is at its default is left out
+PlanCase parse_case(std::string_view line);
+
+Graph graph_of(const PlanCase& c);
+CompileOptions options_of(const PlanCase& c, const Graph& graph);
+int64_t micro_batches_of(const PlanCase& c);  // those of its pipeline, or its own
+bool splits(const PlanCase& c);
+
+PlanCase random_plan_case(Dice& dice);
+std::vector<PlanCase> smaller_cases(const PlanCase& c);  // the boldest first; each could fail for the same reason
+
+enum class Outcome { kEqual, kRefused, kWrong };
+struct Verdict {
+  Outcome outcome = Outcome::kEqual;
+  std::string text;  // why it is refused, or what is wrong
+};
+// Trains some steps on the case's reference devices and on one, in float64 (semantics.md section 10): losses, outputs,
+// fetched gradients, and every variable; bit by bit in exact mode (section 9).
+Verdict verdict_on(const PlanCase& c);
+
+}  // namespace whale::test

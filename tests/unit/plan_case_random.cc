@@ -1,0 +1,311 @@
+// Random cases, and smaller ones of a case that fails.
+#include <algorithm>
+#include <numeric>
+#include <span>
+
+#include "parallel/strategy.h"
+#include "plan_blocks.h"
+#include "plan_case.h"
+#include "property_graph.h"
+
+namespace whale::test {
+namespace {
+
+template <class T>
+const T& one_of(const std::vector<T>& list, Dice& dice) {
+  return list[static_cast<size_t>(dice.below(std::ssize(list)))];
+}
+
+std::string with_word(const std::string& name, Dice& dice) {
+  return fmt::format("{}#{}", name, dice.between(1, 99999));
+}
+
+// ---- scopes -----------------------------------------------------------------------------------------------------
+// Counts that multiply to `devices`, outermost first.
+std::vector<int64_t> factors(int64_t devices, Dice& dice) {
+  std::vector<int64_t> out;
+  while (devices > 1) {
+    std::vector<int64_t> divisors;
+    for (int64_t d = 2; d <= devices; ++d)
+      if (devices % d == 0) divisors.push_back(d);
+    out.push_back(one_of(divisors, dice));
+    devices /= out.back();
+  }
+  if (out.empty() || dice.below(12) == 0) out.insert(out.begin() + dice.below(std::ssize(out) + 1), 1);
+  return out;
+}
+
+std::string shares_of(int64_t n, Dice& dice) { return fmt::format("{}", fmt::join(random_shares(n, dice), ",")); }
+
+std::string replica_or_split(int64_t count, bool split, bool shares, Dice& dice) {
+  std::string inside = std::to_string(count);
+  if (shares) inside += fmt::format(", shares=[{}]", shares_of(count, dice));
+  if (split && dice.below(10) == 0)
+    inside += ", factor=" + one_of<std::string>({"columns", "rows", "vocabulary", "classes", "heads", "experts",
+                                                 "channels", "sequence", "table_rows", "spatial"},
+                                                dice);
+  if (!split && dice.below(12) == 0) inside += ", by=micro_batch";
+  return fmt::format("{}({})", split ? "split" : "replica", inside);
+}
+
+// Each level replica or split; every level may have shares.
+std::vector<std::string> levels(const std::vector<int64_t>& counts, Dice& dice, bool may_share = true) {
+  std::vector<std::string> out;
+  for (const int64_t n : counts)
+    out.push_back(replica_or_split(n, dice.below(5) < 2, may_share && dice.below(4) == 0, dice));
+  return out;
+}
+
+std::string pipeline(int64_t stages, int64_t micro_batches, Dice& dice) {
+  const std::string schedule = one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"}, dice);
+  std::string out = stages ? fmt::format("pipeline({}, micro_batches={}", stages, micro_batches)
+                           : fmt::format("pipeline(micro_batches={}", micro_batches);
+  if (schedule != "1f1b" || dice.coin()) out += ", schedule=" + schedule;
+  if (schedule == "interleaved") out += fmt::format(", chunks={}", dice.between(2, 3));
+  return out + ")";
+}
+
+// Of the whole model, by text.
+std::string nest(int64_t devices, int64_t micro_batches, Dice& dice) {
+  std::vector<int64_t> counts = factors(devices, dice);
+  std::vector<std::string> out = levels(counts, dice);
+  if (dice.below(5) < 2) {
+    const auto at = dice.below(std::ssize(out));
+    out[static_cast<size_t>(at)] = pipeline(counts[static_cast<size_t>(at)], micro_batches, dice);
+    if (at + 1 < std::ssize(out) || dice.below(3)) return fmt::format("{}", fmt::join(out, " > "));
+    // Stages with different numbers of devices: a pipeline over what they have together.
+    if (devices >= 3) {
+      const int64_t stages = dice.between(2, std::min<int64_t>(devices, 3));
+      return pipeline(stages, micro_batches, dice) + (dice.coin() ? " > replica" : " > split");
+    }
+  }
+  if (dice.below(8) == 0) {  // the count of one level follows from the others
+    std::string& level = out[static_cast<size_t>(dice.below(std::ssize(out)))];
+    if (level.find(',') == level.npos) level = level.substr(0, level.find('('));
+  }
+  return fmt::format("{}", fmt::join(out, " > "));
+}
+
+// Several nests that cut the devices at the same places.
+std::string clauses(const std::vector<int64_t>& counts, int64_t blocks, Dice& dice) {
+  std::string out;
+  for (int64_t n = dice.between(1, 2); n-- > 0;) {
+    const int64_t block = dice.below(blocks);
+    if (out.find(fmt::format("b{}:", block)) == out.npos)
+      out += fmt::format("b{}: {}; ", block, fmt::join(levels(counts, dice, false), " > "));
+  }
+  return out + fmt::format("{}", fmt::join(levels(counts, dice, false), " > "));
+}
+
+// Scopes around runs of the blocks [from, to).
+void open(std::vector<std::string>& out, const std::vector<std::string>& nest) {
+  for (const std::string& scope : nest) out.push_back(scope + "{"), std::erase(out.back(), ' ');
+}
+void close(std::vector<std::string>& out, size_t n) { out.insert(out.end(), n, "}"); }
+
+using Blocks = std::span<const std::string>;
+void siblings(std::vector<std::string>& out, Blocks blocks, const std::vector<int64_t>& counts, Dice& dice) {
+  const bool shares = dice.below(4) == 0;
+  for (size_t at = 0; at < blocks.size();) {
+    const auto n = std::min(static_cast<size_t>(dice.between(1, 4)), blocks.size() - at);
+    const bool annotated = dice.below(5) != 0;
+    const std::vector<std::string> scopes = levels(counts, dice, shares && at == 0);
+    if (annotated) open(out, scopes);
+    out.insert(out.end(), blocks.begin() + static_cast<std::ptrdiff_t>(at),
+               blocks.begin() + static_cast<std::ptrdiff_t>(at + n));
+    if (annotated) close(out, scopes.size());
+    at += n;
+  }
+}
+
+// A pipeline with written stages; gives the devices that it takes.
+int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, Dice& dice) {
+  const std::string schedule = one_of<std::string>({"1f1b", "gpipe", "zb_h1", "interleaved", "zb_v"}, dice);
+  const int64_t chunks = schedule == "interleaved" || schedule == "zb_v" ? 2 : 1;
+  const int64_t outer = dice.below(3) ? 1 : 2,
+                sites = std::min(dice.between(1, 3), std::max<int64_t>(std::ssize(blocks) / chunks, 1)),
+                n = std::min(sites * chunks, std::ssize(blocks));
+  std::vector<std::string> around;
+  if (outer > 1) around = {replica_or_split(2, dice.below(4) == 0, dice.below(4) == 0, dice)};
+  around.push_back(fmt::format("pipeline(micro_batches={}, schedule={})", micro_batches, schedule));
+  open(out, around);
+  // Stages of one site share its devices.
+  std::vector<int64_t> devices;
+  int64_t left = 8 / outer;
+  for (int64_t s = 0; s < sites; ++s) {
+    devices.push_back(dice.between(1, std::max<int64_t>(1, left - (sites - s - 1))));
+    left -= devices.back();
+  }
+  std::vector<std::vector<int64_t>> counts;
+  for (const int64_t d : devices) counts.push_back(factors(d, dice));
+  size_t at = 0;
+  for (int64_t s = 0; s < n; ++s) {
+    const int64_t site = chunks == 1 ? s : schedule == "zb_v" && s >= sites ? 2 * sites - 1 - s : s % sites;
+    const auto& mine = counts[static_cast<size_t>(site)];
+    const int64_t most = std::ssize(blocks) - (n - s - 1) - static_cast<int64_t>(at);
+    const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(1, most)) : blocks.size();
+    std::vector<std::string> scopes{"stage"};
+    if (devices[static_cast<size_t>(site)] > 1 || dice.coin())
+      for (std::string& level : levels(mine, dice, chunks == 1)) scopes.push_back(std::move(level));
+    else
+      scopes[0] += "(1)";
+    open(out, scopes);
+    out.insert(out.end(), blocks.begin() + static_cast<std::ptrdiff_t>(at),
+               blocks.begin() + static_cast<std::ptrdiff_t>(end));
+    close(out, scopes.size());
+    at = end;
+  }
+  close(out, around.size());
+  return outer * std::accumulate(devices.begin(), devices.begin() + std::min(sites, n), int64_t{0});
+}
+
+// ---- models -----------------------------------------------------------------------------------------------------
+std::vector<std::string> random_blocks(Dice& dice) {
+  std::vector<std::string> out{with_word(one_of(first_blocks(), dice), dice)};
+  const bool tokens = out[0].starts_with("tokens");
+  for (int64_t n = dice.between(0, 6); n-- > 0;) out.push_back(with_word(one_of(middle_blocks(), dice), dice));
+  out.push_back(with_word(tokens && dice.coin() ? "tied" : one_of(last_blocks(), dice), dice));
+  // Batch norm mixes samples: most models with it are trained without micro-batches, so it comes seldom.
+  if (dice.below(4)) std::erase_if(out, [](const std::string& b) { return b.starts_with("batch_norm"); });
+  return out;
+}
+
+std::vector<std::string> random_ops(Dice& dice) {
+  std::vector<std::string> out;
+  for (int64_t n = dice.between(1, 6); n-- > 0;)
+    out.push_back(with_word("op." + one_of(random_graph_ops(), dice), dice));
+  return out;
+}
+
+}  // namespace
+
+PlanCase random_plan_case(Dice& dice) {
+  PlanCase c;
+  const bool ops = dice.below(5) == 0;
+  const std::vector<std::string> blocks = ops ? random_ops(dice) : random_blocks(dice);
+  c.batch = dice.between(ops ? 2 : 1, 11);
+  c.devices = dice.between(1, 8);
+  c.micro_batches = dice.coin() ? 1 : dice.between(1, 5);
+  const int64_t kind = dice.below(10);
+  if (kind < 6) {
+    c.graph = blocks;
+    c.strategy = nest(c.devices, dice.below(6) ? dice.between(2, 6) : c.batch, dice);
+  } else if (kind < 7) {
+    c.graph = blocks;
+    c.strategy = clauses(factors(c.devices, dice), std::ssize(blocks), dice);
+  } else if (kind < 8 || blocks.size() < 2) {
+    const std::vector<int64_t> counts = factors(c.devices, dice);
+    siblings(c.graph, blocks, counts, dice);
+    if (dice.coin()) c.strategy = fmt::format("{}", fmt::join(levels(counts, dice, false), " > "));
+  } else {
+    c.devices = stages(c.graph, blocks, dice.between(1, 5), dice);
+  }
+  c.optimizer =
+      with_word(one_of<std::string>({"sgd", "sgd", "adamw", "adam", "lamb", "adagrad", "adafactor"}, dice), dice);
+  if (dice.below(3) == 0) c.zero = static_cast<int>(dice.between(1, 3));
+  if (c.zero && dice.below(3) == 0) {  // of some replica scope, if there is one
+    std::string text = c.strategy;
+    for (const std::string& item : c.graph) text += item;
+    if (const size_t at = text.find("replica("); at != text.npos)
+      if (const int64_t n = text[at + 8] - '0'; n >= 1 && n <= 8) c.state_shares = random_shares(n, dice);
+  }
+  if (dice.below(4) == 0) c.recompute = static_cast<int>(dice.between(1, 2));
+  c.exact = dice.below(6) == 0;
+  // Replicas take whole micro-batches then: some are needed.
+  if (c.exact && dice.below(8)) c.micro_batches = c.devices + dice.below(3);
+  c.fusion = dice.below(4) != 0;
+  c.overlap = dice.below(8) != 0;
+  if (dice.coin()) c.bucket_bytes = 64;
+  c.gradients = dice.below(6) == 0;
+  return c;
+}
+
+std::vector<PlanCase> smaller_cases(const PlanCase& c) {
+  std::vector<PlanCase> out;
+  const auto with = [&](auto change) {
+    PlanCase less = c;
+    change(less);
+    if (to_string(less) != to_string(c)) out.push_back(std::move(less));
+  };
+  // Scopes of the graph: all, then a pair; blocks: half, then one.
+  const auto is_scope = [](const std::string& item) { return item == "}" || item.back() == '{'; };
+  with([&](PlanCase& l) { std::erase_if(l.graph, is_scope); });
+  for (size_t i = 0; i < c.graph.size(); ++i) {
+    if (c.graph[i] == "}") continue;
+    with([&](PlanCase& l) {
+      if (is_scope(l.graph[i])) {
+        int depth = 0;
+        for (size_t k = i; k < l.graph.size(); ++k) {
+          depth += l.graph[k].back() == '{' ? 1 : l.graph[k] == "}" ? -1 : 0;
+          if (depth == 0) {
+            l.graph.erase(l.graph.begin() + static_cast<std::ptrdiff_t>(k));
+            break;
+          }
+        }
+      }
+      l.graph.erase(l.graph.begin() + static_cast<std::ptrdiff_t>(i));
+      if (l.graph.empty()) l.graph = c.graph;
+    });
+  }
+  with([](PlanCase& l) { l.exact = false; });
+  with([](PlanCase& l) { l.zero = 0, l.state_shares.clear(); });
+  with([](PlanCase& l) { l.state_shares.clear(); });
+  with([](PlanCase& l) { l.recompute = 0; });
+  with([](PlanCase& l) { l.fusion = true; });
+  with([](PlanCase& l) { l.overlap = true; });
+  with([](PlanCase& l) { l.bucket_bytes = 0; });
+  with([](PlanCase& l) { l.gradients = false; });
+  with([](PlanCase& l) { l.optimizer = "sgd#0"; });
+  with([](PlanCase& l) { l.optimizer = l.optimizer.substr(0, l.optimizer.find('#')) + "#0"; });
+  with([](PlanCase& l) { l.micro_batches = 1; });
+  with([](PlanCase& l) { l.micro_batches = 2; });
+  // A clause less, a scope less, a parameter less.
+  const std::vector<StrategyClause> clauses = parse_clauses(c.strategy.empty() ? "replica" : c.strategy);
+  const auto text = [](const std::vector<StrategyClause>& list) {
+    std::string out;
+    for (const StrategyClause& clause : list)
+      out += fmt::format("{}{}{}", out.empty() ? "" : "; ", clause.name.empty() ? "" : clause.name + ": ",
+                         to_string(clause.nest));
+    return out;
+  };
+  for (size_t i = 0; i < clauses.size(); ++i) {
+    if (clauses.size() > 1)
+      with([&](PlanCase& l) {
+        std::vector<StrategyClause> list = clauses;
+        list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+        l.strategy = text(list);
+      });
+    for (size_t k = 0; k < clauses[i].nest.size(); ++k) {
+      const auto scope = [&](auto change) {
+        with([&](PlanCase& l) {
+          std::vector<StrategyClause> list = clauses;
+          const int64_t before = list[i].nest[k].count;
+          change(list[i].nest, list[i].nest[k]);
+          const int64_t after =
+              k < list[i].nest.size() && list[i].nest.size() == clauses[i].nest.size() ? list[i].nest[k].count : 1;
+          if (clauses.size() == 1 && before && after && l.devices % before == 0) l.devices = l.devices / before * after;
+          l.strategy = text(list);
+        });
+      };
+      if (clauses[i].nest.size() > 1)
+        scope([&](std::vector<Scope>& nest, Scope&) { nest.erase(nest.begin() + static_cast<std::ptrdiff_t>(k)); });
+      scope([](std::vector<Scope>&, Scope& s) { s.shares.clear(); });
+      scope([](std::vector<Scope>&, Scope& s) { s.factor.clear(); });
+      scope([](std::vector<Scope>&, Scope& s) { s.by.clear(); });
+      scope([](std::vector<Scope>&, Scope& s) {
+        if (s.count > 2) s.count = 2, s.shares.clear();
+      });
+      scope([](std::vector<Scope>&, Scope& s) {
+        if (s.micro_batches > 1) --s.micro_batches;
+      });
+      scope([](std::vector<Scope>&, Scope& s) {
+        if (s.chunks != 2 || s.schedule != "interleaved") s.schedule.clear(), s.chunks = 0;
+      });
+    }
+  }
+  for (const int64_t batch : {int64_t{2}, c.batch / 2, c.batch - 1})
+    if (batch >= 1 && batch < c.batch) with([&](PlanCase& l) { l.batch = batch; });
+  return out;
+}
+
+}  // namespace whale::test
