@@ -409,14 +409,30 @@ void ProgramBuilder::emit_transfer(const Op& op) {
   if (in_segment(op)) half(InstructionKind::kReceive, op.outputs[0]);
 }
 
+// An operand of which this device has no part. Of a list (norms, grouped updates) other members may have one.
+bool ProgramBuilder::reads_nothing(const Op& op) const {
+  const auto& ports = def(op.code).inputs;
+  const bool list = !ports.empty() && ports.back().kind == PortKind::kVariadic;
+  const auto cut = [&](TensorId id) {
+    for (size_t a = 0; a < lg_.axes(); ++a)
+      if (lg_.at(id, a).placement == Placement::kShard) return true;
+    return false;
+  };
+  bool some = false, all = true;
+  for (size_t i = list ? ports.size() - 1 : 0; i < op.inputs.size(); ++i) {
+    const TensorId id = op.inputs[i];
+    const bool none = id != kNone && empty(id) && cut(id);
+    some |= none, all &= none;
+  }
+  return list ? some && all : some;
+}
+
 void ProgramBuilder::emit(const Op& op) {
   if (is_view(op.code) || is_tree(op)) return;
   const bool collective = has_flag(op.code, kCollective);
-  bool none_out = true, none_in = false;
+  bool none_out = true;
   for (const TensorId id : op.outputs) none_out &= id == kNone || empty(id);
-  for (const TensorId id : op.inputs)
-    if (id != kNone && empty(id))
-      for (size_t a = 0; a < lg_.axes(); ++a) none_in |= lg_.at(id, a).placement == Placement::kShard;
+  const bool none_in = reads_nothing(op);
   if (none_out && !collective) return;  // no samples, nothing to do
   // Merged updates go on with those of their parameters that this device has a part of.
   if (none_in && !collective && !has_flag(op.code, kUpdateOp)) {

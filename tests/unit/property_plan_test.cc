@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "cluster/devices.h"
 #include "plan_case.h"
 
 using namespace whale;
@@ -110,7 +111,17 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
   const char* text = std::getenv("WHALE_HUNT");  // "first count seconds", or the line of a case
   if (text && std::string_view(text).starts_with("graph ")) {
     const PlanCase c = parse_case(text);
-    fmt::print("{}", print(graph_of(c)));
+    const Graph g = graph_of(c);
+    CompileOptions options = options_of(c, g);
+    const char* level = std::getenv("WHALE_LEVEL");  // a pass to show, "train.propagate"
+    options.dump = [&](std::string_view pass, const std::string& shown) {
+      if (pass == (level ? level : "source")) fmt::print("{}\n", shown);
+    };
+    try {
+      compile(g, parse_devices(fmt::format("ref:{}", c.devices)), options);
+    } catch (const Error& e) {
+      fmt::print("{}\n", e.what());
+    }
     const Verdict v = verdict_on(c);
     fmt::print("{}: {}\n", std::vector{"equal", "refused", "wrong"}.at(static_cast<size_t>(v.outcome)), v.text);
     return;
