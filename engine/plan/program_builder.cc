@@ -350,15 +350,31 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
 }
 
 // An item of the schedule takes its messages before it works and gives its own away after: what the verification of
-// schedules assumes.
+// schedules assumes. What the item goes on to change in place (parts of a sum) is given away before that.
 void ProgramBuilder::messages_at_the_ends() {
   std::vector<Instruction>& list = draft_.program.segments.back().instructions;
   std::vector<const Op*>& ops = draft_.ops.back();
   std::vector<size_t> order(list.size());
   std::iota(order.begin(), order.end(), size_t{0});
+  const auto storage = [&](BufferId b) {
+    const Buffer& buffer = draft_.program.buffers[static_cast<size_t>(b)];
+    return buffer.alias == kNone ? b : buffer.alias;
+  };
+  const auto changed_after = [&](size_t send) {
+    for (size_t k = send + 1; k < list.size(); ++k) {
+      if (!ops[k]) continue;
+      for (const Alias& a : aliases_of(view_of(g_, *ops[k])))
+        if (a.must && static_cast<size_t>(a.input) < list[k].in.size() &&
+            list[k].in[static_cast<size_t>(a.input)] != kNone &&
+            storage(list[k].in[static_cast<size_t>(a.input)]) == storage(list[send].in[0]))
+          return true;
+    }
+    return false;
+  };
   const auto when = [&](size_t i) {
     const bool message = list[i].kind == InstructionKind::kReceive || list[i].kind == InstructionKind::kSend;
     if (message && low_.inside.contains(list[i].ref)) return 1;
+    if (list[i].kind == InstructionKind::kSend && changed_after(i)) return 1;
     return list[i].kind == InstructionKind::kReceive ? 0 : list[i].kind == InstructionKind::kSend ? 2 : 1;
   };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return when(a) < when(b); });
