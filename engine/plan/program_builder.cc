@@ -303,6 +303,15 @@ void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
   }
 }
 
+// A replica without micro-batches adds nothing: its sums are the zeros that they start from.
+void ProgramBuilder::begin_sums() {
+  for (const Op& op : g_.ops)
+    if (op.code == OpCode::k_accumulate && !is_tree(op) && on_this_mesh(op.stage)) {
+      const BufferId zero = buffer(op.inputs[0]), sum = buffer(op.outputs[0]);
+      draft_.program.buffers[static_cast<size_t>(sum)].alias = zero;
+    }
+}
+
 int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, const std::string& name) {
   region_ = region;
   key_ = key;
@@ -328,6 +337,7 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
           on_this_mesh(lg_.stages[t]))
         feed_for(static_cast<TensorId>(t));
   if (region == Region::kEpilogue) finish_trees();
+  if (region == Region::kEpilogue && low_.local.micro_batches(place_).size() == 0) begin_sums();
   for (const Op& op : g_.ops) {
     if (sends_here(op) || (op.code == OpCode::k_transfer && in_segment(op))) emit_transfer(op);
     if (!in_segment(op)) continue;
