@@ -7,6 +7,7 @@
 #include "base/philox.h"
 #include "cluster/devices.h"
 #include "grad/passes.h"
+#include "parallel/copies.h"
 #include "parallel/fold.h"
 #include "parallel/fuse.h"
 #include "parallel/order.h"
@@ -70,6 +71,7 @@ constexpr LayoutPass kLayoutPasses[] = {
      false},
     {"recompute_cheap",
      [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
+    {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
     {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(o)); }, false},

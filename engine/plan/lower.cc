@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "parallel/copies.h"
 #include "parallel/order.h"
 #include "plan/program_builder.h"
 #include "plan/storage.h"
@@ -49,23 +50,6 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
     out.push_back(std::move(o));
   }
   return out;
-}
-
-// Every backward op that nothing sent to another stage waits for: it may run later.
-std::vector<char> weight_ops(const LayoutGraph& lg) {
-  const Graph& g = lg.graph;
-  std::vector<char> later(g.ops.size()), needed(g.tensors.size());
-  for (size_t i = g.ops.size(); i-- > 0;) {
-    const Op& op = g.ops[i];
-    if (op.phase == Phase::kForward || op.region != Region::kBody) continue;
-    bool now = op.code == OpCode::k_transfer;
-    for (const TensorId id : op.outputs) now |= id != kNone && needed[static_cast<size_t>(id)];
-    later[i] = !now;
-    if (now)
-      for (const TensorId id : op.inputs)
-        if (id != kNone) needed[static_cast<size_t>(id)] = 1;
-  }
-  return later;
 }
 
 class Lowerer {

@@ -1,0 +1,17 @@
+// What a pipeline's order means for storage: which backward work can wait, and values that need a second copy.
+#pragma once
+
+#include <vector>
+
+#include "parallel/layout_graph.h"
+
+namespace whale {
+
+// Per op: of the backward pass, and nothing sent to another stage waits for it: it may run later (zero-bubble's W).
+std::vector<char> weight_ops(const LayoutGraph& graph);
+
+// A collective works in place. Where work of the same micro-batch that comes later (the backward pass, another stage of
+// these devices) still reads what was there before, the collective gets a copy.
+void copy_before_sums(LayoutGraph& graph);
+
+}  // namespace whale
