@@ -453,6 +453,18 @@ bool ProgramBuilder::reads_nothing(const Op& op) const {
   return list ? some && all : some;
 }
 
+// A collective of whose operands the whole group has nothing (a micro-batch without samples).
+bool ProgramBuilder::nobody_has_any(const Op& op, const Instruction& i) const {
+  if (op.code == OpCode::k_reduce_scatter) return empty(op.inputs[0]);
+  if (op.code != OpCode::k_all_gather && op.code != OpCode::k_all_to_all) return false;
+  const auto& digit = attr_ints(i.attrs, "digit");
+  if (digit[1] == 0 || digit[2] == 0) return true;
+  const Dims d = dims(op.inputs[0]);
+  for (size_t k = 0; k < d.size(); ++k)
+    if (d[k] == 0 && static_cast<int64_t>(k) != digit[0]) return true;
+  return false;
+}
+
 void ProgramBuilder::emit(const Op& op) {
   if (is_view(op.code) || is_tree(op)) return;
   const bool collective = has_flag(op.code, kCollective);
@@ -474,6 +486,7 @@ void ProgramBuilder::emit(const Op& op) {
   i.op = op.code;
   i.name = op.name;
   i.attrs = low_.local.attrs(op, place_);
+  if (collective && nobody_has_any(op, i)) return;
   i.box = low_.local.box(op, place_);
   if (const TensorId boxed = low_.local.box_tensor(op); boxed != kNone)
     i.samples = low_.mask_number(low_.local.sample_mask(boxed));

@@ -67,6 +67,7 @@ class ProgramBuilder {
   Dims dims(TensorId id) const { return low_.local.dims(id, place_); }
   bool empty(TensorId id) const;
   bool reads_nothing(const Op& op) const;
+  bool nobody_has_any(const Op& collective, const Instruction& instruction) const;
   void begin_sums();
   bool on_this_mesh(int32_t stage) const;
   bool in_segment(const Op& op) const;

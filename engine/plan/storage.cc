@@ -169,7 +169,8 @@ BufferId storage_of(const Program& program, BufferId id) {
 
 void add_waits(Program& program) {
   for (Segment& segment : program.segments) {
-    std::vector<int32_t> maker(program.buffers.size(), kNone);  // of the buffer's value, in this segment
+    std::vector<int32_t> maker(program.buffers.size(), kNone);   // of the buffer's value, in this segment
+    std::vector<int32_t> reader(program.buffers.size(), kNone);  // the last one beside the computation
     int32_t last_compute = kNone, waited = kNone;
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       Instruction& i = segment.instructions[k];
@@ -185,9 +186,14 @@ void add_waits(Program& program) {
             if (m != kNone && segment.instructions[static_cast<size_t>(m)].stream == Stream::kCommunication)
               need = std::max(need, m);
           }
+        for (const BufferId b : i.out)  // nobody may have waited for the reader: its result is of no use here
+          if (b != kNone) need = std::max(need, reader[static_cast<size_t>(storage_of(program, b))]);
         if (need > waited) i.waits.push_back({Stream::kCommunication, waited = need});
         last_compute = static_cast<int32_t>(k);
       }
+      if (i.stream == Stream::kCommunication)
+        for (const BufferId b : i.in)
+          if (b != kNone) reader[static_cast<size_t>(storage_of(program, b))] = static_cast<int32_t>(k);
       for (const BufferId b : i.out)
         if (b != kNone) maker[static_cast<size_t>(storage_of(program, b))] = static_cast<int32_t>(k);
     }
