@@ -134,6 +134,12 @@ void Propagator::place(Op op, OpId number, const Forced& forced) {
     else
       pass_partial(op, factors, a);
   }
+  // What cuts the digit of the samples further is of samples too, whoever chose it.
+  for (const TensorId id : op.outputs)
+    for (size_t a = 0; id != kNone && a < axes(); ++a)
+      for (size_t b = 0; b < axes() && b_.out.at(id, a).samples; ++b)
+        if (placement(id, b) == Placement::kShard && b_.out.at(id, b).digit == b_.out.at(id, a).digit)
+          b_.out.at(id, b).samples = true;
   const std::vector<TensorId> results = op.outputs;
   b_.append(std::move(op));
   if (options_.zero >= 2 && !options_.adasum)
