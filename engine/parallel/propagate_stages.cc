@@ -10,7 +10,9 @@ namespace whale {
 bool Propagator::is_constant(TensorId id, int depth) {
   if (g().tensor(id).kind == TensorKind::kStep) return true;
   const OpId producer = b_.producer(id);
-  if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective)) return false;
+  if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective) ||
+      g().op(producer).code == OpCode::k_accumulate)
+    return false;
   const std::vector<TensorId> inputs = g().op(producer).inputs;
   return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
 }
@@ -44,6 +46,9 @@ TensorId Propagator::at_stage(TensorId id, const Op& reader) {
     return form;
   }
   if (is_constant(id) || is_spread(id)) {
+    while (b_.producer(id) != kNone &&
+           g().op(b_.producer(id)).code == OpCode::k_local_slice)  // the reader cuts it anew
+      id = g().op(b_.producer(id)).inputs[0];
     const auto known = copies_.find({id, reader.stage});
     if (known != copies_.end()) return known->second;
     Op op = g().op(b_.producer(id));

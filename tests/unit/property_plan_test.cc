@@ -136,7 +136,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     Dice dice(Dice(static_cast<uint64_t>(i)).next());
     const PlanCase c = random_plan_case(dice);
     const std::string line = to_string(c);
-    CAPTURE(line);
+    if (count == 1) fmt::print(stderr, "{}\n", line);
     const Verdict v = verdict_on(c);
     tally.add(v);
     if (v.outcome != Outcome::kWrong) continue;
