@@ -37,47 +37,68 @@ std::vector<int64_t> factors(int64_t devices, Dice& dice) {
 
 std::string shares_of(int64_t n, Dice& dice) { return fmt::format("{}", fmt::join(random_shares(n, dice), ",")); }
 
-std::string replica_or_split(int64_t count, bool split, bool shares, Dice& dice) {
+// What a split of these blocks can be told to cut.
+std::vector<std::string> factors_in(std::span<const std::string> blocks) {
+  const std::pair<std::string_view, std::vector<std::string>> kFactors[] = {{"linear", {"columns", "rows"}},
+                                                                            {"residual", {"columns", "rows"}},
+                                                                            {"classes", {"classes"}},
+                                                                            {"tied", {"vocabulary"}},
+                                                                            {"tokens", {"vocabulary"}},
+                                                                            {"attention", {"heads"}},
+                                                                            {"moe", {"experts"}},
+                                                                            {"conv", {"channels", "spatial"}},
+                                                                            {"pool", {"spatial"}}};
+  std::vector<std::string> out;
+  for (const std::string& block : blocks)
+    for (const auto& [name, list] : kFactors)
+      if (block.starts_with(name)) out.insert(out.end(), list.begin(), list.end());
+  return out;
+}
+
+std::string replica_or_split(int64_t count, bool split, bool shares, Dice& dice,
+                             const std::vector<std::string>& factors = {}) {
   std::string inside = std::to_string(count);
   if (shares) inside += fmt::format(", shares=[{}]", shares_of(count, dice));
-  if (split && dice.below(10) == 0)
-    inside += ", factor=" + one_of<std::string>({"columns", "rows", "vocabulary", "classes", "heads", "experts",
-                                                 "channels", "sequence", "table_rows", "spatial"},
-                                                dice);
-  if (!split && dice.below(12) == 0) inside += ", by=micro_batch";
+  if (split && !factors.empty() && dice.below(4) == 0) inside += ", factor=" + one_of(factors, dice);
+  if (!split && dice.below(20) == 0) inside += ", by=micro_batch";
   return fmt::format("{}({})", split ? "split" : "replica", inside);
 }
 
 // Each level replica or split; every level may have shares.
-std::vector<std::string> levels(const std::vector<int64_t>& counts, Dice& dice, bool may_share = true) {
+std::vector<std::string> levels(const std::vector<int64_t>& counts, Dice& dice, bool may_share = true,
+                                const std::vector<std::string>& factors = {}) {
   std::vector<std::string> out;
   for (const int64_t n : counts)
-    out.push_back(replica_or_split(n, dice.below(5) < 2, may_share && dice.below(4) == 0, dice));
+    out.push_back(replica_or_split(n, dice.below(5) < 2, may_share && dice.below(4) == 0, dice, factors));
   return out;
 }
 
-std::string pipeline(int64_t stages, int64_t micro_batches, Dice& dice) {
-  const std::string schedule = one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"}, dice);
+// `most`: stages that the model can be cut into, about.
+std::string pipeline(int64_t stages, int64_t micro_batches, int64_t most, Dice& dice) {
+  std::string schedule = one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"}, dice);
+  const int64_t chunks = schedule == "interleaved" ? dice.between(2, 3) : schedule == "zb_v" ? 2 : 1;
+  if (stages * chunks > most) schedule = "gpipe";
   std::string out = stages ? fmt::format("pipeline({}, micro_batches={}", stages, micro_batches)
                            : fmt::format("pipeline(micro_batches={}", micro_batches);
   if (schedule != "1f1b" || dice.coin()) out += ", schedule=" + schedule;
-  if (schedule == "interleaved") out += fmt::format(", chunks={}", dice.between(2, 3));
+  if (schedule == "interleaved") out += fmt::format(", chunks={}", chunks);
   return out + ")";
 }
 
+using Blocks = std::span<const std::string>;
+
 // Of the whole model, by text.
-std::string nest(int64_t devices, int64_t micro_batches, Dice& dice) {
-  std::vector<int64_t> counts = factors(devices, dice);
-  std::vector<std::string> out = levels(counts, dice);
+std::string nest(int64_t devices, int64_t micro_batches, Blocks blocks, Dice& dice) {
+  const std::vector<int64_t> counts = factors(devices, dice);
+  const auto most = std::ssize(blocks) + 1;
+  std::vector<std::string> out = levels(counts, dice, true, factors_in(blocks));
   if (dice.below(5) < 2) {
-    const auto at = dice.below(std::ssize(out));
-    out[static_cast<size_t>(at)] = pipeline(counts[static_cast<size_t>(at)], micro_batches, dice);
-    if (at + 1 < std::ssize(out) || dice.below(3)) return fmt::format("{}", fmt::join(out, " > "));
+    const auto at = static_cast<size_t>(dice.below(std::ssize(out)));
     // Stages with different numbers of devices: a pipeline over what they have together.
-    if (devices >= 3) {
-      const int64_t stages = dice.between(2, std::min<int64_t>(devices, 3));
-      return pipeline(stages, micro_batches, dice) + (dice.coin() ? " > replica" : " > split");
-    }
+    if (devices >= 3 && most >= 3 && dice.below(4) == 0)
+      return pipeline(dice.between(2, 3), micro_batches, most, dice) + (dice.coin() ? " > replica" : " > split");
+    if (counts[at] <= most || dice.below(12) == 0) out[at] = pipeline(counts[at], micro_batches, most, dice);
+    return fmt::format("{}", fmt::join(out, " > "));
   }
   if (dice.below(8) == 0) {  // the count of one level follows from the others
     std::string& level = out[static_cast<size_t>(dice.below(std::ssize(out)))];
@@ -103,7 +124,6 @@ void open(std::vector<std::string>& out, const std::vector<std::string>& nest) {
 }
 void close(std::vector<std::string>& out, size_t n) { out.insert(out.end(), n, "}"); }
 
-using Blocks = std::span<const std::string>;
 void siblings(std::vector<std::string>& out, Blocks blocks, const std::vector<int64_t>& counts, Dice& dice) {
   const bool shares = dice.below(4) == 0;
   for (size_t at = 0; at < blocks.size();) {
@@ -120,14 +140,16 @@ void siblings(std::vector<std::string>& out, Blocks blocks, const std::vector<in
 
 // A pipeline with written stages; gives the devices that it takes.
 int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, Dice& dice) {
-  const std::string schedule = one_of<std::string>({"1f1b", "gpipe", "zb_h1", "interleaved", "zb_v"}, dice);
+  std::string schedule = one_of<std::string>({"1f1b", "gpipe", "zb_h1", "interleaved", "zb_v"}, dice);
+  if (blocks.size() < 3) schedule = "1f1b";
   const int64_t chunks = schedule == "interleaved" || schedule == "zb_v" ? 2 : 1;
   const int64_t outer = dice.below(3) ? 1 : 2,
-                sites = std::min(dice.between(1, 3), std::max<int64_t>(std::ssize(blocks) / chunks, 1)),
-                n = std::min(sites * chunks, std::ssize(blocks));
+                sites = std::min(dice.between(1, 3), std::max<int64_t>((std::ssize(blocks) - 1) / chunks, 1)),
+                n = sites * chunks;
   std::vector<std::string> around;
   if (outer > 1) around = {replica_or_split(2, dice.below(4) == 0, dice.below(4) == 0, dice)};
-  around.push_back(fmt::format("pipeline(micro_batches={}, schedule={})", micro_batches, schedule));
+  around.push_back(fmt::format("pipeline(micro_batches={}, schedule={}{})", micro_batches, schedule,
+                               schedule == "interleaved" ? ", chunks=2" : ""));
   open(out, around);
   // Stages of one site share its devices.
   std::vector<int64_t> devices;
@@ -143,7 +165,8 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
     const int64_t site = chunks == 1 ? s : schedule == "zb_v" && s >= sites ? 2 * sites - 1 - s : s % sites;
     const auto& mine = counts[static_cast<size_t>(site)];
     const int64_t most = std::ssize(blocks) - (n - s - 1) - static_cast<int64_t>(at);
-    const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(1, most)) : blocks.size();
+    const int64_t least = s == 0 ? 2 : 1;  // an input alone is no op
+    const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(least, std::max(most, least))) : blocks.size();
     std::vector<std::string> scopes{"stage"};
     if (devices[static_cast<size_t>(site)] > 1 || dice.coin())
       for (std::string& level : levels(mine, dice, chunks == 1)) scopes.push_back(std::move(level));
@@ -156,7 +179,7 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
     at = end;
   }
   close(out, around.size());
-  return outer * std::accumulate(devices.begin(), devices.begin() + std::min(sites, n), int64_t{0});
+  return outer * std::accumulate(devices.begin(), devices.begin() + sites, int64_t{0});
 }
 
 // ---- models -----------------------------------------------------------------------------------------------------
@@ -189,7 +212,7 @@ PlanCase random_plan_case(Dice& dice) {
   const int64_t kind = dice.below(10);
   if (kind < 6) {
     c.graph = blocks;
-    c.strategy = nest(c.devices, dice.below(6) ? dice.between(2, 6) : c.batch, dice);
+    c.strategy = nest(c.devices, dice.below(6) ? dice.between(2, 6) : c.batch, blocks, dice);
   } else if (kind < 7) {
     c.graph = blocks;
     c.strategy = clauses(factors(c.devices, dice), std::ssize(blocks), dice);
@@ -212,7 +235,9 @@ PlanCase random_plan_case(Dice& dice) {
   if (dice.below(4) == 0) c.recompute = static_cast<int>(dice.between(1, 2));
   c.exact = dice.below(6) == 0;
   // Replicas take whole micro-batches then: some are needed.
-  if (c.exact && dice.below(8)) c.micro_batches = c.devices + dice.below(3);
+  bool whole = c.exact || c.strategy.find("by=") != c.strategy.npos;
+  for (const std::string& item : c.graph) whole |= item.find("by=") != item.npos;
+  if (whole && dice.below(8)) c.micro_batches = c.devices + dice.below(3);
   c.fusion = dice.below(4) != 0;
   c.overlap = dice.below(8) != 0;
   if (dice.coin()) c.bucket_bytes = 64;

@@ -85,7 +85,7 @@ TEST_CASE("property: kept cases of plans are one device") {
 
 TEST_CASE("property: every plan is one device") {
   Tally tally;
-  CHECK(holds("plans", 250, [&] {
+  CHECK(holds("plans", 1000, [&] {
     const auto generated = rc::gen::map(rc::gen::inRange<uint32_t>(0, 1u << 30), [](uint32_t word) {
       Dice dice(word);
       return random_plan_case(dice);
@@ -139,6 +139,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     if (count == 1) fmt::print(stderr, "{}\n", line);
     const Verdict v = verdict_on(c);
     tally.add(v);
+    if (v.outcome == Outcome::kRefused && tally.reasons[kind_of(v.text)] == 1) fmt::print("{}\n  {}\n", line, v.text);
     if (v.outcome != Outcome::kWrong) continue;
     const std::string kind = kind_of(v.text);
     if (++kinds[kind] > 3) continue;
