@@ -37,13 +37,13 @@ TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, D
   g.tensors.push_back(
       {.name = p.name + "/" + slot, .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kVariable});
   const auto id = static_cast<TensorId>(g.tensors.size() - 1);
-  g.variables.push_back({.tensor = id,
-                         .role = Role::kState,
-                         .trainable = false,
-                         .decay = false,
-                         .init = {},
-                         .owner = parameter,
-                         .slot = slot});
+  Variable v;
+  v.tensor = id;
+  v.role = Role::kState;
+  v.trainable = v.decay = false;
+  v.owner = parameter;
+  v.slot = slot;
+  g.variables.push_back(std::move(v));
   return id;
 }
 

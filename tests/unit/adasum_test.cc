@@ -42,7 +42,7 @@ std::vector<Vector> run(const std::vector<Vector>& parts, std::vector<int64_t> w
   const auto transport = make_inproc({{"replica", {devices}}});
   Backends backends;
   std::vector<std::unique_ptr<Device>> opened;
-  for (size_t m = 0; m < n; ++m) opened.push_back(backends.get(DeviceKind::kRef).open({DeviceKind::kRef}));
+  for (size_t m = 0; m < n; ++m) opened.push_back(backends.get(DeviceKind::kRef).open({DeviceKind::kRef, {}}));
   std::vector<Vector> data = parts;
   std::vector<std::thread> threads;
   for (size_t m = 0; m < n; ++m)

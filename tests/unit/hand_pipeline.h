@@ -131,8 +131,8 @@ inline Plan hand_pipeline(const PipelineOptions& o = {}) {
   entry.name = o.update ? "train" : "eval";
   entry.batch = o.batch;
   entry.inputs = {{"x", DType::kF32, {o.batch, kWidth}, 0}};
-  entry.outputs = {{"loss", DType::kF32, {}, OutputMerge::kSum, -1, 1, {false}},
-                   {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0, 1, {true}}};
+  entry.outputs = {{"loss", DType::kF32, {}, OutputMerge::kSum, -1, 1, {false}, {}},
+                   {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0, 1, {true}, {}}};
   entry.programs = {PipelineProgram(o).first(), PipelineProgram(o).second()};
   const std::vector<Interval> piece = {{0, o.batch / o.micro_batches}, {0, kWidth}};
   entry.links = {{"a", o.link_slots, {{0, 1, piece, piece}}},

@@ -95,8 +95,8 @@ inline Entry hand_entry(const HandOptions& o) {
   entry.name = o.name;
   entry.batch = o.batch;
   entry.inputs = {{"x", DType::kF32, {o.batch, kWidth}, 0}};
-  entry.outputs = {{"loss", DType::kF32, {}, OutputMerge::kSum, -1, 0, {false}},
-                   {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0, 0, {true}}};
+  entry.outputs = {{"loss", DType::kF32, {}, OutputMerge::kSum, -1, 0, {false}, {}},
+                   {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0, 0, {true}, {}}};
   for (int d = 0; d < o.devices; ++d) {
     entry.programs.push_back(HandProgram(o).make(d));
     DeviceRow row;
