@@ -93,6 +93,12 @@ void Propagator::cut_gradient(TensorId id) {
       if (!digit.present()) continue;
       want = shard(digit, true);
     }
+    // The gradient itself may be cut in ways that its parameter is not.
+    bool fits = true;
+    for (size_t b = 1; b < axes(); ++b)
+      if (const TensorId now = b_.latest(id); b != a && placement(now, b) == Placement::kShard)
+        fits &= compatible(g().tensor(id).dims, b_.out.at(now, b).digit, want.digit);
+    if (!fits) continue;
     const TensorId from = b_.latest(id);
     b_.replace(from, bring(op, from, a, want));
   }

@@ -64,7 +64,7 @@ void recompute_cheap(LayoutGraph& lg, bool casts_only) {
     for (size_t k = i + 1; k < n; ++k)
       for (const TensorId id : g.ops[k].inputs) {
         if (id != y) continue;
-        viewed |= is_view(g.ops[k].code);
+        viewed |= is_view(g.ops[k].code) || g.ops[k].stage != op.stage;  // another stage goes back at another time
         forward |= g.ops[k].phase == Phase::kForward;
         if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k)))
           backward.push_back(static_cast<OpId>(k));

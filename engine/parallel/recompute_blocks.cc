@@ -149,7 +149,7 @@ class Blocks {
   }
 
  private:
-  // Storage that lives to the backward pass anyway: not made in a block, or read beyond its block.
+  // Storage that lives to the backward pass anyway: not made in a block, or read beyond its block or stage.
   void find_kept() {
     kept_.assign(g_.tensors.size(), 0);
     const auto root = [&](TensorId id) { return static_cast<size_t>(view_root(g_, id)); };
@@ -162,10 +162,12 @@ class Blocks {
       if (v.next != kNone) kept_[root(v.next)] = 1;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const Op& op = g_.ops[i];
-      if (is_view(op.code) || op.phase == Phase::kBackward) continue;
+      if (is_view(op.code)) continue;
       for (const TensorId id : op.inputs) {
         if (id == kNone) continue;
         const size_t r = root(id);
+        // Another stage of these devices goes back before this one makes anything again.
+        if (op.phase == Phase::kBackward && op.stage == lg_.stages[r]) continue;
         if (kept_[r] || block_[static_cast<size_t>(g_.tensors[r].producer)] == block_[i]) continue;
         kept_[r] = 1;
       }
