@@ -291,14 +291,14 @@ void ProgramBuilder::fetch(size_t output) {
 }
 
 // Values leave as soon as they are made; those that come from other devices leave at the end, when nothing waits behind
-// them.
+// them. So does the loss, which is looked at before the first update and when the step has ended: its place is its own.
 void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
   for (size_t f = 0; f < lg_.fetches.size(); ++f) {
     const TensorId root = view_root(g_, lg_.fetches[f].tensor);
     if (g_.tensor(root).kind != TensorKind::kValue ||
         std::find(op.outputs.begin(), op.outputs.end(), root) == op.outputs.end())
       continue;
-    const bool soon = timed_ ? lg_.time_varies(root) : !has_flag(op.code, kCollective);
+    const bool soon = timed_ ? lg_.time_varies(root) : !has_flag(op.code, kCollective) && lg_.fetches[f].name != "loss";
     if (soon != at_end) fetch(f);
   }
 }
