@@ -278,6 +278,15 @@ TensorId BridgeBuilder::halo(TensorId id, size_t axis, const AxisLayout& to) {
   return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
 }
 
+TensorId BridgeBuilder::rearrange(TensorId id, const Layout& to) {
+  for (const auto& [from, made] : moves_)
+    if (from == id && out.layouts[static_cast<size_t>(made)] == to) return made;
+  const TensorId made = bridge(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);
+  out.layouts[static_cast<size_t>(made)] = to;
+  moves_.emplace_back(id, made);
+  return made;
+}
+
 TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {
   const auto at = key(id, static_cast<size_t>(stage), kMove, {});
   if (const auto known = made_.find(at); known != made_.end()) return known->second;

@@ -34,6 +34,7 @@ class BridgeBuilder {
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
   TensorId halo(TensorId id, size_t axis, const AxisLayout& to);       // shard -> the same with a halo: a transfer
+  TensorId rearrange(TensorId id, const Layout& to);  // cut or whole, to any layout: transfers between boxes
   // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), or have members that
   // others lack, no collective along it fits: the same bridges made of transfers between intersecting boxes.
   bool cut_apart(TensorId id, size_t axis) const;
@@ -57,6 +58,7 @@ class BridgeBuilder {
     return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window};
   }
   std::map<TensorId, TensorId> reduced_;
+  std::vector<std::pair<TensorId, TensorId>> moves_;  // by rearrange
   std::map<TensorId, std::pair<TensorId, size_t>> sums_;
   std::map<std::tuple<TensorId, int32_t, bool>, TensorId> forms_;
   std::map<Key, TensorId> made_;

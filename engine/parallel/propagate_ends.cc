@@ -16,10 +16,34 @@ Op Propagator::reader_of(TensorId id, int32_t stage) {
   return op;
 }
 
+// Axis by axis, what one axis takes back another one may cut again: more would move than is missing.
+bool Propagator::takes_detour(TensorId id, const Layout& to) const {
+  const Dims& dims = g().tensor(id).dims;
+  const Layout& from = b_.out.layouts[static_cast<size_t>(id)];
+  const auto cut = [](const AxisLayout& l) { return l.placement == Placement::kShard; };
+  for (size_t a = 0; a < axes(); ++a)
+    if (from.axes[a].placement == Placement::kPartial || (from.axes[a].window.present() && a > 0)) return false;
+  if (placement(id, kTime) != Placement::kReplicate || cut(to.axes[kTime])) return false;
+  for (size_t a = 1; a < axes(); ++a) {
+    if (from.axes[a] == to.axes[a]) continue;
+    for (size_t b = 1; b < axes(); ++b) {
+      if (b == a || !cut(to.axes[b])) continue;
+      if (cut(from.axes[a]) && !(from.axes[b] == to.axes[b])) return true;
+      for (const AxisLayout* mine : {&from.axes[a], &to.axes[a]})
+        for (const AxisLayout* inner : {&from.axes[b], &to.axes[b]})
+          if (b > a && cut(*mine) && cut(*inner) &&
+              (mine->digit == inner->digit || !compatible(dims, mine->digit, inner->digit)))
+            return true;
+    }
+  }
+  return false;
+}
+
 TensorId Propagator::lying(TensorId id, const Layout& layout, int32_t stage) {
   id = b_.latest(id);
   const Op end = reader_of(id, stage);
   if (tasks().stages() > 1) id = at_stage(id, end);
+  if (takes_detour(id, layout)) return b_.rearrange(id, layout);
   // Gathered from the inside out, cut from the outside in.
   for (size_t a = axes(); a-- > 0;)
     if (layout.axes[a].placement == Placement::kReplicate) id = bring(end, id, a, {});

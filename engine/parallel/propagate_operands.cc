@@ -49,6 +49,11 @@ TensorId Propagator::bring(const Op& op, TensorId id, size_t a, const AxisLayout
                                                  : b_.reduce(id, a);
     case Placement::kShard:
       if (cut && now.digit.dim != want.digit.dim && !now.state && !want.state) return b_.exchange(id, a, want);
+      if (cut && g().tensor(id).kind != TensorKind::kVariable) {  // to other parts of one dimension
+        Layout to = b_.out.layouts[static_cast<size_t>(id)];
+        to.axes[a] = want;
+        return b_.rearrange(id, to);
+      }
       // Parameters that live in parts are gathered once for each pass, so that no copy lives between the passes.
       const int use = g().tensor(id).kind == TensorKind::kVariable && op.phase != Phase::kForward ? 1 : 0;
       const TensorId whole = b_.gather(id, a, use);

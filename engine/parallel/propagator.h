@@ -125,6 +125,7 @@ class Propagator {
 
   // propagate_ends.cc
   Op reader_of(TensorId id, int32_t stage);  // stands for whoever reads it at the end of the step, in messages
+  bool takes_detour(TensorId id, const Layout& to) const;
   TensorId lying(TensorId id, const Layout& layout, int32_t stage);
   TensorId everywhere(TensorId id);
   TensorId fetchable(

@@ -72,6 +72,12 @@ void place_next_values(Draft& draft, const Graph& graph) {
                          storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
           direct &= allowed;
         }
+        if (const Op* op = draft.ops[s][k]; op && makes)  // what an op changes in place has a place already
+          for (const Alias& a : aliases_of(view_of(graph, *op)))
+            if (a.must && static_cast<size_t>(a.output) < i.out.size() && static_cast<size_t>(a.input) < i.in.size() &&
+                i.out[static_cast<size_t>(a.output)] != kNone && i.in[static_cast<size_t>(a.input)] != kNone &&
+                storage_of(p, i.out[static_cast<size_t>(a.output)]) == from)
+              direct &= storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
         if (made && (reads || touches(i.out, variable))) direct = false;
         made |= makes;
         if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1)
