@@ -14,6 +14,7 @@
 #include "parallel/propagate.h"
 #include "parallel/shares.h"
 #include "parallel/strategy.h"
+#include "parallel/stream.h"
 #include "parallel/task_graph.h"
 #include "plan/figures.h"
 #include "plan/lower.h"
@@ -71,6 +72,7 @@ constexpr LayoutPass kLayoutPasses[] = {
      false},
     {"recompute_cheap",
      [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
+    {"stream_gathers", [](LayoutGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},

@@ -144,8 +144,39 @@ class AllToAll final : public Member {
   TwoDigits t_;
 };
 
+class Shift final : public Member {
+ public:
+  Shift(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec)
+      : Member(group, rank, device),
+        to_(static_cast<char*>(spec.out.at(0).data)),
+        elements_(element_count(spec.out[0].dims)),
+        element_bytes_(size_of(spec.out[0].dtype)) {
+    offer_.op = spec.op;
+    offer_.dtype = spec.in.at(0).dtype;
+    offer_.part = element_count(spec.in[0].dims);
+    offer_.data = static_cast<const char*>(spec.in[0].data);
+  }
+
+  bool run(Lookout* lookout) override {
+    next_call();
+    if (!begin(lookout)) return false;
+    const Offer& before = offer_of((rank_ + size() - 1) % size());
+    if (before.part != elements_)
+      throw internal("a shift brings {} elements, the result has {}", before.part, elements_);
+    device_.copy_in(to_, before.data, static_cast<size_t>(elements_ * element_bytes_));
+    return end(lookout);
+  }
+
+ private:
+  char* to_;
+  int64_t elements_, element_bytes_;
+};
+
 }  // namespace
 
+std::unique_ptr<Collective> bind_shift(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec) {
+  return std::make_unique<Shift>(group, rank, device, spec);
+}
 std::unique_ptr<Collective> bind_all_gather(GroupState& group, size_t rank, Device& device,
                                             const CollectiveSpec& spec) {
   return std::make_unique<AllGather>(group, rank, device, spec);

@@ -45,11 +45,12 @@ class Inproc final : public Transport {
       case OpCode::k_all_gather: return bind_all_gather(part, rank, memory, spec);
       case OpCode::k_adasum: return bind_adasum(part, rank, memory, spec);
       case OpCode::k_all_to_all: return bind_all_to_all(part, rank, memory, spec);
+      case OpCode::k_shift: return bind_shift(part, rank, memory, spec);
       default: break;
     }
     throw unimplemented(
         "the in-process transport has no collective op {}; it has all_reduce, reduce_scatter, "
-        "all_gather, all_to_all and adasum",
+        "all_gather, all_to_all, shift and adasum",
         static_cast<int>(spec.op));
   }
 

@@ -25,6 +25,7 @@ struct Offer {
   DType dtype{};
   int64_t elements = 0;  // of the whole tensor or bucket
   size_t operands = 1;
+  int64_t part = 0;  // shift: elements that this member has
   const std::vector<Stretch>* stretches = nullptr;  // all_reduce
   const char* data = nullptr;                       // the others
 };
@@ -82,6 +83,7 @@ std::unique_ptr<Collective> bind_reduce_scatter(GroupState& group, size_t rank, 
                                                 const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_all_gather(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_all_to_all(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
+std::unique_ptr<Collective> bind_shift(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_adasum(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Links> make_links(const std::vector<Link>& links);
 

@@ -15,7 +15,7 @@ namespace whale {
 
 // One member's side of a collective. Digits and cuts are in local coordinates: what other axes cut is cut already.
 struct CollectiveSpec {
-  OpCode op{};                      // all_reduce, all_gather, reduce_scatter, all_to_all, adasum
+  OpCode op{};                      // all_reduce, all_gather, reduce_scatter, all_to_all, shift, adasum
   Combine combine = Combine::kSum;  // all_reduce, reduce_scatter
   std::vector<Operand> in;          // all_reduce: the bucket; else one tensor
   std::vector<Operand> out;         // all_reduce: the same storage

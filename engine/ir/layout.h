@@ -44,6 +44,8 @@ struct AxisLayout {
   // kShard, of a use, never of a home: not the device's own share of the digit but what it reads for its share of the
   // window's result. Parts overlap.
   WindowRead window = {};
+  // kShard, of a use: the share of the device `rotate` places before on the axis, which goes round (parallel/stream.h).
+  int64_t rotate = 0;
   friend bool operator==(const AxisLayout&, const AxisLayout&) = default;
 };
 

@@ -10,6 +10,7 @@ namespace {
 struct Sizes {
   int64_t b = 0, tq = 0, tk = 0, heads = 0, kv_heads = 0, d = 0, dv = 0;
   bool packed = false;
+  int64_t keys = 0;  // of all pieces
 };
 
 Sizes sizes_of(const OpView& v, int q) {
@@ -40,16 +41,22 @@ Sizes sizes_of(const OpView& v, int q) {
       throw invalid("q has {} heads and k has {}: expected a multiple", s.heads, s.kv_heads);
     if (kv != 0 && kv != s.kv_heads) throw invalid("attribute 'kv_heads' is {}, but k has {} heads", kv, s.kv_heads);
   }
+  const int64_t all = attr_int(*v.attrs, "keys"), begin = attr_int(*v.attrs, "key_begin");
+  s.keys = all != 0 ? all : s.tk;
+  if (all != 0 && (s.packed || begin < 0 || begin + s.tk > all))
+    throw invalid("keys [{}, {}) are no piece of {} keys; expected k and v apart from q", begin, begin + s.tk, all);
   return s;
 }
+bool is_piece(const OpView& v) { return attr_int(*v.attrs, "keys") != 0; }
+DType result_dtype(const OpView& v, DType q) { return is_piece(v) ? accumulate_dtype(q) : q; }
 
 void check_bias(const OpView& v, int i, const Sizes& s, DType q) {
   if (!has(v, i)) return;
   need_rank(v, i, "bias", 4);
   const Dims& d = in_dims(v, i);
-  if ((d[0] != 1 && d[0] != s.b) || (d[1] != 1 && d[1] != s.heads) || d[2] != s.tq || d[3] != s.tk)
+  if ((d[0] != 1 && d[0] != s.b) || (d[1] != 1 && d[1] != s.heads) || d[2] != s.tq || d[3] != s.keys)
     throw invalid("operand 'bias' has shape {}, expected [{} or 1, {} or 1, {}, {}]", to_string(d), s.b, s.heads, s.tq,
-                  s.tk);
+                  s.keys);
   need_scale_dtype(v, i, "bias", q);
 }
 
@@ -62,11 +69,14 @@ std::vector<TensorType> infer_attention(const OpView& v) {
   const Sizes s = sizes_of(v, 0);
   check_bias(v, 3, s, in(v, 0).dtype);
   check_attrs(v);
-  return {{in(v, 0).dtype, {s.b, s.tq, s.heads, s.dv}}, {accumulate_dtype(in(v, 0).dtype), {s.b, s.heads, s.tq}}};
+  return {{result_dtype(v, in(v, 0).dtype), {s.b, s.tq, s.heads, s.dv}},
+          {accumulate_dtype(in(v, 0).dtype), {s.b, s.heads, s.tq}}};
 }
 
 void gradient_attention(GradBuilder& b) {
   if (b.grad(1) != kNone) throw unimplemented("attention: the result 'lse' has no gradient");
+  if (attr_int(b.op().attrs, "keys") != 0)
+    throw unimplemented("attention over a piece of the keys has no gradient; leave out the attribute 'keys'");
   const Op op = b.op();
   const bool packed = b.input(1) == kNone, bias = b.wants(3);
   Attrs attrs = op.attrs;
@@ -91,6 +101,14 @@ void local_heads(Factors& f, const OpView& v) {
   if (last.name == "heads" && attr_int(*v.attrs, "kv_heads") != 0) last.size_attrs = {"kv_heads"};
 }
 
+// Keys and values may come a piece after the other: each piece's (out, lse) is merged with those before.
+void add_key_stream(Factors& f, const OpView& v, const Sizes& s, std::vector<Digit> in, std::vector<Digit> out) {
+  if (s.packed) return;
+  add_factor(f, v, "tk", FactorKind::kStream, s.tk, std::move(in), std::move(out));
+  f.list.back().piece_attr = "keys";
+  f.list.back().begin_attr = "key_begin";
+}
+
 Factors factors_attention(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(v, 0);
@@ -104,7 +122,30 @@ Factors factors_attention(const OpView& v) {
   local_heads(f, v);
   if (!s.packed)  // a causal mask counts queries by the box
     add_factor(f, v, "tq", FactorKind::kMap, s.tq, {digit(1), kAbsent, kAbsent, digit(2)}, {digit(1), digit(2)});
+  add_key_stream(f, v, s, {kAbsent, digit(1), digit(1)}, {});
+  if (!s.packed) f.list.back().merge = OpCode::k_attention_merge;
   return f;
+}
+
+std::vector<TensorId> unpack_attention(Graph& graph, const Op& op) {
+  if (op.inputs.size() > 2 && op.inputs[1] != kNone) return {};
+  const OpView view = view_of(graph, op);
+  const Sizes s = sizes_of(view, 0);
+  std::vector<TensorId> parts;
+  int64_t begin = 0;
+  for (const int64_t heads : {s.heads, s.kv_heads, s.kv_heads}) {
+    Dims limits = in_dims(view, 0), starts(4, 0);
+    starts[2] = begin, limits[2] = begin += heads;
+    const OpId made = append_op(graph, OpCode::k_slice, {op.inputs[0]}, {{"starts", starts}, {"limits", limits}},
+                                op.scope, fmt::format("{}.{}", op.name, "qkv"[parts.size()]));
+    parts.push_back(graph.op(made).outputs[0]);
+  }
+  Attrs attrs = op.attrs;
+  attrs["kv_heads"] = int64_t{0};
+  parts.push_back(op.inputs.size() > 3 ? op.inputs[3] : kNone);
+  const OpId made = append_op(graph, op.code, parts, attrs, op.scope, op.name);
+  graph.op(made).key = op.key;
+  return graph.op(made).outputs;
 }
 
 std::vector<TensorType> infer_attention_grad(const OpView& v) {
@@ -120,6 +161,7 @@ std::vector<TensorType> infer_attention_grad(const OpView& v) {
   check_attrs(v);
   std::vector<TensorType> out{in(v, 1)};
   if (!s.packed) out.push_back(in(v, 2)), out.push_back(in(v, 3));
+  for (TensorType& x : out) x.dtype = result_dtype(v, t);
   if (attr_bool(*v.attrs, "bias_grad")) {
     if (!has(v, 6)) throw invalid("operand 'bias' is missing: bias_grad needs it");
     out.push_back(in(v, 6));
@@ -158,6 +200,7 @@ Factors factors_attention_grad(const OpView& v) {
     add_factor(f, v, "tq", FactorKind::kReduce, s.tq,
                {digit(1), digit(1), kAbsent, kAbsent, digit(1), digit(2), digit(2)},
                outputs(digit(1), kAbsent, digit(2)), {1, 2});
+  add_key_stream(f, v, s, {kAbsent, kAbsent, digit(1), digit(1)}, outputs(kAbsent, digit(1), kAbsent));
   f.linear = {{0}};
   return f;
 }
@@ -165,7 +208,10 @@ Factors factors_attention_grad(const OpView& v) {
 // Multiply-adds of scores and values; causal: only the keys that are seen.
 double forward_flops(const OpView& v, const Sizes& s) {
   double pairs = static_cast<double>(s.tq) * static_cast<double>(s.tk);
-  if (attr_bool(*v.attrs, "causal")) {
+  const bool causal = attr_bool(*v.attrs, "causal");
+  if (causal && is_piece(v)) {  // all of it, or nothing: on average half
+    pairs /= 2;
+  } else if (causal) {
     const auto tq = static_cast<double>(s.tq), tk = static_cast<double>(s.tk);
     pairs = tk >= tq ? tq * (tk - tq) + tq * (tq + 1) / 2 : tk * (tk + 1) / 2;
   }
@@ -185,16 +231,47 @@ const std::vector<AttrSpec> kAttrs = {
     {.name = "key",
      .type = AttrType::kInt,
      .fallback = int64_t{0},
-     .doc = "id of the random stream; 0: given when the graph is sealed"}};
+     .doc = "id of the random stream; 0: given when the graph is sealed"},
+    {.name = "keys",
+     .type = AttrType::kInt,
+     .fallback = int64_t{0},
+     .doc =
+         "number of all keys when k and v are a piece of them (0: they are all); out is then of the accumulate dtype"},
+    {.name = "key_begin", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "where the piece begins"}};
 
 std::vector<AttrSpec> with_bias_grad(std::vector<AttrSpec> attrs) {
   attrs.push_back({.name = "bias_grad", .type = AttrType::kBool, .fallback = false, .doc = "return dbias"});
   return attrs;
 }
 
+// ---- two pieces -------------------------------------------------------------------------------------------------
+std::vector<TensorType> infer_merge(const OpView& v) {
+  need_float(v, 0, "out");
+  need_rank(v, 0, "out", 4);
+  const Dims& d = in_dims(v, 0);
+  const Dims rows{d[0], d[2], d[1]};
+  need_dims(v, 1, "lse", rows, "[b, h, tq] of out");
+  need_dims(v, 2, "out2", d, "the shape of out");
+  need_dims(v, 3, "lse2", rows, "[b, h, tq] of out");
+  for (const int i : {1, 2, 3}) need_dtype(v, i, "of a piece", in(v, 0).dtype);
+  return {{out_dtype(v, in(v, 0).dtype), d}, in(v, 1)};
+}
+Factors factors_merge(const OpView& v) {
+  Factors f;
+  const Dims& d = in_dims(v, 0);
+  const auto add = [&](const char* name, int at, int row) {
+    add_factor(f, v, name, FactorKind::kMap, d[static_cast<size_t>(at)], {digit(at), digit(row), digit(at), digit(row)},
+               {digit(at), digit(row)});
+  };
+  add("b", 0, 0);
+  add("tq", 1, 2);
+  add("heads", 2, 1);
+  return f;
+}
+
 }  // namespace
 
-extern const OpDef op_def_attention, op_def_attention_grad;
+extern const OpDef op_def_attention, op_def_attention_grad, op_def_attention_merge;
 
 const OpDef op_def_attention = {
     .name = "attention",
@@ -213,6 +290,8 @@ const OpDef op_def_attention = {
     .factors = factors_attention,
     .cost = cost_attention,
     .flags = kRandom | kOffsetAware | kComputeLow,
+    .unpack = unpack_attention,
+    .unpacked_factor = "tq",
 };
 const OpDef op_def_attention_grad = {
     .name = "attention_grad",
@@ -232,6 +311,20 @@ const OpDef op_def_attention_grad = {
     .factors = factors_attention_grad,
     .cost = cost_attention_grad,
     .flags = kRandom | kOffsetAware | kInternal,
+};
+const OpDef op_def_attention_merge = {
+    .name = "attention_merge",
+    .doc =
+        "Attention over the keys of two pieces, from what attention gives for each: the weights are exp(lse) of each "
+        "piece (Milakov and Gimelshein, 2018).\nout, lse, out2, lse2 as attention gives them for pieces -> out "
+        "(out_dtype), lse.",
+    .inputs = {{"out"}, {"lse"}, {"out2"}, {"lse2"}},
+    .outputs = {{"out"}, {"lse"}},
+    .attrs = {{.name = "out_dtype", .type = AttrType::kString, .fallback = std::string(), .doc = "empty: that of out"}},
+    .infer = infer_merge,
+    .factors = factors_merge,
+    .aliases = {{0, 0}, {1, 1}},
+    .flags = kInternal,
 };
 
 }  // namespace whale

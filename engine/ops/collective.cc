@@ -117,7 +117,7 @@ const AttrSpec kCombine{
 }  // namespace
 
 extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_transfer,
-    op_def_local_slice, op_def_accumulate, op_def_adasum;
+    op_def_local_slice, op_def_accumulate, op_def_adasum, op_def_shift;
 
 const OpDef op_def_all_reduce = {
     .name = "all_reduce",
@@ -180,6 +180,19 @@ const OpDef op_def_transfer = {
     .outputs = {{"y"}},
     .infer = [](const OpView& v) -> std::vector<TensorType> { return {v.inputs[0]}; },
     .flags = kInternal,
+};
+const OpDef op_def_shift = {
+    .name = "shift",
+    .doc =
+        "What the member before this one in the group has; the first gets the last one's. Sizes may differ between "
+        "members.\nx -> y: a neighbour's x.",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
+    .attrs = {kGroup},
+    .infer = [](const OpView& v) -> std::vector<TensorType> {
+      return {v.outputs.empty() ? v.inputs[0] : v.outputs[0]};
+    },
+    .flags = kCollective | kInternal,
 };
 const OpDef op_def_local_slice = {
     .name = "local_slice",

@@ -62,6 +62,7 @@ enum class FactorKind : uint8_t {
   kWindow,  // map or reduce in which operands are read with a halo (convolution, pooling)
   kScan,    // needs a prefix (cumsum)
   kLookup,  // cut of a table's rows: partial(sum) outputs, offset-aware
+  kStream,  // not cut, but operands may come piece by piece: results of two pieces are merged (parallel/stream.h)
   kFixed,   // may not be cut
 };
 
@@ -88,6 +89,11 @@ struct Factor {
   WindowRead window = {};
   std::vector<bool> through = {};
   size_t window_dim = 0, window_rank = 0;
+  // kStream. An op over one piece has the factor's extent in `piece_attr` (0: the operands are whole) and its results
+  // in the accumulate dtype. Results that do not carry the factor are merged by `merge`, which takes those of two
+  // rounds and has the attribute out_dtype; without it they are added, as are results that carry it.
+  const char* piece_attr = nullptr;
+  OpCode merge{};
   bool reads_through(size_t input) const { return input < through.size() && through[input]; }
   Combine combine_of(size_t output) const {
     for (const auto& [o, c] : combines)
@@ -157,6 +163,9 @@ struct OpDef {
   // An equal form in pieces that can be cut where this op cannot (local part, combine, finish): appends its ops and
   // returns the results' replacements (empty: this op is in its simplest form). Used for ops inside a split.
   std::vector<TensorId> (*decompose)(Graph& graph, const Op& op) = nullptr;
+  // An equal form whose operands stand apart, for splits of the factor that only that form has. Empty: they do already.
+  std::vector<TensorId> (*unpack)(Graph& graph, const Op& op) = nullptr;
+  const char* unpacked_factor = nullptr;
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
 };

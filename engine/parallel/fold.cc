@@ -5,6 +5,7 @@
 #include "grad/rewrite.h"
 #include "ops/op.h"
 #include "parallel/rewrite.h"
+#include "parallel/split.h"
 
 namespace whale {
 namespace {
@@ -33,6 +34,16 @@ struct Folder {
 bool is_split(const TaskGraphs& tasks, const Op& op) {
   const TaskGraph& task = tasks.task(op);
   return std::find(task.roles.begin(), task.roles.end(), AxisRole::kSplit) != task.roles.end();
+}
+
+// The split asks for a factor that the op has only when its operands stand apart.
+bool is_unpacked(const TaskGraphs& tasks, const Op& op) {
+  const OpDef& d = def(op.code);
+  if (!d.unpack) return false;
+  const TaskGraph& task = tasks.task(op);
+  return std::any_of(task.factors.begin(), task.factors.end(), [&](const std::string& wanted) {
+    return !wanted.empty() && is_named(Factor{.name = d.unpacked_factor}, wanted);
+  });
 }
 
 // Drops the folded ops and the tensors that only they made.
@@ -91,19 +102,20 @@ void fold_activation(Graph& graph, const TaskGraphs& tasks) {
 }
 
 void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
-  if (std::none_of(graph.ops.begin(), graph.ops.end(),
-                   [&](const Op& op) { return def(op.code).decompose && is_split(tasks, op); }))
-    return;
+  const auto form_of = [&](const Op& op) {
+    return is_unpacked(tasks, op) ? def(op.code).unpack : is_split(tasks, op) ? def(op.code).decompose : nullptr;
+  };
+  if (std::none_of(graph.ops.begin(), graph.ops.end(), form_of)) return;
   Rewriter r(graph);
   for (size_t i = 0; i < r.old.size(); ++i) {
-    const OpDef& d = def(r.old[i].code);
-    if (!d.decompose || !is_split(tasks, r.old[i])) {
+    const auto form = form_of(r.old[i]);
+    if (!form) {
       r.keep(i);
       continue;
     }
     Op op = r.old[i];
     for (TensorId& id : op.inputs) id = r.now(id);
-    const std::vector<TensorId> results = d.decompose(graph, op);
+    const std::vector<TensorId> results = form(graph, op);
     if (results.empty()) {
       r.keep(i);
       continue;

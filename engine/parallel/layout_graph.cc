@@ -35,6 +35,41 @@ std::string tensor_text(const LayoutGraph& g, TensorId id) {
       .at_op(op.name);
 }
 
+// An op over one piece: which operands hold it, all that of one device.
+struct Streamed {
+  const Factor* factor = nullptr;
+  bool fits = true;
+  bool input(size_t i) const { return factor && factor->inputs[i].present(); }
+  bool output(size_t o) const { return factor && factor->outputs[o].present(); }
+};
+Streamed streamed_by(const LayoutGraph& g, const Op& op, const Factors& factors, size_t a) {
+  Streamed out;
+  for (const Factor& f : factors.list)
+    if (f.kind == FactorKind::kStream && attr_int(op.attrs, f.piece_attr) != 0) out.factor = &f;
+  if (!out.factor) return out;
+  const AxisLayout* one = nullptr;
+  bool all_whole = true;
+  const auto look = [&](TensorId id, const Digit& digit) {
+    if (id == kNone || !digit.present()) return;
+    const AxisLayout& l = g.at(id, a);
+    if (!one) one = &l;
+    all_whole &= l.placement == Placement::kReplicate;
+    out.fits &= l.placement == Placement::kShard && l.digit == digit && l.rotate == one->rotate;
+  };
+  for (size_t i = 0; i < op.inputs.size(); ++i) look(op.inputs[i], out.factor->inputs[i]);
+  for (size_t o = 0; o < op.outputs.size(); ++o) look(op.outputs[o], out.factor->outputs[o]);
+  if (all_whole) out = {};  // the pieces are of another axis
+  return out;
+}
+
+// The share that all cut operands of an op with this axis have in common.
+int64_t rotation_of(const LayoutGraph& g, const Op& op, const Streamed& streamed, size_t a) {
+  for (size_t i = 0; i < op.inputs.size(); ++i)
+    if (op.inputs[i] != kNone && !streamed.input(i) && g.at(op.inputs[i], a).placement == Placement::kShard)
+      return g.at(op.inputs[i], a).rotate;
+  return 0;
+}
+
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
 void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
@@ -68,11 +103,15 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         fail(g, op, a, "a result's layout does not follow");
     return;
   }
+  const Streamed streamed = streamed_by(g, op, factors, a);
+  const int64_t rotated = rotation_of(g, op, streamed, a);
+  if (!streamed.fits) fail(g, op, a, "the pieces of an op are of different shares");
   const auto overlaps = [&](TensorId id) { return id != kNone && g.at(id, a).window.present(); };
   if (std::any_of(op.outputs.begin(), op.outputs.end(), overlaps)) fail(g, op, a, "a result is cut with a halo");
   for (const Factor& f : factors.list) {
     SubDigit want;
     bool found = false, fits = true;
+    if (f.kind == FactorKind::kStream) continue;
     const auto look = [&](TensorId id, const Digit& digit) {
       if (id == kNone) return;
       const AxisLayout& l = g.at(id, a);
@@ -82,7 +121,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       }
       SubDigit sub;
       const Dims& dims = g.graph.tensor(id).dims;
-      fits &= !l.window.present();
+      fits &= !l.window.present() && l.rotate == rotated;
       if (l.placement != Placement::kShard ||
           !find_sub_digit(digit, f.extent, l.digit, extent_of(dims, l.digit), sub) || (found && !(sub == want)))
         fits = false;
@@ -90,6 +129,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         want = sub, found = true;
     };
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) {
+      if (streamed.input(i)) continue;
       if (op.inputs[i] != kNone && f.reads_through(i)) {
         const AxisLayout& l = g.at(op.inputs[i], a);
         fits &= a != kTime && l.placement == Placement::kShard && !l.state && l.digit == f.inputs[i] &&
@@ -100,6 +140,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       if (place(op.inputs[i]) == Placement::kPartial) fits = false;
     }
     for (size_t i = 0; i < op.outputs.size() && i < f.outputs.size(); ++i) {
+      if (streamed.output(i)) continue;
       look(op.outputs[i], f.outputs[i]);
       const bool partial = !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
       if (op.outputs[i] == kNone) continue;
@@ -137,6 +178,11 @@ std::string to_string(const AxisLayout& l) {
   if (l.placement == Placement::kReplicate) return "R";
   if (l.placement == Placement::kPartial) return fmt::format("P({})", name_of(l.combine));
   if (l.window.present()) return fmt::format("S{}+halo", l.digit.dim);
+  if (l.rotate) {
+    AxisLayout own = l;
+    own.rotate = 0;
+    return fmt::format("{}-{}", to_string(own), l.rotate);
+  }
   if (l.digit.outer == 1 && l.digit.inner == 1) return fmt::format("S{}", l.digit.dim);
   return fmt::format("S{}:{}x{}", l.digit.dim, l.digit.outer, l.digit.inner);
 }

@@ -116,7 +116,7 @@ std::vector<double> wishes(const Order& o) {
   }
   std::vector<double> launches;
   for (size_t i = 0; i < n; ++i)
-    if (has_flag(g.ops[i].code, kCollective)) {
+    if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) {  // rounds keep their pace
       key[i] = made_at(g.ops[i]) + 0.2;
       // Parameters that live in parts are gathered a little before they are read, not all at the start.
       double first = 1e18;

@@ -17,18 +17,6 @@ constexpr size_t kStates = 24;
 constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
 constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
 
-// Words of the user for factors that ops call by other names.
-bool is_named(const Factor& f, const std::string& wanted) {
-  static const std::pair<const char*, const char*> kWords[] = {
-      {"columns", "n"},       {"rows", "k"},     {"vocabulary", "rows"}, {"vocabulary", "v"},   {"experts", "b"},
-      {"experts", "experts"}, {"channels", "o"}, {"sequence", "t"},      {"sequence", "tq"},    {"table_rows", "rows"},
-      {"classes", "v"},       {"classes", "n"},  {"spatial", "depth"},   {"spatial", "height"}, {"spatial", "width"},
-  };
-  if (f.name == wanted) return true;
-  return std::any_of(std::begin(kWords), std::end(kWords),
-                     [&](const auto& w) { return wanted == w.first && f.name == w.second; });
-}
-
 struct Code {
   Placement placement = Placement::kReplicate;
   Digit digit;
@@ -421,6 +409,18 @@ class Chooser {
 };
 
 }  // namespace
+
+bool is_named(const Factor& f, const std::string& wanted) {
+  // Words of the user for factors that ops call by other names.
+  static const std::pair<const char*, const char*> kWords[] = {
+      {"columns", "n"},       {"rows", "k"},     {"vocabulary", "rows"}, {"vocabulary", "v"},   {"experts", "b"},
+      {"experts", "experts"}, {"channels", "o"}, {"sequence", "t"},      {"sequence", "tq"},    {"table_rows", "rows"},
+      {"classes", "v"},       {"classes", "n"},  {"spatial", "depth"},   {"spatial", "height"}, {"spatial", "width"},
+  };
+  if (f.name == wanted) return true;
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](const auto& w) { return wanted == w.first && f.name == w.second; });
+}
 
 std::vector<OpCut> choose_split(const SplitProblem& problem) { return Chooser(problem).run(); }
 

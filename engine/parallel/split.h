@@ -21,6 +21,9 @@ struct SplitProblem {
   bool trains = true;
 };
 
+// A factor that the user calls so: by its own name, or by one of the words of docs/primitives/split.md.
+bool is_named(const Factor& factor, const std::string& wanted);
+
 // Per op; ops of the backward pass and the updates have none: they follow. Dynamic programming over the ops in order:
 // a state is where the live tensors are; of states that agree the cheapest is kept, at most a few dozen.
 std::vector<OpCut> choose_split(const SplitProblem& problem);

@@ -32,8 +32,10 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     if (l.placement != Placement::kShard) continue;
     if (a == but) break;  // inner axes that cut other digits are added by the caller
     const auto part_of = [&](bool state, int64_t extent) {
-      return a == kTime ? cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch)
-                        : cut_of(mesh.axes, a - 1, state, extent, place.coordinates);
+      if (a == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
+      std::vector<int64_t> at = place.coordinates;
+      at[a - 1] = (at[a - 1] + mesh.axes[a - 1].size - l.rotate) % mesh.axes[a - 1].size;
+      return cut_of(mesh.axes, a - 1, state, extent, at);
     };
     if (l.window.present()) {  // alone in its dimension
       out.push_back({l.digit, l.window.source, read_through(l.window, part_of(false, l.window.result))});

@@ -39,19 +39,22 @@ AttentionArgs make_args(const KernelSpec& spec, size_t first, const Operand& bia
     a.heads = q.dims[2], a.kv_heads = k.dims[2], a.tk = k.dims[1], a.dv_width = v.dims[3];
   }
   place(q, k, v, a, a.q, a.k, a.v);
+  a.all_keys = attr_int(*spec.attrs, "keys");
+  if (a.all_keys == 0) a.all_keys = a.tk;
+  a.key_begin = attr_int(*spec.attrs, "key_begin");
   a.box = GlobalIndex(spec.box, spec.out[0].dims);
   const bool packed_result = packed && spec.out[0].dims[2] != a.heads;  // the box is of dq, with the k and v heads
   a.all_heads = packed_result ? a.box.global(2) * a.heads / spec.out[0].dims[2] : a.box.global(2);
   a.all_queries = a.box.global(1);
   a.causal = attr_bool(*spec.attrs, "causal");
-  a.shift = a.box.coordinate(1, 0, 0) + a.tk - a.all_queries;
+  a.shift = a.box.coordinate(1, 0, 0) + a.all_keys - a.all_queries - a.key_begin;
   const double scale = attr_float(*spec.attrs, "scale");
   a.scale = static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(a.d)));
   a.rate = attr_float(*spec.attrs, "dropout");
   if (bias.present()) {
     a.bias = static_cast<const char*>(bias.data);
     a.bias_dtype = bias.dtype;
-    const int64_t head = a.tq * a.tk;
+    const int64_t head = a.tq * a.all_keys;
     a.bias_head = bias.dims[1] == 1 ? 0 : head;
     a.bias_batch = bias.dims[0] == 1 ? 0 : bias.dims[1] * head;
   }
@@ -121,9 +124,38 @@ std::unique_ptr<Kernel> bind_attention_grad(const KernelSpec& spec, CpuDevice& d
   });
 }
 
+// Rows of out, with their weights from lse.
+std::unique_ptr<Kernel> bind_attention_merge(const KernelSpec& spec, CpuDevice& device) {
+  const Dims& dims = spec.in[0].dims;
+  const int64_t times = dims[1], heads = dims[2], width = dims[3];
+  const auto floats = [&](const Operand& x) { return static_cast<float*>(x.data); };
+  const float *x = floats(spec.in[0]), *x_lse = floats(spec.in[1]), *y = floats(spec.in[2]),
+              *y_lse = floats(spec.in[3]);
+  const Operand to = spec.out[0];
+  float* const lse = has(spec.out, 1) ? floats(spec.out[1]) : nullptr;
+  const int threads = device.threads();
+  const size_t bytes = static_cast<size_t>(threads) * static_cast<size_t>(width) * 4;
+  return make_kernel(bytes, [=](char* scratch) {
+    parallel_tasks(threads, dims[0] * heads, [&](int64_t task, int thread) {
+      float* const sums = reinterpret_cast<float*>(scratch) + thread * width;
+      for (int64_t t = 0; t < times; ++t) {
+        const int64_t row = task * times + t, at = ((task / heads * times + t) * heads + task % heads) * width;
+        const float a = x_lse[row], b = y_lse[row], top = std::fmax(a, b);
+        const bool any = top != -HUGE_VALF;  // else no key at all: zeros
+        const float wa = any ? std::exp(a - top) : 0, wb = any ? std::exp(b - top) : 0, sum = wa + wb;
+        const float pa = any ? wa / sum : 0, pb = any ? wb / sum : 0;
+        for (int64_t c = 0; c < width; ++c) sums[c] = pa * x[at + c] + pb * y[at + c];
+        store_tile(to.dtype, sums, to.data, at, width);
+        if (lse) lse[row] = any ? top + std::log(sum) : top;
+      }
+    });
+  });
+}
+
 constexpr KernelEntry kTable[] = {
     {OpCode::k_attention, bind_attention, nullptr},
     {OpCode::k_attention_grad, bind_attention_grad, nullptr},
+    {OpCode::k_attention_merge, bind_attention_merge, nullptr},
 };
 
 }  // namespace

@@ -27,6 +27,7 @@ struct AttentionArgs {
   int64_t bias_batch = 0, bias_head = 0;  // strides; 0: broadcast
   float* dbias = nullptr;                 // gradient only; same strides
   int64_t batches = 0, heads = 0, kv_heads = 0, tq = 0, tk = 0, d = 0, dv_width = 0;
+  int64_t all_keys = 0, key_begin = 0;  // k and v may be a piece of all keys
   bool causal = false;
   int64_t shift = 0;  // causal: query i sees keys up to i + shift
   float scale = 1;
@@ -40,7 +41,7 @@ struct AttentionArgs {
   // Global number of the first key's dropout word of a query.
   uint64_t random_row(int64_t b, int64_t h, int64_t i) const {
     const int64_t head = box.coordinate(0, b, batch_begin) * all_heads + box.coordinate(2, h, batch_begin);
-    return static_cast<uint64_t>((head * all_queries + box.coordinate(1, i, batch_begin)) * tk);
+    return static_cast<uint64_t>((head * all_queries + box.coordinate(1, i, batch_begin)) * all_keys + key_begin);
   }
 };
 

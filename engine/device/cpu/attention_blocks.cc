@@ -65,7 +65,7 @@ struct Block {
 inline void load_bias(const AttentionArgs& a, const Block& at, float* row, float* to) {
   for (int64_t j = 0; j < kQ; ++j) {
     if (j < at.nq) {
-      const int64_t first = at.b * a.bias_batch + at.h * a.bias_head + (at.q0 + j) * a.tk + at.k0;
+      const int64_t first = at.b * a.bias_batch + at.h * a.bias_head + (at.q0 + j) * a.all_keys + a.key_begin + at.k0;
       load_tile(a.bias_dtype, a.bias, first, row, at.nk);
     } else {
       std::memset(row, 0, static_cast<size_t>(at.nk) * 4);
@@ -221,7 +221,7 @@ inline void load_statistics(const AttentionArgs& a, const Block& at, const Rows&
 
 inline void add_bias_gradient(const AttentionArgs& a, const Block& at, float* ds) {
   for (int64_t j = 0; j < at.nq; ++j) {
-    float* to = a.dbias + at.b * a.bias_batch + at.h * a.bias_head + (at.q0 + j) * a.tk + at.k0;
+    float* to = a.dbias + at.b * a.bias_batch + at.h * a.bias_head + (at.q0 + j) * a.all_keys + a.key_begin + at.k0;
     for (int64_t i = 0; i < at.nk; ++i) to[i] += ds[i * kQ + j];
   }
   for (int64_t i = 0; i < at.nk * kQ; ++i) ds[i] *= a.scale;

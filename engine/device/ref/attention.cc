@@ -18,6 +18,7 @@ struct Heads {
 // Shapes, masks and numbers that forward and backward share. `q` is the index of the operand q in the spec.
 struct Problem {
   int64_t batch, heads, kv_heads, tq, tk, d, dv;
+  int64_t keys, key_begin;  // k and v may be a piece of all keys
   Heads q, k, v;
   bool packed, causal;
   double scale, rate;
@@ -47,6 +48,9 @@ struct Problem {
       k = {tk, kv_heads, 0, d};
       v = {tk, kv_heads, 0, dv};
     }
+    keys = attr_int(*spec.attrs, "keys");
+    if (keys == 0) keys = tk;
+    key_begin = attr_int(*spec.attrs, "key_begin");
     causal = attr_bool(*spec.attrs, "causal");
     scale = attr_float(*spec.attrs, "scale");
     if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(d));
@@ -63,10 +67,10 @@ struct Problem {
   int64_t visible(int64_t i) const {
     if (!causal) return tk;
     const int64_t position = box.coordinate(1, i, context ? context->batch_begin : 0);
-    return std::clamp<int64_t>(position + tk - all_queries + 1, 0, tk);
+    return std::clamp<int64_t>(position + keys - all_queries + 1 - key_begin, 0, tk);
   }
   int64_t bias_at(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    return (((bias[0] == 1 ? 0 : b) * bias[1] + (bias[1] == 1 ? 0 : h)) * tq + i) * tk + j;
+    return (((bias[0] == 1 ? 0 : b) * bias[1] + (bias[1] == 1 ? 0 : h)) * tq + i) * keys + key_begin + j;
   }
   // What a probability is multiplied with: 0 or 1 / (1 - rate); index ((b H + h) Tq + q) Tk + k in global numbers.
   double keep(const RandomStream& random, int64_t b, int64_t h, int64_t i, int64_t j) const {
@@ -74,7 +78,7 @@ struct Problem {
     const int64_t begin = context->batch_begin;
     const int64_t row = (box.coordinate(0, b, begin) * all_heads + box.coordinate(2, h, begin)) * all_queries +
                         box.coordinate(1, i, begin);
-    return random.word(static_cast<uint64_t>(row * tk + j)) >= drop_threshold(rate) ? 1 / (1 - rate) : 0;
+    return random.word(static_cast<uint64_t>(row * keys + key_begin + j)) >= drop_threshold(rate) ? 1 / (1 - rate) : 0;
   }
   RandomStream random() const {
     return context ? RandomStream(context->seed, key, static_cast<uint64_t>(context->iteration))
@@ -152,10 +156,11 @@ Body bind_attention(const KernelSpec& spec) {
   };
 }
 
-// With P = exp(S - lse) and dropout factors Z: dv = (P Z)' dout; dP = Z (dout v'); dS = P (dP - rowsum(P dP)).
+// With P = exp(S - lse) and dropout factors Z: dv = (P Z)' dout; dP = Z (dout v'); dS = P (dP - rowsum(P dP)), where
+// the sum over all keys is dout' out.
 Body bind_attention_grad(const KernelSpec& spec) {
   const Problem p(spec, 1, input(spec, 6));
-  const In dout = in(spec, 0), lses = in(spec, 5);
+  const In dout = in(spec, 0), y = in(spec, 4), lses = in(spec, 5);
   Results results(spec);
   const Out dq = results.take(), dk = results.take(!p.packed), dv = results.take(!p.packed);
   const Out dbias = results.take(attr_bool(*spec.attrs, "bias_grad") && input(spec, 6).present());
@@ -175,13 +180,13 @@ Body bind_attention_grad(const KernelSpec& spec) {
               const int64_t visible = std::isinf(lse) && lse < 0 ? 0 : p.visible(i);
               const int64_t out_row = ((b * p.tq + i) * p.heads + h) * p.dv, q_row = p.q.at(b, i, h);
               double total = 0;
+              for (int64_t e = 0; e < p.dv; ++e) total += douts[static_cast<size_t>(out_row + e)] * y[out_row + e];
               for (int64_t j = 0; j < visible; ++j) {
                 const int64_t v_row = p.v.at(b, j, p.kv_head(h));
                 const double probability = std::exp(source.score(p, b, h, i, j) - lse), z = p.keep(random, b, h, i, j);
                 add_scaled(dvalues, v_row, probability * z, douts, out_row, p.dv);
                 ps[static_cast<size_t>(j)] = probability;
                 dps[static_cast<size_t>(j)] = z * dot(douts, out_row, source.values(), v_row, p.dv);
-                total += probability * dps[static_cast<size_t>(j)];
               }
               for (int64_t j = 0; j < visible; ++j) {
                 const double ds = ps[static_cast<size_t>(j)] * (dps[static_cast<size_t>(j)] - total);
@@ -200,9 +205,28 @@ Body bind_attention_grad(const KernelSpec& spec) {
       };
 }
 
+Body bind_attention_merge(const KernelSpec& spec) {
+  const In outs[] = {in(spec, 0), in(spec, 2)}, lses[] = {in(spec, 1), in(spec, 3)};
+  const Out y = out(spec, 0), lse = out(spec, 1);
+  const Dims& dims = spec.in[0].dims;
+  return [=] {
+    const int64_t times = dims[1], heads = dims[2], width = dims[3];
+    for (int64_t row = 0; row < dims[0] * heads * times; ++row) {
+      const int64_t b = row / (heads * times), h = row / times % heads, t = row % times;
+      const double x[] = {lses[0][row], lses[1][row]}, top = std::fmax(x[0], x[1]);
+      const bool any = !(std::isinf(top) && top < 0);
+      const double w[] = {any ? std::exp(x[0] - top) : 0, any ? std::exp(x[1] - top) : 0}, sum = w[0] + w[1];
+      for (int64_t at = ((b * times + t) * heads + h) * width, end = at + width; at < end; ++at)
+        y.set(at, any ? (w[0] * outs[0][at] + w[1] * outs[1][at]) / sum : 0);
+      lse.set(row, any ? top + std::log(sum) : top);
+    }
+  };
+}
+
 constexpr Row kRows[] = {
     {OpCode::k_attention, bind_attention},
     {OpCode::k_attention_grad, bind_attention_grad},
+    {OpCode::k_attention_merge, bind_attention_merge},
 };
 
 }  // namespace
