@@ -32,6 +32,12 @@ bool cut_of_operand(const Factor& f, size_t input, const Digit& digit, int64_t e
   return f.inputs[input] == digit;
 }
 
+Digit streamed_digit(const Factors& factors, size_t input) {
+  for (const Factor& f : factors.list)
+    if (f.kind == FactorKind::kStream && input < f.inputs.size() && f.inputs[input].present()) return f.inputs[input];
+  return {};
+}
+
 std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) {
   std::vector<Digit> at = seeds;
   at.resize(graph.tensors.size());

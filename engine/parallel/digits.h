@@ -35,6 +35,9 @@ bool can_cut(const Op& op, const Factor& factor, const SubDigit& sub);
 // The operand's cut of `digit` is one of the factor: that part of it.
 bool cut_of_operand(const Factor& factor, size_t input, const Digit& digit, int64_t extent, SubDigit& sub);
 
+// What the operand carries of a factor that it may bring piece by piece (FactorKind::kStream); absent: nothing.
+Digit streamed_digit(const Factors& factors, size_t input);
+
 // Per op, the factor that holds the digit; `seeds` say where it is in the inputs (absent: nowhere). Ops without samples
 // (or where samples were summed before) have none.
 std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds);

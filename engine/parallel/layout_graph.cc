@@ -48,17 +48,17 @@ Streamed streamed_by(const LayoutGraph& g, const Op& op, const Factors& factors,
     if (f.kind == FactorKind::kStream && attr_int(op.attrs, f.piece_attr) != 0) out.factor = &f;
   if (!out.factor) return out;
   const AxisLayout* one = nullptr;
-  bool all_whole = true;
+  int held = 0, all = 0;
   const auto look = [&](TensorId id, const Digit& digit) {
     if (id == kNone || !digit.present()) return;
     const AxisLayout& l = g.at(id, a);
     if (!one) one = &l;
-    all_whole &= l.placement == Placement::kReplicate;
-    out.fits &= l.placement == Placement::kShard && l.digit == digit && l.rotate == one->rotate;
+    ++all, held += l.placement == Placement::kShard && l.digit == digit && l.rotate == one->rotate;
   };
   for (size_t i = 0; i < op.inputs.size(); ++i) look(op.inputs[i], out.factor->inputs[i]);
   for (size_t o = 0; o < op.outputs.size(); ++o) look(op.outputs[o], out.factor->outputs[o]);
-  if (all_whole) out = {};  // the pieces are of another axis
+  if (held == 0) return {};  // the pieces are of another axis
+  out.fits = held == all;
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cost/cost.h"
+#include "parallel/split.h"
 #include "parallel/window.h"
 
 namespace whale {
@@ -186,6 +187,8 @@ void Propagator::apply_cut(Op& op, const Factors& factors, size_t a, const OpCut
       want = read_layout(f, f.inputs[i], b_.out.mesh_axis(a, op.stage));
     else if (carries)
       want = shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples);
+    else if (const Digit piece = streamed_digit(factors, i); piece.present() && asks_for(tasks(), op, a, f))
+      op.inputs[i] = bring(op, op.inputs[i], a, shard(piece));  // so that it can go round (parallel/stream.h)
     op.inputs[i] = bring(op, op.inputs[i], a, want);
   }
   for (size_t o = 0; o < op.outputs.size(); ++o) {

@@ -73,24 +73,31 @@ class Chooser {
     });
   }
 
-  // A factor that is asked for by name is one of some op in the scope.
+  // A factor that is asked for by name is one of some op in the scope; of a pipeline's stages, of some stage.
   void check_names() const {
-    std::map<const TaskGraph*, std::set<std::string>> known;
-    std::set<const TaskGraph*> found;
+    struct Names {
+      const TaskGraph* task = nullptr;
+      std::set<std::string> known;
+      bool found = false;
+    };
+    std::map<std::string, Names> asked;
     for (const Op& op : g_.ops) {
       const TaskGraph& task = p_.tasks.task(op);
       const std::string& wanted = task.factors[p_.axis - 1];
       if (op.phase != Phase::kForward || wanted.empty()) continue;
+      Names& names = asked[fmt::format("{} in {}", wanted, to_string(task.nest))];
+      if (!names.task) names.task = &task;
       for (const Factor& f : factors_of(g_, op).list) {
-        if (f.extent > 1) known[&task].insert(f.name);
-        if (is_named(f, wanted)) found.insert(&task);
+        if (f.extent > 1) names.known.insert(f.name);
+        names.found |= is_named(f, wanted);
       }
     }
-    for (const auto& [task, names] : known)
-      if (!found.contains(task))
-        throw invalid("scope '{}' ({}): no op inside has a factor '{}' to split; they have {}", to_string(task->nest),
-                      task->path, task->factors[p_.axis - 1], fmt::join(names, ", "))
-            .at_scope(task->path);
+    for (const auto& [text, names] : asked)
+      if (!names.found)
+        throw invalid("scope '{}' ({}): no op inside has a factor '{}' to split; they have {}",
+                      to_string(names.task->nest), names.task->path, names.task->factors[p_.axis - 1],
+                      fmt::join(names.known, ", "))
+            .at_scope(names.task->path);
   }
 
   void find_uses() {
@@ -306,7 +313,7 @@ class Chooser {
         if (n == 1) {
           next.live.clear();  // another stage: nothing is cut there
         } else if (cut.present()) {
-          apply(next, op, factors.list[static_cast<size_t>(cut.factor)], cut);
+          apply(next, op, factors, cut);
         } else {
           pass(next, op, factors);
         }
@@ -332,12 +339,21 @@ class Chooser {
     return out;
   }
 
-  void apply(State& state, const Op& op, const Factor& f, const OpCut& cut) const {
+  void apply(State& state, const Op& op, const Factors& factors, const OpCut& cut) const {
+    const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+    const bool asked = asks_for(p_.tasks, op, p_.axis, f);
     for (size_t x = 0; x < op.inputs.size(); ++x) {
       const TensorId id = op.inputs[x];
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
       Code code = find(state, id);
       const bool carries = x < f.inputs.size() && f.inputs[x].present();
+      if (const Digit piece = streamed_digit(factors, x); asked && !carries && piece.present()) {
+        // It goes round: as much as gathering, from a cut of it.
+        const auto n = static_cast<double>(ways(op));
+        state.cost += bring(code, id, op, piece, true) + (p_.trains ? 2 : 1) * seconds(id, op, (n - 1) / n);
+        put(state, id, code);
+        continue;
+      }
       state.cost += bring(code, id, op, carries ? sub_digit(f.inputs[x], cut.sub) : Digit{}, true);
       if (carries && f.reads_through(x)) state.cost += halo_seconds(id, op, f.window);
       put(state, id, code);
@@ -420,6 +436,11 @@ bool is_named(const Factor& f, const std::string& wanted) {
   if (f.name == wanted) return true;
   return std::any_of(std::begin(kWords), std::end(kWords),
                      [&](const auto& w) { return wanted == w.first && f.name == w.second; });
+}
+
+bool asks_for(const TaskGraphs& tasks, const Op& op, size_t axis, const Factor& factor) {
+  const std::string& wanted = tasks.task(op).factors[axis - 1];
+  return !wanted.empty() && is_named(factor, wanted);
 }
 
 std::vector<OpCut> choose_split(const SplitProblem& problem) { return Chooser(problem).run(); }

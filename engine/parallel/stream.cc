@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cost/cost.h"
+#include "parallel/bridges.h"
 #include "parallel/digits.h"
 #include "parallel/order.h"
 #include "parallel/rewrite.h"
@@ -22,7 +23,7 @@ struct Ring {
   Factor factor;
   int64_t ways = 1;
   std::vector<std::pair<size_t, TensorId>> pieces;  // operand, and what was gathered for it
-  std::vector<std::pair<size_t, OpId>> scatters;    // result, and the op that brings it home
+  std::vector<std::pair<size_t, OpId>> scatters;    // result, and the bridge that ended its sum
 };
 
 class Streamer {
@@ -108,19 +109,24 @@ class Streamer {
       if (id == kNone || !ring.factor.outputs[o].present()) continue;
       const auto& r = readers_[static_cast<size_t>(id)];
       const auto fetched = [&](const NamedTensor& f) { return f.tensor == id; };
-      if (r.size() != 1 || !is_bridge(g_.op(r[0]), OpCode::k_reduce_scatter, ring.axis) ||
-          !is_plain_cut(g_.op(r[0]).outputs[0], ring.axis, ring.factor.outputs[o]) ||
-          std::any_of(lg_.fetches.begin(), lg_.fetches.end(), fetched))
-        return false;
+      if (r.size() != 1 || std::any_of(lg_.fetches.begin(), lg_.fetches.end(), fetched)) return false;
+      const Op& bridge = g_.op(r[0]);
+      const bool whole = is_bridge(bridge, OpCode::k_all_reduce, ring.axis) && bridge.inputs.size() == 1;
+      if (!whole && !is_bridge(bridge, OpCode::k_reduce_scatter, ring.axis)) return false;
+      const Digit &home = ring.factor.outputs[o], &to = lg_.at(bridge.outputs[0], ring.axis).digit;
+      for (size_t b = 0; b < lg_.axes(); ++b)
+        if (b != ring.axis && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).digit.dim == home.dim)
+          return false;
+      if (!whole && to.dim == home.dim && !is_plain_cut(bridge.outputs[0], ring.axis, home)) return false;
+      if (!whole && lg_.at(bridge.outputs[0], ring.axis).state) return false;
       ring.scatters.emplace_back(o, r[0]);
     }
     return true;
   }
 
   bool asked_for(const Op& op, const Factors& factors, size_t a) const {
-    const std::string& wanted = lg_.tasks.task(op).factors[a - 1];
-    return !wanted.empty() &&
-           std::any_of(factors.list.begin(), factors.list.end(), [&](const Factor& f) { return is_named(f, wanted); });
+    return std::any_of(factors.list.begin(), factors.list.end(),
+                       [&](const Factor& f) { return asks_for(lg_.tasks, op, a, f); });
   }
 
   double share(TensorId id, size_t but) const {  // of the tensor, on one device
@@ -263,22 +269,43 @@ class Streamer {
         combine(op, ring, sums, made, r);
       now = std::move(next);
     }
-    for (const auto& [o, scatter] : ring.scatters) {
-      const TensorId to = old[static_cast<size_t>(scatter)].outputs[0];
-      const bool narrows = g_.tensor(sums[o]).dtype != g_.tensor(to).dtype;
-      const TensorId home = shift(op, ring, sums[o], ".home", narrows ? kNone : to);
-      if (narrows) finish(op, home, to);
+    for (const auto& [o, scatter] : ring.scatters) end(op, ring, o, sums[o], old[static_cast<size_t>(scatter)]);
+  }
+
+  // Home, and on to where the bridge that is left out brought it.
+  void end(const Op& op, const Ring& ring, size_t o, TensorId sum, const Op& bridge) {
+    const TensorId to = bridge.outputs[0];
+    const bool home = is_plain_cut(to, ring.axis, ring.factor.outputs[o]);
+    const bool narrows = g_.tensor(sum).dtype != g_.tensor(to).dtype;
+    TensorId id = shift(op, ring, sum, ".home", home && !narrows ? to : kNone);
+    if (narrows) {
+      const TensorId narrow = home ? to : like(id, ".cast", g_.tensor(to).dtype);
+      finish(op, id, narrow);
+      id = narrow;
     }
+    if (home) return;
+    const bool whole = lg_.at(to, ring.axis).placement == Placement::kReplicate;
+    Op last = beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, bridge.name, {id}, {to});
+    last.attrs = digit_attr("digit", ring.factor.outputs[o]);
+    last.attrs["group"] = static_cast<int64_t>(ring.axis) - 1;
+    last.attrs["cuts"] = std::vector<int64_t>{};
+    if (!whole) {
+      last.attrs.merge(digit_attr("to_digit", lg_.at(to, ring.axis).digit));
+      last.attrs["to_cuts"] = std::vector<int64_t>{};
+    }
+    g_.ops.push_back(std::move(last));
   }
 
   void drop_unread_gathers() {
     const auto readers = readers_of(g_);
+    std::vector<char> kept(g_.tensors.size());
+    for (const NamedTensor& f : lg_.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+    for (const Variable& v : g_.variables)
+      if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
     std::vector<char> removed(g_.ops.size());
     for (size_t i = 0; i < g_.ops.size(); ++i) {
-      const Op& op = g_.ops[i];
-      const auto fetched = [&](const NamedTensor& f) { return f.tensor == op.outputs[0]; };
-      removed[i] = op.code == OpCode::k_all_gather && readers[static_cast<size_t>(op.outputs[0])].empty() &&
-                   std::none_of(lg_.fetches.begin(), lg_.fetches.end(), fetched);
+      const auto y = static_cast<size_t>(g_.ops[i].outputs.empty() ? 0 : g_.ops[i].outputs[0]);
+      removed[i] = g_.ops[i].code == OpCode::k_all_gather && readers[y].empty() && !kept[y];
     }
     compact(g_, removed);
   }
