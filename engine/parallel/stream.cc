@@ -71,8 +71,10 @@ class Streamer {
   }
 
   bool shares_fit(const Op& op, const Ring& ring) const {
-    for (int64_t k = 0; k < ring.ways; ++k)
-      if (cut_of(lg_.mesh_axis(ring.axis, op.stage), false, ring.factor.extent, k).size() == 0) return false;
+    const MeshAxis& axis = lg_.mesh_axis(ring.axis, op.stage);
+    const int64_t rows = axis.ragged() ? static_cast<int64_t>(axis.shares.size()) / axis.size : 1;
+    for (int64_t k = 0; k < rows * ring.ways; ++k)
+      if (cut_of(axis, false, ring.factor.extent, k % ring.ways, k / ring.ways).size() == 0) return false;
     return true;
   }
   bool is_plain_cut(TensorId id, size_t a, const Digit& digit) const {

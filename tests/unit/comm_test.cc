@@ -272,6 +272,32 @@ TEST_CASE("all-to-all moves a cut from one digit to another") {
   check_all_to_all({2 * 3 * 5 * 4 * 2}, {0, 30, 2}, {3, 1}, {0, 2, 40}, {2, 1});
 }
 
+TEST_CASE("shift: everyone gets what the member before has, of any size, and the first what the last has") {
+  const std::vector<int64_t> sizes{3, 1, 4, 2};
+  const size_t n = sizes.size();
+  Ring ring(static_cast<int>(n));
+  std::vector<Values> x(n), y(n);
+  std::vector<std::unique_ptr<Collective>> bound;
+  for (size_t m = 0; m < n; ++m) {
+    x[m] = iota({sizes[m], 5});
+    for (float& value : x[m]) value += static_cast<float>(100 * m);
+    const int64_t rows = sizes[(m + n - 1) % n];
+    y[m].assign(static_cast<size_t>(rows * 5), -1);
+    CollectiveSpec spec;
+    spec.op = OpCode::k_shift;
+    spec.in = {tensor(x[m], {sizes[m], 5})};
+    spec.out = {tensor(y[m], {rows, 5})};
+    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+  }
+  for (int call = 0; call < 3; ++call) {
+    for (Values& values : y) std::fill(values.begin(), values.end(), -1.0f);
+    std::atomic<int> failures{0};
+    ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
+    CHECK(failures == 0);
+    for (size_t m = 0; m < n; ++m) CHECK(y[m] == x[(m + n - 1) % n]);
+  }
+}
+
 TEST_CASE("the parts of a group work by themselves") {
   const auto backend = make_ref_backend();
   std::vector<std::unique_ptr<Device>> devices;
