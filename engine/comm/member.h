@@ -25,7 +25,7 @@ struct Offer {
   DType dtype{};
   int64_t elements = 0;  // of the whole tensor or bucket
   size_t operands = 1;
-  int64_t part = 0;  // shift: elements that this member has
+  int64_t part = 0;                                 // shift: elements that this member has
   const std::vector<Stretch>* stretches = nullptr;  // all_reduce
   const char* data = nullptr;                       // the others
 };

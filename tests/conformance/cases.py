@@ -236,6 +236,16 @@ def _attention(q, k, v, bias=None, causal=False, scale=None):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v)
 
 
+def _piece(q, k, v, keys, begin):
+    """Keys [begin, begin + n) of `keys`, causal: what attention over all of them would be if the others were masked; and the log of its sum."""
+    group = q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)
+    s = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    row, col = np.arange(q.shape[1])[:, None], begin + np.arange(k.shape[1])[None]
+    s = jnp.where(col <= row + keys - q.shape[1], s, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s), v), jax.scipy.special.logsumexp(s, -1)
+
+
 def _packed(x, h, hk, **o):
     return _attention(x[:, :, :h], x[:, :, h:h + hk], x[:, :, h + hk:], **o)
 
@@ -244,6 +254,7 @@ case("attention", lambda o, q, k, v: o.attention(q, k, v)[0], _attention, F((2, 
 case("attention-causal", lambda o, q, k, v: o.attention(q, k, v, causal=True)[0], lambda q, k, v: _attention(q, k, v, causal=True), F((2, 9, 2, 16)), F((2, 9, 2, 16)), F((2, 9, 2, 16)), tolerance=8)
 case("attention-causal-longer", lambda o, q, k, v: o.attention(q, k, v, causal=True)[0], lambda q, k, v: _attention(q, k, v, causal=True), F((1, 4, 2, 16)), F((1, 9, 2, 16)), F((1, 9, 2, 16)), tolerance=8)
 case("attention-grouped", lambda o, q, k, v: o.attention(q, k, v, causal=True)[0], lambda q, k, v: _attention(q, k, v, causal=True), F((2, 6, 4, 8)), F((2, 6, 2, 8)), F((2, 6, 2, 8)), tolerance=8)
+case("attention-piece", lambda o, q, k, v: o.attention(q, k, v, causal=True, keys=12, key_begin=3)[:2], lambda q, k, v: _piece(q, k, v, 12, 3), F((2, 9, 4, 16)), F((2, 5, 2, 16)), F((2, 5, 2, 16)), grad=False, tolerance=8)
 case("attention-bias", lambda o, q, k, v, b: o.attention(q, k, v, b, scale=1.0)[0], lambda q, k, v, b: _attention(q, k, v, b, scale=1.0), F((2, 5, 3, 8)), F((2, 7, 3, 8)), F((2, 7, 3, 8)), F((1, 3, 5, 7)), tolerance=8)
 case("attention-bias-full", lambda o, q, k, v, b: o.attention(q, k, v, b)[0], _attention, F((2, 5, 3, 8)), F((2, 7, 3, 8)), F((2, 7, 3, 8)), F((2, 1, 5, 7)), tolerance=8)
 case("attention-packed", lambda o, x: o.attention(x, None, None, None, kv_heads=2, causal=True)[0], lambda x: _packed(x, 4, 2, causal=True), F((2, 6, 8, 8)), tolerance=8)

@@ -732,7 +732,7 @@ def cross_entropy(logits: TensorLike, labels: TensorLike, *, ignore_index: int =
     return _op("cross_entropy", [logits, labels], ignore_index=ignore_index, label_smoothing=float(label_smoothing))
 
 
-def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, causal: bool = False, scale: float = 0.0, kv_heads: int = 0, dropout: float = 0.0) -> tuple[Tensor, ...]:
+def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, causal: bool = False, scale: float = 0.0, kv_heads: int = 0, dropout: float = 0.0, keys: int = 0, key_begin: int = 0) -> tuple[Tensor, ...]:
     """softmax(scale * q k^T + bias) v per head, with causal mask, grouped-query heads and dropout; memory linear in the length.
 
     q [b, tq, h, d], k [b, tk, hk, d], v [b, tk, hk, dv], bias [b|1, h|1, tq, tk]? -> out [b, tq, h, dv], lse [b, h, tq]. Head i reads k/v head i / (h / hk). Without k and v, q is packed: [b, t, h + 2 kv_heads, d]. A bias of -inf masks; rows without keys give 0.
@@ -740,9 +740,11 @@ def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = N
     scale: of the scores; 0: 1 / sqrt(d)
     kv_heads: key/value heads of a packed q
     dropout: of the probabilities; indexed (batch, head, query, key)
+    keys: number of all keys when k and v are a piece of them (0: they are all); out is then of the accumulate dtype
+    key_begin: where the piece begins
     Returns out, lse.
     """
-    return _op("attention", [q, k, v, bias], causal=causal, scale=float(scale), kv_heads=kv_heads, dropout=float(dropout))
+    return _op("attention", [q, k, v, bias], causal=causal, scale=float(scale), kv_heads=kv_heads, dropout=float(dropout), keys=keys, key_begin=key_begin)
 
 
 def conv(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1) -> Tensor:
