@@ -72,6 +72,7 @@ class Streamer {
 
   bool shares_fit(const Op& op, const Ring& ring) const {
     const MeshAxis& axis = lg_.mesh_axis(ring.axis, op.stage);
+    if (axis.has_gaps()) return false;
     const int64_t rows = axis.ragged() ? static_cast<int64_t>(axis.shares.size()) / axis.size : 1;
     for (int64_t k = 0; k < rows * ring.ways; ++k)
       if (cut_of(axis, false, ring.factor.extent, k % ring.ways, k / ring.ways).size() == 0) return false;
