@@ -44,7 +44,7 @@ std::vector<std::string> factors_in(std::span<const std::string> blocks) {
                                                                             {"classes", {"classes"}},
                                                                             {"tied", {"vocabulary"}},
                                                                             {"tokens", {"vocabulary"}},
-                                                                            {"attention", {"heads"}},
+                                                                            {"attention", {"heads", "sequence"}},
                                                                             {"moe", {"experts"}},
                                                                             {"conv", {"channels", "spatial"}},
                                                                             {"pool", {"spatial"}}};
