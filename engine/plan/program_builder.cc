@@ -339,6 +339,7 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
   if (region == Region::kEpilogue) finish_trees();
   if (region == Region::kEpilogue && low_.local.micro_batches(place_).size() == 0) begin_sums();
   for (const Op& op : g_.ops) {
+    if (sends_here(op)) feed_for(op.inputs[0]);
     if (sends_here(op) || (op.code == OpCode::k_transfer && in_segment(op))) emit_transfer(op);
     if (!in_segment(op)) continue;
     if (op.code != OpCode::k_transfer) {

@@ -162,16 +162,17 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
   for (BoundInstruction& bound : segment.streams[stream]) {
     look();
     if (stopped()) return false;
+    int64_t begin = now_nanoseconds();
+    // What is left out waits too: memory is used again in the order that all waits give.
+    for (const WaitPoint& wait : bound.waits)
+      if (!done[static_cast<size_t>(wait.stream)].wait(base + static_cast<uint32_t>(wait.index) + 1, this))
+        return false;
+    if (!bound.waits.empty()) {
+      const int64_t ready = now_nanoseconds();
+      timeline.times.waiting += ready - begin;
+      begin = ready;
+    }
     if (mask == nullptr || mask[bound.index] != 0) {
-      int64_t begin = now_nanoseconds();
-      for (const WaitPoint& wait : bound.waits)
-        if (!done[static_cast<size_t>(wait.stream)].wait(base + static_cast<uint32_t>(wait.index) + 1, this))
-          return false;
-      if (!bound.waits.empty()) {
-        const int64_t ready = now_nanoseconds();
-        timeline.times.waiting += ready - begin;
-        begin = ready;
-      }
       const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
       try {
         if (!execute(bound, device, static_cast<size_t>(row.micro_batch))) return false;

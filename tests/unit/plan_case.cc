@@ -270,6 +270,14 @@ Verdict verdict_on(const PlanCase& c) {
         if (const std::string text = differ(name, a.at(name), b.at(name), 0.01); !text.empty())
           return {Outcome::kWrong, fmt::format("step {}: {}", step, text)};
     }
+    // What was trained predicts the same: the other entry of the plan, with the homes of the first.
+    std::vector<std::string> predicted{"loss"};
+    for (const NamedTensor& o : g.outputs) predicted.push_back(o.name);
+    const Values inputs = random_inputs(g, c.batch, dice, kIds), a = one->eval(inputs, predicted),
+                 b = many->eval(inputs, predicted);
+    for (const std::string& name : predicted)
+      if (const std::string text = differ(name, a.at(name), b.at(name), 0.01); !text.empty())
+        return {Outcome::kWrong, "eval: " + text};
     const Values other = many->variables();
     for (const auto& [name, a] : one->variables()) {
       const double least = rate * kSteps * std::sqrt(static_cast<double>(a.size()));

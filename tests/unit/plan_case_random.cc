@@ -1,5 +1,6 @@
 // Random cases, and smaller ones of a case that fails.
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <span>
 
@@ -87,8 +88,24 @@ std::string pipeline(int64_t stages, int64_t micro_batches, int64_t most, Dice& 
 
 using Blocks = std::span<const std::string>;
 
+// A row of shares for each position of the scopes outside; with gaps, some groups have fewer members. Gives the
+// devices.
+int64_t ragged(std::vector<std::string>& levels, const std::vector<int64_t>& counts, bool gaps, Dice& dice) {
+  const auto at = static_cast<size_t>(std::ssize(counts) - 1);
+  const int64_t groups = std::accumulate(counts.begin(), counts.end() - 1, int64_t{1}, std::multiplies<>());
+  std::string rows;
+  int64_t devices = 0;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t members = gaps && g > 0 ? dice.between(1, counts[at]) : counts[at];
+    devices += members;
+    rows += fmt::format("{}[{}]", g ? "," : "", shares_of(members, dice));
+  }
+  levels[at] = fmt::format("{}({}, shares=[{}])", dice.coin() ? "split" : "replica", counts[at], rows);
+  return devices;
+}
+
 // Of the whole model, by text.
-std::string nest(int64_t devices, int64_t micro_batches, Blocks blocks, Dice& dice) {
+std::string nest(int64_t& devices, int64_t micro_batches, Blocks blocks, Dice& dice) {
   const std::vector<int64_t> counts = factors(devices, dice);
   const auto most = std::ssize(blocks) + 1;
   std::vector<std::string> out = levels(counts, dice, true, factors_in(blocks));
@@ -99,6 +116,17 @@ std::string nest(int64_t devices, int64_t micro_batches, Blocks blocks, Dice& di
       return pipeline(dice.between(2, 3), micro_batches, most, dice) + (dice.coin() ? " > replica" : " > split");
     if (counts[at] <= most || dice.below(12) == 0) out[at] = pipeline(counts[at], micro_batches, most, dice);
     return fmt::format("{}", fmt::join(out, " > "));
+  }
+  if (counts.size() > 1 && dice.below(6) == 0) {
+    devices = ragged(out, counts, dice.coin(), dice);
+    return fmt::format("{}", fmt::join(out, " > "));
+  }
+  if (dice.below(12) == 0) {  // the devices in another order
+    std::vector<int64_t> order(static_cast<size_t>(devices));
+    std::iota(order.begin(), order.end(), int64_t{0});
+    for (size_t i = order.size(); i-- > 1;)
+      std::swap(order[i], order[static_cast<size_t>(dice.below(std::ssize(order)))]);
+    return fmt::format("cluster(layout=[{}]) > {}", fmt::join(order, ","), fmt::join(out, " > "));
   }
   if (dice.below(8) == 0) {  // the count of one level follows from the others
     std::string& level = out[static_cast<size_t>(dice.below(std::ssize(out)))];
