@@ -49,7 +49,7 @@ TensorId Propagator::bring(const Op& op, TensorId id, size_t a, const AxisLayout
                                                  : b_.reduce(id, a);
     case Placement::kShard:
       if (cut && now.digit.dim != want.digit.dim && !now.state && !want.state) return b_.exchange(id, a, want);
-      if (cut && g().tensor(id).kind != TensorKind::kVariable) {  // to other parts of one dimension
+      if (cut && g().tensor(id).kind != TensorKind::kVariable && !b_.out.time_varies(id)) {  // to other parts of it
         Layout to = b_.out.layouts[static_cast<size_t>(id)];
         to.axes[a] = want;
         return b_.rearrange(id, to);

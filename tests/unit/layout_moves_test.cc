@@ -154,7 +154,8 @@ Made plan_of(const Move& m) {
   GraphMaker maker;
   Dims source = m.dims;
   if (m.parts) source.insert(source.begin(), m.parts);
-  const TensorId a = maker.variable("a", source), b = maker.variable("b", m.dims);
+  const TensorId a = maker.variable("a", source);
+  maker.variable("b", m.dims);
   const TensorId y = m.parts ? maker.op(k_reduce_sum, {a}, {{"axes", Dims{0}}}) : maker.op(k_neg, {a});
   Graph& g = maker.g;
   g.variables[1].next = y;
