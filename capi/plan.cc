@@ -111,4 +111,13 @@ whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
   });
 }
 
+whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_text* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    const bool as_json = flag(json, "json");
+    const std::vector<BridgeRow> rows = bridges_of(p);
+    need(out, "out") = make_text(as_json ? bridges_json(rows) : bridges_text(rows));
+  });
+}
+
 void whale_plan_release(whale_plan* plan) { delete plan; }

@@ -126,6 +126,8 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     so.seed = o.seed;
     so.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
     so.threads = number<int>(o.threads, 0, 65536, "options.threads");
+    so.loss_scale = o.loss_scale;
+    so.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
     auto session = std::make_unique<whale_session>();
     session->process = ::getpid();
     session->session = std::make_unique<Session>(plan->plan, engine->backends, so);

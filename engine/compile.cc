@@ -385,19 +385,18 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   return plan;
 }
 
-Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
+namespace {
+
+// The plan's source once more, laid out for another batch, or to be looked at.
+struct Replanned {
+  Compiler compiler;
+  LayoutGraph layouts;
+};
+Replanned plan_again(const Plan& plan, const CompileOptions& options, std::string_view name, int64_t batch) {
   if (name != "train" && name != "eval") throw invalid("entry '{}', expected train or eval", name);
   if (name == "train" && !trains(plan.source))
     throw error(Code::kFailedPrecondition, "model '{}' has no loss with an optimizer; it can be evaluated only",
                 plan.model);
-  if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
-  CompileOptions options;
-  options.verify = false;
-  options.zero = plan.zero;
-  options.gradient_dtype = plan.gradient_dtype;
-  options.adasum = plan.adasum;
-  options.recompute = static_cast<Recompute>(plan.recompute);
-  options.exact = plan.exact;
   // Stages are cut by the plan's own batch: another one must not move them.
   std::vector<double> state_shares;
   for (const MeshAxis& axis : plan.meshes[0].axes)
@@ -413,8 +412,33 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
   const Graph whole = compiler.graph_passes(source, std::string(name));
   const Homes homes = homes_of(plan.variables);
-  const LayoutGraph lg = compiler.layout_passes(whole, std::string(name), micro_batches, &homes);
-  return compiler.make_entry(lg, std::string(name), plan.variables);
+  LayoutGraph layouts = compiler.layout_passes(whole, std::string(name), micro_batches, &homes);
+  return {std::move(compiler), std::move(layouts)};
+}
+
+CompileOptions options_of(const Plan& plan) {
+  CompileOptions options;
+  options.verify = false;
+  options.zero = plan.zero;
+  options.gradient_dtype = plan.gradient_dtype;
+  options.adasum = plan.adasum;
+  options.recompute = static_cast<Recompute>(plan.recompute);
+  options.exact = plan.exact;
+  return options;
+}
+
+}  // namespace
+
+Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
+  if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
+  const CompileOptions options = options_of(plan);
+  const Replanned again = plan_again(plan, options, name, batch);
+  return again.compiler.make_entry(again.layouts, std::string(name), plan.variables);
+}
+
+std::vector<BridgeRow> bridges_of(const Plan& plan) {
+  const CompileOptions options = options_of(plan);
+  return bridges_of(plan_again(plan, options, trains(plan.source) ? "train" : "eval", batch_of(plan.source)).layouts);
 }
 
 }  // namespace whale

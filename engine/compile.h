@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/bridge_report.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -39,5 +40,9 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
 // One more entry of the same plan, for another batch size (a last, smaller batch; evaluation), from Plan::source: same
 // variables in the same order, same devices, shares and micro-batches. Thread-safe.
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
+
+// The bridges of a training step (without a loss: of an evaluation), with what they cost and what else was legal; found
+// by planning Plan::source once more. Thread-safe.
+std::vector<BridgeRow> bridges_of(const Plan& plan);
 
 }  // namespace whale

@@ -414,6 +414,9 @@ WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
 WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out);   /* every instruction */
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
+/* What moves between devices in a step, most expensive first: tensor, layouts, bytes and estimated seconds of each bridge, and what
+ * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more. */
+WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
 WHALE_API void whale_plan_release(whale_plan *plan);
 
 /* ---- cancel and event ------------------------------------------------------------------------------------------------- */
@@ -439,8 +442,10 @@ typedef struct whale_session_options {
   uint64_t seed;           /* of initializers and random ops */
   int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
   int32_t threads;         /* per CPU device; 0: its share of the cores */
+  double loss_scale;       /* precision f16: of the first step; 0: 65536. Other precisions ignore it */
+  int64_t loss_scale_growth; /* steps without an overflow until it doubles; 0: 2000 */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0}
 
 /* Opens the devices, allocates everything, initializes the variables. */
 WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan, const whale_session_options *options,

@@ -51,7 +51,7 @@ struct Session::Impl {
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
     if (!(options.loss_scale >= 0) || !std::isfinite(options.loss_scale))
-      throw invalid("a loss scale of {}; 0 means {}", options.loss_scale, kLossScale);
+      throw invalid("a loss scale of {}, expected a positive number; 0 means {}", options.loss_scale, kLossScale);
     if (scales_loss()) loss_scale = options.loss_scale > 0 ? options.loss_scale : kLossScale;
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
     if (plan->devices.empty() || plan->entries.empty())
@@ -206,7 +206,7 @@ struct Session::Impl {
   }
   void adjust_scale(bool overflow, std::optional<Error>& error) {
     if (!overflow) {
-      if (++steps_at_scale < kGrowthInterval) return;
+      if (++steps_at_scale < (options.loss_scale_growth > 0 ? options.loss_scale_growth : kGrowthInterval)) return;
       loss_scale = std::max(loss_scale, std::min(2 * loss_scale, kLargestScale));
     } else if (loss_scale > kSmallestScale) {
       loss_scale /= 2;

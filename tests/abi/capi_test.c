@@ -446,6 +446,13 @@ static void test_plan(void) {
   OK(whale_plan_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
+  OK(whale_plan_bridges(p, 0, &text));
+  CHECK(text.size > 0);
+  whale_text_release(&text);
+  OK(whale_plan_bridges(p, 1, &text));
+  CHECK(text.data[0] == '[');
+  whale_text_release(&text);
+  FAILS(whale_plan_bridges(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
   whale_plan_release(p);
   whale_plan_release(NULL);
 

@@ -57,6 +57,14 @@ def test_inspect_levels(files):
     assert json.loads(whale("inspect", files / "gpt.whale", "--json"))["name"] == "gpt"
 
 
+def test_bridges(files):
+    plan = ("plan", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--bridges")
+    table, rows = whale(*plan), json.loads(whale(*plan, "--json"))
+    assert "chosen" in table and "instead" in table and "along split 2" in table
+    assert rows == sorted(rows, key=lambda row: -row["seconds"])
+    assert all(row["chosen"]["bytes"] <= other["bytes"] for row in rows for other in row["alternatives"])
+
+
 def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 

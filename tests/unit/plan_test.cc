@@ -71,6 +71,12 @@ TEST_CASE("golden text of each level of a small model") {
   CHECK(print(plan) == print(plan_of(small::mlp(), "ref:2", with([](CompileOptions& o) { o.bucket_bytes = 512; }))));
 }
 
+TEST_CASE("golden text of the bridges of a small model") {
+  const Plan plan =
+      plan_of(small::gpt(8), "null:4", with([](CompileOptions& o) { o.strategy = "replica(2) > split(2)"; }));
+  compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan)));
+}
+
 TEST_CASE("every model plans on every number of devices, with micro-batches, cuts and options, and verifies") {
   for (const small::Model& m : {small::mlp(7), small::gpt(7), small::gpt(5, OptimizerKind::kLamb), small::resnet(7)})
     for (const char* devices : {"ref:1", "ref:2", "null:3", "ref:5"})

@@ -16,5 +16,7 @@ void add_devices(CLI::App& app);
 
 struct PlanArguments;
 void add_plan_options(CLI::App& command, PlanArguments& arguments);
+struct SessionArguments;
+void add_scale_options(CLI::App& command, SessionArguments& arguments);  // --precision f16
 
 }  // namespace tool

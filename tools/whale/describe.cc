@@ -124,26 +124,38 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_flag("--no-fusion", a.no_fusion, "no fusion groups, for comparison");
 }
 
+void add_scale_options(CLI::App& command, SessionArguments& a) {
+  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step (default 65536)")
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option("--loss-scale-growth", a.loss_scale_growth,
+                  "f16: steps without an overflow until it doubles (default 2000)")
+      ->check(CLI::PositiveNumber);
+}
+
 void add_plan(CLI::App& app) {
   auto* command = app.add_subcommand("plan", "plan a model for devices");
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    bool all = false, json = false;
+    bool all = false, bridges = false, json = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
   command->add_option("-o,--output", state->out, "write the plan, for `whale run`");
   command->add_flag("--all", state->all, "print every instruction");
+  command->add_flag("--bridges", state->bridges,
+                    "what moves between devices, most expensive first, and what else was legal");
   command->add_flag("--json", state->json, "print as JSON");
   add_plan_options(*command, state->arguments);
   command->callback([state] {
     const Engine engine = make_engine();
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
-    std::printf("%s\n", (state->json  ? text(whale_plan_json, p)
-                         : state->all ? text(whale_plan_print, p)
-                                      : text(whale_plan_summary, p))
+    std::printf("%s\n", (state->bridges ? text(whale_plan_bridges, p, static_cast<int32_t>(state->json))
+                         : state->json  ? text(whale_plan_json, p)
+                         : state->all   ? text(whale_plan_print, p)
+                                        : text(whale_plan_summary, p))
                             .c_str());
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));

@@ -48,33 +48,33 @@ void add_run(CLI::App& app, int& exit_code) {
     std::string path, data, save, load, trace;
     PlanArguments arguments;
     int64_t steps = 100;
-    uint64_t seed = 0;
+    SessionArguments session;
     bool json = false, quiet = false;
     double lr = -1;
-    bool ignore_nan = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
   command->add_option("--data", state->data,
                       "text for token models, .npz or .safetensors of arrays named like the inputs; none: synthetic");
   command->add_option("--steps", state->steps, "training steps")->check(CLI::PositiveNumber);
-  command->add_option("--seed", state->seed, "of parameters, dropout and the order of the data");
+  command->add_option("--seed", state->session.seed, "of parameters, dropout and the order of the data");
   command->add_option("--save", state->save, "write a checkpoint to this directory at the end");
   command->add_option("--load", state->load, "start from this checkpoint");
   command->add_option("--lr", state->lr, "learning rate, instead of the model's schedule");
   command->add_option("--trace", state->trace, "write a timeline of the last step (open at ui.perfetto.dev)");
   command->add_flag("--json", state->json, "an object a step: step, loss, seconds, items_per_second");
   command->add_flag("--quiet", state->quiet, "no progress bar");
-  command->add_flag("--ignore-nan", state->ignore_nan, "go on when the loss is not finite");
+  command->add_flag("--ignore-nan", state->session.ignore_nan, "go on when the loss is not finite");
   add_plan_options(*command, state->arguments);
+  add_scale_options(*command, state->session);
   command->callback([state, &exit_code] {
     const Engine engine = make_engine();
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
-    const auto data = open_data(state->data, inputs, state->seed);
+    const auto data = open_data(state->data, inputs, state->session.seed);
     if (!state->json && !state->quiet)
       std::fprintf(stderr, "%s\n", text(whale_plan_summary, static_cast<const whale_plan*>(plan.get())).c_str());
-    Runner runner(engine.get(), std::move(plan), state->seed, state->ignore_nan);
+    Runner runner(engine.get(), std::move(plan), state->session);
     if (!state->load.empty()) check(whale_session_load(runner.session(), str(state->load)));
     if (state->lr >= 0) check(whale_session_set_learning_rate(runner.session(), state->lr));
     Progress progress(state->steps, item_name(inputs));
@@ -138,7 +138,7 @@ void add_bench(CLI::App& app) {
     const auto data = open_data(state->data, inputs, 0);
     std::vector<Batch> pool;
     for (int i = 0; i < 8; ++i) pool.push_back(data->next());
-    Runner runner(engine.get(), std::move(plan), 0, true);
+    Runner runner(engine.get(), std::move(plan), {.ignore_nan = true});
     size_t k = 0;
     const double opened = seconds_now();
     const double first_loss = runner.step(pool[k++ % pool.size()]);

@@ -73,10 +73,12 @@ double run(whale_session* session, StepFunction function, const Batch& batch) {
 
 }  // namespace
 
-Runner::Runner(whale_engine* engine, Plan plan, uint64_t seed, bool ignore_nan) : plan_(std::move(plan)) {
+Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments) : plan_(std::move(plan)) {
   whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
-  options.seed = seed;
-  options.nan_policy = ignore_nan;
+  options.seed = arguments.seed;
+  options.nan_policy = arguments.ignore_nan;
+  options.loss_scale = arguments.loss_scale;
+  options.loss_scale_growth = arguments.loss_scale_growth;
   session_ = own<Session>(whale_session_create, engine, static_cast<const whale_plan*>(plan_.get()), &options);
 }
 

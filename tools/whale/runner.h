@@ -8,9 +8,16 @@
 
 namespace tool {
 
+struct SessionArguments {
+  uint64_t seed = 0;
+  bool ignore_nan = false;
+  double loss_scale = 0;  // f16
+  int64_t loss_scale_growth = 0;
+};
+
 class Runner {
  public:
-  Runner(whale_engine* engine, Plan plan, uint64_t seed, bool ignore_nan = false);
+  Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments);
   // One training step; returns the loss. `more`: further outputs to fetch, as arrays of their own dtype.
   double step(const Batch& batch);
   double eval_loss(const Batch& batch);

@@ -54,11 +54,11 @@ Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
 }
 
 // Runs both plans on the same data from the same seed and measures how far they part.
-Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vector<Batch>& batches, uint64_t seed,
-                   bool float64) {
+Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vector<Batch>& batches,
+                   const SessionArguments& arguments, bool float64) {
   Comparison result;
   const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
-  Runner many(engine, std::move(plan), seed), one(engine, std::move(single), seed);
+  Runner many(engine, std::move(plan), arguments), one(engine, std::move(single), arguments);
   const std::vector<std::string> names = one.variables("parameter");
   std::vector<std::vector<double>> start;
   for (const std::string& name : names) start.push_back(one.read(name));
@@ -95,17 +95,18 @@ void add_verify(CLI::App& app, int& exit_code) {
     std::string path, data;
     PlanArguments arguments;
     int64_t steps = 5;
-    uint64_t seed = 0;
+    SessionArguments session;
     bool json = false, skip_f64 = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
   command->add_option("--data", state->data, "as for run; none: synthetic");
   command->add_option("--steps", state->steps, "steps to run")->check(CLI::PositiveNumber);
-  command->add_option("--seed", state->seed, "of parameters, dropout and data");
+  command->add_option("--seed", state->session.seed, "of parameters, dropout and data");
   command->add_flag("--json", state->json, "as JSON");
   command->add_flag("--skip-float64", state->skip_f64, "not the reference devices, which are slow on large models");
   add_plan_options(*command, state->arguments);
+  add_scale_options(*command, state->session);
   command->callback([state, &exit_code] {
     const Engine engine = make_engine();
     if (kind_of(state->path) != FileKind::kGraph)
@@ -135,7 +136,7 @@ void add_verify(CLI::App& app, int& exit_code) {
       };
       use(json.value("precision", std::string("f32")));
       use(given.gradient_dtype);
-      const auto data = open_data(state->data, inputs_of(plan.get(), "train"), state->seed);
+      const auto data = open_data(state->data, inputs_of(plan.get(), "train"), state->session.seed);
       for (int64_t i = 0; i < state->steps; ++i) batches.push_back(data->next());
     }
     std::vector<Comparison> rows;
@@ -145,13 +146,13 @@ void add_verify(CLI::App& app, int& exit_code) {
       one.devices = "ref:1";
       many.precision = one.precision = "f64";
       many.gradient_dtype.clear();
-      Comparison row = compare(engine.get(), plan_of(many), plan_of(one), batches, state->seed, true);
+      Comparison row = compare(engine.get(), plan_of(many), plan_of(one), batches, state->session, true);
       row.name = "float64", row.devices = many.devices, row.against = one.devices,
       row.loss_bound = row.parameter_bound = 1e-9;
       rows.push_back(row);
     }
     {
-      Comparison row = compare(engine.get(), plan_of(given), plan_of(single), batches, state->seed, false);
+      Comparison row = compare(engine.get(), plan_of(given), plan_of(single), batches, state->session, false);
       row.name = epsilon == 0x1p-8 ? "bfloat16" : epsilon > 0 ? "float16" : "float32";
       row.devices = given.devices, row.against = single.devices;
       // With e = 2^-8 (bf16), 2^-11 (f16) each rounding is up to e / 2, and losses are sums over many tokens.

@@ -54,6 +54,30 @@ def test_float16(devices, options, tmp_path):
     assert other.updates == 9
 
 
+def test_loss_scale_options():
+    plan = wh.plan(classifier(12), devices="cpu:2", precision="float16")
+    job = plan.start(loss_scale=256, loss_scale_growth=3)
+    scales = []
+    for i in range(7):
+        job.step(**data(seed=i))
+        scales.append(job.report()["loss_scale"])
+    assert scales == [256, 256, 512, 512, 512, 1024, 1024]
+    with pytest.raises(wh.InvalidArgument, match="loss scale of -1"):
+        plan.start(loss_scale=-1)
+    with pytest.raises(wh.InvalidArgument, match="loss_scale_growth"):
+        plan.start(loss_scale_growth=-1)
+
+
+def test_bridges():
+    rows = wh.plan(classifier(12), devices="null:4").bridges()
+    sums = [row for row in rows if row["chosen"]["name"] == "all_reduce"]
+    assert sums and all(row["axis"] == "replica" and row["devices"] == 4 for row in sums)
+    for row in sums:
+        size = 4 * int(np.prod(row["dims"]))
+        assert row["chosen"]["bytes"] == pytest.approx(1.5 * size)
+        assert {other["name"]: other["bytes"] for other in row["alternatives"]}["plain transfers"] == 3 * size
+
+
 @pytest.mark.parametrize("dtype,epsilon", [("bfloat16", 2.0 ** -8), ("float16", 2.0 ** -11)])
 @pytest.mark.parametrize("zero", [0, 2])
 def test_narrow_sums(dtype, epsilon, zero):

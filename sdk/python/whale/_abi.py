@@ -259,6 +259,8 @@ class whale_session_options(Structure):
         ("seed", c_uint64),
         ("nan_policy", c_int32),
         ("threads", c_int32),
+        ("loss_scale", c_double),
+        ("loss_scale_growth", c_int64),
     ]
 
 
@@ -319,6 +321,7 @@ PROTOTYPES = {
     "whale_plan_print": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_summary": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_bridges": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
     "whale_plan_release": (None, [c_void_p]),
     "whale_cancel_create": (c_void_p, [POINTER(c_void_p)]),
     "whale_cancel_trigger": (None, [c_void_p]),

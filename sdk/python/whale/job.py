@@ -47,13 +47,24 @@ class Plan:
             self._description = json.loads(take_text(lib.whale_plan_json, self._handle.pointer))
         return self._description
 
-    def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0) -> "Job":
+    def bridges(self) -> list[dict]:
+        """What moves between devices in a step, most expensive first, and what the other legal ways would cost.
+
+        ``tensor``, ``from`` and ``to`` (layouts), ``axis``, ``count``, ``runs`` (micro-batches); ``chosen`` and each of
+        ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
+        return json.loads(take_text(lib.whale_plan_bridges, self._handle.pointer, 1))
+
+    def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
+              loss_scale_growth: int = 0) -> "Job":
         """Opens the devices and initializes the parameters.
 
-        nan: "error" (a loss that is not finite raises) or "ignore". threads: per CPU device, 0: its share of the cores."""
+        nan: "error" (a loss that is not finite raises) or "ignore". threads: per CPU device, 0: its share of the cores.
+        With ``precision="float16"``, loss_scale: of the first step, 0: 65536; loss_scale_growth: steps without an overflow
+        until it doubles, 0: 2000."""
         if nan not in ("error", "ignore"):
             raise ValueError("nan is 'error' or 'ignore'")
-        options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), seed, int(nan == "ignore"), threads)
+        options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), seed, int(nan == "ignore"), threads,
+                                              loss_scale, loss_scale_growth)
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
