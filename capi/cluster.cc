@@ -12,7 +12,14 @@ whale_status* whale_cluster_create(whale_engine* engine, whale_str devices, whal
     need(engine, "engine");
     need(out, "out");
     auto cluster = std::make_unique<whale_cluster>();
-    cluster->devices = parse_devices(nonempty(devices, "devices"));
+    const std::string list = nonempty(devices, "devices");
+    constexpr std::string_view kFile = "file:";
+    if (list.starts_with(kFile)) {
+      const std::vector<uint8_t> bytes = read_file(list.substr(kFile.size()));
+      cluster->devices = parse_devices(devices_of_file({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+    } else {
+      cluster->devices = parse_devices(list);
+    }
     *out = cluster.release();
   });
 }

@@ -213,9 +213,13 @@ struct Scoped {
   Graph graph;
   TaskGraphs tasks;
 };
-Scoped scope_out(const Graph& source, size_t devices, const std::vector<double>& state_shares, bool exact) {
+Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const std::vector<double>& state_shares,
+                 bool exact) {
   Scoped out{source, {}};
-  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices), source.default_strategy, exact);
+  std::vector<int32_t> nodes;
+  for (const DeviceSpec& device : devices) nodes.push_back(device.node);
+  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices.size()), source.default_strategy, exact,
+                               std::move(nodes));
   if (state_shares.empty()) return out;
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
@@ -337,7 +341,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   verify(source);
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
-  Scoped scoped = scope_out(source, devices.size(), options.state_shares, options.exact);
+  Scoped scoped = scope_out(source, devices, options.state_shares, options.exact);
   check_gradients(options, source, scoped.tasks);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
@@ -401,7 +405,7 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
   std::vector<double> state_shares;
   for (const MeshAxis& axis : plan.meshes[0].axes)
     if (!axis.state_shares.empty()) state_shares = axis.state_shares;
-  Scoped scoped = scope_out(plan.source, plan.devices.size(), state_shares, plan.exact);
+  Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact);
   Compiler compiler{options, scoped.tasks, {}};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)

@@ -6,7 +6,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROOMS = ["base", "ir", "ops", "schema", "grad", "cluster", "cost", "schedule", "parallel", "plan", "simulate",
+ROOMS = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "parallel", "plan", "simulate",
          "compile.h", "device", "comm", "data", "checkpoint", "run", "session"]
 BELOW = ROOMS.index("device")
 # What execution may see of planning.

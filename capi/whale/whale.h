@@ -371,7 +371,8 @@ WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str pat
 
 /* ---- cluster: the devices ------------------------------------------------------------------------------------------- */
 typedef struct whale_cluster whale_cluster;
-/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". */
+/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". Several machines: nodes
+ * joined by |, Nx before one repeats it: "16xnull:8"; or "file:PATH", a text file with a node a line. */
 WHALE_API whale_status *whale_cluster_create(whale_engine *engine, whale_str devices, whale_cluster **out);
 WHALE_API size_t whale_cluster_size(const whale_cluster *cluster);
 WHALE_API void whale_cluster_release(whale_cluster *cluster);

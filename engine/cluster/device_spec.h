@@ -12,6 +12,7 @@ struct DeviceSpec {
   DeviceKind kind = DeviceKind::kCpu;
   std::vector<int> cores;  // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
   int index = 0;           // kCuda: ordinal
+  int node = 0;            // of the cluster: which machine; numbered as listed
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
 };
 const char* name_of(DeviceKind kind);  // "cpu", "ref", "null", "cuda"

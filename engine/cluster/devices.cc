@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t kMostDevices = 65536;
 constexpr int kMostCores = 65536;
 constexpr const char* kGrammar =
-    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2)";
+    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2); nodes joined "
+    "by |, Nx before a node repeats it";
 
 struct Item {
   std::string_view text;
@@ -75,6 +76,27 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   }
 }
 
+// "16xnull:8": 16, "null:8".
+std::pair<int64_t, std::string_view> repeated(std::string_view node) {
+  const size_t digits = std::min(node.find_first_not_of("0123456789"), node.size());
+  if (digits == 0 || digits == node.size() || node[digits] != 'x') return {1, node};
+  return {Item{node}.number(node.substr(0, digits), 1, kMostDevices), node.substr(digits + 1)};
+}
+
+std::vector<DeviceSpec> parse_node(std::string_view node, std::string_view text, const std::vector<int>& cores) {
+  std::vector<DeviceSpec> out;
+  for (size_t at = 0; at <= node.size();) {
+    const size_t comma = std::min(node.find(',', at), node.size());
+    const Item item{node.substr(at, comma - at)};
+    if (item.text.empty()) throw invalid("device list '{}' has an empty item; {}", text, kGrammar);
+    parse_item(item, cores, out);
+    if (out.size() > static_cast<size_t>(kMostDevices))
+      throw invalid("device list '{}' names more than {} devices", text, kMostDevices);
+    at = comma + 1;
+  }
+  return out;
+}
+
 std::string core_list(const std::vector<int>& cores) {
   std::string text;
   for (size_t i = 0; i < cores.size();) {
@@ -100,14 +122,16 @@ std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<i
   for (const char c : text)
     if (c != ' ' && c != '\t') packed += c;
   if (packed.empty()) throw invalid("device list is empty; {}", kGrammar);
+  int node = 0;
   for (size_t at = 0; at <= packed.size();) {
-    const size_t comma = std::min(packed.find(',', at), packed.size());
-    const Item item{std::string_view(packed).substr(at, comma - at)};
-    if (item.text.empty()) throw invalid("device list '{}' has an empty item; {}", text, kGrammar);
-    parse_item(item, cores, out);
-    if (out.size() > static_cast<size_t>(kMostDevices))
+    const size_t bar = std::min(packed.find('|', at), packed.size());
+    const auto [count, items] = repeated(std::string_view(packed).substr(at, bar - at));
+    const std::vector<DeviceSpec> devices = parse_node(items, text, cores);
+    if (static_cast<int64_t>(out.size()) + count * static_cast<int64_t>(devices.size()) > kMostDevices)
       throw invalid("device list '{}' names more than {} devices", text, kMostDevices);
-    at = comma + 1;
+    for (int64_t k = 0; k < count; ++k, ++node)
+      for (DeviceSpec device : devices) device.node = node, out.push_back(std::move(device));
+    at = bar + 1;
   }
   return out;
 }
@@ -120,20 +144,50 @@ std::string to_string(const DeviceSpec& device) {
   return name_of(device.kind);
 }
 
-std::string to_string(const std::vector<DeviceSpec>& devices) {
+namespace {
+
+std::string node_text(const DeviceSpec* begin, const DeviceSpec* end) {
   std::string text;
-  for (size_t i = 0; i < devices.size();) {
-    size_t j = i;
-    while (j < devices.size() && devices[j] == devices[i]) ++j;
-    const size_t count = j - i;
-    const bool pinned = !devices[i].cores.empty() || devices[i].kind == DeviceKind::kCuda;
+  for (const DeviceSpec *i = begin, *j = begin; i < end; i = j) {
+    while (j < end && *j == *i) ++j;
+    const bool pinned = !i->cores.empty() || i->kind == DeviceKind::kCuda;
     if (!text.empty()) text += ',';
-    text += to_string(devices[i]);
-    if (!pinned) text += fmt::format(":{}", count);
-    if (pinned && count > 1) text += fmt::format("*{}", count);
-    i = j;
+    text += to_string(*i);
+    if (!pinned) text += fmt::format(":{}", j - i);
+    if (pinned && j - i > 1) text += fmt::format("*{}", j - i);
   }
   return text;
+}
+
+}  // namespace
+
+std::string to_string(const std::vector<DeviceSpec>& devices) {
+  std::vector<std::pair<std::string, int>> nodes;  // text, how many of it
+  for (size_t i = 0, j = 0; i < devices.size(); i = j) {
+    while (j < devices.size() && devices[j].node == devices[i].node) ++j;
+    std::string text = node_text(devices.data() + i, devices.data() + j);
+    if (nodes.empty() || nodes.back().first != text) nodes.emplace_back(std::move(text), 0);
+    ++nodes.back().second;
+  }
+  std::string out;
+  for (const auto& [text, count] : nodes)
+    out += fmt::format("{}{}{}", out.empty() ? "" : "|", count > 1 ? fmt::format("{}x", count) : "", text);
+  return out;
+}
+
+std::string devices_of_file(std::string_view content) {
+  std::string out;
+  for (size_t at = 0; at < content.size();) {
+    const size_t end = std::min(content.find('\n', at), content.size());
+    std::string line;
+    for (const char c : content.substr(at, end - at)) {
+      if (c == '#') break;
+      if (c != ' ' && c != '\t' && c != '\r') line += c;
+    }
+    if (!line.empty()) out += (out.empty() ? "" : "|") + line;
+    at = end + 1;
+  }
+  return out;
 }
 
 }  // namespace whale

@@ -1,4 +1,5 @@
-// Device lists as text (semantics.md section 3): "cpu:4", "cpu@0,cpu@1*2", "ref:3", "null:8", joined by commas.
+// Device lists as text (semantics.md section 3): "cpu:4", "cpu@0,cpu@1*2", "ref:3", "null:8", joined by commas. Several
+// machines are nodes joined by |, and Nx repeats one: "16xnull:8", "null:8|null:4".
 #pragma once
 
 #include <string>
@@ -19,6 +20,8 @@ int cores_of_quota(std::string_view cpu_max);
 // devices share cores in turn. Throws with the item that is wrong and what was expected.
 std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores);
 std::vector<DeviceSpec> parse_devices(std::string_view text);  // over usable_cores()
+// The text of a cluster file, as a device list: a node a line, from # on a comment.
+std::string devices_of_file(std::string_view content);
 
 std::string to_string(const DeviceSpec& device);                // "cpu@0-3", "ref", "cuda@1"
 std::string to_string(const std::vector<DeviceSpec>& devices);  // parses to the same list: "cpu@0*2,cpu@1,ref:2"

@@ -87,7 +87,7 @@ struct Scope {
   std::string by;              // replica: "sample" (default) or "micro_batch"
   std::string factor;          // split: the named factor; empty: chosen
   int64_t micro_batches = 0;   // pipeline; 0: as the training configuration says
-  std::string schedule;        // pipeline: "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"
+  std::string schedule;        // pipeline: a name of schedule/schedules.def
   int64_t chunks = 0;          // pipeline: virtual stages per device
   std::string layout;          // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
   std::string devices;         // cluster: device list text

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "base/error.h"
+#include "schedule/schedule.h"
 #include "ir/graph.h"
 
 namespace whale {
@@ -47,10 +49,10 @@ void check_scopes(const Graph& graph) {
     }
     if (!s.by.empty() && s.by != "sample" && s.by != "micro_batch")
       throw bad(fmt::format("scope {}: by is '{}', expected 'sample' or 'micro_batch'", i, s.by));
-    static const std::set<std::string> kSchedules = {"", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"};
-    if (!kSchedules.contains(s.schedule))
-      throw bad(
-          fmt::format("scope {}: schedule is '{}', expected gpipe, 1f1b, interleaved, zb_h1 or zb_v", i, s.schedule));
+    const auto rules = schedule_rules();
+    if (!s.schedule.empty() &&
+        std::none_of(rules.begin(), rules.end(), [&](const auto& r) { return r.name == s.schedule; }))
+      throw bad(fmt::format("scope {}: schedule is '{}', expected one of {}", i, s.schedule, schedule_names()));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "schedule/schedule.h"
 
 namespace whale {
 namespace {
@@ -155,12 +156,7 @@ const Parameter kParameters[] = {
     {ScopeKind::kPipeline, "stages", true, read_count, count_text},
     {ScopeKind::kPipeline, "micro_batches", false, [](Scope& s, const Value& v) { s.micro_batches = number(v); },
      [](const Scope& s) { return s.micro_batches ? fmt::format("{}", s.micro_batches) : ""; }},
-    {ScopeKind::kPipeline, "schedule", false,
-     [](Scope& s, const Value& v) {
-       for (const char* known : {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"})
-         if (v == known) return void(s.schedule = v);
-       throw invalid("'{}', expected gpipe, 1f1b, interleaved, zb_h1 or zb_v", v);
-     },
+    {ScopeKind::kPipeline, "schedule", false, [](Scope& s, const Value& v) { s.schedule = schedule_rule(v).name; },
      [](const Scope& s) { return s.schedule; }},
     {ScopeKind::kPipeline, "chunks", false, [](Scope& s, const Value& v) { s.chunks = number(v); },
      [](const Scope& s) { return s.chunks ? fmt::format("{}", s.chunks) : ""; }},

@@ -87,31 +87,6 @@ void TaskFormer::fill_stage_counts() {
     if (leaf.pipeline != SIZE_MAX) leaf.nest[leaf.pipeline].count = pipeline_.count;
 }
 
-std::vector<int32_t> TaskFormer::device_order() const {
-  std::vector<int32_t> order(static_cast<size_t>(devices_));
-  std::iota(order.begin(), order.end(), 0);
-  for (const TaskLeaf& leaf : leaves_)
-    for (const Scope& scope : leaf.nest) {
-      if (scope.kind != ScopeKind::kCluster || scope.layout.empty() || scope.layout[0] != '[') continue;
-      std::vector<int32_t> given;
-      int64_t number = -1;
-      for (const char c : scope.layout) {
-        if (c >= '0' && c <= '9') {
-          number = std::min<int64_t>(std::max<int64_t>(number, 0) * 10 + (c - '0'), devices_);
-        } else if (number >= 0) {
-          given.push_back(static_cast<int32_t>(number)), number = -1;
-        }
-      }
-      std::set<int32_t> distinct(given.begin(), given.end());
-      if (given.size() != order.size() || distinct.size() != given.size() || *distinct.rbegin() >= devices_)
-        throw invalid("scope '{}' ({}): the layout lists [{}], expected each of the devices 0 to {} once",
-                      to_string(scope), leaf.path, fmt::join(given, ", "), devices_ - 1)
-            .at_scope(leaf.path);
-      order = given;
-    }
-  return order;
-}
-
 // One row, or one for each position along the axes outside.
 void TaskFormer::check_shares(const Mesh& mesh) const {
   int64_t positions = 1;

@@ -29,6 +29,9 @@ struct TaskLeaf {
 TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string path, bool annotated);
 [[noreturn]] void refuse(const std::vector<Scope>& nest, std::string_view path, const std::string& what);
 
+// `layout=average(n)` on nest[i]: what it slices has n members. Layouts that nobody knows are refused.
+void check_layouts(std::vector<Scope>& nest, std::string_view path);
+
 // Devices that nest[from, to) needs; `complete` becomes false when a count is left out (it counts as 1).
 int64_t product(const std::vector<Scope>& nest, size_t from, size_t to, bool& complete);
 // Fills in counts of nest[from, to) so that they multiply to `devices`: the outermost one left out takes what the
@@ -48,7 +51,7 @@ struct Axes {
 
 class TaskFormer {
  public:
-  TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact);
+  TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes);
   TaskGraphs run();
 
  private:
@@ -69,9 +72,14 @@ class TaskFormer {
   void count_devices();
   void count_stage_devices();
   void fill_stage_counts();
-  std::vector<int32_t> device_order() const;
   void make_meshes();
   void check_shares(const Mesh& mesh) const;
+  // task_layout.cc
+  std::vector<int32_t> device_order() const;  // as the `layout` of a scope says
+  std::vector<int32_t> order_of(const TaskLeaf& leaf, size_t i) const;
+  std::vector<int32_t> by_row(const TaskLeaf& leaf, size_t i) const;
+  std::vector<int32_t> by_column(const TaskLeaf& leaf, size_t i) const;
+  std::vector<int64_t> slices_of(const TaskLeaf& leaf, size_t i) const;  // devices of each slice
   // task_axes.cc
   void make_axes();  // those around the pipeline, then those of the stages, aligned by name
 
@@ -84,7 +92,8 @@ class TaskFormer {
   Graph& g_;
   int64_t devices_;
   bool exact_;
-  bool local_ = false;  // all scopes are ignored
+  std::vector<int32_t> nodes_;  // per device
+  bool local_ = false;          // all scopes are ignored
   std::vector<StrategyClause> clauses_;
   std::vector<Scope> otherwise_;
   std::vector<TaskLeaf> leaves_;

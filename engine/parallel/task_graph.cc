@@ -15,8 +15,9 @@ bool is_bare(const std::vector<Scope>& nest) { return nest.size() == 1 && to_str
 
 }  // namespace
 
-TaskFormer::TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact)
-    : g_(graph), devices_(devices), exact_(exact) {
+TaskFormer::TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes)
+    : g_(graph), devices_(devices), exact_(exact), nodes_(std::move(nodes)) {
+  nodes_.resize(static_cast<size_t>(std::max<int64_t>(devices, 0)));
   if (strategy.empty()) strategy = graph.default_strategy;
   local_ = strategy == "local";
   if (local_ && devices != 1)
@@ -215,8 +216,9 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
   return tasks[static_cast<size_t>(t < 0 ? 0 : t)];
 }
 
-TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact) {
-  return TaskFormer(graph, devices, strategy, exact).run();
+TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact,
+                            std::vector<int32_t> nodes) {
+  return TaskFormer(graph, devices, strategy, exact, std::move(nodes)).run();
 }
 
 }  // namespace whale

@@ -50,6 +50,8 @@ struct TaskGraphs {
 // A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
 // devices wanted and the devices there.
 // `exact`: all replicas are by=micro_batch.
-TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact = false);
+// `nodes`: of each device, the machine that it is in, ascending; empty: all in one.
+TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact = false,
+                            std::vector<int32_t> nodes = {});
 
 }  // namespace whale

@@ -57,6 +57,7 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
   if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage != leaf.pipeline + 1)
     refuse(leaf.nest, leaf.path,
            "has scopes between pipeline and stage; put them around the pipeline or into the stage");
+  check_layouts(leaf.nest, leaf.path);
   return leaf;
 }
 

@@ -28,6 +28,8 @@ int64_t common(const Part& a, const Part& b) {
 struct Group {
   std::vector<Part> own, want;
   bool partial = false, cut = false;  // before
+  bool halo = false;                  // after
+  int64_t from = -1;                  // the member that all get their boxes from
   int64_t whole = 0;                  // of all members together, each element once
   size_t size() const { return want.size(); }
 
@@ -79,6 +81,14 @@ struct Pricer {
   BridgeWay all_to_all(const Group& g) const {
     return way("all_to_all", g.most([&](size_t k) { return g.missing(k); }), n(g) - 1);
   }
+  // A halo; or, between groups that cut in ways of their own, boxes of one member (`from`) to the others.
+  BridgeWay exchange_boxes(const Group& g) const {
+    if (g.halo) return named(transfers(g), "halo transfer");
+    if (g.from < 0) return transfers(g);
+    return way("transfer of one part",
+               g.most([&](size_t k) { return static_cast<int64_t>(k) == g.from ? int64_t{0} : elements(g.want[k]); }),
+               1);
+  }
   // Every device asks every holder for what it lacks; of a sum, everybody's part.
   BridgeWay transfers(const Group& g) const {
     const double bytes = g.most([&](size_t k) { return g.partial ? (n(g) - 1) * elements(g.want[k]) : g.missing(k); });
@@ -123,8 +133,8 @@ const Kind kKinds[] = {
        const double most = g.most([&](size_t k) { return k ? elements(g.want[k]) : int64_t{0}; });
        return Ways{p.way("sent by one device", most, 1)};
      }},
-    {OpCode::k_transfer, [](const Pricer& p, const Group& g) { return Pricer::named(p.transfers(g), "halo transfer"); },
-     [](const Pricer& p, const Group& g) { return Ways{Pricer::then(p.all_gather(g), p.slice(g))}; }},
+    {OpCode::k_transfer, [](const Pricer& p, const Group& g) { return p.exchange_boxes(g); },
+     [](const Pricer& p, const Group& g) { return g.halo ? Ways{Pricer::then(p.all_gather(g), p.slice(g))} : Ways{}; }},
 };
 
 class Reporter {
@@ -151,7 +161,7 @@ class Reporter {
  private:
   // The axis that the bridge works along; kTime: none, it goes to another stage.
   size_t axis_of(const Op& op, TensorId x, TensorId y) const {
-    if (op.code != OpCode::k_transfer) return static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
+    if (op.attrs.contains("group")) return static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
     if (lg_.stage(x) != op.stage) return kTime;
     for (size_t a = 1; a < lg_.axes(); ++a)
       if (!(lg_.at(x, a) == lg_.at(y, a))) return a;
@@ -164,13 +174,17 @@ class Reporter {
 
   Group group_along(const Op& op, size_t axis, TensorId x, TensorId y) const {
     Group g;
+    const Mesh& mesh = lg_.tasks.mesh(op.stage);
     for (int64_t k = 0; k < lg_.size(axis, op.stage); ++k) {
       std::vector<int64_t> at(lg_.axes() - 1);
       at[axis - 1] = k;
+      if (!mesh.axes[axis - 1].exists(k, row_of(mesh.axes, axis - 1, at))) continue;
       g.own.push_back(local_.part(x, place(op.stage, at)));
       g.want.push_back(local_.part(y, place(op.stage, at)));
     }
     const Placement before = lg_.at(x, axis).placement;
+    g.halo = lg_.at(y, axis).window.present();
+    if (op.code == OpCode::k_transfer && op.attrs.contains("from")) g.from = attr_int(op.attrs, "from");
     g.partial = before == Placement::kPartial, g.cut = before == Placement::kShard;
     if (g.cut)
       for (const Part& part : g.own) g.whole += elements(part);

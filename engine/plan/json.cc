@@ -121,7 +121,8 @@ std::string to_json(const Plan& plan) {
                                 : plan.precision == Precision::kFloat16 ? "f16"
                                                                         : "f32");
   out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
-           return fmt::format("{{\"kind\":\"{}\",\"name\":{}}}", name_of(d.kind), quoted(to_string(d)));
+           return fmt::format("{{\"kind\":\"{}\",\"name\":{},\"node\":{}}}", name_of(d.kind), quoted(to_string(d)),
+                              d.node);
          });
   out +=
       ",\"meshes\":" + array(plan.meshes, [](const PlanMesh& m) {

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "parallel/order.h"
-#include "schedule/accumulation.h"
+#include "plan/accumulation.h"
 #include "schedule/verify.h"
 
 namespace whale {

@@ -67,7 +67,7 @@ auto write_all(Builder& b, const std::vector<T>& list) {
 
 Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
-                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index);
+                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node);
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -225,6 +225,7 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
   for (const int32_t core : f.vector(t->cores()))
     out.cores.push_back(static_cast<int>(f.range(core, 0, 65535, "a device's core")));
   out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
+  out.node = static_cast<int>(f.range(t->node(), 0, 65535, "a device's node"));
   return out;
 }
 

@@ -18,13 +18,16 @@ std::span<const ScheduleRule> schedule_rules() {
   return kRules;
 }
 
+std::string schedule_names() {
+  std::string names;
+  for (const ScheduleRule& rule : schedule_rules()) names += fmt::format("{}{}", names.empty() ? "" : ", ", rule.name);
+  return names;
+}
+
 const ScheduleRule& schedule_rule(std::string_view name) {
-  std::string known;
-  for (const ScheduleRule& rule : schedule_rules()) {
+  for (const ScheduleRule& rule : schedule_rules())
     if (rule.name == name) return rule;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", rule.name);
-  }
-  throw invalid("there is no pipeline schedule '{}', expected one of {}", name, known);
+  throw invalid("there is no pipeline schedule '{}', expected one of {}", name, schedule_names());
 }
 
 PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks) {

@@ -64,6 +64,7 @@ inline constexpr int kAnyChunks = 1 << 20;
 
 std::span<const ScheduleRule> schedule_rules();
 const ScheduleRule& schedule_rule(std::string_view name);  // throws invalid with the names there are
+std::string schedule_names();                              // "gpipe, 1f1b, ..."
 
 // Any stages >= 1 and micro_batches >= 1; chunks 0 means the rule's least. Throws invalid.
 PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks = 0);

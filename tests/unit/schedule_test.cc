@@ -235,7 +235,7 @@ TEST_CASE("blocking costs time: a slow receiver holds the sender up") {
 }
 
 TEST_CASE("incomplete and impossible schedules are refused") {
-  CHECK(has(message_of([] { make_schedule("dualpipe", 2, 2); }), "gpipe, 1f1b, interleaved, zb_h1, zb_v"));
+  CHECK(has(message_of([] { make_schedule("dualpipe", 2, 2); }), "'dualpipe', expected one of " + schedule_names()));
   CHECK(has(message_of([] { make_schedule("1f1b", 2, 0); }), "0 micro-batches"));
   CHECK(has(message_of([] { make_schedule("1f1b", 0, 2); }), "0 stages"));
   CHECK(has(message_of([] { make_schedule("1f1b", 2, 2, 2); }), "2 chunks per device, expected 1"));

@@ -9,7 +9,7 @@
 #include "parallel/shares.h"
 #include "parallel/strategy.h"
 #include "parallel/task_graph.h"
-#include "schedule/accumulation.h"
+#include "plan/accumulation.h"
 #include "unit/small_models.h"
 
 using namespace whale;

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 
@@ -10,6 +11,16 @@
 
 namespace tool {
 namespace {
+
+double half(const uint8_t* bytes) {
+  uint16_t h;
+  std::memcpy(&h, bytes, 2);
+  const int exponent = h >> 10 & 31, mantissa = h & 1023;
+  const double value = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                       : exponent == 0 ? std::ldexp(mantissa, -24)
+                                       : std::ldexp(1024 + mantissa, exponent - 25);
+  return h & 0x8000 ? -value : value;
+}
 
 std::vector<double> to_doubles(const whale_tensor* tensor) {
   size_t n = 1;
@@ -34,6 +45,7 @@ std::vector<double> to_doubles(const whale_tensor* tensor) {
         values[i] = v;
         break;
       }
+      case WHALE_F16: values[i] = half(data + i * 2); break;
       case WHALE_I32: {
         int32_t v;
         std::memcpy(&v, data + i * 4, 4);
@@ -54,7 +66,8 @@ std::vector<double> to_doubles(const whale_tensor* tensor) {
 
 using StepFunction = decltype(&whale_session_step);
 
-double run(whale_session* session, StepFunction function, const Batch& batch) {
+double run(whale_session* session, StepFunction function, const Batch& batch,
+           const std::vector<std::string>& names = {}, std::vector<Values>* values = nullptr) {
   std::vector<Tensor> tensors;
   std::vector<whale_named_tensor> inputs;
   for (const Array& array : batch) {
@@ -62,13 +75,20 @@ double run(whale_session* session, StepFunction function, const Batch& batch) {
                                   static_cast<void*>(const_cast<uint8_t*>(array.bytes.data()))));
     inputs.push_back({str(array.name), tensors.back().get()});
   }
-  whale_named_tensor loss{WHALE_STR("loss"), nullptr};
-  const Event event = own<Event>(function, session, inputs.data(), inputs.size(), &loss, size_t{1},
+  std::vector<whale_named_tensor> outputs{{WHALE_STR("loss"), nullptr}};
+  for (const std::string& name : names) outputs.push_back({str(name), nullptr});
+  const Event event = own<Event>(function, session, inputs.data(), inputs.size(), outputs.data(), outputs.size(),
                                  static_cast<whale_cancel*>(nullptr));
   int32_t done = 0;
   check(whale_event_wait(event.get(), -1, &done));
-  const Tensor owned(loss.tensor);
-  return to_doubles(owned.get()).at(0);
+  std::vector<Tensor> owned;
+  for (const whale_named_tensor& output : outputs) owned.emplace_back(output.tensor);
+  if (values) values->clear();
+  for (size_t i = 1; values && i < owned.size(); ++i) {
+    const whale_tensor* t = owned[i].get();
+    values->push_back({{whale_tensor_dims(t), whale_tensor_dims(t) + whale_tensor_rank(t)}, to_doubles(t)});
+  }
+  return to_doubles(owned[0].get()).at(0);
 }
 
 }  // namespace
@@ -82,7 +102,9 @@ Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& argument
   session_ = own<Session>(whale_session_create, engine, static_cast<const whale_plan*>(plan_.get()), &options);
 }
 
-double Runner::step(const Batch& batch) { return run(session(), whale_session_step, batch); }
+double Runner::step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
+  return run(session(), whale_session_step, batch, names, values);
+}
 double Runner::eval_loss(const Batch& batch) { return run(session(), whale_session_eval, batch); }
 
 std::vector<double> Runner::read(const std::string& variable) {
@@ -109,6 +131,10 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
   const Cluster cluster = own<Cluster>(whale_cluster_create, engine, str(arguments.devices));
   whale_plan_options options = WHALE_PLAN_OPTIONS_INIT;
   options.strategy = str(arguments.strategy);
+  std::vector<whale_str> fetch;
+  for (const std::string& name : arguments.fetch) fetch.push_back(str(name));
+  options.fetch = fetch.data();
+  options.fetch_count = fetch.size();
   options.accumulation = arguments.accumulation;
   options.bucket_bytes = arguments.bucket_bytes;
   options.no_overlap = arguments.no_overlap;

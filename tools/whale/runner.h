@@ -5,6 +5,7 @@
 #include <map>
 
 #include "data.h"
+#include "values.h"
 
 namespace tool {
 
@@ -18,8 +19,9 @@ struct SessionArguments {
 class Runner {
  public:
   Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments);
-  // One training step; returns the loss. `more`: further outputs to fetch, as arrays of their own dtype.
-  double step(const Batch& batch);
+  // One training step; returns the loss. `names`: further outputs to fetch.
+  double step(const Batch& batch) { return step(batch, {}, nullptr); }
+  double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   double eval_loss(const Batch& batch);
   std::vector<double> read(const std::string& variable);
   std::vector<std::string> variables(const std::string& role);  // names; role empty: all
@@ -46,6 +48,7 @@ struct PlanArguments {
   std::vector<double> state_shares;
   std::string recompute, gradient_dtype;
   bool adasum = false, exact = false;
+  std::vector<std::string> fetch;  // tensors, besides the graph's outputs
 };
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
 // From a plan file (devices and strategy are in it) or a model file.

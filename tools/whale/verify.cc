@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "decisions.h"
 #include "runner.h"
 
 namespace tool {
@@ -18,7 +20,12 @@ struct Comparison {
                                // |difference| / |movement|, whole model
   double loss_bound = 0, parameter_bound = 0;
   std::string worst;
-  bool passed() const { return loss_error <= loss_bound && parameter_error <= parameter_bound; }
+  int64_t steps = 0;  // compared: those before the first decision that differs
+  Decided decided;
+  bool passed() const {
+    // A decision is within rounding when its scores are as close as losses must be.
+    return loss_error <= loss_bound && parameter_error <= parameter_bound && decided.margin <= loss_bound;
+  }
 };
 
 double norm(const std::vector<double>& a) {
@@ -53,22 +60,41 @@ Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
   return wide;
 }
 
-// Runs both plans on the same data from the same seed and measures how far they part.
-Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vector<Batch>& batches,
-                   const SessionArguments& arguments, bool float64) {
-  Comparison result;
+struct Pair {
+  std::function<Plan()> plan, single;
+};
+
+// Runs both plans on the same data from the same seed and measures how far they part. Decisions first: behind one that
+// differs, losses and parameters differ by more than rounding, so only the steps before it are compared.
+void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& batches,
+             const SessionArguments& arguments, const std::vector<Decision>& decisions, bool float64,
+             Comparison& result) {
+  Plan plan = plans.plan();
   const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
-  Runner many(engine, std::move(plan), arguments), one(engine, std::move(single), arguments);
+  Runner many(engine, std::move(plan), arguments), one(engine, plans.single(), arguments);
   const std::vector<std::string> names = one.variables("parameter");
+  std::vector<std::string> scores;
+  for (const Decision& decision : decisions) scores.push_back(decision.scores);
   std::vector<std::vector<double>> start;
   for (const std::string& name : names) start.push_back(one.read(name));
   double rate = 0;
+  result.loss_error = 0, result.steps = 0;
   for (const Batch& each : batches) {
     const Batch batch = widen(each, inputs);
     rate = std::max(rate, whale_session_learning_rate(one.session()));
-    const double a = many.step(batch), b = one.step(batch);
+    std::vector<Values> of_many, of_one;
+    const double a = many.step(batch, scores, &of_many), b = one.step(batch, scores, &of_one);
+    for (size_t i = 0; i < decisions.size(); ++i)
+      compare_decisions(decisions[i], of_many[i], of_one[i], result.decided);
+    if (result.decided.differ) break;
     const double error = std::abs(a - b) / std::max(1e-30, std::abs(b));
     if (!(error <= result.loss_error)) result.loss_error = error;
+    ++result.steps;
+  }
+  if (result.decided.differ) {  // once more, up to there
+    const std::vector<Batch> before(batches.begin(), batches.begin() + result.steps);
+    if (!before.empty()) compare(engine, plans, before, arguments, {}, float64, result);
+    return;
   }
   double difference = 0, movement = 0;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -84,7 +110,37 @@ Comparison compare(whale_engine* engine, Plan plan, Plan single, const std::vect
     if (!(error <= result.parameter_error)) result.parameter_error = error, result.worst = names[i];
   }
   if (!float64) result.parameter_error = movement > 0 ? std::sqrt(difference / movement) : std::sqrt(difference);
-  return result;
+}
+
+// Products whose operands and results are rounded to the format that the plan computes in, forward and backward (two
+// more each).
+int64_t roundings_of(const std::string& graph_json) {
+  int64_t products = 0;
+  for (const auto& op : nlohmann::json::parse(graph_json).at("ops")) {
+    const std::string name = op.at("op");
+    products += name == "matmul" || name == "attention" || name.starts_with("conv");
+  }
+  return 3 * products;
+}
+
+// Each rounding is up to e / 2, those behind one another add up like a random walk: a gradient's error is e / 2 sqrt(n)
+// of its size. Adam's step is the gradient's sign, more or less: with errors of that size, delta / pi of normal
+// gradients change sign, by 2 of 1: the movement's error is sqrt(4 delta / pi).
+double movement_bound(double epsilon, int64_t roundings) {
+  const double delta = epsilon / 2 * std::sqrt(static_cast<double>(std::max<int64_t>(roundings, 1)));
+  return std::sqrt(4 * delta / 3.14159265358979);
+}
+
+std::string decisions_text(const Comparison& row) {
+  const Decided& d = row.decided;
+  char text[512];
+  std::snprintf(text, sizeof text,
+                "%s: %ld of %ld decisions differ by step %ld at margins up to %.1e of the scores (%s), bound %.0e: %s; "
+                "compared are the %ld steps before\n",
+                row.name.c_str(), static_cast<long>(d.differ), static_cast<long>(d.made),
+                static_cast<long>(row.steps + 1), d.margin, d.worst.c_str(), row.loss_bound,
+                d.margin <= row.loss_bound ? "rounding, no failure" : "NOT ROUNDING", static_cast<long>(row.steps));
+  return text;
 }
 
 }  // namespace
@@ -120,21 +176,37 @@ void add_verify(CLI::App& app, int& exit_code) {
     single.recompute.clear();
     single.gradient_dtype.clear();
     single.adasum = false;
-    single.devices = given.devices.substr(0, given.devices.find_first_of(":@")) + ":1";
-    const auto plan_of = [&](const PlanArguments& arguments) {
+    const size_t kind = given.devices.find_first_of("crn");  // behind "2x" of nodes
+    single.devices = given.devices.starts_with("file:")
+                         ? "cpu:1"
+                         : given.devices.substr(kind, given.devices.find_first_of(":@") - kind) + ":1";
+    const std::string described = text(whale_graph_json, static_cast<const whale_graph*>(graph.get()));
+    const std::vector<Decision> decisions = decisions_of(described);
+    const auto plan_of = [&](PlanArguments arguments) {
+      for (const Decision& decision : decisions) arguments.fetch.push_back(decision.scores);
       return make_plan(engine.get(), graph.get(), arguments);
+    };
+    const auto compared = [&](const PlanArguments& many, const PlanArguments& one, const std::vector<Batch>& batches,
+                              bool float64, Comparison row) {
+      row.devices = many.devices, row.against = one.devices;
+      compare(engine.get(), {[&] { return plan_of(many); }, [&] { return plan_of(one); }}, batches, state->session,
+              decisions, float64, row);
+      return row;
     };
 
     std::vector<Batch> batches;
-    double epsilon = 0;  // of the format that the plan computes or sums gradients in; 0: f32
+    double epsilon = 0;     // of the format that the plan computes or sums gradients in; 0: f32
+    int64_t roundings = 2;  // before and after a sum of gradients
     {
       const Plan plan = plan_of(given);
       const nlohmann::json json =
           nlohmann::json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
       const auto use = [&](const std::string& format) {
-        epsilon = std::max(epsilon, format == "bf16" ? 0x1p-8 : format == "f16" ? 0x1p-11 : 0.0);
+        const double e = format == "bf16" ? 0x1p-8 : format == "f16" ? 0x1p-11 : 0.0;
+        epsilon = std::max(epsilon, e);
+        return e > 0;
       };
-      use(json.value("precision", std::string("f32")));
+      if (use(json.value("precision", std::string("f32")))) roundings += roundings_of(described);
       use(given.gradient_dtype);
       const auto data = open_data(state->data, inputs_of(plan.get(), "train"), state->session.seed);
       for (int64_t i = 0; i < state->steps; ++i) batches.push_back(data->next());
@@ -146,21 +218,16 @@ void add_verify(CLI::App& app, int& exit_code) {
       one.devices = "ref:1";
       many.precision = one.precision = "f64";
       many.gradient_dtype.clear();
-      Comparison row = compare(engine.get(), plan_of(many), plan_of(one), batches, state->session, true);
-      row.name = "float64", row.devices = many.devices, row.against = one.devices,
-      row.loss_bound = row.parameter_bound = 1e-9;
-      rows.push_back(row);
+      Comparison row;
+      row.name = "float64", row.loss_bound = row.parameter_bound = 1e-9;
+      rows.push_back(compared(many, one, batches, true, row));
     }
     {
-      Comparison row = compare(engine.get(), plan_of(given), plan_of(single), batches, state->session, false);
+      Comparison row;
       row.name = epsilon == 0x1p-8 ? "bfloat16" : epsilon > 0 ? "float16" : "float32";
-      row.devices = given.devices, row.against = single.devices;
-      // With e = 2^-8 (bf16), 2^-11 (f16) each rounding is up to e / 2, and losses are sums over many tokens.
-      // Parameters move by noisy steps: Adam makes whole steps of gradients that are mostly rounding, so their error
-      // falls slower.
-      row.loss_bound = epsilon > 0 ? std::max(epsilon / 2, 1e-5) : 1e-5;
-      row.parameter_bound = epsilon > 0 ? 0.8 * std::sqrt(epsilon) : 1e-4;
-      rows.push_back(row);
+      row.loss_bound = epsilon > 0 ? std::max(epsilon / 2, 1e-5) : 1e-5;  // losses are means over many tokens
+      row.parameter_bound = epsilon > 0 ? movement_bound(epsilon, roundings) : 1e-4;
+      rows.push_back(compared(given, single, batches, false, row));
     }
     const bool passed = std::all_of(rows.begin(), rows.end(), [](const Comparison& row) { return row.passed(); });
     if (state->json) {
@@ -174,6 +241,10 @@ void add_verify(CLI::App& app, int& exit_code) {
                                       {"parameter_error", row.parameter_error},
                                       {"parameter_bound", row.parameter_bound},
                                       {"worst_parameter", row.worst},
+                                      {"steps_compared", row.steps},
+                                      {"decisions", row.decided.made},
+                                      {"decisions_that_differ", row.decided.differ},
+                                      {"largest_margin", row.decided.margin},
                                       {"passed", row.passed()}});
       std::printf("%s\n", out.dump(2).c_str());
     } else {
@@ -183,6 +254,8 @@ void add_verify(CLI::App& app, int& exit_code) {
         std::printf("%-9s %-16s %-8s %12.2e (%.0e) %18.2e (%.0e)  %s\n", row.name.c_str(), row.devices.c_str(),
                     row.against.c_str(), row.loss_error, row.loss_bound, row.parameter_error, row.parameter_bound,
                     row.passed() ? "equal" : "NOT EQUAL");
+      for (const Comparison& row : rows)
+        if (row.decided.differ) std::printf("%s", decisions_text(row).c_str());
       std::printf("\n%s\n", passed ? "The plan does not change the result."
                                    : "The plan changes the result: this is a bug in libwhale, please report it.");
     }

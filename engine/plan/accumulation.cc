@@ -1,4 +1,4 @@
-#include "schedule/accumulation.h"
+#include "plan/accumulation.h"
 
 namespace whale {
 

@@ -1,0 +1,72 @@
+// What a newcomer reads: every message says what was wanted, what was found, where, and what to do.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "compile.h"
+#include "unit/small_models.h"
+
+using namespace whale;
+
+TEST_CASE("messages of strategies that do not fit") {
+  struct Row {
+    const char *strategy, *devices;
+    std::vector<const char*> parts;
+  };
+  const Row rows[] = {
+      // Counts.
+      {"replica(3)", "null:4", {"'replica(3)'", "default strategy", "wants 3", "4 are there", "leave the count out"}},
+      {"split(8)", "null:4", {"'split(8)'", "wants 8", "4 are there", "smaller count"}},
+      {"replica(2) > split(3)", "null:4", {"'replica(2) > split(3)'", "wants 6", "4 are there", "more devices"}},
+      {"stage(1) > replica", "null:2", {"'stage(1) > replica'", "wants 1", "2 are there", "leave a count out"}},
+      {"replica(2) > pipeline(3)", "null:4", {"wants 6", "4 are there", "change the number of devices"}},
+      {"pipeline(90)", "null:90", {"'pipeline(90)'", "90 stages", "at most", "nest replica or split"}},
+      {"local", "null:2", {"one device", "2 are there", "cpu:1"}},
+      // Shares.
+      {"replica(3, shares=[1,2])", "null:3", {"2 entries", "expected 3", "each replica", "change the list"}},
+      {"replica(2, shares=[0,0])", "null:2", {"[0, 0]", "add up to 0", "give at least one"}},
+      {"split(2, shares=[1,-1])", "null:2", {"'shares'", "[1,-1]", "numbers >= 0"}},
+      // Scopes in the wrong order, names that nobody has.
+      {"stage(2) > pipeline(2)", "null:4", {"pipeline inside a stage", "pipeline > stage"}},
+      {"pipeline(2) > pipeline(2)", "null:4", {"pipeline inside a pipeline", "one is enough"}},
+      {"split(2, factor=hats)", "null:2", {"'hats'", "columns", "heads", "vocabulary", "leave it out"}},
+      {"replicas(2)", "null:2", {"unknown scope 'replicas'", "replica, split, stage, pipeline or cluster"}},
+      {"replica(2, ways=2)", "null:2", {"no parameter 'ways'", "count, shares, by, layout"}},
+      {"replica(two)", "null:2", {"'count'", "'two'", "whole number from 1"}},
+      {"replica(0)", "null:2", {"'count'", "'0'", "whole number from 1"}},
+      {"replica(2", "null:2", {"at character 10", "',' or ')'", "the end"}},
+      {"replica(2) split(2)", "null:4", {"at character 12", "'>' or the end", "split(2)"}},
+      {"pipeline(2, schedule=fast)", "null:2", {"'schedule'", "'fast'", "gpipe, 1f1b, interleaved"}},
+      {"pipeline(2, schedule=1f1b, chunks=3)", "null:2", {"'1f1b'", "3 chunks", "expected 1"}},
+      {"attic: split(2); replica", "null:2", {"no scope is called 'attic'", "none with a name"}},
+  };
+  for (const Row& row : rows) {
+    CompileOptions options;
+    options.strategy = row.strategy;
+    std::string message;
+    try {
+      compile(small::gpt(8).g, parse_devices(row.devices, {0}), options);
+    } catch (const Error& e) {
+      CHECK(e.code() == Code::kInvalidArgument);
+      message = e.message();
+    }
+    INFO(row.strategy, " on ", row.devices, ": ", message);
+    CHECK(!message.empty());
+    for (const char* part : row.parts) CHECK_MESSAGE(message.find(part) != message.npos, part);
+  }
+}
+
+TEST_CASE("options without effect are noted") {
+  CompileOptions options;
+  options.strategy = "split(2)";
+  options.zero = 1;
+  const auto notes = [&] { return compile(small::gpt(8).g, parse_devices("null:2", {0}), options).notes; };
+  const auto about = [](const std::string& note) { return note.starts_with("ZeRO 1 cuts over replicas"); };
+  const auto split = notes();
+  CHECK(std::any_of(split.begin(), split.end(), about));
+  options.strategy = "replica(2)";
+  const auto replica = notes();
+  CHECK(std::none_of(replica.begin(), replica.end(), about));
+}
