@@ -231,8 +231,8 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
         axis.state_shares = state_shares, found = true;
       }
   if (!found)
-    throw invalid("{} shares of state are given, no replica scope has so many replicas ({})", state_shares.size(),
-                  out.tasks.strategy);
+    throw invalid("{} shares of state are given, no replica scope has so many replicas ({}); give one for each replica",
+                  state_shares.size(), out.tasks.strategy);
   round_shares(1, state_shares);
   return out;
 }
@@ -323,6 +323,15 @@ std::vector<std::string> notes_of(const Plan& plan) {
   if (f.collectives)
     notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
                                 bytes_text(f.communicated), f.on_the_side));
+  const auto replicas = [&] {
+    for (const PlanMesh& mesh : plan.meshes)
+      for (const MeshAxis& axis : mesh.axes)
+        if (axis.size > 1 && axis.name.find("replica") != axis.name.npos) return true;
+    return false;
+  };
+  if (plan.devices.size() > 1 && plan.zero > 0 && !replicas())
+    notes.push_back(fmt::format("ZeRO {} cuts over replicas; '{}' has none, so nothing is cut: put replica around it.",
+                                plan.zero, plan.strategy));
   if (plan.devices.size() > 1 && plan.gradient_dtype)
     notes.push_back(
         fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the result.",

@@ -15,7 +15,8 @@ std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weig
     sum += w;
   }
   if (!(sum > 0) || !std::isfinite(sum))
-    throw invalid("shares [{}] add up to {}, expected more than 0", fmt::join(weights, ", "), sum);
+    throw invalid("shares [{}] add up to {}, expected more than 0: give at least one of them a weight",
+                  fmt::join(weights, ", "), sum);
   const size_t n = weights.size();
   std::vector<int64_t> out(n);
   std::vector<double> rest(n);

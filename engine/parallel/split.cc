@@ -17,6 +17,23 @@ constexpr size_t kStates = 24;
 constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
 constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
 
+// Words of the user for factors that ops call by other names.
+constexpr std::pair<const char*, const char*> kWords[] = {
+    {"columns", "n"},       {"rows", "k"},     {"vocabulary", "rows"}, {"vocabulary", "v"},   {"experts", "b"},
+    {"experts", "experts"}, {"channels", "o"}, {"sequence", "t"},      {"sequence", "tq"},    {"table_rows", "rows"},
+    {"classes", "v"},       {"classes", "n"},  {"spatial", "depth"},   {"spatial", "height"}, {"spatial", "width"},
+};
+
+// Those of the user first, then those of the ops.
+std::vector<std::string> words_of(const std::set<std::string>& names) {
+  std::vector<std::string> out;
+  for (const auto& [word, name] : kWords)
+    if (names.contains(name) && std::find(out.begin(), out.end(), word) == out.end()) out.push_back(word);
+  for (const std::string& name : names)
+    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+  return out;
+}
+
 struct Code {
   Placement placement = Placement::kReplicate;
   Digit digit;
@@ -94,9 +111,11 @@ class Chooser {
     }
     for (const auto& [text, names] : asked)
       if (!names.found)
-        throw invalid("scope '{}' ({}): no op inside has a factor '{}' to split; they have {}",
-                      to_string(names.task->nest), names.task->path, names.task->factors[p_.axis - 1],
-                      fmt::join(names.known, ", "))
+        throw invalid(
+            "scope '{}' ({}): no op inside has a factor '{}' to split; they have {}; leave it out, and the cheapest is "
+            "taken",
+            to_string(names.task->nest), names.task->path, names.task->factors[p_.axis - 1],
+            fmt::join(words_of(names.known), ", "))
             .at_scope(names.task->path);
   }
 
@@ -427,12 +446,6 @@ class Chooser {
 }  // namespace
 
 bool is_named(const Factor& f, const std::string& wanted) {
-  // Words of the user for factors that ops call by other names.
-  static const std::pair<const char*, const char*> kWords[] = {
-      {"columns", "n"},       {"rows", "k"},     {"vocabulary", "rows"}, {"vocabulary", "v"},   {"experts", "b"},
-      {"experts", "experts"}, {"channels", "o"}, {"sequence", "t"},      {"sequence", "tq"},    {"table_rows", "rows"},
-      {"classes", "v"},       {"classes", "n"},  {"spatial", "depth"},   {"spatial", "height"}, {"spatial", "width"},
-  };
   if (f.name == wanted) return true;
   return std::any_of(std::begin(kWords), std::end(kWords),
                      [&](const auto& w) { return wanted == w.first && f.name == w.second; });

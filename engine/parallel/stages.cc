@@ -75,7 +75,10 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   }
   const auto wanted = static_cast<size_t>(stages);
   if (places.size() + 1 < wanted)
-    throw invalid("the pipeline wants {} stages, the model can be cut into at most {}", stages, places.size() + 1);
+    throw invalid(
+        "the pipeline wants {} stages, the model can be cut into at most {}; give so many, or nest replica or split "
+        "to use more devices",
+        stages, places.size() + 1);
   const auto speed = [&](size_t s) { return speeds.empty() ? 1.0 : speeds[s]; };
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});

@@ -156,7 +156,12 @@ const Parameter kParameters[] = {
     {ScopeKind::kPipeline, "stages", true, read_count, count_text},
     {ScopeKind::kPipeline, "micro_batches", false, [](Scope& s, const Value& v) { s.micro_batches = number(v); },
      [](const Scope& s) { return s.micro_batches ? fmt::format("{}", s.micro_batches) : ""; }},
-    {ScopeKind::kPipeline, "schedule", false, [](Scope& s, const Value& v) { s.schedule = schedule_rule(v).name; },
+    {ScopeKind::kPipeline, "schedule", false,
+     [](Scope& s, const Value& v) {
+       for (const ScheduleRule& rule : schedule_rules())
+         if (rule.name == v) return void(s.schedule = v);
+       throw invalid("'{}', expected one of {}", v, schedule_names());
+     },
      [](const Scope& s) { return s.schedule; }},
     {ScopeKind::kPipeline, "chunks", false, [](Scope& s, const Value& v) { s.chunks = number(v); },
      [](const Scope& s) { return s.chunks ? fmt::format("{}", s.chunks) : ""; }},
@@ -203,7 +208,7 @@ Scope parse_scope(Reader& in) {
       set_parameter(in, scope, "", value, true);
     }
     if (in.take(')')) return scope;
-    in.expect(',');
+    if (!in.take(',')) in.fail("',' or ')'");
   }
 }
 

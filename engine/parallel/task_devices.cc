@@ -56,9 +56,11 @@ void TaskFormer::count_stage_devices() {
   }
   const int64_t sum = total(), groups = devices_ / sum;
   if (groups * sum != devices_ || (complete && groups != outer))
-    refuse(any.nest, any.path,
-           fmt::format("wants {} device(s) ({} around a pipeline whose {} stage(s) have [{}]), {} are there",
-                       sum * outer, outer, physical_, fmt::join(stage_devices_, ", "), devices_));
+    refuse(
+        any.nest, any.path,
+        fmt::format("wants {} device(s) ({} around a pipeline whose {} stage(s) have [{}]), {} are there; change the "
+                    "number of devices, or leave a count out",
+                    sum * outer, outer, physical_, fmt::join(stage_devices_, ", "), devices_));
   for (TaskLeaf& leaf : leaves_)
     if (leaf.staged()) fill_counts(leaf.nest, 0, leaf.outer(), groups, leaf.path);
 }

@@ -58,6 +58,8 @@ class TaskFormer {
   // task_graph.cc
   void collect();                                        // which leaf every scope in use belongs to
   const StrategyClause* clause_of(ScopeId scope) const;  // the innermost one whose name is a part of the scope's path
+  void check_clauses() const;
+  std::string named_path(ScopeId scope) const;  // "encoder/block0"
   void find_pipeline();
   void make_tasks();
   // Axes along which replicas take whole micro-batches: the same replicas in all meshes, and nothing else on them.

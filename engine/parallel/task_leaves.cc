@@ -31,8 +31,9 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
     check_scope(scope, leaf.path);
     const auto weights = static_cast<int64_t>(scope.shares.size());
     if (weights && scope.count && weights % scope.count)
-      throw invalid("scope '{}' ({}): shares has {} entries, expected {}, one for each {}", to_string(scope), leaf.path,
-                    weights, scope.count, scope.kind == ScopeKind::kSplit ? "way" : "replica")
+      throw invalid(
+          "scope '{}' ({}): shares has {} entries, expected {}, one for each {}; change the list or the count",
+          to_string(scope), leaf.path, weights, scope.count, scope.kind == ScopeKind::kSplit ? "way" : "replica")
           .at_scope(leaf.path);
     if (weights) {
       if (!scope.count) scope.count = weights;
@@ -54,6 +55,9 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
     leaf.nest.push_back(scope);
     leaf.ids.push_back(ids[i]);
   }
+  if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage < leaf.pipeline)
+    refuse(leaf.nest, leaf.path,
+           "has a pipeline inside a stage; a pipeline is outside of its stages: pipeline > stage");
   if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage != leaf.pipeline + 1)
     refuse(leaf.nest, leaf.path,
            "has scopes between pipeline and stage; put them around the pipeline or into the stage");

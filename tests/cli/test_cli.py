@@ -106,6 +106,32 @@ def test_trace_bench_devices(files, tmp_path):
     assert "ref" in whale("devices") and {d["name"] for d in json.loads(whale("devices", "--json"))} >= {"cpu", "ref", "null"}
 
 
+def test_clusters_of_several_nodes(files, tmp_path):
+    across = ("--strategy", "cluster(layout=column) > replica(2) > split(2)")
+    (tmp_path / "cluster.txt").write_text("# two machines\n2x null:2\n")
+    for devices in ("2xnull:2", f"file:{tmp_path / 'cluster.txt'}"):
+        plan = json.loads(whale("plan", files / "gpt.whale", "--devices", devices, *across, "--json"))
+        assert plan["meshes"][0]["devices"] == [0, 2, 1, 3] and [d["node"] for d in plan["devices"]] == [0, 0, 1, 1]
+    assert "does not change the result" in whale("verify", files / "mlp.whale", "--devices", "2xcpu:1", "--steps", "2",
+                                                 "--strategy", "cluster(layout=row) > replica(2)")
+
+
+def test_loss_scale(files):
+    rows = lines(whale("run", files / "mlp.whale", "--steps", "2", "--precision", "f16", "--loss-scale", "128",
+                       "--loss-scale-growth", "1", "--json"))
+    assert len(rows) == 2
+
+
+def test_verify_compares_decisions(tmp_path):
+    whale("model", "moe-gpt", "--layers", "2", "--dim", "16", "--heads", "2", "--seq", "8", "--vocab", "32", "--batch", "4",
+          "--experts", "4", "-o", tmp_path / "moe.whale")
+    for more in ((), ("--precision", "bf16")):
+        out = json.loads(whale("verify", tmp_path / "moe.whale", "--devices", "cpu:2", "--steps", "3", "--json", *more))
+        for row in out["comparisons"]:
+            assert row["decisions"] > 0 and row["passed"]
+            assert row["steps_compared"] == 3 or row["decisions_that_differ"] > 0 and row["largest_margin"] <= row["loss_bound"]
+
+
 def test_verify_prints_the_figures(files):
     out = json.loads(whale("verify", files / "mlp.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[1,0,2])", "--steps", "3", "--json"))
     assert out["passed"] and [c["precision"] for c in out["comparisons"]] == ["float64", "float32"]

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -120,7 +121,9 @@ std::vector<std::string> Runner::variables(const std::string& role) {
 
 FileKind kind_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Failure("cannot open '" + path + "'");
+  if (!file)
+    throw Failure("cannot open '" + path + "': " + std::strerror(errno) +
+                  "; `whale model gpt -o gpt.whale` writes one");
   char head[8] = {};
   file.read(head, 8);
   const std::string identifier(head + 4, 4);
