@@ -600,6 +600,10 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.model_hash = t->model_hash();
   out.strategy = f.name(t->strategy(), "the strategy");
   out.devices = read_all(f, t->devices(), read_device);
+  for (int last = 0; const DeviceSpec& d : out.devices) {
+    if (d.node != last && d.node != last + (&d != out.devices.data())) throw f.bad("nodes are not in order");
+    last = d.node;
+  }
   out.meshes = read_all(f, t->meshes(), read_mesh, out);
   out.groups = read_all(f, t->groups(), read_group, out);
   out.scopes = f.scopes(t->scopes());
