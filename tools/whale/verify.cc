@@ -20,7 +20,8 @@ struct Comparison {
                                // |difference| / |movement|, whole model
   double loss_bound = 0, parameter_bound = 0;
   std::string worst;
-  int64_t steps = 0;  // compared: those before the first decision that differs
+  int64_t steps = 0;       // compared
+  int64_t flipped_at = 0;  // the step of the first decision that differs
   Decided decided;
   bool passed() const {
     // A decision is within rounding when its scores are as close as losses must be.
@@ -65,7 +66,7 @@ struct Pair {
 };
 
 // Runs both plans on the same data from the same seed and measures how far they part. Decisions first: behind one that
-// differs, losses and parameters differ by more than rounding, so only the steps before it are compared.
+// differs, losses and parameters may differ by more than rounding: then only the steps before it are compared.
 void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& batches,
              const SessionArguments& arguments, const std::vector<Decision>& decisions, bool float64,
              Comparison& result) {
@@ -78,23 +79,20 @@ void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& 
   std::vector<std::vector<double>> start;
   for (const std::string& name : names) start.push_back(one.read(name));
   double rate = 0;
-  result.loss_error = 0, result.steps = 0;
+  result.loss_error = result.parameter_error = 0, result.steps = 0;
+  size_t before = 0;  // steps before a decision that differs
   for (const Batch& each : batches) {
     const Batch batch = widen(each, inputs);
     rate = std::max(rate, whale_session_learning_rate(one.session()));
     std::vector<Values> of_many, of_one;
     const double a = many.step(batch, scores, &of_many), b = one.step(batch, scores, &of_one);
-    for (size_t i = 0; i < decisions.size(); ++i)
+    // What is decided behind one that differs says nothing more.
+    for (size_t i = 0; i < decisions.size() && !result.decided.differ; ++i)
       compare_decisions(decisions[i], of_many[i], of_one[i], result.decided);
-    if (result.decided.differ) break;
+    before += result.decided.differ == 0;
     const double error = std::abs(a - b) / std::max(1e-30, std::abs(b));
     if (!(error <= result.loss_error)) result.loss_error = error;
     ++result.steps;
-  }
-  if (result.decided.differ) {  // once more, up to there
-    const std::vector<Batch> before(batches.begin(), batches.begin() + result.steps);
-    if (!before.empty()) compare(engine, plans, before, arguments, {}, float64, result);
-    return;
   }
   double difference = 0, movement = 0;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -110,6 +108,12 @@ void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& 
     if (!(error <= result.parameter_error)) result.parameter_error = error, result.worst = names[i];
   }
   if (!float64) result.parameter_error = movement > 0 ? std::sqrt(difference / movement) : std::sqrt(difference);
+  if (!result.decided.differ || decisions.empty()) return;
+  result.flipped_at = static_cast<int64_t>(before) + 1;
+  if (result.passed()) return;  // within the bounds all the same
+  result.loss_error = result.parameter_error = 0, result.steps = 0;
+  const std::vector<Batch> fewer(batches.begin(), batches.begin() + static_cast<std::ptrdiff_t>(before));
+  if (!fewer.empty()) compare(engine, plans, fewer, arguments, {}, float64, result);
 }
 
 // Products whose operands and results are rounded to the format that the plan computes in, forward and backward (two
@@ -134,12 +138,13 @@ double movement_bound(double epsilon, int64_t roundings) {
 std::string decisions_text(const Comparison& row) {
   const Decided& d = row.decided;
   char text[512];
-  std::snprintf(text, sizeof text,
-                "%s: %ld of %ld decisions differ by step %ld at margins up to %.1e of the scores (%s), bound %.0e: %s; "
-                "compared are the %ld steps before\n",
-                row.name.c_str(), static_cast<long>(d.differ), static_cast<long>(d.made),
-                static_cast<long>(row.steps + 1), d.margin, d.worst.c_str(), row.loss_bound,
-                d.margin <= row.loss_bound ? "rounding, no failure" : "NOT ROUNDING", static_cast<long>(row.steps));
+  std::snprintf(
+      text, sizeof text,
+      "%s: %ld of %ld decisions until step %ld differ, at margins up to %.1e of the scores (%s), bound %.0e: %s; "
+      "%ld step(s) compared\n",
+      row.name.c_str(), static_cast<long>(d.differ), static_cast<long>(d.made), static_cast<long>(row.flipped_at),
+      d.margin, d.worst.c_str(), row.loss_bound, d.margin <= row.loss_bound ? "rounding, no failure" : "NOT ROUNDING",
+      static_cast<long>(row.steps));
   return text;
 }
 
