@@ -128,6 +128,11 @@ const Kind kKinds[] = {
      [](const Pricer& p, const Group& g) {
        return Ways{Pricer::then(p.all_gather(g), p.slice(g)), p.transfers(g)};
      }},
+    {OpCode::k_shift,  // one round of a ring
+     [](const Pricer& p, const Group& g) {
+       return p.way("shift", g.most([&](size_t k) { return elements(g.want[k]); }), 1);
+     },
+     [](const Pricer& p, const Group& g) { return Ways{Pricer::then(p.all_gather(g), p.slice(g))}; }},
     {OpCode::k_local_slice, [](const Pricer& p, const Group& g) { return p.slice(g); },
      [](const Pricer& p, const Group& g) {
        const double most = g.most([&](size_t k) { return k ? elements(g.want[k]) : int64_t{0}; });
