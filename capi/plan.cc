@@ -4,6 +4,7 @@
 #include "compile.h"
 #include "guard.h"
 #include "handles.h"
+#include "parallel/offload.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -30,6 +31,7 @@ CompileOptions read_options(const whale_plan_options& o) {
   if (dtype > 0) out.gradient_dtype = checked_dtype(dtype - 1);
   out.adasum = flag(o.adasum, "options.adasum");
   out.exact = flag(o.exact, "options.exact");
+  out.offload = parse_offload(text(o.offload, "options.offload"));
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include "parallel/copies.h"
 #include "parallel/fold.h"
 #include "parallel/fuse.h"
+#include "parallel/offload.h"
 #include "parallel/order.h"
 #include "parallel/propagate.h"
 #include "parallel/shares.h"
@@ -23,9 +24,16 @@ namespace whale {
 namespace {
 
 constexpr int64_t kBucketBytes = int64_t{4} << 20;
+constexpr int64_t kCopiedBytes = int64_t{256} << 10;
 
 int64_t bucket_bytes(const CompileOptions& options) {
   return options.bucket_bytes > 0 ? options.bucket_bytes : kBucketBytes;
+}
+
+// What an update works on is copied in and out as a whole: smaller groups keep less on the device.
+int64_t update_bytes(const CompileOptions& options) {
+  const bool copied = options.offload & (kOffloadState | kOffloadParameters);
+  return copied ? std::min(bucket_bytes(options), kCopiedBytes) : bucket_bytes(options);
 }
 
 enum When : unsigned { kTrain = 1, kEval = 2, kAlways = 3 };
@@ -77,8 +85,9 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
     {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(o)); }, false},
-    {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, bucket_bytes(o)); }, true},
+    {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(o)); }, true},
     {"order_ops", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
+    {"offload", [](LayoutGraph& g, const CompileOptions& o) { offload(g, o.offload); }, false},
 };
 
 bool trains(const Graph& graph) {
@@ -192,6 +201,7 @@ std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
     p.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(v.tensor))];
     const Layout& home = lg.layouts[static_cast<size_t>(v.tensor)];
     p.home.axes.assign(home.axes.begin() + 1, home.axes.end());
+    p.memory = in_host(lg, v.tensor) ? Memory::kHost : Memory::kDevice;
     out.push_back(std::move(p));
   }
   return out;
@@ -375,6 +385,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.adasum = options.adasum;
   plan.recompute = static_cast<int32_t>(options.recompute);
   plan.exact = options.exact;
+  plan.offload = options.offload;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
 
   std::vector<std::string> entries;
@@ -437,6 +448,7 @@ CompileOptions options_of(const Plan& plan) {
   options.adasum = plan.adasum;
   options.recompute = static_cast<Recompute>(plan.recompute);
   options.exact = plan.exact;
+  options.offload = plan.offload;
   return options;
 }
 

@@ -28,6 +28,7 @@ struct CompileOptions {
   Recompute recompute = Recompute::kNone;
   std::optional<DType> gradient_dtype;  // that gradients are summed in between devices; none: as they are
   bool adasum = false;                  // gradients of replicas are combined by Adasum
+  uint32_t offload = 0;                 // OffloadClass bits (parallel/offload.h)
   bool exact = false;                   // bitwise equal results for all plans of whole micro-batches
   bool verify = true;                   // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass

@@ -397,8 +397,9 @@ typedef struct whale_plan_options {
   int32_t gradient_dtype;  /* whale_dtype + 1 that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
   int32_t adasum;          /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
   int32_t exact;           /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO, recompute */
+  whale_str offload;       /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty: nothing */
 } whale_plan_options;
-#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}}
 
 enum {
   WHALE_RECOMPUTE_NONE = 0,

@@ -55,8 +55,8 @@ class Kernel {
   virtual void set_scratch(void* /*scratch*/) {}
 };
 
-// One device: a thread of the executor calls it, never two at a time (the communication thread only calls `add`,
-// `copy`).
+// One device: a thread of the executor calls it, never two at a time (the communication thread only calls `combine`
+// and the copies, the copy thread only the copies).
 class Device {
  public:
   virtual ~Device() = default;
@@ -64,7 +64,11 @@ class Device {
   virtual void enter_thread(Stream stream) = 0;
   virtual void* allocate(size_t bytes) = 0;  // 64-byte aligned, zeroed lazily
   virtual void release(void* memory, size_t bytes) = 0;
+  // Memory of the host that the device copies from and to fastest. Where the device has no other: its own.
+  virtual void* allocate_host(size_t bytes) { return allocate(bytes); }
+  virtual void release_host(void* memory, size_t bytes) { release(memory, bytes); }
   virtual std::unique_ptr<Kernel> bind(const KernelSpec& spec) = 0;  // throws unimplemented: op, dtype, device
+  // Also between two places in the host's memory.
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
   // The arithmetic of reductions between devices: to[i] = combine(a[i], b[i]).

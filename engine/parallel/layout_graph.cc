@@ -77,6 +77,11 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
   };
   if (op.code == OpCode::k_transfer) return;  // from one mesh to another
+  if (has_flag(op.code, kMemoryCopy)) {
+    for (size_t i = 0; i < op.outputs.size(); ++i)
+      if (!(g.at(op.inputs[i], a) == g.at(op.outputs[i], a))) fail(g, op, a, "a copy lies otherwise");
+    return;
+  }
   if (g.size(a, op.stage) == 1) {
     for (const auto* ids : {&op.inputs, &op.outputs})
       if (any(*ids, Placement::kShard) || any(*ids, Placement::kPartial))

@@ -1,10 +1,13 @@
 #include "plan/figures.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/format.h"
 #include "plan/part.h"
+#include "plan/storage.h"
+#include "plan/verify.h"
 
 namespace whale {
 namespace {
@@ -93,14 +96,68 @@ Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) 
                                            mesh.coordinates(static_cast<int64_t>(at - mesh.devices.begin()))));
 }
 
+namespace {
+
+enum class Holds : uint8_t { kActivation, kGradient, kCopy };
+
+// What each storage in an arena holds, told by who reads and writes it.
+std::vector<Holds> contents_of(const Program& p) {
+  std::vector<Holds> out(p.buffers.size());
+  const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
+  for (const Segment& s : p.segments)
+    for (const Instruction& i : s.instructions) {
+      const bool reduced = i.kind == InstructionKind::kCollective && i.phase != Phase::kForward;
+      const bool update = i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp);
+      const bool sum = i.kind == InstructionKind::kKernel && i.op == OpCode::k_accumulate && i.phase != Phase::kForward;
+      const bool stored = i.kind == InstructionKind::kMove && i.phase != Phase::kForward && i.op == OpCode::k_to_host;
+      if (reduced || update || sum || stored)
+        for (const auto* list : {&i.in, &i.out})
+          for (const BufferId b : *list)
+            if (b != kNone) out[at(b)] = Holds::kGradient;
+    }
+  for (const Segment& s : p.segments)
+    for (const Instruction& i : s.instructions)
+      for (size_t n = 0; i.kind == InstructionKind::kMove && n < i.out.size(); ++n) {
+        const bool home = p.buffers[at(i.in[n])].kind == BufferKind::kVariable;
+        if (i.op == OpCode::k_to_device) out[at(i.out[n])] = home ? Holds::kCopy : out[at(i.in[n])];
+      }
+  return out;
+}
+
+// Splits up an arena by what is alive where most is.
+void add_arena(MemoryClasses& m, const Program& p, Memory memory) {
+  const std::vector<Life> lives = lives_of(p);
+  std::map<int64_t, int64_t> change;
+  for (size_t b = 0; b < lives.size(); ++b)
+    if (lives[b].first >= 0 && p.buffers[b].memory == memory) {
+      change[lives[b].first] += bytes_of_slots(p.buffers[b]);
+      change[lives[b].last + 1] -= bytes_of_slots(p.buffers[b]);
+    }
+  int64_t now = 0, most = 0, when = 0;
+  for (const auto& [at, bytes] : change)
+    if ((now += bytes) > most) most = now, when = at;
+  const std::vector<Holds> holds = contents_of(p);
+  for (size_t b = 0; b < lives.size(); ++b)
+    if (lives[b].first >= 0 && lives[b].first <= when && when <= lives[b].last && p.buffers[b].memory == memory) {
+      if (holds[b] == Holds::kGradient) m.gradients += bytes_of_slots(p.buffers[b]);
+      if (holds[b] == Holds::kCopy) m.copies += bytes_of_slots(p.buffers[b]);
+    }
+  m.activations = (memory == Memory::kHost ? p.host_bytes : p.arena_bytes) - m.gradients - m.copies;
+}
+
+}  // namespace
+
 MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program) {
   MemoryFigures m;
   m.arena = entry.programs[program].arena_bytes;
+  add_arena(m.device, entry.programs[program], Memory::kDevice);
+  add_arena(m.host, entry.programs[program], Memory::kHost);
   const auto row = std::find_if(entry.rows.begin(), entry.rows.end(),
                                 [&](const DeviceRow& r) { return r.program == static_cast<int32_t>(program); });
   if (row == entry.rows.end()) return m;
   for (const PlanVariable& v : plan.variables) {
-    int64_t& to = v.role == Role::kParameter ? m.parameters : v.role == Role::kState ? m.state : m.buffers;
+    MemoryClasses& where = v.memory == Memory::kHost ? m.host : m.device;
+    int64_t& to = v.role == Role::kParameter ? where.parameters : v.role == Role::kState ? where.state : where.buffers;
     to += element_count(local_dims(plan, v, row->device)) * size_of(v.dtype);
   }
   return m;

@@ -5,10 +5,18 @@
 
 namespace whale {
 
+// Bytes by what they hold. An arena is as large as it must be at its fullest; that is what is split up here.
+struct MemoryClasses {
+  int64_t parameters = 0, state = 0, buffers = 0;  // variables
+  int64_t gradients = 0;                           // and their sums
+  int64_t copies = 0;                              // of variables that live in the host's memory
+  int64_t activations = 0;                         // the rest of the arena: inputs and intermediate values too
+  int64_t arena() const { return gradients + copies + activations; }
+  int64_t total() const { return parameters + state + buffers + arena(); }
+};
 struct MemoryFigures {
-  int64_t parameters = 0, state = 0, buffers = 0;  // variables on one device
-  int64_t arena = 0;                               // activations, gradients, inputs
-  int64_t total() const { return parameters + state + buffers + arena; }
+  MemoryClasses device, host;
+  int64_t arena = 0;  // of the device
 };
 // Of the first device that runs this program.
 MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program);

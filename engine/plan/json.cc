@@ -34,10 +34,11 @@ std::string numbers(const std::vector<int64_t>& list) {
 std::string interval(const Interval& i) { return fmt::format("[{},{}]", i.begin, i.end); }
 
 std::string instruction(const Instruction& i) {
-  constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive"};
+  constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
   constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
   constexpr const char* kPhases[] = {"forward", "backward", "update"};
-  const bool is_op = i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective;
+  const bool is_op =
+      i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kMove;
   return fmt::format(
       "{{\"kind\":\"{}\",\"stream\":\"{}\",\"op\":{},\"name\":{},\"phase\":\"{}\",\"in\":{},\"out\":{},\"flops\":{},"
       "\"bytes\":{},\"waits\":{}}}",
@@ -52,20 +53,26 @@ std::string devices(const std::vector<int32_t>& list) {
   return array(list, [](int32_t d) { return fmt::format("{}", d); });
 }
 
+std::string memory(const MemoryClasses& m) {
+  return fmt::format(
+      "{{\"parameters\":{},\"state\":{},\"buffers\":{},\"arena\":{},\"gradients\":{},\"activations\":{},"
+      "\"copies\":{}}}",
+      m.parameters, m.state, m.buffers, m.arena(), m.gradients, m.activations, m.copies);
+}
+
 std::string program(const Plan& plan, const Entry& e, size_t number) {
   const Program& p = e.programs[number];
   const MemoryFigures m = memory_of(plan, e, number);
-  std::string out = fmt::format(
-      "{{\"arena_bytes\":{},\"peak_live_bytes\":{},\"memory\":{{\"parameters\":{},\"state\":{},\"buffers\":{},"
-      "\"arena\":{}}},",
-      p.arena_bytes, p.peak_live_bytes, m.parameters, m.state, m.buffers, m.arena);
+  std::string out =
+      fmt::format("{{\"arena_bytes\":{},\"host_bytes\":{},\"peak_live_bytes\":{},\"memory\":{},\"host_memory\":{},",
+                  p.arena_bytes, p.host_bytes, p.peak_live_bytes, memory(m.device), memory(m.host));
   out += "\"buffers\":" + array(p.buffers, [](const Buffer& b) {
            constexpr const char* kKinds[] = {"arena", "variable", "input", "step"};
            return fmt::format(
                "{{\"name\":{},\"kind\":\"{}\",\"dtype\":\"{}\",\"dims\":{},\"offset\":{},\"bytes\":{},\"slots\":{},"
-               "\"alias\":{}}}",
+               "\"alias\":{},\"memory\":\"{}\"}}",
                quoted(b.name), kKinds[static_cast<size_t>(b.kind)], name_of(b.dtype), numbers(b.dims), b.offset,
-               b.bytes, b.slots, b.alias);
+               b.bytes, b.slots, b.alias, b.memory == Memory::kHost ? "host" : "device");
          });
   out += ",\"segments\":" + array(p.segments, [&](const Segment& s) {
            return fmt::format("{{\"name\":{},\"instructions\":{}}}", quoted(s.name),
@@ -138,9 +145,11 @@ std::string to_json(const Plan& plan) {
   out += ",\"variables\":" + array(plan.variables, [&plan](const PlanVariable& v) {
            constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
            const int32_t first = plan.meshes[static_cast<size_t>(v.mesh)].devices[0];
-           return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"role\":\"{}\",\"mesh\":{},\"local\":{}}}",
-                              quoted(v.name), name_of(v.dtype), numbers(v.dims), kRoles[static_cast<size_t>(v.role)],
-                              v.mesh, numbers(local_dims(plan, v, first)));
+           return fmt::format(
+               "{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"role\":\"{}\",\"mesh\":{},\"local\":{},"
+               "\"memory\":\"{}\"}}",
+               quoted(v.name), name_of(v.dtype), numbers(v.dims), kRoles[static_cast<size_t>(v.role)], v.mesh,
+               numbers(local_dims(plan, v, first)), v.memory == Memory::kHost ? "host" : "device");
          });
   out += ",\"entries\":" + array(plan.entries, [&](const Entry& e) { return entry(plan, e); });
   out += ",\"notes\":" + array(plan.notes, [](const std::string& n) { return quoted(n); });

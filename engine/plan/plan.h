@@ -48,6 +48,9 @@ struct PlanOutput {
   Layout parts;              // kConcat: cuts of other digits than the samples', over the axes of that mesh; empty: none
 };
 
+// Where something is kept: in the device's own memory, or in that of the machine it is part of (`offload`).
+enum class Memory : uint8_t { kDevice, kHost };
+
 struct PlanVariable {
   std::string name;
   DType dtype{};
@@ -59,6 +62,7 @@ struct PlanVariable {
   std::string slot;
   int32_t mesh = 0;  // whose devices hold it
   Layout home;       // over the axes of that mesh
+  Memory memory = Memory::kDevice;
 };
 
 // ---- programs ---------------------------------------------------------------------------------------------------
@@ -84,6 +88,8 @@ struct Buffer {
   // behind its first one. A schedule row says which slot its segment works on.
   int32_t slots = 1;
   BufferId alias = -1;  // shares the storage of this buffer (in-place result, reshape): same offset
+  // kHost: the offset is one of the program's host arena, or the variable is kept there; only kMove touches it.
+  Memory memory = Memory::kDevice;
 };
 
 // Where a local tensor lies in the logical one, for ops that need it (random ops, iota, rotary, masks). The batch digit
@@ -119,6 +125,7 @@ enum class InstructionKind : uint8_t {
   kFetch,  // in[0] -> host output `ref`
   kSend,   // in[0]: this device's transfers of link `ref`, each into a free slot of its channel
   kReceive,  // out[0]: the transfers of link `ref` to this device; what no transfer covers is zero
+  kMove,     // op to_host or to_device: out[i] = in[i], from one memory to the other
 };
 
 struct Instruction {
@@ -159,6 +166,7 @@ struct Program {
   std::vector<Segment> segments;
   std::vector<ScheduleRow> schedule;
   int64_t arena_bytes = 0;
+  int64_t host_bytes = 0;       // of the arena in the host's memory
   int64_t variable_bytes = 0;   // local, for reports
   int64_t peak_live_bytes = 0;  // lower bound that the offsets are measured against
 };
@@ -229,6 +237,7 @@ struct Plan {
   std::optional<DType> gradient_dtype;  // that gradients are summed in between replicas; none: their own
   bool adasum = false;                  // gradients of replicas are combined by Adasum
   int32_t recompute = 0;                // 0: none, 1: selective, 2: full
+  uint32_t offload = 0;                 // OffloadClass bits: what waits in the host's memory
   bool exact = false;                   // bitwise equal to every other exact plan of the same program and micro-batches
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.

@@ -22,7 +22,7 @@ const char* name_of(Stream stream) {
 }
 
 const char* verb_of(InstructionKind kind) {
-  constexpr const char* kNames[] = {"kernel", "collective", "feed", "fetch", "send", "receive"};
+  constexpr const char* kNames[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -101,11 +101,12 @@ std::string buffers_text(const Program& p, const std::vector<BufferId>& ids) {
 std::string instruction_text(const Program& p, const Instruction& i) {
   std::string text = fmt::format("[{}] ", name_of(i.stream));
   if (!i.out.empty()) text += buffers_text(p, i.out) + " = ";
-  const bool is_op = i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective;
+  const bool is_op = i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective ||
+                     i.kind == InstructionKind::kMove;
   text += is_op ? def(i.op).name : verb_of(i.kind);
   text += "(" + buffers_text(p, i.in) + ")";
   for (const auto& [name, value] : i.attrs) text += fmt::format(" {}={}", name, to_string(value));
-  if (i.kind != InstructionKind::kKernel) text += fmt::format(" ref={}", i.ref);
+  if (i.kind != InstructionKind::kKernel && i.kind != InstructionKind::kMove) text += fmt::format(" ref={}", i.ref);
   if (i.samples != 0) text += fmt::format(" samples={}", i.samples);
   if (i.whole_batch) text += " whole_batch";
   if (i.key) text += fmt::format(" key={}", i.key);
@@ -122,13 +123,16 @@ std::string instruction_text(const Program& p, const Instruction& i) {
 }
 
 void print_program(std::string& text, const Program& p, size_t number) {
-  text += fmt::format("  program {}: arena {} bytes (at least {}), variables {} bytes\n", number, p.arena_bytes,
+  text += fmt::format("  program {}: arena {} bytes (at least {}), variables {} bytes", number, p.arena_bytes,
                       p.peak_live_bytes, p.variable_bytes);
+  if (p.host_bytes) text += fmt::format(", arena of the host {} bytes", p.host_bytes);
+  text += '\n';
   for (size_t b = 0; b < p.buffers.size(); ++b) {
     const Buffer& buffer = p.buffers[b];
     text += fmt::format("    %{} {} {}{} {}", b, buffer.name, name_of(buffer.dtype), to_string(buffer.dims),
                         name_of(buffer.kind));
     if (buffer.ref >= 0) text += fmt::format(" {}", buffer.ref);
+    if (buffer.memory == Memory::kHost) text += " host";
     if (buffer.offset >= 0) text += fmt::format(" @{}+{}", buffer.offset, buffer.bytes);
     if (buffer.slots != 1) text += fmt::format(" x{}", buffer.slots);
     if (buffer.alias != kNone) text += fmt::format(" in %{}", buffer.alias);
@@ -168,6 +172,7 @@ std::string print(const Plan& plan) {
                         kRoles[static_cast<size_t>(variable.role)]);
     if (!variable.owner.empty()) text += fmt::format(" of {} ({})", variable.owner, variable.slot);
     text += home_text(plan, variable);
+    if (variable.memory == Memory::kHost) text += ", in the host's memory";
     text += '\n';
   }
   for (const Entry& e : plan.entries) {

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "parallel/offload.h"
 #include "parallel/order.h"
 #include "plan/accumulation.h"
 #include "schedule/verify.h"
@@ -213,11 +214,13 @@ BufferId ProgramBuilder::buffer(TensorId id) {
   b.bytes = element_count(b.dims) * size_of(b.dtype);
   if (t.kind == TensorKind::kInput) b.kind = BufferKind::kInput, b.ref = input_number_.at(id);
   if (t.kind == TensorKind::kVariable) b.kind = BufferKind::kVariable, b.ref = variable_number_.at(id);
+  if (in_host(lg_, id)) b.memory = Memory::kHost;
   if (t.kind == TensorKind::kStep) b.kind = BufferKind::kStep, b.ref = static_cast<int32_t>(step_scalar(t.name));
   if (t.kind == TensorKind::kValue && t.producer != kNone && is_view(g_.op(t.producer).code)) {
     b.alias = buffer(view_root(g_, id));
     b.kind = draft_.program.buffers[static_cast<size_t>(b.alias)].kind;
     b.ref = draft_.program.buffers[static_cast<size_t>(b.alias)].ref;
+    b.memory = draft_.program.buffers[static_cast<size_t>(b.alias)].memory;
   }
   const auto number = static_cast<BufferId>(draft_.program.buffers.size());
   draft_.program.buffers.push_back(std::move(b));
@@ -467,14 +470,14 @@ bool ProgramBuilder::nobody_has_any(const Op& op, const Instruction& i) const {
 }
 
 void ProgramBuilder::emit(const Op& op) {
-  if (is_view(op.code) || is_tree(op)) return;
-  const bool collective = has_flag(op.code, kCollective);
+  if (is_view(op.code) || is_tree(op) || emitted_.contains(&op)) return;
+  const bool collective = has_flag(op.code, kCollective), moves = has_flag(op.code, kMemoryCopy);
   bool none_out = true;
   for (const TensorId id : op.outputs) none_out &= id == kNone || empty(id);
   const bool none_in = reads_nothing(op);
   if (none_out && !collective) return;  // no samples, nothing to do
   // Merged updates go on with those of their parameters that this device has a part of.
-  if (none_in && !collective && !has_flag(op.code, kUpdateOp)) {
+  if (none_in && !collective && !has_flag(op.code, kUpdateOp) && !moves) {
     for (size_t o = 0; o < op.outputs.size(); ++o)
       if (op.outputs[o] != kNone && !empty(op.outputs[o])) emit_identity(op, o);
     return;
@@ -482,8 +485,8 @@ void ProgramBuilder::emit(const Op& op) {
   Instruction i;
   for (const TensorId id : op.inputs) i.in.push_back(id == kNone ? kNone : buffer(id));
   for (const TensorId id : op.outputs) i.out.push_back(buffer(id));
-  i.kind = collective ? InstructionKind::kCollective : InstructionKind::kKernel;
-  i.stream = collective && low_.options.overlap ? Stream::kCommunication : Stream::kCompute;
+  i.kind = collective ? InstructionKind::kCollective : moves ? InstructionKind::kMove : InstructionKind::kKernel;
+  if (low_.options.overlap) i.stream = collective ? Stream::kCommunication : moves ? Stream::kCopy : Stream::kCompute;
   i.op = op.code;
   i.name = op.name;
   i.attrs = low_.local.attrs(op, place_);

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "plan/localise.h"
@@ -79,6 +80,11 @@ class ProgramBuilder {
   void merge_row(const SegmentKey& key, int32_t base, const ScheduleRow& row);  // gives `merged_`
   void finish_trees();
   BufferId flat(const std::string& name, DType dtype, int64_t rows, int64_t elements, BufferId alias = kNone);
+  // Sums of a tree that wait in the host's memory: a copy on the device, and back.
+  bool offloaded(const Op& op) const;
+  BufferId here(const Op& op, BufferId sum);
+  void put_away(const Op& op, BufferId value, BufferId sum);
+  void move(const Op& op, OpCode code, BufferId from, BufferId to);
   BufferId gather_nodes(const Op& op, std::vector<TreeNode>& rows);
   std::vector<TreeNode> nodes_under(const Place& place, size_t axis) const;
   WorkKind work_of(const Op& op) const;
@@ -107,6 +113,7 @@ class ProgramBuilder {
   std::map<const Op*, std::vector<BufferId>> sums_;
   std::map<std::pair<SegmentKey, std::vector<TreeStep>>, int32_t> merges_;
   std::optional<ScheduleRow> merged_;
+  std::set<const Op*> emitted_;         // before their place
   std::map<int32_t, int32_t> follows_;  // of a segment that adds to sums: the one that makes what it adds
 };
 

@@ -2,6 +2,7 @@
 // ranges of every number, id and size here, then verify().
 #include <algorithm>
 
+#include "parallel/offload.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
 #include "schema/fields.h"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t kMaxSlots = 1 << 16;
 constexpr int64_t kMaxOuter = int64_t{1} << 20;
-constexpr uint32_t kPlanFormatVersion = 2;  // 1: one mesh of one axis
+constexpr uint32_t kPlanFormatVersion = 3;  // 1: one mesh of one axis; 2: nothing in the host's memory
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -100,7 +101,7 @@ Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
   const auto dims = write(b, v.dims);
   const auto init = write(b, v.init);
   return fb::CreatePlanVariable(b, name, number<fb::DType>(v.dtype), dims, number<fb::Role>(v.role), v.trainable, init,
-                                owner, slot, v.mesh, write_all(b, v.home.axes));
+                                owner, slot, v.mesh, write_all(b, v.home.axes), number<fb::Memory>(v.memory));
 }
 
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
@@ -119,7 +120,7 @@ Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
   const auto name = write(b, x.name);
   return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims),
-                              x.ref, x.offset, x.bytes, x.slots, x.alias);
+                              x.ref, x.offset, x.bytes, x.slots, x.alias, number<fb::Memory>(x.memory));
 }
 
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
@@ -144,7 +145,7 @@ Off<fb::Program> write_one(Builder& b, const Program& p) {
   const auto buffers = write_all(b, p.buffers);
   const auto segments = write_all(b, p.segments);
   return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes,
-                           p.peak_live_bytes);
+                           p.peak_live_bytes, p.host_bytes);
 }
 
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s) {
@@ -287,6 +288,7 @@ PlanVariable read_variable(Fields& f, const fb::PlanVariable* t, const Plan& pla
   out.slot = f.name(t->slot(), "a variable's slot");
   out.mesh = f.id(t->mesh(), plan.meshes.size(), "a variable's mesh");
   out.home.axes = read_all(f, t->home(), read_layout, out.dims);
+  out.memory = f.number<Memory>(t->memory(), "a variable's memory");
   return out;
 }
 
@@ -336,6 +338,7 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   out.bytes = f.range(t->bytes(), 0, kMaxTensorBytes, "a buffer's bytes");
   out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMaxSlots, "a buffer's slots"));
   out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
+  out.memory = f.number<Memory>(t->memory(), "a buffer's memory");
   return out;
 }
 
@@ -343,7 +346,8 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   Instruction out;
   out.kind = f.number<InstructionKind>(t->kind(), "an instruction's kind");
   out.stream = f.number<Stream>(t->stream(), "an instruction's stream");
-  const bool has_op = out.kind == InstructionKind::kKernel || out.kind == InstructionKind::kCollective;
+  const bool has_op = out.kind == InstructionKind::kKernel || out.kind == InstructionKind::kCollective ||
+                      out.kind == InstructionKind::kMove;
   out.op = has_op || t->op() != 0 ? f.op_code(t->op()) : OpCode{};
   out.name = f.name(t->name(), "an instruction's name");
   out.attrs = f.attrs(t->attrs());
@@ -406,8 +410,9 @@ void check_buffers(const Fields& f, const Program& program, const Entry& entry, 
       throw f.bad(fmt::format("buffer '{}' has {} bytes, its tensor needs {}", x.name, x.bytes, need));
     if (x.kind == BufferKind::kArena || x.kind == BufferKind::kInput) {
       const int64_t all = (x.slots - 1) * ((x.bytes + kAlignment - 1) / kAlignment * kAlignment) + x.bytes;
-      if (x.bytes > 0 && (x.offset < 0 || x.offset + all > program.arena_bytes)) {
-        throw f.bad(fmt::format("buffer '{}' lies outside the arena of {} bytes", x.name, program.arena_bytes));
+      const int64_t arena = x.memory == Memory::kHost ? program.host_bytes : program.arena_bytes;
+      if (x.bytes > 0 && (x.offset < 0 || x.offset + all > arena)) {
+        throw f.bad(fmt::format("buffer '{}' lies outside the arena of {} bytes", x.name, arena));
       }
     }
     if (x.kind == BufferKind::kVariable) f.id(x.ref, plan.variables.size(), "a buffer's variable");
@@ -475,6 +480,7 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   out.buffers = read_all(f, t->buffers(), read_buffer, buffers);
   out.segments = read_all(f, t->segments(), read_segment, plan, out);
   out.arena_bytes = f.range(t->arena_bytes(), 0, kMaxTensorBytes, "arena_bytes");
+  out.host_bytes = f.range(t->host_bytes(), 0, kMaxTensorBytes, "host_bytes");
   out.variable_bytes = f.range(t->variable_bytes(), 0, INT64_MAX, "variable_bytes");
   out.peak_live_bytes = f.range(t->peak_live_bytes(), 0, INT64_MAX, "peak_live_bytes");
   if (t->schedule() != nullptr) {
@@ -576,7 +582,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
                                          groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
                                          plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
-                                         plan.adasum, plan.recompute, plan.exact));
+                                         plan.adasum, plan.recompute, plan.exact, plan.offload));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -623,6 +629,7 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.recompute = t->recompute();
   f.range(out.recompute, 0, 2, "the recompute policy");
   out.exact = t->exact();
+  out.offload = static_cast<uint32_t>(f.range(t->offload(), 0, kOffloadAll, "the offload classes"));
   if (t->source() == nullptr) throw f.bad("it has no source graph");
   out.source = read_graph(t->source()->data(), t->source()->size());
   if (t->notes() != nullptr) {

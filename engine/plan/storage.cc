@@ -4,22 +4,29 @@
 
 #include "base/error.h"
 #include "plan/memory.h"
+#include "plan/verify.h"
 
 namespace whale {
 namespace {
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-bool in_arena(const Buffer& b) { return b.kind == BufferKind::kArena || b.kind == BufferKind::kInput; }
+constexpr size_t kStoresUnderWay = 2;
 
-// When compute has waited for the collective at `index`: position in the segment, or its end.
-size_t released(const Segment& segment, size_t index) {
-  for (size_t k = index + 1; k < segment.instructions.size(); ++k) {
-    const Instruction& i = segment.instructions[k];
-    if (i.stream == segment.instructions[index].stream) continue;
-    for (const WaitPoint& w : i.waits)
-      if (w.stream == segment.instructions[index].stream && static_cast<size_t>(w.index) >= index) return k;
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// From when on compute is behind an instruction of another stream, directly or by what it waited for: position in the
+// segment, or its end.
+std::vector<size_t> released(const Segment& segment) {
+  const std::vector<StreamClock> clocks = clocks_of(segment);
+  const size_t n = segment.instructions.size();
+  std::vector<size_t> out(n, n);
+  std::array<size_t, kStreams> known{};  // how many instructions have been found done
+  for (size_t q = 0; q < n; ++q) {
+    if (segment.instructions[q].stream != Stream::kCompute) continue;
+    for (size_t t = 1; t < kStreams; ++t)
+      for (; static_cast<int64_t>(known[t]) <= clocks[q][t]; ++known[t])
+        if (segment.instructions[known[t]].stream == static_cast<Stream>(t)) out[known[t]] = q;
   }
-  return segment.instructions.size();
+  return out;
 }
 
 void share(Program& program, BufferId buffer, BufferId storage) {
@@ -28,6 +35,7 @@ void share(Program& program, BufferId buffer, BufferId storage) {
   b.alias = storage;
   b.kind = s.kind == BufferKind::kInput ? BufferKind::kArena : s.kind;
   b.ref = b.kind == BufferKind::kVariable ? s.ref : -1;
+  b.memory = s.memory;
   if (in_arena(s)) {
     const int32_t slots = std::max(b.slots, s.slots);
     b.slots = program.buffers[static_cast<size_t>(storage)].slots = slots;
@@ -50,7 +58,9 @@ void place_next_values(Draft& draft, const Graph& graph) {
   for (const auto& [variable, next] : draft.next) {
     const BufferId from = storage_of(p, next);
     const Buffer& source = p.buffers[static_cast<size_t>(from)];
+    const bool away = p.buffers[static_cast<size_t>(variable)].memory == Memory::kHost;
     bool direct = in_arena(source) && source.kind == BufferKind::kArena &&
+                  source.memory == p.buffers[static_cast<size_t>(variable)].memory &&
                   source.bytes == p.buffers[static_cast<size_t>(variable)].bytes;
     bool made = false;
     for (size_t s = 0; s < p.segments.size() && direct; ++s)
@@ -87,6 +97,7 @@ void place_next_values(Draft& draft, const Graph& graph) {
       share(p, from, variable);
       continue;
     }
+    WHALE_CHECK(!away, "a variable in the host's memory is written by the copy to it alone");
     Instruction copy;
     copy.op = OpCode::k_stop_gradient;
     copy.name = "store." + p.buffers[static_cast<size_t>(variable)].name;
@@ -146,24 +157,30 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
   resolve_aliases(p);
 }
 
-void place_arena(Program& program) {
-  const std::vector<Life> lives = lives_of(program);
+MemoryPlan place_arena(Program& program, const std::vector<Life>& lives, Memory memory) {
   std::vector<Block> blocks;
   std::vector<size_t> owner;
   for (size_t b = 0; b < program.buffers.size(); ++b) {
-    if (lives[b].first < 0) continue;
+    if (lives[b].first < 0 || program.buffers[b].memory != memory) continue;
     const int64_t slots = program.buffers[b].slots;
     blocks.push_back({slots > 1 ? slots * aligned(program.buffers[b].bytes) : program.buffers[b].bytes, lives[b].first,
                       lives[b].last});
     owner.push_back(b);
   }
-  const MemoryPlan plan = plan_memory(blocks);
+  MemoryPlan plan = plan_memory(blocks);
   for (size_t k = 0; k < owner.size(); ++k) program.buffers[owner[k]].offset = plan.offsets[k];
+  return plan;
+}
+
+void place_arenas(Program& program) {
+  const std::vector<Life> lives = lives_of(program);
+  const MemoryPlan device = place_arena(program, lives, Memory::kDevice);
+  program.arena_bytes = device.bytes;
+  program.peak_live_bytes = device.peak_live;
+  program.host_bytes = place_arena(program, lives, Memory::kHost).bytes;
   for (size_t b = 0; b < program.buffers.size(); ++b)
     if (const BufferId s = program.buffers[b].alias; s != kNone)
       program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
-  program.arena_bytes = plan.bytes;
-  program.peak_live_bytes = plan.peak_live;
 }
 
 }  // namespace
@@ -175,33 +192,51 @@ BufferId storage_of(const Program& program, BufferId id) {
 
 void add_waits(Program& program) {
   for (Segment& segment : program.segments) {
-    std::vector<int32_t> maker(program.buffers.size(), kNone);   // of the buffer's value, in this segment
-    std::vector<int32_t> reader(program.buffers.size(), kNone);  // the last one beside the computation
-    int32_t last_compute = kNone, waited = kNone;
+    // Per storage: the last instruction of each stream that made or read it; per stream: what it knows to be done.
+    StreamClock none;
+    none.fill(-1);
+    std::vector<StreamClock> maker(program.buffers.size(), none), reader(program.buffers.size(), none);
+    std::array<StreamClock, kStreams> known{none, none, none};
+    std::vector<StreamClock> begin;
+    std::vector<int64_t> stores;  // copies to the host
+    int64_t last_compute = -1;
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       Instruction& i = segment.instructions[k];
-      i.waits.clear();
-      if (i.stream == Stream::kCommunication) {
-        if (last_compute != kNone) i.waits.push_back({Stream::kCompute, last_compute});
-      } else {
-        int32_t need = kNone;
-        for (const std::vector<BufferId>* list : {&i.in, &i.out})
-          for (const BufferId b : *list) {
-            if (b == kNone) continue;
-            const int32_t m = maker[static_cast<size_t>(storage_of(program, b))];
-            if (m != kNone && segment.instructions[static_cast<size_t>(m)].stream == Stream::kCommunication)
-              need = std::max(need, m);
-          }
-        for (const BufferId b : i.out)  // nobody may have waited for the reader: its result is of no use here
-          if (b != kNone) need = std::max(need, reader[static_cast<size_t>(storage_of(program, b))]);
-        if (need > waited) i.waits.push_back({Stream::kCommunication, waited = need});
-        last_compute = static_cast<int32_t>(k);
-      }
-      if (i.stream == Stream::kCommunication)
-        for (const BufferId b : i.in)
-          if (b != kNone) reader[static_cast<size_t>(storage_of(program, b))] = static_cast<int32_t>(k);
+      const auto stream = static_cast<size_t>(i.stream);
+      StreamClock need = none;
+      const auto after = [&](const StreamClock& earlier) {
+        for (size_t t = 0; t < kStreams; ++t) need[t] = std::max(need[t], earlier[t]);
+      };
+      const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(program, b)); };
+      for (const BufferId b : i.in)
+        if (b != kNone) after(maker[at(b)]);
       for (const BufferId b : i.out)
-        if (b != kNone) maker[static_cast<size_t>(storage_of(program, b))] = static_cast<int32_t>(k);
+        if (b != kNone) after(maker[at(b)]), after(reader[at(b)]);
+      // What a stream beside compute works on may lie where something was before: it waits for all compute so far.
+      if (i.stream != Stream::kCompute) need[0] = last_compute;
+      // Compute runs ahead of a few copies to the host, whose operands lie there until they are done.
+      if (i.stream == Stream::kCompute && stores.size() > kStoresUnderWay)
+        need[2] = std::max(need[2], stores[stores.size() - 1 - kStoresUnderWay]);
+      i.waits.clear();
+      StreamClock& mine = known[stream];
+      for (size_t t = 0; t < kStreams; ++t) {
+        if (t == stream || need[t] < 0 || (need[t] <= mine[t] && i.stream != Stream::kCommunication)) continue;
+        i.waits.push_back({static_cast<Stream>(t), static_cast<int32_t>(need[t])});
+      }
+      for (const WaitPoint& w : i.waits) {
+        const StreamClock& other = begin[static_cast<size_t>(w.index)];
+        for (size_t t = 0; t < kStreams; ++t) mine[t] = std::max(mine[t], other[t]);
+        mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
+      }
+      begin.push_back(mine);
+      const auto now = static_cast<int64_t>(k);
+      mine[stream] = now;
+      for (const BufferId b : i.in)
+        if (b != kNone) reader[at(b)][stream] = now;
+      for (const BufferId b : i.out)
+        if (b != kNone) maker[at(b)][stream] = now;
+      if (i.stream == Stream::kCompute) last_compute = now;
+      if (i.stream == Stream::kCopy && i.op == OpCode::k_to_host) stores.push_back(now);
     }
   }
 }
@@ -213,10 +248,11 @@ std::vector<Life> lives_of(const Program& program) {
   for (size_t s = 0; s < program.segments.size(); ++s) {
     const Segment& segment = program.segments[s];
     starts.push_back(start);
+    const std::vector<size_t> ends = released(segment);
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       const Instruction& i = segment.instructions[k];
       const int64_t first = start + static_cast<int64_t>(k);
-      const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(released(segment, k));
+      const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(ends[k]);
       for (const std::vector<BufferId>* list : {&i.in, &i.out})
         for (const BufferId b : *list) {
           if (b == kNone) continue;
@@ -247,7 +283,7 @@ void share_storage(Draft& draft, const Graph& graph) {
   add_waits(draft.program);
   work_in_place(draft, graph, true);
   work_in_place(draft, graph, false);
-  place_arena(draft.program);
+  place_arenas(draft.program);
 }
 
 }  // namespace whale

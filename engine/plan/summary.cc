@@ -16,6 +16,20 @@ std::string bar(double share) {
   return text;
 }
 
+std::string memory_text(const MemoryClasses& m) {
+  std::string text;
+  const auto add = [&](const char* name, int64_t bytes) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, bytes_text(static_cast<double>(bytes)));
+  };
+  add("parameters", m.parameters);
+  add("gradients", m.gradients);
+  add("optimizer state", m.state);
+  add("activations", m.activations);
+  if (m.buffers) add("statistics", m.buffers);
+  if (m.copies) add("copies of offloaded variables", m.copies);
+  return text + fmt::format("; together {}\n", bytes_text(static_cast<double>(m.total())));
+}
+
 void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
   text += fmt::format("\n{}: batch {}{}\n", e.name, e.batch,
                       plan.micro_batches > 1 ? fmt::format(" in {} micro-batches", plan.micro_batches) : "");
@@ -59,11 +73,8 @@ std::string summary(const Plan& plan) {
   }
   if (!plan.entries.empty() && !plan.entries[0].programs.empty()) {
     const MemoryFigures m = memory_of(plan, plan.entries[0], 0);
-    text +=
-        fmt::format("memory of one device: parameters {}, optimizer state {}, statistics {}, arena {}; together {}\n",
-                    bytes_text(static_cast<double>(m.parameters)), bytes_text(static_cast<double>(m.state)),
-                    bytes_text(static_cast<double>(m.buffers)), bytes_text(static_cast<double>(m.arena)),
-                    bytes_text(static_cast<double>(m.total())));
+    text += "memory of one device: " + memory_text(m.device);
+    if (plan.offload) text += "offloaded to its host: " + memory_text(m.host);
     const StepFigures f = step_of(plan.entries[0].programs[0]);
     if (f.collectives)
       text += fmt::format("communication of one step: {} collective(s) of {} together, {} beside the computation\n",

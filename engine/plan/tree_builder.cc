@@ -45,10 +45,41 @@ void ProgramBuilder::plan_trees(const SegmentKey& key, const std::vector<int64_t
   for (const Op* op : trees(key)) {
     const Tensor& t = g_.tensor(op->outputs[0]);
     std::vector<BufferId>& sums = sums_[op];
-    for (int32_t s = 0; s < use.plan.slots; ++s)
+    for (int32_t s = 0; s < use.plan.slots; ++s) {
       sums.push_back(flat(fmt::format("{}.{}", t.name, s), t.dtype, 1, element_count(dims(op->outputs[0]))));
+      if (offloaded(*op)) draft_.program.buffers[static_cast<size_t>(sums.back())].memory = Memory::kHost;
+    }
   }
 }
+
+bool ProgramBuilder::offloaded(const Op& op) const {
+  return std::any_of(g_.ops.begin(), g_.ops.end(),
+                     [&](const Op& o) { return o.code == OpCode::k_to_host && o.inputs[0] == op.outputs[0]; });
+}
+
+void ProgramBuilder::move(const Op& op, OpCode code, BufferId from, BufferId to) {
+  const Buffer& b = draft_.program.buffers[static_cast<size_t>(from)];
+  Instruction i;
+  i.kind = InstructionKind::kMove;
+  if (low_.options.overlap) i.stream = Stream::kCopy;
+  i.op = code;
+  i.name = fmt::format("{}.{}", op.name, def(code).name);
+  i.in = {from};
+  i.out = {to};
+  i.phase = op.phase;
+  i.scope = op.scope;
+  i.bytes = 2.0 * static_cast<double>(b.bytes);
+  add(std::move(i), nullptr);
+}
+
+BufferId ProgramBuilder::here(const Op& op, BufferId sum) {
+  const Buffer b = draft_.program.buffers[static_cast<size_t>(sum)];
+  const BufferId copy = flat(b.name + ".fetched", b.dtype, b.dims[0], b.dims[1]);
+  move(op, OpCode::k_to_device, sum, copy);
+  return copy;
+}
+
+void ProgramBuilder::put_away(const Op& op, BufferId value, BufferId sum) { move(op, OpCode::k_to_host, value, sum); }
 
 void ProgramBuilder::merge_row(const SegmentKey& key, int32_t base, const ScheduleRow& row) {
   merged_.reset();
@@ -71,9 +102,14 @@ void ProgramBuilder::merge_row(const SegmentKey& key, int32_t base, const Schedu
       const int64_t n = element_count(dims(op->outputs[0]));
       if (n == 0) continue;
       const BufferId leaf = flat(t.name + ".leaf", t.dtype, 1, n, buffer(op->inputs[0]));
+      const bool away = offloaded(*op);
+      BufferId last = leaf;  // of sums that are kept away: where the value is
       for (const TreeStep& s : steps) {
-        const BufferId from = s.from < 0 ? leaf : sums_.at(op)[static_cast<size_t>(s.from)],
-                       to = sums_.at(op)[static_cast<size_t>(s.to)];
+        const BufferId sum = sums_.at(op)[static_cast<size_t>(s.to)];
+        if (away && s.copies) continue;
+        const BufferId from = away || s.from < 0 ? last : sums_.at(op)[static_cast<size_t>(s.from)],
+                       to = away ? here(*op, sum) : sum;
+        if (away) last = to;
         Instruction i;
         i.op = s.copies ? OpCode::k_stop_gradient : OpCode::k_accumulate;
         i.name = op->name;
@@ -86,6 +122,7 @@ void ProgramBuilder::merge_row(const SegmentKey& key, int32_t base, const Schedu
         i.flops = s.copies ? 0 : static_cast<double>(n);
         add(std::move(i), nullptr);
       }
+      if (away && !steps.empty()) put_away(*op, last, sums_.at(op)[static_cast<size_t>(steps.back().to)]);
     }
   }
   merged_ = row;
@@ -119,7 +156,10 @@ BufferId ProgramBuilder::gather_nodes(const Op& op, std::vector<TreeNode>& rows)
   const TreePlan& plan = trees_.at({key.stage, key.kind}).plan;
   rows = plan.nodes;
   std::vector<BufferId> mine;
-  for (const int32_t s : plan.slot_of) mine.push_back(sums_.at(&op)[static_cast<size_t>(s)]);
+  for (const int32_t s : plan.slot_of) {
+    const BufferId sum = sums_.at(&op)[static_cast<size_t>(s)];
+    mine.push_back(offloaded(op) ? here(op, sum) : sum);
+  }
   BufferId all = mine.empty() ? kNone : mine[0];
   Instruction i;
   i.name = op.name;
@@ -212,6 +252,8 @@ void ProgramBuilder::finish_trees() {
     const BufferId view = flat(t.name, t.dtype, 1, n, root);
     draft_.program.buffers[static_cast<size_t>(view)].dims = dims(y);
     buffers_[{y, -1}] = view;
+    for (const Op& op : g_.ops)  // at once, not when all sums are there
+      if (op.code == OpCode::k_to_host && op.inputs[0] == y) emit(op), emitted_.insert(&op);
   };
   // A gather goes on beside the additions of the one before.
   std::optional<Waiting> before;

@@ -29,7 +29,7 @@ int64_t checked_bytes(const Context& c, const Buffer& b) {
 
 void check_buffers(const Context& c) {
   const Program& p = c.program;
-  if (p.arena_bytes < 0 || p.variable_bytes < 0) c.fail("negative sizes");
+  if (p.arena_bytes < 0 || p.variable_bytes < 0 || p.host_bytes < 0) c.fail("negative sizes");
   for (size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
     const int64_t bytes = checked_bytes(c, b);
@@ -44,14 +44,21 @@ void check_buffers(const Context& c) {
         c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
       if (b.slots != s.slots || (b.slots > 1 && slot_stride(b) != slot_stride(s)))
         c.fail(fmt::format("buffer '{}' and its storage '{}' have other slots", b.name, s.name));
+      if (b.memory != s.memory)
+        c.fail(fmt::format("buffer '{}' and its storage '{}' are in two memories", b.name, s.name));
       if (in_arena(s) != in_arena(b) || (s.kind == BufferKind::kVariable && (b.kind != s.kind || b.ref != s.ref)))
         c.fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
     }
-    if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > p.arena_bytes - bytes_of_slots(b)))
+    if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > arena_of(p, b) - bytes_of_slots(b)))
       c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
-                         p.arena_bytes));
+                         arena_of(p, b)));
     if (b.kind == BufferKind::kVariable && !inside(b.ref, c.plan.variables))
       c.fail(fmt::format("buffer '{}': no variable {}", b.name, b.ref));
+    if (b.kind == BufferKind::kVariable && c.plan.variables[static_cast<size_t>(b.ref)].memory != b.memory)
+      c.fail(fmt::format("buffer '{}' is not in the memory of variable '{}'", b.name,
+                         c.plan.variables[static_cast<size_t>(b.ref)].name));
+    if (b.memory == Memory::kHost && b.kind != BufferKind::kArena && b.kind != BufferKind::kVariable)
+      c.fail(fmt::format("buffer '{}' is none of those that are kept in the host's memory", b.name));
     if (b.kind == BufferKind::kVariable && c.plan.variables[static_cast<size_t>(b.ref)].dtype != b.dtype)
       c.fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name,
                          c.plan.variables[static_cast<size_t>(b.ref)].name));
@@ -60,6 +67,27 @@ void check_buffers(const Context& c) {
     if (b.kind == BufferKind::kStep && (b.ref < 0 || b.ref > static_cast<int32_t>(StepScalar::kLossScale)))
       c.fail(fmt::format("buffer '{}': no step scalar {}", b.name, b.ref));
   }
+}
+
+// Copies between the memories, and nothing else, touch what is in the host's.
+void check_memories(const Context& c, const Segment& s, size_t k) {
+  const Instruction& i = s.instructions[k];
+  const bool moves = i.kind == InstructionKind::kMove, stores = moves && i.op == OpCode::k_to_host;
+  const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[static_cast<size_t>(b)]; };
+  const auto check = [&](BufferId b, Memory want) {
+    if (b != kNone && buffer(b).memory != want)
+      c.fail(s, k,
+             fmt::format("'{}' is in the {}'s memory", buffer(b).name, want == Memory::kHost ? "device" : "host"));
+  };
+  const bool over = stores && i.in.size() == 2 * i.out.size();  // places follow
+  if (moves && ((i.op != OpCode::k_to_host && i.op != OpCode::k_to_device) || (i.in.size() != i.out.size() && !over)))
+    c.fail(s, k, "a copy between memories has a result for each operand");
+  for (size_t n = 0; n < i.in.size(); ++n)
+    check(i.in[n], moves && (!stores || n >= i.out.size()) ? Memory::kHost : Memory::kDevice);
+  for (const BufferId b : i.out) check(b, stores ? Memory::kHost : Memory::kDevice);
+  for (size_t n = 0; moves && n < i.out.size(); ++n)
+    if (i.in[n] == kNone || buffer(i.in[n]).bytes != buffer(i.out[n]).bytes)
+      c.fail(s, k, fmt::format("'{}' is a copy of another size", buffer(i.out[n]).name));
 }
 
 void check_instruction(const Context& c, const Segment& s, size_t k) {
@@ -93,8 +121,10 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     c.fail(s, k, fmt::format("no group {}", i.ref));
   if (is_op && !is_valid_op(static_cast<int>(i.op)))
     c.fail(s, k, fmt::format("no op has number {}", static_cast<int>(i.op)));
-  if ((i.kind == InstructionKind::kCollective) != (is_op && has_flag(i.op, kCollective)))
+  if ((i.kind == InstructionKind::kCollective) != (is_op && has_flag(i.op, kCollective)) ||
+      (i.kind == InstructionKind::kMove) != (is_op && has_flag(i.op, kMemoryCopy)))
     c.fail(s, k, "kind and op disagree");
+  check_memories(c, s, k);
   if (!inside(i.scope, c.plan.scopes)) c.fail(s, k, "no such scope");
   for (const WaitPoint& w : i.waits) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)

@@ -29,6 +29,11 @@ inline bool in_arena(const Buffer& b) { return b.kind == BufferKind::kArena || b
 inline int64_t slot_stride(const Buffer& b) { return (b.bytes + kAlignment - 1) / kAlignment * kAlignment; }
 inline int64_t bytes_of_slots(const Buffer& b) { return (b.slots - 1) * slot_stride(b) + b.bytes; }
 
+// Of the memory that the buffer is in.
+inline int64_t arena_of(const Program& p, const Buffer& b) {
+  return b.memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
+}
+
 // clocks[k][t]: the last instruction of stream t that is done before instruction k begins; -1: none.
 using StreamClock = std::array<int64_t, kStreams>;
 std::vector<StreamClock> clocks_of(const Segment& s);

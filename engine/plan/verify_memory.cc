@@ -204,6 +204,7 @@ void verify_memory(const VerifyContext& c) {
                            p.buffers[b].slots));
   std::vector<SlotLife> lives = lives_of(c, uses);
   std::sort(lives.begin(), lives.end(), [](const SlotLife& a, const SlotLife& b) { return a.begin < b.begin; });
+  const auto memory = [&](const SlotLife& life) { return p.buffers[life.buffer].memory; };
   // Rows of one segment in which everything lives in the same way are checked once.
   std::set<std::pair<int32_t, std::vector<uint8_t>>> seen;
   std::vector<size_t> rows;
@@ -214,7 +215,8 @@ void verify_memory(const VerifyContext& c) {
   }
   for (size_t x = 0; x < lives.size(); ++x)
     for (size_t y = x + 1; y < lives.size() && lives[y].begin < lives[x].end; ++y)
-      for (const size_t r : rows) check_pair(c, uses, lives[x], lives[y], r);
+      if (memory(lives[x]) == memory(lives[y]))
+        for (const size_t r : rows) check_pair(c, uses, lives[x], lives[y], r);
 }
 
 }  // namespace whale

@@ -52,6 +52,8 @@ class Binder {
     bound_->program = &program_;
     bound_->row = &row_;
     arena_ = static_cast<char*>(memory_.arena(static_cast<size_t>(program_.arena_bytes)));
+    if (program_.host_bytes > 0)
+      host_arena_ = static_cast<char*>(memory_.host_arena(static_cast<size_t>(program_.host_bytes)));
     bound_->streams[0] = true;
     for (auto& contexts : bound_->contexts) contexts.resize(row_.samples.size());
     bind_segments();
@@ -71,7 +73,7 @@ class Binder {
     const Buffer& root = buffer(root_of(program_, id));
     switch (root.kind) {
       case BufferKind::kArena:
-      case BufferKind::kInput: return arena_ + offset(root);
+      case BufferKind::kInput: return (root.memory == Memory::kHost ? host_arena_ : arena_) + offset(root);
       case BufferKind::kVariable: return variable(root);
       case BufferKind::kStep:
         return static_cast<char*>(memory_.step_scalar(static_cast<StepScalar>(root.ref), root.dtype));
@@ -85,9 +87,9 @@ class Binder {
 
   int64_t offset(const Buffer& root) const {
     const int64_t end = root.offset + (root.slots - 1) * slot_stride(root) + root.bytes;
-    if (root.offset < 0 || root.slots < 1 || end > program_.arena_bytes)
-      throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset, end,
-                     program_.arena_bytes);
+    const int64_t arena = root.memory == Memory::kHost ? program_.host_bytes : program_.arena_bytes;
+    if (root.offset < 0 || root.slots < 1 || end > arena)
+      throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset, end, arena);
     if (root.slots == 1) return root.offset;
     if (slot_ < 0 || slot_ >= root.slots)
       throw internal("buffer '{}' has {} slots, the schedule names slot {}", root.name, root.slots, slot_);
@@ -195,6 +197,7 @@ class Binder {
       case InstructionKind::kFetch: bind_fetch(instruction, bound); break;
       case InstructionKind::kSend:
       case InstructionKind::kReceive: bind_link(instruction, written, bound); break;
+      case InstructionKind::kMove: bind_moves(instruction, bound); break;
     }
     return bound;
   }
@@ -230,6 +233,17 @@ class Binder {
     spec.to_digit = digit_of(instruction.attrs, "to_digit");
     spec.to_cuts = cuts_of(instruction.attrs, "to_cuts");
     bound.collective = machine_.transport().bind(instruction.ref, row_.device, spec, memory_.device());
+  }
+
+  void bind_moves(const Instruction& instruction, BoundInstruction& bound) {
+    for (size_t i = 0; i < instruction.out.size(); ++i) {
+      const BufferId from = instruction.in.at(i), to = instruction.out[i];
+      if (buffer(from).bytes != buffer(to).bytes)
+        throw internal("'{}' of {} bytes is copied to '{}' of {}", buffer(from).name, buffer(from).bytes,
+                       buffer(to).name, buffer(to).bytes);
+      if (buffer(to).bytes > 0)
+        bound.moves.push_back({address(to), address(from), static_cast<size_t>(buffer(to).bytes)});
+    }
   }
 
   void bind_link(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
@@ -376,6 +390,11 @@ class Binder {
 
   void count_bytes() {
     std::vector<bool> counted(program_.buffers.size());
+    for (const Segment& segment : program_.segments)  // copies of variables are no gradients
+      for (const Instruction& instruction : segment.instructions)
+        for (size_t i = 0; instruction.op == OpCode::k_to_device && i < instruction.out.size(); ++i)
+          if (buffer(root_of(program_, instruction.in[i])).kind == BufferKind::kVariable)
+            counted[static_cast<size_t>(root_of(program_, instruction.out[i]))] = true;
     for (const Segment& segment : program_.segments)
       for (const Instruction& instruction : segment.instructions) {
         const bool update = instruction.kind == InstructionKind::kKernel && has_flag(instruction.op, kUpdateOp);
@@ -384,7 +403,9 @@ class Binder {
         for (const BufferId id : instruction.in) {
           if (id == kNone) continue;
           const BufferId root = root_of(program_, id);
-          if (buffer(root).kind != BufferKind::kArena || counted[static_cast<size_t>(root)]) continue;
+          if (buffer(root).kind != BufferKind::kArena || buffer(root).memory == Memory::kHost ||
+              counted[static_cast<size_t>(root)])
+            continue;
           counted[static_cast<size_t>(root)] = true;
           bound_->gradient_bytes += static_cast<size_t>(buffer(root).slots * slot_stride(buffer(root)));
         }
@@ -402,7 +423,7 @@ class Binder {
   const Program& program_;
   int loss_output_;
   std::unique_ptr<BoundProgram> bound_;
-  char* arena_ = nullptr;
+  char *arena_ = nullptr, *host_arena_ = nullptr;
   int32_t slot_ = 0;  // of the segment that is being bound
   BufferId loss_root_ = kNone;
 };

@@ -20,31 +20,36 @@ DeviceMemory::DeviceMemory(std::unique_ptr<Device> device, size_t variables)
       versions_(variables, 1) {}
 
 DeviceMemory::~DeviceMemory() {
-  for (const Block& block : blocks_) device_->release(block.data, block.bytes);
+  for (const Block& block : blocks_)
+    if (block.memory == Memory::kHost)
+      device_->release_host(block.data, block.bytes);
+    else
+      device_->release(block.data, block.bytes);
 }
 
-void* DeviceMemory::allocate(size_t bytes) {
+void* DeviceMemory::allocate(size_t bytes, Memory memory) {
   blocks_.reserve(blocks_.size() + 1);
-  void* data = device_->allocate(bytes);
-  blocks_.push_back({data, bytes});
+  void* data = memory == Memory::kHost ? device_->allocate_host(bytes) : device_->allocate(bytes);
+  blocks_.push_back({data, bytes, memory});
   return data;
 }
 
-void DeviceMemory::add_variable(size_t index, size_t bytes) {
-  variables_[index] = allocate(std::max<size_t>(bytes, 1));
+void DeviceMemory::add_variable(size_t index, size_t bytes, Memory memory) {
+  variables_[index] = allocate(std::max<size_t>(bytes, 1), memory);
   variable_bytes_[index] = bytes;
 }
 
-void* DeviceMemory::area(Area& area, size_t bytes) {
+void* DeviceMemory::area(Area& area, size_t bytes, Memory memory) {
   if (area.data == nullptr || bytes > area.bytes) {
     const size_t size = std::max<size_t>(bytes, 64);
-    area = {allocate(size), size, area.total + size};
+    area = {allocate(size, memory), size, area.total + size};
   }
   return area.data;
 }
 
 void* DeviceMemory::step_scalar(StepScalar scalar, DType dtype) {
-  if (scalars_ == nullptr) scalars_ = static_cast<char*>(allocate(kScalars * std::size(kScalarTypes) * kScalarStride));
+  if (scalars_ == nullptr)
+    scalars_ = static_cast<char*>(allocate(kScalars * std::size(kScalarTypes) * kScalarStride, Memory::kDevice));
   const auto at = std::find(std::begin(kScalarTypes), std::end(kScalarTypes), dtype);
   if (at == std::end(kScalarTypes)) throw internal("a step scalar has dtype {}", name_of(dtype));
   const size_t type = static_cast<size_t>(at - std::begin(kScalarTypes));
@@ -72,17 +77,21 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
   for (size_t v = 0; v < plan.variables.size(); ++v) place(v);
   transport_ = make_inproc(plan.groups);
   team_ = std::make_unique<Team>(devices);
-  size_t arena = 0;
+  size_t arena = 0, host = 0;
   for (const Entry& entry : plan.entries)
-    for (const Program& program : entry.programs) arena = std::max(arena, static_cast<size_t>(program.arena_bytes));
+    for (const Program& program : entry.programs) {
+      arena = std::max(arena, static_cast<size_t>(program.arena_bytes));
+      host = std::max(host, static_cast<size_t>(program.host_bytes));
+    }
   team_->on_each([&](int device) {
     const size_t d = static_cast<size_t>(device);
     DeviceMemory& memory = *memory_[d];
     for (size_t v = 0; v < variables_.size(); ++v)
       for (const Copies& copies : variables_[v])
         if (std::find(copies.devices.begin(), copies.devices.end(), d) != copies.devices.end())
-          memory.add_variable(v, copies.part.bytes());
+          memory.add_variable(v, copies.part.bytes(), plan_.variables[v].memory);
     memory.arena(arena);
+    if (host > 0) memory.host_arena(host);
     memory.step_scalar(StepScalar::kLearningRate, DType::kF32);
   });
 }

@@ -24,18 +24,22 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   Device& device() { return *device_; }
-  void add_variable(size_t index, size_t bytes);
+  void add_variable(size_t index, size_t bytes, Memory memory);
   void* variable(size_t index) const { return variables_[index]; }  // null: it lives on other devices
   size_t variable_bytes(size_t index) const { return variable_bytes_[index]; }
   uint64_t* version(size_t index) { return &versions_[index]; }
   // An area of at least this size. All entries of a session share it (they never run at once); one that needs more than
   // there is gets a larger one of its own.
-  void* arena(size_t bytes) { return area(arena_, bytes); }
-  void* scratch(Stream stream, size_t bytes) { return area(scratch_[static_cast<size_t>(stream)], bytes); }
+  void* arena(size_t bytes) { return area(arena_, bytes, Memory::kDevice); }
+  void* host_arena(size_t bytes) { return area(host_arena_, bytes, Memory::kHost); }
+  void* scratch(Stream stream, size_t bytes) {
+    return area(scratch_[static_cast<size_t>(stream)], bytes, Memory::kDevice);
+  }
   void* step_scalar(StepScalar scalar, DType dtype);  // f32, f64, i32, i64
   void set_step_scalar(StepScalar scalar, double value);
 
   size_t arena_bytes() const { return arena_.total; }
+  size_t host_arena_bytes() const { return host_arena_.total; }
   size_t scratch_bytes() const { return scratch_[0].total + scratch_[1].total + scratch_[2].total; }
 
  private:
@@ -47,16 +51,17 @@ class DeviceMemory {
   struct Block {
     void* data;
     size_t bytes;
+    Memory memory;
   };
-  void* allocate(size_t bytes);
-  void* area(Area& area, size_t bytes);
+  void* allocate(size_t bytes, Memory memory);
+  void* area(Area& area, size_t bytes, Memory memory);
 
   std::unique_ptr<Device> device_;
   std::vector<Block> blocks_;
   std::vector<void*> variables_;
   std::vector<size_t> variable_bytes_;
   std::vector<uint64_t> versions_;
-  Area arena_;
+  Area arena_, host_arena_;
   std::array<Area, kStreams> scratch_;
   char* scalars_ = nullptr;
 };
@@ -73,7 +78,7 @@ class Machine {
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }
 
-  // A variable as a whole, from and to host memory; bytes [offset, offset + bytes) of the logical tensor, wherever they
+  // A variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical tensor, wherever they
   // are. Only between runs; from several threads, when their bytes are different ones.
   void read_variable(size_t index, uint64_t offset, void* to, size_t bytes);
   void write_variable(size_t index, uint64_t offset, const void* from, size_t bytes);  // every copy of it

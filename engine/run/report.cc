@@ -10,9 +10,10 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
     const DeviceMemory& memory = machine.memory(d);
-    size_t by_role[3] = {};
+    size_t by_role[3] = {}, host = memory.host_arena_bytes();
     for (size_t v = 0; v < plan.variables.size(); ++v)
-      by_role[static_cast<size_t>(plan.variables[v].role)] += memory.variable_bytes(v);
+      (plan.variables[v].memory == Memory::kHost ? host : by_role[static_cast<size_t>(plan.variables[v].role)]) +=
+          memory.variable_bytes(v);
     // Gradients and inputs lie in the arena too, and share places with activations that are dead by then.
     const size_t arena = memory.arena_bytes();
     const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d).gradient_bytes);
@@ -27,6 +28,7 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
           {"inputs", inputs},
           {"buffers", by_role[static_cast<size_t>(Role::kBuffer)]},
           {"workspace", memory.scratch_bytes()},
+          {"host", host},
           {"total", by_role[0] + by_role[1] + by_role[2] + arena + memory.scratch_bytes()}}}};
     if (last != nullptr) {
       device["bytes"]["arena_peak_live"] = last->program(d).program->peak_live_bytes;

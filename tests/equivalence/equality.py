@@ -58,6 +58,7 @@ FACTORS = {
     "zero": [0, 1, 2, 3],
     "micro_batches": [1, 2, 3],
     "fusion": [True, False],
+    "offload": ["", "state", "gradients", "parameters", "activations", "state,gradients,parameters,activations"],
 }
 # Adafactor divides by the root of the mean square however small that is: where a true gradient is zero (biases of keys under softmax, biases
 # before a norm) it turns rounding into steps, on one device as on many. These models take Adam instead.
@@ -97,11 +98,12 @@ def covering(factors):
 
 
 def full():
-    turn = {name: itertools.cycle(FACTORS[name]) for name in ("optimizer", "micro_batches", "fusion")}
+    turn = {name: itertools.cycle(FACTORS[name]) for name in ("optimizer", "micro_batches", "fusion", "offload")}
     for model, strategy in itertools.product(FACTORS["model"], FACTORS["strategy"]):
         for devices, zero in itertools.product(range(len(STRATEGIES[strategy])), FACTORS["zero"]):
             yield {"model": model, "strategy": strategy, "devices": devices, "optimizer": next(turn["optimizer"]), "zero": zero,
-                   "micro_batches": next(turn["micro_batches"]), "fusion": next(turn["fusion"])}
+                   "micro_batches": next(turn["micro_batches"]), "fusion": next(turn["fusion"]),
+                   "offload": next(turn["offload"])}
 
 
 @functools.cache
@@ -123,7 +125,8 @@ def plan_of(case):
 
 def name_of(case):
     devices, text = plan_of(case)
-    more = [case["optimizer"], f"zero{case['zero']}" if case["zero"] else "", f"m{micro_batches_of(case)}", "" if case["fusion"] else "unfused"]
+    more = [case["optimizer"], f"zero{case['zero']}" if case["zero"] else "", f"m{micro_batches_of(case)}", "" if case["fusion"] else "unfused",
+            "-".join(["offload", *(each[:2] for each in case["offload"].split(","))]) if case["offload"] else ""]
     return "-".join([case["model"], devices.replace(":", ""), text.replace(" ", "")] + [m for m in more if m])
 
 
@@ -146,6 +149,8 @@ def command_of(case):
     command = [WHALE, "verify", str(model_file(case["model"], case["optimizer"])), "--devices", devices, "--strategy", text, "--steps", STEPS, "--json"]
     if case["zero"]:
         command += ["--zero", str(case["zero"])]
+    if case["offload"]:
+        command += ["--offload", case["offload"]]
     if "pipeline" not in case["strategy"]:
         command += ["--accumulation", str(micro_batches_of(case))]
     return command if case["fusion"] else [*command, "--no-fusion"]

@@ -115,7 +115,7 @@ TEST_CASE("ref: every op but the true collectives has a kernel") {
   for (const OpCode op : all_ops()) {
     CAPTURE(std::string(def(op).name));
     CHECK(backend->supports(op, {DType::kF32}, {DType::kBF16}) ==
-          !(has_flag(op, kCollective) || op == OpCode::k_transfer));
+          !(has_flag(op, kCollective) || has_flag(op, kMemoryCopy) || op == OpCode::k_transfer));
   }
 }
 

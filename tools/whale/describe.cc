@@ -117,6 +117,8 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--state-shares", a.state_shares, "of what ZeRO cuts: a weight per replica, joined by commas")
       ->delimiter(',');
   command.add_option("--recompute", a.recompute, "none, selective, full: activations computed again, not kept");
+  command.add_option("--offload", a.offload,
+                     "what waits in the host's memory: state, gradients, parameters, activations, joined by commas");
   command.add_option("--gradient-dtype", a.gradient_dtype, "f32, bf16, f16: what gradients are summed in");
   command.add_flag("--adasum", a.adasum, "combine the gradients of replicas by Adasum");
   command.add_flag("--exact", a.exact, "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO");

@@ -147,6 +147,7 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
   options.state_share_count = arguments.state_shares.size();
   options.adasum = arguments.adasum;
   options.exact = arguments.exact;
+  options.offload = str(arguments.offload);
   const auto choose = [](const char* what, const std::string& given,
                          std::initializer_list<std::pair<const char*, int>> values) {
     std::string known;

@@ -46,7 +46,7 @@ struct PlanArguments {
   int64_t bucket_bytes = 0;
   int zero = 0;
   std::vector<double> state_shares;
-  std::string recompute, gradient_dtype;
+  std::string recompute, gradient_dtype, offload;
   bool adasum = false, exact = false;
   std::vector<std::string> fetch;  // tensors, besides the graph's outputs
 };

@@ -179,6 +179,7 @@ void add_verify(CLI::App& app, int& exit_code) {
     single.zero = 0;
     single.state_shares.clear();
     single.recompute.clear();
+    single.offload.clear();
     single.gradient_dtype.clear();
     single.adasum = false;
     const size_t kind = given.devices.find_first_of("crn");  // behind "2x" of nodes

@@ -250,6 +250,7 @@ class whale_plan_options(Structure):
         ("gradient_dtype", c_int32),
         ("adasum", c_int32),
         ("exact", c_int32),
+        ("offload", whale_str),
     ]
 
 

@@ -83,6 +83,7 @@ class Plan:
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
+         offload: Sequence[str] = (),
          overlap: bool = True, fusion: bool = True) -> Plan:
     """Plans a graph for devices such as ``"cpu:4"``, ``"cpu@0,cpu@1*2"`` or ``"ref:3"`` (default: one CPU device with all cores).
 
@@ -91,7 +92,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     replicas, 2 gradients too, 3 parameters too, by ``state_shares`` (a weight per replica; default equal). recompute:
     ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass. gradient_dtype: what
     gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
-    of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. overlap, fusion: for comparison."""
+    of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. offload: what waits in the host's memory,
+    of ``"state"``, ``"gradients"``, ``"parameters"``, ``"activations"``. overlap, fusion: for comparison."""
     graph.seal()
     cluster = make("whale_cluster_release", lib.whale_cluster_create, engine(), string(devices or "cpu:1"))
     options = _abi.whale_plan_options()
@@ -113,6 +115,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     options.recompute = ("none", "selective", "full").index(recompute)
     if gradient_dtype is not None:
         options.gradient_dtype = as_dtype(gradient_dtype).number + 1
+    options.offload = string(offload if isinstance(offload, str) else ",".join(offload))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     return Plan(make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer, byref(options)))
 
