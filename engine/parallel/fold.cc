@@ -42,7 +42,7 @@ bool is_unpacked(const TaskGraphs& tasks, const Op& op) {
   if (!d.unpack) return false;
   const TaskGraph& task = tasks.task(op);
   return std::any_of(task.factors.begin(), task.factors.end(), [&](const std::string& wanted) {
-    return !wanted.empty() && is_named(Factor{.name = d.unpacked_factor}, wanted);
+    return !wanted.empty() && is_named(d.unpacked_factor, wanted);
   });
 }
 

@@ -22,7 +22,7 @@ struct LayoutGraph {
   // Sums over micro-batches are fixed binary trees over all of them (semantics.md section 9): an `accumulate` reads the
   // value twice, and its result is whole along replicas too.
   bool exact = false;
-  uint32_t offload = 0;  // OffloadClass bits: what waits in the host's memory
+  uint32_t offload = 0;              // OffloadClass bits: what waits in the host's memory
   std::vector<NamedTensor> fetches;  // "loss", outputs by name, "grad:NAME"
   int64_t batch = 0;                 // 0: no input has a batch dimension
   // Further forms of an input: read whole in the prologue (denominators), or in another stage. The tensor, and the

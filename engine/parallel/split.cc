@@ -106,7 +106,7 @@ class Chooser {
       if (!names.task) names.task = &task;
       for (const Factor& f : factors_of(g_, op).list) {
         if (f.extent > 1) names.known.insert(f.name);
-        names.found |= is_named(f, wanted);
+        names.found |= is_named(f.name, wanted);
       }
     }
     for (const auto& [text, names] : asked)
@@ -234,10 +234,10 @@ class Chooser {
     const TaskGraph& task = p_.tasks.task(op);
     const std::string& wanted = task.factors[p_.axis - 1];
     bool named = false;
-    for (const Factor& f : factors.list) named |= !wanted.empty() && is_named(f, wanted);
+    for (const Factor& f : factors.list) named |= !wanted.empty() && is_named(f.name, wanted);
     for (size_t k = 0; k < factors.list.size(); ++k) {
       const Factor& f = factors.list[k];
-      if (f.extent <= 1 || (named && !is_named(f, wanted))) continue;
+      if (f.extent <= 1 || (named && !is_named(f.name, wanted))) continue;
       std::vector<SubDigit> subs{{1, 1}};
       const auto look = [&](TensorId id, const Digit& whole) {
         if (id == kNone || !whole.present() || f.kind == FactorKind::kWindow) return;
@@ -445,15 +445,15 @@ class Chooser {
 
 }  // namespace
 
-bool is_named(const Factor& f, const std::string& wanted) {
-  if (f.name == wanted) return true;
+bool is_named(const std::string& name, const std::string& wanted) {
+  if (name == wanted) return true;
   return std::any_of(std::begin(kWords), std::end(kWords),
-                     [&](const auto& w) { return wanted == w.first && f.name == w.second; });
+                     [&](const auto& w) { return wanted == w.first && name == w.second; });
 }
 
 bool asks_for(const TaskGraphs& tasks, const Op& op, size_t axis, const Factor& factor) {
   const std::string& wanted = tasks.task(op).factors[axis - 1];
-  return !wanted.empty() && is_named(factor, wanted);
+  return !wanted.empty() && is_named(factor.name, wanted);
 }
 
 std::vector<OpCut> choose_split(const SplitProblem& problem) { return Chooser(problem).run(); }

@@ -22,7 +22,7 @@ struct SplitProblem {
 };
 
 // A factor that the user calls so: by its own name, or by one of the words of docs/primitives/split.md.
-bool is_named(const Factor& factor, const std::string& wanted);
+bool is_named(const std::string& name, const std::string& wanted);
 // The split along the axis (of the layouts) that the op is in asks for the factor by name.
 bool asks_for(const TaskGraphs& tasks, const Op& op, size_t axis, const Factor& factor);
 

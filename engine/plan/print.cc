@@ -101,8 +101,8 @@ std::string buffers_text(const Program& p, const std::vector<BufferId>& ids) {
 std::string instruction_text(const Program& p, const Instruction& i) {
   std::string text = fmt::format("[{}] ", name_of(i.stream));
   if (!i.out.empty()) text += buffers_text(p, i.out) + " = ";
-  const bool is_op = i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective ||
-                     i.kind == InstructionKind::kMove;
+  const bool is_op =
+      i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kMove;
   text += is_op ? def(i.op).name : verb_of(i.kind);
   text += "(" + buffers_text(p, i.in) + ")";
   for (const auto& [name, value] : i.attrs) text += fmt::format(" {}={}", name, to_string(value));

@@ -97,6 +97,7 @@ void place_next_values(Draft& draft, const Graph& graph) {
       share(p, from, variable);
       continue;
     }
+    if (p.buffers[static_cast<size_t>(variable)].bytes == 0) continue;  // nothing of it is here
     WHALE_CHECK(!away, "a variable in the host's memory is written by the copy to it alone");
     Instruction copy;
     copy.op = OpCode::k_stop_gradient;

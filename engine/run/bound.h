@@ -19,7 +19,7 @@ struct BoundInstruction {
   std::unique_ptr<Kernel> kernel;          // kKernel
   std::unique_ptr<Collective> collective;  // kCollective, kSend, kReceive
   char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense; op overflow: its result
-  struct Move {  // kMove
+  struct Move {                            // kMove
     void* to = nullptr;
     const void* from = nullptr;
     size_t bytes = 0;

@@ -78,8 +78,8 @@ class Machine {
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }
 
-  // A variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical tensor, wherever they
-  // are. Only between runs; from several threads, when their bytes are different ones.
+  // A variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical tensor,
+  // wherever they are. Only between runs; from several threads, when their bytes are different ones.
   void read_variable(size_t index, uint64_t offset, void* to, size_t bytes);
   void write_variable(size_t index, uint64_t offset, const void* from, size_t bytes);  // every copy of it
   void variable_written(size_t index);  // after the last write_variable: moves the versions
