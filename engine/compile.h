@@ -16,21 +16,21 @@ namespace whale {
 enum class Recompute : uint8_t { kNone, kSelective, kFull };
 
 struct CompileOptions {
-  std::string strategy;                // of unannotated ops; empty: the graph's
+  std::string strategy;                     // of unannotated ops; empty: the graph's
   std::vector<std::string> fetch = {};      // besides the graph's outputs: tensor names, "grad:PARAMETER"
-  int64_t bucket_bytes = 0;            // of gradients; 0: 4 MiB
-  int64_t accumulation = 0;            // micro-batches; 0: the graph's
+  int64_t bucket_bytes = 0;                 // of gradients; 0: 4 MiB
+  int64_t accumulation = 0;                 // micro-batches; 0: the graph's
   std::optional<Precision> precision = {};  // none: the graph's
-  bool overlap = true;                 // false: communication on the compute stream, for comparison
-  bool fusion = true;                  // false: every op by itself, for comparison
-  int zero = 0;                        // ZeRO level: 1 cuts optimizer state over replicas, 2 gradients, 3 parameters
-  std::vector<double> state_shares = {};    // of what ZeRO cuts, a weight per replica; empty: equal
+  bool overlap = true;                      // false: communication on the compute stream, for comparison
+  bool fusion = true;                       // false: every op by itself, for comparison
+  int zero = 0;                           // ZeRO level: 1 cuts optimizer state over replicas, 2 gradients, 3 parameters
+  std::vector<double> state_shares = {};  // of what ZeRO cuts, a weight per replica; empty: equal
   Recompute recompute = Recompute::kNone;
   std::optional<DType> gradient_dtype = {};  // that gradients are summed in between devices; none: as they are
-  bool adasum = false;                  // gradients of replicas are combined by Adasum
-  uint32_t offload = 0;                 // OffloadClass bits (parallel/offload.h)
-  bool exact = false;                   // bitwise equal results for all plans of whole micro-batches
-  bool verify = true;                   // each level after each pass
+  bool adasum = false;                       // gradients of replicas are combined by Adasum
+  uint32_t offload = 0;                      // OffloadClass bits (parallel/offload.h)
+  bool exact = false;                        // bitwise equal results for all plans of whole micro-batches
+  bool verify = true;                        // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass
 };
 

@@ -41,9 +41,8 @@ bool is_unpacked(const TaskGraphs& tasks, const Op& op) {
   const OpDef& d = def(op.code);
   if (!d.unpack) return false;
   const TaskGraph& task = tasks.task(op);
-  return std::any_of(task.factors.begin(), task.factors.end(), [&](const std::string& wanted) {
-    return !wanted.empty() && is_named(d.unpacked_factor, wanted);
-  });
+  return std::any_of(task.factors.begin(), task.factors.end(),
+                     [&](const std::string& wanted) { return !wanted.empty() && is_named(d.unpacked_factor, wanted); });
 }
 
 // Drops the folded ops and the tensors that only they made.

@@ -190,7 +190,9 @@ TensorId Propagator::produce_cut(TensorId id, size_t a, const AxisLayout& want) 
   for (size_t other = 0; other < axes(); ++other) {
     if (other == a) continue;
     OpCut kept;
-    if (placement(id, other) == Placement::kShard) {
+    // A cut that overlaps with the new one without lying in it is given up.
+    if (placement(id, other) == Placement::kShard &&
+        compatible(g().tensor(id).dims, b_.out.at(id, other).digit, want.digit)) {
       kept = cut_of_result(op, b_.out.at(id, other).digit, other);
       kept.state = b_.out.at(id, other).state, kept.samples = b_.out.at(id, other).samples;
     }

@@ -3,6 +3,7 @@
 Every pair of choices is in some case (a covering array, made greedily); WHALE_FULL=1 in the environment takes the product of models, strategies
 with their devices and ZeRO instead. Each case is 20 steps on reference devices in float64 against one device, by `whale verify`."""
 
+import errno
 import functools
 import itertools
 import json
@@ -140,7 +141,7 @@ def model_file(model, optimizer):
     more = ["--optimizer", optimizer, "--lr", RATES[optimizer]] if optimizer else []
     if model == "dlrm" and optimizer:
         more.append("--no-lazy")
-    subprocess.run([WHALE, "model", *MODELS[model], *more, "-o", str(path)], check=True, capture_output=True)
+    started([WHALE, "model", *MODELS[model], *more, "-o", str(path)]).check_returncode()
     return path
 
 
@@ -156,12 +157,22 @@ def command_of(case):
     return command if case["fusion"] else [*command, "--no-fusion"]
 
 
+def started(command):
+    """Starting a process beside busy threads fails at times with EFAULT, on some kernels; a second attempt does not."""
+    for attempt in range(5):
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=600)
+        except OSError as e:
+            if e.errno != errno.EFAULT or attempt == 4:
+                raise
+
+
 def run(case):
     """The case with its result: "equal", "differs" (both with the largest deviation), "refused" (with what it said), or "failed"."""
     command = command_of(case)
     told = dict(case, command=" ".join(f"'{c}'" if " " in c else c for c in ["whale", *command[1:]]))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        done = started(command)
     except subprocess.TimeoutExpired:
         return dict(told, result="failed", message="no end after 600 s")
     if done.returncode in (0, 1):
