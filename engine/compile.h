@@ -31,7 +31,7 @@ struct CompileOptions {
   uint32_t offload = 0;                      // OffloadClass bits (parallel/offload.h)
   bool exact = false;                        // bitwise equal results for all plans of whole micro-batches
   bool verify = true;                        // each level after each pass
-  std::function<void(std::string_view pass, const std::string& text)> dump;  // text of the level after each pass
+  std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass
 };
 
 // A plan with the entry "train" (when there is a loss and an optimizer) and the entry "eval". Plans only: needs no
