@@ -7,39 +7,54 @@ namespace {
 
 class AllGather final : public Member {
  public:
-  AllGather(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec)
-      : Member(group, rank, device),
-        to_(static_cast<char*>(spec.out.at(0).data)),
-        cuts_(spec.cuts),
-        all_(rows_of(spec.out[0], spec.digit)) {
-    const Operand& whole = spec.out[0];
+  AllGather(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec) : Member(group, rank, device) {
+    if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.more.size() + 1)
+      throw internal("an all-gather of {} operands has {} results and {} cuts", spec.in.size(), spec.out.size(),
+                     spec.more.size() + 1);
     offer_.op = spec.op;
-    offer_.dtype = whole.dtype;
-    offer_.elements = element_count(whole.dims);
-    offer_.data = static_cast<const char*>(spec.in.at(0).data);
-    check_cuts(cuts_, size(), all_.extent);
-    if (element_count(spec.in[0].dims) * size_of(whole.dtype) != all_.rows * cuts_[rank].size() * all_.unit)
-      throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number",
-                     element_count(spec.in[0].dims), cuts_[rank].begin, cuts_[rank].end);
+    offer_.dtype = spec.out[0].dtype;
+    offer_.operands = spec.in.size();
+    offer_.stretches = &stretches_;
+    for (size_t i = 0; i < spec.in.size(); ++i) {
+      const Operand& whole = spec.out[i];
+      DigitCuts cut = cuts_of(spec, i);
+      const Rows all = rows_of(whole, cut.digit);
+      check_cuts(cut.cuts, size(), all.extent);
+      if (element_count(spec.in[i].dims) * size_of(whole.dtype) != all.rows * cut.cuts[rank].size() * all.unit)
+        throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number",
+                       element_count(spec.in[i].dims), cut.cuts[rank].begin, cut.cuts[rank].end);
+      const int64_t n = element_count(whole.dims);
+      stretches_.push_back({static_cast<char*>(spec.in[i].data), offer_.elements, offer_.elements + n});
+      offer_.elements += n;
+      pieces_.push_back({static_cast<char*>(whole.data), std::move(cut.cuts), all});
+    }
   }
 
   bool run(Lookout* lookout) override {
     next_call();
     if (!begin(lookout)) return false;
-    for (size_t m = 0; m < size(); ++m) {
-      const char* from = offer_of(m).data;
-      const int64_t bytes = cuts_[m].size() * all_.unit;
-      for (int64_t row = 0; bytes > 0 && row < all_.rows; ++row)
-        device_.copy_in(to_ + (row * all_.extent + cuts_[m].begin) * all_.unit, from + row * bytes,
-                        static_cast<size_t>(bytes));
-    }
+    for (size_t i = 0; i < pieces_.size(); ++i)
+      for (size_t m = 0; m < size(); ++m) gather(pieces_[i], m, (*offer_of(m).stretches)[i].data);
     return end(lookout);
   }
 
  private:
-  char* to_;
-  std::vector<Interval> cuts_;
-  Rows all_;
+  struct Piece {
+    char* to;
+    std::vector<Interval> cuts;
+    Rows all;
+  };
+  void gather(const Piece& p, size_t member, const char* from) {
+    const int64_t bytes = p.cuts[member].size() * p.all.unit;
+    for (int64_t row = 0; bytes > 0 && row < p.all.rows; ++row) {
+      char* to = p.to + (row * p.all.extent + p.cuts[member].begin) * p.all.unit;
+      if (to != from + row * bytes)  // a part may be made where it belongs
+        device_.copy_in(to, from + row * bytes, static_cast<size_t>(bytes));
+    }
+  }
+
+  std::vector<Stretch> stretches_;
+  std::vector<Piece> pieces_;
 };
 
 // A tensor seen as [rows, first, middle, second, unit bytes] around two of its digits.

@@ -26,8 +26,8 @@ struct Offer {
   int64_t elements = 0;  // of the whole tensor or bucket
   size_t operands = 1;
   int64_t part = 0;                                 // shift: elements that this member has
-  const std::vector<Stretch>* stretches = nullptr;  // all_reduce
-  const char* data = nullptr;                       // the others
+  const std::vector<Stretch>* stretches = nullptr;  // of a bucket
+  const char* data = nullptr;                       // of one tensor
 };
 
 struct alignas(64) MemberSlot {
@@ -75,6 +75,10 @@ struct Rows {
   int64_t rows = 1, extent = 0, unit = 0;
 };
 Rows rows_of(const Operand& tensor, const Digit& digit);
+// Of operand i of a bucket.
+inline DigitCuts cuts_of(const CollectiveSpec& spec, size_t i) {
+  return i == 0 ? DigitCuts{spec.digit, spec.cuts} : spec.more.at(i - 1);
+}
 // The intervals lie one behind the other from 0 to the extent, one a member.
 void check_cuts(const std::vector<Interval>& cuts, size_t members, int64_t extent);
 

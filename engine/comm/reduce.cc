@@ -90,46 +90,64 @@ class AllReduce final : public Member {
 class ReduceScatter final : public Member {
  public:
   ReduceScatter(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec)
-      : Member(group, rank, device),
-        to_(static_cast<char*>(spec.out.at(0).data)),
-        all_(rows_of(spec.in.at(0), spec.digit)) {
-    const Operand& whole = spec.in[0];
+      : Member(group, rank, device) {
+    if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.more.size() + 1)
+      throw internal("a reduce-scatter of {} operands has {} results and {} cuts", spec.in.size(), spec.out.size(),
+                     spec.more.size() + 1);
     offer_.op = spec.op;
     offer_.combine = spec.combine;
-    offer_.dtype = whole.dtype;
-    offer_.elements = element_count(whole.dims);
-    offer_.data = static_cast<const char*>(whole.data);
-    check_cuts(spec.cuts, size(), all_.extent);
-    cut_ = spec.cuts[rank];
-    element_bytes_ = size_of(whole.dtype);
-    if (element_count(spec.out[0].dims) * element_bytes_ != all_.rows * cut_.size() * all_.unit)
-      throw internal("a reduce-scatter's result has {} elements, its cut [{}, {}) another number",
-                     element_count(spec.out[0].dims), cut_.begin, cut_.end);
+    offer_.dtype = spec.in[0].dtype;
+    offer_.operands = spec.in.size();
+    offer_.stretches = &stretches_;
+    element_bytes_ = size_of(offer_.dtype);
+    for (size_t i = 0; i < spec.in.size(); ++i) {
+      const Operand& whole = spec.in[i];
+      if (whole.dtype != offer_.dtype)
+        throw internal("a bucket of a reduce-scatter holds {} and {}; one type is allowed", name_of(offer_.dtype),
+                       name_of(whole.dtype));
+      const DigitCuts cut = cuts_of(spec, i);
+      const Piece piece{static_cast<char*>(spec.out[i].data), rows_of(whole, cut.digit), cut.cuts.at(rank)};
+      check_cuts(cut.cuts, size(), piece.all.extent);
+      if (element_count(spec.out[i].dims) * element_bytes_ != piece.all.rows * piece.cut.size() * piece.all.unit)
+        throw internal("a reduce-scatter's result has {} elements, its cut [{}, {}) another number",
+                       element_count(spec.out[i].dims), piece.cut.begin, piece.cut.end);
+      const int64_t n = element_count(whole.dims);
+      stretches_.push_back({static_cast<char*>(whole.data), offer_.elements, offer_.elements + n});
+      offer_.elements += n;
+      pieces_.push_back(piece);
+    }
   }
 
   bool run(Lookout* lookout) override {
     next_call();
     if (!begin(lookout)) return false;
-    const int64_t bytes = cut_.size() * all_.unit;
-    for (int64_t row = 0; bytes > 0 && row < all_.rows; ++row)
-      for (int64_t at = 0; at < bytes; at += kChunkBytes)
-        reduce((row * all_.extent + cut_.begin) * all_.unit + at, to_ + row * bytes + at,
-               std::min(kChunkBytes, bytes - at));
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& p = pieces_[i];
+      const int64_t bytes = p.cut.size() * p.all.unit;
+      for (int64_t row = 0; bytes > 0 && row < p.all.rows; ++row)
+        for (int64_t at = 0; at < bytes; at += kChunkBytes)
+          reduce(i, (row * p.all.extent + p.cut.begin) * p.all.unit + at, p.to + row * bytes + at,
+                 std::min(kChunkBytes, bytes - at));
+    }
     return end(lookout);
   }
 
  private:
-  void reduce(int64_t from, char* to, int64_t bytes) {
-    if (size() == 1) return device_.copy_in(to, offer_.data + from, static_cast<size_t>(bytes));
+  struct Piece {
+    char* to;
+    Rows all;
+    Interval cut;
+  };
+  const char* peer(size_t member, size_t i) const { return (*offer_of(member).stretches)[i].data; }
+  void reduce(size_t i, int64_t from, char* to, int64_t bytes) {
+    if (size() == 1) return device_.copy_in(to, stretches_[i].data + from, static_cast<size_t>(bytes));
     const size_t n = static_cast<size_t>(bytes / element_bytes_);
     for (size_t m = 1; m < size(); ++m)
-      device_.combine(offer_.combine, offer_.dtype, to, m == 1 ? offer_of(0).data + from : to, offer_of(m).data + from,
-                      n);
+      device_.combine(offer_.combine, offer_.dtype, to, m == 1 ? peer(0, i) + from : to, peer(m, i) + from, n);
   }
 
-  char* to_;
-  Rows all_;
-  Interval cut_;
+  std::vector<Stretch> stretches_;
+  std::vector<Piece> pieces_;
   int64_t element_bytes_ = 4;
 };
 

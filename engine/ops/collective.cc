@@ -21,60 +21,74 @@ std::vector<Alias> aliases_all_reduce(const OpView& v) {
   return all;
 }
 
-// The attribute, (dim, outer, inner), checked against x; returns the extent that x has of it.
-int64_t local_extent(const OpView& v, Digit& d, const char* name = "digit") {
+// The attribute, (dim, outer, inner) of each operand, checked against operand i; returns the extent that it has of it.
+int64_t local_extent(const OpView& v, Digit& d, const char* name = "digit", int i = 0) {
   const auto& given = attr_ints(*v.attrs, name);
-  if (given.size() != 3)
-    throw invalid("attribute 'digit' has {} entries, expected 3 (dim, outer, inner)", given.size());
-  d = {static_cast<int>(given[0]), given[1], given[2]};
-  if (given[0] < 0 || given[0] >= rank_of(v, 0) || d.outer < 1 || d.inner < 1)
-    throw invalid("attribute 'digit' is {}, which x {} does not have", to_string(given), to_string(in_dims(v, 0)));
-  const int64_t whole = in_dims(v, 0)[static_cast<size_t>(d.dim)];
+  const auto at = static_cast<size_t>(i) * 3;
+  if (given.size() != 3 * v.inputs.size())
+    throw invalid("attribute '{}' has {} entries, expected 3 (dim, outer, inner) for each of {} operand(s)", name,
+                  given.size(), v.inputs.size());
+  d = {static_cast<int>(given[at]), given[at + 1], given[at + 2]};
+  if (given[at] < 0 || given[at] >= rank_of(v, i) || d.outer < 1 || d.inner < 1)
+    throw invalid("attribute '{}' is {}, which x {} does not have", name, to_string(given), to_string(in_dims(v, i)));
+  const int64_t whole = in_dims(v, i)[static_cast<size_t>(d.dim)];
   if (whole % (d.outer * d.inner))
-    throw invalid("dimension {} of x {} is no multiple of {} * {}", d.dim, to_string(in_dims(v, 0)), d.outer, d.inner);
+    throw invalid("dimension {} of x {} is no multiple of {} * {}", d.dim, to_string(in_dims(v, i)), d.outer, d.inner);
   return whole / (d.outer * d.inner);
 }
-TensorType resized(const OpView& v, const Digit& d, int64_t extent) {
-  TensorType t = in(v, 0);
+TensorType resized(const OpView& v, const Digit& d, int64_t extent, int i = 0) {
+  TensorType t = in(v, i);
   t.dims[static_cast<size_t>(d.dim)] = d.outer * extent * d.inner;
   return t;
 }
 
-// The extent that the adjacent intervals of the attribute cover.
-int64_t extent_of_cuts(const OpView& v, const char* name) {
+// The intervals of operand i, which are adjacent and begin at 0.
+std::vector<Interval> intervals_of(const OpView& v, const char* name, int i = 0) {
   const auto& cuts = attr_ints(*v.attrs, name);
-  if (cuts.empty() || cuts.size() % 2)
-    throw invalid("attribute 'cuts' has {} entries, expected (begin, end) pairs", cuts.size());
-  int64_t at = 0;
-  for (size_t i = 0; i < cuts.size(); i += 2) {
-    if (cuts[i] != at || cuts[i + 1] < at)
-      throw invalid("attribute 'cuts' {} are not adjacent intervals from 0", to_string(cuts));
-    at = cuts[i + 1];
+  const size_t each = cuts.size() / std::max<size_t>(v.inputs.size(), 1), from = each * static_cast<size_t>(i);
+  if (cuts.empty() || each % 2 || each * v.inputs.size() != cuts.size())
+    throw invalid("attribute '{}' has {} entries, expected (begin, end) pairs for each of {} operand(s)", name,
+                  cuts.size(), v.inputs.size());
+  std::vector<Interval> out;
+  for (size_t k = from; k < from + each; k += 2) {
+    const int64_t at = out.empty() ? 0 : out.back().end;
+    if (cuts[k] != at || cuts[k + 1] < at)
+      throw invalid("attribute '{}' {} are not adjacent intervals from 0", name, to_string(cuts));
+    out.push_back({cuts[k], cuts[k + 1]});
   }
-  return at;
+  return out;
 }
 
 std::vector<TensorType> infer_all_gather(const OpView& v) {
-  Digit d;
-  local_extent(v, d);
-  return {resized(v, d, extent_of_cuts(v, "cuts"))};
+  std::vector<TensorType> out;
+  for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) {
+    Digit d;
+    local_extent(v, d, "digit", i);
+    out.push_back(resized(v, d, intervals_of(v, "cuts", i).back().end, i));
+  }
+  return out;
 }
 
 // Which member this is does not stand in the attributes: the result's extent is checked where it is bound.
 std::vector<TensorType> infer_reduce_scatter(const OpView& v) {
   check_combine(attr_string(*v.attrs, "combine"));
-  Digit d;
-  const int64_t extent = local_extent(v, d);
-  if (extent != extent_of_cuts(v, "cuts")) throw invalid("'cuts' do not cover the digit's extent of {}", extent);
-  return {v.outputs.empty() ? resized(v, d, attr_ints(*v.attrs, "cuts")[1]) : v.outputs[0]};
+  std::vector<TensorType> out;
+  for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) {
+    Digit d;
+    const int64_t extent = local_extent(v, d, "digit", i);
+    const std::vector<Interval> cuts = intervals_of(v, "cuts", i);
+    if (extent != cuts.back().end) throw invalid("'cuts' do not cover the digit's extent of {}", extent);
+    out.push_back(v.outputs.empty() ? resized(v, d, cuts[0].end, i) : v.outputs[static_cast<size_t>(i)]);
+  }
+  return out;
 }
 std::vector<TensorType> infer_all_to_all(const OpView& v) {
   Digit from, to;
   local_extent(v, from);
   const int64_t extent = local_extent(v, to, "to_digit");
-  if (extent != extent_of_cuts(v, "to_cuts")) throw invalid("'to_cuts' do not cover the digit's extent of {}", extent);
+  if (extent != intervals_of(v, "to_cuts").back().end) throw invalid("'to_cuts' do not cover the digit's extent of {}", extent);
   if (!v.outputs.empty()) return {v.outputs[0]};
-  TensorType t = resized(v, from, extent_of_cuts(v, "cuts"));
+  TensorType t = resized(v, from, intervals_of(v, "cuts").back().end);
   t.dims[static_cast<size_t>(to.dim)] = to.outer * attr_ints(*v.attrs, "to_cuts")[1] * to.inner;
   return {t};
 }
@@ -105,12 +119,12 @@ const AttrSpec kDigit{.name = "digit",
                       .type = AttrType::kInts,
                       .fallback = std::vector<int64_t>{},
                       .required = true,
-                      .doc = "(dim, outer, inner) that is cut"};
+                      .doc = "(dim, outer, inner) that is cut, of each operand"};
 const AttrSpec kCuts{.name = "cuts",
                      .type = AttrType::kInts,
                      .fallback = std::vector<int64_t>{},
                      .required = true,
-                     .doc = "(begin, end) per coordinate"};
+                     .doc = "(begin, end) per coordinate, of each operand"};
 const AttrSpec kCombine{
     .name = "combine", .type = AttrType::kString, .fallback = std::string("sum"), .doc = "sum, max, min or logsumexp"};
 
@@ -133,10 +147,10 @@ const OpDef op_def_all_reduce = {
 const OpDef op_def_all_gather = {
     .name = "all_gather",
     .doc =
-        "Joins the intervals of a cut digit, which may be uneven, in order of the group's coordinates.\nx (local) -> y "
-        "(whole).",
-    .inputs = {{"x"}},
-    .outputs = {{"y"}},
+        "Joins the intervals of a cut digit, which may be uneven, in order of the group's coordinates; the operands of "
+        "one op are one bucket.\nx... (local) -> y... (whole).",
+    .inputs = {{"x", PortKind::kVariadic}},
+    .outputs = {{"y", PortKind::kVariadic}},
     .attrs = {kGroup, kDigit, kCuts},
     .infer = infer_all_gather,
     .flags = kCollective | kInternal,
@@ -144,10 +158,10 @@ const OpDef op_def_all_gather = {
 const OpDef op_def_reduce_scatter = {
     .name = "reduce_scatter",
     .doc =
-        "Combines partial values over a group; each member keeps its interval of a digit.\nx (whole, partial) -> y "
-        "(local).",
-    .inputs = {{"x"}},
-    .outputs = {{"y"}},
+        "Combines partial values over a group; each member keeps its interval of a digit; the operands of one op are one "
+        "bucket.\nx... (whole, partial) -> y... (local).",
+    .inputs = {{"x", PortKind::kVariadic}},
+    .outputs = {{"y", PortKind::kVariadic}},
     .attrs = {kGroup, kCombine, kDigit, kCuts},
     .infer = infer_reduce_scatter,
     .flags = kCollective | kInternal,

@@ -11,13 +11,16 @@ namespace whale {
 namespace {
 
 // Nothing but updates (and the step's end) waits for it, so it may be later than its operands; another sum of the same
-// kind may stand between, along another axis.
+// kind may stand between, along another axis or over micro-batches.
 bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, const Op& op, int depth = 0) {
+  const auto sums = [](OpCode code) {
+    return code == OpCode::k_all_reduce || code == OpCode::k_reduce_scatter || code == OpCode::k_accumulate;
+  };
   return std::all_of(op.outputs.begin(), op.outputs.end(), [&](TensorId y) {
     const auto& r = readers[static_cast<size_t>(y)];
     return std::all_of(r.begin(), r.end(), [&](OpId i) {
       return g.op(i).phase == Phase::kUpdate ||
-             (depth < 4 && g.op(i).code == OpCode::k_all_reduce && may_wait(g, readers, g.op(i), depth + 1));
+             (depth < 4 && sums(g.op(i).code) && may_wait(g, readers, g.op(i), depth + 1));
     });
   });
 }
@@ -38,7 +41,9 @@ bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members, c
     todo.pop_back();
     if (const OpId into = bucket_of[static_cast<size_t>(i)]; into != kNone && into != i) i = into;
     if (std::find(members.begin(), members.end(), i) != members.end()) return true;
-    if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective)) look(g.op(i));
+    if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective) ||
+        g.op(i).code == OpCode::k_accumulate)
+      look(g.op(i));
   }
   return false;
 }
@@ -54,23 +59,56 @@ size_t leading_operands(const Op& op) {
   return ports.size() - (!ports.empty() && ports.back().kind == PortKind::kVariadic ? 1 : 0);
 }
 
+// What can share a bucket.
+struct Member {
+  OpId op;
+  OpId order;  // by this: the op that makes its operand, or the first that reads its result
+};
+using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int>;  // .., group, stage, kind
+constexpr int kFromParameters = -1;  // a gather that the forward pass waits for; else the result's number
+
+int kind_of(const Graph& g, const Op& op) {
+  if (op.code != OpCode::k_all_gather) return 0;
+  const OpId made = g.tensor(op.inputs[0]).producer;
+  return made == kNone ? kFromParameters : g.tensor(op.inputs[0]).output;
+}
+
+// Sums of gradients; gathers of updated parameters, and of parameters before they are read.
+std::vector<Member> members_of(const Graph& g) {
+  const auto readers = readers_of(g);
+  std::vector<Member> out;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& op = g.ops[i];
+    const bool sum = op.code == OpCode::k_all_reduce || op.code == OpCode::k_reduce_scatter;
+    if (!(sum || op.code == OpCode::k_all_gather) || op.inputs.size() != 1) continue;
+    const auto& r = readers[static_cast<size_t>(op.outputs[0])];
+    const OpId made = g.tensor(op.inputs[0]).producer;
+    const auto id = static_cast<OpId>(i);
+    if (sum && may_wait(g, readers, op)) out.push_back({id, made});
+    if (sum) continue;
+    if (made == kNone && !r.empty()) out.push_back({id, *std::min_element(r.begin(), r.end())});
+    if (made != kNone && r.empty() && g.op(made).phase == Phase::kUpdate) out.push_back({id, made});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Member& a, const Member& b) { return a.order < b.order; });
+  return out;
+}
+
+void join(Op& into, const Op& op) {
+  into.inputs.push_back(op.inputs[0]);
+  into.outputs.push_back(op.outputs[0]);
+  if (op.phase != Phase::kForward) into.phase = op.phase;
+  if (op.code == OpCode::k_all_reduce) return;
+  std::vector<int64_t> digits = attr_ints(into.attrs, "digit");
+  const auto& more = attr_ints(op.attrs, "digit");
+  digits.insert(digits.end(), more.begin(), more.end());
+  into.attrs["digit"] = std::move(digits);
+}
+
 }  // namespace
 
 void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   Graph& g = lg.graph;
-  const auto readers = readers_of(g);
-  struct Member {
-    OpId op;
-    OpId ready;  // the op that makes its operand
-  };
-  std::vector<Member> members;
-  for (size_t i = 0; i < g.ops.size(); ++i) {
-    const Op& op = g.ops[i];
-    if (op.code == OpCode::k_all_reduce && may_wait(g, readers, op))
-      members.push_back({static_cast<OpId>(i), g.tensor(op.inputs[0]).producer});
-  }
-  std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.ready < b.ready; });
-  using Key = std::tuple<DType, std::string, Region, int64_t, int32_t>;  // the last two: group, stage
+  const std::vector<Member> members = members_of(g);
   struct Open {
     OpId op = kNone;
     int64_t bytes = 0;
@@ -81,25 +119,29 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {
     Op& op = g.op(m.op);
-    const Tensor& x = g.tensor(op.inputs[0]);
-    Open& bucket = open[{x.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage}];
-    const int64_t bytes = bytes_of(x);
+    const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
+    Open& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
+                         attr_int(op.attrs, "group"), op.stage, kind_of(g, op)}];
     if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits_for(g, op, bucket.members, bucket_of)) {
       bucket = {m.op, 0, {}};
     } else {
-      Op& into = g.op(bucket.op);
-      into.inputs.push_back(op.inputs[0]);
-      into.outputs.push_back(op.outputs[0]);
-      if (op.phase != Phase::kForward) into.phase = op.phase;
+      join(g.op(bucket.op), op);
       removed[static_cast<size_t>(m.op)] = 1;
     }
     bucket_of[static_cast<size_t>(m.op)] = bucket.op;
-    bucket.bytes += bytes;
+    bucket.bytes += bytes_of(whole);
     bucket.members.push_back(m.op);
   }
-  int number = 0;
-  for (const Member& m : members)
-    if (!removed[static_cast<size_t>(m.op)]) g.op(m.op).name = fmt::format("bucket.{}", number++);
+  int sums = 0, scatters = 0, gathers = 0;
+  for (const Member& m : members) {
+    Op& op = g.op(m.op);
+    if (removed[static_cast<size_t>(m.op)]) continue;
+    if (op.code == OpCode::k_all_reduce)
+      op.name = fmt::format("bucket.{}", sums++);
+    else if (op.inputs.size() > 1)
+      op.name = op.code == OpCode::k_all_gather ? fmt::format("gather.{}", gathers++)
+                                                : fmt::format("scatter.{}", scatters++);
+  }
   compact(g, removed);
 }
 
@@ -115,16 +157,17 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
   std::map<std::pair<std::vector<TensorId>, std::string>, Group> open;
   std::vector<char> removed(g.ops.size());
   std::vector<std::pair<OpId, OpId>> order;  // (when it is ready, op)
-  const auto ready = [&](const Op& op, OpCode only) {
+  const auto ready = [&](const Op& op, bool sums) {
     OpId last = kNone;
     for (const TensorId id : op.inputs)
       if (id != kNone && g.tensor(id).producer != kNone &&
-          (only == OpCode{} || g.op(g.tensor(id).producer).code == only))
+          (!sums || g.op(g.tensor(id).producer).code == OpCode::k_all_reduce ||
+           g.op(g.tensor(id).producer).code == OpCode::k_reduce_scatter))
         last = std::max(last, g.tensor(id).producer);
     return last;
   };
   for (size_t i = 0; i < g.ops.size(); ++i)
-    if (has_flag(g.ops[i].code, kUpdateOp)) order.emplace_back(ready(g.ops[i], {}), static_cast<OpId>(i));
+    if (has_flag(g.ops[i].code, kUpdateOp)) order.emplace_back(ready(g.ops[i], false), static_cast<OpId>(i));
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   const auto close = [&](Group& group) {
     if (group.members > 1 && !group.decays.empty()) g.op(group.op).attrs["decays"] = group.decays;
@@ -140,7 +183,7 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
     key += fmt::format(" {} {}", static_cast<int>(op.region), op.stage);
     Group& group = open[{{op.inputs.begin(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead)}, key}];
-    const OpId bucket = ready(op, OpCode::k_all_reduce);
+    const OpId bucket = ready(op, true);
     if (group.op != kNone && (group.bytes >= bucket_bytes || group.bucket != bucket)) close(group);
     for (size_t k = lead; k < op.inputs.size(); ++k)
       if (g.tensor(op.inputs[k]).kind == TensorKind::kValue) group.bytes += bytes_of(g.tensor(op.inputs[k]));

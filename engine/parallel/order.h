@@ -25,8 +25,9 @@ void recompute_blocks(LayoutGraph& graph);
 // activation, for example.
 void shorten_lives(LayoutGraph& graph);
 
-// One all_reduce per bucket: gradients of one type in the order in which they become ready, until `bucket_bytes` are
-// reached.
+// One collective per bucket, until `bucket_bytes` are reached: all_reduce or reduce_scatter of gradients of one type in
+// the order in which they become ready; all_gather of updated parameters in that order, and of parameters that live in
+// parts in the order in which they are read.
 void form_buckets(LayoutGraph& graph, int64_t bucket_bytes);
 
 // Updates of one kind and one bucket (without collectives: of `bucket_bytes` of gradients) become one op.

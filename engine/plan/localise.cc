@@ -181,6 +181,17 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     attrs[cuts] = flat(cut.intervals);
   };
   const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
+  const auto write_all = [&](const std::vector<TensorId>& bucket) {
+    std::vector<int64_t> digits, cuts;
+    for (const TensorId id : bucket) {
+      const AxisCut cut = axis_cut(id, axis, place);
+      digits.insert(digits.end(), {cut.digit.dim, cut.digit.outer, cut.digit.inner});
+      const std::vector<int64_t> intervals = flat(cut.intervals);
+      cuts.insert(cuts.end(), intervals.begin(), intervals.end());
+    }
+    attrs["digit"] = std::move(digits);
+    attrs["cuts"] = std::move(cuts);
+  };
   if (op.code == OpCode::k_adasum) {
     Place other = place;
     std::vector<int64_t> weights;
@@ -192,8 +203,8 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     return attrs;
   }
   switch (op.code) {
-    case OpCode::k_all_gather: write("digit", "cuts", op.inputs[0], axis); return attrs;
-    case OpCode::k_reduce_scatter: write("digit", "cuts", op.outputs[0], axis); return attrs;
+    case OpCode::k_all_gather: write_all(op.inputs); return attrs;
+    case OpCode::k_reduce_scatter: write_all(op.outputs); return attrs;
     case OpCode::k_all_to_all:
       write("digit", "cuts", op.inputs[0], axis);
       write("to_digit", "to_cuts", op.outputs[0], axis);

@@ -84,7 +84,7 @@ void check_collectives(const Entries& e, const std::vector<std::vector<int32_t>>
         if (part_of[static_cast<size_t>(i.ref)][d] < 0) continue;  // in a segment that never runs
         const auto part = static_cast<size_t>(part_of[static_cast<size_t>(i.ref)][d]);
         const auto* list = std::get_if<std::vector<int64_t>>(&cuts->second);
-        if (list == nullptr || list->size() != 2 * group.parts[part].size())
+        if (list == nullptr || list->size() != 2 * group.parts[part].size() * i.in.size())
           e.fail(fmt::format("'{}' does not cut for the {} members of its group", i.name, group.parts[part].size()));
       }
 }

@@ -36,6 +36,23 @@ std::vector<Interval> cuts_of(const Attrs& attrs, const char* name) {
   return cuts;
 }
 
+// The attributes digit and cuts of a bucket: those of all operands, one behind the other.
+std::vector<DigitCuts> cuts_of_operands(const Attrs& attrs, size_t operands) {
+  const std::vector<int64_t>& digits = attr_ints(attrs, "digit");
+  const std::vector<Interval> all = cuts_of(attrs, "cuts");
+  if (digits.empty() && all.empty()) return {};
+  if (operands == 0 || digits.size() != 3 * operands || all.size() % operands)
+    throw internal("a collective of {} operands has {} cuts of {} digits", operands, all.size(), digits.size() / 3);
+  const size_t members = all.size() / operands;
+  std::vector<DigitCuts> out;
+  for (size_t i = 0; i < operands; ++i) {
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(i * members);
+    out.push_back({{static_cast<int>(digits[3 * i]), digits[3 * i + 1], digits[3 * i + 2]},
+                   {first, first + static_cast<std::ptrdiff_t>(members)}});
+  }
+  return out;
+}
+
 class Binder {
  public:
   Binder(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row, int loss_output)
@@ -227,9 +244,13 @@ class Binder {
       for (size_t i = 0; i < spec.in.size(); ++i)
         if (i >= spec.out.size() || spec.in[i].data != spec.out[i].data)
           throw internal("an all-reduce works in place, operand {} has two places", i);
-    spec.digit = digit_of(instruction.attrs, "digit");
     spec.weights = attr_ints(instruction.attrs, "weights");
-    spec.cuts = cuts_of(instruction.attrs, "cuts");
+    std::vector<DigitCuts> cuts = cuts_of_operands(instruction.attrs, spec.in.size());
+    if (!cuts.empty()) {
+      spec.digit = cuts[0].digit;
+      spec.cuts = std::move(cuts[0].cuts);
+      spec.more.assign(std::make_move_iterator(cuts.begin() + 1), std::make_move_iterator(cuts.end()));
+    }
     spec.to_digit = digit_of(instruction.attrs, "to_digit");
     spec.to_cuts = cuts_of(instruction.attrs, "to_cuts");
     bound.collective = machine_.transport().bind(instruction.ref, row_.device, spec, memory_.device());
