@@ -32,6 +32,8 @@ CompileOptions read_options(const whale_plan_options& o) {
   out.adasum = flag(o.adasum, "options.adasum");
   out.exact = flag(o.exact, "options.exact");
   out.offload = parse_offload(text(o.offload, "options.offload"));
+  out.update = static_cast<UpdateForm>(number<int>(o.update, 0, WHALE_UPDATE_SLICED, "options.update"));
+  out.matmul_chunks = number<int64_t>(o.matmul_chunks, 0, INT32_MAX, "options.matmul_chunks");
   return out;
 }
 

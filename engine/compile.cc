@@ -14,6 +14,7 @@
 #include "parallel/order.h"
 #include "parallel/propagate.h"
 #include "parallel/shares.h"
+#include "parallel/slice_updates.h"
 #include "parallel/strategy.h"
 #include "parallel/stream.h"
 #include "parallel/task_graph.h"
@@ -71,6 +72,12 @@ struct LayoutPass {
 };
 
 constexpr LayoutPass kLayoutPasses[] = {
+    {"slice_updates",
+     [](LayoutGraph& g, const CompileOptions& o) {
+       if (o.update != UpdateForm::kWhole) slice_updates(g, o.update == UpdateForm::kSliced);
+     },
+     false},
+    {"view_slices", [](LayoutGraph& g, const CompileOptions&) { view_slices(g); }, false},
     {"fold_whole_products", [](LayoutGraph& g, const CompileOptions&) { fold_whole_products(g); }, true},
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
     {"recompute_blocks",
@@ -174,10 +181,17 @@ struct Compiler {
     return lg;
   }
 
-  Entry make_entry(const LayoutGraph& lg, const std::string& name, const std::vector<PlanVariable>& variables) const {
+  Entry make_entry(const LayoutGraph& lg, const std::string& name, const std::vector<PlanVariable>& variables,
+                   const std::vector<DeviceSpec>& devices, std::vector<std::string>* notes) const {
     LowerOptions lowering;
     lowering.entry = name;
     lowering.overlap = options.overlap;
+    lowering.matmul_chunks = options.matmul_chunks;
+    // Devices that are cores of one machine move bytes with the cores that compute.
+    lowering.communicates_beside = std::none_of(devices.begin(), devices.end(), [](const DeviceSpec& d) {
+      return d.kind == DeviceKind::kCpu || d.kind == DeviceKind::kRef;
+    });
+    lowering.notes = notes;
     for (size_t v = 0; v < variables.size(); ++v)
       lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
     return lower(lg, lowering);
@@ -355,6 +369,8 @@ std::vector<std::string> notes_of(const Plan& plan) {
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
+  if (options.matmul_chunks < 0)
+    throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
   verify(source);
@@ -386,6 +402,8 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.recompute = static_cast<int32_t>(options.recompute);
   plan.exact = options.exact;
   plan.offload = options.offload;
+  plan.update = static_cast<int32_t>(options.update);
+  plan.matmul_chunks = options.matmul_chunks;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
 
   std::vector<std::string> entries;
@@ -396,15 +414,18 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
                   compiler.gradients[0]);
   entries.push_back("eval");
   Homes homes;
+  std::vector<std::string> decisions;  // of the first entry
   for (const std::string& name : entries) {
     const Graph whole = compiler.graph_passes(scoped.graph, name);
     const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, homes.empty() ? nullptr : &homes);
     if (plan.variables.empty()) plan.variables = variables_of(lg);
-    if (homes.empty()) homes = homes_of(plan.variables);
-    plan.entries.push_back(compiler.make_entry(lg, name, plan.variables));
+    if (homes.empty()) homes = homes_of(plan.variables), decisions = lg.notes;
+    plan.entries.push_back(
+        compiler.make_entry(lg, name, plan.variables, devices, plan.entries.empty() ? &decisions : nullptr));
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
+  plan.notes.insert(plan.notes.end(), decisions.begin(), decisions.end());
   compiler.after("plan", plan);
   return plan;
 }
@@ -449,6 +470,8 @@ CompileOptions options_of(const Plan& plan) {
   options.recompute = static_cast<Recompute>(plan.recompute);
   options.exact = plan.exact;
   options.offload = plan.offload;
+  options.update = static_cast<UpdateForm>(plan.update);
+  options.matmul_chunks = plan.matmul_chunks;
   return options;
 }
 
@@ -458,7 +481,7 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
   const CompileOptions options = options_of(plan);
   const Replanned again = plan_again(plan, options, name, batch);
-  return again.compiler.make_entry(again.layouts, std::string(name), plan.variables);
+  return again.compiler.make_entry(again.layouts, std::string(name), plan.variables, plan.devices, nullptr);
 }
 
 std::vector<BridgeRow> bridges_of(const Plan& plan) {

@@ -15,6 +15,13 @@ namespace whale {
 // Activations that are computed again for the backward pass instead of kept.
 enum class Recompute : uint8_t { kNone, kSelective, kFull };
 
+// How replicas update what all of them hold. The results have the same bits.
+enum class UpdateForm : uint8_t {
+  kByCost,
+  kWhole,   // all_reduce, then everybody updates everything
+  kSliced,  // reduce_scatter, an update of the own slice, all_gather
+};
+
 struct CompileOptions {
   std::string strategy;                     // of unannotated ops; empty: the graph's
   std::vector<std::string> fetch = {};      // besides the graph's outputs: tensor names, "grad:PARAMETER"
@@ -29,6 +36,8 @@ struct CompileOptions {
   std::optional<DType> gradient_dtype = {};  // that gradients are summed in between devices; none: as they are
   bool adasum = false;                       // gradients of replicas are combined by Adasum
   uint32_t offload = 0;                      // OffloadClass bits (parallel/offload.h)
+  UpdateForm update = UpdateForm::kByCost;
+  int64_t matmul_chunks = 0;  // of a product beside a collective, which then overlap; 0: by cost, 1: none
   bool exact = false;                        // bitwise equal results for all plans of whole micro-batches
   bool verify = true;                        // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass

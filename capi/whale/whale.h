@@ -398,8 +398,16 @@ typedef struct whale_plan_options {
   int32_t adasum;          /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
   int32_t exact;           /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO, recompute */
   whale_str offload;       /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty: nothing */
+  int32_t update;          /* whale_update: how replicas update what all of them hold; the bits are the same */
+  int64_t matmul_chunks;   /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
 } whale_plan_options;
-#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}}
+#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0}
+
+enum {
+  WHALE_UPDATE_BY_COST = 0,
+  WHALE_UPDATE_WHOLE = 1, /* all_reduce of the gradient, then everybody updates everything */
+  WHALE_UPDATE_SLICED = 2 /* reduce_scatter, an update of the own slice, all_gather (Jangda et al., 2022) */
+};
 
 enum {
   WHALE_RECOMPUTE_NONE = 0,

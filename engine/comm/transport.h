@@ -21,14 +21,14 @@ struct DigitCuts {
 
 // One member's side of a collective. Digits and cuts are in local coordinates: what other axes cut is cut already.
 struct CollectiveSpec {
-  OpCode op{};                      // all_reduce, all_gather, reduce_scatter, all_to_all, shift, adasum
-  Combine combine = Combine::kSum;  // all_reduce, reduce_scatter
-  std::vector<Operand> in;          // all_reduce, all_gather, reduce_scatter: the bucket; else one tensor
-  std::vector<Operand> out;         // all_reduce: the same storage
-  Digit digit;                      // all_gather, all_to_all: cut in `in`; reduce_scatter: cut in `out`
-  std::vector<Interval> cuts;       // the interval of each member, one behind the other
+  OpCode op{};                       // all_reduce, all_gather, reduce_scatter, all_to_all, shift, adasum
+  Combine combine = Combine::kSum;   // all_reduce, reduce_scatter
+  std::vector<Operand> in;           // all_reduce, all_gather, reduce_scatter: the bucket; else one tensor
+  std::vector<Operand> out;          // all_reduce: the same storage
+  Digit digit;                       // all_gather, all_to_all: cut in `in`; reduce_scatter: cut in `out`
+  std::vector<Interval> cuts;        // the interval of each member, one behind the other
   std::vector<DigitCuts> more = {};  // all_gather, reduce_scatter: of the operands behind the first
-  Digit to_digit = {};              // all_to_all: cut in `out`
+  Digit to_digit = {};               // all_to_all: cut in `out`
   std::vector<Interval> to_cuts = {};
   std::vector<int64_t> weights = {};  // adasum: samples of each member; empty: equal
 };

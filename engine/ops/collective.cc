@@ -86,7 +86,8 @@ std::vector<TensorType> infer_all_to_all(const OpView& v) {
   Digit from, to;
   local_extent(v, from);
   const int64_t extent = local_extent(v, to, "to_digit");
-  if (extent != intervals_of(v, "to_cuts").back().end) throw invalid("'to_cuts' do not cover the digit's extent of {}", extent);
+  if (extent != intervals_of(v, "to_cuts").back().end)
+    throw invalid("'to_cuts' do not cover the digit's extent of {}", extent);
   if (!v.outputs.empty()) return {v.outputs[0]};
   TensorType t = resized(v, from, intervals_of(v, "cuts").back().end);
   t.dims[static_cast<size_t>(to.dim)] = to.outer * attr_ints(*v.attrs, "to_cuts")[1] * to.inner;
@@ -131,7 +132,7 @@ const AttrSpec kCombine{
 }  // namespace
 
 extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_transfer,
-    op_def_local_slice, op_def_accumulate, op_def_adasum, op_def_shift;
+    op_def_local_slice, op_def_part_view, op_def_accumulate, op_def_adasum, op_def_shift;
 
 const OpDef op_def_all_reduce = {
     .name = "all_reduce",
@@ -158,7 +159,8 @@ const OpDef op_def_all_gather = {
 const OpDef op_def_reduce_scatter = {
     .name = "reduce_scatter",
     .doc =
-        "Combines partial values over a group; each member keeps its interval of a digit; the operands of one op are one "
+        "Combines partial values over a group; each member keeps its interval of a digit; the operands of one op are "
+        "one "
         "bucket.\nx... (whole, partial) -> y... (local).",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y", PortKind::kVariadic}},
@@ -221,6 +223,17 @@ const OpDef op_def_local_slice = {
           .fallback = int64_t{0},
           .required = true,
           .doc = "of the interval, exclusive"}},
+    .infer = infer_local_slice,
+    .flags = kInternal,
+};
+const OpDef op_def_part_view = {
+    .name = "part_view",
+    .doc =
+        "This device's interval of the outermost digit of a replicated tensor, in its place: no instruction, and what "
+        "is written to y is written to x.\nx (whole) -> y (local).",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
+    .attrs = op_def_local_slice.attrs,
     .infer = infer_local_slice,
     .flags = kInternal,
 };

@@ -41,8 +41,7 @@ bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members, c
     todo.pop_back();
     if (const OpId into = bucket_of[static_cast<size_t>(i)]; into != kNone && into != i) i = into;
     if (std::find(members.begin(), members.end(), i) != members.end()) return true;
-    if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective) ||
-        g.op(i).code == OpCode::k_accumulate)
+    if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective) || g.op(i).code == OpCode::k_accumulate)
       look(g.op(i));
   }
   return false;
@@ -120,8 +119,8 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
-    Open& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
-                         attr_int(op.attrs, "group"), op.stage, kind_of(g, op)}];
+    Open& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"),
+                         op.stage, kind_of(g, op)}];
     if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits_for(g, op, bucket.members, bucket_of)) {
       bucket = {m.op, 0, {}};
     } else {
@@ -139,8 +138,8 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
     if (op.code == OpCode::k_all_reduce)
       op.name = fmt::format("bucket.{}", sums++);
     else if (op.inputs.size() > 1)
-      op.name = op.code == OpCode::k_all_gather ? fmt::format("gather.{}", gathers++)
-                                                : fmt::format("scatter.{}", scatters++);
+      op.name =
+          op.code == OpCode::k_all_gather ? fmt::format("gather.{}", gathers++) : fmt::format("scatter.{}", scatters++);
   }
   compact(g, removed);
 }

@@ -6,7 +6,7 @@
 
 namespace whale {
 
-// Results that share the storage of their operand, so that no instruction is needed: reshape, stop_gradient.
+// Results that share the storage of their operand, so that no instruction is needed: reshape, stop_gradient, part_view.
 bool is_view(OpCode code);
 // The tensor whose storage `id` shows, through views.
 TensorId view_root(const Graph& graph, TensorId id);

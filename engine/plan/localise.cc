@@ -143,7 +143,8 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
     return g_.batch % static_cast<int64_t>(mesh.devices.size()) != 0 ||
            !std::all_of(mesh.axes.begin(), mesh.axes.end(), even);
   }
-  if (op.code == OpCode::k_local_slice) return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
+  if (op.code == OpCode::k_local_slice || op.code == OpCode::k_part_view)
+    return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
   if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
   if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
   // An attribute says where the interval begins, also when it is of samples.
@@ -209,7 +210,8 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
       write("digit", "cuts", op.inputs[0], axis);
       write("to_digit", "to_cuts", op.outputs[0], axis);
       return attrs;
-    case OpCode::k_local_slice: {
+    case OpCode::k_local_slice:
+    case OpCode::k_part_view: {
       const AxisCut cut = axis_cut(op.outputs[0], axis, place);
       const Interval mine = cut.intervals[static_cast<size_t>(place.coordinates[axis - 1])];
       attrs["digit"] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};

@@ -90,6 +90,7 @@ struct Buffer {
   BufferId alias = -1;  // shares the storage of this buffer (in-place result, reshape): same offset
   // kHost: the offset is one of the program's host arena, or the variable is kept there; only kMove touches it.
   Memory memory = Memory::kDevice;
+  int64_t at = 0;       // with an alias: bytes behind the start of that storage, of which this is a part
 };
 
 // Where a local tensor lies in the logical one, for ops that need it (random ops, iota, rotary, masks). The batch digit
@@ -239,6 +240,8 @@ struct Plan {
   int32_t recompute = 0;                // 0: none, 1: selective, 2: full
   uint32_t offload = 0;                 // OffloadClass bits: what waits in the host's memory
   bool exact = false;                   // bitwise equal to every other exact plan of the same program and micro-batches
+  int32_t update = 0;                   // UpdateForm of compile.h
+  int64_t matmul_chunks = 0;            // 0: by cost
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

@@ -136,6 +136,7 @@ void print_program(std::string& text, const Program& p, size_t number) {
     if (buffer.offset >= 0) text += fmt::format(" @{}+{}", buffer.offset, buffer.bytes);
     if (buffer.slots != 1) text += fmt::format(" x{}", buffer.slots);
     if (buffer.alias != kNone) text += fmt::format(" in %{}", buffer.alias);
+    if (buffer.at != 0) text += fmt::format(" +{}", buffer.at);
     text += '\n';
   }
   for (const Segment& s : p.segments) {

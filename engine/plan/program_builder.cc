@@ -201,6 +201,22 @@ bool ProgramBuilder::empty(TensorId id) const {
   return std::find(d.begin(), d.end(), 0) != d.end();
 }
 
+// Bytes behind the start of what the view shows.
+int64_t ProgramBuilder::begin_of_view(TensorId id) const {
+  int64_t at = 0;
+  for (; g_.tensor(id).producer != kNone && is_view(g_.op(g_.tensor(id).producer).code);) {
+    const Op& op = g_.op(g_.tensor(id).producer);
+    if (op.code == OpCode::k_part_view) {
+      const Attrs attrs = low_.local.attrs(op, place_);
+      const int64_t parts = attr_int(attrs, "end") - attr_int(attrs, "begin");
+      const int64_t bytes = element_count(dims(id)) * size_of(g_.tensor(id).dtype);
+      at += parts == 0 ? 0 : bytes / parts * attr_int(attrs, "begin");
+    }
+    id = op.inputs[0];
+  }
+  return at;
+}
+
 // The buffer of a tensor; tensors that differ from micro-batch to micro-batch have one per size of micro-batch.
 BufferId ProgramBuilder::buffer(TensorId id) {
   const bool varies = timed_ && lg_.time_varies(id);
@@ -218,6 +234,7 @@ BufferId ProgramBuilder::buffer(TensorId id) {
   if (t.kind == TensorKind::kStep) b.kind = BufferKind::kStep, b.ref = static_cast<int32_t>(step_scalar(t.name));
   if (t.kind == TensorKind::kValue && t.producer != kNone && is_view(g_.op(t.producer).code)) {
     b.alias = buffer(view_root(g_, id));
+    b.at = begin_of_view(id);
     b.kind = draft_.program.buffers[static_cast<size_t>(b.alias)].kind;
     b.ref = draft_.program.buffers[static_cast<size_t>(b.alias)].ref;
     b.memory = draft_.program.buffers[static_cast<size_t>(b.alias)].memory;

@@ -65,6 +65,7 @@ class ProgramBuilder {
   void fetch(size_t output);
   void fetch_made_by(const Op& op, bool at_end);
   BufferId buffer(TensorId id);
+  int64_t begin_of_view(TensorId id) const;
   Dims dims(TensorId id) const { return low_.local.dims(id, place_); }
   bool empty(TensorId id) const;
   bool reads_nothing(const Op& op) const;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMaxSlots = 1 << 16;
 constexpr int64_t kMaxOuter = int64_t{1} << 20;
-constexpr uint32_t kPlanFormatVersion = 3;  // 1: one mesh of one axis; 2: nothing in the host's memory
+constexpr uint32_t kPlanFormatVersion = 4;  // 1: one mesh of one axis; 2: nothing in the host's memory; 3: no parts
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -120,7 +120,7 @@ Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
   const auto name = write(b, x.name);
   return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims),
-                              x.ref, x.offset, x.bytes, x.slots, x.alias, number<fb::Memory>(x.memory));
+                              x.ref, x.offset, x.bytes, x.slots, x.alias, number<fb::Memory>(x.memory), x.at);
 }
 
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
@@ -339,6 +339,7 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMaxSlots, "a buffer's slots"));
   out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
   out.memory = f.number<Memory>(t->memory(), "a buffer's memory");
+  out.at = f.range(t->at(), 0, kMaxTensorBytes, "a buffer's place in its storage");
   return out;
 }
 
@@ -582,7 +583,8 @@ std::vector<uint8_t> serialize(const Plan& plan) {
                                          groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
                                          plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
-                                         plan.adasum, plan.recompute, plan.exact, plan.offload));
+                                          plan.adasum, plan.recompute, plan.exact, plan.offload, plan.update,
+                                          plan.matmul_chunks));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -630,6 +632,8 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   f.range(out.recompute, 0, 2, "the recompute policy");
   out.exact = t->exact();
   out.offload = static_cast<uint32_t>(f.range(t->offload(), 0, kOffloadAll, "the offload classes"));
+  out.update = static_cast<int32_t>(f.range(t->update(), 0, 2, "the form of updates"));
+  out.matmul_chunks = f.range(t->matmul_chunks(), 0, kMaxCount, "the chunks of products");
   if (t->source() == nullptr) throw f.bad("it has no source graph");
   out.source = read_graph(t->source()->data(), t->source()->size());
   if (t->notes() != nullptr) {

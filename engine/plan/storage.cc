@@ -44,11 +44,19 @@ void share(Program& program, BufferId buffer, BufferId storage) {
   }
 }
 
+int64_t begin_of(const Program& program, BufferId id) {
+  int64_t at = 0;
+  for (; program.buffers[static_cast<size_t>(id)].alias != kNone; id = program.buffers[static_cast<size_t>(id)].alias)
+    at += program.buffers[static_cast<size_t>(id)].at;
+  return at;
+}
+
 void resolve_aliases(Program& program) {
   for (size_t b = 0; b < program.buffers.size(); ++b)
     if (program.buffers[b].alias != kNone) {
-      const BufferId s = storage_of(program, static_cast<BufferId>(b));
-      share(program, static_cast<BufferId>(b), s);
+      const auto id = static_cast<BufferId>(b);
+      program.buffers[b].at = begin_of(program, id);
+      share(program, id, storage_of(program, id));
     }
 }
 
@@ -134,7 +142,9 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
         if (from == to) continue;
         const Buffer &b_in = p.buffers[static_cast<size_t>(from)], &b_out = p.buffers[static_cast<size_t>(out)];
         if (must) {
-          WHALE_CHECK(to == out && b_in.bytes == b_out.bytes, "an in-place result has storage of its own already");
+          WHALE_CHECK(to == out && p.buffers[static_cast<size_t>(in)].bytes == b_out.bytes,
+                      "an in-place result has storage of its own already");
+          p.buffers[static_cast<size_t>(out)].at = begin_of(p, in);
           share(p, out, from);
           continue;
         }
@@ -191,13 +201,58 @@ BufferId storage_of(const Program& program, BufferId id) {
   return id;
 }
 
+namespace {
+
+// Parts of storages, and the last instruction of each stream that made or read them in a segment.
+class LastUses {
+ public:
+  explicit LastUses(const Program& program) : p_(program), of_(program.buffers.size()) {}
+
+  // Calls body(makers, readers) for every part that overlaps with the buffer.
+  template <class Body>
+  void each(BufferId b, Body body) const {
+    const Interval mine = at(b);
+    for (const Use& u : of_[static_cast<size_t>(storage_of(p_, b))])
+      if (u.at.begin < mine.end && mine.begin < u.at.end) body(u.made, u.read);
+  }
+  void note_read(BufferId b, size_t stream, int64_t now) {
+    const Interval mine = at(b);
+    auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
+    auto use = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.at == mine; });
+    if (use == uses.end()) use = uses.insert(use, Use{mine});
+    use->read[stream] = now;
+  }
+  // Who makes something has waited for all that were here before.
+  void note_made(BufferId b, size_t stream, int64_t now) {
+    const Interval mine = at(b);
+    auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
+    std::erase_if(uses, [&](const Use& u) { return mine.begin <= u.at.begin && u.at.end <= mine.end; });
+    uses.push_back(Use{mine});
+    uses.back().made[stream] = now;
+  }
+
+ private:
+  struct Use {
+    explicit Use(Interval part) : at(part) { made.fill(-1), read.fill(-1); }
+    Interval at;
+    StreamClock made, read;
+  };
+  Interval at(BufferId b) const {
+    const int64_t begin = begin_of(p_, b);
+    return {begin, begin + p_.buffers[static_cast<size_t>(b)].bytes};
+  }
+  const Program& p_;
+  std::vector<std::vector<Use>> of_;
+};
+
+}  // namespace
+
 void add_waits(Program& program) {
   for (Segment& segment : program.segments) {
-    // Per storage: the last instruction of each stream that made or read it; per stream: what it knows to be done.
     StreamClock none;
     none.fill(-1);
-    std::vector<StreamClock> maker(program.buffers.size(), none), reader(program.buffers.size(), none);
-    std::array<StreamClock, kStreams> known{none, none, none};
+    LastUses uses(program);
+    std::array<StreamClock, kStreams> known{none, none, none};  // per stream: what it knows to be done
     std::vector<StreamClock> begin;
     std::vector<int64_t> stores;  // copies to the host
     int64_t last_compute = -1;
@@ -208,11 +263,11 @@ void add_waits(Program& program) {
       const auto after = [&](const StreamClock& earlier) {
         for (size_t t = 0; t < kStreams; ++t) need[t] = std::max(need[t], earlier[t]);
       };
-      const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(program, b)); };
       for (const BufferId b : i.in)
-        if (b != kNone) after(maker[at(b)]);
+        if (b != kNone) uses.each(b, [&](const StreamClock& made, const StreamClock&) { after(made); });
       for (const BufferId b : i.out)
-        if (b != kNone) after(maker[at(b)]), after(reader[at(b)]);
+        if (b != kNone)
+          uses.each(b, [&](const StreamClock& made, const StreamClock& read) { after(made), after(read); });
       // What a stream beside compute works on may lie where something was before: it waits for all compute so far.
       if (i.stream != Stream::kCompute) need[0] = last_compute;
       // Compute runs ahead of a few copies to the host, whose operands lie there until they are done.
@@ -233,9 +288,9 @@ void add_waits(Program& program) {
       const auto now = static_cast<int64_t>(k);
       mine[stream] = now;
       for (const BufferId b : i.in)
-        if (b != kNone) reader[at(b)][stream] = now;
+        if (b != kNone) uses.note_read(b, stream, now);
       for (const BufferId b : i.out)
-        if (b != kNone) maker[at(b)][stream] = now;
+        if (b != kNone) uses.note_made(b, stream, now);
       if (i.stream == Stream::kCompute) last_compute = now;
       if (i.stream == Stream::kCopy && i.op == OpCode::k_to_host) stores.push_back(now);
     }

@@ -40,7 +40,7 @@ void check_buffers(const Context& c) {
       if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone)
         c.fail(fmt::format("buffer '{}': bad alias", b.name));
       const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
-      if (b.bytes > s.bytes || (in_arena(s) && b.offset != s.offset))
+      if (b.at < 0 || b.at > s.bytes - b.bytes || (in_arena(s) && b.offset != s.offset))
         c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
       if (b.slots != s.slots || (b.slots > 1 && slot_stride(b) != slot_stride(s)))
         c.fail(fmt::format("buffer '{}' and its storage '{}' have other slots", b.name, s.name));
@@ -49,6 +49,7 @@ void check_buffers(const Context& c) {
       if (in_arena(s) != in_arena(b) || (s.kind == BufferKind::kVariable && (b.kind != s.kind || b.ref != s.ref)))
         c.fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
     }
+    if (b.alias == kNone && b.at != 0) c.fail(fmt::format("buffer '{}' lies inside of nothing", b.name));
     if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > arena_of(p, b) - bytes_of_slots(b)))
       c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
                          arena_of(p, b)));
@@ -173,7 +174,7 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, Fail fail) {
     for (const Instruction& i : s.instructions)
       if (!inside(i.samples, row.samples)) fail(fmt::format("row {} has no samples {} for '{}'", r, i.samples, i.name));
   for (const Buffer& b : p.buffers) {
-    if (b.kind != BufferKind::kVariable) continue;
+    if (b.kind != BufferKind::kVariable || b.alias != kNone) continue;
     const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
     const int64_t local = element_count(local_dims(plan, v, row.device));
     if (local != element_count(b.dims))

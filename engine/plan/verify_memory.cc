@@ -55,28 +55,44 @@ BufferId storage_of(const Program& p, BufferId b) {
   return alias == kNone ? b : alias;
 }
 
+// A part of a storage: who wrote and read it last, per stream.
+struct Touched {
+  Interval at;
+  StreamClock writer, reader;
+};
+Interval part_of(const Buffer& b) { return {b.at, b.at + b.bytes}; }
+
 // Reads of a value that another stream makes must wait for it; done for every pair of writer and reader in a segment.
 void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use) {
-  std::vector<StreamClock> writer(c.program.buffers.size()), reader(c.program.buffers.size());
-  for (StreamClock& w : writer) w.fill(-1);
-  for (StreamClock& r : reader) r.fill(-1);
+  std::vector<std::vector<Touched>> touched(c.program.buffers.size());
   for (size_t k = 0; k < s.instructions.size(); ++k) {
     const Instruction& i = s.instructions[k];
     const auto stream = static_cast<size_t>(i.stream);
-    const auto check = [&](const StreamClock& earlier, const char* what, BufferId b) {
-      for (size_t t = 0; t < kStreams; ++t)
-        if (t != stream && earlier[t] > use.clocks[k][t])
-          c.fail(s, k,
-                 fmt::format("{} '{}' without waiting for instruction {}", what,
-                             c.program.buffers[static_cast<size_t>(b)].name, earlier[t]));
+    const auto check = [&](StreamClock Touched::*earlier, const char* what, BufferId b) {
+      const Buffer& buffer = c.program.buffers[static_cast<size_t>(b)];
+      const Interval mine = part_of(buffer);
+      for (const Touched& x : touched[static_cast<size_t>(storage_of(c.program, b))])
+        for (size_t t = 0; t < kStreams && x.at.begin < mine.end && mine.begin < x.at.end; ++t)
+          if (t != stream && (x.*earlier)[t] > use.clocks[k][t])
+            c.fail(s, k, fmt::format("{} '{}' without waiting for instruction {}", what, buffer.name, (x.*earlier)[t]));
     };
-    const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(c.program, b)); };
+    const auto note = [&](StreamClock Touched::*now, BufferId b) {
+      const Interval mine = part_of(c.program.buffers[static_cast<size_t>(b)]);
+      auto& list = touched[static_cast<size_t>(storage_of(c.program, b))];
+      auto at = std::find_if(list.begin(), list.end(), [&](const Touched& x) { return x.at == mine; });
+      if (at == list.end()) {
+        list.push_back({mine, {}, {}});
+        at = list.end() - 1;
+        at->writer.fill(-1), at->reader.fill(-1);
+      }
+      ((*at).*now)[stream] = static_cast<int64_t>(k);
+    };
     for (const BufferId b : i.in)
-      if (b != kNone) check(writer[at(b)], "reads", b);
-    for (const BufferId b : i.out) check(writer[at(b)], "writes", b), check(reader[at(b)], "overwrites", b);
+      if (b != kNone) check(&Touched::writer, "reads", b);
+    for (const BufferId b : i.out) check(&Touched::writer, "writes", b), check(&Touched::reader, "overwrites", b);
     for (const BufferId b : i.in)
-      if (b != kNone) reader[at(b)][stream] = static_cast<int64_t>(k);
-    for (const BufferId b : i.out) writer[at(b)][stream] = static_cast<int64_t>(k);
+      if (b != kNone) note(&Touched::reader, b);
+    for (const BufferId b : i.out) note(&Touched::writer, b);
   }
 }
 
@@ -168,20 +184,21 @@ void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, con
 void check_overwritten(const VerifyContext& c) {
   const Program& p = c.program;
   for (const Segment& segment : p.segments) {
-    std::vector<int64_t> made(p.buffers.size(), -1);        // by which instruction of the segment
-    std::vector<BufferId> latest(p.buffers.size(), kNone);  // per storage
+    std::vector<int64_t> made(p.buffers.size(), -1);          // by which instruction of the segment
+    std::map<std::pair<BufferId, int64_t>, BufferId> latest;  // per storage and place in it
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       const Instruction& i = segment.instructions[k];
       for (const BufferId b : i.in) {
         if (b == kNone || made[static_cast<size_t>(b)] < 0) continue;
-        const BufferId now = latest[static_cast<size_t>(storage_of(p, b))];
+        const BufferId now = latest.at({storage_of(p, b), p.buffers[static_cast<size_t>(b)].at});
         if (now != b && p.buffers[static_cast<size_t>(now)].bytes == p.buffers[static_cast<size_t>(b)].bytes)
           c.fail(fmt::format("instruction {} of segment '{}' reads '{}', which became '{}' in place", k, segment.name,
                              p.buffers[static_cast<size_t>(b)].name, p.buffers[static_cast<size_t>(now)].name));
       }
       for (const BufferId b : i.out)
         if (b != kNone)
-          made[static_cast<size_t>(b)] = static_cast<int64_t>(k), latest[static_cast<size_t>(storage_of(p, b))] = b;
+          made[static_cast<size_t>(b)] = static_cast<int64_t>(k),
+          latest[{storage_of(p, b), p.buffers[static_cast<size_t>(b)].at}] = b;
     }
   }
 }

@@ -90,8 +90,9 @@ class Binder {
     const Buffer& root = buffer(root_of(program_, id));
     switch (root.kind) {
       case BufferKind::kArena:
-      case BufferKind::kInput: return (root.memory == Memory::kHost ? host_arena_ : arena_) + offset(root);
-      case BufferKind::kVariable: return variable(root);
+      case BufferKind::kInput:
+        return (root.memory == Memory::kHost ? host_arena_ : arena_) + offset(root) + buffer(id).at;
+      case BufferKind::kVariable: return variable(root) + buffer(id).at;
       case BufferKind::kStep:
         return static_cast<char*>(memory_.step_scalar(static_cast<StepScalar>(root.ref), root.dtype));
     }

@@ -120,6 +120,9 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--offload", a.offload,
                      "what waits in the host's memory: state, gradients, parameters, activations, joined by commas");
   command.add_option("--gradient-dtype", a.gradient_dtype, "f32, bf16, f16: what gradients are summed in");
+  command.add_option("--update", a.update,
+                     "auto, whole, sliced: replicas update everything, or their slice and gather");
+  command.add_option("--matmul-chunks", a.matmul_chunks, "of products beside their collective; 0: by cost, 1: none");
   command.add_flag("--adasum", a.adasum, "combine the gradients of replicas by Adasum");
   command.add_flag("--exact", a.exact, "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO");
   command.add_flag("--no-overlap", a.no_overlap, "communicate on the compute stream, for comparison");

@@ -161,6 +161,10 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
   options.recompute = choose(
       "recompute", arguments.recompute,
       {{"none", WHALE_RECOMPUTE_NONE}, {"selective", WHALE_RECOMPUTE_SELECTIVE}, {"full", WHALE_RECOMPUTE_FULL}});
+  options.update =
+      choose("update", arguments.update,
+             {{"auto", WHALE_UPDATE_BY_COST}, {"whole", WHALE_UPDATE_WHOLE}, {"sliced", WHALE_UPDATE_SLICED}});
+  options.matmul_chunks = arguments.matmul_chunks;
   options.gradient_dtype = choose("gradient dtype", arguments.gradient_dtype,
                                   {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
   options.precision = choose("precision", arguments.precision,

@@ -43,10 +43,10 @@ struct PlanArguments {
   std::string precision;  // "", "f32", "bf16", "f64"
   int64_t accumulation = 0;
   bool no_overlap = false, no_fusion = false;
-  int64_t bucket_bytes = 0;
+  int64_t bucket_bytes = 0, matmul_chunks = 0;
   int zero = 0;
   std::vector<double> state_shares;
-  std::string recompute, gradient_dtype, offload;
+  std::string recompute, gradient_dtype, update, offload;
   bool adasum = false, exact = false;
   std::vector<std::string> fetch;  // tensors, besides the graph's outputs
 };

@@ -182,6 +182,8 @@ void add_verify(CLI::App& app, int& exit_code) {
     single.offload.clear();
     single.gradient_dtype.clear();
     single.adasum = false;
+    single.update.clear();
+    single.matmul_chunks = 0;
     const size_t kind = given.devices.find_first_of("crn");  // behind "2x" of nodes
     single.devices = given.devices.starts_with("file:")
                          ? "cpu:1"

@@ -251,6 +251,8 @@ class whale_plan_options(Structure):
         ("adasum", c_int32),
         ("exact", c_int32),
         ("offload", whale_str),
+        ("update", c_int32),
+        ("matmul_chunks", c_int64),
     ]
 
 

@@ -83,7 +83,7 @@ class Plan:
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
-         offload: Sequence[str] = (),
+         offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
          overlap: bool = True, fusion: bool = True) -> Plan:
     """Plans a graph for devices such as ``"cpu:4"``, ``"cpu@0,cpu@1*2"`` or ``"ref:3"`` (default: one CPU device with all cores).
 
@@ -93,7 +93,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass. gradient_dtype: what
     gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
     of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. offload: what waits in the host's memory,
-    of ``"state"``, ``"gradients"``, ``"parameters"``, ``"activations"``. overlap, fusion: for comparison."""
+    of ``"state"``, ``"gradients"``, ``"parameters"``, ``"activations"``. update: ``"whole"``, ``"sliced"`` (replicas update a slice
+    each and gather) or ``"auto"``, by cost. matmul_chunks: of products beside their collective, 0: by cost, 1: none. overlap,
+    fusion: for comparison."""
     graph.seal()
     cluster = make("whale_cluster_release", lib.whale_cluster_create, engine(), string(devices or "cpu:1"))
     options = _abi.whale_plan_options()
@@ -113,6 +115,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     if recompute not in ("none", "selective", "full"):
         raise InvalidArgument(f"recompute is '{recompute}', expected 'none', 'selective' or 'full'", "INVALID_ARGUMENT")
     options.recompute = ("none", "selective", "full").index(recompute)
+    if update not in ("auto", "whole", "sliced"):
+        raise InvalidArgument(f"update is '{update}', expected 'auto', 'whole' or 'sliced'", "INVALID_ARGUMENT")
+    options.update, options.matmul_chunks = ("auto", "whole", "sliced").index(update), matmul_chunks
     if gradient_dtype is not None:
         options.gradient_dtype = as_dtype(gradient_dtype).number + 1
     options.offload = string(offload if isinstance(offload, str) else ",".join(offload))
