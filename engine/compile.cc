@@ -74,7 +74,8 @@ struct LayoutPass {
 constexpr LayoutPass kLayoutPasses[] = {
     {"slice_updates",
      [](LayoutGraph& g, const CompileOptions& o) {
-       if (o.update != UpdateForm::kWhole) slice_updates(g, o.update == UpdateForm::kSliced);
+       const bool by_cost = o.update == UpdateForm::kByCost && g.communicates_beside;
+       if (by_cost || o.update == UpdateForm::kSliced) slice_updates(g, !by_cost);
      },
      false},
     {"view_slices", [](LayoutGraph& g, const CompileOptions&) { view_slices(g); }, false},
@@ -129,10 +130,17 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
   return source;
 }
 
+// Devices that are cores of one machine move bytes with the cores that compute.
+bool communicate_beside(const std::vector<DeviceSpec>& devices) {
+  return std::none_of(devices.begin(), devices.end(),
+                      [](const DeviceSpec& d) { return d.kind == DeviceKind::kCpu || d.kind == DeviceKind::kRef; });
+}
+
 struct Compiler {
   const CompileOptions& options;
   TaskGraphs tasks;
   std::vector<std::string> gradients;  // names after "grad:"
+  bool beside = false;                 // the devices have engines for communication
 
   template <class Level>
   void after(const std::string& pass, const Level& level) const {
@@ -172,6 +180,7 @@ struct Compiler {
                              .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, tasks, layouts);
+    lg.communicates_beside = beside;
     after(entry + ".propagate", lg);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
@@ -182,15 +191,12 @@ struct Compiler {
   }
 
   Entry make_entry(const LayoutGraph& lg, const std::string& name, const std::vector<PlanVariable>& variables,
-                   const std::vector<DeviceSpec>& devices, std::vector<std::string>* notes) const {
+                   std::vector<std::string>* notes) const {
     LowerOptions lowering;
     lowering.entry = name;
     lowering.overlap = options.overlap;
     lowering.matmul_chunks = options.matmul_chunks;
-    // Devices that are cores of one machine move bytes with the cores that compute.
-    lowering.communicates_beside = std::none_of(devices.begin(), devices.end(), [](const DeviceSpec& d) {
-      return d.kind == DeviceKind::kCpu || d.kind == DeviceKind::kRef;
-    });
+    lowering.communicates_beside = beside;
     lowering.notes = notes;
     for (size_t v = 0; v < variables.size(); ++v)
       lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
@@ -381,7 +387,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
   check_replicas(scoped.tasks, micro_batches, options.exact);
-  Compiler compiler{options, scoped.tasks, {}};
+  Compiler compiler{options, scoped.tasks, {}, communicate_beside(devices)};
   for (const std::string& name : options.fetch)
     if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
 
@@ -420,8 +426,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
     const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, homes.empty() ? nullptr : &homes);
     if (plan.variables.empty()) plan.variables = variables_of(lg);
     if (homes.empty()) homes = homes_of(plan.variables), decisions = lg.notes;
-    plan.entries.push_back(
-        compiler.make_entry(lg, name, plan.variables, devices, plan.entries.empty() ? &decisions : nullptr));
+    plan.entries.push_back(compiler.make_entry(lg, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
@@ -447,7 +452,7 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
   for (const MeshAxis& axis : plan.meshes[0].axes)
     if (!axis.state_shares.empty()) state_shares = axis.state_shares;
   Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact);
-  Compiler compiler{options, scoped.tasks, {}};
+  Compiler compiler{options, scoped.tasks, {}, communicate_beside(plan.devices)};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)
       if (e.name == name && o.name.starts_with("grad:") &&
@@ -481,7 +486,7 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
   const CompileOptions options = options_of(plan);
   const Replanned again = plan_again(plan, options, name, batch);
-  return again.compiler.make_entry(again.layouts, std::string(name), plan.variables, plan.devices, nullptr);
+  return again.compiler.make_entry(again.layouts, std::string(name), plan.variables, nullptr);
 }
 
 std::vector<BridgeRow> bridges_of(const Plan& plan) {
