@@ -12,6 +12,7 @@
 namespace whale {
 namespace {
 
+constexpr int64_t kMostReplicas = 8;    // a slice is a program of its own: by cost only where they are few
 constexpr double kWorthwhile = 100e-6;  // seconds a step: below, more collectives start than time is saved
 
 // One update that can be sliced along `axis`.
@@ -43,7 +44,7 @@ class Slicer {
         if (!find(static_cast<OpId>(i), a, c)) continue;
         const UpdateWork work = work_of(c);
         const double gain = whole_update_seconds(work, {}, {}) - sliced_update_seconds(work, {}, {});
-        if (!always_ && gain <= 0) continue;
+        if (!always_ && (gain <= 0 || work.devices > kMostReplicas)) continue;
         chosen.push_back(c);
         bytes += work.gradient_bytes;
         saved += gain;
