@@ -135,11 +135,11 @@ TEST_CASE("products in chunks give the same bits") {
   };
   for (const std::string kind : {"ref", "cpu"}) {
     if (kind == "cpu" && small::backends_folder().empty()) continue;
-    for (const Place& p : std::vector<Place>{{gpt, ":2", "split(2, factor=k)", 1},
+    for (const Place& p : std::vector<Place>{{gpt, ":4", "replica(2) > split(2, factor=k)", 1},
                                              {gpt, ":3", "split(3, factor=k, shares=[1, 1, 2])", 1},
                                              {gpt, ":4", "replica(2) > split(2, factor=k)", 2},
                                              {gpt, ":4", "pipeline(2, micro_batches=3) > split(2, factor=k)", 1},
-                                             {wide, ":2", "split(2, factor=k)", 1}}) {
+                                             {wide, ":4", "replica(2) > split(2, factor=k)", 1}}) {
       CompileOptions options;
       options.strategy = p.strategy;
       options.accumulation = p.accumulation;
@@ -161,10 +161,10 @@ TEST_CASE("products in chunks give the same bits") {
 TEST_CASE("products in chunks overlap with their collectives and need no more memory") {
   const small::Model m = small::gpt(4, OptimizerKind::kSgd, 2, 32, 64, 64, 2);
   CompileOptions options;
-  options.strategy = "split(2, factor=k)";
+  options.strategy = "replica(2) > split(2, factor=k)";
   const auto plan_of = [&](int64_t chunks) {
     options.matmul_chunks = chunks;
-    return compile(m.g, parse_devices("null:2", {0}), options);
+    return compile(m.g, parse_devices("null:4", {0}), options);
   };
   const Plan plain = plan_of(1), chunked = plan_of(4);
   CHECK(count(chunked, OpCode::k_all_reduce, "#3") >= 2);
@@ -200,13 +200,13 @@ TEST_CASE("products in chunks: what the cost says") {
   // A large product: chosen where devices have engines for communication, not where they are cores.
   const small::Model large = small::gpt(8, OptimizerKind::kSgd, 1, 256, 1024, 64, 8);
   CompileOptions options;
-  options.strategy = "split(2, factor=k)";
-  const Plan accelerator = compile(large.g, parse_devices("null:2", {0}), options);
+  options.strategy = "replica(2) > split(2, factor=k)";
+  const Plan accelerator = compile(large.g, parse_devices("null:4", {0}), options);
   CHECK(has_note(accelerator, "beside their collectives"));
   CHECK(count(accelerator, OpCode::k_all_reduce, "#1") >= 2);
-  CHECK(!has_note(compile(large.g, parse_devices("cpu:2", {0, 1}), options), "beside their collectives"));
+  CHECK(!has_note(compile(large.g, parse_devices("cpu:4", {0, 1}), options), "beside their collectives"));
   const small::Model little = small::gpt(4, OptimizerKind::kSgd, 1, 8, 16, 32, 2);
-  CHECK(!has_note(compile(little.g, parse_devices("null:2", {0}), options), "beside their collectives"));
+  CHECK(!has_note(compile(little.g, parse_devices("null:4", {0}), options), "beside their collectives"));
 }
 
 }  // namespace
