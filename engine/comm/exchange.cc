@@ -17,29 +17,31 @@ class AllGather final : public Member {
     offer_.stretches = &stretches_;
     for (size_t i = 0; i < spec.in.size(); ++i) {
       const Operand& whole = spec.out[i];
+      const int64_t n = element_count(whole.dims);
+      stretches_.push_back({static_cast<char*>(spec.in[i].data), offer_.elements, offer_.elements + n});
+      offer_.elements += n;
+      if (n == 0) continue;
       DigitCuts cut = cuts_of(spec, i);
       const Rows all = rows_of(whole, cut.digit);
       check_cuts(cut.cuts, size(), all.extent);
       if (element_count(spec.in[i].dims) * size_of(whole.dtype) != all.rows * cut.cuts[rank].size() * all.unit)
         throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number",
                        element_count(spec.in[i].dims), cut.cuts[rank].begin, cut.cuts[rank].end);
-      const int64_t n = element_count(whole.dims);
-      stretches_.push_back({static_cast<char*>(spec.in[i].data), offer_.elements, offer_.elements + n});
-      offer_.elements += n;
-      pieces_.push_back({static_cast<char*>(whole.data), std::move(cut.cuts), all});
+      pieces_.push_back({i, static_cast<char*>(whole.data), std::move(cut.cuts), all});
     }
   }
 
   bool run(Lookout* lookout) override {
     next_call();
     if (!begin(lookout)) return false;
-    for (size_t i = 0; i < pieces_.size(); ++i)
-      for (size_t m = 0; m < size(); ++m) gather(pieces_[i], m, (*offer_of(m).stretches)[i].data);
+    for (const Piece& p : pieces_)
+      for (size_t m = 0; m < size(); ++m) gather(p, m, (*offer_of(m).stretches)[p.operand].data);
     return end(lookout);
   }
 
  private:
-  struct Piece {
+  struct Piece {  // of what is not empty
+    size_t operand;
     char* to;
     std::vector<Interval> cuts;
     Rows all;

@@ -105,15 +105,16 @@ class ReduceScatter final : public Member {
       if (whole.dtype != offer_.dtype)
         throw internal("a bucket of a reduce-scatter holds {} and {}; one type is allowed", name_of(offer_.dtype),
                        name_of(whole.dtype));
+      const int64_t n = element_count(whole.dims);
+      stretches_.push_back({static_cast<char*>(whole.data), offer_.elements, offer_.elements + n});
+      offer_.elements += n;
+      if (n == 0) continue;
       const DigitCuts cut = cuts_of(spec, i);
-      const Piece piece{static_cast<char*>(spec.out[i].data), rows_of(whole, cut.digit), cut.cuts.at(rank)};
+      const Piece piece{i, static_cast<char*>(spec.out[i].data), rows_of(whole, cut.digit), cut.cuts.at(rank)};
       check_cuts(cut.cuts, size(), piece.all.extent);
       if (element_count(spec.out[i].dims) * element_bytes_ != piece.all.rows * piece.cut.size() * piece.all.unit)
         throw internal("a reduce-scatter's result has {} elements, its cut [{}, {}) another number",
                        element_count(spec.out[i].dims), piece.cut.begin, piece.cut.end);
-      const int64_t n = element_count(whole.dims);
-      stretches_.push_back({static_cast<char*>(whole.data), offer_.elements, offer_.elements + n});
-      offer_.elements += n;
       pieces_.push_back(piece);
     }
   }
@@ -121,19 +122,19 @@ class ReduceScatter final : public Member {
   bool run(Lookout* lookout) override {
     next_call();
     if (!begin(lookout)) return false;
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      const Piece& p = pieces_[i];
+    for (const Piece& p : pieces_) {
       const int64_t bytes = p.cut.size() * p.all.unit;
       for (int64_t row = 0; bytes > 0 && row < p.all.rows; ++row)
         for (int64_t at = 0; at < bytes; at += kChunkBytes)
-          reduce(i, (row * p.all.extent + p.cut.begin) * p.all.unit + at, p.to + row * bytes + at,
+          reduce(p.operand, (row * p.all.extent + p.cut.begin) * p.all.unit + at, p.to + row * bytes + at,
                  std::min(kChunkBytes, bytes - at));
     }
     return end(lookout);
   }
 
  private:
-  struct Piece {
+  struct Piece {  // of what is not empty
+    size_t operand;
     char* to;
     Rows all;
     Interval cut;

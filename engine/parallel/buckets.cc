@@ -64,12 +64,12 @@ struct Member {
   OpId order;  // by this: the op that makes its operand, or the first that reads its result
 };
 using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int>;  // .., group, stage, kind
-constexpr int kFromParameters = -1;  // a gather that the forward pass waits for; else the result's number
 
+// Of gathers: those of updated parameters by the number of the update's result, those of parameters by who waits.
 int kind_of(const Graph& g, const Op& op) {
   if (op.code != OpCode::k_all_gather) return 0;
   const OpId made = g.tensor(op.inputs[0]).producer;
-  return made == kNone ? kFromParameters : g.tensor(op.inputs[0]).output;
+  return made == kNone ? -1 - static_cast<int>(op.phase) : g.tensor(op.inputs[0]).output;
 }
 
 // Sums of gradients; gathers of updated parameters, and of parameters before they are read.

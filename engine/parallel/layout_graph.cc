@@ -88,8 +88,9 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         fail(g, op, a, "an axis of size 1 cuts a tensor");
     return;
   }
-  const bool bridge = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice || op.code == OpCode::k_part_view ||
-                      op.code == OpCode::k_accumulate || op.code == OpCode::k_transfer;
+  const bool bridge = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice ||
+                      op.code == OpCode::k_part_view || op.code == OpCode::k_accumulate ||
+                      op.code == OpCode::k_transfer;
   // Zero is the sum of zeros: where a sum over micro-batches starts, it may be as partial as what is added.
   const bool zero = op.code == OpCode::k_fill && attr_float(op.attrs, "value") == 0;
   if (bridge || (zero && !any(op.outputs, Placement::kShard))) return;

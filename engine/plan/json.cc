@@ -70,9 +70,9 @@ std::string program(const Plan& plan, const Entry& e, size_t number) {
            constexpr const char* kKinds[] = {"arena", "variable", "input", "step"};
            return fmt::format(
                "{{\"name\":{},\"kind\":\"{}\",\"dtype\":\"{}\",\"dims\":{},\"offset\":{},\"bytes\":{},\"slots\":{},"
-                "\"alias\":{},\"at\":{},\"memory\":\"{}\"}}",
-                quoted(b.name), kKinds[static_cast<size_t>(b.kind)], name_of(b.dtype), numbers(b.dims), b.offset,
-                b.bytes, b.slots, b.alias, b.at, b.memory == Memory::kHost ? "host" : "device");
+               "\"alias\":{},\"at\":{},\"memory\":\"{}\"}}",
+               quoted(b.name), kKinds[static_cast<size_t>(b.kind)], name_of(b.dtype), numbers(b.dims), b.offset,
+               b.bytes, b.slots, b.alias, b.at, b.memory == Memory::kHost ? "host" : "device");
          });
   out += ",\"segments\":" + array(p.segments, [&](const Segment& s) {
            return fmt::format("{{\"name\":{},\"instructions\":{}}}", quoted(s.name),

@@ -476,14 +476,16 @@ bool ProgramBuilder::reads_nothing(const Op& op) const {
 
 // A collective of whose operands the whole group has nothing (a micro-batch without samples).
 bool ProgramBuilder::nobody_has_any(const Op& op, const Instruction& i) const {
-  if (op.code == OpCode::k_reduce_scatter) return empty(op.inputs[0]);
+  if (op.code == OpCode::k_reduce_scatter)
+    return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return empty(id); });
   if (op.code != OpCode::k_all_gather && op.code != OpCode::k_all_to_all) return false;
-  const auto& digit = attr_ints(i.attrs, "digit");
-  if (digit[1] == 0 || digit[2] == 0) return true;
-  const Dims d = dims(op.inputs[0]);
-  for (size_t k = 0; k < d.size(); ++k)
-    if (d[k] == 0 && static_cast<int64_t>(k) != digit[0]) return true;
-  return false;
+  const auto& digits = attr_ints(i.attrs, "digit");
+  for (size_t k = 0; k < op.inputs.size(); ++k) {
+    Dims whole = dims(op.inputs[k]);
+    whole[static_cast<size_t>(digits[3 * k])] = digits[3 * k + 1] * digits[3 * k + 2];
+    if (element_count(whole) > 0) return false;
+  }
+  return true;
 }
 
 void ProgramBuilder::emit(const Op& op) {

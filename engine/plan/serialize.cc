@@ -579,12 +579,12 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
-  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
-                                         groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
-                                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
-                                         plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
-                                          plan.adasum, plan.recompute, plan.exact, plan.offload, plan.update,
-                                          plan.matmul_chunks));
+  fb::FinishPlanBuffer(
+      b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
+                        variables, entries, optimizer, schedule, plan.micro_batches,
+                        number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
+                        plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0}, plan.adasum,
+                        plan.recompute, plan.exact, plan.offload, plan.update, plan.matmul_chunks));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
