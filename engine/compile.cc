@@ -377,6 +377,10 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
   if (options.matmul_chunks < 0)
     throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
+  if (options.exact && (options.matmul_chunks > 1 || options.update == UpdateForm::kSliced))
+    throw invalid(
+        "exact mode promises the bits of every other plan, so its products are whole and so are its updates: leave out "
+        "exact, or matmul_chunks and the sliced update");
   Graph source = source_of(graph, options);
   check_devices(devices, source);
   verify(source);

@@ -297,7 +297,7 @@ class Lowerer {
         if (fresh) {
           Draft draft = ProgramBuilder(low_, place).build();
           ChunkReport report;
-          if (low_.options.overlap) chunk_products(draft, low_, report);
+          if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
           if (entry_.programs.empty()) note(report);
           share_storage(draft, lg_.graph);
           draft.program.variable_bytes = variable_bytes(place);

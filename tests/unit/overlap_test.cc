@@ -217,5 +217,20 @@ TEST_CASE("products in chunks: what the cost says") {
   CHECK(!has_note(compile(little.g, parse_devices("null:4", {0}), options), "beside their collectives"));
 }
 
+TEST_CASE("products in chunks and updates in slices are no part of exact mode") {
+  const small::Model m = small::gpt(4, OptimizerKind::kSgd);
+  CompileOptions options;
+  options.exact = true;
+  options.accumulation = 2;
+  options.strategy = "replica(2)";
+  const auto devices = parse_devices("null:2", {0});
+  CHECK(count(compile(m.g, devices, options), OpCode::k_reduce_scatter) == 0);
+  options.update = UpdateForm::kSliced;
+  CHECK_THROWS_WITH_AS(compile(m.g, devices, options), doctest::Contains("exact mode"), Error);
+  options.update = UpdateForm::kByCost;
+  options.matmul_chunks = 2;
+  CHECK_THROWS_WITH_AS(compile(m.g, devices, options), doctest::Contains("matmul_chunks"), Error);
+}
+
 }  // namespace
 }  // namespace whale

@@ -72,6 +72,9 @@ const Field kFields[] = {
     field<&PlanCase::overlap>("overlap"),
     field<&PlanCase::bucket_bytes>("bucket_bytes"),
     field<&PlanCase::gradients>("gradients"),
+    field<&PlanCase::sliced>("sliced"),
+    field<&PlanCase::matmul_chunks>("matmul_chunks"),
+    field<&PlanCase::offload>("offload"),
 };
 
 // ---- the graph --------------------------------------------------------------------------------------------------
@@ -218,6 +221,9 @@ CompileOptions options_of(const PlanCase& c, const Graph& graph) {
   o.fusion = c.fusion;
   o.overlap = c.overlap;
   o.bucket_bytes = c.bucket_bytes;
+  o.update = c.sliced ? UpdateForm::kSliced : UpdateForm::kWhole;
+  o.matmul_chunks = c.matmul_chunks;
+  o.offload = c.offload;
   if (c.gradients)
     for (const Variable& v : graph.variables)
       if (v.role == Role::kParameter && v.trainable) o.fetch.push_back("grad:" + graph.tensor(v.tensor).name);

@@ -25,6 +25,9 @@ struct PlanCase {
   bool exact = false, fusion = true, overlap = true;
   int64_t bucket_bytes = 0;
   bool gradients = false;  // fetched too
+  bool sliced = false;     // updates
+  int64_t matmul_chunks = 1;
+  uint32_t offload = 0;
 };
 
 std::string to_string(const PlanCase& c);  // one line; what is at its default is left out

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <span>
 
+#include "parallel/offload.h"
 #include "parallel/strategy.h"
 #include "plan_blocks.h"
 #include "plan_case.h"
@@ -270,6 +271,9 @@ PlanCase random_plan_case(Dice& dice) {
   c.overlap = dice.below(8) != 0;
   if (dice.coin()) c.bucket_bytes = 64;
   c.gradients = dice.below(6) == 0;
+  c.sliced = !c.exact && dice.below(4) == 0;
+  if (!c.exact && dice.below(4) == 0) c.matmul_chunks = dice.between(2, 4);
+  if (dice.below(8) == 0) c.offload = static_cast<uint32_t>(dice.between(1, kOffloadAll));
   return c;
 }
 
@@ -308,6 +312,9 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   with([](PlanCase& l) { l.overlap = true; });
   with([](PlanCase& l) { l.bucket_bytes = 0; });
   with([](PlanCase& l) { l.gradients = false; });
+  with([](PlanCase& l) { l.sliced = false; });
+  with([](PlanCase& l) { l.matmul_chunks = 1; });
+  with([](PlanCase& l) { l.offload = 0; });
   with([](PlanCase& l) { l.optimizer = "sgd#0"; });
   with([](PlanCase& l) { l.optimizer = l.optimizer.substr(0, l.optimizer.find('#')) + "#0"; });
   with([](PlanCase& l) { l.micro_batches = 1; });
