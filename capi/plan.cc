@@ -33,6 +33,9 @@ CompileOptions read_options(const whale_plan_options& o) {
   out.exact = flag(o.exact, "options.exact");
   out.offload = parse_offload(text(o.offload, "options.offload"));
   out.update = static_cast<UpdateForm>(number<int>(o.update, 0, WHALE_UPDATE_SLICED, "options.update"));
+  for (const int32_t policy : array(o.stage_recompute, o.stage_recompute_count, "options.stage_recompute"))
+    out.stage_recompute.push_back(
+        static_cast<Recompute>(number<int>(policy, 0, WHALE_RECOMPUTE_FULL, "options.stage_recompute")));
   out.matmul_chunks = number<int64_t>(o.matmul_chunks, 0, INT32_MAX, "options.matmul_chunks");
   return out;
 }

@@ -71,6 +71,17 @@ struct LayoutPass {
   bool fuses;
 };
 
+// The stages that have one of the policies.
+std::vector<char> stages_with(const LayoutGraph& g, const CompileOptions& o,
+                              std::initializer_list<Recompute> policies) {
+  std::vector<char> out(g.tasks.stages());
+  for (size_t s = 0; s < out.size(); ++s) {
+    const Recompute mine = o.stage_recompute.empty() ? o.recompute : o.stage_recompute[s];
+    out[s] = std::find(policies.begin(), policies.end(), mine) != policies.end();
+  }
+  return out;
+}
+
 constexpr LayoutPass kLayoutPasses[] = {
     {"slice_updates",
      [](LayoutGraph& g, const CompileOptions& o) {
@@ -82,12 +93,11 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"fold_whole_products", [](LayoutGraph& g, const CompileOptions&) { fold_whole_products(g); }, true},
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
     {"recompute_blocks",
-     [](LayoutGraph& g, const CompileOptions& o) {
-       if (o.recompute == Recompute::kFull) recompute_blocks(g);
-     },
+     [](LayoutGraph& g, const CompileOptions& o) { recompute_blocks(g, stages_with(g, o, {Recompute::kFull})); },
      false},
     {"recompute_cheap",
-     [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, o.recompute != Recompute::kSelective); }, false},
+     [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, stages_with(g, o, {Recompute::kSelective})); },
+     false},
     {"stream_gathers", [](LayoutGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
@@ -373,6 +383,16 @@ std::vector<std::string> notes_of(const Plan& plan) {
 
 }  // namespace
 
+namespace {
+
+void check_recompute(const CompileOptions& options, const TaskGraphs& tasks) {
+  if (const size_t n = options.stage_recompute.size(); n > 0 && n != tasks.stages())
+    throw invalid("{} recompute policies for {} stage(s): give one for all, or one for each stage in the model's order",
+                  n, tasks.stages());
+}
+
+}  // namespace
+
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
   if (options.matmul_chunks < 0)
@@ -388,6 +408,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   if (options.dump) options.dump("source", print(source));
   Scoped scoped = scope_out(source, devices, options.state_shares, options.exact);
   check_gradients(options, source, scoped.tasks);
+  check_recompute(options, scoped.tasks);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
   check_replicas(scoped.tasks, micro_batches, options.exact);
@@ -410,6 +431,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.gradient_dtype = options.gradient_dtype;
   plan.adasum = options.adasum;
   plan.recompute = static_cast<int32_t>(options.recompute);
+  for (const Recompute policy : options.stage_recompute) plan.stage_recompute.push_back(static_cast<int32_t>(policy));
   plan.exact = options.exact;
   plan.offload = options.offload;
   plan.update = static_cast<int32_t>(options.update);
@@ -456,6 +478,7 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
   for (const MeshAxis& axis : plan.meshes[0].axes)
     if (!axis.state_shares.empty()) state_shares = axis.state_shares;
   Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact);
+  check_recompute(options, scoped.tasks);
   Compiler compiler{options, scoped.tasks, {}, communicate_beside(plan.devices)};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)
@@ -477,6 +500,7 @@ CompileOptions options_of(const Plan& plan) {
   options.gradient_dtype = plan.gradient_dtype;
   options.adasum = plan.adasum;
   options.recompute = static_cast<Recompute>(plan.recompute);
+  for (const int32_t policy : plan.stage_recompute) options.stage_recompute.push_back(static_cast<Recompute>(policy));
   options.exact = plan.exact;
   options.offload = plan.offload;
   options.update = static_cast<UpdateForm>(plan.update);

@@ -33,13 +33,14 @@ struct CompileOptions {
   int zero = 0;                           // ZeRO level: 1 cuts optimizer state over replicas, 2 gradients, 3 parameters
   std::vector<double> state_shares = {};  // of what ZeRO cuts, a weight per replica; empty: equal
   Recompute recompute = Recompute::kNone;
-  std::optional<DType> gradient_dtype = {};  // that gradients are summed in between devices; none: as they are
-  bool adasum = false;                       // gradients of replicas are combined by Adasum
-  uint32_t offload = 0;                      // OffloadClass bits (parallel/offload.h)
+  std::vector<Recompute> stage_recompute = {};  // of each stage in the model's order; empty: `recompute` for all
+  std::optional<DType> gradient_dtype = {};     // that gradients are summed in between devices; none: as they are
+  bool adasum = false;                          // gradients of replicas are combined by Adasum
+  uint32_t offload = 0;                         // OffloadClass bits (parallel/offload.h)
   UpdateForm update = UpdateForm::kByCost;
   int64_t matmul_chunks = 0;  // of a product beside a collective, which then overlap; 0: by cost, 1: none
-  bool exact = false;                        // bitwise equal results for all plans of whole micro-batches
-  bool verify = true;                        // each level after each pass
+  bool exact = false;         // bitwise equal results for all plans of whole micro-batches
+  bool verify = true;         // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass
 };
 

@@ -385,7 +385,7 @@ typedef struct whale_plan_options {
   whale_str strategy;      /* replaces the graph's default strategy; empty: the graph's */
   const whale_str *fetch;  /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
   size_t fetch_count;
-  int64_t bucket_bytes;    /* gradient buckets; 0: 25 MiB... chosen by the planner */
+  int64_t bucket_bytes;    /* gradient buckets; 0: 4 MiB */
   int64_t accumulation;    /* 0: the graph's */
   int32_t precision;       /* whale_precision + 1; 0: the graph's */
   int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
@@ -400,8 +400,10 @@ typedef struct whale_plan_options {
   whale_str offload;       /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty: nothing */
   int32_t update;          /* whale_update: how replicas update what all of them hold; the bits are the same */
   int64_t matmul_chunks;   /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
+  const int32_t *stage_recompute; /* whale_recompute of each pipeline stage, in the model's order; NULL: `recompute` for all */
+  size_t stage_recompute_count;
 } whale_plan_options;
-#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0}
+#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0}
 
 enum {
   WHALE_UPDATE_BY_COST = 0,

@@ -13,13 +13,14 @@ TensorId view_root(const Graph& graph, TensorId id);
 int64_t bytes_of(const Tensor& tensor);
 
 // Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters
-// always; with `casts_only` false also activations, norms and the like: what frees many bytes for a second of computing
-// them again (a few percent of time for a fifth of the memory).
-void recompute_cheap(LayoutGraph& graph, bool casts_only);
+// always; in `stages` (a flag each) also activations, norms and the like: what frees many bytes for a second of
+// computing them again (a few percent of time for a fifth of the memory).
+void recompute_cheap(LayoutGraph& graph, const std::vector<char>& stages);
 
 // Blocks (name scopes with siblings, such as block0, block1; without them about sqrt(n) runs of a stage's n ops) keep
-// what other blocks and bridges hand them, and are computed again just before their backward ops.
-void recompute_blocks(LayoutGraph& graph);
+// what other blocks and bridges hand them, and are computed again just before their backward ops. Of `stages` (a flag
+// each) alone.
+void recompute_blocks(LayoutGraph& graph, const std::vector<char>& stages);
 
 // Swaps neighbours (and no more) where the other order has fewer bytes alive: a weight's gradient before that of the
 // activation, for example.

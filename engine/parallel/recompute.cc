@@ -50,14 +50,14 @@ struct Recomputer {
 
 }  // namespace
 
-void recompute_cheap(LayoutGraph& lg, bool casts_only) {
+void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages) {
   Graph& g = lg.graph;
   Recomputer r(lg);
   std::vector<std::vector<Op>> before(g.ops.size());  // copies that stand before an op
   const size_t n = g.ops.size();
   for (size_t i = 0; i < n; ++i) {
     const Op op = g.ops[i];
-    if (!r.cheap(op, casts_only)) continue;
+    if (!r.cheap(op, !stages[static_cast<size_t>(op.stage)])) continue;
     const TensorId y = op.outputs[0];
     std::vector<OpId> backward;  // direct readers only: a view of it keeps it
     bool forward = false, viewed = false;

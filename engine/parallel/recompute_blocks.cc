@@ -112,8 +112,10 @@ std::vector<int32_t> runs_of_ops(const Graph& g) {
 
 class Blocks {
  public:
-  explicit Blocks(LayoutGraph& graph) : lg_(graph), g_(graph.graph), block_(named_blocks(g_)) {
+  Blocks(LayoutGraph& graph, const std::vector<char>& stages) : lg_(graph), g_(graph.graph), block_(named_blocks(g_)) {
     if (std::all_of(block_.begin(), block_.end(), [](int32_t b) { return b == kNoBlock; })) block_ = runs_of_ops(g_);
+    for (size_t i = 0; i < block_.size(); ++i)
+      if (!stages[static_cast<size_t>(g_.ops[i].stage)]) block_[i] = kNoBlock;
     find_kept();
   }
 
@@ -240,9 +242,11 @@ class Blocks {
 
 }  // namespace
 
-void recompute_blocks(LayoutGraph& lg) {
+void recompute_blocks(LayoutGraph& lg, const std::vector<char>& stages) {
   const auto& ops = lg.graph.ops;
-  if (std::any_of(ops.begin(), ops.end(), [](const Op& op) { return op.phase == Phase::kBackward; })) Blocks(lg).run();
+  const bool some = std::any_of(stages.begin(), stages.end(), [](char s) { return s != 0; });
+  if (some && std::any_of(ops.begin(), ops.end(), [](const Op& op) { return op.phase == Phase::kBackward; }))
+    Blocks(lg, stages).run();
 }
 
 }  // namespace whale

@@ -90,7 +90,7 @@ struct Buffer {
   BufferId alias = -1;  // shares the storage of this buffer (in-place result, reshape): same offset
   // kHost: the offset is one of the program's host arena, or the variable is kept there; only kMove touches it.
   Memory memory = Memory::kDevice;
-  int64_t at = 0;       // with an alias: bytes behind the start of that storage, of which this is a part
+  int64_t at = 0;  // with an alias: bytes behind the start of that storage, of which this is a part
 };
 
 // Where a local tensor lies in the logical one, for ops that need it (random ops, iota, rotary, masks). The batch digit
@@ -234,14 +234,15 @@ struct Plan {
   LearningRateSchedule schedule;
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
-  int32_t zero = 0;                     // ZeRO level
-  std::optional<DType> gradient_dtype;  // that gradients are summed in between replicas; none: their own
-  bool adasum = false;                  // gradients of replicas are combined by Adasum
-  int32_t recompute = 0;                // 0: none, 1: selective, 2: full
-  uint32_t offload = 0;                 // OffloadClass bits: what waits in the host's memory
-  bool exact = false;                   // bitwise equal to every other exact plan of the same program and micro-batches
-  int32_t update = 0;                   // UpdateForm of compile.h
-  int64_t matmul_chunks = 0;            // 0: by cost
+  int32_t zero = 0;                      // ZeRO level
+  std::optional<DType> gradient_dtype;   // that gradients are summed in between replicas; none: their own
+  bool adasum = false;                   // gradients of replicas are combined by Adasum
+  int32_t recompute = 0;                 // 0: none, 1: selective, 2: full
+  std::vector<int32_t> stage_recompute;  // of each stage; empty: `recompute` for all
+  uint32_t offload = 0;                  // OffloadClass bits: what waits in the host's memory
+  bool exact = false;         // bitwise equal to every other exact plan of the same program and micro-batches
+  int32_t update = 0;         // UpdateForm of compile.h
+  int64_t matmul_chunks = 0;  // 0: by cost
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

@@ -579,12 +579,13 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
+  const auto stage_recompute = b.CreateVector(plan.stage_recompute);
   fb::FinishPlanBuffer(
       b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
                         variables, entries, optimizer, schedule, plan.micro_batches,
                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
                         plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0}, plan.adasum,
-                        plan.recompute, plan.exact, plan.offload, plan.update, plan.matmul_chunks));
+                        plan.recompute, plan.exact, plan.offload, plan.update, plan.matmul_chunks, stage_recompute));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -630,6 +631,9 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.adasum = t->adasum();
   out.recompute = t->recompute();
   f.range(out.recompute, 0, 2, "the recompute policy");
+  if (t->stage_recompute() != nullptr)
+    for (const int32_t policy : *t->stage_recompute())
+      out.stage_recompute.push_back(static_cast<int32_t>(f.range(policy, 0, 2, "the recompute policy of a stage")));
   out.exact = t->exact();
   out.offload = static_cast<uint32_t>(f.range(t->offload(), 0, kOffloadAll, "the offload classes"));
   out.update = static_cast<int32_t>(f.range(t->update(), 0, 2, "the form of updates"));

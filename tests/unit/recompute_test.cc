@@ -99,5 +99,38 @@ TEST_CASE("recompute changes no bit, on one device and on several") {
   }
 }
 
+TEST_CASE("recompute of each stage: its own policy, no bit changed") {
+  const small::Model m = named(small::gpt(6, OptimizerKind::kAdamW, 4));
+  const auto copies_of = [](const Plan& plan, size_t device) {
+    int n = 0;
+    for (const Segment& s : plan.entries[0].programs[device].segments)
+      for (const Instruction& i : s.instructions) n += i.name.ends_with(".again");
+    return n;
+  };
+  struct Case {
+    const char* schedule;
+    std::vector<Recompute> policies;
+  };
+  for (const Case& c : std::vector<Case>{{"1f1b", {Recompute::kFull, Recompute::kNone}},
+                                         {"gpipe", {Recompute::kNone, Recompute::kFull}},
+                                         {"zb_h1", {Recompute::kFull, Recompute::kSelective}}}) {
+    CAPTURE(c.schedule);
+    CompileOptions options;
+    options.strategy = fmt::format("pipeline(2, micro_batches=3, schedule={})", c.schedule);
+    const auto devices = parse_devices("ref:2", {0, 1});
+    const small::Trained plain = small::train(compile(m.g, devices, options), 2, 32);
+    options.stage_recompute = c.policies;
+    const Plan plan = compile(m.g, devices, options);
+    for (size_t s = 0; s < 2; ++s) CHECK((copies_of(plan, s) > 0) == (c.policies[s] == Recompute::kFull));
+    const std::vector<uint8_t> file = serialize(plan);
+    const Plan again = deserialize(file.data(), file.size());
+    CHECK(again.stage_recompute == plan.stage_recompute);
+    CHECK(small::train(again, 2, 32) == plain);
+    options.stage_recompute.push_back(Recompute::kNone);
+    CHECK_THROWS_WITH_AS(compile(m.g, devices, options), doctest::Contains("3 recompute policies for 2 stage(s)"),
+                         Error);
+  }
+}
+
 }  // namespace
 }  // namespace whale

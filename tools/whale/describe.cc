@@ -115,8 +115,14 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
       ->check(CLI::Range(0, 3));
   command.add_option("--state-shares", a.state_shares, "of what ZeRO cuts: a weight per replica, joined by commas")
-      ->delimiter(',');
-  command.add_option("--recompute", a.recompute, "none, selective, full: activations computed again, not kept");
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command
+      .add_option(
+          "--recompute", a.recompute,
+          "none, selective, full: activations computed again, not kept; or one for each stage, joined by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command.add_option("--offload", a.offload,
                      "what waits in the host's memory: state, gradients, parameters, activations, joined by commas");
   command.add_option("--gradient-dtype", a.gradient_dtype, "f32, bf16, f16: what gradients are summed in");

@@ -158,9 +158,14 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
     if (!given.empty()) throw Failure("no " + std::string(what) + " '" + given + "'; there are " + known);
     return 0;
   };
-  options.recompute = choose(
-      "recompute", arguments.recompute,
-      {{"none", WHALE_RECOMPUTE_NONE}, {"selective", WHALE_RECOMPUTE_SELECTIVE}, {"full", WHALE_RECOMPUTE_FULL}});
+  std::vector<int32_t> recompute;
+  for (const std::string& policy : arguments.recompute)
+    recompute.push_back(choose(
+        "recompute policy", policy,
+        {{"none", WHALE_RECOMPUTE_NONE}, {"selective", WHALE_RECOMPUTE_SELECTIVE}, {"full", WHALE_RECOMPUTE_FULL}}));
+  if (recompute.size() == 1) options.recompute = recompute[0];
+  if (recompute.size() > 1)
+    options.stage_recompute = recompute.data(), options.stage_recompute_count = recompute.size();
   options.update =
       choose("update", arguments.update,
              {{"auto", WHALE_UPDATE_BY_COST}, {"whole", WHALE_UPDATE_WHOLE}, {"sliced", WHALE_UPDATE_SLICED}});

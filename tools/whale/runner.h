@@ -46,7 +46,8 @@ struct PlanArguments {
   int64_t bucket_bytes = 0, matmul_chunks = 0;
   int zero = 0;
   std::vector<double> state_shares;
-  std::string recompute, gradient_dtype, update, offload;
+  std::vector<std::string> recompute;  // one policy, or one for each stage
+  std::string gradient_dtype, update, offload;
   bool adasum = false, exact = false;
   std::vector<std::string> fetch;  // tensors, besides the graph's outputs
 };

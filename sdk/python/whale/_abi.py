@@ -253,6 +253,8 @@ class whale_plan_options(Structure):
         ("offload", whale_str),
         ("update", c_int32),
         ("matmul_chunks", c_int64),
+        ("stage_recompute", POINTER(c_int32)),
+        ("stage_recompute_count", c_size_t),
     ]
 
 

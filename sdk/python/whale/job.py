@@ -82,7 +82,7 @@ class Plan:
 
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
-         recompute: str = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
+         recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
          overlap: bool = True, fusion: bool = True) -> Plan:
     """Plans a graph for devices such as ``"cpu:4"``, ``"cpu@0,cpu@1*2"`` or ``"ref:3"`` (default: one CPU device with all cores).
@@ -90,8 +90,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     strategy: of unannotated ops, replaces the graph's. fetch: names that steps will fetch besides the graph's outputs;
     ``"grad:PARAMETER"`` is a gradient. accumulation: micro-batches a step, 0: the graph's. zero: 1 cuts optimizer state over
     replicas, 2 gradients too, 3 parameters too, by ``state_shares`` (a weight per replica; default equal). recompute:
-    ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass. gradient_dtype: what
-    gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
+    ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass; a list: of each pipeline
+    stage. gradient_dtype: what gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
     of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. offload: what waits in the host's memory,
     of ``"state"``, ``"gradients"``, ``"parameters"``, ``"activations"``. update: ``"whole"``, ``"sliced"`` (replicas update a slice
     each and gather) or ``"auto"``, by cost. matmul_chunks: of products beside their collective, 0: by cost, 1: none. overlap,
@@ -112,9 +112,15 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     options.zero, options.adasum, options.exact = zero, int(adasum), int(exact)
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
     options.state_shares, options.state_share_count = shares, len(state_shares)
-    if recompute not in ("none", "selective", "full"):
-        raise InvalidArgument(f"recompute is '{recompute}', expected 'none', 'selective' or 'full'", "INVALID_ARGUMENT")
-    options.recompute = ("none", "selective", "full").index(recompute)
+    policies = ("none", "selective", "full")
+    for policy in [recompute] if isinstance(recompute, str) else recompute:
+        if policy not in policies:
+            raise InvalidArgument(f"recompute is '{policy}', expected 'none', 'selective' or 'full'", "INVALID_ARGUMENT")
+    if isinstance(recompute, str):
+        options.recompute = policies.index(recompute)
+    else:
+        options.stage_recompute = (ctypes.c_int32 * max(1, len(recompute)))(*map(policies.index, recompute))
+        options.stage_recompute_count = len(recompute)
     if update not in ("auto", "whole", "sliced"):
         raise InvalidArgument(f"update is '{update}', expected 'auto', 'whole' or 'sliced'", "INVALID_ARGUMENT")
     options.update, options.matmul_chunks = ("auto", "whole", "sliced").index(update), matmul_chunks
