@@ -167,7 +167,7 @@ TEST_CASE("products in chunks give the same bits") {
 }
 
 TEST_CASE("products in chunks overlap with their collectives and need no more memory") {
-  const small::Model m = small::gpt(4, OptimizerKind::kSgd, 2, 32, 64, 64, 2);
+  const small::Model m = small::gpt(8, OptimizerKind::kSgd, 2, 32, 64, 64, 2);
   CompileOptions options;
   options.strategy = "replica(2) > split(2, factor=k)";
   const auto plan_of = [&](int64_t chunks) {
@@ -208,13 +208,13 @@ TEST_CASE("products in chunks: what the cost says") {
   // A large product: chosen where devices have engines for communication, not where they are cores.
   const small::Model large = small::gpt(8, OptimizerKind::kSgd, 1, 256, 1024, 64, 8);
   CompileOptions options;
-  options.strategy = "replica(2) > split(2, factor=k)";
-  const Plan accelerator = compile(large.g, parse_devices("null:4", {0}), options);
+  options.strategy = "split(8, factor=k)";
+  const Plan accelerator = compile(large.g, parse_devices("null:8", {0}), options);
   CHECK(has_note(accelerator, "beside their collectives"));
   CHECK(in_chunks(accelerator) >= 2);
-  CHECK(!has_note(compile(large.g, parse_devices("cpu:4", {0, 1}), options), "beside their collectives"));
-  const small::Model little = small::gpt(4, OptimizerKind::kSgd, 1, 8, 16, 32, 2);
-  CHECK(!has_note(compile(little.g, parse_devices("null:4", {0}), options), "beside their collectives"));
+  CHECK(!has_note(compile(large.g, parse_devices("cpu:8", {0, 1}), options), "beside their collectives"));
+  const small::Model little = small::gpt(8, OptimizerKind::kSgd, 1, 8, 16, 32, 8);
+  CHECK(!has_note(compile(little.g, parse_devices("null:8", {0}), options), "beside their collectives"));
 }
 
 TEST_CASE("products in chunks and updates in slices are no part of exact mode") {
