@@ -42,8 +42,7 @@ void check_buffers(const Context& c) {
       const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
       if (b.at < 0 || b.at > s.bytes - b.bytes || (in_arena(s) && b.offset != s.offset))
         c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
-      if (b.slots != s.slots)
-        c.fail(fmt::format("buffer '{}' and its storage '{}' have other slots", b.name, s.name));
+      if (b.slots != s.slots) c.fail(fmt::format("buffer '{}' and its storage '{}' have other slots", b.name, s.name));
       if (b.memory != s.memory)
         c.fail(fmt::format("buffer '{}' and its storage '{}' are in two memories", b.name, s.name));
       if (in_arena(s) != in_arena(b) || (s.kind == BufferKind::kVariable && (b.kind != s.kind || b.ref != s.ref)))

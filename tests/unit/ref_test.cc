@@ -115,7 +115,8 @@ TEST_CASE("ref: every op but the true collectives has a kernel") {
   for (const OpCode op : all_ops()) {
     CAPTURE(std::string(def(op).name));
     CHECK(backend->supports(op, {DType::kF32}, {DType::kBF16}) ==
-          !(has_flag(op, kCollective) || has_flag(op, kMemoryCopy) || op == OpCode::k_transfer));
+          !(has_flag(op, kCollective) || has_flag(op, kMemoryCopy) || op == OpCode::k_transfer ||
+            op == OpCode::k_part_view));
   }
 }
 
