@@ -62,8 +62,9 @@ FACTORS = {
     "offload": ["", "state", "gradients", "parameters", "activations", "state,gradients,parameters,activations"],
 }
 # Adafactor divides by the root of the mean square however small that is: where a true gradient is zero (biases of keys under softmax, biases
-# before a norm) it turns rounding into steps, on one device as on many. These models take Adam instead.
-ZERO_GRADIENTS = {"gpt", "gpt-tied", "bert", "moe-gpt", "m6", "gnmt", "unet3d"}
+# before a norm, channels of a small ResNet that no sample activates) it turns rounding into steps, on one device as on many. These models take
+# Adam instead.
+ZERO_GRADIENTS = {"gpt", "gpt-tied", "bert", "moe-gpt", "m6", "gnmt", "unet3d", "resnet"}
 # What the planner may refuse, by words of its message.
 REFUSALS = {
     "normalizes over the whole batch": "statistics of the whole batch cannot be cut into micro-batches",
