@@ -19,6 +19,9 @@ struct LinkRates {
   double latency_seconds = 5e-6;
 };
 
+// Where memory is traded for time: the bytes that a second more of a step must free.
+inline constexpr double kFreedBytesPerSecond = 4e9;
+
 OpCost operator+(const OpCost& a, const OpCost& b);
 
 // Roofline: the slower of arithmetic and memory, plus the start.

@@ -59,16 +59,10 @@ Region BridgeBuilder::region(TensorId id) const {
 }
 
 TensorId BridgeBuilder::like(TensorId id, const char* suffix) {
-  Tensor t = out.graph.tensor(id);
-  t.name += suffix;
-  t.kind = TensorKind::kValue;
-  t.batch_dim = -1;
-  t.producer = kNone;
-  out.graph.tensors.push_back(std::move(t));
-  out.layouts.push_back(Layout{std::vector<AxisLayout>(out.axes())});
-  out.stages.push_back(out.stage(id));
+  const TensorId made = add_like(out, id, suffix);
+  out.layouts.back() = Layout{std::vector<AxisLayout>(out.axes())};
   producer_.push_back(kNone);
-  return static_cast<TensorId>(out.graph.tensors.size()) - 1;
+  return made;
 }
 
 TensorId BridgeBuilder::latest(TensorId id) const {

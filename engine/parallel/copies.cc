@@ -24,6 +24,11 @@ std::vector<char> weight_ops(const LayoutGraph& lg) {
   return later;
 }
 
+WorkKind work_of(const Op& op, bool weight) {
+  if (op.phase == Phase::kForward) return WorkKind::kForward;
+  return weight ? WorkKind::kWeight : WorkKind::kBackward;
+}
+
 void copy_before_sums(LayoutGraph& lg) {
   Graph& g = lg.graph;
   if (lg.micro_batches == 1) return;
@@ -33,8 +38,8 @@ void copy_before_sums(LayoutGraph& lg) {
   const auto when = [&](OpId i, int32_t stage) {
     const Op& op = g.op(i);
     const bool body = pipelined && op.region == Region::kBody;
-    const int kind = op.phase == Phase::kForward ? 0 : weights[static_cast<size_t>(i)] ? 2 : 1;
-    return std::tuple(op.region, body ? kind : 0, !body ? 0 : kind == 0 ? stage : -stage);
+    const WorkKind kind = work_of(op, weights[static_cast<size_t>(i)]);
+    return std::tuple(op.region, body ? kind : WorkKind{}, !body ? 0 : kind == WorkKind::kForward ? stage : -stage);
   };
   std::vector<std::vector<OpId>> readers(g.tensors.size());  // of a storage
   for (size_t i = 0; i < g.ops.size(); ++i)
@@ -55,21 +60,10 @@ void copy_before_sums(LayoutGraph& lg) {
                      when(r, g.op(r).code == OpCode::k_transfer ? lg.stage(x) : g.op(r).stage) > mine;
             }))
           continue;
-        Tensor t = g.tensor(x);
-        t.name += ".copy";
-        t.kind = TensorKind::kValue;
-        g.tensors.push_back(std::move(t));
-        lg.layouts.push_back(lg.layouts[static_cast<size_t>(x)]);
-        lg.stages.push_back(lg.stages[static_cast<size_t>(x)]);
-        Op copy;
-        copy.code = OpCode::k_cast;
-        copy.name = g.tensors.back().name;
-        copy.inputs = {x};
-        copy.outputs = {static_cast<TensorId>(g.tensors.size()) - 1};
-        copy.attrs = {{"dtype", std::string(name_of(g.tensors.back().dtype))}};
-        copy.scope = g.ops[i].scope, copy.phase = g.ops[i].phase;
-        copy.region = g.ops[i].region, copy.stage = g.ops[i].stage;
-        x = copy.outputs[0];
+        const TensorId made = add_like(lg, x, ".copy");
+        Op copy = op_beside(g.ops[i], OpCode::k_cast, g.tensor(made).name, {x}, {made});
+        copy.attrs = {{"dtype", std::string(name_of(g.tensor(made).dtype))}};
+        x = made;
         ops.push_back(std::move(copy));
         changed = true;
       }

@@ -4,11 +4,13 @@
 #include <vector>
 
 #include "parallel/layout_graph.h"
+#include "schedule/schedule.h"
 
 namespace whale {
 
 // Per op: of the backward pass, and nothing sent to another stage waits for it: it may run later (zero-bubble's W).
 std::vector<char> weight_ops(const LayoutGraph& graph);
+WorkKind work_of(const Op& op, bool weight);  // in a pipeline
 
 // A collective works in place. Where work of the same micro-batch that comes later (the backward pass, another stage of
 // these devices) still reads what was there before, the collective gets a copy.

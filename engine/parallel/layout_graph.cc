@@ -160,6 +160,28 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
 
 }  // namespace
 
+TensorId add_like(LayoutGraph& lg, TensorId id, std::string_view suffix) {
+  Tensor t = lg.graph.tensor(id);
+  t.name += suffix;
+  t.kind = TensorKind::kValue;
+  t.batch_dim = -1;
+  t.producer = kNone;
+  lg.graph.tensors.push_back(std::move(t));
+  lg.layouts.push_back(Layout(lg.layouts[static_cast<size_t>(id)]));
+  lg.stages.push_back(lg.stage(id));
+  return static_cast<TensorId>(lg.graph.tensors.size()) - 1;
+}
+
+Op op_beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> inputs, std::vector<TensorId> outputs) {
+  Op out;
+  out.code = code;
+  out.name = std::move(name);
+  out.inputs = std::move(inputs);
+  out.outputs = std::move(outputs);
+  out.scope = op.scope, out.phase = op.phase, out.region = op.region, out.stage = op.stage;
+  return out;
+}
+
 bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part, int64_t part_extent, SubDigit& out) {
   if (!whole.present() || whole.dim != part.dim || part.outer % whole.outer || part.inner % whole.inner) return false;
   out = {part.outer / whole.outer, part.inner / whole.inner};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ir/layout.h"
@@ -48,6 +49,11 @@ struct LayoutGraph {
     return at(id, kTime).placement != Placement::kReplicate;
   }
 };
+
+// A further tensor of the same type and layout in the same stage, its name continued; nobody makes it yet.
+TensorId add_like(LayoutGraph& graph, TensorId id, std::string_view suffix);
+// An op that stands where `op` does: in its scope, phase, region and stage.
+Op op_beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> inputs, std::vector<TensorId> outputs);
 
 // The part of a digit that a cut uses: `part` equals a digit inside `whole`, which spans outer * extent(part) * inner
 // of it.

@@ -45,8 +45,7 @@ Moves::Segment Moves::segment_of(size_t number, TensorId read) const {
   const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)];
   if (!timed_) return {0, mesh, 0, op.phase};
   if (!pipelined_ || op.region != Region::kBody) return {static_cast<int>(op.region), mesh, 0, op.phase};
-  const int kind = op.phase == Phase::kForward ? 0 : later_[number] ? 2 : 1;
-  return {static_cast<int>(Region::kBody), stage, 1 + kind, op.phase};
+  return {static_cast<int>(Region::kBody), stage, 1 + static_cast<int>(work_of(op, later_[number])), op.phase};
 }
 
 size_t Moves::ops_between(size_t from, size_t to) const {
@@ -57,28 +56,12 @@ size_t Moves::ops_between(size_t from, size_t to) const {
   return n;
 }
 
-TensorId Moves::like(TensorId id, const char* suffix) {
-  Tensor t = g_.tensor(id);
-  t.name += suffix;
-  t.kind = TensorKind::kValue;
-  t.producer = kNone;
-  g_.tensors.push_back(std::move(t));
-  lg_.layouts.push_back(Layout(lg_.layouts[static_cast<size_t>(id)]));
-  lg_.stages.push_back(lg_.stage(id));
-  return static_cast<TensorId>(g_.tensors.size()) - 1;
-}
-
 std::vector<TensorId> Moves::store(const std::vector<TensorId>& values, size_t before, size_t like_op,
                                    const std::vector<TensorId>& places) {
-  const Op& source = g_.ops[like_op];
-  Op op;
-  op.code = OpCode::k_to_host;
-  op.name = g_.tensor(values[0]).name + ".to_host";
-  op.inputs = values;
+  Op op = op_beside(g_.ops[like_op], OpCode::k_to_host, g_.tensor(values[0]).name + ".to_host", values, {});
   op.inputs.insert(op.inputs.end(), places.begin(), places.end());
   op.attrs = {{"into", !places.empty()}};
-  op.scope = source.scope, op.phase = source.phase, op.region = source.region, op.stage = source.stage;
-  for (const TensorId id : values) op.outputs.push_back(like(id, ".host"));
+  for (const TensorId id : values) op.outputs.push_back(add_like(lg_, id, ".host"));
   std::vector<TensorId> out = op.outputs;
   before_[before].push_back({0, std::move(op)});
   return out;
@@ -105,7 +88,7 @@ TensorId Moves::fetch_first(TensorId host) {
   op.inputs = {host};
   op.stage = lg_.stage(host);
   if (timed_) op.region = Region::kPrologue;
-  const TensorId out = like(host, ".fetched");
+  const TensorId out = add_like(lg_, host, ".fetched");
   op.outputs = {out};
   before_[0].push_back({1, std::move(op)});
   return out;
@@ -144,7 +127,7 @@ TensorId Moves::seen_through(TensorId id, TensorId root, TensorId copy, const Op
   view.inputs[0] = seen_through(view.inputs[0], root, copy, reader, position, known);
   view.name += ".fetched";
   view.phase = reader.phase, view.region = reader.region;
-  const TensorId out = like(id, ".fetched");
+  const TensorId out = add_like(lg_, id, ".fetched");
   view.outputs = {out};
   before_[position].push_back({2, std::move(view)});
   return known[id] = out;
@@ -152,14 +135,12 @@ TensorId Moves::seen_through(TensorId id, TensorId root, TensorId copy, const Op
 
 void Moves::insert(const Copy& copy) {
   const Op reader = g_.ops[copy.reader];
-  Op op;
-  op.code = OpCode::k_to_device;
-  op.scope = reader.scope, op.phase = reader.phase, op.region = reader.region;
-  op.stage = reader.code == OpCode::k_transfer ? lg_.stage(copy.requests[0].root) : reader.stage;
-  op.name = g_.tensor(copy.requests[0].root).name + ".to_device";
+  const TensorId first = copy.requests[0].root;
+  Op op = op_beside(reader, OpCode::k_to_device, g_.tensor(first).name + ".to_device", {}, {});
+  if (reader.code == OpCode::k_transfer) op.stage = lg_.stage(first);
   for (const Request& r : copy.requests) {
     op.inputs.push_back(r.host);
-    op.outputs.push_back(like(r.root, ".fetched"));
+    op.outputs.push_back(add_like(lg_, r.root, ".fetched"));
     std::map<TensorId, TensorId> views;
     for (const Use& use : r.uses) {
       const TensorId now = seen_through(use.id, r.root, op.outputs.back(), reader, copy.reader, views);

@@ -52,7 +52,6 @@ class Moves {
     int rank;  // of those before one op: copies out, copies in, views
     Op op;
   };
-  TensorId like(TensorId id, const char* suffix);
   void place(std::vector<Copy*>& copies, const std::vector<size_t>& ops) const;
   void insert(const Copy& copy);
   TensorId seen_through(TensorId id, TensorId root, TensorId copy, const Op& reader, size_t position,

@@ -189,6 +189,7 @@ std::string offload_text(uint32_t classes) {
 bool in_host(const LayoutGraph& lg, TensorId id) {
   const Tensor& t = lg.graph.tensor(id);
   if (t.kind == TensorKind::kVariable) {
+    if (!lg.offload) return false;
     for (const Variable& v : lg.graph.variables) {
       if (v.tensor != id) continue;
       return (v.role == Role::kParameter && (lg.offload & kOffloadParameters)) ||

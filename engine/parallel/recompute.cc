@@ -8,7 +8,6 @@
 namespace whale {
 namespace {
 
-constexpr double kWorthRate = 4e9;                 // bytes that a second of computing them again must free
 constexpr int64_t kWorthBytes = int64_t{1} << 18;  // smaller results stay in the cache anyway
 
 struct Recomputer {
@@ -43,8 +42,8 @@ struct Recomputer {
       for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
-    return bytes_of(y) >= kWorthBytes &&
-           static_cast<double>(bytes_of(y)) >= kWorthRate * op_seconds(cost_of(view_of(g, op)), DeviceRates{});
+    return bytes_of(y) >= kWorthBytes && static_cast<double>(bytes_of(y)) >=
+                                             kFreedBytesPerSecond * op_seconds(cost_of(view_of(g, op)), DeviceRates{});
   }
 };
 
@@ -75,14 +74,7 @@ void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages) {
     Op copy = op;
     copy.name += ".again";
     copy.phase = Phase::kBackward;
-    for (TensorId& out : copy.outputs) {
-      Tensor t = g.tensor(out);
-      t.name += ".again";
-      g.tensors.push_back(std::move(t));
-      lg.layouts.push_back(Layout(lg.layouts[static_cast<size_t>(out)]));
-      lg.stages.push_back(lg.stage(out));
-      out = static_cast<TensorId>(g.tensors.size()) - 1;
-    }
+    for (TensorId& out : copy.outputs) out = add_like(lg, out, ".again");
     for (const OpId reader : backward)
       for (TensorId& id : g.op(reader).inputs)
         if (id == y) id = copy.outputs[0];

@@ -188,16 +188,6 @@ class Blocks {
            of_variables(op.inputs[0], depth + 1);
   }
 
-  TensorId fresh(TensorId id) {
-    Tensor t = g_.tensor(id);
-    t.name += ".again";
-    t.producer = kNone;
-    g_.tensors.push_back(std::move(t));
-    lg_.layouts.push_back(Layout(lg_.layouts[static_cast<size_t>(id)]));
-    lg_.stages.push_back(lg_.stage(id));
-    return static_cast<TensorId>(g_.tensors.size()) - 1;
-  }
-
   // The tensor as the backward pass has it; what is missing goes to `out`.
   TensorId again(TensorId id, std::vector<Op>& out, int32_t block) {
     if (id == kNone) return kNone;
@@ -215,7 +205,7 @@ class Blocks {
     TensorId made = kNone;
     for (TensorId& o : copy.outputs) {
       if (o == kNone) continue;
-      const TensorId now = copies_[{o, weight ? block : kNoBlock}] = fresh(o);
+      const TensorId now = copies_[{o, weight ? block : kNoBlock}] = add_like(lg_, o, ".again");
       if (o == id) made = now;
       o = now;
     }

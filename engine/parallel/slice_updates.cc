@@ -138,36 +138,23 @@ class Slicer {
   }
 
   TensorId like(TensorId id, const std::string& suffix, int32_t stage) {
-    Tensor t = g_.tensor(id);
-    t.name += suffix;
-    t.kind = TensorKind::kValue;
-    t.batch_dim = -1;
-    g_.tensors.push_back(std::move(t));
-    lg_.layouts.push_back(lg_.layouts[static_cast<size_t>(id)]);
-    lg_.stages.push_back(stage);
+    const TensorId made = add_like(lg_, id, suffix);
+    lg_.stages.back() = stage;
     readers_.emplace_back();
-    return static_cast<TensorId>(g_.tensors.size()) - 1;
+    return made;
   }
 
   // Appends the bridge; the new tensor lies as `to` along the axis.
   TensorId bridge(OpCode code, TensorId id, const char* suffix, const Candidate& c, const AxisLayout& to,
                   std::initializer_list<const char*> empty) {
     const Op& update = g_.op(c.update);
-    Op op;
-    op.code = code;
-    op.phase = Phase::kUpdate;
-    op.region = update.region;
-    op.scope = update.scope;
-    op.stage = update.stage;
+    const TensorId made = like(id, suffix, update.stage);
+    lg_.at(made, c.axis) = to;
+    Op op = op_beside(update, code, g_.tensor(made).name, {id}, {made});
     op.attrs = digit_attr("digit", c.digit);
     op.attrs["group"] = static_cast<int64_t>(c.axis) - 1;
     for (const char* name : empty)
       op.attrs[name] = code == OpCode::k_all_gather ? Attr{std::vector<int64_t>{}} : Attr{int64_t{0}};
-    const TensorId made = like(id, suffix, update.stage);
-    lg_.at(made, c.axis) = to;
-    op.name = g_.tensor(made).name;
-    op.inputs = {id};
-    op.outputs = {made};
     g_.tensor(made).producer = static_cast<OpId>(g_.ops.size());
     g_.tensor(made).output = 0;
     g_.ops.push_back(std::move(op));

@@ -17,7 +17,6 @@ constexpr size_t kStates = 24;
 constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
 constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
 constexpr double kHeldBytesPerByte = 4;    // p, g, m, v
-constexpr double kWorthRate = 4e9;         // bytes that a second more must free
 
 // Words of the user for factors that ops call by other names.
 constexpr std::pair<const char*, const char*> kWords[] = {
@@ -193,7 +192,7 @@ class Chooser {
       const Tensor& t = g_.tensor(id);
       const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
       const double update = p_.trains ? kUpdateBytesPerByte * bytes * part / rates_.bytes_per_second : 0;
-      const double held = (p_.trains ? kHeldBytesPerByte : 1) * bytes * part / kWorthRate;
+      const double held = (p_.trains ? kHeldBytesPerByte : 1) * bytes * part / kFreedBytesPerSecond;
       return update + held + (cut && p_.trains ? seconds(id, op, 2 * part) : 0);
     }
     if (want.present()) {

@@ -15,8 +15,6 @@
 namespace whale {
 namespace {
 
-constexpr double kWorthRate = 4e9;  // bytes that a second more must free
-
 // An op, the axis around which its pieces go, and what stands for the bridges that are left out.
 struct Ring {
   size_t axis = 0;
@@ -161,31 +159,13 @@ class Streamer {
     const double shifting = messages * link.latency_seconds + bytes / n / link.bytes_per_second;
     const double merging = op_seconds({0, 3 * merged}, device) + device.seconds_per_op * messages;
     const double more = (n - 1) * (std::max(shifting - round, 0.0) + merging) - gathering;
-    return more < bytes * (n - 1) / n / kWorthRate;
+    return more < bytes * (n - 1) / n / kFreedBytesPerSecond;
   }
 
   // ---- what it becomes ------------------------------------------------------------------------------------------
   TensorId like(TensorId id, const std::string& suffix, DType dtype) {
-    Tensor t = g_.tensor(id);
-    t.name += suffix;
-    t.dtype = dtype;
-    t.kind = TensorKind::kValue;
-    t.batch_dim = -1;
-    g_.tensors.push_back(std::move(t));
-    lg_.layouts.push_back(Layout(lg_.layouts[static_cast<size_t>(id)]));
-    lg_.stages.push_back(lg_.stage(id));
-    return static_cast<TensorId>(g_.tensors.size()) - 1;
-  }
-  Op beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> in, std::vector<TensorId> out) const {
-    Op made;
-    made.code = code;
-    made.name = std::move(name);
-    made.inputs = std::move(in);
-    made.outputs = std::move(out);
-    made.phase = op.phase;
-    made.region = op.region;
-    made.stage = op.stage;
-    made.scope = op.scope;
+    const TensorId made = add_like(lg_, id, suffix);
+    g_.tensor(made).dtype = dtype;
     return made;
   }
   // What lay `from` places before lies one further on; after a whole round it is at home.
@@ -193,20 +173,20 @@ class Streamer {
     if (to == kNone) to = like(id, suffix, g_.tensor(id).dtype);
     lg_.at(to, ring.axis) = lg_.at(id, ring.axis);
     lg_.at(to, ring.axis).rotate = (lg_.at(id, ring.axis).rotate + 1) % ring.ways;
-    Op made = beside(op, OpCode::k_shift, g_.tensor(to).name, {id}, {to});
+    Op made = op_beside(op, OpCode::k_shift, g_.tensor(to).name, {id}, {to});
     made.attrs = {{"group", static_cast<int64_t>(ring.axis) - 1}};
     g_.ops.push_back(std::move(made));
     return to;
   }
   // Into `to`, which may be of a narrower type.
   void finish(const Op& op, TensorId from, TensorId to) {
-    Op made = beside(op, OpCode::k_cast, g_.tensor(to).name + ".cast", {from}, {to});
+    Op made = op_beside(op, OpCode::k_cast, g_.tensor(to).name + ".cast", {from}, {to});
     made.attrs = {{"dtype", std::string(name_of(g_.tensor(to).dtype))}};
     g_.ops.push_back(std::move(made));
   }
   TensorId add(const Op& op, TensorId a, TensorId b, const std::string& suffix, TensorId to = kNone) {
     if (to == kNone) to = like(b, suffix, g_.tensor(b).dtype);
-    g_.ops.push_back(beside(op, OpCode::k_add, g_.tensor(to).name, {a, b}, {to}));
+    g_.ops.push_back(op_beside(op, OpCode::k_add, g_.tensor(to).name, {a, b}, {to}));
     return to;
   }
 
@@ -240,7 +220,7 @@ class Streamer {
       in.insert(in.end(), made.begin(), made.end());
       if (!last)
         for (size_t o = 0; o < made.size(); ++o) out[o] = like(made[o], suffix, g_.tensor(made[o]).dtype);
-      Op merge = beside(op, ring.factor.merge, op.name + suffix, std::move(in), out);
+      Op merge = op_beside(op, ring.factor.merge, op.name + suffix, std::move(in), out);
       merge.attrs = complete_attrs(def(merge.code), {{"out_dtype", std::string(name_of(g_.tensor(out[0]).dtype))}});
       g_.ops.push_back(std::move(merge));
       sums = out;
@@ -288,7 +268,7 @@ class Streamer {
     }
     if (home) return;
     const bool whole = lg_.at(to, ring.axis).placement == Placement::kReplicate;
-    Op last = beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, bridge.name, {id}, {to});
+    Op last = op_beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, bridge.name, {id}, {to});
     last.attrs = digit_attr("digit", ring.factor.outputs[o]);
     last.attrs["group"] = static_cast<int64_t>(ring.axis) - 1;
     last.attrs["cuts"] = std::vector<int64_t>{};

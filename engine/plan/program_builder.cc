@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "parallel/copies.h"
 #include "parallel/offload.h"
 #include "parallel/order.h"
 #include "plan/accumulation.h"
@@ -251,9 +252,8 @@ Instruction& ProgramBuilder::add(Instruction instruction, const Op* op) {
 }
 
 WorkKind ProgramBuilder::work_of(const Op& op) const {
-  if (op.phase == Phase::kForward) return WorkKind::kForward;
   const auto number = static_cast<size_t>(&op - g_.ops.data());
-  return low_.weight_op[number] && low_.schedule->split_backward ? WorkKind::kWeight : WorkKind::kBackward;
+  return whale::work_of(op, low_.weight_op[number] && low_.schedule->split_backward);
 }
 
 bool ProgramBuilder::in_segment(const Op& op) const {
