@@ -1,28 +1,17 @@
 // Clusters of several machines: their text, and which device each layout puts at which coordinates.
 #include <doctest/doctest.h>
 
-#include <functional>
 #include <numeric>
 
-#include "base/error.h"
 #include "cluster/devices.h"
 #include "compile.h"
 #include "parallel/task_graph.h"
+#include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
 
 namespace {
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return "";
-}
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<int32_t> nodes_of(const std::vector<DeviceSpec>& devices) {
   std::vector<int32_t> nodes;

@@ -133,6 +133,19 @@ TEST_CASE("all-gather puts uneven and empty parts in their places") {
 // ---- cuts: every collective against the parts of one whole tensor -----------------------------------------------
 using Values = std::vector<float>;
 
+// Several calls, so that a late member meets an early one's next call; `check` looks at each member's result.
+template <class Check>
+void run_thrice(Ring& ring, const std::vector<std::unique_ptr<Collective>>& bound, std::vector<Values>& results,
+                Check check) {
+  for (int call = 0; call < 3; ++call) {
+    for (Values& values : results) std::fill(values.begin(), values.end(), -1.0f);
+    std::atomic<int> failures{0};
+    ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
+    CHECK(failures == 0);
+    for (size_t m = 0; m < results.size(); ++m) check(m);
+  }
+}
+
 Values iota(const Dims& dims) {
   Values whole(static_cast<size_t>(element_count(dims)));
   std::iota(whole.begin(), whole.end(), 1.0f);
@@ -251,13 +264,7 @@ void check_all_to_all(const Dims& dims, const Digit& from, const std::vector<int
     if (from.dim == to.dim && from.inner < to.inner) spec.to_digit.inner = to.inner / cuts.back().end * cuts[m].size();
     bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
   }
-  for (int call = 0; call < 3; ++call) {
-    for (Values& values : y) std::fill(values.begin(), values.end(), -1.0f);
-    std::atomic<int> failures{0};
-    ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
-    CHECK(failures == 0);
-    for (size_t m = 0; m < members; ++m) CHECK(y[m] == cut(dims, whole, part_at(dims, to, to_cuts[m])));
-  }
+  run_thrice(ring, bound, y, [&](size_t m) { CHECK(y[m] == cut(dims, whole, part_at(dims, to, to_cuts[m]))); });
 }
 
 TEST_CASE("all-to-all moves a cut from one digit to another") {
@@ -289,13 +296,7 @@ TEST_CASE("shift: everyone gets what the member before has, of any size, and the
     spec.out = {tensor(y[m], {rows, 5})};
     bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
   }
-  for (int call = 0; call < 3; ++call) {
-    for (Values& values : y) std::fill(values.begin(), values.end(), -1.0f);
-    std::atomic<int> failures{0};
-    ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
-    CHECK(failures == 0);
-    for (size_t m = 0; m < n; ++m) CHECK(y[m] == x[(m + n - 1) % n]);
-  }
+  run_thrice(ring, bound, y, [&](size_t m) { CHECK(y[m] == x[(m + n - 1) % n]); });
 }
 
 TEST_CASE("the parts of a group work by themselves") {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/error.h"
 #include "plan/tree.h"
 #include "trained.h"
+#include "unit/caught.h"
 
 namespace whale {
 namespace {
@@ -137,15 +137,10 @@ TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and
 }
 
 TEST_CASE("exact mode: what cannot be exact is refused") {
-  const auto refusal = [](const std::string& devices, const CompileOptions& options) -> std::string {
-    try {
-      compile(small::mlp(8).g, parse_devices(devices, {0}), options);
-    } catch (const Error& e) {
-      return e.message();
-    }
-    return "";
+  const auto refusal = [](const std::string& devices, const CompileOptions& options) {
+    return message_of([&] { compile(small::mlp(8).g, parse_devices(devices, {0}), options); });
   };
-  CHECK(refusal("ref:3", exactly("replica", 2)).find("3 replicas take whole micro-batches") != std::string::npos);
+  CHECK(has(refusal("ref:3", exactly("replica", 2)), "3 replicas take whole micro-batches"));
   const Plan plan = compile(small::mlp(8).g, parse_devices("ref:3", {0}), exactly("replica", 4));
   CHECK(plan.notes.at(0).find("[4, 2, 2]") != std::string::npos);  // samples
 }

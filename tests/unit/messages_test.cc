@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "cluster/devices.h"
 #include "compile.h"
+#include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
@@ -45,16 +45,11 @@ TEST_CASE("messages of strategies that do not fit") {
   for (const Row& row : rows) {
     CompileOptions options;
     options.strategy = row.strategy;
-    std::string message;
-    try {
-      compile(small::gpt(8).g, parse_devices(row.devices, {0}), options);
-    } catch (const Error& e) {
-      CHECK(e.code() == Code::kInvalidArgument);
-      message = e.message();
-    }
+    const std::string message = message_of([&] { compile(small::gpt(8).g, parse_devices(row.devices, {0}), options); },
+                                           {Code::kInvalidArgument});
     INFO(row.strategy, " on ", row.devices, ": ", message);
     CHECK(!message.empty());
-    for (const char* part : row.parts) CHECK_MESSAGE(message.find(part) != message.npos, part);
+    for (const char* part : row.parts) CHECK_MESSAGE(has(message, part), part);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "ops/fused.h"
 #include "ops/grad_builder.h"
 #include "ops/op.h"
+#include "unit/caught.h"
 
 using namespace whale;
 
@@ -186,14 +187,8 @@ TEST_CASE("shape rules") {
 }
 
 TEST_CASE("shape rules say what was expected and what was found") {
-  const auto message = [](OpCode code, std::vector<TensorType> inputs, Attrs attrs = {}) -> std::string {
-    try {
-      Case(code, std::move(inputs), std::move(attrs));
-    } catch (const Error& e) {
-      CHECK(e.code() == Code::kInvalidArgument);
-      return e.message();
-    }
-    return "no error";
+  const auto message = [](OpCode code, std::vector<TensorType> inputs, Attrs attrs = {}) {
+    return message_of([&] { Case(code, std::move(inputs), std::move(attrs)); }, {Code::kInvalidArgument});
   };
   CHECK(message(OpCode::k_add, {f32({4}), i32({4})}) ==
         "add: operands 'a' (f32[4]) and 'b' (i32[4]) must have one dtype; cast one of them");

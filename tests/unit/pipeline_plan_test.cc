@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "plan/memory.h"
 #include "schedule/timing.h"
 #include "simulate/clock.h"
+#include "unit/caught.h"
 
 namespace whale {
 namespace {
@@ -105,14 +105,8 @@ double seconds(const Instruction& i, int32_t) {
 }
 
 std::string error_of(const Plan& plan) {
-  try {
-    verify(plan);
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return "";
+  return message_of([&] { verify(plan); });
 }
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

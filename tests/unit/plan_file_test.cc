@@ -1,10 +1,10 @@
 #include <doctest/doctest.h>
 
 #include "../fuzz/sample.h"
-#include "base/error.h"
 #include "cluster/devices.h"
 #include "compile.h"
 #include "schema/graph_file.h"
+#include "unit/caught.h"
 
 namespace whale {
 namespace {
@@ -17,16 +17,8 @@ std::string error_after(Change change) {
   Plan plan = sample_plan();
   change(plan);
   const std::vector<uint8_t> bytes = serialize(plan);
-  try {
-    (void)deserialize(bytes.data(), bytes.size());
-  } catch (const Error& e) {
-    CHECK((e.code() == Code::kInvalidArgument || e.code() == Code::kInternal));
-    return e.message();
-  }
-  return "";
+  return message_of([&] { deserialize(bytes.data(), bytes.size()); }, {Code::kInvalidArgument, Code::kInternal});
 }
-
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 Instruction& first(Program& p, InstructionKind kind) {
   for (Segment& s : p.segments) {

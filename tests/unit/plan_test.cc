@@ -9,12 +9,12 @@
 #include <functional>
 #include <iterator>
 
-#include "base/error.h"
 #include "cluster/devices.h"
 #include "compile.h"
 #include "cost/cost.h"
 #include "plan/figures.h"
 #include "simulate/clock.h"
+#include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
@@ -27,14 +27,6 @@ Plan plan_of(const small::Model& m, const std::string& devices, CompileOptions o
 }
 const Program& program_of(const Plan& plan, size_t row = 0) {
   return plan.entries[0].programs[static_cast<size_t>(plan.entries[0].rows[row].program)];
-}
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return "";
 }
 CompileOptions with(const std::function<void(CompileOptions&)>& change) {
   CompileOptions options;
@@ -170,12 +162,11 @@ TEST_CASE("gradients and tensors can be fetched; what is not there is named") {
   REQUIRE(find("fc1") != outputs.end());
   CHECK(find("fc1")->merge == OutputMerge::kConcat);
   CHECK(find("loss")->merge == OutputMerge::kSame);
-  CHECK(message_of([] {
-          plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"nothing"}; }));
-        }).find("'nothing'") != std::string::npos);
-  CHECK(message_of([] {
-          plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"grad:nothing"}; }));
-        }).find("grad:nothing") != std::string::npos);
+  CHECK(has(message_of([] { plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"nothing"}; })); }),
+            "'nothing'"));
+  CHECK(has(
+      message_of([] { plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.fetch = {"grad:nothing"}; })); }),
+      "grad:nothing"));
 }
 
 TEST_CASE("other batch sizes have the same variables in the same order") {
@@ -199,12 +190,13 @@ TEST_CASE("other batch sizes have the same variables in the same order") {
 
 TEST_CASE("bad options") {
   CHECK_THROWS_AS(compile(small::mlp().g, {}, {}), Error);
-  CHECK(message_of([] {
-          plan_of(small::mlp(), "cpu:2", with([](CompileOptions& o) { o.precision = Precision::kFloat64; }));
-        }).find("ref") != std::string::npos);
-  CHECK(message_of([] {
-          plan_of(small::mlp(), "ref:4", with([](CompileOptions& o) { o.strategy = "replica(2)"; }));
-        }).find("4 are there") != std::string::npos);
+  CHECK(has(message_of([] {
+              plan_of(small::mlp(), "cpu:2", with([](CompileOptions& o) { o.precision = Precision::kFloat64; }));
+            }),
+            "ref"));
+  CHECK(has(
+      message_of([] { plan_of(small::mlp(), "ref:4", with([](CompileOptions& o) { o.strategy = "replica(2)"; })); }),
+      "4 are there"));
   CHECK_THROWS_AS(plan_of(small::mlp(), "ref:1", with([](CompileOptions& o) { o.accumulation = -1; })), Error);
   small::Model m = small::mlp();
   m.enter(ScopeKind::kReplica, 0, {2, 1});
@@ -212,7 +204,7 @@ TEST_CASE("bad options") {
   m.scope = 0;
   m.enter(ScopeKind::kReplica, 0, {1, 1});
   m.g.outputs.push_back({"more", m.op(OpCode::k_relu, {y})});
-  CHECK(message_of([&] { plan_of(m, "ref:2"); }).find("different places") != std::string::npos);
+  CHECK(has(message_of([&] { plan_of(m, "ref:2"); }), "different places"));
 }
 
 // ---- verify finds what is wrong -----------------------------------------------------------------------------------
@@ -225,14 +217,15 @@ TEST_CASE("a broken plan does not verify") {
   };
   CHECK(broken([](Plan&, Program&) {}) == "");
   CHECK(broken([](Plan&, Program& p) { p.segments[0].instructions[3].in.push_back(99999); }) != "");
-  CHECK(broken([](Plan&, Program& p) {
-          for (Instruction& i : p.segments[0].instructions) i.waits.clear();
-        }).find("without waiting") != std::string::npos);
+  CHECK(has(broken([](Plan&, Program& p) {
+              for (Instruction& i : p.segments[0].instructions) i.waits.clear();
+            }),
+            "without waiting"));
   CHECK(broken([](Plan&, Program& p) {
           for (Buffer& b : p.buffers)
             if (b.kind == BufferKind::kArena) b.offset = 0;
         }) != "");
-  CHECK(broken([](Plan&, Program& p) { p.arena_bytes /= 2; }).find("arena") != std::string::npos);
+  CHECK(has(broken([](Plan&, Program& p) { p.arena_bytes /= 2; }), "arena"));
   CHECK(broken([](Plan&, Program& p) {
           std::erase_if(p.segments[0].instructions,
                         [](const Instruction& i) { return i.kind == InstructionKind::kFetch; });
@@ -240,15 +233,15 @@ TEST_CASE("a broken plan does not verify") {
   CHECK(broken([](Plan& plan, Program&) { plan.groups[0].parts[0][1] = 7; }) != "");
   CHECK(broken([](Plan& plan, Program&) { plan.entries[0].rows.pop_back(); }) != "");
   CHECK(broken([](Plan&, Program& p) { p.schedule[0].segment = 4; }) != "");
-  CHECK(broken([](Plan& plan, Program& p) {  // one device skips a collective
-          plan.entries[0].programs.push_back(p);
-          plan.entries[0].rows[1].program = static_cast<int32_t>(plan.entries[0].programs.size()) - 1;
-          auto& list = plan.entries[0].programs.back().segments[0].instructions;
-          const auto at = std::find_if(list.begin(), list.end(),
-                                       [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
-          at->name = "another";
-        })
-            .find("different collectives") != std::string::npos);
+  CHECK(has(broken([](Plan& plan, Program& p) {  // one device skips a collective
+              plan.entries[0].programs.push_back(p);
+              plan.entries[0].rows[1].program = static_cast<int32_t>(plan.entries[0].programs.size()) - 1;
+              auto& list = plan.entries[0].programs.back().segments[0].instructions;
+              const auto at = std::find_if(list.begin(), list.end(),
+                                           [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
+              at->name = "another";
+            }),
+            "different collectives"));
 }
 
 TEST_CASE("swapping the places of two live buffers is found") {

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/error.h"
 #include "grad/passes.h"
 #include "parallel/fold.h"
 #include "parallel/fuse.h"
 #include "parallel/order.h"
 #include "parallel/propagate.h"
+#include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
@@ -66,14 +66,6 @@ std::string layout_of(const LayoutGraph& lg, const std::string& tensor) {
   for (size_t t = 0; t < lg.graph.tensors.size(); ++t)
     if (lg.graph.tensors[t].name == tensor) return to_string(lg.layouts[t]);
   return "no such tensor";
-}
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return "";
 }
 
 }  // namespace
@@ -151,7 +143,7 @@ TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
 
 TEST_CASE("statistics of the batch with micro-batches name the attribute that would permit it") {
   const std::string message = message_of([] { laid_out(small::resnet(), 2, 1); });
-  CHECK_MESSAGE(message.find("groups") != std::string::npos, message);
+  CHECK_MESSAGE(has(message, "groups"), message);
 }
 
 TEST_CASE("a nonlinear use of a batch reduction before the loss is an error with micro-batches only") {
@@ -163,8 +155,7 @@ TEST_CASE("a nonlinear use of a batch reduction before the loss is an error with
   m.g.training.loss = m.op(k_reduce_sum, {m.op(k_square, {centred})}, {}, "spread");
   CHECK_NOTHROW(laid_out(m, 1, 2));
   const std::string message = message_of([&] { laid_out(m, 2, 1); });
-  CHECK_MESSAGE((message.find("total") != std::string::npos && message.find("2 micro-batches") != std::string::npos),
-                message);
+  CHECK_MESSAGE((has(message, "total") && has(message, "2 micro-batches")), message);
 }
 
 TEST_CASE("what has no factor along the samples is gathered, and sliced again behind it") {
@@ -179,7 +170,7 @@ TEST_CASE("what has no factor along the samples is gathered, and sliced again be
   CHECK(layout_of(lg, "scan") == "R,R");
   CHECK(count(lg, k_local_slice) >= 1);
   const std::string message = message_of([&] { laid_out(m, 2, 1); });
-  CHECK_MESSAGE(message.find("scan") != std::string::npos, message);
+  CHECK_MESSAGE(has(message, "scan"), message);
 }
 
 TEST_CASE("one sample cannot be cut: everyone computes it") {
@@ -191,7 +182,7 @@ TEST_CASE("inputs that disagree on the batch are named") {
   small::Model m = small::mlp();
   m.input("z", {5, 2});
   const std::string message = message_of([&] { forward_only(m, 2); });
-  CHECK_MESSAGE(message.find("'z' has 5") != std::string::npos, message);
+  CHECK_MESSAGE(has(message, "'z' has 5"), message);
 }
 
 TEST_CASE("bias and relu fold into the product") {

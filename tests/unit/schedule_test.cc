@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/error.h"
 #include "schedule/timing.h"
 #include "schedule/verify.h"
+#include "unit/caught.h"
 
 using namespace whale;
 
@@ -19,16 +19,6 @@ const StageTimes kEqual{12, 12, 12};
 const std::vector<StageTimes> kTimes = {kEqual, {12, 24, 12}, {24, 12, 36}, {36, 48, 24}, {60, 12, 12}, {12, 24, 0}};
 
 double whole(const StageTimes& t) { return t.forward + t.backward + t.weight; }
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return "";
-}
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Every shape: p in {1, 2, 3, 4, 8}, m to 4p, the chunks the schedule takes of {1, 2, 3, 4}.
 void each_shape(std::string_view name, const std::function<void(const PipelineSchedule&, int p, int m, int v)>& visit) {

@@ -5,21 +5,14 @@
 #include "base/utf8.h"
 #include "schema/fields.h"
 #include "schema/graph_file.h"
+#include "unit/caught.h"
 
 namespace whale {
 namespace {
 
 std::string error_of(const std::vector<uint8_t>& bytes) {
-  try {
-    (void)read_graph(bytes.data(), bytes.size());
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::kInvalidArgument);
-    return e.message();
-  }
-  return "";
+  return message_of([&] { read_graph(bytes.data(), bytes.size()); }, {Code::kInvalidArgument});
 }
-
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

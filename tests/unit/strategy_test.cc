@@ -4,29 +4,17 @@
 
 #include <numeric>
 
-#include "base/error.h"
 #include "cluster/devices.h"
 #include "parallel/shares.h"
 #include "parallel/strategy.h"
 #include "parallel/task_graph.h"
 #include "plan/accumulation.h"
+#include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
 
-namespace {
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.message();
-  }
-  return "";
-}
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("device lists parse, deal cores and print back") {
   const std::vector<int> cores{0, 1, 2, 3, 8};
