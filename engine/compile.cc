@@ -18,8 +18,8 @@
 #include "parallel/strategy.h"
 #include "parallel/stream.h"
 #include "parallel/task_graph.h"
-#include "plan/figures.h"
 #include "plan/lower.h"
+#include "plan/notes.h"
 
 namespace whale {
 namespace {
@@ -328,57 +328,6 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
               "has; "
               "use replica and pipeline alone",
               mesh.axes[a].size, mesh.axes[a].name);
-}
-
-// "3, 3, 2"; runs of many equal ones as "96 (x 1024)".
-std::string sizes_text(const std::vector<int64_t>& sizes) {
-  constexpr size_t kMany = 16;
-  std::string text;
-  for (size_t i = 0; i < sizes.size();) {
-    size_t end = i;
-    while (end < sizes.size() && sizes[end] == sizes[i]) ++end;
-    const bool fold = end - i > kMany;
-    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", sizes[i], fold ? fmt::format(" (x {})", end - i) : "");
-    i = fold ? end : i + 1;
-  }
-  return text;
-}
-
-std::vector<std::string> notes_of(const Plan& plan) {
-  std::vector<std::string> notes;
-  if (plan.entries.empty()) return notes;
-  const Entry& e = plan.entries[0];
-  if (plan.devices.size() > 1) {
-    std::vector<int64_t> sizes;
-    for (const DeviceRow& row : e.rows) sizes.push_back(samples_of(e, row));
-    if (e.batch == 1)
-      notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
-    else
-      notes.push_back(fmt::format("{} samples are cut over {} devices as [{}]; {} program(s) for them.", e.batch,
-                                  e.rows.size(), sizes_text(sizes), e.programs.size()));
-  }
-  if (plan.micro_batches > 1)
-    notes.push_back(fmt::format("Each step runs {} micro-batches and updates once.", plan.micro_batches));
-  const StepFigures f = step_of(e.programs[0]);
-  if (f.collectives)
-    notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
-                                bytes_text(f.communicated), f.on_the_side));
-  const auto replicas = [&] {
-    for (const PlanMesh& mesh : plan.meshes)
-      for (const MeshAxis& axis : mesh.axes)
-        if (axis.size > 1 && axis.name.find("replica") != axis.name.npos) return true;
-    return false;
-  };
-  if (plan.devices.size() > 1 && plan.zero > 0 && !replicas())
-    notes.push_back(fmt::format("ZeRO {} cuts over replicas; '{}' has none, so nothing is cut: put replica around it.",
-                                plan.zero, plan.strategy));
-  if (plan.devices.size() > 1 && plan.gradient_dtype)
-    notes.push_back(
-        fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the result.",
-                    name_of(*plan.gradient_dtype)));
-  if (plan.devices.size() > 1 && plan.adasum)
-    notes.push_back("Replicas combine their gradients by Adasum: by this option the plan changes the result.");
-  return notes;
 }
 
 }  // namespace
