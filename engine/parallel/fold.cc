@@ -4,8 +4,8 @@
 
 #include "grad/rewrite.h"
 #include "ops/op.h"
+#include "parallel/factor_names.h"
 #include "parallel/rewrite.h"
-#include "parallel/split.h"
 
 namespace whale {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cost/cost.h"
-#include "parallel/split.h"
+#include "parallel/factor_names.h"
 #include "parallel/window.h"
 
 namespace whale {

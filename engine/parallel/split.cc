@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cost/cost.h"
+#include "parallel/factor_names.h"
 #include "parallel/strategy.h"
 #include "parallel/window.h"
 
@@ -17,23 +18,6 @@ constexpr size_t kStates = 24;
 constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
 constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
 constexpr double kHeldBytesPerByte = 4;    // p, g, m, v
-
-// Words of the user for factors that ops call by other names.
-constexpr std::pair<const char*, const char*> kWords[] = {
-    {"columns", "n"},       {"rows", "k"},     {"vocabulary", "rows"}, {"vocabulary", "v"},   {"experts", "b"},
-    {"experts", "experts"}, {"channels", "o"}, {"sequence", "t"},      {"sequence", "tq"},    {"table_rows", "rows"},
-    {"classes", "v"},       {"classes", "n"},  {"spatial", "depth"},   {"spatial", "height"}, {"spatial", "width"},
-};
-
-// Those of the user first, then those of the ops.
-std::vector<std::string> words_of(const std::set<std::string>& names) {
-  std::vector<std::string> out;
-  for (const auto& [word, name] : kWords)
-    if (names.contains(name) && std::find(out.begin(), out.end(), word) == out.end()) out.push_back(word);
-  for (const std::string& name : names)
-    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
-  return out;
-}
 
 struct Code {
   Placement placement = Placement::kReplicate;
@@ -96,6 +80,7 @@ class Chooser {
     struct Names {
       const TaskGraph* task = nullptr;
       std::set<std::string> known;
+      std::string needed;  // the word stands for a name where some op of the model has this factor too
       bool found = false;
     };
     std::map<std::string, Names> asked;
@@ -107,17 +92,30 @@ class Chooser {
       if (!names.task) names.task = &task;
       for (const Factor& f : factors_of(g_, op).list) {
         if (f.extent > 1) names.known.insert(f.name);
-        names.found |= is_named(f.name, wanted);
+        if (!is_named(f.name, wanted)) continue;
+        if (const std::string needed = needed_by(f.name, wanted); needed.empty())
+          names.found = true;
+        else
+          names.needed = needed;
       }
     }
     for (const auto& [text, names] : asked)
-      if (!names.found)
+      if (!names.found && !model_has(names.needed))
         throw invalid(
             "scope '{}' ({}): no op inside has a factor '{}' to split; they have {}; leave it out, and the cheapest is "
             "taken",
             to_string(names.task->nest), names.task->path, names.task->factors[p_.axis - 1],
             fmt::join(words_of(names.known), ", "))
             .at_scope(names.task->path);
+  }
+
+  bool model_has(const std::string& factor) const {
+    if (factor.empty()) return false;
+    return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
+      if (op.phase != Phase::kForward) return false;
+      const Factors factors = factors_of(g_, op);
+      return std::any_of(factors.list.begin(), factors.list.end(), [&](const Factor& f) { return f.name == factor; });
+    });
   }
 
   void find_uses() {
@@ -446,17 +444,6 @@ class Chooser {
 };
 
 }  // namespace
-
-bool is_named(const std::string& name, const std::string& wanted) {
-  if (name == wanted) return true;
-  return std::any_of(std::begin(kWords), std::end(kWords),
-                     [&](const auto& w) { return wanted == w.first && name == w.second; });
-}
-
-bool asks_for(const TaskGraphs& tasks, const Op& op, size_t axis, const Factor& factor) {
-  const std::string& wanted = tasks.task(op).factors[axis - 1];
-  return !wanted.empty() && is_named(factor.name, wanted);
-}
 
 std::vector<OpCut> choose_split(const SplitProblem& problem) { return Chooser(problem).run(); }
 

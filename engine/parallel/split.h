@@ -21,11 +21,6 @@ struct SplitProblem {
   bool trains = true;
 };
 
-// A factor that the user calls so: by its own name, or by one of the words of docs/primitives/split.md.
-bool is_named(const std::string& name, const std::string& wanted);
-// The split along the axis (of the layouts) that the op is in asks for the factor by name.
-bool asks_for(const TaskGraphs& tasks, const Op& op, size_t axis, const Factor& factor);
-
 // Per op; ops of the backward pass and the updates have none: they follow. Dynamic programming over the ops in order:
 // a state is where the live tensors are; of states that agree the cheapest is kept, at most a few dozen.
 std::vector<OpCut> choose_split(const SplitProblem& problem);

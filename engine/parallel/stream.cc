@@ -7,10 +7,10 @@
 #include "cost/cost.h"
 #include "parallel/bridges.h"
 #include "parallel/digits.h"
+#include "parallel/factor_names.h"
 #include "parallel/order.h"
 #include "parallel/rewrite.h"
 #include "parallel/shares.h"
-#include "parallel/split.h"
 
 namespace whale {
 namespace {

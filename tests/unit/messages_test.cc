@@ -32,6 +32,7 @@ TEST_CASE("messages of strategies that do not fit") {
       {"stage(2) > pipeline(2)", "null:4", {"pipeline inside a stage", "pipeline > stage"}},
       {"pipeline(2) > pipeline(2)", "null:4", {"pipeline inside a pipeline", "one is enough"}},
       {"split(2, factor=hats)", "null:2", {"'hats'", "columns", "heads", "vocabulary", "leave it out"}},
+      {"split(2, factor=experts)", "null:2", {"a factor 'experts'", "columns", "heads", " b,", "leave it out"}},
       {"replicas(2)", "null:2", {"unknown scope 'replicas'", "replica, split, stage, pipeline or cluster"}},
       {"replica(2, ways=2)", "null:2", {"no parameter 'ways'", "count, shares, by, layout"}},
       {"replica(two)", "null:2", {"'count'", "'two'", "whole number from 1"}},
@@ -51,6 +52,29 @@ TEST_CASE("messages of strategies that do not fit") {
     CHECK(!message.empty());
     for (const char* part : row.parts) CHECK_MESSAGE(has(message, part), part);
   }
+}
+
+TEST_CASE("experts are the batch of products where there are gates, in the scope or around it") {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {4, 6, 8});
+  const Op gate = m.g.op(append_op(m.g, k_moe_gate, {m.op(k_matmul, {x, m.variable("gate", {8, 4})})},
+                                   {{"k", int64_t{1}}, {"capacity", int64_t{3}}}, m.scope));
+  TensorId h = m.op(k_moe_dispatch, {x, gate.outputs[0]}, {{"experts", int64_t{4}}, {"capacity", int64_t{3}}});
+  h = m.op(k_reshape, {h}, {{"shape", Dims{4, 12, 8}}});
+  m.g.scopes[static_cast<size_t>(m.enter(ScopeKind::kSplit, 2))].factor = "experts";
+  h = m.op(k_matmul, {h, m.variable("expert", {4, 8, 8})});
+  m.scope = 0;
+  h = m.op(k_reshape, {h}, {{"shape", Dims{4, 4, 3, 8}}});
+  h = m.op(k_moe_combine, {h, gate.outputs[0], gate.outputs[1]});
+  m.minimize(m.op(k_reduce_mean, {h}), OptimizerKind::kSgd);
+  const Plan plan = compile(m.g, parse_devices("null:2", {0}), {});
+  const auto expert = std::find_if(plan.variables.begin(), plan.variables.end(),
+                                   [](const PlanVariable& v) { return v.name == "expert"; });
+  REQUIRE(expert != plan.variables.end());
+  const auto& axes = expert->home.axes;
+  CHECK(std::any_of(axes.begin(), axes.end(),
+                    [](const AxisLayout& a) { return a.placement == Placement::kShard && a.digit.dim == 0; }));
 }
 
 TEST_CASE("options without effect are noted") {
