@@ -129,7 +129,7 @@ def test_verify_compares_decisions(tmp_path):
         out = json.loads(whale("verify", tmp_path / "moe.whale", "--devices", "cpu:2", "--steps", "3", "--json", *more))
         for row in out["comparisons"]:
             assert row["decisions"] > 0 and row["passed"]
-            assert row["steps_compared"] == 3 or row["decisions_that_differ"] > 0 and row["largest_margin"] <= row["loss_bound"]
+            assert row["steps_compared"] == 3 or row["decisions_that_differ"] > 0 and row["largest_margin"] <= row["margin_bound"]
 
 
 def test_verify_prints_the_figures(files):
