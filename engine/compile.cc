@@ -285,6 +285,22 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
   return source.training.accumulation;
 }
 
+void check_zero(const CompileOptions& options) {
+  if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
+  if (options.zero == 0 && options.update != UpdateForm::kSliced && !options.state_shares.empty())
+    throw invalid(
+        "{} shares of state are given without ZeRO or sliced updates, which alone cut state over replicas; plan with "
+        "zero 1, 2 or 3 or update sliced, or leave them out",
+        options.state_shares.size());
+}
+
+void check_accumulation(const CompileOptions& options, int64_t micro_batches) {
+  if (options.accumulation > 1 && options.accumulation != micro_batches)
+    throw invalid(
+        "accumulation {} is asked for, and the pipeline has micro_batches={}: they are the same; leave one out",
+        options.accumulation, micro_batches);
+}
+
 // Replicas of whole micro-batches have one each, or nothing to do.
 void check_replicas(const TaskGraphs& tasks, int64_t micro_batches, bool exact) {
   int64_t replicas = 1;
@@ -330,9 +346,14 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
               mesh.axes[a].size, mesh.axes[a].name);
 }
 
-}  // namespace
-
-namespace {
+void check_forms(const CompileOptions& options) {
+  if (options.matmul_chunks < 0)
+    throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
+  if (options.exact && (options.matmul_chunks > 1 || options.update == UpdateForm::kSliced))
+    throw invalid(
+        "exact mode promises the bits of every other plan, so its products are whole and so are its updates: leave out "
+        "exact, or matmul_chunks and the sliced update");
+}
 
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks) {
   if (const size_t n = options.stage_recompute.size(); n > 0 && n != tasks.stages())
@@ -343,13 +364,8 @@ void check_recompute(const CompileOptions& options, const TaskGraphs& tasks) {
 }  // namespace
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
-  if (options.matmul_chunks < 0)
-    throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
-  if (options.exact && (options.matmul_chunks > 1 || options.update == UpdateForm::kSliced))
-    throw invalid(
-        "exact mode promises the bits of every other plan, so its products are whole and so are its updates: leave out "
-        "exact, or matmul_chunks and the sliced update");
+  check_zero(options);
+  check_forms(options);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
   verify(source);
@@ -360,6 +376,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   check_recompute(options, scoped.tasks);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
+  check_accumulation(options, micro_batches);
   check_replicas(scoped.tasks, micro_batches, options.exact);
   Compiler compiler{options, scoped.tasks, {}, communicate_beside(devices)};
   for (const std::string& name : options.fetch)

@@ -51,10 +51,17 @@ std::vector<std::string> notes_of(const Plan& plan) {
                                 plan.zero, plan.strategy));
   if (plan.devices.size() > 1 && plan.gradient_dtype)
     notes.push_back(
-        fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the result.",
-                    name_of(*plan.gradient_dtype)));
+        replicas()
+            ? fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the "
+                          "result.",
+                          name_of(*plan.gradient_dtype))
+            : fmt::format("Gradients are summed in {} between replicas; '{}' has none, so nothing is rounded.",
+                          name_of(*plan.gradient_dtype), plan.strategy));
   if (plan.devices.size() > 1 && plan.adasum)
-    notes.push_back("Replicas combine their gradients by Adasum: by this option the plan changes the result.");
+    notes.push_back(replicas()
+                        ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."
+                        : fmt::format("Adasum combines gradients of replicas; '{}' has none, so nothing is combined.",
+                                      plan.strategy));
   return notes;
 }
 

@@ -52,6 +52,10 @@ struct Session::Impl {
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
     if (!(options.loss_scale >= 0) || !std::isfinite(options.loss_scale))
       throw invalid("a loss scale of {}, expected a positive number; 0 means {}", options.loss_scale, kLossScale);
+    if (!scales_loss() && (options.loss_scale > 0 || options.loss_scale_growth > 0))
+      throw invalid(
+          "a loss scale is given, and the plan's precision is not f16, which alone scales the loss; plan with f16, or "
+          "leave it out");
     if (scales_loss()) loss_scale = options.loss_scale > 0 ? options.loss_scale : kLossScale;
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
     if (plan->devices.empty() || plan->entries.empty())

@@ -77,6 +77,21 @@ TEST_CASE("experts are the batch of products where there are gates, in the scope
                     [](const AxisLayout& a) { return a.placement == Placement::kShard && a.digit.dim == 0; }));
 }
 
+TEST_CASE("messages of options that would be without effect") {
+  const auto refusal = [](const CompileOptions& options) {
+    return message_of([&] { compile(small::gpt(8).g, parse_devices("null:2", {0}), options); },
+                      {Code::kInvalidArgument});
+  };
+  const std::string shares = refusal({.strategy = "replica(2)", .state_shares = {2, 1}});
+  for (const char* part : {"2 shares of state", "without ZeRO", "zero 1, 2 or 3", "leave them out"})
+    CHECK_MESSAGE(has(shares, part), shares);
+  CHECK(refusal({.strategy = "replica(2)", .zero = 1, .state_shares = {2, 1}}) == "");
+  CHECK(refusal({.strategy = "replica(2)", .state_shares = {2, 1}, .update = UpdateForm::kSliced}) == "");
+  const std::string runs = refusal({.strategy = "pipeline(2, micro_batches=4)", .accumulation = 2});
+  for (const char* part : {"accumulation 2", "micro_batches=4", "leave one out"}) CHECK_MESSAGE(has(runs, part), runs);
+  CHECK(refusal({.strategy = "pipeline(2, micro_batches=4)", .accumulation = 4}) == "");
+}
+
 TEST_CASE("options without effect are noted") {
   CompileOptions options;
   options.strategy = "split(2)";
@@ -88,4 +103,12 @@ TEST_CASE("options without effect are noted") {
   options.strategy = "replica(2)";
   const auto replica = notes();
   CHECK(std::none_of(replica.begin(), replica.end(), about));
+  const auto changes = [](const std::string& note) { return has(note, "changes the result"); };
+  options = {.strategy = "pipeline(2)", .gradient_dtype = DType::kBF16};
+  const auto stages = notes();
+  CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& n) { return has(n, "nothing is rounded"); }));
+  CHECK(std::none_of(stages.begin(), stages.end(), changes));
+  options.strategy = "replica(2)";
+  const auto rounded = notes();
+  CHECK(std::any_of(rounded.begin(), rounded.end(), changes));
 }

@@ -213,7 +213,7 @@ bool splits(const PlanCase& c) {
 CompileOptions options_of(const PlanCase& c, const Graph& graph) {
   CompileOptions o;
   o.strategy = c.strategy;
-  o.accumulation = c.micro_batches;
+  o.accumulation = micro_batches_of(c);
   o.zero = c.zero;
   o.state_shares = c.state_shares;
   o.recompute = static_cast<Recompute>(c.recompute);

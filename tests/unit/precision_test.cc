@@ -200,6 +200,7 @@ TEST_CASE("f16: a scale that is too large falls until gradients fit, and is kept
   Job hopeless(m, "ref:1", in_f16(), 0x1p-14);
   CHECK_THROWS_AS(hopeless.step(0, INFINITY), Error);
   CHECK(hopeless.session.updates() == 0);
+  CHECK(has(message_of([&] { Job job(m, "ref:1", {}, 128); }), "not f16"));
 }
 
 TEST_CASE("f16: running statistics are kept on overflow, batch norm and convolutions run") {

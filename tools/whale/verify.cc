@@ -199,8 +199,10 @@ void add_verify(CLI::App& app, int& exit_code) {
     const auto compared = [&](const PlanArguments& many, const PlanArguments& one, const std::vector<Batch>& batches,
                               bool float64, Comparison row) {
       row.devices = many.devices, row.against = one.devices;
-      compare(engine.get(), {[&] { return plan_of(many); }, [&] { return plan_of(one); }}, batches, state->session,
-              decisions, float64, row);
+      SessionArguments session = state->session;
+      if (float64) session.loss_scale = 0, session.loss_scale_growth = 0;
+      compare(engine.get(), {[&] { return plan_of(many); }, [&] { return plan_of(one); }}, batches, session, decisions,
+              float64, row);
       return row;
     };
 
