@@ -301,16 +301,18 @@ void check_accumulation(const CompileOptions& options, int64_t micro_batches) {
         options.accumulation, micro_batches);
 }
 
-// Replicas of whole micro-batches have one each, or nothing to do.
-void check_replicas(const TaskGraphs& tasks, int64_t micro_batches, bool exact) {
+// Replicas of whole micro-batches may be more than these.
+std::string idle_note(const TaskGraphs& tasks, int64_t micro_batches, bool exact) {
   int64_t replicas = 1;
   for (size_t a = 0; a < tasks.by_micro_batch.size(); ++a)
     if (tasks.by_micro_batch[a]) replicas *= tasks.meshes[0].axes[a].size;
-  if (replicas > micro_batches)
-    throw invalid(
-        "{}{} replicas take whole micro-batches (by=micro_batch), there are {}; plan with accumulation {} or "
-        "more",
-        exact ? "exact mode: " : "", replicas, micro_batches, replicas);
+  if (replicas <= micro_batches) return "";
+  const std::string who = exact ? fmt::format("Exact mode: {} replicas take whole micro-batches", replicas)
+                                : fmt::format("{} replicas take whole micro-batches (by=micro_batch)", replicas);
+  const std::string what = micro_batches == 1 ? "there is one, which each of them computes"
+                                              : fmt::format("there are {}, so {} of them have nothing to do",
+                                                            micro_batches, replicas - micro_batches);
+  return fmt::format("{}; {}: plan with accumulation {} or more to share the work.", who, what, replicas);
 }
 
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {
@@ -377,7 +379,6 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
   check_accumulation(options, micro_batches);
-  check_replicas(scoped.tasks, micro_batches, options.exact);
   Compiler compiler{options, scoped.tasks, {}, communicate_beside(devices)};
   for (const std::string& name : options.fetch)
     if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
@@ -423,6 +424,9 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
   plan.notes.insert(plan.notes.end(), decisions.begin(), decisions.end());
+  plan.notes.insert(plan.notes.end(), scoped.tasks.notes.begin(), scoped.tasks.notes.end());
+  if (const std::string note = idle_note(scoped.tasks, plan.micro_batches, options.exact); !note.empty())
+    plan.notes.push_back(note);
   compiler.after("plan", plan);
   return plan;
 }

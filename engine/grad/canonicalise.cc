@@ -65,9 +65,13 @@ void expand_batch_norm(Rewriter& r, size_t i) {
   Graph& g = r.graph;
   if (g.training.accumulation > 1)
     throw unimplemented(
-        "batch_norm normalizes over the whole batch (groups = 1), which {} micro-batches would cut; use accumulation = "
-        "1",
-        g.training.accumulation);
+        "op '{}' (batch_norm) normalizes over the whole batch (groups = 1), which {} micro-batches would cut; plan "
+        "with "
+        "one micro-batch (accumulation 1) and cut by replicas or splits, which keep the statistics of the whole batch, "
+        "or use a norm of single samples (group, layer or RMS norm)",
+        op.name, g.training.accumulation)
+        .at_op(op.name)
+        .at_scope(g.scope_path(op.scope));
   std::vector<TensorId> in;
   for (const TensorId id : op.inputs) in.push_back(r.now(id));
   const Dims& x = g.tensor(in[0]).dims;

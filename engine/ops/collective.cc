@@ -108,6 +108,9 @@ std::vector<TensorType> infer_adasum(const OpView& v) {
 }
 
 std::vector<TensorType> infer_accumulate(const OpView& v) {
+  const std::string& combine = attr_string(*v.attrs, "combine");
+  if (!combine.empty() && combine != "sum" && combine != "max" && combine != "min")
+    throw invalid("attribute 'combine' is '{}', expected sum, max or min", combine);
   need_float(v, 0, "acc");
   need_float(v, 1, "x");
   need_dims(v, 1, "x", in_dims(v, 0), "the shape of acc");
@@ -239,9 +242,10 @@ const OpDef op_def_part_view = {
 };
 const OpDef op_def_accumulate = {
     .name = "accumulate",
-    .doc = "acc + x, in place: the sum over micro-batches.\nacc, x of one shape -> acc'.",
+    .doc = "acc + x, in place: the sum over micro-batches, or their maximum or minimum.\nacc, x of one shape -> acc'.",
     .inputs = {{"acc"}, {"x"}},
     .outputs = {{"acc"}},
+    .attrs = {{.name = "combine", .type = AttrType::kString, .fallback = std::string("sum"), .doc = "sum, max or min"}},
     .infer = infer_accumulate,
     .aliases = {{0, 0, true}},
     .flags = kInternal,

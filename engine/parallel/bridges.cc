@@ -113,6 +113,22 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
   return made;
 }
 
+// How micro-batches of a partial value are put together.
+Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
+  if (combine == Combine::kSum) return {};
+  const Tensor& t = out.graph.tensor(id);
+  const char* name = kCombines[static_cast<size_t>(combine)];
+  if (combine == Combine::kLogSumExp || !is_float(t.dtype)) {
+    const OpId made = producer(id);
+    throw unimplemented(
+        "'{}' ({}): {} over micro-batches of {} is not implemented; plan with one micro-batch "
+        "(accumulation 1)",
+        t.name, made == kNone ? "an input" : def(out.graph.op(made).code).name, name, name_of(t.dtype))
+        .at_op(made == kNone ? t.name : out.graph.op(made).name);
+  }
+  return {{"combine", std::string(name)}};
+}
+
 TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   id = latest(id);
   const AxisLayout layout = out.at(id, axis);
@@ -123,10 +139,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
       id = reduce(id, b);
   TensorId made = kNone;
   if (axis == kTime) {
-    if (layout.combine != Combine::kSum)
-      throw unimplemented("'{}': a maximum or minimum over micro-batches is not implemented; plan with accumulation 1",
-                          out.graph.tensor(id).name);
-    if (out.exact) return reduced_[id] = bridge(OpCode::k_accumulate, {id, id}, id, ".sum", {}, axis, {});
+    const Attrs attrs = over_time(id, layout.combine);
+    if (out.exact) return reduced_[id] = bridge(OpCode::k_accumulate, {id, id}, id, ".sum", attrs, axis, {});
     // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
     const TensorId zero = like(id, ".zero");
     out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
@@ -136,16 +150,17 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     fill.name = out.graph.tensor(zero).name;
     fill.outputs = {zero};
     fill.attrs = {{"shape", out.graph.tensor(id).dims},
-                  {"value", 0.0},
+                  {"value", neutral_of(layout.combine)},
                   {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
     fill.stage = out.stage(id);
     if (const OpId source = producer(id); source != kNone)
       fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
     append(std::move(fill));
-    made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", {}, axis, {});
+    made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, axis, {});
     for (size_t a = 1; a < out.axes(); ++a)
       if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
-        out.at(made, a) = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false};
+        out.at(made, a) = {
+            .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = layout.combine};
   } else if (cut_apart(id, axis)) {
     made = sum_of_parts(id, axis);
   } else {

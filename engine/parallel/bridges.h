@@ -50,6 +50,7 @@ class BridgeBuilder {
   void finish();  // drops what nobody reads; moves what only the epilogue reads there
 
  private:
+  Attrs over_time(TensorId id, Combine combine) const;
   TensorId sum_of_parts(TensorId id, size_t axis);
   TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);

@@ -92,8 +92,9 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
                       op.code == OpCode::k_part_view || op.code == OpCode::k_accumulate ||
                       op.code == OpCode::k_transfer;
   // Zero is the sum of zeros: where a sum over micro-batches starts, it may be as partial as what is added.
-  const bool zero = op.code == OpCode::k_fill && attr_float(op.attrs, "value") == 0;
-  if (bridge || (zero && !any(op.outputs, Placement::kShard))) return;
+  const bool neutral = op.code == OpCode::k_fill && place(op.outputs[0]) == Placement::kPartial &&
+                       attr_float(op.attrs, "value") == neutral_of(g.at(op.outputs[0], a).combine);
+  if (bridge || neutral) return;
   const OpView view = view_of(g.graph, op);
   const OpDef& d = def(op.code);
   const Factors factors = d.factors ? d.factors(view) : Factors{};

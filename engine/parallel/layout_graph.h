@@ -2,6 +2,7 @@
 // still those of the whole tensors; cutting them is lowering's.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,12 @@
 #include "parallel/task_graph.h"
 
 namespace whale {
+
+// What leaves every value as it is.
+inline double neutral_of(Combine combine) {
+  constexpr double kMost = std::numeric_limits<double>::infinity();
+  return combine == Combine::kSum ? 0 : combine == Combine::kMin ? kMost : -kMost;
+}
 
 inline constexpr size_t kTime = 0;  // the axis of micro-batches; the axes of the meshes follow
 

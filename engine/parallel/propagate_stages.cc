@@ -67,7 +67,8 @@ TensorId Propagator::at_stage(TensorId id, const Op& reader) {
   // Sums over micro-batches move once, when they are whole: a stage never waits for a later one's parts.
   if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
   for (size_t a = 1; a < axes(); ++a) {
-    if (b_.out.size(a, b_.out.stage(id)) == b_.out.size(a, reader.stage)) continue;
+    const MeshAxis &here = b_.out.mesh_axis(a, b_.out.stage(id)), &there = b_.out.mesh_axis(a, reader.stage);
+    if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
     if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
   }
   return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since

@@ -29,14 +29,19 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   // What depends on a batched input; constants and parameters are there wherever they are needed.
   std::vector<char> moves(graph.tensors.size());
   for (const TensorId id : graph.inputs) moves[static_cast<size_t>(id)] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
+  for (const Op& op : graph.ops) {
+    const bool depends = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](TensorId id) { return id != kNone && moves[static_cast<size_t>(id)] != 0; });
+    for (const TensorId id : op.outputs)
+      if (id != kNone) moves[static_cast<size_t>(id)] = depends;
+  }
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
     until[k + 1] = until[k] + op_seconds(cost_of(view_of(graph, op)), DeviceRates{});
-    bool depends = false;
     for (const TensorId id : op.inputs)
-      if (id != kNone) last_use[static_cast<size_t>(id)] = k, depends |= moves[static_cast<size_t>(id)] != 0;
+      if (id != kNone) last_use[static_cast<size_t>(id)] = k;
     for (const TensorId id : op.outputs)
-      if (id != kNone) made[static_cast<size_t>(id)] = k, moves[static_cast<size_t>(id)] = depends;
+      if (id != kNone) made[static_cast<size_t>(id)] = k;
   }
   std::vector<double> change(n + 1);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {

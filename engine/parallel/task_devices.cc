@@ -117,26 +117,29 @@ void TaskFormer::make_meshes() {
     for (size_t a = 0; a < stage_axes_[s].axes.size(); ++a)
       mesh.axes[outer_.axes.size() + place_[s][a]] = stage_axes_[s].axes[a];
     check_shares(mesh);
-    int64_t size = 1;
+    int64_t size = 1, pipelines = 1;
     for (const MeshAxis& axis : mesh.axes) size *= axis.size;
-    const bool gaps =
-        std::any_of(mesh.axes.begin(), mesh.axes.end(), [](const MeshAxis& axis) { return axis.has_gaps(); });
-    if (gaps && staged_)
-      throw unimplemented(
-          "strategy '{}': groups of different sizes inside or around a pipeline are not implemented; give "
-          "every group as many devices",
-          to_string(leaves_[*staged_].nest));
-    for (int64_t k = 0, next = 0; gaps && k < size; ++k)
-      mesh.devices.push_back(mesh.has_position(k) ? order[static_cast<size_t>(next++)] : kNone);
-    for (int64_t group = 0; !gaps && group < devices_ / sum; ++group)
-      for (int64_t d = 0; d < stage_devices_[s]; ++d)
-        mesh.devices.push_back(order[static_cast<size_t>(group * sum + offset + d)]);
-    if (size != static_cast<int64_t>(mesh.devices.size()))
+    for (const MeshAxis& axis : outer_.axes) pipelines *= axis.size;
+    // Position by position; where groups are of different sizes, nobody is at some of them.
+    bool fits = true;
+    int64_t group = 0;
+    for (int64_t p = 0, k = 0; p < pipelines && fits; ++p) {
+      int64_t next = 0;
+      for (const int64_t end = k + size / pipelines; k < end && fits; ++k) {
+        const bool there = mesh.has_position(k);
+        fits = !there || (next < stage_devices_[s] && group < devices_ / sum);
+        mesh.devices.push_back(there && fits ? order[static_cast<size_t>(group * sum + offset + next)] : kNone);
+        next += there;
+      }
+      fits &= next == 0 || next == stage_devices_[s];
+      group += next > 0;
+    }
+    if (!fits || group * sum != devices_)
       refuse(
-          leaves_[*staged_].nest, leaves_[*staged_].path,
+          leaves_[staged_.value_or(0)].nest, leaves_[staged_.value_or(0)].path,
           fmt::format("gives stage {} {} device(s), the scopes inside use {}; put replica or split into the stage, or "
                       "change the number of devices ({})",
-                      s, stage_devices_[s], size * sum / std::max<int64_t>(devices_, 1), devices_));
+                      s, stage_devices_[s], size / pipelines, devices_));
     offset += stage_devices_[s];
     out_.meshes.push_back(std::move(mesh));
   }

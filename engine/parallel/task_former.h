@@ -63,11 +63,17 @@ class TaskFormer {
   void find_pipeline();
   void make_tasks();
   // Axes along which replicas take whole micro-batches: the same replicas in all meshes, and nothing else on them.
+  // Where that does not hold, exact mode has all of them compute every micro-batch.
   void find_whole_micro_batches();
   TaskGraph task(size_t l, size_t mesh, int32_t stage) const;
   // task_stages.cc
+  // Pipelines side by side share their devices: one pipeline, of which each is a chunk (or several).
+  void find_siblings();
+  void find_stages_of_siblings();
   void assign_stages();  // every op gets one; the graph gets a `stage` scope where none was written
   void find_stages();
+  int64_t stages_left(const TaskLeaf& leaf) const;  // as many as there are devices for
+  std::vector<int32_t> cut_ops(const std::vector<OpId>& ops, int64_t stages, const TaskLeaf& leaf) const;
   // Ops outside every written stage join the stage of what they read; those that read nothing, of who reads them.
   void join(std::vector<int32_t>& stage);
   // task_devices.cc
@@ -102,7 +108,8 @@ class TaskFormer {
   std::map<ScopeId, size_t> leaf_of_scope_;
   std::optional<size_t> staged_;  // a leaf inside the pipeline
   Scope pipeline_;
-  std::vector<int32_t> stage_;  // per op
+  std::vector<ScopeId> siblings_;  // pipelines side by side, in the order of their first ops
+  std::vector<int32_t> stage_;     // per op
   int64_t virtual_stages_ = 1;
   size_t physical_ = 1;
   std::vector<int64_t> stage_devices_;  // per mesh, of one pipeline

@@ -11,6 +11,8 @@
 namespace whale {
 namespace {
 
+bool takes_whole(const Scope& scope) { return scope.by == "micro_batch"; }
+
 bool is_bare(const std::vector<Scope>& nest) { return nest.size() == 1 && to_string(nest[0]) == "replica"; }
 
 }  // namespace
@@ -133,16 +135,21 @@ void TaskFormer::find_pipeline() {
     if (!leaf.staged()) continue;
     if (staged_) {
       const TaskLeaf& first = leaves_[*staged_];
-      const bool one = leaf.outer() == first.outer() && (leaf.pipeline == SIZE_MAX) == (first.pipeline == SIZE_MAX) &&
-                       (leaf.pipeline == SIZE_MAX || leaf.ids[leaf.pipeline] == first.ids[first.pipeline]);
+      bool one = leaf.outer() == first.outer() && (leaf.pipeline == SIZE_MAX) == (first.pipeline == SIZE_MAX);
+      if (one && leaf.pipeline != SIZE_MAX) {
+        const ScopeId a = first.ids[first.pipeline], b = leaf.ids[leaf.pipeline];
+        one = a == b || (a > 0 && b > 0);  // written side by side: find_siblings
+      }
       for (size_t i = 0; one && i < leaf.outer(); ++i)
         if (to_string(leaf.nest[i]) != to_string(first.nest[i]))
           refuse(
               leaf.nest, leaf.path,
               fmt::format("and '{}' ({}) put different scopes around one pipeline", to_string(first.nest), first.path));
       if (!one)
-        throw unimplemented("scopes '{}' ({}) and '{}' ({}) are two pipelines; one per model is implemented",
-                            to_string(first.nest), first.path, to_string(leaf.nest), leaf.path)
+        throw unimplemented(
+            "scopes '{}' ({}) and '{}' ({}) are two pipelines in one model, which is implemented for scopes side by "
+            "side; write both as scopes of the model, or one pipeline around both",
+            to_string(first.nest), first.path, to_string(leaf.nest), leaf.path)
             .at_scope(leaf.path);
       if (leaf.stage != SIZE_MAX && first.stage == SIZE_MAX) staged_ = l;
     } else {
@@ -159,6 +166,7 @@ void TaskFormer::find_pipeline() {
           .at_scope(leaf.path);
   const TaskLeaf& leaf = leaves_[*staged_];
   if (leaf.pipeline != SIZE_MAX) pipeline_ = leaf.nest[leaf.pipeline];
+  find_siblings();
   if (pipeline_.schedule.empty()) pipeline_.schedule = pipeline_.chunks > 1 ? "interleaved" : "1f1b";
   const ScheduleRule& rule = schedule_rule(pipeline_.schedule);
   if (!pipeline_.chunks) pipeline_.chunks = rule.min_chunks;
@@ -196,10 +204,12 @@ void TaskFormer::make_tasks() {
 void TaskFormer::find_whole_micro_batches() {
   const size_t axes = out_.meshes[0].axes.size();
   out_.by_micro_batch.assign(axes, 0);
-  std::vector<char> replica(axes), other(axes);
+  std::vector<char> split(axes), asked(axes);
   const auto look = [&](size_t a, const AxisUse& use) {
-    replica[a] |= use.role == AxisRole::kReplica, other[a] |= use.role == AxisRole::kSplit;
-    if (use.role == AxisRole::kReplica && (exact_ || use.by_micro_batch)) out_.by_micro_batch[a] = 1;
+    split[a] |= use.role == AxisRole::kSplit;
+    if (use.role != AxisRole::kReplica) return;
+    out_.by_micro_batch[a] |= exact_ || use.by_micro_batch;
+    asked[a] |= use.by_micro_batch;
   };
   for (const auto& uses : outer_.uses)
     for (size_t a = 0; a < uses.size(); ++a) look(a, uses[a]);
@@ -207,18 +217,27 @@ void TaskFormer::find_whole_micro_batches() {
     for (const auto& uses : stage_axes_[m].uses)
       for (size_t a = 0; a < uses.size(); ++a) look(outer_.axes.size() + place_[m][a], uses[a]);
   for (size_t a = 0; a < axes; ++a) {
-    if (!out_.by_micro_batch[a]) continue;
-    if (other[a])
-      throw invalid(
-          "{}replicas of whole micro-batches share their devices with a split ('{}'), which needs all of them "
-          "for every micro-batch; put the split inside the replica",
-          exact_ ? "exact mode: " : "", out_.strategy);
-    for (const Mesh& mesh : out_.meshes)
-      if (mesh.axes[a].size != out_.meshes[0].axes[a].size || mesh.axes[a].shares != out_.meshes[0].axes[a].shares)
-        throw invalid(
-            "{}replicas of whole micro-batches differ between stages ({} and {}); put the replica around the "
-            "pipeline",
-            exact_ ? "exact mode: " : "", out_.meshes[0].axes[a].size, mesh.axes[a].size);
+    const bool differs = std::any_of(out_.meshes.begin(), out_.meshes.end(), [&](const Mesh& mesh) {
+      return mesh.axes[a].size != out_.meshes[0].axes[a].size || mesh.axes[a].shares != out_.meshes[0].axes[a].shares;
+    });
+    if (!out_.by_micro_batch[a] || (!split[a] && !differs)) continue;
+    const char* why = split[a] ? "share their devices with a split, which needs all of them for every micro-batch"
+                               : "differ between the stages of a pipeline, which passes on every micro-batch";
+    const char* instead = split[a] ? "put the split inside the replica" : "put the replica around the pipeline";
+    std::string path;
+    for (TaskGraph& task : out_.tasks) {
+      if (task.roles[a] != AxisRole::kReplica) continue;
+      if (path.empty()) path = task.path;
+      if (asked[a] && std::any_of(task.nest.begin(), task.nest.end(), takes_whole))
+        throw invalid("scope '{}' ({}): replicas of whole micro-batches (by=micro_batch) {}; {}, or leave 'by' out",
+                      to_string(task.nest), task.path, why, instead)
+            .at_scope(task.path);
+      task.roles[a] = AxisRole::kFollow;
+    }
+    // Exact mode promises bits: what cannot be shared by whole micro-batches is not shared.
+    out_.by_micro_batch[a] = 0;
+    out_.notes.push_back(fmt::format(
+        "Exact mode: replicas ({}) {}, so each computes all of them; {} to share the work.", path, why, instead));
   }
 }
 

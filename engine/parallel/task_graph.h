@@ -34,9 +34,10 @@ struct TaskGraphs {
   std::vector<int32_t> mesh_of_stage;  // in the order of the model; one without a pipeline
   // Per axis: replicas take whole micro-batches (by=micro_batch); no tensor of the body is cut along it.
   std::vector<char> by_micro_batch;
-  std::string schedule;  // of the pipeline; empty: none
-  int64_t chunks = 1;    // stages of one mesh
-  std::string strategy;  // as text, counts filled in
+  std::string schedule;            // of the pipeline; empty: none
+  int64_t chunks = 1;              // stages of one mesh
+  std::string strategy;            // as text, counts filled in
+  std::vector<std::string> notes;  // what was decided and why, one sentence each
 
   size_t stages() const { return mesh_of_stage.size(); }
   const TaskGraph& task(const Op& op) const;

@@ -106,6 +106,7 @@ class Lowerer {
     for (const Op& op : lg_.graph.ops) backward |= op.phase == Phase::kBackward;
     const Mesh& first = lg_.tasks.meshes[0];
     for (size_t k = 0; k < first.devices.size(); ++k) {
+      if (first.devices[k] < 0) continue;
       const int64_t run = low_.local.micro_batches({0, first.coordinates(static_cast<int64_t>(k)), 0}).size();
       const auto [at, fresh] = low_.schedules.try_emplace(run);
       if (!fresh) continue;
@@ -270,6 +271,9 @@ class Lowerer {
         Place place{row.mesh, row.coordinates, 0};
         const Interval run = low_.local.micro_batches(place);
         std::vector<int64_t> key{static_cast<int64_t>(m), run.begin, run.end};
+        // Without micro-batches it still takes part in gathering their sums, of which every group has other nodes.
+        for (size_t a = 1; a < lg_.axes() && lg_.exact && run.size() == 0; ++a)
+          if (lg_.by_micro_batch(a)) key.push_back(row.coordinates[a - 1]);
         for (const uint64_t mask : low_.masks) {
           SampleCut cut;
           cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);

@@ -1,18 +1,11 @@
 // Ops as instructions: kernels, collectives, copies, messages, and what stands for parts that have nothing.
 #include <algorithm>
-#include <limits>
 
 #include "parallel/order.h"
 #include "plan/program_builder.h"
 
 namespace whale {
 namespace {
-
-double identity_of(Combine combine) {
-  if (combine == Combine::kMax || combine == Combine::kLogSumExp) return -std::numeric_limits<double>::infinity();
-  if (combine == Combine::kMin) return std::numeric_limits<double>::infinity();
-  return 0;
-}
 
 }  // namespace
 
@@ -26,7 +19,7 @@ void ProgramBuilder::emit_identity(const Op& op, size_t output) {
   fill.op = OpCode::k_fill;
   fill.name = op.name + ".none";
   fill.attrs = {
-      {"shape", dims(id)}, {"value", identity_of(combine)}, {"dtype", std::string(name_of(g_.tensor(id).dtype))}};
+      {"shape", dims(id)}, {"value", neutral_of(combine)}, {"dtype", std::string(name_of(g_.tensor(id).dtype))}};
   fill.out = {buffer(id)};
   fill.phase = op.phase;
   fill.scope = op.scope;

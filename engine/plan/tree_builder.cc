@@ -112,6 +112,7 @@ void ProgramBuilder::merge_row(const SegmentKey& key, int32_t base, const Schedu
         if (away) last = to;
         Instruction i;
         i.op = s.copies ? OpCode::k_stop_gradient : OpCode::k_accumulate;
+        if (!s.copies) i.attrs = op->attrs;
         i.name = op->name;
         if (!s.copies) i.in = {to};
         i.in.push_back(from);
@@ -238,6 +239,7 @@ void ProgramBuilder::finish_trees() {
       for (const auto& [to, from] : merge.additions) {
         Instruction i;
         i.op = OpCode::k_accumulate;
+        i.attrs = w.op->attrs;
         i.name = w.op->name;
         i.in = {row[static_cast<size_t>(to)], row[static_cast<size_t>(from)]};
         i.out = {row[static_cast<size_t>(to)]};

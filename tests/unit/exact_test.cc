@@ -136,13 +136,22 @@ TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and
   compare(small::gpt(9, OptimizerKind::kAdafactor, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica"}}, 32);
 }
 
-TEST_CASE("exact mode: what cannot be exact is refused") {
-  const auto refusal = [](const std::string& devices, const CompileOptions& options) {
-    return message_of([&] { compile(small::mlp(8).g, parse_devices(devices, {0}), options); });
+TEST_CASE("exact mode: replicas that have no micro-batch, or cannot share them, and a note that says so") {
+  const small::Model gpt = small::gpt(12, OptimizerKind::kAdamW, 2);
+  for (const int64_t micro_batches : {1, 2, 3})
+    compare(gpt, "ref", static_cast<int>(micro_batches),
+            {{":4", "replica"}, {":4", "replica(2) > replica(2)", 3}, {":3", "pipeline(2, micro_batches=M) > replica"}},
+            32);
+  const auto noted = [](const std::string& devices, const CompileOptions& options, const char* text) {
+    const Plan plan = compile(small::mlp(8).g, parse_devices(devices, {0}), options);
+    return std::any_of(plan.notes.begin(), plan.notes.end(),
+                       [&](const std::string& note) { return note.find(text) != note.npos; });
   };
-  CHECK(has(refusal("ref:3", exactly("replica", 2)), "3 replicas take whole micro-batches"));
-  const Plan plan = compile(small::mlp(8).g, parse_devices("ref:3", {0}), exactly("replica", 4));
-  CHECK(plan.notes.at(0).find("[4, 2, 2]") != std::string::npos);  // samples
+  CHECK(noted("ref:3", exactly("replica", 1), "3 replicas take whole micro-batches; there is one, which each"));
+  CHECK(noted("ref:3", exactly("replica", 2), "there are 2, so 1 of them have nothing to do"));
+  CHECK(noted("ref:3", exactly("replica", 4), "[4, 2, 2]"));  // samples
+  CHECK(!noted("ref:3", exactly("replica", 3), "Exact mode"));
+  CHECK(noted("ref:3", exactly("pipeline(2, micro_batches=2) > replica", 2), "differ between the stages"));
 }
 
 TEST_CASE("exact mode: split cuts are a part of the program, replicas around them are not") {

@@ -120,6 +120,10 @@ std::string nest(int64_t& devices, int64_t micro_batches, Blocks blocks, Dice& d
   }
   if (counts.size() > 1 && dice.below(6) == 0) {
     devices = ragged(out, counts, dice.coin(), dice);
+    if (devices <= 4 && most >= 2 && dice.coin()) {
+      out.insert(dice.below(3) ? out.end() : out.begin(), pipeline(2, micro_batches, most, dice));
+      devices *= 2;
+    }
     return fmt::format("{}", fmt::join(out, " > "));
   }
   if (dice.below(12) == 0) {  // the devices in another order
@@ -211,6 +215,26 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
   return outer * std::accumulate(devices.begin(), devices.begin() + sites, int64_t{0});
 }
 
+// Two pipelines one after the other on the same devices; gives the devices.
+int64_t pipelines(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, Dice& dice) {
+  const size_t half = blocks.size() / 2;
+  const int64_t stages = dice.between(1, 3), inside = dice.between(1, 8 / stages);
+  const std::vector<int64_t> counts = factors(inside, dice);
+  std::vector<std::string> around;
+  const int64_t outer = stages * inside <= 4 && dice.below(3) == 0 ? 2 : 1;
+  if (outer > 1) around = {replica_or_split(2, dice.below(4) == 0, dice.below(4) == 0, dice)};
+  open(out, around);
+  for (const Blocks part : {blocks.first(half), blocks.subspan(half)}) {
+    std::vector<std::string> scopes{fmt::format("pipeline({}, micro_batches={})", stages, micro_batches)};
+    for (std::string& level : levels(counts, dice, false)) scopes.push_back(std::move(level));
+    open(out, scopes);
+    out.insert(out.end(), part.begin(), part.end());
+    close(out, scopes.size());
+  }
+  close(out, around.size());
+  return outer * stages * inside;
+}
+
 // ---- models -----------------------------------------------------------------------------------------------------
 std::vector<std::string> random_blocks(Dice& dice) {
   std::vector<std::string> out{with_word(one_of(first_blocks(), dice), dice)};
@@ -249,6 +273,8 @@ PlanCase random_plan_case(Dice& dice) {
     const std::vector<int64_t> counts = factors(c.devices, dice);
     siblings(c.graph, blocks, counts, dice);
     if (dice.coin()) c.strategy = fmt::format("{}", fmt::join(levels(counts, dice, false), " > "));
+  } else if (blocks.size() >= 4 && dice.below(4) == 0) {
+    c.devices = pipelines(c.graph, blocks, dice.between(1, 5), dice);
   } else {
     c.devices = stages(c.graph, blocks, dice.between(1, 5), dice);
   }

@@ -96,6 +96,9 @@ TEST_CASE("ragged: equal to one device") {
       {"ref:3", "replica(2) > replica(2, shares=[[3,1],[1]])", 1},
       {"ref:6", "replica(2) > split(2, shares=[[1,1],[1]]) > replica(2)", 2},
       {"ref:8", "pipeline(2, micro_batches=2) > replica(2) > split(2, shares=[[3,1],[1,1]])", 0},
+      {"ref:6", "replica(2) > replica(2, shares=[[1,1],[1]]) > pipeline(2, micro_batches=3)", 1},
+      {"ref:6", "replica(2, shares=[3,1]) > split(2, shares=[[1,1],[1]]) > pipeline(2, micro_batches=2)", 0},
+      {"ref:6", "pipeline(2, micro_batches=2) > replica(2) > split(2, shares=[[3,1],[1]])", 2},
   };
   const small::Model mlp = small::mlp(12, OptimizerKind::kLamb, 8, 16), gpt = small::gpt(6, OptimizerKind::kSgd, 1);
   const small::Trained one_mlp = small::train(mlp, "ref:1", {.strategy = "local"}),

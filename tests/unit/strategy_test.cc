@@ -288,6 +288,39 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   CHECK_MESSAGE((has(back, "'back'") && has(back, "forward only")), back);
 }
 
+TEST_CASE("pipelines side by side are chunks of one") {
+  const auto form = [](int64_t first, int64_t second, const char* schedule, int64_t devices, bool inside = false) {
+    small::Model m;
+    TensorId h = m.input("x", {8, 4});
+    for (const int64_t stages : {first, second}) {
+      m.scope = 0;
+      m.enter(ScopeKind::kPipeline, stages);
+      m.g.scopes.back().micro_batches = 4;
+      if (stages == first) m.g.scopes.back().schedule = schedule;
+      if (inside) m.enter(ScopeKind::kReplica, 2);
+      for (int i = 0; i < 4; ++i) h = m.op(OpCode::k_tanh, {h}, {}, fmt::format("p{}.{}", stages == second, i));
+    }
+    m.scope = 0;
+    m.g.outputs = {{"y", m.op(OpCode::k_relu, {h}, {}, "after")}};
+    TaskGraphs tasks = form_task_graphs(m.g, devices, "");
+    return std::pair{std::move(m.g), std::move(tasks)};
+  };
+  const auto [g, tasks] = form(2, 0, "", 2);
+  CHECK(tasks.schedule == "interleaved");
+  CHECK(tasks.chunks == 2);
+  CHECK(tasks.mesh_of_stage == std::vector<int32_t>{0, 1, 0, 1});
+  for (const Op& op : g.ops) {
+    if (op.name.starts_with("p0")) CHECK(op.stage <= 1);
+    if (op.name.starts_with("p1")) CHECK(op.stage >= 2);
+    if (op.name == "after") CHECK(op.stage == 3);
+  }
+  CHECK(form(0, 0, "1f1b", 3).second.mesh_of_stage == std::vector<int32_t>{0, 1, 2, 0, 1, 2});
+  CHECK(form(0, 0, "interleaved", 2).second.chunks == 4);
+  CHECK(form(2, 2, "", 4, true).second.mesh(3).devices == std::vector<int32_t>{2, 3});
+  CHECK(has(message_of([&] { form(2, 3, "", 2); }), "different stages"));
+  CHECK(has(message_of([&] { form(2, 2, "zb_h1", 2); }), "run interleaved; leave the schedule out"));
+}
+
 TEST_CASE("a bare replica takes what the strategy or another scope says") {
   small::Model m = small::mlp();
   const auto form = [&](const char* strategy, int64_t devices) {

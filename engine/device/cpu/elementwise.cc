@@ -359,7 +359,10 @@ std::unique_ptr<Kernel> bind_single(const KernelSpec& spec, CpuDevice& device) {
     step.value = attr_float(*spec.attrs, "rate");
     step.key = spec.key != 0 ? spec.key : static_cast<uint64_t>(attr_int(*spec.attrs, "key"));
   }
-  if (spec.op == OpCode::k_accumulate) step.code = OpCode::k_add;
+  if (spec.op == OpCode::k_accumulate) {
+    const std::string& combine = attr_string(*spec.attrs, "combine");
+    step.code = combine == "max" ? OpCode::k_maximum : combine == "min" ? OpCode::k_minimum : OpCode::k_add;
+  }
   return bind_body(spec, device, {{step}, {result}});
 }
 

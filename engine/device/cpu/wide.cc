@@ -76,8 +76,10 @@ std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device) {
     throw unimplemented("device cpu adds f64 tensors of equal shape only, found {} and {}", to_string(spec.in[0].dims),
                         to_string(spec.in[1].dims));
   const auto n = static_cast<size_t>(element_count(spec.out[0].dims));
-  return make_kernel(0, [&device, a = spec.in[0].data, b = spec.in[1].data, to = spec.out[0].data, n](char*) {
-    device.combine(Combine::kSum, DType::kF64, to, a, b, n);
+  const std::string& given = attr_string(*spec.attrs, "combine");
+  const Combine combine = given == "max" ? Combine::kMax : given == "min" ? Combine::kMin : Combine::kSum;
+  return make_kernel(0, [&device, combine, a = spec.in[0].data, b = spec.in[1].data, to = spec.out[0].data, n](char*) {
+    device.combine(combine, DType::kF64, to, a, b, n);
   });
 }
 

@@ -1,4 +1,5 @@
 // The bridges that one device can do alone. Collectives proper are run by the executor with Device::combine and copies.
+#include <cmath>
 #include <cstring>
 
 #include "device/ref/table.h"
@@ -25,6 +26,11 @@ Body bind_local_slice(const KernelSpec& spec) {
 Body bind_accumulate(const KernelSpec& spec) {
   const In sum = in(spec, 0), x = in(spec, 1);
   const Out y = out(spec, 0);
+  const std::string& combine = attr_string(*spec.attrs, "combine");
+  if (combine == "max" || combine == "min")
+    return [=, sign = combine == "max" ? 1.0 : -1.0] {
+      for (int64_t i = 0; i < y.count; ++i) y.set(i, sign * sum[i] > sign * x[i] || std::isnan(sum[i]) ? sum[i] : x[i]);
+    };
   return [=] {
     for (int64_t i = 0; i < y.count; ++i) y.set(i, sum[i] + x[i]);
   };
