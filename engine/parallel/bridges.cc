@@ -129,14 +129,19 @@ Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
   return {{"combine", std::string(name)}};
 }
 
+// A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
+TensorId BridgeBuilder::sum_in_groups(TensorId id, size_t axis) {
+  for (size_t b = out.axes(); b-- > axis + 1;)
+    if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps())
+      id = reduce(id, b);
+  return id;
+}
+
 TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   id = latest(id);
   const AxisLayout layout = out.at(id, axis);
   if (layout.placement != Placement::kPartial) return id;
-  // A smaller group's parts have no counterpart each in a larger one: groups sum theirs first.
-  for (size_t b = out.axes(); axis != kTime && b-- > axis + 1;)
-    if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps())
-      id = reduce(id, b);
+  if (axis != kTime) id = sum_in_groups(id, axis);
   TensorId made = kNone;
   if (axis == kTime) {
     const Attrs attrs = over_time(id, layout.combine);
@@ -251,7 +256,10 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
 TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
   const auto at = key(id, axis, kGather - 1 - use, {});
   if (const auto known = made_.find(at); known != made_.end()) return known->second;
-  if (cut_apart(id, axis)) return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
+  if (cut_apart(id, axis)) {
+    id = sum_in_groups(id, axis);
+    return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
+  }
   // The intervals are filled in by lowering: they differ between micro-batches.
   const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
                                merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
@@ -270,7 +278,10 @@ TensorId BridgeBuilder::slice(TensorId id, size_t axis, const AxisLayout& to) {
 TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to) {
   const auto at = key(id, axis, kExchange, to);
   if (const auto known = made_.find(at); known != made_.end()) return known->second;
-  if (cut_apart(id, axis)) return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
+  if (cut_apart(id, axis)) {
+    id = sum_in_groups(id, axis);
+    return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
+  }
   const TensorId made = bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
                                merged({{{"group", static_cast<int64_t>(axis) - 1},
                                         {"cuts", std::vector<int64_t>{}},
@@ -284,10 +295,14 @@ TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to)
 TensorId BridgeBuilder::halo(TensorId id, size_t axis, const AxisLayout& to) {
   const auto at = key(id, axis, kHalo, to);
   if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  id = sum_in_groups(id, axis);
   return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
 }
 
-TensorId BridgeBuilder::rearrange(TensorId id, const Layout& to) {
+TensorId BridgeBuilder::rearrange(TensorId id, Layout to) {
+  id = sum_in_groups(id, kTime);
+  for (size_t a = 1; a < out.axes(); ++a)
+    if (to.axes[a].placement == Placement::kPartial) to.axes[a] = out.at(id, a);
   for (const auto& [from, made] : moves_)
     if (from == id && out.layouts[static_cast<size_t>(made)] == to) return made;
   const TensorId made = bridge(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);

@@ -34,7 +34,7 @@ class BridgeBuilder {
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
   TensorId halo(TensorId id, size_t axis, const AxisLayout& to);       // shard -> the same with a halo: a transfer
-  TensorId rearrange(TensorId id, const Layout& to);  // cut or whole, to any layout: transfers between boxes
+  TensorId rearrange(TensorId id, Layout to);  // cut or whole, to any layout: transfers between boxes
   // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), or have members that
   // others lack, no collective along it fits: the same bridges made of transfers between intersecting boxes.
   bool cut_apart(TensorId id, size_t axis) const;
@@ -51,6 +51,7 @@ class BridgeBuilder {
 
  private:
   Attrs over_time(TensorId id, Combine combine) const;
+  TensorId sum_in_groups(TensorId id, size_t axis);  // along axes inside of `axis` whose groups differ in size
   TensorId sum_of_parts(TensorId id, size_t axis);
   TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);

@@ -1,12 +1,31 @@
 #include "parallel/copies.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "parallel/order.h"
 #include "parallel/rewrite.h"
 
 namespace whale {
+namespace {
+
+// The segment of an op, of those of one micro-batch; a transfer's sending half stands with what it sends.
+struct Place {
+  Region region{};
+  WorkKind kind{};
+  int32_t at = 0;  // of the stages that pass on such work: its place in their order
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+// Weight gradients come when there is time: after their stage's backward pass, before or after that of other stages.
+bool may_follow(const Place& x, const Place& y) {
+  if (x == y) return false;
+  if (x.region != y.region) return x.region > y.region;
+  if (x.kind == WorkKind::kForward || y.kind == WorkKind::kForward)
+    return x.kind == y.kind ? x.at > y.at : x.kind > y.kind;
+  return x.kind == WorkKind::kWeight || x.at > y.at;
+}
+
+}  // namespace
 
 std::vector<char> weight_ops(const LayoutGraph& lg) {
   const Graph& g = lg.graph;
@@ -34,12 +53,12 @@ void copy_before_sums(LayoutGraph& lg) {
   if (lg.micro_batches == 1) return;
   const std::vector<char> weights = weight_ops(lg);
   const bool pipelined = !lg.tasks.schedule.empty();
-  // When an op's segment runs, of those of one micro-batch; a transfer's sending half stands with what it sends.
-  const auto when = [&](OpId i, int32_t stage) {
+  const bool waits = pipelined && schedule_rule(lg.tasks.schedule).split_backward;
+  const auto place_of = [&](OpId i, int32_t stage) {
     const Op& op = g.op(i);
-    const bool body = pipelined && op.region == Region::kBody;
-    const WorkKind kind = work_of(op, weights[static_cast<size_t>(i)]);
-    return std::tuple(op.region, body ? kind : WorkKind{}, !body ? 0 : kind == WorkKind::kForward ? stage : -stage);
+    if (!pipelined || op.region != Region::kBody) return Place{op.region, {}, 0};
+    const WorkKind kind = work_of(op, waits && weights[static_cast<size_t>(i)]);
+    return Place{op.region, kind, kind == WorkKind::kForward ? stage : -stage};
   };
   std::vector<std::vector<OpId>> readers(g.tensors.size());  // of a storage
   for (size_t i = 0; i < g.ops.size(); ++i)
@@ -53,11 +72,11 @@ void copy_before_sums(LayoutGraph& lg) {
       for (const Alias& alias : aliases_of(view_of(g, g.ops[i]))) {
         TensorId& x = g.ops[i].inputs[static_cast<size_t>(alias.input)];
         if (!alias.must || x == kNone) continue;
-        const auto mine = when(static_cast<OpId>(i), g.ops[i].stage);
+        const Place mine = place_of(static_cast<OpId>(i), g.ops[i].stage);
         const auto& all = readers[static_cast<size_t>(view_root(g, x))];
         if (std::none_of(all.begin(), all.end(), [&](OpId r) {
               return r != static_cast<OpId>(i) &&
-                     when(r, g.op(r).code == OpCode::k_transfer ? lg.stage(x) : g.op(r).stage) > mine;
+                     may_follow(place_of(r, g.op(r).code == OpCode::k_transfer ? lg.stage(x) : g.op(r).stage), mine);
             }))
           continue;
         const TensorId made = add_like(lg, x, ".copy");

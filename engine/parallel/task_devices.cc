@@ -99,9 +99,6 @@ void TaskFormer::check_shares(const Mesh& mesh) const {
           "strategy '{}': shares of axis '{}' has {} rows of {}, expected {}",
           to_string(leaves_[staged_.value_or(0)].nest), axis.name, n / axis.size, axis.size,
           positions == 1 ? "one" : fmt::format("one, or {}: one for each position of the scopes around it", positions));
-    if (axis.ragged() && exact_)
-      throw invalid("exact mode: axis '{}' has shares that differ between groups; give all groups equal shares",
-                    axis.name);
     positions *= axis.size;
   }
 }

@@ -216,14 +216,24 @@ void TaskFormer::find_whole_micro_batches() {
   for (size_t m = 0; m < physical_; ++m)
     for (const auto& uses : stage_axes_[m].uses)
       for (size_t a = 0; a < uses.size(); ++a) look(outer_.axes.size() + place_[m][a], uses[a]);
+  const auto any_mesh = [&](auto holds) { return std::any_of(out_.meshes.begin(), out_.meshes.end(), holds); };
   for (size_t a = 0; a < axes; ++a) {
-    const bool differs = std::any_of(out_.meshes.begin(), out_.meshes.end(), [&](const Mesh& mesh) {
+    if (!out_.by_micro_batch[a]) continue;
+    const bool differs = any_mesh([&](const Mesh& mesh) {
       return mesh.axes[a].size != out_.meshes[0].axes[a].size || mesh.axes[a].shares != out_.meshes[0].axes[a].shares;
     });
-    if (!out_.by_micro_batch[a] || (!split[a] && !differs)) continue;
-    const char* why = split[a] ? "share their devices with a split, which needs all of them for every micro-batch"
-                               : "differ between the stages of a pipeline, which passes on every micro-batch";
-    const char* instead = split[a] ? "put the split inside the replica" : "put the replica around the pipeline";
+    const bool uneven = any_mesh([&](const Mesh& mesh) {
+      bool inside = exact_ && mesh.axes[a].has_gaps();
+      for (size_t b = 0; b < a; ++b) inside |= mesh.axes[b].size > 1 && !out_.by_micro_batch[b];
+      return inside && mesh.axes[a].ragged();
+    });
+    if (!split[a] && !differs && !uneven) continue;
+    const char* why = split[a]  ? "share their devices with a split, which needs all of them for every micro-batch"
+                      : differs ? "differ between the stages of a pipeline, which passes on every micro-batch"
+                                : "have shares that differ between groups that need every micro-batch";
+    const char* instead = split[a]  ? "put the split inside the replica"
+                          : differs ? "put the replica around the pipeline"
+                                    : "give all groups equal shares";
     std::string path;
     for (TaskGraph& task : out_.tasks) {
       if (task.roles[a] != AxisRole::kReplica) continue;
@@ -238,6 +248,17 @@ void TaskFormer::find_whole_micro_batches() {
     out_.by_micro_batch[a] = 0;
     out_.notes.push_back(fmt::format(
         "Exact mode: replicas ({}) {}, so each computes all of them; {} to share the work.", path, why, instead));
+  }
+  if (!exact_) return;
+  for (const Mesh& mesh : out_.meshes) {
+    bool replicas = false;  // outside, of which each adds up the nodes of all
+    for (size_t a = 0; a < axes; ++a) {
+      if (replicas && mesh.axes[a].ragged() && !out_.by_micro_batch[a])
+        throw invalid(
+            "exact mode: axis '{}' of '{}' has shares that differ between replicas; give all of them equal shares",
+            mesh.axes[a].name, out_.strategy);
+      replicas |= out_.by_micro_batch[a] && mesh.axes[a].size > 1;
+    }
   }
 }
 

@@ -101,7 +101,9 @@ int64_t ragged(std::vector<std::string>& levels, const std::vector<int64_t>& cou
     devices += members;
     rows += fmt::format("{}[{}]", g ? "," : "", shares_of(members, dice));
   }
-  levels[at] = fmt::format("{}({}, shares=[{}])", dice.coin() ? "split" : "replica", counts[at], rows);
+  const bool split = dice.coin(), whole = !split && dice.below(10) == 0;
+  levels[at] = fmt::format("{}({}, shares=[{}]{})", split ? "split" : "replica", counts[at], rows,
+                           whole ? ", by=micro_batch" : "");
   return devices;
 }
 
