@@ -207,7 +207,7 @@ TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
 
 TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
   const auto at = key(id, static_cast<size_t>(dtype), kCast, {});
-  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const std::string suffix = fmt::format(".{}", name_of(dtype));
   const TensorId made = like(id, suffix.c_str());
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
@@ -242,7 +242,7 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
   id = latest(id);
   if (cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
   const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
-  if (!fresh) return known->second;
+  if (!fresh) return latest(known->second);
   const TensorId made =
       bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
              merged({{{"group", static_cast<int64_t>(axis) - 1},
@@ -255,7 +255,7 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
 
 TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
   const auto at = key(id, axis, kGather - 1 - use, {});
-  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   if (cut_apart(id, axis)) {
     id = sum_in_groups(id, axis);
     return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
@@ -277,7 +277,7 @@ TensorId BridgeBuilder::slice(TensorId id, size_t axis, const AxisLayout& to) {
 
 TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to) {
   const auto at = key(id, axis, kExchange, to);
-  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   if (cut_apart(id, axis)) {
     id = sum_in_groups(id, axis);
     return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
@@ -294,7 +294,7 @@ TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to)
 
 TensorId BridgeBuilder::halo(TensorId id, size_t axis, const AxisLayout& to) {
   const auto at = key(id, axis, kHalo, to);
-  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   id = sum_in_groups(id, axis);
   return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
 }
@@ -304,7 +304,7 @@ TensorId BridgeBuilder::rearrange(TensorId id, Layout to) {
   for (size_t a = 1; a < out.axes(); ++a)
     if (to.axes[a].placement == Placement::kPartial) to.axes[a] = out.at(id, a);
   for (const auto& [from, made] : moves_)
-    if (from == id && out.layouts[static_cast<size_t>(made)] == to) return made;
+    if (from == id && out.layouts[static_cast<size_t>(made)] == to) return latest(made);
   const TensorId made = bridge(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);
   out.layouts[static_cast<size_t>(made)] = to;
   moves_.emplace_back(id, made);
@@ -313,7 +313,7 @@ TensorId BridgeBuilder::rearrange(TensorId id, Layout to) {
 
 TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {
   const auto at = key(id, static_cast<size_t>(stage), kMove, {});
-  if (const auto known = made_.find(at); known != made_.end()) return known->second;
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
   Layout& layout = out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
   for (size_t a = 1; a < out.axes(); ++a)

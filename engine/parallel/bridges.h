@@ -1,5 +1,5 @@
 // The layout graph under construction: appending ops with their regions, and the bridges (semantics.md section 4), each
-// made once.
+// made once. Who asks for one again gets what it has become: a part of a sum may have been reduced since.
 #pragma once
 
 #include <map>

@@ -20,6 +20,10 @@ OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId nu
   if (a == kTime) return largest_cut(op, factors, a);
   if (b_.out.by_micro_batch(a)) {
     if (number != kNone && samples_[static_cast<size_t>(number)].present()) return {};
+    // Replicas are in different micro-batches: what belongs to one is not cut between them.
+    if (std::any_of(op.inputs.begin(), op.inputs.end(),
+                    [&](TensorId x) { return x != kNone && b_.out.time_varies(x); }))
+      return {};
     const OpCut cut = largest_cut(op, factors, a);
     return options_.exact && cut.present() && !is_map(factors.list[static_cast<size_t>(cut.factor)]) ? OpCut{} : cut;
   }

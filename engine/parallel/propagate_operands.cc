@@ -118,7 +118,7 @@ TensorId Propagator::whole_in_time(const Op& op, TensorId id) {
 
 TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
   const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state, want.window);
-  if (const auto known = slices_.find(key); known != slices_.end()) return known->second;
+  if (const auto known = slices_.find(key); known != slices_.end()) return b_.latest(known->second);
   TensorId out = kNone;
   const OpId producer = b_.producer(id);
   if (!want.window.present() && is_free(id, want.digit, 0, a)) {
