@@ -122,6 +122,8 @@ TEST_CASE("cpu elementwise: every op, odd sizes") {
       compare(OpCode::k_div, {}, {t(dims), positive(t(dims))}, tolerance);
       compare(OpCode::k_pow, {}, {positive(t(dims)), t(dims)}, tolerance);
       compare(OpCode::k_accumulate, {}, {t(dims), t(dims)}, tolerance);
+      for (const char* combine : {"max", "min"})
+        compare(OpCode::k_accumulate, {{"combine", std::string(combine)}}, {t(dims), t(dims)}, tolerance);
     }
   }
 }

@@ -189,6 +189,7 @@ TEST_CASE("cpu: f64 statistics reach the parameters") {
   compare(OpCode::k_cast, {{"dtype", std::string("f32")}}, {sums}, 1e-7);
   compare(OpCode::k_cast, {{"dtype", std::string("bf16")}}, {sums}, 1e-2);
   compare(OpCode::k_accumulate, {}, {sums, sums}, 0);
+  compare(OpCode::k_accumulate, {{"combine", std::string("max")}}, {sums, sums}, 0);
 }
 
 TEST_CASE("cpu device: what it cannot do names op, types and device") {

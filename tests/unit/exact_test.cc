@@ -154,6 +154,28 @@ TEST_CASE("exact mode: replicas that have no micro-batch, or cannot share them, 
   CHECK(noted("ref:3", exactly("pipeline(2, micro_batches=2) > replica", 2), "differ between the stages"));
 }
 
+TEST_CASE("maxima and minima over micro-batches, exact or not") {
+  for (const OpCode code : {OpCode::k_reduce_max, OpCode::k_reduce_min}) {
+    small::Model m = small::mlp(7);
+    m.g.outputs = {{"logits", m.op(code, {m.g.outputs[0].tensor}, {{"axes", std::vector<int64_t>{0}}})}};
+    for (const std::string kind : {"ref", "cpu"})
+      for (const bool exact : {false, true}) {
+        CompileOptions options = exactly("replica", 3);
+        options.exact = exact;
+        const small::Trained one = small::train(m, kind + ":1", {.strategy = "local"}, 3);
+        for (const Case& c : {Case{":1", "replica"}, Case{":3", "replica(3, shares=[1,0,2])"}, Case{":2", "split(2)"},
+                              Case{":2", "replica(2, by=micro_batch)"}, Case{":2", "pipeline(2, micro_batches=3)"}}) {
+          CAPTURE(kind);
+          CAPTURE(c.strategy);
+          options.strategy = c.strategy;
+          const small::Trained other = small::train(m, kind + c.devices, options, 3);
+          REQUIRE(other.logits.size() == 3);
+          for (size_t i = 0; i < 3; ++i) CHECK(other.logits[i] == doctest::Approx(one.logits[i]).epsilon(1e-5));
+        }
+      }
+  }
+}
+
 TEST_CASE("exact mode: split cuts are a part of the program, replicas around them are not") {
   const small::Model gpt = small::gpt(8, OptimizerKind::kAdamW, 2);
   const small::Trained one = small::train(gpt, "ref:2", exactly("split(2)", 4), 3, 32);
