@@ -5,6 +5,7 @@
 #include "plan/program_builder.h"
 
 namespace whale {
+
 // The neutral value in the place of a partial result of no samples.
 void ProgramBuilder::emit_identity(const Op& op, size_t output) {
   const TensorId id = op.outputs[output];
