@@ -103,7 +103,15 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
     std::vector<int> partial;
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (place(op.inputs[i]) == Placement::kPartial) partial.push_back(static_cast<int>(i));
-    const bool passes = std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
+    // The smaller of two that are smallest in parts is smallest in parts: a bridge between ragged groups.
+    const bool same =
+        partial.size() == op.inputs.size() && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
+          const Combine combine = g.at(id, a).combine;
+          return (op.code == OpCode::k_maximum && combine == Combine::kMax) ||
+                 (op.code == OpCode::k_minimum && combine == Combine::kMin);
+        });
+    const bool passes =
+        same || std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!partial.empty() && !passes) fail(g, op, a, "a partial value enters an op that is not linear in it");
     for (const TensorId id : op.outputs)
       if (id != kNone && (place(id) == Placement::kPartial) != !partial.empty())

@@ -35,7 +35,12 @@ OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId nu
       if (const OpCut cut = cut_of_state(op, factors, a); cut.present()) return cut;
     return largest_cut(op, factors, a);
   }
-  if (number != kNone && op.phase == Phase::kForward) return cuts_[a][static_cast<size_t>(number)];
+  if (number != kNone && op.phase == Phase::kForward) {
+    const OpCut& planned = cuts_[a][static_cast<size_t>(number)];
+    // State may have cut an operand along an axis outside in a way that was not foreseen.
+    if (!planned.present() || fits(op, factors.list[static_cast<size_t>(planned.factor)], planned.sub, a))
+      return planned;
+  }
   return cheapest_cut(op, factors, a);
 }
 
