@@ -454,7 +454,7 @@ typedef struct whale_session_options {
   uint64_t seed;           /* of initializers and random ops */
   int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
   int32_t threads;         /* per CPU device; 0: its share of the cores */
-  double loss_scale;       /* precision f16: of the first step; 0: 65536. Other precisions ignore it */
+  double loss_scale;       /* precision f16: of the first step; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* steps without an overflow until it doubles; 0: 2000 */
 } whale_session_options;
 #define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0}
