@@ -33,11 +33,13 @@ bool Propagator::is_spread(TensorId id) {
 
 TensorId Propagator::at_stage(TensorId id, const Op& reader) {
   id = b_.latest(id);
-  if (same_devices(b_.out.stage(id), reader.stage)) {
+  const TensorKind kind = g().tensor(id).kind;
+  // What a later chunk of these devices was fed first is not there yet.
+  const bool fed_later = kind == TensorKind::kInput && b_.out.stage(id) > reader.stage;
+  if (same_devices(b_.out.stage(id), reader.stage) && !fed_later) {
     // Another chunk of the same devices runs at another time.
     return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
   }
-  const TensorKind kind = g().tensor(id).kind;
   if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
     const bool fresh = !input_forms_.contains({id, reader.stage});
     const TensorId form = b_.input_form(id, reader.stage, false);
