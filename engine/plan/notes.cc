@@ -65,4 +65,17 @@ std::vector<std::string> notes_of(const Plan& plan) {
   return notes;
 }
 
+std::string idle_note(const TaskGraphs& tasks, int64_t micro_batches, bool exact) {
+  int64_t replicas = 1;
+  for (size_t a = 0; a < tasks.by_micro_batch.size(); ++a)
+    if (tasks.by_micro_batch[a]) replicas *= tasks.meshes[0].axes[a].size;
+  if (replicas <= micro_batches) return "";
+  const std::string who = exact ? fmt::format("Exact mode: {} replicas take whole micro-batches", replicas)
+                                : fmt::format("{} replicas take whole micro-batches (by=micro_batch)", replicas);
+  const std::string what = micro_batches == 1 ? "there is one, which each of them computes"
+                                              : fmt::format("there are {}, so {} of them have nothing to do",
+                                                            micro_batches, replicas - micro_batches);
+  return fmt::format("{}; {}: plan with accumulation {} or more to share the work.", who, what, replicas);
+}
+
 }  // namespace whale

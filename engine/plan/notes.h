@@ -5,10 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "parallel/task_graph.h"
 #include "plan/plan.h"
 
 namespace whale {
 
 std::vector<std::string> notes_of(const Plan& plan);
+// Replicas of whole micro-batches may be more than these; empty: they are not.
+std::string idle_note(const TaskGraphs& tasks, int64_t micro_batches, bool exact);
 
 }  // namespace whale

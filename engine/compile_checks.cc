@@ -1,0 +1,86 @@
+#include "compile_checks.h"
+
+#include "base/error.h"
+#include "cluster/devices.h"
+
+namespace whale {
+namespace {
+
+void check_zero(const CompileOptions& options) {
+  if (options.zero < 0 || options.zero > 3) throw invalid("ZeRO level {}, expected 0 (none), 1, 2 or 3", options.zero);
+  if (options.zero == 0 && options.update != UpdateForm::kSliced && !options.state_shares.empty())
+    throw invalid(
+        "{} shares of state are given without ZeRO or sliced updates, which alone cut state over replicas; plan with "
+        "zero 1, 2 or 3 or update sliced, or leave them out",
+        options.state_shares.size());
+}
+
+void check_accumulation(const CompileOptions& options, int64_t micro_batches) {
+  if (options.accumulation > 1 && options.accumulation != micro_batches)
+    throw invalid(
+        "accumulation {} is asked for, and the pipeline has micro_batches={}: they are the same; leave one out",
+        options.accumulation, micro_batches);
+}
+
+void check_gradients(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks) {
+  if (const auto dtype = options.gradient_dtype)
+    if (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)
+      throw invalid("gradients summed in {}, expected f32, bf16 or f16", name_of(*dtype));
+  if (options.exact && (options.adasum || options.gradient_dtype))
+    throw invalid("exact mode with {}: results would depend on the number of replicas; leave one out",
+                  options.adasum ? "Adasum" : "a gradient dtype");
+  if (!options.adasum) return;
+  if (options.gradient_dtype)
+    throw unimplemented("Adasum with gradient dtype {}: its products need the gradients as they are; leave one out",
+                        name_of(*options.gradient_dtype));
+  if (source.training.optimizer.lazy)
+    throw unimplemented("Adasum with lazy updates: rows of tables are no gradients of one shape; leave one out");
+  for (const TaskGraph& task : tasks.tasks)
+    for (const Mesh& mesh : tasks.meshes)
+      for (size_t a = 0; a < mesh.axes.size(); ++a)
+        if (mesh.axes[a].size > 1 && task.roles[a] != AxisRole::kReplica)
+          throw unimplemented(
+              "Adasum with a split over {} devices ('{}'): its products are over whole parameters, which no device "
+              "has; "
+              "use replica and pipeline alone",
+              mesh.axes[a].size, mesh.axes[a].name);
+}
+
+void check_forms(const CompileOptions& options) {
+  if (options.matmul_chunks < 0)
+    throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
+  if (options.exact && (options.matmul_chunks > 1 || options.update == UpdateForm::kSliced))
+    throw invalid(
+        "exact mode promises the bits of every other plan, so its products are whole and so are its updates: leave out "
+        "exact, or matmul_chunks and the sliced update");
+}
+
+}  // namespace
+
+void check_options(const CompileOptions& options) {
+  check_zero(options);
+  check_forms(options);
+}
+
+void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches) {
+  check_gradients(options, source, tasks);
+  check_recompute(options, tasks);
+  check_accumulation(options, micro_batches);
+}
+
+void check_recompute(const CompileOptions& options, const TaskGraphs& tasks) {
+  if (const size_t n = options.stage_recompute.size(); n > 0 && n != tasks.stages())
+    throw invalid("{} recompute policies for {} stage(s): give one for all, or one for each stage in the model's order",
+                  n, tasks.stages());
+}
+
+void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {
+  if (devices.empty()) throw invalid("the device list is empty, expected at least one device such as cpu:1");
+  if (source.training.precision != Precision::kFloat64) return;
+  for (const DeviceSpec& d : devices)
+    if (d.kind != DeviceKind::kRef && d.kind != DeviceKind::kNull)
+      throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d),
+                    devices.size());
+}
+
+}  // namespace whale
