@@ -304,18 +304,24 @@ std::unique_ptr<Kernel> bind_reduce(const KernelSpec& spec, CpuDevice& device) {
   return bind_integer(spec, fold);
 }
 
-template <class T, float (*value)(T)>
+struct AsItIs {
+  template <class T>
+  T operator()(T x) const {
+    return x;
+  }
+};
+struct Widened {
+  float operator()(uint16_t x) const { return bf16_to_float(x); }
+};
+
+template <class T, class Value = AsItIs>
 void argmax_rows(const Operand& x, const Operand& y, AxisView v, int64_t first, int64_t last) {
+  constexpr Value value;
   for (int64_t r = first; r < last; ++r) {
     const T* p = static_cast<const T*>(x.data) + r / v.inner * v.extent * v.inner + r % v.inner;
     int64_t best = 0;
-    for (int64_t e = 1; e < v.extent; ++e) {
-      if constexpr (value == nullptr) {
-        if (p[e * v.inner] > p[best * v.inner]) best = e;
-      } else {
-        if (value(p[e * v.inner]) > value(p[best * v.inner])) best = e;
-      }
-    }
+    for (int64_t e = 1; e < v.extent; ++e)
+      if (value(p[e * v.inner]) > value(p[best * v.inner])) best = e;
     if (y.dtype == DType::kI64)
       static_cast<int64_t*>(y.data)[r] = best;
     else
@@ -329,17 +335,17 @@ std::unique_ptr<Kernel> bind_argmax(const KernelSpec& spec, CpuDevice& device) {
   using Rows = void (*)(const Operand&, const Operand&, AxisView, int64_t, int64_t);
   Rows f = nullptr;
   if (x.dtype == DType::kF32)
-    f = argmax_rows<float, nullptr>;
+    f = argmax_rows<float>;
   else if (x.dtype == DType::kBF16)
-    f = argmax_rows<uint16_t, bf16_to_float>;
+    f = argmax_rows<uint16_t, Widened>;
   else if (x.dtype == DType::kI32)
-    f = argmax_rows<int32_t, nullptr>;
+    f = argmax_rows<int32_t>;
   else if (x.dtype == DType::kI64)
-    f = argmax_rows<int64_t, nullptr>;
+    f = argmax_rows<int64_t>;
   else if (x.dtype == DType::kI8)
-    f = argmax_rows<int8_t, nullptr>;
+    f = argmax_rows<int8_t>;
   else
-    f = argmax_rows<uint8_t, nullptr>;
+    f = argmax_rows<uint8_t>;
   const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, v.extent));
   return make_kernel(0, [=, threads = device.threads()](char*) {
     parallel_for(threads, v.outer * v.inner, least, [&](int64_t b, int64_t e) { f(x, y, v, b, e); });
