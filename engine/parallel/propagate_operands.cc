@@ -121,7 +121,16 @@ TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayou
   if (const auto known = slices_.find(key); known != slices_.end()) return b_.latest(known->second);
   TensorId out = kNone;
   const OpId producer = b_.producer(id);
-  if (!want.window.present() && is_free(id, want.digit, 0, a)) {
+  // Made again it must be cut as it was along the axes before, which have been settled.
+  const auto kept = [&] {
+    for (size_t b = 0; b < a; ++b)
+      if (placement(id, b) == Placement::kShard &&
+          compatible(g().tensor(id).dims, b_.out.at(id, b).digit, want.digit) &&
+          !cut_of_result(g().op(producer), b_.out.at(id, b).digit, b).present())
+        return false;
+    return true;
+  };
+  if (!want.window.present() && is_free(id, want.digit, 0, a) && kept()) {
     out = produce_cut(id, a, want);
   } else if (a == kTime && producer != kNone && g().op(producer).code == OpCode::k_transfer) {
     // Cut where it is made, and sent piece by piece.
