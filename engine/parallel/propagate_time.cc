@@ -28,16 +28,11 @@ void Propagator::hoist_operands(Op& op) {
 
 namespace {
 
-[[noreturn]] void refuse_mixed(const Graph& g, const Op& user, const Op& source, TensorId id, int64_t micro_batches) {
-  const bool stats = source.code == OpCode::k_batch_stats || user.code == OpCode::k_batch_norm_apply;
+[[noreturn]] void refuse_mixed(const Graph& g, const Op& user, TensorId id, int64_t micro_batches) {
   throw invalid(
       "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more "
-      "than a part of them is there. Plan with one micro-batch (accumulation 1){}",
-      user.name, def(user.code).name, g.tensor(id).name, micro_batches,
-      stats ? fmt::format(", or set the attribute 'groups' of the batch norm to {} (or a multiple), so that a "
-                          "micro-batch is a union of whole groups (it is 1)",
-                          micro_batches)
-            : std::string())
+      "than a part of them is there. Plan with one micro-batch (accumulation 1)",
+      user.name, def(user.code).name, g.tensor(id).name, micro_batches)
       .at_op(user.name)
       .at_scope(g.scope_path(user.scope));
 }
@@ -61,7 +56,7 @@ TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
   const OpId producer = b_.producer(id);
   const Op source = producer == kNone ? Op{} : g().op(producer);
   if (producer == kNone || depends_on_variable(id) || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp))
-    refuse_mixed(g(), user, source, id, micro_batches());
+    refuse_mixed(g(), user, id, micro_batches());
   if (const auto [parts, along] = b_.summed(id); parts != kNone) {
     const TensorId x = whole(user, parts, depth + 1);
     return placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;
