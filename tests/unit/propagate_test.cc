@@ -141,7 +141,7 @@ TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
   CHECK(count_op->region == Region::kPrologue);
 }
 
-TEST_CASE("statistics of the batch with micro-batches name the attribute that would permit it") {
+TEST_CASE("statistics of the batch with micro-batches are refused with what to do") {
   const std::string message = message_of([] { laid_out(small::resnet(), 2, 1); });
   CHECK_MESSAGE(has(message, "groups"), message);
 }
