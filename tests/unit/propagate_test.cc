@@ -143,7 +143,7 @@ TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
 
 TEST_CASE("statistics of the batch with micro-batches are refused with what to do") {
   const std::string message = message_of([] { laid_out(small::resnet(), 2, 1); });
-  CHECK_MESSAGE(has(message, "groups"), message);
+  CHECK_MESSAGE(has(message, "accumulation 1"), message);
 }
 
 TEST_CASE("a nonlinear use of a batch reduction before the loss is an error with micro-batches only") {
