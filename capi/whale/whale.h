@@ -391,7 +391,7 @@ typedef struct whale_plan_options {
   int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
   int32_t no_fusion;       /* 1: no fusion groups, for comparison */
   int32_t zero;            /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too */
-  const double *state_shares; /* of what ZeRO cuts, a weight per replica; NULL: equal */
+  const double *state_shares; /* of state that ZeRO or sliced updates cut, a weight per replica; NULL: equal */
   size_t state_share_count;
   int32_t recompute;       /* whale_recompute: activations computed again for the backward pass instead of kept */
   int32_t gradient_dtype;  /* whale_dtype + 1 that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
@@ -455,7 +455,7 @@ typedef struct whale_session_options {
   int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
   int32_t threads;         /* per CPU device; 0: its share of the cores */
   double loss_scale;       /* precision f16: of the first step; 0: 65536. An error with other precisions */
-  int64_t loss_scale_growth; /* steps without an overflow until it doubles; 0: 2000 */
+  int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
 } whale_session_options;
 #define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0}
 

@@ -17,6 +17,9 @@ class AllGather final : public Member {
     offer_.stretches = &stretches_;
     for (size_t i = 0; i < spec.in.size(); ++i) {
       const Operand& whole = spec.out[i];
+      if (whole.dtype != offer_.dtype || spec.in[i].dtype != offer_.dtype)
+        throw internal("a bucket of an all-gather holds {}, {} and {}; one type is allowed", name_of(offer_.dtype),
+                       name_of(whole.dtype), name_of(spec.in[i].dtype));
       const int64_t n = element_count(whole.dims);
       stretches_.push_back({static_cast<char*>(spec.in[i].data), offer_.elements, offer_.elements + n});
       offer_.elements += n;

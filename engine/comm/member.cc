@@ -55,10 +55,12 @@ Rows rows_of(const Operand& tensor, const Digit& digit) {
     throw internal("a collective names the digit ({}, {}, {}) of a tensor {}", digit.dim, digit.outer, digit.inner,
                    to_string(dims));
   const size_t dim = static_cast<size_t>(digit.dim);
-  if (dims[dim] % (digit.outer * digit.inner) != 0)
+  if (dims[dim] > 0 && (digit.outer > dims[dim] || digit.inner > dims[dim] / digit.outer ||
+                        dims[dim] % (digit.outer * digit.inner) != 0))
     throw internal("a collective names the digit ({}, {}, {}), which dimension {} of {} does not have", digit.dim,
                    digit.outer, digit.inner, dim, to_string(dims));
-  Rows r{digit.outer, dims[dim] / (digit.outer * digit.inner), digit.inner * size_of(tensor.dtype)};
+  const int64_t extent = dims[dim] == 0 ? 0 : dims[dim] / (digit.outer * digit.inner);
+  Rows r{digit.outer, extent, digit.inner * size_of(tensor.dtype)};
   for (size_t d = 0; d < dim; ++d) r.rows *= dims[d];
   for (size_t d = dim + 1; d < dims.size(); ++d) r.unit *= dims[d];
   return r;

@@ -102,16 +102,17 @@ class ReduceScatter final : public Member {
     element_bytes_ = size_of(offer_.dtype);
     for (size_t i = 0; i < spec.in.size(); ++i) {
       const Operand& whole = spec.in[i];
-      if (whole.dtype != offer_.dtype)
-        throw internal("a bucket of a reduce-scatter holds {} and {}; one type is allowed", name_of(offer_.dtype),
-                       name_of(whole.dtype));
+      if (whole.dtype != offer_.dtype || spec.out[i].dtype != offer_.dtype)
+        throw internal("a bucket of a reduce-scatter holds {}, {} and {}; one type is allowed", name_of(offer_.dtype),
+                       name_of(whole.dtype), name_of(spec.out[i].dtype));
       const int64_t n = element_count(whole.dims);
       stretches_.push_back({static_cast<char*>(whole.data), offer_.elements, offer_.elements + n});
       offer_.elements += n;
       if (n == 0) continue;
       const DigitCuts cut = cuts_of(spec, i);
-      const Piece piece{i, static_cast<char*>(spec.out[i].data), rows_of(whole, cut.digit), cut.cuts.at(rank)};
-      check_cuts(cut.cuts, size(), piece.all.extent);
+      const Rows all = rows_of(whole, cut.digit);
+      check_cuts(cut.cuts, size(), all.extent);
+      const Piece piece{i, static_cast<char*>(spec.out[i].data), all, cut.cuts[rank]};
       if (element_count(spec.out[i].dims) * element_bytes_ != piece.all.rows * piece.cut.size() * piece.all.unit)
         throw internal("a reduce-scatter's result has {} elements, its cut [{}, {}) another number",
                        element_count(spec.out[i].dims), piece.cut.begin, piece.cut.end);

@@ -32,12 +32,15 @@ int64_t local_extent(const OpView& v, Digit& d, const char* name = "digit", int 
   if (given[at] < 0 || given[at] >= rank_of(v, i) || d.outer < 1 || d.inner < 1)
     throw invalid("attribute '{}' is {}, which x {} does not have", name, to_string(given), to_string(in_dims(v, i)));
   const int64_t whole = in_dims(v, i)[static_cast<size_t>(d.dim)];
-  if (whole % (d.outer * d.inner))
+  if (whole > 0 && (d.outer > whole || d.inner > whole / d.outer || whole % (d.outer * d.inner)))
     throw invalid("dimension {} of x {} is no multiple of {} * {}", d.dim, to_string(in_dims(v, i)), d.outer, d.inner);
-  return whole / (d.outer * d.inner);
+  return whole == 0 ? 0 : whole / (d.outer * d.inner);
 }
 TensorType resized(const OpView& v, const Digit& d, int64_t extent, int i = 0) {
+  constexpr int64_t kMost = int64_t{1} << 48;
   TensorType t = in(v, i);
+  if (d.outer > kMost || d.inner > kMost / d.outer || extent > kMost / (d.outer * d.inner))
+    throw invalid("a digit of {} x {} x {} is too large", d.outer, extent, d.inner);
   t.dims[static_cast<size_t>(d.dim)] = d.outer * extent * d.inner;
   return t;
 }

@@ -51,6 +51,8 @@ class Slicer {
         break;
       }
     }
+    if (chosen.empty() && always_)
+      lg_.notes.push_back("No update can run on slices: no replicas sum a gradient that the update alone reads.");
     if (chosen.empty() || (!always_ && saved < kWorthwhile)) return;
     for (const Candidate& c : chosen) slice(c);
     compact(g_, {});

@@ -3,7 +3,6 @@
 // heads, vocabulary and experts; no op is known by name.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 

@@ -119,9 +119,11 @@ void TaskFormer::make_meshes() {
     for (const MeshAxis& axis : outer_.axes) pipelines *= axis.size;
     // Position by position; where groups are of different sizes, nobody is at some of them.
     bool fits = true;
-    int64_t group = 0;
+    int64_t group = 0, wanted = 0;  // by the scopes inside
     for (int64_t p = 0, k = 0; p < pipelines && fits; ++p) {
       int64_t next = 0;
+      wanted = 0;
+      for (int64_t at = k; at < k + size / pipelines; ++at) wanted += mesh.has_position(at);
       for (const int64_t end = k + size / pipelines; k < end && fits; ++k) {
         const bool there = mesh.has_position(k);
         fits = !there || (next < stage_devices_[s] && group < devices_ / sum);
@@ -136,7 +138,7 @@ void TaskFormer::make_meshes() {
           leaves_[staged_.value_or(0)].nest, leaves_[staged_.value_or(0)].path,
           fmt::format("gives stage {} {} device(s), the scopes inside use {}; put replica or split into the stage, or "
                       "change the number of devices ({})",
-                      s, stage_devices_[s], size / pipelines, devices_));
+                      s, stage_devices_[s], wanted, devices_));
     offset += stage_devices_[s];
     out_.meshes.push_back(std::move(mesh));
   }

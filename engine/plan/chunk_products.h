@@ -1,7 +1,7 @@
 // Products in chunks of rows that overlap with their collective (CoCoNeT): of `matmul -> all_reduce` or `matmul ->
 // reduce_scatter` the collective of a chunk runs beside the product of the next; of `all_gather -> matmul` the product
 // of a chunk beside the gather of the next. Chunks are parts of the buffers that were there: nothing is copied, and
-// rows of a product do not depend on each other, so that no bit changes.
+// rows of a product do not depend on each other; bits stay where its kernel does not depend on their number.
 #pragma once
 
 #include "plan/program_builder.h"

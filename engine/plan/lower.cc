@@ -320,7 +320,10 @@ class Lowerer {
   }
 
   void note(const ChunkReport& r) const {
-    if (!low_.options.notes || r.products == 0) return;
+    if (!low_.options.notes) return;
+    if (r.products == 0 && low_.options.matmul_chunks > 1)
+      low_.options.notes->push_back("No product runs in chunks: none stands beside a collective that overlaps.");
+    if (r.products == 0) return;
     low_.options.notes->push_back(
         fmt::format("{} product(s) run in {} chunks beside their collectives: {}.", r.products, r.chunks,
                     low_.options.matmul_chunks

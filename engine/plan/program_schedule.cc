@@ -80,7 +80,6 @@ void ProgramBuilder::schedule_pipeline() {
   std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
   for (const WorkItem& item : order) ++left[{chunk_of(item), item.micro_batch}];
   std::map<std::pair<int, int>, int> alive = {};
-  std::vector<int> started;
   for (const WorkItem& item : order) {
     const std::pair<int, int> at{chunk_of(item), item.micro_batch};
     alive[at] = 1;

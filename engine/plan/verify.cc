@@ -40,12 +40,12 @@ void check_buffers(const Context& c) {
       if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone)
         c.fail(fmt::format("buffer '{}': bad alias", b.name));
       const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
-      if (b.at < 0 || b.at > s.bytes - b.bytes || (in_arena(s) && b.offset != s.offset))
+      if (b.at < 0 || b.at > s.bytes - b.bytes || b.at % size_of(b.dtype) || (in_arena(s) && b.offset != s.offset))
         c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
       if (b.slots != s.slots) c.fail(fmt::format("buffer '{}' and its storage '{}' have other slots", b.name, s.name));
       if (b.memory != s.memory)
         c.fail(fmt::format("buffer '{}' and its storage '{}' are in two memories", b.name, s.name));
-      if (in_arena(s) != in_arena(b) || (s.kind == BufferKind::kVariable && (b.kind != s.kind || b.ref != s.ref)))
+      if (in_arena(s) != in_arena(b) || (!in_arena(s) && (b.kind != s.kind || b.ref != s.ref)))
         c.fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
     }
     if (b.alias == kNone && b.at != 0) c.fail(fmt::format("buffer '{}' lies inside of nothing", b.name));
@@ -64,6 +64,8 @@ void check_buffers(const Context& c) {
                          c.plan.variables[static_cast<size_t>(b.ref)].name));
     if (b.kind == BufferKind::kInput && !inside(b.ref, c.entry.inputs))
       c.fail(fmt::format("buffer '{}': no input {}", b.name, b.ref));
+    if (b.kind == BufferKind::kStep && element_count(b.dims) != 1)
+      c.fail(fmt::format("buffer '{}' of shape {} is a step scalar", b.name, to_string(b.dims)));
     if (b.kind == BufferKind::kStep && (b.ref < 0 || b.ref > static_cast<int32_t>(StepScalar::kLossScale)))
       c.fail(fmt::format("buffer '{}': no step scalar {}", b.name, b.ref));
   }
@@ -96,6 +98,7 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   const auto is_feed = i.kind == InstructionKind::kFeed, is_fetch = i.kind == InstructionKind::kFetch;
   if (static_cast<int>(i.stream) >= kStreams) c.fail(s, k, "no such stream");
   for (const BufferId b : i.in) {
+    if (b == kNone && i.kind == InstructionKind::kCollective) c.fail(s, k, "a collective without an operand");
     if (b == kNone) continue;
     if (!inside(b, p.buffers)) c.fail(s, k, fmt::format("operand {} does not exist", b));
     const Buffer& buffer = p.buffers[static_cast<size_t>(b)];

@@ -47,8 +47,14 @@ std::string collectives_of(const Program& p, int32_t group) {
     for (const Instruction& i : s.instructions) {
       if (i.kind != InstructionKind::kCollective || i.ref != group) continue;
       text += fmt::format("{} {}", static_cast<int>(i.op), i.name);
-      if (i.op == OpCode::k_all_reduce || i.op == OpCode::k_reduce_scatter)
-        for (const BufferId b : i.in) text += fmt::format(" {}", p.buffers[static_cast<size_t>(b)].bytes);
+      const bool gathers = i.op == OpCode::k_all_gather;
+      if (gathers || i.op == OpCode::k_all_reduce || i.op == OpCode::k_reduce_scatter)
+        for (const BufferId b : gathers ? i.out : i.in) {
+          const Buffer& whole = p.buffers[static_cast<size_t>(b)];
+          text += fmt::format(" {} {}", name_of(whole.dtype), to_string(whole.dims));
+        }
+      for (const char* cuts : {"cuts", "to_cuts"})
+        if (const auto at = i.attrs.find(cuts); at != i.attrs.end()) text += ' ' + to_string(at->second);
       text += ';';
     }
     texts.push_back(std::move(text));

@@ -184,21 +184,23 @@ void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, con
 void check_overwritten(const VerifyContext& c) {
   const Program& p = c.program;
   for (const Segment& segment : p.segments) {
-    std::vector<int64_t> made(p.buffers.size(), -1);          // by which instruction of the segment
-    std::map<std::pair<BufferId, int64_t>, BufferId> latest;  // per storage and place in it
+    std::vector<int64_t> made(p.buffers.size(), -1);                    // by which instruction of the segment
+    std::map<std::tuple<BufferId, int64_t, int64_t>, BufferId> latest;  // per storage and place in it
+    const auto place = [&](BufferId b) {
+      const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+      return std::tuple(storage_of(p, b), buffer.at, buffer.bytes);
+    };
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       const Instruction& i = segment.instructions[k];
       for (const BufferId b : i.in) {
         if (b == kNone || made[static_cast<size_t>(b)] < 0) continue;
-        const BufferId now = latest.at({storage_of(p, b), p.buffers[static_cast<size_t>(b)].at});
-        if (now != b && p.buffers[static_cast<size_t>(now)].bytes == p.buffers[static_cast<size_t>(b)].bytes)
+        const BufferId now = latest.at(place(b));
+        if (now != b)
           c.fail(fmt::format("instruction {} of segment '{}' reads '{}', which became '{}' in place", k, segment.name,
                              p.buffers[static_cast<size_t>(b)].name, p.buffers[static_cast<size_t>(now)].name));
       }
       for (const BufferId b : i.out)
-        if (b != kNone)
-          made[static_cast<size_t>(b)] = static_cast<int64_t>(k),
-          latest[{storage_of(p, b), p.buffers[static_cast<size_t>(b)].at}] = b;
+        if (b != kNone) made[static_cast<size_t>(b)] = static_cast<int64_t>(k), latest[place(b)] = b;
     }
   }
 }

@@ -87,6 +87,53 @@ TEST_CASE("every number of a plan is checked") {
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kFetch).in.clear(); }), "fetch"));
 }
 
+TEST_CASE("parts of storages, step scalars and buckets of a plan are checked") {
+  CompileOptions options;
+  options.zero = 1;
+  const Plan good = compile(sample_graph(), parse_devices("ref:2"), options);
+  const auto error_of = [&](auto change) {
+    Plan plan = good;
+    for (Program& p : plan.entries[0].programs) change(p);
+    const std::vector<uint8_t> bytes = serialize(plan);
+    return message_of([&] { verify(deserialize(bytes.data(), bytes.size())); });
+  };
+  const auto collective = [](Program& p, OpCode code) -> Instruction& {
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions)
+        if (i.op == code) return i;
+    FAIL("the plan has no such collective");
+    return p.segments[0].instructions[0];
+  };
+  const auto buffer = [](Program& p, auto is) -> Buffer& {
+    const auto at = std::find_if(p.buffers.begin(), p.buffers.end(), is);
+    REQUIRE(at != p.buffers.end());
+    return *at;
+  };
+  CHECK(error_of([](Program&) {}) == "");
+  for (const OpCode code : {OpCode::k_all_reduce, OpCode::k_all_gather})
+    CHECK(has(error_of([&](Program& p) { collective(p, code).in[0] = kNone; }), "without an operand"));
+  CHECK(error_of([&](Program& p) {
+          collective(p, OpCode::k_all_gather).attrs["cuts"] = std::vector<int64_t>{0, 1};
+        }) != "");
+  const auto step = [](const Buffer& b) { return b.kind == BufferKind::kStep; };
+  CHECK(has(error_of([&](Program& p) {
+              Buffer& b = buffer(p, step);
+              b.dims = {2};
+              b.bytes = 2 * size_of(b.dtype);
+            }),
+            "a scalar"));
+  CHECK(has(error_of([&](Program& p) {
+              Buffer& variable = buffer(p, [](const Buffer& b) { return b.kind == BufferKind::kVariable; });
+              variable.alias = static_cast<BufferId>(&buffer(p, step) - p.buffers.data());
+            }),
+            "storage"));
+  CHECK(has(error_of([&](Program& p) {
+              Buffer& b = buffer(p, [](const Buffer& x) { return x.alias != kNone && x.bytes >= 4; });
+              b.at = 1;
+            }),
+            "fit its storage"));
+}
+
 TEST_CASE("a graph is not a plan, half a plan is none") {
   const std::vector<uint8_t> graph = serialize(sample_graph());
   CHECK_THROWS_WITH_AS((void)deserialize(graph.data(), graph.size()), doctest::Contains("plan it for devices first"),

@@ -114,7 +114,7 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets");
   command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
       ->check(CLI::Range(0, 3));
-  command.add_option("--state-shares", a.state_shares, "of what ZeRO cuts: a weight per replica, joined by commas")
+  command.add_option("--state-shares", a.state_shares, "of state that is cut: a weight per replica, joined by commas")
       ->delimiter(',')
       ->allow_extra_args(false);
   command

@@ -89,7 +89,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
 
     strategy: of unannotated ops, replaces the graph's. fetch: names that steps will fetch besides the graph's outputs;
     ``"grad:PARAMETER"`` is a gradient. accumulation: micro-batches a step, 0: the graph's. zero: 1 cuts optimizer state over
-    replicas, 2 gradients too, 3 parameters too, by ``state_shares`` (a weight per replica; default equal). recompute:
+    replicas, 2 gradients too, 3 parameters too, by ``state_shares`` (a weight per replica; default equal; of sliced updates too). recompute:
     ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass; a list: of each pipeline
     stage. gradient_dtype: what gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
     of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. offload: what waits in the host's memory,
