@@ -157,7 +157,7 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
           continue;
         int operands = 0;
         for (const BufferId b : i.in) operands += b != kNone && storage_of(p, b) == from;
-        if (operands > 1 || b_in.dims.size() == 0) continue;
+        if (operands > 1 || b_in.dims.empty()) continue;
         share(p, out, from);
         life.last = mine.last;
         mine = {};
