@@ -59,31 +59,25 @@ void set_next(Graph& graph, TensorId variable, TensorId next) {
 
 void expand_batch_norm(Rewriter& r, size_t i) {
   const Op& op = r.old[i];
-  if (attr_int(op.attrs, "groups", 1) != 1)
-    throw unimplemented("batch_norm: groups = {}; only groups = 1 (statistics of the whole batch) is supported",
-                        attr_int(op.attrs, "groups", 1));
   Graph& g = r.graph;
-  if (g.training.accumulation > 1)
-    throw unimplemented(
-        "op '{}' (batch_norm) normalizes over the whole batch (groups = 1), which {} micro-batches would cut; plan "
-        "with "
-        "one micro-batch (accumulation 1) and cut by replicas or splits, which keep the statistics of the whole batch, "
-        "or use a norm of single samples (group, layer or RMS norm)",
-        op.name, g.training.accumulation)
-        .at_op(op.name)
-        .at_scope(g.scope_path(op.scope));
   std::vector<TensorId> in;
   for (const TensorId id : op.inputs) in.push_back(r.now(id));
   const Dims& x = g.tensor(in[0]).dims;
-  const int64_t count = element_count(x) / std::max<int64_t>(x.back(), 1);
-  const TensorId stats = r.emit(i, OpCode::k_batch_stats, {in[0]});
+  const int64_t groups = attr_int(op.attrs, "groups", 1), group = groups == 1 ? 0 : x[0] / groups;
+  const int64_t count = element_count(x) / std::max<int64_t>(x.back() * groups, 1);
+  const TensorId stats = r.emit(i, OpCode::k_batch_stats, {in[0]}, {{"group", group}});
+  g.op(g.tensor(stats).producer).name = op.name + ".stats";
   const TensorId y = r.emit(i, OpCode::k_batch_norm_apply, {in[0], stats, in[1], in[2]},
-                            {{"epsilon", op.attrs.at("epsilon")}, {"count", count}});
+                            {{"epsilon", op.attrs.at("epsilon")}, {"count", count}, {"group", group}});
   g.tensor(y).name = g.tensor(op.outputs[0]).name;
+  g.op(g.tensor(y).producer).name = op.name;
   r.moved(i, g.tensor(y).producer);
   r.replace(op.outputs[0], y);
-  const TensorId mean = r.emit(i, OpCode::k_batch_norm_running, {in[3], in[4], stats},
-                               {{"momentum", op.attrs.at("momentum")}, {"count", count}});
+  const TensorId moments =
+      r.emit(i, OpCode::k_batch_norm_moments, {stats},
+             {{"count", count}, {"groups", groups}, {"out_dtype", std::string(name_of(g.tensor(in[3]).dtype))}});
+  const TensorId mean =
+      r.emit(i, OpCode::k_batch_norm_running, {in[3], in[4], moments}, {{"momentum", op.attrs.at("momentum")}});
   Op& running = g.op(g.tensor(mean).producer);
   running.phase = Phase::kUpdate;
   running.origin = g.tensor(y).producer;
@@ -107,9 +101,10 @@ void fuse_batch_norm(Graph& graph) {
     const auto single = [&](size_t k) { return uses[static_cast<size_t>(op.inputs[k])] == 1; };
     std::vector<TensorId> inputs;
     Attrs attrs;
+    std::string name;
     if (op.code == OpCode::k_relu && single(0)) {
       if (const Op* norm = open(r.now(op.inputs[0]))) {
-        inputs = norm->inputs, attrs = norm->attrs;
+        inputs = norm->inputs, attrs = norm->attrs, name = norm->name;
         attrs["relu"] = true;
       }
     } else if (op.code == OpCode::k_add) {
@@ -118,7 +113,7 @@ void fuse_batch_norm(Graph& graph) {
         const Op* norm = single(k) ? open(mine) : nullptr;
         if (!norm || norm->inputs[4] != kNone || mine == other || graph.tensor(mine).dims != graph.tensor(other).dims)
           continue;
-        inputs = norm->inputs, attrs = norm->attrs;
+        inputs = norm->inputs, attrs = norm->attrs, name = norm->name;
         inputs[4] = other;
       }
     }
@@ -127,6 +122,7 @@ void fuse_batch_norm(Graph& graph) {
       continue;
     }
     const TensorId y = r.emit(i, OpCode::k_batch_norm_apply, inputs, attrs);
+    graph.op(graph.tensor(y).producer).name = name;
     graph.tensor(y).name = graph.tensor(op.outputs[0]).name;
     r.moved(i, graph.tensor(y).producer);
     r.replace(op.outputs[0], y);

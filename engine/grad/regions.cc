@@ -42,6 +42,13 @@ std::vector<Depends> dependencies(const Graph& g) {
   return of;
 }
 
+// Its sums are of groups of samples, of which a micro-batch has its own.
+bool in_groups(const Graph& g, const Op& op) {
+  if (!def(op.code).factors) return false;
+  const Factors factors = def(op.code).factors(view_of(g, op));
+  return std::any_of(factors.list.begin(), factors.list.end(), [](const Factor& f) { return f.group.rows > 0; });
+}
+
 // Marks reductions over the batch that depend on no parameter, with all that they depend on.
 std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of) {
   const BatchDigits digits = batch_digits(g, false);
@@ -52,7 +59,7 @@ std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of) {
     const Depends& d = of[static_cast<size_t>(op.outputs[0])];
     if (!d.sample || d.variable || d.update || (def(op.code).flags & kRandom)) continue;
     const bool reduces = std::any_of(op.inputs.begin(), op.inputs.end(), batched) &&
-                         std::none_of(op.outputs.begin(), op.outputs.end(), batched);
+                         std::none_of(op.outputs.begin(), op.outputs.end(), batched) && !in_groups(g, op);
     if (reduces) wanted[i] = true;
     if (!wanted[i]) continue;
     for (const TensorId id : op.inputs)

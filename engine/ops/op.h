@@ -66,6 +66,14 @@ enum class FactorKind : uint8_t {
   kFixed,   // may not be cut
 };
 
+// Operands that have a row (of dimension 0) per group of `rows` positions of a factor: the statistics of groups of
+// samples. Along time they are cut with the factor, and a micro-batch holds whole groups; along devices they do not
+// carry it: inputs are whole, outputs partial, and a group may be cut.
+struct GroupRows {
+  int64_t rows = 0;  // 0: there are none
+  std::vector<int> inputs, outputs;
+};
+
 struct Factor {
   std::string name;  // "b", "m", "k", "heads", ...
   FactorKind kind = FactorKind::kMap;
@@ -89,6 +97,7 @@ struct Factor {
   WindowRead window = {};
   std::vector<bool> through = {};
   size_t window_dim = 0, window_rank = 0;
+  GroupRows group = {};
   // kStream. An op over one piece has the factor's extent in `piece_attr` (0: the operands are whole) and its results
   // in the accumulate dtype. Results that do not carry the factor are merged by `merge`, which takes those of two
   // rounds and has the attribute out_dtype; without it they are added, as are results that carry it.

@@ -15,14 +15,22 @@ bool can_cut(const Op& op, const Factor& f, const SubDigit& sub) {
     return false;
   if (f.kind == FactorKind::kWindow && (sub.outer != 1 || sub.inner != 1)) return false;
   if (f.unit > 1 && sub.inner % f.unit) return false;
-  // The attributes count whole factors.
-  if ((!f.size_attrs.empty() || f.begin_attr) && (sub.outer != 1 || sub.inner != 1)) return false;
+  // The attributes count whole factors, those of groups also positions.
+  if ((!f.size_attrs.empty() || f.begin_attr) && (sub.outer != 1 || (sub.inner != 1 && f.group.rows == 0)))
+    return false;
   for (size_t o = 0; o < op.outputs.size(); ++o) {
     if (op.outputs[o] == kNone) continue;
     const bool carries = o < f.outputs.size() && f.outputs[o].present();
     if (!carries && !(o < f.partial.size() && f.partial[o])) return false;
   }
   return true;
+}
+
+Digit digit_of_groups(const Factor& f, const SubDigit& sub, int64_t runs) {
+  const int64_t rows = f.group.rows;
+  if (rows == 0 || sub.outer != 1) return {};
+  if (sub.inner % rows == 0) return {0, 1, sub.inner / rows};  // a sample has whole groups
+  return rows % sub.inner == 0 && f.extent / rows % runs == 0 ? Digit{0, 1, 1} : Digit{};
 }
 
 bool cut_of_operand(const Factor& f, size_t input, const Digit& digit, int64_t extent, SubDigit& sub) {

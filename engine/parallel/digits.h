@@ -32,6 +32,9 @@ Factors factors_of(const Graph& graph, const Op& op);
 // A factor may be cut: of a kind that can be, in its units, and every result carries it or becomes partial.
 bool can_cut(const Op& op, const Factor& factor, const SubDigit& sub);
 
+// Where the operands that have a row per group carry a cut into `runs` along time; absent: it cuts groups.
+Digit digit_of_groups(const Factor& factor, const SubDigit& sub, int64_t runs);
+
 // The operand's cut of `digit` is one of the factor: that part of it.
 bool cut_of_operand(const Factor& factor, size_t input, const Digit& digit, int64_t extent, SubDigit& sub);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "parallel/digits.h"
 #include "parallel/window.h"
 
 namespace whale {
@@ -143,8 +144,15 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       else
         want = sub, found = true;
     };
+    std::vector<TensorId> statistics;  // those with a row per group
+    const auto of_groups = [&](const std::vector<int>& operands, size_t k, TensorId id) {
+      const bool found_here =
+          a == kTime && std::find(operands.begin(), operands.end(), static_cast<int>(k)) != operands.end();
+      if (found_here) statistics.push_back(id);
+      return found_here;
+    };
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) {
-      if (streamed.input(i)) continue;
+      if (streamed.input(i) || of_groups(f.group.inputs, i, op.inputs[i])) continue;
       if (op.inputs[i] != kNone && f.reads_through(i)) {
         const AxisLayout& l = g.at(op.inputs[i], a);
         fits &= a != kTime && l.placement == Placement::kShard && !l.state && l.digit == f.inputs[i] &&
@@ -155,12 +163,17 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       if (place(op.inputs[i]) == Placement::kPartial) fits = false;
     }
     for (size_t i = 0; i < op.outputs.size() && i < f.outputs.size(); ++i) {
-      if (streamed.output(i)) continue;
+      if (streamed.output(i) || of_groups(f.group.outputs, i, op.outputs[i])) continue;
       look(op.outputs[i], f.outputs[i]);
       const bool partial = !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
       if (op.outputs[i] == kNone) continue;
       const AxisLayout& l = g.at(op.outputs[i], a);
       if ((l.placement == Placement::kPartial) != partial || (partial && l.combine != f.combine_of(i))) fits = false;
+    }
+    for (const TensorId id : statistics) {
+      const AxisLayout& l = g.at(id, a);
+      const Digit digit = digit_of_groups(f, want, g.micro_batches);
+      fits &= digit.present() && l.placement == Placement::kShard && l.digit == digit;
     }
     if (found && fits) return;
   }

@@ -47,6 +47,13 @@ OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId nu
 bool Propagator::fits(const Op& op, const Factor& f, const SubDigit& sub, size_t a) const {
   if (!can_cut(op, f, sub)) return false;
   if (a == kTime && f.kind == FactorKind::kLookup) return false;
+  if (a == kTime && f.group.rows && !digit_of_groups(f, sub, micro_batches()).present())
+    throw invalid(
+        "op '{}' ({}) has {} groups of samples, which {} micro-batches would cut; give it a multiple of {} groups, or "
+        "plan with a number of micro-batches that divides them",
+        op.name, def(op.code).name, f.extent / f.group.rows, micro_batches(), micro_batches())
+        .at_op(op.name)
+        .at_scope(g().scope_path(op.scope));
   const bool window = f.kind == FactorKind::kWindow;
   if (window && (a == kTime || !window_fits(f.window, b_.out.mesh_axis(a, op.stage)))) return false;
   // Beside what the axes before cut already.
@@ -188,11 +195,17 @@ OpCut Propagator::cheapest_cut(const Op& op, const Factors& factors, size_t a) c
 
 void Propagator::apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& cut) {
   const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+  const Digit groups = a == kTime ? digit_of_groups(f, cut.sub, micro_batches()) : Digit{};
+  const auto of_groups = [&](const std::vector<int>& operands, size_t k) {
+    return groups.present() && std::find(operands.begin(), operands.end(), static_cast<int>(k)) != operands.end();
+  };
   for (size_t i = 0; i < op.inputs.size(); ++i) {
     if (op.inputs[i] == kNone) continue;
     const bool carries = i < f.inputs.size() && f.inputs[i].present();
     AxisLayout want;
-    if (carries && f.reads_through(i))
+    if (of_groups(f.group.inputs, i))
+      want = shard(groups, cut.state, cut.samples);
+    else if (carries && f.reads_through(i))
       want = read_layout(f, f.inputs[i], b_.out.mesh_axis(a, op.stage));
     else if (carries)
       want = shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples);
@@ -203,7 +216,9 @@ void Propagator::apply_cut(Op& op, const Factors& factors, size_t a, const OpCut
   for (size_t o = 0; o < op.outputs.size(); ++o) {
     if (op.outputs[o] == kNone) continue;
     AxisLayout& l = b_.out.at(op.outputs[o], a);
-    if (o < f.outputs.size() && f.outputs[o].present())
+    if (of_groups(f.group.outputs, o))
+      l = shard(groups, cut.state, cut.samples);
+    else if (o < f.outputs.size() && f.outputs[o].present())
       l = shard(sub_digit(f.outputs[o], cut.sub), cut.state, cut.samples);
     else
       l = {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};

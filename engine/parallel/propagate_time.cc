@@ -29,10 +29,14 @@ void Propagator::hoist_operands(Op& op) {
 namespace {
 
 [[noreturn]] void refuse_mixed(const Graph& g, const Op& user, TensorId id, int64_t micro_batches) {
+  const bool in_groups = user.code == OpCode::k_batch_norm_apply;
   throw invalid(
       "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more "
-      "than a part of them is there. Plan with one micro-batch (accumulation 1)",
-      user.name, def(user.code).name, g.tensor(id).name, micro_batches)
+      "than a part of them is there. Plan with one micro-batch (accumulation 1){}",
+      user.name, def(user.code).name, g.tensor(id).name, micro_batches,
+      in_groups ? fmt::format(", or normalize groups of samples: batch_norm's attribute groups, a multiple of {}",
+                              micro_batches)
+                : "")
       .at_op(user.name)
       .at_scope(g.scope_path(user.scope));
 }

@@ -53,6 +53,25 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
   return out;
 }
 
+// An attribute says where a device's interval begins; within groups, only where a micro-batch has several.
+bool Localiser::begins(const Factor& f) const {
+  return f.begin_attr && (f.group.rows == 0 || f.extent / f.group.rows > g_.micro_batches);
+}
+
+// Positions of the factor that are one of the cut digit; 0: it is another digit.
+int64_t Localiser::positions(const Factor& f, const Digit& whole, const Digit& cut) {
+  if (cut == whole) return 1;
+  const bool inside = f.group.rows && cut.dim == whole.dim && cut.outer == whole.outer && cut.inner % whole.inner == 0;
+  return inside ? cut.inner / whole.inner : 0;
+}
+
+// Where the micro-batch begins in the digit.
+int64_t Localiser::first_in_time(TensorId id, const DigitCut& cut, const Place& place) const {
+  const AxisLayout& l = g_.at(id, kTime);
+  if (l.placement != Placement::kShard || !(l.digit == cut.digit)) return 0;
+  return cut_of(time_axis(g_.micro_batches), false, cut.extent, place.micro_batch).begin;
+}
+
 uint64_t Localiser::sample_mask(TensorId id) const {
   uint64_t mask = 0;
   for (size_t a = 0; a < g_.axes(); ++a)
@@ -148,16 +167,16 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
   if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
   // An attribute says where the interval begins, also when it is of samples.
-  const auto along = [&](TensorId id, const Digit& digit) {
+  const auto along = [&](const Factor& f, TensorId id, const Digit& digit) {
     return id != kNone && digit.present() && g_.at(id, axis).placement == Placement::kShard &&
-           g_.at(id, axis).digit == digit;
+           positions(f, digit, g_.at(id, axis).digit) > 0;
   };
   for (const Factor& f : factors_of(g_.graph, op).list) {
-    if (!f.begin_attr && !f.window.present()) continue;  // padding is at the edges alone
+    if (!begins(f) && !f.window.present()) continue;  // padding is at the edges alone
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
-      if (along(op.inputs[i], f.inputs[i])) return true;
+      if (along(f, op.inputs[i], f.inputs[i])) return true;
     for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o)
-      if (along(op.outputs[o], f.outputs[o])) return true;
+      if (along(f, op.outputs[o], f.outputs[o])) return true;
   }
   return false;
 }
@@ -225,13 +244,14 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   const OpDef& d = def(op.code);
   if (!d.factors) return attrs;
   for (const Factor& f : factors_of(g, op).list) {
-    if (f.size_attrs.empty() && !f.begin_attr && !f.window.present()) continue;
+    if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;
     const auto look = [&](TensorId id, const Digit& digit) {
       if (id == kNone || !digit.present()) return;
       for (const DigitCut& c : cuts(id, place)) {
-        if (!(c.digit == digit)) continue;
+        const int64_t each = positions(f, digit, c.digit);
+        if (each == 0) continue;
         for (const char* name : f.size_attrs) attrs[name] = c.at.size();
-        if (f.begin_attr) attrs[f.begin_attr] = c.at.begin;
+        if (begins(f)) attrs[f.begin_attr] = (c.at.begin - first_in_time(id, c, place)) * each;
         if (f.window.present()) localise_window(attrs, f, c.at);
       }
     };

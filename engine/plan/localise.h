@@ -52,6 +52,9 @@ class Localiser {
 
  private:
   const LayoutGraph& g_;
+  bool begins(const Factor& factor) const;
+  static int64_t positions(const Factor& factor, const Digit& whole, const Digit& cut);
+  int64_t first_in_time(TensorId id, const DigitCut& cut, const Place& place) const;
 };
 
 }  // namespace whale

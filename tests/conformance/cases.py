@@ -331,16 +331,17 @@ for i, (shape, w, s, p) in enumerate(POOLS):
 
 
 # Batch norm: in training, with the statistics of the batch; x carries the batch, so that it also runs on several devices.
-def _whale_bn(o, x, g, b):
+def _whale_bn(o, x, g, b, groups=1):
     import whale as wh
     c = x.shape[-1]
     mean = wh.parameter("running_mean", (c,), wh.zeros(), buffer=True, trainable=False)
     var = wh.parameter("running_var", (c,), wh.ones(), buffer=True, trainable=False)
-    return o.batch_norm(x, g, b, mean, var)
+    return o.batch_norm(x, g, b, mean, var, groups=groups)
 
 
 case("batch_norm", _whale_bn, _bn, F((4, 5, 6, 16)), F((16,)), F((16,)), tolerance=16)
 case("batch_norm-odd", _whale_bn, _bn, F((9, 5)), F((5,)), F((5,)), tolerance=16)
+case("batch_norm-groups", lambda o, x, g, b: _whale_bn(o, x, g, b, 3), lambda x, g, b: jax.vmap(lambda y: _bn(y, g, b))(x.reshape(3, 4, *x.shape[1:])).reshape(x.shape), F((12, 3, 5)), F((5,)), F((5,)), tolerance=16)
 
 
 # ---- mixture of experts: one-hot masks and einsum, as GShard writes it --------------------------------------------------------

@@ -26,6 +26,7 @@ MODELS = {
     "m6": ["m6", "--layers", "2", *TEXT, "--image", "3", "--experts", "4"],
     "gnmt": ["gnmt", "--layers", "2", "--dim", "8", "--seq", "4", "--vocab", "25", "--batch", "6"],
     "resnet": ["resnet", "--layers", "8", "--dim", "4", "--image", "8", "--batch", "6", "--classes", "6"],
+    "resnet-groups": ["resnet", "--layers", "8", "--dim", "4", "--image", "8", "--batch", "12", "--classes", "6", "--norm-groups", "6"],
     "classifier100k": ["classifier100k", "--dim", "6", "--classes", "30", "--batch", "8"],
     "cosmoflow": ["cosmoflow", "--layers", "2", "--dim", "4", "--image", "8", "--hidden", "12", "--batch", "6"],
     "unet3d": ["unet3d", "--layers", "2", "--dim", "4", "--image", "4", "--batch", "6"],
@@ -64,10 +65,10 @@ FACTORS = {
 # Adafactor divides by the root of the mean square however small that is: where a true gradient is zero (biases of keys under softmax, biases
 # before a norm, channels of a small ResNet that no sample activates) it turns rounding into steps, on one device as on many. These models take
 # Adam instead.
-ZERO_GRADIENTS = {"gpt", "gpt-tied", "bert", "moe-gpt", "m6", "gnmt", "unet3d", "resnet"}
+ZERO_GRADIENTS = {"gpt", "gpt-tied", "bert", "moe-gpt", "m6", "gnmt", "unet3d", "resnet", "resnet-groups"}
 # What the planner may refuse, by words of its message.
 REFUSALS = {
-    "normalizes over the whole batch": "statistics of the whole batch cannot be cut into micro-batches",
+    "batch_norm's attribute groups": "statistics of the whole batch cannot be cut into micro-batches",
     "needs all samples of": "an op needs all samples at once, which micro-batches do not have",
     "not implemented": "not implemented",
 }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cpu_compare.h"
+#include "device/batch_norm_groups.h"
 
 namespace whale::test {
 namespace {
@@ -155,7 +156,7 @@ TEST_CASE("cpu batch norm: statistics, both directions, running values") {
       compare(OpCode::k_batch_stats, {}, {t(dims)}, 1e-6);
       auto stats = run_op(DeviceKind::kRef, 1, OpCode::k_batch_stats, {}, {t(dims)})[0];
       if (element_count(dims) == 0) std::fill(stats.begin(), stats.end(), 1.0);
-      const Input sums{DType::kF64, {2, c}, stats}, gamma = f32({c}), beta = f32({c});
+      const Input sums{DType::kF64, {1, 2, c}, stats}, gamma = f32({c}), beta = f32({c});
       const double tolerance = wide ? 1e-5 : 1.6e-2;
       for (const bool relu : {false, true}) {
         const Attrs attrs{{"count", count}, {"relu", relu}};
@@ -167,7 +168,7 @@ TEST_CASE("cpu batch norm: statistics, both directions, running values") {
         compare(OpCode::k_batch_norm_grad_stats, attrs, {dy, t(dims), sums, mask}, tolerance);
         const auto grads =
             run_op(DeviceKind::kRef, 1, OpCode::k_batch_norm_grad_stats, attrs, {dy, t(dims), sums, mask})[0];
-        const Input grad_sums{DType::kF64, {2, c}, grads};
+        const Input grad_sums{DType::kF64, {1, 2, c}, grads};
         Attrs gradient = attrs;
         compare(OpCode::k_batch_norm_grad, gradient, {dy, t(dims), sums, gamma, grad_sums, mask}, tolerance);
         gradient["residual"] = true;
@@ -175,10 +176,47 @@ TEST_CASE("cpu batch norm: statistics, both directions, running values") {
       }
       Input variance = f32({c});
       for (int64_t i = 0; i < c; ++i) variance.values.push_back(0.5 + static_cast<double>(i % 3));
-      compare(OpCode::k_batch_norm_running, {{"count", count}, {"momentum", 0.3}}, {f32({c}), variance, sums},
+      compare(OpCode::k_batch_norm_moments,
+              {{"count", count}, {"groups", int64_t{1}}, {"out_dtype", std::string("f32")}}, {sums}, 1e-6);
+      compare(OpCode::k_batch_norm_running, {{"momentum", 0.3}}, {f32({c}), variance, {DType::kF32, {2, c}, stats}},
               tolerance);
       compare(OpCode::k_batch_norm_inference, {}, {t(dims), gamma, beta, f32({c}), variance}, tolerance);
     }
+}
+
+TEST_CASE("cpu batch norm of groups") {
+  const Input x = f32({12, 5, 3}), gamma = f32({3}), beta = f32({3});
+  const Attrs attrs{{"count", int64_t{20}}, {"group", int64_t{4}}};
+  Attrs gradient = attrs;
+  gradient["residual"] = true;
+  Input sums{DType::kF64, {3, 2, 3}, {}};
+  for (int64_t i = 0; i < 18; ++i) sums.values.push_back(static_cast<double>(i / 3 % 2 ? 40 + i : i));
+  compare(OpCode::k_batch_stats, {{"group", int64_t{4}}}, {x}, 1e-6);
+  compare(OpCode::k_batch_norm_apply, attrs, {x, sums, gamma, beta}, 1e-5);
+  compare(OpCode::k_batch_norm_grad_stats, attrs, {x, x, sums, absent()}, 1e-5);
+  compare(OpCode::k_batch_norm_grad, gradient, {x, x, sums, gamma, sums, absent()}, 1e-5);
+  compare(OpCode::k_batch_norm_moments,
+          {{"count", int64_t{20}}, {"groups", int64_t{4}}, {"out_dtype", std::string("f32")}}, {sums}, 1e-6);
+}
+
+TEST_CASE("groups of samples: a device has rows from anywhere within them") {
+  std::vector<float> x(30), y(30);
+  std::vector<double> stats(12);
+  KernelSpec spec;
+  const Attrs attrs{{"group", int64_t{6}}, {"begin", int64_t{4}}};
+  spec.attrs = &attrs;
+  spec.in = {{x.data(), DType::kF32, {10, 3}}, {stats.data(), DType::kF64, {3, 2, 2}}};
+  spec.out = {{y.data(), DType::kF32, {10, 3}}};
+  const std::vector<KernelSpec> groups = by_group(spec, kApplyGroups);
+  REQUIRE(groups.size() == 3);
+  const int64_t begins[] = {0, 2, 8, 10};
+  for (size_t g = 0; g < 3; ++g) {
+    CHECK(groups[g].in[0].data == x.data() + 3 * begins[g]);
+    CHECK(groups[g].out[0].data == y.data() + 3 * begins[g]);
+    CHECK(groups[g].in[0].dims == Dims{begins[g + 1] - begins[g], 3});
+    CHECK(groups[g].in[1].data == stats.data() + 4 * g);
+    CHECK(groups[g].in[1].dims == Dims{1, 2, 2});
+  }
 }
 
 TEST_CASE("cpu: f64 statistics reach the parameters") {
@@ -188,6 +226,7 @@ TEST_CASE("cpu: f64 statistics reach the parameters") {
   compare(OpCode::k_reshape, {{"shape", Ints{37, 2}}}, {sums}, 0);
   compare(OpCode::k_cast, {{"dtype", std::string("f32")}}, {sums}, 1e-7);
   compare(OpCode::k_cast, {{"dtype", std::string("bf16")}}, {sums}, 1e-2);
+  compare(OpCode::k_stop_gradient, {}, {sums}, 0);
   compare(OpCode::k_accumulate, {}, {sums, sums}, 0);
   compare(OpCode::k_accumulate, {{"combine", std::string("max")}}, {sums, sums}, 0);
 }

@@ -54,13 +54,22 @@ void norm(BlockGraph& m) {
   else
     m.h = m.op(k_rms_norm, {m.h, m.ones("gamma", d)}, {{"epsilon", 0.1}});
 }
-void batch_norm(BlockGraph& m) {
+void normalize(BlockGraph& m, int64_t groups) {
   const Dims d{m.features(m.h)};
   const auto running = [&](const char* what, double value) {
     return m.variable(m.name + what, d, {InitKind::kConstant, value, 1, "", ""}, Role::kBuffer);
   };
   m.h = m.op(k_batch_norm, {m.h, m.ones("gamma", d), m.parameter("beta", d), running("mean", 0), running("var", 1)},
-             {{"epsilon", 0.1}});
+             {{"epsilon", 0.1}, {"groups", groups}});
+}
+void batch_norm(BlockGraph& m) { normalize(m, 1); }
+// A group is a sample or a few, so that micro-batches often hold whole ones.
+void groups_norm(BlockGraph& m) {
+  const int64_t rows = m.dims(m.h)[0];
+  int64_t groups = rows;
+  for (const int64_t k : {2, 3, 4, 5})
+    if (rows % k == 0 && m.dice.below(3)) groups = k;
+  normalize(m, groups);
 }
 void residual(BlockGraph& m) {
   const TensorId up = m.activation(m.linear("up", m.h, m.dice.between(1, 8)));
@@ -274,6 +283,7 @@ constexpr Row kMiddle[] = {{"linear", linear},
                            {"dropout", dropout},
                            {"norm", norm},
                            {"batch_norm", batch_norm},
+                           {"groups_norm", groups_norm},
                            {"residual", residual},
                            {"gate", gate},
                            {"attention", attention},

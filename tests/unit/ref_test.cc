@@ -386,10 +386,42 @@ TEST_CASE("ref: the pieces of batch norm make batch norm and its gradient") {
   check_near(d[0], numeric_gradient(x, dy, [&](const Value& v) { return forward(v, residual); }), 1e-6);
   check_near(d[1], numeric_gradient(residual, dy, [&](const Value& v) { return forward(x, v); }), 1e-6);
 
-  const auto running = run(OpCode::k_batch_norm_running,
-                           {f64({2}, {1, 1}), f64({2}, {1, 1}), f64({2, 2}, {4, 0, 20, 4})}, {{"count", int64_t{4}}});
+  const Value moments = run(OpCode::k_batch_norm_moments, {f64({2, 2, 2}, {4, 0, 20, 4, 8, 4, 16, 8})},
+                            {{"count", int64_t{4}}, {"groups", int64_t{2}}})[0];
+  check_near(moments, {(1 + 2) / 2.0, (0 + 1) / 2.0, (4 + 0) * 4 / 3.0 / 2, (1 + 1) * 4 / 3.0 / 2});
+  const auto running =
+      run(OpCode::k_batch_norm_running, {f64({2}, {1, 1}), f64({2}, {1, 1}), f64({2, 2}, {1, 0, 16 / 3.0, 4 / 3.0})});
   check_near(running[0], {0.9 + 0.1, 0.9});
   check_near(running[1], {0.9 + 0.1 * 4 * 4 / 3, 0.9 + 0.1 * 4 / 3});
+}
+
+TEST_CASE("ref: batch norm of groups is batch norm of each group alone, whoever has its rows") {
+  const Dims dims{6, 2, 3}, half{3, 2, 3};
+  const Value x = noise(dims, 1), gamma = noise({3}, 2), beta = noise({3}, 3), dy = noise(dims, 4);
+  const Attrs attrs{{"count", int64_t{6}}, {"group", int64_t{3}}}, alone{{"count", int64_t{6}}};
+  const auto rows = [&](const Value& v, size_t from, size_t to) {
+    return f64({static_cast<int64_t>(to - from), 2, 3},
+               std::vector<double>(v.data.begin() + static_cast<std::ptrdiff_t>(6 * from),
+                                   v.data.begin() + static_cast<std::ptrdiff_t>(6 * to)));
+  };
+  const auto joined = [](const Value& a, const Value& b) {
+    std::vector<double> all = a.data;
+    all.insert(all.end(), b.data.begin(), b.data.end());
+    return all;
+  };
+  const Value stats = run(OpCode::k_batch_stats, {x}, {{"group", int64_t{3}}})[0];
+  const Value a = run(OpCode::k_batch_stats, {rows(x, 0, 3)})[0], b = run(OpCode::k_batch_stats, {rows(x, 3, 6)})[0];
+  check_near(stats, joined(a, b));
+  check_near(run(OpCode::k_batch_norm_apply, {x, stats, gamma, beta, absent()}, attrs)[0],
+             joined(run(OpCode::k_batch_norm_apply, {rows(x, 0, 3), a, gamma, beta, absent()}, alone)[0],
+                    run(OpCode::k_batch_norm_apply, {rows(x, 3, 6), b, gamma, beta, absent()}, alone)[0]));
+  const Value sums = run(OpCode::k_batch_norm_grad_stats, {dy, x, stats, absent()}, attrs)[0];
+  const Value sa = run(OpCode::k_batch_norm_grad_stats, {rows(dy, 0, 3), rows(x, 0, 3), a, absent()}, alone)[0],
+              sb = run(OpCode::k_batch_norm_grad_stats, {rows(dy, 3, 6), rows(x, 3, 6), b, absent()}, alone)[0];
+  check_near(sums, joined(sa, sb));
+  check_near(run(OpCode::k_batch_norm_grad, {dy, x, stats, gamma, sums, absent()}, attrs)[0],
+             joined(run(OpCode::k_batch_norm_grad, {rows(dy, 0, 3), rows(x, 0, 3), a, gamma, sa, absent()}, alone)[0],
+                    run(OpCode::k_batch_norm_grad, {rows(dy, 3, 6), rows(x, 3, 6), b, gamma, sb, absent()}, alone)[0]));
 }
 
 TEST_CASE("ref: softmax and cross entropy") {

@@ -92,12 +92,14 @@ Value Builder::rms_norm(const std::string& name, Value x) {
   return op("rms_norm", {x, parameter("weight", {dims(x).back()}, Init::ones())});
 }
 
-Value Builder::batch_norm(const std::string& name, Value x, Init weight) {
+Value Builder::batch_norm(const std::string& name, Value x, Init weight, int64_t groups) {
   const auto scope_ = scope(name);
   const int64_t width = dims(x).back();
-  return op("batch_norm", {x, parameter("weight", {width}, weight), parameter("bias", {width}, Init::zeros()),
-                           parameter("running_mean", {width}, Init::zeros(), true),
-                           parameter("running_var", {width}, Init::ones(), true)});
+  return op(
+      "batch_norm",
+      {x, parameter("weight", {width}, weight), parameter("bias", {width}, Init::zeros()),
+       parameter("running_mean", {width}, Init::zeros(), true), parameter("running_var", {width}, Init::ones(), true)},
+      {{"groups", groups}});
 }
 
 Value Builder::conv(const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride,

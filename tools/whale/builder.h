@@ -68,7 +68,8 @@ class Builder {
   Value embedding(const std::string& name, Value ids, int64_t rows, int64_t features, double deviation = 0.02);
   Value layer_norm(const std::string& name, Value x);
   Value rms_norm(const std::string& name, Value x);
-  Value batch_norm(const std::string& name, Value x, Init weight = Init::ones());
+  // groups: so many runs of samples have statistics of their own.
+  Value batch_norm(const std::string& name, Value x, Init weight = Init::ones(), int64_t groups = 1);
   Value conv(const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride, int64_t padding);
   struct Attention {
     int64_t heads = 1;

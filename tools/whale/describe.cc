@@ -19,6 +19,8 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
   command.add_option("--classes", o.classes, "classes");
   command.add_option("--image", o.image, "image height and width (m6: patches)");
+  command.add_option("--norm-groups", o.norm_groups,
+                     "resnet: batch norm over so many parts of the batch, a multiple of the micro-batches (default 1)");
   command.add_option("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
   command.add_option("--top-k", o.top_k, "experts that a token goes to");
   command.add_option("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)");

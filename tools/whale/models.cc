@@ -143,12 +143,6 @@ Value t5(Builder& b, const ModelOptions& o) {
   return b.cross_entropy(logits, targets);
 }
 
-Value conv_norm(Builder& b, const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride,
-                Init weight = Init::ones()) {
-  const auto scope = b.scope(name);
-  return b.batch_norm("norm", b.conv("conv", x, features, kernel, stride, kernel / 2), weight);
-}
-
 // Residual networks (He et al., 2016). layers 20, 32, 44, 56 (6n + 2): for small images, basic blocks; 50: bottlenecks.
 // The last norm of a block starts at zero (Goyal et al., 2017, section 5.1): the network is then well conditioned when
 // training begins.
@@ -160,8 +154,13 @@ Value resnet(Builder& b, const ModelOptions& o) {
     throw Failure("resnet: layers is 50, or 6 n + 2 such as 8, 20, 32; got " + std::to_string(o.layers));
   const std::vector<int64_t> counts =
       deep ? std::vector<int64_t>{3, 4, 6, 3} : std::vector<int64_t>(3, (o.layers - 2) / 6);
+  const auto conv_norm = [&](const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride,
+                             Init weight = Init::ones()) {
+    const auto scope = b.scope(name);
+    return b.batch_norm("norm", b.conv("conv", x, features, kernel, stride, kernel / 2), weight, o.norm_groups);
+  };
   const int64_t base = deep ? 64 : or_else(o.dim, 16);
-  Value x = b.op("relu", {conv_norm(b, "stem", images, base, deep ? 7 : 3, deep ? 2 : 1)});
+  Value x = b.op("relu", {conv_norm("stem", images, base, deep ? 7 : 3, deep ? 2 : 1)});
   if (deep)
     x = b.ops("max_pool", {x}, {{"window", Dims{3, 3}}, {"strides", Dims{2, 2}}, {"padding", Dims{1, 1, 1, 1}}})[0];
   for (size_t stage = 0; stage < counts.size(); ++stage) {
@@ -171,14 +170,14 @@ Value resnet(Builder& b, const ModelOptions& o) {
       const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
       Value y;
       if (deep) {
-        y = b.op("relu", {conv_norm(b, "a", x, features, 1, 1)});
-        y = b.op("relu", {conv_norm(b, "b", y, features, 3, stride)});
-        y = conv_norm(b, "c", y, out, 1, 1, Init::zeros());
+        y = b.op("relu", {conv_norm("a", x, features, 1, 1)});
+        y = b.op("relu", {conv_norm("b", y, features, 3, stride)});
+        y = conv_norm("c", y, out, 1, 1, Init::zeros());
       } else {
-        y = b.op("relu", {conv_norm(b, "a", x, features, 3, stride)});
-        y = conv_norm(b, "b", y, features, 3, 1, Init::zeros());
+        y = b.op("relu", {conv_norm("a", x, features, 3, stride)});
+        y = conv_norm("b", y, features, 3, 1, Init::zeros());
       }
-      const Value skip = stride != 1 || b.dims(x).back() != out ? conv_norm(b, "skip", x, out, 1, stride) : x;
+      const Value skip = stride != 1 || b.dims(x).back() != out ? conv_norm("skip", x, out, 1, stride) : x;
       x = b.op("relu", {b.add(y, skip)});
     }
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 
+#include "device/batch_norm_groups.h"
 #include "device/cpu/bf16.h"
 #include "device/cpu/device.h"
 #include "device/cpu/function_kernel.h"
@@ -206,18 +207,61 @@ std::unique_ptr<Kernel> bind_grad(const KernelSpec& spec, CpuDevice& device) {
   });
 }
 
-std::unique_ptr<Kernel> bind_running(const KernelSpec& spec, CpuDevice&) {
-  const Statistics statistics(spec, 2);
-  const double momentum = attr_float(*spec.attrs, "momentum", 0.1);
-  return make_kernel(0, [=, means = spec.in[0], variances = spec.in[1], new_means = spec.out[0],
-                         new_variances = spec.out[1], scale = spec.in.size() > 3 ? spec.in[3] : Operand{}](char*) {
-    if (scale.present() && std::isnan(value(scale, 0))) return;  // in place: nothing changes
-    for (int64_t i = 0; i < statistics.c; ++i) {
-      const double unbiased = statistics.variance(i) * statistics.count / std::max(statistics.count - 1, 1.0);
-      set(new_means, i, (1 - momentum) * double{value(means, i)} + momentum * statistics.mean(i));
-      set(new_variances, i, (1 - momentum) * double{value(variances, i)} + momentum * unbiased);
+std::unique_ptr<Kernel> bind_moments(const KernelSpec& spec, CpuDevice&) {
+  const Statistics first(spec, 0);
+  const int64_t here = spec.in[0].dims[0];
+  const auto groups = static_cast<double>(attr_int(*spec.attrs, "groups", 1));
+  return make_kernel(0, [=, to = spec.out[0]](char*) {
+    for (int64_t i = 0; i < first.c; ++i) {
+      double mean = 0, variance = 0;
+      Statistics s = first;
+      for (int64_t g = 0; g < here; ++g, s.sums += 2 * s.c)
+        mean += s.mean(i), variance += s.variance(i) * s.count / std::max(s.count - 1, 1.0);
+      set(to, i, mean / groups);
+      set(to, s.c + i, variance / groups);
     }
   });
+}
+
+std::unique_ptr<Kernel> bind_running(const KernelSpec& spec, CpuDevice&) {
+  const int64_t c = spec.in[2].dims.back();
+  const double momentum = attr_float(*spec.attrs, "momentum", 0.1);
+  return make_kernel(0, [=, means = spec.in[0], variances = spec.in[1], moments = spec.in[2], new_means = spec.out[0],
+                         new_variances = spec.out[1], scale = spec.in.size() > 3 ? spec.in[3] : Operand{}](char*) {
+    if (scale.present() && std::isnan(value(scale, 0))) return;  // in place: nothing changes
+    for (int64_t i = 0; i < c; ++i) {
+      set(new_means, i, (1 - momentum) * double{value(means, i)} + momentum * value(moments, i));
+      set(new_variances, i, (1 - momentum) * double{value(variances, i)} + momentum * value(moments, c + i));
+    }
+  });
+}
+
+// A kernel for each group; they share their scratch.
+class GroupKernels final : public Kernel {
+ public:
+  explicit GroupKernels(std::vector<std::unique_ptr<Kernel>> kernels) : kernels_(std::move(kernels)) {}
+  void run() override {
+    for (const auto& kernel : kernels_) kernel->run();
+  }
+  size_t scratch_bytes() const override {
+    size_t most = 0;
+    for (const auto& kernel : kernels_) most = std::max(most, kernel->scratch_bytes());
+    return most;
+  }
+  void set_scratch(void* scratch) override {
+    for (const auto& kernel : kernels_) kernel->set_scratch(scratch);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Kernel>> kernels_;
+};
+
+template <std::unique_ptr<Kernel> (*bind)(const KernelSpec&, CpuDevice&), const GroupOperands& operands>
+std::unique_ptr<Kernel> each_group(const KernelSpec& spec, CpuDevice& device) {
+  std::vector<std::unique_ptr<Kernel>> kernels;
+  for (const KernelSpec& group : by_group(spec, operands)) kernels.push_back(bind(group, device));
+  if (kernels.size() == 1) return std::move(kernels[0]);
+  return std::make_unique<GroupKernels>(std::move(kernels));
 }
 
 // f32 or bf16, with the statistics in f64.
@@ -228,11 +272,16 @@ bool supports(const std::vector<DType>& in, const std::vector<DType>& out) {
   return !in.empty() && in[0] != DType::kF64;
 }
 
+bool supports_moments(const std::vector<DType>& in, const std::vector<DType>& out) {
+  return in.size() == 1 && in[0] == DType::kF64 && out.size() == 1 && (out[0] == DType::kF32 || out[0] == DType::kBF16);
+}
+
 constexpr KernelEntry kEntries[] = {
-    {OpCode::k_batch_stats, bind_stats, supports},
-    {OpCode::k_batch_norm_apply, bind_apply, supports},
-    {OpCode::k_batch_norm_grad_stats, bind_grad_stats, supports},
-    {OpCode::k_batch_norm_grad, bind_grad, supports},
+    {OpCode::k_batch_stats, each_group<bind_stats, kStatsGroups>, supports},
+    {OpCode::k_batch_norm_apply, each_group<bind_apply, kApplyGroups>, supports},
+    {OpCode::k_batch_norm_grad_stats, each_group<bind_grad_stats, kGradStatsGroups>, supports},
+    {OpCode::k_batch_norm_grad, each_group<bind_grad, kGradGroups>, supports},
+    {OpCode::k_batch_norm_moments, bind_moments, supports_moments},
     {OpCode::k_batch_norm_running, bind_running, supports},
     {OpCode::k_batch_norm_inference, bind_inference, supports},
 };

@@ -89,9 +89,13 @@ std::unique_ptr<Kernel> bind_fill(const KernelSpec& spec, CpuDevice&) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {OpCode::k_fill, bind_fill, wide_only},   {OpCode::k_reshape, bind_reshape, wide_only},
-    {OpCode::k_slice, bind_slice, wide_only}, {OpCode::k_cast, bind_cast, from_or_to_wide},
-    {OpCode::k_add, bind_sum, wide_only},     {OpCode::k_accumulate, bind_sum, wide_only},
+    {OpCode::k_fill, bind_fill, wide_only},
+    {OpCode::k_reshape, bind_reshape, wide_only},
+    {OpCode::k_slice, bind_slice, wide_only},
+    {OpCode::k_cast, bind_cast, from_or_to_wide},
+    {OpCode::k_add, bind_sum, wide_only},
+    {OpCode::k_accumulate, bind_sum, wide_only},
+    {OpCode::k_stop_gradient, bind_reshape, wide_only},
 };
 
 }  // namespace

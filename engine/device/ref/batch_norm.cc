@@ -2,6 +2,7 @@
 // devices can add theirs; `count` is the global number of elements behind each channel.
 #include <algorithm>
 
+#include "device/batch_norm_groups.h"
 #include "device/ref/table.h"
 
 namespace whale::ref {
@@ -128,19 +129,35 @@ Body bind_grad(const KernelSpec& spec) {
   };
 }
 
+Body bind_moments(const KernelSpec& spec) {
+  const In stats = in(spec, 0);
+  const Out moments = out(spec, 0);
+  const int64_t here = spec.in[0].dims[0], channels = spec.in[0].dims.back();
+  const auto count = static_cast<double>(attr_int(*spec.attrs, "count"));
+  const auto groups = static_cast<double>(attr_int(*spec.attrs, "groups", 1));
+  return [=] {
+    for (int64_t c = 0; c < channels; ++c) {
+      double mean = 0, unbiased = 0;
+      for (int64_t g = 0; g < here; ++g) {
+        const Moments m(stats[2 * g * channels + c], stats[(2 * g + 1) * channels + c], count, 0);
+        mean += m.mean, unbiased += m.variance * count / std::max(count - 1, 1.0);
+      }
+      moments.set(c, mean / groups);
+      moments.set(channels + c, unbiased / groups);
+    }
+  };
+}
+
 Body bind_running(const KernelSpec& spec) {
-  const In means = in(spec, 0), variances = in(spec, 1);
+  const In means = in(spec, 0), variances = in(spec, 1), moments = in(spec, 2), scale = in(spec, 3);
   const Out new_means = out(spec, 0), new_variances = out(spec, 1);
-  const In scale = in(spec, 3);
-  const Statistics statistics(spec, 2);
+  const int64_t channels = spec.in[2].dims.back();
   const double momentum = attr_float(*spec.attrs, "momentum", 0.1);
   return [=] {
     if (scale.present() && std::isnan(scale[0])) return;
-    for (int64_t c = 0; c < statistics.channels; ++c) {
-      const Moments m = statistics.at(c);
-      const double unbiased = m.variance * statistics.count / std::max(statistics.count - 1, 1.0);
-      new_means.set(c, (1 - momentum) * means[c] + momentum * m.mean);
-      new_variances.set(c, (1 - momentum) * variances[c] + momentum * unbiased);
+    for (int64_t c = 0; c < channels; ++c) {
+      new_means.set(c, (1 - momentum) * means[c] + momentum * moments[c]);
+      new_variances.set(c, (1 - momentum) * variances[c] + momentum * moments[channels + c]);
     }
   };
 }
@@ -158,10 +175,24 @@ Body bind_inference(const KernelSpec& spec) {
   };
 }
 
+// Group after group: `bind` sees one of them.
+template <Body (*bind)(const KernelSpec&), const GroupOperands& operands>
+Body each_group(const KernelSpec& spec) {
+  std::vector<Body> bodies;
+  for (const KernelSpec& group : by_group(spec, operands)) bodies.push_back(bind(group));
+  return [bodies = std::move(bodies)]() mutable {
+    for (Body& body : bodies) body();
+  };
+}
+
 constexpr Row kRows[] = {
-    {OpCode::k_batch_norm, bind_batch_norm},          {OpCode::k_batch_stats, bind_stats},
-    {OpCode::k_batch_norm_apply, bind_apply},         {OpCode::k_batch_norm_grad_stats, bind_grad_stats},
-    {OpCode::k_batch_norm_grad, bind_grad},           {OpCode::k_batch_norm_running, bind_running},
+    {OpCode::k_batch_norm, bind_batch_norm},
+    {OpCode::k_batch_stats, each_group<bind_stats, kStatsGroups>},
+    {OpCode::k_batch_norm_apply, each_group<bind_apply, kApplyGroups>},
+    {OpCode::k_batch_norm_grad_stats, each_group<bind_grad_stats, kGradStatsGroups>},
+    {OpCode::k_batch_norm_grad, each_group<bind_grad, kGradGroups>},
+    {OpCode::k_batch_norm_moments, bind_moments},
+    {OpCode::k_batch_norm_running, bind_running},
     {OpCode::k_batch_norm_inference, bind_inference},
 };
 

@@ -47,15 +47,16 @@ def rms_norm(x: Tensor, *, epsilon: float = 1e-6, name: str = "norm") -> Tensor:
         return ops.rms_norm(x, parameter("weight", (x.shape[-1],), ones()), epsilon=epsilon)[0]
 
 
-def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, name: str = "norm") -> Tensor:
+def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, groups: int = 1, name: str = "norm") -> Tensor:
     """Batch normalization over all but the last dimension (Ioffe & Szegedy, 2015). The statistics are those of the whole batch of
-    the step, also when a plan cuts it; evaluation uses the running ones."""
+    the step, also when a plan cuts it; evaluation uses the running ones. groups: so many runs of samples are normalized by
+    statistics of their own, which plans with micro-batches need (a multiple of them)."""
     channels = x.shape[-1]
     with scope(name):
         return ops.batch_norm(x, parameter("weight", (channels,), ones()), parameter("bias", (channels,), zeros()),
                               parameter("running_mean", (channels,), zeros(), buffer=True, trainable=False),
                               parameter("running_var", (channels,), ones(), buffer=True, trainable=False),
-                              epsilon=epsilon, momentum=momentum)
+                              epsilon=epsilon, momentum=momentum, groups=groups)
 
 
 def dropout(x: Tensor, rate: float) -> Tensor:

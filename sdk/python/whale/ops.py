@@ -697,10 +697,10 @@ def rms_norm(x: TensorLike, gamma: Optional[Tensor] = None, *, epsilon: float = 
 def batch_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, running_mean: TensorLike, running_var: TensorLike, *, epsilon: float = 1e-05, momentum: float = 0.1, groups: int = 1) -> Tensor:
     """Batch normalization over all dimensions but the last (Ioffe and Szegedy, 2015), with statistics of the whole batch.
 
-    x [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x. The variance is biased for y and unbiased for running_var; running statistics are updated once a step: r = (1 - momentum) r + momentum new.
+    x [n, ..., c], gamma, beta, running_mean, running_var [c] -> y like x. The variance is biased for y and unbiased for running_var; running statistics are updated once a step: r = (1 - momentum) r + momentum new. With groups, each run of n / groups samples is normalized by its own statistics (micro-batches hold whole groups), and `new` is the mean over the groups.
     epsilon: added to the variance
     momentum: weight of the new value in the running statistics
-    groups: the batch is normalized in this many parts
+    groups: the batch is normalized in this many parts; a multiple of the micro-batches
     """
     return _op("batch_norm", [x, gamma, beta, running_mean, running_var], epsilon=float(epsilon), momentum=float(momentum), groups=groups)
 
