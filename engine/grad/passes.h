@@ -31,6 +31,9 @@ void add_updates(Graph& graph);
 // Dead code, common subexpressions (never random ops), trivial constants, pairs of casts, reshapes and transposes.
 void clean(Graph& graph);
 
+// A step may take the batch in parts.
+bool many_micro_batches(const Graph& graph);
+
 // Op::region of every op.
 void assign_regions(Graph& graph);
 

@@ -10,13 +10,14 @@
 #include "grad/rewrite.h"
 
 namespace whale {
-namespace {
 
 bool many_micro_batches(const Graph& g) {
   return g.training.accumulation > 1 || std::any_of(g.scopes.begin(), g.scopes.end(), [](const Scope& s) {
            return s.kind == ScopeKind::kPipeline && s.micro_batches > 1;
          });
 }
+
+namespace {
 
 // What a tensor is a function of.
 struct Depends {

@@ -1,5 +1,7 @@
 #include "grad/rows.h"
 
+#include "grad/passes.h"
+
 namespace whale {
 namespace {
 
@@ -64,6 +66,12 @@ RowGradient row_gradient(UpdateBuilder& b, TensorId parameter, TensorId grad) {
     uses.push_back({op.inputs[1], narrow(b.g, op.inputs[0]), bags, bags && attr_string(op.attrs, "mode") == "mean"});
   }
   if (uses.empty()) return {};
+  const auto pad = [&](Use& u) {
+    if (!many_micro_batches(b.g)) return;
+    u.dy = b.emit(OpCode::k_pad_to_batch, {u.dy});
+    Op& op = b.g.op(b.g.tensor(u.dy).producer);
+    op.phase = Phase::kBackward, op.origin = kNone;
+  };
   if (uses.size() != all.size()) {
     const OpId use = dense == kNone ? kNone : b.g.op(dense).origin;
     const Op& op = b.g.op(use == kNone ? b.g.tensor(b.g.training.loss).producer : use);
@@ -74,6 +82,7 @@ RowGradient row_gradient(UpdateBuilder& b, TensorId parameter, TensorId grad) {
         .at_op(op.name)
         .at_scope(b.g.scope_path(op.scope));
   }
+  for (Use& u : uses) pad(u);
   if (uses.size() == 1) return {uses[0].ids, uses[0].dy, uses[0].mean};
   std::vector<TensorId> ids, dy;
   bool same = true;

@@ -30,7 +30,7 @@ struct WindowRead {
   int64_t stride = 1, reach = 1, low = 0;  // reach: dilation * (kernel - 1) + 1
   bool transposed = false;
   bool present() const { return result > 0; }
-  friend auto operator<=>(const WindowRead&, const WindowRead&) = default;
+  friend auto operator<=>(const WindowRead&, const WindowRead&) = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // Where a cut falls follows from the digit's extent and the axis' shares, so it is not stored: largest remainder

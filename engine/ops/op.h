@@ -147,6 +147,7 @@ enum OpFlag : uint32_t {
   kComputeLow = 1 << 7,   // gains from bf16 operands: matmul, convolution, attention
   kComputeWide = 1 << 8,  // stays in f32: losses, exp, log, norms of vectors
   kRoundOutput = 1 << 9,  // reads f32, its result goes on in bf16: embedding
+  kBoxOfInput = 1 << 11,  // the box is that of operand 0, not of the result
   kMemoryCopy = 1 << 10,  // between the device's memory and the host's: an instruction of its own, no kernel
 };
 

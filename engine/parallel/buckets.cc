@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "parallel/digits.h"
 #include "parallel/order.h"
 #include "parallel/rewrite.h"
 
@@ -144,6 +145,17 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   compact(g, removed);
 }
 
+namespace {
+// An attribute says where the device's part begins: that of one parameter.
+bool has_begin(const LayoutGraph& lg, const Op& op) {
+  for (const Factor& f : factors_of(lg.graph, op).list)
+    for (size_t k = 0; f.begin_attr && k < op.inputs.size() && k < f.inputs.size(); ++k)
+      for (size_t a = 1; a < lg.axes() && op.inputs[k] != kNone && f.inputs[k].present(); ++a)
+        if (lg.at(op.inputs[k], a).placement == Placement::kShard) return true;
+  return false;
+}
+}  // namespace
+
 void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
   Graph& g = lg.graph;
   struct Group {
@@ -176,7 +188,7 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
     Op& op = g.op(id);
     const size_t lead = leading_operands(op);
     const bool has_decays = op.attrs.contains("decays");
-    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty()))
+    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty()) || has_begin(lg, op))
       continue;  // decays left out: not to be merged
     std::string key = def(op.code).name;
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));

@@ -108,6 +108,7 @@ bool Propagator::same_shares(size_t a, const Op& op, const AxisLayout& x, const 
 TensorId Propagator::whole_in_time(const Op& op, TensorId id) {
   if (placement(id, kTime) == Placement::kReplicate) return id;
   if (placement(id, kTime) == Placement::kPartial) return b_.reduce(id, kTime);
+  if (op.phase == Phase::kUpdate && !depends_on_variable(id)) return whole(op, id, 0);
   throw invalid(
       "op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one micro-batch "
       "(accumulation 1), or keep samples apart in this op",

@@ -9,6 +9,9 @@ namespace whale {
 
 void Propagator::hoist_operands(Op& op) {
   if (micro_batches() == 1) return;
+  if (has_flag(op.code, kUpdateOp))  // ids of looked-up rows
+    for (TensorId& id : op.inputs)
+      if (id != kNone && placement(id, kTime) == Placement::kShard) id = whole_in_time(op, id);
   const auto any = [&](Placement p) {
     return std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return placement(id, kTime) == p; });
   };

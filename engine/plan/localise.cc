@@ -264,6 +264,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
 
 TensorId Localiser::box_tensor(const Op& op) const {
   if (!asks_for_box(op)) return kNone;
+  if (has_flag(op.code, kBoxOfInput)) return op.inputs[0];
   TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
   if ((id == kNone || g_.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone)
     id = op.inputs[0];

@@ -51,7 +51,7 @@ class ProgramBuilder {
     int32_t stage = -1;
     WorkKind kind{};
     int32_t variant = -1;  // micro-batches of one size: the first of them
-    friend auto operator<=>(const SegmentKey&, const SegmentKey&) = default;
+    friend auto operator<=>(const SegmentKey&, const SegmentKey&) = default;  // NOLINT(modernize-use-nullptr)
   };
   int32_t build_segment(Region region, const SegmentKey& key, const std::string& name);
   void schedule_accumulation();

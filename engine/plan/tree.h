@@ -13,14 +13,14 @@ namespace whale {
 struct TreeNode {
   int level = 0;
   int64_t index = 0;
-  friend auto operator<=>(const TreeNode&, const TreeNode&) = default;
+  friend auto operator<=>(const TreeNode&, const TreeNode&) = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // `to` += `from`; from -1: the leaf that has just been made. `copies`: `to` = the leaf.
 struct TreeStep {
   int32_t from = -1, to = 0;
   bool copies = false;
-  friend auto operator<=>(const TreeStep&, const TreeStep&) = default;
+  friend auto operator<=>(const TreeStep&, const TreeStep&) = default;  // NOLINT(modernize-use-nullptr)
 };
 
 struct TreePlan {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "device/pad_to_batch.h"
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"
@@ -273,12 +274,14 @@ std::unique_ptr<Kernel> bind_split_sgd(const KernelSpec& spec, CpuDevice& device
   });
 }
 
+std::unique_ptr<Kernel> bind_pad_to_batch(const KernelSpec& spec, CpuDevice&) {
+  return make_kernel(0, [pad = PadToBatch(spec)](char*) { pad(); });
+}
+
 constexpr KernelEntry kTable[] = {
-    {OpCode::k_sgd_rows, bind_sgd_rows, nullptr},
-    {OpCode::k_adagrad_rows, bind_adagrad_rows, nullptr},
-    {OpCode::k_adam_rows, bind_adam_rows, nullptr},
-    {OpCode::k_split_sgd, bind_split_sgd, nullptr},
-    {OpCode::k_split_sgd_rows, bind_split_sgd_rows, nullptr},
+    {OpCode::k_pad_to_batch, bind_pad_to_batch, nullptr}, {OpCode::k_sgd_rows, bind_sgd_rows, nullptr},
+    {OpCode::k_adagrad_rows, bind_adagrad_rows, nullptr}, {OpCode::k_adam_rows, bind_adam_rows, nullptr},
+    {OpCode::k_split_sgd, bind_split_sgd, nullptr},       {OpCode::k_split_sgd_rows, bind_split_sgd_rows, nullptr},
 };
 
 }  // namespace

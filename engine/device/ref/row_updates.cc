@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "device/pad_to_batch.h"
 #include "device/ref/table.h"
 
 namespace whale::ref {
@@ -140,6 +141,7 @@ Body bind_split_sgd(const KernelSpec& spec) {
 }
 
 constexpr Row kRows[] = {
+    {OpCode::k_pad_to_batch, [](const KernelSpec& spec) -> Body { return PadToBatch(spec); }},
     {OpCode::k_sgd_rows, bind_sgd_rows},
     {OpCode::k_adagrad_rows, bind_adagrad_rows},
     {OpCode::k_adam_rows, bind_adam_rows},

@@ -1,0 +1,35 @@
+// A micro-batch's part of the batch on its way to an op that needs all of it at once: the updates of looked-up rows.
+#include "ops/rules.h"
+
+namespace whale {
+namespace {
+
+// Parts of the rows give parts of a sum: each has zeros for the others.
+Factors factors_pad_to_batch(const OpView& v) {
+  Factors f;
+  const int last = rank_of(v, 0) - 1;
+  add_leading(f, v, last, {0}, {}, {0});
+  add_factor(f, v, "c", FactorKind::kMap, in_dims(v, 0).back(), {digit(last)}, {digit(last)});
+  f.linear = {{0}};
+  return f;
+}
+
+}  // namespace
+
+extern const OpDef op_def_pad_to_batch;
+
+const OpDef op_def_pad_to_batch = {
+    .name = "pad_to_batch",
+    .doc = "The rows at hand at their places among all rows of the step, zeros elsewhere.\nx [..., c] -> y, same dims.",
+    .inputs = {{"x"}},
+    .outputs = {{"y"}},
+    .infer = [](const OpView& v) -> std::vector<TensorType> {
+      need_float(v, 0, "x");
+      need_rank_at_least(v, 0, "x", 2);
+      return {in(v, 0)};
+    },
+    .factors = factors_pad_to_batch,
+    .flags = kNoGradient | kOffsetAware | kBoxOfInput | kInternal,
+};
+
+}  // namespace whale
