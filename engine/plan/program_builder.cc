@@ -183,11 +183,16 @@ void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
 
 // A replica without micro-batches adds nothing: its sums are the zeros that they start from.
 void ProgramBuilder::begin_sums() {
-  for (const Op& op : g_.ops)
-    if (op.code == OpCode::k_accumulate && !is_tree(op) && on_this_mesh(op.stage)) {
-      const BufferId zero = buffer(op.inputs[0]), sum = buffer(op.outputs[0]);
-      draft_.program.buffers[static_cast<size_t>(sum)].alias = zero;
-    }
+  const auto is = [&](TensorId sum, TensorId zero) {
+    const BufferId from = buffer(zero), to = buffer(sum);
+    draft_.program.buffers[static_cast<size_t>(to)].alias = from;
+  };
+  for (const Op& op : g_.ops) {
+    if (!on_this_mesh(op.stage)) continue;
+    if (op.code == OpCode::k_accumulate && !is_tree(op)) is(op.outputs[0], op.inputs[0]);
+    if (op.code == OpCode::k_to_host && op.region == Region::kBody && attr_bool(op.attrs, "into"))  // where sums wait
+      for (size_t k = 0; k < op.outputs.size(); ++k) is(op.outputs[k], op.inputs[op.outputs.size() + k]);
+  }
 }
 
 int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, const std::string& name) {

@@ -132,6 +132,14 @@ def test_verify_compares_decisions(tmp_path):
             assert row["steps_compared"] == 3 or row["decisions_that_differ"] > 0 and row["largest_margin"] <= row["margin_bound"]
 
 
+def test_verify_reads_both_halves_of_split_parameters(tmp_path):
+    whale("model", "dlrm", "--layers", "3", "--dim", "8", "--vocab", "30", "--seq", "2", "--hidden", "16", "--batch", "12", "--precision", "bf16",
+          "--optimizer", "split_sgd", "-o", tmp_path / "dlrm.whale")
+    out = json.loads(whale("verify", tmp_path / "dlrm.whale", "--devices", "cpu:2", "--strategy", "split(2, factor=table_rows)", "--steps", "8", "--json"))
+    row = next(r for r in out["comparisons"] if r["precision"] == "bfloat16")
+    assert out["passed"] and row["parameter_error"] < 0.05  # of the upper halves alone: 0.11
+
+
 def test_verify_prints_the_figures(files):
     out = json.loads(whale("verify", files / "mlp.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[1,0,2])", "--steps", "3", "--json"))
     assert out["passed"] and [c["precision"] for c in out["comparisons"]] == ["float64", "float32"]

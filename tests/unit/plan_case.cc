@@ -72,6 +72,7 @@ const Field kFields[] = {
     field<&PlanCase::overlap>("overlap"),
     field<&PlanCase::bucket_bytes>("bucket_bytes"),
     field<&PlanCase::gradients>("gradients"),
+    field<&PlanCase::lazy>("lazy"),
     field<&PlanCase::sliced>("sliced"),
     field<&PlanCase::matmul_chunks>("matmul_chunks"),
     field<&PlanCase::offload>("offload"),
@@ -190,6 +191,7 @@ Graph graph_of(const PlanCase& c) {
   }
   g.training.precision = Precision::kFloat64;
   set_optimizer(g, c.optimizer);
+  if (c.lazy) g.training.optimizer.lazy = true, g.training.optimizer.momentum = 0, g.training.clip_norm = 0;
   return g;
 }
 

@@ -25,6 +25,7 @@ struct PlanCase {
   bool exact = false, fusion = true, overlap = true;
   int64_t bucket_bytes = 0;
   bool gradients = false;  // fetched too
+  bool lazy = false;       // updates of the rows that were looked up
   bool sliced = false;     // updates
   int64_t matmul_chunks = 1;
   uint32_t offload = 0;

@@ -301,6 +301,13 @@ PlanCase random_plan_case(Dice& dice) {
   c.gradients = dice.below(6) == 0;
   c.sliced = !c.exact && dice.below(4) == 0;
   if (!c.exact && dice.below(4) == 0) c.matmul_chunks = dice.between(2, 4);
+  const auto has_block = [&](const char* name) {
+    return std::any_of(blocks.begin(), blocks.end(), [&](const std::string& b) { return b.starts_with(name); });
+  };
+  const bool rows = c.optimizer.starts_with("sgd") || c.optimizer.starts_with("ada");
+  if (rows && !c.optimizer.starts_with("adafactor") && (has_block("tokens") || has_block("bags")) &&
+      !has_block("tied") && dice.coin())
+    c.lazy = true, c.gradients = false;
   if (dice.below(8) == 0) c.offload = static_cast<uint32_t>(dice.between(1, kOffloadAll));
   return c;
 }
@@ -343,6 +350,7 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   with([](PlanCase& l) { l.sliced = false; });
   with([](PlanCase& l) { l.matmul_chunks = 1; });
   with([](PlanCase& l) { l.offload = 0; });
+  with([](PlanCase& l) { l.lazy = false; });
   with([](PlanCase& l) { l.optimizer = "sgd#0"; });
   with([](PlanCase& l) { l.optimizer = l.optimizer.substr(0, l.optimizer.find('#')) + "#0"; });
   with([](PlanCase& l) { l.micro_batches = 1; });

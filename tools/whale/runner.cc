@@ -47,6 +47,12 @@ std::vector<double> to_doubles(const whale_tensor* tensor) {
         break;
       }
       case WHALE_F16: values[i] = half(data + i * 2); break;
+      case WHALE_U16: {
+        uint16_t v;
+        std::memcpy(&v, data + i * 2, 2);
+        values[i] = v;
+        break;
+      }
       case WHALE_I32: {
         int32_t v;
         std::memcpy(&v, data + i * 4, 4);

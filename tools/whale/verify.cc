@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 
 #include <nlohmann/json.hpp>
@@ -64,6 +65,22 @@ struct Pair {
   std::function<Plan()> plan, single;
 };
 
+// The value of a parameter; of one that split-SGD keeps in halves, the float32 that both make.
+std::vector<double> value_of(Runner& runner, const std::string& name, const std::vector<std::string>& states) {
+  std::vector<double> value = runner.read(name);
+  if (std::find(states.begin(), states.end(), name + "/low") == states.end()) return value;
+  const std::vector<double> low = runner.read(name + "/low");
+  for (size_t i = 0; i < value.size(); ++i) {
+    auto f = static_cast<float>(value[i]);
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    bits |= static_cast<uint32_t>(low[i]);
+    std::memcpy(&f, &bits, 4);
+    value[i] = f;
+  }
+  return value;
+}
+
 // Runs both plans on the same data from the same seed and measures how far they part. Decisions first: behind one that
 // differs, losses and parameters may differ by more than rounding: then only the steps before it are compared.
 void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& batches,
@@ -72,11 +89,11 @@ void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& 
   Plan plan = plans.plan();
   const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
   Runner many(engine, std::move(plan), arguments), one(engine, plans.single(), arguments);
-  const std::vector<std::string> names = one.variables("parameter");
+  const std::vector<std::string> names = one.variables("parameter"), states = one.variables("state");
   std::vector<std::string> scores;
   for (const Decision& decision : decisions) scores.push_back(decision.scores);
   std::vector<std::vector<double>> start;
-  for (const std::string& name : names) start.push_back(one.read(name));
+  for (const std::string& name : names) start.push_back(value_of(one, name, states));
   double rate = 0;
   result.loss_error = result.parameter_error = 0, result.steps = 0;
   size_t before = 0;  // steps before a decision that differs
@@ -95,7 +112,7 @@ void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& 
   }
   double difference = 0, movement = 0;
   for (size_t i = 0; i < names.size(); ++i) {
-    const std::vector<double> a = many.read(names[i]), b = one.read(names[i]);
+    const std::vector<double> a = value_of(many, names[i], states), b = value_of(one, names[i], states);
     const double d = distance(a, b);
     difference += d * d;
     const double moved = distance(b, start[i]);
