@@ -120,6 +120,12 @@ std::vector<TensorType> infer_accumulate(const OpView& v) {
   return {in(v, 0)};
 }
 
+Factors factors_logaddexp(const OpView& v) {
+  Factors f;
+  add_leading(f, v, rank_of(v, 0), {0, 1}, {0});
+  return f;
+}
+
 const AttrSpec kGroup{
     .name = "group", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "number of the device group"};
 const AttrSpec kDigit{.name = "digit",
@@ -138,7 +144,7 @@ const AttrSpec kCombine{
 }  // namespace
 
 extern const OpDef op_def_all_reduce, op_def_all_gather, op_def_reduce_scatter, op_def_all_to_all, op_def_transfer,
-    op_def_local_slice, op_def_part_view, op_def_accumulate, op_def_adasum, op_def_shift;
+    op_def_local_slice, op_def_part_view, op_def_accumulate, op_def_adasum, op_def_shift, op_def_logaddexp;
 
 const OpDef op_def_all_reduce = {
     .name = "all_reduce",
@@ -242,6 +248,15 @@ const OpDef op_def_part_view = {
     .attrs = op_def_local_slice.attrs,
     .infer = infer_local_slice,
     .flags = kInternal,
+};
+const OpDef op_def_logaddexp = {
+    .name = "logaddexp",
+    .doc = "log(exp(a) + exp(b)): the parts of a logsumexp, put together.\na, b float, of one shape -> y, same.",
+    .inputs = {{"a"}, {"b"}},
+    .outputs = {{"y"}},
+    .infer = infer_accumulate,
+    .factors = factors_logaddexp,
+    .flags = kNoGradient | kInternal,
 };
 const OpDef op_def_accumulate = {
     .name = "accumulate",

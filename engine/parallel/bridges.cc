@@ -188,13 +188,8 @@ bool BridgeBuilder::cut_apart(TensorId id, size_t axis) const {
 // Every device gets its box from each coordinate along the axis and combines them in their order, so that all copies
 // are equal.
 TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
-  constexpr OpCode kCombine[] = {OpCode::k_add, OpCode::k_maximum, OpCode::k_minimum};
+  constexpr OpCode kCombine[] = {OpCode::k_add, OpCode::k_maximum, OpCode::k_minimum, OpCode::k_logaddexp};
   const auto combine = static_cast<size_t>(out.at(id, axis).combine);
-  if (combine >= std::size(kCombine))
-    throw unimplemented(
-        "'{}': {} between groups that cut it in different ways is not implemented; give all groups equal "
-        "shares",
-        out.graph.tensor(id).name, kCombines[combine]);
   TensorId sum = kNone;
   for (int64_t k = 0; k < out.size(axis, out.stage(id)); ++k) {
     const TensorId part = bridge(OpCode::k_transfer, {id}, id, fmt::format(".from{}", k).c_str(),

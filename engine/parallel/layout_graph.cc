@@ -109,7 +109,8 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         partial.size() == op.inputs.size() && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
           const Combine combine = g.at(id, a).combine;
           return (op.code == OpCode::k_maximum && combine == Combine::kMax) ||
-                 (op.code == OpCode::k_minimum && combine == Combine::kMin);
+                 (op.code == OpCode::k_minimum && combine == Combine::kMin) ||
+                 (op.code == OpCode::k_logaddexp && combine == Combine::kLogSumExp);
         });
     const bool passes =
         same || std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <limits>
 
 #include "base/error.h"
 #include "cpu_compare.h"
@@ -197,6 +198,12 @@ TEST_CASE("cpu batch norm of groups") {
   compare(OpCode::k_batch_norm_grad, gradient, {x, x, sums, gamma, sums, absent()}, 1e-5);
   compare(OpCode::k_batch_norm_moments,
           {{"count", int64_t{20}}, {"groups", int64_t{4}}, {"out_dtype", std::string("f32")}}, {sums}, 1e-6);
+}
+
+TEST_CASE("cpu: parts of a logsumexp, also of nothing") {
+  const double none = -std::numeric_limits<double>::infinity();
+  const std::vector<double> a{0, 1, none, none, -80, 700}, b{0, -3, 2, none, 90, 710};
+  compare(OpCode::k_logaddexp, {}, {{DType::kF32, {2, 3}, a}, {DType::kF32, {2, 3}, b}}, 1e-6);
 }
 
 TEST_CASE("groups of samples: a device has rows from anywhere within them") {

@@ -1,5 +1,6 @@
 // The f64 statistics of batch norm on their way to parameters: the few ops that touch them. Their tensors are as small
-// as a row of channels, so plain loops do; other f64 arithmetic stays with the reference device.
+// as a row of channels, so plain loops do; other f64 arithmetic stays with the reference device. And what bridges put
+// together with the arithmetic of reductions.
 #include <algorithm>
 #include <cstring>
 
@@ -83,6 +84,13 @@ std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device) {
   });
 }
 
+std::unique_ptr<Kernel> bind_logaddexp(const KernelSpec& spec, CpuDevice& device) {
+  const auto n = static_cast<size_t>(element_count(spec.out[0].dims));
+  return make_kernel(0, [&device, a = spec.in[0], b = spec.in[1], to = spec.out[0], n](char*) {
+    device.combine(Combine::kLogSumExp, to.dtype, to.data, a.data, b.data, n);
+  });
+}
+
 std::unique_ptr<Kernel> bind_fill(const KernelSpec& spec, CpuDevice&) {
   return make_kernel(0, [to = static_cast<double*>(spec.out[0].data), n = element_count(spec.out[0].dims),
                          value = attr_float(*spec.attrs, "value")](char*) { std::fill(to, to + n, value); });
@@ -96,6 +104,7 @@ constexpr KernelEntry kEntries[] = {
     {OpCode::k_add, bind_sum, wide_only},
     {OpCode::k_accumulate, bind_sum, wide_only},
     {OpCode::k_stop_gradient, bind_reshape, wide_only},
+    {OpCode::k_logaddexp, bind_logaddexp, nullptr},
 };
 
 }  // namespace

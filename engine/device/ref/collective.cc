@@ -36,7 +36,19 @@ Body bind_accumulate(const KernelSpec& spec) {
   };
 }
 
+Body bind_logaddexp(const KernelSpec& spec) {
+  const In a = in(spec, 0), b = in(spec, 1);
+  const Out y = out(spec, 0);
+  return [=] {
+    for (int64_t i = 0; i < y.count; ++i) {
+      const double most = std::fmax(a[i], b[i]);  // of nothing but -inf: -inf
+      y.set(i, std::isinf(most) ? most : most + std::log(std::exp(a[i] - most) + std::exp(b[i] - most)));
+    }
+  };
+}
+
 constexpr Row kRows[] = {
+    {OpCode::k_logaddexp, bind_logaddexp},
     {OpCode::k_local_slice, bind_local_slice},
     {OpCode::k_accumulate, bind_accumulate},
 };
