@@ -29,7 +29,7 @@ int64_t groups_of(const OpView& v, int x) {
   const int64_t group = group_of(v, x);
   return group == 0 ? 1 : in_dims(v, x)[0] / group;
 }
-void need_sums(const OpView& v, int i, const char* name, Dims dims) {
+void need_sums(const OpView& v, int i, const char* name, const Dims& dims) {
   need_dims(v, i, name, dims);
   need_dtype(v, i, name, DType::kF64);
 }

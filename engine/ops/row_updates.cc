@@ -112,7 +112,7 @@ Factors factors_form(const OpView& v) {
   const auto last = v.inputs.size() - 1;
   for (int d = 0; d < rank_of(v, form.first); ++d) {
     std::vector<Digit> from(v.inputs.size());
-    for (int k = 0; k <= states; ++k) from[static_cast<size_t>(first + k)] = digit(d);
+    for (size_t k = 0; k <= static_cast<size_t>(states); ++k) from[static_cast<size_t>(first) + k] = digit(d);
     if (!rows) from[last] = digit(d);
     if (rows && d == 1) from[last] = digit(static_cast<int>(v.inputs[last].dims.size()) - 1);
     add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],

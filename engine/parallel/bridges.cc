@@ -97,7 +97,7 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
                                size_t axis, AxisLayout to) {
   const TensorId made = like(id, suffix);
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
-  out.at(made, axis) = std::move(to);
+  out.at(made, axis) = to;
   Op op;
   op.code = code;
   op.name = out.graph.tensor(made).name;

@@ -425,8 +425,8 @@ class Chooser {
     const auto mix = [&](size_t v) { h = (h ^ v) * 1099511628211ull; };
     for (const auto& [id, c] : live) {
       mix(static_cast<size_t>(id) + 1);
-      mix(static_cast<size_t>(c.placement) * 8 + c.whole * 4 + c.charged * 2 + c.open);
-      mix(static_cast<size_t>(c.digit.dim + 1));
+      mix(static_cast<size_t>(c.placement) * 8 + (c.whole ? 4 : 0) + (c.charged ? 2 : 0) + (c.open ? 1 : 0));
+      mix(static_cast<size_t>(c.digit.dim) + 1);
       mix(static_cast<size_t>(c.digit.outer));
       mix(static_cast<size_t>(c.digit.inner));
     }

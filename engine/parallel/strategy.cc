@@ -49,7 +49,7 @@ struct Reader {
       const char quote = text[at++];
       const size_t end = text.find(quote, at);
       if (end == text.npos) fail("a closing quote");
-      const std::string inside(text.substr(at, end - at));
+      std::string inside(text.substr(at, end - at));
       at = end + 1;
       return inside;
     }

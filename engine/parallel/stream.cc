@@ -205,7 +205,7 @@ class Streamer {
       if (ring.factor.outputs[o].present())
         lg_.at(made, ring.axis) = {.placement = Placement::kShard, .digit = ring.factor.outputs[o], .rotate = r};
     }
-    const std::vector<TensorId> results = piece.outputs;
+    std::vector<TensorId> results = piece.outputs;
     g_.ops.push_back(std::move(piece));
     return results;
   }

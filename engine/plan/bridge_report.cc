@@ -59,7 +59,7 @@ struct Pricer {
     w.seconds = op_seconds({0, 2 * part * element_bytes}, device);
     return w;
   }
-  static BridgeWay then(BridgeWay a, const BridgeWay& b) {
+  static BridgeWay then(const BridgeWay& a, const BridgeWay& b) {
     return {a.name + " + " + b.name, a.bytes + b.bytes, a.rounds + b.rounds, a.seconds + b.seconds};
   }
   static BridgeWay named(BridgeWay w, const char* name) {

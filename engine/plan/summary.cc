@@ -1,4 +1,6 @@
 // A Plan on one screen.
+#include <cmath>
+
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
@@ -10,9 +12,9 @@ constexpr size_t kMostRows = 16;
 
 std::string bar(double share) {
   constexpr int kWidth = 20;
-  const int full = static_cast<int>(share * kWidth + 0.5);
+  const long full = std::lround(share * kWidth);
   std::string text;
-  for (int i = 0; i < kWidth; ++i) text += i < full ? '#' : '.';
+  for (long i = 0; i < kWidth; ++i) text += i < full ? '#' : '.';
   return text;
 }
 

@@ -1,6 +1,7 @@
 #include "device/cpu/f16.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -31,7 +32,10 @@ __attribute__((target("avx,f16c"))) void narrow_fast(const float* from, uint16_t
                      _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   for (; i < n; ++i) to[i] = float_to_f16(from[i]);
 }
-bool is_fast() { return __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c"); }
+bool is_fast() {  // clang's builtin does not know f16c
+  unsigned a, b, c = 0, d;
+  return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 #else
 void widen_fast(const uint16_t*, float*, int64_t) {}
 void narrow_fast(const float*, uint16_t*, int64_t) {}

@@ -189,9 +189,9 @@ std::unique_ptr<Kernel> bind_rows(const KernelSpec& spec, CpuDevice& device, con
   u->lr = operand(0), u->updates = operand(form.updates), u->scale = operand(form.first - 1);
   size_t scratch = 0;
   int64_t tasks = 0;  // of the table with the most ids
-  const auto first = static_cast<size_t>(form.first), width = static_cast<size_t>(form.states + 3);
+  const auto first = static_cast<size_t>(form.first), width = 3 + static_cast<size_t>(form.states);
   for (size_t at = first; at + width <= spec.in.size(); at += width) {
-    const size_t tuple = (at - first) / width, results = static_cast<size_t>(form.states + 1);
+    const size_t tuple = (at - first) / width, results = 1 + static_cast<size_t>(form.states);
     u->tables.push_back(table_of(spec, at, tuple * results, form.states, decay_of(spec, tuple), scratch));
     for (size_t k = 0; k < results; ++k)
       if (spec.in[at + k].data != spec.out[tuple * results + k].data)

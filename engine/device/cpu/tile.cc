@@ -303,7 +303,7 @@ void compare(const int64_t* a, const int64_t* b, float* y, int64_t n) {
 template <class From, class To>
 void load_plain(const void* from, int64_t at, To* to, int64_t n) {
   const From* p = static_cast<const From*>(from) + at;
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(p[i]);
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(p[i]);  // NOLINT(bugprone-signed-char-misuse): an i8
 }
 template <class From>
 void load_bool(const void* from, int64_t at, From* to, int64_t n) {
