@@ -13,7 +13,7 @@ class PadToBatch {
   explicit PadToBatch(const KernelSpec& spec)
       : x_(spec.in[0]), y_(spec.out[0]), global_(spec.box, x_.dims), context_(spec.context) {
     row_bytes_ = static_cast<size_t>(x_.dims.back() * size_of(x_.dtype));
-    for (size_t d = 0; d + 1 < x_.dims.size(); ++d) rows_ *= x_.dims[d];
+    for (size_t d = 0; d + 1 < x_.dims.size(); ++d) rows_ *= x_.dims[d], all_ *= y_.dims[d];
   }
 
   void operator()() const {
@@ -26,6 +26,7 @@ class PadToBatch {
       int64_t row = 0, stride = 1, rest = r;
       for (size_t d = x_.dims.size() - 1; d-- > 0; rest /= x_.dims[d], stride *= y_.dims[d])
         row += global_.coordinate(static_cast<int>(d), rest % x_.dims[d], begin) * stride;
+      if (row < 0 || row >= all_) throw internal("row {} of a micro-batch is not one of the step's {}", row, all_);
       std::memcpy(to + static_cast<size_t>(row) * row_bytes_, from + static_cast<size_t>(r) * row_bytes_, row_bytes_);
     }
   }
@@ -35,7 +36,7 @@ class PadToBatch {
   GlobalIndex global_;
   const StepContext* context_;
   size_t row_bytes_;
-  int64_t rows_ = 1;
+  int64_t rows_ = 1, all_ = 1;
 };
 
 }  // namespace whale

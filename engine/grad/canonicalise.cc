@@ -65,7 +65,8 @@ void expand_batch_norm(Rewriter& r, size_t i) {
   const Dims& x = g.tensor(in[0]).dims;
   const int64_t groups = attr_int(op.attrs, "groups", 1), group = groups == 1 ? 0 : x[0] / groups;
   const int64_t count = element_count(x) / std::max<int64_t>(x.back() * groups, 1);
-  const TensorId stats = r.emit(i, OpCode::k_batch_stats, {in[0]}, {{"group", group}});
+  const TensorId stats =
+      r.emit(i, OpCode::k_batch_stats, {in[0]}, {{"group", group}, {"dims", Dims{groups, 2, x.back()}}});
   g.op(g.tensor(stats).producer).name = op.name + ".stats";
   const TensorId y = r.emit(i, OpCode::k_batch_norm_apply, {in[0], stats, in[1], in[2]},
                             {{"epsilon", op.attrs.at("epsilon")}, {"count", count}, {"group", group}});

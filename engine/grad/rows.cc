@@ -68,7 +68,7 @@ RowGradient row_gradient(UpdateBuilder& b, TensorId parameter, TensorId grad) {
   if (uses.empty()) return {};
   const auto pad = [&](Use& u) {
     if (!many_micro_batches(b.g)) return;
-    u.dy = b.emit(OpCode::k_pad_to_batch, {u.dy});
+    u.dy = b.emit(OpCode::k_pad_to_batch, {u.dy}, {{"dims", Dims(b.g.tensor(u.dy).dims)}});
     Op& op = b.g.op(b.g.tensor(u.dy).producer);
     op.phase = Phase::kBackward, op.origin = kNone;
   };

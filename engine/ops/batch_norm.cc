@@ -20,10 +20,17 @@ void need_channels(const OpView& v, int i, const char* name, int64_t c, DType x)
 }
 // Positions of dimension 0 of x (operand `x`) that are one group; 0: all of them.
 int64_t group_of(const OpView& v, int x) {
-  const int64_t rows = in_dims(v, x)[0], group = attr_int(*v.attrs, "group");
-  if (group < 0 || (group > 0 && rows % group))
-    throw invalid("attribute 'group' is {}, expected a divisor of the {} rows of x, or 0 for all", group, rows);
+  constexpr int64_t kMost = int64_t{1} << 48;
+  const int64_t rows = in_dims(v, x)[0], group = attr_int(*v.attrs, "group"), begin = attr_int(*v.attrs, "begin");
+  if (group < 0 || group > kMost) throw invalid("attribute 'group' is {}, expected 0 (all rows of x) or more", group);
+  if (begin < 0 || begin > kMost) throw invalid("attribute 'begin' is {}, expected 0 or more", begin);
   return group == 0 ? rows : group;
+}
+// Rows of statistics for x: of a device's part of the batch, the groups of its micro-batch.
+void need_groups(const OpView& v, int x, int64_t groups) {
+  const int64_t rows = in_dims(v, x)[0], group = group_of(v, x), begin = attr_int(*v.attrs, "begin");
+  if (groups < 1 || (group > 0 && (begin + rows + group - 1) / group > groups))
+    throw invalid("{} groups of {} rows for {} rows of x from row {}", groups, group, rows, begin);
 }
 int64_t groups_of(const OpView& v, int x) {
   const int64_t group = group_of(v, x);
@@ -34,7 +41,9 @@ void need_sums(const OpView& v, int i, const char* name, const Dims& dims) {
   need_dtype(v, i, name, DType::kF64);
 }
 void need_stats(const OpView& v, int i, const char* name, int x) {
-  need_sums(v, i, name, {groups_of(v, x), 2, in_dims(v, x).back()});
+  need_rank(v, i, name, 3);
+  need_sums(v, i, name, {in_dims(v, i)[0], 2, in_dims(v, x).back()});
+  need_groups(v, x, in_dims(v, i)[0]);
 }
 void need_like_x(const OpView& v, int i, const char* name, const TensorType& x) {
   if (!has(v, i)) return;
@@ -89,7 +98,12 @@ Factors factors_batch_norm(const OpView& v) {
 std::vector<TensorType> infer_stats(const OpView& v) {
   need_float(v, 0, "x");
   const int64_t c = channels(v, 0);
-  return {{DType::kF64, {groups_of(v, 0), 2, c}}};
+  const auto& given = attr_ints(*v.attrs, "dims");
+  if (!given.empty() && (given.size() != 3 || given[1] != 2 || given[2] != c))
+    throw invalid("attribute 'dims' is {}, expected [groups, 2, {}]", to_string(given), c);
+  const int64_t groups = given.empty() ? groups_of(v, 0) : given[0];
+  need_groups(v, 0, groups);
+  return {{DType::kF64, {groups, 2, c}}};
 }
 Factors factors_stats(const OpView& v) {
   Factors f;
@@ -151,13 +165,13 @@ Factors factors_apply(const OpView& v) {
 // ---- gradients --------------------------------------------------------------------------------------------------
 std::vector<TensorType> infer_grad_stats(const OpView& v) {
   need_float(v, 1, "x");
-  const int64_t c = channels(v, 1);
+  channels(v, 1);  // checks the rank
   need_like_x(v, 0, "dy", in(v, 1));
   need_stats(v, 2, "stats", 1);
   need_like_x(v, 3, "y", in(v, 1));
   if (attr_bool(*v.attrs, "relu") && !has(v, 3)) throw invalid("operand 'y' is missing: relu needs it");
   need_count(v);
-  return {{DType::kF64, {groups_of(v, 1), 2, c}}};
+  return {in(v, 2)};
 }
 Factors factors_grad_stats(const OpView& v) {
   Factors f;
@@ -293,7 +307,12 @@ const OpDef op_def_batch_stats = {
     .doc = "Sum and sum of squares per group and channel.\nx [n, ..., c] -> stats f64 [g, 2, c], g = n / group.",
     .inputs = {{"x"}},
     .outputs = {{"stats"}},
-    .attrs = {kGroup, kBegin},
+    .attrs = {kGroup,
+              kBegin,
+              {.name = "dims",
+               .type = AttrType::kInts,
+               .fallback = std::vector<int64_t>(),
+               .doc = "of the result; none: of all rows of x"}},
     .infer = infer_stats,
     .factors = factors_stats,
     .cost = cost_read,

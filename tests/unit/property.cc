@@ -111,8 +111,16 @@ std::vector<double> unpack(DType dtype, const std::vector<char>& bytes) {
 
 }  // namespace
 
+namespace {
+// What runs is what a plan file holds.
+Plan from_file(const Plan& plan) {
+  const std::vector<uint8_t> bytes = serialize(plan);
+  return deserialize(bytes.data(), bytes.size());
+}
+}  // namespace
+
 Runner::Runner(const Graph& graph, const std::string& devices, CompileOptions options, uint64_t seed)
-    : plan_(std::make_shared<const Plan>(compile(graph, parse_devices(devices), options))),
+    : plan_(std::make_shared<const Plan>(from_file(compile(graph, parse_devices(devices), options)))),
       session_(std::make_unique<Session>(plan_, backends(), SessionOptions{.seed = seed, .threads = 1})) {}
 
 Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs) {
