@@ -375,7 +375,9 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
       if (e.name == name && o.name.starts_with("grad:") &&
           std::find(compiler.gradients.begin(), compiler.gradients.end(), o.name.substr(5)) == compiler.gradients.end())
         compiler.gradients.push_back(o.name.substr(5));
-  const Graph source = batch == batch_of(plan.source) ? scoped.graph : rebatch(scoped.graph, batch);
+  // What training asks of a batch (groups of samples) does not bind evaluation.
+  const Graph base = name == "eval" ? for_inference(scoped.graph) : scoped.graph;
+  const Graph source = batch == batch_of(plan.source) ? base : rebatch(base, batch);
   const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
   const Graph whole = compiler.graph_passes(source, std::string(name));
   const Homes homes = homes_of(plan.variables);

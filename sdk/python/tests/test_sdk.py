@@ -329,6 +329,32 @@ def test_bfloat16_stays_near_float32():
     assert losses["bfloat16"] != losses["float32"]
 
 
+def normed(groups):
+    g = wh.Graph("normed")
+    with g:
+        x, y = wh.input("x", (12, 5)), wh.input("y", (12,), wh.int32)
+        h = wh.ops.relu(wh.nn.batch_norm(wh.nn.linear(x, 8, bias=False), groups=groups))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 3, name="head"), y), wh.AdamW(0.01))
+    return g
+
+
+def test_batch_norm_of_groups_in_micro_batches(tmp_path):
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((12, 5)).astype(np.float32), rng.integers(0, 3, 12).astype(np.int32)
+    wh.plan(normed(6), devices="cpu:2", strategy="pipeline(2, micro_batches=3)").save(tmp_path / "normed.plan")
+    parts, whole = wh.Plan.load(tmp_path / "normed.plan").start(seed=1), wh.plan(normed(6), devices="cpu:1").start(seed=1)
+    for _ in range(4):
+        assert parts.step(x=x, y=y) == pytest.approx(whole.step(x=x, y=y), rel=1e-5)
+    for v in whole.variables():  # running statistics among them
+        np.testing.assert_allclose(parts.read(v["name"]), whole.read(v["name"]), rtol=1e-4, atol=1e-6)
+    few = {"x": x[:5], "y": y[:5]}  # evaluation has no groups
+    assert float(parts.eval(**few)["loss"]) == pytest.approx(float(whole.eval(**few)["loss"]), rel=1e-5)
+    with pytest.raises(wh.WhaleError, match="'groups' is 6, expected a divisor of the batch 9"):
+        whole.step(x=x[:9], y=y[:9])
+    with pytest.raises(wh.WhaleError, match="attribute groups, a multiple of 3"):
+        wh.plan(normed(1), devices="cpu:2", accumulation=3)
+
+
 def test_mixture_of_experts_learns_and_counts_what_it_drops():
     def model():
         g = wh.Graph("experts")
