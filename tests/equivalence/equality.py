@@ -68,7 +68,7 @@ FACTORS = {
 ZERO_GRADIENTS = {"gpt", "gpt-tied", "bert", "moe-gpt", "m6", "gnmt", "unet3d", "resnet", "resnet-groups"}
 # What the planner may refuse, by words of its message.
 REFUSALS = {
-    "batch_norm's attribute groups": "statistics of the whole batch cannot be cut into micro-batches",
+    "batch_norm's attribute groups": "statistics of the whole batch cannot be cut into micro-batches; those of groups can (resnet-groups)",
     "needs all samples of": "an op needs all samples at once, which micro-batches do not have",
     "not implemented": "not implemented",
 }
