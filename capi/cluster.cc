@@ -20,6 +20,7 @@ whale_status* whale_cluster_create(whale_engine* engine, whale_str devices, whal
     } else {
       cluster->devices = parse_devices(list);
     }
+    check_devices(engine->limits, cluster->devices.size());
     *out = cluster.release();
   });
 }

@@ -91,6 +91,8 @@ whale_status* whale_engine_create(const whale_engine_options* options, whale_eng
     const whale_engine_options o = capi::options(options, whale_engine_options WHALE_ENGINE_OPTIONS_INIT, "options");
     auto engine = std::make_unique<whale_engine>();
     engine->backends = std::make_shared<Backends>(text(o.library_dir, "options.library_dir"));
+    engine->leases = std::make_shared<CoreLeases>();
+    engine->limits = read_limits(o);
     *out = engine.release();
   });
 }

@@ -1,74 +1,59 @@
-// Whole files, read and written.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+// Whole files and checkpoints, as they come through the ABI.
+#include "base/file.h"
 
-#include <cerrno>
-#include <cstring>
+#include <filesystem>
 
+#include "checkpoint/describe.h"
 #include "guard.h"
 #include "handles.h"
 
 namespace whale::capi {
-namespace {
 
-Error system_error(const char* did, const std::string& path) {
-  const int e = errno;
-  const Code code = e == ENOENT || e == ENOTDIR               ? Code::kNotFound
-                    : e == EACCES || e == EPERM || e == EROFS ? Code::kPermissionDenied
-                    : e == ENOSPC || e == EDQUOT              ? Code::kResourceExhausted
-                                                              : Code::kUnavailable;
-  return error(code, "cannot {} '{}': {}", did, path, std::strerror(e));
-}
-
-struct File {
-  int fd = -1;
-  ~File() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
-}  // namespace
-
-std::vector<uint8_t> read_file(const std::string& path) {
-  const File file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) throw system_error("open", path);
-  struct stat info {};
-  if (::fstat(file.fd, &info) != 0) throw system_error("read", path);
-  if (!S_ISREG(info.st_mode)) throw invalid("'{}' is not a regular file", path);
-  if (info.st_size > INT32_MAX)
-    throw invalid("'{}' has {} bytes; graphs and plans are smaller than 2 GiB", path, info.st_size);
-  std::vector<uint8_t> out(static_cast<size_t>(info.st_size));
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t n = ::read(file.fd, out.data() + done, out.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw system_error("read", path);
-    if (n == 0) break;  // it became shorter meanwhile
-    done += static_cast<size_t>(n);
-  }
-  out.resize(done);
+std::vector<uint8_t> read_file(const std::string& path, int64_t most, const char* what) {
+  const InputFile file(path);
+  if (file.size() > static_cast<uint64_t>(most))
+    throw error(Code::kResourceExhausted, "{} '{}' has {} bytes, engine option max_file_bytes allows {}", what,
+                brief(path), file.size(), most);
+  std::vector<uint8_t> out(file.size());
+  file.read(0, out.data(), out.size());
   return out;
 }
 
 void write_file(const std::string& path, const std::vector<uint8_t>& bytes) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  try {
-    File file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-    if (file.fd < 0) throw system_error("write", temporary);
-    size_t done = 0;
-    while (done < bytes.size()) {
-      const ssize_t n = ::write(file.fd, bytes.data() + done, bytes.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw system_error("write", temporary);
-      done += static_cast<size_t>(n);
-    }
-    if (::fsync(file.fd) != 0) throw system_error("write", temporary);
-    if (::rename(temporary.c_str(), path.c_str()) != 0) throw system_error("write", path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  replace_file(path, bytes.data(), bytes.size());
+}
+
+namespace {
+template <class Variables>
+void move_init_files(Variables& variables, const InitFiles& from, const std::string& path) {
+  if (from.bounded && from.base.empty()) return;  // from bytes: relative to nothing that is known
+  for (auto& v : variables)
+    if (v.init.kind == InitKind::kFile)
+      v.init.file = rebased(v.init.file, from.base, std::filesystem::path(path).parent_path().string());
+}
+}  // namespace
+
+Graph moved_to(Graph graph, const InitFiles& from, const std::string& path) {
+  move_init_files(graph.variables, from, path);
+  return graph;
+}
+
+Plan moved_to(Plan plan, const InitFiles& from, const std::string& path) {
+  move_init_files(plan.variables, from, path);
+  move_init_files(plan.source.variables, from, path);
+  return plan;
 }
 
 }  // namespace whale::capi
+
+whale_status* whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text* out) {
+  using namespace whale;        // NOLINT
+  using namespace whale::capi;  // NOLINT
+  return guard([&] {
+    need(out, "out");
+    const bool as_json = flag(json, "json");
+    const Checkpoint checkpoint = open_checkpoint(nonempty(directory, "directory"));
+    checkpoint.verify();
+    *out = make_text(as_json ? describe_json(checkpoint) : describe(checkpoint));
+  });
+}

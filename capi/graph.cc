@@ -229,7 +229,7 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
     Variable v;
     v.role = flag(o.buffer, "options.buffer") ? Role::kBuffer : Role::kParameter;
     v.trainable = !flag(o.frozen, "options.frozen") && v.role == Role::kParameter;
-    v.decay = !flag(o.no_decay, "options.no_decay") && rank >= 2;
+    v.decay = number<int>(o.no_decay, -1, 1, "options.no_decay") < 0 || (o.no_decay == 0 && rank >= 2);
     v.init.kind = number<InitKind>(o.init, WHALE_INIT_ZEROS, WHALE_INIT_FILE, "options.init");
     v.init.a = o.a;
     v.init.b = o.b;

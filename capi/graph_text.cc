@@ -284,15 +284,23 @@ std::unique_ptr<whale_graph> sealed(Graph graph) {
   return out;
 }
 
+std::unique_ptr<whale_graph> loaded(const whale_engine& engine, Graph graph, const std::string& path) {
+  check_limits(engine.limits, graph);
+  auto out = sealed(std::move(graph));
+  out->init_files = init_files_of(engine.limits, path);
+  return out;
+}
+
 }  // namespace
 }  // namespace whale::capi
 
 whale_status* whale_graph_parse(whale_engine* engine, const void* data, size_t size, whale_graph** out) {
   return guard([&] {
     need(engine, "engine");
-    need(static_cast<const char*>(data), "data");
+    array(static_cast<const char*>(data), size, "data");
     need(out, "out");
-    *out = sealed(read_graph(static_cast<const uint8_t*>(data), size)).release();
+    check_file_bytes(engine->limits, static_cast<int64_t>(size), "a graph as bytes");
+    *out = loaded(*engine, read_graph(static_cast<const uint8_t*>(data), size), "").release();
   });
 }
 
@@ -301,11 +309,13 @@ whale_status* whale_graph_load(whale_engine* engine, whale_str path, whale_graph
     need(engine, "engine");
     need(out, "out");
     const std::string file = nonempty(path, "path");
-    const std::vector<uint8_t> bytes = read_file(file);
+    const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
     try {
-      *out = sealed(read_graph(bytes.data(), bytes.size())).release();
+      *out = loaded(*engine, read_graph(bytes.data(), bytes.size()), file).release();
     } catch (const Error& e) {
-      throw Error(e.code(), fmt::format("'{}': {}", file, e.message())).at_op(e.where().op).at_scope(e.where().scope);
+      throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
+          .at_op(e.where().op)
+          .at_scope(e.where().scope);
     }
   });
 }
@@ -351,7 +361,8 @@ whale_status* whale_graph_serialize(const whale_graph* graph, whale_text* out) {
 
 whale_status* whale_graph_save(const whale_graph* graph, whale_str path) {
   return guard([&] {
-    const Graph& g = *need(graph, "graph").graph;
-    write_file(nonempty(path, "path"), serialize(g));
+    const whale_graph& g = need(graph, "graph");
+    const std::string file = nonempty(path, "path");
+    write_file(file, serialize(moved_to(*g.graph, g.init_files, file)));
   });
 }

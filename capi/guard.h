@@ -7,9 +7,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/float_env.h"
+#include "base/text.h"
 #include "base/utf8.h"
+#include "base/watch.h"
 #include "whale/whale.h"
 
 struct whale_status {
@@ -23,22 +27,30 @@ namespace whale::capi {
 
 whale_status* make_status(const Error& error) noexcept;  // out_of_memory() when there is no memory for it
 whale_status* make_status(Code code, const char* message) noexcept;
-whale_status* out_of_memory() noexcept;  // one constant status; releasing it does nothing
+whale_status* refused(const char* why) noexcept;      // by the operating system
+whale_status* unexpected(const char* what) noexcept;  // an exception that is no Error: a bug of libwhale
+whale_status* out_of_memory() noexcept;               // one constant status; releasing it does nothing
 
-// Runs f; nothing leaves it but a status. NULL: f returned.
+// Runs f; nothing leaves it but a status. NULL: f returned. The caller's rounding mode and traps neither reach f nor
+// are changed.
 template <class F>
 whale_status* guard(F&& f) noexcept {
+  const DefaultFloatEnv env;
   try {
     f();
     return nullptr;
   } catch (const Error& e) {
     return make_status(e);
+  } catch (const Stopped& stopped) {
+    return make_status(stopped.error());
   } catch (const std::bad_alloc&) {
     return out_of_memory();
   } catch (const std::length_error&) {  // a size that no container can have
     return out_of_memory();
+  } catch (const std::system_error& e) {  // a path that the system does not take, a working directory that is gone
+    return refused(e.code().message().c_str());
   } catch (const std::exception& e) {
-    return make_status(Code::kInternal, e.what());
+    return unexpected(e.what());
   } catch (...) {
     return make_status(Code::kUnknown, "an unknown exception was caught at the C ABI");
   }

@@ -11,6 +11,7 @@
 #include "data/host_tensor.h"
 #include "device/device.h"
 #include "ir/graph.h"
+#include "engine_limits.h"
 #include "plan/plan.h"
 #include "run/handle.h"
 #include "session/session.h"
@@ -18,21 +19,20 @@
 
 struct whale_engine {
   std::shared_ptr<whale::Backends> backends;
+  std::shared_ptr<whale::CoreLeases> leases;
+  whale::capi::Limits limits;
 };
 
 struct whale_graph {
   std::shared_ptr<whale::Graph> graph;  // not written to once sealed
   bool sealed = false;
+  whale::InitFiles init_files;                 // of a graph that was loaded: bounded
   std::vector<whale::ScopeId> scope_stack{0};  // the open scopes, innermost last
   std::unordered_map<std::string, int> names;  // of ops and tensors: unique in the graph; with the last suffix tried
 };
 
 struct whale_cluster {
   std::vector<whale::DeviceSpec> devices;
-};
-
-struct whale_plan {
-  std::shared_ptr<const whale::Plan> plan;
 };
 
 struct whale_tensor {
@@ -43,6 +43,14 @@ struct whale_tensor {
 
 struct whale_cancel {
   std::shared_ptr<whale::Cancel> cancel;
+};
+
+struct whale_plan {
+  std::shared_ptr<const whale::Plan> plan;
+  whale::InitFiles init_files;  // of the graph, or of the file that the plan was loaded from
+  // Whoever made the plan may stop what is planned again for a report.
+  std::shared_ptr<const whale::Cancel> cancel;
+  double timeout_seconds = 0;
 };
 
 struct whale_event {
@@ -63,8 +71,11 @@ std::string unique_name(whale_graph& graph, const std::string& name);
 
 // file.cc: whole files. Writing goes to a temporary name beside the file, synced and renamed: a failure leaves what was
 // there.
-std::vector<uint8_t> read_file(const std::string& path);
+std::vector<uint8_t> read_file(const std::string& path, int64_t most = INT32_MAX, const char* what = "file");
 void write_file(const std::string& path, const std::vector<uint8_t>& bytes);
+// With the files of initial values called as from the folder of `path`, where the graph or plan is to be written.
+Graph moved_to(Graph graph, const InitFiles& from, const std::string& path);
+Plan moved_to(Plan plan, const InitFiles& from, const std::string& path);
 
 // A tensor with its own zeroed memory, 64-byte aligned.
 std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims);

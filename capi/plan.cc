@@ -1,6 +1,7 @@
 // Plans: compiled, printed, saved.
 #include "plan/plan.h"
 
+#include "base/watch.h"
 #include "compile.h"
 #include "guard.h"
 #include "handles.h"
@@ -40,10 +41,16 @@ CompileOptions read_options(const whale_plan_options& o) {
   return out;
 }
 
-std::unique_ptr<whale_plan> handle(Plan plan) {
+std::unique_ptr<whale_plan> handle(Plan plan, InitFiles init_files) {
   auto out = std::make_unique<whale_plan>();
+  out->init_files = std::move(init_files);
   out->plan = std::make_shared<const Plan>(std::move(plan));
   return out;
+}
+
+std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const std::string& path) {
+  check_limits(engine.limits, plan);
+  return handle(std::move(plan), init_files_of(engine.limits, path));
 }
 
 }  // namespace
@@ -59,16 +66,24 @@ whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, 
     if (!g.sealed)
       throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", g.graph->name);
     const whale_plan_options o = capi::options(options, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
-    *out = handle(compile(*g.graph, c.devices, read_options(o))).release();
+    CompileOptions co = read_options(o);
+    co.max_bytes = engine->limits.plan_bytes;
+    const std::shared_ptr<const Cancel> cancel = o.cancel == nullptr ? nullptr : o.cancel->cancel;
+    const Watch watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), o.timeout_seconds);
+    auto plan = handle(compile(*g.graph, c.devices, co), g.init_files);
+    plan->cancel = cancel;
+    plan->timeout_seconds = o.timeout_seconds;
+    *out = plan.release();
   });
 }
 
 whale_status* whale_plan_parse(whale_engine* engine, const void* data, size_t size, whale_plan** out) {
   return guard([&] {
     need(engine, "engine");
-    need(static_cast<const char*>(data), "data");
+    array(static_cast<const char*>(data), size, "data");
     need(out, "out");
-    *out = handle(deserialize(static_cast<const uint8_t*>(data), size)).release();
+    check_file_bytes(engine->limits, static_cast<int64_t>(size), "a plan as bytes");
+    *out = loaded(*engine, deserialize(static_cast<const uint8_t*>(data), size), "").release();
   });
 }
 
@@ -77,11 +92,13 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
     need(engine, "engine");
     need(out, "out");
     const std::string file = nonempty(path, "path");
-    const std::vector<uint8_t> bytes = read_file(file);
+    const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
     try {
-      *out = handle(deserialize(bytes.data(), bytes.size())).release();
+      *out = loaded(*engine, deserialize(bytes.data(), bytes.size()), file).release();
     } catch (const Error& e) {
-      throw Error(e.code(), fmt::format("'{}': {}", file, e.message())).at_op(e.where().op).at_scope(e.where().scope);
+      throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
+          .at_op(e.where().op)
+          .at_scope(e.where().scope);
     }
   });
 }
@@ -94,7 +111,11 @@ whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
 }
 
 whale_status* whale_plan_save(const whale_plan* plan, whale_str path) {
-  return guard([&] { write_file(nonempty(path, "path"), serialize(*need(plan, "plan").plan)); });
+  return guard([&] {
+    const whale_plan& p = need(plan, "plan");
+    const std::string file = nonempty(path, "path");
+    write_file(file, serialize(moved_to(*p.plan, p.init_files, file)));
+  });
 }
 
 whale_status* whale_plan_print(const whale_plan* plan, whale_text* out) {
@@ -120,9 +141,10 @@ whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
 
 whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_text* out) {
   return guard([&] {
-    const Plan& p = *need(plan, "plan").plan;
+    const whale_plan& p = need(plan, "plan");
     const bool as_json = flag(json, "json");
-    const std::vector<BridgeRow> rows = bridges_of(p);
+    const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
+    const std::vector<BridgeRow> rows = bridges_of(*p.plan);
     need(out, "out") = make_text(as_json ? bridges_json(rows) : bridges_text(rows));
   });
 }

@@ -1,6 +1,7 @@
 // Sessions, events and cancelling.
 #include <unistd.h>
 
+#include "base/watch.h"
 #include "guard.h"
 #include "handles.h"
 #include "json.h"
@@ -70,6 +71,8 @@ void start(whale_session* session, RunMode mode, const whale_named_tensor* input
   need(out, "out");
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
+  // A batch of a new size is planned here.
+  const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
   const std::vector<NamedHost> in = read_inputs(inputs, input_count, *event);
   const auto wanted = array(outputs, output_count, "outputs");
   Outputs o = read_outputs(s, mode, in, wanted, *event);
@@ -126,7 +129,10 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     so.seed = o.seed;
     so.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
     so.threads = number<int>(o.threads, 0, 65536, "options.threads");
+    so.init_files = plan->init_files;
     so.loss_scale = o.loss_scale;
+    so.pin = !flag(o.no_pin, "options.no_pin");
+    so.leases = engine->leases;
     so.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
     auto session = std::make_unique<whale_session>();
     session->process = ::getpid();
@@ -155,13 +161,17 @@ whale_status* whale_session_eval(whale_session* session, const whale_named_tenso
 }
 
 whale_status* whale_session_read(whale_session* session, whale_str name, whale_tensor** out) {
+  return whale_session_read_copy(session, name, 0, out);
+}
+
+whale_status* whale_session_read_copy(whale_session* session, whale_str name, int64_t copy, whale_tensor** out) {
   return guard([&] {
     Session& s = live(session);
     need(out, "out");
     const std::string variable = nonempty(name, "name");
     const TensorType type = s.variable_type(variable);
     auto tensor = make_tensor(type.dtype, type.dims);
-    s.read(variable, tensor->host);
+    s.read(variable, tensor->host, copy);
     *out = tensor.release();
   });
 }
@@ -184,7 +194,7 @@ whale_status* whale_session_variables(whale_session* session, whale_text* out) {
           .field("name", v.name)
           .field("role", kRoles[static_cast<size_t>(v.role)])
           .field("dtype", name_of(v.dtype));
-      j.field("dims", v.dims).close('}');
+      j.field("dims", v.dims).field("copies", v.copies).close('}');
     }
     *out = make_text(j.close(']').text());
   });
@@ -194,7 +204,10 @@ whale_status* whale_session_set_learning_rate(whale_session* session, double lea
   return guard([&] { live(session).set_learning_rate(learning_rate); });
 }
 
-double whale_session_learning_rate(const whale_session* s) { return s == nullptr ? 0.0 : s->session->learning_rate(); }
+double whale_session_learning_rate(const whale_session* s) {
+  const DefaultFloatEnv env;  // it follows a schedule
+  return s == nullptr ? 0.0 : s->session->learning_rate();
+}
 int64_t whale_session_iteration(const whale_session* s) { return s == nullptr ? 0 : s->session->iteration(); }
 int64_t whale_session_updates(const whale_session* s) { return s == nullptr ? 0 : s->session->updates(); }
 

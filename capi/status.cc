@@ -14,6 +14,9 @@ whale_status& memory_status() {
 }
 const whale_status& made_early = memory_status();
 
+// Names and paths in a message may be as long as a caller likes.
+constexpr size_t kLongestMessage = 4000;
+
 whale_str view(const std::string& s) { return {s.data(), s.size()}; }
 
 }  // namespace
@@ -23,7 +26,7 @@ whale_status* out_of_memory() noexcept { return &memory_status(); }
 whale_status* make_status(const Error& error) noexcept {
   try {
     return new whale_status{static_cast<whale_code>(error.code()), static_cast<whale_damage>(error.damage()),
-                            error.message(), error.where()};
+                            brief(error.message(), kLongestMessage), error.where()};
   } catch (...) {
     return out_of_memory();
   }
@@ -32,6 +35,25 @@ whale_status* make_status(const Error& error) noexcept {
 whale_status* make_status(Code code, const char* message) noexcept {
   try {
     return make_status(Error(code, message));
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+whale_status* refused(const char* why) noexcept {
+  try {
+    return make_status(error(Code::kUnavailable, "the system refused what this call needs: {}", why));
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+whale_status* unexpected(const char* what) noexcept {
+  try {
+    return make_status(
+        internal("libwhale met an error that it does not expect ({}): this is a bug in libwhale; please "
+                 "report it with the model, the devices and the options",
+                 brief(what)));
   } catch (...) {
     return out_of_memory();
   }

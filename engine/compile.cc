@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/philox.h"
+#include "base/watch.h"
 #include "cluster/devices.h"
 #include "compile_checks.h"
 #include "grad/passes.h"
@@ -19,6 +20,7 @@
 #include "parallel/strategy.h"
 #include "parallel/stream.h"
 #include "parallel/task_graph.h"
+#include "plan/groups.h"
 #include "plan/lower.h"
 #include "plan/notes.h"
 
@@ -52,17 +54,20 @@ void plain(Graph& graph, const TaskGraphs&) {
   Pass(graph);
 }
 
+void clean_scopes(Graph& graph, const TaskGraphs& tasks) { clean_as_written(graph, tasks.written); }
+
 constexpr GraphPass kGraphPasses[] = {
     {"canonicalise", plain<canonicalise>, kAlways, false},
     {"decompose_splits", decompose_splits, kAlways, false},
     {"fold_bias", fold_bias, kAlways, true},
     {"apply_precision", plain<apply_precision>, kAlways, false},
-    {"clean", plain<clean>, kAlways, false},
+    {"clean", clean_scopes, kAlways, false},
     {"differentiate", plain<differentiate>, kTrain, false},
     {"split_weights", plain<split_weights>, kAlways, false},
     {"add_updates", plain<add_updates>, kTrain, false},
-    {"clean_updates", plain<clean>, kTrain, false},
+    {"clean_updates", clean_scopes, kTrain, false},
     {"fold_activation", fold_activation, kAlways, true},
+    {"check_indices", plain<check_indices>, kAlways, false},
     {"assign_regions", plain<assign_regions>, kAlways, false},
 };
 
@@ -91,7 +96,12 @@ constexpr LayoutPass kLayoutPasses[] = {
      },
      false},
     {"view_slices", [](LayoutGraph& g, const CompileOptions&) { view_slices(g); }, false},
-    {"fold_whole_products", [](LayoutGraph& g, const CompileOptions&) { fold_whole_products(g); }, true},
+    // Where a stage ends would say what is folded, and a product with its bias has other bits.
+    {"fold_whole_products",
+     [](LayoutGraph& g, const CompileOptions& o) {
+       if (!o.exact) fold_whole_products(g);
+     },
+     true},
     {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
     {"recompute_blocks",
      [](LayoutGraph& g, const CompileOptions& o) { recompute_blocks(g, stages_with(g, o, {Recompute::kFull})); },
@@ -111,12 +121,6 @@ constexpr LayoutPass kLayoutPasses[] = {
 
 bool trains(const Graph& graph) {
   return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone;
-}
-
-int64_t batch_of(const Graph& graph) {
-  for (const TensorId id : graph.inputs)
-    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) return t.dims[static_cast<size_t>(t.batch_dim)];
-  return 0;
 }
 
 // The user's graph with the options in it: what Plan::source keeps.
@@ -155,12 +159,18 @@ struct Compiler {
 
   template <class Level>
   void after(const std::string& pass, const Level& level) const {
+    Watch::look();
     if (options.verify) {
       try {
         verify(level);
         if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);
       } catch (const Error& e) {
-        throw Error(e.code(), fmt::format("after pass {}: {}", pass, e.message()));
+        throw Error(e.code(),
+                    fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
+                                "libwhale, please report it with the model, the devices and the options)",
+                                pass, e.message()))
+            .at_op(e.where().op)
+            .at_scope(e.where().scope);
       }
     }
     if (options.dump) options.dump(pass, print(level));
@@ -201,8 +211,8 @@ struct Compiler {
     return lg;
   }
 
-  Entry make_entry(const LayoutGraph& lg, const std::string& name, const std::vector<PlanVariable>& variables,
-                   std::vector<std::string>* notes) const {
+  Entry make_entry(const Graph& whole, const LayoutGraph& lg, const std::string& name,
+                   const std::vector<PlanVariable>& variables, std::vector<std::string>* notes) const {
     LowerOptions lowering;
     lowering.entry = name;
     lowering.overlap = options.overlap;
@@ -211,7 +221,10 @@ struct Compiler {
     lowering.notes = notes;
     for (size_t v = 0; v < variables.size(); ++v)
       lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
-    return lower(lg, lowering);
+    Entry entry = lower(lg, lowering);
+    const auto indices = indices_of_inputs(whole);
+    for (size_t i = 0; i < indices.size(); ++i) entry.inputs.at(i).indices = indices[i];
+    return entry;
   }
 };
 
@@ -286,9 +299,7 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
   return source.training.accumulation;
 }
 
-}  // namespace
-
-Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   check_options(options);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
@@ -298,6 +309,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   Scoped scoped = scope_out(source, devices, options.state_shares, options.exact);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);
+  check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
   Compiler compiler{options, scoped.tasks, {}, communicate_beside(devices)};
   for (const std::string& name : options.fetch)
@@ -309,7 +321,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   plan.devices = devices;
   plan.strategy = scoped.tasks.strategy;
   plan.meshes = scoped.tasks.meshes;
-  plan.groups = groups_of(scoped.tasks);
+  plan.groups = groups_of(scoped.tasks.meshes);
   plan.scopes = scoped.graph.scopes;
   plan.optimizer = source.training.optimizer;
   plan.schedule = source.training.schedule;
@@ -339,7 +351,8 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
     const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, homes.empty() ? nullptr : &homes);
     if (plan.variables.empty()) plan.variables = variables_of(lg);
     if (homes.empty()) homes = homes_of(plan.variables), decisions = lg.notes;
-    plan.entries.push_back(compiler.make_entry(lg, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
+    plan.entries.push_back(
+        compiler.make_entry(whole, lg, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
@@ -351,11 +364,10 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
   return plan;
 }
 
-namespace {
-
 // The plan's source once more, laid out for another batch, or to be looked at.
 struct Replanned {
   Compiler compiler;
+  Graph whole;
   LayoutGraph layouts;
 };
 Replanned plan_again(const Plan& plan, const CompileOptions& options, std::string_view name, int64_t batch) {
@@ -365,10 +377,12 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
                 plan.model);
   // Stages are cut by the plan's own batch: another one must not move them.
   std::vector<double> state_shares;
-  for (const MeshAxis& axis : plan.meshes[0].axes)
-    if (!axis.state_shares.empty()) state_shares = axis.state_shares;
+  for (const Mesh& mesh : plan.meshes)
+    for (const MeshAxis& axis : mesh.axes)
+      if (!axis.state_shares.empty()) state_shares = axis.state_shares;
   Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact);
   check_recompute(options, scoped.tasks);
+  check_micro_batches(plan.source, scoped.tasks, plan.source.training.accumulation);
   Compiler compiler{options, scoped.tasks, {}, communicate_beside(plan.devices)};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)
@@ -379,10 +393,10 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
   const Graph base = name == "eval" ? for_inference(scoped.graph) : scoped.graph;
   const Graph source = batch == batch_of(plan.source) ? base : rebatch(base, batch);
   const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
-  const Graph whole = compiler.graph_passes(source, std::string(name));
+  Graph whole = compiler.graph_passes(source, std::string(name));
   const Homes homes = homes_of(plan.variables);
   LayoutGraph layouts = compiler.layout_passes(whole, std::string(name), micro_batches, &homes);
-  return {std::move(compiler), std::move(layouts)};
+  return {std::move(compiler), std::move(whole), std::move(layouts)};
 }
 
 CompileOptions options_of(const Plan& plan) {
@@ -402,16 +416,24 @@ CompileOptions options_of(const Plan& plan) {
 
 }  // namespace
 
+Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  return stoppable([&] { return make_plan(graph, devices, options); });
+}
+
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
-  const CompileOptions options = options_of(plan);
-  const Replanned again = plan_again(plan, options, name, batch);
-  return again.compiler.make_entry(again.layouts, std::string(name), plan.variables, nullptr);
+  return stoppable([&] {
+    const CompileOptions options = options_of(plan);
+    const Replanned again = plan_again(plan, options, name, batch);
+    return again.compiler.make_entry(again.whole, again.layouts, std::string(name), plan.variables, nullptr);
+  });
 }
 
 std::vector<BridgeRow> bridges_of(const Plan& plan) {
-  const CompileOptions options = options_of(plan);
-  return bridges_of(plan_again(plan, options, trains(plan.source) ? "train" : "eval", batch_of(plan.source)).layouts);
+  return stoppable([&] {
+    const CompileOptions options = options_of(plan);
+    return bridges_of(plan_again(plan, options, trains(plan.source) ? "train" : "eval", batch_of(plan.source)).layouts);
+  });
 }
 
 }  // namespace whale

@@ -40,6 +40,7 @@ struct CompileOptions {
   UpdateForm update = UpdateForm::kByCost;
   int64_t matmul_chunks = 0;  // of a product beside a collective, which then overlap; 0: by cost, 1: none
   bool exact = false;         // bitwise equal results for all plans of whole micro-batches
+  int64_t max_bytes = 0;      // estimated memory that planning may take; 0: any
   bool verify = true;         // each level after each pass
   std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass
 };

@@ -8,6 +8,13 @@ namespace whale {
 
 void check_options(const CompileOptions& options);
 void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches);
+// At most as many as samples. `tasks`: whose devices run them.
+void check_micro_batches(const Graph& source, const TaskGraphs& tasks, int64_t micro_batches);
+int64_t batch_of(const Graph& graph);  // samples; 0: no input counts them
+// What planning takes against options.max_bytes; an estimate.
+void check_memory(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t devices,
+                  int64_t micro_batches);
+double planning_bytes(const Graph& source, const TaskGraphs& tasks, int64_t devices, int64_t micro_batches);
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks);
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source);
 

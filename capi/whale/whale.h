@@ -14,8 +14,17 @@
  *   Strings    UTF-8 pointer and length (whale_str). A NULL pointer with length 0 is the empty string. WHALE_STR("text") makes one.
  *   Options    Structs begin with struct_size; start from the _INIT macro. Zero means the default.
  *   Dimensions int64_t, row-major; images are channels-last [n, spatial..., c].
- *   The library never exits, prints, installs signal handlers or reads the environment. After fork() in the child every call that
- *   needs the engine's threads returns WHALE_FAILED_PRECONDITION.
+ *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
+ *              call as they were before it.
+ *   The library never exits, prints, installs signal handlers or reads the environment; its threads block all signals. After fork()
+ *   in the child every call that needs the engine's threads returns WHALE_FAILED_PRECONDITION.
+ *   The CPU back end's dependencies read the environment when it is opened (whale_engine_devices, the first session with a CPU
+ *   device). What could print, write files or change results is set otherwise then: ONEDNN_ and DNNL_ VERBOSE, JIT_DUMP, JIT_PROFILE,
+ *   MAX_CPU_ISA, CPU_ISA_HINTS, DEFAULT_FPMATH_MODE, and OMP_ NUM_THREADS, DYNAMIC, MAX_ACTIVE_LEVELS have no effect (the oneDNN
+ *   settings are the process's: a host that uses the same libdnnl finds them so, and one that used it before has chosen its
+ *   instruction set). OMP_THREAD_LIMIT below a device's threads is WHALE_RESOURCE_EXHAUSTED. What remains: OMP_DISPLAY_ENV and
+ *   OMP_DISPLAY_AFFINITY print, OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY bind threads to cores, OMP_WAIT_POLICY and
+ *   GOMP_SPINCOUNT change how threads wait, OMP_STACKSIZE their stacks; none changes a result.
  */
 #ifndef WHALE_WHALE_H
 #define WHALE_WHALE_H
@@ -102,11 +111,22 @@ WHALE_API void whale_status_release(whale_status *status);
 /* ---- engine: what everything else hangs on ------------------------------------------------------------------------ */
 typedef struct whale_engine whale_engine;
 
+/* Files of strangers. A graph or plan from a file or from bytes is untrusted: what it asks for beyond these limits is refused, by
+ * an error that names the option, its value and what was found. Graphs that the process builds itself are free of init_dir and of
+ * the limits on files. 0 or empty: the default. */
 typedef struct whale_engine_options {
   size_t struct_size;
   whale_str library_dir; /* folder of libwhale_cpu.so; empty: the folder of libwhale.so */
+  whale_str init_dir;    /* folder that WHALE_INIT_FILE of loaded graphs and plans may read, and all below it; "/": everything.
+                            Default: the folder of the file that was loaded; nothing for whale_graph_parse and whale_plan_parse */
+  int64_t max_file_bytes; /* of a graph or plan, as a file or as bytes; default and most: 2^31 - 1 */
+  int64_t max_ops;        /* of a loaded graph or a program of a loaded plan; default 1,000,000 */
+  int64_t max_tensors;    /* of a loaded graph, buffers of a program of a loaded plan; default 4,000,000 */
+  int64_t max_elements;   /* of all tensors of a loaded graph together; default 2^50 */
+  int64_t max_devices;    /* of a cluster or a loaded plan; default and most: 65,536 */
+  int64_t max_plan_bytes; /* estimated memory that making a plan takes, for any graph; default 64 GiB */
 } whale_engine_options;
-#define WHALE_ENGINE_OPTIONS_INIT {sizeof(whale_engine_options), {0, 0}}
+#define WHALE_ENGINE_OPTIONS_INIT {sizeof(whale_engine_options), {0, 0}, {0, 0}, 0, 0, 0, 0, 0, 0}
 
 WHALE_API whale_status *whale_engine_create(const whale_engine_options *options /* may be NULL */, whale_engine **out);
 WHALE_API void whale_engine_release(whale_engine *engine);
@@ -215,7 +235,7 @@ typedef enum whale_init_kind {
   WHALE_INIT_NORMAL = 3,           /* mean a, standard deviation b */
   WHALE_INIT_UNIFORM = 4,          /* in [a, b) */
   WHALE_INIT_TRUNCATED_NORMAL = 5, /* mean a, standard deviation b, cut at 2 b */
-  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file` */
+  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_parameter_options says where that is */
 } whale_init_kind;
 
 typedef struct whale_parameter_options {
@@ -224,13 +244,15 @@ typedef struct whale_parameter_options {
   int32_t frozen;   /* 1: not trained */
   double a, b;
   whale_str file, key;
-  int32_t no_decay; /* 1: no weight decay; by default it applies to tensors of rank >= 2 */
+  int32_t no_decay; /* 0: weight decay applies to tensors of rank >= 2; 1: never; -1: always */
   int32_t buffer;   /* 1: a running statistic, not a parameter */
 } whale_parameter_options;
 #define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
 
 /* A variable. Inside name scopes "block" and "3" its name is "block.3.NAME"; that full name is the one in checkpoints and in
- * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. */
+ * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. The path of a FILE is
+ * relative to the working directory in a graph that this process builds, and to the model file in one that was loaded (see
+ * whale_engine_options.init_dir); saving a graph or a plan rewrites it so that it names the same file. */
 WHALE_API whale_status *whale_graph_parameter(whale_graph *graph, whale_str name, int32_t dtype, const int64_t *dims, size_t rank,
                                               const whale_parameter_options *options /* may be NULL: zeros */, whale_value *out);
 
@@ -293,7 +315,7 @@ typedef struct whale_scope_options {
   size_t share_count;
   whale_str by;           /* replica: "sample" (default), "micro_batch" */
   whale_str factor;       /* split */
-  int64_t micro_batches;  /* pipeline */
+  int64_t micro_batches;  /* pipeline; at most the batch */
   whale_str schedule;     /* pipeline */
   int64_t chunks;         /* pipeline */
   whale_str layout;       /* replica, cluster */
@@ -337,20 +359,20 @@ typedef enum whale_precision {
 typedef struct whale_training_options {
   size_t struct_size;
   int32_t optimizer;       /* whale_optimizer_kind */
-  int32_t nesterov;
+  int32_t nesterov;        /* 1: Nesterov's form of momentum, which must not be 0 */
   double learning_rate;
-  double momentum;
+  double momentum;         /* sgd; with another optimizer an error unless 0 */
   double beta1, beta2, epsilon;
   double weight_decay;
   double decay_rate, clip_threshold; /* adafactor */
   double clip_norm;        /* 0: none */
   int32_t schedule;        /* whale_schedule_kind */
   int32_t precision;       /* whale_precision */
-  int64_t warmup_steps, total_steps;
-  double final_fraction;
-  int64_t accumulation;    /* micro-batches a step */
-  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad) */
-  int32_t split;           /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model and the rest as state */
+  int64_t warmup_steps, total_steps; /* total_steps: linear and cosine, which need it; an error unless 0 with the others */
+  double final_fraction;   /* of the peak, where decay ends; an error unless 0 with the constant schedule */
+  int64_t accumulation;    /* micro-batches a step, at most the batch */
+  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad); an error without such a table */
+  int32_t split;           /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model and the rest as state. Other precisions have nothing to split: plain sgd */
 } whale_training_options;
 #define WHALE_TRAINING_OPTIONS_INIT \
   {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1, 0, 0}
@@ -367,15 +389,27 @@ WHALE_API whale_status *whale_graph_json(const whale_graph *graph, whale_text *o
 /* A table for people: layers, shapes, parameters, FLOPs. */
 WHALE_API whale_status *whale_graph_summary(const whale_graph *graph, whale_text *out);
 WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_text *out);
+/* Written as a whole, also from many threads and processes at once: a reader sees the file that was there or the new one. */
 WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str path);
 
 /* ---- cluster: the devices ------------------------------------------------------------------------------------------- */
 typedef struct whale_cluster whale_cluster;
-/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". Several machines: nodes
+/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". cpu:N are N devices on the
+ * cores of the process; a session takes the least used ones. cpu@CORES are these cores: a plan may name any, a session refuses
+ * those that its process may not use. Several machines: nodes
  * joined by |, Nx before one repeats it: "16xnull:8"; or "file:PATH", a text file with a node a line. */
 WHALE_API whale_status *whale_cluster_create(whale_engine *engine, whale_str devices, whale_cluster **out);
 WHALE_API size_t whale_cluster_size(const whale_cluster *cluster);
 WHALE_API void whale_cluster_release(whale_cluster *cluster);
+
+/* ---- cancel ------------------------------------------------------------------------------------------------------------- */
+typedef struct whale_cancel whale_cancel;
+/* A token for plans and runs. Cancelling stops all planning and every run that was given it, also what starts later; any thread,
+ * any number of times. A step that has begun to write variables is completed: its event then says success, else WHALE_CANCELLED and
+ * nothing has changed. */
+WHALE_API whale_status *whale_cancel_create(whale_cancel **out);
+WHALE_API void whale_cancel_trigger(whale_cancel *cancel);
+WHALE_API void whale_cancel_release(whale_cancel *cancel);
 
 /* ---- plan: what every device does ------------------------------------------------------------------------------------- */
 typedef struct whale_plan whale_plan;
@@ -386,7 +420,7 @@ typedef struct whale_plan_options {
   const whale_str *fetch;  /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
   size_t fetch_count;
   int64_t bucket_bytes;    /* gradient buckets; 0: 4 MiB */
-  int64_t accumulation;    /* 0: the graph's */
+  int64_t accumulation;    /* micro-batches, at most the batch; 0: the graph's */
   int32_t precision;       /* whale_precision + 1; 0: the graph's */
   int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
   int32_t no_fusion;       /* 1: no fusion groups, for comparison */
@@ -402,8 +436,11 @@ typedef struct whale_plan_options {
   int64_t matmul_chunks;   /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
   const int32_t *stage_recompute; /* whale_recompute of each pipeline stage, in the model's order; NULL: `recompute` for all */
   size_t stage_recompute_count;
+  whale_cancel *cancel;    /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
+  double timeout_seconds;  /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
 } whale_plan_options;
-#define WHALE_PLAN_OPTIONS_INIT {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0}
+#define WHALE_PLAN_OPTIONS_INIT \
+  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0}
 
 enum {
   WHALE_UPDATE_BY_COST = 0,
@@ -422,22 +459,18 @@ WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_grap
 WHALE_API whale_status *whale_plan_parse(whale_engine *engine, const void *data, size_t size, whale_plan **out);
 WHALE_API whale_status *whale_plan_load(whale_engine *engine, whale_str path, whale_plan **out);
 WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_text *out);
+/* Written as a whole, as whale_graph_save does. */
 WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
 WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out);   /* every instruction */
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
 /* What moves between devices in a step, most expensive first: tensor, layouts, bytes and estimated seconds of each bridge, and what
- * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more. */
+ * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more, under the cancel token and the timeout
+ * that the plan was made with. */
 WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
 WHALE_API void whale_plan_release(whale_plan *plan);
 
-/* ---- cancel and event ------------------------------------------------------------------------------------------------- */
-typedef struct whale_cancel whale_cancel;
-/* A token for runs. Cancelling stops every run that was given it, also one that starts later; any thread, any number of times. */
-WHALE_API whale_status *whale_cancel_create(whale_cancel **out);
-WHALE_API void whale_cancel_trigger(whale_cancel *cancel);
-WHALE_API void whale_cancel_release(whale_cancel *cancel);
-
+/* ---- event ------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_event whale_event;
 /* Waits until the run has ended; timeout in seconds, negative: forever. done: 0 or 1. The status is the run's once done; a timeout
  * is not an error (done = 0). */
@@ -456,17 +489,21 @@ typedef struct whale_session_options {
   int32_t threads;         /* per CPU device; 0: its share of the cores */
   double loss_scale;       /* precision f16: of the first step; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
+  int32_t no_pin;          /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0, 0}
 
-/* Opens the devices, allocates everything, initializes the variables. */
+/* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
+ * fewest of them use; `no_pin` takes none. What the system does not give (threads, memory, addresses) is WHALE_RESOURCE_EXHAUSTED. */
 WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan, const whale_session_options *options,
                                              whale_session **out);
 WHALE_API void whale_session_release(whale_session *session); /* stops a running step first */
 
 /* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
  * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
- * are its own. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
+ * are its own; the first one of a size is planned in this call, which `cancel` stops too. An input that is an index or a label out of
+ * range is WHALE_INVALID_ARGUMENT, nothing has run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
+ * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
  * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */
 WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
                                            whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
@@ -480,24 +517,44 @@ WHALE_API whale_status *whale_session_eval(whale_session *session, const whale_n
 /* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. */
 WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
 WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
-/* A JSON array of {name, role, dtype, dims}. */
+/* One of the copies that the devices of the plan hold, assembled to the logical, whole tensor. Copy 0 is what whale_session_read
+ * gives, and `copies` of whale_session_variables says how many there are: 1 where every element lives on one device. In copy k each
+ * element is taken from the k-th device that holds it, in the order of the plan's devices, from the last one where fewer do: all
+ * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
+ * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
+WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
+/* A JSON array of {name, role, dtype, dims, copies}; copies: for each copy the list of devices (indices) that it is read from. */
 WHALE_API whale_status *whale_session_variables(whale_session *session, whale_text *out);
 
-WHALE_API whale_status *whale_session_set_learning_rate(whale_session *session, double learning_rate); /* fixed from now on; negative: the schedule again */
+WHALE_API whale_status *whale_session_set_learning_rate(whale_session *session, double learning_rate); /* fixed from now on; -1: the schedule again */
 WHALE_API double whale_session_learning_rate(const whale_session *session); /* of the next step */
 WHALE_API int64_t whale_session_iteration(const whale_session *session);
 WHALE_API int64_t whale_session_updates(const whale_session *session);
 
-/* Checkpoints: a directory of safetensors and an index. Written under a temporary name, synced, renamed: a failure leaves the
- * previous one. Loading restores variables, counters and seed, into any plan of the same model. */
+/* Checkpoints: a directory with model.safetensors (parameters, running statistics), optimizer.safetensors (state) and whale.json,
+ * the index, with a CRC-32C of every tensor. The directory is made when it is missing. It may hold other files and be the working
+ * directory or a mount point: nothing but these three files is ever replaced, and nothing of anybody else's removed. Whatever fails
+ * or dies at whatever moment, the directory holds the previous checkpoint or the new one, whole; after an error it is the previous
+ * one, except when the file system fails in the last moment, after the new one is in place. Waits for a run that is under way.
+ * ABORTED: another save of this directory is under way, in any thread or process; this one did nothing. FAILED_PRECONDITION, before
+ * anything is written: files of these names are there that belong to no checkpoint or to one of a newer format, or the file system
+ * has no locks. RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
 WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
+/* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed. A load
+ * beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
+ * message names file and tensor. INVALID_ARGUMENT: of another model. FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
+ * have no checksums: they load, and whale_session_report says so. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
+/* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. json: 0 text for people, 1
+ * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, tensors
+ * [{name, file, dtype, dims, bytes}]. From any thread. */
+WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text *out);
 
 /* Timeline of the last run as Chrome trace JSON (ui.perfetto.dev), when tracing was on. */
 WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enable);
 WHALE_API whale_status *whale_session_timeline(whale_session *session, whale_text *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
- * ops, collectives, waiting. */
+ * ops, collectives, waiting; `loaded` {directory, id, format, checksums} once a checkpoint was loaded. */
 WHALE_API whale_status *whale_session_report(whale_session *session, whale_text *out);
 
 #ifdef __cplusplus

@@ -1,134 +1,169 @@
 #include "checkpoint/checkpoint.h"
 
+#include <algorithm>
 #include <cerrno>
-#include <cmath>
-#include <cstdio>
-#include <fcntl.h>
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/error.h"
-#include "checkpoint/file.h"
+#include "base/file.h"
+#include "base/text.h"
+#include "checkpoint/save_lock.h"
 
 namespace whale {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kFormat = 1;
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kIndexFile = "whale.json";
-constexpr size_t kMaxIndexBytes = 1 << 20;
-constexpr unsigned kExchange = 1 << 1;  // RENAME_EXCHANGE
+constexpr const char* kFiles[] = {kModelFile, kOptimizerFile, kIndexFile};
+constexpr const char* kIdKey = "whale_save";  // in the metadata of the safetensors files
+constexpr size_t kMaxIndexBytes = size_t{1} << 28;
+constexpr int kMaxLooks = 1000;  // of a load, while saves replace what it looks at
 
-std::string index_text(const CheckpointMeta& meta) {
-  nlohmann::ordered_json json = {{"format", kFormat},           {"model", meta.model},     {"seed", meta.seed},
-                                 {"iteration", meta.iteration}, {"updates", meta.updates}, {"learning_rate", nullptr}};
-  if (meta.learning_rate) json["learning_rate"] = *meta.learning_rate;
-  if (meta.loss_scale) {
-    json["loss_scale"] = *meta.loss_scale;
-    json["steps_at_scale"] = meta.steps_at_scale;
-  }
-  return json.dump(2) + "\n";
-}
+// The name of a file of save `id` until it has its own.
+std::string fresh_name(const char* file, const std::string& id) { return fmt::format("{}.{}", file, id); }
 
-CheckpointMeta parse_index(const std::string& path, const std::string& text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const auto bad = [&](const char* what) {
-    return error(Code::kDataLoss, "'{}' is not the index of a checkpoint: {}", path, what);
-  };
-  if (!json.is_object()) throw bad("not a JSON object");
-  const auto natural = [&](const char* key) -> uint64_t {
-    if (!json.contains(key) || !json[key].is_number_unsigned()) throw bad(key);
-    return json[key].get<uint64_t>();
-  };
-  const uint64_t format = natural("format");
-  if (format != static_cast<uint64_t>(kFormat))
-    throw error(Code::kFailedPrecondition, "'{}' has checkpoint format {}, this library reads format {}", path, format,
-                kFormat);
-  CheckpointMeta meta;
-  if (!json.contains("model") || !json["model"].is_string()) throw bad("model");
-  meta.model = json["model"].get<std::string>();
-  meta.seed = natural("seed");
-  const uint64_t iteration = natural("iteration"), updates = natural("updates");
-  if (iteration > static_cast<uint64_t>(INT64_MAX) || updates > iteration) throw bad("iteration and updates");
-  meta.iteration = static_cast<int64_t>(iteration);
-  meta.updates = static_cast<int64_t>(updates);
-  if (json.contains("learning_rate") && !json["learning_rate"].is_null()) {
-    if (!json["learning_rate"].is_number()) throw bad("learning_rate");
-    meta.learning_rate = json["learning_rate"].get<double>();
-    if (!std::isfinite(*meta.learning_rate) || *meta.learning_rate < 0) throw bad("learning_rate");
-  }
-  if (json.contains("loss_scale")) {
-    if (!json["loss_scale"].is_number()) throw bad("loss_scale");
-    meta.loss_scale = json["loss_scale"].get<double>();
-    if (!std::isfinite(*meta.loss_scale) || *meta.loss_scale <= 0) throw bad("loss_scale");
-    const uint64_t steps = natural("steps_at_scale");
-    if (steps > iteration) throw bad("steps_at_scale");
-    meta.steps_at_scale = static_cast<int64_t>(steps);
-  }
-  return meta;
-}
-
-// Removes a folder that holds a checkpoint or a part of one; anything else in it is moved to `keep`, when that is
-// given.
-void remove_checkpoint(const fs::path& folder, const fs::path* keep) {
-  std::error_code ignored;
-  for (const char* file : {kModelFile, kOptimizerFile, kIndexFile}) fs::remove(folder / file, ignored);
-  if (keep != nullptr)
-    for (fs::directory_iterator it(folder, ignored), end; it != end; it.increment(ignored))
-      if (!fs::exists(*keep / it->path().filename(), ignored))
-        fs::rename(it->path(), *keep / it->path().filename(), ignored);
-  fs::remove(folder, ignored);
-}
-
-// The folder must be one that may be replaced: absent, empty, or a checkpoint.
-void check_target(const fs::path& target) {
-  std::error_code failed;
-  if (!fs::exists(target, failed)) return;
-  if (!fs::is_directory(target, failed))
-    throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", target.string());
-  if (fs::is_empty(target, failed) && !failed) return;
-  if (!fs::exists(target / kIndexFile, failed))
-    throw error(Code::kFailedPrecondition,
-                "'{}' is a directory that is not a checkpoint (it has no {}); it is not replaced", target.string(),
-                kIndexFile);
-}
-
-// Puts `fresh` in the place of `target`; the previous one, if any, ends at `fresh`. Atomic where the file system can
-// exchange.
-void exchange(const fs::path& fresh, const fs::path& target) {
-  std::error_code ignored;
-  if (!fs::exists(target, ignored)) {
-    if (std::rename(fresh.c_str(), target.c_str()) != 0) throw_errno("rename the new checkpoint to", target.string());
-    return;
-  }
-  if (syscall(SYS_renameat2, AT_FDCWD, fresh.c_str(), AT_FDCWD, target.c_str(), kExchange) == 0) return;
-  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) throw_errno("replace", target.string());
-  // Two renames; between them the previous checkpoint is at `aside`, where open_checkpoint looks for it.
-  const fs::path aside = target.string() + ".previous";
-  fs::remove_all(aside, ignored);
-  if (std::rename(target.c_str(), aside.c_str()) != 0) throw_errno("replace", target.string());
-  if (std::rename(fresh.c_str(), target.c_str()) != 0) {
-    const int number = errno;
-    std::rename(aside.c_str(), target.c_str());
-    errno = number;
-    throw_errno("rename the new checkpoint to", target.string());
-  }
-  std::rename(aside.c_str(), fresh.c_str());
-}
-
-// The real folder behind the name: links followed, no slash at the end.
-fs::path resolve(const std::string& directory) {
+fs::path path_of(const std::string& directory) {
   if (directory.empty()) throw invalid("the checkpoint's directory has no name");
   if (directory.find('\0') != std::string::npos) throw invalid("the checkpoint's directory name holds a NUL byte");
-  std::error_code failed;
-  fs::path path = fs::weakly_canonical(fs::absolute(directory, failed), failed);
-  if (failed) throw invalid("cannot resolve '{}': {}", directory, failed.message());
-  return path.has_filename() ? path : path.parent_path();
+  return directory;
+}
+
+// Makes a directory and what is missing above it; what it made goes again, unless it is kept.
+class MadeFolders {
+ public:
+  explicit MadeFolders(const fs::path& path) {
+    std::error_code failed;
+    if (fs::is_directory(path, failed)) return;
+    if (fs::exists(path, failed))
+      throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", path.string());
+    std::vector<fs::path> missing;
+    for (fs::path at = fs::absolute(path, failed).lexically_normal(); !fs::exists(at, failed) && at.has_relative_path();
+         at = at.parent_path())
+      if (at.has_filename()) missing.push_back(at);
+    try {
+      for (; !missing.empty(); missing.pop_back()) {
+        if (fs::create_directory(missing.back(), failed)) {
+          made_.push_back(missing.back());
+          Directory(made_.back().parent_path()).sync();
+        } else if (failed) {
+          errno = failed.value();
+          throw_errno("make the directory", missing.back().string());
+        }
+      }
+    } catch (...) {
+      undo();
+      throw;
+    }
+  }
+  ~MadeFolders() { undo(); }
+  void keep() { made_.clear(); }
+
+ private:
+  void undo() {
+    for (; !made_.empty(); made_.pop_back()) ::rmdir(made_.back().c_str());  // not, if somebody put something there
+  }
+  std::vector<fs::path> made_;
+};
+
+// The id of the checkpoint that is there; empty: none, or one of format 1, or a damaged one. Throws where the names are
+// taken by something else.
+std::string replaceable(const Directory& folder) {
+  for (const char* file : kFiles)
+    if (folder.find(file) == Directory::Entry::kOther)
+      throw error(Code::kFailedPrecondition,
+                  "'{}' is not a regular file, and a checkpoint needs this name; move it away or save to another "
+                  "directory",
+                  folder.path_of(file));
+  if (folder.find(kIndexFile) == Directory::Entry::kAbsent) {
+    for (const char* file : {kModelFile, kOptimizerFile})
+      if (folder.find(file) != Directory::Entry::kAbsent)
+        throw error(Code::kFailedPrecondition,
+                    "'{}' is not part of a checkpoint (there is no {} beside it), and is not replaced; save to another "
+                    "directory",
+                    folder.path_of(file), kIndexFile);
+    return {};
+  }
+  const std::string path = folder.path_of(kIndexFile);
+  const std::string text = InputFile(folder, kIndexFile).text(kMaxIndexBytes, "too long for a checkpoint's index");
+  if (!looks_like_index(text))
+    throw error(Code::kFailedPrecondition,
+                "'{}' is not the index of a checkpoint, and is not replaced; save to another directory", path);
+  try {
+    return parse_index(path, text).id;
+  } catch (const Error& e) {
+    if (e.code() == Code::kDataLoss) return {};  // replaced by a whole one
+    throw;
+  }
+}
+
+// Gives the files of a save that is in place their own names.
+void finish_names(const Directory& folder, const std::string& id) {
+  for (const char* file : {kModelFile, kOptimizerFile})
+    if (folder.find(fresh_name(file, id)) != Directory::Entry::kAbsent) folder.rename(fresh_name(file, id), file);
+}
+
+void remove_fresh(const Directory& folder, const std::string& id) {
+  for (const char* file : kFiles) folder.remove(fresh_name(file, id));
+}
+
+std::unique_ptr<SafetensorsFile> open_file(const Directory& folder, const char* file, const CheckpointIndex& index) {
+  const auto sums = index.files.find(file);
+  const uint32_t* header = sums == index.files.end() ? nullptr : &sums->second.header;
+  if (!index.id.empty()) {
+    try {
+      return std::make_unique<SafetensorsFile>(folder, fresh_name(file, index.id), header);
+    } catch (const Error& e) {
+      if (e.code() != Code::kNotFound) throw;
+    }
+  }
+  return std::make_unique<SafetensorsFile>(folder, file, header);
+}
+
+// The file that is not of the index's save; null: none.
+const SafetensorsFile* stranger(const Checkpoint& c) {
+  for (const SafetensorsFile* file : {c.model.get(), c.optimizer.get()})
+    if (file->metadata(kIdKey) != c.index.id) return file;
+  return nullptr;
+}
+
+// All but the data against the index.
+void check_headers(const Checkpoint& c) {
+  if (!c.has_checksums()) return;
+  for (const auto& [name, file] :
+       {std::pair(kModelFile, c.model.get()), std::pair(kOptimizerFile, c.optimizer.get())}) {
+    const auto at = c.index.files.find(name);
+    if (at == c.index.files.end())
+      throw error(Code::kDataLoss, "'{}/{}' does not list {}", c.directory, kIndexFile, name);
+    if (at->second.bytes != file->bytes())
+      throw error(Code::kDataLoss, "'{}' is damaged: it has {} bytes, {} were written. Load another checkpoint",
+                  file->path(), file->bytes(), at->second.bytes);
+    if (at->second.header != file->header_checksum())
+      throw error(
+          Code::kDataLoss,
+          "'{}' is damaged: the checksum of its header (names, dtypes and shapes of its tensors) is not the one "
+          "in {}. Load another checkpoint",
+          file->path(), kIndexFile);
+  }
+}
+
+void verify_file(const SafetensorsFile& file, const FileChecksums* expected) {
+  std::vector<std::string> damaged;
+  for (const StoredTensor& tensor : file.tensors()) {
+    const uint32_t crc = file.checksum(tensor);
+    if (expected == nullptr) continue;
+    const auto at = expected->tensors.find(tensor.name);
+    if (at == expected->tensors.end() || at->second != crc) damaged.push_back(tensor.name);
+  }
+  if (damaged.empty()) return;
+  throw error(Code::kDataLoss,
+              "'{}' is damaged: tensor '{}'{} changed since it was saved (its checksum is not the one in {}). Load "
+              "another checkpoint",
+              file.path(), damaged[0], damaged.size() > 1 ? fmt::format(" and {} more", damaged.size() - 1) : "",
+              kIndexFile);
 }
 
 }  // namespace
@@ -138,52 +173,103 @@ void write_checkpoint(const std::string& directory, const CheckpointMeta& meta, 
   const auto point = [&](const char* name) {
     if (probe) probe(name);
   };
-  const fs::path target = resolve(directory);
-  check_target(target);
-  const fs::path fresh = target.string() + ".saving";
-  std::error_code ignored;
-  fs::remove_all(fresh, ignored);  // left by a process that died
-  std::error_code failed;
-  fs::create_directories(target.parent_path(), failed);
-  errno = failed.value();
-  if (failed) throw_errno("make the directory", target.parent_path().string());
-  if (!fs::create_directory(fresh, failed)) {
-    errno = failed ? failed.value() : EEXIST;
-    throw_errno("make the directory", fresh.string());
-  }
+  const fs::path path = path_of(directory);
+  point("directory");
+  MadeFolders made(path);
+  const Directory folder(path);
+  point("lock");
+  SaveLock lock(folder);
+  point("locked");
+  const std::string there = replaceable(folder);
+  if (!there.empty()) finish_names(folder, there);
+  if (!lock.interrupted().empty() && lock.interrupted() != there) remove_fresh(folder, lock.interrupted());
+  point("tidied");
+  CheckpointIndex index;
+  index.meta = meta;
+  index.id = random_id();
+  lock.claim(index.id);
+  bool in_place = false;
   try {
-    point("model");
-    write_safetensors(fresh / kModelFile, model.tensors, {{"format", "pt"}}, model.source);
-    point("optimizer");
-    write_safetensors(fresh / kOptimizerFile, optimizer.tensors, {{"format", "pt"}}, optimizer.source);
+    for (const auto& [name, part] : {std::pair(kModelFile, &model), std::pair(kOptimizerFile, &optimizer)}) {
+      point(name);
+      index.files[name] = write_safetensors(folder, fresh_name(name, index.id), part->tensors,
+                                            {{"format", "pt"}, {kIdKey, index.id}}, part->source);
+    }
     point("index");
-    write_file(fresh / kIndexFile, index_text(meta));
+    const std::string text = to_text(index);
+    if (text.size() > kMaxIndexBytes) throw invalid("an index of {} bytes: too many tensors", text.size());
+    OutputFile file(folder, fresh_name(kIndexFile, index.id));
+    file.write(text.data(), text.size());
+    file.finish();
     point("sync");
-    sync_directory(fresh);
+    folder.sync();  // the names are on the disk before the index speaks of them
     point("exchange");
-    exchange(fresh, target);
+    folder.rename(fresh_name(kIndexFile, index.id), kIndexFile);
+    in_place = true;
+    made.keep();
+    point("in place");
+    folder.sync();  // and the index, before the previous files go
+    point("names");
+    finish_names(folder, index.id);
+    point("last sync");
+    folder.sync();
+    point("unlock");
   } catch (...) {
-    fs::remove_all(fresh, ignored);
+    if (!in_place) remove_fresh(folder, index.id);
     throw;
   }
-  // From here on the new checkpoint is in place; what is left is tidying.
-  if (fs::exists(fresh, ignored)) remove_checkpoint(fresh, &target);
-  sync_directory(target.parent_path());
 }
 
 Checkpoint open_checkpoint(const std::string& directory) {
-  fs::path folder = resolve(directory);
-  std::error_code ignored;
-  if (!fs::exists(folder, ignored) && fs::exists(folder.string() + ".previous", ignored))
-    folder = folder.string() + ".previous";
-  if (!fs::is_directory(folder, ignored))
-    throw error(Code::kNotFound, "there is no checkpoint directory '{}'", folder.string());
-  Checkpoint checkpoint;
-  const std::string index = folder / kIndexFile;
-  checkpoint.meta = parse_index(index, read_file(index, kMaxIndexBytes));
-  checkpoint.model = std::make_unique<SafetensorsFile>(folder / kModelFile);
-  checkpoint.optimizer = std::make_unique<SafetensorsFile>(folder / kOptimizerFile);
-  return checkpoint;
+  const fs::path path = path_of(directory);
+  std::error_code failed;
+  if (!fs::is_directory(path, failed))
+    throw error(Code::kNotFound, "there is no checkpoint directory '{}'{}", brief(directory),
+                fs::is_directory(directory + ".previous", failed)
+                    ? fmt::format("; an older libwhale may have left the checkpoint at '{}.previous'", directory)
+                : fs::exists(path, failed) ? ": it is a file; a checkpoint is named by its directory"
+                                           : "");
+  std::string last;
+  for (int look = 0; look < kMaxLooks; ++look) {
+    const Directory folder(path);
+    if (folder.find(kIndexFile) == Directory::Entry::kAbsent)
+      throw error(Code::kNotFound, "'{}' holds no checkpoint: it has no {}", directory, kIndexFile);
+    const std::string text = InputFile(folder, kIndexFile).text(kMaxIndexBytes, "too long for a checkpoint's index");
+    Checkpoint c;
+    c.directory = directory;
+    c.index = parse_index(folder.path_of(kIndexFile), text);
+    const bool again = text == last;
+    try {
+      c.model = open_file(folder, kModelFile, c.index);
+      c.optimizer = open_file(folder, kOptimizerFile, c.index);
+    } catch (const Error& e) {
+      if (again || e.code() != Code::kNotFound) throw;
+      last = text;
+      continue;
+    }
+    const SafetensorsFile* other = stranger(c);
+    if (other == nullptr) {
+      check_headers(c);
+      return c;
+    }
+    if (again)
+      throw error(Code::kDataLoss,
+                  "'{}' is not of the save that {} names: copied while it was being saved, mixed with another "
+                  "checkpoint, or damaged in its header. Load another checkpoint",
+                  other->path(), kIndexFile);
+    last = text;  // a save replaced them meanwhile
+  }
+  throw error(Code::kUnavailable, "'{}' is replaced faster than it can be opened; load it when nobody saves",
+              directory);
+}
+
+const FileChecksums* Checkpoint::checksums(const SafetensorsFile& file) const {
+  return has_checksums() ? &index.files.at(&file == model.get() ? kModelFile : kOptimizerFile) : nullptr;
+}
+
+void Checkpoint::verify() const {
+  verify_file(*model, checksums(*model));
+  verify_file(*optimizer, checksums(*optimizer));
 }
 
 }  // namespace whale

@@ -1,45 +1,51 @@
-// A checkpoint is a directory: model.safetensors (parameters and running statistics), optimizer.safetensors (state,
-// named PARAMETER/SLOT) and whale.json (counters). It is replaced as a whole: written beside itself, synced, and
-// exchanged by one rename, so that a failure at any point leaves the previous one.
+// A checkpoint is a directory with model.safetensors (parameters and running statistics), optimizer.safetensors (state,
+// named PARAMETER/SLOT) and whale.json, the index: counters, the id of the save, and checksums.
+//
+// What holds, whatever fails or dies at whatever moment:
+// - The directory holds the previous checkpoint or the new one, whole. Renaming the new index over the old one is the
+//   moment that decides; until then the new files have names of their own, with the random id of their save.
+// - Nothing else in the directory or beside it is touched. Only these three files are ever replaced, and only what a
+//   save of libwhale has left under its id is ever removed.
+// - One save at a time: another one of the same directory, from any thread or process, is aborted and does nothing.
+// - A load sees one save. Its files carry the id that the index names; in between two saves it looks again.
+// - A changed byte in any of the files is data_loss, with the name of the file and of the tensor.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/index.h"
 #include "checkpoint/safetensors.h"
 
 namespace whale {
-
-struct CheckpointMeta {
-  std::string model;  // name of the graph
-  uint64_t seed = 0;
-  int64_t iteration = 0, updates = 0;
-  std::optional<double> learning_rate;  // set by hand; absent: the schedule's
-  std::optional<double> loss_scale;     // f16
-  int64_t steps_at_scale = 0;           // without an overflow, since the loss scale changed
-};
 
 struct CheckpointPart {  // one of the two files
   std::vector<StoredTensor> tensors;
   TensorSource source;
 };
 
-// Called with the name of each point at which writing may fail; for tests, which throw from it.
+// Called with the name of each point at which writing may fail; for tests, which throw from it or end the process.
 using FaultProbe = std::function<void(std::string_view point)>;
 
+// Throws aborted while another save of this directory is under way; failed_precondition when the directory holds files
+// of these names that are not a checkpoint's, or a newer format. An Error after the deciding moment leaves the new one.
 void write_checkpoint(const std::string& directory, const CheckpointMeta& meta, const CheckpointPart& model,
                       const CheckpointPart& optimizer, const FaultProbe& probe = {});
 
 struct Checkpoint {
-  CheckpointMeta meta;
+  std::string directory;
+  CheckpointIndex index;
   std::unique_ptr<SafetensorsFile> model, optimizer;
+  bool has_checksums() const { return index.format > 1; }
+  const FileChecksums* checksums(const SafetensorsFile& file) const;  // of one of the two; null: there are none
+  // Reads every byte and compares the checksums, as far as there are any; throws data_loss.
+  void verify() const;
 };
-// Opens and checks all three files; throws not_found, data_loss, or failed_precondition for a newer format.
+// Opens the three files of one save and checks all but the data; throws not_found, data_loss, or failed_precondition
+// for a newer format.
 Checkpoint open_checkpoint(const std::string& directory);
 
 }  // namespace whale

@@ -1,14 +1,10 @@
 #include "checkpoint/safetensors.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fcntl.h>
 #include <nlohmann/json.hpp>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/crc32c.h"
 #include "base/error.h"
-#include "checkpoint/file.h"
 
 namespace whale {
 namespace {
@@ -77,11 +73,7 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
   return tensor;
 }
 
-}  // namespace
-
-std::vector<StoredTensor> parse_safetensors_header(const std::string& path, const char* header, uint64_t header_bytes,
-                                                   uint64_t data_bytes) {
-  const Json json = Json::parse(header, header + header_bytes, nullptr, false);
+std::vector<StoredTensor> parse_tensors(const std::string& path, const Json& json, uint64_t data_bytes) {
   if (!json.is_object()) malformed(path, "its header is not a JSON object");
   std::vector<StoredTensor> tensors;
   for (const auto& [name, entry] : json.items())
@@ -100,62 +92,73 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, cons
   return tensors;
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor_ < 0) throw_errno("read", path);
-  try {
-    struct stat status {};
-    if (::fstat(descriptor_, &status) != 0) throw_errno("read", path);
-    if (!S_ISREG(status.st_mode)) throw invalid("'{}' is not a regular file", path);
-    const uint64_t size = static_cast<uint64_t>(status.st_size);
-    if (size < 8) malformed(path, "it has {} bytes", size);
-    unsigned char prefix[8];
-    data_bytes_ = size;  // while the header is read through read()
-    read({}, 0, prefix, sizeof prefix);
-    uint64_t header_bytes = 0;
-    for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | prefix[i];
-    if (header_bytes > size - 8 || header_bytes > kMaxHeaderBytes)
-      malformed(path, "its header claims {} bytes, the file has {}", header_bytes, size);
-    std::string header(header_bytes, '\0');
-    read({}, 8, header.data(), header.size());
-    data_begin_ = 8 + header_bytes;
-    data_bytes_ = size - data_begin_;
-    tensors_ = parse_safetensors_header(path, header.data(), header_bytes, data_bytes_);
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
+}  // namespace
+
+std::vector<StoredTensor> parse_safetensors_header(const std::string& path, const char* header, uint64_t header_bytes,
+                                                   uint64_t data_bytes) {
+  return parse_tensors(path, Json::parse(header, header + header_bytes, nullptr, false), data_bytes);
 }
 
-SafetensorsFile::~SafetensorsFile() { ::close(descriptor_); }
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) { read_header(nullptr); }
+SafetensorsFile::SafetensorsFile(const Directory& folder, const std::string& name, const uint32_t* header)
+    : file_(folder, name) {
+  read_header(header);
+}
+
+void SafetensorsFile::read_header(const uint32_t* expected) {
+  const uint64_t size = file_.size();
+  if (size < 8) malformed(path(), "it has {} bytes", size);
+  unsigned char prefix[8];
+  file_.read(0, prefix, sizeof prefix);
+  uint64_t header_bytes = 0;
+  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | prefix[i];
+  if (header_bytes > size - 8 || header_bytes > kMaxHeaderBytes)
+    malformed(path(), "its header claims {} bytes, the file has {}", header_bytes, size);
+  std::string header(header_bytes, '\0');
+  file_.read(8, header.data(), header.size());
+  data_begin_ = 8 + header_bytes;
+  header_checksum_ = crc32c(header.data(), header.size(), crc32c(prefix, sizeof prefix));
+  const Json json = Json::parse(header, nullptr, false);
+  try {
+    tensors_ = parse_tensors(path(), json, size - data_begin_);
+  } catch (const Error& e) {
+    if (expected == nullptr || *expected == header_checksum_) throw;
+    throw error(Code::kDataLoss, "{} (its header is damaged: it has another checksum than when it was saved)",
+                e.message());
+  }
+  if (json.contains("__metadata__") && json["__metadata__"].is_object())
+    for (const auto& [key, value] : json["__metadata__"].items())
+      if (value.is_string()) metadata_[key] = value.get<std::string>();
+}
 
 const StoredTensor* SafetensorsFile::find(const std::string& name) const {
   const auto at = std::find_if(tensors_.begin(), tensors_.end(), [&](const StoredTensor& t) { return t.name == name; });
   return at == tensors_.end() ? nullptr : &*at;
 }
 
-void SafetensorsFile::read(const StoredTensor& tensor, uint64_t offset, void* to, size_t bytes) const {
-  char* target = static_cast<char*>(to);
-  uint64_t at = data_begin_ + tensor.begin + offset;
-  while (bytes > 0) {
-    const ssize_t got = ::pread(descriptor_, target, bytes, static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno("read", path_);
-    if (got == 0) throw error(Code::kDataLoss, "'{}' ends at byte {}, {} more were expected", path_, at, bytes);
-    target += got;
-    at += static_cast<uint64_t>(got);
-    bytes -= static_cast<size_t>(got);
+std::string SafetensorsFile::metadata(const std::string& key) const {
+  const auto at = metadata_.find(key);
+  return at == metadata_.end() ? std::string() : at->second;
+}
+
+uint32_t SafetensorsFile::checksum(const StoredTensor& tensor) const {
+  std::vector<char> block(std::min<uint64_t>(kBlockBytes, tensor.bytes()));
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < tensor.bytes(); at += kBlockBytes) {
+    const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, tensor.bytes() - at));
+    read(tensor, at, block.data(), n);
+    crc = crc32c(block.data(), n, crc);
   }
+  return crc;
 }
 
-void SafetensorsFile::read_through() const {
-  std::vector<char> block(kBlockBytes);
-  for (uint64_t at = 0; at < data_bytes_; at += kBlockBytes)
-    read({}, at, block.data(), static_cast<size_t>(std::min<uint64_t>(kBlockBytes, data_bytes_ - at)));
+void SafetensorsFile::read(const StoredTensor& tensor, uint64_t offset, void* to, size_t bytes) const {
+  file_.read(data_begin_ + tensor.begin + offset, to, bytes);
 }
 
-void write_safetensors(const std::string& path, const std::vector<StoredTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata, const TensorSource& source) {
+FileChecksums write_safetensors(const Directory& folder, const std::string& name,
+                                const std::vector<StoredTensor>& tensors,
+                                const std::map<std::string, std::string>& metadata, const TensorSource& source) {
   // Widest elements first, as the safetensors package does, so that every tensor is aligned to its type.
   std::vector<size_t> order(tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -176,19 +179,25 @@ void write_safetensors(const std::string& path, const std::vector<StoredTensor>&
   std::string prefix(8, '\0');
   for (size_t i = 0; i < 8; ++i) prefix[i] = static_cast<char>(static_cast<uint64_t>(text.size()) >> (8 * i) & 0xFF);
 
-  OutputFile file(path);
+  FileChecksums written;
+  written.bytes = prefix.size() + text.size() + at;
+  written.header = crc32c(text.data(), text.size(), crc32c(prefix.data(), prefix.size()));
+  OutputFile file(folder, name);
   file.write(prefix.data(), prefix.size());
   file.write(text.data(), text.size());
   std::vector<char> block(kBlockBytes);
   for (const size_t i : order) {
     const uint64_t bytes = static_cast<uint64_t>(element_count(tensors[i].dims) * size_of(tensors[i].dtype));
+    uint32_t& crc = written.tensors[tensors[i].name];
     for (uint64_t offset = 0; offset < bytes; offset += kBlockBytes) {
       const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, bytes - offset));
       source(i, offset, block.data(), n);
+      crc = crc32c(block.data(), n, crc);
       file.write(block.data(), n);
     }
   }
   file.finish();
+  return written;
 }
 
 }  // namespace whale

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "ir/dtype.h"
 #include "ir/shape.h"
 
@@ -27,20 +28,24 @@ struct StoredTensor {
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);  // throws not_found, data_loss, unimplemented (a dtype)
-  ~SafetensorsFile();
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
-  const std::string& path() const { return path_; }
+  // header: checksum that it should have; where it cannot be read and has another one, it is damaged (data_loss).
+  SafetensorsFile(const Directory& folder, const std::string& name, const uint32_t* header = nullptr);
+  const std::string& path() const { return file_.path(); }
+  uint64_t bytes() const { return file_.size(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // by offset
   const StoredTensor* find(const std::string& name) const;
+  std::string metadata(const std::string& key) const;            // of the header; empty: not there
+  uint32_t header_checksum() const { return header_checksum_; }  // CRC-32C of all that is before the data
+  uint32_t checksum(const StoredTensor& tensor) const;           // CRC-32C; reads it
   void read(const StoredTensor& tensor, uint64_t offset, void* to, size_t bytes) const;
-  void read_through() const;  // every byte once: after this a failing disk is unlikely
 
  private:
-  std::string path_;
-  int descriptor_ = -1;
-  uint64_t data_begin_ = 0, data_bytes_ = 0;
+  void read_header(const uint32_t* expected);
+  InputFile file_;
+  uint64_t data_begin_ = 0;
+  uint32_t header_checksum_ = 0;
   std::vector<StoredTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
 };
 
 // The header of a file of `file_bytes` bytes, `header` being the JSON text. For the reader and for fuzzing.
@@ -50,9 +55,16 @@ std::vector<StoredTensor> parse_safetensors_header(const std::string& path, cons
 // Data of tensor `index` from byte `offset` on, `bytes` of it, into `to`.
 using TensorSource = std::function<void(size_t index, uint64_t offset, void* to, size_t bytes)>;
 
-// Writes and fsyncs a new file; `begin` and `end` of the tensors are ignored. On an Error the file may be there,
-// incomplete.
-void write_safetensors(const std::string& path, const std::vector<StoredTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata, const TensorSource& source);
+struct FileChecksums {  // CRC-32C
+  uint64_t bytes = 0;   // of the whole file
+  uint32_t header = 0;  // of all that is before the data
+  std::map<std::string, uint32_t> tensors;
+};
+
+// Writes and fsyncs a new file, and sums it up on the way; `begin` and `end` of the tensors are ignored. On an Error
+// the file may be there, incomplete.
+FileChecksums write_safetensors(const Directory& folder, const std::string& name,
+                                const std::vector<StoredTensor>& tensors,
+                                const std::map<std::string, std::string>& metadata, const TensorSource& source);
 
 }  // namespace whale

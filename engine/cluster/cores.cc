@@ -30,7 +30,7 @@ int cores_of_quota(std::string_view text) {
   return static_cast<int>(std::max<int64_t>(1, (quota + period - 1) / period));
 }
 
-std::vector<int> usable_cores() {
+std::vector<int> allowed_cores() {
   std::vector<int> cores;
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -39,6 +39,11 @@ std::vector<int> usable_cores() {
       if (CPU_ISSET(static_cast<size_t>(c), &set)) cores.push_back(c);
   if (cores.empty())
     for (int c = 0; c < static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); ++c) cores.push_back(c);
+  return cores;
+}
+
+std::vector<int> usable_cores() {
+  std::vector<int> cores = allowed_cores();
   int limit = cores_of_quota(read_text("/sys/fs/cgroup/cpu.max"));
   if (limit == 0)  // the older layout of control groups
     limit = cores_of_quota(read_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") + " " +

@@ -13,6 +13,7 @@ struct DeviceSpec {
   std::vector<int> cores;  // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
   int index = 0;           // kCuda: ordinal
   int node = 0;            // of the cluster: which machine; numbered as listed
+  bool named = false;      // the cores were named by hand (cpu@CORES): these and no others
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
 };
 const char* name_of(DeviceKind kind);  // "cpu", "ref", "null", "cuda"

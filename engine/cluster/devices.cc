@@ -1,14 +1,16 @@
 #include "cluster/devices.h"
 
-#include <charconv>
+#include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace whale {
 namespace {
 
 constexpr int64_t kMostDevices = 65536;
 constexpr int kMostCores = 65536;
+constexpr int64_t kMostDeviceCores = int64_t{1} << 22;  // of all devices together
 constexpr const char* kGrammar =
     "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2); nodes joined "
     "by |, Nx before a node repeats it";
@@ -16,15 +18,13 @@ constexpr const char* kGrammar =
 struct Item {
   std::string_view text;
   [[noreturn]] void fail(std::string_view what) const {
-    throw invalid("device list: item '{}': {}; {}", text, what, kGrammar);
+    throw invalid("device list: item '{}': {}; {}", brief(text), what, kGrammar);
   }
   int64_t number(std::string_view digits, int64_t least, int64_t most) const {
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (digits.empty() || error != std::errc{} || end != digits.data() + digits.size())
-      fail(fmt::format("'{}' is not a number", digits));
-    if (value < least || value > most) fail(fmt::format("{} is outside {}..{}", value, least, most));
-    return value;
+    const std::optional<int64_t> value = whole_number(digits);
+    if (!value) fail(fmt::format("'{}' is not a number", brief(digits, 40)));
+    if (*value < least || *value > most) fail(fmt::format("{} is outside {}..{}", *value, least, most));
+    return *value;
   }
   // "0-3+8": ranges joined by +.
   std::vector<int> cores(std::string_view list) const {
@@ -35,7 +35,8 @@ struct Item {
       const size_t dash = part.find('-');
       const int64_t first = number(part.substr(0, dash), 0, kMostCores);
       const int64_t last = dash == part.npos ? first : number(part.substr(dash + 1), 0, kMostCores);
-      if (last < first) fail(fmt::format("the range {} runs backwards", part));
+      if (last < first) fail(fmt::format("the range {} runs backwards", brief(part, 40)));
+      if (std::ssize(out) + last - first >= kMostCores) fail(fmt::format("it names more than {} cores", kMostCores));
       for (int64_t c = first; c <= last; ++c) out.push_back(static_cast<int>(c));
       at = plus + 1;
     }
@@ -58,14 +59,18 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   const std::string_view kind = item.text.substr(0, mark);
   const bool at = mark != item.text.npos && item.text[mark] == '@';
   std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
-  if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", item.text);
-  if (kind != "cpu" && kind != "ref" && kind != "null") item.fail(fmt::format("'{}' is not a kind of device", kind));
+  if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", brief(item.text));
+  if (kind != "cpu" && kind != "ref" && kind != "null")
+    item.fail(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
   if (at && kind != "cpu") item.fail(fmt::format("'{}' devices have no cores to choose", kind));
   if (at) {
     const size_t star = rest.find('*');
     const int64_t count = star == rest.npos ? 1 : item.number(rest.substr(star + 1), 1, kMostDevices);
     const std::vector<int> list = item.cores(rest.substr(0, star));
-    for (int64_t i = 0; i < count; ++i) out.push_back({.kind = DeviceKind::kCpu, .cores = list});
+    if (count * std::ssize(list) > kMostDeviceCores)
+      item.fail(fmt::format("{} devices of {} cores each are more than {} cores together", count, list.size(),
+                            kMostDeviceCores));
+    for (int64_t i = 0; i < count; ++i) out.push_back({.kind = DeviceKind::kCpu, .cores = list, .named = true});
     return;
   }
   const int64_t count = item.number(rest, 1, kMostDevices);
@@ -88,10 +93,10 @@ std::vector<DeviceSpec> parse_node(std::string_view node, std::string_view text,
   for (size_t at = 0; at <= node.size();) {
     const size_t comma = std::min(node.find(',', at), node.size());
     const Item item{node.substr(at, comma - at)};
-    if (item.text.empty()) throw invalid("device list '{}' has an empty item; {}", text, kGrammar);
+    if (item.text.empty()) throw invalid("device list '{}' has an empty item; {}", brief(text), kGrammar);
     parse_item(item, cores, out);
     if (out.size() > static_cast<size_t>(kMostDevices))
-      throw invalid("device list '{}' names more than {} devices", text, kMostDevices);
+      throw invalid("device list '{}' names more than {} devices", brief(text), kMostDevices);
     at = comma + 1;
   }
   return out;
@@ -128,7 +133,12 @@ std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<i
     const auto [count, items] = repeated(std::string_view(packed).substr(at, bar - at));
     const std::vector<DeviceSpec> devices = parse_node(items, text, cores);
     if (static_cast<int64_t>(out.size()) + count * static_cast<int64_t>(devices.size()) > kMostDevices)
-      throw invalid("device list '{}' names more than {} devices", text, kMostDevices);
+      throw invalid("device list '{}' names more than {} devices", brief(text), kMostDevices);
+    int64_t of_node = 0;
+    for (const DeviceSpec& device : devices) of_node += std::ssize(device.cores);
+    if (count * of_node > kMostDeviceCores)
+      throw invalid("device list '{}' names {} cores in {} nodes each, more than {} together", brief(text), of_node,
+                    count, kMostDeviceCores);
     for (int64_t k = 0; k < count; ++k, ++node)
       for (DeviceSpec device : devices) device.node = node, out.push_back(std::move(device));
     at = bar + 1;

@@ -13,6 +13,7 @@ namespace whale {
 // The logical CPUs that this process may use: its affinity mask, as many of them as the CPU quota of its control group
 // pays for.
 std::vector<int> usable_cores();
+std::vector<int> allowed_cores();  // the mask alone
 // How many cores a control group's quota pays for, from the text of cpu.max ("200000 100000"); 0: no limit.
 int cores_of_quota(std::string_view cpu_max);
 
@@ -23,7 +24,8 @@ std::vector<DeviceSpec> parse_devices(std::string_view text);  // over usable_co
 // The text of a cluster file, as a device list: a node a line, from # on a comment.
 std::string devices_of_file(std::string_view content);
 
-std::string to_string(const DeviceSpec& device);                // "cpu@0-3", "ref", "cuda@1"
-std::string to_string(const std::vector<DeviceSpec>& devices);  // parses to the same list: "cpu@0*2,cpu@1,ref:2"
+std::string to_string(const DeviceSpec& device);  // "cpu@0-3", "ref", "cuda@1"
+std::string to_string(
+    const std::vector<DeviceSpec>& devices);  // parses to the same cores, then named: "cpu@0*2,cpu@1,ref:2"
 
 }  // namespace whale

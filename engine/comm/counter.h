@@ -1,4 +1,4 @@
-// A counter that one thread advances and others wait for, on a futex, with an abort that wakes everybody. It orders the
+// A counter that threads advance and others wait for, on a futex, with an abort that wakes everybody. It orders the
 // streams of a device and the members of a collective.
 #pragma once
 
@@ -18,7 +18,6 @@ class Counter {
  public:
   // Only while nobody waits: between runs.
   void reset() { value_.store(0, std::memory_order_relaxed); }
-  // By one thread at a time.
   void advance(uint32_t by) {
     value_.fetch_add(by, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) wake();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "data/indices.h"
 
 namespace whale {
 namespace {
@@ -100,6 +101,18 @@ void bind_inputs(const std::vector<PlanInput>& ports, const std::vector<NamedHos
     if (to[i] == nullptr)
       throw invalid("input '{}' is missing: expected {} {}", ports[i].name, name_of(ports[i].dtype),
                     to_string(ports[i].dims));
+}
+
+void check_indices(const std::vector<PlanInput>& ports, const std::vector<const void*>& inputs,
+                   const std::vector<bool>& read) {
+  for (size_t i = 0; i < ports.size(); ++i)
+    for (const IndexRange& range : ports[i].indices) {
+      if (inputs[i] == nullptr || !(read.empty() || read[i])) continue;
+      const auto bad = first_outside(ports[i].dtype, inputs[i], element_count(ports[i].dims), range);
+      if (bad)
+        throw invalid("input '{}' has the value {} at {}; it is an index and may be {}. Nothing was run", ports[i].name,
+                      bad->value, position_text(ports[i].dims, bad->position), to_string(range));
+    }
 }
 
 void bind_outputs(const std::vector<PlanOutput>& ports, const std::vector<NamedHost>& outputs, std::vector<void*>& to) {

@@ -28,6 +28,10 @@ int64_t batch_of(const std::vector<PlanInput>& ports, const std::vector<NamedHos
 // Throws on unknown, repeated and wrongly typed or shaped tensors; on missing ones unless `allow_missing`.
 void bind_inputs(const std::vector<PlanInput>& ports, const std::vector<NamedHost>& inputs, bool allow_missing,
                  std::vector<const void*>& to);
+// Throws when an element of an input that ops take for an index is out of their range. `read`: of each port, whether
+// the run reads it; empty: all are.
+void check_indices(const std::vector<PlanInput>& ports, const std::vector<const void*>& inputs,
+                   const std::vector<bool>& read);
 void bind_outputs(const std::vector<PlanOutput>& ports, const std::vector<NamedHost>& outputs, std::vector<void*>& to);
 
 }  // namespace whale

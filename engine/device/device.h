@@ -60,7 +60,8 @@ class Kernel {
 class Device {
  public:
   virtual ~Device() = default;
-  // Called once on the compute thread before anything else, and on each further thread: affinity, thread count.
+  // Called once on the compute thread before anything else, and on each further thread: affinity, and all threads that
+  // kernels will use. Throws resource_exhausted when the system does not give them.
   virtual void enter_thread(Stream stream) = 0;
   virtual void* allocate(size_t bytes) = 0;  // 64-byte aligned, zeroed lazily
   virtual void release(void* memory, size_t bytes) = 0;
@@ -75,13 +76,20 @@ class Device {
   virtual void combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) = 0;
 };
 
+// How a device is opened, beside what the plan says of it.
+struct OpenOptions {
+  int threads = 0;  // cpu: of its team; 0: as many as it has cores
+  bool pin = true;  // cpu: its threads run on its cores only; else wherever the caller's thread may
+};
+
 // A back end: makes devices, and says before any device exists what they can do.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // "cpu", "ref", "null"
   virtual bool supports(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out) const = 0;
-  virtual std::unique_ptr<Device> open(const DeviceSpec& spec) = 0;
+  virtual std::unique_ptr<Device> open(const DeviceSpec& spec, const OpenOptions& options) = 0;
+  std::unique_ptr<Device> open(const DeviceSpec& spec) { return open(spec, {}); }
   virtual std::string describe() const = 0;  // one line for `whale devices`: library, instruction set
 };
 

@@ -1,6 +1,7 @@
 // Finds and opens back ends.
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -18,7 +19,10 @@ void anchor() {}  // an address inside this library
 std::string own_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&anchor), &info) == 0 || info.dli_fname == nullptr) return {};
-  const std::string path = info.dli_fname;
+  // A link to the library may lie elsewhere; its back ends lie beside the file.
+  char* real = realpath(info.dli_fname, nullptr);
+  const std::string path = real != nullptr ? real : info.dli_fname;
+  std::free(real);
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
 }

@@ -251,11 +251,16 @@ void drop_dead(Graph& g) {
   r.finish();
 }
 
-// What two ops must share to be one: they compute the same from the same, in the same place and time. Backward and
+// What two ops must share to be one: they compute the same from the same, in the same scope as written and at the same
+// time (a pipeline may be cut between them: then the first one's stage passes it on). Backward and
 // forward stay apart (sharing would keep the forward value alive), except for constants.
 using Key = std::tuple<OpCode, std::vector<TensorId>, Attrs, ScopeId, Region, Phase>;
 
-void simplify(Graph& g) {
+void simplify(Graph& g, const std::vector<ScopeId>& written) {
+  const auto scope_of = [&](const Op& op) {
+    const auto at = static_cast<size_t>(op.scope);
+    return at < written.size() ? written[at] : op.scope;
+  };
   Rewriter r(g);
   Cleaner c{r};
   std::map<Key, OpId> seen;
@@ -283,7 +288,7 @@ void simplify(Graph& g) {
     }
     const Phase phase =
         op.inputs.empty() && element_count(g.tensor(op.outputs[0]).dims) == 1 ? Phase::kForward : op.phase;
-    const auto [it, fresh] = seen.try_emplace(Key{op.code, in, op.attrs, op.scope, op.region, phase}, kNone);
+    const auto [it, fresh] = seen.try_emplace(Key{op.code, in, op.attrs, scope_of(op), op.region, phase}, kNone);
     if (fresh) {
       it->second = r.keep(i);
       continue;
@@ -297,13 +302,15 @@ void simplify(Graph& g) {
 
 }  // namespace
 
-void clean(Graph& graph) {
+void clean(Graph& graph) { clean_as_written(graph, {}); }
+
+void clean_as_written(Graph& graph, const std::vector<ScopeId>& written) {
   for (int round = 0; round < 4; ++round) {
     const size_t before = graph.ops.size();
     drop_dead(graph);
     if (!graph.gradients.empty() || graph.training.loss == kNone)
       widen_results(graph);  // gradient rules want equal dtypes
-    simplify(graph);
+    simplify(graph, written);
     drop_dead(graph);
     if (graph.ops.size() == before) break;
   }

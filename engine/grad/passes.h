@@ -5,8 +5,10 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "ir/graph.h"
+#include "ops/op.h"
 
 namespace whale {
 
@@ -30,12 +32,22 @@ void add_updates(Graph& graph);
 
 // Dead code, common subexpressions (never random ops), trivial constants, pairs of casts, reshapes and transposes.
 void clean(Graph& graph);
+// `written`: per scope, the one that stands in the program (a pipeline's cut divides scopes; empty: none did). What is
+// merged follows from the program alone: merged before differentiation, two uses are one, and their gradients are added
+// before they go on, so that a cut between them would change the order of a sum.
+void clean_as_written(Graph& graph, const std::vector<ScopeId>& written);
 
 // A step may take the batch in parts.
 bool many_micro_batches(const Graph& graph);
 
 // Op::region of every op.
 void assign_regions(Graph& graph);
+
+// Ops with an index (OpDef::index) that the graph computes get the limit that each run of theirs checks; those whose
+// index is an input as it is, only moved or widened, get none: the input is checked before the step.
+void check_indices(Graph& graph);
+// For each of Graph::inputs what its elements must be, for the ops of the second kind.
+std::vector<std::vector<IndexRange>> indices_of_inputs(const Graph& graph);
 
 // The forward pass alone, without dropout and with running statistics. Training keeps only loss and precision.
 Graph for_inference(const Graph& graph);

@@ -51,7 +51,7 @@ void UpdateBuilder::set_next(TensorId variable, TensorId next) {
   for (Variable& v : g.variables) {
     if (v.tensor != variable) continue;
     if (v.next != kNone)
-      throw invalid("parameter '{}' is already given a next value by another op; mark it as not trainable",
+      throw invalid("parameter '{}' is already given a next value by another op; make it frozen",
                     g.tensor(variable).name);
     v.next = next;
     return;
@@ -224,10 +224,12 @@ constexpr Rule kRules[] = {{OptimizerKind::kSgd, sgd},         {OptimizerKind::k
 void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
   const Training& training = b.g.training;
   if (!training.optimizer.lazy) return;
+  bool any = false;
   for (Parameter& p : all) {
     b.origin = p.use;
     p.rows = row_gradient(b, p.p, p.grad);
     if (p.rows.dy == kNone) continue;
+    any = true;
     const std::string& name = b.g.tensor(p.p).name;
     if (training.optimizer.momentum != 0 && training.optimizer.kind == OptimizerKind::kSgd)
       throw unimplemented("training: lazy updates of table '{}' with momentum {}; use momentum 0, or adam or adagrad",
@@ -239,6 +241,10 @@ void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
           training.clip_norm, name);
     std::erase_if(b.g.gradients, [&](const NamedTensor& t) { return t.name == name; });
   }
+  if (!any)
+    throw invalid(
+        "training: lazy updates are of tables that steps look up (embedding, embedding_bag), and no trained parameter "
+        "of this model is one; leave lazy out");
 }
 
 }  // namespace

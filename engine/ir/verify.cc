@@ -24,35 +24,36 @@ void check_scopes(const Graph& graph) {
     const auto bad = [&](std::string what) {
       return invalid("{}", what).at_scope(graph.scope_path(static_cast<ScopeId>(i)));
     };
-    if (s.kind == ScopeKind::kName && s.name.empty()) throw bad(fmt::format("name scope {} has no name", i));
+    const std::string told = graph.scope_path(static_cast<ScopeId>(i));
+    if (s.kind == ScopeKind::kName && s.name.empty()) throw bad("a name scope has no name");
     if (s.count < 0 || s.micro_batches < 0 || s.chunks < 0)
-      throw bad(fmt::format("scope {}: count {}, micro_batches {} and chunks {} must not be negative (0: inferred)", i,
-                            s.count, s.micro_batches, s.chunks));
+      throw bad(fmt::format("scope '{}': count {}, micro_batches {} and chunks {} must not be negative (0: inferred)",
+                            told, s.count, s.micro_batches, s.chunks));
     if (s.count != 0 && s.shares.size() % static_cast<size_t>(s.count) != 0)
       throw bad(
-          fmt::format("scope {}: {} shares for a count of {}; give one share for each (or a row of them for each "
+          fmt::format("scope '{}': {} shares for a count of {}; give one share for each (or a row of them for each "
                       "position of the scopes around it)",
-                      i, s.shares.size(), s.count));
+                      told, s.shares.size(), s.count));
     const size_t row = s.count ? static_cast<size_t>(s.count) : s.shares.size();
     double sum = 0;
     for (size_t k = 0; k < s.shares.size(); ++k) {
       const double share = s.shares[k];
       const bool first = k % row == 0, gap = share == kNoDevice && row < s.shares.size() && !first;
       if (!gap && (!std::isfinite(share) || share < 0 || (!first && s.shares[k - 1] == kNoDevice)))
-        throw bad(
-            fmt::format("scope {}: share {} must be finite and >= 0 (or -1 at the end of a row: no device)", i, share));
+        throw bad(fmt::format("scope '{}': share {} must be finite and >= 0 (or -1 at the end of a row: no device)",
+                              told, share));
       sum += gap ? 0 : share;
       if ((k + 1) % row) continue;
       if (!(sum > 0 && std::isfinite(sum)))
-        throw bad(fmt::format("scope {}: the shares sum to {}; at least one must be positive", i, sum));
+        throw bad(fmt::format("scope '{}': the shares sum to {}; at least one must be positive", told, sum));
       sum = 0;
     }
     if (!s.by.empty() && s.by != "sample" && s.by != "micro_batch")
-      throw bad(fmt::format("scope {}: by is '{}', expected 'sample' or 'micro_batch'", i, s.by));
+      throw bad(fmt::format("scope '{}': by is '{}', expected 'sample' or 'micro_batch'", told, s.by));
     const auto rules = schedule_rules();
     if (!s.schedule.empty() &&
         std::none_of(rules.begin(), rules.end(), [&](const auto& r) { return r.name == s.schedule; }))
-      throw bad(fmt::format("scope {}: schedule is '{}', expected one of {}", i, s.schedule, schedule_names()));
+      throw bad(fmt::format("scope '{}': schedule is '{}', expected one of {}", told, s.schedule, schedule_names()));
   }
 }
 
@@ -176,10 +177,16 @@ void check_variables(const Graph& graph) {
       throw invalid("variable '{}' has initializer number {}", t.name, static_cast<int>(v.init.kind));
     if (!std::isfinite(v.init.a) || !std::isfinite(v.init.b))
       throw invalid("variable '{}': initializer parameters {} and {} must be finite", t.name, v.init.a, v.init.b);
+    const bool drawn = v.init.kind == InitKind::kNormal || v.init.kind == InitKind::kTruncatedNormal;
+    if (drawn && v.init.b < 0)
+      throw invalid("variable '{}': initializer's standard deviation is {}, expected 0 or more", t.name, v.init.b);
+    if (v.init.kind == InitKind::kUniform && v.init.a > v.init.b)
+      throw invalid("variable '{}': initializer is uniform from {} to {}, expected the lower bound first", t.name,
+                    v.init.a, v.init.b);
     if (v.init.kind == InitKind::kFile && v.init.file.empty())
       throw invalid("variable '{}' is read from a file without a name", t.name);
     if (v.role == Role::kParameter && v.trainable && !is_float(t.dtype))
-      throw invalid("parameter '{}' of dtype {} cannot be trained; use a floating point dtype or trainable = false",
+      throw invalid("parameter '{}' of dtype {} cannot be trained; use a floating point dtype, or make it frozen",
                     t.name, name_of(t.dtype));
     if (v.next == kNone) continue;
     if (!in_range(v.next, graph.tensors.size()))
@@ -245,6 +252,12 @@ void check_training(const Graph& graph) {
   check_range("decay_rate", o.decay_rate, -kLarge, 0);
   check_range("clip_threshold", o.clip_threshold, 0, kLarge);
   check_range("clip_norm", training.clip_norm, 0, kLarge);
+  const bool sgd = o.kind == OptimizerKind::kSgd || o.kind == OptimizerKind::kNone;
+  if (o.nesterov && o.momentum == 0)
+    throw invalid(
+        "training: nesterov is a form of momentum, which is 0; give a momentum such as 0.9, or leave nesterov out");
+  if (o.momentum != 0 && !sgd)
+    throw invalid("training: momentum is {}, which only sgd has; leave it out (adam's is beta1)", o.momentum);
   const bool by_rows = o.kind == OptimizerKind::kNone || o.kind == OptimizerKind::kSgd ||
                        o.kind == OptimizerKind::kAdam || o.kind == OptimizerKind::kAdamW ||
                        o.kind == OptimizerKind::kAdagrad;
@@ -269,6 +282,13 @@ void check_training(const Graph& graph) {
   if ((s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine) && s.total_steps <= s.warmup_steps)
     throw invalid("training: total_steps is {}; a linear or cosine schedule must end after its {} warm-up steps",
                   s.total_steps, s.warmup_steps);
+  const bool ends = s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine;
+  if (!ends && s.total_steps != 0)
+    throw invalid("training: total_steps is {}, which only linear and cosine schedules have; leave it out",
+                  s.total_steps);
+  if (s.kind == ScheduleKind::kConstant && s.final_fraction != 0)
+    throw invalid("training: final_fraction is {}, and a constant schedule does not decay; leave it out",
+                  s.final_fraction);
 }
 
 }  // namespace

@@ -358,7 +358,7 @@ const OpDef op_def_cast = {
 };
 const OpDef op_def_stop_gradient =
     unary_def("stop_gradient", "x, through which no gradient passes.\nAny shape and dtype.", infer_unary<is_any>,
-              nullptr, nullptr, kNoGradient);
+              nullptr, nullptr, kNoGradient | kRearranges);
 const OpDef op_def_neg = [] {
   OpDef d = unary_def("neg", "-x.\nAny shape; number types.", infer_unary<is_number>, grad_neg);
   d.factors = linear_in_each<0>;

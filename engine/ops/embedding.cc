@@ -109,16 +109,16 @@ const OpDef op_def_embedding = {
     .name = "embedding",
     .doc =
         "Looks up rows of a table.\n"
-        "table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + v) "
-        "give rows of zeros.",
+        "table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. An id outside of 0 to v - 1 is an error.",
     .inputs = {{"table"}, {"ids"}},
     .outputs = {{"y"}},
-    .attrs = {kRowBegin},
+    .attrs = {kRowBegin, index_limit_attr()},
     .infer = infer_embedding,
     .gradient = gradient_embedding,
     .factors = factors_embedding,
     .cost = cost_embedding,
     .flags = kOffsetAware | kRoundOutput,
+    .index = {1, [](const OpView& v) { return in_dims(v, 0)[0]; }},
 };
 
 const OpDef op_def_embedding_grad = {

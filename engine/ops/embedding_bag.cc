@@ -96,17 +96,17 @@ const OpDef op_def_embedding_bag = {
     .name = "embedding_bag",
     .doc =
         "Looks up the rows of a table that each bag of ids names, and pools them.\n"
-        "table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + "
-        "v) count as rows of "
-        "zeros.",
+        "table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. An id outside of 0 to v - 1 is an "
+        "error.",
     .inputs = {{"table"}, {"ids"}},
     .outputs = {{"y"}},
-    .attrs = {kMode, kRowBegin},
+    .attrs = {kMode, kRowBegin, index_limit_attr()},
     .infer = infer_embedding_bag,
     .gradient = gradient_embedding_bag,
     .factors = factors_embedding_bag,
     .cost = cost_embedding_bag,
     .flags = kOffsetAware | kRoundOutput,
+    .index = {1, [](const OpView& v) { return in_dims(v, 0)[0]; }},
 };
 
 const OpDef op_def_embedding_bag_grad = {

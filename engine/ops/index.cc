@@ -38,6 +38,10 @@ std::vector<TensorType> infer_gather(const OpView& v) {
   return {{in(v, 0).dtype, out}};
 }
 
+int64_t limit_gather(const OpView& v) {
+  return in_dims(v, 0)[static_cast<size_t>(normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size()))];
+}
+
 // dy has the shape of gather's result; `size` stands where the dimensions of the indices were.
 int grad_axis(const OpView& v) {
   if (rank_of(v, 0) < rank_of(v, 1))
@@ -190,17 +194,18 @@ const AttrSpec kBegin{"begin", AttrType::kInt, int64_t{0}, false,
 const OpDef op_def_gather = {
     .name = "gather",
     .doc =
-        "Slices of x along an axis, chosen by indices; an index out of range is an error of the step.\n"
+        "Slices of x along an axis, chosen by indices; an index outside of it is an error.\n"
         "x [any shape], indices i32/i64 [...] -> x.dims[:axis] + indices.dims + x.dims[axis+1:].",
     .inputs = {{"x"}, {"indices"}},
     .outputs = {{"y"}},
-    .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of x"}, kBegin},
+    .attrs = {{"axis", AttrType::kInt, int64_t{0}, false, "which dimension of x"}, kBegin, index_limit_attr()},
     .infer = infer_gather,
     .gradient = grad_gather,
     .factors = factors_gather,
     .cost = cost_gather,
     .aliases = {},
     .flags = 0,
+    .index = {1, limit_gather},
 };
 const OpDef op_def_gather_grad = {
     .name = "gather_grad",
@@ -222,19 +227,21 @@ const OpDef op_def_gather_grad = {
 const OpDef op_def_one_hot = {
     .name = "one_hot",
     .doc =
-        "1 at the index along a new last dimension, else 0; indices outside of it give zeros.\nindices i32/i64 [...] "
-        "-> y [..., depth].",
+        "1 at the index along a new last dimension, else 0; an index outside of 0 to depth - 1 is an error.\n"
+        "indices i32/i64 [...] -> y [..., depth].",
     .inputs = {{"indices"}},
     .outputs = {{"y"}},
     .attrs = {{"depth", AttrType::kInt, int64_t{0}, true, "extent of the new dimension"},
               {"dtype", AttrType::kString, std::string("f32"), false, "of the result"},
-              kBegin},
+              kBegin,
+              index_limit_attr()},
     .infer = infer_one_hot,
     .gradient = nullptr,
     .factors = factors_one_hot,
     .cost = nullptr,
     .aliases = {},
     .flags = kNoGradient,
+    .index = {0, [](const OpView& v) { return attr_int(*v.attrs, "depth"); }},
 };
 const OpDef op_def_top_k = {
     .name = "top_k",

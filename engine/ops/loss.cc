@@ -14,6 +14,11 @@ const std::vector<AttrSpec> kAttrs = {{.name = "ignore_index",
                                        .fallback = 0.0,
                                        .doc = "weight of the uniform distribution in the target"}};
 
+std::vector<AttrSpec> with_limit(std::vector<AttrSpec> all) {
+  all.push_back(index_limit_attr());
+  return all;
+}
+
 // What the ops add that may see a part of the vocabulary.
 std::vector<AttrSpec> part_attrs() {
   std::vector<AttrSpec> all = kAttrs;
@@ -42,11 +47,17 @@ std::vector<TensorType> infer_cross_entropy(const OpView& v) {
   return {{t, rows}, {t, rows}};
 }
 
+// The gradient's labels are those of the forward op.
+Attrs unchecked(Attrs attrs) {
+  attrs.erase(kIndexLimit);
+  return attrs;
+}
+
 void gradient_cross_entropy(GradBuilder& b) {
   if (b.grad(1) != kNone)
     throw unimplemented("cross_entropy: the result 'lse' has no gradient; compute it with log and reduce_sum");
   if (!b.wants(0)) return;
-  Attrs attrs = b.op().attrs;
+  Attrs attrs = unchecked(b.op().attrs);
   attrs["vocabulary"] = b.dims(b.input(0)).back();
   b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(1)}, attrs));
 }
@@ -82,7 +93,8 @@ std::vector<TensorType> infer_stats(const OpView& v) {
 void gradient_finish(GradBuilder& b) { b.set(0, b.grad()); }
 void gradient_stats(GradBuilder& b) {
   if (!b.wants(0) || b.grad(0) == kNone) return;
-  b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(0)}, b.op().attrs));
+  b.set(0, b.emit(OpCode::k_cross_entropy_grad, {b.grad(0), b.input(0), b.input(1), b.output(0)},
+                  unchecked(b.op().attrs)));
 }
 
 Factors factors_stats(const OpView& v) {
@@ -153,15 +165,17 @@ const OpDef op_def_cross_entropy = {
         "Cross entropy of softmax(logits) and integer labels, one value a row, with label smoothing.\n"
         "logits [..., v], labels i32/i64 [...] -> loss [...] (0 where ignored), lse [...] (log of the sum of "
         "exponentials), both in the "
-        "accumulate dtype. Take the mean over counted rows yourself.",
+        "accumulate dtype. Take the mean over counted rows yourself. A label that is neither in 0 to v - 1 nor "
+        "ignore_index is an error.",
     .inputs = {{"logits"}, {"labels"}},
     .outputs = {{"loss"}, {"lse"}},
-    .attrs = kAttrs,
+    .attrs = with_limit(kAttrs),
     .infer = infer_cross_entropy,
     .gradient = gradient_cross_entropy,
     .factors = factors_cross_entropy,
     .cost = cost_forward,
     .decompose = decompose_cross_entropy,
+    .index = {1, [](const OpView& v) { return in_dims(v, 0).back(); }, "ignore_index"},
 };
 const OpDef op_def_cross_entropy_grad = {
     .name = "cross_entropy_grad",
@@ -187,12 +201,18 @@ const OpDef op_def_cross_entropy_stats = {
         "dtype. The lse of parts combine by logsumexp, picked by sum.",
     .inputs = {{"logits"}, {"labels"}},
     .outputs = {{"lse"}, {"picked"}},
-    .attrs = part_attrs(),
+    .attrs = with_limit(part_attrs()),
     .infer = infer_stats,
     .gradient = gradient_stats,
     .factors = factors_stats,
     .cost = cost_forward,
     .flags = kInternal,
+    .index = {1,
+              [](const OpView& v) {
+                const int64_t all = attr_int(*v.attrs, "vocabulary");
+                return all != 0 ? all : in_dims(v, 0).back();
+              },
+              "ignore_index"},
 };
 const OpDef op_def_cross_entropy_finish = {
     .name = "cross_entropy_finish",

@@ -2,6 +2,7 @@
 // never from attributes: those hold the logical shape, of which a device may have a part. Dimensions whose elements
 // keep their place are map factors; the others stay whole.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "ops/family.h"
@@ -47,14 +48,31 @@ Factors same_place(const OpView& v, Kept kept) {
 }
 
 // ---- sources --------------------------------------------------------------------------------------------------------
-std::vector<TensorType> infer_fill(const OpView& v) {
+// A type of integers has the number: nothing is cut on the way into it.
+void need_value(const OpView& v, DType dtype) {
+  const double value = attr_float(*v.attrs, "value");
+  if (is_float(dtype)) return;
+  const bool is_signed = dtype == DType::kI8 || dtype == DType::kI32 || dtype == DType::kI64;
+  const int bits = dtype == DType::kBool ? 1 : 8 * static_cast<int>(size_of(dtype)) - (is_signed ? 1 : 0);
+  const double above = std::ldexp(1.0, bits);
+  if (!(value >= (is_signed ? -above : 0) && value < above && value == std::floor(value)))
+    throw invalid("attribute 'value' is {}, which {} does not have", value, name_of(dtype));
+}
+
+std::vector<TensorType> infer_constant(const OpView& v) {
   need_shape(ints(v, "shape"));
   return {{parse_dtype(attr_string(*v.attrs, "dtype")), ints(v, "shape")}};
 }
 
+std::vector<TensorType> infer_fill(const OpView& v) {
+  std::vector<TensorType> out = infer_constant(v);
+  need_value(v, out[0].dtype);
+  return out;
+}
+
 std::vector<TensorType> infer_iota(const OpView& v) {
   normalize_axis(attr_int(*v.attrs, "dim"), ints(v, "shape").size());
-  std::vector<TensorType> out = infer_fill(v);
+  std::vector<TensorType> out = infer_constant(v);
   if (out[0].dtype == DType::kBool) throw invalid("attribute 'dtype' is bool, expected a number type");
   return out;
 }
@@ -218,6 +236,7 @@ std::vector<TensorType> infer_pad(const OpView& v) {
       throw invalid("dimension {} of {}: padding {} and {} must be >= 0 and not overflow", d, to_string(x), low[d],
                     high[d]);
   }
+  need_value(v, out.dtype);
   return {out};
 }
 
@@ -344,7 +363,7 @@ const OpDef op_def_reshape = {
     .factors = factors_reshape,
     .cost = cost_none,
     .aliases = {{0, 0, true}},
-    .flags = 0,
+    .flags = kRearranges,
 };
 const OpDef op_def_transpose = {
     .name = "transpose",
@@ -357,7 +376,7 @@ const OpDef op_def_transpose = {
     .factors = factors_transpose,
     .cost = cost_move,
     .aliases = {},
-    .flags = 0,
+    .flags = kRearranges,
 };
 const OpDef op_def_broadcast_to = {
     .name = "broadcast_to",
@@ -370,7 +389,7 @@ const OpDef op_def_broadcast_to = {
     .factors = factors_broadcast,
     .cost = cost_move,
     .aliases = {},
-    .flags = 0,
+    .flags = kRearranges,
 };
 const OpDef op_def_slice = {
     .name = "slice",

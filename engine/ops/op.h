@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -129,6 +130,29 @@ Factors parse_factors(std::string_view text, const OpView& view);
 class GradBuilder;  // grad/ implements; see ops/grad_builder.h
 using GradientRule = void (*)(GradBuilder& builder);
 
+// ---- indices ----------------------------------------------------------------------------------------------------
+// What an element of an index may be: 0 to limit - 1, or `ignored`.
+struct IndexRange {
+  int64_t limit = 0;
+  std::optional<int64_t> ignored;
+  bool permits(int64_t index) const { return (index >= 0 && index < limit) || index == ignored; }
+  friend bool operator==(const IndexRange&, const IndexRange&) = default;
+};
+// "0 to 49", "0 to 9 or -100".
+std::string to_string(const IndexRange& range);
+
+// The operand of an op that names positions of another one. An element out of range is an error: before the run where
+// it comes from an input as it is, else of the step (grad/indices.cc says which). Kernels never look beyond what is
+// there. Gradients and updates take the same indices as the op that they come from and do not declare them.
+struct IndexOperand {
+  int input = -1;                             // -1: the op has none
+  int64_t (*limit)(const OpView&) = nullptr;  // of the logical op
+  const char* ignored = nullptr;              // the attribute with a value that is permitted too
+};
+// Attribute of all ops with an index: the limit that each run of the op checks; 0: none, its inputs were checked. Given
+// when the graph is planned.
+inline constexpr const char* kIndexLimit = "index_limit";
+
 // ---- cost -------------------------------------------------------------------------------------------------------
 struct OpCost {
   double flops = 0;
@@ -148,6 +172,7 @@ enum OpFlag : uint32_t {
   kComputeWide = 1 << 8,  // stays in f32: losses, exp, log, norms of vectors
   kRoundOutput = 1 << 9,  // reads f32, its result goes on in bf16: embedding
   kBoxOfInput = 1 << 11,  // the box is that of operand 0, not of the result
+  kRearranges = 1 << 12,  // the results have the elements of operand 0, all of them and no others
   kMemoryCopy = 1 << 10,  // between the device's memory and the host's: an instruction of its own, no kernel
 };
 
@@ -179,6 +204,7 @@ struct OpDef {
   const char* unpacked_factor = nullptr;
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
+  IndexOperand index = {};
 };
 
 const OpDef& def(OpCode code);
@@ -199,6 +225,7 @@ inline std::vector<Alias> aliases_of(const OpView& view) {
   const OpDef& d = def(view.code);
   return d.aliases_of ? d.aliases_of(view) : d.aliases;
 }
+IndexRange index_range(const OpView& view);     // of the op's index operand
 std::string to_string(const TensorType& type);  // "f32[16,128]"
 std::string signature(const OpDef& def);        // "matmul(a, b, bias?)"
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "base/watch.h"
 #include "ops/family.h"
 
 namespace whale {
@@ -150,7 +151,9 @@ Attrs complete_attrs(const OpDef& def, Attrs given) {
   return all;
 }
 
+// Whatever passes over ops asks for this, so here planning looks whether it is to stop.
 OpView view_of(const Graph& graph, const Op& op) {
+  Watch::look();
   OpView view{op.code, &op.attrs, {}, {}, {}};
   for (const TensorId id : op.inputs) {
     view.present.push_back(id != kNone);
@@ -254,6 +257,18 @@ void verify_ops(const Graph& graph) {
       throw;
     }
   }
+}
+
+std::string to_string(const IndexRange& range) {
+  const std::string also = range.ignored ? fmt::format(" or {}", *range.ignored) : "";
+  return range.limit > 0 ? fmt::format("0 to {}{}", range.limit - 1, also) : "nothing" + also;
+}
+
+IndexRange index_range(const OpView& view) {
+  const IndexOperand& index = def(view.code).index;
+  IndexRange range{index.limit(view), {}};
+  if (index.ignored != nullptr) range.ignored = attr_int(*view.attrs, index.ignored);
+  return range;
 }
 
 std::string to_string(const TensorType& type) {

@@ -54,6 +54,14 @@ inline DType out_dtype(const OpView& v, DType otherwise) {
   return name.empty() ? otherwise : parse_dtype(name);
 }
 
+// Attribute of every op with an index (see IndexOperand).
+inline AttrSpec index_limit_attr() {
+  return {.name = kIndexLimit,
+          .type = AttrType::kInt,
+          .fallback = int64_t{0},
+          .doc = "each run checks that the indices are below it; 0: they were checked before"};
+}
+
 // ---- factors by hand --------------------------------------------------------------------------------------------
 inline Digit digit(int dim, int64_t outer = 1, int64_t inner = 1) { return Digit{dim, outer, inner}; }
 inline constexpr Digit kAbsent{};

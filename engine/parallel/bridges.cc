@@ -174,6 +174,15 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
                    {"combine", std::string(kCombines[static_cast<size_t>(layout.combine)])}},
                   axis, {});
   }
+  // Groups of other shares add up other parts. Where they hold copies of one value, all take the first group's, so that
+  // copies of what follows from it (a clipped gradient, a parameter) stay equal bit by bit.
+  const int32_t stage = out.stage(made);
+  const bool rounds = layout.combine == Combine::kSum || layout.combine == Combine::kLogSumExp;
+  for (size_t a = 1; a < axis; ++a)
+    if (rounds && out.mesh_axis(axis, stage).ragged() && out.size(a, stage) > 1 &&
+        out.at(made, a).placement == Placement::kReplicate && !(out.by_micro_batch(a) && out.time_varies(made)))
+      made = bridge(OpCode::k_transfer, {made}, made, ".first",
+                    {{"group", static_cast<int64_t>(a) - 1}, {"from", int64_t{0}}}, a, {});
   reduced_[id] = made;
   return made;
 }
@@ -235,7 +244,11 @@ TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
 
 TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to) {
   id = latest(id);
-  if (cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
+  bool copies = false;  // in groups of other shares: see reduce
+  for (size_t a = 1; a < axis; ++a)
+    copies |= out.mesh_axis(axis, out.stage(id)).ragged() && out.size(a, out.stage(id)) > 1 &&
+              out.at(id, a).placement == Placement::kReplicate;
+  if (copies || cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
   const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
   if (!fresh) return latest(known->second);
   const TensorId made =

@@ -12,8 +12,9 @@ namespace whale {
 std::vector<char> weight_ops(const LayoutGraph& graph);
 WorkKind work_of(const Op& op, bool weight);  // in a pipeline
 
-// A collective works in place. Where work of the same micro-batch that comes later (the backward pass, another stage of
-// these devices) still reads what was there before, the collective gets a copy.
+// A collective works in place. Where what was there before is still read later (by the backward pass or another stage
+// of these devices; by what follows from the collective itself; by another collective, of another view), it gets a
+// copy.
 void copy_before_sums(LayoutGraph& graph);
 
 }  // namespace whale

@@ -1,6 +1,7 @@
 #include "parallel/digits.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace whale {
 
@@ -46,44 +47,100 @@ Digit streamed_digit(const Factors& factors, size_t input) {
   return {};
 }
 
-std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) {
-  std::vector<Digit> at = seeds;
-  at.resize(graph.tensors.size());
-  std::vector<OpCut> cuts(graph.ops.size());
-  for (size_t i = 0; i < graph.ops.size(); ++i) {
-    const Op& op = graph.ops[i];
-    bool any = false;
-    for (const TensorId id : op.inputs) any |= id != kNone && at[static_cast<size_t>(id)].present();
-    if (!any) continue;
-    const Factors factors = factors_of(graph, op);
+namespace {
+
+// Where a digit is, op by op: forward from the seeds, and back from a reader to a value that no seed reaches (a first
+// state, a mask, a gradient that is the same for every sample).
+class Follower {
+ public:
+  Follower(const Graph& graph, const std::vector<Digit>& seeds)
+      : g_(graph), at_(seeds), cuts_(graph.ops.size()), factors_(graph.ops.size()) {
+    at_.resize(graph.tensors.size());
+  }
+  std::vector<OpCut> run() {
+    // Chains of values without seeds take another round each; the bound is the graph's own length.
+    bool again = true;
+    for (size_t round = 0; again && round <= g_.ops.size(); ++round) {
+      again = false;
+      for (size_t i = 0; i < g_.ops.size(); ++i) forward(i);
+      for (size_t i = g_.ops.size(); i-- > 0;) again |= back(i);
+    }
+    return std::move(cuts_);
+  }
+
+ private:
+  const Graph& g_;
+  std::vector<Digit> at_;  // per tensor
+  std::vector<OpCut> cuts_;
+  std::vector<std::optional<Factors>> factors_;
+
+  const Factors& factors(size_t i) {
+    if (!factors_[i]) factors_[i] = factors_of(g_, g_.ops[i]);
+    return *factors_[i];
+  }
+  const Digit& at(TensorId id) const { return at_[static_cast<size_t>(id)]; }
+
+  // The first factor that holds the operand's or result's digit.
+  OpCut cut_at(size_t i, TensorId id, size_t k, std::vector<Digit> Factor::*carriers) {
+    const Factors& all = factors(i);
+    for (size_t f = 0; f < all.list.size(); ++f) {
+      SubDigit sub;
+      const Factor& factor = all.list[f];
+      if (k < (factor.*carriers).size() && factor.kind != FactorKind::kWindow &&
+          find_sub_digit((factor.*carriers)[k], factor.extent, at(id), extent_of(g_.tensor(id).dims, at(id)), sub) &&
+          can_cut(g_.ops[i], factor, sub))
+        return {static_cast<int>(f), sub, false, true};
+    }
+    return {};
+  }
+
+  void take(size_t i, const OpCut& cut) {
+    cuts_[i] = cut;
+    const Factor& f = factors(i).list[static_cast<size_t>(cut.factor)];
+    const Op& op = g_.ops[i];
+    for (size_t o = 0; o < op.outputs.size(); ++o)
+      if (op.outputs[o] != kNone && f.outputs[o].present())
+        at_[static_cast<size_t>(op.outputs[o])] = sub_digit(f.outputs[o], cut.sub);
+  }
+
+  void forward(size_t i) {  // as the largest operand that has the digit
+    if (cuts_[i].present()) return;
+    const Op& op = g_.ops[i];
+    OpCut best;
     int64_t most = -1;
     for (size_t k = 0; k < op.inputs.size(); ++k) {
       const TensorId id = op.inputs[k];
-      if (id == kNone || !at[static_cast<size_t>(id)].present()) continue;
-      const Digit& digit = at[static_cast<size_t>(id)];
-      const Dims& dims = graph.tensor(id).dims;
-      const int64_t size = element_count(dims);
+      if (id == kNone || !at(id).present()) continue;
+      const int64_t size = element_count(g_.tensor(id).dims);
       if (size <= most) continue;
-      for (size_t f = 0; f < factors.list.size(); ++f) {
-        SubDigit sub;
-        const Factor& factor = factors.list[f];
-        if (k < factor.inputs.size() && factor.kind != FactorKind::kWindow &&
-            find_sub_digit(factor.inputs[k], factor.extent, digit, extent_of(dims, digit), sub) &&
-            can_cut(op, factor, sub)) {
-          cuts[i] = {static_cast<int>(f), sub, false, true};
-          most = size;
-          break;
-        }
-      }
+      if (const OpCut cut = cut_at(i, id, k, &Factor::inputs); cut.present()) best = cut, most = size;
     }
-    if (!cuts[i].present()) continue;
-    const Factor& f = factors.list[static_cast<size_t>(cuts[i].factor)];
-    for (size_t o = 0; o < op.outputs.size(); ++o)
-      if (op.outputs[o] != kNone && f.outputs[o].present())
-        at[static_cast<size_t>(op.outputs[o])] = sub_digit(f.outputs[o], cuts[i].sub);
+    if (best.present()) take(i, best);
   }
-  return cuts;
-}
+
+  bool back(size_t i) {
+    const Op& op = g_.ops[i];
+    for (size_t o = 0; o < op.outputs.size() && !cuts_[i].present(); ++o)
+      if (op.outputs[o] != kNone && at(op.outputs[o]).present())
+        if (const OpCut cut = cut_at(i, op.outputs[o], o, &Factor::outputs); cut.present()) take(i, cut);
+    if (!cuts_[i].present()) return false;
+    const Factor& f = factors(i).list[static_cast<size_t>(cuts_[i].factor)];
+    bool found = false;
+    for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k) {
+      const TensorId id = op.inputs[k];
+      if (id == kNone || g_.tensor(id).kind != TensorKind::kValue || at(id).present() || !f.inputs[k].present() ||
+          f.reads_through(k))
+        continue;
+      at_[static_cast<size_t>(id)] = sub_digit(f.inputs[k], cuts_[i].sub);
+      found = true;
+    }
+    return found;
+  }
+};
+
+}  // namespace
+
+std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) { return Follower(graph, seeds).run(); }
 
 std::vector<OpCut> follow_samples(const Graph& graph) {
   std::vector<Digit> seeds(graph.tensors.size());

@@ -41,8 +41,9 @@ bool cut_of_operand(const Factor& factor, size_t input, const Digit& digit, int6
 // What the operand carries of a factor that it may bring piece by piece (FactorKind::kStream); absent: nothing.
 Digit streamed_digit(const Factors& factors, size_t input);
 
-// Per op, the factor that holds the digit; `seeds` say where it is in the inputs (absent: nowhere). Ops without samples
-// (or where samples were summed before) have none.
+// Per op, the factor that holds the digit; `seeds` say where it is in the inputs (absent: nowhere). Values that no seed
+// reaches have it where their readers pair them with one that has. Ops without samples (or where samples were summed
+// before) have none.
 std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds);
 std::vector<OpCut> follow_samples(const Graph& graph);
 

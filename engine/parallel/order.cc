@@ -47,7 +47,8 @@ struct Order {
     return out;
   }
 
-  // Edges "before -> after" that are not data: readers before the op that overwrites.
+  // Edges "before -> after" that are not data: readers before the op that overwrites, checks of indices and the loss
+  // before updates.
   std::vector<std::vector<OpId>> edges() const {
     std::vector<std::vector<OpId>> data(g.ops.size()), out(g.ops.size());
     for (size_t i = 0; i < g.ops.size(); ++i)
@@ -66,9 +67,20 @@ struct Order {
       }
       return false;
     };
+    std::vector<OpId> checks;  // what may stop a step: ops that check an index, and the loss
+    for (const NamedTensor& f : lg.fetches)
+      if (f.name == "loss" && g.tensor(f.tensor).producer != kNone) checks.push_back(g.tensor(f.tensor).producer);
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      if (attr_int(g.ops[i].attrs, kIndexLimit) > 0) checks.push_back(static_cast<OpId>(i));
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const auto w = static_cast<OpId>(i);
-      for (const TensorId storage : overwrites(g.ops[i]))
+      // A bad index or a loss that is not finite stops a step before it has changed anything.
+      const std::vector<TensorId> written = overwrites(g.ops[i]);
+      const bool updates = std::any_of(written.begin(), written.end(),
+                                       [&](TensorId id) { return g.tensor(id).kind == TensorKind::kVariable; });
+      for (const OpId c : checks)
+        if (updates && c != w && (c < w || !reaches(w, c))) out[static_cast<size_t>(c)].push_back(w);
+      for (const TensorId storage : written)
         for (const OpId r : readers[static_cast<size_t>(storage)])
           if (r != w && (r < w || !reaches(w, r))) out[static_cast<size_t>(r)].push_back(w);
     }

@@ -43,6 +43,13 @@ void Propagator::find_stages() {
           stage = std::max(stage, g().op(g().tensor(id).producer).stage);
     }
     op.stage = stage;
+    // Gradients go to earlier stages only: contributions to one value are added in the earliest that has one.
+    for (const TensorId id : op.inputs) {
+      if (op.phase != Phase::kBackward || id == kNone || g().tensor(id).producer == kNone) continue;
+      const Op& part = g().op(g().tensor(id).producer);
+      if (part.phase == Phase::kBackward && !part.inputs.empty() && part.stage < op.stage)
+        op.stage = part.stage, op.scope = part.scope;
+    }
     for (const TensorId id : op.inputs)
       if (id != kNone && first_user_[static_cast<size_t>(id)] == kNone)
         first_user_[static_cast<size_t>(id)] = static_cast<OpId>(i);
@@ -120,7 +127,7 @@ void Propagator::place(Op op, OpId number, const Forced& forced) {
   if (tasks().stages() > 1)
     for (TensorId& id : op.inputs)
       if (id != kNone) id = at_stage(id, op);
-  hoist_operands(op);
+  hoist_operands(op, number);
   const Factors factors = factors_of(g(), op);
   for (size_t a = 0; a < axes(); ++a) {
     if (size(a, op) == 1) continue;

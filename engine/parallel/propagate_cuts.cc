@@ -17,9 +17,16 @@ bool is_map(const Factor& f) {
 }  // namespace
 
 OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId number) {
-  if (a == kTime) return largest_cut(op, factors, a);
+  const OpCut samples = number != kNone && b_.out.batch > 1 ? samples_[static_cast<size_t>(number)] : OpCut{};
+  if (a == kTime) {
+    const OpCut cut = largest_cut(op, factors, a);
+    return !cut.present() && has_own_rows(op, number) &&
+                   fits(op, factors.list[static_cast<size_t>(samples.factor)], samples.sub, a)
+               ? samples
+               : cut;
+  }
   if (b_.out.by_micro_batch(a)) {
-    if (number != kNone && samples_[static_cast<size_t>(number)].present()) return {};
+    if (samples.present()) return {};
     // Replicas are in different micro-batches: what belongs to one is not cut between them.
     if (std::any_of(op.inputs.begin(), op.inputs.end(),
                     [&](TensorId x) { return x != kNone && b_.out.time_varies(x); }))
@@ -29,8 +36,7 @@ OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId nu
   }
   const AxisRole what = role(op, a);
   if (what == AxisRole::kReplica) {
-    if (number != kNone && b_.out.batch > 1 && samples_[static_cast<size_t>(number)].present())
-      return samples_[static_cast<size_t>(number)];
+    if (samples.present()) return samples;
     if (op.code == OpCode::k_unscale && placement(op.inputs[0], a) == Placement::kPartial)
       if (const OpCut cut = cut_of_state(op, factors, a); cut.present()) return cut;
     return largest_cut(op, factors, a);
@@ -42,6 +48,11 @@ OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId nu
       return planned;
   }
   return cheapest_cut(op, factors, a);
+}
+
+bool Propagator::has_own_rows(const Op& op, OpId number) const {
+  return number != kNone && b_.out.batch > 1 && samples_[static_cast<size_t>(number)].present() &&
+         op.phase != Phase::kUpdate;
 }
 
 bool Propagator::fits(const Op& op, const Factor& f, const SubDigit& sub, size_t a) const {

@@ -108,7 +108,8 @@ bool Propagator::same_shares(size_t a, const Op& op, const AxisLayout& x, const 
 TensorId Propagator::whole_in_time(const Op& op, TensorId id) {
   if (placement(id, kTime) == Placement::kReplicate) return id;
   if (placement(id, kTime) == Placement::kPartial) return b_.reduce(id, kTime);
-  if (op.phase == Phase::kUpdate && !depends_on_variable(id)) return whole(op, id, 0);
+  if (!depends_on(id, TensorKind::kInput) || (op.phase == Phase::kUpdate && !depends_on(id, TensorKind::kVariable)))
+    return whole(op, id, 0);
   throw invalid(
       "op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one micro-batch "
       "(accumulation 1), or keep samples apart in this op",
@@ -139,10 +140,20 @@ TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayou
   } else if (a != kTime) {
     out = b_.slice(id, a, want);
   } else {
+    const TensorKind kind = g().tensor(id).kind;
     throw unimplemented(
-        "op '{}' ({}): operand '{}' has a value for every sample but does not come from a batched input; cutting it "
-        "into {} micro-batches is not implemented: declare it as an input with a batch dimension",
-        op.name, def(op.code).name, g().tensor(id).name, micro_batches())
+        "op '{}' ({}): operand '{}' ({}) has a row for every sample, and {} micro-batches would need a part of it "
+        "each; "
+        "{}, or plan with one micro-batch (accumulation 1)",
+        op.name, def(op.code).name, g().tensor(id).name,
+        kind == TensorKind::kVariable ? "a variable"
+        : kind == TensorKind::kInput  ? "an input without a batch dimension"
+                                      : def(g().op(producer).code).name,
+        micro_batches(),
+        kind == TensorKind::kVariable ? "give it one row for all samples (broadcast_to spreads it), or look rows up by "
+                                        "an input of indices"
+        : kind == TensorKind::kInput  ? "declare the input with its batch dimension (batch_dim)"
+                                      : "compute it from inputs with a batch dimension, or from constants op by op")
         .at_op(op.name)
         .at_scope(g().scope_path(op.scope));
   }

@@ -27,7 +27,7 @@ bool Propagator::is_spread(TensorId id) {
   int64_t from = 0;
   for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g().tensor(x).dims);
   for (size_t a = 0; a < axes(); ++a)
-    if (placement(id, a) != Placement::kReplicate) return false;
+    if (placement(id, a) != Placement::kReplicate && !b_.out.at(id, a).samples) return false;
   return from > 0 && from * kSpread <= element_count(g().tensor(id).dims);
 }
 
@@ -62,7 +62,12 @@ TensorId Propagator::at_stage(TensorId id, const Op& reader) {
       if (o != kNone) o = b_.like(o, fmt::format(".at{}", reader.stage).c_str());
     const TensorId out = op.outputs[at];
     Forced whole;
-    for (size_t a = 0; a < axes(); ++a) whole.emplace_back(a, OpCut{});
+    for (size_t a = 0; a < axes(); ++a) {
+      OpCut kept;  // along time nobody cuts it anew
+      if (a == kTime && placement(id, a) == Placement::kShard)
+        kept = cut_of_result(op, b_.out.at(id, a).digit, a), kept.samples = b_.out.at(id, a).samples;
+      whole.emplace_back(a, kept);
+    }
     place(std::move(op), kNone, whole);
     return copies_[{id, reader.stage}] = out;
   }

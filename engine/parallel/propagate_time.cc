@@ -7,7 +7,7 @@
 
 namespace whale {
 
-void Propagator::hoist_operands(Op& op) {
+void Propagator::hoist_operands(Op& op, OpId number) {
   if (micro_batches() == 1) return;
   if (has_flag(op.code, kUpdateOp))  // ids of looked-up rows
     for (TensorId& id : op.inputs)
@@ -15,7 +15,7 @@ void Propagator::hoist_operands(Op& op) {
   const auto any = [&](Placement p) {
     return std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return placement(id, kTime) == p; });
   };
-  if (!any(Placement::kShard)) {
+  if (!any(Placement::kShard) && !has_own_rows(op, number)) {
     // A partial value beside a finished sum goes on in the epilogue.
     const bool late = std::any_of(op.inputs.begin(), op.inputs.end(),
                                   [&](TensorId id) { return b_.region(id) == Region::kEpilogue; });
@@ -62,7 +62,8 @@ TensorId Propagator::whole(const Op& user, TensorId id, int depth) {
 TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
   const OpId producer = b_.producer(id);
   const Op source = producer == kNone ? Op{} : g().op(producer);
-  if (producer == kNone || depends_on_variable(id) || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp))
+  const bool twice = depends_on(id, TensorKind::kVariable) && depends_on(id, TensorKind::kInput);
+  if (producer == kNone || twice || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp))
     refuse_mixed(g(), user, id, micro_batches());
   if (const auto [parts, along] = b_.summed(id); parts != kNone) {
     const TensorId x = whole(user, parts, depth + 1);
@@ -97,13 +98,13 @@ TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
   return out;
 }
 
-bool Propagator::depends_on_variable(TensorId id) {
+bool Propagator::depends_on(TensorId id, TensorKind kind) {
   std::vector<TensorId> todo{id};
   std::set<TensorId> seen{id};
   while (!todo.empty()) {
     const TensorId t = todo.back();
     todo.pop_back();
-    if (g().tensor(t).kind == TensorKind::kVariable) return true;
+    if (g().tensor(t).kind == kind) return true;
     const OpId producer = b_.producer(t);
     if (producer == kNone) continue;
     for (const TensorId input : g().op(producer).inputs)

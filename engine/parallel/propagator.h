@@ -73,6 +73,8 @@ class Propagator {
 
   // propagate_cuts.cc
   OpCut choose(const Op& op, const Factors& factors, size_t a, OpId number);
+  // Its readers pair its rows with samples, though perhaps no input feeds it: it is cut along time as they are.
+  bool has_own_rows(const Op& op, OpId number) const;
   bool fits(const Op& op, const Factor& f, const SubDigit& sub, size_t a) const;  // beside what earlier axes cut
   // Cuts that operands have along the axis, as factors of the op; with the operand.
   std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Op& op, const Factors& factors, size_t a) const;
@@ -116,12 +118,12 @@ class Propagator {
 
   // propagate_time.cc
   // An op with operands that differ from micro-batch to micro-batch belongs to the body. Operands that exist only after
-  // the body (sums over micro-batches) are then computed from the whole batch in the prologue, when no parameter is
-  // involved.
-  void hoist_operands(Op& op);
+  // the body (sums over micro-batches) are then computed from the whole batch in the prologue, unless that would
+  // compute with samples and parameters twice.
+  void hoist_operands(Op& op, OpId number);
   TensorId whole(const Op& user, TensorId id, int depth);
   TensorId make_whole(const Op& user, TensorId id, int depth);
-  bool depends_on_variable(TensorId id);
+  bool depends_on(TensorId id, TensorKind kind);
 
   // propagate_ends.cc
   Op reader_of(TensorId id, int32_t stage);  // stands for whoever reads it at the end of the step, in messages

@@ -72,6 +72,7 @@ void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages) {
         std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || r.stays(id); });
     if (!forward || viewed || backward.empty() || !there) continue;
     Op copy = op;
+    without_index_check(copy);
     copy.name += ".again";
     copy.phase = Phase::kBackward;
     for (TensorId& out : copy.outputs) out = add_like(lg, out, ".again");

@@ -198,6 +198,7 @@ class Blocks {
     if (const auto known = copies_.find({id, weight ? block : kNoBlock}); known != copies_.end()) return known->second;
     const OpId producer = g_.tensor(id).producer;
     Op copy = g_.op(producer);
+    without_index_check(copy);
     copy.name += ".again";
     copy.phase = Phase::kBackward;
     copy.origin = producer;  // for the order

@@ -3,6 +3,7 @@
 #include <queue>
 
 #include "base/error.h"
+#include "ops/op.h"
 
 namespace whale {
 
@@ -56,6 +57,10 @@ void compact(Graph& graph, const std::vector<char>& removed) {
       t.output = static_cast<int>(k);
     }
   }
+}
+
+void without_index_check(Op& op) {
+  if (const auto limit = op.attrs.find(kIndexLimit); limit != op.attrs.end()) limit->second = int64_t{0};
 }
 
 }  // namespace whale

@@ -11,6 +11,9 @@ namespace whale {
 // changing as little as possible; renumbers producers and origins.
 void compact(Graph& graph, const std::vector<char>& removed);
 
+// For an op that is run again on the same index.
+void without_index_check(Op& op);
+
 // Who reads each tensor, as op numbers in order; an op that reads it twice stands there twice.
 std::vector<std::vector<OpId>> readers_of(const Graph& graph);
 

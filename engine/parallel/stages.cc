@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "cost/cost.h"
 #include "ops/op.h"
 
@@ -96,7 +97,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<std::vector<Best>> best(wanted + 1, std::vector<Best>(ends));
   best[0][0].slowest = 0;
   for (size_t s = 1; s <= wanted; ++s)
-    for (size_t k = s; k < ends; ++k)
+    for (size_t k = s; k < ends; ++k) {
+      Watch::look();
       for (size_t j = s - 1; j < k; ++j) {
         if (best[s - 1][j].slowest == std::numeric_limits<double>::infinity()) continue;
         const double seconds = (until[places[k].at] - until[places[j].at]) / speed(s - 1) +
@@ -107,6 +109,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
         if (slowest < b.slowest * (1 - 1e-9) || (slowest <= b.slowest * (1 + 1e-9) && squares < b.squares))
           b = {slowest, squares, j};
       }
+    }
   std::vector<int32_t> out(n);
   size_t end = ends - 1;
   for (size_t s = wanted; s > 0; --s) {

@@ -5,10 +5,13 @@
 #include <functional>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "schedule/schedule.h"
 
 namespace whale {
 namespace {
+
+constexpr size_t kMostScopes = 64;  // of a nest
 
 using Value = std::string;  // a word, a number, a quoted text, or a list in brackets, as written
 
@@ -17,7 +20,7 @@ struct Reader {
   size_t at = 0;
   [[noreturn]] void fail(std::string_view wanted) const {
     const std::string found = at < text.size() ? fmt::format("'{}'", text.substr(at, 12)) : "the end";
-    throw invalid("strategy '{}': at character {}: expected {}, found {}", text, at + 1, wanted, found);
+    throw invalid("strategy '{}': at character {}: expected {}, found {}", brief(text), at + 1, wanted, found);
   }
   void skip() {
     while (at < text.size() && (text[at] == ' ' || text[at] == '\t' || text[at] == '\n')) ++at;
@@ -86,21 +89,19 @@ struct Parameter {
 };
 
 int64_t number(const Value& v) {
-  int64_t n = 0;
-  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), n);
-  if (error != std::errc{} || end != v.data() + v.size() || n < 1 || n > (int64_t{1} << 31))
-    throw invalid("'{}', expected a whole number from 1", v);
+  const int64_t n = whole_number(v).value_or(0);
+  if (n < 1 || n > (int64_t{1} << 31)) throw invalid("'{}', expected a whole number from 1", brief(v));
   return n;
 }
 std::vector<double> weights(const Value& v) {
-  if (v.size() < 3 || v.front() != '[') throw invalid("'{}', expected a list such as [3,1]", v);
+  if (v.size() < 3 || v.front() != '[') throw invalid("'{}', expected a list such as [3,1]", brief(v));
   std::vector<double> out;
   for (size_t at = 1; at < v.size();) {
     const size_t end = v.find_first_of(",]", at);
     double w = 0;
     const auto [stop, error] = std::from_chars(v.data() + at, v.data() + end, w);
     if (error != std::errc{} || stop != v.data() + end || !(w >= 0) || !std::isfinite(w))
-      throw invalid("'{}', expected numbers >= 0 in brackets", v);
+      throw invalid("'{}', expected numbers >= 0 in brackets", brief(v));
     out.push_back(w);
     at = end + 1;
   }
@@ -111,7 +112,7 @@ void read_count(Scope& s, const Value& v) { s.count = number(v); }
 // One list, or a list of lists; short ones are of groups with fewer devices.
 void read_shares(Scope& s, const Value& v) {
   if (!v.starts_with("[[")) return void(s.shares = weights(v));
-  if (!v.ends_with("]]")) throw invalid("'{}', expected lists in a list, such as [[3,1],[1,1]]", v);
+  if (!v.ends_with("]]")) throw invalid("'{}', expected lists in a list, such as [[3,1],[1,1]]", brief(v));
   std::vector<std::vector<double>> rows;
   size_t columns = 0;
   for (size_t at = 1; at + 1 < v.size();) {
@@ -121,7 +122,7 @@ void read_shares(Scope& s, const Value& v) {
     at = end + 2;
   }
   if (s.count && s.count != static_cast<int64_t>(columns))
-    throw invalid("'{}', expected {} weights in the longest list", v, s.count);
+    throw invalid("'{}', expected {} weights in the longest list", brief(v), s.count);
   s.count = static_cast<int64_t>(columns);
   for (std::vector<double>& row : rows) {
     row.resize(columns, kNoDevice);
@@ -142,7 +143,7 @@ const Parameter kParameters[] = {
     {ScopeKind::kReplica, "shares", false, read_shares, shares_text},
     {ScopeKind::kReplica, "by", false,
      [](Scope& s, const Value& v) {
-       if (v != "sample" && v != "micro_batch") throw invalid("'{}', expected sample or micro_batch", v);
+       if (v != "sample" && v != "micro_batch") throw invalid("'{}', expected sample or micro_batch", brief(v));
        s.by = v;
      },
      [](const Scope& s) { return s.by; }},
@@ -160,7 +161,7 @@ const Parameter kParameters[] = {
      [](Scope& s, const Value& v) {
        for (const ScheduleRule& rule : schedule_rules())
          if (rule.name == v) return void(s.schedule = v);
-       throw invalid("'{}', expected one of {}", v, schedule_names());
+       throw invalid("'{}', expected one of {}", brief(v), schedule_names());
      },
      [](const Scope& s) { return s.schedule; }},
     {ScopeKind::kPipeline, "chunks", false, [](Scope& s, const Value& v) { s.chunks = number(v); },
@@ -182,12 +183,14 @@ void set_parameter(const Reader& in, Scope& scope, const std::string& name, cons
       try {
         return p.read(scope, value);
       } catch (const Error& e) {
-        throw invalid("strategy '{}': {}: parameter '{}' is {}", in.text, name_of(scope.kind), p.name, e.message());
+        throw invalid("strategy '{}': {}: parameter '{}' is {}", brief(in.text), name_of(scope.kind), p.name,
+                      e.message());
       }
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", p.name);
   }
-  throw invalid("strategy '{}': {} has no parameter '{}'; it has {}", in.text, name_of(scope.kind), name, known);
+  throw invalid("strategy '{}': {} has no parameter '{}'; it has {}", brief(in.text), name_of(scope.kind), brief(name),
+                known);
 }
 
 Scope parse_scope(Reader& in) {
@@ -196,8 +199,8 @@ Scope parse_scope(Reader& in) {
   for (const ScopeKind k : kKinds)
     if (kind == name_of(k)) scope.kind = k;
   if (scope.kind == ScopeKind::kRoot)
-    throw invalid("strategy '{}': unknown scope '{}'; expected replica, split, stage, pipeline or cluster", in.text,
-                  kind);
+    throw invalid("strategy '{}': unknown scope '{}'; expected replica, split, stage, pipeline or cluster",
+                  brief(in.text), brief(kind));
   if (!in.take('(') || in.take(')')) return scope;
   for (bool first = true;; first = false) {
     const Value value = in.value();
@@ -222,8 +225,12 @@ const char* name_of(ScopeKind kind) {
 std::vector<Scope> parse_strategy(std::string_view text) {
   Reader in{text};
   std::vector<Scope> out;
-  do out.push_back(parse_scope(in));
-  while (in.take('>'));
+  do {
+    out.push_back(parse_scope(in));
+    if (out.size() > kMostScopes)
+      throw invalid("strategy '{}' nests more than {} scopes; each cuts the devices again, so few are of use",
+                    brief(text), kMostScopes);
+  } while (in.take('>'));
   in.skip();
   if (in.at != text.size()) in.fail("'>' or the end");
   return out;
@@ -241,12 +248,12 @@ std::vector<StrategyClause> parse_clauses(std::string_view text) {
       clause.name = std::string(part.substr(0, colon));
       while (!clause.name.empty() && clause.name.back() == ' ') clause.name.pop_back();
       part.remove_prefix(colon + 1);
-      if (clause.name.empty()) throw invalid("strategy '{}': expected the name of a scope before ':'", text);
+      if (clause.name.empty()) throw invalid("strategy '{}': expected the name of a scope before ':'", brief(text));
     }
     clause.nest = parse_strategy(part);
     for (const StrategyClause& other : out)
       if (other.name == clause.name)
-        throw invalid("strategy '{}': {} twice", text,
+        throw invalid("strategy '{}': {} twice", brief(text),
                       clause.name.empty() ? std::string("the ops without a clause of their own are given a nest")
                                           : "scope '" + clause.name + "' is given a nest");
     out.push_back(std::move(clause));

@@ -34,8 +34,10 @@ Axes refine(const std::vector<const TaskLeaf*>& leaves, const std::vector<std::p
     for (auto& list : levels) std::erase_if(list, [](const Level& x) { return x.left == 1; });
   for (;;) {
     int64_t size = 0;
+    size_t smallest = 0, shared = 0;  // the leaf whose scope is cut least, the one whose shares the axis has
     for (size_t l = 0; l < leaves.size(); ++l)
-      if (at[l] < levels[l].size()) size = size ? std::min(size, levels[l][at[l]].left) : levels[l][at[l]].left;
+      if (at[l] < levels[l].size() && (!size || levels[l][at[l]].left < size))
+        size = levels[l][at[l]].left, smallest = l;
     if (!size) break;
     MeshAxis axis{.name = {}, .size = size, .shares = {}, .state_shares = {}};
     std::vector<std::string> names;
@@ -46,14 +48,16 @@ Axes refine(const std::vector<const TaskLeaf*>& leaves, const std::vector<std::p
       }
       Level& level = levels[l][at[l]];
       const bool part = level.scope->count != size;
-      if (level.left % size || (part && !level.scope->shares.empty()) ||
-          (!level.scope->shares.empty() && !axis.shares.empty() && axis.shares != level.scope->shares))
+      const bool unlike = !level.scope->shares.empty() && !axis.shares.empty() && axis.shares != level.scope->shares;
+      if (level.left % size || (part && !level.scope->shares.empty()) || unlike) {
+        const TaskLeaf &other = *leaves[unlike ? shared : smallest], &own = *leaves[l];
         throw unimplemented(
             "scopes '{}' ({}) and '{}' ({}) share devices, but cut them at different places; give them counts of which "
             "one divides the other, and equal shares",
-            to_string(leaves[0]->nest), leaves[0]->path, to_string(leaves[l]->nest), leaves[l]->path)
-            .at_scope(leaves[l]->path);
-      if (!part && !level.scope->shares.empty()) axis.shares = level.scope->shares;
+            to_string(other.nest), other.path, to_string(own.nest), own.path)
+            .at_scope(own.path);
+      }
+      if (!part && !level.scope->shares.empty()) axis.shares = level.scope->shares, shared = l;
       const std::string name = name_of(level.scope->kind);
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
       out.uses[l].push_back({role_of(level.scope->kind), level.scope->factor, level.scope->by == "micro_batch"});

@@ -61,6 +61,7 @@ class TaskFormer {
   void check_clauses() const;
   std::string named_path(ScopeId scope) const;  // "encoder/block0"
   void find_pipeline();
+  void check_pipeline(const TaskLeaf& leaf, const Scope& pipeline) const;  // counts, before anything is sized by them
   void make_tasks();
   // Axes along which replicas take whole micro-batches: the same replicas in all meshes, and nothing else on them.
   // Where that does not hold, exact mode has all of them compute every micro-batch.

@@ -166,6 +166,7 @@ void TaskFormer::find_pipeline() {
           .at_scope(leaf.path);
   const TaskLeaf& leaf = leaves_[*staged_];
   if (leaf.pipeline != SIZE_MAX) pipeline_ = leaf.nest[leaf.pipeline];
+  check_pipeline(leaf, pipeline_);
   find_siblings();
   if (pipeline_.schedule.empty()) pipeline_.schedule = pipeline_.chunks > 1 ? "interleaved" : "1f1b";
   const ScheduleRule& rule = schedule_rule(pipeline_.schedule);
@@ -173,6 +174,18 @@ void TaskFormer::find_pipeline() {
   make_schedule(pipeline_.schedule, 1, 1, static_cast<int>(pipeline_.chunks));  // chunks are legal, or an error
   out_.schedule = pipeline_.schedule;
   out_.chunks = pipeline_.chunks;
+}
+
+void TaskFormer::check_pipeline(const TaskLeaf& leaf, const Scope& pipeline) const {
+  const std::string more =
+      pipeline.count > devices_ ? fmt::format(
+                                      "{} stages, {} device(s) are there; give at most as "
+                                      "many stages as devices",
+                                      pipeline.count, devices_)
+      : pipeline.chunks > std::ssize(g_.ops)
+          ? fmt::format("{} chunks a device, the model has {} op(s); give fewer", pipeline.chunks, g_.ops.size())
+          : "";
+  if (!more.empty()) refuse(leaf.nest, leaf.path, "wants " + more);
 }
 
 void TaskFormer::make_tasks() {

@@ -30,6 +30,7 @@ struct TaskGraphs {
   std::vector<TaskGraph> tasks;
   std::vector<int32_t> task_of_scope;   // per scope of the graph; -1: no op is in it
   std::vector<int32_t> stage_of_scope;  // per scope of the graph; -1: it does not say
+  std::vector<ScopeId> written;         // per scope of the graph: itself, or which scope a pipeline's cut has divided
   std::vector<Mesh> meshes;
   std::vector<int32_t> mesh_of_stage;  // in the order of the model; one without a pipeline
   // Per axis: replicas take whole micro-batches (by=micro_batch); no tensor of the body is cut along it.

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "parallel/stages.h"
 #include "parallel/strategy.h"
 #include "parallel/task_former.h"
@@ -117,6 +118,8 @@ void TaskFormer::assign_stages() {
             .at_scope(g_.scope_path(g_.ops[i].scope));
   std::map<std::pair<ScopeId, int32_t>, ScopeId> made;
   out_.stage_of_scope.assign(g_.scopes.size(), -1);
+  out_.written.resize(g_.scopes.size());
+  std::iota(out_.written.begin(), out_.written.end(), 0);
   for (size_t i = 0; i < g_.ops.size(); ++i) {
     Op& op = g_.ops[i];
     const size_t leaf = leaf_of_scope_.at(op.scope);
@@ -128,6 +131,7 @@ void TaskFormer::assign_stages() {
         scope.parent = op.scope;
         g_.scopes.push_back(std::move(scope));
         out_.stage_of_scope.push_back(stage_[i]);
+        out_.written.push_back(op.scope);
         leaf_of_scope_[at->second] = leaf;
       }
       op.scope = at->second;
@@ -176,6 +180,7 @@ void TaskFormer::join(std::vector<int32_t>& stage) {
   }
   for (size_t i = stage.size(); i-- > 0;) {
     if (stage[i] >= 0) continue;
+    Watch::look();
     int32_t first = static_cast<int32_t>(virtual_stages_) - 1;
     bool read = false;
     for (size_t k = i + 1; k < stage.size(); ++k)

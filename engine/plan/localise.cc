@@ -91,10 +91,10 @@ Interval Localiser::samples(uint64_t mask, const Place& place) const {
   return at;
 }
 
-Interval Localiser::micro_batches(const Place& place) const {
+Interval Localiser::micro_batches(const Place& place, size_t through) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
   Interval run{0, g_.micro_batches};
-  for (size_t a = 1; a < g_.axes() && g_.micro_batches > 1; ++a) {
+  for (size_t a = 1; a < g_.axes() && a <= through && g_.micro_batches > 1; ++a) {
     if (!g_.by_micro_batch(a)) continue;
     const Interval inner = cut_of(mesh.axes, a - 1, false, run.size(), place.coordinates);
     run = {run.begin + inner.begin, run.begin + inner.end};
@@ -159,7 +159,7 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   if (op.code == OpCode::k_adasum) {  // the shares of all members are in its attributes
     const Mesh& mesh = g_.tasks.mesh(op.stage);
     const auto even = [](const MeshAxis& x) { return x.shares.empty(); };
-    return g_.batch % static_cast<int64_t>(mesh.devices.size()) != 0 ||
+    return g_.batch % (g_.micro_batches * static_cast<int64_t>(mesh.devices.size())) != 0 ||
            !std::all_of(mesh.axes.begin(), mesh.axes.end(), even);
   }
   if (op.code == OpCode::k_local_slice || op.code == OpCode::k_part_view)
@@ -217,7 +217,11 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     std::vector<int64_t> weights;
     for (int64_t k = 0; k < g_.mesh_axis(axis, op.stage).size; ++k) {
       other.coordinates[axis - 1] = k;
-      weights.push_back(samples(sample_axes() & ((uint64_t{2} << axis) - 2), other).size());
+      const Interval run = micro_batches(other, axis);
+      int64_t all = 0;  // each micro-batch is cut by itself: the first members have more of every one
+      for (other.micro_batch = run.begin; other.micro_batch < run.end; ++other.micro_batch)
+        all += samples((sample_axes() | 1) & ((uint64_t{2} << axis) - 1), other).size();
+      weights.push_back(all);
     }
     attrs["weights"] = std::move(weights);
     return attrs;

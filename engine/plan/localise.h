@@ -28,7 +28,8 @@ class Localiser {
   Interval samples(uint64_t mask, const Place& place) const;
   uint64_t sample_mask(TensorId id) const;
   // The micro-batches that the device runs: all, or its replica's where replicas take whole ones.
-  Interval micro_batches(const Place& place) const;
+  // `through`: as far as the axes up to this one say.
+  Interval micro_batches(const Place& place, size_t through = SIZE_MAX) const;
   uint64_t sample_axes() const;  // those that cut an input's samples
 
   // A cut along one axis, in coordinates of the local tensor: the digit there, and an interval per coordinate.

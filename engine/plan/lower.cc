@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "parallel/copies.h"
 #include "parallel/order.h"
 #include "plan/chunk_products.h"
@@ -75,6 +76,7 @@ class Lowerer {
   void find_sizes() {
     std::map<int64_t, int32_t> first;
     for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+      Watch::look();
       const int64_t size =
           lg_.micro_batches > 1 ? low_.local.samples(1, Place{0, lg_.tasks.meshes[0].coordinates(0), u}).size() : 0;
       low_.size_class.push_back(first.try_emplace(size, static_cast<int32_t>(u)).first->second);
@@ -175,6 +177,7 @@ class Lowerer {
       const Place place = place_of(to, target, k);
       const Part want = low_.local.part(y, place);
       for (size_t s = 0; s < source.devices.size(); ++s) {
+        Watch::look();
         // Of several copies, the one at the same coordinates (or next to it); parts of a sum meet their own.
         const std::vector<int64_t> at = source.coordinates(static_cast<int64_t>(s));
         bool mine = true;
@@ -239,6 +242,7 @@ class Lowerer {
           apart_[mesh][a] = low_.local.depends_on_coordinate(op, a);
     }
     for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
+      Watch::look();
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
       Signature s;
       std::vector<Digit> digits;
@@ -263,6 +267,7 @@ class Lowerer {
     for (size_t m = 0; m < lg_.tasks.meshes.size(); ++m) {
       const Mesh& mesh = lg_.tasks.meshes[m];
       for (size_t k = 0; k < mesh.devices.size(); ++k) {
+        Watch::look();
         if (mesh.devices[k] < 0) continue;
         DeviceRow row;
         row.device = mesh.devices[k];
@@ -278,6 +283,7 @@ class Lowerer {
           SampleCut cut;
           cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);
           for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+            Watch::look();
             place.micro_batch = u;
             cut.micro_batches.push_back(low_.local.samples(mask, place));
             key.push_back(cut.micro_batches.back().size());
@@ -352,24 +358,5 @@ class Lowerer {
 }  // namespace
 
 Entry lower(const LayoutGraph& graph, const LowerOptions& options) { return Lowerer(graph, options).run(); }
-
-std::vector<Group> groups_of(const TaskGraphs& tasks) {
-  std::vector<Group> groups;
-  for (size_t a = 0; a < tasks.meshes[0].axes.size(); ++a) {
-    Group group{.axis = tasks.meshes[0].axes[a].name, .parts = {}};
-    for (const Mesh& mesh : tasks.meshes) {
-      std::map<std::vector<int64_t>, std::vector<int32_t>> parts;
-      for (size_t k = 0; k < mesh.devices.size(); ++k) {
-        std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
-        at[a] = 0;
-        if (mesh.devices[k] >= 0) parts[at].push_back(mesh.devices[k]);
-      }
-      if (mesh.axes[a].size > 1)
-        for (auto& [at, devices] : parts) group.parts.push_back(std::move(devices));
-    }
-    groups.push_back(std::move(group));
-  }
-  return groups;
-}
 
 }  // namespace whale

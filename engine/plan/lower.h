@@ -21,7 +21,4 @@ struct LowerOptions {
 
 Entry lower(const LayoutGraph& graph, const LowerOptions& options);
 
-// One group per axis: the devices that differ along it alone, of all meshes.
-std::vector<Group> groups_of(const TaskGraphs& tasks);
-
 }  // namespace whale

@@ -5,6 +5,8 @@
 #include <map>
 #include <numeric>
 
+#include "base/watch.h"
+
 namespace whale {
 namespace {
 
@@ -23,6 +25,7 @@ MemoryPlan place(const std::vector<Block>& blocks, const std::vector<size_t>& or
   MemoryPlan plan{.offsets = std::vector<int64_t>(blocks.size()), .bytes = 0, .peak_live = 0};
   std::vector<size_t> placed;  // by offset
   for (const size_t i : order) {
+    Watch::look();
     const Block& b = blocks[i];
     const int64_t need = aligned(b.bytes);
     int64_t end = 0, best = -1, best_gap = 0;

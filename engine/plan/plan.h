@@ -28,6 +28,8 @@ struct PlanInput {
   DType dtype{};
   Dims dims;           // global
   int batch_dim = -1;  // -1: every device gets the whole tensor
+  // Of the ops that take it as it is for an index: every element must be in all of them. Checked before a run.
+  std::vector<IndexRange> indices = {};
 };
 
 enum class OutputMerge : uint8_t {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/watch.h"
 #include "parallel/order.h"
 #include "plan/accumulation.h"
 #include "plan/program_builder.h"
@@ -81,6 +82,7 @@ void ProgramBuilder::schedule_pipeline() {
   for (const WorkItem& item : order) ++left[{chunk_of(item), item.micro_batch}];
   std::map<std::pair<int, int>, int> alive = {};
   for (const WorkItem& item : order) {
+    Watch::look();
     const std::pair<int, int> at{chunk_of(item), item.micro_batch};
     alive[at] = 1;
     int lowest = item.micro_batch, highest = item.micro_batch;
@@ -90,6 +92,7 @@ void ProgramBuilder::schedule_pipeline() {
     if (--left[at] == 0) alive.erase(at);
   }
   for (const WorkItem& item : order) {
+    Watch::look();
     const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;
     const SegmentKey key{virtual_stage(pipeline, place_.mesh, item.chunk), item.kind,
                          low_.size_class[static_cast<size_t>(u)]};

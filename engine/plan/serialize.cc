@@ -68,7 +68,7 @@ auto write_all(Builder& b, const std::vector<T>& list) {
 
 Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
-                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node);
+                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named);
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -106,7 +106,10 @@ Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
 
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
   const auto name = write(b, i.name);
-  return fb::CreatePlanInput(b, name, number<fb::DType>(i.dtype), write(b, i.dims), i.batch_dim);
+  std::vector<fb::IndexRange> indices;
+  for (const IndexRange& r : i.indices) indices.emplace_back(r.limit, r.ignored.value_or(0), r.ignored.has_value());
+  const auto dims = write(b, i.dims);
+  return fb::CreatePlanInput(b, name, number<fb::DType>(i.dtype), dims, i.batch_dim, b.CreateVectorOfStructs(indices));
 }
 
 Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
@@ -227,6 +230,7 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
     out.cores.push_back(static_cast<int>(f.range(core, 0, 65535, "a device's core")));
   out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
   out.node = static_cast<int>(f.range(t->node(), 0, 65535, "a device's node"));
+  out.named = t->named();
   return out;
 }
 
@@ -302,6 +306,13 @@ PlanInput read_input(Fields& f, const fb::PlanInput* t) {
   out.dtype = f.number<DType>(t->dtype(), "an input's dtype");
   out.dims = f.dims(t->dims(), out.dtype, "an input");
   out.batch_dim = batch_dim(f, t->batch_dim(), out.dims);
+  if (t->indices() != nullptr)
+    for (const fb::IndexRange* r : *t->indices()) {
+      f.spend(sizeof(IndexRange));
+      out.indices.push_back({r->limit(), r->ignores() ? std::optional(r->ignored()) : std::nullopt});
+    }
+  if (!out.indices.empty() && out.dtype != DType::kI32 && out.dtype != DType::kI64)
+    throw invalid("input '{}' is {} and an index; indices are i32 or i64", out.name, name_of(out.dtype));
   return out;
 }
 
@@ -591,6 +602,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
 
 Plan deserialize(const uint8_t* bytes, size_t size) {
   Fields f("plan", size);
+  if (size == 0) throw f.bad("it is empty");
   if (!is_plan_file(bytes, size)) {
     throw f.bad(is_graph_file(bytes, size) ? "this is a graph; plan it for devices first"
                                            : "its first bytes are not those of a plan");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "plan/memory.h"
 #include "plan/verify.h"
 
@@ -127,6 +128,7 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
   int64_t start = 0;
   for (size_t s = 0; s < p.segments.size(); ++s) {
     for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+      Watch::look();
       const Instruction& i = p.segments[s].instructions[k];
       const Op* op = draft.ops[s][k];
       if (!op || i.in.size() != op->inputs.size()) continue;
@@ -257,6 +259,7 @@ void add_waits(Program& program) {
     std::vector<int64_t> stores;  // copies to the host
     int64_t last_compute = -1;
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      Watch::look();
       Instruction& i = segment.instructions[k];
       const auto stream = static_cast<size_t>(i.stream);
       StreamClock need = none;
@@ -306,6 +309,7 @@ std::vector<Life> lives_of(const Program& program) {
     starts.push_back(start);
     const std::vector<size_t> ends = released(segment);
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      Watch::look();
       const Instruction& i = segment.instructions[k];
       const int64_t first = start + static_cast<int64_t>(k);
       const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(ends[k]);

@@ -1,5 +1,6 @@
 // Checks a Plan against what plan.h promises, without trusting how it was made: here references, sizes and waits;
 // memory and communication in files of their own.
+#include "base/watch.h"
 #include "plan/verify.h"
 
 #include <algorithm>
@@ -122,6 +123,9 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   const bool is_op = !is_feed && !is_fetch && !sends && !receives;
   if (i.kind == InstructionKind::kCollective && !inside(i.ref, c.plan.groups))
     c.fail(s, k, fmt::format("no group {}", i.ref));
+  if (i.kind == InstructionKind::kCollective && attr_int(i.attrs, "group", kNone) != i.ref)
+    c.fail(s, k,
+           fmt::format("a collective along axis {} is bound to group {}", attr_int(i.attrs, "group", kNone), i.ref));
   if (is_op && !is_valid_op(static_cast<int>(i.op)))
     c.fail(s, k, fmt::format("no op has number {}", static_cast<int>(i.op)));
   if ((i.kind == InstructionKind::kCollective) != (is_op && has_flag(i.op, kCollective)) ||
@@ -142,7 +146,10 @@ void check_program(const Context& c) {
   check_buffers(c);
   if (p.schedule.empty()) c.fail("an empty schedule");
   for (const Segment& s : p.segments)
-    for (size_t k = 0; k < s.instructions.size(); ++k) check_instruction(c, s, k);
+    for (size_t k = 0; k < s.instructions.size(); ++k) {
+      Watch::look();
+      check_instruction(c, s, k);
+    }
   for (const ScheduleRow& row : p.schedule)
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.slot < 0)
       c.fail("a schedule row names no segment");
@@ -165,6 +172,7 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, Fail fail) {
   const Program& p = entry.programs[static_cast<size_t>(row.program)];
   if (row.samples.empty()) fail(fmt::format("row {} has no samples", r));
   for (const SampleCut& cut : row.samples) {
+    Watch::look();
     for (const ScheduleRow& s : p.schedule)
       if (!inside(s.micro_batch, cut.micro_batches))
         fail(fmt::format("row {} has no micro-batch {}", r, s.micro_batch));
@@ -218,6 +226,8 @@ void check_entry(const Plan& plan, const Entry& entry) {
   for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, fail);
   for (size_t o = 0; o < entry.outputs.size(); ++o) check_output(plan, entry, o, fail);
   verify_communication(plan, entry);
+  verify_collectives(plan, entry);
+  verify_work(plan, entry);
 }
 
 // Every row has a positive sum, and gaps at its end alone.
@@ -290,6 +300,7 @@ void verify(const Plan& plan) {
   if (plan.meshes.empty()) throw error(Code::kDataLoss, "plan '{}' has no mesh", plan.model);
   for (const PlanMesh& mesh : plan.meshes) check_mesh(plan, mesh);
   if (plan.scopes.empty()) throw error(Code::kDataLoss, "plan '{}' has no root scope", plan.model);
+  verify_groups(plan);
   for (const PlanVariable& v : plan.variables) check_home(plan, v);
   for (const Entry& entry : plan.entries) check_entry(plan, entry);
 }

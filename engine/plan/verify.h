@@ -45,4 +45,13 @@ void verify_memory(const VerifyContext& c);
 // the slots of the channels.
 void verify_communication(const Plan& plan, const Entry& entry);
 
+// Operands and results of collectives are what the cuts of their group say.
+void verify_collectives(const Plan& plan, const Entry& entry);
+
+// Groups are the lines of the meshes, in the order of the coordinates.
+void verify_groups(const Plan& plan);
+
+// Every sample is some device's in every micro-batch, by the shares of the meshes; every micro-batch is worked on once.
+void verify_work(const Plan& plan, const Entry& entry);
+
 }  // namespace whale

@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include "base/watch.h"
 #include "plan/verify.h"
 
 namespace whale {
@@ -51,9 +52,9 @@ std::string collectives_of(const Program& p, int32_t group) {
       if (gathers || i.op == OpCode::k_all_reduce || i.op == OpCode::k_reduce_scatter)
         for (const BufferId b : gathers ? i.out : i.in) {
           const Buffer& whole = p.buffers[static_cast<size_t>(b)];
-          text += fmt::format(" {} {}", name_of(whole.dtype), to_string(whole.dims));
+          text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
         }
-      for (const char* cuts : {"cuts", "to_cuts"})
+      for (const char* cuts : {"combine", "cuts", "to_cuts"})
         if (const auto at = i.attrs.find(cuts); at != i.attrs.end()) text += ' ' + to_string(at->second);
       text += ';';
     }
@@ -62,6 +63,27 @@ std::string collectives_of(const Program& p, int32_t group) {
   std::string all;
   for (const ScheduleRow& row : p.schedule) all += texts[static_cast<size_t>(row.segment)];
   return all;
+}
+
+// A device begins the collectives of a group one after another, also where they are on different streams.
+void check_order(const Entries& e) {
+  for (const Program& p : e.entry.programs)
+    for (const Segment& s : p.segments) {
+      const std::vector<StreamClock> clocks = clocks_of(s);
+      std::map<int32_t, size_t> last;  // per group
+      for (size_t k = 0; k < s.instructions.size(); ++k) {
+        const Instruction& i = s.instructions[k];
+        if (i.kind != InstructionKind::kCollective) continue;
+        const auto [at, fresh] = last.try_emplace(i.ref, k);
+        if (fresh) continue;
+        const Instruction& before = s.instructions[at->second];
+        if (before.stream != i.stream &&
+            clocks[k][static_cast<size_t>(before.stream)] < static_cast<int64_t>(at->second))
+          e.fail(fmt::format("segment '{}': '{}' and '{}' of group {} may begin in either order", s.name, before.name,
+                             i.name, i.ref));
+        at->second = k;
+      }
+    }
 }
 
 void check_collectives(const Entries& e, const std::vector<std::vector<int32_t>>& part_of) {
@@ -74,25 +96,15 @@ void check_collectives(const Entries& e, const std::vector<std::vector<int32_t>>
       return known[program] = collectives_of(e.program(device), static_cast<int32_t>(g));
     };
     for (const auto& part : e.plan.groups[g].parts)
-      for (const int32_t device : part)
+      for (const int32_t device : part) {
+        Watch::look();
         if (text_of(device) != text_of(part[0]))
           e.fail(fmt::format("devices {} and {} of group {} run different collectives", part[0], device, g));
+      }
     for (size_t d = 0; d < e.entry.rows.size(); ++d)
       if (part_of[g][d] < 0 && !text_of(static_cast<int32_t>(d)).empty())
         e.fail(fmt::format("device {} runs collectives of group {}, which it is no member of", d, g));
   }
-  for (size_t d = 0; d < e.entry.rows.size(); ++d)
-    for (const Segment& s : e.program(static_cast<int32_t>(d)).segments)
-      for (const Instruction& i : s.instructions) {
-        const auto cuts = i.kind == InstructionKind::kCollective ? i.attrs.find("cuts") : i.attrs.end();
-        if (cuts == i.attrs.end()) continue;
-        const Group& group = e.plan.groups[static_cast<size_t>(i.ref)];
-        if (part_of[static_cast<size_t>(i.ref)][d] < 0) continue;  // in a segment that never runs
-        const auto part = static_cast<size_t>(part_of[static_cast<size_t>(i.ref)][d]);
-        const auto* list = std::get_if<std::vector<int64_t>>(&cuts->second);
-        if (list == nullptr || list->size() != 2 * group.parts[part].size() * i.in.size())
-          e.fail(fmt::format("'{}' does not cut for the {} members of its group", i.name, group.parts[part].size()));
-      }
 }
 
 // ---- links: boxes inside the local tensors of both ends
@@ -113,6 +125,7 @@ void check_box(const Entries& e, const Link& link, const std::vector<Interval>& 
 std::vector<std::map<int32_t, std::vector<const Transfer*>>> transfers_by(const Entries& e, int32_t Transfer::*end) {
   std::vector<std::map<int32_t, std::vector<const Transfer*>>> out;
   for (const Link& link : e.entry.links) {
+    Watch::look();
     out.emplace_back();
     for (const Transfer& t : link.transfers) out.back()[t.*end].push_back(&t);
   }
@@ -124,6 +137,7 @@ Ends check_ends(const Entries& e) {
   const auto sent = transfers_by(e, &Transfer::from), taken = transfers_by(e, &Transfer::to);
   std::map<int32_t, DType> dtypes;
   for (size_t d = 0; d < e.entry.rows.size(); ++d) {
+    Watch::look();
     const auto device = static_cast<int32_t>(d);
     const Program& p = e.program(device);
     std::vector<int64_t> runs(p.segments.size());
@@ -170,6 +184,7 @@ Channels check_links(const Entries& e) {
   };
   Channels channels(e.entry.links.size());
   for (size_t l = 0; l < e.entry.links.size(); ++l) {
+    Watch::look();
     const Link& link = e.entry.links[l];
     if (link.slots < 1) e.fail(fmt::format("link '{}' has {} slots", link.name, link.slots));
     for (const Transfer& t : link.transfers) {
@@ -266,6 +281,7 @@ class Walk {
   }
 
   bool advance(size_t d) {
+    Watch::look();
     State& s = devices_[d];
     const Program& p = e_.program(static_cast<int32_t>(d));
     if (s.row == p.schedule.size()) return false;
@@ -336,6 +352,7 @@ class Walk {
 void verify_communication(const Plan& plan, const Entry& entry) {
   const Entries e{plan, entry};
   const auto parts = parts_of(e);
+  check_order(e);
   check_collectives(e, parts);
   const Channels channels = check_links(e);
   Walk(e, parts, channels).run();

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "base/watch.h"
 #include "plan/verify.h"
 
 namespace whale {
@@ -13,6 +14,7 @@ std::vector<StreamClock> clocks_of(const Segment& s) {
   std::array<StreamClock, kStreams> now;
   for (StreamClock& c : now) c.fill(-1);
   for (size_t k = 0; k < s.instructions.size(); ++k) {
+    Watch::look();
     const Instruction& i = s.instructions[k];
     StreamClock& mine = now[static_cast<size_t>(i.stream)];
     for (const WaitPoint& w : i.waits) {
@@ -66,6 +68,7 @@ Interval part_of(const Buffer& b) { return {b.at, b.at + b.bytes}; }
 void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use) {
   std::vector<std::vector<Touched>> touched(c.program.buffers.size());
   for (size_t k = 0; k < s.instructions.size(); ++k) {
+    Watch::look();
     const Instruction& i = s.instructions[k];
     const auto stream = static_cast<size_t>(i.stream);
     const auto check = [&](StreamClock Touched::*earlier, const char* what, BufferId b) {
@@ -132,6 +135,7 @@ std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<Segment
     const Buffer& x = p.buffers[b];
     if (!in_arena(x) || x.alias != kNone || x.bytes == 0 || x.offset < 0) continue;
     for (int32_t slot = 0; slot < x.slots; ++slot) {
+      Watch::look();
       const int64_t begin = x.offset + slot * slot_stride(x);
       SlotLife life{b, slot, begin, begin + x.bytes, std::vector<uint8_t>(p.schedule.size())};
       bool used = false;
@@ -180,24 +184,39 @@ void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, con
                        c.program.segments[static_cast<size_t>(c.program.schedule[r].segment)].name));
 }
 
-// A value that a later instruction changed in place (a part of a sum, by its all_reduce) is not read any more.
+// A value that a later instruction changed in place (a part of a sum, by its all_reduce) is not read any more; nor is a
+// variable by its own name once it was updated, nor its new value before that.
 void check_overwritten(const VerifyContext& c) {
   const Program& p = c.program;
   for (const Segment& segment : p.segments) {
     std::vector<int64_t> made(p.buffers.size(), -1);                    // by which instruction of the segment
     std::map<std::tuple<BufferId, int64_t, int64_t>, BufferId> latest;  // per storage and place in it
+    std::set<BufferId> to_come;                                         // new values of variables
+    for (const Instruction& i : segment.instructions)
+      for (const BufferId b : i.out)
+        if (b != kNone && p.buffers[static_cast<size_t>(b)].kind == BufferKind::kVariable &&
+            p.buffers[static_cast<size_t>(b)].alias != kNone)
+          to_come.insert(b);
     const auto place = [&](BufferId b) {
       const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
       return std::tuple(storage_of(p, b), buffer.at, buffer.bytes);
     };
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      Watch::look();
       const Instruction& i = segment.instructions[k];
       for (const BufferId b : i.in) {
-        if (b == kNone || made[static_cast<size_t>(b)] < 0) continue;
-        const BufferId now = latest.at(place(b));
+        if (b == kNone) continue;
+        const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+        if (made[static_cast<size_t>(b)] < 0 && to_come.contains(b))
+          c.fail(
+              fmt::format("instruction {} of segment '{}' reads '{}' before it is made", k, segment.name, buffer.name));
+        const bool named = buffer.kind == BufferKind::kVariable && buffer.alias == kNone;
+        if (made[static_cast<size_t>(b)] < 0 && !named) continue;  // of another segment, or a view
+        const auto at = latest.find(place(b));
+        const BufferId now = at == latest.end() ? b : at->second;
         if (now != b)
           c.fail(fmt::format("instruction {} of segment '{}' reads '{}', which became '{}' in place", k, segment.name,
-                             p.buffers[static_cast<size_t>(b)].name, p.buffers[static_cast<size_t>(now)].name));
+                             buffer.name, p.buffers[static_cast<size_t>(now)].name));
       }
       for (const BufferId b : i.out)
         if (b != kNone) made[static_cast<size_t>(b)] = static_cast<int64_t>(k), latest[place(b)] = b;
@@ -228,14 +247,17 @@ void verify_memory(const VerifyContext& c) {
   std::set<std::pair<int32_t, std::vector<uint8_t>>> seen;
   std::vector<size_t> rows;
   for (size_t r = 0; r < p.schedule.size(); ++r) {
+    Watch::look();
     std::vector<uint8_t> states;
     for (const SlotLife& life : lives) states.push_back(life.rows[r]);
     if (seen.emplace(p.schedule[r].segment, std::move(states)).second) rows.push_back(r);
   }
-  for (size_t x = 0; x < lives.size(); ++x)
+  for (size_t x = 0; x < lives.size(); ++x) {
+    Watch::look();
     for (size_t y = x + 1; y < lives.size() && lives[y].begin < lives[x].end; ++y)
       if (memory(lives[x]) == memory(lives[y]))
         for (const size_t r : rows) check_pair(c, uses, lives[x], lives[y], r);
+  }
 }
 
 }  // namespace whale

@@ -79,6 +79,7 @@ class Binder {
       for (size_t s = 0; s < kStreams; ++s)
         bound_->runs[s] += bound_->segments[static_cast<size_t>(segment)].streams[s].size();
     plan_loss_check();
+    count_index_checks();
     count_bytes();
     return std::move(bound_);
   }
@@ -232,7 +233,19 @@ class Binder {
     samples_of(instruction);
     spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(instruction.samples)];
     bound.kernel = memory_.device().bind(spec);
+    if (attr_int(instruction.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
     if (instruction.op == OpCode::k_overflow) bound.data = address(instruction.out.at(0));
+  }
+
+  void bind_index_check(const KernelSpec& spec, BoundInstruction& bound) {
+    const IndexOperand& index = def(spec.op).index;
+    if (index.input < 0) throw internal("{} has no index to check", def(spec.op).name);
+    auto check = std::make_unique<BoundInstruction::IndexCheck>();
+    check->operand = spec.in.at(static_cast<size_t>(index.input));
+    check->range.limit = attr_int(*spec.attrs, kIndexLimit);
+    if (index.ignored != nullptr) check->range.ignored = attr_int(*spec.attrs, index.ignored);
+    check->host.resize(static_cast<size_t>(element_count(check->operand.dims) * size_of(check->operand.dtype)));
+    bound.index_check = std::move(check);
   }
 
   void bind_collective(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
@@ -408,6 +421,27 @@ class Binder {
         }
     for (BoundInstruction* bound : first)
       if (bound != nullptr) bound->checks_loss = bound_->loss_checked_before_update = true;
+  }
+
+  // Where all checks come before the first write of a variable, that write can wait for those of all devices.
+  void count_index_checks() {
+    int64_t written_row = -1;
+    int32_t written = -1;
+    for (size_t r = 0; r < bound_->rows.size(); ++r) {
+      const BoundSegment& segment = bound_->segments[static_cast<size_t>(bound_->rows[r])];
+      for (const auto& stream : segment.streams)
+        for (const BoundInstruction& bound : stream)
+          if (!bound.versions.empty() &&
+              (written_row < 0 || (written_row == static_cast<int64_t>(r) && bound.index < written)))
+            written_row = static_cast<int64_t>(r), written = bound.index;
+      for (const auto& stream : segment.streams)
+        for (const BoundInstruction& bound : stream) {
+          if (!bound.index_check) continue;
+          ++bound_->index_checks;
+          const bool late = written_row >= 0 && (written_row < static_cast<int64_t>(r) || written < bound.index);
+          bound_->indices_checked_before_update = bound_->indices_checked_before_update && !late;
+        }
+    }
   }
 
   void count_bytes() {

@@ -33,7 +33,14 @@ struct BoundInstruction {
   std::vector<Piece> pieces;  // of the host's: by micro-batch, or one for all; none: not handed over
   std::vector<WaitPoint> waits;
   std::vector<uint64_t*> versions;  // of the variables it writes
-  bool checks_loss = false;         // looks at the loss before it runs: the step's first write of a variable
+  // An op whose index the graph computes: what is checked before it runs, by way of `host`.
+  struct IndexCheck {
+    Operand operand;
+    IndexRange range;
+    std::vector<char> host;
+  };
+  std::unique_ptr<IndexCheck> index_check;
+  bool checks_loss = false;  // looks at the loss before it runs: the step's first write of a variable
 };
 
 // A segment on one slot of its buffers.
@@ -55,6 +62,8 @@ struct BoundProgram {
   const char* loss = nullptr;                               // the device's value; null: no loss is fetched
   DType loss_dtype{};
   bool loss_checked_before_update = false;
+  uint32_t index_checks = 0;  // of a step
+  bool indices_checked_before_update = true;
   size_t gradient_bytes = 0;  // operands of collectives and updates, for the report
   size_t input_bytes = 0;
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "data/convert.h"
+#include "data/indices.h"
 
 namespace whale {
 
@@ -22,6 +23,9 @@ Executor::Executor(Machine& machine, Entry entry)
     programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d], loss_output_);
   });
   agree_on_loss_check();
+  bool waits = true;
+  for (const auto& program : programs_) waits = waits && program->indices_checked_before_update;
+  for (const auto& program : programs_) index_checks_ += waits ? program->index_checks : 0;
   for (size_t d = 0; d < programs_.size(); ++d)
     for (size_t s = 1; s < kStreams; ++s)
       if (programs_[d]->streams[s]) machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
@@ -54,8 +58,13 @@ void Executor::agree_on_loss_check() {
 void Executor::narrow_to_outputs() {
   std::vector<bool> wanted(outputs_.size());
   for (size_t o = 0; o < wanted.size(); ++o) wanted[o] = outputs_[o] != nullptr;
-  auto& masks = masks_[wanted];
-  if (masks.empty()) masks = slice(*entry_, wanted);
+  Narrowed& narrowed = narrowed_[wanted];
+  std::vector<Mask>& masks = narrowed.masks;
+  if (masks.empty()) {
+    masks = slice(*entry_, wanted);
+    narrowed.inputs_read.resize(inputs_.size());
+    for (size_t p = 0; p < masks.size(); ++p) mark_inputs(entry_->programs[p], masks[p], narrowed.inputs_read);
+  }
   for (size_t p = 0; p < masks.size(); ++p)
     if (const int input = missing_input(entry_->programs[p], masks[p], inputs_); input >= 0) {
       const PlanInput& port = entry_->inputs[static_cast<size_t>(input)];
@@ -65,7 +74,12 @@ void Executor::narrow_to_outputs() {
       throw invalid("input '{}' is missing, and the outputs asked for ({}) need it: expected {} {}", port.name, names,
                     name_of(port.dtype), to_string(port.dims));
     }
-  mask_ = &masks;
+  narrow_ = &narrowed;
+}
+
+const std::vector<bool>& Executor::inputs_read() const {
+  static const std::vector<bool> all;
+  return narrow_ == nullptr ? all : narrow_->inputs_read;
 }
 
 void Executor::start(const StepValues& values, Ended ended, void* context) {
@@ -79,6 +93,7 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   error_.reset();
   machine_.transport().reset();
   links_->reset();
+  indices_checked_.reset();
   for (size_t d = 0; d < programs_.size(); ++d) {
     for (Counter& done : runs_[d].done) done.reset();
     for (size_t s = 0; s < kStreams; ++s) {
@@ -154,8 +169,9 @@ bool Executor::walk(size_t device, size_t stream) {
 bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, uint32_t base) {
   const BoundProgram& program = *programs_[device];
   const uint8_t* mask =
-      mask_ == nullptr ? nullptr
-                       : (*mask_)[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
+      narrow_ == nullptr
+          ? nullptr
+          : narrow_->masks[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
   auto& done = runs_[device].done;
   StreamTimeline& timeline = timeline_[device][stream];
   uint32_t reached = base;
@@ -204,10 +220,12 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
       stop(bad_loss());
       return false;
     }
+    if (index_checks_ != 0 && !indices_checked_.wait(index_checks_, this)) return false;
     if (!commit()) return false;
   }
   switch (bound.source->kind) {
     case InstructionKind::kKernel:
+      if (bound.index_check) check_index(bound, memory, micro_batch);
       bound.kernel->run();
       if (bound.source->op == OpCode::k_overflow) {
         float scale = 0;
@@ -232,6 +250,21 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
   }
   for (uint64_t* version : bound.versions) ++*version;
   return true;
+}
+
+void Executor::check_index(BoundInstruction& bound, Device& device, size_t micro_batch) {
+  BoundInstruction::IndexCheck& check = *bound.index_check;
+  const Operand& index = check.operand;
+  device.copy_out(check.host.data(), index.data, check.host.size());
+  const int64_t count = static_cast<int64_t>(check.host.size()) / size_of(index.dtype);
+  if (const auto bad = first_outside(index.dtype, check.host.data(), count, check.range))
+    throw error(Code::kOutOfRange,
+                "the graph computes an index of {} at {} (of this device's part, micro-batch {}) for operand '{}'; it "
+                "may be {}",
+                bad->value, position_text(index.dims, bad->position), micro_batch,
+                def(bound.source->op).inputs[static_cast<size_t>(def(bound.source->op).index.input)].name,
+                to_string(check.range));
+  indices_checked_.advance(1);
 }
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
@@ -283,6 +316,7 @@ void Executor::stop(Error error) {
     for (Counter& done : runs_[d].done) done.abort();
   machine_.transport().abort();
   links_->abort();
+  indices_checked_.abort();
 }
 
 bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
@@ -294,7 +328,7 @@ bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
 Error Executor::bad_loss() const {
   return error(Code::kOutOfRange,
                "the loss of step {} is not finite; the step was not applied. Look at the learning rate and the data, "
-               "or set nan_policy to let it pass",
+               "or let it pass (nan=\"ignore\" in Python, --ignore-nan on the command line, nan_policy 1 in C)",
                values_.iteration);
 }
 
@@ -303,19 +337,21 @@ void Executor::finished() noexcept {
   try {
     size_t d = 0;  // a device that has the loss
     while (d < programs_.size() && programs_[d]->loss == nullptr) ++d;
-    if (!error_ && values_.check_loss && d < programs_.size() && mask_ == nullptr &&
+    if (!error_ && values_.check_loss && d < programs_.size() && narrow_ == nullptr &&
         loss_is_bad(*programs_[d], machine_.memory(d).device())) {
-      error_ = committed ? error(Code::kOutOfRange,
-                                 "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, "
-                                 "or set nan_policy to let it pass",
-                                 values_.iteration)
-                         : bad_loss();
+      error_ =
+          committed
+              ? error(Code::kOutOfRange,
+                      "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, "
+                      "or let it pass (nan=\"ignore\" in Python, --ignore-nan on the command line, nan_policy 1 in C)",
+                      values_.iteration)
+              : bad_loss();
     }
   } catch (Error& e) {
     error_ = e;
   } catch (...) {
   }
-  mask_ = nullptr;
+  narrow_ = nullptr;
   ended_(context_, error_, committed);
 }
 

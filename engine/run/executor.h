@@ -48,6 +48,8 @@ class Executor final : private Job, private Lookout {
   // Outputs that are not wanted are not computed, and what they alone need is not read; throws when a wanted one needs
   // an input that is not there. For entries that write no variables.
   void narrow_to_outputs();
+  // Of each input, whether the next run reads it; empty: all are.
+  const std::vector<bool>& inputs_read() const;
   // Starts a run; `ended` is called on a device thread, with the machine still busy for a moment. No allocation.
   using Ended = void (*)(void* context, std::optional<Error>& error, bool committed);
   void start(const StepValues& values, Ended ended, void* context);
@@ -73,6 +75,7 @@ class Executor final : private Job, private Lookout {
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void agree_on_loss_check();
+  void check_index(BoundInstruction& bound, Device& device, size_t micro_batch);
   bool commit();
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
@@ -89,14 +92,20 @@ class Executor final : private Job, private Lookout {
   bool timeline_filled_ = false;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
-  std::map<std::vector<bool>, std::vector<Mask>> masks_;  // by wanted outputs; a mask per program
-  const std::vector<Mask>* mask_ = nullptr;               // of the next run; null: everything
+  struct Narrowed {
+    std::vector<Mask> masks;  // a mask per program
+    std::vector<bool> inputs_read;
+  };
+  std::map<std::vector<bool>, Narrowed> narrowed_;  // by wanted outputs
+  const Narrowed* narrow_ = nullptr;                // of the next run; null: everything
 
   StepValues values_;
   Ended ended_ = nullptr;
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
   std::atomic<bool> late_bad_loss_{false}, overflowed_{false};
+  Counter indices_checked_;    // of all devices
+  uint32_t index_checks_ = 0;  // that a step makes before it commits; 0: the commit waits for none
   std::mutex error_mutex_;
   std::optional<Error> error_;
 };

@@ -115,12 +115,25 @@ void Machine::place(size_t index) {
     throw internal("variable '{}' lives on mesh {}, which has no device", variable.name, variable.mesh);
 }
 
-void Machine::read_variable(size_t index, uint64_t offset, void* to, size_t bytes) {
+std::vector<std::vector<int32_t>> Machine::copies(size_t index) const {
+  size_t count = 1;
+  for (const Copies& copies : variables_[index])
+    if (copies.part.bytes() > 0) count = std::max(count, copies.devices.size());
+  std::vector<std::vector<int32_t>> list(count);
+  for (size_t copy = 0; copy < count; ++copy) {
+    for (const Copies& copies : variables_[index])
+      if (copies.part.bytes() > 0) list[copy].push_back(static_cast<int32_t>(copies.device(copy)));
+    std::sort(list[copy].begin(), list[copy].end());
+  }
+  return list;
+}
+
+void Machine::read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes) {
   for (const Copies& copies : variables_[index]) {
-    DeviceMemory& first = *memory_[copies.devices.front()];
-    const char* from = static_cast<const char*>(first.variable(index));
+    DeviceMemory& memory = *memory_[copies.device(copy)];
+    const char* from = static_cast<const char*>(memory.variable(index));
     copies.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
-      first.device().copy_out(static_cast<char*>(to) + (logical - offset), from + local, n);
+      memory.device().copy_out(static_cast<char*>(to) + (logical - offset), from + local, n);
     });
   }
 }

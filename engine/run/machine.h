@@ -1,6 +1,7 @@
 // The opened devices of a plan with what lives on them as long as the session: threads, variables, arenas, scratch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string_view>
@@ -78,9 +79,13 @@ class Machine {
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }
 
-  // A variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical tensor,
-  // wherever they are. Only between runs; from several threads, when their bytes are different ones.
-  void read_variable(size_t index, uint64_t offset, void* to, size_t bytes);
+  // The devices that hold an element of copy k of a variable; as many lists as there are copies, at least one. Each
+  // part of the tensor is taken from the k-th device that holds it, from the last where fewer do: all copies together
+  // name every device that holds a part.
+  std::vector<std::vector<int32_t>> copies(size_t index) const;
+  // A copy of a variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical
+  // tensor, wherever they are. Only between runs; from several threads, when their bytes are different ones.
+  void read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes);
   void write_variable(size_t index, uint64_t offset, const void* from, size_t bytes);  // every copy of it
   void variable_written(size_t index);  // after the last write_variable: moves the versions
 
@@ -88,6 +93,7 @@ class Machine {
   struct Copies {  // of one part of a variable
     VariablePart part;
     std::vector<size_t> devices;
+    size_t device(size_t copy) const { return devices[std::min(copy, devices.size() - 1)]; }
   };
   void place(size_t index);
 

@@ -5,7 +5,8 @@
 
 namespace whale {
 
-std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale) {
+std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale,
+                        const LoadedCheckpoint* loaded) {
   const Plan& plan = machine.plan();
   nlohmann::ordered_json devices = nlohmann::ordered_json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
@@ -54,6 +55,11 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
       {"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
   if (last != nullptr) report["entry"] = last->entry().name;
   if (loss_scale) report["loss_scale"] = *loss_scale;
+  if (loaded != nullptr)
+    report["loaded"] = {{"directory", loaded->directory},
+                        {"id", loaded->id},
+                        {"format", loaded->format},
+                        {"checksums", loaded->checksums}};
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

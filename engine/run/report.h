@@ -1,6 +1,7 @@
 // What a session holds and where its last run spent its time, as JSON.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -8,7 +9,14 @@
 
 namespace whale {
 
+struct LoadedCheckpoint {
+  std::string directory, id;
+  int64_t format = 0;
+  bool checksums = false;  // format 1 has none
+};
+
 // `last`: the entry of the last run; may be null.
-std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale = {});
+std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale = {},
+                        const LoadedCheckpoint* loaded = nullptr);
 
 }  // namespace whale

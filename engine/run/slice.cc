@@ -1,5 +1,7 @@
 #include "run/slice.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -17,6 +19,15 @@ class Slicer {
       for (const Segment& segment : program.segments) masks_.back().emplace_back(segment.instructions.size(), 0);
       needed_.emplace_back(program.buffers.size());
     }
+    for (size_t p = 0; p < entry.programs.size(); ++p) {
+      made_.emplace_back();
+      for (const Segment& segment : entry.programs[p].segments) {
+        made_[p].emplace_back(entry.programs[p].buffers.size(), segment.instructions.size());
+        for (size_t i = segment.instructions.size(); i-- > 0;)
+          for (const BufferId id : segment.instructions[i].out)
+            if (id != kNone) made_[p].back()[static_cast<size_t>(id)] = i;
+      }
+    }
   }
 
   std::vector<Mask> run() {
@@ -25,36 +36,57 @@ class Slicer {
       for (size_t p = 0; p < masks_.size(); ++p)
         for (size_t s = masks_[p].size(); s-- > 0;)
           for (size_t i = masks_[p][s].size(); i-- > 0;)
-            if (masks_[p][s][i] == 0 && wanted(p, entry_.programs[p].segments[s].instructions[i])) {
+            if (masks_[p][s][i] == 0 && wanted(p, s, i)) {
               masks_[p][s][i] = 1;
-              take(p, entry_.programs[p].segments[s].instructions[i]);
+              take(p, s, i);
             }
     } while (changed_);
     return std::move(masks_);
   }
 
  private:
+  // Who reads a place. A value that its own segment makes before it is read depends on no write behind the reader (an
+  // op that works in place on it, say); any other may be what a later instruction, or another segment, left there.
+  struct Reads {
+    bool anywhere = false;
+    std::map<size_t, size_t> last;  // by segment, the last reader of what the segment itself made
+  };
+  static bool read_after(const Reads& reads, size_t s, size_t i) {
+    const auto at = reads.last.find(s);
+    return reads.anywhere || (at != reads.last.end() && at->second > i);
+  }
+
   size_t root(size_t p, BufferId id) const { return static_cast<size_t>(root_of(entry_.programs[p], id)); }
   static bool is_link(const Instruction& i) {
     return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kReceive;
   }
 
-  bool wanted(size_t p, const Instruction& instruction) const {
+  const Instruction& at(size_t p, size_t s, size_t i) const { return entry_.programs[p].segments[s].instructions[i]; }
+
+  bool wanted(size_t p, size_t s, size_t i) const {
+    const Instruction& instruction = at(p, s, i);
     if (instruction.kind == InstructionKind::kFetch) return outputs_[static_cast<size_t>(instruction.ref)];
     if (is_link(instruction) && links_.at(static_cast<size_t>(instruction.ref))) return true;
     if (instruction.kind == InstructionKind::kCollective && collectives_.count({instruction.ref, instruction.name}))
       return true;
     for (const BufferId id : instruction.out)
-      if (id != kNone &&
-          (needed_[p][root(p, id)] || entry_.programs[p].buffers[root(p, id)].kind == BufferKind::kVariable))
+      if (id != kNone && (read_after(needed_[p][root(p, id)], s, i) ||
+                          entry_.programs[p].buffers[root(p, id)].kind == BufferKind::kVariable))
         return true;
     return false;
   }
 
-  void take(size_t p, const Instruction& instruction) {
+  void take(size_t p, size_t s, size_t i) {
+    const Instruction& instruction = at(p, s, i);
     changed_ = true;
     for (const BufferId id : instruction.in)
-      if (id != kNone) needed_[p][root(p, id)] = true;
+      if (id != kNone) {
+        Reads& reads = needed_[p][root(p, id)];
+        if (made_[p][s][static_cast<size_t>(id)] < i)
+          reads.last[s] = std::max(reads.last[s], i);
+        else
+          reads.anywhere = true;
+      }
     if (is_link(instruction)) links_[static_cast<size_t>(instruction.ref)] = true;
     if (instruction.kind == InstructionKind::kCollective) collectives_.emplace(instruction.ref, instruction.name);
   }
@@ -62,7 +94,9 @@ class Slicer {
   const Entry& entry_;
   const std::vector<bool>& outputs_;
   std::vector<Mask> masks_;
-  std::vector<std::vector<bool>> needed_;  // by storage, so that every write to a needed place is kept
+  std::vector<std::vector<Reads>> needed_;  // by storage, so that every write to a needed place is kept
+  std::vector<std::vector<std::vector<size_t>>>
+      made_;  // [program][segment][buffer]: the instruction that makes it, or the segment's length
   std::vector<bool> links_;
   std::set<std::pair<int32_t, std::string_view>> collectives_;  // group and name: the same op of the model
   bool changed_ = false;
@@ -72,6 +106,15 @@ class Slicer {
 
 std::vector<Mask> slice(const Entry& entry, const std::vector<bool>& outputs_wanted) {
   return Slicer(entry, outputs_wanted).run();
+}
+
+void mark_inputs(const Program& program, const Mask& mask, std::vector<bool>& inputs) {
+  for (size_t s = 0; s < mask.size(); ++s)
+    for (size_t i = 0; i < mask[s].size(); ++i) {
+      const Instruction& instruction = program.segments[s].instructions[i];
+      if (mask[s][i] != 0 && instruction.kind == InstructionKind::kFeed)
+        inputs[static_cast<size_t>(instruction.ref)] = true;
+    }
 }
 
 int missing_input(const Program& program, const Mask& mask, const std::vector<const void*>& inputs) {

@@ -3,8 +3,10 @@
 #include <csignal>
 #include <exception>
 #include <optional>
+#include <system_error>
 
 #include "base/error.h"
+#include "base/float_env.h"
 
 namespace whale {
 
@@ -12,12 +14,14 @@ Team::Team(std::vector<Device*> devices) : devices_(std::move(devices)) {
   try {
     for (size_t d = 0; d < devices_.size(); ++d) add_stream(static_cast<int>(d), Stream::kCompute);
   } catch (...) {
-    this->~Team();
+    end();
     throw;
   }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
   wait_idle();
   quit_.store(true, std::memory_order_release);
   round_.fetch_add(1, std::memory_order_acq_rel);
@@ -48,8 +52,18 @@ void Team::add_stream(int device, Stream stream) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  worker->thread =
-      std::thread([this, device, stream, seen, &entered, &failure] { loop(device, stream, seen, entered, failure); });
+  try {
+    worker->thread =
+        std::thread([this, device, stream, seen, &entered, &failure] { loop(device, stream, seen, entered, failure); });
+  } catch (const std::system_error& e) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw error(
+        Code::kResourceExhausted,
+        "no thread could be made for the device ({}); there are {} of this session. Use fewer devices, or raise "
+        "the limit of threads (RLIMIT_NPROC, pids.max) or of addresses (RLIMIT_AS)",
+        e.what(), workers_.size())
+        .at_device(device);
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   entered.wait(0, std::memory_order_acquire);
   if (entered.load(std::memory_order_acquire) < 0) {
@@ -64,6 +78,7 @@ void Team::add_stream(int device, Stream stream) {
 }
 
 void Team::loop(int device, Stream stream, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure) {
+  use_default_float_env();  // a new thread has its maker's
   try {
     devices_[static_cast<size_t>(device)]->enter_thread(stream);
   } catch (...) {

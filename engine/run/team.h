@@ -44,6 +44,7 @@ class Team {
     Stream stream;
     std::thread thread;
   };
+  void end();  // of all threads, after the job under way
   void loop(int device, Stream stream, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure);
 
   std::vector<Device*> devices_;

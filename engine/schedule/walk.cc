@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/watch.h"
 
 namespace whale {
 
@@ -98,6 +99,7 @@ OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
     Cursor& cursor = cursors[d];
     const auto& order = schedule.devices[d];
     while (cursor.next < static_cast<int>(order.size())) {
+      Watch::look();
       const WorkSite site{d, order[cursor.next]};
       WorkTime& time = time_of(site);
       if (!cursor.sending) {

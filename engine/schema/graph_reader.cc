@@ -35,6 +35,7 @@ Op read_op(Fields& f, const fb::Op* t, const Graph& graph, size_t ops) {
   for (const TensorId id : out.inputs) f.id_or_none(id, graph.tensors.size(), "an op's input");
   for (const TensorId id : out.outputs) f.id(id, graph.tensors.size(), "an op's output");
   out.attrs = f.attrs(t->attrs());
+  if (def(out.code).index.input >= 0) out.attrs.try_emplace(kIndexLimit, int64_t{0});  // files from before it
   out.scope = f.id(t->scope(), graph.scopes.size(), "an op's scope");
   out.key = t->key();
   out.phase = f.number<Phase>(t->phase(), "an op's phase");
@@ -92,6 +93,7 @@ bool is_plan_file(const uint8_t* data, size_t size) { return has_identifier(data
 
 Graph read_graph(const uint8_t* bytes, size_t size) {
   Fields f("graph", size);
+  if (size == 0) throw f.bad("it is empty");
   if (!is_graph_file(bytes, size)) {
     throw f.bad(is_plan_file(bytes, size) ? "this is a plan" : "its first bytes are not those of a graph");
   }

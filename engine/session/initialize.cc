@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numbers>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "base/error.h"
+#include "base/float_env.h"
 #include "base/philox.h"
 #include "checkpoint/safetensors.h"
 #include "data/convert.h"
@@ -105,7 +109,7 @@ void initial_values(const Initializer& init, uint64_t seed, std::string_view nam
   convert(DType::kF32, values.data(), dtype, to, count);
 }
 
-void initialize_variables(Machine& machine, uint64_t seed, size_t threads) {
+void initialize_variables(Machine& machine, uint64_t seed, size_t threads, const InitFiles& init_files) {
   struct Chunk {
     size_t variable;
     uint64_t begin;
@@ -117,8 +121,9 @@ void initialize_variables(Machine& machine, uint64_t seed, size_t threads) {
   for (size_t v = 0; v < variables.size(); ++v) {
     const Initializer& init = variables[v].init;
     if (init.kind == InitKind::kFile) {
-      auto& file = files[init.file];
-      if (!file) file = std::make_unique<SafetensorsFile>(init.file);
+      const std::string path = init_path(init.file, init_files, variables[v].name);
+      auto& file = files[path];
+      if (!file) file = std::make_unique<SafetensorsFile>(path);
       fill_from_file(machine, v, *file);
     } else if (!stays_zero(init)) {
       const uint64_t count = static_cast<uint64_t>(element_count(variables[v].dims));
@@ -130,6 +135,7 @@ void initialize_variables(Machine& machine, uint64_t seed, size_t threads) {
   std::mutex mutex;
   std::optional<Error> failure;
   const auto work = [&] {
+    const DefaultFloatEnv env;
     std::vector<char> values;
     for (size_t i = next.fetch_add(1); i < chunks.size(); i = next.fetch_add(1)) {
       const Chunk& chunk = chunks[i];
@@ -143,11 +149,23 @@ void initialize_variables(Machine& machine, uint64_t seed, size_t threads) {
         const std::lock_guard lock(mutex);
         if (!failure) failure = e;
         next.store(chunks.size());
+      } catch (const std::bad_alloc&) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = error(Code::kResourceExhausted, "no memory for {} initial values", chunk.count);
+        next.store(chunks.size());
       }
     }
   };
   std::vector<std::thread> helpers;
-  for (size_t t = 1; t < std::min(threads, chunks.size()); ++t) helpers.emplace_back(work);
+  sigset_t all, before;  // signals are the business of the caller's threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    helpers.reserve(threads);
+    while (helpers.size() + 1 < std::min(threads, chunks.size())) helpers.emplace_back(work);
+  } catch (const std::system_error&) {  // those that there are do it
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   work();
   for (std::thread& helper : helpers) helper.join();
   if (failure) throw Error(*failure);

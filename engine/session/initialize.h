@@ -7,6 +7,7 @@
 
 #include "plan/plan.h"
 #include "run/machine.h"
+#include "session/init_files.h"
 
 namespace whale {
 
@@ -15,6 +16,6 @@ void initial_values(const Initializer& init, uint64_t seed, std::string_view nam
                     size_t count, void* to);
 
 // All variables on all devices, over `threads` threads. Memory must be fresh (zeros stay untouched).
-void initialize_variables(Machine& machine, uint64_t seed, size_t threads);
+void initialize_variables(Machine& machine, uint64_t seed, size_t threads, const InitFiles& files);
 
 }  // namespace whale

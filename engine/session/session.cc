@@ -6,6 +6,7 @@
 #include <map>
 #include <unistd.h>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "cluster/devices.h"
@@ -41,9 +42,11 @@ struct Session::Impl {
   int64_t steps_at_scale = 0;
   bool trace = false;
   bool broken = false;
+  LoadedCheckpoint loaded;  // the last one; format 0: none
   std::atomic<bool> closing{false};
   std::shared_ptr<RunState> run;             // of the last step or eval
   std::shared_ptr<const Cancel> run_cancel;  // kept as long as the run may look at it
+  std::unique_ptr<CoreLeases::Lease> lease;
   std::unique_ptr<Machine> machine;
   std::deque<std::pair<std::string, std::unique_ptr<Executor>>> executors;  // destroyed before the machine; newest last
   Executor* last = nullptr;
@@ -60,19 +63,22 @@ struct Session::Impl {
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
     if (plan->devices.empty() || plan->entries.empty())
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
-    const std::vector<int> cores = usable_cores();
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->exact && options.threads == 0 ? 1 : options.threads;
-    machine = std::make_unique<Machine>(*plan, open_devices(assign_cores(plan->devices, cores, threads)));
-    initialize_variables(*machine, options.seed, cores.size());
+    const size_t cores = usable_cores().size();
+    if (!options.leases) options.leases = std::make_shared<CoreLeases>();
+    lease = CoreLeases::lease(options.leases, plan->devices, threads, options.pin);
+    machine =
+        std::make_unique<Machine>(*plan, open_devices(lease->specs(), std::min(threads, static_cast<int>(cores))));
+    initialize_variables(*machine, options.seed, cores, options.init_files);
     executor_for(plan->entries.front());
   }
 
-  std::vector<std::unique_ptr<Device>> open_devices(const std::vector<DeviceSpec>& specs) {
+  std::vector<std::unique_ptr<Device>> open_devices(const std::vector<DeviceSpec>& specs, int threads) {
     std::vector<std::unique_ptr<Device>> devices;
     for (const DeviceSpec& spec : specs) {
       try {
-        devices.push_back(backends->get(spec.kind).open(spec));
+        devices.push_back(backends->get(spec.kind).open(spec, {.threads = threads, .pin = options.pin}));
       } catch (Error& e) {
         throw Error(e.at_device(static_cast<int>(devices.size())));
       }
@@ -178,6 +184,7 @@ struct Session::Impl {
     bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
     bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());
     if (mode == RunMode::kEval) chosen.narrow_to_outputs();
+    check_indices(chosen.entry().inputs, chosen.inputs(), chosen.inputs_read());
     run = std::make_shared<RunState>();
     run_cancel = std::move(cancel);
     last = &chosen;
@@ -255,7 +262,7 @@ struct Session::Impl {
       indices.push_back(v);
     }
     part.source = [this, indices](size_t index, uint64_t offset, void* to, size_t bytes) {
-      machine->read_variable(indices[index], offset, to, bytes);
+      machine->read_variable(indices[index], 0, offset, to, bytes);
     };
     return part;
   }
@@ -281,11 +288,12 @@ struct Session::Impl {
     }
     if (!names.empty())
       throw invalid("'{}' lacks tensor '{}' ({} are missing)", file.path(), names.begin()->first, names.size());
-    file.read_through();
     return found;
   }
 
-  void restore(const SafetensorsFile& file, const std::vector<const StoredTensor*>& found) {
+  // The file has been verified; that nobody wrote to it since is checked on the way.
+  void restore(const SafetensorsFile& file, const FileChecksums* checksums,
+               const std::vector<const StoredTensor*>& found) {
     std::vector<char> from, to;
     for (size_t v = 0; v < found.size(); ++v) {
       if (found[v] == nullptr) continue;
@@ -295,13 +303,18 @@ struct Session::Impl {
       const uint64_t count = static_cast<uint64_t>(element_count(variable.dims));
       from.resize(kBlockElements * from_bytes);
       to.resize(kBlockElements * to_bytes);
+      uint32_t crc = 0;
       for (uint64_t at = 0; at < count; at += kBlockElements) {
         const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockElements, count - at));
         file.read(*found[v], at * from_bytes, from.data(), n * from_bytes);
+        crc = crc32c(from.data(), n * from_bytes, crc);
         convert(found[v]->dtype, from.data(), variable.dtype, to.data(), n);
         machine->write_variable(v, at * to_bytes, to.data(), n * to_bytes);
       }
       machine->variable_written(v);
+      if (checksums != nullptr && checksums->tensors.at(found[v]->name) != crc)
+        throw error(Code::kDataLoss, "'{}' was written to while it was loaded: tensor '{}' changed", file.path(),
+                    found[v]->name);
     }
   }
 };
@@ -350,8 +363,10 @@ std::vector<std::string> Session::output_names(RunMode mode) const {
 
 std::vector<VariableInfo> Session::variables() const {
   std::vector<VariableInfo> list;
-  for (const PlanVariable& variable : impl_->plan->variables)
-    list.push_back({variable.name, variable.role, variable.dtype, variable.dims});
+  for (size_t v = 0; v < impl_->plan->variables.size(); ++v) {
+    const PlanVariable& variable = impl_->plan->variables[v];
+    list.push_back({variable.name, variable.role, variable.dtype, variable.dims, impl_->machine->copies(v)});
+  }
   return list;
 }
 
@@ -360,11 +375,14 @@ TensorType Session::variable_type(std::string_view name) const {
   return {variable.dtype, variable.dims};
 }
 
-void Session::read(std::string_view name, const HostTensor& to) {
+void Session::read(std::string_view name, const HostTensor& to, int64_t copy) {
   impl_->settle();
   const size_t index = impl_->find(name);
   impl_->check_fits(impl_->plan->variables[index], to);
-  impl_->machine->read_variable(index, 0, to.data, to.bytes());
+  const auto count = static_cast<int64_t>(impl_->machine->copies(index).size());
+  if (copy < 0 || copy >= count)
+    throw invalid("copy {} of variable '{}', which has {}: 0 to {}", copy, name, count, count - 1);
+  impl_->machine->read_variable(index, static_cast<size_t>(copy), 0, to.data, to.bytes());
 }
 
 void Session::write(std::string_view name, const HostTensor& from) {
@@ -377,8 +395,9 @@ void Session::write(std::string_view name, const HostTensor& from) {
 
 void Session::set_learning_rate(double learning_rate) {
   impl_->settle();
-  if (!std::isfinite(learning_rate)) throw invalid("a learning rate of {}", learning_rate);
-  impl_->fixed_learning_rate = learning_rate < 0 ? -1 : learning_rate;
+  if (!(learning_rate >= 0 || learning_rate == -1) || std::isinf(learning_rate))
+    throw invalid("learning rate is {}, expected 0 or more, or -1: the schedule again", learning_rate);
+  impl_->fixed_learning_rate = learning_rate;
 }
 
 double Session::learning_rate() const {
@@ -413,22 +432,24 @@ void Session::load(const std::string& directory) {
   const Checkpoint checkpoint = open_checkpoint(directory);
   const auto model = impl_->match(*checkpoint.model, false);
   const auto optimizer = impl_->match(*checkpoint.optimizer, true);
+  checkpoint.verify();
   try {
-    impl_->restore(*checkpoint.model, model);
-    impl_->restore(*checkpoint.optimizer, optimizer);
+    impl_->restore(*checkpoint.model, checkpoint.checksums(*checkpoint.model), model);
+    impl_->restore(*checkpoint.optimizer, checkpoint.checksums(*checkpoint.optimizer), optimizer);
   } catch (Error& e) {
     impl_->broken = true;
     throw Error(e.with_damage(Damage::kSession));
   }
-  impl_->options.seed = checkpoint.meta.seed;
-  impl_->iteration = checkpoint.meta.iteration;
-  impl_->updates = checkpoint.meta.updates;
-  impl_->fixed_learning_rate = checkpoint.meta.learning_rate.value_or(-1);
+  impl_->options.seed = checkpoint.index.meta.seed;
+  impl_->iteration = checkpoint.index.meta.iteration;
+  impl_->updates = checkpoint.index.meta.updates;
+  impl_->fixed_learning_rate = checkpoint.index.meta.learning_rate.value_or(-1);
   if (impl_->scales_loss()) {
-    impl_->loss_scale = checkpoint.meta.loss_scale.value_or(kLossScale);
-    impl_->steps_at_scale = checkpoint.meta.steps_at_scale;
+    impl_->loss_scale = checkpoint.index.meta.loss_scale.value_or(kLossScale);
+    impl_->steps_at_scale = checkpoint.index.meta.steps_at_scale;
   }
   impl_->broken = false;
+  impl_->loaded = {directory, checkpoint.index.id, checkpoint.index.format, checkpoint.has_checksums()};
 }
 
 void Session::set_trace(bool enable) {
@@ -446,7 +467,7 @@ std::string Session::timeline() {
 std::string Session::report() {
   impl_->settle();
   const std::optional<double> scale = impl_->scales_loss() ? std::optional(impl_->loss_scale) : std::nullopt;
-  return report_json(*impl_->machine, impl_->last, scale);
+  return report_json(*impl_->machine, impl_->last, scale, impl_->loaded.format > 0 ? &impl_->loaded : nullptr);
 }
 
 const Plan& Session::plan() const { return *impl_->plan; }

@@ -12,6 +12,8 @@
 #include "device/device.h"
 #include "plan/plan.h"
 #include "run/handle.h"
+#include "session/cores.h"
+#include "session/init_files.h"
 
 namespace whale {
 
@@ -21,8 +23,11 @@ struct SessionOptions {
   uint64_t seed = 0;                         // of initializers and random ops
   NanPolicy nan_policy = NanPolicy::kError;  // kError: a non-finite loss fails the step
   int threads = 0;                           // per CPU device; 0: its share of the cores
+  bool pin = true;                           // CPU devices run on cores of their own, leased from `leases`
+  std::shared_ptr<CoreLeases> leases = {};   // of the engine; none: this session's own
   double loss_scale = 0;                     // f16: at first; 0: 2^16
   int64_t loss_scale_growth = 0;             // f16: steps without an overflow until it doubles; 0: 2000
+  InitFiles init_files = {};                 // that initial values may come from
 };
 
 struct VariableInfo {
@@ -30,6 +35,7 @@ struct VariableInfo {
   Role role = Role::kParameter;
   DType dtype{};
   Dims dims;
+  std::vector<std::vector<int32_t>> copies;  // of each copy, the devices that it is read from
 };
 
 enum class RunMode : uint8_t { kStep, kEval };  // entries "train" and "eval"
@@ -56,8 +62,9 @@ class Session {
 
   // Variables, logical and whole, in the order of the plan. These wait for a run that is under way.
   std::vector<VariableInfo> variables() const;
-  TensorType variable_type(std::string_view name) const;   // throws not_found
-  void read(std::string_view name, const HostTensor& to);  // dtype and dims must fit
+  TensorType variable_type(std::string_view name) const;  // throws not_found
+  // dtype and dims must fit. `copy`: which of VariableInfo::copies; the others agree with the first after every step.
+  void read(std::string_view name, const HostTensor& to, int64_t copy = 0);
   void write(std::string_view name, const HostTensor& from);
 
   void set_learning_rate(double learning_rate);  // fixed from now on; negative: the schedule again

@@ -94,6 +94,13 @@ static whale_graph* mlp(void) {
   OK(whale_graph_scope_end(g));
   whale_training_options t = WHALE_TRAINING_OPTIONS_INIT;
   t.learning_rate = 0.5;
+  whale_training_options odd = t; /* options that would do nothing */
+  odd.optimizer = WHALE_OPTIMIZER_SGD, odd.momentum = 0, odd.nesterov = 1;
+  FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "nesterov");
+  odd.nesterov = 0, odd.schedule = WHALE_LR_CONSTANT, odd.total_steps = 10;
+  FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "total_steps is 10");
+  odd.optimizer = WHALE_OPTIMIZER_ADAM, odd.total_steps = 0, odd.momentum = 0.5;
+  FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "only sgd has");
   OK(whale_graph_minimize(g, h, &t));
   OK(whale_graph_seal(g));
   OK(whale_graph_seal(g));
@@ -298,6 +305,10 @@ static void test_graph_errors(void) {
   whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
   p.init = 17;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "options.init");
+  p.init = WHALE_INIT_ZEROS, p.no_decay = -2;
+  FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT,
+        "options.no_decay");
+  p.no_decay = 0;
   p.init = WHALE_INIT_NORMAL;
   p.b = NAN;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "finite");
@@ -471,6 +482,49 @@ static void test_plan(void) {
   p = NULL;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_NOT_FOUND, "no_such_tensor");
   CHECK(p == NULL);
+  /* Planning that is stopped: by a token, also one that was triggered before, and by a timeout. */
+  o.fetch_count = 0;
+  whale_cancel* cancel = NULL;
+  OK(whale_cancel_create(&cancel));
+  o.cancel = cancel;
+  o.timeout_seconds = 600;
+  OK(whale_plan_create(engine, g, c, &o, &p));
+  whale_cancel_trigger(cancel);
+  FAILS(whale_plan_bridges(p, 0, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
+  whale_plan_release(p);
+  p = NULL;
+  FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_CANCELLED, "planning was cancelled");
+  whale_cancel_release(cancel);
+  o.cancel = NULL;
+  o.timeout_seconds = 1e-9;
+  FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_DEADLINE_EXCEEDED, "timeout of 1e-09 seconds");
+  o.timeout_seconds = -1;
+  FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "number of seconds");
+  o.timeout_seconds = 0;
+  o.accumulation = 1000000;
+  FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "1000000 micro-batches of a batch of 8");
+  CHECK(p == NULL);
+
+  /* What strangers may ask for. */
+  whale_engine_options eo = WHALE_ENGINE_OPTIONS_INIT;
+  whale_engine* strict = NULL;
+  eo.max_ops = 2;
+  OK(whale_engine_create(&eo, &strict));
+  OK(whale_graph_serialize(g, &text));
+  whale_graph* parsed = NULL;
+  FAILS(whale_graph_parse(strict, text.data, text.size, &parsed), WHALE_RESOURCE_EXHAUSTED, "max_ops allows 2");
+  FAILS(whale_graph_parse(strict, NULL, 0, &parsed), WHALE_INVALID_ARGUMENT, "it is empty");
+  FAILS(whale_graph_parse(strict, NULL, 5, &parsed), WHALE_INVALID_ARGUMENT, "`data` is NULL, but its count is 5");
+  CHECK(parsed == NULL);
+  whale_text_release(&text);
+  whale_engine_release(strict);
+  strict = NULL;
+  eo.max_ops = -1;
+  FAILS(whale_engine_create(&eo, &strict), WHALE_INVALID_ARGUMENT, "options.max_ops");
+  eo.max_ops = 0;
+  eo.init_dir = WHALE_STR("/no/such/folder");
+  FAILS(whale_engine_create(&eo, &strict), WHALE_NOT_FOUND, "options.init_dir");
+  CHECK(strict == NULL);
   whale_cluster_release(c);
   whale_graph_release(g);
 }
@@ -483,6 +537,12 @@ static void test_session(const char* devices) {
   whale_session* s = NULL;
   whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
   so.seed = 3;
+  so.no_pin = 2;
+  FAILS(whale_session_create(engine, p, &so, &s), WHALE_INVALID_ARGUMENT, "no_pin");
+  so.no_pin = 1;
+  OK(whale_session_create(engine, p, &so, &s));
+  whale_session_release(s);
+  so.no_pin = 0;
   OK(whale_session_create(engine, p, &so, &s));
   whale_plan_release(p); /* the session keeps what it needs */
   whale_graph_release(g);
@@ -538,6 +598,14 @@ static void test_session(const char* devices) {
   w = NULL;
   OK(whale_session_read(s, WHALE_STR("body.w1"), &w));
   CHECK(((float*)whale_tensor_data(w))[0] == 9.0f);
+  whale_tensor* copy = NULL;
+  OK(whale_session_read_copy(s, WHALE_STR("body.w1"), 0, &copy));
+  CHECK(((float*)whale_tensor_data(copy))[0] == 9.0f);
+  whale_tensor_release(copy);
+  copy = NULL;
+  FAILS(whale_session_read_copy(s, WHALE_STR("body.w1"), 99, &copy), WHALE_INVALID_ARGUMENT, "copy 99");
+  FAILS(whale_session_read_copy(s, WHALE_STR("body.w1"), -1, &copy), WHALE_INVALID_ARGUMENT, "copy -1");
+  CHECK(copy == NULL);
   FAILS(whale_session_write(s, WHALE_STR("body.w2"), w), WHALE_INVALID_ARGUMENT, "body.w2");
   FAILS(whale_session_write(s, WHALE_STR("body.w1"), NULL), WHALE_INVALID_ARGUMENT, "`tensor` is NULL");
   whale_tensor_release(w);
@@ -546,7 +614,7 @@ static void test_session(const char* devices) {
   CHECK(w == NULL);
   whale_text text = {NULL, 0};
   OK(whale_session_variables(s, &text));
-  CHECK(contains(text, "{\"name\":\"body.w1\",\"role\":\"parameter\",\"dtype\":\"f32\",\"dims\":[5,7]}"));
+  CHECK(contains(text, "{\"name\":\"body.w1\",\"role\":\"parameter\",\"dtype\":\"f32\",\"dims\":[5,7],\"copies\":[["));
   whale_text_release(&text);
   OK(whale_session_report(s, &text));
   CHECK(text.data[0] == '{' || text.data[0] == '[');
@@ -599,6 +667,8 @@ static void test_session(const char* devices) {
   OK(whale_session_set_learning_rate(s, 0.25));
   CHECK(whale_session_learning_rate(s) == 0.25);
   FAILS(whale_session_set_learning_rate(s, NAN), WHALE_INVALID_ARGUMENT, "learning rate");
+  FAILS(whale_session_set_learning_rate(s, -0.25), WHALE_INVALID_ARGUMENT, "expected 0 or more, or -1");
+  CHECK(whale_session_learning_rate(s) == 0.25);
 
   /* A checkpoint. */
   char folder[] = "capi_test_XXXXXX";
@@ -612,6 +682,16 @@ static void test_session(const char* devices) {
   OK(whale_session_load(s, str(path)));
   CHECK(whale_session_updates(s) == 30);
   FAILS(whale_session_load(s, WHALE_STR("/nonexistent")), WHALE_NOT_FOUND, "/nonexistent");
+  whale_text held;
+  OK(whale_checkpoint_inspect(str(path), 1, &held));
+  CHECK(strstr(held.data, "\"checksums\":true") != NULL && strstr(held.data, "\"updates\":30") != NULL);
+  whale_text_release(&held);
+  OK(whale_checkpoint_inspect(str(path), 0, &held));
+  CHECK(strstr(held.data, "every checksum is right") != NULL);
+  whale_text_release(&held);
+  FAILS(whale_checkpoint_inspect(str(folder), 0, &held), WHALE_NOT_FOUND, "holds no checkpoint");
+  FAILS(whale_checkpoint_inspect(str(path), 0, NULL), WHALE_INVALID_ARGUMENT, "`out`");
+  FAILS(whale_session_save(s, WHALE_STR("/proc/nowhere")), WHALE_NOT_FOUND, "/proc/nowhere");
   snprintf(command, sizeof command, "rm -r %s", folder);
   CHECK(system(command) == 0);
 

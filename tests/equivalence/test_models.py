@@ -1,11 +1,12 @@
 """Every model of `whale model`, small, with `replica` on 1 to 4 devices, even and uneven: the plan equals one device, by the metric of
-`whale verify` (float64 on reference devices, float32 on CPU devices)."""
+`whale verify` (float64 on reference devices, float32 on CPU devices). That the metric can fail is tested in test_verify.py."""
 
 import json
 import os
 import pathlib
 import subprocess
 
+import equality
 import pytest
 
 WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
@@ -19,8 +20,7 @@ SMALL = {
     "moe-gpt": ["moe-gpt", "--layers", "2", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--experts", "5", "--capacity", "0.75", "--dropout", "0.1"],
     "moe-gpt-accumulation": ["moe-gpt", "--layers", "2", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "7", "--experts", "4", "--top-k", "1", "--accumulation", "2"],
     "m6": ["m6", "--layers", "2", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--image", "3", "--experts", "4"],
-    # Its own Adafactor turns the rounding of gradients that are truly zero (biases of keys) into steps: no metric of float32 holds for long.
-    "m6-decoder": ["m6-10b", "--layers", "1", "--decoder", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--image", "3", "--optimizer", "adamw", "--lr", "0.001"],
+    "m6-decoder": ["m6-10b", "--layers", "1", "--decoder", "1", "--dim", "32", "--heads", "4", "--seq", "12", "--vocab", "48", "--batch", "6", "--image", "3"],
     "gnmt": ["gnmt", "--layers", "3", "--dim", "16", "--seq", "5", "--vocab", "48", "--batch", "6"],
     "resnet": ["resnet", "--layers", "8", "--dim", "8", "--image", "12", "--batch", "6", "--lr", "0.01"],
     "resnet50": ["resnet50", "--image", "32", "--classes", "10", "--batch", "4", "--lr", "0.001"],
@@ -65,19 +65,8 @@ def test_equal_to_one_device(folder, model, strategy):
     devices, text = STRATEGIES[strategy]
     steps = "2" if model in SLOW else "20" if FULL else "6"
     command = [WHALE, "verify", str(path), "--devices", devices, "--steps", steps, "--json", *(["--strategy", text] if text else [])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr
+    done = equality.started(command)
+    assert done.returncode in (0, 1, 3), done.stderr
     result = json.loads(done.stdout)
     assert result["passed"], json.dumps(result["comparisons"], indent=1)
     assert all(row["loss_error"] >= 0 for row in result["comparisons"])
-
-
-def test_a_wrong_result_is_noticed(folder):
-    """The metric can fail: another seed of dropout gives another result, far outside the bounds."""
-    path = folder / "dropout.whale"
-    subprocess.run([WHALE, "model", *SMALL["gpt-dropout"], "-o", str(path)], check=True, capture_output=True)
-    losses = []
-    for seed in ("0", "1"):
-        done = subprocess.run([WHALE, "run", str(path), "--steps", "1", "--seed", seed, "--json"], capture_output=True, text=True, check=True)
-        losses.append(json.loads(done.stdout)["loss"])
-    assert abs(losses[0] - losses[1]) > 1e-5 * losses[0]

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 
+import equality
 import pytest
 
 WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
@@ -55,7 +56,7 @@ def test_equal_to_one_device(folder, model, plan):
     chosen = [str(path), "--devices", devices, "--strategy", strategy, *more]
     told = subprocess.run([WHALE, "plan", *chosen, "--all"], capture_output=True, text=True, check=True).stdout
     assert (" = shift(" in told) == (plan != "one-idle")  # a device without a share: gathered
-    done = subprocess.run([WHALE, "verify", *chosen, "--steps", "20", "--json"], capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr
+    done = equality.started([WHALE, "verify", *chosen, "--steps", "20", "--json"])
+    assert done.returncode in (0, 1, 3), done.stderr
     result = json.loads(done.stdout)
     assert result["passed"], json.dumps(result["comparisons"], indent=1)

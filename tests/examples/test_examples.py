@@ -34,7 +34,8 @@ def test_gpt_text(text, tmp_path):
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples/python").glob("*.py") if p.name != "gpt_text.py"))
+@pytest.mark.parametrize("example", sorted(str(p.relative_to(ROOT / "examples/python")) for p in (ROOT / "examples/python").rglob("*.py")
+                                           if p.name != "gpt_text.py"))
 def test_python_example(example, tmp_path):
     run([sys.executable, str(ROOT / "examples/python" / example)], cwd=tmp_path)
 
@@ -47,6 +48,31 @@ def test_strategy_diffs_are_those_of_the_examples():
         lines = re.search(r"```diff\n(.*?)```", section, re.S).group(1).splitlines()
         assert all(line[0] in " +" for line in lines) and sum(line[0] == "+" for line in lines) <= 4, example
         assert "\n".join(line[1:] for line in lines) in (ROOT / "examples/python" / example).read_text(), example
+
+
+def test_quickstart_in_the_readme_is_a_real_run():
+    """What the README shows of the quickstart's model and plan, on two cores, is what they print; the training itself is run by hand."""
+    block = re.search(r"What the quickstart prints.*?```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    shown = [line for line in block[:block.index("[#")].splitlines() if line.strip() and line != "..."]
+    code = """if True:
+        import sys; sys.path.insert(0, "examples/python")
+        import gpt_text, whale as wh
+        g = gpt_text.build(batch=16, seq=128, dim=256, layers=4, heads=4, steps=1200, learning_rate=1e-3).seal()
+        print(g.summary(), wh.plan(g, devices="cpu@0,cpu@1,cpu@0,cpu@1").summary(), sep="\\n")"""
+    lines = iter(run([sys.executable, "-c", code], cwd=ROOT).splitlines())
+    for line in shown:
+        assert line in lines, f"not printed, or not in this order: {line}"
+
+
+def test_every_model_has_a_strategy_that_runs():
+    """docs/models.md has a row for each model that `whale model --help` lists, and runs it (test_page) as the row says."""
+    models = re.findall(r"^  ([\w-]+) +\S.*$", run([str(BUILD / "tools/whale/whale"), "model", "--help"]).split("Models,")[1], re.M)
+    page = (ROOT / "docs/models.md").read_text()
+    rows = {name: (strategy, devices) for name, strategy, devices in re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \| `([^`]+)` \|", page, re.M)}
+    assert len(models) > 15 and sorted(models) == sorted(rows)
+    blocks = dict(re.findall(r"^## ([\w-]+)\n\n```sh\n(.*?)^```", page, re.S | re.M))
+    for name, (strategy, devices) in rows.items():
+        assert f"whale model {name} " in blocks[name] and f"{name}.whale --devices {devices} --strategy '{strategy}'" in blocks[name], name
 
 
 def test_pictures_are_those_of_the_plans():

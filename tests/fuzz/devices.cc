@@ -1,4 +1,5 @@
-// Parser of device lists. What it accepts prints to text that means the same.
+// Parser of device lists. What it accepts prints to text that means the same, but that cores which were dealt are named
+// in it.
 #include <cstdlib>
 
 #include "base/error.h"
@@ -9,7 +10,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const std::string text(reinterpret_cast<const char*>(data), size);
     const std::vector<int> cores = {0, 1, 2, 3};
-    const auto devices = whale::parse_devices(text, cores);
+    auto devices = whale::parse_devices(text, cores);
+    for (whale::DeviceSpec& device : devices) device.named = !device.cores.empty();
     if (whale::parse_devices(whale::to_string(devices), cores) != devices) std::abort();
   } catch (const whale::Error&) {
   }

@@ -1,102 +1,105 @@
-// Checkpoints: what is written is read back, and a failure at any point leaves the previous one.
+// Checkpoints: what is written is read back; what may be replaced and what not; damage is named.
 #include "checkpoint/checkpoint.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
+#include "base/crc32c.h"
 #include "base/error.h"
+#include "base/philox.h"
+#include "checkpoint/describe.h"
+#include "checkpoint_kit.h"
 
-using namespace whale;  // NOLINT
+using namespace whale;       // NOLINT
+using namespace whale::kit;  // NOLINT
 namespace fs = std::filesystem;
 
 namespace {
+const std::vector<std::string> kThree = {"model.safetensors", "optimizer.safetensors", "whale.json"};
+}
 
-struct Folder {
-  fs::path path;
-  Folder() {
-    char name[] = "/tmp/whale_checkpoint_XXXXXX";
-    path = mkdtemp(name);
+TEST_CASE("crc32c: known values, pieces, and both ways the same") {
+  CHECK(crc32c("123456789", 9) == 0xE3069283u);
+  const std::string zeros(32, '\0'), ones(32, '\xff');
+  CHECK(crc32c(zeros.data(), 32) == 0x8A9136AAu);  // RFC 3720, appendix B.4
+  CHECK(crc32c(ones.data(), 32) == 0x62A8AB43u);
+  std::string text(1000, '\0');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(RandomStream(1, 2, 3).word(i));
+  for (size_t cut = 0; cut <= 70; ++cut) {
+    const uint32_t whole = crc32c(text.data() + cut, text.size() - 2 * cut);
+    CHECK(whole == crc32c_by_tables(text.data() + cut, text.size() - 2 * cut));
+    CHECK(whole == crc32c(text.data() + 2 * cut, text.size() - 3 * cut, crc32c(text.data() + cut, cut)));
   }
-  ~Folder() { fs::remove_all(path); }
-};
-
-CheckpointPart part(const std::vector<std::pair<std::string, Dims>>& tensors, float value) {
-  CheckpointPart out;
-  for (const auto& [name, dims] : tensors) out.tensors.push_back({name, DType::kF32, dims, 0, 0});
-  out.source = [value](size_t index, uint64_t offset, void* to, size_t bytes) {
-    auto* floats = static_cast<float*>(to);
-    for (size_t i = 0; i < bytes / 4; ++i)
-      floats[i] = value + static_cast<float>(index) + static_cast<float>(offset / 4 + i) / 1024;
-  };
-  return out;
 }
-
-void write(const std::string& directory, float value, const FaultProbe& probe = {}) {
-  write_checkpoint(directory, {"model", 7, static_cast<int64_t>(value), 1, 0.5},
-                   part({{"w", {300, 5}}, {"b", {5}}, {"none", {0, 4}}}, value), part({{"w/m", {300, 5}}}, value),
-                   probe);
-}
-
-// The whole content agrees with what write(value) stored.
-void check_holds(const std::string& directory, float value) {
-  const Checkpoint c = open_checkpoint(directory);
-  CHECK(c.meta.iteration == static_cast<int64_t>(value));
-  CHECK(c.meta.seed == 7);
-  CHECK(c.meta.learning_rate == 0.5);
-  const StoredTensor* w = c.model->find("w");
-  REQUIRE(w != nullptr);
-  CHECK(w->dims == Dims{300, 5});
-  std::vector<float> data(1500);
-  c.model->read(*w, 0, data.data(), data.size() * 4);
-  CHECK(data[0] == value);
-  CHECK(data[1499] == value + 1499.0f / 1024);
-  REQUIRE(c.optimizer->find("w/m") != nullptr);
-}
-
-}  // namespace
 
 TEST_CASE("checkpoint: what is written is read back, and replaced as a whole") {
-  const Folder folder;
-  const std::string at = folder.path / "ckpt";
+  const TestFolder folder(false);
+  const std::string at = folder.path / "deep" / "er" / "ckpt/";
   write(at, 1);
-  check_holds(at, 1);
+  CHECK(read(at) == 1);
   write(at, 2);
-  check_holds(at, 2);
-  CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);  // nothing is left beside it
+  CHECK(read(at) == 2);
+  CHECK(names_in(at) == kThree);
+  CHECK(names_in(folder.path / "deep" / "er").size() == 1);  // nothing is left beside it
+  CHECK(open_checkpoint(at).index.meta.learning_rate == 0.5);
 }
 
 TEST_CASE("checkpoint: a failure at any point leaves the previous one or the new one, whole") {
-  const Folder folder;
+  const TestFolder folder;
   const std::string at = folder.path / "ckpt";
   write(at, 1);
+  put(at + "/tokenizer.json", "mine");
   std::vector<std::string> points;
   write(at, 1, [&](std::string_view point) { points.emplace_back(point); });
-  REQUIRE(points.size() >= 3);
+  REQUIRE(points.size() >= 10);
+  bool placed = false;
   for (const std::string& fail : points) {
     CAPTURE(fail);
     write(at, 1);
-    bool threw = false;
-    try {
+    const Error e = error_of([&] {
       write(at, 2, [&](std::string_view point) {
         if (point == fail) throw error(Code::kDataLoss, "injected at {}", point);
       });
-    } catch (const Error&) {
-      threw = true;
-    }
-    CHECK(threw);
-    const int64_t found = open_checkpoint(at).meta.iteration;
-    CHECK((found == 1 || found == 2));
-    check_holds(at, static_cast<float>(found));
+    });
+    CHECK(says(e, Code::kDataLoss, "injected"));
+    placed |= fail == "in place";
+    CHECK(read(at) == (placed ? 2 : 1));
+    CHECK(content(at + "/tokenizer.json") == "mine");
+    if (!placed) CHECK(names_in(at).size() == 4);
   }
+  const std::string fresh = folder.path / "first" / "ckpt";  // a first save that fails leaves no directory
+  CHECK_THROWS_AS(write(fresh, 1,
+                        [](std::string_view point) {
+                          if (point == "exchange") throw error(Code::kDataLoss, "injected");
+                        }),
+                  Error);
+  CHECK(names_in(folder.path).size() == 1);
+}
+
+TEST_CASE("checkpoint: values that cannot be read leave the previous one") {
+  const TestFolder folder;
+  const std::string at = folder.path / "ckpt";
+  write(at, 1);
+  CheckpointPart broken = part({{"w", {3000, 500}}}, 2);
+  broken.source = [](size_t, uint64_t offset, void*, size_t) {
+    if (offset > 2 << 20) throw error(Code::kUnavailable, "the device went away");
+  };
+  CHECK_THROWS_AS(write_checkpoint(at, {}, broken, part({}, 2)), Error);
+  CHECK(read(at) == 1);
+  CHECK(names_in(at) == kThree);
 }
 
 TEST_CASE("checkpoint: a full disk is an error and the previous one stays") {
-  const Folder folder;
+  const TestFolder folder;
   const std::string at = folder.path / "ckpt";
   write(at, 1);
   rlimit before{};
@@ -107,24 +110,207 @@ TEST_CASE("checkpoint: a full disk is an error and the previous one stays") {
   CHECK_THROWS_AS(write(at, 2), Error);
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  check_holds(at, 1);
+  CHECK(read(at) == 1);
+  CHECK(names_in(at) == kThree);
 }
 
-TEST_CASE("checkpoint: places that are not there, not writable, or broken") {
-  const Folder folder;
-  CHECK_THROWS_AS(write("/proc/nowhere/ckpt", 1), Error);
-  CHECK_THROWS_AS(open_checkpoint(folder.path / "nothing"), Error);
+TEST_CASE("checkpoint: nothing of the user's is replaced or removed") {
+  const TestFolder folder;
+  const std::string at = folder.path / "X";
+  // Names that an earlier libwhale used, names beside and inside, names that look like leftovers.
+  const std::string id(32, 'a');
+  for (const char* name : {"X.saving", "X.previous", "X"}) {
+    fs::create_directory(folder.path / name);
+    put(folder.path / name / "thesis.txt", "mine");
+  }
+  for (const std::string& name : {"model.safetensors." + id, std::string("tokenizer.json"), "whale.json." + id})
+    put(folder.path / "X" / name, "mine");
+  const auto before = names_in(at);
+  write(at, 1);
+  write(at, 2);
+  CHECK(read(at) == 2);
+  for (const char* name : {"X.saving", "X.previous", "X"}) CHECK(content(folder.path / name / "thesis.txt") == "mine");
+  for (const std::string& name : before) CHECK(content(at + "/" + name) == "mine");
+  CHECK(names_in(at).size() == before.size() + 3);
+}
+
+TEST_CASE("checkpoint: refused before anything happens") {
+  const TestFolder folder;
+  const auto refused = [&](const std::string& at, Code code, const std::string& words) {
+    const auto before = fs::is_directory(at) ? names_in(at) : std::vector<std::string>{};
+    CAPTURE(at);
+    CHECK(says(error_of([&] { write(at, 1); }), code, words));
+    if (fs::is_directory(at)) CHECK(names_in(at) == before);
+  };
+  const auto make = [&](const char* name) {
+    fs::create_directory(folder.path / name);
+    return (folder.path / name).string();
+  };
+  const std::string other = make("huggingface");
+  put(other + "/model.safetensors", "mine");
+  refused(other, Code::kFailedPrecondition, "is not part of a checkpoint");
+  CHECK(content(other + "/model.safetensors") == "mine");
+  const std::string json = make("json");
+  put(json + "/whale.json", "{\"name\": \"a whale of mine\"}");
+  refused(json, Code::kFailedPrecondition, "is not the index of a checkpoint");
+  const std::string directory = make("directory");
+  fs::create_directory(directory + "/optimizer.safetensors");
+  refused(directory, Code::kFailedPrecondition, "not a regular file");
+  const std::string lock = make("lock");
+  put(lock + "/.whale.saving", "a note of mine");
+  refused(lock, Code::kFailedPrecondition, "was not made by libwhale");
+  CHECK(content(lock + "/.whale.saving") == "a note of mine");
+  const std::string newer = make("newer");
+  put(newer + "/whale.json", "{\n  \"format\": 3,\n  \"library\": \"9.1.0\"\n}\n");
+  refused(newer, Code::kFailedPrecondition, "format 3, written by libwhale 9.1.0");
+  put(folder.path / "file", "mine");
+  refused(folder.path / "file", Code::kAlreadyExists, "not a directory");
+  refused(folder.path / "file" / "below", Code::kNotFound, "below");
+  refused("/proc/nowhere/ckpt", Code::kNotFound, "nowhere");
+  refused("", Code::kInvalidArgument, "no name");
+}
+
+TEST_CASE("checkpoint: the working directory, a link and a mount point are places like any other") {
+  const TestFolder folder;
+  const fs::path before = fs::current_path();
+  fs::create_directory(folder.path / "work");
+  put(folder.path / "work" / "train.py", "mine");
+  fs::current_path(folder.path / "work");
+  for (const char* here : {".", "./", "../work", "sub/.."}) {
+    CAPTURE(here);
+    if (std::string(here) == "sub/..") fs::create_directory("sub");
+    write(here, 1);
+    CHECK(read(here) == 1);
+    CHECK(content("train.py") == "mine");
+  }
+  fs::current_path(before);
+  fs::create_directory_symlink(folder.path / "work", folder.path / "link");
+  write(folder.path / "link", 3);
+  CHECK(read(folder.path / "work") == 3);
+  CHECK(fs::is_symlink(folder.path / "link"));
+  // /dev/shm is a mount point with everybody's files in it; a mount of our own needs rights.
+  fs::create_directory(folder.path / "mount");
+  if (::mount("none", (folder.path / "mount").c_str(), "tmpfs", 0, "size=1m") == 0) {
+    put(folder.path / "mount" / "lost+found", "mine");
+    write(folder.path / "mount", 1);
+    write(folder.path / "mount", 2);
+    CHECK(read(folder.path / "mount") == 2);
+    CHECK(content(folder.path / "mount" / "lost+found") == "mine");
+    ::umount((folder.path / "mount").c_str());
+  }
+}
+
+TEST_CASE("checkpoint: files that lack or are cut are errors; a damaged checkpoint is replaced") {
+  const TestFolder folder;
+  CHECK(says(error_of([&] { open_checkpoint(folder.path / "nothing"); }), Code::kNotFound, "no checkpoint directory"));
+  CHECK(says(error_of([&] { open_checkpoint(folder.path); }), Code::kNotFound, "no whale.json"));
   const std::string at = folder.path / "ckpt";
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "whale.json"}) {
+  for (const std::string& file : kThree) {
     for (const size_t keep : {size_t{0}, size_t{5}, size_t{40}}) {
       write(at, 1);
       fs::resize_file(fs::path(at) / file, keep);
-      CHECK_THROWS_AS(open_checkpoint(at), Error);
+      CHECK(says(error_of([&] { open_checkpoint(at); }), Code::kDataLoss, file));
     }
     write(at, 1);
     fs::remove(fs::path(at) / file);
-    CHECK_THROWS_AS(open_checkpoint(at), Error);
+    CHECK(says(error_of([&] { open_checkpoint(at); }), Code::kNotFound, file));
   }
+  CHECK(says(error_of([&] { open_checkpoint(at + "/model.safetensors"); }), Code::kNotFound, "it is a file"));
+}
+
+TEST_CASE("checkpoint: a flipped byte anywhere is data loss that names file and tensor") {
+  const TestFolder folder;
+  const std::string at = folder.path / "ckpt";
+  write(at, 1);
+  const RandomStream random(1, hash_name("flip"), 0);
+  uint64_t draws = 0;
+  for (const std::string& file : kThree) {
+    const std::string good = content(fs::path(at) / file);
+    const size_t header =
+        file == kThree[2] ? good.size() : 8 + static_cast<uint8_t>(good[0]) + 256 * static_cast<uint8_t>(good[1]);
+    for (size_t i = 0; i < good.size(); i += i < header ? 1 : 13) {
+      CAPTURE(file);
+      CAPTURE(i);
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ (1 + random.word(draws++) % 255));
+      put(fs::path(at) / file, bad);
+      const Error e = error_of([&] { open_checkpoint(at).verify(); });
+      REQUIRE(says(e, Code::kDataLoss, file));
+      if (i >= header)
+        REQUIRE(says(e, Code::kDataLoss,
+                     file == kThree[1]   ? "tensor 'w/m'"
+                     : i < header + 6000 ? "tensor 'w'"
+                                         : "tensor 'b'"));
+    }
+    put(fs::path(at) / file, good);
+  }
+  CHECK(read(at) == 1);
+}
+
+TEST_CASE("checkpoint: files of two saves do not make one") {
+  const TestFolder folder;
+  const std::string a = folder.path / "a", b = folder.path / "b";
+  for (const std::string& file : kThree) {
+    write(a, 1);
+    write(b, 1);
+    fs::copy_file(fs::path(b) / file, fs::path(a) / file, fs::copy_options::overwrite_existing);
+    CHECK(says(error_of([&] { open_checkpoint(a); }), Code::kDataLoss, "is not of the save"));
+  }
+}
+
+TEST_CASE("checkpoint: format 1 is read, and replaced; a newer one is refused with both versions") {
+  const TestFolder folder;
+  const std::string at = folder.path / "ckpt";
+  write(at, 1);
+  const Directory there(at);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    there.remove(file);
+    const bool model = std::string(file) == "model.safetensors";
+    write_safetensors(there, file,
+                      model ? part({{"w", {300, 5}}, {"b", {5}}}, 4).tensors : part({{"w/m", {300, 5}}}, 4).tensors,
+                      {{"format", "pt"}}, part({}, 4).source);
+  }
+  put(at + "/whale.json",
+      "{\n  \"format\": 1,\n  \"model\": \"model\",\n  \"seed\": 7,\n  \"iteration\": 4,\n  \"updates\": 1,\n  "
+      "\"learning_rate\": null\n}\n");
+  CHECK(read(at) == 4);
+  CHECK_FALSE(open_checkpoint(at).has_checksums());
+  CHECK(describe(open_checkpoint(at)).find("without checksums") != std::string::npos);
+  write(at, 5);
+  CHECK(read(at) == 5);
+  CHECK(describe(open_checkpoint(at)).find("every checksum is right") != std::string::npos);
+  put(at + "/whale.json", "{\n  \"format\": 3,\n  \"library\": \"9.1.0\"\n}\n");
+  const Error e = error_of([&] { open_checkpoint(at); });
+  CHECK(says(e, Code::kFailedPrecondition, "format 3, written by libwhale 9.1.0"));
+  CHECK(says(e, Code::kFailedPrecondition, "libwhale 0.1.0, which reads formats 1 to 2"));
+}
+
+TEST_CASE("files: what is no regular file is refused by every reader and not waited for") {
+  const TestFolder folder;
+  const auto at = [&](const char* name) { return (folder.path / name).string(); };
+  REQUIRE(::mkfifo(at("pipe").c_str(), 0666) == 0);
+  fs::create_directory(at("directory"));
+  const int listening = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, at("socket").c_str(), sizeof address.sun_path - 1);
+  REQUIRE(::bind(listening, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  for (const auto& [path, word] :
+       {std::pair(at("pipe"), "a pipe"), std::pair(at("socket"), "a socket"), std::pair(at("directory"), "a directory"),
+        std::pair(std::string("/dev/zero"), "a device")}) {
+    CHECK(says(error_of([&, &path = path] { const InputFile file(path); }), Code::kInvalidArgument, word));
+    CHECK(says(error_of([&, &path = path] { const SafetensorsFile file(path); }), Code::kInvalidArgument, word));
+    CHECK(says(error_of([&, &path = path] { replace_file(path, "x", 1); }), Code::kInvalidArgument, word));
+    for (const std::string& file : kThree) {
+      const std::string ckpt = at("ckpt");
+      write(ckpt, 1);
+      fs::remove(ckpt + "/" + file);
+      fs::create_symlink(path, ckpt + "/" + file);
+      CHECK(says(error_of([&] { open_checkpoint(ckpt); }), Code::kInvalidArgument, word));
+      fs::remove_all(ckpt);
+    }
+  }
+  ::close(listening);
 }
 
 TEST_CASE("safetensors: headers that lie") {

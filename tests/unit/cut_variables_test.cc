@@ -91,7 +91,7 @@ TEST_CASE("cut variables: any run of bytes is read and written, and every device
       for (int i = 0; n > 0 && i < 40; ++i) {
         const size_t begin = random() % (n * 4), bytes = std::min<size_t>(random() % (n * 4 - begin + 1), 4000);
         std::vector<char> some(bytes, 'x');
-        machine->read_variable(v, begin, some.data(), bytes);
+        machine->read_variable(v, 0, begin, some.data(), bytes);
         CHECK(std::equal(some.begin(), some.end(), reinterpret_cast<const char*>(whole.data()) + begin));
         const size_t first = begin / 4, count = std::min<size_t>(n - first, random() % 50);
         for (size_t k = 0; k < count; ++k) whole[first + k] = -static_cast<float>(random() % 1000);

@@ -69,8 +69,10 @@ int64_t count(const Graph& g, OpCode code) {
 }
 
 Graph trained(Graph g) {
-  for (auto pass :
-       {canonicalise, apply_precision, clean, differentiate, split_weights, add_updates, clean, assign_regions}) {
+  using Pass = void (*)(Graph&);
+  const Pass clean_all = [](Graph& graph) { clean(graph); };
+  for (const Pass pass : {Pass{canonicalise}, Pass{apply_precision}, clean_all, Pass{differentiate},
+                          Pass{split_weights}, Pass{add_updates}, clean_all, Pass{assign_regions}}) {
     pass(g);
     check(g);
   }

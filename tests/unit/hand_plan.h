@@ -3,6 +3,8 @@
 #pragma once
 
 #include "hand_builder.h"
+#include "parallel/shares.h"
+#include "plan/groups.h"
 
 namespace whale::test {
 
@@ -19,8 +21,11 @@ struct HandOptions {
 
 // Samples of device d in micro-batch u: contiguous, sizes as equal as they come.
 inline SampleRange hand_range(const HandOptions& o, int device, int64_t u) {
-  const int64_t begin = o.batch * u / o.micro_batches, size = o.batch * (u + 1) / o.micro_batches - begin;
-  return {begin + size * device / o.devices, begin + size * (device + 1) / o.devices};
+  const auto even = [](int64_t total, int64_t n, int64_t k) {
+    return cut_by_shares(total, std::vector<double>(static_cast<size_t>(n), 1))[static_cast<size_t>(k)];
+  };
+  const Interval run = even(o.batch, o.micro_batches, u), mine = even(run.size(), o.devices, device);
+  return {run.begin + mine.begin, run.begin + mine.end};
 }
 
 class HandProgram : private HandBuilder {
@@ -104,7 +109,7 @@ inline Entry hand_entry(const HandOptions& o) {
     row.coordinates = {d};
     SampleCut cut;
     for (int64_t u = 0; u < o.micro_batches; ++u) cut.micro_batches.push_back(hand_range(o, d, u));
-    cut.whole = {cut.micro_batches.front().begin, cut.micro_batches.back().end};
+    cut.whole = hand_range({.devices = o.devices, .batch = o.batch}, d, 0);
     row.samples = {cut};
     entry.rows.push_back(row);
   }
@@ -121,7 +126,8 @@ inline Plan hand_plan(const HandOptions& o = {}) {
     all.push_back(d);
   }
   plan.meshes = {{{{"replica", o.devices, {}, {}}}, all}};
-  plan.groups = {{"replica", {all}}};
+  plan.groups = groups_of(plan.meshes);
+  if (o.devices == 1) plan.groups = {{"replica", {all}}};  // whose collectives are there all the same
   plan.scopes = {Scope{}};
   plan.variables = {hand_variable("w", {kWidth}, 0, 1)};
   plan.optimizer.kind = OptimizerKind::kSgd;

@@ -9,6 +9,7 @@
 #include "parallel/order.h"
 #include "parallel/propagate.h"
 #include "parallel/shares.h"
+#include "plan/groups.h"
 #include "plan/lower.h"
 #include "property.h"
 #include "run/executor.h"
@@ -183,7 +184,7 @@ Made plan_of(const Move& m) {
   for (const Mesh& mesh : m.meshes)
     for (size_t d = 0; d < mesh.devices.size(); ++d) plan.devices.push_back({DeviceKind::kRef, {}, 0});
   plan.meshes = m.meshes;
-  plan.groups = groups_of(tasks);
+  plan.groups = groups_of(tasks.meshes);
   plan.scopes = {Scope{}};
   for (const Variable& v : g.variables) {
     PlanVariable p;

@@ -112,3 +112,24 @@ TEST_CASE("options without effect are noted") {
   const auto rounded = notes();
   CHECK(std::any_of(rounded.begin(), rounded.end(), changes));
 }
+
+TEST_CASE("scopes that cut their devices at different places are both named") {
+  using enum OpCode;
+  small::Model m;
+  const auto layer = [&m](const char* name, TensorId x, int64_t outer, int64_t inner) {
+    const ScopeId around = m.scope;
+    m.g.scopes[static_cast<size_t>(m.enter(ScopeKind::kReplica, outer))].name = name;
+    m.enter(ScopeKind::kSplit, inner);
+    const TensorId y = m.op(k_matmul, {x, m.variable(std::string(name) + ".w", {12, 12})});
+    m.scope = around;
+    return y;
+  };
+  TensorId x = m.input("x", {12, 12});
+  x = layer("first", x, 3, 2);
+  x = layer("second", x, 2, 3);
+  m.minimize(m.op(k_reduce_mean, {x}), OptimizerKind::kSgd);
+  const std::string message =
+      message_of([&] { compile(m.g, parse_devices("null:6", {0}), {}); }, {Code::kUnimplemented});
+  for (const char* part : {"'replica(3) > split(2)'", "'replica(2) > split(3)'", "(first", "(second"})
+    CHECK_MESSAGE(has(message, part), message);
+}

@@ -234,6 +234,13 @@ TEST_CASE("shape rules say what was expected and what was found") {
   CHECK(message(OpCode::k_concat, {}) == "concat: has no operands, expected at least one");
   CHECK(message(OpCode::k_concat, {f32({2, 3}), f32({3, 3})}, {{"axis", int64_t{1}}})
             .find("operand 1 is f32[3,3], operand 0 is f32[2,3]") != std::string::npos);
+  const auto filled = [&](double value, const char* dtype) {
+    return message(OpCode::k_fill, {}, {{"shape", Ints{2}}, {"value", value}, {"dtype", std::string(dtype)}});
+  };
+  CHECK(filled(0.5, "i32").find("'value' is 0.5, which i32 does not have") != std::string::npos);
+  CHECK(filled(2147483648.0, "i32").find("i32 does not have") != std::string::npos);
+  CHECK(filled(-1, "u8").find("u8 does not have") != std::string::npos);
+  CHECK(filled(2, "bool").find("bool does not have") != std::string::npos);
   CHECK(message(OpCode::k_fill, {}, {{"shape", Ints{int64_t{1} << 62, 4}}}).find("more than 2^63") !=
         std::string::npos);
   CHECK(message(OpCode::k_reshape, {f32({1})}, {{"shape", Ints(9, 1)}}).find("rank 9; at most 8") != std::string::npos);

@@ -9,7 +9,6 @@ namespace whale::test {
 namespace {
 
 using enum OpCode;
-using Make = void (*)(BlockGraph&);
 
 constexpr int64_t kIds = 3;  // inputs of integers are below
 
@@ -272,10 +271,7 @@ void yes_no(BlockGraph& m) {
   m.loss = m.op(k_reduce_mean, {m.op(k_bce_with_logits, {y, m.op(k_sigmoid, {m.input(m.name + "y", m.dims(y))})})});
 }
 
-struct Row {
-  const char* name;
-  Make make;
-};
+using Row = BlockRow;
 constexpr Row kFirst[] = {{"features", features}, {"sequence", sequence}, {"image", image},
                           {"volume", volume},     {"tokens", tokens},     {"bags", bags}};
 constexpr Row kMiddle[] = {{"linear", linear},
@@ -307,18 +303,20 @@ constexpr Row kMiddle[] = {{"linear", linear},
                            {"frozen", frozen}};
 constexpr Row kLast[] = {{"classes", classes}, {"tied", tied}, {"regression", regression}, {"yes_no", yes_no}};
 
-template <size_t kN>
-std::vector<std::string> names(const Row (&rows)[kN]) {
+using Rows = std::span<const Row>;
+
+std::vector<std::string> names(std::initializer_list<Rows> tables) {
   std::vector<std::string> out;
-  for (const Row& row : rows) out.emplace_back(row.name);
+  for (const Rows& rows : tables)
+    for (const Row& row : rows) out.emplace_back(row.name);
   return out;
 }
 
 }  // namespace
 
-std::vector<std::string> first_blocks() { return names(kFirst); }
-std::vector<std::string> middle_blocks() { return names(kMiddle); }
-std::vector<std::string> last_blocks() { return names(kLast); }
+std::vector<std::string> first_blocks() { return names({kFirst}); }
+std::vector<std::string> middle_blocks() { return names({kMiddle, written_middle_blocks()}); }
+std::vector<std::string> last_blocks() { return names({kLast, written_last_blocks()}); }
 
 TensorId BlockGraph::parameter(const char* what, Dims dims, Initializer init) {
   return variable(name + what, std::move(dims), std::move(init));
@@ -353,7 +351,7 @@ void BlockGraph::add(std::string_view block, uint32_t word, const std::string& p
   const bool first = std::any_of(std::begin(kFirst), std::end(kFirst), [&](const Row& r) { return block == r.name; });
   if (loss != kNone || (first && h != kNone)) return;  // what shrinking leaves behind
   if (!first && h == kNone) add("features", word, prefix);
-  for (const auto& rows : {std::span<const Row>(kFirst), std::span<const Row>(kMiddle), std::span<const Row>(kLast)})
+  for (const Rows& rows : {Rows(kFirst), Rows(kMiddle), Rows(kLast), written_middle_blocks(), written_last_blocks()})
     for (const Row& row : rows)
       if (block == row.name) return row.make(*this);
   throw invalid("no block is called '{}'", block);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,13 @@ class BlockGraph : public GraphMaker {
   int64_t features(TensorId x) const { return dims(x).back(); }
   void rank(size_t low, size_t high);  // reshapes h: middle dimensions are merged or made
 };
+
+struct BlockRow {
+  const char* name;
+  void (*make)(BlockGraph&);
+};
+std::span<const BlockRow> written_middle_blocks();  // plan_blocks_written.cc
+std::span<const BlockRow> written_last_blocks();
 
 std::vector<std::string> first_blocks();  // make h from inputs
 std::vector<std::string> middle_blocks();

@@ -24,6 +24,9 @@ struct PlanCase {
   int recompute = 0;  // of Recompute
   bool exact = false, fusion = true, overlap = true;
   int64_t bucket_bytes = 0;
+  int steps = 3;
+  int64_t last = 0;        // samples of one more step, a smaller one; 0: none
+  int64_t evaluated = 0;   // samples of the evaluation; 0: the batch
   bool gradients = false;  // fetched too
   bool lazy = false;       // updates of the rows that were looked up
   bool sliced = false;     // updates
@@ -42,13 +45,22 @@ bool splits(const PlanCase& c);
 PlanCase random_plan_case(Dice& dice);
 std::vector<PlanCase> smaller_cases(const PlanCase& c);  // the boldest first; each could fail for the same reason
 
-enum class Outcome { kEqual, kRefused, kWrong };
+enum class Outcome {
+  kEqual,
+  kRefused,    // by a message that says why; nothing ran, or a smaller batch did not
+  kNotStable,  // until the model itself left the numbers: what was before is equal
+  kRounding,   // no further apart than one device from itself, begun a rounding apart
+  kWrong
+};
+std::string_view name_of(Outcome outcome);
+
 struct Verdict {
   Outcome outcome = Outcome::kEqual;
   std::string text;  // why it is refused, or what is wrong
+  int steps = 0;     // that were compared
 };
-// Trains some steps on the case's reference devices and on one, in float64 (semantics.md section 10): losses, outputs,
-// fetched gradients, and every variable; bit by bit in exact mode (section 9).
+// Trains some steps on the case's reference devices and on one, in float64 (semantics.md section 10), then a smaller
+// step and an evaluation: losses, outputs, fetched gradients, and every variable; bit by bit in exact mode (section 9).
 Verdict verdict_on(const PlanCase& c);
 
 }  // namespace whale::test

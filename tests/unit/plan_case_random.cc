@@ -295,6 +295,7 @@ PlanCase random_plan_case(Dice& dice) {
   bool whole = c.exact || c.strategy.find("by=") != c.strategy.npos;
   for (const std::string& item : c.graph) whole |= item.find("by=") != item.npos;
   if (whole && dice.below(8)) c.micro_batches = c.devices + dice.below(3);
+  c.batch = std::max(c.batch, micro_batches_of(c));  // more micro-batches than samples are an error (limits_test.cc)
   c.fusion = dice.below(4) != 0;
   c.overlap = dice.below(8) != 0;
   if (dice.coin()) c.bucket_bytes = 64;
@@ -309,6 +310,9 @@ PlanCase random_plan_case(Dice& dice) {
       !has_block("tied") && dice.coin())
     c.lazy = true, c.gradients = false;
   if (dice.below(8) == 0) c.offload = static_cast<uint32_t>(dice.between(1, kOffloadAll));
+  if (dice.below(8) == 0) c.steps = 20;
+  if (c.batch > 1 && dice.below(4) == 0) c.last = dice.between(1, c.batch - 1);
+  if (dice.below(4) == 0) c.evaluated = dice.between(1, c.batch + 2);
   return c;
 }
 
@@ -346,6 +350,9 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   with([](PlanCase& l) { l.fusion = true; });
   with([](PlanCase& l) { l.overlap = true; });
   with([](PlanCase& l) { l.bucket_bytes = 0; });
+  with([](PlanCase& l) { l.steps = 3; });
+  with([](PlanCase& l) { l.last = 0; });
+  with([](PlanCase& l) { l.evaluated = 0; });
   with([](PlanCase& l) { l.gradients = false; });
   with([](PlanCase& l) { l.sliced = false; });
   with([](PlanCase& l) { l.matmul_chunks = 1; });
@@ -400,7 +407,8 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
     }
   }
   for (const int64_t batch : {int64_t{2}, c.batch / 2, c.batch - 1})
-    if (batch >= 1 && batch < c.batch) with([&](PlanCase& l) { l.batch = batch; });
+    if (batch >= 1 && batch < c.batch)
+      with([&](PlanCase& l) { l.batch = batch, l.last = std::min(l.last, batch - 1); });
   return out;
 }
 

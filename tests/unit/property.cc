@@ -160,16 +160,22 @@ Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::st
   return values;
 }
 
-std::vector<double> Runner::read(const std::string& name) {
+std::vector<double> Runner::read(const std::string& name, int64_t copy) {
   const TensorType type = session_->variable_type(name);
   std::vector<char> bytes(static_cast<size_t>(element_count(type.dims) * size_of(type.dtype)));
-  session_->read(name, {type.dtype, type.dims, bytes.data()});
+  session_->read(name, {type.dtype, type.dims, bytes.data()}, copy);
   return unpack(type.dtype, bytes);
 }
 
 Values Runner::variables() {
   Values out;
-  for (const VariableInfo& v : session_->variables()) out[v.name] = read(v.name);
+  for (const VariableInfo& v : session_->variables()) {
+    const std::vector<double>& first = out[v.name] = read(v.name);
+    for (int64_t k = 1; k < std::ssize(v.copies); ++k)
+      if (std::vector<double> copy = read(v.name, k); copy != first)
+        out[fmt::format("{}, copy {} of devices {}", v.name, k, fmt::join(v.copies[static_cast<size_t>(k)], ","))] =
+            copy;
+  }
   return out;
 }
 

@@ -64,8 +64,8 @@ class Runner {
     return run(RunMode::kEval, inputs, outputs);
   }
   Values parameters();
-  Values variables();  // optimizer state and buffers too
-  std::vector<double> read(const std::string& name);
+  Values variables();  // optimizer state and buffers too; copies that differ from the first by names of their own
+  std::vector<double> read(const std::string& name, int64_t copy = 0);
   void write(const std::string& name, const std::vector<double>& values);
   Session& session() { return *session_; }
 

@@ -86,7 +86,8 @@ TEST_CASE("property: what the planner cuts is what one device computes") {
   CHECK(holds("cuts of random programs", 300, [&] {
     const std::vector<uint32_t> words = random_words(5);
     Dice dice(*rc::gen::inRange<uint32_t>(0, 1u << 30));
-    const int64_t batch = dice.between(2, 6), devices = dice.between(1, 4), micro_batches = dice.between(1, 3);
+    const int64_t batch = dice.between(2, 6), devices = dice.between(1, 4),
+                  micro_batches = dice.between(1, std::min<int64_t>(3, batch));
     Graph g = random_graph(words, batch);
     CompileOptions options;
     options.fetch = gradient_names(g);

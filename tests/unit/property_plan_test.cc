@@ -21,6 +21,22 @@ constexpr const char* kKept[] = {
 #include "kept_cases.inc"
 };
 
+// Values with a row for every sample that no input feeds (first states, masks, gradients that are the same for all
+// samples): once refused with micro-batches. They are cut like any other along time and replicas.
+constexpr const char* kOnceRefused[] = {
+    "graph image#6632 concat#85994 conv#73698 for_all#50013 plain_mean#86292 | batch 3 | devices 3 | strategy "
+    "pipeline(3, micro_batches=3, schedule=interleaved, chunks=2) | evaluated 4 | gradients true",
+    "graph features#19801 residual#28713 scale#7270 plain_mean#27074 | batch 7 | devices 7 | strategy pipeline(3, "
+    "micro_batches=5, schedule=gpipe) > split | optimizer adafactor#85302 | zero 2",
+    "graph volume#23766 flatten#47028 frozen#67557 attention#79183 plain_mean#91432 | batch 11 | devices 4 | strategy "
+    "split(2) > split(2) | micro_batches 5 | optimizer adamw#64401 | zero 1 | last 3",
+    "graph pipeline(micro_batches=2,schedule=1f1b){ stage{ split(3,shares=[3,0,1]){ volume#79251 hand_norm#90613 } } "
+    "stage{ replica(2){ replica(2){ token#29465 } } } stage{ split(1){ plain_mean#57130 } } } | batch 2 | devices 8 | "
+    "micro_batches 2 | fusion false",
+    "graph volume#61587 pad#54684 recurrent#82437 mean#23976 flatten#59944 regression#27888 | batch 9 | devices 6 | "
+    "strategy pipeline(3, micro_batches=4, schedule=1f1b) > split | recompute 2 | overlap false",
+};
+
 // A message without its names and numbers, to count the reasons.
 std::string kind_of(const std::string& message) {
   std::string out;
@@ -34,18 +50,23 @@ std::string kind_of(const std::string& message) {
 }
 
 struct Tally {
-  int equal = 0, refused = 0, wrong = 0;
+  std::map<Outcome, int> outcomes;
   std::map<std::string, int> reasons;
+  long steps = 0;
   void add(const Verdict& v) {
-    equal += v.outcome == Outcome::kEqual, refused += v.outcome == Outcome::kRefused;
-    wrong += v.outcome == Outcome::kWrong;
+    ++outcomes[v.outcome], steps += v.steps;
     if (v.outcome == Outcome::kRefused) ++reasons[kind_of(v.text)];
   }
+  int count(Outcome o) const { return outcomes.contains(o) ? outcomes.at(o) : 0; }
   std::string text() const {
+    std::string out;
+    for (const Outcome o :
+         {Outcome::kEqual, Outcome::kRefused, Outcome::kNotStable, Outcome::kRounding, Outcome::kWrong})
+      out += fmt::format("{}{} {}", out.empty() ? "" : ", ", count(o), name_of(o));
+    out += fmt::format("; {} steps compared\n", steps);
     std::vector<std::pair<int, std::string>> sorted;
     for (const auto& [reason, n] : reasons) sorted.emplace_back(n, reason);
     std::sort(sorted.rbegin(), sorted.rend());
-    std::string out = fmt::format("{} equal, {} refused, {} wrong\n", equal, refused, wrong);
     for (const auto& [n, reason] : sorted) out += fmt::format("  {} refused: {}\n", n, reason);
     return out;
   }
@@ -83,6 +104,14 @@ TEST_CASE("property: kept cases of plans are one device") {
   }
 }
 
+TEST_CASE("property: rows that no input feeds are cut along time") {
+  for (const char* line : kOnceRefused) {
+    CAPTURE(line);
+    const Verdict v = verdict_on(parse_case(line));
+    CHECK_MESSAGE(v.outcome == Outcome::kEqual, v.text);
+  }
+}
+
 TEST_CASE("property: every plan is one device") {
   Tally tally;
   CHECK(holds("plans", 1000, [&] {
@@ -103,12 +132,14 @@ TEST_CASE("property: every plan is one device") {
     RC_ASSERT(v.outcome != Outcome::kWrong);
   }));
   MESSAGE(tally.text());
-  CHECK(tally.refused * 4 <= tally.equal);
+  CHECK(tally.count(Outcome::kRefused) * 4 <= tally.count(Outcome::kEqual));
+  CHECK(tally.count(Outcome::kNotStable) * 50 <= tally.count(Outcome::kEqual));
+  CHECK(tally.count(Outcome::kRounding) * 100 <= tally.count(Outcome::kEqual));
 }
 
 // Not a test: one case, or the kinds of failures among many, each with a small example.
 TEST_CASE("hunt for failing plans" * doctest::skip()) {
-  const char* text = std::getenv("WHALE_HUNT");  // "first count seconds", or the line of a case
+  const char* text = std::getenv("WHALE_HUNT");  // "first count seconds steps", or the line of a case
   if (text && std::string_view(text).starts_with("graph ")) {
     const PlanCase c = parse_case(text);
     const Graph g = graph_of(c);
@@ -123,23 +154,28 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
       fmt::print("{}\n", e.what());
     }
     const Verdict v = verdict_on(c);
-    fmt::print("{}: {}\n", std::vector{"equal", "refused", "wrong"}.at(static_cast<size_t>(v.outcome)), v.text);
+    fmt::print("{} after {} steps: {}\n", name_of(v.outcome), v.steps, v.text);
     return;
   }
-  long first = 0, count = 1000, seconds = 1000000;
-  if (text) std::sscanf(text, "%ld %ld %ld", &first, &count, &seconds);
+  long first = 0, count = 1000, seconds = 1000000, steps = 20;
+  if (text) std::sscanf(text, "%ld %ld %ld %ld", &first, &count, &seconds, &steps);
+  const char* exact = std::getenv("WHALE_EXACT");  // all of them in exact mode
   Tally tally;
   std::map<std::string, int> kinds;
   const auto began = std::chrono::steady_clock::now();
   for (long i = first; i < first + count; ++i) {
     if (std::chrono::steady_clock::now() - began > std::chrono::seconds(seconds)) break;
     Dice dice(Dice(static_cast<uint64_t>(i)).next());
-    const PlanCase c = random_plan_case(dice);
+    PlanCase c = random_plan_case(dice);
+    c.steps = static_cast<int>(steps);
+    if (exact) c.exact = true, c.sliced = false, c.matmul_chunks = 1;
     const std::string line = to_string(c);
     if (count == 1) fmt::print(stderr, "{}\n", line);
     const Verdict v = verdict_on(c);
     tally.add(v);
     if (v.outcome == Outcome::kRefused && tally.reasons[kind_of(v.text)] == 1) fmt::print("{}\n  {}\n", line, v.text);
+    if (v.outcome == Outcome::kNotStable || v.outcome == Outcome::kRounding)
+      fmt::print("{}: {}\n  {}\n", name_of(v.outcome), line, v.text);
     if (v.outcome != Outcome::kWrong) continue;
     const std::string kind = kind_of(v.text);
     if (++kinds[kind] > 3) continue;

@@ -115,7 +115,7 @@ Case random_case(Precision precision) {
   Case c;
   c.batch = dice.between(1, 11);
   c.devices = dice.between(1, 6);
-  c.micro_batches = dice.between(1, 4);
+  c.micro_batches = dice.between(1, std::min<int64_t>(4, c.batch));
   c.strategy = replica(random_shares(c.devices, dice));
   const double dropout = dice.below(3) == 0 ? 0.25 : 0;
   GraphMaker m;
@@ -257,7 +257,7 @@ TEST_CASE("property: a smaller last batch is a model of that batch") {
     const uint32_t seed = *rc::gen::inRange<uint32_t>(0, 1u << 30);
     Dice dice(seed);
     const int64_t batch = dice.between(2, 9), smaller = dice.between(1, batch - 1), devices = dice.between(1, 4),
-                  micro_batches = dice.between(1, 3);
+                  micro_batches = dice.between(1, std::min<int64_t>(3, batch));
     constexpr void (*kModels[])(GraphMaker&, Dice&, int64_t, double) = {mlp, transformer, convolutions};
     const auto make = kModels[dice.below(3)];
     const auto graph = [&](int64_t n) {
@@ -275,21 +275,25 @@ TEST_CASE("property: a smaller last batch is a model of that batch") {
              << " micro-batches\n"
              << print(graph(batch));
     const std::string list = fmt::format("ref:{}", devices);
-    Runner large(graph(batch), list, options), small(graph(smaller), list, options), alone(graph(smaller), "ref:1");
+    // A last batch may leave micro-batches empty; a plan may not.
+    const bool same = micro_batches <= smaller;
+    CompileOptions fewer = options;
+    fewer.accumulation = std::min(micro_batches, smaller);
+    Runner large(graph(batch), list, options), small(graph(smaller), list, fewer), alone(graph(smaller), "ref:1");
     for (int step = 0; step < 3; ++step) {
       const Values inputs = random_inputs(graph(batch), smaller, dice, kIds);
       const Values a = large.step(inputs, {"loss", "logits"}), b = small.step(inputs, {"loss", "logits"}),
                    c = alone.step(inputs, {"loss", "logits"});
-      RC_ASSERT(a == b);  // the same plan: bit for bit
+      RC_ASSERT(!same || a == b);  // the same plan: bit for bit
       RC_ASSERT(distance(a.at("loss"), c.at("loss")) <= 1e-9 * std::max(1.0, largest(c)));
     }
-    RC_ASSERT(large.parameters() == small.parameters());
+    RC_ASSERT(!same || large.parameters() == small.parameters());
     assert_equal_exactly(alone, large, alone.session().plan().optimizer.learning_rate, 3);
     // Evaluation takes any batch, also a larger one; samples do not feel each other.
     const int64_t evaluated = dice.between(1, 2 * batch);
     const Values inputs = random_inputs(graph(batch), evaluated, dice, kIds);
     const Values whole = large.eval(inputs, {"logits"});
-    if (smaller > 1)
+    if (same && smaller > 1)
       RC_ASSERT(whole == small.eval(inputs, {"logits"}));  // a program of one sample does not say where its batch is
     Runner single(graph(evaluated), "ref:1");
     for (const auto& [name, values] : alone.parameters()) single.write(name, values);

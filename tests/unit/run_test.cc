@@ -158,7 +158,7 @@ struct Rig {
 
   std::vector<float> read(size_t variable) {
     std::vector<float> values(static_cast<size_t>(element_count(plan.variables[variable].dims)));
-    machine->read_variable(variable, 0, values.data(), values.size() * 4);
+    machine->read_variable(variable, 0, 0, values.data(), values.size() * 4);
     return values;
   }
   std::vector<float> w(size_t device = 0) {

@@ -41,7 +41,7 @@ TEST_CASE("a graph is read from any address") {
 }
 
 TEST_CASE("what is not a graph is refused with a reason") {
-  CHECK(has(error_of({}), "first bytes"));
+  CHECK(has(error_of({}), "empty"));
   CHECK(has(error_of({1, 2, 3}), "first bytes"));
   CHECK(has(error_of(std::vector<uint8_t>(100, 0)), "first bytes"));
   std::vector<uint8_t> bytes = serialize(sample_graph());

@@ -280,8 +280,10 @@ TEST_CASE("session: a checkpoint that does not fit leaves the session as it is")
   CHECK(job.session.iteration() == 1);
   std::filesystem::create_directory(folder.path / "mine");
   std::filesystem::create_directory(folder.path / "mine" / "thesis");
-  CHECK_CODE(Code::kFailedPrecondition, "not a checkpoint", job.session.save(folder.path / "mine"));
+  job.session.save(folder.path / "mine");  // beside what is there
   CHECK(std::filesystem::exists(folder.path / "mine" / "thesis"));
+  job.session.load(folder.path / "mine");
+  CHECK(job.session.report().find(R"("checksums":true)") != std::string::npos);
 }
 
 TEST_CASE("session: one run at a time; the variables wait for it") {
@@ -423,19 +425,70 @@ TEST_CASE("initial values depend on seed, name and element only") {
   }
 }
 
-TEST_CASE("cores: kept where they can be used, else shared out") {
-  const auto spec = [](std::vector<int> cores) { return DeviceSpec{DeviceKind::kCpu, std::move(cores), 0}; };
+TEST_CASE("session: a loss that is not finite leaves running statistics as they were") {
+  for (const char* devices : {"ref:1", "ref:2", "ref:3"}) {
+    CAPTURE(devices);
+    Session session(std::make_shared<const Plan>(compile(small::resnet().g, parse_devices(devices), {})),
+                    std::make_shared<Backends>(), {});
+    std::vector<float> x(6 * 8 * 8 * 3, 0.5f), before(8), after(8);
+    x[77] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<int32_t> y(6, 1);
+    float loss = 0;
+    session.read("stem.mean", {DType::kF32, {8}, before.data()});
+    CHECK_CODE(Code::kOutOfRange, "the step was not applied",
+               session
+                   .step({{"x", {DType::kF32, {6, 8, 8, 3}, x.data()}}, {"y", {DType::kI32, {6}, y.data()}}},
+                         {{"loss", {DType::kF32, {}, &loss}}})
+                   .wait());
+    session.read("stem.mean", {DType::kF32, {8}, after.data()});
+    CHECK(after == before);
+    CHECK(session.updates() == 0);
+  }
+}
+
+TEST_CASE("cores: the plan's where they are free, else the least used; named ones or an error") {
+  const auto spec = [](std::vector<int> cores, bool named = false) {
+    return DeviceSpec{.kind = DeviceKind::kCpu, .cores = std::move(cores), .named = named};
+  };
   const auto cores = [](const std::vector<DeviceSpec>& specs) {
     std::vector<std::vector<int>> list;
     for (const DeviceSpec& s : specs) list.push_back(s.cores);
     return list;
   };
   using Lists = std::vector<std::vector<int>>;
-  CHECK(cores(assign_cores({spec({4}), spec({5})}, {4, 5, 6}, 0)) == Lists{{4}, {5}});
-  CHECK(cores(assign_cores({spec({}), spec({})}, {4, 5, 6, 7}, 0)) == Lists{{4, 5}, {6, 7}});
-  CHECK(cores(assign_cores({spec({9}), spec({10})}, {4, 5}, 0)) == Lists{{4}, {5}});  // a plan from another machine
-  CHECK(cores(assign_cores({spec({}), spec({}), spec({})}, {4, 5}, 0)) == Lists{{4}, {4}, {5}});
-  CHECK(cores(assign_cores({spec({5})}, {4, 5}, 2)) == Lists{{5, 4}});
+  const auto assigned = [&](std::vector<DeviceSpec> specs, const std::vector<int>& usable, int threads,
+                            CoreUse use = {}) {
+    return cores(assign_cores(std::move(specs), usable, {4, 5, 6, 7}, threads, use));
+  };
+  CHECK(assigned({spec({4}), spec({5})}, {4, 5, 6}, 0) == Lists{{4}, {5}});
+  CHECK(assigned({spec({}), spec({})}, {4, 5, 6, 7}, 0) == Lists{{4, 5}, {6, 7}});
+  CHECK(assigned({spec({9}), spec({10})}, {4, 5}, 0) == Lists{{4}, {5}});  // a plan from another machine
+  CHECK(assigned({spec({0, 1, 2, 3}), spec({4, 5, 6, 7})}, {4, 5}, 0) == Lists{{4}, {5}});
+  CHECK(assigned({spec({}), spec({}), spec({})}, {4, 5}, 0) == Lists{{4}, {5}, {4}});
+  CHECK(assigned({spec({4}), spec({5}), spec({4}), spec({5})}, {4, 5}, 0) == Lists{{4}, {5}, {4}, {5}});
+  CHECK(assigned({spec({5})}, {4, 5}, 2) == Lists{{4, 5}});
+  CHECK(assigned({spec({5})}, {4, 5}, 9) == Lists{{4, 5}});
+  // Beside other sessions.
+  CHECK(assigned({spec({4, 5})}, {4, 5}, 1, {{4, 1}}) == Lists{{5}});
+  CHECK(assigned({spec({4}), spec({5})}, {4, 5, 6, 7}, 0, {{4, 2}, {5, 1}}) == Lists{{6}, {7}});
+  CHECK(assigned({spec({4}), spec({5})}, {4, 5}, 0, {{4, 1}, {5, 1}}) == Lists{{4}, {5}});
+  // Named: also beyond what a quota pays for, never elsewhere.
+  CHECK(assigned({spec({7}, true), spec({6})}, {4, 5, 6}, 0) == Lists{{7}, {6}});
+  CHECK(assigned({spec({6}, true), spec({6})}, {4, 5, 6}, 0) == Lists{{6}, {4}});
+  CHECK_CODE(Code::kInvalidArgument, "device 1 is cpu@6+99, and this process may not run on core 99; it may on 4-7",
+             assigned({spec({4}), spec({6, 99}, true)}, {4, 5, 6}, 0));
+  CHECK(parse_devices("cpu@1,cpu:1", {0, 1})[0].named);
+  CHECK(!parse_devices("cpu@1,cpu:1", {0, 1})[1].named);
+
+  const auto leases = std::make_shared<CoreLeases>();
+  const std::vector<int> usable = usable_cores();
+  const auto one = [&] { return CoreLeases::lease(leases, {spec(usable)}, 1, true); };
+  auto first = one();
+  const auto second = one();
+  if (usable.size() > 1) CHECK(first->specs()[0].cores != second->specs()[0].cores);
+  const std::vector<int> freed = first->specs()[0].cores;
+  first.reset();
+  CHECK(one()->specs()[0].cores == freed);
 }
 
 }  // namespace

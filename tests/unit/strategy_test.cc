@@ -23,6 +23,8 @@ TEST_CASE("device lists parse, deal cores and print back") {
   CHECK(d[0].cores == std::vector<int>{0, 1, 2});
   CHECK(d[1].cores == std::vector<int>{3, 8});
   CHECK(to_string(d) == "cpu@0-2,cpu@3+8");
+  CHECK(!d[0].named);
+  for (DeviceSpec& dealt : d) dealt.named = true;  // the text names the cores
   CHECK(parse_devices(to_string(d), {}) == d);
   d = parse_devices("cpu:3", {4, 5});  // more devices than cores
   CHECK(d[0].cores == std::vector<int>{4});

@@ -17,6 +17,9 @@ class Failure : public std::runtime_error {
   explicit Failure(const std::string& text) : std::runtime_error(text) {}
 };
 
+// What a user wrote, as messages show it: what is long loses its middle, what is no printable text is a question mark.
+std::string shown(std::string_view text, size_t most = 160);
+
 inline std::string to_string(whale_str text) { return std::string(text.data ? text.data : "", text.size); }
 inline whale_str str(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -65,8 +68,11 @@ std::string text(Function function, A... arguments) {
   return result;
 }
 
-inline Engine make_engine() {
-  return own<Engine>(whale_engine_create, static_cast<const whale_engine_options*>(nullptr));
+// init_dir: folder that initial values of loaded models may be read from; empty: the model file's own.
+inline Engine make_engine(std::string_view init_dir = {}) {
+  whale_engine_options options = WHALE_ENGINE_OPTIONS_INIT;
+  options.init_dir = str(init_dir);
+  return own<Engine>(whale_engine_create, static_cast<const whale_engine_options*>(&options));
 }
 
 }  // namespace tool

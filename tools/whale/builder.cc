@@ -27,6 +27,10 @@ Value Builder::parameter(const std::string& name, const Dims& dims, Init init, b
 }
 
 std::vector<Value> Builder::ops(const std::string& op, const std::vector<Value>& inputs, const AttrList& attrs) {
+  constexpr int64_t kMostOps = 200'000;  // some hundred times those of the largest model here
+  if (++ops_ > kMostOps)
+    throw Failure("the model has more than " + std::to_string(kMostOps) +
+                  " ops: give fewer --layers, or a smaller --seq where the model is unrolled (gnmt)");
   std::vector<whale_attr> rows;
   for (const auto& [name, value] : attrs) {
     whale_attr row{};

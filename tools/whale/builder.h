@@ -88,6 +88,7 @@ class Builder {
 
  private:
   GraphHandle graph_;
+  int64_t ops_ = 0;
 };
 
 }  // namespace tool

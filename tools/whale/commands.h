@@ -6,6 +6,12 @@
 
 namespace tool {
 
+// What an option takes, told in its refusal: whole numbers from low to high, 64 bits, finite numbers from 0. (CLI11
+// cuts numbers that are too large.)
+CLI::Validator whole(int64_t low, int64_t high);
+CLI::Validator seed_number();
+CLI::Validator not_negative();
+
 void add_model(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);

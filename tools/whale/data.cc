@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <random>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -13,33 +11,6 @@ namespace tool {
 namespace {
 
 using Json = nlohmann::json;
-
-struct DTypeRow {
-  const char* name;
-  const char* numpy;
-  const char* safetensors;
-  const char* npy;  // npy descriptor without byte order
-  int dtype;
-  size_t size;
-};
-constexpr DTypeRow kDTypes[] = {
-    {"f32", "float32", "F32", "f4", WHALE_F32, 4},    {"f64", "float64", "F64", "f8", WHALE_F64, 8},
-    {"bf16", "bfloat16", "BF16", "-", WHALE_BF16, 2}, {"f16", "float16", "F16", "f2", WHALE_F16, 2},
-    {"i32", "int32", "I32", "i4", WHALE_I32, 4},      {"i64", "int64", "I64", "i8", WHALE_I64, 8},
-    {"u8", "uint8", "U8", "u1", WHALE_U8, 1},         {"i8", "int8", "I8", "i1", WHALE_I8, 1},
-    {"bool", "bool", "BOOL", "b1", WHALE_BOOL, 1},    {"u16", "uint16", "U16", "u2", WHALE_U16, 2},
-};
-const DTypeRow& row_of(int dtype) {
-  for (const DTypeRow& row : kDTypes)
-    if (row.dtype == dtype) return row;
-  throw Failure("unknown dtype " + std::to_string(dtype));
-}
-
-int64_t count(const std::vector<int64_t>& dims) {
-  int64_t n = 1;
-  for (const int64_t d : dims) n *= d;
-  return n;
-}
 
 Array make_array(const InputSpec& spec) {
   Array array{spec.name, spec.dtype, spec.dims, {}};
@@ -164,28 +135,38 @@ class Text : public DataSource {
 // Arrays with one row a sample, cut into batches in order; the last one may be smaller.
 class Arrays : public DataSource {
  public:
-  Arrays(std::map<std::string, Array> arrays, std::vector<InputSpec> inputs)
+  Arrays(const std::string& path, std::map<std::string, Array> arrays, std::vector<InputSpec> inputs)
       : arrays_(std::move(arrays)), inputs_(std::move(inputs)) {
     for (const InputSpec& spec : inputs_) {
       const auto found = arrays_.find(spec.name);
-      if (found == arrays_.end()) throw Failure("the file has no array named like input '" + spec.name + "'");
+      if (found == arrays_.end()) {
+        std::string names;
+        for (const auto& [name, array] : arrays_) names += (names.empty() ? "" : ", ") + name;
+        throw Failure("'" + shown(path) + "' has no array named like input '" + spec.name + "'; it has " +
+                      (names.empty() ? "none" : shown(names)));
+      }
       const Array& array = found->second;
       if (array.dtype != spec.dtype)
-        throw Failure("array '" + spec.name + "' is " + row_of(array.dtype).numpy + ", the input takes " +
-                      row_of(spec.dtype).numpy);
+        throw Failure("array '" + spec.name + "' of '" + shown(path) + "' is " + numpy_name(array.dtype) +
+                      ", the input takes " + numpy_name(spec.dtype));
       const bool batched = spec.batch_dim == 0;
       if (spec.batch_dim > 0)
         throw Failure("input '" + spec.name + "' counts samples in dimension " + std::to_string(spec.batch_dim) +
                       "; files feed inputs that count them in dimension 0");
       if (array.dims.size() != spec.dims.size() ||
           !std::equal(array.dims.begin() + batched, array.dims.end(), spec.dims.begin() + batched))
-        throw Failure("array '" + spec.name + "' does not have the shape of the input");
+        throw Failure("array '" + spec.name + "' of '" + shown(path) + "' has shape " + shape_text(array.dims) +
+                      ", the input takes " + shape_text(spec.dims) +
+                      (batched ? ", with any number of samples first" : ""));
       if (batched) {
-        if (rows_ >= 0 && rows_ != array.dims[0]) throw Failure("the arrays have different numbers of samples");
+        if (rows_ >= 0 && rows_ != array.dims[0])
+          throw Failure("array '" + spec.name + "' of '" + shown(path) + "' has " + std::to_string(array.dims[0]) +
+                        " samples, '" + first_ + "' has " + std::to_string(rows_) + ": give all the same number");
         rows_ = array.dims[0];
+        first_ = spec.name;
       }
     }
-    if (rows_ <= 0) throw Failure("the file has no samples");
+    if (rows_ <= 0) throw Failure("'" + shown(path) + "' has no samples");
   }
   Batch next() override {
     Batch batch;
@@ -212,121 +193,25 @@ class Arrays : public DataSource {
   std::map<std::string, Array> arrays_;
   std::vector<InputSpec> inputs_;
   int64_t rows_ = -1, at_ = 0;
+  std::string first_;
 };
 
-template <class T>
-T read_le(const std::string& data, size_t at, const std::string& path) {
-  if (at + sizeof(T) > data.size()) throw Failure(path + " ends early");
-  T value;
-  std::memcpy(&value, data.data() + at, sizeof(T));
-  return value;
-}
-
-Array parse_npy(const std::string& name, const std::string& data, const std::string& path) {
-  if (data.size() < 10 || data.compare(0, 6, "\x93NUMPY") != 0)
-    throw Failure(path + ": '" + name + "' is not an npy array");
-  const bool wide = data[6] >= 2;
-  const size_t header_size = wide ? read_le<uint32_t>(data, 8, path) : read_le<uint16_t>(data, 8, path);
-  const size_t start = (wide ? 12 : 10) + header_size;
-  if (start > data.size()) throw Failure(path + ": '" + name + "' ends early");
-  const std::string header = data.substr(wide ? 12 : 10, header_size);
-  if (header.find("'fortran_order': True") != std::string::npos)
-    throw Failure(path + ": '" + name + "' is in Fortran order; save np.ascontiguousarray(x)");
-  Array array{name, 0, {}, {}};
-  for (const DTypeRow& row : kDTypes)
-    if (header.find("'" + std::string("<") + row.npy + "'") != std::string::npos ||
-        header.find("'|" + std::string(row.npy) + "'") != std::string::npos)
-      array.dtype = row.dtype;
-  if (array.dtype == 0) throw Failure(path + ": '" + name + "' has a dtype that no input takes");
-  const size_t open = header.find('(', header.find("'shape'")), close = header.find(')', open);
-  if (open == std::string::npos || close == std::string::npos) throw Failure(path + ": '" + name + "' has no shape");
-  std::stringstream dims(header.substr(open + 1, close - open - 1));
-  for (std::string each; std::getline(dims, each, ',');)
-    if (each.find_first_of("0123456789") != std::string::npos) array.dims.push_back(std::stoll(each));
-  const size_t bytes = static_cast<size_t>(count(array.dims)) * size_of(array.dtype);
-  if (data.size() - start != bytes) throw Failure(path + ": '" + name + "' has the wrong number of bytes");
-  array.bytes.assign(data.begin() + static_cast<int64_t>(start), data.end());
-  return array;
-}
-
-// numpy.savez writes a zip whose members are stored, not compressed. The central directory at the end lists them.
-std::map<std::string, Array> read_npz(const std::string& path) {
-  const std::string data = read_file(path);
-  const size_t end = data.rfind("PK\x05\x06");
-  if (end == std::string::npos) throw Failure(path + " is not an npz file");
-  const auto members = read_le<uint16_t>(data, end + 10, path);
-  size_t at = read_le<uint32_t>(data, end + 16, path);
-  std::map<std::string, Array> arrays;
-  for (int i = 0; i < members; ++i) {
-    if (read_le<uint32_t>(data, at, path) != 0x02014b50u) throw Failure(path + " has a broken directory");
-    const auto method = read_le<uint16_t>(data, at + 10, path);
-    const auto size = read_le<uint32_t>(data, at + 20, path);
-    const auto name_size = read_le<uint16_t>(data, at + 28, path), extra = read_le<uint16_t>(data, at + 30, path),
-               comment = read_le<uint16_t>(data, at + 32, path);
-    const size_t local = read_le<uint32_t>(data, at + 42, path);
-    if (at + 46 + name_size > data.size()) throw Failure(path + " ends early");
-    std::string name = data.substr(at + 46, name_size);
-    if (method != 0) throw Failure(path + " is compressed; write it with numpy.savez instead of savez_compressed");
-    if (size == 0xFFFFFFFFu) throw Failure(path + " has an array of 4 GiB or more; use .safetensors");
-    const size_t start =
-        local + 30 + read_le<uint16_t>(data, local + 26, path) + read_le<uint16_t>(data, local + 28, path);
-    if (start + size > data.size()) throw Failure(path + " ends early");
-    if (name.size() > 4 && name.ends_with(".npy")) name.resize(name.size() - 4);
-    arrays[name] = parse_npy(name, data.substr(start, size), path);
-    at += 46u + name_size + extra + comment;
+// The one array of an npy file as that of the only input.
+std::map<std::string, Array> named(const std::string& path, std::map<std::string, Array> arrays,
+                                   const std::vector<InputSpec>& inputs) {
+  if (inputs.size() != 1) {
+    std::string names;
+    for (const InputSpec& spec : inputs) names += (names.empty() ? "" : ", ") + spec.name + "=...";
+    throw Failure("'" + shown(path) + "' holds one array, and this model has " + std::to_string(inputs.size()) +
+                  " inputs; write them into one file: numpy.savez('data.npz', " + names + ")");
   }
-  return arrays;
-}
-
-std::map<std::string, Array> read_safetensors(const std::string& path) {
-  const std::string data = read_file(path);
-  const auto header_size = read_le<uint64_t>(data, 0, path);
-  if (header_size > data.size() - 8) throw Failure(path + " is not a safetensors file");
-  const Json header =
-      Json::parse(data.begin() + 8, data.begin() + 8 + static_cast<int64_t>(header_size), nullptr, false);
-  if (!header.is_object()) throw Failure(path + " has a broken header");
-  std::map<std::string, Array> arrays;
-  for (const auto& [name, each] : header.items()) {
-    if (name == "__metadata__") continue;
-    Array array{name, 0, {}, {}};
-    try {
-      for (const DTypeRow& row : kDTypes)
-        if (each.at("dtype").get<std::string>() == row.safetensors) array.dtype = row.dtype;
-      array.dims = each.at("shape").get<std::vector<int64_t>>();
-      const auto begin = each.at("data_offsets").at(0).get<uint64_t>(),
-                 end = each.at("data_offsets").at(1).get<uint64_t>();
-      const uint64_t start = 8 + header_size;
-      if (array.dtype == 0 || end < begin || end > data.size() - start)
-        throw Failure(path + ": '" + name + "' is broken");
-      array.bytes.assign(data.begin() + static_cast<int64_t>(start + begin),
-                         data.begin() + static_cast<int64_t>(start + end));
-    } catch (const Json::exception& error) {
-      throw Failure(path + ": '" + name + "': " + error.what());
-    }
-    if (array.bytes.size() != static_cast<size_t>(count(array.dims)) * size_of(array.dtype))
-      throw Failure(path + ": '" + name + "' has the wrong number of bytes");
-    arrays[name] = std::move(array);
-  }
+  auto array = arrays.extract("");
+  array.key() = inputs[0].name;
+  arrays.insert(std::move(array));
   return arrays;
 }
 
 }  // namespace
-
-size_t size_of(int dtype) { return row_of(dtype).size; }
-
-int parse_dtype(const std::string& name) {
-  for (const DTypeRow& row : kDTypes)
-    if (name == row.name || name == row.numpy) return row.dtype;
-  throw Failure("unknown dtype '" + name + "'");
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Failure("cannot open '" + path + "'");
-  std::stringstream content;
-  content << file.rdbuf();
-  return std::move(content).str();
-}
 
 std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entry) {
   const Json json = Json::parse(text(whale_plan_json, plan));
@@ -339,6 +224,23 @@ std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entr
     return inputs;
   }
   throw Failure("the plan has no '" + entry + "' entry: its graph has no loss to minimize");
+}
+
+Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
+  Batch wide = batch;
+  for (size_t i = 0; i < wide.size(); ++i) {
+    if (wide[i].dtype != WHALE_F32 || inputs[i].dtype != WHALE_F64) continue;
+    std::vector<uint8_t> bytes(wide[i].bytes.size() * 2);
+    for (size_t k = 0; k < bytes.size() / 8; ++k) {
+      float from;
+      std::memcpy(&from, batch[i].bytes.data() + k * 4, 4);
+      const auto to = static_cast<double>(from);
+      std::memcpy(bytes.data() + k * 8, &to, 8);
+    }
+    wide[i].bytes = std::move(bytes);
+    wide[i].dtype = WHALE_F64;
+  }
+  return wide;
 }
 
 int64_t batch_of(const std::vector<InputSpec>& inputs) {
@@ -361,9 +263,14 @@ const char* item_name(const std::vector<InputSpec>& inputs) {
 
 std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs, uint64_t seed) {
   if (path.empty()) return std::make_unique<Synthetic>(inputs, seed);
-  if (path.ends_with(".npz")) return std::make_unique<Arrays>(read_npz(path), inputs);
-  if (path.ends_with(".safetensors")) return std::make_unique<Arrays>(read_safetensors(path), inputs);
-  return std::make_unique<Text>(read_file(path), inputs, seed);
+  std::string content = read_file(path);
+  switch (kind_of_data(path, content)) {
+    case DataKind::kNpz: return std::make_unique<Arrays>(path, read_npz(path, content), inputs);
+    case DataKind::kSafetensors: return std::make_unique<Arrays>(path, read_safetensors(path, content), inputs);
+    case DataKind::kNpy: return std::make_unique<Arrays>(path, named(path, read_npy(path, content), inputs), inputs);
+    case DataKind::kText: break;
+  }
+  return std::make_unique<Text>(std::move(content), inputs, seed);
 }
 
 }  // namespace tool

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "api.h"
+#include "arrays.h"
+#include "file.h"
 
 namespace tool {
 
@@ -19,12 +21,6 @@ struct InputSpec {
   int64_t limit = 0;
 };
 
-struct Array {
-  std::string name;
-  int dtype = WHALE_F32;
-  std::vector<int64_t> dims;
-  std::vector<uint8_t> bytes;
-};
 using Batch = std::vector<Array>;
 
 class DataSource {
@@ -33,18 +29,17 @@ class DataSource {
   virtual Batch next() = 0;
 };
 
-size_t size_of(int dtype);
-int parse_dtype(const std::string& name);  // "f32", "float32", ...
 std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entry);
+// The inputs of a float64 plan take float64 arrays: those of float32 are widened.
+Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs);
 int64_t batch_of(const std::vector<InputSpec>& inputs);
 // Tokens for token models, samples otherwise, and the word for it.
 int64_t items_of(const std::vector<InputSpec>& inputs);
 const char* item_name(const std::vector<InputSpec>& inputs);
 
-// path empty: synthetic. `.npz` and `.safetensors`: arrays named like the inputs, in order, the last batch smaller.
-// Anything else is a text file for token models: random windows of bytes; `targets` are the next bytes.
+// path empty: synthetic. A file is what its content says: .npz and .safetensors are arrays named like the inputs, .npy
+// the array of the only input; in order, the last batch smaller. Text is for token models: random windows of bytes;
+// `targets` are the next bytes. Anything else is refused, with what to do.
 std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs, uint64_t seed);
-
-std::string read_file(const std::string& path);
 
 }  // namespace tool

@@ -32,6 +32,10 @@ void compare_decisions(const Decision& decision, const Values& plan, const Value
   if (n == 0 || inner == 0) return;
   double largest = 0;
   for (const double x : single.data) largest = std::max(largest, std::abs(x));
+  for (size_t i = 0; i < single.data.size(); ++i) {
+    const double gap = std::abs(plan.data[i] - single.data[i]);
+    decided.scores = std::max(decided.scores, largest > 0 ? gap / largest : gap);
+  }
   const size_t k = std::min(static_cast<size_t>(std::max<int64_t>(decision.k, 1)), n);
   std::vector<size_t> a(n), b(n);
   for (size_t row = 0; row < single.data.size() / n; ++row) {

@@ -23,6 +23,7 @@ struct Decided {
   int64_t made = 0, differ = 0;
   double margin = 0;  // the largest gap between the two candidates of a decision that differs, of the largest score
   std::string worst;  // its tensor
+  double scores = 0;  // the largest difference between two scores, of the largest score
 };
 // Adds the decisions that these scores lead to: the k largest in descending order, ties to the lowest index.
 void compare_decisions(const Decision& decision, const Values& plan, const Values& single, Decided& decided);

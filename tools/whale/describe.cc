@@ -9,24 +9,36 @@
 namespace tool {
 namespace {
 
+// Sizes that no computer has are refused here, so that products of them are numbers.
+constexpr int64_t kMostOfASize = int64_t{1} << 40;
+
 void add_model_options(CLI::App& command, ModelOptions& o) {
-  command.add_option("--layers", o.layers, "layers (resnet: depth, 6n+2 or 50)");
-  command.add_option("--dim", o.dim, "features of a layer (resnet: channels of the first stage)");
-  command.add_option("--heads", o.heads, "attention heads");
-  command.add_option("--seq", o.seq, "sequence length");
-  command.add_option("--vocab", o.vocab, "vocabulary; 256 for bytes");
-  command.add_option("--batch", o.batch, "samples a step");
-  command.add_option("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
-  command.add_option("--classes", o.classes, "classes");
-  command.add_option("--image", o.image, "image height and width (m6: patches)");
-  command.add_option("--norm-groups", o.norm_groups,
-                     "resnet: batch norm over so many parts of the batch, a multiple of the micro-batches (default 1)");
-  command.add_option("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
-  command.add_option("--top-k", o.top_k, "experts that a token goes to");
-  command.add_option("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)");
-  command.add_option("--moe-every", o.moe_every, "every n-th MLP is a mixture");
-  command.add_option("--decoder", o.decoder, "m6: decoder layers");
-  command.add_option("--dropout", o.dropout, "dropout rate");
+  const auto count = [&](const char* name, int64_t& to, const char* doc) {
+    command.add_option(name, to, doc)->check(whole(1, kMostOfASize));
+  };
+  const auto from_zero = [&](const char* name, int64_t& to, const char* doc) {
+    command.add_option(name, to, doc)->check(whole(0, kMostOfASize));
+  };
+  const auto number = [&](const char* name, double& to, const char* doc) {
+    command.add_option(name, to, doc)->check(not_negative());
+  };
+  count("--layers", o.layers, "layers (resnet: depth, 6n+2 or 50)");
+  count("--dim", o.dim, "features of a layer (resnet: channels of the first stage)");
+  count("--heads", o.heads, "attention heads");
+  count("--seq", o.seq, "sequence length");
+  count("--vocab", o.vocab, "vocabulary; 256 for bytes");
+  count("--batch", o.batch, "samples a step");
+  count("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
+  count("--classes", o.classes, "classes");
+  count("--image", o.image, "image height and width (m6: patches)");
+  count("--norm-groups", o.norm_groups,
+        "resnet: batch norm over so many parts of the batch, a multiple of the micro-batches (default 1)");
+  count("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
+  count("--top-k", o.top_k, "experts that a token goes to");
+  number("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)");
+  count("--moe-every", o.moe_every, "every n-th MLP is a mixture");
+  from_zero("--decoder", o.decoder, "m6: decoder layers");
+  number("--dropout", o.dropout, "dropout rate");
   command.add_flag("--tied", o.tied, "gpt: the output uses the embedding table");
   command.add_option("--optimizer", o.optimizer,
                      "sgd, split_sgd (bf16), momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
@@ -34,14 +46,14 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       "--lazy", [&o] { o.lazy = 1; }, "update only the rows of tables that a step looked up");
   command.add_flag_callback(
       "--no-lazy", [&o] { o.lazy = 0; }, "update whole tables");
-  command.add_option("--lr", o.learning_rate, "learning rate");
-  command.add_option("--weight-decay", o.weight_decay, "weight decay");
-  command.add_option("--clip", o.clip, "clip gradients to this global norm; 0: no");
-  command.add_option("--accumulation", o.accumulation, "micro-batches a step");
+  number("--lr", o.learning_rate, "learning rate");
+  number("--weight-decay", o.weight_decay, "weight decay");
+  number("--clip", o.clip, "clip gradients to this global norm; 0: no");
+  count("--accumulation", o.accumulation, "micro-batches a step");
   command.add_option("--precision", o.precision, "f32, bf16 or f16");
   command.add_option("--schedule", o.schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
-  command.add_option("--warmup", o.warmup, "steps of linear warm-up");
-  command.add_option("--total-steps", o.total_steps, "steps until the schedule ends");
+  from_zero("--warmup", o.warmup, "steps of linear warm-up");
+  from_zero("--total-steps", o.total_steps, "steps until the schedule ends");
   command.add_option("--strategy", o.strategy, "default strategy, such as 'replica(3, shares=[3,2,1])'");
 }
 
@@ -55,14 +67,16 @@ void add_model(CLI::App& app) {
     bool list = false;
   };
   auto state = std::make_shared<State>();
-  command
-      ->add_option(
-          "NAME", state->name,
-          "gpt, bert, t5, resnet, mlp, dlrm, cosmoflow, unet3d, classifier100k; presets gpt2, bert-large, t5-large, "
-          "resnet20, resnet50")
-      ->required();
+  command->add_option("NAME", state->name, "one of the models below")->required();
   command->add_option("-o,--output", state->out, "the file to write, such as gpt.whale")->required();
   add_model_options(*command, state->options);
+  std::string models = "Models, with their defaults; docs/models.md has strategies for each:\n";
+  for (const ModelRow& row : model_rows()) {
+    std::string name = row.name;
+    name.resize(16, ' ');
+    models += "  " + name + row.doc + "\n";
+  }
+  command->footer(models);
   command->callback([state] {
     const Engine engine = make_engine();
     const GraphHandle graph = build_model(engine.get(), find_model(state->name), state->options);
@@ -73,20 +87,33 @@ void add_model(CLI::App& app) {
 }
 
 void add_inspect(CLI::App& app) {
-  auto* command = app.add_subcommand("inspect", "show a model file or a plan file");
+  auto* command =
+      app.add_subcommand("inspect", "show a model file or a plan file; check a checkpoint and show what it holds");
   struct State {
     std::string path, level;
     bool json = false;
   };
   auto state = std::make_shared<State>();
-  command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
-  command->add_option(
-      "--level", state->level,
-      "summary (default), graph (every op), train (with backward and update), plan (every instruction)");
+  command->add_option("FILE", state->path, "a .whale or a .plan file, or the directory of a checkpoint")->required();
+  command->add_option("--level", state->level,
+                      "of a model or plan: summary (default), graph (every op), train (with backward and update), plan "
+                      "(every instruction)");
   command->add_flag("--json", state->json, "as JSON");
   command->callback([state] {
+    if (is_directory(state->path)) {
+      std::printf("%s\n", text(whale_checkpoint_inspect, str(state->path), static_cast<int32_t>(state->json)).c_str());
+      return;
+    }
+    const std::string& level = state->level;
+    if (!level.empty() && level != "summary" && level != "graph" && level != "train" && level != "plan")
+      throw Failure("--level is '" + shown(level) + "', expected summary, graph, train or plan");
     const Engine engine = make_engine();
     const FileKind kind = kind_of(state->path);
+    if (kind == FileKind::kPlan ? level == "graph" || level == "train" : level == "plan")
+      throw Failure("--level is '" + level + "', and '" + shown(state->path) +
+                    (kind == FileKind::kPlan ? "' is a plan: it has the levels summary and plan"
+                                             : "' is a model: it has the levels summary, graph and train; `whale plan` "
+                                               "makes a plan of it"));
     if (kind == FileKind::kPlan) {
       const Plan plan = own<Plan>(whale_plan_load, engine.get(), str(state->path));
       const auto* p = static_cast<const whale_plan*>(plan.get());
@@ -96,7 +123,7 @@ void add_inspect(CLI::App& app) {
                               .c_str());
       return;
     }
-    if (kind == FileKind::kOther) throw Failure("'" + state->path + "' is neither a model nor a plan file");
+    if (kind == FileKind::kOther) throw Failure("'" + shown(state->path) + "' is neither a model nor a plan file");
     const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
     const auto* g = static_cast<const whale_graph*>(graph.get());
     if (state->json)
@@ -112,8 +139,9 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--devices", a.devices, "cpu:N, cpu@CORES*K, ref:N, null:N, joined by commas (default cpu:1)");
   command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
   command.add_option("--precision", a.precision, "f32, bf16, f16, f64 (ref devices); default: the model's");
-  command.add_option("--accumulation", a.accumulation, "micro-batches a step; default: the model's");
-  command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets");
+  command.add_option("--accumulation", a.accumulation, "micro-batches a step; default: the model's")
+      ->check(whole(0, INT64_MAX));
+  command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets")->check(whole(0, INT64_MAX));
   command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
       ->check(CLI::Range(0, 3));
   command.add_option("--state-shares", a.state_shares, "of state that is cut: a weight per replica, joined by commas")
@@ -130,7 +158,12 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--gradient-dtype", a.gradient_dtype, "f32, bf16, f16: what gradients are summed in");
   command.add_option("--update", a.update,
                      "auto, whole, sliced: replicas update everything, or their slice and gather");
-  command.add_option("--matmul-chunks", a.matmul_chunks, "of products beside their collective; 0: by cost, 1: none");
+  command.add_option("--matmul-chunks", a.matmul_chunks, "of products beside their collective; 0: by cost, 1: none")
+      ->check(whole(0, INT32_MAX));
+  command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
+      ->check(not_negative());
+  command.add_option("--init-dir", a.init_dir,
+                     "folder that initial values may be read from (default: that of the model file)");
   command.add_flag("--adasum", a.adasum, "combine the gradients of replicas by Adasum");
   command.add_flag("--exact", a.exact, "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO");
   command.add_flag("--no-overlap", a.no_overlap, "communicate on the compute stream, for comparison");
@@ -138,12 +171,11 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
 }
 
 void add_scale_options(CLI::App& command, SessionArguments& a) {
-  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step (default 65536)")
-      ->check(CLI::PositiveNumber);
+  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step (default 65536)")->check(not_negative());
   command
       .add_option("--loss-scale-growth", a.loss_scale_growth,
                   "f16: steps without an overflow until it doubles (default 2000)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1, INT64_MAX));
 }
 
 void add_plan(CLI::App& app) {
@@ -156,13 +188,19 @@ void add_plan(CLI::App& app) {
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
   command->add_option("-o,--output", state->out, "write the plan, for `whale run`");
+  command
+      ->add_option(
+          "--fetch", state->arguments.fetch,
+          "tensors that the plan hands out besides its outputs, joined by commas; grad:PARAMETER for a gradient")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_flag("--all", state->all, "print every instruction");
   command->add_flag("--bridges", state->bridges,
                     "what moves between devices, most expensive first, and what else was legal");
   command->add_flag("--json", state->json, "print as JSON");
   add_plan_options(*command, state->arguments);
   command->callback([state] {
-    const Engine engine = make_engine();
+    const Engine engine = make_engine(state->arguments.init_dir);
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
     std::printf("%s\n", (state->bridges ? text(whale_plan_bridges, p, static_cast<int32_t>(state->json))

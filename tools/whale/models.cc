@@ -274,7 +274,7 @@ const ModelRow& find_model(const std::string& name) {
     if (name == row.name) return row;
     names += (names.empty() ? "" : ", ") + std::string(row.name);
   }
-  throw Failure("no model '" + name + "'; there are " + names);
+  throw Failure("no model '" + shown(name) + "'; there are " + names);
 }
 
 ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
@@ -310,7 +310,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
       if (name == each.name) return each.value;
       names += (names.empty() ? "" : ", ") + std::string(each.name);
     }
-    throw Failure("no " + what + " '" + name + "'; there are " + names);
+    throw Failure("no " + what + " '" + shown(name) + "'; there are " + names);
   };
   whale_training_options training = WHALE_TRAINING_OPTIONS_INIT;
   training.optimizer = pick("optimizer", o.optimizer,

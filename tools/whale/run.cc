@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 
 #include <nlohmann/json.hpp>
 
@@ -54,28 +53,39 @@ void add_run(CLI::App& app, int& exit_code) {
   };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
-  command->add_option("--data", state->data,
-                      "text for token models, .npz or .safetensors of arrays named like the inputs; none: synthetic");
-  command->add_option("--steps", state->steps, "training steps")->check(CLI::PositiveNumber);
-  command->add_option("--seed", state->session.seed, "of parameters, dropout and the order of the data");
+  command->add_option(
+      "--data", state->data,
+      "text for token models; .npz or .safetensors of arrays named like the inputs, .npy of the only input; "
+      "none: synthetic");
+  command->add_option("--steps", state->steps, "training steps")->check(whole(1, INT64_MAX));
+  command->add_option("--seed", state->session.seed, "of parameters, dropout and the order of the data")
+      ->check(seed_number());
   command->add_option("--save", state->save, "write a checkpoint to this directory at the end");
   command->add_option("--load", state->load, "start from this checkpoint");
-  command->add_option("--lr", state->lr, "learning rate, instead of the model's schedule");
+  command->add_option("--lr", state->lr, "learning rate, instead of the model's schedule")->check(not_negative());
   command->add_option("--trace", state->trace, "write a timeline of the last step (open at ui.perfetto.dev)");
   command->add_flag("--json", state->json, "an object a step: step, loss, seconds, items_per_second");
   command->add_flag("--quiet", state->quiet, "no progress bar");
   command->add_flag("--ignore-nan", state->session.ignore_nan, "go on when the loss is not finite");
+  command->add_flag("--no-pin", state->session.no_pin, "CPU devices run on whatever cores the system gives them");
   add_plan_options(*command, state->arguments);
   add_scale_options(*command, state->session);
   command->callback([state, &exit_code] {
-    const Engine engine = make_engine();
+    const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
     const auto data = open_data(state->data, inputs, state->session.seed);
     if (!state->json && !state->quiet)
       std::fprintf(stderr, "%s\n", text(whale_plan_summary, static_cast<const whale_plan*>(plan.get())).c_str());
     Runner runner(engine.get(), std::move(plan), state->session);
-    if (!state->load.empty()) check(whale_session_load(runner.session(), str(state->load)));
+    if (!state->load.empty()) {
+      check(whale_session_load(runner.session(), str(state->load)));
+      if (!nlohmann::json::parse(text(whale_session_report, runner.session())).at("loaded").at("checksums").get<bool>())
+        std::fprintf(stderr,
+                     "whale: '%s' was saved by an older libwhale and has no checksums: a changed byte in it would not "
+                     "have been noticed\n",
+                     state->load.c_str());
+    }
     if (state->lr >= 0) check(whale_session_set_learning_rate(runner.session(), state->lr));
     Progress progress(state->steps, item_name(inputs));
     double loss = 0;
@@ -101,7 +111,7 @@ void add_run(CLI::App& app, int& exit_code) {
         progress.show(i, loss, items / seconds);
       }
     }
-    if (!state->trace.empty()) std::ofstream(state->trace) << text(whale_session_timeline, runner.session());
+    if (!state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
     if (!state->save.empty()) {
       check(whale_session_save(runner.session(), str(state->save)));
       std::fprintf(stderr, "saved %s\n", state->save.c_str());
@@ -123,15 +133,15 @@ void add_bench(CLI::App& app) {
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
   command->add_option("--data", state->data, "as for run; none: synthetic");
   command->add_flag("--overhead", state->overhead, "also the share of a step outside of ops, collectives and copies");
-  command->add_option("--steps", state->steps, "timed steps")->check(CLI::PositiveNumber);
-  command->add_option("--warmup", state->warmup, "steps before")->check(CLI::PositiveNumber);
-  command->add_option("--inner", state->inner, "steps of one timed window")->check(CLI::PositiveNumber);
+  command->add_option("--steps", state->steps, "timed steps")->check(whole(1, INT64_MAX));
+  command->add_option("--warmup", state->warmup, "steps before")->check(whole(1, INT64_MAX));
+  command->add_option("--inner", state->inner, "steps of one timed window")->check(whole(1, INT64_MAX));
   command->add_option("--name", state->name, "of the workload, for the line");
   command->add_flag("--report", state->report, "also where the time and memory went");
   add_plan_options(*command, state->arguments);
   command->callback([state] {
     const double begin = seconds_now();
-    const Engine engine = make_engine();
+    const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const double planned = seconds_now();
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
@@ -187,7 +197,7 @@ void add_bench(CLI::App& app) {
       line["overhead"] = shares[shares.size() / 2];
     }
     if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report, runner.session()));
-    std::printf("%s\n", line.dump().c_str());
+    std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   });
 }
 

@@ -1,75 +1,16 @@
 #include "runner.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstring>
-#include <fstream>
 
 #include <nlohmann/json.hpp>
 
 namespace tool {
 namespace {
-
-double half(const uint8_t* bytes) {
-  uint16_t h;
-  std::memcpy(&h, bytes, 2);
-  const int exponent = h >> 10 & 31, mantissa = h & 1023;
-  const double value = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                       : exponent == 0 ? std::ldexp(mantissa, -24)
-                                       : std::ldexp(1024 + mantissa, exponent - 25);
-  return h & 0x8000 ? -value : value;
-}
-
-std::vector<double> to_doubles(const whale_tensor* tensor) {
-  size_t n = 1;
-  for (size_t i = 0; i < whale_tensor_rank(tensor); ++i) n *= static_cast<size_t>(whale_tensor_dims(tensor)[i]);
-  const auto* data = static_cast<const uint8_t*>(whale_tensor_data(tensor));
-  std::vector<double> values(n);
-  for (size_t i = 0; i < n; ++i) {
-    switch (whale_tensor_dtype(tensor)) {
-      case WHALE_F64: std::memcpy(&values[i], data + i * 8, 8); break;
-      case WHALE_F32: {
-        float v;
-        std::memcpy(&v, data + i * 4, 4);
-        values[i] = v;
-        break;
-      }
-      case WHALE_BF16: {
-        uint16_t b;
-        std::memcpy(&b, data + i * 2, 2);
-        const uint32_t w = uint32_t{b} << 16;
-        float v;
-        std::memcpy(&v, &w, 4);
-        values[i] = v;
-        break;
-      }
-      case WHALE_F16: values[i] = half(data + i * 2); break;
-      case WHALE_U16: {
-        uint16_t v;
-        std::memcpy(&v, data + i * 2, 2);
-        values[i] = v;
-        break;
-      }
-      case WHALE_I32: {
-        int32_t v;
-        std::memcpy(&v, data + i * 4, 4);
-        values[i] = v;
-        break;
-      }
-      case WHALE_I64: {
-        int64_t v;
-        std::memcpy(&v, data + i * 8, 8);
-        values[i] = static_cast<double>(v);
-        break;
-      }
-      default: values[i] = data[i];
-    }
-  }
-  return values;
-}
 
 using StepFunction = decltype(&whale_session_step);
 
@@ -93,9 +34,9 @@ double run(whale_session* session, StepFunction function, const Batch& batch,
   if (values) values->clear();
   for (size_t i = 1; values && i < owned.size(); ++i) {
     const whale_tensor* t = owned[i].get();
-    values->push_back({{whale_tensor_dims(t), whale_tensor_dims(t) + whale_tensor_rank(t)}, to_doubles(t)});
+    values->push_back(values_of(t));
   }
-  return to_doubles(owned[0].get()).at(0);
+  return values_of(owned[0].get()).data.at(0);
 }
 
 }  // namespace
@@ -104,6 +45,7 @@ Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& argument
   whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
   options.seed = arguments.seed;
   options.nan_policy = arguments.ignore_nan;
+  options.no_pin = arguments.no_pin;
   options.loss_scale = arguments.loss_scale;
   options.loss_scale_growth = arguments.loss_scale_growth;
   session_ = own<Session>(whale_session_create, engine, static_cast<const whale_plan*>(plan_.get()), &options);
@@ -114,25 +56,19 @@ double Runner::step(const Batch& batch, const std::vector<std::string>& names, s
 }
 double Runner::eval_loss(const Batch& batch) { return run(session(), whale_session_eval, batch); }
 
-std::vector<double> Runner::read(const std::string& variable) {
-  return to_doubles(own<Tensor>(whale_session_read, session(), str(variable)).get());
+Tensor Runner::read(const std::string& variable, int64_t copy) const {
+  return own<Tensor>(whale_session_read_copy, session(), str(variable), copy);
 }
-
-std::vector<std::string> Runner::variables(const std::string& role) {
-  std::vector<std::string> names;
-  for (const auto& each : nlohmann::json::parse(text(whale_session_variables, session())))
-    if (role.empty() || each.at("role") == role) names.push_back(each.at("name"));
-  return names;
+void Runner::write(const std::string& variable, const whale_tensor* tensor) {
+  check(whale_session_write(session(), str(variable), tensor));
 }
 
 FileKind kind_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw Failure("cannot open '" + path + "': " + std::strerror(errno) +
+  if (::access(path.c_str(), F_OK) != 0)
+    throw Failure("cannot open '" + shown(path) + "': " + std::strerror(errno) +
                   "; `whale model gpt -o gpt.whale` writes one");
-  char head[8] = {};
-  file.read(head, 8);
-  const std::string identifier(head + 4, 4);
+  const std::string start = read_start(path, 8);
+  const std::string identifier = start.size() == 8 ? start.substr(4) : "";
   return identifier == "WHG1" ? FileKind::kGraph : identifier == "WHP1" ? FileKind::kPlan : FileKind::kOther;
 }
 
@@ -161,7 +97,7 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
       if (given == name) return value;
       known += (known.empty() ? "" : ", ") + std::string(name);
     }
-    if (!given.empty()) throw Failure("no " + std::string(what) + " '" + given + "'; there are " + known);
+    if (!given.empty()) throw Failure("no " + std::string(what) + " '" + shown(given) + "'; there are " + known);
     return 0;
   };
   std::vector<int32_t> recompute;
@@ -176,6 +112,7 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
       choose("update", arguments.update,
              {{"auto", WHALE_UPDATE_BY_COST}, {"whole", WHALE_UPDATE_WHOLE}, {"sliced", WHALE_UPDATE_SLICED}});
   options.matmul_chunks = arguments.matmul_chunks;
+  options.timeout_seconds = arguments.timeout;
   options.gradient_dtype = choose("gradient dtype", arguments.gradient_dtype,
                                   {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
   options.precision = choose("precision", arguments.precision,
@@ -189,7 +126,7 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
 Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments) {
   if (kind_of(path) == FileKind::kPlan) {
     if (!arguments.strategy.empty())
-      throw Failure("'" + path + "' is a plan: its strategy is fixed. Plan the model again to change it");
+      throw Failure("'" + shown(path) + "' is a plan: its strategy is fixed. Plan the model again to change it");
     return own<Plan>(whale_plan_load, engine, str(path));
   }
   const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));

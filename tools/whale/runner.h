@@ -5,13 +5,14 @@
 #include <map>
 
 #include "data.h"
-#include "values.h"
+#include "tensors.h"
 
 namespace tool {
 
 struct SessionArguments {
   uint64_t seed = 0;
   bool ignore_nan = false;
+  bool no_pin = false;
   double loss_scale = 0;  // f16
   int64_t loss_scale_growth = 0;
 };
@@ -23,8 +24,8 @@ class Runner {
   double step(const Batch& batch) { return step(batch, {}, nullptr); }
   double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   double eval_loss(const Batch& batch);
-  std::vector<double> read(const std::string& variable);
-  std::vector<std::string> variables(const std::string& role);  // names; role empty: all
+  Tensor read(const std::string& variable, int64_t copy = 0) const;
+  void write(const std::string& variable, const whale_tensor* tensor);
   whale_session* session() const { return session_.get(); }
   const whale_plan* plan() const { return plan_.get(); }
 
@@ -49,6 +50,8 @@ struct PlanArguments {
   std::vector<std::string> recompute;  // one policy, or one for each stage
   std::string gradient_dtype, update, offload;
   bool adasum = false, exact = false;
+  double timeout = 0;              // seconds of planning
+  std::string init_dir;            // that initial values may be read from
   std::vector<std::string> fetch;  // tensors, besides the graph's outputs
 };
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);

@@ -1,43 +1,50 @@
-// verify: does the plan change the result? The figures of semantics.md section 10 for the user's own model and plan.
+// verify: does the plan change the result? The metric of semantics.md section 10 for the user's own model and plan.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <functional>
+#include <fstream>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "decisions.h"
-#include "runner.h"
+#include "gradients.h"
+#include "lockstep.h"
 
 namespace tool {
 namespace {
 
-struct Comparison {
-  std::string name, devices, against;
-  double loss_error = 0;       // largest relative difference of a step's loss
-  double parameter_error = 0;  // f64: largest |difference| / max(|value|, lr steps sqrt(n)) over parameters; f32:
-                               // |difference| / |movement|, whole model
-  double loss_bound = 0, parameter_bound = 0, margin_bound = 0;
-  std::string worst;
-  int64_t steps = 0;       // compared
-  int64_t flipped_at = 0;  // the step of the first decision that differs
-  Decided decided;
-  bool passed() const {
-    return loss_error <= loss_bound && parameter_error <= parameter_bound && decided.margin <= margin_bound;
-  }
-};
+using Json = nlohmann::json;
 
-double norm(const std::vector<double>& a) {
-  double s = 0;
-  for (const double v : a) s += v * v;
-  return std::sqrt(s);
+// By measurement (docs/verify.md). float64 and float32 are moved by far more, or a little more, than their rounding;
+// what computes in 16 bits by half a unit in the last place, which is what their rounding does.
+struct Precision {
+  const char* plan;  // "f64" in options and JSON
+  const char* name;
+  double amplitude, epsilon, roundoff, summed, factor;
+  bool flips;
+};
+constexpr Precision kPrecisions[] = {
+    {"f64", "float64", 0x1p-44, 0x1p-53, 0x1p-53, 256, 8, false},
+    {"f32", "float32", 0x1p-20, 0x1p-24, 0x1p-24, 256, 8, true},
+    {"bf16", "bfloat16", 0x1p-9, 0x1p-24, 0x1p-9, 4, 3, true},
+    {"f16", "float16", 0x1p-12, 0x1p-24, 0x1p-12, 4, 3, true},
+};
+constexpr int kMostRuns = 3;
+
+const Precision& precision_of(const std::string& plan) {
+  for (const Precision& row : kPrecisions)
+    if (plan == row.plan) return row;
+  throw Failure("verify does not know the precision '" + plan + "'");
 }
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
-  double s = 0;
-  for (size_t i = 0; i < a.size(); ++i) s += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::sqrt(s);
+Setting setting_of(const Precision& row, int runs) {
+  return {row.name, row.amplitude, row.epsilon, row.roundoff, row.summed, row.factor, row.flips, runs};
+}
+
+Json described(const Plan& plan) {
+  return Json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
 }
 
 // Device lists such as "cpu:4,cpu@0*2" with every kind replaced: as many reference devices.
@@ -46,251 +53,454 @@ std::string reference_list(whale_engine* engine, const std::string& devices) {
   return "ref:" + std::to_string(whale_cluster_size(cluster.get()));
 }
 
-// The inputs of a float64 plan take float64 arrays.
-Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
-  Batch wide = batch;
-  for (size_t i = 0; i < wide.size(); ++i) {
-    if (wide[i].dtype != WHALE_F32 || inputs[i].dtype != WHALE_F64) continue;
-    std::vector<uint8_t> bytes(wide[i].bytes.size() * 2);
-    const auto* from = reinterpret_cast<const float*>(wide[i].bytes.data());
-    auto* to = reinterpret_cast<double*>(bytes.data());
-    for (size_t k = 0; k < bytes.size() / 8; ++k) to[k] = from[k];
-    wide[i].bytes = std::move(bytes);
-    wide[i].dtype = WHALE_F64;
-  }
-  return wide;
+std::string kind_of_first(const std::string& devices) {
+  if (devices.starts_with("file:")) return "cpu";
+  const size_t kind = devices.find_first_of("crn");  // behind "2x" of nodes
+  if (kind == std::string::npos)
+    throw Failure("devices '" + devices + "' name no kind that computes; cpu:N or ref:N do");
+  return devices.substr(kind, devices.find_first_of(":@", kind) - kind);
 }
 
-struct Pair {
-  std::function<Plan()> plan, single;
+// What a finished plan was made with, as far as the arithmetic depends on it.
+PlanArguments options_of(const Json& plan) {
+  PlanArguments out;
+  out.devices.clear();
+  for (const auto& device : plan.at("devices")) {
+    if (device.at("kind") == "null") throw Failure("the plan is for null devices, which compute nothing");
+    out.devices += (out.devices.empty() ? "" : ",") + device.at("name").get<std::string>();
+  }
+  out.precision = plan.at("precision");
+  out.accumulation = plan.at("micro_batches");
+  if (!plan.at("gradient_dtype").is_null()) out.gradient_dtype = plan.at("gradient_dtype");
+  out.adasum = plan.at("adasum");
+  return out;
+}
+
+// The program on one device: the options that say where and when are left out.
+PlanArguments one_device(const PlanArguments& given, const std::string& kind) {
+  PlanArguments out;
+  out.devices = kind + ":1";
+  out.strategy = "local";
+  out.precision = given.precision;
+  out.accumulation = given.accumulation;
+  return out;
+}
+
+double available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  double kilobytes = 0;
+  while (file >> word)
+    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
+  return 0;  // not known
+}
+double bytes_of(const Json& plan) {
+  double sum = 0;
+  for (const auto& entry : plan.at("entries"))
+    if (entry.at("name") == "train")
+      for (const auto& row : entry.at("rows")) {
+        const Json& program = entry.at("programs").at(row.at("program").get<size_t>());
+        sum += program.at("arena_bytes").get<double>();
+        for (const auto& buffer : program.at("buffers"))
+          if (buffer.at("kind") == "variable") sum += buffer.at("bytes").get<double>();
+      }
+  return sum;
+}
+// As many moved runs as fit beside the plan and one device, at most three, at least one.
+int runs_that_fit(double plan, double one) {
+  const double there = available_bytes();
+  if (there <= 0 || one <= 0) return kMostRuns;
+  return std::clamp(static_cast<int>((0.8 * there - plan - one) / one), 1, kMostRuns);
+}
+
+// A line on stderr once a second, when it takes longer than that.
+class Watch {
+ public:
+  explicit Watch(int64_t steps) : steps_(steps), terminal_(isatty(2) != 0), shown_(seconds_now()) {}
+  ~Watch() {
+    if (any_ && terminal_) std::fprintf(stderr, "\r\033[K");
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  void show(const std::string& name, int64_t step) {
+    const double now = seconds_now();
+    if (now - shown_ < (terminal_ ? 1 : 10)) return;
+    shown_ = now, any_ = true;
+    std::fprintf(stderr, "%s%s: step %ld of %ld%s", terminal_ ? "\r\033[K" : "", name.c_str(),
+                 static_cast<long>(step + 1), static_cast<long>(steps_), terminal_ ? "" : "\n");
+    std::fflush(stderr);
+  }
+
+ private:
+  int64_t steps_;
+  bool terminal_, any_ = false;
+  double shown_;
 };
 
-// The value of a parameter; of one that split-SGD keeps in halves, the float32 that both make.
-std::vector<double> value_of(Runner& runner, const std::string& name, const std::vector<std::string>& states) {
-  std::vector<double> value = runner.read(name);
-  if (std::find(states.begin(), states.end(), name + "/low") == states.end()) return value;
-  const std::vector<double> low = runner.read(name + "/low");
-  for (size_t i = 0; i < value.size(); ++i) {
-    auto f = static_cast<float>(value[i]);
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    bits |= static_cast<uint32_t>(low[i]);
-    std::memcpy(&f, &bits, 4);
-    value[i] = f;
-  }
-  return value;
+// ---- what is printed ---------------------------------------------------------------------------------------------
+constexpr const char* kVerdicts[] = {"equal", "not equal", "not compared"};
+const char* name_of(Verdict verdict) { return kVerdicts[static_cast<size_t>(verdict)]; }
+
+Json json_of(const Figure& f) {
+  return {{"name", f.name},
+          {"step", f.step},
+          {"copy", f.copy},
+          {"devices", f.devices},
+          {"difference", f.difference},
+          {"envelope", f.envelope},
+          {"floor", f.floor},
+          {"bound", f.bound},
+          {"norm", f.norm},
+          {"ratio", f.ratio()}};
+}
+Json json_of(const Compared& c) { return {{"tensors", c.tensors}, {"copies", c.copies}, {"worst", json_of(c.worst)}}; }
+
+Json json_of(const Report& r) {
+  const Figure& worst = r.parameters.worst;
+  return {{"precision", r.setting.name},
+          {"subject", r.subject},
+          {"reason", r.reason},
+          {"devices", r.devices},
+          {"against", r.against},
+          {"verdict", name_of(r.verdict())},
+          {"passed", r.verdict() == Verdict::kEqual},
+          {"loss_error", r.loss.difference},
+          {"loss_bound", r.loss.bound},
+          {"parameter_error", r.parameter_error()},
+          {"parameter_bound", worst.norm > 0 ? worst.bound / worst.norm : worst.bound},
+          {"worst_parameter", worst.name},
+          {"losses", json_of(r.loss)},
+          {"parameters", json_of(r.parameters)},
+          {"state", json_of(r.state)},
+          {"buffers", json_of(r.buffers)},
+          {"unlike_copies", r.unlike_copies},
+          {"unlike_copy", r.unlike},
+          {"moved_by_rounding", r.by_rounding.size()},
+          {"names_moved_by_rounding", r.by_rounding},
+          {"perturbed_runs", r.setting.runs},
+          {"amplitude", r.setting.amplitude},
+          {"factor", r.setting.factor},
+          {"steps", r.steps},
+          {"steps_compared", r.compared},
+          {"steps_left_out", r.steps - r.compared},
+          {"steps_of_perturbed_runs_not_compared", r.flipped_runs},
+          {"decisions", r.decided.made},
+          {"decisions_that_differ", r.decided.differ},
+          {"first_step_that_differs", r.flipped_at},
+          {"decisions_not_seen", r.unseen},
+          {"largest_margin", r.decided.margin},
+          {"margin_bound", r.margin_bound},
+          {"failure", r.failure}};
 }
 
-// Runs both plans on the same data from the same seed and measures how far they part. Decisions first: behind one that
-// differs, losses and parameters may differ by more than rounding: then only the steps before it are compared.
-void compare(whale_engine* engine, const Pair& plans, const std::vector<Batch>& batches,
-             const SessionArguments& arguments, const std::vector<Decision>& decisions, bool float64,
-             Comparison& result) {
-  Plan plan = plans.plan();
-  const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
-  Runner many(engine, std::move(plan), arguments), one(engine, plans.single(), arguments);
-  const std::vector<std::string> names = one.variables("parameter"), states = one.variables("state");
-  std::vector<std::string> scores;
-  for (const Decision& decision : decisions) scores.push_back(decision.scores);
-  std::vector<std::vector<double>> start;
-  for (const std::string& name : names) start.push_back(value_of(one, name, states));
-  double rate = 0;
-  result.loss_error = result.parameter_error = 0, result.steps = 0;
-  size_t before = 0;  // steps before a decision that differs
-  for (const Batch& each : batches) {
-    const Batch batch = widen(each, inputs);
-    rate = std::max(rate, whale_session_learning_rate(one.session()));
-    std::vector<Values> of_many, of_one;
-    const double a = many.step(batch, scores, &of_many), b = one.step(batch, scores, &of_one);
-    // What is decided behind one that differs says nothing more.
-    for (size_t i = 0; i < decisions.size() && !result.decided.differ; ++i)
-      compare_decisions(decisions[i], of_many[i], of_one[i], result.decided);
-    before += result.decided.differ == 0;
-    const double error = std::abs(a - b) / std::max(1e-30, std::abs(b));
-    if (!(error <= result.loss_error)) result.loss_error = error;
-    ++result.steps;
+void print_row(const char* what, const std::string& compared, const Figure& f) {
+  if (f.name.empty()) {
+    std::printf("  %-12s none\n", what);
+    return;
   }
-  double difference = 0, movement = 0;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const std::vector<double> a = value_of(many, names[i], states), b = value_of(one, names[i], states);
-    const double d = distance(a, b);
-    difference += d * d;
-    const double moved = distance(b, start[i]);
-    movement += moved * moved;
-    if (!float64) continue;
-    const double scale =
-        std::max(norm(b), rate * static_cast<double>(batches.size()) * std::sqrt(static_cast<double>(b.size())));
-    const double error = scale > 0 ? d / scale : d;
-    if (!(error <= result.parameter_error)) result.parameter_error = error, result.worst = names[i];
-  }
-  if (!float64) result.parameter_error = movement > 0 ? std::sqrt(difference / movement) : std::sqrt(difference);
-  if (!result.decided.differ || decisions.empty()) return;
-  result.flipped_at = static_cast<int64_t>(before) + 1;
-  if (result.passed()) return;  // within the bounds all the same
-  result.loss_error = result.parameter_error = 0, result.steps = 0;
-  const std::vector<Batch> fewer(batches.begin(), batches.begin() + static_cast<std::ptrdiff_t>(before));
-  if (!fewer.empty()) compare(engine, plans, fewer, arguments, {}, float64, result);
+  const double scale = f.norm > 0 ? f.norm : 1;
+  std::printf("  %-12s %-24s %9.1e %9.1e %9.1e   %s%s\n", what, compared.c_str(), f.difference / scale,
+              f.envelope / scale, f.bound / scale, f.ratio() <= 1 ? "" : "TOO FAR: ",
+              f.name == "loss" ? ("step " + std::to_string(f.step)).c_str()
+                               : (f.name + ", step " + std::to_string(f.step)).c_str());
+}
+std::string count(const Compared& c) {
+  return std::to_string(c.tensors) + " tensors, " + std::to_string(c.copies) + " copies";
 }
 
-// Products whose operands and results are rounded to the format that the plan computes in, forward and backward (two
-// more each).
-int64_t roundings_of(const std::string& graph_json) {
-  int64_t products = 0;
-  const nlohmann::json graph = nlohmann::json::parse(graph_json);
-  for (const auto& op : graph.at("ops")) {
-    const std::string name = op.at("op");
-    products += name == "matmul" || name == "attention" || name.starts_with("conv");
+void print(const Report& r) {
+  std::printf("%s: %s against %s%s%s\n", r.setting.name.c_str(), r.devices.c_str(), r.against.c_str(),
+              r.subject.empty() ? "" : ", ", r.subject.c_str());
+  if (!r.reason.empty()) {
+    std::printf("  NOT COMPARED: %s\n\n", r.reason.c_str());
+    return;
   }
-  return 3 * products;
+  std::printf("  %-12s %-24s %9s %9s %9s   %s\n", "", "compared", "apart", "rounding", "allowed", "furthest");
+  print_row("losses", std::to_string(r.compared) + " of " + std::to_string(r.steps) + " steps", r.loss);
+  print_row(r.parameters.worst.name.starts_with("grad:") ? "gradients" : "parameters", count(r.parameters),
+            r.parameters.worst);
+  print_row("state", count(r.state), r.state.worst);
+  print_row("statistics", count(r.buffers), r.buffers.worst);
+  if (r.unlike_copies > 0)
+    std::printf("  copies       %ld DIFFER from the first of their tensor; the first: %s\n",
+                static_cast<long>(r.unlike_copies), r.unlike.c_str());
+  if (r.decided.made > 0) {
+    std::printf("  decisions    %ld of %ld differ", static_cast<long>(r.decided.differ),
+                static_cast<long>(r.decided.made));
+    if (r.decided.differ > 0)
+      std::printf(", first in step %ld, at margins up to %.1e of the scores (%s; allowed %.1e): %s",
+                  static_cast<long>(r.flipped_at), r.decided.margin, r.decided.worst.c_str(), r.margin_bound,
+                  r.margins ? "rounding, those steps are not compared" : "NOT ROUNDING");
+    std::printf("\n");
+  }
+  if (!r.unseen.empty())
+    std::printf("  decisions    by %s%s are not seen: plan with --fetch %s\n", r.unseen.front().c_str(),
+                r.unseen.size() > 1 ? ", ..." : "", r.unseen.front().c_str());
+  if (!r.by_rounding.empty())
+    std::printf(
+        "  rounding alone moves %zu parameter(s) by a tenth or more of their movement, as where a gradient is truly "
+        "zero: %s\n",
+        r.by_rounding.size(), (r.by_rounding.front() + (r.by_rounding.size() > 1 ? ", ..." : "")).c_str());
+  if (!r.failure.empty()) std::printf("  the plan FAILED: %s\n", r.failure.c_str());
+  constexpr const char* kTexts[] = {"equal", "NOT EQUAL", "NOT COMPARED: a decision differs in every step"};
+  std::printf("  %s\n\n", kTexts[static_cast<size_t>(r.verdict())]);
 }
 
-// Each rounding is up to e / 2, those behind one another add up like a random walk: a gradient's error is e / 2 sqrt(n)
-// of its size. Adam's step is the gradient's sign, more or less: with errors of that size, delta / pi of normal
-// gradients change sign, by 2 of 1: the movement's error is sqrt(4 delta / pi). Measured in bf16 over 20 steps on two
-// devices, the largest of a few seeds and of replica, split and pipeline: gpt 0.044, moe-gpt 0.086, mlp 0.053, resnet20
-// 0.048, where this allows 0.12, 0.12, 0.09 and 0.14. A flat 0.05 would refuse plans that are right.
-double movement_bound(double epsilon, int64_t roundings) {
-  const double delta = epsilon / 2 * std::sqrt(static_cast<double>(std::max<int64_t>(roundings, 1)));
-  return std::sqrt(4 * delta / 3.14159265358979);
+void print(const std::vector<Report>& reports, int64_t steps) {
+  std::printf(
+      "%ld step(s) of the plan and of one device on the same data. `apart` is how far they are from each other, of "
+      "the\n"
+      "tensor's norm, at the tensor that is furthest from its bound; `rounding` is how far one device is from itself "
+      "when\n"
+      "its weights and inputs are moved in the last bits (%d run(s)); `allowed` is a multiple of that.\n\n",
+      static_cast<long>(steps), reports.front().setting.runs);
+  for (const Report& r : reports) print(r);
 }
 
-std::string decisions_text(const Comparison& row) {
-  const Decided& d = row.decided;
-  char text[512];
-  std::snprintf(
-      text, sizeof text,
-      "%s: %ld of %ld decisions until step %ld differ, at margins up to %.1e of the scores (%s), bound %.0e: %s; "
-      "%ld step(s) compared\n",
-      row.name.c_str(), static_cast<long>(d.differ), static_cast<long>(d.made), static_cast<long>(row.flipped_at),
-      d.margin, d.worst.c_str(), row.margin_bound,
-      d.margin <= row.margin_bound ? "rounding, no failure" : "NOT ROUNDING", static_cast<long>(row.steps));
-  return text;
+// ---- the command ---------------------------------------------------------------------------------------------------
+struct Arguments {
+  std::string path, data, plan;
+  PlanArguments options;
+  int64_t steps = 5;
+  int runs = 0;
+  double amplitude = 0;
+  SessionArguments session;
+  bool json = false, skip_f64 = false;
+};
+
+// What is compared: the model's options or those of a plan file, and the decisions whose scores the plan hands out.
+class Subject {
+ public:
+  Subject(whale_engine* engine, const Arguments& given) : engine_(engine), given_(given) {
+    if (kind_of(given.path) != FileKind::kGraph)
+      throw Failure("'" + given.path + "' is no model file (.whale), which verify takes; a plan of it: --plan FILE");
+    graph_ = own<GraphHandle>(whale_graph_load, engine, str(given.path));
+    graph_json_ = text(whale_graph_json, static_cast<const whale_graph*>(graph_.get()));
+    decisions_ = decisions_of(graph_json_);
+    many_ = given.options;
+    if (!from_file())
+      (void)own<Cluster>(whale_cluster_create, engine, str(many_.devices));  // a list of devices, or an error
+    if (from_file())
+      read_file();
+    else
+      described_ = described(make(many_));
+    one_ = one_device(many_, from_file() ? described_.at("devices").at(0).at("kind").get<std::string>()
+                                         : kind_of_first(many_.devices));
+    one_.precision = described_.at("precision");
+  }
+
+  bool from_file() const { return !given_.plan.empty(); }
+  const PlanArguments& many() const { return many_; }
+  const PlanArguments& one() const { return one_; }
+  const Json& plan() const { return described_; }
+  const std::string& graph() const { return graph_json_; }
+  bool has_tables() const { return graph_json_.find("\"op\":\"embedding") != std::string::npos; }
+  const std::vector<Decision>& decisions() const { return decisions_; }
+  // Scores of decisions that a plan file does not hand out: those decisions are not compared.
+  const std::vector<std::string>& unseen() const { return unseen_; }
+
+  Plan make(PlanArguments arguments) const {
+    for (const Decision& decision : decisions_) arguments.fetch.push_back(decision.scores);
+    return make_plan(engine_, graph_.get(), arguments);
+  }
+  Plan open() const { return from_file() ? open_plan(engine_, given_.plan, {}) : make(many_); }
+
+ private:
+  void read_file() {
+    described_ = described(open_plan(engine_, given_.plan, {}));
+    many_ = options_of(described_);
+    std::set<std::string> outputs;
+    for (const auto& entry : described_.at("entries"))
+      for (const auto& output : entry.at("outputs")) outputs.insert(output.at("name"));
+    for (const Decision& d : decisions_)
+      if (outputs.count(d.scores) == 0) unseen_.push_back(d.scores);
+    std::erase_if(decisions_, [&](const Decision& d) { return outputs.count(d.scores) == 0; });
+    const Json ours = described(make(one_device(many_, "ref")));
+    if (ours.at("model_hash") != described_.at("model_hash"))
+      throw Failure("'" + given_.plan + "' is a plan of another model than '" + given_.path +
+                    "': plan the model again, or name the model file that the plan was made from");
+  }
+
+  whale_engine* engine_;
+  const Arguments& given_;
+  GraphHandle graph_;
+  std::string graph_json_;
+  std::vector<Decision> decisions_;
+  std::vector<std::string> unseen_;
+  PlanArguments many_, one_;
+  Json described_;
+};
+
+// One precision of one subject, with its moved runs.
+class Comparer {
+ public:
+  Comparer(whale_engine* engine, const Arguments& given, const Subject& subject)
+      : engine_(engine), given_(given), subject_(subject), watch_(given.steps) {
+    const Plan one = subject.make(subject.one());
+    one_bytes_ = bytes_of(described(one)), many_bytes_ = bytes_of(subject.plan());
+    const auto data = open_data(given.data, inputs_of(one.get(), "train"), given.session.seed);
+    for (int64_t i = 0; i < given.steps; ++i) batches_.push_back(data->next());
+  }
+
+  // In the precision of the plan, or in float64 on reference devices.
+  void add(bool float64) {
+    const PlanArguments plain = without_exempt(side(subject_.many(), float64)), one = side(subject_.one(), float64);
+    Setting setting = setting_for(float64);
+    const bool file = subject_.from_file();
+    const PlanArguments& many = subject_.many();
+    if (file && many.adasum)
+      return not_compared(
+          setting,
+          "the plan file combines gradients by Adasum, which is compared from the model: --adasum in place of --plan");
+    if (file && !many.gradient_dtype.empty()) {
+      setting.amplitude = std::max(setting.amplitude, precision_of(many.gradient_dtype).amplitude);
+      setting.factor = std::min(setting.factor, precision_of(many.gradient_dtype).factor);
+    }
+    const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); },
+                      [&] { return subject_.make(one); }};
+    Report report = compare(engine_, sides, batches_, session(float64), subject_.decisions(), setting,
+                            [&](int64_t step) { watch_.show(setting.name, step); });
+    if (!file && exempt(many))
+      report.subject = many.adasum ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
+    finish(std::move(report), plain, one);
+    if (!file && exempt(many)) add_gradients(float64);
+  }
+  const std::vector<Report>& reports() const { return reports_; }
+
+ private:
+  static bool exempt(const PlanArguments& a) {
+    return a.adasum || (!a.gradient_dtype.empty() && a.gradient_dtype != "f32");
+  }
+  static PlanArguments without_exempt(PlanArguments a) {
+    a.adasum = false;
+    a.gradient_dtype.clear();
+    return a;
+  }
+  PlanArguments side(PlanArguments a, bool float64) const {
+    if (!float64 || a.precision == "f64") return a;
+    a.devices = reference_list(engine_, a.devices);
+    a.precision = "f64";
+    return a;
+  }
+  Setting setting_for(bool float64) const {
+    const std::string precision = float64 ? "f64" : subject_.plan().at("precision").get<std::string>();
+    const double times = float64 && subject_.plan().at("precision") != "f64" ? 2 : 1;
+    const int runs = given_.runs > 0 ? given_.runs : runs_that_fit(times * many_bytes_, times * one_bytes_);
+    Setting setting = setting_of(precision_of(precision), runs);
+    if (given_.amplitude > 0) setting.amplitude = given_.amplitude;
+    return setting;
+  }
+  SessionArguments session(bool float64) const {
+    SessionArguments out = given_.session;
+    if (float64) out.loss_scale = 0, out.loss_scale_growth = 0;
+    return out;
+  }
+
+  // Tables that are updated by row have no gradient of their shape, and none that is summed.
+  bool hands_out(PlanArguments one, const std::string& gradient) const {
+    if (!subject_.has_tables()) return true;
+    one.fetch = {gradient};
+    try {
+      subject_.make(one);
+    } catch (const Failure&) {
+      return false;
+    }
+    return true;
+  }
+
+  void add_gradients(bool float64) {
+    PlanArguments many = side(subject_.many(), float64), one = side(subject_.one(), float64);
+    const Setting setting = setting_for(float64);
+    const std::string why = many.adasum ? why_not_by_replica(subject_.graph()) : "";
+    if (!why.empty())
+      return not_compared(setting,
+                          "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
+    GradientSum sum = gradient_sum_of(subject_.plan().dump(), subject_.graph());
+    std::erase_if(sum.parameters, [&](const std::string& name) { return !hands_out(one, "grad:" + name); });
+    for (const std::string& name : sum.parameters)
+      many.fetch.push_back("grad:" + name), one.fetch.push_back("grad:" + name);
+    const Sides sides{[&] { return subject_.make(many); }, [&] { return subject_.make(one); }};
+    finish(compare_gradients(engine_, sides, batches_, session(float64), sum, setting,
+                             [&](int64_t step) { watch_.show(setting.name + " gradients", step); }),
+           many, one);
+  }
+
+  void not_compared(const Setting& setting, const std::string& reason) {
+    Report report;
+    report.setting = setting, report.reason = reason;
+    finish(std::move(report), subject_.many(), subject_.one());
+  }
+  void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
+    report.devices = many.devices, report.against = one.devices;
+    report.unseen = subject_.unseen();
+    reports_.push_back(std::move(report));
+  }
+
+  whale_engine* engine_;
+  const Arguments& given_;
+  const Subject& subject_;
+  Watch watch_;
+  std::vector<Batch> batches_;
+  std::vector<Report> reports_;
+  double one_bytes_ = 0, many_bytes_ = 0;
+};
+
+std::vector<Report> verify(whale_engine* engine, const Arguments& given) {
+  const Subject subject(engine, given);
+  Comparer comparer(engine, given, subject);
+  const bool float64 = subject.plan().at("precision") == "f64";
+  if (!float64 && !given.skip_f64 && !subject.from_file()) comparer.add(true);
+  comparer.add(float64);
+  return comparer.reports();
 }
 
 }  // namespace
 
 void add_verify(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("verify", "run the plan and the one-device plan on the same data and compare");
-  struct State {
-    std::string path, data;
-    PlanArguments arguments;
-    int64_t steps = 5;
-    SessionArguments session;
-    bool json = false, skip_f64 = false;
-  };
-  auto state = std::make_shared<State>();
-  command->add_option("MODEL", state->path, "a .whale file")->required();
-  command->add_option("--data", state->data, "as for run; none: synthetic");
-  command->add_option("--steps", state->steps, "steps to run")->check(CLI::PositiveNumber);
-  command->add_option("--seed", state->session.seed, "of parameters, dropout and data");
-  command->add_flag("--json", state->json, "as JSON");
-  command->add_flag("--skip-float64", state->skip_f64, "not the reference devices, which are slow on large models");
-  add_plan_options(*command, state->arguments);
-  add_scale_options(*command, state->session);
-  command->callback([state, &exit_code] {
-    const Engine engine = make_engine();
-    if (kind_of(state->path) != FileKind::kGraph)
-      throw Failure("verify takes a model file (.whale): it makes both plans itself");
-    const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
-    const PlanArguments& given = state->arguments;
-    PlanArguments single = given;
-    single.strategy = "local";
-    single.zero = 0;
-    single.state_shares.clear();
-    single.recompute.clear();
-    single.offload.clear();
-    single.gradient_dtype.clear();
-    single.adasum = false;
-    single.update.clear();
-    single.matmul_chunks = 0;
-    const size_t kind = given.devices.find_first_of("crn");  // behind "2x" of nodes
-    single.devices = given.devices.starts_with("file:")
-                         ? "cpu:1"
-                         : given.devices.substr(kind, given.devices.find_first_of(":@") - kind) + ":1";
-    const std::string described = text(whale_graph_json, static_cast<const whale_graph*>(graph.get()));
-    const std::vector<Decision> decisions = decisions_of(described);
-    const auto plan_of = [&](PlanArguments arguments) {
-      for (const Decision& decision : decisions) arguments.fetch.push_back(decision.scores);
-      return make_plan(engine.get(), graph.get(), arguments);
-    };
-    const auto compared = [&](const PlanArguments& many, const PlanArguments& one, const std::vector<Batch>& batches,
-                              bool float64, Comparison row) {
-      row.devices = many.devices, row.against = one.devices;
-      SessionArguments session = state->session;
-      if (float64) session.loss_scale = 0, session.loss_scale_growth = 0;
-      compare(engine.get(), {[&] { return plan_of(many); }, [&] { return plan_of(one); }}, batches, session, decisions,
-              float64, row);
-      return row;
-    };
-
-    std::vector<Batch> batches;
-    double epsilon = 0;     // of the format that the plan computes or sums gradients in; 0: f32
-    int64_t roundings = 2;  // before and after a sum of gradients
-    {
-      const Plan plan = plan_of(given);
-      const nlohmann::json json =
-          nlohmann::json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
-      const auto use = [&](const std::string& format) {
-        const double e = format == "bf16" ? 0x1p-8 : format == "f16" ? 0x1p-11 : 0.0;
-        epsilon = std::max(epsilon, e);
-        return e > 0;
-      };
-      if (use(json.value("precision", std::string("f32")))) roundings += roundings_of(described);
-      use(given.gradient_dtype);
-      const auto data = open_data(state->data, inputs_of(plan.get(), "train"), state->session.seed);
-      for (int64_t i = 0; i < state->steps; ++i) batches.push_back(data->next());
+  auto given = std::make_shared<Arguments>();
+  command->add_option("MODEL", given->path, "a .whale file")->required();
+  command->add_option("--plan", given->plan,
+                      "a .plan file of this model: verify it as it is, its devices and options included");
+  command->add_option("--data", given->data, "as for run; none: synthetic");
+  command->add_option("--steps", given->steps, "steps to run (default 5)")->check(whole(1, INT64_MAX));
+  command->add_option("--seed", given->session.seed, "of parameters, dropout and data")->check(seed_number());
+  command
+      ->add_option(
+          "--seeds", given->runs,
+          "runs of one device with numbers moved in the last bits (default: as many as fit the memory, at most 3)")
+      ->check(CLI::Range(1, 16));
+  command->add_option("--amplitude", given->amplitude, "of those moves, for measuring the metric itself")->group("");
+  command->add_flag("--json", given->json, "as JSON");
+  command->add_flag("--skip-float64", given->skip_f64, "not the reference devices, which are slow on large models");
+  add_plan_options(*command, given->options);
+  add_scale_options(*command, given->session);
+  command->footer("Exit code: 0 equal, 1 not equal, 2 could not run, 3 nothing could be compared.");
+  command->callback([given, &exit_code] {
+    const Engine engine = make_engine(given->options.init_dir);
+    const std::vector<Report> reports = verify(engine.get(), *given);
+    Verdict verdict = Verdict::kEqual;  // the first of: not equal, not compared, equal
+    for (const Report& r : reports) {
+      if (r.verdict() == Verdict::kNotEqual) verdict = Verdict::kNotEqual;
+      if (r.verdict() == Verdict::kNotCompared && verdict == Verdict::kEqual) verdict = Verdict::kNotCompared;
     }
-    std::vector<Comparison> rows;
-    if (!state->skip_f64) {
-      PlanArguments many = given, one = single;
-      many.devices = reference_list(engine.get(), given.devices);
-      one.devices = "ref:1";
-      many.precision = one.precision = "f64";
-      many.gradient_dtype.clear();
-      Comparison row;
-      row.name = "float64", row.loss_bound = row.parameter_bound = row.margin_bound = 1e-9;
-      rows.push_back(compared(many, one, batches, true, row));
-    }
-    {
-      Comparison row;
-      row.name = epsilon == 0x1p-8 ? "bfloat16" : epsilon > 0 ? "float16" : "float32";
-      row.loss_bound = epsilon > 0 ? std::max(epsilon / 2, 1e-5) : 1e-5;  // losses are means over many tokens
-      row.parameter_bound = epsilon > 0 ? movement_bound(epsilon, roundings) : 1e-4;
-      row.margin_bound = std::max(epsilon, 1e-5);  // either of two scores is rounded by up to epsilon / 2
-      rows.push_back(compared(given, single, batches, false, row));
-    }
-    const bool passed = std::all_of(rows.begin(), rows.end(), [](const Comparison& row) { return row.passed(); });
-    if (state->json) {
-      nlohmann::json out{{"passed", passed}, {"steps", state->steps}, {"comparisons", nlohmann::json::array()}};
-      for (const Comparison& row : rows)
-        out["comparisons"].push_back({{"precision", row.name},
-                                      {"devices", row.devices},
-                                      {"against", row.against},
-                                      {"loss_error", row.loss_error},
-                                      {"loss_bound", row.loss_bound},
-                                      {"parameter_error", row.parameter_error},
-                                      {"parameter_bound", row.parameter_bound},
-                                      {"worst_parameter", row.worst},
-                                      {"steps_compared", row.steps},
-                                      {"decisions", row.decided.made},
-                                      {"decisions_that_differ", row.decided.differ},
-                                      {"largest_margin", row.decided.margin},
-                                      {"margin_bound", row.margin_bound},
-                                      {"passed", row.passed()}});
-      std::printf("%s\n", out.dump(2).c_str());
+    if (given->json) {
+      Json out{{"passed", verdict == Verdict::kEqual},
+               {"verdict", name_of(verdict)},
+               {"steps", given->steps},
+               {"comparisons", Json::array()}};
+      for (const Report& r : reports) out["comparisons"].push_back(json_of(r));
+      std::printf("%s\n", out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
     } else {
-      std::printf("%ld steps, the plan against one device, on the same data\n\n", static_cast<long>(state->steps));
-      std::printf("%-9s %-16s %-8s %22s %28s\n", "", "plan", "against", "losses (bound)", "parameters (bound)");
-      for (const Comparison& row : rows)
-        std::printf("%-9s %-16s %-8s %12.2e (%.0e) %18.2e (%.0e)  %s\n", row.name.c_str(), row.devices.c_str(),
-                    row.against.c_str(), row.loss_error, row.loss_bound, row.parameter_error, row.parameter_bound,
-                    row.passed() ? "equal" : "NOT EQUAL");
-      for (const Comparison& row : rows)
-        if (row.decided.differ) std::printf("%s", decisions_text(row).c_str());
-      std::printf("\n%s\n", passed ? "The plan does not change the result."
-                                   : "The plan changes the result: this is a bug in libwhale, please report it.");
+      print(reports, given->steps);
+      constexpr const char* kTexts[] = {
+          "The plan does not change the result.",
+          "The plan changes the result: this is a bug in libwhale, please report it.",
+          "Nothing could be compared: take other data (--data) or another --seed, or compare in float64."};
+      std::printf("%s\n", kTexts[static_cast<size_t>(verdict)]);
     }
-    exit_code = passed ? 0 : 1;
+    constexpr int kExitCodes[] = {0, 1, 3};
+    exit_code = kExitCodes[static_cast<size_t>(verdict)];
   });
 }
 

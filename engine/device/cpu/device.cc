@@ -12,13 +12,14 @@
 #include "base/error.h"
 #include "device/cpu/combine.h"
 #include "device/cpu/f16.h"
+#include "device/cpu/team.h"
 
 namespace whale::cpu {
 namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kWideBytes = size_t{64} << 30;  // of addresses; memory is taken as it is touched
+constexpr size_t kCodeAddresses = size_t{32} << 20;  // more than oneDNN takes for a kernel
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -76,17 +77,25 @@ void unmap_memory(void* memory, size_t bytes) {
   if (memory != nullptr) munmap(memory, round_up(std::max<size_t>(bytes, 1), kPage));
 }
 
-CpuDevice::CpuDevice(const DeviceSpec& spec)
-    : cores_(spec.cores), threads_(cores_.empty() ? allowed_cpus() : static_cast<int>(cores_.size())) {}
+CpuDevice::CpuDevice(const DeviceSpec& spec, const OpenOptions& options)
+    : cores_(options.pin ? spec.cores : std::vector<int>{}),
+      threads_(options.threads > 0  ? options.threads
+               : spec.cores.empty() ? allowed_cpus()
+                                    : static_cast<int>(spec.cores.size())) {}
 
-CpuDevice::~CpuDevice() { unmap_memory(wide_, kWideBytes); }
+CpuDevice::~CpuDevice() {
+  for (const WideArea& area : wide_) unmap_memory(area.data, area.bytes);
+}
 
+// Kernels are bound to addresses, so an area that has become too small stays, for those bound to it. The next one is at
+// least twice as large: all together are less than twice the largest.
 char* CpuDevice::wide_area(size_t bytes) {
-  if (bytes > kWideBytes)
-    throw error(Code::kResourceExhausted, "an op needs f32 copies of {} bytes; a cpu device has room for {}", bytes,
-                kWideBytes);
-  if (wide_ == nullptr) wide_ = map_memory(kWideBytes);
-  return static_cast<char*>(wide_);
+  if (wide_.empty() || wide_.back().bytes < bytes) {
+    const size_t size = std::max({bytes, wide_.empty() ? 0 : 2 * wide_.back().bytes, kHugePage});
+    wide_.reserve(wide_.size() + 1);
+    wide_.push_back({map_memory(size), size});
+  }
+  return static_cast<char*>(wide_.back().data);
 }
 
 void CpuDevice::enter_thread(Stream stream) {
@@ -100,8 +109,7 @@ void CpuDevice::enter_thread(Stream stream) {
     if (sched_setaffinity(0, sizeof set, &set) != 0)
       throw invalid("cpu device: cannot run on cores {}: {}", fmt::join(cores_, ","), std::strerror(errno));
   }
-  omp_set_dynamic(0);
-  omp_set_num_threads(stream == Stream::kCompute ? threads_ : 1);
+  make_team(stream == Stream::kCompute ? threads_ : 1);
 }
 
 void* CpuDevice::allocate(size_t bytes) { return map_memory(bytes); }
@@ -115,11 +123,15 @@ std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
     throw unimplemented("device cpu has no kernel for {} ({}) -> ({})", def(spec.op).name, list(in), list(out))
         .at_op(spec.name);
   const ThreadCount guard(threads_);
+  need_addresses(kCodeAddresses);
   try {
     return entry->bind(spec, *this);
   } catch (Error& e) {
     throw e.at_op(spec.name);
   } catch (const dnnl::error& e) {
+    if (e.status == dnnl_out_of_memory)
+      throw error(Code::kResourceExhausted, "oneDNN has no memory for {}: {}", def(spec.op).name, e.what())
+          .at_op(spec.name);
     throw unimplemented("oneDNN {} cannot run {} ({}) -> ({}) here: {}", onednn_version(), def(spec.op).name, list(in),
                         list(out), e.what())
         .at_op(spec.name);

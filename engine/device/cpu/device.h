@@ -13,7 +13,7 @@ namespace whale::cpu {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(const DeviceSpec& spec);
+  CpuDevice(const DeviceSpec& spec, const OpenOptions& options);
   ~CpuDevice() override;
   void enter_thread(Stream stream) override;
   void* allocate(size_t bytes) override;
@@ -26,15 +26,18 @@ class CpuDevice final : public Device {
   // Threads of its OpenMP pool. A kernel fixes its blocking by this number at bind.
   int threads() const { return threads_; }
   OneDnn& onednn() { return onednn_; }
-  // Where kernels keep f32 copies while they run: all share one area, since only one runs at a time. Throws when
-  // `bytes` is more than it has room for.
+  // Where kernels keep f32 copies while they run: they share an area, since only one runs at a time.
   char* wide_area(size_t bytes);
 
  private:
   std::vector<int> cores_;
   int threads_;
   OneDnn onednn_;
-  void* wide_ = nullptr;
+  struct WideArea {
+    void* data;
+    size_t bytes;
+  };
+  std::vector<WideArea> wide_;  // the last one is the largest
 };
 
 // Threads worth waking for `work` elements of streaming arithmetic: 1 below the cost of a fork and join.

@@ -31,6 +31,7 @@ dnnl::memory::desc plain_desc(const Dims& dims, DType dtype) {
 dnnl::primitive_attr user_scratchpad() {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  attr.set_fpmath_mode(dnnl::fpmath_mode::strict);  // whatever ONEDNN_DEFAULT_FPMATH_MODE says
   return attr;
 }
 

@@ -40,8 +40,8 @@ HWY_INLINE void update(Vectors& v, const UpdateNumbers& k) {
     v.out[0] = hn::NegMulAdd(splat(k.lr), hn::Div(g, hn::Add(hn::Sqrt(h), splat(k.epsilon))), p);
     v.out[1] = h;
   } else {
-    const V m = hn::MulAdd(splat(k.beta1), v.in[2], hn::Mul(splat(1 - k.beta1), g));
-    const V s = hn::MulAdd(splat(k.beta2), v.in[3], hn::Mul(hn::Mul(splat(1 - k.beta2), g), g));
+    const V m = hn::MulAdd(splat(k.beta1), v.in[2], hn::Mul(splat(k.m_new), g));
+    const V s = hn::MulAdd(splat(k.beta2), v.in[3], hn::Mul(hn::Mul(splat(k.v_new), g), g));
     V u = hn::Div(hn::Mul(m, splat(k.m_scale)), hn::Add(hn::Sqrt(hn::Mul(s, splat(k.v_scale))), splat(k.epsilon)));
     if (!couple) u = hn::MulAdd(splat(k.decay), p, u);
     v.out[0] = rule == Rule::kAdam ? hn::NegMulAdd(splat(k.lr), u, p) : u;
@@ -142,6 +142,7 @@ RuleSettings rule_settings(Rule rule, const Attrs& attrs) {
   UpdateNumbers& k = s.numbers;
   s.beta1 = attr_float(attrs, "beta1", 0.9), s.beta2 = attr_float(attrs, "beta2", 0.999);
   k.beta1 = static_cast<float>(s.beta1), k.beta2 = static_cast<float>(s.beta2);
+  k.m_new = static_cast<float>(1 - s.beta1), k.v_new = static_cast<float>(1 - s.beta2);
   k.momentum = static_cast<float>(attr_float(attrs, "momentum"));
   k.epsilon = static_cast<float>(attr_float(attrs, "epsilon", rule == Rule::kAdagrad ? 1e-10 : 1e-8));
   k.nesterov = attr_bool(attrs, "nesterov"), k.decoupled = attr_bool(attrs, "decoupled");

@@ -13,6 +13,7 @@ enum class Rule { kSgd, kSgdMomentum, kAdam, kAdagrad, kLambDirection, kLambAppl
 // The numbers of one tuple in one step.
 struct UpdateNumbers {
   float lr, clip, decay, momentum, beta1, beta2, epsilon;
+  float m_new, v_new;      // 1 - beta, rounded once: in float, 1 - 0.999f is 1.3e-5 off
   float m_scale, v_scale;  // 1 / (1 - beta^t)
   bool nesterov, decoupled;
 };

@@ -52,7 +52,9 @@ class NullBackend final : public Backend {
  public:
   const char* name() const override { return "null"; }
   bool supports(OpCode, const std::vector<DType>&, const std::vector<DType>&) const override { return true; }
-  std::unique_ptr<Device> open(const DeviceSpec&) override { return std::make_unique<NullDevice>(); }
+  std::unique_ptr<Device> open(const DeviceSpec&, const OpenOptions&) override {
+    return std::make_unique<NullDevice>();
+  }
   std::string describe() const override { return "null: executes nothing, fetches zeros"; }
 };
 

@@ -117,7 +117,7 @@ class RefBackend final : public Backend {
   bool supports(OpCode op, const std::vector<DType>&, const std::vector<DType>&) const override {
     return find_bind(op) != nullptr;
   }
-  std::unique_ptr<Device> open(const DeviceSpec&) override { return std::make_unique<RefDevice>(); }
+  std::unique_ptr<Device> open(const DeviceSpec&, const OpenOptions&) override { return std::make_unique<RefDevice>(); }
   std::string describe() const override { return "ref: plain loops in float64, the oracle of the other devices"; }
 };
 

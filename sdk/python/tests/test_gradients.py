@@ -62,7 +62,7 @@ def test_loss_scale_options():
         job.step(**data(seed=i))
         scales.append(job.report()["loss_scale"])
     assert scales == [256, 256, 512, 512, 512, 1024, 1024]
-    with pytest.raises(wh.InvalidArgument, match="loss scale of -1"):
+    with pytest.raises(wh.InvalidArgument, match="'loss_scale' is -1"):
         plan.start(loss_scale=-1)
     with pytest.raises(wh.InvalidArgument, match="loss_scale_growth"):
         plan.start(loss_scale_growth=-1)
@@ -123,6 +123,19 @@ def test_adasum(shares):
     one = gradients(start(adasum=True), **batch)
     want = gradients(start(), **batch)
     assert all((one[name] == want[name]).all() for name in want)
+
+
+@pytest.mark.parametrize("count,members,strategy,samples", [
+    (2, 4, None, [[0, 1, 6, 7], [2, 3, 8, 9], [4, 10], [5, 11]]),  # a micro-batch is cut by itself: the first have more of each
+    (3, 5, None, [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11], []]),
+    (3, 2, "replica(2, by=micro_batch)", [list(range(8)), list(range(8, 12))])], ids=str)
+def test_adasum_weighs_the_samples_of_all_micro_batches(count, members, strategy, samples):
+    whole = data()
+    found = gradients(start(f"cpu:{members}", strategy=strategy, accumulation=count, adasum=True), **whole)
+    parts = [gradients(start(batch=len(own)), **{k: v[own] for k, v in whole.items()}) for own in samples if own]
+    for name in found:
+        want = tree([p[name].astype(np.float64) for p in parts])
+        np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("options,word", [({"adasum": True, "strategy": "split(2)"}, "split"),

@@ -11,12 +11,12 @@
     loss = job.step(x=..., y=...)
 """
 
-from . import nn, ops
-from ._library import Cancelled, InvalidArgument, NotFound, Unavailable, WhaleError, lib as _lib
+from . import display, nn, ops
+from ._library import Cancelled, DeadlineExceeded, InvalidArgument, NotFound, Unavailable, WhaleError, configure, lib as _lib
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
 from .graph import (Graph, Init, Tensor, cluster, constant, from_file, input, normal, ones, parameter, pipeline, replica, scope,
                     split, stage, truncated_normal, uniform, zeros)
-from .job import Job, Plan, devices, plan
+from .job import Interrupted, Job, Plan, devices, inspect_checkpoint, plan
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, Schedule, cosine, linear
 from .progress import progress
 

@@ -91,6 +91,13 @@ class whale_engine_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("library_dir", whale_str),
+        ("init_dir", whale_str),
+        ("max_file_bytes", c_int64),
+        ("max_ops", c_int64),
+        ("max_tensors", c_int64),
+        ("max_elements", c_int64),
+        ("max_devices", c_int64),
+        ("max_plan_bytes", c_int64),
     ]
 
 
@@ -255,6 +262,8 @@ class whale_plan_options(Structure):
         ("matmul_chunks", c_int64),
         ("stage_recompute", POINTER(c_int32)),
         ("stage_recompute_count", c_size_t),
+        ("cancel", c_void_p),
+        ("timeout_seconds", c_double),
     ]
 
 
@@ -266,6 +275,7 @@ class whale_session_options(Structure):
         ("threads", c_int32),
         ("loss_scale", c_double),
         ("loss_scale_growth", c_int64),
+        ("no_pin", c_int32),
     ]
 
 
@@ -318,6 +328,9 @@ PROTOTYPES = {
     "whale_cluster_create": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_cluster_size": (c_size_t, [c_void_p]),
     "whale_cluster_release": (None, [c_void_p]),
+    "whale_cancel_create": (c_void_p, [POINTER(c_void_p)]),
+    "whale_cancel_trigger": (None, [c_void_p]),
+    "whale_cancel_release": (None, [c_void_p]),
     "whale_plan_create": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_void_p)]),
     "whale_plan_parse": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_void_p)]),
     "whale_plan_load": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
@@ -328,9 +341,6 @@ PROTOTYPES = {
     "whale_plan_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_bridges": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
     "whale_plan_release": (None, [c_void_p]),
-    "whale_cancel_create": (c_void_p, [POINTER(c_void_p)]),
-    "whale_cancel_trigger": (None, [c_void_p]),
-    "whale_cancel_release": (None, [c_void_p]),
     "whale_event_wait": (c_void_p, [c_void_p, c_double, POINTER(c_int32)]),
     "whale_event_query": (c_int32, [c_void_p]),
     "whale_event_release": (None, [c_void_p]),
@@ -340,6 +350,7 @@ PROTOTYPES = {
     "whale_session_eval": (c_void_p, [c_void_p, POINTER(whale_named_tensor), c_size_t, POINTER(whale_named_tensor), c_size_t, c_void_p, POINTER(c_void_p)]),
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_session_write": (c_void_p, [c_void_p, whale_str, c_void_p]),
+    "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, POINTER(c_void_p)]),
     "whale_session_variables": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_set_learning_rate": (c_void_p, [c_void_p, c_double]),
     "whale_session_learning_rate": (c_double, [c_void_p]),
@@ -347,6 +358,7 @@ PROTOTYPES = {
     "whale_session_updates": (c_int64, [c_void_p]),
     "whale_session_save": (c_void_p, [c_void_p, whale_str]),
     "whale_session_load": (c_void_p, [c_void_p, whale_str]),
+    "whale_checkpoint_inspect": (c_void_p, [whale_str, c_int32, POINTER(whale_text)]),
     "whale_session_trace": (c_void_p, [c_void_p, c_int32]),
     "whale_session_timeline": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_report": (c_void_p, [c_void_p, POINTER(whale_text)]),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import re
+import signal
+import threading
 from ctypes import byref, c_void_p
 
 from . import _abi
@@ -35,12 +38,17 @@ class Cancelled(WhaleError):
     """The run was cancelled; the session is as before it."""
 
 
+class DeadlineExceeded(WhaleError, TimeoutError):
+    """It took longer than its timeout; everything is as before."""
+
+
 class Unavailable(WhaleError, RuntimeError):
     """A device or a library that cannot be opened; the message says what to install."""
 
 
 _KINDS = {_abi.WHALE_INVALID_ARGUMENT: InvalidArgument, _abi.WHALE_OUT_OF_RANGE: InvalidArgument,
-          _abi.WHALE_NOT_FOUND: NotFound, _abi.WHALE_CANCELLED: Cancelled, _abi.WHALE_UNAVAILABLE: Unavailable}
+          _abi.WHALE_NOT_FOUND: NotFound, _abi.WHALE_CANCELLED: Cancelled,
+          _abi.WHALE_DEADLINE_EXCEEDED: DeadlineExceeded, _abi.WHALE_UNAVAILABLE: Unavailable}
 _CODES = {value: name[6:] for name, value in vars(_abi).items()
           if name.startswith("WHALE_") and isinstance(value, int) and 0 <= value <= 16
           and name[6:] in {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
@@ -70,6 +78,8 @@ def _load() -> ctypes.CDLL:
             return _abi.declare(ctypes.CDLL(str(place)))
         except OSError as error:
             tried.append(f"{place} ({error})")
+        except AttributeError as error:
+            tried.append(f"{place} (of another version: {error})")
     raise ImportError("libwhale.so was not found; set WHALE_LIBRARY to its path. Tried: " + ", ".join(tried))
 
 
@@ -96,7 +106,8 @@ def check(status: int | None) -> None:
         code = lib.whale_status_code(status)
         op, scope = text_of(lib.whale_status_op(status)), text_of(lib.whale_status_scope(status))
         kind = _KINDS.get(code, WhaleError)
-        error = kind(text_of(lib.whale_status_message(status)), _CODES.get(code, "UNKNOWN"), op, scope,
+        message = re.sub(r"argument `(?:options\.)?(\w+)`", r"argument '\1'", text_of(lib.whale_status_message(status)))
+        error = kind(message, _CODES.get(code, "UNKNOWN"), op, scope,
                      lib.whale_status_rank(status), lib.whale_status_device(status),
                      _DAMAGE.get(lib.whale_status_damage(status), "call"))
     finally:
@@ -128,12 +139,18 @@ class Handle:
     """An opaque handle, released once with the function named."""
 
     def __init__(self, pointer: int, release: str):
-        self.pointer = pointer
+        self._pointer: int | None = pointer
         self._release = getattr(lib, release)
 
+    @property
+    def pointer(self) -> int:
+        if self._pointer is None:
+            raise WhaleError("this job is closed; start another one with plan.start()", "FAILED_PRECONDITION")
+        return self._pointer
+
     def close(self) -> None:
-        if self.pointer:
-            pointer, self.pointer = self.pointer, None
+        if self._pointer:
+            pointer, self._pointer = self._pointer, None
             self._release(pointer)
 
     def __del__(self) -> None:
@@ -150,6 +167,38 @@ def make(release: str, function, *arguments) -> Handle:
     return Handle(out.value, release)
 
 
+def interruptible(call, cancel: int):
+    """What call() returns or raises. Ctrl-C triggers the cancel token, which the call looks at; when it has ended KeyboardInterrupt is
+    raised. The call runs on a thread of its own, because Python sees a signal only between two calls into C. Off the main thread, which
+    alone gets signals, and under a signal handler of the program's own it is just the call."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return call()
+    result, failure, pressed = [], [], []
+
+    def work() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:
+            failure.append(error)
+
+    def press(*_) -> None:  # raises nothing: whoever waits below would leave the call running
+        pressed.append(True)
+        lib.whale_cancel_trigger(cancel)
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        worker = threading.Thread(target=work, name="whale", daemon=True)
+        worker.start()
+        worker.join()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
 _engine: Handle | None = None
 
 
@@ -157,5 +206,23 @@ def engine() -> int:
     """The engine of this process, made on first use."""
     global _engine
     if _engine is None:
-        _engine = make("whale_engine_release", lib.whale_engine_create, None)
+        configure()
     return _engine.pointer
+
+
+def configure(*, init_dir: str | os.PathLike = "", max_file_bytes: int = 0, max_ops: int = 0, max_tensors: int = 0,
+              max_elements: int = 0, max_devices: int = 0, max_plan_bytes: int = 0) -> None:
+    """What graphs and plans that are loaded from now on may ask for; what is beyond is refused, by an error that names the option.
+
+    init_dir: folder that initial values may be read from, besides the default, the folder of the file that was loaded (``"/"``:
+    any). max_file_bytes: of a graph or plan file. max_ops, max_tensors, max_elements (of all tensors together): of a graph.
+    max_devices: of a plan. max_plan_bytes: estimated memory of making a plan. 0: whale.h's default."""
+    from . import arguments  # it needs this module's errors
+    global _engine
+    options = _abi.whale_engine_options()
+    options.struct_size = ctypes.sizeof(options)
+    options.init_dir = string(os.fspath(init_dir))
+    for name, value in dict(max_file_bytes=max_file_bytes, max_ops=max_ops, max_tensors=max_tensors, max_elements=max_elements,
+                            max_devices=max_devices, max_plan_bytes=max_plan_bytes).items():
+        setattr(options, name, arguments.integer(name, value, 0))
+    _engine = make("whale_engine_release", lib.whale_engine_create, byref(options))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any, Iterable
 
+from . import arguments
+
 _COLORS = {"forward": "#4c78a8", "backward": "#f58518", "update": "#54a24b", "communication": "#b279a2", "feed": "#9d9d9d"}
 _FLOPS_PER_SECOND, _BYTES_PER_SECOND = 1e11, 2e10  # only for the proportions of the picture
 
@@ -131,7 +133,7 @@ def _color(instruction: dict) -> str:
 
 def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str:
     """Each device's samples, its compute and communication streams over one step (lengths from FLOPs and bytes), and its memory."""
-    chosen = next((e for e in plan["entries"] if e["name"] == entry), plan["entries"][0])
+    chosen = plan["entries"][0] if entry is None else next(e for e in plan["entries"] if e["name"] == arguments.choice("entry", entry, [e["name"] for e in plan["entries"]]))
     left, lane, right, width = 150, 16, 170, 960
     scale_width = width - left - right
     walks = _walks(chosen)

@@ -12,7 +12,8 @@ from . import _abi
 
 @dataclass(frozen=True)
 class DType:
-    """An element type of the engine. ``numpy`` is the type that holds its bits (bfloat16: uint16 without ml_dtypes)."""
+    """An element type of the engine. ``numpy`` is the type that holds its bits (bfloat16: uint16 without ml_dtypes), ``number`` its
+    number in whale.h."""
 
     name: str
     number: int

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import operator
 import sys
 import threading
 from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_size_t
 from dataclasses import dataclass
 from typing import Any, Iterator, Optional, Sequence, Union
 
+import numpy as np
+
 from . import _abi
-from ._library import WhaleError, check, engine, lib, make, string, take_bytes, take_text
+from ._library import InvalidArgument, WhaleError, check, engine, lib, make, string, take_bytes, take_text
 from .arrays import dims_array
 from .dtypes import BY_NUMBER, DType, DTypeLike, as_dtype, float32
+from . import arguments
 from .optim import Optimizer
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -28,11 +33,21 @@ def current() -> "Graph":
     return graphs[-1]
 
 
+def _check(status: int | None, what: str = "") -> None:
+    """check(), with the user's line and ``what`` before the message."""
+    try:
+        check(status)
+    except WhaleError as error:
+        message = error.args[0] if not what or what in error.args[0] else f"{what}: {error.args[0]}"
+        error.args = (f"{_caller()}: {message}",)
+        raise
+
+
 def _caller() -> str:
     """file:line of the first frame outside this package: the line that built the op."""
     frame = sys._getframe(1)
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        if not frame.f_globals.get("__name__", "").startswith((_PACKAGE, "contextlib")):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -40,7 +55,8 @@ def _caller() -> str:
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter starts. Random ones depend only on the session's seed and the parameter's name."""
+    """How a parameter starts, made by ``zeros``, ``ones``, ``constant``, ``normal``, ``uniform``, ``truncated_normal`` or ``from_file``. Random
+    ones depend only on the job's seed and the parameter's name. kind, a, b, file, key: as whale.h has them."""
 
     kind: int
     a: float = 0.0
@@ -49,13 +65,42 @@ class Init:
     key: str = ""
 
 
-def zeros() -> Init: return Init(_abi.WHALE_INIT_ZEROS)
-def ones() -> Init: return Init(_abi.WHALE_INIT_ONES)
-def constant(value: float) -> Init: return Init(_abi.WHALE_INIT_CONSTANT, value)
-def normal(std: float = 0.02, mean: float = 0.0) -> Init: return Init(_abi.WHALE_INIT_NORMAL, mean, std)
-def uniform(low: float, high: float) -> Init: return Init(_abi.WHALE_INIT_UNIFORM, low, high)
-def truncated_normal(std: float = 0.02, mean: float = 0.0) -> Init: return Init(_abi.WHALE_INIT_TRUNCATED_NORMAL, mean, std)
-def from_file(file: str, key: str) -> Init: return Init(_abi.WHALE_INIT_FILE, file=file, key=key)
+def zeros() -> Init:
+    """0 everywhere."""
+    return Init(_abi.WHALE_INIT_ZEROS)
+
+
+def ones() -> Init:
+    """1 everywhere."""
+    return Init(_abi.WHALE_INIT_ONES)
+
+
+def constant(value: float) -> Init:
+    """One number everywhere."""
+    return Init(_abi.WHALE_INIT_CONSTANT, arguments.number("value", value))
+
+
+def normal(std: float = 0.02, mean: float = 0.0) -> Init:
+    """Drawn from a normal distribution."""
+    return Init(_abi.WHALE_INIT_NORMAL, arguments.number("mean", mean), arguments.number("std", std, 0))
+
+
+def uniform(low: float, high: float) -> Init:
+    """Drawn from [low, high)."""
+    return Init(_abi.WHALE_INIT_UNIFORM, arguments.number("low", low), arguments.number("high", high, low))
+
+
+def truncated_normal(std: float = 0.02, mean: float = 0.0) -> Init:
+    """Drawn from a normal distribution, and again where it is more than two standard deviations off."""
+    return Init(_abi.WHALE_INIT_TRUNCATED_NORMAL, arguments.number("mean", mean), arguments.number("std", std, 0))
+
+
+def from_file(file: str, key: str = "") -> Init:
+    """Tensor ``key`` of a safetensors file; "": the tensor with the parameter's full name."""
+    return Init(_abi.WHALE_INIT_FILE, file=arguments.text("file", file), key=arguments.text("key", key))
+
+
+Axes = Union[int, Sequence[int], None]
 
 
 class Tensor:
@@ -75,10 +120,14 @@ class Tensor:
     @property
     def ndim(self) -> int: return len(self.shape)
     def __repr__(self) -> str: return f"whale.Tensor({self.dtype.name}{list(self.shape)})"
-    def __len__(self) -> int: return self.shape[0]
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar of the graph has no length")
+        return self.shape[0]
+
     def __hash__(self) -> int: return hash((id(self.graph), self.id))
     def __bool__(self) -> bool:
-        raise TypeError("a graph tensor has no value while the model is being built; use whale.where")
+        raise TypeError("a graph tensor has no value while the model is being built; choose by element with whale.ops.where(condition, a, b)")
 
     def _binary(self, name: str, other: Any, swap: bool = False) -> "Tensor":
         other = self.graph.as_tensor(other, self.dtype)
@@ -93,6 +142,7 @@ class Tensor:
     def __truediv__(self, other): return self._binary("div", other)
     def __rtruediv__(self, other): return self._binary("div", other, True)
     def __pow__(self, other): return self._binary("pow", other)
+    def __rpow__(self, other): return self._binary("pow", other, True)
     def __matmul__(self, other): return self.graph.op("matmul", [self, other])
     def __neg__(self): return self.graph.op("neg", [self])
     def __abs__(self): return self.graph.op("abs", [self])
@@ -107,48 +157,76 @@ class Tensor:
     def __invert__(self): return self.graph.op("logical_not", [self])
 
     def __getitem__(self, index: Any) -> "Tensor":
+        """Numbers, slices with a positive step, ``...`` and ``None`` (a new dimension of extent 1), as in numpy."""
         items = list(index) if isinstance(index, tuple) else [index]
-        if Ellipsis in items:
-            at = items.index(Ellipsis)
-            items[at:at + 1] = [slice(None)] * (self.ndim - len(items) + 1)
-        if len(items) > self.ndim:
-            raise IndexError(f"{len(items)} indices for a tensor of {self.ndim} dimensions {list(self.shape)}")
+        taken = sum(item is not None and item is not Ellipsis for item in items)
+        if taken > self.ndim:
+            raise IndexError(f"{taken} indices for a tensor of {self.ndim} dimensions {list(self.shape)}")
+        dots = [at for at, item in enumerate(items) if item is Ellipsis] or [len(items)]
+        if len(dots) > 1:
+            raise IndexError("an index has one '...' at most")
+        items[dots[0]:dots[0] + 1] = [slice(None)] * (self.ndim - taken)
         starts, limits, strides, keep = [], [], [], []
-        for dim, extent in enumerate(self.shape):
-            item = items[dim] if dim < len(items) else slice(None)
+        for item in items:
+            if item is None:
+                keep.append(1)
+                continue
+            dim, extent = len(starts), self.shape[len(starts)]
             if isinstance(item, slice):
                 start, limit, step = item.indices(extent)
                 if step < 1:
                     raise IndexError("slices with a negative step are not supported")
                 keep.append(max(0, -(-(limit - start) // step)))
             else:
-                start = int(item) + (extent if int(item) < 0 else 0)
+                try:
+                    start = operator.index(item)
+                except TypeError:
+                    tensor = isinstance(item, Tensor) or hasattr(item, "__array__")
+                    raise TypeError(f"an index is a number, a slice, '...' or None, got {item!r}" +
+                                    ("; rows chosen by numbers that the model computes: whale.ops.gather(x, indices, axis=...)" if tensor else "")) from None
+                start += extent if start < 0 else 0
                 if not 0 <= start < extent:
                     raise IndexError(f"index {item} is out of range for dimension {dim} of {list(self.shape)}")
                 limit, step = start + 1, 1
             starts.append(start), limits.append(max(start, limit)), strides.append(step)
         cut = self.graph.op("slice", [self], starts=starts, limits=limits, strides=strides)
-        return cut if len(keep) == self.ndim else cut.reshape(*keep)
+        return cut if tuple(keep) == cut.shape else cut.reshape(keep)
 
     def reshape(self, *shape: Union[int, Sequence[int]]) -> "Tensor":
-        dims = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return self.graph.op("reshape", [self], shape=[int(d) for d in dims])
+        """The same elements in row-major order under another shape, ``x.reshape(2, -1)`` or ``x.reshape((2, -1))``; one extent may be -1."""
+        dims = shape[0] if len(shape) == 1 and hasattr(shape[0], "__iter__") else shape
+        return self.graph.op("reshape", [self], shape=list(arguments.shape("shape", dims, -1)))
 
-    def transpose(self, *perm: int) -> "Tensor":
-        return self.graph.op("transpose", [self], perm=list(perm) or list(range(self.ndim))[::-1])
+    def transpose(self, *perm: Union[int, Sequence[int]]) -> "Tensor":
+        """Dimension i of the result is dimension perm[i] of this; without ``perm`` the order is reversed."""
+        order = perm[0] if len(perm) == 1 and hasattr(perm[0], "__iter__") else perm
+        return self.graph.op("transpose", [self], perm=list(arguments.shape("perm", order)) or list(range(self.ndim))[::-1])
 
     def astype(self, dtype: DTypeLike) -> "Tensor":
         wanted = as_dtype(dtype)
         return self if wanted == self.dtype else self.graph.op("cast", [self], dtype=wanted.name)
 
-    def _reduce(self, name: str, axis: Union[int, Sequence[int], None], keep_dims: bool) -> "Tensor":
-        axes = [] if axis is None else [axis] if isinstance(axis, int) else list(axis)
+    def _reduce(self, name: str, axis: Axes, keep_dims: bool) -> "Tensor":
+        axes = [] if axis is None else list(arguments.shape("axis", axis if hasattr(axis, "__iter__") else [axis], -2**63))
+        if axis is not None and not axes:
+            return self  # over no dimension, as in numpy
         return self.graph.op(name, [self], axes=axes, keep_dims=keep_dims)
 
-    def sum(self, axis=None, keep_dims: bool = False) -> "Tensor": return self._reduce("reduce_sum", axis, keep_dims)
-    def mean(self, axis=None, keep_dims: bool = False) -> "Tensor": return self._reduce("reduce_mean", axis, keep_dims)
-    def max(self, axis=None, keep_dims: bool = False) -> "Tensor": return self._reduce("reduce_max", axis, keep_dims)
-    def min(self, axis=None, keep_dims: bool = False) -> "Tensor": return self._reduce("reduce_min", axis, keep_dims)
+    def sum(self, axis: Axes = None, keep_dims: bool = False) -> "Tensor":
+        """Sum over ``axis``: a dimension, several, or None: all. keep_dims: they stay, with extent 1."""
+        return self._reduce("reduce_sum", axis, keep_dims)
+
+    def mean(self, axis: Axes = None, keep_dims: bool = False) -> "Tensor":
+        """Mean over ``axis``: a dimension, several, or None: all. keep_dims: they stay, with extent 1."""
+        return self._reduce("reduce_mean", axis, keep_dims)
+
+    def max(self, axis: Axes = None, keep_dims: bool = False) -> "Tensor":
+        """The largest over ``axis``: a dimension, several, or None: all. keep_dims: they stay, with extent 1."""
+        return self._reduce("reduce_max", axis, keep_dims)
+
+    def min(self, axis: Axes = None, keep_dims: bool = False) -> "Tensor":
+        """The smallest over ``axis``: a dimension, several, or None: all. keep_dims: they stay, with extent 1."""
+        return self._reduce("reduce_min", axis, keep_dims)
 
 
 def _attributes(attrs: dict[str, Any]) -> tuple[ctypes.Array, list]:
@@ -156,6 +234,8 @@ def _attributes(attrs: dict[str, Any]) -> tuple[ctypes.Array, list]:
     for row, (name, value) in zip(rows, attrs.items()):
         keep.append(string(name))
         row.name = keep[-1]
+        if not isinstance(value, (str, list, tuple)) and getattr(value, "ndim", 1) == 0:
+            value = value.item()  # a number of numpy's
         if isinstance(value, bool):
             row.kind, row.i = _abi.WHALE_ATTR_BOOL, int(value)
         elif isinstance(value, int):
@@ -178,6 +258,28 @@ def _attributes(attrs: dict[str, Any]) -> tuple[ctypes.Array, list]:
     return rows, keep
 
 
+_PRECISIONS = {"float32": _abi.WHALE_PRECISION_F32, "bfloat16": _abi.WHALE_PRECISION_BF16, "float64": _abi.WHALE_PRECISION_F64,
+               "float16": _abi.WHALE_PRECISION_F16}
+
+
+def precision_number(precision: DTypeLike) -> int:
+    """whale_precision of a float type or its name."""
+    try:
+        return _PRECISIONS[as_dtype(precision).name]
+    except (KeyError, TypeError):
+        raise arguments.wrong("precision", precision, "'float32', 'bfloat16', 'float16' or 'float64'") from None
+
+
+# What the primitives call the fields of their options.
+_ARGUMENTS = {(_abi.WHALE_SCOPE_SPLIT, "count"): "ways", (_abi.WHALE_SCOPE_STAGE, "count"): "devices", (_abi.WHALE_SCOPE_PIPELINE, "count"): "stages"}
+
+
+def _fits(value: float, dtype: DType) -> bool:
+    """Whether a type of integers has this number."""
+    low, high = (0, 1) if dtype.name == "bool" else (int(np.iinfo(dtype.numpy).min), int(np.iinfo(dtype.numpy).max))
+    return math.isfinite(value) and low <= value <= high and int(float(value)) == value
+
+
 class Graph:
     """An ordinary local model. Build it inside ``with g:``; ``whale.plan`` seals it.
 
@@ -194,8 +296,14 @@ class Graph:
         self.name = name
         self._handle = _handle or make("whale_graph_release", lib.whale_graph_create, engine(), string(name))
         self._sealed = _handle is not None
+        self._trained: Optional[bool] = None if _handle is not None else False
         self._names: list[dict[str, int]] = [{}]
-        self.default_decay = True
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Graph":
+        """A graph from ``data``, the bytes of ``serialize``; ready to plan. Initial values in files are read only from ``wh.configure``'s
+        init_dir."""
+        return cls("parsed", _handle=make("whale_graph_release", lib.whale_graph_parse, engine(), data, len(data)))
 
     @classmethod
     def load(cls, path: str) -> "Graph":
@@ -205,6 +313,11 @@ class Graph:
     @property
     def _pointer(self) -> int:
         return self._handle.pointer
+
+    @property
+    def trained(self) -> bool:
+        """Whether ``minimize`` was called."""
+        return self._trained if self._trained is not None else self.to_dict()["training"]["loss"] >= 0
 
     def __enter__(self) -> "Graph":
         if not hasattr(_stack, "graphs"):
@@ -236,30 +349,43 @@ class Graph:
     def as_tensor(self, value: Any, dtype: DType) -> Tensor:
         if isinstance(value, Tensor):
             return value
+        if getattr(value, "ndim", 1) == 0 and hasattr(value, "item"):
+            value = value.item()  # a number of numpy's
         if isinstance(value, (int, float, bool)):
+            if dtype.numpy.kind in "iub" and not _fits(value, dtype):
+                raise TypeError(f"{value!r} beside a tensor of {dtype.name} would be cut; cast the tensor first: x.astype(whale.float32)")
             return self.op("fill", [], shape=[], value=float(value), dtype=dtype.name)
         raise TypeError(f"expected a graph tensor or a number, got {type(value).__name__}; arrays enter a model as inputs "
                         "or parameters")
 
     def input(self, name: str, shape: Sequence[int], dtype: DTypeLike = float32, *, batch_dim: int = 0) -> Tensor:
-        """An input, fed by this name each step. ``batch_dim`` counts samples; -1: the same for every sample."""
-        shape = tuple(int(d) for d in shape)
+        """An input, fed by this name each step. ``batch_dim``: the dimension that counts samples; -1: the same for every sample, as
+        a scalar always is."""
+        shape = arguments.shape("shape", shape)
+        if not shape and batch_dim == 0:
+            batch_dim = -1
         out = c_int32()
-        check(lib.whale_graph_input(self._pointer, string(name), as_dtype(dtype).number, dims_array(shape), len(shape),
-                                    batch_dim if shape else -1, byref(out)))
+        _check(lib.whale_graph_input(self._pointer, string(arguments.text("name", name)), as_dtype(dtype).number, dims_array(shape), len(shape),
+                                     arguments.integer("batch_dim", batch_dim, -1, 2**31 - 1), byref(out)), f"input '{name}'")
         return Tensor(self, out.value)
 
     def parameter(self, name: str, shape: Sequence[int], init: Init | None = None, *, dtype: DTypeLike = float32,
                   trainable: bool = True, decay: bool | None = None, buffer: bool = False) -> Tensor:
-        """A parameter, named inside the open name scopes. Weight decay applies to rank >= 2 unless ``decay`` says otherwise."""
-        shape = tuple(int(d) for d in shape)
-        init = init or zeros()
+        """A parameter, named inside the open name scopes.
+
+        init: how it starts (``normal``, ``uniform``, ``constant``, ...), zeros by default. trainable False: it keeps its values.
+        decay: whether the optimizer's weight decay applies; None: where the rank is 2 or more. buffer: a running statistic that ops
+        write, never trained."""
+        shape = arguments.shape("shape", shape)
+        init = zeros() if init is None else arguments.instance("init", init, Init, "an initializer such as whale.normal(0.02) or whale.constant(0.5)")
+        if decay and (buffer or not trainable):
+            raise arguments.wrong("decay", decay, "None or False: what is not trained does not decay")
         options = _abi.whale_parameter_options(ctypes.sizeof(_abi.whale_parameter_options), init.kind, int(not trainable),
                                                init.a, init.b, string(init.file), string(init.key),
-                                               int(decay is False), int(buffer))
+                                               {None: 0, False: 1, True: -1}[decay], int(buffer))
         out = c_int32()
-        check(lib.whale_graph_parameter(self._pointer, string(self._unique(name, leaf=True)), as_dtype(dtype).number,
-                                        dims_array(shape), len(shape), byref(options), byref(out)))
+        _check(lib.whale_graph_parameter(self._pointer, string(self._unique(arguments.text("name", name), leaf=True)), as_dtype(dtype).number,
+                                         dims_array(shape), len(shape), byref(options), byref(out)), f"parameter '{name}'")
         return Tensor(self, out.value)
 
     def _unique(self, name: str, leaf: bool = False) -> str:
@@ -288,8 +414,8 @@ class Graph:
                 keep.append(string(value))
                 setattr(options, field, keep[-1])
             else:
-                setattr(options, field, int(value))
-        check(lib.whale_graph_scope_begin(self._pointer, byref(options)))
+                setattr(options, field, arguments.integer(_ARGUMENTS.get((kind, field), field), value, 0))
+        _check(lib.whale_graph_scope_begin(self._pointer, byref(options)))
         if kind == _abi.WHALE_SCOPE_NAME:
             self._names.append({})
         try:
@@ -299,28 +425,33 @@ class Graph:
                 self._names.pop()
             check(lib.whale_graph_scope_end(self._pointer))
 
+    def _own(self, name: str, value: Any) -> Tensor:
+        if arguments.instance(name, value, Tensor, "a tensor of this graph").graph is not self:
+            raise arguments.wrong(name, value, "a tensor of this graph; it belongs to another one")
+        return value
+
     def output(self, name: str, value: Tensor) -> Tensor:
-        """Makes a value fetchable: ``job.step(..., fetch=[name])``."""
-        check(lib.whale_graph_output(self._pointer, string(name), value.id))
+        """Makes a value fetchable: ``job.step([name], ...)``, ``job.eval([name], ...)``."""
+        _check(lib.whale_graph_output(self._pointer, string(arguments.text("name", name)), self._own("value", value).id), f"output '{name}'")
         return value
 
     def minimize(self, loss: Tensor, optimizer: Optimizer, *, clip_norm: float = 0.0, accumulation: int = 1,
                  precision: str = "float32") -> None:
-        """Declares the training step: minimize the scalar ``loss``.
+        """Declares the training step: minimize the scalar ``loss``. Called again, it replaces what was declared.
 
-        clip_norm: clip gradients by global norm, 0: not. accumulation: micro-batches a step; it never changes the result.
+        clip_norm: clip gradients by global norm, 0: not. accumulation: micro-batches a step, 1 or more; it never changes the result.
         precision: "float32", "bfloat16" or "float16" (parameters and optimizer state stay float32; float16 scales the loss) or
         "float64" (``ref`` devices)."""
-        options = optimizer.options()
-        options.clip_norm, options.accumulation = clip_norm, accumulation
-        kinds = {"float32": _abi.WHALE_PRECISION_F32, "bfloat16": _abi.WHALE_PRECISION_BF16, "float64": _abi.WHALE_PRECISION_F64,
-                 "float16": _abi.WHALE_PRECISION_F16}
-        options.precision = kinds[as_dtype(precision).name]
-        check(lib.whale_graph_minimize(self._pointer, loss.id, byref(options)))
+        options = arguments.instance("optimizer", optimizer, Optimizer, "an optimizer such as whale.AdamW(1e-3)").options()
+        options.clip_norm = arguments.number("clip_norm", clip_norm, 0)
+        options.accumulation = arguments.integer("accumulation", accumulation, 1)
+        options.precision = precision_number(precision)
+        _check(lib.whale_graph_minimize(self._pointer, self._own("loss", loss).id, byref(options)), "minimize")
+        self._trained = True
 
     def default_strategy(self, strategy: str) -> None:
         """The strategy of unannotated ops, as text: ``"replica(3, shares=[3,2,1])"``."""
-        check(lib.whale_graph_default_strategy(self._pointer, string(strategy)))
+        _check(lib.whale_graph_default_strategy(self._pointer, string(arguments.text("strategy", strategy))))
 
     def seal(self) -> "Graph":
         """Checks the whole graph; from here on it cannot change."""
@@ -329,7 +460,7 @@ class Graph:
         return self
 
     def print(self, level: str = "graph") -> str:
-        """The program as text: ``"graph"`` as built, ``"train"`` with backward and update."""
+        """The program as text. level: ``"graph"`` as built, ``"train"`` with backward and update."""
         return take_text(lib.whale_graph_print, self._pointer, string(level))
 
     def summary(self) -> str:
@@ -369,9 +500,10 @@ def input(name: str, shape: Sequence[int], dtype: DTypeLike = float32, *, batch_
     return current().input(name, shape, dtype, batch_dim=batch_dim)
 
 
-def parameter(name: str, shape: Sequence[int], init: Init | None = None, **options: Any) -> Tensor:
-    """A parameter of the open graph; see ``Graph.parameter``."""
-    return current().parameter(name, shape, init, **options)
+def parameter(name: str, shape: Sequence[int], init: Init | None = None, *, dtype: DTypeLike = float32, trainable: bool = True,
+              decay: bool | None = None, buffer: bool = False) -> Tensor:
+    """A parameter of the open graph. init: how it starts, zeros by default. trainable, decay, buffer: as in ``Graph.parameter``."""
+    return current().parameter(name, shape, init, dtype=dtype, trainable=trainable, decay=decay, buffer=buffer)
 
 
 def scope(name: str):
@@ -385,36 +517,43 @@ Shares = Sequence[float] | Sequence[Sequence[float]]
 
 def _flat_shares(shares: Shares) -> tuple[list[float], int]:
     """All weights, and how many there are in a row: 0 for one list, else the longest row's length (-1: no device)."""
+    if isinstance(shares, str) or not hasattr(shares, "__iter__") or not list(shares):
+        raise arguments.wrong("shares", shares, "a weight for each, such as [2, 1, 1]")
     if not any(isinstance(row, Sequence) for row in shares):
-        return [float(x) for x in shares], 0
+        return arguments.numbers_of("shares", shares), 0
     rows = [list(row) if isinstance(row, Sequence) else [] for row in shares]
     columns = max(len(row) for row in rows)
     if not all(rows):
-        raise ValueError(f"shares is {shares}, expected one list of weights, or lists of weights in a list")
-    return [float(x) for row in rows for x in [*row, *[-1] * (columns - len(row))]], columns
+        raise arguments.wrong("shares", shares, "one list of weights, or lists of weights in a list")
+    return [x for row in rows for x in [*arguments.numbers_of("shares", row), *[-1.0] * (columns - len(row))]], columns
 
 
+# Counts of 0 are inferred from the devices.
 def replica(count: int = 0, *, shares: Shares | None = None, by: str | None = None, layout: str | None = None):
     """The ops inside exist once per replica; samples are cut across replicas, by ``shares`` when given by hand: a weight
-    each, or inside other scopes a list for each position of those (``[[3, 1], [1, 1]]``)."""
+    each, or inside other scopes a list for each position of those (``[[3, 1], [1, 1]]``). count: replicas, 0: as many as devices
+    allow. by: what is cut, ``"sample"`` (default) or ``"micro_batch"``. layout: order of the devices (``"row"``, ``"column"``)."""
     return current()._scope(_abi.WHALE_SCOPE_REPLICA, count=count, shares=shares, by=by, layout=layout)
 
 
 def split(ways: int = 0, *, factor: str | None = None, shares: Shares | None = None):
-    """The ops inside are cut within themselves along a named factor."""
+    """The ops inside are cut within themselves along a named factor (``"heads"``, ``"columns"``, ``"height"``, ...; None: what is
+    cheapest). ways: parts, 0: as many as devices allow. shares: a weight for each part."""
     return current()._scope(_abi.WHALE_SCOPE_SPLIT, count=ways, factor=factor, shares=shares)
 
 
 def stage(devices: int = 0):
-    """The ops inside live on their own devices; consecutive stages pass activations."""
+    """The ops inside live on their own devices; consecutive stages pass activations. devices: how many, 0: an equal part."""
     return current()._scope(_abi.WHALE_SCOPE_STAGE, count=devices)
 
 
 def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = None, chunks: int = 0):
-    """The stages inside run interleaved over micro-batches."""
+    """The stages inside run interleaved over micro-batches. stages: how many, cut where it is cheapest when no ``stage`` is written,
+    0: as devices allow. micro_batches: parts of the batch, 0: the graph's accumulation. schedule: ``"1f1b"`` (default), ``"gpipe"``,
+    ``"interleaved"``, ``"zb_h1"``, ``"zb_v"``. chunks: of an interleaved schedule, virtual stages on each device."""
     return current()._scope(_abi.WHALE_SCOPE_PIPELINE, count=stages, micro_batches=micro_batches, schedule=schedule, chunks=chunks)
 
 
 def cluster(devices: str | None = None, *, layout: str | None = None):
-    """Which devices, and how they are sliced, for everything inside."""
+    """Which devices, and how they are sliced, for everything inside. layout: ``"all"``, ``"row"``, ``"column"``, ``"average(n)"`` or lists."""
     return current()._scope(_abi.WHALE_SCOPE_CLUSTER, devices=devices, layout=layout)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from ctypes import byref, c_double, c_int32, c_void_p
+import warnings
+from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from . import _abi
-from ._library import Handle, InvalidArgument, NotFound, bytes_of, check, engine, lib, make, string, take_bytes, take_text
+from . import _abi, arguments
+from ._library import Handle, InvalidArgument, NotFound, bytes_of, check, engine, interruptible, lib, make, string, take_bytes, take_text
 from .arrays import Array, fit, view, widen
 from .dtypes import DType, as_dtype
-from .graph import Graph
+from .graph import Graph, precision_number
 
 
 class Plan:
@@ -55,16 +56,17 @@ class Plan:
         return json.loads(take_text(lib.whale_plan_bridges, self._handle.pointer, 1))
 
     def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
-              loss_scale_growth: int = 0) -> "Job":
+              loss_scale_growth: int = 0, pin: bool = True) -> "Job":
         """Opens the devices and initializes the parameters.
 
-        nan: "error" (a loss that is not finite raises) or "ignore". threads: per CPU device, 0: its share of the cores.
-        With ``precision="float16"``, loss_scale: of the first step, 0: 65536; loss_scale_growth: steps without an overflow
-        until it doubles, 0: 2000."""
-        if nan not in ("error", "ignore"):
-            raise ValueError("nan is 'error' or 'ignore'")
-        options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), seed, int(nan == "ignore"), threads,
-                                              loss_scale, loss_scale_growth)
+        seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
+        raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, 0: its share of the cores. With ``precision="float16"`` alone, loss_scale: of the first step,
+        0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
+        the least used ones of this process' jobs; False: wherever the system puts them."""
+        arguments.choice("nan", nan, ("error", "ignore"))
+        options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
+                                              int(nan == "ignore"), arguments.integer("threads", threads, 0, 65536),
+                                              arguments.number("loss_scale", loss_scale, 0), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not pin))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
@@ -80,59 +82,122 @@ class Plan:
         return plan_html(self)
 
 
+def inspect_checkpoint(directory: str | os.PathLike) -> dict:
+    """What the checkpoint in ``directory`` holds, after checking every byte of it: format, library, id, checksums (False: an older one, which has none),
+    model, seed, iteration, updates, learning_rate, and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
+    raises."""
+    return json.loads(take_text(lib.whale_checkpoint_inspect, string(os.fspath(directory)), 1))
+
+
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
-         overlap: bool = True, fusion: bool = True) -> Plan:
-    """Plans a graph for devices such as ``"cpu:4"``, ``"cpu@0,cpu@1*2"`` or ``"ref:3"`` (default: one CPU device with all cores).
+         overlap: bool = True, fusion: bool = True, timeout: float = 0) -> Plan:
+    """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
+    the op and the line of the program that made it).
 
-    strategy: of unannotated ops, replaces the graph's. fetch: names that steps will fetch besides the graph's outputs;
-    ``"grad:PARAMETER"`` is a gradient. accumulation: micro-batches a step, 0: the graph's. zero: 1 cuts optimizer state over
-    replicas, 2 gradients too, 3 parameters too, by ``state_shares`` (a weight per replica; default equal; of sliced updates too). recompute:
-    ``"none"``, ``"selective"`` or ``"full"``, activations computed again for the backward pass; a list: of each pipeline
-    stage. gradient_dtype: what gradients are summed in between devices. adasum: combine them by Adasum. exact: bitwise equal results for any replicas
-    of whole micro-batches, any pipeline, schedule, ZeRO level and recompute. offload: what waits in the host's memory,
-    of ``"state"``, ``"gradients"``, ``"parameters"``, ``"activations"``. update: ``"whole"``, ``"sliced"`` (replicas update a slice
-    each and gather) or ``"auto"``, by cost. matmul_chunks: of products beside their collective, 0: by cost, 1: none. overlap,
-    fusion: for comparison."""
+    devices
+        ``"cpu:4"`` (four devices over this process' cores), ``"cpu@0,cpu@1*2"`` (by cores), ``"ref:3"`` (float64 oracle), ``"null:8"``
+        (executes nothing). Default: one CPU device with all cores.
+    strategy
+        Of unannotated ops, as text: ``"replica(2) > pipeline(2, micro_batches=4)"``; replaces the graph's. ``"local"``: one device,
+        whatever the annotations say.
+    fetch
+        Names that steps will fetch besides the graph's outputs; ``"grad:PARAMETER"`` is a gradient.
+    accumulation
+        Micro-batches a step, 0: the graph's. It never changes the result.
+    precision
+        ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"`` (``ref`` devices); None: the graph's.
+    zero
+        1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too.
+    state_shares
+        Of what ``zero`` or a sliced update cuts, a weight per replica; default equal. An error without either.
+    recompute
+        ``"none"``, ``"selective"`` or ``"full"``: activations computed again for the backward pass; a list: of each pipeline stage.
+    gradient_dtype, adasum
+        What gradients of replicas are summed in (``"bfloat16"``, ``"float16"``), or combined by Adasum instead. They change the
+        arithmetic on purpose; not with ``exact``.
+    exact
+        Bitwise equal results for any replicas of whole micro-batches, any pipeline, schedule, ZeRO level and recompute.
+    offload
+        What waits in the host's memory: ``"state"``, ``"gradients"``, ``"parameters"``, ``"activations"``, one or several.
+    update
+        ``"whole"``, ``"sliced"`` (replicas update a slice each and gather) or ``"auto"``, by cost.
+    bucket_bytes
+        Bytes of gradients that are summed at once, 0: 4 MiB.
+    matmul_chunks
+        Pieces of a product that run beside its collective, 0: by cost, 1: whole.
+    overlap, fusion
+        False: communication in turn with computation; every op by itself. For comparison.
+    timeout
+        Seconds that planning may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
+
+    ``zero``, ``gradient_dtype``, ``adasum``, ``update`` and ``matmul_chunks`` are about what several devices do: on one they are legal and
+    change nothing. Options of training have no meaning for a graph without ``minimize`` and are errors there."""
+    arguments.instance("graph", graph, Graph, "a whale.Graph")
+    for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, adasum=adasum, state_shares=state_shares).items():
+        if value and not graph.trained:
+            raise arguments.wrong(name, value, "a graph that calls minimize(): this one is not trained")
     graph.seal()
+    if devices is not None and (not devices or not isinstance(devices, str)):
+        raise arguments.wrong("devices", devices, "text such as 'cpu:4', or None")
     cluster = make("whale_cluster_release", lib.whale_cluster_create, engine(), string(devices or "cpu:1"))
     options = _abi.whale_plan_options()
     options.struct_size = ctypes.sizeof(options)
-    options.strategy = string(strategy)
+    options.strategy = string(arguments.text("strategy", strategy or ""))
+    fetch = arguments.names("fetch", fetch)
     names = (_abi.whale_str * max(1, len(fetch)))(*[string(name) for name in fetch])
     keep = [name.encode() for name in fetch]
     for row, data in zip(names, keep):
         row.data, row.size = data, len(data)
     options.fetch, options.fetch_count = ctypes.cast(names, ctypes.POINTER(_abi.whale_str)), len(fetch)
-    options.accumulation, options.bucket_bytes = accumulation, bucket_bytes
+    options.accumulation = arguments.integer("accumulation", accumulation, 0, 2**31 - 1)
+    options.bucket_bytes = arguments.integer("bucket_bytes", bucket_bytes, 0)
     if precision is not None:
-        options.precision = {"float32": 1, "bfloat16": 2, "float64": 3, "float16": 4}[as_dtype(precision).name]
-    options.zero, options.adasum, options.exact = zero, int(adasum), int(exact)
+        options.precision = 1 + precision_number(precision)
+    options.zero, options.adasum, options.exact = arguments.integer("zero", zero, 0, 3), int(adasum), int(exact)
+    state_shares = arguments.numbers_of("state_shares", state_shares, 0)
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
     options.state_shares, options.state_share_count = shares, len(state_shares)
     policies = ("none", "selective", "full")
-    for policy in [recompute] if isinstance(recompute, str) else recompute:
-        if policy not in policies:
-            raise InvalidArgument(f"recompute is '{policy}', expected 'none', 'selective' or 'full'", "INVALID_ARGUMENT")
+    for policy in arguments.names("recompute", recompute) or [None]:
+        arguments.choice("recompute", policy, policies)
     if isinstance(recompute, str):
         options.recompute = policies.index(recompute)
     else:
         options.stage_recompute = (ctypes.c_int32 * max(1, len(recompute)))(*map(policies.index, recompute))
         options.stage_recompute_count = len(recompute)
-    if update not in ("auto", "whole", "sliced"):
-        raise InvalidArgument(f"update is '{update}', expected 'auto', 'whole' or 'sliced'", "INVALID_ARGUMENT")
-    options.update, options.matmul_chunks = ("auto", "whole", "sliced").index(update), matmul_chunks
+    forms = ("auto", "whole", "sliced")
+    options.update = forms.index(arguments.choice("update", update, forms))
+    options.matmul_chunks = arguments.integer("matmul_chunks", matmul_chunks, 0, 2**31 - 1)
     if gradient_dtype is not None:
         options.gradient_dtype = as_dtype(gradient_dtype).number + 1
-    options.offload = string(offload if isinstance(offload, str) else ",".join(offload))
+    options.offload = string(",".join(arguments.names("offload", offload)))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
-    return Plan(make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer, byref(options)))
+    cancel = make("whale_cancel_release", lib.whale_cancel_create)
+    options.cancel, options.timeout_seconds = cancel.pointer, arguments.number("timeout", timeout, 0)
+    return Plan(interruptible(lambda: make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer,
+                                           byref(options)), cancel.pointer))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while ``Job.step`` or ``Job.eval`` ran. The job is whole and can go on.
+
+    applied: whether the step was made (parameters, optimizer state and counters are those after it) or not (all are those
+    before it). iteration: of the job now, what ``job.iteration`` says; the batch to go on with."""
+
+    def __init__(self, message: str, applied: bool, iteration: int):
+        super().__init__(message)
+        self.applied, self.iteration = applied, iteration
 
 
 class Job:
-    """A plan on real devices. One thread at a time; Ctrl-C stops the running step and leaves the job as before it."""
+    """A plan on real devices. One thread at a time.
+
+    Ctrl-C during a step raises ``whale.Interrupted``, a KeyboardInterrupt that says whether the step was applied: until the
+    first variable is written it stops the step and leaves the job as before it, from then on the step completes. A
+    KeyboardInterrupt that is no ``Interrupted`` came before the step began or after it had returned. docs/promises.md."""
 
     def __init__(self, plan: Plan, handle: Handle):
         self.plan = plan
@@ -140,9 +205,11 @@ class Job:
         entries = {entry["name"]: entry for entry in plan.to_dict()["entries"]}
         self._inputs: dict[str, dict[str, DType]] = {
             name: {each["name"]: as_dtype(each["dtype"]) for each in entry["inputs"]} for name, entry in entries.items()}
+        self._sizes: set[tuple] = set()  # of batches that have been run
         self._outputs = {name: [each["name"] for each in entry["outputs"]] for name, entry in entries.items()}
 
-    def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str]) -> dict[str, np.ndarray]:
+    def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str], finish) -> Any:
+        """Runs an entry; returns finish({name: array})."""
         expected = self._inputs.get(entry)
         if expected is None:
             raise InvalidArgument(f"this plan has no '{entry}' entry: the graph does not call minimize()", "FAILED_PRECONDITION")
@@ -160,18 +227,34 @@ class Job:
         for row, name in zip(outputs, wanted):
             row.name = _abi.whale_str(name, len(name))
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
-        out = c_void_p()
-        check(function(self._handle.pointer, inputs, len(feeds), outputs, len(fetch), cancel.pointer, byref(out)))
-        event, done = out.value, c_int32(0)
-        try:
-            while not done.value:  # short waits, so that Ctrl-C is seen
-                check(lib.whale_event_wait(event, c_double(0.1), byref(done)))
+        before, event, done = self.iteration, c_void_p(), c_int32(0)
+        try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
+            try:
+                start = lambda: check(function(self._handle.pointer, inputs, len(feeds), outputs, len(fetch), cancel.pointer, byref(event)))
+                sizes = (entry, *(tuple(getattr(value, "shape", ())) for value in feeds.values()))
+                if sizes in self._sizes:
+                    start()
+                else:  # a batch of a new size is planned first, which takes a while
+                    interruptible(start, cancel.pointer)
+                    self._sizes.add(sizes)
+                while not done.value:  # short waits, so that Ctrl-C is seen
+                    check(lib.whale_event_wait(event, c_double(0.1), byref(done)))
+                values = {}
+                for i, name in enumerate(fetch):
+                    pointer, outputs[i].tensor = outputs[i].tensor, None
+                    values[name] = widen(Array(Handle(pointer, "whale_tensor_release")))
+                result = finish(values)
+            except BaseException:
+                lib.whale_cancel_trigger(cancel.pointer)
+                raise
+            finally:
+                lib.whale_event_release(event)  # waits for the run when it has not ended
+                for row in outputs[:len(fetch)]:
+                    lib.whale_tensor_release(row.tensor)
+            return result
         except KeyboardInterrupt:
-            lib.whale_cancel_trigger(cancel.pointer)
-            raise
-        finally:
-            lib.whale_event_release(event)  # waits for the run when it has not ended
-        return {name: widen(Array(Handle(outputs[i].tensor, "whale_tensor_release"))) for i, name in enumerate(fetch)}
+            now = self.iteration  # waits too
+            raise Interrupted(_interrupted(entry, now, now != before), now != before, now) from None
 
     def step(self, fetch: Sequence[str] = (), /, **inputs: Any) -> Any:
         """One training step on a batch; returns the loss, a float: the one before the update.
@@ -180,9 +263,12 @@ class Job:
         ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in sample order; what a plan
         computes in bfloat16 comes as float32."""
         fetch = [fetch] if isinstance(fetch, str) else list(fetch)
-        values = self._run("train", lib.whale_session_step, inputs, ["loss", *fetch])
-        loss = float(np.asarray(values.pop("loss"), np.float64))
-        return (loss, values) if fetch else loss
+
+        def finish(values: dict[str, np.ndarray]) -> Any:
+            loss = float(np.asarray(values.pop("loss"), np.float64))
+            return (loss, values) if fetch else loss
+
+        return self._run("train", lib.whale_session_step, inputs, ["loss", *fetch], finish)
 
     def eval(self, fetch: Sequence[str] | None = None, /, **inputs: Any) -> dict[str, np.ndarray]:
         """The forward pass on the current parameters: dropout off, running statistics used, nothing updated.
@@ -193,22 +279,25 @@ class Job:
             if len(inputs) < len(self._inputs.get("eval", {})):
                 fetch = [name for name in fetch if name != "loss"]
         fetch = [fetch] if isinstance(fetch, str) else list(fetch)
-        return self._run("eval", lib.whale_session_eval, inputs, fetch)
+        return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
 
-    def read(self, name: str) -> np.ndarray:
-        """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/SLOT"``."""
-        return Array(make("whale_tensor_release", lib.whale_session_read, self._handle.pointer, string(name))).numpy()
+    def read(self, name: str, copy: int = 0) -> np.ndarray:
+        """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/SLOT"``.
+
+        ``copy``: which of the copies that the devices hold, for checking that they agree; ``variables()`` lists the devices that
+        each is read from. InvalidArgument when there is no such copy."""
+        return Array(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, string(name), c_int64(copy))).numpy()
 
     def write(self, name: str, value: Any) -> None:
         """Replaces a variable on every device."""
         dtype = next((as_dtype(row["dtype"]) for row in self.variables() if row["name"] == name), None)
         if dtype is None:
-            raise NotFound(f"no such variable: '{name}'", "NOT_FOUND")
+            raise NotFound(f"no such variable: '{name}'; job.variables() lists them", "NOT_FOUND")
         tensor = view(fit(name, value, dtype), dtype)
         check(lib.whale_session_write(self._handle.pointer, string(name), tensor.pointer))
 
     def variables(self) -> list[dict]:
-        """[{name, role, dtype, dims}] of all variables."""
+        """[{name, role, dtype, dims, copies}] of all variables; copies: for each copy the devices that it is read from."""
         return json.loads(take_text(lib.whale_session_variables, self._handle.pointer))
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -222,7 +311,8 @@ class Job:
 
     @learning_rate.setter
     def learning_rate(self, value: float | None) -> None:
-        check(lib.whale_session_set_learning_rate(self._handle.pointer, -1.0 if value is None else value))
+        rate = -1.0 if value is None else arguments.number("learning_rate", value, 0)
+        check(lib.whale_session_set_learning_rate(self._handle.pointer, rate))
 
     @property
     def iteration(self) -> int:
@@ -231,18 +321,31 @@ class Job:
 
     @property
     def updates(self) -> int:
+        """Updates made: what the learning rate's schedule and Adam's bias correction count."""
         return lib.whale_session_updates(self._handle.pointer)
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes a checkpoint: safetensors and an index, under a temporary name, then renamed: a failure leaves the previous one."""
+        """Writes a checkpoint: ``directory`` with ``model.safetensors``, ``optimizer.safetensors`` and ``whale.json``.
+
+        Whatever fails or dies, the directory holds the previous checkpoint or the new one, whole. Nothing else in it is touched;
+        it may be the working directory. While another save of this directory is under way, in any thread or process, this one
+        raises WhaleError (``code`` ABORTED) and does nothing.
+        """
         check(lib.whale_session_save(self._handle.pointer, string(os.fspath(directory))))
 
     def load(self, directory: str | os.PathLike) -> None:
-        """Restores parameters, optimizer state and counters, saved under any plan of the same model."""
+        """Restores parameters, optimizer state, counters and seed from ``directory``, saved under any plan of the same model.
+
+        Every byte is checked before anything changes: a damaged checkpoint raises WhaleError (``code`` DATA_LOSS) that names file
+        and tensor. A load beside a save sees one checkpoint or the other. Those of older libwhales have no checksums: a warning.
+        """
         check(lib.whale_session_load(self._handle.pointer, string(os.fspath(directory))))
+        if not self.report()["loaded"]["checksums"]:
+            warnings.warn(f"'{os.fspath(directory)}' was saved by an older libwhale and has no checksums: a changed byte in it would "
+                          "not have been noticed. Save it again to have them", stacklevel=2)
 
     def trace(self, enable: bool = True) -> None:
-        """Records when each instruction runs, from the next step on."""
+        """Records when each instruction runs, from the next step on; enable False: no longer."""
         check(lib.whale_session_trace(self._handle.pointer, int(enable)))
 
     def timeline(self) -> str:
@@ -262,6 +365,14 @@ class Job:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _interrupted(entry: str, iteration: int, applied: bool) -> str:
+    if entry != "train":
+        return "the evaluation was interrupted; it changes nothing"
+    if applied:
+        return f"the step had begun to update and was completed: it is applied, and the job stands before step {iteration}"
+    return f"the step was interrupted before it changed anything: it is not applied, and the job stands before step {iteration}"
 
 
 def devices() -> list[dict]:

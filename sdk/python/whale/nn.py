@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Optional, Sequence, Union
 
-from . import ops
+from . import arguments, ops
 from .graph import Init, Tensor, normal, ones, parameter, scope, uniform, zeros
 
 Size = Union[int, Sequence[int]]
@@ -21,7 +21,8 @@ def _fan_in(fan: int) -> Init:
 
 
 def linear(x: Tensor, features: int, *, bias: bool = True, init: Optional[Init] = None, name: str = "linear") -> Tensor:
-    """x [..., d] @ weight [d, features] + bias. Weights start uniform in +-1/sqrt(d) unless ``init`` says otherwise."""
+    """x [..., d] @ weight [d, features] + bias. Weights start uniform in +-1/sqrt(d) unless ``init`` says otherwise; biases at 0."""
+    arguments.integer("features", features, 1)
     with scope(name):
         weight = parameter("weight", (x.shape[-1], features), init or _fan_in(x.shape[-1]))
         return ops.matmul(x, weight, parameter("bias", (features,), zeros()) if bias else None)
@@ -29,6 +30,7 @@ def linear(x: Tensor, features: int, *, bias: bool = True, init: Optional[Init] 
 
 def embedding(ids: Tensor, vocabulary: int, features: int, *, init: Optional[Init] = None, name: str = "embedding") -> Tensor:
     """Rows of a table [vocabulary, features]: ids [...] -> [..., features]."""
+    arguments.integer("vocabulary", vocabulary, 1), arguments.integer("features", features, 1)
     with scope(name):
         return ops.embedding(parameter("weight", (vocabulary, features), init or normal(0.02)), ids)
 
@@ -50,7 +52,7 @@ def rms_norm(x: Tensor, *, epsilon: float = 1e-6, name: str = "norm") -> Tensor:
 def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, groups: int = 1, name: str = "norm") -> Tensor:
     """Batch normalization over all but the last dimension (Ioffe & Szegedy, 2015). The statistics are those of the whole batch of
     the step, also when a plan cuts it; evaluation uses the running ones. groups: so many runs of samples are normalized by
-    statistics of their own, which plans with micro-batches need (a multiple of them)."""
+    statistics of their own, which plans with micro-batches need (a multiple of them). momentum: weight of the new statistics in the running ones."""
     channels = x.shape[-1]
     with scope(name):
         return ops.batch_norm(x, parameter("weight", (channels,), ones()), parameter("bias", (channels,), zeros()),
@@ -61,7 +63,7 @@ def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, group
 
 def dropout(x: Tensor, rate: float) -> Tensor:
     """Zeroes elements with probability ``rate`` and scales the rest by 1/(1-rate); off in evaluation."""
-    return ops.dropout(x, rate=float(rate)) if rate else x
+    return ops.dropout(x, rate=float(rate)) if arguments.number("rate", rate, 0, 1) else x
 
 
 def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0, context: Optional[Tensor] = None,
@@ -70,13 +72,23 @@ def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0,
               name: str = "attention") -> Tensor:
     """Multi-head attention over x [b, t, d] (Vaswani et al., 2017), to itself or to ``context`` [b, s, d].
 
-    kv_heads: grouped queries, 0: as many as heads. bias: added to the scaled scores, [b|1, h|1, t, s]; -inf masks.
-    rotary: rotary position embedding on queries and keys. features: size of one head, 0: d / heads.
-    scale: of the scores, 0: 1/sqrt(features)."""
+    kv_heads: grouped queries, a divisor of heads, 0: as many as heads. bias: added to the scaled scores, [b|1, h|1, t, s]; -inf masks.
+    causal: query i sees keys up to i + s - t. rotary: rotary position embedding on queries and keys, each by its place in its own
+    sequence. dropout: of the probabilities. features: size of one head, 0: d / heads. linear_bias: of the projections.
+    scale: of the scores, 0: 1/sqrt(features). out_init: of the last projection, None: ``init``."""
+    for what, sequence in (("x", x), ("context", context)):
+        if sequence is not None and sequence.ndim != 3:
+            raise arguments.wrong(what, sequence, "a tensor [batch, places, features]")
     b, t, d = x.shape
-    h, hk, f = heads, kv_heads or heads, features or d // heads
-    if not features and d % heads:
-        raise ValueError(f"attention: {d} features do not divide into {heads} heads")
+    h = arguments.integer("heads", heads, 1)
+    hk, f = arguments.integer("kv_heads", kv_heads, 0) or h, arguments.integer("features", features, 0) or d // h
+    if not features and d % h:
+        raise arguments.wrong("heads", heads, f"a divisor of the {d} features of x, {list(x.shape)}")
+    if h % hk:
+        raise arguments.wrong("kv_heads", kv_heads, f"a divisor of the {h} heads")
+    if rotary and f % 2:
+        raise arguments.wrong("rotary", rotary, f"heads of an even size with it, found {f}: it turns pairs")
+    arguments.number("scale", scale, 0)
     common = dict(causal=causal, dropout=float(dropout), scale=float(scale))
     with scope(name):
         if context is None:
@@ -89,6 +101,8 @@ def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0,
             q = linear(x, h * f, bias=linear_bias, init=init, name="query").reshape(-1, t, h, f)
             k = linear(context, hk * f, bias=linear_bias, init=init, name="key").reshape(-1, s, hk, f)
             v = linear(context, hk * f, bias=linear_bias, init=init, name="value").reshape(-1, s, hk, f)
+            if rotary:
+                q, k = ops.rotary(q), ops.rotary(k)
             out = ops.attention(q, k, v, bias, **common)[0]
         return linear(out.reshape(-1, t, h * f), d, bias=linear_bias, init=out_init or init, name="out")
 
@@ -97,11 +111,16 @@ _ACTIVATIONS = {"relu": ops.relu, "gelu": ops.gelu, "gelu_erf": ops.gelu_erf, "s
                 "sigmoid": ops.sigmoid}
 
 
+def _activation(name: str):
+    return _ACTIVATIONS[arguments.choice("activation", name, _ACTIVATIONS)]
+
+
 def mlp(x: Tensor, hidden: int, *, activation: str = "gelu", dropout: float = 0.0, bias: bool = True,
         init: Optional[Init] = None, out_init: Optional[Init] = None, name: str = "mlp") -> Tensor:
-    """x [..., d] -> hidden -> d, with ``activation`` between."""
+    """x [..., d] -> hidden -> d, with ``activation`` between: relu, gelu (tanh form), gelu_erf (exact), silu, tanh, sigmoid. dropout:
+    of the result. out_init: of the second layer, None: ``init``."""
     with scope(name):
-        y = _ACTIVATIONS[activation](linear(x, hidden, bias=bias, init=init, name="up"))
+        y = _activation(activation)(linear(x, hidden, bias=bias, init=init, name="up"))
         y = linear(y, x.shape[-1], bias=bias, init=out_init or init, name="down")
     return globals()["dropout"](y, dropout)
 
@@ -111,9 +130,15 @@ def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor
     """A mixture of experts over x [b, t, d] (Lepikhin et al., 2020): each token goes to ``top_k`` of ``experts`` MLPs, each sequence
     is a routing group, and an expert takes at most capacity_factor * top_k * t / experts of its tokens.
 
+    activation, init, out_init: of the experts, as in ``mlp``; init is the router's too.
+
     Returns y [b, t, d], the load-balancing loss of each sequence [b] (add about 0.01 of its mean to the loss), and how many choices
     found no place [b]. The experts' parameters are in the scope ``experts``."""
+    if x.ndim != 3:
+        raise arguments.wrong("x", x, "a tensor [batch, places, features]")
     d, t = x.shape[-1], x.shape[1]
+    arguments.integer("experts", experts, 1), arguments.integer("hidden", hidden, 1), arguments.integer("top_k", top_k, 1, experts)
+    arguments.number("capacity_factor", capacity_factor, 0)
     capacity = min(t, max(1, math.ceil(capacity_factor * (top_k * t / experts))))
     with scope(name):
         slot, weight, aux, dropped = ops.moe_gate(linear(x, experts, bias=False, init=init, name="router"), k=top_k, capacity=capacity,
@@ -124,7 +149,7 @@ def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor
             for layer, width, start in (("up", hidden, init), ("down", d, out_init or init)):
                 weights = parameter(f"{layer}.weight", (experts, y.shape[-1], width), start or _fan_in(y.shape[-1]))
                 y = ops.matmul(y, weights) + parameter(f"{layer}.bias", (experts, 1, width), zeros(), decay=False)
-                y = _ACTIVATIONS[activation](y) if layer == "up" else y
+                y = _activation(activation)(y) if layer == "up" else y
             y = y.reshape(experts, -1, capacity, d)
         return ops.moe_combine(y, slot, weight), aux, dropped
 
@@ -132,7 +157,8 @@ def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor
 def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: int = 0, activation: str = "gelu", kv_heads: int = 0,
                       rotary: bool = False, bias: Optional[Tensor] = None, dropout: float = 0.0, init: Optional[Init] = None,
                       out_init: Optional[Init] = None, name: str = "block") -> Tensor:
-    """A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)). hidden 0: 4 d."""
+    """A pre-norm transformer block over x [b, t, d]: x + attention(norm(x)), then x + mlp(norm(x)). hidden 0: 4 d. dropout: of both
+    branches' results. causal, kv_heads, rotary, bias, activation, init, out_init: as in ``attention`` and ``mlp``."""
     drop = globals()["dropout"]
     with scope(name):
         y = attention(layer_norm(x, name="norm1"), heads, causal=causal, kv_heads=kv_heads, rotary=rotary, bias=bias,
@@ -142,8 +168,14 @@ def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: in
                        init=init, out_init=out_init)
 
 
-def _tuple(value: Size, n: int) -> list[int]:
-    return [value] * n if isinstance(value, int) else [int(v) for v in value]
+def _tuple(name: str, value: Size, n: int, low: int = 1) -> list[int]:
+    """One number for each spatial dimension; a single one is for all."""
+    if not hasattr(value, "__iter__"):
+        return [arguments.integer(name, value, low)] * n
+    sizes = list(arguments.shape(name, value, low))
+    if len(sizes) != n:
+        raise arguments.wrong(name, value, f"a number, or one for each of the {n} spatial dimensions")
+    return sizes
 
 
 def _padding(padding: Union[str, Size], kernel: list[int], stride: list[int], dilation: list[int], sizes: Sequence[int]) -> list[int]:
@@ -157,18 +189,19 @@ def _padding(padding: Union[str, Size], kernel: list[int], stride: list[int], di
             flat += [total // 2, total - total // 2]
         return flat
     if isinstance(padding, str):
-        raise ValueError(f"padding is 'same', 'valid' or numbers, not {padding!r}")
-    return [p for each in _tuple(padding, len(kernel)) for p in (each, each)]
+        raise arguments.wrong("padding", padding, "'same', 'valid' or numbers")
+    return [p for each in _tuple("padding", padding, len(kernel), 0) for p in (each, each)]
 
 
 def _conv(rank: int, x: Tensor, features: int, kernel: Size, stride: Size, padding: Union[str, Size], dilation: Size, groups: int,
           bias: bool, init: Optional[Init], name: str) -> Tensor:
     if x.ndim != rank + 2:
-        raise ValueError(f"{name}: expects [n, {rank} spatial dimensions, channels], got {list(x.shape)}")
-    k, s, d = _tuple(kernel, rank), _tuple(stride, rank), _tuple(dilation, rank)
+        raise arguments.wrong("x", x, f"[n, {rank} spatial dimensions, channels]")
+    k, s, d = _tuple("kernel", kernel, rank), _tuple("stride", stride, rank), _tuple("dilation", dilation, rank)
     channels = x.shape[-1]
+    arguments.integer("features", features, 1), arguments.integer("groups", groups, 1)
     if channels % groups or features % groups:
-        raise ValueError(f"{name}: {channels} and {features} channels do not divide into {groups} groups")
+        raise arguments.wrong("groups", groups, f"a divisor of the {channels} channels of x and of the {features} features")
     fan = channels // groups * math.prod(k)
     with scope(name):
         weight = parameter("weight", (features, *k, channels // groups), init or normal(math.sqrt(2.0 / fan)))
@@ -178,7 +211,7 @@ def _conv(rank: int, x: Tensor, features: int, kernel: Size, stride: Size, paddi
 
 def conv1d(x: Tensor, features: int, kernel: Size, *, stride: Size = 1, padding: Union[str, Size] = "same", dilation: Size = 1,
            groups: int = 1, bias: bool = True, init: Optional[Init] = None, name: str = "conv") -> Tensor:
-    """Convolution of x [n, length, channels]. Filters [features, kernel, channels/groups], He-normal by default."""
+    """Convolution of x [n, length, channels]. Filters [features, kernel, channels/groups], He-normal by default. padding: as in ``conv2d``."""
     return _conv(1, x, features, kernel, stride, padding, dilation, groups, bias, init, name)
 
 
@@ -188,21 +221,38 @@ def conv2d(x: Tensor, features: int, kernel: Size, *, stride: Size = 1, padding:
     return _conv(2, x, features, kernel, stride, padding, dilation, groups, bias, init, name)
 
 
+def conv2d_transpose(x: Tensor, features: int, kernel: Size, *, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
+                     bias: bool = True, init: Optional[Init] = None, name: str = "conv_transpose") -> Tensor:
+    """Transposed convolution of x [n, height, width, channels]: height becomes (height - 1) stride + kernel - 2 padding +
+    output_padding, width alike. Filters [channels, kernel, kernel, features], He-normal by default."""
+    if x.ndim != 4:
+        raise arguments.wrong("x", x, "[n, height, width, channels]")
+    k, s, p = _tuple("kernel", kernel, 2), _tuple("stride", stride, 2), _tuple("padding", padding, 2, 0)
+    arguments.integer("features", features, 1)
+    fan = x.shape[-1] * math.prod(k) / math.prod(s)
+    with scope(name):
+        weight = parameter("weight", (x.shape[-1], *k, features), init or normal(math.sqrt(2.0 / fan)))
+        return ops.conv_transpose(x, weight, parameter("bias", (features,), zeros()) if bias else None, strides=s,
+                                  padding=[each for side in p for each in (side, side)], output_padding=_tuple("output_padding", output_padding, 2, 0))
+
+
 def _pool(op, x: Tensor, window: Size, stride: Optional[Size], padding: Union[str, Size], **attrs):
     rank = x.ndim - 2
-    w = _tuple(window, rank)
-    s = _tuple(window if stride is None else stride, rank)
+    w = _tuple("window", window, rank)
+    s = _tuple("stride", window if stride is None else stride, rank)
     return op(x, window=w, strides=s, padding=_padding(padding, w, s, [1] * rank, x.shape[1:-1]), **attrs)
 
 
 def max_pool(x: Tensor, window: Size, stride: Optional[Size] = None, padding: Union[str, Size] = 0) -> Tensor:
-    """Maximum over windows of the spatial dimensions of x [n, spatial..., c]; stride None: the window."""
+    """Maximum over windows of the spatial dimensions of x [n, spatial..., c]; stride None: the window. padding: as in ``conv2d``, with
+    values below all others."""
     return _pool(ops.max_pool, x, window, stride, padding)[0]
 
 
 def avg_pool(x: Tensor, window: Size, stride: Optional[Size] = None, padding: Union[str, Size] = 0,
              include_pad: bool = False) -> Tensor:
-    """Mean over windows; include_pad: zeros of the padding count."""
+    """Mean over windows of the spatial dimensions of x [n, spatial..., c]; stride None: the window. padding: as in ``conv2d``.
+    include_pad: zeros of the padding count."""
     return _pool(ops.avg_pool, x, window, stride, padding, include_pad=include_pad)
 
 

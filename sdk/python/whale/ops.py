@@ -598,7 +598,7 @@ def broadcast_to(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
 
 
 def gather(x: TensorLike, indices: TensorLike, *, axis: int = 0) -> Tensor:
-    """Slices of x along an axis, chosen by indices; an index out of range is an error of the step.
+    """Slices of x along an axis, chosen by indices; an index outside of it is an error.
 
     x [any shape], indices i32/i64 [...] -> x.dims[:axis] + indices.dims + x.dims[axis+1:].
     axis: which dimension of x
@@ -607,7 +607,7 @@ def gather(x: TensorLike, indices: TensorLike, *, axis: int = 0) -> Tensor:
 
 
 def one_hot(indices: TensorLike, *, depth: int, dtype: str = 'f32') -> Tensor:
-    """1 at the index along a new last dimension, else 0; indices outside of it give zeros.
+    """1 at the index along a new last dimension, else 0; an index outside of 0 to depth - 1 is an error.
 
     indices i32/i64 [...] -> y [..., depth].
     depth: extent of the new dimension
@@ -640,7 +640,7 @@ def top_k(x: TensorLike, *, k: int) -> tuple[Tensor, ...]:
 def embedding(table: TensorLike, ids: TensorLike) -> Tensor:
     """Looks up rows of a table.
 
-    table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + v) give rows of zeros.
+    table [v, d], ids i32/i64 [...] -> y [..., d], dtype of the table. An id outside of 0 to v - 1 is an error.
     """
     return _op("embedding", [table, ids])
 
@@ -660,7 +660,7 @@ def rotary(x: TensorLike, *, base: float = 10000.0, heads: int = -1, interleaved
 def embedding_bag(table: TensorLike, ids: TensorLike, *, mode: str = 'sum') -> Tensor:
     """Looks up the rows of a table that each bag of ids names, and pools them.
 
-    table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. Ids outside [row_begin, row_begin + v) count as rows of zeros.
+    table [v, d], ids i32/i64 [..., bag] -> y [..., d], dtype of the table. An id outside of 0 to v - 1 is an error.
     mode: how a bag is pooled: sum, mean
     """
     return _op("embedding_bag", [table, ids], mode=mode)
@@ -724,7 +724,7 @@ def log_softmax(x: TensorLike) -> Tensor:
 def cross_entropy(logits: TensorLike, labels: TensorLike, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> tuple[Tensor, ...]:
     """Cross entropy of softmax(logits) and integer labels, one value a row, with label smoothing.
 
-    logits [..., v], labels i32/i64 [...] -> loss [...] (0 where ignored), lse [...] (log of the sum of exponentials), both in the accumulate dtype. Take the mean over counted rows yourself.
+    logits [..., v], labels i32/i64 [...] -> loss [...] (0 where ignored), lse [...] (log of the sum of exponentials), both in the accumulate dtype. Take the mean over counted rows yourself. A label that is neither in 0 to v - 1 nor ignore_index is an error.
     ignore_index: rows with this label have loss and gradient 0
     label_smoothing: weight of the uniform distribution in the target
     Returns loss, lse.

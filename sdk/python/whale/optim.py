@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass, field
 
-from . import _abi
+from . import _abi, arguments
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate over updates: linear warm-up, then ``kind``'s decay until ``total_steps``, down to ``final`` of the peak.
+    """A learning rate over updates: linear warm-up from 0, then ``kind``'s decay until ``total_steps``, down to ``final`` of the peak.
 
-    kind: "constant", "linear", "cosine" or "inverse_sqrt"."""
+    kind: "constant", "linear", "cosine" or "inverse_sqrt". warmup: updates. total_steps: updates, warm-up included; linear and
+    cosine need it, the others have none. final: 0 to 1; of all but constant."""
 
     kind: str = "constant"
     warmup: int = 0
     total_steps: int = 0
     final: float = 0.0
+
+    def __post_init__(self) -> None:
+        arguments.choice("kind", self.kind, _SCHEDULES)
+        arguments.integer("warmup", self.warmup, 0)
+        arguments.integer("total_steps", self.total_steps, 0)
+        arguments.number("final", self.final, 0, 1)
+        ends = self.kind in ("linear", "cosine")
+        if ends and self.total_steps <= self.warmup:
+            raise arguments.wrong("total_steps", self.total_steps, f"more than the {self.warmup} updates of the warm-up: a {self.kind} schedule ends there")
+        if not ends and self.total_steps:
+            raise arguments.wrong("total_steps", self.total_steps, f"0: a schedule of kind '{self.kind}' has no end")
+        if self.kind == "constant" and self.final:
+            raise arguments.wrong("final", self.final, "0: a constant schedule does not decay")
 
 
 _SCHEDULES = {"constant": _abi.WHALE_LR_CONSTANT, "linear": _abi.WHALE_LR_LINEAR, "cosine": _abi.WHALE_LR_COSINE,
@@ -25,26 +40,45 @@ _SCHEDULES = {"constant": _abi.WHALE_LR_CONSTANT, "linear": _abi.WHALE_LR_LINEAR
 
 
 def cosine(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+    """Linear warm-up over ``warmup`` updates, then half a cosine down to ``final`` of the peak at update ``total_steps``."""
     return Schedule("cosine", warmup, total_steps, final)
 
 
 def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+    """Linear warm-up over ``warmup`` updates, then a line down to ``final`` of the peak at update ``total_steps``."""
     return Schedule("linear", warmup, total_steps, final)
+
+
+# What a field may be.
+_RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
+           "clip_threshold": (0, 1e30)}
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The base of all optimizers."""
+    """The base of all optimizers. learning_rate: the peak of ``schedule``, which is constant unless given. weight_decay: of parameters
+    of rank >= 2, unless ``whale.parameter(decay=...)`` says otherwise."""
 
     learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if type(self) in (Optimizer, _AdamFamily):
+            raise TypeError("Optimizer is the base of SGD, Adam, AdamW, Lamb, Adagrad and Adafactor; use one of these")
+        for name, (low, high) in _RANGES.items():
+            if hasattr(self, name):
+                arguments.number(name, getattr(self, name), low, high)
+        arguments.instance("schedule", getattr(self, "schedule", Schedule()), Schedule, "a Schedule such as whale.cosine(1000, warmup=100)")
+        betas = getattr(self, "betas", (0.0, 0.0))
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise arguments.wrong("betas", betas, "two numbers such as (0.9, 0.999)")
+        for i, beta in enumerate(betas):
+            arguments.number(f"betas[{i}]", beta, 0, math.nextafter(1.0, 0.0))
 
     def _fields(self) -> dict:
         return {}
 
     def options(self) -> _abi.whale_training_options:
         schedule = getattr(self, "schedule", Schedule())
-        if schedule.kind not in _SCHEDULES:
-            raise ValueError(f"no such schedule: {schedule.kind!r}; there are {', '.join(_SCHEDULES)}")
         values = dict(beta1=0.9, beta2=0.999, epsilon=1e-8, decay_rate=-0.8, clip_threshold=1.0, accumulation=1,
                       learning_rate=self.learning_rate, schedule=_SCHEDULES[schedule.kind], warmup_steps=schedule.warmup,
                       total_steps=schedule.total_steps, final_fraction=schedule.final)
@@ -54,10 +88,11 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """p -= lr (g + weight_decay p), with momentum m = momentum m + g, and Nesterov's form of it.
+    """p -= lr (g + weight_decay p), with momentum m = momentum m + g, then p -= lr m. nesterov: p -= lr (g + momentum m).
 
     lazy: of an embedding table, only the rows that the step looked up are decayed and updated; its gradient is never made as a whole.
-    split: for precision "bf16" without momentum: the fp32 weight in two halves. The high half is the model's bf16 weight, the low half is
+    An error where the model has no such table.
+    split: for precision "bfloat16" without momentum (in another precision there is nothing to split: plain SGD): the fp32 weight in two halves. The high half is the model's bf16 weight, the low half is
     optimizer state ("<name>/low"); the memory is that of fp32 alone and the updates are those of fp32 (Kalamkar et al., 2020)."""
 
     momentum: float = 0.0
@@ -66,6 +101,13 @@ class SGD(Optimizer):
     schedule: Schedule = field(default_factory=Schedule)
     lazy: bool = False
     split: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise arguments.wrong("nesterov", self.nesterov, "a momentum with it, such as momentum=0.9: it is a form of momentum")
+        if self.split and self.momentum:
+            raise arguments.wrong("split", self.split, f"momentum 0 with it, found {self.momentum}")
 
     def _fields(self) -> dict:
         return dict(optimizer=_abi.WHALE_OPTIMIZER_SGD, momentum=self.momentum, nesterov=int(self.nesterov),
@@ -125,7 +167,9 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer & Stern, 2018): factored second moments for matrices, update clipped by its RMS."""
+    """Adafactor (Shazeer & Stern, 2018): factored second moments for matrices, update clipped by its RMS.
+
+    decay_rate: of the second moments, 1 - updates^decay_rate. clip_threshold: the largest RMS of an update."""
 
     epsilon: float = 1e-30
     decay_rate: float = -0.8

@@ -16,7 +16,8 @@ def _duration(seconds: float) -> str:
 
 
 def progress(batches: Iterable[T], total: int | None = None, *, text: str = "step") -> Iterator[T]:
-    """Iterates over ``batches`` and shows how far it is."""
+    """Iterates over ``batches`` and shows how far it is. total: how many there are, None: their length if they have one. text: what one
+    is called."""
     if total is None:
         try:
             total = len(batches)  # type: ignore[arg-type]

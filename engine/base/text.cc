@@ -1,0 +1,25 @@
+#include "base/text.h"
+
+#include <charconv>
+
+#include "base/format.h"
+
+namespace whale {
+
+std::string brief(std::string_view text, size_t most) {
+  if (text.size() <= most) return std::string(text);
+  const auto inside = [&](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
+  size_t head = most * 2 / 3, tail = text.size() - most / 3;
+  while (head > 0 && inside(head)) --head;
+  while (tail < text.size() && inside(tail)) ++tail;
+  return fmt::format("{}... ({} bytes) ...{}", text.substr(0, head), text.size(), text.substr(tail));
+}
+
+std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace whale

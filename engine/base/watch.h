@@ -1,0 +1,63 @@
+// What stops work that only computes: a cancel flag and a deadline, looked at in every loop that may run long. Planning
+// is done by one thread, so the watch in force is the thread's, and no pass has to hand it on.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <utility>
+
+#include "base/error.h"
+
+namespace whale {
+
+// Thrown by look(). No Error, so that whoever adds to the errors of a pass leaves it alone.
+class Stopped : public std::exception {
+ public:
+  explicit Stopped(Error error) : error_(std::move(error)) {}  // NOLINT(bugprone-throw-keyword-missing): it is a member
+  const char* what() const noexcept override { return error_.what(); }
+  const Error& error() const { return error_; }  // CANCELLED or DEADLINE_EXCEEDED
+
+ private:
+  Error error_;
+};
+
+// In force on this thread for the life of the object, beside those around it: each of them stops the work.
+class Watch {
+ public:
+  // what: the work, for messages ("planning"). cancelled: null: not to be cancelled. timeout_seconds: 0: no deadline.
+  Watch(const char* what, const std::atomic<bool>* cancelled, double timeout_seconds);
+  ~Watch() { current_ = outer_; }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // Throws Stopped when the work is to stop; some 30 ns under a watch with a deadline, 2 without a watch.
+  static void look() {
+    if (current_ != nullptr) current_->check();
+  }
+
+  std::function<void()> looked;  // called at each look: for tests
+
+ private:
+  void check() const;
+
+  const char* what_;
+  const std::atomic<bool>* cancelled_;
+  double timeout_seconds_;
+  std::chrono::steady_clock::time_point start_;
+  Watch* outer_;
+  static thread_local Watch* current_;
+};
+
+// The outermost call of work that looks: what it returns; Stopped becomes its Error.
+template <class F>
+auto stoppable(F&& work) {
+  try {
+    return work();
+  } catch (const Stopped& stopped) {
+    throw Error(stopped.error());
+  }
+}
+
+}  // namespace whale

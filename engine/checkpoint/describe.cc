@@ -1,0 +1,64 @@
+#include "checkpoint/describe.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/format.h"
+
+namespace whale {
+namespace {
+
+std::string size_text(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB"};
+  size_t unit = 0;
+  auto size = static_cast<double>(bytes);
+  for (; size >= 1000 && unit < 4; ++unit) size /= 1000;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", size, kUnits[unit]);
+}
+
+}  // namespace
+
+std::string describe(const Checkpoint& c) {
+  const CheckpointMeta& meta = c.index.meta;
+  std::string out = fmt::format("checkpoint of model '{}': iteration {}, updates {}, seed {}\n", meta.model,
+                                meta.iteration, meta.updates, meta.seed);
+  if (meta.learning_rate) out += fmt::format("learning rate {}, set by hand\n", *meta.learning_rate);
+  if (meta.loss_scale) out += fmt::format("loss scale {}, for {} steps\n", *meta.loss_scale, meta.steps_at_scale);
+  out += c.has_checksums()
+             ? fmt::format("saved by libwhale {}, format {}, id {}\n", c.index.library, c.index.format, c.index.id)
+             : fmt::format("saved by an older libwhale, format {}\n", c.index.format);
+  size_t widest = 6;
+  for (const SafetensorsFile* file : {c.model.get(), c.optimizer.get()})
+    for (const StoredTensor& tensor : file->tensors()) widest = std::max(widest, tensor.name.size());
+  for (const SafetensorsFile* file : {c.model.get(), c.optimizer.get()}) {
+    out += fmt::format("\n{}: {} tensors, {}\n", file == c.model.get() ? "model.safetensors" : "optimizer.safetensors",
+                       file->tensors().size(), size_text(file->bytes()));
+    for (const StoredTensor& tensor : file->tensors())
+      out += fmt::format("  {:<{}}  {:<5} {}\n", tensor.name, widest, name_of(tensor.dtype), to_string(tensor.dims));
+  }
+  return out + (c.has_checksums() ? "\nevery checksum is right"
+                                  : "\nwithout checksums: the files are complete, but a changed byte in their data "
+                                    "would not be noticed. Load it and save it again to have them");
+}
+
+std::string describe_json(const Checkpoint& c) {
+  const CheckpointMeta& meta = c.index.meta;
+  nlohmann::ordered_json json = {{"format", c.index.format},       {"library", c.index.library}, {"id", c.index.id},
+                                 {"checksums", c.has_checksums()}, {"model", meta.model},        {"seed", meta.seed},
+                                 {"iteration", meta.iteration},    {"updates", meta.updates}};
+  json["learning_rate"] = meta.learning_rate ? nlohmann::ordered_json(*meta.learning_rate) : nullptr;
+  if (meta.loss_scale) json["loss_scale"] = *meta.loss_scale;
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+  for (const auto& [name, file] :
+       {std::pair("model.safetensors", c.model.get()), std::pair("optimizer.safetensors", c.optimizer.get())})
+    for (const StoredTensor& tensor : file->tensors())
+      tensors.push_back({{"name", tensor.name},
+                         {"file", name},
+                         {"dtype", name_of(tensor.dtype)},
+                         {"dims", tensor.dims},
+                         {"bytes", tensor.bytes()}});
+  json["tensors"] = std::move(tensors);
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace whale

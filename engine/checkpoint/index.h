@@ -1,0 +1,40 @@
+// The index of a checkpoint, whale.json: what was saved, by which save, and the checksums of the files beside it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "checkpoint/safetensors.h"
+
+namespace whale {
+
+// What libwhale writes; it reads 1 as well, which has neither id nor checksums.
+inline constexpr int64_t kCheckpointFormat = 2;
+
+struct CheckpointMeta {
+  std::string model;  // name of the graph
+  uint64_t seed = 0;
+  int64_t iteration = 0, updates = 0;
+  std::optional<double> learning_rate;  // set by hand; absent: the schedule's
+  std::optional<double> loss_scale;     // f16
+  int64_t steps_at_scale = 0;           // without an overflow, since the loss scale changed
+};
+
+struct CheckpointIndex {
+  CheckpointMeta meta;
+  int64_t format = kCheckpointFormat;
+  std::string library;                         // version that wrote it; format 1: empty
+  std::string id;                              // of the save, random, also in the files; format 1: empty
+  std::map<std::string, FileChecksums> files;  // by name; format 1: none
+};
+
+// The text's last line is the checksum of the text itself, in this and later formats.
+std::string to_text(const CheckpointIndex& index);
+// Throws data_loss for what is damaged, failed_precondition for a newer format. `path` is for messages.
+CheckpointIndex parse_index(const std::string& path, const std::string& text);
+// Begins as libwhale's do, however it goes on: a damaged index is told from a user's file of the same name.
+bool looks_like_index(const std::string& text);
+
+}  // namespace whale

@@ -1,0 +1,97 @@
+#include "checkpoint/save_lock.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+constexpr const char* kName = ".whale.saving";
+constexpr std::string_view kBegin = "libwhale save ";  // ID process PID
+constexpr size_t kIdDigits = 32;
+
+std::string read_start(int descriptor) {
+  char text[128];
+  const ssize_t got = ::pread(descriptor, text, sizeof text, 0);
+  return {text, static_cast<size_t>(got > 0 ? got : 0)};
+}
+
+bool set_lock(int descriptor, short kind) {
+  struct flock lock {};
+  lock.l_type = kind;
+  lock.l_whence = SEEK_SET;  // the whole file
+  int result = 0;
+  do result = ::fcntl(descriptor, F_OFD_SETLK, &lock);
+  while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+}  // namespace
+
+// False: the file went away meanwhile, with the save that made it.
+bool SaveLock::take() {
+  const std::string path = folder_.path_of(kName);
+  descriptor_ = ::openat(folder_.descriptor(), kName, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+  if (descriptor_ < 0) {
+    if (errno == ENOENT && folder_.removed())
+      throw error(Code::kAborted, "'{}' was removed while a checkpoint was to be saved into it; save again",
+                  folder_.path());
+    throw_errno("write", path);
+  }
+  struct stat mine {
+  }, there{};
+  if (::fstat(descriptor_, &mine) != 0) throw_errno("read", path);
+  const std::string text = S_ISREG(mine.st_mode) ? read_start(descriptor_) : "?";
+  if (!text.empty() && !text.starts_with(kBegin))
+    throw error(Code::kFailedPrecondition,
+                "'{}' was not made by libwhale, which needs this name while it saves; move it away", path);
+  if (!set_lock(descriptor_, F_WRLCK)) {
+    if (errno != EAGAIN && errno != EACCES)
+      throw error(Code::kFailedPrecondition,
+                  "the file system of '{}' cannot lock files ({}), without which two saves could destroy each other; "
+                  "save to another one",
+                  folder_.path(), fmt::format("errno {}", errno));
+    const size_t process = text.find("process ");
+    throw error(
+        Code::kAborted,
+        "another save to '{}' is under way{}; this one did nothing. Save again when it has ended, or to another "
+        "directory",
+        folder_.path(),
+        process == std::string::npos ? "" : fmt::format(" ({})", text.substr(process, text.find('\n') - process)));
+  }
+  // The save that we waited for no longer may have removed the file between open and lock.
+  if (::fstatat(folder_.descriptor(), kName, &there, AT_SYMLINK_NOFOLLOW) != 0 || there.st_ino != mine.st_ino)
+    return false;
+  const std::string last = read_start(descriptor_);
+  if (last.size() >= kBegin.size() + kIdDigits && is_random_id(last.substr(kBegin.size(), kIdDigits)))
+    interrupted_ = last.substr(kBegin.size(), kIdDigits);
+  return true;
+}
+
+SaveLock::SaveLock(const Directory& folder) : folder_(folder) {
+  try {
+    while (!take()) ::close(descriptor_);
+  } catch (...) {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    throw;
+  }
+}
+
+void SaveLock::claim(const std::string& id) {
+  const std::string text = fmt::format("{}{} process {}\n", kBegin, id, ::getpid());
+  if (::pwrite(descriptor_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
+      ::ftruncate(descriptor_, static_cast<off_t>(text.size())) != 0 || ::fsync(descriptor_) != 0)
+    throw_errno("write", folder_.path_of(kName));
+}
+
+SaveLock::~SaveLock() {
+  folder_.remove(kName);
+  set_lock(descriptor_, F_UNLCK);  // a child made by fork() meanwhile has the file open too
+  ::close(descriptor_);
+}
+
+}  // namespace whale

@@ -1,0 +1,139 @@
+// Collectives fit their tensors: what a device binds to them is what its group's cuts say.
+#include <set>
+
+#include "base/watch.h"
+#include "plan/verify.h"
+
+namespace whale {
+namespace {
+
+class Shapes {
+ public:
+  Shapes(const VerifyContext& c, const Segment& s, size_t k, size_t rank, size_t members)
+      : c_(c), s_(s), k_(k), i_(s.instructions[k]), rank_(rank), members_(members) {}
+
+  void check() const {
+    switch (i_.op) {
+      case OpCode::k_all_reduce: return in_place();
+      case OpCode::k_adasum:
+        in_place();
+        if (attr_ints(i_.attrs, "weights").size() != members_)
+          fail(fmt::format("it has {} weights for {} members", attr_ints(i_.attrs, "weights").size(), members_));
+        return;
+      case OpCode::k_all_gather: return parts(i_.out, i_.in);
+      case OpCode::k_reduce_scatter: return parts(i_.in, i_.out);
+      case OpCode::k_all_to_all: return exchange();
+      default: return;
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const { c_.fail(s_, k_, what); }
+  const Buffer& buffer(BufferId b) const { return c_.program.buffers[static_cast<size_t>(b)]; }
+  static int64_t elements(const Buffer& b) { return element_count(b.dims); }
+
+  void in_place() const {
+    if (i_.in.size() != i_.out.size() || i_.in.empty()) fail("a collective in place has a result for each operand");
+    for (size_t n = 0; n < i_.in.size(); ++n) {
+      const Buffer &x = buffer(i_.in[n]), &y = buffer(i_.out[n]);
+      const auto root = [&](BufferId b) { return buffer(b).alias == kNone ? b : buffer(b).alias; };
+      if (root(i_.in[n]) != root(i_.out[n]) || x.at != y.at || x.bytes != y.bytes || x.dtype != y.dtype)
+        fail(fmt::format("it works in place, and '{}' lies elsewhere than '{}'", y.name, x.name));
+      if (x.dtype != buffer(i_.in[0]).dtype) fail("its operands are of different types");
+    }
+  }
+
+  // Of operand n of a bucket.
+  std::vector<Interval> cuts(const char* name, size_t n, size_t operands) const {
+    const std::vector<int64_t>& all = attr_ints(i_.attrs, name);
+    if (all.size() != 2 * members_ * operands) fail(fmt::format("its {} are not of {} members", name, members_));
+    std::vector<Interval> out;
+    for (size_t m = 0; m < members_; ++m) out.push_back({all[2 * (n * members_ + m)], all[2 * (n * members_ + m) + 1]});
+    int64_t at = 0;
+    for (const Interval& cut : out) {
+      if (cut.begin != at || cut.end < at)
+        fail(fmt::format("its {} [{}, {}) do not follow {}", name, cut.begin, cut.end, at));
+      at = cut.end;
+    }
+    return out;
+  }
+
+  // Elements of a tensor at each position of the digit, whose extent it is.
+  int64_t unit(const Buffer& b, const char* name, size_t n, int64_t extent) const {
+    const std::vector<int64_t>& digits = attr_ints(i_.attrs, name);
+    if (digits.size() < 3 * (n + 1)) fail("it names no digit");
+    const int64_t dim = digits[3 * n], outer = digits[3 * n + 1], inner = digits[3 * n + 2];
+    const bool fits = dim >= 0 && dim < std::ssize(b.dims) && outer >= 1 && inner >= 1 &&
+                      outer <= b.dims[static_cast<size_t>(dim)] && inner <= b.dims[static_cast<size_t>(dim)] / outer &&
+                      outer * inner * extent == b.dims[static_cast<size_t>(dim)];
+    if (!fits)
+      fail(fmt::format("'{}' of shape {} has no digit ({}, {}, {}) of {}", b.name, to_string(b.dims), dim, outer, inner,
+                       extent));
+    return elements(b) / extent;
+  }
+
+  void parts(const std::vector<BufferId>& wholes, const std::vector<BufferId>& mine) const {
+    if (wholes.size() != mine.size() || mine.empty()) fail("it has a result for each operand");
+    for (size_t n = 0; n < mine.size(); ++n) {
+      const Buffer &whole = buffer(wholes[n]), &part = buffer(mine[n]);
+      if (whole.dtype != part.dtype || whole.dtype != buffer(wholes[0]).dtype)
+        fail("its operands are of different types");
+      if (elements(whole) == 0) continue;
+      const std::vector<Interval> all = cuts("cuts", n, mine.size());
+      if (elements(part) != unit(whole, "digit", n, all.back().end) * all[rank_].size())
+        fail(fmt::format("'{}' of shape {} is not [{}, {}) of '{}' of shape {}", part.name, to_string(part.dims),
+                         all[rank_].begin, all[rank_].end, whole.name, to_string(whole.dims)));
+    }
+  }
+
+  void exchange() const {
+    if (i_.in.size() != 1 || i_.out.size() != 1) fail("it has one operand and one result");
+    const Buffer &x = buffer(i_.in[0]), &y = buffer(i_.out[0]);
+    const std::vector<Interval> from = cuts("cuts", 0, 1), to = cuts("to_cuts", 0, 1);
+    const int64_t before = from[rank_].size() * to.back().end, after = from.back().end * to[rank_].size();
+    const bool fits = before > 0  ? elements(x) % before == 0 && elements(y) == elements(x) / before * after
+                      : after > 0 ? elements(x) == 0 && elements(y) % after == 0
+                                  : elements(x) == 0 && elements(y) == 0;
+    if (!fits || x.dtype != y.dtype)
+      fail(fmt::format("'{}' of shape {} and '{}' of shape {} are not its cuts", x.name, to_string(x.dims), y.name,
+                       to_string(y.dims)));
+  }
+
+  const VerifyContext& c_;
+  const Segment& s_;
+  size_t k_;
+  const Instruction& i_;
+  size_t rank_, members_;
+};
+
+}  // namespace
+
+void verify_collectives(const Plan& plan, const Entry& entry) {
+  // Devices of one class at one place in their groups are alike.
+  std::vector<std::vector<std::pair<size_t, size_t>>> place(plan.groups.size());  // [group][device]: rank, members
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    place[g].resize(entry.rows.size());
+    for (const std::vector<int32_t>& part : plan.groups[g].parts)
+      for (size_t rank = 0; rank < part.size(); ++rank) place[g][static_cast<size_t>(part[rank])] = {rank, part.size()};
+  }
+  std::set<std::pair<int32_t, std::vector<std::pair<size_t, size_t>>>> seen;
+  for (const DeviceRow& row : entry.rows) {
+    Watch::look();
+    std::vector<std::pair<size_t, size_t>> key;
+    for (const auto& group : place) key.push_back(group[static_cast<size_t>(row.device)]);
+    if (!seen.emplace(row.program, std::move(key)).second) continue;
+    const VerifyContext c{plan, entry, static_cast<size_t>(row.program),
+                          entry.programs[static_cast<size_t>(row.program)]};
+    std::vector<char> runs(c.program.segments.size());
+    for (const ScheduleRow& r : c.program.schedule) runs[static_cast<size_t>(r.segment)] = 1;
+    for (const Segment& s : c.program.segments)
+      for (size_t k = 0; runs[static_cast<size_t>(&s - c.program.segments.data())] && k < s.instructions.size(); ++k) {
+        const Instruction& i = s.instructions[k];
+        if (i.kind != InstructionKind::kCollective) continue;
+        const auto [rank, members] = place[static_cast<size_t>(i.ref)][static_cast<size_t>(row.device)];
+        if (members > 0) Shapes(c, s, k, rank, members).check();
+      }
+  }
+}
+
+}  // namespace whale

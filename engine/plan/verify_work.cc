@@ -1,0 +1,157 @@
+// Who does what: groups, samples and micro-batches, from the meshes.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/watch.h"
+#include "parallel/shares.h"
+#include "plan/groups.h"
+#include "plan/verify.h"
+
+namespace whale {
+namespace {
+
+[[noreturn]] void fail(const Plan& plan, const Entry& entry, const std::string& what) {
+  throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
+}
+
+// ---- samples ------------------------------------------------------------------------------------------------------
+// The cut of a batch by time and some axes of a mesh, bits 0 and 1 + axis of a mask (plan/localise.h). Devices at the
+// same coordinates along these axes have the same.
+class Cuts {
+ public:
+  Cuts(const Mesh& mesh, const Entry& entry, size_t micro_batches)
+      : mesh_(mesh), batch_(entry.batch), time_{"time", static_cast<int64_t>(micro_batches), {}, {}} {}
+
+  const SampleCut& at(uint64_t mask, const std::vector<int64_t>& coordinates) {
+    std::vector<int64_t> key{static_cast<int64_t>(mask)};
+    for (size_t a = 0; a < mesh_.axes.size(); ++a)  // a ragged axis depends on those outside of it
+      key.push_back(mask >> (a + 1) & 1 || ragged_inside(mask, a) ? coordinates[a] : -1);
+    const auto [at, fresh] = known_.try_emplace(std::move(key));
+    if (!fresh) return at->second;
+    at->second.whole = range({0, batch_}, mask, coordinates);
+    for (int64_t u = 0; u < time_.size; ++u)
+      at->second.micro_batches.push_back(
+          range(mask & 1 ? cut_of(time_, false, batch_, u) : Interval{0, batch_}, mask, coordinates));
+    return at->second;
+  }
+
+ private:
+  bool ragged_inside(uint64_t mask, size_t axis) const {
+    for (size_t a = axis + 1; a < mesh_.axes.size(); ++a)
+      if (mask >> (a + 1) & 1 && mesh_.axes[a].ragged()) return true;
+    return false;
+  }
+  Interval range(Interval all, uint64_t mask, const std::vector<int64_t>& coordinates) const {
+    for (size_t a = 0; a < mesh_.axes.size(); ++a) {
+      if (!(mask >> (a + 1) & 1)) continue;
+      const Interval inner = cut_of(mesh_.axes, a, false, all.size(), coordinates);
+      all = {all.begin + inner.begin, all.begin + inner.end};
+    }
+    return all;
+  }
+
+  const Mesh& mesh_;
+  int64_t batch_;
+  MeshAxis time_;
+  std::map<std::vector<int64_t>, SampleCut> known_;
+};
+
+// One set of axes explains the number-th samples of all devices.
+void check_samples(const Plan& plan, const Entry& entry) {
+  const size_t cuts = entry.rows[0].samples.size(), runs = entry.rows[0].samples[0].micro_batches.size();
+  for (const DeviceRow& row : entry.rows) {
+    Watch::look();
+    bool same = row.samples.size() == cuts;
+    for (const SampleCut& cut : row.samples) same &= cut.micro_batches.size() == runs;
+    if (!same) fail(plan, entry, fmt::format("devices 0 and {} cut the batch in different ways", row.device));
+  }
+  std::vector<Cuts> of_mesh;
+  for (const Mesh& mesh : plan.meshes) of_mesh.emplace_back(mesh, entry, runs);
+  const size_t axes = plan.meshes[0].axes.size();
+  for (size_t number = 0; number < cuts; ++number) {
+    size_t most = 0;  // rows that some set explains
+    bool explained = false;
+    for (uint64_t mask = 0; mask < uint64_t{2} << axes && !explained; ++mask) {
+      size_t r = 0;
+      for (; r < entry.rows.size(); ++r) {
+        Watch::look();
+        const DeviceRow& row = entry.rows[r];
+        if (!(of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates) == row.samples[number])) break;
+      }
+      explained = r == entry.rows.size();
+      most = std::max(most, r);
+    }
+    if (!explained)
+      fail(plan, entry,
+           fmt::format("the samples of device {} ({} of its cuts of the batch) are not its share of {}", most, number,
+                       entry.batch));
+  }
+}
+
+// ---- micro-batches ------------------------------------------------------------------------------------------------
+// The micro-batches that a program works on, each in as many rows as the others, no row twice.
+std::set<int32_t> micro_batches_of(const Plan& plan, const Entry& entry, size_t number) {
+  const Program& p = entry.programs[number];
+  std::set<std::pair<int32_t, int32_t>> seen;
+  std::map<int32_t, int> rows;
+  for (const ScheduleRow& row : p.schedule) {
+    const std::string& name = p.segments[static_cast<size_t>(row.segment)].name;
+    if (!seen.emplace(row.segment, row.micro_batch).second)
+      fail(plan, entry,
+           fmt::format("program {} runs segment '{}' twice on micro-batch {}", number, name, row.micro_batch));
+    if (!row.whole) ++rows[row.micro_batch];
+  }
+  std::set<int32_t> out;
+  for (const auto& [u, n] : rows) {
+    Watch::look();
+    if (n != rows.begin()->second)
+      fail(plan, entry,
+           fmt::format("program {} runs {} segments on micro-batch {}, {} on {}", number, rows.begin()->second,
+                       rows.begin()->first, n, u));
+    out.insert(u);
+  }
+  return out;
+}
+
+void check_micro_batches(const Plan& plan, const Entry& entry) {
+  const auto all = static_cast<int32_t>(entry.rows[0].samples[0].micro_batches.size());
+  std::vector<std::set<int32_t>> of_program;
+  for (size_t p = 0; p < entry.programs.size(); ++p) of_program.push_back(micro_batches_of(plan, entry, p));
+  for (size_t m = 0; m < plan.meshes.size(); ++m) {
+    Watch::look();
+    std::set<std::set<int32_t>> different;
+    for (const DeviceRow& row : entry.rows)
+      if (row.mesh == static_cast<int32_t>(m)) different.insert(of_program[static_cast<size_t>(row.program)]);
+    std::vector<int> times(static_cast<size_t>(all));
+    for (const std::set<int32_t>& each : different)
+      for (const int32_t u : each) ++times[static_cast<size_t>(u)];
+    for (int32_t u = 0; u < all; ++u)
+      if (times[static_cast<size_t>(u)] != 1)
+        fail(plan, entry,
+             fmt::format("micro-batch {} is worked on {} times by the devices of mesh {}", u,
+                         times[static_cast<size_t>(u)], m));
+  }
+}
+
+}  // namespace
+
+void verify_groups(const Plan& plan) {
+  if (plan.groups.empty()) return;  // nor is there a collective
+  const std::vector<Group> lines = groups_of(plan.meshes);
+  const auto fail = [&](const std::string& what) { throw error(Code::kDataLoss, "plan '{}': {}", plan.model, what); };
+  if (plan.groups.size() != lines.size())
+    fail(fmt::format("{} groups for {} axes of its meshes", plan.groups.size(), lines.size()));
+  for (size_t g = 0; g < lines.size(); ++g)
+    if (plan.groups[g].axis != lines[g].axis || plan.groups[g].parts != lines[g].parts)
+      fail(fmt::format("group {} ('{}') is not the devices along axis '{}' of its meshes in their order", g,
+                       plan.groups[g].axis, lines[g].axis));
+}
+
+void verify_work(const Plan& plan, const Entry& entry) {
+  if (entry.rows.empty()) return;
+  check_samples(plan, entry);
+  check_micro_batches(plan, entry);
+}
+
+}  // namespace whale

@@ -1,0 +1,260 @@
+"""Options: each is refused at once where it cannot mean anything, or its docstring says what it means. And what errors say: the argument's name in
+Python, what was found, what was wanted, the line of the user's program."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import whale as wh
+
+
+def graph(body=None, optimizer=None, trained=True, **options):
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (12, 6)), wh.input("y", (12,), wh.int32)
+        loss = wh.nn.cross_entropy(wh.nn.linear(body(x) if body else wh.nn.linear(x, 8), 4), y)
+        if trained:
+            g.minimize(loss, optimizer or wh.SGD(0.1), **options)
+    return g
+
+
+def planned(**options):
+    return wh.plan(graph(), **{"devices": "cpu:2", **options})
+
+
+def inside(scope):
+    def body(x):
+        with scope():
+            return wh.nn.linear(x, 8)
+    return graph(body)
+
+
+def job():
+    return planned().start()
+
+
+IMAGE = lambda x: x.reshape(-1, 2, 3, 1)
+PLACES = lambda x: x.reshape(-1, 1, 6)
+# What is called, and words of the error.
+REFUSED = {
+    # optimizers and schedules
+    "learning_rate negative": (lambda: wh.SGD(-0.1), "'learning_rate' is -0.1"),
+    "learning_rate nan": (lambda: wh.SGD(float("nan")), "'learning_rate' is nan"),
+    "learning_rate text": (lambda: wh.Adam("0.1"), "'learning_rate' is '0.1'"),
+    "momentum": (lambda: wh.SGD(0.1, momentum=1.5), "'momentum' is 1.5"),
+    "nesterov without momentum": (lambda: wh.SGD(0.1, nesterov=True), "'nesterov'.*momentum"),
+    "split with momentum": (lambda: wh.SGD(0.1, momentum=0.9, split=True), "'split'.*momentum"),
+    "lazy without a table": (lambda: wh.plan(graph(optimizer=wh.SGD(0.1, lazy=True))), "lazy updates are of tables"),
+    "betas of one": (lambda: wh.Adam(betas=(0.9,)), "'betas'"),
+    "beta": (lambda: wh.AdamW(betas=(0.9, 1.0)), r"'betas\[1\]' is 1.0"),
+    "epsilon": (lambda: wh.Lamb(epsilon=-1), "'epsilon'"),
+    "weight_decay": (lambda: wh.AdamW(weight_decay=-0.1), "'weight_decay'"),
+    "decay_rate": (lambda: wh.Adafactor(decay_rate=0.8), "'decay_rate'"),
+    "clip_threshold": (lambda: wh.Adafactor(clip_threshold=-1), "'clip_threshold'"),
+    "base": (lambda: wh.Optimizer(0.1), "base of SGD"),
+    "schedule text": (lambda: wh.SGD(0.1, schedule="cosine"), "'schedule' is 'cosine'"),
+    "schedule kind": (lambda: wh.Schedule("exp"), "'kind' is 'exp'.*inverse_sqrt"),
+    "warmup": (lambda: wh.cosine(100, warmup=0.1), "'warmup' is 0.1"),
+    "warmup too long": (lambda: wh.linear(100, warmup=100), "'total_steps' is 100.*100 updates"),
+    "final": (lambda: wh.cosine(100, final=2), "'final' is 2"),
+    "final of a constant": (lambda: wh.Schedule(final=0.1), "'final' is 0.1"),
+    "end of a constant": (lambda: wh.Schedule(total_steps=10), "'total_steps' is 10.*'constant' has no end"),
+    "end of inverse_sqrt": (lambda: wh.Schedule("inverse_sqrt", warmup=5, total_steps=10), "'total_steps' is 10"),
+    # minimize
+    "optimizer class": (lambda: graph(optimizer=wh.SGD), "'optimizer'.*AdamW"),
+    "loss": (lambda: wh.Graph().minimize(None, wh.SGD()), "'loss' is None"),
+    "clip_norm": (lambda: graph(clip_norm=-1), "'clip_norm' is -1"),
+    "accumulation": (lambda: graph(accumulation=0), "'accumulation' is 0"),
+    "precision": (lambda: graph(precision="int32"), "'precision' is 'int32'.*bfloat16"),
+    # the graph
+    "input's shape": (lambda: graph(lambda x: wh.input("q", (3.7, 2))), r"'shape\[0\]' is 3.7"),
+    "batch_dim": (lambda: graph(lambda x: wh.input("q", (3, 2), batch_dim=5)), "test_arguments.py:.*input 'q' of shape"),
+    "batch_dim of a scalar": (lambda: graph(lambda x: x * wh.input("q", (), batch_dim=1)), "input 'q'.*batch dimension 1"),
+    "input twice": (lambda: graph(lambda x: wh.input("x", (3,))), "test_arguments.py:.*input 'x': that name is taken"),
+    "init": (lambda: graph(lambda x: x * wh.parameter("q", (6,), 0.5)), "'init' is 0.5.*constant"),
+    "std": (lambda: wh.normal(-1), "'std' is -1"),
+    "std, truncated": (lambda: wh.truncated_normal(-1), "'std' is -1"),
+    "uniform": (lambda: wh.uniform(1, -1), "'high' is -1"),
+    "decay of a statistic": (lambda: graph(lambda x: x * wh.parameter("q", (6,), buffer=True, decay=True)), "'decay' is True"),
+    "decay of a frozen one": (lambda: graph(lambda x: x * wh.parameter("q", (6, 1), trainable=False, decay=True)), "'decay' is True"),
+    "number cut": (lambda: graph(lambda x: x + (wh.input("k", (12, 1), wh.int32) + 0.5).astype("float32")), "0.5 beside a tensor of int32"),
+    "number too large": (lambda: graph(lambda x: x + (wh.input("k", (12, 1), wh.int32) * 2**40).astype("float32")), "1099511627776 beside a tensor of int32"),
+    "reshape": (lambda: graph(lambda x: x.reshape(12, 6.9)), r"'shape\[1\]' is 6.9"),
+    "axis": (lambda: graph(lambda x: x.sum(axis=1.5)), r"'axis\[0\]' is 1.5"),
+    "index by a tensor": (lambda: graph(lambda x: x[x > 0]), "whale.ops.gather"),
+    "truth": (lambda: graph(lambda x: x if x > 0 else -x), "whale.ops.where"),
+    "another graph's output": (lambda: wh.Graph().output("q", foreign()), "belongs to another"),
+    # primitives
+    "count": (lambda: inside(lambda: wh.replica(2.5)), "'count' is 2.5"),
+    "count negative": (lambda: inside(lambda: wh.replica(-1)), "'count' is -1"),
+    "ways": (lambda: inside(lambda: wh.split(-1)), "'ways' is -1"),
+    "stages": (lambda: inside(lambda: wh.pipeline(True)), "'stages' is True"),
+    "devices of a stage": (lambda: inside(lambda: wh.stage(-1)), "'devices' is -1"),
+    "micro_batches": (lambda: inside(lambda: wh.pipeline(micro_batches=-2)), "'micro_batches' is -2"),
+    "shares empty": (lambda: inside(lambda: wh.replica(shares=[])), r"'shares' is \[\]"),
+    "shares text": (lambda: inside(lambda: wh.replica(shares="12")), "'shares' is '12'"),
+    "shares of others": (lambda: inside(lambda: wh.replica(2, shares=[1, 2, 3])), "test_arguments.py:.*3 shares for a count of 2"),
+    "by": (lambda: inside(lambda: wh.replica(by="batch")), "test_arguments.py:.*by is 'batch'"),
+    "schedule": (lambda: inside(lambda: wh.pipeline(schedule="fast")), "test_arguments.py:.*schedule is 'fast'"),
+    # layers
+    "features": (lambda: graph(lambda x: wh.nn.linear(x, 0)), "'features' is 0"),
+    "heads": (lambda: graph(lambda x: wh.nn.attention(PLACES(x), 4)), "'heads' is 4.*divisor of the 6"),
+    "heads 0": (lambda: graph(lambda x: wh.nn.attention(PLACES(x), 0)), "'heads' is 0"),
+    "kv_heads": (lambda: graph(lambda x: wh.nn.attention(PLACES(x), 3, kv_heads=2)), "'kv_heads' is 2"),
+    "rotary of odd heads": (lambda: graph(lambda x: wh.nn.attention(PLACES(x), 2, rotary=True)), "'rotary'.*even size"),
+    "x of attention": (lambda: graph(lambda x: wh.nn.attention(x, 2)), r"'x' is whale.Tensor\(float32\[12, 6\]\)"),
+    "scale": (lambda: graph(lambda x: wh.nn.attention(PLACES(x), 2, scale=-1)), "'scale' is -1"),
+    "activation": (lambda: graph(lambda x: wh.nn.mlp(x, 3, activation="swish")), "'activation' is 'swish'.*'silu'"),
+    "rate": (lambda: graph(lambda x: wh.nn.dropout(x, -0.5)), "'rate' is -0.5"),
+    "top_k": (lambda: graph(lambda x: wh.nn.moe(PLACES(x), 2, 4, top_k=3)[0]), "'top_k' is 3"),
+    "kernel": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, (3,))), r"'kernel' is \(3,\)"),
+    "padding": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, 3, padding="full")), "'padding' is 'full'"),
+    "groups": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, 3, groups=0)), "'groups' is 0"),
+    "window": (lambda: graph(lambda x: wh.nn.max_pool(IMAGE(x), 0)), "'window' is 0"),
+    "x of a transposed convolution": (lambda: graph(lambda x: wh.nn.conv2d_transpose(x, 3, 2)), "'x' is whale.Tensor"),
+    # plan
+    "plan's graph": (lambda: wh.plan(None), "'graph' is None"),
+    "devices list": (lambda: planned(devices=["cpu:0"]), r"'devices' is \['cpu:0'\]"),
+    "devices empty": (lambda: planned(devices=""), "'devices' is ''"),
+    "fetch": (lambda: planned(fetch=3), "'fetch' is 3"),
+    "plan's accumulation": (lambda: planned(accumulation=-1), "'accumulation' is -1"),
+    "plan's precision": (lambda: planned(precision="int8"), "'precision' is 'int8'"),
+    "bucket_bytes": (lambda: planned(bucket_bytes=-1), "'bucket_bytes' is -1"),
+    "zero": (lambda: planned(zero=4), "'zero' is 4"),
+    "zero as a truth": (lambda: planned(zero=True), "'zero' is True"),
+    "zero without training": (lambda: wh.plan(graph(trained=False), zero=1), "'zero' is 1.*minimize"),
+    "adasum without training": (lambda: wh.plan(graph(trained=False), adasum=True), "'adasum' is True.*minimize"),
+    "state_shares": (lambda: planned(state_shares=[1, 2]), "shares of state are given without ZeRO"),
+    "recompute": (lambda: planned(recompute="all"), "'recompute' is 'all'"),
+    "recompute of nothing": (lambda: planned(recompute=[]), "'recompute' is None"),
+    "gradient_dtype": (lambda: planned(gradient_dtype="int32"), "gradients summed in i32"),
+    "offload": (lambda: planned(offload=["weights"]), "offload 'weights'"),
+    "update": (lambda: planned(update="x"), "'update' is 'x'"),
+    "timeout": (lambda: planned(timeout=-1), "'timeout' is -1"),
+    "limits of files": (lambda: wh.configure(max_ops=-1), "'max_ops' is -1"),
+    "limits of files, cut": (lambda: wh.configure(max_devices=1.5), "'max_devices' is 1.5"),
+    "matmul_chunks": (lambda: planned(matmul_chunks=-1), "'matmul_chunks' is -1"),
+    # jobs
+    "seed negative": (lambda: planned().start(seed=-1), "'seed' is -1"),
+    "seed beyond 64 bits": (lambda: planned().start(seed=2**64), "'seed' is 18446744073709551616"),
+    "seed float": (lambda: planned().start(seed=1.5), "'seed' is 1.5"),
+    "nan": (lambda: planned().start(nan="warn"), "'nan' is 'warn'.*'error' or 'ignore'"),
+    "threads": (lambda: planned().start(threads=-1), "'threads' is -1"),
+    "loss_scale": (lambda: planned().start(loss_scale=2.0), "loss scale.*precision is not f16"),
+    "loss_scale_growth": (lambda: planned().start(loss_scale_growth=5), "precision is not f16"),
+    "learning rate set": (lambda: setattr(job(), "learning_rate", -0.5), "'learning_rate' is -0.5"),
+    "picture's entry": (lambda: wh.display.plan_svg(planned().to_dict(), "evel"), "'entry' is 'evel'"),
+}
+
+
+def foreign():
+    g = wh.Graph()
+    with g:
+        return wh.input("z", (3,))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_at_once(name):
+    call, words = REFUSED[name]
+    with pytest.raises((wh.WhaleError, TypeError, IndexError), match=words) as info:
+        call()
+    assert "options." not in str(info.value) and "NULL" not in str(info.value), "a word of the C ABI"
+
+
+def public():
+    for owner in (wh, wh.nn, wh.Graph, wh.Plan, wh.Job, wh.Tensor):
+        for name, value in vars(owner).items():
+            value = getattr(value, "__func__", value)
+            ours = getattr(value, "__module__", "").startswith("whale.") and (inspect.isfunction(value) or inspect.isclass(value))
+            if ours and not name.startswith("_") and not (inspect.isclass(value) and value.__init__ is object.__init__):
+                yield f"{owner.__name__}.{name}", value
+
+
+PUBLIC = dict(public())
+# Operands, and what every layer has.
+PLAIN = {"self", "cls", "x", "a", "b", "name", "graph", "args", "kwargs", "inputs", "feeds", "path", "value", "ids", "op", "attrs", "handle", "loss", "optimizer",
+         "id", "dtype", "shape", "prediction", "target", "logits", "labels", "label_smoothing", "bias", "init", "features", "hidden", "kernel", "stride", "dilation",
+         "groups", "heads", "epsilon", "low", "high", "mean", "std"}
+
+
+@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if not (inspect.isclass(value) and issubclass(value, BaseException))])
+def test_options_are_documented(name):
+    """Each argument stands in its function's docstring, or in its class'."""
+    value = PUBLIC[name]
+    doc = "".join(each.__doc__ or "" for each in (getattr(value, "__mro__", None) or [value]) if each.__module__.startswith("whale"))
+    missing = [p for p in inspect.signature(value).parameters if p not in PLAIN and p[0] != "_" and not re.search(rf"\b{p}\b", doc)]
+    assert not missing, f"{name}: {', '.join(missing)} in no docstring"
+
+
+def test_rotary_between_sequences_turns_queries_and_keys():
+    g = wh.Graph()
+    with g:
+        x, context = wh.input("x", (2, 3, 8)), wh.input("context", (2, 5, 8))
+        g.output("turned", wh.nn.attention(x, 2, context=context, rotary=True, linear_bias=False))
+    rng = np.random.default_rng(0)
+    feeds = dict(x=rng.standard_normal((2, 3, 8)), context=rng.standard_normal((2, 5, 8)))
+    job = wh.plan(g, devices="ref:1", precision="float64").start()
+    p = job.parameters()
+
+    def turn(v):
+        angle = np.arange(v.shape[1])[:, None] * 10000.0 ** (-np.arange(2) / 2)
+        cos, sin, first, second = np.cos(angle)[:, None], np.sin(angle)[:, None], v[..., :2], v[..., 2:]
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+    q = turn((feeds["x"] @ p["attention.query.weight"]).reshape(2, 3, 2, 4))
+    k = turn((feeds["context"] @ p["attention.key.weight"]).reshape(2, 5, 2, 4))
+    v = (feeds["context"] @ p["attention.value.weight"]).reshape(2, 5, 2, 4)
+    scores = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) / 2)
+    out = np.einsum("bhqk,bkhd->bqhd", scores / scores.sum(-1, keepdims=True), v).reshape(2, 3, 8) @ p["attention.out.weight"]
+    np.testing.assert_allclose(job.eval(**feeds)["turned"], out, rtol=1e-5, atol=1e-6)
+
+
+def test_weight_decay_where_it_was_asked_for():
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (4, 3))
+        scale = {decay: wh.parameter(f"scale_{decay}", (3,), wh.ones(), decay=decay) for decay in (None, False, True)}
+        weight = {decay: wh.parameter(f"weight_{decay}", (3, 1), wh.ones(), decay=decay) for decay in (None, False, True)}
+        g.minimize(sum(((x * 0.0 * scale[d]) @ weight[d]).sum() for d in scale), wh.SGD(0.5, weight_decay=0.5))
+    job = wh.plan(g).start()
+    job.step(x=np.ones((4, 3), np.float32))
+    for name, kept in dict(scale_None=True, scale_False=True, scale_True=False, weight_None=False, weight_False=True, weight_True=False).items():
+        assert (job.read(name) == 1).all() == kept, name
+
+
+def test_a_closed_job_says_so():
+    closed = job()
+    closed.close()
+    closed.close()
+    feeds = dict(x=np.zeros((12, 6), np.float32), y=np.zeros(12, np.int32))
+    for call in (lambda: closed.step(**feeds), lambda: closed.eval(**feeds), lambda: closed.read("linear.bias"), closed.variables, closed.report,
+                 lambda: closed.save("x"), lambda: closed.load("x"), lambda: closed.learning_rate, lambda: closed.iteration, lambda: closed.updates,
+                 lambda: setattr(closed, "learning_rate", 0.1), lambda: closed.write("linear.bias", np.zeros(8)), closed.timeline):
+        with pytest.raises(wh.WhaleError, match="this job is closed"):
+            call()
+
+
+def test_indices_as_in_numpy():
+    g = wh.Graph()
+    taken = {"new": (slice(None), None), "dots": (..., 1), "both": (None, ..., None), "numpy": np.int64(2), "negative": -1, "middle": (1, ..., slice(0, 2))}
+    with g:
+        x = wh.input("x", (4, 5, 6), batch_dim=-1)
+        for name, index in taken.items():
+            g.output(name, x[index])
+        g.output("over_none", x.sum(axis=()))
+        g.output("numpy_axis", x.sum(axis=np.int64(1)))
+        g.output("tuple", x.transpose((2, 0, 1)))
+        g.output("numpy_number", x * np.float32(2) + np.float64(1))
+        g.output("power", 2.0 ** (x / 60))
+        with pytest.raises(IndexError, match="one '...'"):
+            x[..., 0, ...]
+    v = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
+    out = wh.plan(g).start().eval(x=v)
+    for name, index in taken.items():
+        np.testing.assert_array_equal(out[name], v[index])
+    np.testing.assert_array_equal(out["over_none"], v)
+    np.testing.assert_array_equal(out["numpy_axis"], v.sum(1))
+    np.testing.assert_array_equal(out["tuple"], v.transpose(2, 0, 1))
+    np.testing.assert_array_equal(out["numpy_number"], v * 2 + 1)
+    np.testing.assert_allclose(out["power"], 2.0 ** (v / 60), rtol=1e-5)

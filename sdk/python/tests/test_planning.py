@@ -1,0 +1,96 @@
+"""Planning can be stopped: by a timeout, and by Ctrl-C."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import whale as wh
+import whale.job as job_module
+
+
+def gpt(layers=24):
+    g = wh.Graph("gpt")
+    with g:
+        tokens, targets = wh.input("tokens", (64, 128), wh.int32), wh.input("targets", (64, 128), wh.int32)
+        x = wh.nn.embedding(tokens, 512, 256)
+        for i in range(layers):
+            x = wh.nn.transformer_block(x, heads=8, causal=True, name=f"block{i}")
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 512, name="head"), targets), wh.AdamW(1e-3))
+    return g
+
+
+def test_a_timeout_ends_it_and_leaves_the_graph_as_it_was():
+    g = gpt(2)
+    with pytest.raises(wh.DeadlineExceeded, match="planning took longer than its timeout of 1e-05 seconds"):
+        wh.plan(g, "null:8", strategy="replica(2) > split(4)", timeout=1e-5)
+    assert wh.plan(g, "null:8", strategy="replica(2) > split(4)", timeout=600).print() == wh.plan(g, "null:8", strategy="replica(2) > split(4)").print()
+    for bad in (-1, float("nan"), float("inf")):
+        with pytest.raises(wh.InvalidArgument, match="'timeout' is .*a number, 0 or more"):
+            wh.plan(g, "null:1", timeout=bad)
+
+
+def test_planning_off_the_main_thread():
+    plans = []
+    worker = threading.Thread(target=lambda: plans.append(wh.plan(gpt(1), "null:2")))
+    worker.start()
+    worker.join()
+    assert len(plans) == 1
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Ctrl-C comes as soon as the work has begun on its thread; the list says how each piece of work ended."""
+    ends, real = [], job_module.interruptible
+
+    def spy(call, cancel):
+        def work():
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                result = call()
+                ends.append("done")
+                return result
+            except wh.Cancelled:
+                ends.append("cancelled")
+                raise
+        return real(work, cancel)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when a shell started the tests in the background
+    monkeypatch.setattr(job_module, "interruptible", spy)
+    yield ends
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_stops_planning(interrupted, monkeypatch):
+    g = gpt()
+    strategy = "replica(2) > pipeline(2, micro_batches=8) > split(4)"
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            wh.plan(g, "null:16", strategy=strategy)
+    assert interrupted == ["cancelled"] * 3
+    monkeypatch.undo()
+    assert "null:16" in wh.plan(g, "null:16", strategy=strategy).summary()
+
+
+def test_ctrl_c_stops_the_planning_of_another_batch(request, monkeypatch):
+    """The job goes on from where it was."""
+    batch = lambda n: dict(tokens=np.zeros((n, 128), np.int32), targets=np.zeros((n, 128), np.int32))
+    job = wh.plan(gpt(), "null:8", strategy="replica(2) > pipeline(2, micro_batches=8) > split(2)").start()
+    job.eval(**batch(64))
+    ends = request.getfixturevalue("interrupted")
+    for n in (33, 34):
+        with pytest.raises(KeyboardInterrupt):
+            job.eval(**batch(n))
+    assert ends == ["cancelled"] * 2
+    job.eval(**batch(64))  # no new size: nothing to plan
+    monkeypatch.undo()
+    assert len(job.eval(**batch(33))) > 0 and job.iteration == 0
+
+
+def test_more_micro_batches_than_samples():
+    for arguments in (dict(accumulation=65), dict(accumulation=1_000_000), dict(accumulation=1 << 31 - 1), dict(strategy="pipeline(2, micro_batches=1000000)")):
+        with pytest.raises(wh.InvalidArgument, match="micro-batches of a batch of 64 sample"):
+            wh.plan(gpt(2), "null:2", **arguments)
+    with pytest.raises(wh.InvalidArgument, match="'accumulation' is 4611686018427387904"):
+        wh.plan(gpt(2), "null:2", accumulation=1 << 62)

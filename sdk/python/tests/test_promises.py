@@ -1,0 +1,146 @@
+"""What docs/promises.md says of interrupts and of indices, from Python."""
+
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import whale as wh
+
+TRIES = 200
+
+
+@pytest.fixture
+def alarms():
+    """A timer whose signal is Ctrl-C to Python: the same handler."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def model(width=192):
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (32, 16)), wh.input("y", (32,), wh.int32)
+        h = x
+        for _ in range(4):
+            h = wh.ops.tanh(wh.nn.linear(h, width))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 5), y), wh.AdamW(1e-3))
+    return g
+
+
+def batch(iteration):
+    rng = np.random.default_rng(iteration)
+    return {"x": rng.standard_normal((32, 16), np.float32), "y": rng.integers(0, 5, 32).astype(np.int32)}
+
+
+def state(job):
+    return {row["name"]: job.read(row["name"]) for row in job.variables()}
+
+
+@pytest.mark.parametrize("devices, strategy", [("cpu:2", "replica(2)"), ("ref:2", "pipeline(2, micro_batches=2)")])
+def test_an_interrupt_says_whether_the_step_was_applied(devices, strategy, alarms):
+    tries = TRIES if devices.startswith("cpu") else TRIES // 10
+    plan = wh.plan(model(192 if devices.startswith("cpu") else 24), devices=devices, strategy=strategy)
+    reference = plan.start(seed=1)
+    wanted, losses = [state(reference)], []
+    start = time.perf_counter()
+    for i in range(tries + 1):
+        losses.append(reference.step(**batch(i)))
+        wanted.append(state(reference))
+    seconds = (time.perf_counter() - start) / (tries + 1)
+
+    job, rng = plan.start(seed=1), random.Random(7)
+    outcomes = {"applied": 0, "not applied": 0, "outside": 0, "none": 0}
+    for _ in range(tries):
+        before = job.iteration
+        given = batch(before)
+        try:
+            try:
+                alarms(rng.uniform(1e-5, 1.2 * seconds))
+                loss = job.step(**given)
+                alarms(0)
+            except wh.Interrupted as stop:
+                alarms(0)
+                outcomes["applied" if stop.applied else "not applied"] += 1
+                assert stop.iteration == before + stop.applied
+                assert job.iteration == stop.iteration and job.updates == stop.iteration
+                assert ("not applied" in str(stop)) == (not stop.applied)
+            else:
+                outcomes["none"] += 1
+                assert job.iteration == before + 1 and loss == losses[before]
+        except KeyboardInterrupt as stop:  # in this loop, or before the step
+            alarms(0)
+            assert not isinstance(stop, wh.Interrupted)
+            outcomes["outside"] += 1
+        found = state(job)
+        assert all(np.array_equal(found[name], value) for name, value in wanted[job.iteration].items()), outcomes
+    assert outcomes["applied"] + outcomes["not applied"] > 0, outcomes
+    assert job.iteration <= tries
+    job.step(**batch(job.iteration))  # and it goes on
+
+
+def test_an_interrupted_evaluation_changes_nothing(alarms):
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (512, 512), batch_dim=-1)
+        h, w = x, wh.parameter("w", (512, 512), wh.normal(0.01))
+        for _ in range(12):
+            h = wh.ops.tanh(h @ w)
+        g.output("y", h)
+    job = wh.plan(g, devices="ref:1").start()  # several seconds a run
+    before = job.read("w")
+    alarms(0.3)
+    with pytest.raises(wh.Interrupted) as stop:
+        job.eval("y", x=np.ones((512, 512), np.float32))
+    assert not stop.value.applied and "evaluation" in str(stop.value)
+    np.testing.assert_array_equal(job.read("w"), before)
+
+
+def lookup(ids_of=lambda ids: ids):
+    g = wh.Graph()
+    with g:
+        ids, y = wh.input("ids", (6, 4), wh.int32), wh.input("y", (6,), wh.int32)
+        h = wh.ops.reduce_sum(wh.nn.embedding(ids_of(ids), 10, 8), axes=[1])
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 3), y), wh.Adam(1e-2))
+    return g
+
+
+@pytest.mark.parametrize("devices, strategy", [("cpu:1", ""), ("cpu:2", "split(2)"), ("ref:2", "replica(2, shares=[2,1])")])
+def test_an_id_or_label_out_of_range_names_where_it_is(devices, strategy):
+    job = wh.plan(lookup(), devices=devices, strategy=strategy).start()
+    ids, y = np.arange(24, dtype=np.int32).reshape(6, 4) % 10, np.arange(6, dtype=np.int32) % 3
+    job.step(ids=ids, y=y)
+    before = state(job)
+    bad = ids.copy()
+    bad[4, 1] = 10
+    with pytest.raises(wh.InvalidArgument, match=r"input 'ids' has the value 10 at \[4, 1\].*0 to 9"):
+        job.step(ids=bad, y=y)
+    with pytest.raises(wh.InvalidArgument, match=r"input 'y' has the value -1 at \[2\].*0 to 2 or -100"):
+        job.step(ids=ids, y=np.array([0, 1, -1, 0, -100, 2], np.int32))
+    after = state(job)
+    assert job.iteration == 1 and all(np.array_equal(after[name], value) for name, value in before.items())
+    assert np.isfinite(job.step(ids=ids[:3], y=y[:3]))  # a smaller batch
+    with pytest.raises(wh.InvalidArgument, match=r"at \[1, 1\]"):
+        job.step(ids=bad[3:5], y=y[:2])
+
+
+def test_a_computed_index_out_of_range_names_the_op():
+    job = wh.plan(lookup(lambda ids: ids * 2), devices="cpu:2").start()
+    ids, y = np.arange(24, dtype=np.int32).reshape(6, 4) % 5, np.zeros(6, np.int32)
+    job.step(ids=ids, y=y)
+    with pytest.raises(wh.WhaleError, match="an index of 10 at") as error:
+        job.step(ids=ids + 1, y=y)
+    assert error.value.code == "OUT_OF_RANGE" and error.value.damage == "step" and "embedding" in error.value.op
+    assert job.iteration == 1
+    job.step(ids=ids, y=y)
+
+
+def test_cores_that_are_not_there_are_refused():
+    plan = wh.plan(model(8), devices="cpu@4095")
+    with pytest.raises(wh.InvalidArgument, match=r"core 4095; it may on \d"):
+        plan.start()
+    assert wh.plan(model(8), devices="cpu:1").start(pin=False).step(**batch(0)) > 0

@@ -1,0 +1,167 @@
+"""Graphs and plans of strangers: which files their initial values may come from, and how large they may be."""
+
+import os
+
+import numpy as np
+import pytest
+import whale as wh
+from safetensors.numpy import save_file
+from whale._library import WhaleError
+
+
+@pytest.fixture(autouse=True)
+def engine():
+    yield
+    wh.configure()
+
+
+def graph_with(file, n=4):
+    g = wh.Graph("stranger")
+    with g:
+        x = wh.input("x", (4, n))
+        loss = (x @ wh.parameter("w", (n, 3), wh.from_file(file))).mean()
+        g.minimize(loss, wh.SGD(0.1))
+    return g
+
+
+def weights(path, n=4, value=2.0):
+    save_file({"w": np.full((n, 3), value, np.float32)}, str(path))
+
+
+def w_of(plan):
+    with plan.start(seed=0) as job:
+        return job.read("w")
+
+
+def test_a_path_is_relative_to_the_working_directory_then_to_the_file(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir(), (tmp_path / "elsewhere").mkdir()
+    weights(tmp_path / "model/w.safetensors")
+    monkeypatch.chdir(tmp_path)
+    g = graph_with("model/w.safetensors")
+    assert (w_of(wh.plan(g, "ref:1")) == 2).all(), "a graph built here is free"
+    g.save("model/m.whale")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    loaded = wh.load("../model/m.whale")
+    plan = wh.plan(loaded, "ref:1")
+    assert (w_of(plan) == 2).all(), "saving wrote 'w.safetensors', which lies beside the model"
+    plan.save("../model/m.plan")
+    assert (w_of(wh.Plan.load("../model/m.plan")) == 2).all()
+    plan.save("m.plan")  # names ../model/w.safetensors, outside of its own folder
+    with pytest.raises(WhaleError, match="init_dir") as caught:
+        w_of(wh.Plan.load("m.plan"))
+    assert caught.value.code == "PERMISSION_DENIED"
+    wh.configure(init_dir=tmp_path)
+    assert (w_of(wh.Plan.load("m.plan")) == 2).all()
+
+
+@pytest.mark.parametrize("how", ["absolute", "dots", "dots inside", "link", "link to folder", "bytes"])
+def test_nothing_outside_of_the_models_folder_is_read(how, tmp_path, monkeypatch):
+    folder, secret = tmp_path / "model", tmp_path / "secret"
+    folder.mkdir(), secret.mkdir(), (folder / "sub").mkdir()
+    weights(secret / "w.safetensors")
+    (folder / "link.safetensors").symlink_to(secret / "w.safetensors")
+    (folder / "folder").symlink_to(secret)
+    file = {"absolute": str(secret / "w.safetensors"), "dots": "../secret/w.safetensors", "dots inside": "sub/../../secret/w.safetensors",
+            "link": "link.safetensors", "link to folder": "folder/w.safetensors", "bytes": "w.safetensors"}[how]
+    monkeypatch.chdir(folder)
+    g = graph_with(file)
+    g.save(folder / "m.whale")
+    load = (lambda: wh.Graph.parse(g.serialize())) if how == "bytes" else (lambda: wh.load(str(folder / "m.whale")))
+    plan = wh.plan(load(), "ref:1")  # planning reads nothing
+    for each in (plan, None if how == "bytes" else reload(plan, folder)):
+        if each is None:
+            continue
+        with pytest.raises(WhaleError, match="init_dir") as caught:
+            w_of(each)
+        assert caught.value.code == "PERMISSION_DENIED" and "'w'" in str(caught.value)
+        if how != "bytes":
+            assert str(folder) in str(caught.value), "says which folder may be read"
+    wh.configure(init_dir=tmp_path if how != "bytes" else secret)
+    assert (w_of(wh.plan(load(), "ref:1")) == 2).all()
+    if how == "bytes":  # relative to init_dir itself
+        return
+    wh.configure(init_dir=folder / "sub")
+    with pytest.raises(WhaleError, match="engine option init_dir"):
+        w_of(wh.plan(load(), "ref:1"))
+    wh.configure(init_dir="/")
+    assert (w_of(wh.plan(load(), "ref:1")) == 2).all()
+
+
+def reload(plan, folder):
+    plan.save(folder / "m.plan")
+    return wh.Plan.load(str(folder / "m.plan"))
+
+
+def test_links_and_folders_inside_are_fine(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    weights(tmp_path / "data/real.safetensors")
+    (tmp_path / "w.safetensors").symlink_to("data/real.safetensors")
+    monkeypatch.chdir(tmp_path)
+    graph_with("w.safetensors").save("m.whale")
+    assert (w_of(wh.plan(wh.load("m.whale"), "ref:1")) == 2).all()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graph_with("none.safetensors").save("m.whale")
+    with pytest.raises(wh.NotFound, match="none.safetensors"):
+        wh.plan(wh.load("m.whale"), "ref:1").start()
+    with pytest.raises(wh.NotFound, match="init_dir"):
+        wh.configure(init_dir=tmp_path / "none")
+
+
+@pytest.mark.parametrize("option,value,found", [("max_file_bytes", 100, "bytes"), ("max_ops", 1, "number of ops"), ("max_tensors", 2, "number of tensors"),
+                                                ("max_elements", 20, "elements of all tensors"), ("max_devices", 1, "number of devices")])
+def test_limits(option, value, found, tmp_path):
+    g = graph_with("w.safetensors")
+    g.save(tmp_path / "m.whale")
+    plan = wh.plan(g, "ref:2")
+    plan.save(tmp_path / "m.plan")
+    wh.configure(**{option: value})
+    loads = [lambda: wh.Plan.load(str(tmp_path / "m.plan"))]
+    if option == "max_devices":
+        loads += [lambda: wh.plan(g, "ref:2")]
+    else:
+        loads += [lambda: wh.load(str(tmp_path / "m.whale")), lambda: wh.Graph.parse(g.serialize())]
+    for load in loads:
+        with pytest.raises(WhaleError) as caught:
+            load()
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+        assert option in str(caught.value) and str(value) in str(caught.value) and found in str(caught.value)
+    wh.configure(**{option: 10_000_000 if option != "max_devices" else 4})
+    for load in loads:
+        load()
+
+
+def test_what_planning_would_take_is_bounded():
+    wh.configure(max_plan_bytes=1_000_000)
+    with pytest.raises(WhaleError, match="max_plan_bytes") as caught:
+        wh.plan(graph_with("w.safetensors"), "ref:2")
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("option", ["max_file_bytes", "max_ops", "max_tensors", "max_elements", "max_devices", "max_plan_bytes"])
+def test_options_that_make_no_sense(option):
+    with pytest.raises(wh.InvalidArgument, match=option):
+        wh.configure(**{option: -1})
+    with pytest.raises(wh.InvalidArgument, match="max_devices"):
+        wh.configure(max_devices=1 << 20)
+
+
+def test_absurd_counts_in_a_strangers_file_are_refused_at_once(tmp_path):
+    """Counts are changed in the file's bytes; whatever comes of it is an error in milliseconds, or a plan."""
+    g = wh.Graph("counts")
+    with g:
+        x = wh.input("x", (6, 4))
+        with wh.pipeline(2, micro_batches=1_234_567, chunks=1):
+            h = wh.ops.relu(wh.nn.linear(x, 4))
+            loss = wh.nn.linear(h, 3).mean()
+        g.minimize(loss, wh.SGD(0.1))
+    data = g.serialize()
+    at = data.find((1_234_567).to_bytes(8, "little"))
+    assert at > 0
+    for value in (7, 1_000_000, 1 << 30, (1 << 31) - 1, 1 << 31, 1 << 62, -1):
+        changed = data[:at] + value.to_bytes(8, "little", signed=True) + data[at + 8:]
+        with pytest.raises(WhaleError, match="micro"):
+            wh.plan(wh.Graph.parse(changed), "null:2", timeout=60)
+    wh.plan(wh.Graph.parse(data[:at] + (6).to_bytes(8, "little") + data[at + 8:]), "null:2")

@@ -1,0 +1,82 @@
+"""What a function of the SDK was given, checked: an error names the Python argument, what was wanted and what was found."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any, Iterable
+
+from ._library import InvalidArgument
+
+
+def wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
+    shown = repr(value)
+    return InvalidArgument(f"argument '{name}' is {shown if len(shown) < 80 else shown[:77] + '...'}, expected {wanted}", "INVALID_ARGUMENT")
+
+
+def integer(name: str, value: Any, low: int = -2**63, high: int = 2**63 - 1) -> int:
+    """An int, or what numpy has for one; never a float or a bool, which would be cut to something else."""
+    bounds = (f" {low} or more" if high == 2**63 - 1 else f" from {low} to {high}") if low > -2**63 else ""
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise wrong(name, value, f"an integer{bounds}") from None
+    if isinstance(value, bool) or not low <= result <= high:
+        raise wrong(name, value, f"an integer{bounds}")
+    return result
+
+
+def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite number."""
+    wanted = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number, {low:g} or more" if low > -math.inf else "a finite number"
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not (math.isfinite(value) and low <= value <= high):
+        raise wrong(name, value, wanted)
+    return float(value)
+
+
+def choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    all_of = list(choices)
+    if not isinstance(value, str) or value not in all_of:
+        raise wrong(name, value, " or ".join(filter(None, [", ".join(map(repr, all_of[:-1])), repr(all_of[-1])])))
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong(name, value, "text")
+    return value
+
+
+def names(name: str, value: Any) -> list[str]:
+    """One name or several."""
+    if isinstance(value, str):
+        return [value]
+    try:
+        several = list(value)
+    except TypeError:
+        raise wrong(name, value, "a name or a list of names") from None
+    if not all(isinstance(each, str) for each in several):
+        raise wrong(name, value, "a name or a list of names")
+    return several
+
+
+def shape(name: str, value: Any, low: int = 0) -> tuple[int, ...]:
+    """Extents: a sequence of integers."""
+    try:
+        extents = list(value)
+    except TypeError:
+        raise wrong(name, value, "a sequence of integers such as (32, 10)") from None
+    return tuple(integer(f"{name}[{i}]", each, low) for i, each in enumerate(extents))
+
+
+def numbers_of(name: str, value: Any, low: float = -math.inf) -> list[float]:
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        raise wrong(name, value, "a list of numbers")
+    return [number(f"{name}[{i}]", each, low) for i, each in enumerate(value)]
+
+
+def instance(name: str, value: Any, kind: type, wanted: str) -> Any:
+    if not isinstance(value, kind):
+        raise wrong(name, value, wanted)
+    return value

@@ -1,0 +1,170 @@
+"""Checkpoints on the command line and in Python: checked, shown, refused, saved from several processes and threads at once."""
+
+import json
+import os
+import pathlib
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from test_cli import WHALE, files, lines, whale  # noqa: F401
+
+import whale as wh
+
+FORMAT1 = pathlib.Path(__file__).resolve().parents[1] / "checkpoints" / "format1"  # written by libwhale 0.1.0 before there were checksums
+MODEL = ["mlp", "--layers", "2", "--dim", "4", "--hidden", "4", "--classes", "2", "--batch", "4", "--optimizer", "adam"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    whale("model", *MODEL, "-o", tmp_path / "m.whale")
+    return tmp_path / "m.whale"
+
+
+def job(path, **options):
+    return wh.plan(wh.load(str(path)), devices="ref:1").start(**options)
+
+
+def test_inspect_checks_and_prints(model, tmp_path):
+    whale("run", model, "--steps", "2", "--save", tmp_path / "c")
+    out = whale("inspect", tmp_path / "c")
+    assert "iteration 2" in out and "layer0.weight" in out and "layer0.weight/" in out and "every checksum is right" in out
+    row = json.loads(whale("inspect", tmp_path / "c", "--json"))
+    assert row == wh.inspect_checkpoint(tmp_path / "c")
+    assert row["iteration"] == 2 and row["checksums"] and row["format"] == 2 and row["library"] == wh.__version__
+    assert {"name": "layer0.weight", "file": "model.safetensors", "dtype": "f32", "dims": [4, 4], "bytes": 64} in row["tensors"]
+    raw = bytearray((tmp_path / "c" / "optimizer.safetensors").read_bytes())
+    raw[-1] ^= 4
+    (tmp_path / "c" / "optimizer.safetensors").write_bytes(raw)
+    for command in (("inspect", tmp_path / "c"), ("run", model, "--steps", "1", "--load", tmp_path / "c")):
+        message = whale(*command, code=2)
+        assert "optimizer.safetensors' is damaged: tensor '" in message and "Load another checkpoint" in message
+    with pytest.raises(wh.WhaleError, match="is damaged: tensor '") as caught:
+        job(model).load(tmp_path / "c")
+    assert caught.value.code == "DATA_LOSS"
+
+
+def test_a_damaged_checkpoint_changes_nothing(model, tmp_path):
+    one, two = job(model, seed=1), job(model, seed=2)
+    one.save(tmp_path / "c")
+    before = {v["name"]: np.array(two.read(v["name"])) for v in two.variables()}
+    raw = bytearray((tmp_path / "c" / "model.safetensors").read_bytes())
+    raw[-3] ^= 1
+    (tmp_path / "c" / "model.safetensors").write_bytes(raw)
+    with pytest.raises(wh.WhaleError):
+        two.load(tmp_path / "c")
+    assert all((np.array(two.read(name)) == value).all() for name, value in before.items())
+
+
+def test_older_checkpoints_load_and_are_reported(model, tmp_path):
+    out = whale("inspect", FORMAT1)
+    assert "without checksums" in out and "iteration 3" in out
+    assert json.loads(whale("inspect", FORMAT1, "--json"))["checksums"] is False
+    done = subprocess.run([WHALE, "run", model, "--steps", "1", "--json", "--load", FORMAT1], capture_output=True, text=True)
+    assert lines(done.stdout)[0]["step"] == 4 and "no checksums" in done.stderr
+    old = job(model)
+    with pytest.warns(UserWarning, match="no checksums"):
+        old.load(FORMAT1)
+    assert old.iteration == 3 and old.report()["loaded"]["checksums"] is False
+    old.save(tmp_path / "new")
+    new = job(model)
+    new.load(tmp_path / "new")
+    assert new.report()["loaded"]["checksums"] is True
+    for variable in old.variables():
+        assert (np.array(old.read(variable["name"])) == np.array(new.read(variable["name"]))).all()
+    # What the fixture holds, by the format's own package.
+    from safetensors.numpy import load_file
+    for file in ("model", "optimizer"):
+        for name, value in load_file(FORMAT1 / f"{file}.safetensors").items():
+            assert (np.array(new.read(name)) == value).all()
+
+
+def test_a_newer_format_is_refused_with_both_versions(model, tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "whale.json").write_text('{\n  "format": 3,\n  "library": "9.1.0"\n}\n')
+    message = whale("inspect", tmp_path / "c", code=2)
+    assert "format 3, written by libwhale 9.1.0" in message and f"libwhale {wh.__version__}" in message and "newer" in message
+
+
+def test_the_working_directory_and_foreign_files(model, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work.saving").mkdir()
+    (tmp_path / "work.saving" / "thesis.txt").write_text("mine")
+    (tmp_path / "work" / "tokenizer.json").write_text("mine")
+    monkeypatch.chdir(tmp_path / "work")
+    trained = job(model)
+    for place in (".", tmp_path / "work", "./"):
+        trained.save(place)
+        job(model).load(place)
+    assert pathlib.Path("tokenizer.json").read_text() == "mine" and (tmp_path / "work.saving" / "thesis.txt").read_text() == "mine"
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "model.safetensors").write_text("another program's")
+    with pytest.raises(wh.WhaleError, match="not part of a checkpoint.*another directory"):
+        trained.save(tmp_path / "hub")
+    assert os.listdir(tmp_path / "hub") == ["model.safetensors"]
+
+
+def test_two_sessions_in_two_threads(model, tmp_path):
+    jobs = [job(model, seed=k) for k in range(2)]
+    first = [np.array(j.read("layer0.weight")) for j in jobs]
+    reader = job(model)
+    jobs[0].save(tmp_path / "c")
+    aborted, wrong = [], []
+
+    def save(k):
+        for _ in range(50):
+            try:
+                jobs[k].save(tmp_path / "c")
+            except wh.WhaleError as e:
+                (aborted if e.code == "ABORTED" else wrong).append(str(e))
+
+    threads = [threading.Thread(target=save, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        reader.load(tmp_path / "c")
+        value = np.array(reader.read("layer0.weight"))
+        assert any((value == one).all() for one in first)
+    assert not wrong and all("another save" in message for message in aborted)
+    assert sorted(os.listdir(tmp_path / "c")) == ["model.safetensors", "optimizer.safetensors", "whale.json"]
+
+
+def test_two_programs(model, tmp_path):
+    command = [WHALE, "run", model, "--steps", "1", "--quiet", "--save", tmp_path / "c"]
+    for _ in range(5):
+        pair = [subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        for one in pair:
+            _, said = one.communicate()
+            assert one.returncode == 0 or "another save" in said
+        assert "every checksum is right" in whale("inspect", tmp_path / "c")
+
+
+def test_models_and_plans_are_written_whole(model, tmp_path):
+    (tmp_path / "link.whale").symlink_to("target.whale")
+    (tmp_path / "target.whale").write_text("before")
+    whale("model", *MODEL, "-o", tmp_path / "link.whale")
+    assert (tmp_path / "link.whale").is_symlink() and "parameters" in whale("inspect", tmp_path / "target.whale")
+    for place, word in (("/dev/null", "a device"), (tmp_path, "a directory")):
+        assert word in whale("model", *MODEL, "-o", place, code=2)
+    assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
+    graph, wrong = wh.load(str(model)), []
+    plan = wh.plan(graph, devices="null:2")
+
+    def write(k):
+        try:
+            for _ in range(50):
+                graph.save(str(tmp_path / "shared.whale"))
+                plan.save(str(tmp_path / "shared.plan"))
+                wh.load(str(tmp_path / "shared.whale"))
+                wh.Plan.load(str(tmp_path / "shared.plan"))
+        except wh.WhaleError as e:
+            wrong.append(str(e))
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

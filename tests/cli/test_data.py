@@ -1,0 +1,181 @@
+"""`whale run --data` and every other reader: what a file is, is found by its content; what cannot be read is an error."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import socket
+import subprocess
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from test_cli import WHALE, files, lines, whale  # noqa: F401
+
+TEXT = "It was the best of times, it was the worst of times. " * 50
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    return dict(x=rng.standard_normal((23, 8)).astype(np.float32), y=rng.integers(0, 3, 23).astype(np.int32))
+
+
+def run(model, data, code=0):
+    done = subprocess.run([WHALE, "run", str(model), "--steps", "2", "--json", "--data", str(data)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, f"exit {done.returncode}: {done.stderr}"
+    return done.stdout if code == 0 else done.stderr
+
+
+def npz(**members):
+    out = io.BytesIO()
+    np.savez(out, **members)
+    return out.getvalue()
+
+
+def npy(array):
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def packed(name, content):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr(name, content)
+    return out.getvalue()
+
+
+def tar(content):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        info = tarfile.TarInfo("book.txt")
+        info.size = len(content)
+        file.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def test_arrays_are_known_by_content(files, tmp_path):
+    want = run(files / "mlp.whale", files / "data.npz")
+    losses = [row["loss"] for row in lines(want)]
+    for name, content in (("DATA.NPZ", npz(**arrays())), ("data", npz(**arrays())), ("data.txt", npz(**arrays())),
+                          ("data.bin", (files / "data.safetensors").read_bytes())):
+        (tmp_path / name).write_bytes(content)
+        assert [row["loss"] for row in lines(run(files / "mlp.whale", tmp_path / name))] == losses, name
+
+
+def test_npy_feeds_the_only_input(tmp_path):
+    import whale as wh
+    g = wh.Graph("one")
+    with g:
+        x = wh.input("x", (4, 8))
+        g.minimize(wh.nn.linear(x, 1).square().mean() if hasattr(x, "square") else wh.nn.mse(wh.nn.linear(x, 8), x), wh.SGD(0.01))
+    g.save(str(tmp_path / "one.whale"))
+    (tmp_path / "x.npy").write_bytes(npy(arrays()["x"]))
+    (tmp_path / "x.npz").write_bytes(npz(x=arrays()["x"]))
+    losses = [[row["loss"] for row in lines(run(tmp_path / "one.whale", tmp_path / name))] for name in ("x.npy", "x.npz")]
+    assert losses[0] == losses[1]
+
+
+REFUSED = [  # name, content, what the message says
+    ("x.npy", npy(arrays()["x"]), "one array, and this model has 2 inputs"),
+    ("book.txt.gz", gzip.compress(TEXT.encode()), "gunzip"),
+    ("book.txt", gzip.compress(TEXT.encode()), "gunzip"),
+    ("book.bz2", bz2.compress(TEXT.encode()), "bunzip2"),
+    ("book.xz", lzma.compress(TEXT.encode()), "unxz"),
+    ("book.tar", tar(TEXT.encode()), "tar archive"),
+    ("utf16.txt", TEXT.encode("utf-16"), "iconv -f UTF-16"),
+    ("utf16be.txt", b"\xfe\xff" + TEXT.encode("utf-16-be"), "iconv -f UTF-16"),
+    ("utf32.txt", TEXT.encode("utf-32"), "iconv -f UTF-32"),
+    ("utf16-no-mark.txt", TEXT.encode("utf-16-le"), "neither text nor a file of arrays (byte 0 at position 1)"),
+    ("noise.bin", bytes(range(256)) * 8, "neither text"),
+    ("data.h5", b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
+    ("data.parquet", b"PAR1" + bytes(100), "Parquet"),
+    ("empty.txt", b"", "is empty"),
+    ("empty.npz", b"", "is empty"),
+    ("text.npz", TEXT.encode(), "does not hold what its name says"),
+    ("text.NPY", TEXT.encode(), "does not hold what its name says"),
+    ("text.safetensors", TEXT.encode(), "does not hold what its name says"),
+    ("word.zip", packed("word/document.xml", "x"), "not of arrays: it holds 'word/document.xml'"),
+    ("model.pt", packed("archive/data.pkl", "x"), "PyTorch"),
+    ("big.npz", npz(x=arrays()["x"].astype(">f4"), y=arrays()["y"]), "big-endian"),
+    ("fortran.npz", npz(x=np.asfortranarray(arrays()["x"]), y=arrays()["y"]), "ascontiguousarray"),
+    ("complex.npz", npz(x=arrays()["x"].astype(np.complex64), y=arrays()["y"]), "'<c8'"),
+    ("record.npz", npz(x=np.zeros(23, [("a", "<f4")]), y=arrays()["y"]), "no input takes"),
+    ("names.npz", npz(a=arrays()["x"], y=arrays()["y"]), "no array named like input 'x'; it has a, y"),
+    ("shape.npz", npz(x=arrays()["x"][:, :7].copy(), y=arrays()["y"]), "has shape [23, 7], the input takes [10, 8]"),
+    ("rows.npz", npz(x=arrays()["x"], y=arrays()["y"][:9].copy()), "9 samples"),
+    ("huge.npz", npz(**arrays()).replace(b"(23, 8)", b"(4611686018427387904, 8)"[:7]), "damaged"),
+]
+
+
+@pytest.mark.parametrize("name,content,word", REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_is_not_read_is_refused_by_name(files, tmp_path, name, content, word):
+    (tmp_path / name).write_bytes(content)
+    for model in ("mlp.whale", "gpt.whale"):
+        if model == "mlp.whale" or name.startswith(("book", "utf", "noise", "empty", "text")):
+            message = run(files / model, tmp_path / name, code=2)
+            assert word in message and name in message, message
+
+
+def test_a_changed_or_cut_file_of_arrays_is_an_error(files, tmp_path):
+    good = npz(**arrays())
+    at = good.index(arrays()["x"].tobytes()[:16])
+    bad = bytearray(good)
+    bad[at + 5] ^= 1
+    (tmp_path / "flip.npz").write_bytes(bad)
+    assert "array 'x' changed since it was written" in run(files / "mlp.whale", tmp_path / "flip.npz", code=2)
+    safe = (files / "data.safetensors").read_bytes()
+    single = npy(arrays()["x"])
+    for name, content in (("cut.npz", good), ("cut.safetensors", safe), ("cut.npy", single)):
+        for n in range(1, len(content), 1 + len(content) // 25):
+            (tmp_path / name).write_bytes(content[:n])
+            message = run(files / "mlp.whale", tmp_path / name, code=2)
+            assert name in message and "stoll" not in message and "basic_string" not in message, message
+    for shape in (b"(9223372036854775807,)", b"(99999999999999999999,)", b"(-4, -8)", b"(4294967296, 4294967296)", b"((2,), 3)"):
+        head = b"{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + b", }"
+        head += b" " * (117 - len(head)) + b"\n"
+        content = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(64)
+        (tmp_path / "shape.npz").write_bytes(packed("x.npy", content))
+        message = run(files / "mlp.whale", tmp_path / "shape.npz", code=2)
+        assert "shape" in message, message
+    for dims in ([2**62, 4], [-1, 8], [2**32, 2**32]):
+        header = b'{"x":{"dtype":"F32","shape":%s,"data_offsets":[0,64]}}' % str(dims).encode()
+        (tmp_path / "s.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+        assert "needs others" in run(files / "mlp.whale", tmp_path / "s.safetensors", code=2)
+
+
+def test_a_read_that_fails_is_an_error(files, tmp_path):
+    for command in (["run", files / "gpt.whale", "--data", "/proc/self/mem"], ["inspect", "/proc/self/mem"], ["plan", "/proc/self/mem"]):
+        assert "/proc/self/mem': Input/output error" in whale(*command, code=2)
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """What is no regular file."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    here = os.getcwd()
+    os.chdir(tmp_path)  # a socket's path is short
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("socket")
+    os.chdir(here)
+    yield {"a pipe": tmp_path / "pipe", "a directory": tmp_path / "folder", "a socket": tmp_path / "socket", "a device": "/dev/zero"}
+    listening.close()
+
+
+def test_no_reader_waits_for_what_is_no_file(files, odd, tmp_path):
+    import whale as wh
+    for word, path in odd.items():
+        for command in (["run", files / "gpt.whale", "--data", path], ["bench", files / "gpt.whale", "--data", path],
+                        ["run", path], ["plan", path], ["verify", path], ["run", files / "gpt.whale", "--steps", "1", "--trace", path]):
+            done = subprocess.run([WHALE, *map(str, command)], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 2 and word in done.stderr and str(path) in done.stderr, (command, done.stderr)
+        if word != "a directory":
+            for command in (["inspect", path], ["run", files / "gpt.whale", "--load", path], ["run", files / "gpt.whale", "--steps", "1", "--save", path]):
+                done = subprocess.run([WHALE, *map(str, command)], capture_output=True, text=True, timeout=60)
+                assert done.returncode == 2 and str(path) in done.stderr, (command, done.stderr)
+        for read in (wh.load, wh.Plan.load, lambda p: wh.plan(wh.load(str(files / "mlp.whale")), devices=f"file:{p}")):
+            with pytest.raises(wh.WhaleError, match=word):
+                read(str(path))

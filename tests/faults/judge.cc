@@ -1,0 +1,295 @@
+#include "judge.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "data/convert.h"
+#include "property.h"
+#include "run/executor.h"
+#include "session/initialize.h"
+
+namespace whale::test {
+namespace {
+
+constexpr int kSteps = 20;
+constexpr int64_t kIds = 3;         // integers are below
+constexpr double kCounts = 1e-6;    // of the movement
+constexpr double kUnstable = 1e-9;  // of the movement: a variable whose rounding moves it more is no ground
+constexpr int kLongest = 60;        // seconds of a run
+
+// ---- a process of its own ---------------------------------------------------------------------------------------
+struct Ended {
+  enum class How : uint8_t { kWell, kCrash, kHang } how = How::kWell;
+  std::string said;
+};
+
+Ended in_process(const std::function<std::string()>& body) {
+  int ends[2];
+  if (pipe(ends) != 0) throw internal("no pipe");
+  const pid_t child = fork();
+  if (child < 0) throw internal("no process");
+  if (child == 0) {
+    close(ends[0]);
+    std::string said;
+    try {
+      said = body();
+    } catch (const std::exception& e) {
+      said = std::string("X") + e.what();
+    }
+    for (size_t at = 0; at < said.size();) {
+      const ssize_t n = write(ends[1], said.data() + at, said.size() - at);
+      if (n <= 0) break;
+      at += static_cast<size_t>(n);
+    }
+    _exit(0);
+  }
+  close(ends[1]);
+  Ended ended;
+  char block[65536];
+  for (;;) {
+    pollfd wait{ends[0], POLLIN, 0};
+    if (poll(&wait, 1, kLongest * 1000) <= 0) {
+      ended.how = Ended::How::kHang;
+      kill(child, SIGKILL);
+      break;
+    }
+    const ssize_t n = read(ends[0], block, sizeof block);
+    if (n <= 0) break;
+    ended.said.append(block, static_cast<size_t>(n));
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (ended.how == Ended::How::kWell && (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || ended.said.empty())) {
+    ended.how = Ended::How::kCrash;
+    ended.said = WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status)) : "it ended";
+  }
+  return ended;
+}
+
+// ---- training -----------------------------------------------------------------------------------------------------
+// A plan on its devices, below the session: what each device holds can be looked at.
+class Trainer {
+ public:
+  Trainer(const Plan& plan, uint64_t seed) : plan_(plan), seed_(seed) {
+    std::vector<std::unique_ptr<Device>> devices;
+    for (const DeviceSpec& spec : plan.devices) devices.push_back(backends_.get(spec.kind).open(spec));
+    machine_ = std::make_unique<Machine>(plan, std::move(devices));
+    initialize_variables(*machine_, seed, 1, {});
+    const Entry* train = &plan.entries.front();
+    for (const Entry& e : plan.entries)
+      if (e.name == "train") train = &e;
+    executor_ = std::make_unique<Executor>(*machine_, *train);
+  }
+
+  // The loss; throws what the run ends with.
+  double step(const Values& inputs) {
+    const Entry& entry = executor_->entry();
+    std::vector<std::vector<char>> memory;
+    for (size_t k = 0; k < entry.inputs.size(); ++k) {
+      const PlanInput& port = entry.inputs[k];
+      const std::vector<double>& values = inputs.at(port.name);
+      std::vector<char>& bytes = memory.emplace_back(values.size() * static_cast<size_t>(size_of(port.dtype)));
+      if (port.dtype == DType::kI32)
+        for (size_t i = 0; i < values.size(); ++i)
+          reinterpret_cast<int32_t*>(bytes.data())[i] = static_cast<int32_t>(values[i]);
+      else
+        convert(DType::kF64, values.data(), port.dtype, bytes.data(), values.size());
+      executor_->inputs()[k] = bytes.data();
+    }
+    double loss = 0;
+    for (size_t k = 0; k < entry.outputs.size(); ++k)
+      executor_->outputs()[k] =
+          entry.outputs[k].name == "loss" && entry.outputs[k].dtype == DType::kF64 ? &loss : nullptr;
+    StepValues values;
+    values.seed = seed_;
+    values.iteration = values.updates = steps_++;
+    values.learning_rate = learning_rate_at(plan_.optimizer.learning_rate, plan_.schedule, values.updates);
+    values.check_loss = false;
+    RunState state;
+    executor_->start(
+        values,
+        [](void* to, std::optional<Error>& error, bool) { static_cast<RunState*>(to)->finish(std::move(error)); },
+        &state);
+    state.wait(-1);
+    machine_->team().wait_idle();
+    if (state.error()) throw Error(*state.error());
+    return loss;
+  }
+
+  // body(device, logical element, value) for every element of every copy.
+  template <class Body>
+  void each_copy(size_t v, Body body) const {
+    const PlanVariable& variable = plan_.variables[v];
+    const auto size = static_cast<uint64_t>(size_of(variable.dtype));
+    const uint64_t all = static_cast<uint64_t>(element_count(variable.dims)) * size;
+    for (const DeviceRow& row : plan_.entries[0].rows) {
+      if (row.mesh != variable.mesh) continue;
+      const VariablePart part(
+          part_of(variable.dims, variable.home, plan_.meshes[static_cast<size_t>(row.mesh)].axes, row.coordinates),
+          variable.dims, size_of(variable.dtype));
+      const auto* data = static_cast<const char*>(machine_->memory(static_cast<size_t>(row.device)).variable(v));
+      part.each(0, all, [&](uint64_t logical, uint64_t local, uint64_t bytes) {
+        for (uint64_t k = 0; k < bytes; k += size)
+          body(row.device, static_cast<size_t>((logical + k) / size), element(variable.dtype, data + local + k));
+      });
+    }
+  }
+
+ private:
+  const Plan& plan_;
+  uint64_t seed_;
+  int64_t steps_ = 0;
+  Backends backends_;
+  std::unique_ptr<Machine> machine_;
+  std::unique_ptr<Executor> executor_;
+};
+
+std::vector<std::vector<double>> first_copies(const Trainer& t, const Plan& plan) {
+  std::vector<std::vector<double>> out;
+  for (size_t v = 0; v < plan.variables.size(); ++v) {
+    auto& values = out.emplace_back(static_cast<size_t>(element_count(plan.variables[v].dims)));
+    std::vector<char> known(values.size());
+    t.each_copy(v, [&](int32_t, size_t at, double x) {
+      if (!known[at]) values[at] = x, known[at] = 1;
+    });
+  }
+  return out;
+}
+
+// What a child sends home.
+void put(std::string& to, const void* data, size_t bytes) { to.append(static_cast<const char*>(data), bytes); }
+void put(std::string& to, double x) { put(to, &x, sizeof x); }
+double take(const std::string& from, size_t& at) {
+  double x = 0;
+  if (at + sizeof x <= from.size()) std::memcpy(&x, from.data() + at, sizeof x);
+  at += sizeof x;
+  return x;
+}
+
+std::string trained(const Plan& plan, const Case& c) {
+  Trainer plain(plan, c.seed), nudged(plan, c.seed);
+  const std::vector<std::vector<double>> start = first_copies(plain, plan);
+  Dice dice(c.seed), sides(1);
+  double first = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    const Values inputs = random_inputs(c.graph, c.batch, dice, kIds);
+    Values moved = inputs;
+    for (const TensorId id : c.graph.inputs)
+      if (const Tensor& t = c.graph.tensor(id); is_float(t.dtype))
+        for (double& x : moved[t.name]) x *= 1 + 0x1p-51 * sides.real();
+    const double loss = plain.step(inputs);
+    nudged.step(moved);
+    if (step == 0) first = std::abs(loss);
+    if (!(std::abs(loss) < 1e4 * (1 + first))) return "Xthe loss grows";
+  }
+  std::string out = "T";
+  const std::vector<std::vector<double>> a = first_copies(plain, plan), b = first_copies(nudged, plan);
+  for (size_t v = 0; v < a.size(); ++v) {
+    bool same = true;
+    plain.each_copy(v, [&](int32_t, size_t at, double x) { same &= x == a[v][at]; });
+    if (!same) return fmt::format("Xcopies of '{}' differ", plan.variables[v].name);
+    const double movement = distance(a[v], start[v]), rounding = distance(a[v], b[v]);
+    // A parameter that only rounding moves is left out by its bound; one that is moved, and by rounding too, is no
+    // ground.
+    if (movement > 1e-9 && rounding > kUnstable * movement)
+      return fmt::format("X'{}' is moved by rounding", plan.variables[v].name);
+    put(out, movement), put(out, rounding);
+    put(out, a[v].data(), a[v].size() * sizeof(double));
+  }
+  return out;
+}
+
+std::string judged(const Plan& damaged, const Case& c, const Trained& whole) {
+  std::shared_ptr<const Plan> plan;
+  try {
+    const std::vector<uint8_t> bytes = serialize(damaged);
+    plan = std::make_shared<const Plan>(deserialize(bytes.data(), bytes.size()));
+  } catch (const Error& e) {
+    return std::string("R") + e.what();
+  }
+  std::optional<Trainer> trainer;
+  try {
+    trainer.emplace(*plan, c.seed);
+  } catch (const Error& e) {
+    return std::string("U") + e.what();
+  }
+  Dice dice(c.seed);
+  try {
+    for (int step = 0; step < kSteps; ++step) trainer->step(random_inputs(c.graph, c.batch, dice, kIds));
+  } catch (const Error& e) {
+    return std::string("F") + e.what();
+  }
+  double worst = 0;
+  std::string name;
+  for (size_t v = 0; v < plan->variables.size(); ++v) {
+    const Trained::Value& want = whole.variables[v];
+    std::vector<double> off(plan->devices.size());
+    trainer->each_copy(v, [&](int32_t device, size_t at, double x) {
+      const double d = x - want.elements[at];
+      off[static_cast<size_t>(device)] += std::isfinite(d) ? d * d : std::numeric_limits<double>::infinity();
+    });
+    const double bound = std::max(want.movement * kCounts, 1000 * want.rounding);
+    for (size_t d = 0; d < off.size(); ++d) {
+      const double by = std::sqrt(off[d]);
+      if (by == 0) continue;
+      const double ratio = bound > 0 ? by / bound : std::numeric_limits<double>::infinity();
+      if (ratio > worst)
+        worst = ratio, name = fmt::format("'{}' on device {} is {:.2e} off, moved {:.2e}", plan->variables[v].name, d,
+                                          by, want.movement);
+    }
+  }
+  std::string out = worst > 1 ? "D" : "S";
+  put(out, worst * kCounts);
+  return out + name;
+}
+
+}  // namespace
+
+std::optional<Trained> train(const Plan& plan, const Case& c, std::string& why) {
+  const Ended ended = in_process([&] { return trained(plan, c); });
+  if (ended.how != Ended::How::kWell || ended.said[0] != 'T') {
+    why = ended.how == Ended::How::kWell ? ended.said.substr(1) : "crash or hang: " + ended.said;
+    return std::nullopt;
+  }
+  Trained out;
+  size_t at = 1;
+  for (const PlanVariable& v : plan.variables) {
+    Trained::Value value;
+    value.movement = take(ended.said, at), value.rounding = take(ended.said, at);
+    for (int64_t k = 0; k < element_count(v.dims); ++k) value.elements.push_back(take(ended.said, at));
+    out.variables.push_back(std::move(value));
+  }
+  return out;
+}
+
+Finding judge(const Plan& damaged, const Case& c, const Trained& whole) {
+  const Ended ended = in_process([&] { return judged(damaged, c, whole); });
+  Finding v;
+  if (ended.how != Ended::How::kWell) {
+    v.judgement = ended.how == Ended::How::kHang ? Judgement::kHang : Judgement::kCrash;
+    v.text = ended.said;
+    return v;
+  }
+  v.text = ended.said.substr(1);
+  switch (ended.said[0]) {
+    case 'R': v.judgement = Judgement::kRefused; return v;
+    case 'U': v.judgement = Judgement::kUnbound; return v;
+    case 'F': v.judgement = Judgement::kFailed; return v;
+    case 'D': v.judgement = Judgement::kDiffers; break;
+    case 'S': v.judgement = Judgement::kSame; break;
+    default: v.judgement = Judgement::kCrash; return v;  // an exception that is no Error
+  }
+  size_t at = 1;
+  v.worst = take(ended.said, at);
+  v.text = ended.said.substr(at);
+  return v;
+}
+
+}  // namespace whale::test

@@ -1,0 +1,116 @@
+// What moves between devices piece by piece.
+#include <algorithm>
+
+#include "fault.h"
+
+namespace whale::test {
+namespace {
+
+bool change_link(Plan& plan, Dice& dice, const std::function<bool(Entry&, Link&, Dice&)>& change) {
+  Entry& entry = train_of(plan);
+  for (int tries = 0; tries < 8; ++tries) {
+    Link* link = choose(entry.links, dice, [](const Link& l) { return !l.transfers.empty(); });
+    if (!link) return false;
+    if (change(entry, *link, dice)) return true;
+  }
+  return false;
+}
+
+Transfer& any(Link& link, Dice& dice) {
+  return link.transfers[static_cast<size_t>(dice.below(std::ssize(link.transfers)))];
+}
+
+// One element further, or shorter at both ends.
+bool move_box(std::vector<Interval>& box, Dice& dice) {
+  if (box.empty()) return false;
+  Interval& i = box[static_cast<size_t>(dice.below(std::ssize(box)))];
+  const int64_t by = dice.coin() || i.begin == 0 ? 1 : -1;
+  i.begin += by, i.end += by;
+  return true;
+}
+
+bool shorten(Entry&, Link& link, Dice& dice) {
+  Transfer& t = any(link, dice);
+  if (t.source.empty()) return false;
+  const auto d = static_cast<size_t>(dice.below(std::ssize(t.source)));
+  --t.source[d].end, --t.target[d].end;
+  return t.source[d].size() >= 0;
+}
+
+bool drop(Entry&, Link& link, Dice& dice) {
+  link.transfers.erase(link.transfers.begin() + dice.below(std::ssize(link.transfers)));
+  return true;
+}
+
+bool other_source(Entry& entry, Link& link, Dice& dice) {
+  Transfer& t = any(link, dice);
+  for (int tries = 0; tries < 8; ++tries) {
+    const auto from = static_cast<int32_t>(dice.below(std::ssize(entry.rows)));
+    if (from == t.from || entry.rows[static_cast<size_t>(from)].mesh != entry.rows[static_cast<size_t>(t.from)].mesh)
+      continue;
+    t.from = from;
+    return true;
+  }
+  return false;
+}
+
+bool swap_targets(Entry&, Link& link, Dice& dice) {
+  Transfer &a = any(link, dice), &b = any(link, dice);
+  const auto sizes = [](const Transfer& t) {
+    std::vector<int64_t> out;
+    for (const Interval& i : t.source) out.push_back(i.size());
+    return out;
+  };
+  if (&a == &b || sizes(a) != sizes(b) || (a.to == b.to && a.target == b.target) || a.source == b.source) return false;
+  std::swap(a.source, b.source);
+  return true;
+}
+
+bool fewer_slots(Entry&, Link& link, Dice&) { return --link.slots >= 0; }
+
+bool other_value(const Spot& s, Dice& dice) {
+  if (s.at().kind != InstructionKind::kSend) return false;
+  std::vector<BufferId> made;
+  for (size_t k = 0; k < s.index; ++k)
+    for (const BufferId b : s.segment->instructions[k].out)
+      if (b != kNone && b != s.at().in[0] && same_type(s.buffer(b), s.buffer(s.at().in[0])) &&
+          s.segment->instructions[k].stream == s.at().stream)
+        made.push_back(b);
+  if (made.empty()) return false;
+  s.at().in[0] = made[static_cast<size_t>(dice.below(std::ssize(made)))];
+  return true;
+}
+
+bool other_link(const Spot& s, Dice& dice) {
+  if (s.at().kind != InstructionKind::kSend && s.at().kind != InstructionKind::kReceive) return false;
+  std::vector<int32_t> refs;
+  for (const Instruction& i : s.segment->instructions)
+    if (i.kind == s.at().kind && i.ref != s.at().ref) refs.push_back(i.ref);
+  if (refs.empty()) return false;
+  s.at().ref = refs[static_cast<size_t>(dice.below(std::ssize(refs)))];
+  return true;
+}
+
+std::function<bool(Plan&, Dice&)> link(bool (*change)(Entry&, Link&, Dice&)) {
+  return [change](Plan& plan, Dice& dice) { return change_link(plan, dice, change); };
+}
+
+}  // namespace
+
+std::vector<Fault> faults_of_links() {
+  const auto either = Catcher::kEither, verifier = Catcher::kVerifier;
+  const auto all = [](const Spot&) { return true; };
+  return {
+      {"a transfer's source box", either, link([](Entry&, Link& l, Dice& d) { return move_box(any(l, d).source, d); })},
+      {"a transfer's target box", either, link([](Entry&, Link& l, Dice& d) { return move_box(any(l, d).target, d); })},
+      {"a transfer cut short", either, link(shorten)},
+      {"a transfer dropped", either, link(drop)},
+      {"a link's source", either, link(other_source)},
+      {"two transfers exchanged", either, link(swap_targets)},
+      {"a link's slots", verifier, link(fewer_slots)},
+      {"another value sent", either, [=](Plan& p, Dice& d) { return damage(p, d, Reach::kAny, all, other_value); }},
+      {"another link", verifier, [=](Plan& p, Dice& d) { return damage(p, d, Reach::kOne, all, other_link); }},
+  };
+}
+
+}  // namespace whale::test

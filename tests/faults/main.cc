@@ -1,0 +1,359 @@
+// The kit of planted faults: damages random plans in random places, and counts who notices.
+//
+//   fault_kit --damages 2000 --seed 1 --whale build/tools/whale/whale [--undamaged 500] [--json FILE] [--kind TEXT]
+//   [-v]
+//
+// A damage counts when the judge (judge.h) sees another result. The plan verifier is to refuse it, or `whale verify M
+// --plan P` to call it unequal. Prints a row for each kind; ends with 1 when a rate is below what is promised.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "fault.h"
+#include "judge.h"
+#include "plan_case.h"
+#include "races.h"
+#include "schema/graph_file.h"
+
+namespace whale::test {
+namespace {
+
+constexpr int kPerPlan = 12;  // damages of one plan
+constexpr double kOfAll = 0.99, kOfKind = 0.9;
+
+struct Arguments {
+  int64_t damages = 200, undamaged = 0, seed = 1;
+  std::string whale, json, kind;
+  bool verbose = false;
+};
+
+Arguments parse(int count, char** texts) {
+  Arguments a;
+  for (int i = 1; i < count; ++i) {
+    const std::string name = texts[i];
+    if (name == "-v") {
+      a.verbose = true;
+      continue;
+    }
+    if (i + 1 >= count) throw invalid("'{}' needs a value", name);
+    const char* value = texts[++i];
+    if (name == "--damages")
+      a.damages = std::atoll(value);
+    else if (name == "--undamaged")
+      a.undamaged = std::atoll(value);
+    else if (name == "--seed")
+      a.seed = std::atoll(value);
+    else if (name == "--whale")
+      a.whale = value;
+    else if (name == "--json")
+      a.json = value;
+    else if (name == "--kind")
+      a.kind = value;
+    else
+      throw invalid("unknown option '{}'", name);
+  }
+  return a;
+}
+
+// A plan to damage, with what it makes of its variables.
+struct Ground {
+  PlanCase from;
+  Case with;
+  Plan plan;
+  Trained trained;
+};
+
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/whale-faults-XXXXXX";
+    if (mkdtemp(name) == nullptr) throw internal("no temporary folder");
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string write(const char* name, const std::vector<uint8_t>& bytes) const {
+    const std::string path = path_ + "/" + name;
+    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+    return path;
+  }
+
+ private:
+  std::string path_;
+};
+
+enum class Answer : uint8_t { kEqual, kUnequal, kError };
+struct Answered {
+  Answer answer = Answer::kError;
+  std::string text;
+};
+
+Answered ask(const Arguments& a, const Folder& folder, const Graph& graph, const Plan& plan) {
+  const std::string m = folder.write("m.whale", serialize(graph)), p = folder.write("p.plan", serialize(plan));
+  const std::string command = fmt::format("timeout 120 '{}' verify {} --plan {} --steps 5 --json 2>&1", a.whale, m, p);
+  FILE* pipe = popen(command.c_str(), "r");
+  Answered out;
+  char block[4096];
+  for (size_t n; (n = fread(block, 1, sizeof block, pipe)) > 0;) out.text.append(block, n);
+  const int status = pclose(pipe);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) == 126 || WEXITSTATUS(status) == 127)
+    throw internal("'{}' does not run: {}", a.whale, out.text);
+  const auto said = nlohmann::json::parse(out.text, nullptr, false);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+    out.answer = Answer::kEqual;
+  else if (!said.is_discarded() && said.contains("passed") && said["passed"] == false)
+    out.answer = Answer::kUnequal;
+  return out;
+}
+
+struct Row {
+  int64_t planted = 0, refused = 0, unbound = 0, same = 0, counted = 0, caught = 0, errors = 0, missed = 0, crashed = 0;
+  // Of those that somebody has to notice.
+  int64_t noticed() const { return refused + unbound + caught; }
+  int64_t due() const { return noticed() + missed + crashed; }
+  void add(const Row& o) {
+    planted += o.planted, refused += o.refused, unbound += o.unbound, same += o.same, counted += o.counted;
+    caught += o.caught, errors += o.errors, missed += o.missed, crashed += o.crashed;
+  }
+};
+
+class Kit {
+ public:
+  explicit Kit(const Arguments& a) : a_(a), faults_(all_faults()), rows_(faults_.size()) {
+    if (!a.kind.empty()) {
+      std::erase_if(faults_,
+                    [&](const Fault& f) { return std::string_view(f.kind).find(a.kind) == std::string::npos; });
+      if (faults_.empty()) throw invalid("no kind of fault has '{}' in its name", a.kind);
+    }
+  }
+
+  int run() {
+    Dice dice(static_cast<uint64_t>(a_.seed));
+    for (int64_t planted = 0, idle = 0; planted < a_.damages && idle < 400; ++idle) {
+      const std::optional<Ground> ground = random_ground(dice);
+      if (!ground) continue;
+      ++plans_;
+      const int64_t before = planted;
+      for (const size_t f : order(dice)) {
+        if (planted - before >= kPerPlan || planted >= a_.damages) break;
+        planted += plant(*ground, f, dice);
+      }
+      if (planted > before) idle = 0;
+    }
+    for (int64_t n = 0; n < a_.undamaged;) {
+      if (const std::optional<Ground> ground = random_ground(dice)) check_undamaged(*ground), ++n;
+    }
+    return report();
+  }
+
+ private:
+  // Kinds that were planted least come first.
+  std::vector<size_t> order(Dice& dice) const {
+    std::vector<std::pair<std::pair<int64_t, uint64_t>, size_t>> keys;
+    for (size_t f = 0; f < faults_.size(); ++f) keys.push_back({{rows_[f].planted, dice.next()}, f});
+    std::sort(keys.begin(), keys.end());
+    std::vector<size_t> out;
+    for (const auto& [key, f] : keys) out.push_back(f);
+    return out;
+  }
+
+  std::optional<Ground> random_ground(Dice& dice) {
+    Ground g;
+    g.from = random_plan_case(dice);
+    g.with.seed = dice.next() % 1000;
+    g.with.batch = g.from.batch;
+    if (g.from.devices < 2 && dice.below(4)) return std::nullopt;
+    try {
+      g.with.graph = graph_of(g.from);
+      g.plan =
+          compile(g.with.graph, parse_devices(fmt::format("ref:{}", g.from.devices)), options_of(g.from, g.with.graph));
+    } catch (const Error& e) {
+      if (e.code() == Code::kDataLoss) {
+        ++alarms_;
+        std::printf("REFUSED, UNDAMAGED: %s\n  %s\n", to_string(g.from).c_str(), e.what());
+      }
+      return std::nullopt;
+    }
+    std::string why;
+    std::optional<Trained> trained = train(g.plan, g.with, why);
+    if (!trained) {
+      ++grounds_[why.substr(0, why.find('\'')) + (why.find('\'') == why.npos ? "" : why.substr(why.rfind('\'')))];
+      return std::nullopt;
+    }
+    if (const std::string race = race_in(plan_entry(g.plan)); !race.empty())
+      std::printf("an undamaged plan: %s\n  %s\n", race.c_str(), to_string(g.from).c_str());
+    g.trained = std::move(*trained);
+    return g;
+  }
+
+  static const Entry& plan_entry(const Plan& plan) {
+    for (const Entry& e : plan.entries)
+      if (e.name == "train") return e;
+    return plan.entries.front();
+  }
+
+  void say(const Ground& g, size_t f, uint64_t word, const char* what, const std::string& text) const {
+    std::printf("%s: %s\n  %s | word %llu\n  %s\n", what, faults_[f].kind, to_string(g.from).c_str(),
+                static_cast<unsigned long long>(word), text.substr(0, 600).c_str());
+    std::fflush(stdout);
+  }
+
+  bool plant(const Ground& g, size_t f, Dice& dice) {
+    Plan damaged = g.plan;
+    const uint64_t word = dice.next();
+    Dice own(word);
+    if (!faults_[f].plant(damaged, own) || serialize(damaged) == serialize(g.plan)) return false;
+    Row& row = rows_[f];
+    ++row.planted;
+    const Finding found = judge(damaged, g.with, g.trained);
+    switch (found.judgement) {
+      case Judgement::kRefused:
+        ++row.refused;
+        if (a_.verbose) say(g, f, word, "refused", found.text);
+        return true;
+      case Judgement::kUnbound:
+        ++row.unbound;
+        if (a_.verbose) say(g, f, word, "refused when bound", found.text);
+        return true;
+      case Judgement::kCrash:
+      case Judgement::kHang:
+        ++row.crashed;
+        say(g, f, word, found.judgement == Judgement::kHang ? "HANG" : "CRASH", found.text);
+        return true;
+      case Judgement::kSame:
+        if (const std::string race = race_in(plan_entry(damaged)); !race.empty()) {
+          ++row.missed;
+          say(g, f, word, "MISSED RACE", race);
+          return true;
+        }
+        ++row.same;
+        if (a_.verbose) say(g, f, word, "the same", found.text);
+        return true;
+      case Judgement::kFailed:
+      case Judgement::kDiffers: break;
+    }
+    ++row.counted;
+    if (a_.whale.empty()) {
+      if (a_.verbose || faults_[f].by == Catcher::kVerifier) say(g, f, word, "not refused", found.text);
+      return true;
+    }
+    const Answered answered = ask(a_, folder_, g.with.graph, damaged);
+    if (answered.answer == Answer::kEqual) {
+      ++row.missed;
+      say(g, f, word, "MISSED", found.text + "\n  " + answered.text);
+    } else {
+      ++row.caught;
+      row.errors += answered.answer == Answer::kError;
+      if (faults_[f].by == Catcher::kVerifier || (answered.answer == Answer::kError && a_.verbose))
+        say(g, f, word, "not refused", found.text + "\n  " + answered.text);
+    }
+    return true;
+  }
+
+  void check_undamaged(const Ground& g) {
+    ++undamaged_;
+    const Answered answered = ask(a_, folder_, g.with.graph, g.plan);
+    if (answered.answer == Answer::kEqual) return;
+    ++alarms_;
+    std::printf("FALSE ALARM: %s\n  %s\n", to_string(g.from).c_str(), answered.text.substr(0, 1500).c_str());
+    std::fflush(stdout);
+  }
+
+  int report() {
+    Row all;
+    nlohmann::json kinds = nlohmann::json::array();
+    std::printf("%-44s %8s %8s %8s %8s %8s %8s %8s\n", "", "planted", "refused", "unbound", "same", "counted", "caught",
+                "missed");
+    int64_t below = 0, races = 0;
+    for (size_t f = 0; f < faults_.size(); ++f) {
+      const Row& r = rows_[f];
+      all.add(r);
+      const bool low = r.due() > 0 && static_cast<double>(r.noticed()) < kOfKind * static_cast<double>(r.due());
+      const bool late = faults_[f].by == Catcher::kVerifier && r.counted > 0;
+      below += (!a_.whale.empty() && low) || late;
+      races += a_.whale.empty() ? r.missed : 0;
+      print_row(faults_[f].kind, r, r.crashed ? "  CRASHES" : late ? "  NOT REFUSED" : low ? "  LOW" : "");
+      kinds.push_back({{"kind", faults_[f].kind},
+                       {"by", faults_[f].by == Catcher::kVerifier ? "plan verifier" : "either"},
+                       {"planted", r.planted},
+                       {"refused", r.refused},
+                       {"refused_when_bound", r.unbound},
+                       {"same_result", r.same},
+                       {"counted", r.counted},
+                       {"caught", r.caught},
+                       {"by_an_error", r.errors},
+                       {"missed", r.missed + r.crashed},
+                       {"noticed", r.noticed()},
+                       {"due", r.due()}});
+    }
+    print_row("all", all, "");
+    const double due = static_cast<double>(all.due()), numbers_due = static_cast<double>(all.counted);
+    const double noticed = due > 0 ? static_cast<double>(all.noticed()) / due : 1;
+    const double caught = numbers_due > 0 ? static_cast<double>(all.caught) / numbers_due : 1;
+    std::printf("\n%lld damages of %lld plans, %zu kinds: ", static_cast<long long>(all.planted),
+                static_cast<long long>(plans_), faults_.size());
+    if (a_.whale.empty())
+      std::printf("%lld refused, %lld run and count (whale verify was not asked)\n",
+                  static_cast<long long>(all.refused), static_cast<long long>(all.counted));
+    else
+      std::printf("%.2f %% of those that matter noticed, %.2f %% of those that run and count caught\n", 100 * noticed,
+                  100 * caught);
+    if (a_.undamaged)
+      std::printf("%lld undamaged plans, %lld false alarms\n", static_cast<long long>(undamaged_),
+                  static_cast<long long>(alarms_));
+    for (const auto& [why, n] : grounds_)
+      std::printf("  %lld plans not used: %s\n", static_cast<long long>(n), why.c_str());
+    if (!a_.json.empty()) {
+      const nlohmann::json out{{"seed", a_.seed},
+                               {"plans", plans_},
+                               {"damages", all.planted},
+                               {"noticed", noticed},
+                               {"caught_by_numbers", caught},
+                               {"undamaged", undamaged_},
+                               {"false_alarms", alarms_},
+                               {"kinds", kinds}};
+      std::ofstream(a_.json) << out.dump(1) << "\n";
+    }
+    // Without the comparison of numbers: nothing crashes, nothing that was not damaged is refused, and what is the plan
+    // verifier's does not run.
+    const bool numbers = a_.whale.empty() || (noticed >= kOfAll && caught >= kOfAll);
+    const bool good = below == 0 && races == 0 && numbers && alarms_ == 0 && all.crashed == 0;
+    std::printf("%d passed, %d failed\n", good, !good);
+    return good ? 0 : 1;
+  }
+
+  static void print_row(const char* name, const Row& r, const char* note) {
+    const auto n = [](int64_t x) { return static_cast<long long>(x); };
+    std::printf("%-44s %8lld %8lld %8lld %8lld %8lld %8lld %8lld%s\n", name, n(r.planted), n(r.refused), n(r.unbound),
+                n(r.same), n(r.counted), n(r.caught), n(r.missed + r.crashed), note);
+  }
+
+  const Arguments& a_;
+  std::vector<Fault> faults_;
+  std::vector<Row> rows_;
+  Folder folder_;
+  std::map<std::string, int64_t> grounds_;  // why plans were not used
+  int64_t plans_ = 0, undamaged_ = 0, alarms_ = 0;
+};
+
+}  // namespace
+}  // namespace whale::test
+
+int main(int count, char** texts) {
+  try {
+    return whale::test::Kit(whale::test::parse(count, texts)).run();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "fault_kit: %s\n", e.what());
+    return 2;
+  }
+}

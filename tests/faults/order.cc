@@ -1,0 +1,187 @@
+// Streams, waits, the order of instructions, and the rows of the schedule.
+#include <algorithm>
+
+#include "fault.h"
+
+namespace whale::test {
+namespace {
+
+bool waits(const Spot& s) {
+  return std::any_of(s.at().waits.begin(), s.at().waits.end(),
+                     [&](const WaitPoint& w) { return w.stream != s.at().stream; });
+}
+
+bool drop_wait(const Spot& s, Dice& dice) {
+  s.at().waits.erase(s.at().waits.begin() + dice.below(std::ssize(s.at().waits)));
+  return true;
+}
+
+// For an earlier instruction of the same stream.
+bool wait_too_early(const Spot& s, Dice& dice) {
+  WaitPoint& w = s.at().waits[static_cast<size_t>(dice.below(std::ssize(s.at().waits)))];
+  for (int32_t k = w.index; k-- > 0;)
+    if (s.segment->instructions[static_cast<size_t>(k)].stream == w.stream) return w.index = k, true;
+  return false;
+}
+
+bool other_stream(const Spot& s, Dice& dice) {
+  const auto to = static_cast<Stream>((static_cast<int>(s.at().stream) + 1 + dice.below(kStreams - 1)) % kStreams);
+  s.at().stream = to;
+  for (size_t k = s.index + 1; k < s.segment->instructions.size(); ++k)
+    for (WaitPoint& w : s.segment->instructions[k].waits)
+      if (w.index == static_cast<int32_t>(s.index)) w.stream = to;
+  return true;
+}
+
+// Behind the next instruction, if it needs this one's result.
+bool swap_with_next(const Spot& s, Dice&) {
+  std::vector<Instruction>& list = s.segment->instructions;
+  const size_t k = s.index;
+  if (k + 1 >= list.size() || list[k].stream != list[k + 1].stream) return false;
+  bool needs = false;
+  for (const BufferId b : list[k].out)
+    needs |= b != kNone && std::find(list[k + 1].in.begin(), list[k + 1].in.end(), b) != list[k + 1].in.end();
+  if (!needs) return false;
+  std::swap(list[k], list[k + 1]);
+  std::swap(list[k].waits, list[k + 1].waits);
+  return true;
+}
+
+bool communicates(const Instruction& i) {
+  return i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kSend ||
+         i.kind == InstructionKind::kReceive;
+}
+
+// Two collectives of one stream on some devices, where nothing else forbids it.
+bool swap_collectives(const Spot& s, Dice&) {
+  std::vector<Instruction>& list = s.segment->instructions;
+  for (size_t k = s.index + 1; k < list.size(); ++k) {
+    if (!communicates(list[k])) continue;
+    if (list[k].stream != s.at().stream) return false;
+    std::swap(list[s.index], list[k]);
+    std::swap(list[s.index].waits, list[k].waits);
+    return true;
+  }
+  return false;
+}
+
+// An update before the last instruction that reads the old value of what it writes.
+bool update_early(const Spot& s, Dice&) {
+  std::vector<Instruction>& list = s.segment->instructions;
+  for (size_t k = s.index; k-- > 0;) {
+    if (list[k].stream != s.at().stream) continue;
+    bool reads = false;
+    for (const BufferId in : list[k].in)
+      for (const BufferId out : s.at().out)
+        reads |= in != kNone && storage_of(*s.program, in) == storage_of(*s.program, out);
+    for (const BufferId made : list[k].out)
+      if (std::find(s.at().in.begin(), s.at().in.end(), made) != s.at().in.end()) return false;
+    if (!reads) continue;
+    Instruction reader = list[k];
+    for (const WaitPoint& w : s.at().waits)
+      if (w.index > static_cast<int32_t>(k)) return false;
+    const Spot before{s.program, s.segment, k};
+    reader.waits.clear();
+    insert_instruction(s, s.index + 1, std::move(reader));
+    erase_instruction(before);
+    return true;
+  }
+  return false;
+}
+
+// ---- the schedule -------------------------------------------------------------------------------------------------
+bool change_rows(Plan& plan, Dice& dice, const std::function<bool(Program&, size_t, Dice&)>& change) {
+  Entry& entry = train_of(plan);
+  std::vector<std::pair<Program*, size_t>> rows;
+  for (Program& p : entry.programs)
+    for (size_t r = 0; r < p.schedule.size() && p.schedule.size() > 1; ++r) rows.emplace_back(&p, r);
+  for (int tries = 0; tries < 8 && !rows.empty(); ++tries) {
+    const auto [p, r] = rows[static_cast<size_t>(dice.below(std::ssize(rows)))];
+    if (change(*p, r, dice)) return true;
+  }
+  return false;
+}
+
+// In every program: the rows of one segment and micro-batch.
+bool everywhere(Plan& plan, Dice& dice, bool body, const std::function<void(Program&, size_t)>& change) {
+  std::string name;
+  int32_t u = 0;
+  if (!change_rows(plan, dice, [&](Program& p, size_t r, Dice&) {
+        if (p.schedule[r].whole == body) return false;
+        name = base_name(p.segments[static_cast<size_t>(p.schedule[r].segment)].name);
+        u = p.schedule[r].micro_batch;
+        return true;
+      }))
+    return false;
+  for (Program& p : train_of(plan).programs)
+    for (size_t r = p.schedule.size(); r-- > 0;)
+      if (base_name(p.segments[static_cast<size_t>(p.schedule[r].segment)].name) == name &&
+          p.schedule[r].micro_batch == u && p.schedule[r].whole != body && p.schedule.size() > 1)
+        change(p, r);
+  return true;
+}
+
+void erase_row(Program& p, size_t r) { p.schedule.erase(p.schedule.begin() + static_cast<std::ptrdiff_t>(r)); }
+void double_row(Program& p, size_t r) {
+  const ScheduleRow row = p.schedule[r];
+  p.schedule.insert(p.schedule.begin() + static_cast<std::ptrdiff_t>(r), row);
+}
+
+bool other_micro_batch(Program& p, size_t r, Dice& dice) {
+  std::vector<int32_t> others;
+  for (const ScheduleRow& row : p.schedule)
+    if (!row.whole && row.micro_batch != p.schedule[r].micro_batch) others.push_back(row.micro_batch);
+  if (p.schedule[r].whole || others.empty()) return false;
+  p.schedule[r].micro_batch = others[static_cast<size_t>(dice.below(std::ssize(others)))];
+  return true;
+}
+
+bool swap_rows(Program& p, size_t r, Dice& dice) {
+  const auto other = static_cast<size_t>(dice.below(std::ssize(p.schedule)));
+  const ScheduleRow &a = p.schedule[r], &b = p.schedule[other];
+  if (a.segment == b.segment) return false;  // sums do not care
+  std::swap(p.schedule[r], p.schedule[other]);
+  return true;
+}
+
+bool other_slot(Program& p, size_t r, Dice& dice) {
+  int32_t slots = 1;
+  for (const Buffer& b : p.buffers) slots = std::max(slots, b.slots);
+  if (slots < 2 || p.schedule[r].whole) return false;
+  p.schedule[r].slot = static_cast<int32_t>((p.schedule[r].slot + 1 + dice.below(slots - 1)) % slots);
+  return true;
+}
+
+std::function<bool(Plan&, Dice&)> at(Reach reach, Wanted wanted, Change change) {
+  return [=](Plan& plan, Dice& dice) { return damage(plan, dice, reach, wanted, change); };
+}
+std::function<bool(Plan&, Dice&)> row(bool (*change)(Program&, size_t, Dice&)) {
+  return [change](Plan& plan, Dice& dice) { return change_rows(plan, dice, change); };
+}
+
+}  // namespace
+
+std::vector<Fault> faults_of_order() {
+  using enum Reach;
+  const auto either = Catcher::kEither, verifier = Catcher::kVerifier;
+  const auto any = [](const Spot&) { return true; };
+  const auto talks = [](const Spot& s) { return communicates(s.at()); };
+  const auto updates = [](const Spot& s) { return is_update(s.at()); };
+  return {
+      {"a missing wait", verifier, at(kAny, waits, drop_wait)},
+      {"a wait for an earlier instruction", verifier, at(kAny, waits, wait_too_early)},
+      {"another stream", verifier, at(kAny, any, other_stream)},
+      {"an instruction before its operand", either, at(kAny, any, swap_with_next)},
+      {"the order of two collectives", verifier, at(kOne, talks, swap_collectives)},
+      {"an update before the last read", verifier, at(kAny, updates, update_early)},
+      {"a schedule row missing", either, [](Plan& p, Dice& d) { return everywhere(p, d, true, erase_row); }},
+      {"a schedule row doubled", either, [](Plan& p, Dice& d) { return everywhere(p, d, true, double_row); }},
+      {"no prologue or epilogue", either, [](Plan& p, Dice& d) { return everywhere(p, d, false, erase_row); }},
+      {"a prologue or epilogue doubled", either, [](Plan& p, Dice& d) { return everywhere(p, d, false, double_row); }},
+      {"a schedule row with another micro-batch", either, row(other_micro_batch)},
+      {"two schedule rows exchanged", either, row(swap_rows)},
+      {"a schedule row's slot", verifier, row(other_slot)},
+  };
+}
+
+}  // namespace whale::test

@@ -1,0 +1,18 @@
+// Files of the command line: read whole, known by their content, written whole.
+#pragma once
+
+#include <string>
+
+namespace tool {
+
+// The whole file; throws Failure for what cannot be read to its end, and for what is not a regular file (a pipe, a
+// socket, a device, a directory), which is never waited for.
+std::string read_file(const std::string& path);
+std::string read_start(const std::string& path, size_t bytes);  // or less, where the file ends
+
+// Written under another name and renamed: a failure leaves what was there.
+void write_file(const std::string& path, const std::string& text);
+
+bool is_directory(const std::string& path);
+
+}  // namespace tool

@@ -1,0 +1,33 @@
+// Options that change the arithmetic of a sum of gradients on purpose (--adasum, --gradient-dtype) are compared with
+// the arithmetic that they ask for: one device computes the gradient of each replica's samples at the plan's own
+// parameters, and what the plan made of them is compared, step by step.
+#pragma once
+
+#include "lockstep.h"
+
+namespace tool {
+
+// The replicas of a plan: the positions along its replica axes, outermost first, and the samples of each.
+struct Replica {
+  std::vector<int64_t> at;
+  std::vector<int64_t> samples;
+};
+struct GradientSum {
+  bool adasum = false;
+  double roundoff =
+      0;  // of the format that the sum is made in: half a unit in the last place; 0: of the gradient's own
+  double smallest = 0;  // what it rounds to nothing
+  std::vector<Replica> replicas;
+  std::vector<std::string> parameters;  // trained ones
+};
+GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json);
+
+// Why Adasum of this model cannot be computed from the samples of one replica by themselves; empty: it can.
+std::string why_not_by_replica(const std::string& graph_json);
+
+// Both sides hand out "grad:PARAMETER" of every trained parameter.
+Report compare_gradients(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
+                         const SessionArguments& arguments, const GradientSum& sum, const Setting& setting,
+                         const Tick& tick);
+
+}  // namespace tool

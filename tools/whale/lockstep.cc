@@ -1,0 +1,329 @@
+#include "lockstep.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+namespace tool {
+namespace {
+
+constexpr size_t kBlock = 4096;
+constexpr size_t kSamples = 1024;    // of a parameter, for its movement
+constexpr double kFloor = 8;         // roundings of a stored tensor, and one more a step
+constexpr double kFlips = 6;         // nine elements that moved the other way, each by twice its movement: to the norm
+constexpr double kByRounding = 0.1;  // of the movement
+
+struct Distance {
+  double difference = 0, norm = 0;  // of b
+};
+Distance distance(const whale_tensor* a, const whale_tensor* b) {
+  double x[kBlock], y[kBlock], sum = 0, square = 0;
+  for (size_t begin = 0, n = elements(b); begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    load(a, begin, count, x), load(b, begin, count, y);
+    for (size_t i = 0; i < count; ++i) sum += (x[i] - y[i]) * (x[i] - y[i]), square += y[i] * y[i];
+  }
+  return {std::sqrt(sum), std::sqrt(square)};
+}
+
+std::vector<double> samples_of(const whale_tensor* tensor) {
+  const size_t n = elements(tensor), stride = std::max<size_t>(1, n / kSamples);
+  std::vector<double> out;
+  for (size_t i = 0; i < n; i += stride) load(tensor, i, 1, &out.emplace_back());
+  return out;
+}
+
+// How far a run went along the movement of one device since the start, in parts of that movement: what a wrong factor
+// changes even where single elements are noisy. From samples, of the parameters that rounding alone does not move.
+struct Along {
+  std::vector<double> products;  // of each moved run with the movement, and of the plan
+  double square = 0, count = 0;
+  explicit Along(size_t runs) : products(runs + 1, 0) {}
+  void add(size_t run, double weight, const std::vector<double>& value, const std::vector<double>& one,
+           const std::vector<double>& start) {
+    for (size_t i = 0; i < one.size(); ++i) products[run] += weight * (value[i] - one[i]) * (one[i] - start[i]);
+  }
+  void add(const Along& other) {
+    for (size_t i = 0; i < products.size(); ++i) products[i] += other.products[i];
+    square += other.square, count += other.count;
+  }
+};
+
+struct Side {
+  std::unique_ptr<Runner> runner;
+  std::vector<Values> scores;
+  double loss = 0;
+};
+
+class Lockstep {
+ public:
+  Lockstep(whale_engine* engine, const Sides& sides, const SessionArguments& arguments,
+           const std::vector<Decision>& decisions, Report& report)
+      : decisions_(decisions), report_(report) {
+    const Setting& setting = report.setting;
+    plan_.runner = std::make_unique<Runner>(engine, sides.plan(), arguments);
+    one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
+    for (int i = 0; i < setting.runs; ++i) {
+      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0});
+      shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1);
+    }
+    inputs_ = inputs_of(one_.runner->plan(), "train");
+    for (const Decision& decision : decisions) names_.push_back(decision.scores);
+    variables_ = variables_of(*plan_.runner);
+    envelope_.assign(variables_.size(), 0);
+    score_envelope_.assign(decisions.size(), 0);
+    for (const Variable& v : variables_) {
+      const Tensor value = read_value(*one_.runner, v);
+      start_.push_back(v.role == "parameter" ? samples_of(value.get()) : std::vector<double>{});
+      Compared& of = class_of(v);
+      ++of.tensors, of.copies += static_cast<int64_t>(v.copies.size());
+    }
+    compare_variables(0, {});
+  }
+
+  void step(const Batch& given, int64_t number) {
+    const Batch batch = widen(given, inputs_);
+    one_.loss = one_.runner->step(batch, names_, &one_.scores);
+    for (size_t i = 0; i < moved_.size(); ++i) {
+      shakes_[i].add(*moved_[i].runner, variables_);
+      moved_[i].loss = moved_[i].runner->step(shakes_[i].inputs(batch), names_, &moved_[i].scores);
+      shakes_[i].take_off(*moved_[i].runner, variables_);
+    }
+    try {
+      plan_.loss = plan_.runner->step(batch, names_, &plan_.scores);
+    } catch (const Failure& failure) {
+      report_.failure = "step " + std::to_string(number) + ": " + failure.what();
+      return;
+    }
+    ++report_.steps;
+    std::vector<bool> off(moved_.size(), false);  // a decision flipped
+    const bool flipped = decide(number, off);
+    for (size_t i = 0; i < moved_.size(); ++i)
+      if (off[i]) bring_back(*moved_[i].runner), ++report_.flipped_runs;
+    // Without a moved run that decides alike there is nothing to judge the step by.
+    if (flipped || std::find(off.begin(), off.end(), false) == off.end()) {
+      bring_back(*plan_.runner);
+      return;
+    }
+    ++report_.compared;
+    largest_loss_ = std::max(largest_loss_, std::abs(one_.loss));
+    for (size_t i = 0; i < moved_.size(); ++i)
+      if (!off[i]) loss_envelope_ = std::max(loss_envelope_, std::abs(moved_[i].loss - one_.loss));
+    const double difference = std::abs(plan_.loss - one_.loss);
+    if (!(difference <= report_.loss.difference)) report_.loss.difference = difference, report_.loss.step = number;
+    compare_variables(number, off);
+  }
+
+  void finish() {
+    Figure& loss = report_.loss;
+    const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
+    loss.name = "loss", loss.norm = 1;
+    loss.difference /= scale, loss.envelope = loss_envelope_ / scale;
+    loss.floor = 2 * kFloor * report_.setting.epsilon;
+    loss.bound = report_.setting.factor * loss.envelope + loss.floor;
+    for (size_t v = 0; v < variables_.size(); ++v) {
+      if (variables_[v].role != "parameter") continue;
+      const Tensor value = read_value(*one_.runner, variables_[v]);
+      const double moved = movement(v, samples_of(value.get())) *
+                           std::sqrt(static_cast<double>(std::max<size_t>(1, elements(value.get()))));
+      if (envelope_[v] > 0 && envelope_[v] >= kByRounding * moved) report_.by_rounding.push_back(variables_[v].name);
+    }
+  }
+
+ private:
+  Compared& class_of(const Variable& v) {
+    return v.role == "parameter" ? report_.parameters : v.role == "state" ? report_.state : report_.buffers;
+  }
+
+  // Whether a decision of the plan differs in this step; `off`: of the moved runs. What is decided behind one that
+  // differs says nothing more.
+  bool decide(int64_t number, std::vector<bool>& off) {
+    for (size_t d = 0; d < decisions_.size(); ++d) {
+      for (size_t i = 0; i < moved_.size(); ++i) {
+        if (off[i]) continue;
+        Decided moved;
+        compare_decisions(decisions_[d], moved_[i].scores[d], one_.scores[d], moved);
+        score_envelope_[d] = std::max(score_envelope_[d], moved.scores);
+        off[i] = moved.differ > 0;
+      }
+      Decided plan;
+      compare_decisions(decisions_[d], plan_.scores[d], one_.scores[d], plan);
+      report_.decided.made += plan.made;
+      if (plan.differ == 0) continue;
+      // Each of the two candidates may be off by what rounding does to scores.
+      const double bound = std::max(2 * report_.setting.factor * score_envelope_[d], 4 * report_.setting.amplitude);
+      report_.decided.differ += plan.differ;
+      report_.margins = report_.margins && plan.margin <= bound;
+      if (report_.flipped_at == 0) report_.flipped_at = number;
+      if (!(plan.margin <= report_.decided.margin) || report_.decided.worst.empty())
+        report_.decided.margin = plan.margin, report_.decided.worst = plan.worst, report_.margin_bound = bound;
+      return true;
+    }
+    return false;
+  }
+
+  void bring_back(Runner& runner) {
+    for (const Variable& v : variables_) write_value(runner, v, read_value(*one_.runner, v).get());
+  }
+
+  // The state of one kind, such as "m" of all parameters.
+  static std::string kind_of(const Variable& v) { return v.name.substr(v.name.rfind('/') + 1); }
+
+  // Per element, since the start, of the samples.
+  double movement(size_t variable, const std::vector<double>& values) const {
+    double sum = 0;
+    for (size_t i = 0; i < values.size(); ++i)
+      sum += (values[i] - start_[variable][i]) * (values[i] - start_[variable][i]);
+    return values.empty() ? 0 : std::sqrt(sum / static_cast<double>(values.size()));
+  }
+
+  struct Found {
+    size_t variable;
+    double size, movement;  // of its elements: the root of their number; per element
+    Figure figure;
+  };
+
+  void compare_variables(int64_t number, const std::vector<bool>& off) {
+    std::vector<Found> all;
+    std::map<std::string, double> largest;  // of each kind of state, per element
+    Along along(off.size());
+    for (size_t k = 0; k < variables_.size(); ++k) {
+      const Variable& v = variables_[k];
+      const bool parameter = v.role == "parameter";
+      const Tensor one = read_value(*one_.runner, v);
+      const std::vector<double> now = parameter ? samples_of(one.get()) : std::vector<double>{};
+      const double weight =
+          static_cast<double>(elements(one.get())) / static_cast<double>(std::max<size_t>(1, now.size()));
+      Along own(off.size());
+      for (size_t i = 0; i < off.size(); ++i) {
+        if (off[i]) continue;
+        const Tensor moved = read_value(*moved_[i].runner, v);
+        envelope_[k] = std::max(envelope_[k], distance(moved.get(), one.get()).difference);
+        if (parameter) own.add(i, weight, samples_of(moved.get()), now, start_[k]);
+      }
+      const double size = std::sqrt(static_cast<double>(std::max<size_t>(1, elements(one.get()))));
+      const double moved = parameter ? movement(k, now) : 0;
+      Tensor first;
+      for (size_t copy = 0; copy < v.copies.size(); ++copy) {
+        Tensor value = read_value(*plan_.runner, v, static_cast<int64_t>(copy));
+        if (copy > 0 && same_bits(value.get(), first.get())) continue;
+        if (copy > 0) report_.found_unlike(v, copy, number);
+        const Distance d = distance(value.get(), one.get());
+        all.push_back(
+            {k,
+             size,
+             moved,
+             {v.name, number, static_cast<int64_t>(copy), v.copies[copy], d.difference, envelope_[k], 0, 0, d.norm}});
+        if (v.role == "state") largest[kind_of(v)] = std::max(largest[kind_of(v)], d.norm / size);
+        if (copy == 0 && parameter) own.add(off.size(), weight, samples_of(value.get()), now, start_[k]);
+        if (copy == 0) first = std::move(value);
+      }
+      own.square = moved * moved * size * size, own.count = static_cast<double>(now.size());
+      if (envelope_[k] < kByRounding * moved * size) along.add(own);
+    }
+    if (report_.setting.flips && number > 0) compare_along(along, off, number);
+    Figure together{"all parameters", number, 0, {}, 0, 0, 0, 0, 0};
+    double elements = 0, movement = 0;
+    for (Found& found : all) {
+      const Variable& v = variables_[found.variable];
+      Figure& f = found.figure;
+      f.floor = allowed(v, found, number, v.role == "state" ? largest[kind_of(v)] : 0);
+      f.bound = report_.setting.factor * f.envelope + f.floor;
+      worsen(class_of(v).worst, f);
+      if (v.role != "parameter" || f.copy != 0) continue;
+      together.difference += f.difference * f.difference, together.envelope += f.envelope * f.envelope;
+      together.norm += f.norm * f.norm;
+      elements += found.size * found.size, movement += found.movement * found.movement * found.size * found.size;
+    }
+    if (!report_.setting.flips || number == 0 || elements == 0) return;
+    together.difference = std::sqrt(together.difference), together.envelope = std::sqrt(together.envelope);
+    together.norm = std::sqrt(together.norm);
+    together.floor = rounding(number) * together.norm + kFlips * std::sqrt(movement / elements);
+    together.bound = report_.setting.factor * together.envelope + together.floor;
+    worsen(report_.parameters.worst, together);
+  }
+
+  void compare_along(const Along& along, const std::vector<bool>& off, int64_t number) {
+    if (along.count == 0) return;
+    for (size_t i = 0; i < off.size(); ++i)
+      if (!off[i]) along_envelope_ = std::max(along_envelope_, std::abs(along.products[i]) / along.square);
+    Figure f{"all parameters along their movement", number, 0, {}, 0, along_envelope_, 0, 0, 1};
+    f.difference = std::abs(along.products.back()) / along.square;
+    // Differences of a tenth of the movement (larger ones are left out) that point anywhere.
+    f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count);
+    f.bound = report_.setting.factor * f.envelope + f.floor;
+    worsen(report_.parameters.worst, f);
+  }
+
+  double rounding(int64_t number) const { return (kFloor + static_cast<double>(number)) * report_.setting.epsilon; }
+  double allowed(const Variable& v, const Found& found, int64_t number, double largest) const {
+    if (number == 0) return 0;
+    double floor = rounding(number) * found.figure.norm;
+    if (v.role == "state") floor += report_.setting.summed * report_.setting.roundoff * largest * found.size;
+    if (v.role == "parameter" && report_.setting.flips) floor += kFlips * found.movement;
+    return floor;
+  }
+
+  const std::vector<Decision>& decisions_;
+  Report& report_;
+  Side plan_, one_;
+  std::vector<Side> moved_;
+  std::vector<Shake> shakes_;
+  std::vector<InputSpec> inputs_;
+  std::vector<std::string> names_;
+  std::vector<Variable> variables_;
+  std::vector<std::vector<double>> start_;  // samples of each parameter
+  std::vector<double> envelope_, score_envelope_;
+  double along_envelope_ = 0, loss_envelope_ = 0, largest_loss_ = 0;
+};
+
+}  // namespace
+
+double Figure::ratio() const {
+  if (std::isnan(difference)) return INFINITY;
+  return bound > 0 ? difference / bound : difference > 0 ? INFINITY : 0;
+}
+
+void worsen(Figure& worst, const Figure& figure) {
+  if (worst.name.empty() || figure.ratio() > worst.ratio()) worst = figure;
+}
+
+void Report::found_unlike(const Variable& v, size_t copy, int64_t number) {
+  if (unlike_copies++ > 0) return;
+  unlike = v.name + ", copy " + std::to_string(copy) + " (devices";
+  for (const int32_t device : v.copies[copy]) unlike += " " + std::to_string(device);
+  unlike += "), after step " + std::to_string(number);
+}
+
+double Report::parameter_error() const {
+  const Figure& w = parameters.worst;
+  return w.norm > 0 ? w.difference / w.norm : w.difference;
+}
+
+Verdict Report::verdict() const {
+  const bool within =
+      loss.ratio() <= 1 && parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1;
+  if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
+  return compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
+}
+
+Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
+               const SessionArguments& arguments, const std::vector<Decision>& decisions, const Setting& setting,
+               const Tick& tick) {
+  Report report;
+  report.setting = setting;
+  Lockstep lockstep(engine, sides, arguments, decisions, report);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    tick(static_cast<int64_t>(i));
+    lockstep.step(batches[i], static_cast<int64_t>(i) + 1);
+    if (!report.failure.empty() || (report.verdict() == Verdict::kNotEqual && !report.margins)) break;
+  }
+  lockstep.finish();
+  return report;
+}
+
+}  // namespace tool

@@ -1,0 +1,81 @@
+// A plan, one device, and one device whose numbers are moved in their last bits, step by step on the same data: what
+// rounding alone does is measured, and the plan is judged by it (semantics.md section 10).
+#pragma once
+
+#include <functional>
+
+#include "decisions.h"
+#include "variables.h"
+
+namespace tool {
+
+// How one precision is compared. A tensor passes when its difference, plan to one device, is at most
+//   factor * envelope + floor;
+// envelope: the largest difference of the moved runs to one device so far. floor: roundings of the stored tensor and,
+// for state, of the largest values of its kind (what is summed to a small one may have been large). With `flips` a few
+// elements may have moved the other way: an update that is the gradient's sign, more or less, turns where a gradient is
+// smaller than its rounding, which is too rare for three runs to show; then all parameters together are one more
+// tensor.
+struct Setting {
+  std::string name;      // "float64", ...
+  double amplitude = 0;  // of the moves, relative
+  double epsilon = 0;    // half a unit in the last place of stored variables
+  double roundoff = 0;   // of the arithmetic
+  double summed = 0;     // roundings of the largest values of a kind that state may be off by
+  double factor = 0;
+  bool flips = false;
+  int runs = 3;  // moved ones
+};
+
+// One tensor where it is furthest from its bound. Differences are Euclidean norms.
+struct Figure {
+  std::string name;
+  int64_t step = 0;  // after so many steps; 0: as initialized
+  int64_t copy = 0;
+  std::vector<int32_t> devices;  // of that copy
+  double difference = 0, envelope = 0, floor = 0, bound = 0, norm = 0;
+  double ratio() const;  // of the difference to its bound; more than 1: not rounding
+};
+// Takes the figure that is further from its bound.
+void worsen(Figure& worst, const Figure& figure);
+
+struct Compared {                   // of one class: parameters, state, buffers
+  int64_t tensors = 0, copies = 0;  // that were read; copies: of all tensors together
+  Figure worst;
+};
+
+enum class Verdict { kEqual, kNotEqual, kNotCompared };
+
+struct Report {
+  Setting setting;
+  std::string devices, against;
+  Figure loss;  // of a step, relative to the largest loss
+  Compared parameters, state, buffers;
+  int64_t unlike_copies = 0;             // that differ from the first copy in a bit
+  std::string unlike;                    // the first of them
+  std::vector<std::string> by_rounding;  // parameters that rounding alone moves by a tenth of their movement
+  int64_t steps = 0, compared = 0;       // compared: without a flipped decision
+  int64_t flipped_at = 0;                // the first step with one; 0: none
+  int64_t flipped_runs = 0;              // steps of moved runs with one: brought back, and not part of an envelope
+  Decided decided;
+  double margin_bound = 0;          // of the decision with the largest margin
+  bool margins = true;              // all of those that differ lie within their bounds
+  std::string subject;              // empty: the whole step
+  std::string reason;               // why nothing is compared
+  std::vector<std::string> unseen;  // scores of decisions that the plan file does not hand out
+  std::string failure;              // what the plan's run ended with
+  void found_unlike(const Variable& variable, size_t copy, int64_t step);
+  double parameter_error() const;  // largest relative difference: of the worst parameter, to its norm
+  Verdict verdict() const;
+};
+
+struct Sides {
+  std::function<Plan()> plan, single;
+};
+using Tick = std::function<void(int64_t step)>;
+
+Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
+               const SessionArguments& arguments, const std::vector<Decision>& decisions, const Setting& setting,
+               const Tick& tick);
+
+}  // namespace tool

@@ -1,0 +1,20 @@
+// Numbers out of tensors of any dtype, and back.
+#pragma once
+
+#include <cstddef>
+
+#include "api.h"
+#include "values.h"
+
+namespace tool {
+
+size_t elements(const whale_tensor* tensor);
+// Elements [begin, begin + count) of a tensor of any dtype.
+void load(const whale_tensor* tensor, size_t begin, size_t count, double* to);
+// The other way, rounded to nearest; f64, f32 and bf16.
+void store(whale_tensor* tensor, size_t begin, size_t count, const double* from);
+bool storable(int dtype);
+bool same_bits(const whale_tensor* a, const whale_tensor* b);
+Values values_of(const whale_tensor* tensor);
+
+}  // namespace tool

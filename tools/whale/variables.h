@@ -1,0 +1,38 @@
+// The variables of a session as `verify` looks at them: with their copies, the halves of split weights joined, and
+// shifted in their last bits.
+#pragma once
+
+#include "runner.h"
+
+namespace tool {
+
+struct Variable {
+  std::string name, role;                    // "parameter", "state", "buffer"
+  bool halves = false;                       // split-SGD: bf16, and the rest of the float32 in NAME/low
+  std::vector<std::vector<int32_t>> copies;  // the devices of each
+};
+// Those that are compared, in the order of the plan; the second halves of split weights are part of their first.
+std::vector<Variable> variables_of(const Runner& runner);
+
+Tensor read_value(const Runner& runner, const Variable& variable, int64_t copy = 0);
+void write_value(Runner& runner, const Variable& variable, const whale_tensor* value);
+
+// The parameters of one session, moved a little and moved back: each element by amplitude * rms of its tensor * a
+// number in [-1, 1] of its own, which `seed` chooses. What is taken off is what was added, so that the parameters do
+// not walk away.
+class Shake {
+ public:
+  Shake(double amplitude, uint64_t seed) : amplitude_(amplitude), seed_(seed) {}
+  void add(Runner& runner, const std::vector<Variable>& variables);
+  void take_off(Runner& runner, const std::vector<Variable>& variables);
+  // Float inputs, each element by amplitude * itself * such a number: zeros stay.
+  Batch inputs(const Batch& batch) const;
+
+ private:
+  void move(Runner& runner, const Variable& variable, size_t index, double scale) const;
+  double amplitude_;
+  uint64_t seed_, step_ = 0;
+  std::vector<double> rms_;
+};
+
+}  // namespace tool
