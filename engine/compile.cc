@@ -23,6 +23,7 @@
 #include "plan/groups.h"
 #include "plan/lower.h"
 #include "plan/notes.h"
+#include "schema/graph_file.h"
 
 namespace whale {
 namespace {
@@ -317,7 +318,8 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
 
   Plan plan;
   plan.model = source.name;
-  plan.model_hash = hash_name(print(graph));
+  const std::vector<uint8_t> file = serialize(graph);  // its training included
+  plan.model_hash = hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
   plan.devices = devices;
   plan.strategy = scoped.tasks.strategy;
   plan.meshes = scoped.tasks.meshes;

@@ -75,10 +75,26 @@ TensorId Propagator::at_stage(TensorId id, const Op& reader) {
   if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
   for (size_t a = 1; a < axes(); ++a) {
     const MeshAxis &here = b_.out.mesh_axis(a, b_.out.stage(id)), &there = b_.out.mesh_axis(a, reader.stage);
+    check_tied(reader, id, a, here, there);
     if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
     if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
   }
   return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since
+}
+
+// Adasum combines what whole replicas made of a parameter: of one that stages share, the replicas have to be the same.
+void Propagator::check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here,
+                            const MeshAxis& there) const {
+  if (!options_.adasum || reader.phase != Phase::kBackward || placement(id, a) != Placement::kPartial ||
+      (here.size == there.size && here.shares == there.shares))
+    return;
+  const char* form = here.size == there.size ? "have unlike shares" : "have {} and {} replicas";
+  throw unimplemented(
+      "Adasum of a gradient that stages {} and {} add up, which {}: a replica of one is none of the other; give both "
+      "the same replicas, or use the parameter in one stage",
+      b_.out.stage(id), reader.stage, fmt::format(fmt::runtime(form), here.size, there.size))
+      .at_op(reader.name)
+      .at_scope(g().scope_path(reader.scope));
 }
 
 }  // namespace whale

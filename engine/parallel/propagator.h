@@ -98,6 +98,7 @@ class Propagator {
   // propagate_operands.cc
   TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
   bool is_gradient(TensorId id) const;  // of a parameter, also on its way
+  void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
   // As the options say that gradients are combined between replicas; kNone: by a sum in its own type, as any other.
   TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want);
   bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const;

@@ -50,6 +50,25 @@ def test_large_models_are_files_of_metadata(name, parameters, tmp_path):
     assert (tmp_path / "m.whale").stat().st_size < 1 << 20
 
 
+def test_what_a_plan_has_fixed_is_refused_beside_it(files, tmp_path):
+    whale("plan", files / "mlp.whale", "--devices", "cpu:1", "-o", tmp_path / "p.plan")
+    for option, value in (("--devices", "cpu:2"), ("--zero", "1"), ("--strategy", "replica"), ("--exact", None)):
+        more = [option] if value is None else [option, value]
+        for command in (["run", tmp_path / "p.plan", "--steps", "1"], ["bench", tmp_path / "p.plan"], ["verify", files / "mlp.whale", "--plan", tmp_path / "p.plan"]):
+            assert f"made with its own {option}" in whale(*command, *more, code=2)
+    whale("run", tmp_path / "p.plan", "--steps", "1", "--init-dir", tmp_path, "--plan-timeout", "9")
+
+
+def test_what_cannot_be_written_at_the_end_is_known_at_the_start(files, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for more, word in (("--save", tmp_path / "file"), "a file stands there"), (("--save", tmp_path / "file" / "below"), "not a folder"), (
+            ("--trace", tmp_path), "a directory stands there"), (("--trace", tmp_path / "none" / "t.json"), "No such file"):
+        said = whale("run", files / "mlp.whale", "--steps", "1", *more, code=2)
+        assert word in said and "step 1" not in said
+    assert (tmp_path / "file").read_text() == "mine"
+    whale("run", files / "mlp.whale", "--steps", "1", "--save", tmp_path / "new" / "folder" / "ckpt")
+
+
 def test_inspect_levels(files):
     graph = whale("inspect", files / "gpt.whale", "--level", "graph")
     train = whale("inspect", files / "gpt.whale", "--level", "train")

@@ -146,6 +146,9 @@ def test_a_plan_of_another_model_is_refused(tmp_path):
     assert whale("model", *GPT, "--hidden", "48", "-o", model).returncode == 0
     done = whale("verify", model, "--plan", plan)
     assert done.returncode == 2 and "plan of another model" in done.stderr
+    assert whale("model", *GPT, "--lr", "0.0123", "-o", model).returncode == 0  # no bug in libwhale: another optimizer
+    done = whale("verify", model, "--plan", plan)
+    assert done.returncode == 2 and "before its optimizer changed" in done.stderr
 
 
 FALSE_ALARMS = {

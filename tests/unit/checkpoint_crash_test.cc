@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <csignal>
 #include <ctime>
 #include <thread>
@@ -22,7 +23,7 @@ namespace {
 constexpr int64_t kRounds = 1000;
 
 void nap(int64_t microseconds) {
-  const timespec time{0, microseconds * 1000};
+  const timespec time{microseconds / 1'000'000, microseconds % 1'000'000 * 1000};
   ::nanosleep(&time, nullptr);
 }
 
@@ -219,17 +220,23 @@ TEST_CASE("checkpoint: kill -9 at 200 random moments") {
   put(at + "/tokenizer.json", "mine");
   const Shared<std::atomic<int64_t>> done;  // the last save that returned
   *done.at = 1;
+  const auto began = std::chrono::steady_clock::now();
+  for (int i = 0; i < 8; ++i) write(at, 1);
+  const auto save = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - began) / 8;
   const RandomStream random(1, hash_name("kill"), 0);
-  int64_t inside = 0;
+  int64_t inside = 0, whole = 0;
   for (uint64_t k = 0; k < 200; ++k) {
     const int64_t from = *done.at;
+    const auto saves = static_cast<int64_t>(random.word(2 * k) % 3);  // before the one that is hit
+    whole += saves;
     const pid_t child = in_child([&] {
       for (int64_t i = from + 1;; ++i) {
         write(at, i);
         *done.at = i;
       }
     });
-    nap(500 + random.word(k) % 3000);
+    for (int i = 0; *done.at < from + saves && i < 500'000; ++i) nap(20);
+    nap(static_cast<int64_t>(random.word(2 * k + 1) % static_cast<uint64_t>(save.count() + 1)));
     ::kill(child, SIGKILL);
     wait_for(child);
     inside += names_in(at).size() > 4;
@@ -241,7 +248,7 @@ TEST_CASE("checkpoint: kill -9 at 200 random moments") {
     REQUIRE(names_in(at).size() == 4);
     *done.at = found;
   }
-  CHECK(*done.at > 200);
+  CHECK(*done.at > whole);
   CHECK(inside > 20);
   MESSAGE(inside, " of 200 kills hit a save in the middle; ", done.at->load(), " saves");
 }

@@ -136,6 +136,7 @@ void add_inspect(CLI::App& app) {
 }
 
 void add_plan_options(CLI::App& command, PlanArguments& a) {
+  const size_t before = command.get_options().size();
   command.add_option("--devices", a.devices, "cpu:N, cpu@CORES*K, ref:N, null:N, joined by commas (default cpu:1)");
   command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
   command.add_option("--precision", a.precision, "f32, bf16, f16, f64 (ref devices); default: the model's");
@@ -160,14 +161,22 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
                      "auto, whole, sliced: replicas update everything, or their slice and gather");
   command.add_option("--matmul-chunks", a.matmul_chunks, "of products beside their collective; 0: by cost, 1: none")
       ->check(whole(0, INT32_MAX));
-  command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
-      ->check(not_negative());
-  command.add_option("--init-dir", a.init_dir,
-                     "folder that initial values may be read from (default: that of the model file)");
   command.add_flag("--adasum", a.adasum, "combine the gradients of replicas by Adasum");
   command.add_flag("--exact", a.exact, "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO");
   command.add_flag("--no-overlap", a.no_overlap, "communicate on the compute stream, for comparison");
   command.add_flag("--no-fusion", a.no_fusion, "no fusion groups, for comparison");
+  const auto options = command.get_options();
+  const std::vector<CLI::Option*> fixed(options.begin() + static_cast<std::ptrdiff_t>(before), options.end());
+  a.fixed = [fixed] {
+    std::string names;
+    for (const CLI::Option* option : fixed)
+      if (option->count() > 0) names += (names.empty() ? "" : ", ") + option->get_name();
+    return names;
+  };
+  command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
+      ->check(not_negative());
+  command.add_option("--init-dir", a.init_dir,
+                     "folder that initial values may be read from (default: that of the model file)");
 }
 
 void add_scale_options(CLI::App& command, SessionArguments& a) {

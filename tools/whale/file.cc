@@ -68,6 +68,27 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+void check_target(const std::string& path, bool directory, const char* option) {
+  const std::string text = std::string(option) + " '" + shown(path) + "': ";
+  struct stat info {};
+  const bool there = ::stat(path.c_str(), &info) == 0;
+  if (there && directory && !S_ISDIR(info.st_mode))
+    throw Failure(text + "a file stands there, a directory was expected; give another name");
+  if (there && !directory && S_ISDIR(info.st_mode))
+    throw Failure(text + "a directory stands there, a file was expected; give another name");
+  const auto above = [](std::string of) -> std::string {
+    while (of.size() > 1 && of.back() == '/') of.pop_back();
+    const size_t slash = of.rfind('/');
+    return slash == std::string::npos ? "." : slash == 0 ? "/" : of.substr(0, slash);
+  };
+  std::string folder = there && directory ? path : above(path);
+  while (directory && folder.size() > 1 && ::stat(folder.c_str(), &info) != 0) folder = above(folder);
+  if (::stat(folder.c_str(), &info) == 0 && !S_ISDIR(info.st_mode))
+    throw Failure(text + "'" + shown(folder) + "' is a file, not a folder");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    throw Failure(text + "cannot write to '" + shown(folder) + "': " + std::strerror(errno));
+}
+
 void write_file(const std::string& path, const std::string& text) {
   struct stat info {};
   const bool there = ::stat(path.c_str(), &info) == 0;

@@ -15,4 +15,8 @@ void write_file(const std::string& path, const std::string& text);
 
 bool is_directory(const std::string& path);
 
+// Throws for a file, or a directory, that could not be made at the end of a long run: something else stands there, or
+// the nearest folder above it cannot be written to. `option` names it.
+void check_target(const std::string& path, bool directory, const char* option);
+
 }  // namespace tool

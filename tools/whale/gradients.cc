@@ -77,7 +77,7 @@ class Gradients {
         shake_(report.setting.amplitude, 1),
         inputs_(inputs_of(one_.plan(), "train")),
         variables_(variables_of(plan_)) {
-    for (const std::string& name : sum.parameters) names_.push_back("grad:" + name);
+    for (const GradientSum::Parameter& p : sum.parameters) names_.push_back("grad:" + p.name);
     report_.parameters.tensors = report_.parameters.copies = static_cast<int64_t>(names_.size());
     envelope_.assign(names_.size(), 0);
   }
@@ -128,9 +128,10 @@ class Gradients {
 
   // Of the mean over a replica's own samples. Where they cannot be run by themselves (groups of batch norm), only the
   // norm is wanted: that of a gradient which is all noise, the root of the number of replicas larger.
-  std::vector<Gradient> of_replica(const Batch& batch, const Replica& replica, const std::vector<Gradient>& whole) {
+  std::vector<Gradient> of_replica(const Batch& batch, const Replica& replica, size_t replicas,
+                                   const std::vector<Gradient>& whole) {
     std::vector<Gradient> own = whole;
-    const double scale = replica.samples.empty() ? 0 : std::sqrt(static_cast<double>(sum_.replicas.size()));
+    const double scale = replica.samples.empty() ? 0 : std::sqrt(static_cast<double>(replicas));
     for (Gradient& g : own)
       for (double& x : g) x *= scale;
     if (replica.samples.empty()) return own;
@@ -144,42 +145,55 @@ class Gradients {
 
   // What the option asks for, and how far the rounding of its format may be from it.
   std::vector<Gradient> wanted(const Batch& batch, std::vector<double>& rounding) {
+    const std::vector<Gradient> whole = gradients(batch);
+    std::vector<Gradient> out = whole;
+    for (size_t mesh = 0; mesh < sum_.meshes.size(); ++mesh) {
+      std::vector<size_t> here;
+      for (size_t k = 0; k < names_.size(); ++k)
+        if (sum_.parameters[k].mesh == mesh) here.push_back(k);
+      if (!here.empty()) combine(batch, sum_.meshes[mesh], here, whole, out, rounding);
+    }
+    for (double& r : rounding) r *= kOrders;
+    return out;
+  }
+
+  // The gradients `here`, of parameters of one mesh.
+  void combine(const Batch& batch, const std::vector<Replica>& replicas, const std::vector<size_t>& here,
+               const std::vector<Gradient>& whole, std::vector<Gradient>& out, std::vector<double>& rounding) {
     std::map<std::vector<int64_t>, std::vector<Gradient>> level;
     int64_t all = 0;
-    for (const Replica& r : sum_.replicas) all += static_cast<int64_t>(r.samples.size());
+    for (const Replica& r : replicas) all += static_cast<int64_t>(r.samples.size());
     std::vector<Gradient> partial(names_.size());
-    std::vector<Gradient> whole = gradients(batch);
-    for (const Replica& r : sum_.replicas) {
-      std::vector<Gradient> own = of_replica(batch, r, whole);
+    for (const Replica& r : replicas) {
+      std::vector<Gradient> own = of_replica(batch, r, replicas.size(), whole);
       const double share = static_cast<double>(r.samples.size()) / static_cast<double>(all);
-      for (size_t k = 0; k < names_.size() && sum_.roundoff > 0; ++k) {
+      for (const size_t k : here) {
+        if (sum_.roundoff == 0) break;
         // Each part is rounded, and each sum of the first so many.
         rounding[k] +=
             sum_.roundoff * share * norm(own[k]) + sum_.smallest * std::sqrt(static_cast<double>(own[k].size()));
-        if (partial[k].empty()) {
-          partial[k].assign(own[k].size(), 0);
-          for (size_t i = 0; i < own[k].size(); ++i) partial[k][i] = share * own[k][i];
-          continue;
-        }
+        const bool first = partial[k].empty();
+        partial[k].resize(own[k].size());
         for (size_t i = 0; i < own[k].size(); ++i) partial[k][i] += share * own[k][i];
-        rounding[k] += sum_.roundoff * norm(partial[k]);
+        if (!first) rounding[k] += sum_.roundoff * norm(partial[k]);
       }
       if (sum_.adasum) level[r.at] = std::move(own);
     }
-    for (double& r : rounding) r *= kOrders;
-    if (!sum_.adasum) return whole;
+    if (!sum_.adasum) return;
     while (!level.begin()->first.empty()) {  // the innermost axis first
       std::map<std::vector<int64_t>, std::vector<std::vector<Gradient>>> groups;
       for (auto& [at, own] : level) groups[{at.begin(), at.end() - 1}].push_back(std::move(own));
       level.clear();
-      for (auto& [at, members] : groups)
-        for (size_t k = 0; k < names_.size(); ++k) {
+      for (auto& [at, members] : groups) {
+        level[at].resize(names_.size());
+        for (const size_t k : here) {
           std::vector<Gradient> of;
           for (std::vector<Gradient>& member : members) of.push_back(std::move(member[k]));
-          level[at].push_back(adasum(std::move(of)));
+          level[at][k] = adasum(std::move(of));
         }
+      }
     }
-    return std::move(level.begin()->second);
+    for (const size_t k : here) out[k] = std::move(level.begin()->second[k]);
   }
 
   void check_copies(const Variable& v, int64_t number) {
@@ -211,25 +225,32 @@ GradientSum gradient_sum_of(const std::string& plan_json, const std::string& gra
   const Json dtype = plan.at("gradient_dtype");
   if (dtype == "bf16") out.roundoff = 0x1p-9, out.smallest = 0x1p-134;
   if (dtype == "f16") out.roundoff = 0x1p-12, out.smallest = 0x1p-25;
-  std::map<std::vector<int64_t>, std::vector<int64_t>> replicas;
+  const Json& meshes = plan.at("meshes");
+  std::vector<std::map<std::vector<int64_t>, std::vector<int64_t>>> replicas(meshes.size());
+  std::map<std::string, size_t> mesh_of;  // of a variable: the first that holds a part of it
   for (const Json& entry : plan.at("entries")) {
     if (entry.at("name") != "train") continue;
     for (const Json& row : entry.at("rows")) {
-      if (row.at("mesh") != 0) continue;
-      const Json& axes = plan.at("meshes").at(0).at("axes");
+      const size_t mesh = row.at("mesh");
+      const Json& axes = meshes.at(mesh).at("axes");
       std::vector<int64_t> at, samples;
       for (size_t a = 0; a < axes.size(); ++a)
         if (axes[a].at("name").get<std::string>().find("replica") != std::string::npos)
           at.push_back(row.at("coordinates").at(a));
       for (const Json& range : row.at("micro_batches"))
         for (int64_t i = range.at(0); i < range.at(1); ++i) samples.push_back(i);
-      replicas.emplace(std::move(at), std::move(samples));
+      replicas[mesh].emplace(std::move(at), std::move(samples));
+      for (const Json& buffer : entry.at("programs").at(row.at("program").get<size_t>()).at("buffers"))
+        if (buffer.at("kind") == "variable") mesh_of.emplace(buffer.at("name"), mesh);
     }
   }
-  for (auto& [at, samples] : replicas) out.replicas.push_back({at, samples});
+  for (const auto& of_mesh : replicas) {
+    std::vector<Replica>& mesh = out.meshes.emplace_back();
+    for (const auto& [at, samples] : of_mesh) mesh.push_back({at, samples});
+  }
   for (const Json& variable : graph.at("variables"))
     if (variable.at("role") == "parameter" && variable.at("trainable") == true)
-      out.parameters.push_back(variable.at("name"));
+      out.parameters.push_back({variable.at("name"), mesh_of[variable.at("name")]});
   return out;
 }
 

@@ -7,18 +7,21 @@
 
 namespace tool {
 
-// The replicas of a plan: the positions along its replica axes, outermost first, and the samples of each.
+// A replica of a stage: the positions along its mesh's replica axes, outermost first, and the samples of each.
 struct Replica {
   std::vector<int64_t> at;
   std::vector<int64_t> samples;
 };
 struct GradientSum {
   bool adasum = false;
-  double roundoff =
-      0;  // of the format that the sum is made in: half a unit in the last place; 0: of the gradient's own
+  double roundoff = 0;  // of the sum's format: half a unit in the last place; 0: the gradient's own
   double smallest = 0;  // what it rounds to nothing
-  std::vector<Replica> replicas;
-  std::vector<std::string> parameters;  // trained ones
+  std::vector<std::vector<Replica>> meshes;
+  struct Parameter {
+    std::string name;
+    size_t mesh = 0;  // whose replicas combine its gradient
+  };
+  std::vector<Parameter> parameters;  // trained ones
 };
 GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json);
 

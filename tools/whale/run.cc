@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "file.h"
 #include "runner.h"
 
 namespace tool {
@@ -71,6 +72,8 @@ void add_run(CLI::App& app, int& exit_code) {
   add_plan_options(*command, state->arguments);
   add_scale_options(*command, state->session);
   command->callback([state, &exit_code] {
+    if (!state->save.empty()) check_target(state->save, true, "--save");
+    if (!state->trace.empty()) check_target(state->trace, false, "--trace");
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");

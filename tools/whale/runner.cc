@@ -123,10 +123,16 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
   return own<Plan>(whale_plan_create, engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options);
 }
 
+void check_fixed(const std::string& path, const PlanArguments& arguments) {
+  const std::string fixed = arguments.fixed ? arguments.fixed() : "";
+  if (!fixed.empty())
+    throw Failure("'" + shown(path) + "' is a plan, made with its own " + fixed +
+                  ": leave that out, or plan the model again");
+}
+
 Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments) {
   if (kind_of(path) == FileKind::kPlan) {
-    if (!arguments.strategy.empty())
-      throw Failure("'" + shown(path) + "' is a plan: its strategy is fixed. Plan the model again to change it");
+    check_fixed(path, arguments);
     return own<Plan>(whale_plan_load, engine, str(path));
   }
   const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));

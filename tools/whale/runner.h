@@ -50,11 +50,14 @@ struct PlanArguments {
   std::vector<std::string> recompute;  // one policy, or one for each stage
   std::string gradient_dtype, update, offload;
   bool adasum = false, exact = false;
-  double timeout = 0;              // seconds of planning
-  std::string init_dir;            // that initial values may be read from
-  std::vector<std::string> fetch;  // tensors, besides the graph's outputs
+  double timeout = 0;                  // seconds of planning
+  std::string init_dir;                // that initial values may be read from
+  std::vector<std::string> fetch;      // tensors, besides the graph's outputs
+  std::function<std::string()> fixed;  // those on the command line that a finished plan has fixed, as text
 };
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
+// Throws for options that the plan file has fixed.
+void check_fixed(const std::string& path, const PlanArguments& arguments);
 // From a plan file (devices and strategy are in it) or a model file.
 Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments);
 

@@ -307,6 +307,7 @@ class Subject {
 
  private:
   void read_file() {
+    check_fixed(given_.plan, given_.options);
     described_ = described(open_plan(engine_, given_.plan, {}));
     many_ = options_of(described_);
     std::set<std::string> outputs;
@@ -318,7 +319,8 @@ class Subject {
     const Json ours = described(make(one_device(many_, "ref")));
     if (ours.at("model_hash") != described_.at("model_hash"))
       throw Failure("'" + given_.plan + "' is a plan of another model than '" + given_.path +
-                    "': plan the model again, or name the model file that the plan was made from");
+                    "', or of the same before its optimizer changed: plan the model again, or name the model file that "
+                    "the plan was made from");
   }
 
   whale_engine* engine_;
@@ -416,9 +418,9 @@ class Comparer {
       return not_compared(setting,
                           "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
     GradientSum sum = gradient_sum_of(subject_.plan().dump(), subject_.graph());
-    std::erase_if(sum.parameters, [&](const std::string& name) { return !hands_out(one, "grad:" + name); });
-    for (const std::string& name : sum.parameters)
-      many.fetch.push_back("grad:" + name), one.fetch.push_back("grad:" + name);
+    std::erase_if(sum.parameters, [&](const GradientSum::Parameter& p) { return !hands_out(one, "grad:" + p.name); });
+    for (const GradientSum::Parameter& p : sum.parameters)
+      many.fetch.push_back("grad:" + p.name), one.fetch.push_back("grad:" + p.name);
     const Sides sides{[&] { return subject_.make(many); }, [&] { return subject_.make(one); }};
     finish(compare_gradients(engine_, sides, batches_, session(float64), sum, setting,
                              [&](int64_t step) { watch_.show(setting.name + " gradients", step); }),
