@@ -194,6 +194,17 @@ def test_exempt_options_are_compared_with_what_they_ask_for(tmp_path, option, al
     assert worst["name"].startswith("grad:") and worst["bound"] < allowed * worst["norm"]
 
 
+@pytest.mark.parametrize("precision,allowed", [("bf16", 0.039), ("f16", 0.01)])
+def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed):
+    """Adasum that is 3.9 % off once passed as equal in bfloat16."""
+    path = tmp_path / "model.whale"
+    assert whale("model", *GPT, "-o", path).returncode == 0
+    result = verify(path, "--devices", "cpu:3", "--strategy", "replica", "--adasum", "--steps", "3", "--precision", precision, "--skip-float64", code=0)
+    plain, combined = result["comparisons"]
+    assert combined["parameters"]["worst"]["bound"] < allowed * combined["parameters"]["worst"]["norm"]
+    assert plain["state"]["worst"]["bound"] < allowed * plain["state"]["worst"]["norm"]
+
+
 def test_what_cannot_be_compared_is_not_called_equal(tmp_path):
     """Adasum with dropout: a replica's samples by themselves have other masks. Exit code 3."""
     path = tmp_path / "model.whale"

@@ -25,8 +25,8 @@ compared and by what measure. A case ran as it is named; what was refused or not
 writes this page from the results of `tests/equivalence`.
 """
 PRECISIONS = {"f64": "float64 on ref", "f32": "float32 on cpu", "bf16": "bfloat16 on cpu", "f16": "float16 on cpu"}
-OUTCOMES = ("equal", "refused", "open", "not run", "not compared", "differs", "failed")
-NAMES = {"refused": "refused, expected", "open": "not judged yet", "differs": "**differs**", "failed": "**failed**", "not compared": "**not compared**"}
+OUTCOMES = ("equal", "refused", "partly", "not run", "not compared", "differs", "failed")
+NAMES = {"refused": "refused, expected", "partly": "without Adasum", "differs": "**differs**", "failed": "**failed**", "not compared": "**not compared**"}
 
 
 def table(head, rows):
@@ -47,10 +47,10 @@ def cell(told):
     bad = ", ".join(f"{by[k]} {k}" for k in ("differs", "failed", "not compared") if by[k])
     if bad:
         return f"**{bad}**"
-    if not by["equal"] and not by["open"]:
+    if not by["equal"] and not by["partly"]:
         return "refused" if by["refused"] else ""
-    rows = [c for t in told if t["result"] in ("equal", "open") for c in float64(t) if c["passed"]]
-    also = "".join(f", {by[k]} {NAMES[k].split(',')[0]}" for k in ("open", "refused") if by[k])
+    rows = [c for t in told if t["result"] in ("equal", "partly") for c in float64(t) if c["passed"]]
+    also = "".join(f", {by[k]} {NAMES[k].split(',')[0]}" for k in ("partly", "refused") if by[k])
     return f"{max(map(ratio, rows), default=0):.2f} ({by['equal']}{also})"
 
 
@@ -93,7 +93,7 @@ def cases_text(told, title, cases):
         for value in dict.fromkeys(t[factor] for t in told) for of in [[t for t in told if t[factor] == value]]))
     text += "\nEvery comparison that was computed:\n\n"
     text += table(["", "equal", "not compared", "not equal", "losses, at most", "parameters, at most", "of the bound, at most", "decisions", "flipped", "steps left out", "tensors moved by rounding"], comparisons_of(told))
-    for result, line in (("refused", "Refused, each expected by name (`REFUSALS` in `tests/equivalence/equality.py`)"), ("open", "Compared, counted, and not judged yet (`OPEN` there): the float64 comparison without the option named passed"),
+    for result, line in (("refused", "Refused, each expected by name (`REFUSALS` in `tests/equivalence/equality.py`)"), ("partly", "Compared without an option, and not with it (`PARTLY` there): the float64 comparison without the option named passed"),
                          ("not run", "Not run")):
         reasons = collections.defaultdict(list)
         for t in told:

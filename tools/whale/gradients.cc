@@ -4,7 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -66,35 +68,58 @@ Batch pick(const Batch& batch, const std::vector<InputSpec>& inputs, const std::
   return out;
 }
 
+// The samples' rows of a tensor of a whole batch; nothing where its first dimension does not hold them in order.
+Values rows_of(const Values& whole, int64_t batch, const std::vector<int64_t>& samples) {
+  if (whole.dims.empty() || batch <= 0 || whole.dims[0] % batch != 0) return {};
+  const size_t each = whole.data.size() / static_cast<size_t>(batch);
+  Values out{whole.dims, {}};
+  out.dims[0] = whole.dims[0] / batch * static_cast<int64_t>(samples.size());
+  for (const int64_t sample : samples) {
+    const auto at = whole.data.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(sample) * each);
+    out.data.insert(out.data.end(), at, at + static_cast<std::ptrdiff_t>(each));
+  }
+  return out;
+}
+
+// What one device makes of a batch in the way that the option asks for.
+struct Wanted {
+  std::vector<Gradient> gradients;
+  std::vector<double> rounding;  // of the sum's format, and how large what is summed is
+  std::vector<double> parts;
+  std::vector<Values> scores;  // of decisions, of the whole batch
+  bool flipped = false;        // a replica's samples by themselves decide in another way than among the others
+};
+
 class Gradients {
  public:
-  Gradients(whale_engine* engine, const Sides& sides, const SessionArguments& arguments, const GradientSum& sum,
-            Report& report)
+  Gradients(whale_engine* engine, const Sides& sides, const SessionArguments& arguments,
+            const std::vector<Decision>& decisions, const GradientSum& sum, Report& report)
       : sum_(sum),
+        decisions_(decisions),
         report_(report),
         plan_(engine, sides.plan(), arguments),
         one_(engine, sides.single(), arguments),
         shake_(report.setting.amplitude, 1),
         inputs_(inputs_of(one_.plan(), "train")),
-        variables_(variables_of(plan_)) {
+        variables_(variables_of(plan_)),
+        whole_(whole_variables(variables_)) {
     for (const GradientSum::Parameter& p : sum.parameters) names_.push_back("grad:" + p.name);
-    report_.parameters.tensors = report_.parameters.copies = static_cast<int64_t>(names_.size());
-    envelope_.assign(names_.size(), 0);
+    for (const Decision& decision : decisions) names_.push_back(decision.scores);
+    report_.parameters.tensors = report_.parameters.copies = static_cast<int64_t>(count());
+    envelope_.assign(count(), 0);
+    if (sides.wide) wide_ = std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments));
   }
 
   void step(const Batch& given, int64_t number) {
     const Batch batch = widen(given, inputs_);
     start_.clear();
     for (const Variable& v : variables_) start_.push_back(read_value(plan_, v));
-    std::vector<double> rounding(names_.size(), 0), moved_rounding = rounding;
-    const std::vector<Gradient> one = wanted(batch, rounding);
-    restore();
+    const Wanted one = wanted(one_, variables_, start_, batch);
+    restore(one_, variables_, start_);
     shake_.add(one_, variables_);
-    moved_.clear();
-    for (const Variable& v : variables_) moved_.push_back(read_value(one_, v));
-    std::swap(start_, moved_);
-    const std::vector<Gradient> moved = wanted(shake_.inputs(batch), moved_rounding);
-    std::swap(start_, moved_);
+    std::vector<Tensor> shaken;
+    for (const Variable& v : variables_) shaken.push_back(read_value(one_, v));
+    const Wanted moved = wanted(one_, variables_, shaken, shake_.inputs(batch));
     std::vector<Values> of_plan;
     try {
       plan_.step(batch, names_, &of_plan);
@@ -102,90 +127,163 @@ class Gradients {
       report_.failure = "step " + std::to_string(number) + ": " + failure.what();
       return;
     }
-    ++report_.steps, ++report_.compared;
-    for (size_t k = 0; k < names_.size(); ++k) {
-      envelope_[k] = std::max(envelope_[k], apart(moved[k], one[k]));
-      Figure f{names_[k], number, 0, {}, apart(of_plan[k].data, one[k]), envelope_[k], 0, 0, norm(one[k])};
-      f.floor = rounding[k] + 16 * report_.setting.epsilon * f.norm;
-      f.bound = report_.setting.factor * f.envelope + f.floor;
+    ++report_.steps;
+    bool any = widen_envelope(moved, one);
+    if (wide_)
+      any = widen_envelope(wanted(*wide_, whole_, start_, widen(given, inputs_of(wide_->plan(), "train"))), one) || any;
+    const bool flipped = decide(of_plan, one, number);
+    for (const Variable& v : variables_) check_copies(v, number);
+    if (one.flipped || flipped || !any) return;
+    ++report_.compared;
+    const int64_t runs = report_.compared * (wide_ ? 2 : 1);  // each step starts anew
+    for (size_t k = 0; k < count(); ++k) {
+      Figure f{names_[k],
+               number,
+               0,
+               {},
+               apart(of_plan[k].data, one.gradients[k]),
+               envelope_[k],
+               0,
+               0,
+               norm(one.gradients[k])};
+      f.floor = one.rounding[k] + 16 * report_.setting.epsilon * std::max(f.norm, one.parts[k]);
+      f.bound = factor_of(report_.setting, of_plan[k].data.size(), runs) * f.envelope + f.floor;
       worsen(report_.parameters.worst, f);
     }
-    for (const Variable& v : variables_) check_copies(v, number);
   }
 
  private:
-  void restore() {
-    for (size_t v = 0; v < variables_.size(); ++v) write_value(one_, variables_[v], start_[v].get());
+  size_t count() const { return sum_.parameters.size(); }
+
+  void restore(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start) const {
+    const auto write = &on == wide_.get() ? write_wide : write_value;
+    for (size_t v = 0; v < variables.size(); ++v) write(on, variables[v], start[v].get());
   }
-  std::vector<Gradient> gradients(const Batch& batch) {
-    restore();
-    std::vector<Values> values;
-    one_.step(batch, names_, &values);
-    std::vector<Gradient> out;
-    for (Values& v : values) out.push_back(std::move(v.data));
+  std::vector<Values> values(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
+                             const Batch& batch) const {
+    restore(on, variables, start);
+    std::vector<Values> out;
+    on.step(batch, names_, &out);
     return out;
+  }
+  std::vector<Gradient> gradients(std::vector<Values>& values) const {
+    std::vector<Gradient> out;
+    for (size_t k = 0; k < count(); ++k) out.push_back(std::move(values[k].data));
+    return out;
+  }
+
+  // False: a decision differs, so it says nothing of this step.
+  bool widen_envelope(const Wanted& moved, const Wanted& one) {
+    Decided decided;
+    for (size_t d = 0; d < decisions_.size(); ++d)
+      compare_decisions(decisions_[d], moved.scores[d], one.scores[d], decided);
+    scores_ = std::max(scores_, decided.scores);
+    if (moved.flipped || decided.differ > 0) {
+      ++report_.flipped_runs;
+      return false;
+    }
+    for (size_t k = 0; k < count(); ++k)
+      envelope_[k] = std::max(envelope_[k], apart(moved.gradients[k], one.gradients[k]));
+    return true;
+  }
+
+  // Whether a decision of the plan differs; one that is none of rounding fails the comparison.
+  bool decide(const std::vector<Values>& of_plan, const Wanted& one, int64_t number) {
+    Decided plan;
+    for (size_t d = 0; d < decisions_.size(); ++d)
+      compare_decisions(decisions_[d], of_plan[count() + d], one.scores[d], plan);
+    report_.decided.made += plan.made, report_.decided.differ += plan.differ;
+    if (plan.differ == 0) return false;
+    const double bound = std::max(2 * report_.setting.factor * scores_, 4 * report_.setting.amplitude);
+    report_.margins = report_.margins && plan.margin <= bound;
+    if (report_.flipped_at == 0) report_.flipped_at = number;
+    if (!(plan.margin <= report_.decided.margin) || report_.decided.worst.empty())
+      report_.decided.margin = plan.margin, report_.decided.worst = plan.worst, report_.margin_bound = bound;
+    return true;
   }
 
   // Of the mean over a replica's own samples. Where they cannot be run by themselves (groups of batch norm), only the
   // norm is wanted: that of a gradient which is all noise, the root of the number of replicas larger.
-  std::vector<Gradient> of_replica(const Batch& batch, const Replica& replica, size_t replicas,
-                                   const std::vector<Gradient>& whole) {
+  std::vector<Gradient> of_replica(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
+                                   const Batch& batch, const Replica& replica, size_t replicas, Wanted& all,
+                                   const std::vector<Gradient>& whole) const {
     std::vector<Gradient> own = whole;
     const double scale = replica.samples.empty() ? 0 : std::sqrt(static_cast<double>(replicas));
     for (Gradient& g : own)
       for (double& x : g) x *= scale;
     if (replica.samples.empty()) return own;
     try {
-      return gradients(pick(batch, inputs_, replica.samples));
+      std::vector<Values> found = values(on, variables, start, pick(batch, inputs_, replica.samples));
+      Decided decided;
+      for (size_t d = 0; d < decisions_.size(); ++d)
+        compare_decisions(decisions_[d], found[count() + d], rows_of(all.scores[d], samples_in(batch), replica.samples),
+                          decided);
+      all.flipped = all.flipped || decided.differ > 0;
+      return gradients(found);
     } catch (const Failure&) {
       if (sum_.adasum) throw;
     }
     return own;
   }
+  int64_t samples_in(const Batch& batch) const {
+    for (size_t k = 0; k < inputs_.size(); ++k)
+      if (inputs_[k].batch_dim >= 0) return batch[k].dims[static_cast<size_t>(inputs_[k].batch_dim)];
+    return 0;
+  }
 
-  // What the option asks for, and how far the rounding of its format may be from it.
-  std::vector<Gradient> wanted(const Batch& batch, std::vector<double>& rounding) {
-    const std::vector<Gradient> whole = gradients(batch);
-    std::vector<Gradient> out = whole;
+  Wanted wanted(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
+                const Batch& batch) const {
+    std::vector<Values> found = values(on, variables, start, batch);
+    Wanted out;
+    const std::vector<Gradient> whole = gradients(found);
+    out.gradients = whole;
+    out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
+                      std::make_move_iterator(found.end()));
+    out.rounding.assign(count(), 0), out.parts.assign(count(), 0);
     for (size_t mesh = 0; mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
-      for (size_t k = 0; k < names_.size(); ++k)
+      for (size_t k = 0; k < count(); ++k)
         if (sum_.parameters[k].mesh == mesh) here.push_back(k);
-      if (!here.empty()) combine(batch, sum_.meshes[mesh], here, whole, out, rounding);
+      if (here.empty()) continue;
+      const std::vector<Replica>& replicas = sum_.meshes[mesh];
+      std::vector<std::vector<Gradient>> own;
+      for (const Replica& r : replicas)
+        own.push_back(of_replica(on, variables, start, batch, r, replicas.size(), out, whole));
+      for (const size_t k : here) measure(replicas, own, k, out);
+      if (sum_.adasum) combine(replicas, std::move(own), here, out);
     }
-    for (double& r : rounding) r *= kOrders;
     return out;
   }
 
-  // The gradients `here`, of parameters of one mesh.
-  void combine(const Batch& batch, const std::vector<Replica>& replicas, const std::vector<size_t>& here,
-               const std::vector<Gradient>& whole, std::vector<Gradient>& out, std::vector<double>& rounding) {
-    std::map<std::vector<int64_t>, std::vector<Gradient>> level;
-    int64_t all = 0;
-    for (const Replica& r : replicas) all += static_cast<int64_t>(r.samples.size());
-    std::vector<Gradient> partial(names_.size());
-    for (const Replica& r : replicas) {
-      std::vector<Gradient> own = of_replica(batch, r, replicas.size(), whole);
-      const double share = static_cast<double>(r.samples.size()) / static_cast<double>(all);
-      for (const size_t k : here) {
-        if (sum_.roundoff == 0) break;
-        // Each part is rounded, and each sum of the first so many.
-        rounding[k] +=
-            sum_.roundoff * share * norm(own[k]) + sum_.smallest * std::sqrt(static_cast<double>(own[k].size()));
-        const bool first = partial[k].empty();
-        partial[k].resize(own[k].size());
-        for (size_t i = 0; i < own[k].size(); ++i) partial[k][i] += share * own[k][i];
-        if (!first) rounding[k] += sum_.roundoff * norm(partial[k]);
-      }
-      if (sum_.adasum) level[r.at] = std::move(own);
+  // Each part is rounded, and each sum of the first so many.
+  void measure(const std::vector<Replica>& replicas, const std::vector<std::vector<Gradient>>& own, size_t k,
+               Wanted& out) const {
+    double all = 0;
+    for (const Replica& r : replicas) all += static_cast<double>(r.samples.size());
+    Gradient sum(own.front()[k].size(), 0);
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      const double share = static_cast<double>(replicas[r].samples.size()) / all;
+      const double part = share * norm(own[r][k]);
+      out.parts[k] += part;
+      if (sum_.roundoff == 0) continue;
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += share * own[r][k][i];
+      const double rounded = part + (r > 0 ? norm(sum) : 0);
+      out.rounding[k] +=
+          kOrders * (sum_.roundoff * rounded + sum_.smallest * std::sqrt(static_cast<double>(sum.size())));
     }
-    if (!sum_.adasum) return;
-    while (!level.begin()->first.empty()) {  // the innermost axis first
+  }
+
+  // By Adasum, axis by axis, the innermost first: the gradients `here`, of parameters of one mesh.
+  static void combine(const std::vector<Replica>& replicas, std::vector<std::vector<Gradient>> own,
+                      const std::vector<size_t>& here, Wanted& out) {
+    std::map<std::vector<int64_t>, std::vector<Gradient>> level;
+    for (size_t r = 0; r < replicas.size(); ++r) level[replicas[r].at] = std::move(own[r]);
+    while (!level.begin()->first.empty()) {
       std::map<std::vector<int64_t>, std::vector<std::vector<Gradient>>> groups;
-      for (auto& [at, own] : level) groups[{at.begin(), at.end() - 1}].push_back(std::move(own));
+      for (auto& [at, each] : level) groups[{at.begin(), at.end() - 1}].push_back(std::move(each));
       level.clear();
       for (auto& [at, members] : groups) {
-        level[at].resize(names_.size());
+        level[at].resize(out.gradients.size());
         for (const size_t k : here) {
           std::vector<Gradient> of;
           for (std::vector<Gradient>& member : members) of.push_back(std::move(member[k]));
@@ -193,7 +291,7 @@ class Gradients {
         }
       }
     }
-    for (const size_t k : here) out[k] = std::move(level.begin()->second[k]);
+    for (const size_t k : here) out.gradients[k] = std::move(level.begin()->second[k]);
   }
 
   void check_copies(const Variable& v, int64_t number) {
@@ -206,14 +304,17 @@ class Gradients {
   }
 
   const GradientSum& sum_;
+  const std::vector<Decision>& decisions_;
   Report& report_;
   Runner plan_, one_;
+  std::unique_ptr<Runner> wide_;
   Shake shake_;
   std::vector<InputSpec> inputs_;
-  std::vector<Variable> variables_;
-  std::vector<std::string> names_;
-  std::vector<Tensor> start_, moved_;
+  std::vector<Variable> variables_, whole_;
+  std::vector<std::string> names_;  // gradients, then scores
+  std::vector<Tensor> start_;
   std::vector<double> envelope_;
+  double scores_ = 0;
 };
 
 }  // namespace
@@ -266,13 +367,13 @@ std::string why_not_by_replica(const std::string& graph_json) {
 }
 
 Report compare_gradients(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
-                         const SessionArguments& arguments, const GradientSum& sum, const Setting& setting,
-                         const Tick& tick) {
+                         const SessionArguments& arguments, const std::vector<Decision>& decisions,
+                         const GradientSum& sum, const Setting& setting, const Tick& tick) {
   Report report;
   report.setting = setting;
   report.setting.runs = 1;
   report.subject = sum.adasum ? "gradients combined by Adasum" : "gradients summed in fewer bits";
-  Gradients gradients(engine, sides, arguments, sum, report);
+  Gradients gradients(engine, sides, arguments, decisions, sum, report);
   for (size_t i = 0; i < batches.size() && report.failure.empty(); ++i) {
     tick(static_cast<int64_t>(i));
     gradients.step(batches[i], static_cast<int64_t>(i) + 1);

@@ -30,7 +30,7 @@ std::string why_not_by_replica(const std::string& graph_json);
 
 // Both sides hand out "grad:PARAMETER" of every trained parameter.
 Report compare_gradients(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
-                         const SessionArguments& arguments, const GradientSum& sum, const Setting& setting,
-                         const Tick& tick);
+                         const SessionArguments& arguments, const std::vector<Decision>& decisions,
+                         const GradientSum& sum, const Setting& setting, const Tick& tick);
 
 }  // namespace tool

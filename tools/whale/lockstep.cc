@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,9 @@ constexpr size_t kSamples = 1024;    // of a parameter, for its movement
 constexpr double kFloor = 8;         // roundings of a stored tensor, and one more a step
 constexpr double kFlips = 6;         // nine elements that moved the other way, each by twice its movement: to the norm
 constexpr double kByRounding = 0.1;  // of the movement
+// Elements that turn in the plan and in none of three moved runs: five do with a chance of at most
+// max over l of exp(-3 l) P(Poisson(l) >= 5) = 2e-4.
+constexpr double kTurned = 4;
 
 struct Distance {
   double difference = 0, norm = 0;  // of b
@@ -57,6 +61,7 @@ struct Side {
   std::unique_ptr<Runner> runner;
   std::vector<Values> scores;
   double loss = 0;
+  int64_t updates() const { return whale_session_updates(runner->session()); }
 };
 
 class Lockstep {
@@ -71,10 +76,12 @@ class Lockstep {
       moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0});
       shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1);
     }
+    if (sides.wide) wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0};
     inputs_ = inputs_of(one_.runner->plan(), "train");
     for (const Decision& decision : decisions) names_.push_back(decision.scores);
     variables_ = variables_of(*plan_.runner);
-    envelope_.assign(variables_.size(), 0);
+    whole_ = whole_variables(variables_);
+    envelope_.assign(variables_.size(), 0), wide_envelope_ = envelope_;
     score_envelope_.assign(decisions.size(), 0);
     for (const Variable& v : variables_) {
       const Tensor value = read_value(*one_.runner, v);
@@ -93,6 +100,7 @@ class Lockstep {
       moved_[i].loss = moved_[i].runner->step(shakes_[i].inputs(batch), names_, &moved_[i].scores);
       shakes_[i].take_off(*moved_[i].runner, variables_);
     }
+    if (wide_) wide_->loss = wide_->runner->step(batch, names_, &wide_->scores);
     try {
       plan_.loss = plan_.runner->step(batch, names_, &plan_.scores);
     } catch (const Failure& failure) {
@@ -102,6 +110,7 @@ class Lockstep {
     ++report_.steps;
     std::vector<bool> off(moved_.size(), false);  // a decision flipped
     const bool flipped = decide(number, off);
+    bring_wide_back();
     for (size_t i = 0; i < moved_.size(); ++i)
       if (off[i]) bring_back(*moved_[i].runner), ++report_.flipped_runs;
     // Without a moved run that decides alike there is nothing to judge the step by.
@@ -166,6 +175,19 @@ class Lockstep {
     return false;
   }
 
+  // The run in float32 ends where a step of float16 overflows, after which it is an update ahead.
+  void bring_wide_back() {
+    if (wide_ && wide_->updates() != one_.updates()) wide_.reset();
+    if (!wide_) return;
+    Decided decided;
+    for (size_t d = 0; d < decisions_.size(); ++d)
+      compare_decisions(decisions_[d], wide_->scores[d], one_.scores[d], decided);
+    if (decided.differ == 0) return;
+    ++report_.flipped_runs;
+    for (size_t k = 0; k < whole_.size(); ++k)
+      write_wide(*wide_->runner, whole_[k], read_value(*one_.runner, variables_[k]).get());
+  }
+
   void bring_back(Runner& runner) {
     for (const Variable& v : variables_) write_value(runner, v, read_value(*one_.runner, v).get());
   }
@@ -205,6 +227,9 @@ class Lockstep {
         envelope_[k] = std::max(envelope_[k], distance(moved.get(), one.get()).difference);
         if (parameter) own.add(i, weight, samples_of(moved.get()), now, start_[k]);
       }
+      if (wide_ && number > 0 && !parameter)
+        wide_envelope_[k] =
+            std::max(wide_envelope_[k], distance(read_value(*wide_->runner, whole_[k]).get(), one.get()).difference);
       const double size = std::sqrt(static_cast<double>(std::max<size_t>(1, elements(one.get()))));
       const double moved = parameter ? movement(k, now) : 0;
       Tensor first;
@@ -213,11 +238,11 @@ class Lockstep {
         if (copy > 0 && same_bits(value.get(), first.get())) continue;
         if (copy > 0) report_.found_unlike(v, copy, number);
         const Distance d = distance(value.get(), one.get());
-        all.push_back(
-            {k,
-             size,
-             moved,
-             {v.name, number, static_cast<int64_t>(copy), v.copies[copy], d.difference, envelope_[k], 0, 0, d.norm}});
+        all.push_back({k,
+                       size,
+                       moved,
+                       {v.name, number, static_cast<int64_t>(copy), v.copies[copy], d.difference,
+                        std::max(envelope_[k], wide_envelope_[k]), 0, 0, d.norm}});
         if (v.role == "state") largest[kind_of(v)] = std::max(largest[kind_of(v)], d.norm / size);
         if (copy == 0 && parameter) own.add(off.size(), weight, samples_of(value.get()), now, start_[k]);
         if (copy == 0) first = std::move(value);
@@ -232,7 +257,9 @@ class Lockstep {
       const Variable& v = variables_[found.variable];
       Figure& f = found.figure;
       f.floor = allowed(v, found, number, v.role == "state" ? largest[kind_of(v)] : 0);
-      f.bound = report_.setting.factor * f.envelope + f.floor;
+      f.bound = factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), std::ssize(moved_)) *
+                    f.envelope +
+                f.floor;
       worsen(class_of(v).worst, f);
       if (v.role != "parameter" || f.copy != 0) continue;
       together.difference += f.difference * f.difference, together.envelope += f.envelope * f.envelope;
@@ -253,8 +280,8 @@ class Lockstep {
       if (!off[i]) along_envelope_ = std::max(along_envelope_, std::abs(along.products[i]) / along.square);
     Figure f{"all parameters along their movement", number, 0, {}, 0, along_envelope_, 0, 0, 1};
     f.difference = std::abs(along.products.back()) / along.square;
-    // Differences of a tenth of the movement (larger ones are left out) that point anywhere.
-    f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count);
+    // Differences of a tenth of the movement (larger ones are left out) that point anywhere, and elements that turned.
+    f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count) + 2 * kTurned / along.count;
     f.bound = report_.setting.factor * f.envelope + f.floor;
     worsen(report_.parameters.worst, f);
   }
@@ -272,16 +299,22 @@ class Lockstep {
   Report& report_;
   Side plan_, one_;
   std::vector<Side> moved_;
+  std::optional<Side> wide_;  // float32
   std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;
   std::vector<std::string> names_;
-  std::vector<Variable> variables_;
+  std::vector<Variable> variables_, whole_;
   std::vector<std::vector<double>> start_;  // samples of each parameter
-  std::vector<double> envelope_, score_envelope_;
+  std::vector<double> envelope_, wide_envelope_, score_envelope_;
   double along_envelope_ = 0, loss_envelope_ = 0, largest_loss_ = 0;
 };
 
 }  // namespace
+
+double factor_of(const Setting& setting, size_t elements, int64_t runs) {
+  const double samples = static_cast<double>(std::max<size_t>(1, elements)) * static_cast<double>(runs);
+  return std::max(setting.factor, std::pow(1e4, 1 / samples));
+}
 
 double Figure::ratio() const {
   if (std::isnan(difference)) return INFINITY;

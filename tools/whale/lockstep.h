@@ -11,11 +11,13 @@ namespace tool {
 
 // How one precision is compared. A tensor passes when its difference, plan to one device, is at most
 //   factor * envelope + floor;
-// envelope: the largest difference of the moved runs to one device so far. floor: roundings of the stored tensor and,
-// for state, of the largest values of its kind (what is summed to a small one may have been large). With `flips` a few
-// elements may have moved the other way: an update that is the gradient's sign, more or less, turns where a gradient is
-// smaller than its rounding, which is too rare for three runs to show; then all parameters together are one more
-// tensor.
+// envelope: the largest difference of the moved runs to one device so far; of state and gradients in 16 bits also that
+// of a run in float32, since terms of a sum are rounded where moved weights leave them alone. A tensor of a few
+// elements is known less well from a few runs than a norm of many: factor_of. floor: roundings of the stored tensor
+// and, for state, of the largest values of its kind (what is summed to a small one may have been large). With `flips` a
+// few elements may have moved the other way: an update that is the gradient's sign, more or less, turns where a
+// gradient is smaller than its rounding, which is too rare for three runs to show; then all parameters together are one
+// more tensor.
 struct Setting {
   std::string name;      // "float64", ...
   double amplitude = 0;  // of the moves, relative
@@ -26,6 +28,10 @@ struct Setting {
   bool flips = false;
   int runs = 3;  // moved ones
 };
+
+// A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten
+// thousand.
+double factor_of(const Setting& setting, size_t elements, int64_t runs);
 
 // One tensor where it is furthest from its bound. Differences are Euclidean norms.
 struct Figure {
@@ -71,6 +77,7 @@ struct Report {
 
 struct Sides {
   std::function<Plan()> plan, single;
+  std::function<Plan()> wide;  // one device in more bits than the others; none: it is not compared with
 };
 using Tick = std::function<void(int64_t step)>;
 

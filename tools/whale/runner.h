@@ -17,6 +17,12 @@ struct SessionArguments {
   int64_t loss_scale_growth = 0;
 };
 
+// Those of a run that is not in f16.
+inline SessionArguments without_scale(SessionArguments a) {
+  a.loss_scale = 0, a.loss_scale_growth = 0;
+  return a;
+}
+
 class Runner {
  public:
   Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments);

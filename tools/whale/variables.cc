@@ -47,6 +47,11 @@ std::vector<Variable> variables_of(const Runner& runner) {
   return out;
 }
 
+std::vector<Variable> whole_variables(std::vector<Variable> variables) {
+  for (Variable& v : variables) v.halves = false;
+  return variables;
+}
+
 Tensor read_value(const Runner& runner, const Variable& variable, int64_t copy) {
   Tensor value = runner.read(variable.name, copy);
   if (!variable.halves) return value;
@@ -57,6 +62,27 @@ Tensor read_value(const Runner& runner, const Variable& variable, int64_t copy) 
   auto* to = static_cast<uint32_t*>(whale_tensor_data(whole.get()));
   for (size_t i = 0; i < elements(value.get()); ++i) to[i] = uint32_t{a[i]} << 16 | b[i];
   return whole;
+}
+
+namespace {
+
+Tensor converted(const whale_tensor* value, int dtype) {
+  Tensor out = like(value, dtype);
+  double block[kBlock];
+  for (size_t begin = 0, n = elements(value); begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    load(value, begin, count, block);
+    store(out.get(), begin, count, block);
+  }
+  return out;
+}
+
+}  // namespace
+
+void write_wide(Runner& runner, const Variable& variable, const whale_tensor* value) {
+  const int dtype = whale_tensor_dtype(value), wanted = whale_tensor_dtype(runner.read(variable.name).get());
+  if (dtype == wanted) return runner.write(variable.name, value);
+  runner.write(variable.name, converted(value, wanted).get());
 }
 
 void write_value(Runner& runner, const Variable& variable, const whale_tensor* value) {

@@ -14,8 +14,13 @@ struct Variable {
 // Those that are compared, in the order of the plan; the second halves of split weights are part of their first.
 std::vector<Variable> variables_of(const Runner& runner);
 
+// The same in a run of more bits, which splits none.
+std::vector<Variable> whole_variables(std::vector<Variable> variables);
+
 Tensor read_value(const Runner& runner, const Variable& variable, int64_t copy = 0);
 void write_value(Runner& runner, const Variable& variable, const whale_tensor* value);
+// Into a run of more bits.
+void write_wide(Runner& runner, const Variable& variable, const whale_tensor* value);
 
 // The parameters of one session, moved a little and moved back: each element by amplitude * rms of its tensor * a
 // number in [-1, 1] of its own, which `seed` chooses. What is taken off is what was added, so that the parameters do

@@ -358,8 +358,8 @@ class Comparer {
       setting.amplitude = std::max(setting.amplitude, precision_of(many.gradient_dtype).amplitude);
       setting.factor = std::min(setting.factor, precision_of(many.gradient_dtype).factor);
     }
-    const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); },
-                      [&] { return subject_.make(one); }};
+    const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); }, [&] { return subject_.make(one); },
+                      wide(one)};
     Report report = compare(engine_, sides, batches_, session(float64), subject_.decisions(), setting,
                             [&](int64_t step) { watch_.show(setting.name, step); });
     if (!file && exempt(many))
@@ -392,10 +392,19 @@ class Comparer {
     if (given_.amplitude > 0) setting.amplitude = given_.amplitude;
     return setting;
   }
-  SessionArguments session(bool float64) const {
-    SessionArguments out = given_.session;
-    if (float64) out.loss_scale = 0, out.loss_scale_growth = 0;
-    return out;
+  SessionArguments session(bool float64) const { return float64 ? without_scale(given_.session) : given_.session; }
+
+  // One device in float32, where the plan computes in 16 bits.
+  std::function<Plan()> wide(PlanArguments one) const {
+    if (one.precision != "bf16" && one.precision != "f16") return {};
+    one.precision = "f32";
+    return [this, one] { return subject_.make(one); };
+  }
+  // Of gradients also in float64, where it computes in float32.
+  std::function<Plan()> wide_gradients(PlanArguments one) const {
+    if (one.precision != "f32" || given_.skip_f64) return wide(one);
+    one.precision = "f64", one.devices = "ref:1";
+    return [this, one] { return subject_.make(one); };
   }
 
   // Tables that are updated by row have no gradient of their shape, and none that is summed.
@@ -421,8 +430,8 @@ class Comparer {
     std::erase_if(sum.parameters, [&](const GradientSum::Parameter& p) { return !hands_out(one, "grad:" + p.name); });
     for (const GradientSum::Parameter& p : sum.parameters)
       many.fetch.push_back("grad:" + p.name), one.fetch.push_back("grad:" + p.name);
-    const Sides sides{[&] { return subject_.make(many); }, [&] { return subject_.make(one); }};
-    finish(compare_gradients(engine_, sides, batches_, session(float64), sum, setting,
+    const Sides sides{[&] { return subject_.make(many); }, [&] { return subject_.make(one); }, wide_gradients(one)};
+    finish(compare_gradients(engine_, sides, batches_, session(float64), subject_.decisions(), sum, setting,
                              [&](int64_t step) { watch_.show(setting.name + " gradients", step); }),
            many, one);
   }
