@@ -62,17 +62,14 @@ def name_of(row, plan):
     return f"{row.preset}-{row.precision}-{'default' if row.size == 'default' else 'smaller'}-{plan[1].replace(' ', '')}"
 
 
-@pytest.fixture(scope="session")
-def kept():
-    """Rows of docs/equality.md."""
-    rows = {}
-    yield rows
+def keep(name, row):
+    """For docs/equality.md, at once: the whole takes an hour or more."""
     if path := os.environ.get("WHALE_EQUALITY"):
-        equality.keep(pathlib.Path(path) / "presets.json", rows)
+        equality.keep(pathlib.Path(path) / "presets.json", {name: row})
 
 
 @pytest.mark.parametrize("row,plan", CASES if equality.FULL else CASES[:1], ids=[name_of(*each) for each in (CASES if equality.FULL else CASES[:1])])
-def test_preset_equals_one_device(tmp_path, kept, row, plan):
+def test_preset_equals_one_device(tmp_path, row, plan):
     path = str(tmp_path / "model.whale")
     equality.started([equality.WHALE, "model", row.preset, *row.arguments.split(), "-o", path]).check_returncode()
     kind = "ref" if row.precision == "f64" else "cpu"
@@ -81,5 +78,5 @@ def test_preset_equals_one_device(tmp_path, kept, row, plan):
     began = time.monotonic()
     done = equality.started(command, 3600)
     told = equality.told_by(done, {})
-    kept[name_of(row, plan)] = dict(row._asdict(), plan=plan, seconds=round(time.monotonic() - began), **told)
+    keep(name_of(row, plan), dict(row._asdict(), plan=plan, seconds=round(time.monotonic() - began), **told))
     assert told["result"] == "equal", told["message"]

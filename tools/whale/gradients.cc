@@ -99,7 +99,7 @@ class Gradients {
         report_(report),
         plan_(engine, sides.plan(), arguments),
         one_(engine, sides.single(), arguments),
-        shake_(report.setting.amplitude, 1),
+        shakes_{{report.setting.amplitude, 1}, {report.setting.amplitude, 2}},
         inputs_(inputs_of(one_.plan(), "train")),
         variables_(variables_of(plan_)),
         whole_(whole_variables(variables_)) {
@@ -115,11 +115,14 @@ class Gradients {
     start_.clear();
     for (const Variable& v : variables_) start_.push_back(read_value(plan_, v));
     const Wanted one = wanted(one_, variables_, start_, batch);
-    restore(one_, variables_, start_);
-    shake_.add(one_, variables_);
-    std::vector<Tensor> shaken;
-    for (const Variable& v : variables_) shaken.push_back(read_value(one_, v));
-    const Wanted moved = wanted(one_, variables_, shaken, shake_.inputs(batch));
+    std::vector<Wanted> moved;
+    for (Shake& shake : shakes_) {
+      restore(one_, variables_, start_);
+      shake.add(one_, variables_);
+      std::vector<Tensor> shaken;
+      for (const Variable& v : variables_) shaken.push_back(read_value(one_, v));
+      moved.push_back(wanted(one_, variables_, shaken, shake.inputs(batch)));
+    }
     std::vector<Values> of_plan;
     try {
       plan_.step(batch, names_, &of_plan);
@@ -128,14 +131,15 @@ class Gradients {
       return;
     }
     ++report_.steps;
-    bool any = widen_envelope(moved, one);
+    bool any = false;
+    for (const Wanted& each : moved) any = widen_envelope(each, one) || any;
     if (wide_)
       any = widen_envelope(wanted(*wide_, whole_, start_, widen(given, inputs_of(wide_->plan(), "train"))), one) || any;
     const bool flipped = decide(of_plan, one, number);
     for (const Variable& v : variables_) check_copies(v, number);
     if (one.flipped || flipped || !any) return;
     ++report_.compared;
-    const int64_t runs = report_.compared * (wide_ ? 2 : 1);  // each step starts anew
+    const int64_t runs = report_.compared * (std::ssize(shakes_) + (wide_ ? 1 : 0));  // each step starts anew
     for (size_t k = 0; k < count(); ++k) {
       Figure f{names_[k],
                number,
@@ -308,7 +312,7 @@ class Gradients {
   Report& report_;
   Runner plan_, one_;
   std::unique_ptr<Runner> wide_;
-  Shake shake_;
+  std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;
   std::vector<Variable> variables_, whole_;
   std::vector<std::string> names_;  // gradients, then scores
@@ -371,7 +375,7 @@ Report compare_gradients(whale_engine* engine, const Sides& sides, const std::ve
                          const GradientSum& sum, const Setting& setting, const Tick& tick) {
   Report report;
   report.setting = setting;
-  report.setting.runs = 1;
+  report.setting.runs = 2;
   report.subject = sum.adasum ? "gradients combined by Adasum" : "gradients summed in fewer bits";
   Gradients gradients(engine, sides, arguments, decisions, sum, report);
   for (size_t i = 0; i < batches.size() && report.failure.empty(); ++i) {
