@@ -18,6 +18,7 @@ using Gradient = std::vector<double>;
 
 // Sums of several axes round again, and none need add in the order that the bound is taken in.
 constexpr double kOrders = 2;
+constexpr double kNoise = 0.1;  // of a gradient: it is all rounding
 
 double dot(const Gradient& a, const Gradient& b) {
   double sum = 0;
@@ -88,6 +89,9 @@ struct Wanted {
   std::vector<double> parts;
   std::vector<Values> scores;  // of decisions, of the whole batch
   bool flipped = false;        // a replica's samples by themselves decide in another way than among the others
+  bool finite = true;          // float16: the mean of a few samples may overflow where that of all does not
+  bool alone = true;           // replicas' samples can be run by themselves
+  double split = 0;            // how far the parts' sum is from the whole, of the parts: at the worst parameter
 };
 
 class Gradients {
@@ -123,7 +127,9 @@ class Gradients {
       for (const Variable& v : variables_) shaken.push_back(read_value(one_, v));
       moved.push_back(wanted(one_, variables_, shaken, shake.inputs(batch)));
     }
+    if (sum_.adasum && !by_replica(one)) return;
     std::vector<Values> of_plan;
+    const int64_t updates = whale_session_updates(plan_.session());
     try {
       plan_.step(batch, names_, &of_plan);
     } catch (const Failure& failure) {
@@ -137,10 +143,14 @@ class Gradients {
       any = widen_envelope(wanted(*wide_, whole_, start_, widen(given, inputs_of(wide_->plan(), "train"))), one) || any;
     const bool flipped = decide(of_plan, one, number);
     for (const Variable& v : variables_) check_copies(v, number);
-    if (one.flipped || flipped || !any) return;
+    // float16 overflowed: nothing was updated, and the gradients are none.
+    const bool overflowed = whale_session_updates(plan_.session()) == updates;
+    if (one.flipped || !one.finite || flipped || !any || overflowed) return;
     ++report_.compared;
     const int64_t runs = report_.compared * (std::ssize(shakes_) + (wide_ ? 1 : 0));  // each step starts anew
     for (size_t k = 0; k < count(); ++k) {
+      // What rounding alone makes has parts of any size: batch norm takes them away from a sum, and from own batches.
+      if (sum_.roundoff > 0 && envelope_[k] > kNoise * norm(one.gradients[k])) continue;
       Figure f{names_[k],
                number,
                0,
@@ -158,6 +168,20 @@ class Gradients {
 
  private:
   size_t count() const { return sum_.parameters.size(); }
+
+  bool by_parts(const Wanted& one) const {
+    return one.alone && one.split <= std::max(1e-6, 32 * report_.setting.roundoff);
+  }
+  // Adasum's members are parts of one sum. Where the gradients of the replicas' samples by themselves are not those
+  // parts (a loss that is no mean over samples, statistics of the whole batch, masks), they say nothing of it.
+  bool by_replica(const Wanted& one) {
+    if (one.flipped || !one.finite || by_parts(one)) return true;
+    report_.reason =
+        "Adasum is compared with the gradients of each replica's samples by themselves, and " +
+        std::string(one.alone ? "those do not add up to the gradient of the batch (is the loss a mean over samples?)"
+                              : "this model does not run on a part of the batch");
+    return false;
+  }
 
   void restore(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start) const {
     const auto write = &on == wide_.get() ? write_wide : write_value;
@@ -206,16 +230,15 @@ class Gradients {
     return true;
   }
 
-  // Of the mean over a replica's own samples. Where they cannot be run by themselves (groups of batch norm), only the
-  // norm is wanted: that of a gradient which is all noise, the root of the number of replicas larger.
+  // Of the mean over a replica's own samples; of all, where they cannot be run by themselves.
   std::vector<Gradient> of_replica(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
-                                   const Batch& batch, const Replica& replica, size_t replicas, Wanted& all,
+                                   const Batch& batch, const Replica& replica, Wanted& all,
                                    const std::vector<Gradient>& whole) const {
     std::vector<Gradient> own = whole;
-    const double scale = replica.samples.empty() ? 0 : std::sqrt(static_cast<double>(replicas));
-    for (Gradient& g : own)
-      for (double& x : g) x *= scale;
-    if (replica.samples.empty()) return own;
+    if (replica.samples.empty()) {
+      for (Gradient& g : own) g.assign(g.size(), 0);
+      return own;
+    }
     try {
       std::vector<Values> found = values(on, variables, start, pick(batch, inputs_, replica.samples));
       Decided decided;
@@ -225,7 +248,7 @@ class Gradients {
       all.flipped = all.flipped || decided.differ > 0;
       return gradients(found);
     } catch (const Failure&) {
-      if (sum_.adasum) throw;
+      all.alone = false;
     }
     return own;
   }
@@ -251,17 +274,21 @@ class Gradients {
       if (here.empty()) continue;
       const std::vector<Replica>& replicas = sum_.meshes[mesh];
       std::vector<std::vector<Gradient>> own;
-      for (const Replica& r : replicas)
-        own.push_back(of_replica(on, variables, start, batch, r, replicas.size(), out, whole));
-      for (const size_t k : here) measure(replicas, own, k, out);
+      for (const Replica& r : replicas) own.push_back(of_replica(on, variables, start, batch, r, out, whole));
+      for (const size_t k : here) measure(replicas, own, whole[k], k, out);
+      // Where the samples by themselves say nothing of the parts, a part is taken for noise.
+      const auto n = static_cast<double>(replicas.size());
+      for (const size_t k : here)
+        if (!by_parts(out))
+          out.rounding[k] = std::max(out.rounding[k], kOrders * sum_.roundoff * (std::sqrt(n) + n) * norm(whole[k]));
       if (sum_.adasum) combine(replicas, std::move(own), here, out);
     }
     return out;
   }
 
   // Each part is rounded, and each sum of the first so many.
-  void measure(const std::vector<Replica>& replicas, const std::vector<std::vector<Gradient>>& own, size_t k,
-               Wanted& out) const {
+  void measure(const std::vector<Replica>& replicas, const std::vector<std::vector<Gradient>>& own,
+               const Gradient& whole, size_t k, Wanted& out) const {
     double all = 0;
     for (const Replica& r : replicas) all += static_cast<double>(r.samples.size());
     Gradient sum(own.front()[k].size(), 0);
@@ -269,12 +296,14 @@ class Gradients {
       const double share = static_cast<double>(replicas[r].samples.size()) / all;
       const double part = share * norm(own[r][k]);
       out.parts[k] += part;
-      if (sum_.roundoff == 0) continue;
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += share * own[r][k][i];
+      if (sum_.roundoff == 0) continue;
       const double rounded = part + (r > 0 ? norm(sum) : 0);
       out.rounding[k] +=
           kOrders * (sum_.roundoff * rounded + sum_.smallest * std::sqrt(static_cast<double>(sum.size())));
     }
+    out.finite = out.finite && std::isfinite(out.parts[k]) && std::isfinite(norm(whole));
+    if (out.parts[k] > 0) out.split = std::max(out.split, apart(sum, whole) / out.parts[k]);
   }
 
   // By Adasum, axis by axis, the innermost first: the gradients `here`, of parameters of one mesh.
@@ -378,7 +407,7 @@ Report compare_gradients(whale_engine* engine, const Sides& sides, const std::ve
   report.setting.runs = 2;
   report.subject = sum.adasum ? "gradients combined by Adasum" : "gradients summed in fewer bits";
   Gradients gradients(engine, sides, arguments, decisions, sum, report);
-  for (size_t i = 0; i < batches.size() && report.failure.empty(); ++i) {
+  for (size_t i = 0; i < batches.size() && report.failure.empty() && report.reason.empty(); ++i) {
     tick(static_cast<int64_t>(i));
     gradients.step(batches[i], static_cast<int64_t>(i) + 1);
   }

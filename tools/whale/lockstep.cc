@@ -16,6 +16,7 @@ constexpr size_t kBlock = 4096;
 constexpr size_t kSamples = 1024;    // of a parameter, for its movement
 constexpr double kFloor = 8;         // roundings of a stored tensor, and one more a step
 constexpr double kFlips = 6;         // nine elements that moved the other way, each by twice its movement: to the norm
+constexpr double kMostTurn = 8;      // of so many elements one may, and always one: small tensors have no nine
 constexpr double kByRounding = 0.1;  // of the movement
 // Elements that turn in the plan and in none of three moved runs: five do with a chance of at most
 // max over l of exp(-3 l) P(Poisson(l) >= 5) = 2e-4.
@@ -44,7 +45,7 @@ std::vector<double> samples_of(const whale_tensor* tensor) {
 // How far a run went along the movement of one device since the start, in parts of that movement: what a wrong factor
 // changes even where single elements are noisy. From samples, of the parameters that rounding alone does not move.
 struct Along {
-  std::vector<double> products;  // of each moved run with the movement, and of the plan
+  std::vector<double> products;  // of each moved run with the movement, of the one in float32, and of the plan
   double square = 0, count = 0;
   explicit Along(size_t runs) : products(runs + 1, 0) {}
   void add(size_t run, double weight, const std::vector<double>& value, const std::vector<double>& one,
@@ -94,6 +95,7 @@ class Lockstep {
 
   void step(const Batch& given, int64_t number) {
     const Batch batch = widen(given, inputs_);
+    last_ = batch;
     one_.loss = one_.runner->step(batch, names_, &one_.scores);
     for (size_t i = 0; i < moved_.size(); ++i) {
       shakes_[i].add(*moved_[i].runner, variables_);
@@ -128,6 +130,7 @@ class Lockstep {
   }
 
   void finish() {
+    if (report_.compared > 0 && report_.failure.empty()) evaluate();
     Figure& loss = report_.loss;
     const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
     loss.name = "loss", loss.norm = 1;
@@ -144,6 +147,39 @@ class Lockstep {
   }
 
  private:
+  // The other program of a plan, once. A decision that flips leaves it out.
+  void evaluate() {
+    const auto loss_of = [&](Side& side, const Batch& batch) {
+      return side.loss = side.runner->eval(batch, names_, &side.scores);
+    };
+    const auto decides_alike = [&](const Side& side) {
+      Decided decided;
+      for (size_t d = 0; d < decisions_.size(); ++d)
+        compare_decisions(decisions_[d], side.scores[d], one_.scores[d], decided);
+      return decided.differ == 0;
+    };
+    const double one = loss_of(one_, last_);
+    Figure f{"loss", report_.steps, 0, {}, 0, 0, 0, 0, 1};
+    for (size_t i = 0; i < moved_.size(); ++i) {
+      shakes_[i].add(*moved_[i].runner, variables_);
+      const double moved = loss_of(moved_[i], shakes_[i].inputs(last_));
+      shakes_[i].take_off(*moved_[i].runner, variables_);
+      if (decides_alike(moved_[i])) f.envelope = std::max(f.envelope, std::abs(moved - one));
+    }
+    try {
+      f.difference = std::abs(loss_of(plan_, last_) - one);
+    } catch (const Failure& failure) {
+      report_.failure = std::string("evaluation: ") + failure.what();
+      return;
+    }
+    if (!decides_alike(plan_)) return;
+    const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
+    f.difference /= scale, f.envelope /= scale;
+    f.floor = 2 * kFloor * report_.setting.epsilon;
+    f.bound = factor_of(report_.setting, 1, std::ssize(moved_)) * f.envelope + f.floor;
+    report_.evaluation = f;
+  }
+
   Compared& class_of(const Variable& v) {
     return v.role == "parameter" ? report_.parameters : v.role == "state" ? report_.state : report_.buffers;
   }
@@ -212,7 +248,8 @@ class Lockstep {
   void compare_variables(int64_t number, const std::vector<bool>& off) {
     std::vector<Found> all;
     std::map<std::string, double> largest;  // of each kind of state, per element
-    Along along(off.size());
+    const size_t runs = off.size() + (wide_ ? 1 : 0);
+    Along along(runs);
     for (size_t k = 0; k < variables_.size(); ++k) {
       const Variable& v = variables_[k];
       const bool parameter = v.role == "parameter";
@@ -220,16 +257,19 @@ class Lockstep {
       const std::vector<double> now = parameter ? samples_of(one.get()) : std::vector<double>{};
       const double weight =
           static_cast<double>(elements(one.get())) / static_cast<double>(std::max<size_t>(1, now.size()));
-      Along own(off.size());
+      Along own(runs);
       for (size_t i = 0; i < off.size(); ++i) {
         if (off[i]) continue;
         const Tensor moved = read_value(*moved_[i].runner, v);
         envelope_[k] = std::max(envelope_[k], distance(moved.get(), one.get()).difference);
         if (parameter) own.add(i, weight, samples_of(moved.get()), now, start_[k]);
       }
-      if (wide_ && number > 0 && !parameter)
-        wide_envelope_[k] =
-            std::max(wide_envelope_[k], distance(read_value(*wide_->runner, whole_[k]).get(), one.get()).difference);
+      if (wide_ && number > 0) {
+        const Tensor wide = read_value(*wide_->runner, whole_[k]);
+        if (parameter) own.add(off.size(), weight, samples_of(wide.get()), now, start_[k]);
+        if (!parameter || !report_.setting.turns)
+          wide_envelope_[k] = std::max(wide_envelope_[k], distance(wide.get(), one.get()).difference);
+      }
       const double size = std::sqrt(static_cast<double>(std::max<size_t>(1, elements(one.get()))));
       const double moved = parameter ? movement(k, now) : 0;
       Tensor first;
@@ -244,7 +284,7 @@ class Lockstep {
                        {v.name, number, static_cast<int64_t>(copy), v.copies[copy], d.difference,
                         std::max(envelope_[k], wide_envelope_[k]), 0, 0, d.norm}});
         if (v.role == "state") largest[kind_of(v)] = std::max(largest[kind_of(v)], d.norm / size);
-        if (copy == 0 && parameter) own.add(off.size(), weight, samples_of(value.get()), now, start_[k]);
+        if (copy == 0 && parameter) own.add(runs, weight, samples_of(value.get()), now, start_[k]);
         if (copy == 0) first = std::move(value);
       }
       own.square = moved * moved * size * size, own.count = static_cast<double>(now.size());
@@ -278,11 +318,12 @@ class Lockstep {
     if (along.count == 0) return;
     for (size_t i = 0; i < off.size(); ++i)
       if (!off[i]) along_envelope_ = std::max(along_envelope_, std::abs(along.products[i]) / along.square);
+    if (wide_) along_envelope_ = std::max(along_envelope_, std::abs(along.products[off.size()]) / along.square);
     Figure f{"all parameters along their movement", number, 0, {}, 0, along_envelope_, 0, 0, 1};
     f.difference = std::abs(along.products.back()) / along.square;
     // Differences of a tenth of the movement (larger ones are left out) that point anywhere, and elements that turned.
     f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count) + 2 * kTurned / along.count;
-    f.bound = report_.setting.factor * f.envelope + f.floor;
+    f.bound = factor_of(report_.setting, 1, std::ssize(along.products) - 1) * f.envelope + f.floor;
     worsen(report_.parameters.worst, f);
   }
 
@@ -291,7 +332,8 @@ class Lockstep {
     if (number == 0) return 0;
     double floor = rounding(number) * found.figure.norm;
     if (v.role == "state") floor += report_.setting.summed * report_.setting.roundoff * largest * found.size;
-    if (v.role == "parameter" && report_.setting.flips) floor += kFlips * found.movement;
+    if (v.role == "parameter" && report_.setting.turns)
+      floor += std::min(kFlips, 2 * std::sqrt(std::max(1.0, found.size * found.size / kMostTurn))) * found.movement;
     return floor;
   }
 
@@ -302,6 +344,7 @@ class Lockstep {
   std::optional<Side> wide_;  // float32
   std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;
+  Batch last_;
   std::vector<std::string> names_;
   std::vector<Variable> variables_, whole_;
   std::vector<std::vector<double>> start_;  // samples of each parameter
@@ -338,8 +381,8 @@ double Report::parameter_error() const {
 }
 
 Verdict Report::verdict() const {
-  const bool within =
-      loss.ratio() <= 1 && parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1;
+  const bool within = loss.ratio() <= 1 && evaluation.ratio() <= 1 && parameters.worst.ratio() <= 1 &&
+                      state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1;
   if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
   return compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
 }

@@ -26,7 +26,8 @@ struct Setting {
   double summed = 0;     // roundings of the largest values of a kind that state may be off by
   double factor = 0;
   bool flips = false;
-  int runs = 3;  // moved ones
+  bool turns = false;  // of parameters, of optimizers that divide a gradient by its own size
+  int runs = 3;        // moved ones
 };
 
 // A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten
@@ -55,7 +56,8 @@ enum class Verdict { kEqual, kNotEqual, kNotCompared };
 struct Report {
   Setting setting;
   std::string devices, against;
-  Figure loss;  // of a step, relative to the largest loss
+  Figure loss;        // of a step, relative to the largest loss
+  Figure evaluation;  // the loss of the last batch after the last step, as whale_session_eval gives it
   Compared parameters, state, buffers;
   int64_t unlike_copies = 0;             // that differ from the first copy in a bit
   std::string unlike;                    // the first of them

@@ -54,7 +54,9 @@ Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& argument
 double Runner::step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
   return run(session(), whale_session_step, batch, names, values);
 }
-double Runner::eval_loss(const Batch& batch) { return run(session(), whale_session_eval, batch); }
+double Runner::eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
+  return run(session(), whale_session_eval, batch, names, values);
+}
 
 Tensor Runner::read(const std::string& variable, int64_t copy) const {
   return own<Tensor>(whale_session_read_copy, session(), str(variable), copy);

@@ -40,7 +40,7 @@ const Precision& precision_of(const std::string& plan) {
   throw Failure("verify does not know the precision '" + plan + "'");
 }
 Setting setting_of(const Precision& row, int runs) {
-  return {row.name, row.amplitude, row.epsilon, row.roundoff, row.summed, row.factor, row.flips, runs};
+  return {row.name, row.amplitude, row.epsilon, row.roundoff, row.summed, row.factor, row.flips, false, runs};
 }
 
 Json described(const Plan& plan) {
@@ -66,7 +66,6 @@ PlanArguments options_of(const Json& plan) {
   PlanArguments out;
   out.devices.clear();
   for (const auto& device : plan.at("devices")) {
-    if (device.at("kind") == "null") throw Failure("the plan is for null devices, which compute nothing");
     out.devices += (out.devices.empty() ? "" : ",") + device.at("name").get<std::string>();
   }
   out.precision = plan.at("precision");
@@ -170,6 +169,7 @@ Json json_of(const Report& r) {
           {"parameter_bound", worst.norm > 0 ? worst.bound / worst.norm : worst.bound},
           {"worst_parameter", worst.name},
           {"losses", json_of(r.loss)},
+          {"evaluation", json_of(r.evaluation)},
           {"parameters", json_of(r.parameters)},
           {"state", json_of(r.state)},
           {"buffers", json_of(r.buffers)},
@@ -217,6 +217,7 @@ void print(const Report& r) {
   }
   std::printf("  %-12s %-24s %9s %9s %9s   %s\n", "", "compared", "apart", "rounding", "allowed", "furthest");
   print_row("losses", std::to_string(r.compared) + " of " + std::to_string(r.steps) + " steps", r.loss);
+  if (!r.evaluation.name.empty()) print_row("evaluation", "1 batch", r.evaluation);
   print_row(r.parameters.worst.name.starts_with("grad:") ? "gradients" : "parameters", count(r.parameters),
             r.parameters.worst);
   print_row("state", count(r.state), r.state.worst);
@@ -284,6 +285,10 @@ class Subject {
       read_file();
     else
       described_ = described(make(many_));
+    for (const auto& device : described_.at("devices"))
+      if (device.at("kind") == "null")
+        throw Failure("device '" + device.at("name").get<std::string>() +
+                      "' is a null device, which computes nothing: verify on cpu or ref devices");
     one_ = one_device(many_, from_file() ? described_.at("devices").at(0).at("kind").get<std::string>()
                                          : kind_of_first(many_.devices));
     one_.precision = described_.at("precision");
@@ -294,6 +299,11 @@ class Subject {
   const PlanArguments& one() const { return one_; }
   const Json& plan() const { return described_; }
   const std::string& graph() const { return graph_json_; }
+  // Whether the optimizer divides a gradient by its own size: what is smaller than its rounding turns.
+  bool turns() const {
+    const std::string optimizer = Json::parse(graph_json_).at("training").at("optimizer");
+    return optimizer != "sgd";
+  }
   bool has_tables() const { return graph_json_.find("\"op\":\"embedding") != std::string::npos; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   // Scores of decisions that a plan file does not hand out: those decisions are not compared.
@@ -350,14 +360,13 @@ class Comparer {
     Setting setting = setting_for(float64);
     const bool file = subject_.from_file();
     const PlanArguments& many = subject_.many();
-    if (file && many.adasum)
-      return not_compared(
-          setting,
-          "the plan file combines gradients by Adasum, which is compared from the model: --adasum in place of --plan");
-    if (file && !many.gradient_dtype.empty()) {
-      setting.amplitude = std::max(setting.amplitude, precision_of(many.gradient_dtype).amplitude);
-      setting.factor = std::min(setting.factor, precision_of(many.gradient_dtype).factor);
-    }
+    if (file && exempt(many))
+      return not_compared(setting, many.adasum
+                                       ? "the plan file combines gradients by Adasum, which is compared from the "
+                                         "model: --adasum in place of --plan"
+                                       : "the plan file sums gradients in " + many.gradient_dtype +
+                                             ", which is compared from the model: --gradient-dtype " +
+                                             many.gradient_dtype + " in place of --plan");
     const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); }, [&] { return subject_.make(one); },
                       wide(one)};
     Report report = compare(engine_, sides, batches_, session(float64), subject_.decisions(), setting,
@@ -389,6 +398,7 @@ class Comparer {
     const double times = float64 && subject_.plan().at("precision") != "f64" ? 2 : 1;
     const int runs = given_.runs > 0 ? given_.runs : runs_that_fit(times * many_bytes_, times * one_bytes_);
     Setting setting = setting_of(precision_of(precision), runs);
+    setting.turns = setting.flips && subject_.turns();
     if (given_.amplitude > 0) setting.amplitude = given_.amplitude;
     return setting;
   }
@@ -508,7 +518,10 @@ void add_verify(CLI::App& app, int& exit_code) {
           "The plan does not change the result.",
           "The plan changes the result: this is a bug in libwhale, please report it.",
           "Nothing could be compared: take other data (--data) or another --seed, or compare in float64."};
-      std::printf("%s\n", kTexts[static_cast<size_t>(verdict)]);
+      const bool some =
+          std::any_of(reports.begin(), reports.end(), [](const Report& r) { return r.verdict() == Verdict::kEqual; });
+      std::printf("%s\n", verdict == Verdict::kNotCompared && some ? "Not everything could be compared: see above."
+                                                                   : kTexts[static_cast<size_t>(verdict)]);
     }
     constexpr int kExitCodes[] = {0, 1, 3};
     exit_code = kExitCodes[static_cast<size_t>(verdict)];
