@@ -205,6 +205,80 @@ def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed):
     assert plain["state"]["worst"]["bound"] < allowed * plain["state"]["worst"]["norm"]
 
 
+def small(path, loss, batch=12, optimizer=None, norm=False):
+    """A model with a bias of four elements, on whose path alone a constant stands."""
+    g = wh.Graph("small")
+    with g:
+        x, y = wh.input("x", (batch, 4)), wh.input("y", (batch, 1))
+        a, b = wh.parameter("a", (4, 4), wh.normal(0.5)), wh.parameter("b", (4, 1), wh.normal(0.5))
+        c = wh.parameter("c", (4,), wh.zeros())
+        h = wh.ops.tanh(wh.ops.matmul(x, a) + c * 0.7310585)
+        if norm:
+            h = wh.nn.batch_norm(h)
+        g.minimize(loss(wh.ops.matmul(h, b) - y), optimizer or wh.SGD(0.0123))
+    g.seal().save(path)
+
+
+def squares(d):
+    return (d * d).mean()
+
+
+@pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
+def test_a_small_bias_that_goes_the_wrong_way_is_noticed(tmp_path, precision):
+    """Floors for updates that turn with a sign once let four elements of SGD do anything below float64."""
+    model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
+    small(model, squares)
+    device = "ref:2" if precision == "f64" else "cpu:2"
+    assert whale("plan", model, "--devices", device, "--strategy", "replica", "--precision", precision, "-o", plan).returncode == 0
+    verify(model, "--plan", plan, code=0)
+    for wrong in (-0.7310585, 0.0, 0.9):
+        verify(model, "--plan", damaged(plan, 0.7310585, wrong), code=1)
+
+
+def test_a_wrong_evaluation_is_noticed(tmp_path):
+    """Of the places where a constant stands in a plan one is the program of evaluation, which no step runs."""
+    model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
+    small(model, squares)
+    assert whale("plan", model, *F64, "-o", plan).returncode == 0
+    rows = []
+    for which in range(9):
+        other = damaged(plan, 0.7310585, 0.9, which)
+        if other is not None:
+            rows += verify(model, "--plan", other)["comparisons"]
+    assert any(row["evaluation"]["ratio"] > 1 >= row["losses"]["ratio"] and not row["passed"] for row in rows)
+    assert any(row["losses"]["ratio"] > 1 for row in rows)
+
+
+def test_null_devices_are_no_comparison(tmp_path):
+    model = tmp_path / "model.whale"
+    small(model, squares)
+    done = whale("verify", model, "--devices", "null:2", "--strategy", "replica")
+    assert done.returncode == 2 and "null device" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_sums_of_a_plan_file_are_not_held_against_plain_ones(tmp_path, dtype):
+    model, plan = make(tmp_path, [*GPT, "--optimizer", "adam", "--lr", "0.003"], *F64, "--gradient-dtype", dtype)
+    row = verify(model, "--plan", plan, code=3)["comparisons"][0]
+    assert f"--gradient-dtype {dtype} in place of --plan" in row["reason"]
+
+
+@pytest.mark.parametrize("loss", [lambda d: (d * d).sum(), lambda d: squares(d) * squares(d)], ids=["sum", "square of a mean"])
+def test_adasum_of_losses_that_are_no_mean_over_samples_is_not_compared(tmp_path, loss):
+    """The gradients of replicas' samples by themselves are not the parts of the sum there."""
+    small(tmp_path / "model.whale", loss)
+    result = verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", "--adasum", "--steps", "2", code=3)
+    assert [row["verdict"] for row in result["comparisons"]] == ["equal", "not compared"] * 2
+    assert all("do not add up" in row["reason"] for row in result["comparisons"][1::2])
+
+
+def test_sums_in_few_bits_where_batch_norm_mixes_samples(tmp_path):
+    """A bias before batch norm has no gradient but in the replicas' parts, whose rounding stays."""
+    small(tmp_path / "model.whale", squares, norm=True)
+    for dtype in ("bf16", "f16"):
+        verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", "--gradient-dtype", dtype, code=0)
+
+
 def test_what_cannot_be_compared_is_not_called_equal(tmp_path):
     """Adasum with dropout: a replica's samples by themselves have other masks. Exit code 3."""
     path = tmp_path / "model.whale"
