@@ -84,6 +84,7 @@ Values rows_of(const Values& whole, int64_t batch, const std::vector<int64_t>& s
 
 // What one device makes of a batch in the way that the option asks for.
 struct Wanted {
+  double loss = 0;  // of the whole batch
   std::vector<Gradient> gradients;
   std::vector<double> rounding;  // of the sum's format, and how large what is summed is
   std::vector<double> parts;
@@ -129,9 +130,10 @@ class Gradients {
     }
     if (sum_.adasum && !by_replica(one)) return;
     std::vector<Values> of_plan;
+    double loss = 0;
     const int64_t updates = whale_session_updates(plan_.session());
     try {
-      plan_.step(batch, names_, &of_plan);
+      loss = plan_.step(batch, names_, &of_plan);
     } catch (const Failure& failure) {
       report_.failure = "step " + std::to_string(number) + ": " + failure.what();
       return;
@@ -148,6 +150,11 @@ class Gradients {
     if (one.flipped || !one.finite || flipped || !any || overflowed) return;
     ++report_.compared;
     const int64_t runs = report_.compared * (std::ssize(shakes_) + (wide_ ? 1 : 0));  // each step starts anew
+    const double scale = std::abs(one.loss) > 0 ? std::abs(one.loss) : 1;
+    Figure of_loss{"loss", number, 0, {}, std::abs(loss - one.loss) / scale, loss_envelope_ / scale, 0, 0, 1};
+    of_loss.floor = 16 * report_.setting.epsilon;
+    of_loss.bound = factor_of(report_.setting, 1, runs) * of_loss.envelope + of_loss.floor;
+    worsen(report_.loss, of_loss);
     for (size_t k = 0; k < count(); ++k) {
       // What rounding alone makes has parts of any size: batch norm takes them away from a sum, and from own batches.
       if (sum_.roundoff > 0 && envelope_[k] > kNoise * norm(one.gradients[k])) continue;
@@ -188,10 +195,11 @@ class Gradients {
     for (size_t v = 0; v < variables.size(); ++v) write(on, variables[v], start[v].get());
   }
   std::vector<Values> values(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
-                             const Batch& batch) const {
+                             const Batch& batch, double* loss = nullptr) const {
     restore(on, variables, start);
     std::vector<Values> out;
-    on.step(batch, names_, &out);
+    const double of_batch = on.step(batch, names_, &out);
+    if (loss) *loss = of_batch;
     return out;
   }
   std::vector<Gradient> gradients(std::vector<Values>& values) const {
@@ -210,6 +218,7 @@ class Gradients {
       ++report_.flipped_runs;
       return false;
     }
+    loss_envelope_ = std::max(loss_envelope_, std::abs(moved.loss - one.loss));
     for (size_t k = 0; k < count(); ++k)
       envelope_[k] = std::max(envelope_[k], apart(moved.gradients[k], one.gradients[k]));
     return true;
@@ -260,8 +269,8 @@ class Gradients {
 
   Wanted wanted(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
                 const Batch& batch) const {
-    std::vector<Values> found = values(on, variables, start, batch);
     Wanted out;
+    std::vector<Values> found = values(on, variables, start, batch, &out.loss);
     const std::vector<Gradient> whole = gradients(found);
     out.gradients = whole;
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
@@ -347,7 +356,7 @@ class Gradients {
   std::vector<std::string> names_;  // gradients, then scores
   std::vector<Tensor> start_;
   std::vector<double> envelope_;
-  double scores_ = 0;
+  double scores_ = 0, loss_envelope_ = 0;
 };
 
 }  // namespace

@@ -159,12 +159,13 @@ class Lockstep {
       return decided.differ == 0;
     };
     const double one = loss_of(one_, last_);
-    Figure f{"loss", report_.steps, 0, {}, 0, 0, 0, 0, 1};
+    Figure f{"loss", report_.steps, 0, {}, 0, loss_envelope_, 0, 0, 1};
+    int64_t runs = 0;
     for (size_t i = 0; i < moved_.size(); ++i) {
       shakes_[i].add(*moved_[i].runner, variables_);
       const double moved = loss_of(moved_[i], shakes_[i].inputs(last_));
       shakes_[i].take_off(*moved_[i].runner, variables_);
-      if (decides_alike(moved_[i])) f.envelope = std::max(f.envelope, std::abs(moved - one));
+      if (decides_alike(moved_[i])) f.envelope = std::max(f.envelope, std::abs(moved - one)), ++runs;
     }
     try {
       f.difference = std::abs(loss_of(plan_, last_) - one);
@@ -172,11 +173,11 @@ class Lockstep {
       report_.failure = std::string("evaluation: ") + failure.what();
       return;
     }
-    if (!decides_alike(plan_)) return;
+    if (!decides_alike(plan_) || runs == 0) return;
     const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
     f.difference /= scale, f.envelope /= scale;
     f.floor = 2 * kFloor * report_.setting.epsilon;
-    f.bound = factor_of(report_.setting, 1, std::ssize(moved_)) * f.envelope + f.floor;
+    f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
     report_.evaluation = f;
   }
 
