@@ -110,7 +110,14 @@ class Lockstep {
       return;
     }
     ++report_.steps;
-    std::vector<bool> off(moved_.size(), false);  // a decision flipped
+    // A step of float16 that overflows is applied by nobody. Where only one side's does, rounding decided, and from
+    // then on one is an update ahead.
+    if (plan_.updates() != one_.updates()) {
+      report_.overflowed_at = number;
+      return;
+    }
+    std::vector<bool> off;  // a decision flipped
+    for (const Side& side : moved_) off.push_back(side.updates() != one_.updates());
     const bool flipped = decide(number, off);
     bring_wide_back();
     for (size_t i = 0; i < moved_.size(); ++i)
@@ -130,7 +137,7 @@ class Lockstep {
   }
 
   void finish() {
-    if (report_.compared > 0 && report_.failure.empty()) evaluate();
+    if (report_.compared > 0 && report_.failure.empty() && report_.overflowed_at == 0) evaluate();
     Figure& loss = report_.loss;
     const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
     loss.name = "loss", loss.norm = 1;
@@ -324,7 +331,8 @@ class Lockstep {
     f.difference = std::abs(along.products.back()) / along.square;
     // Differences of a tenth of the movement (larger ones are left out) that point anywhere, and elements that turned.
     f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count) + 2 * kTurned / along.count;
-    f.bound = factor_of(report_.setting, 1, std::ssize(along.products) - 1) * f.envelope + f.floor;
+    const double runs = static_cast<double>(along.products.size()) - 1;
+    f.bound = std::max(report_.setting.factor, std::pow(1e4, 1 / runs)) * f.envelope + f.floor;
     worsen(report_.parameters.worst, f);
   }
 
@@ -357,7 +365,7 @@ class Lockstep {
 
 double factor_of(const Setting& setting, size_t elements, int64_t runs) {
   const double samples = static_cast<double>(std::max<size_t>(1, elements)) * static_cast<double>(runs);
-  return std::max(setting.factor, std::pow(1e4, 1 / samples));
+  return setting.factor * std::pow(1e4, 1 / samples);
 }
 
 double Figure::ratio() const {
@@ -397,7 +405,9 @@ Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch
   for (size_t i = 0; i < batches.size(); ++i) {
     tick(static_cast<int64_t>(i));
     lockstep.step(batches[i], static_cast<int64_t>(i) + 1);
-    if (!report.failure.empty() || (report.verdict() == Verdict::kNotEqual && !report.margins)) break;
+    if (!report.failure.empty() || report.overflowed_at > 0 ||
+        (report.verdict() == Verdict::kNotEqual && !report.margins))
+      break;
   }
   lockstep.finish();
   return report;

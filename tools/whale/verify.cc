@@ -188,6 +188,7 @@ Json json_of(const Report& r) {
           {"decisions_that_differ", r.decided.differ},
           {"first_step_that_differs", r.flipped_at},
           {"decisions_not_seen", r.unseen},
+          {"overflowed_at", r.overflowed_at},
           {"largest_margin", r.decided.margin},
           {"margin_bound", r.margin_bound},
           {"failure", r.failure}};
@@ -242,8 +243,13 @@ void print(const Report& r) {
         "  rounding alone moves %zu parameter(s) by a tenth or more of their movement, as where a gradient is truly "
         "zero: %s\n",
         r.by_rounding.size(), (r.by_rounding.front() + (r.by_rounding.size() > 1 ? ", ..." : "")).c_str());
+  if (r.overflowed_at > 0)
+    std::printf(
+        "  step %ld overflowed on one side only, as float16 does where rounding decides: it and what follows is not "
+        "compared\n",
+        static_cast<long>(r.overflowed_at));
   if (!r.failure.empty()) std::printf("  the plan FAILED: %s\n", r.failure.c_str());
-  constexpr const char* kTexts[] = {"equal", "NOT EQUAL", "NOT COMPARED: a decision differs in every step"};
+  constexpr const char* kTexts[] = {"equal", "NOT EQUAL", "NOT COMPARED: no step was decided alike"};
   std::printf("  %s\n\n", kTexts[static_cast<size_t>(r.verdict())]);
 }
 
