@@ -92,7 +92,7 @@ struct Wanted {
   bool flipped = false;        // a replica's samples by themselves decide in another way than among the others
   bool finite = true;          // float16: the mean of a few samples may overflow where that of all does not
   bool alone = true;           // replicas' samples can be run by themselves
-  double split = 0;            // how far the parts' sum is from the whole, of the parts: at the worst parameter
+  std::vector<double> split;   // how far the parts' sum is from the whole, of the parts
 };
 
 class Gradients {
@@ -128,6 +128,10 @@ class Gradients {
       for (const Variable& v : variables_) shaken.push_back(read_value(one_, v));
       moved.push_back(wanted(one_, variables_, shaken, shake.inputs(batch)));
     }
+    bool any = false;
+    for (const Wanted& each : moved) any = widen_envelope(each, one) || any;
+    if (wide_)
+      any = widen_envelope(wanted(*wide_, whole_, start_, widen(given, inputs_of(wide_->plan(), "train"))), one) || any;
     if (sum_.adasum && !by_replica(one)) return;
     std::vector<Values> of_plan;
     double loss = 0;
@@ -139,10 +143,6 @@ class Gradients {
       return;
     }
     ++report_.steps;
-    bool any = false;
-    for (const Wanted& each : moved) any = widen_envelope(each, one) || any;
-    if (wide_)
-      any = widen_envelope(wanted(*wide_, whole_, start_, widen(given, inputs_of(wide_->plan(), "train"))), one) || any;
     const bool flipped = decide(of_plan, one, number);
     for (const Variable& v : variables_) check_copies(v, number);
     // float16 overflowed: nothing was updated, and the gradients are none.
@@ -176,13 +176,16 @@ class Gradients {
  private:
   size_t count() const { return sum_.parameters.size(); }
 
-  bool by_parts(const Wanted& one) const {
-    return one.alone && one.split <= std::max(1e-6, 32 * report_.setting.roundoff);
+  bool by_parts(const Wanted& one, size_t k) const {
+    return one.alone && one.split[k] <= std::max(1e-6, 32 * report_.setting.roundoff);
   }
   // Adasum's members are parts of one sum. Where the gradients of the replicas' samples by themselves are not those
   // parts (a loss that is no mean over samples, statistics of the whole batch, masks), they say nothing of it.
   bool by_replica(const Wanted& one) {
-    if (one.flipped || !one.finite || by_parts(one)) return true;
+    bool all = true;
+    for (size_t k = 0; k < count(); ++k)
+      all = all && (by_parts(one, k) || (one.alone && envelope_[k] > kNoise * one.parts[k]));
+    if (one.flipped || !one.finite || all) return true;
     report_.reason =
         "Adasum is compared with the gradients of each replica's samples by themselves, and " +
         std::string(one.alone ? "those do not add up to the gradient of the batch (is the loss a mean over samples?)"
@@ -275,7 +278,7 @@ class Gradients {
     out.gradients = whole;
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
                       std::make_move_iterator(found.end()));
-    out.rounding.assign(count(), 0), out.parts.assign(count(), 0);
+    out.rounding.assign(count(), 0), out.parts.assign(count(), 0), out.split.assign(count(), 0);
     for (size_t mesh = 0; mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
       for (size_t k = 0; k < count(); ++k)
@@ -288,7 +291,7 @@ class Gradients {
       // Where the samples by themselves say nothing of the parts, a part is taken for noise.
       const auto n = static_cast<double>(replicas.size());
       for (const size_t k : here)
-        if (!by_parts(out))
+        if (!by_parts(out, k))
           out.rounding[k] = std::max(out.rounding[k], kOrders * sum_.roundoff * (std::sqrt(n) + n) * norm(whole[k]));
       if (sum_.adasum) combine(replicas, std::move(own), here, out);
     }
@@ -312,7 +315,7 @@ class Gradients {
           kOrders * (sum_.roundoff * rounded + sum_.smallest * std::sqrt(static_cast<double>(sum.size())));
     }
     out.finite = out.finite && std::isfinite(out.parts[k]) && std::isfinite(norm(whole));
-    if (out.parts[k] > 0) out.split = std::max(out.split, apart(sum, whole) / out.parts[k]);
+    if (out.parts[k] > 0) out.split[k] = apart(sum, whole) / out.parts[k];
   }
 
   // By Adasum, axis by axis, the innermost first: the gradients `here`, of parameters of one mesh.
