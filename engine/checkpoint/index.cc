@@ -38,7 +38,8 @@ std::string seal(const std::string& text) {  // `text` ends with the zeros
 class Reader {
  public:
   Reader(const std::string& path, const Json& json) : path_(path), json_(json) {
-    if (!json_.is_object()) bad("a JSON object");
+    if (json_.is_object()) return;
+    throw error(Code::kDataLoss, "'{}' is damaged or not the index of a checkpoint: a JSON object was expected", path_);
   }
   [[noreturn]] void bad(std::string_view what) const {
     throw error(Code::kDataLoss, "'{}' is damaged or not the index of a checkpoint: it has no valid {}", path_, what);

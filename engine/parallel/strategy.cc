@@ -90,7 +90,8 @@ struct Parameter {
 
 int64_t number(const Value& v) {
   const int64_t n = whole_number(v).value_or(0);
-  if (n < 1 || n > (int64_t{1} << 31)) throw invalid("'{}', expected a whole number from 1", brief(v));
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (n < 1 || n > kMost) throw invalid("'{}', expected a whole number from 1 to {}", brief(v), kMost);
   return n;
 }
 std::vector<double> weights(const Value& v) {

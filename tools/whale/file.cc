@@ -76,6 +76,10 @@ void check_target(const std::string& path, bool directory, const char* option) {
     throw Failure(text + "a file stands there, a directory was expected; give another name");
   if (there && !directory && S_ISDIR(info.st_mode))
     throw Failure(text + "a directory stands there, a file was expected; give another name");
+  struct stat link {};
+  if (!there && errno == ELOOP) throw Failure(text + "links lead round in a circle; give another name");
+  if (!there && ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
+    throw Failure(text + "it is a link to something that is not there; give another name, or remove the link");
   const auto above = [](std::string of) -> std::string {
     while (of.size() > 1 && of.back() == '/') of.pop_back();
     const size_t slash = of.rfind('/');
