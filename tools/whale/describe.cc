@@ -12,7 +12,9 @@ namespace {
 // Sizes that no computer has are refused here, so that products of them are numbers.
 constexpr int64_t kMostOfASize = int64_t{1} << 40;
 
-void add_model_options(CLI::App& command, ModelOptions& o) {
+// Returns those that not every model reads.
+std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOptions& o) {
+  const size_t before = command.get_options().size();
   const auto count = [&](const char* name, int64_t& to, const char* doc) {
     command.add_option(name, to, doc)->check(whole(1, kMostOfASize));
   };
@@ -27,7 +29,6 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   count("--heads", o.heads, "attention heads");
   count("--seq", o.seq, "sequence length");
   count("--vocab", o.vocab, "vocabulary; 256 for bytes");
-  count("--batch", o.batch, "samples a step");
   count("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
   count("--classes", o.classes, "classes");
   count("--image", o.image, "image height and width (m6: patches)");
@@ -40,6 +41,9 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   from_zero("--decoder", o.decoder, "m6: decoder layers");
   number("--dropout", o.dropout, "dropout rate");
   command.add_flag("--tied", o.tied, "gpt: the output uses the embedding table");
+  const auto options = command.get_options();
+  const std::vector<const CLI::Option*> sizes(options.begin() + static_cast<std::ptrdiff_t>(before), options.end());
+  count("--batch", o.batch, "samples a step");
   command.add_option("--optimizer", o.optimizer,
                      "sgd, split_sgd (bf16), momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
   command.add_flag_callback(
@@ -55,6 +59,16 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   from_zero("--warmup", o.warmup, "steps of linear warm-up");
   from_zero("--total-steps", o.total_steps, "steps until the schedule ends");
   command.add_option("--strategy", o.strategy, "default strategy, such as 'replica(3, shares=[3,2,1])'");
+  return sizes;
+}
+
+// A file that no plan accepts, for its micro-batches or its lazy updates, is not written.
+void check_planned(whale_engine* engine, const whale_graph* graph, const ModelOptions& o) {
+  if (o.lazy != 1 && o.accumulation == 1) return;
+  PlanArguments plan;
+  plan.devices = o.precision == "f64" ? "ref:1" : "null:1";
+  plan.strategy = "local";
+  make_plan(engine, graph, plan);
 }
 
 }  // namespace
@@ -69,7 +83,7 @@ void add_model(CLI::App& app) {
   auto state = std::make_shared<State>();
   command->add_option("NAME", state->name, "one of the models below")->required();
   command->add_option("-o,--output", state->out, "the file to write, such as gpt.whale")->required();
-  add_model_options(*command, state->options);
+  const std::vector<const CLI::Option*> sizes = add_model_options(*command, state->options);
   std::string models = "Models, with their defaults; docs/models.md has strategies for each:\n";
   for (const ModelRow& row : model_rows()) {
     std::string name = row.name;
@@ -77,9 +91,15 @@ void add_model(CLI::App& app) {
     models += "  " + name + row.doc + "\n";
   }
   command->footer(models);
-  command->callback([state] {
+  command->callback([state, sizes] {
     const Engine engine = make_engine();
-    const GraphHandle graph = build_model(engine.get(), find_model(state->name), state->options);
+    const ModelRow& row = find_model(state->name);
+    std::vector<std::string> given;
+    for (const CLI::Option* size : sizes)
+      if (size->count() > 0) given.push_back(size->get_name());
+    check_reads(row, state->options, given);
+    const GraphHandle graph = build_model(engine.get(), row, state->options);
+    check_planned(engine.get(), graph.get(), merge(state->options, row.defaults));
     check(whale_graph_save(graph.get(), str(state->out)));
     std::printf("%s\n", text(whale_graph_summary, static_cast<const whale_graph*>(graph.get())).c_str());
     std::printf("wrote %s\n", state->out.c_str());

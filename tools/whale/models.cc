@@ -1,5 +1,6 @@
 #include "models.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "models_dlrm.h"
@@ -233,37 +234,80 @@ ModelOptions mlp_sizes() {
   return o;
 }
 
+// ---- which sizes each family reads ----------------------------------------------------------------------------------
+using Reads = std::vector<Read>;
+
+Reads operator+(Reads a, const Reads& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+bool has_mixtures(const ModelOptions& o) {
+  return o.experts > 0 && o.moe_every > 0 && o.moe_every <= std::max(o.layers, o.decoder);
+}
+bool is_small_resnet(const ModelOptions& o) { return o.layers != 50; }
+bool has_hidden_layers(const ModelOptions& o) { return o.layers > 1; }
+
+constexpr const char* kMixtures = "--experts, and --moe-every of at most the layers";
+const Reads kTransformer{{"--layers"}, {"--dim"}, {"--heads"}, {"--seq"}, {"--vocab"}, {"--hidden"}, {"--dropout"}};
+const Reads kExperts{{"--experts", has_mixtures, kMixtures},
+                     {"--top-k", has_mixtures, kMixtures},
+                     {"--capacity", has_mixtures, kMixtures},
+                     {"--moe-every", has_mixtures, kMixtures}};
+const ModelFamily kGpt{gpt, kTransformer + Reads{{"--tied"}}};
+const ModelFamily kBert{bert, kTransformer};
+const ModelFamily kT5{t5, kTransformer};
+const ModelFamily kMoeGpt{moe_gpt, kTransformer + kExperts};
+const ModelFamily kM6{m6, kTransformer + kExperts + Reads{{"--image"}, {"--decoder"}}};
+const ModelFamily kGnmt{gnmt, {{"--layers"}, {"--dim"}, {"--seq"}, {"--vocab"}, {"--dropout"}}};
+const ModelFamily kResnet{resnet,
+                          {{"--layers"},
+                           {"--dim", is_small_resnet, "--layers other than 50, whose first stage has 64 channels"},
+                           {"--image"},
+                           {"--classes"},
+                           {"--norm-groups"}}};
+const ModelFamily kMlp{mlp,
+                       {{"--layers"},
+                        {"--dim"},
+                        {"--hidden", has_hidden_layers, "--layers of 2 or more"},
+                        {"--classes"},
+                        {"--dropout", has_hidden_layers, "--layers of 2 or more"}}};
+const ModelFamily kDlrm{dlrm, {{"--layers"}, {"--dim"}, {"--seq"}, {"--vocab"}, {"--hidden"}}};
+const ModelFamily kCosmoflow{cosmoflow, {{"--layers"}, {"--dim"}, {"--image"}, {"--hidden"}, {"--classes"}}};
+const ModelFamily kUnet3d{unet3d, {{"--layers"}, {"--dim"}, {"--image"}, {"--classes"}}};
+const ModelFamily kClassifier{classifier, {{"--layers"}, {"--dim"}, {"--classes"}}};
+
 }  // namespace
 
 const std::vector<ModelRow>& model_rows() {
   static const std::vector<ModelRow> rows{
-      {"gpt", "a small GPT decoder", text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), gpt},
-      {"gpt2", "GPT-2, 124M parameters", tied(text_sizes(12, 768, 12, 256, 50257, 4, "adamw", 3e-4)), gpt},
-      {"bert", "a small BERT encoder with masked targets", text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), bert},
-      {"bert-large", "BERT-Large, 335M parameters", text_sizes(24, 1024, 16, 512, 30522, 8, "lamb", 1e-3), bert},
-      {"t5", "a small T5 encoder and decoder", text_sizes(2, 128, 4, 64, 256, 16, "adafactor", 1e-2), t5},
-      {"t5-large", "T5-Large, 738M parameters", text_sizes(24, 1024, 16, 512, 32128, 8, "adafactor", 1e-2), t5},
-      {"gpt3-175b", "GPT-3, 175B parameters", tied(text_sizes(96, 12288, 96, 2048, 50257, 1536, "adam", 6e-5)), gpt},
+      {"gpt", "a small GPT decoder", text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), kGpt},
+      {"gpt2", "GPT-2, 124M parameters", tied(text_sizes(12, 768, 12, 256, 50257, 4, "adamw", 3e-4)), kGpt},
+      {"bert", "a small BERT encoder with masked targets", text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), kBert},
+      {"bert-large", "BERT-Large, 335M parameters", text_sizes(24, 1024, 16, 512, 30522, 8, "lamb", 1e-3), kBert},
+      {"t5", "a small T5 encoder and decoder", text_sizes(2, 128, 4, 64, 256, 16, "adafactor", 1e-2), kT5},
+      {"t5-large", "T5-Large, 738M parameters", text_sizes(24, 1024, 16, 512, 32128, 8, "adafactor", 1e-2), kT5},
+      {"gpt3-175b", "GPT-3, 175B parameters", tied(text_sizes(96, 12288, 96, 2048, 50257, 1536, "adam", 6e-5)), kGpt},
       {"moe-gpt", "a small GPT decoder, every second MLP a mixture of 8 experts",
-       mixed(text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), 8, 2, 2), moe_gpt},
+       mixed(text_sizes(4, 256, 4, 128, 256, 16, "adamw", 3e-4), 8, 2, 2), kMoeGpt},
       {"m6", "a small multimodal encoder: image patches and text, with experts",
-       mixed(multimodal(text_sizes(4, 256, 4, 64, 256, 16, "adamw", 3e-4), 16, 0), 8, 1, 2), m6},
+       mixed(multimodal(text_sizes(4, 256, 4, 64, 256, 16, "adamw", 3e-4), 16, 0), 8, 1, 2), kM6},
       {"m6-10b", "M6, 10B parameters: 24 encoder and 24 decoder layers",
-       multimodal(text_sizes(24, 3840, 40, 512, 21128, 280, "adafactor", 1e-2), 16, 24), m6},
+       mixed(multimodal(text_sizes(24, 3840, 40, 512, 21128, 280, "adafactor", 1e-2), 16, 24), 0, 1, 1), kM6},
       {"m6-1t", "M6-T, 1T parameters: 960 experts in each of 24 layers",
-       mixed(multimodal(text_sizes(24, 1024, 16, 512, 21128, 480, "adafactor", 5e-3), 16, 0), 960, 1, 1, 21248), m6},
+       mixed(multimodal(text_sizes(24, 1024, 16, 512, 21128, 480, "adafactor", 5e-3), 16, 0), 960, 1, 1, 21248), kM6},
       {"m6-10t", "M6, 10T parameters: 10,240 experts in each of 48 layers",
-       mixed(multimodal(text_sizes(48, 1024, 16, 512, 21128, 512, "adafactor", 5e-3), 16, 0), 10240, 1, 1, 9984), m6},
+       mixed(multimodal(text_sizes(48, 1024, 16, 512, 21128, 512, "adafactor", 5e-3), 16, 0), 10240, 1, 1, 9984), kM6},
       {"gnmt", "GNMT, 8 and 8 LSTM layers with attention, unrolled",
-       text_sizes(8, 1024, 1, 12, 32000, 16, "adam", 1e-3), gnmt},
-      {"resnet", "a small ResNet for 32x32 images", image_sizes(8, 32, 10, 64, 0.1), resnet},
-      {"resnet20", "ResNet-20 for 32x32 images", image_sizes(20, 32, 10, 64, 0.1), resnet},
-      {"resnet50", "ResNet-50", image_sizes(50, 224, 1000, 16, 0.01), resnet},
-      {"mlp", "three layers, 784-512-512-10", mlp_sizes(), mlp},
-      {"dlrm", "DLRM: 26 tables of 100,000 rows, lazy updates", dlrm_sizes(), dlrm},
-      {"cosmoflow", "CosmoFlow on 64^3 volumes", cosmoflow_sizes(), cosmoflow},
-      {"unet3d", "3D U-Net on 64^3 volumes", unet3d_sizes(), unet3d},
-      {"classifier100k", "a backbone and a classifier of 100,000 classes", classifier_sizes(), classifier},
+       text_sizes(8, 1024, 1, 12, 32000, 16, "adam", 1e-3), kGnmt},
+      {"resnet", "a small ResNet for 32x32 images", image_sizes(8, 32, 10, 64, 0.1), kResnet},
+      {"resnet20", "ResNet-20 for 32x32 images", image_sizes(20, 32, 10, 64, 0.1), kResnet},
+      {"resnet50", "ResNet-50", image_sizes(50, 224, 1000, 16, 0.01), kResnet},
+      {"mlp", "three layers, 784-512-512-10", mlp_sizes(), kMlp},
+      {"dlrm", "DLRM: 26 tables of 100,000 rows, lazy updates", dlrm_sizes(), kDlrm},
+      {"cosmoflow", "CosmoFlow on 64^3 volumes", cosmoflow_sizes(), kCosmoflow},
+      {"unet3d", "3D U-Net on 64^3 volumes", unet3d_sizes(), kUnet3d},
+      {"classifier100k", "a backbone and a classifier of 100,000 classes", classifier_sizes(), kClassifier},
   };
   return rows;
 }
@@ -294,6 +338,20 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
   o.tied = o.tied || defaults.tied;
   fill(o.lazy, defaults.lazy);
   return o;
+}
+
+void check_reads(const ModelRow& row, const ModelOptions& given, const std::vector<std::string>& sizes) {
+  const ModelOptions o = merge(given, row.defaults);
+  std::string all;
+  for (const Read& read : row.family.reads) all += (all.empty() ? "" : ", ") + std::string(read.option);
+  for (const std::string& size : sizes) {
+    const auto read = std::find_if(row.family.reads.begin(), row.family.reads.end(),
+                                   [&](const Read& each) { return size == each.option; });
+    if (read == row.family.reads.end())
+      throw Failure("model '" + std::string(row.name) + "' has no " + size + "; its sizes are --batch, " + all);
+    if (read->when && !read->when(o))
+      throw Failure("model '" + std::string(row.name) + "' would not use " + size + ": it wants " + read->wants);
+  }
 }
 
 GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOptions& given) {
@@ -347,7 +405,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
 
   Builder b(engine, row.name);
   if (!o.strategy.empty()) check(whale_graph_default_strategy(b.graph(), str(o.strategy)));
-  const Value loss = row.build(b, o);
+  const Value loss = row.family.build(b, o);
   check(whale_graph_minimize(b.graph(), loss, &training));
   check(whale_graph_seal(b.graph()));
   return b.take();

@@ -26,16 +26,31 @@ struct ModelOptions {
   std::string strategy;
 };
 
+// A size that a family reads. when: of which options, all if there is no such function; wants: these, in words.
+struct Read {
+  const char* option;
+  bool (*when)(const ModelOptions& options) = nullptr;
+  const char* wants = "";
+};
+
+struct ModelFamily {
+  Value (*build)(Builder& builder, const ModelOptions& options);  // returns the loss
+  std::vector<Read> reads;                                        // besides the options of every model
+};
+
 struct ModelRow {
   const char* name;
   const char* doc;
   ModelOptions defaults;
-  Value (*build)(Builder& builder, const ModelOptions& options);  // returns the loss
+  const ModelFamily& family;
 };
 
 const std::vector<ModelRow>& model_rows();
 const ModelRow& find_model(const std::string& name);  // throws Failure with the names there are
 ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults);
+
+// Throws for the first of `sizes`, options by name, that the model would not read.
+void check_reads(const ModelRow& row, const ModelOptions& given, const std::vector<std::string>& sizes);
 
 // Builds a sealed graph, with loss and optimizer.
 GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOptions& options);
