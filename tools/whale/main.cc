@@ -1,7 +1,10 @@
 // whale: the command line, on the C ABI only.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <string_view>
+#include <utility>
 
 #include "api.h"
 #include "commands.h"
@@ -43,6 +46,44 @@ CLI::Validator not_negative() {
           ""};
 }
 
+namespace {
+
+// Words of the library's errors, and those of the command line. Other fields of whale.h's options are options by their
+// own name.
+constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+    {"make the engine with option init_dir", "give --init-dir"},
+    {"engine option init_dir", "--init-dir"},
+    {"argument `options.stage_recompute`", "--recompute"},
+    {"argument `options.timeout_seconds`", "--plan-timeout"},
+    {"argument `options.learning_rate`", "--lr"},
+    {"argument `options.clip_norm`", "--clip"},
+    {"argument `options.warmup_steps`", "--warmup"}};
+
+std::string in_words_of_the_command_line(std::string message) {
+  for (const auto& [field, option] : kWords)
+    if (const size_t at = message.find(field); at != std::string::npos) message.replace(at, field.size(), option);
+  constexpr std::string_view kField = "argument `options.";
+  const size_t at = message.find(kField), end = at == std::string::npos ? at : message.find('`', at + kField.size());
+  if (end == std::string::npos) return message;
+  std::string name = message.substr(at + kField.size(), end - at - kField.size());
+  std::replace(name.begin(), name.end(), '_', '-');
+  return message.replace(at, end + 1 - at, "--" + name);
+}
+
+// `--save ""` and `--save=` are unset variables of a script: not what is meant by leaving the option out.
+void check_no_empty(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const bool assigned = text.starts_with("--") && text.find('=') == text.size() - 1;
+    if (!text.empty() && !assigned) continue;
+    const std::string before = assigned ? text : argv[i - 1];
+    throw Failure(
+        (before.starts_with("-") ? "'" + shown(before) + "' is followed by nothing" : "an argument is empty") +
+        ", such as an unset variable of a script gives; give it a value, or leave it out");
+  }
+}
+
+}  // namespace
 }  // namespace tool
 
 int main(int argc, char** argv) {
@@ -68,11 +109,12 @@ int main(int argc, char** argv) {
   tool::add_bench(app);
   tool::add_devices(app);
   try {
+    tool::check_no_empty(argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "whale: %s\n", tool::shown(error.what(), 4500).c_str());
+    std::fprintf(stderr, "whale: %s\n", tool::shown(tool::in_words_of_the_command_line(error.what()), 4500).c_str());
     return 2;
   }
   return exit_code;

@@ -1,0 +1,140 @@
+"""Options mean something where they are accepted: an empty value is refused, a model refuses the sizes that it does not read, a file that cannot be
+planned is not written, and errors speak of the command line's own options."""
+
+import functools
+import os
+import re
+import subprocess
+
+import pytest
+from test_cli import GPT, MLP, WHALE, whale
+
+EMPTY = [("model", "mlp", "-o"), ("model", "mlp", "-o", "{f}/x.whale", "--strategy"), ("model", "mlp", "-o", "{f}/x.whale", "--optimizer"),
+         *((command, "{f}/m.whale", option) for command, options in {
+             "inspect": ["--level"], "plan": ["-o", "--devices", "--strategy", "--fetch", "--offload", "--recompute", "--init-dir"],
+             "run": ["--save", "--load", "--data", "--trace", "--devices", "--strategy", "--seed"], "verify": ["--plan", "--data", "--strategy"],
+             "bench": ["--data", "--name"]}.items() for option in options)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("options")
+    whale("model", *MLP, "-o", folder / "m.whale")
+    return folder
+
+
+@pytest.mark.parametrize("arguments", EMPTY, ids=lambda a: f"{a[0]} {a[-1]}")
+def test_an_empty_value_is_refused(arguments, folder):
+    """`--save "$UNSET"`: a training whose result would be lost."""
+    arguments = [each.replace("{f}", str(folder)) for each in arguments]
+    assert f"'{arguments[-1]}' is followed by nothing" in whale(*arguments, "", code=2)
+    if arguments[-1].startswith("--"):
+        assert f"'{arguments[-1]}=' is followed by nothing" in whale(*arguments[:-1], arguments[-1] + "=", "--json", code=2)
+
+
+def test_an_empty_file_name_is_refused():
+    for command in ("inspect", "plan", "run", "verify", "bench"):
+        assert "an argument is empty" in whale(command, "", code=2)
+
+
+OF_A_MODEL = {("m6-10b", "--dim"): "80", ("cosmoflow", "--layers"): "2", ("unet3d", "--layers"): "2", ("cosmoflow", "--image"): "32", ("unet3d", "--image"): "32"}
+
+
+@functools.cache
+def sizes():
+    """Those that not every model reads, each with a value that no model has by default."""
+    said = subprocess.run([WHALE, "model", "--help"], capture_output=True, text=True, check=True).stdout
+    values = {"--layers": "14", "--dim": "48", "--seq": "20", "--image": "40", "--dropout": "0.25", "--capacity": "3.5", "--tied": None, "--heads": "2",
+              "--norm-groups": "2", "--top-k": "3", "--moe-every": "3", "--decoder": "3"}
+    found = re.findall(r"^  (--[\w-]+)", said[:said.index("--batch")], re.M)
+    assert len(found) == 16, found
+    return [(name, values.get(name, "12")) for name in found if name != "--help"]
+
+
+@pytest.mark.parametrize("model", ["gpt", "bert", "t5", "moe-gpt", "m6", "m6-10b", "gnmt", "resnet", "resnet50", "mlp", "dlrm", "cosmoflow", "unet3d", "classifier100k"])
+def test_a_model_uses_a_size_or_refuses_it(model, tmp_path):
+    """Each size alone changes the file, or is refused by name beside those that the model has."""
+    def written(*more):
+        done = subprocess.run([WHALE, "model", model, *more, "-o", str(tmp_path / "x.whale")], capture_output=True, text=True)
+        return (tmp_path / "x.whale").read_bytes() if done.returncode == 0 else done.stderr
+    before, taken = written(), []
+    assert isinstance(before, bytes)
+    for option, value in sizes():
+        value = OF_A_MODEL.get((model, option), value)
+        now = written(option, *([value] if value else []))
+        if isinstance(now, bytes):
+            assert now != before, f"{option} is accepted and changes nothing"
+            taken.append(option)
+        else:
+            assert f"model '{model}' has no {option}; its sizes are --batch, --layers" in now or f"model '{model}' would not use {option}: it wants --" in now, now
+    assert len(taken) >= 3, taken
+
+
+@pytest.mark.parametrize("arguments,words", [
+    ("mlp --heads 3", "model 'mlp' has no --heads; its sizes are --batch, --layers, --dim, --hidden, --classes, --dropout"),
+    ("mlp --layers 1 --hidden 8", "wants --layers of 2 or more"),
+    ("m6-10b --top-k 2", "wants --experts"),
+    ("moe-gpt --layers 1 --experts 4", "--moe-every of at most the layers"),
+    ("mlp --lazy", "no trained parameter of this model is one"),
+    ("bert --lazy", "need that it is only looked up"),
+    ("dlrm --optimizer momentum", "with momentum 0.9"),
+    ("gpt --lazy --clip 1", "needs the norm of the whole gradient"),
+    ("mlp --accumulation 1000000", "1000000 micro-batches"),
+    ("resnet --accumulation 2", "mixes all samples"),
+])
+def test_a_file_that_means_nothing_is_not_written(arguments, words, tmp_path):
+    said = whale("model", *arguments.split(), "-o", tmp_path / "m.whale", code=2)
+    assert words in said and "options." not in said and not (tmp_path / "m.whale").exists(), said
+
+
+@pytest.mark.parametrize("arguments", ["mlp --no-lazy", "gpt --lazy", "gpt --tied --no-lazy", "m6-10b --layers 1 --decoder 1 --experts 4 --dim 40", "mlp --accumulation 3",
+                                       "resnet --norm-groups 4 --accumulation 2", "mlp --accumulation 2 --precision f64", "dlrm --lazy"])
+def test_what_means_something_is_written(arguments, tmp_path):
+    whale("model", *arguments.split(), "-o", tmp_path / "m.whale")
+    whale("inspect", tmp_path / "m.whale")
+
+
+def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
+    """A plan keeps the names of the files that parameters start from: --init-dir is what it may read."""
+    import numpy as np
+    import whale as wh
+    from safetensors.numpy import save_file
+    for name in ("values", "plans", "elsewhere"):
+        (tmp_path / name).mkdir()
+    save_file({"w": np.ones((4, 3), np.float32)}, str(tmp_path / "values/w.safetensors"))
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (8, 4)), wh.input("y", (8,), wh.int32)
+        g.minimize(wh.nn.cross_entropy(x @ wh.parameter("w", (4, 3), wh.from_file(str(tmp_path / "values/w.safetensors"))), y), wh.SGD(0.1))
+    g.save(str(tmp_path / "values/m.whale"))
+    whale("plan", tmp_path / "values/m.whale", "-o", tmp_path / "plans/m.plan")
+    run = ["run", tmp_path / "plans/m.plan", "--steps", "1", "--quiet"]
+    assert "give --init-dir, the folder that may be read" in whale(*run, code=2)
+    assert "outside of" in whale(*run, "--init-dir", tmp_path / "elsewhere", code=2)
+    whale(*run, "--init-dir", tmp_path / "values")
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (["plan", "{f}/m.whale", "--accumulation", "2147483648"], "--accumulation is 2147483648, expected 0 to"),
+    (["plan", "{f}/m.whale", "--fetch", "a\x01b"], "--fetch is not UTF-8 text"),
+    (["run", "{f}/m.whale", "--init-dir", "{f}/nowhere"], "--init-dir is '"),
+    (["plan", "{f}/m.whale", "--strategy", "pipeline(2, micro_batches=4611686018427387904)"], "a whole number from 1 to 2147483648"),
+    (["run", "{f}/m.whale", "--save", "{f}/dangling"], "--save '{f}/dangling': it is a link to something that is not there"),
+    (["run", "{f}/m.whale", "--save", "{f}/loop"], "--save '{f}/loop': links lead round in a circle"),
+    (["run", "{f}/m.whale", "--load", "{f}/cut"], "whale.json' is damaged or not the index of a checkpoint: a JSON object was expected"),
+], ids=lambda v: v if isinstance(v, str) else "")
+def test_errors_speak_the_command_line(arguments, words, folder):
+    if not (folder / "cut").exists():
+        (folder / "cut").mkdir()
+        (folder / "cut/whale.json").write_text("")
+        os.symlink("nowhere", folder / "dangling")
+        os.symlink("loop", folder / "loop")
+    said = whale(*[each.replace("{f}", str(folder)) for each in arguments], code=2)
+    assert words.replace("{f}", str(folder)) in said and "options." not in said, said
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["run"], ["plan", "{f}/m.whale", "--unknown"], ["plan", "{f}/m.whale", "--accumulation", "x"], ["plan", "{f}/m.whale", "--devices"]],
+                         ids=lambda a: " ".join(a)[-20:])
+def test_a_wrong_command_line_exits_with_2(arguments, folder):
+    """As everything else that could not be done: scripts tell 0 to 3 apart."""
+    whale(*[each.replace("{f}", str(folder)) for each in arguments], code=2)
