@@ -47,6 +47,7 @@ TaskGraphs TaskFormer::run() {
 void TaskFormer::collect() {
   std::map<ScopeId, std::pair<std::vector<Scope>, std::vector<ScopeId>>> nests;
   std::vector<Scope> explicit_nest = otherwise_;
+  std::string explicit_path = "default strategy";
   for (const Op& op : g_.ops) {
     const auto [at, fresh] = nests.try_emplace(op.scope);
     if (!fresh) continue;
@@ -58,8 +59,10 @@ void TaskFormer::collect() {
     }
     const std::vector<Scope>& found = at->second.first;
     if (is_bare(explicit_nest) && !found.empty() &&
-        std::all_of(found.begin(), found.end(), [](const Scope& s) { return s.kind == ScopeKind::kReplica; }))
+        std::all_of(found.begin(), found.end(), [](const Scope& s) { return s.kind == ScopeKind::kReplica; })) {
       explicit_nest = found;
+      explicit_path = g_.scope_path(op.scope) + ", and ops without a scope";
+    }
   }
   if (nests.empty()) nests.try_emplace(0);
   check_clauses();
@@ -77,7 +80,10 @@ void TaskFormer::collect() {
       }
     const bool annotated = !nest.empty();
     if (nest.empty()) nest = otherwise_, ids.assign(nest.size(), kNone);
-    if (is_bare(nest)) nest = explicit_nest, ids.assign(nest.size(), kNone);
+    if (is_bare(nest)) {
+      nest = explicit_nest, ids.assign(nest.size(), kNone);
+      if (!annotated) path = explicit_path;
+    }
     std::string key = to_string(nest);
     for (size_t i = 0; i < nest.size(); ++i)
       if (nest[i].kind == ScopeKind::kStage || nest[i].kind == ScopeKind::kPipeline) key += fmt::format("#{}", ids[i]);
