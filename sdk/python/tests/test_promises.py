@@ -144,3 +144,26 @@ def test_cores_that_are_not_there_are_refused():
     with pytest.raises(wh.InvalidArgument, match=r"core 4095; it may on \d"):
         plan.start()
     assert wh.plan(model(8), devices="cpu:1").start(pin=False).step(**batch(0)) > 0
+
+
+def test_an_interrupt_while_a_handle_is_collected_is_not_lost():
+    """Nothing of Python runs then: in __del__ the KeyboardInterrupt would be printed as ignored. The handle's release function here raises the signal."""
+    from whale import _library
+    before, handlers = len(_library._finalizers), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for way in ("collected", "closed"):
+            handle = _library.Handle(int(signal.SIGINT), "raise")  # the C library's raise(), called as raise(SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                if way == "closed":
+                    handle.close()
+                del handle
+                for _ in range(10):
+                    pass
+        calls = []
+        handle = _library.Handle(int(signal.SIGINT), "raise")
+        signal.signal(signal.SIGINT, lambda *_: calls.append(1))
+        handle.close(), handle.close()
+        del handle
+        assert calls == [1] and len(_library._finalizers) == before
+    finally:
+        signal.signal(signal.SIGINT, handlers)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
+import operator
 import os
 import pathlib
 import re
 import signal
 import threading
+import weakref
 from ctypes import byref, c_void_p
 
 from . import _abi
@@ -135,12 +139,24 @@ def take_text(function, *arguments) -> str:
     return take_bytes(function, *arguments).decode()
 
 
+_calls = operator.methodcaller("__call__")
+_numbers = itertools.count()
+_finalizers: dict[int, weakref.ref] = {}  # of the handles that are alive
+
+
 class Handle:
-    """An opaque handle, released once with the function named."""
+    """An opaque handle, released once with the function named: by close() or when it is collected.
+
+    It is collected without running a line of Python. Python sees Ctrl-C between two lines, and inside __del__ or a callback in Python
+    the KeyboardInterrupt would be printed as ignored, and lost."""
 
     def __init__(self, pointer: int, release: str):
         self._pointer: int | None = pointer
-        self._release = getattr(lib, release)
+        number = next(_numbers)
+        # next() runs both calls, in C; when it is called again there are none left.
+        forget = functools.partial(_finalizers.pop, number, None)
+        self._release = filter(_calls, iter((functools.partial(getattr(lib, release), pointer), forget)))
+        _finalizers[number] = weakref.ref(self, functools.partial(next, self._release))
 
     @property
     def pointer(self) -> int:
@@ -149,15 +165,8 @@ class Handle:
         return self._pointer
 
     def close(self) -> None:
-        if self._pointer:
-            pointer, self._pointer = self._pointer, None
-            self._release(pointer)
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except Exception:  # the interpreter may be half gone
-            pass
+        self._pointer = None
+        next(self._release, None)
 
 
 def make(release: str, function, *arguments) -> Handle:
