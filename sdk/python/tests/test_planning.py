@@ -94,3 +94,22 @@ def test_more_micro_batches_than_samples():
             wh.plan(gpt(2), "null:2", **arguments)
     with pytest.raises(wh.InvalidArgument, match="'accumulation' is 4611686018427387904"):
         wh.plan(gpt(2), "null:2", accumulation=1 << 62)
+
+
+def test_without_a_thread_to_plan_on_it_is_planned_here(request, monkeypatch):
+    """Planning has a thread of its own only so that Ctrl-C is seen; without one Ctrl-C is seen when it has ended."""
+    def none(self):
+        raise RuntimeError("can't start new thread")
+    monkeypatch.setattr("threading.Thread.start", none)
+    batch = lambda n: dict(tokens=np.zeros((n, 128), np.int32), targets=np.zeros((n, 128), np.int32))
+    job = wh.plan(gpt(), "null:1", strategy="local").start()
+    assert len(job.eval(**batch(33))) > 0
+    with pytest.raises(wh.InvalidArgument, match="replica"):
+        wh.plan(gpt(), "null:1", strategy="replica(3)")
+    request.getfixturevalue("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        wh.plan(gpt(), "null:1", strategy="local")
+    with pytest.raises(KeyboardInterrupt):
+        job.eval(**batch(31))
+    monkeypatch.undo()
+    assert len(job.eval(**batch(33))) > 0

@@ -197,8 +197,12 @@ def interruptible(call, cancel: int):
     signal.signal(signal.SIGINT, press)
     try:
         worker = threading.Thread(target=work, name="whale", daemon=True)
-        worker.start()
-        worker.join()
+        try:
+            worker.start()
+        except RuntimeError:  # the system has no thread left: here then, where Ctrl-C is seen at the end
+            work()
+        else:
+            worker.join()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:
