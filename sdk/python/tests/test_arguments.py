@@ -52,6 +52,10 @@ REFUSED = {
     "weight_decay": (lambda: wh.AdamW(weight_decay=-0.1), "'weight_decay'"),
     "decay_rate": (lambda: wh.Adafactor(decay_rate=0.8), "'decay_rate'"),
     "clip_threshold": (lambda: wh.Adafactor(clip_threshold=-1), "'clip_threshold'"),
+    "clip_threshold 0": (lambda: wh.Adafactor(clip_threshold=0), "'clip_threshold' is 0, expected a number above 0"),
+    "nesterov text": (lambda: wh.SGD(momentum=0.9, nesterov="no"), "'nesterov' is 'no', expected True or False"),
+    "lazy": (lambda: wh.Adam(lazy="no"), "'lazy' is 'no', expected True or False"),
+    "split": (lambda: wh.SGD(split=0), "'split' is 0, expected True or False"),
     "base": (lambda: wh.Optimizer(0.1), "base of SGD"),
     "schedule text": (lambda: wh.SGD(0.1, schedule="cosine"), "'schedule' is 'cosine'"),
     "schedule kind": (lambda: wh.Schedule("exp"), "'kind' is 'exp'.*inverse_sqrt"),
@@ -78,6 +82,11 @@ REFUSED = {
     "uniform": (lambda: wh.uniform(1, -1), "'high' is -1"),
     "decay of a statistic": (lambda: graph(lambda x: x * wh.parameter("q", (6,), buffer=True, decay=True)), "'decay' is True"),
     "decay of a frozen one": (lambda: graph(lambda x: x * wh.parameter("q", (6, 1), trainable=False, decay=True)), "'decay' is True"),
+    "trainable": (lambda: graph(lambda x: x * wh.parameter("q", (6,), trainable="no")), "'trainable' is 'no', expected True or False"),
+    "decay": (lambda: graph(lambda x: x * wh.parameter("q", (6,), decay="no")), "'decay' is 'no', expected True or False"),
+    "keep_dims": (lambda: graph(lambda x: x.sum(1, keep_dims="no")), "'keep_dims' is 'no', expected True or False"),
+    "keep_dims of an op": (lambda: graph(lambda x: wh.ops.reduce_sum(x, axes=[1], keep_dims="no")), "'keep_dims' is 'no', expected True or False"),
+    "shape of an op": (lambda: graph(lambda x: x * wh.ops.fill(6)), "'shape' is 6, expected a sequence of integers"),
     "number cut": (lambda: graph(lambda x: x + (wh.input("k", (12, 1), wh.int32) + 0.5).astype("float32")), "0.5 beside a tensor of int32"),
     "number too large": (lambda: graph(lambda x: x + (wh.input("k", (12, 1), wh.int32) * 2**40).astype("float32")), "1099511627776 beside a tensor of int32"),
     "reshape": (lambda: graph(lambda x: x.reshape(12, 6.9)), r"'shape\[1\]' is 6.9"),
@@ -111,6 +120,15 @@ REFUSED = {
     "kernel": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, (3,))), r"'kernel' is \(3,\)"),
     "padding": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, 3, padding="full")), "'padding' is 'full'"),
     "groups": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, 3, groups=0)), "'groups' is 0"),
+    "stride text": (lambda: graph(lambda x: wh.nn.conv2d(IMAGE(x), 3, 3, stride="2")), "'stride' is '2', expected an integer"),
+    "padding of a transposed convolution": (lambda: graph(lambda x: wh.nn.conv2d_transpose(IMAGE(x), 3, 2, padding="same")), "'padding' is 'same', expected an integer"),
+    "bias": (lambda: graph(lambda x: wh.nn.linear(x, 3, bias="no")), "'bias' is 'no', expected True or False"),
+    "causal": (lambda: graph(lambda x: wh.nn.attention(PLACES(x), 2, causal="no")), "'causal' is 'no', expected True or False"),
+    "include_pad": (lambda: graph(lambda x: wh.nn.avg_pool(IMAGE(x), 2, include_pad="no")), "'include_pad' is 'no', expected True or False"),
+    "momentum of a norm": (lambda: graph(lambda x: wh.nn.batch_norm(x, momentum=2)), "'momentum' is 2, expected a number from 0 to 1"),
+    "capacity_factor": (lambda: graph(lambda x: wh.nn.moe(PLACES(x), 2, 4, capacity_factor=0)[0]), "'capacity_factor' is 0, expected a number above 0"),
+    "hidden": (lambda: graph(lambda x: wh.nn.mlp(x, -3)), "'hidden' is -3"),
+    "hidden of a block": (lambda: graph(lambda x: wh.nn.transformer_block(PLACES(x), 2, hidden=-3)), "'hidden' is -3"),
     "window": (lambda: graph(lambda x: wh.nn.max_pool(IMAGE(x), 0)), "'window' is 0"),
     "x of a transposed convolution": (lambda: graph(lambda x: wh.nn.conv2d_transpose(x, 3, 2)), "'x' is whale.Tensor"),
     # plan
@@ -122,6 +140,10 @@ REFUSED = {
     "plan's precision": (lambda: planned(precision="int8"), "'precision' is 'int8'"),
     "bucket_bytes": (lambda: planned(bucket_bytes=-1), "'bucket_bytes' is -1"),
     "zero": (lambda: planned(zero=4), "'zero' is 4"),
+    "exact": (lambda: planned(exact="no"), "'exact' is 'no', expected True or False"),
+    "adasum": (lambda: planned(adasum=None), "'adasum' is None, expected True or False"),
+    "overlap": (lambda: planned(overlap="no"), "'overlap' is 'no', expected True or False"),
+    "fusion": (lambda: planned(fusion="False"), "'fusion' is 'False', expected True or False"),
     "zero as a truth": (lambda: planned(zero=True), "'zero' is True"),
     "zero without training": (lambda: wh.plan(graph(trained=False), zero=1), "'zero' is 1.*minimize"),
     "adasum without training": (lambda: wh.plan(graph(trained=False), adasum=True), "'adasum' is True.*minimize"),
@@ -141,6 +163,9 @@ REFUSED = {
     "seed float": (lambda: planned().start(seed=1.5), "'seed' is 1.5"),
     "nan": (lambda: planned().start(nan="warn"), "'nan' is 'warn'.*'error' or 'ignore'"),
     "threads": (lambda: planned().start(threads=-1), "'threads' is -1"),
+    "more threads than cores": (lambda: planned().start(threads=5000), "'threads' is 5000, expected at most [0-9]+, the cores"),
+    "pin": (lambda: planned().start(pin="no"), "'pin' is 'no', expected True or False"),
+    "trace": (lambda: job().trace("off"), "'enable' is 'off', expected True or False"),
     "loss_scale": (lambda: planned().start(loss_scale=2.0), "loss scale.*precision is not f16"),
     "loss_scale_growth": (lambda: planned().start(loss_scale_growth=5), "precision is not f16"),
     "learning rate set": (lambda: setattr(job(), "learning_rate", -0.5), "'learning_rate' is -0.5"),
@@ -160,6 +185,21 @@ def test_refused_at_once(name):
     with pytest.raises((wh.WhaleError, TypeError, IndexError), match=words) as info:
         call()
     assert "options." not in str(info.value) and "NULL" not in str(info.value), "a word of the C ABI"
+
+
+def test_what_numpy_has_for_a_truth_is_one():
+    wh.SGD(momentum=0.9, nesterov=np.bool_(True)), planned(exact=np.bool_(False), overlap=np.True_)
+
+
+def test_shapes_may_stand_first():
+    assert graph(lambda x: x * wh.ops.fill((12, 6), value=2.0) + wh.ops.iota((12, 6), dtype="f32")).trained
+
+
+def test_a_link_that_leads_nowhere_is_no_directory(tmp_path):
+    (tmp_path / "dangling").symlink_to("nowhere"), (tmp_path / "loop").symlink_to("loop")
+    for name in ("dangling", "loop"):
+        with pytest.raises(wh.InvalidArgument, match="'directory' is .*: it is a link that leads nowhere"):
+            job().save(tmp_path / name)
 
 
 def public():

@@ -7,6 +7,8 @@ import numbers
 import operator
 from typing import Any, Iterable
 
+import numpy as np
+
 from ._library import InvalidArgument
 
 
@@ -33,6 +35,20 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not (math.isfinite(value) and low <= value <= high):
         raise wrong(name, value, wanted)
     return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    if isinstance(value, numbers.Real) and not value > 0:
+        raise wrong(name, value, "a number above 0")
+    return number(name, value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, or numpy's; nothing that is merely true, as the text "no" is."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise wrong(name, value, "True or False")
+    return bool(value)
 
 
 def choice(name: str, value: Any, choices: Iterable[str]) -> str:
@@ -63,6 +79,8 @@ def names(name: str, value: Any) -> list[str]:
 
 def shape(name: str, value: Any, low: int = 0) -> tuple[int, ...]:
     """Extents: a sequence of integers."""
+    if isinstance(value, str):
+        raise wrong(name, value, "a sequence of integers such as (32, 10)")
     try:
         extents = list(value)
     except TypeError:

@@ -210,7 +210,7 @@ class Tensor:
         axes = [] if axis is None else list(arguments.shape("axis", axis if hasattr(axis, "__iter__") else [axis], -2**63))
         if axis is not None and not axes:
             return self  # over no dimension, as in numpy
-        return self.graph.op(name, [self], axes=axes, keep_dims=keep_dims)
+        return self.graph.op(name, [self], axes=axes, keep_dims=arguments.flag("keep_dims", keep_dims))
 
     def sum(self, axis: Axes = None, keep_dims: bool = False) -> "Tensor":
         """Sum over ``axis``: a dimension, several, or None: all. keep_dims: they stay, with extent 1."""
@@ -378,11 +378,13 @@ class Graph:
         write, never trained."""
         shape = arguments.shape("shape", shape)
         init = zeros() if init is None else arguments.instance("init", init, Init, "an initializer such as whale.normal(0.02) or whale.constant(0.5)")
+        for argument, given in dict(trainable=trainable, buffer=buffer, **({} if decay is None else {"decay": decay})).items():
+            arguments.flag(argument, given)
         if decay and (buffer or not trainable):
             raise arguments.wrong("decay", decay, "None or False: what is not trained does not decay")
         options = _abi.whale_parameter_options(ctypes.sizeof(_abi.whale_parameter_options), init.kind, int(not trainable),
                                                init.a, init.b, string(init.file), string(init.key),
-                                               {None: 0, False: 1, True: -1}[decay], int(buffer))
+                                               0 if decay is None else -1 if decay else 1, int(buffer))
         out = c_int32()
         _check(lib.whale_graph_parameter(self._pointer, string(self._unique(arguments.text("name", name), leaf=True)), as_dtype(dtype).number,
                                          dims_array(shape), len(shape), byref(options), byref(out)), f"parameter '{name}'")

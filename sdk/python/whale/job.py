@@ -60,13 +60,16 @@ class Plan:
         """Opens the devices and initializes the parameters.
 
         seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
-        raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, 0: its share of the cores. With ``precision="float16"`` alone, loss_scale: of the first step,
+        raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step,
         0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
         the least used ones of this process' jobs; False: wherever the system puts them."""
         arguments.choice("nan", nan, ("error", "ignore"))
+        cores = len(os.sched_getaffinity(0))
+        if arguments.integer("threads", threads, 0) > cores:
+            raise arguments.wrong("threads", threads, f"at most {cores}, the cores that this process may run on")
         options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
-                                              int(nan == "ignore"), arguments.integer("threads", threads, 0, 65536),
-                                              arguments.number("loss_scale", loss_scale, 0), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not pin))
+                                              int(nan == "ignore"), threads,
+                                              arguments.number("loss_scale", loss_scale, 0), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
@@ -136,6 +139,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     ``zero``, ``gradient_dtype``, ``adasum``, ``update`` and ``matmul_chunks`` are about what several devices do: on one they are legal and
     change nothing. Options of training have no meaning for a graph without ``minimize`` and are errors there."""
     arguments.instance("graph", graph, Graph, "a whale.Graph")
+    for name, value in dict(adasum=adasum, exact=exact, overlap=overlap, fusion=fusion).items():
+        arguments.flag(name, value)
     for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, adasum=adasum, state_shares=state_shares).items():
         if value and not graph.trained:
             raise arguments.wrong(name, value, "a graph that calls minimize(): this one is not trained")
@@ -331,6 +336,9 @@ class Job:
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
         raises WhaleError (``code`` ABORTED) and does nothing.
         """
+        path = os.fspath(directory)
+        if os.path.islink(path) and not os.path.exists(path):
+            raise arguments.wrong("directory", directory, "a directory or a new name: it is a link that leads nowhere")
         check(lib.whale_session_save(self._handle.pointer, string(os.fspath(directory))))
 
     def load(self, directory: str | os.PathLike) -> None:
@@ -346,7 +354,7 @@ class Job:
 
     def trace(self, enable: bool = True) -> None:
         """Records when each instruction runs, from the next step on; enable False: no longer."""
-        check(lib.whale_session_trace(self._handle.pointer, int(enable)))
+        check(lib.whale_session_trace(self._handle.pointer, int(arguments.flag("enable", enable))))
 
     def timeline(self) -> str:
         """The last traced step as Chrome trace JSON: open it at ui.perfetto.dev."""

@@ -22,7 +22,7 @@ def _fan_in(fan: int) -> Init:
 
 def linear(x: Tensor, features: int, *, bias: bool = True, init: Optional[Init] = None, name: str = "linear") -> Tensor:
     """x [..., d] @ weight [d, features] + bias. Weights start uniform in +-1/sqrt(d) unless ``init`` says otherwise; biases at 0."""
-    arguments.integer("features", features, 1)
+    arguments.integer("features", features, 1), arguments.flag("bias", bias)
     with scope(name):
         weight = parameter("weight", (x.shape[-1], features), init or _fan_in(x.shape[-1]))
         return ops.matmul(x, weight, parameter("bias", (features,), zeros()) if bias else None)
@@ -37,6 +37,7 @@ def embedding(ids: Tensor, vocabulary: int, features: int, *, init: Optional[Ini
 
 def layer_norm(x: Tensor, *, epsilon: float = 1e-5, bias: bool = True, name: str = "norm") -> Tensor:
     """Layer normalization over the last dimension (Ba et al., 2016)."""
+    arguments.flag("bias", bias)
     with scope(name):
         gamma = parameter("weight", (x.shape[-1],), ones())
         beta = parameter("bias", (x.shape[-1],), zeros()) if bias else None
@@ -54,6 +55,7 @@ def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, group
     the step, also when a plan cuts it; evaluation uses the running ones. groups: so many runs of samples are normalized by
     statistics of their own, which plans with micro-batches need (a multiple of them). momentum: weight of the new statistics in the running ones."""
     channels = x.shape[-1]
+    arguments.number("epsilon", epsilon, 0), arguments.number("momentum", momentum, 0, 1), arguments.integer("groups", groups, 1)
     with scope(name):
         return ops.batch_norm(x, parameter("weight", (channels,), ones()), parameter("bias", (channels,), zeros()),
                               parameter("running_mean", (channels,), zeros(), buffer=True, trainable=False),
@@ -79,6 +81,8 @@ def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0,
     for what, sequence in (("x", x), ("context", context)):
         if sequence is not None and sequence.ndim != 3:
             raise arguments.wrong(what, sequence, "a tensor [batch, places, features]")
+    for what, given in dict(causal=causal, rotary=rotary, linear_bias=linear_bias).items():
+        arguments.flag(what, given)
     b, t, d = x.shape
     h = arguments.integer("heads", heads, 1)
     hk, f = arguments.integer("kv_heads", kv_heads, 0) or h, arguments.integer("features", features, 0) or d // h
@@ -119,6 +123,7 @@ def mlp(x: Tensor, hidden: int, *, activation: str = "gelu", dropout: float = 0.
         init: Optional[Init] = None, out_init: Optional[Init] = None, name: str = "mlp") -> Tensor:
     """x [..., d] -> hidden -> d, with ``activation`` between: relu, gelu (tanh form), gelu_erf (exact), silu, tanh, sigmoid. dropout:
     of the result. out_init: of the second layer, None: ``init``."""
+    arguments.integer("hidden", hidden, 1)
     with scope(name):
         y = _activation(activation)(linear(x, hidden, bias=bias, init=init, name="up"))
         y = linear(y, x.shape[-1], bias=bias, init=out_init or init, name="down")
@@ -138,7 +143,7 @@ def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor
         raise arguments.wrong("x", x, "a tensor [batch, places, features]")
     d, t = x.shape[-1], x.shape[1]
     arguments.integer("experts", experts, 1), arguments.integer("hidden", hidden, 1), arguments.integer("top_k", top_k, 1, experts)
-    arguments.number("capacity_factor", capacity_factor, 0)
+    arguments.positive("capacity_factor", capacity_factor)
     capacity = min(t, max(1, math.ceil(capacity_factor * (top_k * t / experts))))
     with scope(name):
         slot, weight, aux, dropped = ops.moe_gate(linear(x, experts, bias=False, init=init, name="router"), k=top_k, capacity=capacity,
@@ -160,6 +165,7 @@ def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: in
     """A pre-norm transformer block over x [b, t, d]: x + attention(norm(x)), then x + mlp(norm(x)). hidden 0: 4 d. dropout: of both
     branches' results. causal, kv_heads, rotary, bias, activation, init, out_init: as in ``attention`` and ``mlp``."""
     drop = globals()["dropout"]
+    arguments.integer("hidden", hidden, 0)
     with scope(name):
         y = attention(layer_norm(x, name="norm1"), heads, causal=causal, kv_heads=kv_heads, rotary=rotary, bias=bias,
                       init=init, out_init=out_init)
@@ -170,7 +176,7 @@ def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: in
 
 def _tuple(name: str, value: Size, n: int, low: int = 1) -> list[int]:
     """One number for each spatial dimension; a single one is for all."""
-    if not hasattr(value, "__iter__"):
+    if not hasattr(value, "__iter__") or isinstance(value, str):
         return [arguments.integer(name, value, low)] * n
     sizes = list(arguments.shape(name, value, low))
     if len(sizes) != n:
@@ -199,7 +205,7 @@ def _conv(rank: int, x: Tensor, features: int, kernel: Size, stride: Size, paddi
         raise arguments.wrong("x", x, f"[n, {rank} spatial dimensions, channels]")
     k, s, d = _tuple("kernel", kernel, rank), _tuple("stride", stride, rank), _tuple("dilation", dilation, rank)
     channels = x.shape[-1]
-    arguments.integer("features", features, 1), arguments.integer("groups", groups, 1)
+    arguments.integer("features", features, 1), arguments.integer("groups", groups, 1), arguments.flag("bias", bias)
     if channels % groups or features % groups:
         raise arguments.wrong("groups", groups, f"a divisor of the {channels} channels of x and of the {features} features")
     fan = channels // groups * math.prod(k)
@@ -228,7 +234,7 @@ def conv2d_transpose(x: Tensor, features: int, kernel: Size, *, stride: Size = 1
     if x.ndim != 4:
         raise arguments.wrong("x", x, "[n, height, width, channels]")
     k, s, p = _tuple("kernel", kernel, 2), _tuple("stride", stride, 2), _tuple("padding", padding, 2, 0)
-    arguments.integer("features", features, 1)
+    arguments.integer("features", features, 1), arguments.flag("bias", bias)
     fan = x.shape[-1] * math.prod(k) / math.prod(s)
     with scope(name):
         weight = parameter("weight", (x.shape[-1], *k, features), init or normal(math.sqrt(2.0 / fan)))

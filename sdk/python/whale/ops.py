@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Sequence, Union
 
+from . import arguments
 from .dtypes import as_dtype, float32
 from .graph import Tensor, current
 
@@ -100,6 +101,10 @@ def _op(name: str, operands: list, **attributes: Any) -> Any:
         attributes["dtype"] = as_dtype(attributes["dtype"]).name
     values = [o if o is None or isinstance(o, Tensor) else graph.as_tensor(o, dtype) for o in operands]
     return graph.op(name, values, **attributes)
+
+
+def _ints(name: str, value: Sequence[int]) -> list[int]:
+    return list(arguments.shape(name, value, -2**63))
 
 def add(a: TensorLike, b: TensorLike) -> Tensor:
     """a + b.
@@ -438,7 +443,7 @@ def squared_difference(a: TensorLike, b: TensorLike) -> Tensor:
     return _op("squared_difference", [a, b])
 
 
-def fill(*, shape: Sequence[int], value: float = 0.0, dtype: str = 'f32') -> Tensor:
+def fill(shape: Sequence[int], *, value: float = 0.0, dtype: str = 'f32') -> Tensor:
     """A constant everywhere.
 
     () -> y [shape].
@@ -446,10 +451,10 @@ def fill(*, shape: Sequence[int], value: float = 0.0, dtype: str = 'f32') -> Ten
     value: of each element
     dtype: of the result
     """
-    return _op("fill", [], shape=list(shape), value=float(value), dtype=dtype)
+    return _op("fill", [], shape=_ints("shape", shape), value=float(value), dtype=dtype)
 
 
-def iota(*, shape: Sequence[int], dim: int = 0, dtype: str = 'i32') -> Tensor:
+def iota(shape: Sequence[int], *, dim: int = 0, dtype: str = 'i32') -> Tensor:
     """Each element's index along one dimension.
 
     () -> y [shape], number types.
@@ -457,7 +462,7 @@ def iota(*, shape: Sequence[int], dim: int = 0, dtype: str = 'i32') -> Tensor:
     dim: which dimension
     dtype: of the result
     """
-    return _op("iota", [], shape=list(shape), dim=dim, dtype=dtype)
+    return _op("iota", [], shape=_ints("shape", shape), dim=dim, dtype=dtype)
 
 
 def dropout(x: TensorLike, *, rate: float) -> Tensor:
@@ -476,7 +481,7 @@ def reduce_sum(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = Fal
     axes: which dimensions; none: all of them
     keep_dims: keep them with extent 1
     """
-    return _op("reduce_sum", [x], axes=list(axes), keep_dims=keep_dims)
+    return _op("reduce_sum", [x], axes=_ints("axes", axes), keep_dims=arguments.flag("keep_dims", keep_dims))
 
 
 def reduce_mean(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
@@ -486,7 +491,7 @@ def reduce_mean(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = Fa
     axes: which dimensions; none: all of them
     keep_dims: keep them with extent 1
     """
-    return _op("reduce_mean", [x], axes=list(axes), keep_dims=keep_dims)
+    return _op("reduce_mean", [x], axes=_ints("axes", axes), keep_dims=arguments.flag("keep_dims", keep_dims))
 
 
 def reduce_max(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
@@ -496,7 +501,7 @@ def reduce_max(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = Fal
     axes: which dimensions; none: all of them
     keep_dims: keep them with extent 1
     """
-    return _op("reduce_max", [x], axes=list(axes), keep_dims=keep_dims)
+    return _op("reduce_max", [x], axes=_ints("axes", axes), keep_dims=arguments.flag("keep_dims", keep_dims))
 
 
 def reduce_min(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
@@ -506,7 +511,7 @@ def reduce_min(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = Fal
     axes: which dimensions; none: all of them
     keep_dims: keep them with extent 1
     """
-    return _op("reduce_min", [x], axes=list(axes), keep_dims=keep_dims)
+    return _op("reduce_min", [x], axes=_ints("axes", axes), keep_dims=arguments.flag("keep_dims", keep_dims))
 
 
 def argmax(x: TensorLike, *, axis: int = -1, keep_dims: bool = False) -> Tensor:
@@ -516,7 +521,7 @@ def argmax(x: TensorLike, *, axis: int = -1, keep_dims: bool = False) -> Tensor:
     axis: which dimension
     keep_dims: keep it with extent 1
     """
-    return _op("argmax", [x], axis=axis, keep_dims=keep_dims)
+    return _op("argmax", [x], axis=axis, keep_dims=arguments.flag("keep_dims", keep_dims))
 
 
 def sum_of_squares(x: Sequence[Tensor]) -> Tensor:
@@ -536,7 +541,7 @@ def matmul(a: TensorLike, b: TensorLike, bias: Optional[Tensor] = None, *, trans
     activation: none, relu, gelu, gelu_erf, silu, tanh, sigmoid
     out_dtype: of the result; empty: that of a
     """
-    return _op("matmul", [a, b, bias], transpose_a=transpose_a, transpose_b=transpose_b, activation=activation, out_dtype=out_dtype)
+    return _op("matmul", [a, b, bias], transpose_a=arguments.flag("transpose_a", transpose_a), transpose_b=arguments.flag("transpose_b", transpose_b), activation=activation, out_dtype=out_dtype)
 
 
 def reshape(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
@@ -545,7 +550,7 @@ def reshape(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
     Any dtype.
     shape: of the result
     """
-    return _op("reshape", [x], shape=list(shape))
+    return _op("reshape", [x], shape=_ints("shape", shape))
 
 
 def transpose(x: TensorLike, *, perm: Sequence[int]) -> Tensor:
@@ -554,7 +559,7 @@ def transpose(x: TensorLike, *, perm: Sequence[int]) -> Tensor:
     Any dtype.
     perm: each dimension once
     """
-    return _op("transpose", [x], perm=list(perm))
+    return _op("transpose", [x], perm=_ints("perm", perm))
 
 
 def slice(x: TensorLike, *, starts: Sequence[int] = (), limits: Sequence[int], strides: Sequence[int] = ()) -> Tensor:
@@ -565,7 +570,7 @@ def slice(x: TensorLike, *, starts: Sequence[int] = (), limits: Sequence[int], s
     limits: one past the last element of each dimension
     strides: step of each dimension; none: 1
     """
-    return _op("slice", [x], starts=list(starts), limits=list(limits), strides=list(strides))
+    return _op("slice", [x], starts=_ints("starts", starts), limits=_ints("limits", limits), strides=_ints("strides", strides))
 
 
 def concat(x: Sequence[Tensor], *, axis: int = 0) -> Tensor:
@@ -585,7 +590,7 @@ def pad(x: TensorLike, *, low: Sequence[int] = (), high: Sequence[int] = (), val
     high: elements after each dimension; none: 0
     value: of the padding
     """
-    return _op("pad", [x], low=list(low), high=list(high), value=float(value))
+    return _op("pad", [x], low=_ints("low", low), high=_ints("high", high), value=float(value))
 
 
 def broadcast_to(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
@@ -594,7 +599,7 @@ def broadcast_to(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
     Any dtype.
     shape: of the result
     """
-    return _op("broadcast_to", [x], shape=list(shape))
+    return _op("broadcast_to", [x], shape=_ints("shape", shape))
 
 
 def gather(x: TensorLike, indices: TensorLike, *, axis: int = 0) -> Tensor:
@@ -624,7 +629,7 @@ def cumsum(x: TensorLike, *, axis: int = -1, reverse: bool = False, exclusive: b
     reverse: from the end
     exclusive: without the element itself
     """
-    return _op("cumsum", [x], axis=axis, reverse=reverse, exclusive=exclusive)
+    return _op("cumsum", [x], axis=axis, reverse=arguments.flag("reverse", reverse), exclusive=arguments.flag("exclusive", exclusive))
 
 
 def top_k(x: TensorLike, *, k: int) -> tuple[Tensor, ...]:
@@ -654,7 +659,7 @@ def rotary(x: TensorLike, *, base: float = 10000.0, heads: int = -1, interleaved
     interleaved: pairs are neighbours
     inverse: rotate backwards (the gradient)
     """
-    return _op("rotary", [x], base=float(base), heads=heads, interleaved=interleaved, inverse=inverse)
+    return _op("rotary", [x], base=float(base), heads=heads, interleaved=arguments.flag("interleaved", interleaved), inverse=arguments.flag("inverse", inverse))
 
 
 def embedding_bag(table: TensorLike, ids: TensorLike, *, mode: str = 'sum') -> Tensor:
@@ -744,7 +749,7 @@ def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = N
     key_begin: where the piece begins
     Returns out, lse.
     """
-    return _op("attention", [q, k, v, bias], causal=causal, scale=float(scale), kv_heads=kv_heads, dropout=float(dropout), keys=keys, key_begin=key_begin)
+    return _op("attention", [q, k, v, bias], causal=arguments.flag("causal", causal), scale=float(scale), kv_heads=kv_heads, dropout=float(dropout), keys=keys, key_begin=key_begin)
 
 
 def conv(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1) -> Tensor:
@@ -756,7 +761,7 @@ def conv(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides
     dilation: of the kernel; empty: 1
     groups: independent groups of channels
     """
-    return _op("conv", [x, w, bias], strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups)
+    return _op("conv", [x, w, bias], strides=_ints("strides", strides), padding=_ints("padding", padding), dilation=_ints("dilation", dilation), groups=groups)
 
 
 def conv_transpose(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1, output_padding: Sequence[int] = ()) -> Tensor:
@@ -769,7 +774,7 @@ def conv_transpose(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, 
     groups: independent groups of channels
     output_padding: rows that y has more at the high end, less than the stride; empty: 0
     """
-    return _op("conv_transpose", [x, w, bias], strides=list(strides), padding=list(padding), dilation=list(dilation), groups=groups, output_padding=list(output_padding))
+    return _op("conv_transpose", [x, w, bias], strides=_ints("strides", strides), padding=_ints("padding", padding), dilation=_ints("dilation", dilation), groups=groups, output_padding=_ints("output_padding", output_padding))
 
 
 def max_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (), padding: Sequence[int] = ()) -> tuple[Tensor, ...]:
@@ -781,7 +786,7 @@ def max_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (
     padding: (low, high) per spatial dimension, smaller than the window; empty: 0
     Returns y, index.
     """
-    return _op("max_pool", [x], window=list(window), strides=list(strides), padding=list(padding))
+    return _op("max_pool", [x], window=_ints("window", window), strides=_ints("strides", strides), padding=_ints("padding", padding))
 
 
 def avg_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (), padding: Sequence[int] = (), include_pad: bool = False) -> Tensor:
@@ -793,7 +798,7 @@ def avg_pool(x: TensorLike, *, window: Sequence[int], strides: Sequence[int] = (
     padding: (low, high) per spatial dimension, smaller than the window; empty: 0
     include_pad: padding counts in the denominator
     """
-    return _op("avg_pool", [x], window=list(window), strides=list(strides), padding=list(padding), include_pad=include_pad)
+    return _op("avg_pool", [x], window=_ints("window", window), strides=_ints("strides", strides), padding=_ints("padding", padding), include_pad=arguments.flag("include_pad", include_pad))
 
 
 def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, capacity: int = 0, normalize: bool = False) -> tuple[Tensor, ...]:
@@ -806,7 +811,7 @@ def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, c
     normalize: the weights of a token's k choices sum to 1
     Returns slot, weight, aux, dropped.
     """
-    return _op("moe_gate", [logits], k=k, capacity_factor=float(capacity_factor), capacity=capacity, normalize=normalize)
+    return _op("moe_gate", [logits], k=k, capacity_factor=float(capacity_factor), capacity=capacity, normalize=arguments.flag("normalize", normalize))
 
 
 def moe_dispatch(x: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, experts: int, capacity: int, expert_begin: int = 0) -> Tensor:

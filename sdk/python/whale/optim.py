@@ -52,6 +52,7 @@ def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
 # What a field may be.
 _RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
            "clip_threshold": (0, 1e30)}
+_FLAGS = ("nesterov", "lazy", "split")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Optimizer:
         for name, (low, high) in _RANGES.items():
             if hasattr(self, name):
                 arguments.number(name, getattr(self, name), low, high)
+        if hasattr(self, "clip_threshold"):
+            arguments.positive("clip_threshold", self.clip_threshold)
+        for name in _FLAGS:
+            arguments.flag(name, getattr(self, name, False))
         arguments.instance("schedule", getattr(self, "schedule", Schedule()), Schedule, "a Schedule such as whale.cosine(1000, warmup=100)")
         betas = getattr(self, "betas", (0.0, 0.0))
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
