@@ -310,7 +310,7 @@ PlanCase random_plan_case(Dice& dice) {
       !has_block("tied") && dice.coin())
     c.lazy = true, c.gradients = false;
   if (dice.below(8) == 0) c.offload = static_cast<uint32_t>(dice.between(1, kOffloadAll));
-  if (dice.below(8) == 0) c.steps = 20;
+  c.steps = 20;
   if (c.batch > 1 && dice.below(4) == 0) c.last = dice.between(1, c.batch - 1);
   if (dice.below(4) == 0) c.evaluated = dice.between(1, c.batch + 2);
   return c;
