@@ -1,7 +1,9 @@
 """Every case of the equality suite (equality.py) equals one device, or is refused as it says there. WHALE_EQUALITY=DIRECTORY in the environment
 keeps the results, from which tools/generate/equality_table.py makes docs/equality.md."""
 
+import collections
 import concurrent.futures
+import itertools
 import os
 import pathlib
 
@@ -40,6 +42,15 @@ def test_every_pair_of_choices_is_covered():
             for x, y in {(x, y) for x in equality.FACTORS[a] for y in equality.FACTORS[b]} - covered:
                 assert equality.filled({a: x, b: y}, equality.FACTORS, 0, lambda *_: 0) is None, f"{a}={x} with {b}={y} can be planned"
                 assert any(r[a] == x and r[b] == y for r in rows), f"that {a}={x} with {b}={y} is refused is not seen"
+
+
+def test_no_two_choices_go_together():
+    """Every pair stands in some case, and none in most cases of its two values: what three choices do together has to be met too."""
+    runs = [row for row in equality.covering(equality.FACTORS) if not equality.obstacles(row)]
+    for a, b in itertools.combinations(("optimizer", "zero", "fusion", "offload", "precision", "recompute"), 2):  # no refusal has two of these
+        even = len(runs) / len(equality.FACTORS[a]) / len(equality.FACTORS[b])
+        for pair, times in collections.Counter((row[a], row[b]) for row in runs).items():
+            assert times < max(2.5 * even, 8), f"{a}, {b} = {pair} in {times} of {len(runs)} cases, {even:.0f} would be even"
 
 
 def test_every_refusal_is_met():
