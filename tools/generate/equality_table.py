@@ -8,6 +8,7 @@ The page has sections, each from a file of the directory (pairs.json, product.js
 
 import collections
 import json
+import math
 import pathlib
 import re
 import sys
@@ -59,6 +60,11 @@ def counts(told):
     return [by[k] or "" for k in OUTCOMES]
 
 
+def of_gradients(comparison):
+    """Adasum and gradient_dtype are compared by the gradients that they make, step by step; no losses are."""
+    return bool(comparison.get("subject"))
+
+
 def ratio(comparison):
     """The largest part of its bound that anything took: losses, parameters, state, running statistics."""
     worst = [comparison.get("losses", {})] + [comparison.get(each, {}).get("worst", {}) for each in ("parameters", "state", "buffers")]
@@ -75,8 +81,23 @@ def comparisons_of(told):
     for (precision, devices, subject), all_of in sorted(rows.items(), key=lambda each: (each[0][2], -len(each[1]))):
         by = collections.Counter(c.get("verdict", "equal" if c["passed"] else "not equal") for c in all_of)
         yield [f"{precision} on {devices}" + (f", {subject}" if subject else ""), *(by[k] or "" for k in ("equal", "not compared", "not equal")),
-               f"{largest(all_of, 'loss_error'):.0e}", f"{largest(all_of, 'parameter_error'):.0e}", f"{max(map(ratio, all_of)):.2f}", total(all_of, "decisions"),
+               "" if of_gradients(all_of[0]) else f"{largest(all_of, 'loss_error'):.0e}", f"{largest(all_of, 'parameter_error'):.0e}", f"{max(map(ratio, all_of)):.2f}", total(all_of, "decisions"),
                total(all_of, "decisions_that_differ"), f"{total(all_of, 'steps_left_out')} of {total(all_of, 'steps')}", total(all_of, "moved_by_rounding")]
+
+
+def not_run_text():
+    """What no list of cases has: each line of NOT_RUN, and how many combinations of its choices it is."""
+    def values(name, wanted):
+        wanted = equality.values_of(wanted)
+        left = [each for each in equality.FACTORS[name] if each not in wanted]
+        return f"{name} " + ("all but " + ", ".join(map(str, left)) if 0 < len(left) < len(wanted) else ", ".join(map(str, wanted)))
+
+    def count(when):
+        left, all_of = (math.prod(map(len, each)) for each in ([equality.values_of(w) for w in when.values()], [equality.FACTORS[n] for n in when]))
+        return f"{left} of {all_of} combinations of {', '.join(when)}"
+
+    return "\nNot run, though they could be planned (`NOT_RUN` there); no case counted above has one of these:\n\n" + table(["", "choices", "why"], (
+        [count(each.when), "; ".join(values(name, wanted) for name, wanted in each.when.items()), each.why] for each in equality.NOT_RUN))
 
 
 def cases_text(told, title, cases):
@@ -101,6 +122,7 @@ def cases_text(told, title, cases):
                 reasons[t["reason"]].append(t)
         if reasons:
             text += f"\n{line}:\n\n" + table(["cases", "models", "why"], ([len(of), ", ".join(sorted({t['model'] for t in of})), why] for why, of in sorted(reasons.items())))
+    text += not_run_text()
     bad = [t for t in told if t["result"] in ("differs", "failed", "not compared")]
     if bad:
         text += "\nNot equal, failed or not compared:\n\n" + "".join(f"- {t['result']}: `{re.sub(r'/[^ ]*/whale-equality-[0-9]*/', '', t['command'])}`\n" for t in bad)
