@@ -8,9 +8,17 @@ namespace whale::test {
 
 std::vector<Fault> all_faults() {
   std::vector<Fault> all;
-  for (const auto& group : {faults_of_collectives(), faults_of_order(), faults_of_memory(), faults_of_links(),
-                            faults_of_samples(), faults_of_attributes(), faults_of_values(), faults_of_variables()})
-    all.insert(all.end(), group.begin(), group.end());
+  const auto add = [&](const char* group, std::vector<Fault> faults) {
+    for (Fault& f : faults) f.group = group, all.push_back(std::move(f));
+  };
+  add("collectives", faults_of_collectives());
+  add("order", faults_of_order());
+  add("memory", faults_of_memory());
+  add("links", faults_of_links());
+  add("samples", faults_of_samples());
+  add("attributes", faults_of_attributes());
+  add("values", faults_of_values());
+  add("variables", faults_of_variables());
   return all;
 }
 

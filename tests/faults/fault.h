@@ -19,6 +19,7 @@ struct Fault {
   Catcher by;
   // Damages the train entry at a random place; false: the plan has no such place (and may be half changed).
   std::function<bool(Plan&, Dice&)> plant;
+  const char* group = "";  // the file that it is in
 };
 
 std::vector<Fault> faults_of_collectives();

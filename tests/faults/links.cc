@@ -61,8 +61,9 @@ bool swap_targets(Entry&, Link& link, Dice& dice) {
     for (const Interval& i : t.source) out.push_back(i.size());
     return out;
   };
-  if (&a == &b || sizes(a) != sizes(b) || (a.to == b.to && a.target == b.target) || a.source == b.source) return false;
-  std::swap(a.source, b.source);
+  if (&a == &b || sizes(a) != sizes(b) || (a.to == b.to && a.target == b.target)) return false;
+  if (a.from == b.from && a.source == b.source) return false;  // the same to both
+  std::swap(a.to, b.to), std::swap(a.target, b.target);
   return true;
 }
 

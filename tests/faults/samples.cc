@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "fault.h"
+#include "ops/fused.h"
 
 namespace whale::test {
 namespace {
@@ -102,6 +103,25 @@ bool other_program(Plan& plan, Dice& dice) {
 }
 
 // ---- boxes --------------------------------------------------------------------------------------------------------
+// Kernels whose numbers follow from the box: many others are given one.
+bool reads_box(const Spot& s) {
+  const Instruction& i = s.at();
+  if (i.kind != InstructionKind::kKernel) return false;
+  switch (i.op) {
+    case OpCode::k_dropout:
+    case OpCode::k_iota:
+    case OpCode::k_rotary:
+    case OpCode::k_pad_to_batch: return true;
+    case OpCode::k_attention:
+    case OpCode::k_attention_grad: return attr_float(i.attrs, "dropout") > 0 || attr_bool(i.attrs, "causal");
+    case OpCode::k_fused: {
+      const FusedBody body = decode(i.attrs, static_cast<int>(i.in.size()));
+      return std::any_of(body.steps.begin(), body.steps.end(),
+                         [](const FusedStep& step) { return step.code == OpCode::k_dropout; });
+    }
+    default: return false;
+  }
+}
 bool moves_origin(const Spot& s, Dice& dice) {
   Box& box = s.at().box;
   if (box.origin.empty()) return false;
@@ -118,8 +138,8 @@ bool moves_cut(const Spot& s, Dice& dice) {
 }
 bool other_extent(const Spot& s, Dice& dice) {
   Dims& global = s.at().box.global;
-  if (global.empty()) return false;
-  ++global[static_cast<size_t>(dice.below(std::ssize(global)))];
+  if (global.size() < 2) return false;  // nothing is multiplied by the outermost
+  ++global[static_cast<size_t>(dice.between(1, std::ssize(global) - 1))];
   return true;
 }
 bool no_batch(const Spot& s, Dice&) {
@@ -131,7 +151,13 @@ bool no_batch(const Spot& s, Dice&) {
 bool other_samples(Plan& plan, Dice& dice) {
   const std::ptrdiff_t cuts = std::ssize(train_of(plan).rows[0].samples);
   return cuts > 1 && damage(
-                         plan, dice, Reach::kAny, [](const Spot&) { return true; },
+                         plan, dice, Reach::kAny,
+                         [](const Spot& s) {
+                           const Instruction& i = s.at();
+                           if (i.kind == InstructionKind::kFeed || i.kind == InstructionKind::kFetch)
+                             return !i.whole_batch;
+                           return reads_box(s) && i.box.batch.present();
+                         },
                          [&](const Spot& s, Dice& d) {
                            s.at().samples = static_cast<int32_t>((s.at().samples + 1 + d.below(cuts - 1)) % cuts);
                            return true;
@@ -179,14 +205,7 @@ std::function<bool(Plan&, Dice&)> cut(bool (*change)(Entry&, DeviceRow&, SampleC
   return [change](Plan& plan, Dice& dice) { return change_cut(plan, dice, change); };
 }
 std::function<bool(Plan&, Dice&)> box(bool (*change)(const Spot&, Dice&)) {
-  return [change](Plan& plan, Dice& dice) {
-    // Most ops that get a box do not look at it: those that do come first.
-    const auto looks = [](const Spot& s) {
-      return s.at().kind == InstructionKind::kKernel &&
-             (has_flag(s.at().op, kRandom) || has_flag(s.at().op, kOffsetAware));
-    };
-    return damage(plan, dice, Reach::kAny, looks, change);
-  };
+  return [change](Plan& plan, Dice& dice) { return damage(plan, dice, Reach::kAny, reads_box, change); };
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ bool not_scaled(const Spot& s, Dice&) {
 }
 
 bool norm_without(const Spot& s, Dice& dice) {
-  if (s.at().op != OpCode::k_sum_of_squares || s.at().in.size() < 2) return false;
+  if (s.at().op != OpCode::k_clip_factor || s.at().in.size() < 2) return false;
   s.at().in.erase(s.at().in.begin() + dice.below(std::ssize(s.at().in)));
   return true;
 }
@@ -118,12 +118,6 @@ bool other_axes(const Plan& plan, PlanVariable& v, Dice&) {
 bool not_cut(const Plan&, PlanVariable& v, Dice&) {
   for (AxisLayout& l : v.home.axes)
     if (l.placement == Placement::kShard) return l = {}, true;
-  return false;
-}
-bool rotated(const Plan& plan, PlanVariable& v, Dice&) {
-  const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(v.mesh)].axes;
-  for (size_t a = 0; a < axes.size(); ++a)
-    if (v.home.axes[a].placement == Placement::kShard && axes[a].size > 1) return ++v.home.axes[a].rotate, true;
   return false;
 }
 
@@ -204,7 +198,6 @@ std::vector<Fault> faults_of_variables() {
       home("the axes of a state's home", Role::kState, other_axes),
       home("a parameter not cut", Role::kParameter, not_cut),
       home("a state not cut with its parameter", Role::kState, not_cut),
-      home("a home that goes round", Role::kState, rotated),
       {"two variables exchanged", either, swap_variables},
       {"a parameter's initial value", either, other_start},
       {"a state's initial value", either, other_start_of_state},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The section of planted faults in docs/equality.md, from what the kit counted:
 
-    build/tests/faults/fault_kit --whale build/tools/whale/whale --damages 1200 --undamaged 500 --seed 1 --json tests/faults/rates.json
+    build/tests/faults/fault_kit --whale build/tools/whale/whale --damages 4000 --undamaged 500 --seed 1 --json tests/faults/rates.json
     tools/generate/fault_table.py tests/faults/rates.json
 """
 
@@ -17,26 +17,45 @@ HEAD = """{mark}
 
 `tests/faults` damages random plans in random places. A judge of its own trains the damaged and the undamaged plan for 20 steps in float64 and
 compares every copy of every variable: a damage counts when one differs by more than 1e-6 of its movement. Refused: by the plan verifier, before
-anything runs (or when a session is made). Caught: `whale verify M --plan P --steps 5` calls it unequal or stops. "No effect" were harmless where
-they fell. Kinds with a star are the plan verifier's alone: none of them runs.
+anything runs (or when a session is made). Caught: `whale verify M --plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by
+itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
+harmless where they fell. Kinds with a star are the plan verifier's alone: none of them runs.
 
-{damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of those that run and count, {caught:.2f} % were caught.
-{undamaged} undamaged plans, {alarms} called unequal. Written by `tools/generate/fault_table.py` from `tests/faults/rates.json`.
-
-| kind | planted | refused | no effect | count | caught | missed | rate |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+{damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {caught:.2f} % were caught
+({missed} missed, {not_compared} not compared, {failed} failed). {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
+Written by `tools/generate/fault_table.py` from `tests/faults/rates.json`.
+{notes}
+| kind | planted | refused | no effect | count | caught | missed | not compared | failed | rate |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+STRUCTURE = ("collectives", "order", "memory", "links")  # groups of kinds
+
+
+def notes(kinds):
+    """What the rates alone do not say."""
+    lines = []
+    none = [f"{k['kind']} ({'never planted' if not k['planted'] else str(k['planted']) + ' without effect'})" for k in kinds if not k["due"]]
+    if none:
+        lines.append(f"Kinds that never had an effect, and so prove nothing: {', '.join(none)}.")
+    left = [f"{k['kind']} ({k['counted']} of {k['planted']})" for k in kinds
+            if k["group"] in STRUCTURE and k["by"] != "plan verifier" and k["counted"] and k["refused"] + k["refused_when_bound"]]
+    if left:
+        lines.append("Kinds of groups, orders, slots and links that the plan verifier refuses in some places only; these ran instead of being refused, and were left "
+                     f"to numbers: {', '.join(left)}.")
+    return "".join(f"\n{line}\n" for line in lines)
 
 
 def section(told):
+    total = {key: sum(kind[key] for kind in told["kinds"]) for key in ("counted", "missed", "not_compared", "failed")}
     text = HEAD.format(mark=MARK, damages=told["damages"], plans=told["plans"], kinds=len(told["kinds"]), noticed=100 * told["noticed"],
-                       caught=100 * told["caught_by_numbers"], undamaged=told["undamaged"], alarms=told["false_alarms"])
+                       caught=100 * told["caught_by_numbers"], undamaged=told["undamaged"], alarms=told["false_alarms"], open=told["undamaged_not_compared"],
+                       notes=notes(told["kinds"]), **total)
     for kind in told["kinds"]:
         refused = kind["refused"] + kind["refused_when_bound"]
         rate = f"{100 * kind['noticed'] / kind['due']:.0f} %" if kind["due"] else ""
         star = "*" if kind["by"] == "plan verifier" else ""
         text += (f"| {kind['kind']}{star} | {kind['planted']} | {refused} | {kind['same_result']} | {kind['counted']} | {kind['caught']} | "
-                 f"{kind['missed']} | {rate} |\n")
+                 f"{kind['missed']} | {kind['not_compared']} | {kind['failed']} | {rate} |\n")
     return text
 
 
