@@ -23,7 +23,8 @@ struct GradientSum {
   };
   std::vector<Parameter> parameters;  // trained ones
 };
-GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json);
+// by_micro_batch: each micro-batch's part is a replica of its own (ZeRO 2 and 3 sum over replicas one by one).
+GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json, bool by_micro_batch);
 
 // Why Adasum of this model cannot be computed from the samples of one replica by themselves; empty: it can.
 std::string why_not_by_replica(const std::string& graph_json);

@@ -64,6 +64,7 @@ struct Report {
   std::vector<std::string> by_rounding;  // parameters that rounding alone moves by a tenth of their movement
   int64_t steps = 0, compared = 0;       // compared: without a flipped decision
   int64_t flipped_at = 0;                // the first step with one; 0: none
+  int64_t set_aside = 0;                 // steps of gradients in 16 bits in which a unit turned
   int64_t overflowed_at = 0;  // the step of float16 that one side applied and the other not, the last; 0: none
   int64_t flipped_runs = 0;   // steps of moved runs with one: brought back, and not part of an envelope
   Decided decided;

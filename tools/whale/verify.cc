@@ -189,6 +189,7 @@ Json json_of(const Report& r) {
           {"first_step_that_differs", r.flipped_at},
           {"decisions_not_seen", r.unseen},
           {"overflowed_at", r.overflowed_at},
+          {"steps_set_aside", r.set_aside},
           {"largest_margin", r.decided.margin},
           {"margin_bound", r.margin_bound},
           {"failure", r.failure}};
@@ -243,6 +244,9 @@ void print(const Report& r) {
         "  rounding alone moves %zu parameter(s) by a tenth or more of their movement, as where a gradient is truly "
         "zero: %s\n",
         r.by_rounding.size(), (r.by_rounding.front() + (r.by_rounding.size() > 1 ? ", ..." : "")).c_str());
+  if (r.set_aside > 0)
+    std::printf("  %ld step(s) set aside, in which a unit turned that no moved run shows\n",
+                static_cast<long>(r.set_aside));
   if (r.overflowed_at > 0)
     std::printf(
         "  step %ld overflowed on one side only, as float16 does where rounding decides: it and what follows is not "
@@ -442,7 +446,7 @@ class Comparer {
     if (!why.empty())
       return not_compared(setting,
                           "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
-    GradientSum sum = gradient_sum_of(subject_.plan().dump(), subject_.graph());
+    GradientSum sum = gradient_sum_of(subject_.plan().dump(), subject_.graph(), !many.adasum && many.zero >= 2);
     std::erase_if(sum.parameters, [&](const GradientSum::Parameter& p) { return !hands_out(one, "grad:" + p.name); });
     for (const GradientSum::Parameter& p : sum.parameters)
       many.fetch.push_back("grad:" + p.name), one.fetch.push_back("grad:" + p.name);
