@@ -336,7 +336,7 @@ const OpDef op_def_batch_norm_apply = {
 const OpDef op_def_batch_norm_grad_stats = {
     .name = "batch_norm_grad_stats",
     .doc =
-        "Sums of dy' and of dy' * xhat per group and channel, dy' being dy where y > 0 when `relu`.\n"
+        "Sums of dy' and of dy' * xhat per group and channel, dy' being dy, and 0 where y <= 0 when `relu`.\n"
         "dy, x [n, ..., c], stats f64 [g, 2, c], y? -> f64 [g, 2, c].",
     .inputs = {{"dy"}, {"x"}, {"stats"}, {"y", PortKind::kOptional}},
     .outputs = {{"grad_stats"}},

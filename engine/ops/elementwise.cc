@@ -403,7 +403,7 @@ const OpDef op_def_silu = unary_def("silu", "x sigmoid(x)." SHAPE, infer_unary<i
                                     grad_activation<OpCode::k_silu_grad>, cost_transcendental);
 
 const OpDef op_def_relu_grad =
-    activation_grad_def("relu_grad", "dy where y > 0, else 0.\ny: result of relu." SHAPE, "y");
+    activation_grad_def("relu_grad", "dy, and 0 where y <= 0.\ny: result of relu." SHAPE, "y");
 const OpDef op_def_gelu_grad = activation_grad_def("gelu_grad", "Gradient of gelu at x times dy." SHAPE, "x");
 const OpDef op_def_gelu_erf_grad =
     activation_grad_def("gelu_erf_grad", "Gradient of gelu_erf at x times dy." SHAPE, "x");

@@ -92,6 +92,56 @@ TEST_CASE("cpu elementary functions: infinities, NaN, zeros") {
     compare_relative(op, x, 1e-6, 2e-38);
 }
 
+TEST_CASE("a NaN differs from everything, also from itself") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Type t : kTypes) {
+    Input x = t({19});
+    for (int i = 0; i < 19; ++i) x.values.push_back(i % 3 == 0 ? nan : i % 3 - 1);
+    for (const OpCode op : {OpCode::k_equal, OpCode::k_not_equal, OpCode::k_less, OpCode::k_greater_equal})
+      compare(op, {}, {x, x}, 0);
+  }
+}
+
+TEST_CASE("relu keeps NaN and gives 0 for -infinity, alone and behind a product") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Type t : kTypes) {
+    // One row of x a column of numbers to pass through: long enough for vectors and a tail.
+    Input x = t({1, 1}), w = t({1, 73});
+    x.values = {1};
+    for (int i = 0; i < 73; ++i)
+      w.values.push_back(std::vector<double>{nan, -nan, inf, -inf, 2, -2, 0, -0.0, -1e-30}[i % 9]);
+    for (const DeviceKind kind : {DeviceKind::kRef, DeviceKind::kCpu}) {
+      const auto y = run_op(kind, 1, OpCode::k_matmul, {{"activation", std::string("relu")}}, {x, w})[0];
+      for (int i = 0; i < 73; ++i) {
+        CAPTURE(i % 9);
+        if (i % 9 < 2)
+          CHECK(std::isnan(y[i]));
+        else
+          CHECK(y[i] == (i % 9 == 2 ? inf : i % 9 == 4 ? 2 : 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("pooling and softmax keep a NaN beside -infinity") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const DeviceKind kind : {DeviceKind::kRef, DeviceKind::kCpu})
+    for (const Type t : kTypes)
+      for (int at = 0; at < 4; ++at) {
+        CAPTURE(at);
+        Input x = t({1, 4, 1}), row = t({1, 4});
+        x.values = {1, 2, 3, 4}, row.values = {-inf, -inf, -inf, -inf};
+        x.values[static_cast<size_t>(at)] = row.values[static_cast<size_t>(at)] = nan;
+        const auto pooled = run_op(kind, 1, OpCode::k_max_pool, {{"window", Ints{4}}}, {x});
+        CHECK(std::isnan(pooled[0][0]));
+        CHECK(pooled[1][0] == at);  // the gradient goes where the NaN is
+        for (const OpCode op : {OpCode::k_softmax, OpCode::k_log_softmax})
+          CHECK(std::isnan(run_op(kind, 1, op, {}, {row})[0][0]));
+        Input label{DType::kI32, {1}, {2}};
+        CHECK(std::isnan(run_op(kind, 1, OpCode::k_cross_entropy, {}, {row, label})[0][0]));
+      }
+}
+
 TEST_CASE("cpu elementwise: every op, odd sizes") {
   const OpCode unary[] = {
       OpCode::k_neg,  OpCode::k_abs,  OpCode::k_sign,     OpCode::k_floor, OpCode::k_exp,          OpCode::k_square,

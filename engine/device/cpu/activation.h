@@ -1,4 +1,5 @@
-// Activations that oneDNN applies to a result before it leaves the registers.
+// Activations of a matmul: most are applied by oneDNN before a result leaves the registers. Its relu gives 0 for NaN in
+// every form (post-op, clip, maximum), so relu is applied in place, behind the product.
 #pragma once
 
 #include <dnnl.hpp>
@@ -11,7 +12,7 @@ namespace whale::cpu {
 
 struct Activation {
   std::string_view name;
-  bool fused = false;
+  bool fused = false;  // by oneDNN
   dnnl::algorithm algorithm = dnnl::algorithm::undef;
   float alpha = 0;
 };
@@ -19,7 +20,7 @@ struct Activation {
 inline constexpr Activation kActivations[] = {
     {"", false},
     {"none", false},
-    {"relu", true, dnnl::algorithm::eltwise_relu},
+    {"relu", false},
     {"gelu", true, dnnl::algorithm::eltwise_gelu_tanh},
     {"gelu_erf", true, dnnl::algorithm::eltwise_gelu_erf},
     {"silu", true, dnnl::algorithm::eltwise_swish, 1.0f},

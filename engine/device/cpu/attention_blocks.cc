@@ -165,7 +165,7 @@ void attention_block(const AttentionArgs& a, int64_t b, int64_t h, int64_t block
   }
   for (int64_t lane = 0; lane < kQ; lane += kLanes) {
     const V total = load(sum + lane);
-    const V inverse = hn::IfThenElseZero(hn::Ne(total, zero()), hn::Div(splat(1), total));
+    const V inverse = hn::IfThenElseZero(differ(total, zero()), hn::Div(splat(1), total));
     for (int64_t c = 0; c < a.dv_width; ++c) store(hn::Mul(load(out + c * kQ + lane), inverse), out + c * kQ + lane);
     store(hn::Add(load(top + lane), log(total)), sum + lane);  // -inf without keys
   }

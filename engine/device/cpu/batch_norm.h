@@ -20,7 +20,7 @@ struct ChannelPass {
   int64_t period = 0;
   const void* x = nullptr;
   const void* dy = nullptr;
-  const void* y = nullptr;  // a mask: dy counts where y > 0
+  const void* y = nullptr;  // a mask: dy counts but where y <= 0
   const void* residual = nullptr;
   void* out = nullptr;
   void* second = nullptr;  // dresidual

@@ -31,7 +31,7 @@ HWY_INLINE void put(V v, void* p, int64_t i, int64_t n) {
 template <class T>
 HWY_INLINE V masked_gradient(const ChannelPass& p, int64_t i, int64_t n) {
   const V g = get<T>(p.dy, i, n);
-  return p.y ? hn::IfThenElseZero(hn::Gt(get<T>(p.y, i, n), zero()), g) : g;
+  return p.y ? hn::IfThenZeroElse(hn::Le(get<T>(p.y, i, n), zero()), g) : g;
 }
 
 // f(i, j, n): element i, coefficient j, n elements of a vector.
@@ -52,7 +52,7 @@ void normalize_typed(const ChannelPass& p, int64_t begin, int64_t end) {
     each_vector(p, begin, end, [&](int64_t i, int64_t j, int64_t n) HWY_ATTR {
       V v = hn::MulAdd(hn::Sub(get<T>(p.x, i, n), load(p.mean + j)), load(p.scale + j), load(p.shift + j));
       if constexpr (decltype(with_residual)::value) v = hn::Add(v, get<T>(p.residual, i, n));
-      put<T>(hn::Max(least, v), p.out, i, n);  // a NaN in v comes through
+      put<T>(max_of(least, v), p.out, i, n);
     });
   };
   if (p.residual)

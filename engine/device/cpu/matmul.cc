@@ -10,6 +10,8 @@
 #include "device/cpu/column_sum.h"
 #include "device/cpu/device.h"
 #include "device/cpu/function_kernel.h"
+#include "device/cpu/parallel.h"
+#include "device/cpu/tile.h"
 #include "device/cpu/widen.h"
 
 namespace whale::cpu {
@@ -79,7 +81,7 @@ std::unique_ptr<Kernel> bind_bias_only(const KernelSpec& spec, CpuDevice& device
   return sequence;
 }
 
-std::unique_ptr<Kernel> bind_matmul_plain(const KernelSpec& spec, CpuDevice& device) {
+std::unique_ptr<Kernel> bind_products(const KernelSpec& spec, CpuDevice& device) {
   const Operand &a = spec.in[0], &b = spec.in[1], &y = spec.out[0];
   const bool has_bias = spec.in.size() > 2 && spec.in[2].present();
   const bool transpose_a = attr_bool(*spec.attrs, "transpose_a"), transpose_b = attr_bool(*spec.attrs, "transpose_b");
@@ -135,7 +137,20 @@ std::unique_ptr<Kernel> bind_matmul_plain(const KernelSpec& spec, CpuDevice& dev
   return kernel;
 }
 
-std::unique_ptr<Kernel> bind_products(const KernelSpec& spec, CpuDevice& device, int64_t rows, int64_t k, int64_t n) {
+std::unique_ptr<Kernel> bind_matmul_plain(const KernelSpec& spec, CpuDevice& device) {
+  auto product = bind_products(spec, device);
+  if (attr_string(*spec.attrs, "activation") != "relu") return product;
+  auto sequence = std::make_unique<SequenceKernel>();
+  sequence->add(std::move(product));
+  sequence->add(make_kernel(0, [y = spec.out[0], threads = device.threads()](char*) {
+    parallel_for(threads, element_count(y.dims), 16384,
+                 [&](int64_t b, int64_t e) { relu_in_place(y.dtype, y.data, b, e); });
+  }));
+  return sequence;
+}
+
+std::unique_ptr<Kernel> bind_weight_products(const KernelSpec& spec, CpuDevice& device, int64_t rows, int64_t k,
+                                             int64_t n) {
   const Operand &a = spec.in[0], &dy = spec.in[1], &dw = spec.out[0];
   const bool transpose = attr_bool(*spec.attrs, "transpose");
   const auto& engine = device.onednn().engine;
@@ -180,7 +195,7 @@ std::unique_ptr<Kernel> bind_weight_grad_plain(const KernelSpec& spec, CpuDevice
       if (bytes != 0) std::memset(data, 0, bytes);
     }));
   } else {
-    sequence->add(bind_products(spec, device, rows, k, n));
+    sequence->add(bind_weight_products(spec, device, rows, k, n));
   }
   if (spec.out.size() > 1 && spec.out[1].present() && n != 0)
     sequence->add(column_sum(device, dy, spec.out[1], rows, n));

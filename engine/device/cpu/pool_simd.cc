@@ -45,7 +45,7 @@ void max_typed(const void* const* taps, const int32_t* numbers, int64_t count, i
     auto winner = hn::Set(I32(), count > 0 ? numbers[0] : 0);
     for (int64_t t = 1; t < count; ++t) {
       const V v = get<T>(taps[t], i, n);
-      const auto better = hn::Gt(v, best);
+      const auto better = hn::AndNot(hn::IsNaN(best), hn::Not(hn::Le(v, best)));  // a NaN wins
       best = hn::IfThenElse(better, v, best);
       winner = hn::IfThenElse(hn::RebindMask(I32(), better), hn::Set(I32(), numbers[t]), winner);
     }

@@ -84,6 +84,8 @@ HWY_INLINE V min_of(V a, V b) {
 #endif
 }
 // A NaN in either comes through.
+// NaN differs from everything; Highway's Ne says so on some instruction sets only.
+HWY_INLINE hn::Mask<F32> differ(V a, V b) { return hn::Not(hn::Eq(a, b)); }
 HWY_INLINE V max_nan(V a, V b) { return hn::IfThenElse(hn::IsNaN(a), a, max_of(a, b)); }
 HWY_INLINE V min_nan(V a, V b) { return hn::IfThenElse(hn::IsNaN(a), a, min_of(a, b)); }
 

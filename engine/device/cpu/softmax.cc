@@ -63,7 +63,14 @@ RowSums scan_row(const T* x, int64_t n) {
       if (top > -HUGE_VALF) sum = hn::Mul(sum, exp(splat(top - block)));
       top = block;
     }
-    if (top == -HUGE_VALF) continue;  // nothing but -inf so far
+    if (top == -HUGE_VALF) {  // nothing but -inf so far, and NaN
+      for (j = 0; j < m; j += kLanes) {
+        const V u = m - j >= kLanes ? load(p + j) : load_n(p + j, m - j);
+        sum = hn::Add(sum, hn::IfThenElseZero(hn::IsNaN(u), u));
+        if (kTotal) total = hn::Add(total, u);
+      }
+      continue;
+    }
     const V t = splat(top);
     V s = zero();
     for (j = 0; j + 2 * kLanes <= m; j += 2 * kLanes) {
@@ -270,7 +277,7 @@ void cross_entropy_grad_few(const CrossEntropyRows& a, int64_t first, int64_t la
       if (valid) targets[label][l] = certain;
     }
     const V scale = load(scales), lse = n == kLanes ? load(a.lse + r) : load_n(a.lse + r, n);
-    const auto counted = hn::Ne(scale, zero());  // an ignored row is 0 whatever its logits are
+    const auto counted = differ(scale, zero());  // an ignored row is 0 whatever its logits are
     T* y = static_cast<T*>(a.dlogits) + r * a.width;
     for (int64_t j = 0; j < a.width; ++j) {
       const V p = exp_fast(hn::Sub(rows.x[j], lse));

@@ -11,7 +11,7 @@ HWY_BEFORE_NAMESPACE();
 namespace whale::cpu::HWY_NAMESPACE {
 
 HWY_INLINE V truth(hn::Mask<F32> m) { return hn::IfThenElseZero(m, splat(1)); }
-HWY_INLINE hn::Mask<F32> is(V x) { return hn::Ne(x, zero()); }
+HWY_INLINE hn::Mask<F32> is(V x) { return differ(x, zero()); }
 
 // gelu(x) = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3)
 HWY_INLINE V gelu_sigmoid(V x) {
@@ -58,7 +58,7 @@ WHALE_TILE_OP(div, hn::Div(a, b))
 WHALE_TILE_OP(maximum, max_nan(a, b))
 WHALE_TILE_OP(minimum, min_nan(a, b))
 WHALE_TILE_OP(equal, truth(hn::Eq(a, b)))
-WHALE_TILE_OP(not_equal, truth(hn::Ne(a, b)))
+WHALE_TILE_OP(not_equal, truth(differ(a, b)))
 WHALE_TILE_OP(less, truth(hn::Lt(a, b)))
 WHALE_TILE_OP(less_equal, truth(hn::Le(a, b)))
 WHALE_TILE_OP(greater, truth(hn::Gt(a, b)))
@@ -87,7 +87,7 @@ WHALE_TILE_OP(relu, max_of(zero(), a))
 WHALE_TILE_OP(gelu, hn::Mul(a, gelu_sigmoid(a)))
 WHALE_TILE_OP(gelu_erf, hn::Mul(a, normal_cdf(a)))
 WHALE_TILE_OP(silu, hn::Mul(a, sigmoid(a)))
-WHALE_TILE_OP(relu_grad, hn::IfThenElseZero(hn::Gt(a, zero()), b))
+WHALE_TILE_OP(relu_grad, hn::IfThenZeroElse(hn::Le(a, zero()), b))
 WHALE_TILE_OP(gelu_grad, hn::Mul(b, gelu_slope(a)))
 WHALE_TILE_OP(gelu_erf_grad, hn::Mul(b, gelu_erf_slope(a)))
 WHALE_TILE_OP(silu_grad, hn::Mul(b, silu_slope(a)))
@@ -150,6 +150,26 @@ void round_all(const float* from, float* to, int64_t n) {
     else
       store_n(round_bf16(load_n(from + i, m)), to + i, m);
   }
+}
+
+// As integers, -infinity and what is less, down to -0, lie below the negative NaNs: one comparison keeps those.
+template <class T>
+void relu_typed(T* y, int64_t n, T least) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto bound = hn::Set(d, least);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto v = hn::LoadU(d, y + i);
+    hn::StoreU(hn::IfThenElseZero(hn::Gt(v, bound), v), d, y + i);
+  }
+  for (; i < n; ++i) y[i] = y[i] > least ? y[i] : T{0};
+}
+void run_relu(DType dtype, void* y, int64_t begin, int64_t end) {
+  if (dtype == DType::kBF16)
+    relu_typed(static_cast<int16_t*>(y) + begin, end - begin, static_cast<int16_t>(0xFF80 - 0x10000));
+  else
+    relu_typed(static_cast<int32_t*>(y) + begin, end - begin, static_cast<int32_t>(0xFF800000u));
 }
 
 // Philox on 64-bit lanes: one block a lane, each counter word in the low half (the high halves hold rubbish until the
@@ -221,6 +241,7 @@ HWY_EXPORT(to_bf16);
 HWY_EXPORT(round_all);
 HWY_EXPORT(philox_blocks);
 HWY_EXPORT(keep_words);
+HWY_EXPORT(run_relu);
 
 namespace {
 
@@ -374,6 +395,10 @@ CompareFunction compare_function(OpCode op) {
     case OpCode::k_greater_equal: return compare<std::greater_equal<int64_t>>;
     default: return nullptr;
   }
+}
+
+void relu_in_place(DType dtype, void* y, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(run_relu)(dtype, y, begin, end);
 }
 
 void load_tile(DType dtype, const void* from, int64_t at, float* to, int64_t n) {

@@ -25,6 +25,9 @@ void load_tile(DType dtype, const void* from, int64_t at, int64_t* to, int64_t n
 void store_tile(DType dtype, const int64_t* from, void* to, int64_t at, int64_t n);
 void round_tile_bf16(const float* from, float* to, int64_t n);
 
+// max(y, 0) of elements begin .. end - 1 of f32 or bf16; NaN stays.
+void relu_in_place(DType dtype, void* y, int64_t begin, int64_t end);
+
 // Words of elements first .. first + n - 1.
 void random_words(const RandomStream& stream, uint64_t first, uint32_t* words, int64_t n);
 // Dropout: y[i] = words[i] >= threshold ? x[i] * scale : 0.

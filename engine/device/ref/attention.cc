@@ -138,7 +138,7 @@ Body bind_attention(const KernelSpec& spec) {
           double top = -std::numeric_limits<double>::infinity(), sum = 0;
           for (int64_t j = 0; j < visible; ++j) {
             scores[static_cast<size_t>(j)] = source.score(p, b, h, i, j);
-            top = std::fmax(top, scores[static_cast<size_t>(j)]);
+            top = max_nan(top, scores[static_cast<size_t>(j)]);
           }
           std::fill(row.begin(), row.end(), 0.0);
           const bool any = !(std::isinf(top) && top < 0);  // no key at all: zeros
@@ -213,7 +213,7 @@ Body bind_attention_merge(const KernelSpec& spec) {
     const int64_t times = dims[1], heads = dims[2], width = dims[3];
     for (int64_t row = 0; row < dims[0] * heads * times; ++row) {
       const int64_t b = row / (heads * times), h = row / times % heads, t = row % times;
-      const double x[] = {lses[0][row], lses[1][row]}, top = std::fmax(x[0], x[1]);
+      const double x[] = {lses[0][row], lses[1][row]}, top = max_nan(x[0], x[1]);
       const bool any = !(std::isinf(top) && top < 0);
       const double w[] = {any ? std::exp(x[0] - top) : 0, any ? std::exp(x[1] - top) : 0}, sum = w[0] + w[1];
       for (int64_t at = ((b * times + t) * heads + h) * width, end = at + width; at < end; ++at)

@@ -87,7 +87,7 @@ Body bind_apply(const KernelSpec& spec) {
 struct MaskedGradient {
   In dy, y;
   bool relu;
-  double operator[](int64_t i) const { return relu && !(y[i] > 0) ? 0 : dy[i]; }
+  double operator[](int64_t i) const { return relu && y[i] <= 0 ? 0 : dy[i]; }
 };
 
 Body bind_grad_stats(const KernelSpec& spec) {

@@ -41,7 +41,7 @@ Body bind_logaddexp(const KernelSpec& spec) {
   const Out y = out(spec, 0);
   return [=] {
     for (int64_t i = 0; i < y.count; ++i) {
-      const double most = std::fmax(a[i], b[i]);  // of nothing but -inf: -inf
+      const double most = max_nan(a[i], b[i]);  // of nothing but -inf: -inf
       y.set(i, std::isinf(most) ? most : most + std::log(std::exp(a[i] - most) + std::exp(b[i] - most)));
     }
   };

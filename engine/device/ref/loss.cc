@@ -34,7 +34,7 @@ Body bind_cross_entropy(const KernelSpec& spec) {
     for (int64_t r = 0; r < shape.rows; ++r) {
       const int64_t row = r * shape.width;
       double top = -std::numeric_limits<double>::infinity(), sum = 0, mean = 0;
-      for (int64_t j = 0; j < shape.width; ++j) top = std::fmax(top, logits[row + j]);
+      for (int64_t j = 0; j < shape.width; ++j) top = max_nan(top, logits[row + j]);
       for (int64_t j = 0; j < shape.width; ++j) {
         sum += std::exp(logits[row + j] - top);
         mean += logits[row + j] / static_cast<double>(shape.width);
@@ -78,7 +78,7 @@ Body bind_cross_entropy_stats(const KernelSpec& spec) {
     for (int64_t r = 0; r < shape.rows; ++r) {
       const int64_t row = r * shape.width;
       double top = -std::numeric_limits<double>::infinity(), sum = 0, total = 0;
-      for (int64_t j = 0; j < shape.width; ++j) top = std::fmax(top, logits[row + j]);
+      for (int64_t j = 0; j < shape.width; ++j) top = max_nan(top, logits[row + j]);
       const bool none = std::isinf(top) && top < 0;  // nothing here: another part has the sum
       for (int64_t j = 0; j < shape.width; ++j) {
         sum += none ? 0 : std::exp(logits[row + j] - top);

@@ -1,5 +1,6 @@
 // Max and average pooling. Padding never wins a maximum; averages count it only when include_pad says so.
 #include <algorithm>
+#include <cmath>
 
 #include "device/ref/window.h"
 
@@ -43,7 +44,7 @@ Body bind_max(const KernelSpec& spec) {
         const int64_t from = pool.window.source(at, tap);
         if (from < 0) continue;
         const double value = x[pool.x_at(n, from, c)];
-        if (winner >= 0 && !(value > best)) continue;
+        if (winner >= 0 && (value <= best || std::isnan(best))) continue;  // a NaN wins
         best = value;
         winner = tap;
       }

@@ -86,7 +86,7 @@ constexpr BinaryRow kBinary[] = {
     {OpCode::k_greater_equal, [](double a, double b) { return a >= b ? 1.0 : 0.0; }},
     {OpCode::k_logical_and, [](double a, double b) { return a != 0 && b != 0 ? 1.0 : 0.0; }},
     {OpCode::k_logical_or, [](double a, double b) { return a != 0 || b != 0 ? 1.0 : 0.0; }},
-    {OpCode::k_relu_grad, [](double y, double dy) { return y > 0 ? dy : 0.0; }},
+    {OpCode::k_relu_grad, [](double y, double dy) { return y <= 0 ? 0.0 : dy; }},
     {OpCode::k_gelu_grad, gelu_grad},
     {OpCode::k_gelu_erf_grad, gelu_erf_grad},
     {OpCode::k_silu_grad, silu_grad},

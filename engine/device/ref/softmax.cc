@@ -7,7 +7,7 @@ namespace {
 
 double log_sum_exp(const In& x, int64_t row, int64_t width) {
   double top = -std::numeric_limits<double>::infinity();
-  for (int64_t j = 0; j < width; ++j) top = std::fmax(top, x[row + j]);
+  for (int64_t j = 0; j < width; ++j) top = max_nan(top, x[row + j]);
   if (std::isinf(top)) return top;
   double sum = 0;
   for (int64_t j = 0; j < width; ++j) sum += std::exp(x[row + j] - top);

@@ -2,6 +2,7 @@
 // that runs each time; the loop allocates nothing.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <span>
 
@@ -18,6 +19,9 @@ struct Row {
   Bind bind;
 };
 using Rows = std::span<const Row>;
+
+// std::fmax leaves NaN out.
+inline double max_nan(double a, double b) { return a > b || std::isnan(a) ? a : b; }
 
 // One function a family, in the order of ops.def.
 Rows elementwise_rows();
