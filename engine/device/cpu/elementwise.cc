@@ -1,9 +1,10 @@
 // One elementwise op, or a fused chain of them: a body run in tiles that stay in the first-level cache. Numbers are
-// float inside (rounded to bf16 after each step that says so, so that fusing changes no number) or int64 for integer
-// steps.
+// float inside (rounded to bf16 or f16 after each step that says so, so that fusing changes no number) or int64 for
+// integer steps.
 #include <array>
 #include <numeric>
 
+#include "device/cpu/f16.h"
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"
@@ -238,6 +239,8 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
       }
       if (step.dtype == DType::kBF16) {
         round_tile_bf16(y, y, n);
+      } else if (step.dtype == DType::kF16) {
+        round_f16(y, n);
       } else if (step.dtype == DType::kBool) {
         if (step.kind == Step::kToFloat || step.tile)
           for (int64_t i = 0; i < n; ++i) y[i] = y[i] != 0 ? 1.0f : 0.0f;

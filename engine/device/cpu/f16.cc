@@ -10,7 +10,6 @@
 
 #include "base/f16.h"
 #include "device/cpu/parallel.h"
-#include "ops/fused.h"
 
 namespace whale::cpu {
 namespace {
@@ -55,16 +54,8 @@ void narrow(const float* from, uint16_t* to, int64_t n, int threads) {
   });
 }
 
+// A fused op's steps keep their types: each is rounded as the op of its own would round it.
 Attrs wide_attrs(const KernelSpec& spec) {
-  if (spec.op == OpCode::k_fused) {
-    const int inputs = static_cast<int>(spec.in.size());
-    FusedBody body = decode(*spec.attrs, inputs);
-    for (FusedStep& step : body.steps)
-      if (step.dtype == DType::kF16) step.dtype = DType::kF32;
-    Attrs attrs = *spec.attrs;
-    for (auto& [name, value] : encode(body, inputs)) attrs[name] = value;
-    return attrs;
-  }
   Attrs attrs = *spec.attrs;
   for (const char* name : {"dtype", "out_dtype"}) {
     const auto it = attrs.find(name);
@@ -125,6 +116,15 @@ class CopiesKernel final : public Kernel {
 };
 
 }  // namespace
+
+void round_f16(float* x, int64_t n) {
+  uint16_t rounded[256];
+  for (int64_t i = 0; i < n; i += 256) {
+    const int64_t m = std::min<int64_t>(256, n - i);
+    narrow(x + i, rounded, m, 1);
+    widen(rounded, x + i, m, 1);
+  }
+}
 
 bool has_f16(const KernelSpec& spec) {
   const auto is = [](const Operand& x) { return x.dtype == DType::kF16; };
