@@ -23,26 +23,10 @@ std::string scaled(double value, double base, const char* unit) {
 
 }  // namespace
 
-int64_t value_limit(const Graph& graph, TensorId input) {
-  // Which operand is looked up with, and which dimension of which operand bounds it.
-  struct Row {
-    OpCode code;
-    size_t index, table;
-    int dim;
-  };
-  constexpr Row kRows[] = {
-      {OpCode::k_embedding, 1, 0, 0}, {OpCode::k_embedding_bag, 1, 0, 0}, {OpCode::k_cross_entropy, 1, 0, -1}};
+int64_t value_limit(const PlanInput& input) {
   int64_t limit = 0;
-  for (const Op& op : graph.ops)
-    for (const Row& row : kRows) {
-      if (op.code != row.code || op.inputs.size() <= row.index || op.inputs[row.index] != input ||
-          op.inputs[row.table] == kNone)
-        continue;
-      const Dims& dims = graph.tensor(op.inputs[row.table]).dims;
-      if (dims.empty()) continue;
-      const int64_t bound = row.dim < 0 ? dims.back() : dims[static_cast<size_t>(row.dim)];
-      limit = limit == 0 ? bound : std::min(limit, bound);
-    }
+  for (const IndexRange& range : input.indices)
+    if (range.limit > 0) limit = limit == 0 ? range.limit : std::min(limit, range.limit);
   return limit;
 }
 

@@ -37,9 +37,9 @@ StepFigures step_of(const Program& program);
 std::string devices_text(const Mesh& mesh, size_t most);  // "0-7,64-71"; at most so many runs
 std::string axes_text(const std::vector<MeshAxis>& axes);
 
-// Integers of this input must lie in [0, limit): rows of the table it looks up, or classes of the logits it labels; 0:
-// no limit known.
-int64_t value_limit(const Graph& graph, TensorId input);
+// Integers of this input must lie in [0, limit), for every op that takes them as an index (PlanInput::indices); 0: none
+// does.
+int64_t value_limit(const PlanInput& input);
 
 std::string bytes_text(double bytes);  // "1.5 MB"
 std::string count_text(double count);  // "3.2 G"

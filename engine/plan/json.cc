@@ -86,12 +86,9 @@ std::string program(const Plan& plan, const Entry& e, size_t number) {
 
 std::string entry(const Plan& plan, const Entry& e) {
   std::string out = fmt::format("{{\"name\":{},\"batch\":{},", quoted(e.name), e.batch);
-  out += "\"inputs\":" + array(e.inputs, [&plan](const PlanInput& i) {
-           int64_t limit = 0;
-           for (const TensorId id : plan.source.inputs)
-             if (plan.source.tensor(id).name == i.name) limit = value_limit(plan.source, id);
+  out += "\"inputs\":" + array(e.inputs, [](const PlanInput& i) {
            return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"batch_dim\":{},\"limit\":{}}}",
-                              quoted(i.name), name_of(i.dtype), numbers(i.dims), i.batch_dim, limit);
+                              quoted(i.name), name_of(i.dtype), numbers(i.dims), i.batch_dim, value_limit(i));
          });
   out += ",\"outputs\":" + array(e.outputs, [](const PlanOutput& o) {
            constexpr const char* kMerge[] = {"same", "concat", "sum"};

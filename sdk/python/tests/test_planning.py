@@ -113,3 +113,18 @@ def test_without_a_thread_to_plan_on_it_is_planned_here(request, monkeypatch):
         job.eval(**batch(31))
     monkeypatch.undo()
     assert len(job.eval(**batch(33))) > 0
+
+
+def test_inputs_say_what_their_integers_may_be():
+    g = wh.Graph()
+    with g:
+        t, i, c, n = (wh.input(name, (6, 4), wh.int32) for name in ("t", "i", "c", "n"))
+        table = wh.parameter("table", (50, 4), wh.normal(1))
+        looked = wh.ops.embedding(table, t.reshape(-1)).reshape(6, 16)
+        gathered = wh.ops.gather(table, wh.ops.cast(i, dtype="i64")).reshape(6, 16)
+        hot = wh.ops.one_hot(c, depth=7).reshape(6, 28)
+        both = wh.ops.embedding(wh.parameter("small", (9, 4), wh.normal(1)), t).reshape(6, 16)
+        parts = [wh.nn.linear(x, 3) for x in (looked, gathered, hot, both, wh.ops.cast(n, dtype="f32"))]
+        g.minimize(wh.ops.square(sum(parts[1:], parts[0])).mean(), wh.SGD(0.1))
+    inputs = wh.plan(g, devices="cpu:1").to_dict()["entries"][0]["inputs"]
+    assert {x["name"]: x["limit"] for x in inputs} == {"t": 9, "i": 50, "c": 7, "n": 0}
