@@ -26,6 +26,7 @@ LayoutGraph Propagator::run() {
   std::swap(ops, g().ops);
   find_adjoints(ops);
   for (size_t i = 0; i < ops.size(); ++i) place(std::move(ops[i]), static_cast<OpId>(i), {});
+  check_adasum();
   finish();
   return std::move(b_.out);
 }

@@ -99,6 +99,63 @@ TensorId Propagator::combine_gradient(const Op& reader, TensorId id, size_t a, c
   return made;
 }
 
+OpId Propagator::summed_replicas(TensorId id) const {
+  while (id != kNone && b_.producer(id) != kNone) {
+    const Op& op = g().op(b_.producer(id));
+    const TensorId from = op.inputs.empty() ? kNone : op.inputs[0];
+    for (size_t a = 1; a < axes(); ++a)
+      if (has_flag(op.code, kCollective) && op.code != OpCode::k_adasum && op.phase == Phase::kBackward &&
+          size(a, op) > 1 && role(op, a) == AxisRole::kReplica && placement(from, a) == Placement::kPartial &&
+          placement(id, a) != Placement::kPartial)
+        return b_.producer(id);
+    if (op.code != OpCode::k_transfer && op.code != OpCode::k_local_slice && op.code != OpCode::k_cast &&
+        !has_flag(op.code, kCollective))
+      return kNone;
+    id = from;
+  }
+  return kNone;
+}
+
+void Propagator::check_adasum() const {
+  if (!options_.adasum) return;
+  for (const auto& [gradient, parameter] : parameter_of_) {
+    const OpId last = parameter == kNone ? kNone : b_.producer(gradient);
+    if (last == kNone) continue;
+    bool whole = false;  // along an axis of replicas: Adasum has nothing to combine there
+    for (size_t a = 1; a < axes(); ++a)
+      whole |= size(a, g().op(last)) > 1 && role(g().op(last), a) == AxisRole::kReplica &&
+               placement(gradient, a) != Placement::kPartial;
+    if (!whole) continue;
+    std::vector<TensorId> look{gradient};
+    std::set<TensorId> seen;
+    while (!look.empty()) {
+      const TensorId id = look.back();
+      look.pop_back();
+      const OpId made = b_.producer(id);
+      if (made == kNone || !seen.insert(id).second) continue;
+      const Op& op = g().op(made);
+      if (op.phase != Phase::kBackward || op.code == OpCode::k_adasum) continue;
+      for (const TensorId x : op.inputs)
+        if (x != kNone) look.push_back(x);
+      for (const std::vector<int>& summands : factors_of(g(), op).linear)
+        for (const int i : summands) {
+          const OpId sum = summed_replicas(op.inputs[static_cast<size_t>(i)]);
+          if (sum == kNone || std::all_of(summands.begin(), summands.end(), [&](int other) {
+                return summed_replicas(op.inputs[static_cast<size_t>(other)]) != kNone;
+              }))
+            continue;
+          throw unimplemented(
+              "Adasum of the gradient of '{}', of which a part is the same on all replicas (a penalty on the "
+              "parameter): '{}' joins it to what the replicas' own parts add up to; use the optimizer's weight decay, "
+              "or leave adasum out",
+              g().tensor(parameter).name, op.name)
+              .at_op(op.name)
+              .at_scope(g().scope_path(op.scope));
+        }
+    }
+  }
+}
+
 bool Propagator::same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const {
   if (a == kTime || x.state == y.state) return true;
   const MeshAxis& axis = b_.out.mesh_axis(a, op.stage);

@@ -100,6 +100,9 @@ class Propagator {
   bool is_gradient(TensorId id) const;  // of a parameter, also on its way
   void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
   // As the options say that gradients are combined between replicas; kNone: by a sum in its own type, as any other.
+  OpId summed_replicas(TensorId id) const;  // the backward sum over replicas that it comes from; kNone: it does not
+  // Adasum: refuses a gradient of which replicas' parts were added before anything that they all have was (a penalty).
+  void check_adasum() const;
   TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want);
   bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const;
   TensorId whole_in_time(const Op& op, TensorId id);

@@ -145,3 +145,20 @@ def test_adasum_weighs_the_samples_of_all_micro_batches(count, members, strategy
 def test_what_does_not_go_together(options, word):
     with pytest.raises(wh.WhaleError, match=word):
         start("cpu:2", **options)
+
+
+@pytest.mark.parametrize("devices,strategy", [("ref:2", "replica"), ("ref:4", "replica(2) > replica(2)"), ("ref:4", "replica(2) > pipeline(2, micro_batches=2)")])
+def test_adasum_of_a_parameter_with_a_penalty_is_refused(devices, strategy):
+    def model(penalty):
+        g = wh.Graph()
+        with g:
+            x, y = wh.input("x", (12, 10)), wh.input("y", (12,), wh.int32)
+            w = wh.parameter("w", (10, 5), wh.normal(0.3))
+            loss = wh.nn.cross_entropy(wh.nn.linear(wh.ops.matmul(x, w), 5), y)
+            g.minimize(loss + 0.1 * wh.ops.square(w).sum() if penalty else loss, wh.SGD(0.1, weight_decay=0.1))
+        return g
+
+    wh.plan(model(False), devices=devices, strategy=strategy, adasum=True)
+    wh.plan(model(True), devices=devices, strategy=strategy)
+    with pytest.raises(wh.WhaleError, match="Adasum of the gradient of 'w'.*a penalty.*weight decay, or leave adasum out"):
+        wh.plan(model(True), devices=devices, strategy=strategy, adasum=True)
