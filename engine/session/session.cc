@@ -63,6 +63,7 @@ struct Session::Impl {
     if (options.threads < 0) throw invalid("{} threads per device; 0 means its share of the cores", options.threads);
     if (plan->devices.empty() || plan->entries.empty())
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
+    check_kinds(plan->devices);
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->exact && options.threads == 0 ? 1 : options.threads;
     const size_t cores = usable_cores().size();
@@ -72,6 +73,19 @@ struct Session::Impl {
         std::make_unique<Machine>(*plan, open_devices(lease->specs(), std::min(threads, static_cast<int>(cores))));
     initialize_variables(*machine, options.seed, cores, options.init_files);
     executor_for(plan->entries.front());
+  }
+
+  // A null device leaves what it should have written as it was; alone it times the engine, beside others its garbage is
+  // trained on.
+  static void check_kinds(const std::vector<DeviceSpec>& devices) {
+    for (size_t d = 0; d < devices.size(); ++d)
+      for (const DeviceSpec& other : devices)
+        if (devices[d].kind == DeviceKind::kNull && other.kind != DeviceKind::kNull)
+          throw invalid(
+              "device {} of the plan is '{}' beside '{}': null devices compute nothing, and the others would train on "
+              "what they leave; run on devices that compute, or on null devices alone",
+              d, to_string(devices[d]), to_string(other))
+              .at_device(static_cast<int>(d));
   }
 
   std::vector<std::unique_ptr<Device>> open_devices(const std::vector<DeviceSpec>& specs, int threads) {

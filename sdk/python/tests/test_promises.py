@@ -167,3 +167,46 @@ def test_an_interrupt_while_a_handle_is_collected_is_not_lost():
         assert calls == [1] and len(_library._finalizers) == before
     finally:
         signal.signal(signal.SIGINT, handlers)
+
+
+def test_null_devices_beside_others_are_refused():
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (6, 4))
+        g.minimize(wh.ops.square(wh.nn.linear(x, 4)).mean(), wh.SGD(0.1))
+    wh.plan(g, devices="null:2").start()
+    mixed = wh.plan(g, devices="cpu:2,null:1")  # to look at
+    with pytest.raises(wh.WhaleError, match="device 2 of the plan is 'null' beside 'cpu.*compute nothing") as e:
+        mixed.start()
+    assert e.value.device == 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_nan_in_the_data_is_an_error_and_changes_nothing(precision):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((12, 8)).astype(np.float32), rng.integers(0, 4, 12).astype(np.int32)
+    bad = x.copy()
+    bad[3, 2] = np.nan
+
+    def model(activation, layer):
+        g = wh.Graph()
+        with g:
+            h = activation(layer(wh.input("x", (12, 8))))
+            g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 4), wh.input("y", (12,), wh.int32)), wh.AdamW(1e-2))
+        return g
+
+    linear = lambda t: wh.nn.linear(t, 16)
+    pooled = lambda t: wh.ops.max_pool(wh.nn.linear(t, 16).reshape(12, 16, 1), window=[4])[0].reshape(12, -1)
+    for activation in (wh.ops.relu, wh.ops.gelu, wh.ops.silu, wh.ops.tanh, wh.ops.sigmoid, lambda t: wh.ops.maximum(t, 0.0 * t)):
+        for layer in (linear, pooled):
+            for devices, fusion in (("cpu:1", True), ("cpu:2", True), ("cpu:1", False)):
+                job = wh.plan(model(activation, layer), devices=devices, precision=precision, fusion=fusion).start(seed=1)
+                job.step(x=x, y=y)
+                before = {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()}
+                if precision == "float16":  # an overflow: no error, and nothing is changed
+                    job.step(x=bad, y=y)
+                else:
+                    with pytest.raises(wh.WhaleError, match="loss of step 1 is not finite; the step was not applied"):
+                        job.step(x=bad, y=y)
+                assert {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()} == before
+                assert np.isfinite(job.step(x=x, y=y))
