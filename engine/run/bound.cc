@@ -181,6 +181,9 @@ class Binder {
             bind_instruction(instruction, static_cast<int32_t>(i), written));
       } catch (Error& e) {
         throw located(e, instruction);
+      } catch (const std::bad_alloc& e) {
+        Error error = unexpected(e, fmt::format("make the kernel of op '{}'", instruction.name));
+        throw located(error, instruction);
       }
     }
     return bound;

@@ -18,7 +18,7 @@ Executor::Executor(Machine& machine, Entry entry)
     WHALE_CHECK(entry_->rows[d].device == static_cast<int32_t>(d), "rows in the order of the devices");
   links_ = machine.transport().open_links(entry_->links);
   programs_.resize(machine.size());
-  machine.team().on_each([&](int device) {
+  machine.team().on_each(fmt::format("make the kernels of entry '{}'", entry_->name), [&](int device) {
     const size_t d = static_cast<size_t>(device);
     programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d], loss_output_);
   });
@@ -131,7 +131,7 @@ void Executor::run(int device, Stream stream) noexcept {
   } catch (Error& e) {
     stop(e.at_device(device));
   } catch (const std::exception& e) {
-    stop(internal("{}", e.what()).at_device(device));
+    stop(unexpected(e, "run a step").at_device(device));
   } catch (...) {
     stop(internal("an exception of an unknown type").at_device(device));
   }
@@ -195,7 +195,7 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
       } catch (Error& e) {
         throw Error(e.at_op(bound.source->name));
       } catch (const std::exception& e) {
-        throw internal("{}", e.what()).at_op(bound.source->name);
+        throw unexpected(e, fmt::format("run op '{}'", bound.source->name)).at_op(bound.source->name);
       }
       const int64_t end = now_nanoseconds();
       if (values_.timeline) timeline.times.cpu_inside += cpu_nanoseconds() - cpu;
@@ -225,7 +225,7 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
   }
   switch (bound.source->kind) {
     case InstructionKind::kKernel:
-      if (bound.index_check) check_index(bound, memory, micro_batch);
+      if (bound.index_check) check_index(bound, memory, device, micro_batch);
       bound.kernel->run();
       if (bound.source->op == OpCode::k_overflow) {
         float scale = 0;
@@ -252,18 +252,19 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
   return true;
 }
 
-void Executor::check_index(BoundInstruction& bound, Device& device, size_t micro_batch) {
+void Executor::check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch) {
   BoundInstruction::IndexCheck& check = *bound.index_check;
   const Operand& index = check.operand;
   device.copy_out(check.host.data(), index.data, check.host.size());
   const int64_t count = static_cast<int64_t>(check.host.size()) / size_of(index.dtype);
   if (const auto bad = first_outside(index.dtype, check.host.data(), count, check.range))
-    throw error(Code::kOutOfRange,
-                "the graph computes an index of {} at {} (of this device's part, micro-batch {}) for operand '{}'; it "
-                "may be {}",
-                bad->value, position_text(index.dims, bad->position), micro_batch,
-                def(bound.source->op).inputs[static_cast<size_t>(def(bound.source->op).index.input)].name,
-                to_string(check.range));
+    throw error(
+        Code::kOutOfRange,
+        "op '{}' ({}) on device {}: the graph computes an index of {} at {} (of this device's part, micro-batch "
+        "{}) for operand '{}'; it may be {}",
+        bound.source->name, def(bound.source->op).name, number, bad->value, position_text(index.dims, bad->position),
+        micro_batch, def(bound.source->op).inputs[static_cast<size_t>(def(bound.source->op).index.input)].name,
+        to_string(check.range));
   indices_checked_.advance(1);
 }
 

@@ -75,7 +75,7 @@ class Executor final : private Job, private Lookout {
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void agree_on_loss_check();
-  void check_index(BoundInstruction& bound, Device& device, size_t micro_batch);
+  void check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch);
   bool commit();
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;

@@ -83,7 +83,7 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
       arena = std::max(arena, static_cast<size_t>(program.arena_bytes));
       host = std::max(host, static_cast<size_t>(program.host_bytes));
     }
-  team_->on_each([&](int device) {
+  team_->on_each("hold the variables and activations", [&](int device) {
     const size_t d = static_cast<size_t>(device);
     DeviceMemory& memory = *memory_[d];
     for (size_t v = 0; v < variables_.size(); ++v)

@@ -10,6 +10,15 @@
 
 namespace whale {
 
+Error unexpected(const std::exception& e, const std::string& purpose) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr)
+    return error(Code::kResourceExhausted,
+                 "the process has too little memory to {}; raise its limit (ulimit -v), or use fewer devices or a "
+                 "smaller batch",
+                 purpose);
+  return internal("cannot {}: {}", purpose, e.what());
+}
+
 Team::Team(std::vector<Device*> devices) : devices_(std::move(devices)) {
   try {
     for (size_t d = 0; d < devices_.size(); ++d) add_stream(static_cast<int>(d), Stream::kCompute);
@@ -114,29 +123,34 @@ void Team::start(Job& job) {
 
 void Team::wait_idle() const { busy_.wait(1, std::memory_order_acquire); }
 
-void Team::on_each(const std::function<void(int)>& body) {
+void Team::on_each(const std::string& purpose, const std::function<void(int)>& body) {
   struct Each final : Job {
     const std::function<void(int)>* body = nullptr;
-    std::vector<std::optional<Error>> errors;
+    std::vector<std::exception_ptr> failures;
     void run(int device, Stream stream) noexcept override {
       if (stream != Stream::kCompute) return;
-      auto& error = errors[static_cast<size_t>(device)];
       try {
         (*body)(device);
-      } catch (Error& e) {
-        error = e.at_device(device);
-      } catch (const std::exception& e) {
-        error = internal("{}", e.what()).at_device(device);
+      } catch (...) {  // told apart by the caller: where memory is short, nothing can be made here
+        failures[static_cast<size_t>(device)] = std::current_exception();
       }
     }
     void finished() noexcept override {}
   } each;
   each.body = &body;
-  each.errors.resize(devices_.size());
+  each.failures.resize(devices_.size());
   start(each);
   wait_idle();
-  for (const auto& error : each.errors)
-    if (error) throw Error(*error);
+  for (size_t device = 0; device < each.failures.size(); ++device) {
+    if (!each.failures[device]) continue;
+    try {
+      std::rethrow_exception(each.failures[device]);
+    } catch (Error& e) {
+      throw Error(e.at_device(static_cast<int>(device)));
+    } catch (const std::exception& e) {
+      throw unexpected(e, purpose).at_device(static_cast<int>(device));
+    }
+  }
 }
 
 }  // namespace whale

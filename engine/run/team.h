@@ -5,12 +5,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "device/device.h"
 
 namespace whale {
+
+// An exception that is no Error as one: too little memory to do it, or a bug.
+Error unexpected(const std::exception& e, const std::string& purpose);
 
 // What all threads of a team do together.
 class Job {
@@ -33,7 +37,8 @@ class Team {
   void start(Job& job);  // returns at once; one job at a time
   void wait_idle() const;
   // body(device) on every device's compute thread; throws the first Error, by device, after all have ended.
-  void on_each(const std::function<void(int)>& body);
+  // `purpose`: what it does, for an error: "make the kernels".
+  void on_each(const std::string& purpose, const std::function<void(int)>& body);
   size_t threads() const { return workers_.size(); }
   // In a child process after fork() there are no threads: forgets them.
   void abandon();

@@ -157,6 +157,9 @@ TEST_CASE("indices: one that the graph computes out of range is an error of the 
           FAIL("no error");
         } catch (const Error& e) {
           CHECK(e.code() == Code::kOutOfRange);
+          const std::string where =
+              fmt::format("op '{}' ({}) on device {}: ", e.where().op, def(c.lookup).name, e.where().device);
+          CHECK_MESSAGE(has(e.message(), where), e.message());
           CHECK(e.damage() == Damage::kStep);
           CHECK_MESSAGE(e.where().op.find("look") != std::string::npos, e.where().op);
           CHECK(has(e.message(), fmt::format("an index of {}", bad + job.ids[sample * kTime + 1])));

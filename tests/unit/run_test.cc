@@ -9,6 +9,7 @@
 #include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <thread>
 
 #include "base/error.h"
@@ -378,6 +379,23 @@ TEST_CASE("a failing kernel fails the step, with op and device, and leaves the v
     REQUIRE_FALSE(rig.step(x, 0.01));  // and the next one works
     for (size_t k = 0; k < model.w.size(); ++k) CHECK(rig.w()[k] == doctest::Approx(model.w[k]).epsilon(1e-6));
   }
+}
+
+TEST_CASE("memory that runs out is an error that says what for, and where") {
+  HandOptions o;
+  o.devices = 3;
+  Rig rig(o);
+  rig.hook = [&](int device, const std::string& name) {
+    if (device == 1 && name == "g") throw std::bad_alloc();
+  };
+  const std::optional<Error> step = rig.step(test::hand_batch(o.batch), 0.01);
+  REQUIRE(step);
+  CHECK(step->code() == Code::kResourceExhausted);
+  CHECK(step->message().find("too little memory to run op 'g'") != std::string::npos);
+  CHECK(step->where().device == 1);
+  const Error other = unexpected(std::runtime_error("odd"), "hold the variables");
+  CHECK(other.code() == Code::kInternal);
+  CHECK(other.message() == "cannot hold the variables: odd");
 }
 
 TEST_CASE("a failure inside the update breaks the session, and says so") {
