@@ -300,11 +300,12 @@ class Lockstep {
     }
     if (report_.setting.flips && number > 0) compare_along(along, off, number);
     Figure together{"all parameters", number, 0, {}, 0, 0, 0, 0, 0};
-    double elements = 0, movement = 0;
+    double elements = 0, movement = 0, furthest = 0;
+    for (const Found& found : all) furthest = std::max(furthest, found.movement);
     for (Found& found : all) {
       const Variable& v = variables_[found.variable];
       Figure& f = found.figure;
-      f.floor = allowed(v, found, number, v.role == "state" ? largest[kind_of(v)] : 0);
+      f.floor = allowed(v, found, number, v.role == "state" ? largest[kind_of(v)] : furthest);
       f.bound = factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), std::ssize(moved_)) *
                     f.envelope +
                 f.floor;
@@ -340,7 +341,9 @@ class Lockstep {
   double allowed(const Variable& v, const Found& found, int64_t number, double largest) const {
     if (number == 0) return 0;
     double floor = rounding(number) * found.figure.norm;
-    if (v.role == "state") floor += report_.setting.summed * report_.setting.roundoff * largest * found.size;
+    // An update that is a multiple of a gradient is a sum as state is: of terms as large as those of the largest.
+    if (v.role == "state" || (v.role == "parameter" && !report_.setting.turns))
+      floor += report_.setting.summed * report_.setting.roundoff * largest * found.size;
     if (v.role == "parameter" && report_.setting.turns)
       floor += std::min(kFlips, 2 * std::sqrt(std::max(1.0, found.size * found.size / kMostTurn))) * found.movement;
     return floor;
