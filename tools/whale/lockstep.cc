@@ -130,7 +130,7 @@ class Lockstep {
     ++report_.compared;
     largest_loss_ = std::max(largest_loss_, std::abs(one_.loss));
     for (size_t i = 0; i < moved_.size(); ++i)
-      if (!off[i]) loss_envelope_ = std::max(loss_envelope_, std::abs(moved_[i].loss - one_.loss));
+      if (!off[i]) loss_envelope_ = std::max(loss_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
     const double difference = std::abs(plan_.loss - one_.loss);
     if (!(difference <= report_.loss.difference)) report_.loss.difference = difference, report_.loss.step = number;
     compare_variables(number, off);
@@ -143,7 +143,7 @@ class Lockstep {
     loss.name = "loss", loss.norm = 1;
     loss.difference /= scale, loss.envelope = loss_envelope_ / scale;
     loss.floor = 2 * kFloor * report_.setting.epsilon;
-    loss.bound = report_.setting.factor * loss.envelope + loss.floor;
+    loss.bound = factor_of(report_.setting, 1, std::max<int64_t>(1, losses_)) * loss.envelope + loss.floor;
     for (size_t v = 0; v < variables_.size(); ++v) {
       if (variables_[v].role != "parameter") continue;
       const Tensor value = read_value(*one_.runner, variables_[v]);
@@ -361,6 +361,7 @@ class Lockstep {
   std::vector<Variable> variables_, whole_;
   std::vector<std::vector<double>> start_;  // samples of each parameter
   std::vector<double> envelope_, wide_envelope_, score_envelope_;
+  int64_t losses_ = 0;  // of moved runs, that the envelope is of
   double along_envelope_ = 0, loss_envelope_ = 0, largest_loss_ = 0;
 };
 
