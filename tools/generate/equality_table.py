@@ -60,14 +60,9 @@ def counts(told):
     return [by[k] or "" for k in OUTCOMES]
 
 
-def of_gradients(comparison):
-    """Adasum and gradient_dtype are compared by the gradients that they make, step by step; no losses are."""
-    return bool(comparison.get("subject"))
-
-
 def ratio(comparison):
-    """The largest part of its bound that anything took: losses, parameters, state, running statistics."""
-    worst = [comparison.get("losses", {})] + [comparison.get(each, {}).get("worst", {}) for each in ("parameters", "state", "buffers")]
+    """The largest part of its bound that anything took: losses, evaluation, parameters, state, running statistics."""
+    worst = [comparison.get("losses", {}), comparison.get("evaluation", {})] + [comparison.get(each, {}).get("worst", {}) for each in ("parameters", "state", "buffers")]
     return max(each.get("ratio") or 0.0 for each in worst)
 
 
@@ -81,8 +76,8 @@ def comparisons_of(told):
     for (precision, devices, subject), all_of in sorted(rows.items(), key=lambda each: (each[0][2], -len(each[1]))):
         by = collections.Counter(c.get("verdict", "equal" if c["passed"] else "not equal") for c in all_of)
         yield [f"{precision} on {devices}" + (f", {subject}" if subject else ""), *(by[k] or "" for k in ("equal", "not compared", "not equal")),
-               "" if of_gradients(all_of[0]) else f"{largest(all_of, 'loss_error'):.0e}", f"{largest(all_of, 'parameter_error'):.0e}", f"{max(map(ratio, all_of)):.2f}", total(all_of, "decisions"),
-               total(all_of, "decisions_that_differ"), f"{total(all_of, 'steps_left_out')} of {total(all_of, 'steps')}", total(all_of, "moved_by_rounding")]
+               f"{largest(all_of, 'loss_error'):.0e}", f"{largest(all_of, 'parameter_error'):.0e}", f"{max(map(ratio, all_of)):.2f}", total(all_of, "decisions"),
+               total(all_of, "decisions_that_differ"), f"{total(all_of, 'steps_left_out')} of {total(all_of, 'steps')}", total(all_of, "steps_set_aside"), total(all_of, "moved_by_rounding")]
 
 
 def not_run_text():
@@ -113,7 +108,7 @@ def cases_text(told, title, cases):
         for factor in ("precision", "optimizer", "zero", "micro_batches", "fusion", "offload", "recompute", "rows", "sums", "exact")
         for value in dict.fromkeys(t[factor] for t in told) for of in [[t for t in told if t[factor] == value]]))
     text += "\nEvery comparison that was computed:\n\n"
-    text += table(["", "equal", "not compared", "not equal", "losses, at most", "parameters, at most", "of the bound, at most", "decisions", "flipped", "steps left out", "tensors moved by rounding"], comparisons_of(told))
+    text += table(["", "equal", "not compared", "not equal", "losses, at most", "parameters, at most", "of the bound, at most", "decisions", "flipped", "steps left out", "set aside", "tensors moved by rounding"], comparisons_of(told))
     for result, line in (("refused", "Refused, each expected by name (`REFUSALS` in `tests/equivalence/equality.py`)"), ("partly", "Compared without an option, and not with it (`PARTLY` there): the float64 comparison without the option named passed"),
                          ("not run", "Not run")):
         reasons = collections.defaultdict(list)
