@@ -194,6 +194,16 @@ def test_exempt_options_are_compared_with_what_they_ask_for(tmp_path, option, al
     assert worst["name"].startswith("grad:") and worst["bound"] < allowed * worst["norm"]
 
 
+def test_sums_in_few_bits_are_compared_with_the_same_masks(tmp_path):
+    """A session that makes several steps where the plan makes one has other masks: the envelope was theirs, and saw nothing."""
+    path = tmp_path / "model.whale"
+    assert whale("model", *GPT, "--dropout", "0.1", "-o", path).returncode == 0
+    result = verify(path, "--devices", "ref:2", "--strategy", "replica", "--precision", "f64", "--gradient-dtype", "bf16", "--steps", "3", code=0)
+    row = result["comparisons"][1]
+    assert row["losses"]["envelope"] < 1e-9 and row["losses"]["difference"] < 1e-12
+    assert row["parameters"]["worst"]["envelope"] < 1e-9 * row["parameters"]["worst"]["norm"]
+
+
 @pytest.mark.parametrize("precision,allowed", [("bf16", 0.039), ("f16", 0.01)])
 def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed):
     """Adasum that is 3.9 % off once passed as equal in bfloat16."""

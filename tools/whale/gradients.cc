@@ -105,6 +105,7 @@ class Gradients {
         report_(report),
         plan_(engine, sides.plan(), arguments),
         one_(engine, sides.single(), arguments),
+        parts_(engine, sides.single(), arguments),
         shakes_{{report.setting.amplitude, 1}, {report.setting.amplitude, 2}},
         inputs_(inputs_of(one_.plan(), "train")),
         variables_(variables_of(plan_)),
@@ -113,6 +114,8 @@ class Gradients {
     for (const Decision& decision : decisions) names_.push_back(decision.scores);
     report_.parameters.tensors = report_.parameters.copies = static_cast<int64_t>(count());
     envelope_.assign(count(), 0);
+    for (size_t i = 0; i < shakes_.size(); ++i)
+      moved_.push_back(std::make_unique<Runner>(engine, sides.single(), arguments));
     if (sides.wide) wide_ = std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments));
   }
 
@@ -120,19 +123,23 @@ class Gradients {
     const Batch batch = widen(given, inputs_);
     start_.clear();
     for (const Variable& v : variables_) start_.push_back(read_value(plan_, v));
-    const Wanted one = wanted(one_, variables_, start_, batch);
+    const Wanted one = wanted(one_, &parts_, variables_, start_, batch);
     std::vector<Wanted> moved;
-    for (Shake& shake : shakes_) {
-      restore(one_, variables_, start_);
-      shake.add(one_, variables_);
+    for (size_t i = 0; i < shakes_.size(); ++i) {
+      restore(*moved_[i], variables_, start_);
+      shakes_[i].add(*moved_[i], variables_);
       std::vector<Tensor> shaken;
-      for (const Variable& v : variables_) shaken.push_back(read_value(one_, v));
-      moved.push_back(wanted(one_, variables_, shaken, shake.inputs(batch)));
+      for (const Variable& v : variables_) shaken.push_back(read_value(*moved_[i], v));
+      moved.push_back(
+          wanted(*moved_[i], sum_.adasum ? &parts_ : nullptr, variables_, shaken, shakes_[i].inputs(batch)));
     }
     bool any = false;
     for (const Wanted& each : moved) any = widen_envelope(each, one) || any;
     if (wide_)
-      any = widen_envelope(wanted(*wide_, whole_, start_, widen(given, inputs_of(wide_->plan(), "train"))), one) || any;
+      any = widen_envelope(wanted(*wide_, sum_.adasum ? wide_.get() : nullptr, whole_, start_,
+                                  widen(given, inputs_of(wide_->plan(), "train"))),
+                           one) ||
+            any;
     if (sum_.adasum && !by_replica(one)) return;
     std::vector<Values> of_plan;
     double loss = 0;
@@ -286,7 +293,9 @@ class Gradients {
     return 0;
   }
 
-  Wanted wanted(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
+  // `on` takes one step, as the plan does, so that random masks are those of the plan's; `parts` runs the replicas'
+  // samples, as often as there are replicas; none: the gradients of the whole are all that is asked for.
+  Wanted wanted(Runner& on, Runner* parts, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
                 const Batch& batch) const {
     Wanted out;
     std::vector<Values> found = values(on, variables, start, batch, &out.loss);
@@ -295,14 +304,14 @@ class Gradients {
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
                       std::make_move_iterator(found.end()));
     out.rounding.assign(count(), 0), out.parts.assign(count(), 0), out.split.assign(count(), 0);
-    for (size_t mesh = 0; mesh < sum_.meshes.size(); ++mesh) {
+    for (size_t mesh = 0; parts && mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
       for (size_t k = 0; k < count(); ++k)
         if (sum_.parameters[k].mesh == mesh) here.push_back(k);
       if (here.empty()) continue;
       const std::vector<Replica>& replicas = sum_.meshes[mesh];
       std::vector<std::vector<Gradient>> own;
-      for (const Replica& r : replicas) own.push_back(of_replica(on, variables, start, batch, r, out, whole));
+      for (const Replica& r : replicas) own.push_back(of_replica(*parts, variables, start, batch, r, out, whole));
       for (const size_t k : here) measure(replicas, own, whole[k], k, out);
       // Where the samples by themselves say nothing of the parts, a part is taken for noise.
       const auto n = static_cast<double>(replicas.size());
@@ -367,7 +376,8 @@ class Gradients {
   const GradientSum& sum_;
   const std::vector<Decision>& decisions_;
   Report& report_;
-  Runner plan_, one_;
+  Runner plan_, one_, parts_;
+  std::vector<std::unique_ptr<Runner>> moved_;
   std::unique_ptr<Runner> wide_;
   std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;

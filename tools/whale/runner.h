@@ -29,7 +29,6 @@ class Runner {
   // One training step; returns the loss. `names`: further outputs to fetch.
   double step(const Batch& batch) { return step(batch, {}, nullptr); }
   double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
-  double eval_loss(const Batch& batch) { return eval(batch, {}, nullptr); }
   double eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   Tensor read(const std::string& variable, int64_t copy = 0) const;
   void write(const std::string& variable, const whale_tensor* tensor);
