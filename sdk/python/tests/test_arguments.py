@@ -23,6 +23,16 @@ def planned(**options):
     return wh.plan(graph(), **{"devices": "cpu:2", **options})
 
 
+def batch():
+    return {"x": np.zeros((12, 6), np.float32), "y": np.zeros(12, np.int32)}
+
+
+def defaulted(strategy):
+    g = graph()
+    g.default_strategy(strategy)
+    return g
+
+
 def inside(scope):
     def body(x):
         with scope():
@@ -94,6 +104,28 @@ REFUSED = {
     "index by a tensor": (lambda: graph(lambda x: x[x > 0]), "whale.ops.gather"),
     "truth": (lambda: graph(lambda x: x if x > 0 else -x), "whale.ops.where"),
     "another graph's output": (lambda: wh.Graph().output("q", foreign()), "belongs to another"),
+    # names and paths
+    "a graph's name": (lambda: wh.Graph(3), "'name' is 3, expected text"),
+    "a scope's name": (lambda: inside(lambda: wh.scope(3)), "'name' is 3, expected text"),
+    "factor": (lambda: inside(lambda: wh.split(factor=3)), "'factor' is 3, expected text"),
+    "schedule, a number": (lambda: inside(lambda: wh.pipeline(schedule=3)), "'schedule' is 3, expected text"),
+    "load a graph": (lambda: wh.load(None), "'path' is None, expected a path"),
+    "save a graph": (lambda: graph().save(None), "'path' is None, expected a path"),
+    "load a plan": (lambda: wh.Plan.load(3), "'path' is 3, expected a path"),
+    "save a plan": (lambda: planned().save(None), "'path' is None, expected a path"),
+    "level": (lambda: graph().print("all"), "'level' is 'all', expected 'graph' or 'train'"),
+    "inspect": (lambda: wh.inspect_checkpoint(None), "'directory' is None, expected a path"),
+    "init_dir": (lambda: wh.configure(init_dir=3), "'init_dir' is 3, expected a path"),
+    "default strategy's scope": (lambda: defaulted("nosuch: split").seal(), "no scope is called 'nosuch'; the model has"),
+    # steps
+    "save": (lambda: job().save(None), "'directory' is None, expected a path"),
+    "load": (lambda: job().load(3), "'directory' is 3, expected a path"),
+    "variable": (lambda: job().read(3), "'name' is 3, expected text"),
+    "written variable": (lambda: job().write(None, 1.0), "'name' is None, expected text"),
+    "copy, text": (lambda: job().read("linear.weight", copy="a"), "'copy' is 'a', expected an integer"),
+    "fetched number": (lambda: job().step(3, **batch()), "'fetch' is 3, expected a name or a list of names"),
+    "fetched numbers": (lambda: job().eval([1], **batch()), r"'fetch' is \[1\], expected a name"),
+    "ragged rows": (lambda: job().step(**(batch() | {"x": [[1, 2], [3]]})), "'x' expects float32, got no array"),
     # primitives
     "count": (lambda: inside(lambda: wh.replica(2.5)), "'count' is 2.5"),
     "count negative": (lambda: inside(lambda: wh.replica(-1)), "'count' is -1"),
@@ -298,3 +330,22 @@ def test_indices_as_in_numpy():
     np.testing.assert_array_equal(out["tuple"], v.transpose(2, 0, 1))
     np.testing.assert_array_equal(out["numpy_number"], v * 2 + 1)
     np.testing.assert_allclose(out["power"], 2.0 ** (v / 60), rtol=1e-5)
+
+
+def test_a_tensor_of_the_graph_is_no_array():
+    """numpy would make an object of each element."""
+    def body(x):
+        with pytest.raises(TypeError, match="has no value while the model is being built"):
+            np.asarray(x)
+        return np.float32(2) * x + np.zeros(6, np.float32).sum()
+    graph(body)
+
+
+def test_each_status_code_has_its_class():
+    from whale import _abi, _library
+    codes = {name[6:] for name, value in vars(_abi).items() if name.startswith("WHALE_") and name[6:] in _library._KINDS}
+    assert len(codes) == 16 == len(set(_library._CODES)), "OK is none"
+    kinds = set(_library._KINDS.values())
+    assert len(kinds) == 15, "UNKNOWN and UNAUTHENTICATED, which libwhale does not give, are plain"
+    for kind in kinds:
+        assert getattr(wh, kind.__name__) is kind and str(kind("what", "CODE", "op")) == "what" and kind("what").damage == "call"

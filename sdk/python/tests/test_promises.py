@@ -134,7 +134,7 @@ def test_a_computed_index_out_of_range_names_the_op():
     job.step(ids=ids, y=y)
     with pytest.raises(wh.WhaleError, match="an index of 10 at") as error:
         job.step(ids=ids + 1, y=y)
-    assert error.value.code == "OUT_OF_RANGE" and error.value.damage == "step" and "embedding" in error.value.op
+    assert isinstance(error.value, wh.OutOfRange) and error.value.code == "OUT_OF_RANGE" and error.value.damage == "step" and "embedding" in error.value.op
     assert job.iteration == 1
     job.step(ids=ids, y=y)
 
@@ -167,6 +167,15 @@ def test_an_interrupt_while_a_handle_is_collected_is_not_lost():
         assert calls == [1] and len(_library._finalizers) == before
     finally:
         signal.signal(signal.SIGINT, handlers)
+
+
+def test_nothing_that_c_calls_is_python():
+    """Ctrl-C inside of a callback is printed as ignored, and what the callback was to free is lost."""
+    import ctypes
+    import sys
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "whale" and name != "whale._abi":
+            assert not [each for each, value in vars(module).items() if isinstance(value, ctypes._CFuncPtr)], name
 
 
 def test_null_devices_beside_others_are_refused():

@@ -34,8 +34,45 @@ class InvalidArgument(WhaleError, ValueError):
     """A wrong shape, dtype, name, option or file content."""
 
 
+class OutOfRange(WhaleError, ValueError):
+    """A number that the run computed: a loss that is not finite, an index outside of its table. The message says whether the step was
+    applied. (A number that the caller gave is ``InvalidArgument``.)"""
+
+
 class NotFound(WhaleError, LookupError):
     """A name or a file that does not exist."""
+
+
+class AlreadyExists(WhaleError, ValueError):
+    """A name that is taken."""
+
+
+class PermissionDenied(WhaleError, PermissionError):
+    """A file that may not be read or written."""
+
+
+class ResourceExhausted(WhaleError, MemoryError):
+    """Memory, threads, the disk, or a limit of ``configure``; the message says which, and what to make smaller."""
+
+
+class FailedPrecondition(WhaleError, RuntimeError):
+    """Not in this state: a closed job, a sealed graph, a graph without ``minimize``."""
+
+
+class Aborted(WhaleError, RuntimeError):
+    """Somebody else was doing the same, such as saving to this directory; try again."""
+
+
+class Unimplemented(WhaleError, NotImplementedError):
+    """Legal, and not in this version."""
+
+
+class Internal(WhaleError, RuntimeError):
+    """A bug in libwhale: please report it, with the message."""
+
+
+class DataLoss(WhaleError):
+    """A file that is damaged or was cut off."""
 
 
 class Cancelled(WhaleError):
@@ -50,14 +87,13 @@ class Unavailable(WhaleError, RuntimeError):
     """A device or a library that cannot be opened; the message says what to install."""
 
 
-_KINDS = {_abi.WHALE_INVALID_ARGUMENT: InvalidArgument, _abi.WHALE_OUT_OF_RANGE: InvalidArgument,
-          _abi.WHALE_NOT_FOUND: NotFound, _abi.WHALE_CANCELLED: Cancelled,
-          _abi.WHALE_DEADLINE_EXCEEDED: DeadlineExceeded, _abi.WHALE_UNAVAILABLE: Unavailable}
-_CODES = {value: name[6:] for name, value in vars(_abi).items()
-          if name.startswith("WHALE_") and isinstance(value, int) and 0 <= value <= 16
-          and name[6:] in {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
-                           "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
-                           "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}}
+# Status codes: each its class.
+_KINDS = {"CANCELLED": Cancelled, "UNKNOWN": WhaleError, "INVALID_ARGUMENT": InvalidArgument, "DEADLINE_EXCEEDED": DeadlineExceeded,
+          "NOT_FOUND": NotFound, "ALREADY_EXISTS": AlreadyExists, "PERMISSION_DENIED": PermissionDenied,
+          "RESOURCE_EXHAUSTED": ResourceExhausted, "FAILED_PRECONDITION": FailedPrecondition, "ABORTED": Aborted, "OUT_OF_RANGE": OutOfRange,
+          "UNIMPLEMENTED": Unimplemented, "INTERNAL": Internal, "UNAVAILABLE": Unavailable, "DATA_LOSS": DataLoss,
+          "UNAUTHENTICATED": WhaleError}
+_CODES = {getattr(_abi, f"WHALE_{name}"): name for name in _KINDS}
 _DAMAGE = {0: "call", 1: "step", 2: "session", 3: "peer_lost"}
 
 
@@ -107,13 +143,11 @@ def check(status: int | None) -> None:
     if not status:
         return
     try:
-        code = lib.whale_status_code(status)
+        code = _CODES.get(lib.whale_status_code(status), "UNKNOWN")
         op, scope = text_of(lib.whale_status_op(status)), text_of(lib.whale_status_scope(status))
-        kind = _KINDS.get(code, WhaleError)
         message = re.sub(r"argument `(?:options\.)?(\w+)`", r"argument '\1'", text_of(lib.whale_status_message(status)))
-        error = kind(message, _CODES.get(code, "UNKNOWN"), op, scope,
-                     lib.whale_status_rank(status), lib.whale_status_device(status),
-                     _DAMAGE.get(lib.whale_status_damage(status), "call"))
+        error = _KINDS[code](message, code, op, scope, lib.whale_status_rank(status), lib.whale_status_device(status),
+                             _DAMAGE.get(lib.whale_status_damage(status), "call"))
     finally:
         lib.whale_status_release(status)
     raise error
@@ -161,7 +195,7 @@ class Handle:
     @property
     def pointer(self) -> int:
         if self._pointer is None:
-            raise WhaleError("this job is closed; start another one with plan.start()", "FAILED_PRECONDITION")
+            raise FailedPrecondition("this job is closed; start another one with plan.start()", "FAILED_PRECONDITION")
         return self._pointer
 
     def close(self) -> None:
@@ -234,7 +268,7 @@ def configure(*, init_dir: str | os.PathLike = "", max_file_bytes: int = 0, max_
     global _engine
     options = _abi.whale_engine_options()
     options.struct_size = ctypes.sizeof(options)
-    options.init_dir = string(os.fspath(init_dir))
+    options.init_dir = string(arguments.path("init_dir", init_dir))
     for name, value in dict(max_file_bytes=max_file_bytes, max_ops=max_ops, max_tensors=max_tensors, max_elements=max_elements,
                             max_devices=max_devices, max_plan_bytes=max_plan_bytes).items():
         setattr(options, name, arguments.integer(name, value, 0))

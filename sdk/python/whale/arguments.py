@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
 from typing import Any, Iterable
 
 import numpy as np
@@ -62,6 +63,14 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise wrong(name, value, "text")
     return value
+
+
+def path(name: str, value: Any) -> str:
+    """A path as text; never None or a number, whose text would be a file's name."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise wrong(name, value, "a path") from None
 
 
 def names(name: str, value: Any) -> list[str]:

@@ -1,77 +1,33 @@
-"""Tensors that cross the boundary: numpy and DLPack to and from whale_tensor."""
+"""Tensors that cross the boundary: what has numpy's or DLPack's form becomes a whale_tensor, and a whale_tensor becomes numpy's, which has both."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_int64, c_void_p
+from ctypes import c_int64
 from typing import Any
 
 import numpy as np
 
-from . import _abi
-from ._library import Handle, InvalidArgument, check, lib, make
-from .dtypes import BY_NUMBER, DType
-
-_MASK_DELETER = ctypes.CFUNCTYPE(None, c_void_p)
-_api = ctypes.pythonapi
-_api.PyCapsule_New.restype = ctypes.py_object
-_api.PyCapsule_New.argtypes = [c_void_p, ctypes.c_char_p, c_void_p]
-_api.PyCapsule_IsValid.restype = ctypes.c_int
-_api.PyCapsule_IsValid.argtypes = [c_void_p, ctypes.c_char_p]
-_api.PyCapsule_GetPointer.restype = c_void_p
-_api.PyCapsule_GetPointer.argtypes = [c_void_p, ctypes.c_char_p]
-
-_VERSIONED = b"dltensor_versioned"  # the names must outlive the capsules
-
-
-@_MASK_DELETER
-def _free_unused(capsule: int) -> None:
-    # Called by the interpreter when nobody consumed the capsule; a consumer renames it.
-    if _api.PyCapsule_IsValid(capsule, _VERSIONED):
-        pointer = _api.PyCapsule_GetPointer(capsule, _VERSIONED)
-        managed = ctypes.cast(pointer, POINTER(_abi.DLManagedTensorVersioned))
-        managed.contents.deleter(pointer)
+from ._library import Handle, InvalidArgument, lib, make
+from .dtypes import BY_NUMBER, DType, bfloat16
 
 
 def dims_array(dims: tuple[int, ...]) -> ctypes.Array:
     return (c_int64 * max(1, len(dims)))(*dims)
 
 
-class Array:
-    """A tensor that the engine made: numpy sees its memory without a copy, and so does any DLPack consumer."""
-
-    def __init__(self, handle: Handle):
-        self._handle = handle
-        pointer = handle.pointer
-        self.dtype: DType = BY_NUMBER[lib.whale_tensor_dtype(pointer)]
-        rank = lib.whale_tensor_rank(pointer)
-        self.shape: tuple[int, ...] = tuple(lib.whale_tensor_dims(pointer)[i] for i in range(rank))
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        out = POINTER(_abi.DLManagedTensorVersioned)()
-        check(lib.whale_tensor_to_dlpack(self._handle.pointer, byref(out)))
-        return _api.PyCapsule_New(ctypes.cast(out, c_void_p), _VERSIONED, ctypes.cast(_free_unused, c_void_p))
-
-    def numpy(self) -> np.ndarray:
-        """The memory itself, writable; it keeps this tensor alive."""
-        count = int(np.prod(self.shape, dtype=np.int64))
-        size = lib.whale_tensor_bytes(self._handle.pointer)
-        data = lib.whale_tensor_data(self._handle.pointer)
-        if count == 0 or not data:
-            return np.zeros(self.shape, self.dtype.numpy)
-        buffer = (ctypes.c_uint8 * size).from_address(data)
-        buffer._keep = self._handle
-        return np.frombuffer(buffer, self.dtype.numpy).reshape(self.shape)
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype)
-
-    def __repr__(self) -> str:
-        return f"whale.Array({self.dtype.name}{list(self.shape)})"
+def numpy_of(handle: Handle) -> np.ndarray:
+    """The memory of a tensor that the engine made, writable, without a copy; the array keeps the tensor alive. Other frameworks take the
+    array by DLPack, whose capsules numpy frees without running a line of Python."""
+    pointer = handle.pointer
+    dtype = BY_NUMBER[lib.whale_tensor_dtype(pointer)].numpy
+    shape = tuple(lib.whale_tensor_dims(pointer)[i] for i in range(lib.whale_tensor_rank(pointer)))
+    size, data = lib.whale_tensor_bytes(pointer), lib.whale_tensor_data(pointer)
+    if not size or not data:
+        return np.zeros(shape, dtype)
+    buffer = (ctypes.c_uint8 * size).from_address(data)
+    buffer._keep = handle
+    return np.frombuffer(buffer, dtype).reshape(shape)
 
 
 def as_numpy(value: Any) -> np.ndarray:
@@ -88,10 +44,10 @@ def as_numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def widen(array: Array) -> np.ndarray:
-    """The tensor as numpy; bfloat16, which numpy does not have, as float32."""
-    values = array.numpy()
-    if array.dtype.name != "bfloat16":
+def widened(handle: Handle) -> np.ndarray:
+    """numpy_of(); bfloat16, which numpy does not have, as float32."""
+    values = numpy_of(handle)
+    if lib.whale_tensor_dtype(handle.pointer) != bfloat16.number:
         return values
     return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
@@ -99,7 +55,10 @@ def widen(array: Array) -> np.ndarray:
 def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
     """A dense numpy array of the wanted dtype. Kinds are kept: integers may become other integers when every value fits, floats
     other floats; a float never silently becomes an integer."""
-    array = as_numpy(value)
+    try:
+        array = as_numpy(value)
+    except ValueError as error:  # rows of unlike lengths
+        raise InvalidArgument(f"'{name}' expects {dtype.name}, got no array: {error}", "INVALID_ARGUMENT") from None
     if array.dtype != dtype.numpy:
         kinds = (array.dtype.kind, dtype.numpy.kind)
         widening = kinds in {("i", "i"), ("u", "u"), ("u", "i"), ("i", "u"), ("f", "f"), ("b", "i"), ("b", "u"), ("i", "f"),
@@ -112,7 +71,7 @@ def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
             raise InvalidArgument(f"'{name}' expects {dtype.name}, got {array.dtype}; convert it first", "INVALID_ARGUMENT")
         converted = array.astype(dtype.numpy)
         if dtype.numpy.kind in "iu" and array.dtype.kind in "iu" and array.size and not np.array_equal(converted, array):
-            raise InvalidArgument(f"'{name}' has values that do not fit {dtype.name}", "OUT_OF_RANGE")
+            raise InvalidArgument(f"'{name}' has values that do not fit {dtype.name}", "INVALID_ARGUMENT")
         array = converted
     return np.asarray(array, order="C") if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
 

@@ -126,6 +126,8 @@ class Tensor:
         return self.shape[0]
 
     def __hash__(self) -> int: return hash((id(self.graph), self.id))
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:  # numpy would make an array of one tensor an element
+        raise TypeError("a graph tensor has no value while the model is being built; name it with g.output and fetch it from a step")
     def __bool__(self) -> bool:
         raise TypeError("a graph tensor has no value while the model is being built; choose by element with whale.ops.where(condition, a, b)")
 
@@ -293,7 +295,7 @@ class Graph:
     """
 
     def __init__(self, name: str = "model", *, _handle=None):
-        self.name = name
+        self.name = arguments.text("name", name)
         self._handle = _handle or make("whale_graph_release", lib.whale_graph_create, engine(), string(name))
         self._sealed = _handle is not None
         self._trained: Optional[bool] = None if _handle is not None else False
@@ -308,7 +310,8 @@ class Graph:
     @classmethod
     def load(cls, path: str) -> "Graph":
         """Reads a model file (``.whale``), written by ``save`` or by ``whale model``."""
-        return cls(str(path), _handle=make("whale_graph_release", lib.whale_graph_load, engine(), string(str(path))))
+        file = arguments.path("path", path)
+        return cls(file, _handle=make("whale_graph_release", lib.whale_graph_load, engine(), string(file)))
 
     @property
     def _pointer(self) -> int:
@@ -401,7 +404,7 @@ class Graph:
     def _scope(self, kind: int, name: str = "", **fields: Any) -> Iterator[None]:
         options = _abi.whale_scope_options()
         options.struct_size = ctypes.sizeof(options)
-        keep: list = [string(name)]
+        keep: list = [string(arguments.text("name", name))]
         options.kind, options.name = kind, keep[0]
         for field, value in fields.items():
             if value is None:
@@ -412,8 +415,8 @@ class Graph:
                 array = (c_double * len(weights))(*weights)
                 options.shares, options.share_count = ctypes.cast(array, POINTER(c_double)), len(weights)
                 keep.append(array)
-            elif isinstance(value, str):
-                keep.append(string(value))
+            elif dict(options._fields_)[field] is _abi.whale_str:
+                keep.append(string(arguments.text(field, value)))
                 setattr(options, field, keep[-1])
             else:
                 setattr(options, field, arguments.integer(_ARGUMENTS.get((kind, field), field), value, 0))
@@ -452,7 +455,8 @@ class Graph:
         self._trained = True
 
     def default_strategy(self, strategy: str) -> None:
-        """The strategy of unannotated ops, as text: ``"replica(3, shares=[3,2,1])"``."""
+        """The strategy of unannotated ops, as text: ``"replica(3, shares=[3,2,1])"``, or with clauses for scopes by name:
+        ``"head: split(2); replica(2)"``; those must be there when the graph is sealed."""
         _check(lib.whale_graph_default_strategy(self._pointer, string(arguments.text("strategy", strategy))))
 
     def seal(self) -> "Graph":
@@ -463,7 +467,7 @@ class Graph:
 
     def print(self, level: str = "graph") -> str:
         """The program as text. level: ``"graph"`` as built, ``"train"`` with backward and update."""
-        return take_text(lib.whale_graph_print, self._pointer, string(level))
+        return take_text(lib.whale_graph_print, self._pointer, string(arguments.choice("level", level, ("graph", "train"))))
 
     def summary(self) -> str:
         """A table of layers, shapes, parameters and FLOPs."""
@@ -474,7 +478,7 @@ class Graph:
 
     def save(self, path: str) -> None:
         """Writes the model file; parameters' values are never inside."""
-        check(lib.whale_graph_save(self._pointer, string(str(path))))
+        check(lib.whale_graph_save(self._pointer, string(arguments.path("path", path))))
 
     def to_dict(self) -> dict:
         import json

@@ -12,8 +12,9 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from . import _abi, arguments
-from ._library import Handle, InvalidArgument, NotFound, bytes_of, check, engine, interruptible, lib, make, string, take_bytes, take_text
-from .arrays import Array, fit, view, widen
+from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, bytes_of, check, engine, interruptible, lib, make, string, take_bytes,
+                       take_text)
+from .arrays import fit, numpy_of, view, widened
 from .dtypes import DType, as_dtype
 from .graph import Graph, precision_number
 
@@ -27,10 +28,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str) -> "Plan":
-        return cls(make("whale_plan_release", lib.whale_plan_load, engine(), string(str(path))))
+        return cls(make("whale_plan_release", lib.whale_plan_load, engine(), string(arguments.path("path", path))))
 
     def save(self, path: str) -> None:
-        check(lib.whale_plan_save(self._handle.pointer, string(str(path))))
+        check(lib.whale_plan_save(self._handle.pointer, string(arguments.path("path", path))))
 
     def serialize(self) -> bytes:
         return take_bytes(lib.whale_plan_serialize, self._handle.pointer)
@@ -89,7 +90,7 @@ def inspect_checkpoint(directory: str | os.PathLike) -> dict:
     """What the checkpoint in ``directory`` holds, after checking every byte of it: format, library, id, checksums (False: an older one, which has none),
     model, seed, iteration, updates, learning_rate, and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
     raises."""
-    return json.loads(take_text(lib.whale_checkpoint_inspect, string(os.fspath(directory)), 1))
+    return json.loads(take_text(lib.whale_checkpoint_inspect, string(arguments.path("directory", directory)), 1))
 
 
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
@@ -217,7 +218,7 @@ class Job:
         """Runs an entry; returns finish({name: array})."""
         expected = self._inputs.get(entry)
         if expected is None:
-            raise InvalidArgument(f"this plan has no '{entry}' entry: the graph does not call minimize()", "FAILED_PRECONDITION")
+            raise FailedPrecondition(f"this plan has no '{entry}' entry: the graph does not call minimize()", "FAILED_PRECONDITION")
         unknown = [name for name in feeds if name not in expected]
         if unknown:
             raise InvalidArgument(f"no such input: '{unknown[0]}'; the inputs are {', '.join(map(repr, expected))}",
@@ -247,7 +248,7 @@ class Job:
                 values = {}
                 for i, name in enumerate(fetch):
                     pointer, outputs[i].tensor = outputs[i].tensor, None
-                    values[name] = widen(Array(Handle(pointer, "whale_tensor_release")))
+                    values[name] = widened(Handle(pointer, "whale_tensor_release"))
                 result = finish(values)
             except BaseException:
                 lib.whale_cancel_trigger(cancel.pointer)
@@ -267,7 +268,7 @@ class Job:
         Inputs by name: numpy arrays or anything with DLPack. A smaller last batch is legal. With ``fetch``, returns
         ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in sample order; what a plan
         computes in bfloat16 comes as float32."""
-        fetch = [fetch] if isinstance(fetch, str) else list(fetch)
+        fetch = arguments.names("fetch", fetch)
 
         def finish(values: dict[str, np.ndarray]) -> Any:
             loss = float(np.asarray(values.pop("loss"), np.float64))
@@ -283,7 +284,7 @@ class Job:
             fetch = self._outputs.get("eval", [])
             if len(inputs) < len(self._inputs.get("eval", {})):
                 fetch = [name for name in fetch if name != "loss"]
-        fetch = [fetch] if isinstance(fetch, str) else list(fetch)
+        fetch = arguments.names("fetch", fetch)
         return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
 
     def read(self, name: str, copy: int = 0) -> np.ndarray:
@@ -291,10 +292,12 @@ class Job:
 
         ``copy``: which of the copies that the devices hold, for checking that they agree; ``variables()`` lists the devices that
         each is read from. InvalidArgument when there is no such copy."""
-        return Array(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, string(name), c_int64(copy))).numpy()
+        return numpy_of(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, string(arguments.text("name", name)),
+                             c_int64(arguments.integer("copy", copy, 0))))
 
     def write(self, name: str, value: Any) -> None:
         """Replaces a variable on every device."""
+        arguments.text("name", name)
         dtype = next((as_dtype(row["dtype"]) for row in self.variables() if row["name"] == name), None)
         if dtype is None:
             raise NotFound(f"no such variable: '{name}'; job.variables() lists them", "NOT_FOUND")
@@ -334,22 +337,23 @@ class Job:
 
         Whatever fails or dies, the directory holds the previous checkpoint or the new one, whole. Nothing else in it is touched;
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
-        raises WhaleError (``code`` ABORTED) and does nothing.
+        raises Aborted and does nothing.
         """
-        path = os.fspath(directory)
+        path = arguments.path("directory", directory)
         if os.path.islink(path) and not os.path.exists(path):
             raise arguments.wrong("directory", directory, "a directory or a new name: it is a link that leads nowhere")
-        check(lib.whale_session_save(self._handle.pointer, string(os.fspath(directory))))
+        check(lib.whale_session_save(self._handle.pointer, string(path)))
 
     def load(self, directory: str | os.PathLike) -> None:
         """Restores parameters, optimizer state, counters and seed from ``directory``, saved under any plan of the same model.
 
-        Every byte is checked before anything changes: a damaged checkpoint raises WhaleError (``code`` DATA_LOSS) that names file
-        and tensor. A load beside a save sees one checkpoint or the other. Those of older libwhales have no checksums: a warning.
+        Every byte is checked before anything changes: a damaged checkpoint raises DataLoss that names file and
+        tensor. A load beside a save sees one checkpoint or the other. Those of older libwhales have no checksums: a warning.
         """
-        check(lib.whale_session_load(self._handle.pointer, string(os.fspath(directory))))
+        path = arguments.path("directory", directory)
+        check(lib.whale_session_load(self._handle.pointer, string(path)))
         if not self.report()["loaded"]["checksums"]:
-            warnings.warn(f"'{os.fspath(directory)}' was saved by an older libwhale and has no checksums: a changed byte in it would "
+            warnings.warn(f"'{path}' was saved by an older libwhale and has no checksums: a changed byte in it would "
                           "not have been noticed. Save it again to have them", stacklevel=2)
 
     def trace(self, enable: bool = True) -> None:
