@@ -368,7 +368,7 @@ whale_status* whale_graph_default_strategy(whale_graph* graph, whale_str strateg
   return guard([&] {
     whale_graph& g = unsealed(graph);
     std::string nest = text(strategy, "strategy");
-    if (!nest.empty()) (void)parse_strategy(nest);
+    if (!nest.empty()) (void)parse_clauses(nest);
     g.graph->default_strategy = std::move(nest);
   });
 }
@@ -383,6 +383,7 @@ whale_status* whale_graph_seal(whale_graph* graph) {
     }
     verify(*g.graph);
     verify_ops(*g.graph);
+    if (!g.graph->default_strategy.empty()) check_clauses(*g.graph, parse_clauses(g.graph->default_strategy));
     g.sealed = true;
   });
 }

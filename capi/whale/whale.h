@@ -379,7 +379,8 @@ typedef struct whale_training_options {
 
 /* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: the _INIT values. */
 WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options);
-/* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])". */
+/* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])", or with clauses for scopes by name: "head: split(2); replica(2)".
+ * Scopes that a clause names must be there when the graph is sealed. */
 WHALE_API whale_status *whale_graph_default_strategy(whale_graph *graph, whale_str strategy);
 /* Verifies; from here on the graph is immutable and free-threaded. Calling it again does nothing. */
 WHALE_API whale_status *whale_graph_seal(whale_graph *graph);

@@ -64,7 +64,7 @@ bool Propagator::fits(const Op& op, const Factor& f, const SubDigit& sub, size_t
         "plan with a number of micro-batches that divides them",
         op.name, def(op.code).name, f.extent / f.group.rows, micro_batches(), micro_batches())
         .at_op(op.name)
-        .at_scope(g().scope_path(op.scope));
+        .at_scope(written_scope(op));
   const bool window = f.kind == FactorKind::kWindow;
   if (window && (a == kTime || !window_fits(f.window, b_.out.mesh_axis(a, op.stage)))) return false;
   // Beside what the axes before cut already.

@@ -150,7 +150,7 @@ void Propagator::check_adasum() const {
               "or leave adasum out",
               g().tensor(parameter).name, op.name)
               .at_op(op.name)
-              .at_scope(g().scope_path(op.scope));
+              .at_scope(written_scope(op));
         }
     }
   }
@@ -172,7 +172,7 @@ TensorId Propagator::whole_in_time(const Op& op, TensorId id) {
       "(accumulation 1), or keep samples apart in this op",
       op.name, def(op.code).name, g().tensor(id).name, micro_batches())
       .at_op(op.name)
-      .at_scope(g().scope_path(op.scope));
+      .at_scope(written_scope(op));
 }
 
 TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
@@ -212,7 +212,7 @@ TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayou
         : kind == TensorKind::kInput  ? "declare the input with its batch dimension (batch_dim)"
                                       : "compute it from inputs with a batch dimension, or from constants op by op")
         .at_op(op.name)
-        .at_scope(g().scope_path(op.scope));
+        .at_scope(written_scope(op));
   }
   return slices_[key] = out;
 }

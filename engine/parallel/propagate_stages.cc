@@ -94,7 +94,7 @@ void Propagator::check_tied(const Op& reader, TensorId id, size_t a, const MeshA
       "the same replicas, or use the parameter in one stage",
       b_.out.stage(id), reader.stage, fmt::format(fmt::runtime(form), here.size, there.size))
       .at_op(reader.name)
-      .at_scope(g().scope_path(reader.scope));
+      .at_scope(written_scope(reader));
 }
 
 }  // namespace whale

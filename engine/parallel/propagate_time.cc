@@ -31,7 +31,8 @@ void Propagator::hoist_operands(Op& op, OpId number) {
 
 namespace {
 
-[[noreturn]] void refuse_mixed(const Graph& g, const Op& user, TensorId id, int64_t micro_batches) {
+[[noreturn]] void refuse_mixed(const Graph& g, const Op& user, const std::string& scope, TensorId id,
+                               int64_t micro_batches) {
   const bool in_groups = user.code == OpCode::k_batch_norm_apply;
   throw invalid(
       "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more "
@@ -41,7 +42,7 @@ namespace {
                               micro_batches)
                 : "")
       .at_op(user.name)
-      .at_scope(g.scope_path(user.scope));
+      .at_scope(scope);
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
   const Op source = producer == kNone ? Op{} : g().op(producer);
   const bool twice = depends_on(id, TensorKind::kVariable) && depends_on(id, TensorKind::kInput);
   if (producer == kNone || twice || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp))
-    refuse_mixed(g(), user, id, micro_batches());
+    refuse_mixed(g(), user, written_scope(user), id, micro_batches());
   if (const auto [parts, along] = b_.summed(id); parts != kNone) {
     const TensorId x = whole(user, parts, depth + 1);
     return placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;

@@ -37,6 +37,11 @@ class Propagator {
   Graph& g() { return b_.out.graph; }
   const Graph& g() const { return b_.out.graph; }
   const TaskGraphs& tasks() const { return b_.out.tasks; }
+  // Around the op, as the user wrote it: a pipeline's cut divides scopes.
+  std::string written_scope(const Op& op) const {
+    const auto scope = static_cast<size_t>(op.scope);
+    return g().scope_path(scope < tasks().written.size() ? tasks().written[scope] : op.scope);
+  }
   size_t axes() const { return b_.out.axes(); }
   int64_t micro_batches() const { return b_.out.micro_batches; }
   int64_t size(size_t a, const Op& op) const { return b_.out.size(a, op.stage); }

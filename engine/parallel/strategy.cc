@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -260,6 +261,34 @@ std::vector<StrategyClause> parse_clauses(std::string_view text) {
     out.push_back(std::move(clause));
   }
   return out;
+}
+
+void check_clauses(const Graph& graph, const std::vector<StrategyClause>& clauses) {
+  constexpr size_t kMost = 12;                 // shown
+  const auto named_path = [&](size_t scope) {  // "encoder/block0"
+    std::string path;
+    for (auto id = static_cast<ScopeId>(scope); id > 0; id = graph.scopes[static_cast<size_t>(id)].parent)
+      if (const std::string& name = graph.scopes[static_cast<size_t>(id)].name; !name.empty())
+        path = path.empty() ? name : name + "/" + path;
+    return path;
+  };
+  for (const StrategyClause& clause : clauses) {
+    if (clause.name.empty()) continue;
+    bool found = false;
+    std::vector<std::string> names;
+    std::set<std::string_view> seen;
+    for (size_t id = 1; id < graph.scopes.size() && !found; ++id) {
+      const std::string& name = graph.scopes[id].name;
+      if (name.empty()) continue;
+      found = clause.name == name || clause.name == named_path(id);
+      if (seen.insert(name).second && names.size() < kMost) names.push_back(name);
+    }
+    if (found) continue;
+    const size_t more = seen.size() - names.size();
+    throw invalid("strategy: no scope is called '{}'; the model has {}{}", brief(clause.name),
+                  names.empty() ? "none with a name" : fmt::format("{}", fmt::join(names, ", ")),
+                  more > 0 ? fmt::format(" and {} more", more) : "");
+  }
 }
 
 std::string to_string(const Scope& scope) {

@@ -19,6 +19,8 @@ struct StrategyClause {
   std::vector<Scope> nest;
 };
 std::vector<StrategyClause> parse_clauses(std::string_view text);
+// A clause for a scope that the graph does not have would be without effect: an error.
+void check_clauses(const Graph& graph, const std::vector<StrategyClause>& clauses);
 
 std::string to_string(const Scope& scope);              // "replica(2)"; parameters at their defaults are left out
 std::string to_string(const std::vector<Scope>& nest);  // parses to the same list

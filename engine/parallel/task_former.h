@@ -58,8 +58,6 @@ class TaskFormer {
   // task_graph.cc
   void collect();                                        // which leaf every scope in use belongs to
   const StrategyClause* clause_of(ScopeId scope) const;  // the innermost one whose name is a part of the scope's path
-  void check_clauses() const;
-  std::string named_path(ScopeId scope) const;  // "encoder/block0"
   void find_pipeline();
   void check_pipeline(const TaskLeaf& leaf, const Scope& pipeline) const;  // counts, before anything is sized by them
   void make_tasks();

@@ -65,7 +65,7 @@ void TaskFormer::collect() {
     }
   }
   if (nests.empty()) nests.try_emplace(0);
-  check_clauses();
+  if (!local_) check_clauses(g_, clauses_);
   std::map<std::string, size_t> known;
   for (auto& [scope, found] : nests) {
     auto& [nest, ids] = found;
@@ -91,33 +91,6 @@ void TaskFormer::collect() {
     if (fresh) leaves_.push_back(leaf_of(nest, ids, std::move(path), annotated));
     leaf_of_scope_[scope] = at->second;
   }
-}
-
-// A clause for a scope that the model does not have would be without effect.
-void TaskFormer::check_clauses() const {
-  if (local_) return;
-  for (const StrategyClause& clause : clauses_) {
-    if (clause.name.empty()) continue;
-    bool found = false;
-    std::vector<std::string> names;
-    for (size_t id = 1; id < g_.scopes.size(); ++id) {
-      const std::string& name = g_.scopes[id].name;
-      if (name.empty()) continue;
-      found |= clause.name == name || clause.name == named_path(static_cast<ScopeId>(id));
-      if (names.size() < 12 && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-    }
-    if (!found)
-      throw invalid("strategy: no scope is called '{}'; the model has {}", clause.name,
-                    names.empty() ? "none with a name" : fmt::format("{}", fmt::join(names, ", ")));
-  }
-}
-
-std::string TaskFormer::named_path(ScopeId scope) const {
-  std::string path;
-  for (ScopeId id = scope; id > 0; id = g_.scopes[static_cast<size_t>(id)].parent)
-    if (const std::string& name = g_.scopes[static_cast<size_t>(id)].name; !name.empty())
-      path = path.empty() ? name : name + "/" + path;
-  return path;
 }
 
 const StrategyClause* TaskFormer::clause_of(ScopeId scope) const {
