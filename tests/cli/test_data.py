@@ -6,9 +6,11 @@ import io
 import lzma
 import os
 import socket
+import struct
 import subprocess
 import tarfile
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -144,6 +146,38 @@ def test_a_changed_or_cut_file_of_arrays_is_an_error(files, tmp_path):
         header = b'{"x":{"dtype":"F32","shape":%s,"data_offsets":[0,64]}}' % str(dims).encode()
         (tmp_path / "s.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
         assert "needs others" in run(files / "mlp.whale", tmp_path / "s.safetensors", code=2)
+
+
+def zip64(**members):
+    """As writers do that do not wait for 4 GiB: all ones in the directory, the numbers in extra fields and in an end of its own."""
+    body, directory = b"", b""
+    for name, array in members.items():
+        content, name = npy(array), f"{name}.npy".encode()
+        rest = struct.pack("<HHHHHI", 45, 0, 0, 0, 0x21, zlib.crc32(content))
+        directory += b"PK\1\2" + struct.pack("<H", 45) + rest + struct.pack("<IIHHHHHII", 2**32 - 1, 2**32 - 1, len(name), 34, 0, 0, 0, 0, 2**32 - 1) + name
+        directory += struct.pack("<HHH", 0x7875, 2, 7) + struct.pack("<HHQQQ", 1, 24, len(content), len(content), len(body))
+        body += b"PK\3\4" + rest + struct.pack("<IIHH", 2**32 - 1, 2**32 - 1, len(name), 20) + name + struct.pack("<HHQQ", 1, 16, len(content), len(content)) + content
+    end = b"PK\6\6" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, len(members), len(members), len(directory), len(body))
+    end += b"PK\6\7" + struct.pack("<IQI", 0, len(body) + len(directory), 1)
+    return body + directory + end + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 2**16 - 1, 2**16 - 1, 2**32 - 1, 2**32 - 1, 0)
+
+
+def test_zip64_is_read(files, tmp_path):
+    (tmp_path / "plain.npz").write_bytes(npz(**arrays()))
+    (tmp_path / "wide.npz").write_bytes(zip64(**arrays()))
+    assert set(np.load(tmp_path / "wide.npz")) == {"x", "y"}  # as numpy reads it
+    losses = lambda name: [row["loss"] for row in lines(run(files / "mlp.whale", tmp_path / name))]
+    assert losses("wide.npz") == losses("plain.npz")
+    good = zip64(**arrays())
+    for n in range(1, len(good), 1 + len(good) // 40):
+        (tmp_path / "cut.npz").write_bytes(good[:n])
+        assert "cut.npz" in run(files / "mlp.whale", tmp_path / "cut.npz", code=2)
+    for at in range(len(good) - 160, len(good)):  # numbers of the directory and of its end
+        bad = bytearray(good)
+        bad[at] ^= 0x81
+        (tmp_path / "cut.npz").write_bytes(bad)
+        done = subprocess.run([WHALE, "run", str(files / "mlp.whale"), "--steps", "1", "--json", "--data", str(tmp_path / "cut.npz")], capture_output=True, text=True)
+        assert done.returncode in (0, 2), done.stderr
 
 
 def test_a_read_that_fails_is_an_error(files, tmp_path):

@@ -121,6 +121,17 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["plan", "{f}/m.whale", "--strategy", "pipeline(2, micro_batches=4611686018427387904)"], "a whole number from 1 to 2147483648"),
     (["run", "{f}/m.whale", "--save", "{f}/dangling"], "--save '{f}/dangling': it is a link to something that is not there"),
     (["run", "{f}/m.whale", "--save", "{f}/loop"], "--save '{f}/loop': links lead round in a circle"),
+    (["model", "mlp", "--schedule", "constant", "--total-steps", "9", "-o", "{f}/x.whale"], "--total-steps is 9, which only linear and cosine schedules have"),
+    (["model", "mlp", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "no scope is called 'bogus'; the model has layer0, layer1, head"),
+    (["model", "gpt", "--layers", "20", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "block1, block2, block3 and 17 more"),
+    (["run", "{f}/m.whale", "--precision", "f16", "--loss-scale", "0"], "--loss-scale: '0', expected a number above 0"),
+    (["plan", "{f}/m.whale", "--zero", "1", "--state-shares", "a,b"], "--state-shares: 'a', expected a number from 0"),
+    (["verify", "{f}/m.whale", "--plan", "{f}/m.whale"], "--plan '{f}/m.whale' is a model, not a plan: leave --plan out"),
+    (["inspect", "{f}/m.whale", "--json", "--level", "train"], "--json shows everything: leave --level out"),
+    (["inspect", "{f}/cut", "--level", "graph"], "a checkpoint has no levels"),
+    (["plan", "{f}/m.whale", "--bridges", "--all"], "--all excludes --bridges"),
+    (["Run", "{f}/m.whale"], "no command 'Run'; there are model, inspect, plan, run, verify, bench, devices"),
+    ([], "give a command; there are model"),
     (["run", "{f}/m.whale", "--load", "{f}/cut"], "whale.json' is damaged or not the index of a checkpoint: a JSON object was expected"),
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_errors_speak_the_command_line(arguments, words, folder):
@@ -138,3 +149,39 @@ def test_errors_speak_the_command_line(arguments, words, folder):
 def test_a_wrong_command_line_exits_with_2(arguments, folder):
     """As everything else that could not be done: scripts tell 0 to 3 apart."""
     whale(*[each.replace("{f}", str(folder)) for each in arguments], code=2)
+
+
+@pytest.mark.parametrize("arguments", [["plan", "{f}/own.whale", "-o", "{f}/own.whale"], ["run", "{f}/own.whale", "--steps", "1", "--trace", "{f}/own.whale"],
+                                       ["run", "{f}/own.whale", "--steps", "1", "--trace", "{f}/./linked.whale"]], ids=lambda a: a[-2])
+def test_a_command_does_not_overwrite_what_it_reads(arguments, folder):
+    whale("model", *MLP, "-o", folder / "own.whale")
+    if not (folder / "linked.whale").exists():
+        os.symlink("own.whale", folder / "linked.whale")
+    before = (folder / "own.whale").read_bytes()
+    assert "this command reads that file, and would overwrite it" in whale(*[each.replace("{f}", str(folder)) for each in arguments], code=2)
+    assert (folder / "own.whale").read_bytes() == before
+
+
+def test_a_checkpoint_makes_the_folders_above_it(folder):
+    """On the command line as in the library, also where each name is a letter long and the path is relative."""
+    (folder / "here").mkdir()
+    for path in ("a/b/c", "./d/e", "f"):
+        done = subprocess.run([WHALE, "run", str(folder / "m.whale"), "--steps", "1", "--quiet", "--save", path], cwd=folder / "here", capture_output=True, text=True)
+        assert done.returncode == 0 and (folder / "here" / path / "whale.json").exists(), done.stderr
+
+
+def test_a_default_strategy_has_clauses(folder):
+    whale("model", "mlp", "--strategy", "head: split(2); replica(2)", "-o", folder / "clauses.whale")
+    assert "split(2); replica(2)" in whale("plan", folder / "clauses.whale", "--devices", "null:2")
+
+
+def test_a_pipelines_cut_is_no_scope_of_the_user(folder):
+    whale("model", "resnet", "--batch", "8", "--image", "8", "-o", folder / "r.whale")
+    said = whale("plan", folder / "r.whale", "--devices", "null:2", "--strategy", "pipeline(2, micro_batches=2)", code=2)
+    assert "mixes all samples" in said and "--norm-groups" in said and "scope stage" not in said, said
+
+
+def test_bench_of_a_plan_names_the_plans_devices(folder):
+    import json
+    whale("plan", folder / "m.whale", "--devices", "null:2", "-o", folder / "n.plan")
+    assert json.loads(whale("bench", folder / "n.plan", "--steps", "1", "--warmup", "1"))["devices"].count("null") == 2

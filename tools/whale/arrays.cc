@@ -171,6 +171,23 @@ Array parse_npy(const std::string& name, std::string_view data, const std::strin
   return array;
 }
 
+// Of a zip member's numbers, those that are all ones stand in its zip64 extra field (number 1), in this order.
+void widen(std::string_view extra, std::initializer_list<uint64_t*> numbers) {
+  const auto half = [&](size_t at) {
+    uint16_t value;
+    std::memcpy(&value, extra.data() + at, sizeof value);
+    return value;
+  };
+  for (size_t at = 0; at + 4 <= extra.size(); at += 4u + half(at + 2)) {
+    if (half(at) != 1) continue;
+    const std::string_view field = extra.substr(at + 4, half(at + 2));
+    size_t next = 0;
+    for (uint64_t* number : numbers)
+      if (*number == 0xFFFFFFFFu && next + 8 <= field.size()) std::memcpy(number, field.data() + next, 8), next += 8;
+    return;
+  }
+}
+
 // CRC-32 of zip (ISO 3309).
 uint32_t crc32(std::string_view data) {
   static constexpr auto kTable = [] {
@@ -244,23 +261,32 @@ std::map<std::string, Array> read_npy(const std::string& path, const std::string
   return {{"", parse_npy("", content, path)}};
 }
 
-// numpy.savez writes a zip whose members are stored, not compressed. The central directory at the end lists them.
+// numpy.savez writes a zip whose members are stored, not compressed. The central directory at the end lists them;
+// numbers that do not fit its fields (zip64: files from 2 GiB, or as the writer likes) stand beside it and are all ones
+// in it.
 std::map<std::string, Array> read_npz(const std::string& path, const std::string& data) {
   const size_t end = data.rfind("PK\x05\x06");
   if (end == std::string::npos)
     throw Failure("'" + shown(path) + "' has no directory of its members at its end: it was cut off");
-  const auto members = read_le<uint16_t>(data, end + 10, path);
-  size_t at = read_le<uint32_t>(data, end + 16, path);
+  uint64_t members = read_le<uint16_t>(data, end + 10, path), at = read_le<uint32_t>(data, end + 16, path);
+  if (end >= 20 && has(data, "PK\x06\x07", end - 20)) {
+    const auto wide = read_le<uint64_t>(data, end - 12, path);
+    if (read_le<uint32_t>(data, wide, path) != 0x06064b50u)
+      throw Failure("'" + shown(path) + "' is damaged: its zip64 directory is not where its end says");
+    members = read_le<uint64_t>(data, wide + 32, path), at = read_le<uint64_t>(data, wide + 48, path);
+  }
   std::map<std::string, Array> arrays;
-  for (int i = 0; i < members; ++i) {
+  for (uint64_t i = 0; i < members; ++i) {
     if (read_le<uint32_t>(data, at, path) != 0x02014b50u) throw Failure("'" + shown(path) + "' has a broken directory");
     const auto flags = read_le<uint16_t>(data, at + 8, path), method = read_le<uint16_t>(data, at + 10, path);
-    const auto crc = read_le<uint32_t>(data, at + 16, path), packed = read_le<uint32_t>(data, at + 20, path),
-               size = read_le<uint32_t>(data, at + 24, path);
+    const auto crc = read_le<uint32_t>(data, at + 16, path);
     const auto name_size = read_le<uint16_t>(data, at + 28, path), extra = read_le<uint16_t>(data, at + 30, path),
                comment = read_le<uint16_t>(data, at + 32, path);
-    const size_t local = read_le<uint32_t>(data, at + 42, path);
-    if (name_size > data.size() - at - 46) throw Failure("'" + shown(path) + "' ends early: it was cut off");
+    uint64_t size = read_le<uint32_t>(data, at + 24, path), packed = read_le<uint32_t>(data, at + 20, path),
+             local = read_le<uint32_t>(data, at + 42, path);
+    if (name_size + size_t{extra} > data.size() - at - 46)
+      throw Failure("'" + shown(path) + "' ends early: it was cut off");
+    widen(std::string_view(data).substr(at + 46 + name_size, extra), {&size, &packed, &local});
     std::string name = data.substr(at + 46, name_size);
     if (!name.ends_with(".npy"))
       throw Failure("'" + shown(path) + "' is a zip file, but not of arrays: it holds '" + shown(name) +
@@ -269,8 +295,6 @@ std::map<std::string, Array> read_npz(const std::string& path, const std::string
     if (flags & 1) throw Failure("'" + shown(path) + "' is encrypted");
     if (method != 0)
       throw Failure("'" + shown(path) + "' is compressed; write it with numpy.savez instead of savez_compressed");
-    if (size == 0xFFFFFFFFu || local == 0xFFFFFFFFu)
-      throw Failure("'" + shown(path) + "' has an array of 4 GiB or more; use .safetensors");
     if (read_le<uint32_t>(data, local, path) != 0x04034b50u)
       throw Failure("'" + shown(path) + "' is damaged: '" + shown(name) + "' is not where the directory says");
     const size_t start =

@@ -6,11 +6,12 @@
 
 namespace tool {
 
-// What an option takes, told in its refusal: whole numbers from low to high, 64 bits, finite numbers from 0. (CLI11
-// cuts numbers that are too large.)
+// What an option takes, told in its refusal: whole numbers from low to high, 64 bits, finite numbers from 0 or
+// above 0. (CLI11 cuts numbers that are too large.)
 CLI::Validator whole(int64_t low, int64_t high);
 CLI::Validator seed_number();
 CLI::Validator not_negative();
+CLI::Validator above_zero();
 
 void add_model(CLI::App& app);
 void add_inspect(CLI::App& app);

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "commands.h"
+#include "file.h"
 #include "models.h"
 #include "runner.h"
 
@@ -92,6 +93,7 @@ void add_model(CLI::App& app) {
   }
   command->footer(models);
   command->callback([state, sizes] {
+    check_target(state->out, false, "--output");
     const Engine engine = make_engine();
     const ModelRow& row = find_model(state->name);
     std::vector<std::string> given;
@@ -120,6 +122,10 @@ void add_inspect(CLI::App& app) {
                       "(every instruction)");
   command->add_flag("--json", state->json, "as JSON");
   command->callback([state] {
+    if (!state->level.empty() && (state->json || is_directory(state->path)))
+      throw Failure(state->json
+                        ? "--json shows everything: leave --level out"
+                        : "'" + shown(state->path) + "' is a directory: a checkpoint has no levels, leave --level out");
     if (is_directory(state->path)) {
       std::printf("%s\n", text(whale_checkpoint_inspect, str(state->path), static_cast<int32_t>(state->json)).c_str());
       return;
@@ -143,7 +149,9 @@ void add_inspect(CLI::App& app) {
                               .c_str());
       return;
     }
-    if (kind == FileKind::kOther) throw Failure("'" + shown(state->path) + "' is neither a model nor a plan file");
+    if (kind == FileKind::kOther)
+      throw Failure("'" + shown(state->path) +
+                    "' is neither a model nor a plan file, nor the directory of a checkpoint");
     const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
     const auto* g = static_cast<const whale_graph*>(graph.get());
     if (state->json)
@@ -166,6 +174,7 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
       ->check(CLI::Range(0, 3));
   command.add_option("--state-shares", a.state_shares, "of state that is cut: a weight per replica, joined by commas")
+      ->check(not_negative())
       ->delimiter(',')
       ->allow_extra_args(false);
   command
@@ -200,7 +209,7 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
 }
 
 void add_scale_options(CLI::App& command, SessionArguments& a) {
-  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step (default 65536)")->check(not_negative());
+  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step (default 65536)")->check(above_zero());
   command
       .add_option("--loss-scale-growth", a.loss_scale_growth,
                   "f16: steps without an overflow until it doubles (default 2000)")
@@ -223,12 +232,15 @@ void add_plan(CLI::App& app) {
           "tensors that the plan hands out besides its outputs, joined by commas; grad:PARAMETER for a gradient")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command->add_flag("--all", state->all, "print every instruction");
-  command->add_flag("--bridges", state->bridges,
-                    "what moves between devices, most expensive first, and what else was legal");
-  command->add_flag("--json", state->json, "print as JSON");
+  auto* all = command->add_flag("--all", state->all, "print every instruction");
+  command
+      ->add_flag("--bridges", state->bridges,
+                 "what moves between devices, most expensive first, and what else was legal")
+      ->excludes(all);
+  command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   add_plan_options(*command, state->arguments);
   command->callback([state] {
+    if (!state->out.empty()) check_target(state->out, false, "--output", {state->path});
     const Engine engine = make_engine(state->arguments.init_dir);
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());

@@ -68,7 +68,8 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-void check_target(const std::string& path, bool directory, const char* option) {
+void check_target(const std::string& path, bool directory, const char* option,
+                  std::initializer_list<std::string> reads) {
   const std::string text = std::string(option) + " '" + shown(path) + "': ";
   struct stat info {};
   const bool there = ::stat(path.c_str(), &info) == 0;
@@ -76,6 +77,10 @@ void check_target(const std::string& path, bool directory, const char* option) {
     throw Failure(text + "a file stands there, a directory was expected; give another name");
   if (there && !directory && S_ISDIR(info.st_mode))
     throw Failure(text + "a directory stands there, a file was expected; give another name");
+  for (const std::string& read : reads)
+    if (struct stat other{};
+        there && ::stat(read.c_str(), &other) == 0 && other.st_dev == info.st_dev && other.st_ino == info.st_ino)
+      throw Failure(text + "this command reads that file, and would overwrite it; give another name");
   struct stat link {};
   if (!there && errno == ELOOP) throw Failure(text + "links lead round in a circle; give another name");
   if (!there && ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
@@ -86,7 +91,7 @@ void check_target(const std::string& path, bool directory, const char* option) {
     return slash == std::string::npos ? "." : slash == 0 ? "/" : of.substr(0, slash);
   };
   std::string folder = there && directory ? path : above(path);
-  while (directory && folder.size() > 1 && ::stat(folder.c_str(), &info) != 0) folder = above(folder);
+  while (directory && folder != "." && folder != "/" && ::stat(folder.c_str(), &info) != 0) folder = above(folder);
   if (::stat(folder.c_str(), &info) == 0 && !S_ISDIR(info.st_mode))
     throw Failure(text + "'" + shown(folder) + "' is a file, not a folder");
   if (::access(folder.c_str(), W_OK | X_OK) != 0)

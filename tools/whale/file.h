@@ -1,6 +1,7 @@
 // Files of the command line: read whole, known by their content, written whole.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 namespace tool {
@@ -17,6 +18,8 @@ bool is_directory(const std::string& path);
 
 // Throws for a file, or a directory, that could not be made at the end of a long run: something else stands there, or
 // the nearest folder above it cannot be written to. `option` names it.
-void check_target(const std::string& path, bool directory, const char* option);
+// `reads`: files that the command reads, which it would destroy; empty names are none.
+void check_target(const std::string& path, bool directory, const char* option,
+                  std::initializer_list<std::string> reads = {});
 
 }  // namespace tool

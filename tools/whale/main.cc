@@ -34,16 +34,25 @@ CLI::Validator seed_number() {
           ""};
 }
 
-CLI::Validator not_negative() {
-  return {[](std::string& given) {
+namespace {
+CLI::Validator number_that(bool (*fits)(double), const char* wanted) {
+  return {[=](std::string& given) {
             double value = 0;
             const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), value);
-            if (!given.empty() && error == std::errc{} && end == given.data() + given.size() && value >= 0 &&
+            if (!given.empty() && error == std::errc{} && end == given.data() + given.size() && fits(value) &&
                 std::isfinite(value))
               return std::string();
-            return "'" + shown(given) + "', expected a number from 0";
+            return "'" + shown(given) + "', expected " + wanted;
           },
           ""};
+}
+}  // namespace
+
+CLI::Validator not_negative() {
+  return number_that([](double value) { return value >= 0; }, "a number from 0");
+}
+CLI::Validator above_zero() {
+  return number_that([](double value) { return value > 0; }, "a number above 0");
 }
 
 namespace {
@@ -57,7 +66,9 @@ constexpr std::pair<std::string_view, std::string_view> kWords[] = {
     {"argument `options.timeout_seconds`", "--plan-timeout"},
     {"argument `options.learning_rate`", "--lr"},
     {"argument `options.clip_norm`", "--clip"},
-    {"argument `options.warmup_steps`", "--warmup"}};
+    {"argument `options.warmup_steps`", "--warmup"},
+    {"training: total_steps", "--total-steps"},
+    {"batch_norm's attribute groups", "batch_norm's attribute groups (`whale model resnet`: --norm-groups)"}};
 
 std::string in_words_of_the_command_line(std::string message) {
   for (const auto& [field, option] : kWords)
@@ -81,6 +92,18 @@ void check_no_empty(int argc, char** argv) {
         (before.starts_with("-") ? "'" + shown(before) + "' is followed by nothing" : "an argument is empty") +
         ", such as an unset variable of a script gives; give it a value, or leave it out");
   }
+}
+
+void check_command(const CLI::App& app, int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    if (first == command->get_name()) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  if (!first.starts_with("-"))
+    throw Failure((first.empty() ? "give a command" : "no command '" + shown(first) + "'") + "; there are " + names +
+                  ". `whale --help` shows how they are used");
 }
 
 }  // namespace
@@ -110,6 +133,7 @@ int main(int argc, char** argv) {
   tool::add_devices(app);
   try {
     tool::check_no_empty(argc, argv);
+    tool::check_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;

@@ -73,7 +73,7 @@ void add_run(CLI::App& app, int& exit_code) {
   add_scale_options(*command, state->session);
   command->callback([state, &exit_code] {
     if (!state->save.empty()) check_target(state->save, true, "--save");
-    if (!state->trace.empty()) check_target(state->trace, false, "--trace");
+    if (!state->trace.empty()) check_target(state->trace, false, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
@@ -147,6 +147,13 @@ void add_bench(CLI::App& app) {
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const double planned = seconds_now();
+    std::string devices = state->arguments.devices;
+    if (kind_of(state->path) == FileKind::kPlan) {
+      devices.clear();
+      const auto plan_json = nlohmann::json::parse(text(whale_plan_json, static_cast<const whale_plan*>(plan.get())));
+      for (const auto& device : plan_json.at("devices"))
+        devices += (devices.empty() ? "" : ",") + device.at("name").get<std::string>();
+    }
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
     const auto data = open_data(state->data, inputs, 0);
     std::vector<Batch> pool;
@@ -169,7 +176,7 @@ void add_bench(CLI::App& app) {
                                              : (windows[windows.size() / 2 - 1] + windows[windows.size() / 2]) / 2;
     nlohmann::json line{{"workload", state->name.empty() ? state->path : state->name},
                         {"framework", "libwhale"},
-                        {"devices", state->arguments.devices},
+                        {"devices", devices},
                         {"ms_per_step", median * 1e3},
                         {"ms_min", windows.front() * 1e3},
                         {"ms_max", windows.back() * 1e3},

@@ -327,6 +327,11 @@ class Subject {
 
  private:
   void read_file() {
+    if (kind_of(given_.plan) == FileKind::kGraph)
+      throw Failure(
+          "--plan '" + shown(given_.plan) +
+          "' is a model, not a plan: leave --plan out and give --devices and --strategy, or make a plan of it "
+          "with `whale plan`");
     check_fixed(given_.plan, given_.options);
     described_ = described(open_plan(engine_, given_.plan, {}));
     many_ = options_of(described_);
