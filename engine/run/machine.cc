@@ -11,6 +11,8 @@ constexpr size_t kScalarStride = 64;
 constexpr DType kScalarTypes[] = {DType::kF32, DType::kF64, DType::kI32, DType::kI64};
 constexpr size_t kScalars = 3;
 
+size_t device_of(const HeldPart& held, size_t copy) { return held.devices[std::min(copy, held.devices.size() - 1)]; }
+
 }  // namespace
 
 DeviceMemory::DeviceMemory(std::unique_ptr<Device> device, size_t variables)
@@ -73,8 +75,7 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
     memory_.push_back(std::make_unique<DeviceMemory>(std::move(device), plan.variables.size()));
   }
   WHALE_CHECK(!plan.entries.empty() && plan.entries[0].rows.size() == memory_.size(), "one row per device");
-  variables_.resize(plan.variables.size());
-  for (size_t v = 0; v < plan.variables.size(); ++v) place(v);
+  for (const PlanVariable& variable : plan.variables) variables_.push_back(held_parts(plan, variable));
   transport_ = make_inproc(plan.groups);
   team_ = std::make_unique<Team>(devices);
   size_t arena = 0, host = 0;
@@ -87,9 +88,9 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
     const size_t d = static_cast<size_t>(device);
     DeviceMemory& memory = *memory_[d];
     for (size_t v = 0; v < variables_.size(); ++v)
-      for (const Copies& copies : variables_[v])
-        if (std::find(copies.devices.begin(), copies.devices.end(), d) != copies.devices.end())
-          memory.add_variable(v, copies.part.bytes(), plan_.variables[v].memory);
+      for (const HeldPart& held : variables_[v])
+        if (std::find(held.devices.begin(), held.devices.end(), d) != held.devices.end())
+          memory.add_variable(v, held.part.bytes(), plan_.variables[v].memory);
     memory.arena(arena);
     if (host > 0) memory.host_arena(host);
     memory.step_scalar(StepScalar::kLearningRate, DType::kF32);
@@ -98,59 +99,42 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
 
 Machine::~Machine() = default;
 
-// Finds the parts of a variable, and which devices hold each.
-void Machine::place(size_t index) {
-  const PlanVariable& variable = plan_.variables[index];
-  for (const DeviceRow& row : plan_.entries[0].rows) {
-    if (row.mesh != variable.mesh) continue;
-    Part part =
-        part_of(variable.dims, variable.home, plan_.meshes.at(static_cast<size_t>(row.mesh)).axes, row.coordinates);
-    std::vector<Copies>& all = variables_[index];
-    auto at = std::find_if(all.begin(), all.end(), [&](const Copies& known) { return known.part.part() == part; });
-    if (at == all.end())
-      at = all.insert(at, {VariablePart(std::move(part), variable.dims, size_of(variable.dtype)), {}});
-    at->devices.push_back(static_cast<size_t>(row.device));
-  }
-  if (variables_[index].empty())
-    throw internal("variable '{}' lives on mesh {}, which has no device", variable.name, variable.mesh);
-}
-
 std::vector<std::vector<int32_t>> Machine::copies(size_t index) const {
   size_t count = 1;
-  for (const Copies& copies : variables_[index])
-    if (copies.part.bytes() > 0) count = std::max(count, copies.devices.size());
+  for (const HeldPart& held : variables_[index])
+    if (held.part.bytes() > 0) count = std::max(count, held.devices.size());
   std::vector<std::vector<int32_t>> list(count);
   for (size_t copy = 0; copy < count; ++copy) {
-    for (const Copies& copies : variables_[index])
-      if (copies.part.bytes() > 0) list[copy].push_back(static_cast<int32_t>(copies.device(copy)));
+    for (const HeldPart& held : variables_[index])
+      if (held.part.bytes() > 0) list[copy].push_back(static_cast<int32_t>(device_of(held, copy)));
     std::sort(list[copy].begin(), list[copy].end());
   }
   return list;
 }
 
 void Machine::read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes) {
-  for (const Copies& copies : variables_[index]) {
-    DeviceMemory& memory = *memory_[copies.device(copy)];
+  for (const HeldPart& held : variables_[index]) {
+    DeviceMemory& memory = *memory_[device_of(held, copy)];
     const char* from = static_cast<const char*>(memory.variable(index));
-    copies.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
+    held.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
       memory.device().copy_out(static_cast<char*>(to) + (logical - offset), from + local, n);
     });
   }
 }
 
 void Machine::write_variable(size_t index, uint64_t offset, const void* from, size_t bytes) {
-  for (const Copies& copies : variables_[index])
-    for (const size_t device : copies.devices) {
+  for (const HeldPart& held : variables_[index])
+    for (const size_t device : held.devices) {
       char* to = static_cast<char*>(memory_[device]->variable(index));
-      copies.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
+      held.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
         memory_[device]->device().copy_in(to + local, static_cast<const char*>(from) + (logical - offset), n);
       });
     }
 }
 
 void Machine::variable_written(size_t index) {
-  for (const Copies& copies : variables_[index])
-    for (const size_t device : copies.devices) ++*memory_[device]->version(index);
+  for (const HeldPart& held : variables_[index])
+    for (const size_t device : held.devices) ++*memory_[device]->version(index);
 }
 
 }  // namespace whale

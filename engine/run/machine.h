@@ -90,15 +90,8 @@ class Machine {
   void variable_written(size_t index);  // after the last write_variable: moves the versions
 
  private:
-  struct Copies {  // of one part of a variable
-    VariablePart part;
-    std::vector<size_t> devices;
-    size_t device(size_t copy) const { return devices[std::min(copy, devices.size() - 1)]; }
-  };
-  void place(size_t index);
-
   const Plan& plan_;
-  std::vector<std::vector<Copies>> variables_;
+  std::vector<std::vector<HeldPart>> variables_;
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Team> team_;  // last: its threads end first

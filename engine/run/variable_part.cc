@@ -1,5 +1,7 @@
 #include "run/variable_part.h"
 
+#include "base/error.h"
+
 namespace whale {
 
 VariablePart::VariablePart(Part part, const Dims& dims, int64_t element_bytes) : part_(std::move(part)) {
@@ -39,6 +41,21 @@ int64_t VariablePart::find_row(uint64_t row) const {
     stride *= local_outer_[d];
   }
   return found;
+}
+
+std::vector<HeldPart> held_parts(const Plan& plan, const PlanVariable& variable) {
+  std::vector<HeldPart> all;
+  for (const DeviceRow& row : plan.entries[0].rows) {
+    if (row.mesh != variable.mesh) continue;
+    Part part =
+        part_of(variable.dims, variable.home, plan.meshes.at(static_cast<size_t>(row.mesh)).axes, row.coordinates);
+    auto at = std::find_if(all.begin(), all.end(), [&](const HeldPart& known) { return known.part.part() == part; });
+    if (at == all.end())
+      at = all.insert(at, {VariablePart(std::move(part), variable.dims, size_of(variable.dtype)), {}});
+    at->devices.push_back(static_cast<size_t>(row.device));
+  }
+  if (all.empty()) throw internal("variable '{}' lives on mesh {}, which has no device", variable.name, variable.mesh);
+  return all;
 }
 
 }  // namespace whale

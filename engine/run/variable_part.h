@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/part.h"
+#include "plan/plan.h"
 
 namespace whale {
 
@@ -42,5 +43,12 @@ class VariablePart {
   std::vector<Span> spans_;
   Dims outer_, local_outer_;  // of the dimensions that number the rows
 };
+
+// A part of a variable with the devices that hold a copy of it, in the order of the plan's.
+struct HeldPart {
+  VariablePart part;
+  std::vector<size_t> devices;
+};
+std::vector<HeldPart> held_parts(const Plan& plan, const PlanVariable& variable);
 
 }  // namespace whale

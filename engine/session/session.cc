@@ -14,6 +14,7 @@
 #include "data/convert.h"
 #include "run/executor.h"
 #include "run/report.h"
+#include "run/variable_part.h"
 #include "session/cores.h"
 #include "session/initialize.h"
 
@@ -64,6 +65,7 @@ struct Session::Impl {
     if (plan->devices.empty() || plan->entries.empty())
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     check_kinds(plan->devices);
+    check_copies(*plan);
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->exact && options.threads == 0 ? 1 : options.threads;
     const size_t cores = usable_cores().size();
@@ -86,6 +88,37 @@ struct Session::Impl {
               "what they leave; run on devices that compute, or on null devices alone",
               d, to_string(devices[d]), to_string(other))
               .at_device(static_cast<int>(d));
+  }
+
+  // Each kind of device rounds in its own way: copies that a step writes drift apart. What none writes stays as it was
+  // initialized or loaded.
+  static void check_copies(const Plan& plan) {
+    const auto unlike = [&](size_t a, size_t b) { return plan.devices[a].kind != plan.devices[b].kind; };
+    const std::vector<bool> written = written_variables(plan);
+    for (size_t v = 0; v < plan.variables.size(); ++v) {
+      if (!written[v]) continue;
+      for (const HeldPart& held : held_parts(plan, plan.variables[v]))
+        for (const size_t d : held.devices)
+          if (held.part.bytes() > 0 && unlike(d, held.devices[0]))
+            throw invalid(
+                "variable '{}' has copies on device {} ('{}') and device {} ('{}'), and kinds of devices round in ways "
+                "of their own: the copies would drift apart. Run on devices of one kind, or by a strategy that leaves "
+                "no copies on devices of unlike kinds, such as a pipeline",
+                plan.variables[v].name, held.devices[0], to_string(plan.devices[held.devices[0]]), d,
+                to_string(plan.devices[d]))
+                .at_device(static_cast<int>(d));
+    }
+  }
+  static std::vector<bool> written_variables(const Plan& plan) {
+    std::vector<bool> written(plan.variables.size());
+    for (const Entry& entry : plan.entries)
+      for (const Program& program : entry.programs)
+        for (const Segment& segment : program.segments)
+          for (const Instruction& instruction : segment.instructions)
+            for (const BufferId id : instruction.out)
+              if (const Buffer& buffer = program.buffers[static_cast<size_t>(id)]; buffer.kind == BufferKind::kVariable)
+                written[static_cast<size_t>(buffer.ref)] = true;
+    return written;
   }
 
   std::vector<std::unique_ptr<Device>> open_devices(const std::vector<DeviceSpec>& specs, int threads) {

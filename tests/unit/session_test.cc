@@ -17,6 +17,7 @@
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "small_models.h"
+#include "trained.h"
 
 namespace whale {
 namespace {
@@ -327,6 +328,80 @@ TEST_CASE("session: a loss that is not finite") {
   pass.nan_policy = NanPolicy::kPass;
   Job lenient("ref:2", 8, OptimizerKind::kSgd, pass);
   CHECK(std::isnan(lenient.step(batch)));
+}
+
+TEST_CASE("session: copies of a variable on devices of unlike kinds are refused by name") {
+  const auto refused = [](const Graph& g, const std::string& devices, const CompileOptions& options) -> std::string {
+    try {
+      Session(std::make_shared<const Plan>(compile(g, parse_devices(devices, {0, 1}), options)),
+              std::make_shared<Backends>(small::backends_folder()), {});
+    } catch (const Error& e) {
+      CHECK(e.code() == Code::kInvalidArgument);
+      return e.message();
+    }
+    return "";
+  };
+  const Graph mlp = small::mlp(8, OptimizerKind::kAdamW).g;
+  for (const char* devices : {"cpu:1,ref:1", "ref:1,cpu:1"}) {
+    CAPTURE(devices);
+    CompileOptions exact{.strategy = "replica", .accumulation = 2};
+    exact.exact = true;
+    for (const CompileOptions& options : {CompileOptions{.strategy = "replica"}, exact}) {
+      const std::string message = refused(mlp, devices, options);
+      for (const char* part :
+           {"variable 'w1'", "device 0", "device 1", "'ref'", "'cpu@", "devices of one kind", "pipeline"})
+        CHECK_MESSAGE(message.find(part) != message.npos, message);
+    }
+    CHECK(refused(mlp, devices, {.strategy = "replica", .zero = 1}) != "");
+    small::Model statistics;  // nothing but running statistics has copies that a step writes
+    const TensorId x = statistics.input("x", {8, 4});
+    const TensorId normed = statistics.op(
+        OpCode::k_batch_norm,
+        {x, statistics.input("gamma", {4}, DType::kF32, -1), statistics.input("beta", {4}, DType::kF32, -1),
+         statistics.variable("mean", {4}, Role::kBuffer), statistics.variable("var", {4}, Role::kBuffer)});
+    const TensorId product = statistics.op(OpCode::k_matmul, {normed, statistics.variable("w", {4, 4})});
+    statistics.minimize(statistics.op(OpCode::k_reduce_mean, {product}), OptimizerKind::kSgd);
+    CHECK(refused(statistics.g, devices, {.strategy = "replica", .zero = 3}).find("variable 'mean'") !=
+          std::string::npos);
+    CHECK(refused(mlp, devices, {.strategy = "replica", .zero = 3}) == "");
+    CHECK(refused(mlp, devices, {.strategy = "pipeline(2, micro_batches=2)"}) == "");
+    CHECK(refused(small::gpt(4).g, devices, {.strategy = "pipeline(2, micro_batches=2)"}) == "");  // a tied table
+    Graph frozen = mlp;  // no step writes anything
+    frozen.training.loss = kNone;
+    CHECK(refused(frozen, devices, {.strategy = "replica"}) == "");
+  }
+  CHECK(refused(mlp, "cpu:1,ref:1,cpu:1,ref:1", {.strategy = "pipeline(2, micro_batches=2) > replica(2)"}) != "");
+}
+
+TEST_CASE("session: a gradient that is not a number reaches its parameter, clipped by the norm of all or not") {
+  small::Model m;
+  const TensorId w = m.variable("w", {4}), b = m.variable("b", {4});
+  m.g.variables[0].init = {.kind = InitKind::kZeros, .file = {}, .key = {}};
+  const TensorId x = m.input("x", {2, 4});
+  // The square root of zero has no gradient, and the loss is finite.
+  const TensorId root = m.op(OpCode::k_sqrt, {m.op(OpCode::k_square, {w})});
+  m.minimize(m.op(OpCode::k_reduce_mean, {m.op(OpCode::k_add, {m.op(OpCode::k_mul, {x, b}), root})}),
+             OptimizerKind::kSgd);
+  for (const char* devices : {"ref:1", "cpu:1", "cpu:2"})
+    for (const double clip_norm : {0.0, 1.0}) {
+      CAPTURE(devices);
+      CAPTURE(clip_norm);
+      m.g.training.clip_norm = clip_norm;
+      Session session(std::make_shared<const Plan>(compile(m.g, parse_devices(devices, {0, 1}))),
+                      std::make_shared<Backends>(small::backends_folder()), {});
+      std::vector<float> batch(8, 1), values(4);
+      float loss = -1;
+      const auto step = [&] {
+        session.step({{"x", {DType::kF32, {2, 4}, batch.data()}}}, {{"loss", {DType::kF32, {}, &loss}}}).wait();
+      };
+      step();
+      CHECK(std::isfinite(loss));
+      session.read("w", {DType::kF32, {4}, values.data()});
+      CHECK(std::isnan(values[0]));
+      session.read("b", {DType::kF32, {4}, values.data()});
+      CHECK(std::isfinite(values[0]));
+      CHECK_CODE(Code::kOutOfRange, "step 1 is not finite", step());
+    }
 }
 
 TEST_CASE("session: released while a run is under way") {
