@@ -2,10 +2,13 @@
 // is done by one thread, so the watch in force is the thread's, and no pass has to hand it on.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
+#include <ranges>
 #include <utility>
 
 #include "base/error.h"
@@ -49,6 +52,54 @@ class Watch {
   Watch* outer_;
   static thread_local Watch* current_;
 };
+
+// A look at every 1024th call: for steps that are shorter than a look, of which there may be one for each micro-batch.
+class Glance {
+ public:
+  void operator()() {
+    if (++calls_ % 1024 == 0) Watch::look();
+  }
+
+ private:
+  uint32_t calls_ = 0;
+};
+
+// for (const ScheduleRow& row : watched(program.schedule)): every loop over as many elements as there are
+// micro-batches. The list, where it is no temporary, must outlive the loop.
+template <std::ranges::viewable_range List>
+class Watched {
+ public:
+  explicit Watched(List&& list) : list_(std::views::all(std::forward<List>(list))) {}
+  class Iterator {
+   public:
+    explicit Iterator(std::ranges::iterator_t<std::views::all_t<List>> at) : at_(std::move(at)) {}
+    decltype(auto) operator*() const { return *at_; }
+    Iterator& operator++() {
+      glance_();
+      ++at_;
+      return *this;
+    }
+    bool operator==(const Iterator& other) const { return at_ == other.at_; }
+
+   private:
+    std::ranges::iterator_t<std::views::all_t<List>> at_;
+    Glance glance_;
+  };
+  Iterator begin() { return Iterator(list_.begin()); }
+  Iterator end() { return Iterator(list_.end()); }
+
+ private:
+  std::views::all_t<List> list_;
+};
+template <std::ranges::viewable_range List>
+Watched<List> watched(List&& list) {
+  return Watched<List>(std::forward<List>(list));
+}
+// The numbers from begin to end - 1.
+template <class Number>
+auto watched(Number begin, Number end) {
+  return watched(std::views::iota(begin, std::max(begin, end)));
+}
 
 // The outermost call of work that looks: what it returns; Stopped becomes its Error.
 template <class F>

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "base/format.h"
+#include "base/watch.h"
 #include "plan/part.h"
 #include "plan/storage.h"
 #include "plan/verify.h"
@@ -149,19 +149,21 @@ MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program) {
 
 int64_t samples_of(const Entry& entry, const DeviceRow& row) {
   if (row.samples.empty()) return 0;
-  std::set<int32_t> runs;
-  for (const ScheduleRow& r : entry.programs[static_cast<size_t>(row.program)].schedule)
-    if (!r.whole) runs.insert(r.micro_batch);
+  const std::vector<SampleRange>& ranges = row.samples[0].micro_batches;
+  std::vector<char> counted(ranges.size());
   int64_t samples = 0;
-  for (const int32_t u : runs)
-    if (static_cast<size_t>(u) < row.samples[0].micro_batches.size())
-      samples += row.samples[0].micro_batches[static_cast<size_t>(u)].size();
+  for (const ScheduleRow& r : watched(entry.programs[static_cast<size_t>(row.program)].schedule)) {
+    const auto u = static_cast<size_t>(r.micro_batch);
+    if (r.whole || u >= ranges.size() || counted[u]) continue;
+    counted[u] = 1;
+    samples += ranges[u].size();
+  }
   return samples;
 }
 
 StepFigures step_of(const Program& program) {
   StepFigures f;
-  for (const ScheduleRow& row : program.schedule)
+  for (const ScheduleRow& row : watched(program.schedule))
     for (const Instruction& i : program.segments[static_cast<size_t>(row.segment)].instructions) {
       f.kernels += i.kind == InstructionKind::kKernel;
       f.feeds += i.kind == InstructionKind::kFeed;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "parallel/digits.h"
 #include "parallel/window.h"
 
@@ -219,8 +220,10 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
       other.coordinates[axis - 1] = k;
       const Interval run = micro_batches(other, axis);
       int64_t all = 0;  // each micro-batch is cut by itself: the first members have more of every one
-      for (other.micro_batch = run.begin; other.micro_batch < run.end; ++other.micro_batch)
+      for (const int64_t u : watched(run.begin, run.end)) {
+        other.micro_batch = u;
         all += samples((sample_axes() | 1) & ((uint64_t{2} << axis) - 1), other).size();
+      }
       weights.push_back(all);
     }
     attrs["weights"] = std::move(weights);

@@ -20,7 +20,7 @@ void ProgramBuilder::schedule_accumulation() {
     plan_trees({}, order);
   }
   std::vector<ScheduleRow> body;
-  for (const SegmentRun& row : rows) {
+  for (const SegmentRun& row : watched(rows)) {
     if (row.region != Region::kBody || row.micro_batch < mine.begin || row.micro_batch >= mine.end) continue;
     const auto u = static_cast<int32_t>(row.micro_batch);
     const int32_t first = low_.size_class[static_cast<size_t>(u)];
@@ -54,7 +54,7 @@ void ProgramBuilder::schedule_pipeline() {
   for (size_t kind = 0; kind < 3; ++kind)
     for (int32_t stage = 0; stage < static_cast<int32_t>(lg_.tasks.stages()); ++stage) {
       if (!on_this_mesh(stage)) continue;
-      for (int64_t u = mine.begin; u < mine.end; ++u) {
+      for (const int64_t u : watched(mine.begin, mine.end)) {
         const int32_t first = low_.size_class[static_cast<size_t>(u)];
         const SegmentKey key{stage, static_cast<WorkKind>(kind), first};
         if (segments.contains(key) || (kind == 2 && !pipeline.split_backward)) continue;
@@ -64,7 +64,7 @@ void ProgramBuilder::schedule_pipeline() {
         segments[key] = build_segment(Region::kBody, key, name);
       }
       std::vector<int64_t> done;
-      for (const WorkItem& item : order)
+      for (const WorkItem& item : watched(order))
         if (item.kind == static_cast<WorkKind>(kind) && virtual_stage(pipeline, place_.mesh, item.chunk) == stage)
           done.push_back(mine.begin + item.micro_batch);
       plan_trees({stage, static_cast<WorkKind>(kind), -1}, done);
@@ -79,7 +79,7 @@ void ProgramBuilder::schedule_pipeline() {
   const auto chunk_of = [&](const WorkItem& item) { return between_chunks ? 0 : item.chunk; };
   int64_t slots = 1;
   std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
-  for (const WorkItem& item : order) ++left[{chunk_of(item), item.micro_batch}];
+  for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
   std::map<std::pair<int, int>, int> alive = {};
   for (const WorkItem& item : order) {
     Watch::look();

@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 
+#include "base/watch.h"
+
 namespace whale {
 namespace {
 
@@ -43,7 +45,7 @@ TreePlan plan_tree(int64_t leaves, const std::vector<int64_t>& order) {
   TreePlan plan;
   std::map<TreeNode, int32_t> held;
   std::set<int32_t> free;
-  for (const int64_t leaf : order) {
+  for (const int64_t leaf : watched(order)) {
     std::vector<TreeStep> steps;
     TreeNode node{0, leaf};
     int32_t place = -1;
@@ -76,7 +78,7 @@ std::vector<TreeNode> tree_nodes(int64_t leaves, Interval run) {
 TreeMerge merge_tree(int64_t leaves, const std::vector<TreeNode>& rows) {
   TreeMerge merge;
   std::map<TreeNode, int32_t> held;
-  for (size_t r = 0; r < rows.size(); ++r) {
+  for (const size_t r : watched(size_t{0}, rows.size())) {
     TreeNode node = rows[r];
     auto place = static_cast<int32_t>(r);
     climb(leaves, held, node, place, [&](int32_t to, int32_t from) { merge.additions.emplace_back(to, from); });

@@ -150,7 +150,7 @@ void check_program(const Context& c) {
       Watch::look();
       check_instruction(c, s, k);
     }
-  for (const ScheduleRow& row : p.schedule)
+  for (const ScheduleRow& row : watched(p.schedule))
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.slot < 0)
       c.fail("a schedule row names no segment");
   verify_memory(c);
@@ -173,10 +173,10 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, Fail fail) {
   if (row.samples.empty()) fail(fmt::format("row {} has no samples", r));
   for (const SampleCut& cut : row.samples) {
     Watch::look();
-    for (const ScheduleRow& s : p.schedule)
+    for (const ScheduleRow& s : watched(p.schedule))
       if (!inside(s.micro_batch, cut.micro_batches))
         fail(fmt::format("row {} has no micro-batch {}", r, s.micro_batch));
-    for (const Interval& m : cut.micro_batches)
+    for (const Interval& m : watched(cut.micro_batches))
       if (m.begin < 0 || m.end < m.begin || m.end > entry.batch)
         fail(fmt::format("row {}: samples [{}, {}) of {}", r, m.begin, m.end, entry.batch));
   }

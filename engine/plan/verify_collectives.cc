@@ -125,7 +125,7 @@ void verify_collectives(const Plan& plan, const Entry& entry) {
     const VerifyContext c{plan, entry, static_cast<size_t>(row.program),
                           entry.programs[static_cast<size_t>(row.program)]};
     std::vector<char> runs(c.program.segments.size());
-    for (const ScheduleRow& r : c.program.schedule) runs[static_cast<size_t>(r.segment)] = 1;
+    for (const ScheduleRow& r : watched(c.program.schedule)) runs[static_cast<size_t>(r.segment)] = 1;
     for (const Segment& s : c.program.segments)
       for (size_t k = 0; runs[static_cast<size_t>(&s - c.program.segments.data())] && k < s.instructions.size(); ++k) {
         const Instruction& i = s.instructions[k];

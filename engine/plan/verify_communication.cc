@@ -61,7 +61,7 @@ std::string collectives_of(const Program& p, int32_t group) {
     texts.push_back(std::move(text));
   }
   std::string all;
-  for (const ScheduleRow& row : p.schedule) all += texts[static_cast<size_t>(row.segment)];
+  for (const ScheduleRow& row : watched(p.schedule)) all += texts[static_cast<size_t>(row.segment)];
   return all;
 }
 
@@ -141,7 +141,7 @@ Ends check_ends(const Entries& e) {
     const auto device = static_cast<int32_t>(d);
     const Program& p = e.program(device);
     std::vector<int64_t> runs(p.segments.size());
-    for (const ScheduleRow& row : p.schedule) ++runs[static_cast<size_t>(row.segment)];
+    for (const ScheduleRow& row : watched(p.schedule)) ++runs[static_cast<size_t>(row.segment)];
     for (size_t s = 0; s < p.segments.size(); ++s)
       for (const Instruction& i : p.segments[s].instructions) {
         const bool sends = i.kind == InstructionKind::kSend;

@@ -141,7 +141,7 @@ std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<Segment
       bool used = false;
       size_t before = p.schedule.size();  // the last row that used it
       size_t fresh = before;              // the row that made its value, unless it was changed in place since
-      for (size_t r = 0; r < p.schedule.size(); ++r) {
+      for (const size_t r : watched(size_t{0}, p.schedule.size())) {
         const ScheduleRow& row = p.schedule[r];
         const Access& a = uses[static_cast<size_t>(row.segment)].of[b];
         if (!a.any || (x.slots > 1 && row.slot != slot)) continue;
@@ -234,7 +234,7 @@ void verify_memory(const VerifyContext& c) {
     uses.push_back(use_of(p, s));
     check_races(c, s, uses.back());
   }
-  for (const ScheduleRow& row : p.schedule)
+  for (const ScheduleRow& row : watched(p.schedule))
     for (size_t b = 0; b < p.buffers.size(); ++b)
       if (p.buffers[b].slots > 1 && row.slot >= p.buffers[b].slots && uses[static_cast<size_t>(row.segment)].of[b].any)
         c.fail(fmt::format("a schedule row of segment '{}' works on slot {}, but '{}' has {}",

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/watch.h"
 #include "parallel/shares.h"
@@ -30,7 +31,7 @@ class Cuts {
     const auto [at, fresh] = known_.try_emplace(std::move(key));
     if (!fresh) return at->second;
     at->second.whole = range({0, batch_}, mask, coordinates);
-    for (int64_t u = 0; u < time_.size; ++u)
+    for (const int64_t u : watched(int64_t{0}, time_.size))
       at->second.micro_batches.push_back(
           range(mask & 1 ? cut_of(time_, false, batch_, u) : Interval{0, batch_}, mask, coordinates));
     return at->second;
@@ -90,47 +91,57 @@ void check_samples(const Plan& plan, const Entry& entry) {
 }
 
 // ---- micro-batches ------------------------------------------------------------------------------------------------
-// The micro-batches that a program works on, each in as many rows as the others, no row twice.
-std::set<int32_t> micro_batches_of(const Plan& plan, const Entry& entry, size_t number) {
+// Which of `all` micro-batches a program works on, each in as many rows as the others, no row twice.
+std::vector<uint8_t> micro_batches_of(const Plan& plan, const Entry& entry, size_t number, size_t all) {
   const Program& p = entry.programs[number];
-  std::set<std::pair<int32_t, int32_t>> seen;
-  std::map<int32_t, int> rows;
-  for (const ScheduleRow& row : p.schedule) {
-    const std::string& name = p.segments[static_cast<size_t>(row.segment)].name;
-    if (!seen.emplace(row.segment, row.micro_batch).second)
-      fail(plan, entry,
-           fmt::format("program {} runs segment '{}' twice on micro-batch {}", number, name, row.micro_batch));
-    if (!row.whole) ++rows[row.micro_batch];
+  std::vector<std::vector<int32_t>> of_segment(p.segments.size());
+  std::vector<int32_t> rows(all);
+  for (const ScheduleRow& row : watched(p.schedule)) {
+    if (static_cast<size_t>(row.micro_batch) >= all)
+      fail(plan, entry, fmt::format("program {} has no micro-batch {}", number, row.micro_batch));
+    of_segment[static_cast<size_t>(row.segment)].push_back(row.micro_batch);
+    if (!row.whole) ++rows[static_cast<size_t>(row.micro_batch)];
   }
-  std::set<int32_t> out;
-  for (const auto& [u, n] : rows) {
-    Watch::look();
-    if (n != rows.begin()->second)
+  std::vector<int32_t> last(all, kNone);  // segment that was seen on each micro-batch
+  for (size_t s = 0; s < of_segment.size(); ++s)
+    for (const int32_t u : watched(of_segment[s]))
+      if (std::exchange(last[static_cast<size_t>(u)], static_cast<int32_t>(s)) == static_cast<int32_t>(s))
+        fail(plan, entry,
+             fmt::format("program {} runs segment '{}' twice on micro-batch {}", number, p.segments[s].name, u));
+  std::vector<uint8_t> out(all);
+  size_t first = all;
+  for (const size_t u : watched(size_t{0}, all)) {
+    if (rows[u] == 0) continue;
+    first = std::min(first, u);
+    if (rows[u] != rows[first])
       fail(plan, entry,
-           fmt::format("program {} runs {} segments on micro-batch {}, {} on {}", number, rows.begin()->second,
-                       rows.begin()->first, n, u));
-    out.insert(u);
+           fmt::format("program {} runs {} segments on micro-batch {}, {} on {}", number, rows[first], first, rows[u],
+                       u));
+    out[u] = 1;
   }
   return out;
 }
 
 void check_micro_batches(const Plan& plan, const Entry& entry) {
-  const auto all = static_cast<int32_t>(entry.rows[0].samples[0].micro_batches.size());
-  std::vector<std::set<int32_t>> of_program;
-  for (size_t p = 0; p < entry.programs.size(); ++p) of_program.push_back(micro_batches_of(plan, entry, p));
+  const size_t all = entry.rows[0].samples[0].micro_batches.size();
+  std::vector<std::vector<uint8_t>> of_program;
+  for (size_t p = 0; p < entry.programs.size(); ++p) of_program.push_back(micro_batches_of(plan, entry, p, all));
   for (size_t m = 0; m < plan.meshes.size(); ++m) {
     Watch::look();
-    std::set<std::set<int32_t>> different;
+    std::set<int32_t> programs;
     for (const DeviceRow& row : entry.rows)
-      if (row.mesh == static_cast<int32_t>(m)) different.insert(of_program[static_cast<size_t>(row.program)]);
-    std::vector<int> times(static_cast<size_t>(all));
-    for (const std::set<int32_t>& each : different)
-      for (const int32_t u : each) ++times[static_cast<size_t>(u)];
-    for (int32_t u = 0; u < all; ++u)
-      if (times[static_cast<size_t>(u)] != 1)
-        fail(plan, entry,
-             fmt::format("micro-batch {} is worked on {} times by the devices of mesh {}", u,
-                         times[static_cast<size_t>(u)], m));
+      if (row.mesh == static_cast<int32_t>(m)) programs.insert(row.program);
+    const auto less = [&](int32_t a, int32_t b) {
+      return of_program[static_cast<size_t>(a)] < of_program[static_cast<size_t>(b)];
+    };
+    std::set<int32_t, decltype(less)> different(less);
+    for (const int32_t p : watched(programs)) different.insert(p);
+    for (const size_t u : watched(size_t{0}, all)) {
+      const auto times = std::count_if(different.begin(), different.end(),
+                                       [&](int32_t p) { return of_program[static_cast<size_t>(p)][u] != 0; });
+      if (times != 1)
+        fail(plan, entry, fmt::format("micro-batch {} is worked on {} times by the devices of mesh {}", u, times, m));
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/watch.h"
 #include "schedule/schedule.h"
 
 namespace whale {
@@ -29,12 +30,14 @@ class DeviceOrder {
   };
   void add(WorkKind kind, int chunk) {
     int& next = done_[chunk].count[static_cast<int>(kind)];
+    glance_();
     if (next < limit_) items_.push_back({kind, chunk, next++});
   }
 
   int limit_;
   std::vector<Done> done_;
   std::vector<WorkItem> items_;
+  Glance glance_;
 };
 
 }  // namespace whale

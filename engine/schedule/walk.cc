@@ -26,7 +26,8 @@ class Index {
                     shape.stages);
     size_t found = 0;
     for (int d = 0; d < shape.stages; ++d) {
-      for (int n = 0; n < static_cast<int>(schedule.devices[d].size()); ++n, ++found) place(d, n);
+      for (const int n : watched(0, static_cast<int>(schedule.devices[d].size()))) place(d, n);
+      found += schedule.devices[d].size();
     }
     const size_t wanted = position_.size() / kKinds * (schedule.split_backward ? 3 : 2);
     if (found != wanted) throw invalid("schedule '{}' has {} items, expected {}", schedule.name, found, wanted);

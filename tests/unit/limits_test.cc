@@ -3,12 +3,19 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "base/text.h"
 #include "base/watch.h"
 #include "cluster/devices.h"
 #include "compile.h"
 #include "compile_checks.h"
+#include "plan/accumulation.h"
+#include "plan/figures.h"
+#include "plan/tree.h"
+#include "plan/verify.h"
+#include "schedule/schedule.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 
@@ -165,6 +172,52 @@ TEST_CASE("planning stops at every look: cancelled, or out of time; the next pla
   CHECK(print(compile(m.g, devices, options)) == expected);
   for (const double bad : {-1.0, std::nan(""), HUGE_VAL})
     CHECK(has(message_of([&] { const Watch watch("planning", nullptr, bad); }), "number of seconds"));
+}
+
+TEST_CASE("planning looks in every loop over micro-batches") {
+  constexpr int64_t kFew = 1 << 13, kMany = 1 << 15;
+  const auto plan_of = [](int64_t micro_batches, const char* strategy) {
+    CompileOptions options{.strategy = strategy};
+    options.accumulation = micro_batches;
+    return compile(small::mlp(2 * micro_batches).g, parse_devices("null:2", {0}), options);
+  };
+  const auto looks = [](const std::function<void()>& work) {
+    int64_t n = 0;
+    Watch watch("planning", nullptr, kHang);
+    watch.looked = [&] { ++n; };
+    work();
+    return n;
+  };
+  const Plan few = plan_of(kFew, "replica"), many = plan_of(kMany, "replica");
+  const auto row = [](const Plan& p) -> const DeviceRow& { return p.entries[0].rows[0]; };
+  const auto order = [](const Plan& p) {
+    std::vector<int64_t> all(static_cast<size_t>(p.micro_batches));
+    std::iota(all.begin(), all.end(), int64_t{0});
+    return all;
+  };
+  const auto shape = [](const Plan& p) { return static_cast<int>(p.micro_batches); };
+  const std::pair<const char*, std::function<void(const Plan&)>> loops[] = {
+      {"accumulation_schedule", [](const Plan& p) { accumulation_schedule(p.micro_batches); }},
+      {"samples_of", [&](const Plan& p) { samples_of(p.entries[0], row(p)); }},
+      {"step_of", [](const Plan& p) { step_of(p.entries[0].programs[0]); }},
+      {"plan_tree", [&](const Plan& p) { plan_tree(p.micro_batches, order(p)); }},
+      {"verify_work", [](const Plan& p) { verify_work(p, p.entries[0]); }},
+      {"verify_memory",
+       [](const Plan& p) {
+         verify_memory({p, p.entries[0], 0, p.entries[0].programs[0]});
+       }},
+      {"verify_collectives", [](const Plan& p) { verify_collectives(p, p.entries[0]); }},
+      {"verify_communication", [](const Plan& p) { verify_communication(p, p.entries[0]); }},
+      {"gpipe", [&](const Plan& p) { make_schedule("gpipe", 2, shape(p), 0); }},
+      {"1f1b", [&](const Plan& p) { make_schedule("1f1b", 2, shape(p), 0); }},
+      {"interleaved", [&](const Plan& p) { make_schedule("interleaved", 2, shape(p), 0); }},
+      {"zb_h1", [&](const Plan& p) { make_schedule("zb_h1", 2, shape(p), 0); }},
+      {"zb_v", [&](const Plan& p) { make_schedule("zb_v", 2, shape(p), 0); }},
+  };
+  for (const auto& [name, loop] : loops) {
+    CAPTURE(name);
+    CHECK(looks([&] { loop(many); }) - looks([&] { loop(few); }) >= (kMany - kFew) / 1024);
+  }
 }
 
 TEST_CASE("what planning would take is estimated, and bounded by an option") {
