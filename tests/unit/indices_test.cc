@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "caught.h"
 #include "schema/graph_file.h"
 #include "trained.h"
@@ -318,6 +320,26 @@ TEST_CASE("indices: ranges, positions, and values that are ignored") {
   CHECK(find({4, -100}) == 4999);
   x[0] = 0;
   CHECK(find({0, {}}) == 0);
+  // Every value against every range: the fast scan says what the definition says.
+  const auto same = [](auto zero) {
+    using T = decltype(zero);
+    constexpr T kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
+    const std::vector<T> values = {kLeast, kLeast + 1, -101, -100, -1, 0, 1, 99, 100, 101, kMost - 1, kMost};
+    const std::vector<int64_t> limits = {INT64_MIN, -1, 0, 1, 100, kMost - 1, kMost, int64_t{kMost} / 2 + 1, INT64_MAX};
+    for (const int64_t limit : limits)
+      for (const T value : values)
+        for (size_t k = 0; k <= values.size() + 2; ++k) {
+          const int64_t beyond[] = {INT64_MIN + 7, int64_t{1} << 40};  // no 32-bit element is that
+          const auto ignored = k == 0               ? std::optional<int64_t>()
+                               : k <= values.size() ? std::optional<int64_t>(values[k - 1])
+                                                    : beyond[k - values.size() - 1];
+          const IndexRange range{limit, ignored};
+          const auto bad = first_outside(sizeof(T) == 8 ? DType::kI64 : DType::kI32, &value, 1, range);
+          CHECK(bad.has_value() == !range.permits(value));
+        }
+  };
+  same(int32_t{});
+  same(int64_t{});
   CHECK(position_text({2, 3, 4}, 23) == "[1, 2, 3]");
   CHECK(to_string(IndexRange{10, -1}) == "0 to 9 or -1");
 }
