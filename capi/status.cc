@@ -23,6 +23,20 @@ whale_str view(const std::string& s) { return {s.data(), s.size()}; }
 
 whale_status* out_of_memory() noexcept { return &memory_status(); }
 
+whale_status* out_of_memory(const char* signature) noexcept {
+  std::string_view call = signature;  // "whale_status* whale_plan_load(whale_engine*, ...)"
+  call = call.substr(0, call.find('('));
+  call.remove_prefix(call.find_last_of(" *&") + 1);  // npos + 1: 0
+  try {
+    return make_status(error(Code::kResourceExhausted,
+                             "the process has too little memory for {}; raise its limit (ulimit -v), or use fewer "
+                             "devices or micro-batches, a smaller batch or a smaller model",
+                             call));
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
 whale_status* make_status(const Error& error) noexcept {
   try {
     return new whale_status{static_cast<whale_code>(error.code()), static_cast<whale_damage>(error.damage()),

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import resource
 import subprocess
 
 import pytest
@@ -102,3 +103,12 @@ def test_an_unknown_device_is_named(model, tmp_path):
 def test_long_text_is_shown_once_by_both_ends(model, tmp_path):
     done = ask(["plan", model, "--devices", "cpu:1," + "z" * 100_000], tmp_path)
     assert b"bytes) ..." in done.stderr and done.stderr.count(b"zzzz") and len(done.stderr) < 1000, len(done.stderr)
+
+
+def test_too_little_memory_names_the_call(tmp_path):
+    """The caller's own thread, where no limit of the engine's options speaks first."""
+    model = tmp_path / "m.whale"
+    ask(["model", "mlp", "--layers", "2", "--dim", "4", "--hidden", "4", "--classes", "3", "--batch", str(1 << 22), "-o", model], tmp_path)
+    done = subprocess.run([WHALE, "plan", model, "--devices", "null:1", "--accumulation", str(1 << 22)], capture_output=True, timeout=SECONDS,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20)))
+    assert done.returncode > 0 and b"too little memory for whale_plan_create" in done.stderr, done.stderr
