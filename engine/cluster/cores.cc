@@ -5,16 +5,39 @@
 #include <charconv>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <thread>
 
+#include "cluster/cores.h"
 #include "cluster/devices.h"
 
 namespace whale {
 namespace {
 
-std::string read_text(const char* path) {
+std::string read_text(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+bool lists_cpu(std::string_view controllers) {
+  while (!controllers.empty()) {
+    const size_t end = std::min(controllers.find(','), controllers.size());
+    if (controllers.substr(0, end) == "cpu") return true;
+    controllers.remove_prefix(std::min(end + 1, controllers.size()));
+  }
+  return false;
+}
+
+// The smallest limit of a group and those around it; 0: none. limit_of: of a folder.
+template <class LimitOf>
+int smallest_limit(const std::string& mount, std::string group, LimitOf limit_of) {
+  int least = 0;
+  for (;; group.resize(group.rfind('/'))) {
+    while (group.ends_with('/')) group.pop_back();
+    const int limit = limit_of(mount + group);
+    if (limit > 0 && (least == 0 || limit < least)) least = limit;
+    if (group.find('/') == group.npos) return least;
+  }
 }
 
 }  // namespace
@@ -42,12 +65,27 @@ std::vector<int> allowed_cores() {
   return cores;
 }
 
+int cores_of_groups(const std::string& membership, const std::string& mount) {
+  std::string group, older_group;  // "/system.slice/trainer.service"; of the layout with a hierarchy per controller
+  std::istringstream lines(membership);
+  for (std::string line; std::getline(lines, line);) {  // "4:cpu,cpuacct:/docker/ab"; of the one hierarchy "0::/user"
+    const size_t first = line.find(':'), second = first == line.npos ? first : line.find(':', first + 1);
+    if (second == line.npos) continue;
+    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
+    if (controllers.empty()) group = line.substr(second + 1);
+    if (lists_cpu(controllers)) older_group = line.substr(second + 1);
+  }
+  const int limit = smallest_limit(
+      mount, group, [](const std::string& folder) { return cores_of_quota(read_text(folder + "/cpu.max")); });
+  const int older_limit = smallest_limit(mount + "/cpu", older_group, [](const std::string& folder) {
+    return cores_of_quota(read_text(folder + "/cpu.cfs_quota_us") + " " + read_text(folder + "/cpu.cfs_period_us"));
+  });
+  return limit > 0 && older_limit > 0 ? std::min(limit, older_limit) : std::max(limit, older_limit);
+}
+
 std::vector<int> usable_cores() {
   std::vector<int> cores = allowed_cores();
-  int limit = cores_of_quota(read_text("/sys/fs/cgroup/cpu.max"));
-  if (limit == 0)  // the older layout of control groups
-    limit = cores_of_quota(read_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") + " " +
-                           read_text("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
+  const int limit = cores_of_groups(read_text("/proc/self/cgroup"), "/sys/fs/cgroup");
   if (limit > 0 && static_cast<size_t>(limit) < cores.size()) cores.resize(static_cast<size_t>(limit));
   return cores;
 }

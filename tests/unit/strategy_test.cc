@@ -2,8 +2,12 @@
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 
+#include "cluster/cores.h"
 #include "cluster/devices.h"
 #include "parallel/shares.h"
 #include "parallel/strategy.h"
@@ -53,6 +57,34 @@ TEST_CASE("CPU quota") {
   CHECK(cores_of_quota("50000 100000") == 1);
   CHECK(cores_of_quota("") == 0);
   CHECK(cores_of_quota("-1\n 100000") == 0);
+}
+
+TEST_CASE("CPU quota: of the group that the process is in and of those around it, in both layouts") {
+  char name[] = "/tmp/whale_groups_XXXXXX";
+  const std::string mount = mkdtemp(name);
+  const auto put = [&](const std::string& folder, const char* file, const char* text) {
+    std::filesystem::create_directories(mount + folder);
+    std::ofstream(mount + folder + "/" + file) << text;
+  };
+  put("/a/b/c", "cpu.max", "max 100000\n");
+  put("/a/b", "cpu.max", "250000 100000\n");
+  put("/a", "cpu.max", "400000 100000\n");
+  put("/a/tight", "cpu.max", "50000 100000\n");
+  CHECK(cores_of_groups("0::/a/b/c\n", mount) == 3);
+  CHECK(cores_of_groups("0::/a\n", mount) == 4);
+  CHECK(cores_of_groups("1:name=systemd:/x\n0::/a/tight\n", mount) == 1);
+  CHECK(cores_of_groups("0::/\n", mount) == 0);
+  CHECK(cores_of_groups("", mount) == 0);
+  CHECK(cores_of_groups("no colons\n0:one\n0::", mount) == 0);
+  CHECK(cores_of_groups("0::/gone/from/here\n", mount) == 0);
+  put("", "cpu.max", "600000 100000\n");  // a container's own, whose path outside means nothing in it
+  CHECK(cores_of_groups("0::/gone/from/here\n", mount) == 6);
+  CHECK(cores_of_groups("0::/a/b/c\n", mount) == 3);
+  put("/cpu/docker/one", "cpu.cfs_quota_us", "200000\n");
+  put("/cpu/docker/one", "cpu.cfs_period_us", "100000\n");
+  CHECK(cores_of_groups("4:cpuacct,cpu:/docker/one\n3:cpuset:/\n", mount) == 2);
+  CHECK(cores_of_groups("4:cpuset:/docker/one\n", mount) == 6);
+  std::filesystem::remove_all(mount);
 }
 
 TEST_CASE("strategies round trip") {
