@@ -3,6 +3,7 @@
 
 #include "base/watch.h"
 #include "compile.h"
+#include "compile_checks.h"
 #include "guard.h"
 #include "handles.h"
 #include "parallel/offload.h"
@@ -50,6 +51,7 @@ std::unique_ptr<whale_plan> handle(Plan plan, InitFiles init_files) {
 
 std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const std::string& path) {
   check_limits(engine.limits, plan);
+  verify_source(plan);
   return handle(std::move(plan), init_files_of(engine.limits, path));
 }
 

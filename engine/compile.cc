@@ -366,13 +366,12 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   return plan;
 }
 
-// The plan's source once more, laid out for another batch, or to be looked at.
-struct Replanned {
+// The plan's source once more, for another batch, or to be looked at.
+struct Regraphed {
   Compiler compiler;
   Graph whole;
-  LayoutGraph layouts;
 };
-Replanned plan_again(const Plan& plan, const CompileOptions& options, std::string_view name, int64_t batch) {
+Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::string_view name, int64_t batch) {
   if (name != "train" && name != "eval") throw invalid("entry '{}', expected train or eval", name);
   if (name == "train" && !trains(plan.source))
     throw error(Code::kFailedPrecondition, "model '{}' has no loss with an optimizer; it can be evaluated only",
@@ -394,11 +393,14 @@ Replanned plan_again(const Plan& plan, const CompileOptions& options, std::strin
   // What training asks of a batch (groups of samples) does not bind evaluation.
   const Graph base = name == "eval" ? for_inference(scoped.graph) : scoped.graph;
   const Graph source = batch == batch_of(plan.source) ? base : rebatch(base, batch);
-  const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
   Graph whole = compiler.graph_passes(source, std::string(name));
+  return {std::move(compiler), std::move(whole)};
+}
+
+LayoutGraph lay_out_again(const Regraphed& again, const Plan& plan, std::string_view name, int64_t batch) {
+  const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
   const Homes homes = homes_of(plan.variables);
-  LayoutGraph layouts = compiler.layout_passes(whole, std::string(name), micro_batches, &homes);
-  return {std::move(compiler), std::move(whole), std::move(layouts)};
+  return again.compiler.layout_passes(again.whole, std::string(name), micro_batches, &homes);
 }
 
 CompileOptions options_of(const Plan& plan) {
@@ -426,15 +428,26 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
   return stoppable([&] {
     const CompileOptions options = options_of(plan);
-    const Replanned again = plan_again(plan, options, name, batch);
-    return again.compiler.make_entry(again.whole, again.layouts, std::string(name), plan.variables, nullptr);
+    const Regraphed again = graph_again(plan, options, name, batch);
+    const LayoutGraph layouts = lay_out_again(again, plan, name, batch);
+    return again.compiler.make_entry(again.whole, layouts, std::string(name), plan.variables, nullptr);
+  });
+}
+
+void verify_source(const Plan& plan) {
+  stoppable([&] {
+    const CompileOptions options = options_of(plan);
+    for (const Entry& entry : plan.entries)
+      check_source(plan, entry, graph_again(plan, options, entry.name, entry.batch).whole);
   });
 }
 
 std::vector<BridgeRow> bridges_of(const Plan& plan) {
   return stoppable([&] {
     const CompileOptions options = options_of(plan);
-    return bridges_of(plan_again(plan, options, trains(plan.source) ? "train" : "eval", batch_of(plan.source)).layouts);
+    const char* name = trains(plan.source) ? "train" : "eval";
+    const int64_t batch = batch_of(plan.source);
+    return bridges_of(lay_out_again(graph_again(plan, options, name, batch), plan, name, batch));
   });
 }
 

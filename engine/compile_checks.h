@@ -16,6 +16,11 @@ void check_memory(const CompileOptions& options, const Graph& source, const Task
                   int64_t micro_batches);
 double planning_bytes(const Graph& source, const TaskGraphs& tasks, int64_t devices, int64_t micro_batches);
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks);
+// Throws DATA_LOSS where what a plan says of its model (ports, indices, variables, training) is not what Plan::source
+// gives: for plans from files, of which deserialize() has checked the rest. Thread-safe.
+void verify_source(const Plan& plan);
+// The same of one entry; `whole`: its graph before it is laid out.
+void check_source(const Plan& plan, const Entry& entry, const Graph& whole);
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source);
 
 }  // namespace whale

@@ -3,8 +3,10 @@
 #include "../fuzz/sample.h"
 #include "cluster/devices.h"
 #include "compile.h"
+#include "compile_checks.h"
 #include "schema/graph_file.h"
 #include "unit/caught.h"
+#include "unit/small_models.h"
 
 namespace whale {
 namespace {
@@ -132,6 +134,86 @@ TEST_CASE("parts of storages, step scalars and buckets of a plan are checked") {
               b.at = 1;
             }),
             "fit its storage"));
+}
+
+TEST_CASE("what a plan says of its model is what its model says") {
+  small::Model m = small::gpt(4);
+  m.g.training.clip_norm = 1;
+  const auto devices = parse_devices("ref:2");
+  const auto error_of = [&](const Plan& good, auto change) {
+    Plan plan = good;
+    change(plan);
+    const std::vector<uint8_t> bytes = serialize(plan);
+    return message_of([&] { verify_source(deserialize(bytes.data(), bytes.size())); }, {Code::kDataLoss});
+  };
+  for (const char* strategy : {"replica", "split", "pipeline(2, micro_batches=2)"}) {
+    CAPTURE(strategy);
+    const Plan good = compile(m.g, devices, {.strategy = strategy, .fetch = {"grad:wte"}});
+    CHECK(error_of(good, [](Plan&) {}) == "");
+    const auto entry = [&](size_t number, auto change) {
+      return error_of(good, [&](Plan& p) { change(p.entries[number]); });
+    };
+    for (const size_t e : {0, 1}) {
+      CHECK(has(entry(e, [](Entry& x) { x.inputs[0].indices[0].limit += 1; }), "input 'tokens'"));
+      CHECK(has(entry(e, [](Entry& x) { x.inputs[0].indices.clear(); }), "may be anything"));
+      CHECK(has(entry(e, [](Entry& x) { x.inputs[1].indices[0].ignored.reset(); }), "or -100"));
+      CHECK(has(entry(e, [](Entry& x) { x.inputs[1].indices[0].ignored = 5; }), "input 'targets'"));
+      CHECK(has(entry(e, [](Entry& x) { x.inputs[0].name = "words"; }), "'tokens'"));
+      CHECK(has(entry(e, [](Entry& x) { x.outputs.back().name = "other"; }), "no output 'other'"));
+    }
+    CHECK(has(error_of(good,
+                       [](Plan& p) {
+                         for (PlanVariable& v : p.variables)
+                           if (v.name == "h0.ln1.g") v.dims = {v.dims[0], 1};
+                       }),
+              "variable 'h0.ln1.g'"));
+    CHECK(has(error_of(good, [](Plan& p) { p.variables[0].init.b *= 2; }), "initializer"));
+    CHECK(has(error_of(good, [](Plan& p) { p.variables.back().slot = "other"; }), "variable"));
+    CHECK(has(error_of(good, [](Plan& p) { p.optimizer.learning_rate *= 2; }), "optimizer"));
+    CHECK(has(error_of(good, [](Plan& p) { p.schedule.warmup_steps = 7; }), "schedule"));
+    CHECK(has(error_of(good, [](Plan& p) { p.precision = Precision::kBFloat16; }), "precision"));
+  }
+}
+
+TEST_CASE("a plan whose op does not check the index that the graph computes is refused") {
+  small::Model m;
+  const TensorId ids = m.op(OpCode::k_add, {m.input("a", {8}, DType::kI32), m.input("b", {8}, DType::kI32)});
+  m.minimize(m.op(OpCode::k_reduce_mean, {m.op(OpCode::k_embedding, {m.variable("t", {12, 4}), ids}, {}, "look")}),
+             OptimizerKind::kSgd);
+  const Plan good = compile(m.g, parse_devices("ref:2"), {.strategy = "replica"});
+  for (const int64_t limit : {0, 11, 13, 12}) {
+    Plan plan = good;
+    for (Program& p : plan.entries[0].programs)
+      for (Segment& s : p.segments)
+        for (Instruction& i : s.instructions)
+          if (i.name == "look" && attr_int(i.attrs, kIndexLimit) > 0) i.attrs[kIndexLimit] = limit;
+    CHECK(has(message_of([&] { verify_source(plan); }, {Code::kDataLoss}), limit == 12 ? "" : "op 'look'"));
+  }
+}
+
+TEST_CASE("plans of all kinds say what their models say") {
+  const small::Model models[] = {small::mlp(8), small::gpt(8), small::resnet(8)};
+  const CompileOptions options[] = {
+      {.strategy = "replica"},
+      {.strategy = "split"},
+      {.strategy = "replica(2) > split(2)"},
+      {.strategy = "pipeline(2, micro_batches=2) > replica(2)"},
+      {.strategy = "replica", .accumulation = 2, .precision = Precision::kFloat16, .fusion = false, .zero = 2},
+      {.strategy = "replica", .precision = Precision::kBFloat16, .zero = 3, .recompute = Recompute::kFull},
+  };
+  for (const small::Model& m : models)
+    for (const CompileOptions& o : options) {
+      CAPTURE(m.g.name);
+      CAPTURE(o.strategy);
+      Plan plan;
+      try {
+        plan = compile(m.g, parse_devices("ref:4"), o);
+      } catch (const Error&) {
+        continue;  // not every model can be cut in every way
+      }
+      plan.entries.push_back(compile_entry(plan, "eval", 4));
+      CHECK(message_of([&] { verify_source(plan); }) == "");
+    }
 }
 
 TEST_CASE("a graph is not a plan, half a plan is none") {
