@@ -272,6 +272,7 @@ const OpDef op_def_clip_factor = {
     .name = "clip_factor",
     .doc =
         "The factor that clips gradients to a global norm: min(1, max_norm / (sqrt(sum of the operands) + 1e-6)).\n"
+        "1 where the sum is NaN: a scale of NaN would say that nothing is to change.\n"
         "sums of squares, scalars -> scale, a scalar of their dtype.",
     .inputs = {{"sums", kMany}},
     .outputs = {{"scale"}},
