@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "cluster/devices.h"
 #include "compile.h"
+#include "compile_checks.h"
 #include "fuzz.h"
 #include "sample.h"
 #include "schema/graph_file.h"
@@ -13,6 +14,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const whale::Plan plan = whale::deserialize(data, size);
     (void)whale::print(plan);
     (void)whale::summary(plan);
+    try {
+      whale::verify_source(plan);
+    } catch (const whale::Error&) {  // a plan all the same, of another model than it says
+    }
     const std::vector<uint8_t> written = whale::serialize(plan);
     if (whale::serialize(whale::deserialize(written.data(), written.size())) != written) std::abort();
   } catch (const whale::Error&) {
