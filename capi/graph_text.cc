@@ -19,6 +19,7 @@ constexpr const char* kScopeKinds[] = {"root",     "replica", "split", "stage",
                                        "pipeline", "cluster", "name"};          // as ScopeKind
 constexpr const char* kTensorKinds[] = {"value", "input", "variable", "step"};  // as TensorKind
 constexpr const char* kRoles[] = {"parameter", "state", "buffer"};              // as Role
+constexpr const char* kSchedules[] = {"constant", "linear", "cosine", "inverse_sqrt"};
 constexpr const char* kOptimizers[] = {"none", "sgd",     "adam",     "adamw",
                                        "lamb", "adagrad", "adafactor"};  // as OptimizerKind
 constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};     // as Precision
@@ -87,6 +88,15 @@ std::string graph_json(const Graph& g) {
   j.field("learning_rate", t.optimizer.learning_rate)
       .field("accumulation", t.accumulation)
       .field("clip_norm", t.clip_norm);
+  j.field("momentum", t.optimizer.momentum).field("nesterov", t.optimizer.nesterov);
+  j.field("beta1", t.optimizer.beta1).field("beta2", t.optimizer.beta2).field("epsilon", t.optimizer.epsilon);
+  j.field("weight_decay", t.optimizer.weight_decay)
+      .field("decay_rate", t.optimizer.decay_rate)
+      .field("clip_threshold", t.optimizer.clip_threshold);
+  j.field("schedule", pick(kSchedules, t.schedule.kind))
+      .field("warmup_steps", t.schedule.warmup_steps)
+      .field("total_steps", t.schedule.total_steps)
+      .field("final_fraction", t.schedule.final_fraction);
   j.field("precision", pick(kPrecisions, t.precision)).close('}').close('}');
   return j.text();
 }

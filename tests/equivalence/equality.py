@@ -113,8 +113,6 @@ Partly = collections.namedtuple("Partly", "when words why")
 PARTLY = [
     Partly({"model": {"resnet", "resnet-groups"}, "sums": "adasum"}, "batch norm mixes",
            "Adasum is compared with the gradients of each replica's samples alone, and batch norm mixes those of all"),
-    Partly({"model": {"gpt", "bert"}, "sums": "adasum"}, "random masks",
-           "Adasum is compared with the gradients of each replica's samples alone, whose dropout masks are others"),
 ]
 
 

@@ -190,7 +190,7 @@ def test_exempt_options_are_compared_with_what_they_ask_for(tmp_path, option, al
     result = verify(path, "--devices", "cpu:3", "--strategy", "replica(3, shares=[3,2,1])", *option, "--steps", "2", code=0)
     rows = [row for row in result["comparisons"] if row["subject"].startswith("gradients")]
     assert [row["precision"] for row in rows] == ["float64", "float32"]
-    worst = rows[0]["parameters"]["worst"]
+    worst = rows[0]["gradients"]["worst"]
     assert worst["name"].startswith("grad:") and worst["bound"] < allowed * worst["norm"]
 
 
@@ -201,7 +201,7 @@ def test_sums_in_few_bits_are_compared_with_the_same_masks(tmp_path):
     result = verify(path, "--devices", "ref:2", "--strategy", "replica", "--precision", "f64", "--gradient-dtype", "bf16", "--steps", "3", code=0)
     row = result["comparisons"][1]
     assert row["losses"]["envelope"] < 1e-9 and row["losses"]["difference"] < 1e-12
-    assert row["parameters"]["worst"]["envelope"] < 1e-9 * row["parameters"]["worst"]["norm"]
+    assert row["gradients"]["worst"]["envelope"] < 1e-9 * row["gradients"]["worst"]["norm"]
 
 
 @pytest.mark.parametrize("precision,allowed", [("bf16", 0.039), ("f16", 0.01)])
@@ -211,7 +211,7 @@ def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed):
     assert whale("model", *GPT, "-o", path).returncode == 0
     result = verify(path, "--devices", "cpu:3", "--strategy", "replica", "--adasum", "--steps", "3", "--precision", precision, "--skip-float64", code=0)
     plain, combined = result["comparisons"]
-    assert combined["parameters"]["worst"]["bound"] < allowed * combined["parameters"]["worst"]["norm"]
+    assert combined["gradients"]["worst"]["bound"] < allowed * combined["gradients"]["worst"]["norm"]
     assert plain["state"]["worst"]["bound"] < allowed * plain["state"]["worst"]["norm"]
 
 
@@ -266,20 +266,70 @@ def test_null_devices_are_no_comparison(tmp_path):
     assert done.returncode == 2 and "null device" in done.stderr
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_sums_of_a_plan_file_are_not_held_against_plain_ones(tmp_path, dtype):
-    model, plan = make(tmp_path, [*GPT, "--optimizer", "adam", "--lr", "0.003"], *F64, "--gradient-dtype", dtype)
-    row = verify(model, "--plan", plan, code=3)["comparisons"][0]
-    assert f"--gradient-dtype {dtype} in place of --plan" in row["reason"]
+ADAM = [*GPT, "--optimizer", "adam", "--lr", "0.0123", "--clip", "1.0"]
 
 
-@pytest.mark.parametrize("loss", [lambda d: (d * d).sum(), lambda d: squares(d) * squares(d)], ids=["sum", "square of a mean"])
-def test_adasum_of_losses_that_are_no_mean_over_samples_is_not_compared(tmp_path, loss):
+def handed_out(folder, model, *options):
+    """A model and a plan of it that hands out the gradients that verify asks for."""
+    path, plan = make(folder, model, *options)
+    row = verify(path, "--plan", plan, "--steps", "1", code=3)["comparisons"][0]
+    assert "does not hand out" in row["reason"] and "--fetch grad:" in row["reason"]
+    return make(folder, model, *options, "--fetch", row["reason"].split("--fetch ")[1])
+
+
+@pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--gradient-dtype", "f16"], ["--adasum"]], ids="-".join)
+@pytest.mark.parametrize("zero", ["0", "3"])
+def test_what_follows_the_sums_of_a_plan_file_is_compared(tmp_path, option, zero):
+    """The update of the plan's own sums: momentum, rate and clipping, right and off."""
+    model, plan = handed_out(tmp_path, ADAM, *F64, *option, "--zero", zero)
+    row = verify(model, "--plan", plan, "--steps", "3", code=0)["comparisons"][0]
+    for each in ("gradients", "parameters", "state"):
+        assert row[each]["worst"]["bound"] < (1e-9 if each != "gradients" or option == ["--adasum"] else 0.02) * row[each]["worst"]["norm"], each
+    assert row["parameters"]["tensors"] == row["gradients"]["tensors"] and row["parameters"]["worst"]["norm"] > 0
+    for old, new, kind in ((0.999, 0.99901, "state"), (0.9, 0.90001, "state"), (0.0123, 0.012301, "parameters")):
+        row = verify(model, "--plan", damaged(plan, old, new), "--steps", "3", code=1)["comparisons"][0]
+        assert row[kind]["worst"]["ratio"] > 1 >= row["gradients"]["worst"]["ratio"]
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "lamb", "adagrad", "adafactor"])
+def test_updates_of_sums_in_few_bits(tmp_path, optimizer, precision):
+    model = [*GPT, "--optimizer", optimizer, "--lr", "0.0123"]
+    model, plan = handed_out(tmp_path, model, "--devices", "cpu:2", "--strategy", "replica", "--precision", precision, "--gradient-dtype", "bf16")
+    verify(model, "--plan", plan, "--steps", "3", code=0)
+    row = verify(model, "--plan", damaged(plan, 0.0123, 0.0123 * 1.01), "--steps", "3", code=1)["comparisons"][0]
+    assert row["parameters"]["worst"]["ratio"] > 1
+
+
+def test_running_statistics_beside_sums_in_few_bits(tmp_path):
+    model, plan = handed_out(tmp_path, RESNET, *F64, "--gradient-dtype", "bf16")
+    row = verify(model, "--plan", plan, "--steps", "2", code=0)["comparisons"][0]
+    assert row["buffers"]["worst"]["norm"] > 0
+    row = verify(model, "--plan", damaged(plan, 0.1, 0.1001), "--steps", "2", code=1)["comparisons"][0]
+    assert row["buffers"]["worst"]["ratio"] > 1
+
+
+def test_adasum_of_a_loss_that_is_a_sum(tmp_path):
+    small(tmp_path / "model.whale", lambda d: (d * d).sum())
+    result = verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[3,2,1])", "--adasum", "--steps", "2", code=0)
+    assert result["comparisons"][1]["gradients"]["worst"]["bound"] < 1e-9 * result["comparisons"][1]["gradients"]["worst"]["norm"]
+
+
+def test_adasum_of_a_loss_that_is_no_sum_over_samples_is_not_compared(tmp_path):
     """The gradients of replicas' samples by themselves are not the parts of the sum there."""
-    small(tmp_path / "model.whale", loss)
+    small(tmp_path / "model.whale", lambda d: squares(d) * squares(d))
     result = verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", "--adasum", "--steps", "2", code=3)
     assert [row["verdict"] for row in result["comparisons"]] == ["equal", "not compared"] * 2
     assert all("do not add up" in row["reason"] for row in result["comparisons"][1::2])
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_adasum_in_float16_where_gradients_are_below_its_smallest(tmp_path, devices):
+    """Of attention's queries and keys in a small gnmt: what is rounded to nothing does not add up, and no loss is to blame."""
+    for sizes in (["--dim", "16", "--seq", "5", "--vocab", "48", "--batch", "6"], ["--dim", "8", "--seq", "4", "--vocab", "25", "--batch", "6"]):
+        assert whale("model", "gnmt", "--layers", "2", *sizes, "-o", tmp_path / "model.whale").returncode == 0
+        verify(tmp_path / "model.whale", "--devices", f"cpu:{devices}", "--strategy", "replica", "--adasum", "--precision", "f16", "--seed", "2",
+               "--skip-float64", code=0)
 
 
 def test_sums_in_few_bits_where_batch_norm_mixes_samples(tmp_path):
@@ -289,10 +339,20 @@ def test_sums_in_few_bits_where_batch_norm_mixes_samples(tmp_path):
         verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", "--gradient-dtype", dtype, code=0)
 
 
-def test_what_cannot_be_compared_is_not_called_equal(tmp_path):
-    """Adasum with dropout: a replica's samples by themselves have other masks. Exit code 3."""
+@pytest.mark.parametrize("model", [[*GPT, "--dropout", "0.1"], ["bert", *GPT[1:], "--dropout", "0.1"]], ids=["gpt", "bert"])
+def test_adasum_with_masks(tmp_path, model):
+    """Masks follow the place of a sample in the batch: each replica's samples stay there, and no other's labels count."""
     path = tmp_path / "model.whale"
-    assert whale("model", *GPT, "--dropout", "0.1", "-o", path).returncode == 0
+    assert whale("model", *model, "-o", path).returncode == 0
+    result = verify(path, "--devices", "ref:3", "--strategy", "replica(3, shares=[3,2,1])", "--adasum", "--precision", "f64", "--steps", "2", code=0)
+    worst = result["comparisons"][1]["gradients"]["worst"]
+    assert 0 < worst["bound"] < 1e-6 * worst["norm"]
+
+
+def test_what_cannot_be_compared_is_not_called_equal(tmp_path):
+    """Adasum with batch norm, which mixes the samples of all replicas. Exit code 3."""
+    path = tmp_path / "model.whale"
+    assert whale("model", *RESNET, "-o", path).returncode == 0
     result = verify(path, "--devices", "cpu:2", "--strategy", "replica", "--adasum", "--steps", "1", code=3)
     assert result["verdict"] == "not compared" and not result["passed"]
 

@@ -61,8 +61,8 @@ def counts(told):
 
 
 def ratio(comparison):
-    """The largest part of its bound that anything took: losses, evaluation, parameters, state, running statistics."""
-    worst = [comparison.get("losses", {}), comparison.get("evaluation", {})] + [comparison.get(each, {}).get("worst", {}) for each in ("parameters", "state", "buffers")]
+    """The largest part of its bound that anything took: losses, evaluation, gradients, parameters, state, running statistics."""
+    worst = [comparison.get("losses", {}), comparison.get("evaluation", {})] + [comparison.get(each, {}).get("worst", {}) for each in ("gradients", "parameters", "state", "buffers")]
     return max(each.get("ratio") or 0.0 for each in worst)
 
 

@@ -1,87 +1,22 @@
 #include "gradients.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
-#include <nlohmann/json.hpp>
+#include "updates.h"
 
 namespace tool {
 namespace {
 
-using Json = nlohmann::json;
-using Gradient = std::vector<double>;
-
 // Sums of several axes round again, and none need add in the order that the bound is taken in.
 constexpr double kOrders = 2;
-constexpr double kNoise = 0.1;  // of a gradient: it is all rounding
-
-double dot(const Gradient& a, const Gradient& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
-double norm(const Gradient& a) { return std::sqrt(dot(a, a)); }
-double apart(const Gradient& a, const Gradient& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::sqrt(sum);
-}
-
-// Maleki et al., 2021: parallel gradients are averaged, orthogonal ones summed.
-void take_in(Gradient& a, const Gradient& b) {
-  const double ab = dot(a, b), aa = dot(a, a), bb = dot(b, b);
-  const double fa = aa == 0 ? 1 : 1 - ab / (2 * aa), fb = bb == 0 ? 1 : 1 - ab / (2 * bb);
-  for (size_t i = 0; i < a.size(); ++i) a[i] = fa * a[i] + fb * b[i];
-}
-// Neighbours, then pairs of those; members behind the largest power of two enter first.
-Gradient adasum(std::vector<Gradient> members) {
-  const size_t n = members.size(), power = std::bit_floor(n);
-  for (size_t i = power; i < n; ++i) take_in(members[i - power], members[i]);
-  for (size_t step = 1; step < power; step *= 2)
-    for (size_t k = 0; k + step < power; k += 2 * step) take_in(members[k], members[k + step]);
-  return std::move(members.front());
-}
-
-// The samples of a batch, in this order.
-Batch pick(const Batch& batch, const std::vector<InputSpec>& inputs, const std::vector<int64_t>& samples) {
-  Batch out = batch;
-  for (size_t k = 0; k < out.size(); ++k) {
-    if (inputs[k].batch_dim < 0) continue;
-    const auto axis = static_cast<size_t>(inputs[k].batch_dim);
-    const auto whole = static_cast<size_t>(batch[k].dims[axis]);
-    size_t inner = size_of(batch[k].dtype), outer = 1;
-    for (size_t d = 0; d < axis; ++d) outer *= static_cast<size_t>(batch[k].dims[d]);
-    for (size_t d = axis + 1; d < batch[k].dims.size(); ++d) inner *= static_cast<size_t>(batch[k].dims[d]);
-    out[k].dims[axis] = static_cast<int64_t>(samples.size());
-    out[k].bytes.clear();
-    for (size_t o = 0; o < outer; ++o)
-      for (const int64_t sample : samples) {
-        const auto at =
-            batch[k].bytes.begin() + static_cast<std::ptrdiff_t>((o * whole + static_cast<size_t>(sample)) * inner);
-        out[k].bytes.insert(out[k].bytes.end(), at, at + static_cast<std::ptrdiff_t>(inner));
-      }
-  }
-  return out;
-}
-
-// The samples' rows of a tensor of a whole batch; nothing where its first dimension does not hold them in order.
-Values rows_of(const Values& whole, int64_t batch, const std::vector<int64_t>& samples) {
-  if (whole.dims.empty() || batch <= 0 || whole.dims[0] % batch != 0) return {};
-  const size_t each = whole.data.size() / static_cast<size_t>(batch);
-  Values out{whole.dims, {}};
-  out.dims[0] = whole.dims[0] / batch * static_cast<int64_t>(samples.size());
-  for (const int64_t sample : samples) {
-    const auto at = whole.data.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(sample) * each);
-    out.data.insert(out.data.end(), at, at + static_cast<std::ptrdiff_t>(each));
-  }
-  return out;
-}
+constexpr double kLossScale = 65536;  // of float16, unless given
+constexpr double kNoise = 0.1;        // of a gradient: it is all rounding
 
 // What one device makes of a batch in the way that the option asks for.
 struct Wanted {
@@ -96,51 +31,79 @@ struct Wanted {
   std::vector<double> split;   // how far the parts' sum is from the whole, of the parts
 };
 
+// One device in one of its roles: as it is, moved, or in more bits. The whole batch is a session's own, which takes one
+// step, as the plan does, so that random masks are those of the plan; so are the samples of each replica where there
+// are masks.
+struct Role {
+  std::function<std::unique_ptr<Runner>(double share)> make;  // share: that its loss is of, in a part's mean
+  const std::vector<Variable>* variables = nullptr;
+  bool wide = false;
+  std::unique_ptr<Runner> whole;
+  std::map<std::pair<size_t, size_t>, std::unique_ptr<Runner>> parts;  // of a mesh's replica
+};
+
 class Gradients {
  public:
   Gradients(whale_engine* engine, const Sides& sides, const SessionArguments& arguments,
-            const std::vector<Decision>& decisions, const GradientSum& sum, Report& report)
+            const std::vector<Decision>& decisions, const GradientSum& sum, const Setting& of_updates, Report& report)
       : sum_(sum),
         decisions_(decisions),
         report_(report),
+        scaled_(report.setting.name == "float16"),
         plan_(engine, sides.plan(), arguments),
-        one_(engine, sides.single(), arguments),
-        parts_(engine, sides.single(), arguments),
         shakes_{{report.setting.amplitude, 1}, {report.setting.amplitude, 2}},
-        inputs_(inputs_of(one_.plan(), "train")),
         variables_(variables_of(plan_)),
-        whole_(whole_variables(variables_)) {
+        whole_(whole_variables(variables_)),
+        updates_(engine, sides.update, of_updates, variables_) {
+    const auto role = [&](const std::function<Plan()>& plan, bool wide) {
+      Role out;
+      out.make = [engine, plan, scaled = scaled_ && !wide,
+                  of = wide ? without_scale(arguments) : arguments](double share) {
+        SessionArguments own = of;
+        if (scaled && share < 1) own.loss_scale = share * (of.loss_scale > 0 ? of.loss_scale : kLossScale);
+        return std::make_unique<Runner>(engine, plan(), own);
+      };
+      out.variables = wide ? &whole_ : &variables_, out.wide = wide;
+      out.whole = out.make(1);
+      return out;
+    };
+    one_ = role(sides.single, false);
+    for (size_t i = 0; i < shakes_.size(); ++i) moved_.push_back(role(sides.single, false));
+    if (sides.wide) wide_ = role(sides.wide, true);
+    inputs_ = inputs_of(one_.whole->plan(), "train");
     for (const GradientSum::Parameter& p : sum.parameters) names_.push_back("grad:" + p.name);
     for (const Decision& decision : decisions) names_.push_back(decision.scores);
-    report_.parameters.tensors = report_.parameters.copies = static_cast<int64_t>(count());
+    report_.gradients.tensors = report_.gradients.copies = static_cast<int64_t>(count());
+    for (const Variable& v : variables_) {
+      Compared& of = report_.of(v);
+      ++of.tensors, of.copies += static_cast<int64_t>(v.copies.size());
+    }
     envelope_.assign(count(), 0);
-    for (size_t i = 0; i < shakes_.size(); ++i)
-      moved_.push_back(std::make_unique<Runner>(engine, sides.single(), arguments));
-    if (sides.wide) wide_ = std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments));
   }
 
   void step(const Batch& given, int64_t number) {
     const Batch batch = widen(given, inputs_);
     start_.clear();
     for (const Variable& v : variables_) start_.push_back(read_value(plan_, v));
-    const Wanted one = wanted(one_, &parts_, variables_, start_, batch);
-    std::vector<Wanted> moved;
+    const Wanted one = wanted(one_, true, start_, batch);
+    std::vector<bool> alike;  // moved runs that decide as one device does
     for (size_t i = 0; i < shakes_.size(); ++i) {
-      restore(*moved_[i], variables_, start_);
-      shakes_[i].add(*moved_[i], variables_);
+      Runner& moved = *moved_[i].whole;
+      restore(moved_[i], moved, start_);
+      shakes_[i].add(moved, variables_);
       std::vector<Tensor> shaken;
-      for (const Variable& v : variables_) shaken.push_back(read_value(*moved_[i], v));
-      moved.push_back(
-          wanted(*moved_[i], sum_.adasum ? &parts_ : nullptr, variables_, shaken, shakes_[i].inputs(batch)));
+      for (const Variable& v : variables_) shaken.push_back(read_value(moved, v));
+      alike.push_back(widen_envelope(wanted(moved_[i], sum_.adasum, shaken, shakes_[i].inputs(batch)), one));
+      shakes_[i].take_off(moved, variables_);
     }
-    bool any = false;
-    for (const Wanted& each : moved) any = widen_envelope(each, one) || any;
-    if (wide_)
-      any = widen_envelope(wanted(*wide_, sum_.adasum ? wide_.get() : nullptr, whole_, start_,
-                                  widen(given, inputs_of(wide_->plan(), "train"))),
-                           one) ||
-            any;
-    if (sum_.adasum && !by_replica(one)) return;
+    int64_t runs = std::count(alike.begin(), alike.end(), true);
+    std::optional<Wanted> wide;
+    if (wide_) {
+      wide = wanted(*wide_, sum_.adasum, start_, widen(given, inputs_of(wide_->whole->plan(), "train")));
+      runs += widen_envelope(*wide, one);
+    }
+    // Whether parts add up is seen best in most bits: float16 rounds small gradients to nothing.
+    if (sum_.adasum && one.finite && !one.flipped && !by_replica(wide && !wide->flipped ? *wide : one)) return;
     std::vector<Values> of_plan;
     double loss = 0;
     const int64_t updates = whale_session_updates(plan_.session());
@@ -154,14 +117,19 @@ class Gradients {
     const bool flipped = decide(of_plan, one, number);
     for (const Variable& v : variables_) check_copies(v, number);
     // float16 overflowed: nothing was updated, and the gradients are none.
-    const bool overflowed = whale_session_updates(plan_.session()) == updates;
-    if (one.flipped || !one.finite || flipped || !any || overflowed) return;
+    if (whale_session_updates(plan_.session()) == updates) {
+      ++report_.overflowed;
+      return check_unchanged(number);
+    }
+    updates_.compare(plan_, start_, of_plan, number, report_);
+    if (one.flipped || !one.finite || flipped || runs == 0) return;
     ++report_.compared;
-    const int64_t runs = report_.compared * (std::ssize(shakes_) + (wide_ ? 1 : 0));  // each step starts anew
+    compare_others(alike, number);
+    runs_ += runs;  // each step starts anew
     const double scale = std::abs(one.loss) > 0 ? std::abs(one.loss) : 1;
     Figure of_loss{"loss", number, 0, {}, std::abs(loss - one.loss) / scale, loss_envelope_ / scale, 0, 0, 1};
     of_loss.floor = 16 * report_.setting.epsilon;
-    of_loss.bound = factor_of(report_.setting, 1, runs) * of_loss.envelope + of_loss.floor;
+    of_loss.bound = factor_of(report_.setting, 1, runs_) * of_loss.envelope + of_loss.floor;
     worsen(report_.loss, of_loss);
     Figure worst;
     for (size_t k = 0; k < count(); ++k) {
@@ -177,7 +145,7 @@ class Gradients {
                0,
                norm(one.gradients[k])};
       f.floor = one.rounding[k] + 16 * report_.setting.epsilon * std::max(f.norm, one.parts[k]);
-      f.bound = factor_of(report_.setting, of_plan[k].data.size(), runs) * f.envelope + f.floor;
+      f.bound = factor_of(report_.setting, of_plan[k].data.size(), runs_) * f.envelope + f.floor;
       worsen(worst, f);
     }
     worst_.push_back(worst);
@@ -191,7 +159,7 @@ class Gradients {
     const bool few_bits = report_.setting.roundoff > 0x1p-24;
     const int64_t most = few_bits && report_.compared >= 5 ? std::max<int64_t>(1, report_.compared / 10) : 0;
     for (const Figure& f : worst_) {
-      if (f.ratio() <= 1 || report_.set_aside == most) return worsen(report_.parameters.worst, f);
+      if (f.ratio() <= 1 || report_.set_aside == most) return worsen(report_.gradients.worst, f);
       ++report_.set_aside;
     }
   }
@@ -203,26 +171,27 @@ class Gradients {
     return one.alone && one.split[k] <= std::max(1e-6, 32 * report_.setting.roundoff);
   }
   // Adasum's members are parts of one sum. Where the gradients of the replicas' samples by themselves are not those
-  // parts (a loss that is no mean over samples, statistics of the whole batch, masks), they say nothing of it.
+  // parts (a loss that is not made of samples, statistics of the whole batch), they say nothing of it.
   bool by_replica(const Wanted& one) {
     bool all = true;
     for (size_t k = 0; k < count(); ++k)
       all = all && (by_parts(one, k) || (one.alone && envelope_[k] > kNoise * one.parts[k]));
-    if (one.flipped || !one.finite || all) return true;
+    if (all) return true;
     report_.reason =
         "Adasum is compared with the gradients of each replica's samples by themselves, and " +
-        std::string(one.alone ? "those do not add up to the gradient of the batch (is the loss a mean over samples?)"
-                              : "this model does not run on a part of the batch");
+        std::string(one.alone
+                        ? "those do not add up to the gradient of the batch (is the loss a sum or mean over samples?)"
+                        : "this model does not run on a part of the batch");
     return false;
   }
 
-  void restore(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start) const {
-    const auto write = &on == wide_.get() ? write_wide : write_value;
-    for (size_t v = 0; v < variables.size(); ++v) write(on, variables[v], start[v].get());
+  static void restore(const Role& role, Runner& on, const std::vector<Tensor>& start) {
+    const auto write = role.wide ? write_wide : write_value;
+    for (size_t v = 0; v < start.size(); ++v) write(on, (*role.variables)[v], start[v].get());
   }
-  std::vector<Values> values(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
-                             const Batch& batch, double* loss = nullptr) const {
-    restore(on, variables, start);
+  std::vector<Values> values(const Role& role, Runner& on, const std::vector<Tensor>& start, const Batch& batch,
+                             double* loss = nullptr) const {
+    restore(role, on, start);
     std::vector<Values> out;
     const double of_batch = on.step(batch, names_, &out);
     if (loss) *loss = of_batch;
@@ -265,21 +234,29 @@ class Gradients {
     return true;
   }
 
-  // Of the mean over a replica's own samples; of all, where they cannot be run by themselves.
-  std::vector<Gradient> of_replica(Runner& on, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
-                                   const Batch& batch, const Replica& replica, Wanted& all,
-                                   const std::vector<Gradient>& whole) const {
+  // Of a replica's own samples; of all, where they cannot be run by themselves.
+  std::vector<Gradient> of_replica(Role& role, size_t mesh, size_t number, const std::vector<Tensor>& start,
+                                   const Batch& batch, Wanted& all, const std::vector<Gradient>& whole) const {
+    const std::vector<int64_t>& samples = sum_.meshes[mesh][number].samples;
     std::vector<Gradient> own = whole;
-    if (replica.samples.empty()) {
+    if (samples.empty()) {
       for (Gradient& g : own) g.assign(g.size(), 0);
       return own;
     }
+    const bool at_places = sum_.adasum && sum_.masks, alone = at_places || (sum_.adasum && scaled_);
+    std::unique_ptr<Runner>& on = role.parts[alone ? std::pair(mesh, number) : std::pair<size_t, size_t>()];
+    // In float16 the numbers of a mean over fewer samples are larger than the plan's: its smallest are then as well.
+    if (!on) on = role.make(alone ? static_cast<double>(samples.size()) / static_cast<double>(samples_in(batch)) : 1);
     try {
-      std::vector<Values> found = values(on, variables, start, pick(batch, inputs_, replica.samples));
+      std::vector<Values> found = values(
+          role, *on, start, at_places ? keep(batch, inputs_, samples, sum_.labels) : pick(batch, inputs_, samples));
       Decided decided;
-      for (size_t d = 0; d < decisions_.size(); ++d)
-        compare_decisions(decisions_[d], found[count() + d], rows_of(all.scores[d], samples_in(batch), replica.samples),
-                          decided);
+      for (size_t d = 0; d < decisions_.size(); ++d) {
+        const int64_t n = samples_in(batch);
+        const Values& scores = found[count() + d];
+        compare_decisions(decisions_[d], at_places ? rows_of(scores, n, samples) : scores,
+                          rows_of(all.scores[d], n, samples), decided);
+      }
       all.flipped = all.flipped || decided.differ > 0;
       return gradients(found);
     } catch (const Failure&) {
@@ -293,12 +270,10 @@ class Gradients {
     return 0;
   }
 
-  // `on` takes one step, as the plan does, so that random masks are those of the plan's; `parts` runs the replicas'
-  // samples, as often as there are replicas; none: the gradients of the whole are all that is asked for.
-  Wanted wanted(Runner& on, Runner* parts, const std::vector<Variable>& variables, const std::vector<Tensor>& start,
-                const Batch& batch) const {
+  // parts: the replicas' too; else the gradients of the whole are all that is asked for.
+  Wanted wanted(Role& role, bool parts, const std::vector<Tensor>& start, const Batch& batch) const {
     Wanted out;
-    std::vector<Values> found = values(on, variables, start, batch, &out.loss);
+    std::vector<Values> found = values(role, *role.whole, start, batch, &out.loss);
     const std::vector<Gradient> whole = gradients(found);
     out.gradients = whole;
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
@@ -311,16 +286,52 @@ class Gradients {
       if (here.empty()) continue;
       const std::vector<Replica>& replicas = sum_.meshes[mesh];
       std::vector<std::vector<Gradient>> own;
-      for (const Replica& r : replicas) own.push_back(of_replica(*parts, variables, start, batch, r, out, whole));
+      for (size_t r = 0; r < replicas.size(); ++r) own.push_back(of_replica(role, mesh, r, start, batch, out, whole));
+      to_means(replicas, here, batch, whole, own);
       for (const size_t k : here) measure(replicas, own, whole[k], k, out);
       // Where the samples by themselves say nothing of the parts, a part is taken for noise.
       const auto n = static_cast<double>(replicas.size());
       for (const size_t k : here)
         if (!by_parts(out, k))
           out.rounding[k] = std::max(out.rounding[k], kOrders * sum_.roundoff * (std::sqrt(n) + n) * norm(whole[k]));
-      if (sum_.adasum) combine(replicas, std::move(own), here, out);
+      for (const size_t k : here) {
+        if (!sum_.adasum) continue;
+        std::vector<Gradient> of;
+        for (std::vector<Gradient>& each : own) of.push_back(std::move(each[k]));
+        out.gradients[k] = adasum_of(replicas, std::move(of));
+      }
     }
     return out;
+  }
+
+  // A loss is a mean over samples, over labels that count, or a sum: whichever makes the whole of these gradients. Each
+  // becomes that of the mean over its samples, as if the whole were one.
+  void to_means(const std::vector<Replica>& replicas, const std::vector<size_t>& here, const Batch& batch,
+                const std::vector<Gradient>& whole, std::vector<std::vector<Gradient>>& own) const {
+    const size_t n = replicas.size();
+    std::vector<double> by_samples(n), by_labels(n), samples(n);
+    double all = 0, all_labels = 0;
+    for (size_t r = 0; r < n; ++r) {
+      all += samples[r] = static_cast<double>(replicas[r].samples.size());
+      all_labels += by_labels[r] = counted(batch, inputs_, replicas[r].samples, sum_.labels);
+    }
+    for (size_t r = 0; r < n; ++r) by_samples[r] = samples[r] / all, by_labels[r] /= std::max(1.0, all_labels);
+    std::vector<double> best;
+    double least = INFINITY;
+    for (const std::vector<double>& weights : {by_samples, by_labels, std::vector<double>(n, 1)}) {
+      double off = 0;
+      for (const size_t k : here) {
+        Gradient sum(whole[k].size(), 0);
+        for (size_t r = 0; r < n; ++r)
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += weights[r] * own[r][k][i];
+        off += apart(sum, whole[k]);
+      }
+      const bool any = std::any_of(weights.begin(), weights.end(), [](double w) { return w > 0; });
+      if (best.empty() || (any && off < least)) best = weights, least = off;
+    }
+    for (size_t r = 0; r < n; ++r)
+      for (const size_t k : here)
+        for (double& x : own[r][k]) x *= samples[r] > 0 ? best[r] / by_samples[r] : 0;
   }
 
   // Each part is rounded, and each sum of the first so many.
@@ -340,28 +351,8 @@ class Gradients {
           kOrders * (sum_.roundoff * rounded + sum_.smallest * std::sqrt(static_cast<double>(sum.size())));
     }
     out.finite = out.finite && std::isfinite(out.parts[k]) && std::isfinite(norm(whole));
-    if (out.parts[k] > 0) out.split[k] = apart(sum, whole) / out.parts[k];
-  }
-
-  // By Adasum, axis by axis, the innermost first: the gradients `here`, of parameters of one mesh.
-  static void combine(const std::vector<Replica>& replicas, std::vector<std::vector<Gradient>> own,
-                      const std::vector<size_t>& here, Wanted& out) {
-    std::map<std::vector<int64_t>, std::vector<Gradient>> level;
-    for (size_t r = 0; r < replicas.size(); ++r) level[replicas[r].at] = std::move(own[r]);
-    while (!level.begin()->first.empty()) {
-      std::map<std::vector<int64_t>, std::vector<std::vector<Gradient>>> groups;
-      for (auto& [at, each] : level) groups[{at.begin(), at.end() - 1}].push_back(std::move(each));
-      level.clear();
-      for (auto& [at, members] : groups) {
-        level[at].resize(out.gradients.size());
-        for (const size_t k : here) {
-          std::vector<Gradient> of;
-          for (std::vector<Gradient>& member : members) of.push_back(std::move(member[k]));
-          level[at][k] = adasum(std::move(of));
-        }
-      }
-    }
-    for (const size_t k : here) out.gradients[k] = std::move(level.begin()->second[k]);
+    const double off = apart(sum, whole);
+    out.split[k] = out.parts[k] > 0 ? off / out.parts[k] : off > 0 ? INFINITY : 0;
   }
 
   void check_copies(const Variable& v, int64_t number) {
@@ -373,85 +364,72 @@ class Gradients {
     }
   }
 
+  // An overflow of float16 changes nothing.
+  void check_unchanged(int64_t number) {
+    for (size_t k = 0; k < variables_.size(); ++k)
+      if (!same_bits(read_value(plan_, variables_[k]).get(), start_[k].get()) && report_.failure.empty())
+        report_.failure = "step " + std::to_string(number) + ": it overflowed, which changes nothing, and '" +
+                          variables_[k].name + "' is another than before";
+  }
+
+  // What no summed gradient makes: running statistics, frozen parameters, and tables that are updated by row.
+  void compare_others(const std::vector<bool>& alike, int64_t number) {
+    const Setting& setting = report_.setting;
+    for (size_t k = 0; k < variables_.size(); ++k) {
+      const Variable& v = variables_[k];
+      if (updates_.makes(v.name)) continue;
+      const Tensor one = read_value(*one_.whole, v);
+      const auto from_one = [&](const Role& role, const Variable& variable) {
+        return distance(read_value(*role.whole, variable).get(), one.get()).difference;
+      };
+      Figure f{v.name, number, 0, {}, 0, 0, 0, 0, 0};
+      for (size_t i = 0; i < moved_.size(); ++i)
+        if (alike[i]) f.envelope = std::max(f.envelope, from_one(moved_[i], v));
+      if (wide_) f.envelope = std::max(f.envelope, from_one(*wide_, whole_[k]));
+      const double size = root_of_elements(one.get()), moved = distance(start_[k].get(), one.get()).difference / size;
+      for (size_t copy = 0; copy < v.copies.size(); ++copy) {
+        const Distance d = distance(read_value(plan_, v, static_cast<int64_t>(copy)).get(), one.get());
+        f.copy = static_cast<int64_t>(copy), f.devices = v.copies[copy];
+        f.difference = d.difference, f.norm = d.norm;
+        f.floor = rounding_of(setting, 1) * d.norm;
+        if (v.role == "state") f.floor += summed_floor(setting, d.norm / size, size);
+        if (v.role == "parameter") f.floor += turned_floor(setting, size, moved);
+        f.bound = factor_of(setting, elements(one.get()), std::max<int64_t>(1, runs_)) * f.envelope + f.floor;
+        worsen(report_.of(v).worst, f);
+      }
+    }
+  }
+
   const GradientSum& sum_;
   const std::vector<Decision>& decisions_;
   Report& report_;
-  Runner plan_, one_, parts_;
-  std::vector<std::unique_ptr<Runner>> moved_;
-  std::unique_ptr<Runner> wide_;
+  bool scaled_;  // float16
+  Runner plan_;
+  Role one_;
+  std::vector<Role> moved_;
+  std::optional<Role> wide_;
   std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;
   std::vector<Variable> variables_, whole_;
+  Updates updates_;
   std::vector<std::string> names_;  // gradients, then scores
   std::vector<Tensor> start_;
   std::vector<double> envelope_;
   std::vector<Figure> worst_;  // of each step
+  int64_t runs_ = 0;           // that envelopes are of
   double scores_ = 0, loss_envelope_ = 0;
 };
 
 }  // namespace
 
-GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json, bool by_micro_batch) {
-  const Json plan = Json::parse(plan_json), graph = Json::parse(graph_json);
-  GradientSum out;
-  out.adasum = plan.at("adasum");
-  const Json dtype = plan.at("gradient_dtype");
-  if (dtype == "bf16") out.roundoff = 0x1p-9, out.smallest = 0x1p-134;
-  if (dtype == "f16") out.roundoff = 0x1p-12, out.smallest = 0x1p-25;
-  const Json& meshes = plan.at("meshes");
-  std::vector<std::map<std::vector<int64_t>, std::vector<int64_t>>> replicas(meshes.size());
-  std::map<std::string, size_t> mesh_of;  // of a variable: the first that holds a part of it
-  for (const Json& entry : plan.at("entries")) {
-    if (entry.at("name") != "train") continue;
-    for (const Json& row : entry.at("rows")) {
-      const size_t mesh = row.at("mesh");
-      const Json& axes = meshes.at(mesh).at("axes");
-      std::vector<int64_t> at, samples;
-      for (size_t a = 0; a < axes.size(); ++a)
-        if (axes[a].at("name").get<std::string>().find("replica") != std::string::npos)
-          at.push_back(row.at("coordinates").at(a));
-      int64_t number = 0;
-      for (const Json& range : row.at("micro_batches")) {
-        for (int64_t i = range.at(0); i < range.at(1); ++i) samples.push_back(i);
-        if (!by_micro_batch) continue;
-        std::vector<int64_t> of_part = at;
-        of_part.push_back(number++);
-        replicas[mesh].emplace(std::move(of_part), std::exchange(samples, {}));
-      }
-      if (!by_micro_batch) replicas[mesh].emplace(std::move(at), std::move(samples));
-      for (const Json& buffer : entry.at("programs").at(row.at("program").get<size_t>()).at("buffers"))
-        if (buffer.at("kind") == "variable") mesh_of.emplace(buffer.at("name"), mesh);
-    }
-  }
-  for (const auto& of_mesh : replicas) {
-    std::vector<Replica>& mesh = out.meshes.emplace_back();
-    for (const auto& [at, samples] : of_mesh) mesh.push_back({at, samples});
-  }
-  for (const Json& variable : graph.at("variables"))
-    if (variable.at("role") == "parameter" && variable.at("trainable") == true)
-      out.parameters.push_back({variable.at("name"), mesh_of[variable.at("name")]});
-  return out;
-}
-
-std::string why_not_by_replica(const std::string& graph_json) {
-  const Json graph = Json::parse(graph_json);
-  for (const Json& op : graph.at("ops")) {
-    const std::string name = op.at("op");
-    if (name == "dropout" || op.at("attributes").value("dropout", 0.0) > 0)
-      return "random masks follow the place of a sample in the batch";
-    if (name.starts_with("batch_norm")) return "batch norm mixes the samples of all replicas";
-  }
-  return "";
-}
-
 Report compare_gradients(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
                          const SessionArguments& arguments, const std::vector<Decision>& decisions,
-                         const GradientSum& sum, const Setting& setting, const Tick& tick) {
+                         const GradientSum& sum, const Setting& setting, const Setting& of_updates, const Tick& tick) {
   Report report;
   report.setting = setting;
   report.setting.runs = 2;
   report.subject = sum.adasum ? "gradients combined by Adasum" : "gradients summed in fewer bits";
-  Gradients gradients(engine, sides, arguments, decisions, sum, report);
+  Gradients gradients(engine, sides, arguments, decisions, sum, of_updates, report);
   for (size_t i = 0; i < batches.size() && report.failure.empty() && report.reason.empty(); ++i) {
     tick(static_cast<int64_t>(i));
     gradients.step(batches[i], static_cast<int64_t>(i) + 1);

@@ -12,7 +12,6 @@
 namespace tool {
 namespace {
 
-constexpr size_t kBlock = 4096;
 constexpr size_t kSamples = 1024;    // of a parameter, for its movement
 constexpr double kFloor = 8;         // roundings of a stored tensor, and one more a step
 constexpr double kFlips = 6;         // nine elements that moved the other way, each by twice its movement: to the norm
@@ -21,19 +20,6 @@ constexpr double kByRounding = 0.1;  // of the movement
 // Elements that turn in the plan and in none of three moved runs: five do with a chance of at most
 // max over l of exp(-3 l) P(Poisson(l) >= 5) = 2e-4.
 constexpr double kTurned = 4;
-
-struct Distance {
-  double difference = 0, norm = 0;  // of b
-};
-Distance distance(const whale_tensor* a, const whale_tensor* b) {
-  double x[kBlock], y[kBlock], sum = 0, square = 0;
-  for (size_t begin = 0, n = elements(b); begin < n; begin += kBlock) {
-    const size_t count = std::min(kBlock, n - begin);
-    load(a, begin, count, x), load(b, begin, count, y);
-    for (size_t i = 0; i < count; ++i) sum += (x[i] - y[i]) * (x[i] - y[i]), square += y[i] * y[i];
-  }
-  return {std::sqrt(sum), std::sqrt(square)};
-}
 
 std::vector<double> samples_of(const whale_tensor* tensor) {
   const size_t n = elements(tensor), stride = std::max<size_t>(1, n / kSamples);
@@ -87,7 +73,7 @@ class Lockstep {
     for (const Variable& v : variables_) {
       const Tensor value = read_value(*one_.runner, v);
       start_.push_back(v.role == "parameter" ? samples_of(value.get()) : std::vector<double>{});
-      Compared& of = class_of(v);
+      Compared& of = report_.of(v);
       ++of.tensors, of.copies += static_cast<int64_t>(v.copies.size());
     }
     compare_variables(0, {});
@@ -147,8 +133,7 @@ class Lockstep {
     for (size_t v = 0; v < variables_.size(); ++v) {
       if (variables_[v].role != "parameter") continue;
       const Tensor value = read_value(*one_.runner, variables_[v]);
-      const double moved = movement(v, samples_of(value.get())) *
-                           std::sqrt(static_cast<double>(std::max<size_t>(1, elements(value.get()))));
+      const double moved = movement(v, samples_of(value.get())) * root_of_elements(value.get());
       if (envelope_[v] > 0 && envelope_[v] >= kByRounding * moved) report_.by_rounding.push_back(variables_[v].name);
     }
   }
@@ -186,10 +171,6 @@ class Lockstep {
     f.floor = 2 * kFloor * report_.setting.epsilon;
     f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
     report_.evaluation = f;
-  }
-
-  Compared& class_of(const Variable& v) {
-    return v.role == "parameter" ? report_.parameters : v.role == "state" ? report_.state : report_.buffers;
   }
 
   // Whether a decision of the plan differs in this step; `off`: of the moved runs. What is decided behind one that
@@ -236,9 +217,6 @@ class Lockstep {
     for (const Variable& v : variables_) write_value(runner, v, read_value(*one_.runner, v).get());
   }
 
-  // The state of one kind, such as "m" of all parameters.
-  static std::string kind_of(const Variable& v) { return v.name.substr(v.name.rfind('/') + 1); }
-
   // Per element, since the start, of the samples.
   double movement(size_t variable, const std::vector<double>& values) const {
     double sum = 0;
@@ -278,7 +256,7 @@ class Lockstep {
         if (!parameter || !report_.setting.turns)
           wide_envelope_[k] = std::max(wide_envelope_[k], distance(wide.get(), one.get()).difference);
       }
-      const double size = std::sqrt(static_cast<double>(std::max<size_t>(1, elements(one.get()))));
+      const double size = root_of_elements(one.get());
       const double moved = parameter ? movement(k, now) : 0;
       Tensor first;
       for (size_t copy = 0; copy < v.copies.size(); ++copy) {
@@ -309,7 +287,7 @@ class Lockstep {
       f.bound = factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), std::ssize(moved_)) *
                     f.envelope +
                 f.floor;
-      worsen(class_of(v).worst, f);
+      worsen(report_.of(v).worst, f);
       if (v.role != "parameter" || f.copy != 0) continue;
       together.difference += f.difference * f.difference, together.envelope += f.envelope * f.envelope;
       together.norm += f.norm * f.norm;
@@ -337,15 +315,14 @@ class Lockstep {
     worsen(report_.parameters.worst, f);
   }
 
-  double rounding(int64_t number) const { return (kFloor + static_cast<double>(number)) * report_.setting.epsilon; }
+  double rounding(int64_t number) const { return rounding_of(report_.setting, number); }
   double allowed(const Variable& v, const Found& found, int64_t number, double largest) const {
     if (number == 0) return 0;
     double floor = rounding(number) * found.figure.norm;
     // An update that is a multiple of a gradient is a sum as state is: of terms as large as those of the largest.
     if (v.role == "state" || (v.role == "parameter" && !report_.setting.turns))
-      floor += report_.setting.summed * report_.setting.roundoff * largest * found.size;
-    if (v.role == "parameter" && report_.setting.turns)
-      floor += std::min(kFlips, 2 * std::sqrt(std::max(1.0, found.size * found.size / kMostTurn))) * found.movement;
+      floor += summed_floor(report_.setting, largest, found.size);
+    if (v.role == "parameter") floor += turned_floor(report_.setting, found.size, found.movement);
     return floor;
   }
 
@@ -372,6 +349,18 @@ double factor_of(const Setting& setting, size_t elements, int64_t runs) {
   return setting.factor * std::pow(1e4, 1 / samples);
 }
 
+double rounding_of(const Setting& setting, int64_t steps) {
+  return (kFloor + static_cast<double>(steps)) * setting.epsilon;
+}
+
+double summed_floor(const Setting& setting, double largest, double size) {
+  return setting.summed * setting.roundoff * largest * size;
+}
+
+double turned_floor(const Setting& setting, double size, double movement) {
+  return setting.turns ? std::min(kFlips, 2 * std::sqrt(std::max(1.0, size * size / kMostTurn))) * movement : 0;
+}
+
 double Figure::ratio() const {
   if (std::isnan(difference)) return INFINITY;
   return bound > 0 ? difference / bound : difference > 0 ? INFINITY : 0;
@@ -379,6 +368,10 @@ double Figure::ratio() const {
 
 void worsen(Figure& worst, const Figure& figure) {
   if (worst.name.empty() || figure.ratio() > worst.ratio()) worst = figure;
+}
+
+Compared& Report::of(const Variable& v) {
+  return v.role == "parameter" ? parameters : v.role == "state" ? state : buffers;
 }
 
 void Report::found_unlike(const Variable& v, size_t copy, int64_t number) {
@@ -394,8 +387,8 @@ double Report::parameter_error() const {
 }
 
 Verdict Report::verdict() const {
-  const bool within = loss.ratio() <= 1 && evaluation.ratio() <= 1 && parameters.worst.ratio() <= 1 &&
-                      state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1;
+  const bool within = loss.ratio() <= 1 && evaluation.ratio() <= 1 && gradients.worst.ratio() <= 1 &&
+                      parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1;
   if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
   return compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
 }

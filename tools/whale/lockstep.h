@@ -33,6 +33,12 @@ struct Setting {
 // A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten
 // thousand.
 double factor_of(const Setting& setting, size_t elements, int64_t runs);
+// Of a stored tensor after so many steps, relative.
+double rounding_of(const Setting& setting, int64_t steps);
+// Of a tensor of state of size * size elements, beside values of its kind that are as large as `largest` per element.
+double summed_floor(const Setting& setting, double largest, double size);
+// Of a parameter of size * size elements that moved by so much each: of those that turned.
+double turned_floor(const Setting& setting, double size, double movement);
 
 // One tensor where it is furthest from its bound. Differences are Euclidean norms.
 struct Figure {
@@ -56,8 +62,9 @@ enum class Verdict { kEqual, kNotEqual, kNotCompared };
 struct Report {
   Setting setting;
   std::string devices, against;
-  Figure loss;        // of a step, relative to the largest loss
-  Figure evaluation;  // the loss of the last batch after the last step, as whale_session_eval gives it
+  Figure loss;         // of a step, relative to the largest loss
+  Figure evaluation;   // the loss of the last batch after the last step, as whale_session_eval gives it
+  Compared gradients;  // that are summed as an option asks for
   Compared parameters, state, buffers;
   int64_t unlike_copies = 0;             // that differ from the first copy in a bit
   std::string unlike;                    // the first of them
@@ -66,6 +73,7 @@ struct Report {
   int64_t flipped_at = 0;                // the first step with one; 0: none
   int64_t set_aside = 0;                 // steps of gradients in 16 bits in which a unit turned
   int64_t overflowed_at = 0;  // the step of float16 that one side applied and the other not, the last; 0: none
+  int64_t overflowed = 0;     // steps of gradients in float16 that nobody applied
   int64_t flipped_runs = 0;   // steps of moved runs with one: brought back, and not part of an envelope
   Decided decided;
   double margin_bound = 0;          // of the decision with the largest margin
@@ -74,6 +82,7 @@ struct Report {
   std::string reason;               // why nothing is compared
   std::vector<std::string> unseen;  // scores of decisions that the plan file does not hand out
   std::string failure;              // what the plan's run ended with
+  Compared& of(const Variable& variable);
   void found_unlike(const Variable& variable, size_t copy, int64_t step);
   double parameter_error() const;  // largest relative difference: of the worst parameter, to its norm
   Verdict verdict() const;
@@ -81,7 +90,8 @@ struct Report {
 
 struct Sides {
   std::function<Plan()> plan, single;
-  std::function<Plan()> wide;  // one device in more bits than the others; none: it is not compared with
+  std::function<Plan()> wide;    // one device in more bits than the others; none: it is not compared with
+  std::function<Plan()> update;  // the optimizer alone (updates.h), where sums of gradients are compared
 };
 using Tick = std::function<void(int64_t step)>;
 

@@ -1,10 +1,13 @@
 #include "tensors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 namespace tool {
 namespace {
+
+constexpr size_t kBlock = 4096;
 
 template <class T>
 T at(const uint8_t* data, size_t i) {
@@ -48,6 +51,10 @@ size_t elements(const whale_tensor* tensor) {
   return n;
 }
 
+double root_of_elements(const whale_tensor* tensor) {
+  return std::sqrt(static_cast<double>(std::max<size_t>(1, elements(tensor))));
+}
+
 void load(const whale_tensor* tensor, size_t begin, size_t count, double* to) {
   const auto* data = static_cast<const uint8_t*>(whale_tensor_data(tensor));
   switch (whale_tensor_dtype(tensor)) {
@@ -88,6 +95,16 @@ void store(whale_tensor* tensor, size_t begin, size_t count, const double* from)
     else
       std::memcpy(data + k * 2, &half, 2);
   }
+}
+
+Distance distance(const whale_tensor* a, const whale_tensor* b) {
+  double x[kBlock], y[kBlock], sum = 0, square = 0;
+  for (size_t begin = 0, n = elements(b); begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    load(a, begin, count, x), load(b, begin, count, y);
+    for (size_t i = 0; i < count; ++i) sum += (x[i] - y[i]) * (x[i] - y[i]), square += y[i] * y[i];
+  }
+  return {std::sqrt(sum), std::sqrt(square)};
 }
 
 Values values_of(const whale_tensor* tensor) {

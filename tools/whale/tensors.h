@@ -9,12 +9,17 @@
 namespace tool {
 
 size_t elements(const whale_tensor* tensor);
+double root_of_elements(const whale_tensor* tensor);  // at least 1: a norm to what it is per element
 // Elements [begin, begin + count) of a tensor of any dtype.
 void load(const whale_tensor* tensor, size_t begin, size_t count, double* to);
 // The other way, rounded to nearest; f64, f32 and bf16.
 void store(whale_tensor* tensor, size_t begin, size_t count, const double* from);
 bool storable(int dtype);
 bool same_bits(const whale_tensor* a, const whale_tensor* b);
+struct Distance {
+  double difference = 0, norm = 0;  // Euclidean; norm: of b
+};
+Distance distance(const whale_tensor* a, const whale_tensor* b);
 Values values_of(const whale_tensor* tensor);
 
 }  // namespace tool

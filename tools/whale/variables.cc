@@ -47,6 +47,8 @@ std::vector<Variable> variables_of(const Runner& runner) {
   return out;
 }
 
+std::string kind_of(const Variable& variable) { return variable.name.substr(variable.name.rfind('/') + 1); }
+
 std::vector<Variable> whole_variables(std::vector<Variable> variables) {
   for (Variable& v : variables) v.halves = false;
   return variables;

@@ -14,6 +14,9 @@ struct Variable {
 // Those that are compared, in the order of the plan; the second halves of split weights are part of their first.
 std::vector<Variable> variables_of(const Runner& runner);
 
+// The state of one kind, such as "m" of all parameters.
+std::string kind_of(const Variable& variable);
+
 // The same in a run of more bits, which splits none.
 std::vector<Variable> whole_variables(std::vector<Variable> variables);
 

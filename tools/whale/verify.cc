@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "gradients.h"
 #include "lockstep.h"
+#include "updates.h"
 
 namespace tool {
 namespace {
@@ -170,6 +170,7 @@ Json json_of(const Report& r) {
           {"worst_parameter", worst.name},
           {"losses", json_of(r.loss)},
           {"evaluation", json_of(r.evaluation)},
+          {"gradients", json_of(r.gradients)},
           {"parameters", json_of(r.parameters)},
           {"state", json_of(r.state)},
           {"buffers", json_of(r.buffers)},
@@ -189,6 +190,7 @@ Json json_of(const Report& r) {
           {"first_step_that_differs", r.flipped_at},
           {"decisions_not_seen", r.unseen},
           {"overflowed_at", r.overflowed_at},
+          {"steps_overflowed", r.overflowed},
           {"steps_set_aside", r.set_aside},
           {"largest_margin", r.decided.margin},
           {"margin_bound", r.margin_bound},
@@ -220,8 +222,8 @@ void print(const Report& r) {
   std::printf("  %-12s %-24s %9s %9s %9s   %s\n", "", "compared", "apart", "rounding", "allowed", "furthest");
   print_row("losses", std::to_string(r.compared) + " of " + std::to_string(r.steps) + " steps", r.loss);
   if (!r.evaluation.name.empty()) print_row("evaluation", "1 batch", r.evaluation);
-  print_row(r.parameters.worst.name.starts_with("grad:") ? "gradients" : "parameters", count(r.parameters),
-            r.parameters.worst);
+  if (r.gradients.tensors > 0) print_row("gradients", std::to_string(r.gradients.tensors) + " sums", r.gradients.worst);
+  print_row("parameters", count(r.parameters), r.parameters.worst);
   print_row("state", count(r.state), r.state.worst);
   print_row("statistics", count(r.buffers), r.buffers.worst);
   if (r.unlike_copies > 0)
@@ -253,8 +255,12 @@ void print(const Report& r) {
         "compared\n",
         static_cast<long>(r.overflowed_at));
   if (!r.failure.empty()) std::printf("  the plan FAILED: %s\n", r.failure.c_str());
-  constexpr const char* kTexts[] = {"equal", "NOT EQUAL", "NOT COMPARED: no step was decided alike"};
-  std::printf("  %s\n\n", kTexts[static_cast<size_t>(r.verdict())]);
+  const char* none = r.overflowed > 0 || r.overflowed_at > 0
+                         ? "NOT COMPARED: no step without an overflow of float16 was decided alike; take more --steps, "
+                           "in which the loss scale falls, or a smaller --loss-scale"
+                         : "NOT COMPARED: no step was decided alike";
+  const char* texts[] = {"equal", "NOT EQUAL", none};
+  std::printf("  %s\n\n", texts[static_cast<size_t>(r.verdict())]);
 }
 
 void print(const std::vector<Report>& reports, int64_t steps) {
@@ -319,6 +325,14 @@ class Subject {
   // Scores of decisions that a plan file does not hand out: those decisions are not compared.
   const std::vector<std::string>& unseen() const { return unseen_; }
 
+  // Whether the plan does.
+  bool hands_out(const std::string& name) const {
+    for (const auto& entry : described_.at("entries"))
+      for (const auto& output : entry.at("outputs"))
+        if (output.at("name") == name) return true;
+    return false;
+  }
+
   Plan make(PlanArguments arguments) const {
     for (const Decision& decision : decisions_) arguments.fetch.push_back(decision.scores);
     return make_plan(engine_, graph_.get(), arguments);
@@ -335,12 +349,9 @@ class Subject {
     check_fixed(given_.plan, given_.options);
     described_ = described(open_plan(engine_, given_.plan, {}));
     many_ = options_of(described_);
-    std::set<std::string> outputs;
-    for (const auto& entry : described_.at("entries"))
-      for (const auto& output : entry.at("outputs")) outputs.insert(output.at("name"));
     for (const Decision& d : decisions_)
-      if (outputs.count(d.scores) == 0) unseen_.push_back(d.scores);
-    std::erase_if(decisions_, [&](const Decision& d) { return outputs.count(d.scores) == 0; });
+      if (!hands_out(d.scores)) unseen_.push_back(d.scores);
+    std::erase_if(decisions_, [&](const Decision& d) { return !hands_out(d.scores); });
     const Json ours = described(make(one_device(many_, "ref")));
     if (ours.at("model_hash") != described_.at("model_hash"))
       throw Failure("'" + given_.plan + "' is a plan of another model than '" + given_.path +
@@ -375,21 +386,17 @@ class Comparer {
     Setting setting = setting_for(float64);
     const bool file = subject_.from_file();
     const PlanArguments& many = subject_.many();
-    if (file && exempt(many))
-      return not_compared(setting, many.adasum
-                                       ? "the plan file combines gradients by Adasum, which is compared from the "
-                                         "model: --adasum in place of --plan"
-                                       : "the plan file sums gradients in " + many.gradient_dtype +
-                                             ", which is compared from the model: --gradient-dtype " +
-                                             many.gradient_dtype + " in place of --plan");
-    const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); }, [&] { return subject_.make(one); },
-                      wide(one)};
+    if (file && exempt(many)) return add_gradients(float64);
+    const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); },
+                      [&] { return subject_.make(one); },
+                      wide(one),
+                      {}};
     Report report = compare(engine_, sides, batches_, session(float64), subject_.decisions(), setting,
                             [&](int64_t step) { watch_.show(setting.name, step); });
-    if (!file && exempt(many))
+    if (exempt(many))
       report.subject = many.adasum ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
     finish(std::move(report), plain, one);
-    if (!file && exempt(many)) add_gradients(float64);
+    if (exempt(many)) add_gradients(float64);
   }
   const std::vector<Report>& reports() const { return reports_; }
 
@@ -433,7 +440,7 @@ class Comparer {
   }
 
   // Tables that are updated by row have no gradient of their shape, and none that is summed.
-  bool hands_out(PlanArguments one, const std::string& gradient) const {
+  bool has_gradient(PlanArguments one, const std::string& gradient) const {
     if (!subject_.has_tables()) return true;
     one.fetch = {gradient};
     try {
@@ -451,12 +458,32 @@ class Comparer {
     if (!why.empty())
       return not_compared(setting,
                           "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
-    GradientSum sum = gradient_sum_of(subject_.plan().dump(), subject_.graph(), !many.adasum && many.zero >= 2);
-    std::erase_if(sum.parameters, [&](const GradientSum::Parameter& p) { return !hands_out(one, "grad:" + p.name); });
-    for (const GradientSum::Parameter& p : sum.parameters)
-      many.fetch.push_back("grad:" + p.name), one.fetch.push_back("grad:" + p.name);
-    const Sides sides{[&] { return subject_.make(many); }, [&] { return subject_.make(one); }, wide_gradients(one)};
+    GradientSum sum =
+        gradient_sum_of(subject_.plan().dump(), subject_.graph(), !many.adasum && subject_.plan().at("zero") >= 2);
+    std::erase_if(sum.parameters,
+                  [&](const GradientSum::Parameter& p) { return !has_gradient(one, "grad:" + p.name); });
+    std::string unseen;
+    for (const GradientSum::Parameter& p : sum.parameters) {
+      const std::string name = "grad:" + p.name;
+      many.fetch.push_back(name), one.fetch.push_back(name);
+      if (subject_.from_file() && !subject_.hands_out(name)) unseen += (unseen.empty() ? "" : ",") + name;
+    }
+    if (!unseen.empty())
+      return not_compared(setting,
+                          "the plan file does not hand out the gradients that it sums by an option; plan with "
+                          "--fetch " +
+                              unseen);
+    std::vector<std::string> names;
+    for (const GradientSum::Parameter& p : sum.parameters) names.push_back(p.name);
+    PlanArguments of_updates = one;
+    of_updates.fetch.clear();
+    of_updates.accumulation = 0;
+    if (one.precision != "f64") of_updates.precision = "f32";
+    const Sides sides{[&] { return subject_.from_file() ? subject_.open() : subject_.make(many); },
+                      [&] { return subject_.make(one); }, wide_gradients(one),
+                      [&] { return update_plan(engine_, subject_.graph(), names, of_updates); }};
     finish(compare_gradients(engine_, sides, batches_, session(float64), subject_.decisions(), sum, setting,
+                             setting_of(precision_of(of_updates.precision), setting.runs),
                              [&](int64_t step) { watch_.show(setting.name + " gradients", step); }),
            many, one);
   }
