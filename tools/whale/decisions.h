@@ -13,6 +13,7 @@ namespace tool {
 struct Decision {
   std::string op;      // "moe_gate", "top_k", "argmax"
   std::string scores;  // the tensor that it decides by
+  std::string made;    // the tensor that says what was decided; empty: the plan does not hand it out
   int64_t k = 1;
   int64_t axis = -1;
 };
@@ -25,7 +26,18 @@ struct Decided {
   std::string worst;  // its tensor
   double scores = 0;  // the largest difference between two scores, of the largest score
 };
-// Adds the decisions that these scores lead to: the k largest in descending order, ties to the lowest index.
-void compare_decisions(const Decision& decision, const Values& plan, const Values& single, Decided& decided);
+// What a run hands out of decisions: their scores, then what was decided.
+std::vector<std::string> names_of(const std::vector<Decision>& decisions);
+struct Seen {
+  const Values* scores = nullptr;
+  const Values* made = nullptr;  // none: not handed out
+};
+// Decision `d` in the values of names_of, of which the first is `values[first]`.
+Seen seen(const std::vector<Decision>& decisions, size_t d, const std::vector<Values>& values, size_t first = 0);
+
+// Adds the decisions that these scores lead to: the k largest in descending order, ties to the lowest index. `rounded`:
+// scores may be handed out in fewer bits than were decided by (a plan that splits a product adds its parts in float32,
+// and decides by that), so a tie in them may have gone either way: it differs unless what was made of it is alike.
+void compare_decisions(const Decision& decision, const Seen& plan, const Seen& single, bool rounded, Decided& decided);
 
 }  // namespace tool

@@ -49,6 +49,7 @@ class Gradients {
       : sum_(sum),
         decisions_(decisions),
         report_(report),
+        rounded_(report.setting.roundoff > 0x1p-24),
         scaled_(report.setting.name == "float16"),
         plan_(engine, sides.plan(), arguments),
         shakes_{{report.setting.amplitude, 1}, {report.setting.amplitude, 2}},
@@ -72,7 +73,7 @@ class Gradients {
     if (sides.wide) wide_ = role(sides.wide, true);
     inputs_ = inputs_of(one_.whole->plan(), "train");
     for (const GradientSum::Parameter& p : sum.parameters) names_.push_back("grad:" + p.name);
-    for (const Decision& decision : decisions) names_.push_back(decision.scores);
+    for (const std::string& name : names_of(decisions)) names_.push_back(name);
     report_.gradients.tensors = report_.gradients.copies = static_cast<int64_t>(count());
     for (const Variable& v : variables_) {
       Compared& of = report_.of(v);
@@ -156,8 +157,7 @@ class Gradients {
   // of them: one step in ten, and one of five, is set aside and counted.
   void finish() {
     std::sort(worst_.begin(), worst_.end(), [](const Figure& a, const Figure& b) { return a.ratio() > b.ratio(); });
-    const bool few_bits = report_.setting.roundoff > 0x1p-24;
-    const int64_t most = few_bits && report_.compared >= 5 ? std::max<int64_t>(1, report_.compared / 10) : 0;
+    const int64_t most = rounded_ && report_.compared >= 5 ? std::max<int64_t>(1, report_.compared / 10) : 0;
     for (const Figure& f : worst_) {
       if (f.ratio() <= 1 || report_.set_aside == most) return worsen(report_.gradients.worst, f);
       ++report_.set_aside;
@@ -207,7 +207,8 @@ class Gradients {
   bool widen_envelope(const Wanted& moved, const Wanted& one) {
     Decided decided;
     for (size_t d = 0; d < decisions_.size(); ++d)
-      compare_decisions(decisions_[d], moved.scores[d], one.scores[d], decided);
+      compare_decisions(decisions_[d], seen(decisions_, d, moved.scores), seen(decisions_, d, one.scores), rounded_,
+                        decided);
     scores_ = std::max(scores_, decided.scores);
     if (moved.flipped || decided.differ > 0) {
       ++report_.flipped_runs;
@@ -223,7 +224,8 @@ class Gradients {
   bool decide(const std::vector<Values>& of_plan, const Wanted& one, int64_t number) {
     Decided plan;
     for (size_t d = 0; d < decisions_.size(); ++d)
-      compare_decisions(decisions_[d], of_plan[count() + d], one.scores[d], plan);
+      compare_decisions(decisions_[d], seen(decisions_, d, of_plan, count()), seen(decisions_, d, one.scores), rounded_,
+                        plan);
     report_.decided.made += plan.made, report_.decided.differ += plan.differ;
     if (plan.differ == 0) return false;
     const double bound = std::max(2 * report_.setting.factor * scores_, 4 * report_.setting.amplitude);
@@ -251,12 +253,13 @@ class Gradients {
       std::vector<Values> found = values(
           role, *on, start, at_places ? keep(batch, inputs_, samples, sum_.labels) : pick(batch, inputs_, samples));
       Decided decided;
-      for (size_t d = 0; d < decisions_.size(); ++d) {
-        const int64_t n = samples_in(batch);
-        const Values& scores = found[count() + d];
-        compare_decisions(decisions_[d], at_places ? rows_of(scores, n, samples) : scores,
-                          rows_of(all.scores[d], n, samples), decided);
-      }
+      const int64_t n = samples_in(batch);
+      std::vector<Values> among;
+      for (const Values& values : all.scores) among.push_back(rows_of(values, n, samples));
+      for (size_t v = count(); at_places && v < found.size(); ++v) found[v] = rows_of(found[v], n, samples);
+      for (size_t d = 0; d < decisions_.size(); ++d)
+        compare_decisions(decisions_[d], seen(decisions_, d, found, count()), seen(decisions_, d, among), rounded_,
+                          decided);
       all.flipped = all.flipped || decided.differ > 0;
       return gradients(found);
     } catch (const Failure&) {
@@ -403,7 +406,8 @@ class Gradients {
   const GradientSum& sum_;
   const std::vector<Decision>& decisions_;
   Report& report_;
-  bool scaled_;  // float16
+  const bool rounded_;  // computes in 16 bits
+  bool scaled_;         // float16
   Runner plan_;
   Role one_;
   std::vector<Role> moved_;

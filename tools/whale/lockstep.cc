@@ -55,7 +55,7 @@ class Lockstep {
  public:
   Lockstep(whale_engine* engine, const Sides& sides, const SessionArguments& arguments,
            const std::vector<Decision>& decisions, Report& report)
-      : decisions_(decisions), report_(report) {
+      : decisions_(decisions), report_(report), rounded_(report.setting.roundoff > 0x1p-24) {
     const Setting& setting = report.setting;
     plan_.runner = std::make_unique<Runner>(engine, sides.plan(), arguments);
     one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
@@ -65,7 +65,7 @@ class Lockstep {
     }
     if (sides.wide) wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0};
     inputs_ = inputs_of(one_.runner->plan(), "train");
-    for (const Decision& decision : decisions) names_.push_back(decision.scores);
+    names_ = names_of(decisions);
     variables_ = variables_of(*plan_.runner);
     whole_ = whole_variables(variables_);
     envelope_.assign(variables_.size(), 0), wide_envelope_ = envelope_;
@@ -146,8 +146,7 @@ class Lockstep {
     };
     const auto decides_alike = [&](const Side& side) {
       Decided decided;
-      for (size_t d = 0; d < decisions_.size(); ++d)
-        compare_decisions(decisions_[d], side.scores[d], one_.scores[d], decided);
+      for (size_t d = 0; d < decisions_.size(); ++d) compare(d, side.scores, decided);
       return decided.differ == 0;
     };
     const double one = loss_of(one_, last_);
@@ -173,6 +172,10 @@ class Lockstep {
     report_.evaluation = f;
   }
 
+  void compare(size_t d, const std::vector<Values>& scores, Decided& decided) const {
+    compare_decisions(decisions_[d], seen(decisions_, d, scores), seen(decisions_, d, one_.scores), rounded_, decided);
+  }
+
   // Whether a decision of the plan differs in this step; `off`: of the moved runs. What is decided behind one that
   // differs says nothing more.
   bool decide(int64_t number, std::vector<bool>& off) {
@@ -180,12 +183,12 @@ class Lockstep {
       for (size_t i = 0; i < moved_.size(); ++i) {
         if (off[i]) continue;
         Decided moved;
-        compare_decisions(decisions_[d], moved_[i].scores[d], one_.scores[d], moved);
+        compare(d, moved_[i].scores, moved);
         score_envelope_[d] = std::max(score_envelope_[d], moved.scores);
         off[i] = moved.differ > 0;
       }
       Decided plan;
-      compare_decisions(decisions_[d], plan_.scores[d], one_.scores[d], plan);
+      compare(d, plan_.scores, plan);
       report_.decided.made += plan.made;
       if (plan.differ == 0) continue;
       // Each of the two candidates may be off by what rounding does to scores.
@@ -205,8 +208,7 @@ class Lockstep {
     if (wide_ && wide_->updates() != one_.updates()) wide_.reset();
     if (!wide_) return;
     Decided decided;
-    for (size_t d = 0; d < decisions_.size(); ++d)
-      compare_decisions(decisions_[d], wide_->scores[d], one_.scores[d], decided);
+    for (size_t d = 0; d < decisions_.size(); ++d) compare(d, wide_->scores, decided);
     if (decided.differ == 0) return;
     ++report_.flipped_runs;
     for (size_t k = 0; k < whole_.size(); ++k)
@@ -277,6 +279,8 @@ class Lockstep {
       if (envelope_[k] < kByRounding * moved * size) along.add(own);
     }
     if (report_.setting.flips && number > 0) compare_along(along, off, number);
+    // Those that show what this step does. Before the first step none has moved.
+    const int64_t alike = std::max<int64_t>(1, std::count(off.begin(), off.end(), false));
     Figure together{"all parameters", number, 0, {}, 0, 0, 0, 0, 0};
     double elements = 0, movement = 0, furthest = 0;
     for (const Found& found : all) furthest = std::max(furthest, found.movement);
@@ -284,9 +288,8 @@ class Lockstep {
       const Variable& v = variables_[found.variable];
       Figure& f = found.figure;
       f.floor = allowed(v, found, number, v.role == "state" ? largest[kind_of(v)] : furthest);
-      f.bound = factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), std::ssize(moved_)) *
-                    f.envelope +
-                f.floor;
+      f.bound =
+          factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), alike) * f.envelope + f.floor;
       worsen(report_.of(v).worst, f);
       if (v.role != "parameter" || f.copy != 0) continue;
       together.difference += f.difference * f.difference, together.envelope += f.envelope * f.envelope;
@@ -310,7 +313,7 @@ class Lockstep {
     f.difference = std::abs(along.products.back()) / along.square;
     // Differences of a tenth of the movement (larger ones are left out) that point anywhere, and elements that turned.
     f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count) + 2 * kTurned / along.count;
-    const double runs = static_cast<double>(along.products.size()) - 1;
+    const auto runs = static_cast<double>(std::count(off.begin(), off.end(), false) + (wide_ ? 1 : 0));
     f.bound = std::max(report_.setting.factor, std::pow(1e4, 1 / runs)) * f.envelope + f.floor;
     worsen(report_.parameters.worst, f);
   }
@@ -328,6 +331,7 @@ class Lockstep {
 
   const std::vector<Decision>& decisions_;
   Report& report_;
+  const bool rounded_;  // computes in 16 bits
   Side plan_, one_;
   std::vector<Side> moved_;
   std::optional<Side> wide_;  // float32

@@ -334,7 +334,7 @@ class Subject {
   }
 
   Plan make(PlanArguments arguments) const {
-    for (const Decision& decision : decisions_) arguments.fetch.push_back(decision.scores);
+    for (const std::string& name : names_of(decisions_)) arguments.fetch.push_back(name);
     return make_plan(engine_, graph_.get(), arguments);
   }
   Plan open() const { return from_file() ? open_plan(engine_, given_.plan, {}) : make(many_); }
@@ -352,6 +352,8 @@ class Subject {
     for (const Decision& d : decisions_)
       if (!hands_out(d.scores)) unseen_.push_back(d.scores);
     std::erase_if(decisions_, [&](const Decision& d) { return !hands_out(d.scores); });
+    for (Decision& d : decisions_)
+      if (!hands_out(d.made)) d.made.clear();
     const Json ours = described(make(one_device(many_, "ref")));
     if (ours.at("model_hash") != described_.at("model_hash"))
       throw Failure("'" + given_.plan + "' is a plan of another model than '" + given_.path +
