@@ -59,7 +59,8 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
     report["loaded"] = {{"directory", loaded->directory},
                         {"id", loaded->id},
                         {"format", loaded->format},
-                        {"checksums", loaded->checksums}};
+                        {"checksums", loaded->checksums},
+                        {"seed", loaded->seed}};
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -13,6 +13,7 @@ struct LoadedCheckpoint {
   std::string directory, id;
   int64_t format = 0;
   bool checksums = false;  // format 1 has none
+  uint64_t seed = 0;       // which the session goes on with
 };
 
 // `last`: the entry of the last run; may be null.

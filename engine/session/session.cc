@@ -496,7 +496,8 @@ void Session::load(const std::string& directory) {
     impl_->steps_at_scale = checkpoint.index.meta.steps_at_scale;
   }
   impl_->broken = false;
-  impl_->loaded = {directory, checkpoint.index.id, checkpoint.index.format, checkpoint.has_checksums()};
+  impl_->loaded = {directory, checkpoint.index.id, checkpoint.index.format, checkpoint.has_checksums(),
+                   checkpoint.index.meta.seed};
 }
 
 void Session::set_trace(bool enable) {

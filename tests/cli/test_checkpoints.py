@@ -168,3 +168,19 @@ def test_models_and_plans_are_written_whole(model, tmp_path):
         thread.join()
     assert not wrong
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_a_resumed_run_goes_on_in_its_data(files, tmp_path):
+    """6 steps are 3, a checkpoint and 3 more: with a rate of 0 a loss is the batch's own."""
+    losses = lambda name, *more: [r["loss"] for r in lines(whale("run", files / name, "--json", *more))]
+    for name, data in (("gpt.whale", ["--data", files / "book.txt"]), ("mlp.whale", ["--data", files / "data.npz"]),
+                       ("mlp.whale", ["--data", files / "data.safetensors"]), ("mlp.whale", []), ("gpt.whale", [])):
+        for rate in (["--lr", "0"], []):
+            whole = losses(name, *data, *rate, "--seed", "3", "--steps", "6")
+            first = losses(name, *data, *rate, "--seed", "3", "--steps", "3", "--save", tmp_path / "c")
+            assert len(set(whole[:3] + whole[3:])) >= 3  # batches differ
+            assert first + losses(name, *data, *rate, "--steps", "3", "--load", tmp_path / "c") == whole, (name, data, rate)
+            assert first + losses(name, *data, *rate, "--seed", "3", "--steps", "3", "--load", tmp_path / "c") == whole
+    # Of the data alone: the checkpoint's seed stays that of parameters and dropout.
+    other = losses("gpt.whale", "--data", files / "book.txt", "--steps", "3", "--seed", "4", "--load", tmp_path / "c")
+    assert other != losses("gpt.whale", "--data", files / "book.txt", "--steps", "3", "--load", tmp_path / "c")

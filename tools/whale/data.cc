@@ -44,15 +44,21 @@ void store_int(Array& array, int64_t index, int64_t value) {
 // Random numbers: floats normal, integers below the limit. A pool of batches, so that a loss can fall.
 class Synthetic : public DataSource {
  public:
-  Synthetic(std::vector<InputSpec> inputs, uint64_t seed) : inputs_(std::move(inputs)), random_(seed) {}
-  Batch next() override {
-    constexpr size_t kPool = 8;
-    if (pool_.size() < kPool) pool_.push_back(make());
-    return pool_[step_++ % kPool];
+  explicit Synthetic(std::vector<InputSpec> inputs) : inputs_(std::move(inputs)) {}
+  Batch batch(uint64_t seed, int64_t iteration) override {
+    constexpr int64_t kPool = 8;
+    Pool& pool = pools_.try_emplace(seed, Pool{std::mt19937_64(seed), {}}).first->second;
+    const auto at = static_cast<size_t>(iteration % kPool);
+    while (pool.batches.size() <= at) pool.batches.push_back(make(pool.random));
+    return pool.batches[at];
   }
 
  private:
-  Batch make() {
+  struct Pool {
+    std::mt19937_64 random;
+    std::vector<Batch> batches;  // the first ones that it gives
+  };
+  Batch make(std::mt19937_64& random) const {
     Batch batch;
     std::normal_distribution<double> normal;
     for (const InputSpec& spec : inputs_) {
@@ -61,7 +67,7 @@ class Synthetic : public DataSource {
       const bool floating = spec.dtype == WHALE_F32 || spec.dtype == WHALE_F64;
       for (int64_t i = 0; i < n; ++i) {
         if (floating) {
-          const double v = normal(random_);
+          const double v = normal(random);
           if (spec.dtype == WHALE_F32) {
             const auto f = static_cast<float>(v);
             std::memcpy(array.bytes.data() + i * 4, &f, 4);
@@ -69,7 +75,7 @@ class Synthetic : public DataSource {
             std::memcpy(array.bytes.data() + i * 8, &v, 8);
           }
         } else {
-          store_int(array, i, static_cast<int64_t>(random_() % static_cast<uint64_t>(spec.limit > 0 ? spec.limit : 2)));
+          store_int(array, i, static_cast<int64_t>(random() % static_cast<uint64_t>(spec.limit > 0 ? spec.limit : 2)));
         }
       }
       batch.push_back(std::move(array));
@@ -77,16 +83,13 @@ class Synthetic : public DataSource {
     return batch;
   }
   std::vector<InputSpec> inputs_;
-  std::mt19937_64 random_;
-  std::vector<Batch> pool_;
-  size_t step_ = 0;
+  std::map<uint64_t, Pool> pools_;  // by seed
 };
 
 // Windows of a text's bytes.
 class Text : public DataSource {
  public:
-  Text(std::string text, std::vector<InputSpec> inputs, uint64_t seed)
-      : text_(std::move(text)), inputs_(std::move(inputs)), random_(seed) {
+  Text(std::string text, std::vector<InputSpec> inputs) : text_(std::move(text)), inputs_(std::move(inputs)) {
     for (const InputSpec& spec : inputs_) {
       if (spec.dims.size() != 2)
         throw Failure("a text file feeds token models with inputs [batch, sequence]; input '" + spec.name +
@@ -106,12 +109,16 @@ class Text : public DataSource {
     if (static_cast<int64_t>(text_.size()) < 2 * length_ + 2)
       throw Failure("the text is shorter than two windows of " + std::to_string(length_) + " bytes");
   }
-  Batch next() override {
+  Batch batch(uint64_t seed, int64_t iteration) override {
+    const auto of = static_cast<uint64_t>(iteration);
+    std::seed_seq key{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(of),
+                      static_cast<uint32_t>(of >> 32)};
+    std::mt19937_64 random(key);
     Batch batch;
     for (const InputSpec& spec : inputs_) batch.push_back(make_array(spec));
     const int64_t samples = inputs_[0].dims[0];
     for (int64_t s = 0; s < samples; ++s) {
-      const int64_t at = static_cast<int64_t>(random_() % (text_.size() - static_cast<size_t>(2 * length_ + 1)));
+      const int64_t at = static_cast<int64_t>(random() % (text_.size() - static_cast<size_t>(2 * length_ + 1)));
       for (size_t i = 0; i < inputs_.size(); ++i) fill(batch[i], inputs_[i], s, at);
     }
     return batch;
@@ -127,7 +134,6 @@ class Text : public DataSource {
   }
   std::string text_;
   std::vector<InputSpec> inputs_;
-  std::mt19937_64 random_;
   int64_t length_ = 0;
   bool has_source_ = false, has_tokens_ = false;
 };
@@ -168,31 +174,31 @@ class Arrays : public DataSource {
     }
     if (rows_ <= 0) throw Failure("'" + shown(path) + "' has no samples");
   }
-  Batch next() override {
+  Batch batch(uint64_t, int64_t iteration) override {
     Batch batch;
-    if (at_ >= rows_) at_ = 0;
-    const int64_t take = std::min(batch_of(inputs_), rows_ - at_);
+    const int64_t full = std::max<int64_t>(1, batch_of(inputs_)), batches = (rows_ - 1) / full + 1,
+                  at = iteration % batches * full;
+    const int64_t take = std::min(full, rows_ - at);
     for (const InputSpec& spec : inputs_) {
       const Array& from = arrays_.at(spec.name);
       Array array{spec.name, spec.dtype, from.dims, {}};
       if (spec.batch_dim == 0) {
         array.dims[0] = take;
         const size_t row = from.bytes.size() / static_cast<size_t>(rows_);
-        array.bytes.assign(from.bytes.begin() + static_cast<int64_t>(row) * at_,
-                           from.bytes.begin() + static_cast<int64_t>(row) * (at_ + take));
+        array.bytes.assign(from.bytes.begin() + static_cast<int64_t>(row) * at,
+                           from.bytes.begin() + static_cast<int64_t>(row) * (at + take));
       } else {
         array.bytes = from.bytes;
       }
       batch.push_back(std::move(array));
     }
-    at_ += take;
     return batch;
   }
 
  private:
   std::map<std::string, Array> arrays_;
   std::vector<InputSpec> inputs_;
-  int64_t rows_ = -1, at_ = 0;
+  int64_t rows_ = -1;
   std::string first_;
 };
 
@@ -261,8 +267,8 @@ const char* item_name(const std::vector<InputSpec>& inputs) {
   return "samples";
 }
 
-std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs, uint64_t seed) {
-  if (path.empty()) return std::make_unique<Synthetic>(inputs, seed);
+std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs) {
+  if (path.empty()) return std::make_unique<Synthetic>(inputs);
   std::string content = read_file(path);
   switch (kind_of_data(path, content)) {
     case DataKind::kNpz: return std::make_unique<Arrays>(path, read_npz(path, content), inputs);
@@ -270,7 +276,7 @@ std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector
     case DataKind::kNpy: return std::make_unique<Arrays>(path, named(path, read_npy(path, content), inputs), inputs);
     case DataKind::kText: break;
   }
-  return std::make_unique<Text>(std::move(content), inputs, seed);
+  return std::make_unique<Text>(std::move(content), inputs);
 }
 
 }  // namespace tool

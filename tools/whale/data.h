@@ -26,7 +26,9 @@ using Batch = std::vector<Array>;
 class DataSource {
  public:
   virtual ~DataSource() = default;
-  virtual Batch next() = 0;
+  // Of the step after so many iterations: a function of both numbers and the source alone, so that a run that goes on
+  // from a checkpoint goes on in its data.
+  virtual Batch batch(uint64_t seed, int64_t iteration) = 0;
 };
 
 std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entry);
@@ -40,6 +42,6 @@ const char* item_name(const std::vector<InputSpec>& inputs);
 // path empty: synthetic. A file is what its content says: .npz and .safetensors are arrays named like the inputs, .npy
 // the array of the only input; in order, the last batch smaller. Text is for token models: random windows of bytes;
 // `targets` are the next bytes. Anything else is refused, with what to do.
-std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs, uint64_t seed);
+std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs);
 
 }  // namespace tool

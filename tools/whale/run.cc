@@ -59,10 +59,13 @@ void add_run(CLI::App& app, int& exit_code) {
       "text for token models; .npz or .safetensors of arrays named like the inputs, .npy of the only input; "
       "none: synthetic");
   command->add_option("--steps", state->steps, "training steps")->check(whole(1, INT64_MAX));
-  command->add_option("--seed", state->session.seed, "of parameters, dropout and the order of the data")
-      ->check(seed_number());
+  auto* seed = command
+                   ->add_option("--seed", state->session.seed,
+                                "of parameters, dropout and the order of the data; with --load of the data alone "
+                                "(default there: the checkpoint's)")
+                   ->check(seed_number());
   command->add_option("--save", state->save, "write a checkpoint to this directory at the end");
-  command->add_option("--load", state->load, "start from this checkpoint");
+  command->add_option("--load", state->load, "go on from this checkpoint, in the data too");
   command->add_option("--lr", state->lr, "learning rate, instead of the model's schedule")->check(not_negative());
   command->add_option("--trace", state->trace, "write a timeline of the last step (open at ui.perfetto.dev)");
   command->add_flag("--json", state->json, "an object a step: step, loss, seconds, items_per_second");
@@ -71,19 +74,22 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_flag("--no-pin", state->session.no_pin, "CPU devices run on whatever cores the system gives them");
   add_plan_options(*command, state->arguments);
   add_scale_options(*command, state->session);
-  command->callback([state, &exit_code] {
+  command->callback([state, seed, &exit_code] {
     if (!state->save.empty()) check_target(state->save, true, "--save");
     if (!state->trace.empty()) check_target(state->trace, false, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
-    const auto data = open_data(state->data, inputs, state->session.seed);
+    const auto data = open_data(state->data, inputs);
     if (!state->json && !state->quiet)
       std::fprintf(stderr, "%s\n", text(whale_plan_summary, static_cast<const whale_plan*>(plan.get())).c_str());
     Runner runner(engine.get(), std::move(plan), state->session);
+    uint64_t data_seed = state->session.seed;
     if (!state->load.empty()) {
       check(whale_session_load(runner.session(), str(state->load)));
-      if (!nlohmann::json::parse(text(whale_session_report, runner.session())).at("loaded").at("checksums").get<bool>())
+      const auto loaded = nlohmann::json::parse(text(whale_session_report, runner.session())).at("loaded");
+      if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
+      if (!loaded.at("checksums").get<bool>())
         std::fprintf(stderr,
                      "whale: '%s' was saved by an older libwhale and has no checksums: a changed byte in it would not "
                      "have been noticed\n",
@@ -93,7 +99,7 @@ void add_run(CLI::App& app, int& exit_code) {
     Progress progress(state->steps, item_name(inputs));
     double loss = 0;
     for (int64_t i = 1; i <= state->steps; ++i) {
-      const Batch batch = data->next();
+      const Batch batch = data->batch(data_seed, whale_session_iteration(runner.session()));
       if (i == state->steps && !state->trace.empty()) check(whale_session_trace(runner.session(), 1));
       const double start = seconds_now();
       loss = runner.step(batch);
@@ -155,9 +161,9 @@ void add_bench(CLI::App& app) {
         devices += (devices.empty() ? "" : ",") + device.at("name").get<std::string>();
     }
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
-    const auto data = open_data(state->data, inputs, 0);
+    const auto data = open_data(state->data, inputs);
     std::vector<Batch> pool;
-    for (int i = 0; i < 8; ++i) pool.push_back(data->next());
+    for (int i = 0; i < 8; ++i) pool.push_back(data->batch(0, i));
     Runner runner(engine.get(), std::move(plan), {.ignore_nan = true});
     size_t k = 0;
     const double opened = seconds_now();
