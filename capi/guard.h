@@ -59,6 +59,17 @@ whale_status* guard(F&& f, const std::source_location& call = std::source_locati
   }
 }
 
+// What f gives, for a function that returns no status: `none` where f throws.
+template <class T, class F>
+T answer(T none, F&& f) noexcept {
+  const DefaultFloatEnv env;
+  try {
+    return f();
+  } catch (...) {
+    return none;
+  }
+}
+
 // ---- arguments
 // ------------------------------------------------------------------------------------------------------------
 template <class T>

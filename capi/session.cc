@@ -205,11 +205,14 @@ whale_status* whale_session_set_learning_rate(whale_session* session, double lea
 }
 
 double whale_session_learning_rate(const whale_session* s) {
-  const DefaultFloatEnv env;  // it follows a schedule
-  return s == nullptr ? 0.0 : s->session->learning_rate();
+  return s == nullptr ? 0.0 : answer(-1.0, [&] { return s->session->learning_rate(); });
 }
-int64_t whale_session_iteration(const whale_session* s) { return s == nullptr ? 0 : s->session->iteration(); }
-int64_t whale_session_updates(const whale_session* s) { return s == nullptr ? 0 : s->session->updates(); }
+int64_t whale_session_iteration(const whale_session* s) {
+  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return s->session->iteration(); });
+}
+int64_t whale_session_updates(const whale_session* s) {
+  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return s->session->updates(); });
+}
 
 whale_status* whale_session_save(whale_session* session, whale_str directory) {
   return guard([&] { live(session).save(nonempty(directory, "directory")); });

@@ -528,6 +528,7 @@ WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_st
 WHALE_API whale_status *whale_session_variables(whale_session *session, whale_text *out);
 
 WHALE_API whale_status *whale_session_set_learning_rate(whale_session *session, double learning_rate); /* fixed from now on; -1: the schedule again */
+/* 0 for NULL; -1, which no session has: there is no answer, in a child after fork(). */
 WHALE_API double whale_session_learning_rate(const whale_session *session); /* of the next step */
 WHALE_API int64_t whale_session_iteration(const whale_session *session);
 WHALE_API int64_t whale_session_updates(const whale_session *session);

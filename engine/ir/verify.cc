@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "schedule/schedule.h"
 #include "ir/graph.h"
+#include "ir/learning_rate.h"
 
 namespace whale {
 namespace {
@@ -243,7 +244,7 @@ void check_training(const Graph& graph) {
   if (o.kind > OptimizerKind::kAdafactor)
     throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
   constexpr double kLarge = 1e30;
-  check_range("learning_rate", o.learning_rate, 0, kLarge);
+  check_range("learning_rate", o.learning_rate, 0, kLargestLearningRate);
   check_range("momentum", o.momentum, 0, 1);
   check_range("beta1", o.beta1, 0, std::nextafter(1.0, 0.0));
   check_range("beta2", o.beta2, 0, std::nextafter(1.0, 0.0));

@@ -14,7 +14,11 @@ std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weig
     if (!(w >= 0) || !std::isfinite(w)) throw invalid("shares: {} is not a weight, expected numbers >= 0", w);
     sum += w;
   }
-  if (!(sum > 0) || !std::isfinite(sum))
+  if (!std::isfinite(sum))
+    throw invalid(
+        "shares [{}] add up to {}, expected a finite sum: they are weights, give smaller ones of the same ratio",
+        fmt::join(weights, ", "), sum);
+  if (!(sum > 0))
     throw invalid("shares [{}] add up to {}, expected more than 0: give at least one of them a weight",
                   fmt::join(weights, ", "), sum);
   const size_t n = weights.size();

@@ -12,6 +12,7 @@
 #include "cluster/devices.h"
 #include "compile.h"
 #include "data/convert.h"
+#include "ir/learning_rate.h"
 #include "run/executor.h"
 #include "run/report.h"
 #include "run/variable_part.h"
@@ -442,8 +443,9 @@ void Session::write(std::string_view name, const HostTensor& from) {
 
 void Session::set_learning_rate(double learning_rate) {
   impl_->settle();
-  if (!(learning_rate >= 0 || learning_rate == -1) || std::isinf(learning_rate))
-    throw invalid("learning rate is {}, expected 0 or more, or -1: the schedule again", learning_rate);
+  if (!(learning_rate >= 0 && learning_rate <= kLargestLearningRate) && learning_rate != -1)
+    throw invalid("learning rate is {}, expected 0 to {}, or -1: the schedule again", learning_rate,
+                  kLargestLearningRate);
   impl_->fixed_learning_rate = learning_rate;
 }
 

@@ -667,7 +667,8 @@ static void test_session(const char* devices) {
   OK(whale_session_set_learning_rate(s, 0.25));
   CHECK(whale_session_learning_rate(s) == 0.25);
   FAILS(whale_session_set_learning_rate(s, NAN), WHALE_INVALID_ARGUMENT, "learning rate");
-  FAILS(whale_session_set_learning_rate(s, -0.25), WHALE_INVALID_ARGUMENT, "expected 0 or more, or -1");
+  FAILS(whale_session_set_learning_rate(s, 1e300), WHALE_INVALID_ARGUMENT, "expected 0 to 1e+30");
+  FAILS(whale_session_set_learning_rate(s, -0.25), WHALE_INVALID_ARGUMENT, "expected 0 to 1e+30, or -1");
   CHECK(whale_session_learning_rate(s) == 0.25);
 
   /* A checkpoint. */

@@ -117,6 +117,7 @@ TEST_CASE("shares are rounded by largest remainder, ties to the lower index") {
   CHECK(round_shares(0, {1, 1}) == std::vector<int64_t>{0, 0});
   CHECK(round_shares(6, {0.1, 0.2, 0.3}) == std::vector<int64_t>{1, 2, 3});
   CHECK_THROWS_AS(round_shares(3, {0, 0}), Error);
+  CHECK_THROWS_WITH_AS(round_shares(3, {1e308, 1e308}), doctest::Contains("expected a finite sum"), Error);
   CHECK_THROWS_AS(round_shares(3, {-1, 2}), Error);
 }
 

@@ -139,6 +139,40 @@ def test_a_computed_index_out_of_range_names_the_op():
     job.step(ids=ids, y=y)
 
 
+FORKED = {"iteration": lambda job: job.iteration, "updates": lambda job: job.updates, "learning_rate": lambda job: job.learning_rate,
+          "set": lambda job: setattr(job, "learning_rate", 0.1), "step": lambda job: job.step(**batch(1)), "eval": lambda job: job.eval(**batch(1)),
+          "read": lambda job: job.read(job.variables()[0]["name"]), "variables": lambda job: job.variables(), "save": lambda job: job.save("never"),
+          "load": lambda job: job.load("never"), "trace": lambda job: job.trace(), "timeline": lambda job: job.timeline(),
+          "report": lambda job: job.report()}
+
+
+@pytest.mark.parametrize("call", FORKED)
+def test_a_child_of_fork_is_told_that_the_job_is_its_parents(call):
+    import os
+    job = wh.plan(model(8), devices="cpu:2").start()
+    job.step(**batch(0))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            FORKED[call](job)
+            os._exit(1)
+        except wh.FailedPrecondition as e:
+            os._exit(0 if "fork" in str(e) else 2)
+        except BaseException:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert job.iteration == 1 and job.step(**batch(1)) > 0
+
+
+@pytest.mark.parametrize("rate", [1e31, 1e300, -0.1, float("inf"), float("nan")])
+def test_a_learning_rate_is_what_an_optimizer_takes(rate):
+    job = wh.plan(model(8), devices="ref:1").start()
+    with pytest.raises(wh.InvalidArgument, match="learning_rate.*from 0 to 1e\\+30"):
+        job.learning_rate = rate
+    job.learning_rate = 1e30
+
+
 def test_cores_that_are_not_there_are_refused():
     plan = wh.plan(model(8), devices="cpu@4095")
     with pytest.raises(wh.InvalidArgument, match=r"core 4095; it may on \d"):

@@ -17,6 +17,7 @@ from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, by
 from .arrays import fit, numpy_of, view, widened
 from .dtypes import DType, as_dtype
 from .graph import Graph, precision_number
+from .optim import RANGES
 
 
 class Plan:
@@ -312,25 +313,32 @@ class Job:
         """Every parameter by name."""
         return {row["name"]: self.read(row["name"]) for row in self.variables() if row["role"] == "parameter"}
 
+    def _answer(self, function) -> Any:
+        """Of a function without a status, where a negative number means that there is no answer: asking for the report says why."""
+        value = function(self._handle.pointer)
+        if value < 0:
+            self.report()
+        return value
+
     @property
     def learning_rate(self) -> float:
         """Of the next step. Setting it fixes it; set it to None to follow the schedule again."""
-        return lib.whale_session_learning_rate(self._handle.pointer)
+        return self._answer(lib.whale_session_learning_rate)
 
     @learning_rate.setter
     def learning_rate(self, value: float | None) -> None:
-        rate = -1.0 if value is None else arguments.number("learning_rate", value, 0)
+        rate = -1.0 if value is None else arguments.number("learning_rate", value, *RANGES["learning_rate"])
         check(lib.whale_session_set_learning_rate(self._handle.pointer, rate))
 
     @property
     def iteration(self) -> int:
         """Steps made, also those whose update was skipped."""
-        return lib.whale_session_iteration(self._handle.pointer)
+        return self._answer(lib.whale_session_iteration)
 
     @property
     def updates(self) -> int:
         """Updates made: what the learning rate's schedule and Adam's bias correction count."""
-        return lib.whale_session_updates(self._handle.pointer)
+        return self._answer(lib.whale_session_updates)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes a checkpoint: ``directory`` with ``model.safetensors``, ``optimizer.safetensors`` and ``whale.json``.

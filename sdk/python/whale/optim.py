@@ -49,8 +49,8 @@ def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
     return Schedule("linear", warmup, total_steps, final)
 
 
-# What a field may be.
-_RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
+# What a number of an optimizer may be.
+RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
            "clip_threshold": (0, 1e30)}
 _FLAGS = ("nesterov", "lazy", "split")
 
@@ -65,7 +65,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         if type(self) in (Optimizer, _AdamFamily):
             raise TypeError("Optimizer is the base of SGD, Adam, AdamW, Lamb, Adagrad and Adafactor; use one of these")
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             if hasattr(self, name):
                 arguments.number(name, getattr(self, name), low, high)
         if hasattr(self, "clip_threshold"):
