@@ -12,6 +12,7 @@
 #include "parallel/copies.h"
 #include "parallel/fold.h"
 #include "parallel/fuse.h"
+#include "parallel/gather_late.h"
 #include "parallel/offload.h"
 #include "parallel/order.h"
 #include "parallel/propagate.h"
@@ -96,6 +97,7 @@ constexpr LayoutPass kLayoutPasses[] = {
        if (by_cost || o.update == UpdateForm::kSliced) slice_updates(g, !by_cost);
      },
      false},
+    {"gather_late", [](LayoutGraph& g, const CompileOptions&) { gather_late(g); }, false},
     {"view_slices", [](LayoutGraph& g, const CompileOptions&) { view_slices(g); }, false},
     // Where a stage ends would say what is folded, and a product with its bias has other bits.
     {"fold_whole_products",

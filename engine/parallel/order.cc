@@ -89,16 +89,23 @@ struct Order {
   }
 };
 
+// What an op adds to a sum over micro-batches, whose other operand is there from the start; kNone: it does not.
+TensorId summand_of(const Op& op) { return op.code == OpCode::k_accumulate ? op.inputs[1] : kNone; }
+
 // When each op would like to run: its number, moved as order.h says.
 std::vector<double> wishes(const Order& o) {
   const Graph& g = o.g;
   const size_t n = g.ops.size();
   std::vector<double> key(n);
   for (size_t i = 0; i < n; ++i) key[i] = static_cast<double>(i);
+  // Added up as soon as it is there, so that no micro-batch's gradients lie beside their sums.
+  for (size_t i = 0; i < n; ++i)
+    if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
+      key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
   std::vector<std::vector<OpId>> direct = readers_of(g);
-  const auto made_at = [&](const Op& op) {
+  const auto made_at = [&](const std::vector<TensorId>& ids) {
     double last = -1;
-    for (const TensorId id : op.inputs)
+    for (const TensorId id : ids)
       if (id != kNone && g.tensor(id).producer != kNone)
         last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
     return last;
@@ -124,12 +131,12 @@ std::vector<double> wishes(const Order& o) {
     for (const TensorId y : g.ops[i].outputs)
       if (y != kNone)
         for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
-    if (first < 1e18) key[i] = std::max(key[i], first - 0.01);
+    if (first < 1e18) key[i] = first - 0.01;
   }
   std::vector<double> launches;
   for (size_t i = 0; i < n; ++i)
     if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) {  // rounds keep their pace
-      key[i] = made_at(g.ops[i]) + 0.2;
+      key[i] = made_at(g.ops[i].inputs) + 0.2;
       // Parameters that live in parts are gathered a little before they are read, not all at the start.
       double first = 1e18;
       for (const TensorId y : g.ops[i].outputs)
@@ -141,9 +148,11 @@ std::vector<double> wishes(const Order& o) {
   std::sort(launches.begin(), launches.end());
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    if (op.phase != Phase::kUpdate || has_flag(op.code, kCollective)) continue;
-    double when = made_at(op) + 0.1;
-    for (const TensorId id : op.inputs) {
+    const TensorId added = summand_of(op);
+    if ((op.phase != Phase::kUpdate && added == kNone) || has_flag(op.code, kCollective)) continue;
+    const std::vector<TensorId> awaited = added == kNone ? op.inputs : std::vector<TensorId>{added};
+    double when = made_at(awaited) + 0.1;
+    for (const TensorId id : awaited) {
       if (id == kNone || g.tensor(id).producer == kNone) continue;
       const auto p = static_cast<size_t>(g.tensor(id).producer);
       if (!has_flag(g.ops[p].code, kCollective)) continue;

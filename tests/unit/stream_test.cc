@@ -219,16 +219,6 @@ TEST_CASE("memory falls with the number of devices") {
   CHECK(static_cast<double>(arena(8)) < 0.65 * static_cast<double>(arena(4)));
 }
 
-double distance(const small::Trained& a, const small::Trained& b) {
-  double most = 0;
-  for (size_t i = 0; i < a.losses.size(); ++i)
-    most = std::max(most, std::abs(static_cast<double>(a.losses[i]) - static_cast<double>(b.losses[i])));
-  for (size_t v = 0; v < a.variables.size(); ++v)
-    for (size_t i = 0; i < a.variables[v].size(); ++i)
-      most = std::max(most, std::abs(static_cast<double>(a.variables[v][i]) - static_cast<double>(b.variables[v][i])));
-  return most;
-}
-
 TEST_CASE("going round changes no result") {
   const small::Model even = small::gpt(2, OptimizerKind::kSgd, 2, 12), odd = small::gpt(2, OptimizerKind::kSgd, 2, 13);
   for (const auto& [devices, strategy, accumulation] : std::vector<std::tuple<const char*, const char*, int64_t>>{

@@ -1,6 +1,7 @@
 // What a plan of a small model trains: losses of every step and all variables at the end, to compare plans bit by bit.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -18,6 +19,17 @@ struct Trained {
   std::vector<std::vector<float>> variables;
   friend bool operator==(const Trained&, const Trained&) = default;
 };
+
+// The largest difference of a loss or an element.
+inline double distance(const Trained& a, const Trained& b) {
+  double most = 0;
+  for (size_t i = 0; i < a.losses.size(); ++i)
+    most = std::max(most, std::abs(static_cast<double>(a.losses[i]) - static_cast<double>(b.losses[i])));
+  for (size_t v = 0; v < a.variables.size(); ++v)
+    for (size_t i = 0; i < a.variables[v].size(); ++i)
+      most = std::max(most, std::abs(static_cast<double>(a.variables[v][i]) - static_cast<double>(b.variables[v][i])));
+  return most;
+}
 
 // Where the build has put libwhale_cpu.so.
 inline std::string backends_folder() {
