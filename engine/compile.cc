@@ -93,7 +93,7 @@ std::vector<char> stages_with(const LayoutGraph& g, const CompileOptions& o,
 constexpr LayoutPass kLayoutPasses[] = {
     {"slice_updates",
      [](LayoutGraph& g, const CompileOptions& o) {
-       const bool by_cost = o.update == UpdateForm::kByCost && g.communicates_beside;
+       const bool by_cost = o.update == UpdateForm::kByCost && g.tasks.cost.beside;
        if (by_cost || o.update == UpdateForm::kSliced) slice_updates(g, !by_cost);
      },
      false},
@@ -148,17 +148,10 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
   return source;
 }
 
-// Devices that are cores of one machine move bytes with the cores that compute.
-bool communicate_beside(const std::vector<DeviceSpec>& devices) {
-  return std::none_of(devices.begin(), devices.end(),
-                      [](const DeviceSpec& d) { return d.kind == DeviceKind::kCpu || d.kind == DeviceKind::kRef; });
-}
-
 struct Compiler {
   const CompileOptions& options;
   TaskGraphs tasks;
   std::vector<std::string> gradients;  // names after "grad:"
-  bool beside = false;                 // the devices have engines for communication
 
   template <class Level>
   void after(const std::string& pass, const Level& level) const {
@@ -204,7 +197,6 @@ struct Compiler {
                              .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, tasks, layouts);
-    lg.communicates_beside = beside;
     after(entry + ".propagate", lg);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
@@ -220,7 +212,6 @@ struct Compiler {
     lowering.entry = name;
     lowering.overlap = options.overlap;
     lowering.matmul_chunks = options.matmul_chunks;
-    lowering.communicates_beside = beside;
     lowering.notes = notes;
     for (size_t v = 0; v < variables.size(); ++v)
       lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
@@ -276,7 +267,7 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
   std::vector<int32_t> nodes;
   for (const DeviceSpec& device : devices) nodes.push_back(device.node);
   out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices.size()), source.default_strategy, exact,
-                               std::move(nodes));
+                               std::move(nodes), cost_model(devices));
   if (state_shares.empty()) return out;
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
@@ -314,7 +305,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
-  Compiler compiler{options, scoped.tasks, {}, communicate_beside(devices)};
+  Compiler compiler{options, scoped.tasks, {}};
   for (const std::string& name : options.fetch)
     if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
 
@@ -386,7 +377,7 @@ Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::stri
   Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact);
   check_recompute(options, scoped.tasks);
   check_micro_batches(plan.source, scoped.tasks, plan.source.training.accumulation);
-  Compiler compiler{options, scoped.tasks, {}, communicate_beside(plan.devices)};
+  Compiler compiler{options, scoped.tasks, {}};
   for (const Entry& e : plan.entries)
     for (const PlanOutput& o : e.outputs)
       if (e.name == name && o.name.starts_with("grad:") &&

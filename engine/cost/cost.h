@@ -1,26 +1,37 @@
-// Pure functions from counts to seconds. Balancer, simulator and reports call the same ones.
+// What things cost: one value for the devices of a plan, and pure functions from counts to seconds that every pass and
+// report calls with it.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "cluster/device_spec.h"
 #include "ops/op.h"
 
 namespace whale {
 
-// What a device achieves, measured or assumed.
+// What a device achieves.
 struct DeviceRates {
-  double flops_per_second = 100e9;
-  double bytes_per_second = 20e9;
-  double seconds_per_op = 2e-6;  // to start an instruction
+  double flops_per_second;
+  double bytes_per_second;
+  double seconds_per_op;  // to start an instruction
 };
 
 struct LinkRates {
-  double bytes_per_second = 10e9;
-  double latency_seconds = 5e-6;
+  double bytes_per_second;
+  double latency_seconds;
 };
 
-// Where memory is traded for time: the bytes that a second more of a step must free.
-inline constexpr double kFreedBytesPerSecond = 4e9;
+// Made once for a plan, from its devices; every pass and report asks this one.
+struct CostModel {
+  DeviceRates device;
+  LinkRates link;                 // between two devices
+  LinkRates host;                 // between a device and its host's memory
+  double freed_bytes_per_second;  // where memory is traded for time: the bytes that a second more of a step must free
+  bool beside;                    // devices have engines for communication; else it takes the time of their cores
+};
+// Of devices that nobody has measured: those of a machine of cores.
+CostModel cost_model(const std::vector<DeviceSpec>& devices);
 
 OpCost operator+(const OpCost& a, const OpCost& b);
 

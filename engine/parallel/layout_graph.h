@@ -36,8 +36,6 @@ struct LayoutGraph {
   // Further forms of an input: read whole in the prologue (denominators), or in another stage. The tensor, and the
   // input that it stands for.
   std::vector<std::pair<TensorId, TensorId>> input_forms;
-  bool communicates_beside =
-      false;                       // the devices have engines for it; else it takes cores and memory of the computation
   std::vector<std::string> notes;  // what passes decided and why, one sentence each
 
   const AxisLayout& at(TensorId id, size_t axis) const { return layouts[static_cast<size_t>(id)].axes[axis]; }

@@ -13,7 +13,6 @@ namespace {
 constexpr size_t kAhead = 2;   // copies in that are there before the op that needs them: double buffering
 constexpr size_t kFar = 32;    // ops between two readers that do not share a copy
 constexpr double kSafety = 2;  // of a copy's estimated time
-constexpr LinkRates kHostLink{};
 
 }  // namespace
 
@@ -27,7 +26,7 @@ Moves::Moves(LayoutGraph& graph)
       before_(g_.ops.size() + 1) {
   for (size_t i = 0; i < g_.ops.size(); ++i) {
     const bool view = is_view(g_.ops[i].code);
-    seconds_.push_back(view ? 0 : op_seconds(cost_of(view_of(g_, g_.ops[i])), DeviceRates{}));
+    seconds_.push_back(view ? 0 : op_seconds(cost_of(view_of(g_, g_.ops[i])), lg_.tasks.cost.device));
     if (view) continue;
     for (const TensorId id : g_.ops[i].inputs) {
       if (id == kNone) continue;
@@ -157,8 +156,8 @@ void Moves::apply() {
     Copy& copy = copies[{segment_of(reader, r.root), reader}];
     copy.reader = reader;
     copy.after = std::max(copy.after, r.after);
-    copy.seconds += static_cast<double>(bytes_of(g_.tensor(r.root))) / kHostLink.bytes_per_second;
-    if (copy.requests.empty()) copy.seconds += kHostLink.latency_seconds;
+    copy.seconds += static_cast<double>(bytes_of(g_.tensor(r.root))) / lg_.tasks.cost.host.bytes_per_second;
+    if (copy.requests.empty()) copy.seconds += lg_.tasks.cost.host.latency_seconds;
     copy.requests.push_back(std::move(r));
   }
   // Phases follow each other in a segment without a join: a copy may be made in the phase before.

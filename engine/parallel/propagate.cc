@@ -89,6 +89,7 @@ void Propagator::choose_splits() {
                                .axis = a,
                                .samples = b_.out.batch > 1 ? samples_ : nothing,
                                .taken = taken,
+                               .cost = tasks().cost,
                                .homes = options_.homes,
                                .trains = !g().gradients.empty()};
     cuts_[a] = choose_split(problem);

@@ -190,12 +190,11 @@ OpCut Propagator::cheapest_cut(const Op& op, const Factors& factors, size_t a) c
     }
   }
   if (tries.size() == 1) return {};
-  const LinkRates link;
-  const double work = op_seconds(cost_of(view_of(g(), op)), DeviceRates{});
+  const double work = op_seconds(cost_of(view_of(g(), op)), tasks().cost.device);
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(size(a, op)) : work) +
-           moved_bytes(op, f, cut, wanted, a) / link.bytes_per_second;
+           moved_bytes(op, f, cut, wanted, a) / tasks().cost.link.bytes_per_second;
   };
   OpCut best = tries[0];
   double least = seconds(best);

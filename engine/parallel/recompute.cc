@@ -43,7 +43,7 @@ struct Recomputer {
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
     return bytes_of(y) >= kWorthBytes && static_cast<double>(bytes_of(y)) >=
-                                             kFreedBytesPerSecond * op_seconds(cost_of(view_of(g, op)), DeviceRates{});
+                                             lg.tasks.cost.freed_bytes_per_second * op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
   }
 };
 

@@ -43,7 +43,9 @@ class Slicer {
         Candidate c;
         if (!find(static_cast<OpId>(i), a, c)) continue;
         const UpdateWork work = work_of(c);
-        const double gain = whole_update_seconds(work, {}, {}) - sliced_update_seconds(work, {}, {});
+        const CostModel& cost = lg_.tasks.cost;
+        const double gain = whole_update_seconds(work, cost.device, cost.link) -
+                            sliced_update_seconds(work, cost.device, cost.link);
         if (!always_ && (gain <= 0 || work.devices > kMostReplicas)) continue;
         chosen.push_back(c);
         bytes += work.gradient_bytes;

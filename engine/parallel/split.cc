@@ -6,7 +6,6 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "cost/cost.h"
 #include "parallel/factor_names.h"
 #include "parallel/strategy.h"
 #include "parallel/window.h"
@@ -156,7 +155,7 @@ class Chooser {
       for (size_t a = 0; a < task.roles.size(); ++a)
         if (task.roles[a] == AxisRole::kReplica) bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
     }
-    return link_.latency_seconds + bytes / link_.bytes_per_second;
+    return p_.cost.link.latency_seconds + bytes / p_.cost.link.bytes_per_second;
   }
 
   Code find(const State& state, TensorId id) const {
@@ -189,8 +188,8 @@ class Chooser {
       }
       const Tensor& t = g_.tensor(id);
       const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
-      const double update = p_.trains ? kUpdateBytesPerByte * bytes * part / rates_.bytes_per_second : 0;
-      const double held = (p_.trains ? kHeldBytesPerByte : 1) * bytes * part / kFreedBytesPerSecond;
+      const double update = p_.trains ? kUpdateBytesPerByte * bytes * part / p_.cost.device.bytes_per_second : 0;
+      const double held = (p_.trains ? kHeldBytesPerByte : 1) * bytes * part / p_.cost.freed_bytes_per_second;
       return update + held + (cut && p_.trains ? seconds(id, op, 2 * part) : 0);
     }
     if (want.present()) {
@@ -320,7 +319,7 @@ class Chooser {
       fixed = {p_.samples[i]};
     else
       fixed = {{}};
-    const double work = op_seconds(cost_of(view_of(g_, op)), rates_) * (p_.trains ? kTrainPasses : 1);
+    const double work = op_seconds(cost_of(view_of(g_, op)), p_.cost.device) * (p_.trains ? kTrainPasses : 1);
     std::vector<State> out;
     std::unordered_map<size_t, size_t> known;
     for (const State& state : states) {
@@ -435,8 +434,6 @@ class Chooser {
 
   const SplitProblem& p_;
   const Graph& g_;
-  DeviceRates rates_;
-  LinkRates link_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;
   std::vector<std::vector<Digit>> digits_;

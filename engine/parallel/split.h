@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cost/cost.h"
 #include "parallel/digits.h"
 
 namespace whale {
@@ -16,6 +17,7 @@ struct SplitProblem {
   size_t axis = 1;                               // of the layouts
   const std::vector<OpCut>& samples;             // per op (follow_samples)
   const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before
+  const CostModel& cost;
   const Homes* homes;                            // of variables that are fixed already; may be null
   bool trains = true;
 };

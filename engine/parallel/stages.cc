@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/watch.h"
-#include "cost/cost.h"
 #include "ops/op.h"
 
 namespace whale {
@@ -23,7 +22,7 @@ struct Place {
 }  // namespace
 
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                const std::vector<double>& speeds, bool keep_groups) {
+                                const CostModel& cost, const std::vector<double>& speeds, bool keep_groups) {
   const size_t n = ops.size();
   std::vector<double> until(n + 1);  // seconds of the ops before
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
@@ -38,7 +37,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   }
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
-    until[k + 1] = until[k] + op_seconds(cost_of(view_of(graph, op)), DeviceRates{});
+    until[k + 1] = until[k] + op_seconds(cost_of(view_of(graph, op)), cost.device);
     for (const TensorId id : op.inputs)
       if (id != kNone) last_use[static_cast<size_t>(id)] = k;
     for (const TensorId id : op.outputs)

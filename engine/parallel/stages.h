@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cost/cost.h"
 #include "ir/graph.h"
 
 namespace whale {
@@ -12,6 +13,6 @@ namespace whale {
 // over the places where few bytes cross). `speeds`: of the stages; empty: equal. `keep_groups`: never between a value
 // and the elementwise op that alone reads it, which may be fused. Throws when there are too few ops.
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                const std::vector<double>& speeds, bool keep_groups = false);
+                                const CostModel& cost, const std::vector<double>& speeds, bool keep_groups = false);
 
 }  // namespace whale

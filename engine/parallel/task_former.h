@@ -51,7 +51,8 @@ struct Axes {
 
 class TaskFormer {
  public:
-  TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes);
+  TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes,
+             const CostModel& cost);
   TaskGraphs run();
 
  private:

@@ -17,8 +17,10 @@ bool is_bare(const std::vector<Scope>& nest) { return nest.size() == 1 && to_str
 
 }  // namespace
 
-TaskFormer::TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes)
+TaskFormer::TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes,
+                       const CostModel& cost)
     : g_(graph), devices_(devices), exact_(exact), nodes_(std::move(nodes)) {
+  out_.cost = cost;
   nodes_.resize(static_cast<size_t>(std::max<int64_t>(devices, 0)));
   if (strategy.empty()) strategy = graph.default_strategy;
   local_ = strategy == "local";
@@ -279,8 +281,8 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
 }
 
 TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact,
-                            std::vector<int32_t> nodes) {
-  return TaskFormer(graph, devices, strategy, exact, std::move(nodes)).run();
+                            std::vector<int32_t> nodes, const CostModel& cost) {
+  return TaskFormer(graph, devices, strategy, exact, std::move(nodes), cost).run();
 }
 
 }  // namespace whale

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cluster/mesh.h"
+#include "cost/cost.h"
 #include "ir/graph.h"
 
 namespace whale {
@@ -39,6 +40,7 @@ struct TaskGraphs {
   int64_t chunks = 1;              // stages of one mesh
   std::string strategy;            // as text, counts filled in
   std::vector<std::string> notes;  // what was decided and why, one sentence each
+  CostModel cost{};                // of the devices: what every pass after this one asks
 
   size_t stages() const { return mesh_of_stage.size(); }
   const TaskGraph& task(const Op& op) const;
@@ -54,6 +56,6 @@ struct TaskGraphs {
 // `exact`: all replicas are by=micro_batch.
 // `nodes`: of each device, the machine that it is in, ascending; empty: all in one.
 TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact = false,
-                            std::vector<int32_t> nodes = {});
+                            std::vector<int32_t> nodes = {}, const CostModel& cost = cost_model({}));
 
 }  // namespace whale

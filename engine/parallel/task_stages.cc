@@ -98,7 +98,7 @@ int64_t TaskFormer::stages_left(const TaskLeaf& leaf) const {
 std::vector<int32_t> TaskFormer::cut_ops(const std::vector<OpId>& ops, int64_t stages, const TaskLeaf& leaf) const {
   if (stages > (1 << 16)) refuse(leaf.nest, leaf.path, "wants too many stages");
   try {
-    return cut_stages(g_, ops, stages, {}, exact_);
+    return cut_stages(g_, ops, stages, out_.cost, {}, exact_);
   } catch (const Error& e) {
     throw invalid("scope '{}' ({}): {}", to_string(leaf.nest), leaf.path, e.message()).at_scope(leaf.path);
   }

@@ -43,20 +43,19 @@ struct Group {
 };
 
 struct Pricer {
-  const LinkRates& link;
-  const DeviceRates& device;
+  const CostModel& cost;
   double element_bytes;
 
   BridgeWay way(std::string name, double elements, int64_t rounds) const {
     BridgeWay w{std::move(name), elements * element_bytes, rounds, 0};
-    w.seconds = static_cast<double>(rounds) * link.latency_seconds + w.bytes / link.bytes_per_second;
+    w.seconds = static_cast<double>(rounds) * cost.link.latency_seconds + w.bytes / cost.link.bytes_per_second;
     return w;
   }
   // Nothing is received; reading and writing the part takes its time.
   BridgeWay slice(const Group& g) const {
     BridgeWay w = way("local_slice", 0, 0);
     const double part = g.most([&](size_t k) { return elements(g.want[k]); });
-    w.seconds = op_seconds({0, 2 * part * element_bytes}, device);
+    w.seconds = op_seconds({0, 2 * part * element_bytes}, cost.device);
     return w;
   }
   static BridgeWay then(const BridgeWay& a, const BridgeWay& b) {
@@ -144,8 +143,7 @@ const Kind kKinds[] = {
 
 class Reporter {
  public:
-  Reporter(const LayoutGraph& lg, const LinkRates& link, const DeviceRates& device)
-      : lg_(lg), local_(lg), link_(link), device_(device) {}
+  explicit Reporter(const LayoutGraph& lg) : lg_(lg), local_(lg) {}
 
   std::vector<BridgeRow> run() {
     for (const Op& op : lg_.graph.ops) {
@@ -231,7 +229,7 @@ class Reporter {
     if (op.region == Region::kBody)
       row.runs = local_.micro_batches(place(op.stage, std::vector<int64_t>(lg_.axes() - 1))).size();
     const size_t axis = axis_of(op, x, y);
-    const Pricer p{link_, device_, static_cast<double>(size_of(t.dtype))};
+    const Pricer p{lg_.tasks.cost, static_cast<double>(size_of(t.dtype))};
     std::string pattern;
     for (const char c : row.tensor) {
       const bool digit = c >= '0' && c <= '9';
@@ -259,16 +257,14 @@ class Reporter {
 
   const LayoutGraph& lg_;
   Localiser local_;
-  const LinkRates link_;
-  const DeviceRates device_;
   std::vector<BridgeRow> rows_;
   std::map<std::string, size_t> row_of_;
 };
 
 }  // namespace
 
-std::vector<BridgeRow> bridges_of(const LayoutGraph& graph, const LinkRates& link, const DeviceRates& device) {
-  return Reporter(graph, link, device).run();
+std::vector<BridgeRow> bridges_of(const LayoutGraph& graph) {
+  return Reporter(graph).run();
 }
 
 }  // namespace whale

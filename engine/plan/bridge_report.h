@@ -36,8 +36,8 @@ struct BridgeRow {
 };
 
 // Most expensive first.
-std::vector<BridgeRow> bridges_of(const LayoutGraph& graph, const LinkRates& link = {}, const DeviceRates& device = {});
-std::string bridges_text(const std::vector<BridgeRow>& rows, const LinkRates& link = {});
+std::vector<BridgeRow> bridges_of(const LayoutGraph& graph);
+std::string bridges_text(const std::vector<BridgeRow>& rows, const LinkRates& link);
 std::string bridges_json(const std::vector<BridgeRow>& rows);
 
 }  // namespace whale

@@ -15,7 +15,6 @@ struct LowerOptions {
   std::map<std::string, int32_t, std::less<>> variables;  // name -> number in Plan::variables
   bool overlap = true;                                    // collectives on the communication stream
   int64_t matmul_chunks = 0;                              // of products beside collectives; 0: by cost, 1: none
-  bool communicates_beside = false;                       // the devices have engines for it
   std::vector<std::string>* notes = nullptr;              // takes what was decided
 };
 
