@@ -42,8 +42,9 @@ struct Recomputer {
       for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
-    return bytes_of(y) >= kWorthBytes && static_cast<double>(bytes_of(y)) >=
-                                             lg.tasks.cost.freed_bytes_per_second * op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
+    return bytes_of(y) >= kWorthBytes &&
+           static_cast<double>(bytes_of(y)) >=
+               lg.tasks.cost.freed_bytes_per_second * op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
   }
 };
 

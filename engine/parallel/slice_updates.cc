@@ -44,8 +44,8 @@ class Slicer {
         if (!find(static_cast<OpId>(i), a, c)) continue;
         const UpdateWork work = work_of(c);
         const CostModel& cost = lg_.tasks.cost;
-        const double gain = whole_update_seconds(work, cost.device, cost.link) -
-                            sliced_update_seconds(work, cost.device, cost.link);
+        const double gain =
+            whole_update_seconds(work, cost.device, cost.link) - sliced_update_seconds(work, cost.device, cost.link);
         if (!always_ && (gain <= 0 || work.devices > kMostReplicas)) continue;
         chosen.push_back(c);
         bytes += work.gradient_bytes;

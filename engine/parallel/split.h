@@ -18,7 +18,7 @@ struct SplitProblem {
   const std::vector<OpCut>& samples;             // per op (follow_samples)
   const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before
   const CostModel& cost;
-  const Homes* homes;                            // of variables that are fixed already; may be null
+  const Homes* homes;  // of variables that are fixed already; may be null
   bool trains = true;
 };
 
