@@ -125,6 +125,7 @@ void Propagator::place_steps() {
 }
 
 void Propagator::place(Op op, OpId number, const Forced& forced) {
+  const std::vector<TensorId> asked = op.inputs;
   for (TensorId& id : op.inputs) id = b_.latest(id);
   if (tasks().stages() > 1)
     for (TensorId& id : op.inputs)
@@ -149,6 +150,8 @@ void Propagator::place(Op op, OpId number, const Forced& forced) {
       for (size_t b = 0; b < axes() && b_.out.at(id, a).samples; ++b)
         if (placement(id, b) == Placement::kShard && b_.out.at(id, b).digit == b_.out.at(id, a).digit)
           b_.out.at(id, b).samples = true;
+  for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
+    if (parameter_of_.contains(asked[i])) used_[asked[i]] = op.inputs[i];
   const std::vector<TensorId> results = op.outputs;
   b_.append(std::move(op));
   if (options_.zero >= 2 && !options_.adasum)

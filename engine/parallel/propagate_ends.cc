@@ -87,7 +87,10 @@ void Propagator::finish() {
         std::find_if(g().gradients.begin(), g().gradients.end(), [&](const NamedTensor& n) { return n.name == name; });
     if (it == g().gradients.end())
       throw error(Code::kNotFound, "fetch 'grad:{}': no trained parameter has this name", name);
-    if (names.insert("grad:" + name).second) out.fetches.push_back({"grad:" + name, everywhere(it->tensor)});
+    // What the update reads is handed out: another sum would round in another way, and move the bytes twice.
+    const auto used = used_.find(it->tensor);
+    if (names.insert("grad:" + name).second)
+      out.fetches.push_back({"grad:" + name, everywhere(used == used_.end() ? it->tensor : used->second)});
   }
   bool updates = false;
   for (Variable& v : g().variables)

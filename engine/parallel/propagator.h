@@ -150,6 +150,7 @@ class Propagator {
   std::vector<std::vector<OpCut>> cuts_;       // per axis and op: along a split axis
   std::map<TensorId, Layout> home_;            // of variables
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::map<TensorId, TensorId> used_;          // of a gradient: as its update reads it
   std::map<TensorId, TensorId> next_of_;       // of the next value of a variable
   std::map<TensorId, TensorId> adjoint_of_;    // of a result of the backward pass: the forward tensor
   std::set<std::pair<TensorId, int32_t>> input_forms_;

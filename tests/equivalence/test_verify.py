@@ -205,6 +205,24 @@ def test_sums_in_few_bits_are_compared_with_the_same_masks(tmp_path):
     assert row["gradients"]["worst"]["envelope"] < 1e-9 * row["gradients"]["worst"]["norm"]
 
 
+def test_adasum_of_replicas_that_take_whole_micro_batches(tmp_path):
+    path = tmp_path / "mlp.whale"
+    assert whale("model", "mlp", "--batch", "8", "-o", path).returncode == 0
+    verify(path, "--devices", "cpu:2", "--strategy", "replica(2, by=micro_batch)", "--accumulation", "2", "--adasum", code=0)
+
+
+@pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--adasum"]])
+def test_parameters_that_the_loss_does_not_reach_have_no_gradient_to_compare(tmp_path, option):
+    graph = wh.Graph("unused")
+    with graph:
+        x, y = wh.input("x", (6, 3)), wh.input("y", (6, 3))
+        graph.output("aux", wh.nn.linear(x, 2, name="aux"))
+        graph.minimize(wh.nn.mse(wh.nn.linear(x, 3), y), wh.SGD(0.1))
+    path = tmp_path / "unused.whale"
+    graph.save(path)
+    verify(path, "--devices", "cpu:2", "--strategy", "replica", *option, code=0)
+
+
 @pytest.mark.parametrize("precision,allowed", [("bf16", 0.039), ("f16", 0.01)])
 def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed):
     """Adasum that is 3.9 % off once passed as equal in bfloat16."""

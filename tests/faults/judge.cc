@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "cluster/devices.h"
+#include "compile_checks.h"
 #include "data/convert.h"
 #include "property.h"
 #include "run/executor.h"
@@ -211,6 +212,7 @@ std::string judged(const Plan& damaged, const Case& c, const Trained& whole) {
   try {
     const std::vector<uint8_t> bytes = serialize(damaged);
     plan = std::make_shared<const Plan>(deserialize(bytes.data(), bytes.size()));
+    verify_source(*plan);
   } catch (const Error& e) {
     return std::string("R") + e.what();
   }

@@ -68,6 +68,34 @@ bool has_masks(const Json& graph) {
   return false;
 }
 
+// Per tensor: whether a gradient of the loss gets there.
+std::vector<bool> reached(const Json& graph) {
+  const Json &tensors = graph.at("tensors"), &ops = graph.at("ops");
+  std::vector<bool> out(tensors.size());
+  std::vector<size_t> todo{graph.at("training").at("loss")};
+  while (!todo.empty()) {
+    const Json& tensor = tensors.at(todo.back());
+    const bool fresh = !out[todo.back()] && tensor.at("dtype").get<std::string>().find('f') != std::string::npos;
+    const int64_t producer = tensor.at("producer");
+    if (fresh) out[todo.back()] = true;
+    todo.pop_back();
+    if (!fresh || producer < 0 || ops.at(static_cast<size_t>(producer)).at("op") == "stop_gradient") continue;
+    for (const Json& input : ops.at(static_cast<size_t>(producer)).at("inputs"))
+      if (input.get<int64_t>() >= 0) todo.push_back(input);
+  }
+  return out;
+}
+
+// Which micro-batches a program runs: replicas may share them out among themselves.
+std::set<size_t> micro_batches_of(const Json& program) {
+  std::set<size_t> out;
+  for (const Json& row : program.at("schedule")) {
+    const std::string segment = program.at("segments").at(row.at("segment").get<size_t>()).at("name");
+    if (segment != "prologue" && segment != "epilogue") out.insert(row.at("micro_batch").get<size_t>());
+  }
+  return out;
+}
+
 }  // namespace
 
 double norm(const Gradient& a) { return std::sqrt(dot(a, a)); }
@@ -178,7 +206,8 @@ GradientSum gradient_sum_of(const std::string& plan_json, const std::string& gra
         if (axes[a].at("name").get<std::string>().find("replica") != std::string::npos)
           at.push_back(row.at("coordinates").at(a));
       int64_t number = 0;
-      for (const Json& range : row.at("micro_batches")) {
+      for (const size_t u : micro_batches_of(entry.at("programs").at(row.at("program").get<size_t>()))) {
+        const Json& range = row.at("micro_batches").at(u);
         for (int64_t i = range.at(0); i < range.at(1); ++i) samples.push_back(i);
         if (!by_micro_batch) continue;
         std::vector<int64_t> of_part = at;
@@ -194,8 +223,10 @@ GradientSum gradient_sum_of(const std::string& plan_json, const std::string& gra
     std::vector<Replica>& mesh = out.meshes.emplace_back();
     for (const auto& [at, samples] : of_mesh) mesh.push_back({at, samples});
   }
+  const std::vector<bool> trained = reached(graph);
   for (const Json& variable : graph.at("variables"))
-    if (variable.at("role") == "parameter" && variable.at("trainable") == true)
+    if (variable.at("role") == "parameter" && variable.at("trainable") == true &&
+        trained[variable.at("tensor").get<size_t>()])
       out.parameters.push_back({variable.at("name"), mesh_of[variable.at("name")]});
   out.masks = has_masks(graph);
   out.labels = labels_of(graph);
