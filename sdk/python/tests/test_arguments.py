@@ -332,6 +332,24 @@ def test_indices_as_in_numpy():
     np.testing.assert_allclose(out["power"], 2.0 ** (v / 60), rtol=1e-5)
 
 
+def test_a_mask_is_not_lost():
+    masked = np.ma.masked_array(np.ones((12, 6), np.float32), mask=np.eye(12, 6))
+    one = job()
+    weight = one.variables()[0]
+    for value in (masked, list(masked), np.ma.masked_array(np.ones((12, 6), np.float32))):
+        with pytest.raises(wh.InvalidArgument, match=r"'x' is a masked array.*x\.filled\(0\)"):
+            one.step(**{**batch(), "x": value})
+    with pytest.raises(wh.InvalidArgument, match=r"is a masked array.*filled"):
+        one.write(weight["name"], np.ma.masked_array(np.zeros(weight["dims"], np.float32)))
+    assert np.isfinite(one.step(**{**batch(), "x": masked.filled(0)}))
+
+
+def test_an_integer_out_of_range_hears_of_the_bound_that_it_missed():
+    for value, bound in ((2**70, f"an integer from 0 to {2**63 - 1}"), (-1, "an integer 0 or more"), (1.5, "an integer 0 or more"), (True, "an integer 0 or more")):
+        with pytest.raises(wh.InvalidArgument, match=f"'bucket_bytes' is {value}, expected {bound}$"):
+            planned(bucket_bytes=value)
+
+
 def test_a_tensor_of_the_graph_is_no_array():
     """numpy would make an object of each element."""
     def body(x):

@@ -20,13 +20,16 @@ def wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
 
 def integer(name: str, value: Any, low: int = -2**63, high: int = 2**63 - 1) -> int:
     """An int, or what numpy has for one; never a float or a bool, which would be cut to something else."""
-    bounds = (f" {low} or more" if high == 2**63 - 1 else f" from {low} to {high}") if low > -2**63 else ""
+    full = f" from {low} to {high}"
+    bounds = "" if low == -2**63 else f" {low} or more" if high == 2**63 - 1 else full
     try:
         result = operator.index(value)
     except TypeError:
         raise wrong(name, value, f"an integer{bounds}") from None
-    if isinstance(value, bool) or not low <= result <= high:
-        raise wrong(name, value, f"an integer{bounds}")
+    if isinstance(value, bool) or result < low:
+        raise wrong(name, value, f"an integer{bounds if result >= -2**63 else full}")
+    if result > high:
+        raise wrong(name, value, f"an integer{full}")
     return result
 
 

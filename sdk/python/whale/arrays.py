@@ -30,6 +30,10 @@ def numpy_of(handle: Handle) -> np.ndarray:
     return np.frombuffer(buffer, dtype).reshape(shape)
 
 
+def has_mask(value: Any) -> bool:
+    return isinstance(value, np.ma.MaskedArray) or isinstance(value, (list, tuple)) and any(has_mask(each) for each in value)
+
+
 def as_numpy(value: Any) -> np.ndarray:
     """numpy's view of an array-like: numpy, anything with DLPack (PyTorch, JAX, ...), a nested list or a number."""
     if isinstance(value, np.ndarray):
@@ -55,6 +59,9 @@ def widened(handle: Handle) -> np.ndarray:
 def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
     """A dense numpy array of the wanted dtype. Kinds are kept: integers may become other integers when every value fits, floats
     other floats; a float never silently becomes an integer."""
+    if has_mask(value):
+        raise InvalidArgument(f"'{name}' is a masked array, and a tensor has no mask: say what stands where it hides a value, such as "
+                              f"{name}.filled(0)", "INVALID_ARGUMENT")
     try:
         array = as_numpy(value)
     except ValueError as error:  # rows of unlike lengths
