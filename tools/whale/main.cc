@@ -1,8 +1,14 @@
 // whale: the command line, on the C ABI only.
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -106,10 +112,29 @@ void check_command(const CLI::App& app, int argc, char** argv) {
                   ". `whale --help` shows how they are used");
 }
 
-}  // namespace
-}  // namespace tool
+// A file that is opened takes the lowest free number: where a standard stream was closed, what is printed would go into
+// it. Writing to what stands there now fails, as to a closed stream.
+void hold_standard_streams() {
+  int number = 0;
+  do number = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  while (number >= 0 && number <= 2);
+  if (number > 2) ::close(number);
+}
 
-int main(int argc, char** argv) {
+// Whether all that was printed has arrived. A pipe that nobody reads any more is not complained about.
+bool printed_all() {
+  pollfd reader{STDOUT_FILENO, 0, 0};
+  const bool read = ::poll(&reader, 1, 0) <= 0 || (reader.revents & (POLLERR | POLLHUP)) == 0;
+  errno = 0;
+  const bool before = std::ferror(stdout) != 0;
+  if (std::fclose(stdout) == 0 && !before) return true;
+  if (read)
+    std::fprintf(stderr, "whale: cannot write to the standard output%s%s: what was printed is incomplete\n",
+                 errno != 0 ? ": " : "", errno != 0 ? std::strerror(errno) : "");
+  return false;
+}
+
+int run(int argc, char** argv) {
   CLI::App app{
       "whale: distributed training of a local model\n\n"
       "  whale model gpt -o gpt.whale                    write a model file\n"
@@ -117,29 +142,38 @@ int main(int argc, char** argv) {
       "  whale plan gpt.whale --devices cpu:4            what each device would do\n"
       "  whale run gpt.whale --devices cpu:4 --data t.txt --steps 100\n"
       "  whale verify gpt.whale --devices cpu:4          does the plan change the result?\n"};
+  int exit_code = 0;
   app.set_version_flag("--version", whale_version());
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return "whale: " + tool::shown(error.what(), 1000) + "\nrun with --help for more information\n";
+    return "whale: " + shown(error.what(), 1000) + "\nrun with --help for more information\n";
   });
-  int exit_code = 0;
-  tool::add_model(app);
-  tool::add_inspect(app);
-  tool::add_plan(app);
-  tool::add_run(app, exit_code);
-  tool::add_verify(app, exit_code);
-  tool::add_bench(app);
-  tool::add_devices(app);
+  add_model(app);
+  add_inspect(app);
+  add_plan(app);
+  add_run(app, exit_code);
+  add_verify(app, exit_code);
+  add_bench(app);
+  add_devices(app);
   try {
-    tool::check_no_empty(argc, argv);
-    tool::check_command(app, argc, argv);
+    check_no_empty(argc, argv);
+    check_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "whale: %s\n", tool::shown(tool::in_words_of_the_command_line(error.what()), 4500).c_str());
+    std::fprintf(stderr, "whale: %s\n", shown(in_words_of_the_command_line(error.what()), 4500).c_str());
     return 2;
   }
   return exit_code;
+}
+
+}  // namespace
+}  // namespace tool
+
+int main(int argc, char** argv) {
+  tool::hold_standard_streams();
+  const int exit_code = tool::run(argc, argv);
+  return tool::printed_all() || exit_code != 0 ? exit_code : 1;
 }

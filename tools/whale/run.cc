@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 
 #include <nlohmann/json.hpp>
@@ -32,12 +33,46 @@ class Progress {
                  duration(left).c_str(), !terminal_ || last ? "\n" : "   ");
     std::fflush(stderr);
   }
+  // Ends a line that moves.
+  void leave() const {
+    if (terminal_ && shown_ > 0) std::fputc('\n', stderr);
+  }
 
  private:
   int64_t steps_;
   const char* unit_;
   bool terminal_;
   double start_, shown_ = 0;
+};
+
+// From here on the first signal that asks the run to end is kept for it; a second one ends the process at once.
+class Interruption {
+ public:
+  // pipe: also that of a pipe that nobody reads any more.
+  explicit Interruption(bool pipe) {
+    for (const int number : kNumbers) {
+      struct sigaction now {};
+      if ((number == SIGPIPE && !pipe) || sigaction(number, nullptr, &now) != 0 || now.sa_handler == SIG_IGN) continue;
+      now = {};
+      now.sa_handler = keep;
+      now.sa_flags = SA_RESTART;
+      sigemptyset(&now.sa_mask);
+      sigaction(number, &now, nullptr);
+    }
+  }
+  static int number() { return kept_; }  // 0: none
+
+ private:
+  static constexpr int kNumbers[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+  static void keep(int number) {
+    if (kept_ == 0) {
+      kept_ = number;
+    } else if (number != SIGPIPE) {
+      std::signal(number, SIG_DFL);
+      std::raise(number);
+    }
+  }
+  static inline volatile std::sig_atomic_t kept_ = 0;
 };
 
 }  // namespace
@@ -98,7 +133,9 @@ void add_run(CLI::App& app, int& exit_code) {
     if (state->lr >= 0) check(whale_session_set_learning_rate(runner.session(), state->lr));
     Progress progress(state->steps, item_name(inputs));
     double loss = 0;
-    for (int64_t i = 1; i <= state->steps; ++i) {
+    const Interruption interruption(!state->save.empty());
+    int64_t i = 1;
+    for (; i <= state->steps && interruption.number() == 0; ++i) {
       const Batch batch = data->batch(data_seed, whale_session_iteration(runner.session()));
       if (i == state->steps && !state->trace.empty()) check(whale_session_trace(runner.session(), 1));
       const double start = seconds_now();
@@ -120,13 +157,20 @@ void add_run(CLI::App& app, int& exit_code) {
         progress.show(i, loss, items / seconds);
       }
     }
-    if (!state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
-    if (!state->save.empty()) {
-      check(whale_session_save(runner.session(), str(state->save)));
-      std::fprintf(stderr, "saved %s\n", state->save.c_str());
+    const bool whole = i > state->steps;
+    if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
+    if (!state->save.empty()) check(whale_session_save(runner.session(), str(state->save)));
+    if (!whole) {
+      progress.leave();
+      std::fprintf(stderr, "whale: interrupted after step %ld, %s%s\n",
+                   static_cast<long>(whale_session_iteration(runner.session())),
+                   state->save.empty() ? "nothing was saved (--save DIRECTORY does)" : ("saved " + state->save).c_str(),
+                   state->trace.empty() ? "" : "; no timeline was written");
+    } else {
+      if (!state->save.empty()) std::fprintf(stderr, "saved %s\n", state->save.c_str());
+      if (state->quiet && !state->json) std::printf("%.6f\n", loss);
     }
-    if (state->quiet && !state->json) std::printf("%.6f\n", loss);
-    exit_code = 0;
+    exit_code = interruption.number() == 0 ? 0 : 128 + interruption.number();
   });
 }
 
