@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import os
 import socket
@@ -213,3 +214,55 @@ def test_no_reader_waits_for_what_is_no_file(files, odd, tmp_path):
         for read in (wh.load, wh.Plan.load, lambda p: wh.plan(wh.load(str(files / "mlp.whale")), devices=f"file:{p}")):
             with pytest.raises(wh.WhaleError, match=word):
                 read(str(path))
+
+
+def entry(begin, end, shape=(8, 8), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+# header, bytes of data: "w" is [8, 8] of F32, 256 bytes
+NO_SAFETENSORS = {"overlap": ({"w": entry(0, 256), "v": entry(128, 384)}, 384), "the same bytes twice": ({"w": entry(0, 256), "v": entry(0, 256)}, 256),
+                  "a hole": ({"w": entry(0, 256), "v": entry(260, 516)}, 516), "a hole before": ({"w": entry(4, 260)}, 260),
+                  "trailing bytes": ({"w": entry(0, 256)}, 260), "cut": ({"w": entry(0, 256)}, 252), "other size": ({"w": entry(0, 252)}, 252),
+                  "backwards": ({"w": entry(256, 0)}, 256), "no dtype": ({"w": {"shape": [8, 8], "data_offsets": [0, 256]}}, 256),
+                  "negative": ({"w": entry(0, 256, (-8, -8))}, 256), "a list": ([], 0), "an unknown dtype": ({"w": entry(0, 256, dtype="F31")}, 256)}
+
+
+@pytest.mark.parametrize("name", NO_SAFETENSORS)
+def test_every_reader_of_safetensors_refuses_the_same(tmp_path, name):
+    """`--data`, initial values and checkpoints."""
+    import whale as wh
+    header, size = NO_SAFETENSORS[name]
+    text = json.dumps(header).encode()
+    bad, good = tmp_path / "bad.safetensors", tmp_path / "good.safetensors"
+    bad.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    text = json.dumps({"w": entry(0, 256)}).encode()
+    good.write_bytes(len(text).to_bytes(8, "little") + text + bytes(256))
+    g = wh.Graph("one")
+    with g:
+        w = wh.input("w", (8, 8))
+        g.minimize(wh.nn.mse(wh.nn.linear(w, 8, bias=False), w), wh.SGD(0.01))
+    g.save(str(tmp_path / "fed.whale"))
+    assert lines(run(tmp_path / "fed.whale", good))
+    assert "bad.safetensors" in run(tmp_path / "fed.whale", bad, code=2)
+    for file, code in ((good, 0), (bad, 2)):
+        g = wh.Graph("one")
+        with g:
+            x = wh.input("x", (8, 8))
+            g.minimize(wh.nn.mse(x @ wh.parameter("w", (8, 8), wh.from_file(str(file), "w")), x), wh.SGD(0.01))
+        g.save(str(tmp_path / "from.whale"))
+        said = whale("run", tmp_path / "from.whale", "--steps", "1", "--quiet", "--devices", "ref:1", code=code)
+        assert code == 0 or "bad.safetensors" in said
+    whale("run", tmp_path / "fed.whale", "--steps", "1", "--quiet", "--save", tmp_path / "c")
+    (tmp_path / "c" / "model.safetensors").write_bytes(bad.read_bytes())
+    assert "model.safetensors" in whale("run", tmp_path / "fed.whale", "--steps", "1", "--load", tmp_path / "c", code=2)
+
+
+def test_text_is_utf8(files, tmp_path):
+    good = TEXT + "Grüße, 鯨 🐋. "
+    (tmp_path / "good.txt").write_text("\ufeff" + good, encoding="utf-8")
+    run(files / "gpt.whale", tmp_path / "good.txt")
+    for bad, at in ((b"ab\xff\xfe", 2), (b"Gr\xfc\xdfe", 2), (b"\xc0\xaf", 0), (b"\xed\xa0\x80", 0), (b"\xf4\x90\x80\x80", 0), (b"\xe0\x80\x80", 0), (b"\x80", 0), ("鯨".encode()[:2], 0)):
+        (tmp_path / "bad.txt").write_bytes(good.encode() + bad)
+        said = run(files / "gpt.whale", tmp_path / "bad.txt", code=2)
+        assert f"byte {bad[at]} at position {len(good.encode()) + at}" in said and "iconv" in said, said

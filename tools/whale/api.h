@@ -17,6 +17,8 @@ class Failure : public std::runtime_error {
   explicit Failure(const std::string& text) : std::runtime_error(text) {}
 };
 
+// Bytes of the UTF-8 character that begins there; 0: none does.
+size_t character_at(std::string_view text, size_t at);
 // What a user wrote, as messages show it: what is long loses its middle, what is no printable text is a question mark.
 std::string shown(std::string_view text, size_t most = 160);
 

@@ -254,6 +254,12 @@ DataKind kind_of_data(const std::string& path, const std::string& content) {
                   std::to_string(static_cast<int>(*control)) + " at position " +
                   std::to_string(control - content.begin()) +
                   "); text must be UTF-8 or ASCII, arrays .npz or .safetensors");
+  for (size_t at = 0, n = 0; at < content.size(); at += n)
+    if ((n = character_at(content, at)) == 0)
+      throw Failure("'" + shown(path) + "' is text, but not UTF-8: no character is byte " +
+                    std::to_string(static_cast<unsigned char>(content[at])) + " at position " + std::to_string(at) +
+                    " and what follows it. Convert it first: iconv -f LATIN1 -t UTF-8 FILE, with its own encoding; "
+                    "iconv -c -f UTF-8 -t UTF-8 FILE drops what is damaged or cut off");
   return kind;
 }
 
@@ -320,6 +326,7 @@ std::map<std::string, Array> read_safetensors(const std::string& path, const std
   if (!header.is_object()) throw Failure("'" + shown(path) + "' has a broken header");
   const uint64_t start = 8 + header_size;
   std::map<std::string, Array> arrays;
+  std::vector<std::array<uint64_t, 2>> places;
   for (const auto& [name, each] : header.items()) {
     if (name == "__metadata__") continue;
     const std::string where = "'" + shown(path) + "': array '" + shown(name) + "'";
@@ -347,7 +354,21 @@ std::map<std::string, Array> read_safetensors(const std::string& path, const std
     array.bytes.assign(data.begin() + static_cast<int64_t>(start + begin),
                        data.begin() + static_cast<int64_t>(start + end));
     arrays[name] = std::move(array);
+    places.push_back({begin, end});
   }
+  // As the readers of checkpoints and of initial values: every byte belongs to one tensor.
+  std::sort(places.begin(), places.end());
+  uint64_t at = 0;
+  for (const auto& [begin, end] : places) {
+    if (begin != at)
+      throw Failure("'" + shown(path) + "' is not a valid safetensors file: an array begins at byte " +
+                    std::to_string(begin) + " of the data, expected " + std::to_string(at) +
+                    ": arrays overlap or leave a hole. Write it again");
+    at = end;
+  }
+  if (at != data.size() - start)
+    throw Failure("'" + shown(path) + "' is not a valid safetensors file: its arrays have " + std::to_string(at) +
+                  " bytes, it holds " + std::to_string(data.size() - start) + ". Write it again");
   return arrays;
 }
 
