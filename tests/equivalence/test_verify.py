@@ -205,6 +205,29 @@ def test_sums_in_few_bits_are_compared_with_the_same_masks(tmp_path):
     assert row["gradients"]["worst"]["envelope"] < 1e-9 * row["gradients"]["worst"]["norm"]
 
 
+@pytest.mark.parametrize("optimizer", [wh.Adam(0.01), wh.Adafactor(0.01), wh.Adagrad(0.05), wh.Lamb(0.01)], ids=lambda o: type(o).__name__)
+def test_a_gradient_that_cancels_to_the_last_bit_on_one_device_is_rounding_elsewhere(tmp_path, optimizer):
+    """The largest less the smallest of a row: its bias has no gradient. What another order of adding leaves becomes a full step."""
+    graph = wh.Graph("range")
+    with graph:
+        h = wh.nn.linear(wh.input("x", (7, 4, 3)), 3)
+        graph.minimize(wh.ops.square(h.max(axis=1) - h.min(axis=1) - 1.0).mean(), optimizer, accumulation=2)
+    path = tmp_path / "range.whale"
+    graph.save(path)
+    for seed in range(3):
+        verify(path, "--devices", "cpu:2", "--strategy", "split(2)", "--seed", seed, code=0)
+
+
+def test_a_step_of_signs_that_add_up_to_nothing_is_compared(tmp_path):
+    graph = wh.Graph("distance")
+    with graph:
+        x, y = wh.input("x", (7, 10, 3)), wh.input("y", (7, 10))
+        graph.minimize(wh.ops.abs(wh.nn.linear(x, 1).reshape(7, 10) - y).mean(), wh.Adam(0.003))
+    path = tmp_path / "distance.whale"
+    graph.save(path)
+    verify(path, "--devices", "cpu:2", "--seed", 6, code=0)
+
+
 def test_adasum_of_replicas_that_take_whole_micro_batches(tmp_path):
     path = tmp_path / "mlp.whale"
     assert whale("model", "mlp", "--batch", "8", "-o", path).returncode == 0

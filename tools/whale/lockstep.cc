@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,7 @@ constexpr double kFloor = 8;         // roundings of a stored tensor, and one mo
 constexpr double kFlips = 6;         // nine elements that moved the other way, each by twice its movement: to the norm
 constexpr double kMostTurn = 8;      // of so many elements one may, and always one: small tensors have no nine
 constexpr double kByRounding = 0.1;  // of the movement
+constexpr double kNoGradient = 0x1p-20;  // of the largest one: one device has nothing to go by
 // Elements that turn in the plan and in none of three moved runs: five do with a chance of at most
 // max over l of exp(-3 l) P(Poisson(l) >= 5) = 2e-4.
 constexpr double kTurned = 4;
@@ -284,10 +286,12 @@ class Lockstep {
     Figure together{"all parameters", number, 0, {}, 0, 0, 0, 0, 0};
     double elements = 0, movement = 0, furthest = 0;
     for (const Found& found : all) furthest = std::max(furthest, found.movement);
+    const std::set<std::string> unmoved = without_gradient(all, largest, number);
     for (Found& found : all) {
       const Variable& v = variables_[found.variable];
       Figure& f = found.figure;
       f.floor = allowed(v, found, number, v.role == "state" ? largest[kind_of(v)] : furthest);
+      if (v.role == "parameter" && unmoved.contains(v.name)) f.floor += 2 * furthest * found.size;
       f.bound =
           factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), alike) * f.envelope + f.floor;
       worsen(report_.of(v).worst, f);
@@ -296,12 +300,38 @@ class Lockstep {
       together.norm += f.norm * f.norm;
       elements += found.size * found.size, movement += found.movement * found.movement * found.size * found.size;
     }
+    for (size_t k = 0; k < variables_.size(); ++k)
+      if (unmoved.contains(variables_[k].name) || unmoved.contains(owner_of(variables_[k])))
+        write_value(*plan_.runner, variables_[k], read_value(*one_.runner, variables_[k]).get());
     if (!report_.setting.flips || number == 0 || elements == 0) return;
     together.difference = std::sqrt(together.difference), together.envelope = std::sqrt(together.envelope);
     together.norm = std::sqrt(together.norm);
     together.floor = rounding(number) * together.norm + kFlips * std::sqrt(movement / elements);
     together.bound = report_.setting.factor * together.envelope + together.floor;
     worsen(report_.parameters.worst, together);
+  }
+
+  // Parameters of which one device has no gradient so far, though the loss reaches them: terms that cancel to the last
+  // bit in its order of adding. In another order something is left, and an optimizer that divides a gradient by its own
+  // size makes a full step of it. That it is no more than rounding is seen by the state; the plan then takes the
+  // parameter from one device.
+  std::set<std::string> without_gradient(const std::vector<Found>& all, std::map<std::string, double>& largest,
+                                         int64_t number) const {
+    std::set<std::string> out, have;
+    if (!report_.setting.divides || number == 0) return out;
+    for (const Found& found : all) {
+      const Variable& v = variables_[found.variable];
+      if (v.role != "state") continue;
+      const double most = largest[kind_of(v)], share = most > 0 ? found.figure.norm / found.size / most : 0;
+      // Other kinds than a mean of gradients hold their squares.
+      const double of_gradient = kind_of(v) == "m" ? share : std::sqrt(share);
+      (of_gradient > kNoGradient ? have : out).insert(owner_of(v));
+    }
+    for (const std::string& name : have) out.erase(name);
+    return out;
+  }
+  static std::string owner_of(const Variable& v) {
+    return v.role == "state" ? v.name.substr(0, v.name.rfind('/')) : std::string();
   }
 
   void compare_along(const Along& along, const std::vector<bool>& off, int64_t number) {

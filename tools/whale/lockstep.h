@@ -26,8 +26,9 @@ struct Setting {
   double summed = 0;     // roundings of the largest values of a kind that state may be off by
   double factor = 0;
   bool flips = false;
-  bool turns = false;  // of parameters, of optimizers that divide a gradient by its own size
-  int runs = 3;        // moved ones
+  bool divides = false;  // the optimizer, a gradient by its own size
+  bool turns = false;    // and a few elements of parameters may have turned
+  int runs = 3;          // moved ones
 };
 
 // A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten

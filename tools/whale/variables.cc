@@ -47,7 +47,10 @@ std::vector<Variable> variables_of(const Runner& runner) {
   return out;
 }
 
-std::string kind_of(const Variable& variable) { return variable.name.substr(variable.name.rfind('/') + 1); }
+std::string kind_of(const Variable& variable) {
+  const std::string kind = variable.name.substr(variable.name.rfind('/') + 1);
+  return kind == "row" || kind == "col" ? "v" : kind;  // means of squares, as those of tensors without factors
+}
 
 std::vector<Variable> whole_variables(std::vector<Variable> variables) {
   for (Variable& v : variables) v.halves = false;

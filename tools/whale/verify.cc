@@ -40,7 +40,7 @@ const Precision& precision_of(const std::string& plan) {
   throw Failure("verify does not know the precision '" + plan + "'");
 }
 Setting setting_of(const Precision& row, int runs) {
-  return {row.name, row.amplitude, row.epsilon, row.roundoff, row.summed, row.factor, row.flips, false, runs};
+  return {row.name, row.amplitude, row.epsilon, row.roundoff, row.summed, row.factor, row.flips, false, false, runs};
 }
 
 Json described(const Plan& plan) {
@@ -316,7 +316,7 @@ class Subject {
   const Json& plan() const { return described_; }
   const std::string& graph() const { return graph_json_; }
   // Whether the optimizer divides a gradient by its own size: what is smaller than its rounding turns.
-  bool turns() const {
+  bool divides() const {
     const std::string optimizer = Json::parse(graph_json_).at("training").at("optimizer");
     return optimizer != "sgd";
   }
@@ -422,7 +422,8 @@ class Comparer {
     const double times = float64 && subject_.plan().at("precision") != "f64" ? 2 : 1;
     const int runs = given_.runs > 0 ? given_.runs : runs_that_fit(times * many_bytes_, times * one_bytes_);
     Setting setting = setting_of(precision_of(precision), runs);
-    setting.turns = setting.flips && subject_.turns();
+    setting.divides = subject_.divides();
+    setting.turns = setting.flips && setting.divides;
     if (given_.amplitude > 0) setting.amplitude = given_.amplitude;
     return setting;
   }
