@@ -310,7 +310,8 @@ whale_status* whale_graph_parse(whale_engine* engine, const void* data, size_t s
     array(static_cast<const char*>(data), size, "data");
     need(out, "out");
     check_file_bytes(engine->limits, static_cast<int64_t>(size), "a graph as bytes");
-    *out = loaded(*engine, read_graph(static_cast<const uint8_t*>(data), size), "").release();
+    const auto* bytes = static_cast<const uint8_t*>(data);
+    *out = loaded(*engine, read_graph(bytes, without_checksum(bytes, size)), "").release();
   });
 }
 
@@ -321,7 +322,7 @@ whale_status* whale_graph_load(whale_engine* engine, whale_str path, whale_graph
     const std::string file = nonempty(path, "path");
     const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
     try {
-      *out = loaded(*engine, read_graph(bytes.data(), bytes.size()), file).release();
+      *out = loaded(*engine, read_graph(bytes.data(), without_checksum(bytes.data(), bytes.size())), file).release();
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
           .at_op(e.where().op)
@@ -365,7 +366,7 @@ whale_status* whale_graph_serialize(const whale_graph* graph, whale_text* out) {
   return guard([&] {
     const Graph& g = *need(graph, "graph").graph;
     need(out, "out");
-    set_bytes(serialize(g), out);
+    set_bytes(with_checksum(serialize(g)), out);
   });
 }
 
@@ -373,6 +374,6 @@ whale_status* whale_graph_save(const whale_graph* graph, whale_str path) {
   return guard([&] {
     const whale_graph& g = need(graph, "graph");
     const std::string file = nonempty(path, "path");
-    write_file(file, serialize(moved_to(*g.graph, g.init_files, file)));
+    write_file(file, with_checksum(serialize(moved_to(*g.graph, g.init_files, file))));
   });
 }

@@ -7,6 +7,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "parallel/offload.h"
+#include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -85,7 +86,8 @@ whale_status* whale_plan_parse(whale_engine* engine, const void* data, size_t si
     array(static_cast<const char*>(data), size, "data");
     need(out, "out");
     check_file_bytes(engine->limits, static_cast<int64_t>(size), "a plan as bytes");
-    *out = loaded(*engine, deserialize(static_cast<const uint8_t*>(data), size), "").release();
+    const auto* bytes = static_cast<const uint8_t*>(data);
+    *out = loaded(*engine, deserialize(bytes, without_checksum(bytes, size)), "").release();
   });
 }
 
@@ -96,7 +98,7 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
     const std::string file = nonempty(path, "path");
     const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
     try {
-      *out = loaded(*engine, deserialize(bytes.data(), bytes.size()), file).release();
+      *out = loaded(*engine, deserialize(bytes.data(), without_checksum(bytes.data(), bytes.size())), file).release();
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
           .at_op(e.where().op)
@@ -107,7 +109,7 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
 
 whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
   return guard([&] {
-    const std::vector<uint8_t> bytes = serialize(*need(plan, "plan").plan);
+    const std::vector<uint8_t> bytes = with_checksum(serialize(*need(plan, "plan").plan));
     need(out, "out") = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   });
 }
@@ -116,7 +118,7 @@ whale_status* whale_plan_save(const whale_plan* plan, whale_str path) {
   return guard([&] {
     const whale_plan& p = need(plan, "plan");
     const std::string file = nonempty(path, "path");
-    write_file(file, serialize(moved_to(*p.plan, p.init_files, file)));
+    write_file(file, with_checksum(serialize(moved_to(*p.plan, p.init_files, file))));
   });
 }
 

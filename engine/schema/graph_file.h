@@ -16,6 +16,14 @@ std::vector<uint8_t> serialize(const Graph& graph);
 // every x that serialize() wrote.
 Graph read_graph(const uint8_t* data, size_t size);
 
+// Files end in a mark and the CRC-32C of all before it, which FlatBuffers takes for bytes that nothing refers to:
+// readers of other makes pass over them, and files of other makes have none. A changed bit that hides the mark left the
+// rest whole.
+std::vector<uint8_t> with_checksum(std::vector<uint8_t> bytes);
+bool has_checksum(const uint8_t* data, size_t size);
+size_t without_checksum(const uint8_t* data,
+                        size_t size);  // the size of the rest; DATA_LOSS where the checksum differs
+
 bool is_graph_file(const uint8_t* data, size_t size);  // by the identifier alone
 bool is_plan_file(const uint8_t* data, size_t size);
 

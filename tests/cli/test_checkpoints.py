@@ -184,3 +184,22 @@ def test_a_resumed_run_goes_on_in_its_data(files, tmp_path):
     # Of the data alone: the checkpoint's seed stays that of parameters and dropout.
     other = losses("gpt.whale", "--data", files / "book.txt", "--steps", "3", "--seed", "4", "--load", tmp_path / "c")
     assert other != losses("gpt.whale", "--data", files / "book.txt", "--steps", "3", "--load", tmp_path / "c")
+
+
+def test_a_changed_bit_of_a_model_or_plan_file_is_an_error(files, tmp_path):
+    whale("plan", files / "mlp.whale", "--devices", "ref:2", "-o", tmp_path / "p.plan")
+    for path, load in ((files / "mlp.whale", wh.load), (tmp_path / "p.plan", wh.Plan.load)):
+        good = path.read_bytes()
+        assert "its checksum is right" in whale("inspect", path) and json.loads(whale("inspect", path, "--json"))["checksum"] is True
+        bad = tmp_path / f"bad{path.suffix}"
+        for at in list(range(0, len(good) - 8, 1 + len(good) // 300)) + list(range(len(good) - 12, len(good) - 8)) + list(range(len(good) - 4, len(good))):
+            changed = bytearray(good)
+            changed[at] ^= 1 << at % 8
+            bad.write_bytes(changed)
+            with pytest.raises(wh.WhaleError, match="damaged|first bytes"):
+                load(str(bad))
+        assert "its checksum is not that of its" in whale("inspect", bad, code=2)
+        bad.write_bytes(good[:-8])  # as other producers write it
+        assert "without a checksum" in whale("inspect", bad) and json.loads(whale("inspect", bad, "--json"))["checksum"] is False
+        load(str(bad)).save(str(tmp_path / "again"))
+        assert (tmp_path / "again").read_bytes() == good

@@ -196,7 +196,7 @@ def test_what_is_wrong_is_said(files, arguments, word):
 
 def test_broken_files_are_errors(files, tmp_path):
     raw = (files / "gpt.whale").read_bytes()
-    for i, bad in enumerate([raw[:100], raw[:-7], raw[:8] + b"\xff" * 64 + raw[72:], b"\0" * 64]):
+    for i, bad in enumerate([raw[:100], raw[:-15], raw[:8] + b"\xff" * 64 + raw[72:], b"\0" * 64]):
         (tmp_path / f"{i}.whale").write_bytes(bad)
         whale("inspect", tmp_path / f"{i}.whale", code=2)
 

@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include <nlohmann/json.hpp>
+
 #include "commands.h"
 #include "file.h"
 #include "models.h"
@@ -70,6 +72,19 @@ void check_planned(whale_engine* engine, const whale_graph* graph, const ModelOp
   plan.devices = o.precision == "f64" ? "ref:1" : "null:1";
   plan.strategy = "local";
   make_plan(engine, graph, plan);
+}
+
+// Of a file that was loaded: its checksum, where it has one, is right.
+const char* checksum_line(const std::string& path) {
+  return has_checksum(path)
+             ? "its checksum is right"
+             : "without a checksum: a changed byte could go unnoticed; libwhale writes one when it saves";
+}
+
+std::string with_checksum(const std::string& object, const std::string& path) {
+  auto json = nlohmann::ordered_json::parse(object);
+  json["checksum"] = has_checksum(path);
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -143,10 +158,12 @@ void add_inspect(CLI::App& app) {
     if (kind == FileKind::kPlan) {
       const Plan plan = own<Plan>(whale_plan_load, engine.get(), str(state->path));
       const auto* p = static_cast<const whale_plan*>(plan.get());
-      std::printf("%s\n", (state->json              ? text(whale_plan_json, p)
-                           : state->level == "plan" ? text(whale_plan_print, p)
-                                                    : text(whale_plan_summary, p))
-                              .c_str());
+      if (state->json)
+        std::printf("%s\n", with_checksum(text(whale_plan_json, p), state->path).c_str());
+      else if (state->level == "plan")
+        std::printf("%s\n", text(whale_plan_print, p).c_str());
+      else
+        std::printf("%s\n%s\n", text(whale_plan_summary, p).c_str(), checksum_line(state->path));
       return;
     }
     if (kind == FileKind::kOther)
@@ -155,9 +172,9 @@ void add_inspect(CLI::App& app) {
     const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
     const auto* g = static_cast<const whale_graph*>(graph.get());
     if (state->json)
-      std::printf("%s\n", text(whale_graph_json, g).c_str());
+      std::printf("%s\n", with_checksum(text(whale_graph_json, g), state->path).c_str());
     else if (state->level.empty() || state->level == "summary")
-      std::printf("%s\n", text(whale_graph_summary, g).c_str());
+      std::printf("%s\n%s\n", text(whale_graph_summary, g).c_str(), checksum_line(state->path));
     else
       std::printf("%s\n", text(whale_graph_print, g, str(state->level)).c_str());
   });

@@ -74,6 +74,11 @@ FileKind kind_of(const std::string& path) {
   return identifier == "WHG1" ? FileKind::kGraph : identifier == "WHP1" ? FileKind::kPlan : FileKind::kOther;
 }
 
+bool has_checksum(const std::string& path) {
+  const std::string content = read_file(path);
+  return content.size() >= 8 && content.compare(content.size() - 8, 4, "WHC1") == 0;
+}
+
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments) {
   const Cluster cluster = own<Cluster>(whale_cluster_create, engine, str(arguments.devices));
   whale_plan_options options = WHALE_PLAN_OPTIONS_INIT;

@@ -43,6 +43,8 @@ class Runner {
 // A file's first bytes say what it is.
 enum class FileKind { kGraph, kPlan, kOther };
 FileKind kind_of(const std::string& path);
+// Whether a model or a plan file ends in a checksum, which loading it compares.
+bool has_checksum(const std::string& path);
 
 struct PlanArguments {
   std::string devices = "cpu:1";
