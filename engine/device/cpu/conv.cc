@@ -8,6 +8,7 @@
 #include "device/cpu/column_sum.h"
 #include "device/cpu/conv.h"
 #include "device/cpu/function_kernel.h"
+#include "device/cpu/parallel.h"
 #include "device/cpu/widen.h"
 
 namespace whale::cpu {
@@ -60,6 +61,8 @@ std::unique_ptr<Kernel> zeros(const Operand& operand) {
 }
 namespace {
 
+constexpr int64_t kChannelBlock = 8;
+
 bool empty(const Operand& operand) { return element_count(operand.dims) == 0; }
 
 dnnl::convolution_forward::primitive_desc forward(const Geometry& g, const memory::desc& x, const memory::desc& w,
@@ -98,13 +101,15 @@ std::unique_ptr<Kernel> bind_conv_plain(const KernelSpec& spec, CpuDevice& devic
   return kernel;
 }
 
+template <class List>
+bool all_are(const List& list, int64_t value) {
+  return std::all_of(list.begin(), list.end(), [=](int64_t x) { return x == value; });
+}
+
 // A kernel of one element at every position: a matrix product.
 bool pointwise(const Geometry& g, const Dims& w) {
-  const auto all = [](const auto& list, int64_t value) {
-    return std::all_of(list.begin(), list.end(), [=](int64_t x) { return x == value; });
-  };
-  return g.groups == 1 && all(Dims(w.begin() + 1, w.end() - 1), 1) && all(g.strides, 1) && all(g.low, 0) &&
-         all(g.high, 0);
+  return g.groups == 1 && all_are(Dims(w.begin() + 1, w.end() - 1), 1) && all_are(g.strides, 1) && all_are(g.low, 0) &&
+         all_are(g.high, 0);
 }
 
 std::unique_ptr<Kernel> pointwise_grad_input(const KernelSpec& spec, CpuDevice& device) {
@@ -152,6 +157,11 @@ std::unique_ptr<Kernel> bind_grad_filter(const KernelSpec& spec, CpuDevice& devi
   const auto xd = image_desc(x.dims, x.dtype), dyd = image_desc(dy.dims, dy.dtype);
   const auto& engine = device.onednn().engine;
   const auto hint = forward(g, xd, any_filter(f, x.dtype), nullptr, dyd, engine);
+  // oneDNN 2.6 without AVX-512: threads write over each other's rows of a strided pointwise filter with less than a
+  // block of channels, and what comes out is anything.
+  const bool races = !all_are(g.strides, 1) && all_are(Dims(dw.dims.begin() + 1, dw.dims.end() - 1), 1) &&
+                     dw.dims.back() < kChannelBlock;
+  const ThreadCount threads(races ? 1 : omp_get_max_threads());
   const dnnl::convolution_backward_weights::primitive_desc pd(
       dnnl::convolution_backward_weights::desc(dnnl::algorithm::convolution_direct, xd, any_filter(f, dw.dtype), dyd,
                                                g.strides, g.dilates, g.low, g.high),

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "device/cpu/combine.h"
 #include "device/cpu/f16.h"
+#include "device/cpu/parallel.h"
 #include "device/cpu/team.h"
 
 namespace whale::cpu {
@@ -27,17 +28,6 @@ int allowed_cpus() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
-
-// oneDNN and our kernels choose their blocking by the OpenMP thread count of the calling thread.
-class ThreadCount {
- public:
-  explicit ThreadCount(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
-  ~ThreadCount() { omp_set_num_threads(before_); }
-  ThreadCount(const ThreadCount&) = delete;
-
- private:
-  int before_;
-};
 
 std::vector<DType> types(const std::vector<Operand>& operands) {
   std::vector<DType> types;

@@ -9,6 +9,17 @@
 
 namespace whale::cpu {
 
+// oneDNN and our kernels choose their blocking by the OpenMP thread count of the calling thread.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
+  ~ThreadCount() { omp_set_num_threads(before_); }
+  ThreadCount(const ThreadCount&) = delete;
+
+ private:
+  int before_;
+};
+
 // f(begin, end) over contiguous parts of [0, count), one a thread. A region has either all threads or none: libgomp
 // rebuilds its pool when the number changes.
 template <class F>
