@@ -495,7 +495,8 @@ typedef struct whale_session_options {
 #define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0, 0}
 
 /* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
- * fewest of them use; `no_pin` takes none. What the system does not give (threads, memory, addresses) is WHALE_RESOURCE_EXHAUSTED. */
+ * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left
+ * is refused before any is taken (WHALE_RESOURCE_EXHAUSTED; null devices need none). What the system does not give (threads, memory, addresses) is WHALE_RESOURCE_EXHAUSTED. */
 WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan, const whale_session_options *options,
                                              whale_session **out);
 WHALE_API void whale_session_release(whale_session *session); /* stops a running step first */
@@ -540,12 +541,13 @@ WHALE_API int64_t whale_session_updates(const whale_session *session);
  * one, except when the file system fails in the last moment, after the new one is in place. Waits for a run that is under way.
  * ABORTED: another save of this directory is under way, in any thread or process; this one did nothing. FAILED_PRECONDITION, before
  * anything is written: files of these names are there that belong to no checkpoint or to one of a newer format, or the file system
- * has no locks. RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
+ * has no locks; or the devices are null devices, which hold no values (reading gives zeros, as fetching does). RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
 WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
 /* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed. A load
  * beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
  * message names file and tensor. INVALID_ARGUMENT: of another model. FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
- * have no checksums: they load, and whale_session_report says so. */
+ * have no checksums: they load, and whale_session_report says so. A plan whose optimizer keeps no state, or that is not trained, leaves
+ * the optimizer state out; whale_session_report names it (`left_out`). */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
 /* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. json: 0 text for people, 1
  * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, tensors
@@ -556,7 +558,8 @@ WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, int32_t js
 WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enable);
 WHALE_API whale_status *whale_session_timeline(whale_session *session, whale_text *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
- * ops, collectives, waiting; `loaded` {directory, id, format, checksums} once a checkpoint was loaded. */
+ * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
+ * state that the plan has no place for} once a checkpoint was loaded. */
 WHALE_API whale_status *whale_session_report(whale_session *session, whale_text *out);
 
 #ifdef __cplusplus

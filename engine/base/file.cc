@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file_size_signal.h"
 #include "base/text.h"
 
 namespace whale {
@@ -50,6 +51,7 @@ void check_regular(mode_t mode, const std::string& path) {
 }
 
 void write_all(int descriptor, const void* data, size_t bytes, const std::string& path) {
+  const FileSizeSignalHeld held;
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t written = ::write(descriptor, at, bytes);

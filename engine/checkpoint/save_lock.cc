@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file_size_signal.h"
 
 namespace whale {
 namespace {
@@ -82,6 +83,7 @@ SaveLock::SaveLock(const Directory& folder) : folder_(folder) {
 }
 
 void SaveLock::claim(const std::string& id) {
+  const FileSizeSignalHeld held;
   const std::string text = fmt::format("{}{} process {}\n", kBegin, id, ::getpid());
   if (::pwrite(descriptor_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
       ::ftruncate(descriptor_, static_cast<off_t>(text.size())) != 0 || ::fsync(descriptor_) != 0)

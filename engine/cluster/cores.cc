@@ -3,41 +3,22 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 #include <thread>
 
 #include "cluster/cores.h"
 #include "cluster/devices.h"
+#include "cluster/groups.h"
 
 namespace whale {
 namespace {
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-bool lists_cpu(std::string_view controllers) {
-  while (!controllers.empty()) {
-    const size_t end = std::min(controllers.find(','), controllers.size());
-    if (controllers.substr(0, end) == "cpu") return true;
-    controllers.remove_prefix(std::min(end + 1, controllers.size()));
-  }
-  return false;
-}
-
-// The smallest limit of a group and those around it; 0: none. limit_of: of a folder.
+// The smallest limit of these groups; 0: none.
 template <class LimitOf>
-int smallest_limit(const std::string& mount, std::string group, LimitOf limit_of) {
+int smallest_limit(const std::vector<std::string>& folders, LimitOf limit_of) {
   int least = 0;
-  for (;; group.resize(group.rfind('/'))) {
-    while (group.ends_with('/')) group.pop_back();
-    const int limit = limit_of(mount + group);
-    if (limit > 0 && (least == 0 || limit < least)) least = limit;
-    if (group.find('/') == group.npos) return least;
-  }
+  for (const std::string& folder : folders)
+    if (const int limit = limit_of(folder); limit > 0 && (least == 0 || limit < least)) least = limit;
+  return least;
 }
 
 }  // namespace
@@ -66,18 +47,10 @@ std::vector<int> allowed_cores() {
 }
 
 int cores_of_groups(const std::string& membership, const std::string& mount) {
-  std::string group, older_group;  // "/system.slice/trainer.service"; of the layout with a hierarchy per controller
-  std::istringstream lines(membership);
-  for (std::string line; std::getline(lines, line);) {  // "4:cpu,cpuacct:/docker/ab"; of the one hierarchy "0::/user"
-    const size_t first = line.find(':'), second = first == line.npos ? first : line.find(':', first + 1);
-    if (second == line.npos) continue;
-    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
-    if (controllers.empty()) group = line.substr(second + 1);
-    if (lists_cpu(controllers)) older_group = line.substr(second + 1);
-  }
+  const GroupFolders folders = group_folders(membership, mount, "cpu");
   const int limit = smallest_limit(
-      mount, group, [](const std::string& folder) { return cores_of_quota(read_text(folder + "/cpu.max")); });
-  const int older_limit = smallest_limit(mount + "/cpu", older_group, [](const std::string& folder) {
+      folders.unified, [](const std::string& folder) { return cores_of_quota(read_text(folder + "/cpu.max")); });
+  const int older_limit = smallest_limit(folders.controller, [](const std::string& folder) {
     return cores_of_quota(read_text(folder + "/cpu.cfs_quota_us") + " " + read_text(folder + "/cpu.cfs_period_us"));
   });
   return limit > 0 && older_limit > 0 ? std::min(limit, older_limit) : std::max(limit, older_limit);

@@ -344,8 +344,10 @@ const OpDef op_def_where = {
 const OpDef op_def_cast = {
     .name = "cast",
     .doc =
-        "x in another dtype: to nearest even between floats, towards zero to integers, x != 0 to bool.\nAny shape and "
-        "dtype.",
+        "x in another dtype: to nearest even between floats; from floats to integers towards zero, what does not fit "
+        "to "
+        "the nearest end of the range and NaN to its lowest number (of a signed type no index of anything); between "
+        "integers the low bits; x != 0 to bool, which holds for NaN.\nAny shape and dtype.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {{"dtype", AttrType::kString, std::string(), true, "of the result: f32, bf16, ..."}},

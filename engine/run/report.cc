@@ -56,11 +56,8 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
   if (last != nullptr) report["entry"] = last->entry().name;
   if (loss_scale) report["loss_scale"] = *loss_scale;
   if (loaded != nullptr)
-    report["loaded"] = {{"directory", loaded->directory},
-                        {"id", loaded->id},
-                        {"format", loaded->format},
-                        {"checksums", loaded->checksums},
-                        {"seed", loaded->seed}};
+    report["loaded"] = {{"directory", loaded->directory}, {"id", loaded->id},     {"format", loaded->format},
+                        {"checksums", loaded->checksums}, {"seed", loaded->seed}, {"left_out", loaded->left_out}};
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "run/executor.h"
 
@@ -12,8 +13,9 @@ namespace whale {
 struct LoadedCheckpoint {
   std::string directory, id;
   int64_t format = 0;
-  bool checksums = false;  // format 1 has none
-  uint64_t seed = 0;       // which the session goes on with
+  bool checksums = false;                  // format 1 has none
+  uint64_t seed = 0;                       // which the session goes on with
+  std::vector<std::string> left_out = {};  // optimizer state that the plan has no place for
 };
 
 // `last`: the entry of the last run; may be null.

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "cluster/devices.h"
+#include "cluster/host_memory.h"
 #include "compile.h"
 #include "data/convert.h"
 #include "ir/learning_rate.h"
@@ -18,6 +19,7 @@
 #include "run/variable_part.h"
 #include "session/cores.h"
 #include "session/initialize.h"
+#include "session/memory.h"
 
 namespace whale {
 namespace {
@@ -67,6 +69,7 @@ struct Session::Impl {
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     check_kinds(plan->devices);
     check_copies(*plan);
+    check_memory(*plan, host_memory());
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->exact && options.threads == 0 ? 1 : options.threads;
     const size_t cores = usable_cores().size();
@@ -158,6 +161,16 @@ struct Session::Impl {
   void settle() {
     check_process();
     if (run) run->wait(-1);
+  }
+  void check_computes() const {
+    for (size_t d = 0; d < plan->devices.size(); ++d)
+      if (plan->devices[d].kind == DeviceKind::kNull)
+        throw error(
+            Code::kFailedPrecondition,
+            "nothing of '{}' is saved: device {} of the plan is '{}', which computes nothing and holds no values; "
+            "run on devices that compute, such as 'cpu:1'",
+            plan->model, d, to_string(plan->devices[d]))
+            .at_device(static_cast<int>(d));
   }
   void check_whole() const {
     if (broken)
@@ -315,8 +328,8 @@ struct Session::Impl {
     return part;
   }
 
-  // Every variable of the plan must be in the files, and nothing else. A plan that keeps no optimizer state leaves that
-  // file.
+  // Every variable of the plan must be in the files, and nothing else. A plan that keeps no optimizer state leaves out
+  // all of that file (left_out).
   std::vector<const StoredTensor*> match(const SafetensorsFile& file, bool state) const {
     std::vector<const StoredTensor*> found(plan->variables.size(), nullptr);
     std::map<std::string_view, size_t> names;
@@ -337,6 +350,14 @@ struct Session::Impl {
     if (!names.empty())
       throw invalid("'{}' lacks tensor '{}' ({} are missing)", file.path(), names.begin()->first, names.size());
     return found;
+  }
+
+  std::vector<std::string> left_out(const SafetensorsFile& optimizer,
+                                    const std::vector<const StoredTensor*>& taken) const {
+    std::vector<std::string> names;
+    if (std::all_of(taken.begin(), taken.end(), [](const StoredTensor* t) { return t == nullptr; }))
+      for (const StoredTensor& stored : optimizer.tensors()) names.push_back(stored.name);
+    return names;
   }
 
   // The file has been verified; that nobody wrote to it since is checked on the way.
@@ -469,6 +490,7 @@ uint64_t Session::seed() const { return impl_->options.seed; }
 
 void Session::save(const std::string& directory) {
   impl_->settle();
+  impl_->check_computes();
   impl_->check_whole();
   CheckpointMeta meta{impl_->plan->model, impl_->options.seed, impl_->iteration, impl_->updates, {}, {}, 0};
   if (impl_->fixed_learning_rate >= 0) meta.learning_rate = impl_->fixed_learning_rate;
@@ -498,8 +520,12 @@ void Session::load(const std::string& directory) {
     impl_->steps_at_scale = checkpoint.index.meta.steps_at_scale;
   }
   impl_->broken = false;
-  impl_->loaded = {directory, checkpoint.index.id, checkpoint.index.format, checkpoint.has_checksums(),
-                   checkpoint.index.meta.seed};
+  impl_->loaded = {directory,
+                   checkpoint.index.id,
+                   checkpoint.index.format,
+                   checkpoint.has_checksums(),
+                   checkpoint.index.meta.seed,
+                   impl_->left_out(*checkpoint.optimizer, optimizer)};
 }
 
 void Session::set_trace(bool enable) {

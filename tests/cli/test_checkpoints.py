@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -55,6 +56,49 @@ def test_a_damaged_checkpoint_changes_nothing(model, tmp_path):
     with pytest.raises(wh.WhaleError):
         two.load(tmp_path / "c")
     assert all((np.array(two.read(name)) == value).all() for name, value in before.items())
+
+
+def test_optimizer_state_that_is_left_out_is_said(model, tmp_path):
+    one = job(model)
+    one.save(tmp_path / "c")
+    state = sorted(v["name"] for v in one.variables() if v["role"] == "state")
+    whale("model", *MODEL[:-1], "sgd", "-o", tmp_path / "sgd.whale")
+    plain = job(tmp_path / "sgd.whale")
+    with pytest.warns(UserWarning, match=f"holds optimizer state \\({len(state)} tensors, such as '.*left out"):
+        plain.load(tmp_path / "c")
+    assert sorted(plain.report()["loaded"]["left_out"]) == state
+    done = subprocess.run([WHALE, "run", tmp_path / "sgd.whale", "--steps", "1", "--quiet", "--load", tmp_path / "c"], capture_output=True, text=True)
+    assert done.returncode == 0 and f"optimizer state ({len(state)} tensors" in done.stderr
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.load(tmp_path / "c")
+        plain.save(tmp_path / "plain"), plain.load(tmp_path / "plain")
+    assert one.report()["loaded"]["left_out"] == [] and plain.report()["loaded"]["left_out"] == []
+
+
+def test_null_devices_are_not_saved_and_the_run_does_not_begin(model, tmp_path):
+    whale("run", model, "--steps", "1", "--save", tmp_path / "c")
+    before = (tmp_path / "c" / "model.safetensors").read_bytes()
+    message = whale("run", model, "--devices", "null:2", "--steps", "2", "--load", tmp_path / "c", "--save", tmp_path / "c", code=2)
+    assert "null devices" in message and "step" not in message
+    assert (tmp_path / "c" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "plan", "graph", "trace"])
+def test_a_file_size_limit_is_an_error_that_names_the_file(what, model, tmp_path):
+    big = [*MODEL]
+    big[big.index("--dim") + 1] = big[big.index("--hidden") + 1] = "64"
+    whale("model", *big, "-o", tmp_path / "big.whale")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = {"checkpoint": ["run", tmp_path / "big.whale", "--steps", "1", "--quiet", "--save", out / "c"],
+               "plan": ["plan", tmp_path / "big.whale", "-o", out / "p.plan"],
+               "graph": ["model", "mlp", "--layers", "40", "-o", out / "g.whale"],
+               "trace": ["run", tmp_path / "big.whale", "--steps", "1", "--quiet", "--trace", out / "t.json"]}[what]
+    for limit in (0, 1):
+        done = subprocess.run(["bash", "-c", f'ulimit -f {limit}; exec "$0" "$@"', WHALE, *map(str, command)], capture_output=True, text=True)
+        assert done.returncode == 2 and "File too large" in done.stderr and str(out) in done.stderr
+        assert not [f for f in out.rglob("*") if f.is_file()]
 
 
 def test_older_checkpoints_load_and_are_reported(model, tmp_path):

@@ -7,7 +7,9 @@
 #include <fstream>
 #include <numeric>
 
+#include "base/file.h"
 #include "cluster/cores.h"
+#include "cluster/host_memory.h"
 #include "cluster/devices.h"
 #include "parallel/shares.h"
 #include "parallel/strategy.h"
@@ -84,6 +86,34 @@ TEST_CASE("CPU quota: of the group that the process is in and of those around it
   put("/cpu/docker/one", "cpu.cfs_period_us", "100000\n");
   CHECK(cores_of_groups("4:cpuacct,cpu:/docker/one\n3:cpuset:/\n", mount) == 2);
   CHECK(cores_of_groups("4:cpuset:/docker/one\n", mount) == 6);
+  std::filesystem::remove_all(mount);
+}
+
+TEST_CASE("memory: the least of what the machine and the groups leave, page cache being free") {
+  const std::string mount = std::filesystem::temp_directory_path() / ("whale-memory-" + random_id());
+  const auto put = [&](const std::string& folder, const char* file, const char* text) {
+    std::filesystem::create_directories(mount + folder);
+    std::ofstream(mount + folder + "/" + file) << text;
+  };
+  const std::string meminfo = "MemTotal:       4000 kB\nMemFree:   1 kB\nMemAvailable:       3000 kB\n";
+  CHECK(host_memory(meminfo, "", mount).bytes == 3000 * 1024);
+  CHECK(host_memory(meminfo, "0::/a/b\n", mount).where == "MemAvailable of /proc/meminfo");
+  CHECK(host_memory("", "", mount).bytes == UINT64_MAX);
+  CHECK(host_memory("MemFree: 1 kB\n", "no colons\n", mount).bytes == UINT64_MAX);
+  put("/a", "memory.max", "2000000\n"), put("/a", "memory.current", "1500000\n");
+  put("/a/b", "memory.max", "max\n"), put("/a/b", "memory.current", "5\n");
+  CHECK(host_memory(meminfo, "0::/a/b\n", mount).bytes == 500000);
+  CHECK(host_memory(meminfo, "0::/a/b\n", mount).where.find("/a/memory.max") != std::string::npos);
+  put("/a", "memory.stat", "anon 1\ninactive_file 300000\nactive_file 100000\nshmem 7\n");
+  CHECK(host_memory(meminfo, "0::/a/b\n", mount).bytes == 900000);
+  put("/a", "memory.current", "9000000\n");
+  CHECK(host_memory(meminfo, "0::/a\n", mount).bytes == 0);
+  put("/memory/docker/one", "memory.limit_in_bytes", "1000000\n");
+  put("/memory/docker/one", "memory.usage_in_bytes", "800000\n");
+  put("/memory/docker/one", "memory.stat", "inactive_file 9\ntotal_inactive_file 50000\n");
+  put("/memory", "memory.limit_in_bytes", "9223372036854771712\n"), put("/memory", "memory.usage_in_bytes", "1\n");
+  CHECK(host_memory(meminfo, "4:memory:/docker/one\n3:cpu:/\n", mount).bytes == 250000);
+  CHECK(host_memory(meminfo, "4:memory:/\n", mount).bytes == 3000 * 1024);
   std::filesystem::remove_all(mount);
 }
 

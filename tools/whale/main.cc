@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
@@ -173,6 +174,7 @@ int run(int argc, char** argv) {
 }  // namespace tool
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of the write, with the path
   tool::hold_standard_streams();
   const int exit_code = tool::run(argc, argv);
   return tool::printed_all() || exit_code != 0 ? exit_code : 1;

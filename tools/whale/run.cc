@@ -75,6 +75,16 @@ class Interruption {
   static inline volatile std::sig_atomic_t kept_ = 0;
 };
 
+// What a session would refuse once the steps are done.
+void check_savable(const whale_plan* plan) {
+  const auto json = nlohmann::json::parse(text(whale_plan_json, plan));
+  for (const auto& device : json.at("devices"))
+    if (device.at("name").get<std::string>().starts_with("null"))
+      throw Failure(
+          "--save: the plan runs on null devices, which compute nothing and hold no values to save; leave --save "
+          "out, or run on devices that compute, such as --devices cpu:1");
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, int& exit_code) {
@@ -114,6 +124,7 @@ void add_run(CLI::App& app, int& exit_code) {
     if (!state->trace.empty()) check_target(state->trace, false, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
+    if (!state->save.empty()) check_savable(plan.get());
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
     const auto data = open_data(state->data, inputs);
     if (!state->json && !state->quiet)
@@ -124,6 +135,12 @@ void add_run(CLI::App& app, int& exit_code) {
       check(whale_session_load(runner.session(), str(state->load)));
       const auto loaded = nlohmann::json::parse(text(whale_session_report, runner.session())).at("loaded");
       if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
+      if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
+        std::fprintf(
+            stderr,
+            "whale: '%s' holds optimizer state (%zu tensors, such as '%s') and this model's optimizer keeps none: "
+            "it was left out, and what this run saves is without it\n",
+            state->load.c_str(), left_out.size(), left_out[0].get<std::string>().c_str());
       if (!loaded.at("checksums").get<bool>())
         std::fprintf(stderr,
                      "whale: '%s' was saved by an older libwhale and has no checksums: a changed byte in it would not "

@@ -231,7 +231,7 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
         case Step::kInteger: step.int_tile(k(step.a), k(step.b), z, n); break;
         case Step::kCompare: step.compare(k(step.a), k(step.b), y, n); break;
         case Step::kToFloat: load_tile(DType::kI64, k(step.a), 0, y, n); break;
-        case Step::kToInteger: store_tile(DType::kI64, f(step.a), z, 0, n); break;
+        case Step::kToInteger: store_tile(step.dtype, f(step.a), z, 0, n); break;
         case Step::kDropout: run_dropout(p, step, f(step.a), y, at, n); break;
         case Step::kWhereInteger:
           for (int64_t i = 0; i < n; ++i) z[i] = f(step.a)[i] != 0 ? k(step.b)[i] : k(step.c)[i];
@@ -244,8 +244,8 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
       } else if (step.dtype == DType::kBool) {
         if (step.kind == Step::kToFloat || step.tile)
           for (int64_t i = 0; i < n; ++i) y[i] = y[i] != 0 ? 1.0f : 0.0f;
-      } else if (integer(step.dtype) && step.dtype != DType::kI64) {  // wraps to its width
-        store_tile(step.dtype, z, z, 0, n);
+      } else if (integer(step.dtype) && step.dtype != DType::kI64) {
+        if (step.kind != Step::kToInteger) store_tile(step.dtype, z, z, 0, n);  // wraps to its width
         // widen in place, from the end
         const auto width = size_of(step.dtype);
         for (int64_t i = n - 1; i >= 0; --i) load_tile(step.dtype, reinterpret_cast<char*>(z) + i * width, 0, z + i, 1);

@@ -229,9 +229,9 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
+#include "base/saturate.h"
 
 namespace whale::cpu {
 
@@ -331,15 +331,10 @@ void load_bool(const void* from, int64_t at, From* to, int64_t n) {
   const auto* p = static_cast<const uint8_t*>(from) + at;
   for (int64_t i = 0; i < n; ++i) to[i] = p[i] ? From{1} : From{0};
 }
-// Float to integer: toward zero, saturating at 64 bits; NaN is 0.
-int64_t to_integer(float x) {
-  if (!(x > -9.2233720368547758e18f)) return x != x ? 0 : std::numeric_limits<int64_t>::min();
-  return x >= 9.2233720368547758e18f ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(x);
-}
 template <class To>
 void store_float(const float* from, void* to, int64_t at, int64_t n) {
   To* p = static_cast<To*>(to) + at;
-  for (int64_t i = 0; i < n; ++i) p[i] = static_cast<To>(to_integer(from[i]));
+  for (int64_t i = 0; i < n; ++i) p[i] = saturated<To>(from[i]);
 }
 template <class To>
 void store_int(const int64_t* from, void* to, int64_t at, int64_t n) {

@@ -17,6 +17,10 @@ Body bind_unary(const KernelSpec& spec) {
       if (bytes != 0 && x.data != y.data) std::memcpy(y.data, x.data, bytes);
     };
   }
+  if (spec.op == OpCode::k_cast)
+    return [=] {
+      for (int64_t i = 0; i < y.count; ++i) y.set(i, cast(x.dtype, y.dtype, x[i]));
+    };
   const Unary f = unary(spec.op);
   return [=] {
     for (int64_t i = 0; i < y.count; ++i) y.set(i, f(x[i]));

@@ -17,6 +17,7 @@ struct Step {
   Unary one = nullptr;
   Binary two = nullptr;
   FusedStep what;
+  DType from{};  // of its first operand
 };
 
 double dropped(const FusedStep& step, double x, const StepContext& context, int64_t index) {
@@ -31,7 +32,13 @@ Body bind_fused(const KernelSpec& spec) {
     throw unimplemented("op '{}' fuses {} inputs, the ref device takes {}", spec.name, inputs, kMaxInputs);
   const FusedBody body = decode(*spec.attrs, static_cast<int>(inputs));
   std::vector<Step> steps;
-  for (const FusedStep& step : body.steps) steps.push_back({unary(step.code), binary(step.code), step});
+  std::vector<DType> dtypes;
+  for (const Operand& x : spec.in) dtypes.push_back(x.dtype);
+  for (const FusedStep& step : body.steps) {
+    steps.push_back({unary(step.code), binary(step.code), step,
+                     step.operands.empty() ? DType{} : dtypes[static_cast<size_t>(step.operands[0])]});
+    dtypes.push_back(step.dtype);
+  }
   std::vector<In> ins;
   std::vector<Out> outs;
   std::array<Strides, kMaxInputs> strides;
@@ -51,7 +58,9 @@ Body bind_fused(const KernelSpec& spec) {
         const FusedStep& what = steps[s].what;
         const auto operand = [&](size_t n) { return value[static_cast<size_t>(what.operands[n])]; };
         double result = 0;
-        if (steps[s].one)
+        if (what.code == OpCode::k_cast)
+          result = cast(steps[s].from, what.dtype, operand(0));
+        else if (steps[s].one)
           result = steps[s].one(operand(0));
         else if (steps[s].two)
           result = steps[s].two(operand(0), operand(1));

@@ -1,6 +1,9 @@
 #include "device/ref/scalar.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <numbers>
 
 namespace whale::ref {
@@ -103,6 +106,19 @@ constexpr ActivationRow kActivations[] = {
     {"silu", OpCode::k_silu}, {"sigmoid", OpCode::k_sigmoid}, {"tanh", OpCode::k_tanh},
 };
 
+struct IntegerRange {
+  DType dtype;
+  double lowest, highest;
+};
+template <class Int>
+constexpr IntegerRange range_of(DType dtype) {
+  using Limits = std::numeric_limits<Int>;
+  return {dtype, static_cast<double>(Limits::min()), static_cast<double>(Limits::max())};
+}
+constexpr IntegerRange kRanges[] = {range_of<int32_t>(DType::kI32), range_of<int64_t>(DType::kI64),
+                                    range_of<int8_t>(DType::kI8), range_of<uint8_t>(DType::kU8),
+                                    range_of<uint16_t>(DType::kU16)};
+
 }  // namespace
 
 Unary unary(OpCode op) {
@@ -115,6 +131,13 @@ Binary binary(OpCode op) {
   for (const BinaryRow& row : kBinary)
     if (row.op == op) return row.function;
   return nullptr;
+}
+
+double cast(DType from, DType to, double x) {
+  if (!is_float(from) || !is_integer(to)) return x;
+  const IntegerRange& range =
+      *std::find_if(std::begin(kRanges), std::end(kRanges), [to](const IntegerRange& r) { return r.dtype == to; });
+  return x > range.lowest ? std::fmin(x, range.highest) : range.lowest;  // NaN is not more than anything
 }
 
 double where(double condition, double a, double b) { return condition != 0 ? a : b; }

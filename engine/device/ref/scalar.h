@@ -8,8 +8,9 @@ namespace whale::ref {
 using Unary = double (*)(double x);
 using Binary = double (*)(double a, double b);
 
-Unary unary(OpCode op);    // null: not a function of one number
-Binary binary(OpCode op);  // null: not a function of two numbers
+Unary unary(OpCode op);                       // null: not a function of one number
+Binary binary(OpCode op);                     // null: not a function of two numbers
+double cast(DType from, DType to, double x);  // what is to be stored; rounding to `to` is the store's
 double where(double condition, double a, double b);
 Unary activation(std::string_view name);  // "" and "none": null; throws on an unknown name
 

@@ -173,6 +173,70 @@ def test_a_learning_rate_is_what_an_optimizer_takes(rate):
     job.learning_rate = 1e30
 
 
+def test_a_plan_beyond_the_machines_memory_is_refused_before_any_is_taken():
+    g = wh.Graph("huge")
+    with g:
+        g.minimize(wh.nn.linear(wh.input("x", (4, 10**6)), 10**6).mean(), wh.SGD(0.1))
+    for devices in ("cpu:2", "ref:2"):
+        with pytest.raises(wh.WhaleError, match="2 devices of the plan of 'huge' need .* GB .* are there .*zero 1 to 3") as e:
+            wh.plan(g, devices=devices).start()
+        assert e.value.code == "RESOURCE_EXHAUSTED" and e.value.device == 0
+
+
+def test_nothing_is_saved_from_null_devices(tmp_path):
+    plan = {devices: wh.plan(model(8), devices=devices) for devices in ("ref:1", "null:2")}
+    good = plan["ref:1"].start()
+    good.step(**batch(0))
+    good.save(tmp_path / "c")
+    files = {f.name: f.read_bytes() for f in (tmp_path / "c").iterdir()}
+    job = plan["null:2"].start()
+    job.load(tmp_path / "c")
+    with pytest.raises(wh.FailedPrecondition, match="device 0 of the plan is 'null.*computes nothing") as e:
+        job.save(tmp_path / "c")
+    assert e.value.device == 0
+    with pytest.raises(wh.FailedPrecondition):
+        job.save(tmp_path / "new")
+    assert files == {f.name: f.read_bytes() for f in (tmp_path / "c").iterdir()} and not (tmp_path / "new").exists()
+
+
+CAST = [float("nan"), float("-inf"), float("inf"), -0.9, 0.9, -1.5, 3e9, -3e9, 4294967296.0, 1e30, 255.9, 256.0, -129.0, 65536.0, 2147483520.0, 5.5]
+
+
+@pytest.mark.parametrize("devices, precision", [("cpu:1", None), ("cpu:2", None), ("cpu:1", "bfloat16"), ("ref:1", None), ("ref:1", "float64")])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "bool"])
+def test_a_cast_to_integers_saturates_and_nan_is_the_lowest(dtype, fused, devices, precision):
+    kind = np.dtype(dtype)
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (len(CAST),))
+        y = (x * 1.0 if fused else x).astype(dtype)
+        g.output("y", y if dtype == "bool" or not fused else wh.ops.maximum(y, y))
+    x = np.array(CAST, np.float32)
+    got = wh.plan(g, devices=devices, precision=precision).start().eval(x=x)["y"]
+    if dtype == "bool":
+        want = x != 0
+    else:
+        least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+        if precision == "bfloat16" and fused:
+            pytest.skip("where products are rounded is the plan's")
+        want = np.array([least if v != v else most if v >= most else least if v <= least else int(v) for v in x.tolist()], kind)
+    np.testing.assert_array_equal(np.asarray(got), want)
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "ref:1"])
+@pytest.mark.parametrize("index", [float("nan"), float("-inf"), float("inf"), 4294967296.0, 3e9])
+def test_an_index_from_a_float_that_is_none_is_out_of_range(index, devices):
+    g = wh.Graph()
+    with g:
+        table = wh.parameter("table", (5, 2), wh.ones())
+        g.minimize(wh.ops.square(wh.ops.gather(table, wh.input("x", (4,)).astype(wh.int32))).mean(), wh.SGD(0.1))
+    job = wh.plan(g, devices=devices).start()
+    with pytest.raises(wh.OutOfRange, match="an index of (-2147483648|2147483647) at"):
+        job.step(x=np.array([0, 1, 2, index], np.float32))
+    assert (job.read("table") == 1).all() and job.iteration == 0
+
+
 def test_cores_that_are_not_there_are_refused():
     plan = wh.plan(model(8), devices="cpu@4095")
     with pytest.raises(wh.InvalidArgument, match=r"core 4095; it may on \d"):

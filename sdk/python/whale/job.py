@@ -345,7 +345,7 @@ class Job:
 
         Whatever fails or dies, the directory holds the previous checkpoint or the new one, whole. Nothing else in it is touched;
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
-        raises Aborted and does nothing.
+        raises Aborted and does nothing. Null devices hold no values: FailedPrecondition, and what is there stays.
         """
         path = arguments.path("directory", directory)
         if os.path.islink(path) and not os.path.exists(path):
@@ -357,10 +357,17 @@ class Job:
 
         Every byte is checked before anything changes: a damaged checkpoint raises DataLoss that names file and
         tensor. A load beside a save sees one checkpoint or the other. Those of older libwhales have no checksums: a warning.
+        Where the checkpoint holds optimizer state and this plan's optimizer keeps none, the state is left out, and a warning says so;
+        ``report()["loaded"]["left_out"]`` names it, also for plans that are not trained.
         """
         path = arguments.path("directory", directory)
         check(lib.whale_session_load(self._handle.pointer, string(path)))
-        if not self.report()["loaded"]["checksums"]:
+        loaded = self.report()["loaded"]
+        if loaded["left_out"] and "train" in self._inputs:
+            warnings.warn(f"'{path}' holds optimizer state ({len(loaded['left_out'])} tensors, such as '{loaded['left_out'][0]}') and the "
+                          "optimizer of this plan keeps none: it was left out, and what this job saves is without it. Plan with the "
+                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=2)
+        if not loaded["checksums"]:
             warnings.warn(f"'{path}' was saved by an older libwhale and has no checksums: a changed byte in it would "
                           "not have been noticed. Save it again to have them", stacklevel=2)
 
