@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <new>
-#include <source_location>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,13 +30,13 @@ whale_status* make_status(Code code, const char* message) noexcept;
 whale_status* refused(const char* why) noexcept;      // by the operating system
 whale_status* unexpected(const char* what) noexcept;  // an exception that is no Error: a bug of libwhale
 whale_status* out_of_memory() noexcept;               // one constant status; releasing it does nothing
-// The same with the call in it, where there is memory for so much. signature: of a function of the C ABI.
-whale_status* out_of_memory(const char* signature) noexcept;
+// The same with the call in it, where there is memory for so much.
+whale_status* out_of_memory(const char* call) noexcept;
 
 // Runs f; nothing leaves it but a status. NULL: f returned. The caller's rounding mode and traps neither reach f nor
 // are changed. call: the function of the C ABI that f does the work of.
 template <class F>
-whale_status* guard(F&& f, const std::source_location& call = std::source_location::current()) noexcept {
+whale_status* guard(F&& f, const char* call = __builtin_FUNCTION()) noexcept {
   const DefaultFloatEnv env;
   try {
     f();
@@ -47,9 +46,9 @@ whale_status* guard(F&& f, const std::source_location& call = std::source_locati
   } catch (const Stopped& stopped) {
     return make_status(stopped.error());
   } catch (const std::bad_alloc&) {
-    return out_of_memory(call.function_name());
+    return out_of_memory(call);
   } catch (const std::length_error&) {  // a size that no container can have
-    return out_of_memory(call.function_name());
+    return out_of_memory(call);
   } catch (const std::system_error& e) {  // a path that the system does not take, a working directory that is gone
     return refused(e.code().message().c_str());
   } catch (const std::exception& e) {

@@ -23,10 +23,7 @@ whale_str view(const std::string& s) { return {s.data(), s.size()}; }
 
 whale_status* out_of_memory() noexcept { return &memory_status(); }
 
-whale_status* out_of_memory(const char* signature) noexcept {
-  std::string_view call = signature;  // "whale_status* whale_plan_load(whale_engine*, ...)"
-  call = call.substr(0, call.find('('));
-  call.remove_prefix(call.find_last_of(" *&") + 1);  // npos + 1: 0
+whale_status* out_of_memory(const char* call) noexcept {
   try {
     return make_status(error(Code::kResourceExhausted,
                              "the process has too little memory for {}; raise its limit (ulimit -v), or use fewer "

@@ -21,8 +21,8 @@ struct Place {
 
 }  // namespace
 
-std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                const CostModel& cost, const std::vector<double>& speeds, bool keep_groups) {
+std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, const CostModel& cost,
+                                const std::vector<double>& speeds, bool keep_groups) {
   const size_t n = ops.size();
   std::vector<double> until(n + 1);  // seconds of the ops before
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);

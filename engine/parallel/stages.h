@@ -12,7 +12,7 @@ namespace whale {
 // ops so that the slowest stage has as little to compute as possible, cut where least is alive (dynamic programming
 // over the places where few bytes cross). `speeds`: of the stages; empty: equal. `keep_groups`: never between a value
 // and the elementwise op that alone reads it, which may be fused. Throws when there are too few ops.
-std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                const CostModel& cost, const std::vector<double>& speeds, bool keep_groups = false);
+std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, const CostModel& cost,
+                                const std::vector<double>& speeds, bool keep_groups = false);
 
 }  // namespace whale

@@ -263,8 +263,6 @@ class Reporter {
 
 }  // namespace
 
-std::vector<BridgeRow> bridges_of(const LayoutGraph& graph) {
-  return Reporter(graph).run();
-}
+std::vector<BridgeRow> bridges_of(const LayoutGraph& graph) { return Reporter(graph).run(); }
 
 }  // namespace whale
