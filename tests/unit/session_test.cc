@@ -385,6 +385,7 @@ TEST_CASE("session: a gradient that is not a number reaches its parameter, clipp
              OptimizerKind::kSgd);
   for (const char* devices : {"ref:1", "cpu:1", "cpu:2"})
     for (const double clip_norm : {0.0, 1.0}) {
+      if (devices[0] == 'c' && small::backends_folder().empty()) continue;
       CAPTURE(devices);
       CAPTURE(clip_norm);
       m.g.training.clip_norm = clip_norm;
