@@ -283,19 +283,21 @@ static unsigned long long cores_of(pid_t thread) {
   return bits;
 }
 
-/* Cores of the threads that are there and not in `known`, which they join. */
+/* Cores of the threads that are there to stay and not in `known`, which they join. A thread that was joined is listed
+ * for some time yet: what is gone a hundredth of a second later is none of the session's. */
 static unsigned long long new_cores(pid_t* known, int* count) {
   unsigned long long bits = 0;
+  const int first = *count;
   DIR* tasks = opendir("/proc/self/task");
   for (struct dirent* entry = readdir(tasks); entry != NULL; entry = readdir(tasks)) {
     const pid_t thread = (pid_t)atoi(entry->d_name);
     int old = thread == 0;
     for (int i = 0; i < *count; ++i) old = old || known[i] == thread;
-    if (old) continue;
-    known[(*count)++] = thread;
-    bits |= cores_of(thread);
+    if (!old) known[(*count)++] = thread;
   }
   closedir(tasks);
+  usleep(10000);
+  for (int i = first; i < *count; ++i) bits |= cores_of(known[i]);
   return bits;
 }
 
