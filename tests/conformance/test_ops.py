@@ -1,5 +1,6 @@
 """Every op, forward and gradient, against JAX in float64."""
 
+import functools
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -28,22 +29,32 @@ def data_of(case: Case):
     return [arg.make(rng) for arg in case.args], rng
 
 
+@functools.cache
+def oracle(case: Case):
+    """Operands and weights -> (results, gradients of the floating operands), by JAX; compiled once for all runs of the case."""
+    def compute(arrays, weights):
+        floating = [i for i, a in enumerate(arrays) if a.dtype == jnp.float64]
+
+        def loss(values):
+            full = list(arrays)
+            for i, v in zip(floating, values):
+                full[i] = v
+            results = as_tuple(case.jax(*full))
+            return sum(jnp.sum(r * w) for r, w in zip(results, weights) if jnp.issubdtype(r.dtype, jnp.floating)), results
+
+        values = [arrays[i] for i in floating]
+        if not case.grad:
+            return loss(values)[1], {}
+        (_, results), grads = jax.value_and_grad(loss, has_aux=True)(values)
+        return results, dict(zip(floating, grads))
+
+    return jax.jit(compute)
+
+
 def expected(case: Case, arrays, weights):
-    """Results and gradients in float64, by JAX."""
-    arrays = [jnp.asarray(a, jnp.float64) if a.dtype == np.float32 else jnp.asarray(a) for a in arrays]
-    floating = [i for i, a in enumerate(arrays) if a.dtype == jnp.float64]
-
-    def loss(*values):
-        full = list(arrays)
-        for i, v in zip(floating, values):
-            full[i] = v
-        results = as_tuple(case.jax(*full))
-        return sum(jnp.sum(r * w) for r, w in zip(results, weights) if jnp.issubdtype(r.dtype, jnp.floating)), results
-
-    if not case.grad:
-        return [np.asarray(r) for r in loss(*[arrays[i] for i in floating])[1]], {}
-    (_, results), grads = jax.value_and_grad(loss, argnums=tuple(range(len(floating))), has_aux=True)(*[arrays[i] for i in floating])
-    return [np.asarray(r) for r in results], {i: np.asarray(g) for i, g in zip(floating, grads)}
+    """Results and gradients in float64."""
+    results, grads = oracle(case)([a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays], weights)
+    return [np.asarray(r) for r in results], {i: np.asarray(g) for i, g in grads.items()}
 
 
 def actual(case: Case, arrays, weights, devices: str, precision: str):
@@ -79,8 +90,8 @@ def actual(case: Case, arrays, weights, devices: str, precision: str):
 
 
 def weights_for(case: Case, arrays, rng):
-    shapes = [r.shape for r in as_tuple(case.jax(*[jnp.asarray(a) for a in arrays]))]
-    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    results = as_tuple(jax.eval_shape(case.jax, *arrays))
+    return [rng.standard_normal(r.shape).astype(np.float32) for r in results]
 
 
 def close(name, got, want, bound, rounded_to=None):
