@@ -46,6 +46,12 @@ Plan moved_to(Plan plan, const InitFiles& from, const std::string& path) {
 
 }  // namespace whale::capi
 
+whale_status* whale_checkpoint_check_target(whale_str directory) {
+  using namespace whale;        // NOLINT
+  using namespace whale::capi;  // NOLINT
+  return guard([&] { check_checkpoint_target(nonempty(directory, "directory")); });
+}
+
 whale_status* whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text* out) {
   using namespace whale;        // NOLINT
   using namespace whale::capi;  // NOLINT

@@ -504,7 +504,7 @@ WHALE_API void whale_session_release(whale_session *session); /* stops a running
 /* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
  * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
  * are its own; the first one of a size is planned in this call, which `cancel` stops too. An input that is an index or a label out of
- * range is WHALE_INVALID_ARGUMENT, nothing has run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
+ * range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
  * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
  * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */
 WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
@@ -543,6 +543,10 @@ WHALE_API int64_t whale_session_updates(const whale_session *session);
  * anything is written: files of these names are there that belong to no checkpoint or to one of a newer format, or the file system
  * has no locks; or the devices are null devices, which hold no values (reading gives zeros, as fetching does). RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
 WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
+/* Whether a save to this directory would begin now, for asking before the training whose end it is: the errors of whale_session_save
+ * that its directory gives, found by making and removing a trial file in it (a trial folder beside it, when it is missing). Nothing is left
+ * behind. Not whether there is room. From any thread. */
+WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
 /* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed. A load
  * beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
  * message names file and tensor. INVALID_ARGUMENT: of another model. FAILED_PRECONDITION: of a newer format. Checkpoints of format 1

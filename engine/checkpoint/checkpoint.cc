@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fcntl.h>
 #include <filesystem>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -32,18 +34,28 @@ fs::path path_of(const std::string& directory) {
   return directory;
 }
 
+// The directory and those above it that are not there, innermost first.
+std::vector<fs::path> missing_folders(const fs::path& path) {
+  std::error_code failed;
+  std::vector<fs::path> missing;
+  if (fs::is_directory(path, failed)) return missing;
+  if (fs::exists(path, failed))
+    throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", path.string());
+  for (fs::path at = fs::absolute(path, failed).lexically_normal(); !fs::exists(at, failed) && at.has_relative_path();
+       at = at.parent_path())
+    if (at.has_filename()) missing.push_back(at);
+  if (!missing.empty() && fs::is_symlink(missing.back(), failed))
+    throw error(Code::kAlreadyExists, "'{}' is a link that leads nowhere; give another name for the checkpoint",
+                missing.back().string());
+  return missing;
+}
+
 // Makes a directory and what is missing above it; what it made goes again, unless it is kept.
 class MadeFolders {
  public:
   explicit MadeFolders(const fs::path& path) {
     std::error_code failed;
-    if (fs::is_directory(path, failed)) return;
-    if (fs::exists(path, failed))
-      throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", path.string());
-    std::vector<fs::path> missing;
-    for (fs::path at = fs::absolute(path, failed).lexically_normal(); !fs::exists(at, failed) && at.has_relative_path();
-         at = at.parent_path())
-      if (at.has_filename()) missing.push_back(at);
+    std::vector<fs::path> missing = missing_folders(path);
     try {
       for (; !missing.empty(); missing.pop_back()) {
         if (fs::create_directory(missing.back(), failed)) {
@@ -167,6 +179,23 @@ void verify_file(const SafetensorsFile& file, const FileChecksums* expected) {
 }
 
 }  // namespace
+
+void check_checkpoint_target(const std::string& directory) {
+  const fs::path path = path_of(directory);
+  const std::vector<fs::path> missing = missing_folders(path);
+  const Directory folder(missing.empty() ? path : missing.back().parent_path());
+  if (missing.empty()) {
+    replaceable(folder);
+    SaveLock::check(folder);
+    return;
+  }
+  for (const fs::path& each : missing) folder.find(each.filename());  // throws for a name that is too long
+  // Not the folders themselves: removing them would fail another program that has found them and goes on inside.
+  const std::string trial = fmt::format(".whale-{}", random_id());
+  if (::mkdirat(folder.descriptor(), trial.c_str(), 0777) != 0)
+    throw_errno("make the directory", missing.back().string());
+  ::unlinkat(folder.descriptor(), trial.c_str(), AT_REMOVEDIR);
+}
 
 void write_checkpoint(const std::string& directory, const CheckpointMeta& meta, const CheckpointPart& model,
                       const CheckpointPart& optimizer, const FaultProbe& probe) {

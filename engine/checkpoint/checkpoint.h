@@ -35,6 +35,10 @@ using FaultProbe = std::function<void(std::string_view point)>;
 void write_checkpoint(const std::string& directory, const CheckpointMeta& meta, const CheckpointPart& model,
                       const CheckpointPart& optimizer, const FaultProbe& probe = {});
 
+// Throws what write_checkpoint would throw for this directory as it is now, and leaves everything as it is. A save that
+// is under way is no error: it will have ended.
+void check_checkpoint_target(const std::string& directory);
+
 struct Checkpoint {
   std::string directory;
   CheckpointIndex index;

@@ -21,6 +21,12 @@ std::string read_start(int descriptor) {
   return {text, static_cast<size_t>(got > 0 ? got : 0)};
 }
 
+void check_ours(const std::string& text, const std::string& path) {
+  if (!text.empty() && !text.starts_with(kBegin))
+    throw error(Code::kFailedPrecondition,
+                "'{}' was not made by libwhale, which needs this name while it saves; move it away", path);
+}
+
 bool set_lock(int descriptor, short kind) {
   struct flock lock {};
   lock.l_type = kind;
@@ -31,7 +37,48 @@ bool set_lock(int descriptor, short kind) {
   return result == 0;
 }
 
+// False: another save has it.
+bool lock(int descriptor, const Directory& folder) {
+  if (set_lock(descriptor, F_WRLCK)) return true;
+  if (errno != EAGAIN && errno != EACCES)
+    throw error(Code::kFailedPrecondition,
+                "the file system of '{}' cannot lock files ({}), without which two saves could destroy each other; "
+                "save to another one",
+                folder.path(), fmt::format("errno {}", errno));
+  return false;
+}
+
+void write_claim(int descriptor, const std::string& id, const std::string& path) {
+  const FileSizeSignalHeld held;
+  const std::string text = fmt::format("{}{} process {}\n", kBegin, id, ::getpid());
+  if (::pwrite(descriptor, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
+      ::ftruncate(descriptor, static_cast<off_t>(text.size())) != 0 || ::fsync(descriptor) != 0)
+    throw_errno("write", path);
+}
+
+struct Descriptor {
+  int number;
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+};
+
 }  // namespace
+
+void SaveLock::check(const Directory& folder) {
+  const std::string path = folder.path_of(kName);
+  const Descriptor there{::openat(folder.descriptor(), kName, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+  if (there.number < 0 && errno != ENOENT) throw_errno("write", path);
+  struct stat info {};
+  if (there.number >= 0 && ::fstat(there.number, &info) == 0)
+    check_ours(S_ISREG(info.st_mode) ? read_start(there.number) : "?", path);
+  const std::string id = random_id(), name = fmt::format("{}.{}", kName, id);
+  const Descriptor trial{::openat(folder.descriptor(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)};
+  if (trial.number < 0) throw_errno("write into", folder.path());
+  folder.remove(name);
+  lock(trial.number, folder);
+  write_claim(trial.number, id, folder.path_of(name));
+}
 
 // False: the file went away meanwhile, with the save that made it.
 bool SaveLock::take() {
@@ -47,15 +94,8 @@ bool SaveLock::take() {
   }, there{};
   if (::fstat(descriptor_, &mine) != 0) throw_errno("read", path);
   const std::string text = S_ISREG(mine.st_mode) ? read_start(descriptor_) : "?";
-  if (!text.empty() && !text.starts_with(kBegin))
-    throw error(Code::kFailedPrecondition,
-                "'{}' was not made by libwhale, which needs this name while it saves; move it away", path);
-  if (!set_lock(descriptor_, F_WRLCK)) {
-    if (errno != EAGAIN && errno != EACCES)
-      throw error(Code::kFailedPrecondition,
-                  "the file system of '{}' cannot lock files ({}), without which two saves could destroy each other; "
-                  "save to another one",
-                  folder_.path(), fmt::format("errno {}", errno));
+  check_ours(text, path);
+  if (!lock(descriptor_, folder_)) {
     const size_t process = text.find("process ");
     throw error(
         Code::kAborted,
@@ -82,13 +122,7 @@ SaveLock::SaveLock(const Directory& folder) : folder_(folder) {
   }
 }
 
-void SaveLock::claim(const std::string& id) {
-  const FileSizeSignalHeld held;
-  const std::string text = fmt::format("{}{} process {}\n", kBegin, id, ::getpid());
-  if (::pwrite(descriptor_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
-      ::ftruncate(descriptor_, static_cast<off_t>(text.size())) != 0 || ::fsync(descriptor_) != 0)
-    throw_errno("write", folder_.path_of(kName));
-}
+void SaveLock::claim(const std::string& id) { write_claim(descriptor_, id, folder_.path_of(kName)); }
 
 SaveLock::~SaveLock() {
   folder_.remove(kName);

@@ -14,6 +14,8 @@ class SaveLock {
   // Throws aborted while another save holds it, failed_precondition where files cannot be locked or where the lock's
   // file is a user's.
   explicit SaveLock(const Directory& folder);
+  // Throws what would keep a save from being made in this folder; neither locks it nor leaves anything in it.
+  static void check(const Directory& folder);
   ~SaveLock();  // removes the file
   SaveLock(const SaveLock&) = delete;
   SaveLock& operator=(const SaveLock&) = delete;

@@ -676,6 +676,9 @@ static void test_session(const char* devices) {
   CHECK(mkdtemp(folder) != NULL);
   char path[64], command[80];
   snprintf(path, sizeof path, "%s/step", folder);
+  OK(whale_checkpoint_check_target(str(path)));
+  FAILS(whale_checkpoint_check_target(WHALE_STR("/proc/nowhere")), WHALE_NOT_FOUND, "/proc/nowhere");
+  FAILS(whale_checkpoint_check_target(WHALE_STR("")), WHALE_INVALID_ARGUMENT, "`directory`");
   OK(whale_session_save(s, str(path)));
   OK(whale_session_step(s, in, 2, NULL, 0, NULL, &e));
   OK(whale_event_wait(e, -1, &done));

@@ -61,11 +61,23 @@ def test_what_a_plan_has_fixed_is_refused_beside_it(files, tmp_path):
 
 def test_what_cannot_be_written_at_the_end_is_known_at_the_start(files, tmp_path):
     (tmp_path / "file").write_text("mine")
-    for more, word in (("--save", tmp_path / "file"), "a file stands there"), (("--save", tmp_path / "file" / "below"), "not a folder"), (
-            ("--trace", tmp_path), "a directory stands there"), (("--trace", tmp_path / "none" / "t.json"), "No such file"):
+    for name, content in ("theirs/model.safetensors", "mine"), ("index/whale.json", "mine"), ("lock/.whale.saving", "mine"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(content)
+    (tmp_path / "taken" / "optimizer.safetensors").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    for more, word in (
+            ("--save", tmp_path / "file"), "is not a directory"), (("--save", tmp_path / "file" / "below"), "Not a directory"), (
+            ("--save", tmp_path / "theirs"), "is not part of a checkpoint"), (("--save", tmp_path / "index"), "is not the index of a checkpoint"), (
+            ("--save", tmp_path / "lock"), "was not made by libwhale"), (("--save", tmp_path / "taken"), "is not a regular file"), (
+            ("--save", tmp_path / "link"), "leads nowhere"), (("--save", tmp_path / "none" / ("n" * 300)), "name too long"), (
+            ("--save", "/proc/zz"), "cannot make the directory '/proc/zz'"), (("--save", "/proc"), "cannot write"), (
+            ("--trace", tmp_path), "a directory stands there"), (("--trace", tmp_path / "none" / "t.json"), "No such file"), (
+            ("--trace", "/proc/zz.json"), "cannot write there"), (("--trace", "/dev/null"), "a device"):
         said = whale("run", files / "mlp.whale", "--steps", "1", *more, code=2)
-        assert word in said and "step 1" not in said
-    assert (tmp_path / "file").read_text() == "mine"
+        assert word in said and "step 1" not in said and "parameters" not in said, said
+    assert (tmp_path / "file").read_text() == "mine" and sorted(tmp_path.rglob("*")) == before
     whale("run", files / "mlp.whale", "--steps", "1", "--save", tmp_path / "new" / "folder" / "ckpt")
 
 

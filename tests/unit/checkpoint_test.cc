@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "checkpoint/describe.h"
+#include "checkpoint/save_lock.h"
 #include "checkpoint_kit.h"
 
 using namespace whale;       // NOLINT
@@ -139,6 +140,7 @@ TEST_CASE("checkpoint: refused before anything happens") {
   const auto refused = [&](const std::string& at, Code code, const std::string& words) {
     const auto before = fs::is_directory(at) ? names_in(at) : std::vector<std::string>{};
     CAPTURE(at);
+    CHECK(says(error_of([&] { check_checkpoint_target(at); }), code, words));
     CHECK(says(error_of([&] { write(at, 1); }), code, words));
     if (fs::is_directory(at)) CHECK(names_in(at) == before);
   };
@@ -165,9 +167,26 @@ TEST_CASE("checkpoint: refused before anything happens") {
   refused(newer, Code::kFailedPrecondition, "format 3, written by libwhale 9.1.0");
   put(folder.path / "file", "mine");
   refused(folder.path / "file", Code::kAlreadyExists, "not a directory");
-  refused(folder.path / "file" / "below", Code::kNotFound, "below");
+  refused(folder.path / "file" / "below", Code::kNotFound, "file");
+  fs::create_symlink("nowhere", folder.path / "link");
+  refused(folder.path / "link", Code::kAlreadyExists, "leads nowhere");
+  refused(folder.path / "none" / std::string(300, 'n'), Code::kInvalidArgument, "too long");
   refused("/proc/nowhere/ckpt", Code::kNotFound, "nowhere");
   refused("", Code::kInvalidArgument, "no name");
+}
+
+TEST_CASE("checkpoint: asking whether a directory can be saved to leaves it as it is") {
+  const TestFolder folder;
+  const std::string at = folder.path / "a" / "b";
+  check_checkpoint_target(at);
+  CHECK(names_in(folder.path).empty());
+  write(at, 1);
+  const auto before = names_in(at);
+  check_checkpoint_target(at);
+  CHECK(names_in(at) == before);
+  const Directory held(at);
+  const SaveLock under_way(held);
+  check_checkpoint_target(at);
 }
 
 TEST_CASE("checkpoint: the working directory, a link and a mount point are places like any other") {

@@ -108,7 +108,7 @@ void add_model(CLI::App& app) {
   }
   command->footer(models);
   command->callback([state, sizes] {
-    check_target(state->out, false, "--output");
+    check_target(state->out, "--output");
     const Engine engine = make_engine();
     const ModelRow& row = find_model(state->name);
     std::vector<std::string> given;
@@ -257,7 +257,7 @@ void add_plan(CLI::App& app) {
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   add_plan_options(*command, state->arguments);
   command->callback([state] {
-    if (!state->out.empty()) check_target(state->out, false, "--output", {state->path});
+    if (!state->out.empty()) check_target(state->out, "--output", {state->path});
     const Engine engine = make_engine(state->arguments.init_dir);
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());

@@ -68,15 +68,14 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-void check_target(const std::string& path, bool directory, const char* option,
-                  std::initializer_list<std::string> reads) {
+void check_target(const std::string& path, const char* option, std::initializer_list<std::string> reads) {
   const std::string text = std::string(option) + " '" + shown(path) + "': ";
   struct stat info {};
   const bool there = ::stat(path.c_str(), &info) == 0;
-  if (there && directory && !S_ISDIR(info.st_mode))
-    throw Failure(text + "a file stands there, a directory was expected; give another name");
-  if (there && !directory && S_ISDIR(info.st_mode))
+  if (there && S_ISDIR(info.st_mode))
     throw Failure(text + "a directory stands there, a file was expected; give another name");
+  if (there && !S_ISREG(info.st_mode))
+    throw Failure(text + "a device or a pipe stands there, a file was expected; give another name");
   for (const std::string& read : reads)
     if (struct stat other{};
         there && ::stat(read.c_str(), &other) == 0 && other.st_dev == info.st_dev && other.st_ino == info.st_ino)
@@ -85,17 +84,10 @@ void check_target(const std::string& path, bool directory, const char* option,
   if (!there && errno == ELOOP) throw Failure(text + "links lead round in a circle; give another name");
   if (!there && ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
     throw Failure(text + "it is a link to something that is not there; give another name, or remove the link");
-  const auto above = [](std::string of) -> std::string {
-    while (of.size() > 1 && of.back() == '/') of.pop_back();
-    const size_t slash = of.rfind('/');
-    return slash == std::string::npos ? "." : slash == 0 ? "/" : of.substr(0, slash);
-  };
-  std::string folder = there && directory ? path : above(path);
-  while (directory && folder != "." && folder != "/" && ::stat(folder.c_str(), &info) != 0) folder = above(folder);
-  if (::stat(folder.c_str(), &info) == 0 && !S_ISDIR(info.st_mode))
-    throw Failure(text + "'" + shown(folder) + "' is a file, not a folder");
-  if (::access(folder.c_str(), W_OK | X_OK) != 0)
-    throw Failure(text + "cannot write to '" + shown(folder) + "': " + std::strerror(errno));
+  std::string trial = path + ".XXXXXX";
+  const Descriptor file{::mkostemp(trial.data(), O_CLOEXEC)};
+  if (file.number < 0) throw Failure(text + "cannot write there: " + std::strerror(errno));
+  ::unlink(trial.c_str());
 }
 
 void write_file(const std::string& path, const std::string& text) {

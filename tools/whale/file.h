@@ -16,10 +16,9 @@ void write_file(const std::string& path, const std::string& text);
 
 bool is_directory(const std::string& path);
 
-// Throws for a file, or a directory, that could not be made at the end of a long run: something else stands there, or
-// the nearest folder above it cannot be written to. `option` names it.
+// Throws for a file that could not be made at the end of a long run: something else stands there, or a file beside it
+// cannot be made, which is tried. `option` names it.
 // `reads`: files that the command reads, which it would destroy; empty names are none.
-void check_target(const std::string& path, bool directory, const char* option,
-                  std::initializer_list<std::string> reads = {});
+void check_target(const std::string& path, const char* option, std::initializer_list<std::string> reads = {});
 
 }  // namespace tool

@@ -120,8 +120,8 @@ void add_run(CLI::App& app, int& exit_code) {
   add_plan_options(*command, state->arguments);
   add_scale_options(*command, state->session);
   command->callback([state, seed, &exit_code] {
-    if (!state->save.empty()) check_target(state->save, true, "--save");
-    if (!state->trace.empty()) check_target(state->trace, false, "--trace", {state->path, state->data});
+    if (!state->save.empty()) check(whale_checkpoint_check_target(str(state->save)));
+    if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     if (!state->save.empty()) check_savable(plan.get());
@@ -175,8 +175,8 @@ void add_run(CLI::App& app, int& exit_code) {
       }
     }
     const bool whole = i > state->steps;
-    if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
     if (!state->save.empty()) check(whale_session_save(runner.session(), str(state->save)));
+    if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
     if (!whole) {
       progress.leave();
       std::fprintf(stderr, "whale: interrupted after step %ld, %s%s\n",

@@ -358,6 +358,7 @@ PROTOTYPES = {
     "whale_session_updates": (c_int64, [c_void_p]),
     "whale_session_save": (c_void_p, [c_void_p, whale_str]),
     "whale_session_load": (c_void_p, [c_void_p, whale_str]),
+    "whale_checkpoint_check_target": (c_void_p, [whale_str]),
     "whale_checkpoint_inspect": (c_void_p, [whale_str, c_int32, POINTER(whale_text)]),
     "whale_session_trace": (c_void_p, [c_void_p, c_int32]),
     "whale_session_timeline": (c_void_p, [c_void_p, POINTER(whale_text)]),
