@@ -110,8 +110,8 @@ void check_indices(const std::vector<PlanInput>& ports, const std::vector<const 
       if (inputs[i] == nullptr || !(read.empty() || read[i])) continue;
       const auto bad = first_outside(ports[i].dtype, inputs[i], element_count(ports[i].dims), range);
       if (bad)
-        throw invalid("input '{}' has the value {} at {}; it is an index and may be {}. Nothing was run", ports[i].name,
-                      bad->value, position_text(ports[i].dims, bad->position), to_string(range));
+        throw invalid("input '{}' has the value {} at {}; it is an index and may be {}. This batch was not run",
+                      ports[i].name, bad->value, position_text(ports[i].dims, bad->position), to_string(range));
     }
 }
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 from test_cli import WHALE, files, lines, whale  # noqa: F401
 
@@ -101,3 +102,27 @@ def test_a_second_signal_ends_at_once_and_damages_nothing(files, tmp_path):
         codes.add(run.returncode)
         assert "every checksum is right" in whale("inspect", tmp_path / "c")
     assert codes <= {-signal.SIGINT, 128 + signal.SIGTERM} and -signal.SIGINT in codes
+
+
+@pytest.mark.parametrize("name,why", [("label", "This batch was not run"), ("nan", "the step was not applied")])
+def test_a_refused_step_leaves_what_the_steps_before_it_made(files, tmp_path, name, why):
+    x, y = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32), np.zeros(40, np.int32)
+    np.savez(tmp_path / "good.npz", x=x, y=y)
+    if name == "label":
+        y[25] = 7
+    else:
+        x[25] = np.nan
+    np.savez(tmp_path / "bad.npz", x=x, y=y)
+    bad, good = (["run", files / "mlp.whale", "--data", tmp_path / f"{data}.npz", "--quiet", "--steps"] for data in ("bad", "good"))
+    said = whale(*bad, 4, "--save", tmp_path / "c", code=2)
+    assert why in said and f"saved the state after 2 steps to {tmp_path / 'c'}" in said and "othing was run" not in said, said
+    whale(*good, 2, "--save", tmp_path / "two")
+    for tensors in "model.safetensors", "optimizer.safetensors":
+        one, other = ((tmp_path / folder / tensors).read_bytes() for folder in ("c", "two"))
+        assert one[-64:] == other[-64:] and len(one) == len(other)
+    assert "the state after 2 steps was not saved (--save" in whale(*bad, 4, code=2)
+    # The first step of the run is refused: there is nothing new to be saved.
+    before = sorted((tmp_path / "c").iterdir()), (tmp_path / "c" / "whale.json").read_bytes()
+    said = whale(*bad, 4, "--load", tmp_path / "c", "--save", tmp_path / "c", code=2)
+    assert why in said and "saved" not in said
+    assert (sorted((tmp_path / "c").iterdir()), (tmp_path / "c" / "whale.json").read_bytes()) == before

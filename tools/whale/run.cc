@@ -85,6 +85,19 @@ void check_savable(const whale_plan* plan) {
           "out, or run on devices that compute, such as --devices cpu:1");
 }
 
+// A step was refused after `steps` others: saves what those have made, unless this one has changed it.
+std::string keep_what_was_made(whale_session* session, int64_t steps, bool unchanged, const std::string& save) {
+  const std::string made = "the state after " + std::to_string(steps) + (steps == 1 ? " step" : " steps");
+  if (save.empty()) return made + " was not saved (--save DIRECTORY does)";
+  if (!unchanged) return "the step was applied, so nothing was saved to " + shown(save) + " after it";
+  try {
+    check(whale_session_save(session, str(save)));
+  } catch (const Failure& failure) {
+    return made + " could not be saved: " + failure.what();
+  }
+  return "saved " + made + " to " + shown(save);
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, int& exit_code) {
@@ -153,10 +166,19 @@ void add_run(CLI::App& app, int& exit_code) {
     const Interruption interruption(!state->save.empty());
     int64_t i = 1;
     for (; i <= state->steps && interruption.number() == 0; ++i) {
-      const Batch batch = data->batch(data_seed, whale_session_iteration(runner.session()));
+      const int64_t last = whale_session_iteration(runner.session()), updates = whale_session_updates(runner.session());
+      const Batch batch = data->batch(data_seed, last);
       if (i == state->steps && !state->trace.empty()) check(whale_session_trace(runner.session(), 1));
       const double start = seconds_now();
-      loss = runner.step(batch);
+      try {
+        loss = runner.step(batch);
+      } catch (const Failure& refused) {
+        if (i == 1) throw;
+        progress.leave();
+        const bool unchanged = whale_session_updates(runner.session()) == updates;
+        throw Failure(std::string(refused.what()) +
+                      "\nwhale: " + keep_what_was_made(runner.session(), last, unchanged, state->save));
+      }
       const double seconds = seconds_now() - start;
       double items = static_cast<double>(items_of(inputs));
       for (const Array& array : batch)
