@@ -120,6 +120,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
         fail(g, op, a, "a result's layout does not follow");
     return;
   }
+  if (g.exact && g.by_micro_batch(a) && !keeps_bits(op)) fail(g, op, a, "exact mode computes it whole");
   const Streamed streamed = streamed_by(g, op, factors, a);
   const int64_t rotated = rotation_of(g, op, streamed, a);
   if (!streamed.fits) fail(g, op, a, "the pieces of an op are of different shares");
@@ -203,6 +204,11 @@ Op op_beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> 
   out.outputs = std::move(outputs);
   out.scope = op.scope, out.phase = op.phase, out.region = op.region, out.stage = op.stage;
   return out;
+}
+
+bool keeps_bits(const Op& op) {
+  return op.inputs.empty() || has_flag(op.code, kElementwise) || has_flag(op.code, kRearranges) ||
+         has_flag(op.code, kUpdateOp);
 }
 
 bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part, int64_t part_extent, SubDigit& out) {

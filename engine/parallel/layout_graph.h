@@ -60,6 +60,10 @@ TensorId add_like(LayoutGraph& graph, TensorId id, std::string_view suffix);
 // An op that stands where `op` does: in its scope, phase, region and stage.
 Op op_beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> inputs, std::vector<TensorId> outputs);
 
+// However the op is cut, each element has the bits that it has in the whole. Of others, cut along a result or not, the
+// kernel chooses the order of its sums by the shape (a product of fewer rows).
+bool keeps_bits(const Op& op);
+
 // The part of a digit that a cut uses: `part` equals a digit inside `whole`, which spans outer * extent(part) * inner
 // of it.
 struct SubDigit {

@@ -15,7 +15,7 @@ struct PropagateOptions {
   int64_t micro_batches = 1;                 // size of the time axis
   std::vector<std::string> fetch_gradients;  // parameters: also fetch "grad:NAME"
   int zero = 0;        // 1: optimizer state, 2: and gradients, 3: and parameters are cut over replicas
-  bool exact = false;  // sums over micro-batches are trees; reductions are never cut over replicas
+  bool exact = false;  // sums over micro-batches are trees; replicas cut only what keeps_bits
   std::optional<DType> gradient_dtype = {};  // that gradients are summed in along replica axes; none: their own
   bool adasum = false;                       // along replica axes gradients are combined by Adasum
   const Homes* homes = nullptr;              // of another entry of the same plan; null: chosen here

@@ -9,13 +9,6 @@
 
 namespace whale {
 
-namespace {
-// No result is partial: every element is computed as in the whole.
-bool is_map(const Factor& f) {
-  return f.kind == FactorKind::kMap && std::find(f.partial.begin(), f.partial.end(), true) == f.partial.end();
-}
-}  // namespace
-
 OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId number) {
   const OpCut samples = number != kNone && b_.out.batch > 1 ? samples_[static_cast<size_t>(number)] : OpCut{};
   if (a == kTime) {
@@ -31,8 +24,7 @@ OpCut Propagator::choose(const Op& op, const Factors& factors, size_t a, OpId nu
     if (std::any_of(op.inputs.begin(), op.inputs.end(),
                     [&](TensorId x) { return x != kNone && b_.out.time_varies(x); }))
       return {};
-    const OpCut cut = largest_cut(op, factors, a);
-    return options_.exact && cut.present() && !is_map(factors.list[static_cast<size_t>(cut.factor)]) ? OpCut{} : cut;
+    return options_.exact && !keeps_bits(op) ? OpCut{} : largest_cut(op, factors, a);
   }
   const AxisRole what = role(op, a);
   if (what == AxisRole::kReplica) {

@@ -219,7 +219,8 @@ TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayou
 
 OpCut Propagator::cut_of_result(const Op& op, const Digit& digit, size_t a) {
   if (has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) || op.outputs.size() != 1 ||
-      op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate)
+      op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate ||
+      (options_.exact && b_.out.by_micro_batch(a) && !keeps_bits(op)))
     return {};
   const Factors factors = factors_of(g(), op);
   for (size_t k = 0; k < factors.list.size(); ++k) {

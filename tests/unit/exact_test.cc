@@ -136,6 +136,46 @@ TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and
   compare(small::gpt(9, OptimizerKind::kAdafactor, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica"}}, 32);
 }
 
+// What no sample is in, so that only the cuts of ZeRO could divide it: products of parameters, sums along one, running
+// sums, softmax, a part of one.
+small::Model of_parameters(int64_t batch) {
+  using enum OpCode;
+  small::Model m;
+  const auto along = [](int64_t axis) { return Attrs{{"axes", std::vector<int64_t>{axis}}, {"keep_dims", true}}; };
+  const TensorId x = m.input("x", {batch, 13});
+  const TensorId product = m.op(k_matmul, {m.variable("a", {13, 11}), m.variable("b", {11, 13})});
+  const TensorId v = m.variable("v", {13, 12});
+  const TensorId directions = m.op(k_mul, {v, m.op(k_rsqrt, {m.op(k_reduce_sum, {m.op(k_square, {v})}, along(0))})});
+  const TensorId chances = m.op(k_cumsum, {m.op(k_softmax, {m.variable("s", {12, 12})})}, {{"axis", int64_t{0}}});
+  const TensorId part = m.op(k_slice, {m.variable("c", {16, 14})},
+                             {{"starts", std::vector<int64_t>{2, 1}}, {"limits", std::vector<int64_t>{14, 11}}});
+  const TensorId logits =
+      m.op(k_matmul, {m.op(k_matmul, {m.op(k_matmul, {m.op(k_matmul, {x, product}), directions}), chances}), part});
+  const TensorId penalty = m.op(k_matmul, {m.variable("d", {13, 11}), m.variable("e", {11, 13})});
+  m.minimize(m.op(k_add, {m.op(k_reduce_mean, {m.op(k_square, {logits})}), m.op(k_sum_of_squares, {penalty})}),
+             OptimizerKind::kAdagrad);
+  m.g.outputs = {{"logits", logits}};
+  return m;
+}
+
+TEST_CASE("exact mode: what is made of parameters alone is not cut by where ZeRO puts them") {
+  const small::Model m = of_parameters(8);
+  for (const int64_t micro_batches : {1, 2, 8})
+    for (const std::string kind : {"ref", "cpu"})
+      compare(m, kind, micro_batches,
+              {{":2", "replica", 3},
+               {":3", "replica", 3},
+               {":4", "replica", 3, Recompute::kFull},
+               {":4", "replica(2) > replica(2)", 3},
+               {":3", "replica", 2}},
+              3);
+  for (const char* kind : {"ref", "cpu"}) {
+    const small::Trained one = small::train(m, kind + std::string(":2"), exactly("split(2)", 4));
+    for (const int zero : {0, 3})
+      CHECK(one == small::train(m, kind + std::string(":4"), exactly("replica(2) > split(2)", 4, zero)));
+  }
+}
+
 TEST_CASE("exact mode: replicas that have no micro-batch, or cannot share them, and a note that says so") {
   const small::Model gpt = small::gpt(12, OptimizerKind::kAdamW, 2);
   for (const int64_t micro_batches : {1, 2, 3})
