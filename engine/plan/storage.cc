@@ -35,7 +35,7 @@ void share(Program& program, BufferId buffer, BufferId storage) {
   const Buffer& s = program.buffers[static_cast<size_t>(storage)];
   b.alias = storage;
   b.kind = s.kind == BufferKind::kInput ? BufferKind::kArena : s.kind;
-  b.ref = b.kind == BufferKind::kVariable ? s.ref : -1;
+  b.ref = b.kind == BufferKind::kArena ? -1 : s.ref;
   b.memory = s.memory;
   if (in_arena(s)) {
     const int32_t slots = std::max(b.slots, s.slots);

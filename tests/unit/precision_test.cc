@@ -145,6 +145,40 @@ TEST_CASE("f16: training follows f32, by every strategy") {
   }
 }
 
+TEST_CASE("f16: losses whose gradient is a view of the scale") {
+  using enum OpCode;
+  const auto shape = [](Dims dims) { return Attrs{{"shape", std::move(dims)}}; };
+  const Model plain = small::mlp(8);
+  const auto losses = {
+      +[](Model& m, TensorId rows) { return m.op(k_reduce_sum, {rows}); },
+      +[](Model& m, TensorId rows) { return m.op(k_reduce_max, {rows}); },
+      +[](Model& m, TensorId rows) { return m.op(k_reduce_mean, {rows}); },
+  };
+  for (const auto& loss : losses) {
+    std::vector<Model> models;
+    for (const bool reshaped : {false, true}) {
+      Model m = plain;
+      TensorId x = loss(m, m.g.op(m.g.tensor(plain.g.training.loss).producer).inputs[0]);
+      if (reshaped) x = m.op(k_reshape, {m.op(k_reshape, {x}, shape({1, 1}))}, shape({}));
+      m.g.training.loss = x;
+      models.push_back(std::move(m));
+    }
+    Job exact(models[0], "ref:1", {});
+    for (int64_t s = 0; s < 3; ++s) exact.step(s);
+    for (const Model& m : models)
+      for (const char* devices : {"ref:1", "ref:2", "cpu@0*2"})
+        for (const bool fusion : {false, true}) {
+          CAPTURE(devices);
+          CompileOptions o = in_f16();
+          o.fusion = fusion;
+          Job job(m, devices, o, 1024);
+          for (int64_t s = 0; s < 3; ++s) job.step(s);
+          CHECK(job.loss == doctest::Approx(exact.loss).epsilon(8 * 0x1p-11));
+          CHECK(job.session.updates() == 3);
+        }
+  }
+}
+
 TEST_CASE("f16: a step that overflows changes nothing, on no device, and halves the scale") {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kLamb,
                                    OptimizerKind::kAdagrad, OptimizerKind::kAdafactor}) {
