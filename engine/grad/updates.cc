@@ -2,6 +2,8 @@
 #include "grad/updates.h"
 
 #include <map>
+#include <set>
+#include <string_view>
 
 #include "grad/passes.h"
 #include "grad/rows.h"
@@ -247,6 +249,18 @@ void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
         "of this model is one; leave lazy out");
 }
 
+// State is named after its parameter, and the user may have given that name to another one.
+void check_names(const Graph& g) {
+  std::set<std::string_view> theirs;
+  for (const Variable& v : g.variables)
+    if (v.role != Role::kState) theirs.insert(g.tensor(v.tensor).name);
+  for (const Variable& v : g.variables)
+    if (v.role == Role::kState && theirs.contains(g.tensor(v.tensor).name))
+      throw invalid(
+          "parameter '{}' has the name of the optimizer's state '{}' of parameter '{}'; rename one of the two",
+          g.tensor(v.tensor).name, v.slot, g.tensor(v.owner).name);
+}
+
 }  // namespace
 
 void add_updates(Graph& graph) {
@@ -270,6 +284,7 @@ void add_updates(Graph& graph) {
       rule.update(b, p, o);
     }
     if (scaled) keep_on_overflow(b);
+    check_names(graph);
     return;
   }
   throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));

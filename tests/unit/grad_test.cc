@@ -198,6 +198,17 @@ TEST_CASE("updates: state, step scalars, clipping") {
   }
 }
 
+TEST_CASE("updates: a parameter with the name of another one's state is refused, with both names") {
+  Builder b = mlp();
+  const TensorId first = b.g.variables[0].tensor, second = b.g.variables[1].tensor;
+  b.g.tensor(second).name = b.g.tensor(first).name + "/m";
+  CHECK_NOTHROW(trained(b.g));
+  b.g.training.optimizer.kind = OptimizerKind::kAdam;
+  const std::string what = fmt::format("parameter '{}/m' has the name of the optimizer's state 'm' of parameter '{}'",
+                                       b.g.tensor(first).name, b.g.tensor(first).name);
+  CHECK_THROWS_WITH_AS(trained(b.g), doctest::Contains(what.c_str()), Error);
+}
+
 TEST_CASE("updates: one op a parameter, decay by variable, nothing unreached is touched") {
   Builder b = mlp();
   const TensorId unused = b.variable("unused", {3});
