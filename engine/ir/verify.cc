@@ -173,6 +173,8 @@ void check_variables(const Graph& graph) {
     if (of[static_cast<size_t>(v.tensor)]) throw invalid("variable '{}' is listed twice", t.name);
     of[static_cast<size_t>(v.tensor)] = &v;
     names.add(t.name);
+    if (t.name == "__metadata__")
+      throw invalid("no parameter can be named '{}': files of safetensors keep that name; choose another", t.name);
     if (v.role > Role::kBuffer) throw invalid("variable '{}' has role number {}", t.name, static_cast<int>(v.role));
     if (v.init.kind > InitKind::kFile)
       throw invalid("variable '{}' has initializer number {}", t.name, static_cast<int>(v.init.kind));
@@ -240,6 +242,9 @@ void check_training(const Graph& graph) {
     if (output.name == "loss" && output.tensor != training.loss)
       throw invalid("output 'loss' is tensor {}, but that name is the loss's (tensor {}); choose another",
                     output.tensor, training.loss);
+  for (const NamedTensor& output : graph.outputs)
+    if (output.name.starts_with("grad:"))
+      throw invalid("output '{}': names that begin with 'grad:' are those of gradients; choose another", output.name);
   const Optimizer& o = training.optimizer;
   if (o.kind > OptimizerKind::kAdafactor)
     throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
