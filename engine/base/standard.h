@@ -1,5 +1,5 @@
-// What most files include of the standard library and fmt, compiled once before them. No file may rely on it: each includes what
-// it uses, and -Db_pch=false builds too.
+// What most files include of the standard library and fmt, compiled once before them. No file may rely on it: each
+// includes what it uses, and -Db_pch=false builds too.
 #pragma once
 
 #include <fmt/format.h>
