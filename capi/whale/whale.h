@@ -503,7 +503,8 @@ WHALE_API void whale_session_release(whale_session *session); /* stops a running
 
 /* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
  * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
- * are its own; the first one of a size is planned in this call, which `cancel` stops too. An input that is an index or a label out of
+ * are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples meet before the loss
+ * other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or a label out of
  * range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
  * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
  * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */

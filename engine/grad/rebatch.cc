@@ -17,6 +17,17 @@ Inside inside(const Digit& batch, int64_t extent, const Digit& at, int64_t facto
   return in.outer * extent * in.inner == factor ? in : Inside{};
 }
 
+// Samples meet in `op`, so that the program of another batch size is none that the graph speaks of.
+Error refusal(const Graph& g, const Op& op, int64_t declared, const std::string& why) {
+  return unimplemented(
+             "{}op '{}' ({}) {}: what the graph says holds for its batch of {} only. Feed whole batches of {}, or "
+             "build "
+             "the graph for the other size",
+             op.location.empty() ? "" : op.location + ": ", op.name, def(op.code).name, why, declared, declared)
+      .at_op(op.name)
+      .at_scope(g.scope_path(op.scope));
+}
+
 class Follower {
  public:
   Follower(const Graph& graph, bool strict) : g_(graph), strict_(strict) { digits_.of.resize(g_.tensors.size()); }
@@ -95,11 +106,7 @@ class Follower {
   // Every operand that has the batch must have it in a factor, and no other operand may want it there.
   void check(size_t i) const {
     const Op& op = g_.ops[i];
-    const auto fail = [&](const std::string& why) {
-      return unimplemented("cannot follow the batch ({}) through op '{}': {}", digits_.batch, def(op.code).name, why)
-          .at_op(op.name)
-          .at_scope(g_.scope_path(op.scope));
-    };
+    const auto fail = [&](const std::string& why) { return refusal(g_, op, digits_.batch, why); };
     for (const TensorId id : op.inputs) {
       if (id == kNone || !of(id).present()) continue;
       bool found = false;
@@ -109,8 +116,10 @@ class Follower {
         });
       if (!found && digits_.batch == 1)
         throw fail(
-            "with a batch of one it cannot be told from other dimensions; declare the inputs with a larger batch");
-      if (!found) throw fail("the op has no factor that carries it");
+            "does not tell a batch of one from its other dimensions (declare the inputs with a larger one, and smaller "
+            "ones are legal)");
+      if (!found)
+        throw fail(fmt::format("mixes the samples of '{}' with each other, or picks some", g_.tensor(id).name));
     }
     for (const Factor& f : factors_[i].list) {
       Inside in;
@@ -121,7 +130,7 @@ class Follower {
       each_operand(i, f, [&](TensorId id, const Digit&) {
         if (!of(id).present())
           throw fail(
-              fmt::format("'{}' has the batch's size there but is no function of the batch", g_.tensor(id).name));
+              fmt::format("puts '{}' beside the samples, whose size does not follow the batch", g_.tensor(id).name));
       });
     }
   }
@@ -156,10 +165,9 @@ Graph rebatch(const Graph& graph, int64_t batch) {
     r.keep(i, true);
     for (const TensorId y : op.outputs)
       if (g.tensor(y).dims != rescaled(y))
-        throw unimplemented("with a batch of {}, op '{}' gives {}, expected {}", batch, def(op.code).name,
-                            to_string(g.tensor(y).dims), to_string(rescaled(y)))
-            .at_op(op.name)
-            .at_scope(g.scope_path(op.scope));
+        throw refusal(graph, op, digits.batch,
+                      fmt::format("gives {} for a batch of {} where the rest of the graph has {}",
+                                  to_string(g.tensor(y).dims), batch, to_string(rescaled(y))));
   }
   r.finish();
   return g;

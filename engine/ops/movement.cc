@@ -326,7 +326,9 @@ const AttrSpec kDType = {"dtype", AttrType::kString, std::string("f32"), false, 
 
 const OpDef op_def_fill = {
     .name = "fill",
-    .doc = "A constant everywhere.\n() -> y [shape].",
+    .doc =
+        "A constant everywhere.\n() -> y [shape]. A batch of another size changes it only where an op lays it along "
+        "samples (semantics.md, section 2).",
     .inputs = {},
     .outputs = {{"y"}},
     .attrs = {kShape, {"value", AttrType::kFloat, 0.0, false, "of each element"}, kDType},
@@ -339,7 +341,9 @@ const OpDef op_def_fill = {
 };
 const OpDef op_def_iota = {
     .name = "iota",
-    .doc = "Each element's index along one dimension.\n() -> y [shape], number types.",
+    .doc =
+        "Each element's index along one dimension.\n() -> y [shape], number types. Batches of another size: as for "
+        "fill.",
     .inputs = {},
     .outputs = {{"y"}},
     .attrs = {kShape,
@@ -380,7 +384,9 @@ const OpDef op_def_transpose = {
 };
 const OpDef op_def_broadcast_to = {
     .name = "broadcast_to",
-    .doc = "x repeated to a shape, by numpy's rule.\nAny dtype.",
+    .doc =
+        "x repeated to a shape, by numpy's rule.\nAny dtype. Batches of another size: as for fill, where x has no "
+        "samples.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {kShape},

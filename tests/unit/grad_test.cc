@@ -240,7 +240,29 @@ TEST_CASE("rebatch refuses what it cannot follow") {
   Builder b;
   const TensorId x = b.input("x", {4, 6});
   b.g.outputs = {{"y", b.op(k_slice, {x}, {{"starts", Dims{1, 0}}, {"limits", Dims{4, 6}}}, "cut")}};
-  CHECK_THROWS_AS(rebatch(b.g, 8), Error);
+  const auto refused = [](const Graph& g, int64_t batch, const std::string& words) {
+    CAPTURE(words);
+    std::string said;
+    try {
+      rebatch(g, batch);
+    } catch (const Error& e) {
+      said = e.message();
+    }
+    CAPTURE(said);
+    CHECK(said.find(words) != std::string::npos);
+  };
+  b.g.ops.back().location = "model.py:12";
+  refused(b.g, 8, "model.py:12: op 'cut' (slice) mixes the samples of 'x' with each other, or picks some");
+  refused(b.g, 2, "Feed whole batches of 4, or build the graph for the other size");
+  const auto one_op = [&](OpCode code, const Attrs& attrs, const char* words) {
+    Builder c;
+    const TensorId left = c.input("x", {4, 6}), right = code == k_matmul ? left : c.variable("w", {4, 6});
+    c.g.outputs = {{"y", c.op(code, {left, right}, attrs, "meet")}};
+    refused(c.g, 2, words);
+  };
+  one_op(k_matmul, {{"transpose_b", true}},
+         "op 'meet' (matmul) gives [2, 2] for a batch of 2 where the rest of the graph has [2, 4]");
+  one_op(k_add, {}, "op 'meet' (add) puts 'w' beside the samples, whose size does not follow the batch");
   CHECK_THROWS_AS(rebatch(mlp().g, 0), Error);
   Builder two;
   two.input("a", {4});

@@ -317,3 +317,41 @@ def test_a_nan_in_the_data_is_an_error_and_changes_nothing(precision):
                         job.step(x=bad, y=y)
                 assert {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()} == before
                 assert np.isfinite(job.step(x=x, y=y))
+
+
+def whole_and_half(loss_of):
+    """The loss of a model of eight rows of 36 each on 8 samples and on 4."""
+    g = wh.Graph("rows")
+    with g:
+        x = wh.input("x", (8, 6))
+        rows = wh.ops.square(wh.ops.matmul(x, wh.parameter("w", (6, 1), wh.ones()))).reshape(-1)
+        g.minimize(loss_of(rows), wh.SGD(0.0))
+    job = wh.plan(g, devices="ref:1", precision="float64").start(pin=False)
+    return [job.step(x=np.ones((samples, 6), np.float32)) for samples in (8, 4)]
+
+
+def ones(shape=(8,)):
+    return wh.ops.fill(shape, value=1.0)
+
+
+def weighted(rows, weights):
+    return (rows * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("loss_of,half", [
+    (lambda rows: rows.mean(), 36), (lambda rows: rows.sum() / 8, 18), (lambda rows: rows.sum() / rows.shape[0], 18),
+    (lambda rows: rows.sum() / ones().sum(), 18), (lambda rows: weighted(rows, ones()), 36),
+    (lambda rows: (rows * ones()).sum() / ones().sum(), 18), (lambda rows: weighted(rows, ones((8, 1)).reshape(-1)), 36),
+    (lambda rows: rows.sum() / wh.ops.broadcast_to(wh.parameter("p", (1,), wh.ones()), shape=(8,)).sum(), 18),
+    (lambda rows: weighted(rows, wh.ops.broadcast_to(wh.parameter("p", (1,), wh.ones()), shape=(8,))), 36)])
+def test_what_follows_a_smaller_batch(loss_of, half):
+    """The rule of docs/semantics.md, section 2: a source follows the batch where an op lays it along samples."""
+    assert whole_and_half(loss_of) == pytest.approx([36, half])
+
+
+@pytest.mark.parametrize("loss_of,op", [
+    (lambda rows: wh.ops.matmul(rows.reshape(8, 1), rows.reshape(1, 8)).mean(), "matmul"), (lambda rows: wh.ops.softmax(rows).sum(), "softmax"),
+    (lambda rows: (rows * wh.parameter("p", (8,), wh.ones())).sum(), "mul")])
+def test_a_model_of_whole_batches_says_so(loss_of, op):
+    with pytest.raises(wh.Unimplemented, match=rf"test_promises.py:\d+: op '[^']*' \({op}\).*holds for its batch of 8 only. Feed whole batches of 8"):
+        whole_and_half(loss_of)

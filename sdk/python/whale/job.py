@@ -266,9 +266,12 @@ class Job:
     def step(self, fetch: Sequence[str] = (), /, **inputs: Any) -> Any:
         """One training step on a batch; returns the loss, a float: the one before the update.
 
-        Inputs by name: numpy arrays or anything with DLPack. A smaller last batch is legal. With ``fetch``, returns
-        ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in sample order; what a plan
-        computes in bfloat16 comes as float32."""
+        Inputs by name: numpy arrays or anything with DLPack. A smaller last batch is legal: means are over its own samples; numbers written
+        into the model (``x.shape[0]``, ``1 / 8``) and fills that no op lays along samples stay. It is refused (``Unimplemented``) where samples
+        meet before the loss other than by a sum, mean or maximum: ``a @ b.T`` of two batches, a softmax over the batch.
+
+        With ``fetch``, returns ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in
+        sample order; what a plan computes in bfloat16 comes as float32."""
         fetch = arguments.names("fetch", fetch)
 
         def finish(values: dict[str, np.ndarray]) -> Any:

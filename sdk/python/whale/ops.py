@@ -446,7 +446,7 @@ def squared_difference(a: TensorLike, b: TensorLike) -> Tensor:
 def fill(shape: Sequence[int], *, value: float = 0.0, dtype: str = 'f32') -> Tensor:
     """A constant everywhere.
 
-    () -> y [shape].
+    () -> y [shape]. A batch of another size changes it only where an op lays it along samples (semantics.md, section 2).
     shape: of the result
     value: of each element
     dtype: of the result
@@ -457,7 +457,7 @@ def fill(shape: Sequence[int], *, value: float = 0.0, dtype: str = 'f32') -> Ten
 def iota(shape: Sequence[int], *, dim: int = 0, dtype: str = 'i32') -> Tensor:
     """Each element's index along one dimension.
 
-    () -> y [shape], number types.
+    () -> y [shape], number types. Batches of another size: as for fill.
     shape: of the result
     dim: which dimension
     dtype: of the result
@@ -596,7 +596,7 @@ def pad(x: TensorLike, *, low: Sequence[int] = (), high: Sequence[int] = (), val
 def broadcast_to(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
     """x repeated to a shape, by numpy's rule.
 
-    Any dtype.
+    Any dtype. Batches of another size: as for fill, where x has no samples.
     shape: of the result
     """
     return _op("broadcast_to", [x], shape=_ints("shape", shape))
