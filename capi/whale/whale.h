@@ -365,7 +365,7 @@ typedef struct whale_training_options {
   double beta1, beta2, epsilon;
   double weight_decay;
   double decay_rate, clip_threshold; /* adafactor */
-  double clip_norm;        /* 0: none */
+  double clip_norm;        /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
   int32_t schedule;        /* whale_schedule_kind */
   int32_t precision;       /* whale_precision */
   int64_t warmup_steps, total_steps; /* total_steps: linear and cosine, which need it; an error unless 0 with the others */

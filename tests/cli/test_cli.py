@@ -216,3 +216,14 @@ def test_broken_files_are_errors(files, tmp_path):
 def test_help_is_there_for_every_command():
     for command in ("", "model", "inspect", "plan", "run", "verify", "bench", "devices"):
         assert "--help" in whale(*([command] if command else []), "--help")
+
+
+def test_a_file_of_another_kind_is_called_what_was_wanted(files, tmp_path):
+    other = tmp_path / "t.txt"
+    other.write_text("some text")
+    assert f"--plan '{other}' is no plan (.plan)" in whale("verify", files / "mlp.whale", "--plan", other, code=2)
+    for command in "run", "plan", "bench":
+        assert "neither a model (.whale) nor a plan (.plan)" in whale(command, other, code=2)
+    for name, advice in ("nodir", ""), ("no.whale", "; `whale model gpt -o gpt.whale` writes a model"), ("no.plan", "; `whale plan MODEL -o FILE` writes a plan"):
+        assert whale("inspect", tmp_path / name, code=2) == f"whale: cannot open '{tmp_path / name}': No such file or directory{advice}\n"
+    assert "`whale plan MODEL" in whale("verify", files / "mlp.whale", "--plan", tmp_path / "no.plan", code=2)

@@ -68,7 +68,9 @@ void Runner::write(const std::string& variable, const whale_tensor* tensor) {
 FileKind kind_of(const std::string& path) {
   if (::access(path.c_str(), F_OK) != 0)
     throw Failure("cannot open '" + shown(path) + "': " + std::strerror(errno) +
-                  "; `whale model gpt -o gpt.whale` writes one");
+                  (path.ends_with(".whale")  ? "; `whale model gpt -o gpt.whale` writes a model"
+                   : path.ends_with(".plan") ? "; `whale plan MODEL -o FILE` writes a plan"
+                                             : ""));
   const std::string start = read_start(path, 8);
   const std::string identifier = start.size() == 8 ? start.substr(4) : "";
   return identifier == "WHG1" ? FileKind::kGraph : identifier == "WHP1" ? FileKind::kPlan : FileKind::kOther;
@@ -138,7 +140,11 @@ void check_fixed(const std::string& path, const PlanArguments& arguments) {
 }
 
 Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments) {
-  if (kind_of(path) == FileKind::kPlan) {
+  const FileKind kind = kind_of(path);
+  if (kind == FileKind::kOther)
+    throw Failure("'" + shown(path) +
+                  "' is neither a model (.whale) nor a plan (.plan): its first bytes are of neither");
+  if (kind == FileKind::kPlan) {
     check_fixed(path, arguments);
     return own<Plan>(whale_plan_load, engine, str(path));
   }

@@ -341,7 +341,12 @@ class Subject {
 
  private:
   void read_file() {
-    if (kind_of(given_.plan) == FileKind::kGraph)
+    const FileKind kind = kind_of(given_.plan);
+    if (kind == FileKind::kOther)
+      throw Failure(
+          "--plan '" + shown(given_.plan) +
+          "' is no plan (.plan): its first bytes are not those of one; `whale plan MODEL -o FILE` writes one");
+    if (kind == FileKind::kGraph)
       throw Failure(
           "--plan '" + shown(given_.plan) +
           "' is a model, not a plan: leave --plan out and give --devices and --strategy, or make a plan of it "

@@ -444,7 +444,8 @@ class Graph:
                  precision: str = "float32") -> None:
         """Declares the training step: minimize the scalar ``loss``. Called again, it replaces what was declared.
 
-        clip_norm: clip gradients by global norm, 0: not. accumulation: micro-batches a step, 1 or more; it never changes the result.
+        clip_norm: clip gradients by global norm, times min(1, clip_norm / (norm + 1e-6)); 0: not. accumulation: micro-batches a step, 1 or
+        more; it never changes the result.
         precision: "float32", "bfloat16" or "float16" (parameters and optimizer state stay float32; float16 scales the loss) or
         "float64" (``ref`` devices)."""
         options = arguments.instance("optimizer", optimizer, Optimizer, "an optimizer such as whale.AdamW(1e-3)").options()

@@ -141,7 +141,8 @@ class Adam(_AdamFamily):
 
 @dataclass(frozen=True)
 class AdamW(_AdamFamily):
-    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019). lazy: as in SGD."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019). A parameter that the loss does not reach is left as it is, undecayed too.
+    lazy: as in SGD."""
 
     weight_decay: float = 0.01
     lazy: bool = False
