@@ -17,14 +17,15 @@ namespace {
   throw Failure("cannot " + std::string(what) + " '" + shown(path) + "': " + std::strerror(errno));
 }
 
+// Of what is neither a file nor a directory.
+std::string kind_of(const struct stat& info) {
+  return S_ISFIFO(info.st_mode) ? "a pipe" : S_ISSOCK(info.st_mode) ? "a socket" : "a device";
+}
+
 void check_regular(const struct stat& info, const std::string& path) {
   if (S_ISREG(info.st_mode)) return;
   if (S_ISDIR(info.st_mode)) throw Failure("'" + shown(path) + "' is a directory, a file was expected");
-  throw Failure("'" + shown(path) + "' is " +
-                (S_ISFIFO(info.st_mode)   ? "a pipe"
-                 : S_ISSOCK(info.st_mode) ? "a socket"
-                                          : "a device") +
-                ", not a file; write what it gives to a file first");
+  throw Failure("'" + shown(path) + "' is " + kind_of(info) + ", not a file; write what it gives to a file first");
 }
 
 struct Descriptor {
@@ -75,7 +76,7 @@ void check_target(const std::string& path, const char* option, std::initializer_
   if (there && S_ISDIR(info.st_mode))
     throw Failure(text + "a directory stands there, a file was expected; give another name");
   if (there && !S_ISREG(info.st_mode))
-    throw Failure(text + "a device or a pipe stands there, a file was expected; give another name");
+    throw Failure(text + kind_of(info) + " stands there, a file was expected; give another name");
   for (const std::string& read : reads)
     if (struct stat other{};
         there && ::stat(read.c_str(), &other) == 0 && other.st_dev == info.st_dev && other.st_ino == info.st_ino)

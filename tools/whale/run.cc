@@ -75,7 +75,14 @@ class Interruption {
   static inline volatile std::sig_atomic_t kept_ = 0;
 };
 
-// What a session would refuse once the steps are done.
+// What a save would refuse once the steps are done: for its directory, and for the plan's devices.
+void check_directory(const std::string& save) {
+  try {
+    check(whale_checkpoint_check_target(str(save)));
+  } catch (const Failure& failure) {
+    throw Failure(std::string("--save: ") + failure.what());
+  }
+}
 void check_savable(const whale_plan* plan) {
   const auto json = nlohmann::json::parse(text(whale_plan_json, plan));
   for (const auto& device : json.at("devices"))
@@ -133,7 +140,7 @@ void add_run(CLI::App& app, int& exit_code) {
   add_plan_options(*command, state->arguments);
   add_scale_options(*command, state->session);
   command->callback([state, seed, &exit_code] {
-    if (!state->save.empty()) check(whale_checkpoint_check_target(str(state->save)));
+    if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
