@@ -50,7 +50,7 @@ class AllGather final : public Member {
     Rows all;
   };
   void gather(const Piece& p, size_t member, const char* from) {
-    const int64_t bytes = p.cuts[member].size() * p.all.unit;
+    const int64_t bytes = device_.has_values() ? p.cuts[member].size() * p.all.unit : 0;
     for (int64_t row = 0; bytes > 0 && row < p.all.rows; ++row) {
       char* to = p.to + (row * p.all.extent + p.cuts[member].begin) * p.all.unit;
       if (to != from + row * bytes)  // a part may be made where it belongs
@@ -150,7 +150,7 @@ class AllToAll final : public Member {
     }
   };
   void copy(const char* x, const Side& in, const Side& out, int64_t firsts, int64_t seconds) {
-    const size_t bytes = static_cast<size_t>(seconds * t_.unit);
+    const size_t bytes = device_.has_values() ? static_cast<size_t>(seconds * t_.unit) : 0;
     for (int64_t row = 0; bytes != 0 && row < t_.rows; ++row)
       for (int64_t f = 0; f < firsts; ++f)
         for (int64_t k = 0; k < t_.middle; ++k)

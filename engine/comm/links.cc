@@ -113,11 +113,13 @@ class Send final : public Collective {
       const uint32_t message = c.sends++;
       if (message >= c.slots && !c.taken.wait(message + 1 - c.slots, lookout)) return false;
       char* to = c.slot(message);
-      for (const BoxRuns& box : end.boxes)
+      for (const BoxRuns& box : end.boxes) {
+        if (!device_.has_values()) break;
         box.each([&](int64_t offset, int64_t bytes) {
           device_.copy_out(to, data_ + offset, static_cast<size_t>(bytes));
           to += bytes;
         });
+      }
       c.sent.advance(1);
       if (!c.sent.wait(message + 1)) return false;  // aborted
     }

@@ -70,6 +70,7 @@ class AllReduce final : public Member {
 
   void reduce(size_t stretch, int64_t begin, int64_t end) {
     const int64_t step = kChunkBytes / element_bytes_;
+    if (!device_.has_values()) return;
     for (int64_t at = begin; at < end; at += step) {
       const int64_t offset = (at - stretches_[stretch].begin) * element_bytes_;
       const size_t n = static_cast<size_t>(std::min(step, end - at));

@@ -91,6 +91,7 @@ void Propagator::choose_splits() {
                                .taken = taken,
                                .cost = tasks().cost,
                                .homes = options_.homes,
+                               .micro_batches = micro_batches(),
                                .trains = !g().gradients.empty()};
     cuts_[a] = choose_split(problem);
     taken.push_back(cuts_[a]);

@@ -162,6 +162,27 @@ double Propagator::moved_bytes(const Op& op, const Factor* f, const OpCut& cut, 
   return moved;
 }
 
+// Over all micro-batches, of parameters and what is made of them alone: copies that are put together, and sums of
+// gradients that no device has a part of. In a step of one micro-batch they come and go as activations do.
+double Propagator::held_bytes(const Op& op, const Factor* f, size_t a) const {
+  if (micro_batches() == 1) return 0;
+  const auto n = static_cast<double>(size(a, op));
+  double held = 0;
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
+    if (!carries && placement(op.inputs[i], a) == Placement::kShard && !b_.out.time_varies(op.inputs[i]))
+      held += bytes(op.inputs[i], a) * (n - 1) / n;
+  }
+  for (size_t o = 0; o < op.outputs.size(); ++o) {
+    const TensorId id = op.outputs[o];
+    if (id == kNone || (f && o < f->outputs.size() && f->outputs[o].present())) continue;
+    const auto x = adjoint_of_.find(id);
+    if (parameter_of_.contains(id) || (x != adjoint_of_.end() && !b_.out.time_varies(b_.latest(x->second))))
+      held += bytes(id, a) * (n - 1) / n;
+  }
+  return held;
+}
+
 OpCut Propagator::cheapest_cut(const Op& op, const Factors& factors, size_t a) const {
   std::vector<OpCut> tries{{}};
   const auto enter = [&](const OpCut& cut) {
@@ -186,7 +207,8 @@ OpCut Propagator::cheapest_cut(const Op& op, const Factors& factors, size_t a) c
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(size(a, op)) : work) +
-           moved_bytes(op, f, cut, wanted, a) / tasks().cost.link.bytes_per_second;
+           moved_bytes(op, f, cut, wanted, a) / tasks().cost.link.bytes_per_second +
+           held_bytes(op, f, a) / tasks().cost.freed_bytes_per_second;
   };
   OpCut best = tries[0];
   double least = seconds(best);

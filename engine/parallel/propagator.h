@@ -94,6 +94,7 @@ class Propagator {
   std::vector<Wanted> wanted_results(const Op& op, size_t a) const;
   double moved_bytes(const Op& op, const Factor* f, const OpCut& cut, const std::vector<Wanted>& wanted,
                      size_t a) const;
+  double held_bytes(const Op& op, const Factor* f, size_t a) const;
   // Of all ways that the operands (or the home of a parameter whose gradient this makes) suggest, the one that moves
   // and computes least.
   OpCut cheapest_cut(const Op& op, const Factors& factors, size_t a) const;

@@ -17,6 +17,7 @@ constexpr size_t kStates = 24;
 constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
 constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
 constexpr double kHeldBytesPerByte = 4;    // p, g, m, v
+constexpr double kWholeBytesPerByte = 3;   // put together for a step: itself, and the sum of its gradients in f32
 
 struct Code {
   Placement placement = Placement::kReplicate;
@@ -215,6 +216,11 @@ class Chooser {
     } else if (code.placement == Placement::kShard && !code.whole) {
       code.whole = true;
       cost += passes * seconds(id, op, part);
+      if (p_.micro_batches > 1 && !per_sample_[static_cast<size_t>(id)]) {  // over all of them
+        const Tensor& t = g_.tensor(id);
+        const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+        cost += (p_.trains ? kWholeBytesPerByte : 1) * bytes * part / p_.cost.freed_bytes_per_second;
+      }
       return cost;  // the adjoint of the gather sums the gradients
     }
     if (cut && p_.trains && !code.charged && code.placement == Placement::kReplicate && is_float(g_.tensor(id).dtype) &&

@@ -19,6 +19,7 @@ struct SplitProblem {
   const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before
   const CostModel& cost;
   const Homes* homes;  // of variables that are fixed already; may be null
+  int64_t micro_batches = 1;
   bool trains = true;
 };
 

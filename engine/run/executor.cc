@@ -242,10 +242,10 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
     case InstructionKind::kFetch: fetch(bound, memory, micro_batch); break;
     case InstructionKind::kMove:
       for (const BoundInstruction::Move& m : bound.moves)
-        if (bound.source->op == OpCode::k_to_host)
-          memory.copy_out(m.to, m.from, m.bytes);
-        else
+        if (bound.source->op != OpCode::k_to_host)
           memory.copy_in(m.to, m.from, m.bytes);
+        else if (memory.has_values())
+          memory.copy_out(m.to, m.from, m.bytes);
       break;
   }
   for (uint64_t* version : bound.versions) ++*version;

@@ -70,3 +70,11 @@ TEST_CASE("sums over micro-batches: a gradient is added as soon as it is there")
   CHECK(many.gradients * 4 < one.parameters * 5);
   CHECK(many.total() < one.total() + one.parameters);
 }
+
+// Megatron's pairs in both passes (Shoeybi et al., 2019, section 3): cut by sequences fewer bytes would move, and each
+// device would hold whole weights and whole sums of their gradients over all micro-batches.
+TEST_CASE("split: sums of gradients over micro-batches are cut as their parameters") {
+  const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 4, 2048, 4096, 1000);
+  const MemoryClasses held = memory(m, {"null:16", "pipeline(2, micro_batches=32) > split(8)", 0, 1}, 0);
+  CHECK(held.gradients <= held.parameters * 5 / 4);
+}
