@@ -182,6 +182,8 @@ void set_parameter(const Reader& in, Scope& scope, const std::string& name, cons
   for (const Parameter& p : kParameters) {
     if (p.kind != scope.kind) continue;
     if (positional ? p.positional : p.name == name) {
+      if (!p.write(scope).empty())
+        throw invalid("strategy '{}': {}: parameter '{}' is given twice", brief(in.text), name_of(scope.kind), p.name);
       try {
         return p.read(scope, value);
       } catch (const Error& e) {

@@ -131,6 +131,9 @@ TEST_CASE("wrong strategies say where") {
   CHECK(has(message_of([] { parse_strategy(""); }), "expected a scope"));
   CHECK(has(message_of([] { parse_strategy("replicate(2)"); }), "'replicate'"));
   CHECK(has(message_of([] { parse_strategy("replica(2"); }), "','"));
+  for (const char* text : {"replica(2, shares=[1,1], shares=[1,2])", "pipeline(2, micro_batches=2, micro_batches=4)",
+                           "split(2, ways=4)", "pipeline(2, micro_batches=2, micro_batches=2)"})
+    CHECK(has(message_of([&] { parse_strategy(text); }), "is given twice"));
   CHECK(has(message_of([] { parse_strategy("replica(2) split"); }), "character 12"));
   CHECK(has(message_of([] { parse_strategy("replica(ways=2)"); }), "it has count, shares, by, layout"));
   CHECK(has(message_of([] { parse_strategy("replica(shares=[1,-1])"); }), "shares"));
