@@ -19,7 +19,7 @@ HEAD = """{mark}
 compares every copy of every variable: a damage counts when one differs by more than 1e-6 of its movement. Refused: by the plan verifier, before
 anything runs (or when a session is made). Caught: `whale verify M --plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by
 itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
-harmless where they fell. Kinds with a star are the plan verifier's alone: none of them runs.
+harmless where they fell. Kinds with a star are the plan verifier's alone: it has to refuse those that do harm.
 
 {damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {caught:.2f} % were caught
 ({missed} missed, {not_compared} not compared, {failed} failed). {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
