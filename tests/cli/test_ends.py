@@ -46,10 +46,16 @@ def test_what_is_opened_is_no_standard_stream(files, tmp_path):
         assert "every checksum is right" in whale("inspect", tmp_path / "c")
 
 
+def heard():
+    """What a shell that started the tests in the background, or nohup, has told them to ignore."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def begun(files, *more):
     """A run that has made its first step, and goes on for ever."""
     run = subprocess.Popen([WHALE, "run", str(files / "mlp.whale"), "--steps", "1000000000", "--json", *map(str, more)], stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, text=True)
+                           stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     return run, [run.stdout.readline()]
 
 
