@@ -118,7 +118,7 @@ const OpDef op_def_embedding = {
     .factors = factors_embedding,
     .cost = cost_embedding,
     .flags = kOffsetAware | kRoundOutput,
-    .index = {1, [](const OpView& v) { return in_dims(v, 0)[0]; }},
+    .index = {1, [](const OpView& v) { return Dims{in_dims(v, 0)[0]}; }},
 };
 
 const OpDef op_def_embedding_grad = {

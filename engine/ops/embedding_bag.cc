@@ -106,7 +106,7 @@ const OpDef op_def_embedding_bag = {
     .factors = factors_embedding_bag,
     .cost = cost_embedding_bag,
     .flags = kOffsetAware | kRoundOutput,
-    .index = {1, [](const OpView& v) { return in_dims(v, 0)[0]; }},
+    .index = {1, [](const OpView& v) { return Dims{in_dims(v, 0)[0]}; }},
 };
 
 const OpDef op_def_embedding_bag_grad = {

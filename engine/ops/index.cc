@@ -38,8 +38,8 @@ std::vector<TensorType> infer_gather(const OpView& v) {
   return {{in(v, 0).dtype, out}};
 }
 
-int64_t limit_gather(const OpView& v) {
-  return in_dims(v, 0)[static_cast<size_t>(normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size()))];
+Dims gathered(const OpView& v) {
+  return {in_dims(v, 0)[static_cast<size_t>(normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size()))]};
 }
 
 // dy has the shape of gather's result; `size` stands where the dimensions of the indices were.
@@ -205,7 +205,7 @@ const OpDef op_def_gather = {
     .cost = cost_gather,
     .aliases = {},
     .flags = 0,
-    .index = {1, limit_gather},
+    .index = {1, gathered},
 };
 const OpDef op_def_gather_grad = {
     .name = "gather_grad",
@@ -241,7 +241,7 @@ const OpDef op_def_one_hot = {
     .cost = nullptr,
     .aliases = {},
     .flags = kNoGradient,
-    .index = {0, [](const OpView& v) { return attr_int(*v.attrs, "depth"); }},
+    .index = {0, [](const OpView& v) { return Dims{attr_int(*v.attrs, "depth")}; }},
 };
 const OpDef op_def_top_k = {
     .name = "top_k",

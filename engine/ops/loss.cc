@@ -175,7 +175,7 @@ const OpDef op_def_cross_entropy = {
     .factors = factors_cross_entropy,
     .cost = cost_forward,
     .decompose = decompose_cross_entropy,
-    .index = {1, [](const OpView& v) { return in_dims(v, 0).back(); }, "ignore_index"},
+    .index = {1, [](const OpView& v) { return Dims{in_dims(v, 0).back()}; }, "ignore_index"},
 };
 const OpDef op_def_cross_entropy_grad = {
     .name = "cross_entropy_grad",
@@ -210,7 +210,7 @@ const OpDef op_def_cross_entropy_stats = {
     .index = {1,
               [](const OpView& v) {
                 const int64_t all = attr_int(*v.attrs, "vocabulary");
-                return all != 0 ? all : in_dims(v, 0).back();
+                return Dims{all != 0 ? all : in_dims(v, 0).back()};
               },
               "ignore_index"},
 };

@@ -48,6 +48,11 @@ void gradient_gate(GradBuilder& b) {
   b.set(0, b.emit(OpCode::k_moe_gate_grad, {b.input(0), b.output(0), b.grad(1), b.grad(2)}, b.op().attrs));
 }
 
+Dims places_of_gate(const OpView& v) {
+  const Gate g = gate_of(v);
+  return {g.experts, g.capacity};
+}
+
 OpCost cost_gate(const OpView& v) { return {10 * elements(in(v, 0)), bytes_of(v)}; }
 
 std::vector<TensorType> infer_gate_grad(const OpView& v) {
@@ -117,6 +122,9 @@ Factors factors_dispatch(const OpView& v) {
   if (has(v, 2)) f.linear.push_back({2});
   return f;
 }
+
+Dims places_of_dispatch(const OpView& v) { return {attr_int(*v.attrs, "experts"), attr_int(*v.attrs, "capacity")}; }
+Dims places_of_combine(const OpView& v) { return {in_dims(v, 0)[0], in_dims(v, 0)[2]}; }
 
 std::vector<TensorType> infer_combine(const OpView& v) {
   need_float(v, 0, "y");
@@ -235,6 +243,7 @@ const OpDef op_def_moe_gate = {
     .factors = factors_gate,
     .cost = cost_gate,
     .flags = kComputeWide,
+    .makes_index = {0, places_of_gate},
 };
 const OpDef op_def_moe_gate_grad = {
     .name = "moe_gate_grad",
@@ -254,7 +263,8 @@ const OpDef op_def_moe_dispatch = {
     .doc =
         "Copies each token, times its weight when there is one, to its slots; empty slots are zero.\n"
         "x [g, s, d], slot i32 [g, s, k], weight? [g, s, k] -> y [experts, g, capacity, d]. Slots are those of "
-        "moe_gate with the same capacity: no two tokens of a group share one.",
+        "moe_gate with the same experts and capacity, or -1; others are an error, and no two tokens of a group share "
+        "one.",
     .inputs = {{"x"}, {"slot"}, {"weight", PortKind::kOptional}},
     .outputs = {{"y"}},
     .attrs = {{.name = "experts", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "how many"},
@@ -263,26 +273,30 @@ const OpDef op_def_moe_dispatch = {
                .fallback = int64_t{0},
                .required = true,
                .doc = "places per expert and group"},
-              kBegin},
+              kBegin,
+              index_limit_attr()},
     .infer = infer_dispatch,
     .gradient = gradient_dispatch,
     .factors = factors_dispatch,
     .cost = cost_moved,
     .flags = kOffsetAware,
+    .index = {.input = 1, .of = places_of_dispatch, .or_none = true},
 };
 const OpDef op_def_moe_combine = {
     .name = "moe_combine",
     .doc =
         "Adds up, for each token, what is in its slots, times the weights when there are any.\n"
-        "y [e, g, c, d], slot i32 [g, s, k], weight? [g, s, k] -> x [g, s, d]. A token without slots gives zeros.",
+        "y [e, g, c, d], slot i32 [g, s, k], weight? [g, s, k] -> x [g, s, d]. A token without slots gives zeros, and "
+        "slots are as for moe_dispatch.",
     .inputs = {{"y"}, {"slot"}, {"weight", PortKind::kOptional}},
     .outputs = {{"x"}},
-    .attrs = {kBegin},
+    .attrs = {kBegin, index_limit_attr()},
     .infer = infer_combine,
     .gradient = gradient_combine,
     .factors = factors_combine,
     .cost = cost_moved,
     .flags = kOffsetAware,
+    .index = {.input = 1, .of = places_of_combine, .or_none = true},
 };
 const OpDef op_def_moe_weight_grad = {
     .name = "moe_weight_grad",

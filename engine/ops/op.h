@@ -143,11 +143,18 @@ std::string to_string(const IndexRange& range);
 
 // The operand of an op that names positions of another one. An element out of range is an error: before the run where
 // it comes from an input as it is, else of the step (grad/indices.cc says which). Kernels never look beyond what is
-// there. Gradients and updates take the same indices as the op that they come from and do not declare them.
+// there. Gradients and updates take the same indices as the op that they come from: theirs are not checked again.
 struct IndexOperand {
-  int input = -1;                             // -1: the op has none
-  int64_t (*limit)(const OpView&) = nullptr;  // of the logical op
-  const char* ignored = nullptr;              // the attribute with a value that is permitted too
+  int input = -1;                       // -1: the op has none
+  Dims (*of)(const OpView&) = nullptr;  // of the logical op: the dims whose positions, in row-major order, it names
+  const char* ignored = nullptr;        // the attribute with a value that is permitted too
+  bool or_none = false;                 // -1 is permitted too: no position
+};
+// An output whose elements name such positions, or are -1. An operand with `or_none` takes it unchecked, for the same
+// dims; other dims are an error of the program.
+struct IndexResult {
+  int output = -1;  // -1: the op has none
+  Dims (*of)(const OpView&) = nullptr;
 };
 // Attribute of all ops with an index: the limit that each run of the op checks; 0: none, its inputs were checked. Given
 // when the graph is planned.
@@ -205,6 +212,7 @@ struct OpDef {
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
   IndexOperand index = {};
+  IndexResult makes_index = {};
 };
 
 const OpDef& def(OpCode code);
@@ -225,7 +233,8 @@ inline std::vector<Alias> aliases_of(const OpView& view) {
   const OpDef& d = def(view.code);
   return d.aliases_of ? d.aliases_of(view) : d.aliases;
 }
-IndexRange index_range(const OpView& view);     // of the op's index operand
+IndexRange index_range(const OpView& view);  // of the op's index operand
+IndexRange index_range(OpCode code, const Attrs& attrs, int64_t limit);
 std::string to_string(const TensorType& type);  // "f32[16,128]"
 std::string signature(const OpDef& def);        // "matmul(a, b, bias?)"
 

@@ -264,11 +264,16 @@ std::string to_string(const IndexRange& range) {
   return range.limit > 0 ? fmt::format("0 to {}{}", range.limit - 1, also) : "nothing" + also;
 }
 
-IndexRange index_range(const OpView& view) {
-  const IndexOperand& index = def(view.code).index;
-  IndexRange range{index.limit(view), {}};
-  if (index.ignored != nullptr) range.ignored = attr_int(*view.attrs, index.ignored);
+IndexRange index_range(OpCode code, const Attrs& attrs, int64_t limit) {
+  const IndexOperand& index = def(code).index;
+  IndexRange range{limit, {}};
+  if (index.ignored != nullptr) range.ignored = attr_int(attrs, index.ignored);
+  if (index.or_none) range.ignored = -1;
   return range;
+}
+
+IndexRange index_range(const OpView& view) {
+  return index_range(view.code, *view.attrs, element_count(def(view.code).index.of(view)));
 }
 
 std::string to_string(const TensorType& type) {

@@ -245,8 +245,7 @@ class Binder {
     if (index.input < 0) throw internal("{} has no index to check", def(spec.op).name);
     auto check = std::make_unique<BoundInstruction::IndexCheck>();
     check->operand = spec.in.at(static_cast<size_t>(index.input));
-    check->range.limit = attr_int(*spec.attrs, kIndexLimit);
-    if (index.ignored != nullptr) check->range.ignored = attr_int(*spec.attrs, index.ignored);
+    check->range = index_range(spec.op, *spec.attrs, attr_int(*spec.attrs, kIndexLimit));
     check->host.resize(static_cast<size_t>(element_count(check->operand.dims) * size_of(check->operand.dtype)));
     bound.index_check = std::move(check);
   }

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <limits>
 
 #include "caught.h"
@@ -37,7 +38,25 @@ const std::vector<Case> kCases = {
     {"cpu:1", "", 1, true, OpCode::k_embedding_bag},
     {"ref:2", "replica(2)", 1, false, OpCode::k_gather},
     {"cpu:2", "replica(2)", 1, false, OpCode::k_one_hot},
+    {"ref:2", "replica(2)", 2, false, OpCode::k_moe_combine},
+    {"cpu:2", "split(2)", 1, false, OpCode::k_moe_combine},
+    {"cpu:2", "replica(2)", 2, false, OpCode::k_moe_dispatch},
+    {"ref:2", "split(2)", 1, false, OpCode::k_moe_dispatch},
 };
+
+// The words are the places of 3 experts: combine reads those of the ids, dispatch says which ones are named.
+TensorId look_by_experts(small::Model& m, OpCode lookup, TensorId table, TensorId ids) {
+  const auto to = [&](OpCode op, TensorId x, Dims shape) { return m.op(op, {x}, {{"shape", std::move(shape)}}); };
+  const TensorId slots = to(OpCode::k_reshape, ids, {kBatch, kTime, 1});
+  if (lookup == OpCode::k_moe_combine) {
+    const TensorId places = to(OpCode::k_broadcast_to, to(OpCode::k_reshape, table, {3, 1, 4, 4}), {3, kBatch, 4, 4});
+    return m.op(OpCode::k_reduce_sum, {m.op(lookup, {places, slots}, {}, "look")}, {{"axes", Dims{1}}});
+  }
+  const TensorId ones = m.op(OpCode::k_fill, {}, {{"shape", Dims{kBatch, kTime, 1}}, {"value", 1.0}});
+  const TensorId named = m.op(lookup, {ones, slots}, {{"experts", int64_t{3}}, {"capacity", int64_t{4}}}, "look");
+  const TensorId rows = m.op(OpCode::k_transpose, {named}, {{"perm", Dims{1, 0, 2, 3}}});
+  return m.op(OpCode::k_matmul, {to(OpCode::k_reshape, rows, {kBatch, kWords}), table});
+}
 
 Graph model(const Case& c, bool computed) {
   small::Model m;
@@ -46,13 +65,15 @@ Graph model(const Case& c, bool computed) {
   const TensorId labels = m.input("labels", {kBatch}, DType::kI32);
   const TensorId table = m.variable("table", {kWords, 4});
   TensorId h;
-  if (c.lookup == OpCode::k_one_hot)
+  if (def(c.lookup).index.or_none)
+    h = look_by_experts(m, c.lookup, table, ids);
+  else if (c.lookup == OpCode::k_one_hot)
     h = m.op(OpCode::k_matmul, {m.op(c.lookup, {ids}, {{"depth", kWords}}, "look"), table});
   else
     h = m.op(c.lookup, {table, ids}, {}, "look");
   if (c.lookup == OpCode::k_embedding_bag)
     h = m.op(OpCode::k_reshape, {h}, {{"shape", std::vector<int64_t>{kBatch, 4}}});
-  else
+  else if (!def(c.lookup).index.or_none)
     h = m.op(OpCode::k_reduce_sum, {h}, {{"axes", std::vector<int64_t>{1}}});
   const TensorId logits = m.op(OpCode::k_matmul, {h, m.variable("w", {4, kClasses})});
   m.g.outputs.push_back({"logits", logits});
@@ -122,11 +143,12 @@ TEST_CASE("indices: an input out of range is an error before the step, under eve
     Job job(c, false), good(c, false);
     CHECK(job.step() == good.step());
     const auto before = job.all();
-    for (const int32_t bad : {int32_t{-1}, int32_t{kWords}, int32_t{1 << 30}, INT32_MIN}) {
+    const bool or_none = def(c.lookup).index.or_none;
+    for (const int32_t bad : {or_none ? -2 : -1, int32_t{kWords}, int32_t{1 << 30}, INT32_MIN}) {
       const int32_t kept = std::exchange(job.ids[5 * kTime + 2], bad);  // a sample in the middle: one device has it
       const std::string text = message_of([&] { job.step(); }, {Code::kInvalidArgument});
       CHECK_MESSAGE(has(text, fmt::format("input 'ids' has the value {} at [5, 2]", bad)), text);
-      CHECK(has(text, "may be 0 to 11"));
+      CHECK(has(text, or_none ? "may be 0 to 11 or -1." : "may be 0 to 11."));
       CHECK(has(message_of([&] { job.eval("logits"); }, {Code::kInvalidArgument}), "at [5, 2]"));
       job.ids[5 * kTime + 2] = kept;
     }
@@ -293,6 +315,66 @@ TEST_CASE("indices: running statistics wait for checks that come later in the mo
     session.read("mean", {DType::kF32, {4}, after.data()});
     CHECK(after == before);
   }
+}
+
+// A gate of 3 experts with 2 places, and what its slots become before they reach dispatch and combine.
+Graph gated(int64_t experts, int64_t capacity, const std::function<TensorId(small::Model&, TensorId)>& change = {}) {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {kBatch, kTime, 4});
+  const TensorId logits = m.op(k_matmul, {x, m.variable("router", {4, 3})});
+  const Op gate =
+      m.g.op(append_op(m.g, k_moe_gate, {logits}, {{"k", int64_t{1}}, {"capacity", int64_t{2}}}, m.scope, "gate"));
+  const TensorId slots = change ? change(m, gate.outputs[0]) : gate.outputs[0];
+  TensorId h = m.op(k_moe_dispatch, {x, slots}, {{"experts", experts}, {"capacity", capacity}}, "there");
+  h = m.op(k_mul, {h, m.variable("scale", {experts, 1, 1, 4})});
+  h = m.op(k_moe_combine, {h, slots, gate.outputs[1]}, {}, "back");
+  m.minimize(m.op(k_reduce_mean, {h}), OptimizerKind::kSgd);
+  return m.g;
+}
+
+// Of all instructions that have such a limit, those that check.
+std::vector<std::string> checks_of(const Graph& graph, int64_t limit) {
+  std::vector<std::string> names;
+  for (const Program& p : compile(graph, parse_devices("null:1", {0}), {}).entries.at(0).programs)
+    for (const Segment& segment : p.segments)
+      for (const Instruction& i : segment.instructions)
+        if (attr_int(i.attrs, kIndexLimit) > 0) {
+          CHECK(attr_int(i.attrs, kIndexLimit) == limit);
+          names.push_back(i.name);
+        }
+  return names;
+}
+
+TEST_CASE(
+    "indices: slots of a gate of the same places need no check, of others are an error, computed ones are checked") {
+  using enum OpCode;
+  const auto moved = [](small::Model& m, TensorId slot) {
+    const TensorId flat = m.op(k_reshape, {slot}, {{"shape", Dims{kBatch * kTime}}});
+    return m.op(k_reshape, {flat}, {{"shape", Dims{kBatch, kTime, 1}}});
+  };
+  const auto added = [](small::Model& m, TensorId slot) {
+    return m.op(k_add, {slot, m.op(k_fill, {}, {{"shape", Dims{}}, {"dtype", std::string("i32")}, {"value", 1.0}})});
+  };
+  CHECK(checks_of(gated(3, 2), 0).empty());
+  CHECK(checks_of(gated(3, 2, moved), 0).empty());
+  CHECK(checks_of(gated(3, 2, added), 6) == std::vector<std::string>{"there", "back"});  // the gradients' are theirs
+  CHECK(checks_of(gated(4, 2, added), 8) == std::vector<std::string>{"there", "back"});
+
+  const std::vector<std::tuple<int64_t, int64_t, const char*>> others{{3, 4, "0 to 11 or -1 (places of [3, 4])"},
+                                                                      {4, 2, "0 to 7 or -1 (places of [4, 2])"},
+                                                                      {2, 3, "0 to 5 or -1 (places of [2, 3])"}};
+  for (const auto& [experts, capacity, wanted] : others)
+    for (const bool by_reshape : {false, true}) {
+      const Graph graph = by_reshape ? gated(experts, capacity, moved) : gated(experts, capacity);
+      const std::string text =
+          message_of([&] { compile(graph, parse_devices("null:1", {0}), {}); }, {Code::kInvalidArgument});
+      for (const std::string& part :
+           {std::string("moe_dispatch: operand 'slot' has indices 0 to 5 or -1 (places of [3, 2]) of op 'gate' "
+                        "(moe_gate), expected "),
+            std::string(wanted), std::string("give both the same sizes")})
+        CHECK_MESSAGE(has(text, part), text);
+    }
 }
 
 TEST_CASE("indices: a graph file written before there were limits can be read") {

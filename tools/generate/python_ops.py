@@ -10,7 +10,7 @@ TYPES = {"int": "int", "float": "float", "bool": "bool", "string": "str", "ints"
 SHADOWED = {"abs", "pow"}  # builtins that this module redefines on purpose
 
 # Given when the graph is sealed or planned, never by the user.
-GIVEN = ("key", "begin", "row_begin", "index_limit")
+GIVEN = ("key", "begin", "row_begin", "expert_begin", "index_limit")
 
 
 def literal(attribute: dict) -> str:

@@ -814,21 +814,19 @@ def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, c
     return _op("moe_gate", [logits], k=k, capacity_factor=float(capacity_factor), capacity=capacity, normalize=arguments.flag("normalize", normalize))
 
 
-def moe_dispatch(x: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, experts: int, capacity: int, expert_begin: int = 0) -> Tensor:
+def moe_dispatch(x: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, experts: int, capacity: int) -> Tensor:
     """Copies each token, times its weight when there is one, to its slots; empty slots are zero.
 
-    x [g, s, d], slot i32 [g, s, k], weight? [g, s, k] -> y [experts, g, capacity, d]. Slots are those of moe_gate with the same capacity: no two tokens of a group share one.
+    x [g, s, d], slot i32 [g, s, k], weight? [g, s, k] -> y [experts, g, capacity, d]. Slots are those of moe_gate with the same experts and capacity, or -1; others are an error, and no two tokens of a group share one.
     experts: how many
     capacity: places per expert and group
-    expert_begin: the first expert that is here; plans that cut experts set it
     """
-    return _op("moe_dispatch", [x, slot, weight], experts=experts, capacity=capacity, expert_begin=expert_begin)
+    return _op("moe_dispatch", [x, slot, weight], experts=experts, capacity=capacity)
 
 
-def moe_combine(y: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, expert_begin: int = 0) -> Tensor:
+def moe_combine(y: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None) -> Tensor:
     """Adds up, for each token, what is in its slots, times the weights when there are any.
 
-    y [e, g, c, d], slot i32 [g, s, k], weight? [g, s, k] -> x [g, s, d]. A token without slots gives zeros.
-    expert_begin: the first expert that is here; plans that cut experts set it
+    y [e, g, c, d], slot i32 [g, s, k], weight? [g, s, k] -> x [g, s, d]. A token without slots gives zeros, and slots are as for moe_dispatch.
     """
-    return _op("moe_combine", [y, slot, weight], expert_begin=expert_begin)
+    return _op("moe_combine", [y, slot, weight])
