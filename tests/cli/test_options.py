@@ -94,6 +94,13 @@ def test_what_means_something_is_written(arguments, tmp_path):
     whale("inspect", tmp_path / "m.whale")
 
 
+def test_an_expert_has_no_more_places_than_there_are_tokens(tmp_path):
+    files = [tmp_path / name for name in ("some", "many")]
+    for path, capacity in zip(files, ("1e6", "1e300")):
+        whale("model", "moe-gpt", "--capacity", capacity, "-o", path)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     """A plan keeps the names of the files that parameters start from: --init-dir is what it may read."""
     import numpy as np
@@ -125,6 +132,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["model", "mlp", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "no scope is called 'bogus'; the model has layer0, layer1, head"),
     (["model", "gpt", "--layers", "20", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "block1, block2, block3 and 17 more"),
     (["run", "{f}/m.whale", "--precision", "f16", "--loss-scale", "0"], "--loss-scale: '0', expected a number above 0"),
+    (["model", "moe-gpt", "--capacity", "0", "-o", "{f}/x.whale"], "--capacity: '0', expected a number above 0"),
     (["plan", "{f}/m.whale", "--zero", "1", "--state-shares", "a,b"], "--state-shares: 'a', expected a number from 0"),
     (["verify", "{f}/m.whale", "--plan", "{f}/m.whale"], "--plan '{f}/m.whale' is a model, not a plan: leave --plan out"),
     (["inspect", "{f}/m.whale", "--json", "--level", "train"], "--json shows everything: leave --level out"),

@@ -39,7 +39,8 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
         "resnet: batch norm over so many parts of the batch, a multiple of the micro-batches (default 1)");
   count("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
   count("--top-k", o.top_k, "experts that a token goes to");
-  number("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)");
+  command.add_option("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)")
+      ->check(above_zero());
   count("--moe-every", o.moe_every, "every n-th MLP is a mixture");
   from_zero("--decoder", o.decoder, "m6: decoder layers");
   number("--dropout", o.dropout, "dropout rate");

@@ -39,7 +39,7 @@ Value mixture(Builder& b, const std::string& name, Value x, const ModelOptions& 
     throw Failure("top-k is 1 to the number of experts, " + std::to_string(experts) + "; got " +
                   std::to_string(o.top_k));
   const double places = std::ceil(o.capacity * static_cast<double>(o.top_k * tokens) / static_cast<double>(experts));
-  const int64_t capacity = std::clamp<int64_t>(static_cast<int64_t>(places), 1, tokens);
+  const auto capacity = static_cast<int64_t>(std::clamp(places, 1.0, static_cast<double>(tokens)));
   const Value logits = b.linear("router", x, experts, false, Init::normal(0.02));
   const std::vector<Value> gate =
       b.ops("moe_gate", {logits}, {{"k", o.top_k}, {"capacity", capacity}, {"normalize", o.top_k > 1}});

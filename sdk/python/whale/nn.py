@@ -144,7 +144,7 @@ def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor
     d, t = x.shape[-1], x.shape[1]
     arguments.integer("experts", experts, 1), arguments.integer("hidden", hidden, 1), arguments.integer("top_k", top_k, 1, experts)
     arguments.positive("capacity_factor", capacity_factor)
-    capacity = min(t, max(1, math.ceil(capacity_factor * (top_k * t / experts))))
+    capacity = max(1, math.ceil(min(t, capacity_factor * (top_k * t / experts))))
     with scope(name):
         slot, weight, aux, dropped = ops.moe_gate(linear(x, experts, bias=False, init=init, name="router"), k=top_k, capacity=capacity,
                                                   normalize=top_k > 1)
