@@ -6,6 +6,7 @@
 #include "schedule/schedule.h"
 #include "ir/graph.h"
 #include "ir/learning_rate.h"
+#include "ir/number_range.h"
 
 namespace whale {
 namespace {
@@ -186,6 +187,9 @@ void check_variables(const Graph& graph) {
     if (v.init.kind == InitKind::kUniform && v.init.a > v.init.b)
       throw invalid("variable '{}': initializer is uniform from {} to {}, expected the lower bound first", t.name,
                     v.init.a, v.init.b);
+    if (v.init.kind == InitKind::kConstant && !has_number(t.dtype, v.init.a))
+      throw invalid("variable '{}': its initial value is {}, which {} does not have", t.name, v.init.a,
+                    name_of(t.dtype));
     if (v.init.kind == InitKind::kFile && v.init.file.empty())
       throw invalid("variable '{}' is read from a file without a name", t.name);
     if (v.role == Role::kParameter && v.trainable && !is_float(t.dtype))

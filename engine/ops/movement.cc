@@ -2,9 +2,9 @@
 // never from attributes: those hold the logical shape, of which a device may have a part. Dimensions whose elements
 // keep their place are map factors; the others stay whole.
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
+#include "ir/number_range.h"
 #include "ops/family.h"
 
 namespace whale {
@@ -51,11 +51,7 @@ Factors same_place(const OpView& v, Kept kept) {
 // A type of integers has the number: nothing is cut on the way into it.
 void need_value(const OpView& v, DType dtype) {
   const double value = attr_float(*v.attrs, "value");
-  if (is_float(dtype)) return;
-  const bool is_signed = dtype == DType::kI8 || dtype == DType::kI32 || dtype == DType::kI64;
-  const int bits = dtype == DType::kBool ? 1 : 8 * static_cast<int>(size_of(dtype)) - (is_signed ? 1 : 0);
-  const double above = std::ldexp(1.0, bits);
-  if (!(value >= (is_signed ? -above : 0) && value < above && value == std::floor(value)))
+  if (!has_number(dtype, value))
     throw invalid("attribute 'value' is {}, which {} does not have", value, name_of(dtype));
 }
 
@@ -71,9 +67,13 @@ std::vector<TensorType> infer_fill(const OpView& v) {
 }
 
 std::vector<TensorType> infer_iota(const OpView& v) {
-  normalize_axis(attr_int(*v.attrs, "dim"), ints(v, "shape").size());
+  const int dim = normalize_axis(attr_int(*v.attrs, "dim"), ints(v, "shape").size());
   std::vector<TensorType> out = infer_constant(v);
   if (out[0].dtype == DType::kBool) throw invalid("attribute 'dtype' is bool, expected a number type");
+  const int64_t extent = out[0].dims[static_cast<size_t>(dim)];
+  if (!is_float(out[0].dtype) && static_cast<double>(extent) > end_of(out[0].dtype))
+    throw invalid("attribute 'shape' is {}; {} counts to {:.0f}, and there are {} indices along dimension {}",
+                  to_string(out[0].dims), name_of(out[0].dtype), end_of(out[0].dtype) - 1, extent, dim);
   return out;
 }
 

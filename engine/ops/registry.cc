@@ -55,14 +55,25 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// An integer where a floating point number is declared: the same one, or the caller would not learn that it is another.
+double exactly(const AttrSpec& spec, int64_t value) {
+  const auto real = static_cast<double>(value);
+  if (real >= 0x1p63 || static_cast<int64_t>(real) != value)
+    throw invalid("attribute '{}' is {}, expected a number that f64 has, such as {:.0f}", spec.name, value, real);
+  return real;
+}
+
 // The value as the declared type: integers are accepted for floats, an empty list for any list.
 Attr coerce(const AttrSpec& spec, Attr value) {
   const auto wanted = static_cast<size_t>(spec.type);
   if (value.index() == wanted) return value;
   if (spec.type == AttrType::kFloat)
-    if (const auto* i = std::get_if<int64_t>(&value)) return static_cast<double>(*i);
-  if (const auto* ints = std::get_if<std::vector<int64_t>>(&value))
-    if (spec.type == AttrType::kFloats) return std::vector<double>(ints->begin(), ints->end());
+    if (const auto* i = std::get_if<int64_t>(&value)) return exactly(spec, *i);
+  if (const auto* ints = std::get_if<std::vector<int64_t>>(&value); ints && spec.type == AttrType::kFloats) {
+    std::vector<double> floats;
+    for (const int64_t i : *ints) floats.push_back(exactly(spec, i));
+    return floats;
+  }
   if (const auto* floats = std::get_if<std::vector<double>>(&value))
     if (spec.type == AttrType::kInts && floats->empty()) return std::vector<int64_t>{};
   throw invalid("attribute '{}' is {}, expected {}", spec.name, to_string(value), kAttrTypes[wanted]);

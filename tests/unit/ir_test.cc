@@ -262,6 +262,10 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"its next value", [](Graph& g) { g.variables[0].next = 0; }},
       {"which is no parameter", [](Graph& g) { g.variables[0].role = Role::kState, g.variables[0].slot = "m"; }},
       {"is no optimizer state", [](Graph& g) { g.variables[0].owner = 1; }},
+      {"'w': its initial value is 300, which u8 does not have",
+       [](Graph& g) {
+         g.tensors[1].dtype = DType::kU8, g.variables[0].init.kind = InitKind::kConstant, g.variables[0].init.a = 300;
+       }},
       {"must be finite", [](Graph& g) { g.variables[0].init.b = INFINITY; }},
       {"output 'y' is tensor 50", [](Graph& g) { g.outputs[0].tensor = 50; }},
       {"two outputs are named 'y'", [](Graph& g) { g.outputs.push_back(g.outputs[0]); }},

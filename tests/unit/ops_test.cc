@@ -241,6 +241,25 @@ TEST_CASE("shape rules say what was expected and what was found") {
   CHECK(filled(2147483648.0, "i32").find("i32 does not have") != std::string::npos);
   CHECK(filled(-1, "u8").find("u8 does not have") != std::string::npos);
   CHECK(filled(2, "bool").find("bool does not have") != std::string::npos);
+  const auto filled_whole = [&](int64_t value) {
+    return message(OpCode::k_fill, {}, {{"shape", Ints{2}}, {"value", value}, {"dtype", std::string("i64")}});
+  };
+  CHECK(filled_whole(int64_t{1} << 53) == "");
+  CHECK(filled_whole(INT64_MIN) == "");
+  CHECK(filled_whole((int64_t{1} << 53) + 1) ==
+        "fill: attribute 'value' is 9007199254740993, expected a number that f64 has, such as 9007199254740992");
+  CHECK(filled_whole(INT64_MAX).find("'value' is 9223372036854775807, expected a number") != std::string::npos);
+  const auto counted = [&](Ints shape, int64_t dim, const char* dtype) {
+    return message(OpCode::k_iota, {}, {{"shape", std::move(shape)}, {"dim", dim}, {"dtype", std::string(dtype)}});
+  };
+  CHECK(counted({300, 256}, 1, "u8") == "");
+  CHECK(counted({256, 300}, -1, "u8") ==
+        "iota: attribute 'shape' is [256, 300]; u8 counts to 255, and there are 300 indices along dimension 1");
+  CHECK(counted({128}, 0, "i8") == "");
+  CHECK(counted({129}, 0, "i8").find("i8 counts to 127") != std::string::npos);
+  CHECK(counted({65537}, 0, "u16").find("u16 counts to 65535") != std::string::npos);
+  CHECK(counted({(int64_t{1} << 31) + 1}, 0, "i32").find("i32 counts to 2147483647") != std::string::npos);
+  CHECK(counted({300}, 0, "f16") == "");
   CHECK(message(OpCode::k_fill, {}, {{"shape", Ints{int64_t{1} << 62, 4}}}).find("more than 2^63") !=
         std::string::npos);
   CHECK(message(OpCode::k_reshape, {f32({1})}, {{"shape", Ints(9, 1)}}).find("rank 9; at most 8") != std::string::npos);

@@ -41,8 +41,8 @@ def function(op: dict) -> str:
             continue
         positional = a["required"] and not op["inputs"]  # fill((2, 3)): there is no operand that it could be taken for
         (operands if positional else attributes).append(f"{a['name']}: {TYPES[a['type']]}" + ("" if a["required"] else f" = {literal(a)}"))
-        convert = {"float": f"float({a['name']})", "ints": f"_ints(\"{a['name']}\", {a['name']})", "bool": f"arguments.flag(\"{a['name']}\", {a['name']})",
-                   "floats": f"[float(v) for v in {a['name']}]"}
+        convert = {"float": f"arguments.real(\"{a['name']}\", {a['name']})", "ints": f"_ints(\"{a['name']}\", {a['name']})", "bool": f"arguments.flag(\"{a['name']}\", {a['name']})",
+                   "floats": f"[arguments.real(\"{a['name']}\", v) for v in {a['name']}]"}
         passed.append(f"{a['name']}={convert.get(a['type'], a['name'])}")
     signature = ", ".join(operands + (["*"] + attributes if attributes else []))
     result = "Tensor" if len(op["outputs"]) == 1 and op["outputs"][0]["kind"] == "one" else "tuple[Tensor, ...]"

@@ -38,7 +38,20 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
     wanted = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number, {low:g} or more" if low > -math.inf else "a finite number"
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not (math.isfinite(value) and low <= value <= high):
         raise wrong(name, value, wanted)
-    return float(value)
+    return real(name, value)
+
+
+def real(name: str, value: Any) -> float:
+    """Any number, infinite or NaN too; no integer beyond 2**53 that would become another one."""
+    try:
+        result = None if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        result = None
+    if result is None:
+        raise wrong(name, value, "a number that float64 has")
+    if isinstance(value, numbers.Integral) and int(result) != int(value):
+        raise wrong(name, value, f"a number that float64 has, such as {int(result)}")
+    return result
 
 
 def positive(name: str, value: Any) -> float:

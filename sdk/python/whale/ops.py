@@ -451,7 +451,7 @@ def fill(shape: Sequence[int], *, value: float = 0.0, dtype: str = 'f32') -> Ten
     value: of each element
     dtype: of the result
     """
-    return _op("fill", [], shape=_ints("shape", shape), value=float(value), dtype=dtype)
+    return _op("fill", [], shape=_ints("shape", shape), value=arguments.real("value", value), dtype=dtype)
 
 
 def iota(shape: Sequence[int], *, dim: int = 0, dtype: str = 'i32') -> Tensor:
@@ -471,7 +471,7 @@ def dropout(x: TensorLike, *, rate: float) -> Tensor:
     x [...] -> y, same shape and dtype. The mask depends on seed, iteration, key and global element index only.
     rate: 0 <= rate < 1
     """
-    return _op("dropout", [x], rate=float(rate))
+    return _op("dropout", [x], rate=arguments.real("rate", rate))
 
 
 def reduce_sum(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
@@ -590,7 +590,7 @@ def pad(x: TensorLike, *, low: Sequence[int] = (), high: Sequence[int] = (), val
     high: elements after each dimension; none: 0
     value: of the padding
     """
-    return _op("pad", [x], low=_ints("low", low), high=_ints("high", high), value=float(value))
+    return _op("pad", [x], low=_ints("low", low), high=_ints("high", high), value=arguments.real("value", value))
 
 
 def broadcast_to(x: TensorLike, *, shape: Sequence[int]) -> Tensor:
@@ -659,7 +659,7 @@ def rotary(x: TensorLike, *, base: float = 10000.0, heads: int = -1, interleaved
     interleaved: pairs are neighbours
     inverse: rotate backwards (the gradient)
     """
-    return _op("rotary", [x], base=float(base), heads=heads, interleaved=arguments.flag("interleaved", interleaved), inverse=arguments.flag("inverse", inverse))
+    return _op("rotary", [x], base=arguments.real("base", base), heads=heads, interleaved=arguments.flag("interleaved", interleaved), inverse=arguments.flag("inverse", inverse))
 
 
 def embedding_bag(table: TensorLike, ids: TensorLike, *, mode: str = 'sum') -> Tensor:
@@ -686,7 +686,7 @@ def layer_norm(x: TensorLike, gamma: Optional[Tensor] = None, beta: Optional[Ten
     epsilon: added to the variance or mean square
     Returns y, mean, rstd.
     """
-    return _op("layer_norm", [x, gamma, beta], epsilon=float(epsilon))
+    return _op("layer_norm", [x, gamma, beta], epsilon=arguments.real("epsilon", epsilon))
 
 
 def rms_norm(x: TensorLike, gamma: Optional[Tensor] = None, *, epsilon: float = 1e-06) -> tuple[Tensor, ...]:
@@ -696,7 +696,7 @@ def rms_norm(x: TensorLike, gamma: Optional[Tensor] = None, *, epsilon: float = 
     epsilon: added to the variance or mean square
     Returns y, rstd.
     """
-    return _op("rms_norm", [x, gamma], epsilon=float(epsilon))
+    return _op("rms_norm", [x, gamma], epsilon=arguments.real("epsilon", epsilon))
 
 
 def batch_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, running_mean: TensorLike, running_var: TensorLike, *, epsilon: float = 1e-05, momentum: float = 0.1, groups: int = 1) -> Tensor:
@@ -707,7 +707,7 @@ def batch_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, running_mean:
     momentum: weight of the new value in the running statistics
     groups: the batch is normalized in this many parts; a multiple of the micro-batches
     """
-    return _op("batch_norm", [x, gamma, beta, running_mean, running_var], epsilon=float(epsilon), momentum=float(momentum), groups=groups)
+    return _op("batch_norm", [x, gamma, beta, running_mean, running_var], epsilon=arguments.real("epsilon", epsilon), momentum=arguments.real("momentum", momentum), groups=groups)
 
 
 def softmax(x: TensorLike) -> Tensor:
@@ -734,7 +734,7 @@ def cross_entropy(logits: TensorLike, labels: TensorLike, *, ignore_index: int =
     label_smoothing: weight of the uniform distribution in the target
     Returns loss, lse.
     """
-    return _op("cross_entropy", [logits, labels], ignore_index=ignore_index, label_smoothing=float(label_smoothing))
+    return _op("cross_entropy", [logits, labels], ignore_index=ignore_index, label_smoothing=arguments.real("label_smoothing", label_smoothing))
 
 
 def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, causal: bool = False, scale: float = 0.0, kv_heads: int = 0, dropout: float = 0.0, keys: int = 0, key_begin: int = 0) -> tuple[Tensor, ...]:
@@ -749,7 +749,7 @@ def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = N
     key_begin: where the piece begins
     Returns out, lse.
     """
-    return _op("attention", [q, k, v, bias], causal=arguments.flag("causal", causal), scale=float(scale), kv_heads=kv_heads, dropout=float(dropout), keys=keys, key_begin=key_begin)
+    return _op("attention", [q, k, v, bias], causal=arguments.flag("causal", causal), scale=arguments.real("scale", scale), kv_heads=kv_heads, dropout=arguments.real("dropout", dropout), keys=keys, key_begin=key_begin)
 
 
 def conv(x: TensorLike, w: TensorLike, bias: Optional[Tensor] = None, *, strides: Sequence[int] = (), padding: Sequence[int] = (), dilation: Sequence[int] = (), groups: int = 1) -> Tensor:
@@ -811,7 +811,7 @@ def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, c
     normalize: the weights of a token's k choices sum to 1
     Returns slot, weight, aux, dropped.
     """
-    return _op("moe_gate", [logits], k=k, capacity_factor=float(capacity_factor), capacity=capacity, normalize=arguments.flag("normalize", normalize))
+    return _op("moe_gate", [logits], k=k, capacity_factor=arguments.real("capacity_factor", capacity_factor), capacity=capacity, normalize=arguments.flag("normalize", normalize))
 
 
 def moe_dispatch(x: TensorLike, slot: TensorLike, weight: Optional[Tensor] = None, *, experts: int, capacity: int) -> Tensor:
