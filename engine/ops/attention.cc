@@ -43,6 +43,8 @@ Sizes sizes_of(const OpView& v, int q) {
   }
   const int64_t all = attr_int(*v.attrs, "keys"), begin = attr_int(*v.attrs, "key_begin");
   s.keys = all != 0 ? all : s.tk;
+  if (all == 0 && begin != 0)
+    throw invalid("attribute 'key_begin' is {}, which only a piece of the keys has; give 'keys' with it", begin);
   if (all != 0 && (s.packed || begin < 0 || begin + s.tk > all))
     throw invalid("keys [{}, {}) are no piece of {} keys; expected k and v apart from q", begin, begin + s.tk, all);
   return s;

@@ -71,11 +71,18 @@ std::vector<TensorType> infer_rotary(const OpView& v) {
   const Dims& d = in_dims(v, 0);
   if (d[3] % 2) throw invalid("operand 'x' has shape {}, expected an even head dimension (the last)", to_string(d));
   const int64_t heads = attr_int(*v.attrs, "heads", -1);
-  // It counts in the logical tensor, of which this may be a part: no upper bound.
   if (heads < -1) throw invalid("attribute 'heads' is {}, expected -1 (all) or >= 0", heads);
   const double base = attr_float(*v.attrs, "base", 10000);
   if (!(base > 0)) throw invalid("attribute 'base' is {}, expected > 0", base);
   return {in(v, 0)};
+}
+
+// `heads` counts in the logical tensor.
+void check_rotary(const OpView& v) {
+  const int64_t heads = attr_int(*v.attrs, "heads", -1);
+  if (heads > in_dims(v, 0)[2])
+    throw invalid("attribute 'heads' is {}, expected -1 (all) or 0 to {}: the heads of x {}", heads, in_dims(v, 0)[2],
+                  to_string(in_dims(v, 0)));
 }
 
 void gradient_rotary(GradBuilder& b) {
@@ -89,7 +96,7 @@ Factors factors_rotary(const OpView& v) {
   const Dims& d = in_dims(v, 0);
   add_factor(f, v, "b", FactorKind::kMap, d[0], {digit(0)}, {digit(0)});
   add_factor(f, v, "t", FactorKind::kMap, d[1], {digit(1)}, {digit(1)});
-  add_factor(f, v, "heads", FactorKind::kMap, d[2], {digit(2)}, {digit(2)});  // `heads` counts in the logical tensor
+  add_factor(f, v, "heads", FactorKind::kMap, d[2], {digit(2)}, {digit(2)});
   f.linear = {{0}};
   return f;
 }
@@ -164,6 +171,7 @@ const OpDef op_def_rotary = {
     .cost = cost_rotary,
     .aliases = {{0, 0}},
     .flags = kOffsetAware,
+    .check_whole = check_rotary,
 };
 
 }  // namespace whale

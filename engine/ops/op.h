@@ -213,6 +213,9 @@ struct OpDef {
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
   IndexOperand index = {};
   IndexResult makes_index = {};
+  // Limits that hold for the logical op, not for a device's part of it, of which the shape rule is asked too: throws
+  // what that throws.
+  void (*check_whole)(const OpView& view) = nullptr;
 };
 
 const OpDef& def(OpCode code);

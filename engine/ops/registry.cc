@@ -79,6 +79,17 @@ Attr coerce(const AttrSpec& spec, Attr value) {
   throw invalid("attribute '{}' is {}, expected {}", spec.name, to_string(value), kAttrTypes[wanted]);
 }
 
+// Errors of an op's rules begin with its name.
+template <class F>
+auto named(const OpDef& def, F rules) {
+  try {
+    return rules();
+  } catch (const Error& e) {
+    Error whole(e.code(), fmt::format("{}: {}", def.name, e.message()));
+    throw whole.with_damage(e.damage());
+  }
+}
+
 void check_operands(const OpDef& def, const std::vector<bool>& present) {
   const bool variadic = !def.inputs.empty() && def.inputs.back().kind == PortKind::kVariadic;
   const size_t most = def.inputs.size();
@@ -177,7 +188,7 @@ OpView view_of(const Graph& graph, const Op& op) {
 std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
                               const std::vector<bool>& present) {
   const OpDef& d = def(code);
-  try {
+  return named(d, [&] {
     check_operands(d, present);
     const Attrs complete = complete_attrs(d, attrs);
     OpView view{code, &complete, inputs, present, {}};
@@ -191,10 +202,7 @@ std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector
       if (element_count(type.dims) > INT64_MAX / 16) throw invalid("the result {} is too large", to_string(type.dims));
     }
     return outputs;
-  } catch (const Error& e) {
-    Error named(e.code(), fmt::format("{}: {}", d.name, e.message()));
-    throw named.with_damage(e.damage());
-  }
+  });
 }
 
 OpCost cost_of(const OpView& view) {
@@ -202,6 +210,13 @@ OpCost cost_of(const OpView& view) {
   if (d.cost) return d.cost(view);
   return {output_elements(view), bytes_of(view)};
 }
+
+namespace {
+void check_whole(const Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  if (d.check_whole) named(d, [&] { d.check_whole(view_of(graph, op)); });
+}
+}  // namespace
 
 OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs attrs, ScopeId scope, std::string name) {
   const OpDef& d = def(code);
@@ -223,6 +238,7 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
     const std::vector<TensorType> types = infer(code, attrs, view.inputs, view.present);
     pad_operands(d, op.inputs, kNone);
     op.attrs = complete_attrs(d, std::move(attrs));
+    check_whole(graph, op);
     if (has_flag(code, kRandom)) op.key = static_cast<uint64_t>(attr_int(op.attrs, "key"));
     for (size_t i = 0; i < types.size(); ++i) {
       Tensor t;
@@ -257,6 +273,7 @@ void verify_ops(const Graph& graph) {
                       kNone);
       if (complete_attrs(d, op.attrs) != op.attrs)
         throw invalid("{}: attributes are incomplete or of the wrong type; every default must be written out", d.name);
+      check_whole(graph, op);
       if (types != view.outputs) {
         std::vector<std::string> want, found;
         for (const TensorType& t : types) want.push_back(to_string(t));

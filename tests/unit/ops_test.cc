@@ -260,6 +260,12 @@ TEST_CASE("shape rules say what was expected and what was found") {
   CHECK(counted({65537}, 0, "u16").find("u16 counts to 65535") != std::string::npos);
   CHECK(counted({(int64_t{1} << 31) + 1}, 0, "i32").find("i32 counts to 2147483647") != std::string::npos);
   CHECK(counted({300}, 0, "f16") == "");
+  CHECK(message(OpCode::k_rotary, {f32({1, 2, 3, 4})}, {{"heads", int64_t{3}}}) == "");
+  CHECK(message(OpCode::k_rotary, {f32({1, 2, 3, 4})}, {{"heads", int64_t{9}}}) ==
+        "rotary: attribute 'heads' is 9, expected -1 (all) or 0 to 3: the heads of x [1, 2, 3, 4]");
+  CHECK(message(OpCode::k_attention, {f32({1, 2, 3, 4}), f32({1, 2, 3, 4}), f32({1, 2, 3, 4})},
+                {{"key_begin", int64_t{1}}})
+            .find("'key_begin' is 1, which only a piece of the keys has") != std::string::npos);
   CHECK(message(OpCode::k_fill, {}, {{"shape", Ints{int64_t{1} << 62, 4}}}).find("more than 2^63") !=
         std::string::npos);
   CHECK(message(OpCode::k_reshape, {f32({1})}, {{"shape", Ints(9, 1)}}).find("rank 9; at most 8") != std::string::npos);

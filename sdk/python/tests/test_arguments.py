@@ -104,6 +104,7 @@ REFUSED = {
     "count beyond uint8": (lambda: graph(lambda x: x * wh.ops.iota((12, 300), dim=1, dtype="uint8").astype("float32").sum()), "u8 counts to 255, and there are 300"),
     "initial value beyond float64": (lambda: wh.constant(2**53 + 1), "'value' is 9007199254740993, expected a number that float64 has"),
     "initial value of a type": (lambda: wh.plan(graph(lambda x: x * wh.parameter("q", (6,), wh.constant(300), dtype="uint8", buffer=True).astype("float32"))), "300, which u8 does not have"),
+    "heads of rotary": (lambda: graph(lambda x: wh.ops.rotary(x.reshape(2, 2, 3, 6), heads=9).reshape(12, 6)), "'heads' is 9.*the heads of x"),
     "reshape": (lambda: graph(lambda x: x.reshape(12, 6.9)), r"'shape\[1\]' is 6.9"),
     "axis": (lambda: graph(lambda x: x.sum(axis=1.5)), r"'axis\[0\]' is 1.5"),
     "index by a tensor": (lambda: graph(lambda x: x[x > 0]), "whale.ops.gather"),
