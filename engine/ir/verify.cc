@@ -232,6 +232,11 @@ void check_range(const char* name, double value, double low, double high) {
   if (!(value >= low && value <= high)) throw invalid("training: {} is {}, expected {} to {}", name, value, low, high);
 }
 
+// A share of what there was that is kept: never all of it.
+void check_decay(const char* name, double value) {
+  if (!(value >= 0 && value < 1)) throw invalid("training: {} is {}, expected 0 <= {} < 1", name, value, name);
+}
+
 void check_training(const Graph& graph) {
   const Training& training = graph.training;
   if (training.loss != kNone) {
@@ -255,8 +260,8 @@ void check_training(const Graph& graph) {
   constexpr double kLarge = 1e30;
   check_range("learning_rate", o.learning_rate, 0, kLargestLearningRate);
   check_range("momentum", o.momentum, 0, 1);
-  check_range("beta1", o.beta1, 0, std::nextafter(1.0, 0.0));
-  check_range("beta2", o.beta2, 0, std::nextafter(1.0, 0.0));
+  check_decay("beta1", o.beta1);
+  check_decay("beta2", o.beta2);
   check_range("epsilon", o.epsilon, 0, kLarge);
   check_range("weight_decay", o.weight_decay, 0, kLarge);
   check_range("decay_rate", o.decay_rate, -kLarge, 0);

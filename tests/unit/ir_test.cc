@@ -273,7 +273,7 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"are those of gradients", [](Graph& g) { g.outputs[0].name = "grad:w"; }},
       {"expected a floating point scalar", [](Graph& g) { g.training.loss = 2; }},
       {"the loss is tensor 9", [](Graph& g) { g.training.loss = 9; }},
-      {"beta1 is 1", [](Graph& g) { g.training.optimizer.beta1 = 1; }},
+      {"beta1 is 1, expected 0 <= beta1 < 1", [](Graph& g) { g.training.optimizer.beta1 = 1; }},
       {"learning_rate is nan", [](Graph& g) { g.training.optimizer.learning_rate = std::nan(""); }},
       {"accumulation is 0", [](Graph& g) { g.training.accumulation = 0; }},
       {"must end after its 5 warm-up steps",

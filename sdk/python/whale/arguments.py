@@ -54,6 +54,13 @@ def real(name: str, value: Any) -> float:
     return result
 
 
+def fraction(name: str, value: Any) -> float:
+    """A number from 0 to what is less than 1."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) < 1:
+        raise wrong(name, value, f"0 <= {name} < 1")
+    return float(value)
+
+
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     if isinstance(value, numbers.Real) and not value > 0:

@@ -65,7 +65,7 @@ def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, group
 
 def dropout(x: Tensor, rate: float) -> Tensor:
     """Zeroes elements with probability ``rate`` and scales the rest by 1/(1-rate); off in evaluation."""
-    return ops.dropout(x, rate=float(rate)) if arguments.number("rate", rate, 0, 1) else x
+    return ops.dropout(x, rate=float(rate)) if arguments.fraction("rate", rate) else x
 
 
 def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0, context: Optional[Tensor] = None,
@@ -92,8 +92,7 @@ def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0,
         raise arguments.wrong("kv_heads", kv_heads, f"a divisor of the {h} heads")
     if rotary and f % 2:
         raise arguments.wrong("rotary", rotary, f"heads of an even size with it, found {f}: it turns pairs")
-    arguments.number("scale", scale, 0)
-    common = dict(causal=causal, dropout=float(dropout), scale=float(scale))
+    common = dict(causal=causal, dropout=arguments.fraction("dropout", dropout), scale=arguments.number("scale", scale, 0))
     with scope(name):
         if context is None:
             packed = linear(x, (h + 2 * hk) * f, bias=linear_bias, init=init, name="qkv").reshape(-1, t, h + 2 * hk, f)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass, field
 
 from . import _abi, arguments
@@ -77,7 +76,7 @@ class Optimizer:
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise arguments.wrong("betas", betas, "two numbers such as (0.9, 0.999)")
         for i, beta in enumerate(betas):
-            arguments.number(f"betas[{i}]", beta, 0, math.nextafter(1.0, 0.0))
+            arguments.fraction(f"betas[{i}]", beta)
 
     def _fields(self) -> dict:
         return {}
