@@ -266,6 +266,8 @@ void check_training(const Graph& graph) {
   check_range("weight_decay", o.weight_decay, 0, kLarge);
   check_range("decay_rate", o.decay_rate, -kLarge, 0);
   check_range("clip_threshold", o.clip_threshold, 0, kLarge);
+  if (o.kind == OptimizerKind::kAdafactor && o.clip_threshold == 0)
+    throw invalid("training: clip_threshold is 0, expected above 0: it is the largest RMS of adafactor's updates");
   check_range("clip_norm", training.clip_norm, 0, kLarge);
   const bool sgd = o.kind == OptimizerKind::kSgd || o.kind == OptimizerKind::kNone;
   if (o.nesterov && o.momentum == 0)

@@ -274,6 +274,10 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"expected a floating point scalar", [](Graph& g) { g.training.loss = 2; }},
       {"the loss is tensor 9", [](Graph& g) { g.training.loss = 9; }},
       {"beta1 is 1, expected 0 <= beta1 < 1", [](Graph& g) { g.training.optimizer.beta1 = 1; }},
+      {"clip_threshold is 0, expected above 0",
+       [](Graph& g) {
+         g.training.optimizer.kind = OptimizerKind::kAdafactor, g.training.optimizer.clip_threshold = 0;
+       }},
       {"learning_rate is nan", [](Graph& g) { g.training.optimizer.learning_rate = std::nan(""); }},
       {"accumulation is 0", [](Graph& g) { g.training.accumulation = 0; }},
       {"must end after its 5 warm-up steps",
