@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kSteps = 20;
 constexpr int64_t kIds = 3;         // integers are below
-constexpr double kCounts = 1e-6;    // of the movement
+constexpr double kCounts = 1e-6;    // of the movement of a variable, of the size of an output
+constexpr double kNothing = 1e-12;  // outputs are no closer: gradients that are truly zero are rounding
 constexpr double kUnstable = 1e-9;  // of the movement: a variable whose rounding moves it more is no ground
 constexpr int kLongest = 60;        // seconds of a run
 
@@ -74,6 +75,12 @@ Ended in_process(const std::function<std::string()>& body) {
   return ended;
 }
 
+const Entry& train_entry(const Plan& plan) {
+  for (const Entry& e : plan.entries)
+    if (e.name == "train") return e;
+  return plan.entries.front();
+}
+
 // ---- training -----------------------------------------------------------------------------------------------------
 // A plan on its devices, below the session: what each device holds can be looked at.
 class Trainer {
@@ -83,14 +90,11 @@ class Trainer {
     for (const DeviceSpec& spec : plan.devices) devices.push_back(backends_.get(spec.kind).open(spec));
     machine_ = std::make_unique<Machine>(plan, std::move(devices));
     initialize_variables(*machine_, seed, 1, {});
-    const Entry* train = &plan.entries.front();
-    for (const Entry& e : plan.entries)
-      if (e.name == "train") train = &e;
-    executor_ = std::make_unique<Executor>(*machine_, *train);
+    executor_ = std::make_unique<Executor>(*machine_, train_entry(plan));
   }
 
-  // The loss; throws what the run ends with.
-  double step(const Values& inputs) {
+  // What it hands out, in the order of the entry; throws what the run ends with.
+  std::vector<std::vector<double>> step(const Values& inputs) {
     const Entry& entry = executor_->entry();
     std::vector<std::vector<char>> memory;
     for (size_t k = 0; k < entry.inputs.size(); ++k) {
@@ -104,10 +108,12 @@ class Trainer {
         convert(DType::kF64, values.data(), port.dtype, bytes.data(), values.size());
       executor_->inputs()[k] = bytes.data();
     }
-    double loss = 0;
-    for (size_t k = 0; k < entry.outputs.size(); ++k)
-      executor_->outputs()[k] =
-          entry.outputs[k].name == "loss" && entry.outputs[k].dtype == DType::kF64 ? &loss : nullptr;
+    std::vector<std::vector<char>> handed;
+    for (size_t k = 0; k < entry.outputs.size(); ++k) {
+      const PlanOutput& port = entry.outputs[k];
+      handed.emplace_back(static_cast<size_t>(element_count(port.dims) * size_of(port.dtype)));
+      executor_->outputs()[k] = handed[k].data();
+    }
     StepValues values;
     values.seed = seed_;
     values.iteration = values.updates = steps_++;
@@ -121,7 +127,21 @@ class Trainer {
     state.wait(-1);
     machine_->team().wait_idle();
     if (state.error()) throw Error(*state.error());
-    return loss;
+    std::vector<std::vector<double>> out;
+    for (size_t k = 0; k < entry.outputs.size(); ++k) {
+      const DType dtype = entry.outputs[k].dtype;
+      auto& values = out.emplace_back();
+      for (size_t at = 0; at < handed[k].size(); at += static_cast<size_t>(size_of(dtype)))
+        values.push_back(element(dtype, handed[k].data() + at));
+    }
+    return out;
+  }
+
+  const std::vector<PlanOutput>& outputs() const { return executor_->entry().outputs; }
+  double loss(const std::vector<std::vector<double>>& handed) const {
+    for (size_t k = 0; k < handed.size(); ++k)
+      if (outputs()[k].name == "loss") return handed[k].at(0);
+    return 0;
   }
 
   // body(device, logical element, value) for every element of every copy.
@@ -164,6 +184,18 @@ std::vector<std::vector<double>> first_copies(const Trainer& t, const Plan& plan
   return out;
 }
 
+// Of what is handed out; the same infinity is no difference.
+double apart(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
+    const double d = a[i] - b[i];
+    sum += std::isfinite(d) ? d * d : std::numeric_limits<double>::infinity();
+  }
+  return std::sqrt(sum);
+}
+
 // What a child sends home.
 void put(std::string& to, const void* data, size_t bytes) { to.append(static_cast<const char*>(data), bytes); }
 void put(std::string& to, double x) { put(to, &x, sizeof x); }
@@ -179,14 +211,19 @@ std::string trained(const Plan& plan, const Case& c) {
   const std::vector<std::vector<double>> start = first_copies(plain, plan);
   Dice dice(c.seed), sides(1);
   double first = 0;
+  std::string handed;
   for (int step = 0; step < kSteps; ++step) {
     const Values inputs = random_inputs(c.graph, c.batch, dice, kIds);
     Values moved = inputs;
     for (const TensorId id : c.graph.inputs)
       if (const Tensor& t = c.graph.tensor(id); is_float(t.dtype))
         for (double& x : moved[t.name]) x *= 1 + 0x1p-51 * sides.real();
-    const double loss = plain.step(inputs);
-    nudged.step(moved);
+    const std::vector<std::vector<double>> of_plain = plain.step(inputs), of_nudged = nudged.step(moved);
+    for (size_t k = 0; k < of_plain.size(); ++k) {
+      put(handed, apart(of_nudged[k], of_plain[k]));
+      put(handed, of_plain[k].data(), of_plain[k].size() * sizeof(double));
+    }
+    const double loss = plain.loss(of_plain);
     if (step == 0) first = std::abs(loss);
     if (!(std::abs(loss) < 1e4 * (1 + first))) return "Xthe loss grows";
   }
@@ -204,7 +241,7 @@ std::string trained(const Plan& plan, const Case& c) {
     put(out, movement), put(out, rounding);
     put(out, a[v].data(), a[v].size() * sizeof(double));
   }
-  return out;
+  return out + handed;
 }
 
 std::string judged(const Plan& damaged, const Case& c, const Trained& whole) {
@@ -223,13 +260,24 @@ std::string judged(const Plan& damaged, const Case& c, const Trained& whole) {
     return std::string("U") + e.what();
   }
   Dice dice(c.seed);
+  double worst = 0;
+  std::string name;
   try {
-    for (int step = 0; step < kSteps; ++step) trainer->step(random_inputs(c.graph, c.batch, dice, kIds));
+    for (int step = 0; step < kSteps; ++step) {
+      const std::vector<std::vector<double>> handed = trainer->step(random_inputs(c.graph, c.batch, dice, kIds));
+      for (size_t k = 0; k < handed.size() && k < whole.outputs.size(); ++k) {
+        const Trained::Output& want = whole.outputs[k];
+        const size_t at = static_cast<size_t>(step);
+        const double by = apart(handed[k], want.elements[at]);
+        const double ratio = by / std::max({want.size * kCounts, 1000 * want.rounding, kNothing});
+        if (ratio > worst)
+          worst = ratio, name = fmt::format("output '{}' of step {} is {:.2e} off, its size {:.2e}",
+                                            trainer->outputs()[k].name, step, by, want.size);
+      }
+    }
   } catch (const Error& e) {
     return std::string("F") + e.what();
   }
-  double worst = 0;
-  std::string name;
   for (size_t v = 0; v < plan->variables.size(); ++v) {
     const Trained::Value& want = whole.variables[v];
     std::vector<double> off(plan->devices.size());
@@ -268,6 +316,20 @@ std::optional<Trained> train(const Plan& plan, const Case& c, std::string& why) 
     for (int64_t k = 0; k < element_count(v.dims); ++k) value.elements.push_back(take(ended.said, at));
     out.variables.push_back(std::move(value));
   }
+  const Entry& entry = train_entry(plan);
+  out.outputs.resize(entry.outputs.size());
+  for (int step = 0; step < kSteps; ++step)
+    for (size_t k = 0; k < entry.outputs.size(); ++k) {
+      Trained::Output& output = out.outputs[k];
+      output.rounding = std::max(output.rounding, take(ended.said, at));
+      auto& values = output.elements.emplace_back();
+      double square = 0;
+      for (int64_t i = 0; i < element_count(entry.outputs[k].dims); ++i) {
+        values.push_back(take(ended.said, at));
+        if (std::isfinite(values.back())) square += values.back() * values.back();
+      }
+      output.size = std::max(output.size, std::sqrt(square));
+    }
   return out;
 }
 
