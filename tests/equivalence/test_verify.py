@@ -303,6 +303,73 @@ def test_a_wrong_evaluation_is_noticed(tmp_path):
     assert any(row["losses"]["ratio"] > 1 for row in rows)
 
 
+def too_far(figure):
+    return figure["ratio"] is None or figure["ratio"] > 1  # JSON has no infinity
+
+
+def predicting(path):
+    """Beside the loss it hands out what no update depends on: numbers, places and a share, each behind a constant of its own."""
+    g = wh.Graph("predicting")
+    with g:
+        x, y, ids = wh.input("x", (12, 4)), wh.input("y", (12, 1)), wh.input("ids", (12,), wh.int32)
+        h = wh.ops.tanh(wh.nn.linear(x, 4))
+        p = wh.nn.linear(h, 1, name="head") - y
+        g.output("scaled", h * 0.7310585)
+        g.output("moved", ids + 7310585)
+        g.output("best", wh.ops.argmax(h, axis=1))
+        g.output("share", wh.ops.cast(wh.ops.equal(wh.ops.argmax(h, axis=1), ids), dtype="f32").mean() * 0.6224593)
+        g.output("signs", wh.ops.sign(h))
+        g.output("leaky", wh.ops.where(h > 0.0, h, h * 0.1192029))
+        g.minimize((p * p).mean(), wh.Adam(0.0123))
+    g.seal().save(path)
+
+
+@pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
+def test_wrong_outputs_are_noticed(tmp_path, precision):
+    """Neither the loss nor a variable depends on them: a plan whose predictions alone were wrong once passed as equal."""
+    model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
+    predicting(model)
+    options = F64 if precision == "f64" else ["--devices", "cpu:3", "--strategy", "replica", "--precision", precision]
+    assert whale("plan", model, *options, "--fetch", "tanh,best,grad:linear.weight", "-o", plan).returncode == 0
+    row = verify(model, "--plan", plan, code=0)["comparisons"][0]
+    assert row["outputs_left_out"] == ["signs"] and row["steps_of_outputs"] == 5
+    assert row["outputs"]["tensors"] == 6 and row["evaluation_outputs"]["tensors"] == 5  # the gradient is one of the step alone
+    for name, old, new in (("scaled", 0.7310585, 0.77), ("moved", 7310585.0, 7310586.0), ("share", 0.6224593, 0.65), ("leaky", 0.1192029, 0.25)):
+        found = {"outputs": 0, "evaluation_outputs": 0}
+        for which in range(9):
+            other = damaged(plan, old, new, which)
+            row = verify(model, "--plan", other)["comparisons"][0] if other is not None else {}
+            for each in found if row else ():
+                if row[each]["worst"]["name"] == name and too_far(row[each]["worst"]):
+                    assert row["verdict"] == "not equal" and not too_far(row["losses"]) and not too_far(row["parameters"]["worst"])
+                    found[each] += 1
+        assert all(found.values()), (name, found)
+
+
+def test_outputs_are_printed_and_those_that_rounding_turns_are_named(tmp_path):
+    predicting(tmp_path / "model.whale")
+    plan = tmp_path / "model.plan"
+    assert whale("plan", tmp_path / "model.whale", *F64, "-o", plan).returncode == 0
+    done = whale("verify", tmp_path / "model.whale", "--plan", damaged(plan, 0.7310585, 0.75))
+    assert done.returncode == 1 and "TOO FAR: scaled, step" in done.stdout
+    # Nobody sees what argmax decides by.
+    row = verify(tmp_path / "model.whale", "--plan", plan, code=0)["comparisons"][0]
+    assert row["outputs_left_out"] == ["best", "share", "signs"] and row["outputs"]["tensors"] == 3
+    assert "best, ... are not compared" in whale("verify", tmp_path / "model.whale", "--plan", plan).stdout
+
+
+@pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--adasum"]], ids="-".join)
+def test_wrong_outputs_beside_sums_of_an_option_are_noticed(tmp_path, option):
+    predicting(tmp_path / "model.whale")
+    plan = tmp_path / "model.plan"
+    names = "tanh,best,grad:linear.weight,grad:linear.bias,grad:head.weight,grad:head.bias"
+    made = whale("plan", tmp_path / "model.whale", *F64, *option, "--fetch", names, "-o", plan)
+    assert made.returncode == 0, made.stderr
+    assert verify(tmp_path / "model.whale", "--plan", plan, code=0)["comparisons"][0]["outputs"]["tensors"] == 5
+    row = verify(tmp_path / "model.whale", "--plan", damaged(plan, 0.7310585, 0.75), code=1)["comparisons"][0]
+    assert row["outputs"]["worst"]["name"] == "scaled" and row["gradients"]["worst"]["ratio"] <= 1
+
+
 def test_null_devices_are_no_comparison(tmp_path):
     model = tmp_path / "model.whale"
     small(model, squares)
@@ -427,6 +494,9 @@ def test_what_cannot_be_compared_is_not_called_equal(tmp_path):
     assert whale("model", *RESNET, "-o", path).returncode == 0
     result = verify(path, "--devices", "cpu:2", "--strategy", "replica", "--adasum", "--steps", "1", code=3)
     assert result["verdict"] == "not compared" and not result["passed"]
+    left = [row for row in result["comparisons"] if row["reason"]]
+    assert [(row["precision"], row["subject"], row["devices"]) for row in left] == [
+        ("float64", "gradients combined by Adasum", "ref:2"), ("float32", "gradients combined by Adasum", "cpu:2")]
 
 
 def test_a_decision_that_rounding_makes_in_every_step_leaves_nothing_to_compare(tmp_path):

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "outputs.h"
 #include "updates.h"
 
 namespace tool {
@@ -25,10 +26,11 @@ struct Wanted {
   std::vector<double> rounding;  // of the sum's format, and how large what is summed is
   std::vector<double> parts;
   std::vector<Values> scores;  // of decisions, of the whole batch
-  bool flipped = false;        // a replica's samples by themselves decide in another way than among the others
-  bool finite = true;          // float16: the mean of a few samples may overflow where that of all does not
-  bool alone = true;           // replicas' samples can be run by themselves
-  std::vector<double> split;   // how far the parts' sum is from the whole, of the parts
+  std::vector<Tensor> outputs;
+  bool flipped = false;       // a replica's samples by themselves decide in another way than among the others
+  bool finite = true;         // float16: the mean of a few samples may overflow where that of all does not
+  bool alone = true;          // replicas' samples can be run by themselves
+  std::vector<double> split;  // how far the parts' sum is from the whole, of the parts
 };
 
 // One device in one of its roles: as it is, moved, or in more bits. The whole batch is a session's own, which takes one
@@ -55,6 +57,7 @@ class Gradients {
         shakes_{{report.setting.amplitude, 1}, {report.setting.amplitude, 2}},
         variables_(variables_of(plan_)),
         whole_(whole_variables(variables_)),
+        outputs_(sides.outputs, report.setting),
         updates_(engine, sides.update, of_updates, variables_) {
     const auto role = [&](const std::function<Plan()>& plan, bool wide) {
       Role out;
@@ -74,6 +77,7 @@ class Gradients {
     inputs_ = inputs_of(one_.whole->plan(), "train");
     for (const GradientSum::Parameter& p : sum.parameters) names_.push_back("grad:" + p.name);
     for (const std::string& name : names_of(decisions)) names_.push_back(name);
+    report_.outputs.tensors = static_cast<int64_t>(outputs_.names().size());
     report_.gradients.tensors = report_.gradients.copies = static_cast<int64_t>(count());
     for (const Variable& v : variables_) {
       Compared& of = report_.of(v);
@@ -106,10 +110,11 @@ class Gradients {
     // Whether parts add up is seen best in most bits: float16 rounds small gradients to nothing.
     if (sum_.adasum && one.finite && !one.flipped && !by_replica(wide && !wide->flipped ? *wide : one)) return;
     std::vector<Values> of_plan;
+    std::vector<Tensor> outputs_of_plan;
     double loss = 0;
     const int64_t updates = whale_session_updates(plan_.session());
     try {
-      loss = plan_.step(batch, names_, &of_plan);
+      loss = step(plan_, batch, of_plan, outputs_of_plan);
     } catch (const Failure& failure) {
       report_.failure = "step " + std::to_string(number) + ": " + failure.what();
       return;
@@ -119,6 +124,10 @@ class Gradients {
     for (const Variable& v : variables_) check_copies(v, number);
     // float16 overflowed: nothing was updated, and the gradients are none.
     if (whale_session_updates(plan_.session()) == updates) {
+      if (!scaled_) {
+        report_.failure = unlike_updates(number, updates, updates + 1);
+        return;
+      }
       ++report_.overflowed;
       return check_unchanged(number);
     }
@@ -127,6 +136,10 @@ class Gradients {
     ++report_.compared;
     compare_others(alike, number);
     runs_ += runs;  // each step starts anew
+    if (!outputs_.names().empty()) {
+      ++report_.steps_of_outputs;
+      outputs_.judge(outputs_.apart(outputs_of_plan, one.outputs), one.outputs, number, 1, runs, report_.outputs);
+    }
     const double scale = std::abs(one.loss) > 0 ? std::abs(one.loss) : 1;
     Figure of_loss{"loss", number, 0, {}, std::abs(loss - one.loss) / scale, loss_envelope_ / scale, 0, 0, 1};
     of_loss.floor = 16 * report_.setting.epsilon;
@@ -189,13 +202,20 @@ class Gradients {
     const auto write = role.wide ? write_wide : write_value;
     for (size_t v = 0; v < start.size(); ++v) write(on, (*role.variables)[v], start[v].get());
   }
-  std::vector<Values> values(const Role& role, Runner& on, const std::vector<Tensor>& start, const Batch& batch,
-                             double* loss = nullptr) const {
+  std::vector<Values> values(const Role& role, Runner& on, const std::vector<Tensor>& start, const Batch& batch) const {
     restore(role, on, start);
     std::vector<Values> out;
-    const double of_batch = on.step(batch, names_, &out);
-    if (loss) *loss = of_batch;
+    on.step(batch, names_, &out);
     return out;
+  }
+  // The loss; with the outputs too.
+  double step(Runner& on, const Batch& batch, std::vector<Values>& found, std::vector<Tensor>& outputs) const {
+    std::vector<std::string> names = names_;
+    names.insert(names.end(), outputs_.names().begin(), outputs_.names().end());
+    const double loss = on.step(batch, names, outputs);
+    for (size_t i = 0; i < names_.size(); ++i) found.push_back(values_of(outputs[i].get()));
+    outputs.erase(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(names_.size()));
+    return loss;
   }
   std::vector<Gradient> gradients(std::vector<Values>& values) const {
     std::vector<Gradient> out;
@@ -215,6 +235,7 @@ class Gradients {
       return false;
     }
     loss_envelope_ = std::max(loss_envelope_, std::abs(moved.loss - one.loss));
+    outputs_.widen(outputs_.apart(moved.outputs, one.outputs));
     for (size_t k = 0; k < count(); ++k)
       envelope_[k] = std::max(envelope_[k], apart(moved.gradients[k], one.gradients[k]));
     return true;
@@ -276,7 +297,9 @@ class Gradients {
   // parts: the replicas' too; else the gradients of the whole are all that is asked for.
   Wanted wanted(Role& role, bool parts, const std::vector<Tensor>& start, const Batch& batch) const {
     Wanted out;
-    std::vector<Values> found = values(role, *role.whole, start, batch, &out.loss);
+    restore(role, *role.whole, start);
+    std::vector<Values> found;
+    out.loss = step(*role.whole, batch, found, out.outputs);
     const std::vector<Gradient> whole = gradients(found);
     out.gradients = whole;
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
@@ -415,6 +438,7 @@ class Gradients {
   std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;
   std::vector<Variable> variables_, whole_;
+  OutputComparison outputs_;
   Updates updates_;
   std::vector<std::string> names_;  // gradients, then scores
   std::vector<Tensor> start_;
@@ -426,13 +450,17 @@ class Gradients {
 
 }  // namespace
 
+const char* subject_of_sums(bool adasum) {
+  return adasum ? "gradients combined by Adasum" : "gradients summed in fewer bits";
+}
+
 Report compare_gradients(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
                          const SessionArguments& arguments, const std::vector<Decision>& decisions,
                          const GradientSum& sum, const Setting& setting, const Setting& of_updates, const Tick& tick) {
   Report report;
   report.setting = setting;
   report.setting.runs = 2;
-  report.subject = sum.adasum ? "gradients combined by Adasum" : "gradients summed in fewer bits";
+  report.subject = subject_of_sums(sum.adasum);
   Gradients gradients(engine, sides, arguments, decisions, sum, of_updates, report);
   for (size_t i = 0; i < batches.size() && report.failure.empty() && report.reason.empty(); ++i) {
     tick(static_cast<int64_t>(i));

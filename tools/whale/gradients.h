@@ -8,6 +8,9 @@
 
 namespace tool {
 
+// Of a report: what it compares.
+const char* subject_of_sums(bool adasum);
+
 // Both sides hand out "grad:PARAMETER" of every parameter of `sum`. of_updates: the precision that updates compute in.
 Report compare_gradients(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
                          const SessionArguments& arguments, const std::vector<Decision>& decisions,

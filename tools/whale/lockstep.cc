@@ -8,7 +8,7 @@
 #include <optional>
 #include <set>
 
-#include <nlohmann/json.hpp>
+#include "outputs.h"
 
 namespace tool {
 namespace {
@@ -50,6 +50,7 @@ struct Side {
   std::unique_ptr<Runner> runner;
   std::vector<Values> scores;
   double loss = 0;
+  std::vector<Tensor> outputs;
   int64_t updates() const { return whale_session_updates(runner->session()); }
 };
 
@@ -57,15 +58,19 @@ class Lockstep {
  public:
   Lockstep(whale_engine* engine, const Sides& sides, const SessionArguments& arguments,
            const std::vector<Decision>& decisions, Report& report)
-      : decisions_(decisions), report_(report), rounded_(report.setting.roundoff > 0x1p-24) {
+      : decisions_(decisions),
+        report_(report),
+        rounded_(report.setting.roundoff > 0x1p-24),
+        outputs_(sides.outputs, report.setting),
+        evaluated_(without_gradients(sides.outputs), report.setting) {
     const Setting& setting = report.setting;
     plan_.runner = std::make_unique<Runner>(engine, sides.plan(), arguments);
     one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
     for (int i = 0; i < setting.runs; ++i) {
-      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0});
+      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0, {}});
       shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1);
     }
-    if (sides.wide) wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0};
+    if (sides.wide) wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0, {}};
     inputs_ = inputs_of(one_.runner->plan(), "train");
     names_ = names_of(decisions);
     variables_ = variables_of(*plan_.runner);
@@ -78,30 +83,38 @@ class Lockstep {
       Compared& of = report_.of(v);
       ++of.tensors, of.copies += static_cast<int64_t>(v.copies.size());
     }
+    report_.outputs.tensors = static_cast<int64_t>(outputs_.names().size());
+    report_.evaluated.tensors = static_cast<int64_t>(evaluated_.names().size());
     compare_variables(0, {});
   }
 
   void step(const Batch& given, int64_t number) {
     const Batch batch = widen(given, inputs_);
     last_ = batch;
-    one_.loss = one_.runner->step(batch, names_, &one_.scores);
+    const int64_t updates = one_.updates();
+    run(one_, batch, outputs_, false);
+    std::vector<OutputComparison::Apart> apart;  // of the moved runs, and of the one in float32
     for (size_t i = 0; i < moved_.size(); ++i) {
       shakes_[i].add(*moved_[i].runner, variables_);
-      moved_[i].loss = moved_[i].runner->step(shakes_[i].inputs(batch), names_, &moved_[i].scores);
+      apart.push_back(run(moved_[i], shakes_[i].inputs(batch), outputs_, false));
       shakes_[i].take_off(*moved_[i].runner, variables_);
     }
-    if (wide_) wide_->loss = wide_->runner->step(batch, names_, &wide_->scores);
+    if (wide_) apart.push_back(run(*wide_, batch, outputs_, false));
+    OutputComparison::Apart of_plan;
     try {
-      plan_.loss = plan_.runner->step(batch, names_, &plan_.scores);
+      of_plan = run(plan_, batch, outputs_, false);
     } catch (const Failure& failure) {
       report_.failure = "step " + std::to_string(number) + ": " + failure.what();
       return;
     }
     ++report_.steps;
     // A step of float16 that overflows is applied by nobody. Where only one side's does, rounding decided, and from
-    // then on one is an update ahead.
+    // then on one is an update ahead. In other precisions nothing excuses it.
     if (plan_.updates() != one_.updates()) {
-      report_.overflowed_at = number;
+      if (report_.setting.name == "float16")
+        report_.overflowed_at = number;
+      else
+        report_.failure = unlike_updates(number, plan_.updates(), one_.updates());
       return;
     }
     std::vector<bool> off;  // a decision flipped
@@ -121,6 +134,8 @@ class Lockstep {
       if (!off[i]) loss_envelope_ = std::max(loss_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
     const double difference = std::abs(plan_.loss - one_.loss);
     if (!(difference <= report_.loss.difference)) report_.loss.difference = difference, report_.loss.step = number;
+    // Gradients of a step of float16 that overflowed are none.
+    if (one_.updates() > updates) compare_outputs(apart, of_plan, off, number);
     compare_variables(number, off);
   }
 
@@ -141,37 +156,67 @@ class Lockstep {
   }
 
  private:
+  // A step or an evaluation; what is handed out is compared with what one device, which runs first, has handed out.
+  OutputComparison::Apart run(Side& side, const Batch& batch, const OutputComparison& outputs, bool evaluation) {
+    std::vector<std::string> names = names_;
+    names.insert(names.end(), outputs.names().begin(), outputs.names().end());
+    std::vector<Tensor> fetched;
+    side.loss = evaluation ? side.runner->eval(batch, names, fetched) : side.runner->step(batch, names, fetched);
+    side.scores.clear();
+    for (size_t i = 0; i < names_.size(); ++i) side.scores.push_back(values_of(fetched[i].get()));
+    fetched.erase(fetched.begin(), fetched.begin() + static_cast<std::ptrdiff_t>(names_.size()));
+    if (&side != &one_) return outputs.apart(fetched, one_.outputs);
+    one_.outputs = std::move(fetched);
+    return {};
+  }
+
+  // At parameters that differ by rounding. An element that turned is none: what it does to outputs no moved run shows.
+  void compare_outputs(const std::vector<OutputComparison::Apart>& apart, const OutputComparison::Apart& of_plan,
+                       const std::vector<bool>& off, int64_t number) {
+    if (turned_ || outputs_.names().empty()) return;
+    for (size_t i = 0; i < apart.size(); ++i)
+      if (i < off.size() ? !off[i] : wide_.has_value()) outputs_.widen(apart[i]);
+    ++report_.steps_of_outputs;
+    outputs_.judge(of_plan, one_.outputs, number, number, std::count(off.begin(), off.end(), false), report_.outputs);
+  }
+
   // The other program of a plan, once. A decision that flips leaves it out.
   void evaluate() {
-    const auto loss_of = [&](Side& side, const Batch& batch) {
-      return side.loss = side.runner->eval(batch, names_, &side.scores);
-    };
+    if (turned_) bring_back(*plan_.runner);
     const auto decides_alike = [&](const Side& side) {
       Decided decided;
       for (size_t d = 0; d < decisions_.size(); ++d) compare(d, side.scores, decided);
       return decided.differ == 0;
     };
-    const double one = loss_of(one_, last_);
+    run(one_, last_, evaluated_, true);
+    const double one = one_.loss;
     Figure f{"loss", report_.steps, 0, {}, 0, loss_envelope_, 0, 0, 1};
     int64_t runs = 0;
     for (size_t i = 0; i < moved_.size(); ++i) {
       shakes_[i].add(*moved_[i].runner, variables_);
-      const double moved = loss_of(moved_[i], shakes_[i].inputs(last_));
+      const OutputComparison::Apart apart = run(moved_[i], shakes_[i].inputs(last_), evaluated_, true);
       shakes_[i].take_off(*moved_[i].runner, variables_);
-      if (decides_alike(moved_[i])) f.envelope = std::max(f.envelope, std::abs(moved - one)), ++runs;
+      if (!decides_alike(moved_[i])) continue;
+      f.envelope = std::max(f.envelope, std::abs(moved_[i].loss - one)), ++runs;
+      evaluated_.widen(apart);
     }
+    if (wide_ && !evaluated_.names().empty())
+      if (const auto apart = run(*wide_, last_, evaluated_, true); decides_alike(*wide_)) evaluated_.widen(apart);
+    OutputComparison::Apart of_plan;
     try {
-      f.difference = std::abs(loss_of(plan_, last_) - one);
+      of_plan = run(plan_, last_, evaluated_, true);
     } catch (const Failure& failure) {
       report_.failure = std::string("evaluation: ") + failure.what();
       return;
     }
     if (!decides_alike(plan_) || runs == 0) return;
+    f.difference = std::abs(plan_.loss - one);
     const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
     f.difference /= scale, f.envelope /= scale;
     f.floor = 2 * kFloor * report_.setting.epsilon;
     f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
     report_.evaluation = f;
+    evaluated_.judge(of_plan, one_.outputs, report_.steps, report_.steps, runs, report_.evaluated);
   }
 
   void compare(size_t d, const std::vector<Values>& scores, Decided& decided) const {
@@ -219,6 +264,7 @@ class Lockstep {
 
   void bring_back(Runner& runner) {
     for (const Variable& v : variables_) write_value(runner, v, read_value(*one_.runner, v).get());
+    if (&runner == plan_.runner.get()) turned_ = false;
   }
 
   // Per element, since the start, of the samples.
@@ -287,6 +333,7 @@ class Lockstep {
     double elements = 0, movement = 0, furthest = 0;
     for (const Found& found : all) furthest = std::max(furthest, found.movement);
     const std::set<std::string> unmoved = without_gradient(all, largest, number);
+    turned_ = false;
     for (Found& found : all) {
       const Variable& v = variables_[found.variable];
       Figure& f = found.figure;
@@ -295,6 +342,8 @@ class Lockstep {
       f.bound =
           factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), alike) * f.envelope + f.floor;
       worsen(report_.of(v).worst, f);
+      if (v.role == "parameter" && !unmoved.contains(v.name))
+        turned_ = turned_ || f.difference > f.bound - turned_floor(report_.setting, found.size, found.movement);
       if (v.role != "parameter" || f.copy != 0) continue;
       together.difference += f.difference * f.difference, together.envelope += f.envelope * f.envelope;
       together.norm += f.norm * f.norm;
@@ -369,6 +418,8 @@ class Lockstep {
   std::vector<InputSpec> inputs_;
   Batch last_;
   std::vector<std::string> names_;
+  OutputComparison outputs_, evaluated_;
+  bool turned_ = false;  // the plan's parameters differ by more than moved runs show
   std::vector<Variable> variables_, whole_;
   std::vector<std::vector<double>> start_;  // samples of each parameter
   std::vector<double> envelope_, wide_envelope_, score_envelope_;
@@ -377,6 +428,11 @@ class Lockstep {
 };
 
 }  // namespace
+
+std::string unlike_updates(int64_t number, int64_t plan, int64_t one) {
+  return "step " + std::to_string(number) + ": " + std::to_string(plan) + " updates so far, one device made " +
+         std::to_string(one);
+}
 
 double factor_of(const Setting& setting, size_t elements, int64_t runs) {
   const double samples = static_cast<double>(std::max<size_t>(1, elements)) * static_cast<double>(runs);
@@ -422,7 +478,8 @@ double Report::parameter_error() const {
 
 Verdict Report::verdict() const {
   const bool within = loss.ratio() <= 1 && evaluation.ratio() <= 1 && gradients.worst.ratio() <= 1 &&
-                      parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1;
+                      parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1 &&
+                      outputs.worst.ratio() <= 1 && evaluated.worst.ratio() <= 1;
   if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
   return compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
 }

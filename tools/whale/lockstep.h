@@ -34,6 +34,8 @@ struct Setting {
 // A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten
 // thousand.
 double factor_of(const Setting& setting, size_t elements, int64_t runs);
+// What a plan fails with that did not update its variables, or too often.
+std::string unlike_updates(int64_t number, int64_t plan, int64_t one);
 // Of a stored tensor after so many steps, relative.
 double rounding_of(const Setting& setting, int64_t steps);
 // Of a tensor of state of size * size elements, beside values of its kind that are as large as `largest` per element.
@@ -67,12 +69,15 @@ struct Report {
   Figure evaluation;   // the loss of the last batch after the last step, as whale_session_eval gives it
   Compared gradients;  // that are summed as an option asks for
   Compared parameters, state, buffers;
-  int64_t unlike_copies = 0;             // that differ from the first copy in a bit
-  std::string unlike;                    // the first of them
-  std::vector<std::string> by_rounding;  // parameters that rounding alone moves by a tenth of their movement
-  int64_t steps = 0, compared = 0;       // compared: without a flipped decision
-  int64_t flipped_at = 0;                // the first step with one; 0: none
-  int64_t set_aside = 0;                 // steps of gradients in 16 bits in which a unit turned
+  Compared outputs, evaluated;  // of training steps, and of the evaluation
+  int64_t steps_of_outputs = 0;
+  std::vector<std::string> outputs_left_out;  // rounding may turn them
+  int64_t unlike_copies = 0;                  // that differ from the first copy in a bit
+  std::string unlike;                         // the first of them
+  std::vector<std::string> by_rounding;       // parameters that rounding alone moves by a tenth of their movement
+  int64_t steps = 0, compared = 0;            // compared: without a flipped decision
+  int64_t flipped_at = 0;                     // the first step with one; 0: none
+  int64_t set_aside = 0;                      // steps of gradients in 16 bits in which a unit turned
   int64_t overflowed_at = 0;  // the step of float16 that one side applied and the other not, the last; 0: none
   int64_t overflowed = 0;     // steps of gradients in float16 that nobody applied
   int64_t flipped_runs = 0;   // steps of moved runs with one: brought back, and not part of an envelope
@@ -91,8 +96,9 @@ struct Report {
 
 struct Sides {
   std::function<Plan()> plan, single;
-  std::function<Plan()> wide;    // one device in more bits than the others; none: it is not compared with
-  std::function<Plan()> update;  // the optimizer alone (updates.h), where sums of gradients are compared
+  std::function<Plan()> wide;        // one device in more bits than the others; none: it is not compared with
+  std::function<Plan()> update;      // the optimizer alone (updates.h), where sums of gradients are compared
+  std::vector<std::string> outputs;  // of the plan, that are compared: all of these hand them out
 };
 using Tick = std::function<void(int64_t step)>;
 

@@ -14,8 +14,8 @@ namespace {
 
 using StepFunction = decltype(&whale_session_step);
 
-double run(whale_session* session, StepFunction function, const Batch& batch,
-           const std::vector<std::string>& names = {}, std::vector<Values>* values = nullptr) {
+double run(whale_session* session, StepFunction function, const Batch& batch, const std::vector<std::string>& names,
+           std::vector<Tensor>& fetched) {
   std::vector<Tensor> tensors;
   std::vector<whale_named_tensor> inputs;
   for (const Array& array : batch) {
@@ -29,14 +29,19 @@ double run(whale_session* session, StepFunction function, const Batch& batch,
                                  static_cast<whale_cancel*>(nullptr));
   int32_t done = 0;
   check(whale_event_wait(event.get(), -1, &done));
-  std::vector<Tensor> owned;
-  for (const whale_named_tensor& output : outputs) owned.emplace_back(output.tensor);
+  const Tensor loss(outputs[0].tensor);
+  fetched.clear();
+  for (size_t i = 1; i < outputs.size(); ++i) fetched.emplace_back(outputs[i].tensor);
+  return values_of(loss.get()).data.at(0);
+}
+
+double run(whale_session* session, StepFunction function, const Batch& batch, const std::vector<std::string>& names,
+           std::vector<Values>* values) {
+  std::vector<Tensor> fetched;
+  const double loss = run(session, function, batch, names, fetched);
   if (values) values->clear();
-  for (size_t i = 1; values && i < owned.size(); ++i) {
-    const whale_tensor* t = owned[i].get();
-    values->push_back(values_of(t));
-  }
-  return values_of(owned[0].get()).data.at(0);
+  for (size_t i = 0; values && i < fetched.size(); ++i) values->push_back(values_of(fetched[i].get()));
+  return loss;
 }
 
 }  // namespace
@@ -56,6 +61,12 @@ double Runner::step(const Batch& batch, const std::vector<std::string>& names, s
 }
 double Runner::eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
   return run(session(), whale_session_eval, batch, names, values);
+}
+double Runner::step(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors) {
+  return run(session(), whale_session_step, batch, names, tensors);
+}
+double Runner::eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors) {
+  return run(session(), whale_session_eval, batch, names, tensors);
 }
 
 Tensor Runner::read(const std::string& variable, int64_t copy) const {

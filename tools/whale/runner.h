@@ -30,6 +30,9 @@ class Runner {
   double step(const Batch& batch) { return step(batch, {}, nullptr); }
   double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   double eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
+  // As they are.
+  double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors);
+  double eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors);
   Tensor read(const std::string& variable, int64_t copy = 0) const;
   void write(const std::string& variable, const whale_tensor* tensor);
   whale_session* session() const { return session_.get(); }

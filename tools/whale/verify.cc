@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "gradients.h"
 #include "lockstep.h"
+#include "outputs.h"
 #include "updates.h"
 
 namespace tool {
@@ -174,6 +175,10 @@ Json json_of(const Report& r) {
           {"parameters", json_of(r.parameters)},
           {"state", json_of(r.state)},
           {"buffers", json_of(r.buffers)},
+          {"outputs", json_of(r.outputs)},
+          {"evaluation_outputs", json_of(r.evaluated)},
+          {"steps_of_outputs", r.steps_of_outputs},
+          {"outputs_left_out", r.outputs_left_out},
           {"unlike_copies", r.unlike_copies},
           {"unlike_copy", r.unlike},
           {"moved_by_rounding", r.by_rounding.size()},
@@ -226,6 +231,14 @@ void print(const Report& r) {
   print_row("parameters", count(r.parameters), r.parameters.worst);
   print_row("state", count(r.state), r.state.worst);
   print_row("statistics", count(r.buffers), r.buffers.worst);
+  if (r.outputs.tensors > 0)
+    print_row("outputs", std::to_string(r.outputs.tensors) + " of " + std::to_string(r.steps_of_outputs) + " steps",
+              r.outputs.worst);
+  if (!r.evaluated.worst.name.empty())
+    print_row("  evaluated", std::to_string(r.evaluated.tensors) + " of 1 batch", r.evaluated.worst);
+  if (!r.outputs_left_out.empty())
+    std::printf("  outputs      %s%s not compared: rounding may turn what they are made by\n",
+                r.outputs_left_out.front().c_str(), r.outputs_left_out.size() > 1 ? ", ... are" : " is");
   if (r.unlike_copies > 0)
     std::printf("  copies       %ld DIFFER from the first of their tensor; the first: %s\n",
                 static_cast<long>(r.unlike_copies), r.unlike.c_str());
@@ -308,6 +321,14 @@ class Subject {
     one_ = one_device(many_, from_file() ? described_.at("devices").at(0).at("kind").get<std::string>()
                                          : kind_of_first(many_.devices));
     one_.precision = described_.at("precision");
+    std::vector<std::string> names;
+    for (const auto& entry : described_.at("entries"))
+      if (entry.at("name") == "train")
+        for (const auto& output : entry.at("outputs"))
+          if (std::find(names.begin(), names.end(), output.at("name")) == names.end())
+            names.push_back(output.at("name"));
+    outputs_ = outputs_of(names, graph_json_, decisions_);
+    one_.fetch = outputs_.names;
   }
 
   bool from_file() const { return !given_.plan.empty(); }
@@ -324,6 +345,7 @@ class Subject {
   const std::vector<Decision>& decisions() const { return decisions_; }
   // Scores of decisions that a plan file does not hand out: those decisions are not compared.
   const std::vector<std::string>& unseen() const { return unseen_; }
+  const Outputs& outputs() const { return outputs_; }
 
   // Whether the plan does.
   bool hands_out(const std::string& name) const {
@@ -372,6 +394,7 @@ class Subject {
   std::string graph_json_;
   std::vector<Decision> decisions_;
   std::vector<std::string> unseen_;
+  Outputs outputs_;
   PlanArguments many_, one_;
   Json described_;
 };
@@ -397,7 +420,8 @@ class Comparer {
     const Sides sides{[&] { return file ? subject_.open() : subject_.make(plain); },
                       [&] { return subject_.make(one); },
                       wide(one),
-                      {}};
+                      {},
+                      subject_.outputs().names};
     Report report = compare(engine_, sides, batches_, session(float64), subject_.decisions(), setting,
                             [&](int64_t step) { watch_.show(setting.name, step); });
     if (exempt(many))
@@ -461,10 +485,12 @@ class Comparer {
 
   void add_gradients(bool float64) {
     PlanArguments many = side(subject_.many(), float64), one = side(subject_.one(), float64);
+    const std::vector<std::string> outputs = without_gradients(subject_.outputs().names);
+    one.fetch = outputs;
     const Setting setting = setting_for(float64);
     const std::string why = many.adasum ? why_not_by_replica(subject_.graph()) : "";
     if (!why.empty())
-      return not_compared(setting,
+      return not_compared(setting, many, one,
                           "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
     GradientSum sum =
         gradient_sum_of(subject_.plan().dump(), subject_.graph(), !many.adasum && subject_.plan().at("zero") >= 2);
@@ -477,7 +503,7 @@ class Comparer {
       if (subject_.from_file() && !subject_.hands_out(name)) unseen += (unseen.empty() ? "" : ",") + name;
     }
     if (!unseen.empty())
-      return not_compared(setting,
+      return not_compared(setting, many, one,
                           "the plan file does not hand out the gradients that it sums by an option; plan with "
                           "--fetch " +
                               unseen);
@@ -489,21 +515,23 @@ class Comparer {
     if (one.precision != "f64") of_updates.precision = "f32";
     const Sides sides{[&] { return subject_.from_file() ? subject_.open() : subject_.make(many); },
                       [&] { return subject_.make(one); }, wide_gradients(one),
-                      [&] { return update_plan(engine_, subject_.graph(), names, of_updates); }};
+                      [&] { return update_plan(engine_, subject_.graph(), names, of_updates); }, outputs};
     finish(compare_gradients(engine_, sides, batches_, session(float64), subject_.decisions(), sum, setting,
                              setting_of(precision_of(of_updates.precision), setting.runs),
                              [&](int64_t step) { watch_.show(setting.name + " gradients", step); }),
            many, one);
   }
 
-  void not_compared(const Setting& setting, const std::string& reason) {
+  void not_compared(const Setting& setting, const PlanArguments& many, const PlanArguments& one,
+                    const std::string& reason) {
     Report report;
-    report.setting = setting, report.reason = reason;
-    finish(std::move(report), subject_.many(), subject_.one());
+    report.setting = setting, report.subject = subject_of_sums(many.adasum), report.reason = reason;
+    finish(std::move(report), many, one);
   }
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
     report.devices = many.devices, report.against = one.devices;
     report.unseen = subject_.unseen();
+    report.outputs_left_out = subject_.outputs().left_out;
     reports_.push_back(std::move(report));
   }
 
