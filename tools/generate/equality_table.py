@@ -61,8 +61,9 @@ def counts(told):
 
 
 def ratio(comparison):
-    """The largest part of its bound that anything took: losses, evaluation, gradients, parameters, state, running statistics."""
-    worst = [comparison.get("losses", {}), comparison.get("evaluation", {})] + [comparison.get(each, {}).get("worst", {}) for each in ("gradients", "parameters", "state", "buffers")]
+    """The largest part of its bound that anything took: losses, evaluation, gradients, parameters, state, running statistics, outputs."""
+    worst = [comparison.get("losses", {}), comparison.get("evaluation", {})] + [comparison.get(each, {}).get("worst", {}) for each in (
+        "gradients", "parameters", "state", "buffers", "outputs", "evaluation_outputs")]
     return max(each.get("ratio") or 0.0 for each in worst)
 
 
@@ -107,7 +108,7 @@ def cases_text(told, title, cases):
         [PRECISIONS[value] if factor == "precision" else f"{factor} {value if value != '' else 'none'}", len(of), *counts(of)]
         for factor in ("precision", "optimizer", "zero", "micro_batches", "fusion", "offload", "recompute", "rows", "sums", "exact")
         for value in dict.fromkeys(t[factor] for t in told) for of in [[t for t in told if t[factor] == value]]))
-    text += "\nEvery comparison that was computed:\n\n"
+    text += "\nEvery comparison; of those that are not compared nothing was computed, for the reason that is named below:\n\n"
     text += table(["", "equal", "not compared", "not equal", "losses, at most", "parameters, at most", "of the bound, at most", "decisions", "flipped", "steps left out", "set aside", "tensors moved by rounding"], comparisons_of(told))
     for result, line in (("refused", "Refused, each expected by name (`REFUSALS` in `tests/equivalence/equality.py`)"), ("partly", "Compared without an option, and not with it (`PARTLY` there): the float64 comparison without the option named passed"),
                          ("not run", "Not run")):

@@ -16,9 +16,9 @@ HEAD = """{mark}
 ## Planted faults
 
 `tests/faults` damages random plans in random places. A judge of its own trains the damaged and the undamaged plan for 20 steps in float64 and
-compares every copy of every variable: a damage counts when one differs by more than 1e-6 of its movement. Refused: by the plan verifier, before
-anything runs (or when a session is made). Caught: `whale verify M --plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by
-itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
+compares every copy of every variable, and what every step hands out: a damage counts when a variable differs by more than 1e-6 of its movement, or an
+output by as much of its size. Refused: by the plan verifier, before anything runs (or when a session is made). Caught: `whale verify M
+--plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
 harmless where they fell. Kinds with a star are the plan verifier's alone: it has to refuse those that do harm.
 
 {damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {caught:.2f} % were caught
