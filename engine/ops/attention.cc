@@ -271,6 +271,11 @@ Factors factors_merge(const OpView& v) {
   return f;
 }
 
+// The causal mask counts from the first query; dropout is numbered by all of batch, head, query and key.
+uint32_t placed_dims_attention(const OpView& view) {
+  return attr_float(*view.attrs, "dropout") > 0 ? ~uint32_t{0} : uint32_t{1} << 1;
+}
+
 }  // namespace
 
 extern const OpDef op_def_attention, op_def_attention_grad, op_def_attention_merge;
@@ -294,6 +299,7 @@ const OpDef op_def_attention = {
     .flags = kRandom | kOffsetAware | kComputeLow,
     .unpack = unpack_attention,
     .unpacked_factor = "tq",
+    .placed_dims = placed_dims_attention,
 };
 const OpDef op_def_attention_grad = {
     .name = "attention_grad",
@@ -313,6 +319,7 @@ const OpDef op_def_attention_grad = {
     .factors = factors_attention_grad,
     .cost = cost_attention_grad,
     .flags = kRandom | kOffsetAware | kInternal,
+    .placed_dims = placed_dims_attention,
 };
 const OpDef op_def_attention_merge = {
     .name = "attention_merge",

@@ -242,6 +242,13 @@ OpCost cost_fused(const OpView& v) {
   return {2 * steps * output_elements(v), bytes_of(v)};
 }
 
+// A step that drops elements numbers them; all others read their operands alone.
+uint32_t placed_dims_fused(const OpView& v) {
+  const std::vector<FusedStep> steps = decode(*v.attrs, static_cast<int>(v.inputs.size())).steps;
+  const auto draws = [](const FusedStep& step) { return has_flag(step.code, kRandom) && step.value > 0; };
+  return std::any_of(steps.begin(), steps.end(), draws) ? ~uint32_t{0} : 0;
+}
+
 OpDef unary_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&),
                 GradientRule gradient, OpCost (*cost)(const OpView&) = nullptr, uint32_t flags = 0) {
   return {.name = name,
@@ -441,7 +448,8 @@ const OpDef op_def_fused = {
     .factors = elementwise_factors,
     .cost = cost_fused,
     .aliases = {},
-    .flags = kElementwise | kOffsetAware | kInternal,  // a step may be dropout
+    .flags = kElementwise | kOffsetAware | kInternal,
+    .placed_dims = placed_dims_fused,
 };
 
 }  // namespace whale

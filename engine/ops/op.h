@@ -211,6 +211,9 @@ struct OpDef {
   const char* unpacked_factor = nullptr;
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
+  // kRandom, kOffsetAware: the dimensions of which this op's kernel reads where its part lies (bit d: dimension d).
+  // null: all of them. Devices that differ elsewhere only share a program.
+  uint32_t (*placed_dims)(const OpView& view) = nullptr;
   IndexOperand index = {};
   IndexResult makes_index = {};
   // Limits that hold for the logical op, not for a device's part of it, of which the shape rule is asked too: throws

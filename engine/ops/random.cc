@@ -26,6 +26,8 @@ Factors factors_dropout(const OpView& v) {
   return f;
 }
 
+uint32_t placed_dims_dropout(const OpView& v) { return attr_float(*v.attrs, "rate") > 0 ? ~uint32_t{0} : 0; }
+
 }  // namespace
 
 extern const OpDef op_def_dropout;
@@ -46,6 +48,7 @@ const OpDef op_def_dropout = {
     .factors = factors_dropout,
     .aliases = {{0, 0}},
     .flags = kElementwise | kRandom | kOffsetAware,
+    .placed_dims = placed_dims_dropout,
 };
 
 }  // namespace whale

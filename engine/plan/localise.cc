@@ -12,9 +12,13 @@ namespace {
 
 MeshAxis time_axis(int64_t micro_batches) { return {"time", micro_batches, {}, {}}; }
 
-bool asks_for_box(const Op& op) {
-  return has_flag(op.code, kRandom) || has_flag(op.code, kOffsetAware) || op.code == OpCode::k_fused;
+// Of which dimensions the kernel reads where its part lies.
+uint32_t placed_dims(const Graph& g, const Op& op) {
+  if (!has_flag(op.code, kRandom) && !has_flag(op.code, kOffsetAware)) return 0;
+  const auto of_op = def(op.code).placed_dims;
+  return of_op ? of_op(view_of(g, op)) : ~uint32_t{0};
 }
+bool contains(uint32_t dims, int dim) { return dims >> dim & 1; }
 
 std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
   std::vector<int64_t> out;
@@ -154,9 +158,6 @@ uint64_t Localiser::sample_axes() const {
 }
 
 bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
-  const auto cut = [&](TensorId id) {
-    return id != kNone && g_.at(id, axis).placement == Placement::kShard && !g_.at(id, axis).samples;
-  };
   if (op.code == OpCode::k_adasum) {  // the shares of all members are in its attributes
     const Mesh& mesh = g_.tasks.mesh(op.stage);
     const auto even = [](const MeshAxis& x) { return x.shares.empty(); };
@@ -166,7 +167,10 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   if (op.code == OpCode::k_local_slice || op.code == OpCode::k_part_view)
     return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
   if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
-  if (const TensorId id = box_tensor(op); id != kNone && cut(id)) return true;
+  if (const TensorId id = box_tensor(op); id != kNone) {
+    const AxisLayout& l = g_.at(id, axis);
+    if (l.placement == Placement::kShard && !l.samples && contains(placed_dims(g_.graph, op), l.digit.dim)) return true;
+  }
   // An attribute says where the interval begins, also when it is of samples.
   const auto along = [&](const Factor& f, TensorId id, const Digit& digit) {
     return id != kNone && digit.present() && g_.at(id, axis).placement == Placement::kShard &&
@@ -270,7 +274,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
 }
 
 TensorId Localiser::box_tensor(const Op& op) const {
-  if (!asks_for_box(op)) return kNone;
+  if (placed_dims(g_.graph, op) == 0) return kNone;
   if (has_flag(op.code, kBoxOfInput)) return op.inputs[0];
   TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
   if ((id == kNone || g_.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone)
@@ -284,10 +288,11 @@ Box Localiser::box(const Op& op, const Place& place) const {
   Box box;
   box.global = g_.graph.tensor(id).dims;
   box.origin.assign(box.global.size(), 0);
+  const uint32_t placed = placed_dims(g_.graph, op);
   for (size_t a = 0; a < g_.axes(); ++a)
     if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) box.batch = g_.at(id, a).digit;
   for (const DigitCut& c : cuts(id, place)) {
-    if (c.digit == box.batch) continue;
+    if (c.digit == box.batch || !contains(placed, c.digit.dim)) continue;
     int in_dimension = box.batch.present() && box.batch.dim == c.digit.dim;
     for (const DigitCut& other : cuts(id, place))
       in_dimension += other.digit.dim == c.digit.dim && !(other.digit == box.batch);

@@ -42,7 +42,7 @@ class Localiser {
   // `shape` and `dims` are those of the result; `limits` end where the local operand ends; sizes and begins as the
   // factors say; what bridges need.
   Attrs attrs(const Op& op, const Place& place) const;
-  // Where the result lies, for ops that ask (random, offset-aware, fused); else empty.
+  // Where the result lies, in the dimensions of which the op asks (OpDef::placed_dims); else empty.
   Box box(const Op& op, const Place& place) const;
   // The tensor that the box describes; kNone: none.
   TensorId box_tensor(const Op& op) const;
