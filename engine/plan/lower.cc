@@ -309,7 +309,7 @@ class Lowerer {
           ChunkReport report;
           if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
           if (entry_.programs.empty()) note(report);
-          share_storage(draft, lg_.graph);
+          share_storage(draft, lg_.graph, memory_);
           draft.program.variable_bytes = variable_bytes(place);
           entry_.programs.push_back(std::move(draft.program));
         }
@@ -350,6 +350,7 @@ class Lowerer {
   const LayoutGraph& lg_;
   Lowering low_;
   Entry entry_;
+  MemoryPlanner memory_;
   int slots_ = 1;
   std::vector<std::vector<char>> apart_;         // [mesh][axis]
   std::vector<std::set<Signature>> signatures_;  // [mesh]

@@ -77,4 +77,13 @@ MemoryPlan plan_memory(const std::vector<Block>& blocks) {
   return best;
 }
 
+const MemoryPlan& MemoryPlanner::plan(std::vector<Block> blocks) {
+  constexpr size_t kRemembered = 8;
+  for (const auto& [same, plan] : known_)
+    if (same == blocks) return plan;
+  MemoryPlan plan = plan_memory(blocks);
+  if (known_.size() == kRemembered) known_.pop_back();
+  return known_.emplace_front(std::move(blocks), std::move(plan)).second;
+}
+
 }  // namespace whale

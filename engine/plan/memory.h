@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <utility>
 #include <vector>
 
 namespace whale {
@@ -12,6 +14,7 @@ inline constexpr int64_t kAlignment = 64;
 struct Block {
   int64_t bytes = 0;
   int64_t first = 0, last = 0;
+  friend bool operator==(const Block&, const Block&) = default;
 };
 
 struct MemoryPlan {
@@ -22,5 +25,14 @@ struct MemoryPlan {
 
 // The best of a few orders of best fit.
 MemoryPlan plan_memory(const std::vector<Block>& blocks);
+
+// Remembers what it planned: programs of devices that differ in their place alone have the same blocks.
+class MemoryPlanner {
+ public:
+  const MemoryPlan& plan(std::vector<Block> blocks);
+
+ private:
+  std::deque<std::pair<std::vector<Block>, MemoryPlan>> known_;  // the latest first
+};
 
 }  // namespace whale

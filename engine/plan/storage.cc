@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/watch.h"
-#include "plan/memory.h"
 #include "plan/verify.h"
 
 namespace whale {
@@ -61,60 +60,85 @@ void resolve_aliases(Program& program) {
     }
 }
 
-// The new value of a variable goes straight to the variable when nobody reads the old one later.
+// An instruction of a program.
+struct At {
+  size_t segment = 0, index = 0;
+  auto operator<=>(const At&) const = default;
+};
+
+// Per storage the instructions that read or write it, in order.
+std::vector<std::vector<At>> touches_of(const Program& p) {
+  std::vector<std::vector<At>> out(p.buffers.size());
+  for (size_t s = 0; s < p.segments.size(); ++s)
+    for (size_t k = 0; k < p.segments[s].instructions.size(); ++k)
+      for (const auto* list : {&p.segments[s].instructions[k].in, &p.segments[s].instructions[k].out})
+        for (const BufferId b : *list) {
+          if (b == kNone) continue;
+          std::vector<At>& of = out[static_cast<size_t>(storage_of(p, b))];
+          if (of.empty() || of.back() != At{s, k}) of.push_back({s, k});
+        }
+  return out;
+}
+
+// Can what makes the next value of a variable write it to the variable: nobody reads the old one later, nor does the
+// body, which runs many times, change it. `at`: the instructions that touch either storage, in order.
+bool goes_direct(const Draft& draft, const Graph& graph, BufferId from, BufferId variable, const std::vector<At>& at) {
+  const Program& p = draft.program;
+  bool made = false;
+  for (const auto& [s, k] : at) {
+    const Instruction& i = p.segments[s].instructions[k];
+    const auto touches = [&](const std::vector<BufferId>& list, BufferId storage) {
+      return std::any_of(list.begin(), list.end(),
+                         [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
+    };
+    const bool makes = touches(i.out, from), reads = touches(i.in, variable);
+    bool in_place = false, elsewhere = false;  // what an op changes in place has a place already
+    if (const Op* op = draft.ops[s][k]; op && makes)
+      for (const Alias& a : aliases_of(view_of(graph, *op))) {
+        const auto y = static_cast<size_t>(a.output), x = static_cast<size_t>(a.input);
+        if (y >= i.out.size() || x >= i.in.size() || i.out[y] == kNone || i.in[x] == kNone) continue;
+        if (storage_of(p, i.out[y]) != from) continue;
+        const bool here = storage_of(p, i.in[x]) == variable;
+        in_place |= here;
+        elsewhere |= a.must && !here;
+      }
+    if (elsewhere || (makes && reads && !in_place)) return false;
+    if (made && (reads || touches(i.out, variable))) return false;
+    made |= makes;
+    if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1) return false;
+  }
+  return made;
+}
+
+// The new value of a variable goes straight to the variable where it can, and is copied at the end where it cannot.
 void place_next_values(Draft& draft, const Graph& graph) {
   Program& p = draft.program;
+  const std::vector<std::vector<At>> touches = touches_of(p);
   for (const auto& [variable, next] : draft.next) {
     const BufferId from = storage_of(p, next);
     const Buffer& source = p.buffers[static_cast<size_t>(from)];
-    const bool away = p.buffers[static_cast<size_t>(variable)].memory == Memory::kHost;
-    bool direct = in_arena(source) && source.kind == BufferKind::kArena &&
-                  source.memory == p.buffers[static_cast<size_t>(variable)].memory &&
-                  source.bytes == p.buffers[static_cast<size_t>(variable)].bytes;
-    bool made = false;
-    for (size_t s = 0; s < p.segments.size() && direct; ++s)
-      for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
-        const Instruction& i = p.segments[s].instructions[k];
-        const auto touches = [&](const std::vector<BufferId>& list, BufferId storage) {
-          return std::any_of(list.begin(), list.end(),
-                             [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
-        };
-        const bool makes = touches(i.out, from), reads = touches(i.in, variable);
-        if (makes && reads) {
-          // In one instruction only where the op works in place.
-          bool allowed = false;
-          if (const Op* op = draft.ops[s][k])
-            for (const Alias& a : aliases_of(view_of(graph, *op)))
-              allowed |= static_cast<size_t>(a.output) < i.out.size() && static_cast<size_t>(a.input) < i.in.size() &&
-                         storage_of(p, i.out[static_cast<size_t>(a.output)]) == from &&
-                         i.in[static_cast<size_t>(a.input)] != kNone &&
-                         storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
-          direct &= allowed;
-        }
-        if (const Op* op = draft.ops[s][k]; op && makes)  // what an op changes in place has a place already
-          for (const Alias& a : aliases_of(view_of(graph, *op)))
-            if (a.must && static_cast<size_t>(a.output) < i.out.size() && static_cast<size_t>(a.input) < i.in.size() &&
-                i.out[static_cast<size_t>(a.output)] != kNone && i.in[static_cast<size_t>(a.input)] != kNone &&
-                storage_of(p, i.out[static_cast<size_t>(a.output)]) == from)
-              direct &= storage_of(p, i.in[static_cast<size_t>(a.input)]) == variable;
-        if (made && (reads || touches(i.out, variable))) direct = false;
-        made |= makes;
-        if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1)
-          direct = false;  // would change it between micro-batches
-      }
-    if (direct && made) {
+    const Buffer& target = p.buffers[static_cast<size_t>(variable)];
+    const bool away = target.memory == Memory::kHost;
+    const bool alike = in_arena(source) && source.kind == BufferKind::kArena && source.memory == target.memory &&
+                       source.bytes == target.bytes;
+    std::vector<At> at;
+    if (alike)
+      std::set_union(touches[static_cast<size_t>(from)].begin(), touches[static_cast<size_t>(from)].end(),
+                     touches[static_cast<size_t>(variable)].begin(), touches[static_cast<size_t>(variable)].end(),
+                     std::back_inserter(at));
+    if (alike && goes_direct(draft, graph, from, variable, at)) {
       share(p, from, variable);
       continue;
     }
-    if (p.buffers[static_cast<size_t>(variable)].bytes == 0) continue;  // nothing of it is here
+    if (target.bytes == 0) continue;  // nothing of it is here
     WHALE_CHECK(!away, "a variable in the host's memory is written by the copy to it alone");
     Instruction copy;
     copy.op = OpCode::k_stop_gradient;
-    copy.name = "store." + p.buffers[static_cast<size_t>(variable)].name;
+    copy.name = "store." + target.name;
     copy.in = {next};
     copy.out = {variable};
     copy.phase = Phase::kUpdate;
-    copy.bytes = 2.0 * static_cast<double>(p.buffers[static_cast<size_t>(variable)].bytes);
+    copy.bytes = 2.0 * static_cast<double>(target.bytes);
     p.segments.back().instructions.push_back(std::move(copy));
     draft.ops.back().push_back(nullptr);
   }
@@ -170,7 +194,7 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
   resolve_aliases(p);
 }
 
-MemoryPlan place_arena(Program& program, const std::vector<Life>& lives, Memory memory) {
+const MemoryPlan& place_arena(Program& program, const std::vector<Life>& lives, Memory memory, MemoryPlanner& planner) {
   std::vector<Block> blocks;
   std::vector<size_t> owner;
   for (size_t b = 0; b < program.buffers.size(); ++b) {
@@ -180,17 +204,17 @@ MemoryPlan place_arena(Program& program, const std::vector<Life>& lives, Memory 
                       lives[b].last});
     owner.push_back(b);
   }
-  MemoryPlan plan = plan_memory(blocks);
+  const MemoryPlan& plan = planner.plan(std::move(blocks));
   for (size_t k = 0; k < owner.size(); ++k) program.buffers[owner[k]].offset = plan.offsets[k];
   return plan;
 }
 
-void place_arenas(Program& program) {
+void place_arenas(Program& program, MemoryPlanner& planner) {
   const std::vector<Life> lives = lives_of(program);
-  const MemoryPlan device = place_arena(program, lives, Memory::kDevice);
+  const MemoryPlan& device = place_arena(program, lives, Memory::kDevice, planner);
   program.arena_bytes = device.bytes;
   program.peak_live_bytes = device.peak_live;
-  program.host_bytes = place_arena(program, lives, Memory::kHost).bytes;
+  program.host_bytes = place_arena(program, lives, Memory::kHost, planner).bytes;
   for (size_t b = 0; b < program.buffers.size(); ++b)
     if (const BufferId s = program.buffers[b].alias; s != kNone)
       program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
@@ -338,12 +362,12 @@ std::vector<Life> lives_of(const Program& program) {
   return lives;
 }
 
-void share_storage(Draft& draft, const Graph& graph) {
+void share_storage(Draft& draft, const Graph& graph, MemoryPlanner& planner) {
   place_next_values(draft, graph);
   add_waits(draft.program);
   work_in_place(draft, graph, true);
   work_in_place(draft, graph, false);
-  place_arenas(draft.program);
+  place_arenas(draft.program, planner);
 }
 
 }  // namespace whale

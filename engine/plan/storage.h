@@ -1,6 +1,7 @@
 // Which buffers share storage, what waits for what, and where everything lies.
 #pragma once
 
+#include "plan/memory.h"
 #include "plan/program_builder.h"
 
 namespace whale {
@@ -11,7 +12,7 @@ void add_waits(Program& program);
 
 // In-place results (where the op allows it and the operand dies), variables' next values in the variables' own storage
 // (or a copy at the end where that is impossible), offsets by liveness.
-void share_storage(Draft& draft, const Graph& graph);
+void share_storage(Draft& draft, const Graph& graph, MemoryPlanner& planner);
 
 // Storage that a buffer shares: the end of its chain of aliases.
 BufferId storage_of(const Program& program, BufferId id);
