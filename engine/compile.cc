@@ -21,6 +21,7 @@
 #include "parallel/strategy.h"
 #include "parallel/stream.h"
 #include "parallel/task_graph.h"
+#include "plan/fit.h"
 #include "plan/groups.h"
 #include "plan/lower.h"
 #include "plan/notes.h"
@@ -110,7 +111,12 @@ constexpr LayoutPass kLayoutPasses[] = {
      [](LayoutGraph& g, const CompileOptions& o) { recompute_blocks(g, stages_with(g, o, {Recompute::kFull})); },
      false},
     {"recompute_cheap",
-     [](LayoutGraph& g, const CompileOptions& o) { recompute_cheap(g, stages_with(g, o, {Recompute::kSelective})); },
+     [](LayoutGraph& g, const CompileOptions& o) {
+       const bool short_of_memory = g.tasks.cost.memory_price > 1;
+       recompute_cheap(g, stages_with(g, o, {Recompute::kSelective}),
+                       short_of_memory ? std::vector<char>(g.tasks.stages(), 1)
+                                       : stages_with(g, o, {Recompute::kSelective, Recompute::kFull}));
+     },
      false},
     {"stream_gathers", [](LayoutGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
@@ -262,12 +268,12 @@ struct Scoped {
   TaskGraphs tasks;
 };
 Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const std::vector<double>& state_shares,
-                 bool exact) {
+                 bool exact, double memory_price) {
   Scoped out{source, {}};
   std::vector<int32_t> nodes;
   for (const DeviceSpec& device : devices) nodes.push_back(device.node);
   out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices.size()), source.default_strategy, exact,
-                               std::move(nodes), cost_model(devices));
+                               std::move(nodes), cost_model(devices, memory_price));
   if (state_shares.empty()) return out;
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
@@ -293,14 +299,16 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
   return source.training.accumulation;
 }
 
-Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+// `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
+Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+               double memory_price, bool last) {
   check_options(options);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
   verify(source);
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
-  Scoped scoped = scope_out(source, devices, options.state_shares, options.exact);
+  Scoped scoped = scope_out(source, devices, options.state_shares, options.exact, memory_price);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
@@ -330,6 +338,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   plan.offload = options.offload;
   plan.update = static_cast<int32_t>(options.update);
   plan.matmul_chunks = options.matmul_chunks;
+  plan.memory_price = memory_price;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
 
   std::vector<std::string> entries;
@@ -346,6 +355,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, homes.empty() ? nullptr : &homes);
     if (plan.variables.empty()) plan.variables = variables_of(lg);
     if (homes.empty()) homes = homes_of(plan.variables), decisions = lg.notes;
+    if (!last && shortage_of(plan).bytes > 0) return plan;  // the rest would only add to it
     plan.entries.push_back(
         compiler.make_entry(whole, lg, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
   }
@@ -355,7 +365,21 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   plan.notes.insert(plan.notes.end(), scoped.tasks.notes.begin(), scoped.tasks.notes.end());
   if (const std::string note = idle_note(scoped.tasks, plan.micro_batches, options.exact); !note.empty())
     plan.notes.push_back(note);
+  if (memory_price > 1)
+    plan.notes.push_back(fmt::format(
+        "The plan that is fastest without regard to memory does not fit; here a byte is worth {:g} times as much.",
+        memory_price));
   compiler.after("plan", plan);
+  return plan;
+}
+
+// Memory becomes dearer from attempt to attempt, until what is planned fits the devices that say how much they have.
+Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  constexpr double kLastPrice = 64;
+  for (double price = 1; price < kLastPrice; price *= 4)
+    if (Plan plan = make_plan(graph, devices, options, price, false); shortage_of(plan).bytes == 0) return plan;
+  Plan plan = make_plan(graph, devices, options, kLastPrice, true);
+  if (const Shortage shortage = shortage_of(plan); shortage.bytes > 0) throw does_not_fit(plan, shortage);
   return plan;
 }
 
@@ -374,7 +398,7 @@ Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::stri
   for (const Mesh& mesh : plan.meshes)
     for (const MeshAxis& axis : mesh.axes)
       if (!axis.state_shares.empty()) state_shares = axis.state_shares;
-  Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact);
+  Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact, plan.memory_price);
   check_recompute(options, scoped.tasks);
   check_micro_batches(plan.source, scoped.tasks, plan.source.training.accumulation);
   Compiler compiler{options, scoped.tasks, {}};
@@ -414,7 +438,7 @@ CompileOptions options_of(const Plan& plan) {
 }  // namespace
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  return stoppable([&] { return make_plan(graph, devices, options); });
+  return stoppable([&] { return make_fitting_plan(graph, devices, options); });
 }
 
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {

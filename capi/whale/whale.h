@@ -398,7 +398,8 @@ typedef struct whale_cluster whale_cluster;
 /* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". cpu:N are N devices on the
  * cores of the process; a session takes the least used ones. cpu@CORES are these cores: a plan may name any, a session refuses
  * those that its process may not use. Several machines: nodes
- * joined by |, Nx before one repeats it: "16xnull:8"; or "file:PATH", a text file with a node a line. */
+ * joined by |, Nx before one repeats it: "16xnull:8"; or "file:PATH", a text file with a node a line. A kind may say its memory,
+ * "null-80GB:8" (B, KB, MB, GB, TB or KiB to TiB): plans take no more of a device, or are refused with WHALE_RESOURCE_EXHAUSTED. */
 WHALE_API whale_status *whale_cluster_create(whale_engine *engine, whale_str devices, whale_cluster **out);
 WHALE_API size_t whale_cluster_size(const whale_cluster *cluster);
 WHALE_API void whale_cluster_release(whale_cluster *cluster);

@@ -12,8 +12,24 @@ constexpr int64_t kMostDevices = 65536;
 constexpr int kMostCores = 65536;
 constexpr int64_t kMostDeviceCores = int64_t{1} << 22;  // of all devices together
 constexpr const char* kGrammar =
-    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2); nodes joined "
-    "by |, Nx before a node repeats it";
+    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2), with their "
+    "memory cpu-4GB:N, null-80GB:N; nodes joined by |, Nx before a node repeats it";
+
+struct Unit {
+  std::string_view name;
+  int64_t bytes;
+};
+constexpr Unit kUnits[] = {
+    {"TB", 1000'000'000'000}, {"GB", 1000'000'000}, {"MB", 1000'000}, {"KB", 1000}, {"TiB", int64_t{1} << 40},
+    {"GiB", 1 << 30},         {"MiB", 1 << 20},     {"KiB", 1 << 10}, {"B", 1}};
+
+// "80GB": in the largest unit that divides it.
+std::string memory_text(int64_t bytes) {
+  const Unit* best = &kUnits[std::size(kUnits) - 1];
+  for (const Unit& unit : kUnits)
+    if (bytes % unit.bytes == 0 && unit.bytes > best->bytes) best = &unit;
+  return fmt::format("{}{}", bytes / best->bytes, best->name);
+}
 
 struct Item {
   std::string_view text;
@@ -25,6 +41,14 @@ struct Item {
     if (!value) fail(fmt::format("'{}' is not a number", brief(digits, 40)));
     if (*value < least || *value > most) fail(fmt::format("{} is outside {}..{}", *value, least, most));
     return *value;
+  }
+  // "80GB"
+  int64_t memory(std::string_view size) const {
+    const size_t digits = std::min(size.find_first_not_of("0123456789"), size.size());
+    for (const Unit& unit : kUnits)
+      if (unit.name == size.substr(digits))
+        return number(size.substr(0, digits), 1, kMostDeviceMemory / unit.bytes) * unit.bytes;
+    fail(fmt::format("'{}' is no amount of memory such as 80GB, 512MiB", brief(size, 40)));
   }
   // "0-3+8": ranges joined by +.
   std::vector<int> cores(std::string_view list) const {
@@ -56,12 +80,13 @@ std::vector<int> share_of(const std::vector<int>& cores, int64_t i, int64_t n) {
 
 void parse_item(const Item& item, const std::vector<int>& cores, std::vector<DeviceSpec>& out) {
   const size_t mark = item.text.find_first_of(":@");
-  const std::string_view kind = item.text.substr(0, mark);
+  const std::string_view name = item.text.substr(0, mark), kind = name.substr(0, name.find('-'));
   const bool at = mark != item.text.npos && item.text[mark] == '@';
   std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
   if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", brief(item.text));
   if (kind != "cpu" && kind != "ref" && kind != "null")
     item.fail(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
+  const int64_t memory = kind.size() < name.size() ? item.memory(name.substr(kind.size() + 1)) : 0;
   if (at && kind != "cpu") item.fail(fmt::format("'{}' devices have no cores to choose", kind));
   if (at) {
     const size_t star = rest.find('*');
@@ -70,15 +95,16 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
     if (count * std::ssize(list) > kMostDeviceCores)
       item.fail(fmt::format("{} devices of {} cores each are more than {} cores together", count, list.size(),
                             kMostDeviceCores));
-    for (int64_t i = 0; i < count; ++i) out.push_back({.kind = DeviceKind::kCpu, .cores = list, .named = true});
+    for (int64_t i = 0; i < count; ++i)
+      out.push_back({.kind = DeviceKind::kCpu, .cores = list, .named = true, .memory_bytes = memory});
     return;
   }
   const int64_t count = item.number(rest, 1, kMostDevices);
-  for (int64_t i = 0; i < count; ++i) {
-    if (kind == "cpu") out.push_back({.kind = DeviceKind::kCpu, .cores = share_of(cores, i, count)});
-    if (kind == "ref") out.push_back({.kind = DeviceKind::kRef, .cores = {}});
-    if (kind == "null") out.push_back({.kind = DeviceKind::kNull, .cores = {}});
-  }
+  const DeviceKind of = kind == "cpu" ? DeviceKind::kCpu : kind == "ref" ? DeviceKind::kRef : DeviceKind::kNull;
+  for (int64_t i = 0; i < count; ++i)
+    out.push_back({.kind = of,
+                   .cores = of == DeviceKind::kCpu ? share_of(cores, i, count) : std::vector<int>{},
+                   .memory_bytes = memory});
 }
 
 // "16xnull:8": 16, "null:8".
@@ -149,9 +175,11 @@ std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<i
 std::vector<DeviceSpec> parse_devices(std::string_view text) { return parse_devices(text, usable_cores()); }
 
 std::string to_string(const DeviceSpec& device) {
-  if (device.kind == DeviceKind::kCpu && !device.cores.empty()) return "cpu@" + core_list(device.cores);
-  if (device.kind == DeviceKind::kCuda) return fmt::format("cuda@{}", device.index);
-  return name_of(device.kind);
+  std::string text = name_of(device.kind);
+  if (device.memory_bytes) text += "-" + memory_text(device.memory_bytes);
+  if (device.kind == DeviceKind::kCpu && !device.cores.empty()) text += "@" + core_list(device.cores);
+  if (device.kind == DeviceKind::kCuda) text += fmt::format("@{}", device.index);
+  return text;
 }
 
 namespace {

@@ -1,5 +1,6 @@
 // Device lists as text (semantics.md section 3): "cpu:4", "cpu@0,cpu@1*2", "ref:3", "null:8", joined by commas. Several
-// machines are nodes joined by |, and Nx repeats one: "16xnull:8", "null:8|null:4".
+// machines are nodes joined by |, and Nx repeats one: "16xnull:8", "null:8|null:4". A kind with an amount of memory,
+// "null-80GB:8", is filled by plans no further.
 #pragma once
 
 #include <string>

@@ -4,12 +4,12 @@
 
 namespace whale {
 
-CostModel cost_model(const std::vector<DeviceSpec>& devices) {
+CostModel cost_model(const std::vector<DeviceSpec>& devices, double memory_price) {
   const LinkRates link{10e9, 5e-6};
   const bool cores = std::any_of(devices.begin(), devices.end(), [](const DeviceSpec& d) {
     return d.kind == DeviceKind::kCpu || d.kind == DeviceKind::kRef;
   });
-  return {{100e9, 20e9, 2e-6}, link, link, 4e9, !cores};
+  return {{100e9, 20e9, 2e-6}, link, link, 4e9 / memory_price, memory_price, !cores};
 }
 
 OpCost operator+(const OpCost& a, const OpCost& b) { return {a.flops + b.flops, a.bytes + b.bytes}; }

@@ -28,10 +28,11 @@ struct CostModel {
   LinkRates link;                 // between two devices
   LinkRates host;                 // between a device and its host's memory
   double freed_bytes_per_second;  // where memory is traded for time: the bytes that a second more of a step must free
+  double memory_price;            // 1, or how often cheaper a freed byte is bought since faster plans did not fit
   bool beside;                    // devices have engines for communication; else it takes the time of their cores
 };
 // Of devices that nobody has measured: those of a machine of cores.
-CostModel cost_model(const std::vector<DeviceSpec>& devices);
+CostModel cost_model(const std::vector<DeviceSpec>& devices, double memory_price = 1);
 
 OpCost operator+(const OpCost& a, const OpCost& b);
 

@@ -14,8 +14,9 @@ int64_t bytes_of(const Tensor& tensor);
 
 // Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters
 // always; in `stages` (a flag each) also activations, norms and the like: what frees many bytes for a second of
-// computing them again (a few percent of time for a fifth of the memory).
-void recompute_cheap(LayoutGraph& graph, const std::vector<char>& stages);
+// computing them again (a few percent of time for a fifth of the memory); in `gathering` what an all_gather along a
+// split put together, of which the part stays (Korthikanti et al., 2022, section 4.2.2).
+void recompute_cheap(LayoutGraph& graph, const std::vector<char>& stages, const std::vector<char>& gathering);
 
 // Blocks (name scopes with siblings, such as block0, block1; without them about sqrt(n) runs of a stage's n ops) keep
 // what other blocks and bridges hand them, and are computed again just before their backward ops. Of `stages` (a flag

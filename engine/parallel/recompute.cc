@@ -32,6 +32,18 @@ struct Recomputer {
     const TensorId root = view_root(g, id);
     return g.tensor(root).kind != TensorKind::kValue || (read_backward(root) && !again[static_cast<size_t>(root)]);
   }
+  // An activation that members of a group hold parts of, put together for a product.
+  bool gathers(const Op& op) const {
+    if (op.code != OpCode::k_all_gather || op.phase != Phase::kForward || op.region != Region::kBody ||
+        op.inputs.size() != 1 || again[static_cast<size_t>(view_root(g, op.inputs[0]))] ||
+        !lg.time_varies(op.inputs[0]))
+      return false;
+    const int64_t n = lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
+    const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
+    const double parts = stays(op.inputs[0]) ? 0 : bytes / static_cast<double>(n);
+    return bytes >= kWorthBytes &&
+           bytes - parts >= lg.tasks.cost.freed_bytes_per_second * all_gather_seconds(bytes, n, lg.tasks.cost.link);
+  }
   bool cheap(const Op& op, bool casts_only) const {
     if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||
         has_flag(op.code, kCollective) || op.inputs.empty())
@@ -50,14 +62,15 @@ struct Recomputer {
 
 }  // namespace
 
-void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages) {
+void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages, const std::vector<char>& gathering) {
   Graph& g = lg.graph;
   Recomputer r(lg);
   std::vector<std::vector<Op>> before(g.ops.size());  // copies that stand before an op
   const size_t n = g.ops.size();
   for (size_t i = 0; i < n; ++i) {
     const Op op = g.ops[i];
-    if (!r.cheap(op, !stages[static_cast<size_t>(op.stage)])) continue;
+    const bool gather = gathering[static_cast<size_t>(op.stage)] && r.gathers(op);
+    if (!gather && !r.cheap(op, !stages[static_cast<size_t>(op.stage)])) continue;
     const TensorId y = op.outputs[0];
     std::vector<OpId> backward;  // direct readers only: a view of it keeps it
     bool forward = false, viewed = false;
@@ -69,8 +82,8 @@ void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages) {
         if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k)))
           backward.push_back(static_cast<OpId>(k));
       }
-    const bool there =
-        std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || r.stays(id); });
+    const bool there = gather || std::all_of(op.inputs.begin(), op.inputs.end(),
+                                             [&](TensorId id) { return id == kNone || r.stays(id); });
     if (!forward || viewed || backward.empty() || !there) continue;
     Op copy = op;
     without_index_check(copy);

@@ -139,7 +139,9 @@ class Streamer {
   }
   // The gathered pieces are not kept, and travel beside the computation; what is merged is computed once more.
   bool worth(const Op& op, const Ring& ring) const {
-    const auto& [device, link, host, freed_bytes_per_second, beside] = lg_.tasks.cost;
+    const CostModel& cost = lg_.tasks.cost;
+    const DeviceRates& device = cost.device;
+    const LinkRates& link = cost.link;
     const auto n = static_cast<double>(ring.ways);
     double bytes = 0, gathering = 0;
     const auto moved = [&](TensorId id) {
@@ -158,7 +160,7 @@ class Streamer {
     const double shifting = messages * link.latency_seconds + bytes / n / link.bytes_per_second;
     const double merging = op_seconds({0, 3 * merged}, device) + device.seconds_per_op * messages;
     const double more = (n - 1) * (std::max(shifting - round, 0.0) + merging) - gathering;
-    return more < bytes * (n - 1) / n / freed_bytes_per_second;
+    return more < bytes * (n - 1) / n / cost.freed_bytes_per_second;
   }
 
   // ---- what it becomes ------------------------------------------------------------------------------------------

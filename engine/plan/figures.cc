@@ -85,12 +85,13 @@ namespace {
 enum class Holds : uint8_t { kActivation, kGradient, kCopy };
 
 // What each storage in an arena holds, told by who reads and writes it.
-std::vector<Holds> contents_of(const Program& p) {
+std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& groups) {
   std::vector<Holds> out(p.buffers.size());
   const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions) {
-      const bool reduced = i.kind == InstructionKind::kCollective && i.phase != Phase::kForward;
+      const bool reduced = i.kind == InstructionKind::kCollective && i.phase != Phase::kForward &&
+                           groups[static_cast<size_t>(i.ref)].axis.find("replica") != std::string::npos;
       const bool update = i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp);
       const bool sum = i.kind == InstructionKind::kKernel && i.op == OpCode::k_accumulate && i.phase != Phase::kForward;
       const bool stored = i.kind == InstructionKind::kMove && i.phase != Phase::kForward && i.op == OpCode::k_to_host;
@@ -109,7 +110,7 @@ std::vector<Holds> contents_of(const Program& p) {
 }
 
 // Splits up an arena by what is alive where most is.
-void add_arena(MemoryClasses& m, const Program& p, Memory memory) {
+void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& groups, Memory memory) {
   const std::vector<Life> lives = lives_of(p);
   std::map<int64_t, int64_t> change;
   for (size_t b = 0; b < lives.size(); ++b)
@@ -120,7 +121,7 @@ void add_arena(MemoryClasses& m, const Program& p, Memory memory) {
   int64_t now = 0, most = 0, when = 0;
   for (const auto& [at, bytes] : change)
     if ((now += bytes) > most) most = now, when = at;
-  const std::vector<Holds> holds = contents_of(p);
+  const std::vector<Holds> holds = contents_of(p, groups);
   for (size_t b = 0; b < lives.size(); ++b)
     if (lives[b].first >= 0 && lives[b].first <= when && when <= lives[b].last && p.buffers[b].memory == memory) {
       if (holds[b] == Holds::kGradient) m.gradients += bytes_of_slots(p.buffers[b]);
@@ -129,22 +130,31 @@ void add_arena(MemoryClasses& m, const Program& p, Memory memory) {
   m.activations = (memory == Memory::kHost ? p.host_bytes : p.arena_bytes) - m.gradients - m.copies;
 }
 
+void add_variables(const Plan& plan, int32_t device, MemoryFigures& m) {
+  for (const PlanVariable& v : plan.variables) {
+    MemoryClasses& where = v.memory == Memory::kHost ? m.host : m.device;
+    int64_t& to = v.role == Role::kParameter ? where.parameters : v.role == Role::kState ? where.state : where.buffers;
+    to += element_count(local_dims(plan, v, device)) * size_of(v.dtype);
+  }
+}
+
 }  // namespace
 
 MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program) {
   MemoryFigures m;
   m.arena = entry.programs[program].arena_bytes;
-  add_arena(m.device, entry.programs[program], Memory::kDevice);
-  add_arena(m.host, entry.programs[program], Memory::kHost);
+  add_arena(m.device, entry.programs[program], plan.groups, Memory::kDevice);
+  add_arena(m.host, entry.programs[program], plan.groups, Memory::kHost);
   const auto row = std::find_if(entry.rows.begin(), entry.rows.end(),
                                 [&](const DeviceRow& r) { return r.program == static_cast<int32_t>(program); });
-  if (row == entry.rows.end()) return m;
-  for (const PlanVariable& v : plan.variables) {
-    MemoryClasses& where = v.memory == Memory::kHost ? m.host : m.device;
-    int64_t& to = v.role == Role::kParameter ? where.parameters : v.role == Role::kState ? where.state : where.buffers;
-    to += element_count(local_dims(plan, v, row->device)) * size_of(v.dtype);
-  }
+  if (row != entry.rows.end()) add_variables(plan, row->device, m);
   return m;
+}
+
+MemoryClasses variables_of_device(const Plan& plan, int32_t device) {
+  MemoryFigures m;
+  add_variables(plan, device, m);
+  return m.device;
 }
 
 int64_t samples_of(const Entry& entry, const DeviceRow& row) {

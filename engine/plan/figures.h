@@ -18,6 +18,8 @@ struct MemoryFigures {
   MemoryClasses device, host;
   int64_t arena = 0;  // of the device
 };
+// What lives from step to step in the device's own memory.
+MemoryClasses variables_of_device(const Plan& plan, int32_t device);
 // Of the first device that runs this program.
 MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program);
 // What this device holds of a variable; a tensor of no elements where it holds nothing.

@@ -127,8 +127,8 @@ std::string to_json(const Plan& plan) {
   out += fmt::format("\"model_hash\":\"{:016x}\",\"gradient_dtype\":{},\"adasum\":{},\"zero\":{},", plan.model_hash,
                      plan.gradient_dtype ? quoted(name_of(*plan.gradient_dtype)) : "null", plan.adasum, plan.zero);
   out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
-           return fmt::format("{{\"kind\":\"{}\",\"name\":{},\"node\":{}}}", name_of(d.kind), quoted(to_string(d)),
-                              d.node);
+           return fmt::format("{{\"kind\":\"{}\",\"name\":{},\"node\":{},\"memory_bytes\":{}}}", name_of(d.kind),
+                              quoted(to_string(d)), d.node, d.memory_bytes);
          });
   out +=
       ",\"meshes\":" + array(plan.meshes, [](const PlanMesh& m) {

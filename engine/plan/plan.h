@@ -245,6 +245,7 @@ struct Plan {
   bool exact = false;         // bitwise equal to every other exact plan of the same program and micro-batches
   int32_t update = 0;         // UpdateForm of compile.h
   int64_t matmul_chunks = 0;  // 0: by cost
+  double memory_price = 1;    // CostModel::memory_price that it was made with
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

@@ -68,7 +68,8 @@ auto write_all(Builder& b, const std::vector<T>& list) {
 
 Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
-                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named);
+                          write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named,
+                          d.memory_bytes);
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -231,6 +232,7 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
   out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
   out.node = static_cast<int>(f.range(t->node(), 0, 65535, "a device's node"));
   out.named = t->named();
+  out.memory_bytes = f.range(t->memory_bytes(), 0, kMostDeviceMemory, "a device's memory");
   return out;
 }
 
@@ -591,12 +593,12 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
   const auto stage_recompute = b.CreateVector(plan.stage_recompute);
-  fb::FinishPlanBuffer(
-      b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
-                        variables, entries, optimizer, schedule, plan.micro_batches,
-                        number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
-                        plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0}, plan.adasum,
-                        plan.recompute, plan.exact, plan.offload, plan.update, plan.matmul_chunks, stage_recompute));
+  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
+                                         groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
+                                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
+                                         plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
+                                         plan.adasum, plan.recompute, plan.exact, plan.offload, plan.update,
+                                         plan.matmul_chunks, stage_recompute, plan.memory_price));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -650,6 +652,8 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.offload = static_cast<uint32_t>(f.range(t->offload(), 0, kOffloadAll, "the offload classes"));
   out.update = static_cast<int32_t>(f.range(t->update(), 0, 2, "the form of updates"));
   out.matmul_chunks = f.range(t->matmul_chunks(), 0, kMaxCount, "the chunks of products");
+  out.memory_price = f.finite(t->memory_price(), "the price of memory");
+  if (out.memory_price < 1) throw f.bad("the price of memory is below 1");
   if (t->source() == nullptr) throw f.bad("it has no source graph");
   out.source = read_graph(t->source()->data(), t->source()->size());
   if (t->notes() != nullptr) {

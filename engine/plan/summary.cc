@@ -18,7 +18,8 @@ std::string bar(double share) {
   return text;
 }
 
-std::string memory_text(const MemoryClasses& m) {
+// `of`: what the device has; 0: not said.
+std::string memory_text(const MemoryClasses& m, int64_t of = 0) {
   std::string text;
   const auto add = [&](const char* name, int64_t bytes) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, bytes_text(static_cast<double>(bytes)));
@@ -29,7 +30,8 @@ std::string memory_text(const MemoryClasses& m) {
   add("activations", m.activations);
   if (m.buffers) add("statistics", m.buffers);
   if (m.copies) add("copies of offloaded variables", m.copies);
-  return text + fmt::format("; together {}\n", bytes_text(static_cast<double>(m.total())));
+  text += fmt::format("; together {}", bytes_text(static_cast<double>(m.total())));
+  return text + (of ? fmt::format(" of {}\n", bytes_text(static_cast<double>(of))) : "\n");
 }
 
 void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
@@ -75,7 +77,7 @@ std::string summary(const Plan& plan) {
   }
   if (!plan.entries.empty() && !plan.entries[0].programs.empty()) {
     const MemoryFigures m = memory_of(plan, plan.entries[0], 0);
-    text += "memory of one device: " + memory_text(m.device);
+    text += "memory of one device: " + memory_text(m.device, plan.devices.empty() ? 0 : plan.devices[0].memory_bytes);
     if (plan.offload) text += "offloaded to its host: " + memory_text(m.host);
     const StepFigures f = step_of(plan.entries[0].programs[0]);
     if (f.collectives)

@@ -3,30 +3,14 @@
 #include <set>
 
 #include "base/watch.h"
-#include "plan/verify.h"
+#include "plan/communication.h"
 
 namespace whale {
 namespace {
 
-bool communicates(const Instruction& i) {
-  return i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kSend ||
-         i.kind == InstructionKind::kReceive;
-}
-
-struct Entries {
-  const Plan& plan;
-  const Entry& entry;
-  [[noreturn]] void fail(const std::string& what) const {
-    throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
-  }
-  const Program& program(int32_t device) const {
-    return entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program)];
-  }
-};
-
 // Which part of each group a device belongs to; -1: none.
-std::vector<std::vector<int32_t>> parts_of(const Entries& e) {
-  std::vector<std::vector<int32_t>> of;
+PartNumbers parts_of(const Entries& e) {
+  PartNumbers of;
   for (size_t g = 0; g < e.plan.groups.size(); ++g) {
     std::vector<int32_t> part(e.plan.devices.size(), -1);
     for (size_t p = 0; p < e.plan.groups[g].parts.size(); ++p)
@@ -86,7 +70,7 @@ void check_order(const Entries& e) {
     }
 }
 
-void check_collectives(const Entries& e, const std::vector<std::vector<int32_t>>& part_of) {
+void check_collectives(const Entries& e, const PartNumbers& part_of) {
   for (size_t g = 0; g < e.plan.groups.size(); ++g) {
     std::map<int32_t, std::string> known;  // per program
     const auto text_of = [&](int32_t device) -> const std::string& {
@@ -159,23 +143,6 @@ Ends check_ends(const Entries& e) {
   return ends;
 }
 
-// The channels of one link, (from, to) in order, and their numbers by device at either end.
-struct LinkChannels {
-  std::set<std::pair<int32_t, int32_t>> list;
-  std::map<int32_t, std::vector<size_t>> from, to;
-  void index() {
-    size_t number = 0;
-    for (const auto& [a, b] : list) from[a].push_back(number), to[b].push_back(number), ++number;
-  }
-  // In the order of the devices at the other end.
-  const std::vector<size_t>& of(int32_t device, bool sends) const {
-    static const std::vector<size_t> kNothing;
-    const auto at = (sends ? from : to).find(device);
-    return at == (sends ? from : to).end() ? kNothing : at->second;
-  }
-};
-using Channels = std::vector<LinkChannels>;
-
 Channels check_links(const Entries& e) {
   const Ends ends = check_ends(e);
   const auto count = [](const auto& map, int32_t link, int32_t device) {
@@ -194,7 +161,7 @@ Channels check_links(const Entries& e) {
       bool same = t.source.size() == t.target.size();
       for (size_t d = 0; same && d < t.source.size(); ++d) same = t.source[d].size() == t.target[d].size();
       if (!same) e.fail(fmt::format("a transfer of link '{}' has two sizes", link.name));
-      if (!channels[l].list.emplace(t.from, t.to).second) continue;
+      if (!channels[l].emplace(t.from, t.to).second) continue;
       const int64_t sent = count(ends.sends, static_cast<int32_t>(l), t.from);
       const int64_t taken = count(ends.receives, static_cast<int32_t>(l), t.to);
       if (sent != taken)
@@ -202,150 +169,8 @@ Channels check_links(const Entries& e) {
                            sent, t.to, taken));
     }
   }
-  for (LinkChannels& link : channels) link.index();
   return channels;
 }
-
-// ---- order: a walk of all devices through what they say to each other --------------------------------------------
-// One message or collective of a segment, and how many of each stream must be over before it can begin.
-struct Step {
-  const Instruction* what = nullptr;
-  std::array<size_t, kStreams> needs{};
-};
-struct Skeleton {
-  std::array<std::vector<Step>, kStreams> streams;
-};
-
-Skeleton skeleton_of(const Segment& s) {
-  Skeleton out;
-  const std::vector<StreamClock> clocks = clocks_of(s);
-  std::array<std::vector<int64_t>, kStreams> at;  // numbers of the instructions in `streams`
-  for (size_t k = 0; k < s.instructions.size(); ++k) {
-    const Instruction& i = s.instructions[k];
-    if (!communicates(i)) continue;
-    Step step{&i, {}};
-    for (size_t t = 0; t < kStreams; ++t)
-      step.needs[t] = static_cast<size_t>(std::upper_bound(at[t].begin(), at[t].end(), clocks[k][t]) - at[t].begin());
-    out.streams[static_cast<size_t>(i.stream)].push_back(step);
-    at[static_cast<size_t>(i.stream)].push_back(static_cast<int64_t>(k));
-  }
-  return out;
-}
-
-class Walk {
- public:
-  Walk(const Entries& e, const std::vector<std::vector<int32_t>>& part_of, const Channels& channels)
-      : e_(e), part_of_(part_of), channels_(channels), devices_(e.entry.rows.size()) {
-    for (const LinkChannels& link : channels) messages_.emplace_back(link.list.size());
-    for (const Program& p : e.entry.programs) {
-      skeletons_.emplace_back();
-      for (const Segment& s : p.segments) skeletons_.back().push_back(skeleton_of(s));
-    }
-  }
-
-  void run() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (size_t d = 0; d < devices_.size(); ++d)
-        while (advance(d)) moved = true;
-    }
-    for (size_t d = 0; d < devices_.size(); ++d) {
-      const Program& p = e_.program(static_cast<int32_t>(d));
-      if (devices_[d].row == p.schedule.size()) continue;
-      const auto segment = static_cast<size_t>(p.schedule[devices_[d].row].segment);
-      e_.fail(
-          fmt::format("device {} never leaves segment '{}' (row {} of its schedule): it waits for '{}' and its "
-                      "peers wait for it",
-                      d, p.segments[segment].name, devices_[d].row, waits_for(d, segment)));
-    }
-  }
-
- private:
-  struct State {
-    size_t row = 0;
-    std::array<size_t, kStreams> done{};     // steps of each stream that are over
-    std::array<size_t, kStreams> through{};  // channels of its next step that are through
-    std::array<bool, kStreams> there{};      // it has reached its next collective
-  };
-
-  const Skeleton& skeleton(size_t d, size_t segment) const {
-    return skeletons_[static_cast<size_t>(e_.entry.rows[d].program)][segment];
-  }
-
-  std::string waits_for(size_t d, size_t segment) const {
-    for (size_t t = 0; t < kStreams; ++t) {
-      const auto& steps = skeleton(d, segment).streams[t];
-      if (devices_[d].done[t] < steps.size()) return steps[devices_[d].done[t]].what->name;
-    }
-    return "";
-  }
-
-  bool advance(size_t d) {
-    Watch::look();
-    State& s = devices_[d];
-    const Program& p = e_.program(static_cast<int32_t>(d));
-    if (s.row == p.schedule.size()) return false;
-    const Skeleton& now = skeleton(d, static_cast<size_t>(p.schedule[s.row].segment));
-    bool all = true;
-    for (size_t t = 0; t < kStreams; ++t) {
-      if (s.done[t] == now.streams[t].size()) continue;
-      all = false;
-      const Step& step = now.streams[t][s.done[t]];
-      bool ready = true;
-      for (size_t u = 0; u < kStreams; ++u) ready &= u == t || s.done[u] >= step.needs[u];
-      if (ready && take(d, t, *step.what)) return true;
-    }
-    if (!all) return false;
-    s.done.fill(0);
-    ++s.row;
-    return true;
-  }
-
-  void finish(size_t d, size_t t) {
-    ++devices_[d].done[t];
-    devices_[d].through[t] = 0;
-    devices_[d].there[t] = false;
-  }
-
-  // Does what it can of the step; true when something moved.
-  bool take(size_t d, size_t t, const Instruction& i) {
-    if (i.kind == InstructionKind::kCollective) return meet(d, t, i.ref);
-    const bool sends = i.kind == InstructionKind::kSend;
-    const auto link = static_cast<size_t>(i.ref);
-    const std::vector<size_t>& mine = channels_[link].of(static_cast<int32_t>(d), sends);
-    size_t& through = devices_[d].through[t];
-    const size_t before = through;
-    for (; through < mine.size(); ++through) {
-      int64_t& messages = messages_[link][mine[through]];
-      if (sends ? messages >= e_.entry.links[link].slots : messages == 0) break;
-      messages += sends ? 1 : -1;
-    }
-    const bool moved = through > before;
-    if (through < mine.size()) return moved;
-    finish(d, t);
-    return true;
-  }
-
-  bool meet(size_t d, size_t t, int32_t group) {
-    if (devices_[d].there[t]) return false;
-    const int32_t part = part_of_[static_cast<size_t>(group)][d];
-    auto& there = meetings_[{group, part}];  // device -> stream
-    if (!there.emplace(d, t).second) return false;
-    devices_[d].there[t] = true;
-    if (there.size() < e_.plan.groups[static_cast<size_t>(group)].parts[static_cast<size_t>(part)].size()) return true;
-    for (const auto& [member, stream] : there) finish(member, stream);
-    there.clear();
-    return true;
-  }
-
-  const Entries& e_;
-  const std::vector<std::vector<int32_t>>& part_of_;
-  const Channels& channels_;
-  std::vector<State> devices_;
-  std::vector<std::vector<Skeleton>> skeletons_;  // [program][segment]
-  std::vector<std::vector<int64_t>> messages_;    // [link][channel]: sent and not taken yet
-  std::map<std::pair<int32_t, int32_t>, std::map<size_t, size_t>> meetings_;
-};
 
 }  // namespace
 
@@ -355,7 +180,7 @@ void verify_communication(const Plan& plan, const Entry& entry) {
   check_order(e);
   check_collectives(e, parts);
   const Channels channels = check_links(e);
-  Walk(e, parts, channels).run();
+  verify_order(e, parts, channels);
 }
 
 }  // namespace whale

@@ -104,7 +104,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
 
     devices
         ``"cpu:4"`` (four devices over this process' cores), ``"cpu@0,cpu@1*2"`` (by cores), ``"ref:3"`` (float64 oracle), ``"null:8"``
-        (executes nothing). Default: one CPU device with all cores.
+        (executes nothing); with their memory ``"null-80GB:8"``, of which plans take no more (``ResourceExhausted`` says by how much, on
+        which device, and what would help). Default: one CPU device with all cores.
     strategy
         Of unannotated ops, as text: ``"replica(2) > pipeline(2, micro_batches=4)"``; replaces the graph's. ``"local"``: one device,
         whatever the annotations say.

@@ -1,0 +1,150 @@
+// Plans for devices that say how much memory they have.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "caught.h"
+#include "plan/fit.h"
+#include "plan/verify.h"
+#include "trained.h"
+
+namespace whale {
+namespace {
+
+int64_t most_needed(const Plan& plan) {
+  int64_t most = 0;
+  for (const Entry& entry : plan.entries)
+    for (size_t p = 0; p < entry.programs.size(); ++p) most = std::max(most, memory_of(plan, entry, p).device.total());
+  return most;
+}
+
+Plan plan_of(const small::Model& m, const std::string& devices, const std::string& strategy,
+             Recompute recompute = Recompute::kNone) {
+  CompileOptions options;
+  options.strategy = strategy;
+  options.recompute = recompute;
+  return compile(m.g, parse_devices(devices, {0, 1, 2, 3}), options);
+}
+
+size_t gathered_again(const Plan& plan) {
+  size_t n = 0;
+  for (const Program& p : plan.entries[0].programs)
+    for (const Segment& s : p.segments)
+      for (const Instruction& i : s.instructions) n += i.op == OpCode::k_all_gather && i.name.ends_with(".again");
+  return n;
+}
+
+TEST_CASE("device lists with memory, and back") {
+  const auto devices = parse_devices("2xnull-80GB:2, cpu-512MiB@0-1*2 | ref-1500KB:1 | cpu-3GB:2", {0, 1});
+  REQUIRE(devices.size() == 11);
+  CHECK(devices[0].memory_bytes == 80'000'000'000);
+  CHECK(devices[2].memory_bytes == int64_t{512} << 20);
+  CHECK(devices[8].memory_bytes == 1'500'000);
+  CHECK(devices[9].memory_bytes == 3'000'000'000);
+  CHECK(parse_devices("null:1", {0})[0].memory_bytes == 0);
+  CHECK(to_string(devices) == "2xnull-80GB:2,cpu-512MiB@0-1*2|ref-1500KB:1|cpu-3GB@0,cpu-3GB@1");
+  CHECK(parse_devices(to_string(devices), {0, 1})[10].memory_bytes == 3'000'000'000);
+  for (const char* text : {"null-80:1", "null-GB:1", "null-:1", "null-1.5GB:1", "null-0GB:1", "null-9999999TB:1",
+                           "null-80gb:1", "null-80GB-1:1", "cpu-2@0"}) {
+    CAPTURE(text);
+    CHECK(has(message_of([&] { parse_devices(text, {0}); }), "device list: item"));
+  }
+}
+
+TEST_CASE("where the fastest plan does not fit, one that holds less is taken") {
+  const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 4, 512, 1024, 1000);
+  const std::string strategy = "pipeline(2, micro_batches=32) > split(8)";
+  const Plan free = plan_of(m, "null:16", strategy);
+  CHECK(free.memory_price == 1);
+  const int64_t needed = most_needed(free);
+  CHECK(plan_of(m, fmt::format("null-{}B:16", needed), strategy).memory_price == 1);
+
+  const int64_t limit = needed * 9 / 10;
+  const Plan less = plan_of(m, fmt::format("null-{}B:16", limit), strategy);
+  CHECK(less.memory_price > 1);
+  CHECK(most_needed(less) <= limit);
+  CHECK(shortage_of(less).bytes == 0);
+  CHECK(gathered_again(less) > 0);
+  CHECK(std::any_of(less.notes.begin(), less.notes.end(),
+                    [](const std::string& note) { return note.find("does not fit") != note.npos; }));
+
+  // Other batches are planned alike, also from a file.
+  const std::vector<uint8_t> file = serialize(less);
+  const Plan again = deserialize(file.data(), file.size());
+  CHECK(again.memory_price == less.memory_price);
+  CHECK(again.devices == less.devices);
+  Plan other = again;
+  other.entries[0] = compile_entry(again, "train", 16);
+  CHECK(most_needed(other) <= limit);
+
+  // One small device among large ones decides.
+  std::string one = "null-8GB:15,null-";
+  one += fmt::format("{}B:1", limit);
+  CHECK(shortage_of(plan_of(m, one, strategy)).bytes == 0);
+}
+
+TEST_CASE("where nothing fits, it is said by how much, on which device, and what would help") {
+  const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 64, 64);
+  const auto failure = [&](const std::string& devices) {
+    try {
+      plan_of(m, devices, "replica(2)");
+    } catch (const Error& e) {
+      CHECK(e.code() == Code::kResourceExhausted);
+      return e.message();
+    }
+    return std::string("fits");
+  };
+  const std::string text = failure("null-1GB:1,null-900KB:1");
+  CAPTURE(text);
+  for (const char* part : {"device 1 (null-900KB)", "more than it has", "parameters", "optimizer state", "activations",
+                           "recompute 'full'", "ZeRO level 1", "offload"})
+    CHECK(has(text, part));
+  CHECK(failure("null-1GB:2") == "fits");
+}
+
+TEST_CASE("what a split gathered is gathered again for the backward pass, bit by bit the same") {
+  const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 4, 64, 128, 32);
+  const std::string strategy = "pipeline(2, micro_batches=4) > split(2)";
+  const Plan none = plan_of(m, "ref:4", strategy), selective = plan_of(m, "ref:4", strategy, Recompute::kSelective);
+  CHECK(gathered_again(none) == 0);
+  CHECK(gathered_again(selective) > 0);
+  CHECK(most_needed(selective) < most_needed(none));
+  CHECK(small::train(none, 2, 32) == small::train(selective, 2, 32));
+}
+
+// Devices of a split that draw nothing and look nothing up differ in no instruction.
+TEST_CASE("programs are one for devices that differ in their place alone") {
+  small::Model m = small::gpt(32, OptimizerKind::kAdamW, 8, 512, 1024, 1000, 16);
+  const auto programs = [&] {
+    const Plan plan = plan_of(m, "null:16", "pipeline(4, micro_batches=32) > split(4)");
+    std::vector<int32_t> of;
+    for (const DeviceRow& row : plan.entries[0].rows) of.push_back(row.program);
+    return std::vector<int32_t>(of.begin() + 4, of.begin() + 12);  // of the stages between the first and the last
+  };
+  const std::vector<int32_t> drawing = programs();
+  CHECK(std::set<int32_t>(drawing.begin(), drawing.end()).size() == 8);
+  for (Op& op : m.g.ops)
+    if (op.attrs.contains("rate")) op.attrs["rate"] = 0.0;
+  const std::vector<int32_t> same = programs();
+  CHECK(std::set<int32_t>(same.begin(), same.end()).size() == 2);
+}
+
+TEST_CASE("a wait without end is found by one device of each class") {
+  const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 8, 16, 32);
+  Plan plan = plan_of(m, "null:8", "replica(4) > pipeline(2, micro_batches=2)");
+  verify_communication(plan, plan.entries[0]);
+  Program& first = plan.entries[0].programs[static_cast<size_t>(plan.entries[0].rows[0].program)];
+  const auto at = [&](const char* segment) {
+    return std::find_if(first.schedule.begin(), first.schedule.end(), [&](const ScheduleRow& row) {
+      return first.segments[static_cast<size_t>(row.segment)].name.starts_with(segment);
+    });
+  };
+  REQUIRE(at("forward") < at("backward"));
+  std::rotate(at("forward"), at("backward"), at("backward") + 1);  // waits for the gradient of what it has not sent
+  CHECK(
+      has(message_of([&] { verify_communication(plan, plan.entries[0]); }), "device 0 never leaves segment 'backward"));
+}
+
+}  // namespace
+}  // namespace whale
