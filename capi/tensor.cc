@@ -89,7 +89,7 @@ struct Export {
 
 DType checked_dtype(int32_t dtype) {
   if (!is_valid_dtype(dtype))
-    throw invalid("dtype {} is unknown, expected a whale_dtype ({} to {})", dtype, +WHALE_F32, +WHALE_BOOL);
+    throw invalid("dtype {} is unknown, expected a whale_dtype ({} to {})", dtype, +WHALE_F32, +WHALE_U16);
   return static_cast<DType>(dtype);
 }
 

@@ -1,5 +1,6 @@
 // Dead code, common subexpressions, and rewrites that are always right and always smaller (the table kRules).
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -256,6 +257,19 @@ void drop_dead(Graph& g) {
 // forward stay apart (sharing would keep the forward value alive), except for constants.
 using Key = std::tuple<OpCode, std::vector<TensorId>, Attrs, ScopeId, Region, Phase>;
 
+// Numbers as their bits: what is no number has no place among others, and -0 is not 0.
+Attrs bitwise(Attrs attrs) {
+  for (auto& [name, value] : attrs)
+    if (const double* number = std::get_if<double>(&value)) {
+      value = std::bit_cast<int64_t>(*number);
+    } else if (const auto* numbers = std::get_if<std::vector<double>>(&value)) {
+      std::vector<int64_t> bits;
+      for (const double x : *numbers) bits.push_back(std::bit_cast<int64_t>(x));
+      value = std::move(bits);
+    }
+  return attrs;
+}
+
 void simplify(Graph& g, const std::vector<ScopeId>& written) {
   const auto scope_of = [&](const Op& op) {
     const auto at = static_cast<size_t>(op.scope);
@@ -288,7 +302,8 @@ void simplify(Graph& g, const std::vector<ScopeId>& written) {
     }
     const Phase phase =
         op.inputs.empty() && element_count(g.tensor(op.outputs[0]).dims) == 1 ? Phase::kForward : op.phase;
-    const auto [it, fresh] = seen.try_emplace(Key{op.code, in, op.attrs, scope_of(op), op.region, phase}, kNone);
+    const auto [it, fresh] =
+        seen.try_emplace(Key{op.code, in, bitwise(op.attrs), scope_of(op), op.region, phase}, kNone);
     if (fresh) {
       it->second = r.keep(i);
       continue;

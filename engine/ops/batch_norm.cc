@@ -83,6 +83,9 @@ std::vector<TensorType> infer_batch_norm(const OpView& v) {
   const int64_t groups = attr_int(*v.attrs, "groups", 1);
   if (groups < 1 || in_dims(v, 0)[0] % groups)
     throw invalid("attribute 'groups' is {}, expected a divisor of the batch {}", groups, in_dims(v, 0)[0]);
+  if (const double momentum = attr_float(*v.attrs, "momentum"); !(momentum >= 0 && momentum <= 1))
+    throw invalid("attribute 'momentum' is {}, expected 0 <= momentum <= 1: the weight of the new statistics",
+                  momentum);
   return {in(v, 0)};
 }
 // What rebatching and printing need; planning never sees this op (canonicalise decomposes it).

@@ -114,8 +114,11 @@ std::vector<TensorType> infer_accumulate(const OpView& v) {
   const std::string& combine = attr_string(*v.attrs, "combine");
   if (!combine.empty() && combine != "sum" && combine != "max" && combine != "min")
     throw invalid("attribute 'combine' is '{}', expected sum, max or min", combine);
-  need_float(v, 0, "acc");
-  need_float(v, 1, "x");
+  if (in(v, 0).dtype == DType::kBool) throw invalid("operand 'acc' is bool, expected numbers");
+  if (is_float(in(v, 0).dtype))
+    need_float(v, 1, "x");
+  else
+    need_dtype(v, 1, "x", in(v, 0).dtype);
   need_dims(v, 1, "x", in_dims(v, 0), "the shape of acc");
   return {in(v, 0)};
 }

@@ -1,6 +1,7 @@
 // The table of all ops, expanded from ops.def, and what every op goes through: attributes, types, cost.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <unordered_map>
 
 #include "base/watch.h"
@@ -260,6 +261,16 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
   return id;
 }
 
+namespace {
+// Value by value; one that is no number is itself.
+bool same(const Attrs& a, const Attrs& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    const auto *u = std::get_if<double>(&x.second), *v = std::get_if<double>(&y.second);
+    return x.first == y.first && (x.second == y.second || (u && v && std::isnan(*u) && std::isnan(*v)));
+  });
+}
+}  // namespace
+
 void verify_ops(const Graph& graph) {
   for (const Op& op : graph.ops) {
     try {
@@ -271,7 +282,7 @@ void verify_ops(const Graph& graph) {
       if (padded != op.inputs)
         throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), padded.size(),
                       kNone);
-      if (complete_attrs(d, op.attrs) != op.attrs)
+      if (!same(complete_attrs(d, op.attrs), op.attrs))
         throw invalid("{}: attributes are incomplete or of the wrong type; every default must be written out", d.name);
       check_whole(graph, op);
       if (types != view.outputs) {

@@ -155,7 +155,7 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     fill.name = out.graph.tensor(zero).name;
     fill.outputs = {zero};
     fill.attrs = {{"shape", out.graph.tensor(id).dims},
-                  {"value", neutral_of(layout.combine)},
+                  {"value", neutral_of(layout.combine, out.graph.tensor(id).dtype)},
                   {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
     fill.stage = out.stage(id);
     if (const OpId source = producer(id); source != kNone)

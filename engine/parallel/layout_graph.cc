@@ -93,8 +93,9 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
                       op.code == OpCode::k_part_view || op.code == OpCode::k_accumulate ||
                       op.code == OpCode::k_transfer;
   // Zero is the sum of zeros: where a sum over micro-batches starts, it may be as partial as what is added.
-  const bool neutral = op.code == OpCode::k_fill && place(op.outputs[0]) == Placement::kPartial &&
-                       attr_float(op.attrs, "value") == neutral_of(g.at(op.outputs[0], a).combine);
+  const bool neutral =
+      op.code == OpCode::k_fill && place(op.outputs[0]) == Placement::kPartial &&
+      attr_float(op.attrs, "value") == neutral_of(g.at(op.outputs[0], a).combine, g.graph.tensor(op.outputs[0]).dtype);
   if (bridge || neutral) return;
   const OpView view = view_of(g.graph, op);
   const OpDef& d = def(op.code);

@@ -2,21 +2,27 @@
 // still those of the whole tensors; cutting them is lowering's.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ir/layout.h"
+#include "ir/number_range.h"
 #include "ops/op.h"
 #include "parallel/task_graph.h"
 
 namespace whale {
 
-// What leaves every value as it is.
-inline double neutral_of(Combine combine) {
-  constexpr double kMost = std::numeric_limits<double>::infinity();
-  return combine == Combine::kSum ? 0 : combine == Combine::kMin ? kMost : -kMost;
+// What leaves every value of the type as it is. (The largest i64 is none of a double: the largest double below it is.)
+inline double neutral_of(Combine combine, DType dtype) {
+  if (combine == Combine::kSum) return 0;
+  if (is_float(dtype)) return (combine == Combine::kMin ? 1 : -1) * std::numeric_limits<double>::infinity();
+  const double end = end_of(dtype);
+  if (combine == Combine::kMax) return has_negatives(dtype) ? -end : 0;
+  return std::min(end - 1, std::nextafter(end, 0.0));
 }
 
 inline constexpr size_t kTime = 0;  // the axis of micro-batches; the axes of the meshes follow

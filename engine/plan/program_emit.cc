@@ -15,8 +15,8 @@ void ProgramBuilder::emit_identity(const Op& op, size_t output) {
   Instruction fill;
   fill.op = OpCode::k_fill;
   fill.name = op.name + ".none";
-  fill.attrs = {
-      {"shape", dims(id)}, {"value", neutral_of(combine)}, {"dtype", std::string(name_of(g_.tensor(id).dtype))}};
+  const DType dtype = g_.tensor(id).dtype;
+  fill.attrs = {{"shape", dims(id)}, {"value", neutral_of(combine, dtype)}, {"dtype", std::string(name_of(dtype))}};
   fill.out = {buffer(id)};
   fill.phase = op.phase;
   fill.scope = op.scope;

@@ -1,0 +1,63 @@
+"""Numbers at the edge: integers under plans (sums and extremes, also where a device has no samples), constants that are no numbers."""
+
+import numpy as np
+import pytest
+
+import whale as wh
+
+
+def model(batch=8):
+    g = wh.Graph("integers")
+    with g:
+        x, y = wh.input("x", (batch, 3)), wh.input("y", (batch,), wh.int32)
+        loss = wh.nn.cross_entropy(wh.nn.linear(x, 20), y)
+        g.output("sum", (y > 6).astype(wh.int64).sum())
+        g.output("least", y.min())
+        g.output("most", (y - 15).max())
+        g.minimize(loss, wh.SGD(0.1))
+    return g
+
+
+def data(batch=8):
+    return dict(x=np.ones((batch, 3), np.float32), y=np.arange(5, 5 + batch, dtype=np.int32))
+
+
+@pytest.mark.parametrize("devices", ["cpu:4", "ref:4"])
+@pytest.mark.parametrize("batch", [8, 6, 2])
+def test_extremes_of_integers_where_a_device_has_no_samples(devices, batch):
+    for strategy in ["replica(4)", "replica(4, shares=[1,1,1,0])"]:
+        job = wh.plan(model(), devices=devices, strategy=strategy).start()
+        y = data(batch)["y"]
+        assert [int(v) for v in job.step(["sum", "least", "most"], **data(batch))[1].values()] == [(y > 6).sum(), y.min(), (y - 15).max()]
+
+
+def test_a_plan_that_sums_integers_over_micro_batches_loads_from_its_file(tmp_path):
+    g = wh.Graph("counts")
+    with g:
+        x, y = wh.input("x", (4, 3)), wh.input("y", (4,), wh.int32)
+        g.output("count", (y > 0).astype(wh.int64).sum())
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 2), y), wh.SGD(0.1))
+    inputs = dict(x=np.ones((4, 3), np.float32), y=np.array([0, 1, 1, 1], np.int32))
+    for devices, options in [("cpu:1", dict(accumulation=2)), ("ref:1", dict(accumulation=2, exact=True)),
+                             ("cpu:2", dict(strategy="pipeline(2, micro_batches=2)"))]:
+        wh.plan(g, devices=devices, **options).save(tmp_path / "counts.plan")
+        assert int(wh.Plan.load(tmp_path / "counts.plan").start().step("count", **inputs)[1]["count"]) == 3
+
+
+def test_a_constant_that_is_no_number_saves_and_loads(tmp_path):
+    g = wh.Graph("nan")
+    with g:
+        x = wh.input("x", (4, 3))
+        g.output("y", wh.ops.where(x > 0, x, float("nan")))
+    g.save(tmp_path / "nan.whale")
+    out = wh.plan(wh.Graph.load(tmp_path / "nan.whale"), devices="ref:1").start().eval("y", x=np.array([[-1, 0, 2]] * 4, np.float32))["y"]
+    assert np.isnan(out[0, 0]) and out[0, 2] == 2
+
+
+@pytest.mark.parametrize("momentum", [2.0, -1.0, float("inf"), float("nan")])
+def test_batch_norm_refuses_a_momentum_that_is_no_weight(momentum):
+    with wh.Graph("bn"):
+        x = wh.input("x", (4, 3))
+        operands = [wh.parameter(name, (3,), trainable=name in ("gamma", "beta")) for name in ("gamma", "beta", "mean", "var")]
+        with pytest.raises(wh.InvalidArgument, match="momentum"):
+            wh.ops.batch_norm(x, *operands, momentum=momentum)
