@@ -2,6 +2,8 @@
 // multiply_by_parameter_scale=False, momentum=None, min_dim_size_to_factor=1) computes it. Parameters of rank >= 2 keep
 // the factored second moment of their last two dimensions: "row" (mean over the last) and "col" (mean over the one
 // before); others keep it whole in "v". Weight decay is not multiplied by the learning rate.
+#include <numeric>
+
 #include "grad/updates.h"
 
 namespace whale {
@@ -55,7 +57,11 @@ void adafactor(UpdateBuilder& b, TensorId p, TensorId grad, bool decays, const O
     spread_row.push_back(1);
     spread_col.push_back(1);
     spread_col.push_back(dims.back());
-    const TensorId row = b.state(p, "row", row_dims), col = b.state(p, "col", col_dims);
+    std::vector<int> of_row(dims.size() - 1), of_col;
+    std::iota(of_row.begin(), of_row.end(), 0);
+    of_col = of_row;
+    of_col.back() = static_cast<int>(dims.size()) - 1;
+    const TensorId row = b.state(p, "row", row_dims, of_row), col = b.state(p, "col", col_dims, of_col);
     const TensorId new_row = m.average(decay, rest, row, m.mean(squared, {-1}, false));
     const TensorId new_col = m.average(decay, rest, col, m.mean(squared, {-2}, false));
     b.set_next(row, new_row);

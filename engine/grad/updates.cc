@@ -49,6 +49,12 @@ TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, D
   return id;
 }
 
+TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, std::vector<int> of_owner) {
+  const TensorId id = state(parameter, slot, std::move(dims));
+  g.variables.back().of_owner = std::move(of_owner);
+  return id;
+}
+
 void UpdateBuilder::set_next(TensorId variable, TensorId next) {
   for (Variable& v : g.variables) {
     if (v.tensor != variable) continue;

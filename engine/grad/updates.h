@@ -23,6 +23,8 @@ struct UpdateBuilder {
   // A new state variable "<parameter>/<slot>" of the accumulate dtype, zero at first.
   TensorId state(TensorId parameter, const char* slot, Dims dims);
   TensorId state(TensorId parameter, const char* slot, Dims dims, DType dtype);
+  // Of another shape: `of_owner`, the parameter's dimension that each dimension is.
+  TensorId state(TensorId parameter, const char* slot, Dims dims, std::vector<int> of_owner);
   void set_next(TensorId variable, TensorId next);
 };
 

@@ -117,9 +117,10 @@ struct Variable {
   bool trainable = true;
   bool decay = true;  // weight decay applies (by default: rank >= 2)
   Initializer init;
-  TensorId owner = kNone;  // kState: the parameter
-  std::string slot;        // kState: "momentum", "m", "v", ...
-  TensorId next = kNone;   // the tensor that becomes its value at the end of the step; kNone: unchanged
+  TensorId owner = kNone;     // kState: the parameter
+  std::string slot;           // kState: "momentum", "m", "v", ...
+  TensorId next = kNone;      // the tensor that becomes its value at the end of the step; kNone: unchanged
+  std::vector<int> of_owner;  // kState of another shape: the owner's dimension that each of its dimensions is
 };
 
 // ---- training configuration -------------------------------------------------------------------------------------

@@ -42,8 +42,7 @@ void Propagator::place_variables() {
       if (v.owner == kNone && user[v.tensor] != kNone) place_parameter(v.tensor, user[v.tensor]);
     for (const Variable& v : g().variables) {
       if (v.owner == kNone) continue;
-      if (g().tensor(v.tensor).dims == g().tensor(v.owner).dims)
-        b_.out.layouts[static_cast<size_t>(v.tensor)] = b_.out.layouts[static_cast<size_t>(v.owner)];
+      follow_owner(v);
       if (options_.zero >= 1 && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
     }
     if (options_.zero >= 3)
@@ -51,6 +50,20 @@ void Propagator::place_variables() {
         if (v.role == Role::kParameter && v.trainable && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
   }
   for (const Variable& v : g().variables) home_[v.tensor] = b_.out.layouts[static_cast<size_t>(v.tensor)];
+}
+
+void Propagator::follow_owner(const Variable& v) {
+  if (g().tensor(v.tensor).dims == g().tensor(v.owner).dims) {
+    b_.out.layouts[static_cast<size_t>(v.tensor)] = b_.out.layouts[static_cast<size_t>(v.owner)];
+    return;
+  }
+  for (size_t a = 1; a < axes(); ++a) {
+    const AxisLayout& of = b_.out.at(v.owner, a);
+    const auto dim = std::find(v.of_owner.begin(), v.of_owner.end(), of.digit.dim);
+    if (of.placement != Placement::kShard || dim == v.of_owner.end()) continue;
+    b_.out.at(v.tensor, a) =
+        shard({static_cast<int>(dim - v.of_owner.begin()), of.digit.outer, of.digit.inner}, of.state, of.samples);
+  }
 }
 
 void Propagator::live_at(TensorId id, const Home& home) {

@@ -68,6 +68,7 @@ class Propagator {
   // The digit along which state is cut over replicas: the outermost dimension that is long enough and free.
   Digit state_digit(TensorId id, size_t axis, int64_t ways) const;
   void place_variables();
+  void follow_owner(const Variable& state);     // cut where its parameter is
   void live_at(TensorId id, const Home& home);  // another entry's home; there the first reader may be in another stage
   void place_parameter(TensorId id, OpId user);
   void cut_state(TensorId id, OpId user);

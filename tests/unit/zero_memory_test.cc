@@ -1,6 +1,8 @@
 // Memory under ZeRO against the closed forms (Rajbhandari et al., 2020, table 1), micro-batches and pipelines included.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "cluster/devices.h"
 #include "compile.h"
 #include "plan/figures.h"
@@ -77,4 +79,28 @@ TEST_CASE("split: sums of gradients over micro-batches are cut as their paramete
   const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 4, 2048, 4096, 1000);
   const MemoryClasses held = memory(m, {"null:16", "pipeline(2, micro_batches=32) > split(8)", 0, 1}, 0);
   CHECK(held.gradients <= held.parameters * 5 / 4);
+}
+
+// Adafactor keeps means of rows and of columns (Shazeer and Stern, 2018): those that a cut of the parameter cuts.
+TEST_CASE("split: factors of the second moment are cut as their parameters") {
+  const small::Model m = small::gpt(32, OptimizerKind::kAdafactor, 2, 512, 1024, 1000, 16);
+  CompileOptions options;
+  options.strategy = "pipeline(2, micro_batches=32) > split(4)";
+  const Plan plan = compile(m.g, parse_devices("null:8", {0}), options);
+  int rows = 0, columns = 0;
+  for (const PlanVariable& v : plan.variables) {
+    if (v.slot != "row" && v.slot != "col") continue;
+    const auto owner = std::find_if(plan.variables.begin(), plan.variables.end(),
+                                    [&](const PlanVariable& p) { return p.name == v.owner; });
+    REQUIRE(owner != plan.variables.end());
+    const AxisLayout &of = owner->home.axes.back(), &mine = v.home.axes.back();
+    if (of.placement != Placement::kShard) continue;
+    CAPTURE(v.name);
+    const bool first = of.digit.dim == 0;
+    CHECK((mine.placement == Placement::kShard) == (first == (v.slot == "row")));
+    if (mine.placement == Placement::kShard) CHECK(mine.digit == Digit{0, of.digit.outer, of.digit.inner});
+    (first ? rows : columns) += mine.placement == Placement::kShard;
+  }
+  CHECK(rows > 0);
+  CHECK(columns > 0);
 }
