@@ -3,6 +3,7 @@
 #include "compile.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/philox.h"
 #include "base/watch.h"
@@ -376,11 +377,17 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
 // Memory becomes dearer from attempt to attempt, until what is planned fits the devices that say how much they have.
 Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   constexpr double kLastPrice = 64;
-  for (double price = 1; price < kLastPrice; price *= 4)
-    if (Plan plan = make_plan(graph, devices, options, price, false); shortage_of(plan).bytes == 0) return plan;
-  Plan plan = make_plan(graph, devices, options, kLastPrice, true);
-  if (const Shortage shortage = shortage_of(plan); shortage.bytes > 0) throw does_not_fit(plan, shortage);
-  return plan;
+  int64_t least = 0;  // bytes that were missing; 0: nothing was planned whole
+  std::optional<Error> failure;
+  for (double price = 1; price <= kLastPrice; price *= 4) {
+    Plan plan = make_plan(graph, devices, options, price, price == kLastPrice);
+    const Shortage shortage = shortage_of(plan);
+    if (shortage.bytes == 0) return plan;
+    if (plan.entries.empty() || (failure && shortage.bytes >= least)) continue;
+    least = shortage.bytes;
+    failure = does_not_fit(plan, shortage);
+  }
+  throw *failure;
 }
 
 // The plan's source once more, for another batch, or to be looked at.
@@ -447,7 +454,9 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
     const CompileOptions options = options_of(plan);
     const Regraphed again = graph_again(plan, options, name, batch);
     const LayoutGraph layouts = lay_out_again(again, plan, name, batch);
-    return again.compiler.make_entry(again.whole, layouts, std::string(name), plan.variables, nullptr);
+    Entry entry = again.compiler.make_entry(again.whole, layouts, std::string(name), plan.variables, nullptr);
+    if (const Shortage shortage = shortage_of(plan, entry); shortage.bytes > 0) throw does_not_fit(plan, shortage);
+    return entry;
   });
 }
 

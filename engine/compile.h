@@ -50,7 +50,8 @@ struct CompileOptions {
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
 
 // One more entry of the same plan, for another batch size (a last, smaller batch; evaluation), from Plan::source: same
-// variables in the same order, same devices, shares and micro-batches. Thread-safe.
+// variables in the same order, same devices, shares and micro-batches. RESOURCE_EXHAUSTED where it needs more memory
+// than a device says it has. Thread-safe.
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 
 // The bridges of a training step (without a loss: of an evaluation), with what they cost and what else was legal; found

@@ -1,15 +1,20 @@
 #include "plan/fit.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "cluster/devices.h"
+#include "parallel/offload.h"
 
 namespace whale {
 namespace {
 
-void look(const Plan& plan, int32_t device, const MemoryClasses& needed, const std::string& entry, Shortage& most) {
+// More than the device that lacked most so far: noted.
+bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
   const int64_t memory = plan.devices[static_cast<size_t>(device)].memory_bytes;
-  if (memory > 0 && needed.total() - memory > most.bytes) most = {needed.total() - memory, device, needed, entry};
+  if (memory == 0 || needed - memory <= most.bytes) return false;
+  most.bytes = needed - memory, most.device = device;
+  return true;
 }
 
 bool has_replicas(const Plan& plan) {
@@ -20,41 +25,59 @@ bool has_replicas(const Plan& plan) {
   });
 }
 
-// What is not in use yet and makes less of what there is most of.
-std::vector<std::string> advice(const Plan& plan, const MemoryClasses& m) {
+// What is not in use yet and makes less of what there is much of.
+std::vector<std::string> advice(const Plan& plan, const MemoryClasses& m, const std::string& entry) {
   std::vector<std::string> out;
-  const int64_t lasting = m.parameters + m.state + m.gradients;
-  if (m.activations > m.total() / 8 && plan.recompute < 2 && plan.stage_recompute.empty())
-    out.emplace_back("recompute 'full' (activations)");
-  if (m.activations > m.total() / 8 && plan.micro_batches == 1) out.emplace_back("micro-batches (activations)");
-  if (lasting > m.total() / 8 && plan.zero < 3 && has_replicas(plan))
-    out.push_back(fmt::format("ZeRO level {} (optimizer state{})", plan.zero + 1,
-                              plan.zero == 0   ? ""
-                              : plan.zero == 1 ? " and gradients"
-                                               : ", gradients and parameters"));
-  if (plan.offload == 0) out.emplace_back("offload 'state' to the host");
-  out.emplace_back("more devices in a split or a pipeline");
+  const auto much = [&](int64_t bytes) { return bytes > m.total() / 8; };
+  const bool trains = entry == "train";
+  if (much(m.activations) && trains) {
+    if (plan.recompute < 2 && plan.stage_recompute.empty()) out.emplace_back("recompute 'full' (activations)");
+    if (!(plan.offload & kOffloadActivations)) out.emplace_back("offload 'activations'");
+  }
+  if (much(m.activations)) out.emplace_back("a smaller batch, or more micro-batches of it (activations)");
+  if (trains && has_replicas(plan)) {
+    const char* levels[] = {"ZeRO level 1 (optimizer state)", "ZeRO level 2 (gradients)", "ZeRO level 3 (parameters)"};
+    const int64_t classes[] = {m.state, m.gradients, m.parameters};
+    for (int level = plan.zero; level < 3; ++level)
+      if (much(classes[level])) out.emplace_back(levels[level]);
+  }
+  if (much(m.state) && !(plan.offload & kOffloadState)) out.emplace_back("offload 'state'");
+  if (much(m.parameters) && !(plan.offload & kOffloadParameters)) out.emplace_back("offload 'parameters'");
+  out.emplace_back("a split or a pipeline over more devices");
   return out;
+}
+
+bool limited(const Plan& plan) {
+  return std::any_of(plan.devices.begin(), plan.devices.end(),
+                     [](const DeviceSpec& device) { return device.memory_bytes > 0; });
 }
 
 }  // namespace
 
+Shortage shortage_of(const Plan& plan, const Entry& entry) {
+  Shortage most;
+  if (!limited(plan)) return most;
+  most.entry = entry.name;
+  std::vector<std::optional<int64_t>> needed(entry.programs.size());
+  int32_t program = 0;  // of the device that lacks most
+  for (const DeviceRow& row : entry.rows) {
+    const int64_t arena = entry.programs[static_cast<size_t>(row.program)].arena_bytes;
+    std::optional<int64_t>& mine = needed[static_cast<size_t>(row.program)];
+    if (!mine) mine = variables_of_device(plan, row.device).total() + arena;
+    if (lacks(plan, row.device, *mine, most)) program = row.program;
+  }
+  if (most.bytes > 0) most.needed = memory_of(plan, entry, static_cast<size_t>(program)).device;
+  return most;
+}
+
 Shortage shortage_of(const Plan& plan) {
   Shortage most;
-  const bool limited = std::any_of(plan.devices.begin(), plan.devices.end(),
-                                   [](const DeviceSpec& device) { return device.memory_bytes > 0; });
-  if (!limited) return most;
-  if (plan.entries.empty()) {
-    for (size_t d = 0; d < plan.devices.size(); ++d)
-      look(plan, static_cast<int32_t>(d), variables_of_device(plan, static_cast<int32_t>(d)), "", most);
-    return most;
-  }
-  for (const Entry& entry : plan.entries) {
-    std::vector<MemoryClasses> needed;
-    for (size_t p = 0; p < entry.programs.size(); ++p) needed.push_back(memory_of(plan, entry, p).device);
-    for (const DeviceRow& row : entry.rows)
-      look(plan, row.device, needed[static_cast<size_t>(row.program)], entry.name, most);
-  }
+  if (!limited(plan)) return most;
+  for (int32_t d = 0; plan.entries.empty() && d < std::ssize(plan.devices); ++d)
+    if (const MemoryClasses needed = variables_of_device(plan, d); lacks(plan, d, needed.total(), most))
+      most.needed = needed;
+  for (const Entry& entry : plan.entries)
+    if (const Shortage mine = shortage_of(plan, entry); mine.bytes > most.bytes) most = mine;
   return most;
 }
 
@@ -65,10 +88,9 @@ Error does_not_fit(const Plan& plan, const Shortage& s) {
   return error(
       Code::kResourceExhausted,
       "the plan '{}' does not fit: device {} ({}) would need {}, {} more than it has (parameters {}, gradients "
-      "{}, optimizer state {}, activations {}; entry '{}'), though cuts that hold less were taken where there were "
-      "any; it becomes less with {}",
+      "{}, optimizer state {}, activations {}; entry '{}'). What may make it less: {}",
       plan.strategy, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters), text(m.gradients),
-      text(m.state), text(m.activations), s.entry, fmt::join(advice(plan, m), ", "));
+      text(m.state), text(m.activations), s.entry, fmt::join(advice(plan, m, s.entry), ", "));
 }
 
 }  // namespace whale

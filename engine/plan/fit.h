@@ -15,6 +15,7 @@ struct Shortage {
   std::string entry;
 };
 Shortage shortage_of(const Plan& plan);
+Shortage shortage_of(const Plan& plan, const Entry& entry);  // that the plan may have, for another batch
 
 // By how much, on which device, of what, and what would make it less.
 Error does_not_fit(const Plan& plan, const Shortage& shortage);

@@ -59,7 +59,7 @@ std::string kind_of_first(const std::string& devices) {
   const size_t kind = devices.find_first_of("crn");  // behind "2x" of nodes
   if (kind == std::string::npos)
     throw Failure("devices '" + devices + "' name no kind that computes; cpu:N or ref:N do");
-  return devices.substr(kind, devices.find_first_of(":@", kind) - kind);
+  return devices.substr(kind, devices.find_first_of(":@-", kind) - kind);  // one device may need more memory
 }
 
 // What a finished plan was made with, as far as the arithmetic depends on it.
@@ -232,10 +232,10 @@ void print(const Report& r) {
   print_row("state", count(r.state), r.state.worst);
   print_row("statistics", count(r.buffers), r.buffers.worst);
   if (r.outputs.tensors > 0)
-    print_row("outputs", std::to_string(r.outputs.tensors) + " of " + std::to_string(r.steps_of_outputs) + " steps",
+    print_row("outputs", std::to_string(r.outputs.tensors) + " in " + std::to_string(r.steps_of_outputs) + " steps",
               r.outputs.worst);
   if (!r.evaluated.worst.name.empty())
-    print_row("  evaluated", std::to_string(r.evaluated.tensors) + " of 1 batch", r.evaluated.worst);
+    print_row("  evaluated", std::to_string(r.evaluated.tensors) + " in 1 batch", r.evaluated.worst);
   if (!r.outputs_left_out.empty())
     std::printf("  outputs      %s%s not compared: rounding may turn what they are made by\n",
                 r.outputs_left_out.front().c_str(), r.outputs_left_out.size() > 1 ? ", ... are" : " is");
