@@ -49,6 +49,8 @@ ROWS = [
     ("gpt3-175b, 32 bit", GPT3, "null-80GB:1024", "replica(16) > pipeline(8, micro_batches=96) > split(8)", "", dict(t=8, p=8)),
     ("m6-10b", "m6-10b", "null-32GB:256", "replica(32) > pipeline(8, micro_batches=35)", "--recompute full", None),
     ("m6-1t", "m6-1t", "null-32GB:480", "replica; experts: split(480, factor=experts)", "", None),
+    ("m6-10t", "m6-10t", "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
+     "--recompute full --offload parameters,state,gradients", None),
 ]
 
 
@@ -69,6 +71,9 @@ def row(whale, folder, name, model, devices, strategy, options, form):
         return f"| {name} | refused | | | | | | | {seconds:.1f} |", f"- {name}: {command}. {done.stderr.strip()}"
     found = re.search(r"memory of one device: parameters (.*?), gradients (.*?), optimizer state (.*?), activations (.*?); together (.*?) of (.*)", done.stdout)
     price = re.search(r"a byte is worth (\d+) times", done.stdout)
+    host = re.search(r"offloaded to its host: .*; together (.*)", done.stdout)
+    if host:
+        command += f" In the host's memory {host[1]} a device"
     formula = f"{model.closed_form(**form) / 1e9:.1f} GB" if form else ""
     return (f"| {name} | {' | '.join(found.group(k) for k in range(1, 7))} | {formula} | {price[1] if price else 1} | {seconds:.1f} |",
             f"- {name}: {command}.")
