@@ -124,7 +124,8 @@ Factors linear_in_branches(const OpView& v) {
 
 Factors linear_if_float(const OpView& v) {  // a cast to integers rounds
   Factors f = elementwise_factors(v);
-  if (is_float(in(v, 0).dtype) && is_float(v.outputs.at(0).dtype)) f.linear = {{0}};
+  const DType from = in(v, 0).dtype, to = v.outputs.at(0).dtype;
+  if (from == to || (is_float(from) && is_float(to))) f.linear = {{0}};
   return f;
 }
 

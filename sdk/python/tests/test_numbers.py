@@ -44,6 +44,19 @@ def test_a_plan_that_sums_integers_over_micro_batches_loads_from_its_file(tmp_pa
         assert int(wh.Plan.load(tmp_path / "counts.plan").start().step("count", **inputs)[1]["count"]) == 3
 
 
+def test_a_sum_of_integers_is_handed_out_in_two_shapes():
+    g = wh.Graph("shapes")
+    with g:
+        x, y = wh.input("x", (6, 3)), wh.input("y", (6, 3), wh.int64)
+        total = y.sum(axis=0)
+        g.output("a", total)
+        g.output("b", total.reshape(1, 3))
+        g.minimize(wh.nn.linear(x, 2).mean(), wh.SGD(0.1))
+    y = np.arange(18).reshape(6, 3)
+    found = wh.plan(g, devices="cpu:2", strategy="replica(2)").start().step(["a", "b"], x=np.ones((6, 3), np.float32), y=y)[1]
+    assert (found["a"] == y.sum(axis=0)).all() and (found["b"] == y.sum(axis=0, keepdims=True)).all()
+
+
 def test_a_constant_that_is_no_number_saves_and_loads(tmp_path):
     g = wh.Graph("nan")
     with g:
