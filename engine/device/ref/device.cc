@@ -101,6 +101,9 @@ class RefDevice final : public Device {
       case DType::kF16: return combine_half<f16_to_float, float_to_f16>(combine, to, a, b, elements);
       case DType::kI32: return combine_all<int32_t>(combine, to, a, b, elements);
       case DType::kI64: return combine_all<int64_t>(combine, to, a, b, elements);
+      case DType::kI8: return combine_all<int8_t>(combine, to, a, b, elements);
+      case DType::kU8: return combine_all<uint8_t>(combine, to, a, b, elements);
+      case DType::kU16: return combine_all<uint16_t>(combine, to, a, b, elements);
       default: throw unimplemented("the ref device does not combine {} between devices", name_of(dtype));
     }
   }

@@ -44,6 +44,18 @@ def test_a_plan_that_sums_integers_over_micro_batches_loads_from_its_file(tmp_pa
         assert int(wh.Plan.load(tmp_path / "counts.plan").start().step("count", **inputs)[1]["count"]) == 3
 
 
+@pytest.mark.parametrize("devices", ["cpu:2", "ref:2"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_integers_of_every_width_are_summed_between_devices(devices, dtype):
+    g = wh.Graph("widths")
+    with g:
+        x, y = wh.input("x", (4, 3)), wh.input("y", (4,), wh.int32)
+        g.output("sum", y.astype(dtype).sum())
+        g.minimize(wh.nn.linear(x, 2).mean(), wh.SGD(0.1))
+    job = wh.plan(g, devices=devices, strategy="replica(2)").start()
+    assert int(job.step(["sum"], x=np.ones((4, 3), np.float32), y=np.array([1, 2, 3, 5], np.int32))[1]["sum"]) == 11
+
+
 def test_a_sum_of_integers_is_handed_out_in_two_shapes():
     g = wh.Graph("shapes")
     with g:
