@@ -336,7 +336,8 @@ Graph gated(int64_t experts, int64_t capacity, const std::function<TensorId(smal
 // Of all instructions that have such a limit, those that check.
 std::vector<std::string> checks_of(const Graph& graph, int64_t limit) {
   std::vector<std::string> names;
-  for (const Program& p : compile(graph, parse_devices("null:1", {0}), {}).entries.at(0).programs)
+  const Plan plan = compile(graph, parse_devices("null:1", {0}), {});
+  for (const Program& p : plan.entries.at(0).programs)
     for (const Segment& segment : p.segments)
       for (const Instruction& i : segment.instructions)
         if (attr_int(i.attrs, kIndexLimit) > 0) {
