@@ -118,7 +118,7 @@ Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
   if (combine == Combine::kSum) return {};
   const Tensor& t = out.graph.tensor(id);
   const char* name = kCombines[static_cast<size_t>(combine)];
-  if (combine == Combine::kLogSumExp || !is_float(t.dtype)) {
+  if (combine == Combine::kLogSumExp) {
     const OpId made = producer(id);
     throw unimplemented(
         "'{}' ({}): {} over micro-batches of {} is not implemented; plan with one micro-batch "

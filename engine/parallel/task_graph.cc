@@ -155,6 +155,9 @@ void TaskFormer::find_pipeline() {
   make_schedule(pipeline_.schedule, 1, 1, static_cast<int>(pipeline_.chunks));  // chunks are legal, or an error
   out_.schedule = pipeline_.schedule;
   out_.chunks = pipeline_.chunks;
+  if (pipeline_.schedule == "interleaved" && pipeline_.chunks == 1)
+    out_.notes.push_back(
+        "Schedule 'interleaved' with one chunk a device is 1f1b; chunks=2 gives every device two stages.");
 }
 
 void TaskFormer::check_pipeline(const TaskLeaf& leaf, const Scope& pipeline) const {

@@ -30,6 +30,14 @@ int64_t value_limit(const PlanInput& input) {
   return limit;
 }
 
+std::optional<int64_t> value_ignored(const PlanInput& input) {
+  const std::vector<IndexRange>& all = input.indices;
+  if (all.empty() || !all[0].ignored) return std::nullopt;
+  const int64_t value = *all[0].ignored;
+  const bool everywhere = std::ranges::all_of(all, [&](const IndexRange& range) { return range.permits(value); });
+  return everywhere && (value < 0 || value >= value_limit(input)) ? std::optional(value) : std::nullopt;
+}
+
 std::string bytes_text(double bytes) { return scaled(bytes, 1000, "B"); }
 std::string count_text(double count) { return scaled(count, 1000, ""); }
 

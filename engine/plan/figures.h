@@ -42,6 +42,8 @@ std::string axes_text(const std::vector<MeshAxis>& axes);
 // Integers of this input must lie in [0, limit), for every op that takes them as an index (PlanInput::indices); 0: none
 // does.
 int64_t value_limit(const PlanInput& input);
+// The integer outside of them that every such op takes too, and leaves out (labels of a loss).
+std::optional<int64_t> value_ignored(const PlanInput& input);
 
 std::string bytes_text(double bytes);  // "1.5 MB"
 std::string count_text(double count);  // "3.2 G"

@@ -86,10 +86,13 @@ std::string program(const Plan& plan, const Entry& e, size_t number) {
 
 std::string entry(const Plan& plan, const Entry& e) {
   std::string out = fmt::format("{{\"name\":{},\"batch\":{},", quoted(e.name), e.batch);
-  out += "\"inputs\":" + array(e.inputs, [](const PlanInput& i) {
-           return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"batch_dim\":{},\"limit\":{}}}",
-                              quoted(i.name), name_of(i.dtype), numbers(i.dims), i.batch_dim, value_limit(i));
-         });
+  out +=
+      "\"inputs\":" + array(e.inputs, [](const PlanInput& i) {
+        const std::optional<int64_t> ignored = value_ignored(i);
+        return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"batch_dim\":{},\"limit\":{},\"ignored\":{}}}",
+                           quoted(i.name), name_of(i.dtype), numbers(i.dims), i.batch_dim, value_limit(i),
+                           ignored ? fmt::to_string(*ignored) : "null");
+      });
   out += ",\"outputs\":" + array(e.outputs, [](const PlanOutput& o) {
            constexpr const char* kMerge[] = {"same", "concat", "sum"};
            return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"merge\":\"{}\"}}", quoted(o.name),

@@ -201,7 +201,7 @@ void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
   if (output.cut_by.size() != mesh.axes.size())
     fail(fmt::format("output '{}' is cut by {} axes, its mesh has {}", output.name, output.cut_by.size(),
                      mesh.axes.size()));
-  if (output.merge == OutputMerge::kConcat) return;
+  if (output.merge == OutputMerge::kConcat || element_count(output.dims) == 0) return;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
     const std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
     bool hands_over = true;

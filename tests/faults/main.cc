@@ -1,12 +1,12 @@
 // The kit of planted faults: damages random plans in random places, and counts who notices.
 //
 //   fault_kit --damages 2000 --seed 1 --whale build/tools/whale/whale [--undamaged 500] [--json FILE] [--kind TEXT]
-//   [-v]
+//   [--keep FOLDER] [-v]
 //
 // A damage counts when the judge (judge.h) sees another result. The plan verifier is to refuse it, or `whale verify M
 // --plan P` to call it unequal: exit code 1 and nothing else. Code 3 says that nothing was compared, which is no catch;
 // a crash, no end in time and code 2 are failures of a column of their own. Prints a row for each kind; ends with 1
-// when a rate is below what is promised.
+// when a rate is below what is promised. What is missed is kept in the folder: N.whale and N.plan.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +33,7 @@ constexpr double kOfAll = 0.99, kOfKind = 0.9;
 
 struct Arguments {
   int64_t damages = 200, undamaged = 0, seed = 1;
-  std::string whale, json, kind;
+  std::string whale, json, kind, keep;
   bool verbose = false;
 };
 
@@ -59,6 +59,8 @@ Arguments parse(int count, char** texts) {
       a.json = value;
     else if (name == "--kind")
       a.kind = value;
+    else if (name == "--keep")
+      a.keep = value;
     else
       throw invalid("unknown option '{}'", name);
   }
@@ -88,6 +90,15 @@ class Folder {
     const std::string path = path_ + "/" + name;
     std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
     return path;
+  }
+
+  // What was asked about last.
+  void copy(const std::string& to, int64_t number) const {
+    std::filesystem::create_directories(to);
+    for (const char* kind : {"whale", "plan"})
+      std::filesystem::copy_file(fmt::format("{}/{}.{}", path_, kind[0] == 'w' ? "m" : "p", kind),
+                                 fmt::format("{}/{}.{}", to, number, kind),
+                                 std::filesystem::copy_options::overwrite_existing);
   }
 
  private:
@@ -263,7 +274,12 @@ class Kit {
     const Answered answered = ask(a_, folder_, g.with.graph, damaged);
     const std::string text = found.text + "\n  " + answered.text;
     switch (answered.answer) {
-      case Answer::kEqual: ++row.missed, say(g, f, word, "MISSED", text); break;
+      case Answer::kEqual: {
+        say(g, f, word, "MISSED", text);
+        if (!a_.keep.empty()) folder_.copy(a_.keep, ++missed_);
+        ++row.missed;
+        break;
+      }
       case Answer::kNotCompared: ++row.not_compared, say(g, f, word, "NOT COMPARED", text); break;
       case Answer::kFailed: ++row.failed, say(g, f, word, "FAILED", text); break;
       case Answer::kUnequal:
@@ -363,7 +379,7 @@ class Kit {
   std::vector<Row> rows_;
   Folder folder_;
   std::map<std::string, int64_t> grounds_;  // why plans were not used
-  int64_t plans_ = 0, undamaged_ = 0, alarms_ = 0, open_ = 0;
+  int64_t plans_ = 0, undamaged_ = 0, alarms_ = 0, open_ = 0, missed_ = 0;
 };
 
 }  // namespace

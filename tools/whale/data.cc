@@ -41,15 +41,15 @@ void store_int(Array& array, int64_t index, int64_t value) {
   }
 }
 
-// Random numbers: floats normal, integers below the limit. A pool of batches, so that a loss can fall.
+// A pool of batches, so that a loss can fall.
 class Synthetic : public DataSource {
  public:
-  explicit Synthetic(std::vector<InputSpec> inputs) : inputs_(std::move(inputs)) {}
+  Synthetic(std::vector<InputSpec> inputs, Draw draw) : inputs_(std::move(inputs)), wide_(draw == Draw::kWide) {}
   Batch batch(uint64_t seed, int64_t iteration) override {
     constexpr int64_t kPool = 8;
     Pool& pool = pools_.try_emplace(seed, Pool{std::mt19937_64(seed), {}}).first->second;
     const auto at = static_cast<size_t>(iteration % kPool);
-    while (pool.batches.size() <= at) pool.batches.push_back(make(pool.random));
+    while (pool.batches.size() <= at) pool.batches.push_back(make(pool.random, pool.batches.size()));
     return pool.batches[at];
   }
 
@@ -58,9 +58,9 @@ class Synthetic : public DataSource {
     std::mt19937_64 random;
     std::vector<Batch> batches;  // the first ones that it gives
   };
-  Batch make(std::mt19937_64& random) const {
+  Batch make(std::mt19937_64& random, size_t number) const {
     Batch batch;
-    std::normal_distribution<double> normal;
+    std::normal_distribution<double> normal(0, wide_ && number % 4 == 2 ? 4 : 1);
     for (const InputSpec& spec : inputs_) {
       Array array = make_array(spec);
       const int64_t n = count(spec.dims);
@@ -75,7 +75,9 @@ class Synthetic : public DataSource {
             std::memcpy(array.bytes.data() + i * 8, &v, 8);
           }
         } else {
-          store_int(array, i, static_cast<int64_t>(random() % static_cast<uint64_t>(spec.limit > 0 ? spec.limit : 2)));
+          const auto drawn = static_cast<int64_t>(random() % static_cast<uint64_t>(spec.limit > 0 ? spec.limit : 2));
+          const bool left_out = wide_ && spec.ignored && i > 0 && random() % 6 == 0;  // never every one
+          store_int(array, i, left_out ? *spec.ignored : drawn);
         }
       }
       batch.push_back(std::move(array));
@@ -83,6 +85,7 @@ class Synthetic : public DataSource {
     return batch;
   }
   std::vector<InputSpec> inputs_;
+  bool wide_;
   std::map<uint64_t, Pool> pools_;  // by seed
 };
 
@@ -225,8 +228,10 @@ std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entr
   for (const Json& each : json.at("entries")) {
     if (each.at("name") != entry) continue;
     for (const Json& input : each.at("inputs"))
-      inputs.push_back({input.at("name"), parse_dtype(input.at("dtype")), input.at("dims"), input.at("batch_dim"),
-                        input.value("limit", int64_t{0})});
+      inputs.push_back(
+          {input.at("name"), parse_dtype(input.at("dtype")), input.at("dims"), input.at("batch_dim"),
+           input.value("limit", int64_t{0}),
+           input.at("ignored").is_null() ? std::nullopt : std::optional(input.at("ignored").get<int64_t>())});
     return inputs;
   }
   throw Failure("the plan has no '" + entry + "' entry: its graph has no loss to minimize");
@@ -267,8 +272,8 @@ const char* item_name(const std::vector<InputSpec>& inputs) {
   return "samples";
 }
 
-std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs) {
-  if (path.empty()) return std::make_unique<Synthetic>(inputs);
+std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs, Draw draw) {
+  if (path.empty()) return std::make_unique<Synthetic>(inputs, draw);
   std::string content = read_file(path);
   switch (kind_of_data(path, content)) {
     case DataKind::kNpz: return std::make_unique<Arrays>(path, read_npz(path, content), inputs);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,13 +13,14 @@
 
 namespace tool {
 
-// One input of the plan, as its JSON describes it. limit > 0: integers must lie in [0, limit).
+// One input of the plan, as its JSON describes it. limit > 0: integers must lie in [0, limit), or be `ignored`.
 struct InputSpec {
   std::string name;
   int dtype = WHALE_F32;
   std::vector<int64_t> dims;
   int batch_dim = 0;
   int64_t limit = 0;
+  std::optional<int64_t> ignored;
 };
 
 using Batch = std::vector<Array>;
@@ -42,6 +44,10 @@ const char* item_name(const std::vector<InputSpec>& inputs);
 // path empty: synthetic. A file is what its content says: .npz and .safetensors are arrays named like the inputs, .npy
 // the array of the only input; in order, the last batch smaller. Text is for token models: random windows of bytes;
 // `targets` are the next bytes. Anything else is refused, with what to do.
-std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs);
+// Synthetic numbers: floats are normal, integers below their limit. kWide reaches what those leave alone: a sixth of
+// the labels that may be ignored is, and the floats of every fourth batch are larger, so that gradients are clipped.
+enum class Draw : uint8_t { kTypical, kWide };
+std::unique_ptr<DataSource> open_data(const std::string& path, const std::vector<InputSpec>& inputs,
+                                      Draw draw = Draw::kTypical);
 
 }  // namespace tool

@@ -50,10 +50,12 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
   count("--batch", o.batch, "samples a step");
   command.add_option("--optimizer", o.optimizer,
                      "sgd, split_sgd (bf16), momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
-  command.add_flag_callback(
+  CLI::Option* lazy = command.add_flag_callback(
       "--lazy", [&o] { o.lazy = 1; }, "update only the rows of tables that a step looked up");
-  command.add_flag_callback(
-      "--no-lazy", [&o] { o.lazy = 0; }, "update whole tables");
+  command
+      .add_flag_callback(
+          "--no-lazy", [&o] { o.lazy = 0; }, "update whole tables")
+      ->excludes(lazy);
   number("--lr", o.learning_rate, "learning rate");
   number("--weight-decay", o.weight_decay, "weight decay");
   number("--clip", o.clip, "clip gradients to this global norm; 0: no");

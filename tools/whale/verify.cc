@@ -406,7 +406,7 @@ class Comparer {
       : engine_(engine), given_(given), subject_(subject), watch_(given.steps) {
     const Plan one = subject.make(subject.one());
     one_bytes_ = bytes_of(described(one)), many_bytes_ = bytes_of(subject.plan());
-    const auto data = open_data(given.data, inputs_of(one.get(), "train"));
+    const auto data = open_data(given.data, inputs_of(one.get(), "train"), Draw::kWide);
     for (int64_t i = 0; i < given.steps; ++i) batches_.push_back(data->batch(given.session.seed, i));
   }
 

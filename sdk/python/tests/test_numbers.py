@@ -86,3 +86,32 @@ def test_batch_norm_refuses_a_momentum_that_is_no_weight(momentum):
         operands = [wh.parameter(name, (3,), trainable=name in ("gamma", "beta")) for name in ("gamma", "beta", "mean", "var")]
         with pytest.raises(wh.InvalidArgument, match="momentum"):
             wh.ops.batch_norm(x, *operands, momentum=momentum)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
+@pytest.mark.parametrize("devices, options", [
+    ("cpu:1", dict(accumulation=3)), ("ref:2", dict(strategy="replica(2)", accumulation=3)), ("cpu:1", dict(accumulation=3, exact=True)),
+    ("cpu:4", dict(strategy="replica(2) > pipeline(2, micro_batches=3)")), ("cpu:2", dict(strategy="replica(2, shares=[5,1])", accumulation=2))])
+def test_extremes_of_integers_over_micro_batches(dtype, devices, options):
+    g = wh.Graph("extremes")
+    with g:
+        x, y = wh.input("x", (12, 3)), wh.input("y", (12, 2), wh.int32)
+        z = y.astype(dtype)
+        g.output("least", z.min())
+        g.output("most", z.max(axis=0))
+        g.minimize(wh.nn.linear(wh.nn.linear(x, 4), 2).mean(), wh.SGD(0.1))
+    y = np.arange(24).reshape(12, 2).astype(np.int32) * (3 if dtype[0] == "u" else -3) + (7 if dtype[0] == "u" else -1)
+    found = wh.plan(g, devices=devices, **options).start().step(["least", "most"], x=np.ones((12, 3), np.float32), y=y)[1]
+    assert int(found["least"]) == y.min() and (found["most"] == y.max(axis=0)).all()
+
+
+def test_outputs_of_no_elements():
+    g = wh.Graph("none")
+    with g:
+        x = wh.input("x", (4, 3))
+        g.output("samples", x[:, 0:0])
+        g.output("summed", x[:, 0:0].sum(axis=0))
+        g.minimize(wh.nn.linear(x, 2).mean(), wh.SGD(0.1))
+    for devices, strategy in [("cpu:1", ""), ("cpu:2", "replica"), ("ref:2", "split"), ("cpu:2", "pipeline(2, micro_batches=2)")]:
+        found = wh.plan(g, devices=devices, strategy=strategy).start().step(["samples", "summed"], x=np.ones((4, 3), np.float32))[1]
+        assert found["samples"].shape == (4, 0) and found["summed"].shape == (0,)

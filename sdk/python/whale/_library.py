@@ -126,9 +126,18 @@ def _load() -> ctypes.CDLL:
 lib = _load()
 
 
+def encoded(text: str) -> bytes:
+    """In UTF-8; the bytes of a file's name that is none stay as they are (os.fsdecode)."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"expected text, found {text!r}, whose character {error.start} is half of a surrogate pair and stands for nothing",
+                              "INVALID_ARGUMENT") from None
+
+
 def string(text: str | None) -> _abi.whale_str:
     """A whale_str; whoever stores a copy of it keeps this one, which keeps the bytes alive."""
-    data = (text or "").encode()
+    data = encoded(text or "")
     result = _abi.whale_str(data, len(data))
     result._keep = data
     return result

@@ -12,8 +12,8 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from . import _abi, arguments
-from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, bytes_of, check, engine, interruptible, lib, make, string, take_bytes,
-                       take_text)
+from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, bytes_of, check, encoded, engine, interruptible, lib, make, string,
+                       take_bytes, take_text)
 from .arrays import fit, numpy_of, view, widened
 from .dtypes import DType, as_dtype
 from .graph import Graph, precision_number
@@ -155,8 +155,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     options.struct_size = ctypes.sizeof(options)
     options.strategy = string(arguments.text("strategy", strategy or ""))
     fetch = arguments.names("fetch", fetch)
-    names = (_abi.whale_str * max(1, len(fetch)))(*[string(name) for name in fetch])
-    keep = [name.encode() for name in fetch]
+    names = (_abi.whale_str * max(1, len(fetch)))()
+    keep = [encoded(name) for name in fetch]
     for row, data in zip(names, keep):
         row.data, row.size = data, len(data)
     options.fetch, options.fetch_count = ctypes.cast(names, ctypes.POINTER(_abi.whale_str)), len(fetch)
@@ -227,11 +227,11 @@ class Job:
                                   "INVALID_ARGUMENT")
         tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
         inputs = (_abi.whale_named_tensor * max(1, len(feeds)))()
-        names = [name.encode() for name in feeds]
+        names = [encoded(name) for name in feeds]
         for row, name, tensor in zip(inputs, names, tensors):
             row.name, row.tensor = _abi.whale_str(name, len(name)), tensor.pointer
         outputs = (_abi.whale_named_tensor * max(1, len(fetch)))()
-        wanted = [name.encode() for name in fetch]
+        wanted = [encoded(name) for name in fetch]
         for row, name in zip(outputs, wanted):
             row.name = _abi.whale_str(name, len(name))
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
@@ -284,7 +284,8 @@ class Job:
     def eval(self, fetch: Sequence[str] | None = None, /, **inputs: Any) -> dict[str, np.ndarray]:
         """The forward pass on the current parameters: dropout off, running statistics used, nothing updated.
 
-        Returns {name: array}; fetch None: every output whose inputs are given."""
+        Returns {name: array}; fetch None: every output, without the loss when not all inputs are given. InvalidArgument when an
+        output needs an input that is missing."""
         if fetch is None:
             fetch = self._outputs.get("eval", [])
             if len(inputs) < len(self._inputs.get("eval", {})):
