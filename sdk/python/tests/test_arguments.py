@@ -375,3 +375,14 @@ def test_each_status_code_has_its_class():
     assert len(kinds) == 15, "UNKNOWN and UNAUTHENTICATED, which libwhale does not give, are plain"
     for kind in kinds:
         assert getattr(wh, kind.__name__) is kind and str(kind("what", "CODE", "op")) == "what" and kind("what").damage == "call"
+
+
+def test_text_that_is_no_utf_8_is_an_error_of_its_own():
+    for name in ("\udc80", "\ud800"):
+        g = wh.Graph("text")
+        with g:
+            with pytest.raises(wh.InvalidArgument):
+                wh.input(name, (2, 3))
+            g.minimize(wh.nn.linear(wh.input("x", (2, 3)), 2).mean(), wh.SGD(0.1))
+        with pytest.raises(wh.InvalidArgument):
+            wh.plan(g, fetch=[name])
