@@ -60,6 +60,7 @@ class Lockstep {
            const std::vector<Decision>& decisions, Report& report)
       : decisions_(decisions),
         report_(report),
+        trained_(sides.trained),
         rounded_(report.setting.roundoff > 0x1p-24),
         outputs_(sides.outputs, report.setting),
         evaluated_(without_gradients(sides.outputs), report.setting) {
@@ -85,6 +86,8 @@ class Lockstep {
     }
     report_.outputs.tensors = static_cast<int64_t>(outputs_.names().size());
     report_.evaluated.tensors = static_cast<int64_t>(evaluated_.names().size());
+    for (const Variable& v : variables_)
+      if (v.role == "state") has_state_.insert(owner_of(v));
     compare_variables(0, {});
   }
 
@@ -152,6 +155,8 @@ class Lockstep {
       const Tensor value = read_value(*one_.runner, variables_[v]);
       const double moved = movement(v, samples_of(value.get())) * root_of_elements(value.get());
       if (envelope_[v] > 0 && envelope_[v] >= kByRounding * moved) report_.by_rounding.push_back(variables_[v].name);
+      if (trained_.contains(variables_[v].name) && !felt_.contains(variables_[v].name))
+        report_.unmoved.push_back(variables_[v].name);
     }
   }
 
@@ -331,7 +336,13 @@ class Lockstep {
     const int64_t alike = std::max<int64_t>(1, std::count(off.begin(), off.end(), false));
     Figure together{"all parameters", number, 0, {}, 0, 0, 0, 0, 0};
     double elements = 0, movement = 0, furthest = 0;
-    for (const Found& found : all) furthest = std::max(furthest, found.movement);
+    for (const Found& found : all) {
+      furthest = std::max(furthest, found.movement);
+      // The state of a parameter is zero until it has a gradient; one without state stays where it is.
+      const Variable& v = variables_[found.variable];
+      if (v.role == "state" && found.figure.norm > 0) felt_.insert(owner_of(v));
+      if (v.role == "parameter" && found.movement > 0 && !has_state_.contains(v.name)) felt_.insert(v.name);
+    }
     const std::set<std::string> unmoved = without_gradient(all, largest, number);
     turned_ = false;
     for (Found& found : all) {
@@ -363,10 +374,10 @@ class Lockstep {
   // Parameters of which one device has no gradient so far, though the loss reaches them: terms that cancel to the last
   // bit in its order of adding. In another order something is left, and an optimizer that divides a gradient by its own
   // size makes a full step of it. That it is no more than rounding is seen by the state; the plan then takes the
-  // parameter from one device.
+  // parameter from one device. Where the plan has nothing left either, both decay alike.
   std::set<std::string> without_gradient(const std::vector<Found>& all, std::map<std::string, double>& largest,
                                          int64_t number) const {
-    std::set<std::string> out, have;
+    std::set<std::string> out, have, left;
     if (!report_.setting.divides || number == 0) return out;
     for (const Found& found : all) {
       const Variable& v = variables_[found.variable];
@@ -375,8 +386,9 @@ class Lockstep {
       // Other kinds than a mean of gradients hold their squares.
       const double of_gradient = kind_of(v) == "m" ? share : std::sqrt(share);
       (of_gradient > kNoGradient ? have : out).insert(owner_of(v));
+      if (!(found.figure.norm == 0 && found.figure.difference == 0)) left.insert(owner_of(v));
     }
-    for (const std::string& name : have) out.erase(name);
+    std::erase_if(out, [&](const std::string& name) { return have.contains(name) || !left.contains(name); });
     return out;
   }
   static std::string owner_of(const Variable& v) {
@@ -410,7 +422,9 @@ class Lockstep {
 
   const std::vector<Decision>& decisions_;
   Report& report_;
-  const bool rounded_;  // computes in 16 bits
+  const std::set<std::string> trained_;
+  std::set<std::string> has_state_, felt_;  // felt: had a gradient
+  const bool rounded_;                      // computes in 16 bits
   Side plan_, one_;
   std::vector<Side> moved_;
   std::optional<Side> wide_;  // float32

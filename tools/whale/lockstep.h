@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 
 #include "decisions.h"
 #include "variables.h"
@@ -75,6 +76,7 @@ struct Report {
   int64_t unlike_copies = 0;                  // that differ from the first copy in a bit
   std::string unlike;                         // the first of them
   std::vector<std::string> by_rounding;       // parameters that rounding alone moves by a tenth of their movement
+  std::vector<std::string> unmoved;           // trained parameters that no step of one device gave a gradient
   int64_t steps = 0, compared = 0;            // compared: without a flipped decision
   int64_t flipped_at = 0;                     // the first step with one; 0: none
   int64_t set_aside = 0;                      // steps of gradients in 16 bits in which a unit turned
@@ -95,6 +97,7 @@ struct Report {
 };
 
 struct Sides {
+  std::set<std::string> trained;  // parameters
   std::function<Plan()> plan, single;
   std::function<Plan()> wide;        // one device in more bits than the others; none: it is not compared with
   std::function<Plan()> update;      // the optimizer alone (updates.h), where sums of gradients are compared
