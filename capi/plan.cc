@@ -7,6 +7,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "parallel/offload.h"
+#include "plan/in_float64.h"
 #include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT
@@ -150,6 +151,13 @@ whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_tex
     const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
     const std::vector<BridgeRow> rows = bridges_of(*p.plan);
     need(out, "out") = make_text(as_json ? bridges_json(rows) : bridges_text(rows, cost_model(p.plan->devices).link));
+  });
+}
+
+whale_status* whale_plan_in_float64(const whale_plan* plan, whale_plan** out) {
+  return guard([&] {
+    const whale_plan& p = need(plan, "plan");
+    need(out, "out") = handle(in_float64(*p.plan), p.init_files).release();
   });
 }
 

@@ -470,6 +470,10 @@ WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out)
  * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more, under the cancel token and the timeout
  * that the plan was made with. */
 WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
+/* The same plan in float64: the devices are reference ones, every group, transfer and instruction stays, and nothing rounds to fewer
+ * bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it (`whale verify`). Its float
+ * inputs are WHALE_F64. WHALE_UNIMPLEMENTED for split weights. */
+WHALE_API whale_status *whale_plan_in_float64(const whale_plan *plan, whale_plan **out);
 WHALE_API void whale_plan_release(whale_plan *plan);
 
 /* ---- event ------------------------------------------------------------------------------------------------------------- */

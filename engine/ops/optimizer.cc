@@ -150,7 +150,8 @@ std::vector<TensorType> infer_clip(const OpView& v) {
 std::vector<TensorType> infer_unscale(const OpView& v) {
   need_float(v, 0, "x");
   need_scalar(v, 1, "loss_scale");
-  return {{accumulate_dtype(in(v, 0).dtype), in_dims(v, 0)}, {DType::kF32, {}}};
+  const DType wide = accumulate_dtype(in(v, 0).dtype);
+  return {{wide, in_dims(v, 0)}, {wide, {}}};
 }
 Factors factors_unscale(const OpView& v) {
   Factors f;
@@ -166,7 +167,7 @@ std::vector<Alias> aliases_unscale(const OpView& v) {
 std::vector<TensorType> infer_overflow(const OpView& v) {
   if (v.inputs.empty()) throw invalid("no operands, expected at least one scalar");
   for (size_t i = 0; i < v.inputs.size(); ++i) need_scalar(v, static_cast<int>(i), "x");
-  return {{DType::kF32, {}}};
+  return {{accumulate_dtype(in(v, 0).dtype), {}}};
 }
 
 OpCost cost_update(const OpView& v) {
@@ -298,7 +299,7 @@ const OpDef op_def_overflow = {
     .name = "overflow",
     .doc =
         "The scale of gradients of this step: 1 when all operands are finite, else NaN, by which update ops know that "
-        "nothing is to change.\nscalars -> scale f32, a scalar.",
+        "nothing is to change.\nscalars -> scale, a scalar of their type.",
     .inputs = {{"x", kMany}},
     .outputs = {{"scale"}},
     .infer = infer_overflow,

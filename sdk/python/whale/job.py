@@ -57,6 +57,12 @@ class Plan:
         ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
         return json.loads(take_text(lib.whale_plan_bridges, self._handle.pointer, 1))
 
+    def in_float64(self) -> "Plan":
+        """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
+        bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it. Float inputs take
+        float64."""
+        return Plan(make("whale_plan_release", lib.whale_plan_in_float64, self._handle.pointer))
+
     def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
               loss_scale_growth: int = 0, pin: bool = True) -> "Job":
         """Opens the devices and initializes the parameters.

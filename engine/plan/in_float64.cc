@@ -1,0 +1,69 @@
+#include "plan/in_float64.h"
+
+#include "base/error.h"
+#include "ops/fused.h"
+
+namespace whale {
+namespace {
+
+// Of any float in float64: offsets that are so many times larger keep all parts apart and aligned.
+constexpr int64_t kGrowth = 4;
+
+DType widened(DType dtype) { return is_float(dtype) ? DType::kF64 : dtype; }
+
+void widen(Attrs& attrs) {
+  for (const char* name : {"dtype", "out_dtype"}) {
+    const auto it = attrs.find(name);
+    if (it == attrs.end()) continue;
+    std::string& given = std::get<std::string>(it->second);
+    if (!given.empty()) given = name_of(widened(parse_dtype(given)));
+  }
+}
+
+void widen(Buffer& buffer) {
+  const DType dtype = widened(buffer.dtype);
+  buffer.at = buffer.at / size_of(buffer.dtype) * size_of(dtype);
+  buffer.dtype = dtype;
+  buffer.bytes = element_count(buffer.dims) * size_of(dtype);
+  if (buffer.offset > 0) buffer.offset *= kGrowth;
+}
+
+void widen(Instruction& instruction) {
+  widen(instruction.attrs);
+  if (instruction.op != OpCode::k_fused) return;
+  const auto inputs = static_cast<int>(instruction.in.size());
+  FusedBody body = decode(instruction.attrs, inputs);
+  for (FusedStep& step : body.steps) step.dtype = widened(step.dtype);
+  for (auto& [name, value] : encode(body, inputs)) instruction.attrs[name] = std::move(value);
+}
+
+void widen(Program& program) {
+  for (Buffer& buffer : program.buffers) widen(buffer);
+  for (Segment& segment : program.segments)
+    for (Instruction& instruction : segment.instructions) widen(instruction);
+  for (int64_t* bytes : {&program.arena_bytes, &program.host_bytes, &program.variable_bytes, &program.peak_live_bytes})
+    *bytes *= kGrowth;
+}
+
+}  // namespace
+
+Plan in_float64(const Plan& plan) {
+  for (const PlanVariable& v : plan.variables)
+    if (v.slot == "low")
+      throw unimplemented("parameter '{}' is kept in two halves of its bits, which float64 has none of", v.owner);
+  Plan out = plan;
+  for (DeviceSpec& device : out.devices)
+    device = {.kind = DeviceKind::kRef, .cores = {}, .index = 0, .node = device.node, .named = false};
+  for (PlanVariable& v : out.variables) v.dtype = widened(v.dtype);
+  for (Entry& entry : out.entries) {
+    for (PlanInput& input : entry.inputs) input.dtype = widened(input.dtype);
+    for (PlanOutput& output : entry.outputs) output.dtype = widened(output.dtype);
+    for (Program& program : entry.programs) widen(program);
+  }
+  out.precision = out.source.training.precision = Precision::kFloat64;
+  out.gradient_dtype.reset();
+  const std::vector<uint8_t> bytes = serialize(out);
+  return deserialize(bytes.data(), bytes.size());  // every instruction fits its operands, or an error
+}
+
+}  // namespace whale
