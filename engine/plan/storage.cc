@@ -1,6 +1,8 @@
 #include "plan/storage.h"
 
 #include <algorithm>
+#include <map>
+#include <span>
 
 #include "base/error.h"
 #include "base/watch.h"
@@ -66,46 +68,83 @@ struct At {
   auto operator<=>(const At&) const = default;
 };
 
-// Per storage the instructions that read or write it, in order.
-std::vector<std::vector<At>> touches_of(const Program& p) {
-  std::vector<std::vector<At>> out(p.buffers.size());
-  for (size_t s = 0; s < p.segments.size(); ++s)
-    for (size_t k = 0; k < p.segments[s].instructions.size(); ++k)
-      for (const auto* list : {&p.segments[s].instructions[k].in, &p.segments[s].instructions[k].out})
-        for (const BufferId b : *list) {
-          if (b == kNone) continue;
-          std::vector<At>& of = out[static_cast<size_t>(storage_of(p, b))];
-          if (of.empty() || of.back() != At{s, k}) of.push_back({s, k});
-        }
-  return out;
-}
+// One operand or result of an instruction.
+struct Touch {
+  At at;
+  bool made = false;  // a result
+  size_t port = 0;
+};
+
+// Who touches which storage, and which results of an instruction work in place: an instruction may update thousands of
+// variables, each of which asks for its own.
+class Touches {
+ public:
+  Touches(const Draft& draft, const Graph& graph) : draft_(draft), graph_(graph), of_(draft.program.buffers.size()) {
+    const Program& p = draft.program;
+    for (size_t s = 0; s < p.segments.size(); ++s)
+      for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+        const Instruction& i = p.segments[s].instructions[k];
+        const auto note = [&](const std::vector<BufferId>& list, bool made) {
+          for (size_t port = 0; port < list.size(); ++port)
+            if (list[port] != kNone)
+              of_[static_cast<size_t>(storage_of(p, list[port]))].push_back({{s, k}, made, port});
+        };
+        note(i.in, false);
+        note(i.out, true);
+      }
+  }
+
+  // In the order of the instructions; at the first time that this was made.
+  const std::vector<Touch>& of(BufferId storage) const { return of_[static_cast<size_t>(storage)]; }
+
+  // Of the instruction's result `output`.
+  std::span<const Alias> aliases(const At& at, size_t output) {
+    const Op* op = draft_.ops[at.segment][at.index];
+    if (!op) return {};
+    const auto [known, fresh] = aliases_.try_emplace(at);
+    std::vector<Alias>& all = known->second;
+    if (fresh) {
+      all = aliases_of(view_of(graph_, *op));
+      std::ranges::sort(all, {}, &Alias::output);
+    }
+    return std::ranges::equal_range(all, static_cast<int>(output), {}, &Alias::output);
+  }
+
+ private:
+  const Draft& draft_;
+  const Graph& graph_;
+  std::vector<std::vector<Touch>> of_;
+  std::map<At, std::vector<Alias>> aliases_;  // by output
+};
 
 // Can what makes the next value of a variable write it to the variable: nobody reads the old one later, nor does the
-// body, which runs many times, change it. `at`: the instructions that touch either storage, in order.
-bool goes_direct(const Draft& draft, const Graph& graph, BufferId from, BufferId variable, const std::vector<At>& at) {
+// body, which runs many times, change it.
+bool goes_direct(const Draft& draft, BufferId from, BufferId variable, Touches& touches) {
   const Program& p = draft.program;
+  const std::vector<Touch>&of_value = touches.of(from), &of_variable = touches.of(variable);
+  auto value = of_value.begin(), old = of_variable.begin();
   bool made = false;
-  for (const auto& [s, k] : at) {
-    const Instruction& i = p.segments[s].instructions[k];
-    const auto touches = [&](const std::vector<BufferId>& list, BufferId storage) {
-      return std::any_of(list.begin(), list.end(),
-                         [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
-    };
-    const bool makes = touches(i.out, from), reads = touches(i.in, variable);
+  while (value != of_value.end() || old != of_variable.end()) {
+    const At at = old == of_variable.end() || (value != of_value.end() && value->at < old->at) ? value->at : old->at;
+    const Instruction& i = p.segments[at.segment].instructions[at.index];
+    bool makes = false, reads = false, overwrites = false;
     bool in_place = false, elsewhere = false;  // what an op changes in place has a place already
-    if (const Op* op = draft.ops[s][k]; op && makes)
-      for (const Alias& a : aliases_of(view_of(graph, *op))) {
-        const auto y = static_cast<size_t>(a.output), x = static_cast<size_t>(a.input);
-        if (y >= i.out.size() || x >= i.in.size() || i.out[y] == kNone || i.in[x] == kNone) continue;
-        if (storage_of(p, i.out[y]) != from) continue;
+    for (; value != of_value.end() && value->at == at; ++value) {
+      if (!value->made) continue;
+      makes = true;
+      for (const Alias& a : touches.aliases(at, value->port)) {
+        const auto x = static_cast<size_t>(a.input);
+        if (x >= i.in.size() || i.in[x] == kNone) continue;
         const bool here = storage_of(p, i.in[x]) == variable;
         in_place |= here;
         elsewhere |= a.must && !here;
       }
+    }
+    for (; old != of_variable.end() && old->at == at; ++old) (old->made ? overwrites : reads) = true;
     if (elsewhere || (makes && reads && !in_place)) return false;
-    if (made && (reads || touches(i.out, variable))) return false;
+    if (made && (reads || overwrites)) return false;
     made |= makes;
-    if (makes && draft.regions[s] == Region::kBody && p.segments.size() > 1) return false;
+    if (makes && draft.regions[at.segment] == Region::kBody && p.segments.size() > 1) return false;
   }
   return made;
 }
@@ -113,20 +152,16 @@ bool goes_direct(const Draft& draft, const Graph& graph, BufferId from, BufferId
 // The new value of a variable goes straight to the variable where it can, and is copied at the end where it cannot.
 void place_next_values(Draft& draft, const Graph& graph) {
   Program& p = draft.program;
-  const std::vector<std::vector<At>> touches = touches_of(p);
+  Touches touches(draft, graph);
   for (const auto& [variable, next] : draft.next) {
+    Watch::look();
     const BufferId from = storage_of(p, next);
     const Buffer& source = p.buffers[static_cast<size_t>(from)];
     const Buffer& target = p.buffers[static_cast<size_t>(variable)];
     const bool away = target.memory == Memory::kHost;
     const bool alike = in_arena(source) && source.kind == BufferKind::kArena && source.memory == target.memory &&
                        source.bytes == target.bytes;
-    std::vector<At> at;
-    if (alike)
-      std::set_union(touches[static_cast<size_t>(from)].begin(), touches[static_cast<size_t>(from)].end(),
-                     touches[static_cast<size_t>(variable)].begin(), touches[static_cast<size_t>(variable)].end(),
-                     std::back_inserter(at));
-    if (alike && goes_direct(draft, graph, from, variable, at)) {
+    if (alike && goes_direct(draft, from, variable, touches)) {
       share(p, from, variable);
       continue;
     }
