@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tensors.h"
+
 namespace tool {
 namespace {
 
@@ -16,6 +18,12 @@ Array make_array(const InputSpec& spec) {
   Array array{spec.name, spec.dtype, spec.dims, {}};
   array.bytes.resize(static_cast<size_t>(count(spec.dims)) * size_of(spec.dtype));
   return array;
+}
+
+Tensor view_of(Array& array) {
+  return own<Tensor>(whale_tensor_view, static_cast<int32_t>(array.dtype),
+                     static_cast<const int64_t*>(array.dims.data()), array.dims.size(),
+                     static_cast<void*>(array.bytes.data()));
 }
 
 void store_int(Array& array, int64_t index, int64_t value) {
@@ -64,21 +72,16 @@ class Synthetic : public DataSource {
     for (const InputSpec& spec : inputs_) {
       Array array = make_array(spec);
       const int64_t n = count(spec.dims);
-      const bool floating = spec.dtype == WHALE_F32 || spec.dtype == WHALE_F64;
-      for (int64_t i = 0; i < n; ++i) {
-        if (floating) {
-          const double v = normal(random);
-          if (spec.dtype == WHALE_F32) {
-            const auto f = static_cast<float>(v);
-            std::memcpy(array.bytes.data() + i * 4, &f, 4);
-          } else {
-            std::memcpy(array.bytes.data() + i * 8, &v, 8);
-          }
-        } else {
-          const auto drawn = static_cast<int64_t>(random() % static_cast<uint64_t>(spec.limit > 0 ? spec.limit : 2));
-          const bool left_out = wide_ && spec.ignored && i > 0 && random() % 6 == 0;  // never every one
-          store_int(array, i, left_out ? *spec.ignored : drawn);
-        }
+      if (storable(spec.dtype)) {
+        std::vector<double> drawn(static_cast<size_t>(n));
+        for (double& v : drawn) v = normal(random);
+        const Tensor view = view_of(array);
+        store(view.get(), 0, drawn.size(), drawn.data());
+      }
+      for (int64_t i = 0; i < n && !storable(spec.dtype); ++i) {
+        const auto drawn = static_cast<int64_t>(random() % static_cast<uint64_t>(spec.limit > 0 ? spec.limit : 2));
+        const bool left_out = wide_ && spec.ignored && i > 0 && random() % 6 == 0;  // never every one
+        store_int(array, i, left_out ? *spec.ignored : drawn);
       }
       batch.push_back(std::move(array));
     }
@@ -240,16 +243,14 @@ std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entr
 Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
   Batch wide = batch;
   for (size_t i = 0; i < wide.size(); ++i) {
-    if (wide[i].dtype != WHALE_F32 || inputs[i].dtype != WHALE_F64) continue;
-    std::vector<uint8_t> bytes(wide[i].bytes.size() * 2);
-    for (size_t k = 0; k < bytes.size() / 8; ++k) {
-      float from;
-      std::memcpy(&from, batch[i].bytes.data() + k * 4, 4);
-      const auto to = static_cast<double>(from);
-      std::memcpy(bytes.data() + k * 8, &to, 8);
-    }
-    wide[i].bytes = std::move(bytes);
-    wide[i].dtype = WHALE_F64;
+    if (wide[i].dtype == inputs[i].dtype || !storable(wide[i].dtype) || !storable(inputs[i].dtype)) continue;
+    const Tensor from = view_of(wide[i]);
+    const Values values = values_of(from.get());
+    Array to{wide[i].name, inputs[i].dtype, wide[i].dims, {}};
+    to.bytes.resize(values.data.size() * size_of(to.dtype));
+    const Tensor view = view_of(to);
+    store(view.get(), 0, values.data.size(), values.data.data());
+    wide[i] = std::move(to);
   }
   return wide;
 }

@@ -34,7 +34,7 @@ class DataSource {
 };
 
 std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entry);
-// The inputs of a float64 plan take float64 arrays: those of float32 are widened.
+// With the floats in the types that these inputs have: a plan in float64 takes float64.
 Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs);
 int64_t batch_of(const std::vector<InputSpec>& inputs);
 // Tokens for token models, samples otherwise, and the word for it.

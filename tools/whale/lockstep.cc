@@ -18,10 +18,11 @@ constexpr double kFloor = 8;         // roundings of a stored tensor, and one mo
 constexpr double kFlips = 6;         // nine elements that moved the other way, each by twice its movement: to the norm
 constexpr double kMostTurn = 8;      // of so many elements one may, and always one: small tensors have no nine
 constexpr double kByRounding = 0.1;  // of the movement
-constexpr double kNoGradient = 0x1p-20;  // of the largest one: one device has nothing to go by
+constexpr double kNoGradient = 16;   // roundings of the largest one: one device has nothing to go by
 // Elements that turn in the plan and in none of three moved runs: five do with a chance of at most
 // max over l of exp(-3 l) P(Poisson(l) >= 5) = 2e-4.
 constexpr double kTurned = 4;
+constexpr int64_t kFewest = 2;  // steps, or moved runs of an evaluation, that a verdict rests on
 
 std::vector<double> samples_of(const whale_tensor* tensor) {
   const size_t n = elements(tensor), stride = std::max<size_t>(1, n / kSamples);
@@ -51,6 +52,7 @@ struct Side {
   std::vector<Values> scores;
   double loss = 0;
   std::vector<Tensor> outputs;
+  std::vector<InputSpec> inputs;
   int64_t updates() const { return whale_session_updates(runner->session()); }
 };
 
@@ -68,10 +70,11 @@ class Lockstep {
     plan_.runner = std::make_unique<Runner>(engine, sides.plan(), arguments);
     one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
     for (int i = 0; i < setting.runs; ++i) {
-      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0, {}});
+      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0, {}, {}});
       shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1);
     }
-    if (sides.wide) wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0, {}};
+    if (sides.wide)
+      wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0, {}, {}};
     inputs_ = inputs_of(one_.runner->plan(), "train");
     names_ = names_of(decisions);
     variables_ = variables_of(*plan_.runner);
@@ -166,7 +169,9 @@ class Lockstep {
     std::vector<std::string> names = names_;
     names.insert(names.end(), outputs.names().begin(), outputs.names().end());
     std::vector<Tensor> fetched;
-    side.loss = evaluation ? side.runner->eval(batch, names, fetched) : side.runner->step(batch, names, fetched);
+    if (side.inputs.empty()) side.inputs = inputs_of(side.runner->plan(), "train");
+    const Batch own = widen(batch, side.inputs);
+    side.loss = evaluation ? side.runner->eval(own, names, fetched) : side.runner->step(own, names, fetched);
     side.scores.clear();
     for (size_t i = 0; i < names_.size(); ++i) side.scores.push_back(values_of(fetched[i].get()));
     fetched.erase(fetched.begin(), fetched.begin() + static_cast<std::ptrdiff_t>(names_.size()));
@@ -214,7 +219,7 @@ class Lockstep {
       report_.failure = std::string("evaluation: ") + failure.what();
       return;
     }
-    if (!decides_alike(plan_) || runs == 0) return;
+    if (!decides_alike(plan_) || runs < std::min(kFewest, std::ssize(moved_))) return;
     f.difference = std::abs(plan_.loss - one);
     const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
     f.difference /= scale, f.envelope /= scale;
@@ -379,13 +384,14 @@ class Lockstep {
                                          int64_t number) const {
     std::set<std::string> out, have, left;
     if (!report_.setting.divides || number == 0) return out;
+    const double nothing = kNoGradient * std::min(report_.setting.roundoff, 0x1p-24);
     for (const Found& found : all) {
       const Variable& v = variables_[found.variable];
       if (v.role != "state") continue;
       const double most = largest[kind_of(v)], share = most > 0 ? found.figure.norm / found.size / most : 0;
       // Other kinds than a mean of gradients hold their squares.
       const double of_gradient = kind_of(v) == "m" ? share : std::sqrt(share);
-      (of_gradient > kNoGradient ? have : out).insert(owner_of(v));
+      (of_gradient > nothing ? have : out).insert(owner_of(v));
       if (!(found.figure.norm == 0 && found.figure.difference == 0)) left.insert(owner_of(v));
     }
     std::erase_if(out, [&](const std::string& name) { return have.contains(name) || !left.contains(name); });
@@ -413,6 +419,8 @@ class Lockstep {
   double allowed(const Variable& v, const Found& found, int64_t number, double largest) const {
     if (number == 0) return 0;
     double floor = rounding(number) * found.figure.norm;
+    // A mean over samples is a sum, of which moved runs show nothing where the samples are integers.
+    if (v.role == "buffer") floor += report_.setting.summed * report_.setting.epsilon * found.figure.norm;
     // An update that is a multiple of a gradient is a sum as state is: of terms as large as those of the largest.
     if (v.role == "state" || (v.role == "parameter" && !report_.setting.turns))
       floor += summed_floor(report_.setting, largest, found.size);
@@ -495,7 +503,8 @@ Verdict Report::verdict() const {
                       parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1 &&
                       outputs.worst.ratio() <= 1 && evaluated.worst.ratio() <= 1;
   if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
-  return compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
+  // One step among several that decisions left is known too little: of its loss there may be a single moved run.
+  return compared >= std::min(kFewest, steps) && compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
 }
 
 Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,

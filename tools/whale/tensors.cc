@@ -38,6 +38,20 @@ uint16_t to_bf16(double value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Rounded to nearest, ties to even; beyond 65504 infinite.
+uint16_t to_half(double value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double size = std::abs(value);
+  if (std::isnan(value)) return 0x7e00;
+  if (size >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+  int exponent = 0;
+  std::frexp(size, &exponent);                    // size = f * 2^exponent, f in [0.5, 1)
+  const int unit = std::max(exponent - 11, -24);  // of the last place
+  auto units = static_cast<int>(std::nearbyint(std::ldexp(size, -unit)));
+  // Units count up through the exponents: 1024 of them are the next one.
+  return static_cast<uint16_t>(sign | (units + (unit > -24 ? (unit + 24) * 1024 : 0)));
+}
+
 template <class T>
 void widen(const uint8_t* data, size_t begin, size_t count, double* to) {
   for (size_t i = 0; i < count; ++i) to[i] = static_cast<double>(at<T>(data, begin + i));
@@ -73,7 +87,9 @@ void load(const whale_tensor* tensor, size_t begin, size_t count, double* to) {
   }
 }
 
-bool storable(int dtype) { return dtype == WHALE_F64 || dtype == WHALE_F32 || dtype == WHALE_BF16; }
+bool storable(int dtype) {
+  return dtype == WHALE_F64 || dtype == WHALE_F32 || dtype == WHALE_BF16 || dtype == WHALE_F16;
+}
 
 bool same_bits(const whale_tensor* a, const whale_tensor* b) {
   const size_t bytes = whale_tensor_bytes(a);
@@ -87,7 +103,7 @@ void store(whale_tensor* tensor, size_t begin, size_t count, const double* from)
   for (size_t i = 0; i < count; ++i) {
     const size_t k = begin + i;
     const auto single = static_cast<float>(from[i]);
-    const uint16_t half = to_bf16(from[i]);
+    const uint16_t half = dtype == WHALE_F16 ? to_half(from[i]) : to_bf16(from[i]);
     if (dtype == WHALE_F64)
       std::memcpy(data + k * 8, &from[i], 8);
     else if (dtype == WHALE_F32)

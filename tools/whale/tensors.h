@@ -12,7 +12,7 @@ size_t elements(const whale_tensor* tensor);
 double root_of_elements(const whale_tensor* tensor);  // at least 1: a norm to what it is per element
 // Elements [begin, begin + count) of a tensor of any dtype.
 void load(const whale_tensor* tensor, size_t begin, size_t count, double* to);
-// The other way, rounded to nearest; f64, f32 and bf16.
+// The other way, rounded to nearest; f64, f32, bf16 and f16.
 void store(whale_tensor* tensor, size_t begin, size_t count, const double* from);
 bool storable(int dtype);
 bool same_bits(const whale_tensor* a, const whale_tensor* b);

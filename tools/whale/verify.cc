@@ -276,7 +276,7 @@ void print(const Report& r) {
   const char* none = r.overflowed > 0 || r.overflowed_at > 0
                          ? "NOT COMPARED: no step without an overflow of float16 was decided alike; take more --steps, "
                            "in which the loss scale falls, or a smaller --loss-scale"
-                         : "NOT COMPARED: no step was decided alike";
+                         : "NOT COMPARED: fewer than two steps were decided alike";
   const char* texts[] = {"equal", "NOT EQUAL", none};
   std::printf("  %s\n\n", texts[static_cast<size_t>(r.verdict())]);
 }
@@ -353,6 +353,11 @@ class Subject {
       if (variable.value("trainable", false)) names.insert(variable.at("name"));
     return names;
   }
+  bool splits_weights() const {
+    for (const auto& variable : described_.at("variables"))
+      if (variable.at("name").get<std::string>().ends_with("/low") && variable.at("dtype") == "u16") return true;
+    return false;
+  }
   bool has_tables() const { return graph_json_.find("\"op\":\"embedding") != std::string::npos; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   // Scores of decisions that a plan file does not hand out: those decisions are not compared.
@@ -421,32 +426,34 @@ class Comparer {
     inputs_ = inputs_of(one.get(), "train");
   }
 
-  // In the precision of the plan, or in float64 on reference devices.
+  // In the precision of the plan, or the same plan in float64 on reference devices, where no sum is in fewer bits.
   void add(bool float64) {
-    const PlanArguments plain = without_exempt(side(subject_.many(), float64)), one = side(subject_.one(), float64);
     const PlanArguments& many = subject_.many();
-    if (subject_.from_file() && exempt(many)) return add_gradients(float64);
-    Report report = compared(plain, one, float64, session(float64));
-    if (exempt(many))
-      report.subject = many.adasum ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
-    finish(std::move(report), plain, one);
-    if (exempt(many)) add_gradients(float64);
+    const bool file = subject_.from_file();
+    const bool same = float64 && subject_.plan().at("precision") != "f64" && !many.adasum;
+    if (!(file && exempt(many)) || same) {
+      Report report = compared(float64, session(float64));
+      if (exempt(many))
+        report.subject = many.adasum ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
+      finish(std::move(report), side(subject_.many(), float64), side(subject_.one(), float64));
+    }
+    if (exempt(many) && !(file && same)) add_gradients(float64);
   }
 
   // Of parameters without a gradient nothing was seen: from other seeds they may have one.
   void add_rounds(bool float64) {
     std::vector<std::string> unmoved = reports_.front().unmoved;
     if (reports_.front().verdict() != Verdict::kEqual) return;
-    const PlanArguments plain = without_exempt(side(subject_.many(), float64)), one = side(subject_.one(), float64);
     for (int round = 1; round < kMostRounds && !unmoved.empty(); ++round) {
       SessionArguments other = session(float64);
       other.seed += static_cast<uint64_t>(round);
-      Report report = compared(plain, one, float64, other);
+      Report report = compared(float64, other);
       report.subject = "again from seed " + std::to_string(other.seed);
       std::erase_if(unmoved, [&](const std::string& name) {
         return std::find(report.unmoved.begin(), report.unmoved.end(), name) == report.unmoved.end();
       });
-      if (report.verdict() != Verdict::kNotCompared) finish(std::move(report), plain, one);
+      if (report.verdict() != Verdict::kNotCompared)
+        finish(std::move(report), side(subject_.many(), float64), side(subject_.one(), float64));
     }
   }
   const std::vector<Report>& reports() const { return reports_; }
@@ -460,17 +467,23 @@ class Comparer {
     for (int64_t i = 0; i < given_.steps; ++i) out.push_back(data->batch(seed, i));
     return out;
   }
-  Report compared(const PlanArguments& plain, const PlanArguments& one, bool float64,
-                  const SessionArguments& arguments) {
+  Report compared(bool float64, const SessionArguments& arguments) {
     const Setting setting = setting_for(float64);
-    const Sides sides{subject_.trained(),
-                      [&] { return subject_.from_file() ? subject_.open() : subject_.make(plain); },
-                      [&] { return subject_.make(one); },
-                      wide(one),
-                      {},
-                      subject_.outputs().names};
+    const PlanArguments one = side(subject_.one(), float64);
+    const Sides sides{
+        subject_.trained(),      [&] { return plan(float64); }, [&] { return subject_.make(one); }, wide(one), {},
+        subject_.outputs().names};
     return compare(engine_, sides, batches(setting, arguments.seed), arguments, subject_.decisions(), setting,
                    [&](int64_t step) { watch_.show(setting.name, step); });
+  }
+  Plan plan(bool float64) const {
+    const bool same = float64 && subject_.plan().at("precision") != "f64";
+    // The halves of split weights are the bits of float32: in float64 the weights are whole.
+    if (same && subject_.splits_weights()) return subject_.make(without_exempt(side(subject_.many(), true)));
+    const PlanArguments& many = subject_.many();
+    Plan plan =
+        subject_.from_file() ? subject_.open() : subject_.make(same && !many.adasum ? many : without_exempt(many));
+    return same ? own<Plan>(whale_plan_in_float64, static_cast<const whale_plan*>(plan.get())) : std::move(plan);
   }
   static bool exempt(const PlanArguments& a) {
     return a.adasum || (!a.gradient_dtype.empty() && a.gradient_dtype != "f32");
@@ -488,8 +501,10 @@ class Comparer {
   }
   Setting setting_for(bool float64) const {
     const std::string precision = float64 ? "f64" : subject_.plan().at("precision").get<std::string>();
-    const double times = float64 && subject_.plan().at("precision") != "f64" ? 2 : 1;
-    const int runs = given_.runs > 0 ? given_.runs : runs_that_fit(times * many_bytes_, times * one_bytes_);
+    const bool wide =
+        float64 && subject_.plan().at("precision") != "f64";  // one device doubles, a plan keeps its places
+    const int runs =
+        given_.runs > 0 ? given_.runs : runs_that_fit((wide ? 4 : 1) * many_bytes_, (wide ? 2 : 1) * one_bytes_);
     Setting setting = setting_of(precision_of(precision), runs);
     setting.divides = subject_.divides();
     setting.turns = setting.flips && setting.divides;
@@ -592,7 +607,8 @@ std::vector<Report> verify(whale_engine* engine, const Arguments& given) {
   const Subject subject(engine, given);
   Comparer comparer(engine, given, subject);
   const bool float64 = subject.plan().at("precision") == "f64";
-  const bool both = !float64 && !given.skip_f64 && !subject.from_file();
+  const bool none = subject.from_file() && (subject.splits_weights() || subject.many().adasum);
+  const bool both = !float64 && !given.skip_f64 && !none;
   if (both) comparer.add(true);
   comparer.add(float64);
   comparer.add_rounds(both || float64);
