@@ -450,6 +450,15 @@ static void test_plan(void) {
   again = NULL;
   FAILS(whale_plan_parse(engine, bytes.data, bytes.size - 100, &again), WHALE_INVALID_ARGUMENT, "not a valid plan");
   CHECK(again == NULL);
+  OK(whale_plan_in_float64(p, &again));
+  OK(whale_plan_print(again, &text));
+  CHECK(contains(text, "f64") && !contains(text, "f32") && contains(text, "all_reduce"));
+  whale_text_release(&text);
+  whale_plan_release(again);
+  again = NULL;
+  FAILS(whale_plan_in_float64(NULL, &again), WHALE_INVALID_ARGUMENT, "`plan` is NULL");
+  FAILS(whale_plan_in_float64(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(again == NULL);
   whale_text_release(&bytes);
   OK(whale_plan_summary(p, &text));
   CHECK(text.size > 0);

@@ -519,3 +519,92 @@ def test_a_decision_that_rounding_makes_in_every_step_leaves_nothing_to_compare(
                     "--steps", "1", code=3)
     row = result["comparisons"][0]
     assert row["verdict"] == "not compared" and row["steps_compared"] == 0 and row["steps_left_out"] == 1
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
+def test_a_plan_of_few_bits_is_compared_in_float64_too(tmp_path, precision):
+    """The same plan without its rounding: an update that is one part in ten thousand off, which no bound of 16 bits shows."""
+    model, plan = make(tmp_path, [*GPT, "--optimizer", "adamw", "--lr", "0.0123"], "--devices", "cpu:4", "--strategy",
+                       "replica(2) > split(2)", "--zero", "2", "--precision", precision)
+    rows = verify(model, "--plan", plan, "--steps", "3", code=0)["comparisons"]
+    assert [row["precision"] for row in rows] == ["float64", {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[precision]]
+    rows = verify(model, "--plan", damaged(plan, 0.0123, 0.0123 * 1.0001), "--steps", "3", code=1)["comparisons"]
+    assert rows[0]["verdict"] == "not equal"
+
+
+def test_labels_that_are_left_out_are_drawn(tmp_path):
+    """A plan that counts them among the others is wrong only where there are some."""
+    model, plan = make(tmp_path, GPT, *F64)
+    verify(model, "--plan", plan, code=0)
+    verify(model, "--plan", damaged(plan, -100.0, -101.0), code=1)
+
+
+def test_a_small_gradient_is_a_gradient(tmp_path):
+    """The decay of a parameter whose gradient is a millionth of the others', on one side only: not excused as one without gradient."""
+    g = wh.Graph("tiny")
+    with g:
+        x, t = wh.input("x", (8, 6)), wh.input("t", (8, 3))
+        loss = wh.nn.mse(wh.nn.linear(x, 3, name="a"), t) + wh.nn.mse(wh.nn.linear(wh.ops.tanh(x), 3, name="b"), t) * 1e-8
+        g.minimize(loss, wh.AdamW(1e-2, weight_decay=0.1234))
+    model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
+    g.save(model)
+    assert whale("plan", model, *F64, "-o", plan).returncode == 0
+    verify(model, "--plan", plan, "--steps", "8", code=0)
+    places = [damaged(plan, 0.1234, 0.0, which) for which in range(40)]
+    codes = [whale("verify", model, "--plan", each, "--steps", "8").returncode for each in places if each is not None]
+    assert codes.count(1) >= 2 and 0 not in codes, codes  # 2: the options' own copy, which is refused
+
+
+def test_parameters_without_a_gradient_are_looked_at_from_another_seed(tmp_path):
+    """Behind a relu that is off nothing moves: what the update does is seen where it is on."""
+    g = wh.Graph("relu")
+    with g:
+        x = wh.input("x", (2, 1))
+        g.minimize(wh.ops.relu(wh.nn.linear(wh.ops.square(x), 1)).mean(), wh.Adam(0.0123))
+    model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
+    g.save(model)
+    assert whale("plan", model, "--devices", "ref:2", "--precision", "f64", "-o", plan).returncode == 0
+    wrong = damaged(plan, 0.0123, 0.0124)
+    off = 0
+    for seed in range(6):
+        rows = verify(model, "--plan", plan, "--seed", seed, code=0)["comparisons"]
+        if not rows[0]["without_gradient"]:
+            continue
+        off += len(rows) > 1 and rows[1]["subject"] == f"again from seed {seed + 1}"
+        if any(not row["without_gradient"] for row in rows):
+            verify(model, "--plan", wrong, "--seed", seed, code=1)
+    assert off
+
+
+def test_statistics_of_integers(tmp_path):
+    """No moved run moves them: the floor of their means is what sums are off by."""
+    g = wh.Graph("integers")
+    with g:
+        x, y = wh.input("x", (32, 8, 8, 3), wh.uint8), wh.input("y", (32,), wh.int32)
+        h = wh.nn.batch_norm(x.astype(wh.float32) * (1 / 255))
+        h = wh.nn.global_avg_pool(wh.ops.relu(wh.nn.conv2d(h, 4, 3)))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 3), y), wh.SGD(0.1))
+    g.save(tmp_path / "model.whale")
+    q = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=q.integers(0, 256, (96, 8, 8, 3)).astype(np.uint8), y=q.integers(0, 3, 96).astype(np.int32))
+    verify(tmp_path / "model.whale", "--data", tmp_path / "data.npz", "--devices", "cpu:2", "--strategy", "replica", "--steps", "3", code=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_inputs_of_few_bits(tmp_path, dtype):
+    g = wh.Graph("half")
+    with g:
+        x, y = wh.input("x", (8, 6), getattr(wh, dtype)), wh.input("y", (8,), wh.int32)
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(x.astype(wh.float32), 3), y), wh.SGD(0.1))
+    g.save(tmp_path / "model.whale")
+    for options in ([], ["--precision", "bf16"], ["--precision", "f16"]):
+        result = verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", *options, code=0)
+        assert result["comparisons"][0]["losses"]["difference"] < 1e-12
+
+
+def test_one_step_of_several_is_no_verdict(tmp_path):
+    """Where decisions flip in all steps but one, its loss is known by a single moved run."""
+    codebook(tmp_path / "model.whale", 1240)
+    rows = [verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "split(2)", "--precision", "bf16", "--skip-float64", "--seed", seed,
+                   "--steps", "4")["comparisons"][0] for seed in range(8)]
+    assert all((row["verdict"] == "not compared") == (row["steps_compared"] < 2) for row in rows), rows

@@ -139,7 +139,7 @@ def presets_text(rows):
     lines = [line(row, plan) for row, plan in CASES]
     done = collections.Counter(each[6] for each in lines)
     return ("## Every model of the command line\n\nAt its default size where that fits 8 GB; the larger ones with their structure and smaller widths. Where reference devices (plain "
-            "loops) would take hours, the default size ran in float32 and float64 at a smaller one. Times are those of a shared machine of two cores.\n\n"
+            "loops) would take hours, the default size runs in float32 and a smaller one in float64. Times are those of a shared machine of two cores.\n\n"
             + ", ".join(f"{n} {what}" for what, n in done.items()) + ".\n\n"
             + table(["preset", "size", "precision", "strategy", "steps", "time", "result", "losses", "parameters", "of the bound"], lines))
 

@@ -17,7 +17,8 @@ HEAD = """{mark}
 
 `tests/faults` damages random plans in random places. A judge of its own trains the damaged and the undamaged plan for 20 steps in float64 and
 compares every copy of every variable, and what every step hands out: a damage counts when a variable differs by more than 1e-6 of its movement, or an
-output by as much of its size. Refused: by the plan verifier, before anything runs (or when a session is made). Caught: `whale verify M
+output by as much of its size (where inputs that are one rounding off change more than a thousandth of that, by 1,000 times what those do). Plans whose variables rounding moves by
+more than 1e-9 of their movement are no ground: the judge could not tell. Integer inputs are 0 to 2, all in float64, without Adasum and gradient dtypes. Refused: by the plan verifier, before anything runs (or when a session is made). Caught: `whale verify M
 --plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
 harmless where they fell. Kinds with a star are the plan verifier's alone: it has to refuse those that do harm.
 

@@ -128,3 +128,36 @@ def test_inputs_say_what_their_integers_may_be():
         g.minimize(wh.ops.square(sum(parts[1:], parts[0])).mean(), wh.SGD(0.1))
     inputs = wh.plan(g, devices="cpu:1").to_dict()["entries"][0]["inputs"]
     assert {x["name"]: x["limit"] for x in inputs} == {"t": 9, "i": 50, "c": 7, "n": 0}
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("devices, strategy, options", [("cpu:2", "replica", dict(zero=1)), ("cpu:4", "replica(2) > split(2)", {}),
+                                                        ("cpu:4", "pipeline(2, micro_batches=2) > replica(2)", dict(recompute="full", offload="state"))])
+def test_a_plan_in_float64_is_the_same_plan_without_rounding(precision, devices, strategy, options):
+    def model():
+        g = wh.Graph("wide")
+        with g:
+            x, y = wh.input("x", (8, 6)), wh.input("y", (8,), wh.int32)
+            h = wh.nn.layer_norm(wh.ops.gelu(wh.nn.linear(x, 8)))
+            g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 4), y), wh.AdamW(0.01))
+        return g
+    plan = wh.plan(model(), devices=devices, strategy=strategy, precision=precision, **options)
+    wide = plan.in_float64()
+    given, made = (p.to_dict()["entries"][0] for p in (plan, wide))
+    names = lambda entry: [[i["name"] for i in s["instructions"]] for p in entry["programs"] for s in p["segments"]]
+    assert names(given) == names(made)
+    assert not any(b["dtype"] in ("f32", "bf16", "f16") for p in made["programs"] for b in p["buffers"])
+    job, one = wide.start(), wh.plan(model(), devices="ref:1", precision="f64").start()
+    q = np.random.default_rng(0)
+    for _ in range(3):
+        batch = dict(x=q.standard_normal((8, 6)), y=q.integers(0, 4, 8).astype(np.int32))
+        assert abs(job.step(**batch) - one.step(**batch)) < 1e-13
+    assert all(np.abs(job.read(name) - one.read(name)).max() < 1e-9 for name in one.parameters())
+
+
+def test_split_weights_have_no_float64():
+    g = wh.Graph("halves")
+    with g:
+        g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1, split=True))
+    with pytest.raises(wh.Unimplemented, match="two halves"):
+        wh.plan(g, devices="cpu:1", precision="bf16").in_float64()
