@@ -97,6 +97,10 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       op.code == OpCode::k_fill && place(op.outputs[0]) == Placement::kPartial &&
       attr_float(op.attrs, "value") == neutral_of(g.at(op.outputs[0], a).combine, g.graph.tensor(op.outputs[0]).dtype);
   if (bridge || neutral) return;
+  if (op.code == OpCode::k_cast && a != kTime && place(op.inputs[0]) == Placement::kPartial &&
+      g.at(op.inputs[0], a).combine == Combine::kSum && g.tasks.task(op).roles[a - 1] != AxisRole::kReplica &&
+      size_of(g.graph.tensor(op.outputs[0]).dtype) < size_of(g.graph.tensor(op.inputs[0]).dtype))
+    fail(g, op, a, "parts of a sum are rounded that no replicas add up");
   const OpView view = view_of(g.graph, op);
   const OpDef& d = def(op.code);
   const Factors factors = d.factors ? d.factors(view) : Factors{};

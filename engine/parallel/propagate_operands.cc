@@ -62,10 +62,10 @@ TensorId Propagator::bring(const Op& op, TensorId id, size_t a, const AxisLayout
   return id;
 }
 
-bool Propagator::is_gradient(TensorId id) const {
+TensorId Propagator::gradient_in(TensorId id) const {
   while (id != kNone && !parameter_of_.contains(id)) {
     const OpId made = b_.producer(id);
-    if (made == kNone) return false;
+    if (made == kNone) return kNone;
     const Op& op = g().op(made);
     if (op.code == OpCode::k_accumulate)
       id = op.inputs[1];
@@ -73,15 +73,15 @@ bool Propagator::is_gradient(TensorId id) const {
              op.code == OpCode::k_cast)
       id = op.inputs[0];
     else
-      return false;
+      return kNone;
   }
-  return id != kNone;
+  return id;
 }
 
 TensorId Propagator::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want) {
   const DType exact = g().tensor(id).dtype;
   const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != exact;
-  if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || !is_gradient(id) ||
+  if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || gradient_in(id) == kNone ||
       role(g().op(b_.producer(id)), a) != AxisRole::kReplica)
     return kNone;
   const bool cut = want.placement == Placement::kShard;
@@ -93,10 +93,32 @@ TensorId Propagator::combine_gradient(const Op& reader, TensorId id, size_t a, c
     const TensorId made = b_.adasum(id, a);
     return cut ? sliced(reader, made, a, want) : made;
   }
-  const TensorId low = b_.cast(id, *options_.gradient_dtype, g().op(b_.producer(id)).phase);
+  id = summed_over_splits(reader, id, want);
+  if (placement(id, a) != Placement::kPartial) return bring(reader, id, a, want);  // groups of unlike sizes came first
+  // Of a sum that waits for a bucket the cast waits too.
+  const Op& source = g().op(b_.producer(id));
+  const Phase phase = has_flag(source.code, kCollective) ? Phase::kUpdate : source.phase;
+  const TensorId low = b_.cast(id, *options_.gradient_dtype, phase);
   const TensorId made = b_.cast(cut ? b_.reduce_to(low, a, want) : b_.reduce(low, a), exact, Phase::kUpdate);
   if (!cut) b_.replace(id, made);
   return made;
+}
+
+TensorId Propagator::summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want) {
+  const TensorId parameter = parameter_of_.at(gradient_in(id));
+  const Dims dims = g().tensor(id).dims;
+  for (size_t a = axes(); a-- > 1;) {
+    if (placement(id, a) != Placement::kPartial || role(g().op(b_.producer(id)), a) == AxisRole::kReplica) continue;
+    AxisLayout home = parameter == kNone ? AxisLayout{} : home_.at(parameter).axes[a];
+    const auto beside = [&](const AxisLayout& other) {
+      return other.placement != Placement::kShard ||
+             (!(other.digit == home.digit) && compatible(dims, other.digit, home.digit));
+    };
+    for (size_t b = 1; b < axes() && home.placement == Placement::kShard; ++b)
+      if (!beside(want) || !beside(b_.out.at(id, b))) home = {};
+    id = bring(reader, id, a, home);
+  }
+  return id;
 }
 
 OpId Propagator::summed_replicas(TensorId id) const {

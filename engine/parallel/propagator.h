@@ -104,13 +104,16 @@ class Propagator {
 
   // propagate_operands.cc
   TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
-  bool is_gradient(TensorId id) const;  // of a parameter, also on its way
+  TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, also on its way; kNone: it is none
   void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
   // As the options say that gradients are combined between replicas; kNone: by a sum in its own type, as any other.
   OpId summed_replicas(TensorId id) const;  // the backward sum over replicas that it comes from; kNone: it does not
   // Adasum: refuses a gradient of which replicas' parts were added before anything that they all have was (a penalty).
   void check_adasum() const;
   TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want);
+  // What a split's devices made of a gradient, in its own type: a part of it has terms that cancel in the sum, and
+  // would be rounded by their size. `want`: along the axis of replicas that comes next.
+  TensorId summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want);
   bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const;
   TensorId whole_in_time(const Op& op, TensorId id);
   TensorId sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want);

@@ -448,6 +448,23 @@ def test_running_statistics_beside_sums_in_few_bits(tmp_path):
     assert row["buffers"]["worst"]["ratio"] > 1
 
 
+@pytest.mark.parametrize("batch,strategy,seed,option", [(8, "replica(2) > split(2)", 9, []), (8, "replica(2) > split(2)", 5, ["--zero", "3"]),
+                                                         (8, "replica(2) > split(2)", 6, ["--accumulation", "2"]),
+                                                         (3, "split(2) > replica(2)", 0, ["--zero", "2"])])
+def test_what_a_split_sums_is_not_rounded_before(tmp_path, batch, strategy, seed, option):
+    """A split's parts of the gradient of `p` cancel: each rounded by its own size, the sum was further off than replicas' rounding allows."""
+    graph = wh.Graph("cancelling")
+    with graph:
+        x, y = wh.input("x", (batch, 3, 2)), wh.input("y", (batch, 3), wh.int32)
+        p = wh.parameter("p", (1, 3, 2), wh.normal(0.3))
+        h = wh.nn.rms_norm(x + wh.ops.broadcast_to(p, shape=(batch, 3, 2)))
+        z = wh.ops.tanh(wh.ops.matmul(h[:, 1], wh.parameter("w", (2, 15), wh.normal(0.2)))).reshape(batch, 3, 5)
+        graph.minimize(wh.ops.cross_entropy(z, y, label_smoothing=0.1)[0].mean(axis=1).mean() + z.mean(), wh.SGD(0.05, momentum=0.9))
+    path = tmp_path / "cancelling.whale"
+    graph.save(path)
+    verify(path, "--devices", "ref:4", "--strategy", strategy, "--precision", "f64", "--gradient-dtype", "bf16", "--steps", "8", "--seed", seed, *option, code=0)
+
+
 def test_adasum_of_a_loss_that_is_a_sum(tmp_path):
     small(tmp_path / "model.whale", lambda d: (d * d).sum())
     result = verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[3,2,1])", "--adasum", "--steps", "2", code=0)

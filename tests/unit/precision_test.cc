@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <unistd.h>
 
 #include "base/f16.h"
@@ -337,6 +338,42 @@ TEST_CASE("gradients summed in a narrow type: near the exact plan, bit for bit a
   CHECK(compile_entry(read, "train", 4).batch == 4);
   o.gradient_dtype = DType::kI32;
   CHECK_THROWS_AS(compile(small::mlp().g, parse_devices("ref:2"), o), Error);
+}
+
+TEST_CASE("gradients summed in a narrow type: what a split sums comes first, wherever replicas are") {
+  for (const char* strategy :
+       {"replica > split(2)", "split(2) > replica", "split(2) > replica(4, shares=[3,2,2,1])",
+        "replica(2) > split(2) > replica(2)", "replica(2) > pipeline(2, micro_batches=2) > split(2)"})
+    for (const int zero : {0, 1, 2, 3})
+      for (const int64_t accumulation : {1, 2}) {
+        if (accumulation > 1 && std::string_view(strategy).find("pipeline") != std::string_view::npos) continue;
+        CAPTURE(strategy);
+        CAPTURE(zero);
+        CAPTURE(accumulation);
+        CompileOptions o;
+        o.strategy = strategy;
+        o.zero = zero;
+        o.accumulation = accumulation;
+        o.gradient_dtype = DType::kBF16;
+        std::string laid_out;
+        o.dump = [&](std::string_view pass, const std::string& text) {
+          if (pass == "train.propagate") laid_out = text;
+        };
+        const Plan plan = compile(small::gpt(8).g, parse_devices("null:8"), o);
+        int rounded = 0;
+        std::istringstream lines(laid_out);
+        for (std::string line; std::getline(lines, line);) {
+          const size_t cast = line.find(" = cast(");
+          if (cast == line.npos || line.find(" bf16[") == line.npos) continue;
+          std::istringstream axes(line.substr(line.rfind(' ', cast - 1), cast - line.rfind(' ', cast - 1)));
+          std::string of_time, layout;
+          std::getline(axes, of_time, ',');
+          for (const MeshAxis& axis : plan.meshes[0].axes)
+            if (std::getline(axes, layout, ',') && axis.name == "split") CHECK_MESSAGE(layout != "P(sum)", line);
+          ++rounded;
+        }
+        CHECK(rounded > 0);
+      }
 }
 
 // What two replicas that see the same samples, or different ones, make of their gradients.
