@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "base/watch.h"
 
@@ -20,26 +21,97 @@ int64_t peak_of(const std::vector<Block>& blocks) {
   return peak;
 }
 
-// Places blocks in the given order, each into the smallest gap between those that live at the same time.
-MemoryPlan place(const std::vector<Block>& blocks, const std::vector<size_t>& order) {
+// A block at its offset.
+struct Placed {
+  int64_t begin = 0, end = 0;  // bytes
+  int64_t first = 0, last = 0;
+};
+
+// Placed blocks that follow one another by offset, and what can be said of all of them at once.
+struct Shelf {
+  std::vector<Placed> blocks;
+  int64_t end = 0;          // of the bytes
+  int64_t largest_gap = 0;  // between its blocks
+  int64_t earliest_first = INT64_MAX, latest_first = INT64_MIN, earliest_last = INT64_MAX, latest_last = INT64_MIN;
+
+  void sum_up() {
+    end = largest_gap = 0;
+    earliest_first = earliest_last = INT64_MAX, latest_first = latest_last = INT64_MIN;
+    for (const Placed& x : blocks) {
+      if (&x != blocks.data()) largest_gap = std::max(largest_gap, x.begin - end);
+      end = std::max(end, x.end);
+      earliest_first = std::min(earliest_first, x.first), latest_first = std::max(latest_first, x.first);
+      earliest_last = std::min(earliest_last, x.last), latest_last = std::max(latest_last, x.last);
+    }
+  }
+};
+
+// Placed blocks by offset, on shelves: most shelves are passed as a whole, because nothing on them lives at the time
+// that is asked for, or everything does and leaves no gap that is large enough.
+class Shelves {
+ public:
+  // The offset of the smallest gap of `need` bytes between those that live at the same time; the first of several.
+  int64_t find(int64_t need, int64_t first, int64_t last) const {
+    int64_t end = 0, best = -1, best_gap = 0;
+    for (const Shelf& shelf : shelves_) {
+      if (shelf.latest_last < first || last < shelf.earliest_first) continue;
+      const int64_t begin = shelf.blocks.front().begin;
+      const bool all = shelf.latest_first <= last && first <= shelf.earliest_last && end <= begin;
+      const bool closed = all && shelf.largest_gap < need;
+      for (const Placed& x : shelf.blocks) {
+        if (x.last < first || last < x.first) continue;
+        const int64_t gap = x.begin - end;
+        if (gap >= need && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
+        if (best >= 0 && best_gap == need) return best;
+        end = std::max(end, closed ? shelf.end : x.end);
+        if (closed) break;
+      }
+    }
+    return best >= 0 ? best : end;
+  }
+
+  // Behind those of the same offset.
+  void add(const Placed& block) {
+    constexpr size_t kFull = 128;
+    if (shelves_.empty()) {
+      shelves_.emplace_back().blocks.push_back(block);
+      return shelves_.back().sum_up();
+    }
+    const auto behind = [](int64_t offset, const Placed& x) { return offset < x.begin; };
+    auto shelf = std::upper_bound(shelves_.begin(), shelves_.end(), block.begin,
+                                  [&](int64_t offset, const Shelf& s) { return behind(offset, s.blocks.front()); });
+    if (shelf != shelves_.begin()) --shelf;
+    auto& blocks = shelf->blocks;
+    blocks.insert(std::upper_bound(blocks.begin(), blocks.end(), block.begin, behind), block);
+    if (blocks.size() > kFull) {
+      Shelf second;
+      second.blocks.assign(blocks.begin() + kFull / 2, blocks.end());
+      second.sum_up();
+      blocks.resize(kFull / 2);
+      shelf->sum_up();
+      shelves_.insert(shelf + 1, std::move(second));
+      return;
+    }
+    shelf->sum_up();
+  }
+
+ private:
+  std::vector<Shelf> shelves_;
+};
+
+// Places blocks in the given order, each into the smallest gap between those that live at the same time. Gives up when
+// the arena would have `limit` bytes or more.
+std::optional<MemoryPlan> place(const std::vector<Block>& blocks, const std::vector<size_t>& order, int64_t limit) {
   MemoryPlan plan{.offsets = std::vector<int64_t>(blocks.size()), .bytes = 0, .peak_live = 0};
-  std::vector<size_t> placed;  // by offset
+  Shelves shelves;
   for (const size_t i : order) {
     Watch::look();
     const Block& b = blocks[i];
-    const int64_t need = aligned(b.bytes);
-    int64_t end = 0, best = -1, best_gap = 0;
-    for (const size_t j : placed) {
-      if (blocks[j].last < b.first || b.last < blocks[j].first) continue;
-      const int64_t gap = plan.offsets[j] - end;
-      if (gap >= need && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
-      end = std::max(end, plan.offsets[j] + aligned(blocks[j].bytes));
-    }
-    plan.offsets[i] = best >= 0 ? best : end;
-    plan.bytes = std::max(plan.bytes, plan.offsets[i] + need);
-    const auto at = std::upper_bound(placed.begin(), placed.end(), plan.offsets[i],
-                                     [&](int64_t offset, size_t j) { return offset < plan.offsets[j]; });
-    placed.insert(at, i);
+    const int64_t need = aligned(b.bytes), offset = shelves.find(need, b.first, b.last);
+    plan.offsets[i] = offset;
+    plan.bytes = std::max(plan.bytes, offset + need);
+    if (plan.bytes >= limit) return std::nullopt;
+    shelves.add({offset, offset + need, b.first, b.last});
   }
   return plan;
 }
@@ -65,12 +137,11 @@ MemoryPlan plan_memory(const std::vector<Block>& blocks) {
       },
   };
   const int64_t peak = peak_of(blocks);
-  MemoryPlan best;
+  MemoryPlan best{.offsets = std::vector<int64_t>(blocks.size()), .bytes = INT64_MAX, .peak_live = 0};
   for (const auto& before : orders) {
     std::vector<size_t> order = all;
     std::stable_sort(order.begin(), order.end(), before);
-    MemoryPlan plan = place(blocks, order);
-    if (best.offsets.empty() || plan.bytes < best.bytes) best = std::move(plan);
+    if (auto plan = place(blocks, order, best.bytes)) best = *std::move(plan);
     if (best.bytes == peak) break;
   }
   best.peak_live = peak;
