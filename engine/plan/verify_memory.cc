@@ -184,6 +184,47 @@ void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, con
                        c.program.segments[static_cast<size_t>(c.program.schedule[r].segment)].name));
 }
 
+// Everything that lives in the row, in the order in which it is first used; each is checked against those that had its
+// bytes just before. That is enough for all pairs: what is before something that is before a third is before the third.
+void check_row(const VerifyContext& c, const std::vector<SegmentUse>& uses, const std::vector<SlotLife>& lives,
+               size_t r) {
+  const SegmentUse& use = uses[static_cast<size_t>(c.program.schedule[r].segment)];
+  struct Item {
+    bool made_here;  // not alive from before the row
+    int64_t first;   // use
+    const SlotLife* life;
+  };
+  std::vector<Item> items;
+  for (const SlotLife& life : lives) {
+    if (life.rows[r] == 0) continue;
+    int64_t first = INT64_MAX;
+    for (const int64_t k : use.of[life.buffer].first)
+      if (k >= 0) first = std::min(first, k);
+    items.push_back({(life.rows[r] & kLiveIn) == 0, first, &life});
+  }
+  std::ranges::stable_sort(items, {}, [](const Item& i) { return std::pair(i.made_here, i.first); });
+  struct Piece {
+    int64_t end;
+    const SlotLife* life;
+  };
+  std::map<Memory, std::map<int64_t, Piece>> owners;  // by where the piece begins: the latest that had these bytes
+  for (const Item& item : items) {
+    Watch::look();
+    const SlotLife& mine = *item.life;
+    auto& pieces = owners[c.program.buffers[mine.buffer].memory];
+    auto at = pieces.upper_bound(mine.begin);
+    if (at != pieces.begin() && std::prev(at)->second.end > mine.begin) --at;
+    while (at != pieces.end() && at->first < mine.end) {
+      const auto [begin, piece] = *at;
+      check_pair(c, uses, *piece.life, mine, r);
+      at = pieces.erase(at);
+      if (begin < mine.begin) pieces.emplace(begin, Piece{mine.begin, piece.life});
+      if (piece.end > mine.end) at = pieces.emplace(mine.end, piece).first;
+    }
+    pieces.emplace(mine.begin, Piece{mine.end, &mine});
+  }
+}
+
 // A value that a later instruction changed in place (a part of a sum, by its all_reduce) is not read any more; nor is a
 // variable by its own name once it was updated, nor its new value before that.
 void check_overwritten(const VerifyContext& c) {
@@ -240,9 +281,7 @@ void verify_memory(const VerifyContext& c) {
         c.fail(fmt::format("a schedule row of segment '{}' works on slot {}, but '{}' has {}",
                            p.segments[static_cast<size_t>(row.segment)].name, row.slot, p.buffers[b].name,
                            p.buffers[b].slots));
-  std::vector<SlotLife> lives = lives_of(c, uses);
-  std::sort(lives.begin(), lives.end(), [](const SlotLife& a, const SlotLife& b) { return a.begin < b.begin; });
-  const auto memory = [&](const SlotLife& life) { return p.buffers[life.buffer].memory; };
+  const std::vector<SlotLife> lives = lives_of(c, uses);
   // Rows of one segment in which everything lives in the same way are checked once.
   std::set<std::pair<int32_t, std::vector<uint8_t>>> seen;
   std::vector<size_t> rows;
@@ -252,12 +291,7 @@ void verify_memory(const VerifyContext& c) {
     for (const SlotLife& life : lives) states.push_back(life.rows[r]);
     if (seen.emplace(p.schedule[r].segment, std::move(states)).second) rows.push_back(r);
   }
-  for (size_t x = 0; x < lives.size(); ++x) {
-    Watch::look();
-    for (size_t y = x + 1; y < lives.size() && lives[y].begin < lives[x].end; ++y)
-      if (memory(lives[x]) == memory(lives[y]))
-        for (const size_t r : rows) check_pair(c, uses, lives[x], lives[y], r);
-  }
+  for (const size_t r : rows) check_row(c, uses, lives, r);
 }
 
 }  // namespace whale
