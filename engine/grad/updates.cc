@@ -24,10 +24,13 @@ TensorId UpdateBuilder::constant(double value, DType dtype) {
 }
 
 TensorId UpdateBuilder::step_scalar(const char* name, DType dtype) {
-  for (size_t i = 0; i < g.tensors.size(); ++i)
-    if (g.tensors[i].kind == TensorKind::kStep && g.tensors[i].name == name) return static_cast<TensorId>(i);
+  const auto [known, fresh] = step_scalars_.try_emplace(name, kNone);
+  if (!fresh) return known->second;
+  for (size_t i = 0; i < g.tensors.size() && known->second == kNone; ++i)
+    if (g.tensors[i].kind == TensorKind::kStep && g.tensors[i].name == name) known->second = static_cast<TensorId>(i);
+  if (known->second != kNone) return known->second;
   g.tensors.push_back({.name = name, .dtype = dtype, .dims = {}, .kind = TensorKind::kStep});
-  return static_cast<TensorId>(g.tensors.size() - 1);
+  return known->second = static_cast<TensorId>(g.tensors.size() - 1);
 }
 
 TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims) {
@@ -56,15 +59,15 @@ TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, s
 }
 
 void UpdateBuilder::set_next(TensorId variable, TensorId next) {
-  for (Variable& v : g.variables) {
-    if (v.tensor != variable) continue;
-    if (v.next != kNone)
-      throw invalid("parameter '{}' is already given a next value by another op; make it frozen",
-                    g.tensor(variable).name);
-    v.next = next;
-    return;
-  }
-  throw internal("no variable");
+  for (size_t k = variable_number_.size(); k < g.variables.size(); ++k)
+    variable_number_.emplace(g.variables[k].tensor, k);
+  const auto at = variable_number_.find(variable);
+  if (at == variable_number_.end()) throw internal("no variable");
+  Variable& v = g.variables[at->second];
+  if (v.next != kNone)
+    throw invalid("parameter '{}' is already given a next value by another op; make it frozen",
+                  g.tensor(variable).name);
+  v.next = next;
 }
 
 namespace {

@@ -1,6 +1,9 @@
 // What the rules of optimizers work with: ops of the update phase, state variables, and the step's scalars.
 #pragma once
 
+#include <string>
+#include <unordered_map>
+
 #include "ops/op.h"
 
 namespace whale {
@@ -26,6 +29,10 @@ struct UpdateBuilder {
   // Of another shape: `of_owner`, the parameter's dimension that each dimension is.
   TensorId state(TensorId parameter, const char* slot, Dims dims, std::vector<int> of_owner);
   void set_next(TensorId variable, TensorId next);
+
+ private:
+  std::unordered_map<TensorId, size_t> variable_number_;  // of those that were there when one was last looked for
+  std::unordered_map<std::string, TensorId> step_scalars_;
 };
 
 // Adafactor's update of one parameter, composed of primitive ops.
