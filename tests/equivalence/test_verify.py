@@ -625,3 +625,16 @@ def test_one_step_of_several_is_no_verdict(tmp_path):
     rows = [verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "split(2)", "--precision", "bf16", "--skip-float64", "--seed", seed,
                    "--steps", "4")["comparisons"][0] for seed in range(8)]
     assert all((row["verdict"] == "not compared") == (row["steps_compared"] < 2) for row in rows), rows
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_loss_whose_terms_cancel(tmp_path, seed):
+    """What is left of them is rounded as they are: half of it is no error."""
+    g = wh.Graph("cancelled")
+    with g:
+        p = wh.ops.softmax(wh.nn.linear(wh.input("x", (16, 6)), 8, init=wh.normal(1e-4)))
+        entropy = 2.0794415416798357 + (p * wh.ops.log(p)).sum(axis=1).mean()
+        g.minimize(entropy - 0.999 * entropy, wh.SGD(0.1))
+    g.save(tmp_path / "model.whale")
+    for devices in (2, 3):
+        verify(tmp_path / "model.whale", "--devices", f"cpu:{devices}", "--strategy", "replica", "--seed", seed, code=0)

@@ -8,6 +8,8 @@
 #include <optional>
 #include <set>
 
+#include <nlohmann/json.hpp>
+
 #include "outputs.h"
 
 namespace tool {
@@ -63,6 +65,7 @@ class Lockstep {
       : decisions_(decisions),
         report_(report),
         trained_(sides.trained),
+        terms_(sides.terms),
         rounded_(report.setting.roundoff > 0x1p-24),
         outputs_(sides.outputs, report.setting),
         evaluated_(without_gradients(sides.outputs), report.setting) {
@@ -151,7 +154,7 @@ class Lockstep {
     const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
     loss.name = "loss", loss.norm = 1;
     loss.difference /= scale, loss.envelope = loss_envelope_ / scale;
-    loss.floor = 2 * kFloor * report_.setting.epsilon;
+    loss.floor = floor_of_loss(scale);
     loss.bound = factor_of(report_.setting, 1, std::max<int64_t>(1, losses_)) * loss.envelope + loss.floor;
     for (size_t v = 0; v < variables_.size(); ++v) {
       if (variables_[v].role != "parameter") continue;
@@ -164,10 +167,17 @@ class Lockstep {
   }
 
  private:
+  // In parts of a loss of that size. What is left of terms that cancel is rounded as they are.
+  double floor_of_loss(double scale) const {
+    return 2 * kFloor * report_.setting.epsilon * std::max(1.0, largest_term_ / scale);
+  }
+
   // A step or an evaluation; what is handed out is compared with what one device, which runs first, has handed out.
   OutputComparison::Apart run(Side& side, const Batch& batch, const OutputComparison& outputs, bool evaluation) {
     std::vector<std::string> names = names_;
     names.insert(names.end(), outputs.names().begin(), outputs.names().end());
+    const bool with_terms = &side == &one_ && !evaluation;
+    if (with_terms) names.insert(names.end(), terms_.begin(), terms_.end());
     std::vector<Tensor> fetched;
     if (side.inputs.empty()) side.inputs = inputs_of(side.runner->plan(), "train");
     const Batch own = widen(batch, side.inputs);
@@ -175,6 +185,8 @@ class Lockstep {
     side.scores.clear();
     for (size_t i = 0; i < names_.size(); ++i) side.scores.push_back(values_of(fetched[i].get()));
     fetched.erase(fetched.begin(), fetched.begin() + static_cast<std::ptrdiff_t>(names_.size()));
+    for (size_t i = 0; with_terms && i < terms_.size(); ++i, fetched.pop_back())
+      largest_term_ = std::max(largest_term_, std::abs(values_of(fetched.back().get()).data.at(0)));
     if (&side != &one_) return outputs.apart(fetched, one_.outputs);
     one_.outputs = std::move(fetched);
     return {};
@@ -223,7 +235,7 @@ class Lockstep {
     f.difference = std::abs(plan_.loss - one);
     const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
     f.difference /= scale, f.envelope /= scale;
-    f.floor = 2 * kFloor * report_.setting.epsilon;
+    f.floor = floor_of_loss(scale);
     f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
     report_.evaluation = f;
     evaluated_.judge(of_plan, one_.outputs, report_.steps, report_.steps, runs, report_.evaluated);
@@ -431,6 +443,7 @@ class Lockstep {
   const std::vector<Decision>& decisions_;
   Report& report_;
   const std::set<std::string> trained_;
+  const std::vector<std::string> terms_;
   std::set<std::string> has_state_, felt_;  // felt: had a gradient
   const bool rounded_;                      // computes in 16 bits
   Side plan_, one_;
@@ -446,7 +459,7 @@ class Lockstep {
   std::vector<std::vector<double>> start_;  // samples of each parameter
   std::vector<double> envelope_, wide_envelope_, score_envelope_;
   int64_t losses_ = 0;  // of moved runs, that the envelope is of
-  double along_envelope_ = 0, loss_envelope_ = 0, largest_loss_ = 0;
+  double along_envelope_ = 0, loss_envelope_ = 0, largest_loss_ = 0, largest_term_ = 0;
 };
 
 }  // namespace
@@ -471,6 +484,28 @@ double summed_floor(const Setting& setting, double largest, double size) {
 
 double turned_floor(const Setting& setting, double size, double movement) {
   return setting.turns ? std::min(kFlips, 2 * std::sqrt(std::max(1.0, size * size / kMostTurn))) * movement : 0;
+}
+
+std::vector<std::string> terms_of_loss(const std::string& text) {
+  constexpr size_t kMost = 16;
+  const nlohmann::json graph = nlohmann::json::parse(text);
+  const nlohmann::json &tensors = graph.at("tensors"), &ops = graph.at("ops");
+  std::vector<size_t> todo{graph.at("training").at("loss")};
+  std::set<size_t> seen;
+  std::vector<std::string> out;
+  while (!todo.empty() && out.size() < kMost) {
+    const size_t at = todo.back();
+    todo.pop_back();
+    const int64_t producer = tensors.at(at).at("producer");
+    if (producer < 0 || !tensors.at(at).at("dims").empty() || !seen.insert(at).second) continue;
+    const nlohmann::json& op = ops.at(static_cast<size_t>(producer));
+    const std::string code = op.at("op");
+    const bool sum = code == "add" || code == "sub";
+    if (sum || code == "mul" || code == "div" || code == "neg")
+      for (const auto& input : op.at("inputs")) todo.push_back(input);
+    if (!sum && code != "fill" && at != graph.at("training").at("loss")) out.push_back(tensors.at(at).at("name"));
+  }
+  return out;
 }
 
 double Figure::ratio() const {

@@ -102,7 +102,11 @@ struct Sides {
   std::function<Plan()> wide;        // one device in more bits than the others; none: it is not compared with
   std::function<Plan()> update;      // the optimizer alone (updates.h), where sums of gradients are compared
   std::vector<std::string> outputs;  // of the plan, that are compared: all of these hand them out
+  std::vector<std::string> terms;    // scalars that the loss is the sum of; `single` hands them out
 };
+// Of a graph in JSON: the scalars that are added and subtracted to its loss, constants left out.
+std::vector<std::string> terms_of_loss(const std::string& graph);
+
 using Tick = std::function<void(int64_t step)>;
 
 Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,

@@ -333,7 +333,11 @@ class Subject {
           if (std::find(names.begin(), names.end(), output.at("name")) == names.end())
             names.push_back(output.at("name"));
     outputs_ = outputs_of(names, graph_json_, decisions_);
+    // Of several micro-batches such a scalar is one of each, not of the step.
+    if (described_.at("micro_batches") == 1) terms_ = terms_of_loss(graph_json_);
     one_.fetch = outputs_.names;
+    for (const std::string& name : terms_)
+      if (std::find(one_.fetch.begin(), one_.fetch.end(), name) == one_.fetch.end()) one_.fetch.push_back(name);
   }
 
   bool from_file() const { return !given_.plan.empty(); }
@@ -363,6 +367,7 @@ class Subject {
   // Scores of decisions that a plan file does not hand out: those decisions are not compared.
   const std::vector<std::string>& unseen() const { return unseen_; }
   const Outputs& outputs() const { return outputs_; }
+  const std::vector<std::string>& terms() const { return terms_; }
 
   // Whether the plan does.
   bool hands_out(const std::string& name) const {
@@ -412,6 +417,7 @@ class Subject {
   std::vector<Decision> decisions_;
   std::vector<std::string> unseen_;
   Outputs outputs_;
+  std::vector<std::string> terms_;  // of the loss
   PlanArguments many_, one_;
   Json described_;
 };
@@ -470,9 +476,13 @@ class Comparer {
   Report compared(bool float64, const SessionArguments& arguments) {
     const Setting setting = setting_for(float64);
     const PlanArguments one = side(subject_.one(), float64);
-    const Sides sides{
-        subject_.trained(),      [&] { return plan(float64); }, [&] { return subject_.make(one); }, wide(one), {},
-        subject_.outputs().names};
+    const Sides sides{subject_.trained(),
+                      [&] { return plan(float64); },
+                      [&] { return subject_.make(one); },
+                      wide(one),
+                      {},
+                      subject_.outputs().names,
+                      subject_.terms()};
     return compare(engine_, sides, batches(setting, arguments.seed), arguments, subject_.decisions(), setting,
                    [&](int64_t step) { watch_.show(setting.name, step); });
   }
@@ -573,7 +583,8 @@ class Comparer {
                       [&] { return subject_.make(one); },
                       wide_gradients(one),
                       [&] { return update_plan(engine_, subject_.graph(), names, of_updates); },
-                      outputs};
+                      outputs,
+                      {}};
     finish(
         compare_gradients(engine_, sides, batches(setting, given_.session.seed), session(float64), subject_.decisions(),
                           sum, setting, setting_of(precision_of(of_updates.precision), setting.runs),
