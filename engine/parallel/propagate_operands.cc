@@ -116,7 +116,9 @@ TensorId Propagator::summed_over_splits(const Op& reader, TensorId id, const Axi
     };
     for (size_t b = 1; b < axes() && home.placement == Placement::kShard; ++b)
       if (!beside(want) || !beside(b_.out.at(id, b))) home = {};
-    id = bring(reader, id, a, home);
+    const TensorId part = id;
+    id = bring(reader, part, a, home);
+    b_.replace(part, id);  // everyone who reads the gradient reads this sum of it
   }
   return id;
 }

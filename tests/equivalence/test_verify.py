@@ -465,6 +465,20 @@ def test_what_a_split_sums_is_not_rounded_before(tmp_path, batch, strategy, seed
     verify(path, "--devices", "ref:4", "--strategy", strategy, "--precision", "f64", "--gradient-dtype", "bf16", "--steps", "8", "--seed", seed, *option, code=0)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_all_that_read_a_gradient_in_few_bits_read_the_same_sum(tmp_path, clip):
+    """Of a gradient that its parameter's cut takes apart: one reader had the rounded sum, the others parts of it, which planning refused itself."""
+    graph = wh.Graph("read")
+    with graph:
+        x, y = wh.input("x", (8, 4, 4)), wh.input("y", (8, 4), wh.int32)
+        h = x + wh.parameter("p", (4,), wh.normal(0.3)).reshape(1, 1, 4)
+        h = h + wh.ops.tanh(wh.nn.linear(h, 4))
+        graph.minimize(wh.ops.cross_entropy(wh.nn.linear(h, 5), y)[0].mean(), wh.Adafactor(0.01), clip_norm=clip)
+    path = tmp_path / "read.whale"
+    graph.save(path)
+    verify(path, "--devices", "ref:4", "--strategy", "replica(2) > split(2)", "--precision", "f64", "--gradient-dtype", "bf16", code=0)
+
+
 def test_adasum_of_a_loss_that_is_a_sum(tmp_path):
     small(tmp_path / "model.whale", lambda d: (d * d).sum())
     result = verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica(3, shares=[3,2,1])", "--adasum", "--steps", "2", code=0)
