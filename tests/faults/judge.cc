@@ -11,6 +11,7 @@
 #include "cluster/devices.h"
 #include "compile_checks.h"
 #include "data/convert.h"
+#include "plan/in_float64.h"
 #include "property.h"
 #include "run/executor.h"
 #include "session/initialize.h"
@@ -206,7 +207,11 @@ double take(const std::string& from, size_t& at) {
   return x;
 }
 
-std::string trained(const Plan& plan, const Case& c) {
+// Judged is in float64, whatever the precision that it was made for.
+Plan as_judged(const Plan& plan) { return plan.precision == Precision::kFloat64 ? plan : in_float64(plan); }
+
+std::string trained(const Plan& given, const Case& c) {
+  const Plan plan = as_judged(given);
   Trainer plain(plan, c.seed), nudged(plan, c.seed);
   const std::vector<std::vector<double>> start = first_copies(plain, plan);
   Dice dice(c.seed), sides(1);
@@ -248,8 +253,9 @@ std::string judged(const Plan& damaged, const Case& c, const Trained& whole) {
   std::shared_ptr<const Plan> plan;
   try {
     const std::vector<uint8_t> bytes = serialize(damaged);
-    plan = std::make_shared<const Plan>(deserialize(bytes.data(), bytes.size()));
-    verify_source(*plan);
+    const Plan whole_plan = deserialize(bytes.data(), bytes.size());
+    verify_source(whole_plan);
+    plan = std::make_shared<const Plan>(as_judged(whole_plan));
   } catch (const Error& e) {
     return std::string("R") + e.what();
   }

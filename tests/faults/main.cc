@@ -1,7 +1,7 @@
 // The kit of planted faults: damages random plans in random places, and counts who notices.
 //
 //   fault_kit --damages 2000 --seed 1 --whale build/tools/whale/whale [--undamaged 500] [--json FILE] [--kind TEXT]
-//   [--keep FOLDER] [-v]
+//   [--precision f32|bf16|f16] [--keep FOLDER] [-v]
 //
 // A damage counts when the judge (judge.h) sees another result. The plan verifier is to refuse it, or `whale verify M
 // --plan P` to call it unequal: exit code 1 and nothing else. Code 3 says that nothing was compared, which is no catch;
@@ -33,7 +33,7 @@ constexpr double kOfAll = 0.99, kOfKind = 0.9;
 
 struct Arguments {
   int64_t damages = 200, undamaged = 0, seed = 1;
-  std::string whale, json, kind, keep;
+  std::string whale, json, kind, keep, precision = "f64";
   bool verbose = false;
 };
 
@@ -59,6 +59,8 @@ Arguments parse(int count, char** texts) {
       a.json = value;
     else if (name == "--kind")
       a.kind = value;
+    else if (name == "--precision")
+      a.precision = value;
     else if (name == "--keep")
       a.keep = value;
     else
@@ -154,6 +156,13 @@ struct Row {
 class Kit {
  public:
   explicit Kit(const Arguments& a) : a_(a), faults_(all_faults()), rows_(faults_.size()) {
+    static const std::map<std::string, Precision> kPrecisions = {{"f64", Precision::kFloat64},
+                                                                 {"f32", Precision::kFloat32},
+                                                                 {"bf16", Precision::kBFloat16},
+                                                                 {"f16", Precision::kFloat16}};
+    if (!kPrecisions.contains(a.precision))
+      throw invalid("precision '{}', expected f64, f32, bf16 or f16", a.precision);
+    precision_ = kPrecisions.at(a.precision);
     if (!a.kind.empty()) {
       std::erase_if(faults_,
                     [&](const Fault& f) { return std::string_view(f.kind).find(a.kind) == std::string::npos; });
@@ -199,8 +208,10 @@ class Kit {
     if (g.from.devices < 2 && dice.below(4)) return std::nullopt;
     try {
       g.with.graph = graph_of(g.from);
-      g.plan =
-          compile(g.with.graph, parse_devices(fmt::format("ref:{}", g.from.devices)), options_of(g.from, g.with.graph));
+      CompileOptions options = options_of(g.from, g.with.graph);
+      options.precision = precision_;
+      const char* kind = precision_ == Precision::kFloat64 ? "ref" : "cpu";
+      g.plan = compile(g.with.graph, parse_devices(fmt::format("{}:{}", kind, g.from.devices)), options);
     } catch (const Error& e) {
       if (e.code() == Code::kDataLoss) {
         ++alarms_;
@@ -374,6 +385,7 @@ class Kit {
                 n(r.unbound), n(r.same), n(r.counted), n(r.caught), n(r.missed), n(r.not_compared), n(r.failed), note);
   }
 
+  Precision precision_ = Precision::kFloat64;
   const Arguments& a_;
   std::vector<Fault> faults_;
   std::vector<Row> rows_;
