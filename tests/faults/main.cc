@@ -361,6 +361,7 @@ class Kit {
       std::printf("  %lld plans not used: %s\n", static_cast<long long>(n), why.c_str());
     if (!a_.json.empty()) {
       const nlohmann::json out{{"seed", a_.seed},
+                               {"precision", a_.precision},
                                {"plans", plans_},
                                {"damages", all.planted},
                                {"noticed", noticed},

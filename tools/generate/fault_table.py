@@ -2,7 +2,7 @@
 """The section of planted faults in docs/equality.md, from what the kit counted:
 
     build/tests/faults/fault_kit --whale build/tools/whale/whale --damages 4000 --undamaged 500 --seed 1 --json tests/faults/rates.json
-    tools/generate/fault_table.py tests/faults/rates.json
+    tools/generate/fault_table.py tests/faults/rates.json [rates of other precisions, in a line each]
 """
 
 import json
@@ -22,10 +22,10 @@ more than 1e-9 of their movement are no ground: the judge could not tell. Intege
 --plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
 harmless where they fell. Kinds with a star are the plan verifier's alone: it has to refuse those that do harm.
 
-{damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {caught:.2f} % were caught
+{damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {rate:.2f} % were caught
 ({missed} missed, {not_compared} not compared, {failed} failed). {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
 Written by `tools/generate/fault_table.py` from `tests/faults/rates.json`.
-{notes}
+{others}{notes}
 | kind | planted | refused | no effect | count | caught | missed | not compared | failed | rate |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -46,11 +46,22 @@ def notes(kinds):
     return "".join(f"\n{line}\n" for line in lines)
 
 
-def section(told):
-    total = {key: sum(kind[key] for kind in told["kinds"]) for key in ("counted", "missed", "not_compared", "failed")}
-    text = HEAD.format(mark=MARK, damages=told["damages"], plans=told["plans"], kinds=len(told["kinds"]), noticed=100 * told["noticed"],
-                       caught=100 * told["caught_by_numbers"], undamaged=told["undamaged"], alarms=told["false_alarms"], open=told["undamaged_not_compared"],
-                       notes=notes(told["kinds"]), **total)
+def totals(told):
+    return {key: sum(kind[key] for kind in told["kinds"]) for key in ("counted", "caught", "missed", "not_compared", "failed")}
+
+
+def line(told):
+    """Of another precision (`fault_kit --precision`)."""
+    sums = totals(told)
+    return (f"\nPlans of cpu devices in {told['precision']}: {told['damages']} damages, {100 * told['noticed']:.2f} % noticed; of {sums['counted']} that run and count "
+            f"{sums['caught']} caught. {told['undamaged']} undamaged, {told['false_alarms']} called unequal, {told['undamaged_not_compared']} not compared.\n")
+
+
+def section(told, others):
+    total = totals(told)
+    text = HEAD.format(mark=MARK, damages=told["damages"], plans=told["plans"], kinds=len(told["kinds"]), noticed=100 * told["noticed"], rate=100 * told["caught_by_numbers"],
+                       undamaged=told["undamaged"], alarms=told["false_alarms"], open=told["undamaged_not_compared"],
+                       notes=notes(told["kinds"]), others="".join(map(line, others)), **total)
     for kind in told["kinds"]:
         refused = kind["refused"] + kind["refused_when_bound"]
         rate = f"{100 * kind['noticed'] / kind['due']:.0f} %" if kind["due"] else ""
@@ -62,7 +73,8 @@ def section(told):
 
 if __name__ == "__main__":
     page = PAGE.read_text()
-    made = section(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    first, *others = (json.loads(pathlib.Path(path).read_text()) for path in sys.argv[1:])
+    made = section(first, others)
     if MARK in page:
         page = re.sub(re.escape(MARK) + r".*?(?=<!-- section: |\Z)", lambda _: made + "\n", page, flags=re.DOTALL)
     else:
