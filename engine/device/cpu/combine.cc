@@ -23,8 +23,8 @@ namespace {
       t[i] = EXPRESSION;                                                     \
     }                                                                        \
   }
-#define WHALE_COMBINE_ALL(TYPE, SUFFIX)                      \
-  WHALE_COMBINE(sum_##SUFFIX, TYPE, x + y)                   \
+#define WHALE_COMBINE_ALL(TYPE, SUM_TYPE, SUFFIX)            \
+  WHALE_COMBINE(sum_##SUFFIX, SUM_TYPE, x + y)               \
   WHALE_COMBINE(max_##SUFFIX, TYPE, x < y || y != y ? y : x) \
   WHALE_COMBINE(min_##SUFFIX, TYPE, y < x || y != y ? y : x)
 
@@ -37,12 +37,14 @@ void log_sum_exp(void* to, const void* a, const void* b, size_t n) {
   }
 }
 
-WHALE_COMBINE_ALL(float, f32)
-WHALE_COMBINE_ALL(double, f64)
-WHALE_COMBINE_ALL(int32_t, i32)
-WHALE_COMBINE_ALL(int64_t, i64)
-WHALE_COMBINE_ALL(uint8_t, u8)
-WHALE_COMBINE_ALL(int8_t, i8)
+// Sums of integers wrap, which only unsigned types do.
+WHALE_COMBINE_ALL(float, float, f32)
+WHALE_COMBINE_ALL(double, double, f64)
+WHALE_COMBINE_ALL(int32_t, uint32_t, i32)
+WHALE_COMBINE_ALL(int64_t, uint64_t, i64)
+WHALE_COMBINE_ALL(uint8_t, uint8_t, u8)
+WHALE_COMBINE_ALL(int8_t, uint8_t, i8)
+WHALE_COMBINE_ALL(uint16_t, uint16_t, u16)
 WHALE_COMBINE(sum_bf16, Bf16, to_bf16(to_float(x) + to_float(y)))
 WHALE_COMBINE(max_bf16, Bf16, to_float(x) < to_float(y) || to_float(y) != to_float(y) ? y : x)
 WHALE_COMBINE(min_bf16, Bf16, to_float(y) < to_float(x) || to_float(y) != to_float(y) ? y : x)
@@ -66,6 +68,7 @@ constexpr Row kRows[] = {
     {DType::kI64, sum_i64, max_i64, min_i64},
     {DType::kU8, sum_u8, max_u8, min_u8},
     {DType::kI8, sum_i8, max_i8, min_i8},
+    {DType::kU16, sum_u16, max_u16, min_u16},
     {DType::kBool, max_u8, max_u8, min_u8},
 };
 

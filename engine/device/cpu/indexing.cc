@@ -130,6 +130,7 @@ std::unique_ptr<Kernel> bind_one_hot(const KernelSpec& spec, CpuDevice& device) 
   });
 }
 
+// Sum: wide for floats; unsigned for integers, whose sums wrap.
 template <class T, class Sum>
 void cumsum_lines(const Operand& x, const Operand& y, AxisView v, bool reverse, bool exclusive, int64_t first,
                   int64_t last) {
@@ -152,7 +153,7 @@ std::unique_ptr<Kernel> bind_cumsum(const KernelSpec& spec, CpuDevice& device) {
   const Operand x = spec.in[0], y = spec.out[0];
   const AxisView v = view_axis(x.dims, attr_int(*spec.attrs, "axis"));
   const bool reverse = attr_bool(*spec.attrs, "reverse"), exclusive = attr_bool(*spec.attrs, "exclusive");
-  const auto f = is_float(x.dtype) ? cumsum_lines<float, double> : cumsum_lines<int64_t, int64_t>;
+  const auto f = is_float(x.dtype) ? cumsum_lines<float, double> : cumsum_lines<int64_t, uint64_t>;
   return make_kernel(0, [=, threads = device.threads()](char*) {
     parallel_for(threads, v.outer * v.inner, std::max<int64_t>(1, 8192 / std::max<int64_t>(v.extent, 1)),
                  [&](int64_t b, int64_t e) { f(x, y, v, reverse, exclusive, b, e); });

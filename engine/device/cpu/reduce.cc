@@ -344,6 +344,8 @@ std::unique_ptr<Kernel> bind_argmax(const KernelSpec& spec, CpuDevice& device) {
     f = argmax_rows<int64_t>;
   else if (x.dtype == DType::kI8)
     f = argmax_rows<int8_t>;
+  else if (x.dtype == DType::kU16)
+    f = argmax_rows<uint16_t>;
   else
     f = argmax_rows<uint8_t>;
   const int64_t least = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, v.extent));

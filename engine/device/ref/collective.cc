@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "device/ref/scalar.h"
 #include "device/ref/table.h"
 
 namespace whale::ref {
@@ -27,12 +28,12 @@ Body bind_accumulate(const KernelSpec& spec) {
   const In sum = in(spec, 0), x = in(spec, 1);
   const Out y = out(spec, 0);
   const std::string& combine = attr_string(*spec.attrs, "combine");
-  if (combine == "max" || combine == "min")
-    return [=, sign = combine == "max" ? 1.0 : -1.0] {
-      for (int64_t i = 0; i < y.count; ++i) y.set(i, sign * sum[i] > sign * x[i] || std::isnan(sum[i]) ? sum[i] : x[i]);
-    };
-  return [=] {
-    for (int64_t i = 0; i < y.count; ++i) y.set(i, sum[i] + x[i]);
+  const OpCode op = combine == "max" ? OpCode::k_maximum : combine == "min" ? OpCode::k_minimum : OpCode::k_add;
+  return [=, f = scalar(op, y.dtype, y.dtype)] {
+    for (int64_t i = 0; i < y.count; ++i) {
+      const Number pair[] = {sum.number(i), x.number(i)};
+      y.set(i, f(pair));
+    }
   };
 }
 

@@ -47,7 +47,11 @@ T log_sum_exp(T a, T b) {
 template <class T>
 T combined(Combine combine, T a, T b) {
   switch (combine) {
-    case Combine::kSum: return static_cast<T>(a + b);
+    case Combine::kSum:
+      if constexpr (std::is_integral_v<T>)
+        return static_cast<T>(plus(int64_t{a}, int64_t{b}));
+      else
+        return a + b;
     case Combine::kMax: return a > b || a != a ? a : b;  // NaN wins
     case Combine::kMin: return a < b || a != a ? a : b;
     case Combine::kLogSumExp: return log_sum_exp(a, b);

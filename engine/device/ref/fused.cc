@@ -14,10 +14,9 @@ namespace {
 constexpr size_t kMaxInputs = 16;
 
 struct Step {
-  Unary one = nullptr;
-  Binary two = nullptr;
+  Scalar function;  // null: dropout
   FusedStep what;
-  DType from{};  // of its first operand
+  bool whole;  // its result is of integers
 };
 
 double dropped(const FusedStep& step, double x, const StepContext& context, int64_t index) {
@@ -35,8 +34,11 @@ Body bind_fused(const KernelSpec& spec) {
   std::vector<DType> dtypes;
   for (const Operand& x : spec.in) dtypes.push_back(x.dtype);
   for (const FusedStep& step : body.steps) {
-    steps.push_back({unary(step.code), binary(step.code), step,
-                     step.operands.empty() ? DType{} : dtypes[static_cast<size_t>(step.operands[0])]});
+    const DType from = dtypes[static_cast<size_t>(step.operands.at(0))];
+    steps.push_back({scalar(step.code, from, step.dtype), step, is_integer(step.dtype)});
+    if (!steps.back().function && step.code != OpCode::k_dropout)
+      throw unimplemented("op '{}' fuses {} of {}, which the ref device does not know", spec.name, def(step.code).name,
+                          name_of(from));
     dtypes.push_back(step.dtype);
   }
   std::vector<In> ins;
@@ -50,25 +52,20 @@ Body bind_fused(const KernelSpec& spec) {
   const Walk<kMaxInputs> walk(dims, strides);
   const GlobalIndex global(spec.box, dims);
   const StepContext* context = spec.context;
-  Values value(inputs + steps.size());
+  std::vector<Number> value(inputs + steps.size());
   return [=]() mutable {
     walk.each([&](int64_t i, const auto& at) {
-      for (size_t n = 0; n < inputs; ++n) value[n] = ins[n][at[n]];
+      for (size_t n = 0; n < inputs; ++n) value[n] = ins[n].number(at[n]);
       for (size_t s = 0; s < steps.size(); ++s) {
-        const FusedStep& what = steps[s].what;
-        const auto operand = [&](size_t n) { return value[static_cast<size_t>(what.operands[n])]; };
-        double result = 0;
-        if (what.code == OpCode::k_cast)
-          result = cast(steps[s].from, what.dtype, operand(0));
-        else if (steps[s].one)
-          result = steps[s].one(operand(0));
-        else if (steps[s].two)
-          result = steps[s].two(operand(0), operand(1));
-        else if (what.code == OpCode::k_where)
-          result = where(operand(0), operand(1), operand(2));
-        else if (what.code == OpCode::k_dropout)
-          result = dropped(what, operand(0), *context, global(i, context->batch_begin));
-        value[inputs + s] = rounded(what.dtype, result);
+        const auto& [function, what, whole] = steps[s];
+        Number x[3];
+        for (size_t n = 0; n < what.operands.size(); ++n) x[n] = value[static_cast<size_t>(what.operands[n])];
+        Number& y = value[inputs + s];
+        y = function ? function(x) : Number{dropped(what, x[0].real, *context, global(i, context->batch_begin))};
+        if (whole)
+          y.whole = rounded(what.dtype, y.whole);
+        else
+          y.real = rounded(what.dtype, y.real);
       }
       for (size_t n = 0; n < outs.size(); ++n) outs[n].set(i, value[static_cast<size_t>(body.results[n])]);
     });

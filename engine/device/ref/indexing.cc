@@ -60,7 +60,8 @@ Body bind_one_hot(const KernelSpec& spec) {
   };
 }
 
-Body bind_cumsum(const KernelSpec& spec) {
+template <class T>
+Body bind_cumsum_of(const KernelSpec& spec) {
   const In x = in(spec, 0);
   const Out y = out(spec, 0);
   const AxisShape shape(spec.in[0].dims, axis_of(attr_int(*spec.attrs, "axis"), spec.in[0].dims.size()));
@@ -68,31 +69,36 @@ Body bind_cumsum(const KernelSpec& spec) {
   return [=] {
     for (int64_t o = 0; o < shape.outer; ++o) {
       for (int64_t i = 0; i < shape.inner; ++i) {
-        double sum = 0;
+        T sum = 0;
         for (int64_t step = 0; step < shape.extent; ++step) {
           const int64_t e = reverse ? shape.extent - 1 - step : step;
           const int64_t at = (o * shape.extent + e) * shape.inner + i;
-          const double value = x[at];
-          y.set(at, exclusive ? sum : sum + value);
-          sum += value;
+          const T next = plus(sum, x.as<T>(at));
+          y.set(at, exclusive ? sum : next);
+          sum = next;
         }
       }
     }
   };
 }
 
-Body bind_top_k(const KernelSpec& spec) {
+Body bind_cumsum(const KernelSpec& spec) {
+  return is_integer(spec.in[0].dtype) ? bind_cumsum_of<int64_t>(spec) : bind_cumsum_of<double>(spec);
+}
+
+template <class T>
+Body bind_top_k_of(const KernelSpec& spec) {
   const In x = in(spec, 0);
   const Out values = out(spec, 0), indices = out(spec, 1);
   const RowShape shape(spec.in[0].dims);
   const int64_t k = spec.out[0].dims.back();
   return [=, order = std::vector<int64_t>(static_cast<size_t>(shape.width))]() mutable {
     for (int64_t r = 0; r < shape.rows; ++r) {
-      const auto value = [&](int64_t i) { return x[r * shape.width + i]; };
+      const auto value = [&](int64_t i) { return x.as<T>(r * shape.width + i); };
       const auto before = [&](int64_t i, int64_t j) {  // NaN counts as the largest
-        const double a = value(i), b = value(j);
-        const bool greater = a > b || (std::isnan(a) && !std::isnan(b));
-        const bool smaller = b > a || (std::isnan(b) && !std::isnan(a));
+        const T a = value(i), b = value(j);
+        const bool greater = a > b || (a != a && b == b);
+        const bool smaller = b > a || (b != b && a == a);
         return greater || (!smaller && i < j);
       };
       std::iota(order.begin(), order.end(), int64_t{0});
@@ -100,10 +106,14 @@ Body bind_top_k(const KernelSpec& spec) {
       for (int64_t i = 0; i < k; ++i) {
         const int64_t at = order[static_cast<size_t>(i)];
         values.set(r * k + i, value(at));
-        indices.set(r * k + i, static_cast<double>(at));
+        indices.set(r * k + i, at);
       }
     }
   };
+}
+
+Body bind_top_k(const KernelSpec& spec) {
+  return is_integer(spec.in[0].dtype) ? bind_top_k_of<int64_t>(spec) : bind_top_k_of<double>(spec);
 }
 
 Body bind_top_k_grad(const KernelSpec& spec) {

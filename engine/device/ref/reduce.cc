@@ -27,36 +27,56 @@ Strides result_strides(const Dims& dims, const std::vector<bool>& reduced) {
   return strides;
 }
 
-using Fold = double (*)(double, double);
+template <class T>
+using Fold = T (*)(T, T);
 
-Body bind_fold(const KernelSpec& spec, double start, Fold fold, bool mean = false) {
+template <class T>
+Body bind_fold(const KernelSpec& spec, T start, Fold<T> fold, T scale = 1) {
   const In x = in(spec, 0);
   const Out y = out(spec, 0);
   const Walk<1> walk(spec.in[0].dims, {result_strides(spec.in[0].dims, reduced_axes(spec))});
-  const double scale = mean && x.count > 0 ? static_cast<double>(y.count) / static_cast<double>(x.count) : 1.0;
-  return [=, sums = room(y.count)]() mutable {
+  return [=, sums = std::vector<T>(static_cast<size_t>(y.count))]() mutable {
     std::fill(sums.begin(), sums.end(), start);
     walk.each([&](int64_t i, const auto& at) {
-      double& sum = sums[static_cast<size_t>(at[0])];
-      sum = fold(sum, x[i]);
+      T& sum = sums[static_cast<size_t>(at[0])];
+      sum = fold(sum, x.as<T>(i));
     });
     for (int64_t i = 0; i < y.count; ++i) y.set(i, sums[static_cast<size_t>(i)] * scale);
   };
 }
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-double plus(double a, double b) { return a + b; }
+bool integers(const KernelSpec& spec) { return is_integer(spec.in[0].dtype); }
 
-Body bind_sum(const KernelSpec& spec) { return bind_fold(spec, 0, plus); }
-Body bind_mean(const KernelSpec& spec) { return bind_fold(spec, 0, plus, true); }
+Body bind_sum(const KernelSpec& spec) {
+  return integers(spec) ? bind_fold<int64_t>(spec, 0, plus) : bind_fold<double>(spec, 0, plus);
+}
+Body bind_mean(const KernelSpec& spec) {
+  const int64_t from = element_count(spec.in[0].dims), to = element_count(spec.out[0].dims);
+  return bind_fold<double>(spec, 0, plus, from > 0 ? static_cast<double>(to) / static_cast<double>(from) : 1);
+}
+
+// NaN beats all.
+template <class T>
+T larger(T most, T x) {
+  return x > most || x != x ? x : most;
+}
+template <class T>
+T smaller(T least, T x) {
+  return x < least || x != x ? x : least;
+}
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using Integers = std::numeric_limits<int64_t>;
 Body bind_max(const KernelSpec& spec) {
-  return bind_fold(spec, -kInfinity, [](double a, double b) { return b > a || std::isnan(b) ? b : a; });
+  return integers(spec) ? bind_fold(spec, Integers::min(), larger<int64_t>)
+                        : bind_fold(spec, -kInfinity, larger<double>);
 }
 Body bind_min(const KernelSpec& spec) {
-  return bind_fold(spec, kInfinity, [](double a, double b) { return b < a || std::isnan(b) ? b : a; });
+  return integers(spec) ? bind_fold(spec, Integers::max(), smaller<int64_t>)
+                        : bind_fold(spec, kInfinity, smaller<double>);
 }
 
-Body bind_argmax(const KernelSpec& spec) {
+template <class T>
+Body bind_argmax_of(const KernelSpec& spec) {
   const In x = in(spec, 0);
   const Out y = out(spec, 0);
   const Dims& dims = spec.in[0].dims;
@@ -64,14 +84,18 @@ Body bind_argmax(const KernelSpec& spec) {
   return [=] {
     for (int64_t o = 0; o < shape.outer; ++o) {
       for (int64_t i = 0; i < shape.inner; ++i) {
-        const auto value = [&](int64_t e) { return x[(o * shape.extent + e) * shape.inner + i]; };
+        const auto value = [&](int64_t e) { return x.as<T>((o * shape.extent + e) * shape.inner + i); };
         int64_t best = 0;
         for (int64_t e = 1; e < shape.extent; ++e)
           if (value(e) > value(best)) best = e;
-        y.set(o * shape.inner + i, static_cast<double>(best));
+        y.set(o * shape.inner + i, best);
       }
     }
   };
+}
+
+Body bind_argmax(const KernelSpec& spec) {
+  return integers(spec) ? bind_argmax_of<int64_t>(spec) : bind_argmax_of<double>(spec);
 }
 
 Body bind_sum_of_squares(const KernelSpec& spec) {

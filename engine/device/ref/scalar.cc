@@ -1,10 +1,9 @@
 #include "device/ref/scalar.h"
 
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <limits>
 #include <numbers>
+
+#include "base/saturate.h"
 
 namespace whale::ref {
 namespace {
@@ -38,12 +37,12 @@ double bce_with_logits(double x, double target) {
   return std::fmax(x, 0.0) - x * target + std::log1p(std::exp(-std::abs(x)));
 }
 
-struct UnaryRow {
+template <class Function>
+struct Row {
   OpCode op;
-  Unary function;
+  Function function;
 };
-constexpr UnaryRow kUnary[] = {
-    {OpCode::k_cast, [](double x) { return x; }},
+constexpr Row<Unary> kUnary[] = {
     {OpCode::k_stop_gradient, [](double x) { return x; }},
     {OpCode::k_logical_not, [](double x) { return x == 0 ? 1.0 : 0.0; }},
     {OpCode::k_neg, [](double x) { return -x; }},
@@ -69,11 +68,8 @@ constexpr UnaryRow kUnary[] = {
     {OpCode::k_silu, [](double x) { return x * sigmoid(x); }},
 };
 
-struct BinaryRow {
-  OpCode op;
-  Binary function;
-};
-constexpr BinaryRow kBinary[] = {
+using Binary = double (*)(double a, double b);
+constexpr Row<Binary> kBinary[] = {
     {OpCode::k_add, [](double a, double b) { return a + b; }},
     {OpCode::k_sub, [](double a, double b) { return a - b; }},
     {OpCode::k_mul, [](double a, double b) { return a * b; }},
@@ -106,46 +102,82 @@ constexpr ActivationRow kActivations[] = {
     {"silu", OpCode::k_silu}, {"sigmoid", OpCode::k_sigmoid}, {"tanh", OpCode::k_tanh},
 };
 
-struct IntegerRange {
-  DType dtype;
-  double lowest, highest;
+// Integers: modulo 2^64.
+int64_t wrap(uint64_t x) { return static_cast<int64_t>(x); }
+uint64_t bits(int64_t x) { return static_cast<uint64_t>(x); }
+
+using WholeUnary = int64_t (*)(int64_t x);
+constexpr Row<WholeUnary> kWholeUnary[] = {
+    {OpCode::k_stop_gradient, [](int64_t x) { return x; }},
+    {OpCode::k_neg, [](int64_t x) { return wrap(0 - bits(x)); }},
+    {OpCode::k_abs, [](int64_t x) { return x < 0 ? wrap(0 - bits(x)) : x; }},
+    {OpCode::k_sign, [](int64_t x) { return int64_t{x > 0} - int64_t{x < 0}; }},
+    {OpCode::k_square, [](int64_t x) { return wrap(bits(x) * bits(x)); }},
 };
-template <class Int>
-constexpr IntegerRange range_of(DType dtype) {
-  using Limits = std::numeric_limits<Int>;
-  return {dtype, static_cast<double>(Limits::min()), static_cast<double>(Limits::max())};
+using WholeBinary = int64_t (*)(int64_t a, int64_t b);
+constexpr Row<WholeBinary> kWholeBinary[] = {
+    {OpCode::k_add, plus},
+    {OpCode::k_sub, [](int64_t a, int64_t b) { return wrap(bits(a) - bits(b)); }},
+    {OpCode::k_mul, [](int64_t a, int64_t b) { return wrap(bits(a) * bits(b)); }},
+    {OpCode::k_maximum, [](int64_t a, int64_t b) { return a > b ? a : b; }},
+    {OpCode::k_minimum, [](int64_t a, int64_t b) { return a < b ? a : b; }},
+};
+using Comparison = bool (*)(int64_t a, int64_t b);
+constexpr Row<Comparison> kComparisons[] = {
+    {OpCode::k_equal, [](int64_t a, int64_t b) { return a == b; }},
+    {OpCode::k_not_equal, [](int64_t a, int64_t b) { return a != b; }},
+    {OpCode::k_less, [](int64_t a, int64_t b) { return a < b; }},
+    {OpCode::k_less_equal, [](int64_t a, int64_t b) { return a <= b; }},
+    {OpCode::k_greater, [](int64_t a, int64_t b) { return a > b; }},
+    {OpCode::k_greater_equal, [](int64_t a, int64_t b) { return a >= b; }},
+};
+
+template <class Function, size_t N>
+Function find(const Row<Function> (&rows)[N], OpCode op) {
+  for (const Row<Function>& row : rows)
+    if (row.op == op) return row.function;
+  return nullptr;
 }
-constexpr IntegerRange kRanges[] = {range_of<int32_t>(DType::kI32), range_of<int64_t>(DType::kI64),
-                                    range_of<int8_t>(DType::kI8), range_of<uint8_t>(DType::kU8),
-                                    range_of<uint16_t>(DType::kU16)};
+
+Number cast(DType from, DType to, const Number& x) {
+  if (is_integer(from)) {
+    if (is_integer(to)) return x;
+    if (to == DType::kBool) return {.real = x.whole != 0 ? 1.0 : 0.0};
+    // Once: a double between them would round an i64 twice.
+    return {.real = to == DType::kF64 ? static_cast<double>(x.whole) : double{static_cast<float>(x.whole)}};
+  }
+  switch (to) {
+    case DType::kI32: return {.whole = saturated<int32_t>(x.real)};
+    case DType::kI64: return {.whole = saturated<int64_t>(x.real)};
+    case DType::kI8: return {.whole = saturated<int8_t>(x.real)};
+    case DType::kU8: return {.whole = saturated<uint8_t>(x.real)};
+    case DType::kU16: return {.whole = saturated<uint16_t>(x.real)};
+    default: return x;
+  }
+}
 
 }  // namespace
 
-Unary unary(OpCode op) {
-  for (const UnaryRow& row : kUnary)
-    if (row.op == op) return row.function;
+Scalar scalar(OpCode op, DType from, DType to) {
+  if (op == OpCode::k_cast) return [=](const Number* x) { return cast(from, to, x[0]); };
+  if (op == OpCode::k_where) return [](const Number* x) { return x[0].real != 0 ? x[1] : x[2]; };
+  if (is_integer(from)) {
+    if (const auto f = find(kWholeUnary, op)) return [f](const Number* x) { return Number{.whole = f(x[0].whole)}; };
+    if (const auto f = find(kWholeBinary, op))
+      return [f](const Number* x) { return Number{.whole = f(x[0].whole, x[1].whole)}; };
+    if (const auto f = find(kComparisons, op))
+      return [f](const Number* x) { return Number{.real = f(x[0].whole, x[1].whole) ? 1.0 : 0.0}; };
+    return nullptr;
+  }
+  if (const auto f = find(kUnary, op)) return [f](const Number* x) { return Number{.real = f(x[0].real)}; };
+  if (const auto f = find(kBinary, op)) return [f](const Number* x) { return Number{.real = f(x[0].real, x[1].real)}; };
   return nullptr;
 }
-
-Binary binary(OpCode op) {
-  for (const BinaryRow& row : kBinary)
-    if (row.op == op) return row.function;
-  return nullptr;
-}
-
-double cast(DType from, DType to, double x) {
-  if (!is_float(from) || !is_integer(to)) return x;
-  const IntegerRange& range =
-      *std::find_if(std::begin(kRanges), std::end(kRanges), [to](const IntegerRange& r) { return r.dtype == to; });
-  return x > range.lowest ? std::fmin(x, range.highest) : range.lowest;  // NaN is not more than anything
-}
-
-double where(double condition, double a, double b) { return condition != 0 ? a : b; }
 
 Unary activation(std::string_view name) {
   if (name.empty() || name == "none") return nullptr;
   for (const ActivationRow& row : kActivations)
-    if (row.name == name) return unary(row.op);
+    if (row.name == name) return find(kUnary, row.op);
   throw unimplemented("activation '{}' inside a matmul: the ref device knows relu, gelu, gelu_erf, silu, sigmoid, tanh",
                       name);
 }

@@ -115,3 +115,48 @@ def test_outputs_of_no_elements():
     for devices, strategy in [("cpu:1", ""), ("cpu:2", "replica"), ("ref:2", "split"), ("cpu:2", "pipeline(2, micro_batches=2)")]:
         found = wh.plan(g, devices=devices, strategy=strategy).start().step(["samples", "summed"], x=np.ones((4, 3), np.float32))[1]
         assert found["samples"].shape == (4, 0) and found["summed"].shape == (0,)
+
+
+# Ops of integers: libwhale's, numpy's. A result has the type of its operands, modulo which it is exact.
+INTEGER_OPS = {
+    **{name: (function, function) for name, function in {
+        "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "neg": lambda a, b: -a,
+        "fused": lambda a, b: (a * 73 + 19) * b * 91 - a, "less": lambda a, b: a < b, "less_equal": lambda a, b: a <= b,
+        "greater": lambda a, b: a > b, "greater_equal": lambda a, b: a >= b, "max": lambda a, b: a.max(), "min": lambda a, b: a.min(),
+        "maxima": lambda a, b: a.max(axis=1), "minima": lambda a, b: b.min(axis=0)}.items()},
+    **{name: (getattr(wh.ops, name), getattr(np, name)) for name in ("maximum", "minimum", "equal", "not_equal")},
+    **{name: (lambda a, b, name=name: getattr(wh.ops, name)(a), lambda a, b, name=name: getattr(np, name)(a)) for name in ("abs", "sign", "square")},
+    "where": (lambda a, b: wh.ops.where(a > b, a, b - a), lambda a, b: np.where(a > b, a, b - a)),
+    "sum": (lambda a, b: a.sum(), lambda a, b: a.sum(dtype=a.dtype)),
+    "sums": (lambda a, b: (a * b).sum(axis=0), lambda a, b: (a * b).sum(axis=0, dtype=a.dtype)),
+    "argmax": (lambda a, b: wh.ops.argmax(a, axis=1), lambda a, b: a.argmax(axis=1)),
+    "cumsum": (lambda a, b: wh.ops.cumsum(a, axis=1), lambda a, b: a.cumsum(axis=1, dtype=a.dtype)),
+    "cumsum of samples": (lambda a, b: wh.ops.cumsum(a, axis=0, reverse=True), lambda a, b: a[::-1].cumsum(axis=0, dtype=a.dtype)[::-1]),
+    "top_k": (lambda a, b: wh.ops.top_k(a, k=3)[0], lambda a, b: np.sort(a, axis=1)[:, :-4:-1]),
+    "gather": (lambda a, b: wh.ops.gather(a, wh.ops.argmax(b[:1], axis=1), axis=1), lambda a, b: a[:, b[:1].argmax(axis=1)]),
+    "pad": (lambda a, b: wh.ops.pad(a, low=[0, 1], high=[0, 2], value=77), lambda a, b: np.pad(a, ((0, 0), (1, 2)), constant_values=77)),
+    "moved": (lambda a, b: wh.ops.concat([a, b], axis=1)[:, 1::2].transpose(1, 0), lambda a, b: np.concatenate([a, b], axis=1)[:, 1::2].T),
+    **{f"to {to}": (lambda a, b, to=to: a.astype(to), lambda a, b, to=to: a.astype(to))
+       for to in ["int8", "uint8", "uint16", "int32", "int64", "bool", "float32"]},
+    **{f"fused to {to}": (lambda a, b, to=to: (a + b).astype(to) * 3, lambda a, b, to=to: (a + b).astype(to) * np.dtype(to).type(3))
+       for to in ["int8", "uint8", "uint16", "int32", "int64", "float32"]},
+}
+
+
+@pytest.mark.parametrize("devices, strategy", [("cpu:1", ""), ("ref:1", ""), ("cpu:2", "replica(2)"), ("ref:2", "replica(2)")])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int32", "int64"])
+def test_ops_of_integers_are_exact(dtype, devices, strategy):
+    limits, rng = np.iinfo(dtype), np.random.default_rng(3)
+    a, b = (rng.integers(limits.min, limits.max, (8, 6), dtype, endpoint=True) for _ in range(2))
+    a[2, :4] = limits.min, limits.max, 0, 1
+    a[5] = b[5] + (np.arange(6) % 2).astype(dtype)  # next to each other: beyond 2^53 alike as float64
+    g = wh.Graph("integers")
+    with g:
+        operands = wh.input("a", a.shape, dtype), wh.input("b", b.shape, dtype)
+        for name, (ours, _) in INTEGER_OPS.items():
+            g.output(name, ours(*operands))
+    found = wh.plan(g, devices=devices, strategy=strategy).start().eval(a=a, b=b)
+    with np.errstate(over="ignore"):
+        wanted = {name: np.asarray(numpys(a, b)) for name, (_, numpys) in INTEGER_OPS.items()}
+    wrong = [name for name in INTEGER_OPS if not np.array_equal(found[name], wanted[name])]
+    assert not wrong, {name: (found[name], wanted[name]) for name in wrong}
