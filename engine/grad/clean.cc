@@ -59,6 +59,7 @@ TensorId simplify_cast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
   const TensorId x = op->inputs[0];
   if (!widens(g.tensor(x).dtype, g.tensor(in[0]).dtype)) return kNone;
   if (g.tensor(x).dtype == to) return x;
+  if (is_integer(g.tensor(x).dtype) && is_integer(to)) return kNone;  // wraps, where a float between them saturates
   return c.r.emit(i, OpCode::k_cast, {x}, {{"dtype", std::string(name_of(to))}});
 }
 
@@ -102,7 +103,7 @@ TensorId simplify_broadcast(Cleaner& c, size_t i, const std::vector<TensorId>& i
 }
 
 TensorId simplify_neg(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
-  if (const double* value = fill_value(c, in[0])) return fill(c, i, -*value);
+  if (const double* value = fill_value(c, in[0]); value && is_float(result(c, i).dtype)) return fill(c, i, -*value);
   const Op* op = c.r.producer(in[0]);
   return op && op->code == OpCode::k_neg ? op->inputs[0] : kNone;
 }

@@ -48,10 +48,11 @@ Factors same_place(const OpView& v, Kept kept) {
 }
 
 // ---- sources --------------------------------------------------------------------------------------------------------
-// A type of integers has the number: nothing is cut on the way into it.
+// A type of integers has the number: nothing is cut on the way into it. 2^63 is the largest number of i64, for which a
+// double has no other; kernels saturate.
 void need_value(const OpView& v, DType dtype) {
   const double value = attr_float(*v.attrs, "value");
-  if (!has_number(dtype, value))
+  if (!has_number(dtype, value) && !(dtype == DType::kI64 && value == end_of(dtype)))
     throw invalid("attribute 'value' is {}, which {} does not have", value, name_of(dtype));
 }
 

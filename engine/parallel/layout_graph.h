@@ -22,7 +22,7 @@ inline double neutral_of(Combine combine, DType dtype) {
   if (is_float(dtype)) return (combine == Combine::kMin ? 1 : -1) * std::numeric_limits<double>::infinity();
   const double end = end_of(dtype);
   if (combine == Combine::kMax) return has_negatives(dtype) ? -end : 0;
-  return std::min(end - 1, std::nextafter(end, 0.0));
+  return end - 1;  // of i64: 2^63, which a fill takes for its largest number
 }
 
 inline constexpr size_t kTime = 0;  // the axis of micro-batches; the axes of the meshes follow

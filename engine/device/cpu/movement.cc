@@ -1,6 +1,7 @@
 // Ops that only move elements, whatever their type, and the two sources, fill and iota.
 #include <cstring>
 
+#include "base/saturate.h"
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/strided_copy.h"
@@ -23,7 +24,7 @@ std::unique_ptr<Kernel> copy_kernel(CpuDevice& device, const Operand& element, c
 std::unique_ptr<Kernel> fill_kernel(CpuDevice& device, const Operand& y, double value) {
   char cell[8] = {};
   const auto f = static_cast<float>(value);
-  const auto i = static_cast<int64_t>(value);
+  const auto i = saturated<int64_t>(value);
   if (is_integer(y.dtype))
     store_tile(y.dtype, &i, cell, 0, 1);
   else

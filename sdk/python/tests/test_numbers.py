@@ -160,3 +160,33 @@ def test_ops_of_integers_are_exact(dtype, devices, strategy):
         wanted = {name: np.asarray(numpys(a, b)) for name, (_, numpys) in INTEGER_OPS.items()}
     wrong = [name for name in INTEGER_OPS if not np.array_equal(found[name], wanted[name])]
     assert not wrong, {name: (found[name], wanted[name]) for name in wrong}
+
+
+@pytest.mark.parametrize("devices, options", [
+    ("cpu:1", dict(accumulation=2)), ("ref:1", dict(accumulation=2)), ("cpu:3", dict(strategy="replica(3, shares=[1,1,0])"))])
+def test_extremes_of_the_ends_of_int64(devices, options):
+    """They start from the type's own ends, of which float64 does not have the upper one."""
+    g = wh.Graph("ends")
+    with g:
+        x, least, most = wh.input("x", (4, 3)), wh.input("least", (4,), wh.int64), wh.input("most", (4,), wh.int64)
+        g.output("most", least.max())
+        g.output("least", most.min())
+        g.minimize(wh.nn.linear(x, 2).mean(), wh.SGD(0.1))
+    limits = np.iinfo(np.int64)
+    found = wh.plan(g, devices=devices, **options).start().step(["most", "least"], x=np.ones((4, 3), np.float32),
+                                                               least=np.full(4, limits.min), most=np.full(4, limits.max))[1]
+    assert int(found["most"]) == limits.min and int(found["least"]) == limits.max
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "ref:1"])
+def test_rewrites_of_integers_keep_their_numbers(devices):
+    g = wh.Graph("rewritten")
+    with g:
+        x = wh.input("x", (2,), wh.uint8)
+        g.output("saturated", x.astype(wh.float32).astype(wh.int8))
+        g.output("back", x.astype(wh.float32).astype(wh.uint8))
+        g.output("-5", -wh.ops.fill((2,), value=5, dtype="u8") + x * 0)
+        g.output("-least", -wh.ops.fill((2,), value=-128, dtype="i8") + x.astype(wh.int8) * 0)
+    found = wh.plan(g, devices=devices).start().eval(x=np.array([3, 200], np.uint8))
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "saturated": [3, 127], "back": [3, 200], "-5": [251, 251], "-least": [-128, -128]}
