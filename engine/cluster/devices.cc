@@ -38,6 +38,8 @@ struct Item {
   }
   int64_t number(std::string_view digits, int64_t least, int64_t most) const {
     const std::optional<int64_t> value = whole_number(digits);
+    if (!value && !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos)
+      fail(fmt::format("{} is outside {}..{}", brief(digits, 40), least, most));
     if (!value) fail(fmt::format("'{}' is not a number", brief(digits, 40)));
     if (*value < least || *value > most) fail(fmt::format("{} is outside {}..{}", *value, least, most));
     return *value;

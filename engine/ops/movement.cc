@@ -67,14 +67,25 @@ std::vector<TensorType> infer_fill(const OpView& v) {
   return out;
 }
 
+// The type has all numbers from 0 to this one.
+double counted(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16: return 0x1p8;
+    case DType::kF16: return 0x1p11;
+    case DType::kF32: return 0x1p24;
+    case DType::kF64: return 0x1p53;
+    default: return end_of(dtype) - 1;
+  }
+}
+
 std::vector<TensorType> infer_iota(const OpView& v) {
   const int dim = normalize_axis(attr_int(*v.attrs, "dim"), ints(v, "shape").size());
   std::vector<TensorType> out = infer_constant(v);
   if (out[0].dtype == DType::kBool) throw invalid("attribute 'dtype' is bool, expected a number type");
   const int64_t extent = out[0].dims[static_cast<size_t>(dim)];
-  if (!is_float(out[0].dtype) && static_cast<double>(extent) > end_of(out[0].dtype))
+  if (static_cast<double>(extent) > counted(out[0].dtype) + 1)
     throw invalid("attribute 'shape' is {}; {} counts to {:.0f}, and there are {} indices along dimension {}",
-                  to_string(out[0].dims), name_of(out[0].dtype), end_of(out[0].dtype) - 1, extent, dim);
+                  to_string(out[0].dims), name_of(out[0].dtype), counted(out[0].dtype), extent, dim);
   return out;
 }
 

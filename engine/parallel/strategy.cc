@@ -132,7 +132,8 @@ void read_shares(Scope& s, const Value& v) {
   }
 }
 std::string shares_text(const Scope& s) {
-  const size_t columns = s.count ? static_cast<size_t>(s.count) : s.shares.size();
+  const auto count = static_cast<size_t>(s.count);
+  const size_t columns = count && s.shares.size() % count == 0 ? count : s.shares.size();
   std::string text;
   for (size_t i = 0; i < s.shares.size(); ++i)
     if (s.shares[i] != kNoDevice) text += fmt::format("{}{}", i % columns ? "," : i ? "],[" : "[", s.shares[i]);

@@ -108,7 +108,8 @@ TEST_CASE("absurd device lists") {
     const char *text, *part;
   };
   const Row rows[] = {{"cpu:1000000000", "outside 1..65536"},
-                      {"cpu:99999999999999999999", "not a number"},
+                      {"cpu:99999999999999999999", "99999999999999999999 is outside 1..65536"},
+                      {"cpu:many", "'many' is not a number"},
                       {"65536xnull:65536", "more than 65536 devices"},
                       {"cpu@0-65535*65536", "cores together"},
                       {"65536xcpu@0-65535", "more than"},

@@ -259,7 +259,12 @@ TEST_CASE("shape rules say what was expected and what was found") {
   CHECK(counted({129}, 0, "i8").find("i8 counts to 127") != std::string::npos);
   CHECK(counted({65537}, 0, "u16").find("u16 counts to 65535") != std::string::npos);
   CHECK(counted({(int64_t{1} << 31) + 1}, 0, "i32").find("i32 counts to 2147483647") != std::string::npos);
-  CHECK(counted({300}, 0, "f16") == "");
+  CHECK(counted({2049}, 0, "f16") == "");
+  CHECK(counted({2050}, 0, "f16").find("f16 counts to 2048") != std::string::npos);
+  CHECK(counted({257}, 0, "bf16") == "");
+  CHECK(counted({300}, 0, "bf16").find("bf16 counts to 256") != std::string::npos);
+  CHECK(counted({(1 << 24) + 1}, 0, "f32") == "");
+  CHECK(counted({(1 << 24) + 2}, 0, "f32").find("f32 counts to 16777216") != std::string::npos);
   CHECK(message(OpCode::k_rotary, {f32({1, 2, 3, 4})}, {{"heads", int64_t{3}}}) == "");
   CHECK(message(OpCode::k_rotary, {f32({1, 2, 3, 4})}, {{"heads", int64_t{9}}}) ==
         "rotary: attribute 'heads' is 9, expected -1 (all) or 0 to 3: the heads of x [1, 2, 3, 4]");

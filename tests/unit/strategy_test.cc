@@ -121,8 +121,8 @@ TEST_CASE("strategies round trip") {
   for (const char* text :
        {"replica", "replica(3, shares=[3,2,1])", "replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)",
         "cluster(\"cpu:4\", layout=average(2)) > replica(by=micro_batch)", "stage(2)",
-        "split(2, factor=heads, shares=[1,0.5])", "pipeline(schedule=interleaved, chunks=2)",
-        "replica(layout=[[0,1],[2]])"})
+        "split(2, factor=heads, shares=[1,0.5])", "replica(2, shares=[1,1,1])",
+        "pipeline(schedule=interleaved, chunks=2)", "replica(layout=[[0,1],[2]])"})
     CHECK(to_string(parse_strategy(text)) == text);
   CHECK(to_string(parse_strategy(" replica ( count = 2 ) ")) == "replica(2)");
 }

@@ -190,3 +190,15 @@ def test_rewrites_of_integers_keep_their_numbers(devices):
     found = wh.plan(g, devices=devices).start().eval(x=np.array([3, 200], np.uint8))
     assert {name: value.tolist() for name, value in found.items()} == {
         "saturated": [3, 127], "back": [3, 200], "-5": [251, 251], "-least": [-128, -128]}
+
+
+@pytest.mark.parametrize("dtype, value", [("float32", 1e300), ("float16", 1e300), ("float16", 70000), ("bfloat16", 3.4e38), ("bfloat16", np.float32(3.4e38))])
+def test_a_number_that_an_input_does_not_have_is_refused(dtype, value):
+    g = wh.Graph("finite")
+    with g:
+        g.output("y", wh.input("x", (2,), dtype).astype(wh.float32))
+    job = wh.plan(g, devices="ref:1").start()
+    with pytest.raises(wh.InvalidArgument, match=f"'x' has values that do not fit {dtype}, such as"):
+        job.eval(x=np.array([1, value]))
+    kept = job.eval(x=np.array([np.inf, np.nan]))["y"]
+    assert kept[0] == np.inf and np.isnan(kept[1])

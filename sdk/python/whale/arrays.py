@@ -56,6 +56,13 @@ def widened(handle: Handle) -> np.ndarray:
     return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
+def _need_finite(name: str, array: np.ndarray, finite: np.ndarray, dtype: DType) -> None:
+    """``finite``: of what was made of the array. An infinity may come of an infinity alone."""
+    if not finite.all() and (lost := np.isfinite(array) & ~finite).any():
+        raise InvalidArgument(f"'{name}' has values that do not fit {dtype.name}, such as {array[lost][0]}; scale or clip them first",
+                              "INVALID_ARGUMENT")
+
+
 def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
     """A dense numpy array of the wanted dtype. Kinds are kept: integers may become other integers when every value fits, floats
     other floats; a float never silently becomes an integer."""
@@ -71,12 +78,18 @@ def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
         widening = kinds in {("i", "i"), ("u", "u"), ("u", "i"), ("i", "u"), ("f", "f"), ("b", "i"), ("b", "u"), ("i", "f"),
                              ("u", "f"), ("b", "f"), ("i", "b")} or "V" in kinds
         if dtype.name == "bfloat16" and dtype.numpy == np.uint16 and kinds[0] == "f":
-            bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            return rounded.astype(np.uint16)
+            with np.errstate(over="ignore"):
+                single = np.asarray(array, np.float32, order="C")
+            bits = single.view(np.uint32)
+            rounded = np.where(np.isnan(single), 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+            _need_finite(name, array, rounded & 0x7F80 != 0x7F80, dtype)
+            return rounded
         if not widening:
             raise InvalidArgument(f"'{name}' expects {dtype.name}, got {array.dtype}; convert it first", "INVALID_ARGUMENT")
-        converted = array.astype(dtype.numpy)
+        with np.errstate(over="ignore"):
+            converted = array.astype(dtype.numpy)
+        if dtype.numpy.kind in "fV":
+            _need_finite(name, array, np.isfinite(converted), dtype)
         if dtype.numpy.kind in "iu" and array.dtype.kind in "iu" and array.size and not np.array_equal(converted, array):
             raise InvalidArgument(f"'{name}' has values that do not fit {dtype.name}", "INVALID_ARGUMENT")
         array = converted
