@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cost/overlap.h"
-#include "parallel/rewrite.h"
 
 namespace whale {
 namespace {
@@ -20,12 +19,7 @@ struct RowsOf {
 class Chunker {
  public:
   Chunker(Draft& draft, const Lowering& low, ChunkReport& report)
-      : draft_(draft), p_(draft.program), low_(low), g_(low.lg.graph), report_(report), readers_(readers_of(g_)) {
-    kept_.resize(g_.tensors.size());
-    for (const NamedTensor& f : low.lg.fetches) kept_[static_cast<size_t>(f.tensor)] = 1;
-    for (const Variable& v : g_.variables)
-      if (v.next != kNone) kept_[static_cast<size_t>(v.next)] = 1;
-  }
+      : draft_(draft), p_(draft.program), low_(low), g_(low.lg.graph), report_(report) {}
 
   void run() {
     for (size_t s = 0; s < p_.segments.size(); ++s)
@@ -144,8 +138,8 @@ class Chunker {
   size_t before_reduce(size_t s, size_t k, const Op& op) {
     const TensorId y = op.inputs[0];
     const OpId made = g_.tensor(y).producer;
-    if (made == kNone || !is_product(g_, g_.op(made)) || readers_[static_cast<size_t>(y)].size() != 1 ||
-        kept_[static_cast<size_t>(y)])
+    if (made == kNone || !is_product(g_, g_.op(made)) || low_.readers[static_cast<size_t>(y)].size() != 1 ||
+        low_.kept[static_cast<size_t>(y)])
       return k;
     const Instruction collective = list(s)[k];
     const BufferId whole = collective.in[0], result = collective.out[0];
@@ -190,8 +184,8 @@ class Chunker {
   // all_gather -> matmul: the first that reads the result.
   size_t after_gather(size_t s, size_t k, const Op& op) {
     const TensorId y = op.outputs[0];
-    const auto& readers = readers_[static_cast<size_t>(y)];
-    if (readers.empty() || kept_[static_cast<size_t>(y)]) return k;
+    const auto& readers = low_.readers[static_cast<size_t>(y)];
+    if (readers.empty() || low_.kept[static_cast<size_t>(y)]) return k;
     const Op& reader = g_.op(*std::min_element(readers.begin(), readers.end()));
     if (!is_product(g_, reader) || reader.inputs[0] != y || reader.inputs[1] == y || op.phase != reader.phase ||
         op.stage != reader.stage || op.region != reader.region)
@@ -235,8 +229,6 @@ class Chunker {
   const Lowering& low_;
   const Graph& g_;
   ChunkReport& report_;
-  std::vector<std::vector<OpId>> readers_;
-  std::vector<char> kept_;
 };
 
 }  // namespace

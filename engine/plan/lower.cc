@@ -66,6 +66,7 @@ class Lowerer {
     find_sizes();
     find_masks();
     make_schedule_of_pipeline();
+    low_.index();
     make_links();
     find_axes();
     make_rows();

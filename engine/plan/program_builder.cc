@@ -6,6 +6,7 @@
 #include "parallel/copies.h"
 #include "parallel/offload.h"
 #include "parallel/order.h"
+#include "parallel/rewrite.h"
 
 namespace whale {
 namespace {
@@ -25,20 +26,42 @@ int32_t Lowering::mask_number(uint64_t mask) const {
   return static_cast<int32_t>(at - masks.begin());
 }
 
-ProgramBuilder::ProgramBuilder(const Lowering& lowering, Place place)
-    : low_(lowering), lg_(lowering.lg), g_(lowering.lg.graph), place_(std::move(place)), timed_(lg_.micro_batches > 1) {
-  for (size_t i = 0; i < g_.inputs.size(); ++i) input_number_[g_.inputs[i]] = static_cast<int32_t>(i);
-  for (const auto& [form, input] : lg_.input_forms) input_number_[form] = input_number_.at(input);
-  for (const Variable& v : g_.variables) {
-    const auto it = low_.options.variables.find(g_.tensor(v.tensor).name);
-    WHALE_CHECK(it != low_.options.variables.end(), "every variable of an entry is one of the plan");
-    variable_number_[v.tensor] = it->second;
-  }
-  early_input_.resize(g_.tensors.size());
-  for (const Op& op : g_.ops)
+void Lowering::index() {
+  const Graph& g = lg.graph;
+  readers = readers_of(g);
+  ops_of_mesh.resize(lg.tasks.meshes.size());
+  early_input.resize(g.tensors.size());
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& op = g.ops[i];
+    const auto mesh = [&](int32_t stage) {
+      return static_cast<size_t>(lg.tasks.mesh_of_stage[static_cast<size_t>(stage)]);
+    };
+    ops_of_mesh[mesh(op.stage)].push_back(static_cast<OpId>(i));
+    if (op.code == OpCode::k_transfer && mesh(lg.stage(op.inputs[0])) != mesh(op.stage))
+      ops_of_mesh[mesh(lg.stage(op.inputs[0]))].push_back(static_cast<OpId>(i));
     for (const TensorId id : op.inputs)
-      if (id != kNone && op.region != Region::kEpilogue) early_input_[static_cast<size_t>(view_root(g_, id))] = 1;
+      if (id != kNone && op.region != Region::kEpilogue) early_input[static_cast<size_t>(view_root(g, id))] = 1;
+  }
+  kept.resize(g.tensors.size());
+  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (const Variable& v : g.variables)
+    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+  for (size_t i = 0; i < g.inputs.size(); ++i) input_number[g.inputs[i]] = static_cast<int32_t>(i);
+  for (const auto& [form, input] : lg.input_forms) input_number[form] = input_number.at(input);
+  for (const Variable& v : g.variables) {
+    const auto it = options.variables.find(g.tensor(v.tensor).name);
+    WHALE_CHECK(it != options.variables.end(), "every variable of an entry is one of the plan");
+    variable_number[v.tensor] = it->second;
+  }
 }
+
+ProgramBuilder::ProgramBuilder(const Lowering& lowering, Place place)
+    : low_(lowering),
+      lg_(lowering.lg),
+      g_(lowering.lg.graph),
+      place_(std::move(place)),
+      timed_(lg_.micro_batches > 1),
+      early_input_(lowering.early_input) {}
 
 bool ProgramBuilder::on_this_mesh(int32_t stage) const {
   return lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)] == place_.mesh;
@@ -87,8 +110,8 @@ BufferId ProgramBuilder::buffer(TensorId id) {
   b.dtype = t.dtype;
   b.dims = dims(id);
   b.bytes = element_count(b.dims) * size_of(b.dtype);
-  if (t.kind == TensorKind::kInput) b.kind = BufferKind::kInput, b.ref = input_number_.at(id);
-  if (t.kind == TensorKind::kVariable) b.kind = BufferKind::kVariable, b.ref = variable_number_.at(id);
+  if (t.kind == TensorKind::kInput) b.kind = BufferKind::kInput, b.ref = low_.input_number.at(id);
+  if (t.kind == TensorKind::kVariable) b.kind = BufferKind::kVariable, b.ref = low_.variable_number.at(id);
   if (in_host(lg_, id)) b.memory = Memory::kHost;
   if (t.kind == TensorKind::kStep) b.kind = BufferKind::kStep, b.ref = static_cast<int32_t>(step_scalar(t.name));
   if (t.kind == TensorKind::kValue && t.producer != kNone && is_view(g_.op(t.producer).code)) {
@@ -146,7 +169,7 @@ void ProgramBuilder::feed_for(TensorId id) {
   feed.kind = InstructionKind::kFeed;
   feed.name = "feed." + g_.tensor(input).name;
   feed.out = {buffer(input)};
-  feed.ref = input_number_.at(input);
+  feed.ref = low_.input_number.at(input);
   feed.samples = low_.mask_number(low_.local.sample_mask(input));
   feed.whole_batch = timed_ && !lg_.time_varies(input);
   feed.bytes = static_cast<double>(draft_.program.buffers[static_cast<size_t>(feed.out[0])].bytes);
@@ -221,18 +244,21 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
         feed_for(static_cast<TensorId>(t));
   if (region == Region::kEpilogue) finish_trees();
   if (region == Region::kEpilogue && low_.local.micro_batches(place_).size() == 0) begin_sums();
-  for (const Op& op : g_.ops) {
+  const std::vector<OpId>& ops = low_.ops_of_mesh[static_cast<size_t>(place_.mesh)];
+  for (const OpId id : ops) {
+    const Op& op = g_.op(id);
     if (sends_here(op)) feed_for(op.inputs[0]);
     if (sends_here(op) || (op.code == OpCode::k_transfer && in_segment(op))) emit_transfer(op);
     if (!in_segment(op)) continue;
     if (op.code != OpCode::k_transfer) {
-      for (const TensorId id : op.inputs)
-        if (id != kNone) feed_for(id);
+      for (const TensorId operand : op.inputs)
+        if (operand != kNone) feed_for(operand);
       emit(op);
     }
     fetch_made_by(op, false);
   }
-  for (const Op& op : g_.ops) {
+  for (const OpId id : ops) {
+    const Op& op = g_.op(id);
     if (!on_this_mesh(op.stage)) continue;
     // A sum over micro-batches is made in the body and finished after it; what the prologue made waits there too.
     bool here = in_segment(op);

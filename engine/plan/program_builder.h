@@ -37,7 +37,15 @@ struct Lowering {
   const PipelineSchedule* schedule = nullptr;     // null: no pipeline, or a single micro-batch
   std::map<int64_t, PipelineSchedule> schedules;  // by the number of micro-batches that a replica runs
   std::vector<char> weight_op;                    // per op: may be later than the input gradients (W of zero bubble)
+  // Of the graph; there may be as many programs as stages, and each has its own part of it alone to look at.
+  std::vector<std::vector<OpId>> readers;       // per tensor
+  std::vector<char> kept;                       // per tensor: fetched, or a variable's next value
+  std::vector<std::vector<OpId>> ops_of_mesh;   // what its devices run, send or receive, in order
+  std::map<TensorId, int32_t> input_number;     // forms of inputs too
+  std::map<TensorId, int32_t> variable_number;  // of the plan
+  std::vector<char> early_input;                // per tensor: read in the prologue or the body
 
+  void index();  // fills these in
   int32_t mask_number(uint64_t mask) const;
 };
 
@@ -99,7 +107,6 @@ class ProgramBuilder {
   bool timed_;   // more than one micro-batch
   Draft draft_;
   std::map<std::pair<TensorId, int32_t>, BufferId> buffers_;
-  std::map<TensorId, int32_t> input_number_, variable_number_;
   std::vector<char> early_input_;  // read in the prologue or, whole, in the body
   // The segment under construction.
   Region region_{};

@@ -72,10 +72,12 @@ void ProgramBuilder::schedule_pipeline() {
   // How many micro-batches are alive at once: slots go round. Values that pass from one chunk of this device to another
   // live until the last chunk is done with the micro-batch.
   bool between_chunks = false;
-  for (const Op& op : g_.ops)
+  for (const OpId i : low_.ops_of_mesh[static_cast<size_t>(place_.mesh)]) {
+    const Op& op = g_.op(i);
     for (const TensorId id : op.inputs)
       between_chunks |= id != kNone && op.code != OpCode::k_transfer && on_this_mesh(op.stage) &&
                         lg_.stage(id) != op.stage && lg_.time_varies(id) && g_.tensor(id).kind == TensorKind::kValue;
+  }
   const auto chunk_of = [&](const WorkItem& item) { return between_chunks ? 0 : item.chunk; };
   int64_t slots = 1;
   std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come

@@ -11,7 +11,8 @@ namespace whale {
 // The sums whose values this segment makes.
 std::vector<const Op*> ProgramBuilder::trees(const SegmentKey& key) const {
   std::vector<const Op*> out;
-  for (const Op& op : g_.ops) {
+  for (const OpId i : low_.ops_of_mesh[static_cast<size_t>(place_.mesh)]) {
+    const Op& op = g_.op(i);
     if (!is_tree(op) || !on_this_mesh(op.stage)) continue;
     const OpId maker = g_.tensor(view_root(g_, op.inputs[0])).producer;
     const WorkKind kind = maker == kNone ? WorkKind::kForward : low_.schedule ? work_of(g_.op(maker)) : WorkKind{};
@@ -53,8 +54,9 @@ void ProgramBuilder::plan_trees(const SegmentKey& key, const std::vector<int64_t
 }
 
 bool ProgramBuilder::offloaded(const Op& op) const {
-  return std::any_of(g_.ops.begin(), g_.ops.end(),
-                     [&](const Op& o) { return o.code == OpCode::k_to_host && o.inputs[0] == op.outputs[0]; });
+  return std::ranges::any_of(low_.readers[static_cast<size_t>(op.outputs[0])], [&](OpId i) {
+    return g_.op(i).code == OpCode::k_to_host && g_.op(i).inputs[0] == op.outputs[0];
+  });
 }
 
 void ProgramBuilder::move(const Op& op, OpCode code, BufferId from, BufferId to) {
@@ -254,12 +256,15 @@ void ProgramBuilder::finish_trees() {
     const BufferId view = flat(t.name, t.dtype, 1, n, root);
     draft_.program.buffers[static_cast<size_t>(view)].dims = dims(y);
     buffers_[{y, -1}] = view;
-    for (const Op& op : g_.ops)  // at once, not when all sums are there
+    for (const OpId i : low_.readers[static_cast<size_t>(y)]) {  // at once, not when all sums are there
+      const Op& op = g_.op(i);
       if (op.code == OpCode::k_to_host && op.inputs[0] == y) emit(op), emitted_.insert(&op);
+    }
   };
   // A gather goes on beside the additions of the one before.
   std::optional<Waiting> before;
-  for (const Op& op : g_.ops) {
+  for (const OpId i : low_.ops_of_mesh[static_cast<size_t>(place_.mesh)]) {
+    const Op& op = g_.op(i);
     if (!is_tree(op) || !on_this_mesh(op.stage)) continue;
     Waiting now{&op, kNone, {}};
     now.rows = gather_nodes(op, now.nodes);
