@@ -26,28 +26,6 @@ bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, con
   });
 }
 
-// Does the op wait for one of `members`? Whatever reads their results is an update, so only updates lead there.
-// `bucket_of`: the op that an op was merged into (itself: none); it waits for all that is in it.
-bool waits_for(const Graph& g, const Op& op, const std::vector<OpId>& members, const std::vector<OpId>& bucket_of) {
-  std::vector<OpId> todo;
-  std::set<OpId> seen;
-  const auto look = [&](const Op& reader) {
-    for (const TensorId id : reader.inputs)
-      if (id != kNone && g.tensor(id).producer != kNone && seen.insert(g.tensor(id).producer).second)
-        todo.push_back(g.tensor(id).producer);
-  };
-  look(op);
-  while (!todo.empty()) {
-    OpId i = todo.back();
-    todo.pop_back();
-    if (const OpId into = bucket_of[static_cast<size_t>(i)]; into != kNone && into != i) i = into;
-    if (std::find(members.begin(), members.end(), i) != members.end()) return true;
-    if (g.op(i).phase == Phase::kUpdate || has_flag(g.op(i).code, kCollective) || g.op(i).code == OpCode::k_accumulate)
-      look(g.op(i));
-  }
-  return false;
-}
-
 Attrs without(Attrs attrs, const char* name) {
   attrs.erase(name);
   return attrs;
@@ -93,6 +71,59 @@ std::vector<Member> members_of(const Graph& g) {
   return out;
 }
 
+struct Bucket {
+  OpId op = kNone;  // into which the others are merged
+  int64_t bytes = 0;
+  std::set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
+};
+
+// Which ops wait for a bucket. Whatever reads the results of its members is an update, so only updates (and sums of
+// sums) lead there.
+class Waits {
+ public:
+  Waits(const Graph& g, const std::vector<Member>& members)
+      : g_(g), bucket_of_(g.ops.size(), kNone), leads_(g.ops.size()) {
+    for (const Member& m : members) leads_[static_cast<size_t>(m.op)] = 1;
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      const Op& op = g.ops[i];
+      if (op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && op.code != OpCode::k_accumulate) continue;
+      for (const TensorId id : op.inputs)
+        if (id != kNone && g.tensor(id).producer != kNone && leads_[static_cast<size_t>(g.tensor(id).producer)])
+          leads_[i] = 1;
+    }
+  }
+
+  // The op waits for all that is in the bucket from now on, and is waited for with it.
+  void put(OpId op, OpId bucket) { bucket_of_[static_cast<size_t>(op)] = bucket; }
+
+  // Where it does not, the bucket remembers what was looked at.
+  bool for_bucket(const Op& op, Bucket& bucket) const {
+    std::vector<OpId> todo;
+    bool found = false;
+    const auto look = [&](const Op& reader) {
+      for (const TensorId id : reader.inputs) {
+        OpId made = id == kNone ? kNone : g_.tensor(id).producer;
+        if (made == kNone || !leads_[static_cast<size_t>(made)]) continue;
+        if (const OpId into = bucket_of_[static_cast<size_t>(made)]; into != kNone) made = into;
+        found |= made == bucket.op;
+        if (bucket.apart.insert(made).second) todo.push_back(made);
+      }
+    };
+    look(op);
+    while (!todo.empty() && !found) {
+      const OpId i = todo.back();
+      todo.pop_back();
+      look(g_.op(i));
+    }
+    return found;
+  }
+
+ private:
+  const Graph& g_;
+  std::vector<OpId> bucket_of_;  // the op that an op was merged into
+  std::vector<char> leads_;      // per op: to something that is put into buckets
+};
+
 void join(Op& into, const Op& op) {
   into.inputs.push_back(op.inputs[0]);
   into.outputs.push_back(op.outputs[0]);
@@ -109,28 +140,24 @@ void join(Op& into, const Op& op) {
 void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   Graph& g = lg.graph;
   const std::vector<Member> members = members_of(g);
-  struct Open {
-    OpId op = kNone;
-    int64_t bytes = 0;
-    std::vector<OpId> members;
-  };
-  std::map<Key, Open> open;
-  std::vector<OpId> bucket_of(g.ops.size(), kNone);
+  std::map<Key, Bucket> open;
+  Waits waits(g, members);
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
-    Open& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"),
-                         op.stage, kind_of(g, op)}];
-    if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits_for(g, op, bucket.members, bucket_of)) {
+    Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
+                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op)}];
+    if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits.for_bucket(op, bucket)) {
       bucket = {m.op, 0, {}};
     } else {
       join(g.op(bucket.op), op);
       removed[static_cast<size_t>(m.op)] = 1;
+      for (auto& [key, other] : open)
+        if (other.apart.contains(bucket.op) || other.apart.contains(m.op)) other.apart.clear();
     }
-    bucket_of[static_cast<size_t>(m.op)] = bucket.op;
+    waits.put(m.op, bucket.op);
     bucket.bytes += bytes_of(whole);
-    bucket.members.push_back(m.op);
   }
   int sums = 0, scatters = 0, gathers = 0;
   for (const Member& m : members) {

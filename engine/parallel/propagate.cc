@@ -1,6 +1,8 @@
 #include "parallel/propagate.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
 
 #include "parallel/propagator.h"
 #include "parallel/split.h"
@@ -14,8 +16,11 @@ LayoutGraph Propagator::run() {
   place_variables();
   for (const TensorId id : std::vector<TensorId>(g().inputs)) place_input(id);
   place_steps();
+  std::unordered_map<std::string_view, TensorId> variable_named;
+  for (const Variable& v : g().variables) variable_named.emplace(g().tensor(v.tensor).name, v.tensor);
   for (const NamedTensor& t : g().gradients) {
-    parameter_of_[t.tensor] = variable_named(t.name);
+    const auto parameter = variable_named.find(t.name);
+    parameter_of_[t.tensor] = parameter == variable_named.end() ? kNone : parameter->second;
     const OpId made = g().tensor(t.tensor).producer;  // with the loss scale still in it
     if (made != kNone && g().op(made).code == OpCode::k_unscale)
       parameter_of_[g().op(made).inputs[0]] = parameter_of_[t.tensor];

@@ -5,12 +5,6 @@
 
 namespace whale {
 
-TensorId Propagator::variable_named(const std::string& name) const {
-  for (const Variable& v : g().variables)
-    if (g().tensor(v.tensor).name == name) return v.tensor;
-  return kNone;
-}
-
 Digit Propagator::state_digit(TensorId id, size_t axis, int64_t ways) const {
   const Dims& dims = g().tensor(id).dims;
   for (size_t d = 0; d < dims.size(); ++d) {

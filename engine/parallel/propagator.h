@@ -64,7 +64,6 @@ class Propagator {
   void place(Op op, OpId number, const Forced& forced);
 
   // propagate_homes.cc
-  TensorId variable_named(const std::string& name) const;
   // The digit along which state is cut over replicas: the outermost dimension that is long enough and free.
   Digit state_digit(TensorId id, size_t axis, int64_t ways) const;
   void place_variables();

@@ -1,6 +1,7 @@
 #include "parallel/slice_updates.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -30,8 +31,8 @@ class Slicer {
   Slicer(LayoutGraph& graph, bool always)
       : lg_(graph), g_(graph.graph), always_(always), readers_(readers_of(graph.graph)) {
     for (const NamedTensor& f : lg_.fetches) fetched_.insert(f.tensor);
-    for (const Variable& v : g_.variables)
-      if (v.next != kNone) next_.insert(v.next);
+    for (size_t v = 0; v < g_.variables.size(); ++v)
+      if (g_.variables[v].next != kNone) next_[g_.variables[v].next].push_back(v);
   }
 
   void run() {
@@ -181,8 +182,7 @@ class Slicer {
     for (const TensorId y : std::vector<TensorId>(g_.op(c.update).outputs)) {
       lg_.at(y, c.axis) = cut;
       const TensorId whole = bridge(OpCode::k_all_gather, y, ".gathered", c, {}, {"cuts"});
-      for (Variable& v : g_.variables)
-        if (v.next == y) v.next = whole;
+      for (const size_t v : next_.at(y)) g_.variables[v].next = whole;
     }
   }
 
@@ -190,7 +190,8 @@ class Slicer {
   Graph& g_;
   bool always_;
   std::vector<std::vector<OpId>> readers_;
-  std::set<TensorId> fetched_, next_;
+  std::set<TensorId> fetched_;
+  std::map<TensorId, std::vector<size_t>> next_;  // the variables whose next value a tensor is
 };
 
 }  // namespace
