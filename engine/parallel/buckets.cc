@@ -207,6 +207,13 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
   for (size_t i = 0; i < g.ops.size(); ++i)
     if (has_flag(g.ops[i].code, kUpdateOp)) order.emplace_back(ready(g.ops[i], false), static_cast<OpId>(i));
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  // How many updates lead to each op, one by the other. What one makes may lead to another by a sum that both have a
+  // part in (LAMB's norms): those are no group.
+  std::vector<int> rank(g.ops.size());
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].inputs)
+      if (const OpId made = id == kNone ? kNone : g.tensor(id).producer; made != kNone)
+        rank[i] = std::max(rank[i], rank[static_cast<size_t>(made)] + (has_flag(g.op(made).code, kUpdateOp) ? 1 : 0));
   const auto close = [&](Group& group) {
     if (group.members > 1 && !group.decays.empty()) g.op(group.op).attrs["decays"] = group.decays;
     group = {};
@@ -219,7 +226,7 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
       continue;  // decays left out: not to be merged
     std::string key = def(op.code).name;
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
-    key += fmt::format(" {} {}", static_cast<int>(op.region), op.stage);
+    key += fmt::format(" {} {} {}", static_cast<int>(op.region), op.stage, rank[static_cast<size_t>(id)]);
     Group& group = open[{{op.inputs.begin(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead)}, key}];
     const OpId bucket = ready(op, true);
     if (group.op != kNone && (group.bytes >= bucket_bytes || group.bucket != bucket)) close(group);

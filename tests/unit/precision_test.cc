@@ -350,6 +350,8 @@ TEST_CASE("gradients summed in a narrow type: what a split sums comes first, whe
         CAPTURE(strategy);
         CAPTURE(zero);
         CAPTURE(accumulation);
+        // LAMB's norms share buckets with what splits sum.
+        const OptimizerKind kind = zero % 2 == 0 ? OptimizerKind::kAdamW : OptimizerKind::kLamb;
         CompileOptions o;
         o.strategy = strategy;
         o.zero = zero;
@@ -359,7 +361,7 @@ TEST_CASE("gradients summed in a narrow type: what a split sums comes first, whe
         o.dump = [&](std::string_view pass, const std::string& text) {
           if (pass == "train.propagate") laid_out = text;
         };
-        const Plan plan = compile(small::gpt(8).g, parse_devices("null:8"), o);
+        const Plan plan = compile(small::gpt(8, kind).g, parse_devices("null:8"), o);
         int rounded = 0;
         std::istringstream lines(laid_out);
         for (std::string line; std::getline(lines, line);) {
