@@ -360,16 +360,11 @@ class Kit {
     for (const auto& [why, n] : grounds_)
       std::printf("  %lld plans not used: %s\n", static_cast<long long>(n), why.c_str());
     if (!a_.json.empty()) {
-      const nlohmann::json out{{"seed", a_.seed},
-                               {"precision", a_.precision},
-                               {"plans", plans_},
-                               {"damages", all.planted},
-                               {"noticed", noticed},
-                               {"caught_by_numbers", caught},
-                               {"undamaged", undamaged_},
-                               {"false_alarms", alarms_},
-                               {"undamaged_not_compared", open_},
-                               {"kinds", kinds}};
+      const nlohmann::json out{
+          {"seed", a_.seed},         {"precision", a_.precision}, {"plans", plans_},
+          {"damages", all.planted},  {"noticed", noticed},        {"caught_by_numbers", caught},
+          {"undamaged", undamaged_}, {"false_alarms", alarms_},   {"undamaged_not_compared", open_},
+          {"kinds", kinds}};
       std::ofstream(a_.json) << out.dump(1) << "\n";
     }
     // Without the comparison of numbers: nothing crashes, nothing that was not damaged is refused, and what is the plan

@@ -233,6 +233,7 @@ TEST_CASE("cpu: f64 statistics reach the parameters") {
   const Input sums{DType::kF64, {2, 37}, {}};
   compare(OpCode::k_slice, {{"starts", Ints{1, 0}}, {"limits", Ints{2, 37}}}, {sums}, 0);
   compare(OpCode::k_slice, {{"starts", Ints{0, 3}}, {"limits", Ints{2, 30}}, {"strides", Ints{1, 4}}}, {sums}, 0);
+  compare(OpCode::k_local_slice, {{"digit", Ints{1, 1, 1}}, {"begin", int64_t{5}}, {"end", int64_t{30}}}, {sums}, 0);
   compare(OpCode::k_reshape, {{"shape", Ints{37, 2}}}, {sums}, 0);
   compare(OpCode::k_cast, {{"dtype", std::string("f32")}}, {sums}, 1e-7);
   compare(OpCode::k_cast, {{"dtype", std::string("bf16")}}, {sums}, 1e-2);
