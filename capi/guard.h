@@ -71,6 +71,7 @@ T answer(T none, F&& f) noexcept {
 
 // ---- arguments
 // ------------------------------------------------------------------------------------------------------------
+// Before what is made for it: nobody would free what `need(out, "out") = made()` makes before it looks.
 template <class T>
 T& need(T* pointer, const char* what) {
   if (pointer == nullptr) throw invalid("argument `{}` is NULL", what);

@@ -110,8 +110,10 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
 
 whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
   return guard([&] {
-    const std::vector<uint8_t> bytes = with_checksum(serialize(*need(plan, "plan").plan));
-    need(out, "out") = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    const Plan& p = *need(plan, "plan").plan;
+    need(out, "out");
+    const std::vector<uint8_t> bytes = with_checksum(serialize(p));
+    *out = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   });
 }
 
@@ -126,38 +128,43 @@ whale_status* whale_plan_save(const whale_plan* plan, whale_str path) {
 whale_status* whale_plan_print(const whale_plan* plan, whale_text* out) {
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
-    need(out, "out") = make_text(print(p));
+    need(out, "out");
+    *out = make_text(print(p));
   });
 }
 
 whale_status* whale_plan_summary(const whale_plan* plan, whale_text* out) {
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
-    need(out, "out") = make_text(summary(p));
+    need(out, "out");
+    *out = make_text(summary(p));
   });
 }
 
 whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
-    need(out, "out") = make_text(to_json(p));
+    need(out, "out");
+    *out = make_text(to_json(p));
   });
 }
 
 whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_text* out) {
   return guard([&] {
     const whale_plan& p = need(plan, "plan");
+    need(out, "out");
     const bool as_json = flag(json, "json");
     const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
     const std::vector<BridgeRow> rows = bridges_of(*p.plan);
-    need(out, "out") = make_text(as_json ? bridges_json(rows) : bridges_text(rows, cost_model(p.plan->devices).link));
+    *out = make_text(as_json ? bridges_json(rows) : bridges_text(rows, cost_model(p.plan->devices).link));
   });
 }
 
 whale_status* whale_plan_in_float64(const whale_plan* plan, whale_plan** out) {
   return guard([&] {
     const whale_plan& p = need(plan, "plan");
-    need(out, "out") = handle(in_float64(*p.plan), p.init_files).release();
+    need(out, "out");
+    *out = handle(in_float64(*p.plan), p.init_files).release();
   });
 }
 

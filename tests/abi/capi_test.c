@@ -473,6 +473,11 @@ static void test_plan(void) {
   CHECK(text.data[0] == '[');
   whale_text_release(&text);
   FAILS(whale_plan_bridges(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
+  FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_summary(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_bridges(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   whale_plan_release(p);
   whale_plan_release(NULL);
 

@@ -322,7 +322,9 @@ class Kit {
     for (size_t f = 0; f < faults_.size(); ++f) {
       const Row& r = rows_[f];
       all.add(r);
-      const bool low = r.due() > 0 && static_cast<double>(r.noticed()) < kOfKind * static_cast<double>(r.due());
+      // One among fewer than ten is no rate.
+      const bool low =
+          r.due() - r.noticed() > 1 && static_cast<double>(r.noticed()) < kOfKind * static_cast<double>(r.due());
       const bool late = faults_[f].by == Catcher::kVerifier && r.counted > 0;
       below += (!a_.whale.empty() && low) || late;
       races += a_.whale.empty() ? r.missed : 0;
