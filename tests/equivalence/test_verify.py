@@ -621,6 +621,30 @@ def test_statistics_of_integers(tmp_path):
     verify(tmp_path / "model.whale", "--data", tmp_path / "data.npz", "--devices", "cpu:2", "--strategy", "replica", "--steps", "3", code=0)
 
 
+@pytest.mark.parametrize("option", [[], ["--gradient-dtype", "bf16"]])
+def test_integers_are_compared_as_integers(tmp_path, monkeypatch, option):
+    """A plan beside whose copy lies another table, that differs by one where a double holds even numbers only."""
+    from safetensors.numpy import save_file
+    for folder, value in ("right", 2**60), ("wrong", 2**60 + 1):
+        (tmp_path / folder).mkdir()
+        save_file({"table": np.array([value, 3], np.int64)}, tmp_path / folder / "table.safetensors")
+    monkeypatch.chdir(tmp_path / "right")
+    g = wh.Graph("table")
+    with g:
+        x, y = wh.input("x", (8, 4)), wh.input("y", (8,), wh.int32)
+        table = wh.parameter("table", (2,), wh.from_file("table.safetensors"), dtype=wh.int64, trainable=False)
+        kept = (table - 2**60).astype(wh.float32).max() * 0.0
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 3), y) + kept, wh.SGD(0.1))
+    g.save("model.whale")
+    fetch = ["--fetch", "grad:linear.weight,grad:linear.bias"] if option else []
+    done = whale("plan", "model.whale", "--devices", "ref:2", "--strategy", "replica", *option, *fetch, "-o", "plan")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "wrong/plan").write_bytes((tmp_path / "right/plan").read_bytes())
+    verify("model.whale", "--plan", "plan", code=0)
+    rows = verify("model.whale", "--plan", "../wrong/plan", code=1)["comparisons"]
+    assert any(row["parameters"]["worst"]["name"] == "table" and row["parameters"]["worst"]["difference"] == 1 for row in rows), rows
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_inputs_of_few_bits(tmp_path, dtype):
     g = wh.Graph("half")

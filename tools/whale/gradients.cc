@@ -417,7 +417,7 @@ class Gradients {
         const Distance d = distance(read_value(plan_, v, static_cast<int64_t>(copy)).get(), one.get());
         f.copy = static_cast<int64_t>(copy), f.devices = v.copies[copy];
         f.difference = d.difference, f.norm = d.norm;
-        f.floor = rounding_of(setting, 1) * d.norm;
+        f.floor = integers(one.get()) ? 0 : rounding_of(setting, 1) * d.norm;
         if (v.role == "state") f.floor += summed_floor(setting, d.norm / size, size);
         if (v.role == "parameter") f.floor += turned_floor(setting, size, moved);
         f.bound = factor_of(setting, elements(one.get()), std::max<int64_t>(1, runs_)) * f.envelope + f.floor;

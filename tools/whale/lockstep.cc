@@ -299,6 +299,7 @@ class Lockstep {
 
   struct Found {
     size_t variable;
+    bool integers;
     double size, movement;  // of its elements: the root of their number; per element
     Figure figure;
   };
@@ -337,6 +338,7 @@ class Lockstep {
         if (copy > 0) report_.found_unlike(v, copy, number);
         const Distance d = distance(value.get(), one.get());
         all.push_back({k,
+                       integers(one.get()),
                        size,
                        moved,
                        {v.name, number, static_cast<int64_t>(copy), v.copies[copy], d.difference,
@@ -372,7 +374,7 @@ class Lockstep {
       worsen(report_.of(v).worst, f);
       if (v.role == "parameter" && !unmoved.contains(v.name))
         turned_ = turned_ || f.difference > f.bound - turned_floor(report_.setting, found.size, found.movement);
-      if (v.role != "parameter" || f.copy != 0) continue;
+      if (v.role != "parameter" || f.copy != 0 || found.integers) continue;
       together.difference += f.difference * f.difference, together.envelope += f.envelope * f.envelope;
       together.norm += f.norm * f.norm;
       elements += found.size * found.size, movement += found.movement * found.movement * found.size * found.size;
@@ -429,7 +431,7 @@ class Lockstep {
 
   double rounding(int64_t number) const { return rounding_of(report_.setting, number); }
   double allowed(const Variable& v, const Found& found, int64_t number, double largest) const {
-    if (number == 0) return 0;
+    if (number == 0 || found.integers) return 0;  // nothing rounds those
     double floor = rounding(number) * found.figure.norm;
     // A mean over samples is a sum, of which moved runs show nothing where the samples are integers.
     if (v.role == "buffer") floor += report_.setting.summed * report_.setting.epsilon * found.figure.norm;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <set>
 
@@ -16,9 +15,6 @@ namespace {
 constexpr size_t kBlock = 4096;
 
 bool is_gradient(const std::string& name) { return name.starts_with("grad:"); }
-bool is_float(int dtype) {
-  return dtype == WHALE_F64 || dtype == WHALE_F32 || dtype == WHALE_BF16 || dtype == WHALE_F16;
-}
 
 Distance of_floats(const whale_tensor* a, const whale_tensor* b) {
   double x[kBlock], y[kBlock], sum = 0, square = 0;
@@ -33,15 +29,6 @@ Distance of_floats(const whale_tensor* a, const whale_tensor* b) {
     }
   }
   return {std::sqrt(sum), std::sqrt(square)};
-}
-
-Distance of_integers(const whale_tensor* a, const whale_tensor* b) {
-  const size_t n = elements(b), size = n > 0 ? whale_tensor_bytes(b) / n : 0;
-  const auto* x = static_cast<const uint8_t*>(whale_tensor_data(a));
-  const auto* y = static_cast<const uint8_t*>(whale_tensor_data(b));
-  double differ = 0;
-  for (size_t i = 0; i < n; ++i) differ += std::memcmp(x + i * size, y + i * size, size) != 0;
-  return {differ, static_cast<double>(n)};
 }
 
 }  // namespace
@@ -84,7 +71,7 @@ OutputComparison::OutputComparison(std::vector<std::string> names, const Setting
 OutputComparison::Apart OutputComparison::apart(const std::vector<Tensor>& run, const std::vector<Tensor>& one) const {
   Apart out;
   for (size_t k = 0; k < names_.size(); ++k)
-    out.push_back((is_float(whale_tensor_dtype(one[k].get())) ? of_floats : of_integers)(run[k].get(), one[k].get()));
+    out.push_back((integers(one[k].get()) ? distance : of_floats)(run[k].get(), one[k].get()));
   return out;
 }
 
@@ -102,7 +89,7 @@ void OutputComparison::judge(const Apart& plan, const std::vector<Tensor>& one, 
   }
   for (size_t k = 0; k < names_.size(); ++k) {
     Figure f{names_[k], number, 0, {}, plan[k].difference, 0, 0, 0, plan[k].norm};
-    if (is_float(whale_tensor_dtype(one[k].get()))) {
+    if (!integers(one[k].get())) {
       f.envelope = envelope_[k];
       f.floor = rounding_of(setting_, steps) * f.norm +
                 summed_floor(setting_, is_gradient(names_[k]) ? largest : f.norm / size[k], size[k]);

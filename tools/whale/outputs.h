@@ -22,7 +22,7 @@ class OutputComparison {
   OutputComparison(std::vector<std::string> names, const Setting& setting);
   const std::vector<std::string>& names() const { return names_; }
 
-  // How far each is from one device's: Euclidean; of integers how many differ, of how many.
+  // How far each is from one device's.
   using Apart = std::vector<Distance>;
   Apart apart(const std::vector<Tensor>& run, const std::vector<Tensor>& one) const;
   // By a run that shows what rounding does.

@@ -91,6 +91,8 @@ bool storable(int dtype) {
   return dtype == WHALE_F64 || dtype == WHALE_F32 || dtype == WHALE_BF16 || dtype == WHALE_F16;
 }
 
+bool integers(const whale_tensor* tensor) { return !storable(whale_tensor_dtype(tensor)); }
+
 bool same_bits(const whale_tensor* a, const whale_tensor* b) {
   const size_t bytes = whale_tensor_bytes(a);
   return bytes == whale_tensor_bytes(b) &&
@@ -113,7 +115,21 @@ void store(whale_tensor* tensor, size_t begin, size_t count, const double* from)
   }
 }
 
+namespace {
+
+Distance of_integers(const whale_tensor* a, const whale_tensor* b) {
+  const size_t n = elements(b), size = n > 0 ? whale_tensor_bytes(b) / n : 0;
+  const auto* x = static_cast<const uint8_t*>(whale_tensor_data(a));
+  const auto* y = static_cast<const uint8_t*>(whale_tensor_data(b));
+  double differ = 0;
+  for (size_t i = 0; i < n; ++i) differ += std::memcmp(x + i * size, y + i * size, size) != 0;
+  return {differ, static_cast<double>(n)};
+}
+
+}  // namespace
+
 Distance distance(const whale_tensor* a, const whale_tensor* b) {
+  if (integers(b)) return of_integers(a, b);
   double x[kBlock], y[kBlock], sum = 0, square = 0;
   for (size_t begin = 0, n = elements(b); begin < n; begin += kBlock) {
     const size_t count = std::min(kBlock, n - begin);

@@ -15,9 +15,11 @@ void load(const whale_tensor* tensor, size_t begin, size_t count, double* to);
 // The other way, rounded to nearest; f64, f32, bf16 and f16.
 void store(whale_tensor* tensor, size_t begin, size_t count, const double* from);
 bool storable(int dtype);
+bool integers(const whale_tensor* tensor);  // also bool
 bool same_bits(const whale_tensor* a, const whale_tensor* b);
+// Euclidean, norm: of b. Of integers how many elements differ, of how many: a double tells int64 apart up to 2^53 only.
 struct Distance {
-  double difference = 0, norm = 0;  // Euclidean; norm: of b
+  double difference = 0, norm = 0;
 };
 Distance distance(const whale_tensor* a, const whale_tensor* b);
 Values values_of(const whale_tensor* tensor);
