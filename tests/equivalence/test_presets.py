@@ -1,5 +1,4 @@
-"""Every model of `whale model` under two strategies: those that fit 8 GB at their default size (one device; gnmt's 6.4 GB are the largest, bert-large's 11.2 GB
-the smallest that do not), the larger ones with their whole structure (every kind
+"""Every model of `whale model` under two strategies: those that fit 8 GB at their default size (on one device), the larger ones (LARGER) with their whole structure (every kind
 of layer, the real numbers of layers, heads and experts where a machine holds them) and smaller widths. Reference devices are plain loops: where
 they would take hours in float64 at default size, the default size runs in float32 and float64 at a smaller one. Long: all of it with WHALE_FULL=1,
 otherwise the quickest row. WHALE_EQUALITY=DIRECTORY keeps the results for docs/equality.md."""
@@ -7,6 +6,7 @@ otherwise the quickest row. WHALE_EQUALITY=DIRECTORY keeps the results for docs/
 import collections
 import os
 import pathlib
+import re
 import time
 
 import equality
@@ -57,6 +57,9 @@ ROWS = [
     Row("classifier100k", "default", "", "f32", 3, (REPLICA, SPLIT)),
     Row("classifier100k", "1,000 classes", "--classes 1000 --dim 64", "f64", 5, (REPLICA, SPLIT)),
 ]
+# What one device needs for a model that is larger than FITS, in GB. Each runs with its whole structure and smaller widths.
+FITS = 8
+LARGER = {"bert-large": 11.2, "t5-large": 15.8, "gpt3-175b": 240_700, "m6-10b": 2_100, "m6-1t": 8_200, "m6-10t": 82_100}
 CASES = [(row, plan) for row in ROWS for plan in row.plans]
 
 
@@ -68,6 +71,27 @@ def keep(name, row):
     """For docs/equality.md, at once: the whole takes an hour or more."""
     if path := os.environ.get("WHALE_EQUALITY"):
         equality.keep(pathlib.Path(path) / "presets.json", {name: row})
+
+
+def gigabytes(preset, folder):
+    """Of one device at the default size: planned for a null device, which holds nothing."""
+    path = str(folder / "model.whale")
+    equality.started([equality.WHALE, "model", preset, "-o", path]).check_returncode()
+    done = equality.started([equality.WHALE, "plan", path, "--devices", "null:1", "--strategy", "local"])
+    number, unit = re.search(r"together ([0-9.]+) (\w+)", done.stdout).groups()
+    return float(number) * {"kB": 1e-6, "MB": 1e-3, "GB": 1, "TB": 1e3}[unit]
+
+
+@pytest.mark.parametrize("preset", dict.fromkeys(row.preset for row in ROWS))
+def test_the_default_size_runs_where_it_fits(tmp_path, preset):
+    assert (preset in LARGER) == all(row.size != "default" for row in ROWS if row.preset == preset)
+    assert gigabytes(preset, tmp_path) == pytest.approx(LARGER[preset], rel=0.05) if preset in LARGER else gigabytes(preset, tmp_path) <= FITS
+
+
+def test_every_preset_is_in_the_table():
+    """By what `whale model` says of one that it does not know."""
+    done = equality.started([equality.WHALE, "model", "none", "-o", "none.whale"])
+    assert set(done.stderr.strip().split("there are ")[1].split(", ")) == {row.preset for row in ROWS}
 
 
 @pytest.mark.parametrize("row,plan", CASES if equality.FULL else CASES[:1], ids=[name_of(*each) for each in (CASES if equality.FULL else CASES[:1])])

@@ -125,9 +125,17 @@ def cases_text(told, title, cases):
     return text
 
 
+def larger_text():
+    from test_presets import FITS, LARGER, ROWS
+    amount = lambda gigabytes: f"{gigabytes:,} GB"
+    return (f"Not run at their default size, for which one device needs more than {FITS} GB:\n\n"
+            + table(["preset", "one device at the default size", "run instead"],
+                    [[preset, amount(size), "; ".join(f"{row.size} ({row.precision})" for row in ROWS if row.preset == preset)] for preset, size in LARGER.items()]))
+
+
 def presets_text(rows):
     """The models of `whale model`, in the order of the test's table."""
-    from test_presets import CASES, name_of
+    from test_presets import CASES, FITS, name_of
 
     def line(row, plan):
         told = rows.get(name_of(row, plan))
@@ -138,10 +146,11 @@ def presets_text(rows):
 
     lines = [line(row, plan) for row, plan in CASES]
     done = collections.Counter(each[6] for each in lines)
-    return ("## Every model of the command line\n\nAt its default size where that fits 8 GB; the larger ones with their structure and smaller widths. Where reference devices (plain "
+    return (f"## Every model of the command line\n\nAt its default size where that fits {FITS} GB; the larger ones with their structure and smaller widths. Where reference devices (plain "
             "loops) would take hours, the default size runs in float32 and a smaller one in float64. Times are those of a shared machine of two cores.\n\n"
             + ", ".join(f"{n} {what}" for what, n in done.items()) + ".\n\n"
-            + table(["preset", "size", "precision", "strategy", "steps", "time", "result", "losses", "parameters", "of the bound"], lines))
+            + table(["preset", "size", "precision", "strategy", "steps", "time", "result", "losses", "parameters", "of the bound"], lines)
+            + "\n" + larger_text())
 
 
 SECTIONS = {"pairs": lambda told: cases_text(list(told.values()), "All pairs of choices", len(equality.covering(equality.FACTORS))),
