@@ -6,8 +6,8 @@
 #include "compile_checks.h"
 #include "guard.h"
 #include "handles.h"
-#include "parallel/offload.h"
 #include "plan/in_float64.h"
+#include "ir/plan_options.h"
 #include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT
@@ -18,6 +18,7 @@ namespace {
 
 CompileOptions read_options(const whale_plan_options& o) {
   CompileOptions out;
+  out.verify_passes = false;  // which pass erred is looked for here, not at a user's
   out.strategy = text(o.strategy, "options.strategy");
   for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch"))
     out.fetch.push_back(nonempty(name, "options.fetch"));

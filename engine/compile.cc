@@ -1,5 +1,5 @@
-// THE LIST of passes, with their levels: Graph -> LayoutGraph -> Entry -> Plan. After each row the level's verifier
-// runs and the level's text goes to `dump`.
+// THE LIST of passes, with their levels: Graph -> LayoutGraph -> Entry -> Plan. The level's verifier runs after its
+// last row (after each, when asked), and the level's text goes to `dump`. The last row of a level always runs.
 #include "compile.h"
 
 #include <algorithm>
@@ -161,21 +161,23 @@ struct Compiler {
   std::vector<std::string> gradients;  // names after "grad:"
 
   template <class Level>
-  void after(const std::string& pass, const Level& level) const {
-    Watch::look();
-    if (options.verify) {
-      try {
-        verify(level);
-        if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);
-      } catch (const Error& e) {
-        throw Error(e.code(),
-                    fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
-                                "libwhale, please report it with the model, the devices and the options)",
-                                pass, e.message()))
-            .at_op(e.where().op)
-            .at_scope(e.where().scope);
-      }
+  void check(const std::string& pass, const Level& level) const {
+    try {
+      verify(level);
+      if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
+                                        "libwhale, please report it with the model, the devices and the options)",
+                                        pass, e.message()))
+          .at_op(e.where().op)
+          .at_scope(e.where().scope);
     }
+  }
+
+  template <class Level>
+  void after(const std::string& pass, const Level& level, bool last) const {
+    Watch::look();
+    if (last || options.verify_passes) check(pass, level);
     if (options.dump) options.dump(pass, print(level));
   }
 
@@ -183,12 +185,12 @@ struct Compiler {
     const unsigned when = entry == "train" ? kTrain : kEval;
     if (when == kEval) {
       graph = for_inference(graph);
-      after(entry + ".for_inference", graph);
+      after(entry + ".for_inference", graph, false);
     }
     for (const GraphPass& pass : kGraphPasses) {
       if (!(pass.when & when) || (pass.fuses && !options.fusion)) continue;
       pass.run(graph, tasks);
-      after(entry + "." + pass.name, graph);
+      after(entry + "." + pass.name, graph, &pass == std::end(kGraphPasses) - 1);
     }
     return graph;
   }
@@ -204,11 +206,11 @@ struct Compiler {
                              .homes = homes};
     if (entry == "train") layouts.fetch_gradients = gradients;
     LayoutGraph lg = propagate(graph, tasks, layouts);
-    after(entry + ".propagate", lg);
+    after(entry + ".propagate", lg, false);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
       pass.run(lg, options);
-      after(entry + "." + pass.name, lg);
+      after(entry + "." + pass.name, lg, &pass == std::end(kLayoutPasses) - 1);
     }
     return lg;
   }
@@ -268,12 +270,13 @@ struct Scoped {
   Graph graph;
   TaskGraphs tasks;
 };
-Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const std::vector<double>& state_shares,
-                 bool exact, double memory_price) {
+Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const PlanOptions& options,
+                 double memory_price) {
+  const std::vector<double>& state_shares = options.state_shares;
   Scoped out{source, {}};
   std::vector<int32_t> nodes;
   for (const DeviceSpec& device : devices) nodes.push_back(device.node);
-  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices.size()), source.default_strategy, exact,
+  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices.size()), source.default_strategy, options.exact,
                                std::move(nodes), cost_model(devices, memory_price));
   if (state_shares.empty()) return out;
   bool found = false;
@@ -309,7 +312,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   verify(source);
   verify_ops(source);
   if (options.dump) options.dump("source", print(source));
-  Scoped scoped = scope_out(source, devices, options.state_shares, options.exact, memory_price);
+  Scoped scoped = scope_out(source, devices, options, memory_price);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
@@ -330,15 +333,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   plan.optimizer = source.training.optimizer;
   plan.schedule = source.training.schedule;
   plan.precision = source.training.precision;
-  plan.zero = options.zero;
-  plan.gradient_dtype = options.gradient_dtype;
-  plan.adasum = options.adasum;
-  plan.recompute = static_cast<int32_t>(options.recompute);
-  for (const Recompute policy : options.stage_recompute) plan.stage_recompute.push_back(static_cast<int32_t>(policy));
-  plan.exact = options.exact;
-  plan.offload = options.offload;
-  plan.update = static_cast<int32_t>(options.update);
-  plan.matmul_chunks = options.matmul_chunks;
+  plan.options = options;
   plan.memory_price = memory_price;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
 
@@ -370,7 +365,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     plan.notes.push_back(fmt::format(
         "The plan that is fastest without regard to memory does not fit; here a byte is worth {:g} times as much.",
         memory_price));
-  compiler.after("plan", plan);
+  compiler.after("plan", plan, true);
   return plan;
 }
 
@@ -401,11 +396,7 @@ Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::stri
     throw error(Code::kFailedPrecondition, "model '{}' has no loss with an optimizer; it can be evaluated only",
                 plan.model);
   // Stages are cut by the plan's own batch: another one must not move them.
-  std::vector<double> state_shares;
-  for (const Mesh& mesh : plan.meshes)
-    for (const MeshAxis& axis : mesh.axes)
-      if (!axis.state_shares.empty()) state_shares = axis.state_shares;
-  Scoped scoped = scope_out(plan.source, plan.devices, state_shares, plan.exact, plan.memory_price);
+  Scoped scoped = scope_out(plan.source, plan.devices, options, plan.memory_price);
   check_recompute(options, scoped.tasks);
   check_micro_batches(plan.source, scoped.tasks, plan.source.training.accumulation);
   Compiler compiler{options, scoped.tasks, {}};
@@ -428,17 +419,8 @@ LayoutGraph lay_out_again(const Regraphed& again, const Plan& plan, std::string_
 }
 
 CompileOptions options_of(const Plan& plan) {
-  CompileOptions options;
-  options.verify = false;
-  options.zero = plan.zero;
-  options.gradient_dtype = plan.gradient_dtype;
-  options.adasum = plan.adasum;
-  options.recompute = static_cast<Recompute>(plan.recompute);
-  for (const int32_t policy : plan.stage_recompute) options.stage_recompute.push_back(static_cast<Recompute>(policy));
-  options.exact = plan.exact;
-  options.offload = plan.offload;
-  options.update = static_cast<UpdateForm>(plan.update);
-  options.matmul_chunks = plan.matmul_chunks;
+  CompileOptions options{plan.options};
+  options.verify_passes = false;
   return options;
 }
 

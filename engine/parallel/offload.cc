@@ -14,15 +14,6 @@ namespace {
 constexpr int64_t kWorthBytes = 1024;  // of a value: smaller ones stay
 constexpr size_t kWorthOps = 4;        // that run while it is away
 
-struct ClassName {
-  const char* name;
-  OffloadClass bit;
-};
-constexpr ClassName kClasses[] = {{"state", kOffloadState},
-                                  {"gradients", kOffloadGradients},
-                                  {"parameters", kOffloadParameters},
-                                  {"activations", kOffloadActivations}};
-
 class Offloader {
  public:
   explicit Offloader(LayoutGraph& graph) : lg_(graph), g_(graph.graph), moves_(graph), first_new_(g_.tensors.size()) {}
@@ -160,31 +151,6 @@ class Offloader {
 };
 
 }  // namespace
-
-uint32_t parse_offload(std::string_view names) {
-  uint32_t classes = 0;
-  while (!names.empty()) {
-    const size_t end = std::min(names.find(','), names.size());
-    std::string_view name = names.substr(0, end);
-    while (name.starts_with(' ')) name.remove_prefix(1);
-    while (name.ends_with(' ')) name.remove_suffix(1);
-    const auto at =
-        std::find_if(std::begin(kClasses), std::end(kClasses), [&](const ClassName& c) { return c.name == name; });
-    if (at == std::end(kClasses))
-      throw invalid("offload '{}': there is no class of this name; there are {}, joined by commas", name,
-                    offload_text(kOffloadAll));
-    classes |= at->bit;
-    names.remove_prefix(std::min(end + 1, names.size()));
-  }
-  return classes;
-}
-
-std::string offload_text(uint32_t classes) {
-  std::string text;
-  for (const ClassName& c : kClasses)
-    if (classes & c.bit) text += (text.empty() ? "" : ", ") + std::string(c.name);
-  return text;
-}
 
 bool in_host(const LayoutGraph& lg, TensorId id) {
   const Tensor& t = lg.graph.tensor(id);

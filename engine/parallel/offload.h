@@ -3,30 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 
+#include "ir/plan_options.h"
 #include "parallel/layout_graph.h"
 
 namespace whale {
 
-enum OffloadClass : uint32_t {
-  kOffloadState = 1,
-  kOffloadGradients = 2,
-  kOffloadParameters = 4,
-  kOffloadActivations = 8,
-};
-inline constexpr uint32_t kOffloadAll = 15;
-
-// "state,activations" <-> bits; an unknown name throws and lists the known ones.
-uint32_t parse_offload(std::string_view names);
-std::string offload_text(uint32_t classes);
-
-// Variables of the classes live in the host's memory: they are copied in before they are used, each phase for itself,
-// and copied out when they are updated. Activations wait there between forward and backward, gradients between the
-// backward pass (or the micro-batches that they are summed over) and the update. Copies are ops `to_host` and
-// `to_device`; what is copied in comes at most two copies ahead of the op that needs it. The last pass: the order of
-// the ops is final, and no bit of any result changes.
+// Variables of the classes (OffloadClass bits) live in the host's memory: they are copied in before they are used, each
+// phase for itself, and copied out when they are updated. Activations wait there between forward and backward,
+// gradients between the backward pass (or the micro-batches that they are summed over) and the update. Copies are ops
+// `to_host` and `to_device`; what is copied in comes at most two copies ahead of the op that needs it. The last pass:
+// the order of the ops is final, and no bit of any result changes.
 void offload(LayoutGraph& graph, uint32_t classes);
 
 // Only to_host and to_device touch it.

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "cluster/devices.h"
-#include "parallel/offload.h"
 
 namespace whale {
 namespace {
@@ -31,18 +30,19 @@ std::vector<std::string> advice(const Plan& plan, const MemoryClasses& m, const 
   const auto much = [&](int64_t bytes) { return bytes > m.total() / 8; };
   const bool trains = entry == "train";
   if (much(m.activations) && trains) {
-    if (plan.recompute < 2 && plan.stage_recompute.empty()) out.emplace_back("recompute 'full' (activations)");
-    if (!(plan.offload & kOffloadActivations)) out.emplace_back("offload 'activations'");
+    if (plan.options.recompute != Recompute::kFull && plan.options.stage_recompute.empty())
+      out.emplace_back("recompute 'full' (activations)");
+    if (!(plan.options.offload & kOffloadActivations)) out.emplace_back("offload 'activations'");
   }
   if (much(m.activations)) out.emplace_back("a smaller batch, or more micro-batches of it (activations)");
   if (trains && has_replicas(plan)) {
     const char* levels[] = {"ZeRO level 1 (optimizer state)", "ZeRO level 2 (gradients)", "ZeRO level 3 (parameters)"};
     const int64_t classes[] = {m.state, m.gradients, m.parameters};
-    for (int level = plan.zero; level < 3; ++level)
+    for (int level = plan.options.zero; level < 3; ++level)
       if (much(classes[level])) out.emplace_back(levels[level]);
   }
-  if (much(m.state) && !(plan.offload & kOffloadState)) out.emplace_back("offload 'state'");
-  if (much(m.parameters) && !(plan.offload & kOffloadParameters)) out.emplace_back("offload 'parameters'");
+  if (much(m.state) && !(plan.options.offload & kOffloadState)) out.emplace_back("offload 'state'");
+  if (much(m.parameters) && !(plan.options.offload & kOffloadParameters)) out.emplace_back("offload 'parameters'");
   out.emplace_back("a split or a pipeline over more devices");
   return out;
 }

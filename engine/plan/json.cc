@@ -128,7 +128,8 @@ std::string to_json(const Plan& plan) {
                                 : plan.precision == Precision::kFloat16 ? "f16"
                                                                         : "f32");
   out += fmt::format("\"model_hash\":\"{:016x}\",\"gradient_dtype\":{},\"adasum\":{},\"zero\":{},", plan.model_hash,
-                     plan.gradient_dtype ? quoted(name_of(*plan.gradient_dtype)) : "null", plan.adasum, plan.zero);
+                     plan.options.gradient_dtype ? quoted(name_of(*plan.options.gradient_dtype)) : "null",
+                     plan.options.adasum, plan.options.zero);
   out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
            return fmt::format("{{\"kind\":\"{}\",\"name\":{},\"node\":{},\"memory_bytes\":{}}}", name_of(d.kind),
                               quoted(to_string(d)), d.node, d.memory_bytes);

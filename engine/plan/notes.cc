@@ -46,18 +46,18 @@ std::vector<std::string> notes_of(const Plan& plan) {
         if (axis.size > 1 && axis.name.find("replica") != axis.name.npos) return true;
     return false;
   };
-  if (plan.devices.size() > 1 && plan.zero > 0 && !replicas())
+  if (plan.devices.size() > 1 && plan.options.zero > 0 && !replicas())
     notes.push_back(fmt::format("ZeRO {} cuts over replicas; '{}' has none, so nothing is cut: put replica around it.",
-                                plan.zero, plan.strategy));
-  if (plan.devices.size() > 1 && plan.gradient_dtype)
+                                plan.options.zero, plan.strategy));
+  if (plan.devices.size() > 1 && plan.options.gradient_dtype)
     notes.push_back(
         replicas()
             ? fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the "
                           "result.",
-                          name_of(*plan.gradient_dtype))
+                          name_of(*plan.options.gradient_dtype))
             : fmt::format("Gradients are summed in {} between replicas; '{}' has none, so nothing is rounded.",
-                          name_of(*plan.gradient_dtype), plan.strategy));
-  if (plan.devices.size() > 1 && plan.adasum)
+                          name_of(*plan.options.gradient_dtype), plan.strategy));
+  if (plan.devices.size() > 1 && plan.options.adasum)
     notes.push_back(replicas()
                         ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."
                         : fmt::format("Adasum combines gradients of replicas; '{}' has none, so nothing is combined.",

@@ -15,6 +15,7 @@
 #include "cluster/mesh.h"
 #include "ir/graph.h"
 #include "ir/layout.h"
+#include "ir/plan_options.h"
 #include "ops/op.h"
 
 namespace whale {
@@ -236,16 +237,8 @@ struct Plan {
   LearningRateSchedule schedule;
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
-  int32_t zero = 0;                      // ZeRO level
-  std::optional<DType> gradient_dtype;   // that gradients are summed in between replicas; none: their own
-  bool adasum = false;                   // gradients of replicas are combined by Adasum
-  int32_t recompute = 0;                 // 0: none, 1: selective, 2: full
-  std::vector<int32_t> stage_recompute;  // of each stage; empty: `recompute` for all
-  uint32_t offload = 0;                  // OffloadClass bits: what waits in the host's memory
-  bool exact = false;         // bitwise equal to every other exact plan of the same program and micro-batches
-  int32_t update = 0;         // UpdateForm of compile.h
-  int64_t matmul_chunks = 0;  // 0: by cost
-  double memory_price = 1;    // CostModel::memory_price that it was made with
+  PlanOptions options;
+  double memory_price = 1;  // CostModel::memory_price that it was made with
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;

@@ -2,7 +2,6 @@
 // ranges of every number, id and size here, then verify().
 #include <algorithm>
 
-#include "parallel/offload.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
 #include "schema/fields.h"
@@ -17,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxSlots = 1 << 16;
 constexpr int64_t kMaxOuter = int64_t{1} << 20;
-constexpr uint32_t kPlanFormatVersion = 4;  // 1: one mesh of one axis; 2: nothing in the host's memory; 3: no parts
+constexpr uint32_t kPlanFormatVersion = 5;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -592,13 +591,11 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
-  const auto stage_recompute = b.CreateVector(plan.stage_recompute);
-  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
-                                         groups, scopes, variables, entries, optimizer, schedule, plan.micro_batches,
-                                         number<fb::Precision>(plan.precision), source, notes_at, plan.zero,
-                                         plan.gradient_dtype ? static_cast<uint8_t>(*plan.gradient_dtype) : uint8_t{0},
-                                         plan.adasum, plan.recompute, plan.exact, plan.offload, plan.update,
-                                         plan.matmul_chunks, stage_recompute, plan.memory_price));
+  const auto options = write(b, attrs_of(plan.options));
+  fb::FinishPlanBuffer(
+      b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
+                        variables, entries, optimizer, schedule, plan.micro_batches,
+                        number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price));
   return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
 }
 
@@ -636,22 +633,11 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.schedule = f.schedule(t->schedule());
   out.micro_batches = f.range(t->micro_batches(), 1, kMaxCount, "micro_batches");
   out.precision = f.number<Precision>(t->precision(), "the precision");
-  out.zero = t->zero();
-  f.range(out.zero, 0, 3, "the ZeRO level");
-  if (t->gradient_dtype() != 0) {
-    if (!is_valid_dtype(t->gradient_dtype())) throw f.bad("the dtype of gradients is unknown");
-    out.gradient_dtype = static_cast<DType>(t->gradient_dtype());
+  try {
+    out.options = options_of(f.attrs(t->options()));
+  } catch (const Error& e) {
+    throw f.bad(e.message());
   }
-  out.adasum = t->adasum();
-  out.recompute = t->recompute();
-  f.range(out.recompute, 0, 2, "the recompute policy");
-  if (t->stage_recompute() != nullptr)
-    for (const int32_t policy : *t->stage_recompute())
-      out.stage_recompute.push_back(static_cast<int32_t>(f.range(policy, 0, 2, "the recompute policy of a stage")));
-  out.exact = t->exact();
-  out.offload = static_cast<uint32_t>(f.range(t->offload(), 0, kOffloadAll, "the offload classes"));
-  out.update = static_cast<int32_t>(f.range(t->update(), 0, 2, "the form of updates"));
-  out.matmul_chunks = f.range(t->matmul_chunks(), 0, kMaxCount, "the chunks of products");
   out.memory_price = f.finite(t->memory_price(), "the price of memory");
   if (out.memory_price < 1) throw f.bad("the price of memory is below 1");
   if (t->source() == nullptr) throw f.bad("it has no source graph");

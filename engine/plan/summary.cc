@@ -78,7 +78,7 @@ std::string summary(const Plan& plan) {
   if (!plan.entries.empty() && !plan.entries[0].programs.empty()) {
     const MemoryFigures m = memory_of(plan, plan.entries[0], 0);
     text += "memory of one device: " + memory_text(m.device, plan.devices.empty() ? 0 : plan.devices[0].memory_bytes);
-    if (plan.offload) text += "offloaded to its host: " + memory_text(m.host);
+    if (plan.options.offload) text += "offloaded to its host: " + memory_text(m.host);
     const StepFigures f = step_of(plan.entries[0].programs[0]);
     if (f.collectives)
       text += fmt::format("communication of one step: {} collective(s) of {} together, {} beside the computation\n",

@@ -71,7 +71,7 @@ struct Session::Impl {
     check_copies(*plan);
     check_memory(*plan, host_memory());
     // Another number of threads may cut a reduction in another way.
-    const int threads = plan->exact && options.threads == 0 ? 1 : options.threads;
+    const int threads = plan->options.exact && options.threads == 0 ? 1 : options.threads;
     const size_t cores = usable_cores().size();
     if (!options.leases) options.leases = std::make_shared<CoreLeases>();
     lease = CoreLeases::lease(options.leases, plan->devices, threads, options.pin);

@@ -58,7 +58,7 @@ TEST_CASE("absurd counts in options and strategies are errors that show them, be
       {strategy("split(1000000000)"), "null:4", {"wants 1000000000", "4 are there"}},
       {strategy("stage(1000000000) > replica"), "null:4", {"4 are there"}},
       {strategy("cluster(layout=average(1000000000))"), "null:4", {"1000000000"}},
-      {{.strategy = "", .matmul_chunks = -1}, "null:2", {"-1 chunks"}},
+      {{{.matmul_chunks = -1}}, "null:2", {"-1 chunks"}},
   };
   for (const Row& row : rows) {
     const std::string message = refusal(small::gpt(8).g, row.devices, row.options);
@@ -76,11 +76,18 @@ TEST_CASE("a strategy of very many scopes or clauses is an error") {
 }
 
 TEST_CASE("options that merely bound a size may be as large as they like") {
-  for (const CompileOptions& options :
-       {CompileOptions{.strategy = "", .bucket_bytes = INT64_MAX}, CompileOptions{.strategy = "", .bucket_bytes = 1},
-        CompileOptions{.strategy = "split(2)", .matmul_chunks = INT64_MAX},
-        CompileOptions{.strategy = "split(2)", .matmul_chunks = INT32_MAX}})
-    CHECK(refusal(small::gpt(8).g, "null:2", options) == "");
+  const char* devices = "null:2";
+  for (const int64_t bytes : {int64_t{1}, INT64_MAX}) {
+    CompileOptions options;
+    options.bucket_bytes = bytes;
+    CHECK(refusal(small::gpt(8).g, devices, options) == "");
+  }
+  for (const int64_t chunks : {int64_t{INT32_MAX}, INT64_MAX}) {
+    CompileOptions options;
+    options.strategy = "split(2)";
+    options.matmul_chunks = chunks;
+    CHECK(refusal(small::gpt(8).g, devices, options) == "");
+  }
 }
 
 TEST_CASE("absurd counts in a graph: micro-batches, scopes, shares, without samples") {

@@ -82,11 +82,11 @@ TEST_CASE("messages of options that would be without effect") {
     return message_of([&] { compile(small::gpt(8).g, parse_devices("null:2", {0}), options); },
                       {Code::kInvalidArgument});
   };
-  const std::string shares = refusal({.strategy = "replica(2)", .state_shares = {2, 1}});
+  const std::string shares = refusal({{.state_shares = {2, 1}}, "replica(2)"});
   for (const char* part : {"2 shares of state", "without ZeRO", "zero 1, 2 or 3", "leave them out"})
     CHECK_MESSAGE(has(shares, part), shares);
-  CHECK(refusal({.strategy = "replica(2)", .zero = 1, .state_shares = {2, 1}}) == "");
-  CHECK(refusal({.strategy = "replica(2)", .state_shares = {2, 1}, .update = UpdateForm::kSliced}) == "");
+  CHECK(refusal({{.zero = 1, .state_shares = {2, 1}}, "replica(2)"}) == "");
+  CHECK(refusal({{.state_shares = {2, 1}, .update = UpdateForm::kSliced}, "replica(2)"}) == "");
   const std::string runs = refusal({.strategy = "pipeline(2, micro_batches=4)", .accumulation = 2});
   for (const char* part : {"accumulation 2", "micro_batches=4", "leave one out"}) CHECK_MESSAGE(has(runs, part), runs);
   CHECK(refusal({.strategy = "pipeline(2, micro_batches=4)", .accumulation = 4}) == "");
@@ -104,7 +104,7 @@ TEST_CASE("options without effect are noted") {
   const auto replica = notes();
   CHECK(std::none_of(replica.begin(), replica.end(), about));
   const auto changes = [](const std::string& note) { return has(note, "changes the result"); };
-  options = {.strategy = "pipeline(2)", .gradient_dtype = DType::kBF16};
+  options = {{.gradient_dtype = DType::kBF16}, "pipeline(2)"};
   const auto stages = notes();
   CHECK(std::any_of(stages.begin(), stages.end(), [](const std::string& n) { return has(n, "nothing is rounded"); }));
   CHECK(std::none_of(stages.begin(), stages.end(), changes));

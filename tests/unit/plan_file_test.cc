@@ -198,8 +198,8 @@ TEST_CASE("plans of all kinds say what their models say") {
       {.strategy = "split"},
       {.strategy = "replica(2) > split(2)"},
       {.strategy = "pipeline(2, micro_batches=2) > replica(2)"},
-      {.strategy = "replica", .accumulation = 2, .precision = Precision::kFloat16, .fusion = false, .zero = 2},
-      {.strategy = "replica", .precision = Precision::kBFloat16, .zero = 3, .recompute = Recompute::kFull},
+      {{.fusion = false, .zero = 2}, "replica", {}, 2, Precision::kFloat16},
+      {{.zero = 3, .recompute = Recompute::kFull}, "replica", {}, 0, Precision::kBFloat16},
   };
   for (const small::Model& m : models)
     for (const CompileOptions& o : options) {

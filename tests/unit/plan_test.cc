@@ -22,7 +22,7 @@ using namespace whale;
 namespace {
 
 Plan plan_of(const small::Model& m, const std::string& devices, CompileOptions options = {}) {
-  options.verify = true;
+  options.verify_passes = true;
   return compile(m.g, parse_devices(devices, {0, 1, 2, 3}), options);
 }
 const Program& program_of(const Plan& plan, size_t row = 0) {

@@ -334,7 +334,7 @@ TEST_CASE("gradients summed in a narrow type: near the exact plan, bit for bit a
       }
   CHECK(collectives > 0);
   const Plan read = deserialize(serialize(plan).data(), serialize(plan).size());
-  CHECK(read.gradient_dtype == DType::kBF16);
+  CHECK(read.options.gradient_dtype == DType::kBF16);
   CHECK(compile_entry(read, "train", 4).batch == 4);
   o.gradient_dtype = DType::kI32;
   CHECK_THROWS_AS(compile(small::mlp().g, parse_devices("ref:2"), o), Error);

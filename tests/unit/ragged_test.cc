@@ -106,10 +106,10 @@ TEST_CASE("ragged: equal to one device") {
   for (const Case& c : cases) {
     CAPTURE(c.strategy);
     CAPTURE(c.zero);
-    check_close(one_mlp, small::train(mlp, c.devices, {.strategy = c.strategy, .zero = c.zero}));
-    check_close(one_gpt, small::train(gpt, c.devices, {.strategy = c.strategy, .zero = c.zero}));
+    check_close(one_mlp, small::train(mlp, c.devices, {{.zero = c.zero}, c.strategy}));
+    check_close(one_gpt, small::train(gpt, c.devices, {{.zero = c.zero}, c.strategy}));
     if (std::string(c.strategy).find("pipeline") != std::string::npos) continue;
-    check_close(one_gpt, small::train(gpt, c.devices, {.strategy = c.strategy, .accumulation = 3, .zero = c.zero}));
+    check_close(one_gpt, small::train(gpt, c.devices, {{.zero = c.zero}, c.strategy, {}, 3}));
   }
 }
 
@@ -122,11 +122,10 @@ TEST_CASE("ragged: groups of different sizes") {
   CHECK(refusal("replica(2) > split(2, shares=[[1,1],[1]])", 4).find("wants 3 device(s), 4 are there") !=
         std::string::npos);
   CHECK(refusal("replica(2) > pipeline(2) > split(shares=[[1,1],[1]])", 6) != "");
-  CHECK_THROWS_AS(planned(small::mlp(), "ref:3",
-                          {.strategy = "replica > replica(shares=[[1,1],[1]])", .zero = 1, .state_shares = {2, 1}}),
-                  Error);
-  CHECK_THROWS_AS(planned(small::mlp(), "ref:3",
-                          {.strategy = "replica > split(shares=[[1,1],[1]])", .accumulation = 2, .exact = true}),
+  CHECK_THROWS_AS(
+      planned(small::mlp(), "ref:3", {{.zero = 1, .state_shares = {2, 1}}, "replica > replica(shares=[[1,1],[1]])"}),
+      Error);
+  CHECK_THROWS_AS(planned(small::mlp(), "ref:3", {{.exact = true}, "replica > split(shares=[[1,1],[1]])", {}, 2}),
                   Error);
 }
 

@@ -124,7 +124,7 @@ TEST_CASE("recompute of each stage: its own policy, no bit changed") {
     for (size_t s = 0; s < 2; ++s) CHECK((copies_of(plan, s) > 0) == (c.policies[s] == Recompute::kFull));
     const std::vector<uint8_t> file = serialize(plan);
     const Plan again = deserialize(file.data(), file.size());
-    CHECK(again.stage_recompute == plan.stage_recompute);
+    CHECK(again.options.stage_recompute == plan.options.stage_recompute);
     CHECK(small::train(again, 2, 32) == plain);
     options.stage_recompute.push_back(Recompute::kNone);
     CHECK_THROWS_WITH_AS(compile(m.g, devices, options), doctest::Contains("3 recompute policies for 2 stage(s)"),

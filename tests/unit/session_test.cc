@@ -353,7 +353,7 @@ TEST_CASE("session: copies of a variable on devices of unlike kinds are refused 
            {"variable 'w1'", "device 0", "device 1", "'ref'", "'cpu@", "devices of one kind", "pipeline"})
         CHECK_MESSAGE(message.find(part) != message.npos, message);
     }
-    CHECK(refused(mlp, devices, {.strategy = "replica", .zero = 1}) != "");
+    CHECK(refused(mlp, devices, {{.zero = 1}, "replica"}) != "");
     small::Model statistics;  // nothing but running statistics has copies that a step writes
     const TensorId x = statistics.input("x", {8, 4});
     const TensorId normed = statistics.op(
@@ -362,9 +362,8 @@ TEST_CASE("session: copies of a variable on devices of unlike kinds are refused 
          statistics.variable("mean", {4}, Role::kBuffer), statistics.variable("var", {4}, Role::kBuffer)});
     const TensorId product = statistics.op(OpCode::k_matmul, {normed, statistics.variable("w", {4, 4})});
     statistics.minimize(statistics.op(OpCode::k_reduce_mean, {product}), OptimizerKind::kSgd);
-    CHECK(refused(statistics.g, devices, {.strategy = "replica", .zero = 3}).find("variable 'mean'") !=
-          std::string::npos);
-    CHECK(refused(mlp, devices, {.strategy = "replica", .zero = 3}) == "");
+    CHECK(refused(statistics.g, devices, {{.zero = 3}, "replica"}).find("variable 'mean'") != std::string::npos);
+    CHECK(refused(mlp, devices, {{.zero = 3}, "replica"}) == "");
     CHECK(refused(mlp, devices, {.strategy = "pipeline(2, micro_batches=2)"}) == "");
     CHECK(refused(small::gpt(4).g, devices, {.strategy = "pipeline(2, micro_batches=2)"}) == "");  // a tied table
     Graph frozen = mlp;  // no step writes anything
