@@ -5,6 +5,8 @@
 #include <optional>
 #include <tuple>
 
+#include "base/bf16.h"
+#include "base/f16.h"
 #include "grad/passes.h"
 #include "grad/rewrite.h"
 
@@ -32,6 +34,17 @@ const double* fill_value(const Cleaner& c, TensorId id) {
   const Op* op = c.r.producer(id);
   return op && op->code == OpCode::k_fill ? &std::get<double>(op->attrs.find("value")->second) : nullptr;
 }
+// That value as a tensor of the type holds it. What is folded keeps all digits, which a plan in float64 has; so a
+// constant may take an op's place only where it is held as what the op makes of its operands as they are held.
+double held(DType dtype, double value) {
+  const auto single = static_cast<float>(value);
+  switch (dtype) {
+    case DType::kF32: return static_cast<double>(single);
+    case DType::kBF16: return static_cast<double>(bf16_to_float(float_to_bf16(single)));
+    case DType::kF16: return static_cast<double>(f16_to_float(float_to_f16(single)));
+    default: return value;  // f64; integers, which a fill has whole and within their range
+  }
+}
 TensorId fill(Cleaner& c, size_t i, double value) {
   const Tensor& y = result(c, i);
   return c.r.emit(i, OpCode::k_fill, {},
@@ -51,9 +64,11 @@ bool widens(DType from, DType to) {
 
 TensorId simplify_cast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
   Graph& g = c.r.graph;
-  const DType to = result(c, i).dtype;
-  if (g.tensor(in[0]).dtype == to) return in[0];
-  if (const double* value = fill_value(c, in[0]); value && is_float(to)) return fill(c, i, *value);
+  const DType from = g.tensor(in[0]).dtype, to = result(c, i).dtype;
+  if (from == to) return in[0];
+  if (const double* value = fill_value(c, in[0]);
+      value && is_float(to) && held(to, *value) == held(to, held(from, *value)))
+    return fill(c, i, *value);
   const Op* op = c.r.producer(in[0]);
   if (!op || op->code != OpCode::k_cast) return kNone;
   const TensorId x = op->inputs[0];
@@ -111,7 +126,10 @@ TensorId simplify_neg(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
 // a (op) b of constants; and a neutral element, where the other operand already has the result's shape.
 template <class F>
 TensorId fold(Cleaner& c, size_t i, const double* a, const double* b, F evaluate) {
-  return a && b && is_float(result(c, i).dtype) ? fill(c, i, evaluate(*a, *b)) : kNone;
+  const DType dtype = result(c, i).dtype;
+  if (!a || !b || !is_float(dtype)) return kNone;
+  const double value = evaluate(*a, *b);
+  return held(dtype, value) == held(dtype, evaluate(held(dtype, *a), held(dtype, *b))) ? fill(c, i, value) : kNone;
 }
 TensorId unless_broadcast(Cleaner& c, size_t i, TensorId x) {
   return c.r.graph.tensor(x).dims == result(c, i).dims ? x : kNone;

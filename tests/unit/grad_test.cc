@@ -377,6 +377,38 @@ TEST_CASE("clean: common subexpressions, constants, cancelling pairs; never rand
   CHECK(count(b.g, k_add) == 7);
 }
 
+TEST_CASE("clean: a constant takes the place of ops where its type holds what they make") {
+  struct Case {
+    std::vector<const char*> dtypes;  // of a fill, and what it is cast to in turn
+    double value;
+    int64_t casts;  // that stay
+  };
+  for (const Case& c : std::vector<Case>{{{"bf16", "f32"}, 0.1, 1},
+                                         {{"bf16", "f32"}, 0.5, 0},
+                                         {{"f16", "f32"}, 0.1, 1},
+                                         {{"f16", "f32"}, 1e6, 1},
+                                         {{"bf16", "f16"}, 0.1, 1},
+                                         {{"f32", "f64"}, 0.1, 1},
+                                         {{"f32", "bf16"}, 0.1, 0},
+                                         {{"f32", "bf16", "f32"}, 0.1, 1},
+                                         {{"f64", "f32", "f64"}, 0.1, 1},
+                                         {{"i32", "f32"}, 16777217, 0},
+                                         {{"i32", "f32", "f64"}, 16777217, 1},
+                                         {{"f32", "i32"}, 2.5, 1}}) {
+    CAPTURE(c.dtypes.back());
+    CAPTURE(c.value);
+    Builder b;
+    TensorId x = kNone;
+    for (const char* dtype : c.dtypes)
+      x = x == kNone ? b.op(k_fill, {}, {{"shape", Dims{2}}, {"value", c.value}, {"dtype", std::string(dtype)}})
+                     : b.op(k_cast, {x}, {{"dtype", std::string(dtype)}});
+    b.g.outputs = {{"y", x}};
+    clean(b.g);
+    check(b.g);
+    CHECK(count(b.g, k_cast) == c.casts);
+  }
+}
+
 TEST_CASE("regions: the count of labels is a prologue of the whole batch when there are micro-batches") {
   const Graph one = trained(transformer(4).g);
   for (const Op& op : one.ops)

@@ -192,6 +192,30 @@ def test_rewrites_of_integers_keep_their_numbers(devices):
         "saturated": [3, 127], "back": [3, 200], "-5": [251, 251], "-least": [-128, -128]}
 
 
+@pytest.mark.parametrize("devices", ["cpu:1", "ref:1"])
+def test_constants_are_what_their_types_hold(devices):
+    """Folding keeps the digits of a double, which no narrow type between has."""
+    g = wh.Graph("constants")
+    with g:
+        x = wh.input("x", (2,))
+        def full(value, dtype="f32"):
+            return wh.ops.fill((2,), value=value, dtype=dtype)
+        for dtype in "bf16", "f16":
+            g.output(dtype, full(0.1, dtype).astype(wh.float32) + x)
+            g.output(f"narrowed to {dtype}", full(0.1).astype(dtype).astype(wh.float32) + x)
+            g.output(f"product in {dtype}", (full(0.1, dtype) * full(3.0, dtype)).astype(wh.float32) + x)
+        g.output("bf16 in f16", full(0.1, "bf16").astype(wh.float16).astype(wh.float32) + x)
+        g.output("halves", full(0.5, "bf16").astype(wh.float32) + x)
+        g.output("sum", full(1.0) + full(1e-8) - full(1.0) + x)
+        g.output("quotient", full(1.0) / full(1e-60) + x)
+        g.output("integers", full(16777217, "i32").astype(wh.float32) + x)
+    found = wh.plan(g, devices=devices).start().eval(x=np.zeros(2, np.float32))
+    bf16, f16 = 0.10009765625, 0.0999755859375
+    assert {name: float(value[0]) for name, value in found.items()} == {
+        "bf16": bf16, "narrowed to bf16": bf16, "product in bf16": 0.30078125, "f16": f16, "narrowed to f16": f16, "product in f16": 0.2998046875,
+        "bf16 in f16": bf16, "halves": 0.5, "sum": 0.0, "quotient": np.inf, "integers": 16777216.0}
+
+
 @pytest.mark.parametrize("dtype, value", [("float32", 1e300), ("float16", 1e300), ("float16", 70000), ("bfloat16", 3.4e38), ("bfloat16", np.float32(3.4e38))])
 def test_a_number_that_an_input_does_not_have_is_refused(dtype, value):
     g = wh.Graph("finite")
