@@ -29,7 +29,11 @@ std::vector<TensorType> infer_axes(const OpView& v) {
 
 std::vector<TensorType> infer_mean(const OpView& v) {
   need_float(v, 0, "x");
-  return infer_axes(v);
+  std::vector<TensorType> out = infer_axes(v);
+  if (element_count(in_dims(v, 0)) == 0 && element_count(out[0].dims) > 0)
+    throw invalid("operand 'x' of shape {} has no elements to take the mean of; where there may be none, divide a sum",
+                  to_string(in_dims(v, 0)));
+  return out;
 }
 
 std::vector<TensorType> infer_extremum(const OpView& v) {
@@ -184,7 +188,8 @@ OpDef axes_def(const char* name, const char* doc, std::vector<TensorType> (*infe
 
 #define SHAPE "\nx [any shape] -> y without the dimensions `axes`, or with extent 1."
 const OpDef op_def_reduce_sum = axes_def("reduce_sum", "Sum over axes." SHAPE, infer_axes, grad_sum, factors_sum);
-const OpDef op_def_reduce_mean = axes_def("reduce_mean", "Mean over axes." SHAPE, infer_mean, grad_mean, factors_mean);
+const OpDef op_def_reduce_mean =
+    axes_def("reduce_mean", "Mean over axes, of one element at least." SHAPE, infer_mean, grad_mean, factors_mean);
 const OpDef op_def_reduce_max =
     axes_def("reduce_max", "Largest element over axes; the gradient is spread evenly over ties." SHAPE, infer_extremum,
              grad_extremum, factors_extremum<Combine::kMax>);

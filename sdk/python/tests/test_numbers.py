@@ -216,6 +216,22 @@ def test_constants_are_what_their_types_hold(devices):
         "bf16 in f16": bf16, "halves": 0.5, "sum": 0.0, "quotient": np.inf, "integers": 16777216.0}
 
 
+def test_a_mean_of_nothing_is_refused():
+    """Where numpy gives NaN. Of a device or a micro-batch without samples it is the mean of the others'."""
+    g = wh.Graph("nothing")
+    with g:
+        x = wh.input("x", (4, 3))
+        for mean in (lambda: x[:, 0:0].mean(), lambda: x[:, 0:0].mean(axis=1)):
+            with pytest.raises(wh.InvalidArgument, match=r"\[4, 0\] has no elements to take the mean of"):
+                mean()
+        g.output("none", x[:, 0:0].mean(axis=0))
+        g.output("mean", x.mean())
+        g.minimize(wh.nn.linear(x, 2).mean(), wh.SGD(0.1))
+    for options in dict(strategy="replica(2, shares=[1,0])", devices="cpu:2"), dict(accumulation=4):
+        found = wh.plan(g, **options).start().step(["none", "mean"], x=np.arange(12, dtype=np.float32).reshape(4, 3))[1]
+        assert found["none"].shape == (0,) and found["mean"] == 5.5
+
+
 @pytest.mark.parametrize("dtype, value", [("float32", 1e300), ("float16", 1e300), ("float16", 70000), ("bfloat16", 3.4e38), ("bfloat16", np.float32(3.4e38))])
 def test_a_number_that_an_input_does_not_have_is_refused(dtype, value):
     g = wh.Graph("finite")

@@ -485,7 +485,7 @@ def reduce_sum(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = Fal
 
 
 def reduce_mean(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
-    """Mean over axes.
+    """Mean over axes, of one element at least.
 
     x [any shape] -> y without the dimensions `axes`, or with extent 1.
     axes: which dimensions; none: all of them
