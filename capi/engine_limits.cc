@@ -70,8 +70,9 @@ void check_limits(const Limits& limits, const Plan& plan) {
     }
 }
 
-InitFiles init_files_of(const Limits& limits, const std::string& path) {
+InitFiles init_files_of(const Limits& limits, const std::string& path, const char* what) {
   InitFiles out;
+  out.what = what;
   out.bounded = true;
   if (!path.empty()) out.base = std::filesystem::absolute(path).parent_path().lexically_normal().string();
   out.root =

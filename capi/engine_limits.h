@@ -31,7 +31,8 @@ void check_devices(const Limits& limits, size_t devices);
 void check_limits(const Limits& limits, const Graph& graph);
 void check_limits(const Limits& limits, const Plan& plan);
 
-// Where a graph or plan that was loaded from `path` (empty: from bytes) may read initial values.
-InitFiles init_files_of(const Limits& limits, const std::string& path);
+// Where a graph or plan that was loaded from `path` (empty: from bytes) may read initial values; `what`: "model" or
+// "plan".
+InitFiles init_files_of(const Limits& limits, const std::string& path, const char* what);
 
 }  // namespace whale::capi

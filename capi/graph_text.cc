@@ -297,7 +297,7 @@ std::unique_ptr<whale_graph> sealed(Graph graph) {
 std::unique_ptr<whale_graph> loaded(const whale_engine& engine, Graph graph, const std::string& path) {
   check_limits(engine.limits, graph);
   auto out = sealed(std::move(graph));
-  out->init_files = init_files_of(engine.limits, path);
+  out->init_files = init_files_of(engine.limits, path, "model");
   return out;
 }
 

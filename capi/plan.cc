@@ -55,7 +55,7 @@ std::unique_ptr<whale_plan> handle(Plan plan, InitFiles init_files) {
 std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const std::string& path) {
   check_limits(engine.limits, plan);
   verify_source(plan);
-  return handle(std::move(plan), init_files_of(engine.limits, path));
+  return handle(std::move(plan), init_files_of(engine.limits, path, "plan"));
 }
 
 }  // namespace

@@ -251,7 +251,7 @@ typedef struct whale_parameter_options {
 
 /* A variable. Inside name scopes "block" and "3" its name is "block.3.NAME"; that full name is the one in checkpoints and in
  * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. The path of a FILE is
- * relative to the working directory in a graph that this process builds, and to the model file in one that was loaded (see
+ * relative to the working directory in a graph that this process builds, and to the file of the graph or plan that was loaded (see
  * whale_engine_options.init_dir); saving a graph or a plan rewrites it so that it names the same file. */
 WHALE_API whale_status *whale_graph_parameter(whale_graph *graph, whale_str name, int32_t dtype, const int64_t *dims, size_t rank,
                                               const whale_parameter_options *options /* may be NULL: zeros */, whale_value *out);

@@ -28,18 +28,18 @@ std::string init_path(const std::string& file, const InitFiles& files, const std
   const fs::path path = fs::path(files.base) / file;  // an absolute one stays as it is
   if (!files.bounded) return path.string();
   if (files.root.empty())
-    throw error(
-        Code::kPermissionDenied,
-        "initial value of '{}': file '{}' may not be read: the model came as bytes, without a folder of its own; "
-        "make the engine with option init_dir, the folder that may be read",
-        brief(variable), brief(file));
+    throw error(Code::kPermissionDenied,
+                "initial value of '{}': file '{}' may not be read: the {} came as bytes, without a folder of its own; "
+                "make the engine with option init_dir, the folder that may be read",
+                brief(variable), brief(file), files.what);
   const fs::path found = real(files.base.empty() ? fs::path(files.root) / file : path), root = real(files.root);
   if (is_inside(found, root)) return found.string();
   throw error(Code::kPermissionDenied,
               "initial value of '{}': file '{}' is '{}', outside of '{}', {}; put it there, or make the engine with "
               "option init_dir, the folder that may be read",
               brief(variable), brief(file), brief(found.string()), brief(root.string()),
-              files.given ? "the value of engine option init_dir" : "the model file's folder, which alone may be read");
+              files.given ? "the value of engine option init_dir"
+                          : fmt::format("the folder of the {} file, which alone may be read", files.what));
 }
 
 std::string rebased(const std::string& file, const std::string& base, const std::string& folder) {

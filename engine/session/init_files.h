@@ -6,10 +6,11 @@
 namespace whale {
 
 struct InitFiles {
-  std::string base;      // folder that paths are relative to; empty: the working directory
-  bool bounded = false;  // by `root`: the model came from a file or from bytes
-  std::string root;      // folder that holds, itself or further down, all that may be read; empty: nothing may
-  bool given = false;    // root was chosen by the host (engine option init_dir)
+  std::string base;            // folder that paths are relative to; empty: the working directory
+  bool bounded = false;        // by `root`: the model or plan came from a file or from bytes
+  std::string root;            // folder that holds, itself or further down, all that may be read; empty: nothing may
+  bool given = false;          // root was chosen by the host (engine option init_dir)
+  const char* what = "model";  // that came, for messages: "model" or "plan"
 };
 
 // The file that `file` means, without links where it is bounded. PERMISSION_DENIED when it is outside; `variable` is

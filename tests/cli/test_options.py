@@ -116,7 +116,9 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     g.save(str(tmp_path / "values/m.whale"))
     whale("plan", tmp_path / "values/m.whale", "-o", tmp_path / "plans/m.plan")
     run = ["run", tmp_path / "plans/m.plan", "--steps", "1", "--quiet"]
-    assert "give --init-dir, the folder that may be read" in whale(*run, code=2)
+    refused = whale(*run, code=2)
+    assert f"outside of '{tmp_path}/plans', the folder of the plan file, which alone may be read" in refused
+    assert "give --init-dir, the folder that may be read" in refused
     assert "outside of" in whale(*run, "--init-dir", tmp_path / "elsewhere", code=2)
     whale(*run, "--init-dir", tmp_path / "values")
 

@@ -70,7 +70,7 @@ std::string text(Function function, A... arguments) {
   return result;
 }
 
-// init_dir: folder that initial values of loaded models may be read from; empty: the model file's own.
+// init_dir: folder that initial values of loaded models may be read from; empty: that of the file loaded.
 inline Engine make_engine(std::string_view init_dir = {}) {
   whale_engine_options options = WHALE_ENGINE_OPTIONS_INIT;
   options.init_dir = str(init_dir);

@@ -227,7 +227,7 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
       ->check(not_negative());
   command.add_option("--init-dir", a.init_dir,
-                     "folder that initial values may be read from (default: that of the model file)");
+                     "folder that initial values may be read from (default: that of the model or plan file given)");
 }
 
 void add_scale_options(CLI::App& command, SessionArguments& a) {

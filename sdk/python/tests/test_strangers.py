@@ -75,7 +75,8 @@ def test_nothing_outside_of_the_models_folder_is_read(how, tmp_path, monkeypatch
             w_of(each)
         assert caught.value.code == "PERMISSION_DENIED" and "'w'" in str(caught.value)
         if how != "bytes":
-            assert str(folder) in str(caught.value), "says which folder may be read"
+            kind = "model" if each is plan else "plan"
+            assert f"'{folder}', the folder of the {kind} file" in str(caught.value), "says which folder may be read"
     wh.configure(init_dir=tmp_path if how != "bytes" else secret)
     assert (w_of(wh.plan(load(), "ref:1")) == 2).all()
     if how == "bytes":  # relative to init_dir itself
