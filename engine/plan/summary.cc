@@ -1,5 +1,7 @@
 // A Plan on one screen.
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "base/format.h"
 #include "cluster/devices.h"
@@ -18,20 +20,47 @@ std::string bar(double share) {
   return text;
 }
 
-// `of`: what the device has; 0: not said.
-std::string memory_text(const MemoryClasses& m, int64_t of = 0) {
-  std::string text;
-  const auto add = [&](const char* name, int64_t bytes) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, bytes_text(static_cast<double>(bytes)));
-  };
-  add("parameters", m.parameters);
-  add("gradients", m.gradients);
-  add("optimizer state", m.state);
-  add("activations", m.activations);
-  if (m.buffers) add("statistics", m.buffers);
-  if (m.copies) add("copies of offloaded variables", m.copies);
-  text += fmt::format("; together {}", bytes_text(static_cast<double>(m.total())));
-  return text + (of ? fmt::format(" of {}\n", bytes_text(static_cast<double>(of))) : "\n");
+// Two lines, for a terminal's width. `of`: what the device has; 0: not said.
+std::string memory_text(const std::string& whose, const MemoryClasses& m, int64_t of = 0) {
+  const auto bytes = [](int64_t b) { return bytes_text(static_cast<double>(b)); };
+  std::string text = fmt::format("{}: {}{}\n  parameters {}, gradients {}, optimizer state {}, activations {}", whose,
+                                 bytes(m.total()), of ? " of " + bytes(of) : "", bytes(m.parameters),
+                                 bytes(m.gradients), bytes(m.state), bytes(m.activations));
+  if (m.buffers) text += ", statistics " + bytes(m.buffers);
+  if (m.copies) text += ", copies of offloaded variables " + bytes(m.copies);
+  return text + "\n";
+}
+
+struct Fullest {
+  int32_t device = 0, program = 0;
+  bool alone = false;  // another device holds less, or has more memory
+};
+
+// By the share of the memory that a device is said to have; of devices that do not say, by bytes.
+Fullest fullest_of(const Plan& plan, const Entry& e) {
+  Fullest out;
+  std::vector<std::optional<int64_t>> needed(e.programs.size());
+  std::optional<std::pair<double, int64_t>> most;
+  for (const DeviceRow& row : e.rows) {
+    const auto program = static_cast<size_t>(row.program);
+    if (!needed[program])
+      needed[program] = variables_of_device(plan, row.device).total() + e.programs[program].arena_bytes;
+    const int64_t memory = plan.devices[static_cast<size_t>(row.device)].memory_bytes;
+    const std::pair full(memory ? static_cast<double>(*needed[program]) / static_cast<double>(memory) : 0,
+                         *needed[program]);
+    out.alone |= most && full != *most;
+    if (!most || full > *most) most = full, out.device = row.device, out.program = row.program;
+  }
+  return out;
+}
+
+void summarise_memory(std::string& text, const Plan& plan, const Entry& e) {
+  const Fullest fullest = fullest_of(plan, e);
+  const MemoryFigures m = memory_of(plan, e, static_cast<size_t>(fullest.program));
+  text += memory_text(
+      fullest.alone ? fmt::format("memory of the fullest device, {}", fullest.device) : "memory of one device",
+      m.device, plan.devices[static_cast<size_t>(fullest.device)].memory_bytes);
+  if (plan.options.offload) text += memory_text("offloaded to its host", m.host);
 }
 
 void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
@@ -76,9 +105,7 @@ std::string summary(const Plan& plan) {
     text += fmt::format("mesh [{}]\n", axes_text(plan.meshes[0].axes));
   }
   if (!plan.entries.empty() && !plan.entries[0].programs.empty()) {
-    const MemoryFigures m = memory_of(plan, plan.entries[0], 0);
-    text += "memory of one device: " + memory_text(m.device, plan.devices.empty() ? 0 : plan.devices[0].memory_bytes);
-    if (plan.options.offload) text += "offloaded to its host: " + memory_text(m.host);
+    if (!plan.entries[0].rows.empty()) summarise_memory(text, plan, plan.entries[0]);
     const StepFigures f = step_of(plan.entries[0].programs[0]);
     if (f.collectives)
       text += fmt::format("communication of one step: {} collective(s) of {} together, {} beside the computation\n",

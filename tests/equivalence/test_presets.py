@@ -78,7 +78,7 @@ def gigabytes(preset, folder):
     path = str(folder / "model.whale")
     equality.started([equality.WHALE, "model", preset, "-o", path]).check_returncode()
     done = equality.started([equality.WHALE, "plan", path, "--devices", "null:1", "--strategy", "local"])
-    number, unit = re.search(r"together ([0-9.]+) (\w+)", done.stdout).groups()
+    number, unit = re.search(r"memory of one device: ([0-9.]+) (\w+)", done.stdout).groups()
     return float(number) * {"kB": 1e-6, "MB": 1e-3, "GB": 1, "TB": 1e3}[unit]
 
 

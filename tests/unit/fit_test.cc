@@ -52,6 +52,24 @@ TEST_CASE("device lists with memory, and back") {
   }
 }
 
+TEST_CASE("the summary shows the memory of the device that is fullest") {
+  const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 4, 64, 128, 100);
+  CHECK(has(summary(plan_of(m, "null-1GB:2", "replica(2)")), "memory of one device: "));
+  for (const auto& [devices, fullest] :
+       {std::pair("null-1GB:1,null-64MB:1", "1: "), std::pair("null-64MB:1,null-1GB:1", "0: "),
+        std::pair("null:1,null-1GB:1,null-64MB:1", "2: ")}) {
+    CAPTURE(devices);
+    const std::string text = summary(plan_of(m, devices, "replica"));
+    const size_t at = text.find(std::string("memory of the fullest device, ") + fullest);
+    REQUIRE(at != std::string::npos);
+    CHECK(text.substr(at, text.find('\n', at) - at).ends_with(" of 64.0 MB"));
+  }
+  // The last stage has the logits beside its blocks.
+  const Plan plan = plan_of(small::gpt(32, OptimizerKind::kAdamW, 4, 64, 128, 20000), "null:2", "pipeline(2)");
+  CHECK(has(summary(plan),
+            "memory of the fullest device, 1: " + bytes_text(static_cast<double>(most_needed(plan))) + "\n"));
+}
+
 TEST_CASE("where the fastest plan does not fit, one that holds less is taken") {
   const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 4, 512, 1024, 1000);
   const std::string strategy = "pipeline(2, micro_batches=32) > split(8)";

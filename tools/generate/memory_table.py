@@ -69,13 +69,13 @@ def row(whale, folder, name, model, devices, strategy, options, form):
     command = f"`whale model {text}`; `--devices {devices} --strategy '{strategy}'{' ' + options if options else ''}`"
     if done.returncode:
         return f"| {name} | refused | | | | | | | {seconds:.1f} |", f"- {name}: {command}. {done.stderr.strip()}"
-    found = re.search(r"memory of one device: parameters (.*?), gradients (.*?), optimizer state (.*?), activations ([^,;]*).*?; together (.*?) of (.*)", done.stdout)
+    found = re.search(r"memory of .*: (.*?) of (.*)\n  parameters (.*?), gradients (.*?), optimizer state (.*?), activations ([^,\n]*)", done.stdout)
     price = re.search(r"a byte is worth (\d+) times", done.stdout)
-    host = re.search(r"offloaded to its host: .*; together (.*)", done.stdout)
+    host = re.search(r"offloaded to its host: (.*)", done.stdout)
     if host:
         command += f". In the host's memory {host[1]} a device"
     formula = f"{model.closed_form(**form) / 1e9:.1f} GB" if form else ""
-    return (f"| {name} | {' | '.join(found.group(k) for k in range(1, 7))} | {formula} | {price[1] if price else 1} | {seconds:.1f} |",
+    return (f"| {name} | {' | '.join(found.group(k) for k in (3, 4, 5, 6, 1, 2))} | {formula} | {price[1] if price else 1} | {seconds:.1f} |",
             f"- {name}: {command}.")
 
 
