@@ -676,3 +676,17 @@ def test_a_loss_whose_terms_cancel(tmp_path, seed):
     g.save(tmp_path / "model.whale")
     for devices in (2, 3):
         verify(tmp_path / "model.whale", "--devices", f"cpu:{devices}", "--strategy", "replica", "--seed", seed, code=0)
+
+
+@pytest.mark.parametrize("loss", [lambda mean: 3 * mean, lambda mean: mean / 3 + 1.5, lambda mean: -(0.25 - mean * mean)])
+def test_what_a_loss_is_divided_by_is_no_term_of_it(tmp_path, loss):
+    """A sum over samples and their number are each thousands of times the mean: none of them widens its bound."""
+    g = wh.Graph("mean")
+    with g:
+        logits = wh.nn.linear(wh.input("x", (4096, 4)), 6, init=wh.normal(2.0))
+        g.minimize(loss(wh.nn.cross_entropy(logits, wh.input("y", (4096,), wh.int32))), wh.SGD(0.01))
+    g.save(tmp_path / "model.whale")
+    told = verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "--steps", 2, code=0)
+    for comparison in told["comparisons"]:
+        for what in ("losses", "evaluation"):
+            assert comparison[what]["bound"] < (1e-11 if comparison["precision"] == "float64" else 1e-3), comparison[what]

@@ -177,7 +177,7 @@ class Lockstep {
     std::vector<std::string> names = names_;
     names.insert(names.end(), outputs.names().begin(), outputs.names().end());
     const bool with_terms = &side == &one_ && !evaluation;
-    if (with_terms) names.insert(names.end(), terms_.begin(), terms_.end());
+    if (with_terms) names.insert(names.end(), terms_.names().begin(), terms_.names().end());
     std::vector<Tensor> fetched;
     if (side.inputs.empty()) side.inputs = inputs_of(side.runner->plan(), "train");
     const Batch own = widen(batch, side.inputs);
@@ -185,8 +185,11 @@ class Lockstep {
     side.scores.clear();
     for (size_t i = 0; i < names_.size(); ++i) side.scores.push_back(values_of(fetched[i].get()));
     fetched.erase(fetched.begin(), fetched.begin() + static_cast<std::ptrdiff_t>(names_.size()));
-    for (size_t i = 0; with_terms && i < terms_.size(); ++i, fetched.pop_back())
-      largest_term_ = std::max(largest_term_, std::abs(values_of(fetched.back().get()).data.at(0)));
+    if (with_terms) {
+      std::vector<double> terms(terms_.names().size());
+      for (size_t i = terms.size(); i-- > 0; fetched.pop_back()) terms[i] = values_of(fetched.back().get()).data.at(0);
+      largest_term_ = std::max(largest_term_, terms_.magnitude(terms));
+    }
     if (&side != &one_) return outputs.apart(fetched, one_.outputs);
     one_.outputs = std::move(fetched);
     return {};
@@ -445,7 +448,7 @@ class Lockstep {
   const std::vector<Decision>& decisions_;
   Report& report_;
   const std::set<std::string> trained_;
-  const std::vector<std::string> terms_;
+  const LossTerms terms_;
   std::set<std::string> has_state_, felt_;  // felt: had a gradient
   const bool rounded_;                      // computes in 16 bits
   Side plan_, one_;
@@ -486,28 +489,6 @@ double summed_floor(const Setting& setting, double largest, double size) {
 
 double turned_floor(const Setting& setting, double size, double movement) {
   return setting.turns ? std::min(kFlips, 2 * std::sqrt(std::max(1.0, size * size / kMostTurn))) * movement : 0;
-}
-
-std::vector<std::string> terms_of_loss(const std::string& text) {
-  constexpr size_t kMost = 16;
-  const nlohmann::json graph = nlohmann::json::parse(text);
-  const nlohmann::json &tensors = graph.at("tensors"), &ops = graph.at("ops");
-  std::vector<size_t> todo{graph.at("training").at("loss")};
-  std::set<size_t> seen;
-  std::vector<std::string> out;
-  while (!todo.empty() && out.size() < kMost) {
-    const size_t at = todo.back();
-    todo.pop_back();
-    const int64_t producer = tensors.at(at).at("producer");
-    if (producer < 0 || !tensors.at(at).at("dims").empty() || !seen.insert(at).second) continue;
-    const nlohmann::json& op = ops.at(static_cast<size_t>(producer));
-    const std::string code = op.at("op");
-    const bool sum = code == "add" || code == "sub";
-    if (sum || code == "mul" || code == "div" || code == "neg")
-      for (const auto& input : op.at("inputs")) todo.push_back(input);
-    if (!sum && code != "fill" && at != graph.at("training").at("loss")) out.push_back(tensors.at(at).at("name"));
-  }
-  return out;
 }
 
 double Figure::ratio() const {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "decisions.h"
+#include "loss_terms.h"
 #include "variables.h"
 
 namespace tool {
@@ -102,10 +103,8 @@ struct Sides {
   std::function<Plan()> wide;        // one device in more bits than the others; none: it is not compared with
   std::function<Plan()> update;      // the optimizer alone (updates.h), where sums of gradients are compared
   std::vector<std::string> outputs;  // of the plan, that are compared: all of these hand them out
-  std::vector<std::string> terms;    // scalars that the loss is the sum of; `single` hands them out
+  LossTerms terms;                   // `single` hands its scalars out
 };
-// Of a graph in JSON: the scalars that are added and subtracted to its loss, constants left out.
-std::vector<std::string> terms_of_loss(const std::string& graph);
 
 using Tick = std::function<void(int64_t step)>;
 

@@ -334,9 +334,9 @@ class Subject {
             names.push_back(output.at("name"));
     outputs_ = outputs_of(names, graph_json_, decisions_);
     // Of several micro-batches such a scalar is one of each, not of the step.
-    if (described_.at("micro_batches") == 1) terms_ = terms_of_loss(graph_json_);
+    if (described_.at("micro_batches") == 1) terms_ = LossTerms(graph_json_);
     one_.fetch = outputs_.names;
-    for (const std::string& name : terms_)
+    for (const std::string& name : terms_.names())
       if (std::find(one_.fetch.begin(), one_.fetch.end(), name) == one_.fetch.end()) one_.fetch.push_back(name);
   }
 
@@ -367,7 +367,7 @@ class Subject {
   // Scores of decisions that a plan file does not hand out: those decisions are not compared.
   const std::vector<std::string>& unseen() const { return unseen_; }
   const Outputs& outputs() const { return outputs_; }
-  const std::vector<std::string>& terms() const { return terms_; }
+  const LossTerms& terms() const { return terms_; }
 
   // Whether the plan does.
   bool hands_out(const std::string& name) const {
@@ -417,7 +417,7 @@ class Subject {
   std::vector<Decision> decisions_;
   std::vector<std::string> unseen_;
   Outputs outputs_;
-  std::vector<std::string> terms_;  // of the loss
+  LossTerms terms_;
   PlanArguments many_, one_;
   Json described_;
 };
