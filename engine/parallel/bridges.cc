@@ -116,17 +116,15 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
 // How micro-batches of a partial value are put together.
 Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
   if (combine == Combine::kSum) return {};
-  const Tensor& t = out.graph.tensor(id);
-  const char* name = kCombines[static_cast<size_t>(combine)];
-  if (combine == Combine::kLogSumExp) {
-    const OpId made = producer(id);
-    throw unimplemented(
-        "'{}' ({}): {} over micro-batches of {} is not implemented; plan with one micro-batch "
-        "(accumulation 1)",
-        t.name, made == kNone ? "an input" : def(out.graph.op(made).code).name, name, name_of(t.dtype))
-        .at_op(made == kNone ? t.name : out.graph.op(made).name);
+  if (combine == Combine::kLogSumExp) {  // a softmax along the batch, whose gradient the body needs
+    const Op& op = out.graph.op(producer(id));
+    throw invalid(
+        "op '{}' ({}) needs all samples of '{}' at once, which micro-batches do not have; plan with one micro-batch "
+        "(accumulation 1), or keep samples apart in this op",
+        op.name, def(op.code).name, out.graph.tensor(op.inputs[0]).name)
+        .at_op(op.name);
   }
-  return {{"combine", std::string(name)}};
+  return {{"combine", std::string(kCombines[static_cast<size_t>(combine)])}};
 }
 
 // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.

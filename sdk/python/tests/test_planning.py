@@ -96,6 +96,18 @@ def test_more_micro_batches_than_samples():
         wh.plan(gpt(2), "null:2", accumulation=1 << 62)
 
 
+@pytest.mark.parametrize("options", [dict(accumulation=2), dict(devices="cpu:2", strategy="split(2)", accumulation=2)])
+def test_a_softmax_along_the_batch_has_no_micro_batches(options):
+    """Whether the op is cut or not: its gradient needs the sum over all samples in the body of the step."""
+    g = wh.Graph("listwise")
+    with g:
+        scores = wh.nn.linear(wh.input("x", (8, 4)), 1).reshape(1, 8)
+        loss = wh.ops.cross_entropy(scores, wh.ops.fill((1,), value=3, dtype="i32"))[0].sum()
+        g.minimize(loss, wh.SGD(0.1))
+    with pytest.raises(wh.InvalidArgument, match=r"cross_entropy.*needs all samples of 'reshape' at once, which .*micro-batches do not have"):
+        wh.plan(g, **options)
+
+
 def test_without_a_thread_to_plan_on_it_is_planned_here(request, monkeypatch):
     """Planning has a thread of its own only so that Ctrl-C is seen; without one Ctrl-C is seen when it has ended."""
     def none(self):
