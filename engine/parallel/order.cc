@@ -11,7 +11,7 @@ namespace whale {
 namespace {
 
 constexpr int kSweeps = 6;
-constexpr double kPrefetchOps = 8;  // how far ahead a parameter that lives in parts is gathered
+constexpr double kPrefetchOps = 8;  // how far ahead of its reader what was there for long is gathered
 
 struct Order {
   LayoutGraph& lg;
@@ -133,14 +133,22 @@ std::vector<double> wishes(const Order& o) {
         for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
     if (first < 1e18) key[i] = first - 0.01;
   }
+  // A backward op all of whose operands the forward pass left: gathered again, or for a weight's gradient alone.
+  const auto of_forward = [&](const Op& op) {
+    return op.phase == Phase::kBackward && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
+             return id == kNone || g.tensor(id).producer == kNone ||
+                    g.op(g.tensor(id).producer).phase == Phase::kForward;
+           });
+  };
   std::vector<double> launches;
   for (size_t i = 0; i < n; ++i)
     if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) {  // rounds keep their pace
       key[i] = made_at(g.ops[i].inputs) + 0.2;
-      // Parameters that live in parts are gathered a little before they are read, not all at the start.
+      // These, and parameters that live in parts, are gathered a little before they are read, not all at the start.
+      const bool late = key[i] < 1 || of_forward(g.ops[i]);
       double first = 1e18;
       for (const TensorId y : g.ops[i].outputs)
-        if (y != kNone && key[i] < 1)
+        if (y != kNone && late)
           for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
       if (first < 1e18) key[i] = std::max(key[i], first - kPrefetchOps);
       launches.push_back(key[i]);

@@ -15,12 +15,20 @@ struct Recomputer {
   Graph& g;
   std::vector<std::vector<OpId>> readers;  // through views
   std::vector<char> again;                 // tensors that the backward pass makes anew
+  std::vector<char> activation;            // tensors that are made of an input, not of parameters alone
   explicit Recomputer(LayoutGraph& graph)
-      : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()) {
-    for (size_t i = 0; i < g.ops.size(); ++i)
-      for (const TensorId id : g.ops[i].inputs)
-        if (id != kNone && !is_view(g.ops[i].code))
-          readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
+      : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()), activation(g.tensors.size()) {
+    for (const TensorId id : g.inputs) activation[static_cast<size_t>(id)] = 1;
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      bool of_input = false;
+      for (const TensorId id : g.ops[i].inputs) {
+        if (id == kNone) continue;
+        of_input |= activation[static_cast<size_t>(id)] != 0;
+        if (!is_view(g.ops[i].code)) readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
+      }
+      for (const TensorId id : g.ops[i].outputs)
+        if (id != kNone) activation[static_cast<size_t>(id)] = of_input;
+    }
   }
 
   bool read_backward(TensorId id) const {
@@ -36,7 +44,7 @@ struct Recomputer {
   bool gathers(const Op& op) const {
     if (op.code != OpCode::k_all_gather || op.phase != Phase::kForward || op.region != Region::kBody ||
         op.inputs.size() != 1 || again[static_cast<size_t>(view_root(g, op.inputs[0]))] ||
-        !lg.time_varies(op.inputs[0]))
+        !activation[static_cast<size_t>(op.inputs[0])])
       return false;
     const int64_t n = lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
     const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
