@@ -75,6 +75,33 @@ struct Bucket {
   OpId op = kNone;  // into which the others are merged
   int64_t bytes = 0;
   std::set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
+  OpId loss = kNone;     // the op that makes the loss, if it is in here
+};
+
+// No update runs before the loss is known, so what updates read lives until the loss's bucket is there.
+class HeldBack {
+ public:
+  explicit HeldBack(const LayoutGraph& lg) : until_(lg.graph.ops.size() + 1) {
+    const Graph& g = lg.graph;
+    for (const NamedTensor& f : lg.fetches)
+      if (f.name == "loss") loss_ = f.tensor;
+    if (lg.micro_batches > 1) return;  // sums over micro-batches wait anyway
+    std::set<TensorId> counted;
+    for (const Op& op : g.ops)
+      for (const TensorId id : op.inputs)
+        if (has_flag(op.code, kUpdateOp) && id != kNone && g.tensor(id).producer != kNone && counted.insert(id).second)
+          until_[static_cast<size_t>(g.tensor(id).producer) + 1] += bytes_of(g.tensor(id));
+    for (size_t i = 1; i < until_.size(); ++i) until_[i] += until_[i - 1];
+  }
+  bool is_loss(TensorId id) const { return id == loss_; }
+  // Bytes of operands of updates that are made between two ops.
+  int64_t between(OpId from, OpId to) const {
+    return until_[static_cast<size_t>(to)] - until_[static_cast<size_t>(from)];
+  }
+
+ private:
+  TensorId loss_ = kNone;
+  std::vector<int64_t> until_;  // made before each op
 };
 
 // Which ops wait for a bucket. Whatever reads the results of its members is an update, so only updates (and sums of
@@ -142,14 +169,17 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   const std::vector<Member> members = members_of(g);
   std::map<Key, Bucket> open;
   Waits waits(g, members);
+  const HeldBack held_back(lg);
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
     Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
                            attr_int(op.attrs, "group"), op.stage, kind_of(g, op)}];
-    if (bucket.op == kNone || bucket.bytes >= bucket_bytes || waits.for_bucket(op, bucket)) {
-      bucket = {m.op, 0, {}};
+    const bool full = bucket.bytes >= bucket_bytes ||
+                      (bucket.loss != kNone && held_back.between(bucket.loss, m.order) >= bucket_bytes);
+    if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {
+      bucket = {m.op, 0, {}, kNone};
     } else {
       join(g.op(bucket.op), op);
       removed[static_cast<size_t>(m.op)] = 1;
@@ -157,6 +187,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
         if (other.apart.contains(bucket.op) || other.apart.contains(m.op)) other.apart.clear();
     }
     waits.put(m.op, bucket.op);
+    if (held_back.is_loss(op.outputs[0])) bucket.loss = m.order;
     bucket.bytes += bytes_of(whole);
   }
   int sums = 0, scatters = 0, gathers = 0;
