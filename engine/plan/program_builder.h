@@ -65,7 +65,7 @@ class ProgramBuilder {
   void schedule_accumulation();
   void schedule_pipeline();
   void messages_at_the_ends();
-  void assign_slots(int64_t slots);
+  void assign_slots(const std::map<int32_t, int64_t>& slots_of);  // by segment
   void emit(const Op& op);
   void emit_transfer(const Op& op);
   void emit_identity(const Op& op, size_t output);

@@ -69,8 +69,8 @@ void ProgramBuilder::schedule_pipeline() {
           done.push_back(mine.begin + item.micro_batch);
       plan_trees({stage, static_cast<WorkKind>(kind), -1}, done);
     }
-  // How many micro-batches are alive at once: slots go round. Values that pass from one chunk of this device to another
-  // live until the last chunk is done with the micro-batch.
+  // How many micro-batches of a chunk are alive at once: slots go round. Values that pass from one chunk of this device
+  // to another live until the last chunk is done with the micro-batch.
   bool between_chunks = false;
   for (const OpId i : low_.ops_of_mesh[static_cast<size_t>(place_.mesh)]) {
     const Op& op = g_.op(i);
@@ -79,27 +79,27 @@ void ProgramBuilder::schedule_pipeline() {
                         lg_.stage(id) != op.stage && lg_.time_varies(id) && g_.tensor(id).kind == TensorKind::kValue;
   }
   const auto chunk_of = [&](const WorkItem& item) { return between_chunks ? 0 : item.chunk; };
-  int64_t slots = 1;
+  std::map<int, int64_t> slots;             // by chunk
   std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
+  std::map<int, std::map<int, int>> alive;  // chunk -> u -> items to come
   for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
-  std::map<std::pair<int, int>, int> alive = {};
   for (const WorkItem& item : order) {
     Watch::look();
-    const std::pair<int, int> at{chunk_of(item), item.micro_batch};
-    alive[at] = 1;
-    int lowest = item.micro_batch, highest = item.micro_batch;
-    for (const auto& [key, live] : alive)
-      if (live) lowest = std::min(lowest, key.second), highest = std::max(highest, key.second);
-    slots = std::max<int64_t>(slots, highest - lowest + 1);
-    if (--left[at] == 0) alive.erase(at);
+    const int chunk = chunk_of(item);
+    auto& mine_alive = alive[chunk];
+    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{chunk, item.micro_batch}]).first->second;
+    const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
+    slots[chunk] = std::max(slots[chunk], span);
+    if (--to_come == 0) mine_alive.erase(item.micro_batch);
   }
+  std::map<int32_t, int64_t> slots_of;  // by segment
   for (const WorkItem& item : order) {
     Watch::look();
     const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;
     const SegmentKey key{virtual_stage(pipeline, place_.mesh, item.chunk), item.kind,
                          low_.size_class[static_cast<size_t>(u)]};
-    body.push_back(
-        {.segment = segments.at(key), .micro_batch = u, .slot = static_cast<int32_t>(item.micro_batch % slots)});
+    const int64_t n = slots_of[segments.at(key)] = slots.at(chunk_of(item));
+    body.push_back({.segment = segments.at(key), .micro_batch = u, .slot = static_cast<int32_t>(item.micro_batch % n)});
     merge_row(key, body.back().segment, body.back());
     if (merged_) body.push_back(*merged_);
   }
@@ -107,14 +107,15 @@ void ProgramBuilder::schedule_pipeline() {
   schedule.push_back({.segment = 0, .whole = true});
   schedule.insert(schedule.end(), body.begin(), body.end());
   schedule.push_back({.segment = build_segment(Region::kEpilogue, {}, "epilogue"), .whole = true});
-  assign_slots(slots);
+  assign_slots(slots_of);
 }
 
-// Values that one segment of the body hands to another have a slot for every micro-batch that is alive.
-void ProgramBuilder::assign_slots(int64_t slots) {
+// Values that one segment of the body hands to another have a slot for every micro-batch of their chunk that is alive.
+void ProgramBuilder::assign_slots(const std::map<int32_t, int64_t>& slots_of) {
   Program& p = draft_.program;
   std::vector<int32_t> seen(p.buffers.size(), -1);
   std::vector<char> crosses(p.buffers.size());
+  std::vector<int32_t> slots(p.buffers.size(), 1);
   const auto root = [&](BufferId b) {
     while (p.buffers[static_cast<size_t>(b)].alias != kNone) b = p.buffers[static_cast<size_t>(b)].alias;
     return static_cast<size_t>(b);
@@ -130,14 +131,15 @@ void ProgramBuilder::assign_slots(int64_t slots) {
           int32_t& first = seen[root(b)];
           if (first >= 0 && first != base) crosses[root(b)] = 1;
           first = base;
+          if (const auto n = slots_of.find(base); n != slots_of.end())
+            slots[root(b)] = std::max(slots[root(b)], static_cast<int32_t>(n->second));
         }
   }
   std::vector<char> varies(p.buffers.size());
   for (const auto& [key, b] : buffers_)
     if (key.second >= 0 && g_.tensor(key.first).kind == TensorKind::kValue) varies[root(b)] = 1;
   for (size_t b = 0; b < p.buffers.size(); ++b)
-    if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena)
-      p.buffers[b].slots = static_cast<int32_t>(slots);
+    if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena) p.buffers[b].slots = slots[b];
   for (Buffer& b : p.buffers)
     if (b.alias != kNone) b.slots = p.buffers[root(b.alias)].slots;
 }
