@@ -1,0 +1,95 @@
+// What plans move in a step against the closed forms, M micro-batches: in elements of the parameters (a sum counts
+// twice: scattered and gathered), of activations for splits and pipelines.
+#include <map>
+
+#include "golden.h"
+
+using namespace whale;
+using namespace whale::golden;
+
+namespace {
+
+// Elements by the kind of axis that they cross, of one device in a step; "stage" between stages.
+std::map<std::string, double> moved(const Plan& plan, int device) {
+  const Entry& train = plan.entries[0];
+  const Program& p = train.programs[static_cast<size_t>(train.rows[static_cast<size_t>(device)].program)];
+  std::map<std::string, double> out;
+  const auto elements = [&](const std::vector<BufferId>& list) {
+    double n = 0;
+    for (const BufferId b : list)
+      if (b != kNone) n += static_cast<double>(element_count(p.buffers[static_cast<size_t>(b)].dims));
+    return n;
+  };
+  for (const ScheduleRow& row : p.schedule)
+    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions) {
+      if (i.kind == InstructionKind::kSend)
+        for (const Transfer& t : train.links[static_cast<size_t>(i.ref)].transfers) {
+          if (t.from != device || t.to == device) continue;
+          double n = 1;
+          for (const Interval& interval : t.source) n *= static_cast<double>(interval.size());
+          out["stage"] += n;
+        }
+      if (i.kind != InstructionKind::kCollective) continue;
+      double& n = out[plan.groups[static_cast<size_t>(i.ref)].axis];
+      n += i.op == OpCode::k_all_reduce       ? 2 * elements(i.in)
+           : i.op == OpCode::k_reduce_scatter ? elements(i.in)
+                                              : elements(i.out);
+    }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("golden: traffic of replicas is 2 of the parameters, with ZeRO 2 M + 1, with ZeRO 3 3 M") {
+  constexpr int n = 4;
+  for (const int64_t m : {1, 4})
+    for (int zero = 0; zero <= 3; ++zero) {
+      Gpt s;
+      s.batch = n * m, s.dim = 1024, s.heads = 16;
+      const double plan =
+          moved(plan_of(s, {.devices = n, .micro_batches = m, .zero = zero}), 0)["replica"] / s.parameters();
+      const double form = static_cast<double>(zero == 3 ? 3 * m : zero == 2 ? m + 1 : 2);
+      row(fmt::format("ZeRO {}, M = {}", zero, m), "parameters", form, form, plan);
+    }
+}
+
+TEST_CASE("golden: traffic of updates in slices, where state is whole, is that of the state too") {
+  const How how{.devices = 4, .update = UpdateForm::kSliced};
+  const double plan = moved(plan_of({.batch = 4, .dim = 1024, .heads = 16}, how), 0)["replica"];
+  row("ZeRO 0, M = 1, updates in slices", "parameters", 2, 4, plan / Gpt{.dim = 1024}.parameters(),
+      "whole copies of both moments are gathered; null and cuda devices choose it by cost");
+}
+
+// Megatron's split of a block: four sums of its activations, two in each pass.
+TEST_CASE("golden: traffic of a split block") {
+  struct Case {
+    Recompute recompute;
+    double paper, form;
+    const char* name;
+    const char* why;
+  };
+  for (const Case& c : {Case{Recompute::kNone, 8, 8, "none", ""},
+                        Case{Recompute::kSelective, 8, 10, "selective", "both gathered operands once more"},
+                        Case{Recompute::kFull, 12, 10, "full", "sums are kept, gathered operands made again"}}) {
+    const auto of = [&](int64_t layers) {
+      Gpt s;
+      s.layers = layers;
+      return moved(plan_of(s, {.devices = 8, .strategy = "split(8)", .recompute = c.recompute}), 0)["split"];
+    };
+    row(fmt::format("split(8), a block, {}", c.name), "sbh", c.paper, c.form, (of(8) - of(4)) / 4 / Gpt{}.sbh(), c.why);
+  }
+}
+
+TEST_CASE("golden: traffic of a pipeline is an activation and its gradient for each micro-batch and boundary") {
+  constexpr int64_t m = 8;
+  Gpt s;
+  s.batch = m, s.layers = 8;
+  for (const int t : {1, 4}) {
+    const std::string strategy = fmt::format("pipeline(4, micro_batches=8){}", t > 1 ? " > split(4)" : "");
+    const Plan plan = plan_of(s, {.devices = 4 * t, .strategy = strategy, .micro_batches = m});
+    double all = 0;
+    for (int d = 0; d < 4 * t; ++d) all += moved(plan, d)["stage"];
+    // Each device of a split hands its part of the sequence on.
+    row(fmt::format("`{}`", strategy), "sbh", 2.0 * 3 * m, 2.0 * 3 * m, all / s.sbh(m));
+  }
+}
