@@ -42,7 +42,8 @@ CompileOptions options_of(const PlanCase& c, const Graph& graph);
 int64_t micro_batches_of(const PlanCase& c);  // those of its pipeline, or its own
 bool splits(const PlanCase& c);
 
-PlanCase random_plan_case(Dice& dice);
+// Of 1 to 8 devices; where `most` is larger, of 9 to about `most`.
+PlanCase random_plan_case(Dice& dice, int64_t most = 8);
 std::vector<PlanCase> smaller_cases(const PlanCase& c);  // the boldest first; each could fail for the same reason
 
 enum class Outcome {

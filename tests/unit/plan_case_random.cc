@@ -1,5 +1,6 @@
 // Random cases, and smaller ones of a case that fails.
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <numeric>
 #include <span>
@@ -12,6 +13,8 @@
 
 namespace whale::test {
 namespace {
+
+constexpr int64_t kFew = 8;
 
 template <class T>
 const T& one_of(const std::vector<T>& list, Dice& dice) {
@@ -173,8 +176,8 @@ void siblings(std::vector<std::string>& out, Blocks blocks, const std::vector<in
   }
 }
 
-// A pipeline with written stages; gives the devices that it takes.
-int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, Dice& dice) {
+// A pipeline with written stages; gives the devices that it takes, up to about `most`.
+int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, int64_t most, Dice& dice) {
   std::string schedule = one_of<std::string>({"1f1b", "gpipe", "zb_h1", "interleaved", "zb_v"}, dice);
   if (blocks.size() < 3) schedule = "1f1b";
   const int64_t chunks = schedule == "interleaved" || schedule == "zb_v" ? 2 : 1;
@@ -188,7 +191,7 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
   open(out, around);
   // Stages of one site share its devices.
   std::vector<int64_t> devices;
-  int64_t left = 8 / outer;
+  int64_t left = most / outer;
   for (int64_t s = 0; s < sites; ++s) {
     devices.push_back(dice.between(1, std::max<int64_t>(1, left - (sites - s - 1))));
     left -= devices.back();
@@ -199,9 +202,9 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
   for (int64_t s = 0; s < n; ++s) {
     const int64_t site = chunks == 1 ? s : schedule == "zb_v" && s >= sites ? 2 * sites - 1 - s : s % sites;
     const auto& mine = counts[static_cast<size_t>(site)];
-    const int64_t most = std::ssize(blocks) - (n - s - 1) - static_cast<int64_t>(at);
+    const int64_t rest = std::ssize(blocks) - (n - s - 1) - static_cast<int64_t>(at);
     const int64_t least = s == 0 ? 2 : 1;  // an input alone is no op
-    const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(least, std::max(most, least))) : blocks.size();
+    const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(least, std::max(rest, least))) : blocks.size();
     std::vector<std::string> scopes{"stage"};
     if (devices[static_cast<size_t>(site)] > 1 || dice.coin())
       for (std::string& level : levels(mine, dice, chunks == 1)) scopes.push_back(std::move(level));
@@ -218,12 +221,12 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
 }
 
 // Two pipelines one after the other on the same devices; gives the devices.
-int64_t pipelines(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, Dice& dice) {
+int64_t pipelines(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, int64_t most, Dice& dice) {
   const size_t half = blocks.size() / 2;
-  const int64_t stages = dice.between(1, 3), inside = dice.between(1, 8 / stages);
+  const int64_t stages = dice.between(1, 3), inside = dice.between(1, most / stages);
   const std::vector<int64_t> counts = factors(inside, dice);
   std::vector<std::string> around;
-  const int64_t outer = stages * inside <= 4 && dice.below(3) == 0 ? 2 : 1;
+  const int64_t outer = stages * inside <= most / 2 && dice.below(3) == 0 ? 2 : 1;
   if (outer > 1) around = {replica_or_split(2, dice.below(4) == 0, dice.below(4) == 0, dice)};
   open(out, around);
   for (const Blocks part : {blocks.first(half), blocks.subspan(half)}) {
@@ -257,12 +260,12 @@ std::vector<std::string> random_ops(Dice& dice) {
 
 }  // namespace
 
-PlanCase random_plan_case(Dice& dice) {
+PlanCase random_plan_case(Dice& dice, int64_t most) {
   PlanCase c;
   const bool ops = dice.below(5) == 0;
   const std::vector<std::string> blocks = ops ? random_ops(dice) : random_blocks(dice);
-  c.batch = dice.between(ops ? 2 : 1, 11);
-  c.devices = dice.between(1, 8);
+  c.batch = dice.between(ops ? 2 : 1, 11 * most / kFew);
+  c.devices = dice.between(most > kFew ? kFew + 1 : 1, most);
   c.micro_batches = dice.coin() ? 1 : dice.between(1, 5);
   const int64_t kind = dice.below(10);
   if (kind < 6) {
@@ -276,9 +279,9 @@ PlanCase random_plan_case(Dice& dice) {
     siblings(c.graph, blocks, counts, dice);
     if (dice.coin()) c.strategy = fmt::format("{}", fmt::join(levels(counts, dice, false), " > "));
   } else if (blocks.size() >= 4 && dice.below(4) == 0) {
-    c.devices = pipelines(c.graph, blocks, dice.between(1, 5), dice);
+    c.devices = pipelines(c.graph, blocks, dice.between(1, 5), most, dice);
   } else {
-    c.devices = stages(c.graph, blocks, dice.between(1, 5), dice);
+    c.devices = stages(c.graph, blocks, dice.between(1, 5), most, dice);
   }
   c.optimizer =
       with_word(one_of<std::string>({"sgd", "sgd", "adamw", "adam", "lamb", "adagrad", "adafactor"}, dice), dice);
@@ -287,7 +290,7 @@ PlanCase random_plan_case(Dice& dice) {
     std::string text = c.strategy;
     for (const std::string& item : c.graph) text += item;
     if (const size_t at = text.find("replica("); at != text.npos)
-      if (const int64_t n = text[at + 8] - '0'; n >= 1 && n <= 8) c.state_shares = random_shares(n, dice);
+      if (const int64_t n = std::atoll(text.c_str() + at + 8); n >= 1) c.state_shares = random_shares(n, dice);
   }
   if (dice.below(4) == 0) c.recompute = static_cast<int>(dice.between(1, 2));
   c.exact = dice.below(6) == 0;
