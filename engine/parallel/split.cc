@@ -31,6 +31,7 @@ struct Code {
 struct State {
   double cost = 0;
   int32_t back = -1;  // index of the step before in the trail
+  // By tensor; what is not here is where its home is, or everywhere.
   std::vector<std::pair<TensorId, Code>> live;
 };
 
@@ -49,8 +50,8 @@ class Chooser {
     check_names();
     find_uses();
     digits_ = candidate_digits(g_);
+    find_homes();
     std::vector<State> states(1);
-    start(states[0]);
     std::vector<size_t> order;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       if (g_.ops[i].phase != Phase::kForward) continue;
@@ -135,16 +136,16 @@ class Chooser {
     }
   }
 
-  void start(State& state) const {
+  // Where variables are that nobody has used.
+  void find_homes() {
     if (!p_.homes) return;
     for (const Variable& v : g_.variables) {
       const auto home = p_.homes->find(g_.tensor(v.tensor).name);
       if (home == p_.homes->end()) continue;
       const AxisLayout& l = home->second.layout.axes[p_.axis];
       if (l.placement == Placement::kShard)
-        state.live.emplace_back(v.tensor, Code{Placement::kShard, l.digit, false, false, false});
+        homes_.emplace(v.tensor, Code{Placement::kShard, l.digit, false, false, false});
     }
-    std::sort(state.live.begin(), state.live.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   }
 
   // Seconds to move what a device would get of the tensor, `share` of its bytes.
@@ -163,6 +164,7 @@ class Chooser {
     const auto at = std::lower_bound(state.live.begin(), state.live.end(), id,
                                      [](const auto& entry, TensorId want) { return entry.first < want; });
     if (at != state.live.end() && at->first == id) return at->second;
+    if (const auto home = homes_.find(id); home != homes_.end()) return home->second;
     Code code;
     code.open = is_variable_[static_cast<size_t>(id)] && !p_.homes;
     return code;
@@ -442,6 +444,7 @@ class Chooser {
   const Graph& g_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;
+  std::unordered_map<TensorId, Code> homes_;  // of variables that are fixed already and cut
   std::vector<std::vector<Digit>> digits_;
   std::vector<Step> trail_;
 };

@@ -130,10 +130,16 @@ struct SlotLife {
 
 std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
   const Program& p = c.program;
+  std::vector<std::vector<size_t>> rows_of(p.segments.size());
+  for (size_t r = 0; r < p.schedule.size(); ++r) rows_of[static_cast<size_t>(p.schedule[r].segment)].push_back(r);
   std::vector<SlotLife> lives;
   for (size_t b = 0; b < p.buffers.size(); ++b) {
     const Buffer& x = p.buffers[b];
     if (!in_arena(x) || x.alias != kNone || x.bytes == 0 || x.offset < 0) continue;
+    std::vector<size_t> rows;  // that use it
+    for (size_t s = 0; s < uses.size(); ++s)
+      if (uses[s].of[b].any) rows.insert(rows.end(), rows_of[s].begin(), rows_of[s].end());
+    std::ranges::sort(rows);
     for (int32_t slot = 0; slot < x.slots; ++slot) {
       Watch::look();
       const int64_t begin = x.offset + slot * slot_stride(x);
@@ -141,10 +147,10 @@ std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<Segment
       bool used = false;
       size_t before = p.schedule.size();  // the last row that used it
       size_t fresh = before;              // the row that made its value, unless it was changed in place since
-      for (const size_t r : watched(size_t{0}, p.schedule.size())) {
+      for (const size_t r : watched(rows)) {
         const ScheduleRow& row = p.schedule[r];
         const Access& a = uses[static_cast<size_t>(row.segment)].of[b];
-        if (!a.any || (x.slots > 1 && row.slot != slot)) continue;
+        if (x.slots > 1 && row.slot != slot) continue;
         life.rows[r] |= kUsed;
         used = true;
         if (a.reads_first) {
