@@ -690,3 +690,110 @@ def test_what_a_loss_is_divided_by_is_no_term_of_it(tmp_path, loss):
     for comparison in told["comparisons"]:
         for what in ("losses", "evaluation"):
             assert comparison[what]["bound"] < (1e-11 if comparison["precision"] == "float64" else 1e-3), comparison[what]
+
+
+def by_hand(path, kind):
+    """Models of float32 that round to 16 bits themselves."""
+    g = wh.Graph(kind)
+    with g:
+        x, y = wh.input("x", (16, 32)), wh.input("y", (16,), wh.int32)
+        h = x.astype(wh.bfloat16)
+        if kind == "casts":
+            for i in range(3):
+                w, b = wh.parameter(f"w{i}", (32, 32), wh.normal(0.2)), wh.parameter(f"b{i}", (32,))
+                h = wh.ops.relu(wh.ops.matmul(h, w.astype(wh.bfloat16)) + b.astype(wh.bfloat16))
+        else:
+            w = wh.parameter("w", (32, 32), wh.normal(0.2), dtype=getattr(wh, kind))
+            h = wh.ops.tanh(wh.ops.matmul(h, w.astype(wh.bfloat16)))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h.astype(wh.float32), 5), y), wh.Adam(0.01))
+    g.save(path)
+
+
+@pytest.mark.parametrize("kind,strategy", [("bfloat16", "replica"), ("float16", "replica"), ("casts", "split(2)")])
+def test_a_model_that_rounds_to_16_bits_itself_is_judged_by_that(tmp_path, kind, strategy):
+    by_hand(tmp_path / "model.whale", kind)
+    for seed in (1, 2):
+        rows = verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", strategy, "--seed", seed, code=0)["comparisons"]
+        assert rows[0]["rounds_in"] == "float64" and rows[0]["amplitude"] < 1e-13
+        assert rows[-1]["precision"] == "float32" and rows[-1]["rounds_in"] == "bfloat16"
+
+
+@pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--adasum"]], ids="-".join)
+def test_updates_of_variables_of_16_bits(tmp_path, option):
+    by_hand(tmp_path / "model.whale", "bfloat16")
+    verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "--seed", "1", *option, code=0)
+
+
+def test_a_wrong_update_of_a_model_that_rounds_to_16_bits_is_noticed(tmp_path):
+    by_hand(tmp_path / "model.whale", "casts")
+    plan = tmp_path / "model.plan"
+    assert whale("plan", tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "-o", plan).returncode == 0
+    rows = verify(tmp_path / "model.whale", "--plan", damaged(plan, 0.999, 0.99), code=1)["comparisons"]
+    assert all(row["verdict"] == "not equal" for row in rows), rows
+
+
+@pytest.mark.parametrize("offset,optimizer", [(2020.0, wh.Adam(0.01)), (1e4, wh.Adam(0.01)), (1e4, wh.SGD(0.01))], ids=["2020", "1e4", "1e4-sgd"])
+def test_what_a_model_cancels_itself_is_rounding(tmp_path, offset, optimizer):
+    """A mean taken off behind a large constant rounds by as much as the constant, in whatever precision; moved weights do not show it."""
+    g = wh.Graph("offset")
+    with g:
+        x, y = wh.input("x", (16, 32)), wh.input("y", (16,), wh.int32)
+        h = wh.nn.linear(x, 16) + offset
+        h = wh.ops.tanh(h - h.mean(axis=1, keep_dims=True))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 5), y), optimizer)
+    g.save(tmp_path / "model.whale")
+    for seed in (1, 2, 3, 5):
+        verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "split(2)", "--seed", seed, code=0)
+    plan = tmp_path / "model.plan"
+    assert whale("plan", tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "split(2)", "-o", plan).returncode == 0
+    rows = verify(tmp_path / "model.whale", "--plan", damaged(plan, 0.01, 0.02), code=1)["comparisons"]
+    assert all(row["verdict"] == "not equal" for row in rows), rows
+
+
+def test_the_same_infinities_are_alike(tmp_path):
+    """Adam's mean of squares overflows in float32, on one device and in the plan at the same places."""
+    g = wh.Graph("squares")
+    with g:
+        h = wh.nn.linear(wh.input("x", (8, 16)), 16)
+        g.minimize(wh.nn.mse(wh.nn.linear(wh.ops.exp(h * h), 1).reshape(-1), wh.input("y", (8,))), wh.Adam(1e-3))
+    g.save(tmp_path / "model.whale")
+    rows = verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "--steps", "6", code=0)["comparisons"]
+    # A batch whose loss is 1e20 times larger says nothing of how the last one is rounded.
+    assert all(row["evaluation"]["bound"] < 0.01 for row in rows), rows
+    r = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=(r.standard_normal((40, 16)) * 1e22).astype(np.float32), y=np.zeros(40, np.float32))
+    g = wh.Graph("large")
+    with g:
+        g.minimize(wh.nn.linear(wh.input("x", (8, 16)), 1).mean() + 0.0 * wh.input("y", (8,)).mean(), wh.Adam(1e-3))
+    g.save(tmp_path / "model.whale")
+    rows = verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "--data", tmp_path / "data.npz", code=0)["comparisons"]
+    assert all(row["steps_compared"] == 5 for row in rows), rows
+
+
+def test_an_infinity_on_one_side_is_a_difference(tmp_path):
+    g = wh.Graph("one side")
+    with g:
+        h = wh.nn.linear(wh.input("x", (8, 4)), 4) * 1.2345
+        g.minimize((h * h).mean(), wh.SGD(0.01))
+    g.save(tmp_path / "model.whale")
+    plan = tmp_path / "model.plan"
+    assert whale("plan", tmp_path / "model.whale", *F64, "-o", plan).returncode == 0
+    row = verify(tmp_path / "model.whale", "--plan", damaged(plan, 1.2345, 1e300), code=1)["comparisons"][0]
+    assert "the loss is inf, one device has" in row["failure"] and row["ended_at"] == 1, row
+
+
+@pytest.mark.parametrize("factors,code", [(1, 0), (4, 3)])
+def test_a_loss_that_is_not_finite_ends_the_comparison(tmp_path, factors, code):
+    """The steps before it are judged, where they are two."""
+    g = wh.Graph("grows")
+    with g:
+        h = wh.nn.linear(wh.input("x", (8, 4)), 4)
+        for _ in range(factors):
+            h = h * 1e15
+        g.minimize((h * h).mean(), wh.SGD(1e30))
+    g.save(tmp_path / "model.whale")
+    options = [tmp_path / "model.whale", "--devices", "ref:2", "--strategy", "replica", "--precision", "f64"]
+    row = verify(*options, code=code)["comparisons"][0]
+    assert row["ended_at"] == row["steps_compared"] + 1 and row["ended_by"] == "the loss of the plan and of one device is not finite", row
+    done = whale("verify", *options)
+    assert "(--data FILE), or a model with a smaller learning rate" in done.stdout and "nan" not in done.stdout.replace("not finite", ""), done.stdout

@@ -91,6 +91,7 @@ class Gradients {
     start_.clear();
     for (const Variable& v : variables_) start_.push_back(read_value(plan_, v));
     const Wanted one = wanted(one_, true, start_, batch);
+    finite_ = finite_ && one.finite && std::isfinite(one.loss);
     std::vector<bool> alike;  // moved runs that decide as one device does
     for (size_t i = 0; i < shakes_.size(); ++i) {
       Runner& moved = *moved_[i].whole;
@@ -100,6 +101,11 @@ class Gradients {
       for (const Variable& v : variables_) shaken.push_back(read_value(moved, v));
       alike.push_back(widen_envelope(wanted(moved_[i], sum_.adasum, shaken, shakes_[i].inputs(batch)), one));
       shakes_[i].take_off(moved, variables_);
+    }
+    if (!scaled_ && !finite_) {
+      ++report_.steps, report_.ended_at = number;
+      report_.ended_by = "the loss or a gradient of one device is not finite";
+      return;
     }
     int64_t runs = std::count(alike.begin(), alike.end(), true);
     std::optional<Wanted> wide;
@@ -234,6 +240,7 @@ class Gradients {
       ++report_.flipped_runs;
       return false;
     }
+    finite_ = finite_ && std::isfinite(moved.loss);
     loss_envelope_ = std::max(loss_envelope_, std::abs(moved.loss - one.loss));
     outputs_.widen(outputs_.apart(moved.outputs, one.outputs));
     for (size_t k = 0; k < count(); ++k)
@@ -446,6 +453,7 @@ class Gradients {
   std::vector<Figure> worst_;  // of each step
   int64_t runs_ = 0;           // that envelopes are of
   double scores_ = 0, loss_envelope_ = 0;
+  bool finite_ = true;  // one device so far, moved too
 };
 
 }  // namespace
@@ -462,7 +470,8 @@ Report compare_gradients(whale_engine* engine, const Sides& sides, const std::ve
   report.setting.runs = 2;
   report.subject = subject_of_sums(sum.adasum);
   Gradients gradients(engine, sides, arguments, decisions, sum, of_updates, report);
-  for (size_t i = 0; i < batches.size() && report.failure.empty() && report.reason.empty(); ++i) {
+  for (size_t i = 0; i < batches.size() && report.failure.empty() && report.reason.empty() && report.ended_at == 0;
+       ++i) {
     tick(static_cast<int64_t>(i));
     gradients.step(batches[i], static_cast<int64_t>(i) + 1);
   }

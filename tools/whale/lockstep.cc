@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -24,7 +25,8 @@ constexpr double kNoGradient = 16;   // roundings of the largest one: one device
 // Elements that turn in the plan and in none of three moved runs: five do with a chance of at most
 // max over l of exp(-3 l) P(Poisson(l) >= 5) = 2e-4.
 constexpr double kTurned = 4;
-constexpr int64_t kFewest = 2;  // steps, or moved runs of an evaluation, that a verdict rests on
+constexpr double kLinear = 0x1p-6;  // of the norm
+constexpr int64_t kFewest = 2;      // steps, or moved runs of an evaluation, that a verdict rests on
 
 std::vector<double> samples_of(const whale_tensor* tensor) {
   const size_t n = elements(tensor), stride = std::max<size_t>(1, n / kSamples);
@@ -41,7 +43,9 @@ struct Along {
   explicit Along(size_t runs) : products(runs + 1, 0) {}
   void add(size_t run, double weight, const std::vector<double>& value, const std::vector<double>& one,
            const std::vector<double>& start) {
-    for (size_t i = 0; i < one.size(); ++i) products[run] += weight * (value[i] - one[i]) * (one[i] - start[i]);
+    for (size_t i = 0; i < one.size(); ++i)
+      if (const double product = (value[i] - one[i]) * (one[i] - start[i]); std::isfinite(product))
+        products[run] += weight * product;
   }
   void add(const Along& other) {
     for (size_t i = 0; i < products.size(); ++i) products[i] += other.products[i];
@@ -67,6 +71,7 @@ class Lockstep {
         trained_(sides.trained),
         terms_(sides.terms),
         rounded_(report.setting.roundoff > 0x1p-24),
+        wide_scale_(sides.wide_scale),
         outputs_(sides.outputs, report.setting),
         evaluated_(without_gradients(sides.outputs), report.setting) {
     const Setting& setting = report.setting;
@@ -108,7 +113,7 @@ class Lockstep {
       apart.push_back(run(moved_[i], shakes_[i].inputs(batch), outputs_, false));
       shakes_[i].take_off(*moved_[i].runner, variables_);
     }
-    if (wide_) apart.push_back(run(*wide_, batch, outputs_, false));
+    if (wide_) apart.push_back(shown(run(*wide_, batch, outputs_, false)));
     OutputComparison::Apart of_plan;
     try {
       of_plan = run(plan_, batch, outputs_, false);
@@ -117,6 +122,7 @@ class Lockstep {
       return;
     }
     ++report_.steps;
+    if (ends(number, updates)) return;
     // A step of float16 that overflows is applied by nobody. Where only one side's does, rounding decided, and from
     // then on one is an update ahead. In other precisions nothing excuses it.
     if (plan_.updates() != one_.updates()) {
@@ -129,7 +135,7 @@ class Lockstep {
     std::vector<bool> off;  // a decision flipped
     for (const Side& side : moved_) off.push_back(side.updates() != one_.updates());
     const bool flipped = decide(number, off);
-    bring_wide_back();
+    const bool wide = bring_wide_back();
     for (size_t i = 0; i < moved_.size(); ++i)
       if (off[i]) bring_back(*moved_[i].runner), ++report_.flipped_runs;
     // Without a moved run that decides alike there is nothing to judge the step by.
@@ -139,23 +145,30 @@ class Lockstep {
     }
     ++report_.compared;
     largest_loss_ = std::max(largest_loss_, std::abs(one_.loss));
+    last_envelope_ = 0;
     for (size_t i = 0; i < moved_.size(); ++i)
-      if (!off[i]) loss_envelope_ = std::max(loss_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
+      if (!off[i]) last_envelope_ = std::max(last_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
+    if (wide && !rounded_) last_envelope_ = std::max(last_envelope_, wide_scale_ * std::abs(wide_->loss - one_.loss));
+    loss_envelope_ = std::max(loss_envelope_, last_envelope_);
     const double difference = std::abs(plan_.loss - one_.loss);
     if (!(difference <= report_.loss.difference)) report_.loss.difference = difference, report_.loss.step = number;
     // Gradients of a step of float16 that overflowed are none.
-    if (one_.updates() > updates) compare_outputs(apart, of_plan, off, number);
+    if (one_.updates() > updates) compare_outputs(apart, of_plan, off, wide, number);
     compare_variables(number, off);
   }
 
   void finish() {
-    if (report_.compared > 0 && report_.failure.empty() && report_.overflowed_at == 0) evaluate();
+    if (report_.compared > 0 && report_.failure.empty() && report_.overflowed_at == 0 && report_.ended_at == 0)
+      evaluate();
     Figure& loss = report_.loss;
     const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
     loss.name = "loss", loss.norm = 1;
     loss.difference /= scale, loss.envelope = loss_envelope_ / scale;
     loss.floor = floor_of_loss(scale);
     loss.bound = factor_of(report_.setting, 1, std::max<int64_t>(1, losses_)) * loss.envelope + loss.floor;
+    take("losses", std::exchange(loss, {}), scale, loss);
+    for (const OutputComparison* outputs : {&outputs_, &evaluated_})
+      for (const std::string& name : outputs->unknown()) report_.outputs_left_out.push_back(name);
     for (size_t v = 0; v < variables_.size(); ++v) {
       if (variables_[v].role != "parameter") continue;
       const Tensor value = read_value(*one_.runner, variables_[v]);
@@ -167,9 +180,69 @@ class Lockstep {
   }
 
  private:
+  // What is not finite says nothing more, and nothing that follows does. A loss that is finite on one side only is a
+  // difference, unless moved runs are of two minds as well: then rounding decides what overflows.
+  bool ends(int64_t number, int64_t updates) {
+    const bool one = std::isfinite(one_.loss), plan = std::isfinite(plan_.loss);
+    const auto is_finite = [](const Side& side) { return std::isfinite(side.loss); };
+    const auto moved = std::count_if(moved_.begin(), moved_.end(), is_finite);
+    const std::string mismatch = overflows_elsewhere();
+    if (one && plan && moved == std::ssize(moved_) && mismatch.empty()) return false;
+    // An overflow of float16 changes nothing, and the next step is in a smaller scale.
+    if (report_.setting.name == "float16" && one_.updates() == updates && plan_.updates() == updates) {
+      for (Side& side : moved_)
+        if (side.updates() != updates) bring_back(*side.runner), ++report_.flipped_runs;
+      if (wide_ && wide_->updates() != updates) wide_.reset();
+      ++report_.overflowed;
+      return true;
+    }
+    report_.ended_at = number;
+    report_.ended_by =
+        !one && !plan ? "the loss of the plan and of one device is not finite"
+        : !plan       ? "the loss of the plan is not finite"
+        : !one        ? "the loss of one device is not finite"
+        : moved < std::ssize(moved_)
+            ? "the loss of one device is not finite once its numbers are moved in the last bits"
+            : mismatch + " of one device has other elements that are not finite once its numbers are moved";
+    if (one != plan && moved == (one ? std::ssize(moved_) : 0))
+      report_.failure = "step " + std::to_string(number) + ": the loss is " + std::to_string(plan_.loss) +
+                        ", one device has " + std::to_string(one_.loss);
+    return true;
+  }
+  // The first variable that is finite elsewhere in a moved run; none.
+  std::string overflows_elsewhere() const {
+    for (const Variable& v : variables_) {
+      const Tensor one = read_value(*one_.runner, v);
+      for (const Side& side : moved_)
+        if (side.updates() == one_.updates() &&
+            !std::isfinite(distance(read_value(*side.runner, v).get(), one.get()).difference))
+          return v.name;
+    }
+    return {};
+  }
+
   // In parts of a loss of that size. What is left of terms that cancel is rounded as they are.
   double floor_of_loss(double scale) const {
     return 2 * kFloor * report_.setting.epsilon * std::max(1.0, largest_term_ / scale);
+  }
+
+  // What the run in other bits shows of rounding. Fewer tell of more as long as what they do is small; what overflows
+  // in one of two ranges says nothing.
+  double shown(const Distance& d) const {
+    const bool tells = wide_scale_ < 1 ? d.difference <= kLinear * d.norm : std::isfinite(d.difference);
+    return tells ? wide_scale_ * d.difference : 0;
+  }
+  OutputComparison::Apart shown(OutputComparison::Apart of_wide) const {
+    for (Distance& d : of_wide) d.difference = shown(d);
+    return of_wide;
+  }
+
+  // A bound that a loss of zero would pass has nothing to say of it, unless it is the difference of larger ones.
+  void take(const char* what, const Figure& found, double scale, Figure& into) {
+    if (found.bound <= std::max(1.0, largest_term_ / scale))
+      into = found;
+    else
+      report_.without_power.emplace_back(what);
   }
 
   // A step or an evaluation; what is handed out is compared with what one device, which runs first, has handed out.
@@ -188,7 +261,7 @@ class Lockstep {
     if (with_terms) {
       std::vector<double> terms(terms_.names().size());
       for (size_t i = terms.size(); i-- > 0; fetched.pop_back()) terms[i] = values_of(fetched.back().get()).data.at(0);
-      largest_term_ = std::max(largest_term_, terms_.magnitude(terms));
+      if (std::isfinite(side.loss)) largest_term_ = std::max(largest_term_, terms_.magnitude(terms));
     }
     if (&side != &one_) return outputs.apart(fetched, one_.outputs);
     one_.outputs = std::move(fetched);
@@ -197,10 +270,10 @@ class Lockstep {
 
   // At parameters that differ by rounding. An element that turned is none: what it does to outputs no moved run shows.
   void compare_outputs(const std::vector<OutputComparison::Apart>& apart, const OutputComparison::Apart& of_plan,
-                       const std::vector<bool>& off, int64_t number) {
+                       const std::vector<bool>& off, bool wide, int64_t number) {
     if (turned_ || outputs_.names().empty()) return;
     for (size_t i = 0; i < apart.size(); ++i)
-      if (i < off.size() ? !off[i] : wide_.has_value()) outputs_.widen(apart[i]);
+      if (i < off.size() ? !off[i] : wide) outputs_.widen(apart[i]);
     ++report_.steps_of_outputs;
     outputs_.judge(of_plan, one_.outputs, number, number, std::count(off.begin(), off.end(), false), report_.outputs);
   }
@@ -215,7 +288,7 @@ class Lockstep {
     };
     run(one_, last_, evaluated_, true);
     const double one = one_.loss;
-    Figure f{"loss", report_.steps, 0, {}, 0, loss_envelope_, 0, 0, 1};
+    Figure f{"loss", report_.steps, 0, {}, 0, last_envelope_, 0, 0, 1};
     int64_t runs = 0;
     for (size_t i = 0; i < moved_.size(); ++i) {
       shakes_[i].add(*moved_[i].runner, variables_);
@@ -225,8 +298,11 @@ class Lockstep {
       f.envelope = std::max(f.envelope, std::abs(moved_[i].loss - one)), ++runs;
       evaluated_.widen(apart);
     }
-    if (wide_ && !evaluated_.names().empty())
-      if (const auto apart = run(*wide_, last_, evaluated_, true); decides_alike(*wide_)) evaluated_.widen(apart);
+    if (wide_ && (!rounded_ || !evaluated_.names().empty()))
+      if (const auto apart = shown(run(*wide_, last_, evaluated_, true)); decides_alike(*wide_)) {
+        evaluated_.widen(apart);
+        if (!rounded_) f.envelope = std::max(f.envelope, wide_scale_ * std::abs(wide_->loss - one));
+      }
     OutputComparison::Apart of_plan;
     try {
       of_plan = run(plan_, last_, evaluated_, true);
@@ -240,7 +316,7 @@ class Lockstep {
     f.difference /= scale, f.envelope /= scale;
     f.floor = floor_of_loss(scale);
     f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
-    report_.evaluation = f;
+    if (std::isfinite(one) || std::isfinite(plan_.loss)) take("evaluation", f, scale, report_.evaluation);
     evaluated_.judge(of_plan, one_.outputs, report_.steps, report_.steps, runs, report_.evaluated);
   }
 
@@ -251,7 +327,14 @@ class Lockstep {
   // Whether a decision of the plan differs in this step; `off`: of the moved runs. What is decided behind one that
   // differs says nothing more.
   bool decide(int64_t number, std::vector<bool>& off) {
+    bool wide = wide_.has_value() && !rounded_;
     for (size_t d = 0; d < decisions_.size(); ++d) {
+      if (wide) {
+        Decided in_more;
+        compare(d, wide_->scores, in_more);
+        wide = in_more.differ == 0;
+        if (wide) score_envelope_[d] = std::max(score_envelope_[d], wide_scale_ * in_more.scores);
+      }
       for (size_t i = 0; i < moved_.size(); ++i) {
         if (off[i]) continue;
         Decided moved;
@@ -275,16 +358,18 @@ class Lockstep {
     return false;
   }
 
-  // The run in float32 ends where a step of float16 overflows, after which it is an update ahead.
-  void bring_wide_back() {
-    if (wide_ && wide_->updates() != one_.updates()) wide_.reset();
-    if (!wide_) return;
+  // The run in float32 ends where a step of float16 overflows, after which it is an update ahead. Whether it says
+  // something of this step.
+  bool bring_wide_back() {
+    if (wide_ && (wide_->updates() != one_.updates() || !std::isfinite(wide_->loss))) wide_.reset();
+    if (!wide_) return false;
     Decided decided;
     for (size_t d = 0; d < decisions_.size(); ++d) compare(d, wide_->scores, decided);
-    if (decided.differ == 0) return;
+    if (decided.differ == 0) return true;
     ++report_.flipped_runs;
     for (size_t k = 0; k < whole_.size(); ++k)
       write_wide(*wide_->runner, whole_[k], read_value(*one_.runner, variables_[k]).get());
+    return false;
   }
 
   void bring_back(Runner& runner) {
@@ -296,7 +381,7 @@ class Lockstep {
   double movement(size_t variable, const std::vector<double>& values) const {
     double sum = 0;
     for (size_t i = 0; i < values.size(); ++i)
-      sum += (values[i] - start_[variable][i]) * (values[i] - start_[variable][i]);
+      if (const double d = values[i] - start_[variable][i]; std::isfinite(d)) sum += d * d;
     return values.empty() ? 0 : std::sqrt(sum / static_cast<double>(values.size()));
   }
 
@@ -330,7 +415,7 @@ class Lockstep {
         const Tensor wide = read_value(*wide_->runner, whole_[k]);
         if (parameter) own.add(off.size(), weight, samples_of(wide.get()), now, start_[k]);
         if (!parameter || !report_.setting.turns)
-          wide_envelope_[k] = std::max(wide_envelope_[k], distance(wide.get(), one.get()).difference);
+          wide_envelope_[k] = std::max(wide_envelope_[k], shown(distance(wide.get(), one.get())));
       }
       const double size = root_of_elements(one.get());
       const double moved = parameter ? movement(k, now) : 0;
@@ -451,9 +536,10 @@ class Lockstep {
   const LossTerms terms_;
   std::set<std::string> has_state_, felt_;  // felt: had a gradient
   const bool rounded_;                      // computes in 16 bits
+  const double wide_scale_;
   Side plan_, one_;
   std::vector<Side> moved_;
-  std::optional<Side> wide_;  // float32
+  std::optional<Side> wide_;  // in other bits
   std::vector<Shake> shakes_;
   std::vector<InputSpec> inputs_;
   Batch last_;
@@ -464,7 +550,7 @@ class Lockstep {
   std::vector<std::vector<double>> start_;  // samples of each parameter
   std::vector<double> envelope_, wide_envelope_, score_envelope_;
   int64_t losses_ = 0;  // of moved runs, that the envelope is of
-  double along_envelope_ = 0, loss_envelope_ = 0, largest_loss_ = 0, largest_term_ = 0;
+  double along_envelope_ = 0, loss_envelope_ = 0, last_envelope_ = 0, largest_loss_ = 0, largest_term_ = 0;
 };
 
 }  // namespace
@@ -534,7 +620,7 @@ Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch
   for (size_t i = 0; i < batches.size(); ++i) {
     tick(static_cast<int64_t>(i));
     lockstep.step(batches[i], static_cast<int64_t>(i) + 1);
-    if (!report.failure.empty() || report.overflowed_at > 0 ||
+    if (!report.failure.empty() || report.overflowed_at > 0 || report.ended_at > 0 ||
         (report.verdict() == Verdict::kNotEqual && !report.margins))
       break;
   }

@@ -13,15 +13,16 @@ namespace tool {
 
 // How one precision is compared. A tensor passes when its difference, plan to one device, is at most
 //   factor * envelope + floor;
-// envelope: the largest difference of the moved runs to one device so far; of state and gradients in 16 bits also that
-// of a run in float32, since terms of a sum are rounded where moved weights leave them alone. A tensor of a few
-// elements is known less well from a few runs than a norm of many: factor_of. floor: roundings of the stored tensor
+// envelope: the largest difference of the moved runs to one device so far; of state and gradients also that of a run in
+// more bits, where there is one, since terms of a sum are rounded where moved weights leave them alone. A tensor of a
+// few elements is known less well from a few runs than a norm of many: factor_of. floor: roundings of the stored tensor
 // and, for state, of the largest values of its kind (what is summed to a small one may have been large). With `flips` a
 // few elements may have moved the other way: an update that is the gradient's sign, more or less, turns where a
 // gradient is smaller than its rounding, which is too rare for three runs to show; then all parameters together are one
 // more tensor.
 struct Setting {
   std::string name;      // "float64", ...
+  std::string coarse;    // what the model itself computes in, where that is fewer bits: it rounds like that
   double amplitude = 0;  // of the moves, relative
   double epsilon = 0;    // half a unit in the last place of stored variables
   double roundoff = 0;   // of the arithmetic
@@ -82,8 +83,11 @@ struct Report {
   int64_t flipped_at = 0;                     // the first step with one; 0: none
   int64_t set_aside = 0;                      // steps of gradients in 16 bits in which a unit turned
   int64_t overflowed_at = 0;  // the step of float16 that one side applied and the other not, the last; 0: none
-  int64_t overflowed = 0;     // steps of gradients in float16 that nobody applied
-  int64_t flipped_runs = 0;   // steps of moved runs with one: brought back, and not part of an envelope
+  int64_t overflowed = 0;     // steps in float16 that nobody applied and that leave nothing to compare
+  int64_t ended_at = 0;       // the step in which something was not finite, which ends the comparison; 0: none
+  std::string ended_by;       // what it was
+  std::vector<std::string> without_power;  // losses, evaluation: that rounding alone changes by as much as they are
+  int64_t flipped_runs = 0;                // steps of moved runs with one: brought back, and not part of an envelope
   Decided decided;
   double margin_bound = 0;          // of the decision with the largest margin
   bool margins = true;              // all of those that differ lie within their bounds
@@ -100,10 +104,11 @@ struct Report {
 struct Sides {
   std::set<std::string> trained;  // parameters
   std::function<Plan()> plan, single;
-  std::function<Plan()> wide;        // one device in more bits than the others; none: it is not compared with
+  std::function<Plan()> wide;        // one device in other bits than the others; none: it is not compared with
   std::function<Plan()> update;      // the optimizer alone (updates.h), where sums of gradients are compared
   std::vector<std::string> outputs;  // of the plan, that are compared: all of these hand them out
   LossTerms terms;                   // `single` hands its scalars out
+  double wide_scale = 1;  // of what `wide` shows: below 1 where it is in fewer bits, whose rounding is larger
 };
 
 using Tick = std::function<void(int64_t step)>;

@@ -12,24 +12,7 @@
 namespace tool {
 namespace {
 
-constexpr size_t kBlock = 4096;
-
 bool is_gradient(const std::string& name) { return name.starts_with("grad:"); }
-
-Distance of_floats(const whale_tensor* a, const whale_tensor* b) {
-  double x[kBlock], y[kBlock], sum = 0, square = 0;
-  for (size_t begin = 0, n = elements(b); begin < n; begin += kBlock) {
-    const size_t count = std::min(kBlock, n - begin);
-    load(a, begin, count, x), load(b, begin, count, y);
-    for (size_t i = 0; i < count; ++i) {
-      if (std::isfinite(y[i])) square += y[i] * y[i];
-      if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;  // a mask's infinities too
-      const double d = x[i] - y[i];
-      sum += std::isfinite(d) ? d * d : INFINITY;
-    }
-  }
-  return {std::sqrt(sum), std::sqrt(square)};
-}
 
 }  // namespace
 
@@ -70,8 +53,7 @@ OutputComparison::OutputComparison(std::vector<std::string> names, const Setting
 
 OutputComparison::Apart OutputComparison::apart(const std::vector<Tensor>& run, const std::vector<Tensor>& one) const {
   Apart out;
-  for (size_t k = 0; k < names_.size(); ++k)
-    out.push_back((integers(one[k].get()) ? distance : of_floats)(run[k].get(), one[k].get()));
+  for (size_t k = 0; k < names_.size(); ++k) out.push_back(distance(run[k].get(), one[k].get()));
   return out;
 }
 
@@ -95,8 +77,15 @@ void OutputComparison::judge(const Apart& plan, const std::vector<Tensor>& one, 
                 summed_floor(setting_, is_gradient(names_[k]) ? largest : f.norm / size[k], size[k]);
       f.bound = factor_of(setting_, elements(one[k].get()), runs) * f.envelope + f.floor;
     }
-    worsen(into.worst, f);
+    if (std::isfinite(f.bound)) worsen(into.worst, f);
   }
+}
+
+std::vector<std::string> OutputComparison::unknown() const {
+  std::vector<std::string> out;
+  for (size_t k = 0; k < names_.size(); ++k)
+    if (!std::isfinite(envelope_[k])) out.push_back(names_[k]);
+  return out;
 }
 
 }  // namespace tool

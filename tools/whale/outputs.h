@@ -28,9 +28,11 @@ class OutputComparison {
   // By a run that shows what rounding does.
   void widen(const Apart& moved);
   // The plan's in step `number`, `steps` after the variables were alike to the bit, by what so many moved runs show.
-  // Integers must be alike.
+  // Integers must be alike. Those of unknown() are left out.
   void judge(const Apart& plan, const std::vector<Tensor>& one, int64_t number, int64_t steps, int64_t runs,
              Compared& into) const;
+  // Where moved runs have other infinities: rounding decides what is finite.
+  std::vector<std::string> unknown() const;
 
  private:
   std::vector<std::string> names_;

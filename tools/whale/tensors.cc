@@ -91,6 +91,10 @@ bool storable(int dtype) {
   return dtype == WHALE_F64 || dtype == WHALE_F32 || dtype == WHALE_BF16 || dtype == WHALE_F16;
 }
 
+double rounding_of(int dtype) {
+  return dtype == WHALE_F64 ? 0x1p-53 : dtype == WHALE_F32 ? 0x1p-24 : dtype == WHALE_F16 ? 0x1p-12 : 0x1p-9;
+}
+
 bool integers(const whale_tensor* tensor) { return !storable(whale_tensor_dtype(tensor)); }
 
 bool same_bits(const whale_tensor* a, const whale_tensor* b) {
@@ -126,17 +130,30 @@ Distance of_integers(const whale_tensor* a, const whale_tensor* b) {
   return {differ, static_cast<double>(n)};
 }
 
-}  // namespace
-
-Distance distance(const whale_tensor* a, const whale_tensor* b) {
-  if (integers(b)) return of_integers(a, b);
+Distance of_floats(const whale_tensor* a, const whale_tensor* b, double scale) {
   double x[kBlock], y[kBlock], sum = 0, square = 0;
   for (size_t begin = 0, n = elements(b); begin < n; begin += kBlock) {
     const size_t count = std::min(kBlock, n - begin);
     load(a, begin, count, x), load(b, begin, count, y);
-    for (size_t i = 0; i < count; ++i) sum += (x[i] - y[i]) * (x[i] - y[i]), square += y[i] * y[i];
+    for (size_t i = 0; i < count; ++i) {
+      const double size = scale * y[i], d = scale * x[i] - size;
+      if (std::isfinite(size)) square += size * size;
+      if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
+      sum += std::isfinite(d) ? d * d : INFINITY;
+    }
   }
   return {std::sqrt(sum), std::sqrt(square)};
+}
+
+}  // namespace
+
+Distance distance(const whale_tensor* a, const whale_tensor* b) {
+  if (integers(b)) return of_integers(a, b);
+  const Distance found = of_floats(a, b, 1);
+  if (std::isfinite(found.difference) && std::isfinite(found.norm)) return found;
+  constexpr double kSmall = 0x1p-600;  // whose squares of finite numbers add up
+  const Distance small = of_floats(a, b, kSmall);
+  return {small.difference / kSmall, small.norm / kSmall};
 }
 
 Values values_of(const whale_tensor* tensor) {

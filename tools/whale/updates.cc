@@ -117,10 +117,12 @@ void Updates::compare(const Runner& plan, const std::vector<Tensor>& start, cons
       f.envelope =
           std::max(f.envelope, distance(read_value(*runs_[i].runner, variables_[k]).get(), one[k].get()).difference);
     for (size_t copy = 0; copy < v.copies.size(); ++copy) {
-      const Distance d = distance(read_value(plan, v, static_cast<int64_t>(copy)).get(), one[k].get());
+      const Tensor value = read_value(plan, v, static_cast<int64_t>(copy));
+      const Distance d = distance(value.get(), one[k].get());
       f.copy = static_cast<int64_t>(copy), f.devices = v.copies[copy];
       f.difference = d.difference, f.norm = d.norm;
-      f.floor = rounding_of(setting_, 1) * d.norm;
+      // A plan may store in 16 bits what is float32 here.
+      f.floor = std::max(rounding_of(setting_, 1), rounding_of(whale_tensor_dtype(value.get()))) * d.norm;
       if (v.role == "state") f.floor += summed_floor(setting_, largest[kind_of(v)], root_of_elements(one[k].get()));
       f.bound = factor_of(setting_, elements(one[k].get()), kMoved) * f.envelope + f.floor;
       worsen(report.of(v).worst, f);

@@ -42,7 +42,23 @@ const Precision& precision_of(const std::string& plan) {
   throw Failure("verify does not know the precision '" + plan + "'");
 }
 Setting setting_of(const Precision& row, int runs) {
-  return {row.name, row.amplitude, row.epsilon, row.roundoff, row.summed, row.factor, row.flips, false, false, runs};
+  return {row.name,   "",        row.amplitude, row.epsilon, row.roundoff, row.summed,
+          row.factor, row.flips, false,         false,       runs};
+}
+
+// The precision that a plan of `planned` rounds in: also a model's own casts and variables of 16 bits do. float64
+// leaves none of those.
+const Precision& rounding_precision(const Precision& planned, const std::string& graph_json) {
+  const Precision* out = &planned;
+  const Json graph = Json::parse(graph_json);
+  for (const auto& tensor : graph.at("tensors")) {
+    const bool computed = tensor.at("kind") != "input";  // data are rounded before anybody reads them
+    for (const Precision& row : kPrecisions)
+      if (planned.roundoff > kPrecisions[0].roundoff && computed && tensor.at("dtype") == row.plan &&
+          row.roundoff > out->roundoff)
+        out = &row;
+  }
+  return *out;
 }
 
 Json described(const Plan& plan) {
@@ -159,6 +175,7 @@ Json json_of(const Compared& c) { return {{"tensors", c.tensors}, {"copies", c.c
 Json json_of(const Report& r) {
   const Figure& worst = r.parameters.worst;
   return {{"precision", r.setting.name},
+          {"rounds_in", r.setting.coarse.empty() ? r.setting.name : r.setting.coarse},
           {"subject", r.subject},
           {"reason", r.reason},
           {"devices", r.devices},
@@ -197,6 +214,9 @@ Json json_of(const Report& r) {
           {"first_step_that_differs", r.flipped_at},
           {"decisions_not_seen", r.unseen},
           {"overflowed_at", r.overflowed_at},
+          {"ended_at", r.ended_at},
+          {"ended_by", r.ended_by},
+          {"without_power", r.without_power},
           {"steps_overflowed", r.overflowed},
           {"steps_set_aside", r.set_aside},
           {"largest_margin", r.decided.margin},
@@ -222,6 +242,8 @@ std::string count(const Compared& c) {
 void print(const Report& r) {
   std::printf("%s: %s against %s%s%s\n", r.setting.name.c_str(), r.devices.c_str(), r.against.c_str(),
               r.subject.empty() ? "" : ", ", r.subject.c_str());
+  if (!r.setting.coarse.empty())
+    std::printf("  the model computes in %s itself, and is judged by that\n", r.setting.coarse.c_str());
   if (!r.reason.empty()) {
     std::printf("  NOT COMPARED: %s\n\n", r.reason.c_str());
     return;
@@ -229,6 +251,8 @@ void print(const Report& r) {
   std::printf("  %-12s %-24s %9s %9s %9s   %s\n", "", "compared", "apart", "rounding", "allowed", "furthest");
   print_row("losses", std::to_string(r.compared) + " of " + std::to_string(r.steps) + " steps", r.loss);
   if (!r.evaluation.name.empty()) print_row("evaluation", "1 batch", r.evaluation);
+  for (const std::string& what : r.without_power)
+    std::printf("  %-12s not compared: rounding alone changes the loss by as much as it is\n", what.c_str());
   if (r.gradients.tensors > 0) print_row("gradients", std::to_string(r.gradients.tensors) + " sums", r.gradients.worst);
   print_row("parameters", count(r.parameters), r.parameters.worst);
   print_row("state", count(r.state), r.state.worst);
@@ -273,10 +297,16 @@ void print(const Report& r) {
         "compared\n",
         static_cast<long>(r.overflowed_at));
   if (!r.failure.empty()) std::printf("  the plan FAILED: %s\n", r.failure.c_str());
+  if (r.ended_at > 0)
+    std::printf(
+        "  step %ld: %s: it and what follows is not compared.\n  To compare more: data that this model stays finite on "
+        "(--data FILE), or a model with a smaller learning rate\n",
+        static_cast<long>(r.ended_at), r.ended_by.c_str());
   const char* none = r.overflowed > 0 || r.overflowed_at > 0
                          ? "NOT COMPARED: no step without an overflow of float16 was decided alike; take more --steps, "
                            "in which the loss scale falls, or a smaller --loss-scale"
-                         : "NOT COMPARED: fewer than two steps were decided alike";
+                     : r.ended_at > 0 ? "NOT COMPARED: fewer than two steps were finite"
+                                      : "NOT COMPARED: fewer than two steps were decided alike";
   const char* texts[] = {"equal", "NOT EQUAL", none};
   std::printf("  %s\n\n", texts[static_cast<size_t>(r.verdict())]);
 }
@@ -473,16 +503,33 @@ class Comparer {
     for (int64_t i = 0; i < given_.steps; ++i) out.push_back(data->batch(seed, i));
     return out;
   }
+  // A model may round more than moved weights and inputs show: sums that it cancels itself (a mean taken off behind a
+  // large constant). One device in other bits tells, and nobody is accused before it was asked: for float32 float64,
+  // and for float64 float32, whose rounding is as many times larger as its unit is.
   Report compared(bool float64, const SessionArguments& arguments) {
+    PlanArguments one = side(subject_.one(), float64);
+    Report report = compared(float64, arguments, one, wide(one), 1);
+    if (report.verdict() != Verdict::kNotEqual || !report.failure.empty() || report.unlike_copies > 0) return report;
+    if (one.precision == "f32") return compared(float64, arguments, one, in_float64(one), 1);
+    if (one.precision != "f64") return report;
+    PlanArguments fewer = one;
+    fewer.precision = "f32";
+    const Precision& rounds = rounding_precision(precision_of("f32"), subject_.graph());
+    return compared(
+        float64, arguments, one, [this, fewer] { return subject_.make(fewer); },
+        precision_of("f64").roundoff / rounds.roundoff);
+  }
+  Report compared(bool float64, const SessionArguments& arguments, const PlanArguments& one,
+                  const std::function<Plan()>& wide, double wide_scale) {
     const Setting setting = setting_for(float64);
-    const PlanArguments one = side(subject_.one(), float64);
     const Sides sides{subject_.trained(),
                       [&] { return plan(float64); },
                       [&] { return subject_.make(one); },
-                      wide(one),
+                      wide,
                       {},
                       subject_.outputs().names,
-                      subject_.terms()};
+                      subject_.terms(),
+                      wide_scale};
     return compare(engine_, sides, batches(setting, arguments.seed), arguments, subject_.decisions(), setting,
                    [&](int64_t step) { watch_.show(setting.name, step); });
   }
@@ -515,13 +562,22 @@ class Comparer {
         float64 && subject_.plan().at("precision") != "f64";  // one device doubles, a plan keeps its places
     const int runs =
         given_.runs > 0 ? given_.runs : runs_that_fit((wide ? 4 : 1) * many_bytes_, (wide ? 2 : 1) * one_bytes_);
-    Setting setting = setting_of(precision_of(precision), runs);
+    const Precision& planned = precision_of(precision);
+    const Precision& rounds = rounding_precision(planned, subject_.graph());
+    Setting setting = setting_of(rounds, runs);
+    setting.name = planned.name;
+    if (&rounds != &planned) setting.coarse = rounds.name;
     setting.divides = subject_.divides();
     setting.turns = setting.flips && setting.divides;
     if (given_.amplitude > 0) setting.amplitude = given_.amplitude;
     return setting;
   }
-  SessionArguments session(bool float64) const { return float64 ? without_scale(given_.session) : given_.session; }
+  // Losses that are not finite are part of a comparison.
+  SessionArguments session(bool float64) const {
+    SessionArguments out = float64 ? without_scale(given_.session) : given_.session;
+    out.ignore_nan = true;
+    return out;
+  }
 
   // One device in float32, where the plan computes in 16 bits.
   std::function<Plan()> wide(PlanArguments one) const {
@@ -531,7 +587,9 @@ class Comparer {
   }
   // Of gradients also in float64, where it computes in float32.
   std::function<Plan()> wide_gradients(PlanArguments one) const {
-    if (one.precision != "f32" || given_.skip_f64) return wide(one);
+    return one.precision != "f32" || given_.skip_f64 ? wide(one) : in_float64(one);
+  }
+  std::function<Plan()> in_float64(PlanArguments one) const {
     one.precision = "f64", one.devices = "ref:1";
     return [this, one] { return subject_.make(one); };
   }
@@ -584,7 +642,8 @@ class Comparer {
                       wide_gradients(one),
                       [&] { return update_plan(engine_, subject_.graph(), names, of_updates); },
                       outputs,
-                      {}};
+                      {},
+                      1};
     finish(
         compare_gradients(engine_, sides, batches(setting, given_.session.seed), session(float64), subject_.decisions(),
                           sum, setting, setting_of(precision_of(of_updates.precision), setting.runs),
@@ -601,7 +660,10 @@ class Comparer {
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
     report.devices = many.devices, report.against = one.devices;
     report.unseen = subject_.unseen();
-    report.outputs_left_out = subject_.outputs().left_out;
+    for (const std::string& name : subject_.outputs().left_out)
+      if (std::find(report.outputs_left_out.begin(), report.outputs_left_out.end(), name) ==
+          report.outputs_left_out.end())
+        report.outputs_left_out.push_back(name);
     reports_.push_back(std::move(report));
   }
 
