@@ -131,6 +131,28 @@ void fuse_batch_norm(Graph& graph) {
   r.finish();
 }
 
+// matmul with an activation whose gradient needs what went into it (relu's needs only the result): the product, then
+// the activation as an op of its own.
+bool hides_operand(const Op& op) {
+  if (op.code != OpCode::k_matmul) return false;
+  const std::string& activation = attr_string(op.attrs, "activation");
+  return !activation.empty() && activation != "none" && activation != "relu";
+}
+
+void expand_activation(Rewriter& r, size_t i) {
+  const Op& op = r.old[i];
+  std::vector<TensorId> in;
+  for (const TensorId id : op.inputs) in.push_back(r.now(id));
+  Attrs attrs = op.attrs;
+  attrs["activation"] = std::string("none");
+  const TensorId product = r.emit(i, OpCode::k_matmul, in, attrs);
+  const TensorId y = r.emit(i, code_of(attr_string(op.attrs, "activation")), {product});
+  r.graph.op(r.graph.tensor(y).producer).name = op.name;
+  r.graph.tensor(y).name = r.graph.tensor(op.outputs[0]).name;
+  r.moved(i, r.graph.tensor(y).producer);
+  r.replace(op.outputs[0], y);
+}
+
 }  // namespace
 
 void canonicalise(Graph& graph) {
@@ -144,6 +166,8 @@ void canonicalise(Graph& graph) {
         expand_mean(r, i);
       else if (op.code == OpCode::k_batch_norm)
         expand_batch_norm(r, i), norms = true;
+      else if (graph.training.loss != kNone && hides_operand(op))
+        expand_activation(r, i);
       else
         r.keep(i);
     } catch (Error& e) {

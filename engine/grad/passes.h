@@ -13,8 +13,8 @@
 namespace whale {
 
 // Fewer ops for what follows: reduce_mean becomes reduce_sum times 1/N with the global N; batch_norm becomes
-// statistics, normalization (with the relu and residual after it) and the update of the running statistics; random ops
-// get their keys.
+// statistics, normalization (with the relu and residual after it) and the update of the running statistics; a product's
+// activation that needs its operand for its gradient becomes an op, where there is a loss; random ops get their keys.
 void canonicalise(Graph& graph);
 
 // Training::precision, before differentiation.

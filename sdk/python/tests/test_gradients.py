@@ -54,6 +54,26 @@ def test_float16(devices, options, tmp_path):
     assert other.updates == 9
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_erf", "silu", "tanh", "sigmoid"])
+def test_a_product_trains_with_any_activation_as_with_the_separate_op(activation, precision):
+    def losses(inside, **options):
+        g = wh.Graph("m")
+        with g:
+            x, w, b = wh.input("x", (6, 4)), wh.parameter("w", (4, 5), wh.normal(1)), wh.parameter("b", (5,), wh.normal(1))
+            h = wh.ops.matmul(x, w, b, activation=activation) if inside else getattr(wh.ops, activation)(wh.ops.matmul(x, w, b))
+            g.output("h", h)
+            g.minimize(wh.ops.square(wh.nn.linear(h, 3)).mean(), wh.Adam(0.05))
+        with wh.plan(g, precision=precision, **options).start(seed=2) as job:
+            batch = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+            steps = [job.step(x=batch) for _ in range(4)]
+            return steps + [job.eval("h", x=batch)["h"], job.read("w"), job.read("b")]
+
+    for options in {"devices": "cpu:1"}, {"devices": "cpu:2", "strategy": "split(2)"}, {"devices": "cpu:2", "recompute": "full", "zero": 3}:
+        for found, want in zip(losses(True, **options), losses(False, **options)):
+            np.testing.assert_array_equal(found, want)
+
+
 def test_loss_scale_options():
     plan = wh.plan(classifier(12), devices="cpu:2", precision="float16")
     job = plan.start(loss_scale=256, loss_scale_growth=3)
