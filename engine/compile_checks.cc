@@ -31,6 +31,15 @@ void check_accumulation(const CompileOptions& options, int64_t micro_batches) {
 // Most rows of the schedule of all devices together: micro-batches of gpt3-175b on 1,024 devices are a tenth of it.
 constexpr int64_t kMostRows = int64_t{1} << 24;
 
+// Where a task may run: a nest without a stage spans several.
+std::vector<const Mesh*> meshes_of(const TaskGraph& task, const TaskGraphs& tasks) {
+  std::vector<const Mesh*> out;
+  if (std::any_of(task.nest.begin(), task.nest.end(), [](const Scope& s) { return s.kind == ScopeKind::kStage; }))
+    return {&tasks.mesh(task.stage)};
+  for (const Mesh& mesh : tasks.meshes) out.push_back(&mesh);
+  return out;
+}
+
 void check_gradients(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks) {
   if (const auto dtype = options.gradient_dtype)
     if (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)
@@ -45,14 +54,14 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
   if (source.training.optimizer.lazy)
     throw unimplemented("Adasum with lazy updates: rows of tables are no gradients of one shape; leave one out");
   for (const TaskGraph& task : tasks.tasks)
-    for (const Mesh& mesh : tasks.meshes)
-      for (size_t a = 0; a < mesh.axes.size(); ++a)
-        if (mesh.axes[a].size > 1 && task.roles[a] != AxisRole::kReplica)
+    for (const Mesh* mesh : meshes_of(task, tasks))
+      for (size_t a = 0; a < mesh->axes.size(); ++a)
+        if (mesh->axes[a].size > 1 && task.roles[a] != AxisRole::kReplica)
           throw unimplemented(
               "Adasum with a split over {} devices ('{}'): its products are over whole parameters, which no device "
               "has; "
               "use replica and pipeline alone",
-              mesh.axes[a].size, mesh.axes[a].name);
+              mesh->axes[a].size, mesh->axes[a].name);
 }
 
 void check_forms(const CompileOptions& options) {

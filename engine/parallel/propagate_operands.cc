@@ -123,6 +123,11 @@ TensorId Propagator::summed_over_splits(const Op& reader, TensorId id, const Axi
   return id;
 }
 
+bool Propagator::passes_on(const Op& op) {
+  return op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_cast ||
+         has_flag(op.code, kCollective);
+}
+
 OpId Propagator::summed_replicas(TensorId id) const {
   while (id != kNone && b_.producer(id) != kNone) {
     const Op& op = g().op(b_.producer(id));
@@ -132,9 +137,7 @@ OpId Propagator::summed_replicas(TensorId id) const {
           size(a, op) > 1 && role(op, a) == AxisRole::kReplica && placement(from, a) == Placement::kPartial &&
           placement(id, a) != Placement::kPartial)
         return b_.producer(id);
-    if (op.code != OpCode::k_transfer && op.code != OpCode::k_local_slice && op.code != OpCode::k_cast &&
-        !has_flag(op.code, kCollective))
-      return kNone;
+    if (!passes_on(op)) return kNone;
     id = from;
   }
   return kNone;
@@ -168,6 +171,7 @@ void Propagator::check_adasum() const {
                 return summed_replicas(op.inputs[static_cast<size_t>(other)]) != kNone;
               }))
             continue;
+          for (const int other : summands) check_came_alike(op, op.inputs[static_cast<size_t>(other)]);
           throw unimplemented(
               "Adasum of the gradient of '{}', of which a part is the same on all replicas (a penalty on the "
               "parameter): '{}' joins it to what the replicas' own parts add up to; use the optimizer's weight decay, "

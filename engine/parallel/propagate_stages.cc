@@ -88,13 +88,27 @@ void Propagator::check_tied(const Op& reader, TensorId id, size_t a, const MeshA
   if (!options_.adasum || reader.phase != Phase::kBackward || placement(id, a) != Placement::kPartial ||
       (here.size == there.size && here.shares == there.shares))
     return;
+  throw tied_unlike(reader, b_.out.stage(id), here, there);
+}
+
+Error Propagator::tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const {
   const char* form = here.size == there.size ? "have unlike shares" : "have {} and {} replicas";
-  throw unimplemented(
+  Error error = unimplemented(
       "Adasum of a gradient that stages {} and {} add up, which {}: a replica of one is none of the other; give both "
       "the same replicas, or use the parameter in one stage",
-      b_.out.stage(id), reader.stage, fmt::format(fmt::runtime(form), here.size, there.size))
-      .at_op(reader.name)
-      .at_scope(written_scope(reader));
+      stage, reader.stage, fmt::format(fmt::runtime(form), here.size, there.size));
+  return error.at_op(reader.name).at_scope(written_scope(reader));
+}
+
+void Propagator::check_came_alike(const Op& reader, TensorId id) const {
+  for (OpId made = b_.producer(id); made != kNone && passes_on(g().op(made)); made = b_.producer(id)) {
+    id = g().op(made).inputs[0];
+    if (g().op(made).code != OpCode::k_transfer) continue;
+    for (size_t a = 1; a < axes(); ++a)
+      if (const MeshAxis& here = b_.out.mesh_axis(a, b_.out.stage(id)), &there = b_.out.mesh_axis(a, reader.stage);
+          here.size != there.size)
+        throw tied_unlike(reader, b_.out.stage(id), here, there);
+  }
 }
 
 }  // namespace whale

@@ -105,6 +105,10 @@ class Propagator {
   TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, also on its way; kNone: it is none
   void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
+  Error tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const;
+  void check_came_alike(const Op& reader,
+                        TensorId id) const;  // from a stage with as many replicas, if from another one
+  static bool passes_on(const Op& op);       // one value, to elsewhere
   // As the options say that gradients are combined between replicas; kNone: by a sum in its own type, as any other.
   OpId summed_replicas(TensorId id) const;  // the backward sum over replicas that it comes from; kNone: it does not
   // Adasum: refuses a gradient of which replicas' parts were added before anything that they all have was (a penalty).

@@ -1,6 +1,7 @@
 #include "plan/lower.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -84,23 +85,39 @@ class Lowerer {
     }
   }
 
+  // Along an axis that has one place in a mesh, cut or not is the same there.
+  uint64_t seen_in(int32_t mesh, uint64_t mask) const {
+    const auto& axes = lg_.tasks.meshes[static_cast<size_t>(mesh)].axes;
+    for (size_t a = 0; a < axes.size(); ++a)
+      if (axes[a].size == 1) mask &= ~(uint64_t{1} << (a + 1));
+    return mask;
+  }
+
   // The first one is what most ops follow.
   void find_masks() {
-    std::map<uint64_t, int64_t> uses;
+    std::set<uint64_t> masks;
+    std::map<std::pair<int32_t, uint64_t>, int64_t> seen;  // in each mesh
+    const auto use = [&](TensorId id) {
+      const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(id))];
+      const uint64_t mask = low_.local.sample_mask(id);
+      masks.insert(mask);
+      ++seen[{mesh, seen_in(mesh, mask)}];
+    };
     for (const Op& op : lg_.graph.ops) {
       for (const TensorId id : op.inputs)
-        if (id != kNone) ++uses[low_.local.sample_mask(id)];
+        if (id != kNone) use(id);
       for (const TensorId id : op.outputs)
-        if (id != kNone) ++uses[low_.local.sample_mask(id)];
+        if (id != kNone) use(id);
     }
-    for (const NamedTensor& f : lg_.fetches) ++uses[low_.local.sample_mask(f.tensor)];
-    for (const TensorId id : lg_.graph.inputs) ++uses[low_.local.sample_mask(id)];
-    for (const auto& [mask, n] : uses) low_.masks.push_back(mask);
+    for (const NamedTensor& f : lg_.fetches) use(f.tensor);
+    for (const TensorId id : lg_.graph.inputs) use(id);
+    std::map<uint64_t, int64_t> uses{{0, 0}};  // none counts last
+    for (const uint64_t mask : masks)
+      for (const auto& [in, n] : seen)
+        if (mask != 0 && seen_in(in.first, mask) == in.second) uses[mask] += n;
+    low_.masks.assign(masks.begin(), masks.end());
     if (low_.masks.empty()) low_.masks.push_back(0);
-    std::stable_sort(low_.masks.begin(), low_.masks.end(), [&](uint64_t a, uint64_t b) {
-      const int64_t na = a ? uses[a] : 0, nb = b ? uses[b] : 0;
-      return na > nb;
-    });
+    std::stable_sort(low_.masks.begin(), low_.masks.end(), [&](uint64_t a, uint64_t b) { return uses[a] > uses[b]; });
   }
 
   void make_schedule_of_pipeline() {

@@ -236,6 +236,28 @@ def test_adasum_of_replicas_that_take_whole_micro_batches(tmp_path):
     verify(path, "--devices", "cpu:2", "--strategy", "replica(2, by=micro_batch)", "--accumulation", "2", "--adasum", code=0)
 
 
+@pytest.mark.parametrize("devices,first,second", [(3, 2, 1), (3, 1, 2), (5, 2, 3)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_adasum_of_stages_with_unlike_numbers_of_replicas(tmp_path, devices, first, second, tied):
+    graph = wh.Graph("unlike")
+    with graph:
+        x, y = wh.input("x", (6, 4)), wh.input("y", (6, 3))
+        w, v = wh.parameter("w", (4, 4), wh.normal(0.5)), wh.parameter("v", (4, 3), wh.normal(0.5))
+        with wh.pipeline(micro_batches=2):
+            with wh.stage(first), wh.replica(first):
+                h = wh.ops.tanh(x @ w)
+            with wh.stage(second), wh.replica(second):
+                loss = wh.nn.mse((wh.ops.tanh(h @ w) if tied else h) @ v, y)
+        graph.minimize(loss, wh.SGD(0.1))
+    path = tmp_path / "unlike.whale"
+    graph.save(path)
+    plan = ["--devices", f"cpu:{devices}", "--adasum", "--steps", "2"]
+    if tied:
+        assert f"stages 1 and 0 add up, which have {second} and {first} replicas" in whale("plan", path, *plan[:3]).stderr
+    else:
+        verify(path, *plan, code=0)
+
+
 @pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--adasum"]])
 def test_parameters_that_the_loss_does_not_reach_have_no_gradient_to_compare(tmp_path, option):
     graph = wh.Graph("unused")
