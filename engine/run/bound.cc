@@ -235,9 +235,21 @@ class Binder {
     spec.key = instruction.key;
     samples_of(instruction);
     spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(instruction.samples)];
-    bound.kernel = memory_.device().bind(spec);
+    bound.kernel = kernel_of(instruction, spec);
     if (attr_int(instruction.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
     if (instruction.op == OpCode::k_overflow) bound.data = address(instruction.out.at(0));
+  }
+
+  // Which op of the model a device cannot compute stands in the message: the model, or the devices, have to change.
+  std::unique_ptr<Kernel> kernel_of(const Instruction& instruction, const KernelSpec& spec) {
+    try {
+      return memory_.device().bind(spec);
+    } catch (const Error& e) {
+      if (e.code() != Code::kUnimplemented) throw;
+      const std::string scope = scope_of(instruction);
+      throw unimplemented("op '{}'{}: {}", spec.name, scope.empty() ? "" : fmt::format(" in scope '{}'", scope),
+                          e.message());
+    }
   }
 
   void bind_index_check(const KernelSpec& spec, BoundInstruction& bound) {

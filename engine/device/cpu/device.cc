@@ -110,7 +110,10 @@ std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
   const auto in = types(spec.in), out = types(spec.out);
   const KernelEntry* entry = find_kernel(spec.op, in, out);
   if (entry == nullptr)
-    throw unimplemented("device cpu has no kernel for {} ({}) -> ({})", def(spec.op).name, list(in), list(out))
+    throw unimplemented(
+        "device cpu has no kernel for {} ({}) -> ({}); use float32 for these values and the parameters behind them, or "
+        "ref devices, which compute in any type",
+        def(spec.op).name, list(in), list(out))
         .at_op(spec.name);
   const ThreadCount guard(threads_);
   need_addresses(kCodeAddresses);

@@ -266,7 +266,7 @@ bool overlap(const Operand& a, const void* data, int64_t bytes) {
   return x < y + bytes && y < x + count(a) * size_of(a.dtype);
 }
 
-Step make_step(const FusedStep& what, const std::vector<bool>& is_int, const KernelSpec& spec) {
+Step make_step(const FusedStep& what, const std::vector<bool>& is_int) {
   Step step;
   step.dtype = what.dtype;
   const auto operand = [&](size_t i) { return i < what.operands.size() ? what.operands[i] : -1; };
@@ -288,8 +288,10 @@ Step make_step(const FusedStep& what, const std::vector<bool>& is_int, const Ker
   }
   const bool known = step.tile || step.int_tile || step.compare || step.kind >= Step::kWhereInteger;
   if (!known)
-    throw unimplemented("op '{}': {} of {} elements has no kernel on the cpu device", spec.name, def(what.code).name,
-                        name_of(what.dtype));
+    throw unimplemented(
+        "device cpu has no kernel for {} of {} elements; use float32 for these values and the parameters behind them, "
+        "or ref devices, which compute in any type",
+        def(what.code).name, name_of(what.dtype));
   return step;
 }
 
@@ -316,7 +318,7 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
   }
   for (size_t s = 0; s < body.steps.size(); ++s) {
     is_int[inputs + s] = integer(body.steps[s].dtype);
-    p.steps.push_back(make_step(body.steps[s], is_int, spec));
+    p.steps.push_back(make_step(body.steps[s], is_int));
   }
   const bool wide = std::find(is_int.begin(), is_int.end(), true) != is_int.end();
   p.tile = std::min<int64_t>(kTileBytes / (wide ? 8 : 4) / static_cast<int64_t>(slots), 2048) / 64 * 64;

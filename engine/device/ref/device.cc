@@ -89,8 +89,7 @@ class RefDevice final : public Device {
 
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
     const Bind bind = find_bind(spec.op);
-    if (bind == nullptr)
-      throw unimplemented("the ref device has no kernel for op number {} ('{}')", static_cast<int>(spec.op), spec.name);
+    if (bind == nullptr) throw unimplemented("the ref device has no kernel for {}", def(spec.op).name);
     return std::make_unique<LoopKernel>(bind(spec));
   }
 

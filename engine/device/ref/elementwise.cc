@@ -29,7 +29,9 @@ Body bind_scalar(const KernelSpec& spec) {
   for (size_t n = 0; n < operands; ++n) x.at(n) = in(spec, n), strides[n] = broadcast_strides(spec.in[n].dims, dims);
   const Walk<kMost> walk(dims, strides);
   const Scalar f = scalar(spec.op, x[0].dtype, y.dtype);
-  if (!f) throw unimplemented("op '{}' of {} elements has no kernel on the ref device", spec.name, name_of(x[0].dtype));
+  if (!f)
+    throw unimplemented("the ref device has no kernel for {} of {} elements; use other types", def(spec.op).name,
+                        name_of(x[0].dtype));
   return [=] {
     walk.each([&](int64_t i, const auto& at) {
       Number values[kMost];
