@@ -69,14 +69,23 @@ struct Descriptor {
   }
 };
 
-// Writes a synced file that gets its name last, so that a crash leaves none. False: not on this file system.
-bool write_nameless(const Directory& folder, const std::string& name, const void* data, size_t bytes) {
-  const Descriptor file{::openat(folder.descriptor(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666)};
-  if (file.number < 0) return false;
-  write_all(file.number, data, bytes, folder.path_of(name));
-  if (::fsync(file.number) != 0) throw_errno("sync", folder.path_of(name));
-  const std::string link = fmt::format("/proc/self/fd/{}", file.number);
-  return ::linkat(AT_FDCWD, link.c_str(), folder.descriptor(), name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+// A synced file that gets its name last, so that a crash leaves none, where the file system can do that. Errors speak
+// of `path`, which the file is for.
+void write_fresh(const Directory& folder, const std::string& name, const void* data, size_t bytes,
+                 const std::string& path) {
+  for (const bool named : {false, true}) {
+    const Descriptor file{
+        named ? ::openat(folder.descriptor(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)
+              : ::openat(folder.descriptor(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666)};
+    if (file.number < 0) {
+      if (named) throw_errno("write", path);
+      continue;
+    }
+    write_all(file.number, data, bytes, path);
+    if (::fsync(file.number) != 0) throw_errno("sync", path);
+    const std::string link = fmt::format("/proc/self/fd/{}", file.number);
+    if (named || ::linkat(AT_FDCWD, link.c_str(), folder.descriptor(), name.c_str(), AT_SYMLINK_FOLLOW) == 0) return;
+  }
 }
 
 }  // namespace
@@ -212,11 +221,7 @@ void replace_file(const std::string& path, const void* data, size_t bytes) {
   const Directory folder(place);
   const std::string fresh = fmt::format(".whale-{}", random_id());
   try {
-    if (!write_nameless(folder, fresh, data, bytes)) {
-      OutputFile file(folder, fresh);
-      file.write(data, bytes);
-      file.finish();
-    }
+    write_fresh(folder, fresh, data, bytes, path);
     folder.rename(fresh, name);
   } catch (...) {
     folder.remove(fresh);

@@ -19,6 +19,7 @@
 #include "checkpoint/describe.h"
 #include "checkpoint/save_lock.h"
 #include "checkpoint_kit.h"
+#include "unit/caught.h"
 
 using namespace whale;       // NOLINT
 using namespace whale::kit;  // NOLINT
@@ -113,6 +114,20 @@ TEST_CASE("checkpoint: a full disk is an error and the previous one stays") {
   std::signal(SIGXFSZ, handler);
   CHECK(read(at) == 1);
   CHECK(names_in(at) == kThree);
+}
+
+TEST_CASE("a file that a full disk has no room for is called as the user does") {
+  const TestFolder folder;
+  const std::string path = folder.path / "model.whale", data(1 << 16, 'x');
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{4096, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string message =
+      message_of([&] { replace_file(path, data.data(), data.size()); }, {Code::kResourceExhausted});
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK_MESSAGE(has(message, "cannot write '" + path + "'"), message);
+  CHECK(fs::is_empty(folder.path));
 }
 
 TEST_CASE("checkpoint: nothing of the user's is replaced or removed") {
