@@ -149,6 +149,13 @@ def test_a_changed_or_cut_file_of_arrays_is_an_error(files, tmp_path):
         assert "needs others" in run(files / "mlp.whale", tmp_path / "s.safetensors", code=2)
 
 
+def test_an_array_that_is_there_twice_is_an_error(files, tmp_path):
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as file, pytest.warns(UserWarning, match="Duplicate"):
+        for name in "x", "y", "y":
+            file.writestr(name + ".npy", npy(arrays()[name]))
+    assert "holds array 'y' twice" in run(files / "mlp.whale", tmp_path / "d.npz", 2)
+
+
 def zip64(**members):
     """As writers do that do not wait for 4 GiB: all ones in the directory, the numbers in extra fields and in an end of its own."""
     body, directory = b"", b""

@@ -312,7 +312,9 @@ std::map<std::string, Array> read_npz(const std::string& path, const std::string
     if (crc32(member) != crc)
       throw Failure("'" + shown(path) + "' is damaged: array '" + shown(name) +
                     "' changed since it was written (its checksum differs)");
-    arrays[name] = parse_npy(name, member, path);
+    if (!arrays.try_emplace(name, parse_npy(name, member, path)).second)
+      throw Failure("'" + shown(path) + "' holds array '" + shown(name) +
+                    "' twice, and which of the two is meant it does not say; write it again with one");
     at += 46u + name_size + extra + comment;
   }
   return arrays;

@@ -148,7 +148,7 @@ class Text : public DataSource {
 class Arrays : public DataSource {
  public:
   Arrays(const std::string& path, std::map<std::string, Array> arrays, std::vector<InputSpec> inputs)
-      : arrays_(std::move(arrays)), inputs_(std::move(inputs)) {
+      : path_(path), arrays_(std::move(arrays)), inputs_(std::move(inputs)) {
     for (const InputSpec& spec : inputs_) {
       const auto found = arrays_.find(spec.name);
       if (found == arrays_.end()) {
@@ -182,9 +182,7 @@ class Arrays : public DataSource {
   }
   Batch batch(uint64_t, int64_t iteration) override {
     Batch batch;
-    const int64_t full = std::max<int64_t>(1, batch_of(inputs_)), batches = (rows_ - 1) / full + 1,
-                  at = iteration % batches * full;
-    const int64_t take = std::min(full, rows_ - at);
+    const auto [at, take] = rows_of(iteration);
     for (const InputSpec& spec : inputs_) {
       const Array& from = arrays_.at(spec.name);
       Array array{spec.name, spec.dtype, from.dims, {}};
@@ -200,8 +198,19 @@ class Arrays : public DataSource {
     }
     return batch;
   }
+  std::string place_of(int64_t iteration) const override {
+    const auto [at, take] = rows_of(iteration);
+    return "the batch of this step is rows " + std::to_string(at) + " to " + std::to_string(at + take - 1) + " of '" +
+           shown(path_) + "', counted from 0; its sample [0] is row " + std::to_string(at);
+  }
 
  private:
+  std::pair<int64_t, int64_t> rows_of(int64_t iteration) const {  // the first one, and how many
+    const int64_t full = std::max<int64_t>(1, batch_of(inputs_)), batches = (rows_ - 1) / full + 1,
+                  at = iteration % batches * full;
+    return {at, std::min(full, rows_ - at)};
+  }
+  std::string path_;
   std::map<std::string, Array> arrays_;
   std::vector<InputSpec> inputs_;
   int64_t rows_ = -1;

@@ -31,6 +31,8 @@ class DataSource {
   // Of the step after so many iterations: a function of both numbers and the source alone, so that a run that goes on
   // from a checkpoint goes on in its data.
   virtual Batch batch(uint64_t seed, int64_t iteration) = 0;
+  // Which part of a file of arrays that batch is, as a sentence; empty: none.
+  virtual std::string place_of(int64_t /*iteration*/) const { return ""; }
 };
 
 std::vector<InputSpec> inputs_of(const whale_plan* plan, const std::string& entry);

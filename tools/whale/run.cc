@@ -180,11 +180,12 @@ void add_run(CLI::App& app, int& exit_code) {
       try {
         loss = runner.step(batch);
       } catch (const Failure& refused) {
-        if (i == 1) throw;
+        const std::string place = data->place_of(last);
+        const std::string what = refused.what() + (place.empty() ? "" : "\nwhale: " + place);
+        if (i == 1) throw Failure(what);
         progress.leave();
         const bool unchanged = whale_session_updates(runner.session()) == updates;
-        throw Failure(std::string(refused.what()) +
-                      "\nwhale: " + keep_what_was_made(runner.session(), last, unchanged, state->save));
+        throw Failure(what + "\nwhale: " + keep_what_was_made(runner.session(), last, unchanged, state->save));
       }
       const double seconds = seconds_now() - start;
       double items = static_cast<double>(items_of(inputs));
