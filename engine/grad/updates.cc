@@ -258,6 +258,18 @@ void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
         "of this model is one; leave lazy out");
 }
 
+// Updates work in the parameter's accumulate type, where an epsilon that is too small would be no epsilon.
+void check_epsilon(const Graph& g, const std::vector<Parameter>& all) {
+  const Optimizer& o = g.training.optimizer;
+  if (o.kind == OptimizerKind::kSgd || o.epsilon == 0 || static_cast<float>(o.epsilon) != 0) return;
+  for (const Parameter& p : all)
+    if (accumulate_dtype(g.tensor(p.p).dtype) == DType::kF32)
+      throw invalid(
+          "training: epsilon is {}, which f32 does not have: it is 0 in the updates of parameter '{}' ({}). Give at "
+          "least 1e-45, or 0",
+          o.epsilon, g.tensor(p.p).name, name_of(g.tensor(p.p).dtype));
+}
+
 // State is named after its parameter, and the user may have given that name to another one.
 void check_names(const Graph& g) {
   std::set<std::string_view> theirs;
@@ -277,6 +289,7 @@ void add_updates(Graph& graph) {
   if (o.kind == OptimizerKind::kNone) return;
   std::vector<Parameter> all = parameters(graph);
   if (all.empty()) throw invalid("the loss does not depend on any trainable parameter: there is nothing to update");
+  check_epsilon(graph, all);
   UpdateBuilder b(graph);
   const bool f64 = graph.training.precision == Precision::kFloat64;
   b.rate = b.step_scalar("learning_rate", f64 ? DType::kF64 : DType::kF32);

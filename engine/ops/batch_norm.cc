@@ -80,6 +80,7 @@ std::vector<TensorType> infer_batch_norm(const OpView& v) {
   const int64_t c = channels(v, 0);
   const char* names[] = {"x", "gamma", "beta", "running_mean", "running_var"};
   for (int i = 1; i < 5; ++i) need_channels(v, i, names[i], c, in(v, 0).dtype);
+  need_epsilon(v);
   const int64_t groups = attr_int(*v.attrs, "groups", 1);
   if (groups < 1 || in_dims(v, 0)[0] % groups)
     throw invalid("attribute 'groups' is {}, expected a divisor of the batch {}", groups, in_dims(v, 0)[0]);

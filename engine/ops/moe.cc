@@ -9,6 +9,8 @@
 namespace whale {
 namespace {
 
+constexpr double kUsualFactor = 1.25;
+
 // ---- gate -------------------------------------------------------------------------------------------------------
 struct Gate {
   int64_t groups, tokens, experts, k, capacity;
@@ -22,7 +24,10 @@ Gate gate_of(const OpView& v) {
   if (k < 1 || k > d[2])
     throw invalid("attribute 'k' is {}, expected 1 to {}: the experts of logits {}", k, d[2], to_string(d));
   if (given < 0) throw invalid("attribute 'capacity' is {}, expected at least 1, or 0 to use capacity_factor", given);
-  const double factor = attr_float(*v.attrs, "capacity_factor", 1);
+  const double factor = attr_float(*v.attrs, "capacity_factor", kUsualFactor);
+  if (given > 0 && factor != kUsualFactor)
+    throw invalid("attribute 'capacity_factor' is {}, and 'capacity' is {}, which alone counts; leave one of them out",
+                  factor, given);
   if (given == 0 && !(factor > 0)) throw invalid("attribute 'capacity_factor' is {}, expected > 0", factor);
   const int64_t capacity = moe_capacity(*v.attrs, d[1], d[2]);
   if (capacity > INT32_MAX / d[2])
@@ -207,10 +212,11 @@ OpCost cost_products(const OpView& v) {  // choices x features
 }
 
 const AttrSpec kChoices{.name = "k", .type = AttrType::kInt, .fallback = int64_t{1}, .doc = "experts a token goes to"};
-const AttrSpec kFactor{.name = "capacity_factor",
-                       .type = AttrType::kFloat,
-                       .fallback = 1.25,
-                       .doc = "capacity = this * k * s / e, rounded up; at least 1, at most s"};
+const AttrSpec kFactor{
+    .name = "capacity_factor",
+    .type = AttrType::kFloat,
+    .fallback = kUsualFactor,
+    .doc = "capacity = this * k * s / e, rounded up; at least 1, at most s; not beside a given capacity"};
 const AttrSpec kCapacity{.name = "capacity",
                          .type = AttrType::kInt,
                          .fallback = int64_t{0},

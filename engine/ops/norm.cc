@@ -5,11 +5,6 @@
 namespace whale {
 namespace {
 
-void check_epsilon(const OpView& v) {
-  const double e = attr_float(*v.attrs, "epsilon");
-  if (!(e >= 0)) throw invalid("attribute 'epsilon' is {}, expected >= 0", e);
-}
-
 // gamma or beta: [d], of x's dtype or of its accumulate dtype (parameters stay f32 beside bf16 activations).
 void check_scale(const OpView& v, int i, const char* name, const TensorType& x) {
   if (!has(v, i)) return;
@@ -29,7 +24,7 @@ std::vector<TensorType> infer_layer_norm(const OpView& v) {
   need_rank_at_least(v, 0, "x", 1);
   check_scale(v, 1, "gamma", in(v, 0));
   check_scale(v, 2, "beta", in(v, 0));
-  check_epsilon(v);
+  need_epsilon(v);
   const TensorType row{accumulate_dtype(in(v, 0).dtype), leading(in_dims(v, 0))};
   return {in(v, 0), row, row};
 }
@@ -86,7 +81,7 @@ std::vector<TensorType> infer_rms_norm(const OpView& v) {
   need_float(v, 0, "x");
   need_rank_at_least(v, 0, "x", 1);
   check_scale(v, 1, "gamma", in(v, 0));
-  check_epsilon(v);
+  need_epsilon(v);
   return {in(v, 0), {accumulate_dtype(in(v, 0).dtype), leading(in_dims(v, 0))}};
 }
 

@@ -62,6 +62,14 @@ inline AttrSpec index_limit_attr() {
           .doc = "each run checks that the indices are below it; 0: they were checked before"};
 }
 
+// Of operand 0's accumulate type: a number that this type rounds to 0 keeps nothing from being divided by 0.
+inline void need_epsilon(const OpView& v) {
+  const double e = attr_float(*v.attrs, "epsilon");
+  if (!(e >= 0)) throw invalid("attribute 'epsilon' is {}, expected >= 0", e);
+  if (e > 0 && static_cast<float>(e) == 0 && accumulate_dtype(in(v, 0).dtype) == DType::kF32)
+    throw invalid("attribute 'epsilon' is {}, which f32 does not have: it would be 0; give at least 1e-45, or 0", e);
+}
+
 // ---- factors by hand --------------------------------------------------------------------------------------------
 inline Digit digit(int dim, int64_t outer = 1, int64_t inner = 1) { return Digit{dim, outer, inner}; }
 inline constexpr Digit kAbsent{};

@@ -22,6 +22,25 @@ def data(batch=8):
     return dict(x=np.ones((batch, 3), np.float32), y=np.arange(5, 5 + batch, dtype=np.int32))
 
 
+def test_what_the_cpu_cannot_compute_is_named():
+    g = wh.Graph("wide")
+    with g, wh.scope("tower"):
+        x = wh.input("x", (6, 5))
+        h = x @ wh.parameter("w", (5, 8), wh.normal(1), dtype=wh.float64).astype(wh.float32)
+        g.minimize(h.mean(), wh.SGD(0.1))
+    with pytest.raises(wh.Unimplemented, match=r"op 'matmul_weight_grad\w*' in scope 'tower': device cpu has no kernel for matmul_weight_grad "
+                                               r"\(f32, f32\) -> \(f64\); use float32 .* or ref devices"):
+        wh.plan(g, devices="cpu:1").start()
+    wh.plan(g, devices="ref:1").start().step(x=np.ones((6, 5), np.float32))
+
+
+def test_an_epsilon_that_float64_has():
+    g = wh.Graph("wide")
+    with g:
+        g.minimize(wh.nn.linear(wh.input("x", (6, 5)), 3).mean(), wh.Adam(epsilon=1e-60))
+    wh.plan(g, devices="ref:1", precision="float64")
+
+
 @pytest.mark.parametrize("devices", ["cpu:4", "ref:4"])
 @pytest.mark.parametrize("batch", [8, 6, 2])
 def test_extremes_of_integers_where_a_device_has_no_samples(devices, batch):

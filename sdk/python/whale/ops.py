@@ -806,7 +806,7 @@ def moe_gate(logits: TensorLike, *, k: int = 1, capacity_factor: float = 1.25, c
 
     logits [g, s, e] -> slot i32 [g, s, k], weight [g, s, k], aux [g], dropped i32 [g]; weight and aux in the accumulate dtype. Each of the g groups routes its s tokens by itself: all first choices take places before all second ones, in order of tokens. slot = expert * capacity + place, or -1 when the expert is full; `dropped` counts those. weight: the softmax probability of the choice, 0 where dropped. aux: the load balancing loss e * sum_e(share of first choices * mean probability).
     k: experts a token goes to
-    capacity_factor: capacity = this * k * s / e, rounded up; at least 1, at most s
+    capacity_factor: capacity = this * k * s / e, rounded up; at least 1, at most s; not beside a given capacity
     capacity: places per expert and group; 0: from capacity_factor
     normalize: the weights of a token's k choices sum to 1
     Returns slot, weight, aux, dropped.
