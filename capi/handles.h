@@ -48,6 +48,7 @@ struct whale_cancel {
 struct whale_plan {
   std::shared_ptr<const whale::Plan> plan;
   whale::InitFiles init_files;  // of the graph, or of the file that the plan was loaded from
+  bool from_file = false;       // or from bytes
   // Whoever made the plan may stop what is planned again for a report.
   std::shared_ptr<const whale::Cancel> cancel;
   double timeout_seconds = 0;

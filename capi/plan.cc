@@ -55,7 +55,9 @@ std::unique_ptr<whale_plan> handle(Plan plan, InitFiles init_files) {
 std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const std::string& path) {
   check_limits(engine.limits, plan);
   verify_source(plan);
-  return handle(std::move(plan), init_files_of(engine.limits, path, "plan"));
+  auto out = handle(std::move(plan), init_files_of(engine.limits, path, "plan"));
+  out->from_file = true;
+  return out;
 }
 
 }  // namespace
@@ -165,7 +167,9 @@ whale_status* whale_plan_in_float64(const whale_plan* plan, whale_plan** out) {
   return guard([&] {
     const whale_plan& p = need(plan, "plan");
     need(out, "out");
-    *out = handle(in_float64(*p.plan), p.init_files).release();
+    auto widened = handle(in_float64(*p.plan), p.init_files);
+    widened->from_file = p.from_file;
+    *out = widened.release();
   });
 }
 

@@ -130,6 +130,7 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     so.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
     so.threads = number<int>(o.threads, 0, 65536, "options.threads");
     so.init_files = plan->init_files;
+    so.plan_from_file = plan->from_file;
     so.loss_scale = o.loss_scale;
     so.pin = !flag(o.no_pin, "options.no_pin");
     so.leases = engine->leases;

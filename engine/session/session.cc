@@ -31,6 +31,18 @@ constexpr size_t kBlockElements = 1 << 16;
 constexpr double kLossScale = 65536, kLargestScale = 0x1p24, kSmallestScale = 0x1p-14;
 constexpr int64_t kGrowthInterval = 2000;
 
+Error with_doubt(const Error& e) {
+  Error doubted(e.code(),
+                fmt::format("{}. The plan was read from a file, which may be damaged or have been changed: plan "
+                            "the model again",
+                            e.message()));
+  return doubted.at_op(e.where().op)
+      .at_scope(e.where().scope)
+      .at_device(e.where().device)
+      .at_rank(e.where().rank)
+      .with_damage(e.damage());
+}
+
 const char* entry_name(RunMode mode) { return mode == RunMode::kStep ? "train" : "eval"; }
 
 }  // namespace
@@ -182,11 +194,22 @@ struct Session::Impl {
   }
 
   // ---- entries ----------------------------------------------------------------------------------------------------
+  bool doubts(const Error& e) const { return options.plan_from_file && e.code() == Code::kInternal; }
+
+  std::unique_ptr<Executor> bound(const Entry& entry) {
+    try {
+      return std::make_unique<Executor>(*machine, entry);
+    } catch (const Error& e) {
+      if (!doubts(e)) throw;
+      throw with_doubt(e);
+    }
+  }
+
   Executor& executor_for(const Entry& entry) {
     std::string key = fmt::format("{}/{}", entry.name, entry.batch);
     for (auto& [name, executor] : executors)
       if (name == key) return *executor;
-    auto executor = std::make_unique<Executor>(*machine, entry);
+    auto executor = bound(entry);
     size_t others = 0;
     for (const auto& [name, known] : executors)
       others += plan->find_entry(known->entry().name, known->entry().batch) == nullptr;
@@ -294,6 +317,7 @@ struct Session::Impl {
   }
   static void eval_ended(void* self, std::optional<Error>& error, bool) { finish(*static_cast<Impl*>(self), error); }
   static void finish(Impl& impl, std::optional<Error>& error) {
+    if (error && impl.doubts(*error)) error = with_doubt(*error);
     const std::shared_ptr<RunState> state = impl.run;  // the next run may replace it as soon as this one is done
     state->finish(std::move(error));
   }

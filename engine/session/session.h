@@ -28,6 +28,7 @@ struct SessionOptions {
   double loss_scale = 0;                     // f16: at first; 0: 2^16
   int64_t loss_scale_growth = 0;             // f16: steps without an overflow until it doubles; 0: 2000
   InitFiles init_files = {};                 // that initial values may come from
+  bool plan_from_file = false;               // where this engine contradicts itself, the file may be what is wrong
 };
 
 struct VariableInfo {

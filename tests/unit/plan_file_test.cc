@@ -5,6 +5,7 @@
 #include "compile.h"
 #include "compile_checks.h"
 #include "schema/graph_file.h"
+#include "session/session.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 
@@ -87,6 +88,33 @@ TEST_CASE("every number of a plan is checked") {
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kCollective).ref = 99; }), "group"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kFeed).ref = 99; }), "input"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kFetch).in.clear(); }), "fetch"));
+}
+
+TEST_CASE("attributes of a plan's kernels are of their types") {
+  const auto kernel_with = [](Plan& plan, const char* attribute) -> Attrs& {
+    for (Segment& s : plan.entries[0].programs[0].segments)
+      for (Instruction& i : s.instructions)
+        if (i.kind == InstructionKind::kKernel && i.attrs.contains(attribute)) return i.attrs;
+    FAIL("the sample plan has no such kernel");
+    return plan.entries[0].programs[0].segments[0].instructions[0].attrs;
+  };
+  CHECK(has(error_after([&](Plan& p) { kernel_with(p, "value")["value"] = int64_t{0}; }),
+            "attribute 'value' is 0, which is not of its type"));
+}
+
+TEST_CASE("a session says that the file of its plan may be what is wrong") {
+  for (const bool from_file : {true, false}) {
+    Plan plan = sample_plan();
+    for (Buffer& buffer : plan.entries[0].programs[0].buffers)
+      if (buffer.kind == BufferKind::kArena) buffer.offset = -64;
+    SessionOptions options;
+    options.plan_from_file = from_file;
+    const auto shared = std::make_shared<const Plan>(std::move(plan));
+    const std::string message =
+        message_of([&] { Session(shared, std::make_shared<Backends>(), options); }, {Code::kInternal});
+    CHECK(has(message, "lies at [-64"));
+    CHECK(has(message, "read from a file, which may be damaged") == from_file);
+  }
 }
 
 TEST_CASE("parts of storages, step scalars and buckets of a plan are checked") {
