@@ -147,8 +147,9 @@ def presets_text(rows):
     lines = [line(row, plan) for row, plan in CASES]
     done = collections.Counter(each[6] for each in lines)
     return (f"## Every model of the command line\n\nAt its default size where that fits {FITS} GB; the larger ones with their structure and smaller widths. Where reference devices (plain "
-            "loops) would take hours, the default size runs in float32 and a smaller one in float64. Times are those of a shared machine of two cores.\n\n"
-            + ", ".join(f"{n} {what}" for what, n in done.items()) + ".\n\n"
+            "loops) would take hours, the default size runs in float32 alone (`--skip-float64`) and a smaller one in float64. Times are those of a shared machine of two cores "
+            "that did other work beside.\n\n" + ", ".join(f"{n} {what}" for what, n in done.items()) + "."
+            + (" What is not run was beyond the time there was: all of it takes hours there (`WHALE_FULL=1 pytest tests/equivalence/test_presets.py`)." if done["not run"] else "") + "\n\n"
             + table(["preset", "size", "precision", "strategy", "steps", "time", "result", "losses", "parameters", "of the bound"], lines)
             + "\n" + larger_text())
 
