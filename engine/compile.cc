@@ -31,17 +31,15 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kBucketBytes = int64_t{4} << 20;
-constexpr int64_t kCopiedBytes = int64_t{256} << 10;
-
-int64_t bucket_bytes(const CompileOptions& options) {
-  return options.bucket_bytes > 0 ? options.bucket_bytes : kBucketBytes;
+int64_t bucket_bytes(const CostModel& cost, const CompileOptions& options) {
+  return options.bucket_bytes > 0 ? options.bucket_bytes : cost.bucket_bytes;
 }
 
 // What an update works on is copied in and out as a whole: smaller groups keep less on the device.
-int64_t update_bytes(const CompileOptions& options) {
+int64_t update_bytes(const CostModel& cost, const CompileOptions& options) {
   const bool copied = options.offload & (kOffloadState | kOffloadParameters);
-  return copied ? std::min(bucket_bytes(options), kCopiedBytes) : bucket_bytes(options);
+  const int64_t bytes = bucket_bytes(cost, options);
+  return copied ? std::min(bytes, cost.copied_bytes) : bytes;
 }
 
 enum When : unsigned { kTrain = 1, kEval = 2, kAlways = 3 };
@@ -123,8 +121,10 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
-    {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(o)); }, false},
-    {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(o)); }, true},
+    {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(g.tasks.cost, o)); },
+     false},
+    {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(g.tasks.cost, o)); },
+     true},
     {"order_ops", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
     {"offload", [](LayoutGraph& g, const CompileOptions& o) { offload(g, o.offload); }, false},
 };
@@ -273,11 +273,10 @@ struct Scoped {
 Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const PlanOptions& options,
                  double memory_price) {
   const std::vector<double>& state_shares = options.state_shares;
-  Scoped out{source, {}};
-  std::vector<int32_t> nodes;
-  for (const DeviceSpec& device : devices) nodes.push_back(device.node);
-  out.tasks = form_task_graphs(out.graph, static_cast<int64_t>(devices.size()), source.default_strategy, options.exact,
-                               std::move(nodes), cost_model(devices, memory_price));
+  const CostModel cost(devices, memory_price);
+  Graph scoped = source;
+  TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact);
+  Scoped out{std::move(scoped), std::move(tasks)};
   if (state_shares.empty()) return out;
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)

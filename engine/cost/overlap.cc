@@ -11,12 +11,12 @@ constexpr double kWorthwhile = 0.95;  // of the time before
 }  // namespace
 
 double whole_update_seconds(const UpdateWork& w, const DeviceRates& rates, const LinkRates& link) {
-  const LinkRates flow{link.bytes_per_second, 0};
+  const LinkRates flow = link.flow();
   return all_reduce_seconds(w.gradient_bytes, w.devices, flow) + op_seconds(w.update, rates);
 }
 
 double sliced_update_seconds(const UpdateWork& w, const DeviceRates& rates, const LinkRates& link) {
-  const LinkRates flow{link.bytes_per_second, 0};
+  const LinkRates flow = link.flow();
   const auto n = static_cast<double>(w.devices);
   const double slices = w.slice_bytes > 0 ? op_seconds({0, 2 * w.slice_bytes / n}, rates) : 0;
   return all_gather_seconds(w.gradient_bytes, w.devices, flow) + slices +

@@ -28,9 +28,8 @@ Attrs merged(std::initializer_list<Attrs> parts) {
 
 Attrs digit_attr(const char* name, const Digit& d) { return {{name, std::vector<int64_t>{d.dim, d.outer, d.inner}}}; }
 
-BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t micro_batches) {
+BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t micro_batches) : out(tasks) {
   out.graph = graph;
-  out.tasks = tasks;
   for (const TensorId id : graph.inputs) {
     const Tensor& t = graph.tensor(id);
     if (t.batch_dim < 0) continue;

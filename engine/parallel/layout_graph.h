@@ -44,6 +44,7 @@ struct LayoutGraph {
   std::vector<std::pair<TensorId, TensorId>> input_forms;
   std::vector<std::string> notes;  // what passes decided and why, one sentence each
 
+  explicit LayoutGraph(TaskGraphs t) : tasks(std::move(t)) {}
   const AxisLayout& at(TensorId id, size_t axis) const { return layouts[static_cast<size_t>(id)].axes[axis]; }
   AxisLayout& at(TensorId id, size_t axis) { return layouts[static_cast<size_t>(id)].axes[axis]; }
   int32_t stage(TensorId id) const { return stages[static_cast<size_t>(id)]; }

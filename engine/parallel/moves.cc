@@ -156,8 +156,8 @@ void Moves::apply() {
     Copy& copy = copies[{segment_of(reader, r.root), reader}];
     copy.reader = reader;
     copy.after = std::max(copy.after, r.after);
-    copy.seconds += static_cast<double>(bytes_of(g_.tensor(r.root))) / lg_.tasks.cost.host.bytes_per_second;
-    if (copy.requests.empty()) copy.seconds += lg_.tasks.cost.host.latency_seconds;
+    copy.seconds += link_seconds(static_cast<double>(bytes_of(g_.tensor(r.root))), copy.requests.empty() ? 1 : 0,
+                                 lg_.tasks.cost.host);
     copy.requests.push_back(std::move(r));
   }
   // Phases follow each other in a segment without a join: a copy may be made in the phase before.

@@ -11,8 +11,7 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kWorthBytes = 1024;  // of a value: smaller ones stay
-constexpr size_t kWorthOps = 4;        // that run while it is away
+constexpr size_t kWorthOps = 4;  // that run while it is away
 
 class Offloader {
  public:
@@ -49,7 +48,7 @@ class Offloader {
     for (TensorId id = 0; id < static_cast<TensorId>(first_new_); ++id) {
       const Tensor& t = g_.tensor(id);
       if (t.kind != TensorKind::kValue || t.producer == kNone || is_view(producer(id).code) ||
-          bytes_of(t) < kWorthBytes || made_of_variables(id))
+          bytes_of(t) < lg_.tasks.cost.worth_copying_bytes || made_of_variables(id))
         continue;
       body(id);
     }
@@ -78,7 +77,7 @@ class Offloader {
   void move_sum(size_t number) {
     const Op op = g_.ops[number];
     const TensorId sum = op.outputs[0];
-    if (bytes_of(g_.tensor(sum)) < kWorthBytes || fetched(sum)) return;
+    if (bytes_of(g_.tensor(sum)) < lg_.tasks.cost.worth_copying_bytes || fetched(sum)) return;
     size_t made = number + 1;
     TensorId host = kNone;
     if (lg_.exact) {  // lowering keeps the nodes of the tree there; see ProgramBuilder::finish_trees

@@ -8,8 +8,6 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kWorthBytes = int64_t{1} << 18;  // smaller results stay in the cache anyway
-
 struct Recomputer {
   LayoutGraph& lg;
   Graph& g;
@@ -49,7 +47,7 @@ struct Recomputer {
     const int64_t n = lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
     const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
     const double parts = stays(op.inputs[0]) ? 0 : bytes / static_cast<double>(n);
-    return bytes >= kWorthBytes &&
+    return bytes >= lg.tasks.cost.cached_bytes &&
            bytes - parts >= lg.tasks.cost.freed_bytes_per_second * all_gather_seconds(bytes, n, lg.tasks.cost.link);
   }
   bool cheap(const Op& op, bool casts_only) const {
@@ -62,7 +60,7 @@ struct Recomputer {
       for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
-    return bytes_of(y) >= kWorthBytes &&
+    return bytes_of(y) >= lg.tasks.cost.cached_bytes &&
            static_cast<double>(bytes_of(y)) >=
                lg.tasks.cost.freed_bytes_per_second * op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
   }

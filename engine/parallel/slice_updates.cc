@@ -13,8 +13,7 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kMostReplicas = 8;    // a slice is a program of its own: by cost only where they are few
-constexpr double kWorthwhile = 100e-6;  // seconds a step: below, more collectives start than time is saved
+constexpr int64_t kMostReplicas = 8;  // a slice is a program of its own: by cost only where they are few
 
 // One update that can be sliced along `axis`.
 struct Candidate {
@@ -56,7 +55,7 @@ class Slicer {
     }
     if (chosen.empty() && always_)
       lg_.notes.push_back("No update can run on slices: no replicas sum a gradient that the update alone reads.");
-    if (chosen.empty() || (!always_ && saved < kWorthwhile)) return;
+    if (chosen.empty() || (!always_ && saved < lg_.tasks.cost.worth_seconds)) return;
     for (const Candidate& c : chosen) slice(c);
     compact(g_, {});
     lg_.notes.push_back(fmt::format(

@@ -10,8 +10,7 @@
 namespace whale {
 namespace {
 
-constexpr double kBytesPerSecond = 4e9;  // between stages; only its ratio to the devices' speed matters
-constexpr size_t kPlaces = 512;          // at most, where a cut may fall
+constexpr size_t kPlaces = 512;  // at most, where a cut may fall
 
 // Positions k such that ops [0, k) and [k, n) are a cut, with the bytes of activations that cross it.
 struct Place {
@@ -100,8 +99,9 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
       Watch::look();
       for (size_t j = s - 1; j < k; ++j) {
         if (best[s - 1][j].slowest == std::numeric_limits<double>::infinity()) continue;
+        const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
         const double seconds = (until[places[k].at] - until[places[j].at]) / speed(s - 1) +
-                               (places[j].crossing + places[k].crossing) / kBytesPerSecond;
+                               link_seconds(crossing, 0, cost.link) + crossing / cost.freed_bytes_per_second;
         const double slowest = std::max(best[s - 1][j].slowest, seconds),
                      squares = best[s - 1][j].squares + seconds * seconds;
         Best& b = best[s][k];

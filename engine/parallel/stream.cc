@@ -156,9 +156,9 @@ class Streamer {
       if (op.outputs[o] != kNone && !ring.factor.outputs[o].present())
         merged += static_cast<double>(bytes_of(g_.tensor(op.outputs[o]))) * share(op.outputs[o], 0);
     const double round = op_seconds(cost_of(view_of(g_, op)), device) * share(op.outputs[0], 0) / n;
-    const auto messages = static_cast<double>(ring.pieces.size() + ring.scatters.size());
-    const double shifting = messages * link.latency_seconds + bytes / n / link.bytes_per_second;
-    const double merging = op_seconds({0, 3 * merged}, device) + device.seconds_per_op * messages;
+    const int64_t messages = std::ssize(ring.pieces) + std::ssize(ring.scatters);
+    const double shifting = link_seconds(bytes / n, messages, link);
+    const double merging = op_seconds({0, 3 * merged}, device) + device.seconds_per_op * static_cast<double>(messages);
     const double more = (n - 1) * (std::max(shifting - round, 0.0) + merging) - gathering;
     return more < bytes * (n - 1) / n / cost.freed_bytes_per_second;
   }

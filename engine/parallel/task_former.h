@@ -51,8 +51,8 @@ struct Axes {
 
 class TaskFormer {
  public:
-  TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes,
-             const CostModel& cost);
+  TaskFormer(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy, const CostModel& cost,
+             bool exact);
   TaskGraphs run();
 
  private:

@@ -17,17 +17,16 @@ bool is_bare(const std::vector<Scope>& nest) { return nest.size() == 1 && to_str
 
 }  // namespace
 
-TaskFormer::TaskFormer(Graph& graph, int64_t devices, std::string_view strategy, bool exact, std::vector<int32_t> nodes,
-                       const CostModel& cost)
-    : g_(graph), devices_(devices), exact_(exact), nodes_(std::move(nodes)) {
-  out_.cost = cost;
-  nodes_.resize(static_cast<size_t>(std::max<int64_t>(devices, 0)));
+TaskFormer::TaskFormer(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
+                       const CostModel& cost, bool exact)
+    : g_(graph), devices_(std::ssize(devices)), exact_(exact), out_(cost) {
+  for (const DeviceSpec& device : devices) nodes_.push_back(device.node);
   if (strategy.empty()) strategy = graph.default_strategy;
   local_ = strategy == "local";
-  if (local_ && devices != 1)
+  if (local_ && devices_ != 1)
     throw invalid(
         "strategy 'local' ignores all scopes and runs on one device, {} are there; give one device, such as cpu:1",
-        devices);
+        devices_);
   clauses_ = parse_clauses(strategy.empty() || local_ ? "replica" : strategy);
   otherwise_ = parse_strategy("replica");
   for (const StrategyClause& clause : clauses_)
@@ -283,9 +282,9 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
   return tasks[static_cast<size_t>(t < 0 ? 0 : t)];
 }
 
-TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact,
-                            std::vector<int32_t> nodes, const CostModel& cost) {
-  return TaskFormer(graph, devices, strategy, exact, std::move(nodes), cost).run();
+TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
+                            const CostModel& cost, bool exact) {
+  return TaskFormer(graph, devices, strategy, cost, exact).run();
 }
 
 }  // namespace whale

@@ -40,8 +40,9 @@ struct TaskGraphs {
   int64_t chunks = 1;              // stages of one mesh
   std::string strategy;            // as text, counts filled in
   std::vector<std::string> notes;  // what was decided and why, one sentence each
-  CostModel cost{};                // of the devices: what every pass after this one asks
+  CostModel cost;                  // of the devices: what every pass after this one asks
 
+  explicit TaskGraphs(const CostModel& model) : cost(model) {}
   size_t stages() const { return mesh_of_stage.size(); }
   const TaskGraph& task(const Op& op) const;
   const Mesh& mesh(int32_t stage) const {
@@ -53,9 +54,8 @@ struct TaskGraphs {
 // count and shares from the strategy, or else from the first scope that gives them, so that one model has one mesh.
 // A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
 // devices wanted and the devices there.
-// `exact`: all replicas are by=micro_batch.
-// `nodes`: of each device, the machine that it is in, ascending; empty: all in one.
-TaskGraphs form_task_graphs(Graph& graph, int64_t devices, std::string_view strategy, bool exact = false,
-                            std::vector<int32_t> nodes = {}, const CostModel& cost = cost_model({}));
+// `devices`: their machines ascend. `exact`: all replicas are by=micro_batch.
+TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
+                            const CostModel& cost, bool exact);
 
 }  // namespace whale

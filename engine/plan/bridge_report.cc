@@ -47,9 +47,8 @@ struct Pricer {
   double element_bytes;
 
   BridgeWay way(std::string name, double elements, int64_t rounds) const {
-    BridgeWay w{std::move(name), elements * element_bytes, rounds, 0};
-    w.seconds = static_cast<double>(rounds) * cost.link.latency_seconds + w.bytes / cost.link.bytes_per_second;
-    return w;
+    const double bytes = elements * element_bytes;
+    return {std::move(name), bytes, rounds, link_seconds(bytes, rounds, cost.link)};
   }
   // Nothing is received; reading and writing the part takes its time.
   BridgeWay slice(const Group& g) const {

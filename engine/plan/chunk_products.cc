@@ -7,8 +7,6 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kLeastRows = 32;  // of a chunk that cost asks for
-
 // `rows` of a buffer that is [rows, rest]: what stands before is 1.
 struct RowsOf {
   size_t dim = 0;
@@ -75,14 +73,14 @@ class Chunker {
     const double width = static_cast<double>(whole.back()), size = size_of(g_.tensor(product.inputs[0]).dtype);
     const double moved = static_cast<double>(rows) * width * size;
     const CostModel& cost = low_.lg.tasks.cost;
-    const LinkRates flow{cost.link.bytes_per_second, 0};
     const bool twice = collective.code == OpCode::k_all_reduce;
     ProductWork work;
     work.product = {2 * static_cast<double>(rows) * share, moved + share * size};
-    work.seconds_of_collective = (twice ? 2 : 1) * all_gather_seconds(moved, members, flow);
+    work.seconds_of_collective = (twice ? 2 : 1) * all_gather_seconds(moved, members, cost.link.flow());
     work.latency_seconds = (twice ? 2 : 1) * all_gather_seconds(0, members, cost.link);
     work.rows = r.rows;
-    const int64_t least = r.flat ? kLeastRows : std::max<int64_t>(1, kLeastRows * r.rows / std::max<int64_t>(rows, 1));
+    const int64_t least =
+        r.flat ? cost.product_rows : std::max<int64_t>(1, cost.product_rows * r.rows / std::max<int64_t>(rows, 1));
     const Chunks best = choose_chunks(work, cost.device, cost.beside, least);
     if (best.count > 1) report_.seconds += best.seconds, report_.whole_seconds += best.whole_seconds;
     return best.count;

@@ -5,9 +5,9 @@
 
 #include "cluster/devices.h"
 #include "compile.h"
-#include "parallel/task_graph.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
+#include "unit/tasks.h"
 
 using namespace whale;
 
@@ -21,7 +21,7 @@ std::vector<int32_t> nodes_of(const std::vector<DeviceSpec>& devices) {
 Mesh mesh_of(const char* strategy, const char* devices) {
   small::Model m = small::mlp();
   const std::vector<int32_t> nodes = nodes_of(parse_devices(devices, {0}));
-  return form_task_graphs(m.g, static_cast<int64_t>(nodes.size()), strategy, false, nodes).meshes[0];
+  return small::tasks_of(m.g, static_cast<int64_t>(nodes.size()), strategy, nodes).meshes[0];
 }
 std::vector<int32_t> counting(int n) {
   std::vector<int32_t> out(static_cast<size_t>(n));
@@ -81,12 +81,12 @@ TEST_CASE("stages are slices too") {
   small::Model m = small::gpt(8);
   const std::vector<int32_t> nodes{0, 0, 1, 1};
   const TaskGraphs row =
-      form_task_graphs(m.g, 4, "cluster(layout=row) > pipeline(2, micro_batches=2) > split(2)", false, nodes);
+      small::tasks_of(m.g, 4, "cluster(layout=row) > pipeline(2, micro_batches=2) > split(2)", nodes);
   CHECK(row.meshes[0].devices == std::vector<int32_t>{0, 1});
   CHECK(row.meshes[1].devices == std::vector<int32_t>{2, 3});
   small::Model n = small::gpt(8);
   const TaskGraphs column =
-      form_task_graphs(n.g, 4, "cluster(layout=column) > pipeline(2, micro_batches=2) > split(2)", false, nodes);
+      small::tasks_of(n.g, 4, "cluster(layout=column) > pipeline(2, micro_batches=2) > split(2)", nodes);
   CHECK(column.meshes[0].devices == std::vector<int32_t>{0, 2});
   CHECK(column.meshes[1].devices == std::vector<int32_t>{1, 3});
 }

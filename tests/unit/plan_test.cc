@@ -66,7 +66,7 @@ TEST_CASE("golden text of each level of a small model") {
 TEST_CASE("golden text of the bridges of a small model") {
   const Plan plan =
       plan_of(small::gpt(8), "null:4", with([](CompileOptions& o) { o.strategy = "replica(2) > split(2)"; }));
-  compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan), cost_model(plan.devices).link));
+  compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan), CostModel(plan.devices).link));
 }
 
 TEST_CASE("every model plans on every number of devices, with micro-batches, cuts and options, and verifies") {

@@ -11,6 +11,7 @@
 #include "parallel/propagate.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
+#include "unit/tasks.h"
 
 using namespace whale;
 using enum OpCode;
@@ -39,7 +40,7 @@ Graph training(Graph g, const TaskGraphs& tasks) {
 }
 
 LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
-  const TaskGraphs tasks = form_task_graphs(m.g, devices, how.strategy);
+  const TaskGraphs tasks = small::tasks_of(m.g, devices, how.strategy);
   LayoutGraph lg = propagate(training(m.g, tasks), tasks,
                              {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
@@ -49,7 +50,7 @@ LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devic
   return laid_out(m, devices, Laid{.micro_batches = micro_batches});
 }
 LayoutGraph forward_only(small::Model m, int64_t devices) {
-  const TaskGraphs tasks = form_task_graphs(m.g, devices, "");
+  const TaskGraphs tasks = small::tasks_of(m.g, devices, "");
   return propagate(m.g, tasks, {.fetch_gradients = {}});
 }
 

@@ -12,11 +12,12 @@
 #include "cluster/host_memory.h"
 #include "cluster/devices.h"
 #include "parallel/shares.h"
+#include "parallel/stages.h"
 #include "parallel/strategy.h"
-#include "parallel/task_graph.h"
 #include "plan/accumulation.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
+#include "unit/tasks.h"
 
 using namespace whale;
 
@@ -195,7 +196,7 @@ TEST_CASE("properties of shares") {
 TEST_CASE("scopes become meshes; what does not fit names scope and devices") {
   const auto form = [](const char* text, int64_t devices) {
     small::Model m = small::mlp();
-    return form_task_graphs(m.g, devices, text);
+    return small::tasks_of(m.g, devices, text);
   };
   const auto mesh = [&](const char* text, int64_t devices) { return form(text, devices).meshes[0]; };
   CHECK(mesh("replica", 4).axes == std::vector<MeshAxis>{{"replica", 4, {}, {}}});
@@ -243,7 +244,7 @@ TEST_CASE("every axis has its role, per leaf of the scope tree") {
   m.g.scopes.back().factor = "columns";
   const TensorId y = m.op(OpCode::k_matmul, {h, m.variable("w2", {8, 12})}, {}, "classifier");
   m.g.outputs = {{"y", y}};
-  const TaskGraphs tasks = form_task_graphs(m.g, 4, "");
+  const TaskGraphs tasks = small::tasks_of(m.g, 4, "");
   REQUIRE(tasks.meshes.size() == 1);
   REQUIRE(tasks.meshes[0].axes.size() == 1);
   CHECK(tasks.meshes[0].axes[0].name == "replica|split");
@@ -265,7 +266,7 @@ TEST_CASE("scopes that share devices are cut at common places") {
   m.enter(ScopeKind::kReplica, 2);
   m.enter(ScopeKind::kSplit, 2);
   m.g.outputs = {{"y", m.op(OpCode::k_matmul, {h, m.variable("w2", {8, 12})})}};
-  const TaskGraphs tasks = form_task_graphs(m.g, 4, "");
+  const TaskGraphs tasks = small::tasks_of(m.g, 4, "");
   REQUIRE(tasks.meshes[0].axes.size() == 2);
   CHECK(tasks.meshes[0].axes[0].name == "replica");
   CHECK(tasks.meshes[0].axes[1].name == "replica|split");
@@ -277,7 +278,7 @@ TEST_CASE("scopes that share devices are cut at common places") {
   m.g.scopes[3].count = 3;
   small::Model other = m;
   other.g.scopes[1].parent = 0;
-  const std::string message = message_of([&] { form_task_graphs(other.g, 6, ""); });
+  const std::string message = message_of([&] { small::tasks_of(other.g, 6, ""); });
   CHECK_MESSAGE(!message.empty(), message);
 }
 
@@ -299,7 +300,7 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
     return m;
   };
   small::Model m = pipeline(0, 0, true);
-  const TaskGraphs tasks = form_task_graphs(m.g, 2, "");
+  const TaskGraphs tasks = small::tasks_of(m.g, 2, "");
   CHECK(tasks.stages() == 2);
   CHECK(tasks.meshes.size() == 2);
   CHECK(tasks.schedule == "1f1b");
@@ -310,20 +311,20 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   CHECK(m.g.ops[2].stage == 1);
   // Stages of different sizes; what they want must be used inside.
   small::Model thirds = small::gpt();
-  const TaskGraphs uneven = form_task_graphs(thirds.g, 7, "pipeline(2) > replica");
+  const TaskGraphs uneven = small::tasks_of(thirds.g, 7, "pipeline(2) > replica");
   CHECK(uneven.mesh(0).devices == std::vector<int32_t>{0, 1, 2, 3});
   CHECK(uneven.mesh(1).devices == std::vector<int32_t>{4, 5, 6});
   CHECK(uneven.mesh(0).axes[0].size == 4);
   CHECK(uneven.mesh(1).axes[0].size == 3);
   m = pipeline(3, 0, false);
-  const std::string idle = message_of([&] { form_task_graphs(m.g, 4, ""); });
+  const std::string idle = message_of([&] { small::tasks_of(m.g, 4, ""); });
   CHECK_MESSAGE((has(idle, "stage") && has(idle, "3 device(s)") && has(idle, "use 1")), idle);
   m = pipeline(3, 2, false);
-  const std::string message = message_of([&] { form_task_graphs(m.g, 4, ""); });
+  const std::string message = message_of([&] { small::tasks_of(m.g, 4, ""); });
   CHECK_MESSAGE((has(message, "pipeline") && has(message, "wants 5") && has(message, "4 are there")), message);
   // Not written: cut by time.
   small::Model gpt = small::gpt();
-  const TaskGraphs cut = form_task_graphs(gpt.g, 6, "replica(2) > pipeline(3, micro_batches=2, schedule=gpipe)");
+  const TaskGraphs cut = small::tasks_of(gpt.g, 6, "replica(2) > pipeline(3, micro_batches=2, schedule=gpipe)");
   CHECK(cut.stages() == 3);
   CHECK(cut.schedule == "gpipe");
   CHECK(cut.mesh(1).devices == std::vector<int32_t>{1, 4});
@@ -341,18 +342,18 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   for (const int n : ops) CHECK(n > 3);
   // Chunks: each device has several stages of the model.
   small::Model chunked = small::gpt();
-  const TaskGraphs loop = form_task_graphs(chunked.g, 2, "pipeline(2, schedule=interleaved, chunks=2)");
+  const TaskGraphs loop = small::tasks_of(chunked.g, 2, "pipeline(2, schedule=interleaved, chunks=2)");
   CHECK(loop.mesh_of_stage == std::vector<int32_t>{0, 1, 0, 1});
   small::Model vee = small::gpt();
-  CHECK(form_task_graphs(vee.g, 2, "pipeline(2, schedule=zb_v)").mesh_of_stage == std::vector<int32_t>{0, 1, 1, 0});
+  CHECK(small::tasks_of(vee.g, 2, "pipeline(2, schedule=zb_v)").mesh_of_stage == std::vector<int32_t>{0, 1, 1, 0});
   // A stage that reads what a later one makes.
   m = pipeline(0, 0, false);
   std::swap(m.g.ops[0].scope, m.g.ops[1].scope);
-  CHECK_NOTHROW(form_task_graphs(m.g, 2, ""));  // stages are numbered in the order of their first ops
+  CHECK_NOTHROW(small::tasks_of(m.g, 2, ""));  // stages are numbered in the order of their first ops
   m = pipeline(0, 0, false);
   m.scope = m.g.ops[0].scope;
   m.g.outputs = {{"z", m.op(OpCode::k_relu, {m.g.outputs[0].tensor}, {}, "back")}};
-  const std::string back = message_of([&] { form_task_graphs(m.g, 2, ""); });
+  const std::string back = message_of([&] { small::tasks_of(m.g, 2, ""); });
   CHECK_MESSAGE((has(back, "'back'") && has(back, "forward only")), back);
 }
 
@@ -370,7 +371,7 @@ TEST_CASE("pipelines side by side are chunks of one") {
     }
     m.scope = 0;
     m.g.outputs = {{"y", m.op(OpCode::k_relu, {h}, {}, "after")}};
-    TaskGraphs tasks = form_task_graphs(m.g, devices, "");
+    TaskGraphs tasks = small::tasks_of(m.g, devices, "");
     return std::pair{std::move(m.g), std::move(tasks)};
   };
   const auto [g, tasks] = form(2, 0, "", 2);
@@ -389,11 +390,35 @@ TEST_CASE("pipelines side by side are chunks of one") {
   CHECK(has(message_of([&] { form(2, 2, "zb_h1", 2); }), "run interleaved; leave the schedule out"));
 }
 
+TEST_CASE("a pipeline's cut costs what the cost model's link costs") {
+  // Half of the work is before the middle, where much crosses; little crosses after the second op.
+  small::Model m;
+  TensorId y = m.input("x", {64, 16});
+  const int64_t widths[] = {256, 4, 256, 256, 256, 16};
+  int64_t width = 16;
+  for (const int64_t w : widths) {
+    y = m.op(OpCode::k_matmul, {y, m.variable(fmt::format("w{}", w + width * 1000), {width, w})});
+    width = w;
+  }
+  std::vector<OpId> ops(m.g.ops.size());
+  std::iota(ops.begin(), ops.end(), 0);
+  const auto first_of_second = [&](double bytes_per_second) {
+    Profile profile = kMachineOfCores;
+    profile.link = {bytes_per_second, 0}, profile.freed_bytes_per_second = bytes_per_second;
+    const auto stages = cut_stages(m.g, ops, 2, CostModel({}, 1, profile), {});
+    return std::find(stages.begin(), stages.end(), 1) - stages.begin();
+  };
+  CHECK(first_of_second(1e15) == 4);
+  CHECK(first_of_second(1e6) == 2);
+  static_assert(!std::is_default_constructible_v<CostModel>);
+  static_assert(!std::is_default_constructible_v<TaskGraphs>);
+}
+
 TEST_CASE("a bare replica takes what the strategy or another scope says") {
   small::Model m = small::mlp();
   const auto form = [&](const char* strategy, int64_t devices) {
     Graph g = m.g;
-    return form_task_graphs(g, devices, strategy);
+    return small::tasks_of(g, devices, strategy);
   };
   CHECK(form("", 3).meshes[0].axes[0].size == 3);
   CHECK(form("replica(shares=[3,1])", 2).meshes[0].axes[0].shares == std::vector<double>{3, 1});

@@ -14,6 +14,7 @@
 #include "parallel/stream.h"
 #include "plan/storage.h"
 #include "trained.h"
+#include "unit/tasks.h"
 
 namespace whale {
 namespace {
@@ -247,7 +248,7 @@ TEST_CASE("two runs of a ring have the same bits") {
 
 // ---- layouts ----------------------------------------------------------------------------------------------------
 LayoutGraph laid_out(small::Model m, int64_t devices, const std::string& strategy) {
-  const TaskGraphs tasks = form_task_graphs(m.g, devices, strategy);
+  const TaskGraphs tasks = small::tasks_of(m.g, devices, strategy);
   canonicalise(m.g);
   decompose_splits(m.g, tasks);
   differentiate(m.g);
@@ -291,7 +292,7 @@ TEST_CASE("without being asked a ring is taken where time or memory say so") {
     const TensorId h = m.op(k_mul, {x, s});
     const TensorId y = m.op(k_attention, {h, m.op(k_sin, {h}), m.op(k_exp, {h})}, {}, "attention");
     m.minimize(m.op(k_reduce_mean, {y}), OptimizerKind::kSgd);
-    const TaskGraphs tasks = form_task_graphs(m.g, n, fmt::format("split({})", n));
+    const TaskGraphs tasks = small::tasks_of(m.g, n, fmt::format("split({})", n));
     canonicalise(m.g);
     differentiate(m.g);
     add_updates(m.g);
