@@ -281,7 +281,7 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
     for (MeshAxis& axis : mesh.axes)
-      if (axis.name.find("replica") != axis.name.npos && axis.size == static_cast<int64_t>(state_shares.size())) {
+      if (has_replicas(axis.name) && axis.size == static_cast<int64_t>(state_shares.size())) {
         if (axis.has_gaps())
           throw unimplemented("shares of state between replicas of which groups have different numbers ({})",
                               out.tasks.strategy);

@@ -5,6 +5,7 @@
 
 #include "base/format.h"
 #include "base/watch.h"
+#include "plan/groups.h"
 #include "plan/part.h"
 #include "plan/storage.h"
 #include "plan/verify.h"
@@ -99,7 +100,7 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions) {
       const bool reduced = i.kind == InstructionKind::kCollective && i.phase != Phase::kForward &&
-                           groups[static_cast<size_t>(i.ref)].axis.find("replica") != std::string::npos;
+                           has_replicas(groups[static_cast<size_t>(i.ref)].axis);
       const bool update = i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp);
       const bool sum = i.kind == InstructionKind::kKernel && i.op == OpCode::k_accumulate && i.phase != Phase::kForward;
       const bool stored = i.kind == InstructionKind::kMove && i.phase != Phase::kForward && i.op == OpCode::k_to_host;

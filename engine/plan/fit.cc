@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cluster/devices.h"
+#include "plan/groups.h"
 
 namespace whale {
 namespace {
@@ -14,14 +15,6 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
   if (memory == 0 || needed - memory <= most.bytes) return false;
   most.bytes = needed - memory, most.device = device;
   return true;
-}
-
-bool has_replicas(const Plan& plan) {
-  return std::any_of(plan.meshes.begin(), plan.meshes.end(), [](const PlanMesh& mesh) {
-    return std::any_of(mesh.axes.begin(), mesh.axes.end(), [](const MeshAxis& axis) {
-      return axis.size > 1 && axis.name.find("replica") != axis.name.npos;
-    });
-  });
 }
 
 // What is not in use yet and makes less of what there is much of.
@@ -35,7 +28,7 @@ std::vector<std::string> advice(const Plan& plan, const MemoryClasses& m, const 
     if (!(plan.options.offload & kOffloadActivations)) out.emplace_back("offload 'activations'");
   }
   if (much(m.activations)) out.emplace_back("a smaller batch, or more micro-batches of it (activations)");
-  if (trains && has_replicas(plan)) {
+  if (trains && has_replicas(plan.meshes)) {
     const char* levels[] = {"ZeRO level 1 (optimizer state)", "ZeRO level 2 (gradients)", "ZeRO level 3 (parameters)"};
     const int64_t classes[] = {m.state, m.gradients, m.parameters};
     for (int level = plan.options.zero; level < 3; ++level)

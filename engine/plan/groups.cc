@@ -1,5 +1,6 @@
 #include "plan/groups.h"
 
+#include <algorithm>
 #include <map>
 
 namespace whale {
@@ -21,6 +22,15 @@ std::vector<Group> groups_of(const std::vector<Mesh>& meshes) {
     groups.push_back(std::move(group));
   }
   return groups;
+}
+
+bool has_replicas(std::string_view axis) { return axis.find("replica") != axis.npos; }
+
+bool has_replicas(const std::vector<Mesh>& meshes) {
+  return std::any_of(meshes.begin(), meshes.end(), [](const Mesh& mesh) {
+    return std::any_of(mesh.axes.begin(), mesh.axes.end(),
+                       [](const MeshAxis& axis) { return axis.size > 1 && has_replicas(axis.name); });
+  });
 }
 
 }  // namespace whale
