@@ -16,7 +16,7 @@
 #include "parallel/gather_late.h"
 #include "parallel/offload.h"
 #include "parallel/order.h"
-#include "parallel/propagate.h"
+#include "parallel/insert.h"
 #include "parallel/shares.h"
 #include "parallel/slice_updates.h"
 #include "parallel/strategy.h"
@@ -71,6 +71,7 @@ constexpr GraphPass kGraphPasses[] = {
     {"fold_activation", fold_activation, kAlways, true},
     {"check_indices", plain<check_indices>, kAlways, false},
     {"assign_regions", plain<assign_regions>, kAlways, false},
+    {"place_in_stages", place_in_stages, kAlways, false},
 };
 
 struct LayoutPass {
@@ -197,16 +198,18 @@ struct Compiler {
 
   LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
                             const Homes* homes) const {
-    PropagateOptions layouts{.micro_batches = micro_batches,
-                             .fetch_gradients = {},
-                             .zero = options.zero,
-                             .exact = options.exact,
-                             .gradient_dtype = options.gradient_dtype,
-                             .adasum = options.adasum,
-                             .homes = homes};
-    if (entry == "train") layouts.fetch_gradients = gradients;
-    LayoutGraph lg = propagate(graph, tasks, layouts);
-    after(entry + ".propagate", lg, false);
+    ShardOptions sharding{.micro_batches = micro_batches,
+                          .fetch_gradients = {},
+                          .zero = options.zero,
+                          .exact = options.exact,
+                          .gradient_dtype = options.gradient_dtype,
+                          .adasum = options.adasum,
+                          .homes = homes};
+    if (entry == "train") sharding.fetch_gradients = gradients;
+    const Choices choices = choose_cuts(graph, tasks, sharding);
+    if (options.dump) options.dump(entry + ".choose_cuts", print(graph, tasks, choices));
+    LayoutGraph lg = insert_reshards(graph, tasks, sharding, choices);
+    after(entry + ".insert_reshards", lg, false);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
       pass.run(lg, options);

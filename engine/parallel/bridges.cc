@@ -28,19 +28,11 @@ Attrs merged(std::initializer_list<Attrs> parts) {
 
 Attrs digit_attr(const char* name, const Digit& d) { return {{name, std::vector<int64_t>{d.dim, d.outer, d.inner}}}; }
 
-BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t micro_batches) : out(tasks) {
+BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches)
+    : out(tasks) {
   out.graph = graph;
-  for (const TensorId id : graph.inputs) {
-    const Tensor& t = graph.tensor(id);
-    if (t.batch_dim < 0) continue;
-    const int64_t samples = t.dims[static_cast<size_t>(t.batch_dim)];
-    if (out.batch && samples != out.batch)
-      throw invalid(
-          "input '{}' has {} samples in dimension {}, another input has {}; all batch dimensions must be equal", t.name,
-          samples, t.batch_dim, out.batch);
-    out.batch = samples;
-  }
-  out.micro_batches = out.batch > 1 ? micro_batches : 1;  // a single sample cannot be cut
+  out.batch = batch;
+  out.micro_batches = micro_batches;
   out.layouts.assign(graph.tensors.size(), Layout{std::vector<AxisLayout>(out.axes())});
   out.stages.assign(graph.tensors.size(), 0);
   producer_.assign(graph.tensors.size(), kNone);

@@ -15,7 +15,7 @@ namespace whale {
 class BridgeBuilder {
  public:
   // Takes the graph's tensors and variables; nothing is cut yet.
-  BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t micro_batches);
+  BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches);
 
   LayoutGraph out;
 

@@ -12,7 +12,7 @@
 #include "ir/layout.h"
 #include "ir/number_range.h"
 #include "ops/op.h"
-#include "parallel/task_graph.h"
+#include "parallel/axes.h"
 
 namespace whale {
 
@@ -24,8 +24,6 @@ inline double neutral_of(Combine combine, DType dtype) {
   if (combine == Combine::kMax) return has_negatives(dtype) ? -end : 0;
   return end - 1;  // of i64: 2^63, which a fill takes for its largest number
 }
-
-inline constexpr size_t kTime = 0;  // the axis of micro-batches; the axes of the meshes follow
 
 struct LayoutGraph {
   Graph graph;                  // Op::region and Op::stage are filled in; bridges are ops

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "device/ref/ref.h"
 #include "parallel/order.h"
-#include "parallel/propagate.h"
+#include "parallel/insert.h"
 #include "parallel/shares.h"
 #include "plan/groups.h"
 #include "plan/lower.h"
@@ -174,9 +174,9 @@ Made plan_of(const Move& m) {
   Homes homes;
   homes["a"] = {with_time(m.from), 0};
   homes["b"] = {with_time(m.to), meshes - 1};
-  PropagateOptions options;
+  ShardOptions options;
   options.homes = &homes;
-  Made made{propagate(g, tasks, options), {}};
+  Made made{lay_out(g, tasks, options), {}};
   verify(made.lg);
   order_ops(made.lg);
   Plan& plan = made.plan;

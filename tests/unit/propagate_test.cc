@@ -8,7 +8,7 @@
 #include "parallel/fold.h"
 #include "parallel/fuse.h"
 #include "parallel/order.h"
-#include "parallel/propagate.h"
+#include "parallel/insert.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 #include "unit/tasks.h"
@@ -41,7 +41,7 @@ Graph training(Graph g, const TaskGraphs& tasks) {
 
 LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, how.strategy);
-  LayoutGraph lg = propagate(training(m.g, tasks), tasks,
+  LayoutGraph lg = lay_out(training(m.g, tasks), tasks,
                              {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
   return lg;
@@ -51,7 +51,7 @@ LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devic
 }
 LayoutGraph forward_only(small::Model m, int64_t devices) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, "");
-  return propagate(m.g, tasks, {.fetch_gradients = {}});
+  return lay_out(m.g, tasks, {.fetch_gradients = {}});
 }
 
 int count(const LayoutGraph& lg, OpCode code) {

@@ -1,5 +1,5 @@
 // The end of the step: next values go home, fetched values into a layout that can be handed over.
-#include "parallel/propagator.h"
+#include "parallel/inserter.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace whale {
 
-Op Propagator::reader_of(TensorId id, int32_t stage) {
+Op Inserter::reader_of(TensorId id, int32_t stage) {
   Op op;
   op.code = OpCode::k_stop_gradient;
   op.name = g().tensor(id).name;
@@ -17,7 +17,7 @@ Op Propagator::reader_of(TensorId id, int32_t stage) {
 }
 
 // Axis by axis, what one axis takes back another one may cut again: more would move than is missing.
-bool Propagator::takes_detour(TensorId id, const Layout& to) const {
+bool Inserter::takes_detour(TensorId id, const Layout& to) const {
   const Dims& dims = g().tensor(id).dims;
   const Layout& from = b_.out.layouts[static_cast<size_t>(id)];
   const auto cut = [](const AxisLayout& l) { return l.placement == Placement::kShard; };
@@ -39,7 +39,7 @@ bool Propagator::takes_detour(TensorId id, const Layout& to) const {
   return false;
 }
 
-TensorId Propagator::lying(TensorId id, const Layout& layout, int32_t stage) {
+TensorId Inserter::lying(TensorId id, const Layout& layout, int32_t stage) {
   id = b_.latest(id);
   const Op end = reader_of(id, stage);
   if (tasks().stages() > 1) id = at_stage(id, end);
@@ -51,11 +51,11 @@ TensorId Propagator::lying(TensorId id, const Layout& layout, int32_t stage) {
   return id;
 }
 
-TensorId Propagator::everywhere(TensorId id) {
+TensorId Inserter::everywhere(TensorId id) {
   return lying(id, Layout{std::vector<AxisLayout>(axes())}, b_.out.stage(b_.latest(id)));
 }
 
-TensorId Propagator::fetchable(TensorId id) {
+TensorId Inserter::fetchable(TensorId id) {
   id = b_.latest(id);
   for (size_t a = 0; a < axes(); ++a)
     if (placement(id, a) == Placement::kPartial) id = b_.reduce(id, a);
@@ -74,7 +74,7 @@ TensorId Propagator::fetchable(TensorId id) {
   return id;
 }
 
-void Propagator::finish() {
+void Inserter::finish() {
   LayoutGraph& out = b_.out;
   std::set<std::string> names;
   const auto fetch = [&](const std::string& name, TensorId id) {
@@ -95,7 +95,7 @@ void Propagator::finish() {
   bool updates = false;
   for (Variable& v : g().variables)
     if (v.next != kNone && v.next != v.tensor) {
-      v.next = lying(v.next, home_.at(v.tensor), b_.out.stage(v.tensor));
+      v.next = lying(v.next, home(v.tensor), b_.out.stage(v.tensor));
       updates = true;
     }
   // Every device looks at the loss before it changes anything.

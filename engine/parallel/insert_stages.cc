@@ -1,5 +1,5 @@
 // Operands that are made in another stage.
-#include "parallel/propagator.h"
+#include "parallel/inserter.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace whale {
 
-bool Propagator::is_constant(TensorId id, int depth) {
+bool Inserter::is_constant(TensorId id, int depth) {
   if (g().tensor(id).kind == TensorKind::kStep) return true;
   const OpId producer = b_.producer(id);
   if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective) ||
@@ -17,7 +17,7 @@ bool Propagator::is_constant(TensorId id, int depth) {
   return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
 }
 
-bool Propagator::is_spread(TensorId id) {
+bool Inserter::is_spread(TensorId id) {
   const OpId producer = b_.producer(id);
   if (producer == kNone || has_flag(g().op(producer).code, kCollective)) return false;
   const Op& op = g().op(producer);
@@ -31,7 +31,7 @@ bool Propagator::is_spread(TensorId id) {
   return from > 0 && from * kSpread <= element_count(g().tensor(id).dims);
 }
 
-TensorId Propagator::at_stage(TensorId id, const Op& reader) {
+TensorId Inserter::at_stage(TensorId id, const Op& reader) {
   id = b_.latest(id);
   const TensorKind kind = g().tensor(id).kind;
   // What a later chunk of these devices was fed first is not there yet.
@@ -43,7 +43,8 @@ TensorId Propagator::at_stage(TensorId id, const Op& reader) {
   if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
     const bool fresh = !input_forms_.contains({id, reader.stage});
     const TensorId form = b_.input_form(id, reader.stage, false);
-    if (fresh && kind == TensorKind::kInput) lay_input(form, reader);
+    if (fresh && kind == TensorKind::kInput)
+      b_.out.layouts[static_cast<size_t>(form)] = input_layout(g().tensor(form), axes_, reader);
     input_forms_.insert({id, reader.stage});
     return form;
   }
@@ -83,7 +84,7 @@ TensorId Propagator::at_stage(TensorId id, const Op& reader) {
 }
 
 // Adasum combines what whole replicas made of a parameter: of one that stages share, the replicas have to be the same.
-void Propagator::check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here,
+void Inserter::check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here,
                             const MeshAxis& there) const {
   if (!options_.adasum || reader.phase != Phase::kBackward || placement(id, a) != Placement::kPartial ||
       (here.size == there.size && here.shares == there.shares))
@@ -91,7 +92,7 @@ void Propagator::check_tied(const Op& reader, TensorId id, size_t a, const MeshA
   throw tied_unlike(reader, b_.out.stage(id), here, there);
 }
 
-Error Propagator::tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const {
+Error Inserter::tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const {
   const char* form = here.size == there.size ? "have unlike shares" : "have {} and {} replicas";
   Error error = unimplemented(
       "Adasum of a gradient that stages {} and {} add up, which {}: a replica of one is none of the other; give both "
@@ -100,7 +101,7 @@ Error Propagator::tied_unlike(const Op& reader, int32_t stage, const MeshAxis& h
   return error.at_op(reader.name).at_scope(written_scope(reader));
 }
 
-void Propagator::check_came_alike(const Op& reader, TensorId id) const {
+void Inserter::check_came_alike(const Op& reader, TensorId id) const {
   for (OpId made = b_.producer(id); made != kNone && passes_on(g().op(made)); made = b_.producer(id)) {
     id = g().op(made).inputs[0];
     if (g().op(made).code != OpCode::k_transfer) continue;

@@ -1,5 +1,5 @@
 // One operand from the layout that it has to the one that its reader needs: made again already cut, or by a bridge.
-#include "parallel/propagator.h"
+#include "parallel/inserter.h"
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kFreeFlops = 8;  // an element, of ops that are cheaper made again than moved
 }  // namespace
 
-TensorId Propagator::bring(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::bring(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
   id = b_.latest(id);
   const AxisLayout now = b_.out.at(id, a);
   const bool cut = want.placement == Placement::kShard;
@@ -62,7 +62,7 @@ TensorId Propagator::bring(const Op& op, TensorId id, size_t a, const AxisLayout
   return id;
 }
 
-TensorId Propagator::gradient_in(TensorId id) const {
+TensorId Inserter::gradient_in(TensorId id) const {
   while (id != kNone && !parameter_of_.contains(id)) {
     const OpId made = b_.producer(id);
     if (made == kNone) return kNone;
@@ -78,7 +78,7 @@ TensorId Propagator::gradient_in(TensorId id) const {
   return id;
 }
 
-TensorId Propagator::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want) {
   const DType exact = g().tensor(id).dtype;
   const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != exact;
   if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || gradient_in(id) == kNone ||
@@ -104,31 +104,31 @@ TensorId Propagator::combine_gradient(const Op& reader, TensorId id, size_t a, c
   return made;
 }
 
-TensorId Propagator::summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want) {
+TensorId Inserter::summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want) {
   const TensorId parameter = parameter_of_.at(gradient_in(id));
   const Dims dims = g().tensor(id).dims;
   for (size_t a = axes(); a-- > 1;) {
     if (placement(id, a) != Placement::kPartial || role(g().op(b_.producer(id)), a) == AxisRole::kReplica) continue;
-    AxisLayout home = parameter == kNone ? AxisLayout{} : home_.at(parameter).axes[a];
+    AxisLayout lives = parameter == kNone ? AxisLayout{} : home(parameter).axes[a];
     const auto beside = [&](const AxisLayout& other) {
       return other.placement != Placement::kShard ||
-             (!(other.digit == home.digit) && compatible(dims, other.digit, home.digit));
+             (!(other.digit == lives.digit) && compatible(dims, other.digit, lives.digit));
     };
-    for (size_t b = 1; b < axes() && home.placement == Placement::kShard; ++b)
-      if (!beside(want) || !beside(b_.out.at(id, b))) home = {};
+    for (size_t b = 1; b < axes() && lives.placement == Placement::kShard; ++b)
+      if (!beside(want) || !beside(b_.out.at(id, b))) lives = {};
     const TensorId part = id;
-    id = bring(reader, part, a, home);
+    id = bring(reader, part, a, lives);
     b_.replace(part, id);  // everyone who reads the gradient reads this sum of it
   }
   return id;
 }
 
-bool Propagator::passes_on(const Op& op) {
+bool Inserter::passes_on(const Op& op) {
   return op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_cast ||
          has_flag(op.code, kCollective);
 }
 
-OpId Propagator::summed_replicas(TensorId id) const {
+OpId Inserter::summed_replicas(TensorId id) const {
   while (id != kNone && b_.producer(id) != kNone) {
     const Op& op = g().op(b_.producer(id));
     const TensorId from = op.inputs.empty() ? kNone : op.inputs[0];
@@ -143,7 +143,7 @@ OpId Propagator::summed_replicas(TensorId id) const {
   return kNone;
 }
 
-void Propagator::check_adasum() const {
+void Inserter::check_adasum() const {
   if (!options_.adasum) return;
   for (const auto& [gradient, parameter] : parameter_of_) {
     const OpId last = parameter == kNone ? kNone : b_.producer(gradient);
@@ -184,13 +184,13 @@ void Propagator::check_adasum() const {
   }
 }
 
-bool Propagator::same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const {
+bool Inserter::same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const {
   if (a == kTime || x.state == y.state) return true;
   const MeshAxis& axis = b_.out.mesh_axis(a, op.stage);
   return axis.shares == axis.state_shares;
 }
 
-TensorId Propagator::whole_in_time(const Op& op, TensorId id) {
+TensorId Inserter::whole_in_time(const Op& op, TensorId id) {
   if (placement(id, kTime) == Placement::kReplicate) return id;
   if (placement(id, kTime) == Placement::kPartial) return b_.reduce(id, kTime);
   if (!depends_on(id, TensorKind::kInput) || (op.phase == Phase::kUpdate && !depends_on(id, TensorKind::kVariable)))
@@ -203,7 +203,7 @@ TensorId Propagator::whole_in_time(const Op& op, TensorId id) {
       .at_scope(written_scope(op));
 }
 
-TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
   const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state, want.window);
   if (const auto known = slices_.find(key); known != slices_.end()) return b_.latest(known->second);
   TensorId out = kNone;
@@ -245,24 +245,25 @@ TensorId Propagator::sliced(const Op& op, TensorId id, size_t a, const AxisLayou
   return slices_[key] = out;
 }
 
-OpCut Propagator::cut_of_result(const Op& op, const Digit& digit, size_t a) {
+OpCut Inserter::cut_of_result(const Op& op, const Digit& digit, size_t a) {
   if (has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) || op.outputs.size() != 1 ||
       op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate ||
       (options_.exact && b_.out.by_micro_batch(a) && !keeps_bits(op)))
     return {};
   const Factors factors = factors_of(g(), op);
+  const Placed here = placed(op, factors);
   for (size_t k = 0; k < factors.list.size(); ++k) {
     OpCut cut{static_cast<int>(k), {}, false};
     const Factor& f = factors.list[k];
     if (f.kind == FactorKind::kMap &&
         find_sub_digit(f.outputs[0], f.extent, digit, extent_of(g().tensor(op.outputs[0]).dims, digit), cut.sub) &&
-        fits(op, f, cut.sub, a))
+        fits(here, f, cut.sub, a))
       return cut;
   }
   return {};
 }
 
-bool Propagator::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
+bool Inserter::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
   const OpId producer = b_.producer(id);
   if (producer == kNone || depth > kDeepest) return false;
   const Op op = g().op(producer);
@@ -286,7 +287,7 @@ bool Propagator::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
   return true;
 }
 
-TensorId Propagator::produce_cut(TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::produce_cut(TensorId id, size_t a, const AxisLayout& want) {
   Op op = g().op(b_.producer(id));
   OpCut cut = cut_of_result(op, want.digit, a);
   cut.state = want.state, cut.samples = want.samples;

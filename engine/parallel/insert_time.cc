@@ -1,5 +1,5 @@
 // What the body needs of the whole batch is computed in the prologue, from the whole inputs.
-#include "parallel/propagator.h"
+#include "parallel/inserter.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace whale {
 
-void Propagator::hoist_operands(Op& op, OpId number) {
+void Inserter::hoist_operands(Op& op, OpId number) {
   if (micro_batches() == 1) return;
   if (has_flag(op.code, kUpdateOp))  // ids of looked-up rows
     for (TensorId& id : op.inputs)
@@ -15,7 +15,8 @@ void Propagator::hoist_operands(Op& op, OpId number) {
   const auto any = [&](Placement p) {
     return std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return placement(id, kTime) == p; });
   };
-  if (!any(Placement::kShard) && !has_own_rows(op, number)) {
+  const bool own_rows = number != kNone && choices_.cuts[kTime][static_cast<size_t>(number)].present();
+  if (!any(Placement::kShard) && !own_rows) {
     // A partial value beside a finished sum goes on in the epilogue.
     const bool late = std::any_of(op.inputs.begin(), op.inputs.end(),
                                   [&](TensorId id) { return b_.region(id) == Region::kEpilogue; });
@@ -47,7 +48,7 @@ namespace {
 
 }  // namespace
 
-TensorId Propagator::whole(const Op& user, TensorId id, int depth) {
+TensorId Inserter::whole(const Op& user, TensorId id, int depth) {
   if (const auto known = wholes_.find(id); known != wholes_.end()) return known->second;
   if (!b_.out.time_varies(id) && b_.region(id) != Region::kEpilogue) return id;
   const bool input = g().tensor(id).kind == TensorKind::kInput;
@@ -60,7 +61,7 @@ TensorId Propagator::whole(const Op& user, TensorId id, int depth) {
 }
 
 // What makes it, again, from whole operands; a bridge along a mesh as that bridge, one over time not at all.
-TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
+TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   const OpId producer = b_.producer(id);
   const Op source = producer == kNone ? Op{} : g().op(producer);
   const bool twice = depends_on(id, TensorKind::kVariable) && depends_on(id, TensorKind::kInput);
@@ -99,7 +100,7 @@ TensorId Propagator::make_whole(const Op& user, TensorId id, int depth) {
   return out;
 }
 
-bool Propagator::depends_on(TensorId id, TensorKind kind) {
+bool Inserter::depends_on(TensorId id, TensorKind kind) {
   std::vector<TensorId> todo{id};
   std::set<TensorId> seen{id};
   while (!todo.empty()) {
