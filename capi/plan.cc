@@ -163,6 +163,17 @@ whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_tex
   });
 }
 
+whale_status* whale_plan_choices(const whale_plan* plan, int32_t json, whale_text* out) {
+  return guard([&] {
+    const whale_plan& p = need(plan, "plan");
+    need(out, "out");
+    const bool as_json = flag(json, "json");
+    const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
+    const ChoiceReport report = choices_of(*p.plan);
+    *out = make_text(as_json ? choices_json(report) : choices_text(report));
+  });
+}
+
 whale_status* whale_plan_in_float64(const whale_plan* plan, whale_plan** out) {
   return guard([&] {
     const whale_plan& p = need(plan, "plan");

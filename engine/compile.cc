@@ -161,11 +161,10 @@ struct Compiler {
   TaskGraphs tasks;
   std::vector<std::string> gradients;  // names after "grad:"
 
-  template <class Level>
-  void check(const std::string& pass, const Level& level) const {
+  template <class Check>
+  static void check(const std::string& pass, Check holds) {
     try {
-      verify(level);
-      if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);
+      holds();
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
                                         "libwhale, please report it with the model, the devices and the options)",
@@ -178,7 +177,11 @@ struct Compiler {
   template <class Level>
   void after(const std::string& pass, const Level& level, bool last) const {
     Watch::look();
-    if (last || options.verify_passes) check(pass, level);
+    if (last || options.verify_passes)
+      check(pass, [&] {
+        verify(level);
+        if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);
+      });
     if (options.dump) options.dump(pass, print(level));
   }
 
@@ -196,19 +199,23 @@ struct Compiler {
     return graph;
   }
 
+  ShardOptions shard_options(const std::string& entry, int64_t micro_batches, const Homes* homes) const {
+    return {.micro_batches = micro_batches,
+            .fetch_gradients = entry == "train" ? gradients : std::vector<std::string>{},
+            .zero = options.zero,
+            .exact = options.exact,
+            .gradient_dtype = options.gradient_dtype,
+            .adasum = options.adasum,
+            .homes = homes};
+  }
+
   LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
                             const Homes* homes) const {
-    ShardOptions sharding{.micro_batches = micro_batches,
-                          .fetch_gradients = {},
-                          .zero = options.zero,
-                          .exact = options.exact,
-                          .gradient_dtype = options.gradient_dtype,
-                          .adasum = options.adasum,
-                          .homes = homes};
-    if (entry == "train") sharding.fetch_gradients = gradients;
+    const ShardOptions sharding = shard_options(entry, micro_batches, homes);
     const Choices choices = choose_cuts(graph, tasks, sharding);
-    if (options.dump) options.dump(entry + ".choose_cuts", print(graph, tasks, choices));
+    if (options.dump) options.dump(entry + ".choose_cuts", choices_text(choice_report(graph, tasks, choices, false)));
     LayoutGraph lg = insert_reshards(graph, tasks, sharding, choices);
+    if (options.verify_passes) check(entry + ".insert_reshards", [&] { verify(graph, choices, lg); });
     after(entry + ".insert_reshards", lg, false);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
@@ -458,6 +465,16 @@ std::vector<BridgeRow> bridges_of(const Plan& plan) {
     const char* name = trains(plan.source) ? "train" : "eval";
     const int64_t batch = batch_of(plan.source);
     return bridges_of(lay_out_again(graph_again(plan, options, name, batch), plan, name, batch));
+  });
+}
+
+ChoiceReport choices_of(const Plan& plan) {
+  return stoppable([&] {
+    const CompileOptions options = options_of(plan);
+    const char* name = trains(plan.source) ? "train" : "eval";
+    const auto [compiler, whole] = graph_again(plan, options, name, batch_of(plan.source));
+    const ShardOptions sharding = compiler.shard_options(name, plan.micro_batches, nullptr);
+    return choice_report(whole, compiler.tasks, choose_cuts(whole, compiler.tasks, sharding));
   });
 }
 

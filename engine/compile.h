@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/bridge_report.h"
+#include "plan/choice_report.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -34,5 +35,8 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 // The bridges of a training step (without a loss: of an evaluation), with what they cost and what else was legal; found
 // by planning Plan::source once more. Thread-safe.
 std::vector<BridgeRow> bridges_of(const Plan& plan);
+
+// Every cut of the first entry, as it was chosen, with what it costs; found in the same way. Thread-safe.
+ChoiceReport choices_of(const Plan& plan);
 
 }  // namespace whale

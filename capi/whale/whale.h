@@ -470,6 +470,10 @@ WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out)
  * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more, under the cancel token and the timeout
  * that the plan was made with. */
 WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
+/* Every cut of the plan, as it was chosen before anything was moved: for each op the factor that it is cut by along each axis, the
+ * layouts of its results, and its price in seconds of a step by the cost model (arithmetic, and what brings its operands); the homes
+ * of variables; the price of the whole. json: 0 a table for people, 1 JSON. Plans once more, as whale_plan_bridges does. */
+WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, int32_t json, whale_text *out);
 /* The same plan in float64: the devices are reference ones, every group, transfer and instruction stays, and nothing rounds to fewer
  * bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it (`whale verify`). Its float
  * inputs are WHALE_F64. WHALE_UNIMPLEMENTED for split weights. */

@@ -22,4 +22,13 @@ std::optional<int64_t> whole_number(std::string_view text) {
   return value;
 }
 
+std::string starred(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit || out.empty() || out.back() != '*') out += digit ? '*' : c;
+  }
+  return out;
+}
+
 }  // namespace whale

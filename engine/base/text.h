@@ -15,4 +15,7 @@ std::string brief(std::string_view text, size_t most = 160);
 // The whole text is one whole number that fits; nothing else (no sign "+", no spaces, no "1e3").
 std::optional<int64_t> whole_number(std::string_view text);
 
+// Names that differ in numbers alone give one text: "block12.mlp" and "block3.mlp" are "block*.mlp".
+std::string starred(std::string_view name);
+
 }  // namespace whale

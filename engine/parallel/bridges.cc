@@ -15,7 +15,8 @@ enum Kind : int {
   kExchange,
   kMove,
   kCast,
-  kHalo
+  kHalo,
+  kFirst
 };  // + use for gathers of several uses
 
 Attrs merged(std::initializer_list<Attrs> parts) {
@@ -36,6 +37,7 @@ BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_
   out.layouts.assign(graph.tensors.size(), Layout{std::vector<AxisLayout>(out.axes())});
   out.stages.assign(graph.tensors.size(), 0);
   producer_.assign(graph.tensors.size(), kNone);
+  unlike_.assign(graph.tensors.size(), 0);
 }
 
 OpId BridgeBuilder::producer(TensorId id) const { return producer_[static_cast<size_t>(id)]; }
@@ -53,6 +55,7 @@ TensorId BridgeBuilder::like(TensorId id, const char* suffix) {
   const TensorId made = add_like(out, id, suffix);
   out.layouts.back() = Layout{std::vector<AxisLayout>(out.axes())};
   producer_.push_back(kNone);
+  unlike_.push_back(0);
   return made;
 }
 
@@ -64,6 +67,7 @@ TensorId BridgeBuilder::latest(TensorId id) const {
 OpId BridgeBuilder::append(Op op) {
   const auto id = static_cast<OpId>(out.graph.ops.size());
   Region at = Region::kPrologue;
+  const uint32_t unlike = unlike_after(op);
   for (const TensorId input : op.inputs) {
     if (input == kNone) continue;
     const Region r = out.time_varies(input) ? Region::kBody : region(input);
@@ -77,10 +81,56 @@ OpId BridgeBuilder::append(Op op) {
     out.stages[static_cast<size_t>(op.outputs[i])] = op.stage;
     out.graph.tensor(op.outputs[i]).producer = id;
     out.graph.tensor(op.outputs[i]).output = static_cast<int>(i);
+    for (size_t a = 1; a < out.axes(); ++a)
+      if (unlike >> a & 1 && out.at(op.outputs[i], a).placement == Placement::kReplicate)
+        unlike_[static_cast<size_t>(op.outputs[i])] |= uint32_t{1} << a;
   }
   op.region = at;
   op.origin = kNone;  // op numbers have changed
   out.graph.ops.push_back(std::move(op));
+  return id;
+}
+
+uint32_t BridgeBuilder::unlike_after(const Op& op) const {
+  uint32_t unlike = 0, cut = 0;
+  const auto partial = [&](TensorId id) {
+    const auto& axes = out.layouts[static_cast<size_t>(id)].axes;
+    return std::any_of(axes.begin() + 1, axes.end(),
+                       [](const AxisLayout& l) { return l.placement == Placement::kPartial; });
+  };
+  const auto look = [&](TensorId id) {
+    for (size_t a = 1; id != kNone && a < out.axes(); ++a)
+      if (out.at(id, a).placement != Placement::kReplicate) cut |= uint32_t{1} << a;
+  };
+  for (const TensorId id : op.inputs) {
+    if (id != kNone) unlike |= unlike_[static_cast<size_t>(id)];
+    look(id);
+  }
+  for (const TensorId id : op.outputs) look(id);
+  const bool moves = has_flag(op.code, kCollective) || op.code == OpCode::k_transfer;
+  const bool sums = moves ? std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return partial(id); })
+                          : !keeps_bits(op);
+  for (size_t b = 2; b < out.axes() && sums; ++b)
+    if (cut >> b & 1 && out.mesh_axis(b, op.stage).ragged())
+      for (size_t a = 1; a < b; ++a)
+        if (out.size(a, op.stage) > 1) unlike |= uint32_t{1} << a;
+  // Along its own axis a collective gives everyone the same.
+  if (moves && op.attrs.contains("group")) unlike &= ~(uint32_t{1} << (attr_int(op.attrs, "group") + 1));
+  return unlike;
+}
+
+TensorId BridgeBuilder::from_first(TensorId id, size_t axis) {
+  return bridge(OpCode::k_transfer, {id}, id, ".first",
+                {{"group", static_cast<int64_t>(axis) - 1}, {"from", int64_t{0}}}, axis, {});
+}
+
+TensorId BridgeBuilder::alike(TensorId id) {
+  for (size_t a = 1; a < out.axes(); ++a) {
+    if (!(unlike_[static_cast<size_t>(id)] >> a & 1)) continue;
+    const auto at = key(id, a, kFirst, {});
+    const auto known = made_.find(at);
+    id = known != made_.end() ? known->second : made_[at] = from_first(id, a);
+  }
   return id;
 }
 
@@ -170,8 +220,7 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   for (size_t a = 1; a < axis; ++a)
     if (rounds && out.mesh_axis(axis, stage).ragged() && out.size(a, stage) > 1 &&
         out.at(made, a).placement == Placement::kReplicate && !(out.by_micro_batch(a) && out.time_varies(made)))
-      made = bridge(OpCode::k_transfer, {made}, made, ".first",
-                    {{"group", static_cast<int64_t>(a) - 1}, {"from", int64_t{0}}}, a, {});
+      made = from_first(made, a);
   reduced_[id] = made;
   return made;
 }

@@ -33,7 +33,10 @@ class BridgeBuilder {
   TensorId exchange(TensorId id, size_t axis, const AxisLayout& to);   // shard -> shard: all_to_all
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
-  TensorId halo(TensorId id, size_t axis, const AxisLayout& to);       // shard -> the same with a halo: a transfer
+  // Groups that cut in ways of their own and compute copies of one value, each for itself, round it in ways of their
+  // own: everyone takes the first group's. For what a variable becomes.
+  TensorId alike(TensorId id);
+  TensorId halo(TensorId id, size_t axis, const AxisLayout& to);  // shard -> the same with a halo: a transfer
   TensorId rearrange(TensorId id, Layout to);  // cut or whole, to any layout: transfers between boxes
   // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), or have members that
   // others lack, no collective along it fits: the same bridges made of transfers between intersecting boxes.
@@ -53,6 +56,8 @@ class BridgeBuilder {
   Attrs over_time(TensorId id, Combine combine) const;
   TensorId sum_in_groups(TensorId id, size_t axis);  // along axes inside of `axis` whose groups differ in size
   TensorId sum_of_parts(TensorId id, size_t axis);
+  TensorId from_first(TensorId id, size_t axis);
+  uint32_t unlike_after(const Op& op) const;
   TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);
   using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool, WindowRead>;
@@ -65,6 +70,8 @@ class BridgeBuilder {
   std::map<std::tuple<TensorId, int32_t, bool>, TensorId> forms_;
   std::map<Key, TensorId> made_;
   std::vector<OpId> producer_;
+  std::vector<uint32_t>
+      unlike_;  // per tensor, a bit an axis: whole along it, and perhaps of other bits from group to group
 };
 
 Attrs digit_attr(const char* name, const Digit& digit);

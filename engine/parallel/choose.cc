@@ -101,7 +101,9 @@ Choices CutChooser::run() {
   };
   for (size_t t = 0; t < g_.tensors.size(); ++t) leave(static_cast<TensorId>(t));
   out_.cuts.assign(axes(), std::vector<OpCut>(g_.ops.size()));
+  out_.prices.resize(g_.ops.size());
   for (size_t i = 0; i < g_.ops.size(); ++i) choose_op(static_cast<OpId>(i));
+  for (const Variable& v : g_.variables) bring_home(v);
   return std::move(out_);
 }
 
@@ -166,6 +168,7 @@ void CutChooser::place_inputs() {
 void CutChooser::choose_op(OpId number) {
   const Op& op = g_.op(number);
   const Factors factors = factors_of(g_, op);
+  price_ = &out_.prices[static_cast<size_t>(number)];
   std::vector<Operand> operands;
   for (const TensorId id : op.inputs) operands.push_back(operand(id, op));
   hoist(operands, op, number);
@@ -199,6 +202,7 @@ void CutChooser::choose_op(OpId number) {
     for (Layout& result : results)
       if (passes) result.axes[a].placement = Placement::kPartial;
   }
+  charge_compute(op, number);
   bool body = false, late = false;
   for (const Operand& o : operands) {
     if (o.layout.axes.empty()) continue;
@@ -216,6 +220,15 @@ void CutChooser::choose_op(OpId number) {
     out_.stages[static_cast<size_t>(id)] = op.stage;
     if (options_.zero >= 2 && !options_.adasum) settle_gradient(op, id);
   }
+}
+
+void CutChooser::bring_home(const Variable& v) {
+  const OpId last = v.next == kNone ? kNone : g_.tensor(v.next).producer;
+  if (last == kNone) return;
+  price_ = &out_.prices[static_cast<size_t>(last)];
+  Operand next{&form(v.next), form(v.next).layout, false};
+  for (size_t a = 0; a < axes(); ++a)
+    bring(next, v.next, g_.op(last), a, out_.layouts[static_cast<size_t>(v.tensor)].axes[a]);
 }
 
 OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {

@@ -1,5 +1,5 @@
 // Every cut of a program, chosen before anything is moved: a pure assignment. What has to travel follows from it
-// mechanically (propagate.h).
+// mechanically (insert.h).
 #pragma once
 
 #include <map>
@@ -22,6 +22,15 @@ struct ShardOptions {
   const Homes* homes = nullptr;              // of another entry of the same plan; null: chosen here
 };
 
+// What a choice costs in a step, on the device with the most to do when all have equal shares; nothing overlaps.
+struct Price {
+  double compute_seconds = 0;
+  double move_seconds = 0;
+  double moved_bytes = 0;  // received
+  Price& operator+=(const Price& other);
+  double seconds() const { return compute_seconds + move_seconds; }
+};
+
 struct Choices {
   std::vector<std::vector<OpCut>> cuts;  // [axis][op], time first: the factor that the op is cut by
   // Per tensor, as its op leaves it; a variable's home, an input as it comes. And the stage that it is in.
@@ -30,6 +39,7 @@ struct Choices {
   // Values that are brought to another layout as soon as they are made, for whoever reads them (ZeRO 2: a gradient goes
   // to its owner's part before micro-batches are summed).
   std::map<TensorId, Layout> settled;
+  std::vector<Price> prices;  // per op: its arithmetic, and what brings its operands
   int64_t batch = 0;          // samples; 0: no input has a batch dimension
   int64_t micro_batches = 1;  // a single sample cannot be cut
 };
@@ -40,12 +50,12 @@ void place_in_stages(Graph& graph, const TaskGraphs& tasks);
 // Of gradients (also those with the loss scale still in them): the parameter; kNone: none of this name is left.
 std::map<TensorId, TensorId> parameters_of_gradients(const Graph& graph);
 
-// `graph` is complete (forward, backward and update ops) and its ops have stages. Rules: semantics.md section 4. Along a
-// replica axis ops follow the samples; along a split axis forward ops take what split.h chose, the others what moves
+// `graph` is complete (forward, backward and update ops) and its ops have stages. Rules: semantics.md section 4. Along
+// a replica axis ops follow the samples; along a split axis forward ops take what split.h chose, the others what moves
 // and computes least; along time everything follows the samples.
 Choices choose_cuts(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options);
 
-// An op a line: the factor along each axis, and how its results lie; variables' homes before them.
-std::string print(const Graph& graph, const TaskGraphs& tasks, const Choices& choices);
+// Of the devices that have most to do; other stages' work at the same time.
+Price price_of_step(const Graph& graph, const TaskGraphs& tasks, const Choices& choices);
 
 }  // namespace whale

@@ -7,11 +7,11 @@
 
 namespace whale {
 
-double CutChooser::bytes(const Placed& p, TensorId id, const Layout& layout, size_t a) const {
+double CutChooser::bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const {
   const Tensor& t = g_.tensor(id);
   double n = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
   for (size_t b = 1; b < axes(); ++b)
-    if (b != a && layout.axes[b].placement == Placement::kShard) n /= static_cast<double>(size(b, p.op));
+    if (b != a && layout.axes[b].placement == Placement::kShard) n /= static_cast<double>(size(b, reader));
   return n;
 }
 
@@ -45,7 +45,7 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
     if (id == kNone) continue;
     const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
     const AxisLayout& now = p.in[i]->axes[a];
-    const double held = bytes(p, id, *p.in[i], a), whole = held * (n - 1) / n;
+    const double held = bytes(p.op, id, *p.in[i], a), whole = held * (n - 1) / n;
     if (now.placement == Placement::kPartial)
       moved += carries ? whole : 2 * whole;
     else if (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub)))
@@ -57,7 +57,7 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
   for (size_t o = 0; f && o < p.op.outputs.size(); ++o) {
     const TensorId id = p.op.outputs[o];
     if (id == kNone) continue;
-    const double whole = bytes(p, id, *p.out[o], a) * (n - 1) / n;
+    const double whole = bytes(p.op, id, *p.out[o], a) * (n - 1) / n;
     const bool carries = o < f->outputs.size() && f->outputs[o].present();
     const bool to_shard = wanted[o] && wanted[o]->placement == Placement::kShard;
     if (!carries)
@@ -77,7 +77,7 @@ double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const 
   for (size_t i = 0; i < p.op.inputs.size(); ++i) {
     const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
     if (!carries && p.operand(i, a) == Placement::kShard && !p.time_varies(i))
-      held += bytes(p, p.op.inputs[i], *p.in[i], a) * (n - 1) / n;
+      held += bytes(p.op, p.op.inputs[i], *p.in[i], a) * (n - 1) / n;
   }
   for (size_t o = 0; o < p.op.outputs.size(); ++o) {
     const TensorId id = p.op.outputs[o];
@@ -85,7 +85,7 @@ double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const 
     const auto x = adjoint_of_.find(id);
     if (parameter_of_.contains(id) ||
         (x != adjoint_of_.end() && form(x->second).layout.axes[kTime].placement == Placement::kReplicate))
-      held += bytes(p, id, *p.out[o], a) * (n - 1) / n;
+      held += bytes(p.op, id, *p.out[o], a) * (n - 1) / n;
   }
   return held;
 }

@@ -76,8 +76,7 @@ void CutChooser::place_parameter(TensorId id, OpId user) {
     if (size(a, op) == 1 || !cut.present() || axes_.role(op, a) == AxisRole::kReplica) continue;
     const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
-      if (op.inputs[i] == id && f.inputs[i].present())
-        form(id).layout.axes[a] = shard(sub_digit(f.inputs[i], cut.sub));
+      if (op.inputs[i] == id && f.inputs[i].present()) form(id).layout.axes[a] = shard(sub_digit(f.inputs[i], cut.sub));
   }
 }
 

@@ -1,4 +1,4 @@
-// What the bridges of propagate.h make of an operand, without inserting one.
+// What the bridges of insert.h make of an operand, without inserting one.
 #include <algorithm>
 
 #include "parallel/chooser.h"
@@ -60,12 +60,15 @@ CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
   if (kind == TensorKind::kInput) copy.layout = input_layout(g_.tensor(id), axes_, reader);
   for (size_t a = 1; a < axes(); ++a)
     if (again || (made && size(a, reader) == 1)) copy.layout.axes[a] = {};
+  if (made && !again) charge_transfer(id, copy);
   return copy;
 }
 
 void CutChooser::hoist(std::vector<Operand>& operands, const Op& op, OpId number) const {
   if (out_.micro_batches == 1) return;
-  const auto in_time = [](const Operand& o, Placement p) { return !o.layout.axes.empty() && is(o.layout.axes[kTime], p); };
+  const auto in_time = [](const Operand& o, Placement p) {
+    return !o.layout.axes.empty() && is(o.layout.axes[kTime], p);
+  };
   const auto whole = [&](Operand& o) {
     for (AxisLayout& l : o.layout.axes)
       if (&l == &o.layout.axes[kTime] || is(l, Placement::kPartial)) l = {};
@@ -102,7 +105,8 @@ void CutChooser::reduce_over_time(Layout& layout, Form* form) const {
   ++form->reductions;
 }
 
-void CutChooser::reduce(Operand& o, size_t a) const {
+void CutChooser::reduce(Operand& o, TensorId id, const Op& reader, size_t a) {
+  charge_move(id, reader, o.layout, a, {});
   o.layout.axes[a] = {};
   if (!o.form) return;
   o.form->layout = o.layout;
@@ -110,16 +114,20 @@ void CutChooser::reduce(Operand& o, size_t a) const {
 }
 
 // Another value, which later readers who want it find as it is then.
-void CutChooser::move(Operand& o, size_t a, const AxisLayout& to) {
+void CutChooser::move(Operand& o, TensorId id, const Op& reader, size_t a, const AxisLayout& to) {
   if (!o.form) {
+    charge_move(id, reader, o.layout, a, to);
     o.layout.axes[a] = to;
     return;
   }
-  const auto [at, fresh] = moved_.try_emplace({o.form, o.form->reductions, a, to.placement, to.digit.dim, to.digit.outer,
-                                               to.digit.inner, to.state, to.window},
-                                              *o.form);
+  const auto [at, fresh] = moved_.try_emplace(
+      {o.form, o.form->reductions, a, to.placement, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window},
+      *o.form);
   o.form = &at->second;
-  if (fresh) o.form->layout.axes[a] = to;
+  if (fresh) {
+    charge_move(id, reader, o.layout, a, to);
+    o.form->layout.axes[a] = to;
+  }
   o.layout = o.form->layout;
 }
 
@@ -144,7 +152,7 @@ bool CutChooser::combine_gradient(Operand& o, TensorId id, const Op& reader, siz
     if (is(l[kTime], Placement::kPartial)) reduce_over_time(o.layout, o.form);
     for (size_t b = axes(); b-- > a + 1;)
       if (is(l[b], Placement::kPartial)) bring(o, id, reader, b, {});
-    reduce(o, a);
+    reduce(o, id, reader, a);
     return true;
   }
   const TensorId parameter = parameter_of_.at(gradient);
@@ -163,11 +171,11 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
   const bool cut = is(want, Placement::kShard);
   if (want.window.present()) {
     for (size_t b = axes(); b-- > a + 1;)
-      if (is(l[b], Placement::kShard) && l[b].digit.dim == want.digit.dim) move(o, b, {});
+      if (is(l[b], Placement::kShard) && l[b].digit.dim == want.digit.dim) move(o, id, reader, b, {});
     AxisLayout plain = want;
     plain.window = {};
     if (!is(l[a], Placement::kReplicate)) bring(o, id, reader, a, plain);
-    move(o, a, want);
+    move(o, id, reader, a, want);
     return;
   }
   const auto same_shares = [&] {
@@ -179,7 +187,7 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
   if (a == kTime) {
     if (is(l[a], Placement::kPartial)) reduce_over_time(o.layout, o.form), o.late = true;
     if (is(l[a], Placement::kShard)) l[a] = {}, o.form = nullptr, o.late = false;
-    if (cut) move(o, a, want);
+    if (cut) move(o, id, reader, a, want);
     return;
   }
   for (size_t b = axes(); b-- > a + 1;) {
@@ -187,19 +195,19 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
     const Digit& inner = l[b].digit;
     if ((is(l[a], Placement::kShard) && (inner == l[a].digit || !compatible(dims, inner, l[a].digit))) ||
         (cut && (inner == want.digit || !compatible(dims, inner, want.digit))))
-      move(o, b, {});
+      move(o, id, reader, b, {});
   }
   if (is(l[a], Placement::kPartial)) {
     const Combine combine = l[a].combine;
     if (!combine_gradient(o, id, reader, a)) {
       // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
       for (size_t b = axes(); b-- > a + 1;)
-        if (is(l[b], Placement::kPartial) && axes_.mesh(b, reader.stage).has_gaps()) reduce(o, b);
-      if (is(l[a], Placement::kPartial) && (!cut || combine != Combine::kSum)) reduce(o, a);
+        if (is(l[b], Placement::kPartial) && axes_.mesh(b, reader.stage).has_gaps()) reduce(o, id, reader, b);
+      if (is(l[a], Placement::kPartial) && (!cut || combine != Combine::kSum)) reduce(o, id, reader, a);
     }
     if (!cut) return;
   }
-  move(o, a, want);
+  move(o, id, reader, a, want);
 }
 
 }  // namespace whale

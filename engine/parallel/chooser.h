@@ -1,5 +1,5 @@
-// The walk behind choose.h, internal to its files: op by op in order, where each value lies and how the next reader gets
-// it, with nothing inserted.
+// The walk behind choose.h, internal to its files: op by op in order, where each value lies and how the next reader
+// gets it, with nothing inserted.
 #pragma once
 
 #include <map>
@@ -45,6 +45,7 @@ class CutChooser {
   // Its readers pair its rows with samples, though perhaps no input feeds it: it is cut along time as they are.
   bool has_own_rows(OpId number) const;
   void settle_gradient(const Op& op, TensorId id);
+  void bring_home(const Variable& variable);
 
   // choose_homes.cc
   // The digit along which state is cut over replicas: the outermost dimension that is long enough and free.
@@ -58,7 +59,7 @@ class CutChooser {
   OpCut cut_of_state(const Placed& placed, size_t a) const;
 
   // choose_cheapest.cc
-  double bytes(const Placed& placed, TensorId id, const Layout& layout, size_t a) const;  // on a device, not cut by `a`
+  double bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const;  // on a device, not cut by `a`
   // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is; a
   // variable's next value at home.
   std::vector<const AxisLayout*> wanted_results(const Op& op, size_t a) const;
@@ -69,13 +70,19 @@ class CutChooser {
   // and computes least.
   OpCut cheapest_cut(const Placed& placed, size_t a) const;
 
-  // choose_operands.cc: what the bridges of propagate.h make of an operand
+  // choose_price.cc: charged to the op that is being chosen for
+  double runs(const Layout& layout, int32_t stage) const;  // in a step
+  void charge_compute(const Op& op, OpId number);
+  void charge_move(TensorId id, const Op& reader, const Layout& from, size_t a, const AxisLayout& to);
+  void charge_transfer(TensorId id, const Form& copy);
+
+  // choose_operands.cc: what the bridges of insert.h make of an operand
   Operand operand(TensorId id, const Op& reader);
   Form& at_stage(TensorId id, const Op& reader);
   void hoist(std::vector<Operand>& operands, const Op& op, OpId number) const;
   void reduce_over_time(Layout& layout, Form* form) const;
-  void reduce(Operand& operand, size_t a) const;
-  void move(Operand& operand, size_t a, const AxisLayout& to);
+  void reduce(Operand& operand, TensorId id, const Op& reader, size_t a);
+  void move(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& to);
   void bring(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& want);
   bool combine_gradient(Operand& operand, TensorId id, const Op& reader, size_t a);
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is; kNone: it is none
@@ -85,15 +92,16 @@ class CutChooser {
   const TaskGraphs& tasks_;
   const ShardOptions& options_;
   Choices out_;
+  Price* price_ = nullptr;
   Axes axes_;
   std::vector<Form> forms_;
   std::vector<OpId> first_user_;
-  std::vector<char> constant_;                // per tensor: made of constants and the step's scalars
-  std::vector<OpCut> samples_;                // per op: along a replica axis
-  std::vector<std::vector<OpCut>> splits_;    // per axis and forward op: along a split axis
-  std::map<TensorId, TensorId> parameter_of_;  // of a gradient
-  std::map<TensorId, TensorId> next_of_;       // of the next value of a variable
-  std::map<TensorId, TensorId> adjoint_of_;    // of a result of the backward pass: the forward tensor
+  std::vector<char> constant_;                                 // per tensor: made of constants and the step's scalars
+  std::vector<OpCut> samples_;                                 // per op: along a replica axis
+  std::vector<std::vector<OpCut>> splits_;                     // per axis and forward op: along a split axis
+  std::map<TensorId, TensorId> parameter_of_;                  // of a gradient
+  std::map<TensorId, TensorId> next_of_;                       // of the next value of a variable
+  std::map<TensorId, TensorId> adjoint_of_;                    // of a result of the backward pass: the forward tensor
   std::map<std::tuple<TensorId, int32_t, int>, Form> copies_;  // in other stages, by reductions before
   using Moved = std::tuple<const Form*, int, size_t, Placement, int, int64_t, int64_t, bool, WindowRead>;
   std::map<Moved, Form> moved_;  // along an axis

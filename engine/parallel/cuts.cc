@@ -41,8 +41,8 @@ bool fits(const Placed& p, const Factor& f, const SubDigit& sub, size_t a) {
     const Digit digit = sub_digit(whole, sub);
     for (size_t b = 0; b < a; ++b) {
       const AxisLayout& taken = layout->axes[b];
-      if (taken.placement == Placement::kShard && (!compatible(p.graph.tensor(id).dims, taken.digit, digit) ||
-                                                   (window && taken.digit.dim == digit.dim)))
+      if (taken.placement == Placement::kShard &&
+          (!compatible(p.graph.tensor(id).dims, taken.digit, digit) || (window && taken.digit.dim == digit.dim)))
         return true;
     }
     return false;
@@ -115,8 +115,7 @@ AxisLayout made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) {
     return shard(groups, cut.state, cut.samples);
   if (o < f.outputs.size() && f.outputs[o].present())
     return shard(sub_digit(f.outputs[o], cut.sub), cut.state, cut.samples);
-  return {
-      .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
+  return {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
 }
 
 Digit streamed_piece(const Placed& p, size_t i, size_t a, const OpCut& cut) {
@@ -140,8 +139,7 @@ std::vector<int> linear_parts(const Placed& p, size_t a, bool exact) {
     partial.push_back(static_cast<int>(i));
     sum &= p.in[i]->axes[a].combine == Combine::kSum;
     for (const TensorId o : p.op.outputs)  // sums stay in the wider type
-      if (o != kNone)
-        narrows |= size_of(p.graph.tensor(o).dtype) < size_of(p.graph.tensor(p.op.inputs[i]).dtype);
+      if (o != kNone) narrows |= size_of(p.graph.tensor(o).dtype) < size_of(p.graph.tensor(p.op.inputs[i]).dtype);
   }
   // Exact mode adds each use of a parameter over time for itself: stages may lie between uses.
   const bool passes = sum && !narrows && !(exact && a == kTime) &&

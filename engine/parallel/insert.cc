@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "parallel/inserter.h"
 
 namespace whale {
@@ -60,6 +61,9 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
     else
       pass_partial(op, factors, a);
   }
+  if (op.phase == Phase::kUpdate)
+    for (TensorId& id : op.inputs)
+      if (id != kNone) id = b_.alike(id);
   for (const TensorId id : op.outputs)
     if (id != kNone) mark_samples(b_.out.layouts[static_cast<size_t>(id)]);
   for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
@@ -110,6 +114,19 @@ void Inserter::settle(TensorId id) {
 LayoutGraph insert_reshards(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options,
                             const Choices& choices) {
   return Inserter(graph, tasks, options, choices).run();
+}
+
+void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inserted) {
+  for (const Op& op : inserted.graph.ops)
+    for (const TensorId id : op.outputs) {
+      if (id == kNone || static_cast<size_t>(id) >= graph.tensors.size()) continue;
+      const auto t = static_cast<size_t>(id);
+      if (!(inserted.layouts[t] == choices.layouts[t]) || inserted.stages[t] != choices.stages[t])
+        throw internal("'{}' lies as {} in stage {}, chosen was {} in stage {}", graph.tensors[t].name,
+                       to_string(inserted.layouts[t]), inserted.stages[t], to_string(choices.layouts[t]),
+                       choices.stages[t])
+            .at_op(op.name);
+    }
 }
 
 LayoutGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options) {

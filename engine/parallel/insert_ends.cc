@@ -95,7 +95,7 @@ void Inserter::finish() {
   bool updates = false;
   for (Variable& v : g().variables)
     if (v.next != kNone && v.next != v.tensor) {
-      v.next = lying(v.next, home(v.tensor), b_.out.stage(v.tensor));
+      v.next = b_.alike(lying(v.next, home(v.tensor), b_.out.stage(v.tensor)));
       updates = true;
     }
   // Every device looks at the loss before it changes anything.

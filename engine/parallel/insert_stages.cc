@@ -84,8 +84,7 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
 }
 
 // Adasum combines what whole replicas made of a parameter: of one that stages share, the replicas have to be the same.
-void Inserter::check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here,
-                            const MeshAxis& there) const {
+void Inserter::check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const {
   if (!options_.adasum || reader.phase != Phase::kBackward || placement(id, a) != Placement::kPartial ||
       (here.size == there.size && here.shares == there.shares))
     return;

@@ -1,5 +1,5 @@
-// The walk behind insert.h, internal to its files: one pass over the program in order, each op with its operands brought
-// to where it reads them, on every axis of its mesh.
+// The walk behind insert.h, internal to its files: one pass over the program in order, each op with its operands
+// brought to where it reads them, on every axis of its mesh.
 #pragma once
 
 #include <map>

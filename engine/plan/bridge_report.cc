@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "plan/figures.h"
 #include "plan/localise.h"
 
@@ -229,11 +230,7 @@ class Reporter {
       row.runs = local_.micro_batches(place(op.stage, std::vector<int64_t>(lg_.axes() - 1))).size();
     const size_t axis = axis_of(op, x, y);
     const Pricer p{lg_.tasks.cost, static_cast<double>(size_of(t.dtype))};
-    std::string pattern;
-    for (const char c : row.tensor) {
-      const bool digit = c >= '0' && c <= '9';
-      if (!digit || pattern.empty() || pattern.back() != '*') pattern += digit ? '*' : c;
-    }
+    const std::string pattern = starred(row.tensor);
     const std::string key = fmt::format("{} {} {} {} {} {} {} {} {} {}", def(op.code).name, pattern, name_of(row.dtype),
                                         to_string(row.dims), axis, row.from, row.to, static_cast<int>(row.phase),
                                         row.runs, axis == kTime ? 0 : lg_.size(axis, op.stage));

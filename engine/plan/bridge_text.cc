@@ -8,16 +8,6 @@
 namespace whale {
 namespace {
 
-const char* name_of(Phase phase) {
-  constexpr const char* kNames[] = {"forward", "backward", "update"};
-  return kNames[static_cast<size_t>(phase)];
-}
-
-std::string seconds_text(double s) {
-  if (s < 1e-3) return fmt::format("{:.1f} us", s * 1e6);
-  return s < 1 ? fmt::format("{:.2f} ms", s * 1e3) : fmt::format("{:.2f} s", s);
-}
-
 std::string way_text(const BridgeWay& way) {
   return fmt::format("{:<42} {:>9}  {:>4} rounds  {:>9}", way.name, bytes_text(way.bytes), way.rounds,
                      seconds_text(way.seconds));

@@ -199,4 +199,14 @@ StepFigures step_of(const Program& program) {
   return f;
 }
 
+std::string seconds_text(double s) {
+  if (s < 1e-3) return fmt::format("{:.1f} us", s * 1e6);
+  return s < 1 ? fmt::format("{:.2f} ms", s * 1e3) : fmt::format("{:.2f} s", s);
+}
+
+const char* name_of(Phase phase) {
+  constexpr const char* kNames[] = {"forward", "backward", "update"};
+  return kNames[static_cast<size_t>(phase)];
+}
+
 }  // namespace whale

@@ -47,5 +47,7 @@ std::optional<int64_t> value_ignored(const PlanInput& input);
 
 std::string bytes_text(double bytes);  // "1.5 MB"
 std::string count_text(double count);  // "3.2 G"
+std::string seconds_text(double s);    // "1.20 ms"
+const char* name_of(Phase phase);      // "forward", ...
 
 }  // namespace whale

@@ -473,11 +473,19 @@ static void test_plan(void) {
   CHECK(text.data[0] == '[');
   whale_text_release(&text);
   FAILS(whale_plan_bridges(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
+  OK(whale_plan_choices(p, 0, &text));
+  CHECK(text.size > 0);
+  whale_text_release(&text);
+  OK(whale_plan_choices(p, 1, &text));
+  CHECK(text.data[0] == '{');
+  whale_text_release(&text);
+  FAILS(whale_plan_choices(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
   FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_summary(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_bridges(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_choices(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   whale_plan_release(p);
   whale_plan_release(NULL);
 
@@ -505,6 +513,7 @@ static void test_plan(void) {
   OK(whale_plan_create(engine, g, c, &o, &p));
   whale_cancel_trigger(cancel);
   FAILS(whale_plan_bridges(p, 0, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
+  FAILS(whale_plan_choices(p, 0, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_plan_release(p);
   p = NULL;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_CANCELLED, "planning was cancelled");

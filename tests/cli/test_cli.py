@@ -96,6 +96,17 @@ def test_bridges(files):
     assert all(row["chosen"]["bytes"] <= other["bytes"] for row in rows for other in row["alternatives"])
 
 
+def test_choices(files):
+    plan = ("plan", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--choices")
+    table, report = whale(*plan), json.loads(whale(*plan, "--json"))
+    assert "variables live" in table and "replica by b, split by" in table
+    assert report["strategy"] == "replica(2) > split(2)"
+    assert sum(row["price"]["moved_bytes"] for row in report["ops"]) == pytest.approx(report["step"]["moved_bytes"])
+    # The same cuts as the bridges were inserted for.
+    bridges = json.loads(whale(*plan[:-1], "--bridges", "--json"))
+    assert {row["from"] for row in bridges} & {result.split(" ")[-1] for row in report["ops"] for result in row["results"]}
+
+
 def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 

@@ -63,9 +63,10 @@ TEST_CASE("golden text of each level of a small model") {
   CHECK(print(plan) == print(plan_of(small::mlp(), "ref:2", with([](CompileOptions& o) { o.bucket_bytes = 512; }))));
 }
 
-TEST_CASE("golden text of the bridges of a small model") {
+TEST_CASE("golden text of the choices and the bridges of a small model") {
   const Plan plan =
       plan_of(small::gpt(8), "null:4", with([](CompileOptions& o) { o.strategy = "replica(2) > split(2)"; }));
+  compare_golden("gpt.choices.txt", choices_text(choices_of(plan)));
   compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan), CostModel(plan.devices).link));
 }
 

@@ -359,7 +359,7 @@ TEST_CASE("gradients summed in a narrow type: what a split sums comes first, whe
         o.gradient_dtype = DType::kBF16;
         std::string laid_out;
         o.dump = [&](std::string_view pass, const std::string& text) {
-          if (pass == "train.propagate") laid_out = text;
+          if (pass == "train.insert_reshards") laid_out = text;
         };
         const Plan plan = compile(small::gpt(8, kind).g, parse_devices("null:8"), o);
         int rounded = 0;

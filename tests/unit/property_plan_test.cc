@@ -157,7 +157,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     const PlanCase c = parse_case(text);
     const Graph g = graph_of(c);
     CompileOptions options = options_of(c, g);
-    const char* level = std::getenv("WHALE_LEVEL");  // a pass to show, "train.propagate"
+    const char* level = std::getenv("WHALE_LEVEL");  // a pass to show, "train.insert_reshards"
     options.dump = [&](std::string_view pass, const std::string& shown) {
       if (pass == (level ? level : "source")) fmt::print("{}\n", shown);
     };

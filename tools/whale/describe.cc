@@ -243,7 +243,7 @@ void add_plan(CLI::App& app) {
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    bool all = false, bridges = false, json = false;
+    bool all = false, bridges = false, choices = false, json = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
@@ -255,10 +255,14 @@ void add_plan(CLI::App& app) {
       ->delimiter(',')
       ->allow_extra_args(false);
   auto* all = command->add_flag("--all", state->all, "print every instruction");
+  auto* bridges = command
+                      ->add_flag("--bridges", state->bridges,
+                                 "what moves between devices, most expensive first, and what else was legal")
+                      ->excludes(all);
   command
-      ->add_flag("--bridges", state->bridges,
-                 "what moves between devices, most expensive first, and what else was legal")
-      ->excludes(all);
+      ->add_flag("--choices", state->choices, "how every op is cut and every value lies, with what it costs in a step")
+      ->excludes(all)
+      ->excludes(bridges);
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   add_plan_options(*command, state->arguments);
   command->callback([state] {
@@ -266,10 +270,12 @@ void add_plan(CLI::App& app) {
     const Engine engine = make_engine(state->arguments.init_dir);
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
-    std::printf("%s\n", (state->bridges ? text(whale_plan_bridges, p, static_cast<int32_t>(state->json))
-                         : state->json  ? text(whale_plan_json, p)
-                         : state->all   ? text(whale_plan_print, p)
-                                        : text(whale_plan_summary, p))
+    const auto as_json = static_cast<int32_t>(state->json);
+    std::printf("%s\n", (state->bridges   ? text(whale_plan_bridges, p, as_json)
+                         : state->choices ? text(whale_plan_choices, p, as_json)
+                         : state->json    ? text(whale_plan_json, p)
+                         : state->all     ? text(whale_plan_print, p)
+                                          : text(whale_plan_summary, p))
                             .c_str());
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));

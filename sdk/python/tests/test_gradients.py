@@ -98,6 +98,13 @@ def test_bridges():
         assert {other["name"]: other["bytes"] for other in row["alternatives"]}["plain transfers"] == 3 * size
 
 
+def test_choices():
+    """Every gradient is read and summed over four replicas: 2 * 3/4 of four bytes an element; besides them a few scalars are."""
+    plan = wh.plan(classifier(12), devices="null:4")
+    trained = sum(int(np.prod(row["dims"])) * row["count"] for row in plan.bridges() if row["phase"] == "backward")
+    assert 6 * trained <= plan.choices()["step"]["moved_bytes"] < 6 * trained + 100
+
+
 @pytest.mark.parametrize("dtype,epsilon", [("bfloat16", 2.0 ** -8), ("float16", 2.0 ** -11)])
 @pytest.mark.parametrize("zero", [0, 2])
 def test_narrow_sums(dtype, epsilon, zero):

@@ -135,6 +135,25 @@ def test_every_copy_can_be_read():
         job.read(name, copy=3)
 
 
+@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("devices,strategy", [(5, "replica(2) > split(shares=[[2,1,1],[1,1]])"), (3, "replica(2) > split(shares=[[1,1],[1]])"),
+                                              (4, "replica(2) > split(shares=[[3,1],[1,1]])"), (6, "replica(2) > split(3, shares=[[2,0,1],[1,1,1]])")])
+def test_groups_that_cut_in_their_own_ways_keep_copies_alike(devices, strategy, zero):
+    """Without samples to share, every group computes the whole gradient, each with products of its own widths."""
+    graph = wh.Graph("whole")
+    with graph:
+        x = wh.input("x", (6, 16), batch_dim=-1)
+        h = wh.nn.attention(wh.nn.rms_norm(x.reshape(1, 6, 16)), 4, causal=True, rotary=True, kv_heads=2)
+        graph.minimize(wh.ops.square(h - x.reshape(1, 6, 16)).mean(), wh.Adam(0.01))
+    job = wh.plan(graph, devices=f"cpu:{devices}", strategy=strategy, zero=zero).start()
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        job.step(x=rng.standard_normal((6, 16)).astype(np.float32))
+    for row in job.variables():
+        copies = [job.read(row["name"], copy=k) for k in range(len(row["copies"]))]
+        assert all(c.tobytes() == copies[0].tobytes() for c in copies), row["name"]
+
+
 @pytest.mark.parametrize("devices", ["cpu:1", "ref:1"])
 @pytest.mark.parametrize("optimizer", [wh.Adam(0.1), wh.AdamW(0.1, weight_decay=0.0), wh.Lamb(0.1, weight_decay=0.0), wh.Adam(0.1, lazy=True)], ids=["adam", "adamw", "lamb", "lazy"])
 def test_moments_are_right_to_rounding(optimizer, devices):

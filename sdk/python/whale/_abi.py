@@ -340,6 +340,7 @@ PROTOTYPES = {
     "whale_plan_summary": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_bridges": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
+    "whale_plan_choices": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
     "whale_event_wait": (c_void_p, [c_void_p, c_double, POINTER(c_int32)]),

@@ -57,6 +57,15 @@ class Plan:
         ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
         return json.loads(take_text(lib.whale_plan_bridges, self._handle.pointer, 1))
 
+    def choices(self) -> dict:
+        """Every cut, as it was chosen before anything was moved.
+
+        ``strategy``; ``variables``: ``name``, ``layout`` (its home), ``count``; ``ops``: ``name``, ``op``, ``phase``, ``cuts`` (the
+        factor along each axis, or "whole"), ``results`` (types and layouts), ``count``, ``price``; ``step``: the price of a step for
+        the devices that have most to do. A price: ``compute_seconds``, ``move_seconds``, ``moved_bytes`` (received), by the
+        cost model, nothing beside anything. Ops of repeated blocks are one row."""
+        return json.loads(take_text(lib.whale_plan_choices, self._handle.pointer, 1))
+
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
         bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it. Float inputs take

@@ -42,7 +42,7 @@ Graph training(Graph g, const TaskGraphs& tasks) {
 LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, how.strategy);
   LayoutGraph lg = lay_out(training(m.g, tasks), tasks,
-                             {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
+                           {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
   return lg;
 }

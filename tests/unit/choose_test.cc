@@ -1,0 +1,102 @@
+// The choice of every cut: what it says, and what it costs. That the inserted bridges give what was chosen is verified
+// after the pass, in every plan of these tests.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "compile.h"
+#include "grad/passes.h"
+#include "parallel/insert.h"
+#include "unit/small_models.h"
+#include "unit/tasks.h"
+
+using namespace whale;
+
+namespace {
+
+struct Chosen {
+  Graph graph;
+  TaskGraphs tasks;
+  Choices choices;
+
+  size_t op(const std::string& name) const {
+    const auto at = std::find_if(graph.ops.begin(), graph.ops.end(), [&](const Op& op) { return op.name == name; });
+    REQUIRE(at != graph.ops.end());
+    return static_cast<size_t>(at - graph.ops.begin());
+  }
+  std::string lies(const std::string& name) const {
+    return to_string(choices.layouts[static_cast<size_t>(graph.ops[op(name)].outputs[0])]);
+  }
+};
+
+Chosen chosen(small::Model m, int64_t devices, const std::string& strategy, const ShardOptions& options = {}) {
+  const TaskGraphs tasks = small::tasks_of(m.g, devices, strategy);
+  canonicalise(m.g);
+  clean(m.g);
+  differentiate(m.g);
+  add_updates(m.g);
+  clean(m.g);
+  assign_regions(m.g);
+  place_in_stages(m.g, tasks);
+  return {m.g, tasks, choose_cuts(m.g, tasks, options)};
+}
+
+}  // namespace
+
+TEST_CASE("choices: Megatron's pair of a wide MLP, with nothing inserted") {
+  const Chosen c = chosen(small::mlp(8, OptimizerKind::kSgd, 512, 2048), 2, "split(2)");
+  CHECK(c.lies("fc1") == "R,S1");
+  CHECK(c.lies("fc2") == "R,P(sum)");
+  for (const Op& op : c.graph.ops) CHECK_FALSE(has_flag(op.code, kCollective));
+}
+
+TEST_CASE("choices: a bridge is charged to who asks for it, by the closed form") {
+  const Chosen c = chosen(small::mlp(8, OptimizerKind::kSgd, 512, 2048), 4, "split(4)");
+  // fc2's parts of a sum [8, 3]: the loss needs them whole.
+  const double bytes = 8 * 3 * 4;
+  const Price& loss = c.choices.prices[c.op("ce")];
+  CHECK(loss.moved_bytes == doctest::Approx(2 * bytes * 3 / 4));
+  CHECK(loss.move_seconds == doctest::Approx(all_reduce_seconds(bytes, 4, c.tasks.cost.link)));
+  const Op& fc1 = c.graph.ops[c.op("fc1")];
+  CHECK(c.choices.prices[c.op("fc1")].compute_seconds ==
+        doctest::Approx(op_seconds(cost_of(view_of(c.graph, fc1)), c.tasks.cost.device) / 4));
+  CHECK(c.choices.prices[c.op("fc1")].moved_bytes == 0);
+}
+
+TEST_CASE("choices: the gradients of replicas are summed once, whatever the micro-batches") {
+  const small::Model m = small::mlp(8, OptimizerKind::kSgd);
+  double bytes = 0;
+  for (const Variable& v : m.g.variables) bytes += static_cast<double>(element_count(m.g.tensor(v.tensor).dims)) * 4;
+  for (const int64_t micro_batches : {1, 2, 4}) {
+    CAPTURE(micro_batches);
+    const Chosen c = chosen(m, 2, "replica(2)", {.micro_batches = micro_batches});
+    double moved = 0;
+    for (const Price& price : c.choices.prices) moved += price.moved_bytes;
+    // Sums of scalars besides: the loss and its denominator.
+    CHECK(moved >= bytes);
+    CHECK(moved < bytes + 64);
+  }
+}
+
+TEST_CASE("choices: ZeRO 2 brings each gradient to its part as soon as it is there") {
+  const Chosen c = chosen(small::mlp(8, OptimizerKind::kAdam), 2, "replica(2)", {.zero = 2});
+  size_t settled = 0;
+  for (const NamedTensor& gradient : c.graph.gradients)
+    if (const auto to = c.choices.settled.find(gradient.tensor); to != c.choices.settled.end())
+      settled += to->second.axes[1].placement == Placement::kShard;
+  CHECK(settled == c.graph.gradients.size());
+}
+
+TEST_CASE("choices of a plan: strategies can be compared") {
+  const Graph g = small::mlp(64, OptimizerKind::kSgd, 512, 2048).g;
+  const std::vector<DeviceSpec> devices(4, DeviceSpec{DeviceKind::kRef, {}, 0});
+  const auto moved = [&](const char* strategy) {
+    CompileOptions options;
+    options.strategy = strategy;
+    const ChoiceReport report = choices_of(compile(g, devices, options));
+    CHECK(report.strategy == strategy);
+    return report.step.moved_bytes;
+  };
+  // The parameters are a hundred times larger than the activations.
+  CHECK(moved("split(4)") * 10 < moved("replica(4)"));
+}
