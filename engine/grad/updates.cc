@@ -121,6 +121,15 @@ void unscale(UpdateBuilder& b, std::vector<Parameter>& all) {
   b.scale = b.emit(OpCode::k_overflow, flags);
 }
 
+// Where an update op that the model itself has takes the scale of a step; 0: it has one, or takes none.
+size_t scale_operand(const Graph& g, OpId id) {
+  if (id == kNone || !has_flag(g.op(id).code, kUpdateOp)) return 0;
+  const auto& ports = def(g.op(id).code).inputs;
+  for (size_t i = 1; i < ports.size() && i < g.op(id).inputs.size(); ++i)
+    if (ports[i].name == std::string_view("scale") && g.op(id).inputs[i] == kNone) return i;
+  return 0;
+}
+
 // Variables whose next values are not made by an update op that knows the scale keep their old ones instead.
 void keep_on_overflow(UpdateBuilder& b) {
   const TensorId scale = b.scale;
@@ -130,10 +139,11 @@ void keep_on_overflow(UpdateBuilder& b) {
     if (next == kNone || next == variable) continue;
     const OpId producer = b.g.tensor(next).producer;
     b.origin = producer;
-    if (producer != kNone && b.g.op(producer).code == OpCode::k_batch_norm_running) {
+    if (const size_t at = scale_operand(b.g, producer); at > 0) {
       const Op op = b.g.op(producer);
-      const std::vector<TensorId> results =
-          b.emit_all(op.code, {op.inputs[0], op.inputs[1], op.inputs[2], scale}, op.attrs);
+      std::vector<TensorId> inputs = op.inputs;
+      inputs[at] = scale;
+      const std::vector<TensorId> results = b.emit_all(op.code, inputs, op.attrs);
       for (Variable& other : b.g.variables)
         for (size_t o = 0; o < results.size(); ++o)
           if (other.next == op.outputs[o]) other.next = results[o];

@@ -21,6 +21,18 @@ struct Reader {
 
 }  // namespace
 
+std::optional<FusedStep> step_of(const Op& op, DType result) {
+  if (!has_flag(op.code, kElementwise) || op.code == OpCode::k_stop_gradient || op.code == OpCode::k_fused) return {};
+  FusedStep step{.code = op.code, .dtype = result, .operands = {}};
+  if (op.code == OpCode::k_dropout) {
+    step.value = attr_float(op.attrs, "rate");
+    step.key = op.key ? op.key : static_cast<uint64_t>(attr_int(op.attrs, "key"));
+  } else if (op.code != OpCode::k_cast && !op.attrs.empty()) {
+    return {};
+  }
+  return step;
+}
+
 Attrs encode(const FusedBody& body, int inputs) {
   std::vector<int64_t> ops{static_cast<int64_t>(body.steps.size())};
   std::vector<double> values;

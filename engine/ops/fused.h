@@ -2,6 +2,7 @@
 // A step's operands are numbered: 0 .. n-1 the fused op's inputs, n + i the result of step i.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "ops/op.h"
@@ -20,6 +21,9 @@ struct FusedBody {
   std::vector<FusedStep> steps;
   std::vector<int> results;  // operand numbers that are outputs of the fused op
 };
+
+// The op as a step without its operands; none where it is no step, or its attributes say more than a step does.
+std::optional<FusedStep> step_of(const Op& op, DType result);
 
 // As attributes: "ops" ints [count, (code, dtype, key, operand count, operands...)*, results...], "values" floats (one
 // per step).

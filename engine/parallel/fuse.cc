@@ -13,10 +13,8 @@ constexpr size_t kMostSteps = 24;
 constexpr size_t kMostInputs = 8;
 
 bool can_be_step(const Graph& g, const Op& op) {
-  if (!has_flag(op.code, kElementwise) || op.code == OpCode::k_fused || op.code == OpCode::k_stop_gradient)
-    return false;
   if (op.outputs.size() != 1 || op.inputs.empty() || op.inputs.size() > 3) return false;
-  if (op.code != OpCode::k_dropout && op.code != OpCode::k_cast && !op.attrs.empty()) return false;
+  if (!step_of(op, g.tensor(op.outputs[0]).dtype)) return false;
   if (std::find(op.inputs.begin(), op.inputs.end(), kNone) != op.inputs.end()) return false;
   // A chain runs at one width: what leaves or enters f64 (statistics) stays an op of its own.
   const bool wide = g.tensor(op.outputs[0]).dtype == DType::kF64;
@@ -129,12 +127,8 @@ class Fuser {
     };
     for (const OpId id : group.ops) {
       const Op& op = g_.op(id);
-      FusedStep step{.code = op.code, .dtype = g_.tensor(op.outputs[0]).dtype, .operands = {}};
+      FusedStep step = *step_of(op, g_.tensor(op.outputs[0]).dtype);
       for (const TensorId input : op.inputs) step.operands.push_back(operand(input));
-      if (op.code == OpCode::k_dropout) {
-        step.value = attr_float(op.attrs, "rate");
-        step.key = op.key ? op.key : static_cast<uint64_t>(attr_int(op.attrs, "key"));
-      }
       body.steps.push_back(std::move(step));
     }
     body.results = {n + static_cast<int>(group.ops.size()) - 1};
