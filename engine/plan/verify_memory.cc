@@ -1,5 +1,6 @@
 // Races and liveness, from the happens-before order of the streams and the rows of the schedule, not from the planner's
-// lives.
+// lives. A storage that passes from row to row has its bytes, with all slots, for itself from its first row to its
+// last; so a segment is looked at once, however many rows run it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -119,115 +120,148 @@ SegmentUse use_of(const Program& p, const Segment& s) {
   return use;
 }
 
-// One slot of a storage in the arena: its bytes, and per row of the schedule how its value lives.
-enum State : uint8_t { kUsed = 1, kLiveIn = 2, kLiveOut = 4 };
-struct SlotLife {
+// Who uses a storage: segments, and whether they read what came before.
+using Users = std::vector<std::pair<size_t, bool>>;
+
+// A storage of the arena and the rows of the schedule from its first use to its last. One that a single segment makes
+// anew in each of its rows is `inner`: nothing of it is alive outside of them. Any other may be alive in all the rows
+// between, and with all of its slots.
+struct Held {
   size_t buffer = 0;
-  int32_t slot = 0;
-  int64_t begin = 0, end = 0;
-  std::vector<uint8_t> rows;
+  int64_t begin = 0, end = 0;  // bytes
+  size_t first_row = 0, last_row = 0;
+  bool inner = false;
+  Users users;
 };
 
-std::vector<SlotLife> lives_of(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
-  const Program& p = c.program;
-  std::vector<std::vector<size_t>> rows_of(p.segments.size());
-  for (size_t r = 0; r < p.schedule.size(); ++r) rows_of[static_cast<size_t>(p.schedule[r].segment)].push_back(r);
-  std::vector<SlotLife> lives;
+// The rows in which each segment runs.
+std::vector<std::vector<size_t>> rows_of_segments(const Program& p) {
+  std::vector<std::vector<size_t>> rows(p.segments.size());
+  for (size_t r = 0; r < p.schedule.size(); ++r) rows[static_cast<size_t>(p.schedule[r].segment)].push_back(r);
+  return rows;
+}
+
+std::vector<Held> held_by(const Program& p, const std::vector<SegmentUse>& uses,
+                          const std::vector<std::vector<size_t>>& rows) {
+  std::vector<Held> out;
   for (size_t b = 0; b < p.buffers.size(); ++b) {
+    Watch::look();
     const Buffer& x = p.buffers[b];
     if (!in_arena(x) || x.alias != kNone || x.bytes == 0 || x.offset < 0) continue;
-    std::vector<size_t> rows;  // that use it
-    for (size_t s = 0; s < uses.size(); ++s)
-      if (uses[s].of[b].any) rows.insert(rows.end(), rows_of[s].begin(), rows_of[s].end());
-    std::ranges::sort(rows);
-    for (int32_t slot = 0; slot < x.slots; ++slot) {
-      Watch::look();
-      const int64_t begin = x.offset + slot * slot_stride(x);
-      SlotLife life{b, slot, begin, begin + x.bytes, std::vector<uint8_t>(p.schedule.size())};
-      bool used = false;
-      size_t before = p.schedule.size();  // the last row that used it
-      size_t fresh = before;              // the row that made its value, unless it was changed in place since
-      for (const size_t r : watched(rows)) {
-        const ScheduleRow& row = p.schedule[r];
-        const Access& a = uses[static_cast<size_t>(row.segment)].of[b];
-        if (x.slots > 1 && row.slot != slot) continue;
-        life.rows[r] |= kUsed;
-        used = true;
-        if (a.reads_first) {
-          if (before == p.schedule.size())
-            c.fail(fmt::format("segment '{}' reads '{}', which nothing has written",
-                               p.segments[static_cast<size_t>(row.segment)].name, x.name));
-          const ScheduleRow& made = p.schedule[fresh];
-          if (!made.whole && !row.whole && made.micro_batch != row.micro_batch)
-            c.fail(fmt::format("segment '{}' reads '{}' of micro-batch {} in micro-batch {}",
-                               p.segments[static_cast<size_t>(row.segment)].name, x.name, made.micro_batch,
-                               row.micro_batch));
-          life.rows[before] |= kLiveOut;
-          for (size_t k = before + 1; k < r; ++k) life.rows[k] |= kLiveIn | kLiveOut;
-          life.rows[r] |= kLiveIn;
-        }
-        if (!a.reads_first) fresh = r;
-        before = r;
-      }
-      if (used) lives.push_back(std::move(life));
+    Held held{b, x.offset, x.offset + bytes_of_slots(x), p.schedule.size(), 0, false, {}};
+    for (size_t s = 0; s < uses.size(); ++s) {
+      if (!uses[s].of[b].any || rows[s].empty()) continue;
+      held.users.emplace_back(s, uses[s].of[b].reads_first);
+      held.first_row = std::min(held.first_row, rows[s].front());
+      held.last_row = std::max(held.last_row, rows[s].back());
+    }
+    if (held.users.empty()) continue;
+    held.inner = held.users.size() == 1 && !held.users[0].second;
+    out.push_back(std::move(held));
+  }
+  return out;
+}
+
+// What a segment reads was written in an earlier row, to the same slot and for the same micro-batch. Storages that the
+// same segments use in the same way are checked once.
+void check_values(const VerifyContext& c, const std::vector<Held>& all, const std::vector<std::vector<size_t>>& rows) {
+  const Program& p = c.program;
+  std::set<std::pair<Users, int32_t>> seen;
+  for (const Held& held : all) {
+    Watch::look();
+    const Buffer& x = p.buffers[held.buffer];
+    if (held.inner || !seen.emplace(held.users, x.slots).second) continue;
+    std::vector<std::pair<size_t, bool>> uses;  // row, and whether it reads first
+    for (const auto& [s, reads] : held.users)
+      for (const size_t r : watched(rows[s])) uses.emplace_back(r, reads);
+    std::ranges::sort(uses);
+    std::vector<const ScheduleRow*> made(static_cast<size_t>(x.slots));  // the row that made the value of the slot
+    for (const auto& [r, reads] : watched(uses)) {
+      const ScheduleRow& row = p.schedule[r];
+      const std::string& segment = p.segments[static_cast<size_t>(row.segment)].name;
+      const ScheduleRow*& maker = made[x.slots > 1 ? static_cast<size_t>(row.slot) : 0];
+      if (reads && !maker) c.fail(fmt::format("segment '{}' reads '{}', which nothing has written", segment, x.name));
+      if (reads && !maker->whole && !row.whole && maker->micro_batch != row.micro_batch)
+        c.fail(fmt::format("segment '{}' reads '{}' of micro-batch {} in micro-batch {}", segment, x.name,
+                           maker->micro_batch, row.micro_batch));
+      if (!reads) maker = &row;
     }
   }
-  return lives;
 }
 
-void check_pair(const VerifyContext& c, const std::vector<SegmentUse>& uses, const SlotLife& x, const SlotLife& y,
-                size_t r) {
-  const uint8_t a = x.rows[r], b = y.rows[r];
-  if (a == 0 || b == 0) return;
-  const SegmentUse& use = uses[static_cast<size_t>(c.program.schedule[r].segment)];
-  const Access &ua = use.of[x.buffer], &ub = use.of[y.buffer];
-  const bool both = (a & kUsed) && (b & kUsed);
-  const bool x_first = both && !(a & kLiveOut) && !(b & kLiveIn) && all_before(use, ua, ub);
-  const bool y_first = both && !(b & kLiveOut) && !(a & kLiveIn) && all_before(use, ub, ua);
+// How a storage lives in a segment.
+struct Item {
+  const Held* held = nullptr;
+  bool used = false;
+  bool from_before = false, to_later = false;  // rows
+  int64_t first_use = 0;
+};
+
+void check_pair(const VerifyContext& c, const Segment& s, const SegmentUse& use, const Item& x, const Item& y) {
+  const Access &a = use.of[x.held->buffer], &b = use.of[y.held->buffer];
+  const bool both = x.used && y.used;
+  const bool x_first = both && !x.to_later && !y.from_before && all_before(use, a, b);
+  const bool y_first = both && !y.to_later && !x.from_before && all_before(use, b, a);
   if (!x_first && !y_first)
-    c.fail(fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'", c.program.buffers[x.buffer].name,
-                       c.program.buffers[y.buffer].name,
-                       c.program.segments[static_cast<size_t>(c.program.schedule[r].segment)].name));
+    c.fail(fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'",
+                       c.program.buffers[x.held->buffer].name, c.program.buffers[y.held->buffer].name, s.name));
 }
 
-// Everything that lives in the row, in the order in which it is first used; each is checked against those that had its
-// bytes just before. That is enough for all pairs: what is before something that is before a third is before the third.
-void check_row(const VerifyContext& c, const std::vector<SegmentUse>& uses, const std::vector<SlotLife>& lives,
-               size_t r) {
-  const SegmentUse& use = uses[static_cast<size_t>(c.program.schedule[r].segment)];
-  struct Item {
-    bool made_here;  // not alive from before the row
-    int64_t first;   // use
-    const SlotLife* life;
-  };
+// Everything that lives in the rows of the segment, in the order in which it is first used; each is checked against
+// those that had its bytes just before. That is enough for all pairs: what is before something that is before a third
+// is before the third.
+void check_sharing(const VerifyContext& c, size_t s, const SegmentUse& use, const std::vector<Held>& all,
+                   const std::vector<size_t>& rows) {
+  if (rows.empty()) return;
   std::vector<Item> items;
-  for (const SlotLife& life : lives) {
-    if (life.rows[r] == 0) continue;
-    int64_t first = INT64_MAX;
-    for (const int64_t k : use.of[life.buffer].first)
-      if (k >= 0) first = std::min(first, k);
-    items.push_back({(life.rows[r] & kLiveIn) == 0, first, &life});
+  for (const Held& held : all) {
+    const Access& access = use.of[held.buffer];
+    if (held.inner ? !access.any : (held.last_row < rows.front() || held.first_row > rows.back())) continue;
+    Item item{&held, access.any, false, false, INT64_MAX};
+    if (!held.inner) {  // in one of several rows a value may come from before, and in another go on
+      item.from_before = held.first_row < rows.back();
+      item.to_later = held.last_row > rows.front();
+    }
+    for (const int64_t k : access.first)
+      if (k >= 0) item.first_use = std::min(item.first_use, k);
+    items.push_back(item);
   }
-  std::ranges::stable_sort(items, {}, [](const Item& i) { return std::pair(i.made_here, i.first); });
+  std::ranges::stable_sort(items, {}, [](const Item& i) { return std::pair(!i.from_before, i.first_use); });
   struct Piece {
     int64_t end;
-    const SlotLife* life;
+    const Item* item;
   };
   std::map<Memory, std::map<int64_t, Piece>> owners;  // by where the piece begins: the latest that had these bytes
-  for (const Item& item : items) {
+  for (const Item& mine : items) {
     Watch::look();
-    const SlotLife& mine = *item.life;
-    auto& pieces = owners[c.program.buffers[mine.buffer].memory];
-    auto at = pieces.upper_bound(mine.begin);
-    if (at != pieces.begin() && std::prev(at)->second.end > mine.begin) --at;
-    while (at != pieces.end() && at->first < mine.end) {
+    const Held& held = *mine.held;
+    auto& pieces = owners[c.program.buffers[held.buffer].memory];
+    auto at = pieces.upper_bound(held.begin);
+    if (at != pieces.begin() && std::prev(at)->second.end > held.begin) --at;
+    while (at != pieces.end() && at->first < held.end) {
       const auto [begin, piece] = *at;
-      check_pair(c, uses, *piece.life, mine, r);
+      check_pair(c, c.program.segments[s], use, *piece.item, mine);
       at = pieces.erase(at);
-      if (begin < mine.begin) pieces.emplace(begin, Piece{mine.begin, piece.life});
-      if (piece.end > mine.end) at = pieces.emplace(mine.end, piece).first;
+      if (begin < held.begin) pieces.emplace(begin, Piece{held.begin, piece.item});
+      if (piece.end > held.end) at = pieces.emplace(held.end, piece).first;
     }
-    pieces.emplace(mine.begin, Piece{mine.end, &mine});
+    pieces.emplace(held.begin, Piece{held.end, &mine});
+  }
+}
+
+// Every buffer of several slots has the one that a row works on.
+void check_slots(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
+  const Program& p = c.program;
+  std::vector<const Buffer*> fewest(p.segments.size());  // slots
+  for (size_t s = 0; s < p.segments.size(); ++s)
+    for (size_t b = 0; b < p.buffers.size(); ++b)
+      if (p.buffers[b].slots > 1 && uses[s].of[b].any && (!fewest[s] || p.buffers[b].slots < fewest[s]->slots))
+        fewest[s] = &p.buffers[b];
+  for (const ScheduleRow& row : watched(p.schedule)) {
+    const auto s = static_cast<size_t>(row.segment);
+    if (fewest[s] && row.slot >= fewest[s]->slots)
+      c.fail(fmt::format("a schedule row of segment '{}' works on slot {}, but '{}' has {}", p.segments[s].name,
+                         row.slot, fewest[s]->name, fewest[s]->slots));
   }
 }
 
@@ -281,23 +315,11 @@ void verify_memory(const VerifyContext& c) {
     uses.push_back(use_of(p, s));
     check_races(c, s, uses.back());
   }
-  for (const ScheduleRow& row : watched(p.schedule))
-    for (size_t b = 0; b < p.buffers.size(); ++b)
-      if (p.buffers[b].slots > 1 && row.slot >= p.buffers[b].slots && uses[static_cast<size_t>(row.segment)].of[b].any)
-        c.fail(fmt::format("a schedule row of segment '{}' works on slot {}, but '{}' has {}",
-                           p.segments[static_cast<size_t>(row.segment)].name, row.slot, p.buffers[b].name,
-                           p.buffers[b].slots));
-  const std::vector<SlotLife> lives = lives_of(c, uses);
-  // Rows of one segment in which everything lives in the same way are checked once.
-  std::set<std::pair<int32_t, std::vector<uint8_t>>> seen;
-  std::vector<size_t> rows;
-  for (size_t r = 0; r < p.schedule.size(); ++r) {
-    Watch::look();
-    std::vector<uint8_t> states;
-    for (const SlotLife& life : lives) states.push_back(life.rows[r]);
-    if (seen.emplace(p.schedule[r].segment, std::move(states)).second) rows.push_back(r);
-  }
-  for (const size_t r : rows) check_row(c, uses, lives, r);
+  check_slots(c, uses);
+  const std::vector<std::vector<size_t>> rows = rows_of_segments(p);
+  const std::vector<Held> held = held_by(p, uses, rows);
+  check_values(c, held, rows);
+  for (size_t s = 0; s < p.segments.size(); ++s) check_sharing(c, s, uses[s], held, rows[s]);
 }
 
 }  // namespace whale
