@@ -10,6 +10,7 @@
 #include "parallel/order.h"
 #include "plan/chunk_products.h"
 #include "plan/program_builder.h"
+#include "plan/program_pattern.h"
 #include "plan/storage.h"
 #include "schedule/verify.h"
 
@@ -252,12 +253,13 @@ class Lowerer {
   void find_axes() {
     const size_t meshes = lg_.tasks.meshes.size();
     apart_.assign(meshes, std::vector<char>(lg_.axes()));
+    placed_ = apart_;
     signatures_.resize(meshes);
     for (const Op& op : lg_.graph.ops) {
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(op.stage)]);
       for (size_t a = 1; a < lg_.axes(); ++a)
-        if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a])
-          apart_[mesh][a] = low_.local.depends_on_coordinate(op, a);
+        if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a] && low_.local.depends_on_coordinate(op, a))
+          (is_patched(lg_, op) && !lg_.exact ? placed_ : apart_)[mesh][a] = 1;
     }
     for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
       Watch::look();
@@ -321,20 +323,34 @@ class Lowerer {
           }
           key.insert(key.end(), sizes.begin(), sizes.end());
         }
+        std::vector<int64_t> sizes = key;  // of programs that differ by their place alone
+        for (size_t a = 1; a < lg_.axes(); ++a)
+          if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
         const auto [known, fresh] = classes.try_emplace(std::move(key), static_cast<int32_t>(entry_.programs.size()));
-        if (fresh) {
-          Draft draft = ProgramBuilder(low_, place).build();
-          ChunkReport report;
-          if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
-          if (entry_.programs.empty()) note(report);
-          share_storage(draft, lg_.graph, memory_);
-          draft.program.variable_bytes = variable_bytes(place);
-          entry_.programs.push_back(std::move(draft.program));
-        }
+        if (fresh) entry_.programs.push_back(program_at(place, std::move(sizes)));
         row.program = known->second;
         entry_.rows[static_cast<size_t>(row.device)] = std::move(row);
       }
     }
+  }
+
+  // `sizes`: what programs that differ by their place alone have in common.
+  Program program_at(const Place& place, std::vector<int64_t> sizes) {
+    const auto known = patterns_.find(sizes);
+    if (known != patterns_.end())
+      if (auto program = known->second.pattern.at(entry_.programs[known->second.program], place))
+        return std::move(*program);
+    Draft draft = ProgramBuilder(low_, place).build();
+    ChunkReport report;
+    if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
+    if (entry_.programs.empty()) note(report);
+    share_storage(draft, lg_.graph, memory_);
+    draft.program.variable_bytes = variable_bytes(place);
+    const auto& placed = placed_[static_cast<size_t>(place.mesh)];
+    const bool any = std::any_of(placed.begin(), placed.end(), [](char axis) { return axis != 0; });
+    if (any && report.products == 0 && known == patterns_.end())  // a chunk's attributes are not those of its op
+      patterns_.emplace(std::move(sizes), Pattern{entry_.programs.size(), {low_, draft, place}});
+    return std::move(draft.program);
   }
 
   // Between coordinates along the axis: an axis inside of it is ragged.
@@ -370,7 +386,13 @@ class Lowerer {
   Entry entry_;
   MemoryPlanner memory_;
   int slots_ = 1;
-  std::vector<std::vector<char>> apart_;         // [mesh][axis]
+  struct Pattern {
+    size_t program = 0;
+    ProgramPattern pattern;
+  };
+  std::map<std::vector<int64_t>, Pattern> patterns_;
+  // [mesh][axis]: programs are built for each coordinate; or their attributes alone differ.
+  std::vector<std::vector<char>> apart_, placed_;
   std::vector<std::set<Signature>> signatures_;  // [mesh]
 };
 

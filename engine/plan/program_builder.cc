@@ -225,6 +225,7 @@ int32_t ProgramBuilder::build_segment(Region region, const SegmentKey& key, cons
   draft_.program.segments.push_back({name, {}});
   draft_.ops.emplace_back();
   draft_.regions.push_back(region);
+  draft_.micro_batches.push_back(place_.micro_batch);
   for (size_t f = 0; f < lg_.fetches.size(); ++f) {  // of what is there from the start, before anything changes it
     const TensorId root = view_root(g_, lg_.fetches[f].tensor);
     if (g_.tensor(root).kind == TensorKind::kValue || !on_this_mesh(lg_.stage(root))) continue;

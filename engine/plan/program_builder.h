@@ -19,6 +19,7 @@ struct Draft {
   Program program;
   std::vector<std::vector<const Op*>> ops;
   std::vector<Region> regions;                      // per segment
+  std::vector<int64_t> micro_batches;               // per segment: the one it was built for, of its size
   std::vector<std::pair<BufferId, BufferId>> next;  // (variable's buffer, buffer of its next value)
 };
 
