@@ -57,15 +57,16 @@ class Numbers {
 
 }  // namespace
 
-std::vector<int32_t> classes_alike(const Entries& e, const PartNumbers& part_of, const Channels& channels) {
+std::vector<int32_t> classes_alike(const Entries& e, const PartNumbers& part_of, const Channels& channels,
+                                   const std::vector<int32_t>& programs) {
   const size_t n = e.entry.rows.size();
   const std::vector<std::vector<End>> ends = ends_of(e, channels);
   std::vector<int32_t> classes(n);
   size_t count = 0;
   {
-    Numbers<int32_t> programs;
-    for (size_t d = 0; d < n; ++d) classes[d] = programs.of(e.entry.rows[d].program);
-    count = programs.count();
+    Numbers<int32_t> first;
+    for (size_t d = 0; d < n; ++d) classes[d] = first.of(programs[static_cast<size_t>(e.entry.rows[d].program)]);
+    count = first.count();
   }
   for (;;) {
     Numbers<std::vector<int32_t>> parts, fresh;
@@ -135,18 +136,45 @@ Skeleton skeleton_of(const Segment& s) {
   return out;
 }
 
+// Equal numbers for programs whose rows take the same steps.
+std::vector<int32_t> alike(const Entry& entry, const std::vector<std::vector<Skeleton>>& skeletons) {
+  Numbers<std::vector<int64_t>> segments;
+  Numbers<std::vector<int32_t>> programs;
+  std::vector<int32_t> out;
+  for (size_t p = 0; p < skeletons.size(); ++p) {
+    std::vector<int32_t> numbers;
+    for (const Skeleton& skeleton : skeletons[p]) {
+      Watch::look();
+      std::vector<int64_t> key;
+      for (const std::vector<Step>& steps : skeleton.streams) {
+        key.push_back(std::ssize(steps));
+        for (const Step& step : steps) {
+          key.insert(key.end(), {static_cast<int64_t>(step.what->kind), step.what->ref});
+          key.insert(key.end(), step.needs.begin(), step.needs.end());
+        }
+      }
+      numbers.push_back(segments.of(std::move(key)));
+    }
+    std::vector<int32_t> rows;
+    for (const ScheduleRow& row : watched(entry.programs[p].schedule))
+      rows.push_back(numbers[static_cast<size_t>(row.segment)]);
+    out.push_back(programs.of(std::move(rows)));
+  }
+  return out;
+}
+
 class Walk {
  public:
   Walk(const Entries& e, const PartNumbers& part_of, const Channels& channels) : e_(e) {
-    const std::vector<int32_t> classes = classes_alike(e, part_of, channels);
-    for (size_t d = 0; d < classes.size(); ++d)
-      if (static_cast<size_t>(classes[d]) == walkers_.size()) walkers_.push_back({.device = d});
-    find_meetings(part_of, classes);
-    find_channels(channels, classes);
     for (const Program& p : e.entry.programs) {
       skeletons_.emplace_back();
       for (const Segment& s : p.segments) skeletons_.back().push_back(skeleton_of(s));
     }
+    const std::vector<int32_t> classes = classes_alike(e, part_of, channels, alike(e.entry, skeletons_));
+    for (size_t d = 0; d < classes.size(); ++d)
+      if (static_cast<size_t>(classes[d]) == walkers_.size()) walkers_.push_back({.device = d});
+    find_meetings(part_of, classes);
+    find_channels(channels, classes);
   }
 
   void run() {
