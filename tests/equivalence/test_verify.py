@@ -608,12 +608,15 @@ def test_a_small_gradient_is_a_gradient(tmp_path):
     assert codes.count(1) >= 2 and 0 not in codes, codes  # 2: the options' own copy, which is refused
 
 
-def test_parameters_without_a_gradient_are_looked_at_from_another_seed(tmp_path):
-    """Behind a relu that is off nothing moves: what the update does is seen where it is on."""
+@pytest.mark.parametrize("optimizer", [
+    wh.Adam(0.0123), wh.Adafactor(0.0123), wh.Adagrad(0.0123, weight_decay=1e-3), wh.SGD(0.0123, momentum=0.9, weight_decay=1e-3)
+], ids=lambda o: type(o).__name__)
+def test_parameters_without_a_gradient_are_looked_at_from_another_seed(tmp_path, optimizer):
+    """Behind a relu that is off nothing moves but by decay, and no state grows but by an epsilon: what the update does is seen where it is on."""
     g = wh.Graph("relu")
     with g:
         x = wh.input("x", (2, 1))
-        g.minimize(wh.ops.relu(wh.nn.linear(wh.ops.square(x), 1)).mean(), wh.Adam(0.0123))
+        g.minimize(wh.ops.relu(wh.nn.linear(wh.ops.square(x), 1, bias=False)).mean(), optimizer)
     model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
     g.save(model)
     assert whale("plan", model, "--devices", "ref:2", "--precision", "f64", "-o", plan).returncode == 0
@@ -627,6 +630,35 @@ def test_parameters_without_a_gradient_are_looked_at_from_another_seed(tmp_path)
         if any(not row["without_gradient"] for row in rows):
             verify(model, "--plan", wrong, "--seed", seed, code=1)
     assert off
+
+
+def test_a_clip_that_no_gradient_reached_is_looked_at_from_another_seed(tmp_path):
+    """Half a factor 1 / 4000 apart: what clips is seen only where gradients are as large as the norm."""
+    g = wh.Graph("clip")
+    with g:
+        x = wh.input("x", (2, 1))
+        g.minimize(wh.ops.square(wh.nn.linear(x, 1)).mean(), wh.SGD(0.1), clip_norm=1.234)
+    model, plan = tmp_path / "model.whale", tmp_path / "model.plan"
+    g.save(model)
+    assert whale("plan", model, "--devices", "ref:2", "--precision", "f64", "-o", plan).returncode == 0
+    wrong, reached, below = damaged(plan, 1.234, 1.2345), 0, 0
+    for seed in range(12):
+        rows = verify(model, "--plan", plan, "--seed", seed, "--steps", "2", code=0)["comparisons"]
+        norms = [row["gradient_norm"] for row in rows]
+        assert all(row["clip_norm"] == 1.234 for row in rows) and all(norm < 1.234 for norm in norms[:-1]), norms
+        assert norms[-1] >= 1.234 or len(rows) == 3, norms
+        verify(model, "--plan", wrong, "--seed", seed, "--steps", "2", code=1 if norms[-1] >= 1.234 else 0)
+        reached += len(rows) > 1 and norms[-1] >= 1.234
+        if norms[-1] < 1.234 and not below:
+            assert "no gradient was clipped in these steps" in whale("verify", model, "--plan", plan, "--seed", seed, "--steps", "2").stdout
+        below += norms[-1] < 1.234
+    assert reached and rows, (reached, below)
+
+
+def test_gradients_that_a_plan_hands_out_are_fetched_once(tmp_path):
+    """verify asks one device for the gradients of models that clip: also for those that the plan hands out."""
+    model, plan = make(tmp_path, [*GPT, "--clip", "0.5"], *F64, "--fetch", "grad:head.weight")
+    assert verify(model, "--plan", plan, code=0)["comparisons"][0]["gradient_norm"] > 0
 
 
 def test_statistics_of_integers(tmp_path):

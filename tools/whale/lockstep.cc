@@ -70,11 +70,14 @@ class Lockstep {
         report_(report),
         trained_(sides.trained),
         terms_(sides.terms),
+        gradients_(sides.gradients),
+        told_(sides.gradients.begin(), sides.gradients.end()),
         rounded_(report.setting.roundoff > 0x1p-24),
         wide_scale_(sides.wide_scale),
         outputs_(sides.outputs, report.setting),
         evaluated_(without_gradients(sides.outputs), report.setting) {
     const Setting& setting = report.setting;
+    report.clip_norm = sides.clip_norm;
     plan_.runner = std::make_unique<Runner>(engine, sides.plan(), arguments);
     one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
     for (int i = 0; i < setting.runs; ++i) {
@@ -153,7 +156,10 @@ class Lockstep {
     const double difference = std::abs(plan_.loss - one_.loss);
     if (!(difference <= report_.loss.difference)) report_.loss.difference = difference, report_.loss.step = number;
     // Gradients of a step of float16 that overflowed are none.
-    if (one_.updates() > updates) compare_outputs(apart, of_plan, off, wide, number);
+    if (one_.updates() > updates) {
+      look_at_gradients();
+      compare_outputs(apart, of_plan, off, wide, number);
+    }
     compare_variables(number, off);
   }
 
@@ -249,23 +255,46 @@ class Lockstep {
   OutputComparison::Apart run(Side& side, const Batch& batch, const OutputComparison& outputs, bool evaluation) {
     std::vector<std::string> names = names_;
     names.insert(names.end(), outputs.names().begin(), outputs.names().end());
-    const bool with_terms = &side == &one_ && !evaluation;
-    if (with_terms) names.insert(names.end(), terms_.names().begin(), terms_.names().end());
+    // What only one device hands out stands behind the others, where it is not one of them.
+    const bool alone = &side == &one_ && !evaluation;
+    const size_t shared = names.size();
+    std::vector<size_t> terms, gradients;
+    const auto place = [&](const std::string& name) {
+      const auto at = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+      if (at == names.size()) names.push_back(name);
+      return at;
+    };
+    if (alone) {
+      for (const std::string& name : terms_.names()) terms.push_back(place(name));
+      for (const std::string& name : gradients_) gradients.push_back(place("grad:" + name));
+    }
     std::vector<Tensor> fetched;
     if (side.inputs.empty()) side.inputs = inputs_of(side.runner->plan(), "train");
     const Batch own = widen(batch, side.inputs);
     side.loss = evaluation ? side.runner->eval(own, names, fetched) : side.runner->step(own, names, fetched);
     side.scores.clear();
     for (size_t i = 0; i < names_.size(); ++i) side.scores.push_back(values_of(fetched[i].get()));
-    fetched.erase(fetched.begin(), fetched.begin() + static_cast<std::ptrdiff_t>(names_.size()));
-    if (with_terms) {
-      std::vector<double> terms(terms_.names().size());
-      for (size_t i = terms.size(); i-- > 0; fetched.pop_back()) terms[i] = values_of(fetched.back().get()).data.at(0);
-      if (std::isfinite(side.loss)) largest_term_ = std::max(largest_term_, terms_.magnitude(terms));
+    if (alone) {
+      std::vector<double> values;
+      for (const size_t at : terms) values.push_back(values_of(fetched[at].get()).data.at(0));
+      if (std::isfinite(side.loss)) largest_term_ = std::max(largest_term_, terms_.magnitude(values));
+      norms_.clear();
+      for (const size_t at : gradients) norms_.push_back(distance(fetched[at].get(), fetched[at].get()).norm);
     }
+    fetched.resize(shared);
+    fetched.erase(fetched.begin(), fetched.begin() + static_cast<std::ptrdiff_t>(names_.size()));
     if (&side != &one_) return outputs.apart(fetched, one_.outputs);
     one_.outputs = std::move(fetched);
     return {};
+  }
+
+  void look_at_gradients() {
+    double square = 0;
+    for (size_t i = 0; i < norms_.size(); ++i) {
+      square += norms_[i] * norms_[i];
+      if (norms_[i] > 0) felt_.insert(gradients_[i]);
+    }
+    report_.gradient_norm = std::max(report_.gradient_norm, std::sqrt(square));
   }
 
   // At parameters that differ by rounding. An element that turned is none: what it does to outputs no moved run shows.
@@ -447,6 +476,7 @@ class Lockstep {
       furthest = std::max(furthest, found.movement);
       // The state of a parameter is zero until it has a gradient; one without state stays where it is.
       const Variable& v = variables_[found.variable];
+      if (told_.contains(v.role == "state" ? owner_of(v) : v.name)) continue;
       if (v.role == "state" && found.figure.norm > 0) felt_.insert(owner_of(v));
       if (v.role == "parameter" && found.movement > 0 && !has_state_.contains(v.name)) felt_.insert(v.name);
     }
@@ -534,8 +564,11 @@ class Lockstep {
   Report& report_;
   const std::set<std::string> trained_;
   const LossTerms terms_;
-  std::set<std::string> has_state_, felt_;  // felt: had a gradient
-  const bool rounded_;                      // computes in 16 bits
+  const std::vector<std::string> gradients_;  // that one device hands out
+  const std::set<std::string> told_;          // the same
+  std::vector<double> norms_;                 // of those, of this step
+  std::set<std::string> has_state_, felt_;    // felt: had a gradient
+  const bool rounded_;                        // computes in 16 bits
   const double wide_scale_;
   Side plan_, one_;
   std::vector<Side> moved_;

@@ -79,6 +79,7 @@ struct Report {
   std::string unlike;                         // the first of them
   std::vector<std::string> by_rounding;       // parameters that rounding alone moves by a tenth of their movement
   std::vector<std::string> unmoved;           // trained parameters that no step of one device gave a gradient
+  double clip_norm = 0, gradient_norm = 0;    // of all gradients; the largest of one device, where that is known
   int64_t steps = 0, compared = 0;            // compared: without a flipped decision
   int64_t flipped_at = 0;                     // the first step with one; 0: none
   int64_t set_aside = 0;                      // steps of gradients in 16 bits in which a unit turned
@@ -97,6 +98,7 @@ struct Report {
   std::string failure;              // what the plan's run ended with
   Compared& of(const Variable& variable);
   void found_unlike(const Variable& variable, size_t copy, int64_t step);
+  bool unclipped() const { return gradient_norm < clip_norm; }  // what clips was not looked at
   double parameter_error() const;  // largest relative difference: of the worst parameter, to its norm
   Verdict verdict() const;
 };
@@ -109,6 +111,8 @@ struct Sides {
   std::vector<std::string> outputs;  // of the plan, that are compared: all of these hand them out
   LossTerms terms;                   // `single` hands its scalars out
   double wide_scale = 1;  // of what `wide` shows: below 1 where it is in fewer bits, whose rounding is larger
+  std::vector<std::string> gradients;  // parameters of which `single` hands out grad:NAME
+  double clip_norm = 0;
 };
 
 using Tick = std::function<void(int64_t step)>;

@@ -202,6 +202,8 @@ Json json_of(const Report& r) {
           {"moved_by_rounding", r.by_rounding.size()},
           {"names_moved_by_rounding", r.by_rounding},
           {"without_gradient", r.unmoved},
+          {"clip_norm", r.clip_norm},
+          {"gradient_norm", r.gradient_norm},
           {"perturbed_runs", r.setting.runs},
           {"amplitude", r.setting.amplitude},
           {"factor", r.setting.factor},
@@ -288,6 +290,10 @@ void print(const Report& r) {
   if (!r.unmoved.empty())
     std::printf("  no gradient reached %zu parameter(s) in these steps, as behind a relu that is off: %s\n",
                 r.unmoved.size(), (r.unmoved.front() + (r.unmoved.size() > 1 ? ", ..." : "")).c_str());
+  if (r.unclipped())
+    std::printf(
+        "  no gradient was clipped in these steps: together they are at most %.1e, below the clip norm of %.1e\n",
+        r.gradient_norm, r.clip_norm);
   if (r.set_aside > 0)
     std::printf("  %ld step(s) set aside, in which a unit turned that no moved run shows\n",
                 static_cast<long>(r.set_aside));
@@ -366,8 +372,12 @@ class Subject {
     // Of several micro-batches such a scalar is one of each, not of the step.
     if (described_.at("micro_batches") == 1) terms_ = LossTerms(graph_json_);
     one_.fetch = outputs_.names;
-    for (const std::string& name : terms_.names())
+    const auto fetch = [&](const std::string& name) {
       if (std::find(one_.fetch.begin(), one_.fetch.end(), name) == one_.fetch.end()) one_.fetch.push_back(name);
+    };
+    for (const std::string& name : terms_.names()) fetch(name);
+    if (needs_gradients()) find_gradients();
+    for (const std::string& name : gradients_) fetch("grad:" + name);
   }
 
   bool from_file() const { return !given_.plan.empty(); }
@@ -376,10 +386,10 @@ class Subject {
   const Json& plan() const { return described_; }
   const std::string& graph() const { return graph_json_; }
   // Whether the optimizer divides a gradient by its own size: what is smaller than its rounding turns.
-  bool divides() const {
-    const std::string optimizer = Json::parse(graph_json_).at("training").at("optimizer");
-    return optimizer != "sgd";
-  }
+  bool divides() const { return training().at("optimizer") != "sgd"; }
+  double clip_norm() const { return training().at("clip_norm"); }
+  // Parameters whose gradients one device hands out.
+  const std::vector<std::string>& gradients() const { return gradients_; }
   std::set<std::string> trained() const {
     std::set<std::string> names;
     const Json graph = Json::parse(graph_json_);
@@ -414,6 +424,33 @@ class Subject {
   Plan open() const { return from_file() ? open_plan(engine_, given_.plan, {}) : make(many_); }
 
  private:
+  Json training() const { return Json::parse(graph_json_).at("training"); }
+  // State that is zero until there is a gradient, or a parameter that stays where it is, tells whether one came. Decay
+  // that is part of the gradient and Adafactor's epsilon move both without one; and a clip is of them all.
+  bool needs_gradients() const {
+    const Json of = training();
+    const std::string optimizer = of.at("optimizer");
+    const bool decoupled = optimizer == "adamw" || optimizer == "lamb";
+    return of.at("clip_norm") > 0 || optimizer == "adafactor" || (!decoupled && of.at("weight_decay") != 0);
+  }
+  // Tables that are updated by row have none of their shape, and what the loss does not reach has none.
+  void find_gradients() {
+    const auto hands_out = [&](const std::vector<std::string>& names) {
+      PlanArguments one = one_;
+      for (const std::string& name : names)
+        if (std::find(one_.fetch.begin(), one_.fetch.end(), "grad:" + name) == one_.fetch.end())
+          one.fetch.push_back("grad:" + name);
+      try {
+        make(one);
+      } catch (const Failure&) {
+        return false;
+      }
+      return true;
+    };
+    const std::set<std::string> all = trained();
+    gradients_.assign(all.begin(), all.end());
+    if (!hands_out(gradients_)) std::erase_if(gradients_, [&](const std::string& name) { return !hands_out({name}); });
+  }
   void read_file() {
     const FileKind kind = kind_of(given_.plan);
     if (kind == FileKind::kOther)
@@ -445,7 +482,7 @@ class Subject {
   GraphHandle graph_;
   std::string graph_json_;
   std::vector<Decision> decisions_;
-  std::vector<std::string> unseen_;
+  std::vector<std::string> unseen_, gradients_;
   Outputs outputs_;
   LossTerms terms_;
   PlanArguments many_, one_;
@@ -476,11 +513,13 @@ class Comparer {
     if (exempt(many) && !(file && same)) add_gradients(float64);
   }
 
-  // Of parameters without a gradient nothing was seen: from other seeds they may have one.
+  // Of parameters without a gradient nothing was seen, nor of a clip that no gradient reached: from other seeds one
+  // may.
   void add_rounds(bool float64) {
     std::vector<std::string> unmoved = reports_.front().unmoved;
+    bool unclipped = reports_.front().unclipped();
     if (reports_.front().verdict() != Verdict::kEqual) return;
-    for (int round = 1; round < kMostRounds && !unmoved.empty(); ++round) {
+    for (int round = 1; round < kMostRounds && (!unmoved.empty() || unclipped); ++round) {
       SessionArguments other = session(float64);
       other.seed += static_cast<uint64_t>(round);
       Report report = compared(float64, other);
@@ -488,6 +527,7 @@ class Comparer {
       std::erase_if(unmoved, [&](const std::string& name) {
         return std::find(report.unmoved.begin(), report.unmoved.end(), name) == report.unmoved.end();
       });
+      unclipped = unclipped && report.unclipped();
       if (report.verdict() != Verdict::kNotCompared)
         finish(std::move(report), side(subject_.many(), float64), side(subject_.one(), float64));
     }
@@ -529,7 +569,9 @@ class Comparer {
                       {},
                       subject_.outputs().names,
                       subject_.terms(),
-                      wide_scale};
+                      wide_scale,
+                      subject_.gradients(),
+                      subject_.clip_norm()};
     return compare(engine_, sides, batches(setting, arguments.seed), arguments, subject_.decisions(), setting,
                    [&](int64_t step) { watch_.show(setting.name, step); });
   }
@@ -643,7 +685,9 @@ class Comparer {
                       [&] { return update_plan(engine_, subject_.graph(), names, of_updates); },
                       outputs,
                       {},
-                      1};
+                      1,
+                      {},
+                      0};
     finish(
         compare_gradients(engine_, sides, batches(setting, given_.session.seed), session(float64), subject_.decisions(),
                           sum, setting, setting_of(precision_of(of_updates.precision), setting.runs),
