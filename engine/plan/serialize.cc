@@ -452,27 +452,29 @@ TensorType type_of(const Program& program, BufferId id) {
   return {b.dtype, b.dims};
 }
 
-// A kernel trusts the types of its attributes too.
-void check_attrs(const Instruction& i) {
-  for (const auto& [name, value] : complete_attrs(def(i.op), i.attrs)) {
+// A kernel trusts that its attributes are there, and their types: what it does not find it would take for zero.
+Attrs checked_attrs(const Instruction& i) {
+  Attrs all = complete_attrs(def(i.op), i.attrs);
+  for (const auto& [name, value] : all) {
     const auto found = i.attrs.find(name);
     if (found != i.attrs.end() && found->second.index() != value.index())
       throw invalid("attribute '{}' is {}, which is not of its type, such as {}", name, to_string(found->second),
                     to_string(value));
   }
+  return all;
 }
 
 // A kernel trusts the shapes of its operands: they must be those that the op's rule gives.
-void check_types(const Program& program) {
-  for (const Segment& s : program.segments) {
-    for (const Instruction& i : s.instructions) {
+void check_types(Program& program) {
+  for (Segment& s : program.segments) {
+    for (Instruction& i : s.instructions) {
       if (i.kind != InstructionKind::kKernel) continue;
       std::vector<TensorType> in, out;
       std::vector<bool> present;
       for (const BufferId id : i.in) in.push_back(type_of(program, id)), present.push_back(id != kNone);
       for (const BufferId id : i.out) out.push_back(type_of(program, id));
       try {
-        check_attrs(i);
+        i.attrs = checked_attrs(i);
         const std::vector<TensorType> types = infer(i.op, i.attrs, in, present);
         if (types != out) {
           std::vector<std::string> want, found;

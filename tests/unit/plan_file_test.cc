@@ -102,6 +102,32 @@ TEST_CASE("attributes of a plan's kernels are of their types") {
             "attribute 'value' is 0, which is not of its type"));
 }
 
+TEST_CASE("attributes that a plan's kernels lack are those of the op, or an error") {
+  Plan plan = sample_plan();
+  const auto each = [&](auto body) {
+    for (Entry& e : plan.entries)
+      for (Program& p : e.programs)
+        for (Segment& s : p.segments)
+          for (Instruction& i : s.instructions)
+            if (i.kind == InstructionKind::kKernel) body(i);
+  };
+  const std::string whole = print(plan);
+  size_t erased = 0;
+  each([&](Instruction& i) { erased += i.attrs.erase("epsilon"); });
+  REQUIRE(erased > 0);
+  const std::vector<uint8_t> shorter = serialize(plan);
+  CHECK(print(deserialize(shorter.data(), shorter.size())) == whole);
+  std::string name;
+  each([&](Instruction& i) {
+    if (i.attrs.erase("rate") > 0 && name.empty()) name = i.name;
+  });
+  REQUIRE(name != "");
+  const std::vector<uint8_t> bytes = serialize(plan);
+  const std::string message = message_of([&] { deserialize(bytes.data(), bytes.size()); }, {Code::kInvalidArgument});
+  CHECK(has(message, "instruction '" + name + "'"));
+  CHECK(has(message, "attribute 'rate' is missing"));
+}
+
 TEST_CASE("a session says that the file of its plan may be what is wrong") {
   for (const bool from_file : {true, false}) {
     Plan plan = sample_plan();
