@@ -478,4 +478,14 @@ ChoiceReport choices_of(const Plan& plan) {
   });
 }
 
+std::string location_of(const Plan& plan, std::string_view entry, std::string_view op) {
+  try {
+    const CompileOptions options = options_of(plan);
+    for (const Op& made : graph_again(plan, options, entry, batch_of(plan.source)).whole.ops)
+      if (made.name == op) return made.location;
+  } catch (const Error&) {  // there is another one to tell of
+  }
+  return "";
+}
+
 }  // namespace whale

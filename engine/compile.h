@@ -39,4 +39,8 @@ std::vector<BridgeRow> bridges_of(const Plan& plan);
 // Every cut of the first entry, as it was chosen, with what it costs; found in the same way. Thread-safe.
 ChoiceReport choices_of(const Plan& plan);
 
+// Where the user's code made what an instruction of this entry is named after ("model.py:12"), of a gradient or an
+// update where its op was made; empty where that is not known. For errors: looks at Plan::source once more.
+std::string location_of(const Plan& plan, std::string_view entry, std::string_view op);
+
 }  // namespace whale

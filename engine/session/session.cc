@@ -31,16 +31,25 @@ constexpr size_t kBlockElements = 1 << 16;
 constexpr double kLossScale = 65536, kLargestScale = 0x1p24, kSmallestScale = 0x1p-14;
 constexpr int64_t kGrowthInterval = 2000;
 
-Error with_doubt(const Error& e) {
-  Error doubted(e.code(),
-                fmt::format("{}. The plan was read from a file, which may be damaged or have been changed: plan "
-                            "the model again",
-                            e.message()));
-  return doubted.at_op(e.where().op)
+Error saying(const Error& e, std::string message) {
+  Error out(e.code(), std::move(message));
+  return out.at_op(e.where().op)
       .at_scope(e.where().scope)
       .at_device(e.where().device)
       .at_rank(e.where().rank)
       .with_damage(e.damage());
+}
+
+Error with_doubt(const Error& e) {
+  return saying(e, fmt::format("{}. The plan was read from a file, which may be damaged or have been changed: plan "
+                               "the model again",
+                               e.message()));
+}
+
+// What a device cannot compute the user has to change, in this line.
+Error with_location(const Error& e, const Plan& plan, const Entry& entry) {
+  const std::string location = location_of(plan, entry.name, e.where().op);
+  return saying(e, location.empty() ? e.message() : fmt::format("{}: {}", location, e.message()));
 }
 
 const char* entry_name(RunMode mode) { return mode == RunMode::kStep ? "train" : "eval"; }
@@ -200,6 +209,7 @@ struct Session::Impl {
     try {
       return std::make_unique<Executor>(*machine, entry);
     } catch (const Error& e) {
+      if (e.code() == Code::kUnimplemented) throw with_location(e, *plan, entry);
       if (!doubts(e)) throw;
       throw with_doubt(e);
     }
