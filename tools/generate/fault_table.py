@@ -2,7 +2,8 @@
 """The section of planted faults in docs/equality.md, from what the kit counted:
 
     build/tests/faults/fault_kit --whale build/tools/whale/whale --damages 4000 --undamaged 500 --seed 1 --json tests/faults/rates.json
-    tools/generate/fault_table.py tests/faults/rates.json [rates of other precisions, in a line each]
+    build/tests/faults/fault_kit --whale build/tools/whale/whale --damages 1000 --undamaged 150 --seed 1 --precision bf16 --json tests/faults/rates-bf16.json
+    tools/generate/fault_table.py tests/faults/rates.json tests/faults/rates-bf16.json
 """
 
 import json
@@ -24,7 +25,7 @@ harmless where they fell. Kinds with a star are the plan verifier's alone: it ha
 
 {damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {rate:.2f} % were caught
 ({missed} missed, {not_compared} not compared, {failed} failed). {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
-Written by `tools/generate/fault_table.py` from `tests/faults/rates.json`.
+Written by `tools/generate/fault_table.py` from `tests/faults/rates.json` and `rates-bf16.json`.
 {others}{notes}
 | kind | planted | refused | no effect | count | caught | missed | not compared | failed | rate |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
