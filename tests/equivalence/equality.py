@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -201,6 +202,11 @@ def plan_of(case):
     return f"{'ref' if case['precision'] == 'f64' else 'cpu'}:{count}", text.format(m=case["micro_batches"])
 
 
+def identifier(text):
+    """Of a test: words with "-" between, which a shell and the options of pytest (`-k`, `FILE::TEST[...]`) take as they are."""
+    return re.sub(r"[^\w.]+", "-", text).strip("-")
+
+
 def name_of(case):
     devices, text = plan_of(case)
     short = lambda each: "-".join(part[:2] for part in each.split(","))
@@ -208,7 +214,7 @@ def name_of(case):
             f"m{case['micro_batches']}", "" if case["fusion"] else "unfused", f"offload-{short(case['offload'])}" if case["offload"] else "",
             f"recompute-{case['recompute']}" if case["recompute"] != "none" else "", "rows" if case["rows"] else "",
             f"sums-{case['sums']}" if case["sums"] else "", "exact" if case["exact"] else ""]
-    return "-".join([case["model"], devices.replace(":", ""), text.replace(" ", "")] + [m for m in more if m])
+    return identifier("-".join([case["model"], devices.replace(":", ""), text] + [m for m in more if m]))
 
 
 @functools.cache

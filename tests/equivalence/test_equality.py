@@ -6,9 +6,11 @@ import concurrent.futures
 import itertools
 import os
 import pathlib
+import re
 
 import equality
 import pytest
+import test_presets
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +30,13 @@ def test_equal_to_one_device(results, case):
     if told["result"] == "not run":
         pytest.skip(told["reason"])
     assert told["result"] in ("equal", "refused", "partly"), told["command"] + "\n" + told["message"]
+
+
+def test_every_name_selects_its_case():
+    """Names are keys of the results and ids of the tests, which `pytest -k` takes in no other letters."""
+    names = [equality.name_of(c) for c in equality.cases()] + [test_presets.name_of(*each) for each in test_presets.CASES]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not re.fullmatch(r"[\w.-]+", name)] == []
 
 
 def test_every_pair_of_choices_is_covered():

@@ -64,7 +64,7 @@ CASES = [(row, plan) for row in ROWS for plan in row.plans]
 
 
 def name_of(row, plan):
-    return f"{row.preset}-{row.precision}-{'default' if row.size == 'default' else 'smaller'}-{plan[1].replace(' ', '')}"
+    return equality.identifier(f"{row.preset}-{row.precision}-{'default' if row.size == 'default' else 'smaller'}-{plan[1]}")
 
 
 def keep(name, row):

@@ -149,7 +149,7 @@ def presets_text(rows):
     return (f"## Every model of the command line\n\nAt its default size where that fits {FITS} GB; the larger ones with their structure and smaller widths. Where reference devices (plain "
             "loops) would take hours, the default size runs in float32 alone (`--skip-float64`) and a smaller one in float64. Times are those of a shared machine of two cores "
             "that did other work beside.\n\n" + ", ".join(f"{n} {what}" for what, n in done.items()) + "."
-            + (" What is not run was beyond the time there was: all of it takes hours there (`WHALE_FULL=1 pytest tests/equivalence/test_presets.py`)." if done["not run"] else "") + "\n\n"
+            + (" What is not run has no result here: `WHALE_FULL=1 pytest tests/equivalence/test_presets.py -k PRESET` runs the rows of a preset." if done["not run"] else "") + "\n\n"
             + table(["preset", "size", "precision", "strategy", "steps", "time", "result", "losses", "parameters", "of the bound"], lines)
             + "\n" + larger_text())
 
