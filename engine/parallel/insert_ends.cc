@@ -74,6 +74,17 @@ TensorId Inserter::fetchable(TensorId id) {
   return id;
 }
 
+// Why the variable of this name has no gradient to fetch.
+static Error no_gradient(const Graph& graph, const std::string& name) {
+  const auto it = std::find_if(graph.variables.begin(), graph.variables.end(),
+                               [&](const Variable& v) { return graph.tensor(v.tensor).name == name; });
+  const char* why = it == graph.variables.end() || it->role != Role::kParameter ? "no parameter has this name"
+                    : !it->trainable
+                        ? "this parameter is not trainable, so it has no gradient"
+                        : "the loss does not reach this parameter: its gradient is zero, and is not computed";
+  return error(Code::kNotFound, "fetch 'grad:{}': {}", name, why);
+}
+
 void Inserter::finish() {
   LayoutGraph& out = b_.out;
   std::set<std::string> names;
@@ -85,8 +96,7 @@ void Inserter::finish() {
   for (const std::string& name : options_.fetch_gradients) {
     const auto it =
         std::find_if(g().gradients.begin(), g().gradients.end(), [&](const NamedTensor& n) { return n.name == name; });
-    if (it == g().gradients.end())
-      throw error(Code::kNotFound, "fetch 'grad:{}': no trained parameter has this name", name);
+    if (it == g().gradients.end()) throw no_gradient(g(), name);
     // What the update reads is handed out: another sum would round in another way, and move the bytes twice.
     const auto used = used_.find(it->tensor);
     if (names.insert("grad:" + name).second)

@@ -70,6 +70,28 @@ def test_fetch_outputs_and_gradients():
     np.testing.assert_allclose(out["grad:head.bias"], soft.mean(0), rtol=1e-4, atol=1e-6)
 
 
+def test_the_loss_may_be_fetched_by_name():
+    named, plain = (wh.plan(classifier(), devices="cpu:1").start(seed=3) for _ in range(2))
+    batch = data()
+    loss, out = named.step(["loss", "logits"], **batch)
+    assert loss == plain.step(**batch) == float(out["loss"]) and list(out) == ["loss", "logits"]
+    loss, out = plain.step("loss", **batch)
+    assert list(out) == ["loss"] and loss == float(out["loss"])
+
+
+def test_a_gradient_that_is_not_there_says_why():
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (4, 3))
+        wh.ops.matmul(x, wh.parameter("beside", (3, 2), wh.zeros()))
+        frozen = wh.parameter("frozen", (3, 3), wh.ones(), trainable=False)
+        g.minimize(wh.nn.linear(wh.ops.matmul(x, frozen), 2, name="head").mean(), wh.Adam(0.1))
+    for name, why in [("beside", "the loss does not reach this parameter: its gradient is zero"), ("frozen", "this parameter is not trainable"),
+                      ("none", "no parameter has this name"), ("x", "no parameter has this name"), ("head.weight/m", "no parameter has this name")]:
+        with pytest.raises(wh.NotFound, match=f"fetch 'grad:{name}': {why}"):
+            wh.plan(g, fetch=[f"grad:{name}"])
+
+
 def test_smaller_last_batch_and_eval():
     job = wh.plan(classifier(), devices="cpu:2").start()
     p, batch = job.parameters(), data(5)

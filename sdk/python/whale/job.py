@@ -291,10 +291,10 @@ class Job:
         fetch = arguments.names("fetch", fetch)
 
         def finish(values: dict[str, np.ndarray]) -> Any:
-            loss = float(np.asarray(values.pop("loss"), np.float64))
-            return (loss, values) if fetch else loss
+            loss = float(np.asarray(values["loss"], np.float64))
+            return (loss, {name: values[name] for name in fetch}) if fetch else loss
 
-        return self._run("train", lib.whale_session_step, inputs, ["loss", *fetch], finish)
+        return self._run("train", lib.whale_session_step, inputs, fetch if "loss" in fetch else ["loss", *fetch], finish)
 
     def eval(self, fetch: Sequence[str] | None = None, /, **inputs: Any) -> dict[str, np.ndarray]:
         """The forward pass on the current parameters: dropout off, running statistics used, nothing updated.
