@@ -104,6 +104,7 @@ REFUSED = [  # name, content, what the message says
     ("model.pt", packed("archive/data.pkl", "x"), "PyTorch"),
     ("big.npz", npz(x=arrays()["x"].astype(">f4"), y=arrays()["y"]), "big-endian"),
     ("fortran.npz", npz(x=np.asfortranarray(arrays()["x"]), y=arrays()["y"]), "ascontiguousarray"),
+    ("double.npz", npz(x=arrays()["x"].astype(np.float64), y=arrays()["y"]), "is float64, the input takes float32; save x.astype(numpy.float32)"),
     ("complex.npz", npz(x=arrays()["x"].astype(np.complex64), y=arrays()["y"]), "'<c8'"),
     ("record.npz", npz(x=np.zeros(23, [("a", "<f4")]), y=arrays()["y"]), "no input takes"),
     ("names.npz", npz(a=arrays()["x"], y=arrays()["y"]), "no array named like input 'x'; it has a, y"),
@@ -263,6 +264,13 @@ def test_every_reader_of_safetensors_refuses_the_same(tmp_path, name):
     whale("run", tmp_path / "fed.whale", "--steps", "1", "--quiet", "--save", tmp_path / "c")
     (tmp_path / "c" / "model.safetensors").write_bytes(bad.read_bytes())
     assert "model.safetensors" in whale("run", tmp_path / "fed.whale", "--steps", "1", "--load", tmp_path / "c", code=2)
+
+
+def test_text_for_a_model_of_fewer_bytes_says_what_it_must_take(files, tmp_path):
+    """The model may be of `whale model` or of another program."""
+    whale("model", "gpt", "--layers", "1", "--dim", "8", "--heads", "2", "--seq", "4", "--batch", "2", "--vocab", "11", "-o", tmp_path / "gpt.whale")
+    message = run(tmp_path / "gpt.whale", files / "book.txt", code=2)
+    assert "takes values below 11: for text it must take values below 256; with `whale model`: --vocab 256" in message
 
 
 def test_text_is_utf8(files, tmp_path):

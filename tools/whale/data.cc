@@ -105,7 +105,8 @@ class Text : public DataSource {
         for (const char c : text_)
           if (static_cast<uint8_t>(c) >= spec.limit)
             throw Failure("the text has byte " + std::to_string(static_cast<uint8_t>(c)) + ", input '" + spec.name +
-                          "' takes values below " + std::to_string(spec.limit) + ": make the model with --vocab 256");
+                          "' takes values below " + std::to_string(spec.limit) +
+                          ": for text it must take values below 256; with `whale model`: --vocab 256");
       has_source_ |= spec.name == "source";
       has_tokens_ |= spec.name == "tokens";
     }
@@ -160,7 +161,8 @@ class Arrays : public DataSource {
       const Array& array = found->second;
       if (array.dtype != spec.dtype)
         throw Failure("array '" + spec.name + "' of '" + shown(path) + "' is " + numpy_name(array.dtype) +
-                      ", the input takes " + numpy_name(spec.dtype));
+                      ", the input takes " + numpy_name(spec.dtype) + "; save " + spec.name + ".astype(" +
+                      (spec.dtype == WHALE_BF16 ? "ml_dtypes." : "numpy.") + numpy_name(spec.dtype) + ")");
       const bool batched = spec.batch_dim == 0;
       if (spec.batch_dim > 0)
         throw Failure("input '" + spec.name + "' counts samples in dimension " + std::to_string(spec.batch_dim) +
