@@ -353,9 +353,9 @@ const OpDef op_def_cast = {
     .name = "cast",
     .doc =
         "x in another dtype: to nearest even between floats; from floats to integers towards zero, what does not fit "
-        "to "
-        "the nearest end of the range and NaN to its lowest number (of a signed type no index of anything); between "
-        "integers the low bits; x != 0 to bool, which holds for NaN.\nAny shape and dtype.",
+        "to the nearest end of the range and NaN to its lowest number (of a signed type no index of anything); between "
+        "integers the low bits, so an id that does not fit becomes another id; x != 0 to bool, which holds for NaN.\n"
+        "Any shape and dtype.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {{"dtype", AttrType::kString, std::string(), true, "of the result: f32, bf16, ..."}},
