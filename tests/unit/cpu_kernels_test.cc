@@ -2,6 +2,7 @@
 // against the reference device: odd tails, broadcasts, bf16, integers, empty tensors.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -140,6 +141,52 @@ TEST_CASE("pooling and softmax keep a NaN beside -infinity") {
         Input label{DType::kI32, {1}, {2}};
         CHECK(std::isnan(run_op(kind, 1, OpCode::k_cross_entropy, {}, {row, label})[0][0]));
       }
+}
+
+// Equal logits of any magnitude are equally likely, few classes or many, and no NaN or infinity passes unseen.
+TEST_CASE("softmax and cross entropy of large logits, alone and behind a block of small ones") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const DeviceKind kind : {DeviceKind::kRef, DeviceKind::kCpu})
+    for (const Type t : kTypes)
+      for (const int64_t width : {3, 37, 2500})
+        for (const double large : {1e5, 1e17, 1e38}) {
+          CAPTURE(width);
+          CAPTURE(large);
+          const auto wide = static_cast<size_t>(width);
+          const double p = 1.0 / static_cast<double>(width - 1), near = 1e-2;
+          Input x = t({1, width});
+          x.values.assign(wide, large), x.values[0] = -large;
+          const auto y = run_op(kind, 1, OpCode::k_softmax, {}, {x})[0];
+          const auto logs = run_op(kind, 1, OpCode::k_log_softmax, {}, {x})[0];
+          CHECK(y[0] == 0);
+          CHECK(y[wide - 1] == doctest::Approx(p).epsilon(near));
+          CHECK(logs[wide - 1] == doctest::Approx(std::log(p)).epsilon(near));
+          const Input label{DType::kI32, {1}, {2}};
+          Input one = f32({1});
+          one.values = {1};
+          for (const double e : {0.0, 0.25}) {
+            const Attrs attrs{{"label_smoothing", e}};
+            Attrs all = attrs;
+            all["vocabulary"] = width;
+            const double uniform = e / static_cast<double>(width);
+            const auto loss = run_op(kind, 1, OpCode::k_cross_entropy, attrs, {x, label});
+            CHECK(loss[0][0] == doctest::Approx(uniform * 2 * large - std::log(p)).epsilon(near));
+            Input lse = f32({1});
+            lse.values = loss[1];
+            const auto d = run_op(kind, 1, OpCode::k_cross_entropy_grad, all, {one, x, label, lse})[0];
+            CHECK(d[2] == doctest::Approx(p - (1 - e) - uniform).epsilon(near));
+            CHECK(d[wide - 1] == doctest::Approx(width == 3 ? d[2] : p - uniform).epsilon(near));
+          }
+          Input bad = x;
+          for (const double what : {nan, inf}) {
+            bad.values[1] = what;
+            for (const OpCode op : {OpCode::k_softmax, OpCode::k_log_softmax}) {
+              const auto row = run_op(kind, 1, op, {}, {bad})[0];
+              CHECK(std::all_of(row.begin(), row.end(), [](double v) { return std::isnan(v); }));
+            }
+            CHECK(std::isnan(run_op(kind, 1, OpCode::k_cross_entropy, {}, {bad, label})[0][0]));
+          }
+        }
 }
 
 TEST_CASE("cpu elementwise: every op, odd sizes") {
@@ -380,7 +427,7 @@ TEST_CASE("cpu softmax and cross entropy") {
   for (const Type t : kTypes) {
     const double tolerance = t == bf16 ? 1e-2 : 3e-6;
     for (const auto& [rows, d] : {std::pair<int64_t, int64_t>{1, 1}, {5, 7}, {33, 64}, {9, 5003}, {200, 37}, {0, 8}}) {
-      const Input x = t({rows, d}), dy{t({rows, d}).dtype, {rows, d}, {}, 77};
+      const Input x{t({rows, d}).dtype, {rows, d}, {}, 76}, dy{x.dtype, x.dims, {}, 77};
       for (const OpCode op : {OpCode::k_softmax, OpCode::k_log_softmax}) compare(op, {}, {x}, tolerance);
       for (const OpCode op : {OpCode::k_softmax_grad, OpCode::k_log_softmax_grad}) compare(op, {}, {x, dy}, tolerance);
       for (const DType index : {DType::kI32, DType::kI64}) {
@@ -389,7 +436,7 @@ TEST_CASE("cpu softmax and cross entropy") {
           const Input labels = integers(index, {rows}, 0, d);
           compare(OpCode::k_cross_entropy, attrs, {x, labels}, tolerance);
           Input lse = f32({rows});
-          lse.values.assign(static_cast<size_t>(rows), std::log(static_cast<double>(d)) + 0.2);
+          lse.values = run_op(DeviceKind::kRef, 1, OpCode::k_cross_entropy, attrs, {x, labels})[1];
           compare(OpCode::k_cross_entropy_grad, attrs, {f32({rows}), x, labels, lse}, tolerance);
           // The columns [begin, begin + d) of a wider vocabulary.
           for (const int64_t begin : {int64_t{0}, d / 2, d + 3}) {

@@ -454,6 +454,9 @@ TEST_CASE("ref: softmax and cross entropy") {
   }
   CHECK(loss[0][1] == 0);
   CHECK(std::isnan(loss[0][3]));
+  // The mean of what smoothing adds is one of differences.
+  const auto large = run(OpCode::k_cross_entropy, {f64({1, 3}, {1e17, 1e17, 1e17}), i32({1}, {2})}, attrs);
+  CHECK(large[0][0] == doctest::Approx(std::log(3.0)));
   const Value good = i32({4}, {2, -1, 0, 1}), dloss = noise({4}, 4);
   const auto fine = run(OpCode::k_cross_entropy, {logits, good}, attrs);
   const Value d = run(OpCode::k_cross_entropy_grad, {dloss, logits, good, fine[1]}, attrs)[0];
@@ -524,6 +527,15 @@ TEST_CASE("ref: attention against explicit softmax: causal, grouped heads, bias,
     check_near(d[2], numeric_gradient(v, dout, [&](const Value& x) { return of(q, k, x, finite); }), 1e-7);
     check_near(d[3], numeric_gradient(finite, dout, [&](const Value& x) { return of(q, k, v, x); }), 1e-7);
   }
+}
+
+TEST_CASE("ref: attention and its gradient where lse has rounded to the largest score") {
+  const Value q = f64({1, 1, 1, 1}, {1e9}), k = f64({1, 2, 1, 1}, {1e9, 1e9}), v = f64({1, 2, 1, 1}, {1, 3});
+  const auto y = run(OpCode::k_attention, {q, k, v, absent()});
+  check_near(y[0], {2});
+  const auto d = run(OpCode::k_attention_grad, {f64({1, 1, 1, 1}, {1}), q, k, v, y[0], y[1], absent()});
+  check_near(d[2], {0.5, 0.5});
+  check_near(d[1], {-0.5e9, 0.5e9});
 }
 
 Value heads(const Value& packed, int64_t first, int64_t count) {

@@ -43,14 +43,15 @@ inline constexpr int64_t kBlock = 1024;  // of a row: it stays in the first-leve
 struct RowSums {
   float top;    // maximum
   float sum;    // of exp(x - top)
-  float total;  // of x
+  float below;  // of (top - x) * weight
 };
 
 // One pass: a block's maximum first, then its exponentials; the running sum is rescaled when the maximum grows.
-template <class T, bool kTotal>
-RowSums scan_row(const T* x, int64_t n) {
+template <class T, bool kBelow>
+RowSums scan_row(const T* x, int64_t n, float weight = 0) {
   float top = -HUGE_VALF;
-  V sum = zero(), total = zero();
+  V sum = zero(), below = zero();
+  const V w = splat(weight);
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t m = n - begin < kBlock ? n - begin : kBlock;
     const T* p = x + begin;
@@ -61,13 +62,15 @@ RowSums scan_row(const T* x, int64_t n) {
     const float block = max_lanes(hn::Max(a, b));  // may miss a NaN: the sum does not
     if (!(block <= top)) {
       if (top > -HUGE_VALF) sum = hn::Mul(sum, exp(splat(top - block)));
+      if (kBelow && begin > 0)  // shared by the lanes, of which each has seen as many
+        below = hn::Add(below, splat((block - top) * (static_cast<float>(begin) / kLanes * weight)));
       top = block;
     }
     if (top == -HUGE_VALF) {  // nothing but -inf so far, and NaN
       for (j = 0; j < m; j += kLanes) {
         const V u = m - j >= kLanes ? load(p + j) : load_n(p + j, m - j);
         sum = hn::Add(sum, hn::IfThenElseZero(hn::IsNaN(u), u));
-        if (kTotal) total = hn::Add(total, u);
+        if (kBelow) below = hn::Sub(below, u);
       }
       continue;
     }
@@ -77,16 +80,16 @@ RowSums scan_row(const T* x, int64_t n) {
       const V u = load(p + j), v = load(p + j + kLanes);
       sum = hn::Add(sum, exp_fast(hn::Sub(u, t)));
       s = hn::Add(s, exp_fast(hn::Sub(v, t)));
-      if (kTotal) total = hn::Add(total, hn::Add(u, v));
+      if (kBelow) below = hn::MulAdd(hn::Sub(t, u), w, hn::MulAdd(hn::Sub(t, v), w, below));
     }
     for (; j < m; j += kLanes) {
       const V u = m - j >= kLanes ? load(p + j) : load_n(p + j, m - j, -HUGE_VALF);
       sum = hn::Add(sum, exp_fast(hn::Sub(u, t)));
-      if (kTotal) total = hn::Add(total, m - j >= kLanes ? u : load_n(p + j, m - j));
+      if (kBelow) below = hn::MulAdd(hn::Sub(t, m - j >= kLanes ? u : load_n(p + j, m - j, top)), w, below);
     }
     sum = hn::Add(sum, s);
   }
-  return {top, sum_lanes(sum), kTotal ? sum_lanes(total) : 0.0f};
+  return {top, sum_lanes(sum), kBelow ? sum_lanes(below) : 0.0f};
 }
 
 template <class T>
@@ -154,15 +157,16 @@ void cross_entropy_typed(const CrossEntropyRows& a, int64_t first, int64_t last)
   for (int64_t r = first; r < last; ++r) {
     const T* x = static_cast<const T*>(a.logits) + r * a.width;
     const int64_t label = label_at(a, r);
-    const RowSums s = a.smoothing > 0 ? scan_row<T, true>(x, a.width) : scan_row<T, false>(x, a.width);
-    const float log_sum = std::log(s.sum), lse = s.top + log_sum;
-    if (a.lse) a.lse[r] = lse;
+    const RowSums s = a.smoothing > 0 ? scan_row<T, true>(x, a.width, 1 / static_cast<float>(a.width))
+                                      : scan_row<T, false>(x, a.width);
+    const float log_sum = std::log(s.sum);
+    if (a.lse) a.lse[r] = s.top + log_sum;
     float loss = NAN;  // a label outside the vocabulary cannot pass unseen
     if (label == a.ignore) {
       loss = 0;
     } else if (label >= 0 && label < a.width) {
       loss = (1 - a.smoothing) * (log_sum + (s.top - one(x + label)));
-      if (a.smoothing > 0) loss += a.smoothing * (lse - s.total / static_cast<float>(a.width));
+      if (a.smoothing > 0) loss += a.smoothing * (log_sum + s.below);
     }
     a.loss[r] = loss;
   }
@@ -173,18 +177,24 @@ void cross_entropy_stats_typed(const CrossEntropyRows& a, int64_t first, int64_t
   for (int64_t r = first; r < last; ++r) {
     const T* x = static_cast<const T*>(a.logits) + r * a.width;
     const int64_t label = label_at(a, r), at = label - a.begin;
-    const RowSums s = a.smoothing > 0 ? scan_row<T, true>(x, a.width) : scan_row<T, false>(x, a.width);
+    const float part = static_cast<float>(a.width) / static_cast<float>(a.all);
+    const RowSums s =
+        a.smoothing > 0 ? scan_row<T, true>(x, a.width, 1 / static_cast<float>(a.all)) : scan_row<T, false>(x, a.width);
     a.lse[r] = s.top + std::log(s.sum);  // -inf when nothing is here: another part has the sum
     float picked = NAN;                  // a label outside the vocabulary cannot pass unseen
     if (label == a.ignore) {
       picked = 0;
     } else if (label >= 0 && label < a.all) {
       picked = at >= 0 && at < a.width ? (1 - a.smoothing) * one(x + at) : 0;
-      if (a.smoothing > 0) picked += a.smoothing * (s.total / static_cast<float>(a.all));
+      if (a.smoothing > 0 && a.width > 0) picked += a.smoothing * (s.top * part - s.below);
     }
     a.picked[r] = picked;
   }
 }
+
+// What lse has lost by rounding, up to 2^-24 of it, is what exp(x - lse) is wrong by: from this size on a whole row is
+// summed again.
+inline constexpr float kExactLse = 64;
 
 template <class T>
 void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t last) {
@@ -201,11 +211,16 @@ void cross_entropy_grad_typed(const CrossEntropyRows& a, int64_t first, int64_t 
     const float g = valid ? a.dloss[r] : NAN;
     const int64_t at = label - a.begin;
     const bool here = valid && at >= 0 && at < a.width;
-    const float at_label = here ? g * (std::exp(one(x + at) - a.lse[r]) - (1 - a.smoothing) - uniform) : 0;
-    const V lse = splat(a.lse[r]), scale = splat(g), shift = splat(-g * uniform);
+    float top = a.lse[r], part = 1;  // a probability is exp(x - top) * part
+    if (a.width == a.all && std::abs(top) >= kExactLse) {
+      const RowSums s = scan_row<T, false>(x, a.width);
+      top = s.top, part = 1 / s.sum;
+    }
+    const float at_label = here ? g * (std::exp(one(x + at) - top) * part - (1 - a.smoothing) - uniform) : 0;
+    const V base = splat(top), scale = splat(g * part), shift = splat(-g * uniform);
     for (int64_t j = 0; j < a.width; j += kLanes) {
       const bool whole = a.width - j >= kLanes;
-      const V p = exp_fast(hn::Sub(whole ? load(x + j) : load_n(x + j, a.width - j), lse));
+      const V p = exp_fast(hn::Sub(whole ? load(x + j) : load_n(x + j, a.width - j), base));
       const V v = hn::MulAdd(p, scale, shift);
       if (whole)
         store(v, y + j);
@@ -230,6 +245,18 @@ struct FewRows {
       x[j] = load(at[j]);
     }
   }
+  V top(int64_t width) const {
+    V top = x[0];
+    for (int64_t j = 1; j < width; ++j) top = hn::Max(top, x[j]);
+    return top;
+  }
+  // Of exp(x - top); 0 of nothing but -inf.
+  V sum(int64_t width, V top) const {
+    const V least = hn::Max(top, splat(-3.0e38f));
+    V sum = zero();
+    for (int64_t j = 0; j < width; ++j) sum = hn::Add(sum, exp_fast(hn::Sub(x[j], least)));
+    return sum;
+  }
 };
 
 template <class T>
@@ -237,25 +264,20 @@ void cross_entropy_few(const CrossEntropyRows& a, int64_t first, int64_t last) {
   for (int64_t r = first; r < last; r += kLanes) {
     const int64_t n = last - r < kLanes ? last - r : kLanes;
     const FewRows<T> rows(static_cast<const T*>(a.logits) + r * a.width, a.width, n);
-    V top = rows.x[0], sum = zero(), all = zero();
-    for (int64_t j = 1; j < a.width; ++j) top = hn::Max(top, rows.x[j]);
-    const V least = hn::Max(top, splat(-3.0e38f));  // nothing but -inf: the sum is 0
-    for (int64_t j = 0; j < a.width; ++j) {
-      sum = hn::Add(sum, exp_fast(hn::Sub(rows.x[j], least)));
-      all = hn::Add(all, rows.x[j]);
-    }
-    alignas(64) float tops[kLanes], logs[kLanes], totals[kLanes];
-    store(top, tops), store(log(sum), logs), store(all, totals);
+    const V top = rows.top(a.width), weight = splat(1 / static_cast<float>(a.width));
+    V below = zero();
+    for (int64_t j = 0; j < a.width; ++j) below = hn::MulAdd(hn::Sub(top, rows.x[j]), weight, below);
+    alignas(64) float tops[kLanes], logs[kLanes], belows[kLanes];
+    store(top, tops), store(log(rows.sum(a.width, top)), logs), store(below, belows);
     for (int64_t l = 0; l < n; ++l) {
       const int64_t label = label_at(a, r + l);
-      const float lse = tops[l] + logs[l];
-      if (a.lse) a.lse[r + l] = lse;
+      if (a.lse) a.lse[r + l] = tops[l] + logs[l];
       float loss = NAN;
       if (label == a.ignore) {
         loss = 0;
       } else if (label >= 0 && label < a.width) {
         loss = (1 - a.smoothing) * (logs[l] + (tops[l] - one(&rows.at[label][l])));
-        if (a.smoothing > 0) loss += a.smoothing * (lse - totals[l] / static_cast<float>(a.width));
+        if (a.smoothing > 0) loss += a.smoothing * (logs[l] + belows[l]);
       }
       a.loss[r + l] = loss;
     }
@@ -276,11 +298,18 @@ void cross_entropy_grad_few(const CrossEntropyRows& a, int64_t first, int64_t la
       scales[l] = valid ? a.dloss[r + l] : NAN;
       if (valid) targets[label][l] = certain;
     }
-    const V scale = load(scales), lse = n == kLanes ? load(a.lse + r) : load_n(a.lse + r, n);
+    V base = n == kLanes ? load(a.lse + r) : load_n(a.lse + r, n), part = splat(1);
+    const auto large = hn::Ge(hn::Abs(base), splat(kExactLse));
+    if (!hn::AllFalse(F32(), large)) {
+      const V top = rows.top(a.width);
+      part = hn::IfThenElse(large, hn::Div(part, rows.sum(a.width, top)), part);
+      base = hn::IfThenElse(large, top, base);
+    }
+    const V scale = load(scales);
     const auto counted = differ(scale, zero());  // an ignored row is 0 whatever its logits are
     T* y = static_cast<T*>(a.dlogits) + r * a.width;
     for (int64_t j = 0; j < a.width; ++j) {
-      const V p = exp_fast(hn::Sub(rows.x[j], lse));
+      const V p = hn::Mul(exp_fast(hn::Sub(rows.x[j], base)), part);
       const V v = hn::Mul(hn::Sub(hn::Sub(p, load(targets[j])), splat(uniform)), scale);
       alignas(64) T out[kLanes];
       store(hn::IfThenElseZero(counted, v), out);

@@ -156,53 +156,60 @@ Body bind_attention(const KernelSpec& spec) {
   };
 }
 
-// With P = exp(S - lse) and dropout factors Z: dv = (P Z)' dout; dP = Z (dout v'); dS = P (dP - rowsum(P dP)), where
-// the sum over all keys is dout' out.
+// With P = exp(S - lse), the softmax of S, and dropout factors Z: dv = (P Z)' dout; dP = Z (dout v'); dS = P (dP -
+// rowsum(P dP)), where the sum over all keys is dout' out.
 Body bind_attention_grad(const KernelSpec& spec) {
   const Problem p(spec, 1, input(spec, 6));
   const In dout = in(spec, 0), y = in(spec, 4), lses = in(spec, 5);
   Results results(spec);
   const Out dq = results.take(), dk = results.take(!p.packed), dv = results.take(!p.packed);
   const Out dbias = results.take(attr_bool(*spec.attrs, "bias_grad") && input(spec, 6).present());
-  return
-      [=, source = Sources(spec, 1, 6, p.packed), douts = room(dout.count), dqs = room(dq.count), dks = room(dk.count),
-       dvs = room(dv.count), dbiases = room(dbias.count), ps = room(p.tk), dps = room(p.tk)]() mutable {
-        source.load();
-        read(dout, douts);
-        for (Values* sums : {&dqs, &dks, &dvs, &dbiases}) std::fill(sums->begin(), sums->end(), 0.0);
-        Values& dkeys = p.packed ? dqs : dks;
-        Values& dvalues = p.packed ? dqs : dvs;
-        const RandomStream random = p.random();
-        for (int64_t b = 0; b < p.batch; ++b) {
-          for (int64_t h = 0; h < p.heads; ++h) {
-            for (int64_t i = 0; i < p.tq; ++i) {
-              const double lse = lses[(b * p.heads + h) * p.tq + i];
-              const int64_t visible = std::isinf(lse) && lse < 0 ? 0 : p.visible(i);
-              const int64_t out_row = ((b * p.tq + i) * p.heads + h) * p.dv, q_row = p.q.at(b, i, h);
-              double total = 0;
-              for (int64_t e = 0; e < p.dv; ++e) total += douts[static_cast<size_t>(out_row + e)] * y[out_row + e];
-              for (int64_t j = 0; j < visible; ++j) {
-                const int64_t v_row = p.v.at(b, j, p.kv_head(h));
-                const double probability = std::exp(source.score(p, b, h, i, j) - lse), z = p.keep(random, b, h, i, j);
-                add_scaled(dvalues, v_row, probability * z, douts, out_row, p.dv);
-                ps[static_cast<size_t>(j)] = probability;
-                dps[static_cast<size_t>(j)] = z * dot(douts, out_row, source.values(), v_row, p.dv);
-              }
-              for (int64_t j = 0; j < visible; ++j) {
-                const double ds = ps[static_cast<size_t>(j)] * (dps[static_cast<size_t>(j)] - total);
-                const int64_t k_row = p.k.at(b, j, p.kv_head(h));
-                add_scaled(dqs, q_row, ds * p.scale, source.keys(), k_row, p.d);
-                add_scaled(dkeys, k_row, ds * p.scale, source.qs, q_row, p.d);
-                if (dbias.present()) dbiases[static_cast<size_t>(p.bias_at(b, h, i, j))] += ds;
-              }
-            }
+  return [=, source = Sources(spec, 1, 6, p.packed), douts = room(dout.count), dqs = room(dq.count),
+          dks = room(dk.count), dvs = room(dv.count), dbiases = room(dbias.count), ps = room(p.tk),
+          dps = room(p.tk)]() mutable {
+    source.load();
+    read(dout, douts);
+    for (Values* sums : {&dqs, &dks, &dvs, &dbiases}) std::fill(sums->begin(), sums->end(), 0.0);
+    Values& dkeys = p.packed ? dqs : dks;
+    Values& dvalues = p.packed ? dqs : dvs;
+    const RandomStream random = p.random();
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t h = 0; h < p.heads; ++h) {
+        for (int64_t i = 0; i < p.tq; ++i) {
+          const double lse = lses[(b * p.heads + h) * p.tq + i];
+          const int64_t visible = std::isinf(lse) && lse < 0 ? 0 : p.visible(i);
+          const int64_t out_row = ((b * p.tq + i) * p.heads + h) * p.dv, q_row = p.q.at(b, i, h);
+          double total = 0;
+          for (int64_t e = 0; e < p.dv; ++e) total += douts[static_cast<size_t>(out_row + e)] * y[out_row + e];
+          for (int64_t j = 0; j < visible; ++j) ps[static_cast<size_t>(j)] = source.score(p, b, h, i, j);
+          double top = lse, sum = 1;
+          if (p.tk == p.keys && std::abs(lse) >= kExactLse) {
+            top = -std::numeric_limits<double>::infinity(), sum = 0;
+            for (int64_t j = 0; j < visible; ++j) top = max_nan(top, ps[static_cast<size_t>(j)]);
+            for (int64_t j = 0; j < visible; ++j) sum += std::exp(ps[static_cast<size_t>(j)] - top);
+          }
+          for (int64_t j = 0; j < visible; ++j) {
+            const int64_t v_row = p.v.at(b, j, p.kv_head(h));
+            const double probability = std::exp(ps[static_cast<size_t>(j)] - top) / sum, z = p.keep(random, b, h, i, j);
+            add_scaled(dvalues, v_row, probability * z, douts, out_row, p.dv);
+            ps[static_cast<size_t>(j)] = probability;
+            dps[static_cast<size_t>(j)] = z * dot(douts, out_row, source.values(), v_row, p.dv);
+          }
+          for (int64_t j = 0; j < visible; ++j) {
+            const double ds = ps[static_cast<size_t>(j)] * (dps[static_cast<size_t>(j)] - total);
+            const int64_t k_row = p.k.at(b, j, p.kv_head(h));
+            add_scaled(dqs, q_row, ds * p.scale, source.keys(), k_row, p.d);
+            add_scaled(dkeys, k_row, ds * p.scale, source.qs, q_row, p.d);
+            if (dbias.present()) dbiases[static_cast<size_t>(p.bias_at(b, h, i, j))] += ds;
           }
         }
-        write(dq, dqs);
-        if (dk.present()) write(dk, dks);
-        if (dv.present()) write(dv, dvs);
-        if (dbias.present()) write(dbias, dbiases);
-      };
+      }
+    }
+    write(dq, dqs);
+    if (dk.present()) write(dk, dks);
+    if (dv.present()) write(dv, dvs);
+    if (dbias.present()) write(dbias, dbiases);
+  };
 }
 
 Body bind_attention_merge(const KernelSpec& spec) {

@@ -33,20 +33,16 @@ Body bind_cross_entropy(const KernelSpec& spec) {
   return [=] {
     for (int64_t r = 0; r < shape.rows; ++r) {
       const int64_t row = r * shape.width;
-      double top = -std::numeric_limits<double>::infinity(), sum = 0, mean = 0;
-      for (int64_t j = 0; j < shape.width; ++j) top = max_nan(top, logits[row + j]);
-      for (int64_t j = 0; j < shape.width; ++j) {
-        sum += std::exp(logits[row + j] - top);
-        mean += logits[row + j] / static_cast<double>(shape.width);
-      }
-      const double lse = top + std::log(sum), e = labels.smoothing;
-      double loss = kNan;
+      const RowSum s(logits, row, shape.width);
+      const double log_sum = std::log(s.sum), e = labels.smoothing;
+      double loss = kNan, below = 0;  // the mean of top - x
+      for (int64_t j = 0; j < shape.width; ++j) below += (s.top - logits[row + j]) / static_cast<double>(shape.width);
       if (labels.ignored(r))
         loss = 0;
       else if (labels.valid(r))
-        loss = (1 - e) * (lse - logits[row + labels.at(r)]) + (e > 0 ? e * (lse - mean) : 0);
+        loss = (1 - e) * (log_sum + (s.top - logits[row + labels.at(r)])) + (e > 0 ? e * (log_sum + below) : 0);
       losses.set(r, loss);
-      if (lses.present()) lses.set(r, lse);
+      if (lses.present()) lses.set(r, s.top + log_sum);
     }
   };
 }
@@ -60,9 +56,14 @@ Body bind_cross_entropy_grad(const KernelSpec& spec) {
     const double e = labels.smoothing, uniform = e / static_cast<double>(labels.all);
     for (int64_t r = 0; r < shape.rows; ++r) {
       const double scale = labels.ignored(r) ? 0 : labels.valid(r) ? dloss[r] : kNan;
+      double top = lses[r], sum = 1;
+      if (shape.width == labels.all && std::abs(top) >= kExactLse) {
+        const RowSum s(logits, r * shape.width, shape.width);
+        top = s.top, sum = s.sum;
+      }
       for (int64_t j = 0; j < shape.width; ++j) {
         const double target = (j == labels.at(r) ? 1 - e : 0) + uniform;
-        const double p = std::exp(logits[r * shape.width + j] - lses[r]);
+        const double p = std::exp(logits[r * shape.width + j] - top) / sum;
         dlogits.set(r * shape.width + j, labels.ignored(r) ? 0 : scale * (p - target));
       }
     }
@@ -77,14 +78,11 @@ Body bind_cross_entropy_stats(const KernelSpec& spec) {
   return [=] {
     for (int64_t r = 0; r < shape.rows; ++r) {
       const int64_t row = r * shape.width;
-      double top = -std::numeric_limits<double>::infinity(), sum = 0, total = 0;
-      for (int64_t j = 0; j < shape.width; ++j) top = max_nan(top, logits[row + j]);
-      const bool none = std::isinf(top) && top < 0;  // nothing here: another part has the sum
-      for (int64_t j = 0; j < shape.width; ++j) {
-        sum += none ? 0 : std::exp(logits[row + j] - top);
-        total += logits[row + j] / static_cast<double>(labels.all);
-      }
-      lses.set(r, none ? top : top + std::log(sum));
+      const RowSum s(logits, row, shape.width);
+      const bool none = std::isinf(s.top) && s.top < 0;  // nothing here: another part has the sum
+      double total = 0;
+      for (int64_t j = 0; j < shape.width; ++j) total += logits[row + j] / static_cast<double>(labels.all);
+      lses.set(r, none ? s.top : s.top + std::log(s.sum));
       const double e = labels.smoothing;
       double value = kNan;
       if (labels.ignored(r))

@@ -5,15 +5,6 @@
 namespace whale::ref {
 namespace {
 
-double log_sum_exp(const In& x, int64_t row, int64_t width) {
-  double top = -std::numeric_limits<double>::infinity();
-  for (int64_t j = 0; j < width; ++j) top = max_nan(top, x[row + j]);
-  if (std::isinf(top)) return top;
-  double sum = 0;
-  for (int64_t j = 0; j < width; ++j) sum += std::exp(x[row + j] - top);
-  return top + std::log(sum);
-}
-
 Body bind_softmax(const KernelSpec& spec) {
   const In x = in(spec, 0);
   const Out y = out(spec, 0);
@@ -21,8 +12,9 @@ Body bind_softmax(const KernelSpec& spec) {
   const bool logarithm = spec.op == OpCode::k_log_softmax;
   return [=] {
     for (int64_t row = 0; row < x.count; row += shape.width) {
-      const double lse = log_sum_exp(x, row, shape.width);
-      for (int64_t i = row; i < row + shape.width; ++i) y.set(i, logarithm ? x[i] - lse : std::exp(x[i] - lse));
+      const RowSum s(x, row, shape.width);
+      for (int64_t i = row; i < row + shape.width; ++i)
+        y.set(i, logarithm ? (x[i] - s.top) - std::log(s.sum) : std::exp(x[i] - s.top) / s.sum);
     }
   };
 }

@@ -75,6 +75,20 @@ struct RowShape {
   }
 };
 
+// The softmax of a row is exp(x - top) / sum, its logarithm (x - top) - log(sum): right at any magnitude, where top +
+// log(sum) has rounded to top. The sum of a row with NaN or infinity, or of nothing but -infinity, is NaN.
+struct RowSum {
+  double top = -std::numeric_limits<double>::infinity(), sum = 0;
+  RowSum(const In& x, int64_t row, int64_t width) {
+    for (int64_t i = row; i < row + width; ++i) top = max_nan(top, x[i]);
+    for (int64_t i = row; i < row + width; ++i) sum += std::exp(x[i] - top);
+  }
+};
+
+// What a saved lse has lost by rounding is what exp(x - lse) is wrong by: from this size on, a gradient that has the
+// whole row sums it again.
+inline constexpr double kExactLse = 64;
+
 // Index of a possibly negative axis.
 inline size_t axis_of(int64_t axis, size_t rank) {
   return static_cast<size_t>(axis < 0 ? axis + static_cast<int64_t>(rank) : axis);
