@@ -243,7 +243,7 @@ def where(condition: TensorLike, a: TensorLike, b: TensorLike) -> Tensor:
 
 
 def cast(x: TensorLike, *, dtype: str) -> Tensor:
-    """x in another dtype: to nearest even between floats; from floats to integers towards zero, what does not fit to the nearest end of the range and NaN to its lowest number (of a signed type no index of anything); between integers the low bits; x != 0 to bool, which holds for NaN.
+    """x in another dtype: to nearest even between floats; from floats to integers towards zero, what does not fit to the nearest end of the range and NaN to its lowest number (of a signed type no index of anything); between integers the low bits, so an id that does not fit becomes another id; x != 0 to bool, which holds for NaN.
 
     Any shape and dtype.
     dtype: of the result: f32, bf16, ...
