@@ -11,7 +11,7 @@ import pytest
 from test_cli import WHALE, files, lines, whale  # noqa: F401
 
 PRINT = {"plan": ["plan", "{f}/gpt.whale"], "inspect": ["inspect", "{f}/gpt.whale"], "inspect json": ["inspect", "{f}/gpt.whale", "--json"],
-         "verify": ["verify", "{f}/mlp.whale", "--steps", "1", "--skip-float64"], "run json": ["run", "{f}/mlp.whale", "--steps", "2", "--json"],
+         "verify": ["verify", "{f}/mlp.whale", "--steps", "2", "--skip-float64"], "run json": ["run", "{f}/mlp.whale", "--steps", "2", "--json"],
          "run quiet": ["run", "{f}/mlp.whale", "--steps", "2", "--quiet"], "bench": ["bench", "{f}/mlp.whale", "--steps", "1", "--warmup", "1"],
          "devices": ["devices"], "help": ["--help"], "version": ["--version"], "model": ["model", "mlp", "-o", "{f}/again.whale"]}
 

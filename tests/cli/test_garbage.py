@@ -34,7 +34,7 @@ GARBAGE = {
 INTERNALS = re.compile(r"std::|stoll|stoi|stod|basic_string|vector::|bad_alloc|nlohmann|json\.exception|terminate|what\(\)|bug in libwhale|[Aa]ssert")
 # What each command needs besides the option. Steps and warm-up are work that was asked for: only refusals are tried there.
 COMMANDS = {"model": ["mlp", "-o", "{out}"], "inspect": ["{model}"], "plan": ["{model}"], "run": ["{model}", "--steps", "1", "--quiet"],
-            "verify": ["{model}", "--steps", "1", "--skip-float64"], "bench": ["{model}", "--steps", "1", "--warmup", "1"], "devices": []}
+            "verify": ["{model}", "--steps", "2", "--skip-float64"], "bench": ["{model}", "--steps", "1", "--warmup", "1"], "devices": []}
 WORK = {"--steps", "--warmup", "--inner"}
 WRITES = {"-o", "--output", "--save", "--trace"}
 

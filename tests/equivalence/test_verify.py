@@ -135,7 +135,7 @@ def test_a_flipped_decision_that_is_no_rounding_is_noticed(tmp_path):
     out their scores says so."""
     moe = ["moe-gpt", "--layers", "2", "--dim", "16", "--heads", "2", "--seq", "8", "--vocab", "32", "--batch", "4", "--experts", "4"]
     model, plan = make(tmp_path, moe, *F64)
-    unseen = verify(model, "--plan", plan, "--steps", "1", code=0)["comparisons"][0]["decisions_not_seen"]
+    unseen = verify(model, "--plan", plan, "--steps", "2", code=0)["comparisons"][0]["decisions_not_seen"]
     assert unseen
     model, plan = make(tmp_path, moe, *F64, "--fetch", ",".join(unseen))
     row = verify(model, "--plan", plan, "--steps", "2", code=0)["comparisons"][0]
@@ -545,7 +545,7 @@ def test_what_cannot_be_compared_is_not_called_equal(tmp_path):
     """Adasum with batch norm, which mixes the samples of all replicas. Exit code 3."""
     path = tmp_path / "model.whale"
     assert whale("model", *RESNET, "-o", path).returncode == 0
-    result = verify(path, "--devices", "cpu:2", "--strategy", "replica", "--adasum", "--steps", "1", code=3)
+    result = verify(path, "--devices", "cpu:2", "--strategy", "replica", "--adasum", "--steps", "2", code=3)
     assert result["verdict"] == "not compared" and not result["passed"]
     left = [row for row in result["comparisons"] if row["reason"]]
     assert [(row["precision"], row["subject"], row["devices"]) for row in left] == [
@@ -851,3 +851,85 @@ def test_a_loss_that_is_not_finite_ends_the_comparison(tmp_path, factors, code):
     assert row["ended_at"] == row["steps_compared"] + 1 and row["ended_by"] == "the loss of the plan and of one device is not finite", row
     done = whale("verify", *options)
     assert "(--data FILE), or a model with a smaller learning rate" in done.stdout and "nan" not in done.stdout.replace("not finite", ""), done.stdout
+
+
+def amplifying(folder, optimizer, offset=0.123):
+    """A model whose rounding grows from 1e-13 to all of the loss in five steps, and a plan of it."""
+    g = wh.Graph("amplifying")
+    with g:
+        h, y = wh.input("x", (9, 12)), wh.input("y", (9,), wh.int32)
+        for _ in range(3):
+            h = wh.ops.sin(30.0 * wh.nn.linear(h, 20))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 5), y) + offset, optimizer)
+    path, plan = folder / "model.whale", folder / "model.plan"
+    g.save(path)
+    assert whale("plan", path, "--devices", "ref:3", "--precision", "f64", "--strategy", "replica", "-o", plan).returncode == 0
+    return path, plan
+
+
+def test_what_rounding_does_to_later_steps_takes_nothing_from_earlier_ones(tmp_path):
+    model, plan = amplifying(tmp_path, wh.Adam(0.1))
+    for wrong in (0.123 + 1e-6, 0.15, 0.623):
+        for steps in (2, 4, 5, 8):
+            row = verify(model, "--plan", damaged(plan, 0.123, wrong), "--steps", steps, code=1)["comparisons"][0]
+            assert row["losses"]["ratio"] > 1, (wrong, steps)
+    for steps in (5, 8):
+        row = verify(model, "--plan", plan, "--steps", steps, code=0)["comparisons"][0]
+        told = row["losses_reach"]
+        assert row["losses_compared"] == told["compared_to"] == told["without_power_from"] - 1 >= 2 and row["losses"]["bound"] <= 1, row
+        assert 0 < row["evaluation_reach"]["compared_to"] == row["evaluations_compared"] and row["evaluation"]["bound"] <= 1, row
+        for kind in ("parameters", "state"):
+            assert row[kind]["worst"]["bound"] <= row[kind]["worst"]["norm"] and row[kind]["without_power"], row[kind]
+        said = whale("verify", model, "--plan", plan, "--steps", steps).stdout
+        assert f"losses       compared up to step {told['compared_to']}; from step {told['without_power_from']} on not" in said
+        assert f"equal as far as it is compared: losses up to step {told['compared_to']}, evaluation up to step" in said
+        assert "The plan does not change the result as far as it could be compared" in said and "\n  equal\n" not in said
+
+
+def test_a_wrong_evaluation_is_noticed_before_rounding_hides_it(tmp_path):
+    """The program of evaluation is another one, which one of the places is in."""
+    model, plan = amplifying(tmp_path, wh.Adam(0.1))
+    found = 0
+    for which in range(9):
+        other = damaged(plan, 0.123, 0.623, which)
+        if other is None:
+            break
+        row = verify(model, "--plan", other, "--steps", "8")["comparisons"][0]
+        found += row["evaluation"]["ratio"] > 1 >= row["losses"]["ratio"]
+    assert found > 0
+
+
+def test_a_loss_that_rounding_alone_makes_is_not_compared(tmp_path):
+    """From the second step on: one step is no verdict, and the reason is said."""
+    model, plan = amplifying(tmp_path, wh.SGD(1e9))
+    row = verify(model, "--plan", plan, code=3)["comparisons"][0]
+    assert row["losses_compared"] == 1 and "rounding alone changes the loss" in row["reason"], row
+
+
+def test_one_step_is_no_verdict(tmp_path):
+    model, plan = make(tmp_path, GPT, *F64)
+    row = verify(model, "--plan", plan, "--steps", "1", code=3)["comparisons"][0]
+    assert "two steps at least" in row["reason"], row
+    assert "NOT COMPARED: a verdict rests on two steps at least" in whale("verify", model, "--plan", plan, "--steps", "1").stdout
+    model, plan = make(tmp_path, [*GPT, "--optimizer", "adam", "--lr", "0.001"], *F64)
+    verify(model, "--plan", damaged(plan, 0.9, 0.91), "--steps", "1", code=1)
+
+
+@pytest.mark.parametrize("option", [[], ["--gradient-dtype", "bf16"]])
+def test_updates_that_move_nothing_are_no_verdict(tmp_path, option):
+    g = wh.Graph("warmup")
+    with g:
+        logits = wh.nn.linear(wh.input("x", (6, 8)), 5)
+        g.minimize(wh.nn.cross_entropy(logits, wh.input("y", (6,), wh.int32)), wh.Adam(0.0))
+    g.save(tmp_path / "model.whale")
+    rows = verify(tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", *option, "--steps", "3", code=3)["comparisons"]
+    assert all(not row["parameters_moved"] and "no update moved any parameter" in row["reason"] for row in rows), rows
+
+
+def test_dropout_before_a_router_is_named_where_sums_in_few_bits_are_not_compared(tmp_path):
+    moe = ["moe-gpt", "--layers", "2", "--dim", "16", "--heads", "2", "--seq", "8", "--vocab", "32", "--batch", "4", "--experts", "4", "--dropout", "0.3"]
+    assert whale("model", *moe, "-o", tmp_path / "model.whale").returncode == 0
+    options = [tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "--gradient-dtype", "bf16", "--steps", "3", "--skip-float64"]
+    row = verify(*options, code=3)["comparisons"][-1]
+    assert row["steps_decided_otherwise_alone"] >= 2 and "dropout before a decision is not supported" in row["reason"], row
+    assert "fewer than two steps were decided alike" not in whale("verify", *options).stdout

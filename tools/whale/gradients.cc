@@ -138,6 +138,7 @@ class Gradients {
       return check_unchanged(number);
     }
     updates_.compare(plan_, start_, of_plan, number, report_);
+    report_.alone_otherwise += one.flipped;
     if (one.flipped || !one.finite || flipped || runs == 0) return;
     ++report_.compared;
     compare_others(alike, number);
@@ -150,7 +151,9 @@ class Gradients {
     Figure of_loss{"loss", number, 0, {}, std::abs(loss - one.loss) / scale, loss_envelope_ / scale, 0, 0, 1};
     of_loss.floor = 16 * report_.setting.epsilon;
     of_loss.bound = factor_of(report_.setting, 1, runs_) * of_loss.envelope + of_loss.floor;
-    worsen(report_.loss, of_loss);
+    report_.losses_reach.judged(number, of_loss.has_power());
+    if (of_loss.has_power()) ++report_.known_losses;
+    if (of_loss.tells()) worsen(report_.loss, of_loss);
     Figure worst;
     for (size_t k = 0; k < count(); ++k) {
       // What rounding alone makes has parts of any size: batch norm takes them away from a sum, and from own batches.
@@ -166,7 +169,8 @@ class Gradients {
                norm(one.gradients[k])};
       f.floor = one.rounding[k] + 16 * report_.setting.epsilon * std::max(f.norm, one.parts[k]);
       f.bound = factor_of(report_.setting, of_plan[k].data.size(), runs_) * f.envelope + f.floor;
-      worsen(worst, f);
+      report_.gradients.reach[f.name].judged(number, f.has_power());
+      if (f.tells()) worsen(worst, f);
     }
     worst_.push_back(worst);
   }
@@ -175,6 +179,13 @@ class Gradients {
   // bias, and no moved run shows it. Each step starts from the plan's own parameters, so what is wrong is wrong in most
   // of them: one step in ten, and one of five, is set aside and counted.
   void finish() {
+    report_.idle =
+        !report_.moved && std::any_of(worst_.begin(), worst_.end(), [](const Figure& f) { return f.norm > 0; });
+    if (report_.reason.empty() && report_.alone_otherwise > 0 && report_.verdict() == Verdict::kNotCompared)
+      report_.reason = "in " + std::to_string(report_.alone_otherwise) + " of " + std::to_string(report_.steps) +
+                       " steps a replica's samples by themselves, whose gradients this option is compared with, decide "
+                       "otherwise (top-k routing, argmax) than among the others" +
+                       (sum_.masks ? ": dropout before a decision is not supported here" : "");
     std::sort(worst_.begin(), worst_.end(), [](const Figure& a, const Figure& b) { return a.ratio() > b.ratio(); });
     const int64_t most = rounded_ && report_.compared >= 5 ? std::max<int64_t>(1, report_.compared / 10) : 0;
     for (const Figure& f : worst_) {
@@ -420,6 +431,7 @@ class Gradients {
         if (alike[i]) f.envelope = std::max(f.envelope, from_one(moved_[i], v));
       if (wide_) f.envelope = std::max(f.envelope, from_one(*wide_, whole_[k]));
       const double size = root_of_elements(one.get()), moved = distance(start_[k].get(), one.get()).difference / size;
+      report_.moved = report_.moved || (v.role == "parameter" && moved > 0);
       for (size_t copy = 0; copy < v.copies.size(); ++copy) {
         const Distance d = distance(read_value(plan_, v, static_cast<int64_t>(copy)).get(), one.get());
         f.copy = static_cast<int64_t>(copy), f.devices = v.copies[copy];
@@ -428,7 +440,7 @@ class Gradients {
         if (v.role == "state") f.floor += summed_floor(setting, d.norm / size, size);
         if (v.role == "parameter") f.floor += turned_floor(setting, size, moved);
         f.bound = factor_of(setting, elements(one.get()), std::max<int64_t>(1, runs_)) * f.envelope + f.floor;
-        worsen(report_.of(v).worst, f);
+        report_.of(v).judge(f);
       }
     }
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -33,6 +34,11 @@ std::vector<double> samples_of(const whale_tensor* tensor) {
   std::vector<double> out;
   for (size_t i = 0; i < n; i += stride) load(tensor, i, 1, &out.emplace_back());
   return out;
+}
+
+size_t bits_of(const whale_tensor* tensor) {
+  const size_t bytes = elements(tensor) * size_of(whale_tensor_dtype(tensor));
+  return std::hash<std::string_view>()({static_cast<const char*>(whale_tensor_data(tensor)), bytes});
 }
 
 // How far a run went along the movement of one device since the start, in parts of that movement: what a wrong factor
@@ -83,6 +89,7 @@ class Lockstep {
     for (int i = 0; i < setting.runs; ++i) {
       moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0, {}, {}});
       shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1);
+      evaluation_shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(setting.runs + i) + 1);
     }
     if (sides.wide)
       wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0, {}, {}};
@@ -95,6 +102,7 @@ class Lockstep {
     for (const Variable& v : variables_) {
       const Tensor value = read_value(*one_.runner, v);
       start_.push_back(v.role == "parameter" ? samples_of(value.get()) : std::vector<double>{});
+      start_bits_.push_back(v.role == "parameter" ? bits_of(value.get()) : 0);
       Compared& of = report_.of(v);
       ++of.tensors, of.copies += static_cast<int64_t>(v.copies.size());
     }
@@ -105,9 +113,9 @@ class Lockstep {
     compare_variables(0, {});
   }
 
-  void step(const Batch& given, int64_t number) {
+  // False: the sides do not go on from here, and there is nothing to evaluate.
+  bool step(const Batch& given, int64_t number) {
     const Batch batch = widen(given, inputs_);
-    last_ = batch;
     const int64_t updates = one_.updates();
     run(one_, batch, outputs_, false);
     std::vector<OutputComparison::Apart> apart;  // of the moved runs, and of the one in float32
@@ -122,10 +130,10 @@ class Lockstep {
       of_plan = run(plan_, batch, outputs_, false);
     } catch (const Failure& failure) {
       report_.failure = "step " + std::to_string(number) + ": " + failure.what();
-      return;
+      return false;
     }
     ++report_.steps;
-    if (ends(number, updates)) return;
+    if (ends(number, updates)) return false;
     // A step of float16 that overflows is applied by nobody. Where only one side's does, rounding decided, and from
     // then on one is an update ahead. In other precisions nothing excuses it.
     if (plan_.updates() != one_.updates()) {
@@ -133,7 +141,7 @@ class Lockstep {
         report_.overflowed_at = number;
       else
         report_.failure = unlike_updates(number, plan_.updates(), one_.updates());
-      return;
+      return false;
     }
     std::vector<bool> off;  // a decision flipped
     for (const Side& side : moved_) off.push_back(side.updates() != one_.updates());
@@ -144,35 +152,33 @@ class Lockstep {
     // Without a moved run that decides alike there is nothing to judge the step by.
     if (flipped || std::find(off.begin(), off.end(), false) == off.end()) {
       bring_back(*plan_.runner);
-      return;
+      return report_.margins;
     }
     ++report_.compared;
-    largest_loss_ = std::max(largest_loss_, std::abs(one_.loss));
-    last_envelope_ = 0;
-    for (size_t i = 0; i < moved_.size(); ++i)
-      if (!off[i]) last_envelope_ = std::max(last_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
-    if (wide && !rounded_) last_envelope_ = std::max(last_envelope_, wide_scale_ * std::abs(wide_->loss - one_.loss));
-    loss_envelope_ = std::max(loss_envelope_, last_envelope_);
-    const double difference = std::abs(plan_.loss - one_.loss);
-    if (!(difference <= report_.loss.difference)) report_.loss.difference = difference, report_.loss.step = number;
+    compare_losses(off, wide, number);
     // Gradients of a step of float16 that overflowed are none.
     if (one_.updates() > updates) {
       look_at_gradients();
       compare_outputs(apart, of_plan, off, wide, number);
     }
     compare_variables(number, off);
+    return true;
+  }
+
+  // The other program of a plan, after a step. Elements that turned are none of it: for a while the plan has the
+  // variables of one device.
+  void evaluate(const Batch& given, int64_t number) {
+    if (report_.compared == 0) return;
+    std::vector<Tensor> own;
+    if (turned_) {
+      for (const Variable& v : variables_) own.push_back(read_value(*plan_.runner, v));
+      bring_back(*plan_.runner), turned_ = true;
+    }
+    compare_evaluation(widen(given, inputs_), number);
+    for (size_t k = 0; k < own.size(); ++k) write_value(*plan_.runner, variables_[k], own[k].get());
   }
 
   void finish() {
-    if (report_.compared > 0 && report_.failure.empty() && report_.overflowed_at == 0 && report_.ended_at == 0)
-      evaluate();
-    Figure& loss = report_.loss;
-    const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
-    loss.name = "loss", loss.norm = 1;
-    loss.difference /= scale, loss.envelope = loss_envelope_ / scale;
-    loss.floor = floor_of_loss(scale);
-    loss.bound = factor_of(report_.setting, 1, std::max<int64_t>(1, losses_)) * loss.envelope + loss.floor;
-    take("losses", std::exchange(loss, {}), scale, loss);
     for (const OutputComparison* outputs : {&outputs_, &evaluated_})
       for (const std::string& name : outputs->unknown()) report_.outputs_left_out.push_back(name);
     for (size_t v = 0; v < variables_.size(); ++v) {
@@ -183,6 +189,7 @@ class Lockstep {
       if (trained_.contains(variables_[v].name) && !felt_.contains(variables_[v].name))
         report_.unmoved.push_back(variables_[v].name);
     }
+    report_.idle = !report_.moved && report_.unmoved.size() < trained_.size();
   }
 
  private:
@@ -244,11 +251,32 @@ class Lockstep {
   }
 
   // A bound that a loss of zero would pass has nothing to say of it, unless it is the difference of larger ones.
-  void take(const char* what, const Figure& found, double scale, Figure& into) {
-    if (found.bound <= std::max(1.0, largest_term_ / scale))
-      into = found;
-    else
-      report_.without_power.emplace_back(what);
+  bool has_power(const Figure& of_loss, double scale) const {
+    return of_loss.bound <= std::max(1.0, largest_term_ / scale);
+  }
+
+  // The losses so far, by what moved runs show so far: what rounding does to later steps says nothing of these.
+  void compare_losses(const std::vector<bool>& off, bool wide, int64_t number) {
+    largest_loss_ = std::max(largest_loss_, std::abs(one_.loss));
+    last_envelope_ = 0;
+    for (size_t i = 0; i < moved_.size(); ++i)
+      if (!off[i]) last_envelope_ = std::max(last_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
+    if (wide && !rounded_) last_envelope_ = std::max(last_envelope_, wide_scale_ * std::abs(wide_->loss - one_.loss));
+    loss_envelope_ = std::max(loss_envelope_, last_envelope_);
+    const double difference = std::abs(plan_.loss - one_.loss);
+    if (furthest_loss_.step == 0 || !(difference <= furthest_loss_.difference))
+      furthest_loss_.difference = difference, furthest_loss_.step = number;
+    const double scale = largest_loss_ > 0 ? largest_loss_ : 1;
+    Figure f = furthest_loss_;
+    f.name = "loss", f.norm = 1;
+    f.difference /= scale, f.envelope = loss_envelope_ / scale;
+    f.floor = floor_of_loss(scale);
+    f.bound = factor_of(report_.setting, 1, std::max<int64_t>(1, losses_)) * f.envelope + f.floor;
+    const bool power = has_power(f, scale);
+    report_.losses_reach.judged(number, power);
+    if (!power) return;
+    worsen(report_.loss, f);
+    report_.known_losses = report_.compared;
   }
 
   // A step or an evaluation; what is handed out is compared with what one device, which runs first, has handed out.
@@ -307,36 +335,35 @@ class Lockstep {
     outputs_.judge(of_plan, one_.outputs, number, number, std::count(off.begin(), off.end(), false), report_.outputs);
   }
 
-  // The other program of a plan, once. A decision that flips leaves it out.
-  void evaluate() {
-    if (turned_) bring_back(*plan_.runner);
+  // A decision that flips leaves it out.
+  void compare_evaluation(const Batch& batch, int64_t number) {
     const auto decides_alike = [&](const Side& side) {
       Decided decided;
       for (size_t d = 0; d < decisions_.size(); ++d) compare(d, side.scores, decided);
       return decided.differ == 0;
     };
-    run(one_, last_, evaluated_, true);
+    run(one_, batch, evaluated_, true);
     const double one = one_.loss;
-    Figure f{"loss", report_.steps, 0, {}, 0, last_envelope_, 0, 0, 1};
+    Figure f{"loss", number, 0, {}, 0, last_envelope_, 0, 0, 1};
     int64_t runs = 0;
     for (size_t i = 0; i < moved_.size(); ++i) {
-      shakes_[i].add(*moved_[i].runner, variables_);
-      const OutputComparison::Apart apart = run(moved_[i], shakes_[i].inputs(last_), evaluated_, true);
-      shakes_[i].take_off(*moved_[i].runner, variables_);
+      evaluation_shakes_[i].add(*moved_[i].runner, variables_);
+      const OutputComparison::Apart apart = run(moved_[i], evaluation_shakes_[i].inputs(batch), evaluated_, true);
+      evaluation_shakes_[i].take_off(*moved_[i].runner, variables_);
       if (!decides_alike(moved_[i])) continue;
       f.envelope = std::max(f.envelope, std::abs(moved_[i].loss - one)), ++runs;
       evaluated_.widen(apart);
     }
     if (wide_ && (!rounded_ || !evaluated_.names().empty()))
-      if (const auto apart = shown(run(*wide_, last_, evaluated_, true)); decides_alike(*wide_)) {
+      if (const auto apart = shown(run(*wide_, batch, evaluated_, true)); decides_alike(*wide_)) {
         evaluated_.widen(apart);
         if (!rounded_) f.envelope = std::max(f.envelope, wide_scale_ * std::abs(wide_->loss - one));
       }
     OutputComparison::Apart of_plan;
     try {
-      of_plan = run(plan_, last_, evaluated_, true);
+      of_plan = run(plan_, batch, evaluated_, true);
     } catch (const Failure& failure) {
-      report_.failure = std::string("evaluation: ") + failure.what();
+      report_.failure = std::string("evaluation after step ") + std::to_string(number) + ": " + failure.what();
       return;
     }
     if (!decides_alike(plan_) || runs < std::min(kFewest, std::ssize(moved_))) return;
@@ -345,8 +372,12 @@ class Lockstep {
     f.difference /= scale, f.envelope /= scale;
     f.floor = floor_of_loss(scale);
     f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
-    if (std::isfinite(one) || std::isfinite(plan_.loss)) take("evaluation", f, scale, report_.evaluation);
-    evaluated_.judge(of_plan, one_.outputs, report_.steps, report_.steps, runs, report_.evaluated);
+    if (std::isfinite(one) || std::isfinite(plan_.loss)) {
+      const bool power = has_power(f, scale);
+      report_.evaluation_reach.judged(number, power);
+      if (power) ++report_.evaluations, worsen(report_.evaluation, f);
+    }
+    evaluated_.judge(of_plan, one_.outputs, number, number, runs, report_.evaluated);
   }
 
   void compare(size_t d, const std::vector<Values>& scores, Decided& decided) const {
@@ -430,6 +461,7 @@ class Lockstep {
       const Variable& v = variables_[k];
       const bool parameter = v.role == "parameter";
       const Tensor one = read_value(*one_.runner, v);
+      if (parameter && !report_.moved) report_.moved = bits_of(one.get()) != start_bits_[k];
       const std::vector<double> now = parameter ? samples_of(one.get()) : std::vector<double>{};
       const double weight =
           static_cast<double>(elements(one.get())) / static_cast<double>(std::max<size_t>(1, now.size()));
@@ -489,7 +521,7 @@ class Lockstep {
       if (v.role == "parameter" && unmoved.contains(v.name)) f.floor += 2 * furthest * found.size;
       f.bound =
           factor_of(report_.setting, static_cast<size_t>(found.size * found.size + 0.5), alike) * f.envelope + f.floor;
-      worsen(report_.of(v).worst, f);
+      report_.of(v).judge(f);
       if (v.role == "parameter" && !unmoved.contains(v.name))
         turned_ = turned_ || f.difference > f.bound - turned_floor(report_.setting, found.size, found.movement);
       if (v.role != "parameter" || f.copy != 0 || found.integers) continue;
@@ -505,7 +537,7 @@ class Lockstep {
     together.norm = std::sqrt(together.norm);
     together.floor = rounding(number) * together.norm + kFlips * std::sqrt(movement / elements);
     together.bound = report_.setting.factor * together.envelope + together.floor;
-    worsen(report_.parameters.worst, together);
+    if (together.tells()) worsen(report_.parameters.worst, together);
   }
 
   // Parameters of which one device has no gradient so far, though the loss reaches them: terms that cancel to the last
@@ -544,7 +576,7 @@ class Lockstep {
     f.floor = rounding(number) + 2 * kByRounding / std::sqrt(along.count) + 2 * kTurned / along.count;
     const auto runs = static_cast<double>(std::count(off.begin(), off.end(), false) + (wide_ ? 1 : 0));
     f.bound = std::max(report_.setting.factor, std::pow(1e4, 1 / runs)) * f.envelope + f.floor;
-    worsen(report_.parameters.worst, f);
+    if (f.tells()) worsen(report_.parameters.worst, f);
   }
 
   double rounding(int64_t number) const { return rounding_of(report_.setting, number); }
@@ -572,17 +604,18 @@ class Lockstep {
   const double wide_scale_;
   Side plan_, one_;
   std::vector<Side> moved_;
-  std::optional<Side> wide_;  // in other bits
-  std::vector<Shake> shakes_;
+  std::optional<Side> wide_;                       // in other bits
+  std::vector<Shake> shakes_, evaluation_shakes_;  // of their own: what training is moved by is as without evaluations
   std::vector<InputSpec> inputs_;
-  Batch last_;
   std::vector<std::string> names_;
   OutputComparison outputs_, evaluated_;
   bool turned_ = false;  // the plan's parameters differ by more than moved runs show
   std::vector<Variable> variables_, whole_;
   std::vector<std::vector<double>> start_;  // samples of each parameter
+  std::vector<size_t> start_bits_;          // of each parameter
   std::vector<double> envelope_, wide_envelope_, score_envelope_;
   int64_t losses_ = 0;  // of moved runs, that the envelope is of
+  Figure furthest_loss_;
   double along_envelope_ = 0, loss_envelope_ = 0, last_envelope_ = 0, largest_loss_ = 0, largest_term_ = 0;
 };
 
@@ -615,8 +648,29 @@ double Figure::ratio() const {
   return bound > 0 ? difference / bound : difference > 0 ? INFINITY : 0;
 }
 
+bool Figure::has_power() const { return !(norm > 0 && bound > norm); }
+
 void worsen(Figure& worst, const Figure& figure) {
   if (worst.name.empty() || figure.ratio() > worst.ratio()) worst = figure;
+}
+
+void Reach::judged(int64_t step, bool power) {
+  if (power)
+    to = step, lost = 0;
+  else if (lost == 0)
+    lost = step;
+}
+
+void Compared::judge(const Figure& figure) {
+  reach[figure.name].judged(figure.step, figure.has_power());
+  if (figure.tells()) worsen(worst, figure);
+}
+
+std::vector<std::string> Compared::lost() const {
+  std::vector<std::string> out;
+  for (const auto& [name, each] : reach)
+    if (each.lost > 0) out.push_back(name);
+  return out;
 }
 
 Compared& Report::of(const Variable& v) {
@@ -640,8 +694,8 @@ Verdict Report::verdict() const {
                       parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1 &&
                       outputs.worst.ratio() <= 1 && evaluated.worst.ratio() <= 1;
   if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
-  // One step among several that decisions left is known too little: of its loss there may be a single moved run.
-  return compared >= std::min(kFewest, steps) && compared > 0 ? Verdict::kEqual : Verdict::kNotCompared;
+  // One step is known too little: of its loss there may be a single moved run.
+  return known_losses >= kFewest && !idle ? Verdict::kEqual : Verdict::kNotCompared;
 }
 
 Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,
@@ -652,7 +706,8 @@ Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch
   Lockstep lockstep(engine, sides, arguments, decisions, report);
   for (size_t i = 0; i < batches.size(); ++i) {
     tick(static_cast<int64_t>(i));
-    lockstep.step(batches[i], static_cast<int64_t>(i) + 1);
+    const int64_t number = static_cast<int64_t>(i) + 1;
+    if (lockstep.step(batches[i], number)) lockstep.evaluate(batches[i], number);
     if (!report.failure.empty() || report.overflowed_at > 0 || report.ended_at > 0 ||
         (report.verdict() == Verdict::kNotEqual && !report.margins))
       break;

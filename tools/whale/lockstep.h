@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <set>
 
 #include "decisions.h"
@@ -53,14 +54,25 @@ struct Figure {
   int64_t copy = 0;
   std::vector<int32_t> devices;  // of that copy
   double difference = 0, envelope = 0, floor = 0, bound = 0, norm = 0;
-  double ratio() const;  // of the difference to its bound; more than 1: not rounding
+  double ratio() const;    // of the difference to its bound; more than 1: not rounding
+  bool has_power() const;  // a value of zero, where it is none, would not pass
+  bool tells() const { return has_power() || ratio() > 1; }
 };
 // Takes the figure that is further from its bound.
 void worsen(Figure& worst, const Figure& figure);
 
+// How far into the steps something is compared: where a value of zero would pass, the bound has no power.
+struct Reach {
+  int64_t to = 0, lost = 0;  // the last step whose bound had power; the first after it whose bound had none; 0: none
+  void judged(int64_t step, bool power);
+};
+
 struct Compared {                   // of one class: parameters, state, buffers
   int64_t tensors = 0, copies = 0;  // that were read; copies: of all tensors together
-  Figure worst;
+  Figure worst;                     // of those whose bound has power, and of those beyond any
+  std::map<std::string, Reach> reach;
+  void judge(const Figure& figure);
+  std::vector<std::string> lost() const;  // tensors that the last steps say nothing of
 };
 
 enum class Verdict { kEqual, kNotEqual, kNotCompared };
@@ -68,9 +80,14 @@ enum class Verdict { kEqual, kNotEqual, kNotCompared };
 struct Report {
   Setting setting;
   std::string devices, against;
-  Figure loss;         // of a step, relative to the largest loss
-  Figure evaluation;   // the loss of the last batch after the last step, as whale_session_eval gives it
-  Compared gradients;  // that are summed as an option asks for
+  Figure loss;        // of a step, relative to the largest loss
+  Figure evaluation;  // the loss of a step's batch after that step, as whale_session_eval gives it
+  Reach losses_reach, evaluation_reach;
+  int64_t known_losses = 0;  // steps whose loss is compared
+  int64_t evaluations = 0;   // made
+  bool moved = false;        // an update moved a parameter
+  bool idle = false;         // none did, though there were gradients
+  Compared gradients;        // that are summed as an option asks for
   Compared parameters, state, buffers;
   Compared outputs, evaluated;  // of training steps, and of the evaluation
   int64_t steps_of_outputs = 0;
@@ -83,12 +100,12 @@ struct Report {
   int64_t steps = 0, compared = 0;            // compared: without a flipped decision
   int64_t flipped_at = 0;                     // the first step with one; 0: none
   int64_t set_aside = 0;                      // steps of gradients in 16 bits in which a unit turned
-  int64_t overflowed_at = 0;  // the step of float16 that one side applied and the other not, the last; 0: none
-  int64_t overflowed = 0;     // steps in float16 that nobody applied and that leave nothing to compare
-  int64_t ended_at = 0;       // the step in which something was not finite, which ends the comparison; 0: none
-  std::string ended_by;       // what it was
-  std::vector<std::string> without_power;  // losses, evaluation: that rounding alone changes by as much as they are
-  int64_t flipped_runs = 0;                // steps of moved runs with one: brought back, and not part of an envelope
+  int64_t overflowed_at = 0;    // the step of float16 that one side applied and the other not, the last; 0: none
+  int64_t overflowed = 0;       // steps in float16 that nobody applied and that leave nothing to compare
+  int64_t ended_at = 0;         // the step in which something was not finite, which ends the comparison; 0: none
+  std::string ended_by;         // what it was
+  int64_t alone_otherwise = 0;  // steps in which replicas' samples by themselves decide otherwise than among the others
+  int64_t flipped_runs = 0;     // steps of moved runs with one: brought back, and not part of an envelope
   Decided decided;
   double margin_bound = 0;          // of the decision with the largest margin
   bool margins = true;              // all of those that differ lie within their bounds

@@ -77,7 +77,7 @@ void OutputComparison::judge(const Apart& plan, const std::vector<Tensor>& one, 
                 summed_floor(setting_, is_gradient(names_[k]) ? largest : f.norm / size[k], size[k]);
       f.bound = factor_of(setting_, elements(one[k].get()), runs) * f.envelope + f.floor;
     }
-    if (std::isfinite(f.bound)) worsen(into.worst, f);
+    if (std::isfinite(f.bound)) into.judge(f);
   }
 }
 

@@ -112,6 +112,8 @@ void Updates::compare(const Runner& plan, const std::vector<Tensor>& start, cons
   }
   for (size_t k = 0; k < variables_.size(); ++k) {
     const Variable& v = of_plan_[k];
+    if (v.role == "parameter")
+      report.moved = report.moved || distance(start[places_[k]].get(), one[k].get()).difference > 0;
     Figure f{v.name, number, 0, {}, 0, 0, 0, 0, 0};
     for (size_t i = 1; i < runs_.size(); ++i)
       f.envelope =
@@ -125,7 +127,7 @@ void Updates::compare(const Runner& plan, const std::vector<Tensor>& start, cons
       f.floor = std::max(rounding_of(setting_, 1), rounding_of(whale_tensor_dtype(value.get()))) * d.norm;
       if (v.role == "state") f.floor += summed_floor(setting_, largest[kind_of(v)], root_of_elements(one[k].get()));
       f.bound = factor_of(setting_, elements(one[k].get()), kMoved) * f.envelope + f.floor;
-      worsen(report.of(v).worst, f);
+      report.of(v).judge(f);
     }
   }
 }

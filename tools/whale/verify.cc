@@ -170,14 +170,48 @@ Json json_of(const Figure& f) {
           {"norm", f.norm},
           {"ratio", f.ratio()}};
 }
-Json json_of(const Compared& c) { return {{"tensors", c.tensors}, {"copies", c.copies}, {"worst", json_of(c.worst)}}; }
+Json json_of(const Reach& reach) { return {{"compared_to", reach.to}, {"without_power_from", reach.lost}}; }
+Json json_of(const Compared& c) {
+  Json lost = Json::object();
+  for (const std::string& name : c.lost()) lost[name] = json_of(c.reach.at(name));
+  return {{"tensors", c.tensors}, {"copies", c.copies}, {"worst", json_of(c.worst)}, {"without_power", lost}};
+}
+
+// Empty: it is compared.
+std::string why_not_compared(const Report& r) {
+  if (r.verdict() != Verdict::kNotCompared || !r.reason.empty()) return r.reason;
+  if (r.compared < 2)
+    return r.overflowed > 0 || r.overflowed_at > 0
+               ? "no step without an overflow of float16 was decided alike; take more --steps, in which the loss scale "
+                 "falls, or a smaller --loss-scale"
+           : r.ended_at > 0 ? "fewer than two steps were finite"
+           : r.steps < 2    ? "a verdict rests on two steps at least: take more --steps"
+                            : "fewer than two steps were decided alike";
+  if (r.known_losses < 2)
+    return "rounding alone changes the loss by as much as it is in all steps but one, or in all: take a smaller "
+           "learning rate, other data (--data), or compare in float64";
+  return "no update moved any parameter in these steps, as in a warmup that begins at a learning rate of 0: take more "
+         "--steps";
+}
+
+// What an equal comparison does not say; none: empty.
+std::string limits_of(const Report& r) {
+  std::string out;
+  const auto add = [&](const std::string& what) { out += (out.empty() ? "" : ", ") + what; };
+  if (r.losses_reach.lost > 0) add("losses up to step " + std::to_string(r.losses_reach.to));
+  const bool evaluates = r.gradients.tensors == 0;  // a comparison of sums does not
+  if (r.evaluation_reach.lost > 0 || (evaluates && r.evaluations == 0))
+    add(r.evaluation_reach.to > 0 ? "evaluation up to step " + std::to_string(r.evaluation_reach.to) : "no evaluation");
+  if (!r.moved) add("no update, since none moved a parameter");
+  return out;
+}
 
 Json json_of(const Report& r) {
   const Figure& worst = r.parameters.worst;
   return {{"precision", r.setting.name},
           {"rounds_in", r.setting.coarse.empty() ? r.setting.name : r.setting.coarse},
           {"subject", r.subject},
-          {"reason", r.reason},
+          {"reason", why_not_compared(r)},
           {"devices", r.devices},
           {"against", r.against},
           {"verdict", name_of(r.verdict())},
@@ -218,7 +252,12 @@ Json json_of(const Report& r) {
           {"overflowed_at", r.overflowed_at},
           {"ended_at", r.ended_at},
           {"ended_by", r.ended_by},
-          {"without_power", r.without_power},
+          {"losses_reach", json_of(r.losses_reach)},
+          {"losses_compared", r.known_losses},
+          {"evaluation_reach", json_of(r.evaluation_reach)},
+          {"evaluations_compared", r.evaluations},
+          {"parameters_moved", r.moved},
+          {"steps_decided_otherwise_alone", r.alone_otherwise},
           {"steps_overflowed", r.overflowed},
           {"steps_set_aside", r.set_aside},
           {"largest_margin", r.decided.margin},
@@ -237,6 +276,26 @@ void print_row(const char* what, const std::string& compared, const Figure& f) {
               f.name == "loss" ? ("step " + std::to_string(f.step)).c_str()
                                : (f.name + ", step " + std::to_string(f.step)).c_str());
 }
+void print_lost(const char* what, const Reach& reach) {
+  if (reach.lost == 0) return;
+  const std::string from = std::to_string(reach.lost);
+  std::printf("  %-12s %s: rounding alone changes the loss by as much as it is\n", what,
+              reach.to > 0
+                  ? ("compared up to step " + std::to_string(reach.to) + "; from step " + from + " on not").c_str()
+                  : ("not compared from step " + from + " on").c_str());
+}
+// A tensor by its first step without power.
+void print_lost(const char* what, const Compared& c) {
+  const std::vector<std::string> lost = c.lost();
+  if (lost.empty()) return;
+  const std::string* first = &lost.front();
+  for (const std::string& name : lost)
+    if (c.reach.at(name).lost < c.reach.at(*first).lost) first = &name;
+  std::printf(
+      "  %-12s %zu of %ld not compared to the last step (the first: %s, from step %ld on): rounding alone changes them "
+      "by as much as they are\n",
+      what, lost.size(), static_cast<long>(c.tensors), first->c_str(), static_cast<long>(c.reach.at(*first).lost));
+}
 std::string count(const Compared& c) {
   return std::to_string(c.tensors) + " tensors, " + std::to_string(c.copies) + " copies";
 }
@@ -251,10 +310,11 @@ void print(const Report& r) {
     return;
   }
   std::printf("  %-12s %-24s %9s %9s %9s   %s\n", "", "compared", "apart", "rounding", "allowed", "furthest");
-  print_row("losses", std::to_string(r.compared) + " of " + std::to_string(r.steps) + " steps", r.loss);
-  if (!r.evaluation.name.empty()) print_row("evaluation", "1 batch", r.evaluation);
-  for (const std::string& what : r.without_power)
-    std::printf("  %-12s not compared: rounding alone changes the loss by as much as it is\n", what.c_str());
+  print_row("losses", std::to_string(r.known_losses) + " of " + std::to_string(r.steps) + " steps", r.loss);
+  if (!r.evaluation.name.empty())
+    print_row("evaluation", "after " + std::to_string(r.evaluations) + " steps", r.evaluation);
+  print_lost("losses", r.losses_reach);
+  print_lost("evaluation", r.evaluation_reach);
   if (r.gradients.tensors > 0) print_row("gradients", std::to_string(r.gradients.tensors) + " sums", r.gradients.worst);
   print_row("parameters", count(r.parameters), r.parameters.worst);
   print_row("state", count(r.state), r.state.worst);
@@ -262,8 +322,14 @@ void print(const Report& r) {
   if (r.outputs.tensors > 0)
     print_row("outputs", std::to_string(r.outputs.tensors) + " in " + std::to_string(r.steps_of_outputs) + " steps",
               r.outputs.worst);
-  if (!r.evaluated.worst.name.empty())
-    print_row("  evaluated", std::to_string(r.evaluated.tensors) + " in 1 batch", r.evaluated.worst);
+  if (!r.evaluated.worst.name.empty()) print_row("  evaluated", std::to_string(r.evaluated.tensors), r.evaluated.worst);
+  for (const auto& [what, of] : {std::pair("gradients", &r.gradients),
+                                 {"parameters", &r.parameters},
+                                 {"state", &r.state},
+                                 {"statistics", &r.buffers},
+                                 {"outputs", &r.outputs},
+                                 {"  evaluated", &r.evaluated}})
+    print_lost(what, *of);
   if (!r.outputs_left_out.empty())
     std::printf("  outputs      %s%s not compared: rounding may turn what they are made by\n",
                 r.outputs_left_out.front().c_str(), r.outputs_left_out.size() > 1 ? ", ... are" : " is");
@@ -308,13 +374,10 @@ void print(const Report& r) {
         "  step %ld: %s: it and what follows is not compared.\n  To compare more: data that this model stays finite on "
         "(--data FILE), or a model with a smaller learning rate\n",
         static_cast<long>(r.ended_at), r.ended_by.c_str());
-  const char* none = r.overflowed > 0 || r.overflowed_at > 0
-                         ? "NOT COMPARED: no step without an overflow of float16 was decided alike; take more --steps, "
-                           "in which the loss scale falls, or a smaller --loss-scale"
-                     : r.ended_at > 0 ? "NOT COMPARED: fewer than two steps were finite"
-                                      : "NOT COMPARED: fewer than two steps were decided alike";
-  const char* texts[] = {"equal", "NOT EQUAL", none};
-  std::printf("  %s\n\n", texts[static_cast<size_t>(r.verdict())]);
+  const std::string limits = limits_of(r);
+  const std::string texts[] = {limits.empty() ? "equal" : "equal as far as it is compared: " + limits, "NOT EQUAL",
+                               "NOT COMPARED: " + why_not_compared(r)};
+  std::printf("  %s\n\n", texts[static_cast<size_t>(r.verdict())].c_str());
 }
 
 void print(const std::vector<Report>& reports, int64_t steps) {
@@ -773,14 +836,18 @@ void add_verify(CLI::App& app, int& exit_code) {
       std::printf("%s\n", out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
     } else {
       print(reports, given->steps);
-      constexpr const char* kTexts[] = {
-          "The plan does not change the result.",
-          "The plan changes the result: this is a bug in libwhale, please report it.",
-          "Nothing could be compared: take other data (--data) or another --seed, or compare in float64."};
+      constexpr const char* kTexts[] = {"The plan does not change the result.",
+                                        "The plan changes the result: this is a bug in libwhale, please report it.",
+                                        "Nothing could be compared, as said above: more --steps, other data (--data), "
+                                        "another --seed or float64 may do."};
       const bool some =
           std::any_of(reports.begin(), reports.end(), [](const Report& r) { return r.verdict() == Verdict::kEqual; });
-      std::printf("%s\n", verdict == Verdict::kNotCompared && some ? "Not everything could be compared: see above."
-                                                                   : kTexts[static_cast<size_t>(verdict)]);
+      const bool limited =
+          verdict == Verdict::kEqual &&
+          std::any_of(reports.begin(), reports.end(), [](const Report& r) { return !limits_of(r).empty(); });
+      std::printf("%s\n", limited ? "The plan does not change the result as far as it could be compared: see above."
+                          : verdict == Verdict::kNotCompared && some ? "Not everything could be compared: see above."
+                                                                     : kTexts[static_cast<size_t>(verdict)]);
     }
     constexpr int kExitCodes[] = {0, 1, 3};
     exit_code = kExitCodes[static_cast<size_t>(verdict)];
