@@ -156,7 +156,6 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
 
 // How micro-batches of a partial value are put together.
 Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
-  if (combine == Combine::kSum) return {};
   if (combine == Combine::kLogSumExp) {  // a softmax along the batch, whose gradient the body needs
     const Op& op = out.graph.op(producer(id));
     throw invalid(
