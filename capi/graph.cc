@@ -5,7 +5,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
-#include "parallel/strategy.h"
+#include "task/strategy.h"
 #include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/bridge_report.h"
-#include "plan/choice_report.h"
+#include "report/bridge_report.h"
+#include "report/choice_report.h"
 #include "plan/plan.h"
 
 namespace whale {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "compile.h"
-#include "parallel/task_graph.h"
+#include "task/task_graph.h"
 
 namespace whale {
 

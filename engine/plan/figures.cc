@@ -7,8 +7,7 @@
 #include "base/watch.h"
 #include "plan/groups.h"
 #include "plan/part.h"
-#include "plan/storage.h"
-#include "plan/verify.h"
+#include "plan/lives.h"
 
 namespace whale {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ir/layout.h"
-#include "parallel/shares.h"
+#include "task/shares.h"
 #include "plan/plan.h"
 
 namespace whale {

@@ -1,12 +1,11 @@
 // The parts of verify(plan), one a question. Internal to this room.
 #pragma once
 
-#include <array>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "plan/memory.h"
+#include "plan/lives.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -23,20 +22,6 @@ struct VerifyContext {
     fail(fmt::format("segment '{}', instruction {} ('{}'): {}", s.name, k, s.instructions[k].name, what));
   }
 };
-
-inline bool in_arena(const Buffer& b) { return b.kind == BufferKind::kArena || b.kind == BufferKind::kInput; }
-// From one slot of a buffer to the next.
-inline int64_t slot_stride(const Buffer& b) { return (b.bytes + kAlignment - 1) / kAlignment * kAlignment; }
-inline int64_t bytes_of_slots(const Buffer& b) { return (b.slots - 1) * slot_stride(b) + b.bytes; }
-
-// Of the memory that the buffer is in.
-inline int64_t arena_of(const Program& p, const Buffer& b) {
-  return b.memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
-}
-
-// clocks[k][t]: the last instruction of stream t that is done before instruction k begins; -1: none.
-using StreamClock = std::array<int64_t, kStreams>;
-std::vector<StreamClock> clocks_of(const Segment& s);
 
 // Reads wait for what they read; no two values share bytes while both are needed, in any row of the schedule.
 void verify_memory(const VerifyContext& c);

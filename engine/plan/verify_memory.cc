@@ -10,25 +10,6 @@
 
 namespace whale {
 
-std::vector<StreamClock> clocks_of(const Segment& s) {
-  std::vector<StreamClock> begin(s.instructions.size());
-  std::array<StreamClock, kStreams> now;
-  for (StreamClock& c : now) c.fill(-1);
-  for (size_t k = 0; k < s.instructions.size(); ++k) {
-    Watch::look();
-    const Instruction& i = s.instructions[k];
-    StreamClock& mine = now[static_cast<size_t>(i.stream)];
-    for (const WaitPoint& w : i.waits) {
-      const StreamClock& other = begin[static_cast<size_t>(w.index)];
-      for (size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], other[t]);
-      mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
-    }
-    begin[k] = mine;
-    mine[static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
-  }
-  return begin;
-}
-
 namespace {
 
 // Accesses of one storage in one segment.
@@ -51,11 +32,6 @@ bool all_before(const SegmentUse& s, const Access& a, const Access& b) {
       if (a.last[u] > clock[u]) return false;
   }
   return true;
-}
-
-BufferId storage_of(const Program& p, BufferId b) {
-  const BufferId alias = p.buffers[static_cast<size_t>(b)].alias;
-  return alias == kNone ? b : alias;
 }
 
 // A part of a storage: who wrote and read it last, per stream.

@@ -6,7 +6,7 @@
 
 #include "compile.h"
 #include "grad/passes.h"
-#include "parallel/insert.h"
+#include "shard/insert.h"
 #include "unit/small_models.h"
 #include "unit/tasks.h"
 

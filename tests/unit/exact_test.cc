@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "plan/tree.h"
+#include "lower/tree.h"
 #include "trained.h"
 #include "unit/caught.h"
 

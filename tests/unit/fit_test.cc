@@ -5,7 +5,7 @@
 #include <set>
 
 #include "caught.h"
-#include "plan/fit.h"
+#include "report/fit.h"
 #include "plan/verify.h"
 #include "trained.h"
 

@@ -5,10 +5,10 @@
 #include <functional>
 
 #include "grad/passes.h"
-#include "parallel/fold.h"
-#include "parallel/fuse.h"
-#include "parallel/order.h"
-#include "parallel/insert.h"
+#include "rewrite/fold.h"
+#include "rewrite/fuse.h"
+#include "rewrite/order.h"
+#include "shard/insert.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 #include "unit/tasks.h"

@@ -6,11 +6,11 @@
 
 #include "base/error.h"
 #include "device/ref/ref.h"
-#include "parallel/order.h"
-#include "parallel/insert.h"
-#include "parallel/shares.h"
+#include "rewrite/order.h"
+#include "shard/insert.h"
+#include "task/shares.h"
 #include "plan/groups.h"
-#include "plan/lower.h"
+#include "lower/lower.h"
 #include "property.h"
 #include "run/executor.h"
 

@@ -1,7 +1,7 @@
 // What waits in the host's memory leaves the device's, and changes no bit.
 #include <doctest/doctest.h>
 
-#include "parallel/offload.h"
+#include "rewrite/offload.h"
 #include "plan/figures.h"
 #include "trained.h"
 

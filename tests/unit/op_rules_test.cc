@@ -10,7 +10,7 @@
 #include "device/ref/ref.h"
 #include "ops/grad_builder.h"
 #include "ops/op.h"
-#include "parallel/window.h"
+#include "task/window.h"
 
 namespace whale {
 namespace {

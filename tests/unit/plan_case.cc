@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
-#include "parallel/strategy.h"
+#include "task/strategy.h"
 #include "plan_blocks.h"
 #include "property_graph.h"
 

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <span>
 
-#include "parallel/offload.h"
-#include "parallel/strategy.h"
+#include "rewrite/offload.h"
+#include "task/strategy.h"
 #include "plan_blocks.h"
 #include "plan_case.h"
 #include "property_graph.h"

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "parallel/shares.h"
-#include "parallel/strategy.h"
+#include "task/shares.h"
+#include "task/strategy.h"
 #include "trained.h"
 #include "unit/caught.h"
 

@@ -1,7 +1,7 @@
 // Task graphs for tests that need no plan.
 #pragma once
 
-#include "parallel/task_graph.h"
+#include "task/task_graph.h"
 
 namespace whale::small {
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <set>
 
-#include "parallel/shares.h"
-#include "parallel/window.h"
+#include "task/shares.h"
+#include "task/window.h"
 #include "trained.h"
 
 namespace whale {

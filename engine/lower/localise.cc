@@ -1,0 +1,317 @@
+#include "lower/localise.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/watch.h"
+#include "shard/digits.h"
+#include "task/window.h"
+
+namespace whale {
+namespace {
+
+MeshAxis time_axis(int64_t micro_batches) { return {"time", micro_batches, {}, {}}; }
+
+// Of which dimensions the kernel reads where its part lies.
+uint32_t placed_dims(const Graph& g, const Op& op) {
+  if (!has_flag(op.code, kRandom) && !has_flag(op.code, kOffsetAware)) return 0;
+  const auto of_op = def(op.code).placed_dims;
+  return of_op ? of_op(view_of(g, op)) : ~uint32_t{0};
+}
+bool contains(uint32_t dims, int dim) { return dims >> dim & 1; }
+
+std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
+  std::vector<int64_t> out;
+  for (const Interval& i : intervals) out.insert(out.end(), {i.begin, i.end});
+  return out;
+}
+
+}  // namespace
+
+std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Dims& dims = g_.graph.tensor(id).dims;
+  std::vector<DigitCut> out;
+  for (size_t a = 0; a < g_.axes(); ++a) {
+    const AxisLayout& l = g_.at(id, a);
+    if (l.placement != Placement::kShard) continue;
+    if (a == but) break;  // inner axes that cut other digits are added by the caller
+    const auto part_of = [&](bool state, int64_t extent) {
+      if (a == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
+      std::vector<int64_t> at = place.coordinates;
+      at[a - 1] = (at[a - 1] + mesh.axes[a - 1].size - l.rotate) % mesh.axes[a - 1].size;
+      return cut_of(mesh.axes, a - 1, state, extent, at);
+    };
+    if (l.window.present()) {  // alone in its dimension
+      out.push_back({l.digit, l.window.source, read_through(l.window, part_of(false, l.window.result))});
+      continue;
+    }
+    const auto known = std::find_if(out.begin(), out.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
+    if (known != out.end()) {
+      const Interval inner = part_of(l.state, known->at.size());
+      known->at = {known->at.begin + inner.begin, known->at.begin + inner.end};
+      continue;
+    }
+    const int64_t extent = extent_of(dims, l.digit);
+    out.push_back({l.digit, extent, part_of(l.state, extent)});
+  }
+  return out;
+}
+
+// An attribute says where a device's interval begins; within groups, only where a micro-batch has several.
+bool Localiser::begins(const Factor& f) const {
+  return f.begin_attr && (f.group.rows == 0 || f.extent / f.group.rows > g_.micro_batches);
+}
+
+// Positions of the factor that are one of the cut digit; 0: it is another digit.
+int64_t Localiser::positions(const Factor& f, const Digit& whole, const Digit& cut) {
+  if (cut == whole) return 1;
+  const bool inside = f.group.rows && cut.dim == whole.dim && cut.outer == whole.outer && cut.inner % whole.inner == 0;
+  return inside ? cut.inner / whole.inner : 0;
+}
+
+// Where the micro-batch begins in the digit.
+int64_t Localiser::first_in_time(TensorId id, const DigitCut& cut, const Place& place) const {
+  const AxisLayout& l = g_.at(id, kTime);
+  if (l.placement != Placement::kShard || !(l.digit == cut.digit)) return 0;
+  return cut_of(time_axis(g_.micro_batches), false, cut.extent, place.micro_batch).begin;
+}
+
+uint64_t Localiser::sample_mask(TensorId id) const {
+  uint64_t mask = 0;
+  for (size_t a = 0; a < g_.axes(); ++a)
+    if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) mask |= uint64_t{1} << a;
+  return mask;
+}
+
+Interval Localiser::samples(uint64_t mask, const Place& place) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  Interval at{0, g_.batch};
+  for (size_t a = 0; a < g_.axes(); ++a) {
+    if (!(mask >> a & 1)) continue;
+    const Interval inner = a == kTime ? cut_of(time_axis(g_.micro_batches), false, at.size(), place.micro_batch)
+                                      : cut_of(mesh.axes, a - 1, false, at.size(), place.coordinates);
+    at = {at.begin + inner.begin, at.begin + inner.end};
+  }
+  return at;
+}
+
+Interval Localiser::micro_batches(const Place& place, size_t through) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  Interval run{0, g_.micro_batches};
+  for (size_t a = 1; a < g_.axes() && a <= through && g_.micro_batches > 1; ++a) {
+    if (!g_.by_micro_batch(a)) continue;
+    const Interval inner = cut_of(mesh.axes, a - 1, false, run.size(), place.coordinates);
+    run = {run.begin + inner.begin, run.begin + inner.end};
+  }
+  return run;
+}
+
+Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const AxisLayout& l = g_.at(id, axis);
+  const Dims& dims = g_.graph.tensor(id).dims;
+  const int64_t whole = extent_of(dims, l.digit);
+  AxisCut out{l.digit, {}};
+  auto member_part = [&, at = place.coordinates](bool state, int64_t n, int64_t k) mutable {
+    at[axis - 1] = k;
+    return cut_of(mesh.axes, axis - 1, state, n, at);
+  };
+  const int64_t members = mesh.axes[axis - 1].members(row_of(mesh.axes, axis - 1, place.coordinates));
+  if (l.window.present()) {
+    for (int64_t k = 0; k < members; ++k)
+      out.intervals.push_back(read_through(l.window, member_part(false, l.window.result, k)));
+    return out;
+  }
+  int64_t extent = whole;
+  // Axes further out may have cut the same digit; all others scale what lies outside or inside of it.
+  std::vector<DigitCut> others = cuts(id, place, axis);
+  for (size_t a = axis + 1; a < g_.axes(); ++a) {
+    const AxisLayout& inner = g_.at(id, a);
+    if (inner.placement != Placement::kShard || inner.digit == l.digit) continue;
+    const int64_t n = extent_of(dims, inner.digit);
+    const auto known =
+        std::find_if(others.begin(), others.end(), [&](const DigitCut& c) { return c.digit == inner.digit; });
+    if (known == others.end())
+      others.push_back({inner.digit, n, cut_of(mesh.axes, a - 1, inner.state, n, place.coordinates)});
+    else
+      known->at.end =
+          known->at.begin + cut_of(mesh.axes, a - 1, inner.state, known->at.size(), place.coordinates).size();
+  }
+  for (const DigitCut& c : others) {
+    if (c.digit == l.digit) {
+      extent = c.at.size();
+    } else if (c.digit.dim == l.digit.dim) {
+      int64_t& side = c.digit.outer % (l.digit.outer * whole) == 0 ? out.digit.inner : out.digit.outer;
+      side = side / c.extent * c.at.size();
+    }
+  }
+  for (int64_t k = 0; k < members; ++k) out.intervals.push_back(member_part(l.state, extent, k));
+  return out;
+}
+
+uint64_t Localiser::sample_axes() const {
+  uint64_t mask = 0;
+  for (size_t t = 0; t < g_.graph.tensors.size(); ++t)
+    if (g_.graph.tensors[t].kind == TensorKind::kInput) mask |= sample_mask(static_cast<TensorId>(t));
+  return mask;
+}
+
+bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
+  if (op.code == OpCode::k_adasum) {  // the shares of all members are in its attributes
+    const Mesh& mesh = g_.tasks.mesh(op.stage);
+    const auto even = [](const MeshAxis& x) { return x.shares.empty(); };
+    return g_.batch % (g_.micro_batches * static_cast<int64_t>(mesh.devices.size())) != 0 ||
+           !std::all_of(mesh.axes.begin(), mesh.axes.end(), even);
+  }
+  if (op.code == OpCode::k_local_slice || op.code == OpCode::k_part_view)
+    return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
+  if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
+  if (const TensorId id = box_tensor(op); id != kNone) {
+    const AxisLayout& l = g_.at(id, axis);
+    if (l.placement == Placement::kShard && !l.samples && contains(placed_dims(g_.graph, op), l.digit.dim)) return true;
+  }
+  // An attribute says where the interval begins, also when it is of samples.
+  const auto along = [&](const Factor& f, TensorId id, const Digit& digit) {
+    return id != kNone && digit.present() && g_.at(id, axis).placement == Placement::kShard &&
+           positions(f, digit, g_.at(id, axis).digit) > 0;
+  };
+  for (const Factor& f : factors_of(g_.graph, op).list) {
+    if (!begins(f) && !f.window.present()) continue;  // padding is at the edges alone
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+      if (along(f, op.inputs[i], f.inputs[i])) return true;
+    for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o)
+      if (along(f, op.outputs[o], f.outputs[o])) return true;
+  }
+  return false;
+}
+
+Attrs Localiser::attrs(const Op& op, const Place& place) const {
+  Attrs attrs = op.attrs;
+  const Graph& g = g_.graph;
+  for (auto& [name, value] : attrs) {
+    auto* ints = std::get_if<std::vector<int64_t>>(&value);
+    if (!ints || op.outputs.empty() || op.outputs[0] == kNone) continue;
+    const Dims& whole = g.tensor(op.outputs[0]).dims;
+    if ((name == "shape" || name == "dims") && ints->size() == whole.size()) *ints = dims(op.outputs[0], place);
+    if (name == "limits" && !op.inputs.empty() && ints->size() == g.tensor(op.inputs[0]).dims.size()) {
+      const Dims local = dims(op.inputs[0], place);
+      for (size_t d = 0; d < ints->size(); ++d)
+        if (local[d] != g.tensor(op.inputs[0]).dims[d]) (*ints)[d] = local[d];
+    }
+  }
+  const auto write = [&](const char* digit, const char* cuts, TensorId id, size_t axis) {
+    const AxisCut cut = axis_cut(id, axis, place);
+    attrs[digit] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+    attrs[cuts] = flat(cut.intervals);
+  };
+  const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
+  const auto write_all = [&](const std::vector<TensorId>& bucket) {
+    std::vector<int64_t> digits, cuts;
+    for (const TensorId id : bucket) {
+      const AxisCut cut = axis_cut(id, axis, place);
+      digits.insert(digits.end(), {cut.digit.dim, cut.digit.outer, cut.digit.inner});
+      const std::vector<int64_t> intervals = flat(cut.intervals);
+      cuts.insert(cuts.end(), intervals.begin(), intervals.end());
+    }
+    attrs["digit"] = std::move(digits);
+    attrs["cuts"] = std::move(cuts);
+  };
+  if (op.code == OpCode::k_adasum) {
+    Place other = place;
+    std::vector<int64_t> weights;
+    for (int64_t k = 0; k < g_.mesh_axis(axis, op.stage).size; ++k) {
+      other.coordinates[axis - 1] = k;
+      const Interval run = micro_batches(other, axis);
+      int64_t all = 0;  // each micro-batch is cut by itself: the first members have more of every one
+      for (const int64_t u : watched(run.begin, run.end)) {
+        other.micro_batch = u;
+        all += samples((sample_axes() | 1) & ((uint64_t{2} << axis) - 1), other).size();
+      }
+      weights.push_back(all);
+    }
+    attrs["weights"] = std::move(weights);
+    return attrs;
+  }
+  switch (op.code) {
+    case OpCode::k_all_gather: write_all(op.inputs); return attrs;
+    case OpCode::k_reduce_scatter: write_all(op.outputs); return attrs;
+    case OpCode::k_all_to_all:
+      write("digit", "cuts", op.inputs[0], axis);
+      write("to_digit", "to_cuts", op.outputs[0], axis);
+      return attrs;
+    case OpCode::k_local_slice:
+    case OpCode::k_part_view: {
+      const AxisCut cut = axis_cut(op.outputs[0], axis, place);
+      const Interval mine = cut.intervals[static_cast<size_t>(place.coordinates[axis - 1])];
+      attrs["digit"] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+      attrs["begin"] = mine.begin;
+      attrs["end"] = mine.end;
+      attrs.erase("group");
+      return attrs;
+    }
+    default: break;
+  }
+  const OpDef& d = def(op.code);
+  if (!d.factors) return attrs;
+  for (const Factor& f : factors_of(g, op).list) {
+    if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;
+    const auto look = [&](TensorId id, const Digit& digit) {
+      if (id == kNone || !digit.present()) return;
+      for (const DigitCut& c : cuts(id, place)) {
+        const int64_t each = positions(f, digit, c.digit);
+        if (each == 0) continue;
+        for (const char* name : f.size_attrs) attrs[name] = c.at.size();
+        if (begins(f)) attrs[f.begin_attr] = (c.at.begin - first_in_time(id, c, place)) * each;
+        if (f.window.present()) localise_window(attrs, f, c.at);
+      }
+    };
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+      if (!f.reads_through(i)) look(op.inputs[i], f.inputs[i]);
+    for (size_t o = 0; o < op.outputs.size() && o < f.outputs.size(); ++o) look(op.outputs[o], f.outputs[o]);
+  }
+  return attrs;
+}
+
+TensorId Localiser::box_tensor(const Op& op) const {
+  if (placed_dims(g_.graph, op) == 0) return kNone;
+  if (has_flag(op.code, kBoxOfInput)) return op.inputs[0];
+  TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
+  if ((id == kNone || g_.graph.tensor(id).dims.empty()) && !op.inputs.empty() && op.inputs[0] != kNone)
+    id = op.inputs[0];
+  return id;
+}
+
+Box Localiser::box(const Op& op, const Place& place) const {
+  const TensorId id = box_tensor(op);
+  if (id == kNone) return {};
+  Box box;
+  box.global = g_.graph.tensor(id).dims;
+  box.origin.assign(box.global.size(), 0);
+  const uint32_t placed = placed_dims(g_.graph, op);
+  for (size_t a = 0; a < g_.axes(); ++a)
+    if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) box.batch = g_.at(id, a).digit;
+  for (const DigitCut& c : cuts(id, place)) {
+    if (c.digit == box.batch || !contains(placed, c.digit.dim)) continue;
+    int in_dimension = box.batch.present() && box.batch.dim == c.digit.dim;
+    for (const DigitCut& other : cuts(id, place))
+      in_dimension += other.digit.dim == c.digit.dim && !(other.digit == box.batch);
+    if (c.digit.outer == 1 && in_dimension == 1)
+      box.origin[static_cast<size_t>(c.digit.dim)] = c.at.begin * c.digit.inner;
+    else
+      box.cuts.push_back({c.digit, c.extent, c.at.begin, c.at.size()});
+  }
+  return box;
+}
+
+OpCost Localiser::cost(const Op& op, const Attrs& attrs, const Place& place) const {
+  OpView view = view_of(g_.graph, op);
+  view.attrs = &attrs;
+  for (size_t i = 0; i < view.inputs.size(); ++i)
+    if (view.present[i]) view.inputs[i].dims = dims(op.inputs[i], place);
+  for (size_t o = 0, k = 0; o < op.outputs.size(); ++o)
+    if (op.outputs[o] != kNone && k < view.outputs.size()) view.outputs[k++].dims = dims(op.outputs[o], place);
+  return cost_of(view);
+}
+
+}  // namespace whale

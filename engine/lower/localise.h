@@ -1,0 +1,61 @@
+// The local form of tensors and ops on one device: its intervals, dimensions, attributes that repeat dimensions, boxes.
+#pragma once
+
+#include "shard/layout_graph.h"
+#include "plan/part.h"
+#include "plan/plan.h"
+
+namespace whale {
+
+// One device of a stage's mesh, in one micro-batch.
+struct Place {
+  int32_t mesh = 0;
+  std::vector<int64_t> coordinates;
+  int64_t micro_batch = 0;
+};
+
+class Localiser {
+ public:
+  explicit Localiser(const LayoutGraph& graph) : g_(graph) {}
+
+  // The digits of the tensor that are cut, outer axes first, with this device's interval; `but`: without that axis
+  // (and those inside it that cut the same digit).
+  std::vector<DigitCut> cuts(TensorId id, const Place& place, size_t but = SIZE_MAX) const;
+  Dims dims(TensorId id, const Place& place) const { return local_dims(g_.graph.tensor(id).dims, cuts(id, place)); }
+  Part part(TensorId id, const Place& place) const { return part_of(g_.graph.tensor(id).dims, cuts(id, place)); }
+
+  // Samples of the batch: the global interval, when the axes of `mask` cut it (bit a: axis a; bit 0: time).
+  Interval samples(uint64_t mask, const Place& place) const;
+  uint64_t sample_mask(TensorId id) const;
+  // The micro-batches that the device runs: all, or its replica's where replicas take whole ones.
+  // `through`: as far as the axes up to this one say.
+  Interval micro_batches(const Place& place, size_t through = SIZE_MAX) const;
+  uint64_t sample_axes() const;  // those that cut an input's samples
+
+  // A cut along one axis, in coordinates of the local tensor: the digit there, and an interval per coordinate.
+  struct AxisCut {
+    Digit digit;
+    std::vector<Interval> intervals;
+  };
+  AxisCut axis_cut(TensorId id, size_t axis, const Place& place) const;
+
+  // `shape` and `dims` are those of the result; `limits` end where the local operand ends; sizes and begins as the
+  // factors say; what bridges need.
+  Attrs attrs(const Op& op, const Place& place) const;
+  // Where the result lies, in the dimensions of which the op asks (OpDef::placed_dims); else empty.
+  Box box(const Op& op, const Place& place) const;
+  // The tensor that the box describes; kNone: none.
+  TensorId box_tensor(const Op& op) const;
+  OpCost cost(const Op& op, const Attrs& attrs, const Place& place) const;
+
+  // Ops whose program depends on where along the axis the device is, not only on how large its parts are.
+  bool depends_on_coordinate(const Op& op, size_t axis) const;
+
+ private:
+  const LayoutGraph& g_;
+  bool begins(const Factor& factor) const;
+  static int64_t positions(const Factor& factor, const Digit& whole, const Digit& cut);
+  int64_t first_in_time(TensorId id, const DigitCut& cut, const Place& place) const;
+};
+
+}  // namespace whale

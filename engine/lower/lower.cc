@@ -1,0 +1,403 @@
+#include "lower/lower.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/watch.h"
+#include "rewrite/copies.h"
+#include "rewrite/order.h"
+#include "lower/chunk_products.h"
+#include "lower/program_builder.h"
+#include "lower/program_pattern.h"
+#include "lower/storage.h"
+#include "schedule/verify.h"
+
+namespace whale {
+namespace {
+
+std::vector<PlanInput> inputs_of(const Graph& g) {
+  std::vector<PlanInput> out;
+  for (const TensorId id : g.inputs) {
+    const Tensor& t = g.tensor(id);
+    out.push_back({t.name, t.dtype, t.dims, t.batch_dim});
+  }
+  return out;
+}
+
+// Several fetches of one name are one output: the first one hands it over.
+std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
+  std::vector<PlanOutput> out;
+  std::set<std::string> names;
+  for (const NamedTensor& f : lg.fetches) {
+    if (!names.insert(f.name).second) continue;
+    const Tensor& t = lg.graph.tensor(f.tensor);
+    PlanOutput o;
+    o.name = f.name;
+    o.dtype = t.dtype;
+    o.dims = t.dims;
+    o.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(f.tensor))];
+    for (size_t a = 0; a < lg.axes(); ++a) {
+      const bool cut = lg.at(f.tensor, a).placement == Placement::kShard;
+      const bool samples = cut && lg.at(f.tensor, a).samples;
+      if (cut) o.merge = OutputMerge::kConcat;
+      if (samples) o.batch_dim = lg.at(f.tensor, a).digit.dim;
+      if (a != kTime) o.cut_by.push_back(cut || (lg.by_micro_batch(a) && lg.time_varies(f.tensor)));
+      if (a != kTime) o.parts.axes.push_back(cut && !samples ? lg.at(f.tensor, a) : AxisLayout{});
+    }
+    if (std::all_of(o.parts.axes.begin(), o.parts.axes.end(),
+                    [](const AxisLayout& l) { return l.placement == Placement::kReplicate; }))
+      o.parts = {};
+    const bool summed = t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_accumulate;
+    if (o.merge == OutputMerge::kSame && summed) o.merge = OutputMerge::kSum;
+    out.push_back(std::move(o));
+  }
+  return out;
+}
+
+class Lowerer {
+ public:
+  Lowerer(const LayoutGraph& lg, const LowerOptions& options) : lg_(lg), low_(lg, options) {}
+
+  Entry run() {
+    entry_.name = low_.options.entry;
+    entry_.batch = lg_.batch;
+    entry_.inputs = inputs_of(lg_.graph);
+    entry_.outputs = outputs_of(lg_);
+    find_sizes();
+    find_masks();
+    make_schedule_of_pipeline();
+    low_.index();
+    make_links();
+    find_axes();
+    make_rows();
+    return std::move(entry_);
+  }
+
+ private:
+  void find_sizes() {
+    std::map<int64_t, int32_t> first;
+    for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+      Watch::look();
+      const int64_t size =
+          lg_.micro_batches > 1 ? low_.local.samples(1, Place{0, lg_.tasks.meshes[0].coordinates(0), u}).size() : 0;
+      low_.size_class.push_back(first.try_emplace(size, static_cast<int32_t>(u)).first->second);
+    }
+  }
+
+  // Along an axis that has one place in a mesh, cut or not is the same there.
+  uint64_t seen_in(int32_t mesh, uint64_t mask) const {
+    const auto& axes = lg_.tasks.meshes[static_cast<size_t>(mesh)].axes;
+    for (size_t a = 0; a < axes.size(); ++a)
+      if (axes[a].size == 1) mask &= ~(uint64_t{1} << (a + 1));
+    return mask;
+  }
+
+  // The first one is what most ops follow.
+  void find_masks() {
+    std::set<uint64_t> masks;
+    std::map<std::pair<int32_t, uint64_t>, int64_t> seen;  // in each mesh
+    const auto use = [&](TensorId id) {
+      const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(id))];
+      const uint64_t mask = low_.local.sample_mask(id);
+      masks.insert(mask);
+      ++seen[{mesh, seen_in(mesh, mask)}];
+    };
+    for (const Op& op : lg_.graph.ops) {
+      for (const TensorId id : op.inputs)
+        if (id != kNone) use(id);
+      for (const TensorId id : op.outputs)
+        if (id != kNone) use(id);
+    }
+    for (const NamedTensor& f : lg_.fetches) use(f.tensor);
+    for (const TensorId id : lg_.graph.inputs) use(id);
+    std::map<uint64_t, int64_t> uses{{0, 0}};  // none counts last
+    for (const uint64_t mask : masks)
+      for (const auto& [in, n] : seen)
+        if (mask != 0 && seen_in(in.first, mask) == in.second) uses[mask] += n;
+    low_.masks.assign(masks.begin(), masks.end());
+    if (low_.masks.empty()) low_.masks.push_back(0);
+    std::stable_sort(low_.masks.begin(), low_.masks.end(), [&](uint64_t a, uint64_t b) { return uses[a] > uses[b]; });
+  }
+
+  void make_schedule_of_pipeline() {
+    if (lg_.tasks.schedule.empty() || lg_.micro_batches == 1) return;
+    bool backward = false;
+    for (const Op& op : lg_.graph.ops) backward |= op.phase == Phase::kBackward;
+    const Mesh& first = lg_.tasks.meshes[0];
+    for (size_t k = 0; k < first.devices.size(); ++k) {
+      if (first.devices[k] < 0) continue;
+      const int64_t run = low_.local.micro_batches({0, first.coordinates(static_cast<int64_t>(k)), 0}).size();
+      const auto [at, fresh] = low_.schedules.try_emplace(run);
+      if (!fresh) continue;
+      PipelineSchedule& schedule = at->second;
+      schedule = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
+                               std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.chunks));
+      slots_ = std::max(slots_, slots_needed(schedule));
+      if (!backward) {  // evaluation: the forward items in the order that they have
+        for (auto& order : schedule.devices)
+          std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
+      } else {
+        verify_schedule(schedule, std::max(slots_needed(schedule), 1));
+      }
+      if (run == 0)
+        for (auto& order : schedule.devices) order.clear();
+    }
+    low_.schedule = &low_.schedules.begin()->second;
+    low_.weight_op = weight_ops(lg_);
+  }
+
+  // ---- links ----------------------------------------------------------------------------------------------------
+  void make_links() {
+    for (const Op& op : lg_.graph.ops) {
+      if (op.code != OpCode::k_transfer) continue;
+      const bool body = lg_.micro_batches > 1 && op.region == Region::kBody;
+      std::set<int32_t> sizes(low_.size_class.begin(), low_.size_class.end());
+      if (!body) sizes = {0};
+      for (const int32_t u : sizes) {
+        low_.link_of[{&op, u}] = static_cast<int32_t>(entry_.links.size());
+        entry_.links.push_back(link_of(op, u, body));
+        if (lg_.stage(op.inputs[0]) == op.stage)
+          low_.inside[low_.link_of[{&op, u}]] = most_received(entry_.links.back());
+      }
+    }
+  }
+
+  static int64_t most_received(const Link& link) {
+    std::map<int32_t, int64_t> received;
+    for (const Transfer& t : link.transfers) {
+      int64_t n = t.from != t.to;
+      for (const Interval& i : t.source) n *= i.size();
+      received[t.to] += n;
+    }
+    int64_t most = 0;
+    for (const auto& [device, n] : received) most = std::max(most, n);
+    return most;
+  }
+
+  Link link_of(const Op& op, int32_t u, bool body) const {
+    const TensorId x = op.inputs[0], y = op.outputs[0];
+    const int32_t from = lg_.stage(x), to = op.stage;
+    const Mesh &source = lg_.tasks.mesh(from), &target = lg_.tasks.mesh(to);
+    Link link;
+    link.name = lg_.graph.tensor(y).name;
+    const int distance = std::abs(to - from);
+    link.slots = body ? std::max({1, slots_, distance > 1 ? static_cast<int>(lg_.micro_batches) : 1}) : 1;
+    const auto place_of = [&](int32_t stage, const Mesh& mesh, size_t k) {
+      return Place{lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], mesh.coordinates(static_cast<int64_t>(k)), u};
+    };
+    const bool of_one = op.attrs.contains("from");  // what one coordinate along the axis holds
+    const size_t axis = of_one ? static_cast<size_t>(attr_int(op.attrs, "group")) + 1 : 0;
+    std::vector<Part> parts;
+    for (size_t k = 0; k < source.devices.size(); ++k) parts.push_back(low_.local.part(x, place_of(from, source, k)));
+    for (size_t k = 0; k < target.devices.size(); ++k) {
+      if (target.devices[k] < 0) continue;
+      const Place place = place_of(to, target, k);
+      const Part want = low_.local.part(y, place);
+      for (size_t s = 0; s < source.devices.size(); ++s) {
+        Watch::look();
+        // Of several copies, the one at the same coordinates (or next to it); parts of a sum meet their own.
+        const std::vector<int64_t> at = source.coordinates(static_cast<int64_t>(s));
+        bool mine = true;
+        for (size_t a = 1; a < lg_.axes(); ++a)
+          if (of_one && a == axis)
+            mine &= at[a - 1] == attr_int(op.attrs, "from");
+          else if (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present())
+            mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].members(row_of(source.axes, a - 1, at));
+        if (mine && source.devices[s] >= 0) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
+      }
+    }
+    return link;
+  }
+
+  // The intersection of two parts, box by box, in coordinates of both.
+  static void add_boxes(Link& link, int32_t from, const Part& source, int32_t to, const Part& target) {
+    if (source.empty() || target.empty()) return;
+    struct Piece {
+      Interval source, target;
+    };
+    std::vector<std::vector<Piece>> pieces(source.dims.size());
+    for (size_t d = 0; d < source.dims.size(); ++d) {
+      int64_t s = 0;
+      for (const Interval& a : source.dims[d]) {
+        int64_t t = 0;
+        for (const Interval& b : target.dims[d]) {
+          const Interval both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
+          if (both.size() > 0)
+            pieces[d].push_back({{s + both.begin - a.begin, s + both.end - a.begin},
+                                 {t + both.begin - b.begin, t + both.end - b.begin}});
+          t += b.size();
+        }
+        s += a.size();
+      }
+      if (pieces[d].empty()) return;
+    }
+    std::vector<size_t> at(pieces.size());
+    for (;;) {
+      Transfer box{.from = from, .to = to, .source = {}, .target = {}};
+      for (size_t d = 0; d < pieces.size(); ++d) {
+        box.source.push_back(pieces[d][at[d]].source);
+        box.target.push_back(pieces[d][at[d]].target);
+      }
+      link.transfers.push_back(std::move(box));
+      size_t d = pieces.size();
+      while (d > 0 && ++at[d - 1] == pieces[d - 1].size()) at[--d] = 0;
+      if (d == 0) return;
+    }
+  }
+
+  // ---- classes ----------------------------------------------------------------------------------------------------
+  // Along which axes a program depends on the coordinate itself; and all extents that are cut, so that devices with
+  // equal sizes share a program.
+  void find_axes() {
+    const size_t meshes = lg_.tasks.meshes.size();
+    apart_.assign(meshes, std::vector<char>(lg_.axes()));
+    placed_ = apart_;
+    signatures_.resize(meshes);
+    for (const Op& op : lg_.graph.ops) {
+      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(op.stage)]);
+      for (size_t a = 1; a < lg_.axes(); ++a)
+        if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a] && low_.local.depends_on_coordinate(op, a))
+          (is_patched(lg_, op) && !lg_.exact ? placed_ : apart_)[mesh][a] = 1;
+    }
+    for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
+      Watch::look();
+      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
+      Signature s;
+      std::vector<Digit> digits;
+      for (size_t a = 1; a < lg_.axes(); ++a) {
+        const AxisLayout& l = lg_.layouts[t].axes[a];
+        if (l.placement != Placement::kShard || l.samples) continue;
+        const auto outer = std::find(digits.begin(), digits.end(), l.digit);
+        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state,
+                     outer == digits.end() ? s.size() : static_cast<size_t>(outer - digits.begin())});
+        digits.push_back(l.digit);
+      }
+      if (!s.empty()) signatures_[mesh].insert(std::move(s));
+    }
+  }
+
+  void make_rows() {
+    std::map<std::vector<int64_t>, int32_t> classes;
+    size_t devices = 0;
+    for (const Mesh& mesh : lg_.tasks.meshes)
+      devices += mesh.devices.size() - static_cast<size_t>(std::count(mesh.devices.begin(), mesh.devices.end(), kNone));
+    entry_.rows.resize(devices);
+    for (size_t m = 0; m < lg_.tasks.meshes.size(); ++m) {
+      const Mesh& mesh = lg_.tasks.meshes[m];
+      for (size_t k = 0; k < mesh.devices.size(); ++k) {
+        Watch::look();
+        if (mesh.devices[k] < 0) continue;
+        DeviceRow row;
+        row.device = mesh.devices[k];
+        row.mesh = static_cast<int32_t>(m);
+        row.coordinates = mesh.coordinates(static_cast<int64_t>(k));
+        Place place{row.mesh, row.coordinates, 0};
+        const Interval run = low_.local.micro_batches(place);
+        std::vector<int64_t> key{static_cast<int64_t>(m), run.begin, run.end};
+        // Without micro-batches it still takes part in gathering their sums, of which every group has other nodes.
+        for (size_t a = 1; a < lg_.axes() && lg_.exact && run.size() == 0; ++a)
+          if (lg_.by_micro_batch(a)) key.push_back(row.coordinates[a - 1]);
+        for (const uint64_t mask : low_.masks) {
+          SampleCut cut;
+          cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);
+          for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+            Watch::look();
+            place.micro_batch = u;
+            cut.micro_batches.push_back(low_.local.samples(mask, place));
+            key.push_back(cut.micro_batches.back().size());
+          }
+          place.micro_batch = 0;
+          key.push_back(cut.whole.size());
+          row.samples.push_back(std::move(cut));
+        }
+        for (size_t a = 1; a < lg_.axes(); ++a)
+          key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);
+        for (const Signature& s : signatures_[m]) {
+          std::vector<int64_t> sizes;  // of the digits; an inner cut of the same digit cuts what is left of it
+          for (const auto& [a, extent, state, digit] : s) {
+            const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
+            sizes.push_back(cut_of(mesh.axes, a - 1, state, whole, row.coordinates).size());
+            sizes[digit] = sizes.back();
+          }
+          key.insert(key.end(), sizes.begin(), sizes.end());
+        }
+        std::vector<int64_t> sizes = key;  // of programs that differ by their place alone
+        for (size_t a = 1; a < lg_.axes(); ++a)
+          if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
+        const auto [known, fresh] = classes.try_emplace(std::move(key), static_cast<int32_t>(entry_.programs.size()));
+        if (fresh) entry_.programs.push_back(program_at(place, std::move(sizes)));
+        row.program = known->second;
+        entry_.rows[static_cast<size_t>(row.device)] = std::move(row);
+      }
+    }
+  }
+
+  // `sizes`: what programs that differ by their place alone have in common.
+  Program program_at(const Place& place, std::vector<int64_t> sizes) {
+    const auto known = patterns_.find(sizes);
+    if (known != patterns_.end())
+      if (auto program = known->second.pattern.at(entry_.programs[known->second.program], place))
+        return std::move(*program);
+    Draft draft = ProgramBuilder(low_, place).build();
+    ChunkReport report;
+    if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
+    if (entry_.programs.empty()) note(report);
+    share_storage(draft, lg_.graph, memory_);
+    draft.program.variable_bytes = variable_bytes(place);
+    const auto& placed = placed_[static_cast<size_t>(place.mesh)];
+    const bool any = std::any_of(placed.begin(), placed.end(), [](char axis) { return axis != 0; });
+    if (any && report.products == 0 && known == patterns_.end())  // a chunk's attributes are not those of its op
+      patterns_.emplace(std::move(sizes), Pattern{entry_.programs.size(), {low_, draft, place}});
+    return std::move(draft.program);
+  }
+
+  // Between coordinates along the axis: an axis inside of it is ragged.
+  static bool cuts_differ(const Mesh& mesh, size_t axis) {
+    return std::any_of(mesh.axes.begin() + static_cast<std::ptrdiff_t>(axis), mesh.axes.end(),
+                       [](const MeshAxis& inner) { return inner.ragged(); });
+  }
+
+  void note(const ChunkReport& r) const {
+    if (!low_.options.notes) return;
+    if (r.products == 0 && low_.options.matmul_chunks > 1)
+      low_.options.notes->push_back("No product runs in chunks: none stands beside a collective that overlaps.");
+    if (r.products == 0) return;
+    low_.options.notes->push_back(
+        fmt::format("{} product(s) run in {} chunks beside their collectives: {}.", r.products, r.chunks,
+                    low_.options.matmul_chunks
+                        ? std::string("asked for")
+                        : fmt::format("{:.3g} ms instead of {:.3g}", 1e3 * r.seconds, 1e3 * r.whole_seconds)));
+  }
+
+  int64_t variable_bytes(const Place& place) const {
+    int64_t bytes = 0;
+    for (const Variable& v : lg_.graph.variables)
+      if (lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(v.tensor))] == place.mesh)
+        bytes += element_count(low_.local.dims(v.tensor, place)) * size_of(lg_.graph.tensor(v.tensor).dtype);
+    return bytes;
+  }
+
+  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, and which entry cuts this digit first.
+  using Signature = std::vector<std::tuple<size_t, int64_t, bool, size_t>>;
+  const LayoutGraph& lg_;
+  Lowering low_;
+  Entry entry_;
+  MemoryPlanner memory_;
+  int slots_ = 1;
+  struct Pattern {
+    size_t program = 0;
+    ProgramPattern pattern;
+  };
+  std::map<std::vector<int64_t>, Pattern> patterns_;
+  // [mesh][axis]: programs are built for each coordinate; or their attributes alone differ.
+  std::vector<std::vector<char>> apart_, placed_;
+  std::vector<std::set<Signature>> signatures_;  // [mesh]
+};
+
+}  // namespace
+
+Entry lower(const LayoutGraph& graph, const LowerOptions& options) { return Lowerer(graph, options).run(); }
+
+}  // namespace whale

@@ -1,0 +1,345 @@
+#include "lower/storage.h"
+
+#include <algorithm>
+#include <map>
+#include <span>
+
+#include "base/error.h"
+#include "base/watch.h"
+#include "plan/lives.h"
+
+namespace whale {
+namespace {
+
+constexpr size_t kStoresUnderWay = 2;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+void share(Program& program, BufferId buffer, BufferId storage) {
+  Buffer& b = program.buffers[static_cast<size_t>(buffer)];
+  const Buffer& s = program.buffers[static_cast<size_t>(storage)];
+  b.alias = storage;
+  b.kind = s.kind == BufferKind::kInput ? BufferKind::kArena : s.kind;
+  b.ref = b.kind == BufferKind::kArena ? -1 : s.ref;
+  b.memory = s.memory;
+  if (in_arena(s)) {
+    const int32_t slots = std::max(b.slots, s.slots);
+    b.slots = program.buffers[static_cast<size_t>(storage)].slots = slots;
+  } else {
+    b.slots = 1;
+  }
+}
+
+int64_t begin_of(const Program& program, BufferId id) {
+  int64_t at = 0;
+  for (; program.buffers[static_cast<size_t>(id)].alias != kNone; id = program.buffers[static_cast<size_t>(id)].alias)
+    at += program.buffers[static_cast<size_t>(id)].at;
+  return at;
+}
+
+void resolve_aliases(Program& program) {
+  for (size_t b = 0; b < program.buffers.size(); ++b)
+    if (program.buffers[b].alias != kNone) {
+      const auto id = static_cast<BufferId>(b);
+      program.buffers[b].at = begin_of(program, id);
+      share(program, id, storage_of(program, id));
+    }
+}
+
+// An instruction of a program.
+struct At {
+  size_t segment = 0, index = 0;
+  auto operator<=>(const At&) const = default;
+};
+
+// One operand or result of an instruction.
+struct Touch {
+  At at;
+  bool made = false;  // a result
+  size_t port = 0;
+};
+
+// Who touches which storage, and which results of an instruction work in place: an instruction may update thousands of
+// variables, each of which asks for its own.
+class Touches {
+ public:
+  Touches(const Draft& draft, const Graph& graph) : draft_(draft), graph_(graph), of_(draft.program.buffers.size()) {
+    const Program& p = draft.program;
+    for (size_t s = 0; s < p.segments.size(); ++s)
+      for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+        const Instruction& i = p.segments[s].instructions[k];
+        const auto note = [&](const std::vector<BufferId>& list, bool made) {
+          for (size_t port = 0; port < list.size(); ++port)
+            if (list[port] != kNone)
+              of_[static_cast<size_t>(storage_of(p, list[port]))].push_back({{s, k}, made, port});
+        };
+        note(i.in, false);
+        note(i.out, true);
+      }
+  }
+
+  // In the order of the instructions; at the first time that this was made.
+  const std::vector<Touch>& of(BufferId storage) const { return of_[static_cast<size_t>(storage)]; }
+
+  // Of the instruction's result `output`.
+  std::span<const Alias> aliases(const At& at, size_t output) {
+    const Op* op = draft_.ops[at.segment][at.index];
+    if (!op) return {};
+    const auto [known, fresh] = aliases_.try_emplace(at);
+    std::vector<Alias>& all = known->second;
+    if (fresh) {
+      all = aliases_of(view_of(graph_, *op));
+      std::ranges::sort(all, {}, &Alias::output);
+    }
+    return std::ranges::equal_range(all, static_cast<int>(output), {}, &Alias::output);
+  }
+
+ private:
+  const Draft& draft_;
+  const Graph& graph_;
+  std::vector<std::vector<Touch>> of_;
+  std::map<At, std::vector<Alias>> aliases_;  // by output
+};
+
+// Can what makes the next value of a variable write it to the variable: nobody reads the old one later, nor does the
+// body, which runs many times, change it.
+bool goes_direct(const Draft& draft, BufferId from, BufferId variable, Touches& touches) {
+  const Program& p = draft.program;
+  const std::vector<Touch>&of_value = touches.of(from), &of_variable = touches.of(variable);
+  auto value = of_value.begin(), old = of_variable.begin();
+  bool made = false;
+  while (value != of_value.end() || old != of_variable.end()) {
+    const At at = old == of_variable.end() || (value != of_value.end() && value->at < old->at) ? value->at : old->at;
+    const Instruction& i = p.segments[at.segment].instructions[at.index];
+    bool makes = false, reads = false, overwrites = false;
+    bool in_place = false, elsewhere = false;  // what an op changes in place has a place already
+    for (; value != of_value.end() && value->at == at; ++value) {
+      if (!value->made) continue;
+      makes = true;
+      for (const Alias& a : touches.aliases(at, value->port)) {
+        const auto x = static_cast<size_t>(a.input);
+        if (x >= i.in.size() || i.in[x] == kNone) continue;
+        const bool here = storage_of(p, i.in[x]) == variable;
+        in_place |= here;
+        elsewhere |= a.must && !here;
+      }
+    }
+    for (; old != of_variable.end() && old->at == at; ++old) (old->made ? overwrites : reads) = true;
+    if (elsewhere || (makes && reads && !in_place)) return false;
+    if (made && (reads || overwrites)) return false;
+    made |= makes;
+    if (makes && draft.regions[at.segment] == Region::kBody && p.segments.size() > 1) return false;
+  }
+  return made;
+}
+
+// The new value of a variable goes straight to the variable where it can, and is copied at the end where it cannot.
+void place_next_values(Draft& draft, const Graph& graph) {
+  Program& p = draft.program;
+  Touches touches(draft, graph);
+  for (const auto& [variable, next] : draft.next) {
+    Watch::look();
+    const BufferId from = storage_of(p, next);
+    const Buffer& source = p.buffers[static_cast<size_t>(from)];
+    const Buffer& target = p.buffers[static_cast<size_t>(variable)];
+    const bool away = target.memory == Memory::kHost;
+    const bool alike = in_arena(source) && source.kind == BufferKind::kArena && source.memory == target.memory &&
+                       source.bytes == target.bytes;
+    if (alike && goes_direct(draft, from, variable, touches)) {
+      share(p, from, variable);
+      continue;
+    }
+    if (target.bytes == 0) continue;  // nothing of it is here
+    WHALE_CHECK(!away, "a variable in the host's memory is written by the copy to it alone");
+    Instruction copy;
+    copy.op = OpCode::k_stop_gradient;
+    copy.name = "store." + target.name;
+    copy.in = {next};
+    copy.out = {variable};
+    copy.phase = Phase::kUpdate;
+    copy.bytes = 2.0 * static_cast<double>(target.bytes);
+    p.segments.back().instructions.push_back(std::move(copy));
+    draft.ops.back().push_back(nullptr);
+  }
+  resolve_aliases(p);
+}
+
+// `must`: what an op always does in place (updates, collectives). Otherwise: where the operand dies.
+void work_in_place(Draft& draft, const Graph& graph, bool must) {
+  Program& p = draft.program;
+  std::vector<Life> lives = lives_of(p);
+  int64_t start = 0;
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+      Watch::look();
+      const Instruction& i = p.segments[s].instructions[k];
+      const Op* op = draft.ops[s][k];
+      if (!op || i.in.size() != op->inputs.size()) continue;
+      std::vector<Alias> aliases = aliases_of(view_of(graph, *op));
+      if (aliases.empty()) continue;
+      for (const Alias& a : aliases) {
+        if (a.must != must || static_cast<size_t>(a.output) >= i.out.size() ||
+            static_cast<size_t>(a.input) >= i.in.size())
+          continue;
+        if (i.in[static_cast<size_t>(a.input)] == kNone || i.out[static_cast<size_t>(a.output)] == kNone) continue;
+        const BufferId out = i.out[static_cast<size_t>(a.output)], in = i.in[static_cast<size_t>(a.input)];
+        const BufferId from = storage_of(p, in), to = storage_of(p, out);
+        if (from == to) continue;
+        const Buffer &b_in = p.buffers[static_cast<size_t>(from)], &b_out = p.buffers[static_cast<size_t>(out)];
+        if (must) {
+          WHALE_CHECK(to == out && p.buffers[static_cast<size_t>(in)].bytes == b_out.bytes,
+                      "an in-place result has storage of its own already");
+          p.buffers[static_cast<size_t>(out)].at = begin_of(p, in);
+          share(p, out, from);
+          continue;
+        }
+        if (to != out || !in_arena(b_in) || !in_arena(b_out) || b_in.bytes != b_out.bytes || b_in.dtype != b_out.dtype)
+          continue;
+        Life &life = lives[static_cast<size_t>(from)], &mine = lives[static_cast<size_t>(out)];
+        const auto here = start + static_cast<int64_t>(k);
+        if (life.last != here || mine.first != here || life.first_segment != static_cast<int32_t>(s) ||
+            mine.last_segment != static_cast<int32_t>(s))
+          continue;
+        int operands = 0;
+        for (const BufferId b : i.in) operands += b != kNone && storage_of(p, b) == from;
+        if (operands > 1 || b_in.dims.empty()) continue;
+        share(p, out, from);
+        life.last = mine.last;
+        mine = {};
+      }
+    }
+    start += static_cast<int64_t>(p.segments[s].instructions.size()) + 1;
+  }
+  resolve_aliases(p);
+}
+
+const MemoryPlan& place_arena(Program& program, const std::vector<Life>& lives, Memory memory, MemoryPlanner& planner) {
+  std::vector<Block> blocks;
+  std::vector<size_t> owner;
+  for (size_t b = 0; b < program.buffers.size(); ++b) {
+    if (lives[b].first < 0 || program.buffers[b].memory != memory) continue;
+    const int64_t slots = program.buffers[b].slots;
+    blocks.push_back({slots > 1 ? slots * aligned(program.buffers[b].bytes) : program.buffers[b].bytes, lives[b].first,
+                      lives[b].last});
+    owner.push_back(b);
+  }
+  const MemoryPlan& plan = planner.plan(std::move(blocks));
+  for (size_t k = 0; k < owner.size(); ++k) program.buffers[owner[k]].offset = plan.offsets[k];
+  return plan;
+}
+
+void place_arenas(Program& program, MemoryPlanner& planner) {
+  const std::vector<Life> lives = lives_of(program);
+  const MemoryPlan& device = place_arena(program, lives, Memory::kDevice, planner);
+  program.arena_bytes = device.bytes;
+  program.peak_live_bytes = device.peak_live;
+  program.host_bytes = place_arena(program, lives, Memory::kHost, planner).bytes;
+  for (size_t b = 0; b < program.buffers.size(); ++b)
+    if (const BufferId s = program.buffers[b].alias; s != kNone)
+      program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
+}
+
+// Parts of storages, and the last instruction of each stream that made or read them in a segment.
+class LastUses {
+ public:
+  explicit LastUses(const Program& program) : p_(program), of_(program.buffers.size()) {}
+
+  // Calls body(makers, readers) for every part that overlaps with the buffer.
+  template <class Body>
+  void each(BufferId b, Body body) const {
+    const Interval mine = at(b);
+    for (const Use& u : of_[static_cast<size_t>(storage_of(p_, b))])
+      if (u.at.begin < mine.end && mine.begin < u.at.end) body(u.made, u.read);
+  }
+  void note_read(BufferId b, size_t stream, int64_t now) {
+    const Interval mine = at(b);
+    auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
+    auto use = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.at == mine; });
+    if (use == uses.end()) use = uses.insert(use, Use{mine});
+    use->read[stream] = now;
+  }
+  // Who makes something has waited for all that were here before.
+  void note_made(BufferId b, size_t stream, int64_t now) {
+    const Interval mine = at(b);
+    auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
+    std::erase_if(uses, [&](const Use& u) { return mine.begin <= u.at.begin && u.at.end <= mine.end; });
+    uses.push_back(Use{mine});
+    uses.back().made[stream] = now;
+  }
+
+ private:
+  struct Use {
+    explicit Use(Interval part) : at(part) { made.fill(-1), read.fill(-1); }
+    Interval at;
+    StreamClock made, read;
+  };
+  Interval at(BufferId b) const {
+    const int64_t begin = begin_of(p_, b);
+    return {begin, begin + p_.buffers[static_cast<size_t>(b)].bytes};
+  }
+  const Program& p_;
+  std::vector<std::vector<Use>> of_;
+};
+
+}  // namespace
+
+void add_waits(Program& program) {
+  for (Segment& segment : program.segments) {
+    StreamClock none;
+    none.fill(-1);
+    LastUses uses(program);
+    std::array<StreamClock, kStreams> known{none, none, none};  // per stream: what it knows to be done
+    std::vector<StreamClock> begin;
+    std::vector<int64_t> stores;  // copies to the host
+    int64_t last_compute = -1;
+    for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      Watch::look();
+      Instruction& i = segment.instructions[k];
+      const auto stream = static_cast<size_t>(i.stream);
+      StreamClock need = none;
+      const auto after = [&](const StreamClock& earlier) {
+        for (size_t t = 0; t < kStreams; ++t) need[t] = std::max(need[t], earlier[t]);
+      };
+      for (const BufferId b : i.in)
+        if (b != kNone) uses.each(b, [&](const StreamClock& made, const StreamClock&) { after(made); });
+      for (const BufferId b : i.out)
+        if (b != kNone)
+          uses.each(b, [&](const StreamClock& made, const StreamClock& read) { after(made), after(read); });
+      // What a stream beside compute works on may lie where something was before: it waits for all compute so far.
+      if (i.stream != Stream::kCompute) need[0] = last_compute;
+      // Compute runs ahead of a few copies to the host, whose operands lie there until they are done.
+      if (i.stream == Stream::kCompute && stores.size() > kStoresUnderWay)
+        need[2] = std::max(need[2], stores[stores.size() - 1 - kStoresUnderWay]);
+      i.waits.clear();
+      StreamClock& mine = known[stream];
+      for (size_t t = 0; t < kStreams; ++t) {
+        if (t == stream || need[t] < 0 || (need[t] <= mine[t] && i.stream != Stream::kCommunication)) continue;
+        i.waits.push_back({static_cast<Stream>(t), static_cast<int32_t>(need[t])});
+      }
+      for (const WaitPoint& w : i.waits) {
+        const StreamClock& other = begin[static_cast<size_t>(w.index)];
+        for (size_t t = 0; t < kStreams; ++t) mine[t] = std::max(mine[t], other[t]);
+        mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
+      }
+      begin.push_back(mine);
+      const auto now = static_cast<int64_t>(k);
+      mine[stream] = now;
+      for (const BufferId b : i.in)
+        if (b != kNone) uses.note_read(b, stream, now);
+      for (const BufferId b : i.out)
+        if (b != kNone) uses.note_made(b, stream, now);
+      if (i.stream == Stream::kCompute) last_compute = now;
+      if (i.stream == Stream::kCopy && i.op == OpCode::k_to_host) stores.push_back(now);
+    }
+  }
+}
+
+void share_storage(Draft& draft, const Graph& graph, MemoryPlanner& planner) {
+  place_next_values(draft, graph);
+  add_waits(draft.program);
+  work_in_place(draft, graph, true);
+  work_in_place(draft, graph, false);
+  place_arenas(draft.program, planner);
+}
+
+}  // namespace whale

@@ -1,0 +1,91 @@
+#include "plan/lives.h"
+
+#include <algorithm>
+
+#include "base/watch.h"
+
+namespace whale {
+namespace {
+
+// From when on compute is behind an instruction of another stream, directly or by what it waited for: position in the
+// segment, or its end.
+std::vector<size_t> released(const Segment& segment) {
+  const std::vector<StreamClock> clocks = clocks_of(segment);
+  const size_t n = segment.instructions.size();
+  std::vector<size_t> out(n, n);
+  std::array<size_t, kStreams> known{};  // how many instructions have been found done
+  for (size_t q = 0; q < n; ++q) {
+    if (segment.instructions[q].stream != Stream::kCompute) continue;
+    for (size_t t = 1; t < kStreams; ++t)
+      for (; static_cast<int64_t>(known[t]) <= clocks[q][t]; ++known[t])
+        if (segment.instructions[known[t]].stream == static_cast<Stream>(t)) out[known[t]] = q;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<StreamClock> clocks_of(const Segment& s) {
+  std::vector<StreamClock> begin(s.instructions.size());
+  std::array<StreamClock, kStreams> now;
+  for (StreamClock& c : now) c.fill(-1);
+  for (size_t k = 0; k < s.instructions.size(); ++k) {
+    Watch::look();
+    const Instruction& i = s.instructions[k];
+    StreamClock& mine = now[static_cast<size_t>(i.stream)];
+    for (const WaitPoint& w : i.waits) {
+      const StreamClock& other = begin[static_cast<size_t>(w.index)];
+      for (size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], other[t]);
+      mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
+    }
+    begin[k] = mine;
+    mine[static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
+  }
+  return begin;
+}
+
+BufferId storage_of(const Program& program, BufferId id) {
+  while (program.buffers[static_cast<size_t>(id)].alias != kNone) id = program.buffers[static_cast<size_t>(id)].alias;
+  return id;
+}
+
+
+std::vector<Life> lives_of(const Program& program) {
+  std::vector<Life> lives(program.buffers.size());
+  int64_t start = 0;
+  std::vector<int64_t> starts;
+  for (size_t s = 0; s < program.segments.size(); ++s) {
+    const Segment& segment = program.segments[s];
+    starts.push_back(start);
+    const std::vector<size_t> ends = released(segment);
+    for (size_t k = 0; k < segment.instructions.size(); ++k) {
+      Watch::look();
+      const Instruction& i = segment.instructions[k];
+      const int64_t first = start + static_cast<int64_t>(k);
+      const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(ends[k]);
+      for (const std::vector<BufferId>* list : {&i.in, &i.out})
+        for (const BufferId b : *list) {
+          if (b == kNone) continue;
+          const BufferId storage = storage_of(program, b);
+          if (!in_arena(program.buffers[static_cast<size_t>(storage)])) continue;
+          Life& life = lives[static_cast<size_t>(storage)];
+          if (life.first < 0) life.first = first, life.first_segment = static_cast<int32_t>(s);
+          life.last = std::max(life.last, last);
+          life.last_segment = static_cast<int32_t>(s);
+        }
+    }
+    start += static_cast<int64_t>(segment.instructions.size()) + 1;
+  }
+  starts.push_back(start);
+  // Segments between the first and the last are the body and run many times.
+  const auto segments = static_cast<int32_t>(program.segments.size());
+  for (Life& life : lives) {
+    if (life.first < 0 || life.first_segment == life.last_segment) continue;
+    if (life.first_segment >= 1) life.first = std::min(life.first, starts[1]);
+    if (life.last_segment < segments - 1)
+      life.last = std::max(life.last, starts[static_cast<size_t>(segments) - 1] - 1);
+  }
+  return lives;
+}
+
+}  // namespace whale

@@ -1,0 +1,77 @@
+#include "report/notes.h"
+
+#include "plan/figures.h"
+#include "plan/groups.h"
+
+namespace whale {
+namespace {
+
+// "3, 3, 2"; runs of many equal ones as "96 (x 1024)".
+std::string sizes_text(const std::vector<int64_t>& sizes) {
+  constexpr size_t kMany = 16;
+  std::string text;
+  for (size_t i = 0; i < sizes.size();) {
+    size_t end = i;
+    while (end < sizes.size() && sizes[end] == sizes[i]) ++end;
+    const bool fold = end - i > kMany;
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", sizes[i], fold ? fmt::format(" (x {})", end - i) : "");
+    i = fold ? end : i + 1;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> notes_of(const Plan& plan) {
+  std::vector<std::string> notes;
+  if (plan.entries.empty()) return notes;
+  const Entry& e = plan.entries[0];
+  if (plan.devices.size() > 1) {
+    std::vector<int64_t> sizes;
+    for (const DeviceRow& row : e.rows) sizes.push_back(samples_of(e, row));
+    if (e.batch == 1)
+      notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");
+    else
+      notes.push_back(fmt::format("{} samples are cut over {} devices as [{}]; {} program(s) for them.", e.batch,
+                                  e.rows.size(), sizes_text(sizes), e.programs.size()));
+  }
+  if (plan.micro_batches > 1)
+    notes.push_back(fmt::format("Each step runs {} micro-batches and updates once.", plan.micro_batches));
+  const StepFigures f = step_of(e.programs[0]);
+  if (f.collectives)
+    notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
+                                bytes_text(f.communicated), f.on_the_side));
+  const bool replicas = has_replicas(plan.meshes);
+  if (plan.devices.size() > 1 && plan.options.zero > 0 && !replicas)
+    notes.push_back(fmt::format("ZeRO {} cuts over replicas; '{}' has none, so nothing is cut: put replica around it.",
+                                plan.options.zero, plan.strategy));
+  if (plan.devices.size() > 1 && plan.options.gradient_dtype)
+    notes.push_back(
+        replicas
+            ? fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the "
+                          "result.",
+                          name_of(*plan.options.gradient_dtype))
+            : fmt::format("Gradients are summed in {} between replicas; '{}' has none, so nothing is rounded.",
+                          name_of(*plan.options.gradient_dtype), plan.strategy));
+  if (plan.devices.size() > 1 && plan.options.adasum)
+    notes.push_back(replicas
+                        ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."
+                        : fmt::format("Adasum combines gradients of replicas; '{}' has none, so nothing is combined.",
+                                      plan.strategy));
+  return notes;
+}
+
+std::string idle_note(const TaskGraphs& tasks, int64_t micro_batches, bool exact) {
+  int64_t replicas = 1;
+  for (size_t a = 0; a < tasks.by_micro_batch.size(); ++a)
+    if (tasks.by_micro_batch[a]) replicas *= tasks.meshes[0].axes[a].size;
+  if (replicas <= micro_batches) return "";
+  const std::string who = exact ? fmt::format("Exact mode: {} replicas take whole micro-batches", replicas)
+                                : fmt::format("{} replicas take whole micro-batches (by=micro_batch)", replicas);
+  const std::string what = micro_batches == 1 ? "there is one, which each of them computes"
+                                              : fmt::format("there are {}, so {} of them have nothing to do",
+                                                            micro_batches, replicas - micro_batches);
+  return fmt::format("{}; {}: plan with accumulation {} or more to share the work.", who, what, replicas);
+}
+
+}  // namespace whale

@@ -1,0 +1,285 @@
+// Merging collectives and updates.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "shard/digits.h"
+#include "rewrite/order.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+// Nothing but updates (and the step's end) waits for it, so it may be later than its operands; another sum of the same
+// kind may stand between, along another axis or over micro-batches.
+bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, const Op& op, int depth = 0) {
+  const auto sums = [](OpCode code) {
+    return code == OpCode::k_all_reduce || code == OpCode::k_reduce_scatter || code == OpCode::k_accumulate;
+  };
+  return std::all_of(op.outputs.begin(), op.outputs.end(), [&](TensorId y) {
+    const auto& r = readers[static_cast<size_t>(y)];
+    return std::all_of(r.begin(), r.end(), [&](OpId i) {
+      return g.op(i).phase == Phase::kUpdate ||
+             (depth < 4 && sums(g.op(i).code) && may_wait(g, readers, g.op(i), depth + 1));
+    });
+  });
+}
+
+Attrs without(Attrs attrs, const char* name) {
+  attrs.erase(name);
+  return attrs;
+}
+
+// The operands before the tuples.
+size_t leading_operands(const Op& op) {
+  const auto& ports = def(op.code).inputs;
+  return ports.size() - (!ports.empty() && ports.back().kind == PortKind::kVariadic ? 1 : 0);
+}
+
+// What can share a bucket.
+struct Member {
+  OpId op;
+  OpId order;  // by this: the op that makes its operand, or the first that reads its result
+};
+using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int>;  // .., group, stage, kind
+
+// Of gathers: those of updated parameters by the number of the update's result, those of parameters by who waits.
+int kind_of(const Graph& g, const Op& op) {
+  if (op.code != OpCode::k_all_gather) return 0;
+  const OpId made = g.tensor(op.inputs[0]).producer;
+  return made == kNone ? -1 - static_cast<int>(op.phase) : g.tensor(op.inputs[0]).output;
+}
+
+// Sums of gradients; gathers of updated parameters, and of parameters before they are read.
+std::vector<Member> members_of(const Graph& g) {
+  const auto readers = readers_of(g);
+  std::vector<Member> out;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& op = g.ops[i];
+    const bool sum = op.code == OpCode::k_all_reduce || op.code == OpCode::k_reduce_scatter;
+    if (!(sum || op.code == OpCode::k_all_gather) || op.inputs.size() != 1) continue;
+    const auto& r = readers[static_cast<size_t>(op.outputs[0])];
+    const OpId made = g.tensor(op.inputs[0]).producer;
+    const auto id = static_cast<OpId>(i);
+    if (sum && may_wait(g, readers, op)) out.push_back({id, made});
+    if (sum) continue;
+    if (made == kNone && !r.empty()) out.push_back({id, *std::min_element(r.begin(), r.end())});
+    if (made != kNone && r.empty() && g.op(made).phase == Phase::kUpdate) out.push_back({id, made});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Member& a, const Member& b) { return a.order < b.order; });
+  return out;
+}
+
+struct Bucket {
+  OpId op = kNone;  // into which the others are merged
+  int64_t bytes = 0;
+  std::set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
+  OpId loss = kNone;     // the op that makes the loss, if it is in here
+};
+
+// No update runs before the loss is known, so what updates read lives until the loss's bucket is there.
+class HeldBack {
+ public:
+  explicit HeldBack(const LayoutGraph& lg) : until_(lg.graph.ops.size() + 1) {
+    const Graph& g = lg.graph;
+    for (const NamedTensor& f : lg.fetches)
+      if (f.name == "loss") loss_ = f.tensor;
+    if (lg.micro_batches > 1) return;  // sums over micro-batches wait anyway
+    std::set<TensorId> counted;
+    for (const Op& op : g.ops)
+      for (const TensorId id : op.inputs)
+        if (has_flag(op.code, kUpdateOp) && id != kNone && g.tensor(id).producer != kNone && counted.insert(id).second)
+          until_[static_cast<size_t>(g.tensor(id).producer) + 1] += bytes_of(g.tensor(id));
+    for (size_t i = 1; i < until_.size(); ++i) until_[i] += until_[i - 1];
+  }
+  bool is_loss(TensorId id) const { return id == loss_; }
+  // Bytes of operands of updates that are made between two ops.
+  int64_t between(OpId from, OpId to) const {
+    return until_[static_cast<size_t>(to)] - until_[static_cast<size_t>(from)];
+  }
+
+ private:
+  TensorId loss_ = kNone;
+  std::vector<int64_t> until_;  // made before each op
+};
+
+// Which ops wait for a bucket. Whatever reads the results of its members is an update, so only updates (and sums of
+// sums) lead there.
+class Waits {
+ public:
+  Waits(const Graph& g, const std::vector<Member>& members)
+      : g_(g), bucket_of_(g.ops.size(), kNone), leads_(g.ops.size()) {
+    for (const Member& m : members) leads_[static_cast<size_t>(m.op)] = 1;
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      const Op& op = g.ops[i];
+      if (op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && op.code != OpCode::k_accumulate) continue;
+      for (const TensorId id : op.inputs)
+        if (id != kNone && g.tensor(id).producer != kNone && leads_[static_cast<size_t>(g.tensor(id).producer)])
+          leads_[i] = 1;
+    }
+  }
+
+  // The op waits for all that is in the bucket from now on, and is waited for with it.
+  void put(OpId op, OpId bucket) { bucket_of_[static_cast<size_t>(op)] = bucket; }
+
+  // Where it does not, the bucket remembers what was looked at.
+  bool for_bucket(const Op& op, Bucket& bucket) const {
+    std::vector<OpId> todo;
+    bool found = false;
+    const auto look = [&](const Op& reader) {
+      for (const TensorId id : reader.inputs) {
+        OpId made = id == kNone ? kNone : g_.tensor(id).producer;
+        if (made == kNone || !leads_[static_cast<size_t>(made)]) continue;
+        if (const OpId into = bucket_of_[static_cast<size_t>(made)]; into != kNone) made = into;
+        found |= made == bucket.op;
+        if (bucket.apart.insert(made).second) todo.push_back(made);
+      }
+    };
+    look(op);
+    while (!todo.empty() && !found) {
+      const OpId i = todo.back();
+      todo.pop_back();
+      look(g_.op(i));
+    }
+    return found;
+  }
+
+ private:
+  const Graph& g_;
+  std::vector<OpId> bucket_of_;  // the op that an op was merged into
+  std::vector<char> leads_;      // per op: to something that is put into buckets
+};
+
+void join(Op& into, const Op& op) {
+  into.inputs.push_back(op.inputs[0]);
+  into.outputs.push_back(op.outputs[0]);
+  if (op.phase != Phase::kForward) into.phase = op.phase;
+  if (op.code == OpCode::k_all_reduce) return;
+  std::vector<int64_t> digits = attr_ints(into.attrs, "digit");
+  const auto& more = attr_ints(op.attrs, "digit");
+  digits.insert(digits.end(), more.begin(), more.end());
+  into.attrs["digit"] = std::move(digits);
+}
+
+}  // namespace
+
+void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
+  Graph& g = lg.graph;
+  const std::vector<Member> members = members_of(g);
+  std::map<Key, Bucket> open;
+  Waits waits(g, members);
+  const HeldBack held_back(lg);
+  std::vector<char> removed(g.ops.size());
+  for (const Member& m : members) {
+    Op& op = g.op(m.op);
+    const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
+    Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
+                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op)}];
+    const bool full = bucket.bytes >= bucket_bytes ||
+                      (bucket.loss != kNone && held_back.between(bucket.loss, m.order) >= bucket_bytes);
+    if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {
+      bucket = {m.op, 0, {}, kNone};
+    } else {
+      join(g.op(bucket.op), op);
+      removed[static_cast<size_t>(m.op)] = 1;
+      for (auto& [key, other] : open)
+        if (other.apart.contains(bucket.op) || other.apart.contains(m.op)) other.apart.clear();
+    }
+    waits.put(m.op, bucket.op);
+    if (held_back.is_loss(op.outputs[0])) bucket.loss = m.order;
+    bucket.bytes += bytes_of(whole);
+  }
+  int sums = 0, scatters = 0, gathers = 0;
+  for (const Member& m : members) {
+    Op& op = g.op(m.op);
+    if (removed[static_cast<size_t>(m.op)]) continue;
+    if (op.code == OpCode::k_all_reduce)
+      op.name = fmt::format("bucket.{}", sums++);
+    else if (op.inputs.size() > 1)
+      op.name =
+          op.code == OpCode::k_all_gather ? fmt::format("gather.{}", gathers++) : fmt::format("scatter.{}", scatters++);
+  }
+  compact(g, removed);
+}
+
+namespace {
+// An attribute says where the device's part begins: that of one parameter.
+bool has_begin(const LayoutGraph& lg, const Op& op) {
+  for (const Factor& f : factors_of(lg.graph, op).list)
+    for (size_t k = 0; f.begin_attr && k < op.inputs.size() && k < f.inputs.size(); ++k)
+      for (size_t a = 1; a < lg.axes() && op.inputs[k] != kNone && f.inputs[k].present(); ++a)
+        if (lg.at(op.inputs[k], a).placement == Placement::kShard) return true;
+  return false;
+}
+}  // namespace
+
+void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
+  Graph& g = lg.graph;
+  struct Group {
+    OpId op = kNone;
+    int64_t bytes = 0;
+    OpId bucket = kNone;
+    std::vector<int64_t> decays;
+    int members = 0;
+  };
+  std::map<std::pair<std::vector<TensorId>, std::string>, Group> open;
+  std::vector<char> removed(g.ops.size());
+  std::vector<std::pair<OpId, OpId>> order;  // (when it is ready, op)
+  const auto ready = [&](const Op& op, bool sums) {
+    OpId last = kNone;
+    for (const TensorId id : op.inputs)
+      if (id != kNone && g.tensor(id).producer != kNone &&
+          (!sums || g.op(g.tensor(id).producer).code == OpCode::k_all_reduce ||
+           g.op(g.tensor(id).producer).code == OpCode::k_reduce_scatter))
+        last = std::max(last, g.tensor(id).producer);
+    return last;
+  };
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    if (has_flag(g.ops[i].code, kUpdateOp)) order.emplace_back(ready(g.ops[i], false), static_cast<OpId>(i));
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  // How many updates lead to each op, one by the other. What one makes may lead to another by a sum that both have a
+  // part in (LAMB's norms): those are no group.
+  std::vector<int> rank(g.ops.size());
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].inputs)
+      if (const OpId made = id == kNone ? kNone : g.tensor(id).producer; made != kNone)
+        rank[i] = std::max(rank[i], rank[static_cast<size_t>(made)] + (has_flag(g.op(made).code, kUpdateOp) ? 1 : 0));
+  const auto close = [&](Group& group) {
+    if (group.members > 1 && !group.decays.empty()) g.op(group.op).attrs["decays"] = group.decays;
+    group = {};
+  };
+  for (const auto& [when, id] : order) {
+    Op& op = g.op(id);
+    const size_t lead = leading_operands(op);
+    const bool has_decays = op.attrs.contains("decays");
+    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty()) || has_begin(lg, op))
+      continue;  // decays left out: not to be merged
+    std::string key = def(op.code).name;
+    for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
+    key += fmt::format(" {} {} {}", static_cast<int>(op.region), op.stage, rank[static_cast<size_t>(id)]);
+    Group& group = open[{{op.inputs.begin(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead)}, key}];
+    const OpId bucket = ready(op, true);
+    if (group.op != kNone && (group.bytes >= bucket_bytes || group.bucket != bucket)) close(group);
+    for (size_t k = lead; k < op.inputs.size(); ++k)
+      if (g.tensor(op.inputs[k]).kind == TensorKind::kValue) group.bytes += bytes_of(g.tensor(op.inputs[k]));
+    if (has_decays) {
+      const auto& d = attr_ints(op.attrs, "decays");
+      group.decays.insert(group.decays.end(), d.begin(), d.end());
+    }
+    ++group.members;
+    if (group.op == kNone) {
+      group.op = id, group.bucket = bucket;
+      continue;
+    }
+    Op& into = g.op(group.op);
+    into.inputs.insert(into.inputs.end(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead), op.inputs.end());
+    into.outputs.insert(into.outputs.end(), op.outputs.begin(), op.outputs.end());
+    removed[static_cast<size_t>(id)] = 1;
+  }
+  for (auto& [key, group] : open)
+    if (group.op != kNone) close(group);
+  compact(g, removed);
+}
+
+}  // namespace whale

@@ -1,0 +1,155 @@
+#include "rewrite/copies.h"
+
+#include <algorithm>
+#include <set>
+
+#include "rewrite/order.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+// The segment of an op, of those of one micro-batch; a transfer's sending half stands with what it sends.
+struct Place {
+  Region region{};
+  WorkKind kind{};
+  int32_t at = 0;  // of the stages that pass on such work: its place in their order
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+// Weight gradients come when there is time: after their stage's backward pass, before or after that of other stages.
+bool may_follow(const Place& x, const Place& y) {
+  if (x == y) return false;
+  if (x.region != y.region) return x.region > y.region;
+  if (x.kind == WorkKind::kForward || y.kind == WorkKind::kForward)
+    return x.kind == y.kind ? x.at > y.at : x.kind > y.kind;
+  return x.kind == WorkKind::kWeight || x.at > y.at;
+}
+
+}  // namespace
+
+std::vector<char> weight_ops(const LayoutGraph& lg) {
+  const Graph& g = lg.graph;
+  std::vector<char> later(g.ops.size()), needed(g.tensors.size());
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    const Op& op = g.ops[i];
+    if (op.phase == Phase::kForward || op.region != Region::kBody) continue;
+    bool now = op.code == OpCode::k_transfer;
+    for (const TensorId id : op.outputs) now |= id != kNone && needed[static_cast<size_t>(id)];
+    later[i] = !now;
+    if (now)
+      for (const TensorId id : op.inputs)
+        if (id != kNone) needed[static_cast<size_t>(id)] = 1;
+  }
+  return later;
+}
+
+WorkKind work_of(const Op& op, bool weight) {
+  if (op.phase == Phase::kForward) return WorkKind::kForward;
+  return weight ? WorkKind::kWeight : WorkKind::kBackward;
+}
+
+namespace {
+
+struct Copier {
+  LayoutGraph& lg;
+  Graph& g;
+  const bool pipelined, waits;
+  const std::vector<char> weights;
+  std::vector<std::vector<OpId>> readers, next;  // of a storage; by data
+  std::vector<TensorId> root;
+
+  explicit Copier(LayoutGraph& graph)
+      : lg(graph),
+        g(graph.graph),
+        pipelined(!lg.tasks.schedule.empty()),
+        waits(pipelined && schedule_rule(lg.tasks.schedule).split_backward),
+        weights(weight_ops(lg)),
+        readers(g.tensors.size()),
+        next(g.ops.size()),
+        root(g.tensors.size()) {
+    for (size_t t = 0; t < root.size(); ++t) root[t] = view_root(g, static_cast<TensorId>(t));
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      for (const TensorId id : g.ops[i].inputs) {
+        if (id == kNone) continue;
+        if (!is_view(g.ops[i].code))
+          readers[static_cast<size_t>(root[static_cast<size_t>(id)])].push_back(static_cast<OpId>(i));
+        if (g.tensor(id).producer != kNone)
+          next[static_cast<size_t>(g.tensor(id).producer)].push_back(static_cast<OpId>(i));
+      }
+  }
+
+  Place place_of(OpId i, int32_t stage) const {
+    const Op& op = g.op(i);
+    if (!pipelined || op.region != Region::kBody) return Place{op.region, {}, 0};
+    const WorkKind kind = work_of(op, waits && weights[static_cast<size_t>(i)]);
+    return Place{op.region, kind, kind == WorkKind::kForward ? stage : -stage};
+  }
+
+  // Not by what it reads in place, which is all of one storage.
+  bool needs(OpId later, OpId earlier) const {
+    std::vector<OpId> todo{earlier};
+    std::set<OpId> seen{earlier};
+    while (!todo.empty()) {
+      const OpId i = todo.back();
+      todo.pop_back();
+      if (i == later) return true;
+      for (const OpId j : next[static_cast<size_t>(i)])
+        if (j <= later && seen.insert(j).second) todo.push_back(j);
+    }
+    return false;
+  }
+
+  bool sums_in_place(OpId i, TensorId storage) const {
+    const Op& op = g.op(i);
+    if (!has_flag(op.code, kCollective)) return false;
+    for (const Alias& alias : aliases_of(view_of(g, op)))
+      if (const TensorId x = op.inputs[static_cast<size_t>(alias.input)];
+          alias.must && x != kNone && root[static_cast<size_t>(x)] == storage)
+        return true;
+    return false;
+  }
+
+  // Someone must still read the part that op `i` would sum where it lies: in a later segment, after what follows from
+  // the sum, or to sum it another time (as another view).
+  bool is_read_later(OpId i, TensorId x) const {
+    const TensorId storage = root[static_cast<size_t>(x)];
+    const Place mine = place_of(i, g.op(i).stage);
+    for (const OpId r : readers[static_cast<size_t>(storage)]) {
+      if (r == i) continue;
+      const Place other = place_of(r, g.op(r).code == OpCode::k_transfer ? lg.stage(x) : g.op(r).stage);
+      if (lg.micro_batches > 1 && may_follow(other, mine)) return true;
+      if (r > i && (sums_in_place(r, storage) || needs(r, i))) return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace
+
+void copy_before_sums(LayoutGraph& lg) {
+  Graph& g = lg.graph;
+  const Copier copier(lg);
+  std::vector<Op> ops;
+  bool changed = false;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    Op op = g.ops[i];
+    if (has_flag(op.code, kCollective))
+      for (const Alias& alias : aliases_of(view_of(g, g.ops[i]))) {
+        TensorId& x = op.inputs[static_cast<size_t>(alias.input)];
+        if (!alias.must || x == kNone || !copier.is_read_later(static_cast<OpId>(i), x)) continue;
+        const TensorId made = add_like(lg, x, ".copy");
+        Op copy = op_beside(op, OpCode::k_cast, g.tensor(made).name, {x}, {made});
+        copy.attrs = {{"dtype", std::string(name_of(g.tensor(made).dtype))}};
+        x = made;
+        ops.push_back(std::move(copy));
+        changed = true;
+      }
+    ops.push_back(std::move(op));
+  }
+  if (!changed) return;
+  g.ops = std::move(ops);
+  compact(g, {});
+}
+
+}  // namespace whale

@@ -1,0 +1,20 @@
+// What a pipeline's order means for storage: which backward work can wait, and values that need a second copy.
+#pragma once
+
+#include <vector>
+
+#include "shard/layout_graph.h"
+#include "schedule/schedule.h"
+
+namespace whale {
+
+// Per op: of the backward pass, and nothing sent to another stage waits for it: it may run later (zero-bubble's W).
+std::vector<char> weight_ops(const LayoutGraph& graph);
+WorkKind work_of(const Op& op, bool weight);  // in a pipeline
+
+// A collective works in place. Where what was there before is still read later (by the backward pass or another stage
+// of these devices; by what follows from the collective itself; by another collective, of another view), it gets a
+// copy.
+void copy_before_sums(LayoutGraph& graph);
+
+}  // namespace whale

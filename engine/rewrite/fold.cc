@@ -1,0 +1,168 @@
+#include "rewrite/fold.h"
+
+#include <algorithm>
+
+#include "grad/rewrite.h"
+#include "ops/op.h"
+#include "task/factor_names.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+// What all folds ask: who reads a tensor, and who makes it, while ops disappear.
+struct Folder {
+  Graph& g;
+  std::vector<std::vector<OpId>> readers;
+  std::vector<int> uses;
+  std::vector<char> removed;
+  explicit Folder(Graph& graph)
+      : g(graph), readers(readers_of(graph)), uses(use_counts(graph)), removed(graph.ops.size()) {}
+
+  bool once(TensorId id) const { return id != kNone && uses[static_cast<size_t>(id)] == 1; }
+  const Op* maker(TensorId id, OpCode code) const {
+    if (id == kNone || g.tensor(id).producer == kNone) return nullptr;
+    const OpId p = g.tensor(id).producer;
+    const Op& op = g.op(p);
+    return op.code == code && !removed[static_cast<size_t>(p)] ? &op : nullptr;
+  }
+  OpId number(const Op& op) const { return static_cast<OpId>(&op - g.ops.data()); }
+  void remove(const Op& op) { removed[static_cast<size_t>(number(op))] = 1; }
+  TensorId input(const Op& op, size_t i) const { return i < op.inputs.size() ? op.inputs[i] : kNone; }
+};
+
+bool is_split(const TaskGraphs& tasks, const Op& op) {
+  const TaskGraph& task = tasks.task(op);
+  return std::find(task.roles.begin(), task.roles.end(), AxisRole::kSplit) != task.roles.end();
+}
+
+// The split asks for a factor that the op has only when its operands stand apart.
+bool is_unpacked(const TaskGraphs& tasks, const Op& op) {
+  const OpDef& d = def(op.code);
+  if (!d.unpack) return false;
+  const TaskGraph& task = tasks.task(op);
+  return std::any_of(task.factors.begin(), task.factors.end(),
+                     [&](const std::string& wanted) { return !wanted.empty() && is_named(d.unpacked_factor, wanted); });
+}
+
+// Drops the folded ops and the tensors that only they made.
+void finish(Folder& f) {
+  for (size_t i = 0; i < f.removed.size(); ++i)
+    if (f.removed[i])
+      for (const TensorId id : f.g.ops[i].outputs)
+        if (id != kNone && f.g.tensor(id).producer == static_cast<OpId>(i)) f.g.tensor(id).producer = kNone;
+  compact(f.g, f.removed);
+  drop_unmade_tensors(f.g);
+}
+
+}  // namespace
+
+void fold_bias(Graph& graph, const TaskGraphs& tasks) {
+  Folder f(graph);
+  for (Op& op : graph.ops) {
+    if (op.code != OpCode::k_add || is_split(tasks, op)) continue;
+    for (const int at : {0, 1}) {
+      const TensorId product = op.inputs[static_cast<size_t>(at)], bias = op.inputs[static_cast<size_t>(1 - at)];
+      const Op* matmul = f.maker(product, OpCode::k_matmul);
+      if (!matmul || !f.once(product) || f.input(*matmul, 2) != kNone) continue;
+      const Tensor &y = graph.tensor(product), &b = graph.tensor(bias);
+      const std::string& activation = attr_string(matmul->attrs, "activation");
+      if (b.dims.size() != 1 || y.dims.empty() || b.dims[0] != y.dims.back() || b.dtype != y.dtype || y.dims.size() < 2)
+        continue;
+      if (!activation.empty() && activation != "none") continue;
+      if (matmul->scope != op.scope && graph.scope_path(matmul->scope) != graph.scope_path(op.scope)) continue;
+      f.remove(*matmul);
+      Op fused = *matmul;
+      fused.inputs.resize(3, kNone);
+      fused.inputs[2] = bias;
+      fused.outputs = op.outputs;
+      op = std::move(fused);
+      break;
+    }
+  }
+  finish(f);
+}
+
+void fold_activation(Graph& graph, const TaskGraphs& tasks) {
+  Folder f(graph);
+  for (Op& op : graph.ops) {
+    if (op.code != OpCode::k_relu || !f.once(op.inputs[0]) || is_split(tasks, op)) continue;
+    const Op* matmul = f.maker(op.inputs[0], OpCode::k_matmul);
+    if (!matmul) continue;
+    const std::string& activation = attr_string(matmul->attrs, "activation");
+    if (!activation.empty() && activation != "none") continue;
+    f.remove(*matmul);
+    Op fused = *matmul;
+    fused.attrs["activation"] = std::string("relu");
+    fused.outputs = op.outputs;
+    op = std::move(fused);
+  }
+  finish(f);
+}
+
+void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
+  const auto form_of = [&](const Op& op) {
+    return is_unpacked(tasks, op) ? def(op.code).unpack : is_split(tasks, op) ? def(op.code).decompose : nullptr;
+  };
+  if (std::none_of(graph.ops.begin(), graph.ops.end(), form_of)) return;
+  Rewriter r(graph);
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    const auto form = form_of(r.old[i]);
+    if (!form) {
+      r.keep(i);
+      continue;
+    }
+    Op op = r.old[i];
+    for (TensorId& id : op.inputs) id = r.now(id);
+    const std::vector<TensorId> results = form(graph, op);
+    if (results.empty()) {
+      r.keep(i);
+      continue;
+    }
+    for (size_t k = 0; k < results.size(); ++k)
+      if (op.outputs[k] != kNone) r.replace(op.outputs[k], results[k]);
+  }
+  r.finish();
+}
+
+void fold_whole_products(LayoutGraph& lg) {
+  Graph& g = lg.graph;
+  const auto readers = readers_of(g);
+  std::vector<char> removed(g.ops.size()), kept(g.tensors.size());
+  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (Op& op : g.ops) {
+    if (op.code != OpCode::k_add || op.phase != Phase::kForward) continue;
+    for (const size_t at : {size_t{0}, size_t{1}}) {
+      const TensorId product = op.inputs[at], bias = op.inputs[1 - at];
+      const OpId maker = g.tensor(product).producer;
+      if (maker == kNone || removed[static_cast<size_t>(maker)] || g.op(maker).code != OpCode::k_matmul ||
+          readers[static_cast<size_t>(product)].size() != 1 || kept[static_cast<size_t>(product)])
+        continue;
+      const Op& matmul = g.op(maker);
+      const Tensor &y = g.tensor(product), &b = g.tensor(bias);
+      const std::string& activation = attr_string(matmul.attrs, "activation");
+      if (b.dims.size() != 1 || y.dims.size() < 2 || b.dims[0] != y.dims.back() || b.dtype != y.dtype ||
+          (matmul.inputs.size() > 2 && matmul.inputs[2] != kNone) || (!activation.empty() && activation != "none") ||
+          matmul.stage != op.stage || matmul.region != op.region)
+        continue;
+      const auto partial = [&](TensorId id) {
+        const auto& axes = lg.layouts[static_cast<size_t>(id)].axes;
+        return std::any_of(axes.begin(), axes.end(),
+                           [](const AxisLayout& l) { return l.placement == Placement::kPartial; });
+      };
+      if (partial(product) || partial(bias) ||
+          !(lg.layouts[static_cast<size_t>(product)] == lg.layouts[static_cast<size_t>(op.outputs[0])]))
+        continue;
+      Op fused = matmul;
+      fused.inputs.resize(3, kNone);
+      fused.inputs[2] = bias;
+      fused.outputs = op.outputs;
+      removed[static_cast<size_t>(maker)] = 1;
+      op = std::move(fused);
+      break;
+    }
+  }
+  compact(g, removed);
+}
+
+}  // namespace whale

@@ -1,0 +1,154 @@
+#include "rewrite/fuse.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "ops/fused.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+constexpr size_t kMostSteps = 24;
+constexpr size_t kMostInputs = 8;
+
+bool can_be_step(const Graph& g, const Op& op) {
+  if (op.outputs.size() != 1 || op.inputs.empty() || op.inputs.size() > 3) return false;
+  if (!step_of(op, g.tensor(op.outputs[0]).dtype)) return false;
+  if (std::find(op.inputs.begin(), op.inputs.end(), kNone) != op.inputs.end()) return false;
+  // A chain runs at one width: what leaves or enters f64 (statistics) stays an op of its own.
+  const bool wide = g.tensor(op.outputs[0]).dtype == DType::kF64;
+  for (const TensorId id : op.inputs)
+    if ((g.tensor(id).dtype == DType::kF64) != wide) return false;
+  return element_count(g.tensor(op.outputs[0]).dims) > 1;
+}
+
+struct Group {
+  std::vector<OpId> ops;  // in order; the last is the root
+  std::vector<TensorId> inputs;
+};
+
+class Fuser {
+ public:
+  explicit Fuser(LayoutGraph& graph)
+      : lg_(graph), g_(graph.graph), readers_(readers_of(graph.graph)), kept_(g_.tensors.size()) {
+    for (const NamedTensor& f : lg_.fetches) kept_[static_cast<size_t>(f.tensor)] = 1;
+    for (const Variable& v : g_.variables)
+      if (v.next != kNone) kept_[static_cast<size_t>(v.next)] = 1;
+  }
+
+  void run() {
+    groups_.resize(g_.ops.size());
+    for (size_t i = 0; i < g_.ops.size(); ++i)
+      if (can_be_step(g_, g_.ops[i])) grow(static_cast<OpId>(i));
+    std::vector<char> removed(g_.ops.size());
+    for (size_t i = 0; i < g_.ops.size(); ++i) {
+      if (groups_[i].ops.size() < 2) continue;
+      for (const OpId op : groups_[i].ops) removed[static_cast<size_t>(op)] = static_cast<size_t>(op) != i;
+      g_.ops[i] = fused(groups_[i]);
+    }
+    compact(g_, removed);
+  }
+
+ private:
+  // Partial values pass through linear ops only; a chain does not say that it is linear.
+  bool partial(TensorId id) const {
+    const auto& axes = lg_.layouts[static_cast<size_t>(id)].axes;
+    return std::any_of(axes.begin(), axes.end(),
+                       [](const AxisLayout& a) { return a.placement == Placement::kPartial; });
+  }
+  bool joins(const Op& producer, TensorId between, OpId reader) const {
+    const Op& op = g_.op(reader);
+    const TensorId result = op.outputs[0];
+    const auto& readers = readers_[static_cast<size_t>(between)];
+    return !kept_[static_cast<size_t>(between)] &&
+           std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
+           producer.region == op.region && producer.phase == op.phase && producer.stage == op.stage &&
+           !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
+           lg_.layouts[static_cast<size_t>(between)] == lg_.layouts[static_cast<size_t>(result)];
+  }
+
+  // Takes in the groups of the operands' producers while the limits allow.
+  void grow(OpId root) {
+    Group group{{}, {}};
+    const Op& op = g_.op(root);
+    std::vector<OpId> taken;
+    for (const TensorId id : op.inputs) {
+      const OpId p = g_.tensor(id).producer;
+      if (p == kNone || groups_[static_cast<size_t>(p)].ops.empty() || !joins(g_.op(p), id, root)) continue;
+      if (std::find(taken.begin(), taken.end(), p) != taken.end()) continue;
+      Group wider = group;
+      const Group& more = groups_[static_cast<size_t>(p)];
+      wider.ops.insert(wider.ops.end(), more.ops.begin(), more.ops.end());
+      if (wider.ops.size() + 1 > kMostSteps) continue;
+      std::vector<OpId> with = taken;
+      with.push_back(p);
+      wider.inputs = inputs_of(wider.ops, root);
+      if (wider.inputs.size() > kMostInputs) continue;
+      group = std::move(wider);
+      taken = std::move(with);
+    }
+    for (const OpId p : taken) groups_[static_cast<size_t>(p)].ops.clear();
+    std::sort(group.ops.begin(), group.ops.end());
+    group.inputs = inputs_of(group.ops, root);
+    group.ops.push_back(root);
+    groups_[static_cast<size_t>(root)] = std::move(group);
+  }
+
+  std::vector<TensorId> inputs_of(const std::vector<OpId>& ops, OpId root) const {
+    std::vector<TensorId> inside, out;
+    for (const OpId op : ops) inside.push_back(g_.op(op).outputs[0]);
+    const auto look = [&](OpId op) {
+      for (const TensorId id : g_.op(op).inputs)
+        if (std::find(inside.begin(), inside.end(), id) == inside.end() &&
+            std::find(out.begin(), out.end(), id) == out.end())
+          out.push_back(id);
+    };
+    for (const OpId op : ops) look(op);
+    look(root);
+    // Operands of full size first: the result may take the place of one of the first two.
+    const auto& full = g_.tensor(g_.op(root).outputs[0]);
+    std::stable_partition(out.begin(), out.end(), [&](TensorId id) {
+      const Tensor& t = g_.tensor(id);
+      return t.kind == TensorKind::kValue && t.dims == full.dims && t.dtype == full.dtype;
+    });
+    return out;
+  }
+
+  Op fused(const Group& group) const {
+    FusedBody body;
+    const auto n = static_cast<int>(group.inputs.size());
+    const auto operand = [&](TensorId id) {
+      const auto at = std::find(group.inputs.begin(), group.inputs.end(), id);
+      if (at != group.inputs.end()) return static_cast<int>(at - group.inputs.begin());
+      for (size_t s = 0; s < group.ops.size(); ++s)
+        if (g_.op(group.ops[s]).outputs[0] == id) return n + static_cast<int>(s);
+      throw internal("fusion: operand '{}' is not in its group", g_.tensor(id).name);
+    };
+    for (const OpId id : group.ops) {
+      const Op& op = g_.op(id);
+      FusedStep step = *step_of(op, g_.tensor(op.outputs[0]).dtype);
+      for (const TensorId input : op.inputs) step.operands.push_back(operand(input));
+      body.steps.push_back(std::move(step));
+    }
+    body.results = {n + static_cast<int>(group.ops.size()) - 1};
+    Op op = g_.op(group.ops.back());
+    op.code = OpCode::k_fused;
+    op.attrs = encode(body, n);
+    op.inputs = group.inputs;
+    op.key = 0;
+    return op;
+  }
+
+  LayoutGraph& lg_;
+  Graph& g_;
+  std::vector<std::vector<OpId>> readers_;
+  std::vector<char> kept_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace
+
+void fuse_elementwise(LayoutGraph& graph) { Fuser(graph).run(); }
+
+}  // namespace whale

@@ -1,0 +1,97 @@
+#include "rewrite/gather_late.h"
+
+#include <algorithm>
+#include <map>
+
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+// Puts a parameter together along an axis where replicas hold parts of it, and walk the same micro-batches.
+bool gathers_parameter(const LayoutGraph& lg, const Op& op) {
+  const bool gathers = op.code == OpCode::k_all_gather || op.code == OpCode::k_transfer;
+  if (!gathers || op.inputs.size() != 1 || lg.graph.tensor(op.inputs[0]).kind != TensorKind::kVariable ||
+      lg.stage(op.inputs[0]) != op.stage)
+    return false;
+  bool state = false;
+  for (size_t a = 1; a < lg.axes(); ++a) {
+    if (lg.size(a, op.stage) == 1) continue;
+    if (lg.by_micro_batch(a)) return false;
+    state |= lg.at(op.inputs[0], a).placement == Placement::kShard && lg.at(op.inputs[0], a).state;
+  }
+  return state;
+}
+
+}  // namespace
+
+void gather_late(LayoutGraph& lg) {
+  Graph& g = lg.graph;
+  if (lg.micro_batches == 1) return;
+  const auto readers = readers_of(g);
+  std::vector<char> late(g.ops.size());
+  const auto made_late = [&](TensorId id) {
+    return id == kNone || g.tensor(id).kind == TensorKind::kStep ||
+           (g.tensor(id).producer != kNone && late[static_cast<size_t>(g.tensor(id).producer)]);
+  };
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& op = g.ops[i];
+    if (op.region != Region::kPrologue) continue;
+    late[i] =
+        gathers_parameter(lg, op) || (!op.inputs.empty() && std::all_of(op.inputs.begin(), op.inputs.end(), made_late));
+  }
+  std::vector<char> kept(g.tensors.size());  // to the end of the step
+  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (const Variable& v : g.variables)
+    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+  // Readers are moved before what they read: the phases in which a copy is wanted are known then.
+  std::vector<std::vector<Phase>> phases(g.ops.size());
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    if (!late[i]) continue;
+    for (const TensorId id : g.ops[i].outputs) {
+      if (id == kNone) continue;
+      late[i] &= !kept[static_cast<size_t>(id)];
+      for (const OpId r : readers[static_cast<size_t>(id)]) {
+        const Op& reader = g.op(r);
+        late[i] &= (late[static_cast<size_t>(r)] || reader.region == Region::kBody) && reader.stage == g.ops[i].stage;
+        for (const Phase p : late[static_cast<size_t>(r)] ? phases[static_cast<size_t>(r)] : std::vector{reader.phase})
+          if (std::find(phases[i].begin(), phases[i].end(), p) == phases[i].end()) phases[i].push_back(p);
+      }
+    }
+  }
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].inputs)  // where one reader stays, so does what it reads
+      if (!late[i] && g.ops[i].region == Region::kPrologue && id != kNone && g.tensor(id).producer != kNone)
+        late[static_cast<size_t>(g.tensor(id).producer)] = 0;
+  std::map<std::pair<TensorId, Phase>, TensorId> copies;
+  std::vector<Op> ops;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    Op& op = g.ops[i];
+    if (!late[i]) {
+      for (TensorId& id : op.inputs)
+        if (const auto copy = copies.find({id, op.phase}); copy != copies.end()) id = copy->second;
+      ops.push_back(std::move(op));
+      continue;
+    }
+    for (size_t k = 0; k < phases[i].size(); ++k) {
+      Op one = op;
+      one.region = Region::kBody;
+      one.phase = phases[i][k];
+      if (k > 0) one.name += ".again";
+      for (TensorId& id : one.inputs)
+        if (const auto copy = copies.find({id, one.phase}); copy != copies.end()) id = copy->second;
+      for (TensorId& id : one.outputs) {
+        if (id == kNone || k == 0) continue;
+        const TensorId again = add_like(lg, id, ".again");
+        copies[{id, one.phase}] = again;
+        id = again;
+      }
+      ops.push_back(std::move(one));
+    }
+  }
+  g.ops = std::move(ops);
+  for (Op& op : g.ops) op.origin = kNone;  // numbers have changed
+  compact(g, {});
+}
+
+}  // namespace whale

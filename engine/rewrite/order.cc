@@ -1,0 +1,295 @@
+#include "rewrite/order.h"
+
+#include <algorithm>
+#include <queue>
+#include <set>
+
+#include "base/error.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+constexpr int kSweeps = 6;
+constexpr double kPrefetchOps = 8;  // how far ahead of its reader what was there for long is gathered
+
+struct Order {
+  LayoutGraph& lg;
+  Graph& g;
+  std::vector<std::vector<OpId>> readers;  // per storage root
+  std::vector<TensorId> root;
+  std::vector<TensorId> variable_of;  // per tensor that is some variable's next value: the variable's tensor
+  explicit Order(LayoutGraph& graph)
+      : lg(graph),
+        g(graph.graph),
+        readers(g.tensors.size()),
+        root(g.tensors.size()),
+        variable_of(g.tensors.size(), kNone) {
+    for (size_t t = 0; t < root.size(); ++t) root[t] = view_root(g, static_cast<TensorId>(t));
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      for (const TensorId id : g.ops[i].inputs)
+        if (id != kNone && !is_view(g.ops[i].code))
+          readers[static_cast<size_t>(root[static_cast<size_t>(id)])].push_back(static_cast<OpId>(i));
+    for (const Variable& v : g.variables)
+      if (v.next != kNone) variable_of[static_cast<size_t>(v.next)] = v.tensor;
+  }
+
+  // Storage that the op writes over: everyone else must have read it before.
+  std::vector<TensorId> overwrites(const Op& op) const {
+    std::vector<TensorId> out;
+    if (is_view(op.code)) return out;  // shares storage, writes nothing
+    for (const Alias& alias : aliases_of(view_of(g, op)))
+      if (alias.must && op.inputs[static_cast<size_t>(alias.input)] != kNone)
+        out.push_back(root[static_cast<size_t>(op.inputs[static_cast<size_t>(alias.input)])]);
+    for (const TensorId y : op.outputs)
+      if (y != kNone && variable_of[static_cast<size_t>(y)] != kNone)
+        out.push_back(variable_of[static_cast<size_t>(y)]);
+    return out;
+  }
+
+  // Edges "before -> after" that are not data: readers before the op that overwrites, checks of indices and the loss
+  // before updates.
+  std::vector<std::vector<OpId>> edges() const {
+    std::vector<std::vector<OpId>> data(g.ops.size()), out(g.ops.size());
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      for (const TensorId id : g.ops[i].inputs)
+        if (id != kNone && g.tensor(id).producer != kNone)
+          data[static_cast<size_t>(g.tensor(id).producer)].push_back(static_cast<OpId>(i));
+    const auto reaches = [&](OpId from, OpId to) {
+      std::vector<OpId> todo{from};
+      std::set<OpId> seen{from};
+      while (!todo.empty()) {
+        const OpId i = todo.back();
+        todo.pop_back();
+        if (i == to) return true;
+        for (const OpId j : data[static_cast<size_t>(i)])
+          if (j <= to && seen.insert(j).second) todo.push_back(j);
+      }
+      return false;
+    };
+    std::vector<OpId> checks;  // what may stop a step: ops that check an index, and the loss
+    for (const NamedTensor& f : lg.fetches)
+      if (f.name == "loss" && g.tensor(f.tensor).producer != kNone) checks.push_back(g.tensor(f.tensor).producer);
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      if (attr_int(g.ops[i].attrs, kIndexLimit) > 0) checks.push_back(static_cast<OpId>(i));
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      const auto w = static_cast<OpId>(i);
+      // A bad index or a loss that is not finite stops a step before it has changed anything.
+      const std::vector<TensorId> written = overwrites(g.ops[i]);
+      const bool updates = std::any_of(written.begin(), written.end(),
+                                       [&](TensorId id) { return g.tensor(id).kind == TensorKind::kVariable; });
+      for (const OpId c : checks)
+        if (updates && c != w && (c < w || !reaches(w, c))) out[static_cast<size_t>(c)].push_back(w);
+      for (const TensorId storage : written)
+        for (const OpId r : readers[static_cast<size_t>(storage)])
+          if (r != w && (r < w || !reaches(w, r))) out[static_cast<size_t>(r)].push_back(w);
+    }
+    for (size_t i = 0; i < out.size(); ++i) out[i].insert(out[i].end(), data[i].begin(), data[i].end());
+    return out;
+  }
+};
+
+// What an op adds to a sum over micro-batches, whose other operand is there from the start; kNone: it does not.
+TensorId summand_of(const Op& op) { return op.code == OpCode::k_accumulate ? op.inputs[1] : kNone; }
+
+// When each op would like to run: its number, moved as order.h says.
+std::vector<double> wishes(const Order& o) {
+  const Graph& g = o.g;
+  const size_t n = g.ops.size();
+  std::vector<double> key(n);
+  for (size_t i = 0; i < n; ++i) key[i] = static_cast<double>(i);
+  // Added up as soon as it is there, so that no micro-batch's gradients lie beside their sums.
+  for (size_t i = 0; i < n; ++i)
+    if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
+      key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
+  std::vector<std::vector<OpId>> direct = readers_of(g);
+  const auto made_at = [&](const std::vector<TensorId>& ids) {
+    double last = -1;
+    for (const TensorId id : ids)
+      if (id != kNone && g.tensor(id).producer != kNone)
+        last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
+    return last;
+  };
+  // Sources (of constants, inputs and variables alone) sink to their first reader, from the last to the first so that
+  // chains of constants sink together.
+  std::vector<char> constant(n), source(n);
+  const auto made_of = [&](const Op& op, const auto& test) {
+    return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || test(id); });
+  };
+  const auto from_constant = [&](TensorId id) {
+    return g.tensor(id).producer != kNone && constant[static_cast<size_t>(g.tensor(id).producer)];
+  };
+  for (size_t i = 0; i < n; ++i) {
+    const Op& op = g.ops[i];
+    constant[i] = made_of(op, from_constant);
+    source[i] = op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && o.overwrites(op).empty() &&
+                made_of(op, [&](TensorId id) { return g.tensor(id).kind != TensorKind::kValue || from_constant(id); });
+  }
+  for (size_t i = n; i-- > 0;) {
+    if (!source[i]) continue;
+    double first = 1e18;
+    for (const TensorId y : g.ops[i].outputs)
+      if (y != kNone)
+        for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
+    if (first < 1e18) key[i] = first - 0.01;
+  }
+  // A backward op all of whose operands the forward pass left: gathered again, or for a weight's gradient alone.
+  const auto of_forward = [&](const Op& op) {
+    return op.phase == Phase::kBackward && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
+             return id == kNone || g.tensor(id).producer == kNone ||
+                    g.op(g.tensor(id).producer).phase == Phase::kForward;
+           });
+  };
+  std::vector<double> launches;
+  for (size_t i = 0; i < n; ++i)
+    if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) {  // rounds keep their pace
+      key[i] = made_at(g.ops[i].inputs) + 0.2;
+      // These, and parameters that live in parts, are gathered a little before they are read, not all at the start.
+      const bool late = key[i] < 1 || of_forward(g.ops[i]);
+      double first = 1e18;
+      for (const TensorId y : g.ops[i].outputs)
+        if (y != kNone && late)
+          for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
+      if (first < 1e18) key[i] = std::max(key[i], first - kPrefetchOps);
+      launches.push_back(key[i]);
+    }
+  std::sort(launches.begin(), launches.end());
+  for (size_t i = 0; i < n; ++i) {
+    const Op& op = g.ops[i];
+    const TensorId added = summand_of(op);
+    if ((op.phase != Phase::kUpdate && added == kNone) || has_flag(op.code, kCollective)) continue;
+    const std::vector<TensorId> awaited = added == kNone ? op.inputs : std::vector<TensorId>{added};
+    double when = made_at(awaited) + 0.1;
+    for (const TensorId id : awaited) {
+      if (id == kNone || g.tensor(id).producer == kNone) continue;
+      const auto p = static_cast<size_t>(g.tensor(id).producer);
+      if (!has_flag(g.ops[p].code, kCollective)) continue;
+      const auto next = std::upper_bound(launches.begin(), launches.end(), key[p]);
+      when = std::max(when, next == launches.end() ? static_cast<double>(n) : *next + 0.1);
+    }
+    for (const TensorId storage : o.overwrites(op))
+      for (const OpId r : o.readers[static_cast<size_t>(storage)])
+        if (static_cast<size_t>(r) != i)
+          when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
+    key[i] = when;
+  }
+  return key;
+}
+
+void apply_order(Graph& g, const std::vector<OpId>& order) {
+  std::vector<Op> ops;
+  for (const OpId i : order) ops.push_back(std::move(g.op(i)));
+  g.ops = std::move(ops);
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].outputs)
+      if (id != kNone) g.tensor(id).producer = static_cast<OpId>(i);
+}
+
+}  // namespace
+
+bool is_view(OpCode code) {
+  return code == OpCode::k_reshape || code == OpCode::k_stop_gradient || code == OpCode::k_part_view;
+}
+
+TensorId view_root(const Graph& g, TensorId id) {
+  while (g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code))
+    id = g.op(g.tensor(id).producer).inputs[0];
+  return id;
+}
+
+int64_t bytes_of(const Tensor& tensor) { return element_count(tensor.dims) * size_of(tensor.dtype); }
+
+void order_ops(LayoutGraph& lg) {
+  Order o(lg);
+  const auto edges = o.edges();
+  const std::vector<double> key = wishes(o);
+  const size_t n = lg.graph.ops.size();
+  std::vector<int> waiting(n);
+  for (const auto& list : edges)
+    for (const OpId j : list) ++waiting[static_cast<size_t>(j)];
+  using Item = std::pair<double, OpId>;
+  std::priority_queue<Item, std::vector<Item>, std::greater<>> ready;
+  for (size_t i = 0; i < n; ++i)
+    if (waiting[i] == 0) ready.emplace(key[i], static_cast<OpId>(i));
+  std::vector<OpId> order;
+  while (!ready.empty()) {
+    const OpId i = ready.top().second;
+    ready.pop();
+    order.push_back(i);
+    for (const OpId j : edges[static_cast<size_t>(i)])
+      if (--waiting[static_cast<size_t>(j)] == 0) ready.emplace(key[static_cast<size_t>(j)], j);
+  }
+  WHALE_CHECK(order.size() == n, "ordering: readers and writers wait for each other");
+  apply_order(lg.graph, order);
+}
+
+void shorten_lives(LayoutGraph& lg) {
+  Order o(lg);
+  Graph& g = lg.graph;
+  const size_t n = g.ops.size();
+  if (n < 2) return;
+  const auto all_edges = o.edges();
+  std::vector<std::set<OpId>> after(n);
+  for (size_t i = 0; i < n; ++i) after[i].insert(all_edges[i].begin(), all_edges[i].end());
+  std::vector<OpId> order(n), position(n);
+  for (size_t i = 0; i < n; ++i) order[i] = position[i] = static_cast<OpId>(i);
+  std::vector<char> pinned(g.tensors.size());  // alive to the end, or storage of its own
+  for (const NamedTensor& f : lg.fetches) pinned[static_cast<size_t>(o.root[static_cast<size_t>(f.tensor)])] = 1;
+  for (const Variable& v : g.variables)
+    if (v.next != kNone) pinned[static_cast<size_t>(o.root[static_cast<size_t>(v.next)])] = 1;
+  const auto counted = [&](TensorId storage) {
+    return g.tensor(storage).kind == TensorKind::kValue && !pinned[static_cast<size_t>(storage)];
+  };
+  // Gradients of parameters are used up by what follows them; `lasting` leaves them out.
+  const auto passing = [&](TensorId y) {
+    const auto& r = o.readers[static_cast<size_t>(y)];
+    return !r.empty() && std::all_of(r.begin(), r.end(), [&](OpId k) {
+      return g.op(k).phase == Phase::kUpdate || has_flag(g.op(k).code, kCollective);
+    });
+  };
+  const auto made = [&](OpId i, bool lasting) {
+    int64_t bytes = 0;
+    for (const TensorId y : g.op(i).outputs)
+      if (counted(y) && !(lasting && passing(y))) bytes += bytes_of(g.tensor(y));
+    return bytes;
+  };
+  // Bytes that die when `i` runs while `later` is still to come; both stand at position p or p + 1.
+  const auto freed = [&](OpId i, OpId later, size_t p) {
+    int64_t bytes = 0;
+    std::vector<TensorId> seen;
+    for (const TensorId id : g.op(i).inputs) {
+      if (id == kNone) continue;
+      const TensorId storage = o.root[static_cast<size_t>(id)];
+      if (!counted(storage) || std::find(seen.begin(), seen.end(), storage) != seen.end()) continue;
+      seen.push_back(storage);
+      const auto& r = o.readers[static_cast<size_t>(storage)];
+      const auto past = [&](OpId k) {
+        return k == i || (k != later && static_cast<size_t>(position[static_cast<size_t>(k)]) < p);
+      };
+      if (std::all_of(r.begin(), r.end(), past)) bytes += bytes_of(g.tensor(storage));
+    }
+    return bytes;
+  };
+  const auto region = [&](OpId i) { return std::pair(g.op(i).region, g.op(i).phase == Phase::kUpdate); };
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    bool changed = false;
+    for (size_t p = 0; p + 1 < n; ++p) {
+      const OpId a = order[p], b = order[p + 1];
+      if (region(a) != region(b) || is_view(g.op(a).code) || is_view(g.op(b).code)) continue;
+      if (has_flag(g.op(a).code, kCollective) || has_flag(g.op(b).code, kCollective) ||
+          after[static_cast<size_t>(a)].contains(b))
+        continue;
+      const int64_t a_first = std::max(made(a, false), made(a, true) - freed(a, b, p) + made(b, false));
+      const int64_t b_first = std::max(made(b, false), made(b, true) - freed(b, a, p) + made(a, false));
+      if (b_first >= a_first) continue;
+      std::swap(order[p], order[p + 1]);
+      position[static_cast<size_t>(a)] = static_cast<OpId>(p + 1);
+      position[static_cast<size_t>(b)] = static_cast<OpId>(p);
+      changed = true;
+    }
+    if (!changed) break;
+  }
+  apply_order(g, order);
+}
+
+}  // namespace whale

@@ -1,0 +1,114 @@
+// Cheap ops made twice, so that their results need not live from the forward to the backward pass.
+#include <algorithm>
+
+#include "cost/cost.h"
+#include "rewrite/order.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+struct Recomputer {
+  LayoutGraph& lg;
+  Graph& g;
+  std::vector<std::vector<OpId>> readers;  // through views
+  std::vector<char> again;                 // tensors that the backward pass makes anew
+  std::vector<char> activation;            // tensors that are made of an input, not of parameters alone
+  explicit Recomputer(LayoutGraph& graph)
+      : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()), activation(g.tensors.size()) {
+    for (const TensorId id : g.inputs) activation[static_cast<size_t>(id)] = 1;
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      bool of_input = false;
+      for (const TensorId id : g.ops[i].inputs) {
+        if (id == kNone) continue;
+        of_input |= activation[static_cast<size_t>(id)] != 0;
+        if (!is_view(g.ops[i].code)) readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
+      }
+      for (const TensorId id : g.ops[i].outputs)
+        if (id != kNone) activation[static_cast<size_t>(id)] = of_input;
+    }
+  }
+
+  bool read_backward(TensorId id) const {
+    const auto& r = readers[static_cast<size_t>(id)];
+    return std::any_of(r.begin(), r.end(), [&](OpId i) { return g.op(i).phase == Phase::kBackward; });
+  }
+  // There in the backward pass anyway.
+  bool stays(TensorId id) const {
+    const TensorId root = view_root(g, id);
+    return g.tensor(root).kind != TensorKind::kValue || (read_backward(root) && !again[static_cast<size_t>(root)]);
+  }
+  // An activation that members of a group hold parts of, put together for a product.
+  bool gathers(const Op& op) const {
+    if (op.code != OpCode::k_all_gather || op.phase != Phase::kForward || op.region != Region::kBody ||
+        op.inputs.size() != 1 || again[static_cast<size_t>(view_root(g, op.inputs[0]))] ||
+        !activation[static_cast<size_t>(op.inputs[0])])
+      return false;
+    const int64_t n = lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
+    const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
+    const double parts = stays(op.inputs[0]) ? 0 : bytes / static_cast<double>(n);
+    return bytes >= lg.tasks.cost.cached_bytes &&
+           bytes - parts >= lg.tasks.cost.freed_bytes_per_second * all_gather_seconds(bytes, n, lg.tasks.cost.link);
+  }
+  bool cheap(const Op& op, bool casts_only) const {
+    if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||
+        has_flag(op.code, kCollective) || op.inputs.empty())
+      return false;
+    const bool cast_of_variable = op.code == OpCode::k_cast && g.tensor(op.inputs[0]).kind == TensorKind::kVariable;
+    if (casts_only && !cast_of_variable) return false;
+    for (const TensorId id : op.outputs)
+      for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
+        if (a.placement == Placement::kPartial) return false;
+    const Tensor& y = g.tensor(op.outputs[0]);
+    return bytes_of(y) >= lg.tasks.cost.cached_bytes &&
+           static_cast<double>(bytes_of(y)) >=
+               lg.tasks.cost.freed_bytes_per_second * op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
+  }
+};
+
+}  // namespace
+
+void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages, const std::vector<char>& gathering) {
+  Graph& g = lg.graph;
+  Recomputer r(lg);
+  std::vector<std::vector<Op>> before(g.ops.size());  // copies that stand before an op
+  const size_t n = g.ops.size();
+  for (size_t i = 0; i < n; ++i) {
+    const Op op = g.ops[i];
+    const bool gather = gathering[static_cast<size_t>(op.stage)] && r.gathers(op);
+    if (!gather && !r.cheap(op, !stages[static_cast<size_t>(op.stage)])) continue;
+    const TensorId y = op.outputs[0];
+    std::vector<OpId> backward;  // direct readers only: a view of it keeps it
+    bool forward = false, viewed = false;
+    for (size_t k = i + 1; k < n; ++k)
+      for (const TensorId id : g.ops[k].inputs) {
+        if (id != y) continue;
+        viewed |= is_view(g.ops[k].code) || g.ops[k].stage != op.stage;  // another stage goes back at another time
+        forward |= g.ops[k].phase == Phase::kForward;
+        if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k)))
+          backward.push_back(static_cast<OpId>(k));
+      }
+    const bool there = gather || std::all_of(op.inputs.begin(), op.inputs.end(),
+                                             [&](TensorId id) { return id == kNone || r.stays(id); });
+    if (!forward || viewed || backward.empty() || !there) continue;
+    Op copy = op;
+    without_index_check(copy);
+    copy.name += ".again";
+    copy.phase = Phase::kBackward;
+    for (TensorId& out : copy.outputs) out = add_like(lg, out, ".again");
+    for (const OpId reader : backward)
+      for (TensorId& id : g.op(reader).inputs)
+        if (id == y) id = copy.outputs[0];
+    r.again[static_cast<size_t>(y)] = 1;
+    before[static_cast<size_t>(backward.front())].push_back(std::move(copy));
+  }
+  std::vector<Op> ops;
+  for (size_t i = 0; i < n; ++i) {
+    for (Op& copy : before[i]) ops.push_back(std::move(copy));
+    ops.push_back(std::move(g.ops[i]));
+  }
+  g.ops = std::move(ops);
+  compact(g, {});
+}
+
+}  // namespace whale

@@ -1,0 +1,306 @@
+#include "rewrite/stream.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "cost/cost.h"
+#include "shard/bridges.h"
+#include "shard/digits.h"
+#include "task/factor_names.h"
+#include "rewrite/order.h"
+#include "rewrite/rewrite.h"
+#include "task/shares.h"
+
+namespace whale {
+namespace {
+
+// An op, the axis around which its pieces go, and what stands for the bridges that are left out.
+struct Ring {
+  size_t axis = 0;
+  Factor factor;
+  int64_t ways = 1;
+  std::vector<std::pair<size_t, TensorId>> pieces;  // operand, and what was gathered for it
+  std::vector<std::pair<size_t, OpId>> scatters;    // result, and the bridge that ended its sum
+};
+
+class Streamer {
+ public:
+  explicit Streamer(LayoutGraph& graph) : lg_(graph), g_(graph.graph), readers_(readers_of(g_)) {}
+
+  void run() {
+    std::vector<std::optional<Ring>> rings(g_.ops.size());
+    std::vector<char> dropped(g_.ops.size());
+    bool any = false;
+    for (size_t i = 0; i < g_.ops.size(); ++i) {
+      rings[i] = ring_of(g_.ops[i]);
+      if (!rings[i]) continue;
+      any = true;
+      for (const auto& [result, scatter] : rings[i]->scatters) dropped[static_cast<size_t>(scatter)] = 1;
+    }
+    if (!any) return;
+    const std::vector<Op> old = std::move(g_.ops);
+    g_.ops.clear();
+    for (size_t i = 0; i < old.size(); ++i) {
+      if (dropped[i]) continue;
+      if (rings[i])
+        emit(old[i], *rings[i], old);
+      else
+        g_.ops.push_back(old[i]);
+    }
+    drop_unread_gathers();
+  }
+
+ private:
+  // ---- which ops ------------------------------------------------------------------------------------------------
+  std::optional<Ring> ring_of(const Op& op) const {
+    if (!def(op.code).factors) return {};
+    const Factors factors = factors_of(g_, op);
+    for (const Factor& f : factors.list) {
+      if (f.kind != FactorKind::kStream || attr_int(op.attrs, f.piece_attr) != 0) continue;
+      for (size_t a = 1; a < lg_.axes(); ++a) {
+        Ring ring{.axis = a, .factor = f, .ways = lg_.size(a, op.stage), .pieces = {}, .scatters = {}};
+        if (ring.ways > 1 && shares_fit(op, ring) && find_pieces(op, ring) && find_scatters(op, ring) &&
+            (asked_for(op, factors, a) || worth(op, ring)))
+          return ring;
+      }
+    }
+    return {};
+  }
+
+  bool shares_fit(const Op& op, const Ring& ring) const {
+    const MeshAxis& axis = lg_.mesh_axis(ring.axis, op.stage);
+    if (axis.has_gaps()) return false;
+    const int64_t rows = axis.ragged() ? static_cast<int64_t>(axis.shares.size()) / axis.size : 1;
+    for (int64_t k = 0; k < rows * ring.ways; ++k)
+      if (cut_of(axis, false, ring.factor.extent, k % ring.ways, k / ring.ways).size() == 0) return false;
+    return true;
+  }
+  bool is_plain_cut(TensorId id, size_t a, const Digit& digit) const {
+    for (size_t b = 0; b < lg_.axes(); ++b)
+      if (b != a && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).digit.dim == digit.dim) return false;
+    AxisLayout want{.placement = Placement::kShard, .digit = digit};
+    return lg_.at(id, a) == want;
+  }
+  static bool is_bridge(const Op& op, OpCode code, size_t a) {
+    return op.code == code && attr_int(op.attrs, "group") + 1 == static_cast<int64_t>(a);
+  }
+
+  // Everything else that is cut along the axis stays where it is; what carries the factor was gathered for this.
+  bool find_pieces(const Op& op, Ring& ring) const {
+    bool cut = false;
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (op.inputs[i] == kNone) continue;
+      if (!ring.factor.inputs[i].present()) {
+        cut |= lg_.at(op.inputs[i], ring.axis).placement == Placement::kShard;
+        continue;
+      }
+      const OpId made = g_.tensor(op.inputs[i]).producer;
+      if (made == kNone || !is_bridge(g_.op(made), OpCode::k_all_gather, ring.axis) ||
+          !is_plain_cut(g_.op(made).inputs[0], ring.axis, ring.factor.inputs[i]))
+        return false;
+      ring.pieces.emplace_back(i, g_.op(made).inputs[0]);
+    }
+    return cut && !ring.pieces.empty();
+  }
+  bool find_scatters(const Op& op, Ring& ring) const {
+    for (size_t o = 0; o < op.outputs.size(); ++o) {
+      const TensorId id = op.outputs[o];
+      if (id == kNone && ring.factor.merge != OpCode{}) return false;
+      if (id == kNone || !ring.factor.outputs[o].present()) continue;
+      const auto& r = readers_[static_cast<size_t>(id)];
+      const auto fetched = [&](const NamedTensor& f) { return f.tensor == id; };
+      if (r.size() != 1 || std::any_of(lg_.fetches.begin(), lg_.fetches.end(), fetched)) return false;
+      const Op& bridge = g_.op(r[0]);
+      const bool whole = is_bridge(bridge, OpCode::k_all_reduce, ring.axis) && bridge.inputs.size() == 1;
+      if (!whole && !is_bridge(bridge, OpCode::k_reduce_scatter, ring.axis)) return false;
+      const Digit &home = ring.factor.outputs[o], &to = lg_.at(bridge.outputs[0], ring.axis).digit;
+      for (size_t b = 0; b < lg_.axes(); ++b)
+        if (b != ring.axis && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).digit.dim == home.dim)
+          return false;
+      if (!whole && to.dim == home.dim && !is_plain_cut(bridge.outputs[0], ring.axis, home)) return false;
+      if (!whole && lg_.at(bridge.outputs[0], ring.axis).state) return false;
+      ring.scatters.emplace_back(o, r[0]);
+    }
+    return true;
+  }
+
+  bool asked_for(const Op& op, const Factors& factors, size_t a) const {
+    return std::any_of(factors.list.begin(), factors.list.end(),
+                       [&](const Factor& f) { return asks_for(lg_.tasks, op, a, f); });
+  }
+
+  double share(TensorId id, size_t but) const {  // of the tensor, on one device
+    double n = 1;
+    for (size_t a = 0; a < lg_.axes(); ++a)
+      if (a != but && lg_.at(id, a).placement == Placement::kShard)
+        n *= static_cast<double>(lg_.size(a, lg_.stage(id)));
+    return 1 / n;
+  }
+  // The gathered pieces are not kept, and travel beside the computation; what is merged is computed once more.
+  bool worth(const Op& op, const Ring& ring) const {
+    const CostModel& cost = lg_.tasks.cost;
+    const DeviceRates& device = cost.device;
+    const LinkRates& link = cost.link;
+    const auto n = static_cast<double>(ring.ways);
+    double bytes = 0, gathering = 0;
+    const auto moved = [&](TensorId id) {
+      const double whole = static_cast<double>(bytes_of(g_.tensor(id))) * share(id, ring.axis);
+      bytes += whole;
+      gathering += all_gather_seconds(whole, ring.ways, link);
+    };
+    for (const auto& [i, source] : ring.pieces) moved(source);
+    for (const auto& [o, scatter] : ring.scatters) moved(g_.op(scatter).outputs[0]);
+    double merged = 0;
+    for (size_t o = 0; o < op.outputs.size(); ++o)
+      if (op.outputs[o] != kNone && !ring.factor.outputs[o].present())
+        merged += static_cast<double>(bytes_of(g_.tensor(op.outputs[o]))) * share(op.outputs[o], 0);
+    const double round = op_seconds(cost_of(view_of(g_, op)), device) * share(op.outputs[0], 0) / n;
+    const int64_t messages = std::ssize(ring.pieces) + std::ssize(ring.scatters);
+    const double shifting = link_seconds(bytes / n, messages, link);
+    const double merging = op_seconds({0, 3 * merged}, device) + device.seconds_per_op * static_cast<double>(messages);
+    const double more = (n - 1) * (std::max(shifting - round, 0.0) + merging) - gathering;
+    return more < bytes * (n - 1) / n / cost.freed_bytes_per_second;
+  }
+
+  // ---- what it becomes ------------------------------------------------------------------------------------------
+  TensorId like(TensorId id, const std::string& suffix, DType dtype) {
+    const TensorId made = add_like(lg_, id, suffix);
+    g_.tensor(made).dtype = dtype;
+    return made;
+  }
+  // What lay `from` places before lies one further on; after a whole round it is at home.
+  TensorId shift(const Op& op, const Ring& ring, TensorId id, const std::string& suffix, TensorId to = kNone) {
+    if (to == kNone) to = like(id, suffix, g_.tensor(id).dtype);
+    lg_.at(to, ring.axis) = lg_.at(id, ring.axis);
+    lg_.at(to, ring.axis).rotate = (lg_.at(id, ring.axis).rotate + 1) % ring.ways;
+    Op made = op_beside(op, OpCode::k_shift, g_.tensor(to).name, {id}, {to});
+    made.attrs = {{"group", static_cast<int64_t>(ring.axis) - 1}};
+    g_.ops.push_back(std::move(made));
+    return to;
+  }
+  // Into `to`, which may be of a narrower type.
+  void finish(const Op& op, TensorId from, TensorId to) {
+    Op made = op_beside(op, OpCode::k_cast, g_.tensor(to).name + ".cast", {from}, {to});
+    made.attrs = {{"dtype", std::string(name_of(g_.tensor(to).dtype))}};
+    g_.ops.push_back(std::move(made));
+  }
+  TensorId add(const Op& op, TensorId a, TensorId b, const std::string& suffix, TensorId to = kNone) {
+    if (to == kNone) to = like(b, suffix, g_.tensor(b).dtype);
+    g_.ops.push_back(op_beside(op, OpCode::k_add, g_.tensor(to).name, {a, b}, {to}));
+    return to;
+  }
+
+  // The op over the pieces of round r.
+  std::vector<TensorId> work(const Op& op, const Ring& ring, const std::vector<TensorId>& now, int64_t r) {
+    const std::string suffix = fmt::format(".{}", r);
+    Op piece = op;
+    piece.name += suffix;
+    piece.attrs[ring.factor.piece_attr] = ring.factor.extent;
+    for (size_t p = 0; p < now.size(); ++p) piece.inputs[ring.pieces[p].first] = now[p];
+    OpView view = view_of(g_, piece);
+    const std::vector<TensorType> types = infer(piece.code, piece.attrs, view.inputs, view.present);
+    for (size_t o = 0; o < piece.outputs.size(); ++o) {
+      if (op.outputs[o] == kNone) continue;
+      const TensorId made = piece.outputs[o] = like(op.outputs[o], suffix, types[o].dtype);
+      if (ring.factor.outputs[o].present())
+        lg_.at(made, ring.axis) = {.placement = Placement::kShard, .digit = ring.factor.outputs[o], .rotate = r};
+    }
+    std::vector<TensorId> results = piece.outputs;
+    g_.ops.push_back(std::move(piece));
+    return results;
+  }
+
+  // The results of this round and of those before, as one.
+  void combine(const Op& op, const Ring& ring, std::vector<TensorId>& sums, const std::vector<TensorId>& made,
+               int64_t r) {
+    const bool last = r + 1 == ring.ways;
+    const std::string suffix = fmt::format(".to{}", r);
+    if (ring.factor.merge != OpCode{}) {
+      std::vector<TensorId> in = sums, out = op.outputs;
+      in.insert(in.end(), made.begin(), made.end());
+      if (!last)
+        for (size_t o = 0; o < made.size(); ++o) out[o] = like(made[o], suffix, g_.tensor(made[o]).dtype);
+      Op merge = op_beside(op, ring.factor.merge, op.name + suffix, std::move(in), out);
+      merge.attrs = complete_attrs(def(merge.code), {{"out_dtype", std::string(name_of(g_.tensor(out[0]).dtype))}});
+      g_.ops.push_back(std::move(merge));
+      sums = out;
+      return;
+    }
+    for (size_t o = 0; o < made.size(); ++o) {
+      if (made[o] == kNone) continue;
+      const bool ends = last && !ring.factor.outputs[o].present();
+      const bool narrows = ends && g_.tensor(made[o]).dtype != g_.tensor(op.outputs[o]).dtype;
+      sums[o] = add(op, sums[o], made[o], suffix, ends && !narrows ? op.outputs[o] : kNone);
+      if (narrows) finish(op, sums[o], op.outputs[o]);
+    }
+  }
+
+  void emit(const Op& op, const Ring& ring, const std::vector<Op>& old) {
+    std::vector<TensorId> now, sums;
+    for (const auto& [i, source] : ring.pieces) now.push_back(source);
+    for (int64_t r = 0; r < ring.ways; ++r) {
+      // While this round's pieces are worked on, the next ones come, and the sums so far follow their pieces.
+      std::vector<TensorId> next;
+      for (size_t p = 0; p < now.size() && r + 1 < ring.ways; ++p)
+        next.push_back(shift(op, ring, now[p], fmt::format(".{}", r + 1)));
+      for (const auto& [o, scatter] : ring.scatters)
+        if (r > 0) sums[o] = shift(op, ring, sums[o], ".on");
+      const std::vector<TensorId> made = work(op, ring, now, r);
+      if (r == 0)
+        sums = made;
+      else
+        combine(op, ring, sums, made, r);
+      now = std::move(next);
+    }
+    for (const auto& [o, scatter] : ring.scatters) end(op, ring, o, sums[o], old[static_cast<size_t>(scatter)]);
+  }
+
+  // Home, and on to where the bridge that is left out brought it.
+  void end(const Op& op, const Ring& ring, size_t o, TensorId sum, const Op& bridge) {
+    const TensorId to = bridge.outputs[0];
+    const bool home = is_plain_cut(to, ring.axis, ring.factor.outputs[o]);
+    const bool narrows = g_.tensor(sum).dtype != g_.tensor(to).dtype;
+    TensorId id = shift(op, ring, sum, ".home", home && !narrows ? to : kNone);
+    if (narrows) {
+      const TensorId narrow = home ? to : like(id, ".cast", g_.tensor(to).dtype);
+      finish(op, id, narrow);
+      id = narrow;
+    }
+    if (home) return;
+    const bool whole = lg_.at(to, ring.axis).placement == Placement::kReplicate;
+    Op last = op_beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, bridge.name, {id}, {to});
+    last.attrs = digit_attr("digit", ring.factor.outputs[o]);
+    last.attrs["group"] = static_cast<int64_t>(ring.axis) - 1;
+    last.attrs["cuts"] = std::vector<int64_t>{};
+    if (!whole) {
+      last.attrs.merge(digit_attr("to_digit", lg_.at(to, ring.axis).digit));
+      last.attrs["to_cuts"] = std::vector<int64_t>{};
+    }
+    g_.ops.push_back(std::move(last));
+  }
+
+  void drop_unread_gathers() {
+    const auto readers = readers_of(g_);
+    std::vector<char> kept(g_.tensors.size());
+    for (const NamedTensor& f : lg_.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+    for (const Variable& v : g_.variables)
+      if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+    std::vector<char> removed(g_.ops.size());
+    for (size_t i = 0; i < g_.ops.size(); ++i) {
+      const auto y = static_cast<size_t>(g_.ops[i].outputs.empty() ? 0 : g_.ops[i].outputs[0]);
+      removed[i] = g_.ops[i].code == OpCode::k_all_gather && readers[y].empty() && !kept[y];
+    }
+    compact(g_, removed);
+  }
+
+  LayoutGraph& lg_;
+  Graph& g_;
+  std::vector<std::vector<OpId>> readers_;
+};
+
+}  // namespace
+
+void stream_gathers(LayoutGraph& graph) { Streamer(graph).run(); }
+
+}  // namespace whale

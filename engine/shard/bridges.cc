@@ -1,0 +1,432 @@
+#include "shard/bridges.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
+enum Kind : int {
+  kGather = 100,
+  kScatter,
+  kSlice,
+  kExchange,
+  kMove,
+  kCast,
+  kHalo,
+  kFirst
+};  // + use for gathers of several uses
+
+Attrs merged(std::initializer_list<Attrs> parts) {
+  Attrs all;
+  for (const Attrs& part : parts) all.insert(part.begin(), part.end());
+  return all;
+}
+
+}  // namespace
+
+Attrs digit_attr(const char* name, const Digit& d) { return {{name, std::vector<int64_t>{d.dim, d.outer, d.inner}}}; }
+
+BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches)
+    : out(tasks) {
+  out.graph = graph;
+  out.batch = batch;
+  out.micro_batches = micro_batches;
+  out.layouts.assign(graph.tensors.size(), Layout{std::vector<AxisLayout>(out.axes())});
+  out.stages.assign(graph.tensors.size(), 0);
+  producer_.assign(graph.tensors.size(), kNone);
+  unlike_.assign(graph.tensors.size(), 0);
+}
+
+OpId BridgeBuilder::producer(TensorId id) const { return producer_[static_cast<size_t>(id)]; }
+
+Region BridgeBuilder::region(TensorId id) const {
+  if (id == kNone) return Region::kPrologue;
+  if (out.time_varies(id)) return Region::kBody;
+  const OpId made = producer(id);
+  if (made == kNone) return Region::kPrologue;
+  const Op& op = out.graph.op(made);
+  return op.code == OpCode::k_accumulate ? Region::kEpilogue : op.region;  // a sum is finished after the body
+}
+
+TensorId BridgeBuilder::like(TensorId id, const char* suffix) {
+  const TensorId made = add_like(out, id, suffix);
+  out.layouts.back() = Layout{std::vector<AxisLayout>(out.axes())};
+  producer_.push_back(kNone);
+  unlike_.push_back(0);
+  return made;
+}
+
+TensorId BridgeBuilder::latest(TensorId id) const {
+  for (auto it = reduced_.find(id); it != reduced_.end(); it = reduced_.find(id)) id = it->second;
+  return id;
+}
+
+OpId BridgeBuilder::append(Op op) {
+  const auto id = static_cast<OpId>(out.graph.ops.size());
+  Region at = Region::kPrologue;
+  const uint32_t unlike = unlike_after(op);
+  for (const TensorId input : op.inputs) {
+    if (input == kNone) continue;
+    const Region r = out.time_varies(input) ? Region::kBody : region(input);
+    if (r == Region::kBody) at = Region::kBody;
+    if (r == Region::kEpilogue && at == Region::kPrologue) at = Region::kEpilogue;
+  }
+  for (size_t i = 0; i < op.outputs.size(); ++i) {
+    if (op.outputs[i] == kNone) continue;
+    if (out.time_varies(op.outputs[i])) at = Region::kBody;
+    producer_[static_cast<size_t>(op.outputs[i])] = id;
+    out.stages[static_cast<size_t>(op.outputs[i])] = op.stage;
+    out.graph.tensor(op.outputs[i]).producer = id;
+    out.graph.tensor(op.outputs[i]).output = static_cast<int>(i);
+    for (size_t a = 1; a < out.axes(); ++a)
+      if (unlike >> a & 1 && out.at(op.outputs[i], a).placement == Placement::kReplicate)
+        unlike_[static_cast<size_t>(op.outputs[i])] |= uint32_t{1} << a;
+  }
+  op.region = at;
+  op.origin = kNone;  // op numbers have changed
+  out.graph.ops.push_back(std::move(op));
+  return id;
+}
+
+uint32_t BridgeBuilder::unlike_after(const Op& op) const {
+  uint32_t unlike = 0, cut = 0;
+  const auto partial = [&](TensorId id) {
+    const auto& axes = out.layouts[static_cast<size_t>(id)].axes;
+    return std::any_of(axes.begin() + 1, axes.end(),
+                       [](const AxisLayout& l) { return l.placement == Placement::kPartial; });
+  };
+  const auto look = [&](TensorId id) {
+    for (size_t a = 1; id != kNone && a < out.axes(); ++a)
+      if (out.at(id, a).placement != Placement::kReplicate) cut |= uint32_t{1} << a;
+  };
+  for (const TensorId id : op.inputs) {
+    if (id != kNone) unlike |= unlike_[static_cast<size_t>(id)];
+    look(id);
+  }
+  for (const TensorId id : op.outputs) look(id);
+  const bool moves = has_flag(op.code, kCollective) || op.code == OpCode::k_transfer;
+  const bool sums = moves ? std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return partial(id); })
+                          : !keeps_bits(op);
+  for (size_t b = 2; b < out.axes() && sums; ++b)
+    if (cut >> b & 1 && out.mesh_axis(b, op.stage).ragged())
+      for (size_t a = 1; a < b; ++a)
+        if (out.size(a, op.stage) > 1) unlike |= uint32_t{1} << a;
+  // Along its own axis a collective gives everyone the same.
+  if (moves && op.attrs.contains("group")) unlike &= ~(uint32_t{1} << (attr_int(op.attrs, "group") + 1));
+  return unlike;
+}
+
+TensorId BridgeBuilder::from_first(TensorId id, size_t axis) {
+  return bridge(OpCode::k_transfer, {id}, id, ".first",
+                {{"group", static_cast<int64_t>(axis) - 1}, {"from", int64_t{0}}}, axis, {});
+}
+
+TensorId BridgeBuilder::alike(TensorId id) {
+  for (size_t a = 1; a < out.axes(); ++a) {
+    if (!(unlike_[static_cast<size_t>(id)] >> a & 1)) continue;
+    const auto at = key(id, a, kFirst, {});
+    const auto known = made_.find(at);
+    id = known != made_.end() ? known->second : made_[at] = from_first(id, a);
+  }
+  return id;
+}
+
+TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs,
+                               size_t axis, AxisLayout to) {
+  const TensorId made = like(id, suffix);
+  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.at(made, axis) = to;
+  Op op;
+  op.code = code;
+  op.name = out.graph.tensor(made).name;
+  op.inputs = std::move(inputs);
+  op.outputs = {made};
+  op.attrs = std::move(attrs);
+  op.stage = out.stage(id);
+  if (const OpId source = producer(id); source != kNone) {
+    op.scope = out.graph.op(source).scope;
+    op.phase = out.graph.op(source).phase;
+  }
+  append(std::move(op));
+  return made;
+}
+
+// How micro-batches of a partial value are put together.
+Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
+  if (combine == Combine::kLogSumExp) {  // a softmax along the batch, whose gradient the body needs
+    const Op& op = out.graph.op(producer(id));
+    throw invalid(
+        "op '{}' ({}) needs all samples of '{}' at once, which micro-batches do not have; plan with one micro-batch "
+        "(accumulation 1), or keep samples apart in this op",
+        op.name, def(op.code).name, out.graph.tensor(op.inputs[0]).name)
+        .at_op(op.name);
+  }
+  return {{"combine", std::string(kCombines[static_cast<size_t>(combine)])}};
+}
+
+// A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
+TensorId BridgeBuilder::sum_in_groups(TensorId id, size_t axis) {
+  for (size_t b = out.axes(); b-- > axis + 1;)
+    if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps())
+      id = reduce(id, b);
+  return id;
+}
+
+TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
+  id = latest(id);
+  const AxisLayout layout = out.at(id, axis);
+  if (layout.placement != Placement::kPartial) return id;
+  if (axis != kTime) id = sum_in_groups(id, axis);
+  TensorId made = kNone;
+  if (axis == kTime) {
+    const Attrs attrs = over_time(id, layout.combine);
+    if (out.exact) return reduced_[id] = bridge(OpCode::k_accumulate, {id, id}, id, ".sum", attrs, axis, {});
+    // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
+    const TensorId zero = like(id, ".zero");
+    out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
+    out.at(zero, axis) = {};
+    Op fill;
+    fill.code = OpCode::k_fill;
+    fill.name = out.graph.tensor(zero).name;
+    fill.outputs = {zero};
+    fill.attrs = {{"shape", out.graph.tensor(id).dims},
+                  {"value", neutral_of(layout.combine, out.graph.tensor(id).dtype)},
+                  {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
+    fill.stage = out.stage(id);
+    if (const OpId source = producer(id); source != kNone)
+      fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
+    append(std::move(fill));
+    made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, axis, {});
+    for (size_t a = 1; a < out.axes(); ++a)
+      if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
+        out.at(made, a) = {
+            .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = layout.combine};
+  } else if (cut_apart(id, axis)) {
+    made = sum_of_parts(id, axis);
+  } else {
+    made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
+                  {{"group", static_cast<int64_t>(axis) - 1},
+                   {"combine", std::string(kCombines[static_cast<size_t>(layout.combine)])}},
+                  axis, {});
+  }
+  // Groups of other shares add up other parts. Where they hold copies of one value, all take the first group's, so that
+  // copies of what follows from it (a clipped gradient, a parameter) stay equal bit by bit.
+  const int32_t stage = out.stage(made);
+  const bool rounds = layout.combine == Combine::kSum || layout.combine == Combine::kLogSumExp;
+  for (size_t a = 1; a < axis; ++a)
+    if (rounds && out.mesh_axis(axis, stage).ragged() && out.size(a, stage) > 1 &&
+        out.at(made, a).placement == Placement::kReplicate && !(out.by_micro_batch(a) && out.time_varies(made)))
+      made = from_first(made, a);
+  reduced_[id] = made;
+  return made;
+}
+
+bool BridgeBuilder::cut_apart(TensorId id, size_t axis) const {
+  for (size_t b = axis + 1; axis != kTime && b < out.axes(); ++b)
+    if (const MeshAxis& inner = out.mesh_axis(b, out.stage(id)); inner.ragged())
+      if (inner.has_gaps() || (out.at(id, b).placement == Placement::kShard && !out.at(id, b).state)) return true;
+  return false;
+}
+
+// Every device gets its box from each coordinate along the axis and combines them in their order, so that all copies
+// are equal.
+TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
+  constexpr OpCode kCombine[] = {OpCode::k_add, OpCode::k_maximum, OpCode::k_minimum, OpCode::k_logaddexp};
+  const auto combine = static_cast<size_t>(out.at(id, axis).combine);
+  TensorId sum = kNone;
+  for (int64_t k = 0; k < out.size(axis, out.stage(id)); ++k) {
+    const TensorId part = bridge(OpCode::k_transfer, {id}, id, fmt::format(".from{}", k).c_str(),
+                                 {{"group", static_cast<int64_t>(axis) - 1}, {"from", k}}, axis, {});
+    sum = k == 0 ? part : bridge(kCombine[combine], {sum, part}, part, ".all", {}, axis, {});
+  }
+  sums_[sum] = {id, axis};
+  return sum;
+}
+
+TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
+  const auto at = key(id, static_cast<size_t>(dtype), kCast, {});
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
+  const std::string suffix = fmt::format(".{}", name_of(dtype));
+  const TensorId made = like(id, suffix.c_str());
+  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.graph.tensor(made).dtype = dtype;
+  Op op;
+  op.code = OpCode::k_cast;
+  op.name = out.graph.tensor(made).name;
+  op.inputs = {id};
+  op.outputs = {made};
+  op.attrs = {{"dtype", std::string(name_of(dtype))}};
+  op.stage = out.stage(id);
+  op.phase = phase;
+  if (const OpId source = producer(id); source != kNone) op.scope = out.graph.op(source).scope;
+  append(std::move(op));
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
+  if (cut_apart(id, axis))
+    throw unimplemented(
+        "'{}': Adasum between groups that cut it in different ways is not implemented; give all groups "
+        "equal shares",
+        out.graph.tensor(id).name);
+  const TensorId made =
+      bridge(OpCode::k_adasum, {id}, id, ".adasum",
+             {{"group", static_cast<int64_t>(axis) - 1}, {"weights", std::vector<int64_t>{}}}, axis, {});
+  reduced_[id] = made;
+  return made;
+}
+
+TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to) {
+  id = latest(id);
+  bool copies = false;  // in groups of other shares: see reduce
+  for (size_t a = 1; a < axis; ++a)
+    copies |= out.mesh_axis(axis, out.stage(id)).ragged() && out.size(a, out.stage(id)) > 1 &&
+              out.at(id, a).placement == Placement::kReplicate;
+  if (copies || cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
+  const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
+  if (!fresh) return latest(known->second);
+  const TensorId made =
+      bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
+             merged({{{"group", static_cast<int64_t>(axis) - 1},
+                      {"combine", std::string(kCombines[static_cast<size_t>(out.at(id, axis).combine)])},
+                      {"cuts", std::vector<int64_t>{}}},
+                     digit_attr("digit", to.digit)}),
+             axis, to);
+  return made_[key(id, axis, kScatter, to)] = made;
+}
+
+TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
+  const auto at = key(id, axis, kGather - 1 - use, {});
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
+  if (cut_apart(id, axis)) {
+    id = sum_in_groups(id, axis);
+    return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
+  }
+  // The intervals are filled in by lowering: they differ between micro-batches.
+  const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
+                               merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
+                                       digit_attr("digit", out.at(id, axis).digit)}),
+                               axis, {});
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::slice(TensorId id, size_t axis, const AxisLayout& to) {
+  return bridge(OpCode::k_local_slice, {id}, id, ".slice",
+                merged({{{"group", static_cast<int64_t>(axis) - 1}, {"begin", int64_t{0}}, {"end", int64_t{0}}},
+                        digit_attr("digit", to.digit)}),
+                axis, to);
+}
+
+TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to) {
+  const auto at = key(id, axis, kExchange, to);
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
+  if (cut_apart(id, axis)) {
+    id = sum_in_groups(id, axis);
+    return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
+  }
+  const TensorId made = bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
+                               merged({{{"group", static_cast<int64_t>(axis) - 1},
+                                        {"cuts", std::vector<int64_t>{}},
+                                        {"to_cuts", std::vector<int64_t>{}}},
+                                       digit_attr("digit", out.at(id, axis).digit),
+                                       digit_attr("to_digit", to.digit)}),
+                               axis, to);
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::halo(TensorId id, size_t axis, const AxisLayout& to) {
+  const auto at = key(id, axis, kHalo, to);
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
+  id = sum_in_groups(id, axis);
+  return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
+}
+
+TensorId BridgeBuilder::rearrange(TensorId id, Layout to) {
+  id = sum_in_groups(id, kTime);
+  for (size_t a = 1; a < out.axes(); ++a)
+    if (to.axes[a].placement == Placement::kPartial) to.axes[a] = out.at(id, a);
+  for (const auto& [from, made] : moves_)
+    if (from == id && out.layouts[static_cast<size_t>(made)] == to) return latest(made);
+  const TensorId made = bridge(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);
+  out.layouts[static_cast<size_t>(made)] = to;
+  moves_.emplace_back(id, made);
+  return made;
+}
+
+TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {
+  const auto at = key(id, static_cast<size_t>(stage), kMove, {});
+  if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
+  const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
+  Layout& layout = out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  for (size_t a = 1; a < out.axes(); ++a)
+    if (out.size(a, stage) == 1) layout.axes[a] = {};
+  Op op;
+  op.code = OpCode::k_transfer;
+  op.name = out.graph.tensor(made).name;
+  op.inputs = {id};
+  op.outputs = {made};
+  op.stage = stage;
+  if (const OpId source = producer(id); source != kNone) {
+    op.scope = out.graph.op(source).scope;
+    op.phase = out.graph.op(source).phase;
+  }
+  append(std::move(op));
+  return made_[at] = made;
+}
+
+TensorId BridgeBuilder::input_form(TensorId id, int32_t stage, bool whole) {
+  if (!whole && out.stage(id) == stage) return id;
+  const auto [known, fresh] = forms_.try_emplace({id, stage, whole}, kNone);
+  if (!fresh) return known->second;
+  const Tensor source = out.graph.tensor(id);
+  TensorId original = id;
+  for (const auto& [form, input] : out.input_forms)
+    if (form == id) original = input;
+  const TensorId made = like(id, whole ? ".whole" : fmt::format(".at{}", stage).c_str());
+  out.graph.tensor(made).kind = source.kind;
+  out.graph.tensor(made).batch_dim = source.batch_dim;
+  out.graph.tensor(made).name = source.kind == TensorKind::kStep ? source.name : out.graph.tensor(made).name;
+  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.stages[static_cast<size_t>(made)] = stage;
+  if (whole) out.at(made, kTime) = {};
+  if (source.kind == TensorKind::kInput) out.input_forms.emplace_back(made, original);
+  return forms_[{id, stage, whole}] = made;
+}
+
+void BridgeBuilder::finish() {
+  Graph& g = out.graph;
+  std::vector<char> used(g.tensors.size());
+  const auto use = [&](TensorId id) {
+    if (id != kNone) used[static_cast<size_t>(id)] = 1;
+  };
+  for (const NamedTensor& f : out.fetches) use(f.tensor);
+  for (const Variable& v : g.variables) use(v.next);
+  std::vector<char> keep(g.ops.size()), body(g.tensors.size());
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    Op& op = g.ops[i];
+    keep[i] = std::any_of(op.outputs.begin(), op.outputs.end(),
+                          [&](TensorId id) { return id != kNone && used[static_cast<size_t>(id)]; });
+    if (!keep[i]) continue;
+    // The prologue holds only what the body reads.
+    const bool read_early = std::any_of(op.outputs.begin(), op.outputs.end(),
+                                        [&](TensorId id) { return id != kNone && body[static_cast<size_t>(id)]; });
+    if (op.region == Region::kPrologue && !read_early) op.region = Region::kEpilogue;
+    if (out.micro_batches == 1) op.region = Region::kBody;  // one micro-batch: one segment
+    for (const TensorId id : op.inputs) {
+      use(id);
+      if (id != kNone && op.region != Region::kEpilogue) body[static_cast<size_t>(id)] = 1;
+    }
+  }
+  std::vector<Op> kept;
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    if (keep[i]) kept.push_back(std::move(g.ops[i]));
+  g.ops = std::move(kept);
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].outputs)
+      if (id != kNone) g.tensor(id).producer = static_cast<OpId>(i);
+}
+
+}  // namespace whale

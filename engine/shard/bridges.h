@@ -1,0 +1,79 @@
+// The layout graph under construction: appending ops with their regions, and the bridges (semantics.md section 4), each
+// made once. Who asks for one again gets what it has become: a part of a sum may have been reduced since.
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "shard/layout_graph.h"
+
+namespace whale {
+
+class BridgeBuilder {
+ public:
+  // Takes the graph's tensors and variables; nothing is cut yet.
+  BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches);
+
+  LayoutGraph out;
+
+  OpId append(Op op);                // its results' layouts are set already; finds its region
+  OpId producer(TensorId id) const;  // kNone: not made by an op
+  Region region(TensorId id) const;  // of the op that makes it; inputs and variables are there from the prologue on
+  TensorId like(TensorId id, const char* suffix);  // a new tensor of the same type, replicated, in the same stage
+  TensorId latest(TensorId id) const;              // after a partial value was reduced, everyone uses the reduced one
+
+  void replace(TensorId id, TensorId by) { reduced_[id] = by; }
+  TensorId reduce(TensorId id, size_t axis);  // partial -> replicate: accumulate over time, all_reduce over devices
+  TensorId reduce_to(TensorId id, size_t axis, const AxisLayout& to);  // partial -> shard: reduce_scatter
+  TensorId gather(TensorId id, size_t axis, int use = 0);              // shard -> replicate: all_gather; one per use
+  TensorId slice(TensorId id, size_t axis, const AxisLayout& to);      // replicate -> shard: local_slice
+  TensorId exchange(TensorId id, size_t axis, const AxisLayout& to);   // shard -> shard: all_to_all
+  TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
+  TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
+  // Groups that cut in ways of their own and compute copies of one value, each for itself, round it in ways of their
+  // own: everyone takes the first group's. For what a variable becomes.
+  TensorId alike(TensorId id);
+  TensorId halo(TensorId id, size_t axis, const AxisLayout& to);  // shard -> the same with a halo: a transfer
+  TensorId rearrange(TensorId id, Layout to);  // cut or whole, to any layout: transfers between boxes
+  // Where groups along the axis cut the tensor in ways of their own (an axis inside is ragged), or have members that
+  // others lack, no collective along it fits: the same bridges made of transfers between intersecting boxes.
+  bool cut_apart(TensorId id, size_t axis) const;
+  // Of a sum made so: what it sums, and along which axis; kNone: it is none.
+  std::pair<TensorId, size_t> summed(TensorId id) const {
+    const auto known = sums_.find(id);
+    return known == sums_.end() ? std::pair<TensorId, size_t>{kNone, 0} : known->second;
+  }
+  TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
+                                                  // allowed
+  TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time
+
+  void finish();  // drops what nobody reads; moves what only the epilogue reads there
+
+ private:
+  Attrs over_time(TensorId id, Combine combine) const;
+  TensorId sum_in_groups(TensorId id, size_t axis);  // along axes inside of `axis` whose groups differ in size
+  TensorId sum_of_parts(TensorId id, size_t axis);
+  TensorId from_first(TensorId id, size_t axis);
+  uint32_t unlike_after(const Op& op) const;
+  TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
+                  AxisLayout to);
+  using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool, WindowRead>;
+  static Key key(TensorId id, size_t axis, int what, const AxisLayout& to) {
+    return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window};
+  }
+  std::map<TensorId, TensorId> reduced_;
+  std::vector<std::pair<TensorId, TensorId>> moves_;  // by rearrange
+  std::map<TensorId, std::pair<TensorId, size_t>> sums_;
+  std::map<std::tuple<TensorId, int32_t, bool>, TensorId> forms_;
+  std::map<Key, TensorId> made_;
+  std::vector<OpId> producer_;
+  std::vector<uint32_t>
+      unlike_;  // per tensor, a bit an axis: whole along it, and perhaps of other bits from group to group
+};
+
+Attrs digit_attr(const char* name, const Digit& digit);
+
+}  // namespace whale

@@ -1,0 +1,296 @@
+#include "shard/choose.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "shard/chooser.h"
+#include "shard/split.h"
+
+namespace whale {
+namespace {
+
+int64_t samples_of(const Graph& graph) {
+  int64_t batch = 0;
+  for (const TensorId id : graph.inputs) {
+    const Tensor& t = graph.tensor(id);
+    if (t.batch_dim < 0) continue;
+    const int64_t samples = t.dims[static_cast<size_t>(t.batch_dim)];
+    if (batch && samples != batch)
+      throw invalid(
+          "input '{}' has {} samples in dimension {}, another input has {}; all batch dimensions must be equal", t.name,
+          samples, t.batch_dim, batch);
+    batch = samples;
+  }
+  return batch;
+}
+
+// Which forward tensor a result of the backward pass is the gradient of, or a part of it: the operand of the forward op
+// that has its shape, one that the backward op does not read before others.
+std::map<TensorId, TensorId> adjoints_of(const Graph& g) {
+  std::map<TensorId, TensorId> out;
+  for (const Op& op : g.ops) {
+    if (op.phase != Phase::kBackward || op.origin == kNone || static_cast<size_t>(op.origin) >= g.ops.size()) continue;
+    for (const TensorId id : op.outputs) {
+      if (id == kNone) continue;
+      TensorId best = kNone;
+      for (const TensorId x : g.op(op.origin).inputs) {
+        if (x == kNone || g.tensor(x).dims != g.tensor(id).dims || !is_float(g.tensor(x).dtype)) continue;
+        const bool read = std::find(op.inputs.begin(), op.inputs.end(), x) != op.inputs.end();
+        if (best == kNone || !read) best = x;
+        if (!read) break;
+      }
+      if (best != kNone) out[id] = best;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void place_in_stages(Graph& g, const TaskGraphs& tasks) {
+  for (Op& op : g.ops) {
+    const auto scope = static_cast<size_t>(op.scope);
+    int32_t stage = scope < tasks.stage_of_scope.size() ? tasks.stage_of_scope[scope] : -1;
+    if (stage < 0) {
+      stage = 0;
+      for (const TensorId id : op.inputs)
+        if (id != kNone && g.tensor(id).producer != kNone) stage = std::max(stage, g.op(g.tensor(id).producer).stage);
+    }
+    op.stage = stage;
+    // Gradients go to earlier stages only: contributions to one value are added in the earliest that has one.
+    for (const TensorId id : op.inputs) {
+      if (op.phase != Phase::kBackward || id == kNone || g.tensor(id).producer == kNone) continue;
+      const Op& part = g.op(g.tensor(id).producer);
+      if (part.phase == Phase::kBackward && !part.inputs.empty() && part.stage < op.stage)
+        op.stage = part.stage, op.scope = part.scope;
+    }
+  }
+}
+
+std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
+  std::unordered_map<std::string_view, TensorId> named;
+  for (const Variable& v : g.variables) named.emplace(g.tensor(v.tensor).name, v.tensor);
+  std::map<TensorId, TensorId> out;
+  for (const NamedTensor& t : g.gradients) {
+    const auto parameter = named.find(t.name);
+    out[t.tensor] = parameter == named.end() ? kNone : parameter->second;
+    const OpId made = g.tensor(t.tensor).producer;  // with the loss scale still in it
+    if (made != kNone && g.op(made).code == OpCode::k_unscale) out[g.op(made).inputs[0]] = out[t.tensor];
+  }
+  return out;
+}
+
+CutChooser::CutChooser(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options)
+    : g_(graph), tasks_(tasks), options_(options), axes_{&tasks} {
+  out_.batch = samples_of(graph);
+  out_.micro_batches = axes_.micro_batches = out_.batch > 1 ? options.micro_batches : 1;
+  out_.layouts.resize(graph.tensors.size());
+  out_.stages.resize(graph.tensors.size());
+}
+
+Choices CutChooser::run() {
+  prepare();
+  choose_splits();
+  place_variables();
+  place_inputs();
+  const auto leave = [&](TensorId id) {
+    out_.layouts[static_cast<size_t>(id)] = form(id).layout;
+    out_.stages[static_cast<size_t>(id)] = form(id).stage;
+  };
+  for (size_t t = 0; t < g_.tensors.size(); ++t) leave(static_cast<TensorId>(t));
+  out_.cuts.assign(axes(), std::vector<OpCut>(g_.ops.size()));
+  out_.prices.resize(g_.ops.size());
+  for (size_t i = 0; i < g_.ops.size(); ++i) choose_op(static_cast<OpId>(i));
+  for (const Variable& v : g_.variables) bring_home(v);
+  return std::move(out_);
+}
+
+void CutChooser::prepare() {
+  forms_.assign(g_.tensors.size(), Form{Layout{std::vector<AxisLayout>(axes())}});
+  first_user_.assign(g_.tensors.size(), kNone);
+  constant_.assign(g_.tensors.size(), 0);
+  for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
+  for (size_t i = 0; i < g_.ops.size(); ++i) {
+    bool constant = true;
+    for (const TensorId id : g_.ops[i].inputs) {
+      if (id == kNone) continue;
+      constant &= constant_[static_cast<size_t>(id)] != 0;
+      if (OpId& first = first_user_[static_cast<size_t>(id)]; first == kNone) first = static_cast<OpId>(i);
+    }
+    for (const TensorId id : g_.ops[i].outputs)
+      if (id != kNone) constant_[static_cast<size_t>(id)] = constant;
+  }
+  samples_ = follow_samples(g_);
+  parameter_of_ = parameters_of_gradients(g_);
+  adjoint_of_ = adjoints_of(g_);
+  for (const Variable& v : g_.variables)
+    if (v.next != kNone && v.next != v.tensor) next_of_[v.next] = v.tensor;
+}
+
+void CutChooser::choose_splits() {
+  const std::vector<OpCut> nothing(g_.ops.size());
+  std::vector<std::vector<OpCut>> taken;
+  splits_.assign(axes(), nothing);
+  for (size_t a = 1; a < axes(); ++a) {
+    if (!axes_.by_micro_batch(a)) {
+      const SplitProblem problem{.graph = g_,
+                                 .tasks = tasks_,
+                                 .axis = a,
+                                 .samples = out_.batch > 1 ? samples_ : nothing,
+                                 .taken = taken,
+                                 .cost = tasks_.cost,
+                                 .homes = options_.homes,
+                                 .micro_batches = out_.micro_batches,
+                                 .trains = !g_.gradients.empty()};
+      splits_[a] = choose_split(problem);
+    }
+    taken.push_back(splits_[a]);
+  }
+}
+
+void CutChooser::place_inputs() {
+  for (size_t t = 0; t < g_.tensors.size(); ++t)
+    if (const OpId user = first_user_[t]; g_.tensors[t].kind == TensorKind::kStep && user != kNone)
+      forms_[t].stage = g_.op(user).stage;
+  for (const TensorId id : g_.inputs) {
+    const int dim = g_.tensor(id).batch_dim;
+    if (const OpId user = first_user_[static_cast<size_t>(id)]; user != kNone) {
+      form(id).stage = g_.op(user).stage;
+      form(id).layout = input_layout(g_.tensor(id), axes_, g_.op(user));
+    } else if (dim >= 0 && out_.batch > 1 && out_.micro_batches > 1) {
+      form(id).layout.axes[kTime] = shard({dim, 1, 1}, false, true);
+    }
+  }
+}
+
+void CutChooser::choose_op(OpId number) {
+  const Op& op = g_.op(number);
+  const Factors factors = factors_of(g_, op);
+  price_ = &out_.prices[static_cast<size_t>(number)];
+  std::vector<Operand> operands;
+  for (const TensorId id : op.inputs) operands.push_back(operand(id, op));
+  hoist(operands, op, number);
+  std::vector<Layout> results(op.outputs.size(), Layout{std::vector<AxisLayout>(axes())});
+  Placed placed{g_, axes_, op, factors, {}, {}};
+  for (size_t i = 0; i < operands.size(); ++i)
+    placed.in.push_back(op.inputs[i] == kNone ? nullptr : &operands[i].layout);
+  for (size_t o = 0; o < results.size(); ++o) placed.out.push_back(op.outputs[o] == kNone ? nullptr : &results[o]);
+  const auto take = [&](size_t i, size_t a, const AxisLayout& want) {
+    if (op.inputs[i] == kNone) return;
+    // Another operand may have reduced it since.
+    if (const Form* f = operands[i].form; f) operands[i].layout = f->layout, operands[i].late = f->late;
+    bring(operands[i], op.inputs[i], op, a, want);
+  };
+  for (size_t a = 0; a < axes(); ++a) {
+    if (size(a, op) == 1) continue;
+    const OpCut cut = out_.cuts[a][static_cast<size_t>(number)] = choose(placed, number, a);
+    if (cut.present()) {
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        if (const Digit piece = streamed_piece(placed, i, a, cut); piece.present()) take(i, a, shard(piece));
+        take(i, a, wanted_operand(placed, i, a, cut));
+      }
+      for (size_t o = 0; o < results.size(); ++o) results[o].axes[a] = made_result(placed, o, a, cut);
+      continue;
+    }
+    for (size_t i = 0; i < op.inputs.size(); ++i)
+      if (placed.operand(i, a) == Placement::kShard) take(i, a, {});
+    const bool passes = !linear_parts(placed, a, options_.exact && out_.micro_batches > 1).empty();
+    for (size_t i = 0; i < op.inputs.size(); ++i)
+      if (placed.operand(i, a) == Placement::kPartial && !passes) take(i, a, {});
+    for (Layout& result : results)
+      if (passes) result.axes[a].placement = Placement::kPartial;
+  }
+  charge_compute(op, number);
+  bool body = false, late = false;
+  for (const Operand& o : operands) {
+    if (o.layout.axes.empty()) continue;
+    body |= o.layout.axes[kTime].placement != Placement::kReplicate;
+    late |= o.late;
+  }
+  for (size_t o = 0; o < op.outputs.size(); ++o)
+    if (op.outputs[o] != kNone) {
+      mark_samples(results[o]);
+      form(op.outputs[o]) = {std::move(results[o]), op.stage, late && !body};
+    }
+  for (const TensorId id : op.outputs) {
+    if (id == kNone) continue;
+    out_.layouts[static_cast<size_t>(id)] = form(id).layout;
+    out_.stages[static_cast<size_t>(id)] = op.stage;
+    if (options_.zero >= 2 && !options_.adasum) settle_gradient(op, id);
+  }
+}
+
+void CutChooser::bring_home(const Variable& v) {
+  const OpId last = v.next == kNone ? kNone : g_.tensor(v.next).producer;
+  if (last == kNone) return;
+  price_ = &out_.prices[static_cast<size_t>(last)];
+  Operand next{&form(v.next), form(v.next).layout, false};
+  for (size_t a = 0; a < axes(); ++a)
+    bring(next, v.next, g_.op(last), a, out_.layouts[static_cast<size_t>(v.tensor)].axes[a]);
+}
+
+OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
+  const OpCut samples = out_.batch > 1 ? samples_[static_cast<size_t>(number)] : OpCut{};
+  if (a == kTime) {
+    const OpCut cut = largest_cut(p, a);
+    return !cut.present() && has_own_rows(number) &&
+                   fits(p, p.factors.list[static_cast<size_t>(samples.factor)], samples.sub, a)
+               ? samples
+               : cut;
+  }
+  if (axes_.by_micro_batch(a)) return samples.present() ? OpCut{} : followed_cut(p, a, options_.exact);
+  if (axes_.role(p.op, a) == AxisRole::kReplica) {
+    if (samples.present()) return samples;
+    if (p.op.code == OpCode::k_unscale && p.operand(0, a) == Placement::kPartial)
+      if (const OpCut cut = cut_of_state(p, a); cut.present()) return cut;
+    return largest_cut(p, a);
+  }
+  if (p.op.phase == Phase::kForward) {
+    const OpCut& planned = splits_[a][static_cast<size_t>(number)];
+    // State may have cut an operand along an axis outside in a way that was not foreseen.
+    if (!planned.present() || fits(p, p.factors.list[static_cast<size_t>(planned.factor)], planned.sub, a))
+      return planned;
+  }
+  return cheapest_cut(p, a);
+}
+
+bool CutChooser::has_own_rows(OpId number) const {
+  return out_.batch > 1 && samples_[static_cast<size_t>(number)].present() && g_.op(number).phase != Phase::kUpdate;
+}
+
+void CutChooser::settle_gradient(const Op& op, TensorId id) {
+  const auto p = parameter_of_.find(id);
+  if (p == parameter_of_.end() || p->second == kNone) return;
+  bool settled = false;
+  for (size_t a = 1; a < axes(); ++a) {
+    const std::vector<AxisLayout>& now = form(id).layout.axes;
+    if (now[a].placement != Placement::kPartial || axes_.role(op, a) != AxisRole::kReplica) continue;
+    AxisLayout want = out_.layouts[static_cast<size_t>(p->second)].axes[a];
+    if (want.placement != Placement::kShard) {
+      const Digit digit = state_digit(p->second, a, size(a, op));
+      if (!digit.present()) continue;
+      want = shard(digit, true);
+    }
+    // The gradient itself may be cut in ways that its parameter is not.
+    bool fits = true;
+    for (size_t b = 1; b < axes(); ++b)
+      if (b != a && now[b].placement == Placement::kShard)
+        fits &= compatible(g_.tensor(id).dims, now[b].digit, want.digit);
+    if (!fits) continue;
+    Operand whole{&form(id), form(id).layout, false};
+    bring(whole, id, op, a, want);
+    form(id).layout = whole.layout;
+    settled = true;
+  }
+  if (!settled) return;
+  ++form(id).reductions;
+  out_.settled[id] = form(id).layout;
+}
+
+Choices choose_cuts(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options) {
+  return CutChooser(graph, tasks, options).run();
+}
+
+}  // namespace whale

@@ -1,0 +1,128 @@
+// By which factor an op that follows is cut along a split: the cheapest of those that its neighbours suggest.
+#include <algorithm>
+
+#include "cost/cost.h"
+#include "shard/chooser.h"
+#include "task/window.h"
+
+namespace whale {
+
+double CutChooser::bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const {
+  const Tensor& t = g_.tensor(id);
+  double n = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+  for (size_t b = 1; b < axes(); ++b)
+    if (b != a && layout.axes[b].placement == Placement::kShard) n /= static_cast<double>(size(b, reader));
+  return n;
+}
+
+std::vector<const AxisLayout*> CutChooser::wanted_results(const Op& op, size_t a) const {
+  std::vector<const AxisLayout*> out(op.outputs.size());
+  const auto known = [](const std::map<TensorId, TensorId>& of, TensorId id) {
+    const auto at = of.find(id);
+    return at == of.end() ? kNone : at->second;
+  };
+  for (size_t o = 0; o < op.outputs.size(); ++o) {
+    const TensorId id = op.outputs[o];
+    if (id == kNone) continue;
+    TensorId like = known(next_of_, id);
+    if (like == kNone) like = known(parameter_of_, id);
+    if (like == kNone) {
+      like = known(adjoint_of_, id);
+      if (like != kNone && !axes_.same_devices(form(like).stage, op.stage)) like = kNone;
+    }
+    if (like != kNone) out[o] = &form(like).layout.axes[a];
+  }
+  return out;
+}
+
+// Of the operands before the op, and of the results after it. `f`: null when nothing is cut.
+double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cut,
+                               const std::vector<const AxisLayout*>& wanted, size_t a) const {
+  const auto n = static_cast<double>(size(a, p.op));
+  double moved = 0;
+  for (size_t i = 0; i < p.op.inputs.size(); ++i) {
+    const TensorId id = p.op.inputs[i];
+    if (id == kNone) continue;
+    const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
+    const AxisLayout& now = p.in[i]->axes[a];
+    const double held = bytes(p.op, id, *p.in[i], a), whole = held * (n - 1) / n;
+    if (now.placement == Placement::kPartial)
+      moved += carries ? whole : 2 * whole;
+    else if (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub)))
+      moved += carries ? whole / n : whole;
+    if (carries && f->reads_through(i))
+      moved += held * static_cast<double>(halo_of(f->window, axes_.mesh(a, p.op.stage))) /
+               static_cast<double>(std::max<int64_t>(f->window.source, 1));
+  }
+  for (size_t o = 0; f && o < p.op.outputs.size(); ++o) {
+    const TensorId id = p.op.outputs[o];
+    if (id == kNone) continue;
+    const double whole = bytes(p.op, id, *p.out[o], a) * (n - 1) / n;
+    const bool carries = o < f->outputs.size() && f->outputs[o].present();
+    const bool to_shard = wanted[o] && wanted[o]->placement == Placement::kShard;
+    if (!carries)
+      moved += to_shard ? whole : 2 * whole;
+    else if (wanted[o] && !(to_shard && wanted[o]->digit == sub_digit(f->outputs[o], cut.sub)))
+      moved += to_shard ? whole / n : whole;
+  }
+  return moved;
+}
+
+// Over all micro-batches, of parameters and what is made of them alone: copies that are put together, and sums of
+// gradients that no device has a part of. In a step of one micro-batch they come and go as activations do.
+double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const {
+  if (out_.micro_batches == 1) return 0;
+  const auto n = static_cast<double>(size(a, p.op));
+  double held = 0;
+  for (size_t i = 0; i < p.op.inputs.size(); ++i) {
+    const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
+    if (!carries && p.operand(i, a) == Placement::kShard && !p.time_varies(i))
+      held += bytes(p.op, p.op.inputs[i], *p.in[i], a) * (n - 1) / n;
+  }
+  for (size_t o = 0; o < p.op.outputs.size(); ++o) {
+    const TensorId id = p.op.outputs[o];
+    if (id == kNone || (f && o < f->outputs.size() && f->outputs[o].present())) continue;
+    const auto x = adjoint_of_.find(id);
+    if (parameter_of_.contains(id) ||
+        (x != adjoint_of_.end() && form(x->second).layout.axes[kTime].placement == Placement::kReplicate))
+      held += bytes(p.op, id, *p.out[o], a) * (n - 1) / n;
+  }
+  return held;
+}
+
+OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
+  std::vector<OpCut> tries{{}};
+  const auto enter = [&](const OpCut& cut) {
+    if (std::find(tries.begin(), tries.end(), cut) == tries.end()) tries.push_back(cut);
+  };
+  for (const auto& [cut, operand] : cuts_of_operands(p, a)) enter(cut);
+  const std::vector<const AxisLayout*> wanted = wanted_results(p.op, a);
+  for (size_t o = 0; o < wanted.size(); ++o) {
+    if (!wanted[o] || wanted[o]->placement != Placement::kShard) continue;
+    const Digit& d = wanted[o]->digit;
+    for (size_t k = 0; k < p.factors.list.size(); ++k) {
+      const Factor& f = p.factors.list[k];
+      OpCut cut{static_cast<int>(k), {}, false};
+      if (o < f.outputs.size() &&
+          find_sub_digit(f.outputs[o], f.extent, d, extent_of(g_.tensor(p.op.outputs[o]).dims, d), cut.sub) &&
+          fits(p, f, cut.sub, a))
+        enter(cut);
+    }
+  }
+  if (tries.size() == 1) return {};
+  const CostModel& cost = tasks_.cost;
+  const double work = op_seconds(cost_of(view_of(g_, p.op)), cost.device);
+  const auto seconds = [&](const OpCut& cut) {
+    const Factor* f = cut.present() ? &p.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
+    return (f ? work / static_cast<double>(size(a, p.op)) : work) +
+           moved_bytes(p, f, cut, wanted, a) / cost.link.bytes_per_second +
+           held_bytes(p, f, a) / cost.freed_bytes_per_second;
+  };
+  OpCut best = tries[0];
+  double least = seconds(best);
+  for (size_t t = 1; t < tries.size(); ++t)
+    if (const double s = seconds(tries[t]); s < least * (1 - 1e-9)) best = tries[t], least = s;
+  return best;
+}
+
+}  // namespace whale

@@ -1,0 +1,111 @@
+// Where variables live.
+#include <algorithm>
+
+#include "shard/chooser.h"
+
+namespace whale {
+
+Digit CutChooser::state_digit(TensorId id, size_t axis, int64_t ways) const {
+  const Dims& dims = g_.tensor(id).dims;
+  const std::vector<AxisLayout>& lies = form(id).layout.axes;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const Digit digit{static_cast<int>(d), 1, 1};
+    bool free = dims[d] >= ways;
+    for (size_t a = 1; a < axes() && free; ++a)
+      if (a != axis && lies[a].placement == Placement::kShard)
+        free = lies[a].digit.dim != digit.dim || (a < axis && lies[a] == shard(digit, true));
+    if (free) return digit;
+  }
+  return {};
+}
+
+void CutChooser::place_variables() {
+  std::map<TensorId, OpId> user;
+  for (const Variable& v : g_.variables) {
+    const TensorId owner = v.owner == kNone ? v.tensor : v.owner;
+    OpId first = first_user_[static_cast<size_t>(owner)];
+    if (first == kNone) first = first_user_[static_cast<size_t>(v.tensor)];
+    user[v.tensor] = first;
+    if (first != kNone) form(v.tensor).stage = g_.op(first).stage;
+  }
+  if (options_.homes) {
+    for (const Variable& v : g_.variables)
+      if (const auto home = options_.homes->find(g_.tensor(v.tensor).name); home != options_.homes->end())
+        live_at(v.tensor, home->second);
+    return;
+  }
+  for (const Variable& v : g_.variables)
+    if (v.owner == kNone && user[v.tensor] != kNone) place_parameter(v.tensor, user[v.tensor]);
+  for (const Variable& v : g_.variables) {
+    if (v.owner == kNone) continue;
+    follow_owner(v);
+    if (options_.zero >= 1 && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
+  }
+  if (options_.zero >= 3)
+    for (const Variable& v : g_.variables)
+      if (v.role == Role::kParameter && v.trainable && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
+}
+
+void CutChooser::follow_owner(const Variable& v) {
+  const Layout& owner = form(v.owner).layout;
+  if (g_.tensor(v.tensor).dims == g_.tensor(v.owner).dims) {
+    form(v.tensor).layout = owner;
+    return;
+  }
+  for (size_t a = 1; a < axes(); ++a) {
+    const AxisLayout& of = owner.axes[a];
+    const auto dim = std::find(v.of_owner.begin(), v.of_owner.end(), of.digit.dim);
+    if (of.placement != Placement::kShard || dim == v.of_owner.end()) continue;
+    form(v.tensor).layout.axes[a] =
+        shard({static_cast<int>(dim - v.of_owner.begin()), of.digit.outer, of.digit.inner}, of.state, of.samples);
+  }
+}
+
+void CutChooser::live_at(TensorId id, const Home& home) {
+  form(id).layout = home.layout;
+  const auto& meshes = tasks_.mesh_of_stage;
+  if (meshes[static_cast<size_t>(form(id).stage)] != home.mesh)
+    form(id).stage = static_cast<int32_t>(std::find(meshes.begin(), meshes.end(), home.mesh) - meshes.begin());
+}
+
+void CutChooser::place_parameter(TensorId id, OpId user) {
+  const Op& op = g_.op(user);
+  const Factors factors = factors_of(g_, op);
+  for (size_t a = 1; a < axes(); ++a) {
+    const OpCut& cut = splits_[a][static_cast<size_t>(user)];
+    if (size(a, op) == 1 || !cut.present() || axes_.role(op, a) == AxisRole::kReplica) continue;
+    const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+    for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
+      if (op.inputs[i] == id && f.inputs[i].present()) form(id).layout.axes[a] = shard(sub_digit(f.inputs[i], cut.sub));
+  }
+}
+
+void CutChooser::cut_state(TensorId id, OpId user) {
+  const Op& op = g_.op(user);
+  for (size_t a = 1; a < axes(); ++a) {
+    AxisLayout& now = form(id).layout.axes[a];
+    if (size(a, op) == 1 || axes_.role(op, a) != AxisRole::kReplica || now.placement != Placement::kReplicate) continue;
+    if (const Digit digit = state_digit(id, a, size(a, op)); digit.present()) now = shard(digit, true);
+  }
+}
+
+OpCut CutChooser::cut_of_state(const Placed& placed, size_t a) const {
+  const auto p = parameter_of_.find(placed.op.outputs[0]);
+  if (p == parameter_of_.end() || p->second == kNone) return {};
+  const Dims& dims = g_.tensor(placed.op.outputs[0]).dims;
+  for (const Variable& v : g_.variables) {
+    if (v.owner != p->second || g_.tensor(v.tensor).dims != dims) continue;
+    const AxisLayout& l = form(v.tensor).layout.axes[a];
+    if (l.placement != Placement::kShard || !l.state) continue;
+    for (size_t k = 0; k < placed.factors.list.size(); ++k) {
+      OpCut cut{static_cast<int>(k), {}, true};
+      const Factor& f = placed.factors.list[k];
+      if (find_sub_digit(f.inputs[0], f.extent, l.digit, extent_of(dims, l.digit), cut.sub) &&
+          fits(placed, f, cut.sub, a))
+        return cut;
+    }
+  }
+  return {};
+}
+
+}  // namespace whale

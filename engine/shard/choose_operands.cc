@@ -1,0 +1,213 @@
+// What the bridges of insert.h make of an operand, without inserting one.
+#include <algorithm>
+
+#include "shard/chooser.h"
+
+namespace whale {
+namespace {
+
+constexpr int64_t kSpread = 8;  // times more elements than what is spread
+
+bool is(const AxisLayout& layout, Placement placement) { return layout.placement == placement; }
+
+}  // namespace
+
+CutChooser::Operand CutChooser::operand(TensorId id, const Op& reader) {
+  if (id == kNone) return {};
+  Form& f = tasks_.stages() > 1 ? at_stage(id, reader) : form(id);
+  return {&f, f.layout, f.late};
+}
+
+bool CutChooser::is_spread(TensorId id) const {
+  const OpId producer = g_.tensor(id).producer;
+  if (producer == kNone || form(id).reductions) return false;
+  const Op& op = g_.op(producer);
+  if (op.outputs.size() != 1 || has_flag(op.code, kUpdateOp) || has_flag(op.code, kRandom)) return false;
+  int64_t from = 0;
+  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g_.tensor(x).dims);
+  for (const AxisLayout& l : form(id).layout.axes)
+    if (!is(l, Placement::kReplicate) && !l.samples) return false;
+  return from > 0 && from * kSpread <= element_count(g_.tensor(id).dims);
+}
+
+CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
+  Form& source = form(id);
+  const TensorKind kind = g_.tensor(id).kind;
+  // What a later chunk of these devices was fed first is not there yet.
+  const bool fed_later = kind == TensorKind::kInput && source.stage > reader.stage;
+  const bool partial = is(source.layout.axes[kTime], Placement::kPartial);
+  if (axes_.same_devices(source.stage, reader.stage) && !fed_later) {
+    if (source.stage != reader.stage && partial) reduce_over_time(source.layout, &source);
+    return source;
+  }
+  const bool made = kind != TensorKind::kInput && kind != TensorKind::kStep;
+  const bool again = made && ((constant_[static_cast<size_t>(id)] && !source.reductions) || is_spread(id));
+  if (made && !again) {
+    // Sums over micro-batches move once, when they are whole.
+    if (partial) reduce_over_time(source.layout, &source);
+    for (size_t a = 1; a < axes(); ++a) {
+      const MeshAxis &here = axes_.mesh(a, source.stage), &there = axes_.mesh(a, reader.stage);
+      if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
+      if (!is(source.layout.axes[a], Placement::kPartial)) continue;
+      Operand whole{&source, source.layout, source.late};
+      bring(whole, id, g_.op(g_.tensor(id).producer), a, {});
+    }
+  }
+  const auto [at, fresh] = copies_.try_emplace({id, reader.stage, source.reductions}, source);
+  Form& copy = at->second;
+  if (!fresh) return copy;
+  copy.stage = reader.stage;
+  if (kind == TensorKind::kInput) copy.layout = input_layout(g_.tensor(id), axes_, reader);
+  for (size_t a = 1; a < axes(); ++a)
+    if (again || (made && size(a, reader) == 1)) copy.layout.axes[a] = {};
+  if (made && !again) charge_transfer(id, copy);
+  return copy;
+}
+
+void CutChooser::hoist(std::vector<Operand>& operands, const Op& op, OpId number) const {
+  if (out_.micro_batches == 1) return;
+  const auto in_time = [](const Operand& o, Placement p) {
+    return !o.layout.axes.empty() && is(o.layout.axes[kTime], p);
+  };
+  const auto whole = [&](Operand& o) {
+    for (AxisLayout& l : o.layout.axes)
+      if (&l == &o.layout.axes[kTime] || is(l, Placement::kPartial)) l = {};
+    o.form = nullptr, o.late = false;
+  };
+  if (has_flag(op.code, kUpdateOp))
+    for (Operand& o : operands)
+      if (in_time(o, Placement::kShard)) whole(o);
+  const bool body = has_own_rows(number) || std::any_of(operands.begin(), operands.end(), [&](const Operand& o) {
+                      return in_time(o, Placement::kShard);
+                    });
+  const bool late = std::any_of(operands.begin(), operands.end(), [](const Operand& o) { return o.late; });
+  for (Operand& o : operands) {
+    const bool partial = in_time(o, Placement::kPartial);
+    if (body && (partial || o.late))
+      whole(o);
+    else if (!body && late && partial)
+      reduce_over_time(o.layout, o.form), o.late = true;
+  }
+}
+
+// `form`: for all later readers too; may be null.
+void CutChooser::reduce_over_time(Layout& layout, Form* form) const {
+  const Combine combine = layout.axes[kTime].combine;
+  layout.axes[kTime] = {};
+  const bool exact = options_.exact;
+  for (size_t a = 1; a < axes() && !exact; ++a)
+    if (axes_.by_micro_batch(a) && form && axes_.size(a, form->stage) > 1)
+      layout.axes[a] = {
+          .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = combine};
+  if (!form) return;
+  form->layout = layout;
+  form->late = true;
+  ++form->reductions;
+}
+
+void CutChooser::reduce(Operand& o, TensorId id, const Op& reader, size_t a) {
+  charge_move(id, reader, o.layout, a, {});
+  o.layout.axes[a] = {};
+  if (!o.form) return;
+  o.form->layout = o.layout;
+  ++o.form->reductions;
+}
+
+// Another value, which later readers who want it find as it is then.
+void CutChooser::move(Operand& o, TensorId id, const Op& reader, size_t a, const AxisLayout& to) {
+  if (!o.form) {
+    charge_move(id, reader, o.layout, a, to);
+    o.layout.axes[a] = to;
+    return;
+  }
+  const auto [at, fresh] = moved_.try_emplace(
+      {o.form, o.form->reductions, a, to.placement, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window},
+      *o.form);
+  o.form = &at->second;
+  if (fresh) {
+    charge_move(id, reader, o.layout, a, to);
+    o.form->layout.axes[a] = to;
+  }
+  o.layout = o.form->layout;
+}
+
+TensorId CutChooser::gradient_in(TensorId id) const {
+  while (id != kNone && !parameter_of_.contains(id)) {
+    const OpId made = g_.tensor(id).producer;
+    id = made != kNone && g_.op(made).code == OpCode::k_cast ? g_.op(made).inputs[0] : kNone;
+  }
+  return id;
+}
+
+bool CutChooser::combine_gradient(Operand& o, TensorId id, const Op& reader, size_t a) {
+  const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != g_.tensor(id).dtype;
+  std::vector<AxisLayout>& l = o.layout.axes;
+  const TensorId gradient = gradient_in(id);
+  const auto role = [&](size_t b) { return axes_.role(g_.op(g_.tensor(id).producer), b); };
+  if (!(narrow || options_.adasum) || l[a].combine != Combine::kSum || gradient == kNone ||
+      role(a) != AxisRole::kReplica)
+    return false;
+  if (options_.adasum) {
+    // A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
+    if (is(l[kTime], Placement::kPartial)) reduce_over_time(o.layout, o.form);
+    for (size_t b = axes(); b-- > a + 1;)
+      if (is(l[b], Placement::kPartial)) bring(o, id, reader, b, {});
+    reduce(o, id, reader, a);
+    return true;
+  }
+  const TensorId parameter = parameter_of_.at(gradient);
+  for (size_t b = axes(); b-- > 1;) {  // in its own type over splits
+    if (!is(l[b], Placement::kPartial) || role(b) == AxisRole::kReplica) continue;
+    Form* const of = o.form;
+    bring(o, id, reader, b, parameter == kNone ? AxisLayout{} : form(parameter).layout.axes[b]);
+    if (of) of->layout = o.layout, o.form = of, ++of->reductions;  // everyone who reads the gradient reads this sum
+  }
+  return false;
+}
+
+void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, const AxisLayout& want) {
+  std::vector<AxisLayout>& l = o.layout.axes;
+  const Dims& dims = g_.tensor(id).dims;
+  const bool cut = is(want, Placement::kShard);
+  if (want.window.present()) {
+    for (size_t b = axes(); b-- > a + 1;)
+      if (is(l[b], Placement::kShard) && l[b].digit.dim == want.digit.dim) move(o, id, reader, b, {});
+    AxisLayout plain = want;
+    plain.window = {};
+    if (!is(l[a], Placement::kReplicate)) bring(o, id, reader, a, plain);
+    move(o, id, reader, a, want);
+    return;
+  }
+  const auto same_shares = [&] {
+    if (a == kTime || l[a].state == want.state) return true;
+    const MeshAxis& axis = axes_.mesh(a, reader.stage);
+    return axis.shares == axis.state_shares;
+  };
+  if (l[a].placement == want.placement && (!cut || (l[a].digit == want.digit && same_shares()))) return;
+  if (a == kTime) {
+    if (is(l[a], Placement::kPartial)) reduce_over_time(o.layout, o.form), o.late = true;
+    if (is(l[a], Placement::kShard)) l[a] = {}, o.form = nullptr, o.late = false;
+    if (cut) move(o, id, reader, a, want);
+    return;
+  }
+  for (size_t b = axes(); b-- > a + 1;) {
+    if (!is(l[b], Placement::kShard)) continue;
+    const Digit& inner = l[b].digit;
+    if ((is(l[a], Placement::kShard) && (inner == l[a].digit || !compatible(dims, inner, l[a].digit))) ||
+        (cut && (inner == want.digit || !compatible(dims, inner, want.digit))))
+      move(o, id, reader, b, {});
+  }
+  if (is(l[a], Placement::kPartial)) {
+    const Combine combine = l[a].combine;
+    if (!combine_gradient(o, id, reader, a)) {
+      // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
+      for (size_t b = axes(); b-- > a + 1;)
+        if (is(l[b], Placement::kPartial) && axes_.mesh(b, reader.stage).has_gaps()) reduce(o, id, reader, b);
+      if (is(l[a], Placement::kPartial) && (!cut || combine != Combine::kSum)) reduce(o, id, reader, a);
+    }
+    if (!cut) return;
+  }
+  move(o, id, reader, a, want);
+}
+
+}  // namespace whale

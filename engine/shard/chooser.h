@@ -1,0 +1,110 @@
+// The walk behind choose.h, internal to its files: op by op in order, where each value lies and how the next reader
+// gets it, with nothing inserted.
+#pragma once
+
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "shard/choose.h"
+#include "shard/cuts.h"
+
+namespace whale {
+
+class CutChooser {
+ public:
+  CutChooser(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options);
+  Choices run();
+
+ private:
+  // How whoever reads a tensor now gets it: a partial value that was reduced once is reduced for all later readers.
+  struct Form {
+    Layout layout;
+    int32_t stage = 0;
+    bool late = false;   // it exists only after the body: made of sums over micro-batches
+    int reductions = 0;  // a value that was is another one: copies of it are made anew
+  };
+  struct Operand {
+    Form* form = nullptr;  // null: kNone, or a form of this reader's own
+    Layout layout;
+    bool late = false;
+  };
+
+  size_t axes() const { return axes_.count(); }
+  int64_t size(size_t a, const Op& op) const { return axes_.size(a, op.stage); }
+  Form& form(TensorId id) { return forms_[static_cast<size_t>(id)]; }
+  const Form& form(TensorId id) const { return forms_[static_cast<size_t>(id)]; }
+
+  // choose.cc
+  void prepare();
+  void choose_splits();
+  void place_inputs();
+  void choose_op(OpId number);
+  OpCut choose(const Placed& placed, OpId number, size_t a) const;
+  // Its readers pair its rows with samples, though perhaps no input feeds it: it is cut along time as they are.
+  bool has_own_rows(OpId number) const;
+  void settle_gradient(const Op& op, TensorId id);
+  void bring_home(const Variable& variable);
+
+  // choose_homes.cc
+  // The digit along which state is cut over replicas: the outermost dimension that is long enough and free.
+  Digit state_digit(TensorId id, size_t axis, int64_t ways) const;
+  void place_variables();
+  void follow_owner(const Variable& state);     // cut where its parameter is
+  void live_at(TensorId id, const Home& home);  // another entry's home; there the first reader may be in another stage
+  void place_parameter(TensorId id, OpId user);
+  void cut_state(TensorId id, OpId user);
+  // ZeRO: an unscaled gradient lies as the state that it goes into.
+  OpCut cut_of_state(const Placed& placed, size_t a) const;
+
+  // choose_cheapest.cc
+  double bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const;  // on a device, not cut by `a`
+  // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is; a
+  // variable's next value at home.
+  std::vector<const AxisLayout*> wanted_results(const Op& op, size_t a) const;
+  double moved_bytes(const Placed& placed, const Factor* f, const OpCut& cut,
+                     const std::vector<const AxisLayout*>& wanted, size_t a) const;
+  double held_bytes(const Placed& placed, const Factor* f, size_t a) const;
+  // Of all ways that the operands (or the home of a parameter whose gradient this makes) suggest, the one that moves
+  // and computes least.
+  OpCut cheapest_cut(const Placed& placed, size_t a) const;
+
+  // choose_price.cc: charged to the op that is being chosen for
+  double runs(const Layout& layout, int32_t stage) const;  // in a step
+  void charge_compute(const Op& op, OpId number);
+  void charge_move(TensorId id, const Op& reader, const Layout& from, size_t a, const AxisLayout& to);
+  void charge_transfer(TensorId id, const Form& copy);
+
+  // choose_operands.cc: what the bridges of insert.h make of an operand
+  Operand operand(TensorId id, const Op& reader);
+  Form& at_stage(TensorId id, const Op& reader);
+  void hoist(std::vector<Operand>& operands, const Op& op, OpId number) const;
+  void reduce_over_time(Layout& layout, Form* form) const;
+  void reduce(Operand& operand, TensorId id, const Op& reader, size_t a);
+  void move(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& to);
+  void bring(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& want);
+  bool combine_gradient(Operand& operand, TensorId id, const Op& reader, size_t a);
+  TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is; kNone: it is none
+  bool is_spread(TensorId id) const;        // something small spread over a large tensor: what is small moves
+
+  const Graph& g_;
+  const TaskGraphs& tasks_;
+  const ShardOptions& options_;
+  Choices out_;
+  Price* price_ = nullptr;
+  Axes axes_;
+  std::vector<Form> forms_;
+  std::vector<OpId> first_user_;
+  std::vector<char> constant_;                                 // per tensor: made of constants and the step's scalars
+  std::vector<OpCut> samples_;                                 // per op: along a replica axis
+  std::vector<std::vector<OpCut>> splits_;                     // per axis and forward op: along a split axis
+  std::map<TensorId, TensorId> parameter_of_;                  // of a gradient
+  std::map<TensorId, TensorId> next_of_;                       // of the next value of a variable
+  std::map<TensorId, TensorId> adjoint_of_;                    // of a result of the backward pass: the forward tensor
+  std::map<std::tuple<TensorId, int32_t, int>, Form> copies_;  // in other stages, by reductions before
+  using Moved = std::tuple<const Form*, int, size_t, Placement, int, int64_t, int64_t, bool, WindowRead>;
+  std::map<Moved, Form> moved_;  // along an axis
+};
+
+}  // namespace whale

@@ -1,0 +1,150 @@
+#include "shard/cuts.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "task/factor_names.h"
+#include "task/window.h"
+
+namespace whale {
+
+std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op& op) {
+  const auto scope = static_cast<size_t>(op.scope);
+  return graph.scope_path(scope < tasks.written.size() ? tasks.written[scope] : op.scope);
+}
+
+Layout input_layout(const Tensor& input, const Axes& axes, const Op& reader) {
+  Layout layout{std::vector<AxisLayout>(axes.count())};
+  const int dim = input.batch_dim;
+  if (dim < 0 || input.dims[static_cast<size_t>(dim)] <= 1) return layout;
+  for (size_t a = 0; a < axes.count(); ++a)
+    if (axes.size(a, reader.stage) > 1 &&
+        (a == kTime || (axes.role(reader, a) == AxisRole::kReplica && !axes.by_micro_batch(a))))
+      layout.axes[a] = shard({dim, 1, 1}, false, true);
+  return layout;
+}
+
+bool fits(const Placed& p, const Factor& f, const SubDigit& sub, size_t a) {
+  if (!can_cut(p.op, f, sub)) return false;
+  if (a == kTime && f.kind == FactorKind::kLookup) return false;
+  if (const int64_t n = p.axes.micro_batches; a == kTime && f.group.rows && !digit_of_groups(f, sub, n).present())
+    throw invalid(
+        "op '{}' ({}) has {} groups of samples, which {} micro-batches would cut; give it a multiple of {} groups, or "
+        "plan with a number of micro-batches that divides them",
+        p.op.name, def(p.op.code).name, f.extent / f.group.rows, n, n)
+        .at_op(p.op.name)
+        .at_scope(written_scope(p.graph, *p.axes.tasks, p.op));
+  const bool window = f.kind == FactorKind::kWindow;
+  if (window && (a == kTime || !window_fits(f.window, p.axes.mesh(a, p.op.stage)))) return false;
+  const auto clash = [&](TensorId id, const Layout* layout, const Digit& whole) {
+    if (id == kNone || !whole.present()) return false;
+    const Digit digit = sub_digit(whole, sub);
+    for (size_t b = 0; b < a; ++b) {
+      const AxisLayout& taken = layout->axes[b];
+      if (taken.placement == Placement::kShard &&
+          (!compatible(p.graph.tensor(id).dims, taken.digit, digit) || (window && taken.digit.dim == digit.dim)))
+        return true;
+    }
+    return false;
+  };
+  for (size_t i = 0; i < p.op.inputs.size() && i < f.inputs.size(); ++i)
+    if (clash(p.op.inputs[i], p.in[i], f.inputs[i])) return false;
+  for (size_t o = 0; o < p.op.outputs.size() && o < f.outputs.size(); ++o)
+    if (clash(p.op.outputs[o], p.out[o], f.outputs[o])) return false;
+  return true;
+}
+
+std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Placed& p, size_t a) {
+  std::vector<std::pair<OpCut, size_t>> out;
+  for (size_t i = 0; i < p.op.inputs.size(); ++i) {
+    if (p.operand(i, a) != Placement::kShard) continue;
+    const AxisLayout& l = p.in[i]->axes[a];
+    for (size_t k = 0; k < p.factors.list.size(); ++k) {
+      const Factor& f = p.factors.list[k];
+      OpCut cut{static_cast<int>(k), {}, l.state, l.samples};
+      if (f.kind == FactorKind::kWindow && (l.samples || l.state)) continue;
+      if (cut_of_operand(f, i, l.digit, extent_of(p.graph.tensor(p.op.inputs[i]).dims, l.digit), cut.sub) &&
+          fits(p, f, cut.sub, a)) {
+        out.emplace_back(cut, i);
+        break;
+      }
+    }
+  }
+  return out;
+}
+
+OpCut largest_cut(const Placed& p, size_t a) {
+  OpCut best;
+  int64_t most = -1;
+  for (const auto& [cut, operand] : cuts_of_operands(p, a))
+    if (const int64_t n = element_count(p.graph.tensor(p.op.inputs[operand]).dims); n > most) best = cut, most = n;
+  return best;
+}
+
+OpCut followed_cut(const Placed& p, size_t a, bool exact) {
+  if (!p.axes.by_micro_batch(a)) return largest_cut(p, a);
+  // Replicas are in different micro-batches: what belongs to one is not cut between them.
+  for (size_t i = 0; i < p.in.size(); ++i)
+    if (p.time_varies(i)) return {};
+  return exact && !keeps_bits(p.op) ? OpCut{} : largest_cut(p, a);
+}
+
+namespace {
+
+// Along time an operand or result with a row per group is cut with the samples.
+Digit cut_of_groups(const Placed& p, const Factor& f, const std::vector<int>& carriers, size_t k, size_t a,
+                    const OpCut& cut) {
+  const bool carries = std::find(carriers.begin(), carriers.end(), static_cast<int>(k)) != carriers.end();
+  return a == kTime && carries ? digit_of_groups(f, cut.sub, p.axes.micro_batches) : Digit{};
+}
+
+}  // namespace
+
+AxisLayout wanted_operand(const Placed& p, size_t i, size_t a, const OpCut& cut) {
+  const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
+  if (const Digit groups = cut_of_groups(p, f, f.group.inputs, i, a, cut); groups.present())
+    return shard(groups, cut.state, cut.samples);
+  if (i >= f.inputs.size() || !f.inputs[i].present()) return {};
+  return f.reads_through(i) ? read_layout(f, f.inputs[i], p.axes.mesh(a, p.op.stage))
+                            : shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples);
+}
+
+AxisLayout made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) {
+  const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
+  if (const Digit groups = cut_of_groups(p, f, f.group.outputs, o, a, cut); groups.present())
+    return shard(groups, cut.state, cut.samples);
+  if (o < f.outputs.size() && f.outputs[o].present())
+    return shard(sub_digit(f.outputs[o], cut.sub), cut.state, cut.samples);
+  return {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
+}
+
+Digit streamed_piece(const Placed& p, size_t i, size_t a, const OpCut& cut) {
+  const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
+  if (a == kTime || (i < f.inputs.size() && f.inputs[i].present())) return {};
+  const Digit piece = streamed_digit(p.factors, i);
+  return piece.present() && asks_for(*p.axes.tasks, p.op, a, f) ? piece : Digit{};
+}
+
+void mark_samples(Layout& layout) {
+  for (const AxisLayout& a : layout.axes)
+    for (AxisLayout& b : layout.axes)
+      if (a.samples && b.placement == Placement::kShard && b.digit == a.digit) b.samples = true;
+}
+
+std::vector<int> linear_parts(const Placed& p, size_t a, bool exact) {
+  std::vector<int> partial;
+  bool sum = true, narrows = false;
+  for (size_t i = 0; i < p.op.inputs.size(); ++i) {
+    if (p.operand(i, a) != Placement::kPartial) continue;
+    partial.push_back(static_cast<int>(i));
+    sum &= p.in[i]->axes[a].combine == Combine::kSum;
+    for (const TensorId o : p.op.outputs)  // sums stay in the wider type
+      if (o != kNone) narrows |= size_of(p.graph.tensor(o).dtype) < size_of(p.graph.tensor(p.op.inputs[i]).dtype);
+  }
+  // Exact mode adds each use of a parameter over time for itself: stages may lie between uses.
+  const bool passes = sum && !narrows && !(exact && a == kTime) &&
+                      std::find(p.factors.linear.begin(), p.factors.linear.end(), partial) != p.factors.linear.end();
+  return passes ? partial : std::vector<int>{};
+}
+
+}  // namespace whale

@@ -1,0 +1,60 @@
+// By which factors an op can be cut along an axis, given where its operands lie.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "task/axes.h"
+#include "shard/digits.h"
+
+namespace whale {
+
+inline AxisLayout shard(const Digit& digit, bool state = false, bool samples = false) {
+  return {.placement = Placement::kShard, .digit = digit, .state = state, .samples = samples};
+}
+
+// An op, where its operands lie as it reads them, and its results along the axes that are settled (the ones before the
+// axis in question).
+struct Placed {
+  const Graph& graph;
+  const Axes& axes;
+  const Op& op;
+  const Factors& factors;
+  std::vector<const Layout*> in, out;  // null: kNone
+
+  Placement operand(size_t i, size_t a) const { return in[i] ? in[i]->axes[a].placement : Placement::kReplicate; }
+  bool time_varies(size_t i) const { return operand(i, kTime) != Placement::kReplicate; }
+};
+
+// Beside what earlier axes cut. Throws where micro-batches would cut groups of samples.
+bool fits(const Placed& placed, const Factor& factor, const SubDigit& sub, size_t axis);
+// Cuts that operands have along the axis, as factors of the op; with the operand.
+std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Placed& placed, size_t axis);
+OpCut largest_cut(const Placed& placed, size_t axis);  // that of the largest operand
+// Of an op that nobody has chosen for: as its operands lie.
+OpCut followed_cut(const Placed& placed, size_t axis, bool exact);
+
+// Where samples are cut over micro-batches and replicas: an input with a batch, as the reader's stage is fed it.
+Layout input_layout(const Tensor& input, const Axes& axes, const Op& reader);
+
+// The layout in which an op that is cut so reads its operand `i`, and has its result `o`, along the axis. (Of these the
+// layouts in `placed` are not asked for.)
+AxisLayout wanted_operand(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
+AxisLayout made_result(const Placed& placed, size_t o, size_t axis, const OpCut& cut);
+
+// An operand that is read whole and goes round piece by piece (parallel/stream.h) is cut so before; absent: it does
+// not.
+Digit streamed_piece(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
+
+// What cuts the digit of the samples further is of samples too, whoever chose it.
+void mark_samples(Layout& layout);
+
+// Not cut along the axis: the operands' partial values, when the op is linear in them, so that its results are partial
+// too; empty: it takes whole operands.
+std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
+
+// Around the op, as the user wrote it: a pipeline's cut divides scopes.
+std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op& op);
+
+}  // namespace whale

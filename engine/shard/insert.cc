@@ -1,0 +1,137 @@
+#include "shard/insert.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "shard/inserter.h"
+
+namespace whale {
+
+Inserter::Inserter(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices)
+    : options_(options),
+      choices_(choices),
+      axes_{&tasks, choices.micro_batches},
+      b_(graph, tasks, choices.batch, choices.micro_batches),
+      parameter_of_(parameters_of_gradients(graph)) {
+  b_.out.exact = options.exact && b_.out.micro_batches > 1;
+  for (size_t t = 0; t < graph.tensors.size(); ++t)
+    if (graph.tensors[t].producer == kNone)
+      b_.out.layouts[t] = choices.layouts[t], b_.out.stages[t] = choices.stages[t];
+}
+
+LayoutGraph Inserter::run() {
+  std::vector<Op> ops;
+  std::swap(ops, g().ops);
+  for (size_t i = 0; i < ops.size(); ++i) place(std::move(ops[i]), static_cast<OpId>(i), {});
+  check_adasum();
+  finish();
+  return std::move(b_.out);
+}
+
+Placed Inserter::placed(const Op& op, const Factors& factors) const {
+  const auto layouts = [&](const std::vector<TensorId>& ids) {
+    std::vector<const Layout*> out;
+    for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.layouts[static_cast<size_t>(id)]);
+    return out;
+  };
+  return {g(), axes_, op, factors, layouts(op.inputs), layouts(op.outputs)};
+}
+
+void Inserter::place(Op op, OpId number, const Forced& forced) {
+  const std::vector<TensorId> asked = op.inputs;
+  for (TensorId& id : op.inputs) id = b_.latest(id);
+  if (tasks().stages() > 1)
+    for (TensorId& id : op.inputs)
+      if (id != kNone) id = at_stage(id, op);
+  hoist_operands(op, number);
+  const Factors factors = factors_of(g(), op);
+  for (size_t a = 0; a < axes(); ++a) {
+    if (size(a, op) == 1) continue;
+    OpCut cut;
+    if (number != kNone) {
+      cut = choices_.cuts[a][static_cast<size_t>(number)];
+    } else if (const auto at = std::find_if(forced.begin(), forced.end(), [&](const auto& f) { return f.first == a; });
+               at != forced.end()) {
+      cut = at->second;
+    } else {
+      cut = followed_cut(placed(op, factors), a, options_.exact);
+    }
+    if (cut.present())
+      apply_cut(op, factors, a, cut);
+    else
+      pass_partial(op, factors, a);
+  }
+  if (op.phase == Phase::kUpdate)
+    for (TensorId& id : op.inputs)
+      if (id != kNone) id = b_.alike(id);
+  for (const TensorId id : op.outputs)
+    if (id != kNone) mark_samples(b_.out.layouts[static_cast<size_t>(id)]);
+  for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
+    if (parameter_of_.contains(asked[i])) used_[asked[i]] = op.inputs[i];
+  const std::vector<TensorId> results = op.outputs;
+  b_.append(std::move(op));
+  if (number == kNone) return;
+  for (const TensorId id : results)
+    if (id != kNone) settle(id);
+}
+
+void Inserter::apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& cut) {
+  const Placed how{g(), axes_, op, factors, {}, {}};
+  for (size_t i = 0; i < op.inputs.size(); ++i) {
+    if (op.inputs[i] == kNone) continue;
+    if (const Digit piece = streamed_piece(how, i, a, cut); piece.present())
+      op.inputs[i] = bring(op, op.inputs[i], a, shard(piece));
+    op.inputs[i] = bring(op, op.inputs[i], a, wanted_operand(how, i, a, cut));
+  }
+  for (size_t o = 0; o < op.outputs.size(); ++o)
+    if (op.outputs[o] != kNone) b_.out.at(op.outputs[o], a) = made_result(how, o, a, cut);
+}
+
+void Inserter::pass_partial(Op& op, const Factors& factors, size_t a) {
+  const auto whole = [&](Placement lying) {
+    for (TensorId& id : op.inputs)
+      if (placement(id, a) == lying) id = bring(op, id, a, {});
+  };
+  whole(Placement::kShard);
+  if (linear_parts(placed(op, factors), a, b_.out.exact).empty())
+    whole(Placement::kPartial);
+  else
+    for (const TensorId o : op.outputs)
+      if (o != kNone) b_.out.at(o, a).placement = Placement::kPartial;
+}
+
+void Inserter::settle(TensorId id) {
+  const auto layout = choices_.settled.find(id);
+  if (layout == choices_.settled.end()) return;
+  const Op op = g().op(b_.producer(id));  // a copy: bridges are appended
+  for (size_t a = 1; a < axes(); ++a) {
+    const TensorId from = b_.latest(id);
+    if (placement(from, a) == Placement::kPartial && layout->second.axes[a].placement == Placement::kShard)
+      b_.replace(from, bring(op, from, a, layout->second.axes[a]));
+  }
+}
+
+LayoutGraph insert_reshards(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options,
+                            const Choices& choices) {
+  return Inserter(graph, tasks, options, choices).run();
+}
+
+void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inserted) {
+  for (const Op& op : inserted.graph.ops)
+    for (const TensorId id : op.outputs) {
+      if (id == kNone || static_cast<size_t>(id) >= graph.tensors.size()) continue;
+      const auto t = static_cast<size_t>(id);
+      if (!(inserted.layouts[t] == choices.layouts[t]) || inserted.stages[t] != choices.stages[t])
+        throw internal("'{}' lies as {} in stage {}, chosen was {} in stage {}", graph.tensors[t].name,
+                       to_string(inserted.layouts[t]), inserted.stages[t], to_string(choices.layouts[t]),
+                       choices.stages[t])
+            .at_op(op.name);
+    }
+}
+
+LayoutGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options) {
+  place_in_stages(graph, tasks);
+  return insert_reshards(graph, tasks, options, choose_cuts(graph, tasks, options));
+}
+
+}  // namespace whale

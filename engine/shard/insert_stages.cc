@@ -1,0 +1,114 @@
+// Operands that are made in another stage.
+#include "shard/inserter.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace whale {
+
+bool Inserter::is_constant(TensorId id, int depth) {
+  if (g().tensor(id).kind == TensorKind::kStep) return true;
+  const OpId producer = b_.producer(id);
+  if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective) ||
+      g().op(producer).code == OpCode::k_accumulate)
+    return false;
+  const std::vector<TensorId> inputs = g().op(producer).inputs;
+  return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
+}
+
+bool Inserter::is_spread(TensorId id) {
+  const OpId producer = b_.producer(id);
+  if (producer == kNone || has_flag(g().op(producer).code, kCollective)) return false;
+  const Op& op = g().op(producer);
+  if (op.outputs.size() != 1 || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
+      op.code == OpCode::k_accumulate || has_flag(op.code, kUpdateOp) || has_flag(op.code, kRandom))
+    return false;
+  int64_t from = 0;
+  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g().tensor(x).dims);
+  for (size_t a = 0; a < axes(); ++a)
+    if (placement(id, a) != Placement::kReplicate && !b_.out.at(id, a).samples) return false;
+  return from > 0 && from * kSpread <= element_count(g().tensor(id).dims);
+}
+
+TensorId Inserter::at_stage(TensorId id, const Op& reader) {
+  id = b_.latest(id);
+  const TensorKind kind = g().tensor(id).kind;
+  // What a later chunk of these devices was fed first is not there yet.
+  const bool fed_later = kind == TensorKind::kInput && b_.out.stage(id) > reader.stage;
+  if (same_devices(b_.out.stage(id), reader.stage) && !fed_later) {
+    // Another chunk of the same devices runs at another time.
+    return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
+  }
+  if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
+    const bool fresh = !input_forms_.contains({id, reader.stage});
+    const TensorId form = b_.input_form(id, reader.stage, false);
+    if (fresh && kind == TensorKind::kInput)
+      b_.out.layouts[static_cast<size_t>(form)] = input_layout(g().tensor(form), axes_, reader);
+    input_forms_.insert({id, reader.stage});
+    return form;
+  }
+  if (is_constant(id) || is_spread(id)) {
+    while (b_.producer(id) != kNone &&
+           g().op(b_.producer(id)).code == OpCode::k_local_slice)  // the reader cuts it anew
+      id = g().op(b_.producer(id)).inputs[0];
+    const auto known = copies_.find({id, reader.stage});
+    if (known != copies_.end()) return known->second;
+    Op op = g().op(b_.producer(id));
+    const auto at = static_cast<size_t>(std::find(op.outputs.begin(), op.outputs.end(), id) - op.outputs.begin());
+    op.name += fmt::format(".at{}", reader.stage);
+    op.stage = reader.stage;
+    op.scope = reader.scope;
+    for (TensorId& o : op.outputs)
+      if (o != kNone) o = b_.like(o, fmt::format(".at{}", reader.stage).c_str());
+    const TensorId out = op.outputs[at];
+    Forced whole;
+    for (size_t a = 0; a < axes(); ++a) {
+      OpCut kept;  // along time nobody cuts it anew
+      if (a == kTime && placement(id, a) == Placement::kShard)
+        kept = cut_of_result(op, b_.out.at(id, a).digit, a), kept.samples = b_.out.at(id, a).samples;
+      whole.emplace_back(a, kept);
+    }
+    place(std::move(op), kNone, whole);
+    return copies_[{id, reader.stage}] = out;
+  }
+  // Sums over micro-batches move once, when they are whole: a stage never waits for a later one's parts.
+  if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
+  for (size_t a = 1; a < axes(); ++a) {
+    const MeshAxis &here = b_.out.mesh_axis(a, b_.out.stage(id)), &there = b_.out.mesh_axis(a, reader.stage);
+    check_tied(reader, id, a, here, there);
+    if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
+    if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
+  }
+  return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since
+}
+
+// Adasum combines what whole replicas made of a parameter: of one that stages share, the replicas have to be the same.
+void Inserter::check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const {
+  if (!options_.adasum || reader.phase != Phase::kBackward || placement(id, a) != Placement::kPartial ||
+      (here.size == there.size && here.shares == there.shares))
+    return;
+  throw tied_unlike(reader, b_.out.stage(id), here, there);
+}
+
+Error Inserter::tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const {
+  const char* form = here.size == there.size ? "have unlike shares" : "have {} and {} replicas";
+  Error error = unimplemented(
+      "Adasum of a gradient that stages {} and {} add up, which {}: a replica of one is none of the other; give both "
+      "the same replicas, or use the parameter in one stage",
+      stage, reader.stage, fmt::format(fmt::runtime(form), here.size, there.size));
+  return error.at_op(reader.name).at_scope(written_scope(reader));
+}
+
+void Inserter::check_came_alike(const Op& reader, TensorId id) const {
+  for (OpId made = b_.producer(id); made != kNone && passes_on(g().op(made)); made = b_.producer(id)) {
+    id = g().op(made).inputs[0];
+    if (g().op(made).code != OpCode::k_transfer) continue;
+    for (size_t a = 1; a < axes(); ++a)
+      if (const MeshAxis& here = b_.out.mesh_axis(a, b_.out.stage(id)), &there = b_.out.mesh_axis(a, reader.stage);
+          here.size != there.size)
+        throw tied_unlike(reader, b_.out.stage(id), here, there);
+  }
+}
+
+}  // namespace whale

@@ -1,0 +1,114 @@
+// The walk behind insert.h, internal to its files: one pass over the program in order, each op with its operands
+// brought to where it reads them, on every axis of its mesh.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "shard/bridges.h"
+#include "shard/cuts.h"
+#include "shard/insert.h"
+
+namespace whale {
+
+inline constexpr int kDeepest = 64;    // of chains that are produced again
+inline constexpr int64_t kSpread = 8;  // times more elements than what is spread
+
+class Inserter {
+ public:
+  Inserter(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices);
+  LayoutGraph run();
+
+ private:
+  // What an op that is made here is to be cut by along some axes.
+  using Forced = std::vector<std::pair<size_t, OpCut>>;
+
+  Graph& g() { return b_.out.graph; }
+  const Graph& g() const { return b_.out.graph; }
+  const TaskGraphs& tasks() const { return b_.out.tasks; }
+  std::string written_scope(const Op& op) const { return whale::written_scope(g(), tasks(), op); }
+  size_t axes() const { return b_.out.axes(); }
+  int64_t micro_batches() const { return b_.out.micro_batches; }
+  int64_t size(size_t a, const Op& op) const { return b_.out.size(a, op.stage); }
+  Placement placement(TensorId id, size_t a) const {
+    return id == kNone ? Placement::kReplicate : b_.out.at(id, a).placement;
+  }
+  AxisRole role(const Op& op, size_t a) const { return tasks().task(op).roles[a - 1]; }
+
+  // insert.cc
+  Placed placed(const Op& op, const Factors& factors) const;  // until the next bridge
+  // Brings the operands into the layouts that its cuts ask for, gives the results theirs, and appends the op. `number`:
+  // in the graph before (kNone: made here, cut as `forced` or as its operands lie).
+  void place(Op op, OpId number, const Forced& forced);
+  void apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& cut);
+  void pass_partial(Op& op, const Factors& factors, size_t a);
+  void settle(TensorId id);
+  const Layout& home(TensorId variable) const { return choices_.layouts[static_cast<size_t>(variable)]; }
+
+  // insert_operands.cc
+  TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
+  TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, also on its way; kNone: it is none
+  void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
+  Error tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const;
+  void check_came_alike(const Op& reader,
+                        TensorId id) const;  // from a stage with as many replicas, if from another one
+  static bool passes_on(const Op& op);       // one value, to elsewhere
+  // As the options say that gradients are combined between replicas; kNone: by a sum in its own type, as any other.
+  OpId summed_replicas(TensorId id) const;  // the backward sum over replicas that it comes from; kNone: it does not
+  // Adasum: refuses a gradient of which replicas' parts were added before anything that they all have was (a penalty).
+  void check_adasum() const;
+  TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want);
+  // What a split's devices made of a gradient, in its own type: a part of it has terms that cancel in the sum, and
+  // would be rounded by their size. `want`: along the axis of replicas that comes next.
+  TensorId summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want);
+  bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const;
+  TensorId whole_in_time(const Op& op, TensorId id);
+  TensorId sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want);
+  // Can the producer make it cut from operands that are there (or free themselves)?
+  OpCut cut_of_result(const Op& op, const Digit& digit, size_t a);
+  bool is_free(TensorId id, const Digit& digit, int depth, size_t a);
+  TensorId produce_cut(TensorId id, size_t a, const AxisLayout& want);
+
+  // insert_stages.cc
+  bool same_devices(int32_t a, int32_t b) const {
+    return tasks().mesh_of_stage[static_cast<size_t>(a)] == tasks().mesh_of_stage[static_cast<size_t>(b)];
+  }
+  bool is_constant(TensorId id, int depth = 0);  // made of constants and the step's scalars: made again, not moved
+  bool is_spread(TensorId id);                   // something small spread over a large tensor: what is small moves
+  TensorId at_stage(TensorId id, const Op& reader);
+
+  // insert_time.cc
+  // An op with operands that differ from micro-batch to micro-batch belongs to the body. Operands that exist only after
+  // the body (sums over micro-batches) are then computed from the whole batch in the prologue, unless that would
+  // compute with samples and parameters twice.
+  void hoist_operands(Op& op, OpId number);
+  TensorId whole(const Op& user, TensorId id, int depth);
+  TensorId make_whole(const Op& user, TensorId id, int depth);
+  bool depends_on(TensorId id, TensorKind kind);
+
+  // insert_ends.cc
+  Op reader_of(TensorId id, int32_t stage);  // stands for whoever reads it at the end of the step, in messages
+  bool takes_detour(TensorId id, const Layout& to) const;
+  TensorId lying(TensorId id, const Layout& layout, int32_t stage);
+  TensorId everywhere(TensorId id);
+  TensorId fetchable(
+      TensorId id);  // sums are finished; samples stay where they are and are put together by the session
+  void finish();
+
+  const ShardOptions& options_;
+  const Choices& choices_;
+  Axes axes_;
+  BridgeBuilder b_;
+  std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::map<TensorId, TensorId> used_;          // of a gradient: as its update reads it
+  std::set<std::pair<TensorId, int32_t>> input_forms_;
+  std::map<std::pair<TensorId, int32_t>, TensorId> copies_;
+  std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t, bool, WindowRead>, TensorId> slices_;
+  std::map<TensorId, TensorId> wholes_;
+};
+
+}  // namespace whale

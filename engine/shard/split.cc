@@ -1,0 +1,456 @@
+#include "shard/split.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "task/factor_names.h"
+#include "task/strategy.h"
+#include "task/window.h"
+
+namespace whale {
+namespace {
+
+constexpr size_t kStates = 24;
+constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
+constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
+constexpr double kHeldBytesPerByte = 4;    // p, g, m, v
+constexpr double kWholeBytesPerByte = 3;   // put together for a step: itself, and the sum of its gradients in f32
+
+struct Code {
+  Placement placement = Placement::kReplicate;
+  Digit digit;
+  bool whole = false;    // beside the parts: it was gathered before
+  bool charged = false;  // the sum of its partial gradients is paid for
+  bool open = false;     // a parameter that nobody has used: its home is still free
+  friend bool operator==(const Code&, const Code&) = default;
+};
+
+struct State {
+  double cost = 0;
+  int32_t back = -1;  // index of the step before in the trail
+  // By tensor; what is not here is where its home is, or everywhere.
+  std::vector<std::pair<TensorId, Code>> live;
+};
+
+struct Step {
+  int32_t back;
+  OpCut cut;
+};
+
+class Chooser {
+ public:
+  explicit Chooser(const SplitProblem& p) : p_(p), g_(p.graph) {}
+
+  std::vector<OpCut> run() {
+    std::vector<OpCut> cuts(g_.ops.size());
+    if (!any_split()) return cuts;
+    check_names();
+    find_uses();
+    digits_ = candidate_digits(g_);
+    find_homes();
+    std::vector<State> states(1);
+    std::vector<size_t> order;
+    for (size_t i = 0; i < g_.ops.size(); ++i) {
+      if (g_.ops[i].phase != Phase::kForward) continue;
+      order.push_back(i);
+      states = advance(states, i);
+    }
+    const auto best =
+        std::min_element(states.begin(), states.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
+    int32_t at = best->back;
+    for (size_t k = order.size(); k-- > 0; at = trail_[static_cast<size_t>(at)].back)
+      cuts[order[k]] = trail_[static_cast<size_t>(at)].cut;
+    return cuts;
+  }
+
+ private:
+  AxisRole role(const Op& op) const { return p_.tasks.task(op).roles[p_.axis - 1]; }
+  int64_t ways(const Op& op) const { return p_.tasks.mesh(op.stage).axes[p_.axis - 1].size; }
+
+  bool any_split() const {
+    return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
+      return op.phase == Phase::kForward && ways(op) > 1 && role(op) != AxisRole::kReplica;
+    });
+  }
+
+  // A factor that is asked for by name is one of some op in the scope; of a pipeline's stages, of some stage.
+  void check_names() const {
+    struct Names {
+      const TaskGraph* task = nullptr;
+      std::set<std::string> known;
+      std::string needed;  // the word stands for a name where some op of the model has this factor too
+      bool found = false;
+    };
+    std::map<std::string, Names> asked;
+    for (const Op& op : g_.ops) {
+      const TaskGraph& task = p_.tasks.task(op);
+      const std::string& wanted = task.factors[p_.axis - 1];
+      if (op.phase != Phase::kForward || wanted.empty()) continue;
+      Names& names = asked[fmt::format("{} in {}", wanted, to_string(task.nest))];
+      if (!names.task) names.task = &task;
+      for (const Factor& f : factors_of(g_, op).list) {
+        if (f.extent > 1) names.known.insert(f.name);
+        if (!is_named(f.name, wanted)) continue;
+        if (const std::string needed = needed_by(f.name, wanted); needed.empty())
+          names.found = true;
+        else
+          names.needed = needed;
+      }
+    }
+    for (const auto& [text, names] : asked)
+      if (!names.found && !model_has(names.needed))
+        throw invalid(
+            "scope '{}' ({}): no op inside has a factor '{}' to split; they have {}; leave it out, and the cheapest is "
+            "taken",
+            to_string(names.task->nest), names.task->path, names.task->factors[p_.axis - 1],
+            fmt::join(words_of(names.known), ", "))
+            .at_scope(names.task->path);
+  }
+
+  bool model_has(const std::string& factor) const {
+    if (factor.empty()) return false;
+    return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
+      if (op.phase != Phase::kForward) return false;
+      const Factors factors = factors_of(g_, op);
+      return std::any_of(factors.list.begin(), factors.list.end(), [&](const Factor& f) { return f.name == factor; });
+    });
+  }
+
+  void find_uses() {
+    last_.assign(g_.tensors.size(), 0);
+    is_variable_.assign(g_.tensors.size(), 0);
+    per_sample_.assign(g_.tensors.size(), 0);
+    for (const Variable& v : g_.variables) is_variable_[static_cast<size_t>(v.tensor)] = 1;
+    for (const TensorId id : g_.inputs) per_sample_[static_cast<size_t>(id)] = g_.tensor(id).batch_dim >= 0;
+    for (size_t i = 0; i < g_.ops.size(); ++i) {
+      const Op& op = g_.ops[i];
+      if (op.phase != Phase::kForward) continue;
+      bool samples = false;
+      for (const TensorId id : op.inputs)
+        if (id != kNone) last_[static_cast<size_t>(id)] = i, samples |= per_sample_[static_cast<size_t>(id)] != 0;
+      for (const TensorId id : op.outputs)
+        if (id != kNone) per_sample_[static_cast<size_t>(id)] = samples;
+    }
+  }
+
+  // Where variables are that nobody has used.
+  void find_homes() {
+    if (!p_.homes) return;
+    for (const Variable& v : g_.variables) {
+      const auto home = p_.homes->find(g_.tensor(v.tensor).name);
+      if (home == p_.homes->end()) continue;
+      const AxisLayout& l = home->second.layout.axes[p_.axis];
+      if (l.placement == Placement::kShard)
+        homes_.emplace(v.tensor, Code{Placement::kShard, l.digit, false, false, false});
+    }
+  }
+
+  // Seconds to move what a device would get of the tensor, `share` of its bytes.
+  double seconds(TensorId id, const Op& op, double share) const {
+    const Tensor& t = g_.tensor(id);
+    double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype)) * share;
+    if (per_sample_[static_cast<size_t>(id)]) {
+      const TaskGraph& task = p_.tasks.task(op);
+      for (size_t a = 0; a < task.roles.size(); ++a)
+        if (task.roles[a] == AxisRole::kReplica) bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
+    }
+    return p_.cost.link.latency_seconds + bytes / p_.cost.link.bytes_per_second;
+  }
+
+  Code find(const State& state, TensorId id) const {
+    const auto at = std::lower_bound(state.live.begin(), state.live.end(), id,
+                                     [](const auto& entry, TensorId want) { return entry.first < want; });
+    if (at != state.live.end() && at->first == id) return at->second;
+    if (const auto home = homes_.find(id); home != homes_.end()) return home->second;
+    Code code;
+    code.open = is_variable_[static_cast<size_t>(id)] && !p_.homes;
+    return code;
+  }
+  static void put(State& state, TensorId id, const Code& code) {
+    const auto at = std::lower_bound(state.live.begin(), state.live.end(), id,
+                                     [](const auto& entry, TensorId want) { return entry.first < want; });
+    if (at != state.live.end() && at->first == id)
+      at->second = code;
+    else
+      state.live.insert(at, {id, code});
+  }
+
+  // Brings an operand to where the op needs it; returns the cost.
+  double bring(Code& code, TensorId id, const Op& op, const Digit& want, bool cut) const {
+    const auto n = static_cast<double>(ways(op));
+    const double part = (n - 1) / n, passes = p_.trains ? 2 : 1;
+    const bool variable = is_variable_[static_cast<size_t>(id)];
+    if (code.open) {
+      code.open = false;
+      if (want.present()) {
+        code.placement = Placement::kShard, code.digit = want;
+        return 0;
+      }
+      const Tensor& t = g_.tensor(id);
+      const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+      const double update = p_.trains ? kUpdateBytesPerByte * bytes * part / p_.cost.device.bytes_per_second : 0;
+      const double held = (p_.trains ? kHeldBytesPerByte : 1) * bytes * part / p_.cost.freed_bytes_per_second;
+      return update + held + (cut && p_.trains ? seconds(id, op, 2 * part) : 0);
+    }
+    if (want.present()) {
+      switch (code.placement) {
+        case Placement::kShard:
+          if (code.digit == want) return 0;
+          if (code.whole) return p_.trains ? seconds(id, op, part) : 0;
+          return passes * seconds(id, op, part / n);
+        case Placement::kReplicate: {
+          const bool of_samples = per_sample_[static_cast<size_t>(id)] && depends_on_parameter(id);
+          const bool gradient = p_.trains && (variable || of_samples) && is_float(g_.tensor(id).dtype);
+          return gradient ? seconds(id, op, part) : 0;
+        }
+        case Placement::kPartial:
+          code.placement = Placement::kShard, code.digit = want;
+          return passes * seconds(id, op, part);
+      }
+    }
+    double cost = 0;
+    if (code.placement == Placement::kPartial) {
+      code.placement = Placement::kReplicate;
+      cost += seconds(id, op, 2 * part);
+    } else if (code.placement == Placement::kShard && !code.whole) {
+      code.whole = true;
+      cost += passes * seconds(id, op, part);
+      if (p_.micro_batches > 1 && !per_sample_[static_cast<size_t>(id)]) {  // over all of them
+        const Tensor& t = g_.tensor(id);
+        const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+        cost += (p_.trains ? kWholeBytesPerByte : 1) * bytes * part / p_.cost.freed_bytes_per_second;
+      }
+      return cost;  // the adjoint of the gather sums the gradients
+    }
+    if (cut && p_.trains && !code.charged && code.placement == Placement::kReplicate && is_float(g_.tensor(id).dtype) &&
+        (variable || depends_on_parameter(id))) {
+      code.charged = true;
+      cost += seconds(id, op, 2 * part);
+    }
+    return cost;
+  }
+  bool depends_on_parameter(TensorId id) const { return g_.tensor(id).kind == TensorKind::kValue; }
+
+  std::vector<OpCut> candidates(size_t i, const Factors& factors) const {
+    const Op& op = g_.ops[i];
+    std::vector<OpCut> out;
+    const int64_t n = ways(op);
+    const TaskGraph& task = p_.tasks.task(op);
+    const std::string& wanted = task.factors[p_.axis - 1];
+    bool named = false;
+    for (const Factor& f : factors.list) named |= !wanted.empty() && is_named(f.name, wanted);
+    for (size_t k = 0; k < factors.list.size(); ++k) {
+      const Factor& f = factors.list[k];
+      if (f.extent <= 1 || (named && !is_named(f.name, wanted))) continue;
+      std::vector<SubDigit> subs{{1, 1}};
+      const auto look = [&](TensorId id, const Digit& whole) {
+        if (id == kNone || !whole.present() || f.kind == FactorKind::kWindow) return;
+        for (const Digit& d : digits_[static_cast<size_t>(id)]) {
+          SubDigit sub;
+          if (find_sub_digit(whole, f.extent, d, extent_of(g_.tensor(id).dims, d), sub) &&
+              std::find(subs.begin(), subs.end(), sub) == subs.end())
+            subs.push_back(sub);
+        }
+      };
+      for (size_t x = 0; x < op.inputs.size() && x < f.inputs.size(); ++x) look(op.inputs[x], f.inputs[x]);
+      for (size_t y = 0; y < op.outputs.size() && y < f.outputs.size(); ++y) look(op.outputs[y], f.outputs[y]);
+      for (const SubDigit& sub : subs) {
+        const int64_t extent = f.extent / (sub.outer * sub.inner);
+        if (extent < (named ? 2 : n) || !fits(op, f, sub) || conflicts(i, factors, k, sub)) continue;
+        out.push_back({static_cast<int>(k), sub});
+      }
+    }
+    if (!named || out.empty()) out.push_back({});
+    return out;
+  }
+
+  const MeshAxis& axis(const Op& op) const { return p_.tasks.mesh(op.stage).axes[p_.axis - 1]; }
+  bool fits(const Op& op, const Factor& f, const SubDigit& sub) const {
+    return can_cut(op, f, sub) && (f.kind != FactorKind::kWindow || window_fits(f.window, axis(op)));
+  }
+
+  // With where the samples are, and with what earlier axes cut.
+  bool conflicts(size_t i, const Factors& factors, size_t k, const SubDigit& sub) const {
+    const Op& op = g_.ops[i];
+    const auto clash = [&](const OpCut& other, bool same_is_legal) {
+      if (!other.present()) return false;
+      const Factor &a = factors.list[k], &b = factors.list[static_cast<size_t>(other.factor)];
+      const auto operand = [&](TensorId id, const Digit& x, const Digit& y) {
+        if (id == kNone || !x.present() || !y.present()) return false;
+        const Digit dx = sub_digit(x, sub), dy = sub_digit(y, other.sub);
+        if (a.kind == FactorKind::kWindow && dx.dim == dy.dim) return true;
+        if (dx == dy) return !same_is_legal;
+        return !compatible(g_.tensor(id).dims, dx, dy);
+      };
+      for (size_t x = 0; x < op.inputs.size() && x < a.inputs.size(); ++x)
+        if (operand(op.inputs[x], a.inputs[x], b.inputs[x])) return true;
+      for (size_t y = 0; y < op.outputs.size() && y < a.outputs.size(); ++y)
+        if (operand(op.outputs[y], a.outputs[y], b.outputs[y])) return true;
+      return false;
+    };
+    if (clash(p_.samples[i], false)) return true;
+    for (const auto& axis : p_.taken)
+      if (clash(axis[i], true)) return true;
+    return false;
+  }
+
+  // The factor that an operand's cut already is.
+  void add_followed(const State& state, size_t i, const Factors& factors, std::vector<OpCut>& out) const {
+    const Op& op = g_.ops[i];
+    for (size_t x = 0; x < op.inputs.size(); ++x) {
+      if (op.inputs[x] == kNone) continue;
+      const Code code = find(state, op.inputs[x]);
+      if (code.placement != Placement::kShard) continue;
+      for (size_t k = 0; k < factors.list.size(); ++k) {
+        const Factor& f = factors.list[k];
+        OpCut cut{static_cast<int>(k), {}};
+        if (cut_of_operand(f, x, code.digit, extent_of(g_.tensor(op.inputs[x]).dims, code.digit), cut.sub) &&
+            fits(op, f, cut.sub) && !conflicts(i, factors, k, cut.sub) &&
+            std::find(out.begin(), out.end(), cut) == out.end())
+          out.push_back(cut);
+      }
+    }
+  }
+
+  std::vector<State> advance(const std::vector<State>& states, size_t i) {
+    const Op& op = g_.ops[i];
+    const int64_t n = ways(op);
+    const Factors factors = factors_of(g_, op);
+    const AxisRole what = role(op);
+    std::vector<OpCut> fixed;
+    if (n > 1 && what == AxisRole::kSplit)
+      fixed = candidates(i, factors);
+    else if (n > 1 && what == AxisRole::kReplica && p_.samples[i].present())
+      fixed = {p_.samples[i]};
+    else
+      fixed = {{}};
+    const double work = op_seconds(cost_of(view_of(g_, op)), p_.cost.device) * (p_.trains ? kTrainPasses : 1);
+    std::vector<State> out;
+    std::unordered_map<size_t, size_t> known;
+    for (const State& state : states) {
+      std::vector<OpCut> tries = fixed;
+      if (n > 1 && what == AxisRole::kFollow) add_followed(state, i, factors, tries);
+      for (const OpCut& cut : tries) {
+        State next = state;
+        next.cost += cut.present() ? work / static_cast<double>(n) : work;
+        if (n == 1) {
+          next.live.clear();  // another stage: nothing is cut there
+        } else if (cut.present()) {
+          apply(next, op, factors, cut);
+        } else {
+          pass(next, op, factors);
+        }
+        std::erase_if(next.live, [&](const auto& entry) {
+          return last_[static_cast<size_t>(entry.first)] <= i ||
+                 (entry.second.placement == Placement::kReplicate && !entry.second.charged &&
+                  !is_variable_[static_cast<size_t>(entry.first)]);
+        });
+        const size_t key = hash(next.live);
+        const auto [at, fresh] = known.try_emplace(key, out.size());
+        trail_.push_back({state.back, cut});
+        next.back = static_cast<int32_t>(trail_.size()) - 1;
+        if (fresh)
+          out.push_back(std::move(next));
+        else if (next.cost < out[at->second].cost * (1 - 1e-12))
+          out[at->second] = std::move(next);
+      }
+    }
+    if (out.size() > kStates) {
+      std::stable_sort(out.begin(), out.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
+      out.resize(kStates);
+    }
+    return out;
+  }
+
+  void apply(State& state, const Op& op, const Factors& factors, const OpCut& cut) const {
+    const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+    const bool asked = asks_for(p_.tasks, op, p_.axis, f);
+    for (size_t x = 0; x < op.inputs.size(); ++x) {
+      const TensorId id = op.inputs[x];
+      if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
+      Code code = find(state, id);
+      const bool carries = x < f.inputs.size() && f.inputs[x].present();
+      if (const Digit piece = streamed_digit(factors, x); asked && !carries && piece.present()) {
+        // It goes round: as much as gathering, from a cut of it.
+        const auto n = static_cast<double>(ways(op));
+        state.cost += bring(code, id, op, piece, true) + (p_.trains ? 2 : 1) * seconds(id, op, (n - 1) / n);
+        put(state, id, code);
+        continue;
+      }
+      state.cost += bring(code, id, op, carries ? sub_digit(f.inputs[x], cut.sub) : Digit{}, true);
+      if (carries && f.reads_through(x)) state.cost += halo_seconds(id, op, f.window);
+      put(state, id, code);
+    }
+    for (size_t y = 0; y < op.outputs.size(); ++y) {
+      if (op.outputs[y] == kNone) continue;
+      Code code;
+      if (f.outputs[y].present())
+        code.placement = Placement::kShard, code.digit = sub_digit(f.outputs[y], cut.sub);
+      else
+        code.placement = Placement::kPartial;
+      put(state, op.outputs[y], code);
+    }
+  }
+
+  // Rows of neighbours, forward and (as those of the gradient) backward; a whole tensor is merely cut.
+  double halo_seconds(TensorId id, const Op& op, const WindowRead& window) const {
+    const int64_t rows = halo_of(window, axis(op));
+    if (rows == 0) return 0;
+    return (p_.trains ? 2 : 1) * seconds(id, op, static_cast<double>(rows) / static_cast<double>(window.source));
+  }
+
+  void pass(State& state, const Op& op, const Factors& factors) const {
+    std::vector<int> partial;
+    bool parts = false;
+    for (size_t x = 0; x < op.inputs.size(); ++x) {
+      if (op.inputs[x] == kNone) continue;
+      const Code code = find(state, op.inputs[x]);
+      if (code.placement == Placement::kPartial) partial.push_back(static_cast<int>(x));
+      parts |= code.placement == Placement::kShard;
+    }
+    if (!partial.empty() && !parts &&
+        std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end()) {
+      Code code;
+      code.placement = Placement::kPartial;
+      for (const TensorId y : op.outputs)
+        if (y != kNone) put(state, y, code);
+      return;
+    }
+    for (const TensorId id : op.inputs) {
+      if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
+      Code code = find(state, id);
+      state.cost += bring(code, id, op, {}, false);
+      put(state, id, code);
+    }
+  }
+
+  static size_t hash(const std::vector<std::pair<TensorId, Code>>& live) {
+    size_t h = 1469598103934665603ull;
+    const auto mix = [&](size_t v) { h = (h ^ v) * 1099511628211ull; };
+    for (const auto& [id, c] : live) {
+      mix(static_cast<size_t>(id) + 1);
+      mix(static_cast<size_t>(c.placement) * 8 + (c.whole ? 4 : 0) + (c.charged ? 2 : 0) + (c.open ? 1 : 0));
+      mix(static_cast<size_t>(c.digit.dim) + 1);
+      mix(static_cast<size_t>(c.digit.outer));
+      mix(static_cast<size_t>(c.digit.inner));
+    }
+    return h;
+  }
+
+  const SplitProblem& p_;
+  const Graph& g_;
+  std::vector<size_t> last_;
+  std::vector<char> is_variable_, per_sample_;
+  std::unordered_map<TensorId, Code> homes_;  // of variables that are fixed already and cut
+  std::vector<std::vector<Digit>> digits_;
+  std::vector<Step> trail_;
+};
+
+}  // namespace
+
+std::vector<OpCut> choose_split(const SplitProblem& problem) { return Chooser(problem).run(); }
+
+}  // namespace whale

@@ -1,0 +1,92 @@
+#include "task/shares.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace whale {
+
+std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weights) {
+  double sum = 0;
+  for (const double w : weights) {
+    if (!(w >= 0) || !std::isfinite(w)) throw invalid("shares: {} is not a weight, expected numbers >= 0", w);
+    sum += w;
+  }
+  if (!std::isfinite(sum))
+    throw invalid(
+        "shares [{}] add up to {}, expected a finite sum: they are weights, give smaller ones of the same ratio",
+        fmt::join(weights, ", "), sum);
+  if (!(sum > 0))
+    throw invalid("shares [{}] add up to {}, expected more than 0: give at least one of them a weight",
+                  fmt::join(weights, ", "), sum);
+  const size_t n = weights.size();
+  std::vector<int64_t> out(n);
+  std::vector<double> rest(n);
+  int64_t given = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const double exact = static_cast<double>(total) * (weights[i] / sum);
+    // Weights such as 0.1 + 0.2 make 2.9999999; what is whole up to rounding counts as whole.
+    const double whole = std::floor(exact + 1e-9 * std::max(1.0, exact));
+    out[i] = static_cast<int64_t>(whole);
+    rest[i] = weights[i] > 0 ? std::max(0.0, exact - whole) : -1;
+    given += out[i];
+  }
+  std::vector<size_t> order(n);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rest[a] > rest[b] + 1e-9; });
+  for (size_t k = 0; given < total; k = (k + 1) % n)
+    if (weights[order[k]] > 0) ++out[order[k]], ++given;
+  for (size_t k = n; given > total; --k)
+    if (const size_t i = order[(k - 1) % n]; out[i] > 0) --out[i], --given;
+  return out;
+}
+
+std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& weights) {
+  std::vector<Interval> out;
+  int64_t at = 0;
+  for (const int64_t size : round_shares(total, weights)) out.push_back({at, at + size}), at += size;
+  return out;
+}
+
+Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, int64_t row) {
+  const std::vector<double>& shares = state ? axis.state_shares : axis.shares;
+  if (axis.ragged() && (!state || axis.has_gaps())) {
+    std::vector<double> weights;
+    for (int64_t k = 0; k < axis.size; ++k) {
+      const double share = axis.shares[static_cast<size_t>(row * axis.size + k)];
+      weights.push_back(share < 0 ? 0 : state ? 1 : share);
+    }
+    return cut_by_shares(extent, weights).at(static_cast<size_t>(at));
+  }
+  if (!shares.empty()) return cut_by_shares(extent, shares).at(static_cast<size_t>(at));
+  // Largest remainder of equal weights: the first ones get one more.
+  const int64_t size = extent / axis.size, more = extent % axis.size;
+  const int64_t begin = at * size + std::min(at, more);
+  return {begin, begin + size + (at < more ? 1 : 0)};
+}
+
+Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent,
+                const std::vector<int64_t>& coordinates) {
+  return cut_of(axes[a], state, extent, coordinates[a], axes[a].ragged() ? row_of(axes, a, coordinates) : 0);
+}
+
+BatchCut cut_batch(int64_t batch, int64_t micro_batches, const std::vector<double>& device_shares) {
+  BatchCut cut;
+  cut.batch = batch;
+  const int64_t size = batch / micro_batches, more = batch % micro_batches;
+  int64_t at = 0;
+  for (int64_t u = 0; u < micro_batches; ++u) {
+    const int64_t n = size + (u < more ? 1 : 0);
+    cut.runs.push_back({at, at + n});
+    std::vector<Interval> parts = cut_by_shares(n, device_shares);
+    for (Interval& part : parts) part.begin += at, part.end += at;
+    cut.parts.push_back(std::move(parts));
+    at += n;
+  }
+  cut.whole = cut_by_shares(batch, device_shares);
+  return cut;
+}
+
+}  // namespace whale

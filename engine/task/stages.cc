@@ -1,0 +1,122 @@
+#include "task/stages.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.h"
+#include "base/watch.h"
+#include "ops/op.h"
+
+namespace whale {
+namespace {
+
+constexpr size_t kPlaces = 512;  // at most, where a cut may fall
+
+// Positions k such that ops [0, k) and [k, n) are a cut, with the bytes of activations that cross it.
+struct Place {
+  size_t at = 0;
+  double crossing = 0;
+};
+
+}  // namespace
+
+std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, const CostModel& cost,
+                                const std::vector<double>& speeds, bool keep_groups) {
+  const size_t n = ops.size();
+  std::vector<double> until(n + 1);  // seconds of the ops before
+  std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
+  // What depends on a batched input; constants and parameters are there wherever they are needed.
+  std::vector<char> moves(graph.tensors.size());
+  for (const TensorId id : graph.inputs) moves[static_cast<size_t>(id)] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
+  for (const Op& op : graph.ops) {
+    const bool depends = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](TensorId id) { return id != kNone && moves[static_cast<size_t>(id)] != 0; });
+    for (const TensorId id : op.outputs)
+      if (id != kNone) moves[static_cast<size_t>(id)] = depends;
+  }
+  for (size_t k = 0; k < n; ++k) {
+    const Op& op = graph.op(ops[k]);
+    until[k + 1] = until[k] + op_seconds(cost_of(view_of(graph, op)), cost.device);
+    for (const TensorId id : op.inputs)
+      if (id != kNone) last_use[static_cast<size_t>(id)] = k;
+    for (const TensorId id : op.outputs)
+      if (id != kNone) made[static_cast<size_t>(id)] = k;
+  }
+  std::vector<double> change(n + 1);
+  for (size_t t = 0; t < graph.tensors.size(); ++t) {
+    if (moves[t] != 1 || made[t] >= n || last_use[t] <= made[t]) continue;
+    const double bytes = static_cast<double>(element_count(graph.tensors[t].dims) * size_of(graph.tensors[t].dtype));
+    change[made[t] + 1] += bytes;
+    if (last_use[t] + 1 <= n) change[last_use[t] + 1] -= bytes;
+  }
+  std::vector<int> inside(n + 1);  // a group
+  if (keep_groups) {
+    const std::vector<int> uses = use_counts(graph);
+    for (size_t k = 0; k < n; ++k)
+      for (const TensorId id : graph.op(ops[k]).inputs)
+        if (id != kNone && has_flag(graph.op(ops[k]).code, kElementwise) && uses[static_cast<size_t>(id)] == 1)
+          for (size_t at = made[static_cast<size_t>(id)] + 1; at <= k; ++at) ++inside[at];
+  }
+  std::vector<Place> places;
+  double alive = 0;
+  for (size_t k = 1; k < n; ++k) {
+    alive += change[k];
+    if (inside[k]) continue;
+    if (moves[static_cast<size_t>(graph.op(ops[k - 1]).outputs.empty() ? 0 : graph.op(ops[k - 1]).outputs[0])] == 1)
+      places.push_back({k, std::max(0.0, alive)});
+  }
+  if (places.size() > kPlaces) {
+    std::vector<double> bytes;
+    for (const Place& p : places) bytes.push_back(p.crossing);
+    std::nth_element(bytes.begin(), bytes.begin() + kPlaces, bytes.end());
+    const double most = bytes[kPlaces];
+    std::erase_if(places, [&](const Place& p) { return p.crossing > most; });
+    while (places.size() > 4 * kPlaces) {
+      std::vector<Place> fewer;
+      for (size_t k = 0; k < places.size(); k += 2) fewer.push_back(places[k]);
+      places = std::move(fewer);
+    }
+  }
+  const auto wanted = static_cast<size_t>(stages);
+  if (places.size() + 1 < wanted)
+    throw invalid(
+        "the pipeline wants {} stages, the model can be cut into at most {}; give so many, or nest replica or split "
+        "to use more devices",
+        stages, places.size() + 1);
+  const auto speed = [&](size_t s) { return speeds.empty() ? 1.0 : speeds[s]; };
+  places.insert(places.begin(), Place{0, 0});
+  places.push_back({n, 0});
+  // best[s][k]: the slowest of the first s stages when they end at place k; ties by the sum of squares.
+  const size_t ends = places.size();
+  struct Best {
+    double slowest = std::numeric_limits<double>::infinity(), squares = 0;
+    size_t from = 0;
+  };
+  std::vector<std::vector<Best>> best(wanted + 1, std::vector<Best>(ends));
+  best[0][0].slowest = 0;
+  for (size_t s = 1; s <= wanted; ++s)
+    for (size_t k = s; k < ends; ++k) {
+      Watch::look();
+      for (size_t j = s - 1; j < k; ++j) {
+        if (best[s - 1][j].slowest == std::numeric_limits<double>::infinity()) continue;
+        const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
+        const double seconds = (until[places[k].at] - until[places[j].at]) / speed(s - 1) +
+                               link_seconds(crossing, 0, cost.link) + crossing / cost.freed_bytes_per_second;
+        const double slowest = std::max(best[s - 1][j].slowest, seconds),
+                     squares = best[s - 1][j].squares + seconds * seconds;
+        Best& b = best[s][k];
+        if (slowest < b.slowest * (1 - 1e-9) || (slowest <= b.slowest * (1 + 1e-9) && squares < b.squares))
+          b = {slowest, squares, j};
+      }
+    }
+  std::vector<int32_t> out(n);
+  size_t end = ends - 1;
+  for (size_t s = wanted; s > 0; --s) {
+    const size_t begin = best[s][end].from;
+    for (size_t k = places[begin].at; k < places[end].at; ++k) out[k] = static_cast<int32_t>(s) - 1;
+    end = begin;
+  }
+  return out;
+}
+
+}  // namespace whale

@@ -1,0 +1,157 @@
+// Which devices stand together: the `layout` of cluster and replica scopes.
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "task/strategy.h"
+#include "task/task_former.h"
+
+namespace whale {
+namespace {
+
+constexpr const char* kLayouts = "all, row, column, average(n) or lists of devices such as [[0,1],[2,3]]";
+
+// n of "average(n)".
+std::optional<int64_t> average_of(std::string_view layout) {
+  constexpr std::string_view kAverage = "average(";
+  int64_t n = 0;
+  if (!layout.starts_with(kAverage) || !layout.ends_with(')')) return std::nullopt;
+  const char* last = layout.data() + layout.size() - 1;
+  const auto [end, error] = std::from_chars(layout.data() + kAverage.size(), last, n);
+  if (error != std::errc{} || end != last || n < 1) return std::nullopt;
+  return n;
+}
+
+// Whose members are the slices: the replica that has the layout, or the scope inside the cluster.
+size_t sliced(const std::vector<Scope>& nest, size_t i) {
+  if (nest[i].kind == ScopeKind::kReplica) return i;
+  while (i < nest.size() && nest[i].kind == ScopeKind::kCluster) ++i;
+  return i;
+}
+
+std::vector<int32_t> listed(const std::string& layout, int64_t devices) {
+  std::vector<int32_t> given;
+  int64_t number = -1;
+  for (const char c : layout) {
+    if (c >= '0' && c <= '9') {
+      number = std::min<int64_t>(std::max<int64_t>(number, 0) * 10 + (c - '0'), devices);
+    } else if (number >= 0) {
+      given.push_back(static_cast<int32_t>(number)), number = -1;
+    }
+  }
+  return given;
+}
+
+}  // namespace
+
+void check_layouts(std::vector<Scope>& nest, std::string_view path) {
+  for (size_t i = 0; i < nest.size(); ++i) {
+    const std::string& layout = nest[i].layout;
+    const bool list = layout.starts_with('[') && layout.find_first_not_of("[], 0123456789") == layout.npos;
+    const std::optional<int64_t> slices = average_of(layout);
+    if (!layout.empty() && !list && !slices && layout != "all" && layout != "row" && layout != "column")
+      refuse(nest, path, fmt::format("has the layout '{}', expected {}", layout, kLayouts));
+    const size_t j = sliced(nest, i);
+    if (!slices || j == nest.size() || nest[j].kind == ScopeKind::kStage) continue;
+    if (nest[j].count && nest[j].count != *slices)
+      refuse(nest, path,
+             fmt::format("cuts the devices into {} slices, '{}' wants {}; give one number", *slices, to_string(nest[j]),
+                         nest[j].count));
+    nest[j].count = *slices;
+  }
+}
+
+std::vector<int32_t> TaskFormer::device_order() const {
+  std::vector<int32_t> order(static_cast<size_t>(devices_));
+  std::iota(order.begin(), order.end(), 0);
+  const TaskLeaf* first = nullptr;
+  for (const TaskLeaf& leaf : leaves_)
+    for (size_t i = 0; i < leaf.nest.size(); ++i) {
+      if (leaf.nest[i].layout.empty()) continue;
+      std::vector<int32_t> found = order_of(leaf, i);
+      if (first && found != order)
+        refuse(leaf.nest, leaf.path,
+               fmt::format("puts the devices into another order than '{}' ({}); a model has one order of its devices, "
+                           "give both the same layout",
+                           to_string(first->nest), first->path));
+      order = std::move(found), first = &leaf;
+    }
+  return order;
+}
+
+std::vector<int32_t> TaskFormer::order_of(const TaskLeaf& leaf, size_t i) const {
+  const std::string& layout = leaf.nest[i].layout;
+  if (layout == "row" || layout == "column") {
+    for (size_t k = 0; k < i; ++k)
+      if (leaf.nest[k].kind != ScopeKind::kCluster)
+        refuse(leaf.nest, leaf.path,
+               fmt::format("has layout={} inside '{}'; put it outermost", layout, to_string(leaf.nest[k])));
+    return layout == "row" ? by_row(leaf, i) : by_column(leaf, i);
+  }
+  std::vector<int32_t> order(static_cast<size_t>(devices_));
+  std::iota(order.begin(), order.end(), 0);
+  if (layout[0] != '[') return order;
+  std::vector<int32_t> given = listed(layout, devices_);
+  const std::set<int32_t> distinct(given.begin(), given.end());
+  if (given.size() != order.size() || distinct.size() != given.size() || *distinct.rbegin() >= devices_)
+    throw invalid("scope '{}' ({}): the layout lists [{}], expected each of the devices 0 to {} once",
+                  to_string(leaf.nest[i]), leaf.path, fmt::join(given, ", "), devices_ - 1)
+        .at_scope(leaf.path);
+  return given;
+}
+
+std::vector<int64_t> TaskFormer::slices_of(const TaskLeaf& leaf, size_t i) const {
+  const size_t j = sliced(leaf.nest, i);
+  if (j == leaf.nest.size()) return {devices_};
+  const Scope& scope = leaf.nest[j];
+  if (scope.kind == ScopeKind::kPipeline || scope.kind == ScopeKind::kStage) return stage_devices_;
+  if (std::find(scope.shares.begin(), scope.shares.end(), kNoDevice) != scope.shares.end() || devices_ % scope.count)
+    refuse(leaf.nest, leaf.path,
+           fmt::format("has groups of different sizes and layout={}; list the devices", leaf.nest[i].layout));
+  return std::vector<int64_t>(static_cast<size_t>(scope.count), devices_ / scope.count);
+}
+
+// As listed, where every slice lies inside one node.
+std::vector<int32_t> TaskFormer::by_row(const TaskLeaf& leaf, size_t i) const {
+  std::vector<int32_t> order(static_cast<size_t>(devices_));
+  std::iota(order.begin(), order.end(), 0);
+  size_t begin = 0;
+  for (const int64_t size : slices_of(leaf, i)) {
+    const size_t last = begin + static_cast<size_t>(size) - 1;
+    if (nodes_[begin] != nodes_[last])
+      refuse(
+          leaf.nest, leaf.path,
+          fmt::format("keeps every slice inside a node (layout=row); devices {} to {} are a slice of {}, device {} is "
+                      "in node {} and device {} in node {}; choose a count whose slices fit into the nodes",
+                      begin, last, size, begin, nodes_[begin], last, nodes_[last]));
+    begin = last + 1;
+  }
+  return order;
+}
+
+// The first device of every node, then the second one of every node, ...: slices take as many of each.
+std::vector<int32_t> TaskFormer::by_column(const TaskLeaf& leaf, size_t i) const {
+  const int64_t nodes = devices_ ? nodes_.back() + 1 : 1;
+  std::vector<int64_t> sizes(static_cast<size_t>(nodes));
+  for (const int32_t node : nodes_) ++sizes[static_cast<size_t>(node)];
+  if (std::any_of(sizes.begin(), sizes.end(), [&](int64_t n) { return n != sizes[0]; }))
+    refuse(leaf.nest, leaf.path,
+           fmt::format("lays slices across nodes (layout=column), which have [{}] devices; nodes of equal size are "
+                       "needed, or list the devices",
+                       fmt::join(sizes, ", ")));
+  for (const int64_t size : slices_of(leaf, i))
+    if (size % nodes && nodes % size)
+      refuse(leaf.nest, leaf.path,
+             fmt::format("lays slices across nodes (layout=column); a slice of {} device(s) does not take as many of "
+                         "each of {} nodes; choose a count whose slices are a multiple of the nodes",
+                         size, nodes));
+  std::vector<int32_t> order;
+  for (int64_t k = 0; k < sizes[0]; ++k)
+    for (int64_t node = 0; node < nodes; ++node) order.push_back(static_cast<int32_t>(node * sizes[0] + k));
+  return order;
+}
+
+}  // namespace whale
