@@ -20,11 +20,11 @@ EXCEPTIONS = {("session", "compile.h"), ("session", "cluster")}
 
 # Rooms that name ops of models: grad/ makes them.
 NAMING = {"ops", "device", "grad"}
-# Ops that plans are made of; products, which are folded and chunked; four that are still asked for by name.
+# Ops that plans are made of; products, which are folded and chunked; two that are still asked for by name.
 OWN = set("""accumulate adasum add all_gather all_reduce all_to_all cast concat fill fused local_slice logaddexp maximum
 minimum part_view reduce_scatter shift stop_gradient to_device to_host transfer
 matmul relu
-batch_norm_apply overflow reshape unscale""".split())
+batch_norm_apply unscale""".split())
 
 bad = []
 for file in sorted((ROOT / "engine").rglob("*")):

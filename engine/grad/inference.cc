@@ -12,17 +12,21 @@ Graph for_inference(const Graph& graph) {
   Rewriter r(g);
   for (size_t i = 0; i < r.old.size(); ++i) {
     Op& op = r.old[i];
-    if (op.code == OpCode::k_batch_norm) {
+    const OpDef& d = def(op.code);
+    if (d.inference) {
       std::vector<TensorId> inputs;
       for (const TensorId id : op.inputs) inputs.push_back(r.now(id));
-      const TensorId y = r.emit(i, OpCode::k_batch_norm_inference, inputs, {{"epsilon", op.attrs.at("epsilon")}});
+      Attrs attrs;
+      for (const AttrSpec& spec : def(*d.inference).attrs) attrs[spec.name] = op.attrs.at(spec.name);
+      const TensorId y = r.emit(i, *d.inference, inputs, std::move(attrs));
       g.tensor(y).name = g.tensor(op.outputs[0]).name;
       r.moved(i, g.tensor(y).producer);
       r.replace(op.outputs[0], y);
-    } else if (op.code == OpCode::k_dropout || op.code == OpCode::k_stop_gradient) {
+    } else if (d.flags & kTrainingOnly) {
       r.replace(op.outputs[0], r.now(op.inputs[0]));
     } else {
-      if (op.attrs.contains("dropout")) op.attrs["dropout"] = 0.0;  // attention
+      for (auto& [name, value] : op.attrs)
+        if (role_of(d, name) == AttrRole::kTraining) value = 0.0;
       r.keep(i);
     }
   }

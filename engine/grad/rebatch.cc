@@ -155,12 +155,12 @@ Graph rebatch(const Graph& graph, int64_t batch) {
   Rewriter r(g);
   for (size_t i = 0; i < r.old.size(); ++i) {
     Op& op = r.old[i];
-    // Attributes that hold shapes: `shape` is the result's; `limits` end where the operand's whole dimensions end.
-    if (op.attrs.contains("shape")) op.attrs["shape"] = rescaled(op.outputs[0]);
-    if (op.attrs.contains("limits") && !op.inputs.empty()) {
+    for (auto& [name, value] : op.attrs) {
+      const AttrRole role = role_of(def(op.code), name);
+      if (role == AttrRole::kShape) value = rescaled(op.outputs[0]);
+      if (role != AttrRole::kEnds) continue;
       const Digit& d = digits.of[static_cast<size_t>(op.inputs[0])];
-      auto& limits = std::get<std::vector<int64_t>>(op.attrs.find("limits")->second);
-      if (d.present()) limits[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
+      if (d.present()) std::get<std::vector<int64_t>>(value)[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
     }
     r.keep(i, true);
     for (const TensorId y : op.outputs)

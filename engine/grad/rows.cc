@@ -21,8 +21,6 @@ void leaves(const Graph& g, TensorId grad, std::vector<OpId>& all) {
   if (sum) leaves(g, op->inputs[1], all);
 }
 
-bool is_lookup(OpCode code) { return code == OpCode::k_embedding_grad || code == OpCode::k_embedding_bag_grad; }
-
 // Values that were only widened are read as they were.
 TensorId narrow(const Graph& g, TensorId id) {
   const OpId maker = g.tensor(id).producer;
@@ -57,12 +55,12 @@ RowGradient row_gradient(UpdateBuilder& b, TensorId parameter, TensorId grad) {
   std::vector<Use> uses;
   OpId dense = kNone;
   for (const OpId id : all) {
-    if (id == kNone || !is_lookup(b.g.op(id).code)) {
+    if (id == kNone || !has_flag(b.g.op(id).code, kSumsRows)) {
       if (dense == kNone) dense = id;
       continue;
     }
     const Op& op = b.g.op(id);
-    const bool bags = op.code == OpCode::k_embedding_bag_grad;
+    const bool bags = b.g.tensor(op.inputs[1]).dims.size() == b.g.tensor(op.inputs[0]).dims.size();
     uses.push_back({op.inputs[1], narrow(b.g, op.inputs[0]), bags, bags && attr_string(op.attrs, "mode") == "mean"});
   }
   if (uses.empty()) return {};

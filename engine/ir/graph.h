@@ -69,7 +69,7 @@ struct Op {
   Phase phase = Phase::kForward;
   Region region = Region::kBody;
   OpId origin = kNone;   // backward, update: the forward op that it comes from
-  int32_t stage = 0;     // of a pipeline, in the order of the model; assigned by parallel/
+  int32_t stage = 0;     // of a pipeline, in the order of the model; assigned by task/
   std::string location;  // "model.py:12", from the SDK; may be empty
 };
 

@@ -34,7 +34,7 @@ struct WindowRead {
 };
 
 // Where a cut falls follows from the digit's extent and the axis' shares, so it is not stored: largest remainder
-// rounding (parallel/shares.h). Two axes that cut the same digit cut one inside the other, the outer axis first.
+// rounding (task/shares.h). Two axes that cut the same digit cut one inside the other, the outer axis first.
 struct AxisLayout {
   Placement placement = Placement::kReplicate;
   Digit digit;                      // kShard: which digit is cut, in coordinates of the logical tensor
@@ -44,7 +44,7 @@ struct AxisLayout {
   // kShard, of a use, never of a home: not the device's own share of the digit but what it reads for its share of the
   // window's result. Parts overlap.
   WindowRead window = {};
-  // kShard, of a use: the share of the device `rotate` places before on the axis, which goes round (parallel/stream.h).
+  // kShard, of a use: the share of the device `rotate` places before on the axis, which goes round (rewrite/stream.h).
   int64_t rotate = 0;
   friend bool operator==(const AxisLayout&, const AxisLayout&) = default;
 };

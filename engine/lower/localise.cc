@@ -189,15 +189,17 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
 Attrs Localiser::attrs(const Op& op, const Place& place) const {
   Attrs attrs = op.attrs;
   const Graph& g = g_.graph;
+  const OpDef& d = def(op.code);
   for (auto& [name, value] : attrs) {
     auto* ints = std::get_if<std::vector<int64_t>>(&value);
     if (!ints || op.outputs.empty() || op.outputs[0] == kNone) continue;
     const Dims& whole = g.tensor(op.outputs[0]).dims;
-    if ((name == "shape" || name == "dims") && ints->size() == whole.size()) *ints = dims(op.outputs[0], place);
-    if (name == "limits" && !op.inputs.empty() && ints->size() == g.tensor(op.inputs[0]).dims.size()) {
+    const AttrRole role = role_of(d, name);
+    if (role == AttrRole::kShape && ints->size() == whole.size()) *ints = dims(op.outputs[0], place);
+    if (role == AttrRole::kEnds) {
       const Dims local = dims(op.inputs[0], place);
-      for (size_t d = 0; d < ints->size(); ++d)
-        if (local[d] != g.tensor(op.inputs[0]).dims[d]) (*ints)[d] = local[d];
+      for (size_t k = 0; k < ints->size(); ++k)
+        if (local[k] != g.tensor(op.inputs[0]).dims[k]) (*ints)[k] = local[k];
     }
   }
   const auto write = [&](const char* digit, const char* cuts, TensorId id, size_t axis) {
@@ -252,7 +254,6 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     }
     default: break;
   }
-  const OpDef& d = def(op.code);
   if (!d.factors) return attrs;
   for (const Factor& f : factors_of(g, op).list) {
     if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;

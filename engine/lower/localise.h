@@ -39,8 +39,7 @@ class Localiser {
   };
   AxisCut axis_cut(TensorId id, size_t axis, const Place& place) const;
 
-  // `shape` and `dims` are those of the result; `limits` end where the local operand ends; sizes and begins as the
-  // factors say; what bridges need.
+  // Shapes and ends as the attributes' roles say, sizes and begins as the factors say; what bridges need.
   Attrs attrs(const Op& op, const Place& place) const;
   // Where the result lies, in the dimensions of which the op asks (OpDef::placed_dims); else empty.
   Box box(const Op& op, const Place& place) const;

@@ -305,6 +305,7 @@ const OpDef op_def_batch_norm = {
     .infer = infer_batch_norm,
     .factors = factors_batch_norm,
     .cost = cost_write,
+    .inference = OpCode::k_batch_norm_inference,
 };
 const OpDef op_def_batch_stats = {
     .name = "batch_stats",
@@ -316,7 +317,8 @@ const OpDef op_def_batch_stats = {
               {.name = "dims",
                .type = AttrType::kInts,
                .fallback = std::vector<int64_t>(),
-               .doc = "of the result; none: of all rows of x"}},
+               .doc = "of the result; none: of all rows of x",
+               .role = AttrRole::kShape}},
     .infer = infer_stats,
     .factors = factors_stats,
     .cost = cost_read,

@@ -1,4 +1,4 @@
-// Bridges: made by parallel/ when a tensor's layout changes. Groups are numbers of the Plan's table.
+// Bridges: made by shard/ when a tensor's layout changes. Groups are numbers of the Plan's table.
 #include "ops/grad_builder.h"
 #include "ops/rules.h"
 
@@ -250,7 +250,7 @@ const OpDef op_def_part_view = {
     .outputs = {{"y"}},
     .attrs = op_def_local_slice.attrs,
     .infer = infer_local_slice,
-    .flags = kInternal,
+    .flags = kInternal | kView,
 };
 const OpDef op_def_logaddexp = {
     .name = "logaddexp",
@@ -260,6 +260,7 @@ const OpDef op_def_logaddexp = {
     .infer = infer_accumulate,
     .factors = factors_logaddexp,
     .flags = kNoGradient | kInternal,
+    .of_partial = Combine::kLogSumExp,
 };
 const OpDef op_def_accumulate = {
     .name = "accumulate",

@@ -315,12 +315,18 @@ const OpDef op_def_div = binary_def("div", "a / b." FLOATS, infer_binary<is_floa
 const OpDef op_def_pow =
     binary_def("pow", "a to the power of b; the gradient of b is 0 where a is 0." FLOATS, infer_binary<is_float>,
                grad_pow, elementwise_factors, cost_transcendental, kComputeWide);
-const OpDef op_def_maximum =
-    binary_def("maximum", "The larger of a and b; the gradient of a tie is half to each." NUMBERS,
-               infer_binary<is_number>, grad_extremum<OpCode::k_greater>);
-const OpDef op_def_minimum =
-    binary_def("minimum", "The smaller of a and b; the gradient of a tie is half to each." NUMBERS,
-               infer_binary<is_number>, grad_extremum<OpCode::k_less>);
+const OpDef op_def_maximum = [] {
+  OpDef d = binary_def("maximum", "The larger of a and b; the gradient of a tie is half to each." NUMBERS,
+                       infer_binary<is_number>, grad_extremum<OpCode::k_greater>);
+  d.of_partial = Combine::kMax;
+  return d;
+}();
+const OpDef op_def_minimum = [] {
+  OpDef d = binary_def("minimum", "The smaller of a and b; the gradient of a tie is half to each." NUMBERS,
+                       infer_binary<is_number>, grad_extremum<OpCode::k_less>);
+  d.of_partial = Combine::kMin;
+  return d;
+}();
 const OpDef op_def_squared_difference = binary_def("squared_difference", "(a - b)^2." FLOATS, infer_binary<is_float>,
                                                    grad_squared_difference, elementwise_factors, nullptr, kComputeWide);
 
@@ -368,7 +374,7 @@ const OpDef op_def_cast = {
 };
 const OpDef op_def_stop_gradient =
     unary_def("stop_gradient", "x, through which no gradient passes.\nAny shape and dtype.", infer_unary<is_any>,
-              nullptr, nullptr, kNoGradient | kRearranges);
+              nullptr, nullptr, kNoGradient | kRearranges | kView | kTrainingOnly);
 const OpDef op_def_neg = [] {
   OpDef d = unary_def("neg", "-x.\nAny shape; number types.", infer_unary<is_number>, grad_neg);
   d.factors = linear_in_each<0>;

@@ -145,7 +145,7 @@ const OpDef op_def_embedding_grad = {
           .doc = "dtype of dtable; empty: that of dy"}},
     .infer = infer_embedding_grad,
     .factors = factors_embedding_grad,
-    .flags = kInternal,
+    .flags = kSumsRows | kInternal,
 };
 
 const OpDef op_def_rotary = {

@@ -127,7 +127,7 @@ const OpDef op_def_embedding_bag_grad = {
           .doc = "dtype of dtable; empty: that of dy"}},
     .infer = infer_embedding_bag_grad,
     .factors = factors_embedding_bag_grad,
-    .flags = kInternal,
+    .flags = kSumsRows | kInternal,
 };
 
 }  // namespace whale

@@ -22,7 +22,7 @@ struct Reader {
 }  // namespace
 
 std::optional<FusedStep> step_of(const Op& op, DType result) {
-  if (!has_flag(op.code, kElementwise) || op.code == OpCode::k_stop_gradient || op.code == OpCode::k_fused) return {};
+  if (!has_flag(op.code, kElementwise) || has_flag(op.code, kView) || op.code == OpCode::k_fused) return {};
   FusedStep step{.code = op.code, .dtype = result, .operands = {}};
   if (op.code == OpCode::k_dropout) {
     step.value = attr_float(op.attrs, "rate");

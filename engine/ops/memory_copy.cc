@@ -1,4 +1,4 @@
-// Copies between the memory of a device and that of its host. Made by parallel/offload.
+// Copies between the memory of a device and that of its host. Made by rewrite/offload.
 #include "ops/rules.h"
 
 namespace whale {

@@ -331,7 +331,7 @@ const AttrSpec kStarts = {"starts", AttrType::kInts, std::vector<int64_t>(), fal
                           "first element of each dimension; none: 0"};
 const AttrSpec kStrides = {"strides", AttrType::kInts, std::vector<int64_t>(), false,
                            "step of each dimension; none: 1"};
-const AttrSpec kShape = {"shape", AttrType::kInts, std::vector<int64_t>(), true, "of the result"};
+const AttrSpec kShape = {"shape", AttrType::kInts, std::vector<int64_t>(), true, "of the result", AttrRole::kShape};
 const AttrSpec kDType = {"dtype", AttrType::kString, std::string("f32"), false, "of the result"};
 
 }  // namespace
@@ -379,7 +379,7 @@ const OpDef op_def_reshape = {
     .factors = factors_reshape,
     .cost = cost_none,
     .aliases = {{0, 0, true}},
-    .flags = kRearranges,
+    .flags = kRearranges | kView,
 };
 const OpDef op_def_transpose = {
     .name = "transpose",
@@ -415,7 +415,8 @@ const OpDef op_def_slice = {
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {kStarts,
-              {"limits", AttrType::kInts, std::vector<int64_t>(), true, "one past the last element of each dimension"},
+              {"limits", AttrType::kInts, std::vector<int64_t>(), true, "one past the last element of each dimension",
+               AttrRole::kEnds},
               kStrides},
     .infer = infer_slice,
     .gradient = grad_slice,
@@ -429,7 +430,9 @@ const OpDef op_def_slice_grad = {
     .doc = "Zeros of shape dims, with dy at the places that a slice reads.\nAny dtype.",
     .inputs = {{"dy"}},
     .outputs = {{"dx"}},
-    .attrs = {{"dims", AttrType::kInts, std::vector<int64_t>(), true, "shape of the result"}, kStarts, kStrides},
+    .attrs = {{"dims", AttrType::kInts, std::vector<int64_t>(), true, "shape of the result", AttrRole::kShape},
+              kStarts,
+              kStrides},
     .infer = infer_slice_grad,
     .gradient = nullptr,
     .factors = factors_slice,

@@ -23,12 +23,21 @@ enum class OpCode : uint16_t {
 // ---- signature --------------------------------------------------------------------------------------------------
 enum class AttrType : uint8_t { kInt, kFloat, kBool, kString, kInts, kFloats };
 
+// What an attribute repeats of the program around the op; passes that change that write the attribute anew.
+enum class AttrRole : uint8_t {
+  kOwn,       // nothing
+  kShape,     // the dims of result 0: on a device, those of its part
+  kEnds,      // per dimension of operand 0, where what is read ends: on a device, not beyond its part
+  kTraining,  // holds in training only: the forward pass alone has 0
+};
+
 struct AttrSpec {
   const char* name;
   AttrType type;
   Attr fallback;  // the default; ignored when required
   bool required = false;
   const char* doc = "";
+  AttrRole role = AttrRole::kOwn;
 };
 
 enum class PortKind : uint8_t { kOne, kOptional, kVariadic };  // a variadic port is the last one
@@ -63,7 +72,7 @@ enum class FactorKind : uint8_t {
   kWindow,  // map or reduce in which operands are read with a halo (convolution, pooling)
   kScan,    // needs a prefix (cumsum)
   kLookup,  // cut of a table's rows: partial(sum) outputs, offset-aware
-  kStream,  // not cut, but operands may come piece by piece: results of two pieces are merged (parallel/stream.h)
+  kStream,  // not cut, but operands may come piece by piece: results of two pieces are merged (rewrite/stream.h)
   kFixed,   // may not be cut
 };
 
@@ -175,12 +184,16 @@ enum OpFlag : uint32_t {
   kNoGradient = 1 << 5,  // integer or piecewise constant: gradient is zero, stops silently
   kInternal = 1 << 6,    // made by passes only; SDK builders do not offer it
   // Mixed precision (grad/precision.cc); without any of these an op follows its operands.
-  kComputeLow = 1 << 7,   // gains from bf16 operands: matmul, convolution, attention
-  kComputeWide = 1 << 8,  // stays in f32: losses, exp, log, norms of vectors
-  kRoundOutput = 1 << 9,  // reads f32, its result goes on in bf16: embedding
-  kBoxOfInput = 1 << 11,  // the box is that of operand 0, not of the result
-  kRearranges = 1 << 12,  // the results have the elements of operand 0, all of them and no others
-  kMemoryCopy = 1 << 10,  // between the device's memory and the host's: an instruction of its own, no kernel
+  kComputeLow = 1 << 7,     // gains from bf16 operands: matmul, convolution, attention
+  kComputeWide = 1 << 8,    // stays in f32: losses, exp, log, norms of vectors
+  kRoundOutput = 1 << 9,    // reads f32, its result goes on in bf16: embedding
+  kBoxOfInput = 1 << 11,    // the box is that of operand 0, not of the result
+  kRearranges = 1 << 12,    // the results have the elements of operand 0, all of them and no others
+  kMemoryCopy = 1 << 10,    // between the device's memory and the host's: an instruction of its own, no kernel
+  kView = 1 << 13,          // operand 0's bytes as they are: no instruction
+  kTrainingOnly = 1 << 14,  // the forward pass alone has operand 0 in its place
+  kSkipsUpdates = 1 << 15,  // its scalar result, where it is NaN, says that a step changes no variable
+  kSumsRows = 1 << 16,      // adds the rows of operand 0 to those of a table that operand 1, [...] or bags, names
 };
 
 // Output `output` may be written over input `input`. `must`: in place always (update ops).
@@ -219,6 +232,10 @@ struct OpDef {
   // Limits that hold for the logical op, not for a device's part of it, of which the shape rule is asked too: throws
   // what that throws.
   void (*check_whole)(const OpView& view) = nullptr;
+  // The op that stands for it in the forward pass alone: takes its operands and those of its attributes that it has.
+  std::optional<OpCode> inference = {};
+  // Elementwise, of two values partial in this way: its result is partial in this way too.
+  std::optional<Combine> of_partial = {};
 };
 
 const OpDef& def(OpCode code);
@@ -241,6 +258,7 @@ inline std::vector<Alias> aliases_of(const OpView& view) {
 }
 IndexRange index_range(const OpView& view);  // of the op's index operand
 IndexRange index_range(OpCode code, const Attrs& attrs, int64_t limit);
+AttrRole role_of(const OpDef& def, std::string_view attr);
 std::string to_string(const TensorType& type);  // "f32[16,128]"
 std::string signature(const OpDef& def);        // "matmul(a, b, bias?)"
 

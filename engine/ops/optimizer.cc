@@ -303,7 +303,7 @@ const OpDef op_def_overflow = {
     .inputs = {{"x", kMany}},
     .outputs = {{"scale"}},
     .infer = infer_overflow,
-    .flags = kNoGradient | kInternal,
+    .flags = kNoGradient | kSkipsUpdates | kInternal,
 };
 
 }  // namespace whale

@@ -47,7 +47,7 @@ const OpDef op_def_dropout = {
     .gradient = gradient_dropout,
     .factors = factors_dropout,
     .aliases = {{0, 0}},
-    .flags = kElementwise | kRandom | kOffsetAware,
+    .flags = kElementwise | kRandom | kOffsetAware | kTrainingOnly,
     .placed_dims = placed_dims_dropout,
 };
 

@@ -153,6 +153,11 @@ std::string signature(const OpDef& def) {
   return fmt::format("{}({})", def.name, fmt::join(ports, ", "));
 }
 
+AttrRole role_of(const OpDef& def, std::string_view attr) {
+  const auto spec = std::find_if(def.attrs.begin(), def.attrs.end(), [&](const AttrSpec& s) { return s.name == attr; });
+  return spec == def.attrs.end() ? AttrRole::kOwn : spec->role;
+}
+
 Attrs complete_attrs(const OpDef& def, Attrs given) {
   Attrs all;
   for (const AttrSpec& spec : def.attrs) {

@@ -17,7 +17,7 @@ namespace {
 }
 
 // ---- samples ------------------------------------------------------------------------------------------------------
-// The cut of a batch by time and some axes of a mesh, bits 0 and 1 + axis of a mask (plan/localise.h). Devices at the
+// The cut of a batch by time and some axes of a mesh, bits 0 and 1 + axis of a mask (lower/localise.h). Devices at the
 // same coordinates along these axes have the same.
 class Cuts {
  public:

@@ -187,9 +187,7 @@ void apply_order(Graph& g, const std::vector<OpId>& order) {
 
 }  // namespace
 
-bool is_view(OpCode code) {
-  return code == OpCode::k_reshape || code == OpCode::k_stop_gradient || code == OpCode::k_part_view;
-}
+bool is_view(OpCode code) { return has_flag(code, kView); }
 
 TensorId view_root(const Graph& g, TensorId id) {
   while (g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code))

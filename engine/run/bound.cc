@@ -237,7 +237,7 @@ class Binder {
     spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(instruction.samples)];
     bound.kernel = kernel_of(instruction, spec);
     if (attr_int(instruction.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
-    if (instruction.op == OpCode::k_overflow) bound.data = address(instruction.out.at(0));
+    if (has_flag(instruction.op, kSkipsUpdates)) bound.data = address(instruction.out.at(0));
   }
 
   // Which op of the model a device cannot compute stands in the message: the model, or the devices, have to change.

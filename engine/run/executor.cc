@@ -227,7 +227,7 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
     case InstructionKind::kKernel:
       if (bound.index_check) check_index(bound, memory, device, micro_batch);
       bound.kernel->run();
-      if (bound.source->op == OpCode::k_overflow) {
+      if (has_flag(bound.source->op, kSkipsUpdates)) {
         float scale = 0;
         memory.copy_out(&scale, bound.data, sizeof scale);
         if (std::isnan(scale)) overflowed_.store(true, std::memory_order_release);

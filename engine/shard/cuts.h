@@ -43,7 +43,7 @@ Layout input_layout(const Tensor& input, const Axes& axes, const Op& reader);
 AxisLayout wanted_operand(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
 AxisLayout made_result(const Placed& placed, size_t o, size_t axis, const OpCut& cut);
 
-// An operand that is read whole and goes round piece by piece (parallel/stream.h) is cut so before; absent: it does
+// An operand that is read whole and goes round piece by piece (rewrite/stream.h) is cut so before; absent: it does
 // not.
 Digit streamed_piece(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
 

@@ -110,13 +110,9 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (place(op.inputs[i]) == Placement::kPartial) partial.push_back(static_cast<int>(i));
     // The smaller of two that are smallest in parts is smallest in parts: a bridge between ragged groups.
-    const bool same =
-        partial.size() == op.inputs.size() && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
-          const Combine combine = g.at(id, a).combine;
-          return (op.code == OpCode::k_maximum && combine == Combine::kMax) ||
-                 (op.code == OpCode::k_minimum && combine == Combine::kMin) ||
-                 (op.code == OpCode::k_logaddexp && combine == Combine::kLogSumExp);
-        });
+    const bool same = partial.size() == op.inputs.size() &&
+                      std::all_of(op.inputs.begin(), op.inputs.end(),
+                                  [&](TensorId id) { return d.of_partial == g.at(id, a).combine; });
     const bool passes =
         same || std::find(factors.linear.begin(), factors.linear.end(), partial) != factors.linear.end();
     if (!partial.empty() && !passes) fail(g, op, a, "a partial value enters an op that is not linear in it");
