@@ -49,7 +49,6 @@ BufferId storage_of(const Program& program, BufferId id) {
   return id;
 }
 
-
 std::vector<Life> lives_of(const Program& program) {
   std::vector<Life> lives(program.buffers.size());
   int64_t start = 0;

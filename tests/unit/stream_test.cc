@@ -12,7 +12,7 @@
 #include "rewrite/fold.h"
 #include "shard/insert.h"
 #include "rewrite/stream.h"
-#include "lower/storage.h"
+#include "plan/lives.h"
 #include "trained.h"
 #include "unit/tasks.h"
 
