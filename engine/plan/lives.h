@@ -1,4 +1,4 @@
-// Storages of a program: how large they are, what is done before an instruction begins, and from when to when each lives.
+// Storages of a program: their sizes, what is done before an instruction begins, and from when to when each lives.
 #pragma once
 
 #include <array>
