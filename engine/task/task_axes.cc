@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "task/strategy.h"
-#include "task/task_former.h"
+#include "task/task_parts.h"
 
 namespace whale {
 
@@ -11,12 +11,12 @@ namespace {
 AxisRole role_of(ScopeKind kind) { return kind == ScopeKind::kSplit ? AxisRole::kSplit : AxisRole::kReplica; }
 
 // The common refinement of the leaves' nests [from_i, to_i): scopes that share the devices cut them at the same places.
-Axes refine(const std::vector<const TaskLeaf*>& leaves, const std::vector<std::pair<size_t, size_t>>& ranges) {
+LeafAxes refine(const std::vector<const TaskLeaf*>& leaves, const std::vector<std::pair<size_t, size_t>>& ranges) {
   struct Level {
     const Scope* scope;
     int64_t left;
   };
-  Axes out;
+  LeafAxes out;
   out.uses.resize(leaves.size());
   std::vector<std::vector<Level>> levels(leaves.size());
   std::vector<size_t> at(leaves.size());
@@ -73,42 +73,43 @@ Axes refine(const std::vector<const TaskLeaf*>& leaves, const std::vector<std::p
 
 }  // namespace
 
-void TaskFormer::make_axes() {
-  stage_axes_.resize(physical_);
-  stage_leaves_.resize(physical_);
-  for (const auto& [scope, l] : leaf_of_scope_) {
-    if (mesh_of(scope) < 0) continue;
-    auto& list = stage_leaves_[static_cast<size_t>(mesh_of(scope))];
+TaskAxes find_axes(const TaskLeaves& leaves, const TaskGraphs& tasks, size_t meshes) {
+  TaskAxes out;
+  out.stages.resize(meshes);
+  const TaskLeaf* inside = nullptr;  // of the pipeline
+  for (const auto& [scope, l] : leaves.of_scope) {
+    const int32_t mesh = mesh_of(tasks, scope);
+    if (mesh < 0) continue;
+    auto& list = out.stages[static_cast<size_t>(mesh)].leaves;
     if (std::find(list.begin(), list.end(), l) == list.end()) list.push_back(l);
   }
-  for (size_t s = 0; s < physical_; ++s) {
-    std::vector<const TaskLeaf*> leaves;
+  for (const TaskLeaf& leaf : leaves.list)
+    if (leaf.staged()) inside = &leaf;
+  if (inside) out.outer = refine({inside}, {{0, inside->outer()}});
+  for (StageAxes& stage : out.stages) {
+    std::vector<const TaskLeaf*> list;
     std::vector<std::pair<size_t, size_t>> ranges;
-    for (const size_t l : stage_leaves_[s]) {
-      const TaskLeaf& leaf = leaves_[l];
-      leaves.push_back(&leaf);
-      const bool joins = staged_ && !leaf.staged();  // unannotated: no say
+    for (const size_t l : stage.leaves) {
+      const TaskLeaf& leaf = leaves.list[l];
+      list.push_back(&leaf);
+      const bool joins = inside && !leaf.staged();  // unannotated: no say
       ranges.emplace_back(joins ? leaf.nest.size() : leaf.inner(), leaf.nest.size());
     }
-    stage_axes_[s] = refine(leaves, ranges);
-  }
-  if (staged_) {
-    const TaskLeaf& any = leaves_[*staged_];
-    outer_ = refine({&any}, {{0, any.outer()}});
+    static_cast<LeafAxes&>(stage) = refine(list, ranges);
   }
   // The stages' own axes in one order: matched by name, what is new comes at the end.
-  place_.resize(physical_);
-  for (size_t s = 0; s < physical_; ++s) {
+  for (StageAxes& stage : out.stages) {
     size_t from = 0;
-    for (const MeshAxis& axis : stage_axes_[s].axes) {
+    for (const MeshAxis& axis : stage.axes) {
       size_t at = from;
-      while (at < common_.size() && common_[at] != axis.name) ++at;
-      if (at == common_.size()) common_.push_back(axis.name);
-      place_[s].push_back(at);
+      while (at < out.common.size() && out.common[at] != axis.name) ++at;
+      if (at == out.common.size()) out.common.push_back(axis.name);
+      stage.place.push_back(out.outer.axes.size() + at);
       from = at + 1;
     }
   }
-  if (common_.empty() && outer_.axes.empty()) common_.push_back("replica");
+  if (out.common.empty() && out.outer.axes.empty()) out.common.push_back("replica");
+  return out;
 }
 
 }  // namespace whale

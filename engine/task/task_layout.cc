@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "task/strategy.h"
-#include "task/task_former.h"
+#include "task/task_parts.h"
 
 namespace whale {
 namespace {
@@ -45,112 +45,117 @@ std::vector<int32_t> listed(const std::string& layout, int64_t devices) {
   return given;
 }
 
-}  // namespace
-
-void check_layouts(std::vector<Scope>& nest, std::string_view path) {
-  for (size_t i = 0; i < nest.size(); ++i) {
-    const std::string& layout = nest[i].layout;
-    const bool list = layout.starts_with('[') && layout.find_first_not_of("[], 0123456789") == layout.npos;
-    const std::optional<int64_t> slices = average_of(layout);
-    if (!layout.empty() && !list && !slices && layout != "all" && layout != "row" && layout != "column")
-      refuse(nest, path, fmt::format("has the layout '{}', expected {}", layout, kLayouts));
-    const size_t j = sliced(nest, i);
-    if (!slices || j == nest.size() || nest[j].kind == ScopeKind::kStage) continue;
-    if (nest[j].count && nest[j].count != *slices)
-      refuse(nest, path,
-             fmt::format("cuts the devices into {} slices, '{}' wants {}; give one number", *slices, to_string(nest[j]),
-                         nest[j].count));
-    nest[j].count = *slices;
-  }
-}
-
-std::vector<int32_t> TaskFormer::device_order() const {
-  std::vector<int32_t> order(static_cast<size_t>(devices_));
+std::vector<int32_t> in_order(size_t devices) {
+  std::vector<int32_t> order(devices);
   std::iota(order.begin(), order.end(), 0);
-  const TaskLeaf* first = nullptr;
-  for (const TaskLeaf& leaf : leaves_)
-    for (size_t i = 0; i < leaf.nest.size(); ++i) {
-      if (leaf.nest[i].layout.empty()) continue;
-      std::vector<int32_t> found = order_of(leaf, i);
-      if (first && found != order)
-        refuse(leaf.nest, leaf.path,
-               fmt::format("puts the devices into another order than '{}' ({}); a model has one order of its devices, "
-                           "give both the same layout",
-                           to_string(first->nest), first->path));
-      order = std::move(found), first = &leaf;
-    }
   return order;
 }
 
-std::vector<int32_t> TaskFormer::order_of(const TaskLeaf& leaf, size_t i) const {
-  const std::string& layout = leaf.nest[i].layout;
-  if (layout == "row" || layout == "column") {
-    for (size_t k = 0; k < i; ++k)
-      if (leaf.nest[k].kind != ScopeKind::kCluster)
-        refuse(leaf.nest, leaf.path,
-               fmt::format("has layout={} inside '{}'; put it outermost", layout, to_string(leaf.nest[k])));
-    return layout == "row" ? by_row(leaf, i) : by_column(leaf, i);
-  }
-  std::vector<int32_t> order(static_cast<size_t>(devices_));
-  std::iota(order.begin(), order.end(), 0);
-  if (layout[0] != '[') return order;
-  std::vector<int32_t> given = listed(layout, devices_);
-  const std::set<int32_t> distinct(given.begin(), given.end());
-  if (given.size() != order.size() || distinct.size() != given.size() || *distinct.rbegin() >= devices_)
-    throw invalid("scope '{}' ({}): the layout lists [{}], expected each of the devices 0 to {} once",
-                  to_string(leaf.nest[i]), leaf.path, fmt::join(given, ", "), devices_ - 1)
-        .at_scope(leaf.path);
-  return given;
-}
-
-std::vector<int64_t> TaskFormer::slices_of(const TaskLeaf& leaf, size_t i) const {
+// Devices of each slice.
+std::vector<int64_t> slices_of(const TaskLeaf& leaf, size_t i, int64_t devices,
+                               const std::vector<int64_t>& stage_devices) {
   const size_t j = sliced(leaf.nest, i);
-  if (j == leaf.nest.size()) return {devices_};
+  if (j == leaf.nest.size()) return {devices};
   const Scope& scope = leaf.nest[j];
-  if (scope.kind == ScopeKind::kPipeline || scope.kind == ScopeKind::kStage) return stage_devices_;
-  if (std::find(scope.shares.begin(), scope.shares.end(), kNoDevice) != scope.shares.end() || devices_ % scope.count)
-    refuse(leaf.nest, leaf.path,
-           fmt::format("has groups of different sizes and layout={}; list the devices", leaf.nest[i].layout));
-  return std::vector<int64_t>(static_cast<size_t>(scope.count), devices_ / scope.count);
+  if (scope.kind == ScopeKind::kPipeline || scope.kind == ScopeKind::kStage) return stage_devices;
+  if (std::find(scope.shares.begin(), scope.shares.end(), kNoDevice) != scope.shares.end() || devices % scope.count)
+    refuse(leaf, fmt::format("has groups of different sizes and layout={}; list the devices", leaf.nest[i].layout));
+  return std::vector<int64_t>(static_cast<size_t>(scope.count), devices / scope.count);
 }
 
 // As listed, where every slice lies inside one node.
-std::vector<int32_t> TaskFormer::by_row(const TaskLeaf& leaf, size_t i) const {
-  std::vector<int32_t> order(static_cast<size_t>(devices_));
-  std::iota(order.begin(), order.end(), 0);
+std::vector<int32_t> by_row(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices,
+                            const std::vector<int64_t>& slices) {
   size_t begin = 0;
-  for (const int64_t size : slices_of(leaf, i)) {
+  for (const int64_t size : slices) {
     const size_t last = begin + static_cast<size_t>(size) - 1;
-    if (nodes_[begin] != nodes_[last])
-      refuse(
-          leaf.nest, leaf.path,
-          fmt::format("keeps every slice inside a node (layout=row); devices {} to {} are a slice of {}, device {} is "
-                      "in node {} and device {} in node {}; choose a count whose slices fit into the nodes",
-                      begin, last, size, begin, nodes_[begin], last, nodes_[last]));
+    if (devices[begin].node != devices[last].node)
+      refuse(leaf, fmt::format(
+                       "keeps every slice inside a node (layout=row); devices {} to {} are a slice of {}, device {} is "
+                       "in node {} and device {} in node {}; choose a count whose slices fit into the nodes",
+                       begin, last, size, begin, devices[begin].node, last, devices[last].node));
     begin = last + 1;
   }
-  return order;
+  return in_order(devices.size());
 }
 
 // The first device of every node, then the second one of every node, ...: slices take as many of each.
-std::vector<int32_t> TaskFormer::by_column(const TaskLeaf& leaf, size_t i) const {
-  const int64_t nodes = devices_ ? nodes_.back() + 1 : 1;
+std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices,
+                               const std::vector<int64_t>& slices) {
+  const int64_t nodes = devices.empty() ? 1 : devices.back().node + 1;
   std::vector<int64_t> sizes(static_cast<size_t>(nodes));
-  for (const int32_t node : nodes_) ++sizes[static_cast<size_t>(node)];
+  for (const DeviceSpec& device : devices) ++sizes[static_cast<size_t>(device.node)];
   if (std::any_of(sizes.begin(), sizes.end(), [&](int64_t n) { return n != sizes[0]; }))
-    refuse(leaf.nest, leaf.path,
+    refuse(leaf,
            fmt::format("lays slices across nodes (layout=column), which have [{}] devices; nodes of equal size are "
                        "needed, or list the devices",
                        fmt::join(sizes, ", ")));
-  for (const int64_t size : slices_of(leaf, i))
+  for (const int64_t size : slices)
     if (size % nodes && nodes % size)
-      refuse(leaf.nest, leaf.path,
+      refuse(leaf,
              fmt::format("lays slices across nodes (layout=column); a slice of {} device(s) does not take as many of "
                          "each of {} nodes; choose a count whose slices are a multiple of the nodes",
                          size, nodes));
   std::vector<int32_t> order;
   for (int64_t k = 0; k < sizes[0]; ++k)
     for (int64_t node = 0; node < nodes; ++node) order.push_back(static_cast<int32_t>(node * sizes[0] + k));
+  return order;
+}
+
+std::vector<int32_t> order_of(const TaskLeaf& leaf, size_t i, const std::vector<DeviceSpec>& devices,
+                              const std::vector<int64_t>& stage_devices) {
+  const std::string& layout = leaf.nest[i].layout;
+  if (layout == "row" || layout == "column") {
+    for (size_t k = 0; k < i; ++k)
+      if (leaf.nest[k].kind != ScopeKind::kCluster)
+        refuse(leaf, fmt::format("has layout={} inside '{}'; put it outermost", layout, to_string(leaf.nest[k])));
+    const std::vector<int64_t> slices = slices_of(leaf, i, std::ssize(devices), stage_devices);
+    return layout == "row" ? by_row(leaf, devices, slices) : by_column(leaf, devices, slices);
+  }
+  if (layout[0] != '[') return in_order(devices.size());
+  std::vector<int32_t> given = listed(layout, std::ssize(devices));
+  const std::set<int32_t> distinct(given.begin(), given.end());
+  if (given.size() != devices.size() || distinct.size() != given.size() || *distinct.rbegin() >= std::ssize(devices))
+    throw invalid("scope '{}' ({}): the layout lists [{}], expected each of the devices 0 to {} once",
+                  to_string(leaf.nest[i]), leaf.path, fmt::join(given, ", "), devices.size() - 1)
+        .at_scope(leaf.path);
+  return given;
+}
+
+}  // namespace
+
+void check_layouts(TaskLeaf& leaf) {
+  std::vector<Scope>& nest = leaf.nest;
+  for (size_t i = 0; i < nest.size(); ++i) {
+    const std::string& layout = nest[i].layout;
+    const bool list = layout.starts_with('[') && layout.find_first_not_of("[], 0123456789") == layout.npos;
+    const std::optional<int64_t> slices = average_of(layout);
+    if (!layout.empty() && !list && !slices && layout != "all" && layout != "row" && layout != "column")
+      refuse(leaf, fmt::format("has the layout '{}', expected {}", layout, kLayouts));
+    const size_t j = sliced(nest, i);
+    if (!slices || j == nest.size() || nest[j].kind == ScopeKind::kStage) continue;
+    if (nest[j].count && nest[j].count != *slices)
+      refuse(leaf, fmt::format("cuts the devices into {} slices, '{}' wants {}; give one number", *slices,
+                               to_string(nest[j]), nest[j].count));
+    nest[j].count = *slices;
+  }
+}
+
+std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<DeviceSpec>& devices,
+                                  const std::vector<int64_t>& stage_devices) {
+  std::vector<int32_t> order = in_order(devices.size());
+  const TaskLeaf* first = nullptr;
+  for (const TaskLeaf& leaf : leaves.list)
+    for (size_t i = 0; i < leaf.nest.size(); ++i) {
+      if (leaf.nest[i].layout.empty()) continue;
+      std::vector<int32_t> found = order_of(leaf, i, devices, stage_devices);
+      if (first && found != order)
+        refuse(leaf,
+               fmt::format("puts the devices into another order than '{}' ({}); a model has one order of its devices, "
+                           "give both the same layout",
+                           to_string(first->nest), first->path));
+      order = std::move(found), first = &leaf;
+    }
   return order;
 }
 

@@ -3,71 +3,141 @@
 #include "base/error.h"
 #include "task/shares.h"
 #include "task/strategy.h"
-#include "task/task_former.h"
+#include "task/task_parts.h"
 
 namespace whale {
 
-[[noreturn]] void refuse(const std::vector<Scope>& nest, std::string_view path, const std::string& what) {
-  throw invalid("scope '{}' ({}) {}", to_string(nest), path, what).at_scope(std::string(path));
+[[noreturn]] void refuse(const TaskLeaf& leaf, const std::string& what) {
+  throw invalid("scope '{}' ({}) {}", to_string(leaf.nest), leaf.path, what).at_scope(leaf.path);
 }
 
 namespace {
 
-void check_scope(const Scope& scope, std::string_view path) {
-  const auto later = [&](const std::string& what, const char* instead) {
-    throw unimplemented("scope '{}' ({}): {} is not implemented yet; {} is", to_string(scope), path, what, instead)
-        .at_scope(std::string(path));
-  };
-  if (scope.kind == ScopeKind::kCluster && !scope.devices.empty())
-    later("devices of a cluster", "a device list for the whole plan");
+bool is_bare(const std::vector<Scope>& nest) { return nest.size() == 1 && to_string(nest[0]) == "replica"; }
+
+void check_shares(Scope& scope, const std::string& path) {
+  const auto weights = static_cast<int64_t>(scope.shares.size());
+  if (!weights) return;
+  if (scope.count && weights % scope.count)
+    throw invalid("scope '{}' ({}): shares has {} entries, expected {}, one for each {}; change the list or the count",
+                  to_string(scope), path, weights, scope.count, scope.kind == ScopeKind::kSplit ? "way" : "replica")
+        .at_scope(path);
+  if (!scope.count) scope.count = weights;
+  try {
+    for (auto row = scope.shares.begin(); row != scope.shares.end(); row += scope.count)
+      round_shares(1, {row, std::find(row, row + scope.count, kNoDevice)});
+  } catch (const Error& e) {
+    throw invalid("scope '{}' ({}): {}", to_string(scope), path, e.message()).at_scope(path);
+  }
+}
+
+TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string path, bool annotated) {
+  TaskLeaf leaf{.nest = std::move(nest), .ids = std::move(ids), .path = std::move(path), .annotated = annotated};
+  for (size_t i = 0; i < leaf.nest.size(); ++i) {
+    Scope& scope = leaf.nest[i];
+    if (scope.kind == ScopeKind::kCluster && !scope.devices.empty())
+      throw unimplemented(
+          "scope '{}' ({}): devices of a cluster is not implemented yet; a device list for the whole plan is",
+          to_string(scope), leaf.path)
+          .at_scope(leaf.path);
+    check_shares(scope, leaf.path);
+    if (scope.kind == ScopeKind::kPipeline) {
+      if (leaf.pipeline != SIZE_MAX) refuse(leaf, "has a pipeline inside a pipeline; one is enough");
+      leaf.pipeline = i;
+    }
+    if (scope.kind == ScopeKind::kStage) {
+      if (leaf.stage != SIZE_MAX) refuse(leaf, "has a stage inside a stage; stages follow one another");
+      leaf.stage = i;
+    }
+  }
+  if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage < leaf.pipeline)
+    refuse(leaf, "has a pipeline inside a stage; a pipeline is outside of its stages: pipeline > stage");
+  if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage != leaf.pipeline + 1)
+    refuse(leaf, "has scopes between pipeline and stage; put them around the pipeline or into the stage");
+  check_layouts(leaf);
+  return leaf;
+}
+
+// The innermost one whose name is a part of the scope's path.
+const StrategyClause* clause_of(const Graph& graph, const std::vector<StrategyClause>& clauses, ScopeId scope) {
+  std::vector<std::string> names;
+  for (ScopeId id = scope; id > 0; id = graph.scopes[static_cast<size_t>(id)].parent)
+    if (const std::string& name = graph.scopes[static_cast<size_t>(id)].name; !name.empty())
+      names.insert(names.begin(), name);
+  for (size_t n = names.size(); n > 0; --n) {
+    const std::string path =
+        fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(n), "/"));
+    for (const StrategyClause& clause : clauses)
+      if (!clause.name.empty() && (clause.name == names[n - 1] || clause.name == path)) return &clause;
+  }
+  return nullptr;
+}
+
+// Rows of shares: one, or one for each position of the scopes around it.
+int64_t rows_of(const Scope& scope) {
+  return scope.count ? static_cast<int64_t>(scope.shares.size()) / scope.count : 0;
 }
 
 }  // namespace
 
-TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string path, bool annotated) {
-  TaskLeaf leaf{.nest = {}, .ids = {}, .path = std::move(path), .annotated = annotated};
-  for (size_t i = 0; i < nest.size(); ++i) {
-    Scope& scope = nest[i];
-    check_scope(scope, leaf.path);
-    const auto weights = static_cast<int64_t>(scope.shares.size());
-    if (weights && scope.count && weights % scope.count)
-      throw invalid(
-          "scope '{}' ({}): shares has {} entries, expected {}, one for each {}; change the list or the count",
-          to_string(scope), leaf.path, weights, scope.count, scope.kind == ScopeKind::kSplit ? "way" : "replica")
-          .at_scope(leaf.path);
-    if (weights) {
-      if (!scope.count) scope.count = weights;
-      try {
-        for (auto row = scope.shares.begin(); row != scope.shares.end(); row += scope.count)
-          round_shares(1, {row, std::find(row, row + scope.count, kNoDevice)});
-      } catch (const Error& e) {
-        throw invalid("scope '{}' ({}): {}", to_string(scope), leaf.path, e.message()).at_scope(leaf.path);
-      }
+TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t devices) {
+  const bool local = strategy == "local";
+  if (local && devices != 1)
+    throw invalid(
+        "strategy 'local' ignores all scopes and runs on one device, {} are there; give one device, such as cpu:1",
+        devices);
+  const std::vector<StrategyClause> clauses = parse_clauses(strategy.empty() || local ? "replica" : strategy);
+  std::vector<Scope> otherwise = parse_strategy("replica");
+  for (const StrategyClause& clause : clauses)
+    if (clause.name.empty()) otherwise = clause.nest;
+  std::map<ScopeId, std::pair<std::vector<Scope>, std::vector<ScopeId>>> nests;
+  std::vector<Scope> explicit_nest = otherwise;
+  std::string explicit_path = "default strategy";
+  for (const Op& op : graph.ops) {
+    const auto [at, fresh] = nests.try_emplace(op.scope);
+    if (!fresh) continue;
+    for (ScopeId id = local ? 0 : op.scope; id > 0; id = graph.scopes[static_cast<size_t>(id)].parent) {
+      const Scope& scope = graph.scopes[static_cast<size_t>(id)];
+      if (scope.kind == ScopeKind::kName || scope.kind == ScopeKind::kRoot) continue;
+      at->second.first.insert(at->second.first.begin(), scope);
+      at->second.second.insert(at->second.second.begin(), id);
     }
-    if (scope.kind == ScopeKind::kPipeline) {
-      if (leaf.pipeline != SIZE_MAX) refuse(nest, leaf.path, "has a pipeline inside a pipeline; one is enough");
-      leaf.pipeline = leaf.nest.size();
+    const std::vector<Scope>& found = at->second.first;
+    if (is_bare(explicit_nest) && !found.empty() &&
+        std::all_of(found.begin(), found.end(), [](const Scope& s) { return s.kind == ScopeKind::kReplica; })) {
+      explicit_nest = found;
+      explicit_path = graph.scope_path(op.scope) + ", and ops without a scope";
     }
-    if (scope.kind == ScopeKind::kStage) {
-      if (leaf.stage != SIZE_MAX) refuse(nest, leaf.path, "has a stage inside a stage; stages follow one another");
-      leaf.stage = leaf.nest.size();
-    }
-    leaf.nest.push_back(scope);
-    leaf.ids.push_back(ids[i]);
   }
-  if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage < leaf.pipeline)
-    refuse(leaf.nest, leaf.path,
-           "has a pipeline inside a stage; a pipeline is outside of its stages: pipeline > stage");
-  if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage != leaf.pipeline + 1)
-    refuse(leaf.nest, leaf.path,
-           "has scopes between pipeline and stage; put them around the pipeline or into the stage");
-  check_layouts(leaf.nest, leaf.path);
-  return leaf;
-}
-
-// Rows of shares: one, or one for each position of the scopes around it.
-static int64_t rows_of(const Scope& scope) {
-  return scope.count ? static_cast<int64_t>(scope.shares.size()) / scope.count : 0;
+  if (nests.empty()) nests.try_emplace(0);
+  if (!local) check_clauses(graph, clauses);
+  TaskLeaves leaves;
+  std::map<std::string, size_t> known;
+  for (auto& [scope, found] : nests) {
+    auto& [nest, ids] = found;
+    std::string path = nest.empty() ? "default strategy" : graph.scope_path(scope);
+    if (nest.empty())
+      if (const StrategyClause* clause = clause_of(graph, clauses, scope)) {
+        nest = clause->nest;
+        path = clause->name;
+        // A pipeline written in several clauses is one; each clause is a stage of its own.
+        for (const Scope& s : nest)
+          ids.push_back(s.kind == ScopeKind::kStage ? -10 - static_cast<ScopeId>(clause - clauses.data()) : -2);
+      }
+    const bool annotated = !nest.empty();
+    if (nest.empty()) nest = otherwise, ids.assign(nest.size(), kNone);
+    if (is_bare(nest)) {
+      nest = explicit_nest, ids.assign(nest.size(), kNone);
+      if (!annotated) path = explicit_path;
+    }
+    std::string key = to_string(nest);
+    for (size_t i = 0; i < nest.size(); ++i)
+      if (nest[i].kind == ScopeKind::kStage || nest[i].kind == ScopeKind::kPipeline) key += fmt::format("#{}", ids[i]);
+    const auto [at, fresh] = known.try_emplace(key, leaves.list.size());
+    if (fresh) leaves.list.push_back(leaf_of(nest, ids, std::move(path), annotated));
+    leaves.of_scope[scope] = at->second;
+  }
+  return leaves;
 }
 
 int64_t product(const std::vector<Scope>& nest, size_t from, size_t to, bool& complete) {
@@ -86,7 +156,8 @@ int64_t product(const std::vector<Scope>& nest, size_t from, size_t to, bool& co
   return n;
 }
 
-void fill_counts(std::vector<Scope>& nest, size_t from, size_t to, int64_t devices, std::string_view path) {
+void fill_counts(TaskLeaf& leaf, size_t from, size_t to, int64_t devices) {
+  std::vector<Scope>& nest = leaf.nest;
   // As many groups as there are rows for them.
   for (size_t i = from, open = to; i < to; ++i) {
     bool given = true;
@@ -107,7 +178,7 @@ void fill_counts(std::vector<Scope>& nest, size_t from, size_t to, int64_t devic
                          ? "give more devices or a smaller count"
                          : "devices left idle are not allowed: leave the count out, give a matching count, "
                            "or nest scopes";
-  refuse(nest, path, fmt::format("wants {} device(s), {} are there; {}", needed, devices, hint));
+  refuse(leaf, fmt::format("wants {} device(s), {} are there; {}", needed, devices, hint));
 }
 
 }  // namespace whale

@@ -1,193 +1,157 @@
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
-#include <type_traits>
 
 #include "base/error.h"
-#include "base/watch.h"
+#include "schedule/schedule.h"
 #include "task/stages.h"
 #include "task/strategy.h"
-#include "task/task_former.h"
+#include "task/task_parts.h"
 
 namespace whale {
+namespace {
 
-void TaskFormer::find_siblings() {
-  std::vector<const TaskLeaf*> leaves;  // of each
-  for (const Op& op : g_.ops) {
-    const TaskLeaf& leaf = leaves_[leaf_of_scope_.at(op.scope)];
-    if (leaf.pipeline == SIZE_MAX ||
-        std::find(siblings_.begin(), siblings_.end(), leaf.ids[leaf.pipeline]) != siblings_.end())
-      continue;
-    siblings_.push_back(leaf.ids[leaf.pipeline]);
-    leaves.push_back(&leaf);
-  }
-  if (siblings_.size() < 2) return;
-  for (const TaskLeaf* leaf : leaves) {
-    const Scope& own = leaf->nest[leaf->pipeline];
-    const auto agree = [&](const char* what, auto Scope::*member) {
-      const std::remove_cvref_t<decltype(own.*member)> open{};
-      if (pipeline_.*member == open) pipeline_.*member = own.*member;
-      if (own.*member != open && own.*member != pipeline_.*member)
-        refuse(leaf->nest, leaf->path,
-               fmt::format("and '{}' ({}) are pipelines on the same devices with different {}; give both the same",
-                           to_string(leaves[0]->nest), leaves[0]->path, what));
-    };
-    agree("stages", &Scope::count);
-    agree("micro_batches", &Scope::micro_batches);
-    agree("chunks", &Scope::chunks);
-    agree("schedules", &Scope::schedule);
-  }
-  if (!pipeline_.schedule.empty() && pipeline_.schedule != "1f1b" && pipeline_.schedule != "interleaved")
-    refuse(leaves[0]->nest, leaves[0]->path,
-           fmt::format("has the schedule '{}', but {} pipelines side by side run interleaved; leave the schedule out, "
-                       "or write one pipeline around them",
-                       pipeline_.schedule, siblings_.size()));
-  if (!pipeline_.chunks) pipeline_.chunks = pipeline_.schedule == "interleaved" ? 2 : 1;
-  pipeline_.chunks *= std::ssize(siblings_);
-  pipeline_.schedule = "interleaved";
-}
-
-void TaskFormer::find_stages_of_siblings() {
-  const auto n = siblings_.size();
-  const int64_t chunks = pipeline_.chunks / std::ssize(siblings_);
-  std::vector<std::vector<OpId>> ops(n);
-  std::vector<std::map<ScopeId, int32_t>> written(n);
-  std::vector<const TaskLeaf*> leaves(n);
-  for (size_t i = 0; i < g_.ops.size(); ++i) {
-    const TaskLeaf& leaf = leaves_[leaf_of_scope_.at(g_.ops[i].scope)];
-    if (leaf.pipeline == SIZE_MAX) continue;
-    const auto k =
-        static_cast<size_t>(std::find(siblings_.begin(), siblings_.end(), leaf.ids[leaf.pipeline]) - siblings_.begin());
-    ops[k].push_back(static_cast<OpId>(i));
-    leaves[k] = &leaf;
-    if (leaf.stage != SIZE_MAX) written[k].try_emplace(leaf.ids[leaf.stage], static_cast<int32_t>(written[k].size()));
-  }
-  for (size_t k = 0; k < n; ++k) {
-    const int64_t there = std::ssize(written[k]);
-    if (there == 0) continue;
-    if (there % chunks || (pipeline_.count && there != pipeline_.count * chunks))
-      refuse(leaves[k]->nest, leaves[k]->path,
-             fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each, as the pipeline beside "
-                         "it has",
-                         there, pipeline_.count ? fmt::format("{}", pipeline_.count) : "a number of", chunks));
-    pipeline_.count = there / chunks;
-  }
-  if (!pipeline_.count) pipeline_.count = stages_left(*leaves[0]);
-  const int64_t own = pipeline_.count * chunks;
-  virtual_stages_ = own * std::ssize(siblings_);
-  for (size_t k = 0; k < n; ++k) {
-    std::vector<int32_t> cut(ops[k].size(), -1);
-    if (written[k].empty()) cut = cut_ops(ops[k], own, *leaves[k]);
-    for (size_t i = 0; i < cut.size(); ++i) {
-      const TaskLeaf& leaf = leaves_[leaf_of_scope_.at(g_.ops[static_cast<size_t>(ops[k][i])].scope)];
-      const int32_t stage = leaf.stage != SIZE_MAX ? written[k].at(leaf.ids[leaf.stage]) : cut[i];
-      if (stage >= 0)
-        stage_[static_cast<size_t>(ops[k][i])] = static_cast<int32_t>(own * static_cast<int64_t>(k)) + stage;
-    }
-  }
-  join(stage_);
-}
-
-int64_t TaskFormer::stages_left(const TaskLeaf& leaf) const {
+// As many as there are devices for.
+int64_t stages_left(const TaskLeaf& leaf, int64_t devices) {
   bool complete = true;
   const int64_t others =
       product(leaf.nest, 0, leaf.outer(), complete) * product(leaf.nest, leaf.inner(), leaf.nest.size(), complete);
-  return std::max<int64_t>(1, devices_ / others);
+  return std::max<int64_t>(1, devices / others);
 }
 
-std::vector<int32_t> TaskFormer::cut_ops(const std::vector<OpId>& ops, int64_t stages, const TaskLeaf& leaf) const {
-  if (stages > (1 << 16)) refuse(leaf.nest, leaf.path, "wants too many stages");
-  try {
-    return cut_stages(g_, ops, stages, out_.cost, {}, exact_);
-  } catch (const Error& e) {
-    throw invalid("scope '{}' ({}): {}", to_string(leaf.nest), leaf.path, e.message()).at_scope(leaf.path);
-  }
-}
-
-void TaskFormer::assign_stages() {
-  find_stages();
-  // Data goes forward only.
-  for (size_t i = 0; i < g_.ops.size(); ++i)
-    for (const TensorId id : g_.ops[i].inputs)
-      if (id != kNone && g_.tensor(id).producer != kNone &&
-          stage_[static_cast<size_t>(g_.tensor(id).producer)] > stage_[i])
-        throw invalid("op '{}' in stage {} reads '{}', which a later stage ({}) makes; stages pass data forward only",
-                      g_.ops[i].name, stage_[i], g_.tensor(id).name,
-                      stage_[static_cast<size_t>(g_.tensor(id).producer)])
-            .at_op(g_.ops[i].name)
-            .at_scope(g_.scope_path(g_.ops[i].scope));
-  std::map<std::pair<ScopeId, int32_t>, ScopeId> made;
-  out_.stage_of_scope.assign(g_.scopes.size(), -1);
-  out_.written.resize(g_.scopes.size());
-  std::iota(out_.written.begin(), out_.written.end(), 0);
-  for (size_t i = 0; i < g_.ops.size(); ++i) {
-    Op& op = g_.ops[i];
-    const size_t leaf = leaf_of_scope_.at(op.scope);
-    if (leaves_[leaf].stage == SIZE_MAX) {
-      const auto [at, fresh] = made.try_emplace({op.scope, stage_[i]}, static_cast<ScopeId>(g_.scopes.size()));
-      if (fresh) {
-        Scope scope;
-        scope.kind = ScopeKind::kStage;
-        scope.parent = op.scope;
-        g_.scopes.push_back(std::move(scope));
-        out_.stage_of_scope.push_back(stage_[i]);
-        out_.written.push_back(op.scope);
-        leaf_of_scope_[at->second] = leaf;
-      }
-      op.scope = at->second;
-    }
-    op.stage = stage_[i];
-    out_.stage_of_scope[static_cast<size_t>(op.scope)] = stage_[i];
-  }
-}
-
-void TaskFormer::find_stages() {
-  std::map<ScopeId, int32_t> written;  // stage scopes in the order of their first op
-  stage_.assign(g_.ops.size(), -1);
-  if (siblings_.size() > 1) return find_stages_of_siblings();
-  for (size_t i = 0; i < g_.ops.size(); ++i) {
-    const TaskLeaf& leaf = leaves_[leaf_of_scope_.at(g_.ops[i].scope)];
-    if (leaf.stage != SIZE_MAX)
-      stage_[i] = written.try_emplace(leaf.ids[leaf.stage], static_cast<int32_t>(written.size())).first->second;
-  }
-  const TaskLeaf& any = leaves_[*staged_];
-  if (!written.empty()) {
-    virtual_stages_ = static_cast<int64_t>(written.size());
-    if (virtual_stages_ % pipeline_.chunks ||
-        (pipeline_.count && pipeline_.count * pipeline_.chunks != virtual_stages_))
-      refuse(any.nest, any.path,
-             fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each", virtual_stages_,
-                         pipeline_.count ? fmt::format("{}", pipeline_.count) : "a number of", pipeline_.chunks));
-    pipeline_.count = virtual_stages_ / pipeline_.chunks;
-    join(stage_);
-    return;
-  }
-  if (!pipeline_.count) pipeline_.count = stages_left(any);
-  virtual_stages_ = pipeline_.count * pipeline_.chunks;
-  std::vector<OpId> ops(g_.ops.size());
-  std::iota(ops.begin(), ops.end(), 0);
-  stage_ = cut_ops(ops, virtual_stages_, any);
-}
-
-void TaskFormer::join(std::vector<int32_t>& stage) {
+// Ops outside every written stage join the stage of what they read; those that read nothing, of who reads them.
+void join(const Graph& graph, std::vector<int32_t>& stage) {
   std::vector<char> given(stage.size());
   for (size_t i = 0; i < stage.size(); ++i) given[i] = stage[i] >= 0;
   for (size_t i = 0; i < stage.size(); ++i) {
     if (given[i]) continue;
-    for (const TensorId id : g_.ops[i].inputs)
-      if (id != kNone && g_.tensor(id).producer != kNone)
-        stage[i] = std::max(stage[i], stage[static_cast<size_t>(g_.tensor(id).producer)]);
+    for (const TensorId id : graph.ops[i].inputs)
+      if (id != kNone && graph.tensor(id).producer != kNone)
+        stage[i] = std::max(stage[i], stage[static_cast<size_t>(graph.tensor(id).producer)]);
   }
+  constexpr int32_t kNobody = std::numeric_limits<int32_t>::max();
+  std::vector<int32_t> first(stage.size(), kNobody);  // stage of those who read its results
   for (size_t i = stage.size(); i-- > 0;) {
-    if (stage[i] >= 0) continue;
-    Watch::look();
-    int32_t first = static_cast<int32_t>(virtual_stages_) - 1;
-    bool read = false;
-    for (size_t k = i + 1; k < stage.size(); ++k)
-      for (const TensorId id : g_.ops[k].inputs)
-        if (id != kNone && g_.tensor(id).producer == static_cast<OpId>(i))
-          first = std::min(first, stage[k]), read = true;
-    stage[i] = read ? first : 0;
+    if (stage[i] < 0) stage[i] = first[i] == kNobody ? 0 : first[i];
+    for (const TensorId id : graph.ops[i].inputs)
+      if (id != kNone && graph.tensor(id).producer != kNone) {
+        int32_t& reader = first[static_cast<size_t>(graph.tensor(id).producer)];
+        reader = std::min(reader, stage[i]);
+      }
+  }
+}
+
+// Data goes forward only.
+void check_order(const Graph& graph, const std::vector<int32_t>& stage) {
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    const Op& op = graph.ops[i];
+    for (const TensorId id : op.inputs) {
+      const OpId made = id == kNone ? kNone : graph.tensor(id).producer;
+      if (made != kNone && stage[static_cast<size_t>(made)] > stage[i])
+        throw invalid("op '{}' in stage {} reads '{}', which a later stage ({}) makes; stages pass data forward only",
+                      op.name, stage[i], graph.tensor(id).name, stage[static_cast<size_t>(made)])
+            .at_op(op.name)
+            .at_scope(graph.scope_path(op.scope));
+    }
+  }
+}
+
+// One pipeline of those side by side.
+struct Part {
+  const TaskLeaf* leaf = nullptr;
+  std::vector<OpId> ops;
+  std::map<ScopeId, int32_t> written;  // stage scopes in the order of their first op
+};
+
+}  // namespace
+
+TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline, int64_t devices,
+                       const CostModel& cost, bool exact) {
+  const auto& siblings = pipeline.siblings;
+  const bool one = siblings.size() < 2;  // which has the ops outside, too
+  std::vector<Part> parts(one ? 1 : siblings.size(),
+                          Part{.leaf = &leaves.list[pipeline.leaf], .ops = {}, .written = {}});
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    const TaskLeaf& leaf = leaves.of(graph.ops[i]);
+    if (!one && leaf.pipeline == SIZE_MAX) continue;
+    Part& part = one ? parts[0]
+                     : parts[static_cast<size_t>(std::find(siblings.begin(), siblings.end(), leaf.ids[leaf.pipeline]) -
+                                                 siblings.begin())];
+    part.ops.push_back(static_cast<OpId>(i));
+    if (!one) part.leaf = &leaf;
+    if (leaf.stage != SIZE_MAX)
+      part.written.try_emplace(leaf.ids[leaf.stage], static_cast<int32_t>(part.written.size()));
+  }
+  const int64_t chunks = pipeline.scope.chunks / std::ssize(parts);
+  int64_t count = pipeline.scope.count;
+  for (const Part& part : parts) {
+    const int64_t there = std::ssize(part.written);
+    if (there == 0) continue;
+    if (there % chunks || (count && there != count * chunks))
+      refuse(*part.leaf, fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each{}", there,
+                                     count ? fmt::format("{}", count) : "a number of", chunks,
+                                     one ? "" : ", as the pipeline beside it has"));
+    count = there / chunks;
+  }
+  if (!count) count = stages_left(*parts[0].leaf, devices);
+  const int64_t own = count * chunks, stages = own * std::ssize(parts);
+  TaskStages out{.of_op = std::vector<int32_t>(graph.ops.size(), -1), .mesh = {}, .meshes = static_cast<size_t>(count)};
+  for (size_t k = 0; k < parts.size(); ++k) {
+    const Part& part = parts[k];
+    std::vector<int32_t> cut(part.ops.size(), -1);
+    if (part.written.empty()) {
+      if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
+      try {
+        cut = cut_stages(graph, part.ops, own, cost, {}, exact);
+      } catch (const Error& e) {
+        throw invalid("scope '{}' ({}): {}", to_string(part.leaf->nest), part.leaf->path, e.message())
+            .at_scope(part.leaf->path);
+      }
+    }
+    for (size_t i = 0; i < cut.size(); ++i) {
+      const auto op = static_cast<size_t>(part.ops[i]);
+      const TaskLeaf& leaf = leaves.of(graph.ops[op]);
+      const int32_t stage = leaf.stage != SIZE_MAX ? part.written.at(leaf.ids[leaf.stage]) : cut[i];
+      if (stage >= 0) out.of_op[op] = static_cast<int32_t>(own * static_cast<int64_t>(k)) + stage;
+    }
+  }
+  join(graph, out.of_op);
+  check_order(graph, out.of_op);
+  const PipelineSchedule shape{.name = {},
+                               .shape = {static_cast<int>(count), 1, static_cast<int>(pipeline.scope.chunks)},
+                               .placement = schedule_rule(pipeline.scope.schedule).placement,
+                               .split_backward = false,
+                               .devices = {}};
+  for (int v = 0; v < static_cast<int>(stages); ++v)
+    out.mesh.push_back(site_at(shape, WorkKind::kForward, v, 0).device);
+  return out;
+}
+
+void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, TaskGraphs& tasks) {
+  std::map<std::pair<ScopeId, int32_t>, ScopeId> made;
+  tasks.mesh_of_stage = stages.mesh;
+  tasks.stage_of_scope.assign(graph.scopes.size(), -1);
+  tasks.written.resize(graph.scopes.size());
+  std::iota(tasks.written.begin(), tasks.written.end(), 0);
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    Op& op = graph.ops[i];
+    op.stage = stages.of_op[i];
+    const size_t leaf = leaves.of_scope.at(op.scope);
+    if (leaves.list[leaf].stage == SIZE_MAX) {
+      const auto [at, fresh] = made.try_emplace({op.scope, op.stage}, static_cast<ScopeId>(graph.scopes.size()));
+      if (fresh) {
+        Scope scope;
+        scope.kind = ScopeKind::kStage;
+        scope.parent = op.scope;
+        graph.scopes.push_back(std::move(scope));
+        tasks.stage_of_scope.push_back(op.stage);
+        tasks.written.push_back(op.scope);
+        leaves.of_scope[at->second] = leaf;
+      }
+      op.scope = at->second;
+    }
+    tasks.stage_of_scope[static_cast<size_t>(op.scope)] = op.stage;
   }
 }
 

@@ -1,0 +1,108 @@
+// The passes that form_task_graphs is made of, internal to its files: each is a function of what the passes before it
+// returned.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "task/strategy.h"
+#include "task/task_graph.h"
+
+namespace whale {
+
+// A scope's chain of placements, outer first, and where `pipeline` and `stage` stand in it.
+struct TaskLeaf {
+  std::vector<Scope> nest;
+  std::vector<ScopeId> ids;  // of the scopes; kNone: from the strategy's text
+  std::string path;
+  bool annotated = false;
+  size_t pipeline = SIZE_MAX, stage = SIZE_MAX;  // positions in `nest`
+  size_t outer() const { return std::min({pipeline, stage, nest.size()}); }
+  size_t inner() const { return stage != SIZE_MAX ? stage + 1 : pipeline != SIZE_MAX ? pipeline + 1 : 0; }
+  bool staged() const { return pipeline != SIZE_MAX || stage != SIZE_MAX; }
+};
+struct TaskLeaves {
+  std::vector<TaskLeaf> list;
+  std::map<ScopeId, size_t> of_scope;  // of every scope in use
+  const TaskLeaf& of(const Op& op) const { return list[of_scope.at(op.scope)]; }
+};
+[[noreturn]] void refuse(const TaskLeaf& leaf, const std::string& what);
+
+// task_leaves.cc
+// The strategy 'local' ignores all scopes.
+TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t devices);
+// Devices that nest[from, to) needs; `complete` becomes false when a count is left out (it counts as 1).
+int64_t product(const std::vector<Scope>& nest, size_t from, size_t to, bool& complete);
+// Fills in counts of the scopes [from, to) so that they multiply to `devices`: the outermost one left out takes what
+// the others leave, further ones are 1.
+void fill_counts(TaskLeaf& leaf, size_t from, size_t to, int64_t devices);
+
+// task_pipeline.cc
+// Pipelines side by side share their devices: one pipeline, of which each is a chunk (or several).
+struct TaskPipeline {
+  size_t leaf = 0;                // one inside it
+  Scope scope;                    // its count: 0 where the stages say
+  std::vector<ScopeId> siblings;  // in the order of their first ops; empty: stages alone are written
+};
+std::optional<TaskPipeline> find_pipeline(const Graph& graph, const TaskLeaves& leaves, int64_t devices);
+
+// task_stages.cc
+struct TaskStages {
+  std::vector<int32_t> of_op, mesh;  // per stage: its mesh
+  size_t meshes = 1;
+};
+TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline, int64_t devices,
+                       const CostModel& cost, bool exact);
+// Writes them into the ops and gives the graph a `stage` scope where none was written; fills in what `tasks` says of
+// scopes.
+void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, TaskGraphs& tasks);
+
+inline int32_t mesh_of(const TaskGraphs& tasks, ScopeId scope) {  // -1: no op of it is in a stage
+  const int32_t s = tasks.stage_of_scope[static_cast<size_t>(scope)];
+  return s < 0 ? -1 : tasks.mesh_of_stage[static_cast<size_t>(s)];
+}
+
+// task_devices.cc
+// Devices of each mesh, for one pipeline; `any`: a leaf inside it.
+std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any,
+                                   size_t meshes, int64_t devices);
+// Counts filled in; stages of different sizes that share a nest get leaves of their own.
+TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const std::vector<int64_t>& stage_devices,
+                       int64_t devices);
+
+// task_axes.cc: axes of a mesh, and what each leaf does along them.
+struct AxisUse {
+  AxisRole role = AxisRole::kFollow;
+  std::string factor;
+  bool by_micro_batch = false;
+};
+struct LeafAxes {
+  std::vector<MeshAxis> axes;
+  std::vector<std::vector<AxisUse>> uses;  // [leaf][axis]
+};
+struct StageAxes : LeafAxes {  // inside those around the pipeline
+  std::vector<size_t> leaves;
+  std::vector<size_t> place;  // per axis: among all of the mesh
+};
+struct TaskAxes {
+  LeafAxes outer;                   // around the pipeline
+  std::vector<StageAxes> stages;    // per mesh
+  std::vector<std::string> common;  // names of the stages' own axes, in one order
+};
+TaskAxes find_axes(const TaskLeaves& leaves, const TaskGraphs& tasks, size_t meshes);
+std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const std::vector<int64_t>& stage_devices,
+                              const std::vector<int32_t>& order);
+
+// task_layout.cc
+// `layout=average(n)` on nest[i]: what it slices has n members. Layouts that nobody knows are refused.
+void check_layouts(TaskLeaf& leaf);
+// As the `layout` of a scope says.
+std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<DeviceSpec>& devices,
+                                  const std::vector<int64_t>& stage_devices);
+
+}  // namespace whale
