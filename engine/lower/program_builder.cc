@@ -204,11 +204,13 @@ void ProgramBuilder::fetch_made_by(const Op& op, bool at_end) {
   }
 }
 
-// A replica without micro-batches adds nothing: its sums are the zeros that they start from.
+// A replica without micro-batches adds nothing: its sums are the zeros that they start from, where these wait.
 void ProgramBuilder::begin_sums() {
   const auto is = [&](TensorId sum, TensorId zero) {
-    const BufferId from = buffer(zero), to = buffer(sum);
-    draft_.program.buffers[static_cast<size_t>(to)].alias = from;
+    const auto from = buffers_.find({zero, -1});
+    if (from == buffers_.end()) return;  // the body would bring them from the host's memory, and the sum back there
+    const BufferId to = buffer(sum);
+    draft_.program.buffers[static_cast<size_t>(to)].alias = from->second;
   };
   for (const Op& op : g_.ops) {
     if (!on_this_mesh(op.stage)) continue;

@@ -50,6 +50,8 @@ void check_buffers(const Context& c) {
         c.fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
     }
     if (b.alias == kNone && b.at != 0) c.fail(fmt::format("buffer '{}' lies inside of nothing", b.name));
+    if (in_arena(b) && b.bytes > 0 && b.offset < 0)
+      c.fail(fmt::format("buffer '{}' has no place: nothing uses it, or its storage was not placed", b.name));
     if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > arena_of(p, b) - bytes_of_slots(b)))
       c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
                          arena_of(p, b)));

@@ -231,6 +231,11 @@ TEST_CASE("a broken plan does not verify") {
           std::erase_if(p.segments[0].instructions,
                         [](const Instruction& i) { return i.kind == InstructionKind::kFetch; });
         }) != "");
+  CHECK(has(broken([](Plan&, Program& p) {
+              Buffer& idle = p.buffers.emplace_back();
+              idle.dtype = DType::kF32, idle.dims = {4}, idle.bytes = 16;
+            }),
+            "no place"));
   CHECK(broken([](Plan& plan, Program&) { plan.groups[0].parts[0][1] = 7; }) != "");
   CHECK(broken([](Plan& plan, Program&) { plan.entries[0].rows.pop_back(); }) != "");
   CHECK(broken([](Plan&, Program& p) { p.schedule[0].segment = 4; }) != "");

@@ -112,10 +112,16 @@ std::vector<double> unpack(DType dtype, const std::vector<char>& bytes) {
 }  // namespace
 
 namespace {
-// What runs is what a plan file holds.
+// What runs is what a plan file holds. That a file is refused is a fault, whatever the model.
 Plan from_file(const Plan& plan) {
   const std::vector<uint8_t> bytes = serialize(plan);
-  return deserialize(bytes.data(), bytes.size());
+  try {
+    Plan read = deserialize(bytes.data(), bytes.size());
+    WHALE_CHECK(print(read) == print(plan), "a plan's file holds that plan");
+    return read;
+  } catch (const Error& e) {
+    throw internal("the plan's own file: {}", e.what());
+  }
 }
 }  // namespace
 
