@@ -4,7 +4,7 @@
 // rows of a product do not depend on each other; bits stay where its kernel does not depend on their number.
 #pragma once
 
-#include "lower/program_builder.h"
+#include "lower/program.h"
 
 namespace whale {
 

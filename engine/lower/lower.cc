@@ -9,7 +9,7 @@
 #include "rewrite/copies.h"
 #include "rewrite/order.h"
 #include "lower/chunk_products.h"
-#include "lower/program_builder.h"
+#include "lower/program.h"
 #include "lower/program_pattern.h"
 #include "lower/storage.h"
 #include "schedule/verify.h"
@@ -340,7 +340,7 @@ class Lowerer {
     if (known != patterns_.end())
       if (auto program = known->second.pattern.at(entry_.programs[known->second.program], place))
         return std::move(*program);
-    Draft draft = ProgramBuilder(low_, place).build();
+    Draft draft = draft_program(low_, place);
     ChunkReport report;
     if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
     if (entry_.programs.empty()) note(report);

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "lower/program_builder.h"
+#include "lower/program.h"
 
 namespace whale {
 

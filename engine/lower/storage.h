@@ -2,7 +2,7 @@
 #pragma once
 
 #include "plan/memory.h"
-#include "lower/program_builder.h"
+#include "lower/program.h"
 
 namespace whale {
 

@@ -11,7 +11,6 @@
 #include "cluster/devices.h"
 #include "compile.h"
 #include "compile_checks.h"
-#include "lower/accumulation.h"
 #include "plan/figures.h"
 #include "lower/tree.h"
 #include "plan/verify.h"
@@ -205,7 +204,6 @@ TEST_CASE("planning looks in every loop over micro-batches") {
   };
   const auto shape = [](const Plan& p) { return static_cast<int>(p.micro_batches); };
   const std::pair<const char*, std::function<void(const Plan&)>> loops[] = {
-      {"accumulation_schedule", [](const Plan& p) { accumulation_schedule(p.micro_batches); }},
       {"samples_of", [&](const Plan& p) { samples_of(p.entries[0], row(p)); }},
       {"step_of", [](const Plan& p) { step_of(p.entries[0].programs[0]); }},
       {"plan_tree", [&](const Plan& p) { plan_tree(p.micro_batches, order(p)); }},

@@ -14,7 +14,6 @@
 #include "task/shares.h"
 #include "task/stages.h"
 #include "task/strategy.h"
-#include "lower/accumulation.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 #include "unit/tasks.h"
@@ -433,13 +432,4 @@ TEST_CASE("a bare replica takes what the strategy or another scope says") {
   m.op(OpCode::k_relu, {m.g.outputs[0].tensor});
   const std::string message = message_of([&] { form("", 2); });
   CHECK_MESSAGE(has(message, "different places"), message);
-}
-
-TEST_CASE("the schedule of accumulation") {
-  CHECK(accumulation_schedule(1) == std::vector<SegmentRun>{{Region::kBody, 0}});
-  const auto rows = accumulation_schedule(3);
-  REQUIRE(rows.size() == 5);
-  CHECK(rows[0].region == Region::kPrologue);
-  CHECK(rows[3] == SegmentRun{Region::kBody, 2});
-  CHECK(rows[4].region == Region::kEpilogue);
 }

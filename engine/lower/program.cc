@@ -1,0 +1,362 @@
+#include "lower/program.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "rewrite/copies.h"
+#include "rewrite/offload.h"
+#include "plan/lives.h"
+#include "rewrite/order.h"
+#include "rewrite/rewrite.h"
+
+namespace whale {
+namespace {
+
+StepScalar step_scalar(const std::string& name) {
+  if (name == "learning_rate") return StepScalar::kLearningRate;
+  if (name == "updates") return StepScalar::kUpdates;
+  if (name == "loss_scale") return StepScalar::kLossScale;
+  throw internal("step scalar '{}' is unknown", name);
+}
+
+}  // namespace
+
+int32_t Lowering::mask_number(uint64_t mask) const {
+  const auto at = std::find(masks.begin(), masks.end(), mask);
+  WHALE_CHECK(at != masks.end(), "every way of cutting the batch is listed");
+  return static_cast<int32_t>(at - masks.begin());
+}
+
+void Lowering::index() {
+  const Graph& g = lg.graph;
+  readers = readers_of(g);
+  ops_of_mesh.resize(lg.tasks.meshes.size());
+  early_input.resize(g.tensors.size());
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& op = g.ops[i];
+    const auto mesh = [&](int32_t stage) {
+      return static_cast<size_t>(lg.tasks.mesh_of_stage[static_cast<size_t>(stage)]);
+    };
+    ops_of_mesh[mesh(op.stage)].push_back(static_cast<OpId>(i));
+    if (op.code == OpCode::k_transfer && mesh(lg.stage(op.inputs[0])) != mesh(op.stage))
+      ops_of_mesh[mesh(lg.stage(op.inputs[0]))].push_back(static_cast<OpId>(i));
+    for (const TensorId id : op.inputs)
+      if (id != kNone && op.region != Region::kEpilogue) early_input[static_cast<size_t>(view_root(g, id))] = 1;
+  }
+  kept.resize(g.tensors.size());
+  for (const NamedTensor& f : lg.fetches) {
+    kept[static_cast<size_t>(f.tensor)] = 1;
+    // What is there from the start leaves before anything changes it.
+    const TensorId root = view_root(g, f.tensor);
+    if (g.tensor(root).kind == TensorKind::kInput) early_input[static_cast<size_t>(root)] = 1;
+  }
+  for (const Variable& v : g.variables)
+    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+  for (size_t i = 0; i < g.inputs.size(); ++i) input_number[g.inputs[i]] = static_cast<int32_t>(i);
+  for (const auto& [form, input] : lg.input_forms) input_number[form] = input_number.at(input);
+  for (const Variable& v : g.variables) {
+    const auto it = options.variables.find(g.tensor(v.tensor).name);
+    WHALE_CHECK(it != options.variables.end(), "every variable of an entry is one of the plan");
+    variable_number[v.tensor] = it->second;
+  }
+}
+
+WorkKind Lowering::work_of(const Op& op) const {
+  const auto number = static_cast<size_t>(&op - lg.graph.ops.data());
+  return whale::work_of(op, weight_op[number] && schedule->split_backward);
+}
+
+SegmentKey Lowering::maker_of(const Op& tree) const {
+  if (!schedule) return {};
+  const OpId maker = lg.graph.tensor(view_root(lg.graph, tree.inputs[0])).producer;
+  return {tree.stage, maker == kNone ? WorkKind::kForward : work_of(lg.graph.op(maker)), -1};
+}
+
+std::vector<const Op*> Lowering::trees(int32_t mesh, const SegmentKey& maker) const {
+  std::vector<const Op*> out;
+  for (const OpId i : ops_of_mesh[static_cast<size_t>(mesh)])
+    if (const Op& op = lg.graph.op(i); is_tree(op) && maker_of(op) == maker) out.push_back(&op);
+  return out;
+}
+
+bool Site::empty(TensorId id) const {
+  const Dims d = dims(id);
+  return std::find(d.begin(), d.end(), 0) != d.end();
+}
+
+bool Site::has(const Op& op, int32_t stage) const {
+  if (!here(stage)) return false;
+  if (!low.timed()) return true;
+  if (op.region != region) return false;
+  return region != Region::kBody || key.stage < 0 || (stage == key.stage && low.work_of(op) == key.kind);
+}
+
+BufferId Draft::add(Buffer b) {
+  program.buffers.push_back(std::move(b));
+  return static_cast<BufferId>(program.buffers.size()) - 1;
+}
+
+void Draft::add(Instruction instruction, const Op* op) {
+  program.segments.back().instructions.push_back(std::move(instruction));
+  ops.back().push_back(op);
+}
+
+namespace {
+
+// Bytes behind the start of what the view shows.
+int64_t begin_of_view(const Site& at, TensorId id) {
+  const Graph& g = at.graph();
+  int64_t begin = 0;
+  for (; g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code);) {
+    const Op& op = g.op(g.tensor(id).producer);
+    if (op.code == OpCode::k_part_view) {
+      const Attrs attrs = at.low.local.attrs(op, at.place);
+      const int64_t parts = attr_int(attrs, "end") - attr_int(attrs, "begin");
+      const int64_t bytes = element_count(at.dims(id)) * size_of(g.tensor(id).dtype);
+      begin += parts == 0 ? 0 : bytes / parts * attr_int(attrs, "begin");
+    }
+    id = op.inputs[0];
+  }
+  return begin;
+}
+
+}  // namespace
+
+BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
+  const LayoutGraph& lg = at.lg();
+  const bool varies = at.low.timed() && lg.time_varies(id);
+  const std::pair<TensorId, int32_t> key{id, varies ? at.key.variant : -1};
+  if (const auto it = draft.buffers.find(key); it != draft.buffers.end()) return it->second;
+  const Tensor& t = lg.graph.tensor(id);
+  Buffer b;
+  b.name = t.name;
+  b.dtype = t.dtype;
+  b.dims = at.dims(id);
+  b.bytes = element_count(b.dims) * size_of(b.dtype);
+  if (t.kind == TensorKind::kInput) b.kind = BufferKind::kInput, b.ref = at.low.input_number.at(id);
+  if (t.kind == TensorKind::kVariable) b.kind = BufferKind::kVariable, b.ref = at.low.variable_number.at(id);
+  if (in_host(lg, id)) b.memory = Memory::kHost;
+  if (t.kind == TensorKind::kStep) b.kind = BufferKind::kStep, b.ref = static_cast<int32_t>(step_scalar(t.name));
+  if (t.kind == TensorKind::kValue && t.producer != kNone && is_view(lg.graph.op(t.producer).code)) {
+    b.alias = buffer_of(draft, at, view_root(lg.graph, id));
+    b.at = begin_of_view(at, id);
+    const Buffer& whole = draft.buffer(b.alias);
+    b.kind = whole.kind;
+    b.ref = whole.ref;
+    b.memory = whole.memory;
+  }
+  return draft.buffers[key] = draft.add(std::move(b));
+}
+
+namespace {
+
+// Inputs that differ per micro-batch are fed where they are read; others once, in the first segment that reads them.
+void feed_for(Draft& draft, const Site& at, TensorId id) {
+  const TensorId input = view_root(at.graph(), id);
+  if (at.graph().tensor(input).kind != TensorKind::kInput) return;
+  const bool whole = at.low.timed() && !at.lg().time_varies(input);
+  const Region first = at.low.early_input[static_cast<size_t>(input)] ? Region::kPrologue : Region::kEpilogue;
+  if ((whole && at.region != first) || !draft.fed.insert(input).second || at.empty(input)) return;
+  Instruction feed;
+  feed.kind = InstructionKind::kFeed;
+  feed.name = "feed." + at.graph().tensor(input).name;
+  feed.out = {buffer_of(draft, at, input)};
+  feed.ref = at.low.input_number.at(input);
+  feed.samples = at.low.mask_number(at.low.local.sample_mask(input));
+  feed.whole_batch = whole;
+  feed.bytes = static_cast<double>(draft.buffer(feed.out[0]).bytes);
+  draft.add(std::move(feed), nullptr);
+}
+
+void fetch(Draft& draft, const Site& at, size_t output) {
+  const auto& fetches = at.lg().fetches;
+  const NamedTensor& f = fetches[output];
+  if (!at.here(at.lg().stage(f.tensor)) || at.empty(f.tensor)) return;
+  feed_for(draft, at, f.tensor);
+  Instruction fetch;
+  fetch.kind = InstructionKind::kFetch;
+  fetch.name = "fetch." + f.name;
+  fetch.in = {buffer_of(draft, at, f.tensor)};
+  for (size_t k = output + 1; k-- > 0;)  // several tensors of one name are one output
+    if (fetches[k].name == f.name) fetch.ref = static_cast<int32_t>(k);
+  fetch.samples = at.low.mask_number(at.low.local.sample_mask(f.tensor));
+  fetch.bytes = static_cast<double>(draft.buffer(fetch.in[0]).bytes);
+  draft.add(std::move(fetch), nullptr);
+}
+
+// What is there from the start, before anything changes it; and what the body reads whole must be there.
+void begin(Draft& draft, const Site& at) {
+  const LayoutGraph& lg = at.lg();
+  const bool timed = at.low.timed();
+  for (size_t f = 0; f < lg.fetches.size(); ++f) {
+    const TensorId root = view_root(lg.graph, lg.fetches[f].tensor);
+    if (lg.graph.tensor(root).kind == TensorKind::kValue || !at.here(lg.stage(root))) continue;
+    const bool here = lg.time_varies(root) ? at.region == Region::kBody && at.key.kind == WorkKind::kForward &&
+                                                 (at.key.stage < 0 || at.key.stage == lg.stage(root))
+                                           : at.region == Region::kPrologue;
+    if (!timed || here) fetch(draft, at, f);
+  }
+  if (!timed || at.region != Region::kPrologue) return;
+  for (size_t t = 0; t < lg.graph.tensors.size(); ++t)
+    if (const auto id = static_cast<TensorId>(t); lg.graph.tensors[t].kind == TensorKind::kInput &&
+                                                  at.low.early_input[t] && !lg.time_varies(id) && at.here(lg.stage(id)))
+      feed_for(draft, at, id);
+}
+
+// Values leave as soon as they are made; those that come from other devices leave at the end, when nothing waits behind
+// them. So does the loss, which is looked at before the first update and when the step has ended: its place is its own.
+void fetch_made_by(Draft& draft, const Site& at, const Op& op, bool at_end) {
+  const LayoutGraph& lg = at.lg();
+  for (size_t f = 0; f < lg.fetches.size(); ++f) {
+    const TensorId root = view_root(lg.graph, lg.fetches[f].tensor);
+    if (lg.graph.tensor(root).kind != TensorKind::kValue ||
+        std::find(op.outputs.begin(), op.outputs.end(), root) == op.outputs.end())
+      continue;
+    const bool soon =
+        at.low.timed() ? lg.time_varies(root) : !has_flag(op.code, kCollective) && lg.fetches[f].name != "loss";
+    if (soon != at_end) fetch(draft, at, f);
+  }
+}
+
+// A replica without micro-batches adds nothing: its sums are the zeros that they start from, where these wait.
+void begin_sums(Draft& draft, const Site& at) {
+  const auto is = [&](TensorId sum, TensorId zero) {
+    const auto from = draft.buffers.find({zero, -1});
+    // Without them the body would bring them from the host's memory, and the sum back there.
+    if (from == draft.buffers.end()) return;
+    const BufferId to = buffer_of(draft, at, sum);
+    draft.buffer(to).alias = from->second;
+  };
+  for (const Op& op : at.graph().ops) {
+    if (!at.here(op.stage)) continue;
+    if (op.code == OpCode::k_accumulate && !at.low.is_tree(op)) is(op.outputs[0], op.inputs[0]);
+    if (op.code == OpCode::k_to_host && op.region == Region::kBody && attr_bool(op.attrs, "into"))  // where sums wait
+      for (size_t k = 0; k < op.outputs.size(); ++k) is(op.outputs[k], op.inputs[op.outputs.size() + k]);
+  }
+}
+
+// An item of the schedule takes its messages before it works and gives its own away after: what the verification of
+// schedules assumes. What the item goes on to change in place (parts of a sum) is given away before that.
+void messages_at_the_ends(Draft& draft, const Site& at) {
+  std::vector<Instruction>& list = draft.program.segments.back().instructions;
+  std::vector<const Op*>& ops = draft.ops.back();
+  std::vector<size_t> order(list.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto changed_after = [&](size_t send) {
+    for (size_t k = send + 1; k < list.size(); ++k) {
+      if (!ops[k]) continue;
+      for (const Alias& a : aliases_of(view_of(at.graph(), *ops[k])))
+        if (a.must && static_cast<size_t>(a.input) < list[k].in.size() &&
+            list[k].in[static_cast<size_t>(a.input)] != kNone &&
+            storage_of(draft.program, list[k].in[static_cast<size_t>(a.input)]) ==
+                storage_of(draft.program, list[send].in[0]))
+          return true;
+    }
+    return false;
+  };
+  const auto when = [&](size_t i) {
+    const bool message = list[i].kind == InstructionKind::kReceive || list[i].kind == InstructionKind::kSend;
+    if (message && at.low.inside.contains(list[i].ref)) return 1;
+    if (list[i].kind == InstructionKind::kSend && changed_after(i)) return 1;
+    return list[i].kind == InstructionKind::kReceive ? 0 : list[i].kind == InstructionKind::kSend ? 2 : 1;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return when(a) < when(b); });
+  std::vector<Instruction> sorted;
+  std::vector<const Op*> sorted_ops;
+  for (const size_t i : order) sorted.push_back(std::move(list[i])), sorted_ops.push_back(ops[i]);
+  list = std::move(sorted);
+  ops = std::move(sorted_ops);
+}
+
+void write_segment(Draft& draft, const Site& at, const ProgramOrder& order) {
+  begin(draft, at);
+  const bool last = at.region == Region::kEpilogue;
+  if (last) finish_sums(draft, at, order.trees);
+  if (last && at.low.local.micro_batches(at.place).size() == 0) begin_sums(draft, at);
+  for (const OpId id : at.ops()) {
+    const Op& op = at.graph().op(id);
+    const bool runs = at.runs(op), sends = at.sends(op);
+    if (sends) feed_for(draft, at, op.inputs[0]);
+    if (sends || (runs && op.code == OpCode::k_transfer)) emit_transfer(draft, at, op);
+    if (!runs) continue;
+    if (op.code != OpCode::k_transfer) {
+      for (const TensorId operand : op.inputs)
+        if (operand != kNone) feed_for(draft, at, operand);
+      if (!is_view(op.code) && !at.low.is_tree(op) && !stores_sum(at.low, op)) emit(draft, at, op);
+    }
+    fetch_made_by(draft, at, op, false);
+  }
+  for (const OpId id : at.ops()) {
+    const Op& op = at.graph().op(id);
+    if (!at.here(op.stage)) continue;
+    // A sum over micro-batches is made in the body and finished after it; what the prologue made waits there too.
+    bool here = at.runs(op);
+    if (at.low.timed() && !op.outputs.empty() && !at.lg().time_varies(op.outputs[0])) here = last;
+    if (here) fetch_made_by(draft, at, op, true);
+  }
+  if (at.region == Region::kBody && at.key.stage >= 0) messages_at_the_ends(draft, at);
+}
+
+// Values that one segment of the body hands to another have a slot for every micro-batch of their chunk that is alive.
+void assign_slots(Draft& draft, const Graph& graph, const ProgramOrder& order) {
+  Program& p = draft.program;
+  std::vector<int32_t> seen(p.buffers.size(), -1);
+  std::vector<char> crosses(p.buffers.size());
+  std::vector<int32_t> slots(p.buffers.size(), 1);
+  const auto root = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    if (order.segments[s].region != Region::kBody) continue;
+    const int32_t base = order.segments[s].adds == kNone ? static_cast<int32_t>(s) : order.segments[s].adds;
+    for (const Instruction& i : p.segments[s].instructions)
+      for (const auto* list : {&i.in, &i.out})
+        for (const BufferId b : *list) {
+          if (b == kNone) continue;
+          int32_t& first = seen[root(b)];
+          if (first >= 0 && first != base) crosses[root(b)] = 1;
+          first = base;
+          if (const auto n = order.slots.find(base); n != order.slots.end())
+            slots[root(b)] = std::max(slots[root(b)], static_cast<int32_t>(n->second));
+        }
+  }
+  std::vector<char> varies(p.buffers.size());
+  for (const auto& [key, b] : draft.buffers)
+    if (key.second >= 0 && graph.tensor(key.first).kind == TensorKind::kValue) varies[root(b)] = 1;
+  for (size_t b = 0; b < p.buffers.size(); ++b)
+    if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena) p.buffers[b].slots = slots[b];
+  for (Buffer& b : p.buffers)
+    if (b.alias != kNone) b.slots = p.buffers[root(b.alias)].slots;
+}
+
+}  // namespace
+
+Draft draft_program(const Lowering& low, const Place& place) {
+  const ProgramOrder order = order_of(low, place);
+  Draft draft;
+  draft.program.schedule = order.rows;
+  Site at{.low = low, .place = place, .key = {}};
+  for (size_t s = 0; s < order.segments.size(); ++s) {
+    const SegmentPlan& segment = order.segments[s];
+    at.region = segment.region;
+    at.key = segment.key;
+    at.place.micro_batch = std::max(segment.key.variant, 0);
+    draft.program.segments.push_back({segment.name, {}});
+    draft.ops.emplace_back();
+    draft.regions.push_back(segment.region);
+    draft.micro_batches.push_back(at.place.micro_batch);
+    draft.fed.clear();
+    if (segment.adds == kNone)
+      write_segment(draft, at, order);
+    else
+      add_to_sums(draft, at, segment.steps);
+    for (const auto& [maker, tree] : order.trees)
+      if (tree.behind == s) place_sums(draft, at, maker, tree.plan.slots);
+  }
+  if (!order.slots.empty()) assign_slots(draft, low.lg.graph, order);
+  for (const Variable& v : low.lg.graph.variables)
+    if (v.next != kNone && v.next != v.tensor && at.here(low.lg.stage(v.tensor)))
+      draft.next.emplace_back(buffer_of(draft, at, v.tensor), buffer_of(draft, at, v.next));
+  return draft;
+}
+
+}  // namespace whale

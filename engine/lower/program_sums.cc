@@ -1,0 +1,222 @@
+// Sums over micro-batches as fixed trees (exact mode): what is made in the body is added after each micro-batch as far
+// as the tree allows; replicas put their nodes together after the body.
+#include <algorithm>
+#include <optional>
+
+#include "lower/program.h"
+#include "plan/lives.h"
+
+namespace whale {
+namespace {
+
+// Part of making `tree`; it moves as many bytes as `passes` over the result.
+Instruction instruction_for(const Op& tree, OpCode code, std::vector<BufferId> in, const Draft& draft, BufferId out,
+                            double passes) {
+  Instruction i;
+  i.op = code;
+  i.name = tree.name;
+  i.in = std::move(in);
+  i.out = {out};
+  i.phase = tree.phase;
+  i.scope = tree.scope;
+  i.bytes = passes * static_cast<double>(draft.program.buffers[static_cast<size_t>(out)].bytes);
+  return i;
+}
+
+// to += from
+void add_up(Draft& draft, const Op& tree, BufferId to, BufferId from) {
+  Instruction i = instruction_for(tree, OpCode::k_accumulate, {to, from}, draft, to, 3);
+  i.attrs = tree.attrs;
+  i.flops = static_cast<double>(element_count(draft.buffer(to).dims));
+  draft.add(std::move(i), nullptr);
+}
+
+// Every value as one row, so that sums of all shapes are alike.
+BufferId add_rows(Draft& draft, const std::string& name, DType dtype, int64_t rows, int64_t elements,
+                  BufferId alias = kNone) {
+  Buffer b;
+  b.name = name;
+  b.dtype = dtype;
+  b.dims = {rows, elements};
+  b.bytes = rows * elements * size_of(dtype);
+  if (alias != kNone) {
+    b.alias = storage_of(draft.program, alias);
+    b.kind = draft.buffer(b.alias).kind;
+    b.ref = draft.buffer(b.alias).ref;
+  }
+  return draft.add(std::move(b));
+}
+
+// Sums that wait in the host's memory: a copy on the device, and back.
+bool offloaded(const Site& at, const Op& tree) {
+  return std::ranges::any_of(at.low.readers[static_cast<size_t>(tree.outputs[0])], [&](OpId i) {
+    return at.graph().op(i).code == OpCode::k_to_host && at.graph().op(i).inputs[0] == tree.outputs[0];
+  });
+}
+
+void move(Draft& draft, const Site& at, const Op& tree, OpCode code, BufferId from, BufferId to) {
+  Instruction i = instruction_for(tree, code, {from}, draft, to, 2);
+  i.kind = InstructionKind::kMove;
+  if (at.low.options.overlap) i.stream = Stream::kCopy;
+  i.name += fmt::format(".{}", def(code).name);
+  draft.add(std::move(i), nullptr);
+}
+
+BufferId on_device(Draft& draft, const Site& at, const Op& tree, BufferId sum) {
+  const Buffer b = draft.buffer(sum);
+  const BufferId copy = add_rows(draft, b.name + ".fetched", b.dtype, b.dims[0], b.dims[1]);
+  move(draft, at, tree, OpCode::k_to_device, sum, copy);
+  return copy;
+}
+
+// Of all devices that differ from this one along axes from `axis` on, in their order.
+std::vector<TreeNode> nodes_under(const Lowering& low, const Place& place, size_t axis) {
+  while (axis < low.lg.axes() && !low.lg.by_micro_batch(axis)) ++axis;
+  if (axis == low.lg.axes()) return tree_nodes(low.lg.micro_batches, low.local.micro_batches(place));
+  std::vector<TreeNode> all;
+  Place other = place;
+  const Mesh& mesh = low.lg.tasks.meshes[static_cast<size_t>(place.mesh)];
+  for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k) {
+    other.coordinates[axis - 1] = k;
+    const std::vector<TreeNode> more = nodes_under(low, other, axis + 1);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+// All nodes of a tree as rows of one buffer.
+struct Gathered {
+  const Op* tree;
+  BufferId rows;
+  std::vector<TreeNode> nodes;
+};
+
+// This device's nodes, then those of all replicas.
+Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& plan) {
+  const Lowering& low = at.low;
+  const Tensor& t = at.graph().tensor(tree.outputs[0]);
+  const int64_t n = element_count(at.dims(tree.outputs[0]));
+  const bool away = offloaded(at, tree);
+  std::vector<BufferId> mine;
+  for (const int32_t s : plan.slot_of) {
+    const BufferId sum = draft.sums.at(&tree)[static_cast<size_t>(s)];
+    mine.push_back(away ? on_device(draft, at, tree, sum) : sum);
+  }
+  Gathered all{&tree, mine.empty() ? kNone : mine[0], plan.nodes};
+  if (mine.size() != 1) all.rows = add_rows(draft, t.name + ".nodes", t.dtype, std::ssize(mine), n);
+  if (mine.size() > 1) {
+    Instruction join = instruction_for(tree, OpCode::k_concat, std::move(mine), draft, all.rows, 2);
+    join.attrs = {{"axis", int64_t{0}}};
+    draft.add(std::move(join), nullptr);
+  }
+  const Mesh& mesh = low.lg.tasks.meshes[static_cast<size_t>(at.place.mesh)];
+  for (size_t a = low.lg.axes(); a-- > 1;) {
+    if (!low.lg.by_micro_batch(a) || mesh.axes[a - 1].size == 1) continue;
+    std::vector<int64_t> cuts;
+    Place other = at.place;
+    int64_t end = 0;
+    for (int64_t k = 0; k < mesh.axes[a - 1].size; ++k) {
+      other.coordinates[a - 1] = k;
+      const int64_t count = std::ssize(nodes_under(low, other, a + 1));
+      cuts.insert(cuts.end(), {end, end + count});
+      end += count;
+    }
+    all.nodes = nodes_under(low, at.place, a);
+    const BufferId whole = add_rows(draft, t.name + ".nodes", t.dtype, end, n);
+    Instruction i = instruction_for(tree, OpCode::k_all_gather, {all.rows}, draft, whole, 1);
+    all.rows = whole;
+    i.kind = InstructionKind::kCollective;
+    i.stream = low.options.overlap ? Stream::kCommunication : Stream::kCompute;
+    i.ref = static_cast<int32_t>(a) - 1;
+    i.attrs = {
+        {"group", static_cast<int64_t>(a) - 1}, {"digit", std::vector<int64_t>{0, 1, 1}}, {"cuts", std::move(cuts)}};
+    draft.add(std::move(i), nullptr);
+  }
+  return all;
+}
+
+// The sum of the rows, and the copies of it that wait in the host's memory.
+void finish(Draft& draft, const Site& at, const Gathered& all) {
+  const Op& tree = *all.tree;
+  const TensorId y = tree.outputs[0];
+  const Tensor& t = at.graph().tensor(y);
+  const int64_t n = element_count(at.dims(y));
+  BufferId root = all.rows;
+  const TreeMerge merge = merge_tree(at.lg().micro_batches, all.nodes);
+  if (all.nodes.size() > 1) {
+    std::vector<BufferId> row;
+    for (size_t k = 0; k < all.nodes.size(); ++k) {
+      row.push_back(add_rows(draft, fmt::format("{}.row{}", t.name, k), t.dtype, 1, n));
+      Instruction i = instruction_for(tree, OpCode::k_local_slice, {all.rows}, draft, row.back(), 2);
+      i.attrs = {{"digit", std::vector<int64_t>{0, 1, 1}},
+                 {"begin", static_cast<int64_t>(k)},
+                 {"end", static_cast<int64_t>(k) + 1}};
+      draft.add(std::move(i), nullptr);
+    }
+    for (const auto& [to, from] : merge.additions)
+      add_up(draft, tree, row[static_cast<size_t>(to)], row[static_cast<size_t>(from)]);
+    root = row[static_cast<size_t>(merge.root)];
+  }
+  const BufferId view = add_rows(draft, t.name, t.dtype, 1, n, root);
+  draft.buffer(view).dims = at.dims(y);
+  draft.buffers[{y, -1}] = view;
+  for (const OpId i : at.low.readers[static_cast<size_t>(y)])  // at once, not when all sums are there
+    if (stores_sum(at.low, at.graph().op(i))) emit(draft, at, at.graph().op(i));
+}
+
+}  // namespace
+
+bool stores_sum(const Lowering& low, const Op& op) {
+  if (op.code != OpCode::k_to_host) return false;
+  const OpId producer = low.lg.graph.tensor(op.inputs[0]).producer;
+  return producer != kNone && low.is_tree(low.lg.graph.op(producer));
+}
+
+void place_sums(Draft& draft, const Site& at, const SegmentKey& maker, int32_t slots) {
+  for (const Op* tree : at.low.trees(at.place.mesh, maker)) {
+    const Tensor& t = at.graph().tensor(tree->outputs[0]);
+    std::vector<BufferId>& sums = draft.sums[tree];
+    for (int32_t s = 0; s < slots; ++s) {
+      sums.push_back(
+          add_rows(draft, fmt::format("{}.{}", t.name, s), t.dtype, 1, element_count(at.dims(tree->outputs[0]))));
+      if (offloaded(at, *tree)) draft.buffer(sums.back()).memory = Memory::kHost;
+    }
+  }
+}
+
+void add_to_sums(Draft& draft, const Site& at, const std::vector<TreeStep>& steps) {
+  for (const Op* tree : at.low.trees(at.place.mesh, {at.key.stage, at.key.kind, -1})) {
+    const Tensor& t = at.graph().tensor(tree->outputs[0]);
+    const int64_t n = element_count(at.dims(tree->outputs[0]));
+    if (n == 0) continue;
+    const BufferId leaf = add_rows(draft, t.name + ".leaf", t.dtype, 1, n, buffer_of(draft, at, tree->inputs[0]));
+    const bool away = offloaded(at, *tree);
+    const auto sum = [&](int32_t slot) { return draft.sums.at(tree)[static_cast<size_t>(slot)]; };
+    BufferId last = leaf;  // of sums that are kept away: where the value is
+    for (const TreeStep& s : steps) {
+      if (away && s.copies) continue;
+      const BufferId from = away || s.from < 0 ? last : sum(s.from);
+      const BufferId to = away ? last = on_device(draft, at, *tree, sum(s.to)) : sum(s.to);
+      if (s.copies)
+        draft.add(instruction_for(*tree, OpCode::k_stop_gradient, {from}, draft, to, 2), nullptr);
+      else
+        add_up(draft, *tree, to, from);
+    }
+    if (away && !steps.empty()) move(draft, at, *tree, OpCode::k_to_host, last, sum(steps.back().to));
+  }
+}
+
+void finish_sums(Draft& draft, const Site& at, const std::map<SegmentKey, TreeUse>& trees) {
+  // A gather goes on beside the additions of the one before.
+  std::optional<Gathered> before;
+  for (const OpId i : at.ops()) {
+    const Op& op = at.graph().op(i);
+    if (!at.low.is_tree(op)) continue;
+    Gathered now = gather(draft, at, op, trees.at(at.low.maker_of(op)).plan);
+    if (before) finish(draft, at, *before);
+    before = std::move(now);
+  }
+  if (before) finish(draft, at, *before);
+}
+
+}  // namespace whale
