@@ -25,27 +25,36 @@ PartNumbers parts_of(const Entries& e) {
 }
 
 // ---- collectives: members of a part run the same ones in the same order, of the same sizes
-std::string collectives_of(const Program& p, int32_t group) {
-  std::vector<std::string> texts;  // per segment
-  for (const Segment& s : p.segments) {
-    std::string text;
-    for (const Instruction& i : s.instructions) {
-      if (i.kind != InstructionKind::kCollective || i.ref != group) continue;
-      text += fmt::format("{} {}", static_cast<int>(i.op), i.name);
-      const bool gathers = i.op == OpCode::k_all_gather;
-      if (gathers || i.op == OpCode::k_all_reduce || i.op == OpCode::k_reduce_scatter)
-        for (const BufferId b : gathers ? i.out : i.in) {
-          const Buffer& whole = p.buffers[static_cast<size_t>(b)];
-          text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
-        }
-      for (const char* cuts : {"combine", "cuts", "to_cuts"})
-        if (const auto at = i.attrs.find(cuts); at != i.attrs.end()) text += ' ' + to_string(at->second);
-      text += ';';
+std::string text_of(const Program& p, const Instruction& i) {
+  std::string text = fmt::format("{} {}", static_cast<int>(i.op), i.name);
+  const bool gathers = i.op == OpCode::k_all_gather;
+  if (gathers || i.op == OpCode::k_all_reduce || i.op == OpCode::k_reduce_scatter)
+    for (const BufferId b : gathers ? i.out : i.in) {
+      const Buffer& whole = p.buffers[static_cast<size_t>(b)];
+      text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
     }
-    texts.push_back(std::move(text));
+  for (const char* cuts : {"combine", "cuts", "to_cuts"})
+    if (const auto at = i.attrs.find(cuts); at != i.attrs.end()) text += ' ' + to_string(at->second);
+  return text;
+}
+
+// Per group, the collectives of a program as numbers of their texts.
+using Collectives = std::vector<std::vector<int32_t>>;
+Collectives collectives_of(const Program& p, size_t groups, std::map<std::string, int32_t>& numbers) {
+  Collectives all(groups);
+  std::vector<Collectives> of;
+  for (const Segment& s : p.segments) {
+    of.emplace_back(groups);
+    for (const Instruction& i : s.instructions)
+      if (i.kind == InstructionKind::kCollective)
+        of.back()[static_cast<size_t>(i.ref)].push_back(
+            numbers.try_emplace(text_of(p, i), static_cast<int32_t>(numbers.size())).first->second);
   }
-  std::string all;
-  for (const ScheduleRow& row : watched(p.schedule)) all += texts[static_cast<size_t>(row.segment)];
+  for (const ScheduleRow& row : watched(p.schedule))
+    for (size_t g = 0; g < groups; ++g) {
+      const std::vector<int32_t>& mine = of[static_cast<size_t>(row.segment)][g];
+      all[g].insert(all[g].end(), mine.begin(), mine.end());
+    }
   return all;
 }
 
@@ -71,22 +80,22 @@ void check_order(const Entries& e) {
 }
 
 void check_collectives(const Entries& e, const PartNumbers& part_of) {
+  std::map<std::string, int32_t> numbers;
+  std::set<Collectives> different;
+  std::vector<const Collectives*> of_program;
+  for (const Program& p : e.entry.programs)
+    of_program.push_back(&*different.insert(collectives_of(p, e.plan.groups.size(), numbers)).first);
+  const auto of = [&](size_t device) { return of_program[static_cast<size_t>(e.entry.rows[device].program)]; };
   for (size_t g = 0; g < e.plan.groups.size(); ++g) {
-    std::map<int32_t, std::string> known;  // per program
-    const auto text_of = [&](int32_t device) -> const std::string& {
-      const int32_t program = e.entry.rows[static_cast<size_t>(device)].program;
-      const auto at = known.find(program);
-      if (at != known.end()) return at->second;
-      return known[program] = collectives_of(e.program(device), static_cast<int32_t>(g));
-    };
     for (const auto& part : e.plan.groups[g].parts)
       for (const int32_t device : part) {
         Watch::look();
-        if (text_of(device) != text_of(part[0]))
+        const Collectives *mine = of(static_cast<size_t>(device)), *first = of(static_cast<size_t>(part[0]));
+        if (mine != first && (*mine)[g] != (*first)[g])
           e.fail(fmt::format("devices {} and {} of group {} run different collectives", part[0], device, g));
       }
     for (size_t d = 0; d < e.entry.rows.size(); ++d)
-      if (part_of[g][d] < 0 && !text_of(static_cast<int32_t>(d)).empty())
+      if (part_of[g][d] < 0 && !(*of(d))[g].empty())
         e.fail(fmt::format("device {} runs collectives of group {}, which it is no member of", d, g));
   }
 }

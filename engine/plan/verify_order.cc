@@ -91,11 +91,13 @@ std::vector<int32_t> classes_alike(const Entries& e, const PartNumbers& part_of,
     if (fresh.count() == count) break;
     count = fresh.count();
   }
-  // A channel stands for one of each device only where a device has one channel to a class.
+  // A channel stands for all that a device has to a class only where it serves them one right after the other: with all
+  // devices of a class in step, they are full or empty together.
   for (const auto& list : ends)
     for (const End& end : list) {
       std::vector<int32_t> of;
       for (const int32_t peer : end.peers) of.push_back(classes[static_cast<size_t>(peer)]);
+      of.erase(std::unique(of.begin(), of.end()), of.end());
       std::sort(of.begin(), of.end());
       if (std::adjacent_find(of.begin(), of.end()) == of.end()) continue;
       for (size_t d = 0; d < n; ++d) classes[d] = static_cast<int32_t>(d);
@@ -229,16 +231,18 @@ class Walk {
     }
   }
 
-  void find_channels(const Channels& channels, const std::vector<int32_t>& classes) {
-    std::vector<Numbers<std::pair<int32_t, int32_t>>> numbers(channels.size());
-    const auto ends = ends_of(e_, channels);
+  void find_channels(const Channels& all, const std::vector<int32_t>& classes) {
+    std::vector<Numbers<std::pair<int32_t, int32_t>>> numbers(all.size());
+    const auto ends = ends_of(e_, all);
     for (Walker& w : walkers_)
       for (const End& end : ends[w.device]) {
         const int32_t mine = classes[w.device];
         for (const int32_t peer : end.peers) {
           const int32_t other = classes[static_cast<size_t>(peer)];
-          w.channels[{end.link, end.sends}].push_back(
-              static_cast<size_t>(numbers[end.link].of(end.sends ? std::pair(mine, other) : std::pair(other, mine))));
+          const auto channel =
+              static_cast<size_t>(numbers[end.link].of(end.sends ? std::pair(mine, other) : std::pair(other, mine)));
+          std::vector<size_t>& channels = w.channels[{end.link, end.sends}];
+          if (channels.empty() || channels.back() != channel) channels.push_back(channel);
         }
       }
     for (const auto& link : numbers) messages_.emplace_back(link.count());

@@ -6,7 +6,7 @@
 
 #include "caught.h"
 #include "report/fit.h"
-#include "plan/verify.h"
+#include "plan/communication.h"
 #include "trained.h"
 
 namespace whale {
@@ -162,6 +162,26 @@ TEST_CASE("a wait without end is found by one device of each class") {
   std::rotate(at("forward"), at("backward"), at("backward") + 1);  // waits for the gradient of what it has not sent
   CHECK(
       has(message_of([&] { verify_communication(plan, plan.entries[0]); }), "device 0 never leaves segment 'backward"));
+}
+
+TEST_CASE("devices that serve several of a class one after the other are of one class themselves") {
+  Plan plan;
+  Entry& entry = plan.entries.emplace_back();
+  entry.links.resize(1);
+  Channels channels(1);
+  for (int32_t from = 0; from < 3; ++from)
+    for (int32_t to = 3; to < 6; ++to) channels[0].emplace(from, to);
+  const auto classes = [&](const std::vector<int32_t>& programs) {
+    entry.rows.clear();
+    for (const int32_t p : programs) {
+      DeviceRow& row = entry.rows.emplace_back();
+      row.device = static_cast<int32_t>(entry.rows.size()) - 1, row.program = p;
+    }
+    return classes_alike({plan, entry}, {}, channels, {0, 1, 2});
+  };
+  CHECK(classes({0, 0, 0, 1, 1, 1}) == std::vector<int32_t>{0, 0, 0, 1, 1, 1});
+  CHECK(classes({0, 0, 0, 1, 1, 2}) == std::vector<int32_t>{0, 0, 0, 1, 1, 2});
+  CHECK(classes({0, 0, 0, 1, 2, 1}) == std::vector<int32_t>{0, 1, 2, 3, 4, 5});  // a class's turn comes twice
 }
 
 }  // namespace
