@@ -155,7 +155,6 @@ void check_program(const Context& c) {
   for (const ScheduleRow& row : watched(p.schedule))
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.slot < 0)
       c.fail("a schedule row names no segment");
-  verify_memory(c);
 }
 
 using Fail = const std::function<void(const std::string&)>&;
@@ -222,7 +221,12 @@ void check_entry(const Plan& plan, const Entry& entry) {
   const auto fail = [&](const std::string& what) {
     throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
   };
-  for (size_t p = 0; p < entry.programs.size(); ++p) check_program({plan, entry, p, entry.programs[p]});
+  std::set<const Program*, decltype(&before_in_memory)> seen(before_in_memory);
+  for (size_t p = 0; p < entry.programs.size(); ++p) {
+    const Context c{plan, entry, p, entry.programs[p]};
+    check_program(c);
+    if (seen.insert(&c.program).second) verify_memory(c);
+  }
   if (entry.rows.size() != plan.devices.size())
     fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
   for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, fail);

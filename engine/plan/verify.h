@@ -25,6 +25,8 @@ struct VerifyContext {
 
 // Reads wait for what they read; no two values share bytes while both are needed, in any row of the schedule.
 void verify_memory(const VerifyContext& c);
+// An order of programs in which those are equal that are alike in all that verify_memory looks at.
+bool before_in_memory(const Program* a, const Program* b);
 
 // Messages and collectives: those who take part agree, boxes lie inside their tensors, and nobody waits for ever, given
 // the slots of the channels.

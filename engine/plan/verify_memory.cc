@@ -2,8 +2,10 @@
 // lives. A storage that passes from row to row has its bytes, with all slots, for itself from its first row to its
 // last; so a segment is looked at once, however many rows run it.
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/watch.h"
 #include "plan/verify.h"
@@ -281,7 +283,39 @@ void check_overwritten(const VerifyContext& c) {
   }
 }
 
+template <class T, class Compare>
+std::strong_ordering order_of(const std::vector<T>& a, const std::vector<T>& b, Compare compare) {
+  Watch::look();
+  return std::lexicographical_compare_three_way(a.begin(), a.end(), b.begin(), b.end(), compare);
+}
+
+std::strong_ordering order_of(const Instruction& a, const Instruction& b) {
+  const auto own = [](const Instruction& i) { return std::tie(i.stream, i.in, i.out); };
+  const auto wait = [](const WaitPoint& w) { return std::tie(w.stream, w.index); };
+  const std::strong_ordering order = own(a) <=> own(b);
+  if (order != 0) return order;
+  return order_of(a.waits, b.waits, [&](const WaitPoint& x, const WaitPoint& y) { return wait(x) <=> wait(y); });
+}
+
 }  // namespace
+
+bool before_in_memory(const Program* a, const Program* b) {
+  const auto buffer = [](const Buffer& x) {
+    return std::tie(x.kind, x.offset, x.bytes, x.slots, x.alias, x.memory, x.at);
+  };
+  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.slot, x.whole); };
+  std::strong_ordering order =
+      order_of(a->buffers, b->buffers, [&](const Buffer& x, const Buffer& y) { return buffer(x) <=> buffer(y); });
+  if (order == 0)
+    order = order_of(a->segments, b->segments, [](const Segment& x, const Segment& y) {
+      return order_of(x.instructions, y.instructions,
+                      [](const Instruction& i, const Instruction& j) { return order_of(i, j); });
+    });
+  if (order == 0)
+    order = order_of(a->schedule, b->schedule,
+                     [&](const ScheduleRow& x, const ScheduleRow& y) { return row(x) <=> row(y); });
+  return order < 0;
+}
 
 void verify_memory(const VerifyContext& c) {
   check_overwritten(c);

@@ -184,5 +184,62 @@ TEST_CASE("devices that serve several of a class one after the other are of one 
   CHECK(classes({0, 0, 0, 1, 2, 1}) == std::vector<int32_t>{0, 1, 2, 3, 4, 5});  // a class's turn comes twice
 }
 
+TEST_CASE("programs are alike in memory by all that says who has which bytes when, and by nothing else") {
+  Program first;
+  first.buffers.resize(1);
+  first.segments.resize(1);
+  first.segments[0].instructions.resize(2);
+  first.segments[0].instructions[1].waits = {{Stream::kCompute, 0}};
+  first.schedule.resize(1);
+  const auto alike = [&](auto change) {
+    Program second = first;
+    change(second, second.buffers[0], second.segments[0].instructions[1], second.schedule[0]);
+    return !before_in_memory(&first, &second) && !before_in_memory(&second, &first);
+  };
+  CHECK(alike([](Program&, Buffer&, Instruction&, ScheduleRow&) {}));
+  CHECK(alike([](Program&, Buffer& b, Instruction& i, ScheduleRow&) {
+    b.name = i.name = "other", i.attrs["begin"] = int64_t{1}, i.box.origin = {1};
+  }));
+  using Change = void (*)(Program&, Buffer&, Instruction&, ScheduleRow&);
+  const Change changes[] = {
+      [](Program& p, Buffer&, Instruction&, ScheduleRow&) { p.buffers.emplace_back(); },
+      [](Program& p, Buffer&, Instruction&, ScheduleRow&) { p.segments.emplace_back(); },
+      [](Program& p, Buffer&, Instruction&, ScheduleRow&) { p.schedule.emplace_back(); },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.kind = BufferKind::kInput; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.offset = 64; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.bytes = 4; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.slots = 2; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.alias = 0; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.memory = Memory::kHost; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.at = 4; },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.stream = Stream::kCopy; },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.in = {0}; },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.out = {0}; },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.waits.clear(); },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.waits[0].index = 1; },
+      [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.segment = 1; },
+      [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.micro_batch = 1; },
+      [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.slot = 1; },
+      [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.whole = true; },
+  };
+  for (size_t k = 0; k < std::size(changes); ++k) {
+    CAPTURE(k);
+    CHECK(!alike(changes[k]));
+  }
+}
+
+TEST_CASE("a fault of memory is found in each of many programs") {
+  const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 8, 16, 32);
+  const Plan plan = plan_of(m, "null:4", "replica(2) > split(2)");
+  REQUIRE(plan.entries[0].programs.size() > 1);
+  for (size_t p = 0; p < plan.entries[0].programs.size(); ++p) {
+    Plan broken = plan;
+    for (Buffer& b : broken.entries[0].programs[p].buffers)
+      if (b.offset > 0) b.offset = 0;
+    CAPTURE(p);
+    CHECK(has(message_of([&] { verify(broken); }), fmt::format("program {}: ", p)));
+  }
+}
+
 }  // namespace
 }  // namespace whale
