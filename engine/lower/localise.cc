@@ -306,12 +306,13 @@ Box Localiser::box(const Op& op, const Place& place) const {
 }
 
 OpCost Localiser::cost(const Op& op, const Attrs& attrs, const Place& place) const {
-  OpView view = view_of(g_.graph, op);
-  view.attrs = &attrs;
-  for (size_t i = 0; i < view.inputs.size(); ++i)
-    if (view.present[i]) view.inputs[i].dims = dims(op.inputs[i], place);
-  for (size_t o = 0, k = 0; o < op.outputs.size(); ++o)
-    if (op.outputs[o] != kNone && k < view.outputs.size()) view.outputs[k++].dims = dims(op.outputs[o], place);
+  OpView view{op.code, &attrs, {}, {}, {}};
+  const auto type = [&](TensorId id) { return TensorType{g_.graph.tensor(id).dtype, dims(id, place)}; };
+  for (const TensorId id : op.inputs) {
+    view.present.push_back(id != kNone);
+    view.inputs.push_back(id == kNone ? TensorType{} : type(id));
+  }
+  for (const TensorId id : op.outputs) view.outputs.push_back(type(id));
   return cost_of(view);
 }
 

@@ -15,6 +15,11 @@ constexpr size_t kStoresUnderWay = 2;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// A view of the op is made where its definition asks for one.
+std::vector<Alias> aliases_of(const Graph& graph, const Op& op) {
+  return whale::aliases_of(def(op.code).aliases_of ? view_of(graph, op) : OpView{op.code, nullptr, {}, {}, {}});
+}
+
 void share(Program& program, BufferId buffer, BufferId storage) {
   Buffer& b = program.buffers[static_cast<size_t>(buffer)];
   const Buffer& s = program.buffers[static_cast<size_t>(storage)];
@@ -88,7 +93,7 @@ class Touches {
     const auto [known, fresh] = aliases_.try_emplace(at);
     std::vector<Alias>& all = known->second;
     if (fresh) {
-      all = aliases_of(view_of(graph_, *op));
+      all = aliases_of(graph_, *op);
       std::ranges::sort(all, {}, &Alias::output);
     }
     return std::ranges::equal_range(all, static_cast<int>(output), {}, &Alias::output);
@@ -175,7 +180,7 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
       const Instruction& i = p.segments[s].instructions[k];
       const Op* op = draft.ops[s][k];
       if (!op || i.in.size() != op->inputs.size()) continue;
-      std::vector<Alias> aliases = aliases_of(view_of(graph, *op));
+      std::vector<Alias> aliases = aliases_of(graph, *op);
       if (aliases.empty()) continue;
       for (const Alias& a : aliases) {
         if (a.must != must || static_cast<size_t>(a.output) >= i.out.size() ||

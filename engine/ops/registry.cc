@@ -183,6 +183,8 @@ Attrs complete_attrs(const OpDef& def, Attrs given) {
 OpView view_of(const Graph& graph, const Op& op) {
   Watch::look();
   OpView view{op.code, &op.attrs, {}, {}, {}};
+  view.inputs.reserve(op.inputs.size());
+  view.outputs.reserve(op.outputs.size());
   for (const TensorId id : op.inputs) {
     view.present.push_back(id != kNone);
     view.inputs.push_back(id == kNone ? TensorType{} : TensorType{graph.tensor(id).dtype, graph.tensor(id).dims});
