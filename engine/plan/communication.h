@@ -23,15 +23,28 @@ struct Entries {
 
 using PartNumbers = std::vector<std::vector<int32_t>>;                // [group][device]; -1: no member
 using Channels = std::vector<std::set<std::pair<int32_t, int32_t>>>;  // [link]: (from, to)
+// Who works with whom. Without checks: of a plan that is verified, or about to be.
+struct Peers {
+  PartNumbers parts;
+  Channels channels;
+};
+Peers peers_of(const Entries& e);
+
+// The peers of a device at one end of a link, in the order in which it serves them.
+struct LinkEnd {
+  size_t link = 0;
+  bool sends = false;
+  std::vector<int32_t> peers;
+};
+std::vector<std::vector<LinkEnd>> ends_of_links(const Entries& e, const Channels& channels);  // [device]
 
 // Devices that do the same among peers that do the same, as numbers counted from 0 in the order of the devices: the
 // coarsest classes in which all run programs of one number and have, group by group and link by link, members and peers
 // of the same classes (colour refinement). What one of a class does, all of it can do at once. `programs`: equal
-// numbers for those that communicate in the same way.
-std::vector<int32_t> classes_alike(const Entries& e, const PartNumbers& part_of, const Channels& channels,
-                                   const std::vector<int32_t>& programs);
+// numbers for those that are taken for the same.
+std::vector<int32_t> classes_alike(const Entries& e, const Peers& peers, const std::vector<int32_t>& programs);
 
 // Nobody waits for ever: one device of each class walks through what it says to the others.
-void verify_order(const Entries& e, const PartNumbers& part_of, const Channels& channels);
+void verify_order(const Entries& e, const Peers& peers);
 
 }  // namespace whale

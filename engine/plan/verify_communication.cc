@@ -8,20 +8,16 @@
 namespace whale {
 namespace {
 
-// Which part of each group a device belongs to; -1: none.
-PartNumbers parts_of(const Entries& e) {
-  PartNumbers of;
+// No device is in two parts of a group.
+void check_groups(const Entries& e) {
   for (size_t g = 0; g < e.plan.groups.size(); ++g) {
-    std::vector<int32_t> part(e.plan.devices.size(), -1);
-    for (size_t p = 0; p < e.plan.groups[g].parts.size(); ++p)
-      for (const int32_t d : e.plan.groups[g].parts[p]) {
-        if (d < 0 || d >= static_cast<int32_t>(part.size())) e.fail(fmt::format("group {} names device {}", g, d));
-        if (part[static_cast<size_t>(d)] >= 0) e.fail(fmt::format("group {} names device {} twice", g, d));
-        part[static_cast<size_t>(d)] = static_cast<int32_t>(p);
+    std::vector<char> found(e.plan.devices.size());
+    for (const auto& part : e.plan.groups[g].parts)
+      for (const int32_t d : part) {
+        if (d < 0 || d >= static_cast<int32_t>(found.size())) e.fail(fmt::format("group {} names device {}", g, d));
+        if (found[static_cast<size_t>(d)]++) e.fail(fmt::format("group {} names device {} twice", g, d));
       }
-    of.push_back(std::move(part));
   }
-  return of;
 }
 
 // ---- collectives: members of a part run the same ones in the same order, of the same sizes
@@ -152,16 +148,16 @@ Ends check_ends(const Entries& e) {
   return ends;
 }
 
-Channels check_links(const Entries& e) {
+void check_links(const Entries& e) {
   const Ends ends = check_ends(e);
   const auto count = [](const auto& map, int32_t link, int32_t device) {
     const auto at = map.find({link, device});
     return at == map.end() ? int64_t{0} : at->second;
   };
-  Channels channels(e.entry.links.size());
   for (size_t l = 0; l < e.entry.links.size(); ++l) {
     Watch::look();
     const Link& link = e.entry.links[l];
+    std::set<std::pair<int32_t, int32_t>> channels;
     if (link.slots < 1) e.fail(fmt::format("link '{}' has {} slots", link.name, link.slots));
     for (const Transfer& t : link.transfers) {
       for (const int32_t d : {t.from, t.to})
@@ -170,7 +166,7 @@ Channels check_links(const Entries& e) {
       bool same = t.source.size() == t.target.size();
       for (size_t d = 0; same && d < t.source.size(); ++d) same = t.source[d].size() == t.target[d].size();
       if (!same) e.fail(fmt::format("a transfer of link '{}' has two sizes", link.name));
-      if (!channels[l].emplace(t.from, t.to).second) continue;
+      if (!channels.emplace(t.from, t.to).second) continue;
       const int64_t sent = count(ends.sends, static_cast<int32_t>(l), t.from);
       const int64_t taken = count(ends.receives, static_cast<int32_t>(l), t.to);
       if (sent != taken)
@@ -178,18 +174,18 @@ Channels check_links(const Entries& e) {
                            sent, t.to, taken));
     }
   }
-  return channels;
 }
 
 }  // namespace
 
 void verify_communication(const Plan& plan, const Entry& entry) {
   const Entries e{plan, entry};
-  const auto parts = parts_of(e);
+  check_groups(e);
+  const Peers peers = peers_of(e);
   check_order(e);
-  check_collectives(e, parts);
-  const Channels channels = check_links(e);
-  verify_order(e, parts, channels);
+  check_collectives(e, peers.parts);
+  check_links(e);
+  verify_order(e, peers);
 }
 
 }  // namespace whale

@@ -5,6 +5,7 @@
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
+#include "report/timeline.h"
 
 namespace whale {
 namespace {
@@ -33,18 +34,21 @@ std::string numbers(const std::vector<int64_t>& list) {
 }
 std::string interval(const Interval& i) { return fmt::format("[{},{}]", i.begin, i.end); }
 
+constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
+constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
+
+std::string_view op_of(const Instruction& i) {
+  using enum InstructionKind;
+  const bool is_op = i.kind == kKernel || i.kind == kCollective || i.kind == kMove;
+  return is_op ? def(i.op).name : kKinds[static_cast<size_t>(i.kind)];
+}
+
 std::string instruction(const Instruction& i) {
-  constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
-  constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
-  constexpr const char* kPhases[] = {"forward", "backward", "update"};
-  const bool is_op =
-      i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kMove;
   return fmt::format(
       "{{\"kind\":\"{}\",\"stream\":\"{}\",\"op\":{},\"name\":{},\"phase\":\"{}\",\"in\":{},\"out\":{},\"flops\":{},"
       "\"bytes\":{},\"waits\":{}}}",
-      kKinds[static_cast<size_t>(i.kind)], kStreamNames[static_cast<size_t>(i.stream)],
-      quoted(is_op ? def(i.op).name : kKinds[static_cast<size_t>(i.kind)]), quoted(i.name),
-      kPhases[static_cast<size_t>(i.phase)], array(i.in, [](BufferId b) { return fmt::format("{}", b); }),
+      kKinds[static_cast<size_t>(i.kind)], kStreamNames[static_cast<size_t>(i.stream)], quoted(op_of(i)),
+      quoted(i.name), name_of(i.phase), array(i.in, [](BufferId b) { return fmt::format("{}", b); }),
       array(i.out, [](BufferId b) { return fmt::format("{}", b); }), i.flops, i.bytes,
       array(i.waits, [](const WaitPoint& w) { return fmt::format("{}", w.index); }));
 }
@@ -115,7 +119,7 @@ std::string entry(const Plan& plan, const Entry& e) {
   std::vector<size_t> numbers_of_programs(e.programs.size());
   std::iota(numbers_of_programs.begin(), numbers_of_programs.end(), size_t{0});
   out += ",\"programs\":" + array(numbers_of_programs, [&](size_t p) { return program(plan, e, p); });
-  return out + "}";
+  return out + ",\"timeline\":" + timeline_json(plan, e) + "}";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A virtual clock for pipeline schedules: messages take no time, devices wait for what they need and for free slots.
+// How long a pipeline schedule takes: messages take no time, devices wait for what they need and for free slots.
 #pragma once
 
 #include <span>

@@ -34,18 +34,7 @@ void each_live(const PipelineSchedule& schedule, int device, Visit visit) {
 }  // namespace
 
 Deadlock find_deadlock(const PipelineSchedule& schedule, int slots) {
-  const OrderWalk result = walk_orders(schedule, slots, [](const WorkSite&) { return 0.0; });
-  if (result.stuck.empty()) return {};
-  // Whatever a stuck device waits for belongs to a stuck device: following that must come back to where it was.
-  std::vector<const Stuck*> by_device(schedule.shape.stages, nullptr);
-  for (const Stuck& stuck : result.stuck) by_device[stuck.at.device] = &stuck;
-  std::vector<int> path;
-  int d = result.stuck.front().at.device;
-  for (; std::find(path.begin(), path.end(), d) == path.end(); d = by_device[d]->wanted.device) path.push_back(d);
-  Deadlock deadlock;
-  const auto first = std::find(path.begin(), path.end(), d);
-  for (auto at = first; at != path.end(); ++at) deadlock.cycle.push_back(*by_device[*at]);
-  return deadlock;
+  return {walk_orders(schedule, slots, [](const WorkSite&) { return 0.0; }).stuck};
 }
 
 std::string to_string(const PipelineSchedule& schedule, const Deadlock& deadlock) {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/watch.h"
+#include "schedule/clock.h"
 
 namespace whale {
 
@@ -71,71 +72,58 @@ class Index {
   std::vector<std::vector<WorkSite>> channels_;  // by sending virtual stage and phase: the takers, in order of sending
 };
 
-struct Cursor {
-  int next = 0;          // position in the order
-  bool sending = false;  // the item at `next` has ended, its message is not accepted yet
-  double free = 0;
-};
-
 }  // namespace
 
 OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
                       const std::function<double(const WorkSite&)>& seconds) {
   const Index index(schedule);
-  const int devices = schedule.shape.stages;
-  std::vector<Cursor> cursors(devices);
-  OrderWalk result;
-  for (const auto& order : schedule.devices) result.times.emplace_back(order.size());
-
-  const auto started = [&](const WorkSite& s) {
-    const Cursor& c = cursors[s.device];
-    const int n = index.position(s);
-    return n < c.next || (n == c.next && c.sending);
+  // Of every position, in the order of devices: its work, and what holds its device until its message is accepted.
+  struct Item {
+    WorkSite site;
+    Clock::Item work = 0, accepted = 0;
   };
-  const auto time_of = [&](const WorkSite& s) -> WorkTime& { return result.times[s.device][index.position(s)]; };
-
-  // Goes on as far as it can; what it then waits for, or none at the end of the order. For the order of events, an item
-  // that has started has also ended.
-  const auto advance = [&](int d) -> std::optional<Stuck> {
-    Cursor& cursor = cursors[d];
-    const auto& order = schedule.devices[d];
-    while (cursor.next < static_cast<int>(order.size())) {
-      Watch::look();
-      const WorkSite site{d, order[cursor.next]};
-      WorkTime& time = time_of(site);
-      if (!cursor.sending) {
-        double start = cursor.free;
-        for (const WorkSite& need : needs_of(schedule, site)) {
-          if (!started(need)) return Stuck{site, need, false};
-          start = std::max(start, time_of(need).end);
-        }
-        const double end = start + seconds(site);
-        time = {start, end, end};
-        cursor.sending = true;
-      }
-      const int j = index.message(site);
-      if (j >= 0 && j >= slots) {
-        const WorkSite& taker = index.taker(site, j - slots);
-        if (!started(taker)) return Stuck{site, taker, true};
-        time.released = std::max(time.end, time_of(taker).start);
-      }
-      cursor.free = time.released;
-      cursor.sending = false;
-      ++cursor.next;
-    }
-    return std::nullopt;
-  };
-
-  for (bool moved = true; moved;) {
-    moved = false;
-    result.stuck.clear();
-    for (int d = 0; d < devices; ++d) {
-      const Cursor before = cursors[d];
-      const std::optional<Stuck> stuck = advance(d);
-      moved |= before.next != cursors[d].next || before.sending != cursors[d].sending;
-      if (stuck) result.stuck.push_back(*stuck);
+  Clock clock;
+  std::vector<Item> items;
+  std::vector<size_t> first;  // per device
+  for (int d = 0; d < schedule.shape.stages; ++d) {
+    first.push_back(items.size());
+    const size_t device = clock.resource();
+    for (const WorkItem& work : watched(schedule.devices[d])) {
+      const WorkSite site{d, work};
+      Item item{site, clock.work(device, seconds(site))};
+      item.accepted = index.message(site) >= 0 && index.message(site) >= slots ? clock.work(device, 0) : item.work;
+      items.push_back(item);
     }
   }
+  const auto item_of = [&](const WorkSite& s) -> const Item& {
+    return items[first[static_cast<size_t>(s.device)] + static_cast<size_t>(index.position(s))];
+  };
+  for (const Item& item : watched(items)) {
+    for (const WorkSite& need : needs_of(schedule, item.site))
+      if (need.device != item.site.device || index.position(need) > index.position(item.site))
+        clock.after(item.work, item_of(need).work);
+    if (item.accepted != item.work)
+      clock.after_begin(item.accepted, item_of(index.taker(item.site, index.message(item.site) - slots)).work);
+  }
+
+  OrderWalk result;
+  const Clock::Stuck stuck = clock.run();
+  for (const auto& order : schedule.devices) result.times.emplace_back().reserve(order.size());
+  for (const Item& item : items)
+    result.times[item.site.device].push_back({clock.begin(item.work), clock.end(item.work), clock.end(item.accepted)});
+  // Those in the circle who wait for more than the item before them on the same device.
+  const auto site_of = [&](Clock::Item i) -> const Item& {
+    return *std::partition_point(items.begin(), items.end(), [&](const Item& item) { return item.accepted < i; });
+  };
+  for (size_t k = 0; k < stuck.items.size(); ++k) {
+    const Clock::Item at = stuck.items[k], next = stuck.items[(k + 1) % stuck.items.size()];
+    const Item &here = site_of(at), &wanted = site_of(next);
+    if (next + 1 != at || here.site.device != wanted.site.device)
+      result.stuck.push_back({here.site, wanted.site, at != here.work});
+  }
+  const auto least = std::min_element(result.stuck.begin(), result.stuck.end(),
+                                      [](const Stuck& x, const Stuck& y) { return x.at.device < y.at.device; });
+  std::rotate(result.stuck.begin(), least, result.stuck.end());
   return result;
 }
 

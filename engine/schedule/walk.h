@@ -1,5 +1,5 @@
-// The walk that verification and the clock share: every device goes through its order, starts an item when everything
-// it needs has ended, and goes on when the item's message has been accepted.
+// A schedule on the clock: every device goes through its order, starts an item when everything it needs has ended, and
+// goes on when the item's message has been accepted.
 //
 // Sends block. A channel (source, destination, phase, chunk) has k slots: the send of its message j is accepted once
 // message j - k was consumed, that is, once the item that takes it has started. k = 0 is a rendezvous.
@@ -30,7 +30,8 @@ struct Stuck {
 
 struct OrderWalk {
   std::vector<std::vector<WorkTime>> times;  // [device][position], complete only when nothing is stuck
-  std::vector<Stuck> stuck;                  // empty: every device reached the end of its order
+  // Devices that wait for each other, each for the next one, the last for the first; empty: all orders end.
+  std::vector<Stuck> stuck;
 };
 
 // Throws invalid unless `schedule` holds every item of its shape exactly once, each on the device of its chunk.

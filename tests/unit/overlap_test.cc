@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "simulate/clock.h"
+#include "simulate/simulate.h"
 #include "trained.h"
 
 namespace whale {

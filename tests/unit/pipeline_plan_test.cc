@@ -5,7 +5,7 @@
 
 #include "plan/memory.h"
 #include "schedule/timing.h"
-#include "simulate/clock.h"
+#include "simulate/simulate.h"
 #include "unit/caught.h"
 
 namespace whale {

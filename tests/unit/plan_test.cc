@@ -1,4 +1,4 @@
-// Plans from end to end, without a device: structure, golden text, verification of broken plans, the virtual clock.
+// Plans from end to end, without a device: structure, golden text, verification of broken plans, the clock.
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
 
@@ -8,12 +8,13 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 
 #include "cluster/devices.h"
 #include "compile.h"
 #include "cost/cost.h"
 #include "plan/figures.h"
-#include "simulate/clock.h"
+#include "simulate/simulate.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 
@@ -320,6 +321,33 @@ TEST_CASE("devices that wait for each other are found, not waited for") {
                 [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
   for (Instruction& i : plan.entries[0].programs.back().segments[0].instructions) i.waits.clear();
   CHECK_THROWS_AS(simulate(plan, plan.entries[0], [](const Instruction&, int32_t) { return 1.0; }), Error);
+}
+
+TEST_CASE("one device of each class has the times of all of them, and the picture's JSON their stretches") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 2);
+  for (const char* strategy : {"replica(4) > pipeline(2, micro_batches=4)", "replica(2) > split(4)", "replica"}) {
+    CAPTURE(strategy);
+    const Plan plan = plan_of(m, "null:8", with([&](CompileOptions& o) { o.strategy = strategy; }));
+    const Entry& e = plan.entries[0];
+    const StepTimes times = *times_of(plan, e, 1 << 20);
+    CHECK(*std::max_element(times.classes.begin(), times.classes.end()) < 7);
+    const std::vector<Event> all = simulate(plan, e, seconds_by(CostModel(plan.devices), plan, e));
+    CHECK(makespan(all) == doctest::Approx(times.seconds));
+    size_t wrong = 0;
+    std::map<int32_t, std::vector<Event>> of_class, of_device;
+    for (const Event& event : times.events) of_class[times.classes[static_cast<size_t>(event.device)]].push_back(event);
+    for (const Event& event : all) of_device[event.device].push_back(event);
+    for (const auto& [device, events] : of_device) {
+      const std::vector<Event>& want = of_class[times.classes[static_cast<size_t>(device)]];
+      REQUIRE(events.size() == want.size());
+      for (size_t k = 0; k < want.size(); ++k)
+        wrong += std::abs(want[k].start - events[k].start) > 1e-9 || std::abs(want[k].end - events[k].end) > 1e-9;
+    }
+    CHECK(wrong == 0);
+    CHECK(has(to_json(plan), "\"timeline\":{\"seconds\":"));
+  }
+  const Plan plan = plan_of(m, "null:2");
+  CHECK(!times_of(plan, plan.entries[0], 3));
 }
 
 TEST_CASE("cost formulas") {

@@ -377,6 +377,11 @@ def test_displays():
     assert "hidden" in g.summary() and g._repr_html_().count("<svg") == 1
     plan = wh.plan(g, devices="cpu:4")
     assert "cpu" in plan.summary() and plan.svg().startswith("<svg") and "<svg" in plan._repr_html_()
+    times = plan.to_dict()["entries"][0]["timeline"]
+    assert times["seconds"] > 0 and all(0 <= start <= end <= times["seconds"] * 1.0001 for _, _, start, end, _ in times["streams"]["compute"])
+    assert "matmul" in plan.svg() and plan.svg().count('fill="#f4f4f4"') >= 4
+    undrawn = {**plan.to_dict(), "entries": [{**plan.to_dict()["entries"][0], "timeline": None}]}
+    assert "too long to draw" in wh.display.plan_svg(undrawn)
     assert "matmul" in g.print() and "sgd" in g.print("train") and "all_reduce" in plan.print()
 
 

@@ -8,7 +8,6 @@ from typing import Any, Iterable
 from . import arguments
 
 _COLORS = {"forward": "#4c78a8", "backward": "#f58518", "update": "#54a24b", "communication": "#b279a2", "feed": "#9d9d9d"}
-_FLOPS_PER_SECOND, _BYTES_PER_SECOND = 1e11, 2e10  # only for the proportions of the picture
 
 
 def _svg(width: float, height: float, body: Iterable[str]) -> str:
@@ -81,63 +80,13 @@ def graph_html(graph: Any) -> str:
 
 
 # ---- plan --------------------------------------------------------------------------------------------------------------
-def _walks(entry: dict) -> list[list[tuple[dict, float, float]]]:
-    """Per row of the entry (instruction, start, end) in estimated seconds: streams run in order and wait for what they name, and an item of a
-    pipeline ("forward.2" of micro-batch 5) waits for the same one of the stage before, in backward of the stage behind."""
-    programs, rows = entry["programs"], entry["rows"]
-    steps = []
-    for row in rows:
-        program = programs[row["program"]]
-        items = [(program["segments"][s["segment"]], s["micro_batch"]) for s in program["schedule"]]
-        steps.append([(segment, *segment["name"].split("/")[0].partition(".")[::2], u) for segment, u in items])
-    waiting = {(kind, int(stage), u): 0 for list_ in steps for _, kind, stage, u in list_ if stage}
-    for list_ in steps:
-        for _, kind, stage, u in list_:
-            if stage:
-                waiting[kind, int(stage), u] += 1
-    done: dict[tuple, float] = {}
-    spans: list[list] = [[] for _ in rows]
-    clocks, at, moved = [0.0] * len(rows), [0] * len(rows), True
-    while moved:
-        moved = False
-        for r, list_ in enumerate(steps):
-            while at[r] < len(list_):
-                segment, kind, stage, u = list_[at[r]]
-                need = (kind, int(stage) + (1 if kind == "backward" else -1), u) if stage and kind != "weight" else None
-                if need in waiting and waiting[need]:
-                    break
-                clock = max(clocks[r], done.get(need, 0.0))
-                streams: dict[str, float] = {}
-                ends: list[float] = []
-                for i in segment["instructions"]:
-                    duration = max(i["flops"] / _FLOPS_PER_SECOND, i["bytes"] / _BYTES_PER_SECOND)
-                    start = max([clock, streams.get(i["stream"], clock), *[ends[w] for w in i["waits"]]])
-                    ends.append(start + duration)
-                    streams[i["stream"]] = start + duration
-                    spans[r].append((i, start, start + duration))
-                clocks[r] = max([clock, *ends])
-                if stage:
-                    key = (kind, int(stage), u)
-                    done[key] = max(done.get(key, 0.0), clocks[r])
-                    waiting[key] -= 1
-                at[r] += 1
-                moved = True
-    return spans
-
-
-def _color(instruction: dict) -> str:
-    if instruction["kind"] in ("feed", "fetch"):
-        return _COLORS["feed"]
-    return _COLORS["communication" if instruction["kind"] in ("collective", "send", "receive") else instruction["phase"]]
-
-
 def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str:
-    """Each device's samples, its compute and communication streams over one step (lengths from FLOPs and bytes), and its memory."""
+    """Each device's samples, its compute and communication streams over one step (lengths by the cost model), and its memory."""
     chosen = plan["entries"][0] if entry is None else next(e for e in plan["entries"] if e["name"] == arguments.choice("entry", entry, [e["name"] for e in plan["entries"]]))
     left, lane, right, width = 150, 16, 170, 960
     scale_width = width - left - right
-    walks = _walks(chosen)
-    total = max((end for spans in walks for _, _, end in spans), default=0.0) or 1.0
+    times = chosen["timeline"] or {"seconds": 0.0, "classes": [0] * len(chosen["rows"]), "streams": {}}
+    total = times["seconds"] or 1.0
     memories = [sum(p["memory"].values()) for p in chosen["programs"]]
     largest = max(memories, default=1) or 1
     title = f"{plan['model']}: {plan['strategy'] or 'replica'} on {len(plan['devices'])} devices, one {chosen['name']} step of {chosen['batch']} samples"
@@ -147,23 +96,19 @@ def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str
         body.append(_box(x, y - 8, 10, 10, _COLORS[name]) + _text(x + 14, y + 1, name, color="#555"))
         x += 34 + 7 * len(name)
     body.append(_text(width - right + 14, y + 1, "memory", color="#555"))
+    if chosen["timeline"] is None:
+        body.append(_text(x + 20, y + 1, "(a step too long to draw)", color="#555"))
     y += 14
-    for row, spans in list(zip(chosen["rows"], walks))[:most_devices]:
-        lanes = ["compute"] + (["communication"] if any(i["stream"] == "communication" for i, _, _ in spans) else [])
+    for row, kind in list(zip(chosen["rows"], times["classes"]))[:most_devices]:
+        spans = {stream: [span for of, *span in list_ if of == kind] for stream, list_ in times["streams"].items()}
+        lanes = ["compute"] + (["communication"] if spans.get("communication") else [])
         begin, end = row["samples"]
         body.append(_text(12, y + 13, plan["devices"][row["device"]]["name"], weight="bold"))
         body.append(_text(12, y + 28, f"samples {begin}..{end - 1}" if end > begin else "no samples", color="#555", size=11))
         for k, stream in enumerate(lanes):
             body.append(_box(left, y + k * (lane + 2), scale_width, lane, "#f4f4f4"))
-            last: list = []  # neighbours of one color are one rectangle: a picture of thousands of ops stays small
-            for i, start, stop in [*[s for s in spans if s[0]["stream"] == stream], (None, 0, 0)]:
-                color = _color(i) if i else ""
-                if last and (color != last[0] or start - last[2] > total / 2000):
-                    body.append(_box(left + last[1] / total * scale_width, y + k * (lane + 2), (last[2] - last[1]) / total * scale_width, lane,
-                                     last[0], ", ".join(dict.fromkeys(last[3]))[:200]))
-                    last = []
-                if i:
-                    last = [color, start, stop, [i["op"]]] if not last else [color, last[1], stop, last[3] + [i["op"]]]
+            for work, start, stop, ops in spans.get(stream, []):
+                body.append(_box(left + start / total * scale_width, y + k * (lane + 2), (stop - start) / total * scale_width, lane, _COLORS[work], ops))
         memory, at = chosen["programs"][row["program"]]["memory"], float(width - right + 14)
         for part, color in (("parameters", "#4c78a8"), ("state", "#54a24b"), ("buffers", "#9d9d9d"), ("arena", "#f58518")):
             w = (right - 90) * memory[part] / largest

@@ -1,0 +1,200 @@
+#include "plan/walk.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "base/watch.h"
+#include "plan/lives.h"
+
+namespace whale {
+namespace {
+
+bool communicates(const Instruction& i) {
+  return i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kSend ||
+         i.kind == InstructionKind::kReceive;
+}
+
+std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {
+  std::vector<PlanStep> out;
+  const std::vector<StreamClock> clocks = clocks_of(s);
+  std::array<std::vector<std::pair<int64_t, int32_t>>, kStreams> of;  // instructions and their steps
+  for (size_t k = 0; k < s.instructions.size(); ++k) {
+    const Instruction& i = s.instructions[k];
+    if (walked == Walked::kCommunication && !communicates(i)) continue;
+    PlanStep step{static_cast<int32_t>(k), {}};
+    for (size_t t = 0; t < kStreams; ++t) {
+      const auto end =
+          std::partition_point(of[t].begin(), of[t].end(), [&](auto& x) { return x.first <= clocks[k][t]; });
+      step.needs[t] = end == of[t].begin() || static_cast<size_t>(i.stream) == t ? kNone : std::prev(end)->second;
+    }
+    of[static_cast<size_t>(i.stream)].emplace_back(k, static_cast<int32_t>(out.size()));
+    out.push_back(step);
+  }
+  return out;
+}
+
+// Puts devices on a clock.
+struct Walker {
+  const Entries& e;
+  const Peers& peers;
+  const std::vector<int32_t>& classes;
+  Clock& clock;
+  std::map<std::tuple<size_t, int32_t>, size_t> places = {};              // by group and the first class in a part
+  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> channels = {};  // by link and the classes at its ends
+
+  // Of one device: where it meets others of each group, as which member; its messages of each link, sent and taken.
+  struct Ends {
+    std::vector<std::pair<size_t, size_t>> places;
+    std::map<std::pair<int32_t, bool>, std::vector<size_t>> channels;
+  };
+
+  Ends ends_of(size_t device, const std::vector<LinkEnd>& links) {
+    Ends ends;
+    for (size_t g = 0; g < peers.parts.size(); ++g) {
+      ends.places.emplace_back();
+      if (peers.parts[g][device] < 0) continue;
+      std::vector<int32_t> members;
+      for (const int32_t d : e.plan.groups[g].parts[static_cast<size_t>(peers.parts[g][device])])
+        members.push_back(classes[static_cast<size_t>(d)]);
+      std::sort(members.begin(), members.end());
+      members.erase(std::unique(members.begin(), members.end()), members.end());
+      const auto [at, fresh] = places.try_emplace({g, members[0]});
+      if (fresh) at->second = clock.place(members.size());
+      const auto me = std::lower_bound(members.begin(), members.end(), classes[device]) - members.begin();
+      ends.places.back() = {at->second, static_cast<size_t>(me)};
+    }
+    for (const LinkEnd& end : links)
+      for (const int32_t peer : end.peers) {
+        const auto link = static_cast<int32_t>(end.link);
+        const int32_t mine = classes[device], other = classes[static_cast<size_t>(peer)];
+        const auto [at, fresh] = channels.try_emplace({link, end.sends ? mine : other, end.sends ? other : mine});
+        if (fresh) at->second = clock.channel(e.entry.links[end.link].slots);
+        std::vector<size_t>& of_link = ends.channels[{link, end.sends}];
+        if (of_link.empty() || of_link.back() != at->second) of_link.push_back(at->second);
+      }
+    return ends;
+  }
+
+  // The first and the last item.
+  std::pair<Clock::Item, Clock::Item> add(const Instruction& i, const Ends& ends, size_t resource, double seconds) {
+    if (i.kind == InstructionKind::kCollective) {
+      const auto& [place, member] = ends.places[static_cast<size_t>(i.ref)];
+      const Clock::Item item = clock.meet(place, member, resource, seconds);
+      return {item, item};
+    }
+    const bool sends = i.kind == InstructionKind::kSend;
+    const auto mine = ends.channels.find({i.ref, sends});
+    if ((!sends && i.kind != InstructionKind::kReceive) || mine == ends.channels.end()) {
+      const Clock::Item item = clock.work(resource, seconds);
+      return {item, item};
+    }
+    std::vector<Clock::Item> items;
+    const double each = seconds / static_cast<double>(mine->second.size());
+    for (const size_t c : mine->second)
+      items.push_back(sends ? clock.send(c, resource, each) : clock.take(c, resource, each));
+    return {items.front(), items.back()};
+  }
+};
+
+bool on_several_streams(const Program& p, const std::vector<std::vector<PlanStep>>& steps) {
+  std::array<bool, kStreams> used{};
+  for (size_t s = 0; s < steps.size(); ++s)
+    for (const PlanStep& step : steps[s])
+      used[static_cast<size_t>(p.segments[s].instructions[static_cast<size_t>(step.instruction)].stream)] = true;
+  return std::count(used.begin(), used.end(), true) > 1;
+}
+
+}  // namespace
+
+PlanSteps steps_of(const Entry& entry, Walked walked) {
+  PlanSteps out;
+  for (const Program& p : entry.programs) {
+    out.emplace_back();
+    for (const Segment& s : p.segments) out.back().push_back(steps_of(s, walked));
+  }
+  return out;
+}
+
+PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
+                   const Duration& seconds)
+    : e_(e) {
+  const std::vector<std::vector<LinkEnd>> links = ends_of_links(e, peers.channels);
+  Walker walker{e, peers, classes, clock_};
+  int32_t known = 0;
+  for (size_t d = 0; d < classes.size(); ++d) {
+    if (classes[d] != known) continue;  // not the first of its class
+    ++known;
+    const auto device = static_cast<int32_t>(d);
+    const Walker::Ends ends = walker.ends_of(d, links[d]);
+    const Program& p = e.program(device);
+    const auto& of_program = steps[static_cast<size_t>(e.entry.rows[d].program)];
+    std::array<size_t, kStreams> streams{};
+    for (size_t& stream : streams) stream = clock_.resource();
+    const bool joins = on_several_streams(p, of_program);
+    for (size_t row = 0; row < p.schedule.size(); ++row) {
+      Watch::look();
+      const int32_t segment = p.schedule[row].segment;
+      const size_t base = visits_.size();
+      for (const PlanStep& step : of_program[static_cast<size_t>(segment)]) {
+        visits_.push_back({device, static_cast<int32_t>(row), segment, step.instruction});
+        Visit& v = visits_.back();
+        const Instruction& i = instruction(v);
+        std::tie(v.first, v.last) =
+            walker.add(i, ends, streams[static_cast<size_t>(i.stream)], seconds ? seconds(i, device) : 0);
+        for (const int32_t need : step.needs)
+          if (need != kNone) clock_.after(v.first, visits_[base + static_cast<size_t>(need)].last);
+      }
+      if (joins && visits_.size() > base) clock_.join(streams);
+    }
+  }
+}
+
+const Instruction& PlanWalk::instruction(const Visit& v) const {
+  return e_.program(v.device).segments[static_cast<size_t>(v.segment)].instructions[static_cast<size_t>(v.instruction)];
+}
+
+std::string PlanWalk::run() {
+  const Clock::Stuck stuck = clock_.run();
+  return stuck.items.empty() ? "" : text_of(stuck);
+}
+
+std::string PlanWalk::text_of(const Clock::Stuck& stuck) const {
+  // A collective is its first member's.
+  std::vector<const Visit*> chain;
+  for (const Clock::Item item : stuck.items) {
+    const auto is_it = [&](const Visit& v) { return v.first <= item && item <= v.last; };
+    if (const auto at = std::find_if(visits_.begin(), visits_.end(), is_it); at != visits_.end()) chain.push_back(&*at);
+  }
+  // Of each device that the circle goes through: what the one before waits for, and what that stands behind.
+  struct Wait {
+    const Visit *wanted, *held;
+  };
+  const auto changes = [](const Visit* a, const Visit* b) { return a->device != b->device; };
+  if (const auto at = std::adjacent_find(chain.begin(), chain.end(), changes); stuck.circle && at != chain.end())
+    std::rotate(chain.begin(), at + 1, chain.end());
+  std::vector<Wait> waits;
+  for (const Visit* v : chain) {
+    if (waits.empty() || changes(waits.back().held, v)) waits.push_back({v, v});
+    waits.back().held = v;
+  }
+  if (stuck.circle)
+    std::rotate(waits.begin(), std::ranges::min_element(waits, {}, [](const Wait& w) { return w.held->device; }),
+                waits.end());
+  else
+    waits = {waits.back()};
+  const Visit& held = *waits.front().held;
+  std::string text = fmt::format("device {} never leaves segment '{}' (row {} of its schedule): '{}'", held.device,
+                                 e_.program(held.device).segments[static_cast<size_t>(held.segment)].name, held.row,
+                                 instruction(held).name);
+  if (!stuck.circle) return text + " waits for a message, a slot or a member of its group that never comes";
+  waits.push_back(waits.front());
+  for (size_t k = 1; k < waits.size(); ++k)
+    text += fmt::format(
+        "{} waits for '{}' of device {}{}", k == 1 ? "" : ", which", instruction(*waits[k].wanted).name,
+        waits[k].wanted->device,
+        waits[k].wanted == waits[k].held ? "" : fmt::format(" behind '{}'", instruction(*waits[k].held).name));
+  return text;
+}
+
+}  // namespace whale

@@ -1,0 +1,53 @@
+// An entry of a plan on the clock (schedule/clock.h): its devices, or one of each class, walk through their rows.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/communication.h"
+#include "schedule/clock.h"
+
+namespace whale {
+
+// An instruction that is walked, and the last one before it of each stream that must be over: position in the list of
+// its segment, -1: none.
+struct PlanStep {
+  int32_t instruction = 0;
+  std::array<int32_t, kStreams> needs{};
+};
+using PlanSteps = std::vector<std::vector<std::vector<PlanStep>>>;  // [program][segment]
+enum class Walked : uint8_t { kAll, kCommunication };
+PlanSteps steps_of(const Entry& entry, Walked walked);
+
+// Seconds; of a send or receive, of all its messages together, which go one after the other.
+using Duration = std::function<double(const Instruction& instruction, int32_t device)>;
+
+class PlanWalk {
+ public:
+  // `classes` as classes_alike gives them: the first device of each walks.
+  PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
+           const Duration& seconds);
+
+  // Finds the times. Who waits for whom where that has no end; else nothing.
+  std::string run();
+
+  struct Visit {
+    int32_t device = 0, row = 0, segment = 0, instruction = 0;
+    Clock::Item first = 0, last = 0;  // what it is on the clock: several messages are several items
+  };
+  const std::vector<Visit>& visits() const { return visits_; }  // by device, then row, then instruction
+  const Instruction& instruction(const Visit& v) const;
+  double begin(const Visit& v) const { return clock_.begin(v.first); }
+  double end(const Visit& v) const { return clock_.end(v.last); }
+
+ private:
+  std::string text_of(const Clock::Stuck& stuck) const;
+
+  const Entries& e_;
+  Clock clock_;
+  std::vector<Visit> visits_;
+};
+
+}  // namespace whale

@@ -1,0 +1,15 @@
+// One step of an entry as a picture shows it.
+#pragma once
+
+#include <string>
+
+#include "plan/plan.h"
+
+namespace whale {
+
+// JSON: seconds by the cost model, the class of each device, and for each stream what each class does when: stretches
+// of one kind, [class, kind, start, end, "op, op"]. null where a step is too long to be drawn. By simulate/, which
+// walks.
+std::string timeline_json(const Plan& plan, const Entry& entry);
+
+}  // namespace whale

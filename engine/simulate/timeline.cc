@@ -1,0 +1,76 @@
+#include "report/timeline.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/format.h"
+#include "plan/figures.h"
+#include "simulate/simulate.h"
+
+namespace whale {
+namespace {
+
+// Neighbours on a stream that do the same kind of work.
+struct Stretch {
+  std::string_view kind;
+  int32_t device = 0;
+  double start = 0, end = 0;
+  std::vector<std::string_view> ops;
+};
+
+std::string_view kind_of(const Instruction& i) {
+  using enum InstructionKind;
+  if (i.kind == kFeed || i.kind == kFetch) return "feed";
+  return i.kind == kCollective || i.kind == kSend || i.kind == kReceive ? "communication" : name_of(i.phase);
+}
+
+std::string_view op_of(const Instruction& i) {
+  switch (i.kind) {
+    case InstructionKind::kFeed: return "feed";
+    case InstructionKind::kFetch: return "fetch";
+    case InstructionKind::kSend: return "send";
+    case InstructionKind::kReceive: return "receive";
+    default: return def(i.op).name;
+  }
+}
+
+std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Stream stream) {
+  constexpr size_t kMostOps = 12;
+  constexpr double kGap = 1.0 / 2000;  // of the step: a shorter one is not seen
+  std::vector<Stretch> list;
+  for (const Event& event : times.events) {
+    if (event.stream != stream) continue;
+    const Program& p = e.programs[static_cast<size_t>(e.rows[static_cast<size_t>(event.device)].program)];
+    const Instruction& i =
+        p.segments[static_cast<size_t>(event.segment)].instructions[static_cast<size_t>(event.instruction)];
+    if (list.empty() || list.back().device != event.device || list.back().kind != kind_of(i) ||
+        event.start - list.back().end > kGap * times.seconds)
+      list.push_back({kind_of(i), event.device, event.start, 0, {}});
+    Stretch& now = list.back();
+    now.end = event.end;
+    if (now.ops.size() < kMostOps && std::find(now.ops.begin(), now.ops.end(), op_of(i)) == now.ops.end())
+      now.ops.push_back(op_of(i));
+  }
+  return list;
+}
+
+}  // namespace
+
+std::string timeline_json(const Plan& plan, const Entry& entry) {
+  constexpr size_t kMost = 1 << 20;
+  constexpr const char* kNames[] = {"compute", "communication", "copy"};
+  const std::optional<StepTimes> times = times_of(plan, entry, kMost);
+  if (!times) return "null";
+  std::vector<std::string> streams;
+  for (size_t t = 0; t < kStreams; ++t) {
+    std::vector<std::string> rows;
+    for (const Stretch& s : stretches_of(entry, *times, static_cast<Stream>(t)))
+      rows.push_back(fmt::format("[{},\"{}\",{:.9g},{:.9g},\"{}\"]", times->classes[static_cast<size_t>(s.device)],
+                                 s.kind, s.start, s.end, fmt::join(s.ops, ", ")));
+    streams.push_back(fmt::format("\"{}\":[{}]", kNames[t], fmt::join(rows, ",")));
+  }
+  return fmt::format("{{\"seconds\":{},\"classes\":[{}],\"streams\":{{{}}}}}", times->seconds,
+                     fmt::join(times->classes, ","), fmt::join(streams, ","));
+}
+
+}  // namespace whale
