@@ -13,8 +13,6 @@ namespace {
 
 constexpr size_t kStoresUnderWay = 2;
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 // A view of the op is made where its definition asks for one.
 std::vector<Alias> aliases_of(const Graph& graph, const Op& op) {
   return whale::aliases_of(def(op.code).aliases_of ? view_of(graph, op) : OpView{op.code, nullptr, {}, {}, {}});
@@ -224,7 +222,7 @@ const MemoryPlan& place_arena(Program& program, const std::vector<Life>& lives, 
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     if (lives[b].first < 0 || program.buffers[b].memory != memory) continue;
     const int64_t slots = program.buffers[b].slots;
-    blocks.push_back({slots > 1 ? slots * aligned(program.buffers[b].bytes) : program.buffers[b].bytes, lives[b].first,
+    blocks.push_back({slots > 1 ? slots * slot_stride(program.buffers[b]) : program.buffers[b].bytes, lives[b].first,
                       lives[b].last});
     owner.push_back(b);
   }

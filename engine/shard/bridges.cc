@@ -139,19 +139,24 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
   const TensorId made = like(id, suffix);
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
   out.at(made, axis) = to;
+  append_behind(id, code, std::move(inputs), made, std::move(attrs), out.stage(id));
+  return made;
+}
+
+void BridgeBuilder::append_behind(TensorId id, OpCode code, std::vector<TensorId> inputs, TensorId made, Attrs attrs,
+                                  int32_t stage) {
   Op op;
   op.code = code;
   op.name = out.graph.tensor(made).name;
   op.inputs = std::move(inputs);
   op.outputs = {made};
   op.attrs = std::move(attrs);
-  op.stage = out.stage(id);
+  op.stage = stage;
   if (const OpId source = producer(id); source != kNone) {
     op.scope = out.graph.op(source).scope;
     op.phase = out.graph.op(source).phase;
   }
   append(std::move(op));
-  return made;
 }
 
 // How micro-batches of a partial value are put together.
@@ -363,17 +368,7 @@ TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {
   Layout& layout = out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
   for (size_t a = 1; a < out.axes(); ++a)
     if (out.size(a, stage) == 1) layout.axes[a] = {};
-  Op op;
-  op.code = OpCode::k_transfer;
-  op.name = out.graph.tensor(made).name;
-  op.inputs = {id};
-  op.outputs = {made};
-  op.stage = stage;
-  if (const OpId source = producer(id); source != kNone) {
-    op.scope = out.graph.op(source).scope;
-    op.phase = out.graph.op(source).phase;
-  }
-  append(std::move(op));
+  append_behind(id, OpCode::k_transfer, {id}, made, {}, stage);
   return made_[at] = made;
 }
 

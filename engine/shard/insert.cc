@@ -129,9 +129,4 @@ void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inser
     }
 }
 
-LayoutGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options) {
-  place_in_stages(graph, tasks);
-  return insert_reshards(graph, tasks, options, choose_cuts(graph, tasks, options));
-}
-
 }  // namespace whale

@@ -20,7 +20,4 @@ LayoutGraph insert_reshards(const Graph& graph, const TaskGraphs& tasks, const S
 // The results of the graph's own ops lie as they were chosen to.
 void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inserted);
 
-// place_in_stages, choose_cuts and insert_reshards.
-LayoutGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options);
-
 }  // namespace whale

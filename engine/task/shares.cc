@@ -72,21 +72,4 @@ Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t
   return cut_of(axes[a], state, extent, coordinates[a], axes[a].ragged() ? row_of(axes, a, coordinates) : 0);
 }
 
-BatchCut cut_batch(int64_t batch, int64_t micro_batches, const std::vector<double>& device_shares) {
-  BatchCut cut;
-  cut.batch = batch;
-  const int64_t size = batch / micro_batches, more = batch % micro_batches;
-  int64_t at = 0;
-  for (int64_t u = 0; u < micro_batches; ++u) {
-    const int64_t n = size + (u < more ? 1 : 0);
-    cut.runs.push_back({at, at + n});
-    std::vector<Interval> parts = cut_by_shares(n, device_shares);
-    for (Interval& part : parts) part.begin += at, part.end += at;
-    cut.parts.push_back(std::move(parts));
-    at += n;
-  }
-  cut.whole = cut_by_shares(batch, device_shares);
-  return cut;
-}
-
 }  // namespace whale

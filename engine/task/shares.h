@@ -1,4 +1,4 @@
-// How samples are dealt out: largest remainder rounding, and the cut of a batch over micro-batches and devices.
+// How samples are dealt out: largest remainder rounding.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,5 @@ Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, in
 // The same along axes[a], at coordinates in all axes of the mesh.
 Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent,
                 const std::vector<int64_t>& coordinates);
-
-// The batch by global sample index: runs of micro-batches whose sizes differ by at most one (the first ones get one
-// more), each cut over the devices by their shares.
-struct BatchCut {
-  int64_t batch = 0;
-  std::vector<Interval> runs;                // per micro-batch
-  std::vector<std::vector<Interval>> parts;  // [micro-batch][device]
-  std::vector<Interval> whole;               // per device: its share of the whole batch
-};
-BatchCut cut_batch(int64_t batch, int64_t micro_batches, const std::vector<double>& device_shares);
 
 }  // namespace whale

@@ -41,8 +41,8 @@ Graph training(Graph g, const TaskGraphs& tasks) {
 
 LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, how.strategy);
-  LayoutGraph lg = lay_out(training(m.g, tasks), tasks,
-                           {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
+  LayoutGraph lg = small::lay_out(training(m.g, tasks), tasks,
+                                  {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
   return lg;
 }
@@ -51,7 +51,7 @@ LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devic
 }
 LayoutGraph forward_only(small::Model m, int64_t devices) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, "");
-  return lay_out(m.g, tasks, {.fetch_gradients = {}});
+  return small::lay_out(m.g, tasks, {.fetch_gradients = {}});
 }
 
 int count(const LayoutGraph& lg, OpCode code) {

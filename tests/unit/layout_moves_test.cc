@@ -13,6 +13,7 @@
 #include "lower/lower.h"
 #include "property.h"
 #include "run/executor.h"
+#include "unit/tasks.h"
 
 using namespace whale;
 using namespace whale::test;
@@ -176,7 +177,7 @@ Made plan_of(const Move& m) {
   homes["b"] = {with_time(m.to), meshes - 1};
   ShardOptions options;
   options.homes = &homes;
-  Made made{lay_out(g, tasks, options), {}};
+  Made made{small::lay_out(g, tasks, options), {}};
   verify(made.lg);
   order_ops(made.lg);
   Plan& plan = made.plan;

@@ -356,20 +356,19 @@ TEST_CASE("property: micro-batches are of nearly one size") {
     Dice dice(*rc::gen::inRange<uint32_t>(0, 1u << 30));
     const int64_t batch = dice.between(1, 40), micro_batches = dice.between(1, 9);
     const std::vector<double> shares = random_shares(dice.between(1, 6), dice);
-    const BatchCut cut = cut_batch(batch, micro_batches, shares);
     RC_LOG() << fmt::format("{} in {} over [{}]\n", batch, micro_batches, fmt::join(shares, ", "));
-    RC_ASSERT(cut.batch == batch);
-    RC_ASSERT(std::ssize(cut.runs) == micro_batches);
-    assert_partition(cut.runs, 0, batch);
-    const std::vector<int64_t> sizes = sizes_of(cut.runs);
+    const MeshAxis time{.name = "time", .size = micro_batches, .shares = {}, .state_shares = {}};
+    std::vector<Interval> runs;
+    for (int64_t u = 0; u < micro_batches; ++u) runs.push_back(cut_of(time, false, batch, u));
+    assert_partition(runs, 0, batch);
+    const std::vector<int64_t> sizes = sizes_of(runs);
     RC_ASSERT(*std::max_element(sizes.begin(), sizes.end()) - *std::min_element(sizes.begin(), sizes.end()) <= 1);
     RC_ASSERT(std::is_sorted(sizes.rbegin(), sizes.rend()));
-    for (size_t u = 0; u < cut.runs.size(); ++u) {
-      assert_partition(cut.parts[u], cut.runs[u].begin, cut.runs[u].end);
-      RC_ASSERT(sizes_of(cut.parts[u]) == round_shares(sizes[u], shares));
+    for (const int64_t size : sizes) {
+      const std::vector<Interval> parts = cut_by_shares(size, shares);
+      assert_partition(parts, 0, size);
+      for (size_t d = 0; d < shares.size(); ++d)
+        if (shares[d] == 0) RC_ASSERT(parts[d].size() == 0);
     }
-    assert_partition(cut.whole, 0, batch);
-    for (size_t d = 0; d < shares.size(); ++d)
-      if (shares[d] == 0) RC_ASSERT(cut.whole[d].size() == 0);
   }));
 }

@@ -172,24 +172,6 @@ TEST_CASE("properties of shares") {
         if (weights[i] == weights[j]) RC_ASSERT(parts[i] >= parts[j]);
     }
   }));
-  CHECK(rc::check("a batch is cut once, in order", [] {
-    const auto batch = *rc::gen::inRange<int64_t>(0, 200), m = *rc::gen::inRange<int64_t>(1, 9);
-    const auto devices = *rc::gen::inRange<size_t>(1, 6);
-    std::vector<double> weights(devices, 1.0);
-    weights[0] = 2.5;
-    const BatchCut cut = cut_batch(batch, m, weights);
-    int64_t at = 0;
-    for (size_t u = 0; u < cut.runs.size(); ++u) {
-      RC_ASSERT(cut.runs[u].begin == at);
-      RC_ASSERT(cut.runs[0].size() - cut.runs[u].size() <= 1);
-      for (const Interval& part : cut.parts[u]) {
-        RC_ASSERT(part.begin == at);
-        at = part.end;
-      }
-      RC_ASSERT(cut.runs[u].end == at);
-    }
-    RC_ASSERT(at == batch);
-  }));
 }
 
 TEST_CASE("scopes become meshes; what does not fit names scope and devices") {

@@ -255,7 +255,7 @@ LayoutGraph laid_out(small::Model m, int64_t devices, const std::string& strateg
   add_updates(m.g);
   clean(m.g);
   assign_regions(m.g);
-  LayoutGraph lg = lay_out(m.g, tasks, {.fetch_gradients = {}});
+  LayoutGraph lg = small::lay_out(m.g, tasks, {.fetch_gradients = {}});
   stream_gathers(lg);
   verify(lg);
   return lg;
@@ -297,7 +297,7 @@ TEST_CASE("without being asked a ring is taken where time or memory say so") {
     differentiate(m.g);
     add_updates(m.g);
     assign_regions(m.g);
-    LayoutGraph lg = lay_out(m.g, tasks, {.fetch_gradients = {}});
+    LayoutGraph lg = small::lay_out(m.g, tasks, {.fetch_gradients = {}});
     stream_gathers(lg);
     verify(lg);
     return std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [](const Op& op) { return op.code == k_shift; });

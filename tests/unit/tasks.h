@@ -1,7 +1,7 @@
-// Task graphs for tests that need no plan.
+// Task graphs, and what they are laid out to, for tests that need no plan.
 #pragma once
 
-#include "task/task_graph.h"
+#include "shard/insert.h"
 
 namespace whale::small {
 
@@ -11,6 +11,12 @@ inline TaskGraphs tasks_of(Graph& graph, int64_t devices, std::string_view strat
   std::vector<DeviceSpec> specs(static_cast<size_t>(devices), {.kind = DeviceKind::kNull, .cores = {}});
   for (size_t d = 0; d < nodes.size(); ++d) specs[d].node = nodes[d];
   return form_task_graphs(graph, specs, strategy, CostModel(specs), false);
+}
+
+// Without the passes that look at the plan's options.
+inline LayoutGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options) {
+  place_in_stages(graph, tasks);
+  return insert_reshards(graph, tasks, options, choose_cuts(graph, tasks, options));
 }
 
 }  // namespace whale::small
