@@ -312,9 +312,14 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
   return source.training.accumulation;
 }
 
-// `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
-Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-               double memory_price, bool last) {
+// The graph with the options in it, checked, and who works on what.
+struct Prepared {
+  Graph source;
+  Scoped scoped;
+  int64_t micro_batches;
+};
+Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price) {
   check_options(options);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
@@ -326,9 +331,22 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
-  Compiler compiler{options, scoped.tasks, {}};
+  return {std::move(source), std::move(scoped), micro_batches};
+}
+
+// The names after "grad:" that are fetched.
+std::vector<std::string> gradients_of(const CompileOptions& options) {
+  std::vector<std::string> names;
   for (const std::string& name : options.fetch)
-    if (name.starts_with("grad:")) compiler.gradients.push_back(name.substr(5));
+    if (name.starts_with("grad:")) names.push_back(name.substr(5));
+  return names;
+}
+
+// `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
+Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+               double memory_price, bool last) {
+  auto [source, scoped, micro_batches] = prepare(graph, devices, options, memory_price);
+  const Compiler compiler{options, scoped.tasks, gradients_of(options)};
 
   Plan plan;
   plan.model = source.name;
@@ -465,6 +483,18 @@ std::vector<BridgeRow> bridges_of(const Plan& plan) {
     const char* name = trains(plan.source) ? "train" : "eval";
     const int64_t batch = batch_of(plan.source);
     return bridges_of(lay_out_again(graph_again(plan, options, name, batch), plan, name, batch));
+  });
+}
+
+Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  return stoppable([&] {
+    const Prepared p = prepare(graph, devices, options, 1);
+    const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
+    const char* name = trains(p.source) ? "train" : "eval";
+    const int64_t micro_batches = batch_of(p.source) > 1 ? p.micro_batches : 1;
+    const LayoutGraph lg =
+        compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, micro_batches, nullptr);
+    return estimate_of(lg, options.overlap);
   });
 }
 

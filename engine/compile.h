@@ -9,6 +9,7 @@
 
 #include "report/bridge_report.h"
 #include "report/choice_report.h"
+#include "report/estimate.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -35,6 +36,10 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 // The bridges of a training step (without a loss: of an evaluation), with what they cost and what else was legal; found
 // by planning Plan::source once more. Thread-safe.
 std::vector<BridgeRow> bridges_of(const Plan& plan);
+
+// What the first entry takes in memory and time, after the passes and without lowering: where memory is the question,
+// whatever it has. Thread-safe.
+Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
 
 // Every cut of the first entry, as it was chosen, with what it costs; found in the same way. Thread-safe.
 ChoiceReport choices_of(const Plan& plan);
