@@ -38,7 +38,7 @@ class Chunker {
   Buffer& buffer(BufferId b) { return p_.buffers[static_cast<size_t>(b)]; }
 
   static bool is_product(const Graph& g, const Op& op) {
-    return op.code == OpCode::k_matmul && !attr_bool(op.attrs, "transpose_a") &&
+    return has_flag(op.code, kProduct) && !attr_bool(op.attrs, "transpose_a") &&
            g.tensor(op.inputs[1]).dims.size() == 2;
   }
   static bool communicates(const Instruction& i) {
@@ -156,7 +156,7 @@ class Chunker {
     const bool in_place = op.code == OpCode::k_all_reduce;
     std::vector<std::pair<Instruction, const Op*>> instructions;
     // What has no products to add is zero: filled as a whole before the first chunk leaves.
-    const bool fills = matmul.op != OpCode::k_matmul;
+    const bool fills = !has_flag(matmul.op, kProduct);
     if (fills) instructions.emplace_back(matmul, matmul_op);
     for (int64_t c = 0; c < n; ++c) {
       Instruction a = chunk_of(matmul, c, n), b = chunk_of(collective, c, n);
@@ -201,7 +201,7 @@ class Chunker {
       ++product;
     }
     const bool follows = product < list(s).size() && draft_.ops[s][product] == &reader &&
-                         list(s)[product].op == OpCode::k_matmul && buffer(list(s)[product].out[0]).alias == kNone;
+                         has_flag(list(s)[product].op, kProduct) && buffer(list(s)[product].out[0]).alias == kNone;
     std::vector<std::pair<Instruction, const Op*>> gathers, products;
     for (int64_t c = 0; c < n; ++c) {
       Instruction a = chunk_of(collective, c, n);

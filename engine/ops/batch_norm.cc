@@ -338,6 +338,7 @@ const OpDef op_def_batch_norm_apply = {
     .cost = cost_write,
     .aliases = {{0, 0}, {0, 4}},
     .flags = kInternal,
+    .micro_batch_advice = "normalize groups of samples: batch_norm's attribute groups, a multiple of {}",
 };
 const OpDef op_def_batch_norm_grad_stats = {
     .name = "batch_norm_grad_stats",

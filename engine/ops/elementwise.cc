@@ -408,7 +408,11 @@ const OpDef op_def_sigmoid =
     unary_def("sigmoid", "1 / (1 + exp(-x))." SHAPE, infer_unary<is_float>, grad_sigmoid, cost_transcendental);
 const OpDef op_def_softplus = unary_def("softplus", "log(1 + exp(x)), without overflow." SHAPE, infer_unary<is_float>,
                                         grad_softplus, cost_transcendental, kComputeWide);
-const OpDef op_def_relu = unary_def("relu", "max(x, 0); gradient 0 at 0." SHAPE, infer_unary<is_float>, grad_relu);
+const OpDef op_def_relu = [] {
+  OpDef d = unary_def("relu", "max(x, 0); gradient 0 at 0." SHAPE, infer_unary<is_float>, grad_relu);
+  d.as_activation = "relu";
+  return d;
+}();
 const OpDef op_def_gelu =
     unary_def("gelu", "0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of GELU." SHAPE,
               infer_unary<is_float>, grad_activation<OpCode::k_gelu_grad>, cost_transcendental);

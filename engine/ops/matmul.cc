@@ -219,7 +219,7 @@ const OpDef op_def_matmul = {
     .factors = factors_matmul,
     .cost = cost_matmul,
     .aliases = {},
-    .flags = kComputeLow,
+    .flags = kComputeLow | kProduct,
     .decompose = decompose_matmul,
 };
 

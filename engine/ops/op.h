@@ -184,16 +184,18 @@ enum OpFlag : uint32_t {
   kNoGradient = 1 << 5,  // integer or piecewise constant: gradient is zero, stops silently
   kInternal = 1 << 6,    // made by passes only; SDK builders do not offer it
   // Mixed precision (grad/precision.cc); without any of these an op follows its operands.
-  kComputeLow = 1 << 7,     // gains from bf16 operands: matmul, convolution, attention
-  kComputeWide = 1 << 8,    // stays in f32: losses, exp, log, norms of vectors
-  kRoundOutput = 1 << 9,    // reads f32, its result goes on in bf16: embedding
-  kBoxOfInput = 1 << 11,    // the box is that of operand 0, not of the result
-  kRearranges = 1 << 12,    // the results have the elements of operand 0, all of them and no others
-  kMemoryCopy = 1 << 10,    // between the device's memory and the host's: an instruction of its own, no kernel
-  kView = 1 << 13,          // operand 0's bytes as they are: no instruction
-  kTrainingOnly = 1 << 14,  // the forward pass alone has operand 0 in its place
-  kSkipsUpdates = 1 << 15,  // its scalar result, where it is NaN, says that a step changes no variable
-  kSumsRows = 1 << 16,      // adds the rows of operand 0 to those of a table that operand 1, [...] or bags, names
+  kComputeLow = 1 << 7,       // gains from bf16 operands: matmul, convolution, attention
+  kComputeWide = 1 << 8,      // stays in f32: losses, exp, log, norms of vectors
+  kRoundOutput = 1 << 9,      // reads f32, its result goes on in bf16: embedding
+  kBoxOfInput = 1 << 11,      // the box is that of operand 0, not of the result
+  kRearranges = 1 << 12,      // the results have the elements of operand 0, all of them and no others
+  kMemoryCopy = 1 << 10,      // between the device's memory and the host's: an instruction of its own, no kernel
+  kView = 1 << 13,            // operand 0's bytes as they are: no instruction
+  kTrainingOnly = 1 << 14,    // the forward pass alone has operand 0 in its place
+  kSkipsUpdates = 1 << 15,    // its scalar result, where it is NaN, says that a step changes no variable
+  kSumsRows = 1 << 16,        // adds the rows of operand 0 to those of a table that operand 1, [...] or bags, names
+  kProduct = 1 << 17,         // of matrices: a, b, optional bias of the last dimension; then the attribute `activation`
+  kPreparesUpdate = 1 << 18,  // of a gradient: along replicas it is cut as that parameter's state
 };
 
 // Output `output` may be written over input `input`. `must`: in place always (update ops).
@@ -236,6 +238,10 @@ struct OpDef {
   std::optional<OpCode> inference = {};
   // Elementwise, of two values partial in this way: its result is partial in this way too.
   std::optional<Combine> of_partial = {};
+  // What a kProduct calls it as its `activation`, when it does the same as this op behind it.
+  const char* as_activation = nullptr;
+  // Its operand is of the whole batch; what to do about that where only micro-batches are there, {}: their number.
+  const char* micro_batch_advice = nullptr;
 };
 
 const OpDef& def(OpCode code);

@@ -292,7 +292,7 @@ const OpDef op_def_unscale = {
     .outputs = {{"y"}, {"overflow"}},
     .infer = infer_unscale,
     .factors = factors_unscale,
-    .flags = kNoGradient | kInternal,
+    .flags = kNoGradient | kInternal | kPreparesUpdate,
     .aliases_of = aliases_unscale,
 };
 const OpDef op_def_overflow = {

@@ -20,11 +20,11 @@ struct Folder {
       : g(graph), readers(readers_of(graph)), uses(use_counts(graph)), removed(graph.ops.size()) {}
 
   bool once(TensorId id) const { return id != kNone && uses[static_cast<size_t>(id)] == 1; }
-  const Op* maker(TensorId id, OpCode code) const {
+  const Op* product(TensorId id) const {
     if (id == kNone || g.tensor(id).producer == kNone) return nullptr;
     const OpId p = g.tensor(id).producer;
     const Op& op = g.op(p);
-    return op.code == code && !removed[static_cast<size_t>(p)] ? &op : nullptr;
+    return has_flag(op.code, kProduct) && !removed[static_cast<size_t>(p)] ? &op : nullptr;
   }
   OpId number(const Op& op) const { return static_cast<OpId>(&op - g.ops.data()); }
   void remove(const Op& op) { removed[static_cast<size_t>(number(op))] = 1; }
@@ -63,7 +63,7 @@ void fold_bias(Graph& graph, const TaskGraphs& tasks) {
     if (op.code != OpCode::k_add || is_split(tasks, op)) continue;
     for (const int at : {0, 1}) {
       const TensorId product = op.inputs[static_cast<size_t>(at)], bias = op.inputs[static_cast<size_t>(1 - at)];
-      const Op* matmul = f.maker(product, OpCode::k_matmul);
+      const Op* matmul = f.product(product);
       if (!matmul || !f.once(product) || f.input(*matmul, 2) != kNone) continue;
       const Tensor &y = graph.tensor(product), &b = graph.tensor(bias);
       const std::string& activation = attr_string(matmul->attrs, "activation");
@@ -86,14 +86,15 @@ void fold_bias(Graph& graph, const TaskGraphs& tasks) {
 void fold_activation(Graph& graph, const TaskGraphs& tasks) {
   Folder f(graph);
   for (Op& op : graph.ops) {
-    if (op.code != OpCode::k_relu || !f.once(op.inputs[0]) || is_split(tasks, op)) continue;
-    const Op* matmul = f.maker(op.inputs[0], OpCode::k_matmul);
+    const char* name = def(op.code).as_activation;
+    if (!name || !f.once(op.inputs[0]) || is_split(tasks, op)) continue;
+    const Op* matmul = f.product(op.inputs[0]);
     if (!matmul) continue;
     const std::string& activation = attr_string(matmul->attrs, "activation");
     if (!activation.empty() && activation != "none") continue;
     f.remove(*matmul);
     Op fused = *matmul;
-    fused.attrs["activation"] = std::string("relu");
+    fused.attrs["activation"] = std::string(name);
     fused.outputs = op.outputs;
     op = std::move(fused);
   }
@@ -135,7 +136,7 @@ void fold_whole_products(LayoutGraph& lg) {
     for (const size_t at : {size_t{0}, size_t{1}}) {
       const TensorId product = op.inputs[at], bias = op.inputs[1 - at];
       const OpId maker = g.tensor(product).producer;
-      if (maker == kNone || removed[static_cast<size_t>(maker)] || g.op(maker).code != OpCode::k_matmul ||
+      if (maker == kNone || removed[static_cast<size_t>(maker)] || !has_flag(g.op(maker).code, kProduct) ||
           readers[static_cast<size_t>(product)].size() != 1 || kept[static_cast<size_t>(product)])
         continue;
       const Op& matmul = g.op(maker);

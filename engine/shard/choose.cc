@@ -77,7 +77,7 @@ std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
     const auto parameter = named.find(t.name);
     out[t.tensor] = parameter == named.end() ? kNone : parameter->second;
     const OpId made = g.tensor(t.tensor).producer;  // with the loss scale still in it
-    if (made != kNone && g.op(made).code == OpCode::k_unscale) out[g.op(made).inputs[0]] = out[t.tensor];
+    if (made != kNone && has_flag(g.op(made).code, kPreparesUpdate)) out[g.op(made).inputs[0]] = out[t.tensor];
   }
   return out;
 }
@@ -243,7 +243,7 @@ OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
   if (axes_.by_micro_batch(a)) return samples.present() ? OpCut{} : followed_cut(p, a, options_.exact);
   if (axes_.role(p.op, a) == AxisRole::kReplica) {
     if (samples.present()) return samples;
-    if (p.op.code == OpCode::k_unscale && p.operand(0, a) == Placement::kPartial)
+    if (has_flag(p.op.code, kPreparesUpdate) && p.operand(0, a) == Placement::kPartial)
       if (const OpCut cut = cut_of_state(p, a); cut.present()) return cut;
     return largest_cut(p, a);
   }

@@ -34,14 +34,12 @@ namespace {
 
 [[noreturn]] void refuse_mixed(const Graph& g, const Op& user, const std::string& scope, TensorId id,
                                int64_t micro_batches) {
-  const bool in_groups = user.code == OpCode::k_batch_norm_apply;
+  const char* advice = def(user.code).micro_batch_advice;
   throw invalid(
       "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more "
       "than a part of them is there. Plan with one micro-batch (accumulation 1){}",
       user.name, def(user.code).name, g.tensor(id).name, micro_batches,
-      in_groups ? fmt::format(", or normalize groups of samples: batch_norm's attribute groups, a multiple of {}",
-                              micro_batches)
-                : "")
+      advice ? ", or " + fmt::format(fmt::runtime(advice), micro_batches) : "")
       .at_op(user.name)
       .at_scope(scope);
 }
