@@ -105,6 +105,8 @@ REFUSED = [  # name, content, what the message says
     ("big.npz", npz(x=arrays()["x"].astype(">f4"), y=arrays()["y"]), "big-endian"),
     ("fortran.npz", npz(x=np.asfortranarray(arrays()["x"]), y=arrays()["y"]), "ascontiguousarray"),
     ("double.npz", npz(x=arrays()["x"].astype(np.float64), y=arrays()["y"]), "is float64, the input takes float32; save x.astype(numpy.float32)"),
+    ("ids.npz", npz(x=arrays()["x"], y=arrays()["y"].astype(np.int64) + 2**32), "as element 0 (counted from 0, in order); the input takes int32"),
+    ("labels.npz", npz(x=arrays()["x"], y=arrays()["y"] + 0.5), "is float64, the input takes int32: save whole numbers"),
     ("complex.npz", npz(x=arrays()["x"].astype(np.complex64), y=arrays()["y"]), "'<c8'"),
     ("record.npz", npz(x=np.zeros(23, [("a", "<f4")]), y=arrays()["y"]), "no input takes"),
     ("names.npz", npz(a=arrays()["x"], y=arrays()["y"]), "no array named like input 'x'; it has a, y"),
@@ -112,6 +114,13 @@ REFUSED = [  # name, content, what the message says
     ("rows.npz", npz(x=arrays()["x"], y=arrays()["y"][:9].copy()), "9 samples"),
     ("huge.npz", npz(**arrays()).replace(b"(23, 8)", b"(4611686018427387904, 8)"[:7]), "damaged"),
 ]
+
+
+def test_integers_of_another_width_are_the_same_numbers(files, tmp_path):
+    (tmp_path / "wide.npz").write_bytes(npz(x=arrays()["x"], y=arrays()["y"].astype(np.int64)))
+    (tmp_path / "same.npz").write_bytes(npz(**arrays()))
+    wide, same = (run(files / "mlp.whale", tmp_path / name).splitlines() for name in ("wide.npz", "same.npz"))
+    assert [json.loads(line)["loss"] for line in wide] == [json.loads(line)["loss"] for line in same]
 
 
 @pytest.mark.parametrize("name,content,word", REFUSED, ids=[row[0] for row in REFUSED])

@@ -49,6 +49,39 @@ void store_int(Array& array, int64_t index, int64_t value) {
   }
 }
 
+bool is_integer(int dtype) {
+  return dtype == WHALE_I64 || dtype == WHALE_I32 || dtype == WHALE_U8 || dtype == WHALE_I8;
+}
+int64_t int_at(const Array& array, int64_t index) {
+  const uint8_t* at = array.bytes.data() + static_cast<size_t>(index) * size_of(array.dtype);
+  int64_t wide = 0;
+  int32_t narrow = 0;
+  switch (array.dtype) {
+    case WHALE_I64: std::memcpy(&wide, at, 8); return wide;
+    case WHALE_I32: std::memcpy(&narrow, at, 4); return narrow;
+    case WHALE_I8: return static_cast<int8_t>(*at);
+    default: return *at;
+  }
+}
+// The same numbers in another type of integers, or an error that begins with what the array `is`.
+void to_integers(Array& array, int dtype, const std::string& is) {
+  if (array.dtype == dtype) return;
+  const int bits = dtype == WHALE_I64 ? 63 : dtype == WHALE_I32 ? 31 : dtype == WHALE_I8 ? 7 : 8;
+  const int64_t most = bits == 63 ? INT64_MAX : (int64_t{1} << bits) - 1, least = dtype == WHALE_U8 ? 0 : -most - 1;
+  Array out{array.name, dtype, array.dims, {}};
+  const int64_t n = count(array.dims);
+  out.bytes.resize(static_cast<size_t>(n) * size_of(dtype));
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t value = int_at(array, i);
+    if (value < least || value > most)
+      throw Failure(is + "has " + std::to_string(value) + " as element " + std::to_string(i) +
+                    " (counted from 0, in order); the input takes " + numpy_name(dtype) + ", " + std::to_string(least) +
+                    " to " + std::to_string(most));
+    store_int(out, i, value);
+  }
+  array = std::move(out);
+}
+
 // A pool of batches, so that a loss can fall.
 class Synthetic : public DataSource {
  public:
@@ -158,11 +191,16 @@ class Arrays : public DataSource {
         throw Failure("'" + shown(path) + "' has no array named like input '" + spec.name + "'; it has " +
                       (names.empty() ? "none" : shown(names)));
       }
-      const Array& array = found->second;
-      if (array.dtype != spec.dtype)
-        throw Failure("array '" + spec.name + "' of '" + shown(path) + "' is " + numpy_name(array.dtype) +
-                      ", the input takes " + numpy_name(spec.dtype) + "; save " + spec.name + ".astype(" +
-                      (spec.dtype == WHALE_BF16 ? "ml_dtypes." : "numpy.") + numpy_name(spec.dtype) + ")");
+      Array& array = found->second;
+      const std::string is = "array '" + spec.name + "' of '" + shown(path) + "' ";
+      if (is_integer(array.dtype) && is_integer(spec.dtype))
+        to_integers(array, spec.dtype, is);
+      else if (array.dtype != spec.dtype)
+        throw Failure(is + "is " + numpy_name(array.dtype) + ", the input takes " + numpy_name(spec.dtype) +
+                      (is_integer(spec.dtype)
+                           ? ": save whole numbers"
+                           : "; save " + spec.name + ".astype(" + (spec.dtype == WHALE_BF16 ? "ml_dtypes." : "numpy.") +
+                                 numpy_name(spec.dtype) + ")"));
       const bool batched = spec.batch_dim == 0;
       if (spec.batch_dim > 0)
         throw Failure("input '" + spec.name + "' counts samples in dimension " + std::to_string(spec.batch_dim) +

@@ -140,7 +140,7 @@ class Gradients {
     updates_.compare(plan_, start_, of_plan, number, report_);
     report_.alone_otherwise += one.flipped;
     if (one.flipped || !one.finite || flipped || runs == 0) return;
-    ++report_.compared;
+    ++report_.compared, ++report_.updated;
     compare_others(alike, number);
     runs_ += runs;  // each step starts anew
     if (!outputs_.names().empty()) {

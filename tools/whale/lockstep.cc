@@ -80,6 +80,7 @@ class Lockstep {
         told_(sides.gradients.begin(), sides.gradients.end()),
         rounded_(report.setting.roundoff > 0x1p-24),
         wide_scale_(sides.wide_scale),
+        wide_decides_(sides.wide_decides),
         outputs_(sides.outputs, report.setting),
         evaluated_(without_gradients(sides.outputs), report.setting) {
     const Setting& setting = report.setting;
@@ -157,7 +158,10 @@ class Lockstep {
     ++report_.compared;
     compare_losses(off, wide, number);
     // Gradients of a step of float16 that overflowed are none.
-    if (one_.updates() > updates) {
+    if (one_.updates() == updates) {
+      ++report_.overflowed;
+    } else {
+      ++report_.updated;
       look_at_gradients();
       compare_outputs(apart, of_plan, off, wide, number);
     }
@@ -185,8 +189,8 @@ class Lockstep {
       if (variables_[v].role != "parameter") continue;
       const Tensor value = read_value(*one_.runner, variables_[v]);
       const double moved = movement(v, samples_of(value.get())) * root_of_elements(value.get());
-      if (envelope_[v] > 0 && envelope_[v] >= kByRounding * moved) report_.by_rounding.push_back(variables_[v].name);
-      if (trained_.contains(variables_[v].name) && !felt_.contains(variables_[v].name))
+      if (moved > 0 && envelope_[v] >= kByRounding * moved) report_.by_rounding.push_back(variables_[v].name);
+      if (report_.updated > 0 && trained_.contains(variables_[v].name) && !felt_.contains(variables_[v].name))
         report_.unmoved.push_back(variables_[v].name);
     }
     report_.idle = !report_.moved && report_.unmoved.size() < trained_.size();
@@ -261,7 +265,8 @@ class Lockstep {
     last_envelope_ = 0;
     for (size_t i = 0; i < moved_.size(); ++i)
       if (!off[i]) last_envelope_ = std::max(last_envelope_, std::abs(moved_[i].loss - one_.loss)), ++losses_;
-    if (wide && !rounded_) last_envelope_ = std::max(last_envelope_, wide_scale_ * std::abs(wide_->loss - one_.loss));
+    if (wide && wide_decides_)
+      last_envelope_ = std::max(last_envelope_, wide_scale_ * std::abs(wide_->loss - one_.loss));
     loss_envelope_ = std::max(loss_envelope_, last_envelope_);
     const double difference = std::abs(plan_.loss - one_.loss);
     if (furthest_loss_.step == 0 || !(difference <= furthest_loss_.difference))
@@ -354,10 +359,10 @@ class Lockstep {
       f.envelope = std::max(f.envelope, std::abs(moved_[i].loss - one)), ++runs;
       evaluated_.widen(apart);
     }
-    if (wide_ && (!rounded_ || !evaluated_.names().empty()))
+    if (wide_ && (wide_decides_ || !evaluated_.names().empty()))
       if (const auto apart = shown(run(*wide_, batch, evaluated_, true)); decides_alike(*wide_)) {
         evaluated_.widen(apart);
-        if (!rounded_) f.envelope = std::max(f.envelope, wide_scale_ * std::abs(wide_->loss - one));
+        if (wide_decides_) f.envelope = std::max(f.envelope, wide_scale_ * std::abs(wide_->loss - one));
       }
     OutputComparison::Apart of_plan;
     try {
@@ -387,7 +392,7 @@ class Lockstep {
   // Whether a decision of the plan differs in this step; `off`: of the moved runs. What is decided behind one that
   // differs says nothing more.
   bool decide(int64_t number, std::vector<bool>& off) {
-    bool wide = wide_.has_value() && !rounded_;
+    bool wide = wide_.has_value() && wide_decides_;
     for (size_t d = 0; d < decisions_.size(); ++d) {
       if (wide) {
         Decided in_more;
@@ -602,6 +607,7 @@ class Lockstep {
   std::set<std::string> has_state_, felt_;    // felt: had a gradient
   const bool rounded_;                        // computes in 16 bits
   const double wide_scale_;
+  const bool wide_decides_;
   Side plan_, one_;
   std::vector<Side> moved_;
   std::optional<Side> wide_;                       // in other bits
@@ -695,7 +701,8 @@ Verdict Report::verdict() const {
                       outputs.worst.ratio() <= 1 && evaluated.worst.ratio() <= 1;
   if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
   // One step is known too little: of its loss there may be a single moved run.
-  return known_losses >= kFewest && !idle ? Verdict::kEqual : Verdict::kNotCompared;
+  const bool updates = overflowed == 0 || updated >= kFewest;
+  return known_losses >= kFewest && updates && !idle ? Verdict::kEqual : Verdict::kNotCompared;
 }
 
 Report compare(whale_engine* engine, const Sides& sides, const std::vector<Batch>& batches,

@@ -101,7 +101,8 @@ struct Report {
   int64_t flipped_at = 0;                     // the first step with one; 0: none
   int64_t set_aside = 0;                      // steps of gradients in 16 bits in which a unit turned
   int64_t overflowed_at = 0;    // the step of float16 that one side applied and the other not, the last; 0: none
-  int64_t overflowed = 0;       // steps in float16 that nobody applied and that leave nothing to compare
+  int64_t overflowed = 0;       // steps in float16 that nobody applied: no update is compared
+  int64_t updated = 0;          // steps that were compared with their updates
   int64_t ended_at = 0;         // the step in which something was not finite, which ends the comparison; 0: none
   std::string ended_by;         // what it was
   int64_t alone_otherwise = 0;  // steps in which replicas' samples by themselves decide otherwise than among the others
@@ -127,7 +128,8 @@ struct Sides {
   std::function<Plan()> update;      // the optimizer alone (updates.h), where sums of gradients are compared
   std::vector<std::string> outputs;  // of the plan, that are compared: all of these hand them out
   LossTerms terms;                   // `single` hands its scalars out
-  double wide_scale = 1;  // of what `wide` shows: below 1 where it is in fewer bits, whose rounding is larger
+  double wide_scale = 1;     // of what `wide` shows: below 1 where it is in fewer bits, whose rounding is larger
+  bool wide_decides = true;  // it counts for losses and decisions too
   std::vector<std::string> gradients;  // parameters of which `single` hands out grad:NAME
   double clip_norm = 0;
 };

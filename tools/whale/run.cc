@@ -119,10 +119,10 @@ void add_run(CLI::App& app, int& exit_code) {
   };
   auto state = std::make_shared<State>();
   command->add_option("FILE", state->path, "a .whale or a .plan file")->required();
-  command->add_option(
-      "--data", state->data,
-      "text for token models; .npz or .safetensors of arrays named like the inputs, .npy of the only input; "
-      "none: synthetic");
+  command->add_option("--data", state->data,
+                      "text for token models; .npz or .safetensors of arrays named like the inputs (others are left "
+                      "alone), .npy of the "
+                      "only input; none: synthetic");
   command->add_option("--steps", state->steps, "training steps")->check(whole(1, INT64_MAX));
   auto* seed = command
                    ->add_option("--seed", state->session.seed,
@@ -171,7 +171,7 @@ void add_run(CLI::App& app, int& exit_code) {
     Progress progress(state->steps, item_name(inputs));
     double loss = 0;
     const Interruption interruption(!state->save.empty());
-    int64_t i = 1;
+    int64_t i = 1, skipped = 0;  // steps that updated nothing
     for (; i <= state->steps && interruption.number() == 0; ++i) {
       const int64_t last = whale_session_iteration(runner.session()), updates = whale_session_updates(runner.session());
       const Batch batch = data->batch(data_seed, last);
@@ -187,6 +187,7 @@ void add_run(CLI::App& app, int& exit_code) {
         const bool unchanged = whale_session_updates(runner.session()) == updates;
         throw Failure(what + "\nwhale: " + keep_what_was_made(runner.session(), last, unchanged, state->save));
       }
+      skipped += whale_session_updates(runner.session()) == updates;
       const double seconds = seconds_now() - start;
       double items = static_cast<double>(items_of(inputs));
       for (const Array& array : batch)
@@ -206,6 +207,11 @@ void add_run(CLI::App& app, int& exit_code) {
     }
     const bool whole = i > state->steps;
     if (!state->save.empty()) check(whale_session_save(runner.session(), str(state->save)));
+    if (skipped > 0)
+      std::fprintf(stderr,
+                   "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "
+                   "is halved by each (--loss-scale)\n",
+                   static_cast<long>(skipped), static_cast<long>(i - 1));
     if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
     if (!whole) {
       progress.leave();
