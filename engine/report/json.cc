@@ -5,7 +5,7 @@
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
-#include "report/timeline.h"
+#include "simulate/timeline.h"
 
 namespace whale {
 namespace {

@@ -1,4 +1,4 @@
-#include "report/timeline.h"
+#include "simulate/timeline.h"
 
 #include <algorithm>
 #include <array>
