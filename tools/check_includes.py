@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the order of the rooms: below engine/, a folder includes only itself and folders above it; capi/ includes any;
 what is below the line (device/ and on) sees planning only through plan/plan.h. And ops of models are named in ops/, in
-device/ and in grad/, which makes them; others ask the OpDef, so that a new op needs no edit there. Exit 1 and one line
-for each violation."""
+device/ and in grad/, which makes them; others ask the OpDef, so that a new op needs no edit there. And rates of machines
+become times and prices in cost/ alone: rooms that decide something ask it. Exit 1 and one line for each violation."""
 import pathlib
 import re
 import sys
@@ -24,6 +24,9 @@ NAMING = {"ops", "device", "grad"}
 OWN = set("""accumulate adasum add all_gather all_reduce all_to_all cast concat fill fused local_slice logaddexp maximum
 minimum part_view reduce_scatter shift stop_gradient to_device to_host transfer""".split())
 
+PRICED = {"task", "shard", "rewrite", "plan", "lower"}
+RATES = re.compile(r"(?:bytes|flops)_per_second|seconds_per_op|link\.latency_seconds")
+
 bad = []
 for file in sorted((ROOT / "engine").rglob("*")):
     if file.suffix not in (".h", ".cc"):
@@ -35,6 +38,8 @@ for file in sorted((ROOT / "engine").rglob("*")):
         if room not in NAMING:
             bad += [f"{file.relative_to(ROOT)}:{line}: names op '{op}'; ask its OpDef, or say there what is missing"
                     for op in re.findall(r"OpCode::k_(\w+)", text) if op not in OWN]
+        if room in PRICED and (rate := RATES.search(text)):
+            bad.append(f"{file.relative_to(ROOT)}:{line}: computes with {rate.group()}; say in cost/ what it is a price of")
         match = re.match(r'\s*#include "([^"]+)"', text)
         if not match:
             continue

@@ -31,4 +31,19 @@ double all_reduce_seconds(double bytes, int64_t devices, const LinkRates& link) 
   return 2 * all_gather_seconds(bytes, devices, link);
 }
 
+double pass_seconds(double bytes, const DeviceRates& rates) { return bytes / rates.bytes_per_second; }
+
+double received_bytes(Reshard reshard, double bytes, int64_t devices) {
+  const auto n = static_cast<double>(devices);
+  const double part = bytes * (n - 1) / n;
+  if (reshard.sum) return reshard.cut ? part : 2 * part;
+  return reshard.cut ? part / n : part;
+}
+
+double reshard_seconds(Reshard reshard, double bytes, int64_t devices, const LinkRates& link) {
+  if (reshard.sum && !reshard.cut) return all_reduce_seconds(bytes, devices, link);
+  if (!reshard.sum && reshard.cut) return link_seconds(received_bytes(reshard, bytes, devices), devices - 1, link);
+  return all_gather_seconds(bytes, devices, link);
+}
+
 }  // namespace whale

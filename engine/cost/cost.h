@@ -35,6 +35,13 @@ struct Profile {
   int64_t copied_bytes;           // of updates whose operands are copied from the host's memory and back as a whole
   int64_t worth_copying_bytes;    // of a value: a smaller one does not go to the host's memory
   int64_t product_rows;           // fewer leave a device idle
+  int64_t remade_flops;           // an element: ops with no more are cheaper made again than moved
+  int64_t spread;                 // times as many elements as what is spread: the small one moves
+  // What training makes of a forward pass.
+  double passes;           // of an op: forward, input gradient, weight gradient
+  double update_passes;    // over the bytes of a parameter: Adam reads p, g, m, v and writes p, m, v
+  double held_copies;      // of a parameter: p, g, m, v
+  double gathered_copies;  // of what is put together for a step: itself, and the sum of its gradients in f32
 };
 // Of devices that nobody has measured.
 inline constexpr Profile kMachineOfCores{.device = {100e9, 20e9, 2e-6},
@@ -46,7 +53,13 @@ inline constexpr Profile kMachineOfCores{.device = {100e9, 20e9, 2e-6},
                                          .bucket_bytes = 4 << 20,
                                          .copied_bytes = 256 << 10,
                                          .worth_copying_bytes = 1024,
-                                         .product_rows = 32};
+                                         .product_rows = 32,
+                                         .remade_flops = 8,
+                                         .spread = 8,
+                                         .passes = 3,
+                                         .update_passes = 7,
+                                         .held_copies = 4,
+                                         .gathered_copies = 3};
 
 // Made once for a plan, from its devices; every pass and report asks this one.
 struct CostModel : Profile {
@@ -54,12 +67,16 @@ struct CostModel : Profile {
                      const Profile& profile = kMachineOfCores);
   double memory_price;  // 1, or how often cheaper a freed byte is bought since faster plans did not fit
   bool beside;          // devices have engines for communication; else it takes the time of their cores
+
+  double held_seconds(double bytes) const { return bytes / freed_bytes_per_second; }  // what holding them is worth
 };
 
 OpCost operator+(const OpCost& a, const OpCost& b);
 
 // Roofline: the slower of arithmetic and memory, plus the start.
 double op_seconds(const OpCost& cost, const DeviceRates& rates);
+
+double pass_seconds(double bytes, const DeviceRates& rates);  // over memory, started by something else
 
 // A message in each of `rounds`, of `bytes` together.
 double link_seconds(double bytes, int64_t rounds, const LinkRates& link);
@@ -69,5 +86,13 @@ double all_reduce_seconds(double bytes, int64_t devices, const LinkRates& link);
 
 // n - 1 rounds of 1/n of the bytes that each ends up with.
 double all_gather_seconds(double bytes, int64_t devices, const LinkRates& link);
+
+// How a value of which each device of an axis has a part, or a term of the sum, comes to be whole there or cut (in
+// another way): all_gather, all_to_all, all_reduce, reduce_scatter.
+struct Reshard {
+  bool sum = false, cut = false;
+};
+double received_bytes(Reshard reshard, double bytes, int64_t devices);  // by each
+double reshard_seconds(Reshard reshard, double bytes, int64_t devices, const LinkRates& link);
 
 }  // namespace whale

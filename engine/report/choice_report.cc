@@ -15,10 +15,10 @@ namespace {
 std::string cuts_text(const Graph& graph, const Axes& axes, const Choices& choices, size_t op) {
   const Factors factors = factors_of(graph, graph.ops[op]);
   std::string text;
-  for (size_t a = 0; a < axes.count(); ++a) {
+  for (size_t a = 0; a < axes.axes(); ++a) {
     const OpCut& cut = choices.cuts[a][op];
     if (!cut.present()) continue;
-    text += fmt::format("{}{} by {}", text.empty() ? "" : ", ", axes.name(a),
+    text += fmt::format("{}{} by {}", text.empty() ? "" : ", ", axes.axis_name(a),
                         factors.list[static_cast<size_t>(cut.factor)].name);
     if (!(cut.sub == SubDigit{})) text += fmt::format(":{}x{}", cut.sub.outer, cut.sub.inner);
   }
@@ -59,10 +59,10 @@ std::string price_text(const Price& price) {
 }  // namespace
 
 ChoiceReport choice_report(const Graph& graph, const TaskGraphs& tasks, const Choices& choices, bool fold) {
-  const Axes axes{&tasks, choices.micro_batches};
+  const Axes axes{tasks, choices.micro_batches};
   ChoiceReport report;
   report.strategy = tasks.strategy;
-  for (size_t a = 0; a < axes.count(); ++a) report.axes += fmt::format("{}{}", a ? ", " : "", axes.name(a));
+  for (size_t a = 0; a < axes.axes(); ++a) report.axes += fmt::format("{}{}", a ? ", " : "", axes.axis_name(a));
   report.step = price_of_step(graph, tasks, choices);
   const auto lies = [&](TensorId id) {
     const Tensor& t = graph.tensor(id);

@@ -48,7 +48,7 @@ struct Recomputer {
     const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
     const double parts = stays(op.inputs[0]) ? 0 : bytes / static_cast<double>(n);
     return bytes >= lg.tasks.cost.cached_bytes &&
-           bytes - parts >= lg.tasks.cost.freed_bytes_per_second * all_gather_seconds(bytes, n, lg.tasks.cost.link);
+           lg.tasks.cost.held_seconds(bytes - parts) >= all_gather_seconds(bytes, n, lg.tasks.cost.link);
   }
   bool cheap(const Op& op, bool casts_only) const {
     if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||
@@ -60,9 +60,8 @@ struct Recomputer {
       for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
-    return bytes_of(y) >= lg.tasks.cost.cached_bytes &&
-           static_cast<double>(bytes_of(y)) >=
-               lg.tasks.cost.freed_bytes_per_second * op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
+    return bytes_of(y) >= lg.tasks.cost.cached_bytes && lg.tasks.cost.held_seconds(static_cast<double>(bytes_of(y))) >=
+                                                            op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
   }
 };
 

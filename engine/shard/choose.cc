@@ -83,7 +83,7 @@ std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
 }
 
 CutChooser::CutChooser(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options)
-    : g_(graph), tasks_(tasks), options_(options), axes_{&tasks} {
+    : g_(graph), options_(options), axes_{tasks} {
   out_.batch = samples_of(graph);
   out_.micro_batches = axes_.micro_batches = out_.batch > 1 ? options.micro_batches : 1;
   out_.layouts.resize(graph.tensors.size());
@@ -136,11 +136,10 @@ void CutChooser::choose_splits() {
   for (size_t a = 1; a < axes(); ++a) {
     if (!axes_.by_micro_batch(a)) {
       const SplitProblem problem{.graph = g_,
-                                 .tasks = tasks_,
+                                 .tasks = axes_.tasks,
                                  .axis = a,
                                  .samples = out_.batch > 1 ? samples_ : nothing,
                                  .taken = taken,
-                                 .cost = tasks_.cost,
                                  .homes = options_.homes,
                                  .micro_batches = out_.micro_batches,
                                  .trains = !g_.gradients.empty()};

@@ -38,32 +38,28 @@ std::vector<const AxisLayout*> CutChooser::wanted_results(const Op& op, size_t a
 // Of the operands before the op, and of the results after it. `f`: null when nothing is cut.
 double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cut,
                                const std::vector<const AxisLayout*>& wanted, size_t a) const {
-  const auto n = static_cast<double>(size(a, p.op));
+  const int64_t n = size(a, p.op);
   double moved = 0;
   for (size_t i = 0; i < p.op.inputs.size(); ++i) {
     const TensorId id = p.op.inputs[i];
     if (id == kNone) continue;
     const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
     const AxisLayout& now = p.in[i]->axes[a];
-    const double held = bytes(p.op, id, *p.in[i], a), whole = held * (n - 1) / n;
-    if (now.placement == Placement::kPartial)
-      moved += carries ? whole : 2 * whole;
-    else if (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub)))
-      moved += carries ? whole / n : whole;
+    const double held = bytes(p.op, id, *p.in[i], a);
+    const bool sum = now.placement == Placement::kPartial;
+    if (sum || (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub))))
+      moved += received_bytes({sum, carries}, held, n);
     if (carries && f->reads_through(i))
-      moved += held * static_cast<double>(halo_of(f->window, axes_.mesh(a, p.op.stage))) /
+      moved += held * static_cast<double>(halo_of(f->window, axes_.mesh_axis(a, p.op.stage))) /
                static_cast<double>(std::max<int64_t>(f->window.source, 1));
   }
   for (size_t o = 0; f && o < p.op.outputs.size(); ++o) {
     const TensorId id = p.op.outputs[o];
     if (id == kNone) continue;
-    const double whole = bytes(p.op, id, *p.out[o], a) * (n - 1) / n;
     const bool carries = o < f->outputs.size() && f->outputs[o].present();
     const bool to_shard = wanted[o] && wanted[o]->placement == Placement::kShard;
-    if (!carries)
-      moved += to_shard ? whole : 2 * whole;
-    else if (wanted[o] && !(to_shard && wanted[o]->digit == sub_digit(f->outputs[o], cut.sub)))
-      moved += to_shard ? whole / n : whole;
+    if (!carries || (wanted[o] && !(to_shard && wanted[o]->digit == sub_digit(f->outputs[o], cut.sub))))
+      moved += received_bytes({!carries, to_shard}, bytes(p.op, id, *p.out[o], a), n);
   }
   return moved;
 }
@@ -72,12 +68,12 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
 // gradients that no device has a part of. In a step of one micro-batch they come and go as activations do.
 double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const {
   if (out_.micro_batches == 1) return 0;
-  const auto n = static_cast<double>(size(a, p.op));
+  const int64_t n = size(a, p.op);
   double held = 0;
   for (size_t i = 0; i < p.op.inputs.size(); ++i) {
     const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
     if (!carries && p.operand(i, a) == Placement::kShard && !p.time_varies(i))
-      held += bytes(p.op, p.op.inputs[i], *p.in[i], a) * (n - 1) / n;
+      held += received_bytes({}, bytes(p.op, p.op.inputs[i], *p.in[i], a), n);
   }
   for (size_t o = 0; o < p.op.outputs.size(); ++o) {
     const TensorId id = p.op.outputs[o];
@@ -85,7 +81,7 @@ double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const 
     const auto x = adjoint_of_.find(id);
     if (parameter_of_.contains(id) ||
         (x != adjoint_of_.end() && form(x->second).layout.axes[kTime].placement == Placement::kReplicate))
-      held += bytes(p.op, id, *p.out[o], a) * (n - 1) / n;
+      held += received_bytes({}, bytes(p.op, id, *p.out[o], a), n);
   }
   return held;
 }
@@ -110,13 +106,12 @@ OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
     }
   }
   if (tries.size() == 1) return {};
-  const CostModel& cost = tasks_.cost;
+  const CostModel& cost = axes_.tasks.cost;
   const double work = op_seconds(cost_of(view_of(g_, p.op)), cost.device);
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &p.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(size(a, p.op)) : work) +
-           moved_bytes(p, f, cut, wanted, a) / cost.link.bytes_per_second +
-           held_bytes(p, f, a) / cost.freed_bytes_per_second;
+           link_seconds(moved_bytes(p, f, cut, wanted, a), 0, cost.link) + cost.held_seconds(held_bytes(p, f, a));
   };
   OpCut best = tries[0];
   double least = seconds(best);

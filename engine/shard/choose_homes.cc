@@ -63,7 +63,7 @@ void CutChooser::follow_owner(const Variable& v) {
 
 void CutChooser::live_at(TensorId id, const Home& home) {
   form(id).layout = home.layout;
-  const auto& meshes = tasks_.mesh_of_stage;
+  const auto& meshes = axes_.tasks.mesh_of_stage;
   if (meshes[static_cast<size_t>(form(id).stage)] != home.mesh)
     form(id).stage = static_cast<int32_t>(std::find(meshes.begin(), meshes.end(), home.mesh) - meshes.begin());
 }

@@ -6,28 +6,14 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kSpread = 8;  // times more elements than what is spread
-
 bool is(const AxisLayout& layout, Placement placement) { return layout.placement == placement; }
 
 }  // namespace
 
 CutChooser::Operand CutChooser::operand(TensorId id, const Op& reader) {
   if (id == kNone) return {};
-  Form& f = tasks_.stages() > 1 ? at_stage(id, reader) : form(id);
+  Form& f = axes_.tasks.stages() > 1 ? at_stage(id, reader) : form(id);
   return {&f, f.layout, f.late};
-}
-
-bool CutChooser::is_spread(TensorId id) const {
-  const OpId producer = g_.tensor(id).producer;
-  if (producer == kNone || form(id).reductions) return false;
-  const Op& op = g_.op(producer);
-  if (op.outputs.size() != 1 || has_flag(op.code, kUpdateOp) || has_flag(op.code, kRandom)) return false;
-  int64_t from = 0;
-  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g_.tensor(x).dims);
-  for (const AxisLayout& l : form(id).layout.axes)
-    if (!is(l, Placement::kReplicate) && !l.samples) return false;
-  return from > 0 && from * kSpread <= element_count(g_.tensor(id).dims);
 }
 
 CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
@@ -41,12 +27,13 @@ CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
     return source;
   }
   const bool made = kind != TensorKind::kInput && kind != TensorKind::kStep;
-  const bool again = made && ((constant_[static_cast<size_t>(id)] && !source.reductions) || is_spread(id));
+  const bool again = made && !source.reductions &&
+                     (constant_[static_cast<size_t>(id)] || is_spread(g_, id, source.layout, axes_.tasks.cost));
   if (made && !again) {
     // Sums over micro-batches move once, when they are whole.
     if (partial) reduce_over_time(source.layout, &source);
     for (size_t a = 1; a < axes(); ++a) {
-      const MeshAxis &here = axes_.mesh(a, source.stage), &there = axes_.mesh(a, reader.stage);
+      const MeshAxis &here = axes_.mesh_axis(a, source.stage), &there = axes_.mesh_axis(a, reader.stage);
       if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
       if (!is(source.layout.axes[a], Placement::kPartial)) continue;
       Operand whole{&source, source.layout, source.late};
@@ -180,7 +167,7 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
   }
   const auto same_shares = [&] {
     if (a == kTime || l[a].state == want.state) return true;
-    const MeshAxis& axis = axes_.mesh(a, reader.stage);
+    const MeshAxis& axis = axes_.mesh_axis(a, reader.stage);
     return axis.shares == axis.state_shares;
   };
   if (l[a].placement == want.placement && (!cut || (l[a].digit == want.digit && same_shares()))) return;
@@ -202,7 +189,7 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
     if (!combine_gradient(o, id, reader, a)) {
       // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
       for (size_t b = axes(); b-- > a + 1;)
-        if (is(l[b], Placement::kPartial) && axes_.mesh(b, reader.stage).has_gaps()) reduce(o, id, reader, b);
+        if (is(l[b], Placement::kPartial) && axes_.mesh_axis(b, reader.stage).has_gaps()) reduce(o, id, reader, b);
       if (is(l[a], Placement::kPartial) && (!cut || combine != Combine::kSum)) reduce(o, id, reader, a);
     }
     if (!cut) return;

@@ -29,7 +29,7 @@ void CutChooser::charge_compute(const Op& op, OpId number) {
   const auto cut_along = [&](size_t a) { return out_.cuts[a][static_cast<size_t>(number)].present(); };
   for (size_t a = 1; a < axes(); ++a)
     if (cut_along(a) || (axes_.by_micro_batch(a) && cut_along(kTime))) ways *= static_cast<double>(size(a, op));
-  price_->compute_seconds += op_seconds(cost_of(view_of(g_, op)), tasks_.cost.device) / ways;
+  price_->compute_seconds += op_seconds(cost_of(view_of(g_, op)), axes_.tasks.cost.device) / ways;
 }
 
 void CutChooser::charge_move(TensorId id, const Op& reader, const Layout& from, size_t a, const AxisLayout& to) {
@@ -40,22 +40,13 @@ void CutChooser::charge_move(TensorId id, const Op& reader, const Layout& from, 
   const double times = runs(from, reader.stage);
   // Of one run: a micro-batch has its part of what is cut along time.
   const double whole = bytes(reader, id, from, a) / (in_body ? static_cast<double>(out_.micro_batches) : 1);
-  const LinkRates& link = tasks_.cost.link;
-  double seconds = 0, received = 0;
-  const double part = whole * static_cast<double>(n - 1) / static_cast<double>(n);
+  const LinkRates& link = axes_.tasks.cost.link;
+  const Reshard reshard{now.placement == Placement::kPartial, to.placement == Placement::kShard};
+  double received = received_bytes(reshard, whole, n), seconds = reshard_seconds(reshard, whole, n, link);
   if (to.window.present()) {
-    received = whole * static_cast<double>(halo_of(to.window, axes_.mesh(a, reader.stage))) /
+    received = whole * static_cast<double>(halo_of(to.window, axes_.mesh_axis(a, reader.stage))) /
                static_cast<double>(std::max<int64_t>(to.window.source, 1));
-    seconds = link.latency_seconds + received / link.bytes_per_second;
-  } else if (now.placement == Placement::kPartial && to.placement == Placement::kReplicate) {
-    received = 2 * part;
-    seconds = all_reduce_seconds(whole, n, link);
-  } else if (now.placement == Placement::kShard && to.placement == Placement::kShard) {
-    received = part / static_cast<double>(n);
-    seconds = static_cast<double>(n - 1) * link.latency_seconds + received / link.bytes_per_second;
-  } else {
-    received = part;
-    seconds = all_gather_seconds(whole, n, link);
+    seconds = link_seconds(received, 1, link);
   }
   *price_ += {0, times * seconds, times * received};
 }
@@ -65,9 +56,8 @@ void CutChooser::charge_transfer(TensorId id, const Form& copy) {
   for (size_t a = 1; a < axes(); ++a)
     if (copy.layout.axes[a].placement == Placement::kShard) received /= static_cast<double>(axes_.size(a, copy.stage));
   const double times = runs(copy.layout, copy.stage);
-  const LinkRates& link = tasks_.cost.link;
   if (copy.layout.axes[kTime].placement == Placement::kShard) received /= static_cast<double>(out_.micro_batches);
-  *price_ += {0, times * (link.latency_seconds + received / link.bytes_per_second), times * received};
+  *price_ += {0, times * link_seconds(received, 1, axes_.tasks.cost.link), times * received};
 }
 
 Price price_of_step(const Graph& graph, const TaskGraphs& tasks, const Choices& choices) {

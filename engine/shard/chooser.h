@@ -31,7 +31,7 @@ class CutChooser {
     bool late = false;
   };
 
-  size_t axes() const { return axes_.count(); }
+  size_t axes() const { return axes_.axes(); }
   int64_t size(size_t a, const Op& op) const { return axes_.size(a, op.stage); }
   Form& form(TensorId id) { return forms_[static_cast<size_t>(id)]; }
   const Form& form(TensorId id) const { return forms_[static_cast<size_t>(id)]; }
@@ -86,10 +86,8 @@ class CutChooser {
   void bring(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& want);
   bool combine_gradient(Operand& operand, TensorId id, const Op& reader, size_t a);
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is; kNone: it is none
-  bool is_spread(TensorId id) const;        // something small spread over a large tensor: what is small moves
 
   const Graph& g_;
-  const TaskGraphs& tasks_;
   const ShardOptions& options_;
   Choices out_;
   Price* price_ = nullptr;

@@ -8,16 +8,31 @@
 
 namespace whale {
 
+bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const CostModel& cost) {
+  const OpId producer = graph.tensor(id).producer;
+  if (producer == kNone) return false;
+  const Op& op = graph.op(producer);
+  if (op.outputs.size() != 1 || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
+      op.code == OpCode::k_accumulate || has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) ||
+      has_flag(op.code, kRandom))
+    return false;
+  int64_t from = 0;
+  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(graph.tensor(x).dims);
+  for (const AxisLayout& l : layout.axes)
+    if (l.placement != Placement::kReplicate && !l.samples) return false;
+  return from > 0 && from * cost.spread <= element_count(graph.tensor(id).dims);
+}
+
 std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op& op) {
   const auto scope = static_cast<size_t>(op.scope);
   return graph.scope_path(scope < tasks.written.size() ? tasks.written[scope] : op.scope);
 }
 
 Layout input_layout(const Tensor& input, const Axes& axes, const Op& reader) {
-  Layout layout{std::vector<AxisLayout>(axes.count())};
+  Layout layout{std::vector<AxisLayout>(axes.axes())};
   const int dim = input.batch_dim;
   if (dim < 0 || input.dims[static_cast<size_t>(dim)] <= 1) return layout;
-  for (size_t a = 0; a < axes.count(); ++a)
+  for (size_t a = 0; a < axes.axes(); ++a)
     if (axes.size(a, reader.stage) > 1 &&
         (a == kTime || (axes.role(reader, a) == AxisRole::kReplica && !axes.by_micro_batch(a))))
       layout.axes[a] = shard({dim, 1, 1}, false, true);
@@ -33,9 +48,9 @@ bool fits(const Placed& p, const Factor& f, const SubDigit& sub, size_t a) {
         "plan with a number of micro-batches that divides them",
         p.op.name, def(p.op.code).name, f.extent / f.group.rows, n, n)
         .at_op(p.op.name)
-        .at_scope(written_scope(p.graph, *p.axes.tasks, p.op));
+        .at_scope(written_scope(p.graph, p.axes.tasks, p.op));
   const bool window = f.kind == FactorKind::kWindow;
-  if (window && (a == kTime || !window_fits(f.window, p.axes.mesh(a, p.op.stage)))) return false;
+  if (window && (a == kTime || !window_fits(f.window, p.axes.mesh_axis(a, p.op.stage)))) return false;
   const auto clash = [&](TensorId id, const Layout* layout, const Digit& whole) {
     if (id == kNone || !whole.present()) return false;
     const Digit digit = sub_digit(whole, sub);
@@ -105,7 +120,7 @@ AxisLayout wanted_operand(const Placed& p, size_t i, size_t a, const OpCut& cut)
   if (const Digit groups = cut_of_groups(p, f, f.group.inputs, i, a, cut); groups.present())
     return shard(groups, cut.state, cut.samples);
   if (i >= f.inputs.size() || !f.inputs[i].present()) return {};
-  return f.reads_through(i) ? read_layout(f, f.inputs[i], p.axes.mesh(a, p.op.stage))
+  return f.reads_through(i) ? read_layout(f, f.inputs[i], p.axes.mesh_axis(a, p.op.stage))
                             : shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples);
 }
 
@@ -122,7 +137,7 @@ Digit streamed_piece(const Placed& p, size_t i, size_t a, const OpCut& cut) {
   const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
   if (a == kTime || (i < f.inputs.size() && f.inputs[i].present())) return {};
   const Digit piece = streamed_digit(p.factors, i);
-  return piece.present() && asks_for(*p.axes.tasks, p.op, a, f) ? piece : Digit{};
+  return piece.present() && asks_for(p.axes.tasks, p.op, a, f) ? piece : Digit{};
 }
 
 void mark_samples(Layout& layout) {

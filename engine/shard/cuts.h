@@ -54,6 +54,9 @@ void mark_samples(Layout& layout);
 // too; empty: it takes whole operands.
 std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
 
+// Something small spread over a large tensor that lies so: what is small moves.
+bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const CostModel& cost);
+
 // Around the op, as the user wrote it: a pipeline's cut divides scopes.
 std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op& op);
 

@@ -10,7 +10,6 @@ namespace whale {
 Inserter::Inserter(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices)
     : options_(options),
       choices_(choices),
-      axes_{&tasks, choices.micro_batches},
       b_(graph, tasks, choices.batch, choices.micro_batches),
       parameter_of_(parameters_of_gradients(graph)) {
   b_.out.exact = options.exact && b_.out.micro_batches > 1;
@@ -34,7 +33,7 @@ Placed Inserter::placed(const Op& op, const Factors& factors) const {
     for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.layouts[static_cast<size_t>(id)]);
     return out;
   };
-  return {g(), axes_, op, factors, layouts(op.inputs), layouts(op.outputs)};
+  return {g(), b_.out, op, factors, layouts(op.inputs), layouts(op.outputs)};
 }
 
 void Inserter::place(Op op, OpId number, const Forced& forced) {
@@ -76,7 +75,7 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
 }
 
 void Inserter::apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& cut) {
-  const Placed how{g(), axes_, op, factors, {}, {}};
+  const Placed how{g(), b_.out, op, factors, {}, {}};
   for (size_t i = 0; i < op.inputs.size(); ++i) {
     if (op.inputs[i] == kNone) continue;
     if (const Digit piece = streamed_piece(how, i, a, cut); piece.present())

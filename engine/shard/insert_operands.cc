@@ -8,9 +8,7 @@
 #include "task/window.h"
 
 namespace whale {
-namespace {
-constexpr int64_t kFreeFlops = 8;  // an element, of ops that are cheaper made again than moved
-}  // namespace
+namespace {}  // namespace
 
 TensorId Inserter::bring(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
   id = b_.latest(id);
@@ -273,13 +271,14 @@ bool Inserter::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
     if (placement(id, b) == Placement::kPartial) return false;
   const int64_t n = element_count(g().tensor(id).dims);
   // Along time there is no other way.
-  if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(kFreeFlops * n)) return false;
+  if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(tasks().cost.remade_flops * n)) return false;
   const Factor f = factors_of(g(), op).list[static_cast<size_t>(cut.factor)];
   // Where nothing carries the digit, something small is spread (or made from nothing); along time there is no other
   // way.
   const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const Digit& d) { return d.present(); });
   for (const TensorId x : op.inputs)
-    if (a != kTime && !carried && x != kNone && element_count(g().tensor(x).dims) * kSpread > n) return false;
+    if (a != kTime && !carried && x != kNone && element_count(g().tensor(x).dims) * tasks().cost.spread > n)
+      return false;
   for (size_t i = 0; i < op.inputs.size(); ++i)
     if (op.inputs[i] != kNone && f.inputs[i].present() &&
         !is_free(op.inputs[i], sub_digit(f.inputs[i], cut.sub), depth + 1, a))

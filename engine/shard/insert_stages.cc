@@ -17,26 +17,12 @@ bool Inserter::is_constant(TensorId id, int depth) {
   return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
 }
 
-bool Inserter::is_spread(TensorId id) {
-  const OpId producer = b_.producer(id);
-  if (producer == kNone || has_flag(g().op(producer).code, kCollective)) return false;
-  const Op& op = g().op(producer);
-  if (op.outputs.size() != 1 || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
-      op.code == OpCode::k_accumulate || has_flag(op.code, kUpdateOp) || has_flag(op.code, kRandom))
-    return false;
-  int64_t from = 0;
-  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(g().tensor(x).dims);
-  for (size_t a = 0; a < axes(); ++a)
-    if (placement(id, a) != Placement::kReplicate && !b_.out.at(id, a).samples) return false;
-  return from > 0 && from * kSpread <= element_count(g().tensor(id).dims);
-}
-
 TensorId Inserter::at_stage(TensorId id, const Op& reader) {
   id = b_.latest(id);
   const TensorKind kind = g().tensor(id).kind;
   // What a later chunk of these devices was fed first is not there yet.
   const bool fed_later = kind == TensorKind::kInput && b_.out.stage(id) > reader.stage;
-  if (same_devices(b_.out.stage(id), reader.stage) && !fed_later) {
+  if (b_.out.same_devices(b_.out.stage(id), reader.stage) && !fed_later) {
     // Another chunk of the same devices runs at another time.
     return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
   }
@@ -44,11 +30,11 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
     const bool fresh = !input_forms_.contains({id, reader.stage});
     const TensorId form = b_.input_form(id, reader.stage, false);
     if (fresh && kind == TensorKind::kInput)
-      b_.out.layouts[static_cast<size_t>(form)] = input_layout(g().tensor(form), axes_, reader);
+      b_.out.layouts[static_cast<size_t>(form)] = input_layout(g().tensor(form), b_.out, reader);
     input_forms_.insert({id, reader.stage});
     return form;
   }
-  if (is_constant(id) || is_spread(id)) {
+  if (is_constant(id) || is_spread(g(), id, b_.out.layouts[static_cast<size_t>(id)], tasks().cost)) {
     while (b_.producer(id) != kNone &&
            g().op(b_.producer(id)).code == OpCode::k_local_slice)  // the reader cuts it anew
       id = g().op(b_.producer(id)).inputs[0];

@@ -15,8 +15,7 @@
 
 namespace whale {
 
-inline constexpr int kDeepest = 64;    // of chains that are produced again
-inline constexpr int64_t kSpread = 8;  // times more elements than what is spread
+inline constexpr int kDeepest = 64;  // of chains that are produced again
 
 class Inserter {
  public:
@@ -37,7 +36,7 @@ class Inserter {
   Placement placement(TensorId id, size_t a) const {
     return id == kNone ? Placement::kReplicate : b_.out.at(id, a).placement;
   }
-  AxisRole role(const Op& op, size_t a) const { return tasks().task(op).roles[a - 1]; }
+  AxisRole role(const Op& op, size_t a) const { return b_.out.role(op, a); }
 
   // insert.cc
   Placed placed(const Op& op, const Factors& factors) const;  // until the next bridge
@@ -74,11 +73,7 @@ class Inserter {
   TensorId produce_cut(TensorId id, size_t a, const AxisLayout& want);
 
   // insert_stages.cc
-  bool same_devices(int32_t a, int32_t b) const {
-    return tasks().mesh_of_stage[static_cast<size_t>(a)] == tasks().mesh_of_stage[static_cast<size_t>(b)];
-  }
   bool is_constant(TensorId id, int depth = 0);  // made of constants and the step's scalars: made again, not moved
-  bool is_spread(TensorId id);                   // something small spread over a large tensor: what is small moves
   TensorId at_stage(TensorId id, const Op& reader);
 
   // insert_time.cc
@@ -101,7 +96,6 @@ class Inserter {
 
   const ShardOptions& options_;
   const Choices& choices_;
-  Axes axes_;
   BridgeBuilder b_;
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
   std::map<TensorId, TensorId> used_;          // of a gradient: as its update reads it

@@ -25,12 +25,10 @@ inline double neutral_of(Combine combine, DType dtype) {
   return end - 1;  // of i64: 2^63, which a fill takes for its largest number
 }
 
-struct LayoutGraph {
+struct LayoutGraph : Axes {
   Graph graph;                  // Op::region and Op::stage are filled in; bridges are ops
   std::vector<Layout> layouts;  // per tensor: time, then the axes of its stage's mesh
   std::vector<int32_t> stages;  // per tensor: where it is
-  TaskGraphs tasks;
-  int64_t micro_batches = 1;
   // Sums over micro-batches are fixed binary trees over all of them (semantics.md section 9): an `accumulate` reads the
   // value twice, and its result is whole along replicas too.
   bool exact = false;
@@ -42,19 +40,10 @@ struct LayoutGraph {
   std::vector<std::pair<TensorId, TensorId>> input_forms;
   std::vector<std::string> notes;  // what passes decided and why, one sentence each
 
-  explicit LayoutGraph(TaskGraphs t) : tasks(std::move(t)) {}
+  explicit LayoutGraph(TaskGraphs t) : Axes{std::move(t)} {}
   const AxisLayout& at(TensorId id, size_t axis) const { return layouts[static_cast<size_t>(id)].axes[axis]; }
   AxisLayout& at(TensorId id, size_t axis) { return layouts[static_cast<size_t>(id)].axes[axis]; }
   int32_t stage(TensorId id) const { return stages[static_cast<size_t>(id)]; }
-  size_t axes() const { return 1 + tasks.meshes[0].axes.size(); }
-  const MeshAxis& mesh_axis(size_t axis, int32_t stage) const { return tasks.mesh(stage).axes[axis - 1]; }
-  int64_t size(size_t axis, int32_t stage) const { return axis == kTime ? micro_batches : mesh_axis(axis, stage).size; }
-  std::string axis_name(size_t axis) const { return axis == kTime ? "time" : tasks.meshes[0].axes[axis - 1].name; }
-  // Replicas along the axis take whole micro-batches: what differs from micro-batch to micro-batch is not cut along it,
-  // a sum over micro-batches is.
-  bool by_micro_batch(size_t axis) const {
-    return axis != kTime && axis <= tasks.by_micro_batch.size() && tasks.by_micro_batch[axis - 1];
-  }
   bool time_varies(TensorId id) const {  // a value of its own per micro-batch
     return at(id, kTime).placement != Placement::kReplicate;
   }

@@ -14,10 +14,6 @@ namespace whale {
 namespace {
 
 constexpr size_t kStates = 24;
-constexpr double kTrainPasses = 3;         // forward, input gradient, weight gradient
-constexpr double kUpdateBytesPerByte = 7;  // Adam reads p, g, m, v and writes p, m, v
-constexpr double kHeldBytesPerByte = 4;    // p, g, m, v
-constexpr double kWholeBytesPerByte = 3;   // put together for a step: itself, and the sum of its gradients in f32
 
 struct Code {
   Placement placement = Placement::kReplicate;
@@ -42,7 +38,7 @@ struct Step {
 
 class Chooser {
  public:
-  explicit Chooser(const SplitProblem& p) : p_(p), g_(p.graph) {}
+  explicit Chooser(const SplitProblem& p) : p_(p), g_(p.graph), cost_(p.tasks.cost) {}
 
   std::vector<OpCut> run() {
     std::vector<OpCut> cuts(g_.ops.size());
@@ -157,7 +153,7 @@ class Chooser {
       for (size_t a = 0; a < task.roles.size(); ++a)
         if (task.roles[a] == AxisRole::kReplica) bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
     }
-    return p_.cost.link.latency_seconds + bytes / p_.cost.link.bytes_per_second;
+    return link_seconds(bytes, 1, cost_.link);
   }
 
   Code find(const State& state, TensorId id) const {
@@ -180,8 +176,8 @@ class Chooser {
 
   // Brings an operand to where the op needs it; returns the cost.
   double bring(Code& code, TensorId id, const Op& op, const Digit& want, bool cut) const {
-    const auto n = static_cast<double>(ways(op));
-    const double part = (n - 1) / n, passes = p_.trains ? 2 : 1;
+    const auto share = [n = ways(op)](Reshard reshard) { return received_bytes(reshard, 1, n); };
+    const double part = share({}), passes = p_.trains ? 2 : 1;
     const bool variable = is_variable_[static_cast<size_t>(id)];
     if (code.open) {
       code.open = false;
@@ -191,16 +187,16 @@ class Chooser {
       }
       const Tensor& t = g_.tensor(id);
       const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
-      const double update = p_.trains ? kUpdateBytesPerByte * bytes * part / p_.cost.device.bytes_per_second : 0;
-      const double held = (p_.trains ? kHeldBytesPerByte : 1) * bytes * part / p_.cost.freed_bytes_per_second;
-      return update + held + (cut && p_.trains ? seconds(id, op, 2 * part) : 0);
+      const double update = p_.trains ? pass_seconds(cost_.update_passes * bytes * part, cost_.device) : 0;
+      const double held = cost_.held_seconds((p_.trains ? cost_.held_copies : 1) * bytes * part);
+      return update + held + (cut && p_.trains ? seconds(id, op, share({.sum = true})) : 0);
     }
     if (want.present()) {
       switch (code.placement) {
         case Placement::kShard:
           if (code.digit == want) return 0;
           if (code.whole) return p_.trains ? seconds(id, op, part) : 0;
-          return passes * seconds(id, op, part / n);
+          return passes * seconds(id, op, share({.cut = true}));
         case Placement::kReplicate: {
           const bool of_samples = per_sample_[static_cast<size_t>(id)] && depends_on_parameter(id);
           const bool gradient = p_.trains && (variable || of_samples) && is_float(g_.tensor(id).dtype);
@@ -214,21 +210,21 @@ class Chooser {
     double cost = 0;
     if (code.placement == Placement::kPartial) {
       code.placement = Placement::kReplicate;
-      cost += seconds(id, op, 2 * part);
+      cost += seconds(id, op, share({.sum = true}));
     } else if (code.placement == Placement::kShard && !code.whole) {
       code.whole = true;
       cost += passes * seconds(id, op, part);
       if (p_.micro_batches > 1 && !per_sample_[static_cast<size_t>(id)]) {  // over all of them
         const Tensor& t = g_.tensor(id);
         const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
-        cost += (p_.trains ? kWholeBytesPerByte : 1) * bytes * part / p_.cost.freed_bytes_per_second;
+        cost += cost_.held_seconds((p_.trains ? cost_.gathered_copies : 1) * bytes * part);
       }
       return cost;  // the adjoint of the gather sums the gradients
     }
     if (cut && p_.trains && !code.charged && code.placement == Placement::kReplicate && is_float(g_.tensor(id).dtype) &&
         (variable || depends_on_parameter(id))) {
       code.charged = true;
-      cost += seconds(id, op, 2 * part);
+      cost += seconds(id, op, share({.sum = true}));
     }
     return cost;
   }
@@ -327,7 +323,7 @@ class Chooser {
       fixed = {p_.samples[i]};
     else
       fixed = {{}};
-    const double work = op_seconds(cost_of(view_of(g_, op)), p_.cost.device) * (p_.trains ? kTrainPasses : 1);
+    const double work = op_seconds(cost_of(view_of(g_, op)), cost_.device) * (p_.trains ? cost_.passes : 1);
     std::vector<State> out;
     std::unordered_map<size_t, size_t> known;
     for (const State& state : states) {
@@ -375,8 +371,8 @@ class Chooser {
       const bool carries = x < f.inputs.size() && f.inputs[x].present();
       if (const Digit piece = streamed_digit(factors, x); asked && !carries && piece.present()) {
         // It goes round: as much as gathering, from a cut of it.
-        const auto n = static_cast<double>(ways(op));
-        state.cost += bring(code, id, op, piece, true) + (p_.trains ? 2 : 1) * seconds(id, op, (n - 1) / n);
+        state.cost +=
+            bring(code, id, op, piece, true) + (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op)));
         put(state, id, code);
         continue;
       }
@@ -442,6 +438,7 @@ class Chooser {
 
   const SplitProblem& p_;
   const Graph& g_;
+  const CostModel& cost_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;
   std::unordered_map<TensorId, Code> homes_;  // of variables that are fixed already and cut

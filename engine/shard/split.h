@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "cost/cost.h"
 #include "shard/digits.h"
 
 namespace whale {
@@ -17,8 +16,7 @@ struct SplitProblem {
   size_t axis = 1;                               // of the layouts
   const std::vector<OpCut>& samples;             // per op (follow_samples)
   const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before
-  const CostModel& cost;
-  const Homes* homes;  // of variables that are fixed already; may be null
+  const Homes* homes;                            // of variables that are fixed already; may be null
   int64_t micro_batches = 1;
   bool trains = true;
 };

@@ -101,7 +101,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
         if (best[s - 1][j].slowest == std::numeric_limits<double>::infinity()) continue;
         const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
         const double seconds = (until[places[k].at] - until[places[j].at]) / speed(s - 1) +
-                               link_seconds(crossing, 0, cost.link) + crossing / cost.freed_bytes_per_second;
+                               link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
         const double slowest = std::max(best[s - 1][j].slowest, seconds),
                      squares = best[s - 1][j].squares + seconds * seconds;
         Best& b = best[s][k];

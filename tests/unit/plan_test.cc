@@ -355,6 +355,17 @@ TEST_CASE("cost formulas") {
   CHECK(all_reduce_seconds(1e6, 1, link) == 0);
   CHECK(all_reduce_seconds(4e6, 4, link) == doctest::Approx(6 * (1e-6 + 1e-3)));
   CHECK(all_gather_seconds(4e6, 2, link) == doctest::Approx(1e-6 + 2e-3));
+  // Of 4 MB on 4 devices, each receives: gathered, exchanged, summed, summed in parts.
+  CHECK(received_bytes({}, 4e6, 4) == doctest::Approx(3e6));
+  CHECK(received_bytes({.cut = true}, 4e6, 4) == doctest::Approx(0.75e6));
+  CHECK(received_bytes({.sum = true}, 4e6, 4) == doctest::Approx(6e6));
+  CHECK(received_bytes({.sum = true, .cut = true}, 4e6, 4) == doctest::Approx(3e6));
+  for (const bool sum : {false, true})
+    for (const bool cut : {false, true}) {
+      const double rounds = sum && !cut ? 6 : 3, bytes = received_bytes({sum, cut}, 4e6, 4);
+      CHECK(reshard_seconds({sum, cut}, 4e6, 4, link) ==
+            doctest::Approx(rounds * link.latency_seconds + bytes / link.bytes_per_second));
+    }
   CHECK(op_seconds({1e9, 1e6}, {.flops_per_second = 1e9, .bytes_per_second = 1e9, .seconds_per_op = 0}) ==
         doctest::Approx(1));
   CHECK(op_seconds({1, 2e9}, {.flops_per_second = 1e9, .bytes_per_second = 1e9, .seconds_per_op = 0}) ==
