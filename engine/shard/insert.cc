@@ -8,7 +8,8 @@
 namespace whale {
 
 Inserter::Inserter(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices)
-    : options_(options),
+    : source_(graph),
+      options_(options),
       choices_(choices),
       b_(graph, tasks, choices.batch, choices.micro_batches),
       parameter_of_(parameters_of_gradients(graph)) {

@@ -30,27 +30,13 @@ void Inserter::hoist_operands(Op& op, OpId number) {
   }
 }
 
-namespace {
-
-[[noreturn]] void refuse_mixed(const Graph& g, const Op& user, const std::string& scope, TensorId id,
-                               int64_t micro_batches) {
-  const char* advice = def(user.code).micro_batch_advice;
-  throw invalid(
-      "op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more "
-      "than a part of them is there. Plan with one micro-batch (accumulation 1){}",
-      user.name, def(user.code).name, g.tensor(id).name, micro_batches,
-      advice ? ", or " + fmt::format(fmt::runtime(advice), micro_batches) : "")
-      .at_op(user.name)
-      .at_scope(scope);
-}
-
-}  // namespace
-
 TensorId Inserter::whole(const Op& user, TensorId id, int depth) {
-  if (const auto known = wholes_.find(id); known != wholes_.end()) return known->second;
   if (!b_.out.time_varies(id) && b_.region(id) != Region::kEpilogue) return id;
   const bool input = g().tensor(id).kind == TensorKind::kInput;
-  TensorId out = input ? b_.input_form(id, b_.out.stage(id), true) : make_whole(user, id, depth);
+  const auto known = wholes_.find(id);
+  TensorId out = known != wholes_.end() ? known->second
+                 : input                ? b_.input_form(id, b_.out.stage(id), true)
+                                        : make_whole(user, id, depth);
   // The user wants the value itself, not this device's part of a sum.
   if (!input && depth == 0)
     for (size_t a = 1; a < axes(); ++a)
@@ -62,9 +48,9 @@ TensorId Inserter::whole(const Op& user, TensorId id, int depth) {
 TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   const OpId producer = b_.producer(id);
   const Op source = producer == kNone ? Op{} : g().op(producer);
-  const bool twice = depends_on(id, TensorKind::kVariable) && depends_on(id, TensorKind::kInput);
-  if (producer == kNone || twice || depth > 4 * kDeepest || has_flag(source.code, kUpdateOp))
-    refuse_mixed(g(), user, written_scope(user), id, micro_batches());
+  if (producer == kNone || (depth == 0 && has_mixed_rows(id)) || depth > 4 * kDeepest ||
+      has_flag(source.code, kUpdateOp))
+    refuse_mixed(user, id);
   if (const auto [parts, along] = b_.summed(id); parts != kNone) {
     const TensorId x = whole(user, parts, depth + 1);
     return placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;
@@ -98,19 +84,87 @@ TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   return out;
 }
 
-bool Inserter::depends_on(TensorId id, TensorKind kind) {
-  std::vector<TensorId> todo{id};
+template <class Deeper>
+void Inserter::each_maker(TensorId id, Deeper deeper) const {
+  std::vector<TensorId> found{id};
   std::set<TensorId> seen{id};
-  while (!todo.empty()) {
-    const TensorId t = todo.back();
-    todo.pop_back();
-    if (g().tensor(t).kind == kind) return true;
-    const OpId producer = b_.producer(t);
-    if (producer == kNone) continue;
-    for (const TensorId input : g().op(producer).inputs)
-      if (input != kNone && seen.insert(input).second) todo.push_back(input);
+  for (size_t k = 0; k < found.size(); ++k) {
+    if (!deeper(found[k]) || b_.producer(found[k]) == kNone) continue;
+    for (const TensorId input : g().op(b_.producer(found[k])).inputs)
+      if (input != kNone && seen.insert(input).second) found.push_back(input);
   }
-  return false;
+}
+
+bool Inserter::depends_on(TensorId id, TensorKind kind) const {
+  bool found = false;
+  each_maker(id, [&](TensorId t) { return !(found |= g().tensor(t).kind == kind); });
+  return found;
+}
+
+bool Inserter::has_mixed_rows(TensorId id) const {
+  bool found = false;
+  each_maker(id, [&](TensorId t) {
+    const bool rows = placement(t, kTime) == Placement::kShard;
+    found |= rows && mixes(t);
+    return !rows && !found;
+  });
+  return found;
+}
+
+OpId Inserter::nonlinear_behind(TensorId gradient) const {
+  const auto of_backward = [&](TensorId x) {
+    return x != kNone && source_.tensor(x).producer != kNone &&
+           source_.op(source_.tensor(x).producer).phase == Phase::kBackward;
+  };
+  // Of a product the gradient is the other factor: the forward op that reads both is to blame, not who is handed it.
+  const auto blamed = [&](const Op& backward, TensorId x) {
+    const auto has = [x](const std::vector<TensorId>& ids) { return std::ranges::count(ids, x) > 0; };
+    const Op& forward = source_.op(backward.origin);
+    if (has(forward.inputs) || (has(forward.outputs) && std::ranges::any_of(backward.inputs, of_backward)))
+      return backward.origin;
+    const auto product = std::ranges::find_if(source_.ops, [&](const Op& op) {
+      return op.phase == Phase::kForward && has(op.inputs) &&
+             std::ranges::count_if(op.inputs, [&](TensorId t) { return t != kNone && mixes(t); }) > 1;
+    });
+    return product == source_.ops.end() ? backward.origin : static_cast<OpId>(product - source_.ops.begin());
+  };
+  OpId found = kNone;
+  each_maker(gradient, [&](TensorId t) {
+    if (found != kNone || static_cast<size_t>(t) >= source_.tensors.size() || source_.tensor(t).producer == kNone)
+      return found == kNone;
+    const Op& op = source_.op(source_.tensor(t).producer);
+    if (op.phase != Phase::kBackward || op.origin == kNone) return true;
+    for (const TensorId x : op.inputs) {
+      if (x == kNone || source_.tensor(x).producer == kNone || of_backward(x)) continue;
+      const bool rows = choices_.layouts[static_cast<size_t>(x)].axes[kTime].placement == Placement::kShard;
+      if (!rows && mixes(x)) found = blamed(op, x);
+    }
+    return found == kNone;
+  });
+  return found;
+}
+
+void Inserter::refuse_mixed(const Op& user, TensorId id) const {
+  const OpId behind = user.phase == Phase::kBackward ? nonlinear_behind(id) : kNone;
+  const Op& op = behind == kNone ? user : source_.op(behind);
+  const std::string where = op.location.empty() ? "" : op.location + ": ";
+  if (behind != kNone)
+    throw invalid(
+        "{}op '{}' ({}) stands behind a sum or mean over all samples of the batch and is not linear in it: the "
+        "gradient of every sample needs the whole sum, and with {} micro-batches no more than a part of it is there. "
+        "Apply it to each sample's own loss, before the mean, where that is meant; otherwise plan with one micro-batch "
+        "(accumulation 1; micro_batches=1 of a pipeline)",
+        where, op.name, def(op.code).name, micro_batches())
+        .at_op(op.name)
+        .at_scope(written_scope(user));
+  const char* advice = def(user.code).micro_batch_advice;
+  throw invalid(
+      "{}op '{}' ({}) uses '{}', which mixes all samples of the batch, before the loss; with {} micro-batches no more "
+      "than a part of them is there. Plan with one micro-batch (accumulation 1; micro_batches=1 of a pipeline){}",
+      where, op.name, def(op.code).name, g().tensor(id).name, micro_batches(),
+      advice ? ", or " + fmt::format(fmt::runtime(advice), micro_batches()) : "")
+      .at_op(op.name)
+      .at_scope(written_scope(user));
 }
 
 }  // namespace whale

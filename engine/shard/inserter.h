@@ -79,11 +79,17 @@ class Inserter {
   // insert_time.cc
   // An op with operands that differ from micro-batch to micro-batch belongs to the body. Operands that exist only after
   // the body (sums over micro-batches) are then computed from the whole batch in the prologue, unless that would
-  // compute with samples and parameters twice.
+  // compute with samples and parameters twice: parameters may join what has become of the samples.
   void hoist_operands(Op& op, OpId number);
   TensorId whole(const Op& user, TensorId id, int depth);
   TensorId make_whole(const Op& user, TensorId id, int depth);
-  bool depends_on(TensorId id, TensorKind kind);
+  template <class Deeper>
+  void each_maker(TensorId id, Deeper deeper) const;  // what it is made of, nearest first; whose makers too: deeper(it)
+  bool depends_on(TensorId id, TensorKind kind) const;
+  bool mixes(TensorId id) const { return depends_on(id, TensorKind::kVariable) && depends_on(id, TensorKind::kInput); }
+  bool has_mixed_rows(TensorId id) const;  // rows of samples that depend on parameters are among what it is made of
+  OpId nonlinear_behind(TensorId gradient) const;  // the forward op, behind a sum over samples, that is to blame
+  [[noreturn]] void refuse_mixed(const Op& user, TensorId id) const;
 
   // insert_ends.cc
   Op reader_of(TensorId id, int32_t stage);  // stands for whoever reads it at the end of the step, in messages
@@ -94,6 +100,7 @@ class Inserter {
       TensorId id);  // sums are finished; samples stay where they are and are put together by the session
   void finish();
 
+  const Graph& source_;
   const ShardOptions& options_;
   const Choices& choices_;
   BridgeBuilder b_;

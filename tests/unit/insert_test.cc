@@ -142,6 +142,53 @@ TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
   CHECK(count_op->region == Region::kPrologue);
 }
 
+namespace {
+// The mean of squares, each with a weight of its sample.
+TensorId weighted_mean(small::Model& m) {
+  const TensorId x = m.input("x", {6, 4}), weights = m.input("weights", {6, 3});
+  const TensorId h = m.op(k_matmul, {x, m.variable("w", {4, 3})}, {}, "h");
+  const TensorId each = m.op(k_mul, {m.op(k_square, {h}), weights}, {}, "each");
+  return m.op(k_div, {m.op(k_reduce_sum, {each}), m.op(k_reduce_sum, {weights}, {}, "total")}, {}, "mean");
+}
+}  // namespace
+
+TEST_CASE("what parameters and a hoisted denominator make is hoisted with it") {
+  for (const OpCode code : {k_mul, k_div}) {
+    small::Model m;
+    const TensorId mean = weighted_mean(m);
+    m.minimize(m.op(code, {mean, m.op(k_exp, {m.variable("scale", {})})}, {}, "loss"), OptimizerKind::kSgd);
+    const LayoutGraph lg = laid_out(m, 3, 2);
+    const Op* total = find(lg, "total.whole");
+    REQUIRE(total);
+    CHECK(total->region == Region::kPrologue);
+    for (const Op& op : lg.graph.ops)  // samples and parameters meet in the body alone
+      if (op.code == k_matmul || op.code == k_square || op.name == "each") CHECK(op.region == Region::kBody);
+  }
+}
+
+TEST_CASE("what is not linear in a mean over samples is refused with micro-batches, and named") {
+  const auto refused = [](const std::function<TensorId(small::Model&, TensorId)>& loss) {
+    small::Model m;
+    const TensorId mean = weighted_mean(m);
+    m.minimize(loss(m, mean), OptimizerKind::kSgd);
+    m.g.ops.back().location = "model.py:7";
+    CHECK_NOTHROW(laid_out(m, 1, 2));
+    return message_of([&] { laid_out(m, 2, 1); }, {Code::kInvalidArgument});
+  };
+  for (const OpCode code : {k_square, k_sqrt}) {
+    const std::string message =
+        refused([&](small::Model& m, TensorId mean) { return m.op(code, {mean}, {}, "curved"); });
+    CHECK_MESSAGE(message.starts_with("model.py:7: op 'curved' (" + std::string(def(code).name) + ") "), message);
+    for (const char* part : {"behind a sum or mean", "2 micro-batches", "before the mean", "accumulation 1"})
+      CHECK_MESSAGE(has(message, part), message);
+    CHECK_MESSAGE(!has(message, "before the loss"), message);
+  }
+  const std::string product = refused([](small::Model& m, TensorId mean) {  // of two tasks
+    return m.op(k_mul, {mean, m.op(k_stop_gradient, {mean})}, {}, "product");
+  });
+  CHECK_MESSAGE(product.starts_with("model.py:7: op 'product' (mul) "), product);
+}
+
 TEST_CASE("statistics of the batch with micro-batches are refused with what to do") {
   const std::string message = message_of([] { laid_out(small::resnet(), 2, 1); });
   CHECK_MESSAGE(has(message, "accumulation 1"), message);

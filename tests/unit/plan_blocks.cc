@@ -238,6 +238,11 @@ void frozen(BlockGraph& m) {
   for (size_t v = first; v < m.g.variables.size(); ++v) m.g.variables[v].trainable = false;
 }
 
+void temperature(BlockGraph& m) {
+  m.scalar = m.ones("scalar", {});
+  m.h = m.op(k_div, {m.h, m.scalar});
+}
+
 // ---- last -------------------------------------------------------------------------------------------------------
 void classes_of(BlockGraph& m, TensorId logits) {
   Dims of = m.dims(logits);
@@ -271,6 +276,29 @@ void yes_no(BlockGraph& m) {
   m.loss = m.op(k_reduce_mean, {m.op(k_bce_with_logits, {y, m.op(k_sigmoid, {m.input(m.name + "y", m.dims(y))})})});
 }
 
+void weighted_rows(BlockGraph& m) {
+  const TensorId y = m.linear("head", m.h, m.dice.between(1, 3));
+  const TensorId each = m.op(k_squared_difference, {y, m.input(m.name + "y", m.dims(y))});
+  const TensorId weights = m.op(k_sigmoid, {m.input(m.name + "weights", m.dims(y))});
+  m.loss = m.op(k_div, {m.op(k_reduce_sum, {m.op(k_mul, {each, weights})}), m.op(k_reduce_sum, {weights})});
+}
+void learned(BlockGraph& m) {  // how much each task counts
+  const std::string name = m.name;
+  TensorId sum = kNone;
+  for (int64_t task = m.dice.between(1, 2); task > 0; --task) {
+    m.name = fmt::format("{}{}.", name, task);
+    m.dice.coin() ? classes(m) : weighted_rows(m);
+    const TensorId w = m.scalar != kNone && m.dice.coin() ? m.scalar : m.ones("weight", {});
+    const int64_t form = m.dice.below(3);
+    if (form == 0) m.loss = m.op(k_mul, {m.op(k_exp, {m.op(k_neg, {w})}), m.loss});
+    if (form == 1) m.loss = m.op(k_mul, {m.loss, w});
+    if (form == 2) m.loss = m.op(k_div, {m.loss, w});
+    m.extra.push_back(m.op(k_square, {w}));
+    sum = sum == kNone ? m.loss : m.op(k_add, {sum, m.loss});
+  }
+  m.loss = sum;
+}
+
 using Row = BlockRow;
 constexpr Row kFirst[] = {{"features", features}, {"sequence", sequence}, {"image", image},
                           {"volume", volume},     {"tokens", tokens},     {"bags", bags}};
@@ -300,8 +328,10 @@ constexpr Row kMiddle[] = {{"linear", linear},
                            {"heads", heads},
                            {"twice", twice},
                            {"center", center},
-                           {"frozen", frozen}};
-constexpr Row kLast[] = {{"classes", classes}, {"tied", tied}, {"regression", regression}, {"yes_no", yes_no}};
+                           {"frozen", frozen},
+                           {"temperature", temperature}};
+constexpr Row kLast[] = {
+    {"classes", classes}, {"tied", tied}, {"regression", regression}, {"yes_no", yes_no}, {"learned", learned}};
 
 using Rows = std::span<const Row>;
 

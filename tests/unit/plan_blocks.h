@@ -18,9 +18,10 @@ class BlockGraph : public GraphMaker {
 
   const int64_t batch;
   Dice dice{0};
-  std::string name;        // of the block that is being made
-  TensorId h = kNone;      // the activations
-  TensorId table = kNone;  // of token embeddings
+  std::string name;         // of the block that is being made
+  TensorId h = kNone;       // the activations
+  TensorId table = kNone;   // of token embeddings
+  TensorId scalar = kNone;  // a parameter
   TensorId loss = kNone;
   std::vector<TensorId> extra;  // terms of the loss
 

@@ -37,6 +37,19 @@ constexpr const char* kOnceRefused[] = {
     "strategy pipeline(3, micro_batches=4, schedule=1f1b) > split | recompute 2 | overlap false",
 };
 
+// A learned weight times a loss whose denominator counts samples: refused with micro-batches once.
+constexpr const char* kLearnedWeights[] = {
+    "graph features#1 learned#1 | batch 6 | devices 1 | strategy replica | micro_batches 2 | last 3",
+    "graph features#1 linear#3 learned#3 | batch 7 | devices 2 | strategy replica(2, shares=[2,1]) | micro_batches 3 | "
+    "exact true | zero 3 | last 2",
+    "graph features#1 temperature#1 linear#3 learned#4 | batch 8 | devices 2 | strategy pipeline(2, micro_batches=4) | "
+    "optimizer adamw#7 | last 3",
+    "graph features#1 temperature#1 linear#3 linear#4 learned#6 | batch 9 | devices 4 | strategy pipeline(2, "
+    "micro_batches=3, schedule=zb_h1) > replica(2) | optimizer adam#7 | zero 2 | exact true | last 5",
+    "graph features#1 linear#3 temperature#1 linear#4 learned#7 | batch 8 | devices 4 | strategy replica(2, "
+    "by=micro_batch) > split(2) | micro_batches 4 | zero 1 | last 2 | gradients true",
+};
+
 // A message without its names and numbers, to count the reasons.
 std::string kind_of(const std::string& message) {
   std::string out;
@@ -131,6 +144,14 @@ TEST_CASE("property: kept cases of plans are one device") {
 
 TEST_CASE("property: rows that no input feeds are cut along time") {
   for (const char* line : kOnceRefused) {
+    CAPTURE(line);
+    const Verdict v = verdict_on(parse_case(line));
+    CHECK_MESSAGE(v.outcome == Outcome::kEqual, v.text);
+  }
+}
+
+TEST_CASE("property: what a loss counts may be learned") {
+  for (const char* line : kLearnedWeights) {
     CAPTURE(line);
     const Verdict v = verdict_on(parse_case(line));
     CHECK_MESSAGE(v.outcome == Outcome::kEqual, v.text);
