@@ -156,12 +156,20 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
   std::vector<AxisLayout>& l = o.layout.axes;
   const Dims& dims = g_.tensor(id).dims;
   const bool cut = is(want, Placement::kShard);
+  // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
+  const auto sum_in_groups = [&](size_t outside) {
+    for (size_t b = axes(); b-- > outside + 1;)
+      if (is(l[b], Placement::kPartial) && axes_.mesh_axis(b, reader.stage).has_gaps()) reduce(o, id, reader, b);
+  };
   if (want.window.present()) {
     for (size_t b = axes(); b-- > a + 1;)
-      if (is(l[b], Placement::kShard) && l[b].digit.dim == want.digit.dim) move(o, id, reader, b, {});
+      if (is(l[b], Placement::kShard) && l[b].digit.dim == want.digit.dim) sum_in_groups(b), move(o, id, reader, b, {});
     AxisLayout plain = want;
     plain.window = {};
-    if (!is(l[a], Placement::kReplicate)) bring(o, id, reader, a, plain);
+    if (!is(l[a], Placement::kReplicate)) {
+      bring(o, id, reader, a, plain);
+      sum_in_groups(a);
+    }
     move(o, id, reader, a, want);
     return;
   }
@@ -181,15 +189,16 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
     if (!is(l[b], Placement::kShard)) continue;
     const Digit& inner = l[b].digit;
     if ((is(l[a], Placement::kShard) && (inner == l[a].digit || !compatible(dims, inner, l[a].digit))) ||
-        (cut && (inner == want.digit || !compatible(dims, inner, want.digit))))
+        (cut && (inner == want.digit || !compatible(dims, inner, want.digit)))) {
+      sum_in_groups(b);
       move(o, id, reader, b, {});
+    }
   }
+  if (is(l[a], Placement::kShard)) sum_in_groups(a);
   if (is(l[a], Placement::kPartial)) {
     const Combine combine = l[a].combine;
     if (!combine_gradient(o, id, reader, a)) {
-      // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
-      for (size_t b = axes(); b-- > a + 1;)
-        if (is(l[b], Placement::kPartial) && axes_.mesh_axis(b, reader.stage).has_gaps()) reduce(o, id, reader, b);
+      sum_in_groups(a);
       if (is(l[a], Placement::kPartial) && (!cut || combine != Combine::kSum)) reduce(o, id, reader, a);
     }
     if (!cut) return;

@@ -8,7 +8,6 @@
 #include "task/window.h"
 
 namespace whale {
-namespace {}  // namespace
 
 TensorId Inserter::bring(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
   id = b_.latest(id);
