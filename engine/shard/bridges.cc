@@ -126,7 +126,7 @@ TensorId BridgeBuilder::from_first(TensorId id, size_t axis) {
 
 TensorId BridgeBuilder::alike(TensorId id) {
   for (size_t a = 1; a < out.axes(); ++a) {
-    if (!(unlike_[static_cast<size_t>(id)] >> a & 1)) continue;
+    if (!(unlike_[static_cast<size_t>(id)] >> a & 1) || parts_differ(id, a)) continue;
     const auto at = key(id, a, kFirst, {});
     const auto known = made_.find(at);
     id = known != made_.end() ? known->second : made_[at] = from_first(id, a);
@@ -170,6 +170,12 @@ Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
         .at_op(op.name);
   }
   return {{"combine", std::string(kCombines[static_cast<size_t>(combine)])}};
+}
+
+bool BridgeBuilder::parts_differ(TensorId id, size_t axis) const {
+  for (size_t b = axis + 1; b < out.axes(); ++b)
+    if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps()) return true;
+  return false;
 }
 
 // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
@@ -223,7 +229,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   const bool rounds = layout.combine == Combine::kSum || layout.combine == Combine::kLogSumExp;
   for (size_t a = 1; a < axis; ++a)
     if (rounds && out.mesh_axis(axis, stage).ragged() && out.size(a, stage) > 1 &&
-        out.at(made, a).placement == Placement::kReplicate && !(out.by_micro_batch(a) && out.time_varies(made)))
+        out.at(made, a).placement == Placement::kReplicate && !parts_differ(made, a) &&
+        !(out.by_micro_batch(a) && out.time_varies(made)))
       made = from_first(made, a);
   reduced_[id] = made;
   return made;

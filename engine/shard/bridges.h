@@ -34,7 +34,8 @@ class BridgeBuilder {
   TensorId cast(TensorId id, DType dtype, Phase phase);                // the same layout
   TensorId adasum(TensorId id, size_t axis);                           // partial -> replicate, not by a sum
   // Groups that cut in ways of their own and compute copies of one value, each for itself, round it in ways of their
-  // own: everyone takes the first group's. For what a variable becomes.
+  // own: everyone takes the first group's. For what a variable becomes. Parts of a sum are left as they are where
+  // groups differ in size; the sum is taken then.
   TensorId alike(TensorId id);
   TensorId halo(TensorId id, size_t axis, const AxisLayout& to);  // shard -> the same with a halo: a transfer
   TensorId rearrange(TensorId id, Layout to);  // cut or whole, to any layout: transfers between boxes
@@ -54,6 +55,7 @@ class BridgeBuilder {
 
  private:
   Attrs over_time(TensorId id, Combine combine) const;
+  bool parts_differ(TensorId id, size_t axis) const;
   TensorId sum_in_groups(TensorId id, size_t axis);  // along axes inside of `axis` whose groups differ in size
   TensorId sum_of_parts(TensorId id, size_t axis);
   TensorId from_first(TensorId id, size_t axis);
