@@ -12,7 +12,7 @@ ROOMS = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "
          "lower", "simulate", "report", "compile.h", "device", "comm", "data", "checkpoint", "run", "session"]
 BELOW = ROOMS.index("device")
 # What execution may see of planning.
-OPEN = {"plan/plan.h", "plan/part.h", "plan/serialize.h"}
+OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
             "report", "compile.h"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.

@@ -102,7 +102,9 @@ class Chunker {
     b.at = bytes * begin;
     b.kind = b.kind == BufferKind::kInput ? BufferKind::kArena : b.kind;
     p_.buffers.push_back(std::move(b));
-    return static_cast<BufferId>(p_.buffers.size()) - 1;
+    const auto made = static_cast<BufferId>(p_.buffers.size()) - 1;
+    draft_.lies_in[made] = whole;
+    return made;
   }
   static Instruction chunk_of(const Instruction& whole, int64_t k, int64_t n) {
     Instruction i = whole;

@@ -107,22 +107,13 @@ Interval Localiser::micro_batches(const Place& place, size_t through) const {
   return run;
 }
 
-Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
+std::pair<Digit, int64_t> Localiser::local_digit(TensorId id, size_t axis, const Place& place) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
   const AxisLayout& l = g_.at(id, axis);
   const Dims& dims = g_.graph.tensor(id).dims;
+  if (l.window.present()) return {l.digit, l.window.result};
   const int64_t whole = extent_of(dims, l.digit);
-  AxisCut out{l.digit, {}};
-  auto member_part = [&, at = place.coordinates](bool state, int64_t n, int64_t k) mutable {
-    at[axis - 1] = k;
-    return cut_of(mesh.axes, axis - 1, state, n, at);
-  };
-  const int64_t members = mesh.axes[axis - 1].members(row_of(mesh.axes, axis - 1, place.coordinates));
-  if (l.window.present()) {
-    for (int64_t k = 0; k < members; ++k)
-      out.intervals.push_back(read_through(l.window, member_part(false, l.window.result, k)));
-    return out;
-  }
+  Digit digit = l.digit;
   int64_t extent = whole;
   // Axes further out may have cut the same digit; all others scale what lies outside or inside of it.
   std::vector<DigitCut> others = cuts(id, place, axis);
@@ -142,11 +133,30 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
     if (c.digit == l.digit) {
       extent = c.at.size();
     } else if (c.digit.dim == l.digit.dim) {
-      int64_t& side = c.digit.outer % (l.digit.outer * whole) == 0 ? out.digit.inner : out.digit.outer;
+      int64_t& side = c.digit.outer % (l.digit.outer * whole) == 0 ? digit.inner : digit.outer;
       side = side / c.extent * c.at.size();
     }
   }
-  for (int64_t k = 0; k < members; ++k) out.intervals.push_back(member_part(l.state, extent, k));
+  return {digit, extent};
+}
+
+Interval Localiser::member_part(TensorId id, size_t axis, const Place& place, int64_t extent) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const AxisLayout& l = g_.at(id, axis);
+  if (l.window.present()) return read_through(l.window, cut_of(mesh.axes, axis - 1, false, extent, place.coordinates));
+  return cut_of(mesh.axes, axis - 1, l.state, extent, place.coordinates);
+}
+
+Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const auto [digit, extent] = local_digit(id, axis, place);
+  AxisCut out{digit, {}};
+  Place member = place;
+  const int64_t members = mesh.axes[axis - 1].members(row_of(mesh.axes, axis - 1, place.coordinates));
+  for (int64_t k = 0; k < members; ++k) {
+    member.coordinates[axis - 1] = k;
+    out.intervals.push_back(member_part(id, axis, member, extent));
+  }
   return out;
 }
 
@@ -244,9 +254,9 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
       return attrs;
     case OpCode::k_local_slice:
     case OpCode::k_part_view: {
-      const AxisCut cut = axis_cut(op.outputs[0], axis, place);
-      const Interval mine = cut.intervals[static_cast<size_t>(place.coordinates[axis - 1])];
-      attrs["digit"] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+      const auto [digit, extent] = local_digit(op.outputs[0], axis, place);
+      const Interval mine = member_part(op.outputs[0], axis, place, extent);
+      attrs["digit"] = std::vector<int64_t>{digit.dim, digit.outer, digit.inner};
       attrs["begin"] = mine.begin;
       attrs["end"] = mine.end;
       attrs.erase("group");

@@ -38,6 +38,9 @@ class Localiser {
     std::vector<Interval> intervals;
   };
   AxisCut axis_cut(TensorId id, size_t axis, const Place& place) const;
+  // The digit and its extent there; the interval of the place, of such an extent.
+  std::pair<Digit, int64_t> local_digit(TensorId id, size_t axis, const Place& place) const;
+  Interval member_part(TensorId id, size_t axis, const Place& place, int64_t extent) const;
 
   // Shapes and ends as the attributes' roles say, sizes and begins as the factors say; what bridges need.
   Attrs attrs(const Op& op, const Place& place) const;

@@ -57,6 +57,11 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
 }
 
 class Lowerer {
+  struct Pattern {
+    size_t program = 0;
+    ProgramPattern pattern;
+  };
+
  public:
   Lowerer(const LayoutGraph& lg, const LowerOptions& options) : lg_(lg), low_(lg, options) {}
 
@@ -72,6 +77,8 @@ class Lowerer {
     make_links();
     find_axes();
     make_rows();
+    for (const auto& [sizes, patterns] : patterns_)
+      for (const Pattern& pattern : patterns) leave_holes(pattern);
     return std::move(entry_);
   }
 
@@ -279,7 +286,6 @@ class Lowerer {
   }
 
   void make_rows() {
-    std::map<std::vector<int64_t>, int32_t> classes;
     size_t devices = 0;
     for (const Mesh& mesh : lg_.tasks.meshes)
       devices += mesh.devices.size() - static_cast<size_t>(std::count(mesh.devices.begin(), mesh.devices.end(), kNone));
@@ -326,20 +332,25 @@ class Lowerer {
         std::vector<int64_t> sizes = key;  // of programs that differ by their place alone
         for (size_t a = 1; a < lg_.axes(); ++a)
           if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
-        const auto [known, fresh] = classes.try_emplace(std::move(key), static_cast<int32_t>(entry_.programs.size()));
-        if (fresh) entry_.programs.push_back(program_at(place, std::move(sizes)));
-        row.program = known->second;
+        give_program(row, place, std::move(sizes), std::move(key));
         entry_.rows[static_cast<size_t>(row.device)] = std::move(row);
       }
     }
   }
 
-  // `sizes`: what programs that differ by their place alone have in common.
-  Program program_at(const Place& place, std::vector<int64_t> sizes) {
-    const auto known = patterns_.find(sizes);
-    if (known != patterns_.end())
-      if (auto program = known->second.pattern.at(entry_.programs[known->second.program], place))
-        return std::move(*program);
+  // `sizes`: what programs that differ by their place alone have in common; `key`: what devices of one program have.
+  void give_program(DeviceRow& row, const Place& place, std::vector<int64_t> sizes, std::vector<int64_t> key) {
+    constexpr size_t kMostPatterns = 4;  // places that say more make as many programs; each is tried at all of them
+    std::vector<Pattern>& patterns = patterns_[std::move(sizes)];
+    for (Pattern& p : patterns)
+      if (auto values = p.pattern.at(entry_.programs[p.program], place)) {
+        row.program = static_cast<int32_t>(p.program);
+        row.placed = std::move(*values);
+        return;
+      }
+    const auto [known, fresh] = classes_.try_emplace(std::move(key), static_cast<int32_t>(entry_.programs.size()));
+    row.program = known->second;
+    if (!fresh) return;
     Draft draft = draft_program(low_, place);
     ChunkReport report;
     if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
@@ -347,10 +358,39 @@ class Lowerer {
     share_storage(draft, lg_.graph, memory_);
     draft.program.variable_bytes = variable_bytes(place);
     const auto& placed = placed_[static_cast<size_t>(place.mesh)];
-    const bool any = std::any_of(placed.begin(), placed.end(), [](char axis) { return axis != 0; });
-    if (any && report.products == 0 && known == patterns_.end())  // a chunk's attributes are not those of its op
-      patterns_.emplace(std::move(sizes), Pattern{entry_.programs.size(), {low_, draft, place}});
-    return std::move(draft.program);
+    if (patterns.size() < kMostPatterns && std::any_of(placed.begin(), placed.end(), [](char axis) { return axis; })) {
+      Pattern made{entry_.programs.size(), {low_, draft, place}};
+      if (auto values = made.pattern.at(draft.program, place)) {  // not so where products run in chunks of their own
+        row.placed = std::move(*values);
+        patterns.push_back(std::move(made));
+      }
+    }
+    entry_.programs.push_back(std::move(draft.program));
+  }
+
+  // Keeps the holes that rows fill with different values.
+  void leave_holes(const Pattern& pattern) {
+    std::vector<DeviceRow*> rows;
+    for (DeviceRow& row : entry_.rows)
+      if (row.program == static_cast<int32_t>(pattern.program)) rows.push_back(&row);
+    const std::vector<Hole>& all = pattern.pattern.holes();
+    for (const DeviceRow* row : rows)
+      WHALE_CHECK(row->placed.size() == all.size(), "a row of a pattern has its values");
+    std::vector<size_t> kept;
+    for (size_t k = 0; k < all.size(); ++k) {
+      Watch::look();
+      if (std::any_of(rows.begin(), rows.end(), [&](const DeviceRow* r) { return r->placed[k] != rows[0]->placed[k]; }))
+        kept.push_back(k);
+    }
+    std::sort(kept.begin(), kept.end(), [&](size_t a, size_t b) { return all[a] < all[b]; });
+    Program& program = entry_.programs[pattern.program];
+    for (const size_t k : kept) program.holes.push_back(all[k]);
+    for (DeviceRow* row : rows) {
+      std::vector<int64_t> values;
+      for (const size_t k : kept) values.push_back(row->placed[k]);
+      row->placed = std::move(values);
+    }
+    for (size_t k = 0; k < kept.size(); ++k) set_value(program, program.holes[k], rows[0]->placed[k]);
   }
 
   // Between coordinates along the axis: an axis inside of it is ragged.
@@ -386,12 +426,9 @@ class Lowerer {
   Entry entry_;
   MemoryPlanner memory_;
   int slots_ = 1;
-  struct Pattern {
-    size_t program = 0;
-    ProgramPattern pattern;
-  };
-  std::map<std::vector<int64_t>, Pattern> patterns_;
-  // [mesh][axis]: programs are built for each coordinate; or their attributes alone differ.
+  std::map<std::vector<int64_t>, int32_t> classes_;                // programs, by all that they follow from
+  std::map<std::vector<int64_t>, std::vector<Pattern>> patterns_;  // by sizes alone
+  // [mesh][axis]: programs are built for each coordinate; or they have holes for what it says.
   std::vector<std::vector<char>> apart_, placed_;
   std::vector<std::set<Signature>> signatures_;  // [mesh]
 };

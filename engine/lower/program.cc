@@ -102,26 +102,21 @@ void Draft::add(Instruction instruction, const Op* op) {
   ops.back().push_back(op);
 }
 
-namespace {
-
-// Bytes behind the start of what the view shows.
-int64_t begin_of_view(const Site& at, TensorId id) {
-  const Graph& g = at.graph();
+int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id) {
+  const Graph& g = low.lg.graph;
   int64_t begin = 0;
   for (; g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code);) {
     const Op& op = g.op(g.tensor(id).producer);
     if (op.code == OpCode::k_part_view) {
-      const Attrs attrs = at.low.local.attrs(op, at.place);
+      const Attrs attrs = low.local.attrs(op, place);
       const int64_t parts = attr_int(attrs, "end") - attr_int(attrs, "begin");
-      const int64_t bytes = element_count(at.dims(id)) * size_of(g.tensor(id).dtype);
+      const int64_t bytes = element_count(low.local.dims(id, place)) * size_of(g.tensor(id).dtype);
       begin += parts == 0 ? 0 : bytes / parts * attr_int(attrs, "begin");
     }
     id = op.inputs[0];
   }
   return begin;
 }
-
-}  // namespace
 
 BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
   const LayoutGraph& lg = at.lg();
@@ -140,13 +135,15 @@ BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
   if (t.kind == TensorKind::kStep) b.kind = BufferKind::kStep, b.ref = static_cast<int32_t>(step_scalar(t.name));
   if (t.kind == TensorKind::kValue && t.producer != kNone && is_view(lg.graph.op(t.producer).code)) {
     b.alias = buffer_of(draft, at, view_root(lg.graph, id));
-    b.at = begin_of_view(at, id);
+    b.at = begin_of_view(at.low, at.place, id);
     const Buffer& whole = draft.buffer(b.alias);
     b.kind = whole.kind;
     b.ref = whole.ref;
     b.memory = whole.memory;
   }
-  return draft.buffers[key] = draft.add(std::move(b));
+  const BufferId in = b.alias, added = draft.add(std::move(b));
+  if (in != kNone) draft.lies_in[added] = in;
+  return draft.buffers[key] = added;
 }
 
 namespace {
@@ -226,7 +223,7 @@ void begin_sums(Draft& draft, const Site& at) {
     // Without them the body would bring them from the host's memory, and the sum back there.
     if (from == draft.buffers.end()) return;
     const BufferId to = buffer_of(draft, at, sum);
-    draft.buffer(to).alias = from->second;
+    draft.buffer(to).alias = draft.lies_in[to] = from->second;
   };
   for (const Op& op : at.graph().ops) {
     if (!at.here(op.stage)) continue;

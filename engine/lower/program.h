@@ -81,8 +81,9 @@ struct Draft {
   std::vector<int64_t> micro_batches;                        // per segment: the one it was built for, of its size
   std::vector<std::pair<BufferId, BufferId>> next;           // (variable's buffer, buffer of its next value)
   std::map<std::pair<TensorId, int32_t>, BufferId> buffers;  // the number: SegmentKey::variant
-  std::map<const Op*, std::vector<BufferId>> sums;           // of trees: their places
-  std::set<TensorId> fed;                                    // inputs that the last segment has been given
+  std::map<BufferId, BufferId> lies_in;  // views, results in place and parts: in what, before storages were shared
+  std::map<const Op*, std::vector<BufferId>> sums;  // of trees: their places
+  std::set<TensorId> fed;                           // inputs that the last segment has been given
 
   Buffer& buffer(BufferId b) { return program.buffers[static_cast<size_t>(b)]; }
   BufferId add(Buffer b);
@@ -110,6 +111,9 @@ struct Site {
  private:
   bool has(const Op& op, int32_t stage) const;
 };
+
+// Bytes from the start of what the view shows to where it begins; 0 for what is no view.
+int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id);
 
 // The buffer of a tensor; tensors that differ from micro-batch to micro-batch have one per size of micro-batch.
 BufferId buffer_of(Draft& draft, const Site& at, TensorId id);

@@ -3,41 +3,168 @@
 #include <algorithm>
 
 #include "base/watch.h"
+#include "rewrite/order.h"
 #include "shard/digits.h"
 
 namespace whale {
+namespace {
+
+// Both say the same but for numbers that may be placed.
+bool alike(const Attrs& a, const Attrs& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
+    const bool placed = may_be_placed(x.first) && std::holds_alternative<int64_t>(x.second) &&
+                        std::holds_alternative<int64_t>(y.second);
+    return x.first == y.first && (placed || x.second == y.second);
+  });
+}
+bool alike(const Box& a, const Box& b) {
+  return a.global == b.global && a.batch == b.batch && a.origin.size() == b.origin.size() &&
+         std::ranges::equal(a.cuts, b.cuts, [](const BoxCut& x, const BoxCut& y) {
+           return x.digit == y.digit && x.extent == y.extent && x.size == y.size;
+         });
+}
+
+// The numbers of an instruction that may be placed, in the order of their holes.
+template <class Body>
+void each_number(const Attrs& attrs, const Box& box, Body body) {
+  for (const auto& [name, value] : attrs)
+    if (const auto* number = std::get_if<int64_t>(&value); number && may_be_placed(name))
+      body(HoleKind::kAttribute, name, 0, *number);
+  for (size_t d = 0; d < box.origin.size(); ++d) body(HoleKind::kOrigin, std::string(), d, box.origin[d]);
+  for (size_t c = 0; c < box.cuts.size(); ++c) body(HoleKind::kCut, std::string(), c, box.cuts[c].begin);
+}
+
+}  // namespace
 
 bool is_patched(const LayoutGraph& graph, const Op& op) {
-  if (op.code == OpCode::k_part_view || op.code == OpCode::k_transfer || op.code == OpCode::k_adasum) return false;
+  if (op.code == OpCode::k_transfer || op.code == OpCode::k_adasum) return false;
   const auto factors = factors_of(graph.graph, op);
   return std::none_of(factors.list.begin(), factors.list.end(), [](const Factor& f) { return f.window.present(); });
 }
 
 ProgramPattern::ProgramPattern(const Lowering& lowering, const Draft& draft, const Place& place) : low_(lowering) {
+  add_instructions(draft, place);
+  add_parts(draft, place);
+  for (const Group& group : groups_) holes_.insert(holes_.end(), group.holes.begin(), group.holes.end());
+  overlaps_.emplace(draft.program, holes_);
+}
+
+ProgramPattern::Group& ProgramPattern::group_of(const std::vector<size_t>& axes) {
+  const auto at = std::ranges::find(groups_, axes, &Group::axes);
+  if (at != groups_.end()) return *at;
+  groups_.push_back({axes, {}, {}, {}});
+  return groups_.back();
+}
+
+void ProgramPattern::add_instructions(const Draft& draft, const Place& place) {
   const auto& axes = low_.lg.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
   for (size_t s = 0; s < draft.ops.size(); ++s)
     for (size_t k = 0; k < draft.ops[s].size(); ++k) {
       Watch::look();
       const Op* op = draft.ops[s][k];
-      bool depends = false;
-      for (size_t a = 1; op && a <= axes.size() && !depends; ++a)
-        depends = axes[a - 1].size > 1 && low_.local.depends_on_coordinate(*op, a);
-      if (depends) placed_.push_back({s, k, op, draft.micro_batches[s]});
+      std::vector<size_t> along;
+      for (size_t a = 1; op && a <= axes.size(); ++a)
+        if (axes[a - 1].size > 1 && low_.local.depends_on_coordinate(*op, a)) along.push_back(a - 1);
+      if (along.empty()) continue;
+      const Instruction& i = draft.program.segments[s].instructions[k];
+      Group& group = group_of(along);
+      group.spots.push_back({op, draft.micro_batches[s], i.attrs, i.box, i.flops, i.bytes, 0, {}});
+      each_number(i.attrs, i.box, [&](HoleKind kind, const std::string& attribute, size_t index, int64_t) {
+        group.holes.push_back(
+            {kind, kNone, static_cast<int32_t>(s), static_cast<int32_t>(k), attribute, static_cast<int32_t>(index)});
+      });
     }
 }
 
-std::optional<Program> ProgramPattern::at(const Program& program, const Place& place) const {
-  Program out = program;
-  for (const Placed& p : placed_) {
+void ProgramPattern::add_parts(const Draft& draft, const Place& place) {
+  const Graph& g = low_.lg.graph;
+  const auto& axes = low_.lg.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
+  std::vector<std::pair<TensorId, int64_t>> shown(draft.program.buffers.size(), {kNone, 0});
+  for (const auto& [key, buffer] : draft.buffers)
+    shown[static_cast<size_t>(buffer)] = {key.first, std::max(key.second, 0)};
+  for (size_t b = 0; b < shown.size(); ++b) {
     Watch::look();
-    Instruction& i = out.segments[p.segment].instructions[p.index];
-    const Place here{place.mesh, place.coordinates, p.micro_batch};
-    i.attrs = low_.local.attrs(*p.op, here);
-    i.box = low_.local.box(*p.op, here);
-    const OpCost cost = low_.local.cost(*p.op, i.attrs, here);
-    if (cost.flops != i.flops || cost.bytes != i.bytes) return std::nullopt;
+    Spot spot;
+    std::vector<size_t> along;
+    for (auto id = static_cast<BufferId>(b);;) {
+      const auto [tensor, micro_batch] = shown[static_cast<size_t>(id)];
+      bool part = false;
+      for (TensorId t = tensor; t != kNone && g.tensor(t).producer != kNone;) {
+        const Op& op = g.op(g.tensor(t).producer);
+        if (!is_view(op.code)) break;
+        if (op.code == OpCode::k_part_view) {
+          part = true;
+          const auto axis = static_cast<size_t>(attr_int(op.attrs, "group"));
+          if (axes[axis].size > 1) along.push_back(axis);
+        }
+        t = op.inputs[0];
+      }
+      if (part) spot.views.emplace_back(tensor, micro_batch);
+      const auto in = draft.lies_in.find(id);
+      if (in == draft.lies_in.end()) break;
+      id = in->second;
+    }
+    if (along.empty()) continue;
+    std::ranges::sort(along);
+    along.erase(std::unique(along.begin(), along.end()), along.end());
+    spot.at = draft.program.buffers[b].at - begin_of_views(spot, place);
+    Group& group = group_of(along);
+    group.spots.push_back(std::move(spot));
+    group.holes.push_back({HoleKind::kAt, static_cast<BufferId>(b), 0, 0, {}, 0});
   }
-  return out;
+}
+
+int64_t ProgramPattern::begin_of_views(const Spot& spot, Place place) const {
+  int64_t begin = 0;
+  for (const auto& [tensor, micro_batch] : spot.views) {
+    place.micro_batch = micro_batch;
+    begin += begin_of_view(low_, place, tensor);
+  }
+  return begin;
+}
+
+bool ProgramPattern::add_values(const Spot& spot, Place place, std::vector<int64_t>& values) const {
+  if (!spot.op) {
+    values.push_back(spot.at + begin_of_views(spot, place));
+    return true;
+  }
+  place.micro_batch = spot.micro_batch;
+  const Attrs attrs = low_.local.attrs(*spot.op, place);
+  const Box box = low_.local.box(*spot.op, place);
+  const OpCost cost = low_.local.cost(*spot.op, attrs, place);
+  if (!alike(attrs, spot.attrs) || !alike(box, spot.box) || cost.flops != spot.flops || cost.bytes != spot.bytes)
+    return false;
+  each_number(attrs, box, [&](HoleKind, const std::string&, size_t, int64_t value) { values.push_back(value); });
+  return true;
+}
+
+std::optional<std::vector<int64_t>> ProgramPattern::values_of(const Group& group, const Place& place) const {
+  std::vector<int64_t> values;
+  values.reserve(group.holes.size());
+  for (const Spot& spot : group.spots) {
+    Watch::look();
+    if (!add_values(spot, place, values)) return std::nullopt;
+  }
+  return values;
+}
+
+std::optional<std::vector<int64_t>> ProgramPattern::at(const Program& program, const Place& place) {
+  std::vector<int64_t> all, parts;
+  all.reserve(holes_.size());
+  for (Group& group : groups_) {
+    std::vector<int64_t> coordinates;
+    for (const size_t axis : group.axes) coordinates.push_back(place.coordinates[axis]);
+    const auto [known, fresh] = group.known.try_emplace(std::move(coordinates));
+    if (fresh) known->second = values_of(group, place);
+    if (!known->second) return std::nullopt;
+    all.insert(all.end(), known->second->begin(), known->second->end());
+  }
+  for (size_t k = 0; k < holes_.size(); ++k)
+    if (holes_[k].kind == HoleKind::kAt) parts.push_back(all[k]);
+  const auto [known, fresh] = overlaps_hold_.try_emplace(std::move(parts));
+  if (fresh) known->second = overlaps_->hold(program, all);
+  if (!known->second) return std::nullopt;
+  return all;
 }
 
 }  // namespace whale

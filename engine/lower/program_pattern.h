@@ -1,13 +1,16 @@
-// Programs that differ only by where along an axis their device is: one is built, the others are made from it.
+// Programs that differ only by where along an axis their device is: one is built, with holes for what the place says,
+// and rows fill them.
 #pragma once
 
 #include <optional>
 
 #include "lower/program.h"
+#include "plan/placed.h"
 
 namespace whale {
 
-// Does the place say no more than attributes and boxes of the op's instruction? Otherwise it says what is built.
+// Does the place say no more than what an instruction can leave open, or where its result lies in a variable? Otherwise
+// it says what is built.
 bool is_patched(const LayoutGraph& graph, const Op& op);
 
 class ProgramPattern {
@@ -15,19 +18,43 @@ class ProgramPattern {
   // Of a draft whose storage is shared; `place`: where it was built for.
   ProgramPattern(const Lowering& lowering, const Draft& draft, const Place& place);
 
-  // `program`, which was made from the draft, for a device of the same local sizes at another place. None: something
-  // that follows from the place says more, and this one has to be built.
-  std::optional<Program> at(const Program& program, const Place& place) const;
+  // All that a place might say, whether it does or not; what place says it.
+  const std::vector<Hole>& holes() const { return holes_; }
+  // Their values for a device of the same local sizes. `program`: what was made from the draft. None: something that
+  // follows from the place says more, and the device has another program.
+  std::optional<std::vector<int64_t>> at(const Program& program, const Place& place);
 
  private:
-  struct Placed {
-    size_t segment = 0, index = 0;
+  // An instruction, or (without an op) a buffer that is part of a storage.
+  struct Spot {
     const Op* op = nullptr;
     int64_t micro_batch = 0;
+    Attrs attrs;
+    Box box;
+    double flops = 0, bytes = 0;
+    int64_t at = 0;                                   // besides the views
+    std::vector<std::pair<TensorId, int64_t>> views;  // by which it is reached, each with its micro-batch
+  };
+  // What depends on the place along the same axes of the mesh.
+  struct Group {
+    std::vector<size_t> axes;
+    std::vector<Spot> spots;
+    std::vector<Hole> holes;
+    std::map<std::vector<int64_t>, std::optional<std::vector<int64_t>>> known;  // values, by coordinates along them
   };
 
+  Group& group_of(const std::vector<size_t>& axes);
+  void add_instructions(const Draft& draft, const Place& place);
+  void add_parts(const Draft& draft, const Place& place);
+  std::optional<std::vector<int64_t>> values_of(const Group& group, const Place& place) const;
+  bool add_values(const Spot& spot, Place place, std::vector<int64_t>& values) const;
+  int64_t begin_of_views(const Spot& spot, Place place) const;
+
   const Lowering& low_;
-  std::vector<Placed> placed_;
+  std::vector<Group> groups_;
+  std::vector<Hole> holes_;
+  std::optional<Overlaps> overlaps_;
+  std::map<std::vector<int64_t>, bool> overlaps_hold_;  // by the values of the parts
 };
 
 }  // namespace whale

@@ -193,6 +193,7 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
           WHALE_CHECK(to == out && p.buffers[static_cast<size_t>(in)].bytes == b_out.bytes,
                       "an in-place result has storage of its own already");
           p.buffers[static_cast<size_t>(out)].at = begin_of(p, in);
+          draft.lies_in[out] = in;
           share(p, out, from);
           continue;
         }

@@ -1,9 +1,10 @@
 // The Plan: what every device does, as a value. It is inspected, printed, simulated, saved, and run later, also on
 // another machine. The runtime (device/ and below) sees only this header; it executes plans and decides nothing.
 //
-// A plan has entries (train, eval). An entry has one program per class of like devices; devices are rows that name
-// their class and coordinates. A program has buffers with fixed offsets, segments of instructions, and a schedule: rows
-// of (segment, micro-batch), walked in order once a step.
+// A plan has entries (train, eval). An entry has one program per class of devices of the same local sizes; devices are
+// rows that name their class and coordinates, and fill the program's holes with what their place alone says. A program
+// has buffers with fixed offsets, segments of instructions, and a schedule: rows of (segment, micro-batch), walked in
+// order once a step.
 #pragma once
 
 #include <cstdint>
@@ -165,10 +166,30 @@ struct ScheduleRow {
   bool whole = false;       // prologue and epilogue: the share of the whole batch, not of one micro-batch
 };
 
+// A number that follows from a device's place along the axes of its mesh and is all that its program differs by from
+// those of other devices.
+enum class HoleKind : uint8_t {
+  kAt,         // Buffer::at of `buffer`, which has an alias
+  kAttribute,  // integer `attribute` of a kernel: where an interval begins or ends (may_be_placed)
+  kOrigin,     // Box::origin[index] of a kernel
+  kCut,        // Box::cuts[index].begin of a kernel
+};
+struct Hole {
+  HoleKind kind{};
+  BufferId buffer = kNone;
+  int32_t segment = 0, instruction = 0;  // the other kinds
+  std::string attribute;
+  int32_t index = 0;
+  friend auto operator<=>(const Hole&, const Hole&) = default;  // NOLINT(modernize-use-nullptr)
+};
+
 struct Program {
   std::vector<Buffer> buffers;
   std::vector<Segment> segments;
   std::vector<ScheduleRow> schedule;
+  // In ascending order. The program itself holds the values of the first row that names it (placed.h: bound). Parts of
+  // a storage that overlap, are the same or lie inside each other in one row do so in all.
+  std::vector<Hole> holes;
   int64_t arena_bytes = 0;
   int64_t host_bytes = 0;       // of the arena in the host's memory
   int64_t variable_bytes = 0;   // local, for reports
@@ -188,6 +209,7 @@ struct DeviceRow {
   int32_t mesh = 0;                  // index into Plan::meshes
   std::vector<int64_t> coordinates;  // in the mesh
   std::vector<SampleCut> samples;    // at least one; Instruction::samples chooses
+  std::vector<int64_t> placed;       // values of the program's holes
 };
 
 // ---- links: what moves between devices piece by piece, where no collective does it -------------------------------

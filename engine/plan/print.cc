@@ -1,4 +1,5 @@
 // The whole Plan as stable text: one line an instruction. Golden tests compare it.
+#include <map>
 #include <set>
 
 #include "base/format.h"
@@ -98,25 +99,56 @@ std::string buffers_text(const Program& p, const std::vector<BufferId>& ids) {
   return text;
 }
 
-std::string instruction_text(const Program& p, const Instruction& i) {
+// Numbers, or "@3" where rows fill hole 3.
+class Numbers {
+ public:
+  explicit Numbers(const Program& p) {
+    for (size_t k = 0; k < p.holes.size(); ++k) number_.emplace(p.holes[k], k);
+  }
+  bool placed(const Hole& hole) const { return number_.contains(hole); }
+  std::string of(const Hole& hole, const std::string& otherwise) const {
+    const auto at = number_.find(hole);
+    return at == number_.end() ? otherwise : fmt::format("@{}", at->second);
+  }
+
+ private:
+  std::map<Hole, size_t> number_;
+};
+
+std::string instruction_text(const Program& p, size_t segment, size_t index, const Numbers& numbers) {
+  const Instruction& i = p.segments[segment].instructions[index];
+  const auto hole = [&](HoleKind kind, std::string attribute, size_t n) {
+    return Hole{kind,
+                kNone,
+                static_cast<int32_t>(segment),
+                static_cast<int32_t>(index),
+                std::move(attribute),
+                static_cast<int32_t>(n)};
+  };
   std::string text = fmt::format("[{}] ", name_of(i.stream));
   if (!i.out.empty()) text += buffers_text(p, i.out) + " = ";
   const bool is_op =
       i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kMove;
   text += is_op ? def(i.op).name : verb_of(i.kind);
   text += "(" + buffers_text(p, i.in) + ")";
-  for (const auto& [name, value] : i.attrs) text += fmt::format(" {}={}", name, to_string(value));
+  for (const auto& [name, value] : i.attrs)
+    text += fmt::format(" {}={}", name, numbers.of(hole(HoleKind::kAttribute, name, 0), to_string(value)));
   if (i.kind != InstructionKind::kKernel && i.kind != InstructionKind::kMove) text += fmt::format(" ref={}", i.ref);
   if (i.samples != 0) text += fmt::format(" samples={}", i.samples);
   if (i.whole_batch) text += " whole_batch";
   if (i.key) text += fmt::format(" key={}", i.key);
   if (!i.box.global.empty()) {
-    text += fmt::format(" box={} of {}", to_string(i.box.origin), to_string(i.box.global));
+    std::vector<std::string> origin;
+    for (size_t d = 0; d < i.box.origin.size(); ++d)
+      origin.push_back(numbers.of(hole(HoleKind::kOrigin, "", d), fmt::to_string(i.box.origin[d])));
+    text += fmt::format(" box=[{}] of {}", fmt::join(origin, ", "), to_string(i.box.global));
     if (i.box.batch.present())
       text += fmt::format(" batch=({},{},{})", i.box.batch.dim, i.box.batch.outer, i.box.batch.inner);
-    for (const BoxCut& c : i.box.cuts)
-      text += fmt::format(" cut=({},{},{}) {}+{} of {}", c.digit.dim, c.digit.outer, c.digit.inner, c.begin, c.size,
-                          c.extent);
+    for (size_t n = 0; n < i.box.cuts.size(); ++n) {
+      const BoxCut& c = i.box.cuts[n];
+      text += fmt::format(" cut=({},{},{}) {}+{} of {}", c.digit.dim, c.digit.outer, c.digit.inner,
+                          numbers.of(hole(HoleKind::kCut, "", n), fmt::to_string(c.begin)), c.size, c.extent);
+    }
   }
   for (const WaitPoint& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.stream), w.index);
   return text;
@@ -127,6 +159,7 @@ void print_program(std::string& text, const Program& p, size_t number) {
                       p.peak_live_bytes, p.variable_bytes);
   if (p.host_bytes) text += fmt::format(", arena of the host {} bytes", p.host_bytes);
   text += '\n';
+  const Numbers numbers(p);
   for (size_t b = 0; b < p.buffers.size(); ++b) {
     const Buffer& buffer = p.buffers[b];
     text += fmt::format("    %{} {} {}{} {}", b, buffer.name, name_of(buffer.dtype), to_string(buffer.dims),
@@ -136,13 +169,14 @@ void print_program(std::string& text, const Program& p, size_t number) {
     if (buffer.offset >= 0) text += fmt::format(" @{}+{}", buffer.offset, buffer.bytes);
     if (buffer.slots != 1) text += fmt::format(" x{}", buffer.slots);
     if (buffer.alias != kNone) text += fmt::format(" in %{}", buffer.alias);
-    if (buffer.at != 0) text += fmt::format(" +{}", buffer.at);
+    const Hole at{HoleKind::kAt, static_cast<BufferId>(b), 0, 0, "", 0};
+    if (buffer.at != 0 || numbers.placed(at)) text += " +" + numbers.of(at, fmt::to_string(buffer.at));
     text += '\n';
   }
-  for (const Segment& s : p.segments) {
-    text += fmt::format("    segment {}\n", s.name);
-    for (size_t k = 0; k < s.instructions.size(); ++k)
-      text += fmt::format("      {:3} {}\n", k, instruction_text(p, s.instructions[k]));
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    text += fmt::format("    segment {}\n", p.segments[s].name);
+    for (size_t k = 0; k < p.segments[s].instructions.size(); ++k)
+      text += fmt::format("      {:3} {}\n", k, instruction_text(p, s, k, numbers));
   }
   text += "    schedule";
   const RowNames names(p);
@@ -194,6 +228,8 @@ std::string print(const Plan& plan) {
       text += fmt::format("  device {} at {}{}: program {}, samples ", row.device, to_string(row.coordinates),
                           plan.meshes.size() > 1 ? fmt::format(" of mesh {}", row.mesh) : "", row.program);
       for (size_t s = 0; s < row.samples.size(); ++s) text += (s ? " | " : "") + cut_text(row.samples[s]);
+      for (size_t k = 0; k < row.placed.size(); ++k)
+        text += fmt::format("{}@{}={}", k == 0 ? ", places " : " ", k, row.placed[k]);
       text += '\n';
     }
     for (size_t p = 0; p < e.programs.size(); ++p) print_program(text, e.programs[p], p);

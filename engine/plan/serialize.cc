@@ -2,7 +2,10 @@
 // ranges of every number, id and size here, then verify().
 #include <algorithm>
 
+#include <set>
+
 #include "plan/memory.h"
+#include "plan/placed.h"
 #include "plan/plan.h"
 #include "schema/fields.h"
 #include "schema/graph_file.h"
@@ -16,7 +19,7 @@ namespace {
 
 constexpr int64_t kMaxSlots = 1 << 16;
 constexpr int64_t kMaxOuter = int64_t{1} << 20;
-constexpr uint32_t kPlanFormatVersion = 5;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 6;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -50,6 +53,7 @@ Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o);
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x);
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
 Off<fb::Segment> write_one(Builder& b, const Segment& s);
+Off<fb::Hole> write_one(Builder& b, const Hole& h);
 Off<fb::Program> write_one(Builder& b, const Program& p);
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s);
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r);
@@ -144,11 +148,17 @@ Off<fb::Segment> write_one(Builder& b, const Segment& s) {
   return fb::CreateSegment(b, name, write_all(b, s.instructions));
 }
 
+Off<fb::Hole> write_one(Builder& b, const Hole& h) {
+  const auto attribute = write(b, h.attribute);
+  return fb::CreateHole(b, number<fb::HoleKind>(h.kind), h.buffer, h.segment, h.instruction, attribute, h.index);
+}
+
 Off<fb::Program> write_one(Builder& b, const Program& p) {
   const auto buffers = write_all(b, p.buffers);
   const auto segments = write_all(b, p.segments);
+  const auto holes = write_all(b, p.holes);
   return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes,
-                           p.peak_live_bytes, p.host_bytes);
+                           p.peak_live_bytes, p.host_bytes, holes);
 }
 
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s) {
@@ -159,7 +169,8 @@ Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s) {
 
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r) {
   const auto coordinates = write(b, r.coordinates);
-  return fb::CreateDeviceRow(b, r.device, r.program, r.mesh, coordinates, write_all(b, r.samples));
+  const auto samples = write_all(b, r.samples);
+  return fb::CreateDeviceRow(b, r.device, r.program, r.mesh, coordinates, samples, write(b, r.placed));
 }
 
 Off<fb::Transfer> write_one(Builder& b, const Transfer& t) {
@@ -434,28 +445,50 @@ Attrs checked_attrs(const Instruction& i) {
 }
 
 // A kernel trusts the shapes of its operands: they must be those that the op's rule gives.
-void check_types(Program& program) {
-  for (Segment& s : program.segments) {
-    for (Instruction& i : s.instructions) {
-      if (i.kind != InstructionKind::kKernel) continue;
-      std::vector<TensorType> in, out;
-      std::vector<bool> present;
-      for (const BufferId id : i.in) in.push_back(type_of(program, id)), present.push_back(id != kNone);
-      for (const BufferId id : i.out) out.push_back(type_of(program, id));
-      try {
-        i.attrs = checked_attrs(i);
-        const std::vector<TensorType> types = infer(i.op, i.attrs, in, present);
-        if (types != out) {
-          std::vector<std::string> want, found;
-          for (const TensorType& t : types) want.push_back(to_string(t));
-          for (const TensorType& t : out) found.push_back(to_string(t));
-          throw invalid("results are {}, expected {}", fmt::join(found, ", "), fmt::join(want, ", "));
-        }
-      } catch (const Error& e) {
-        throw Error(e.code(), fmt::format("not a valid plan file: instruction '{}': {}", i.name, e.message()))
-            .at_op(i.name);
-      }
+void check_types(const Program& program, Instruction& i) {
+  std::vector<TensorType> in, out;
+  std::vector<bool> present;
+  for (const BufferId id : i.in) in.push_back(type_of(program, id)), present.push_back(id != kNone);
+  for (const BufferId id : i.out) out.push_back(type_of(program, id));
+  try {
+    i.attrs = checked_attrs(i);
+    const std::vector<TensorType> types = infer(i.op, i.attrs, in, present);
+    if (types != out) {
+      std::vector<std::string> want, found;
+      for (const TensorType& t : types) want.push_back(to_string(t));
+      for (const TensorType& t : out) found.push_back(to_string(t));
+      throw invalid("results are {}, expected {}", fmt::join(found, ", "), fmt::join(want, ", "));
     }
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("not a valid plan file: instruction '{}': {}", i.name, e.message()))
+        .at_op(i.name);
+  }
+}
+
+void check_types(Program& program) {
+  for (Segment& s : program.segments)
+    for (Instruction& i : s.instructions)
+      if (i.kind == InstructionKind::kKernel) check_types(program, i);
+}
+
+// So must they with the attributes that rows fill in.
+void check_placed_types(const Program& program, const std::vector<const DeviceRow*>& rows) {
+  const std::vector<Hole>& holes = program.holes;
+  const auto of_attribute = [](const Hole& h) { return h.kind == HoleKind::kAttribute; };
+  for (auto first = std::find_if(holes.begin(), holes.end(), of_attribute); first != holes.end();) {
+    const auto end = std::find_if(first, holes.end(), [&](const Hole& h) {
+      return !of_attribute(h) || h.segment != first->segment || h.instruction != first->instruction;
+    });
+    Instruction placed =
+        program.segments[static_cast<size_t>(first->segment)].instructions[static_cast<size_t>(first->instruction)];
+    std::set<std::vector<int64_t>> seen;
+    for (const DeviceRow* row : rows) {
+      const auto values = row->placed.begin() + (first - holes.begin());
+      if (!seen.emplace(values, values + (end - first)).second) continue;
+      for (auto h = first; h != end; ++h) placed.attrs[h->attribute] = *(values + (h - first));
+      check_types(program, placed);
+    }
+    first = std::find_if(end, holes.end(), of_attribute);
   }
 }
 
@@ -467,6 +500,11 @@ void check_length(const Fields& f, const Program& program, const Plan& plan) {
   for (const Group& g : plan.groups)
     for (const auto& part : g.parts) members += static_cast<double>(part.size());
   if (steps * members > 4e9) throw f.bad(fmt::format("its schedule of {} instructions is too long", steps));
+}
+
+Hole read_hole(Fields& f, const fb::Hole* t) {
+  return {f.number<HoleKind>(t->kind(), "a hole's kind"), t->buffer(), t->segment(), t->instruction(),
+          f.name(t->attribute(), "a hole's attribute"),   t->index()};
 }
 
 Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const Entry& entry) {
@@ -487,8 +525,10 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
            static_cast<int32_t>(f.range(r->slot(), 0, kMaxSlots - 1, "a schedule row's slot")), r->whole()});
     }
   }
+  out.holes = read_all(f, t->holes(), read_hole);
   check_length(f, out, plan);
   check_types(out);
+  if (const std::string fault = fault_of_holes(out); !fault.empty()) throw f.bad(fault);
   return out;
 }
 
@@ -510,6 +550,10 @@ DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const En
   for (size_t i = 0; i < out.coordinates.size(); ++i) f.range(out.coordinates[i], 0, axes[i].size - 1, "a coordinate");
   out.samples = read_all(f, t->samples(), read_samples, entry);
   if (out.samples.empty()) throw f.bad("a device row has no samples");
+  out.placed = f.vector(t->placed());
+  const size_t holes = entry.programs[static_cast<size_t>(out.program)].holes.size();
+  if (out.placed.size() != holes)
+    throw f.bad(fmt::format("a device row has {} values for {} holes", out.placed.size(), holes));
   for (const SampleCut& cut : out.samples) {
     for (const ScheduleRow& r : entry.programs[static_cast<size_t>(out.program)].schedule) {
       if (!cut.micro_batches.empty() || r.micro_batch != 0)
@@ -544,6 +588,8 @@ Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
   out.outputs = read_all(f, t->outputs(), read_output, plan);
   out.programs = read_all(f, t->programs(), read_program, plan, out);
   out.rows = read_all(f, t->rows(), read_row, plan, out);
+  const auto rows = rows_of_programs(out);
+  for (size_t p = 0; p < rows.size(); ++p) check_placed_types(out.programs[p], rows[p]);
   out.links = read_all(f, t->links(), read_link, plan);
   if (out.rows.size() != plan.devices.size()) {
     throw f.bad(fmt::format("entry '{}' has {} rows for {} devices", out.name, out.rows.size(), plan.devices.size()));

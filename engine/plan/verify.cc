@@ -8,6 +8,8 @@
 #include <set>
 
 #include "plan/figures.h"
+#include "plan/part.h"
+#include "plan/placed.h"
 
 namespace whale {
 namespace {
@@ -135,6 +137,7 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     c.fail(s, k, "kind and op disagree");
   check_memories(c, s, k);
   if (!inside(i.scope, c.plan.scopes)) c.fail(s, k, "no such scope");
+  if (i.samples < 0) c.fail(s, k, fmt::format("no samples {}", i.samples));
   for (const WaitPoint& w : i.waits) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)
       c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
@@ -152,6 +155,7 @@ void check_program(const Context& c) {
       Watch::look();
       check_instruction(c, s, k);
     }
+  if (const std::string fault = fault_of_holes(p); !fault.empty()) c.fail(fault);
   for (const ScheduleRow& row : watched(p.schedule))
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.slot < 0)
       c.fail("a schedule row names no segment");
@@ -159,8 +163,19 @@ void check_program(const Context& c) {
 
 using Fail = const std::function<void(const std::string&)>&;
 
-// A device's row: its place in the mesh, its samples, and variables of the sizes that their homes say.
-void check_row(const Plan& plan, const Entry& entry, size_t r, Fail fail) {
+// Which names the last of the cuts of the batch; null: there is no instruction.
+const Instruction* with_last_cut(const Program& p) {
+  const Instruction* last = nullptr;
+  for (const Segment& s : p.segments)
+    for (const Instruction& i : s.instructions)
+      if (!last || i.samples > last->samples) last = &i;
+  return last;
+}
+
+// A device's row: its place in the mesh, its samples, and variables of the sizes that their homes say. `last_cuts`: of
+// each program, what names the last cut of the batch.
+void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector<const Instruction*>& last_cuts,
+               Fail fail) {
   const DeviceRow& row = entry.rows[r];
   if (row.device != static_cast<int32_t>(r) || !inside(row.program, entry.programs))
     fail(fmt::format("row {} is not of device {}", r, r));
@@ -171,6 +186,7 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, Fail fail) {
     fail(fmt::format("row {} is at {}, which is not its device's place in mesh {}", r, to_string(row.coordinates),
                      row.mesh));
   const Program& p = entry.programs[static_cast<size_t>(row.program)];
+  const Instruction* last_cut = last_cuts[static_cast<size_t>(row.program)];
   if (row.samples.empty()) fail(fmt::format("row {} has no samples", r));
   for (const SampleCut& cut : row.samples) {
     Watch::look();
@@ -181,16 +197,39 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, Fail fail) {
       if (m.begin < 0 || m.end < m.begin || m.end > entry.batch)
         fail(fmt::format("row {}: samples [{}, {}) of {}", r, m.begin, m.end, entry.batch));
   }
-  for (const Segment& s : p.segments)
-    for (const Instruction& i : s.instructions)
-      if (!inside(i.samples, row.samples)) fail(fmt::format("row {} has no samples {} for '{}'", r, i.samples, i.name));
+  if (last_cut && last_cut->samples >= std::ssize(row.samples))
+    fail(fmt::format("row {} has no samples {} for '{}'", r, last_cut->samples, last_cut->name));
   for (const Buffer& b : p.buffers) {
     if (b.kind != BufferKind::kVariable || b.alias != kNone) continue;
     const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
-    const int64_t local = element_count(local_dims(plan, v, row.device));
+    const int64_t local =
+        element_count(v.mesh == row.mesh ? local_dims(v.dims, cuts_of(v.dims, v.home, mesh.axes, row.coordinates))
+                                         : local_dims(plan, v, row.device));
     if (local != element_count(b.dims))
       fail(fmt::format("buffer '{}' of device {} has shape {}, but the device holds {} elements of variable '{}'",
                        b.name, r, to_string(b.dims), local, v.name));
+  }
+}
+
+// The rows of a program fill its holes with values that it could have itself: parts stay inside of their storages, and
+// lie to each other as the program's, whose memory is verified. The first row's are the program's own.
+void check_places(const Context& c, const std::vector<const DeviceRow*>& rows) {
+  const Program& p = c.program;
+  const Overlaps overlaps(p, p.holes);
+  const auto parts =
+      std::ranges::find_if(p.holes, [](const Hole& h) { return h.kind != HoleKind::kAt; }) - p.holes.begin();
+  std::set<std::vector<int64_t>> seen;  // places of parts, which come first
+  for (const DeviceRow* row : rows) {
+    Watch::look();
+    const auto fail = [&](const std::string& what) { c.fail(fmt::format("on device {}, {}", row->device, what)); };
+    if (row->placed.size() != p.holes.size())
+      fail(fmt::format("there are {} values for {} holes", row->placed.size(), p.holes.size()));
+    if (const std::string fault = fault_of_values(p, row->placed); !fault.empty()) fail(fault);
+    if (seen.emplace(row->placed.begin(), row->placed.begin() + parts).second && !overlaps.hold(p, row->placed))
+      fail("parts of a storage lie to each other in another way than in the program");
+    for (size_t k = 0; row == rows[0] && k < p.holes.size(); ++k)
+      if (row->placed[k] != value_of(p, p.holes[k]))
+        fail(fmt::format("hole {} is {}, in the program it is {}", k, row->placed[k], value_of(p, p.holes[k])));
   }
 }
 
@@ -222,14 +261,18 @@ void check_entry(const Plan& plan, const Entry& entry) {
     throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
   };
   std::set<const Program*, decltype(&before_in_memory)> seen(before_in_memory);
+  const auto rows = rows_of_programs(entry);
   for (size_t p = 0; p < entry.programs.size(); ++p) {
     const Context c{plan, entry, p, entry.programs[p]};
     check_program(c);
+    check_places(c, rows[p]);
     if (seen.insert(&c.program).second) verify_memory(c);
   }
   if (entry.rows.size() != plan.devices.size())
     fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
-  for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, fail);
+  std::vector<const Instruction*> last_cuts;
+  for (const Program& p : entry.programs) last_cuts.push_back(with_last_cut(p));
+  for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, last_cuts, fail);
   for (size_t o = 0; o < entry.outputs.size(); ++o) check_output(plan, entry, o, fail);
   verify_communication(plan, entry);
   verify_collectives(plan, entry);

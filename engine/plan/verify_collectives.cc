@@ -2,6 +2,7 @@
 #include <set>
 
 #include "base/watch.h"
+#include "plan/placed.h"
 #include "plan/verify.h"
 
 namespace whale {
@@ -109,29 +110,31 @@ class Shapes {
 }  // namespace
 
 void verify_collectives(const Plan& plan, const Entry& entry) {
-  // Devices of one class at one place in their groups are alike.
-  std::vector<std::vector<std::pair<size_t, size_t>>> place(plan.groups.size());  // [group][device]: rank, members
+  using Rank = std::pair<size_t, size_t>;                      // of so many members
+  std::vector<std::vector<Rank>> rank_of(plan.groups.size());  // [group][device]
   for (size_t g = 0; g < plan.groups.size(); ++g) {
-    place[g].resize(entry.rows.size());
+    rank_of[g].resize(entry.rows.size());
     for (const std::vector<int32_t>& part : plan.groups[g].parts)
-      for (size_t rank = 0; rank < part.size(); ++rank) place[g][static_cast<size_t>(part[rank])] = {rank, part.size()};
+      for (size_t rank = 0; rank < part.size(); ++rank)
+        rank_of[g][static_cast<size_t>(part[rank])] = {rank, part.size()};
   }
-  std::set<std::pair<int32_t, std::vector<std::pair<size_t, size_t>>>> seen;
-  for (const DeviceRow& row : entry.rows) {
-    Watch::look();
-    std::vector<std::pair<size_t, size_t>> key;
-    for (const auto& group : place) key.push_back(group[static_cast<size_t>(row.device)]);
-    if (!seen.emplace(row.program, std::move(key)).second) continue;
-    const VerifyContext c{plan, entry, static_cast<size_t>(row.program),
-                          entry.programs[static_cast<size_t>(row.program)]};
+  // Devices of one program at one place in a group are alike in its collectives.
+  const auto rows = rows_of_programs(entry);
+  for (size_t p = 0; p < entry.programs.size(); ++p) {
+    const VerifyContext c{plan, entry, p, entry.programs[p]};
+    std::vector<std::set<Rank>> ranks(plan.groups.size());
+    for (size_t g = 0; g < plan.groups.size(); ++g)
+      for (const DeviceRow* row : rows[p]) ranks[g].insert(rank_of[g][static_cast<size_t>(row->device)]);
     std::vector<char> runs(c.program.segments.size());
     for (const ScheduleRow& r : watched(c.program.schedule)) runs[static_cast<size_t>(r.segment)] = 1;
-    for (const Segment& s : c.program.segments)
-      for (size_t k = 0; runs[static_cast<size_t>(&s - c.program.segments.data())] && k < s.instructions.size(); ++k) {
-        const Instruction& i = s.instructions[k];
+    for (size_t s = 0; s < c.program.segments.size(); ++s)
+      for (size_t k = 0; runs[s] && k < c.program.segments[s].instructions.size(); ++k) {
+        const Instruction& i = c.program.segments[s].instructions[k];
         if (i.kind != InstructionKind::kCollective) continue;
-        const auto [rank, members] = place[static_cast<size_t>(i.ref)][static_cast<size_t>(row.device)];
-        if (members > 0) Shapes(c, s, k, rank, members).check();
+        for (const auto& [rank, members] : ranks[static_cast<size_t>(i.ref)]) {
+          Watch::look();
+          if (members > 0) Shapes(c, c.program.segments[s], k, rank, members).check();
+        }
       }
   }
 }

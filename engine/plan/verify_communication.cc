@@ -121,29 +121,40 @@ std::vector<std::map<int32_t, std::vector<const Transfer*>>> transfers_by(const 
   return out;
 }
 
+// Sends and receives of a program, each with how often it runs in a step.
+using Messages = std::vector<std::pair<const Instruction*, int64_t>>;
+Messages messages_of(const Program& p) {
+  std::vector<int64_t> runs(p.segments.size());
+  for (const ScheduleRow& row : watched(p.schedule)) ++runs[static_cast<size_t>(row.segment)];
+  Messages out;
+  for (size_t s = 0; s < p.segments.size(); ++s)
+    for (const Instruction& i : p.segments[s].instructions)
+      if (i.kind == InstructionKind::kSend || i.kind == InstructionKind::kReceive) out.emplace_back(&i, runs[s]);
+  return out;
+}
+
 Ends check_ends(const Entries& e) {
   Ends ends;
   const auto sent = transfers_by(e, &Transfer::from), taken = transfers_by(e, &Transfer::to);
   std::map<int32_t, DType> dtypes;
+  std::vector<Messages> messages;
+  for (const Program& p : e.entry.programs) messages.push_back(messages_of(p));
   for (size_t d = 0; d < e.entry.rows.size(); ++d) {
     Watch::look();
     const auto device = static_cast<int32_t>(d);
     const Program& p = e.program(device);
-    std::vector<int64_t> runs(p.segments.size());
-    for (const ScheduleRow& row : watched(p.schedule)) ++runs[static_cast<size_t>(row.segment)];
-    for (size_t s = 0; s < p.segments.size(); ++s)
-      for (const Instruction& i : p.segments[s].instructions) {
-        const bool sends = i.kind == InstructionKind::kSend;
-        if (!sends && i.kind != InstructionKind::kReceive) continue;
-        const Link& link = e.entry.links[static_cast<size_t>(i.ref)];
-        const Buffer& b = p.buffers[static_cast<size_t>(sends ? i.in[0] : i.out[0])];
-        const auto [known, fresh] = dtypes.try_emplace(i.ref, b.dtype);
-        if (known->second != b.dtype) e.fail(fmt::format("the ends of link '{}' differ in their dtype", link.name));
-        const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.ref)];
-        if (const auto mine = of_link.find(device); mine != of_link.end())
-          for (const Transfer* t : mine->second) check_box(e, link, sends ? t->source : t->target, b);
-        (sends ? ends.sends : ends.receives)[{i.ref, device}] += runs[s];
-      }
+    for (const auto& [message, runs] : messages[static_cast<size_t>(e.entry.rows[d].program)]) {
+      const Instruction& i = *message;
+      const bool sends = i.kind == InstructionKind::kSend;
+      const Link& link = e.entry.links[static_cast<size_t>(i.ref)];
+      const Buffer& b = p.buffers[static_cast<size_t>(sends ? i.in[0] : i.out[0])];
+      const auto [known, fresh] = dtypes.try_emplace(i.ref, b.dtype);
+      if (known->second != b.dtype) e.fail(fmt::format("the ends of link '{}' differ in their dtype", link.name));
+      const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.ref)];
+      if (const auto mine = of_link.find(device); mine != of_link.end())
+        for (const Transfer* t : mine->second) check_box(e, link, sends ? t->source : t->target, b);
+      (sends ? ends.sends : ends.receives)[{i.ref, device}] += runs;
+    }
   }
   return ends;
 }

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "plan/placed.h"
 
 namespace whale {
 
@@ -61,11 +62,11 @@ class Binder {
         links_(links),
         row_(row),
         memory_(machine.memory(static_cast<size_t>(row.device))),
-        program_(entry.programs.at(static_cast<size_t>(row.program))),
+        bound_(std::make_unique<BoundProgram>()),
+        program_(program_of_row()),
         loss_output_(loss_output) {}
 
   std::unique_ptr<BoundProgram> bind() {
-    bound_ = std::make_unique<BoundProgram>();
     bound_->program = &program_;
     bound_->row = &row_;
     arena_ = static_cast<char*>(memory_.arena(static_cast<size_t>(program_.arena_bytes)));
@@ -85,6 +86,11 @@ class Binder {
   }
 
  private:
+  const Program& program_of_row() {
+    const Program& program = entry_.programs.at(static_cast<size_t>(row_.program));
+    return program.holes.empty() ? program : bound_->placed.emplace(bound(program, row_));
+  }
+
   const Buffer& buffer(BufferId id) const { return program_.buffers.at(static_cast<size_t>(id)); }
 
   char* address(BufferId id) {
@@ -490,9 +496,9 @@ class Binder {
   Links& links_;
   const DeviceRow& row_;
   DeviceMemory& memory_;
+  std::unique_ptr<BoundProgram> bound_;
   const Program& program_;
   int loss_output_;
-  std::unique_ptr<BoundProgram> bound_;
   char *arena_ = nullptr, *host_arena_ = nullptr;
   int32_t slot_ = 0;  // of the segment that is being bound
   BufferId loss_root_ = kNone;

@@ -53,6 +53,7 @@ struct BoundSegment {
 // One device's part.
 struct BoundProgram {
   const Program* program = nullptr;
+  std::optional<Program> placed;  // the row's, when its program has holes
   const DeviceRow* row = nullptr;
   std::vector<BoundSegment> segments;
   std::vector<int32_t> rows;                                // of the schedule: which of `segments`

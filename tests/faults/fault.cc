@@ -19,6 +19,7 @@ std::vector<Fault> all_faults() {
   add("attributes", faults_of_attributes());
   add("values", faults_of_values());
   add("variables", faults_of_variables());
+  add("places", faults_of_places());
   return all;
 }
 

@@ -19,6 +19,7 @@ struct Fault {
   Catcher by;
   // Damages the train entry at a random place; false: the plan has no such place (and may be half changed).
   std::function<bool(Plan&, Dice&)> plant;
+  bool holes = false;      // of the plan as it is; others damage one whose devices have programs without holes
   const char* group = "";  // the file that it is in
 };
 
@@ -30,6 +31,7 @@ std::vector<Fault> faults_of_samples();
 std::vector<Fault> faults_of_attributes();
 std::vector<Fault> faults_of_values();
 std::vector<Fault> faults_of_variables();
+std::vector<Fault> faults_of_places();
 std::vector<Fault> all_faults();
 
 // ---- places -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@
 #include "cluster/devices.h"
 #include "fault.h"
 #include "judge.h"
+#include "own_programs.h"
 #include "plan_case.h"
 #include "races.h"
 #include "schema/graph_file.h"
@@ -245,9 +246,12 @@ class Kit {
 
   bool plant(const Ground& g, size_t f, Dice& dice) {
     Plan damaged = g.plan;
+    if (!faults_[f].holes)
+      for (Entry& entry : damaged.entries) give_own_programs(entry);
+    const std::vector<uint8_t> before = serialize(damaged);
     const uint64_t word = dice.next();
     Dice own(word);
-    if (!faults_[f].plant(damaged, own) || serialize(damaged) == serialize(g.plan)) return false;
+    if (!faults_[f].plant(damaged, own) || serialize(damaged) == before) return false;
     Row& row = rows_[f];
     ++row.planted;
     const Finding found = judge(damaged, g.with, g.trained);

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/format.h"
+#include "own_programs.h"
 #include "plan/memory.h"
 
 namespace whale::test {
@@ -26,7 +27,9 @@ Bytes bytes_of(const Program& p, BufferId id, int64_t slot) {
 
 }  // namespace
 
-std::string race_in(const Entry& entry) {
+std::string race_in(const Entry& of_plan) {
+  Entry entry = of_plan;
+  give_own_programs(entry);
   for (const Program& p : entry.programs) {
     std::set<std::pair<int32_t, int32_t>> seen;
     for (const ScheduleRow& row : p.schedule) {

@@ -1,0 +1,174 @@
+#include "plan/placed.h"
+
+#include <array>
+#include <map>
+
+#include "base/error.h"
+#include "base/watch.h"
+#include "plan/lives.h"
+
+namespace whale {
+namespace {
+
+template <class T>
+bool inside(int64_t i, const std::vector<T>& list) {
+  return i >= 0 && i < static_cast<int64_t>(list.size());
+}
+
+const Instruction& instruction_of(const Program& program, const Hole& hole) {
+  return program.segments[static_cast<size_t>(hole.segment)].instructions[static_cast<size_t>(hole.instruction)];
+}
+
+std::string fault_of_hole(const Program& p, const Hole& hole) {
+  if (hole.kind == HoleKind::kAt) {
+    const bool own = hole.segment == 0 && hole.instruction == 0 && hole.attribute.empty() && hole.index == 0;
+    if (!own || !inside(hole.buffer, p.buffers)) return fmt::format("no buffer {}", hole.buffer);
+    const Buffer& b = p.buffers[static_cast<size_t>(hole.buffer)];
+    return b.alias == kNone ? fmt::format("buffer '{}' lies inside of nothing", b.name) : "";
+  }
+  if (hole.buffer != kNone || !inside(hole.segment, p.segments) ||
+      !inside(hole.instruction, p.segments[static_cast<size_t>(hole.segment)].instructions))
+    return fmt::format("no instruction {} of segment {}", hole.instruction, hole.segment);
+  const Instruction& i = instruction_of(p, hole);
+  bool there = i.kind == InstructionKind::kKernel && hole.attribute.empty();
+  switch (hole.kind) {
+    case HoleKind::kAt: break;
+    case HoleKind::kAttribute: {
+      const auto at = i.attrs.find(hole.attribute);
+      there = i.kind == InstructionKind::kKernel && hole.index == 0 && may_be_placed(hole.attribute) &&
+              at != i.attrs.end() && std::holds_alternative<int64_t>(at->second);
+      break;
+    }
+    case HoleKind::kOrigin: there &= inside(hole.index, i.box.origin) && inside(hole.index, i.box.global); break;
+    case HoleKind::kCut: there &= inside(hole.index, i.box.cuts); break;
+  }
+  return there ? "" : fmt::format("'{}' does not have '{}' {} for a place to say", i.name, hole.attribute, hole.index);
+}
+
+// Overlaps, first inside second, second inside first.
+std::array<bool, 3> relation(const Interval& a, const Interval& b) {
+  return {a.begin < b.end && b.begin < a.end, b.begin <= a.begin && a.end <= b.end,
+          a.begin <= b.begin && b.end <= a.end};
+}
+
+}  // namespace
+
+bool may_be_placed(std::string_view attribute) {
+  return attribute == "begin" || attribute == "end" || attribute.ends_with("_begin");
+}
+
+int64_t value_of(const Program& program, const Hole& hole) {
+  switch (hole.kind) {
+    case HoleKind::kAt: return program.buffers[static_cast<size_t>(hole.buffer)].at;
+    case HoleKind::kAttribute: return std::get<int64_t>(instruction_of(program, hole).attrs.at(hole.attribute));
+    case HoleKind::kOrigin: return instruction_of(program, hole).box.origin[static_cast<size_t>(hole.index)];
+    case HoleKind::kCut: return instruction_of(program, hole).box.cuts[static_cast<size_t>(hole.index)].begin;
+  }
+  throw internal("a hole of no kind");
+}
+
+void set_value(Program& program, const Hole& hole, int64_t value) {
+  if (hole.kind == HoleKind::kAt) {
+    program.buffers[static_cast<size_t>(hole.buffer)].at = value;
+    return;
+  }
+  Instruction& i =
+      program.segments[static_cast<size_t>(hole.segment)].instructions[static_cast<size_t>(hole.instruction)];
+  if (hole.kind == HoleKind::kAttribute) i.attrs[hole.attribute] = value;
+  if (hole.kind == HoleKind::kOrigin) i.box.origin[static_cast<size_t>(hole.index)] = value;
+  if (hole.kind == HoleKind::kCut) i.box.cuts[static_cast<size_t>(hole.index)].begin = value;
+}
+
+Program bound(const Program& program, const DeviceRow& row) {
+  WHALE_CHECK(row.placed.size() == program.holes.size(), "a row has a value for each hole of its program");
+  Program out = program;
+  for (size_t k = 0; k < program.holes.size(); ++k) set_value(out, program.holes[k], row.placed[k]);
+  out.holes.clear();
+  return out;
+}
+
+std::vector<std::vector<const DeviceRow*>> rows_of_programs(const Entry& entry) {
+  std::vector<std::vector<const DeviceRow*>> rows(entry.programs.size());
+  for (const DeviceRow& row : entry.rows)
+    if (inside(row.program, rows)) rows[static_cast<size_t>(row.program)].push_back(&row);
+  return rows;
+}
+
+std::string fault_of_holes(const Program& program) {
+  for (size_t k = 0; k < program.holes.size(); ++k) {
+    Watch::look();
+    if (k > 0 && !(program.holes[k - 1] < program.holes[k])) return fmt::format("hole {} is not behind the last", k);
+    if (std::string fault = fault_of_hole(program, program.holes[k]); !fault.empty())
+      return fmt::format("hole {}: {}", k, fault);
+  }
+  return "";
+}
+
+std::string fault_of_values(const Program& program, const std::vector<int64_t>& values) {
+  for (size_t k = 0; k < values.size(); ++k) {
+    Watch::look();
+    const Hole& hole = program.holes[k];
+    const int64_t value = values[k];
+    int64_t most = 0, step = 1;
+    std::string what;
+    switch (hole.kind) {
+      case HoleKind::kAttribute: continue;
+      case HoleKind::kAt: {
+        const Buffer& b = program.buffers[static_cast<size_t>(hole.buffer)];
+        most = program.buffers[static_cast<size_t>(b.alias)].bytes - b.bytes;
+        step = size_of(b.dtype);
+        what = b.name;
+        break;
+      }
+      case HoleKind::kOrigin:
+        most = instruction_of(program, hole).box.global[static_cast<size_t>(hole.index)];
+        what = instruction_of(program, hole).name;
+        break;
+      case HoleKind::kCut: {
+        const BoxCut& cut = instruction_of(program, hole).box.cuts[static_cast<size_t>(hole.index)];
+        most = cut.extent - cut.size;
+        what = instruction_of(program, hole).name;
+        break;
+      }
+    }
+    if (value < 0 || value > most || value % step)
+      return fmt::format("'{}' is placed at {}, outside of [0, {}] or not a multiple of {}", what, value, most, step);
+  }
+  return "";
+}
+
+Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {
+  std::vector<size_t> hole_of(program.buffers.size(), SIZE_MAX);
+  std::map<BufferId, size_t> number;
+  for (size_t k = 0; k < holes.size(); ++k) {
+    if (holes[k].kind != HoleKind::kAt) continue;
+    hole_of[static_cast<size_t>(holes[k].buffer)] = k;
+    number.try_emplace(storage_of(program, holes[k].buffer), number.size());
+  }
+  storages_.resize(number.size());
+  if (number.empty()) return;
+  for (size_t b = 0; b < program.buffers.size(); ++b) {
+    const auto id = static_cast<BufferId>(b);
+    if (const auto at = number.find(storage_of(program, id)); at != number.end())
+      storages_[at->second].push_back({id, hole_of[b]});
+  }
+}
+
+bool Overlaps::hold(const Program& program, const std::vector<int64_t>& values) const {
+  const auto there = [&](const Part& part, bool moved) {
+    const Buffer& b = program.buffers[static_cast<size_t>(part.buffer)];
+    const int64_t at = moved && part.hole != SIZE_MAX ? values[part.hole] : b.at;
+    return Interval{at, at + b.bytes};
+  };
+  for (const std::vector<Part>& parts : storages_)
+    for (size_t a = 0; a < parts.size(); ++a) {
+      Watch::look();
+      for (size_t b = 0; b < a; ++b)
+        if (relation(there(parts[a], false), there(parts[b], false)) !=
+            relation(there(parts[a], true), there(parts[b], true)))
+          return false;
+    }
+  return true;
+}
+
+}  // namespace whale
