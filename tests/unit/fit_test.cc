@@ -5,6 +5,7 @@
 #include <set>
 
 #include "caught.h"
+#include "own_programs.h"
 #include "report/fit.h"
 #include "plan/communication.h"
 #include "trained.h"
@@ -131,21 +132,24 @@ TEST_CASE("what a split gathered is gathered again for the backward pass, bit by
   CHECK(small::train(none, 2, 32) == small::train(selective, 2, 32));
 }
 
-// Devices of a split that draw nothing and look nothing up differ in no instruction.
+// Devices of a split that draw nothing and look nothing up differ in no number either.
 TEST_CASE("programs are one for devices that differ in their place alone") {
   small::Model m = small::gpt(32, OptimizerKind::kAdamW, 8, 512, 1024, 1000, 16);
-  const auto programs = [&] {
+  const auto check = [&](size_t places) {
     const Plan plan = plan_of(m, "null:16", "pipeline(4, micro_batches=32) > split(4)");
-    std::vector<int32_t> of;
-    for (const DeviceRow& row : plan.entries[0].rows) of.push_back(row.program);
-    return std::vector<int32_t>(of.begin() + 4, of.begin() + 12);  // of the stages between the first and the last
+    std::set<int32_t> programs;
+    std::set<std::pair<int32_t, std::vector<int64_t>>> placed;
+    for (size_t d = 4; d < 12; ++d) {  // of the stages between the first and the last
+      const DeviceRow& row = plan.entries[0].rows[d];
+      programs.insert(row.program), placed.emplace(row.program, row.placed);
+    }
+    CHECK(programs.size() == 2);
+    CHECK(placed.size() == places);
   };
-  const std::vector<int32_t> drawing = programs();
-  CHECK(std::set<int32_t>(drawing.begin(), drawing.end()).size() == 8);
+  check(8);
   for (Op& op : m.g.ops)
     if (op.attrs.contains("rate")) op.attrs["rate"] = 0.0;
-  const std::vector<int32_t> same = programs();
-  CHECK(std::set<int32_t>(same.begin(), same.end()).size() == 2);
+  check(2);
 }
 
 TEST_CASE("a wait without end is found by one device of each class") {
@@ -230,7 +234,8 @@ TEST_CASE("programs are alike in memory by all that says who has which bytes whe
 
 TEST_CASE("a fault of memory is found in each of many programs") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 8, 16, 32);
-  const Plan plan = plan_of(m, "null:4", "replica(2) > split(2)");
+  Plan plan = plan_of(m, "null:4", "replica(2) > split(2)");
+  give_own_programs(plan.entries[0]);
   REQUIRE(plan.entries[0].programs.size() > 1);
   for (size_t p = 0; p < plan.entries[0].programs.size(); ++p) {
     Plan broken = plan;
