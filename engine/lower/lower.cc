@@ -196,23 +196,36 @@ class Lowerer {
     };
     const bool of_one = op.attrs.contains("from");  // what one coordinate along the axis holds
     const size_t axis = of_one ? static_cast<size_t>(attr_int(op.attrs, "group")) + 1 : 0;
-    std::vector<Part> parts;
-    for (size_t k = 0; k < source.devices.size(); ++k) parts.push_back(low_.local.part(x, place_of(from, source, k)));
+    // Of several copies, the one at the same coordinates (or next to it); parts of a sum meet their own.
+    std::vector<size_t> same;
+    for (size_t a = 1; a < lg_.axes(); ++a)
+      if ((!of_one || a != axis) && (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present()))
+        same.push_back(a - 1);
+    struct Holder {
+      int32_t device = 0;
+      Part part;
+      std::vector<int64_t> coordinates, members;  // along each of `same`
+    };
+    std::vector<Holder> holders;
+    for (size_t s = 0; s < source.devices.size(); ++s) {
+      const Place place = place_of(from, source, s);
+      if (source.devices[s] < 0 || (of_one && place.coordinates[axis - 1] != attr_int(op.attrs, "from"))) continue;
+      Holder& holder = holders.emplace_back(Holder{source.devices[s], low_.local.part(x, place), {}, {}});
+      for (const size_t a : same) {
+        holder.coordinates.push_back(place.coordinates[a]);
+        holder.members.push_back(source.axes[a].members(row_of(source.axes, a, place.coordinates)));
+      }
+    }
     for (size_t k = 0; k < target.devices.size(); ++k) {
       if (target.devices[k] < 0) continue;
       const Place place = place_of(to, target, k);
       const Part want = low_.local.part(y, place);
-      for (size_t s = 0; s < source.devices.size(); ++s) {
+      for (const Holder& holder : holders) {
         Watch::look();
-        // Of several copies, the one at the same coordinates (or next to it); parts of a sum meet their own.
-        const std::vector<int64_t> at = source.coordinates(static_cast<int64_t>(s));
         bool mine = true;
-        for (size_t a = 1; a < lg_.axes(); ++a)
-          if (of_one && a == axis)
-            mine &= at[a - 1] == attr_int(op.attrs, "from");
-          else if (lg_.at(x, a).placement != Placement::kShard || lg_.at(x, a).window.present())
-            mine &= at[a - 1] == place.coordinates[a - 1] % source.axes[a - 1].members(row_of(source.axes, a - 1, at));
-        if (mine && source.devices[s] >= 0) add_boxes(link, source.devices[s], parts[s], target.devices[k], want);
+        for (size_t n = 0; mine && n < same.size(); ++n)
+          mine = holder.coordinates[n] == place.coordinates[same[n]] % holder.members[n];
+        if (mine) add_boxes(link, holder.device, holder.part, target.devices[k], want);
       }
     }
     return link;
