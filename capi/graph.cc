@@ -123,7 +123,7 @@ Attrs read_attrs(const whale_attr* attrs, size_t count) {
   Attrs out;
   for (const whale_attr& a : array(attrs, count, "attrs")) {
     std::string name = nonempty(a.name, "attr.name");
-    if (!out.emplace(name, attr_value(a, name)).second) throw invalid("attribute '{}' is given twice", name);
+    if (!out.try_emplace(name, attr_value(a, name)).second) throw invalid("attribute '{}' is given twice", name);
   }
   return out;
 }

@@ -188,7 +188,7 @@ struct Compiler {
   Graph graph_passes(Graph graph, const std::string& entry) const {
     const unsigned when = entry == "train" ? kTrain : kEval;
     if (when == kEval) {
-      graph = for_inference(graph);
+      graph = for_inference(std::move(graph));
       after(entry + ".for_inference", graph, false);
     }
     for (const GraphPass& pass : kGraphPasses) {
@@ -209,14 +209,19 @@ struct Compiler {
             .homes = homes};
   }
 
-  LayoutGraph layout_passes(const Graph& graph, const std::string& entry, int64_t micro_batches,
-                            const Homes* homes) const {
+  LayoutGraph lay_out(const Graph& graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
     const ShardOptions sharding = shard_options(entry, micro_batches, homes);
     const Choices choices = choose_cuts(graph, tasks, sharding);
     if (options.dump) options.dump(entry + ".choose_cuts", choices_text(choice_report(graph, tasks, choices, false)));
     LayoutGraph lg = insert_reshards(graph, tasks, sharding, choices);
     if (options.verify_passes) check(entry + ".insert_reshards", [&] { verify(graph, choices, lg); });
     after(entry + ".insert_reshards", lg, false);
+    return lg;
+  }
+
+  LayoutGraph layout_passes(Graph graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
+    LayoutGraph lg = lay_out(graph, entry, micro_batches, homes);
+    graph = {};  // the passes need the memory
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
       pass.run(lg, options);
@@ -225,7 +230,7 @@ struct Compiler {
     return lg;
   }
 
-  Entry make_entry(const Graph& whole, const LayoutGraph& lg, const std::string& name,
+  Entry make_entry(const LayoutGraph& lg, const std::vector<std::vector<IndexRange>>& indices, const std::string& name,
                    const std::vector<PlanVariable>& variables, std::vector<std::string>* notes) const {
     LowerOptions lowering;
     lowering.entry = name;
@@ -235,7 +240,6 @@ struct Compiler {
     for (size_t v = 0; v < variables.size(); ++v)
       lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
     Entry entry = lower(lg, lowering);
-    const auto indices = indices_of_inputs(whole);
     for (size_t i = 0; i < indices.size(); ++i) entry.inputs.at(i).indices = indices[i];
     return entry;
   }
@@ -374,13 +378,15 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   Homes homes;
   std::vector<std::string> decisions;  // of the first entry
   for (const std::string& name : entries) {
-    const Graph whole = compiler.graph_passes(scoped.graph, name);
-    const LayoutGraph lg = compiler.layout_passes(whole, name, plan.micro_batches, homes.empty() ? nullptr : &homes);
+    Graph whole = compiler.graph_passes(scoped.graph, name);
+    const auto indices = indices_of_inputs(whole);
+    const LayoutGraph lg =
+        compiler.layout_passes(std::move(whole), name, plan.micro_batches, homes.empty() ? nullptr : &homes);
     if (plan.variables.empty()) plan.variables = variables_of(lg);
     if (homes.empty()) homes = homes_of(plan.variables), decisions = lg.notes;
     if (!last && shortage_of(plan).bytes > 0) return plan;  // the rest would only add to it
     plan.entries.push_back(
-        compiler.make_entry(whole, lg, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
+        compiler.make_entry(lg, indices, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
@@ -439,10 +445,10 @@ Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::stri
   return {std::move(compiler), std::move(whole)};
 }
 
-LayoutGraph lay_out_again(const Regraphed& again, const Plan& plan, std::string_view name, int64_t batch) {
+LayoutGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view name, int64_t batch) {
   const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
   const Homes homes = homes_of(plan.variables);
-  return again.compiler.layout_passes(again.whole, std::string(name), micro_batches, &homes);
+  return again.compiler.layout_passes(std::move(again.whole), std::string(name), micro_batches, &homes);
 }
 
 CompileOptions options_of(const Plan& plan) {
@@ -461,9 +467,11 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
   return stoppable([&] {
     const CompileOptions options = options_of(plan);
-    const Regraphed again = graph_again(plan, options, name, batch);
-    const LayoutGraph layouts = lay_out_again(again, plan, name, batch);
-    Entry entry = again.compiler.make_entry(again.whole, layouts, std::string(name), plan.variables, nullptr);
+    Regraphed again = graph_again(plan, options, name, batch);
+    const Compiler compiler = again.compiler;
+    const auto indices = indices_of_inputs(again.whole);
+    const LayoutGraph layouts = lay_out_again(std::move(again), plan, name, batch);
+    Entry entry = compiler.make_entry(layouts, indices, std::string(name), plan.variables, nullptr);
     if (const Shortage shortage = shortage_of(plan, entry); shortage.bytes > 0) throw does_not_fit(plan, shortage);
     return entry;
   });

@@ -1,8 +1,10 @@
 // Dead code, common subexpressions, and rewrites that are always right and always smaller (the table kRules).
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "base/bf16.h"
@@ -19,7 +21,7 @@ struct Cleaner {
 
 bool has_in_place(const Op& op, const Graph& g) {
   if (has_flag(op.code, kUpdateOp)) return true;
-  for (const Alias& a : aliases_of(view_of(g, op)))
+  for (const Alias& a : aliases_of(g, op))
     if (a.must) return true;
   return false;
 }
@@ -196,6 +198,7 @@ TensorId read_through_broadcast(Cleaner& c, size_t i, std::vector<TensorId> in) 
 // An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
 // is both faster and more exact than casting around it.
 void widen_results(Graph& g) {
+  if (std::none_of(g.ops.begin(), g.ops.end(), [](const Op& op) { return op.code == OpCode::k_cast; })) return;
   const std::vector<int> uses = use_counts(g);
   std::vector<std::vector<OpId>> readers(g.tensors.size());
   for (size_t i = 0; i < g.ops.size(); ++i)
@@ -265,38 +268,76 @@ void drop_dead(Graph& g) {
     if (!keep[i]) continue;
     for (const TensorId id : g.ops[i].inputs) mark(id);
   }
+  if (std::find(keep.begin(), keep.end(), false) == keep.end()) {
+    drop_unmade_tensors(g);
+    return;
+  }
   Rewriter r(g);
   for (size_t i = 0; i < r.old.size(); ++i)
     if (keep[i]) r.keep(i);
   r.finish();
 }
 
-// What two ops must share to be one: they compute the same from the same, in the same scope as written and at the same
-// time (a pipeline may be cut between them: then the first one's stage passes it on). Backward and
-// forward stay apart (sharing would keep the forward value alive), except for constants.
-using Key = std::tuple<OpCode, std::vector<TensorId>, Attrs, ScopeId, Region, Phase>;
-
-// Numbers as their bits: what is no number has no place among others, and -0 is not 0.
-Attrs bitwise(Attrs attrs) {
-  for (auto& [name, value] : attrs)
-    if (const double* number = std::get_if<double>(&value)) {
-      value = std::bit_cast<int64_t>(*number);
-    } else if (const auto* numbers = std::get_if<std::vector<double>>(&value)) {
-      std::vector<int64_t> bits;
-      for (const double x : *numbers) bits.push_back(std::bit_cast<int64_t>(x));
-      value = std::move(bits);
-    }
-  return attrs;
+// Numbers by their bits: what is no number has no place among others, and -0 is not 0.
+std::strong_ordering by_bits(double a, double b) { return std::bit_cast<uint64_t>(a) <=> std::bit_cast<uint64_t>(b); }
+std::strong_ordering order(const Attr& a, const Attr& b) {
+  if (a.index() != b.index()) return a.index() <=> b.index();
+  if (const auto* x = std::get_if<double>(&a)) return by_bits(*x, std::get<double>(b));
+  if (const auto* x = std::get_if<std::vector<double>>(&a)) {
+    const auto& y = std::get<std::vector<double>>(b);
+    return std::lexicographical_compare_three_way(x->begin(), x->end(), y.begin(), y.end(), by_bits);
+  }
+  return a < b ? std::strong_ordering::less : b < a ? std::strong_ordering::greater : std::strong_ordering::equal;
+}
+std::strong_ordering order(const Attrs& a, const Attrs& b) {
+  return std::lexicographical_compare_three_way(a.begin(), a.end(), b.begin(), b.end(),
+                                                [](const auto& x, const auto& y) {
+                                                  const auto names = x.first <=> y.first;
+                                                  return names != 0 ? names : order(x.second, y.second);
+                                                });
 }
 
-void simplify(Graph& g, const std::vector<ScopeId>& written) {
-  const auto scope_of = [&](const Op& op) {
-    const auto at = static_cast<size_t>(op.scope);
-    return at < written.size() ? written[at] : op.scope;
+// The ops of a graph, those together that may be one: they compute the same from the same, in the same scope as written
+// and at the same time (a pipeline may be cut between them: then the first one's stage passes it on). Backward and
+// forward stay apart (sharing would keep the forward value alive), except for constants.
+class Alike {
+ public:
+  using is_transparent = void;
+  struct Candidate {  // not in the graph yet, where it would read `in`
+    const Op& op;
+    const std::vector<TensorId>& in;
   };
+  Alike(const Graph& graph, const std::vector<ScopeId>& written) : g_(graph), written_(written) {}
+
+  bool operator()(OpId a, OpId b) const { return before(kept(a), kept(b)); }
+  bool operator()(const Candidate& a, OpId b) const { return before(a, kept(b)); }
+  bool operator()(OpId a, const Candidate& b) const { return before(kept(a), b); }
+
+ private:
+  Candidate kept(OpId id) const { return {g_.op(id), g_.op(id).inputs}; }
+  ScopeId scope_of(const Op& op) const {
+    const auto at = static_cast<size_t>(op.scope);
+    return at < written_.size() ? written_[at] : op.scope;
+  }
+  Phase phase_of(const Op& op) const {
+    const bool constant = op.inputs.empty() && element_count(g_.tensor(op.outputs[0]).dims) == 1;
+    return constant ? Phase::kForward : op.phase;
+  }
+  bool before(const Candidate& a, const Candidate& b) const {
+    if (const auto inputs = a.in <=> b.in; inputs != 0) return inputs < 0;
+    const auto place = [&](const Op& op) { return std::tuple(op.code, scope_of(op), op.region, phase_of(op)); };
+    if (const auto places = place(a.op) <=> place(b.op); places != 0) return places < 0;
+    return order(a.op.attrs, b.op.attrs) < 0;
+  }
+
+  const Graph& g_;
+  const std::vector<ScopeId>& written_;
+};
+
+void simplify(Graph& g, const std::vector<ScopeId>& written) {
   Rewriter r(g);
   Cleaner c{r};
-  std::map<Key, OpId> seen;
+  std::set<OpId, Alike> seen(Alike(g, written));
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op& op = r.old[i];
     std::vector<TensorId> in;
@@ -319,17 +360,14 @@ void simplify(Graph& g, const std::vector<ScopeId>& written) {
       r.keep(i);
       continue;
     }
-    const Phase phase =
-        op.inputs.empty() && element_count(g.tensor(op.outputs[0]).dims) == 1 ? Phase::kForward : op.phase;
-    const auto [it, fresh] =
-        seen.try_emplace(Key{op.code, in, bitwise(op.attrs), scope_of(op), op.region, phase}, kNone);
-    if (fresh) {
-      it->second = r.keep(i);
+    const auto alike = seen.find(Alike::Candidate{op, in});
+    if (alike == seen.end()) {
+      seen.insert(r.keep(i));
       continue;
     }
-    const std::vector<TensorId>& first = g.op(it->second).outputs;
+    const std::vector<TensorId>& first = g.op(*alike).outputs;
     for (size_t k = 0; k < op.outputs.size(); ++k) r.replace(op.outputs[k], first[k]);
-    r.moved(i, it->second);
+    r.moved(i, *alike);
   }
   r.finish();
 }

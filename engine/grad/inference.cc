@@ -4,8 +4,7 @@
 
 namespace whale {
 
-Graph for_inference(const Graph& graph) {
-  Graph g = graph;
+Graph for_inference(Graph g) {
   g.gradients.clear();
   std::erase_if(g.variables, [](const Variable& v) { return v.role == Role::kState; });
   for (Variable& v : g.variables) v.next = kNone;

@@ -50,7 +50,7 @@ void check_indices(Graph& graph);
 std::vector<std::vector<IndexRange>> indices_of_inputs(const Graph& graph);
 
 // The forward pass alone, without dropout and with running statistics. Training keeps only loss and precision.
-Graph for_inference(const Graph& graph);
+Graph for_inference(Graph graph);
 
 // The same program for another batch size.
 Graph rebatch(const Graph& graph, int64_t batch);

@@ -13,7 +13,7 @@ Rewriter::Rewriter(Graph& g) : graph(g), old(std::move(g.ops)), now_(g.tensors.s
 
 OpId Rewriter::keep(size_t i, bool again) {
   const auto id = static_cast<OpId>(graph.ops.size());
-  Op op = old[i];
+  Op op = again ? old[i] : std::move(old[i]);
   for (TensorId& input : op.inputs) input = now(input);
   if (op.origin != kNone) op.origin = moved_[static_cast<size_t>(op.origin)];
   if (again) {
@@ -73,6 +73,7 @@ void drop_unmade_tensors(Graph& graph) {
     if (kept != i) graph.tensors[kept] = std::move(graph.tensors[i]);
     ++kept;
   }
+  if (kept == graph.tensors.size()) return;
   graph.tensors.resize(kept);
   const auto rename = [&](TensorId& id) {
     if (id == kNone) return;

@@ -21,7 +21,8 @@ class Rewriter {
   // Uses of `id` become uses of `by`.
   void replace(TensorId id, TensorId by) { now_[static_cast<size_t>(id)] = by; }
 
-  // Puts old op i back, reading what its operands are now. `again`: infers its results' types once more.
+  // Puts old op i back, reading what its operands are now; old[i] is empty then. `again`: infers its results' types
+  // once more, and old[i] stays.
   OpId keep(size_t i, bool again = false);
   // Appends a new op in the place (scope, phase, origin, region, location) of old op i; returns its first result.
   TensorId emit(size_t i, OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});

@@ -4,13 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
+#include "ir/attrs.h"
 #include "ir/dtype.h"
 #include "ir/shape.h"
 
@@ -23,17 +22,6 @@ inline constexpr int32_t kNone = -1;
 
 // Stable op numbers, from ops/ops.def.
 enum class OpCode : uint16_t;
-
-// ---- attributes -------------------------------------------------------------------------------------------------
-using Attr = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>>;
-using Attrs = std::map<std::string, Attr, std::less<>>;  // sorted, so that printing is stable
-
-int64_t attr_int(const Attrs& attrs, std::string_view name, int64_t otherwise = 0);
-double attr_float(const Attrs& attrs, std::string_view name, double otherwise = 0);
-bool attr_bool(const Attrs& attrs, std::string_view name, bool otherwise = false);
-const std::string& attr_string(const Attrs& attrs, std::string_view name);         // "" when absent
-const std::vector<int64_t>& attr_ints(const Attrs& attrs, std::string_view name);  // empty when absent
-std::string to_string(const Attr& attr);
 
 // ---- tensors and ops --------------------------------------------------------------------------------------------
 enum class TensorKind : uint8_t {

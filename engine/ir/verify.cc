@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "schedule/schedule.h"
@@ -142,7 +144,7 @@ void check_ops(const Graph& graph) {
 // A list of names, each non-empty and used once.
 struct Names {
   const char* what;
-  std::set<std::string> seen;
+  std::unordered_set<std::string_view> seen;
   void add(const std::string& name) {
     if (name.empty()) throw invalid("an {} has no name; give each a name of its own", what);
     if (!seen.insert(name).second) throw invalid("two {}s are named '{}'; give each a name of its own", what, name);

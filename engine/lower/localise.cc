@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "base/watch.h"
-#include "shard/digits.h"
 #include "task/window.h"
 
 namespace whale {
@@ -38,6 +37,7 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     if (a == but) break;  // inner axes that cut other digits are added by the caller
     const auto part_of = [&](bool state, int64_t extent) {
       if (a == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
+      if (l.rotate == 0) return cut_of(mesh.axes, a - 1, state, extent, place.coordinates);
       std::vector<int64_t> at = place.coordinates;
       at[a - 1] = (at[a - 1] + mesh.axes[a - 1].size - l.rotate) % mesh.axes[a - 1].size;
       return cut_of(mesh.axes, a - 1, state, extent, at);
@@ -56,6 +56,22 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     out.push_back({l.digit, extent, part_of(l.state, extent)});
   }
   return out;
+}
+
+Localiser::Localiser(const LayoutGraph& graph) : g_(graph), cut_(graph.layouts.size()) {
+  for (size_t t = 0; t < cut_.size(); ++t)
+    cut_[t] = std::any_of(graph.layouts[t].axes.begin(), graph.layouts[t].axes.end(),
+                          [](const AxisLayout& l) { return l.placement == Placement::kShard; });
+}
+
+Dims Localiser::dims(TensorId id, const Place& place) const {
+  const Dims& whole = g_.graph.tensor(id).dims;
+  return cut_[static_cast<size_t>(id)] ? local_dims(whole, cuts(id, place)) : whole;
+}
+
+bool Localiser::empty(TensorId id, const Place& place) const {
+  const auto none = [](const Dims& d) { return std::find(d.begin(), d.end(), 0) != d.end(); };
+  return cut_[static_cast<size_t>(id)] ? none(dims(id, place)) : none(g_.graph.tensor(id).dims);
 }
 
 // An attribute says where a device's interval begins; within groups, only where a micro-batch has several.
@@ -186,7 +202,7 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
     return id != kNone && digit.present() && g_.at(id, axis).placement == Placement::kShard &&
            positions(f, digit, g_.at(id, axis).digit) > 0;
   };
-  for (const Factor& f : factors_of(g_.graph, op).list) {
+  for (const Factor& f : factors_.of(g_.graph, op).list) {
     if (!begins(f) && !f.window.present()) continue;  // padding is at the edges alone
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
       if (along(f, op.inputs[i], f.inputs[i])) return true;
@@ -265,7 +281,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     default: break;
   }
   if (!d.factors) return attrs;
-  for (const Factor& f : factors_of(g, op).list) {
+  for (const Factor& f : factors_.of(g, op).list) {
     if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;
     const auto look = [&](TensorId id, const Digit& digit) {
       if (id == kNone || !digit.present()) return;

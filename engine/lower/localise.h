@@ -1,7 +1,7 @@
 // The local form of tensors and ops on one device: its intervals, dimensions, attributes that repeat dimensions, boxes.
 #pragma once
 
-#include "shard/layout_graph.h"
+#include "shard/digits.h"
 #include "plan/part.h"
 #include "plan/plan.h"
 
@@ -16,12 +16,13 @@ struct Place {
 
 class Localiser {
  public:
-  explicit Localiser(const LayoutGraph& graph) : g_(graph) {}
+  explicit Localiser(const LayoutGraph& graph);
 
   // The digits of the tensor that are cut, outer axes first, with this device's interval; `but`: without that axis
   // (and those inside it that cut the same digit).
   std::vector<DigitCut> cuts(TensorId id, const Place& place, size_t but = SIZE_MAX) const;
-  Dims dims(TensorId id, const Place& place) const { return local_dims(g_.graph.tensor(id).dims, cuts(id, place)); }
+  Dims dims(TensorId id, const Place& place) const;
+  bool empty(TensorId id, const Place& place) const;  // no elements
   Part part(TensorId id, const Place& place) const { return part_of(g_.graph.tensor(id).dims, cuts(id, place)); }
 
   // Samples of the batch: the global interval, when the axes of `mask` cut it (bit a: axis a; bit 0: time).
@@ -55,6 +56,8 @@ class Localiser {
 
  private:
   const LayoutGraph& g_;
+  mutable FactorTable factors_;
+  std::vector<char> cut_;  // per tensor: along any axis
   bool begins(const Factor& factor) const;
   static int64_t positions(const Factor& factor, const Digit& whole, const Digit& cut);
   int64_t first_in_time(TensorId id, const DigitCut& cut, const Place& place) const;

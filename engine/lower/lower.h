@@ -2,8 +2,8 @@
 // class of devices with the same local shapes.
 #pragma once
 
-#include <map>
 #include <string>
+#include <unordered_map>
 
 #include "shard/layout_graph.h"
 #include "plan/plan.h"
@@ -11,11 +11,11 @@
 namespace whale {
 
 struct LowerOptions {
-  std::string entry;                                      // "train", "eval"
-  std::map<std::string, int32_t, std::less<>> variables;  // name -> number in Plan::variables
-  bool overlap = true;                                    // collectives on the communication stream
-  int64_t matmul_chunks = 0;                              // of products beside collectives; 0: by cost, 1: none
-  std::vector<std::string>* notes = nullptr;              // takes what was decided
+  std::string entry;                                   // "train", "eval"
+  std::unordered_map<std::string, int32_t> variables;  // name -> number in Plan::variables
+  bool overlap = true;                                 // collectives on the communication stream
+  int64_t matmul_chunks = 0;                           // of products beside collectives; 0: by cost, 1: none
+  std::vector<std::string>* notes = nullptr;           // takes what was decided
 };
 
 Entry lower(const LayoutGraph& graph, const LowerOptions& options);

@@ -31,6 +31,7 @@ int32_t Lowering::mask_number(uint64_t mask) const {
 void Lowering::index() {
   const Graph& g = lg.graph;
   readers = readers_of(g);
+  root = roots_of(g);
   ops_of_mesh.resize(lg.tasks.meshes.size());
   early_input.resize(g.tensors.size());
   for (size_t i = 0; i < g.ops.size(); ++i) {
@@ -42,14 +43,14 @@ void Lowering::index() {
     if (op.code == OpCode::k_transfer && mesh(lg.stage(op.inputs[0])) != mesh(op.stage))
       ops_of_mesh[mesh(lg.stage(op.inputs[0]))].push_back(static_cast<OpId>(i));
     for (const TensorId id : op.inputs)
-      if (id != kNone && op.region != Region::kEpilogue) early_input[static_cast<size_t>(view_root(g, id))] = 1;
+      if (id != kNone && op.region != Region::kEpilogue) early_input[static_cast<size_t>(root_of(id))] = 1;
   }
   kept.resize(g.tensors.size());
   for (const NamedTensor& f : lg.fetches) {
     kept[static_cast<size_t>(f.tensor)] = 1;
     // What is there from the start leaves before anything changes it.
-    const TensorId root = view_root(g, f.tensor);
-    if (g.tensor(root).kind == TensorKind::kInput) early_input[static_cast<size_t>(root)] = 1;
+    const TensorId whole = root_of(f.tensor);
+    if (g.tensor(whole).kind == TensorKind::kInput) early_input[static_cast<size_t>(whole)] = 1;
   }
   for (const Variable& v : g.variables)
     if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
@@ -69,7 +70,7 @@ WorkKind Lowering::work_of(const Op& op) const {
 
 SegmentKey Lowering::maker_of(const Op& tree) const {
   if (!schedule) return {};
-  const OpId maker = lg.graph.tensor(view_root(lg.graph, tree.inputs[0])).producer;
+  const OpId maker = lg.graph.tensor(root_of(tree.inputs[0])).producer;
   return {tree.stage, maker == kNone ? WorkKind::kForward : work_of(lg.graph.op(maker)), -1};
 }
 
@@ -78,11 +79,6 @@ std::vector<const Op*> Lowering::trees(int32_t mesh, const SegmentKey& maker) co
   for (const OpId i : ops_of_mesh[static_cast<size_t>(mesh)])
     if (const Op& op = lg.graph.op(i); is_tree(op) && maker_of(op) == maker) out.push_back(&op);
   return out;
-}
-
-bool Site::empty(TensorId id) const {
-  const Dims d = dims(id);
-  return std::find(d.begin(), d.end(), 0) != d.end();
 }
 
 bool Site::has(const Op& op, int32_t stage) const {
@@ -121,8 +117,8 @@ int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id) {
 BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
   const LayoutGraph& lg = at.lg();
   const bool varies = at.low.timed() && lg.time_varies(id);
-  const std::pair<TensorId, int32_t> key{id, varies ? at.key.variant : -1};
-  if (const auto it = draft.buffers.find(key); it != draft.buffers.end()) return it->second;
+  const int32_t variant = varies ? at.key.variant : -1;
+  if (const BufferId known = draft.buffers.of(id, variant); known != kNone) return known;
   const Tensor& t = lg.graph.tensor(id);
   Buffer b;
   b.name = t.name;
@@ -134,23 +130,24 @@ BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
   if (in_host(lg, id)) b.memory = Memory::kHost;
   if (t.kind == TensorKind::kStep) b.kind = BufferKind::kStep, b.ref = static_cast<int32_t>(step_scalar(t.name));
   if (t.kind == TensorKind::kValue && t.producer != kNone && is_view(lg.graph.op(t.producer).code)) {
-    b.alias = buffer_of(draft, at, view_root(lg.graph, id));
+    b.alias = buffer_of(draft, at, at.low.root_of(id));
     b.at = begin_of_view(at.low, at.place, id);
     const Buffer& whole = draft.buffer(b.alias);
     b.kind = whole.kind;
     b.ref = whole.ref;
     b.memory = whole.memory;
   }
-  const BufferId in = b.alias, added = draft.add(std::move(b));
-  if (in != kNone) draft.lies_in[added] = in;
-  return draft.buffers[key] = added;
+  const BufferId in = b.alias, made = draft.add(std::move(b));
+  if (in != kNone) draft.lies_in[made] = in;
+  draft.buffers.set(id, variant, made);
+  return made;
 }
 
 namespace {
 
 // Inputs that differ per micro-batch are fed where they are read; others once, in the first segment that reads them.
 void feed_for(Draft& draft, const Site& at, TensorId id) {
-  const TensorId input = view_root(at.graph(), id);
+  const TensorId input = at.low.root_of(id);
   if (at.graph().tensor(input).kind != TensorKind::kInput) return;
   const bool whole = at.low.timed() && !at.lg().time_varies(input);
   const Region first = at.low.early_input[static_cast<size_t>(input)] ? Region::kPrologue : Region::kEpilogue;
@@ -187,7 +184,7 @@ void begin(Draft& draft, const Site& at) {
   const LayoutGraph& lg = at.lg();
   const bool timed = at.low.timed();
   for (size_t f = 0; f < lg.fetches.size(); ++f) {
-    const TensorId root = view_root(lg.graph, lg.fetches[f].tensor);
+    const TensorId root = at.low.root_of(lg.fetches[f].tensor);
     if (lg.graph.tensor(root).kind == TensorKind::kValue || !at.here(lg.stage(root))) continue;
     const bool here = lg.time_varies(root) ? at.region == Region::kBody && at.key.kind == WorkKind::kForward &&
                                                  (at.key.stage < 0 || at.key.stage == lg.stage(root))
@@ -206,7 +203,7 @@ void begin(Draft& draft, const Site& at) {
 void fetch_made_by(Draft& draft, const Site& at, const Op& op, bool at_end) {
   const LayoutGraph& lg = at.lg();
   for (size_t f = 0; f < lg.fetches.size(); ++f) {
-    const TensorId root = view_root(lg.graph, lg.fetches[f].tensor);
+    const TensorId root = at.low.root_of(lg.fetches[f].tensor);
     if (lg.graph.tensor(root).kind != TensorKind::kValue ||
         std::find(op.outputs.begin(), op.outputs.end(), root) == op.outputs.end())
       continue;
@@ -219,11 +216,11 @@ void fetch_made_by(Draft& draft, const Site& at, const Op& op, bool at_end) {
 // A replica without micro-batches adds nothing: its sums are the zeros that they start from, where these wait.
 void begin_sums(Draft& draft, const Site& at) {
   const auto is = [&](TensorId sum, TensorId zero) {
-    const auto from = draft.buffers.find({zero, -1});
+    const BufferId from = draft.buffers.of(zero, -1);
     // Without them the body would bring them from the host's memory, and the sum back there.
-    if (from == draft.buffers.end()) return;
+    if (from == kNone) return;
     const BufferId to = buffer_of(draft, at, sum);
-    draft.buffer(to).alias = draft.lies_in[to] = from->second;
+    draft.buffer(to).alias = draft.lies_in[to] = from;
   };
   for (const Op& op : at.graph().ops) {
     if (!at.here(op.stage)) continue;
@@ -243,7 +240,7 @@ void messages_at_the_ends(Draft& draft, const Site& at) {
   const auto changed_after = [&](size_t send) {
     for (size_t k = send + 1; k < list.size(); ++k) {
       if (!ops[k]) continue;
-      for (const Alias& a : aliases_of(view_of(at.graph(), *ops[k])))
+      for (const Alias& a : aliases_of(at.graph(), *ops[k]))
         if (a.must && static_cast<size_t>(a.input) < list[k].in.size() &&
             list[k].in[static_cast<size_t>(a.input)] != kNone &&
             storage_of(draft.program, list[k].in[static_cast<size_t>(a.input)]) ==
@@ -317,8 +314,9 @@ void assign_slots(Draft& draft, const Graph& graph, const ProgramOrder& order) {
         }
   }
   std::vector<char> varies(p.buffers.size());
-  for (const auto& [key, b] : draft.buffers)
-    if (key.second >= 0 && graph.tensor(key.first).kind == TensorKind::kValue) varies[root(b)] = 1;
+  draft.buffers.each([&](TensorId id, int32_t variant, BufferId b) {
+    if (variant >= 0 && graph.tensor(id).kind == TensorKind::kValue) varies[root(b)] = 1;
+  });
   for (size_t b = 0; b < p.buffers.size(); ++b)
     if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena) p.buffers[b].slots = slots[b];
   for (Buffer& b : p.buffers)
@@ -329,7 +327,7 @@ void assign_slots(Draft& draft, const Graph& graph, const ProgramOrder& order) {
 
 Draft draft_program(const Lowering& low, const Place& place) {
   const ProgramOrder order = order_of(low, place);
-  Draft draft;
+  Draft draft(low.lg.graph.tensors.size());
   draft.program.schedule = order.rows;
   Site at{.low = low, .place = place, .key = {}};
   for (size_t s = 0; s < order.segments.size(); ++s) {

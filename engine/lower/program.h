@@ -9,6 +9,7 @@
 #include "lower/localise.h"
 #include "lower/lower.h"
 #include "lower/tree.h"
+#include "rewrite/rewrite.h"
 #include "schedule/schedule.h"
 
 namespace whale {
@@ -36,7 +37,8 @@ struct Lowering {
   std::map<int64_t, PipelineSchedule> schedules;  // by the number of micro-batches that a replica runs
   std::vector<char> weight_op;                    // per op: may be later than the input gradients (W of zero bubble)
   // Of the graph; there may be as many programs as stages, and each has its own part of it alone to look at.
-  std::vector<std::vector<OpId>> readers;       // per tensor
+  Lists readers;                                // per tensor
+  std::vector<TensorId> root;                   // per tensor: whose storage it shows, through views
   std::vector<char> kept;                       // per tensor: fetched, or a variable's next value
   std::vector<std::vector<OpId>> ops_of_mesh;   // what its devices run, send or receive, in order
   std::map<TensorId, int32_t> input_number;     // forms of inputs too
@@ -44,6 +46,7 @@ struct Lowering {
   std::vector<char> early_input;                // per tensor: read in the prologue or, whole, in the body
 
   void index();  // fills these in
+  TensorId root_of(TensorId id) const { return root[static_cast<size_t>(id)]; }
   int32_t mask_number(uint64_t mask) const;
   bool timed() const { return lg.micro_batches > 1; }
   WorkKind work_of(const Op& op) const;
@@ -73,14 +76,41 @@ struct ProgramOrder {
 // From the micro-batches of a place and their schedule alone.
 ProgramOrder order_of(const Lowering& low, const Place& place);
 
+// Which buffer a tensor has: one in all segments, or one for each SegmentKey::variant (-1: that one in all).
+class BufferTable {
+ public:
+  explicit BufferTable(size_t tensors) : fixed_(tensors, kNone) {}
+  BufferId of(TensorId id, int32_t variant) const {  // kNone: none yet
+    if (variant < 0) return fixed_[static_cast<size_t>(id)];
+    const auto known = varying_.find({id, variant});
+    return known == varying_.end() ? kNone : known->second;
+  }
+  void set(TensorId id, int32_t variant, BufferId buffer) {
+    (variant < 0 ? fixed_[static_cast<size_t>(id)] : varying_[{id, variant}]) = buffer;
+  }
+  // Calls body(tensor, variant, buffer) for all.
+  template <class Body>
+  void each(Body body) const {
+    for (size_t t = 0; t < fixed_.size(); ++t)
+      if (fixed_[t] != kNone) body(static_cast<TensorId>(t), -1, fixed_[t]);
+    for (const auto& [key, buffer] : varying_) body(key.first, key.second, buffer);
+  }
+
+ private:
+  std::vector<BufferId> fixed_;  // per tensor
+  std::map<std::pair<TensorId, int32_t>, BufferId> varying_;
+};
+
 // A program under construction: beside each instruction of each segment, the op that it came from (null: feed, fetch).
 struct Draft {
+  explicit Draft(size_t tensors) : buffers(tensors) {}
+
   Program program;
   std::vector<std::vector<const Op*>> ops;
-  std::vector<Region> regions;                               // per segment
-  std::vector<int64_t> micro_batches;                        // per segment: the one it was built for, of its size
-  std::vector<std::pair<BufferId, BufferId>> next;           // (variable's buffer, buffer of its next value)
-  std::map<std::pair<TensorId, int32_t>, BufferId> buffers;  // the number: SegmentKey::variant
+  std::vector<Region> regions;                      // per segment
+  std::vector<int64_t> micro_batches;               // per segment: the one it was built for, of its size
+  std::vector<std::pair<BufferId, BufferId>> next;  // (variable's buffer, buffer of its next value)
+  BufferTable buffers;
   std::map<BufferId, BufferId> lies_in;  // views, results in place and parts: in what, before storages were shared
   std::map<const Op*, std::vector<BufferId>> sums;  // of trees: their places
   std::set<TensorId> fed;                           // inputs that the last segment has been given
@@ -103,7 +133,7 @@ struct Site {
   const std::vector<OpId>& ops() const { return low.ops_of_mesh[static_cast<size_t>(place.mesh)]; }
   bool here(int32_t stage) const { return lg().tasks.mesh_of_stage[static_cast<size_t>(stage)] == place.mesh; }
   Dims dims(TensorId id) const { return low.local.dims(id, place); }
-  bool empty(TensorId id) const;
+  bool empty(TensorId id) const { return low.local.empty(id, place); }
   bool runs(const Op& op) const { return has(op, op.stage); }
   // The sending half of a transfer stands with what makes its operand.
   bool sends(const Op& op) const { return op.code == OpCode::k_transfer && has(op, lg().stage(op.inputs[0])); }

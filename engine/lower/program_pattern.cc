@@ -80,8 +80,9 @@ void ProgramPattern::add_parts(const Draft& draft, const Place& place) {
   const Graph& g = low_.lg.graph;
   const auto& axes = low_.lg.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
   std::vector<std::pair<TensorId, int64_t>> shown(draft.program.buffers.size(), {kNone, 0});
-  for (const auto& [key, buffer] : draft.buffers)
-    shown[static_cast<size_t>(buffer)] = {key.first, std::max(key.second, 0)};
+  draft.buffers.each([&](TensorId id, int32_t variant, BufferId buffer) {
+    shown[static_cast<size_t>(buffer)] = {id, std::max(variant, 0)};
+  });
   for (size_t b = 0; b < shown.size(); ++b) {
     Watch::look();
     Spot spot;

@@ -159,7 +159,7 @@ void finish(Draft& draft, const Site& at, const Gathered& all) {
   }
   const BufferId view = add_rows(draft, t.name, t.dtype, 1, n, root);
   draft.buffer(view).dims = at.dims(y);
-  draft.buffers[{y, -1}] = view;
+  draft.buffers.set(y, -1, view);
   for (const OpId i : at.low.readers[static_cast<size_t>(y)])  // at once, not when all sums are there
     if (stores_sum(at.low, at.graph().op(i))) emit(draft, at, at.graph().op(i));
 }

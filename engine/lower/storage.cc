@@ -13,11 +13,6 @@ namespace {
 
 constexpr size_t kStoresUnderWay = 2;
 
-// A view of the op is made where its definition asks for one.
-std::vector<Alias> aliases_of(const Graph& graph, const Op& op) {
-  return whale::aliases_of(def(op.code).aliases_of ? view_of(graph, op) : OpView{op.code, nullptr, {}, {}, {}});
-}
-
 void share(Program& program, BufferId buffer, BufferId storage) {
   Buffer& b = program.buffers[static_cast<size_t>(buffer)];
   const Buffer& s = program.buffers[static_cast<size_t>(storage)];

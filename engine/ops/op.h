@@ -262,6 +262,7 @@ inline std::vector<Alias> aliases_of(const OpView& view) {
   const OpDef& d = def(view.code);
   return d.aliases_of ? d.aliases_of(view) : d.aliases;
 }
+std::vector<Alias> aliases_of(const Graph& graph, const Op& op);
 IndexRange index_range(const OpView& view);  // of the op's index operand
 IndexRange index_range(OpCode code, const Attrs& attrs, int64_t limit);
 AttrRole role_of(const OpDef& def, std::string_view attr);

@@ -1,7 +1,6 @@
 // The table of all ops, expanded from ops.def, and what every op goes through: attributes, types, cost.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <unordered_map>
 
 #include "base/watch.h"
@@ -158,8 +157,20 @@ AttrRole role_of(const OpDef& def, std::string_view attr) {
   return spec == def.attrs.end() ? AttrRole::kOwn : spec->role;
 }
 
+namespace {
+// Every attribute is there, in its type, and no other.
+bool are_complete(const OpDef& def, const Attrs& attrs) {
+  return attrs.size() == def.attrs.size() && std::all_of(def.attrs.begin(), def.attrs.end(), [&](const AttrSpec& spec) {
+           const auto it = attrs.find(spec.name);
+           return it != attrs.end() && it->second.index() == static_cast<size_t>(spec.type);
+         });
+}
+}  // namespace
+
 Attrs complete_attrs(const OpDef& def, Attrs given) {
+  if (are_complete(def, given)) return given;
   Attrs all;
+  all.reserve(def.attrs.size());
   for (const AttrSpec& spec : def.attrs) {
     const auto it = given.find(spec.name);
     if (it != given.end()) {
@@ -193,13 +204,21 @@ OpView view_of(const Graph& graph, const Op& op) {
   return view;
 }
 
+// A view of the op is made where its definition asks for one.
+std::vector<Alias> aliases_of(const Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  return d.aliases_of ? d.aliases_of(view_of(graph, op)) : d.aliases;
+}
+
 std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
                               const std::vector<bool>& present) {
   const OpDef& d = def(code);
   return named(d, [&] {
     check_operands(d, present);
-    const Attrs complete = complete_attrs(d, attrs);
-    OpView view{code, &complete, inputs, present, {}};
+    Attrs completed;
+    const bool complete = are_complete(d, attrs);
+    if (!complete) completed = complete_attrs(d, attrs);
+    OpView view{code, complete ? &attrs : &completed, inputs, present, {}};
     pad_operands(d, view.inputs, TensorType{});
     pad_operands(d, view.present, false);
     std::vector<TensorType> outputs = d.infer(view);
@@ -243,9 +262,12 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
     op.inputs = std::move(inputs);
     op.scope = scope;
     const OpView view = view_of(graph, op);
-    const std::vector<TensorType> types = infer(code, attrs, view.inputs, view.present);
+    op.attrs = named(d, [&] {
+      check_operands(d, view.present);
+      return complete_attrs(d, std::move(attrs));
+    });
+    const std::vector<TensorType> types = infer(code, op.attrs, view.inputs, view.present);
     pad_operands(d, op.inputs, kNone);
-    op.attrs = complete_attrs(d, std::move(attrs));
     check_whole(graph, op);
     if (has_flag(code, kRandom)) op.key = static_cast<uint64_t>(attr_int(op.attrs, "key"));
     for (size_t i = 0; i < types.size(); ++i) {
@@ -268,16 +290,6 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
   return id;
 }
 
-namespace {
-// Value by value; one that is no number is itself.
-bool same(const Attrs& a, const Attrs& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    const auto *u = std::get_if<double>(&x.second), *v = std::get_if<double>(&y.second);
-    return x.first == y.first && (x.second == y.second || (u && v && std::isnan(*u) && std::isnan(*v)));
-  });
-}
-}  // namespace
-
 void verify_ops(const Graph& graph) {
   for (const Op& op : graph.ops) {
     try {
@@ -289,7 +301,7 @@ void verify_ops(const Graph& graph) {
       if (padded != op.inputs)
         throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), padded.size(),
                       kNone);
-      if (!same(complete_attrs(d, op.attrs), op.attrs))
+      if (!are_complete(d, op.attrs))
         throw invalid("{}: attributes are incomplete or of the wrong type; every default must be written out", d.name);
       check_whole(graph, op);
       if (types != view.outputs) {

@@ -95,7 +95,7 @@ class Estimator {
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const Op& op = g_.ops[i];
       if (is_view(op.code)) continue;
-      std::vector<Alias> all = aliases_of(view_of(g_, op));
+      std::vector<Alias> all = aliases_of(g_, op);
       std::stable_sort(all.begin(), all.end(), [](const Alias& a, const Alias& b) { return a.must > b.must; });
       std::vector<char> taken(op.inputs.size()), placed(op.outputs.size());
       for (const Alias& a : all) {

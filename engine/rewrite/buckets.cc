@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "shard/digits.h"
@@ -13,7 +14,7 @@ namespace {
 
 // Nothing but updates (and the step's end) waits for it, so it may be later than its operands; another sum of the same
 // kind may stand between, along another axis or over micro-batches.
-bool may_wait(const Graph& g, const std::vector<std::vector<OpId>>& readers, const Op& op, int depth = 0) {
+bool may_wait(const Graph& g, const Lists& readers, const Op& op, int depth = 0) {
   const auto sums = [](OpCode code) {
     return code == OpCode::k_all_reduce || code == OpCode::k_reduce_scatter || code == OpCode::k_accumulate;
   };
@@ -74,8 +75,8 @@ std::vector<Member> members_of(const Graph& g) {
 struct Bucket {
   OpId op = kNone;  // into which the others are merged
   int64_t bytes = 0;
-  std::set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
-  OpId loss = kNone;     // the op that makes the loss, if it is in here
+  std::unordered_set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
+  OpId loss = kNone;               // the op that makes the loss, if it is in here
 };
 
 // No update runs before the loss is known, so what updates read lives until the loss's bucket is there.
@@ -109,7 +110,7 @@ class HeldBack {
 class Waits {
  public:
   Waits(const Graph& g, const std::vector<Member>& members)
-      : g_(g), bucket_of_(g.ops.size(), kNone), leads_(g.ops.size()) {
+      : g_(g), bucket_of_(g.ops.size(), kNone), known_to_(g.ops.size()), leads_(g.ops.size()) {
     for (const Member& m : members) leads_[static_cast<size_t>(m.op)] = 1;
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const Op& op = g.ops[i];
@@ -124,7 +125,7 @@ class Waits {
   void put(OpId op, OpId bucket) { bucket_of_[static_cast<size_t>(op)] = bucket; }
 
   // Where it does not, the bucket remembers what was looked at.
-  bool for_bucket(const Op& op, Bucket& bucket) const {
+  bool for_bucket(const Op& op, Bucket& bucket) {
     std::vector<OpId> todo;
     bool found = false;
     const auto look = [&](const Op& reader) {
@@ -133,7 +134,9 @@ class Waits {
         if (made == kNone || !leads_[static_cast<size_t>(made)]) continue;
         if (const OpId into = bucket_of_[static_cast<size_t>(made)]; into != kNone) made = into;
         found |= made == bucket.op;
-        if (bucket.apart.insert(made).second) todo.push_back(made);
+        if (!bucket.apart.insert(made).second) continue;
+        todo.push_back(made);
+        known_to_[static_cast<size_t>(made)].push_back(&bucket);
       }
     };
     look(op);
@@ -145,10 +148,18 @@ class Waits {
     return found;
   }
 
+  // More has been put to the op: what buckets know of it does not hold.
+  void forget(OpId op) {
+    for (Bucket* bucket : known_to_[static_cast<size_t>(op)])
+      if (bucket->apart.contains(op)) bucket->apart.clear();
+    known_to_[static_cast<size_t>(op)].clear();
+  }
+
  private:
   const Graph& g_;
-  std::vector<OpId> bucket_of_;  // the op that an op was merged into
-  std::vector<char> leads_;      // per op: to something that is put into buckets
+  std::vector<OpId> bucket_of_;                 // the op that an op was merged into
+  std::vector<std::vector<Bucket*>> known_to_;  // per op: buckets that had it in `apart` at some time
+  std::vector<char> leads_;                     // per op: to something that is put into buckets
 };
 
 void join(Op& into, const Op& op) {
@@ -156,10 +167,9 @@ void join(Op& into, const Op& op) {
   into.outputs.push_back(op.outputs[0]);
   if (op.phase != Phase::kForward) into.phase = op.phase;
   if (op.code == OpCode::k_all_reduce) return;
-  std::vector<int64_t> digits = attr_ints(into.attrs, "digit");
+  auto& digits = std::get<std::vector<int64_t>>(into.attrs.at("digit"));
   const auto& more = attr_ints(op.attrs, "digit");
   digits.insert(digits.end(), more.begin(), more.end());
-  into.attrs["digit"] = std::move(digits);
 }
 
 }  // namespace
@@ -183,8 +193,8 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
     } else {
       join(g.op(bucket.op), op);
       removed[static_cast<size_t>(m.op)] = 1;
-      for (auto& [key, other] : open)
-        if (other.apart.contains(bucket.op) || other.apart.contains(m.op)) other.apart.clear();
+      waits.forget(bucket.op);
+      waits.forget(m.op);
     }
     waits.put(m.op, bucket.op);
     if (held_back.is_loss(op.outputs[0])) bucket.loss = m.order;
@@ -205,8 +215,8 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
 
 namespace {
 // An attribute says where the device's part begins: that of one parameter.
-bool has_begin(const LayoutGraph& lg, const Op& op) {
-  for (const Factor& f : factors_of(lg.graph, op).list)
+bool has_begin(const LayoutGraph& lg, const Op& op, FactorTable& factors) {
+  for (const Factor& f : factors.of(lg.graph, op).list)
     for (size_t k = 0; f.begin_attr && k < op.inputs.size() && k < f.inputs.size(); ++k)
       for (size_t a = 1; a < lg.axes() && op.inputs[k] != kNone && f.inputs[k].present(); ++a)
         if (lg.at(op.inputs[k], a).placement == Placement::kShard) return true;
@@ -223,6 +233,7 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
     std::vector<int64_t> decays;
     int members = 0;
   };
+  FactorTable factors;
   std::map<std::pair<std::vector<TensorId>, std::string>, Group> open;
   std::vector<char> removed(g.ops.size());
   std::vector<std::pair<OpId, OpId>> order;  // (when it is ready, op)
@@ -253,7 +264,7 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
     Op& op = g.op(id);
     const size_t lead = leading_operands(op);
     const bool has_decays = op.attrs.contains("decays");
-    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty()) || has_begin(lg, op))
+    if (op.inputs.size() <= lead || (has_decays && attr_ints(op.attrs, "decays").empty()) || has_begin(lg, op, factors))
       continue;  // decays left out: not to be merged
     std::string key = def(op.code).name;
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));

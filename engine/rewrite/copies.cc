@@ -56,8 +56,8 @@ struct Copier {
   Graph& g;
   const bool pipelined, waits;
   const std::vector<char> weights;
-  std::vector<std::vector<OpId>> readers, next;  // of a storage; by data
-  std::vector<TensorId> root;
+  const std::vector<TensorId> root;
+  const Lists readers, next;  // of a storage; by data
 
   explicit Copier(LayoutGraph& graph)
       : lg(graph),
@@ -65,19 +65,9 @@ struct Copier {
         pipelined(!lg.tasks.schedule.empty()),
         waits(pipelined && schedule_rule(lg.tasks.schedule).split_backward),
         weights(weight_ops(lg)),
-        readers(g.tensors.size()),
-        next(g.ops.size()),
-        root(g.tensors.size()) {
-    for (size_t t = 0; t < root.size(); ++t) root[t] = view_root(g, static_cast<TensorId>(t));
-    for (size_t i = 0; i < g.ops.size(); ++i)
-      for (const TensorId id : g.ops[i].inputs) {
-        if (id == kNone) continue;
-        if (!is_view(g.ops[i].code))
-          readers[static_cast<size_t>(root[static_cast<size_t>(id)])].push_back(static_cast<OpId>(i));
-        if (g.tensor(id).producer != kNone)
-          next[static_cast<size_t>(g.tensor(id).producer)].push_back(static_cast<OpId>(i));
-      }
-  }
+        root(roots_of(g)),
+        readers(storage_readers(g, root)),
+        next(followers_of(g)) {}
 
   Place place_of(OpId i, int32_t stage) const {
     const Op& op = g.op(i);
@@ -103,7 +93,7 @@ struct Copier {
   bool sums_in_place(OpId i, TensorId storage) const {
     const Op& op = g.op(i);
     if (!has_flag(op.code, kCollective)) return false;
-    for (const Alias& alias : aliases_of(view_of(g, op)))
+    for (const Alias& alias : aliases_of(g, op))
       if (const TensorId x = op.inputs[static_cast<size_t>(alias.input)];
           alias.must && x != kNone && root[static_cast<size_t>(x)] == storage)
         return true;
@@ -130,24 +120,30 @@ struct Copier {
 void copy_before_sums(LayoutGraph& lg) {
   Graph& g = lg.graph;
   const Copier copier(lg);
-  std::vector<Op> ops;
-  bool changed = false;
+  std::vector<std::pair<OpId, size_t>> copied;  // sums, and their operands that are read later
   for (size_t i = 0; i < g.ops.size(); ++i) {
-    Op op = g.ops[i];
-    if (has_flag(op.code, kCollective))
-      for (const Alias& alias : aliases_of(view_of(g, g.ops[i]))) {
-        TensorId& x = op.inputs[static_cast<size_t>(alias.input)];
-        if (!alias.must || x == kNone || !copier.is_read_later(static_cast<OpId>(i), x)) continue;
-        const TensorId made = add_like(lg, x, ".copy");
-        Op copy = op_beside(op, OpCode::k_cast, g.tensor(made).name, {x}, {made});
-        copy.attrs = {{"dtype", std::string(name_of(g.tensor(made).dtype))}};
-        x = made;
-        ops.push_back(std::move(copy));
-        changed = true;
-      }
+    const Op& op = g.ops[i];
+    if (!has_flag(op.code, kCollective)) continue;
+    for (const Alias& alias : aliases_of(g, op))
+      if (const auto k = static_cast<size_t>(alias.input);
+          alias.must && op.inputs[k] != kNone && copier.is_read_later(static_cast<OpId>(i), op.inputs[k]))
+        copied.emplace_back(static_cast<OpId>(i), k);
+  }
+  if (copied.empty()) return;
+  std::vector<Op> ops;
+  auto next = copied.begin();
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    Op& op = g.ops[i];
+    for (; next != copied.end() && next->first == static_cast<OpId>(i); ++next) {
+      TensorId& x = op.inputs[next->second];
+      const TensorId made = add_like(lg, x, ".copy");
+      Op copy = op_beside(op, OpCode::k_cast, g.tensor(made).name, {x}, {made});
+      copy.attrs = {{"dtype", std::string(name_of(g.tensor(made).dtype))}};
+      x = made;
+      ops.push_back(std::move(copy));
+    }
     ops.push_back(std::move(op));
   }
-  if (!changed) return;
   g.ops = std::move(ops);
   compact(g, {});
 }

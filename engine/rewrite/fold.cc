@@ -10,14 +10,12 @@
 namespace whale {
 namespace {
 
-// What all folds ask: who reads a tensor, and who makes it, while ops disappear.
+// What all folds ask: how often a tensor is read, and who makes it, while ops disappear.
 struct Folder {
   Graph& g;
-  std::vector<std::vector<OpId>> readers;
   std::vector<int> uses;
   std::vector<char> removed;
-  explicit Folder(Graph& graph)
-      : g(graph), readers(readers_of(graph)), uses(use_counts(graph)), removed(graph.ops.size()) {}
+  explicit Folder(Graph& graph) : g(graph), uses(use_counts(graph)), removed(graph.ops.size()) {}
 
   bool once(TensorId id) const { return id != kNone && uses[static_cast<size_t>(id)] == 1; }
   const Op* product(TensorId id) const {

@@ -142,7 +142,7 @@ class Fuser {
 
   LayoutGraph& lg_;
   Graph& g_;
-  std::vector<std::vector<OpId>> readers_;
+  Lists readers_;
   std::vector<char> kept_;
   std::vector<Group> groups_;
 };

@@ -16,45 +16,35 @@ constexpr double kPrefetchOps = 8;  // how far ahead of its reader what was ther
 struct Order {
   LayoutGraph& lg;
   Graph& g;
-  std::vector<std::vector<OpId>> readers;  // per storage root
   std::vector<TensorId> root;
-  std::vector<TensorId> variable_of;  // per tensor that is some variable's next value: the variable's tensor
+  Lists readers;     // per storage root
+  Lists overwrites;  // per op, the storage that it writes over: everyone else must have read it before
   explicit Order(LayoutGraph& graph)
-      : lg(graph),
-        g(graph.graph),
-        readers(g.tensors.size()),
-        root(g.tensors.size()),
-        variable_of(g.tensors.size(), kNone) {
-    for (size_t t = 0; t < root.size(); ++t) root[t] = view_root(g, static_cast<TensorId>(t));
-    for (size_t i = 0; i < g.ops.size(); ++i)
-      for (const TensorId id : g.ops[i].inputs)
-        if (id != kNone && !is_view(g.ops[i].code))
-          readers[static_cast<size_t>(root[static_cast<size_t>(id)])].push_back(static_cast<OpId>(i));
+      : lg(graph), g(graph.graph), root(roots_of(g)), readers(storage_readers(g, root)), overwrites(overwritten()) {}
+
+  Lists overwritten() const {
+    std::vector<TensorId> variable_of(g.tensors.size(), kNone);  // of which the tensor is the next value
     for (const Variable& v : g.variables)
       if (v.next != kNone) variable_of[static_cast<size_t>(v.next)] = v.tensor;
-  }
-
-  // Storage that the op writes over: everyone else must have read it before.
-  std::vector<TensorId> overwrites(const Op& op) const {
-    std::vector<TensorId> out;
-    if (is_view(op.code)) return out;  // shares storage, writes nothing
-    for (const Alias& alias : aliases_of(view_of(g, op)))
-      if (alias.must && op.inputs[static_cast<size_t>(alias.input)] != kNone)
-        out.push_back(root[static_cast<size_t>(op.inputs[static_cast<size_t>(alias.input)])]);
-    for (const TensorId y : op.outputs)
-      if (y != kNone && variable_of[static_cast<size_t>(y)] != kNone)
-        out.push_back(variable_of[static_cast<size_t>(y)]);
-    return out;
+    std::vector<Lists::Entry> entries;
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      const Op& op = g.ops[i];
+      if (is_view(op.code)) continue;  // shares storage, writes nothing
+      for (const Alias& alias : aliases_of(g, op))
+        if (const TensorId x = op.inputs[static_cast<size_t>(alias.input)]; alias.must && x != kNone)
+          entries.emplace_back(static_cast<OpId>(i), root[static_cast<size_t>(x)]);
+      for (const TensorId y : op.outputs)
+        if (y != kNone && variable_of[static_cast<size_t>(y)] != kNone)
+          entries.emplace_back(static_cast<OpId>(i), variable_of[static_cast<size_t>(y)]);
+    }
+    return {g.ops.size(), entries};
   }
 
   // Edges "before -> after" that are not data: readers before the op that overwrites, checks of indices and the loss
   // before updates.
-  std::vector<std::vector<OpId>> edges() const {
-    std::vector<std::vector<OpId>> data(g.ops.size()), out(g.ops.size());
-    for (size_t i = 0; i < g.ops.size(); ++i)
-      for (const TensorId id : g.ops[i].inputs)
-        if (id != kNone && g.tensor(id).producer != kNone)
-          data[static_cast<size_t>(g.tensor(id).producer)].push_back(static_cast<OpId>(i));
+  Lists edges() const {
+    std::vector<Lists::Entry> out;
+    const Lists data = followers_of(g);
     const auto reaches = [&](OpId from, OpId to) {
       std::vector<OpId> todo{from};
       std::set<OpId> seen{from};
@@ -75,17 +65,18 @@ struct Order {
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const auto w = static_cast<OpId>(i);
       // A bad index or a loss that is not finite stops a step before it has changed anything.
-      const std::vector<TensorId> written = overwrites(g.ops[i]);
+      const auto written = overwrites[i];
       const bool updates = std::any_of(written.begin(), written.end(),
                                        [&](TensorId id) { return g.tensor(id).kind == TensorKind::kVariable; });
       for (const OpId c : checks)
-        if (updates && c != w && (c < w || !reaches(w, c))) out[static_cast<size_t>(c)].push_back(w);
+        if (updates && c != w && (c < w || !reaches(w, c))) out.emplace_back(c, w);
       for (const TensorId storage : written)
         for (const OpId r : readers[static_cast<size_t>(storage)])
-          if (r != w && (r < w || !reaches(w, r))) out[static_cast<size_t>(r)].push_back(w);
+          if (r != w && (r < w || !reaches(w, r))) out.emplace_back(r, w);
     }
-    for (size_t i = 0; i < out.size(); ++i) out[i].insert(out[i].end(), data[i].begin(), data[i].end());
-    return out;
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      for (const OpId j : data[i]) out.emplace_back(static_cast<OpId>(i), j);
+    return {g.ops.size(), out};
   }
 };
 
@@ -102,7 +93,7 @@ std::vector<double> wishes(const Order& o) {
   for (size_t i = 0; i < n; ++i)
     if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
       key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
-  std::vector<std::vector<OpId>> direct = readers_of(g);
+  const Lists direct = readers_of(g);
   const auto made_at = [&](const std::vector<TensorId>& ids) {
     double last = -1;
     for (const TensorId id : ids)
@@ -122,7 +113,7 @@ std::vector<double> wishes(const Order& o) {
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
     constant[i] = made_of(op, from_constant);
-    source[i] = op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && o.overwrites(op).empty() &&
+    source[i] = op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && o.overwrites[i].empty() &&
                 made_of(op, [&](TensorId id) { return g.tensor(id).kind != TensorKind::kValue || from_constant(id); });
   }
   for (size_t i = n; i-- > 0;) {
@@ -167,7 +158,7 @@ std::vector<double> wishes(const Order& o) {
       const auto next = std::upper_bound(launches.begin(), launches.end(), key[p]);
       when = std::max(when, next == launches.end() ? static_cast<double>(n) : *next + 0.1);
     }
-    for (const TensorId storage : o.overwrites(op))
+    for (const TensorId storage : o.overwrites[i])
       for (const OpId r : o.readers[static_cast<size_t>(storage)])
         if (static_cast<size_t>(r) != i)
           when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
@@ -177,9 +168,7 @@ std::vector<double> wishes(const Order& o) {
 }
 
 void apply_order(Graph& g, const std::vector<OpId>& order) {
-  std::vector<Op> ops;
-  for (const OpId i : order) ops.push_back(std::move(g.op(i)));
-  g.ops = std::move(ops);
+  take_in_order(g, order);
   for (size_t i = 0; i < g.ops.size(); ++i)
     for (const TensorId id : g.ops[i].outputs)
       if (id != kNone) g.tensor(id).producer = static_cast<OpId>(i);
@@ -195,6 +184,21 @@ TensorId view_root(const Graph& g, TensorId id) {
   return id;
 }
 
+std::vector<TensorId> roots_of(const Graph& g) {
+  std::vector<TensorId> root(g.tensors.size());
+  for (size_t t = 0; t < root.size(); ++t) root[t] = view_root(g, static_cast<TensorId>(t));
+  return root;
+}
+
+Lists storage_readers(const Graph& g, const std::vector<TensorId>& root) {
+  std::vector<Lists::Entry> entries;
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    for (const TensorId id : g.ops[i].inputs)
+      if (id != kNone && !is_view(g.ops[i].code))
+        entries.emplace_back(root[static_cast<size_t>(id)], static_cast<OpId>(i));
+  return {g.tensors.size(), entries};
+}
+
 int64_t bytes_of(const Tensor& tensor) { return element_count(tensor.dims) * size_of(tensor.dtype); }
 
 void order_ops(LayoutGraph& lg) {
@@ -203,13 +207,14 @@ void order_ops(LayoutGraph& lg) {
   const std::vector<double> key = wishes(o);
   const size_t n = lg.graph.ops.size();
   std::vector<int> waiting(n);
-  for (const auto& list : edges)
-    for (const OpId j : list) ++waiting[static_cast<size_t>(j)];
+  for (size_t i = 0; i < n; ++i)
+    for (const OpId j : edges[i]) ++waiting[static_cast<size_t>(j)];
   using Item = std::pair<double, OpId>;
   std::priority_queue<Item, std::vector<Item>, std::greater<>> ready;
   for (size_t i = 0; i < n; ++i)
     if (waiting[i] == 0) ready.emplace(key[i], static_cast<OpId>(i));
   std::vector<OpId> order;
+  order.reserve(n);
   while (!ready.empty()) {
     const OpId i = ready.top().second;
     ready.pop();
@@ -226,47 +231,46 @@ void shorten_lives(LayoutGraph& lg) {
   Graph& g = lg.graph;
   const size_t n = g.ops.size();
   if (n < 2) return;
-  const auto all_edges = o.edges();
-  std::vector<std::set<OpId>> after(n);
-  for (size_t i = 0; i < n; ++i) after[i].insert(all_edges[i].begin(), all_edges[i].end());
+  const Lists after = o.edges();
   std::vector<OpId> order(n), position(n);
   for (size_t i = 0; i < n; ++i) order[i] = position[i] = static_cast<OpId>(i);
   std::vector<char> pinned(g.tensors.size());  // alive to the end, or storage of its own
   for (const NamedTensor& f : lg.fetches) pinned[static_cast<size_t>(o.root[static_cast<size_t>(f.tensor)])] = 1;
   for (const Variable& v : g.variables)
     if (v.next != kNone) pinned[static_cast<size_t>(o.root[static_cast<size_t>(v.next)])] = 1;
-  const auto counted = [&](TensorId storage) {
-    return g.tensor(storage).kind == TensorKind::kValue && !pinned[static_cast<size_t>(storage)];
-  };
-  // Gradients of parameters are used up by what follows them; `lasting` leaves them out.
+  std::vector<int64_t> bytes(g.tensors.size());  // that count
+  for (size_t t = 0; t < bytes.size(); ++t)
+    if (g.tensors[t].kind == TensorKind::kValue && !pinned[t]) bytes[t] = bytes_of(g.tensors[t]);
+  // Gradients of parameters are used up by what follows them: they do not last.
   const auto passing = [&](TensorId y) {
     const auto& r = o.readers[static_cast<size_t>(y)];
     return !r.empty() && std::all_of(r.begin(), r.end(), [&](OpId k) {
       return g.op(k).phase == Phase::kUpdate || has_flag(g.op(k).code, kCollective);
     });
   };
-  const auto made = [&](OpId i, bool lasting) {
-    int64_t bytes = 0;
-    for (const TensorId y : g.op(i).outputs)
-      if (counted(y) && !(lasting && passing(y))) bytes += bytes_of(g.tensor(y));
-    return bytes;
-  };
+  std::vector<int64_t> made(n), lasting(n);  // bytes, per op
+  for (size_t i = 0; i < n; ++i)
+    for (const TensorId y : g.ops[i].outputs) {
+      if (y == kNone) continue;
+      made[i] += bytes[static_cast<size_t>(y)];
+      if (!passing(y)) lasting[i] += bytes[static_cast<size_t>(y)];
+    }
   // Bytes that die when `i` runs while `later` is still to come; both stand at position p or p + 1.
   const auto freed = [&](OpId i, OpId later, size_t p) {
-    int64_t bytes = 0;
-    std::vector<TensorId> seen;
-    for (const TensorId id : g.op(i).inputs) {
-      if (id == kNone) continue;
-      const TensorId storage = o.root[static_cast<size_t>(id)];
-      if (!counted(storage) || std::find(seen.begin(), seen.end(), storage) != seen.end()) continue;
-      seen.push_back(storage);
-      const auto& r = o.readers[static_cast<size_t>(storage)];
+    int64_t sum = 0;
+    const auto& inputs = g.op(i).inputs;
+    const auto root_of = [&](TensorId id) { return id == kNone ? kNone : o.root[static_cast<size_t>(id)]; };
+    for (auto id = inputs.begin(); id != inputs.end(); ++id) {
+      const TensorId storage = root_of(*id);
+      if (storage == kNone || bytes[static_cast<size_t>(storage)] == 0) continue;
+      if (std::any_of(inputs.begin(), id, [&](TensorId other) { return root_of(other) == storage; })) continue;
+      const auto r = o.readers[static_cast<size_t>(storage)];
       const auto past = [&](OpId k) {
         return k == i || (k != later && static_cast<size_t>(position[static_cast<size_t>(k)]) < p);
       };
-      if (std::all_of(r.begin(), r.end(), past)) bytes += bytes_of(g.tensor(storage));
+      if (std::all_of(r.begin(), r.end(), past)) sum += bytes[static_cast<size_t>(storage)];
     }
-    return bytes;
+    return sum;
   };
   const auto region = [&](OpId i) { return std::pair(g.op(i).region, g.op(i).phase == Phase::kUpdate); };
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
@@ -274,15 +278,15 @@ void shorten_lives(LayoutGraph& lg) {
     for (size_t p = 0; p + 1 < n; ++p) {
       const OpId a = order[p], b = order[p + 1];
       if (region(a) != region(b) || is_view(g.op(a).code) || is_view(g.op(b).code)) continue;
-      if (has_flag(g.op(a).code, kCollective) || has_flag(g.op(b).code, kCollective) ||
-          after[static_cast<size_t>(a)].contains(b))
-        continue;
-      const int64_t a_first = std::max(made(a, false), made(a, true) - freed(a, b, p) + made(b, false));
-      const int64_t b_first = std::max(made(b, false), made(b, true) - freed(b, a, p) + made(a, false));
+      if (has_flag(g.op(a).code, kCollective) || has_flag(g.op(b).code, kCollective)) continue;
+      const auto ia = static_cast<size_t>(a), ib = static_cast<size_t>(b);
+      if (std::find(after[ia].begin(), after[ia].end(), b) != after[ia].end()) continue;
+      const int64_t a_first = std::max(made[ia], lasting[ia] - freed(a, b, p) + made[ib]);
+      const int64_t b_first = std::max(made[ib], lasting[ib] - freed(b, a, p) + made[ia]);
       if (b_first >= a_first) continue;
       std::swap(order[p], order[p + 1]);
-      position[static_cast<size_t>(a)] = static_cast<OpId>(p + 1);
-      position[static_cast<size_t>(b)] = static_cast<OpId>(p);
+      position[ia] = static_cast<OpId>(p + 1);
+      position[ib] = static_cast<OpId>(p);
       changed = true;
     }
     if (!changed) break;

@@ -2,6 +2,7 @@
 // with the backward pass and keeps few tensors alive.
 #pragma once
 
+#include "rewrite/rewrite.h"
 #include "shard/layout_graph.h"
 
 namespace whale {
@@ -10,6 +11,9 @@ namespace whale {
 bool is_view(OpCode code);
 // The tensor whose storage `id` shows, through views.
 TensorId view_root(const Graph& graph, TensorId id);
+std::vector<TensorId> roots_of(const Graph& graph);  // of all tensors
+// Who reads each storage, views left out; `roots` are the tensors'.
+Lists storage_readers(const Graph& graph, const std::vector<TensorId>& roots);
 int64_t bytes_of(const Tensor& tensor);
 
 // Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters

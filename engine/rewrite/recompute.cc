@@ -1,5 +1,6 @@
 // Cheap ops made twice, so that their results need not live from the forward to the backward pass.
 #include <algorithm>
+#include <map>
 
 #include "cost/cost.h"
 #include "rewrite/order.h"
@@ -11,19 +12,23 @@ namespace {
 struct Recomputer {
   LayoutGraph& lg;
   Graph& g;
-  std::vector<std::vector<OpId>> readers;  // through views
-  std::vector<char> again;                 // tensors that the backward pass makes anew
-  std::vector<char> activation;            // tensors that are made of an input, not of parameters alone
+  const std::vector<TensorId> root;
+  const Lists readers;           // of a storage
+  const Lists direct;            // of a tensor
+  std::vector<char> again;       // tensors that the backward pass makes anew
+  std::vector<char> activation;  // tensors that are made of an input, not of parameters alone
   explicit Recomputer(LayoutGraph& graph)
-      : lg(graph), g(graph.graph), readers(g.tensors.size()), again(g.tensors.size()), activation(g.tensors.size()) {
+      : lg(graph),
+        g(graph.graph),
+        root(roots_of(g)),
+        readers(storage_readers(g, root)),
+        direct(readers_of(g)),
+        again(g.tensors.size()),
+        activation(g.tensors.size()) {
     for (const TensorId id : g.inputs) activation[static_cast<size_t>(id)] = 1;
     for (size_t i = 0; i < g.ops.size(); ++i) {
       bool of_input = false;
-      for (const TensorId id : g.ops[i].inputs) {
-        if (id == kNone) continue;
-        of_input |= activation[static_cast<size_t>(id)] != 0;
-        if (!is_view(g.ops[i].code)) readers[static_cast<size_t>(view_root(g, id))].push_back(static_cast<OpId>(i));
-      }
+      for (const TensorId id : g.ops[i].inputs) of_input |= id != kNone && activation[static_cast<size_t>(id)] != 0;
       for (const TensorId id : g.ops[i].outputs)
         if (id != kNone) activation[static_cast<size_t>(id)] = of_input;
     }
@@ -70,23 +75,21 @@ struct Recomputer {
 void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages, const std::vector<char>& gathering) {
   Graph& g = lg.graph;
   Recomputer r(lg);
-  std::vector<std::vector<Op>> before(g.ops.size());  // copies that stand before an op
+  std::map<OpId, std::vector<Op>> before;  // copies that stand before an op
   const size_t n = g.ops.size();
   for (size_t i = 0; i < n; ++i) {
-    const Op op = g.ops[i];
+    const Op& op = g.ops[i];
     const bool gather = gathering[static_cast<size_t>(op.stage)] && r.gathers(op);
     if (!gather && !r.cheap(op, !stages[static_cast<size_t>(op.stage)])) continue;
     const TensorId y = op.outputs[0];
     std::vector<OpId> backward;  // direct readers only: a view of it keeps it
     bool forward = false, viewed = false;
-    for (size_t k = i + 1; k < n; ++k)
-      for (const TensorId id : g.ops[k].inputs) {
-        if (id != y) continue;
-        viewed |= is_view(g.ops[k].code) || g.ops[k].stage != op.stage;  // another stage goes back at another time
-        forward |= g.ops[k].phase == Phase::kForward;
-        if (g.ops[k].phase == Phase::kBackward && (backward.empty() || backward.back() != static_cast<OpId>(k)))
-          backward.push_back(static_cast<OpId>(k));
-      }
+    for (const OpId k : r.direct[static_cast<size_t>(y)]) {
+      const Op& reader = g.op(k);
+      viewed |= is_view(reader.code) || reader.stage != op.stage;  // another stage goes back at another time
+      forward |= reader.phase == Phase::kForward;
+      if (reader.phase == Phase::kBackward && (backward.empty() || backward.back() != k)) backward.push_back(k);
+    }
     const bool there = gather || std::all_of(op.inputs.begin(), op.inputs.end(),
                                              [&](TensorId id) { return id == kNone || r.stays(id); });
     if (!forward || viewed || backward.empty() || !there) continue;
@@ -99,11 +102,13 @@ void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages, const std
       for (TensorId& id : g.op(reader).inputs)
         if (id == y) id = copy.outputs[0];
     r.again[static_cast<size_t>(y)] = 1;
-    before[static_cast<size_t>(backward.front())].push_back(std::move(copy));
+    before[backward.front()].push_back(std::move(copy));
   }
+  if (before.empty()) return;
   std::vector<Op> ops;
   for (size_t i = 0; i < n; ++i) {
-    for (Op& copy : before[i]) ops.push_back(std::move(copy));
+    if (const auto copies = before.find(static_cast<OpId>(i)); copies != before.end())
+      for (Op& copy : copies->second) ops.push_back(std::move(copy));
     ops.push_back(std::move(g.ops[i]));
   }
   g.ops = std::move(ops);

@@ -1,5 +1,6 @@
 #include "rewrite/rewrite.h"
 
+#include <algorithm>
 #include <queue>
 
 #include "base/error.h"
@@ -7,44 +8,96 @@
 
 namespace whale {
 
-std::vector<std::vector<OpId>> readers_of(const Graph& graph) {
-  std::vector<std::vector<OpId>> out(graph.tensors.size());
+Lists::Lists(size_t keys, const std::vector<Entry>& entries) : numbers_(entries.size()), begin_(keys + 1) {
+  for (const auto& [key, number] : entries) ++begin_[static_cast<size_t>(key) + 1];
+  for (size_t k = 1; k <= keys; ++k) begin_[k] += begin_[k - 1];
+  std::vector<size_t> end(begin_.begin(), begin_.end() - 1);  // of what is there
+  for (const auto& [key, number] : entries) numbers_[end[static_cast<size_t>(key)]++] = number;
+}
+
+Lists readers_of(const Graph& graph) {
+  std::vector<Lists::Entry> entries;
   for (size_t i = 0; i < graph.ops.size(); ++i)
     for (const TensorId id : graph.ops[i].inputs)
-      if (id != kNone) out[static_cast<size_t>(id)].push_back(static_cast<OpId>(i));
-  return out;
+      if (id != kNone) entries.emplace_back(id, static_cast<OpId>(i));
+  return {graph.tensors.size(), entries};
+}
+
+Lists followers_of(const Graph& graph) {
+  std::vector<Lists::Entry> entries;
+  for (size_t i = 0; i < graph.ops.size(); ++i)
+    for (const TensorId id : graph.ops[i].inputs)
+      if (id != kNone && graph.tensor(id).producer != kNone)
+        entries.emplace_back(graph.tensor(id).producer, static_cast<OpId>(i));
+  return {graph.ops.size(), entries};
+}
+
+namespace {
+
+// Per tensor, who makes it among the ops that stay.
+std::vector<OpId> makers_of(const Graph& graph, const std::vector<char>& removed) {
+  std::vector<OpId> maker(graph.tensors.size(), kNone);
+  for (size_t i = 0; i < graph.ops.size(); ++i)
+    for (const TensorId id : graph.ops[i].outputs)
+      if (id != kNone && (removed.empty() || !removed[i])) maker[static_cast<size_t>(id)] = static_cast<OpId>(i);
+  return maker;
+}
+
+// The numbers of the ops that stay, in the order closest to theirs in which they can run: always the first that can.
+std::vector<OpId> runnable_order(const Graph& graph, const std::vector<char>& removed) {
+  const size_t n = graph.ops.size();
+  const std::vector<OpId> maker = makers_of(graph, removed);
+  const auto made_by = [&](TensorId id) { return id == kNone ? kNone : maker[static_cast<size_t>(id)]; };
+  std::vector<OpId> staying, order;
+  for (size_t i = 0; i < n; ++i)
+    if (removed.empty() || !removed[i]) staying.push_back(static_cast<OpId>(i));
+  const bool runnable = std::all_of(staying.begin(), staying.end(), [&](OpId i) {
+    const auto& inputs = graph.op(i).inputs;
+    return std::all_of(inputs.begin(), inputs.end(), [&](TensorId id) { return made_by(id) < i; });
+  });
+  if (runnable) return staying;
+  std::vector<int> waiting(n);
+  std::vector<Lists::Entry> entries;
+  std::priority_queue<OpId, std::vector<OpId>, std::greater<>> ready;
+  for (const OpId i : staying) {
+    for (const TensorId id : graph.op(i).inputs)
+      if (const OpId made = made_by(id); made != kNone)
+        ++waiting[static_cast<size_t>(i)], entries.emplace_back(made, i);
+    if (waiting[static_cast<size_t>(i)] == 0) ready.push(i);
+  }
+  const Lists after(n, entries);
+  while (!ready.empty()) {
+    const OpId i = ready.top();
+    ready.pop();
+    order.push_back(i);
+    for (const OpId j : after[static_cast<size_t>(i)])
+      if (--waiting[static_cast<size_t>(j)] == 0) ready.push(j);
+  }
+  WHALE_CHECK(order.size() == staying.size(), "a rewrite made a cycle");
+  return order;
+}
+
+}  // namespace
+
+void take_in_order(Graph& graph, const std::vector<OpId>& order) {
+  if (std::is_sorted(order.begin(), order.end())) {  // only some are dropped
+    for (size_t i = 0; i < order.size(); ++i)
+      if (order[i] != static_cast<OpId>(i)) graph.ops[i] = std::move(graph.op(order[i]));
+    graph.ops.resize(order.size());
+    return;
+  }
+  std::vector<Op> ops;
+  ops.reserve(order.size());
+  for (const OpId i : order) ops.push_back(std::move(graph.op(i)));
+  graph.ops = std::move(ops);
 }
 
 void compact(Graph& graph, const std::vector<char>& removed) {
   const size_t n = graph.ops.size();
-  const auto gone = [&](size_t i) { return !removed.empty() && removed[i]; };
-  std::vector<OpId> maker(graph.tensors.size(), kNone), number(n, kNone);
-  for (size_t i = 0; i < n; ++i)
-    for (const TensorId id : graph.ops[i].outputs)
-      if (id != kNone && !gone(i)) maker[static_cast<size_t>(id)] = static_cast<OpId>(i);
-  std::vector<int> waiting(n);
-  std::vector<std::vector<size_t>> after(n);
-  std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
-  for (size_t i = 0; i < n; ++i) {
-    if (gone(i)) continue;
-    for (const TensorId id : graph.ops[i].inputs)
-      if (id != kNone && maker[static_cast<size_t>(id)] != kNone)
-        ++waiting[i], after[static_cast<size_t>(maker[static_cast<size_t>(id)])].push_back(i);
-    if (waiting[i] == 0) ready.push(i);
-  }
-  std::vector<Op> ops;
-  size_t expected = 0;
-  for (size_t i = 0; i < n; ++i) expected += gone(i) ? 0 : 1;
-  while (!ready.empty()) {
-    const size_t i = ready.top();
-    ready.pop();
-    number[i] = static_cast<OpId>(ops.size());
-    ops.push_back(std::move(graph.ops[i]));
-    for (const size_t j : after[i])
-      if (--waiting[j] == 0) ready.push(j);
-  }
-  WHALE_CHECK(ops.size() == expected, "a rewrite made a cycle");
-  graph.ops = std::move(ops);
+  const std::vector<OpId> order = runnable_order(graph, removed);
+  std::vector<OpId> number(n, kNone);
+  for (size_t i = 0; i < order.size(); ++i) number[static_cast<size_t>(order[i])] = static_cast<OpId>(i);
+  take_in_order(graph, order);
   for (Tensor& t : graph.tensors) t.producer = kNone;  // what only a removed op made has none
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     Op& op = graph.ops[i];

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cost/overlap.h"
 #include "shard/bridges.h"
+#include "shard/digits.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -66,7 +67,7 @@ class Slicer {
   }
 
  private:
-  bool find(OpId id, size_t a, Candidate& c) const {
+  bool find(OpId id, size_t a, Candidate& c) {
     const Op& op = g_.op(id);
     if (lg_.size(a, op.stage) == 1 || lg_.tasks.task(op).roles[a - 1] == AxisRole::kSplit) return false;
     c.update = id, c.axis = a;
@@ -85,9 +86,7 @@ class Slicer {
     for (const TensorId y : op.outputs)
       if (y == kNone || !next_.contains(y) || fetched_.contains(y) || !readers_[static_cast<size_t>(y)].empty())
         return false;
-    const OpDef& d = def(op.code);
-    if (!d.factors) return false;
-    for (const Factor& f : d.factors(view_of(g_, op)).list)
+    for (const Factor& f : factors_.of(g_, op).list)
       if (f.kind == FactorKind::kMap && fits(op, f, a, c)) return true;
     return false;
   }
@@ -144,7 +143,6 @@ class Slicer {
   TensorId like(TensorId id, const std::string& suffix, int32_t stage) {
     const TensorId made = add_like(lg_, id, suffix);
     lg_.stages.back() = stage;
-    readers_.emplace_back();
     return made;
   }
 
@@ -188,7 +186,8 @@ class Slicer {
   LayoutGraph& lg_;
   Graph& g_;
   bool always_;
-  std::vector<std::vector<OpId>> readers_;
+  Lists readers_;  // as the graph was
+  FactorTable factors_;
   std::set<TensorId> fetched_;
   std::map<TensorId, std::vector<size_t>> next_;  // the variables whose next value a tensor is
 };

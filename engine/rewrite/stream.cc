@@ -1,6 +1,7 @@
 #include "rewrite/stream.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
@@ -29,22 +30,21 @@ class Streamer {
   explicit Streamer(LayoutGraph& graph) : lg_(graph), g_(graph.graph), readers_(readers_of(g_)) {}
 
   void run() {
-    std::vector<std::optional<Ring>> rings(g_.ops.size());
+    std::map<size_t, Ring> rings;  // by op
     std::vector<char> dropped(g_.ops.size());
-    bool any = false;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
-      rings[i] = ring_of(g_.ops[i]);
-      if (!rings[i]) continue;
-      any = true;
-      for (const auto& [result, scatter] : rings[i]->scatters) dropped[static_cast<size_t>(scatter)] = 1;
+      const std::optional<Ring> ring = ring_of(g_.ops[i]);
+      if (!ring) continue;
+      for (const auto& [result, scatter] : ring->scatters) dropped[static_cast<size_t>(scatter)] = 1;
+      rings.emplace(i, *ring);
     }
-    if (!any) return;
+    if (rings.empty()) return;
     const std::vector<Op> old = std::move(g_.ops);
     g_.ops.clear();
     for (size_t i = 0; i < old.size(); ++i) {
       if (dropped[i]) continue;
-      if (rings[i])
-        emit(old[i], *rings[i], old);
+      if (const auto ring = rings.find(i); ring != rings.end())
+        emit(old[i], ring->second, old);
       else
         g_.ops.push_back(old[i]);
     }
@@ -54,7 +54,7 @@ class Streamer {
  private:
   // ---- which ops ------------------------------------------------------------------------------------------------
   std::optional<Ring> ring_of(const Op& op) const {
-    if (!def(op.code).factors) return {};
+    if (!reads_gathered(op)) return {};
     const Factors factors = factors_of(g_, op);
     for (const Factor& f : factors.list) {
       if (f.kind != FactorKind::kStream || attr_int(op.attrs, f.piece_attr) != 0) continue;
@@ -68,6 +68,12 @@ class Streamer {
     return {};
   }
 
+  bool reads_gathered(const Op& op) const {
+    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
+      const OpId made = id == kNone ? kNone : g_.tensor(id).producer;
+      return made != kNone && g_.op(made).code == OpCode::k_all_gather;
+    });
+  }
   bool shares_fit(const Op& op, const Ring& ring) const {
     const MeshAxis& axis = lg_.mesh_axis(ring.axis, op.stage);
     if (axis.has_gaps()) return false;
@@ -274,7 +280,7 @@ class Streamer {
     last.attrs["group"] = static_cast<int64_t>(ring.axis) - 1;
     last.attrs["cuts"] = std::vector<int64_t>{};
     if (!whole) {
-      last.attrs.merge(digit_attr("to_digit", lg_.at(to, ring.axis).digit));
+      for (auto& [name, value] : digit_attr("to_digit", lg_.at(to, ring.axis).digit)) last.attrs[name] = value;
       last.attrs["to_cuts"] = std::vector<int64_t>{};
     }
     g_.ops.push_back(std::move(last));
@@ -296,7 +302,7 @@ class Streamer {
 
   LayoutGraph& lg_;
   Graph& g_;
-  std::vector<std::vector<OpId>> readers_;
+  Lists readers_;
 };
 
 }  // namespace

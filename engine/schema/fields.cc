@@ -7,6 +7,9 @@
 #include "ops/op.h"
 
 namespace whale::schema {
+namespace {
+constexpr size_t kMostAttrs = 100;
+}
 
 void Fields::spend(size_t bytes) {
   if (bytes > budget_) throw bad("it refers to the same bytes over and over, and would grow far beyond its size");
@@ -72,6 +75,8 @@ OpCode Fields::op_code(uint16_t number) const {
 Attrs Fields::attrs(const flatbuffers::Vector<flatbuffers::Offset<fb::Attr>>* v) {
   Attrs out;
   if (v == nullptr) return out;
+  if (v->size() > kMostAttrs) throw bad(fmt::format("an op has {} attributes, no op has so many", v->size()));
+  out.reserve(v->size());
   for (const fb::Attr* a : *v) {
     std::string key = name(a->name(), "an attribute's name");
     spend(sizeof(Attr));
@@ -85,7 +90,7 @@ Attrs Fields::attrs(const flatbuffers::Vector<flatbuffers::Offset<fb::Attr>>* v)
       case fb::AttrKind::Floats: value = vector(a->floats()); break;
       default: throw bad(fmt::format("attribute '{}' has the unknown kind {}", key, static_cast<int>(a->kind())));
     }
-    if (!out.emplace(key, std::move(value)).second) throw bad(fmt::format("attribute '{}' is there twice", key));
+    if (!out.try_emplace(key, std::move(value)).second) throw bad(fmt::format("attribute '{}' is there twice", key));
   }
   return out;
 }

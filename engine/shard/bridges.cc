@@ -21,7 +21,8 @@ enum Kind : int {
 
 Attrs merged(std::initializer_list<Attrs> parts) {
   Attrs all;
-  for (const Attrs& part : parts) all.insert(part.begin(), part.end());
+  for (const Attrs& part : parts)
+    for (const auto& [name, value] : part) all.try_emplace(name, value);
   return all;
 }
 
@@ -422,10 +423,13 @@ void BridgeBuilder::finish() {
       if (id != kNone && op.region != Region::kEpilogue) body[static_cast<size_t>(id)] = 1;
     }
   }
-  std::vector<Op> kept;
-  for (size_t i = 0; i < g.ops.size(); ++i)
-    if (keep[i]) kept.push_back(std::move(g.ops[i]));
-  g.ops = std::move(kept);
+  size_t kept = 0;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    if (!keep[i]) continue;
+    if (kept != i) g.ops[kept] = std::move(g.ops[i]);
+    ++kept;
+  }
+  g.ops.resize(kept);
   for (size_t i = 0; i < g.ops.size(); ++i)
     for (const TensorId id : g.ops[i].outputs)
       if (id != kNone) g.tensor(id).producer = static_cast<OpId>(i);

@@ -71,7 +71,8 @@ void place_in_stages(Graph& g, const TaskGraphs& tasks) {
 
 std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
   std::unordered_map<std::string_view, TensorId> named;
-  for (const Variable& v : g.variables) named.emplace(g.tensor(v.tensor).name, v.tensor);
+  for (const Variable& v : g.variables)
+    if (v.role == Role::kParameter) named.emplace(g.tensor(v.tensor).name, v.tensor);
   std::map<TensorId, TensorId> out;
   for (const NamedTensor& t : g.gradients) {
     const auto parameter = named.find(t.name);
@@ -166,7 +167,7 @@ void CutChooser::place_inputs() {
 
 void CutChooser::choose_op(OpId number) {
   const Op& op = g_.op(number);
-  const Factors factors = factors_of(g_, op);
+  const Factors& factors = factors_.of(g_, op);
   price_ = &out_.prices[static_cast<size_t>(number)];
   std::vector<Operand> operands;
   for (const TensorId id : op.inputs) operands.push_back(operand(id, op));

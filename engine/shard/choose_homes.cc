@@ -70,7 +70,7 @@ void CutChooser::live_at(TensorId id, const Home& home) {
 
 void CutChooser::place_parameter(TensorId id, OpId user) {
   const Op& op = g_.op(user);
-  const Factors factors = factors_of(g_, op);
+  const Factors& factors = factors_.of(g_, op);
   for (size_t a = 1; a < axes(); ++a) {
     const OpCut& cut = splits_[a][static_cast<size_t>(user)];
     if (size(a, op) == 1 || !cut.present() || axes_.role(op, a) == AxisRole::kReplica) continue;

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "shard/layout_graph.h"
@@ -28,6 +29,23 @@ struct Home {
 using Homes = std::map<std::string, Home, std::less<>>;  // by name
 
 Factors factors_of(const Graph& graph, const Op& op);
+
+// The same, worked out once for all ops that are alike: those of a model's layers, say.
+class FactorTable {
+ public:
+  const Factors& of(const Graph& graph, const Op& op);  // stays where it is
+
+ private:
+  struct Form {  // all that factors follow from
+    OpCode code{};
+    Attrs attrs;
+    std::vector<bool> present;
+    std::vector<TensorType> inputs, outputs;
+    Factors factors;
+  };
+  static bool is_of(const Form& form, const Graph& graph, const Op& op);
+  std::unordered_multimap<size_t, Form> forms_;  // by hash
+};
 
 // A factor may be cut: of a kind that can be, in its units, and every result carries it or becomes partial.
 bool can_cut(const Op& op, const Factor& factor, const SubDigit& sub);

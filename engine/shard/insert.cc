@@ -44,7 +44,7 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
     for (TensorId& id : op.inputs)
       if (id != kNone) id = at_stage(id, op);
   hoist_operands(op, number);
-  const Factors factors = factors_of(g(), op);
+  const Factors& factors = factors_.of(g(), op);
   for (size_t a = 0; a < axes(); ++a) {
     if (size(a, op) == 1) continue;
     OpCut cut;

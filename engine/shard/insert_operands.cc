@@ -247,7 +247,7 @@ OpCut Inserter::cut_of_result(const Op& op, const Digit& digit, size_t a) {
       op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate ||
       (options_.exact && b_.out.by_micro_batch(a) && !keeps_bits(op)))
     return {};
-  const Factors factors = factors_of(g(), op);
+  const Factors& factors = factors_.of(g(), op);
   const Placed here = placed(op, factors);
   for (size_t k = 0; k < factors.list.size(); ++k) {
     OpCut cut{static_cast<int>(k), {}, false};
@@ -271,7 +271,7 @@ bool Inserter::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
   const int64_t n = element_count(g().tensor(id).dims);
   // Along time there is no other way.
   if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(tasks().cost.remade_flops * n)) return false;
-  const Factor f = factors_of(g(), op).list[static_cast<size_t>(cut.factor)];
+  const Factor& f = factors_.of(g(), op).list[static_cast<size_t>(cut.factor)];
   // Where nothing carries the digit, something small is spread (or made from nothing); along time there is no other
   // way.
   const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const Digit& d) { return d.present(); });

@@ -100,6 +100,7 @@ class Inserter {
       TensorId id);  // sums are finished; samples stay where they are and are put together by the session
   void finish();
 
+  FactorTable factors_;
   const Graph& source_;
   const ShardOptions& options_;
   const Choices& choices_;

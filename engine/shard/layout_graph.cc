@@ -72,7 +72,7 @@ int64_t rotation_of(const LayoutGraph& g, const Op& op, const Streamed& streamed
 }
 
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
-void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
+void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table) {
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
   const auto any = [&](const std::vector<TensorId>& ids, Placement p) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
@@ -101,9 +101,8 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a) {
       g.at(op.inputs[0], a).combine == Combine::kSum && g.tasks.task(op).roles[a - 1] != AxisRole::kReplica &&
       size_of(g.graph.tensor(op.outputs[0]).dtype) < size_of(g.graph.tensor(op.inputs[0]).dtype))
     fail(g, op, a, "parts of a sum are rounded that no replicas add up");
-  const OpView view = view_of(g.graph, op);
   const OpDef& d = def(op.code);
-  const Factors factors = d.factors ? d.factors(view) : Factors{};
+  const Factors& factors = table.of(g.graph, op);
   if (has_flag(op.code, kUpdateOp) && factors.list.empty() && !any(op.inputs, Placement::kPartial)) return;  // merged
   if (!any(op.inputs, Placement::kShard) && !any(op.outputs, Placement::kShard)) {
     std::vector<int> partial;
@@ -272,6 +271,7 @@ void verify(const LayoutGraph& g) {
   WHALE_CHECK(g.layouts.size() == g.graph.tensors.size(), "a layout per tensor");
   std::vector<char> made(g.graph.tensors.size());
   for (size_t t = 0; t < made.size(); ++t) made[t] = g.graph.tensors[t].kind != TensorKind::kValue;
+  FactorTable table;
   for (const Op& op : g.graph.ops) {
     for (const TensorId id : op.inputs)
       if (id != kNone && !made[static_cast<size_t>(id)])
@@ -282,7 +282,7 @@ void verify(const LayoutGraph& g) {
       if (id != kNone && op.code != OpCode::k_transfer && &g.tasks.mesh(g.stage(id)) != &g.tasks.mesh(op.stage))
         throw internal("op '{}' of stage {} reads '{}', which is in stage {}", op.name, op.stage,
                        g.graph.tensor(id).name, g.stage(id));
-    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a);
+    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a, table);
   }
   for (const NamedTensor& f : g.fetches)
     for (size_t a = 0; a < g.axes(); ++a)

@@ -73,7 +73,7 @@ class Chooser {
   }
 
   // A factor that is asked for by name is one of some op in the scope; of a pipeline's stages, of some stage.
-  void check_names() const {
+  void check_names() {
     struct Names {
       const TaskGraph* task = nullptr;
       std::set<std::string> known;
@@ -87,7 +87,7 @@ class Chooser {
       if (op.phase != Phase::kForward || wanted.empty()) continue;
       Names& names = asked[fmt::format("{} in {}", wanted, to_string(task.nest))];
       if (!names.task) names.task = &task;
-      for (const Factor& f : factors_of(g_, op).list) {
+      for (const Factor& f : factors_.of(g_, op).list) {
         if (f.extent > 1) names.known.insert(f.name);
         if (!is_named(f.name, wanted)) continue;
         if (const std::string needed = needed_by(f.name, wanted); needed.empty())
@@ -106,11 +106,11 @@ class Chooser {
             .at_scope(names.task->path);
   }
 
-  bool model_has(const std::string& factor) const {
+  bool model_has(const std::string& factor) {
     if (factor.empty()) return false;
     return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
       if (op.phase != Phase::kForward) return false;
-      const Factors factors = factors_of(g_, op);
+      const Factors& factors = factors_.of(g_, op);
       return std::any_of(factors.list.begin(), factors.list.end(), [&](const Factor& f) { return f.name == factor; });
     });
   }
@@ -314,7 +314,7 @@ class Chooser {
   std::vector<State> advance(const std::vector<State>& states, size_t i) {
     const Op& op = g_.ops[i];
     const int64_t n = ways(op);
-    const Factors factors = factors_of(g_, op);
+    const Factors& factors = factors_.of(g_, op);
     const AxisRole what = role(op);
     std::vector<OpCut> fixed;
     if (n > 1 && what == AxisRole::kSplit)
@@ -438,6 +438,7 @@ class Chooser {
 
   const SplitProblem& p_;
   const Graph& g_;
+  FactorTable factors_;
   const CostModel& cost_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;

@@ -83,28 +83,28 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
         "the pipeline wants {} stages, the model can be cut into at most {}; give so many, or nest replica or split "
         "to use more devices",
         stages, places.size() + 1);
-  const auto speed = [&](size_t s) { return speeds.empty() ? 1.0 : speeds[s]; };
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});
-  // best[s][k]: the slowest of the first s stages when they end at place k; ties by the sum of squares.
+  // best[k][s]: the slowest of the first s stages when they end at place k; ties by the sum of squares.
   const size_t ends = places.size();
   struct Best {
     double slowest = std::numeric_limits<double>::infinity(), squares = 0;
     size_t from = 0;
   };
-  std::vector<std::vector<Best>> best(wanted + 1, std::vector<Best>(ends));
+  std::vector<std::vector<Best>> best(ends, std::vector<Best>(wanted + 1));
   best[0][0].slowest = 0;
-  for (size_t s = 1; s <= wanted; ++s)
-    for (size_t k = s; k < ends; ++k) {
+  for (size_t k = 1; k < ends; ++k)
+    for (size_t j = 0; j < k; ++j) {
       Watch::look();
-      for (size_t j = s - 1; j < k; ++j) {
-        if (best[s - 1][j].slowest == std::numeric_limits<double>::infinity()) continue;
-        const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
-        const double seconds = (until[places[k].at] - until[places[j].at]) / speed(s - 1) +
-                               link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
-        const double slowest = std::max(best[s - 1][j].slowest, seconds),
-                     squares = best[s - 1][j].squares + seconds * seconds;
-        Best& b = best[s][k];
+      const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
+      const double compute = until[places[k].at] - until[places[j].at];
+      const double travel = link_seconds(crossing, 0, cost.link), held = cost.held_seconds(crossing);
+      for (size_t s = 1; s <= std::min(wanted, j + 1); ++s) {
+        const Best& before = best[j][s - 1];
+        if (before.slowest == std::numeric_limits<double>::infinity()) continue;
+        const double seconds = (speeds.empty() ? compute : compute / speeds[s - 1]) + travel + held;
+        const double slowest = std::max(before.slowest, seconds), squares = before.squares + seconds * seconds;
+        Best& b = best[k][s];
         if (slowest < b.slowest * (1 - 1e-9) || (slowest <= b.slowest * (1 + 1e-9) && squares < b.squares))
           b = {slowest, squares, j};
       }
@@ -112,7 +112,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<int32_t> out(n);
   size_t end = ends - 1;
   for (size_t s = wanted; s > 0; --s) {
-    const size_t begin = best[s][end].from;
+    const size_t begin = best[end][s].from;
     for (size_t k = places[begin].at; k < places[end].at; ++k) out[k] = static_cast<int32_t>(s) - 1;
     end = begin;
   }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "compile.h"
 #include "grad/passes.h"
@@ -42,6 +43,22 @@ Chosen chosen(small::Model m, int64_t devices, const std::string& strategy, cons
 }
 
 }  // namespace
+
+TEST_CASE("factors of a table are those of each op") {
+  const Chosen c = chosen(small::gpt(), 1, "");
+  FactorTable table;
+  for (const Op& op : c.graph.ops) {
+    CAPTURE(op.name);
+    const Factors &known = table.of(c.graph, op), own = factors_of(c.graph, op);
+    CHECK(known.linear == own.linear);
+    REQUIRE(known.list.size() == own.list.size());
+    for (size_t k = 0; k < own.list.size(); ++k) {
+      const Factor &a = known.list[k], &b = own.list[k];
+      CHECK(std::tie(a.name, a.kind, a.extent, a.inputs, a.outputs, a.partial, a.unit) ==
+            std::tie(b.name, b.kind, b.extent, b.inputs, b.outputs, b.partial, b.unit));
+    }
+  }
+}
 
 TEST_CASE("choices: Megatron's pair of a wide MLP, with nothing inserted") {
   const Chosen c = chosen(small::mlp(8, OptimizerKind::kSgd, 512, 2048), 2, "split(2)");

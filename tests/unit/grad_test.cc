@@ -1,6 +1,8 @@
 // The passes of engine/grad: structure of the graphs they make. Numbers are checked by the ref device's tests.
 #include <doctest/doctest.h>
 
+#include <map>
+
 #include <algorithm>
 #include <set>
 

@@ -10,9 +10,7 @@ namespace whale::test {
 
 inline constexpr int64_t kWidth = 4;
 
-inline Attrs attrs(std::initializer_list<std::pair<const std::string, Attr>> list) {
-  return Attrs(list.begin(), list.end());
-}
+inline Attrs attrs(std::initializer_list<Attrs::value_type> list) { return list; }
 
 class HandBuilder {
  protected:

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <random>
 #include <set>
 
 #include "base/error.h"
@@ -291,6 +293,30 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
     mutation.apply(g);
     CHECK_THROWS_WITH_AS(verify(g), doctest::Contains(mutation.message), Error);
   }
+}
+
+TEST_CASE("attributes are a sorted map of names") {
+  std::mt19937 random(7);
+  std::map<std::string, Attr> expected;
+  Attrs attrs;
+  for (int step = 0; step < 2000; ++step) {
+    const std::string name(1 + random() % 3, static_cast<char>('a' + random() % 6));
+    const auto value = static_cast<int64_t>(step);
+    switch (random() % 4) {
+      case 0: CHECK(attrs.erase(name) == expected.erase(name)); break;
+      case 1: CHECK(attrs.try_emplace(name, value).second == expected.try_emplace(name, value).second); break;
+      case 2: attrs[name] = expected[name] = value; break;
+      default:
+        CHECK(attrs.contains(name) == expected.contains(name));
+        CHECK(attr_int(attrs, name, -1) ==
+              (expected.contains(name) ? std::get<int64_t>(expected.at(name)) : int64_t{-1}));
+    }
+    REQUIRE(std::equal(attrs.begin(), attrs.end(), expected.begin(), expected.end(),
+                       [](const auto& a, const auto& b) { return a.first == b.first && a.second == b.second; }));
+  }
+  CHECK_THROWS_AS(attrs.at("none"), std::out_of_range);
+  const Attrs listed{{"b", int64_t{1}}, {"a", true}, {"b", int64_t{2}}};
+  CHECK(listed == Attrs{{"a", true}, {"b", int64_t{1}}});
 }
 
 TEST_CASE("verify_ops compares attributes and types with the op definitions") {

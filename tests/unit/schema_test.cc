@@ -105,6 +105,12 @@ TEST_CASE("a small file cannot grow into a large graph") {
   CHECK(has(error_of({b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()}), "over and over"));
 }
 
+TEST_CASE("an op with more attributes than any has is refused") {
+  Graph graph = sample_graph();
+  for (int k = 0; k < 200; ++k) graph.ops[0].attrs["extra" + std::to_string(k)] = int64_t{k};
+  CHECK(error_of(serialize(graph)).find("attributes, no op has so many") != std::string::npos);
+}
+
 TEST_CASE("UTF-8") {
   for (const char* good :
        {"", "abc", "gr\xc3\xbc\xc3\x9f", "\xe2\x82\xac", "\xf0\x9f\x90\x8b", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf"})
