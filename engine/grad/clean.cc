@@ -198,12 +198,10 @@ TensorId read_through_broadcast(Cleaner& c, size_t i, std::vector<TensorId> in) 
 // An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
 // is both faster and more exact than casting around it.
 void widen_results(Graph& g) {
-  if (std::none_of(g.ops.begin(), g.ops.end(), [](const Op& op) { return op.code == OpCode::k_cast; })) return;
   const std::vector<int> uses = use_counts(g);
-  std::vector<std::vector<OpId>> readers(g.tensors.size());
+  std::vector<std::vector<OpId>> casts(g.tensors.size());  // that read it
   for (size_t i = 0; i < g.ops.size(); ++i)
-    for (const TensorId id : g.ops[i].inputs)
-      if (id != kNone) readers[static_cast<size_t>(id)].push_back(static_cast<OpId>(i));
+    if (g.ops[i].code == OpCode::k_cast) casts[static_cast<size_t>(g.ops[i].inputs[0])].push_back(static_cast<OpId>(i));
   for (Op& op : g.ops) {
     if (!op.attrs.contains("out_dtype")) continue;
     // Operands: all floating-point ones widened from one type.
@@ -234,12 +232,10 @@ void widen_results(Graph& g) {
     std::optional<DType> to;
     bool only_casts = true;
     for (const TensorId y : op.outputs) {
-      only_casts &= uses[static_cast<size_t>(y)] == static_cast<int>(readers[static_cast<size_t>(y)].size());
-      for (const OpId reader : readers[static_cast<size_t>(y)]) {
-        const Op& cast = g.op(reader);
-        const DType want = g.tensor(cast.outputs[0]).dtype;
-        only_casts &=
-            cast.code == OpCode::k_cast && is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
+      only_casts &= uses[static_cast<size_t>(y)] == static_cast<int>(casts[static_cast<size_t>(y)].size());
+      for (const OpId cast : casts[static_cast<size_t>(y)]) {
+        const DType want = g.tensor(g.op(cast).outputs[0]).dtype;
+        only_casts &= is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
         to = want;
       }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "shard/layout_graph.h"
@@ -11,11 +12,11 @@
 namespace whale {
 
 struct LowerOptions {
-  std::string entry;                                   // "train", "eval"
-  std::unordered_map<std::string, int32_t> variables;  // name -> number in Plan::variables
-  bool overlap = true;                                 // collectives on the communication stream
-  int64_t matmul_chunks = 0;                           // of products beside collectives; 0: by cost, 1: none
-  std::vector<std::string>* notes = nullptr;           // takes what was decided
+  std::string entry;                                        // "train", "eval"
+  std::unordered_map<std::string_view, int32_t> variables;  // name -> number in Plan::variables
+  bool overlap = true;                                      // collectives on the communication stream
+  int64_t matmul_chunks = 0;                                // of products beside collectives; 0: by cost, 1: none
+  std::vector<std::string>* notes = nullptr;                // takes what was decided
 };
 
 Entry lower(const LayoutGraph& graph, const LowerOptions& options);

@@ -85,14 +85,16 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
         stages, places.size() + 1);
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});
-  // best[k][s]: the slowest of the first s stages when they end at place k; ties by the sum of squares.
+  // slowest[k][s]: of the first s stages when they end at place k; ties by the sum of squares, which few reach.
   const size_t ends = places.size();
+  constexpr double kNever = std::numeric_limits<double>::infinity();
   struct Best {
-    double slowest = std::numeric_limits<double>::infinity(), squares = 0;
+    double squares = 0;
     size_t from = 0;
   };
+  std::vector<std::vector<double>> slowest(ends, std::vector<double>(wanted + 1, kNever));
   std::vector<std::vector<Best>> best(ends, std::vector<Best>(wanted + 1));
-  best[0][0].slowest = 0;
+  slowest[0][0] = 0;
   for (size_t k = 1; k < ends; ++k)
     for (size_t j = 0; j < k; ++j) {
       Watch::look();
@@ -100,13 +102,15 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
       const double compute = until[places[k].at] - until[places[j].at];
       const double travel = link_seconds(crossing, 0, cost.link), held = cost.held_seconds(crossing);
       for (size_t s = 1; s <= std::min(wanted, j + 1); ++s) {
-        const Best& before = best[j][s - 1];
-        if (before.slowest == std::numeric_limits<double>::infinity()) continue;
+        if (slowest[j][s - 1] == kNever) continue;
         const double seconds = (speeds.empty() ? compute : compute / speeds[s - 1]) + travel + held;
-        const double slowest = std::max(before.slowest, seconds), squares = before.squares + seconds * seconds;
-        Best& b = best[k][s];
-        if (slowest < b.slowest * (1 - 1e-9) || (slowest <= b.slowest * (1 + 1e-9) && squares < b.squares))
-          b = {slowest, squares, j};
+        const double now = std::max(slowest[j][s - 1], seconds);
+        double& least = slowest[k][s];
+        if (now > least * (1 + 1e-9)) continue;
+        const double squares = best[j][s - 1].squares + seconds * seconds;
+        if (now >= least * (1 - 1e-9) && squares >= best[k][s].squares) continue;
+        least = now;
+        best[k][s] = {squares, j};
       }
     }
   std::vector<int32_t> out(n);
