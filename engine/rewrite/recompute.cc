@@ -57,8 +57,8 @@ struct Recomputer {
   }
   bool cheap(const Op& op, bool casts_only) const {
     if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||
-        has_flag(op.code, kCollective) || op.inputs.empty())
-      return false;
+        has_flag(op.code, kCollective) || op.code == OpCode::k_transfer || op.inputs.empty())
+      return false;  // what others take part in is not made anew for one
     const bool cast_of_variable = op.code == OpCode::k_cast && g.tensor(op.inputs[0]).kind == TensorKind::kVariable;
     if (casts_only && !cast_of_variable) return false;
     for (const TensorId id : op.outputs)

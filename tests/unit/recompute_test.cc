@@ -99,6 +99,29 @@ TEST_CASE("recompute changes no bit, on one device and on several") {
   }
 }
 
+// What another stage sent is no cheap op: the sender would have to send once more, when it is at something else.
+TEST_CASE("recompute selective: what was sent to a stage is kept there") {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {16, 8192}), context = m.op(k_tanh, {m.op(k_mul, {x, m.variable("w", {8192})})}, {}, "context");
+  TensorId h = context;
+  for (int layer = 0; layer < 8; ++layer) {  // each reads the context, as a decoder does
+    h = m.op(k_mul, {h, m.variable(fmt::format("w{}", layer), {8192})});
+    h = m.op(k_tanh, {m.op(k_mul, {h, context})});
+  }
+  m.minimize(m.op(k_reduce_mean, {h}), OptimizerKind::kSgd);
+  for (const std::string strategy :
+       {"pipeline(2, micro_batches=4, chunks=2) > replica(2)", "pipeline(4, micro_batches=4)",
+        "replica(2) > pipeline(2, micro_batches=4, chunks=2)"}) {
+    CAPTURE(strategy);
+    const Plan plan = compile(m.g, parse_devices("null:4"), options_of(Recompute::kSelective, strategy));
+    for (const Program& p : plan.entries[0].programs)
+      for (const Segment& s : p.segments)
+        for (const Instruction& i : s.instructions)
+          CHECK((i.kind == InstructionKind::kReceive && i.name.ends_with(".again")) == false);
+  }
+}
+
 TEST_CASE("recompute of each stage: its own policy, no bit changed") {
   const small::Model m = named(small::gpt(6, OptimizerKind::kAdamW, 4));
   const auto copies_of = [](const Plan& plan, size_t device) {
