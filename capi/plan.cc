@@ -60,27 +60,53 @@ std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const 
   return out;
 }
 
+// What is to be planned, looked through.
+struct Request {
+  Request(whale_engine* engine, const whale_graph* g, const whale_cluster* c, const whale_plan_options* o)
+      : graph(need(g, "graph")), cluster(need(c, "cluster")) {
+    need(engine, "engine");
+    if (!graph.sealed)
+      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", graph.graph->name);
+    const whale_plan_options given = capi::options(o, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
+    options = read_options(given);
+    options.max_bytes = engine->limits.plan_bytes;
+    if (given.cancel != nullptr) cancel = given.cancel->cancel;
+    timeout_seconds = given.timeout_seconds;
+  }
+  Watch watch() const { return Watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), timeout_seconds); }
+
+  const whale_graph& graph;
+  const whale_cluster& cluster;
+  CompileOptions options;
+  std::shared_ptr<const Cancel> cancel;
+  double timeout_seconds = 0;
+};
+
 }  // namespace
 }  // namespace whale::capi
 
 whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
                                 const whale_plan_options* options, whale_plan** out) {
   return guard([&] {
-    need(engine, "engine");
-    const whale_graph& g = need(graph, "graph");
-    const whale_cluster& c = need(cluster, "cluster");
+    const Request request(engine, graph, cluster, options);
     need(out, "out");
-    if (!g.sealed)
-      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", g.graph->name);
-    const whale_plan_options o = capi::options(options, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
-    CompileOptions co = read_options(o);
-    co.max_bytes = engine->limits.plan_bytes;
-    const std::shared_ptr<const Cancel> cancel = o.cancel == nullptr ? nullptr : o.cancel->cancel;
-    const Watch watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), o.timeout_seconds);
-    auto plan = handle(compile(*g.graph, c.devices, co), g.init_files);
-    plan->cancel = cancel;
-    plan->timeout_seconds = o.timeout_seconds;
+    const Watch watch = request.watch();
+    auto plan = handle(compile(*request.graph.graph, request.cluster.devices, request.options), request.graph.init_files);
+    plan->cancel = request.cancel;
+    plan->timeout_seconds = request.timeout_seconds;
     *out = plan.release();
+  });
+}
+
+whale_status* whale_plan_estimate(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                  const whale_plan_options* options, int32_t json, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    const bool as_json = flag(json, "json");
+    const Watch watch = request.watch();
+    const Estimate e = estimate(*request.graph.graph, request.cluster.devices, request.options);
+    *out = make_text(as_json ? estimate_json(e, request.cluster.devices) : estimate_text(e, request.cluster.devices));
   });
 }
 

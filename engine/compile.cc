@@ -3,6 +3,7 @@
 #include "compile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "base/philox.h"
@@ -284,10 +285,10 @@ struct Scoped {
   Graph graph;
   TaskGraphs tasks;
 };
-Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const PlanOptions& options,
+Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price) {
   const std::vector<double>& state_shares = options.state_shares;
-  const CostModel cost(devices, memory_price);
+  const CostModel cost(devices, memory_price, options.profile);
   Graph scoped = source;
   TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact);
   Scoped out{std::move(scoped), std::move(tasks)};
@@ -403,12 +404,14 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
 }
 
 // Memory becomes dearer from attempt to attempt, until what is planned fits the devices that say how much they have.
+constexpr int kPrices = 4;
+double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
+
 Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  constexpr double kLastPrice = 64;
   int64_t least = 0;  // bytes that were missing; 0: nothing was planned whole
   std::optional<Error> failure;
-  for (double price = 1; price <= kLastPrice; price *= 4) {
-    Plan plan = make_plan(graph, devices, options, price, price == kLastPrice);
+  for (int k = 0; k < kPrices; ++k) {
+    Plan plan = make_plan(graph, devices, options, price_of(options, k), k == kPrices - 1);
     const Shortage shortage = shortage_of(plan);
     if (shortage.bytes == 0) return plan;
     if (plan.entries.empty() || (failure && shortage.bytes >= least)) continue;
@@ -496,13 +499,20 @@ std::vector<BridgeRow> bridges_of(const Plan& plan) {
 
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   return stoppable([&] {
-    const Prepared p = prepare(graph, devices, options, 1);
-    const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
-    const char* name = trains(p.source) ? "train" : "eval";
-    const int64_t micro_batches = batch_of(p.source) > 1 ? p.micro_batches : 1;
-    const LayoutGraph lg =
-        compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, micro_batches, nullptr);
-    return estimate_of(lg, options.overlap);
+    Estimate out;
+    for (int k = 0; k < kPrices; ++k) {
+      const Prepared p = prepare(graph, devices, options, price_of(options, k));
+      const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
+      const char* name = trains(p.source) ? "train" : "eval";
+      const int64_t micro_batches = batch_of(p.source) > 1 ? p.micro_batches : 1;
+      const LayoutGraph lg =
+          compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, micro_batches, nullptr);
+      const Estimate mine = estimate_of(lg, options.overlap);
+      const int64_t missing = missing_bytes(mine, devices);
+      if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
+      if (missing == 0) break;
+    }
+    return out;
   });
 }
 

@@ -19,6 +19,8 @@ struct CompileOptions : PlanOptions {
   std::vector<std::string> fetch = {};      // besides the graph's outputs: tensor names, "grad:PARAMETER"
   int64_t accumulation = 0;                 // micro-batches; 0: the graph's
   std::optional<Precision> precision = {};  // none: the graph's
+  Profile profile = kMachineOfCores;        // of a plan's first entries; later ones are planned by the default
+  double memory_price = 1;                  // where planning begins (CostModel::memory_price)
   int64_t max_bytes = 0;                    // estimated memory that planning may take; 0: any
   bool verify_passes = true;                // each level after each of its passes; false: after the last one
   std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass
@@ -37,8 +39,8 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 // by planning Plan::source once more. Thread-safe.
 std::vector<BridgeRow> bridges_of(const Plan& plan);
 
-// What the first entry takes in memory and time, after the passes and without lowering: where memory is the question,
-// whatever it has. Thread-safe.
+// What the first entry takes in memory and time, after the passes and without lowering: of the plan that `compile` would
+// make, also where that does not fit. Thread-safe.
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
 
 // Every cut of the first entry, as it was chosen, with what it costs; found in the same way. Thread-safe.

@@ -50,10 +50,10 @@ static std::string shares_text(const MeshAxis& axis) {
   return text;
 }
 
-std::string devices_text(const Mesh& mesh, size_t most) {
+std::string devices_text(const std::vector<int32_t>& devices, size_t most) {
   std::vector<std::pair<int32_t, int32_t>> runs;
   int64_t there = 0;
-  for (const int32_t d : mesh.devices) {
+  for (const int32_t d : devices) {
     if (d == kNone) continue;
     ++there;
     if (!runs.empty() && runs.back().second + 1 == d)

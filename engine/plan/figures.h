@@ -36,7 +36,7 @@ struct StepFigures {
 StepFigures step_of(const Program& program);
 
 // "replica 2, split 4 shares (3,1,1,1)"
-std::string devices_text(const Mesh& mesh, size_t most);  // "0-7,64-71"; at most so many runs
+std::string devices_text(const std::vector<int32_t>& devices, size_t most);  // "0-7,64-71"; at most so many runs
 std::string axes_text(const std::vector<MeshAxis>& axes);
 
 // Integers of this input must lie in [0, limit), for every op that takes them as an index (PlanInput::indices); 0: none

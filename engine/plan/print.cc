@@ -193,7 +193,7 @@ std::string print(const Plan& plan) {
     const PlanMesh& mesh = plan.meshes[m];
     text += plan.meshes.size() == 1
                 ? fmt::format("  mesh [{}]\n", axes_text(mesh.axes))
-                : fmt::format("  mesh {} [{}] of devices {}\n", m, axes_text(mesh.axes), devices_text(mesh, SIZE_MAX));
+                : fmt::format("  mesh {} [{}] of devices {}\n", m, axes_text(mesh.axes), devices_text(mesh.devices, SIZE_MAX));
   }
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     text += fmt::format("  group {} {}:", g, plan.groups[g].axis);

@@ -100,7 +100,7 @@ std::string summary(const Plan& plan) {
   if (plan.meshes.size() > 1) {
     for (size_t m = 0; m < plan.meshes.size(); ++m)
       text += fmt::format("stage {}: [{}] of devices {}\n", m, axes_text(plan.meshes[m].axes),
-                          devices_text(plan.meshes[m], 4));
+                          devices_text(plan.meshes[m].devices, 4));
   } else if (!plan.meshes.empty() && plan.meshes[0].axes.size() > 1) {
     text += fmt::format("mesh [{}]\n", axes_text(plan.meshes[0].axes));
   }

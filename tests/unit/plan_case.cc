@@ -76,6 +76,7 @@ const Field kFields[] = {
     field<&PlanCase::sliced>("sliced"),
     field<&PlanCase::matmul_chunks>("matmul_chunks"),
     field<&PlanCase::offload>("offload"),
+    field<&PlanCase::profile>("profile"),
 };
 
 // ---- the graph --------------------------------------------------------------------------------------------------
@@ -228,6 +229,12 @@ CompileOptions options_of(const PlanCase& c, const Graph& graph) {
   o.update = c.sliced ? UpdateForm::kSliced : UpdateForm::kWhole;
   o.matmul_chunks = c.matmul_chunks;
   o.offload = c.offload;
+  if (c.profile > 0) {
+    Profile& p = o.profile;
+    p.cached_bytes = p.worth_copying_bytes = p.product_rows = p.copied_bytes = p.spread = 1;
+    p.worth_seconds = 0;
+  }
+  if (c.profile > 1) o.memory_price = 1 << 20;
   if (c.gradients)
     for (const Variable& v : graph.variables)
       if (v.role == Role::kParameter && v.trainable) o.fetch.push_back("grad:" + graph.tensor(v.tensor).name);

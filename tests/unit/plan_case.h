@@ -32,6 +32,8 @@ struct PlanCase {
   bool sliced = false;     // updates
   int64_t matmul_chunks = 1;
   uint32_t offload = 0;
+  // 1: small things count as large ones do, so that rewrites for large models happen; 2: and memory is dear.
+  int profile = 0;
 };
 
 std::string to_string(const PlanCase& c);  // one line; what is at its default is left out

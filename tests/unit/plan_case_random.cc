@@ -312,6 +312,7 @@ PlanCase random_plan_case(Dice& dice, int64_t most) {
   if (rows && !c.optimizer.starts_with("adafactor") && (has_block("tokens") || has_block("bags")) &&
       !has_block("tied") && dice.coin())
     c.lazy = true, c.gradients = false;
+  if (dice.below(3) == 0) c.profile = static_cast<int>(dice.between(1, 2));
   if (dice.below(8) == 0) c.offload = static_cast<uint32_t>(dice.between(1, kOffloadAll));
   c.steps = 20;
   if (c.batch > 1 && dice.below(4) == 0) c.last = dice.between(1, c.batch - 1);
@@ -360,6 +361,7 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   with([](PlanCase& l) { l.sliced = false; });
   with([](PlanCase& l) { l.matmul_chunks = 1; });
   with([](PlanCase& l) { l.offload = 0; });
+  with([](PlanCase& l) { l.profile = 0; });
   with([](PlanCase& l) { l.lazy = false; });
   with([](PlanCase& l) { l.optimizer = "sgd#0"; });
   with([](PlanCase& l) { l.optimizer = l.optimizer.substr(0, l.optimizer.find('#')) + "#0"; });

@@ -243,7 +243,7 @@ void add_plan(CLI::App& app) {
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    bool all = false, bridges = false, choices = false, json = false;
+    bool all = false, bridges = false, choices = false, estimate = false, json = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
@@ -263,11 +263,22 @@ void add_plan(CLI::App& app) {
       ->add_flag("--choices", state->choices, "how every op is cut and every value lies, with what it costs in a step")
       ->excludes(all)
       ->excludes(bridges);
+  command
+      ->add_flag("--estimate", state->estimate,
+                 "memory and seconds of every class of devices, without making the plan: many times faster")
+      ->excludes(all)
+      ->excludes(bridges)
+      ->excludes("--choices")
+      ->excludes("--output");
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   add_plan_options(*command, state->arguments);
   command->callback([state] {
     if (!state->out.empty()) check_target(state->out, "--output", {state->path});
     const Engine engine = make_engine(state->arguments.init_dir);
+    if (state->estimate) {
+      std::printf("%s\n", estimate_of(engine.get(), state->path, state->arguments, state->json).c_str());
+      return;
+    }
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
     const auto as_json = static_cast<int32_t>(state->json);

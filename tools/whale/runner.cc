@@ -92,7 +92,11 @@ bool has_checksum(const std::string& path) {
   return content.size() >= 8 && content.compare(content.size() - 8, 4, "WHC1") == 0;
 }
 
-Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments) {
+namespace {
+
+// use(engine, graph, cluster, options) of the arguments.
+template <class Use>
+auto with_options(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, Use use) {
   const Cluster cluster = own<Cluster>(whale_cluster_create, engine, str(arguments.devices));
   whale_plan_options options = WHALE_PLAN_OPTIONS_INIT;
   options.strategy = str(arguments.strategy);
@@ -140,7 +144,21 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
                               {"bf16", WHALE_PRECISION_BF16 + 1},
                               {"f16", WHALE_PRECISION_F16 + 1},
                               {"f64", WHALE_PRECISION_F64 + 1}});
-  return own<Plan>(whale_plan_create, engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options);
+  return use(engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options);
+}
+
+}  // namespace
+
+Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments) {
+  return with_options(engine, graph, arguments, [](auto... all) { return own<Plan>(whale_plan_create, all...); });
+}
+
+std::string estimate_of(whale_engine* engine, const std::string& path, const PlanArguments& arguments, bool json) {
+  if (kind_of(path) == FileKind::kPlan) throw Failure("'" + shown(path) + "' is a plan: what it takes is known, see it without --estimate");
+  const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));
+  return with_options(engine, graph.get(), arguments, [&](auto... all) {
+    return text(whale_plan_estimate, all..., static_cast<int32_t>(json));
+  });
 }
 
 void check_fixed(const std::string& path, const PlanArguments& arguments) {

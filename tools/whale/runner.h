@@ -67,6 +67,8 @@ struct PlanArguments {
   std::function<std::string()> fixed;  // those on the command line that a finished plan has fixed, as text
 };
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
+// What a plan of a model file would take, as a table or as JSON.
+std::string estimate_of(whale_engine* engine, const std::string& path, const PlanArguments& arguments, bool json);
 // Throws for options that the plan file has fixed.
 void check_fixed(const std::string& path, const PlanArguments& arguments);
 // From a plan file (devices and strategy are in it) or a model file.

@@ -332,6 +332,7 @@ PROTOTYPES = {
     "whale_cancel_trigger": (None, [c_void_p]),
     "whale_cancel_release": (None, [c_void_p]),
     "whale_plan_create": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_void_p)]),
+    "whale_plan_estimate": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), c_int32, POINTER(whale_text)]),
     "whale_plan_parse": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_void_p)]),
     "whale_plan_load": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_plan_serialize": (c_void_p, [c_void_p, POINTER(whale_text)]),
