@@ -96,11 +96,20 @@ OpCut largest_cut(const Placed& p, size_t a) {
   return best;
 }
 
+namespace {
+
+// Replicas that are in different micro-batches do not meet in one: what belongs to a micro-batch is each one's own.
+bool apart(const Placed& p, size_t a) {
+  bool varies = false;
+  for (size_t i = 0; i < p.in.size(); ++i) varies |= p.time_varies(i);
+  return varies && p.axes.by_micro_batch(a);
+}
+
+}  // namespace
+
 OpCut followed_cut(const Placed& p, size_t a, bool exact) {
   if (!p.axes.by_micro_batch(a)) return largest_cut(p, a);
-  // Replicas are in different micro-batches: what belongs to one is not cut between them.
-  for (size_t i = 0; i < p.in.size(); ++i)
-    if (p.time_varies(i)) return {};
+  if (apart(p, a)) return {};
   return exact && !keeps_bits(p.op) ? OpCut{} : largest_cut(p, a);
 }
 
@@ -157,7 +166,7 @@ std::vector<int> linear_parts(const Placed& p, size_t a, bool exact) {
       if (o != kNone) narrows |= size_of(p.graph.tensor(o).dtype) < size_of(p.graph.tensor(p.op.inputs[i]).dtype);
   }
   // Exact mode adds each use of a parameter over time for itself: stages may lie between uses.
-  const bool passes = sum && !narrows && !(exact && a == kTime) &&
+  const bool passes = sum && !narrows && !(exact && a == kTime) && !apart(p, a) &&
                       std::find(p.factors.linear.begin(), p.factors.linear.end(), partial) != p.factors.linear.end();
   return passes ? partial : std::vector<int>{};
 }

@@ -71,6 +71,14 @@ int64_t rotation_of(const LayoutGraph& g, const Op& op, const Streamed& streamed
   return 0;
 }
 
+// Replicas that are in different micro-batches have nothing of one in common.
+void verify_apart(const LayoutGraph& g, const Op& op, size_t a) {
+  if (!g.by_micro_batch(a) || g.size(a, op.stage) == 1) return;
+  for (const TensorId id : op.outputs)
+    if (id != kNone && g.time_varies(id) && g.at(id, a).placement != Placement::kReplicate)
+      fail(g, op, a, "a value of one micro-batch is divided between replicas that are in different ones");
+}
+
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
 void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table) {
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
@@ -282,7 +290,7 @@ void verify(const LayoutGraph& g) {
       if (id != kNone && op.code != OpCode::k_transfer && &g.tasks.mesh(g.stage(id)) != &g.tasks.mesh(op.stage))
         throw internal("op '{}' of stage {} reads '{}', which is in stage {}", op.name, op.stage,
                        g.graph.tensor(id).name, g.stage(id));
-    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a, table);
+    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a, table), verify_apart(g, op, a);
   }
   for (const NamedTensor& f : g.fetches)
     for (size_t a = 0; a < g.axes(); ++a)

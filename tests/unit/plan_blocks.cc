@@ -42,6 +42,33 @@ void bags(BlockGraph& m) {
 
 // ---- middle -----------------------------------------------------------------------------------------------------
 void linear(BlockGraph& m) { m.h = m.linear("w", m.h, m.dice.between(1, 8)); }
+// A weight that is made of parameters alone: low-rank terms, normed, mixed or looked up in itself.
+void made_weights(BlockGraph& m) {
+  const int64_t in = m.features(m.h), out = m.dice.between(1, 6);
+  TensorId w = m.parameter("w", {in, out});
+  for (int64_t n = m.dice.between(1, 3); n-- > 0;) {
+    const std::string p = fmt::format("made{}.", n);
+    switch (m.dice.below(6)) {
+      case 0: {
+        const int64_t rank = m.dice.between(1, 3);
+        w = m.op(k_add, {w, m.op(k_matmul, {m.parameter((p + "a").c_str(), {in, rank}),
+                                            m.parameter((p + "b").c_str(), {rank, out})})});
+        break;
+      }
+      case 1: w = m.op(k_matmul, {w, m.op(k_softmax, {m.parameter((p + "mix").c_str(), {out, out})})}); break;
+      case 2:
+        w = m.op(k_layer_norm, {w, m.ones((p + "gamma").c_str(), {out}), m.parameter((p + "beta").c_str(), {out})},
+                 {{"epsilon", 0.1}});
+        break;
+      case 3: w = m.op(k_matmul, {m.op(k_softmax, {m.op(k_matmul, {w, w}, {{"transpose_b", true}})}), w}); break;
+      case 4:
+        w = m.op(k_tanh, {m.op(k_mul, {w, m.parameter((p + "scale").c_str(), {m.dice.coin() ? out : 1})})});
+        break;
+      default: m.extra.push_back(m.op(k_reduce_mean, {m.op(k_square, {w})})); break;
+    }
+  }
+  m.h = m.op(k_matmul, {m.h, w});
+}
 void act(BlockGraph& m) { m.h = m.activation(m.h); }
 void dropout(BlockGraph& m) {
   m.h = m.op(k_dropout, {m.h}, {{"rate", 0.25}, {"key", static_cast<int64_t>(m.g.tensors.size())}});
@@ -329,7 +356,8 @@ constexpr Row kMiddle[] = {{"linear", linear},
                            {"twice", twice},
                            {"center", center},
                            {"frozen", frozen},
-                           {"temperature", temperature}};
+                           {"temperature", temperature},
+                           {"made_weights", made_weights}};
 constexpr Row kLast[] = {
     {"classes", classes}, {"tied", tied}, {"regression", regression}, {"yes_no", yes_no}, {"learned", learned}};
 
