@@ -22,10 +22,10 @@ class Slicer {
     for (size_t p = 0; p < entry.programs.size(); ++p) {
       made_.emplace_back();
       for (const Segment& segment : entry.programs[p].segments) {
-        made_[p].emplace_back(entry.programs[p].buffers.size(), segment.instructions.size());
-        for (size_t i = segment.instructions.size(); i-- > 0;)
+        made_[p].emplace_back(entry.programs[p].buffers.size());
+        for (size_t i = 0; i < segment.instructions.size(); ++i)
           for (const BufferId id : segment.instructions[i].out)
-            if (id != kNone) made_[p].back()[static_cast<size_t>(id)] = i;
+            if (id != kNone) made_[p].back()[root(p, id)].push_back({bytes_of(p, id), i});
       }
     }
   }
@@ -56,6 +56,24 @@ class Slicer {
     return reads.anywhere || (at != reads.last.end() && at->second > i);
   }
 
+  // Bytes of a storage, and what in a segment writes them: also those of a view, that has another buffer.
+  struct Written {
+    Interval bytes;
+    size_t by = 0;
+  };
+  Interval bytes_of(size_t p, BufferId id) const {
+    const Buffer& b = entry_.programs[p].buffers[static_cast<size_t>(id)];
+    const int64_t begin = b.alias == kNone ? 0 : b.at;
+    return {begin, begin + b.bytes};
+  }
+  bool made_before(size_t p, size_t s, BufferId id, size_t i) const {
+    const Interval mine = bytes_of(p, id);
+    const std::vector<Written>& all = made_[p][s][root(p, id)];
+    return std::any_of(all.begin(), all.end(), [&](const Written& w) {
+      return w.by < i && w.bytes.begin <= mine.begin && mine.end <= w.bytes.end;
+    });
+  }
+
   size_t root(size_t p, BufferId id) const { return static_cast<size_t>(root_of(entry_.programs[p], id)); }
   static bool is_link(const Instruction& i) {
     return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kReceive;
@@ -82,7 +100,7 @@ class Slicer {
     for (const BufferId id : instruction.in)
       if (id != kNone) {
         Reads& reads = needed_[p][root(p, id)];
-        if (made_[p][s][static_cast<size_t>(id)] < i)
+        if (made_before(p, s, id, i))
           reads.last[s] = std::max(reads.last[s], i);
         else
           reads.anywhere = true;
@@ -95,8 +113,7 @@ class Slicer {
   const std::vector<bool>& outputs_;
   std::vector<Mask> masks_;
   std::vector<std::vector<Reads>> needed_;  // by storage, so that every write to a needed place is kept
-  std::vector<std::vector<std::vector<size_t>>>
-      made_;  // [program][segment][buffer]: the instruction that makes it, or the segment's length
+  std::vector<std::vector<std::vector<std::vector<Written>>>> made_;  // [program][segment][storage], in order
   std::vector<bool> links_;
   std::set<std::pair<int32_t, std::string_view>> collectives_;  // group and name: the same op of the model
   bool changed_ = false;

@@ -107,6 +107,20 @@ def test_smaller_last_batch_and_eval():
     assert all(np.array_equal(p[k], after[k]) for k in p), "evaluation changed parameters"
 
 
+@pytest.mark.parametrize("devices, strategy", [("cpu:1", ""), ("cpu:2", "replica"), ("cpu:2", "split(2)")])
+def test_a_view_of_what_the_loss_overwrites_needs_no_labels(devices, strategy):
+    """The loss may work in place on what a fetched view shows; that is no reason to want the labels of who asks for the view alone."""
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (6, 4)), wh.input("y", (6,))
+        scores = (x @ wh.parameter("w", (4, 1), wh.normal(1.0))).reshape(-1)
+        g.output("scores", scores)
+        g.minimize(wh.nn.binary_cross_entropy_with_logits(scores, y), wh.SGD(0.1))
+    job = wh.plan(g, devices=devices, strategy=strategy).start()
+    x = np.random.default_rng(0).standard_normal((6, 4), np.float32)
+    np.testing.assert_allclose(job.eval(["scores"], x=x)["scores"], (x @ job.read("w")).reshape(-1), rtol=1e-5)
+
+
 @pytest.mark.parametrize("strategy,devices", [("", "cpu:1"), ("replica", "cpu:3"), ("split", "cpu:2"), ("pipeline(2, micro_batches=3)", "cpu:2")])
 @pytest.mark.parametrize("loss", [wh.nn.mse, wh.nn.binary_cross_entropy_with_logits, lambda y, t: wh.nn.mse(y * t, t)])
 def test_an_output_is_evaluated_without_the_targets(loss, strategy, devices):
