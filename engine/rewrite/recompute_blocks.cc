@@ -177,6 +177,12 @@ class Blocks {
   }
   bool kept(TensorId id) const { return kept_[static_cast<size_t>(view_root(g_, id))] != 0; }
 
+  // Puts parts that the devices of a stage hold together; where groups are unlike, by transfers between them.
+  bool gathers(const Op& op) const {
+    return op.code == OpCode::k_all_gather ||
+           (op.code == OpCode::k_transfer && op.inputs.size() == 1 && lg_.stage(op.inputs[0]) == op.stage);
+  }
+
   // Made again by whoever needs it.
   bool of_variables(TensorId id, int depth = 0) const {
     const Tensor& t = g_.tensor(id);
@@ -184,8 +190,7 @@ class Blocks {
     if (t.producer == kNone || depth > 8) return false;
     const Op& op = g_.op(t.producer);
     return op.region == Region::kBody && op.inputs.size() == 1 &&
-           (op.code == OpCode::k_cast || op.code == OpCode::k_all_gather || is_view(op.code)) &&
-           of_variables(op.inputs[0], depth + 1);
+           (op.code == OpCode::k_cast || gathers(op) || is_view(op.code)) && of_variables(op.inputs[0], depth + 1);
   }
 
   // The tensor as the backward pass has it; what is missing goes to `out`.
@@ -217,7 +222,7 @@ class Blocks {
   // Parameters in parts are gathered for the backward pass already.
   TensorId gathered_backward(TensorId id) const {
     const Op& op = g_.op(g_.tensor(id).producer);
-    if (op.code != OpCode::k_all_gather) return kNone;
+    if (!gathers(op)) return kNone;
     for (size_t i = static_cast<size_t>(g_.tensor(id).producer) + 1; i < g_.ops.size(); ++i)
       if (g_.ops[i].code == op.code && g_.ops[i].inputs == op.inputs && g_.ops[i].attrs == op.attrs)
         return g_.ops[i].outputs[0];

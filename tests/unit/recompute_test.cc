@@ -62,6 +62,8 @@ TEST_CASE("recompute full: blocks keep their inputs alone") {
 }
 
 TEST_CASE("recompute changes no bit, on one device and on several") {
+  // Groups of unlike shares put their parameters together by transfers.
+  const char* kUnlike = "pipeline(2, micro_batches=3) > replica(2) > split(2, shares=[[2,1],[1,1]])";
   const small::Model gpt = small::gpt(6, OptimizerKind::kAdamW, 3), blocks = named(gpt), resnet = small::resnet(6);
   struct Case {
     const small::Model& m;
@@ -83,7 +85,9 @@ TEST_CASE("recompute changes no bit, on one device and on several") {
                                          {blocks, "ref:2", "pipeline(2, micro_batches=3)", 1, 0},
                                          {blocks, "ref:2", "pipeline(2, micro_batches=3, schedule=zb_h1)", 1, 0},
                                          {gpt, "ref:4", "pipeline(2, micro_batches=3) > split(2)", 1, 0},
-                                         {blocks, "ref:4", "replica(2) > pipeline(2, micro_batches=3)", 1, 0}}) {
+                                         {blocks, "ref:4", "replica(2) > pipeline(2, micro_batches=3)", 1, 0},
+                                         {blocks, "ref:8", kUnlike, 1, 3},
+                                         {blocks, "ref:4", "replica(2) > split(2, shares=[[2,1],[1,1]])", 3, 3}}) {
     CAPTURE(c.devices);
     CAPTURE(c.strategy);
     CAPTURE(c.zero);
@@ -103,7 +107,8 @@ TEST_CASE("recompute changes no bit, on one device and on several") {
 TEST_CASE("recompute selective: what was sent to a stage is kept there") {
   using enum OpCode;
   small::Model m;
-  const TensorId x = m.input("x", {16, 8192}), context = m.op(k_tanh, {m.op(k_mul, {x, m.variable("w", {8192})})}, {}, "context");
+  const TensorId x = m.input("x", {16, 8192}),
+                 context = m.op(k_tanh, {m.op(k_mul, {x, m.variable("w", {8192})})}, {}, "context");
   TensorId h = context;
   for (int layer = 0; layer < 8; ++layer) {  // each reads the context, as a decoder does
     h = m.op(k_mul, {h, m.variable(fmt::format("w{}", layer), {8192})});
