@@ -66,7 +66,8 @@ struct Request {
       : graph(need(g, "graph")), cluster(need(c, "cluster")) {
     need(engine, "engine");
     if (!graph.sealed)
-      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", graph.graph->name);
+      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first",
+                  graph.graph->name);
     const whale_plan_options given = capi::options(o, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
     options = read_options(given);
     options.max_bytes = engine->limits.plan_bytes;
@@ -91,7 +92,8 @@ whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, 
     const Request request(engine, graph, cluster, options);
     need(out, "out");
     const Watch watch = request.watch();
-    auto plan = handle(compile(*request.graph.graph, request.cluster.devices, request.options), request.graph.init_files);
+    auto plan =
+        handle(compile(*request.graph.graph, request.cluster.devices, request.options), request.graph.init_files);
     plan->cancel = request.cancel;
     plan->timeout_seconds = request.timeout_seconds;
     *out = plan.release();

@@ -100,8 +100,9 @@ class Estimator {
     return ops;
   }
 
-  // ---- classes --------------------------------------------------------------------------------------------------------
-  // Every way in which tensors of the mesh are cut: the sizes of its parts tell one device from another.
+  // ---- classes
+  // -------------------------------------------------------------------------------------------------------- Every way
+  // in which tensors of the mesh are cut: the sizes of its parts tell one device from another.
   std::vector<TensorId> cut_ways(size_t mesh) const {
     std::set<std::vector<int64_t>> known;
     std::vector<TensorId> out;
@@ -145,7 +146,8 @@ class Estimator {
     return out;
   }
 
-  // ---- memory ---------------------------------------------------------------------------------------------------------
+  // ---- memory
+  // ---------------------------------------------------------------------------------------------------------
   void add_variables(size_t mesh) {
     for (const Variable& v : g_.variables) {
       if (mesh_of(v.tensor) != mesh) continue;
@@ -300,8 +302,9 @@ class Estimator {
     }
   }
 
-  // ---- time -----------------------------------------------------------------------------------------------------------
-  // Of one run: all of its operands' bytes, and the smallest part of any of them of the arithmetic.
+  // ---- time
+  // ----------------------------------------------------------------------------------------------------------- Of one
+  // run: all of its operands' bytes, and the smallest part of any of them of the arithmetic.
   double seconds_of(const Op& op) {
     double moved = 0, part = 1;
     for (const auto* list : {&op.inputs, &op.outputs})
@@ -380,17 +383,18 @@ int64_t missing_bytes(const Estimate& estimate, const std::vector<DeviceSpec>& d
 
 std::string estimate_text(const Estimate& estimate, const std::vector<DeviceSpec>& devices) {
   const auto bytes = [](int64_t n) { return bytes_text(static_cast<double>(n)); };
-  std::string text = fmt::format("estimate of {} on {} device(s), nothing lowered: a step takes {}\n\n{:<23}{:>11}{:>11}{:>11}"
-                                 "{:>12}{:>11}{:>11}{:>11}\n",
-                                 estimate.strategy.empty() ? "replica" : estimate.strategy, devices.size(),
-                                 seconds_text(estimate.seconds), "devices", "parameters", "gradients", "state",
-                                 "activations", "together", "of", "own work");
+  std::string text = fmt::format(
+      "estimate of {} on {} device(s), nothing lowered: a step takes {}\n\n{:<23}{:>11}{:>11}{:>11}"
+      "{:>12}{:>11}{:>11}{:>11}\n",
+      estimate.strategy.empty() ? "replica" : estimate.strategy, devices.size(), seconds_text(estimate.seconds),
+      "devices", "parameters", "gradients", "state", "activations", "together", "of", "own work");
   for (const Estimate::Class& c : estimate.classes) {
     const MemoryClasses& m = c.memory.device;
     const int64_t has = least_memory(c, devices);
     text += fmt::format("{:<23}{:>11}{:>11}{:>11}{:>12}{:>11}{:>11}{:>11}\n", devices_text(c.devices, 1),
-                        bytes(m.parameters), bytes(m.gradients), bytes(m.state), bytes(m.buffers + m.copies + m.activations),
-                        bytes(m.total()), has > 0 ? bytes(has) : "", seconds_text(c.seconds));
+                        bytes(m.parameters), bytes(m.gradients), bytes(m.state),
+                        bytes(m.buffers + m.copies + m.activations), bytes(m.total()), has > 0 ? bytes(has) : "",
+                        seconds_text(c.seconds));
   }
   int64_t host = 0;
   for (const Estimate::Class& c : estimate.classes) host = std::max(host, c.memory.host.total());
@@ -403,8 +407,9 @@ std::string estimate_text(const Estimate& estimate, const std::vector<DeviceSpec
 std::string estimate_json(const Estimate& estimate, const std::vector<DeviceSpec>& devices) {
   using Json = nlohmann::ordered_json;
   const auto classes = [](const MemoryClasses& m) {
-    return Json{{"parameters", m.parameters}, {"gradients", m.gradients},     {"state", m.state},  {"buffers", m.buffers},
-                {"copies", m.copies},         {"activations", m.activations}, {"total", m.total()}};
+    return Json{{"parameters", m.parameters}, {"gradients", m.gradients}, {"state", m.state},
+                {"buffers", m.buffers},       {"copies", m.copies},       {"activations", m.activations},
+                {"total", m.total()}};
   };
   Json out{{"strategy", estimate.strategy}, {"seconds", estimate.seconds}, {"classes", Json::array()}};
   for (const Estimate::Class& c : estimate.classes)

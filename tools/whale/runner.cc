@@ -154,11 +154,11 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
 }
 
 std::string estimate_of(whale_engine* engine, const std::string& path, const PlanArguments& arguments, bool json) {
-  if (kind_of(path) == FileKind::kPlan) throw Failure("'" + shown(path) + "' is a plan: what it takes is known, see it without --estimate");
+  if (kind_of(path) == FileKind::kPlan)
+    throw Failure("'" + shown(path) + "' is a plan: what it takes is known, see it without --estimate");
   const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));
-  return with_options(engine, graph.get(), arguments, [&](auto... all) {
-    return text(whale_plan_estimate, all..., static_cast<int32_t>(json));
-  });
+  return with_options(engine, graph.get(), arguments,
+                      [&](auto... all) { return text(whale_plan_estimate, all..., static_cast<int32_t>(json)); });
 }
 
 void check_fixed(const std::string& path, const PlanArguments& arguments) {
