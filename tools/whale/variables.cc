@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <set>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
@@ -35,12 +35,14 @@ Tensor like(const whale_tensor* tensor, int dtype) {
 
 std::vector<Variable> variables_of(const Runner& runner) {
   const nlohmann::json rows = nlohmann::json::parse(text(whale_session_variables, runner.session()));
-  std::set<std::string> names;
-  for (const auto& row : rows) names.insert(row.at("name"));
+  std::map<std::string, int64_t> copies;
+  for (const auto& row : rows) copies.emplace(row.at("name"), std::ssize(row.at("copies")));
   std::vector<Variable> out;
   for (const auto& row : rows) {
-    Variable v{row.at("name"), row.at("role"), false, row.at("copies")};
-    v.halves = v.role == "parameter" && names.count(low_of(v)) > 0;
+    Variable v{.name = row.at("name"), .role = row.at("role"), .copies = row.at("copies")};
+    const auto low = copies.find(low_of(v));
+    v.halves = v.role == "parameter" && low != copies.end();
+    if (v.halves) v.low_copies = low->second;
     const bool second = v.name.ends_with("/low") && row.at("dtype") == "u16";
     if (!second) out.push_back(std::move(v));
   }
@@ -60,7 +62,7 @@ std::vector<Variable> whole_variables(std::vector<Variable> variables) {
 Tensor read_value(const Runner& runner, const Variable& variable, int64_t copy) {
   Tensor value = runner.read(variable.name, copy);
   if (!variable.halves) return value;
-  const Tensor low = runner.read(low_of(variable), copy);
+  const Tensor low = runner.read(low_of(variable), std::min(copy, variable.low_copies - 1));
   Tensor whole = like(value.get(), WHALE_F32);
   const auto* a = static_cast<const uint16_t*>(whale_tensor_data(value.get()));
   const auto* b = static_cast<const uint16_t*>(whale_tensor_data(low.get()));

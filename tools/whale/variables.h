@@ -7,9 +7,10 @@
 namespace tool {
 
 struct Variable {
-  std::string name, role;                    // "parameter", "state", "buffer"
-  bool halves = false;                       // split-SGD: bf16, and the rest of the float32 in NAME/low
-  std::vector<std::vector<int32_t>> copies;  // the devices of each
+  std::string name, role;                         // "parameter", "state", "buffer"
+  bool halves = false;                            // split-SGD: bf16, and the rest of the float32 in NAME/low
+  int64_t low_copies = 1;                         // of that: cut where ZeRO cuts state, so that there are fewer
+  std::vector<std::vector<int32_t>> copies = {};  // the devices of each
 };
 // Those that are compared, in the order of the plan; the second halves of split weights are part of their first.
 std::vector<Variable> variables_of(const Runner& runner);
