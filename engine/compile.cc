@@ -235,6 +235,7 @@ struct Compiler {
                    const std::vector<PlanVariable>& variables, std::vector<std::string>* notes) const {
     LowerOptions lowering;
     lowering.entry = name;
+    lowering.share = options.share_programs;
     lowering.overlap = options.overlap;
     lowering.matmul_chunks = options.matmul_chunks;
     lowering.notes = notes;

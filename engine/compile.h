@@ -23,6 +23,7 @@ struct CompileOptions : PlanOptions {
   double memory_price = 1;                  // where planning begins (CostModel::memory_price)
   int64_t max_bytes = 0;                    // estimated memory that planning may take; 0: any
   bool verify_passes = true;                // each level after each of its passes; false: after the last one
+  bool share_programs = true;               // false: each device's own, to compare with (slow)
   std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass
 };
 

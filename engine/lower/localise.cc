@@ -27,6 +27,12 @@ std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
 
 }  // namespace
 
+Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Place& place) const {
+  if (axis == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
+  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  return cut_of(mesh.axes, axis - 1, state, extent, place.coordinates);
+}
+
 std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
   const Dims& dims = g_.graph.tensor(id).dims;
@@ -36,8 +42,7 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     if (l.placement != Placement::kShard) continue;
     if (a == but) break;  // inner axes that cut other digits are added by the caller
     const auto part_of = [&](bool state, int64_t extent) {
-      if (a == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
-      if (l.rotate == 0) return cut_of(mesh.axes, a - 1, state, extent, place.coordinates);
+      if (a == kTime || l.rotate == 0) return interval(a, state, extent, place);
       std::vector<int64_t> at = place.coordinates;
       at[a - 1] = (at[a - 1] + mesh.axes[a - 1].size - l.rotate) % mesh.axes[a - 1].size;
       return cut_of(mesh.axes, a - 1, state, extent, at);
@@ -101,12 +106,10 @@ uint64_t Localiser::sample_mask(TensorId id) const {
 }
 
 Interval Localiser::samples(uint64_t mask, const Place& place) const {
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
   Interval at{0, g_.batch};
   for (size_t a = 0; a < g_.axes(); ++a) {
     if (!(mask >> a & 1)) continue;
-    const Interval inner = a == kTime ? cut_of(time_axis(g_.micro_batches), false, at.size(), place.micro_batch)
-                                      : cut_of(mesh.axes, a - 1, false, at.size(), place.coordinates);
+    const Interval inner = interval(a, false, at.size(), place);
     at = {at.begin + inner.begin, at.begin + inner.end};
   }
   return at;

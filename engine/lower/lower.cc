@@ -57,6 +57,8 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
 }
 
 class Lowerer {
+  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, and which entry cuts this digit first.
+  using Signature = std::vector<std::tuple<size_t, int64_t, bool, size_t>>;
   struct Pattern {
     size_t program = 0;
     ProgramPattern pattern;
@@ -286,9 +288,13 @@ class Lowerer {
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
       Signature s;
       std::vector<Digit> digits;
-      for (size_t a = 1; a < lg_.axes(); ++a) {
-        const AxisLayout& l = lg_.layouts[t].axes[a];
-        if (l.placement != Placement::kShard || l.samples) continue;
+      const auto& cuts = lg_.layouts[t].axes;
+      for (size_t a = 0; a < lg_.axes(); ++a) {
+        const AxisLayout& l = cuts[a];
+        const bool counts = std::any_of(cuts.begin(), cuts.end(), [&](const AxisLayout& other) {  // else a mask says it
+          return other.placement == Placement::kShard && !other.samples && other.digit == l.digit;
+        });
+        if (l.placement != Placement::kShard || !counts) continue;
         const auto outer = std::find(digits.begin(), digits.end(), l.digit);
         s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state,
                      outer == digits.end() ? s.size() : static_cast<size_t>(outer - digits.begin())});
@@ -333,21 +339,28 @@ class Lowerer {
         }
         for (size_t a = 1; a < lg_.axes(); ++a)
           key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);
-        for (const Signature& s : signatures_[m]) {
-          std::vector<int64_t> sizes;  // of the digits; an inner cut of the same digit cuts what is left of it
-          for (const auto& [a, extent, state, digit] : s) {
-            const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
-            sizes.push_back(cut_of(mesh.axes, a - 1, state, whole, row.coordinates).size());
-            sizes[digit] = sizes.back();
-          }
-          key.insert(key.end(), sizes.begin(), sizes.end());
-        }
+        for (const Signature& s : signatures_[m]) add_sizes(s, place, key);
         std::vector<int64_t> sizes = key;  // of programs that differ by their place alone
         for (size_t a = 1; a < lg_.axes(); ++a)
           if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
+        if (!low_.options.share) sizes.push_back(row.device), key.push_back(row.device);
         give_program(row, place, std::move(sizes), std::move(key));
         entry_.rows[static_cast<size_t>(row.device)] = std::move(row);
       }
+    }
+  }
+
+  // Of the digits that the signature cuts, in each micro-batch if they are cut by time.
+  void add_sizes(const Signature& signature, Place place, std::vector<int64_t>& key) const {
+    const bool timed = std::get<0>(signature.front()) == kTime;
+    for (place.micro_batch = 0; place.micro_batch < (timed ? lg_.micro_batches : 1); ++place.micro_batch) {
+      std::vector<int64_t> sizes;  // an inner cut of the same digit cuts what is left of it
+      for (const auto& [a, extent, state, digit] : signature) {
+        const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
+        sizes.push_back(low_.local.interval(a, state, whole, place).size());
+        sizes[digit] = sizes.back();
+      }
+      key.insert(key.end(), sizes.begin(), sizes.end());
     }
   }
 
@@ -432,8 +445,6 @@ class Lowerer {
     return bytes;
   }
 
-  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, and which entry cuts this digit first.
-  using Signature = std::vector<std::tuple<size_t, int64_t, bool, size_t>>;
   const LayoutGraph& lg_;
   Lowering low_;
   Entry entry_;

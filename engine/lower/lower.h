@@ -14,6 +14,7 @@ namespace whale {
 struct LowerOptions {
   std::string entry;                                        // "train", "eval"
   std::unordered_map<std::string_view, int32_t> variables;  // name -> number in Plan::variables
+  bool share = true;                                        // one program for devices alike; false: one each
   bool overlap = true;                                      // collectives on the communication stream
   int64_t matmul_chunks = 0;                                // of products beside collectives; 0: by cost, 1: none
   std::vector<std::string>* notes = nullptr;                // takes what was decided

@@ -271,6 +271,7 @@ struct Plan {
 };
 
 std::string print(const Plan& plan);    // stable text, for golden tests: every instruction
+std::string print(const Program& program);
 std::string summary(const Plan& plan);  // fits a terminal
 std::string to_json(const Plan& plan);  // for the SDKs' pictures: devices, memory, streams, instructions
 void verify(const Plan& plan);          // references, offsets, liveness, order of collectives; throws

@@ -238,4 +238,10 @@ std::string print(const Plan& plan) {
   return text;
 }
 
+std::string print(const Program& program) {
+  std::string text;
+  print_program(text, program, 0);
+  return text;
+}
+
 }  // namespace whale

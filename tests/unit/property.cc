@@ -8,6 +8,7 @@
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "data/convert.h"
+#include "plan/placed.h"
 
 namespace whale::test {
 
@@ -123,10 +124,26 @@ Plan from_file(const Plan& plan) {
     throw internal("the plan's own file: {}", e.what());
   }
 }
+
+// A device runs the program that it would have if it shared none.
+Plan shared(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options) {
+  Plan plan = compile(graph, devices, options);
+  options.share_programs = false;
+  const Plan apart = compile(graph, devices, options);
+  for (size_t e = 0; e < plan.entries.size(); ++e)
+    for (size_t k = 0; k < plan.entries[e].rows.size(); ++k) {
+      const auto text = [&](const Entry& entry) {
+        const DeviceRow& row = entry.rows[k];
+        return print(bound(entry.programs[static_cast<size_t>(row.program)], row));
+      };
+      WHALE_CHECK(text(plan.entries[e]) == text(apart.entries[e]), "device {} shares a program that is not its own", k);
+    }
+  return plan;
+}
 }  // namespace
 
 Runner::Runner(const Graph& graph, const std::string& devices, CompileOptions options, uint64_t seed)
-    : plan_(std::make_shared<const Plan>(from_file(compile(graph, parse_devices(devices), options)))),
+    : plan_(std::make_shared<const Plan>(from_file(shared(graph, parse_devices(devices), options)))),
       session_(std::make_unique<Session>(plan_, backends(), SessionOptions{.seed = seed, .threads = 1})) {}
 
 Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs) {
