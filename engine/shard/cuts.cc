@@ -17,7 +17,15 @@ bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const Cost
       has_flag(op.code, kRandom))
     return false;
   int64_t from = 0;
-  for (const TensorId x : op.inputs) from += x == kNone ? 0 : element_count(graph.tensor(x).dims);
+  for (const TensorId x : op.inputs) {
+    if (x == kNone) continue;
+    from += element_count(graph.tensor(x).dims);
+    // A gradient's reader is in an earlier stage: what the forward pass made here must not go back there.
+    const OpId made = graph.tensor(x).producer;
+    if (op.phase == Phase::kBackward && made != kNone && graph.op(made).phase == Phase::kForward &&
+        !graph.op(made).inputs.empty())
+      return false;
+  }
   for (const AxisLayout& l : layout.axes)
     if (l.placement != Placement::kReplicate && !l.samples) return false;
   return from > 0 && from * cost.spread <= element_count(graph.tensor(id).dims);
