@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "shard/digits.h"
+#include "rewrite/copies.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -46,10 +47,10 @@ struct Member {
 using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int>;  // .., group, stage, kind
 
 // Of gathers: those of updated parameters by the number of the update's result, those of parameters by who waits.
-int kind_of(const Graph& g, const Op& op) {
+int kind_of(const Graph& g, const Op& op, bool weight) {
   if (op.code != OpCode::k_all_gather) return 0;
   const OpId made = g.tensor(op.inputs[0]).producer;
-  return made == kNone ? -1 - static_cast<int>(op.phase) : g.tensor(op.inputs[0]).output;
+  return made == kNone ? -1 - 2 * static_cast<int>(op.phase) - weight : g.tensor(op.inputs[0]).output;
 }
 
 // Sums of gradients; gathers of updated parameters, and of parameters before they are read.
@@ -180,12 +181,13 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   std::map<Key, Bucket> open;
   Waits waits(g, members);
   const HeldBack held_back(lg);
+  const std::vector<char> weights = put_off(lg);
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
     Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
-                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op)}];
+                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op, weights[static_cast<size_t>(m.op)])}];
     const bool full = bucket.bytes >= bucket_bytes ||
                       (bucket.loss != kNone && held_back.between(bucket.loss, m.order) >= bucket_bytes);
     if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {

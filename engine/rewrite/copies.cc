@@ -44,6 +44,11 @@ std::vector<char> weight_ops(const LayoutGraph& lg) {
   return later;
 }
 
+std::vector<char> put_off(const LayoutGraph& lg) {
+  const bool splits = !lg.tasks.schedule.empty() && schedule_rule(lg.tasks.schedule).split_backward;
+  return splits ? weight_ops(lg) : std::vector<char>(lg.graph.ops.size());
+}
+
 WorkKind work_of(const Op& op, bool weight) {
   if (op.phase == Phase::kForward) return WorkKind::kForward;
   return weight ? WorkKind::kWeight : WorkKind::kBackward;
@@ -54,7 +59,7 @@ namespace {
 struct Copier {
   LayoutGraph& lg;
   Graph& g;
-  const bool pipelined, waits;
+  const bool pipelined;
   const std::vector<char> weights;
   const std::vector<TensorId> root;
   const Lists readers, next;  // of a storage; by data
@@ -63,8 +68,7 @@ struct Copier {
       : lg(graph),
         g(graph.graph),
         pipelined(!lg.tasks.schedule.empty()),
-        waits(pipelined && schedule_rule(lg.tasks.schedule).split_backward),
-        weights(weight_ops(lg)),
+        weights(put_off(lg)),
         root(roots_of(g)),
         readers(storage_readers(g, root)),
         next(followers_of(g)) {}
@@ -72,7 +76,7 @@ struct Copier {
   Place place_of(OpId i, int32_t stage) const {
     const Op& op = g.op(i);
     if (!pipelined || op.region != Region::kBody) return Place{op.region, {}, 0};
-    const WorkKind kind = work_of(op, waits && weights[static_cast<size_t>(i)]);
+    const WorkKind kind = work_of(op, weights[static_cast<size_t>(i)]);
     return Place{op.region, kind, kind == WorkKind::kForward ? stage : -stage};
   }
 

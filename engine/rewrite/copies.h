@@ -10,6 +10,8 @@ namespace whale {
 
 // Per op: of the backward pass, and nothing sent to another stage waits for it: it may run later (zero-bubble's W).
 std::vector<char> weight_ops(const LayoutGraph& graph);
+// The same where the schedule has such work of its own; elsewhere none.
+std::vector<char> put_off(const LayoutGraph& graph);
 WorkKind work_of(const Op& op, bool weight);  // in a pipeline
 
 // A collective works in place. Where what was there before is still read later (by the backward pass or another stage

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "rewrite/copies.h"
 #include "rewrite/rewrite.h"
 
 namespace whale {
@@ -44,8 +45,9 @@ void gather_late(LayoutGraph& lg) {
   for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
   for (const Variable& v : g.variables)
     if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
-  // Readers are moved before what they read: the phases in which a copy is wanted are known then.
-  std::vector<std::vector<Phase>> phases(g.ops.size());
+  const std::vector<char> weights = put_off(lg);
+  // Readers are moved before what they read: the work for which a copy is wanted is known then.
+  std::vector<std::vector<WorkKind>> kinds(g.ops.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
     if (!late[i]) continue;
     for (const TensorId id : g.ops[i].outputs) {
@@ -54,8 +56,9 @@ void gather_late(LayoutGraph& lg) {
       for (const OpId r : readers[static_cast<size_t>(id)]) {
         const Op& reader = g.op(r);
         late[i] &= (late[static_cast<size_t>(r)] || reader.region == Region::kBody) && reader.stage == g.ops[i].stage;
-        for (const Phase p : late[static_cast<size_t>(r)] ? phases[static_cast<size_t>(r)] : std::vector{reader.phase})
-          if (std::find(phases[i].begin(), phases[i].end(), p) == phases[i].end()) phases[i].push_back(p);
+        const WorkKind kind = work_of(reader, weights[static_cast<size_t>(r)]);
+        for (const WorkKind k : late[static_cast<size_t>(r)] ? kinds[static_cast<size_t>(r)] : std::vector{kind})
+          if (std::find(kinds[i].begin(), kinds[i].end(), k) == kinds[i].end()) kinds[i].push_back(k);
       }
     }
   }
@@ -63,27 +66,28 @@ void gather_late(LayoutGraph& lg) {
     for (const TensorId id : g.ops[i].inputs)  // where one reader stays, so does what it reads
       if (!late[i] && g.ops[i].region == Region::kPrologue && id != kNone && g.tensor(id).producer != kNone)
         late[static_cast<size_t>(g.tensor(id).producer)] = 0;
-  std::map<std::pair<TensorId, Phase>, TensorId> copies;
+  std::map<std::pair<TensorId, WorkKind>, TensorId> copies;
   std::vector<Op> ops;
   for (size_t i = 0; i < g.ops.size(); ++i) {
     Op& op = g.ops[i];
     if (!late[i]) {
       for (TensorId& id : op.inputs)
-        if (const auto copy = copies.find({id, op.phase}); copy != copies.end()) id = copy->second;
+        if (const auto copy = copies.find({id, work_of(op, weights[i])}); copy != copies.end()) id = copy->second;
       ops.push_back(std::move(op));
       continue;
     }
-    for (size_t k = 0; k < phases[i].size(); ++k) {
+    for (size_t k = 0; k < kinds[i].size(); ++k) {
+      const WorkKind kind = kinds[i][k];
       Op one = op;
       one.region = Region::kBody;
-      one.phase = phases[i][k];
+      one.phase = kind == WorkKind::kForward ? Phase::kForward : Phase::kBackward;
       if (k > 0) one.name += ".again";
       for (TensorId& id : one.inputs)
-        if (const auto copy = copies.find({id, one.phase}); copy != copies.end()) id = copy->second;
+        if (const auto copy = copies.find({id, kind}); copy != copies.end()) id = copy->second;
       for (TensorId& id : one.outputs) {
         if (id == kNone || k == 0) continue;
         const TensorId again = add_like(lg, id, ".again");
-        copies[{id, one.phase}] = again;
+        copies[{id, kind}] = again;
         id = again;
       }
       ops.push_back(std::move(one));

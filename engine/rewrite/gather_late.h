@@ -6,9 +6,10 @@
 namespace whale {
 
 // With micro-batches: gathers of parameters that are cut like their state, and what is made of them alone, move from
-// the prologue into the body, one copy for the forward and one for the backward pass, so that no whole parameter lives
-// longer than its readers of one micro-batch (Rajbhandari et al., 2020, section 5.3). Where replicas take micro-batches
-// of their own they stay: the replicas would not meet.
+// the prologue into the body, one copy for the forward and one for the backward pass (and one for the work that
+// zero-bubble schedules put off), so that no whole parameter lives longer than its readers of one micro-batch
+// (Rajbhandari et al., 2020, section 5.3). Where replicas take micro-batches of their own they stay: the replicas would
+// not meet.
 void gather_late(LayoutGraph& graph);
 
 }  // namespace whale
