@@ -270,7 +270,7 @@ struct Plan {
   bool has_variable(std::string_view name) const;
 };
 
-std::string print(const Plan& plan);    // stable text, for golden tests: every instruction
+std::string print(const Plan& plan);  // stable text, for golden tests: every instruction
 std::string print(const Program& program);
 std::string summary(const Plan& plan);  // fits a terminal
 std::string to_json(const Plan& plan);  // for the SDKs' pictures: devices, memory, streams, instructions

@@ -191,9 +191,9 @@ std::string print(const Plan& plan) {
                                  to_string(plan.devices), plan.micro_batches);
   for (size_t m = 0; m < plan.meshes.size(); ++m) {
     const PlanMesh& mesh = plan.meshes[m];
-    text += plan.meshes.size() == 1
-                ? fmt::format("  mesh [{}]\n", axes_text(mesh.axes))
-                : fmt::format("  mesh {} [{}] of devices {}\n", m, axes_text(mesh.axes), devices_text(mesh.devices, SIZE_MAX));
+    text += plan.meshes.size() == 1 ? fmt::format("  mesh [{}]\n", axes_text(mesh.axes))
+                                    : fmt::format("  mesh {} [{}] of devices {}\n", m, axes_text(mesh.axes),
+                                                  devices_text(mesh.devices, SIZE_MAX));
   }
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     text += fmt::format("  group {} {}:", g, plan.groups[g].axis);

@@ -16,13 +16,19 @@
 namespace whale {
 namespace {
 
+// A result whose sum goes around, the bridge that ended it, and those behind it that add it up along other axes.
+struct Scatter {
+  size_t result = 0;
+  OpId bridge = kNone;
+  std::vector<OpId> behind;
+};
 // An op, the axis around which its pieces go, and what stands for the bridges that are left out.
 struct Ring {
   size_t axis = 0;
   Factor factor;
   int64_t ways = 1;
   std::vector<std::pair<size_t, TensorId>> pieces;  // operand, and what was gathered for it
-  std::vector<std::pair<size_t, OpId>> scatters;    // result, and the bridge that ended its sum
+  std::vector<Scatter> scatters;
 };
 
 class Streamer {
@@ -35,11 +41,11 @@ class Streamer {
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const std::optional<Ring> ring = ring_of(g_.ops[i]);
       if (!ring) continue;
-      for (const auto& [result, scatter] : ring->scatters) dropped[static_cast<size_t>(scatter)] = 1;
+      for (const Scatter& s : ring->scatters) dropped[static_cast<size_t>(s.bridge)] = 1;
       rings.emplace(i, *ring);
     }
     if (rings.empty()) return;
-    const std::vector<Op> old = std::move(g_.ops);
+    std::vector<Op> old = std::move(g_.ops);
     g_.ops.clear();
     for (size_t i = 0; i < old.size(); ++i) {
       if (dropped[i]) continue;
@@ -47,6 +53,8 @@ class Streamer {
         emit(old[i], ring->second, old);
       else
         g_.ops.push_back(old[i]);
+      if (const auto cast = casts_.find(static_cast<OpId>(i)); cast != casts_.end())
+        g_.ops.push_back(std::move(cast->second));
     }
     drop_unread_gathers();
   }
@@ -126,9 +134,31 @@ class Streamer {
           return false;
       if (!whole && to.dim == home.dim && !is_plain_cut(bridge.outputs[0], ring.axis, home)) return false;
       if (!whole && lg_.at(bridge.outputs[0], ring.axis).state) return false;
-      ring.scatters.emplace_back(o, r[0]);
+      std::optional<std::vector<OpId>> behind = sums_behind(bridge.outputs[0]);
+      if (!behind) return false;
+      ring.scatters.push_back({o, r[0], std::move(*behind)});
     }
     return true;
+  }
+
+  bool in_parts(TensorId id) const {
+    for (size_t a = 1; a < lg_.axes(); ++a)
+      if (lg_.at(id, a).placement == Placement::kPartial) return true;
+    return false;
+  }
+  // One bridge behind the other until the sum is whole; none: something else reads its parts.
+  std::optional<std::vector<OpId>> sums_behind(TensorId id) const {
+    std::vector<OpId> out;
+    while (in_parts(id)) {
+      const auto& r = readers_[static_cast<size_t>(id)];
+      if (r.size() != 1) return {};
+      const Op& bridge = g_.op(r[0]);
+      if (bridge.code != OpCode::k_all_reduce && bridge.code != OpCode::k_reduce_scatter) return {};
+      if (bridge.inputs.size() != 1) return {};
+      out.push_back(r[0]);
+      id = bridge.outputs[0];
+    }
+    return out;
   }
 
   bool asked_for(const Op& op, const Factors& factors, size_t a) const {
@@ -156,7 +186,7 @@ class Streamer {
       gathering += all_gather_seconds(whole, ring.ways, link);
     };
     for (const auto& [i, source] : ring.pieces) moved(source);
-    for (const auto& [o, scatter] : ring.scatters) moved(g_.op(scatter).outputs[0]);
+    for (const Scatter& s : ring.scatters) moved(g_.op(s.bridge).outputs[0]);
     double merged = 0;
     for (size_t o = 0; o < op.outputs.size(); ++o)
       if (op.outputs[o] != kNone && !ring.factor.outputs[o].present())
@@ -186,10 +216,11 @@ class Streamer {
     return to;
   }
   // Into `to`, which may be of a narrower type.
-  void finish(const Op& op, TensorId from, TensorId to) {
+  void finish(const Op& op, TensorId from, TensorId to) { g_.ops.push_back(cast_of(op, from, to)); }
+  Op cast_of(const Op& op, TensorId from, TensorId to) const {
     Op made = op_beside(op, OpCode::k_cast, g_.tensor(to).name + ".cast", {from}, {to});
     made.attrs = {{"dtype", std::string(name_of(g_.tensor(to).dtype))}};
-    g_.ops.push_back(std::move(made));
+    return made;
   }
   TensorId add(const Op& op, TensorId a, TensorId b, const std::string& suffix, TensorId to = kNone) {
     if (to == kNone) to = like(b, suffix, g_.tensor(b).dtype);
@@ -242,7 +273,7 @@ class Streamer {
     }
   }
 
-  void emit(const Op& op, const Ring& ring, const std::vector<Op>& old) {
+  void emit(const Op& op, const Ring& ring, std::vector<Op>& old) {
     std::vector<TensorId> now, sums;
     for (const auto& [i, source] : ring.pieces) now.push_back(source);
     for (int64_t r = 0; r < ring.ways; ++r) {
@@ -250,8 +281,8 @@ class Streamer {
       std::vector<TensorId> next;
       for (size_t p = 0; p < now.size() && r + 1 < ring.ways; ++p)
         next.push_back(shift(op, ring, now[p], fmt::format(".{}", r + 1)));
-      for (const auto& [o, scatter] : ring.scatters)
-        if (r > 0) sums[o] = shift(op, ring, sums[o], ".on");
+      for (const Scatter& s : ring.scatters)
+        if (r > 0) sums[s.result] = shift(op, ring, sums[s.result], ".on");
       const std::vector<TensorId> made = work(op, ring, now, r);
       if (r == 0)
         sums = made;
@@ -259,7 +290,24 @@ class Streamer {
         combine(op, ring, sums, made, r);
       now = std::move(next);
     }
-    for (const auto& [o, scatter] : ring.scatters) end(op, ring, o, sums[o], old[static_cast<size_t>(scatter)]);
+    for (const Scatter& s : ring.scatters) {
+      widen(s, g_.tensor(sums[s.result]).dtype, old);
+      end(op, ring, s.result, sums[s.result], old[static_cast<size_t>(s.bridge)]);
+    }
+  }
+
+  // What is still to be added up along other axes is rounded afterwards.
+  void widen(const Scatter& scatter, DType dtype, std::vector<Op>& old) {
+    if (scatter.behind.empty()) return;
+    TensorId id = old[static_cast<size_t>(scatter.bridge)].outputs[0];
+    if (g_.tensor(id).dtype == dtype) return;
+    for (const OpId i : scatter.behind) {
+      g_.tensor(id).dtype = dtype;
+      id = old[static_cast<size_t>(i)].outputs[0];
+    }
+    Op& last = old[static_cast<size_t>(scatter.behind.back())];
+    last.outputs[0] = like(id, ".wide", dtype);
+    casts_[scatter.behind.back()] = cast_of(last, last.outputs[0], id);
   }
 
   // Home, and on to where the bridge that is left out brought it.
@@ -303,6 +351,7 @@ class Streamer {
   LayoutGraph& lg_;
   Graph& g_;
   Lists readers_;
+  std::map<OpId, Op> casts_;  // behind an op
 };
 
 }  // namespace
