@@ -265,7 +265,7 @@ void add_plan(CLI::App& app) {
       ->excludes(bridges);
   command
       ->add_flag("--estimate", state->estimate,
-                 "memory and seconds of every class of devices, without making the plan: many times faster")
+                 "memory and seconds of every class of devices, also where they do not have so much")
       ->excludes(all)
       ->excludes(bridges)
       ->excludes("--choices")

@@ -162,23 +162,23 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
 
 
 def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
-    """What ``whale.plan`` of the same arguments would take, many times faster than making the plan; seals the graph.
+    """What ``whale.plan`` of the same arguments would take, also where that does not fit; seals the graph. ``options``: those of
+    ``whale.plan``. All of planning is done but for the last step, which makes the programs of the devices.
 
     ``strategy``; ``seconds`` of a step by the cost model; ``classes`` of devices whose parts have the same sizes: ``devices`` (their
     numbers), ``seconds`` of their own work, ``memory`` and ``host_memory`` (bytes: ``parameters``, ``gradients``, ``state``, ``buffers``,
     ``copies``, ``activations``, ``total``), ``memory_limit`` (what one of them may take; 0: not said). Raises what ``whale.plan`` raises,
-    but for ``ResourceExhausted``: that a plan does not fit is what one asks. Memory is within some percent of the plan's
-    (docs/memory.md)."""
+    but for ``ResourceExhausted``: that a plan does not fit is what one asks. How near memory is to the plan's: docs/memory.md."""
     cluster, planning, cancel = _planning(graph, devices, **options)
     return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate, engine(), graph._pointer, cluster.pointer,
                                                       byref(planning), 1), cancel.pointer))
 
 
 def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
-         precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
-         recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
-         offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
-         overlap: bool = True, fusion: bool = True, timeout: float = 0) -> tuple[Handle, Any, Handle]:
+              precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
+              recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
+              offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
+              overlap: bool = True, fusion: bool = True, timeout: float = 0) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     arguments.instance("graph", graph, Graph, "a whale.Graph")
     for name, value in dict(adasum=adasum, exact=exact, overlap=overlap, fusion=fusion).items():
