@@ -1,6 +1,7 @@
 #include "lower/chunk_products.h"
 
 #include <algorithm>
+#include <set>
 
 #include "cost/overlap.h"
 
@@ -139,7 +140,7 @@ class Chunker {
     const TensorId y = op.inputs[0];
     const OpId made = g_.tensor(y).producer;
     if (made == kNone || !is_product(g_, g_.op(made)) || low_.readers[static_cast<size_t>(y)].size() != 1 ||
-        low_.kept[static_cast<size_t>(y)])
+        low_.kept[static_cast<size_t>(y)] || chunked_.contains(&g_.op(made)))
       return k;
     const Instruction collective = list(s)[k];
     const BufferId whole = collective.in[0], result = collective.out[0];
@@ -196,6 +197,7 @@ class Chunker {
     const RowsOf r = rows_of(buffer(whole).dims, collective.attrs);
     const int64_t n = chunks(reader, op, r, buffer(whole).dims);
     if (n == 1) return k;
+    chunked_.insert(&reader);  // also where this device has none of it: what follows is decided for all members
     size_t product = k + 1;
     while (product < list(s).size()) {
       const Instruction& i = list(s)[product];
@@ -229,6 +231,7 @@ class Chunker {
   const Lowering& low_;
   const Graph& g_;
   ChunkReport& report_;
+  std::set<const Op*> chunked_;  // products in chunks of what they gather
 };
 
 }  // namespace
