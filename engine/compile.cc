@@ -348,16 +348,12 @@ std::vector<std::string> gradients_of(const CompileOptions& options) {
   return names;
 }
 
-// `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
-Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-               double memory_price, bool last) {
-  auto [source, scoped, micro_batches] = prepare(graph, devices, options, memory_price);
-  const Compiler compiler{options, scoped.tasks, gradients_of(options)};
-
+// A plan without entries and variables.
+Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+             double memory_price) {
+  const auto& [source, scoped, micro_batches] = prepared;
   Plan plan;
   plan.model = source.name;
-  const std::vector<uint8_t> file = serialize(graph);  // its training included
-  plan.model_hash = hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
   plan.devices = devices;
   plan.strategy = scoped.tasks.strategy;
   plan.meshes = scoped.tasks.meshes;
@@ -369,6 +365,18 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   plan.options = options;
   plan.memory_price = memory_price;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
+  return plan;
+}
+
+// `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
+Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+               double memory_price, bool last) {
+  Prepared prepared = prepare(graph, devices, options, memory_price);
+  auto& [source, scoped, micro_batches] = prepared;
+  const Compiler compiler{options, scoped.tasks, gradients_of(options)};
+  Plan plan = outline(prepared, devices, options, memory_price);
+  const std::vector<uint8_t> file = serialize(graph);  // its training included
+  plan.model_hash = hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
 
   std::vector<std::string> entries;
   if (trains(source))
@@ -505,10 +513,12 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
       const Prepared p = prepare(graph, devices, options, price_of(options, k));
       const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
       const char* name = trains(p.source) ? "train" : "eval";
-      const int64_t micro_batches = batch_of(p.source) > 1 ? p.micro_batches : 1;
+      Plan plan = outline(p, devices, options, price_of(options, k));
       const LayoutGraph lg =
-          compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, micro_batches, nullptr);
-      const Estimate mine = estimate_of(lg, options.overlap);
+          compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, plan.micro_batches, nullptr);
+      plan.variables = variables_of(lg);
+      plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr));
+      const Estimate mine = estimate_of(lg, plan);
       const int64_t missing = missing_bytes(mine, devices);
       if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
       if (missing == 0) break;

@@ -40,8 +40,8 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 // by planning Plan::source once more. Thread-safe.
 std::vector<BridgeRow> bridges_of(const Plan& plan);
 
-// What the first entry takes in memory and time, after the passes and without lowering: of the plan that `compile`
-// would make, also where that does not fit. Thread-safe.
+// What the first entry takes in memory and time, of the plan that `compile` would make, also where that does not fit:
+// without the other entry, verification and a file. Thread-safe.
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
 
 // Every cut of the first entry, as it was chosen, with what it costs; found in the same way. Thread-safe.

@@ -1,4 +1,4 @@
-// What a laid-out program takes, without lowering it: bytes by class and seconds, of every class of devices.
+// What the first entry of a plan takes: bytes by class and seconds, of every class of devices.
 #pragma once
 
 #include <string>
@@ -10,21 +10,20 @@
 namespace whale {
 
 struct Estimate {
-  // Devices of one mesh whose parts have the same sizes.
+  // Devices of one program.
   struct Class {
     std::vector<int32_t> devices;  // in rising order
     MemoryFigures memory;
     double seconds = 0;  // of their own work in a step
   };
   std::string strategy;
-  std::vector<Class> classes;  // by mesh, then by first device
+  std::vector<Class> classes;  // by first device of each mesh
   double seconds = 0;          // of a step, with the bubble of its schedule
 };
 
-// Memory: the lives that lowering will find, from the order of the ops; variables are exact, an arena is its fullest
-// moment. Not seen: gaps between buffers, chunks of products, sums in trees. Seconds: by the cost model, nothing beside
-// anything. `overlap`: collectives go beside the computation.
-Estimate estimate_of(const LayoutGraph& graph, bool overlap);
+// Memory is the plan's. Seconds: by the cost model, instructions of a stream one after the other and streams beside
+// each other; in a pipeline the rows of its schedule on the clock, messages for nothing.
+Estimate estimate_of(const LayoutGraph& graph, const Plan& plan);
 
 // Of the device that lacks most; 0: as far as devices say how much they have, it fits.
 int64_t missing_bytes(const Estimate& estimate, const std::vector<DeviceSpec>& devices);

@@ -496,6 +496,7 @@ static void test_plan(void) {
   o.strategy = WHALE_STR("replica(3)");
   o.precision = 9;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "options.precision");
+  FAILS(whale_plan_estimate(engine, g, c, &o, 0, &text), WHALE_INVALID_ARGUMENT, "options.precision");
   o.precision = 0;
   whale_str unknown = WHALE_STR("no_such_tensor");
   o.strategy = WHALE_STR("");
@@ -517,6 +518,7 @@ static void test_plan(void) {
   whale_plan_release(p);
   p = NULL;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_CANCELLED, "planning was cancelled");
+  FAILS(whale_plan_estimate(engine, g, c, &o, 0, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_cancel_release(cancel);
   o.cancel = NULL;
   o.timeout_seconds = 1e-9;
@@ -524,6 +526,15 @@ static void test_plan(void) {
   o.timeout_seconds = -1;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "number of seconds");
   o.timeout_seconds = 0;
+  OK(whale_plan_estimate(engine, g, c, &o, 0, &text));
+  CHECK(text.size > 0);
+  whale_text_release(&text);
+  OK(whale_plan_estimate(engine, g, c, NULL, 1, &text));
+  CHECK(text.data[0] == '{');
+  whale_text_release(&text);
+  FAILS(whale_plan_estimate(engine, g, c, &o, 2, &text), WHALE_INVALID_ARGUMENT, "json");
+  FAILS(whale_plan_estimate(engine, g, c, &o, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_estimate(engine, NULL, c, &o, 0, &text), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
   o.accumulation = 1000000;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "1000000 micro-batches of a batch of 8");
   CHECK(p == NULL);

@@ -107,6 +107,23 @@ def test_choices(files):
     assert {row["from"] for row in bridges} & {result.split(" ")[-1] for row in report["ops"] for result in row["results"]}
 
 
+@pytest.mark.parametrize("options", [(), ("--zero", "1", "--recompute", "full")])
+def test_estimate(files, tmp_path, options):
+    """Memory as the plan says, device by device; and where it does not fit, how much is missing."""
+    arguments = (files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", *options, "--json")
+    entry, report = json.loads(whale("plan", *arguments))["entries"][0], json.loads(whale("plan", *arguments, "--estimate"))
+    memory = {row["device"]: entry["programs"][row["program"]]["memory"] for row in entry["rows"]}
+    assert report["strategy"] == "replica(2) > split(2)" and report["seconds"] > 0
+    assert sorted(d for group in report["classes"] for d in group["devices"]) == sorted(memory)
+    for group in report["classes"]:
+        for d in group["devices"]:
+            parts = memory[d]["parameters"] + memory[d]["state"] + memory[d]["buffers"] + memory[d]["arena"]
+            assert group["memory"]["total"] == parts
+    whale("model", "mlp", "-o", tmp_path / "mlp.whale")
+    table = whale("plan", tmp_path / "mlp.whale", "--devices", "null-1MB:2", "--strategy", "replica", "--estimate")
+    assert "it does not fit" in table and "1.0 MB" in table
+
+
 def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 

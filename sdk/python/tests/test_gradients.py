@@ -98,6 +98,27 @@ def test_bridges():
         assert {other["name"]: other["bytes"] for other in row["alternatives"]}["plain transfers"] == 3 * size
 
 
+def test_an_estimate_is_of_the_plan():
+    graph = classifier(12)
+    report, plan = wh.estimate(graph, devices="null:4", zero=1), wh.plan(graph, devices="null:4", zero=1).to_dict()
+    entry = plan["entries"][0]
+    for group in report["classes"]:
+        for d in group["devices"]:
+            memory = entry["programs"][entry["rows"][d]["program"]]["memory"]
+            assert group["memory"]["total"] == sum(memory[k] for k in ("parameters", "state", "buffers", "arena"))
+    assert sorted(sum((group["devices"] for group in report["classes"]), [])) == [0, 1, 2, 3]
+    with pytest.raises(wh.InvalidArgument, match="zero"):
+        wh.estimate(graph, zero=7)
+    with pytest.raises(TypeError):
+        wh.estimate(graph, devices="null:4", nothing=1)
+    with wh.Graph() as large:
+        large.minimize(wh.nn.mse(wh.nn.linear(wh.input("x", (4, 700)), 700), wh.input("y", (4, 700))), wh.SGD(0.1))
+    tight = wh.estimate(large, devices="null-1MB:2")
+    assert tight["classes"][0]["memory_limit"] == 10 ** 6 < tight["classes"][0]["memory"]["total"]
+    with pytest.raises(wh.ResourceExhausted):
+        wh.plan(large, devices="null-1MB:2")
+
+
 def test_choices():
     """Every gradient is read and summed over four replicas: 2 * 3/4 of four bytes an element; besides them a few scalars are."""
     plan = wh.plan(classifier(12), devices="null:4")
