@@ -987,3 +987,10 @@ def test_parameters_without_a_gradient_leave_a_verdict_that_says_so(tmp_path):
     said = whale("verify", model, "--devices", "ref:2", "--strategy", "replica", "--precision", "f64")
     assert said.returncode == 0 and "no gradient reached 1 parameter(s)" in said.stdout
     assert "as far as it could be compared" in said.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_lower_halves_that_lie_in_parts(tmp_path, zero):
+    """With ZeRO the second halves of split weights have fewer copies than the first: each is read where it is."""
+    path, _ = make(tmp_path, [*GPT, "--optimizer", "split_sgd", "--precision", "bf16"])
+    verify(path, "--devices", "cpu:2", "--strategy", "replica", "--zero", zero, "--steps", "3", code=0)
