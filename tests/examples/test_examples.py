@@ -50,6 +50,24 @@ def test_strategy_diffs_are_those_of_the_examples():
         assert "\n".join(line[1:] for line in lines) in (ROOT / "examples/python" / example).read_text(), example
 
 
+def test_levels_of_a_plan_are_those_of_the_docs(tmp_path):
+    """Each line that docs/how-a-plan-is-made.md shows stands in a level of its model, and so many collectives and updates as it says."""
+    page = (ROOT / "docs/how-a-plan-is-made.md").read_text()
+    model, levels = re.search(r"^whale (model .*)$", page, re.M).group(1).split(), re.search(r"build/tools/levels (.*)$", page, re.M).group(1)
+    run(["whale", *model], cwd=tmp_path)
+    run(f"{BUILD}/tools/levels {levels}", cwd=tmp_path, shell=True)
+    passes = {path.name.split(".", 1)[1].removesuffix(".txt"): path.read_text() for path in (tmp_path / "levels").iterdir()}
+    known = re.sub(r"[ ]+", " ", "\n".join(passes.values()))
+    shown = [line for block in re.findall(r"```text\n(.*?)```", page, re.S) for line in block.splitlines() if "build/tools/levels" not in line]
+    assert len(shown) > 30
+    assert not [line for line in shown if re.sub(r"[ ]+", " ", line).strip() not in known]
+    reduces, buckets = re.search(r"merges (\d+) all-reduces into (\d+)", page).groups()
+    updates, groups = re.search(r"`group_updates` (\d+) `adam` ops into (\d+)", page).groups()
+    for level, op, count in [("train.insert_reshards", "all_reduce", reduces), ("train.form_buckets", "all_reduce", buckets),
+                             ("train.insert_reshards", "adam", updates), ("train.group_updates", "adam", groups)]:
+        assert passes[level].count(f"= {op}(") == int(count), (level, op)
+
+
 def test_quickstart_in_the_readme_is_a_real_run():
     """What the README shows of the quickstart's model and plan, on two cores, is what they print; the training itself is run by hand."""
     block = re.search(r"What the quickstart prints.*?```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
