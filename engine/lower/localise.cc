@@ -27,10 +27,13 @@ std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
 
 }  // namespace
 
-Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Place& place) const {
+Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Place& place, int64_t rotate) const {
   if (axis == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
-  return cut_of(mesh.axes, axis - 1, state, extent, place.coordinates);
+  const std::vector<MeshAxis>& axes = g_.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
+  if (rotate == 0) return cut_of(axes, axis - 1, state, extent, place.coordinates);
+  std::vector<int64_t> at = place.coordinates;
+  at[axis - 1] = (at[axis - 1] + axes[axis - 1].size - rotate) % axes[axis - 1].size;
+  return cut_of(axes, axis - 1, state, extent, at);
 }
 
 std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
@@ -41,12 +44,7 @@ std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t bu
     const AxisLayout& l = g_.at(id, a);
     if (l.placement != Placement::kShard) continue;
     if (a == but) break;  // inner axes that cut other digits are added by the caller
-    const auto part_of = [&](bool state, int64_t extent) {
-      if (a == kTime || l.rotate == 0) return interval(a, state, extent, place);
-      std::vector<int64_t> at = place.coordinates;
-      at[a - 1] = (at[a - 1] + mesh.axes[a - 1].size - l.rotate) % mesh.axes[a - 1].size;
-      return cut_of(mesh.axes, a - 1, state, extent, at);
-    };
+    const auto part_of = [&](bool state, int64_t extent) { return interval(a, state, extent, place, l.rotate); };
     if (l.window.present()) {  // alone in its dimension
       out.push_back({l.digit, l.window.source, read_through(l.window, part_of(false, l.window.result))});
       continue;

@@ -18,8 +18,9 @@ class Localiser {
  public:
   explicit Localiser(const LayoutGraph& graph);
 
-  // The place's part of so many positions along an axis (time: its micro-batch's); `state`: by the shares of state.
-  Interval interval(size_t axis, bool state, int64_t extent, const Place& place) const;
+  // The place's part of so many positions along an axis (time: its micro-batch's); `state`: by the shares of state;
+  // `rotate`: that of the place so many before (AxisLayout).
+  Interval interval(size_t axis, bool state, int64_t extent, const Place& place, int64_t rotate = 0) const;
   // The digits of the tensor that are cut, outer axes first, with this device's interval; `but`: without that axis
   // (and those inside it that cut the same digit).
   std::vector<DigitCut> cuts(TensorId id, const Place& place, size_t but = SIZE_MAX) const;

@@ -57,8 +57,9 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
 }
 
 class Lowerer {
-  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, and which entry cuts this digit first.
-  using Signature = std::vector<std::tuple<size_t, int64_t, bool, size_t>>;
+  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, how far it has gone round, and which
+  // entry cuts this digit first.
+  using Signature = std::vector<std::tuple<size_t, int64_t, bool, int64_t, size_t>>;
   struct Pattern {
     size_t program = 0;
     ProgramPattern pattern;
@@ -296,7 +297,7 @@ class Lowerer {
         });
         if (l.placement != Placement::kShard || !counts) continue;
         const auto outer = std::find(digits.begin(), digits.end(), l.digit);
-        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state,
+        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state, l.rotate,
                      outer == digits.end() ? s.size() : static_cast<size_t>(outer - digits.begin())});
         digits.push_back(l.digit);
       }
@@ -355,9 +356,9 @@ class Lowerer {
     const bool timed = std::get<0>(signature.front()) == kTime;
     for (place.micro_batch = 0; place.micro_batch < (timed ? lg_.micro_batches : 1); ++place.micro_batch) {
       std::vector<int64_t> sizes;  // an inner cut of the same digit cuts what is left of it
-      for (const auto& [a, extent, state, digit] : signature) {
+      for (const auto& [a, extent, state, rotate, digit] : signature) {
         const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
-        sizes.push_back(low_.local.interval(a, state, whole, place).size());
+        sizes.push_back(low_.local.interval(a, state, whole, place, rotate).size());
         sizes[digit] = sizes.back();
       }
       key.insert(key.end(), sizes.begin(), sizes.end());
