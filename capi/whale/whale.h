@@ -363,7 +363,7 @@ typedef struct whale_training_options {
   double learning_rate;
   double momentum;         /* sgd; with another optimizer an error unless 0 */
   double beta1, beta2, epsilon;
-  double weight_decay;
+  double weight_decay;     /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by it */
   double decay_rate, clip_threshold; /* adafactor */
   double clip_norm;        /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
   int32_t schedule;        /* whale_schedule_kind */
@@ -455,7 +455,7 @@ enum {
   WHALE_RECOMPUTE_SELECTIVE = 1, /* what is cheap to compute again */
   WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
 };
-
+/* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
@@ -503,7 +503,7 @@ typedef struct whale_session_options {
   uint64_t seed;           /* of initializers and random ops */
   int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
   int32_t threads;         /* per CPU device; 0: its share of the cores */
-  double loss_scale;       /* precision f16: of the first step; 0: 65536. An error with other precisions */
+  double loss_scale;       /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
   int32_t no_pin;          /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
 } whale_session_options;
@@ -565,13 +565,15 @@ WHALE_API whale_status *whale_session_save(whale_session *session, whale_str dir
 WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
 /* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed. A load
  * beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
- * message names file and tensor. INVALID_ARGUMENT: of another model. FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
+ * message names file and tensor. INVALID_ARGUMENT: of another model, or with the state of another optimizer (older checkpoints do not
+ * name theirs: there the names of its state must be those of this one's). FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
  * have no checksums: they load, and whale_session_report says so. A plan whose optimizer keeps no state, or that is not trained, leaves
- * the optimizer state out; whale_session_report names it (`left_out`). */
+ * the optimizer state out; whale_session_report names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
+ * joined for a plan that has whole weights, and cut for one that has halves, to the bit. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
 /* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. json: 0 text for people, 1
- * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, tensors
- * [{name, file, dtype, dims, bytes}]. From any thread. */
+ * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, optimizer (that
+ * made the state, such as "adamw"; null: an older one, which does not say), tensors [{name, file, dtype, dims, bytes}]. From any thread. */
 WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text *out);
 
 /* Timeline of the last run as Chrome trace JSON (ui.perfetto.dev), when tracing was on. */
@@ -579,7 +581,7 @@ WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enab
 WHALE_API whale_status *whale_session_timeline(whale_session *session, whale_text *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
- * state that the plan has no place for} once a checkpoint was loaded. */
+ * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */
 WHALE_API whale_status *whale_session_report(whale_session *session, whale_text *out);
 
 #ifdef __cplusplus

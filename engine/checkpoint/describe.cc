@@ -24,6 +24,7 @@ std::string describe(const Checkpoint& c) {
                                 meta.iteration, meta.updates, meta.seed);
   if (meta.learning_rate) out += fmt::format("learning rate {}, set by hand\n", *meta.learning_rate);
   if (meta.loss_scale) out += fmt::format("loss scale {}, for {} steps\n", *meta.loss_scale, meta.steps_at_scale);
+  if (!meta.optimizer.empty()) out += fmt::format("optimizer {}\n", meta.optimizer);
   out += c.has_checksums()
              ? fmt::format("saved by libwhale {}, format {}, id {}\n", c.index.library, c.index.format, c.index.id)
              : fmt::format("saved by an older libwhale, format {}\n", c.index.format);
@@ -48,6 +49,7 @@ std::string describe_json(const Checkpoint& c) {
                                  {"iteration", meta.iteration},    {"updates", meta.updates}};
   json["learning_rate"] = meta.learning_rate ? nlohmann::ordered_json(*meta.learning_rate) : nullptr;
   if (meta.loss_scale) json["loss_scale"] = *meta.loss_scale;
+  json["optimizer"] = meta.optimizer.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(meta.optimizer);
   nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
   for (const auto& [name, file] :
        {std::pair("model.safetensors", c.model.get()), std::pair("optimizer.safetensors", c.optimizer.get())})

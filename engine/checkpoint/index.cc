@@ -96,6 +96,7 @@ CheckpointMeta read_meta(const Reader& r) {
     if (steps > iteration) r.bad("steps_at_scale");
     meta.steps_at_scale = static_cast<int64_t>(steps);
   }
+  if (r.has("optimizer")) meta.optimizer = r.text("optimizer");
   return meta;
 }
 
@@ -120,6 +121,7 @@ std::string to_text(const CheckpointIndex& index) {
     json["loss_scale"] = *meta.loss_scale;
     json["steps_at_scale"] = meta.steps_at_scale;
   }
+  if (!meta.optimizer.empty()) json["optimizer"] = meta.optimizer;
   for (const auto& [name, file] : index.files) {
     Json tensors = Json::object();
     for (const auto& [tensor, crc] : file.tensors) tensors[tensor] = hex(crc);

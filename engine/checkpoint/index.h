@@ -20,6 +20,7 @@ struct CheckpointMeta {
   std::optional<double> learning_rate;  // set by hand; absent: the schedule's
   std::optional<double> loss_scale;     // f16
   int64_t steps_at_scale = 0;           // without an overflow, since the loss scale changed
+  std::string optimizer = {};           // that made the state, as optimizer_name says; empty: not known (older ones)
 };
 
 struct CheckpointIndex {

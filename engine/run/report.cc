@@ -58,6 +58,9 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
   if (loaded != nullptr)
     report["loaded"] = {{"directory", loaded->directory}, {"id", loaded->id},     {"format", loaded->format},
                         {"checksums", loaded->checksums}, {"seed", loaded->seed}, {"left_out", loaded->left_out}};
+  if (loaded != nullptr)
+    report["loaded"]["optimizer"] =
+        loaded->optimizer.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(loaded->optimizer);
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -16,6 +16,7 @@ struct LoadedCheckpoint {
   bool checksums = false;                  // format 1 has none
   uint64_t seed = 0;                       // which the session goes on with
   std::vector<std::string> left_out = {};  // optimizer state that the plan has no place for
+  std::string optimizer = {};              // that it was trained with; empty: the checkpoint does not say
 };
 
 // `last`: the entry of the last run; may be null.

@@ -6,13 +6,11 @@
 #include <map>
 #include <unistd.h>
 
-#include "base/crc32c.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "cluster/devices.h"
 #include "cluster/host_memory.h"
 #include "compile.h"
-#include "data/convert.h"
 #include "ir/learning_rate.h"
 #include "run/executor.h"
 #include "run/report.h"
@@ -20,12 +18,12 @@
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "session/memory.h"
+#include "session/restore.h"
 
 namespace whale {
 namespace {
 
 constexpr size_t kMaxOtherBatches = 16;  // entries compiled for other batch sizes that are kept, of each mode
-constexpr size_t kBlockElements = 1 << 16;
 
 // Of the loss in f16, as torch.cuda.amp.GradScaler has them.
 constexpr double kLossScale = 65536, kLargestScale = 0x1p24, kSmallestScale = 0x1p-14;
@@ -78,8 +76,8 @@ struct Session::Impl {
 
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
-    if (!(options.loss_scale >= 0) || !std::isfinite(options.loss_scale))
-      throw invalid("a loss scale of {}, expected a positive number; 0 means {}", options.loss_scale, kLossScale);
+    if (options.loss_scale != 0 && !(options.loss_scale >= kSmallestScale && options.loss_scale <= kLargestScale))
+      throw invalid("a loss scale of {}, expected 2^-14 to 2^24, or 0, which means {}", options.loss_scale, kLossScale);
     if (!scales_loss() && (options.loss_scale > 0 || options.loss_scale_growth > 0))
       throw invalid(
           "a loss scale is given, and the plan's precision is not f16, which alone scales the loss; plan with f16, or "
@@ -314,7 +312,7 @@ struct Session::Impl {
   void adjust_scale(bool overflow, std::optional<Error>& error) {
     if (!overflow) {
       if (++steps_at_scale < (options.loss_scale_growth > 0 ? options.loss_scale_growth : kGrowthInterval)) return;
-      loss_scale = std::max(loss_scale, std::min(2 * loss_scale, kLargestScale));
+      loss_scale = std::min(2 * loss_scale, kLargestScale);
     } else if (loss_scale > kSmallestScale) {
       loss_scale /= 2;
     } else if (options.nan_policy == NanPolicy::kError) {
@@ -362,65 +360,6 @@ struct Session::Impl {
       machine->read_variable(indices[index], 0, offset, to, bytes);
     };
     return part;
-  }
-
-  // Every variable of the plan must be in the files, and nothing else. A plan that keeps no optimizer state leaves out
-  // all of that file (left_out).
-  std::vector<const StoredTensor*> match(const SafetensorsFile& file, bool state) const {
-    std::vector<const StoredTensor*> found(plan->variables.size(), nullptr);
-    std::map<std::string_view, size_t> names;
-    for (size_t v = 0; v < plan->variables.size(); ++v)
-      if ((plan->variables[v].role == Role::kState) == state) names.emplace(plan->variables[v].name, v);
-    if (state && names.empty()) return found;
-    for (const StoredTensor& stored : file.tensors()) {
-      const auto at = names.find(stored.name);
-      if (at == names.end())
-        throw invalid("'{}' holds tensor '{}', which this model does not have", file.path(), stored.name);
-      const PlanVariable& variable = plan->variables[at->second];
-      if (stored.dims != variable.dims || !convertible(stored.dtype, variable.dtype))
-        throw invalid("'{}': tensor '{}' is {} {}, this model needs {} {}", file.path(), stored.name,
-                      name_of(stored.dtype), to_string(stored.dims), name_of(variable.dtype), to_string(variable.dims));
-      found[at->second] = &stored;
-      names.erase(at);
-    }
-    if (!names.empty())
-      throw invalid("'{}' lacks tensor '{}' ({} are missing)", file.path(), names.begin()->first, names.size());
-    return found;
-  }
-
-  std::vector<std::string> left_out(const SafetensorsFile& optimizer,
-                                    const std::vector<const StoredTensor*>& taken) const {
-    std::vector<std::string> names;
-    if (std::all_of(taken.begin(), taken.end(), [](const StoredTensor* t) { return t == nullptr; }))
-      for (const StoredTensor& stored : optimizer.tensors()) names.push_back(stored.name);
-    return names;
-  }
-
-  // The file has been verified; that nobody wrote to it since is checked on the way.
-  void restore(const SafetensorsFile& file, const FileChecksums* checksums,
-               const std::vector<const StoredTensor*>& found) {
-    std::vector<char> from, to;
-    for (size_t v = 0; v < found.size(); ++v) {
-      if (found[v] == nullptr) continue;
-      const PlanVariable& variable = plan->variables[v];
-      const size_t from_bytes = static_cast<size_t>(size_of(found[v]->dtype)),
-                   to_bytes = static_cast<size_t>(size_of(variable.dtype));
-      const uint64_t count = static_cast<uint64_t>(element_count(variable.dims));
-      from.resize(kBlockElements * from_bytes);
-      to.resize(kBlockElements * to_bytes);
-      uint32_t crc = 0;
-      for (uint64_t at = 0; at < count; at += kBlockElements) {
-        const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockElements, count - at));
-        file.read(*found[v], at * from_bytes, from.data(), n * from_bytes);
-        crc = crc32c(from.data(), n * from_bytes, crc);
-        convert(found[v]->dtype, from.data(), variable.dtype, to.data(), n);
-        machine->write_variable(v, at * to_bytes, to.data(), n * to_bytes);
-      }
-      machine->variable_written(v);
-      if (checksums != nullptr && checksums->tensors.at(found[v]->name) != crc)
-        throw error(Code::kDataLoss, "'{}' was written to while it was loaded: tensor '{}' changed", file.path(),
-                    found[v]->name);
-    }
   }
 };
 
@@ -528,7 +467,14 @@ void Session::save(const std::string& directory) {
   impl_->settle();
   impl_->check_computes();
   impl_->check_whole();
-  CheckpointMeta meta{impl_->plan->model, impl_->options.seed, impl_->iteration, impl_->updates, {}, {}, 0};
+  CheckpointMeta meta{impl_->plan->model,
+                      impl_->options.seed,
+                      impl_->iteration,
+                      impl_->updates,
+                      {},
+                      {},
+                      0,
+                      optimizer_name(impl_->plan->optimizer)};
   if (impl_->fixed_learning_rate >= 0) meta.learning_rate = impl_->fixed_learning_rate;
   if (impl_->scales_loss()) meta.loss_scale = impl_->loss_scale, meta.steps_at_scale = impl_->steps_at_scale;
   write_checkpoint(directory, meta, impl_->part(false), impl_->part(true));
@@ -537,12 +483,10 @@ void Session::save(const std::string& directory) {
 void Session::load(const std::string& directory) {
   impl_->settle();
   const Checkpoint checkpoint = open_checkpoint(directory);
-  const auto model = impl_->match(*checkpoint.model, false);
-  const auto optimizer = impl_->match(*checkpoint.optimizer, true);
+  const Restoration restoration(*impl_->plan, checkpoint);
   checkpoint.verify();
   try {
-    impl_->restore(*checkpoint.model, checkpoint.checksums(*checkpoint.model), model);
-    impl_->restore(*checkpoint.optimizer, checkpoint.checksums(*checkpoint.optimizer), optimizer);
+    restoration.write_to(*impl_->machine);
   } catch (Error& e) {
     impl_->broken = true;
     throw Error(e.with_damage(Damage::kSession));
@@ -552,7 +496,8 @@ void Session::load(const std::string& directory) {
   impl_->updates = checkpoint.index.meta.updates;
   impl_->fixed_learning_rate = checkpoint.index.meta.learning_rate.value_or(-1);
   if (impl_->scales_loss()) {
-    impl_->loss_scale = checkpoint.index.meta.loss_scale.value_or(kLossScale);
+    impl_->loss_scale =
+        std::clamp(checkpoint.index.meta.loss_scale.value_or(kLossScale), kSmallestScale, kLargestScale);
     impl_->steps_at_scale = checkpoint.index.meta.steps_at_scale;
   }
   impl_->broken = false;
@@ -561,7 +506,8 @@ void Session::load(const std::string& directory) {
                    checkpoint.index.format,
                    checkpoint.has_checksums(),
                    checkpoint.index.meta.seed,
-                   impl_->left_out(*checkpoint.optimizer, optimizer)};
+                   restoration.left_out(),
+                   checkpoint.index.meta.optimizer};
 }
 
 void Session::set_trace(bool enable) {

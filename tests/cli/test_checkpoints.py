@@ -64,16 +64,66 @@ def test_optimizer_state_that_is_left_out_is_said(model, tmp_path):
     state = sorted(v["name"] for v in one.variables() if v["role"] == "state")
     whale("model", *MODEL[:-1], "sgd", "-o", tmp_path / "sgd.whale")
     plain = job(tmp_path / "sgd.whale")
-    with pytest.warns(UserWarning, match=f"holds optimizer state \\({len(state)} tensors, such as '.*left out"):
+    with pytest.warns(UserWarning, match=f"holds optimizer state of adam \\({len(state)} tensors, such as '.*left out"):
         plain.load(tmp_path / "c")
     assert sorted(plain.report()["loaded"]["left_out"]) == state
     done = subprocess.run([WHALE, "run", tmp_path / "sgd.whale", "--steps", "1", "--quiet", "--load", tmp_path / "c"], capture_output=True, text=True)
-    assert done.returncode == 0 and f"optimizer state ({len(state)} tensors" in done.stderr
+    assert done.returncode == 0 and f"optimizer state of adam ({len(state)} tensors" in done.stderr
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one.load(tmp_path / "c")
         plain.save(tmp_path / "plain"), plain.load(tmp_path / "plain")
     assert one.report()["loaded"]["left_out"] == [] and plain.report()["loaded"]["left_out"] == []
+
+
+def test_another_optimizers_state_is_refused_and_both_are_named(model, tmp_path):
+    """AdamW's and LAMB's state have the same names."""
+    whale("run", model, "--steps", "1", "--save", tmp_path / "c")
+    assert wh.inspect_checkpoint(tmp_path / "c")["optimizer"] == "adam" and "\noptimizer adam\n" in whale("inspect", tmp_path / "c")
+    for optimizer, name in (("adamw", "adamw"), ("lamb", "lamb"), ("adagrad", "adagrad"), ("momentum", "sgd with momentum")):
+        whale("model", *MODEL[:-1], optimizer, "-o", tmp_path / "other.whale")
+        said = f"the optimizer differs (checkpoint '{tmp_path / 'c'}': adam; this job: {name})"
+        assert said in whale("run", tmp_path / "other.whale", "--steps", "1", "--load", tmp_path / "c", code=2)
+        with pytest.raises(wh.InvalidArgument) as caught:
+            job(tmp_path / "other.whale").load(tmp_path / "c")
+        assert said in str(caught.value) and f"as initial values from '{tmp_path / 'c'}/model.safetensors'" in str(caught.value)
+
+
+def test_split_weights_are_joined_and_cut(tmp_path):
+    """The halves are the float32 number's bits: for numpy, for a model that has whole weights, and back."""
+    from safetensors.numpy import load_file
+    paths = {}
+    for name, *options in (("split", "--optimizer", "split_sgd", "--precision", "bf16"), ("whole", "--optimizer", "sgd")):
+        paths[name] = tmp_path / f"{name}.whale"
+        whale("model", *MODEL[:-2], *options, "-o", paths[name])
+    start = lambda name: wh.plan(wh.load(str(paths[name])), devices="cpu:1").start()
+    whale("run", paths["split"], "--steps", "3", "--save", tmp_path / "halves")
+    low = load_file(tmp_path / "halves/optimizer.safetensors")
+    raw = (tmp_path / "halves/model.safetensors").read_bytes()  # numpy has no bf16
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + size])
+    whole = start("whole")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole.load(tmp_path / "halves")
+        whole.save(tmp_path / "whole")
+        split = start("split")
+        split.load(tmp_path / "whole")
+        split.save(tmp_path / "again")
+    lost = 0
+    for variable in whole.variables():
+        name = variable["name"]
+        begin, end = header[name]["data_offsets"]
+        high = np.frombuffer(raw[8 + size + begin:8 + size + end], np.uint16).astype(np.uint32)
+        bits = (high << 16 | low[name + "/low"].ravel()).view(np.float32)
+        assert (whole.read(name).ravel().view(np.uint32) == bits.view(np.uint32)).all(), name
+        lost += int((low[name + "/low"] != 0).sum())
+    assert lost > 20, "there is something in the lower halves"
+    for file in ("model", "optimizer"):
+        sums = [json.loads((tmp_path / folder / "whale.json").read_text())["files"][f"{file}.safetensors"]["tensors"] for folder in ("halves", "again")]
+        assert sums[0] == sums[1]
+    done = subprocess.run([WHALE, "run", paths["whole"], "--steps", "1", "--quiet", "--load", tmp_path / "halves"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 def test_null_devices_are_not_saved_and_the_run_does_not_begin(model, tmp_path):

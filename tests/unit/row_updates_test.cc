@@ -373,6 +373,82 @@ TEST_CASE("split weights: trained in bf16 with the memory of fp32, on any device
   std::filesystem::remove_all(folder);
 }
 
+// Halves and whole weights are the same numbers, whichever way a checkpoint goes. w1 is longer than a block of the
+// load.
+TEST_CASE("split weights: a checkpoint of halves loads into whole weights and back, to the bit") {
+  const std::string folder = "/tmp/whale_halves_" + std::to_string(getpid());
+  const auto graph = [](OptimizerKind kind, bool split, Precision precision) {
+    small::Model m = small::mlp(8, kind, 4, 20000);
+    m.g.training.optimizer.split = split;
+    m.g.training.precision = precision;
+    return m.g;
+  };
+  using enum OptimizerKind;
+  using enum Precision;
+  Trainer halves(graph(kSgd, true, kBFloat16), "ref:1"), whole(graph(kSgd, false, kFloat32), "ref:1");
+  const auto bits = [](Trainer& t, const std::string& name) {
+    std::vector<uint32_t> all;
+    if (t.session.variable_type(name).dtype == DType::kF32) {
+      for (const float value : t.floats(name)) all.push_back(std::bit_cast<uint32_t>(value));
+      return all;
+    }
+    const std::vector<char> high = t.bytes(name), low = t.bytes(name + "/low");
+    for (size_t i = 0; i < high.size(); i += 2) {
+      uint16_t h, l;
+      std::memcpy(&h, high.data() + i, 2), std::memcpy(&l, low.data() + i, 2);
+      all.push_back(static_cast<uint32_t>(h) << 16 | l);
+    }
+    return all;
+  };
+  const auto fill = [&](Trainer& t) {  // with numbers of all kinds, NaN and infinities too
+    for (const char* name : {"w1", "b1", "w2"}) {
+      const RandomStream random(1, hash_name(name), 0);
+      const TensorType type = t.session.variable_type(name);
+      std::vector<float> values(static_cast<size_t>(element_count(type.dims)));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = std::bit_cast<float>(random.word(i));
+      t.session.write(name, {DType::kF32, type.dims, values.data()});
+    }
+  };
+  fill(whole);
+  const auto goes = [&](Trainer& from, Trainer& to) {
+    std::filesystem::remove_all(folder);
+    from.session.save(folder);
+    to.session.load(folder);
+    for (const char* name : {"w1", "b1", "w2"}) CHECK(bits(to, name) == bits(whole, name));
+    CHECK(has(to.session.report(), R"("left_out":[])"));
+  };
+  Graph untrained = graph(kNone, false, kFloat32);
+  untrained.training.loss = whale::kNone;
+  Trainer both(graph(kSgd, true, kBFloat16), "ref:2"), plain(graph(kSgd, false, kFloat32), "ref:2"),
+      low(graph(kSgd, false, kBFloat16), "ref:1"), predicts(untrained, "ref:1");
+  goes(whole, halves);
+  for (Trainer* to : {&both, &plain, &low, &predicts}) goes(halves, *to);
+  goes(predicts, both);
+  // In float64 as well, and what keeps state of its own is another optimizer, with halves as without.
+  Trainer wide(graph(kSgd, false, kFloat64), "ref:1"), adam(graph(kAdam, false, kFloat32), "ref:1");
+  fill(adam);
+  std::filesystem::remove_all(folder);
+  adam.session.save(folder);
+  both.session.load(folder);
+  for (const char* name : {"w1", "b1", "w2"}) CHECK(bits(both, name) == bits(whole, name));
+  const std::string loaded = both.session.report();
+  CHECK(has(loaded, R"("w1/m")"));
+  CHECK_FALSE(has(loaded, "/low\""));
+  std::filesystem::remove_all(folder);
+  halves.session.save(folder);
+  const std::string message = message_of([&] { adam.session.load(folder); }, {Code::kInvalidArgument});
+  CHECK_MESSAGE(has(message, "sgd; this job: adam"), message);
+  wide.session.load(folder);
+  const std::vector<char> raw = wide.bytes("b1");
+  for (size_t i = 0; i < raw.size() / 8; ++i) {
+    double value = 0;
+    std::memcpy(&value, raw.data() + 8 * i, 8);
+    const float expected = whole.floats("b1")[i];
+    CHECK((value == expected || (std::isnan(value) && std::isnan(expected))));
+  }
+  std::filesystem::remove_all(folder);
+}
+
 // With everything but the weights in fp32, the halves follow fp32 training bit by bit: the gradients are then the same.
 TEST_CASE("split weights: tables whose values are bf16 numbers train as fp32 does while gradients agree") {
   const Graph graph = recommender(optimizer_of(OptimizerKind::kSgd, true, true), Precision::kBFloat16);

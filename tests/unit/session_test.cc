@@ -9,15 +9,19 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/describe.h"
+#include "checkpoint_kit.h"
 #include "cluster/devices.h"
 #include "compile.h"
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "small_models.h"
 #include "trained.h"
+#include "unit/caught.h"
 
 namespace whale {
 namespace {
@@ -276,7 +280,7 @@ TEST_CASE("session: a checkpoint that does not fit leaves the session as it is")
   CHECK_CODE(Code::kNotFound, "no checkpoint", job.session.load(folder.path / "nowhere"));
   Job plain("ref:1", 8, OptimizerKind::kSgd);
   plain.session.save(at);  // replaces the wide one
-  CHECK_CODE(Code::kInvalidArgument, "lacks tensor", job.session.load(at));
+  CHECK_CODE(Code::kInvalidArgument, "(checkpoint", job.session.load(at));
   CHECK(job.everything() == before);
   CHECK(job.session.iteration() == 1);
   std::filesystem::create_directory(folder.path / "mine");
@@ -285,6 +289,59 @@ TEST_CASE("session: a checkpoint that does not fit leaves the session as it is")
   CHECK(std::filesystem::exists(folder.path / "mine" / "thesis"));
   job.session.load(folder.path / "mine");
   CHECK(job.session.report().find(R"("checksums":true)") != std::string::npos);
+}
+
+// Trained by one optimizer, loaded by another one. "": it loads; the state that is left out is that of the checkpoint.
+TEST_CASE("session: a checkpoint knows its optimizer, and no other one goes on from its state") {
+  using enum OptimizerKind;
+  const std::map<OptimizerKind, std::string> names = {{kSgd, "sgd"},         {kAdam, "adam"},
+                                                      {kAdamW, "adamw"},     {kLamb, "lamb"},
+                                                      {kAdagrad, "adagrad"}, {kAdafactor, "adafactor"}};
+  const Folder folder;
+  for (const auto& [saved, name] : names) {
+    const std::string at = folder.path / name;
+    Job from("ref:1", 8, saved);
+    from.step(Batch(8));
+    from.session.save(at);
+    CHECK(open_checkpoint(at).index.meta.optimizer == name);
+    CHECK(has(describe(open_checkpoint(at)), "optimizer " + name + "\n"));
+    for (const auto& [kind, own] : names) {
+      CAPTURE(name);
+      CAPTURE(own);
+      Job to("ref:2", 8, kind);
+      const auto before = to.everything();
+      if (kind != saved && kind != kSgd) {
+        CHECK_CODE(Code::kInvalidArgument,
+                   "the optimizer differs (checkpoint '" + at + "': " + name + "; this job: " + own,
+                   to.session.load(at));
+        CHECK(to.everything() == before);
+        continue;
+      }
+      to.session.load(at);
+      CHECK(to.read("w1") == from.read("w1"));
+      const std::string loaded = to.session.report();
+      CHECK(has(loaded, R"("optimizer":")" + name + "\""));
+      CHECK(has(loaded, R"("left_out":[])") == (kind == saved));
+    }
+  }
+}
+
+// As libwhale wrote them before the index said the optimizer: slots tell what they can.
+TEST_CASE("session: a checkpoint that does not know its optimizer is judged by its state") {
+  using enum OptimizerKind;
+  const Folder folder;
+  const std::string at = folder.path / "ckpt", json = at + "/whale.json";
+  Job from("ref:1", 8, kAdam);
+  from.session.save(at);
+  CheckpointIndex index = parse_index(json, kit::content(json));
+  index.meta.optimizer.clear();
+  kit::put(json, to_text(index));
+  CHECK_FALSE(has(describe(open_checkpoint(at)), "optimizer adam"));
+  Job same("ref:1", 8, kLamb), other("ref:1", 8, kAdagrad), plain("ref:1", 8, kSgd);
+  same.session.load(at);  // as ever: nothing says that it is another one
+  CHECK(has(same.session.report(), R"("optimizer":null)"));
+  plain.session.load(at);
+  CHECK_CODE(Code::kInvalidArgument, "one with state 'm', 'v'; this job: adagrad", other.session.load(at));
 }
 
 TEST_CASE("session: one run at a time; the variables wait for it") {

@@ -16,8 +16,8 @@ namespace {
 
 // Sums of several axes round again, and none need add in the order that the bound is taken in.
 constexpr double kOrders = 2;
-constexpr double kLossScale = 65536;  // of float16, unless given
-constexpr double kNoise = 0.1;        // of a gradient: it is all rounding
+constexpr double kLossScale = 65536, kSmallestScale = 0x1p-14;  // of float16: unless given; of those that are legal
+constexpr double kNoise = 0.1;                                  // of a gradient: it is all rounding
 
 // What one device makes of a batch in the way that the option asks for.
 struct Wanted {
@@ -64,7 +64,8 @@ class Gradients {
       out.make = [engine, plan, scaled = scaled_ && !wide,
                   of = wide ? without_scale(arguments) : arguments](double share) {
         SessionArguments own = of;
-        if (scaled && share < 1) own.loss_scale = share * (of.loss_scale > 0 ? of.loss_scale : kLossScale);
+        if (scaled && share < 1)
+          own.loss_scale = std::max(kSmallestScale, share * (of.loss_scale > 0 ? of.loss_scale : kLossScale));
         return std::make_unique<Runner>(engine, plan(), own);
       };
       out.variables = wide ? &whole_ : &variables_, out.wide = wide;

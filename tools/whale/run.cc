@@ -158,9 +158,11 @@ void add_run(CLI::App& app, int& exit_code) {
       if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
         std::fprintf(
             stderr,
-            "whale: '%s' holds optimizer state (%zu tensors, such as '%s') and this model's optimizer keeps none: "
+            "whale: '%s' holds optimizer state%s (%zu tensors, such as '%s') and this model's optimizer keeps none: "
             "it was left out, and what this run saves is without it\n",
-            state->load.c_str(), left_out.size(), left_out[0].get<std::string>().c_str());
+            state->load.c_str(),
+            loaded.at("optimizer").is_null() ? "" : (" of " + loaded.at("optimizer").get<std::string>()).c_str(),
+            left_out.size(), left_out[0].get<std::string>().c_str());
       if (!loaded.at("checksums").get<bool>())
         std::fprintf(stderr,
                      "whale: '%s' was saved by an older libwhale and has no checksums: a changed byte in it would not "

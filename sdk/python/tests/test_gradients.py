@@ -84,6 +84,10 @@ def test_loss_scale_options():
     assert scales == [256, 256, 512, 512, 512, 1024, 1024]
     with pytest.raises(wh.InvalidArgument, match="'loss_scale' is -1"):
         plan.start(loss_scale=-1)
+    for scale in (1e300, 1e-300, 2.0**24 + 1):
+        with pytest.raises(wh.InvalidArgument, match=r"'loss_scale' is .*, expected a number from 2\*\*-14 to 2\*\*24, or 0"):
+            plan.start(loss_scale=scale)
+    assert [plan.start(loss_scale=scale).report()["loss_scale"] for scale in (2**24, 2**-14)] == [2**24, 2**-14]
     with pytest.raises(wh.InvalidArgument, match="loss_scale_growth"):
         plan.start(loss_scale_growth=-1)
 

@@ -77,16 +77,18 @@ class Plan:
         """Opens the devices and initializes the parameters.
 
         seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
-        raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step,
+        raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step, 2^-14 to 2^24,
         0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
         the least used ones of this process' jobs; False: wherever the system puts them."""
         arguments.choice("nan", nan, ("error", "ignore"))
         cores = len(os.sched_getaffinity(0))
         if arguments.integer("threads", threads, 0) > cores:
             raise arguments.wrong("threads", threads, f"at most {cores}, the cores that this process may run on")
+        if arguments.number("loss_scale", loss_scale, 0) and not 2**-14 <= loss_scale <= 2**24:
+            raise arguments.wrong("loss_scale", loss_scale, "a number from 2**-14 to 2**24, or 0")
         options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
                                               int(nan == "ignore"), threads,
-                                              arguments.number("loss_scale", loss_scale, 0), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)))
+                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
@@ -104,7 +106,7 @@ class Plan:
 
 def inspect_checkpoint(directory: str | os.PathLike) -> dict:
     """What the checkpoint in ``directory`` holds, after checking every byte of it: format, library, id, checksums (False: an older one, which has none),
-    model, seed, iteration, updates, learning_rate, and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
+    model, seed, iteration, updates, learning_rate, optimizer (that made the state; None: an older checkpoint, which does not say), and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
     raises."""
     return json.loads(take_text(lib.whale_checkpoint_inspect, string(arguments.path("directory", directory)), 1))
 
@@ -155,7 +157,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         Seconds that planning may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update`` and ``matmul_chunks`` are about what several devices do: on one they are legal and
-    change nothing. Options of training have no meaning for a graph without ``minimize`` and are errors there."""
+    change nothing. Options of training (these but ``matmul_chunks``, and ``accumulation``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
+    parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
+    state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
     cluster, options, cancel = _planning(**locals())
     return Plan(interruptible(lambda: make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer,
                                            byref(options)), cancel.pointer))
@@ -401,14 +405,16 @@ class Job:
 
         Every byte is checked before anything changes: a damaged checkpoint raises DataLoss that names file and
         tensor. A load beside a save sees one checkpoint or the other. Those of older libwhales have no checksums: a warning.
+        State that another optimizer made is InvalidArgument; ``inspect_checkpoint`` and ``report()["loaded"]`` name it as ``optimizer``.
         Where the checkpoint holds optimizer state and this plan's optimizer keeps none, the state is left out, and a warning says so;
-        ``report()["loaded"]["left_out"]`` names it, also for plans that are not trained.
+        ``report()["loaded"]["left_out"]`` names it, also for plans that are not trained. Weights of ``SGD(split=True)``, which are in two
+        halves, load into whole ones and the other way round, to the bit.
         """
         path = arguments.path("directory", directory)
         check(lib.whale_session_load(self._handle.pointer, string(path)))
         loaded = self.report()["loaded"]
         if loaded["left_out"] and "train" in self._inputs:
-            warnings.warn(f"'{path}' holds optimizer state ({len(loaded['left_out'])} tensors, such as '{loaded['left_out'][0]}') and the "
+            warnings.warn(f"'{path}' holds optimizer state{' of ' + loaded['optimizer'] if loaded['optimizer'] else ''} ({len(loaded['left_out'])} tensors, such as '{loaded['left_out'][0]}') and the "
                           "optimizer of this plan keeps none: it was left out, and what this job saves is without it. Plan with the "
                           "optimizer that the checkpoint was trained with to go on with it", stacklevel=2)
         if not loaded["checksums"]:
