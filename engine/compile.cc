@@ -8,6 +8,7 @@
 
 #include "base/philox.h"
 #include "base/watch.h"
+#include "base/text.h"
 #include "cluster/devices.h"
 #include "compile_checks.h"
 #include "grad/passes.h"
@@ -131,10 +132,6 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"offload", [](LayoutGraph& g, const CompileOptions& o) { offload(g, o.offload); }, false},
 };
 
-bool trains(const Graph& graph) {
-  return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone;
-}
-
 // The user's graph with the options in it: what Plan::source keeps.
 Graph source_of(const Graph& graph, const CompileOptions& options) {
   Graph source = graph;
@@ -151,7 +148,7 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
     const auto it =
         std::find_if(source.tensors.begin(), source.tensors.end(), [&](const Tensor& t) { return t.name == name; });
     if (it == source.tensors.end())
-      throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", name);
+      throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", brief(name));
     source.outputs.push_back({name, static_cast<TensorId>(it - source.tensors.begin())});
   }
   return source;
@@ -400,6 +397,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
+  for (const std::string& note : offload_notes(plan)) plan.notes.push_back(note);
   plan.notes.insert(plan.notes.end(), decisions.begin(), decisions.end());
   plan.notes.insert(plan.notes.end(), scoped.tasks.notes.begin(), scoped.tasks.notes.end());
   if (const std::string note = idle_note(scoped.tasks, plan.micro_batches, options.exact); !note.empty())

@@ -80,7 +80,49 @@ void check_options(const CompileOptions& options) {
   check_forms(options);
 }
 
+bool trains(const Graph& graph) {
+  return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone;
+}
+
+namespace {
+
+// Options that are about a step of training have no meaning without one.
+void check_untrained(const CompileOptions& options, const Graph& source) {
+  if (trains(source)) return;
+  const uint32_t trained = options.offload & ~uint32_t{kOffloadParameters};
+  const bool recompute = options.recompute != Recompute::kNone || !options.stage_recompute.empty();
+  const std::pair<const char*, bool> given[] = {{"accumulation", options.accumulation > 1},
+                                                {"bucket_bytes", options.bucket_bytes != 0},
+                                                {"zero", options.zero != 0},
+                                                {"state_shares", !options.state_shares.empty()},
+                                                {"recompute", recompute},
+                                                {"gradient_dtype", options.gradient_dtype.has_value()},
+                                                {"adasum", options.adasum},
+                                                {"update", options.update != UpdateForm::kByCost}};
+  std::string names;
+  for (const auto& [name, is] : given)
+    if (is) names += (names.empty() ? "" : ", ") + std::string(name);
+  if (trained != 0) names += (names.empty() ? "offload of " : ", offload of ") + offload_text(trained);
+  if (names.empty()) return;
+  throw invalid(
+      "{} of graph '{}', which has no loss with an optimizer: these options are of training; leave them out, or "
+      "minimize "
+      "a loss",
+      names, brief(source.name));
+}
+
+}  // namespace
+
+std::vector<std::string> offload_notes(const Plan& plan) {
+  const auto state = [](const PlanVariable& v) { return v.role == Role::kState; };
+  if ((plan.options.offload & kOffloadState) == 0 || !trains(plan.source) ||
+      std::any_of(plan.variables.begin(), plan.variables.end(), state))
+    return {};
+  return {"Offload of state: the optimizer keeps none, so none waits in the host's memory."};
+}
+
 void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches) {
+  check_untrained(options, source);
   check_gradients(options, source, tasks);
   check_recompute(options, tasks);
   check_accumulation(options, micro_batches);

@@ -8,6 +8,9 @@ namespace whale {
 
 void check_options(const CompileOptions& options);
 void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches);
+bool trains(const Graph& graph);  // has a loss and an optimizer
+// What is asked for and is not there.
+std::vector<std::string> offload_notes(const Plan& plan);
 // At most as many as samples. `tasks`: whose devices run them.
 void check_micro_batches(const Graph& source, const TaskGraphs& tasks, int64_t micro_batches);
 int64_t batch_of(const Graph& graph);  // samples; 0: no input counts them

@@ -113,6 +113,46 @@ TEST_CASE("options without effect are noted") {
   CHECK(std::any_of(rounded.begin(), rounded.end(), changes));
 }
 
+TEST_CASE("options of training are refused for a graph that is not trained, each by its name") {
+  small::Model untrained = small::gpt(8);
+  untrained.g.training.loss = kNone;
+  untrained.g.training.optimizer = {};
+  const auto refusal = [&](const CompileOptions& options) {
+    return message_of([&] { compile(untrained.g, parse_devices("null:2", {0}), options); }, {Code::kInvalidArgument});
+  };
+  const std::pair<const char*, CompileOptions> given[] = {
+      {"accumulation", {.accumulation = 2}},
+      {"bucket_bytes", {{.bucket_bytes = 512}}},
+      {"zero", {{.zero = 1}}},
+      {"state_shares", {{.zero = 1, .state_shares = {2, 1}}}},
+      {"recompute", {{.recompute = Recompute::kFull}}},
+      {"recompute", {{.stage_recompute = {Recompute::kNone}}}},
+      {"gradient_dtype", {{.gradient_dtype = DType::kBF16}}},
+      {"adasum", {{.adasum = true}}},
+      {"update", {{.update = UpdateForm::kSliced}}},
+      {"offload of state, gradients", {{.offload = kOffloadState | kOffloadGradients}}},
+      {"offload of activations", {{.offload = kOffloadActivations | kOffloadParameters}}},
+  };
+  for (const auto& [name, options] : given) {
+    const std::string message = refusal(options);
+    CHECK_MESSAGE(has(message, name), message);
+    CHECK_MESSAGE(has(message, "which has no loss with an optimizer"), message);
+  }
+  // What an evaluation has a use for: parameters that wait elsewhere, the same bits, comparisons.
+  CHECK(refusal({{.overlap = false, .fusion = false, .offload = kOffloadParameters, .matmul_chunks = 2}}) == "");
+  CHECK(refusal({{.exact = true}, "replica(2)"}) == "");
+}
+
+TEST_CASE("offload of state that the optimizer does not keep is noted") {
+  const auto noted = [](OptimizerKind kind) {
+    const Plan plan = compile(small::mlp(8, kind).g, parse_devices("null:2", {0}), {{.offload = kOffloadState}});
+    return std::any_of(plan.notes.begin(), plan.notes.end(),
+                       [](const std::string& note) { return has(note, "Offload of state: the optimizer keeps none"); });
+  };
+  CHECK(noted(OptimizerKind::kSgd));
+  CHECK_FALSE(noted(OptimizerKind::kAdam));
+}
+
 TEST_CASE("scopes that cut their devices at different places are both named") {
   using enum OpCode;
   small::Model m;

@@ -201,6 +201,10 @@ REFUSED = {
     "limits of files": (lambda: wh.configure(max_ops=-1), "'max_ops' is -1"),
     "limits of files, cut": (lambda: wh.configure(max_devices=1.5), "'max_devices' is 1.5"),
     "matmul_chunks": (lambda: planned(matmul_chunks=-1), "'matmul_chunks' is -1"),
+    **{f"{name} of a graph that is not trained": (lambda option={name: value}: wh.plan(graph(trained=False), **option),
+                                                  rf"{name}.*(which has no loss with an optimizer: these options are of training|this one is not trained)")
+       for name, value in dict(accumulation=2, zero=1, state_shares=[1, 1], gradient_dtype="bfloat16", adasum=True, recompute="full", offload=["state"],
+                               update="sliced", bucket_bytes=512).items()},
     # jobs
     "seed negative": (lambda: planned().start(seed=-1), "'seed' is -1"),
     "seed beyond 64 bits": (lambda: planned().start(seed=2**64), "'seed' is 18446744073709551616"),
@@ -233,6 +237,17 @@ def test_refused_at_once(name):
 
 def test_what_numpy_has_for_a_truth_is_one():
     wh.SGD(momentum=0.9, nesterov=np.bool_(True)), planned(exact=np.bool_(False), overlap=np.True_)
+
+
+def test_what_a_graph_that_is_not_trained_can_use_is_legal():
+    plan = wh.plan(graph(trained=False), devices="cpu:2", offload=["parameters"], exact=True, overlap=False, fusion=False, accumulation=0, update="auto", recompute="none")
+    assert all(v["memory"] == "host" for v in plan.to_dict()["variables"])
+
+
+def test_offload_of_state_that_is_not_kept_is_noted():
+    for optimizer, noted in ((wh.SGD(0.1), True), (wh.SGD(0.1, momentum=0.9), False)):
+        notes = wh.plan(graph(optimizer=optimizer), devices="cpu:1", offload=["state"]).to_dict()["notes"]
+        assert any("the optimizer keeps none" in note for note in notes) is noted
 
 
 def test_shapes_may_stand_first():
