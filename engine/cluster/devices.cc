@@ -36,11 +36,16 @@ struct Item {
   [[noreturn]] void fail(std::string_view what) const {
     throw invalid("device list: item '{}': {}; {}", brief(text), what, kGrammar);
   }
+  // `what` shows a part of the item: of a long one, nothing else.
+  [[noreturn]] void fail_naming(std::string_view what) const {
+    if (text.size() <= 160) fail(what);
+    throw invalid("device list: {}; {}", what, kGrammar);
+  }
   int64_t number(std::string_view digits, int64_t least, int64_t most) const {
     const std::optional<int64_t> value = whole_number(digits);
     if (!value && !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos)
-      fail(fmt::format("{} is outside {}..{}", brief(digits, 40), least, most));
-    if (!value) fail(fmt::format("'{}' is not a number", brief(digits, 40)));
+      fail_naming(fmt::format("{} is outside {}..{}", brief(digits, 40), least, most));
+    if (!value) fail_naming(fmt::format("'{}' is not a number", brief(digits, 40)));
     if (*value < least || *value > most) fail(fmt::format("{} is outside {}..{}", *value, least, most));
     return *value;
   }
@@ -50,7 +55,7 @@ struct Item {
     for (const Unit& unit : kUnits)
       if (unit.name == size.substr(digits))
         return number(size.substr(0, digits), 1, kMostDeviceMemory / unit.bytes) * unit.bytes;
-    fail(fmt::format("'{}' is no amount of memory such as 80GB, 512MiB", brief(size, 40)));
+    fail_naming(fmt::format("'{}' is no amount of memory such as 80GB, 512MiB", brief(size, 40)));
   }
   // "0-3+8": ranges joined by +.
   std::vector<int> cores(std::string_view list) const {
@@ -61,7 +66,7 @@ struct Item {
       const size_t dash = part.find('-');
       const int64_t first = number(part.substr(0, dash), 0, kMostCores);
       const int64_t last = dash == part.npos ? first : number(part.substr(dash + 1), 0, kMostCores);
-      if (last < first) fail(fmt::format("the range {} runs backwards", brief(part, 40)));
+      if (last < first) fail_naming(fmt::format("the range {} runs backwards", brief(part, 40)));
       if (std::ssize(out) + last - first >= kMostCores) fail(fmt::format("it names more than {} cores", kMostCores));
       for (int64_t c = first; c <= last; ++c) out.push_back(static_cast<int>(c));
       at = plus + 1;
@@ -87,7 +92,7 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
   if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", brief(item.text));
   if (kind != "cpu" && kind != "ref" && kind != "null")
-    item.fail(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
+    item.fail_naming(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
   const int64_t memory = kind.size() < name.size() ? item.memory(name.substr(kind.size() + 1)) : 0;
   if (at && kind != "cpu") item.fail(fmt::format("'{}' devices have no cores to choose", kind));
   if (at) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace whale {
 namespace {
@@ -55,7 +56,7 @@ uint32_t parse_offload(std::string_view names) {
     const auto at =
         std::find_if(std::begin(kClasses), std::end(kClasses), [&](const ClassName& c) { return c.name == name; });
     if (at == std::end(kClasses))
-      throw invalid("offload '{}': there is no class of this name; there are {}, joined by commas", name,
+      throw invalid("offload '{}': there is no class of this name; there are {}, joined by commas", brief(name),
                     offload_text(kOffloadAll));
     classes |= at->bit;
     names.remove_prefix(std::min(end + 1, names.size()));

@@ -23,6 +23,10 @@ struct Reader {
     const std::string found = at < text.size() ? fmt::format("'{}'", text.substr(at, 12)) : "the end";
     throw invalid("strategy '{}': at character {}: expected {}, found {}", brief(text), at + 1, wanted, found);
   }
+  // For messages that show a word of it too: a long one is not shown twice.
+  std::string named_beside(std::string_view word) const {
+    return word.size() > 60 ? "strategy" : fmt::format("strategy '{}'", brief(text));
+  }
   void skip() {
     while (at < text.size() && (text[at] == ' ' || text[at] == '\t' || text[at] == '\n')) ++at;
   }
@@ -188,13 +192,12 @@ void set_parameter(const Reader& in, Scope& scope, const std::string& name, cons
       try {
         return p.read(scope, value);
       } catch (const Error& e) {
-        throw invalid("strategy '{}': {}: parameter '{}' is {}", brief(in.text), name_of(scope.kind), p.name,
-                      e.message());
+        throw invalid("{}: {}: parameter '{}' is {}", in.named_beside(value), name_of(scope.kind), p.name, e.message());
       }
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", p.name);
   }
-  throw invalid("strategy '{}': {} has no parameter '{}'; it has {}", brief(in.text), name_of(scope.kind), brief(name),
+  throw invalid("{}: {} has no parameter '{}'; it has {}", in.named_beside(name), name_of(scope.kind), brief(name),
                 known);
 }
 
@@ -204,8 +207,8 @@ Scope parse_scope(Reader& in) {
   for (const ScopeKind k : kKinds)
     if (kind == name_of(k)) scope.kind = k;
   if (scope.kind == ScopeKind::kRoot)
-    throw invalid("strategy '{}': unknown scope '{}'; expected replica, split, stage, pipeline or cluster",
-                  brief(in.text), brief(kind));
+    throw invalid("{}: unknown scope '{}'; expected replica, split, stage, pipeline or cluster", in.named_beside(kind),
+                  brief(kind));
   if (!in.take('(') || in.take(')')) return scope;
   for (bool first = true;; first = false) {
     const Value value = in.value();
@@ -258,9 +261,9 @@ std::vector<StrategyClause> parse_clauses(std::string_view text) {
     clause.nest = parse_strategy(part);
     for (const StrategyClause& other : out)
       if (other.name == clause.name)
-        throw invalid("strategy '{}': {} twice", brief(text),
+        throw invalid("{}: {} twice", Reader{text}.named_beside(clause.name),
                       clause.name.empty() ? std::string("the ops without a clause of their own are given a nest")
-                                          : "scope '" + clause.name + "' is given a nest");
+                                          : "scope '" + brief(clause.name) + "' is given a nest");
     out.push_back(std::move(clause));
   }
   return out;

@@ -131,7 +131,9 @@ void check_layouts(TaskLeaf& leaf) {
     const bool list = layout.starts_with('[') && layout.find_first_not_of("[], 0123456789") == layout.npos;
     const std::optional<int64_t> slices = average_of(layout);
     if (!layout.empty() && !list && !slices && layout != "all" && layout != "row" && layout != "column")
-      refuse(leaf, fmt::format("has the layout '{}', expected {}", layout, kLayouts));
+      refuse(leaf, fmt::format("has {}, expected {}",
+                               layout.size() > 60 ? "a layout of its own" : fmt::format("the layout '{}'", layout),
+                               kLayouts));
     const size_t j = sliced(nest, i);
     if (!slices || j == nest.size() || nest[j].kind == ScopeKind::kStage) continue;
     if (nest[j].count && nest[j].count != *slices)

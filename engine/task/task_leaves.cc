@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
@@ -8,7 +9,7 @@
 namespace whale {
 
 [[noreturn]] void refuse(const TaskLeaf& leaf, const std::string& what) {
-  throw invalid("scope '{}' ({}) {}", to_string(leaf.nest), leaf.path, what).at_scope(leaf.path);
+  throw invalid("scope '{}' ({}) {}", brief(to_string(leaf.nest)), leaf.path, what).at_scope(leaf.path);
 }
 
 namespace {
@@ -27,7 +28,7 @@ void check_shares(Scope& scope, const std::string& path) {
     for (auto row = scope.shares.begin(); row != scope.shares.end(); row += scope.count)
       round_shares(1, {row, std::find(row, row + scope.count, kNoDevice)});
   } catch (const Error& e) {
-    throw invalid("scope '{}' ({}): {}", to_string(scope), path, e.message()).at_scope(path);
+    throw invalid("scope '{}' ({}): {}", brief(to_string(scope)), path, e.message()).at_scope(path);
   }
 }
 
@@ -38,7 +39,7 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
     if (scope.kind == ScopeKind::kCluster && !scope.devices.empty())
       throw unimplemented(
           "scope '{}' ({}): devices of a cluster is not implemented yet; a device list for the whole plan is",
-          to_string(scope), leaf.path)
+          brief(to_string(scope)), leaf.path)
           .at_scope(leaf.path);
     check_shares(scope, leaf.path);
     if (scope.kind == ScopeKind::kPipeline) {

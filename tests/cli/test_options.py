@@ -133,7 +133,25 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["model", "mlp", "--schedule", "constant", "--total-steps", "9", "-o", "{f}/x.whale"], "--total-steps is 9, which only linear and cosine schedules have"),
     (["model", "mlp", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "no scope is called 'bogus'; the model has layer0, layer1, head"),
     (["model", "gpt", "--layers", "20", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "block1, block2, block3 and 17 more"),
-    (["run", "{f}/m.whale", "--precision", "f16", "--loss-scale", "0"], "--loss-scale: '0', expected a number above 0"),
+    *((["run", "{f}/m.whale", "--precision", "f16", "--loss-scale", scale], f"--loss-scale: '{scale}', expected a number from 2^-14 to 2^24")
+      for scale in ("0", "1e300", "1e-300", "16777217", "x")),
+    (["verify", "{f}/m.whale", "--precision", "f16", "--loss-scale", "1e300"], "--loss-scale: '1e300', expected a number from 2^-14 to 2^24"),
+    (["verify", "{f}/m.whale", "--seeds", "17"], "--seeds: '17', expected a whole number from 1 to 16"),
+    (["verify", "{f}/m.whale", "--amplitude", "x"], "'x', expected a number from 0"),
+    (["plan", "{f}/m.whale", "--zero", "4"], "--zero: '4', expected a whole number from 0 to 3"),
+    (["bench", "{f}/m.whale", "--lr", "1"], "`whale bench` has no option '--lr'; there are --data, --overhead, --steps"),
+    (["bench", "--lr", "1"], "`whale bench` has no option '--lr'"),
+    (["bench", "--lr=1"], "`whale bench` has no option '--lr'"),
+    (["model", "mlp", "--zero", "1", "-o", "{f}/x.whale"], "`whale model` has no option '--zero'; there are --output, --layers"),
+    (["run", "{f}/m.whale", "--ignore-nan=3"], "'--ignore-nan=3': --ignore-nan takes no value"),
+    (["model", "mlp", "--no-lazy=0", "-o", "{f}/x.whale"], "'--no-lazy=0': --no-lazy takes no value"),
+    (["devices", "--json=yes"], "'--json=yes': --json takes no value"),
+    (["run", "{f}/m.whale", "{f}/m.whale"], "m.whale' is one argument too many: `whale run` takes one FILE besides options;"),
+    (["devices", "cpu:1"], "'cpu:1' is one argument too many: `whale devices` takes options alone;"),
+    (["run"], "`whale run` needs FILE: a .whale or a .plan file. `whale run --help` shows how it is used"),
+    (["model", "mlp"], "`whale model` needs --output: the file to write, such as gpt.whale"),
+    (["run", "{f}/m.whale", "--steps", "1", "--steps", "2"], "--steps is given 2 times; give it once"),
+    (["run", "{f}/m.whale", "--steps"], "--steps is followed by nothing; give it its value: training steps"),
     (["model", "moe-gpt", "--capacity", "0", "-o", "{f}/x.whale"], "--capacity: '0', expected a number above 0"),
     (["plan", "{f}/m.whale", "--zero", "1", "--state-shares", "a,b"], "--state-shares: 'a', expected a number from 0"),
     (["verify", "{f}/m.whale", "--plan", "{f}/m.whale"], "--plan '{f}/m.whale' is a model, not a plan: leave --plan out"),
@@ -152,6 +170,45 @@ def test_errors_speak_the_command_line(arguments, words, folder):
         os.symlink("loop", folder / "loop")
     said = whale(*[each.replace("{f}", str(folder)) for each in arguments], code=2)
     assert words.replace("{f}", str(folder)) in said and "options." not in said, said
+
+
+@pytest.mark.parametrize("command", ["model", "inspect", "plan", "run", "verify", "bench", "devices"])
+def test_what_a_command_does_not_know_is_said_in_its_own_words(command):
+    """Every option that there is, and none of another command."""
+    for arguments in (["--nonsense", "1"], ["--nonsense=1"], ["-q"]):
+        said = whale(command, *arguments, code=2)
+        assert f"`whale {command}` has no option '{arguments[0][:10]}'; there are " in said and f"`whale {command} --help`" in said, said
+        listed = re.search("there are (.*)\\. `whale", said).group(1).split(", ")
+        for option in listed:
+            assert re.search(rf"(^|[ ,]){option}\b", whale(command, "--help"), re.M), option
+        assert set(re.findall(r"^ .*?(--[\w-]+)", whale(command, "--help"), re.M)) <= {*listed, "--help"}
+
+
+def test_a_long_argument_is_shown_once_and_shortened(folder):
+    long = "a" * 50000 + "b" * 50000
+    for arguments in (["plan", long], ["run", folder / "m.whale", "--load", long], ["run", folder / "m.whale", "--save", long], ["run", folder / "m.whale", "--trace", long],
+                      ["plan", folder / "m.whale", "--strategy", long], ["plan", folder / "m.whale", "--strategy", long + ": split(2)"], ["plan", folder / "m.whale", "--devices", long],
+                      ["plan", folder / "m.whale", "--devices", "file:" + long], ["plan", folder / "m.whale", "--devices", "cpu:" + long], ["plan", folder / "m.whale", "--devices", f"cpu-{long}:1"],
+                      ["plan", folder / "m.whale", "--strategy", f"replica(2, {long}=1)"], ["plan", folder / "m.whale", "--strategy", f"replica(2, shares={long})"],
+                      ["plan", folder / "m.whale", "--strategy", f"split(2, factor={long})"], ["plan", folder / "m.whale", "--strategy", f"cluster(layout={long})"],
+                      ["plan", folder / "m.whale", "--fetch", long], ["plan", folder / "m.whale", "--offload", long],
+                      ["plan", folder / "m.whale", "--update", long], ["plan", folder / "m.whale", "--recompute", long], ["plan", folder / "m.whale", "--precision", long],
+                      ["plan", folder / "m.whale", "--init-dir", long], ["run", folder / "m.whale", "--data", long], ["run", folder / "m.whale", "--steps", long],
+                      ["run", folder / "m.whale", "--seed", long], ["run", folder / "m.whale", "--lr", long], ["model", long, "-o", folder / "x.whale"],
+                      ["model", "mlp", "--optimizer", long, "-o", folder / "x.whale"], ["model", "mlp", "-o", long], ["model", "mlp", "--strategy", long, "-o", folder / "x.whale"],
+                      ["inspect", folder / "m.whale", "--level", long], ["verify", folder / "m.whale", "--plan", long], [long], ["bench", folder / "m.whale", "--" + long],
+                      ["bench", folder / "m.whale", "--" + long + "=1"], ["bench", folder / "m.whale", long], ["run", folder / "m.whale", "--quiet=" + long]):
+        said = whale(*arguments, code=2)
+        assert len(said) < 1500 and "aaaa" in said, said
+        assert len(re.findall("aaaaa[^a]", said)) == 1, f"{str(arguments)[:60]}: {said}"
+
+
+def test_split_sgd_outside_of_bf16_is_said(folder):
+    for precision, said in ((None, True), ("f32", True), ("f16", True), ("bf16", False)):
+        done = subprocess.run([WHALE, "model", "mlp", "--optimizer", "split_sgd", *(["--precision", precision] if precision else []), "-o", str(folder / "split.whale")],
+                              capture_output=True, text=True, check=True)
+        assert ("split_sgd splits weights in bf16, and this model is " + (precision or "f32") + ": it trains by plain sgd unless" in done.stderr) is said, done.stderr
+    assert subprocess.run([WHALE, "model", "mlp", "--optimizer", "sgd", "-o", str(folder / "split.whale")], capture_output=True, text=True, check=True).stderr == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["run"], ["plan", "{f}/m.whale", "--unknown"], ["plan", "{f}/m.whale", "--accumulation", "x"], ["plan", "{f}/m.whale", "--devices"]],

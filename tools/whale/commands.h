@@ -12,6 +12,7 @@ CLI::Validator whole(int64_t low, int64_t high);
 CLI::Validator seed_number();
 CLI::Validator not_negative();
 CLI::Validator above_zero();
+CLI::Validator loss_scale();
 
 void add_model(CLI::App& app);
 void add_inspect(CLI::App& app);

@@ -57,10 +57,10 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
           "--no-lazy", [&o] { o.lazy = 0; }, "update whole tables")
       ->excludes(lazy);
   number("--lr", o.learning_rate, "learning rate");
-  number("--weight-decay", o.weight_decay, "weight decay");
+  number("--weight-decay", o.weight_decay, "weight decay; adafactor: not multiplied by the learning rate");
   number("--clip", o.clip, "clip gradients to this global norm; 0: no");
   count("--accumulation", o.accumulation, "micro-batches a step");
-  command.add_option("--precision", o.precision, "f32, bf16 or f16");
+  command.add_option("--precision", o.precision, "f32, bf16, f16 or f64 (ref devices)");
   command.add_option("--schedule", o.schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
   from_zero("--warmup", o.warmup, "steps of linear warm-up");
   from_zero("--total-steps", o.total_steps, "steps until the schedule ends");
@@ -119,8 +119,14 @@ void add_model(CLI::App& app) {
       if (size->count() > 0) given.push_back(size->get_name());
     check_reads(row, state->options, given);
     const GraphHandle graph = build_model(engine.get(), row, state->options);
-    check_planned(engine.get(), graph.get(), merge(state->options, row.defaults));
+    const ModelOptions options = merge(state->options, row.defaults);
+    check_planned(engine.get(), graph.get(), options);
     check(whale_graph_save(graph.get(), str(state->out)));
+    if (options.optimizer == "split_sgd" && options.precision != "bf16")
+      std::fprintf(stderr,
+                   "whale: --optimizer split_sgd splits weights in bf16, and this model is %s: it trains by plain sgd "
+                   "unless it is planned with --precision bf16\n",
+                   options.precision.c_str());
     std::printf("%s\n", text(whale_graph_summary, static_cast<const whale_graph*>(graph.get())).c_str());
     std::printf("wrote %s\n", state->out.c_str());
   });
@@ -194,7 +200,7 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
       ->check(whole(0, INT64_MAX));
   command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets")->check(whole(0, INT64_MAX));
   command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
-      ->check(CLI::Range(0, 3));
+      ->check(whole(0, 3));
   command.add_option("--state-shares", a.state_shares, "of state that is cut: a weight per replica, joined by commas")
       ->check(not_negative())
       ->delimiter(',')
@@ -231,7 +237,8 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
 }
 
 void add_scale_options(CLI::App& command, SessionArguments& a) {
-  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step (default 65536)")->check(above_zero());
+  command.add_option("--loss-scale", a.loss_scale, "f16: of the first step, 2^-14 to 2^24 (default 65536)")
+      ->check(loss_scale());
   command
       .add_option("--loss-scale-growth", a.loss_scale_growth,
                   "f16: steps without an overflow until it doubles (default 2000)")

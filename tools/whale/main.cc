@@ -15,6 +15,7 @@
 
 #include "api.h"
 #include "commands.h"
+#include "usage.h"
 
 namespace tool {
 
@@ -60,6 +61,9 @@ CLI::Validator not_negative() {
 }
 CLI::Validator above_zero() {
   return number_that([](double value) { return value > 0; }, "a number above 0");
+}
+CLI::Validator loss_scale() {
+  return number_that([](double value) { return 0x1p-14 <= value && value <= 0x1p24; }, "a number from 2^-14 to 2^24");
 }
 
 namespace {
@@ -147,8 +151,8 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", whale_version());
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return "whale: " + shown(error.what(), 1000) + "\nrun with --help for more information\n";
+  app.failure_message([argc, argv](const CLI::App* failed, const CLI::Error& error) {
+    return "whale: " + wrong_usage(*failed, error, argc, argv) + "\n";
   });
   add_model(app);
   add_inspect(app);
@@ -157,6 +161,7 @@ int run(int argc, char** argv) {
   add_verify(app, exit_code);
   add_bench(app);
   add_devices(app);
+  refuse_values_of_flags(app);
   try {
     check_no_empty(argc, argv);
     check_command(app, argc, argv);

@@ -835,8 +835,10 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->add_option(
           "--seeds", given->runs,
           "runs of one device with numbers moved in the last bits (default: as many as fit the memory, at most 3)")
-      ->check(CLI::Range(1, 16));
-  command->add_option("--amplitude", given->amplitude, "of those moves, for measuring the metric itself")->group("");
+      ->check(whole(1, 16));
+  command->add_option("--amplitude", given->amplitude, "of those moves, for measuring the metric itself")
+      ->check(not_negative())
+      ->group("");
   command->add_flag("--json", given->json, "as JSON");
   command->add_flag("--skip-float64", given->skip_f64, "not the reference devices, which are slow on large models");
   add_plan_options(*command, given->options);

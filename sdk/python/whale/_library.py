@@ -147,6 +147,14 @@ def text_of(value: _abi.whale_str) -> str:
     return value.data[:value.size].decode("utf-8", "replace") if value.data else ""
 
 
+def _in_words_of_python(message: str) -> str:
+    """What whale.h calls a field of its options is an argument here; the engine's are those of ``configure``."""
+    message = re.sub(r"argument `(?:options\.)?(\w+)`", r"argument '\1'", message)
+    message = re.sub(r"make the engine with option (\w+)", r"call whale.configure(\1=...)", message)
+    message = re.sub(r"make the engine with a larger (\w+)", r"call whale.configure with a larger \1", message)
+    return re.sub(r"engine option (\w+)", r"whale.configure(\1=...)", message)
+
+
 def check(status: int | None) -> None:
     """Raises the exception of a status, and frees it."""
     if not status:
@@ -154,7 +162,7 @@ def check(status: int | None) -> None:
     try:
         code = _CODES.get(lib.whale_status_code(status), "UNKNOWN")
         op, scope = text_of(lib.whale_status_op(status)), text_of(lib.whale_status_scope(status))
-        message = re.sub(r"argument `(?:options\.)?(\w+)`", r"argument '\1'", text_of(lib.whale_status_message(status)))
+        message = _in_words_of_python(text_of(lib.whale_status_message(status)))
         error = _KINDS[code](message, code, op, scope, lib.whale_status_rank(status), lib.whale_status_device(status),
                              _DAMAGE.get(lib.whale_status_damage(status), "call"))
     finally:
