@@ -238,6 +238,17 @@ def test_lazy_and_split_updates_of_tables(tmp_path):
         job(split=True, momentum=0.9)
 
 
+@pytest.mark.parametrize("make,left", [(wh.SGD, 1.0), (wh.Adam, 1.0), (wh.AdamW, 1.0), (wh.Lamb, 1.0), (wh.Adagrad, 1.0), (wh.Adafactor, 0.75)],
+                         ids=lambda v: getattr(v, "__name__", ""))
+def test_weight_decay_is_multiplied_by_the_learning_rate_but_for_adafactor(make, left):
+    """As each optimizer says of itself: with a learning rate of 0 all the others leave a parameter as it is."""
+    with wh.plan(classifier(optimizer=make(0.0, weight_decay=0.25)), devices="cpu:1").start(seed=1) as job:
+        before = job.parameters()
+        job.step(**data())
+        for name, value in job.parameters().items():
+            np.testing.assert_array_equal(value, before[name] * np.float32(left if value.ndim >= 2 else 1))
+
+
 @pytest.mark.parametrize("optimizer", [wh.SGD(0.1), wh.SGD(0.1, momentum=0.9, nesterov=True), wh.Adam(0.01), wh.AdamW(0.01), wh.Lamb(0.01),
                                        wh.Adagrad(0.1), wh.Adafactor(0.01)], ids=lambda o: type(o).__name__)
 def test_optimizers_learn_and_checkpoint(optimizer, tmp_path):

@@ -174,7 +174,9 @@ class Adagrad(Optimizer):
 class Adafactor(Optimizer):
     """Adafactor (Shazeer & Stern, 2018): factored second moments for matrices, update clipped by its RMS.
 
-    decay_rate: of the second moments, 1 - updates^decay_rate. clip_threshold: the largest RMS of an update."""
+    decay_rate: of the second moments, 1 - updates^decay_rate. clip_threshold: the largest RMS of an update. weight_decay: p -= weight_decay p
+    beside each update, as ``optax.adafactor``'s weight_decay_rate: it is not multiplied by the learning rate nor follows its schedule, as in the other optimizers
+    (and in the Adafactors of PyTorch and Transformers); for those, give their weight decay times the learning rate."""
 
     epsilon: float = 1e-30
     decay_rate: float = -0.8
