@@ -96,6 +96,44 @@ void check_collectives(const Entries& e, const PartNumbers& part_of) {
   }
 }
 
+// What a shift brings is what the member before holds: of each program and group, the sizes of one end of its shifts.
+Collectives shifts_of(const Program& p, size_t groups, bool sent, std::map<std::string, int32_t>& numbers) {
+  Collectives all(groups);
+  for (const ScheduleRow& row : watched(p.schedule))
+    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions) {
+      if (i.kind != InstructionKind::kCollective || i.op != OpCode::k_shift) continue;
+      for (const BufferId b : sent ? i.in : i.out) {
+        const Buffer& x = p.buffers[static_cast<size_t>(b)];
+        const std::string text = fmt::format("{} {}", name_of(x.dtype), to_string(x.dims));
+        all[static_cast<size_t>(i.ref)].push_back(
+            numbers.try_emplace(text, static_cast<int32_t>(numbers.size())).first->second);
+      }
+    }
+  return all;
+}
+
+void check_shifts(const Entries& e) {
+  std::map<std::string, int32_t> numbers;
+  std::vector<Collectives> sent, taken;
+  for (const Program& p : e.entry.programs) {
+    sent.push_back(shifts_of(p, e.plan.groups.size(), true, numbers));
+    taken.push_back(shifts_of(p, e.plan.groups.size(), false, numbers));
+  }
+  if (numbers.empty()) return;
+  for (size_t g = 0; g < e.plan.groups.size(); ++g)
+    for (const auto& part : e.plan.groups[g].parts)
+      for (size_t k = 0; k < part.size(); ++k) {
+        Watch::look();
+        const int32_t from = part[(k + part.size() - 1) % part.size()];
+        const auto program = [&](int32_t d) {
+          return static_cast<size_t>(e.entry.rows[static_cast<size_t>(d)].program);
+        };
+        if (taken[program(part[k])][g] != sent[program(from)][g])
+          e.fail(
+              fmt::format("device {} takes by a shift of group {} other sizes than device {} has", part[k], g, from));
+      }
+}
+
 // ---- links: boxes inside the local tensors of both ends
 struct Ends {
   std::map<std::pair<int32_t, int32_t>, int64_t> sends, receives;  // (link, device) -> how often in a step
@@ -195,6 +233,7 @@ void verify_communication(const Plan& plan, const Entry& entry) {
   const Peers peers = peers_of(e);
   check_order(e);
   check_collectives(e, peers.parts);
+  check_shifts(e);
   check_links(e);
   verify_order(e, peers);
 }
