@@ -47,7 +47,11 @@ AttentionArgs make_args(const KernelSpec& spec, size_t first, const Operand& bia
   a.all_heads = packed_result ? a.box.global(2) * a.heads / spec.out[0].dims[2] : a.box.global(2);
   a.all_queries = a.box.global(1);
   a.causal = attr_bool(*spec.attrs, "causal");
-  a.shift = a.box.coordinate(1, 0, 0) + a.all_keys - a.all_queries - a.key_begin;
+  if (a.causal && a.tq > 1 && a.box.coordinate(1, a.tq - 1, 0) - a.box.coordinate(1, 0, 0) != a.tq - 1)
+    throw unimplemented(
+        "causal attention whose {} queries on this device are not neighbours (they are cut in several places of {}) on "
+        "cpu devices; cut another dimension, or keep what is cut out of the dimension of queries",
+        a.tq, a.all_queries);
   const double scale = attr_float(*spec.attrs, "scale");
   a.scale = static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(a.d)));
   a.rate = attr_float(*spec.attrs, "dropout");
@@ -63,9 +67,10 @@ AttentionArgs make_args(const KernelSpec& spec, size_t first, const Operand& bia
 
 // What changes each time it runs.
 void refresh(AttentionArgs& a, const StepContext* context, uint64_t key) {
-  if (context == nullptr) return;
-  a.batch_begin = context->batch_begin;
-  if (a.rate > 0) a.stream = RandomStream(context->seed, key, static_cast<uint64_t>(context->iteration));
+  if (context != nullptr) a.batch_begin = context->batch_begin;
+  a.shift = a.box.coordinate(1, 0, a.batch_begin) + a.all_keys - a.all_queries - a.key_begin;
+  if (context != nullptr && a.rate > 0)
+    a.stream = RandomStream(context->seed, key, static_cast<uint64_t>(context->iteration));
 }
 uint64_t key_of(const KernelSpec& spec) {
   return spec.key != 0 ? spec.key : static_cast<uint64_t>(attr_int(*spec.attrs, "key"));

@@ -167,3 +167,27 @@ def test_absurd_counts_in_a_strangers_file_are_refused_at_once(tmp_path):
         with pytest.raises(WhaleError, match="micro"):
             wh.plan(wh.Graph.parse(changed), "null:2", timeout=60)
     wh.plan(wh.Graph.parse(data[:at] + (6).to_bytes(8, "little") + data[at + 8:]), "null:2")
+
+
+@pytest.mark.parametrize("devices,options", [(2, dict(strategy="replica")), (3, dict(strategy="replica(3, shares=[1,2,1])")),
+                                             (2, dict(strategy="replica", accumulation=3)), (4, dict(strategy="pipeline(2) > replica(2)"))])
+@pytest.mark.parametrize("what", ["queries", "places", "heads", "drawn"])
+def test_samples_that_are_queries_places_or_heads(what, devices, options):
+    """A mask, a turn and a draw count the samples of the whole batch, on whichever device and in whichever micro-batch they are."""
+    def losses(devices, **options):
+        with wh.Graph() as g:
+            h = wh.nn.linear(wh.input("a", (6, 4)), 4)
+            q = h.reshape(1, 6, 2, 2)
+            y = {"queries": lambda: wh.ops.attention(q, q, q, causal=True)[0], "places": lambda: wh.ops.rotary(q), "drawn": lambda: wh.ops.dropout(q, rate=0.5),
+                 "heads": lambda: wh.ops.rotary(h.reshape(6, 1, 4, 1).transpose(1, 2, 0, 3).reshape(1, 2, 6, 2), heads=3).reshape(2, 6, 2).transpose(1, 0, 2)}[what]()
+            g.minimize(wh.ops.square(wh.ops.tanh(wh.nn.linear(y.reshape(-1, 4), 3)) - 0.3).mean(), wh.SGD(0.5))
+        data = np.random.default_rng(1).standard_normal((6, 4)).astype(np.float32)
+        job = wh.plan(g, devices=f"cpu:{devices}", **options).start(seed=5)
+        return [job.step(a=data) for _ in range(3)]
+
+    try:
+        cut = losses(devices, **options)
+    except wh.WhaleError as error:
+        assert "needs all samples" in str(error), error
+    else:
+        np.testing.assert_allclose(cut, losses(1), rtol=2e-5)
