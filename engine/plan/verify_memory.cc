@@ -78,6 +78,25 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
   }
 }
 
+// A value is read behind the instruction that makes it, also where its bytes were written before (in place). Variables
+// and what waits in the host's memory have their bytes from before.
+void check_names(const VerifyContext& c, const Segment& s, std::vector<size_t>& made) {
+  const size_t none = s.instructions.size();
+  made.assign(c.program.buffers.size(), none);
+  for (size_t k = none; k-- > 0;)
+    for (const BufferId b : s.instructions[k].out)
+      if (const Buffer& x = c.program.buffers[static_cast<size_t>(b)]; in_arena(x) && x.memory == Memory::kDevice)
+        made[static_cast<size_t>(b)] = k;
+  for (size_t k = 0; k < none; ++k)
+    for (const BufferId b : s.instructions[k].in) {
+      const size_t by = b == kNone ? none : made[static_cast<size_t>(b)];
+      if (by < none && k < by)
+        c.fail(s, k,
+               fmt::format("reads '{}' before '{}' makes it", c.program.buffers[static_cast<size_t>(b)].name,
+                           s.instructions[by].name));
+    }
+}
+
 SegmentUse use_of(const Program& p, const Segment& s) {
   SegmentUse use{clocks_of(s), std::vector<Access>(p.buffers.size())};
   for (Access& a : use.of) a.first.fill(-1), a.last.fill(-1);
@@ -321,9 +340,11 @@ void verify_memory(const VerifyContext& c) {
   check_overwritten(c);
   const Program& p = c.program;
   std::vector<SegmentUse> uses;
+  std::vector<size_t> made;
   for (const Segment& s : p.segments) {
     uses.push_back(use_of(p, s));
     check_races(c, s, uses.back());
+    check_names(c, s, made);
   }
   check_slots(c, uses);
   const std::vector<std::vector<size_t>> rows = rows_of_segments(p);
