@@ -989,6 +989,15 @@ def test_parameters_without_a_gradient_leave_a_verdict_that_says_so(tmp_path):
     assert "as far as it could be compared" in said.stdout.splitlines()[-1]
 
 
+def test_a_plan_that_has_no_float64_says_so(tmp_path):
+    """A file of split weights is compared in its own bits alone, which is said; the model itself in float64 as well."""
+    path, plan = make(tmp_path, [*GPT, "--optimizer", "split_sgd", "--precision", "bf16"], "--devices", "cpu:2", "--strategy", "replica")
+    done = whale("verify", path, "--plan", plan, "--steps", "3")
+    assert done.returncode == 0 and "as far as it could be compared" in done.stdout and "not in float64" in done.stdout
+    done = whale("verify", path, "--devices", "cpu:2", "--strategy", "replica", "--steps", "3")
+    assert done.returncode == 0 and "not in float64" not in done.stdout and "The plan does not change the result." in done.stdout
+
+
 @pytest.mark.parametrize("zero", ["1", "3"])
 def test_lower_halves_that_lie_in_parts(tmp_path, zero):
     """With ZeRO the second halves of split weights have fewer copies than the first: each is read where it is."""

@@ -203,6 +203,9 @@ std::string limits_of(const Report& r) {
   if (r.evaluation_reach.lost > 0 || (evaluates && r.evaluations == 0))
     add(r.evaluation_reach.to > 0 ? "evaluation up to step " + std::to_string(r.evaluation_reach.to) : "no evaluation");
   if (!r.moved) add("no update, since none moved a parameter");
+  if (r.bits_alone)
+    add("not in float64, which this plan's file has no form of: what is smaller than its rounding passes (verify the "
+        "model with the plan's --devices and --strategy for that)");
   return out;
 }
 
@@ -242,6 +245,7 @@ Json json_of(const Report& r) {
           {"evaluation_outputs", json_of(r.evaluated)},
           {"steps_of_outputs", r.steps_of_outputs},
           {"outputs_left_out", r.outputs_left_out},
+          {"bits_alone", r.bits_alone},
           {"unlike_copies", r.unlike_copies},
           {"unlike_copy", r.unlike},
           {"moved_by_rounding", r.by_rounding.size()},
@@ -817,7 +821,9 @@ std::vector<Report> verify(whale_engine* engine, const Arguments& given) {
   if (both) comparer.add(true);
   comparer.add(float64);
   comparer.add_rounds(both || float64);
-  return comparer.reports();
+  std::vector<Report> reports = comparer.reports();
+  for (Report& r : reports) r.bits_alone = none && !float64;
+  return reports;
 }
 
 }  // namespace
