@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cpu_compare.h"
 #include "device/batch_norm_groups.h"
+#include "ops/fused.h"
 
 namespace whale::test {
 namespace {
@@ -240,6 +241,22 @@ TEST_CASE("cpu: f64 statistics reach the parameters") {
   compare(OpCode::k_stop_gradient, {}, {sums}, 0);
   compare(OpCode::k_accumulate, {}, {sums, sums}, 0);
   compare(OpCode::k_accumulate, {{"combine", std::string("max")}}, {sums, sums}, 0);
+  compare(OpCode::k_maximum, {}, {sums, sums}, 0);
+  compare(OpCode::k_minimum, {}, {sums, sums}, 0);
+}
+
+TEST_CASE("cpu: f64 statistics of several groups are put together by one op") {
+  const Input sums{DType::kF64, {2, 37}, {}};
+  const auto step = [](OpCode code, std::vector<int> operands) {
+    return FusedStep{.code = code, .dtype = DType::kF64, .operands = std::move(operands)};
+  };
+  const auto body = [&](OpCode code) {
+    return encode({{step(code, {0, 1}), step(code, {3, 2}), step(code, {4, 3})}, {5}}, 3);
+  };
+  for (const OpCode code : {OpCode::k_add, OpCode::k_maximum, OpCode::k_minimum})
+    compare(OpCode::k_fused, body(code), {sums, sums, sums}, 0);
+  CHECK_THROWS_WITH_AS(run_op(DeviceKind::kCpu, 1, OpCode::k_fused, body(OpCode::k_pow), {sums, sums, sums}),
+                       doctest::Contains("device cpu has no kernel for pow of f64 elements"), Error);
 }
 
 TEST_CASE("cpu device: what it cannot do names op, types and device") {

@@ -46,6 +46,29 @@ TEST_CASE("ragged: rows that fit nothing are refused") {
   CHECK(has(refusal("replica(2) > split(2, shares=[[3,1],[0,0]])", 4), "add up to 0"));
 }
 
+// Between groups that are cut differently, statistics of f64 are added by ops, and many of them become one.
+TEST_CASE("ragged: batch norm over three or more groups runs on cpu") {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {6, 5}), target = m.input("target", {6, 6});
+  const TensorId h = m.op(
+      k_batch_norm, {m.op(k_matmul, {x, m.variable("w", {5, 6})}), m.variable("scale", {6}), m.variable("shift", {6}),
+                     m.variable("mean", {6}, Role::kBuffer), m.variable("variance", {6}, Role::kBuffer)});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_squared_difference, {h, target})}, {}, "loss"), OptimizerKind::kSgd);
+  for (const char* strategy :
+       {"replica(3) > split(2, shares=[[3,1],[1,1],[1,3]])", "replica > split(shares=[[1,1],[1],[1,1,2]])"})
+    for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16, Precision::kFloat16}) {
+      CAPTURE(strategy);
+      CAPTURE(static_cast<int>(precision));
+      CompileOptions one, many;
+      one.precision = many.precision = precision;
+      many.strategy = strategy;
+      const small::Trained want = small::train(m, "ref:1", one);
+      const small::Trained got = small::train(m, "cpu@0,cpu@1,cpu@0,cpu@1,cpu@0,cpu@1", many);
+      CHECK(small::distance(want, got) < (precision == Precision::kFloat32 ? 1e-5 : 2e-2));
+    }
+}
+
 TEST_CASE("ragged: no collective goes between groups that cut a tensor differently, and only what is missing travels") {
   const Plan plan = planned(small::mlp(8, OptimizerKind::kSgd, 8, 16), "ref:4",
                             {.strategy = "replica(2) > split(2, shares=[[3,1],[1,1]])"});

@@ -7,6 +7,7 @@
 #include "device/cpu/bf16.h"
 #include "device/cpu/device.h"
 #include "device/cpu/function_kernel.h"
+#include "ops/fused.h"
 
 namespace whale::cpu {
 namespace {
@@ -84,6 +85,57 @@ std::unique_ptr<Kernel> bind_sum(const KernelSpec& spec, CpuDevice& device) {
   });
 }
 
+Combine combine_of(OpCode code) {
+  switch (code) {
+    case OpCode::k_add: return Combine::kSum;
+    case OpCode::k_maximum: return Combine::kMax;
+    case OpCode::k_minimum: return Combine::kMin;
+    default:
+      throw unimplemented(
+          "device cpu has no kernel for {} of f64 elements; use float32 for these values and the parameters behind "
+          "them, or ref devices, which compute in any type",
+          def(code).name);
+  }
+}
+
+// What several groups of devices have is put together by a chain of these ops, which may have been made one.
+std::unique_ptr<Kernel> bind_chain(const KernelSpec& spec, CpuDevice& device, const FusedBody& body) {
+  struct Step {
+    Combine combine;
+    int a, b;  // numbered as in FusedStep
+  };
+  std::vector<Step> steps;
+  for (const Operand& x : spec.in)
+    if (x.dims != spec.out[0].dims)
+      throw unimplemented("device cpu combines f64 tensors of equal shape only, found {} and {}", to_string(x.dims),
+                          to_string(spec.out[0].dims));
+  for (const FusedStep& step : body.steps)
+    steps.push_back({combine_of(step.code), step.operands.at(0), step.operands.at(1)});
+  const auto n = static_cast<size_t>(element_count(spec.out[0].dims));
+  const size_t inputs = spec.in.size();
+  // Every step has a place of its own: a result may lie where an operand of a later step does.
+  return make_kernel(
+      steps.size() * n * sizeof(double), [=, &device, in = spec.in, out = spec.out, to = body.results](char* scratch) {
+        auto* const made = reinterpret_cast<double*>(scratch);
+        const auto place = [&](int i) -> const void* {
+          const auto at = static_cast<size_t>(i);
+          return at < inputs ? in[at].data : made + (at - inputs) * n;
+        };
+        for (size_t s = 0; s < steps.size(); ++s)
+          device.combine(steps[s].combine, DType::kF64, made + s * n, place(steps[s].a), place(steps[s].b), n);
+        for (size_t r = 0; r < out.size(); ++r)
+          if (n != 0) std::memcpy(out[r].data, place(to[r]), n * sizeof(double));
+      });
+}
+
+std::unique_ptr<Kernel> bind_fused(const KernelSpec& spec, CpuDevice& device) {
+  return bind_chain(spec, device, decode(*spec.attrs, static_cast<int>(spec.in.size())));
+}
+std::unique_ptr<Kernel> bind_extremum(const KernelSpec& spec, CpuDevice& device) {
+  const FusedStep step{.code = spec.op, .dtype = DType::kF64, .operands = {0, 1}};
+  return bind_chain(spec, device, {{step}, {2}});
+}
+
 std::unique_ptr<Kernel> bind_logaddexp(const KernelSpec& spec, CpuDevice& device) {
   const auto n = static_cast<size_t>(element_count(spec.out[0].dims));
   return make_kernel(0, [&device, a = spec.in[0], b = spec.in[1], to = spec.out[0], n](char*) {
@@ -97,13 +149,11 @@ std::unique_ptr<Kernel> bind_fill(const KernelSpec& spec, CpuDevice&) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {OpCode::k_fill, bind_fill, wide_only},
-    {OpCode::k_reshape, bind_reshape, wide_only},
-    {OpCode::k_slice, bind_slice, wide_only},
-    {OpCode::k_cast, bind_cast, from_or_to_wide},
-    {OpCode::k_add, bind_sum, wide_only},
-    {OpCode::k_accumulate, bind_sum, wide_only},
-    {OpCode::k_stop_gradient, bind_reshape, wide_only},
+    {OpCode::k_fill, bind_fill, wide_only},         {OpCode::k_reshape, bind_reshape, wide_only},
+    {OpCode::k_slice, bind_slice, wide_only},       {OpCode::k_cast, bind_cast, from_or_to_wide},
+    {OpCode::k_add, bind_sum, wide_only},           {OpCode::k_accumulate, bind_sum, wide_only},
+    {OpCode::k_maximum, bind_extremum, wide_only},  {OpCode::k_minimum, bind_extremum, wide_only},
+    {OpCode::k_fused, bind_fused, wide_only},       {OpCode::k_stop_gradient, bind_reshape, wide_only},
     {OpCode::k_logaddexp, bind_logaddexp, nullptr},
 };
 
