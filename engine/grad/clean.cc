@@ -197,7 +197,46 @@ TensorId read_through_broadcast(Cleaner& c, size_t i, std::vector<TensorId> in) 
 // ---- casts into and out of ops that choose the dtype of their result -----------------------------------------------
 // An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
 // is both faster and more exact than casting around it.
+//
+// `wide` is what sums of `narrow` are kept in: a plain sum takes no wider one, which devices have for statistics alone.
+bool keeps_sums_of(DType wide, DType narrow) {
+  return is_float(narrow) && wide != narrow && wide == accumulate_dtype(narrow);
+}
+
+// The move that makes `id`, where nothing else reads it; nullptr: there is none.
+Op* move_into(Graph& g, const std::vector<int>& uses, TensorId id) {
+  const OpId maker = g.tensor(id).producer;
+  if (maker == kNone || uses[static_cast<size_t>(id)] != 1) return nullptr;
+  const OpCode code = g.op(maker).code;
+  const bool moves = code == OpCode::k_reshape || code == OpCode::k_transpose || code == OpCode::k_neg;
+  return moves ? &g.op(maker) : nullptr;
+}
+
+// A gradient that is summed, then moved, then cast is cast before it is moved: next to the sum, which then gives the
+// wide type. From the last op to the first, so that a cast passes a chain of moves.
+void cast_next_to_sums(Graph& g) {
+  const std::vector<int> uses = use_counts(g);
+  const auto is_sum = [&](TensorId id) {
+    while (Op* move = move_into(g, uses, id)) id = move->inputs[0];
+    const OpId maker = g.tensor(id).producer;
+    return maker != kNone && g.op(maker).attrs.contains("out_dtype") && uses[static_cast<size_t>(id)] == 1;
+  };
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    Op& cast = g.ops[i];
+    if (cast.code != OpCode::k_cast || cast.phase != Phase::kBackward) continue;
+    const TensorId between = cast.inputs[0];
+    Op* move = move_into(g, uses, between);
+    const DType want = g.tensor(cast.outputs[0]).dtype;
+    if (!move || !keeps_sums_of(want, g.tensor(between).dtype) || !is_sum(between)) continue;
+    std::swap(cast.code, move->code);
+    std::swap(cast.attrs, move->attrs);
+    g.tensor(between).dtype = want;
+    g.tensor(between).dims = g.tensor(move->inputs[0]).dims;
+  }
+}
+
 void widen_results(Graph& g) {
+  cast_next_to_sums(g);
   const std::vector<int> uses = use_counts(g);
   std::vector<std::vector<OpId>> casts(g.tensors.size());  // that read it
   for (size_t i = 0; i < g.ops.size(); ++i)
@@ -207,7 +246,7 @@ void widen_results(Graph& g) {
     // Operands: all floating-point ones widened from one type.
     std::vector<TensorId> narrow = op.inputs;
     std::optional<DType> from;
-    bool all = true;
+    bool all = op.code != OpCode::k_reduce_sum;  // what it reads is the end of a chain, which casts as it goes
     for (TensorId& id : narrow) {
       if (id == kNone || !is_float(g.tensor(id).dtype)) continue;
       const OpId maker = g.tensor(id).producer;
@@ -236,6 +275,7 @@ void widen_results(Graph& g) {
       for (const OpId cast : casts[static_cast<size_t>(y)]) {
         const DType want = g.tensor(g.op(cast).outputs[0]).dtype;
         only_casts &= is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
+        if (op.code == OpCode::k_reduce_sum) only_casts &= keeps_sums_of(want, g.tensor(y).dtype);
         to = want;
       }
     }

@@ -11,7 +11,11 @@ namespace {
 class Reverse {
  public:
   explicit Reverse(Graph& graph)
-      : g_(graph), forward_(graph.ops.size()), needs_(graph.tensors.size()), grads_(graph.tensors.size()) {}
+      : g_(graph),
+        forward_(graph.ops.size()),
+        needs_(graph.tensors.size()),
+        of_parameters_(graph.tensors.size()),
+        grads_(graph.tensors.size()) {}
 
   void run() {
     mark();
@@ -31,6 +35,7 @@ class Reverse {
   Graph& g_;
   const size_t forward_;
   std::vector<bool> needs_;               // per forward tensor: depends on a trainable parameter
+  std::vector<bool> of_parameters_;       // per forward tensor: follows from variables alone
   std::vector<std::vector<Part>> grads_;  // per forward tensor
   OpId place_ = kNone;
 
@@ -38,7 +43,12 @@ class Reverse {
     for (const Variable& v : g_.variables)
       if (v.role == Role::kParameter && v.trainable && is_float(g_.tensor(v.tensor).dtype))
         needs_[static_cast<size_t>(v.tensor)] = true;
+    for (const Variable& v : g_.variables) of_parameters_[static_cast<size_t>(v.tensor)] = true;
     for (const Op& op : g_.ops) {
+      const bool fixed = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
+        return id == kNone || of_parameters_[static_cast<size_t>(id)];
+      });
+      for (const TensorId id : op.outputs) of_parameters_[static_cast<size_t>(id)] = fixed;
       if (has_flag(op.code, kNoGradient)) continue;
       const bool any = std::any_of(op.inputs.begin(), op.inputs.end(),
                                    [&](TensorId id) { return id != kNone && needs_[static_cast<size_t>(id)]; });
@@ -65,6 +75,7 @@ class Reverse {
           {.name = "loss_scale", .dtype = g_.tensor(loss).dtype, .dims = {}, .kind = TensorKind::kStep});
       grads_.resize(g_.tensors.size());
       needs_.resize(g_.tensors.size());
+      of_parameters_.resize(g_.tensors.size());
       grads_[static_cast<size_t>(loss)].push_back({place_, static_cast<TensorId>(g_.tensors.size() - 1)});
       return;
     }
@@ -75,9 +86,10 @@ class Reverse {
   // Activations are summed as contributions arrive (so that only one is kept); a variable's wait for their turn:
   // uses are summed in the order of the forward program.
   void contribute(OpId use, TensorId to, TensorId grad) {
-    // A parameter's cast is passed at once: sums are then in the parameter's type, never rounded on the way.
+    // A parameter's cast is passed at once: sums are then in the parameter's type, never rounded on the way. So is one
+    // of what follows from parameters alone: it is small, and all samples' gradients meet there.
     const OpId maker = g_.tensor(to).producer;
-    if (maker != kNone && g_.op(maker).code == OpCode::k_cast && is_variable(g_, g_.op(maker).inputs[0])) {
+    if (maker != kNone && g_.op(maker).code == OpCode::k_cast && passes(g_.op(maker).inputs[0], to)) {
       to = g_.op(maker).inputs[0];
       if (!needs_[static_cast<size_t>(to)]) return;
       const DType want = g_.tensor(to).dtype;
@@ -89,6 +101,12 @@ class Reverse {
       parts.push_back({use, grad});
     else
       parts[0].grad = emit(use, OpCode::k_add, {parts[0].grad, grad}, {});
+  }
+
+  bool passes(TensorId from, TensorId to) const {
+    const DType wide = g_.tensor(from).dtype, narrow = g_.tensor(to).dtype;
+    return is_variable(g_, from) || (of_parameters_[static_cast<size_t>(from)] && is_float(narrow) && wide != narrow &&
+                                     wide == accumulate_dtype(narrow));
   }
 
   void backward(OpId id) {

@@ -27,6 +27,17 @@ std::vector<TensorType> infer_axes(const OpView& v) {
   return {{in(v, 0).dtype, reduced_dims(in_dims(v, 0), reduced, attr_bool(*v.attrs, "keep_dims"))}};
 }
 
+// A sum is kept in the accumulate dtype; out_dtype says what it is rounded to.
+std::vector<TensorType> infer_sum(const OpView& v) {
+  std::vector<TensorType> out = infer_axes(v);
+  const DType t = out_dtype(v, out[0].dtype);
+  if (t != out[0].dtype && !(is_float(t) && is_float(out[0].dtype)))
+    throw invalid("attribute 'out_dtype' is '{}', expected {}", name_of(t),
+                  is_float(out[0].dtype) ? "a floating point type" : "none: a sum of integers has their type");
+  out[0].dtype = t;
+  return out;
+}
+
 std::vector<TensorType> infer_mean(const OpView& v) {
   need_float(v, 0, "x");
   std::vector<TensorType> out = infer_axes(v);
@@ -140,7 +151,7 @@ TensorId broadcast(GradBuilder& b, TensorId a, const Dims& to) {
 
 void grad_sum(GradBuilder& b) {
   const Reduced r = reduced(b);
-  b.set(0, broadcast(b, b.reshape(b.grad(), r.kept), r.from));
+  b.set(0, broadcast(b, b.cast(b.reshape(b.grad(), r.kept), b.type(b.input(0)).dtype), r.from));
 }
 void grad_mean(GradBuilder& b) {
   const Reduced r = reduced(b);
@@ -187,7 +198,11 @@ OpDef axes_def(const char* name, const char* doc, std::vector<TensorType> (*infe
 }  // namespace
 
 #define SHAPE "\nx [any shape] -> y without the dimensions `axes`, or with extent 1."
-const OpDef op_def_reduce_sum = axes_def("reduce_sum", "Sum over axes." SHAPE, infer_axes, grad_sum, factors_sum);
+const OpDef op_def_reduce_sum = [] {
+  OpDef d = axes_def("reduce_sum", "Sum over axes." SHAPE, infer_sum, grad_sum, factors_sum);
+  d.attrs.push_back({"out_dtype", AttrType::kString, std::string(), false, "of the result; empty: that of x"});
+  return d;
+}();
 const OpDef op_def_reduce_mean =
     axes_def("reduce_mean", "Mean over axes, of one element at least." SHAPE, infer_mean, grad_mean, factors_mean);
 const OpDef op_def_reduce_max =

@@ -111,7 +111,7 @@ TEST_CASE("attributes: defaults, conversions, and what is rejected") {
   CHECK(std::get<double>(complete_attrs(def(OpCode::k_pad), {{"value", int64_t{3}}}).at("value")) == 3.0);
   CHECK(std::get<Ints>(complete_attrs(reduce, {{"axes", std::vector<double>{}}}).at("axes")).empty());
   CHECK_THROWS_WITH_AS(complete_attrs(reduce, {{"axis", int64_t{1}}}),
-                       doctest::Contains("no attribute 'axis'; it has [axes, keep_dims]"), Error);
+                       doctest::Contains("no attribute 'axis'; it has [axes, keep_dims, out_dtype]"), Error);
   CHECK_THROWS_WITH_AS(complete_attrs(reduce, {{"axes", true}}),
                        doctest::Contains("'axes' is true, expected a list of integers"), Error);
   CHECK_THROWS_WITH_AS(complete_attrs(def(OpCode::k_cast), {}),

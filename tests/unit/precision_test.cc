@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <unistd.h>
+#include <utility>
 
 #include "base/f16.h"
 #include "checkpoint_kit.h"
@@ -311,6 +312,110 @@ TEST_CASE("f16: a transformer with tied embeddings, attention and dropout, on bo
     CHECK(session.updates() == 3);
     losses.push_back(loss);
     CHECK(losses.back() == doctest::Approx(losses[0]).epsilon(4 * 0x1p-11));
+  }
+}
+
+// Ops between the sum that makes a gradient and the update.
+bool carries_on(const Instruction& i) {
+  if (i.kind == InstructionKind::kCollective) return true;
+  if (i.kind != InstructionKind::kKernel) return false;
+  return has_flag(i.op, kElementwise) || has_flag(i.op, kRearranges) || has_flag(i.op, kCollective) ||
+         i.op == OpCode::k_fused || i.op == OpCode::k_cast || i.op == OpCode::k_unscale || i.op == OpCode::k_slice ||
+         i.op == OpCode::k_concat;
+}
+
+// What the updates of a program read that was 16 bits wide after it was summed; empty: nothing.
+std::string rounded_gradient(const Program& p) {
+  std::vector<std::vector<const Instruction*>> makers(p.buffers.size());
+  std::vector<BufferId> wide;
+  std::vector<char> seen(p.buffers.size());
+  const auto look_at = [&](BufferId id) {
+    if (id != kNone && !std::exchange(seen[static_cast<size_t>(id)], 1)) wide.push_back(id);
+  };
+  for (const Segment& s : p.segments)
+    for (const Instruction& i : s.instructions) {
+      if (i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp)) {
+        for (const BufferId id : i.in) look_at(id);
+      } else {
+        for (const BufferId id : i.out)
+          if (id != kNone) makers[static_cast<size_t>(id)].push_back(&i);
+      }
+    }
+  const auto is_wide = [&](BufferId id) {
+    const DType t = p.buffers[static_cast<size_t>(id)].dtype;
+    return t != DType::kBF16 && t != DType::kF16;
+  };
+  while (!wide.empty()) {
+    const BufferId id = wide.back();
+    wide.pop_back();
+    if (!is_wide(id)) return p.buffers[static_cast<size_t>(id)].name;
+    if (p.buffers[static_cast<size_t>(id)].kind == BufferKind::kVariable) continue;
+    if (const BufferId of = p.buffers[static_cast<size_t>(id)].alias; of != kNone) look_at(of);
+    for (const Instruction* i : makers[static_cast<size_t>(id)])
+      if (carries_on(*i))
+        for (const BufferId from : i->in) look_at(from);
+  }
+  return "";
+}
+
+// Parameters that meet activations in every way that broadcasts them, some through views and functions of their own.
+Model broadcast_parameters() {
+  using enum OpCode;
+  Model m;
+  const TensorId x = m.input("x", {8, 4}), y = m.input("y", {8}, DType::kI32);
+  const auto view = [&](const char* name, Dims dims) {
+    return m.op(k_reshape, {m.variable(name, std::move(dims))}, {{"shape", Dims{16}}});
+  };
+  TensorId h = m.op(k_matmul, {x, m.variable("w", {4, 16})});
+  h = m.op(k_sub, {h, m.variable("subtracted", {16})});
+  h = m.op(k_sub, {m.variable("from", {1, 16}), h});
+  h = m.op(k_mul, {h, m.variable("factor", {})});
+  const TensorId twice = view("twice", {4, 4}), bent = m.op(k_tanh, {m.variable("bent", {16})});
+  h = m.op(k_add, {m.op(k_tanh, {m.op(k_mul, {h, twice})}), twice});
+  h = m.op(k_add, {m.op(k_tanh, {m.op(k_mul, {h, bent})}), bent});
+  h = m.op(k_rms_norm, {h, m.variable("scale", {16})});
+  h = m.op(k_matmul,
+           {h, m.op(k_transpose, {m.variable("turned", {3, 16})}, {{"perm", Dims{1, 0}}}), m.variable("bias", {3})});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {h, y})}, {}, "loss"), OptimizerKind::kSgd);
+  return m;
+}
+
+TEST_CASE("16 bits: no gradient is rounded between its sum and the update") {
+  const Model models[] = {small::mlp(8), small::gpt(6), small::resnet(6), broadcast_parameters()};
+  for (const Precision precision : {Precision::kBFloat16, Precision::kFloat16})
+    for (const Model& m : models)
+      for (const auto& [devices, strategy] : std::vector<std::pair<const char*, const char*>>{
+               {"ref:1", "local"}, {"ref:2", "replica(2)"}, {"ref:2", "split(2)"}, {"ref:4", "replica(2) > split(2)"}})
+        for (const bool fusion : {true, false}) {
+          CAPTURE(static_cast<int>(precision));
+          CAPTURE(m.g.name);
+          CAPTURE(std::string(strategy));
+          CompileOptions o;
+          o.precision = precision;
+          o.strategy = strategy;
+          o.fusion = fusion;
+          const Plan plan = compile(m.g, parse_devices(devices), o);
+          for (const Program& p : plan.entries[0].programs) CHECK(rounded_gradient(p) == "");
+        }
+}
+
+// 1.4 times the scale of 2^16 is more than f16 holds.
+TEST_CASE("f16: a bias' gradient beyond f16 is no overflow where a split takes the bias out of its product") {
+  using enum OpCode;
+  Model m;
+  const TensorId x = m.input("x", {8, 4}), y = m.input("y", {8}, DType::kI32);
+  const TensorId h = m.op(k_matmul, {x, m.variable("w", {4, 4}), m.variable("b", {4})});
+  const TensorId far = m.op(k_mul,
+                            {m.op(k_reduce_mean, {m.op(k_cross_entropy, {h, y})}),
+                             m.op(k_fill, {}, {{"shape", Dims{}}, {"value", 6.0}, {"dtype", std::string("f32")}})},
+                            {}, "loss");
+  m.minimize(far, OptimizerKind::kSgd);
+  for (const auto& [devices, strategy] : std::vector<std::pair<const char*, const char*>>{
+           {"ref:1", "local"}, {"ref:2", "split(2)"}, {"ref:4", "replica(2) > split(2)"}, {"cpu@0*2", "split(2)"}}) {
+    CAPTURE(strategy);
+    Job job(m, devices, in_f16(strategy), 0x1p16);
+    job.step(0);
+    CHECK(job.session.updates() == 1);
   }
 }
 

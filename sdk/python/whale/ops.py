@@ -474,14 +474,15 @@ def dropout(x: TensorLike, *, rate: float) -> Tensor:
     return _op("dropout", [x], rate=arguments.real("rate", rate))
 
 
-def reduce_sum(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
+def reduce_sum(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False, out_dtype: str = '') -> Tensor:
     """Sum over axes.
 
     x [any shape] -> y without the dimensions `axes`, or with extent 1.
     axes: which dimensions; none: all of them
     keep_dims: keep them with extent 1
+    out_dtype: of the result; empty: that of x
     """
-    return _op("reduce_sum", [x], axes=_ints("axes", axes), keep_dims=arguments.flag("keep_dims", keep_dims))
+    return _op("reduce_sum", [x], axes=_ints("axes", axes), keep_dims=arguments.flag("keep_dims", keep_dims), out_dtype=out_dtype)
 
 
 def reduce_mean(x: TensorLike, *, axes: Sequence[int] = (), keep_dims: bool = False) -> Tensor:
