@@ -270,15 +270,15 @@ def test_parameters_that_the_loss_does_not_reach_have_no_gradient_to_compare(tmp
     verify(path, "--devices", "cpu:2", "--strategy", "replica", *option, code=0)
 
 
-@pytest.mark.parametrize("precision,allowed", [("bf16", 0.039), ("f16", 0.01)])
-def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed):
-    """Adasum that is 3.9 % off once passed as equal in bfloat16."""
+@pytest.mark.parametrize("precision,allowed,of_state", [("bf16", 0.039, 0.05), ("f16", 0.01, 0.012)])
+def test_bounds_of_few_bits_have_power(tmp_path, precision, allowed, of_state):
+    """Adasum that is 3.9 % off once passed as equal in bfloat16. The state nearest to its bound is a table's."""
     path = tmp_path / "model.whale"
     assert whale("model", *GPT, "-o", path).returncode == 0
     result = verify(path, "--devices", "cpu:3", "--strategy", "replica", "--adasum", "--steps", "3", "--precision", precision, "--skip-float64", code=0)
     plain, combined = result["comparisons"]
     assert combined["gradients"]["worst"]["bound"] < allowed * combined["gradients"]["worst"]["norm"]
-    assert plain["state"]["worst"]["bound"] < allowed * plain["state"]["worst"]["norm"]
+    assert plain["state"]["worst"]["bound"] < of_state * plain["state"]["worst"]["norm"]
 
 
 def small(path, loss, batch=12, optimizer=None, norm=False):
