@@ -7,6 +7,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "ir/learning_rate.h"
 
 namespace whale {
 namespace {
@@ -53,6 +54,12 @@ class Reader {
     if (!json_.contains(key) || !json_[key].is_number()) bad(key);
     return json_[key].get<double>();
   }
+  template <class T>
+  void at_most(T value, T most, std::string_view what) const {
+    if (value <= most) return;
+    throw error(Code::kDataLoss, "'{}' is damaged or not the index of a checkpoint: its {} is {}, expected 0 to {}",
+                path_, what, value, most);
+  }
   std::string text(const char* key) const {
     if (!json_.contains(key) || !json_[key].is_string()) bad(key);
     return json_[key].get<std::string>();
@@ -81,13 +88,14 @@ CheckpointMeta read_meta(const Reader& r) {
   meta.model = r.text("model");
   meta.seed = r.natural("seed");
   const uint64_t iteration = r.natural("iteration"), updates = r.natural("updates");
-  if (iteration > static_cast<uint64_t>(INT64_MAX)) r.bad("iteration");
+  r.at_most(iteration, uint64_t{kMostIterations}, "iteration");
   if (updates > iteration) r.bad("updates");
   meta.iteration = static_cast<int64_t>(iteration);
   meta.updates = static_cast<int64_t>(updates);
   if (r.has("learning_rate")) {
     meta.learning_rate = r.real("learning_rate");
     if (!std::isfinite(*meta.learning_rate) || *meta.learning_rate < 0) r.bad("learning_rate");
+    r.at_most(*meta.learning_rate, kLargestLearningRate, "learning_rate");
   }
   if (r.has("loss_scale")) {
     meta.loss_scale = r.real("loss_scale");

@@ -13,6 +13,9 @@ namespace whale {
 // What libwhale writes; it reads 1 as well, which has neither id nor checksums.
 inline constexpr int64_t kCheckpointFormat = 2;
 
+// Of a session and of what it saves; a step beyond is refused. Exact in doubles, as the steps of a schedule are.
+inline constexpr int64_t kMostIterations = int64_t{1} << 53;
+
 struct CheckpointMeta {
   std::string model;  // name of the graph
   uint64_t seed = 0;

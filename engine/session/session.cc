@@ -274,6 +274,9 @@ struct Session::Impl {
     if (run && !run->done())
       throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
     check_whole();
+    if (mode == RunMode::kStep && iteration >= kMostIterations)
+      throw error(Code::kFailedPrecondition, "the session is at iteration {}, the last that a checkpoint can name",
+                  iteration);
     Executor& chosen = executor(mode, inputs);
     bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
     bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());

@@ -281,6 +281,22 @@ TEST_CASE("checkpoint: a flipped byte anywhere is data loss that names file and 
   CHECK(read(at) == 1);
 }
 
+TEST_CASE("checkpoint: numbers that no session has are refused, whatever the checksum says") {
+  const TestFolder folder;
+  const std::string at = folder.path / "ckpt";
+  write(at, 1);
+  const auto refused = [&](int64_t iteration, double rate) {
+    CheckpointIndex index = open_checkpoint(at).index;
+    index.meta.iteration = index.meta.updates = iteration;
+    index.meta.learning_rate = rate;
+    return message_of([&] { parse_index(at + "/whale.json", to_text(index)); }, {Code::kDataLoss});
+  };
+  CHECK(refused(kMostIterations, 1e30).empty());
+  for (const int64_t iteration : {kMostIterations + 1, INT64_MAX})
+    CHECK(has(refused(iteration, 0), fmt::format("its iteration is {}, expected 0 to 9007199254740992", iteration)));
+  CHECK(has(refused(1, 1e300), "its learning_rate is 1e+300, expected 0 to 1e+30"));
+}
+
 TEST_CASE("checkpoint: files of two saves do not make one") {
   const TestFolder folder;
   const std::string a = folder.path / "a", b = folder.path / "b";
