@@ -43,6 +43,22 @@ std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weig
   return out;
 }
 
+bool same_ratio(const std::vector<double>& a, const std::vector<double>& b, int64_t columns) {
+  if (a.size() != b.size()) return false;
+  const auto row = static_cast<size_t>(columns);
+  const auto sum_of = [&](const std::vector<double>& weights, size_t from) {
+    double sum = 0;
+    for (size_t i = from; i < std::min(from + row, weights.size()); ++i) sum += std::max(0.0, weights[i]);
+    return sum;
+  };
+  for (size_t i = 0; i < a.size(); ++i) {
+    const size_t from = i - i % row;
+    const double x = a[i] / sum_of(a, from), y = b[i] / sum_of(b, from);
+    if ((a[i] < 0) != (b[i] < 0) || (a[i] >= 0 && std::abs(x - y) > 1e-12)) return false;
+  }
+  return true;
+}
+
 std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& weights) {
   std::vector<Interval> out;
   int64_t at = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 
@@ -48,16 +49,17 @@ LeafAxes refine(const std::vector<const TaskLeaf*>& leaves, const std::vector<st
       }
       Level& level = levels[l][at[l]];
       const bool part = level.scope->count != size;
-      const bool unlike = !level.scope->shares.empty() && !axis.shares.empty() && axis.shares != level.scope->shares;
+      const bool unlike =
+          !level.scope->shares.empty() && !axis.shares.empty() && !same_ratio(axis.shares, level.scope->shares, size);
       if (level.left % size || (part && !level.scope->shares.empty()) || unlike) {
         const TaskLeaf &other = *leaves[unlike ? shared : smallest], &own = *leaves[l];
         throw unimplemented(
             "scopes '{}' ({}) and '{}' ({}) share devices, but cut them at different places; give them counts of which "
-            "one divides the other, and equal shares",
+            "one divides the other, and shares of one ratio",
             to_string(other.nest), other.path, to_string(own.nest), own.path)
             .at_scope(own.path);
       }
-      if (!part && !level.scope->shares.empty()) axis.shares = level.scope->shares, shared = l;
+      if (!part && axis.shares.empty() && !level.scope->shares.empty()) axis.shares = level.scope->shares, shared = l;
       const std::string name = name_of(level.scope->kind);
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
       out.uses[l].push_back({role_of(level.scope->kind), level.scope->factor, level.scope->by == "micro_batch"});

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 
@@ -77,7 +78,8 @@ void share_micro_batches(const TaskAxes& from, bool exact, TaskGraphs& out) {
   for (size_t a = 0; a < axes; ++a) {
     if (!out.by_micro_batch[a]) continue;
     const bool differs = any_mesh([&](const Mesh& mesh) {
-      return mesh.axes[a].size != out.meshes[0].axes[a].size || mesh.axes[a].shares != out.meshes[0].axes[a].shares;
+      return mesh.axes[a].size != out.meshes[0].axes[a].size ||
+             !same_ratio(mesh.axes[a].shares, out.meshes[0].axes[a].shares, mesh.axes[a].size);
     });
     const bool uneven = any_mesh([&](const Mesh& mesh) {
       bool inside = exact && mesh.axes[a].has_gaps();

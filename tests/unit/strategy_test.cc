@@ -409,6 +409,12 @@ TEST_CASE("a bare replica takes what the strategy or another scope says") {
   CHECK(tasks.tasks.size() == 1);
   CHECK(tasks.meshes[0].axes[0].shares == std::vector<double>{2, 1});
   CHECK(tasks.strategy == "replica(2, shares=[2,1])");
+  for (const std::vector<double>& shares : {std::vector<double>{4, 2}, {0.2, 0.1}, {2 / 3.0, 1 / 3.0}}) {  // weights
+    m.scope = 0;
+    m.enter(ScopeKind::kReplica, 0, shares);
+    m.op(OpCode::k_relu, {m.g.outputs[0].tensor});
+    CHECK(form("", 2).meshes[0].axes[0].shares == std::vector<double>{2, 1});
+  }
   m.scope = 0;
   m.enter(ScopeKind::kReplica, 0, {1, 3});
   m.op(OpCode::k_relu, {m.g.outputs[0].tensor});
