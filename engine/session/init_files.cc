@@ -34,12 +34,13 @@ std::string init_path(const std::string& file, const InitFiles& files, const std
                 brief(variable), brief(file), files.what);
   const fs::path found = real(files.base.empty() ? fs::path(files.root) / file : path), root = real(files.root);
   if (is_inside(found, root)) return found.string();
-  throw error(Code::kPermissionDenied,
-              "initial value of '{}': file '{}' is '{}', outside of '{}', {}; put it there, or make the engine with "
-              "option init_dir, the folder that may be read",
+  throw error(Code::kPermissionDenied, "initial value of '{}': file '{}' is '{}', outside of '{}', {}; {}",
               brief(variable), brief(file), brief(found.string()), brief(root.string()),
               files.given ? "the value of engine option init_dir"
-                          : fmt::format("the folder of the {} file, which alone may be read", files.what));
+                          : fmt::format("the folder of the {} file, which alone may be read", files.what),
+              files.given ? fmt::format("put it there, or give a folder that it is in, such as '{}'",
+                                        brief(found.parent_path().string()))
+                          : "put it there, or make the engine with option init_dir, the folder that may be read");
 }
 
 std::string rebased(const std::string& file, const std::string& base, const std::string& folder) {

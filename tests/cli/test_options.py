@@ -119,7 +119,9 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     refused = whale(*run, code=2)
     assert f"outside of '{tmp_path}/plans', the folder of the plan file, which alone may be read" in refused
     assert "give --init-dir, the folder that may be read" in refused
-    assert "outside of" in whale(*run, "--init-dir", tmp_path / "elsewhere", code=2)
+    again = whale(*run, "--init-dir", tmp_path / "elsewhere", code=2)
+    assert "outside of" in again and f"give a folder that it is in, such as '{tmp_path}/values'" in again
+    assert "give --init-dir" not in again
     whale(*run, "--init-dir", tmp_path / "values")
 
 
