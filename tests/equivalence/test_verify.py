@@ -236,6 +236,18 @@ def test_adasum_of_replicas_that_take_whole_micro_batches(tmp_path):
     verify(path, "--devices", "cpu:2", "--strategy", "replica(2, by=micro_batch)", "--accumulation", "2", "--adasum", code=0)
 
 
+@pytest.mark.parametrize("plan", [["--devices", "cpu:1", "--strategy", "local"], ["--devices", "cpu:2", "--strategy", "pipeline(2)"]])
+def test_adasum_without_replicas_is_no_option(tmp_path, plan):
+    """Batch norm cannot be compared by replica, and need not be where none are combined."""
+    graph = wh.Graph("norm")
+    with graph:
+        x, y = wh.input("x", (8, 6)), wh.input("y", (8, 3))
+        graph.minimize(wh.nn.mse(wh.nn.linear(wh.ops.tanh(wh.nn.batch_norm(wh.nn.linear(x, 5))), 3), y), wh.SGD(0.05))
+    path = tmp_path / "norm.whale"
+    graph.save(path)
+    verify(path, *plan, "--adasum", "--steps", "3", code=0)
+
+
 @pytest.mark.parametrize("devices,first,second", [(3, 2, 1), (3, 1, 2), (5, 2, 3)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_adasum_of_stages_with_unlike_numbers_of_replicas(tmp_path, devices, first, second, tied):

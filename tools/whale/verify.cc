@@ -93,6 +93,16 @@ PlanArguments options_of(const Json& plan) {
   return out;
 }
 
+// Where no replicas are the option means nothing.
+bool combines_by_adasum(const Json& plan) {
+  for (const auto& entry : plan.at("entries"))
+    for (const auto& program : entry.at("programs"))
+      for (const auto& segment : program.at("segments"))
+        for (const auto& instruction : segment.at("instructions"))
+          if (instruction.at("op") == "adasum") return true;
+  return false;
+}
+
 // The program on one device: the options that say where and when are left out.
 PlanArguments one_device(const PlanArguments& given, const std::string& kind) {
   PlanArguments out;
@@ -441,6 +451,7 @@ class Subject {
       if (device.at("kind") == "null")
         throw Failure("device '" + device.at("name").get<std::string>() +
                       "' is a null device, which computes nothing: verify on cpu or ref devices");
+    many_.adasum = many_.adasum && combines_by_adasum(described_);
     one_ = one_device(many_, from_file() ? described_.at("devices").at(0).at("kind").get<std::string>()
                                          : kind_of_first(many_.devices));
     one_.precision = described_.at("precision");
