@@ -68,6 +68,18 @@ def test_levels_of_a_plan_are_those_of_the_docs(tmp_path):
         assert passes[level].count(f"= {op}(") == int(count), (level, op)
 
 
+def test_plans_of_the_overlap_page_are_those_of_its_commands(tmp_path):
+    """Each line that docs/overlap.md shows of a plan, "..." standing for anything, is one of its command's, without the attributes."""
+    page = (ROOT / "docs/overlap.md").read_text()
+    run(["whale", "model", "gpt", "-o", "gpt.whale"], cwd=tmp_path)
+    shown = re.findall(r"^(whale plan gpt[^\n]*)\n```\n\n```text\n(.*?)```", page, re.S | re.M)
+    assert len(shown) == 2
+    for command, block in shown:
+        plan = re.sub(r' [a-z_0-9]+=(\[[^]]*\]|"[^"]*"|\S+)', "", run(command, cwd=tmp_path, shell=True))
+        for line in block.splitlines():
+            assert re.search("^ *" + ".*".join(map(re.escape, line.split("..."))), plan, re.M), line
+
+
 def test_quickstart_in_the_readme_is_a_real_run():
     """What the README shows of the quickstart's model and plan, on two cores, is what they print; the training itself is run by hand."""
     block = re.search(r"What the quickstart prints.*?```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
