@@ -26,6 +26,7 @@
 #include "task/task_graph.h"
 #include "report/fit.h"
 #include "plan/groups.h"
+#include "plan/limits.h"
 #include "lower/lower.h"
 #include "report/notes.h"
 #include "schema/graph_file.h"
@@ -328,6 +329,7 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   check_devices(devices, source);
   verify(source);
   verify_ops(source);
+  check_limits(source);
   if (options.dump) options.dump("source", print(source));
   Scoped scoped = scope_out(source, devices, options, memory_price);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
@@ -406,6 +408,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     plan.notes.push_back(fmt::format(
         "The plan that is fastest without regard to memory does not fit; here a byte is worth {:g} times as much.",
         memory_price));
+  check_limits(plan);
   compiler.after("plan", plan, true);
   return plan;
 }
@@ -470,7 +473,7 @@ CompileOptions options_of(const Plan& plan) {
 }  // namespace
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  return stoppable([&] { return make_fitting_plan(graph, devices, options); });
+  return stoppable([&] { return make_fitting_plan(graph, devices, without_idle(options, graph)); });
 }
 
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
@@ -504,8 +507,9 @@ std::vector<BridgeRow> bridges_of(const Plan& plan) {
   });
 }
 
-Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
   return stoppable([&] {
+    const CompileOptions options = without_idle(asked, graph);
     Estimate out;
     for (int k = 0; k < kPrices; ++k) {
       const Prepared p = prepare(graph, devices, options, price_of(options, k));

@@ -80,6 +80,15 @@ void check_options(const CompileOptions& options) {
   check_forms(options);
 }
 
+CompileOptions without_idle(CompileOptions options, const Graph& graph) {
+  const bool f32 = std::all_of(graph.tensors.begin(), graph.tensors.end(),
+                               [](const Tensor& t) { return !is_float(t.dtype) || t.dtype == DType::kF32; });
+  const Precision precision = options.precision.value_or(graph.training.precision);
+  if (options.gradient_dtype == DType::kF32 && f32 && precision != Precision::kFloat64 && trains(graph))
+    options.gradient_dtype.reset();
+  return options;
+}
+
 bool trains(const Graph& graph) {
   return graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone;
 }

@@ -8,6 +8,8 @@ namespace whale {
 
 void check_options(const CompileOptions& options);
 void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches);
+// Without what asks for that which is so anyway: gradients of a float32 model are summed in f32.
+CompileOptions without_idle(CompileOptions options, const Graph& graph);
 bool trains(const Graph& graph);  // has a loss and an optimizer
 // What is asked for and is not there.
 std::vector<std::string> offload_notes(const Plan& plan);

@@ -12,6 +12,7 @@
 #include "lower/program.h"
 #include "lower/program_pattern.h"
 #include "lower/storage.h"
+#include "plan/limits.h"
 #include "schedule/verify.h"
 
 namespace whale {
@@ -194,6 +195,7 @@ class Lowerer {
     link.name = lg_.graph.tensor(y).name;
     const int distance = std::abs(to - from);
     link.slots = body ? std::max({1, slots_, distance > 1 ? static_cast<int>(lg_.micro_batches) : 1}) : 1;
+    check_slots(link.slots, lg_.tasks.schedule);
     const auto place_of = [&](int32_t stage, const Mesh& mesh, size_t k) {
       return Place{lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], mesh.coordinates(static_cast<int64_t>(k)), u};
     };

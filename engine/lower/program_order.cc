@@ -4,6 +4,7 @@
 
 #include "base/watch.h"
 #include "lower/program.h"
+#include "plan/limits.h"
 
 namespace whale {
 namespace {
@@ -97,15 +98,38 @@ bool between_chunks(const Lowering& low, const Place& place) {
   return false;
 }
 
+// How many micro-batches of each chunk are alive at once: slots go round. `between`: values that pass from one chunk of
+// this device to another live until the last chunk is done with the micro-batch, so all chunks count as chunk 0.
+std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between) {
+  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
+  std::map<int, int64_t> slots;
+  std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
+  std::map<int, std::map<int, int>> alive;  // chunk -> u -> items to come
+  for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
+  for (const WorkItem& item : watched(order)) {
+    const int chunk = chunk_of(item);
+    auto& mine_alive = alive[chunk];
+    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{chunk, item.micro_batch}]).first->second;
+    const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
+    slots[chunk] = std::max(slots[chunk], span);
+    if (--to_come == 0) mine_alive.erase(item.micro_batch);
+  }
+  return slots;
+}
+
 ProgramOrder pipelined(const Lowering& low, const Place& place) {
   ProgramOrder out;
   const Interval mine = low.local.micro_batches(place);
   const PipelineSchedule& pipeline = low.schedules.at(mine.size());
   constexpr const char* kNames[] = {"forward", "backward", "weight"};
+  const auto& order = pipeline.devices[static_cast<size_t>(place.mesh)];
+  const bool between = between_chunks(low, place);
+  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
+  const std::map<int, int64_t> slots = alive_at_once(order, between);
+  for (const auto& [chunk, n] : slots) check_slots(n, pipeline.name);
   add_whole(out, Region::kPrologue, "prologue");
   std::map<SegmentKey, int32_t> segments;
   // In the order of the model, so that a value's buffer is known before it is read.
-  const auto& order = pipeline.devices[static_cast<size_t>(place.mesh)];
   for (size_t k = 0; k < 3; ++k)
     for (int32_t stage = 0; stage < static_cast<int32_t>(low.lg.tasks.stages()); ++stage) {
       if (low.lg.tasks.mesh_of_stage[static_cast<size_t>(stage)] != place.mesh) continue;
@@ -124,22 +148,6 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
           done.push_back(mine.begin + item.micro_batch);
       plan_sums(low, {stage, kind, -1}, done, out);
     }
-  // How many micro-batches of a chunk are alive at once: slots go round. Values that pass from one chunk of this device
-  // to another live until the last chunk is done with the micro-batch.
-  const bool between = between_chunks(low, place);
-  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
-  std::map<int, int64_t> slots;             // by chunk
-  std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
-  std::map<int, std::map<int, int>> alive;  // chunk -> u -> items to come
-  for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
-  for (const WorkItem& item : watched(order)) {
-    const int chunk = chunk_of(item);
-    auto& mine_alive = alive[chunk];
-    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{chunk, item.micro_batch}]).first->second;
-    const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
-    slots[chunk] = std::max(slots[chunk], span);
-    if (--to_come == 0) mine_alive.erase(item.micro_batch);
-  }
   Additions added;
   for (const WorkItem& item : watched(order)) {
     const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;

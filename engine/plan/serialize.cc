@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "plan/limits.h"
 #include "plan/memory.h"
 #include "plan/placed.h"
 #include "plan/plan.h"
@@ -17,8 +18,7 @@ using namespace schema;
 
 namespace {
 
-constexpr int64_t kMaxSlots = 1 << 16;
-constexpr int64_t kMaxOuter = int64_t{1} << 20;
+static_assert(kMostBytes == kMaxTensorBytes);
 constexpr uint32_t kPlanFormatVersion = 6;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
@@ -286,7 +286,7 @@ AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims) {
   AxisLayout out;
   out.placement = f.number<Placement>(t->placement(), "a placement");
   out.digit = digit(f, t->digit(), dims.size());
-  f.range(out.digit.outer, 1, kMaxOuter, "the outer extent of a variable's cut");  // so many runs it has
+  f.range(out.digit.outer, 1, kMostRuns, "the outer extent of a variable's cut");  // so many runs it has
   out.state = t->state();
   out.combine = f.number<Combine>(t->combine(), "a combine");
   return out;
@@ -359,7 +359,7 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "a buffer's ref"));
   out.offset = f.range(t->offset(), -1, kMaxTensorBytes, "a buffer's offset");
   out.bytes = f.range(t->bytes(), 0, kMaxTensorBytes, "a buffer's bytes");
-  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMaxSlots, "a buffer's slots"));
+  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMostSlots, "a buffer's slots"));
   out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
   out.memory = f.number<Memory>(t->memory(), "a buffer's memory");
   out.at = f.range(t->at(), 0, kMaxTensorBytes, "a buffer's place in its storage");
@@ -402,7 +402,7 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   }
   out.key = t->key();
   out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "an instruction's ref"));
-  out.samples = static_cast<int32_t>(f.range(t->samples(), 0, kMaxSlots, "an instruction's samples"));
+  out.samples = static_cast<int32_t>(f.range(t->samples(), 0, kMostSlots, "an instruction's samples"));
   out.whole_batch = t->whole_batch();
   out.phase = f.number<Phase>(t->phase(), "an instruction's phase");
   out.scope = f.id(t->scope(), plan.scopes.size(), "an instruction's scope");
@@ -522,7 +522,7 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
       out.schedule.push_back(
           {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
            static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch")),
-           static_cast<int32_t>(f.range(r->slot(), 0, kMaxSlots - 1, "a schedule row's slot")), r->whole()});
+           static_cast<int32_t>(f.range(r->slot(), 0, kMostSlots - 1, "a schedule row's slot")), r->whole()});
     }
   }
   out.holes = read_all(f, t->holes(), read_hole);
@@ -575,7 +575,7 @@ Transfer read_transfer(Fields& f, const fb::Transfer* t, const Plan& plan) {
 Link read_link(Fields& f, const fb::Link* t, const Plan& plan) {
   Link out;
   out.name = f.name(t->name(), "a link's name");
-  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMaxSlots, "a link's slots"));
+  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMostSlots, "a link's slots"));
   out.transfers = read_all(f, t->transfers(), read_transfer, plan);
   return out;
 }

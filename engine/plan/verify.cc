@@ -8,6 +8,7 @@
 #include <set>
 
 #include "plan/figures.h"
+#include "plan/limits.h"
 #include "plan/part.h"
 #include "plan/placed.h"
 
@@ -16,7 +17,6 @@ namespace {
 
 using Context = VerifyContext;
 
-constexpr int64_t kMostSlots = 1 << 16;
 constexpr int64_t kMostDevices = int64_t{1} << 20;
 
 template <class T>

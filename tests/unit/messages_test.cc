@@ -111,6 +111,22 @@ TEST_CASE("options without effect are noted") {
   options.strategy = "replica(2)";
   const auto rounded = notes();
   CHECK(std::any_of(rounded.begin(), rounded.end(), changes));
+  // What gradients have anyway is no option: a note of rounding would be untrue, and exact mode has nothing against it.
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    options.gradient_dtype.reset();
+    options.precision = precision;
+    const auto plan = [&] { return print(compile(small::gpt(8).g, parse_devices("null:2", {0}), options)); };
+    const std::string own = plan();
+    options.gradient_dtype = DType::kF32;
+    CHECK(plan() == own);
+    const auto same = notes();
+    CHECK(std::none_of(same.begin(), same.end(), changes));
+  }
+  options.precision.reset();
+  options.exact = true;
+  CHECK_NOTHROW(notes());
+  options.gradient_dtype = DType::kBF16;
+  CHECK_THROWS_AS(notes(), Error);
 }
 
 TEST_CASE("options of training are refused for a graph that is not trained, each by its name") {
@@ -172,4 +188,27 @@ TEST_CASE("scopes that cut their devices at different places are both named") {
       message_of([&] { compile(m.g, parse_devices("null:6", {0}), {}); }, {Code::kUnimplemented});
   for (const char* part : {"'replica(3) > split(2)'", "'replica(2) > split(3)'", "(first", "(second"})
     CHECK_MESSAGE(has(message, part), message);
+}
+
+TEST_CASE("what a plan file cannot hold is refused by planning, with the limit") {
+  const auto refusal = [](const Graph& graph, const char* devices, const CompileOptions& options) {
+    return message_of([&] { compile(graph, parse_devices(devices, {0}), options); }, {Code::kResourceExhausted});
+  };
+  const small::Model many = small::mlp(70'000);
+  const std::string flight =
+      refusal(many.g, "null:2", {.strategy = "pipeline(2, micro_batches=70000, schedule=gpipe)"});
+  for (const char* part : {"schedule 'gpipe' has 70000 micro-batches in flight", "at most 65536", "1f1b"})
+    CHECK_MESSAGE(has(flight, part), flight);
+  small::Model large;
+  TensorId x = large.input("x", {1 << 22, 1 << 20});
+  const TensorId w = large.variable("w", {1 << 20, 1 << 20});
+  std::vector<TensorId> values;
+  for (int i = 0; i < 8; ++i) values.push_back(x = large.op(OpCode::k_tanh, {large.op(OpCode::k_matmul, {x, w})}));
+  large.minimize(large.op(OpCode::k_reduce_mean, {x}), OptimizerKind::kSgd);
+  const std::string memory = refusal(large.g, "null:1", {});
+  for (const char* part : {"entry 'train' take", "at most 70368744177664 (64 TiB)"})
+    CHECK_MESSAGE(has(memory, part), memory);
+  small::Model tensor;
+  tensor.g.outputs.push_back({"y", tensor.op(OpCode::k_tanh, {tensor.input("x", {1 << 23, 1 << 22})})});
+  CHECK(has(refusal(tensor.g, "null:1", {}), "the most that a tensor may have"));
 }
