@@ -77,6 +77,7 @@ FACTORS = {
 RATES = {"adam": "0.001", "sgd": "0.02", "momentum": "0.01", "adamw": "0.001", "lamb": "0.002", "adagrad": "0.01", "adafactor": "0.002"}
 
 SPLITS = {strategy for strategy in STRATEGIES if "split" in strategy}
+REPLICAS = {strategy for strategy in STRATEGIES if "replica" in strategy}
 PIPELINES = {strategy for strategy in STRATEGIES if "pipeline" in strategy}
 TABLES = {"gpt", "gpt-tied", "bert", "t5", "moe-gpt", "m6", "m6-decoder", "gnmt", "dlrm"}  # models that look rows up
 TIED = {"gpt-tied", "bert", "t5", "moe-gpt", "m6", "m6-decoder"}  # whose table is multiplied by as well
@@ -112,7 +113,7 @@ NOT_RUN = [
 # Cases whose plan is compared without an option, and not with it: of cases with all of `when`, where verify says why in these words.
 Partly = collections.namedtuple("Partly", "when words why")
 PARTLY = [
-    Partly({"model": {"resnet", "resnet-groups"}, "sums": "adasum"}, "batch norm mixes",
+    Partly({"model": {"resnet", "resnet-groups"}, "sums": "adasum", "strategy": REPLICAS}, "batch norm mixes",
            "Adasum is compared with the gradients of each replica's samples alone, and batch norm mixes those of all"),
 ]
 
