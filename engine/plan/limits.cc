@@ -19,11 +19,11 @@ void check_program(const Entry& entry, const Program& program) {
           brief(b.name), b.bytes, entry.name, kMostBytes);
   for (const auto& [bytes, where] :
        {std::pair{program.arena_bytes, "device's"}, std::pair{program.host_bytes, "host's"}})
-    if (bytes > kMostBytes)
+    if (bytes > kMostArena)
       throw beyond(
-          "the values of entry '{}' take {} bytes of a {} memory, at most {} (64 TiB) are possible: use more devices, "
+          "the values of entry '{}' take {} bytes of a {} memory, at most {} (1 PiB) are possible: use more devices, "
           "more micro-batches, recompute or a smaller batch",
-          entry.name, bytes, where, kMostBytes);
+          entry.name, bytes, where, kMostArena);
 }
 
 }  // namespace

@@ -357,7 +357,7 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   out.dtype = f.number<DType>(t->dtype(), "a buffer's dtype");
   out.dims = f.dims(t->dims(), out.dtype, "a buffer");
   out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "a buffer's ref"));
-  out.offset = f.range(t->offset(), -1, kMaxTensorBytes, "a buffer's offset");
+  out.offset = f.range(t->offset(), -1, kMostArena, "a buffer's offset");
   out.bytes = f.range(t->bytes(), 0, kMaxTensorBytes, "a buffer's bytes");
   out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMostSlots, "a buffer's slots"));
   out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
@@ -512,8 +512,8 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   const size_t buffers = t->buffers() != nullptr ? t->buffers()->size() : 0;
   out.buffers = read_all(f, t->buffers(), read_buffer, buffers);
   out.segments = read_all(f, t->segments(), read_segment, plan, out);
-  out.arena_bytes = f.range(t->arena_bytes(), 0, kMaxTensorBytes, "arena_bytes");
-  out.host_bytes = f.range(t->host_bytes(), 0, kMaxTensorBytes, "host_bytes");
+  out.arena_bytes = f.range(t->arena_bytes(), 0, kMostArena, "arena_bytes");
+  out.host_bytes = f.range(t->host_bytes(), 0, kMostArena, "host_bytes");
   out.variable_bytes = f.range(t->variable_bytes(), 0, INT64_MAX, "variable_bytes");
   out.peak_live_bytes = f.range(t->peak_live_bytes(), 0, INT64_MAX, "peak_live_bytes");
   if (t->schedule() != nullptr) {

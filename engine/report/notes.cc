@@ -42,22 +42,22 @@ std::vector<std::string> notes_of(const Plan& plan) {
     notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
                                 bytes_text(f.communicated), f.on_the_side));
   const bool replicas = has_replicas(plan.meshes);
-  if (plan.devices.size() > 1 && plan.options.zero > 0 && !replicas)
-    notes.push_back(fmt::format("ZeRO {} cuts over replicas; '{}' has none, so nothing is cut: put replica around it.",
-                                plan.options.zero, plan.strategy));
-  if (plan.devices.size() > 1 && plan.options.gradient_dtype)
+  const std::string who = plan.devices.size() > 1 ? fmt::format("'{}'", plan.strategy) : "one device";
+  if (plan.options.zero > 0 && !replicas)
+    notes.push_back(fmt::format("ZeRO {} cuts over replicas; {} has none, so nothing is cut{}.", plan.options.zero, who,
+                                plan.devices.size() > 1 ? ": put replica around it" : ""));
+  if (plan.options.gradient_dtype)
     notes.push_back(
         replicas
             ? fmt::format("Gradients are rounded to {} before replicas sum them: by this option the plan changes the "
                           "result.",
                           name_of(*plan.options.gradient_dtype))
-            : fmt::format("Gradients are summed in {} between replicas; '{}' has none, so nothing is rounded.",
-                          name_of(*plan.options.gradient_dtype), plan.strategy));
-  if (plan.devices.size() > 1 && plan.options.adasum)
-    notes.push_back(replicas
-                        ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."
-                        : fmt::format("Adasum combines gradients of replicas; '{}' has none, so nothing is combined.",
-                                      plan.strategy));
+            : fmt::format("Gradients are summed in {} between replicas; {} has none, so nothing is rounded.",
+                          name_of(*plan.options.gradient_dtype), who));
+  if (plan.options.adasum)
+    notes.push_back(
+        replicas ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."
+                 : fmt::format("Adasum combines gradients of replicas; {} has none, so nothing is combined.", who));
   return notes;
 }
 

@@ -543,6 +543,17 @@ def test_sums_in_few_bits_where_batch_norm_mixes_samples(tmp_path):
         verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", "--gradient-dtype", dtype, code=0)
 
 
+def test_a_parameter_of_which_batch_norm_takes_a_part_away(tmp_path):
+    """Its sum is small beside the replicas' parts, and a replica's samples by themselves do not show those."""
+    with wh.Graph("bias") as g:
+        x, y = wh.input("x", (8, 6)), wh.input("y", (8, 3))
+        b = wh.parameter("b", (8,), wh.zeros())
+        h = wh.ops.tanh(wh.nn.batch_norm(wh.nn.linear(x, 5, bias=False) + b[:5]))
+        g.minimize(wh.nn.mse(wh.nn.linear(h, 3) + 0.02 * b[5:], y), wh.SGD(0.05))
+    g.save(tmp_path / "model.whale")
+    verify(tmp_path / "model.whale", "--devices", "cpu:4", "--strategy", "replica", "--gradient-dtype", "bf16", "--steps", "4", code=0)
+
+
 @pytest.mark.parametrize("model", [[*GPT, "--dropout", "0.1"], ["bert", *GPT[1:], "--dropout", "0.1"]], ids=["gpt", "bert"])
 def test_adasum_with_masks(tmp_path, model):
     """Masks follow the place of a sample in the batch: each replica's samples stay there, and no other's labels count."""

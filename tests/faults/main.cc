@@ -12,11 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
+#include <thread>
 
 #include "base/error.h"
 #include "cluster/devices.h"
@@ -32,6 +35,20 @@ namespace {
 
 constexpr int kPerPlan = 12;  // damages of one plan
 constexpr double kOfAll = 0.99, kOfKind = 0.9;
+
+// Of a run, for the table that is made of it.
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now))};
+}
+std::string machine() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (const size_t colon = line.find(": "); line.starts_with("model name") && colon != line.npos)
+      return fmt::format("{}, {} cores", line.substr(colon + 2), std::thread::hardware_concurrency());
+  return "a machine without a name";
+}
 
 struct Arguments {
   int64_t damages = 200, undamaged = 0, seed = 1;
@@ -370,11 +387,20 @@ class Kit {
     for (const auto& [why, n] : grounds_)
       std::printf("  %lld plans not used: %s\n", static_cast<long long>(n), why.c_str());
     if (!a_.json.empty()) {
-      const nlohmann::json out{
-          {"seed", a_.seed},         {"precision", a_.precision}, {"plans", plans_},
-          {"damages", all.planted},  {"noticed", noticed},        {"caught_by_numbers", caught},
-          {"undamaged", undamaged_}, {"false_alarms", alarms_},   {"undamaged_not_compared", open_},
-          {"no_plan", no_plan_},     {"set_aside", grounds_},     {"kinds", kinds}};
+      const nlohmann::json out{{"seed", a_.seed},
+                               {"precision", a_.precision},
+                               {"plans", plans_},
+                               {"damages", all.planted},
+                               {"noticed", noticed},
+                               {"caught_by_numbers", caught},
+                               {"undamaged", undamaged_},
+                               {"false_alarms", alarms_},
+                               {"undamaged_not_compared", open_},
+                               {"no_plan", no_plan_},
+                               {"set_aside", grounds_},
+                               {"date", today()},
+                               {"machine", machine()},
+                               {"kinds", kinds}};
       std::ofstream(a_.json) << out.dump(1) << "\n";
     }
     // Without the comparison of numbers: nothing crashes, nothing that was not damaged is refused, and what is the plan

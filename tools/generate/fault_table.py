@@ -23,13 +23,14 @@ more than 1e-9 of their movement are no ground: the judge could not tell. Intege
 --plan P --steps 5` ends with code 1: unequal, or a step of the plan fails by itself. Where it compared nothing (code 3), and where it or the run crashed, did not end or could not run ("failed"), nothing is caught. "No effect" were
 harmless where they fell. Kinds with a star are the plan verifier's alone: it has to refuse those that do harm.
 
-{damages} damages of {plans} plans, {kinds} kinds: {noticed:.2f} % of those that matter were noticed; of the {counted} that run and count, {rate:.2f} % were caught
-({missed} missed, {not_compared} not compared, {failed} failed). {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
+{damages} damages of {plans} plans, {kinds} kinds{when}. {refused} were refused before anything ran, most of them unasked whether they would have done harm. The
+others ran: {harmless} changed nothing, {counted} count, and of these {caught} were caught ({rate:.2f} %; {missed} missed, {not_compared} not compared, {failed} failed).
+The kit's own rate takes a refusal for noticed: {noticed:.2f} %. {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
 {aside}The kit (`tools/check` runs it in float64) fails below 99 % of either, on anything "failed", on an undamaged plan that is called unequal, and where two or more of a kind went unnoticed and these are more
 than a tenth of it: one miss alone is no rate of its kind, and fails nothing but the rates of all.
 Written by `tools/generate/fault_table.py` from `tests/faults/rates.json` and `rates-bf16.json`.
 {others}{notes}
-| kind | planted | refused | no effect | count | caught | missed | not compared | failed | rate |
+| kind | planted | refused | no effect | count | caught | missed | not compared | failed | of those that count |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 STRUCTURE = ("collectives", "order", "memory", "links")  # groups of kinds
@@ -60,24 +61,31 @@ def aside(told):
 
 
 def totals(told):
-    return {key: sum(kind[key] for kind in told["kinds"]) for key in ("counted", "caught", "missed", "not_compared", "failed")}
+    out = {key: sum(kind[key] for kind in told["kinds"]) for key in ("counted", "caught", "missed", "not_compared", "failed")}
+    out["harmless"] = sum(kind["same_result"] for kind in told["kinds"])
+    out["refused"] = sum(kind["refused"] + kind["refused_when_bound"] for kind in told["kinds"])
+    return out
+
+
+def when(told):
+    return f" ({told['date']}, {told['machine']})" if "date" in told else ""
 
 
 def line(told):
     """Of another precision (`fault_kit --precision`)."""
     sums = totals(told)
-    return (f"\nPlans of cpu devices in {told['precision']}: {told['damages']} damages, {100 * told['noticed']:.2f} % noticed; of {sums['counted']} that run and count "
+    return (f"\nPlans of cpu devices in {told['precision']}: {told['damages']} damages{when(told)}, {sums['refused']} refused before anything ran; of {sums['counted']} that ran and count "
             f"{sums['caught']} caught. {told['undamaged']} undamaged, {told['false_alarms']} called unequal, {told['undamaged_not_compared']} not compared. {aside(told).rstrip()}\n")
 
 
 def section(told, others):
     total = totals(told)
-    text = HEAD.format(mark=MARK, damages=told["damages"], plans=told["plans"], kinds=len(told["kinds"]), noticed=100 * told["noticed"], rate=100 * told["caught_by_numbers"],
+    text = HEAD.format(mark=MARK, damages=told["damages"], plans=told["plans"], kinds=len(told["kinds"]), when=when(told), noticed=100 * told["noticed"], rate=100 * told["caught_by_numbers"],
                        undamaged=told["undamaged"], alarms=told["false_alarms"], open=told["undamaged_not_compared"],
                        aside=aside(told), notes=notes(told["kinds"]), others="".join(map(line, others)), **total)
     for kind in told["kinds"]:
         refused = kind["refused"] + kind["refused_when_bound"]
-        rate = f"{100 * kind['noticed'] / kind['due']:.0f} %" if kind["due"] else ""
+        rate = f"{100 * kind['caught'] / kind['counted']:.0f} %" if kind["counted"] else ""
         star = "*" if kind["by"] == "plan verifier" else ""
         text += (f"| {kind['kind']}{star} | {kind['planted']} | {refused} | {kind['same_result']} | {kind['counted']} | {kind['caught']} | "
                  f"{kind['missed']} | {kind['not_compared']} | {kind['failed']} | {rate} |\n")

@@ -197,6 +197,7 @@ class Gradients {
 
  private:
   size_t count() const { return sum_.parameters.size(); }
+  static double root_of(size_t elements) { return std::sqrt(static_cast<double>(std::max<size_t>(1, elements))); }
 
   bool by_parts(const Wanted& one, size_t k) const {
     return one.alone && one.split[k] <= std::max(1e-6, 32 * report_.setting.roundoff);
@@ -324,6 +325,8 @@ class Gradients {
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
                       std::make_move_iterator(found.end()));
     out.rounding.assign(count(), 0), out.parts.assign(count(), 0), out.split.assign(count(), 0);
+    double largest = 0;  // per element, of all
+    for (const Gradient& g : whole) largest = std::max(largest, norm(g) / root_of(g.size()));
     for (size_t mesh = 0; parts && mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
       for (size_t k = 0; k < count(); ++k)
@@ -334,11 +337,13 @@ class Gradients {
       for (size_t r = 0; r < replicas.size(); ++r) own.push_back(of_replica(role, mesh, r, start, batch, out, whole));
       to_means(replicas, here, batch, whole, own);
       for (const size_t k : here) measure(replicas, own, whole[k], k, out);
-      // Where the samples by themselves say nothing of the parts, a part is taken for noise.
+      // Where the samples by themselves say nothing of the parts, a part is taken for noise, as large as any gradient:
+      // of a bias before batch norm the parts are, and their sum is nothing.
       const auto n = static_cast<double>(replicas.size());
       for (const size_t k : here)
         if (!by_parts(out, k))
-          out.rounding[k] = std::max(out.rounding[k], kOrders * sum_.roundoff * (std::sqrt(n) + n) * norm(whole[k]));
+          out.rounding[k] = std::max(out.rounding[k],
+                                     kOrders * sum_.roundoff * (std::sqrt(n) + n) * largest * root_of(whole[k].size()));
       for (const size_t k : here) {
         if (!sum_.adasum) continue;
         std::vector<Gradient> of;

@@ -655,6 +655,7 @@ double Figure::ratio() const {
 }
 
 bool Figure::has_power() const { return !(norm > 0 && bound > norm); }
+bool Figure::tells() const { return has_power() || !(difference * norm <= bound * bound); }
 
 void worsen(Figure& worst, const Figure& figure) {
   if (worst.name.empty() || figure.ratio() > worst.ratio()) worst = figure;

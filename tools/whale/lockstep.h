@@ -56,7 +56,9 @@ struct Figure {
   double difference = 0, envelope = 0, floor = 0, bound = 0, norm = 0;
   double ratio() const;    // of the difference to its bound; more than 1: not rounding
   bool has_power() const;  // a value of zero, where it is none, would not pass
-  bool tells() const { return has_power() || ratio() > 1; }
+  // Whether it counts among the worst. Where rounding makes anything of a tensor, what it does is a matter of factors
+  // and no longer of terms: the bound is there the square of itself, in units of the tensor.
+  bool tells() const;
 };
 // Takes the figure that is further from its bound.
 void worsen(Figure& worst, const Figure& figure);
