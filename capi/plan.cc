@@ -16,32 +16,55 @@ using namespace whale::capi;  // NOLINT
 namespace whale::capi {
 namespace {
 
+template <class T>
+concept Number = std::is_integral_v<T> || std::is_enum_v<T>;
+
+// A field of whale_plan_options into the plan's option: a number, a flag or a choice up to `last`.
+template <std::integral From, Number To>
+void read(From from, To& to, int64_t last, const char* what) {
+  to = static_cast<To>(number<int64_t>(from, 0, last, what));
+}
+void read(int32_t from, std::optional<DType>& to, int64_t, const char* what) {
+  if (const auto dtype = number<int>(from, 0, INT32_MAX, what); dtype > 0) to = checked_dtype(dtype - 1);
+}
+void read(whale_str from, uint32_t& to, int64_t, const char* what) { to = parse_offload(text(from, what)); }
+void read(std::span<const double> from, std::vector<double>& to, int64_t, const char*) {
+  to.assign(from.begin(), from.end());
+}
+void read(std::span<const int32_t> from, std::vector<Recompute>& to, int64_t last, const char* what) {
+  for (const int32_t each : from) read(each, to.emplace_back(), last, what);
+}
+
+// Where the field is the option's; with "no_" before its name a flag is turned around.
+template <class From, class To>
+void take(const std::string& field, const From& from, const std::string& option, To& to, int64_t last) {
+  const std::string what = "options." + field;
+  if constexpr (requires { read(from, to, last, ""); })
+    if (field == option) read(from, to, last, what.c_str());
+  if constexpr (std::is_integral_v<From> && std::is_same_v<To, bool>)
+    if (field == "no_" + option) to = number<int64_t>(from, 0, 1, what.c_str()) == 0;
+}
+
+void read_fields(const whale_plan_options& o, PlanOptions& out) {
+  each_option(out, [&](const std::string& option, auto& to, int64_t last) {
+#define WHALE_FIELD(field) take(#field, o.field, option, to, last);
+#define WHALE_LIST(field, count) take(#field, array(o.field, o.count, "options." #field), option, to, last);
+#include "plan_fields.inc"
+#undef WHALE_FIELD
+#undef WHALE_LIST
+  });
+}
+
 CompileOptions read_options(const whale_plan_options& o) {
   CompileOptions out;
   out.verify_passes = false;  // which pass erred is looked for here, not at a user's
   out.strategy = text(o.strategy, "options.strategy");
   for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch"))
     out.fetch.push_back(nonempty(name, "options.fetch"));
-  out.bucket_bytes = number<int64_t>(o.bucket_bytes, 0, INT64_MAX, "options.bucket_bytes");
   out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
   const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F16 + 1, "options.precision");
   if (precision > 0) out.precision = static_cast<Precision>(precision - 1);
-  out.overlap = !flag(o.no_overlap, "options.no_overlap");
-  out.fusion = !flag(o.no_fusion, "options.no_fusion");
-  out.zero = number<int>(o.zero, 0, 3, "options.zero");
-  for (const double share : array(o.state_shares, o.state_share_count, "options.state_shares"))
-    out.state_shares.push_back(share);
-  out.recompute = static_cast<Recompute>(number<int>(o.recompute, 0, WHALE_RECOMPUTE_FULL, "options.recompute"));
-  const auto dtype = number<int>(o.gradient_dtype, 0, INT32_MAX, "options.gradient_dtype");
-  if (dtype > 0) out.gradient_dtype = checked_dtype(dtype - 1);
-  out.adasum = flag(o.adasum, "options.adasum");
-  out.exact = flag(o.exact, "options.exact");
-  out.offload = parse_offload(text(o.offload, "options.offload"));
-  out.update = static_cast<UpdateForm>(number<int>(o.update, 0, WHALE_UPDATE_SLICED, "options.update"));
-  for (const int32_t policy : array(o.stage_recompute, o.stage_recompute_count, "options.stage_recompute"))
-    out.stage_recompute.push_back(
-        static_cast<Recompute>(number<int>(policy, 0, WHALE_RECOMPUTE_FULL, "options.stage_recompute")));
-  out.matmul_chunks = number<int64_t>(o.matmul_chunks, 0, INT32_MAX, "options.matmul_chunks");
+  read_fields(o, out);
   return out;
 }
 

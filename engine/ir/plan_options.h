@@ -1,5 +1,7 @@
 // How a plan is made of a model, besides its strategy, batch and devices: kept in the plan, so that other batch sizes
-// and evaluation are planned alike. each_option() is the only list of them: files, JSON and ranges follow it.
+// and evaluation are planned alike. each_option() is the only list of them: files, JSON, ranges and the fields of the C
+// ABI follow it. A new one is touched here, in whale.h, in tools/whale/plan_arguments.cc and in
+// sdk/python/whale/job.py.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +68,7 @@ void each_option(Options&& o, Visit&& visit) {
   visit("exact", o.exact, 1);
   visit("offload", o.offload, kOffloadAll);
   visit("update", o.update, int64_t{static_cast<uint8_t>(UpdateForm::kSliced)});
-  visit("matmul_chunks", o.matmul_chunks, INT64_MAX);
+  visit("matmul_chunks", o.matmul_chunks, INT32_MAX);
 }
 
 // Those that differ from the default, by name. options_of() throws where an option is unknown or out of range.

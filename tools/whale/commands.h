@@ -22,8 +22,6 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app);
 void add_devices(CLI::App& app);
 
-struct PlanArguments;
-void add_plan_options(CLI::App& command, PlanArguments& arguments);
 struct SessionArguments;
 void add_scale_options(CLI::App& command, SessionArguments& arguments);  // --precision f16
 

@@ -189,53 +189,6 @@ void add_inspect(CLI::App& app) {
   });
 }
 
-void add_plan_options(CLI::App& command, PlanArguments& a) {
-  const size_t before = command.get_options().size();
-  command.add_option(
-      "--devices", a.devices,
-      "cpu:N, cpu@CORES*K, ref:N, null:N, joined by commas; with their memory null-80GB:N (default cpu:1)");
-  command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
-  command.add_option("--precision", a.precision, "f32, bf16, f16, f64 (ref devices); default: the model's");
-  command.add_option("--accumulation", a.accumulation, "micro-batches a step; default: the model's")
-      ->check(whole(0, INT64_MAX));
-  command.add_option("--bucket-bytes", a.bucket_bytes, "size of gradient buckets")->check(whole(0, INT64_MAX));
-  command.add_option("--zero", a.zero, "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too")
-      ->check(whole(0, 3));
-  command.add_option("--state-shares", a.state_shares, "of state that is cut: a weight per replica, joined by commas")
-      ->check(not_negative())
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  command
-      .add_option(
-          "--recompute", a.recompute,
-          "none, selective, full: activations computed again, not kept; or one for each stage, joined by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  command.add_option("--offload", a.offload,
-                     "what waits in the host's memory: state, gradients, parameters, activations, joined by commas");
-  command.add_option("--gradient-dtype", a.gradient_dtype, "f32, bf16, f16: what gradients are summed in");
-  command.add_option("--update", a.update,
-                     "auto, whole, sliced: replicas update everything, or their slice and gather");
-  command.add_option("--matmul-chunks", a.matmul_chunks, "of products beside their collective; 0: by cost, 1: none")
-      ->check(whole(0, INT32_MAX));
-  command.add_flag("--adasum", a.adasum, "combine the gradients of replicas by Adasum");
-  command.add_flag("--exact", a.exact, "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO");
-  command.add_flag("--no-overlap", a.no_overlap, "communicate on the compute stream, for comparison");
-  command.add_flag("--no-fusion", a.no_fusion, "no fusion groups, for comparison");
-  const auto options = command.get_options();
-  const std::vector<CLI::Option*> fixed(options.begin() + static_cast<std::ptrdiff_t>(before), options.end());
-  a.fixed = [fixed] {
-    std::string names;
-    for (const CLI::Option* option : fixed)
-      if (option->count() > 0) names += (names.empty() ? "" : ", ") + option->get_name();
-    return names;
-  };
-  command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
-      ->check(not_negative());
-  command.add_option("--init-dir", a.init_dir,
-                     "folder that initial values may be read from (default: that of the model or plan file given)");
-}
-
 void add_scale_options(CLI::App& command, SessionArguments& a) {
   command.add_option("--loss-scale", a.loss_scale, "f16: of the first step, 2^-14 to 2^24 (default 65536)")
       ->check(loss_scale());
@@ -283,7 +236,10 @@ void add_plan(CLI::App& app) {
     if (!state->out.empty()) check_target(state->out, "--output", {state->path});
     const Engine engine = make_engine(state->arguments.init_dir);
     if (state->estimate) {
-      std::printf("%s\n", estimate_of(engine.get(), state->path, state->arguments, state->json).c_str());
+      if (kind_of(state->path) == FileKind::kPlan)
+        throw Failure("'" + shown(state->path) + "' is a plan: what it takes is known, see it without --estimate");
+      const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
+      std::printf("%s\n", estimate_of(engine.get(), graph.get(), state->arguments, state->json).c_str());
       return;
     }
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);

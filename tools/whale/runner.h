@@ -5,6 +5,7 @@
 #include <map>
 
 #include "data.h"
+#include "plan_arguments.h"
 #include "tensors.h"
 
 namespace tool {
@@ -49,26 +50,6 @@ FileKind kind_of(const std::string& path);
 // Whether a model or a plan file ends in a checksum, which loading it compares.
 bool has_checksum(const std::string& path);
 
-struct PlanArguments {
-  std::string devices = "cpu:1";
-  std::string strategy;
-  std::string precision;  // "", "f32", "bf16", "f64"
-  int64_t accumulation = 0;
-  bool no_overlap = false, no_fusion = false;
-  int64_t bucket_bytes = 0, matmul_chunks = 0;
-  int zero = 0;
-  std::vector<double> state_shares;
-  std::vector<std::string> recompute;  // one policy, or one for each stage
-  std::string gradient_dtype, update, offload;
-  bool adasum = false, exact = false;
-  double timeout = 0;                  // seconds of planning
-  std::string init_dir;                // that initial values may be read from
-  std::vector<std::string> fetch;      // tensors, besides the graph's outputs
-  std::function<std::string()> fixed;  // those on the command line that a finished plan has fixed, as text
-};
-Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
-// What a plan of a model file would take, as a table or as JSON.
-std::string estimate_of(whale_engine* engine, const std::string& path, const PlanArguments& arguments, bool json);
 // Throws for options that the plan file has fixed.
 void check_fixed(const std::string& path, const PlanArguments& arguments);
 // From a plan file (devices and strategy are in it) or a model file.

@@ -87,12 +87,13 @@ PlanArguments options_of(const Json& plan) {
     out.devices += (out.devices.empty() ? "" : ",") + device.at("name").get<std::string>();
   }
   out.precision = plan.at("precision");
-  out.accumulation = plan.at("micro_batches");
-  if (!plan.at("gradient_dtype").is_null()) out.gradient_dtype = plan.at("gradient_dtype");
-  out.adasum = plan.at("adasum");
+  out.given["accumulation"] = std::to_string(plan.at("micro_batches").get<int64_t>());
+  if (!plan.at("gradient_dtype").is_null()) out.given["gradient-dtype"] = plan.at("gradient_dtype");
+  if (plan.at("adasum")) out.given["adasum"];
   return out;
 }
 
+bool adasum(const PlanArguments& a) { return a.given.contains("adasum"); }
 // Where no replicas are the option means nothing.
 bool combines_by_adasum(const Json& plan) {
   for (const auto& entry : plan.at("entries"))
@@ -109,7 +110,7 @@ PlanArguments one_device(const PlanArguments& given, const std::string& kind) {
   out.devices = kind + ":1";
   out.strategy = "local";
   out.precision = given.precision;
-  out.accumulation = given.accumulation;
+  if (const auto it = given.given.find("accumulation"); it != given.given.end()) out.given.insert(*it);
   return out;
 }
 
@@ -451,7 +452,7 @@ class Subject {
       if (device.at("kind") == "null")
         throw Failure("device '" + device.at("name").get<std::string>() +
                       "' is a null device, which computes nothing: verify on cpu or ref devices");
-    many_.adasum = many_.adasum && combines_by_adasum(described_);
+    if (!combines_by_adasum(described_)) many_.given.erase("adasum");
     one_ = one_device(many_, from_file() ? described_.at("devices").at(0).at("kind").get<std::string>()
                                          : kind_of_first(many_.devices));
     one_.precision = described_.at("precision");
@@ -596,11 +597,11 @@ class Comparer {
   void add(bool float64) {
     const PlanArguments& many = subject_.many();
     const bool file = subject_.from_file();
-    const bool same = float64 && subject_.plan().at("precision") != "f64" && !many.adasum;
+    const bool same = float64 && subject_.plan().at("precision") != "f64" && !adasum(many);
     if (!(file && exempt(many)) || same) {
       Report report = compared(float64, session(float64));
       if (exempt(many))
-        report.subject = many.adasum ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
+        report.subject = adasum(many) ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
       finish(std::move(report), side(subject_.many(), float64), side(subject_.one(), float64));
     }
     if (exempt(many) && !(file && same)) add_gradients(float64);
@@ -682,15 +683,15 @@ class Comparer {
     if (same && subject_.splits_weights()) return subject_.make(without_exempt(side(subject_.many(), true)));
     const PlanArguments& many = subject_.many();
     Plan plan =
-        subject_.from_file() ? subject_.open() : subject_.make(same && !many.adasum ? many : without_exempt(many));
+        subject_.from_file() ? subject_.open() : subject_.make(same && !adasum(many) ? many : without_exempt(many));
     return same ? own<Plan>(whale_plan_in_float64, static_cast<const whale_plan*>(plan.get())) : std::move(plan);
   }
   static bool exempt(const PlanArguments& a) {
-    return a.adasum || (!a.gradient_dtype.empty() && a.gradient_dtype != "f32");
+    const auto dtype = a.given.find("gradient-dtype");
+    return adasum(a) || (dtype != a.given.end() && dtype->second != "f32");
   }
   static PlanArguments without_exempt(PlanArguments a) {
-    a.adasum = false;
-    a.gradient_dtype.clear();
+    a.given.erase("adasum"), a.given.erase("gradient-dtype");
     return a;
   }
   PlanArguments side(PlanArguments a, bool float64) const {
@@ -755,12 +756,12 @@ class Comparer {
     const std::vector<std::string> outputs = without_gradients(subject_.outputs().names);
     one.fetch = outputs;
     const Setting setting = setting_for(float64, kFewRuns);
-    const std::string why = many.adasum ? why_not_by_replica(subject_.graph()) : "";
+    const std::string why = adasum(many) ? why_not_by_replica(subject_.graph()) : "";
     if (!why.empty())
       return not_compared(setting, many, one,
                           "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
     GradientSum sum =
-        gradient_sum_of(subject_.plan().dump(), subject_.graph(), !many.adasum && subject_.plan().at("zero") >= 2);
+        gradient_sum_of(subject_.plan().dump(), subject_.graph(), !adasum(many) && subject_.plan().at("zero") >= 2);
     std::erase_if(sum.parameters,
                   [&](const GradientSum::Parameter& p) { return !has_gradient(one, "grad:" + p.name); });
     std::string unseen;
@@ -778,7 +779,7 @@ class Comparer {
     for (const GradientSum::Parameter& p : sum.parameters) names.push_back(p.name);
     PlanArguments of_updates = one;
     of_updates.fetch.clear();
-    of_updates.accumulation = 0;
+    of_updates.given.erase("accumulation");
     if (one.precision != "f64") of_updates.precision = "f32";
     const Sides sides{{},
                       [&] { return subject_.from_file() ? subject_.open() : subject_.make(many); },
@@ -801,7 +802,7 @@ class Comparer {
   void not_compared(const Setting& setting, const PlanArguments& many, const PlanArguments& one,
                     const std::string& reason) {
     Report report;
-    report.setting = setting, report.subject = subject_of_sums(many.adasum), report.reason = reason;
+    report.setting = setting, report.subject = subject_of_sums(adasum(many)), report.reason = reason;
     finish(std::move(report), many, one);
   }
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
@@ -827,7 +828,7 @@ std::vector<Report> verify(whale_engine* engine, const Arguments& given) {
   const Subject subject(engine, given);
   Comparer comparer(engine, given, subject);
   const bool float64 = subject.plan().at("precision") == "f64";
-  const bool none = subject.from_file() && (subject.splits_weights() || subject.many().adasum);
+  const bool none = subject.from_file() && (subject.splits_weights() || adasum(subject.many()));
   const bool both = !float64 && !given.skip_f64 && !none;
   if (both) comparer.add(true);
   comparer.add(float64);

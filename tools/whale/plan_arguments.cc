@@ -1,0 +1,188 @@
+#include "plan_arguments.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+
+#include "commands.h"
+
+namespace tool {
+namespace {
+
+// whale_plan_options with what it points to.
+struct Options {
+  whale_plan_options c = WHALE_PLAN_OPTIONS_INIT;
+  std::vector<whale_str> fetch;
+  std::vector<double> shares;
+  std::vector<int32_t> policies;
+};
+
+std::vector<std::string> pieces(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    out.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return out;
+}
+
+struct Choice {
+  const char* name;
+  int value;
+};
+int choose(const char* what, const std::string& given, std::initializer_list<Choice> values) {
+  std::string known;
+  for (const auto& [name, value] : values) {
+    if (given == name) return value;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  throw Failure("no " + std::string(what) + " '" + shown(given) + "'; there are " + known);
+}
+int policy_of(const std::string& given) {
+  return choose(
+      "recompute policy", given,
+      {{"none", WHALE_RECOMPUTE_NONE}, {"selective", WHALE_RECOMPUTE_SELECTIVE}, {"full", WHALE_RECOMPUTE_FULL}});
+}
+
+// A field of whale_plan_options that is a number or a flag.
+template <auto kField>
+void number(const std::string& text, Options& to) {
+  to.c.*kField = static_cast<std::remove_reference_t<decltype(to.c.*kField)>>(std::strtoll(text.c_str(), nullptr, 10));
+}
+template <auto kField>
+void flag(const std::string&, Options& to) {
+  to.c.*kField = 1;
+}
+
+enum class Kind { kText, kFlag, kNumber, kList, kNumbers };
+struct Row {
+  const char* name;
+  const char* help;
+  Kind kind;
+  int64_t most;  // of a number
+  void (*read)(const std::string& text, Options& to);
+};
+using O = whale_plan_options;
+const Row kRows[] = {
+    {"accumulation", "micro-batches a step; default: the model's", Kind::kNumber, INT64_MAX, number<&O::accumulation>},
+    {"bucket-bytes", "size of gradient buckets", Kind::kNumber, INT64_MAX, number<&O::bucket_bytes>},
+    {"zero", "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too", Kind::kNumber, 3,
+     number<&O::zero>},
+    {"state-shares", "of state that is cut: a weight per replica, joined by commas", Kind::kNumbers, 0,
+     [](const std::string& text, Options& to) {
+       for (const std::string& share : pieces(text)) to.shares.push_back(std::strtod(share.c_str(), nullptr));
+       to.c.state_shares = to.shares.data(), to.c.state_share_count = to.shares.size();
+     }},
+    {"recompute",
+     "none, selective, full: activations computed again, not kept; or one for each stage, joined by commas",
+     Kind::kList, 0,
+     [](const std::string& text, Options& to) {
+       for (const std::string& policy : pieces(text)) to.policies.push_back(policy_of(policy));
+       if (to.policies.size() == 1)
+         to.c.recompute = to.policies[0];
+       else
+         to.c.stage_recompute = to.policies.data(), to.c.stage_recompute_count = to.policies.size();
+     }},
+    {"offload", "what waits in the host's memory: state, gradients, parameters, activations, joined by commas",
+     Kind::kText, 0, [](const std::string& text, Options& to) { to.c.offload = str(text); }},
+    {"gradient-dtype", "f32, bf16, f16: what gradients are summed in", Kind::kText, 0,
+     [](const std::string& text, Options& to) {
+       to.c.gradient_dtype =
+           choose("gradient dtype", text, {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
+     }},
+    {"update", "auto, whole, sliced: replicas update everything, or their slice and gather", Kind::kText, 0,
+     [](const std::string& text, Options& to) {
+       to.c.update =
+           choose("update", text,
+                  {{"auto", WHALE_UPDATE_BY_COST}, {"whole", WHALE_UPDATE_WHOLE}, {"sliced", WHALE_UPDATE_SLICED}});
+     }},
+    {"matmul-chunks", "of products beside their collective; 0: by cost, 1: none", Kind::kNumber, INT32_MAX,
+     number<&O::matmul_chunks>},
+    {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
+    {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
+    {"no-overlap", "communicate on the compute stream, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},
+    {"no-fusion", "no fusion groups, for comparison", Kind::kFlag, 0, flag<&O::no_fusion>},
+};
+
+void add(CLI::App& command, PlanArguments& a, const Row& row) {
+  const std::string option = "--" + std::string(row.name);
+  const auto one = [&a, &row](const std::string& text) { a.given[row.name] = text; };
+  const auto several = [&a, &row](const std::vector<std::string>& texts) {
+    std::string all;
+    for (const std::string& text : texts) all += (all.empty() ? "" : ",") + text;
+    a.given[row.name] = all;
+  };
+  const auto list = [&] {
+    return command.add_option_function<std::vector<std::string>>(option, several, row.help)
+        ->delimiter(',')
+        ->allow_extra_args(false);
+  };
+  switch (row.kind) {
+    case Kind::kFlag:
+      command.add_flag_callback(
+          option, [&a, &row] { a.given[row.name] = ""; }, row.help);
+      break;
+    case Kind::kText: command.add_option_function<std::string>(option, one, row.help); break;
+    case Kind::kNumber:
+      command.add_option_function<std::string>(option, one, row.help)->check(whole(0, row.most))->type_name("INT");
+      break;
+    case Kind::kList: list(); break;
+    case Kind::kNumbers: list()->check(not_negative())->type_name("FLOAT"); break;
+  }
+}
+
+// use(engine, graph, cluster, options) of the arguments.
+template <class Use>
+auto with_options(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, Use use) {
+  const Cluster cluster = own<Cluster>(whale_cluster_create, engine, str(arguments.devices));
+  Options options;
+  options.c.strategy = str(arguments.strategy);
+  for (const std::string& name : arguments.fetch) options.fetch.push_back(str(name));
+  options.c.fetch = options.fetch.data(), options.c.fetch_count = options.fetch.size();
+  if (!arguments.precision.empty())
+    options.c.precision = choose("precision", arguments.precision,
+                                 {{"f32", WHALE_PRECISION_F32 + 1},
+                                  {"bf16", WHALE_PRECISION_BF16 + 1},
+                                  {"f16", WHALE_PRECISION_F16 + 1},
+                                  {"f64", WHALE_PRECISION_F64 + 1}});
+  for (const Row& row : kRows)
+    if (const auto it = arguments.given.find(row.name); it != arguments.given.end()) row.read(it->second, options);
+  options.c.timeout_seconds = arguments.timeout;
+  return use(engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options.c);
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& command, PlanArguments& a) {
+  const size_t before = command.get_options().size();
+  command.add_option(
+      "--devices", a.devices,
+      "cpu:N, cpu@CORES*K, ref:N, null:N, joined by commas; with their memory null-80GB:N (default cpu:1)");
+  command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
+  command.add_option("--precision", a.precision, "f32, bf16, f16, f64 (ref devices); default: the model's");
+  for (const Row& row : kRows) add(command, a, row);
+  const auto options = command.get_options();
+  const std::vector<CLI::Option*> fixed(options.begin() + static_cast<std::ptrdiff_t>(before), options.end());
+  a.fixed = [fixed] {
+    std::string names;
+    for (const CLI::Option* option : fixed)
+      if (option->count() > 0) names += (names.empty() ? "" : ", ") + option->get_name();
+    return names;
+  };
+  command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
+      ->check(not_negative());
+  command.add_option("--init-dir", a.init_dir,
+                     "folder that initial values may be read from (default: that of the model or plan file given)");
+}
+
+Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments) {
+  return with_options(engine, graph, arguments, [](auto... all) { return own<Plan>(whale_plan_create, all...); });
+}
+
+std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json) {
+  return with_options(engine, graph, arguments,
+                      [&](auto... all) { return text(whale_plan_estimate, all..., static_cast<int32_t>(json)); });
+}
+
+}  // namespace tool

@@ -1,0 +1,33 @@
+// What a plan is made with: the options of the command line, which one table knows (plan_arguments.cc).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "api.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tool {
+
+struct PlanArguments {
+  std::string devices = "cpu:1";
+  std::string strategy;
+  std::string precision;                     // "", "f32", "bf16", "f16", "f64"
+  std::vector<std::string> fetch;            // tensors, besides the graph's outputs
+  std::map<std::string, std::string> given;  // the other options by name, "matmul-chunks": as text; of a flag ""
+  double timeout = 0;                        // seconds of planning
+  std::string init_dir;                      // that initial values may be read from
+  std::function<std::string()> fixed;        // those on the command line that a finished plan has fixed, as text
+};
+void add_plan_options(CLI::App& command, PlanArguments& arguments);
+
+Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
+// What a plan of the graph would take, as a table or as JSON.
+std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json);
+
+}  // namespace tool
