@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "capi" / "whale" / "whale.h"
 TARGET = ROOT / "sdk" / "python" / "whale" / "_abi.py"
 FIELDS = ROOT / "capi" / "plan_fields.inc"
+OPTIONS = ROOT / "engine" / "ir" / "plan_options.h"
 
 SCALARS = {
     "void": "None", "int32_t": "c_int32", "int64_t": "c_int64", "uint64_t": "c_uint64", "uint32_t": "c_uint32",
@@ -112,6 +113,10 @@ def plan_fields() -> str:
             out.append(f"WHALE_LIST({name}, {following})")
         elif not name.endswith("_count"):
             out.append(f"WHALE_FIELD({name})")
+    names = {name for _, name in declared}
+    for option in re.findall(r'visit\("(\w+)"', OPTIONS.read_text()):
+        if not {option, "no_" + option} & names:
+            raise SystemExit(f"whale.h: whale_plan_options has no field for the option '{option}' of {OPTIONS.name}")
     return "\n".join(out) + "\n"
 
 
