@@ -382,7 +382,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     entries.push_back("train");
   else if (!compiler.gradients.empty())
     throw invalid("fetch 'grad:{}': the graph has no loss with an optimizer, so nothing is differentiated",
-                  compiler.gradients[0]);
+                  brief(compiler.gradients[0]));
   entries.push_back("eval");
   Homes homes;
   std::vector<std::string> decisions;  // of the first entry

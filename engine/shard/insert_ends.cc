@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace whale {
 
@@ -82,7 +83,7 @@ static Error no_gradient(const Graph& graph, const std::string& name) {
                     : !it->trainable
                         ? "this parameter is not trainable, so it has no gradient"
                         : "the loss does not reach this parameter: its gradient is zero, and is not computed";
-  return error(Code::kNotFound, "fetch 'grad:{}': {}", name, why);
+  return error(Code::kNotFound, "fetch 'grad:{}': {}", brief(name), why);
 }
 
 void Inserter::finish() {

@@ -193,7 +193,7 @@ def test_a_long_argument_is_shown_once_and_shortened(folder):
                       ["plan", folder / "m.whale", "--devices", "file:" + long], ["plan", folder / "m.whale", "--devices", "cpu:" + long], ["plan", folder / "m.whale", "--devices", f"cpu-{long}:1"],
                       ["plan", folder / "m.whale", "--strategy", f"replica(2, {long}=1)"], ["plan", folder / "m.whale", "--strategy", f"replica(2, shares={long})"],
                       ["plan", folder / "m.whale", "--strategy", f"split(2, factor={long})"], ["plan", folder / "m.whale", "--strategy", f"cluster(layout={long})"],
-                      ["plan", folder / "m.whale", "--fetch", long], ["plan", folder / "m.whale", "--offload", long],
+                      ["plan", folder / "m.whale", "--fetch", long], ["plan", folder / "m.whale", "--fetch", "grad:" + long], ["plan", folder / "m.whale", "--offload", long],
                       ["plan", folder / "m.whale", "--update", long], ["plan", folder / "m.whale", "--recompute", long], ["plan", folder / "m.whale", "--precision", long],
                       ["plan", folder / "m.whale", "--init-dir", long], ["run", folder / "m.whale", "--data", long], ["run", folder / "m.whale", "--steps", long],
                       ["run", folder / "m.whale", "--seed", long], ["run", folder / "m.whale", "--lr", long], ["model", long, "-o", folder / "x.whale"],
