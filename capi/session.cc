@@ -133,6 +133,7 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     so.plan_from_file = plan->from_file;
     so.loss_scale = o.loss_scale;
     so.pin = !flag(o.no_pin, "options.no_pin");
+    so.bf16 = !flag(o.no_bf16, "options.no_bf16");
     so.leases = engine->leases;
     so.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
     auto session = std::make_unique<whale_session>();

@@ -506,8 +506,10 @@ typedef struct whale_session_options {
   double loss_scale;       /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
   int32_t no_pin;          /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
+  int32_t unused;          /* not looked at */
+  int32_t no_bf16;         /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there are */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
  * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left

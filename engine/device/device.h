@@ -80,8 +80,9 @@ class Device {
 
 // How a device is opened, beside what the plan says of it.
 struct OpenOptions {
-  int threads = 0;  // cpu: of its team; 0: as many as it has cores
-  bool pin = true;  // cpu: its threads run on its cores only; else wherever the caller's thread may
+  int threads = 0;   // cpu: of its team; 0: as many as it has cores
+  bool pin = true;   // cpu: its threads run on its cores only; else wherever the caller's thread may
+  bool bf16 = true;  // cpu: false: as a processor without instructions for bf16, in f32 on copies
 };
 
 // A back end: makes devices, and says before any device exists what they can do.

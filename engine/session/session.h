@@ -24,6 +24,7 @@ struct SessionOptions {
   NanPolicy nan_policy = NanPolicy::kError;  // kError: a non-finite loss fails the step
   int threads = 0;                           // per CPU device; 0: its share of the cores
   bool pin = true;                           // CPU devices run on cores of their own, leased from `leases`
+  bool bf16 = true;                          // CPU devices use the instructions for bf16 that are there
   std::shared_ptr<CoreLeases> leases = {};   // of the engine; none: this session's own
   double loss_scale = 0;                     // f16: at first; 0: 2^16
   int64_t loss_scale_growth = 0;             // f16: steps without an overflow until it doubles; 0: 2000

@@ -573,7 +573,9 @@ static void test_session(const char* devices) {
   so.seed = 3;
   so.no_pin = 2;
   FAILS(whale_session_create(engine, p, &so, &s), WHALE_INVALID_ARGUMENT, "no_pin");
-  so.no_pin = 1;
+  so.no_pin = 0, so.no_bf16 = -1;
+  FAILS(whale_session_create(engine, p, &so, &s), WHALE_INVALID_ARGUMENT, "no_bf16");
+  so.no_pin = 1, so.no_bf16 = 1;
   OK(whale_session_create(engine, p, &so, &s));
   whale_session_release(s);
   so.no_pin = 0;

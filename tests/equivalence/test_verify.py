@@ -1012,6 +1012,17 @@ def test_parameters_without_a_gradient_leave_a_verdict_that_says_so(tmp_path):
     assert "as far as it could be compared" in said.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize("model", [GPT, RESNET], ids=["gpt", "resnet"])
+def test_bf16_without_instructions_for_it(tmp_path, model):
+    """Multiplied in float32 on copies, it rounds as the processor's own instructions do; only the sums' order is another."""
+    path = tmp_path / "model.whale"
+    assert whale("model", *model, "-o", path).returncode == 0
+    verify(path, "--devices", "cpu:2", "--strategy", "replica", "--precision", "bf16", "--skip-float64", "--no-bf16-instructions", code=0)
+    losses = [json.loads(whale("run", path, "--devices", "cpu:1", "--precision", "bf16", "--steps", "3", "--json", *option).stdout.splitlines()[-1])["loss"]
+              for option in ([], ["--no-bf16-instructions"])]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
 def test_a_plan_that_has_no_float64_says_so(tmp_path):
     """A file of split weights is compared in its own bits alone, which is said; the model itself in float64 as well."""
     path, plan = make(tmp_path, [*GPT, "--optimizer", "split_sgd", "--precision", "bf16"], "--devices", "cpu:2", "--strategy", "replica")

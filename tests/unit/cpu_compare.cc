@@ -108,7 +108,8 @@ std::string describe(OpCode op, const std::vector<Input>& inputs) {
 }  // namespace
 
 std::vector<std::vector<double>> run_op(DeviceKind kind, int cores, OpCode op, const Attrs& attrs,
-                                        const std::vector<Input>& inputs, const std::vector<DType>& result_types) {
+                                        const std::vector<Input>& inputs, const std::vector<DType>& result_types,
+                                        const OpenOptions& options) {
   DeviceSpec spec;
   spec.kind = kind;
   std::vector<std::vector<double>> values;
@@ -120,7 +121,7 @@ std::vector<std::vector<double>> run_op(DeviceKind kind, int cores, OpCode op, c
       for (int i = 0; i < cores; ++i)
         spec.cores.push_back(i % static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
       if (kind == DeviceKind::kRef) spec.cores.clear();
-      const auto device = backend_of(kind).open(spec);
+      const auto device = backend_of(kind).open(spec, options);
       device->enter_thread(Stream::kCompute);
       Bound bound(*device, op, attrs, inputs, result_types);
       bound.run();
@@ -168,9 +169,13 @@ void compare(OpCode op, const Attrs& attrs, const std::vector<Input>& inputs, do
   const std::string text = describe(op, inputs);
   CAPTURE(text);
   const auto expected = run_op(DeviceKind::kRef, 1, op, attrs, inputs);
-  for (const int cores : {1, 2}) {
+  const bool narrow =
+      std::any_of(inputs.begin(), inputs.end(), [](const Input& input) { return input.dtype == DType::kBF16; });
+  for (const auto& [cores, instructions] : {std::pair{1, true}, {2, true}, {1, false}, {2, false}}) {
+    if (!instructions && !narrow) continue;
     CAPTURE(cores);
-    const auto found = run_op(DeviceKind::kCpu, cores, op, attrs, inputs);
+    CAPTURE(instructions);
+    const auto found = run_op(DeviceKind::kCpu, cores, op, attrs, inputs, {}, {.bf16 = instructions});
     REQUIRE(found.size() == expected.size());
     for (size_t r = 0; r < found.size(); ++r) {
       CAPTURE(r);

@@ -23,10 +23,11 @@ inline Input absent() { return {}; }
 // What an op gives on a device of `kind` ("ref" or "cpu" with that many cores), as doubles, one array a result. On cpu
 // it runs twice and the two runs must be equal bit for bit; results are filled with garbage before.
 std::vector<std::vector<double>> run_op(DeviceKind kind, int cores, OpCode op, const Attrs& attrs,
-                                        const std::vector<Input>& inputs, const std::vector<DType>& result_types = {});
+                                        const std::vector<Input>& inputs, const std::vector<DType>& result_types = {},
+                                        const OpenOptions& options = {});
 
-// Runs on ref, on cpu with one core and with two, and compares: |cpu - ref| <= tolerance * max(1e-6, max |ref|), for
-// each result.
+// Runs on ref, on cpu with one core and with two (bf16: with its instructions and without), and compares: |cpu - ref|
+// <= tolerance * max(1e-6, max |ref|), for each result.
 void compare(OpCode op, const Attrs& attrs, const std::vector<Input>& inputs, double tolerance);
 
 // 2e-5, or 1.6e-2 (two bf16 roundings) when an operand is bf16.

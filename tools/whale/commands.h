@@ -23,6 +23,6 @@ void add_bench(CLI::App& app);
 void add_devices(CLI::App& app);
 
 struct SessionArguments;
-void add_scale_options(CLI::App& command, SessionArguments& arguments);  // --precision f16
+void add_precision_options(CLI::App& command, SessionArguments& arguments);
 
 }  // namespace tool

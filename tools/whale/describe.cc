@@ -189,7 +189,9 @@ void add_inspect(CLI::App& app) {
   });
 }
 
-void add_scale_options(CLI::App& command, SessionArguments& a) {
+void add_precision_options(CLI::App& command, SessionArguments& a) {
+  command.add_flag("--no-bf16-instructions", a.no_bf16,
+                   "multiply bf16 in f32, as on processors without instructions for it");
   command.add_option("--loss-scale", a.loss_scale, "f16: of the first step, 2^-14 to 2^24 (default 65536)")
       ->check(loss_scale());
   command

@@ -138,7 +138,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_flag("--ignore-nan", state->session.ignore_nan, "go on when the loss is not finite");
   command->add_flag("--no-pin", state->session.no_pin, "CPU devices run on whatever cores the system gives them");
   add_plan_options(*command, state->arguments);
-  add_scale_options(*command, state->session);
+  add_precision_options(*command, state->session);
   command->callback([state, seed, &exit_code] {
     if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
@@ -234,6 +234,7 @@ void add_bench(CLI::App& app) {
   struct State {
     std::string path, data, name;
     PlanArguments arguments;
+    SessionArguments session;
     int64_t steps = 20, warmup = 3, inner = 1;
     bool report = false, overhead = false;
   };
@@ -247,6 +248,7 @@ void add_bench(CLI::App& app) {
   command->add_option("--name", state->name, "of the workload, for the line");
   command->add_flag("--report", state->report, "also where the time and memory went");
   add_plan_options(*command, state->arguments);
+  add_precision_options(*command, state->session);
   command->callback([state] {
     const double begin = seconds_now();
     const Engine engine = make_engine(state->arguments.init_dir);
@@ -263,7 +265,9 @@ void add_bench(CLI::App& app) {
     const auto data = open_data(state->data, inputs);
     std::vector<Batch> pool;
     for (int i = 0; i < 8; ++i) pool.push_back(data->batch(0, i));
-    Runner runner(engine.get(), std::move(plan), {.ignore_nan = true});
+    SessionArguments session = state->session;
+    session.ignore_nan = true;
+    Runner runner(engine.get(), std::move(plan), session);
     size_t k = 0;
     const double opened = seconds_now();
     const double first_loss = runner.step(pool[k++ % pool.size()]);

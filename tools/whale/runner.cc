@@ -51,6 +51,7 @@ Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& argument
   options.seed = arguments.seed;
   options.nan_policy = arguments.ignore_nan;
   options.no_pin = arguments.no_pin;
+  options.no_bf16 = arguments.no_bf16;
   options.loss_scale = arguments.loss_scale;
   options.loss_scale_growth = arguments.loss_scale_growth;
   session_ = own<Session>(whale_session_create, engine, static_cast<const whale_plan*>(plan_.get()), &options);

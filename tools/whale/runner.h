@@ -14,6 +14,7 @@ struct SessionArguments {
   uint64_t seed = 0;
   bool ignore_nan = false;
   bool no_pin = false;
+  bool no_bf16 = false;
   double loss_scale = 0;  // f16
   int64_t loss_scale_growth = 0;
 };

@@ -860,7 +860,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_flag("--json", given->json, "as JSON");
   command->add_flag("--skip-float64", given->skip_f64, "not the reference devices, which are slow on large models");
   add_plan_options(*command, given->options);
-  add_scale_options(*command, given->session);
+  add_precision_options(*command, given->session);
   command->footer(
       "Exit code: 0 equal, 1 not equal, or equal and what was printed was lost, 2 could not run, 3 nothing could be "
       "compared.");

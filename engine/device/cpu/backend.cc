@@ -3,7 +3,7 @@
 
 #include "base/version.h"
 #include "device/cpu/device.h"
-#include "device/cpu/f16.h"
+#include "device/cpu/copies.h"
 #include "device/cpu/isa.h"
 #include "device/cpu/team.h"
 #include "ops/op.h"

@@ -9,7 +9,7 @@
 #include "device/cpu/conv.h"
 #include "device/cpu/function_kernel.h"
 #include "device/cpu/parallel.h"
-#include "device/cpu/widen.h"
+#include "device/cpu/copies.h"
 
 namespace whale::cpu {
 
@@ -192,13 +192,13 @@ std::unique_ptr<Kernel> bind_grad_weight_plain(const KernelSpec& spec, CpuDevice
 }
 
 std::unique_ptr<Kernel> bind_conv(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_conv_plain);
+  return bind_narrow(spec, device, bind_conv_plain);
 }
 std::unique_ptr<Kernel> bind_grad_input(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_grad_input_plain);
+  return bind_narrow(spec, device, bind_grad_input_plain);
 }
 std::unique_ptr<Kernel> bind_grad_weight(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_grad_weight_plain);
+  return bind_narrow(spec, device, bind_grad_weight_plain);
 }
 
 constexpr KernelEntry kEntries[] = {

@@ -7,7 +7,7 @@
 #include "device/cpu/conv.h"
 #include "device/cpu/function_kernel.h"
 #include "device/cpu/parallel.h"
-#include "device/cpu/widen.h"
+#include "device/cpu/copies.h"
 
 namespace whale::cpu {
 namespace {
@@ -180,7 +180,7 @@ std::unique_ptr<Kernel> bind_plain(const KernelSpec& spec, CpuDevice& device) {
 }  // namespace
 
 std::unique_ptr<Kernel> bind_conv_transpose(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_plain);
+  return bind_narrow(spec, device, bind_plain);
 }
 
 }  // namespace whale::cpu

@@ -11,7 +11,8 @@
 
 #include "base/error.h"
 #include "device/cpu/combine.h"
-#include "device/cpu/f16.h"
+#include "device/cpu/copies.h"
+#include "device/cpu/isa.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/team.h"
 
@@ -71,7 +72,8 @@ CpuDevice::CpuDevice(const DeviceSpec& spec, const OpenOptions& options)
     : cores_(options.pin ? spec.cores : std::vector<int>{}),
       threads_(options.threads > 0  ? options.threads
                : spec.cores.empty() ? allowed_cpus()
-                                    : static_cast<int>(spec.cores.size())) {}
+                                    : static_cast<int>(spec.cores.size())),
+      has_bf16_(cpu::has_bf16() && options.bf16) {}
 
 CpuDevice::~CpuDevice() {
   for (const WideArea& area : wide_) unmap_memory(area.data, area.bytes);
@@ -106,7 +108,7 @@ void* CpuDevice::allocate(size_t bytes) { return map_memory(bytes); }
 void CpuDevice::release(void* memory, size_t bytes) { unmap_memory(memory, bytes); }
 
 std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
-  if (has_f16(spec)) return bind_on_copies(spec, *this);
+  if (has(spec, DType::kF16)) return bind_on_copies(spec, *this, DType::kF16);
   const auto in = types(spec.in), out = types(spec.out);
   const KernelEntry* entry = find_kernel(spec.op, in, out);
   if (entry == nullptr)

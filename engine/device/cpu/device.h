@@ -25,6 +25,7 @@ class CpuDevice final : public Device {
 
   // Threads of its OpenMP pool. A kernel fixes its blocking by this number at bind.
   int threads() const { return threads_; }
+  bool has_bf16() const { return has_bf16_; }  // instructions that multiply bf16
   OneDnn& onednn() { return onednn_; }
   // Where kernels keep f32 copies while they run: they share an area, since only one runs at a time.
   char* wide_area(size_t bytes);
@@ -32,6 +33,7 @@ class CpuDevice final : public Device {
  private:
   std::vector<int> cores_;
   int threads_;
+  bool has_bf16_;
   OneDnn onednn_;
   struct WideArea {
     void* data;

@@ -4,7 +4,7 @@
 #include <array>
 #include <numeric>
 
-#include "device/cpu/f16.h"
+#include "device/cpu/copies.h"
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"

@@ -12,7 +12,7 @@
 #include "device/cpu/function_kernel.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"
-#include "device/cpu/widen.h"
+#include "device/cpu/copies.h"
 
 namespace whale::cpu {
 namespace {
@@ -203,10 +203,10 @@ std::unique_ptr<Kernel> bind_weight_grad_plain(const KernelSpec& spec, CpuDevice
 }
 
 std::unique_ptr<Kernel> bind_matmul(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_matmul_plain);
+  return bind_narrow(spec, device, bind_matmul_plain);
 }
 std::unique_ptr<Kernel> bind_weight_grad(const KernelSpec& spec, CpuDevice& device) {
-  return bind_or_widen(spec, device, bind_weight_grad_plain);
+  return bind_narrow(spec, device, bind_weight_grad_plain);
 }
 
 constexpr KernelEntry kEntries[] = {

@@ -276,6 +276,8 @@ class whale_session_options(Structure):
         ("loss_scale", c_double),
         ("loss_scale_growth", c_int64),
         ("no_pin", c_int32),
+        ("unused", c_int32),
+        ("no_bf16", c_int32),
     ]
 
 

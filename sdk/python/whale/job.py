@@ -73,13 +73,14 @@ class Plan:
         return Plan(make("whale_plan_release", lib.whale_plan_in_float64, self._handle.pointer))
 
     def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
-              loss_scale_growth: int = 0, pin: bool = True) -> "Job":
+              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True) -> "Job":
         """Opens the devices and initializes the parameters.
 
         seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
         raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step, 2^-14 to 2^24,
         0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
-        the least used ones of this process' jobs; False: wherever the system puts them."""
+        the least used ones of this process' jobs; False: wherever the system puts them. bf16_instructions: False: CPU devices multiply
+        bfloat16 in float32, as on processors without instructions for it."""
         arguments.choice("nan", nan, ("error", "ignore"))
         cores = len(os.sched_getaffinity(0))
         if arguments.integer("threads", threads, 0) > cores:
@@ -88,7 +89,8 @@ class Plan:
             raise arguments.wrong("loss_scale", loss_scale, "a number from 2**-14 to 2**24, or 0")
         options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
                                               int(nan == "ignore"), threads,
-                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)))
+                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)), 0,
+                                              int(not arguments.flag("bf16_instructions", bf16_instructions)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:

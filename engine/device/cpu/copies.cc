@@ -1,4 +1,4 @@
-#include "device/cpu/f16.h"
+#include "device/cpu/copies.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -10,6 +10,7 @@
 
 #include "base/f16.h"
 #include "device/cpu/parallel.h"
+#include "device/cpu/tile.h"
 
 namespace whale::cpu {
 namespace {
@@ -41,34 +42,31 @@ void narrow_fast(const float*, uint16_t*, int64_t) {}
 bool is_fast() { return false; }
 #endif
 
-void widen(const uint16_t* from, float* to, int64_t n, int threads) {
-  parallel_for(threads, n, kLeast, [&](int64_t b, int64_t e) {
-    if (is_fast()) return widen_fast(from + b, to + b, e - b);
-    for (int64_t i = b; i < e; ++i) to[i] = f16_to_float(from[i]);
-  });
+void widen(const uint16_t* from, float* to, int64_t n) {
+  if (is_fast()) return widen_fast(from, to, n);
+  for (int64_t i = 0; i < n; ++i) to[i] = f16_to_float(from[i]);
 }
-void narrow(const float* from, uint16_t* to, int64_t n, int threads) {
-  parallel_for(threads, n, kLeast, [&](int64_t b, int64_t e) {
-    if (is_fast()) return narrow_fast(from + b, to + b, e - b);
-    for (int64_t i = b; i < e; ++i) to[i] = float_to_f16(from[i]);
-  });
+void narrow(const float* from, uint16_t* to, int64_t n) {
+  if (is_fast()) return narrow_fast(from, to, n);
+  for (int64_t i = 0; i < n; ++i) to[i] = float_to_f16(from[i]);
 }
 
 // A fused op's steps keep their types: each is rounded as the op of its own would round it.
-Attrs wide_attrs(const KernelSpec& spec) {
+Attrs wide_attrs(const KernelSpec& spec, DType narrow) {
   Attrs attrs = *spec.attrs;
   for (const char* name : {"dtype", "out_dtype"}) {
     const auto it = attrs.find(name);
     if (it == attrs.end()) continue;
     auto* given = std::get_if<std::string>(&it->second);
-    if (given && !given->empty() && parse_dtype(*given) == DType::kF16) *given = name_of(DType::kF32);
+    if (given && !given->empty() && parse_dtype(*given) == narrow) *given = name_of(DType::kF32);
   }
   return attrs;
 }
 
 class CopiesKernel final : public Kernel {
  public:
-  CopiesKernel(const KernelSpec& spec, CpuDevice& device) : attrs_(wide_attrs(spec)), threads_(device.threads()) {
+  CopiesKernel(const KernelSpec& spec, CpuDevice& device, DType narrow)
+      : attrs_(wide_attrs(spec, narrow)), narrow_(narrow), threads_(device.threads()) {
     KernelSpec wide = spec;
     wide.attrs = &attrs_;
     size_t bytes = 0;
@@ -76,7 +74,7 @@ class CopiesKernel final : public Kernel {
     const auto each = [&](auto body) {
       for (auto* list : {&wide.in, &wide.out})
         for (Operand& x : *list)
-          if (x.dtype == DType::kF16) body(x, list == &wide.in);
+          if (x.present() && x.dtype == narrow) body(x, list == &wide.in);
     };
     each([&](Operand& x, bool) {
       if (!places.try_emplace(x.data, bytes).second) return;
@@ -96,9 +94,17 @@ class CopiesKernel final : public Kernel {
     kernel_ = device.bind(wide);
   }
   void run() override {
-    for (const Copy& c : in_) widen(c.narrow, c.wide, c.elements, threads_);
+    for (const Copy& c : in_)
+      parallel_for(threads_, c.elements, kLeast, [&](int64_t b, int64_t e) {
+        narrow_ == DType::kF16 ? widen(c.narrow + b, c.wide + b, e - b)
+                               : load_tile(DType::kBF16, c.narrow, b, c.wide + b, e - b);
+      });
     kernel_->run();
-    for (const Copy& c : out_) narrow(c.wide, c.narrow, c.elements, threads_);
+    for (const Copy& c : out_)
+      parallel_for(threads_, c.elements, kLeast, [&](int64_t b, int64_t e) {
+        narrow_ == DType::kF16 ? narrow(c.wide + b, c.narrow + b, e - b)
+                               : store_tile(DType::kBF16, c.wide + b, c.narrow, b, e - b);
+      });
   }
   size_t scratch_bytes() const override { return kernel_->scratch_bytes(); }
   void set_scratch(void* scratch) override { kernel_->set_scratch(scratch); }
@@ -110,6 +116,7 @@ class CopiesKernel final : public Kernel {
     int64_t elements;
   };
   Attrs attrs_;
+  DType narrow_;
   int threads_;
   std::vector<Copy> in_, out_;
   std::unique_ptr<Kernel> kernel_;
@@ -121,13 +128,13 @@ void round_f16(float* x, int64_t n) {
   uint16_t rounded[256];
   for (int64_t i = 0; i < n; i += 256) {
     const int64_t m = std::min<int64_t>(256, n - i);
-    narrow(x + i, rounded, m, 1);
-    widen(rounded, x + i, m, 1);
+    narrow(x + i, rounded, m);
+    widen(rounded, x + i, m);
   }
 }
 
-bool has_f16(const KernelSpec& spec) {
-  const auto is = [](const Operand& x) { return x.dtype == DType::kF16; };
+bool has(const KernelSpec& spec, DType dtype) {
+  const auto is = [&](const Operand& x) { return x.present() && x.dtype == dtype; };
   return std::any_of(spec.in.begin(), spec.in.end(), is) || std::any_of(spec.out.begin(), spec.out.end(), is);
 }
 
@@ -136,8 +143,26 @@ std::vector<DType> without_f16(std::vector<DType> types) {
   return types;
 }
 
-std::unique_ptr<Kernel> bind_on_copies(const KernelSpec& spec, CpuDevice& device) {
-  return std::make_unique<CopiesKernel>(spec, device);
+std::unique_ptr<Kernel> bind_on_copies(const KernelSpec& spec, CpuDevice& device, DType narrow) {
+  return std::make_unique<CopiesKernel>(spec, device, narrow);
+}
+
+std::unique_ptr<Kernel> bind_narrow(const KernelSpec& spec, CpuDevice& device, Bind bind) {
+  const bool narrow = has(spec, DType::kBF16);
+  if (narrow && !device.has_bf16()) return bind_on_copies(spec, device, DType::kBF16);
+  try {
+    return bind(spec, device);
+  } catch (const dnnl::error&) {
+    if (!narrow) throw;
+  }
+  return bind_on_copies(spec, device, DType::kBF16);
+}
+
+bool f32_or_bf16(const std::vector<DType>& in, const std::vector<DType>& out) {
+  for (const auto* list : {&in, &out})
+    for (const DType dtype : *list)
+      if (dtype != DType::kF32 && dtype != DType::kBF16) return false;
+  return true;
 }
 
 }  // namespace whale::cpu
