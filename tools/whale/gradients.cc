@@ -92,6 +92,7 @@ class Gradients {
     start_.clear();
     for (const Variable& v : variables_) start_.push_back(read_value(plan_, v));
     const Wanted one = wanted(one_, true, start_, batch);
+    spread_.assign(count(), {});
     finite_ = finite_ && one.finite && std::isfinite(one.loss);
     std::vector<bool> alike;  // moved runs that decide as one device does
     for (size_t i = 0; i < shakes_.size(); ++i) {
@@ -158,16 +159,22 @@ class Gradients {
     Figure worst;
     for (size_t k = 0; k < count(); ++k) {
       // What rounding alone makes has parts of any size: batch norm takes them away from a sum, and from own batches.
-      if (sum_.roundoff > 0 && envelope_[k] > kNoise * norm(one.gradients[k])) continue;
+      // So it does from some elements of a gradient.
+      if (sum_.roundoff > 0 && envelope_[k] > kNoise * norm(one.gradients[k])) {
+        report_.gradients.reach[names_[k]].judged(number, false);
+        continue;
+      }
+      const bool all = sum_.roundoff == 0 || by_parts(one, k);
+      const Gradient known = all ? one.gradients[k] : without_noise(one.gradients[k], one, k);
       Figure f{names_[k],
                number,
                0,
                {},
-               apart(of_plan[k].data, one.gradients[k]),
+               apart(all ? of_plan[k].data : without_noise(of_plan[k].data, one, k), known),
                envelope_[k],
                0,
                0,
-               norm(one.gradients[k])};
+               norm(known)};
       f.floor = one.rounding[k] + 16 * report_.setting.epsilon * std::max(f.norm, one.parts[k]);
       f.bound = factor_of(report_.setting, of_plan[k].data.size(), runs_) * f.envelope + f.floor;
       report_.gradients.reach[f.name].judged(number, f.has_power());
@@ -197,7 +204,13 @@ class Gradients {
 
  private:
   size_t count() const { return sum_.parameters.size(); }
-  static double root_of(size_t elements) { return std::sqrt(static_cast<double>(std::max<size_t>(1, elements))); }
+
+  // Zero where this step's moved runs are off by more than a share of what one device has.
+  Gradient without_noise(Gradient g, const Wanted& one, size_t k) const {
+    for (size_t i = 0; i < g.size() && !spread_[k].empty(); ++i)
+      if (spread_[k][i] > kNoise * std::abs(one.gradients[k][i])) g[i] = 0;
+    return g;
+  }
 
   bool by_parts(const Wanted& one, size_t k) const {
     return one.alone && one.split[k] <= std::max(1e-6, 32 * report_.setting.roundoff);
@@ -256,8 +269,12 @@ class Gradients {
     finite_ = finite_ && std::isfinite(moved.loss);
     loss_envelope_ = std::max(loss_envelope_, std::abs(moved.loss - one.loss));
     outputs_.widen(outputs_.apart(moved.outputs, one.outputs));
-    for (size_t k = 0; k < count(); ++k)
-      envelope_[k] = std::max(envelope_[k], apart(moved.gradients[k], one.gradients[k]));
+    for (size_t k = 0; k < count(); ++k) {
+      const Gradient &there = moved.gradients[k], &here = one.gradients[k];
+      envelope_[k] = std::max(envelope_[k], apart(there, here));
+      spread_[k].resize(here.size());
+      for (size_t i = 0; i < here.size(); ++i) spread_[k][i] = std::max(spread_[k][i], std::abs(there[i] - here[i]));
+    }
     return true;
   }
 
@@ -325,8 +342,6 @@ class Gradients {
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
                       std::make_move_iterator(found.end()));
     out.rounding.assign(count(), 0), out.parts.assign(count(), 0), out.split.assign(count(), 0);
-    double largest = 0;  // per element, of all
-    for (const Gradient& g : whole) largest = std::max(largest, norm(g) / root_of(g.size()));
     for (size_t mesh = 0; parts && mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
       for (size_t k = 0; k < count(); ++k)
@@ -337,13 +352,11 @@ class Gradients {
       for (size_t r = 0; r < replicas.size(); ++r) own.push_back(of_replica(role, mesh, r, start, batch, out, whole));
       to_means(replicas, here, batch, whole, own);
       for (const size_t k : here) measure(replicas, own, whole[k], k, out);
-      // Where the samples by themselves say nothing of the parts, a part is taken for noise, as large as any gradient:
-      // of a bias before batch norm the parts are, and their sum is nothing.
+      // Where the samples by themselves say nothing of the parts, a part is taken for noise.
       const auto n = static_cast<double>(replicas.size());
       for (const size_t k : here)
         if (!by_parts(out, k))
-          out.rounding[k] = std::max(out.rounding[k],
-                                     kOrders * sum_.roundoff * (std::sqrt(n) + n) * largest * root_of(whole[k].size()));
+          out.rounding[k] = std::max(out.rounding[k], kOrders * sum_.roundoff * (std::sqrt(n) + n) * norm(whole[k]));
       for (const size_t k : here) {
         if (!sum_.adasum) continue;
         std::vector<Gradient> of;
@@ -468,8 +481,9 @@ class Gradients {
   std::vector<std::string> names_;  // gradients, then scores
   std::vector<Tensor> start_;
   std::vector<double> envelope_;
-  std::vector<Figure> worst_;  // of each step
-  int64_t runs_ = 0;           // that envelopes are of
+  std::vector<Gradient> spread_;  // of each element, in this step
+  std::vector<Figure> worst_;     // of each step
+  int64_t runs_ = 0;              // that envelopes are of
   double scores_ = 0, loss_envelope_ = 0;
   bool finite_ = true;  // one device so far, moved too
 };
