@@ -22,7 +22,8 @@ void give_keys(Graph& graph) {
   }
 }
 
-// reduce_mean(x) = reduce_sum(x) * (1 / N).
+// reduce_mean(x) = reduce_sum(x) * (1 / N). In 16 bits the sum, which may be beyond the range that its mean fits in, is
+// f32, and the mean is rounded.
 void expand_mean(Rewriter& r, size_t i) {
   const Op& op = r.old[i];
   const TensorId x = r.now(op.inputs[0]), y = op.outputs[0];
@@ -31,12 +32,15 @@ void expand_mean(Rewriter& r, size_t i) {
   double count = 1;
   for (size_t d = 0; d < dims.size(); ++d)
     if (reduced[d]) count *= static_cast<double>(dims[d]);
-  const TensorId sum = r.emit(i, OpCode::k_reduce_sum, {x}, op.attrs);
-  const TensorId share = r.emit(i, OpCode::k_fill, {},
-                                {{"shape", Dims{}},
-                                 {"value", count > 0 ? 1 / count : 0.0},
-                                 {"dtype", std::string(name_of(r.graph.tensor(y).dtype))}});
-  const TensorId mean = r.emit(i, OpCode::k_mul, {sum, share});
+  const DType type = r.graph.tensor(y).dtype, exact = accumulate_dtype(type);
+  Attrs attrs = op.attrs;
+  if (exact != type) attrs["out_dtype"] = std::string(name_of(exact));
+  const TensorId sum = r.emit(i, OpCode::k_reduce_sum, {x}, attrs);
+  const TensorId share =
+      r.emit(i, OpCode::k_fill, {},
+             {{"shape", Dims{}}, {"value", count > 0 ? 1 / count : 0.0}, {"dtype", std::string(name_of(exact))}});
+  TensorId mean = r.emit(i, OpCode::k_mul, {sum, share});
+  if (exact != type) mean = r.emit(i, OpCode::k_cast, {mean}, {{"dtype", std::string(name_of(type))}});
   r.graph.tensor(mean).name = r.graph.tensor(y).name;
   r.replace(y, mean);
   r.moved(i, r.graph.tensor(mean).producer);

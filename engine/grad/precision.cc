@@ -23,6 +23,7 @@ class LowPass {
   LowPass(Graph& graph, DType low) : r_(graph), g_(graph), low_(low) {}
 
   void run() {
+    find_means();
     for (size_t i = 0; i < r_.old.size(); ++i) rewrite(i);
     const TensorId loss = r_.now(g_.training.loss);
     if (loss != kNone && g_.tensor(loss).dtype == low_)
@@ -42,6 +43,9 @@ class LowPass {
   std::map<std::pair<TensorId, DType>, TensorId> casts_;
   // f32 values that are computed, not parameters, constants or inputs: they must not be rounded in passing.
   std::set<TensorId> wide_;
+  // Sums of a mean: the old ops, and what they give here.
+  std::vector<char> of_mean_;
+  std::set<TensorId> sums_;
 
   bool is_low(TensorId id) const { return id != kNone && g_.tensor(id).dtype == low_; }
   bool is_f32(TensorId id) const { return id != kNone && g_.tensor(id).dtype == DType::kF32; }
@@ -67,6 +71,8 @@ class LowPass {
     }
     const uint32_t flags = def(op.code).flags;
     const bool to_scalar = low && is_scalar_float(op);
+    if (low && !to_scalar && of_mean_[i]) return sum_wide(i);
+    if (op.code == OpCode::k_mul && sums_.contains(op.inputs[0])) return round_mean(i);
     if (flags & kComputeLow) {
       cast_operands(i, DType::kF32, low_, 2);  // a bias may stay as it is
       if (!fits(op)) cast_operands(i, DType::kF32, low_);
@@ -84,6 +90,36 @@ class LowPass {
     for (const TensorId y : r_.old[i].outputs)
       if (is_f32(y) && !weak) wide_.insert(y);
     if ((flags & kRoundOutput) && is_f32(op.outputs[0])) r_.replace(op.outputs[0], cast(i, op.outputs[0], low_));
+  }
+
+  // A mean, as canonicalise makes it, is a sum that only a product with a constant reads. The sum may be beyond the
+  // range that its mean fits in: it stays f32, and what is rounded is the mean.
+  void find_means() {
+    std::vector<int> uses(g_.tensors.size(), 0), maker(g_.tensors.size(), kNone);
+    for (size_t i = 0; i < r_.old.size(); ++i) {
+      for (const TensorId y : r_.old[i].outputs) maker[static_cast<size_t>(y)] = static_cast<int>(i);
+      for (const TensorId x : r_.old[i].inputs)
+        if (x != kNone) ++uses[static_cast<size_t>(x)];
+    }
+    const auto made_by = [&](TensorId id, OpCode code) {
+      const int by = maker[static_cast<size_t>(id)];
+      return by != kNone && r_.old[static_cast<size_t>(by)].code == code;
+    };
+    of_mean_.assign(r_.old.size(), 0);
+    for (const Op& op : r_.old)
+      if (op.code == OpCode::k_mul && made_by(op.inputs[0], OpCode::k_reduce_sum) &&
+          made_by(op.inputs[1], OpCode::k_fill) && uses[static_cast<size_t>(op.inputs[0])] == 1)
+        of_mean_[static_cast<size_t>(maker[static_cast<size_t>(op.inputs[0])])] = 1;
+  }
+  void sum_wide(size_t i) {
+    r_.old[i].attrs["out_dtype"] = std::string(name_of(DType::kF32));
+    r_.keep(i, true);
+    sums_.insert(r_.old[i].outputs[0]);
+  }
+  void round_mean(size_t i) {
+    r_.keep(i, true);
+    const TensorId mean = r_.old[i].outputs[0];
+    r_.replace(mean, cast(i, mean, low_));
   }
 
   bool is_scalar_float(const Op& op) const {

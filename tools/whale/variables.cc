@@ -120,6 +120,7 @@ void Shake::move(Runner& runner, const Variable& variable, size_t index, double 
 void Shake::add(Runner& runner, const std::vector<Variable>& variables) {
   ++step_;
   rms_.assign(variables.size(), 0);
+  std::vector<char> moves(variables.size(), 0);
   for (size_t v = 0; v < variables.size(); ++v) {
     if (variables[v].role != "parameter") continue;
     const Tensor value = read_value(runner, variables[v]);
@@ -132,6 +133,11 @@ void Shake::add(Runner& runner, const std::vector<Variable>& variables) {
       for (size_t i = 0; i < count; ++i) sum += block[i] * block[i];
     }
     rms_[v] = n > 0 ? std::sqrt(sum / static_cast<double>(n)) : 0;
+    moves[v] = n > 0;
+  }
+  const double largest = rms_.empty() ? 0 : *std::max_element(rms_.begin(), rms_.end());
+  for (size_t v = 0; v < variables.size(); ++v) {
+    if (alike_ && moves[v]) rms_[v] = largest;
     if (rms_[v] > 0) move(runner, variables[v], v, amplitude_ * rms_[v]);
   }
 }

@@ -31,7 +31,8 @@ void write_wide(Runner& runner, const Variable& variable, const whale_tensor* va
 // not walk away.
 class Shake {
  public:
-  Shake(double amplitude, uint64_t seed) : amplitude_(amplitude), seed_(seed) {}
+  // alike: every parameter moves by amplitude * the largest root mean square of all.
+  Shake(double amplitude, uint64_t seed, bool alike = false) : amplitude_(amplitude), seed_(seed), alike_(alike) {}
   void add(Runner& runner, const std::vector<Variable>& variables);
   void take_off(Runner& runner, const std::vector<Variable>& variables);
   // Float inputs, each element by amplitude * itself * such a number: zeros stay.
@@ -41,7 +42,8 @@ class Shake {
   void move(Runner& runner, const Variable& variable, size_t index, double scale) const;
   double amplitude_;
   uint64_t seed_, step_ = 0;
-  std::vector<double> rms_;
+  bool alike_;
+  std::vector<double> rms_;  // that parameters move by; 0: it does not
 };
 
 }  // namespace tool
