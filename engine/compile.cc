@@ -399,7 +399,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   }
   plan.source = std::move(source);
   plan.notes = notes_of(plan);
-  for (const std::string& note : offload_notes(plan)) plan.notes.push_back(note);
+  for (const std::string& note : idle_notes(plan)) plan.notes.push_back(note);
   plan.notes.insert(plan.notes.end(), decisions.begin(), decisions.end());
   plan.notes.insert(plan.notes.end(), scoped.tasks.notes.begin(), scoped.tasks.notes.end());
   if (const std::string note = idle_note(scoped.tasks, plan.micro_batches, options.exact); !note.empty())

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "cluster/devices.h"
 #include "grad/passes.h"
+#include "plan/groups.h"
 #include "schema/graph_file.h"
 
 namespace whale {
@@ -122,12 +123,32 @@ void check_untrained(const CompileOptions& options, const Graph& source) {
 
 }  // namespace
 
-std::vector<std::string> offload_notes(const Plan& plan) {
-  const auto state = [](const PlanVariable& v) { return v.role == Role::kState; };
-  if ((plan.options.offload & kOffloadState) == 0 || !trains(plan.source) ||
-      std::any_of(plan.variables.begin(), plan.variables.end(), state))
-    return {};
-  return {"Offload of state: the optimizer keeps none, so none waits in the host's memory."};
+namespace {
+
+bool moves_activations(const Entry& entry) {
+  for (const Program& program : entry.programs)
+    for (const Segment& segment : program.segments)
+      for (const Instruction& i : segment.instructions)
+        if (i.kind == InstructionKind::kMove && i.op == OpCode::k_to_host && i.phase == Phase::kForward) return true;
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> idle_notes(const Plan& plan) {
+  std::vector<std::string> out;
+  if (!trains(plan.source) || plan.entries.empty()) return out;
+  const bool state = std::any_of(plan.variables.begin(), plan.variables.end(),
+                                 [](const PlanVariable& v) { return v.role == Role::kState; });
+  if ((plan.options.offload & kOffloadState) != 0 && !state)
+    out.push_back("Offload of state: the optimizer keeps none, so none waits in the host's memory.");
+  if (plan.options.zero == 1 && !state && has_replicas(plan.meshes))
+    out.push_back("ZeRO 1 cuts the optimizer's state; this optimizer keeps none, so nothing is cut.");
+  if ((plan.options.offload & kOffloadActivations) != 0 && !moves_activations(plan.entries[0]))
+    out.push_back(
+        "Offload of activations: none is large and waits long enough to be worth a copy, so none waits in the host's "
+        "memory.");
+  return out;
 }
 
 void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches) {

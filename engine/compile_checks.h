@@ -11,8 +11,8 @@ void check_options(const CompileOptions& options, const Graph& source, const Tas
 // Without what asks for that which is so anyway: gradients of a float32 model are summed in f32.
 CompileOptions without_idle(CompileOptions options, const Graph& graph);
 bool trains(const Graph& graph);  // has a loss and an optimizer
-// What is asked for and is not there.
-std::vector<std::string> offload_notes(const Plan& plan);
+// Of options that find nothing to do, one sentence each.
+std::vector<std::string> idle_notes(const Plan& plan);
 // At most as many as samples. `tasks`: whose devices run them.
 void check_micro_batches(const Graph& source, const TaskGraphs& tasks, int64_t micro_batches);
 int64_t batch_of(const Graph& graph);  // samples; 0: no input counts them

@@ -1,5 +1,6 @@
 // Finds and opens back ends.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -33,8 +34,9 @@ std::unique_ptr<Backend> open_library(const std::string& folder, const char* fil
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* reason = dlerror();
+    const bool hidden = access(path.c_str(), F_OK) == 0 && access(path.c_str(), R_OK) != 0;
     throw error(Code::kUnavailable, "cannot open the back end {}: {}. {}", path, reason ? reason : "unknown reason",
-                install);
+                hidden ? "It is there and may not be read: give its reader the permission" : install);
   }
   const auto* entry = static_cast<const BackendEntry*>(dlsym(library, WHALE_BACKEND_SYMBOL));
   if (entry == nullptr || entry->version == nullptr)

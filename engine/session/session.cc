@@ -150,7 +150,8 @@ struct Session::Impl {
     std::vector<std::unique_ptr<Device>> devices;
     for (const DeviceSpec& spec : specs) {
       try {
-        devices.push_back(backends->get(spec.kind).open(spec, {.threads = threads, .pin = options.pin, .bf16 = options.bf16}));
+        devices.push_back(
+            backends->get(spec.kind).open(spec, {.threads = threads, .pin = options.pin, .bf16 = options.bf16}));
       } catch (Error& e) {
         throw Error(e.at_device(static_cast<int>(devices.size())));
       }

@@ -1023,6 +1023,40 @@ def test_bf16_without_instructions_for_it(tmp_path, model):
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
 
 
+def test_a_wrong_norm_beside_sums_in_few_bits_is_noticed(tmp_path):
+    """Where nobody knows the parts of a sum its bound stays near what the sum itself rounds: a batch norm with another epsilon passed."""
+    options = ["--devices", "ref:2", "--strategy", "replica", "--precision", "f64", "--gradient-dtype", "bf16"]
+    path, plan = make(tmp_path, ["resnet", "--layers", "8", "--dim", "4", "--image", "8", "--batch", "6", "--classes", "6"], *options)
+    reason = verify(path, "--plan", plan, "--steps", "1")["comparisons"][-1]["reason"]
+    assert whale("plan", path, *options, "--fetch", reason.split("--fetch ")[1].split()[0], "-o", plan).returncode == 0
+    verify(path, "--plan", plan, code=0)
+    wrong = [damaged(plan, 1e-5, 0.01, which) for which in (23, 32, 33)]
+    assert [verify(path, "--plan", each)["verdict"] for each in wrong] == ["not equal"] * 3
+
+
+def test_what_batch_norm_leaves_of_equal_integers_is_rounding(tmp_path):
+    """A relu turns there, at 1e-14, and no moved run would show it if zero parameters stayed where they are."""
+    r = np.random.default_rng(0)
+    pixels = r.integers(0, 256, (48, 10)).astype("i4")
+    pixels[:, :3] = 77
+    np.savez(tmp_path / "data.npz", px=pixels, y=r.integers(0, 3, 48).astype("i4"))
+    with wh.Graph("columns") as g:
+        x, y = wh.input("px", (12, 10), wh.int32), wh.input("y", (12,), wh.int32)
+        h = wh.ops.relu(wh.nn.batch_norm(x.astype(wh.float32) * (1 / 255.)))
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 3), y), wh.SGD(0.1))
+    g.save(tmp_path / "model.whale")
+    for devices in ("cpu:2", "cpu:3"):
+        verify(tmp_path / "model.whale", "--devices", devices, "--strategy", "replica", "--data", tmp_path / "data.npz", code=0)
+
+
+def test_a_model_without_a_loss_is_not_verified(tmp_path):
+    with wh.Graph("forward") as g:
+        g.output("y", wh.input("x", (4, 3)) * 2)
+    g.save(tmp_path / "model.whale")
+    done = whale("verify", tmp_path / "model.whale", "--devices", "cpu:2")
+    assert done.returncode == 2 and "is a model without a loss to minimize" in done.stderr, done.stderr
+
+
 def test_a_plan_that_has_no_float64_says_so(tmp_path):
     """A file of split weights is compared in its own bits alone, which is said; the model itself in float64 as well."""
     path, plan = make(tmp_path, [*GPT, "--optimizer", "split_sgd", "--precision", "bf16"], "--devices", "cpu:2", "--strategy", "replica")

@@ -241,7 +241,7 @@ class Arrays : public DataSource {
   std::string place_of(int64_t iteration) const override {
     const auto [at, take] = rows_of(iteration);
     return "the batch of this step is rows " + std::to_string(at) + " to " + std::to_string(at + take - 1) + " of '" +
-           shown(path_) + "', counted from 0; its sample [0] is row " + std::to_string(at);
+           shown(path_) + "', counted from 0; of inputs with samples the sample [0] is row " + std::to_string(at);
   }
 
  private:
@@ -262,9 +262,9 @@ std::map<std::string, Array> named(const std::string& path, std::map<std::string
                                    const std::vector<InputSpec>& inputs) {
   if (inputs.size() != 1) {
     std::string names;
-    for (const InputSpec& spec : inputs) names += (names.empty() ? "" : ", ") + spec.name + "=...";
+    for (const InputSpec& spec : inputs) names += (names.empty() ? "'" : ", '") + spec.name + "': ...";
     throw Failure("'" + shown(path) + "' holds one array, and this model has " + std::to_string(inputs.size()) +
-                  " inputs; write them into one file: numpy.savez('data.npz', " + names + ")");
+                  " inputs; write them into one file: numpy.savez('data.npz', **{" + names + "})");
   }
   auto array = arrays.extract("");
   array.key() = inputs[0].name;

@@ -440,6 +440,9 @@ class Subject {
       throw Failure("'" + given.path + "' is no model file (.whale), which verify takes; a plan of it: --plan FILE");
     graph_ = own<GraphHandle>(whale_graph_load, engine, str(given.path));
     graph_json_ = text(whale_graph_json, static_cast<const whale_graph*>(graph_.get()));
+    if (training().at("loss") < 0 || training().at("optimizer").is_null() || training().at("optimizer") == "none")
+      throw Failure("'" + shown(given.path) +
+                    "' is a model without a loss to minimize: verify compares training steps; minimize a loss");
     decisions_ = decisions_of(graph_json_);
     many_ = given.options;
     if (!from_file())

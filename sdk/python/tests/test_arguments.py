@@ -244,10 +244,18 @@ def test_what_a_graph_that_is_not_trained_can_use_is_legal():
     assert all(v["memory"] == "host" for v in plan.to_dict()["variables"])
 
 
-def test_offload_of_state_that_is_not_kept_is_noted():
-    for optimizer, noted in ((wh.SGD(0.1), True), (wh.SGD(0.1, momentum=0.9), False)):
-        notes = wh.plan(graph(optimizer=optimizer), devices="cpu:1", offload=["state"]).to_dict()["notes"]
-        assert any("the optimizer keeps none" in note for note in notes) is noted
+@pytest.mark.parametrize("options, said", [(dict(offload=["state"]), "the optimizer keeps none"), (dict(zero=1, devices="cpu:2"), "this optimizer keeps none"),
+                                           (dict(offload=["activations"]), "Offload of activations: none is large")])
+def test_an_option_that_finds_nothing_is_noted(options, said):
+    for optimizer, noted in ((wh.SGD(0.1), True), (wh.SGD(0.1, momentum=0.9), "activations" in said)):
+        notes = wh.plan(graph(optimizer=optimizer), **{"devices": "cpu:1", **options}).to_dict()["notes"]
+        assert any(said in note for note in notes) is noted
+
+
+@pytest.mark.parametrize("option, said", [(dict(zero=1), "ZeRO 1 cuts over replicas; one device has none"), (dict(adasum=True), "Adasum combines gradients of replicas; one device has none"),
+                                          (dict(gradient_dtype="bfloat16"), "Gradients are summed in bf16 between replicas; one device has none")])
+def test_options_of_replicas_are_noted_on_one_device(option, said):
+    assert any(said in note for note in wh.plan(graph(optimizer=wh.Adam(0.1)), devices="cpu:1", **option).to_dict()["notes"])
 
 
 def test_shapes_may_stand_first():

@@ -251,6 +251,23 @@ def test_a_mean_of_nothing_is_refused():
         assert found["none"].shape == (0,) and found["mean"] == 5.5
 
 
+@pytest.mark.parametrize("devices, options", [("cpu:1", {}), ("ref:1", {}), ("cpu:2", dict(strategy="split(2)")), ("cpu:3", dict(strategy="replica", accumulation=2))])
+def test_a_mean_whose_sum_is_beyond_float16(devices, options):
+    """It was infinite, silently: the sum was rounded before it was divided."""
+    g = wh.Graph("means")
+    with g:
+        x = wh.input("x", (6, 64, 64, 3))
+        h = wh.ops.relu(wh.nn.conv2d(x, 4, 1, bias=False, init=wh.constant(1 / 3)))
+        pooled, spread = wh.nn.global_avg_pool(h), wh.ops.square(h - h.mean(axis=[1, 2], keep_dims=True)).mean(axis=[1, 2])
+        for name, value in (("pooled", pooled), ("spread", spread), ("own", x.astype(wh.float16).mean(axis=[1, 2]))):
+            g.output(name, value.astype(wh.float32))
+        g.minimize(wh.ops.square(wh.nn.linear(pooled, 1)).mean(), wh.SGD(1e-3))
+    job = wh.plan(g, devices, precision="float16", **options).start(loss_scale=64.0)
+    assert np.all(job.eval(["pooled"], x=np.full((6, 64, 64, 3), 20.0))["pooled"] == 20)
+    found = job.step(["pooled", "spread", "own"], x=np.full((6, 64, 64, 3), 20.0))[1]
+    assert np.all(found["pooled"] == 20) and np.all(found["spread"] == 0) and np.all(found["own"] == 20) and job.updates == 1
+
+
 @pytest.mark.parametrize("dtype, value", [("float32", 1e300), ("float16", 1e300), ("float16", 70000), ("bfloat16", 3.4e38), ("bfloat16", np.float32(3.4e38))])
 def test_a_number_that_an_input_does_not_have_is_refused(dtype, value):
     g = wh.Graph("finite")

@@ -356,7 +356,10 @@ class Graph:
             value = value.item()  # a number of numpy's
         if isinstance(value, (int, float, bool)):
             if dtype.numpy.kind in "iub" and not _fits(value, dtype):
-                raise TypeError(f"{value!r} beside a tensor of {dtype.name} would be cut; cast the tensor first: x.astype(whale.float32)")
+                advice = ("cast the tensor first: x.astype(whale.float32)" if isinstance(value, float)
+                          else "cast the tensor first: x.astype(whale.int64)" if abs(value) <= 2**53
+                          else "constants are exact up to 2**53: bring it in as an input")
+                raise TypeError(f"{value!r} beside a tensor of {dtype.name} would be cut; {advice}")
             return self.op("fill", [], shape=[], value=float(value), dtype=dtype.name)
         raise TypeError(f"expected a graph tensor or a number, got {type(value).__name__}; arrays enter a model as inputs "
                         "or parameters")
