@@ -7,6 +7,7 @@
 The page has sections, each from a file of the directory (pairs.json, product.json, presets.json); sections without a file stay as they are."""
 
 import collections
+import datetime
 import json
 import math
 import pathlib
@@ -164,7 +165,8 @@ def main(directory):
     for name, text in SECTIONS.items():
         file = pathlib.Path(directory) / f"{name}.json"
         if file.exists():
-            parts[name] = "\n" + text(json.loads(file.read_text())) + "\n"
+            ended = datetime.date.fromtimestamp(file.stat().st_mtime)
+            parts[name] = "\n" + text(json.loads(file.read_text())) + f"\nOf a run that ended on {ended}.\n\n"
     order = [*SECTIONS, *(name for name in parts if name not in SECTIONS)]
     PAGE.write_text((HEAD + "\n" + "".join(f"<!-- section: {name} -->\n{parts[name]}" for name in order if name in parts)).rstrip() + "\n")
     print(f"wrote {PAGE}")
