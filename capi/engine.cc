@@ -1,7 +1,7 @@
 // The engine: back ends and the table of ops.
+#include "base/json.h"
 #include "guard.h"
 #include "handles.h"
-#include "json.h"
 #include "ops/op.h"
 
 using namespace whale;        // NOLINT
@@ -20,46 +20,37 @@ constexpr FlagName kFlags[] = {{kElementwise, "elementwise"}, {kRandom, "random"
                                {kCollective, "collective"},   {kUpdateOp, "update"}, {kNoGradient, "no_gradient"},
                                {kInternal, "internal"}};
 
-void write_value(Json& json, const Attr& attr) {
-  std::visit([&json](const auto& v) { json.value(v); }, attr);
+Json json_of(const Attr& attr) {
+  if (const auto* x = std::get_if<double>(&attr)) return json_number(*x);
+  return std::visit([](const auto& v) { return Json(v); }, attr);
 }
 
-void write_ports(Json& json, const char* key, const std::vector<PortSpec>& ports) {
-  json.key(key).open('[');
-  for (const PortSpec& p : ports) {
-    json.open('{')
-        .field("name", p.name)
-        .field("kind", kPortKinds[static_cast<size_t>(p.kind)])
-        .field("doc", p.doc)
-        .close('}');
-  }
-  json.close(']');
+Json json_of(const std::vector<PortSpec>& ports) {
+  Json out = Json::array();
+  for (const PortSpec& p : ports)
+    out.push_back({{"name", p.name}, {"kind", kPortKinds[static_cast<size_t>(p.kind)]}, {"doc", p.doc}});
+  return out;
 }
 
-void write_op(Json& json, OpCode code) {
+Json json_of(OpCode code) {
   const OpDef& d = def(code);
-  json.open('{')
-      .field("name", d.name)
-      .field("number", static_cast<int32_t>(code))
-      .field("doc", d.doc == nullptr ? "" : d.doc);
-  json.key("flags").open('[');
-  for (const FlagName& f : kFlags) {
-    if ((d.flags & f.flag) != 0) json.value(f.name);
-  }
-  json.close(']');
-  json.field("differentiable", d.gradient != nullptr);
-  write_ports(json, "inputs", d.inputs);
-  write_ports(json, "outputs", d.outputs);
-  json.key("attributes").open('[');
+  Json flags = Json::array(), attributes = Json::array();
+  for (const FlagName& f : kFlags)
+    if ((d.flags & f.flag) != 0) flags.push_back(f.name);
   for (const AttrSpec& a : d.attrs) {
-    json.open('{')
-        .field("name", a.name)
-        .field("type", kAttrTypes[static_cast<size_t>(a.type)])
-        .field("required", a.required);
-    if (!a.required) write_value(json.key("default"), a.fallback);
-    json.field("doc", a.doc).close('}');
+    Json each{{"name", a.name}, {"type", kAttrTypes[static_cast<size_t>(a.type)]}, {"required", a.required}};
+    if (!a.required) each["default"] = json_of(a.fallback);
+    each["doc"] = a.doc;
+    attributes.push_back(std::move(each));
   }
-  json.close(']').close('}');
+  return {{"name", d.name},
+          {"number", static_cast<int32_t>(code)},
+          {"doc", d.doc == nullptr ? "" : d.doc},
+          {"flags", flags},
+          {"differentiable", d.gradient != nullptr},
+          {"inputs", json_of(d.inputs)},
+          {"outputs", json_of(d.outputs)},
+          {"attributes", attributes}};
 }
 
 struct BackendLine {
@@ -104,15 +95,13 @@ whale_status* whale_engine_devices(whale_engine* engine, int32_t json, whale_tex
     need(engine, "engine");
     need(out, "out");
     const bool as_json = flag(json, "json");
-    Json j;
+    Json rows = Json::array();
     std::string lines;
-    j.open('[');
     for (const BackendLine& line : backend_lines(*engine->backends)) {
-      j.open('{').field("name", line.name).field("available", line.available).field("text", line.text).close('}');
+      rows.push_back({{"name", line.name}, {"available", line.available}, {"text", line.text}});
       lines += fmt::format("{:<5} {:<12} {}\n", line.name, line.available ? "available" : "unavailable", line.text);
     }
-    j.close(']');
-    *out = make_text(as_json ? j.text() : lines);
+    *out = make_text(as_json ? text_of(rows) : lines);
   });
 }
 
@@ -120,10 +109,8 @@ whale_status* whale_engine_ops(whale_engine* engine, whale_text* out) {
   return guard([&] {
     need(engine, "engine");
     need(out, "out");
-    Json json;
-    json.open('[');
-    for (const OpCode code : all_ops()) write_op(json, code);
-    json.close(']');
-    *out = make_text(json.text());
+    Json rows = Json::array();
+    for (const OpCode code : all_ops()) rows.push_back(json_of(code));
+    *out = make_text(text_of(rows));
   });
 }

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <map>
 
+#include "base/json.h"
 #include "grad/passes.h"
 #include "guard.h"
 #include "handles.h"
-#include "json.h"
 #include "ops/op.h"
 #include "schema/graph_file.h"
 
@@ -30,75 +30,88 @@ const char* pick(const char* const (&names)[N], E value) {
   return static_cast<size_t>(value) < N ? names[static_cast<size_t>(value)] : "?";
 }
 
+Json attributes_of(const Op& op) {
+  Json out = Json::object();
+  for (const auto& [name, value] : op.attrs) {
+    const auto* number = std::get_if<double>(&value);
+    out[name] = number != nullptr ? json_number(*number) : std::visit([](const auto& v) { return Json(v); }, value);
+  }
+  return out;
+}
+
+Json training_of(const Training& t) {
+  const Optimizer& o = t.optimizer;
+  return {{"loss", t.loss},
+          {"optimizer", pick(kOptimizers, o.kind)},
+          {"learning_rate", o.learning_rate},
+          {"accumulation", t.accumulation},
+          {"clip_norm", t.clip_norm},
+          {"momentum", o.momentum},
+          {"nesterov", o.nesterov},
+          {"beta1", o.beta1},
+          {"beta2", o.beta2},
+          {"epsilon", o.epsilon},
+          {"weight_decay", o.weight_decay},
+          {"decay_rate", o.decay_rate},
+          {"clip_threshold", o.clip_threshold},
+          {"schedule", pick(kSchedules, t.schedule.kind)},
+          {"warmup_steps", t.schedule.warmup_steps},
+          {"total_steps", t.schedule.total_steps},
+          {"final_fraction", t.schedule.final_fraction},
+          {"precision", pick(kPrecisions, t.precision)}};
+}
+
 std::string graph_json(const Graph& g) {
-  Json j;
-  j.open('{').field("name", g.name).field("default_strategy", g.default_strategy);
-  j.key("tensors").open('[');
-  for (const Tensor& t : g.tensors) {
-    j.open('{')
-        .field("name", t.name)
-        .field("dtype", name_of(t.dtype))
-        .field("dims", t.dims)
-        .field("kind", pick(kTensorKinds, t.kind));
-    j.field("producer", t.producer).field("batch_dim", t.batch_dim).close('}');
-  }
-  j.close(']').key("ops").open('[');
-  for (const Op& op : g.ops) {
-    j.open('{')
-        .field("op", def(op.code).name)
-        .field("name", op.name)
-        .field("inputs", op.inputs)
-        .field("outputs", op.outputs);
-    j.field("scope", op.scope)
-        .field("phase", pick(kPhases, op.phase))
-        .field("location", op.location)
-        .key("attributes")
-        .open('{');
-    for (const auto& attr : op.attrs) std::visit([&](const auto& v) { j.field(attr.first, v); }, attr.second);
-    j.close('}').field("flops", cost_of(view_of(g, op)).flops).close('}');
-  }
-  j.close(']').key("scopes").open('[');
-  for (const Scope& s : g.scopes) {
-    j.open('{')
-        .field("kind", pick(kScopeKinds, s.kind))
-        .field("parent", s.parent)
-        .field("name", s.name)
-        .field("count", s.count);
-    j.field("shares", s.shares).field("by", s.by).field("factor", s.factor).field("micro_batches", s.micro_batches);
-    j.field("schedule", s.schedule)
-        .field("chunks", s.chunks)
-        .field("layout", s.layout)
-        .field("devices", s.devices)
-        .close('}');
-  }
-  j.close(']').key("variables").open('[');
+  Json tensors = Json::array(), ops = tensors, scopes = tensors, variables = tensors, outputs = tensors;
+  for (const Tensor& t : g.tensors)
+    tensors.push_back({{"name", t.name},
+                       {"dtype", name_of(t.dtype)},
+                       {"dims", t.dims},
+                       {"kind", pick(kTensorKinds, t.kind)},
+                       {"producer", t.producer},
+                       {"batch_dim", t.batch_dim}});
+  for (const Op& op : g.ops)
+    ops.push_back({{"op", def(op.code).name},
+                   {"name", op.name},
+                   {"inputs", op.inputs},
+                   {"outputs", op.outputs},
+                   {"scope", op.scope},
+                   {"phase", pick(kPhases, op.phase)},
+                   {"location", op.location},
+                   {"attributes", attributes_of(op)},
+                   {"flops", cost_of(view_of(g, op)).flops}});
+  for (const Scope& s : g.scopes)
+    scopes.push_back({{"kind", pick(kScopeKinds, s.kind)},
+                      {"parent", s.parent},
+                      {"name", s.name},
+                      {"count", s.count},
+                      {"shares", s.shares},
+                      {"by", s.by},
+                      {"factor", s.factor},
+                      {"micro_batches", s.micro_batches},
+                      {"schedule", s.schedule},
+                      {"chunks", s.chunks},
+                      {"layout", s.layout},
+                      {"devices", s.devices}});
   for (const Variable& v : g.variables) {
     const Tensor& t = g.tensor(v.tensor);
-    j.open('{')
-        .field("name", t.name)
-        .field("tensor", v.tensor)
-        .field("role", pick(kRoles, v.role))
-        .field("trainable", v.trainable);
-    j.field("decay", v.decay).field("elements", element_count(t.dims)).close('}');
+    variables.push_back({{"name", t.name},
+                         {"tensor", v.tensor},
+                         {"role", pick(kRoles, v.role)},
+                         {"trainable", v.trainable},
+                         {"decay", v.decay},
+                         {"elements", element_count(t.dims)}});
   }
-  j.close(']').field("inputs", g.inputs).key("outputs").open('[');
-  for (const NamedTensor& o : g.outputs) j.open('{').field("name", o.name).field("tensor", o.tensor).close('}');
-  const Training& t = g.training;
-  j.close(']').key("training").open('{').field("loss", t.loss).field("optimizer", pick(kOptimizers, t.optimizer.kind));
-  j.field("learning_rate", t.optimizer.learning_rate)
-      .field("accumulation", t.accumulation)
-      .field("clip_norm", t.clip_norm);
-  j.field("momentum", t.optimizer.momentum).field("nesterov", t.optimizer.nesterov);
-  j.field("beta1", t.optimizer.beta1).field("beta2", t.optimizer.beta2).field("epsilon", t.optimizer.epsilon);
-  j.field("weight_decay", t.optimizer.weight_decay)
-      .field("decay_rate", t.optimizer.decay_rate)
-      .field("clip_threshold", t.optimizer.clip_threshold);
-  j.field("schedule", pick(kSchedules, t.schedule.kind))
-      .field("warmup_steps", t.schedule.warmup_steps)
-      .field("total_steps", t.schedule.total_steps)
-      .field("final_fraction", t.schedule.final_fraction);
-  j.field("precision", pick(kPrecisions, t.precision)).close('}').close('}');
-  return j.text();
+  for (const NamedTensor& o : g.outputs) outputs.push_back({{"name", o.name}, {"tensor", o.tensor}});
+  return text_of(Json{{"name", g.name},
+                      {"default_strategy", g.default_strategy},
+                      {"tensors", tensors},
+                      {"ops", ops},
+                      {"scopes", scopes},
+                      {"variables", variables},
+                      {"inputs", g.inputs},
+                      {"outputs", outputs},
+                      {"training", training_of(g.training)}});
 }
 
 // ---- the table

@@ -4,7 +4,7 @@
 #include "base/watch.h"
 #include "guard.h"
 #include "handles.h"
-#include "json.h"
+#include "base/json.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -189,16 +189,14 @@ whale_status* whale_session_variables(whale_session* session, whale_text* out) {
   return guard([&] {
     const Session& s = live(session);
     need(out, "out");
-    Json j;
-    j.open('[');
-    for (const VariableInfo& v : s.variables()) {
-      j.open('{')
-          .field("name", v.name)
-          .field("role", kRoles[static_cast<size_t>(v.role)])
-          .field("dtype", name_of(v.dtype));
-      j.field("dims", v.dims).field("copies", v.copies).close('}');
-    }
-    *out = make_text(j.close(']').text());
+    Json rows = Json::array();
+    for (const VariableInfo& v : s.variables())
+      rows.push_back({{"name", v.name},
+                      {"role", kRoles[static_cast<size_t>(v.role)]},
+                      {"dtype", name_of(v.dtype)},
+                      {"dims", v.dims},
+                      {"copies", v.copies}});
+    *out = make_text(text_of(rows));
   });
 }
 

@@ -1,8 +1,6 @@
 // A Plan as JSON, for pictures in the SDKs: devices, memory, and per program the instructions with stream, op, sizes
 // and cost.
-#include <numeric>
-
-#include "base/format.h"
+#include "base/json.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
 #include "simulate/timeline.h"
@@ -10,157 +8,164 @@
 namespace whale {
 namespace {
 
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      out += '\\', out += c;
-    else if (static_cast<unsigned char>(c) < 0x20)
-      out += fmt::format("\\u{:04x}", static_cast<int>(c));
-    else
-      out += c;
-  }
-  return out + '"';
+constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
+constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
+constexpr const char* kBuffers[] = {"arena", "variable", "input", "step"};
+constexpr const char* kMerges[] = {"same", "concat", "sum"};
+constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
+constexpr const char* kMemories[] = {"device", "host"};
+constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};
+
+template <class E, size_t N>
+const char* pick(const char* const (&names)[N], E value) {
+  return names[static_cast<size_t>(value)];
 }
 
 template <class List, class Write>
-std::string array(const List& list, Write write) {
-  std::string out = "[";
-  for (const auto& item : list) out += (out.size() > 1 ? "," : "") + write(item);
-  return out + "]";
+Json list_of(const List& list, Write write) {
+  Json out = Json::array();
+  for (const auto& item : list) out.push_back(write(item));
+  return out;
 }
-std::string numbers(const std::vector<int64_t>& list) {
-  return array(list, [](int64_t v) { return fmt::format("{}", v); });
+Json json_of(const Interval& i) { return Json::array({i.begin, i.end}); }
+Json json_of(const std::vector<Interval>& list) {
+  return list_of(list, [](const Interval& i) { return json_of(i); });
 }
-std::string interval(const Interval& i) { return fmt::format("[{},{}]", i.begin, i.end); }
 
-constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
-constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
-
-std::string_view op_of(const Instruction& i) {
+Json json_of(const Instruction& i) {
   using enum InstructionKind;
   const bool is_op = i.kind == kKernel || i.kind == kCollective || i.kind == kMove;
-  return is_op ? def(i.op).name : kKinds[static_cast<size_t>(i.kind)];
+  return {{"kind", pick(kKinds, i.kind)},
+          {"stream", pick(kStreamNames, i.stream)},
+          {"op", is_op ? def(i.op).name : pick(kKinds, i.kind)},
+          {"name", i.name},
+          {"phase", name_of(i.phase)},
+          {"in", i.in},
+          {"out", i.out},
+          {"flops", i.flops},
+          {"bytes", i.bytes},
+          {"waits", list_of(i.waits, [](const WaitPoint& w) { return w.index; })}};
 }
 
-std::string instruction(const Instruction& i) {
-  return fmt::format(
-      "{{\"kind\":\"{}\",\"stream\":\"{}\",\"op\":{},\"name\":{},\"phase\":\"{}\",\"in\":{},\"out\":{},\"flops\":{},"
-      "\"bytes\":{},\"waits\":{}}}",
-      kKinds[static_cast<size_t>(i.kind)], kStreamNames[static_cast<size_t>(i.stream)], quoted(op_of(i)),
-      quoted(i.name), name_of(i.phase), array(i.in, [](BufferId b) { return fmt::format("{}", b); }),
-      array(i.out, [](BufferId b) { return fmt::format("{}", b); }), i.flops, i.bytes,
-      array(i.waits, [](const WaitPoint& w) { return fmt::format("{}", w.index); }));
+Json json_of(const Buffer& b) {
+  return {{"name", b.name},
+          {"kind", pick(kBuffers, b.kind)},
+          {"dtype", name_of(b.dtype)},
+          {"dims", b.dims},
+          {"offset", b.offset},
+          {"bytes", b.bytes},
+          {"slots", b.slots},
+          {"alias", b.alias},
+          {"at", b.at},
+          {"memory", pick(kMemories, b.memory)}};
 }
 
-std::string devices(const std::vector<int32_t>& list) {
-  return array(list, [](int32_t d) { return fmt::format("{}", d); });
+Json json_of(const MemoryClasses& m) {
+  return {{"parameters", m.parameters}, {"state", m.state},         {"buffers", m.buffers},
+          {"arena", m.arena()},         {"gradients", m.gradients}, {"activations", m.activations},
+          {"copies", m.copies}};
 }
 
-std::string memory(const MemoryClasses& m) {
-  return fmt::format(
-      "{{\"parameters\":{},\"state\":{},\"buffers\":{},\"arena\":{},\"gradients\":{},\"activations\":{},"
-      "\"copies\":{}}}",
-      m.parameters, m.state, m.buffers, m.arena(), m.gradients, m.activations, m.copies);
+Json json_of(const Segment& s) {
+  return {{"name", s.name}, {"instructions", list_of(s.instructions, [](const Instruction& i) { return json_of(i); })}};
 }
 
-std::string program(const Plan& plan, const Entry& e, size_t number) {
+Json program(const Plan& plan, const Entry& e, size_t number) {
   const Program& p = e.programs[number];
   const MemoryFigures m = memory_of(plan, e, number);
-  std::string out =
-      fmt::format("{{\"arena_bytes\":{},\"host_bytes\":{},\"peak_live_bytes\":{},\"memory\":{},\"host_memory\":{},",
-                  p.arena_bytes, p.host_bytes, p.peak_live_bytes, memory(m.device), memory(m.host));
-  out += "\"buffers\":" + array(p.buffers, [](const Buffer& b) {
-           constexpr const char* kKinds[] = {"arena", "variable", "input", "step"};
-           return fmt::format(
-               "{{\"name\":{},\"kind\":\"{}\",\"dtype\":\"{}\",\"dims\":{},\"offset\":{},\"bytes\":{},\"slots\":{},"
-               "\"alias\":{},\"at\":{},\"memory\":\"{}\"}}",
-               quoted(b.name), kKinds[static_cast<size_t>(b.kind)], name_of(b.dtype), numbers(b.dims), b.offset,
-               b.bytes, b.slots, b.alias, b.at, b.memory == Memory::kHost ? "host" : "device");
-         });
-  out += ",\"segments\":" + array(p.segments, [&](const Segment& s) {
-           return fmt::format("{{\"name\":{},\"instructions\":{}}}", quoted(s.name),
-                              array(s.instructions, [&](const Instruction& i) { return instruction(i); }));
-         });
-  out += ",\"schedule\":" + array(p.schedule, [](const ScheduleRow& r) {
-           return fmt::format("{{\"segment\":{},\"micro_batch\":{},\"slot\":{}}}", r.segment, r.micro_batch, r.slot);
-         });
-  return out + "}";
+  return {{"arena_bytes", p.arena_bytes},
+          {"host_bytes", p.host_bytes},
+          {"peak_live_bytes", p.peak_live_bytes},
+          {"memory", json_of(m.device)},
+          {"host_memory", json_of(m.host)},
+          {"buffers", list_of(p.buffers, [](const Buffer& b) { return json_of(b); })},
+          {"segments", list_of(p.segments, [](const Segment& s) { return json_of(s); })},
+          {"schedule", list_of(p.schedule, [](const ScheduleRow& r) {
+             return Json{{"segment", r.segment}, {"micro_batch", r.micro_batch}, {"slot", r.slot}};
+           })}};
 }
 
-std::string entry(const Plan& plan, const Entry& e) {
-  std::string out = fmt::format("{{\"name\":{},\"batch\":{},", quoted(e.name), e.batch);
-  out +=
-      "\"inputs\":" + array(e.inputs, [](const PlanInput& i) {
-        const std::optional<int64_t> ignored = value_ignored(i);
-        return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"batch_dim\":{},\"limit\":{},\"ignored\":{}}}",
-                           quoted(i.name), name_of(i.dtype), numbers(i.dims), i.batch_dim, value_limit(i),
-                           ignored ? fmt::to_string(*ignored) : "null");
-      });
-  out += ",\"outputs\":" + array(e.outputs, [](const PlanOutput& o) {
-           constexpr const char* kMerge[] = {"same", "concat", "sum"};
-           return fmt::format("{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"merge\":\"{}\"}}", quoted(o.name),
-                              name_of(o.dtype), numbers(o.dims), kMerge[static_cast<size_t>(o.merge)]);
-         });
-  out += ",\"rows\":" + array(e.rows, [](const DeviceRow& r) {
-           const SampleCut cut = r.samples.empty() ? SampleCut{} : r.samples[0];
-           return fmt::format(
-               "{{\"device\":{},\"program\":{},\"mesh\":{},\"coordinates\":{},\"samples\":{},\"micro_batches\":{}}}",
-               r.device, r.program, r.mesh, numbers(r.coordinates), interval(cut.whole),
-               array(cut.micro_batches, interval));
-         });
-  out += ",\"links\":" + array(e.links, [](const Link& l) {
-           return fmt::format("{{\"name\":{},\"slots\":{},\"transfers\":{}}}", quoted(l.name), l.slots,
-                              array(l.transfers, [](const Transfer& t) {
-                                return fmt::format("{{\"from\":{},\"to\":{},\"source\":{},\"target\":{}}}", t.from,
-                                                   t.to, array(t.source, interval), array(t.target, interval));
-                              }));
-         });
-  std::vector<size_t> numbers_of_programs(e.programs.size());
-  std::iota(numbers_of_programs.begin(), numbers_of_programs.end(), size_t{0});
-  out += ",\"programs\":" + array(numbers_of_programs, [&](size_t p) { return program(plan, e, p); });
-  return out + ",\"timeline\":" + timeline_json(plan, e) + "}";
+Json json_of(const PlanInput& i) {
+  const std::optional<int64_t> ignored = value_ignored(i);
+  return {{"name", i.name},           {"dtype", name_of(i.dtype)}, {"dims", i.dims},
+          {"batch_dim", i.batch_dim}, {"limit", value_limit(i)},   {"ignored", ignored ? Json(*ignored) : Json()}};
+}
+
+Json json_of(const PlanOutput& o) {
+  return {{"name", o.name}, {"dtype", name_of(o.dtype)}, {"dims", o.dims}, {"merge", pick(kMerges, o.merge)}};
+}
+
+Json json_of(const DeviceRow& r) {
+  const SampleCut cut = r.samples.empty() ? SampleCut{} : r.samples[0];
+  return {
+      {"device", r.device},           {"program", r.program},          {"mesh", r.mesh},
+      {"coordinates", r.coordinates}, {"samples", json_of(cut.whole)}, {"micro_batches", json_of(cut.micro_batches)}};
+}
+
+Json json_of(const Transfer& t) {
+  return {{"from", t.from}, {"to", t.to}, {"source", json_of(t.source)}, {"target", json_of(t.target)}};
+}
+Json json_of(const Link& l) {
+  return {{"name", l.name},
+          {"slots", l.slots},
+          {"transfers", list_of(l.transfers, [](const Transfer& t) { return json_of(t); })}};
+}
+
+Json entry(const Plan& plan, const Entry& e) {
+  Json programs = Json::array();
+  for (size_t p = 0; p < e.programs.size(); ++p) programs.push_back(program(plan, e, p));
+  return {{"name", e.name},
+          {"batch", e.batch},
+          {"inputs", list_of(e.inputs, [](const PlanInput& i) { return json_of(i); })},
+          {"outputs", list_of(e.outputs, [](const PlanOutput& o) { return json_of(o); })},
+          {"rows", list_of(e.rows, [](const DeviceRow& r) { return json_of(r); })},
+          {"links", list_of(e.links, [](const Link& l) { return json_of(l); })},
+          {"programs", std::move(programs)},
+          {"timeline", timeline_json(plan, e)}};
+}
+
+Json json_of(const DeviceSpec& d) {
+  return {{"kind", name_of(d.kind)}, {"name", to_string(d)}, {"node", d.node}, {"memory_bytes", d.memory_bytes}};
+}
+Json json_of(const PlanMesh& m) {
+  return {{"axes", list_of(m.axes,
+                           [](const MeshAxis& a) {
+                             return Json{{"name", a.name}, {"size", a.size}};
+                           })},
+          {"devices", m.devices}};
+}
+Json variable(const Plan& plan, const PlanVariable& v) {
+  const int32_t first = plan.meshes[static_cast<size_t>(v.mesh)].devices[0];
+  return {{"name", v.name},
+          {"dtype", name_of(v.dtype)},
+          {"dims", v.dims},
+          {"role", pick(kRoles, v.role)},
+          {"mesh", v.mesh},
+          {"local", local_dims(plan, v, first)},
+          {"memory", pick(kMemories, v.memory)}};
 }
 
 }  // namespace
 
 std::string to_json(const Plan& plan) {
-  std::string out = fmt::format("{{\"model\":{},\"strategy\":{},\"micro_batches\":{},\"precision\":\"{}\",",
-                                quoted(plan.model), quoted(plan.strategy), plan.micro_batches,
-                                plan.precision == Precision::kBFloat16  ? "bf16"
-                                : plan.precision == Precision::kFloat64 ? "f64"
-                                : plan.precision == Precision::kFloat16 ? "f16"
-                                                                        : "f32");
-  out += fmt::format("\"model_hash\":\"{:016x}\",\"gradient_dtype\":{},\"adasum\":{},\"zero\":{},", plan.model_hash,
-                     plan.options.gradient_dtype ? quoted(name_of(*plan.options.gradient_dtype)) : "null",
-                     plan.options.adasum, plan.options.zero);
-  out += "\"devices\":" + array(plan.devices, [](const DeviceSpec& d) {
-           return fmt::format("{{\"kind\":\"{}\",\"name\":{},\"node\":{},\"memory_bytes\":{}}}", name_of(d.kind),
-                              quoted(to_string(d)), d.node, d.memory_bytes);
-         });
-  out +=
-      ",\"meshes\":" + array(plan.meshes, [](const PlanMesh& m) {
-        return fmt::format(
-            "{{\"axes\":{},\"devices\":{}}}",
-            array(m.axes,
-                  [](const MeshAxis& a) { return fmt::format("{{\"name\":{},\"size\":{}}}", quoted(a.name), a.size); }),
-            devices(m.devices));
-      });
-  out += ",\"groups\":" + array(plan.groups, [](const Group& g) {
-           return fmt::format("{{\"axis\":{},\"parts\":{}}}", quoted(g.axis), array(g.parts, devices));
-         });
-  out += ",\"variables\":" + array(plan.variables, [&plan](const PlanVariable& v) {
-           constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
-           const int32_t first = plan.meshes[static_cast<size_t>(v.mesh)].devices[0];
-           return fmt::format(
-               "{{\"name\":{},\"dtype\":\"{}\",\"dims\":{},\"role\":\"{}\",\"mesh\":{},\"local\":{},"
-               "\"memory\":\"{}\"}}",
-               quoted(v.name), name_of(v.dtype), numbers(v.dims), kRoles[static_cast<size_t>(v.role)], v.mesh,
-               numbers(local_dims(plan, v, first)), v.memory == Memory::kHost ? "host" : "device");
-         });
-  out += ",\"entries\":" + array(plan.entries, [&](const Entry& e) { return entry(plan, e); });
-  out += ",\"notes\":" + array(plan.notes, [](const std::string& n) { return quoted(n); });
-  return out + "}";
+  const std::optional<DType> sums = plan.options.gradient_dtype;
+  return text_of(Json{{"model", plan.model},
+                      {"strategy", plan.strategy},
+                      {"micro_batches", plan.micro_batches},
+                      {"precision", pick(kPrecisions, plan.precision)},
+                      {"model_hash", fmt::format("{:016x}", plan.model_hash)},
+                      {"gradient_dtype", sums ? Json(name_of(*sums)) : Json()},
+                      {"adasum", plan.options.adasum},
+                      {"zero", plan.options.zero},
+                      {"devices", list_of(plan.devices, [](const DeviceSpec& d) { return json_of(d); })},
+                      {"meshes", list_of(plan.meshes, [](const PlanMesh& m) { return json_of(m); })},
+                      {"groups", list_of(plan.groups,
+                                         [](const Group& g) {
+                                           return Json{{"axis", g.axis}, {"parts", g.parts}};
+                                         })},
+                      {"variables", list_of(plan.variables, [&](const PlanVariable& v) { return variable(plan, v); })},
+                      {"entries", list_of(plan.entries, [&](const Entry& e) { return entry(plan, e); })},
+                      {"notes", plan.notes}});
 }
 
 }  // namespace whale

@@ -56,21 +56,20 @@ std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Stream
 
 }  // namespace
 
-std::string timeline_json(const Plan& plan, const Entry& entry) {
+Json timeline_json(const Plan& plan, const Entry& entry) {
   constexpr size_t kMost = 1 << 20;
   constexpr const char* kNames[] = {"compute", "communication", "copy"};
   const std::optional<StepTimes> times = times_of(plan, entry, kMost);
-  if (!times) return "null";
-  std::vector<std::string> streams;
+  if (!times) return nullptr;
+  Json streams = Json::object();
   for (size_t t = 0; t < kStreams; ++t) {
-    std::vector<std::string> rows;
+    Json rows = Json::array();
     for (const Stretch& s : stretches_of(entry, *times, static_cast<Stream>(t)))
-      rows.push_back(fmt::format("[{},\"{}\",{:.9g},{:.9g},\"{}\"]", times->classes[static_cast<size_t>(s.device)],
-                                 s.kind, s.start, s.end, fmt::join(s.ops, ", ")));
-    streams.push_back(fmt::format("\"{}\":[{}]", kNames[t], fmt::join(rows, ",")));
+      rows.push_back(Json::array({times->classes[static_cast<size_t>(s.device)], s.kind, s.start, s.end,
+                                  fmt::format("{}", fmt::join(s.ops, ", "))}));
+    streams[kNames[t]] = std::move(rows);
   }
-  return fmt::format("{{\"seconds\":{},\"classes\":[{}],\"streams\":{{{}}}}}", times->seconds,
-                     fmt::join(times->classes, ","), fmt::join(streams, ","));
+  return {{"seconds", times->seconds}, {"classes", times->classes}, {"streams", std::move(streams)}};
 }
 
 }  // namespace whale

@@ -1,15 +1,14 @@
 // One step of an entry as a picture shows it.
 #pragma once
 
-#include <string>
-
+#include "base/json.h"
 #include "plan/plan.h"
 
 namespace whale {
 
-// JSON: seconds by the cost model, the class of each device, and for each stream what each class does when: stretches
+// Seconds by the cost model, the class of each device, and for each stream what each class does when: stretches
 // of one kind, [class, kind, start, end, "op, op"]. null where a step is too long to be drawn. By simulate/, which
 // walks.
-std::string timeline_json(const Plan& plan, const Entry& entry);
+Json timeline_json(const Plan& plan, const Entry& entry);
 
 }  // namespace whale

@@ -126,7 +126,7 @@ def test_a_refused_step_leaves_what_the_steps_before_it_made(files, tmp_path, na
     for tensors in "model.safetensors", "optimizer.safetensors":
         one, other = ((tmp_path / folder / tensors).read_bytes() for folder in ("c", "two"))
         assert one[-64:] == other[-64:] and len(one) == len(other)
-    assert "rows 20 to 29 of" in said and "its sample [0] is row 20" in said, said
+    assert "rows 20 to 29 of" in said and "of inputs with samples the sample [0] is row 20" in said, said
     assert "the state after 2 steps was not saved (--save" in whale(*bad, 4, code=2)
     # The first step of the run is refused: there is nothing new to be saved.
     before = sorted((tmp_path / "c").iterdir()), (tmp_path / "c" / "whale.json").read_bytes()
