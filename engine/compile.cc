@@ -208,19 +208,19 @@ struct Compiler {
             .homes = homes};
   }
 
-  LayoutGraph lay_out(const Graph& graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
+  LayoutGraph lay_out(Graph graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
     const ShardOptions sharding = shard_options(entry, micro_batches, homes);
     const Choices choices = choose_cuts(graph, tasks, sharding);
     if (options.dump) options.dump(entry + ".choose_cuts", choices_text(choice_report(graph, tasks, choices, false)));
-    LayoutGraph lg = insert_reshards(graph, tasks, sharding, choices);
-    if (options.verify_passes) check(entry + ".insert_reshards", [&] { verify(graph, choices, lg); });
+    const Graph before = options.verify_passes ? graph : Graph{};
+    LayoutGraph lg = insert_reshards(std::move(graph), tasks, sharding, choices);
+    if (options.verify_passes) check(entry + ".insert_reshards", [&] { verify(before, choices, lg); });
     after(entry + ".insert_reshards", lg, false);
     return lg;
   }
 
   LayoutGraph layout_passes(Graph graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
-    LayoutGraph lg = lay_out(graph, entry, micro_batches, homes);
-    graph = {};  // the passes need the memory
+    LayoutGraph lg = lay_out(std::move(graph), entry, micro_batches, homes);
     for (const LayoutPass& pass : kLayoutPasses) {
       if (pass.fuses && !options.fusion) continue;
       pass.run(lg, options);
@@ -237,6 +237,7 @@ struct Compiler {
     lowering.overlap = options.overlap;
     lowering.matmul_chunks = options.matmul_chunks;
     lowering.notes = notes;
+    lowering.variables.reserve(variables.size());
     for (size_t v = 0; v < variables.size(); ++v)
       lowering.variables.emplace(variables[v].name, static_cast<int32_t>(v));
     Entry entry = lower(lg, lowering);
@@ -248,6 +249,7 @@ struct Compiler {
 std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
   const Graph& graph = lg.graph;
   std::vector<PlanVariable> out;
+  out.reserve(graph.variables.size());
   for (const Variable& v : graph.variables) {
     const Tensor& t = graph.tensor(v.tensor);
     PlanVariable p;
@@ -270,12 +272,8 @@ std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
 
 Homes homes_of(const std::vector<PlanVariable>& variables) {
   Homes homes;
-  for (const PlanVariable& v : variables) {
-    homes[v.name].mesh = v.mesh;
-    Layout& home = homes[v.name].layout;
-    home.axes.push_back({});
-    home.axes.insert(home.axes.end(), v.home.axes.begin(), v.home.axes.end());
-  }
+  homes.reserve(variables.size());
+  for (const PlanVariable& v : variables) homes.try_emplace(v.name, Home{&v.home, v.mesh});
   return homes;
 }
 
@@ -387,7 +385,8 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   Homes homes;
   std::vector<std::string> decisions;  // of the first entry
   for (const std::string& name : entries) {
-    Graph whole = compiler.graph_passes(scoped.graph, name);
+    const bool last_entry = &name == &entries.back();
+    Graph whole = compiler.graph_passes(last_entry ? std::move(scoped.graph) : scoped.graph, name);
     const auto indices = indices_of_inputs(whole);
     const LayoutGraph lg =
         compiler.layout_passes(std::move(whole), name, plan.micro_batches, homes.empty() ? nullptr : &homes);

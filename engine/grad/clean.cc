@@ -176,20 +176,25 @@ const std::map<OpCode, SimplifyRule> kRules = {{OpCode::k_cast, simplify_cast},
                                                {OpCode::k_stop_gradient, simplify_stop}};
 
 // An elementwise op broadcasts by itself: it reads what was broadcast for it, where another operand has the full shape.
-TensorId read_through_broadcast(Cleaner& c, size_t i, std::vector<TensorId> in) {
+TensorId read_through_broadcast(Cleaner& c, size_t i, const std::vector<TensorId>& operands) {
   const Op& op = c.r.old[i];
   if (!has_flag(op.code, kElementwise) || has_flag(op.code, kInternal) || has_flag(op.code, kRandom)) return kNone;
-  const Dims whole = result(c, i).dims;
-  bool some = false, full = false;
+  const auto is_broadcast = [&](TensorId id) {
+    const Op* maker = c.r.producer(id);
+    return maker && maker->code == OpCode::k_broadcast_to;
+  };
+  if (std::none_of(operands.begin(), operands.end(), is_broadcast)) return kNone;
+  std::vector<TensorId> in = operands;
+  const Dims& whole = result(c, i).dims;
+  bool full = false;
   for (TensorId& id : in) {
-    const Op* maker = id == kNone ? nullptr : c.r.producer(id);
-    if (maker && maker->code == OpCode::k_broadcast_to)
-      id = maker->inputs[0], some = true;
+    if (is_broadcast(id))
+      id = c.r.producer(id)->inputs[0];
     else
       full |= id != kNone && c.r.graph.tensor(id).dims == whole;
   }
-  if (!some || !full) return kNone;
-  const TensorId y = c.r.emit(i, op.code, in, op.attrs);
+  if (!full) return kNone;
+  const TensorId y = c.r.emit(i, op.code, std::move(in), op.attrs);
   c.r.graph.tensor(y).name = c.r.graph.tensor(op.outputs[0]).name;
   return y;
 }
@@ -374,10 +379,11 @@ void simplify(Graph& g, const std::vector<ScopeId>& written) {
   Rewriter r(g);
   Cleaner c{r};
   std::set<OpId, Alike> seen(Alike(g, written));
+  std::vector<TensorId> in;  // of one op: what its operands are now
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op& op = r.old[i];
-    std::vector<TensorId> in;
-    for (const TensorId id : op.inputs) in.push_back(r.now(id));
+    in.resize(op.inputs.size());
+    std::transform(op.inputs.begin(), op.inputs.end(), in.begin(), [&](TensorId id) { return r.now(id); });
     if (const auto rule = kRules.find(op.code); rule != kRules.end()) {
       const TensorId by = rule->second(c, i, in);
       if (by != kNone) {

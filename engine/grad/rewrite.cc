@@ -7,6 +7,7 @@ namespace whale {
 Rewriter::Rewriter(Graph& g) : graph(g), old(std::move(g.ops)), now_(g.tensors.size()), moved_(old.size(), kNone) {
   std::iota(now_.begin(), now_.end(), 0);
   graph.ops.clear();
+  graph.ops.reserve(old.size());
   for (Tensor& t : graph.tensors)
     if (t.kind == TensorKind::kValue) t.producer = kNone;
 }

@@ -9,8 +9,6 @@
 namespace whale {
 namespace {
 
-MeshAxis time_axis(int64_t micro_batches) { return {"time", micro_batches, {}, {}}; }
-
 // Of which dimensions the kernel reads where its part lies.
 uint32_t placed_dims(const Graph& g, const Op& op) {
   if (!has_flag(op.code, kRandom) && !has_flag(op.code, kOffsetAware)) return 0;
@@ -28,7 +26,7 @@ std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
 }  // namespace
 
 Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Place& place, int64_t rotate) const {
-  if (axis == kTime) return cut_of(time_axis(g_.micro_batches), false, extent, place.micro_batch);
+  if (axis == kTime) return cut_of(time_, false, extent, place.micro_batch);
   const std::vector<MeshAxis>& axes = g_.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
   if (rotate == 0) return cut_of(axes, axis - 1, state, extent, place.coordinates);
   std::vector<int64_t> at = place.coordinates;
@@ -36,45 +34,66 @@ Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Plac
   return cut_of(axes, axis - 1, state, extent, at);
 }
 
-std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
-  const Dims& dims = g_.graph.tensor(id).dims;
-  std::vector<DigitCut> out;
-  for (size_t a = 0; a < g_.axes(); ++a) {
-    const AxisLayout& l = g_.at(id, a);
+template <class Body>
+void Localiser::each_cut(TensorId id, const Place& place, size_t but, Body body) const {
+  if (!cut_[static_cast<size_t>(id)]) return;
+  const std::vector<AxisLayout>& axes = g_.layouts[static_cast<size_t>(id)].axes;
+  for (size_t a = 0; a < axes.size(); ++a) {
+    const AxisLayout& l = axes[a];
     if (l.placement != Placement::kShard) continue;
     if (a == but) break;  // inner axes that cut other digits are added by the caller
-    const auto part_of = [&](bool state, int64_t extent) { return interval(a, state, extent, place, l.rotate); };
+    const auto same = [&](const AxisLayout& other) {
+      return other.placement == Placement::kShard && other.digit == l.digit;
+    };
+    const auto part_of = [&](size_t axis, bool state, int64_t extent) {
+      return interval(axis, state, extent, place, axes[axis].rotate);
+    };
     if (l.window.present()) {  // alone in its dimension
-      out.push_back({l.digit, l.window.source, read_through(l.window, part_of(false, l.window.result))});
+      body(DigitCut{l.digit, l.window.source, read_through(l.window, part_of(a, false, l.window.result))});
       continue;
     }
-    const auto known = std::find_if(out.begin(), out.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
-    if (known != out.end()) {
-      const Interval inner = part_of(l.state, known->at.size());
-      known->at = {known->at.begin + inner.begin, known->at.begin + inner.end};
-      continue;
+    if (std::any_of(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(a), same)) continue;  // inside of that one
+    const int64_t extent = extent_of(g_.graph.tensor(id).dims, l.digit);
+    DigitCut cut{l.digit, extent, part_of(a, l.state, extent)};
+    for (size_t b = a + 1; b < std::min(but, axes.size()); ++b) {
+      if (!same(axes[b])) continue;
+      const Interval inner = part_of(b, axes[b].state, cut.at.size());
+      cut.at = {cut.at.begin + inner.begin, cut.at.begin + inner.end};
     }
-    const int64_t extent = extent_of(dims, l.digit);
-    out.push_back({l.digit, extent, part_of(l.state, extent)});
+    body(cut);
   }
+}
+
+std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
+  std::vector<DigitCut> out;
+  each_cut(id, place, but, [&](const DigitCut& c) { out.push_back(c); });
   return out;
 }
 
-Localiser::Localiser(const LayoutGraph& graph) : g_(graph), cut_(graph.layouts.size()) {
+Localiser::Localiser(const LayoutGraph& graph)
+    : g_(graph), time_{"time", graph.micro_batches, {}, {}}, cut_(graph.layouts.size()) {
   for (size_t t = 0; t < cut_.size(); ++t)
     cut_[t] = std::any_of(graph.layouts[t].axes.begin(), graph.layouts[t].axes.end(),
                           [](const AxisLayout& l) { return l.placement == Placement::kShard; });
 }
 
 Dims Localiser::dims(TensorId id, const Place& place) const {
-  const Dims& whole = g_.graph.tensor(id).dims;
-  return cut_[static_cast<size_t>(id)] ? local_dims(whole, cuts(id, place)) : whole;
+  Dims out = g_.graph.tensor(id).dims;
+  each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) { cut_down(out, c); });
+  return out;
+}
+
+int64_t Localiser::elements(TensorId id, const Place& place) const {
+  int64_t n = element_count(g_.graph.tensor(id).dims);
+  each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) { n = c.extent ? n / c.extent * c.at.size() : 0; });
+  return n;
 }
 
 bool Localiser::empty(TensorId id, const Place& place) const {
-  const auto none = [](const Dims& d) { return std::find(d.begin(), d.end(), 0) != d.end(); };
-  return cut_[static_cast<size_t>(id)] ? none(dims(id, place)) : none(g_.graph.tensor(id).dims);
+  const Dims& whole = g_.graph.tensor(id).dims;
+  bool none = std::find(whole.begin(), whole.end(), 0) != whole.end();
+  each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) { none |= c.at.size() == 0; });
+  return none;
 }
 
 // An attribute says where a device's interval begins; within groups, only where a micro-batch has several.
@@ -93,7 +112,7 @@ int64_t Localiser::positions(const Factor& f, const Digit& whole, const Digit& c
 int64_t Localiser::first_in_time(TensorId id, const DigitCut& cut, const Place& place) const {
   const AxisLayout& l = g_.at(id, kTime);
   if (l.placement != Placement::kShard || !(l.digit == cut.digit)) return 0;
-  return cut_of(time_axis(g_.micro_batches), false, cut.extent, place.micro_batch).begin;
+  return cut_of(time_, false, cut.extent, place.micro_batch).begin;
 }
 
 uint64_t Localiser::sample_mask(TensorId id) const {
@@ -162,6 +181,11 @@ Interval Localiser::member_part(TensorId id, size_t axis, const Place& place, in
   const AxisLayout& l = g_.at(id, axis);
   if (l.window.present()) return read_through(l.window, cut_of(mesh.axes, axis - 1, false, extent, place.coordinates));
   return cut_of(mesh.axes, axis - 1, l.state, extent, place.coordinates);
+}
+
+Interval Localiser::sliced_part(const Op& op, const Place& place) const {
+  const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
+  return member_part(op.outputs[0], axis, place, local_digit(op.outputs[0], axis, place).second);
 }
 
 Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
@@ -271,8 +295,8 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
       return attrs;
     case OpCode::k_local_slice:
     case OpCode::k_part_view: {
-      const auto [digit, extent] = local_digit(op.outputs[0], axis, place);
-      const Interval mine = member_part(op.outputs[0], axis, place, extent);
+      const Digit digit = local_digit(op.outputs[0], axis, place).first;
+      const Interval mine = sliced_part(op, place);
       attrs["digit"] = std::vector<int64_t>{digit.dim, digit.outer, digit.inner};
       attrs["begin"] = mine.begin;
       attrs["end"] = mine.end;
@@ -286,13 +310,13 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;
     const auto look = [&](TensorId id, const Digit& digit) {
       if (id == kNone || !digit.present()) return;
-      for (const DigitCut& c : cuts(id, place)) {
+      each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) {
         const int64_t each = positions(f, digit, c.digit);
-        if (each == 0) continue;
+        if (each == 0) return;
         for (const char* name : f.size_attrs) attrs[name] = c.at.size();
         if (begins(f)) attrs[f.begin_attr] = (c.at.begin - first_in_time(id, c, place)) * each;
         if (f.window.present()) localise_window(attrs, f, c.at);
-      }
+      });
     };
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
       if (!f.reads_through(i)) look(op.inputs[i], f.inputs[i]);
@@ -334,11 +358,13 @@ Box Localiser::box(const Op& op, const Place& place) const {
 
 OpCost Localiser::cost(const Op& op, const Attrs& attrs, const Place& place) const {
   OpView view{op.code, &attrs, {}, {}, {}};
+  view.inputs.reserve(op.inputs.size());
   const auto type = [&](TensorId id) { return TensorType{g_.graph.tensor(id).dtype, dims(id, place)}; };
   for (const TensorId id : op.inputs) {
     view.present.push_back(id != kNone);
     view.inputs.push_back(id == kNone ? TensorType{} : type(id));
   }
+  view.outputs.reserve(op.outputs.size());
   for (const TensorId id : op.outputs) view.outputs.push_back(type(id));
   return cost_of(view);
 }

@@ -25,6 +25,7 @@ class Localiser {
   // (and those inside it that cut the same digit).
   std::vector<DigitCut> cuts(TensorId id, const Place& place, size_t but = SIZE_MAX) const;
   Dims dims(TensorId id, const Place& place) const;
+  int64_t elements(TensorId id, const Place& place) const;
   bool empty(TensorId id, const Place& place) const;  // no elements
   Part part(TensorId id, const Place& place) const { return part_of(g_.graph.tensor(id).dims, cuts(id, place)); }
 
@@ -45,6 +46,8 @@ class Localiser {
   // The digit and its extent there; the interval of the place, of such an extent.
   std::pair<Digit, int64_t> local_digit(TensorId id, size_t axis, const Place& place) const;
   Interval member_part(TensorId id, size_t axis, const Place& place, int64_t extent) const;
+  // The place's part of what a local_slice or part_view reads, of its digit.
+  Interval sliced_part(const Op& op, const Place& place) const;
 
   // Shapes and ends as the attributes' roles say, sizes and begins as the factors say; what bridges need.
   Attrs attrs(const Op& op, const Place& place) const;
@@ -60,7 +63,11 @@ class Localiser {
  private:
   const LayoutGraph& g_;
   mutable FactorTable factors_;
+  const MeshAxis time_;
   std::vector<char> cut_;  // per tensor: along any axis
+  // Calls body(DigitCut) for each of cuts().
+  template <class Body>
+  void each_cut(TensorId id, const Place& place, size_t but, Body body) const;
   bool begins(const Factor& factor) const;
   static int64_t positions(const Factor& factor, const Digit& whole, const Digit& cut);
   int64_t first_in_time(TensorId id, const DigitCut& cut, const Place& place) const;

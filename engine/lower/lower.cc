@@ -109,12 +109,8 @@ class Lowerer {
   void find_masks() {
     std::set<uint64_t> masks;
     std::map<std::pair<int32_t, uint64_t>, int64_t> seen;  // in each mesh
-    const auto use = [&](TensorId id) {
-      const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(id))];
-      const uint64_t mask = low_.local.sample_mask(id);
-      masks.insert(mask);
-      ++seen[{mesh, seen_in(mesh, mask)}];
-    };
+    std::vector<int64_t> times(lg_.graph.tensors.size());
+    const auto use = [&](TensorId id) { ++times[static_cast<size_t>(id)]; };
     for (const Op& op : lg_.graph.ops) {
       for (const TensorId id : op.inputs)
         if (id != kNone) use(id);
@@ -123,6 +119,13 @@ class Lowerer {
     }
     for (const NamedTensor& f : lg_.fetches) use(f.tensor);
     for (const TensorId id : lg_.graph.inputs) use(id);
+    for (size_t t = 0; t < times.size(); ++t) {
+      if (times[t] == 0) continue;
+      const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])];
+      const uint64_t mask = low_.local.sample_mask(static_cast<TensorId>(t));
+      masks.insert(mask);
+      seen[{mesh, seen_in(mesh, mask)}] += times[t];
+    }
     std::map<uint64_t, int64_t> uses{{0, 0}};  // none counts last
     for (const uint64_t mask : masks)
       for (const auto& [in, n] : seen)
@@ -444,7 +447,7 @@ class Lowerer {
     int64_t bytes = 0;
     for (const Variable& v : lg_.graph.variables)
       if (lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(v.tensor))] == place.mesh)
-        bytes += element_count(low_.local.dims(v.tensor, place)) * size_of(lg_.graph.tensor(v.tensor).dtype);
+        bytes += low_.local.elements(v.tensor, place) * size_of(lg_.graph.tensor(v.tensor).dtype);
     return bytes;
   }
 

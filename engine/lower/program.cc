@@ -104,10 +104,9 @@ int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id) {
   for (; g.tensor(id).producer != kNone && is_view(g.op(g.tensor(id).producer).code);) {
     const Op& op = g.op(g.tensor(id).producer);
     if (op.code == OpCode::k_part_view) {
-      const Attrs attrs = low.local.attrs(op, place);
-      const int64_t parts = attr_int(attrs, "end") - attr_int(attrs, "begin");
-      const int64_t bytes = element_count(low.local.dims(id, place)) * size_of(g.tensor(id).dtype);
-      begin += parts == 0 ? 0 : bytes / parts * attr_int(attrs, "begin");
+      const Interval part = low.local.sliced_part(op, place);
+      const int64_t bytes = low.local.elements(id, place) * size_of(g.tensor(id).dtype);
+      begin += part.size() == 0 ? 0 : bytes / part.size() * part.begin;
     }
     id = op.inputs[0];
   }

@@ -52,7 +52,7 @@ ProgramPattern::ProgramPattern(const Lowering& lowering, const Draft& draft, con
 ProgramPattern::Group& ProgramPattern::group_of(const std::vector<size_t>& axes) {
   const auto at = std::ranges::find(groups_, axes, &Group::axes);
   if (at != groups_.end()) return *at;
-  groups_.push_back({axes, {}, {}, {}});
+  groups_.push_back({axes, {}, {}, {}, {}});
   return groups_.back();
 }
 
@@ -68,7 +68,7 @@ void ProgramPattern::add_instructions(const Draft& draft, const Place& place) {
       if (along.empty()) continue;
       const Instruction& i = draft.program.segments[s].instructions[k];
       Group& group = group_of(along);
-      group.spots.push_back({op, draft.micro_batches[s], i.attrs, i.box, i.flops, i.bytes, 0, {}});
+      group.spots.push_back({op, draft.micro_batches[s], i.attrs, i.box, i.flops, i.bytes});
       each_number(i.attrs, i.box, [&](HoleKind kind, const std::string& attribute, size_t index, int64_t) {
         group.holes.push_back(
             {kind, kNone, static_cast<int32_t>(s), static_cast<int32_t>(k), attribute, static_cast<int32_t>(index)});
@@ -85,22 +85,22 @@ void ProgramPattern::add_parts(const Draft& draft, const Place& place) {
   });
   for (size_t b = 0; b < shown.size(); ++b) {
     Watch::look();
-    Spot spot;
+    Part part;
     std::vector<size_t> along;
     for (auto id = static_cast<BufferId>(b);;) {
       const auto [tensor, micro_batch] = shown[static_cast<size_t>(id)];
-      bool part = false;
+      bool cut = false;
       for (TensorId t = tensor; t != kNone && g.tensor(t).producer != kNone;) {
         const Op& op = g.op(g.tensor(t).producer);
         if (!is_view(op.code)) break;
         if (op.code == OpCode::k_part_view) {
-          part = true;
+          cut = true;
           const auto axis = static_cast<size_t>(attr_int(op.attrs, "group"));
           if (axes[axis].size > 1) along.push_back(axis);
         }
         t = op.inputs[0];
       }
-      if (part) spot.views.emplace_back(tensor, micro_batch);
+      if (cut) part.views.emplace_back(tensor, micro_batch);
       const auto in = draft.lies_in.find(id);
       if (in == draft.lies_in.end()) break;
       id = in->second;
@@ -108,16 +108,16 @@ void ProgramPattern::add_parts(const Draft& draft, const Place& place) {
     if (along.empty()) continue;
     std::ranges::sort(along);
     along.erase(std::unique(along.begin(), along.end()), along.end());
-    spot.at = draft.program.buffers[b].at - begin_of_views(spot, place);
+    part.at = draft.program.buffers[b].at - begin_of_views(part, place);
     Group& group = group_of(along);
-    group.spots.push_back(std::move(spot));
+    group.parts.push_back(std::move(part));
     group.holes.push_back({HoleKind::kAt, static_cast<BufferId>(b), 0, 0, {}, 0});
   }
 }
 
-int64_t ProgramPattern::begin_of_views(const Spot& spot, Place place) const {
+int64_t ProgramPattern::begin_of_views(const Part& part, Place place) const {
   int64_t begin = 0;
-  for (const auto& [tensor, micro_batch] : spot.views) {
+  for (const auto& [tensor, micro_batch] : part.views) {
     place.micro_batch = micro_batch;
     begin += begin_of_view(low_, place, tensor);
   }
@@ -125,10 +125,6 @@ int64_t ProgramPattern::begin_of_views(const Spot& spot, Place place) const {
 }
 
 bool ProgramPattern::add_values(const Spot& spot, Place place, std::vector<int64_t>& values) const {
-  if (!spot.op) {
-    values.push_back(spot.at + begin_of_views(spot, place));
-    return true;
-  }
   place.micro_batch = spot.micro_batch;
   const Attrs attrs = low_.local.attrs(*spot.op, place);
   const Box box = low_.local.box(*spot.op, place);
@@ -146,6 +142,7 @@ std::optional<std::vector<int64_t>> ProgramPattern::values_of(const Group& group
     Watch::look();
     if (!add_values(spot, place, values)) return std::nullopt;
   }
+  for (const Part& part : watched(group.parts)) values.push_back(part.at + begin_of_views(part, place));
   return values;
 }
 

@@ -25,13 +25,16 @@ class ProgramPattern {
   std::optional<std::vector<int64_t>> at(const Program& program, const Place& place);
 
  private:
-  // An instruction, or (without an op) a buffer that is part of a storage.
+  // An instruction.
   struct Spot {
     const Op* op = nullptr;
     int64_t micro_batch = 0;
     Attrs attrs;
     Box box;
     double flops = 0, bytes = 0;
+  };
+  // A buffer that is part of a storage.
+  struct Part {
     int64_t at = 0;                                   // besides the views
     std::vector<std::pair<TensorId, int64_t>> views;  // by which it is reached, each with its micro-batch
   };
@@ -39,7 +42,8 @@ class ProgramPattern {
   struct Group {
     std::vector<size_t> axes;
     std::vector<Spot> spots;
-    std::vector<Hole> holes;
+    std::vector<Part> parts;
+    std::vector<Hole> holes;                                                    // of the spots, then of the parts
     std::map<std::vector<int64_t>, std::optional<std::vector<int64_t>>> known;  // values, by coordinates along them
   };
 
@@ -48,7 +52,7 @@ class ProgramPattern {
   void add_parts(const Draft& draft, const Place& place);
   std::optional<std::vector<int64_t>> values_of(const Group& group, const Place& place) const;
   bool add_values(const Spot& spot, Place place, std::vector<int64_t>& values) const;
-  int64_t begin_of_views(const Spot& spot, Place place) const;
+  int64_t begin_of_views(const Part& part, Place place) const;
 
   const Lowering& low_;
   std::vector<Group> groups_;

@@ -48,6 +48,7 @@ std::vector<TensorType> results(const OpView& v, int first, int width, int64_t c
 std::vector<Alias> tuple_aliases(const OpView& v, int first, int width, const std::vector<int>& which) {
   std::vector<Alias> all;
   const int count = (static_cast<int>(v.inputs.size()) - first) / width, per = static_cast<int>(which.size());
+  all.reserve(static_cast<size_t>(count * per));
   for (int t = 0; t < count; ++t)
     for (int j = 0; j < per; ++j) all.push_back({t * per + j, first + t * width + which[static_cast<size_t>(j)], true});
   return all;

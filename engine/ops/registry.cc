@@ -104,12 +104,15 @@ void check_operands(const OpDef& def, const std::vector<bool>& present) {
   }
 }
 
+size_t fixed_operands(const OpDef& def) {
+  const bool variadic = !def.inputs.empty() && def.inputs.back().kind == PortKind::kVariadic;
+  return def.inputs.size() - (variadic ? 1 : 0);
+}
+
 // Absent optional operands at the end are written out, so that operand i of an op always exists.
 template <class T>
 void pad_operands(const OpDef& def, std::vector<T>& operands, const T& absent) {
-  const bool variadic = !def.inputs.empty() && def.inputs.back().kind == PortKind::kVariadic;
-  const size_t fixed = def.inputs.size() - (variadic ? 1 : 0);
-  if (operands.size() < fixed) operands.resize(fixed, absent);
+  if (const size_t fixed = fixed_operands(def); operands.size() < fixed) operands.resize(fixed, absent);
 }
 
 }  // namespace
@@ -190,35 +193,60 @@ Attrs complete_attrs(const OpDef& def, Attrs given) {
   return all;
 }
 
+namespace {
+// In the place of what the list held before, whose memory it takes.
+void put_types(const Graph& graph, const std::vector<TensorId>& ids, std::vector<TensorType>& types) {
+  types.resize(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    types[i].dtype = ids[i] == kNone ? DType::kF32 : graph.tensor(ids[i]).dtype;
+    if (ids[i] == kNone)
+      types[i].dims.clear();
+    else
+      types[i].dims = graph.tensor(ids[i]).dims;
+  }
+}
+
+void put_operands(const Graph& graph, const Op& op, OpView& view) {
+  view.code = op.code;
+  view.attrs = &op.attrs;
+  put_types(graph, op.inputs, view.inputs);
+  view.present.resize(op.inputs.size());
+  for (size_t i = 0; i < op.inputs.size(); ++i) view.present[i] = op.inputs[i] != kNone;
+}
+}  // namespace
+
 // Whatever passes over ops asks for this, so here planning looks whether it is to stop.
 OpView view_of(const Graph& graph, const Op& op) {
   Watch::look();
-  OpView view{op.code, &op.attrs, {}, {}, {}};
-  view.inputs.reserve(op.inputs.size());
-  view.outputs.reserve(op.outputs.size());
-  for (const TensorId id : op.inputs) {
-    view.present.push_back(id != kNone);
-    view.inputs.push_back(id == kNone ? TensorType{} : TensorType{graph.tensor(id).dtype, graph.tensor(id).dims});
-  }
-  for (const TensorId id : op.outputs) view.outputs.push_back({graph.tensor(id).dtype, graph.tensor(id).dims});
+  OpView view;
+  put_operands(graph, op, view);
+  put_types(graph, op.outputs, view.outputs);
   return view;
 }
 
-// A view of the op is made where its definition asks for one.
+// Where its definition asks for a view of the op, it gets one without dimensions: aliases do not follow from them.
 std::vector<Alias> aliases_of(const Graph& graph, const Op& op) {
   const OpDef& d = def(op.code);
-  return d.aliases_of ? d.aliases_of(view_of(graph, op)) : d.aliases;
+  if (!d.aliases_of) return d.aliases;
+  Watch::look();
+  OpView view{op.code, &op.attrs, std::vector<TensorType>(op.inputs.size()), std::vector<bool>(op.inputs.size()), {}};
+  for (size_t i = 0; i < op.inputs.size(); ++i)
+    if (const TensorId id = op.inputs[i]; id != kNone)
+      view.inputs[i].dtype = graph.tensor(id).dtype, view.present[i] = true;
+  return d.aliases_of(view);
 }
 
-std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
-                              const std::vector<bool>& present) {
-  const OpDef& d = def(code);
+namespace {
+// Of a view without results; its operands are padded.
+std::vector<TensorType> infer(OpView& view) {
+  const OpDef& d = def(view.code);
   return named(d, [&] {
-    check_operands(d, present);
+    check_operands(d, view.present);
     Attrs completed;
-    const bool complete = are_complete(d, attrs);
-    if (!complete) completed = complete_attrs(d, attrs);
-    OpView view{code, complete ? &attrs : &completed, inputs, present, {}};
+    if (!are_complete(d, *view.attrs)) {
+      completed = complete_attrs(d, *view.attrs);
+      view.attrs = &completed;
+    }
     pad_operands(d, view.inputs, TensorType{});
     pad_operands(d, view.present, false);
     std::vector<TensorType> outputs = d.infer(view);
@@ -230,6 +258,13 @@ std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector
     }
     return outputs;
   });
+}
+}  // namespace
+
+std::vector<TensorType> infer(OpCode code, const Attrs& attrs, const std::vector<TensorType>& inputs,
+                              const std::vector<bool>& present) {
+  OpView view{code, &attrs, inputs, present, {}};
+  return infer(view);
 }
 
 OpCost cost_of(const OpView& view) {
@@ -261,12 +296,13 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
     op.name = name;
     op.inputs = std::move(inputs);
     op.scope = scope;
-    const OpView view = view_of(graph, op);
+    OpView view = view_of(graph, op);
     op.attrs = named(d, [&] {
       check_operands(d, view.present);
       return complete_attrs(d, std::move(attrs));
     });
-    const std::vector<TensorType> types = infer(code, op.attrs, view.inputs, view.present);
+    view.outputs.clear();
+    std::vector<TensorType> types = infer(view);
     pad_operands(d, op.inputs, kNone);
     check_whole(graph, op);
     if (has_flag(code, kRandom)) op.key = static_cast<uint64_t>(attr_int(op.attrs, "key"));
@@ -276,7 +312,7 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
                       : fmt::format("{}.{}", name,
                                     d.outputs.empty() ? "out" : d.outputs[std::min(i, d.outputs.size() - 1)].name);
       t.dtype = types[i].dtype;
-      t.dims = types[i].dims;
+      t.dims = std::move(types[i].dims);
       t.producer = id;
       t.output = static_cast<int>(i);
       op.outputs.push_back(static_cast<TensorId>(graph.tensors.size()));
@@ -291,23 +327,24 @@ OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs at
 }
 
 void verify_ops(const Graph& graph) {
+  OpView view;
+  std::vector<TensorType> there;
   for (const Op& op : graph.ops) {
     try {
       const OpDef& d = def(op.code);
-      const OpView view = view_of(graph, op);
-      const std::vector<TensorType> types = infer(op.code, op.attrs, view.inputs, view.present);
-      std::vector<TensorId> padded = op.inputs;
-      pad_operands(d, padded, kNone);
-      if (padded != op.inputs)
-        throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), padded.size(),
-                      kNone);
+      Watch::look();
+      put_operands(graph, op, view);
+      put_types(graph, op.outputs, there);
+      const std::vector<TensorType> types = infer(view);
+      if (const size_t fixed = fixed_operands(d); op.inputs.size() < fixed)
+        throw invalid("{}: has {} operands, expected {} (absent ones as {})", d.name, op.inputs.size(), fixed, kNone);
       if (!are_complete(d, op.attrs))
         throw invalid("{}: attributes are incomplete or of the wrong type; every default must be written out", d.name);
       check_whole(graph, op);
-      if (types != view.outputs) {
+      if (types != there) {
         std::vector<std::string> want, found;
         for (const TensorType& t : types) want.push_back(to_string(t));
-        for (const TensorType& t : view.outputs) found.push_back(to_string(t));
+        for (const TensorType& t : there) found.push_back(to_string(t));
         throw invalid("{}: results are ({}), expected ({})", d.name, fmt::join(found, ", "), fmt::join(want, ", "));
       }
     } catch (Error& e) {

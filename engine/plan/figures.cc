@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/format.h"
 #include "base/watch.h"
@@ -80,12 +81,18 @@ std::string axes_text(const std::vector<MeshAxis>& axes) {
   return text;
 }
 
+// None: the device is not in the mesh.
+static std::optional<std::vector<int64_t>> coordinates_of(const PlanMesh& mesh, int32_t device) {
+  const auto at = std::find(mesh.devices.begin(), mesh.devices.end(), device);
+  if (at == mesh.devices.end()) return std::nullopt;
+  return mesh.coordinates(static_cast<int64_t>(at - mesh.devices.begin()));
+}
+
 Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) {
   const PlanMesh& mesh = plan.meshes[static_cast<size_t>(variable.mesh)];
-  const auto at = std::find(mesh.devices.begin(), mesh.devices.end(), device);
-  if (at == mesh.devices.end()) return {0};
-  return local_dims(variable.dims, cuts_of(variable.dims, variable.home, mesh.axes,
-                                           mesh.coordinates(static_cast<int64_t>(at - mesh.devices.begin()))));
+  const auto place = coordinates_of(mesh, device);
+  if (!place) return {0};
+  return local_dims(variable.dims, cuts_of(variable.dims, variable.home, mesh.axes, *place));
 }
 
 namespace {
@@ -139,10 +146,15 @@ void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& gro
 }
 
 void add_variables(const Plan& plan, int32_t device, MemoryFigures& m) {
+  std::vector<std::optional<std::vector<int64_t>>> places;  // of the device in each mesh
+  for (const PlanMesh& mesh : plan.meshes) places.push_back(coordinates_of(mesh, device));
   for (const PlanVariable& v : plan.variables) {
+    const auto mesh = static_cast<size_t>(v.mesh);
+    if (!places[mesh]) continue;
     MemoryClasses& where = v.memory == Memory::kHost ? m.host : m.device;
     int64_t& to = v.role == Role::kParameter ? where.parameters : v.role == Role::kState ? where.state : where.buffers;
-    to += element_count(local_dims(plan, v, device)) * size_of(v.dtype);
+    to += element_count(local_dims(v.dims, cuts_of(v.dims, v.home, plan.meshes[mesh].axes, *places[mesh]))) *
+          size_of(v.dtype);
   }
 }
 

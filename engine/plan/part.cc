@@ -85,12 +85,14 @@ Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>
   return part_of(dims, cuts_of(dims, layout, axes, coordinates));
 }
 
+void cut_down(Dims& dims, const DigitCut& c) {
+  int64_t& n = dims[static_cast<size_t>(c.digit.dim)];
+  n = c.extent ? n / c.extent * c.at.size() : 0;
+}
+
 Dims local_dims(const Dims& dims, const std::vector<DigitCut>& cuts) {
   Dims out = dims;
-  for (const DigitCut& c : cuts) {
-    int64_t& n = out[static_cast<size_t>(c.digit.dim)];
-    n = c.extent ? n / c.extent * c.at.size() : 0;
-  }
+  for (const DigitCut& c : cuts) cut_down(out, c);
   return out;
 }
 

@@ -34,6 +34,8 @@ std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std:
 Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
              const std::vector<int64_t>& coordinates);
 
+// A dimension after a cut of it.
+void cut_down(Dims& dims, const DigitCut& cut);
 // Local dimensions after the cuts, which are of different digits: arithmetic only.
 Dims local_dims(const Dims& dims, const std::vector<DigitCut>& cuts);
 

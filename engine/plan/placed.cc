@@ -1,7 +1,6 @@
 #include "plan/placed.h"
 
 #include <array>
-#include <map>
 
 #include "base/error.h"
 #include "base/watch.h"
@@ -139,18 +138,18 @@ std::string fault_of_values(const Program& program, const std::vector<int64_t>& 
 
 Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {
   std::vector<size_t> hole_of(program.buffers.size(), SIZE_MAX);
-  std::map<BufferId, size_t> number;
+  std::vector<size_t> number(program.buffers.size(), SIZE_MAX);  // of storages
   for (size_t k = 0; k < holes.size(); ++k) {
     if (holes[k].kind != HoleKind::kAt) continue;
     hole_of[static_cast<size_t>(holes[k].buffer)] = k;
-    number.try_emplace(storage_of(program, holes[k].buffer), number.size());
+    size_t& mine = number[static_cast<size_t>(storage_of(program, holes[k].buffer))];
+    if (mine == SIZE_MAX) mine = storages_.size(), storages_.emplace_back();
   }
-  storages_.resize(number.size());
-  if (number.empty()) return;
+  if (storages_.empty()) return;
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     const auto id = static_cast<BufferId>(b);
-    if (const auto at = number.find(storage_of(program, id)); at != number.end())
-      storages_[at->second].push_back({id, hole_of[b]});
+    if (const size_t mine = number[static_cast<size_t>(storage_of(program, id))]; mine != SIZE_MAX)
+      storages_[mine].push_back({id, hole_of[b]});
   }
 }
 

@@ -1,8 +1,8 @@
 // Merging collectives and updates.
 #include <algorithm>
 #include <map>
-#include <set>
 #include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
 #include "shard/digits.h"
@@ -88,10 +88,11 @@ class HeldBack {
     for (const NamedTensor& f : lg.fetches)
       if (f.name == "loss") loss_ = f.tensor;
     if (lg.micro_batches > 1) return;  // sums over micro-batches wait anyway
-    std::set<TensorId> counted;
+    std::vector<char> counted(g.tensors.size());
     for (const Op& op : g.ops)
       for (const TensorId id : op.inputs)
-        if (has_flag(op.code, kUpdateOp) && id != kNone && g.tensor(id).producer != kNone && counted.insert(id).second)
+        if (has_flag(op.code, kUpdateOp) && id != kNone && g.tensor(id).producer != kNone &&
+            !std::exchange(counted[static_cast<size_t>(id)], 1))
           until_[static_cast<size_t>(g.tensor(id).producer) + 1] += bytes_of(g.tensor(id));
     for (size_t i = 1; i < until_.size(); ++i) until_[i] += until_[i - 1];
   }

@@ -61,7 +61,8 @@ struct Order {
     for (const NamedTensor& f : lg.fetches)
       if (f.name == "loss" && g.tensor(f.tensor).producer != kNone) checks.push_back(g.tensor(f.tensor).producer);
     for (size_t i = 0; i < g.ops.size(); ++i)
-      if (attr_int(g.ops[i].attrs, kIndexLimit) > 0) checks.push_back(static_cast<OpId>(i));
+      if (def(g.ops[i].code).index.input >= 0 && attr_int(g.ops[i].attrs, kIndexLimit) > 0)
+        checks.push_back(static_cast<OpId>(i));
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const auto w = static_cast<OpId>(i);
       // A bad index or a loss that is not finite stops a step before it has changed anything.
@@ -74,6 +75,7 @@ struct Order {
         for (const OpId r : readers[static_cast<size_t>(storage)])
           if (r != w && (r < w || !reaches(w, r))) out.emplace_back(r, w);
     }
+    out.reserve(out.size() + data.entries());
     for (size_t i = 0; i < g.ops.size(); ++i)
       for (const OpId j : data[i]) out.emplace_back(static_cast<OpId>(i), j);
     return {g.ops.size(), out};
@@ -192,6 +194,7 @@ std::vector<TensorId> roots_of(const Graph& g) {
 
 Lists storage_readers(const Graph& g, const std::vector<TensorId>& root) {
   std::vector<Lists::Entry> entries;
+  entries.reserve(3 * g.ops.size());
   for (size_t i = 0; i < g.ops.size(); ++i)
     for (const TensorId id : g.ops[i].inputs)
       if (id != kNone && !is_view(g.ops[i].code))

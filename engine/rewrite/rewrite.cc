@@ -17,6 +17,7 @@ Lists::Lists(size_t keys, const std::vector<Entry>& entries) : numbers_(entries.
 
 Lists readers_of(const Graph& graph) {
   std::vector<Lists::Entry> entries;
+  entries.reserve(3 * graph.ops.size());
   for (size_t i = 0; i < graph.ops.size(); ++i)
     for (const TensorId id : graph.ops[i].inputs)
       if (id != kNone) entries.emplace_back(id, static_cast<OpId>(i));
@@ -25,6 +26,7 @@ Lists readers_of(const Graph& graph) {
 
 Lists followers_of(const Graph& graph) {
   std::vector<Lists::Entry> entries;
+  entries.reserve(3 * graph.ops.size());
   for (size_t i = 0; i < graph.ops.size(); ++i)
     for (const TensorId id : graph.ops[i].inputs)
       if (id != kNone && graph.tensor(id).producer != kNone)

@@ -31,6 +31,7 @@ class Lists {
   std::span<const int32_t> operator[](size_t key) const {
     return {numbers_.data() + begin_[key], begin_[key + 1] - begin_[key]};
   }
+  size_t entries() const { return numbers_.size(); }
 
  private:
   std::vector<int32_t> numbers_;

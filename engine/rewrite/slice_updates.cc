@@ -1,7 +1,6 @@
 #include "rewrite/slice_updates.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -31,8 +30,10 @@ class Slicer {
   Slicer(LayoutGraph& graph, bool always)
       : lg_(graph), g_(graph.graph), always_(always), readers_(readers_of(graph.graph)) {
     for (const NamedTensor& f : lg_.fetches) fetched_.insert(f.tensor);
+    std::vector<Lists::Entry> next;
     for (size_t v = 0; v < g_.variables.size(); ++v)
-      if (g_.variables[v].next != kNone) next_[g_.variables[v].next].push_back(v);
+      if (g_.variables[v].next != kNone) next.emplace_back(g_.variables[v].next, static_cast<int32_t>(v));
+    next_ = {g_.tensors.size(), next};
   }
 
   void run() {
@@ -57,6 +58,10 @@ class Slicer {
     if (chosen.empty() && always_)
       lg_.notes.push_back("No update can run on slices: no replicas sum a gradient that the update alone reads.");
     if (chosen.empty() || (!always_ && saved < lg_.tasks.cost.worth_seconds)) return;
+    size_t bridges = 0;
+    for (const Candidate& c : chosen) bridges += c.carriers.size() + g_.op(c.update).outputs.size();
+    g_.ops.reserve(g_.ops.size() + bridges);
+    g_.tensors.reserve(g_.tensors.size() + bridges);
     for (const Candidate& c : chosen) slice(c);
     compact(g_, {});
     lg_.notes.push_back(fmt::format(
@@ -84,7 +89,8 @@ class Slicer {
     }
     if (sums != 1) return false;
     for (const TensorId y : op.outputs)
-      if (y == kNone || !next_.contains(y) || fetched_.contains(y) || !readers_[static_cast<size_t>(y)].empty())
+      if (y == kNone || next_[static_cast<size_t>(y)].empty() || fetched_.contains(y) ||
+          !readers_[static_cast<size_t>(y)].empty())
         return false;
     for (const Factor& f : factors_.of(g_, op).list)
       if (f.kind == FactorKind::kMap && fits(op, f, a, c)) return true;
@@ -153,7 +159,8 @@ class Slicer {
     const TensorId made = like(id, suffix, update.stage);
     lg_.at(made, c.axis) = to;
     Op op = op_beside(update, code, g_.tensor(made).name, {id}, {made});
-    op.attrs = digit_attr("digit", c.digit);
+    op.attrs.reserve(2 + empty.size());
+    op.attrs["digit"] = std::vector<int64_t>{c.digit.dim, c.digit.outer, c.digit.inner};
     op.attrs["group"] = static_cast<int64_t>(c.axis) - 1;
     for (const char* name : empty)
       op.attrs[name] = code == OpCode::k_all_gather ? Attr{std::vector<int64_t>{}} : Attr{int64_t{0}};
@@ -179,7 +186,7 @@ class Slicer {
     for (const TensorId y : std::vector<TensorId>(g_.op(c.update).outputs)) {
       lg_.at(y, c.axis) = cut;
       const TensorId whole = bridge(OpCode::k_all_gather, y, ".gathered", c, {}, {"cuts"});
-      for (const size_t v : next_.at(y)) g_.variables[v].next = whole;
+      for (const int32_t v : next_[static_cast<size_t>(y)]) g_.variables[static_cast<size_t>(v)].next = whole;
     }
   }
 
@@ -189,7 +196,7 @@ class Slicer {
   Lists readers_;  // as the graph was
   FactorTable factors_;
   std::set<TensorId> fetched_;
-  std::map<TensorId, std::vector<size_t>> next_;  // the variables whose next value a tensor is
+  Lists next_;  // per tensor, the variables whose next value it is
 };
 
 }  // namespace

@@ -30,15 +30,15 @@ Attrs merged(std::initializer_list<Attrs> parts) {
 
 Attrs digit_attr(const char* name, const Digit& d) { return {{name, std::vector<int64_t>{d.dim, d.outer, d.inner}}}; }
 
-BridgeBuilder::BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches)
-    : out(tasks) {
-  out.graph = graph;
+BridgeBuilder::BridgeBuilder(Graph graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches) : out(tasks) {
+  const size_t tensors = graph.tensors.size();
+  out.graph = std::move(graph);
   out.batch = batch;
   out.micro_batches = micro_batches;
-  out.layouts.assign(graph.tensors.size(), Layout{std::vector<AxisLayout>(out.axes())});
-  out.stages.assign(graph.tensors.size(), 0);
-  producer_.assign(graph.tensors.size(), kNone);
-  unlike_.assign(graph.tensors.size(), 0);
+  out.layouts.assign(tensors, Layout{std::vector<AxisLayout>(out.axes())});
+  out.stages.assign(tensors, 0);
+  producer_.assign(tensors, kNone);
+  unlike_.assign(tensors, 0);
 }
 
 OpId BridgeBuilder::producer(TensorId id) const { return producer_[static_cast<size_t>(id)]; }
@@ -54,7 +54,7 @@ Region BridgeBuilder::region(TensorId id) const {
 
 TensorId BridgeBuilder::like(TensorId id, const char* suffix) {
   const TensorId made = add_like(out, id, suffix);
-  out.layouts.back() = Layout{std::vector<AxisLayout>(out.axes())};
+  out.layouts.back().axes.assign(out.axes(), {});
   producer_.push_back(kNone);
   unlike_.push_back(0);
   return made;

@@ -14,8 +14,8 @@ namespace whale {
 
 class BridgeBuilder {
  public:
-  // Takes the graph's tensors and variables; nothing is cut yet.
-  BridgeBuilder(const Graph& graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches);
+  // `graph`: without ops; nothing is cut yet.
+  BridgeBuilder(Graph graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches);
 
   LayoutGraph out;
 

@@ -27,9 +27,9 @@ int64_t samples_of(const Graph& graph) {
 }
 
 // Which forward tensor a result of the backward pass is the gradient of, or a part of it: the operand of the forward op
-// that has its shape, one that the backward op does not read before others.
-std::map<TensorId, TensorId> adjoints_of(const Graph& g) {
-  std::map<TensorId, TensorId> out;
+// that has its shape, one that the backward op does not read before others. Per tensor; kNone: of none.
+std::vector<TensorId> adjoints_of(const Graph& g) {
+  std::vector<TensorId> out(g.tensors.size(), kNone);
   for (const Op& op : g.ops) {
     if (op.phase != Phase::kBackward || op.origin == kNone || static_cast<size_t>(op.origin) >= g.ops.size()) continue;
     for (const TensorId id : op.outputs) {
@@ -41,7 +41,7 @@ std::map<TensorId, TensorId> adjoints_of(const Graph& g) {
         if (best == kNone || !read) best = x;
         if (!read) break;
       }
-      if (best != kNone) out[id] = best;
+      out[static_cast<size_t>(id)] = best;
     }
   }
   return out;
@@ -100,7 +100,8 @@ Choices CutChooser::run() {
     out_.layouts[static_cast<size_t>(id)] = form(id).layout;
     out_.stages[static_cast<size_t>(id)] = form(id).stage;
   };
-  for (size_t t = 0; t < g_.tensors.size(); ++t) leave(static_cast<TensorId>(t));
+  for (size_t t = 0; t < g_.tensors.size(); ++t)
+    if (g_.tensors[t].producer == kNone) leave(static_cast<TensorId>(t));
   out_.cuts.assign(axes(), std::vector<OpCut>(g_.ops.size()));
   out_.prices.resize(g_.ops.size());
   for (size_t i = 0; i < g_.ops.size(); ++i) choose_op(static_cast<OpId>(i));
@@ -109,7 +110,9 @@ Choices CutChooser::run() {
 }
 
 void CutChooser::prepare() {
-  forms_.assign(g_.tensors.size(), Form{Layout{std::vector<AxisLayout>(axes())}});
+  forms_.resize(g_.tensors.size());
+  for (size_t t = 0; t < forms_.size(); ++t)  // an op gives its results theirs
+    if (g_.tensors[t].producer == kNone) forms_[t].layout.axes.resize(axes());
   first_user_.assign(g_.tensors.size(), kNone);
   constant_.assign(g_.tensors.size(), 0);
   for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
@@ -126,8 +129,9 @@ void CutChooser::prepare() {
   samples_ = follow_samples(g_);
   parameter_of_ = parameters_of_gradients(g_);
   adjoint_of_ = adjoints_of(g_);
+  next_of_.assign(g_.tensors.size(), kNone);
   for (const Variable& v : g_.variables)
-    if (v.next != kNone && v.next != v.tensor) next_of_[v.next] = v.tensor;
+    if (v.next != kNone && v.next != v.tensor) next_of_[static_cast<size_t>(v.next)] = v.tensor;
 }
 
 void CutChooser::choose_splits() {
@@ -170,10 +174,13 @@ void CutChooser::choose_op(OpId number) {
   const Factors& factors = factors_.of(g_, op);
   price_ = &out_.prices[static_cast<size_t>(number)];
   std::vector<Operand> operands;
+  operands.reserve(op.inputs.size());
   for (const TensorId id : op.inputs) operands.push_back(operand(id, op));
   hoist(operands, op, number);
   std::vector<Layout> results(op.outputs.size(), Layout{std::vector<AxisLayout>(axes())});
   Placed placed{g_, axes_, op, factors, {}, {}};
+  placed.in.reserve(operands.size());
+  placed.out.reserve(results.size());
   for (size_t i = 0; i < operands.size(); ++i)
     placed.in.push_back(op.inputs[i] == kNone ? nullptr : &operands[i].layout);
   for (size_t o = 0; o < results.size(); ++o) placed.out.push_back(op.outputs[o] == kNone ? nullptr : &results[o]);

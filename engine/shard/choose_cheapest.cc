@@ -17,17 +17,14 @@ double CutChooser::bytes(const Op& reader, TensorId id, const Layout& layout, si
 
 std::vector<const AxisLayout*> CutChooser::wanted_results(const Op& op, size_t a) const {
   std::vector<const AxisLayout*> out(op.outputs.size());
-  const auto known = [](const std::map<TensorId, TensorId>& of, TensorId id) {
-    const auto at = of.find(id);
-    return at == of.end() ? kNone : at->second;
-  };
   for (size_t o = 0; o < op.outputs.size(); ++o) {
     const TensorId id = op.outputs[o];
     if (id == kNone) continue;
-    TensorId like = known(next_of_, id);
-    if (like == kNone) like = known(parameter_of_, id);
+    TensorId like = next_of_[static_cast<size_t>(id)];
+    const auto parameter = parameter_of_.find(id);
+    if (like == kNone && parameter != parameter_of_.end()) like = parameter->second;
     if (like == kNone) {
-      like = known(adjoint_of_, id);
+      like = adjoint_of_[static_cast<size_t>(id)];
       if (like != kNone && !axes_.same_devices(form(like).stage, op.stage)) like = kNone;
     }
     if (like != kNone) out[o] = &form(like).layout.axes[a];
@@ -78,9 +75,8 @@ double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const 
   for (size_t o = 0; o < p.op.outputs.size(); ++o) {
     const TensorId id = p.op.outputs[o];
     if (id == kNone || (f && o < f->outputs.size() && f->outputs[o].present())) continue;
-    const auto x = adjoint_of_.find(id);
-    if (parameter_of_.contains(id) ||
-        (x != adjoint_of_.end() && form(x->second).layout.axes[kTime].placement == Placement::kReplicate))
+    const TensorId x = adjoint_of_[static_cast<size_t>(id)];
+    if (parameter_of_.contains(id) || (x != kNone && form(x).layout.axes[kTime].placement == Placement::kReplicate))
       held += received_bytes({}, bytes(p.op, id, *p.out[o], a), n);
   }
   return held;

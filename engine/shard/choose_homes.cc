@@ -20,12 +20,13 @@ Digit CutChooser::state_digit(TensorId id, size_t axis, int64_t ways) const {
 }
 
 void CutChooser::place_variables() {
-  std::map<TensorId, OpId> user;
+  std::vector<OpId> users(g_.tensors.size(), kNone);
+  const auto user = [&](TensorId id) -> OpId& { return users[static_cast<size_t>(id)]; };
   for (const Variable& v : g_.variables) {
     const TensorId owner = v.owner == kNone ? v.tensor : v.owner;
     OpId first = first_user_[static_cast<size_t>(owner)];
     if (first == kNone) first = first_user_[static_cast<size_t>(v.tensor)];
-    user[v.tensor] = first;
+    user(v.tensor) = first;
     if (first != kNone) form(v.tensor).stage = g_.op(first).stage;
   }
   if (options_.homes) {
@@ -35,15 +36,15 @@ void CutChooser::place_variables() {
     return;
   }
   for (const Variable& v : g_.variables)
-    if (v.owner == kNone && user[v.tensor] != kNone) place_parameter(v.tensor, user[v.tensor]);
+    if (v.owner == kNone && user(v.tensor) != kNone) place_parameter(v.tensor, user(v.tensor));
   for (const Variable& v : g_.variables) {
     if (v.owner == kNone) continue;
     follow_owner(v);
-    if (options_.zero >= 1 && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
+    if (options_.zero >= 1 && user(v.tensor) != kNone) cut_state(v.tensor, user(v.tensor));
   }
   if (options_.zero >= 3)
     for (const Variable& v : g_.variables)
-      if (v.role == Role::kParameter && v.trainable && user[v.tensor] != kNone) cut_state(v.tensor, user[v.tensor]);
+      if (v.role == Role::kParameter && v.trainable && user(v.tensor) != kNone) cut_state(v.tensor, user(v.tensor));
 }
 
 void CutChooser::follow_owner(const Variable& v) {
@@ -62,7 +63,7 @@ void CutChooser::follow_owner(const Variable& v) {
 }
 
 void CutChooser::live_at(TensorId id, const Home& home) {
-  form(id).layout = home.layout;
+  std::copy(home.layout->axes.begin(), home.layout->axes.end(), form(id).layout.axes.begin() + 1);
   const auto& meshes = axes_.tasks.mesh_of_stage;
   if (meshes[static_cast<size_t>(form(id).stage)] != home.mesh)
     form(id).stage = static_cast<int32_t>(std::find(meshes.begin(), meshes.end(), home.mesh) - meshes.begin());

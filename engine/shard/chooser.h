@@ -95,12 +95,13 @@ class CutChooser {
   FactorTable factors_;
   std::vector<Form> forms_;
   std::vector<OpId> first_user_;
-  std::vector<char> constant_;                                 // per tensor: made of constants and the step's scalars
-  std::vector<OpCut> samples_;                                 // per op: along a replica axis
-  std::vector<std::vector<OpCut>> splits_;                     // per axis and forward op: along a split axis
-  std::map<TensorId, TensorId> parameter_of_;                  // of a gradient
-  std::map<TensorId, TensorId> next_of_;                       // of the next value of a variable
-  std::map<TensorId, TensorId> adjoint_of_;                    // of a result of the backward pass: the forward tensor
+  std::vector<char> constant_;                 // per tensor: made of constants and the step's scalars
+  std::vector<OpCut> samples_;                 // per op: along a replica axis
+  std::vector<std::vector<OpCut>> splits_;     // per axis and forward op: along a split axis
+  std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  // Per tensor, kNone: it is no such thing.
+  std::vector<TensorId> next_of_;                              // of the next value of a variable
+  std::vector<TensorId> adjoint_of_;                           // of a result of the backward pass: the forward tensor
   std::map<std::tuple<TensorId, int32_t, int>, Form> copies_;  // in other stages, by reductions before
   using Moved = std::tuple<const Form*, int, size_t, Placement, int, int64_t, int64_t, bool, WindowRead>;
   std::map<Moved, Form> moved_;  // along an axis

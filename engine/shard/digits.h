@@ -2,8 +2,7 @@
 // be cut so that its neighbours can follow.
 #pragma once
 
-#include <map>
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -23,10 +22,10 @@ struct OpCut {
 
 // Where a variable lives: fixed once, for all entries of a plan.
 struct Home {
-  Layout layout;  // time included
+  const Layout* layout = nullptr;  // over the axes of that mesh, without time
   int32_t mesh = 0;
 };
-using Homes = std::map<std::string, Home, std::less<>>;  // by name
+using Homes = std::unordered_map<std::string_view, Home>;  // by name; both are kept by whoever makes this
 
 Factors factors_of(const Graph& graph, const Op& op);
 

@@ -7,22 +7,27 @@
 
 namespace whale {
 
-Inserter::Inserter(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices)
-    : source_(graph),
-      options_(options),
+Inserter::Source Inserter::source_of(Graph& graph) {
+  Source source{.ops = std::move(graph.ops), .producers = {}};
+  graph.ops.clear();
+  for (const Tensor& t : graph.tensors) source.producers.push_back(t.producer);
+  return source;
+}
+
+Inserter::Inserter(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices)
+    : options_(options),
       choices_(choices),
-      b_(graph, tasks, choices.batch, choices.micro_batches),
-      parameter_of_(parameters_of_gradients(graph)) {
+      parameter_of_(parameters_of_gradients(graph)),
+      source_(source_of(graph)),
+      b_(std::move(graph), tasks, choices.batch, choices.micro_batches) {
   b_.out.exact = options.exact && b_.out.micro_batches > 1;
-  for (size_t t = 0; t < graph.tensors.size(); ++t)
-    if (graph.tensors[t].producer == kNone)
-      b_.out.layouts[t] = choices.layouts[t], b_.out.stages[t] = choices.stages[t];
+  for (size_t t = 0; t < source_.producers.size(); ++t)
+    if (source_.producers[t] == kNone) b_.out.layouts[t] = choices.layouts[t], b_.out.stages[t] = choices.stages[t];
 }
 
 LayoutGraph Inserter::run() {
-  std::vector<Op> ops;
-  std::swap(ops, g().ops);
-  for (size_t i = 0; i < ops.size(); ++i) place(std::move(ops[i]), static_cast<OpId>(i), {});
+  g().ops.reserve(source_.ops.size());
+  for (size_t i = 0; i < source_.ops.size(); ++i) place(source_.ops[i], static_cast<OpId>(i), {});
   check_adasum();
   finish();
   return std::move(b_.out);
@@ -111,9 +116,8 @@ void Inserter::settle(TensorId id) {
   }
 }
 
-LayoutGraph insert_reshards(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options,
-                            const Choices& choices) {
-  return Inserter(graph, tasks, options, choices).run();
+LayoutGraph insert_reshards(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices) {
+  return Inserter(std::move(graph), tasks, options, choices).run();
 }
 
 void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inserted) {

@@ -14,8 +14,7 @@ namespace whale {
 //   time: accumulate in the body and go on in the epilogue; a value of the whole batch that the body needs is hoisted
 //   to the prologue when it depends on no parameter, else it is an error that names the op.
 // Variables' next values are brought home, fetched values to a legal layout at the end.
-LayoutGraph insert_reshards(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options,
-                            const Choices& choices);
+LayoutGraph insert_reshards(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices);
 
 // The results of the graph's own ops lie as they were chosen to.
 void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inserted);

@@ -113,8 +113,7 @@ bool Inserter::has_mixed_rows(TensorId id) const {
 
 OpId Inserter::nonlinear_behind(TensorId gradient) const {
   const auto of_backward = [&](TensorId x) {
-    return x != kNone && source_.tensor(x).producer != kNone &&
-           source_.op(source_.tensor(x).producer).phase == Phase::kBackward;
+    return x != kNone && source_.producer(x) != kNone && source_.op(source_.producer(x)).phase == Phase::kBackward;
   };
   // Of a product the gradient is the other factor: the forward op that reads both is to blame, not who is handed it.
   const auto blamed = [&](const Op& backward, TensorId x) {
@@ -130,12 +129,11 @@ OpId Inserter::nonlinear_behind(TensorId gradient) const {
   };
   OpId found = kNone;
   each_maker(gradient, [&](TensorId t) {
-    if (found != kNone || static_cast<size_t>(t) >= source_.tensors.size() || source_.tensor(t).producer == kNone)
-      return found == kNone;
-    const Op& op = source_.op(source_.tensor(t).producer);
+    if (found != kNone || source_.producer(t) == kNone) return found == kNone;
+    const Op& op = source_.op(source_.producer(t));
     if (op.phase != Phase::kBackward || op.origin == kNone) return true;
     for (const TensorId x : op.inputs) {
-      if (x == kNone || source_.tensor(x).producer == kNone || of_backward(x)) continue;
+      if (x == kNone || source_.producer(x) == kNone || of_backward(x)) continue;
       const bool rows = choices_.layouts[static_cast<size_t>(x)].axes[kTime].placement == Placement::kShard;
       if (!rows && mixes(x)) found = blamed(op, x);
     }

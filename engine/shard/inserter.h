@@ -19,7 +19,7 @@ inline constexpr int kDeepest = 64;  // of chains that are produced again
 
 class Inserter {
  public:
-  Inserter(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices);
+  Inserter(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices);
   LayoutGraph run();
 
  private:
@@ -100,13 +100,25 @@ class Inserter {
       TensorId id);  // sums are finished; samples stay where they are and are put together by the session
   void finish();
 
+  // The program as it was.
+  struct Source {
+    std::vector<Op> ops;
+    std::vector<OpId> producers;  // per tensor
+    // kNone: no op makes it, or it is of a bridge.
+    OpId producer(TensorId id) const {
+      return static_cast<size_t>(id) < producers.size() ? producers[static_cast<size_t>(id)] : kNone;
+    }
+    const Op& op(OpId id) const { return ops[static_cast<size_t>(id)]; }
+  };
+  static Source source_of(Graph& graph);  // takes its ops
+
   FactorTable factors_;
-  const Graph& source_;
   const ShardOptions& options_;
   const Choices& choices_;
-  BridgeBuilder b_;
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
-  std::map<TensorId, TensorId> used_;          // of a gradient: as its update reads it
+  Source source_;
+  BridgeBuilder b_;
+  std::map<TensorId, TensorId> used_;  // of a gradient: as its update reads it
   std::set<std::pair<TensorId, int32_t>> input_forms_;
   std::map<std::pair<TensorId, int32_t>, TensorId> copies_;
   std::map<std::tuple<TensorId, size_t, int, int64_t, int64_t, bool, WindowRead>, TensorId> slices_;

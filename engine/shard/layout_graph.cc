@@ -193,11 +193,12 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
 }  // namespace
 
 TensorId add_like(LayoutGraph& lg, TensorId id, std::string_view suffix) {
-  Tensor t = lg.graph.tensor(id);
-  t.name += suffix;
-  t.kind = TensorKind::kValue;
-  t.batch_dim = -1;
-  t.producer = kNone;
+  const Tensor& of = lg.graph.tensor(id);
+  Tensor t;
+  t.name.reserve(of.name.size() + suffix.size());
+  t.name.append(of.name).append(suffix);
+  t.dtype = of.dtype;
+  t.dims = of.dims;
   lg.graph.tensors.push_back(std::move(t));
   lg.layouts.push_back(Layout(lg.layouts[static_cast<size_t>(id)]));
   lg.stages.push_back(lg.stage(id));

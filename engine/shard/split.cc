@@ -138,7 +138,7 @@ class Chooser {
     for (const Variable& v : g_.variables) {
       const auto home = p_.homes->find(g_.tensor(v.tensor).name);
       if (home == p_.homes->end()) continue;
-      const AxisLayout& l = home->second.layout.axes[p_.axis];
+      const AxisLayout& l = home->second.layout->axes[p_.axis - 1];
       if (l.placement == Placement::kShard)
         homes_.emplace(v.tensor, Code{Placement::kShard, l.digit, false, false, false});
     }

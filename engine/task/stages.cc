@@ -21,7 +21,7 @@ struct Place {
 }  // namespace
 
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, const CostModel& cost,
-                                const std::vector<double>& speeds, bool keep_groups) {
+                                bool keep_groups) {
   const size_t n = ops.size();
   std::vector<double> until(n + 1);  // seconds of the ops before
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
@@ -89,30 +89,36 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   const size_t ends = places.size();
   constexpr double kNever = std::numeric_limits<double>::infinity();
   struct Best {
-    double squares = 0;
+    double squares = kNever;
     size_t from = 0;
   };
   std::vector<std::vector<double>> slowest(ends, std::vector<double>(wanted + 1, kNever));
   std::vector<std::vector<Best>> best(ends, std::vector<Best>(wanted + 1));
-  slowest[0][0] = 0;
-  for (size_t k = 1; k < ends; ++k)
+  slowest[0][0] = best[0][0].squares = 0;
+  std::vector<double> seconds(ends), least(wanted + 1);  // of a stage from place j to k; slowest[k] at best
+  for (size_t k = 1; k < ends; ++k) {
+    Watch::look();
+    std::fill(least.begin(), least.end(), kNever);
     for (size_t j = 0; j < k; ++j) {
-      Watch::look();
       const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
       const double compute = until[places[k].at] - until[places[j].at];
-      const double travel = link_seconds(crossing, 0, cost.link), held = cost.held_seconds(crossing);
-      for (size_t s = 1; s <= std::min(wanted, j + 1); ++s) {
-        if (slowest[j][s - 1] == kNever) continue;
-        const double seconds = (speeds.empty() ? compute : compute / speeds[s - 1]) + travel + held;
-        const double now = std::max(slowest[j][s - 1], seconds);
-        double& least = slowest[k][s];
-        if (now > least * (1 + 1e-9)) continue;
-        const double squares = best[j][s - 1].squares + seconds * seconds;
-        if (now >= least * (1 - 1e-9) && squares >= best[k][s].squares) continue;
-        least = now;
+      seconds[j] = compute + link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
+      for (size_t s = 1; s <= wanted; ++s) least[s] = std::min(least[s], std::max(slowest[j][s - 1], seconds[j]));
+    }
+    for (size_t s = 1; s <= wanted; ++s) least[s] *= 1 + 1e-9;
+    for (size_t j = 0; j < k; ++j) {
+      size_t near = 0;  // the least; few are
+      for (size_t s = 1; s <= wanted; ++s) near += std::max(slowest[j][s - 1], seconds[j]) <= least[s];
+      for (size_t s = 1; near > 0 && s <= std::min(wanted, j + 1); ++s) {
+        const double now = std::max(slowest[j][s - 1], seconds[j]);
+        if (now > least[s] || now == kNever) continue;
+        const double squares = best[j][s - 1].squares + seconds[j] * seconds[j];
+        if (squares >= best[k][s].squares) continue;
+        slowest[k][s] = now;
         best[k][s] = {squares, j};
       }
     }
+  }
   std::vector<int32_t> out(n);
   size_t end = ends - 1;
   for (size_t s = wanted; s > 0; --s) {

@@ -142,12 +142,6 @@ Move random_move(Dice& dice) {
 }
 
 // ---- planned and run ----------------------------------------------------------------------------------------------
-Layout with_time(const Layout& l) {
-  Layout out{{AxisLayout{}}};
-  out.axes.insert(out.axes.end(), l.axes.begin(), l.axes.end());
-  return out;
-}
-
 struct Made {
   LayoutGraph lg;
   Plan plan;
@@ -173,8 +167,8 @@ Made plan_of(const Move& m) {
   for (int32_t k = 0; k < meshes; ++k) tasks.mesh_of_stage.push_back(k);
   tasks.by_micro_batch.assign(m.from.axes.size(), 0);
   Homes homes;
-  homes["a"] = {with_time(m.from), 0};
-  homes["b"] = {with_time(m.to), meshes - 1};
+  homes["a"] = {&m.from, 0};
+  homes["b"] = {&m.to, meshes - 1};
   ShardOptions options;
   options.homes = &homes;
   Made made{small::lay_out(g, tasks, options), {}};
