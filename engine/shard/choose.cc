@@ -247,9 +247,11 @@ OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
                ? samples
                : cut;
   }
-  if (axes_.by_micro_batch(a)) return samples.present() ? OpCut{} : followed_cut(p, a, options_.exact);
+  if (axes_.by_micro_batch(a))
+    return samples.present() || whole_for_gradients(p, a) ? OpCut{} : followed_cut(p, a, options_.exact);
   if (axes_.role(p.op, a) == AxisRole::kReplica) {
     if (samples.present()) return samples;
+    if (whole_for_gradients(p, a)) return {};
     if (has_flag(p.op.code, kPreparesUpdate) && p.operand(0, a) == Placement::kPartial)
       if (const OpCut cut = cut_of_state(p, a); cut.present()) return cut;
     return largest_cut(p, a);
@@ -261,6 +263,16 @@ OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
       return planned;
   }
   return cheapest_cut(p, a);
+}
+
+// What replicas combine in a way of its own (Adasum, in fewer bits) is the gradient of a parameter. What a model makes
+// of parameters alone is not computed on the parts of ZeRO 3 then: parts of its gradient would have to be sums before.
+bool CutChooser::whole_for_gradients(const Placed& p, size_t a) const {
+  if (!options_.adasum && !options_.gradient_dtype) return false;
+  if (p.op.phase != Phase::kBackward) return p.op.phase == Phase::kForward;
+  for (size_t i = 0; i < p.op.inputs.size(); ++i)
+    if (p.operand(i, a) == Placement::kPartial) return true;
+  return false;
 }
 
 bool CutChooser::has_own_rows(OpId number) const {

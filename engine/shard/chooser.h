@@ -44,6 +44,7 @@ class CutChooser {
   OpCut choose(const Placed& placed, OpId number, size_t a) const;
   // Its readers pair its rows with samples, though perhaps no input feeds it: it is cut along time as they are.
   bool has_own_rows(OpId number) const;
+  bool whole_for_gradients(const Placed& p, size_t a) const;
   void settle_gradient(const Op& op, TensorId id);
   void bring_home(const Variable& variable);
 
