@@ -75,4 +75,28 @@ void Jumps::walk(const nlohmann::json& op, const std::set<std::string>& scores) 
   }
 }
 
+std::set<std::string> parameters_beside_integers(const nlohmann::json& graph) {
+  const auto& tensors = graph.at("tensors");
+  const auto kind = [&](size_t t) { return tensors[t].at("kind").get<std::string>(); };
+  const auto is_float = [&](size_t t) {
+    return tensors[t].at("dtype").get<std::string>().find('f') != std::string::npos;
+  };
+  std::vector<char> moves(tensors.size(), 0), of_integers(tensors.size(), 0);
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    moves[t] = kind(t) == "variable" || (kind(t) == "input" && is_float(t));
+    of_integers[t] = kind(t) == "input" && !is_float(t);
+  }
+  std::set<std::string> out;
+  for (const auto& op : graph.at("ops")) {
+    const std::vector<size_t> in = present(op.at("inputs"));
+    const auto any = [&](auto is) { return std::any_of(in.begin(), in.end(), is); };
+    if (any([&](size_t t) { return is_float(t) && of_integers[t] && !moves[t]; }))
+      for (const size_t t : in)
+        if (kind(t) == "variable") out.insert(tensors[t].at("name"));
+    const bool moved = any([&](size_t t) { return moves[t]; }), fed = any([&](size_t t) { return of_integers[t]; });
+    for (const size_t t : present(op.at("outputs"))) moves[t] = moved, of_integers[t] = fed;
+  }
+  return out;
+}
+
 }  // namespace tool

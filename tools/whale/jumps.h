@@ -33,4 +33,8 @@ class Jumps {
   std::vector<Row> rows_;
 };
 
+// Parameters that an op reads beside floats of integer data that no parameter has entered: batch norm of pixels. No
+// moved run moves those, and what is left of equal ones is rounding.
+std::set<std::string> parameters_beside_integers(const nlohmann::json& graph);
+
 }  // namespace tool

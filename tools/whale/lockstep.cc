@@ -89,9 +89,8 @@ class Lockstep {
     one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
     for (int i = 0; i < setting.runs; ++i) {
       moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0, {}, {}});
-      shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1, setting.moves_zeros);
-      evaluation_shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(setting.runs + i) + 1,
-                                      setting.moves_zeros);
+      shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1, setting.alike);
+      evaluation_shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(setting.runs + i) + 1, setting.alike);
     }
     if (sides.wide)
       wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0, {}, {}};

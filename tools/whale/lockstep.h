@@ -30,10 +30,10 @@ struct Setting {
   double summed = 0;     // roundings of the largest values of a kind that state may be off by
   double factor = 0;
   bool flips = false;
-  bool divides = false;      // the optimizer, a gradient by its own size
-  bool turns = false;        // and a few elements of parameters may have turned
-  int runs = 3;              // moved ones
-  bool moves_zeros = false;  // parameters that are smaller than the largest move as that one does
+  bool divides = false;              // the optimizer, a gradient by its own size
+  bool turns = false;                // and a few elements of parameters may have turned
+  int runs = 3;                      // moved ones
+  std::set<std::string> alike = {};  // parameters that move as the largest does (Shake)
 };
 
 // A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten

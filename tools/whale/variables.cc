@@ -137,7 +137,7 @@ void Shake::add(Runner& runner, const std::vector<Variable>& variables) {
   }
   const double largest = rms_.empty() ? 0 : *std::max_element(rms_.begin(), rms_.end());
   for (size_t v = 0; v < variables.size(); ++v) {
-    if (alike_ && moves[v]) rms_[v] = largest;
+    if (moves[v] && alike_.contains(variables[v].name)) rms_[v] = largest;
     if (rms_[v] > 0) move(runner, variables[v], v, amplitude_ * rms_[v]);
   }
 }

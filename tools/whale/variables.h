@@ -2,6 +2,8 @@
 // shifted in their last bits.
 #pragma once
 
+#include <set>
+
 #include "runner.h"
 
 namespace tool {
@@ -31,8 +33,9 @@ void write_wide(Runner& runner, const Variable& variable, const whale_tensor* va
 // not walk away.
 class Shake {
  public:
-  // alike: every parameter moves by amplitude * the largest root mean square of all.
-  Shake(double amplitude, uint64_t seed, bool alike = false) : amplitude_(amplitude), seed_(seed), alike_(alike) {}
+  // alike: parameters that move by amplitude * the largest root mean square of all.
+  Shake(double amplitude, uint64_t seed, std::set<std::string> alike = {})
+      : amplitude_(amplitude), seed_(seed), alike_(std::move(alike)) {}
   void add(Runner& runner, const std::vector<Variable>& variables);
   void take_off(Runner& runner, const std::vector<Variable>& variables);
   // Float inputs, each element by amplitude * itself * such a number: zeros stay.
@@ -42,7 +45,7 @@ class Shake {
   void move(Runner& runner, const Variable& variable, size_t index, double scale) const;
   double amplitude_;
   uint64_t seed_, step_ = 0;
-  bool alike_;
+  std::set<std::string> alike_;
   std::vector<double> rms_;  // that parameters move by; 0: it does not
 };
 
