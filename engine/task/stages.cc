@@ -20,8 +20,8 @@ struct Place {
 
 }  // namespace
 
-std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, const CostModel& cost,
-                                bool keep_groups) {
+std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, int64_t chunks,
+                                const CostModel& cost, bool keep_groups) {
   const size_t n = ops.size();
   std::vector<double> until(n + 1);  // seconds of the ops before
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
@@ -80,9 +80,11 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   const auto wanted = static_cast<size_t>(stages);
   if (places.size() + 1 < wanted)
     throw invalid(
-        "the pipeline wants {} stages, the model can be cut into at most {}; give so many, or nest replica or split "
+        "the pipeline wants {} stages{}, the model can be cut into at most {}; give {}, or nest replica or split "
         "to use more devices",
-        stages, places.size() + 1);
+        stages, chunks > 1 ? fmt::format(" ({} on each of {} devices)", chunks, stages / chunks) : "",
+        places.size() + 1,
+        chunks > 1 ? fmt::format("at most {} devices or fewer chunks", (std::ssize(places) + 1) / chunks) : "so many");
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});
   // slowest[k][s]: of the first s stages when they end at place k; ties by the sum of squares, which few reach.

@@ -103,7 +103,7 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
     if (part.written.empty()) {
       if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
       try {
-        cut = cut_stages(graph, part.ops, own, cost, exact);
+        cut = cut_stages(graph, part.ops, own, chunks, cost, exact);
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", to_string(part.leaf->nest), part.leaf->path, e.message())
             .at_scope(part.leaf->path);

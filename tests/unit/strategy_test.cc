@@ -386,7 +386,7 @@ TEST_CASE("a pipeline's cut costs what the cost model's link costs") {
   const auto first_of_second = [&](double bytes_per_second) {
     Profile profile = kMachineOfCores;
     profile.link = {bytes_per_second, 0}, profile.freed_bytes_per_second = bytes_per_second;
-    const auto stages = cut_stages(m.g, ops, 2, CostModel({}, 1, profile));
+    const auto stages = cut_stages(m.g, ops, 2, 1, CostModel({}, 1, profile));
     return std::find(stages.begin(), stages.end(), 1) - stages.begin();
   };
   CHECK(first_of_second(1e15) == 4);

@@ -413,3 +413,40 @@ def test_text_that_is_no_utf_8_is_an_error_of_its_own():
             g.minimize(wh.nn.linear(wh.input("x", (2, 3)), 2).mean(), wh.SGD(0.1))
         with pytest.raises(wh.InvalidArgument):
             wh.plan(g, fetch=[name])
+
+
+@pytest.mark.parametrize("layer", [lambda x: wh.nn.linear(x, 2), wh.nn.layer_norm, wh.nn.rms_norm, wh.nn.batch_norm, lambda x: wh.nn.mlp(x, 2)])
+def test_layers_say_what_they_work_on(layer):
+    with wh.Graph("layers"):
+        x = wh.input("x", (4, 3))
+        with pytest.raises(ValueError, match="works on the last dimension of x, and x is a scalar"):
+            layer(x.sum())
+        with pytest.raises(wh.InvalidArgument, match="'x' is None, expected a tensor of the graph"):
+            layer(None)
+
+
+def test_a_layer_of_nothing_is_named():
+    with wh.Graph("layers"):
+        for layer in (lambda x: wh.nn.conv2d(x, 2, 1), wh.nn.global_avg_pool, lambda x: wh.nn.max_pool(x, 2), lambda x: wh.nn.attention(x, 1)):
+            with pytest.raises(wh.InvalidArgument, match="'x' is None, expected a tensor of the graph"):
+                layer(None)
+
+
+def test_a_truth_is_no_index():
+    with wh.Graph("index"), pytest.raises(TypeError, match="an index is a number, a slice"):
+        wh.input("x", (4, 3))[True]
+
+
+def test_stages_of_chunks_are_counted_by_device():
+    with pytest.raises(wh.InvalidArgument, match=r"wants 16 stages \(2 on each of 8 devices\), .* give at most \d devices or fewer chunks"):
+        wh.plan(graph(), devices="null:8", strategy="pipeline(8, micro_batches=2, schedule=zb_v)")
+
+
+def test_adafactor_of_no_rows_keeps_no_nan():
+    with wh.Graph("rows") as g:
+        x = wh.input("x", (4, 3))
+        none = wh.parameter("none", (0, 3), wh.normal(1.0))
+        g.minimize(wh.ops.square(wh.nn.linear(x, 2)).mean() + wh.ops.square(none).sum(), wh.Adafactor(0.1))
+    job = wh.plan(g).start()
+    job.step(x=np.ones((4, 3)))
+    assert not any(np.isnan(job.read(v["name"])).any() for v in job.variables())

@@ -180,6 +180,8 @@ class Tensor:
                     raise IndexError("slices with a negative step are not supported")
                 keep.append(max(0, -(-(limit - start) // step)))
             else:
+                if isinstance(item, bool):
+                    raise TypeError(f"an index is a number, a slice, '...' or None, got {item!r}; a dimension of extent 1: None")
                 try:
                     start = operator.index(item)
                 except TypeError:

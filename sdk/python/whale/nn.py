@@ -15,6 +15,17 @@ from .graph import Init, Tensor, normal, ones, parameter, scope, uniform, zeros
 Size = Union[int, Sequence[int]]
 
 
+def _last(x: Tensor) -> int:
+    """Extent of the dimension that a layer works on."""
+    if not arguments.instance("x", x, Tensor, "a tensor of the graph").shape:
+        raise ValueError("a layer works on the last dimension of x, and x is a scalar; give it one: x.reshape(1)")
+    return x.shape[-1]
+
+
+def _rank(x: Tensor) -> int:
+    return len(arguments.instance("x", x, Tensor, "a tensor of the graph").shape)
+
+
 def _fan_in(fan: int) -> Init:
     bound = 1.0 / math.sqrt(fan)
     return uniform(-bound, bound)
@@ -24,7 +35,7 @@ def linear(x: Tensor, features: int, *, bias: bool = True, init: Optional[Init] 
     """x [..., d] @ weight [d, features] + bias. Weights start uniform in +-1/sqrt(d) unless ``init`` says otherwise; biases at 0."""
     arguments.integer("features", features, 1), arguments.flag("bias", bias)
     with scope(name):
-        weight = parameter("weight", (x.shape[-1], features), init or _fan_in(x.shape[-1]))
+        weight = parameter("weight", (_last(x), features), init or _fan_in(_last(x)))
         return ops.matmul(x, weight, parameter("bias", (features,), zeros()) if bias else None)
 
 
@@ -39,7 +50,7 @@ def layer_norm(x: Tensor, *, epsilon: float = 1e-5, bias: bool = True, name: str
     """Layer normalization over the last dimension (Ba et al., 2016)."""
     arguments.flag("bias", bias)
     with scope(name):
-        gamma = parameter("weight", (x.shape[-1],), ones())
+        gamma = parameter("weight", (_last(x),), ones())
         beta = parameter("bias", (x.shape[-1],), zeros()) if bias else None
         return ops.layer_norm(x, gamma, beta, epsilon=epsilon)[0]
 
@@ -47,14 +58,14 @@ def layer_norm(x: Tensor, *, epsilon: float = 1e-5, bias: bool = True, name: str
 def rms_norm(x: Tensor, *, epsilon: float = 1e-6, name: str = "norm") -> Tensor:
     """Root-mean-square normalization over the last dimension (Zhang & Sennrich, 2019)."""
     with scope(name):
-        return ops.rms_norm(x, parameter("weight", (x.shape[-1],), ones()), epsilon=epsilon)[0]
+        return ops.rms_norm(x, parameter("weight", (_last(x),), ones()), epsilon=epsilon)[0]
 
 
 def batch_norm(x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, groups: int = 1, name: str = "norm") -> Tensor:
     """Batch normalization over all but the last dimension (Ioffe & Szegedy, 2015). The statistics are those of the whole batch of
     the step, also when a plan cuts it; evaluation uses the running ones. groups: so many runs of samples are normalized by
     statistics of their own, which plans with micro-batches need (a multiple of them). momentum: weight of the new statistics in the running ones."""
-    channels = x.shape[-1]
+    channels = _last(x)
     arguments.number("epsilon", epsilon, 0), arguments.number("momentum", momentum, 0, 1), arguments.integer("groups", groups, 1)
     with scope(name):
         return ops.batch_norm(x, parameter("weight", (channels,), ones()), parameter("bias", (channels,), zeros()),
@@ -79,7 +90,7 @@ def attention(x: Tensor, heads: int, *, causal: bool = False, kv_heads: int = 0,
     sequence. dropout: of the probabilities. features: size of one head, 0: d / heads. linear_bias: of the projections.
     scale: of the scores, 0: 1/sqrt(features). out_init: of the last projection, None: ``init``."""
     for what, sequence in (("x", x), ("context", context)):
-        if sequence is not None and sequence.ndim != 3:
+        if (sequence is not None or what == "x") and _rank(sequence) != 3:
             raise arguments.wrong(what, sequence, "a tensor [batch, places, features]")
     for what, given in dict(causal=causal, rotary=rotary, linear_bias=linear_bias).items():
         arguments.flag(what, given)
@@ -125,7 +136,7 @@ def mlp(x: Tensor, hidden: int, *, activation: str = "gelu", dropout: float = 0.
     arguments.integer("hidden", hidden, 1)
     with scope(name):
         y = _activation(activation)(linear(x, hidden, bias=bias, init=init, name="up"))
-        y = linear(y, x.shape[-1], bias=bias, init=out_init or init, name="down")
+        y = linear(y, _last(x), bias=bias, init=out_init or init, name="down")
     return globals()["dropout"](y, dropout)
 
 
@@ -138,7 +149,7 @@ def moe(x: Tensor, experts: int, hidden: int, *, top_k: int = 1, capacity_factor
 
     Returns y [b, t, d], the load-balancing loss of each sequence [b] (add about 0.01 of its mean to the loss), and how many choices
     found no place [b]. The experts' parameters are in the scope ``experts``."""
-    if x.ndim != 3:
+    if _rank(x) != 3:
         raise arguments.wrong("x", x, "a tensor [batch, places, features]")
     d, t = x.shape[-1], x.shape[1]
     arguments.integer("experts", experts, 1), arguments.integer("hidden", hidden, 1), arguments.integer("top_k", top_k, 1, experts)
@@ -169,7 +180,7 @@ def transformer_block(x: Tensor, heads: int, *, causal: bool = False, hidden: in
         y = attention(layer_norm(x, name="norm1"), heads, causal=causal, kv_heads=kv_heads, rotary=rotary, bias=bias,
                       init=init, out_init=out_init)
         x = x + drop(y, dropout)
-        return x + mlp(layer_norm(x, name="norm2"), hidden or 4 * x.shape[-1], activation=activation, dropout=dropout,
+        return x + mlp(layer_norm(x, name="norm2"), hidden or 4 * _last(x), activation=activation, dropout=dropout,
                        init=init, out_init=out_init)
 
 
@@ -200,10 +211,10 @@ def _padding(padding: Union[str, Size], kernel: list[int], stride: list[int], di
 
 def _conv(rank: int, x: Tensor, features: int, kernel: Size, stride: Size, padding: Union[str, Size], dilation: Size, groups: int,
           bias: bool, init: Optional[Init], name: str) -> Tensor:
-    if x.ndim != rank + 2:
+    if _rank(x) != rank + 2:
         raise arguments.wrong("x", x, f"[n, {rank} spatial dimensions, channels]")
     k, s, d = _tuple("kernel", kernel, rank), _tuple("stride", stride, rank), _tuple("dilation", dilation, rank)
-    channels = x.shape[-1]
+    channels = _last(x)
     arguments.integer("features", features, 1), arguments.integer("groups", groups, 1), arguments.flag("bias", bias)
     if channels % groups or features % groups:
         raise arguments.wrong("groups", groups, f"a divisor of the {channels} channels of x and of the {features} features")
@@ -230,7 +241,7 @@ def conv2d_transpose(x: Tensor, features: int, kernel: Size, *, stride: Size = 1
                      bias: bool = True, init: Optional[Init] = None, name: str = "conv_transpose") -> Tensor:
     """Transposed convolution of x [n, height, width, channels]: height becomes (height - 1) stride + kernel - 2 padding +
     output_padding, width alike. Filters [channels, kernel, kernel, features], He-normal by default."""
-    if x.ndim != 4:
+    if _rank(x) != 4:
         raise arguments.wrong("x", x, "[n, height, width, channels]")
     k, s, p = _tuple("kernel", kernel, 2), _tuple("stride", stride, 2), _tuple("padding", padding, 2, 0)
     arguments.integer("features", features, 1), arguments.flag("bias", bias)
@@ -242,7 +253,7 @@ def conv2d_transpose(x: Tensor, features: int, kernel: Size, *, stride: Size = 1
 
 
 def _pool(op, x: Tensor, window: Size, stride: Optional[Size], padding: Union[str, Size], **attrs):
-    rank = x.ndim - 2
+    rank = _rank(x) - 2
     w = _tuple("window", window, rank)
     s = _tuple("stride", window if stride is None else stride, rank)
     return op(x, window=w, strides=s, padding=_padding(padding, w, s, [1] * rank, x.shape[1:-1]), **attrs)
@@ -263,7 +274,8 @@ def avg_pool(x: Tensor, window: Size, stride: Optional[Size] = None, padding: Un
 
 def global_avg_pool(x: Tensor) -> Tensor:
     """Mean over all spatial dimensions: [n, spatial..., c] -> [n, c]."""
-    return x.mean(axis=list(range(1, x.ndim - 1)))
+    rank = _rank(x)
+    return x.mean(axis=list(range(1, rank - 1)))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
