@@ -24,7 +24,8 @@ struct Math {
     double count = 1;
     if (axes.empty()) count = static_cast<double>(element_count(dims));
     for (const int64_t a : axes) count *= static_cast<double>(dims[dims.size() - static_cast<size_t>(-a)]);
-    return mul(b.emit(OpCode::k_reduce_sum, {x}, {{"axes", std::move(axes)}, {"keep_dims", keep}}), c(count > 0 ? 1 / count : 0));
+    return mul(b.emit(OpCode::k_reduce_sum, {x}, {{"axes", std::move(axes)}, {"keep_dims", keep}}),
+               c(count > 0 ? 1 / count : 0));
   }
   // decay * old + (1 - decay) * value
   TensorId average(TensorId decay, TensorId rest, TensorId old, TensorId value) {
