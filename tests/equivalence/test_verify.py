@@ -996,9 +996,11 @@ def _behind_a_constant(x):
 
 @pytest.mark.parametrize("seed", ["568", "31"])
 def test_16_bits_behind_a_large_constant_are_not_called_a_bug(tmp_path, seed):
-    """float16 has one digit left of what a mean is taken off: losses were 1.9e-2 apart where moved runs showed 4e-4."""
+    """float16 has one digit left of what a mean is taken off: losses were 1.9e-2 apart where moved runs showed 4e-4. Where rounding changes
+    them by as much as they are, nothing is compared."""
     model = _built(tmp_path / "m.whale", _behind_a_constant, wh.SGD(0.05), (8, 6))
-    verify(model, "--devices", "cpu:3", "--strategy", "split(3)", "--seed", seed, "--precision", "f16", "--skip-float64", code=0)
+    verdict = verify(model, "--devices", "cpu:3", "--strategy", "split(3)", "--seed", seed, "--precision", "f16", "--skip-float64")["verdict"]
+    assert verdict in ("equal", "not compared")
 
 
 def test_parameters_without_a_gradient_leave_a_verdict_that_says_so(tmp_path):
