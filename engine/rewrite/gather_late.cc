@@ -62,10 +62,18 @@ void gather_late(LayoutGraph& lg) {
       }
     }
   }
-  for (size_t i = 0; i < g.ops.size(); ++i)
-    for (const TensorId id : g.ops[i].inputs)  // where one reader stays, so does what it reads
-      if (!late[i] && g.ops[i].region == Region::kPrologue && id != kNone && g.tensor(id).producer != kNone)
-        late[static_cast<size_t>(g.tensor(id).producer)] = 0;
+  // Where one reader stays, so does what it reads; and what is made of what stays.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t i = 0; i < g.ops.size(); ++i) {
+      const Op& op = g.ops[i];
+      if (late[i] && !gathers_parameter(lg, op) && !std::all_of(op.inputs.begin(), op.inputs.end(), made_late))
+        late[i] = 0, changed = true;
+      for (const TensorId id : op.inputs)
+        if (!late[i] && op.region == Region::kPrologue && id != kNone && g.tensor(id).producer != kNone)
+          if (char& made = late[static_cast<size_t>(g.tensor(id).producer)]; made) made = 0, changed = true;
+    }
+  }
   std::map<std::pair<TensorId, WorkKind>, TensorId> copies;
   std::vector<Op> ops;
   for (size_t i = 0; i < g.ops.size(); ++i) {

@@ -29,7 +29,7 @@ writes this page from the results of `tests/equivalence`.
 Beside these `tests/unit` plans random models under random strategies in every run: 20 steps on 1 to 8 devices, 2 steps on 9 to 64 (more would take
 minutes a plan), each also lowered with a program for every device. The longest run of it: 24,000 of 2026-11-23 on up to 8 devices, of which 21,925 were
 equal for 20 steps (439,440 steps), 2,006 were refused for a reason, 68 left (the loss grows beyond what float64 compares), none was wrong, and one was
-refused by the plan verifier itself (`WHALE_HUNT="7000000 24000 7800 20 8" tests/unit_tests -ns -tc="hunt for failing plans"`, two shared cores, two hours).
+refused by the plan verifier itself, and is mended (`WHALE_HUNT="7000000 24000 7800 20 8" tests/unit_tests -ns -tc="hunt for failing plans"`, two shared cores, two hours).
 """
 PRECISIONS = {"f64": "float64 on ref", "f32": "float32 on cpu", "bf16": "bfloat16 on cpu", "f16": "float16 on cpu"}
 OUTCOMES = ("equal", "refused", "partly", "not run", "not compared", "differs", "failed")
