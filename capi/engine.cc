@@ -20,11 +20,6 @@ constexpr FlagName kFlags[] = {{kElementwise, "elementwise"}, {kRandom, "random"
                                {kCollective, "collective"},   {kUpdateOp, "update"}, {kNoGradient, "no_gradient"},
                                {kInternal, "internal"}};
 
-Json json_of(const Attr& attr) {
-  if (const auto* x = std::get_if<double>(&attr)) return json_number(*x);
-  return std::visit([](const auto& v) { return Json(v); }, attr);
-}
-
 Json json_of(const std::vector<PortSpec>& ports) {
   Json out = Json::array();
   for (const PortSpec& p : ports)
@@ -39,7 +34,7 @@ Json json_of(OpCode code) {
     if ((d.flags & f.flag) != 0) flags.push_back(f.name);
   for (const AttrSpec& a : d.attrs) {
     Json each{{"name", a.name}, {"type", kAttrTypes[static_cast<size_t>(a.type)]}, {"required", a.required}};
-    if (!a.required) each["default"] = json_of(a.fallback);
+    if (!a.required) each["default"] = std::visit([](const auto& v) { return json_value(v); }, a.fallback);
     each["doc"] = a.doc;
     attributes.push_back(std::move(each));
   }

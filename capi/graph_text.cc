@@ -32,10 +32,7 @@ const char* pick(const char* const (&names)[N], E value) {
 
 Json attributes_of(const Op& op) {
   Json out = Json::object();
-  for (const auto& [name, value] : op.attrs) {
-    const auto* number = std::get_if<double>(&value);
-    out[name] = number != nullptr ? json_number(*number) : std::visit([](const auto& v) { return Json(v); }, value);
-  }
+  for (const auto& [name, value] : op.attrs) out[name] = std::visit([](const auto& v) { return json_value(v); }, value);
   return out;
 }
 

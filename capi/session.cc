@@ -1,10 +1,10 @@
 // Sessions, events and cancelling.
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/watch.h"
 #include "guard.h"
 #include "handles.h"
-#include "base/json.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT

@@ -1,9 +1,9 @@
 #include "checkpoint/describe.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/json.h"
 
 namespace whale {
 namespace {
@@ -44,13 +44,13 @@ std::string describe(const Checkpoint& c) {
 
 std::string describe_json(const Checkpoint& c) {
   const CheckpointMeta& meta = c.index.meta;
-  nlohmann::ordered_json json = {{"format", c.index.format},       {"library", c.index.library}, {"id", c.index.id},
-                                 {"checksums", c.has_checksums()}, {"model", meta.model},        {"seed", meta.seed},
-                                 {"iteration", meta.iteration},    {"updates", meta.updates}};
-  json["learning_rate"] = meta.learning_rate ? nlohmann::ordered_json(*meta.learning_rate) : nullptr;
+  Json json = {{"format", c.index.format},       {"library", c.index.library}, {"id", c.index.id},
+               {"checksums", c.has_checksums()}, {"model", meta.model},        {"seed", meta.seed},
+               {"iteration", meta.iteration},    {"updates", meta.updates}};
+  json["learning_rate"] = meta.learning_rate ? Json(*meta.learning_rate) : nullptr;
   if (meta.loss_scale) json["loss_scale"] = *meta.loss_scale;
-  json["optimizer"] = meta.optimizer.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(meta.optimizer);
-  nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+  json["optimizer"] = meta.optimizer.empty() ? Json() : Json(meta.optimizer);
+  Json tensors = Json::array();
   for (const auto& [name, file] :
        {std::pair("model.safetensors", c.model.get()), std::pair("optimizer.safetensors", c.optimizer.get())})
     for (const StoredTensor& tensor : file->tensors())

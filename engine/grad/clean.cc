@@ -202,11 +202,7 @@ TensorId read_through_broadcast(Cleaner& c, size_t i, const std::vector<TensorId
 // ---- casts into and out of ops that choose the dtype of their result -----------------------------------------------
 // An op with `out_dtype` sums in f32 and rounds once: reading low operands directly, and writing wide results directly,
 // is both faster and more exact than casting around it.
-//
-// `wide` is what sums of `narrow` are kept in: a plain sum takes no wider one, which devices have for statistics alone.
-bool keeps_sums_of(DType wide, DType narrow) {
-  return is_float(narrow) && wide != narrow && wide == accumulate_dtype(narrow);
-}
+// A plain sum takes no wider type than sums are kept in (keeps_sums_of), which devices have for statistics alone.
 
 // The move that makes `id`, where nothing else reads it; nullptr: there is none.
 Op* move_into(Graph& g, const std::vector<int>& uses, TensorId id) {

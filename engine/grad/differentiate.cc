@@ -104,9 +104,8 @@ class Reverse {
   }
 
   bool passes(TensorId from, TensorId to) const {
-    const DType wide = g_.tensor(from).dtype, narrow = g_.tensor(to).dtype;
-    return is_variable(g_, from) || (of_parameters_[static_cast<size_t>(from)] && is_float(narrow) && wide != narrow &&
-                                     wide == accumulate_dtype(narrow));
+    return is_variable(g_, from) ||
+           (of_parameters_[static_cast<size_t>(from)] && keeps_sums_of(g_.tensor(from).dtype, g_.tensor(to).dtype));
   }
 
   void backward(OpId id) {

@@ -101,6 +101,7 @@ class LowPass {
       for (const TensorId x : r_.old[i].inputs)
         if (x != kNone) ++uses[static_cast<size_t>(x)];
     }
+    for (const NamedTensor& y : g_.outputs) ++uses[static_cast<size_t>(y.tensor)];
     const auto made_by = [&](TensorId id, OpCode code) {
       const int by = maker[static_cast<size_t>(id)];
       return by != kNone && r_.old[static_cast<size_t>(by)].code == code;

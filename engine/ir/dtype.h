@@ -28,5 +28,9 @@ bool is_valid_dtype(int number);
 
 // The type statistics and reductions are kept in: f64 for f64, otherwise f32.
 inline DType accumulate_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+// Whether `wide` is what sums of the narrower `narrow` are kept in.
+inline bool keeps_sums_of(DType wide, DType narrow) {
+  return is_float(narrow) && wide != narrow && wide == accumulate_dtype(narrow);
+}
 
 }  // namespace whale

@@ -1,7 +1,6 @@
 // Bridges as a table for people and as JSON.
-#include <nlohmann/json.hpp>
-
 #include "base/format.h"
+#include "base/json.h"
 #include "report/bridge_report.h"
 #include "plan/figures.h"
 
@@ -36,7 +35,6 @@ std::string bridges_text(const std::vector<BridgeRow>& rows, const LinkRates& li
 }
 
 std::string bridges_json(const std::vector<BridgeRow>& rows) {
-  using Json = nlohmann::ordered_json;
   const auto way = [](const BridgeWay& w) {
     return Json{{"name", w.name}, {"bytes", w.bytes}, {"rounds", w.rounds}, {"seconds", w.seconds}};
   };

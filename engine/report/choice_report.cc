@@ -1,9 +1,9 @@
 #include "report/choice_report.h"
 
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "shard/layout_graph.h"
 #include "plan/figures.h"
@@ -105,7 +105,6 @@ std::string choices_text(const ChoiceReport& report) {
 }
 
 std::string choices_json(const ChoiceReport& report) {
-  using Json = nlohmann::ordered_json;
   const auto price = [](const Price& p) {
     return Json{
         {"compute_seconds", p.compute_seconds}, {"move_seconds", p.move_seconds}, {"moved_bytes", p.moved_bytes}};

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "schedule/timing.h"
 #include "simulate/simulate.h"
 
@@ -130,7 +130,6 @@ std::string estimate_text(const Estimate& estimate, const std::vector<DeviceSpec
 }
 
 std::string estimate_json(const Estimate& estimate, const std::vector<DeviceSpec>& devices) {
-  using Json = nlohmann::ordered_json;
   const auto classes = [](const MemoryClasses& m) {
     return Json{{"parameters", m.parameters}, {"gradients", m.gradients}, {"state", m.state},
                 {"buffers", m.buffers},       {"copies", m.copies},       {"activations", m.activations},

@@ -1,14 +1,15 @@
 #include "run/report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+
+#include "base/json.h"
 
 namespace whale {
 
 std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale,
                         const LoadedCheckpoint* loaded) {
   const Plan& plan = machine.plan();
-  nlohmann::ordered_json devices = nlohmann::ordered_json::array();
+  Json devices = Json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
     const DeviceMemory& memory = machine.memory(d);
     size_t by_role[3] = {}, host = memory.host_arena_bytes();
@@ -19,18 +20,17 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
     const size_t arena = memory.arena_bytes();
     const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d).gradient_bytes);
     const size_t inputs = last == nullptr ? 0 : std::min(arena - gradients, last->program(d).input_bytes);
-    nlohmann::ordered_json device = {
-        {"device", fmt::format("{}", name_of(plan.devices[d].kind))},
-        {"bytes",
-         {{"parameters", by_role[static_cast<size_t>(Role::kParameter)]},
-          {"gradients", gradients},
-          {"state", by_role[static_cast<size_t>(Role::kState)]},
-          {"activations", arena - gradients - inputs},
-          {"inputs", inputs},
-          {"buffers", by_role[static_cast<size_t>(Role::kBuffer)]},
-          {"workspace", memory.scratch_bytes()},
-          {"host", host},
-          {"total", by_role[0] + by_role[1] + by_role[2] + arena + memory.scratch_bytes()}}}};
+    Json device = {{"device", fmt::format("{}", name_of(plan.devices[d].kind))},
+                   {"bytes",
+                    {{"parameters", by_role[static_cast<size_t>(Role::kParameter)]},
+                     {"gradients", gradients},
+                     {"state", by_role[static_cast<size_t>(Role::kState)]},
+                     {"activations", arena - gradients - inputs},
+                     {"inputs", inputs},
+                     {"buffers", by_role[static_cast<size_t>(Role::kBuffer)]},
+                     {"workspace", memory.scratch_bytes()},
+                     {"host", host},
+                     {"total", by_role[0] + by_role[1] + by_role[2] + arena + memory.scratch_bytes()}}}};
     if (last != nullptr) {
       device["bytes"]["arena_peak_live"] = last->program(d).program->peak_live_bytes;
       StreamTimes sum;
@@ -51,16 +51,13 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
     }
     devices.push_back(std::move(device));
   }
-  nlohmann::ordered_json report = {
-      {"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
+  Json report = {{"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
   if (last != nullptr) report["entry"] = last->entry().name;
   if (loss_scale) report["loss_scale"] = *loss_scale;
   if (loaded != nullptr)
     report["loaded"] = {{"directory", loaded->directory}, {"id", loaded->id},     {"format", loaded->format},
                         {"checksums", loaded->checksums}, {"seed", loaded->seed}, {"left_out", loaded->left_out}};
-  if (loaded != nullptr)
-    report["loaded"]["optimizer"] =
-        loaded->optimizer.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(loaded->optimizer);
+  if (loaded != nullptr) report["loaded"]["optimizer"] = loaded->optimizer.empty() ? Json() : Json(loaded->optimizer);
   report["devices"] = std::move(devices);
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -1,8 +1,9 @@
 #include "plan_arguments.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <deque>
+#include <type_traits>
 
 #include "commands.h"
 

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "base/version.h"
-#include "device/cpu/device.h"
 #include "device/cpu/copies.h"
+#include "device/cpu/device.h"
 #include "device/cpu/isa.h"
 #include "device/cpu/team.h"
 #include "ops/op.h"

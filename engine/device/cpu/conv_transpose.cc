@@ -5,9 +5,9 @@
 #include "base/error.h"
 #include "device/cpu/bf16.h"
 #include "device/cpu/conv.h"
+#include "device/cpu/copies.h"
 #include "device/cpu/function_kernel.h"
 #include "device/cpu/parallel.h"
-#include "device/cpu/copies.h"
 
 namespace whale::cpu {
 namespace {

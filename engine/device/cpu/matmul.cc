@@ -8,11 +8,11 @@
 #include "base/error.h"
 #include "device/cpu/activation.h"
 #include "device/cpu/column_sum.h"
+#include "device/cpu/copies.h"
 #include "device/cpu/device.h"
 #include "device/cpu/function_kernel.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"
-#include "device/cpu/copies.h"
 
 namespace whale::cpu {
 namespace {
