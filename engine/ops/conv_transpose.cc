@@ -34,6 +34,8 @@ Sizes sizes_of(const OpView& v) {
     if (more < 0 || more >= window.strides[i])
       throw invalid("attribute 'output_padding' is {} in spatial dimension {}, expected 0 <= it < the stride {}", more,
                     i, window.strides[i]);
+    need_extent(x[i + 1], "x");
+    need_extent(w[i + 1], "w");
     if (w[i + 1] < 1) throw invalid("filters have shape {}, with an empty kernel", to_string(w));
     s.y.push_back((x[i + 1] - 1) * window.strides[i] + window.dilation[i] * (w[i + 1] - 1) + 1 + more - window.low[i] -
                   window.high[i]);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <iterator>
+#include <limits>
+#include <string_view>
 
 #include "ops/rules.h"
 
@@ -24,6 +26,13 @@ inline Dims with_spatial(int64_t first, const Dims& spatial, int64_t last) {
   return dims;
 }
 
+// Of strides, padding, dilation and windows: their sums and products stay below 2^63.
+inline constexpr int64_t kMostExtent = std::numeric_limits<int32_t>::max();
+
+inline void need_extent(int64_t extent, std::string_view of) {
+  if (extent > kMostExtent) throw invalid("{} has a spatial dimension of {}, expected <= {}", of, extent, kMostExtent);
+}
+
 // Reads strides (default as given), padding and dilation, checked against the number of spatial dimensions.
 inline Window read_window(const Attrs& attrs, size_t rank, const Dims& default_strides) {
   const auto read = [&](const char* name, size_t count, const Dims& otherwise, int64_t least) {
@@ -32,8 +41,11 @@ inline Window read_window(const Attrs& attrs, size_t rank, const Dims& default_s
     if (given.size() != count)
       throw invalid("attribute '{}' has {} entries, expected {} (for {} spatial dimensions)", name, given.size(), count,
                     rank);
-    for (const int64_t x : given)
+    for (const int64_t x : given) {
       if (x < least) throw invalid("attribute '{}' is {}, expected entries >= {}", name, to_string(given), least);
+      if (x > kMostExtent)
+        throw invalid("attribute '{}' is {}, expected entries <= {}", name, to_string(given), kMostExtent);
+    }
     return given;
   };
   Window w{read("strides", rank, default_strides, 1), Dims(rank), Dims(rank), read("dilation", rank, Dims(rank, 1), 1)};
@@ -46,6 +58,7 @@ inline Dims window_output(const Dims& x, const Dims& kernel, const Window& w) {
   Dims y(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
     if (kernel[i] < 1) throw invalid("the window {} has an empty dimension", to_string(kernel));
+    need_extent(kernel[i], "the window");
     const int64_t room = x[i] + w.low[i] + w.high[i] - w.dilation[i] * (kernel[i] - 1) - 1;
     if (room < 0)
       throw invalid("a window of {} (dilation {}) does not fit into spatial dimension {} of {} with padding ({}, {})",

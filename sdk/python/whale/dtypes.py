@@ -60,7 +60,7 @@ def as_dtype(value: Any) -> DType:
             if value in (name, short):
                 return _BY_NAME[name]
     try:
-        name = np.dtype(value).name
+        name = "None" if value is None else np.dtype(value).name  # numpy takes None for float64
     except TypeError:
         name = str(value)
     if name not in _BY_NAME:

@@ -307,6 +307,7 @@ class Graph:
     def parse(cls, data: bytes) -> "Graph":
         """A graph from ``data``, the bytes of ``serialize``; ready to plan. Initial values in files are read only from ``wh.configure``'s
         init_dir."""
+        data = arguments.instance("data", data, bytes, "the bytes that Graph.serialize gave")
         return cls("parsed", _handle=make("whale_graph_release", lib.whale_graph_parse, engine(), data, len(data)))
 
     @classmethod

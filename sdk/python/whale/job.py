@@ -214,7 +214,10 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
     options.state_shares, options.state_share_count = shares, len(state_shares)
     policies = ("none", "selective", "full")
-    for policy in arguments.names("recompute", recompute) or [None]:
+    policies_given = arguments.names("recompute", recompute)
+    if not policies_given:
+        raise arguments.wrong("recompute", recompute, "'none', 'selective' or 'full', or one of them for each stage")
+    for policy in policies_given:
         arguments.choice("recompute", policy, policies)
     if isinstance(recompute, str):
         options.recompute = policies.index(recompute)
