@@ -521,10 +521,34 @@ def test_adasum_of_a_loss_that_is_a_sum(tmp_path):
 
 def test_adasum_of_a_loss_that_is_no_sum_over_samples_is_not_compared(tmp_path):
     """The gradients of replicas' samples by themselves are not the parts of the sum there."""
-    small(tmp_path / "model.whale", lambda d: squares(d) * squares(d))
+    small(tmp_path / "model.whale", lambda d: squares(d) * wh.ops.abs(d).mean())
     result = verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", "--adasum", "--steps", "2", code=3)
     assert [row["verdict"] for row in result["comparisons"]] == ["equal", "not compared"] * 2
     assert all("do not add up" in row["reason"] for row in result["comparisons"][1::2])
+
+
+def test_parts_of_a_loss_that_weighs_the_means_of_replicas_are_found(tmp_path):
+    """All gradients of a replica's samples by themselves are then off by one factor."""
+    small(tmp_path / "model.whale", lambda d: squares(d) * squares(d))
+    for option in (["--adasum"], ["--gradient-dtype", "bf16"]):
+        verify(tmp_path / "model.whale", "--devices", "cpu:3", "--strategy", "replica", *option, "--steps", "2", code=0)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("alike", [False, True])
+def test_weighted_means_summed_in_fewer_bits(tmp_path, dtype, alike):
+    """Weights of both signs make parts larger than their sum. Where every sample has the same gradient, alone or among others, the replicas' own
+    gradients add up with any weights: a right plan was called a bug."""
+    g = wh.Graph("weighted")
+    with g:
+        x, w = wh.input("x", (8, 16)), wh.input("w", (8,))
+        critic = lambda: wh.nn.linear(wh.ops.tanh(wh.nn.linear(x, 4)), 1).reshape(-1)
+        each = wh.ops.square(wh.parameter("p", (2,), wh.normal(0.3)) + 0.0 * x[:, :2]).mean(axis=1) if alike else critic()
+        g.minimize((each * w).sum() / w.sum(), wh.SGD(1e-2))
+    g.save(tmp_path / "model.whale")
+    for seed in range(6):
+        done = whale("verify", tmp_path / "model.whale", "--devices", "cpu:2", "--strategy", "replica", "--gradient-dtype", dtype, "--seed", seed, "--steps", "3")
+        assert done.returncode in (0, 3), done.stdout
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])

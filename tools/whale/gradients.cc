@@ -18,6 +18,43 @@ namespace {
 constexpr double kOrders = 2;
 constexpr double kLossScale = 65536, kSmallestScale = 0x1p-14;  // of float16: unless given; of those that are legal
 constexpr double kNoise = 0.1;                                  // of a gradient: it is all rounding
+constexpr double kUnknown = 256;  // parts whose sizes nothing says, of their sum: batch norm and weighted means cancel
+constexpr double kFits = 0.01;    // of what the usual means leave: weights that leave so little are those of the loss
+
+// The weights with which sums of the members' gradients are nearest the whole, by least squares with every gradient of
+// the same size. Empty: the gradients do not determine them.
+std::vector<double> weights_of(const std::vector<size_t>& here, const std::vector<Gradient>& whole,
+                               const std::vector<std::vector<Gradient>>& own, double alike) {
+  const size_t n = own.size();
+  std::vector<std::vector<double>> rows(n, std::vector<double>(n + 1));  // the normal equations
+  size_t elements = 0;
+  for (const size_t k : here) {
+    const double size = norm(whole[k]);
+    if (size == 0) continue;
+    elements += whole[k].size();
+    for (size_t i = 0; i < whole[k].size(); ++i)
+      for (size_t r = 0; r < n; ++r) {
+        const double x = own[r][k][i] / size;
+        for (size_t s = 0; s < n; ++s) rows[r][s] += x * own[s][k][i] / size;
+        rows[r][n] += x * whole[k][i] / size;
+      }
+  }
+  if (elements < 2 * n) return {};
+  std::vector<double> sizes;
+  for (size_t r = 0; r < n; ++r) sizes.push_back(rows[r][r]);
+  for (size_t p = 0; p < n; ++p) {  // symmetric and positive: no exchange of rows
+    if (sizes[p] == 0) continue;    // no samples
+    if (!(rows[p][p] > alike * alike * sizes[p])) return {};
+    for (size_t r = 0; r < n; ++r) {
+      if (r == p) continue;
+      const double by = rows[r][p] / rows[p][p];
+      for (size_t s = p; s <= n; ++s) rows[r][s] -= by * rows[p][s];
+    }
+  }
+  std::vector<double> weights;
+  for (size_t r = 0; r < n; ++r) weights.push_back(sizes[r] == 0 ? 0 : rows[r][n] / rows[r][r]);
+  return weights;
+}
 
 // What one device makes of a batch in the way that the option asks for.
 struct Wanted {
@@ -27,10 +64,11 @@ struct Wanted {
   std::vector<double> parts;
   std::vector<Values> scores;  // of decisions, of the whole batch
   std::vector<Tensor> outputs;
-  bool flipped = false;       // a replica's samples by themselves decide in another way than among the others
-  bool finite = true;         // float16: the mean of a few samples may overflow where that of all does not
-  bool alone = true;          // replicas' samples can be run by themselves
-  std::vector<double> split;  // how far the parts' sum is from the whole, of the parts
+  bool flipped = false;          // a replica's samples by themselves decide in another way than among the others
+  bool finite = true;            // float16: the mean of a few samples may overflow where that of all does not
+  bool alone = true;             // replicas' samples can be run by themselves
+  std::vector<double> split;     // how far the parts' sum is from the whole, of the parts
+  std::vector<bool> determined;  // per mesh: no other weights of the replicas' gradients make the whole
 };
 
 // One device in one of its roles: as it is, moved, or in more bits. The whole batch is a session's own, which takes one
@@ -164,7 +202,7 @@ class Gradients {
         report_.gradients.reach[names_[k]].judged(number, false);
         continue;
       }
-      const bool all = sum_.roundoff == 0 || by_parts(one, k);
+      const bool all = sum_.roundoff == 0 || known(one, sum_.parameters[k].mesh);
       const Gradient known = all ? one.gradients[k] : without_noise(one.gradients[k], one, k);
       Figure f{names_[k],
                number,
@@ -175,7 +213,8 @@ class Gradients {
                0,
                0,
                norm(known)};
-      f.floor = one.rounding[k] + 16 * report_.setting.epsilon * std::max(f.norm, one.parts[k]);
+      f.floor = (all ? one.rounding[k] : std::max(one.rounding[k], rounding_of_unknown(k, norm(one.gradients[k])))) +
+                16 * report_.setting.epsilon * std::max(f.norm, one.parts[k]);
       f.bound = factor_of(report_.setting, of_plan[k].data.size(), runs_) * f.envelope + f.floor;
       report_.gradients.reach[f.name].judged(number, f.has_power());
       if (f.tells()) worsen(worst, f);
@@ -212,15 +251,28 @@ class Gradients {
     return g;
   }
 
+  // Gradients that far apart, of their sizes, are multiples of one another.
+  double alike() const { return std::max(1e-3, 32 * report_.setting.roundoff); }
   bool by_parts(const Wanted& one, size_t k) const {
     return one.alone && one.split[k] <= std::max(1e-6, 32 * report_.setting.roundoff);
+  }
+  // Whether the gradients of the replicas' samples by themselves are the parts of all sums of a mesh: the weights that
+  // make one of them add up may be of another loss.
+  bool known(const Wanted& one, size_t mesh) const {
+    bool all = one.alone && one.determined[mesh];
+    for (size_t k = 0; k < count(); ++k)
+      if (sum_.parameters[k].mesh == mesh) all = all && (by_parts(one, k) || envelope_[k] > kNoise * one.parts[k]);
+    return all;
+  }
+  double rounding_of_unknown(size_t k, double size) const {
+    const auto n = static_cast<double>(sum_.meshes[sum_.parameters[k].mesh].size());
+    return kOrders * sum_.roundoff * (std::sqrt(n) + n) * kUnknown * size;
   }
   // Adasum's members are parts of one sum. Where the gradients of the replicas' samples by themselves are not those
   // parts (a loss that is not made of samples, statistics of the whole batch), they say nothing of it.
   bool by_replica(const Wanted& one) {
     bool all = true;
-    for (size_t k = 0; k < count(); ++k)
-      all = all && (by_parts(one, k) || (one.alone && envelope_[k] > kNoise * one.parts[k]));
+    for (size_t mesh = 0; mesh < sum_.meshes.size(); ++mesh) all = all && known(one, mesh);
     if (all) return true;
     report_.reason =
         "Adasum is compared with the gradients of each replica's samples by themselves, and " +
@@ -342,6 +394,7 @@ class Gradients {
     out.scores.assign(std::make_move_iterator(found.begin() + static_cast<std::ptrdiff_t>(count())),
                       std::make_move_iterator(found.end()));
     out.rounding.assign(count(), 0), out.parts.assign(count(), 0), out.split.assign(count(), 0);
+    out.determined.assign(sum_.meshes.size(), true);
     for (size_t mesh = 0; parts && mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
       for (size_t k = 0; k < count(); ++k)
@@ -350,13 +403,10 @@ class Gradients {
       const std::vector<Replica>& replicas = sum_.meshes[mesh];
       std::vector<std::vector<Gradient>> own;
       for (size_t r = 0; r < replicas.size(); ++r) own.push_back(of_replica(role, mesh, r, start, batch, out, whole));
-      to_means(replicas, here, batch, whole, own);
+      const std::vector<double> fitted = weights_of(here, whole, own, alike());
+      out.determined[mesh] = !fitted.empty();
+      to_means(replicas, here, batch, whole, fitted, own);
       for (const size_t k : here) measure(replicas, own, whole[k], k, out);
-      // Where the samples by themselves say nothing of the parts, a part is taken for noise.
-      const auto n = static_cast<double>(replicas.size());
-      for (const size_t k : here)
-        if (!by_parts(out, k))
-          out.rounding[k] = std::max(out.rounding[k], kOrders * sum_.roundoff * (std::sqrt(n) + n) * norm(whole[k]));
       for (const size_t k : here) {
         if (!sum_.adasum) continue;
         std::vector<Gradient> of;
@@ -367,10 +417,24 @@ class Gradients {
     return out;
   }
 
+  // How far the sums with these weights are from the whole.
+  static double off_by(const std::vector<double>& weights, const std::vector<size_t>& here,
+                       const std::vector<Gradient>& whole, const std::vector<std::vector<Gradient>>& own) {
+    double off = 0;
+    for (const size_t k : here) {
+      Gradient sum(whole[k].size(), 0);
+      for (size_t r = 0; r < own.size(); ++r)
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += weights[r] * own[r][k][i];
+      off += apart(sum, whole[k]);
+    }
+    return off;
+  }
+
   // A loss is a mean over samples, over labels that count, or a sum: whichever makes the whole of these gradients. Each
   // becomes that of the mean over its samples, as if the whole were one.
   void to_means(const std::vector<Replica>& replicas, const std::vector<size_t>& here, const Batch& batch,
-                const std::vector<Gradient>& whole, std::vector<std::vector<Gradient>>& own) const {
+                const std::vector<Gradient>& whole, const std::vector<double>& fitted,
+                std::vector<std::vector<Gradient>>& own) const {
     const size_t n = replicas.size();
     std::vector<double> by_samples(n), by_labels(n), samples(n);
     double all = 0, all_labels = 0;
@@ -382,16 +446,12 @@ class Gradients {
     std::vector<double> best;
     double least = INFINITY;
     for (const std::vector<double>& weights : {by_samples, by_labels, std::vector<double>(n, 1)}) {
-      double off = 0;
-      for (const size_t k : here) {
-        Gradient sum(whole[k].size(), 0);
-        for (size_t r = 0; r < n; ++r)
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += weights[r] * own[r][k][i];
-        off += apart(sum, whole[k]);
-      }
+      const double off = off_by(weights, here, whole, own);
       const bool any = std::any_of(weights.begin(), weights.end(), [](double w) { return w > 0; });
       if (best.empty() || (any && off < least)) best = weights, least = off;
     }
+    // A mean by weights that the model computes: parts of another size, the same for all gradients.
+    if (!fitted.empty() && off_by(fitted, here, whole, own) < kFits * least) best = fitted;
     for (size_t r = 0; r < n; ++r)
       for (const size_t k : here)
         for (double& x : own[r][k]) x *= samples[r] > 0 ? best[r] / by_samples[r] : 0;

@@ -601,14 +601,14 @@ class Comparer {
   void add(bool float64) {
     const PlanArguments& many = subject_.many();
     const bool file = subject_.from_file();
-    const bool same = float64 && subject_.plan().at("precision") != "f64" && !adasum(many);
+    const bool same = widens(float64) && !adasum(many);
     if (!(file && exempt(many)) || same) {
       Report report = compared(float64, session(float64));
       if (exempt(many))
         report.subject = adasum(many) ? "the plan without Adasum" : "the plan with sums in the gradients' own type";
       finish(std::move(report), side(subject_.many(), float64), side(subject_.one(), float64));
     }
-    if (exempt(many) && !(file && same)) add_gradients(float64);
+    if (exempt(many) && (!(file && same) || subject_.plan().at("precision") == "f64")) add_gradients(float64);
   }
 
   // Of parameters without a gradient nothing was seen, nor of a clip that no gradient reached: from other seeds one
@@ -691,13 +691,17 @@ class Comparer {
                    [&](int64_t step) { watch_.show(setting.name, step); });
   }
   Plan plan(bool float64) const {
-    const bool same = float64 && subject_.plan().at("precision") != "f64";
+    const bool same = widens(float64);
     // The halves of split weights are the bits of float32: in float64 the weights are whole.
     if (same && subject_.splits_weights()) return subject_.make(without_exempt(side(subject_.many(), true)));
     const PlanArguments& many = subject_.many();
     Plan plan =
         subject_.from_file() ? subject_.open() : subject_.make(same && !adasum(many) ? many : without_exempt(many));
     return same ? own<Plan>(whale_plan_in_float64, static_cast<const whale_plan*>(plan.get())) : std::move(plan);
+  }
+  // Whether the plan itself is run in float64: a file has no other form without sums in fewer bits.
+  bool widens(bool float64) const {
+    return float64 && (subject_.plan().at("precision") != "f64" || (subject_.from_file() && exempt(subject_.many())));
   }
   static bool exempt(const PlanArguments& a) {
     const auto dtype = a.given.find("gradient-dtype");
