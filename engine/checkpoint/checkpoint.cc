@@ -38,8 +38,9 @@ fs::path path_of(const std::string& directory) {
 std::vector<fs::path> missing_folders(const fs::path& path) {
   std::error_code failed;
   std::vector<fs::path> missing;
-  if (fs::is_directory(path, failed)) return missing;
-  if (fs::exists(path, failed))
+  const fs::file_status there = fs::status(path, failed);  // asked once: another save may be making it
+  if (fs::is_directory(there)) return missing;
+  if (fs::exists(there))
     throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", path.string());
   for (fs::path at = fs::absolute(path, failed).lexically_normal(); !fs::exists(at, failed) && at.has_relative_path();
        at = at.parent_path())

@@ -9,9 +9,11 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "base/crc32c.h"
 #include "base/error.h"
@@ -202,6 +204,29 @@ TEST_CASE("checkpoint: asking whether a directory can be saved to leaves it as i
   const Directory held(at);
   const SaveLock under_way(held);
   check_checkpoint_target(at);
+}
+
+TEST_CASE("checkpoint: a directory that another save is making is a directory") {
+  const TestFolder folder;
+  const std::string at = folder.path / "a";
+  std::atomic<bool> end = false;
+  std::thread other([&] {
+    while (!end) {
+      ::mkdir(at.c_str(), 0777);
+      ::rmdir(at.c_str());
+    }
+  });
+  int taken = 0;
+  for (int i = 0; i < 20000; ++i) {
+    try {
+      check_checkpoint_target(at);
+    } catch (const Error& e) {  // it went away again: not found
+      taken += e.code() == Code::kAlreadyExists;
+    }
+  }
+  end = true;
+  other.join();
+  CHECK(taken == 0);
 }
 
 TEST_CASE("checkpoint: the working directory, a link and a mount point are places like any other") {
