@@ -236,6 +236,13 @@ TEST_CASE("cpu: f64 statistics reach the parameters") {
   compare(OpCode::k_slice, {{"starts", Ints{0, 3}}, {"limits", Ints{2, 30}}, {"strides", Ints{1, 4}}}, {sums}, 0);
   compare(OpCode::k_local_slice, {{"digit", Ints{1, 1, 1}}, {"begin", int64_t{5}}, {"end", int64_t{30}}}, {sums}, 0);
   compare(OpCode::k_reshape, {{"shape", Ints{37, 2}}}, {sums}, 0);
+  for (const int64_t axis : {0, 1}) compare(OpCode::k_concat, {{"axis", axis}}, {sums, sums, sums}, 0);
+  compare(OpCode::k_transpose, {{"perm", Ints{1, 0}}}, {sums}, 0);
+  compare(OpCode::k_broadcast_to, {{"shape", Ints{3, 2, 37}}}, {sums}, 0);
+  compare(OpCode::k_slice_grad, {{"dims", Ints{5, 80}}, {"starts", Ints{1, 2}}, {"strides", Ints{2, 2}}}, {sums}, 0);
+  compare(OpCode::k_pad, {{"low", Ints{1, 0}}, {"high", Ints{0, 3}}, {"value", 0.1}}, {sums}, 0);
+  for (const double value : {0.0, 0.1})
+    compare(OpCode::k_fill, {{"shape", Ints{5, 70}}, {"value", value}, {"dtype", std::string("f64")}}, {}, 0);
   compare(OpCode::k_cast, {{"dtype", std::string("f32")}}, {sums}, 1e-7);
   compare(OpCode::k_cast, {{"dtype", std::string("bf16")}}, {sums}, 1e-2);
   compare(OpCode::k_stop_gradient, {}, {sums}, 0);

@@ -25,7 +25,9 @@ std::unique_ptr<Kernel> fill_kernel(CpuDevice& device, const Operand& y, double 
   char cell[8] = {};
   const auto f = static_cast<float>(value);
   const auto i = saturated<int64_t>(value);
-  if (is_integer(y.dtype))
+  if (y.dtype == DType::kF64)
+    std::memcpy(cell, &value, 8);
+  else if (is_integer(y.dtype))
     store_tile(y.dtype, &i, cell, 0, 1);
   else
     store_tile(y.dtype, &f, cell, 0, 1);
@@ -160,22 +162,22 @@ std::unique_ptr<Kernel> bind_iota(const KernelSpec& spec, CpuDevice&) {
   });
 }
 
-// The f64 statistics of batch norm too, which a split hands on in parts.
+// The f64 statistics of batch norm too, which a split hands on in parts and exact mode gathers.
 bool but_f16(const std::vector<DType>& in, const std::vector<DType>& out) {
   const auto is_f16 = [](DType dtype) { return dtype == DType::kF16; };
   return std::ranges::none_of(in, is_f16) && std::ranges::none_of(out, is_f16);
 }
 
 constexpr KernelEntry kTable[] = {
-    {OpCode::k_reshape, bind_reshape, nullptr},
-    {OpCode::k_transpose, bind_transpose, nullptr},
-    {OpCode::k_slice, bind_slice, nullptr},
-    {OpCode::k_slice_grad, bind_slice_grad, nullptr},
-    {OpCode::k_concat, bind_concat, nullptr},
-    {OpCode::k_pad, bind_pad, nullptr},
-    {OpCode::k_broadcast_to, bind_broadcast_to, nullptr},
+    {OpCode::k_reshape, bind_reshape, but_f16},
+    {OpCode::k_transpose, bind_transpose, but_f16},
+    {OpCode::k_slice, bind_slice, but_f16},
+    {OpCode::k_slice_grad, bind_slice_grad, but_f16},
+    {OpCode::k_concat, bind_concat, but_f16},
+    {OpCode::k_pad, bind_pad, but_f16},
+    {OpCode::k_broadcast_to, bind_broadcast_to, but_f16},
     {OpCode::k_local_slice, bind_local_slice, but_f16},
-    {OpCode::k_fill, bind_fill, nullptr},
+    {OpCode::k_fill, bind_fill, but_f16},
     {OpCode::k_iota, bind_iota, nullptr},
 };
 

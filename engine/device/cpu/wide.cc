@@ -1,6 +1,6 @@
-// The f64 statistics of batch norm on their way to parameters: the few ops that touch them. Their tensors are as small
-// as a row of channels, so plain loops do; other f64 arithmetic stays with the reference device. And what bridges put
-// together with the arithmetic of reductions.
+// The f64 statistics of batch norm on their way to parameters: the few ops that compute with them; movement.cc has
+// those that move them. Their tensors are as small as a row of channels, so plain loops do; other f64 arithmetic stays
+// with the reference device. And what bridges put together with the arithmetic of reductions.
 #include <algorithm>
 #include <cstring>
 
@@ -24,32 +24,11 @@ bool from_or_to_wide(const std::vector<DType>& in, const std::vector<DType>& out
          (in[0] == DType::kF64 || out[0] == DType::kF64);
 }
 
-std::unique_ptr<Kernel> bind_reshape(const KernelSpec& spec, CpuDevice&) {
+std::unique_ptr<Kernel> bind_copy(const KernelSpec& spec, CpuDevice&) {
   const size_t bytes = static_cast<size_t>(element_count(spec.out[0].dims)) * sizeof(double);
   return make_kernel(0, [from = spec.in[0].data, to = spec.out[0].data, bytes](char*) {
     if (from != to && bytes != 0) std::memmove(to, from, bytes);
   });
-}
-
-std::unique_ptr<Kernel> bind_slice(const KernelSpec& spec, CpuDevice&) {
-  const Dims& x = spec.in[0].dims;
-  const Dims to_dims = spec.out[0].dims, x_strides = row_major_strides(x);
-  const auto &starts = attr_ints(*spec.attrs, "starts"), &strides = attr_ints(*spec.attrs, "strides");
-  int64_t first = 0;
-  Dims step(x.size());
-  for (size_t d = 0; d < x.size(); ++d) {
-    first += starts[d] * x_strides[d];
-    step[d] = (strides.empty() ? 1 : strides[d]) * x_strides[d];
-  }
-  return make_kernel(
-      0, [=, from = static_cast<const double*>(spec.in[0].data), to = static_cast<double*>(spec.out[0].data)](char*) {
-        const int64_t n = element_count(to_dims);
-        for (int64_t i = 0; i < n; ++i) {
-          int64_t at = first, rest = i;
-          for (size_t d = to_dims.size(); d-- > 0; rest /= to_dims[d]) at += rest % to_dims[d] * step[d];
-          to[i] = from[at];
-        }
-      });
 }
 
 double read(const Operand& x, int64_t i) {
@@ -143,18 +122,11 @@ std::unique_ptr<Kernel> bind_logaddexp(const KernelSpec& spec, CpuDevice& device
   });
 }
 
-std::unique_ptr<Kernel> bind_fill(const KernelSpec& spec, CpuDevice&) {
-  return make_kernel(0, [to = static_cast<double*>(spec.out[0].data), n = element_count(spec.out[0].dims),
-                         value = attr_float(*spec.attrs, "value")](char*) { std::fill(to, to + n, value); });
-}
-
 constexpr KernelEntry kEntries[] = {
-    {OpCode::k_fill, bind_fill, wide_only},         {OpCode::k_reshape, bind_reshape, wide_only},
-    {OpCode::k_slice, bind_slice, wide_only},       {OpCode::k_cast, bind_cast, from_or_to_wide},
-    {OpCode::k_add, bind_sum, wide_only},           {OpCode::k_accumulate, bind_sum, wide_only},
-    {OpCode::k_maximum, bind_extremum, wide_only},  {OpCode::k_minimum, bind_extremum, wide_only},
-    {OpCode::k_fused, bind_fused, wide_only},       {OpCode::k_stop_gradient, bind_reshape, wide_only},
-    {OpCode::k_logaddexp, bind_logaddexp, nullptr},
+    {OpCode::k_cast, bind_cast, from_or_to_wide},  {OpCode::k_stop_gradient, bind_copy, wide_only},
+    {OpCode::k_add, bind_sum, wide_only},          {OpCode::k_accumulate, bind_sum, wide_only},
+    {OpCode::k_maximum, bind_extremum, wide_only}, {OpCode::k_minimum, bind_extremum, wide_only},
+    {OpCode::k_fused, bind_fused, wide_only},      {OpCode::k_logaddexp, bind_logaddexp, nullptr},
 };
 
 }  // namespace

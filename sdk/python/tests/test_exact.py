@@ -36,3 +36,25 @@ def test_every_plan_trains_the_same_bits(kind, precision):
                 found = losses, {name: value.tobytes() for name, value in job.parameters().items()}
                 first = first or found
                 assert found == first, (kernels, fusion, devices, strategy)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_statistics_of_the_data_itself(precision):
+    """No parameter is in front of them, so they are sums of float64 that wait for each other: over micro-batches, and replicas with shares."""
+    def of_data():
+        g = wh.Graph("data")
+        with g:
+            x = wh.input("x", (8, 3))
+            g.minimize(wh.ops.square(wh.nn.linear(wh.nn.batch_norm(x), 2)).mean(), wh.SGD(0.1))
+        return g
+    rng = np.random.default_rng(0)
+    batches = [rng.standard_normal((8, 3)).astype(np.float32) for _ in range(3)]
+    first = None
+    for devices, strategy in (("cpu:1", "local"), ("cpu:2", "replica"), ("cpu:3", "replica"), ("cpu:3", "replica(3, shares=[3,0,1])"),
+                              ("cpu:2", "pipeline(2, micro_batches=4)")):
+        for fusion in (True, False):
+            micro = {} if "pipeline" in strategy else {"accumulation": 4}
+            job = wh.plan(of_data(), devices=devices, strategy=strategy, exact=True, precision=precision, fusion=fusion, **micro).start(seed=2)
+            found = [job.step(x=x) for x in batches], {name: value.tobytes() for name, value in job.parameters().items()}
+            first = first or found
+            assert found == first, (devices, strategy, fusion)
