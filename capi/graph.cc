@@ -128,6 +128,33 @@ Attrs read_attrs(const whale_attr* attrs, size_t count) {
   return out;
 }
 
+// Which kinds of scope have an option; name is any's.
+void check_scope_options(const Scope& s, int32_t reserved) {
+  using enum ScopeKind;
+  if (reserved != 0) throw invalid("options.reserved is {}, expected 0", reserved);
+  const struct {
+    const char* name;
+    bool given;
+    std::vector<ScopeKind> kinds;
+  } options[] = {
+      {"count", s.count != 0, {kReplica, kSplit, kStage, kPipeline}},
+      {"shares", !s.shares.empty(), {kReplica, kSplit}},
+      {"by", !s.by.empty(), {kReplica}},
+      {"factor", !s.factor.empty(), {kSplit}},
+      {"micro_batches", s.micro_batches != 0, {kPipeline}},
+      {"schedule", !s.schedule.empty(), {kPipeline}},
+      {"chunks", s.chunks != 0, {kPipeline}},
+      {"layout", !s.layout.empty(), {kReplica, kCluster}},
+      {"devices", !s.devices.empty(), {kCluster}},
+  };
+  for (const auto& option : options) {
+    if (!option.given || std::ranges::find(option.kinds, s.kind) != option.kinds.end()) continue;
+    std::string kinds;
+    for (const ScopeKind k : option.kinds) kinds += fmt::format("{}{}", kinds.empty() ? "" : ", ", name_of(k));
+    throw invalid("options.{} is given for a {} scope; it is an option of {}", option.name, name_of(s.kind), kinds);
+  }
+}
+
 Scope read_scope(const whale_scope_options& o, ScopeId parent) {
   Scope s;
   s.kind = number<ScopeKind>(o.kind, WHALE_SCOPE_REPLICA, WHALE_SCOPE_NAME, "options.kind");
@@ -143,6 +170,7 @@ Scope read_scope(const whale_scope_options& o, ScopeId parent) {
   s.chunks = o.chunks;
   s.layout = text(o.layout, "options.layout");
   s.devices = text(o.devices, "options.devices");
+  check_scope_options(s, o.reserved);
   return s;
 }
 

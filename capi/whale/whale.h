@@ -304,10 +304,11 @@ typedef enum whale_scope_kind {
   WHALE_SCOPE_NAME = 6 /* no placement: a prefix of names */
 } whale_scope_kind;
 
+/* An option that is given for a scope of another kind than the ones named here is refused. */
 typedef struct whale_scope_options {
   size_t struct_size;
   int32_t kind;           /* whale_scope_kind */
-  int32_t reserved;
+  int32_t reserved;       /* 0 */
   whale_str name;
   int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
   const double *shares;   /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of

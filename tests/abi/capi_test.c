@@ -322,6 +322,50 @@ static void test_graph_errors(void) {
   FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "moon");
   FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope");
   scope.by = WHALE_STR("");
+  scope.reserved = 4;
+  FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "options.reserved is 4");
+  scope.reserved = 0;
+  /* Options of other kinds. */
+  const double halves[] = {1, 1};
+  for (int k = WHALE_SCOPE_REPLICA; k <= WHALE_SCOPE_NAME; ++k) {
+    const whale_scope_options none = {sizeof none, k, 0, WHALE_STR("s"), 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}};
+    struct {
+      const char* name;
+      unsigned kinds; /* that have it */
+      whale_scope_options options;
+    } of[9] = {{"count", 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4, none},
+               {"shares", 1 << 1 | 1 << 2, none},
+               {"by", 1 << 1, none},
+               {"factor", 1 << 2, none},
+               {"micro_batches", 1 << 4, none},
+               {"schedule", 1 << 4, none},
+               {"chunks", 1 << 4, none},
+               {"layout", 1 << 1 | 1 << 5, none},
+               {"devices", 1 << 5, none}};
+    of[0].options.count = 2;
+    of[1].options.shares = halves, of[1].options.share_count = 2;
+    of[2].options.by = WHALE_STR("sample");
+    of[3].options.factor = WHALE_STR("heads");
+    of[4].options.micro_batches = 7;
+    of[5].options.schedule = WHALE_STR("zb_v");
+    of[6].options.chunks = 3;
+    of[7].options.layout = WHALE_STR("major");
+    of[8].options.devices = WHALE_STR("cpu:2");
+    for (int i = 0; i < 9; ++i) {
+      char words[64];
+      snprintf(words, sizeof words, "options.%s is given for a ", of[i].name);
+      if (of[i].kinds >> k & 1) {
+        OK(whale_graph_scope_begin(g, &of[i].options));
+        OK(whale_graph_scope_end(g));
+      } else {
+        FAILS(whale_graph_scope_begin(g, &of[i].options), WHALE_INVALID_ARGUMENT, words);
+      }
+    }
+  }
+  scope.factor = WHALE_STR("heads");
+  FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT,
+        "options.factor is given for a replica scope; it is an option of split");
+  scope.factor = WHALE_STR("");
   scope.name = WHALE_STR("twice");
   OK(whale_graph_scope_begin(g, &scope));
   scope.kind = WHALE_SCOPE_NAME;
