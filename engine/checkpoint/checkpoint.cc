@@ -191,7 +191,13 @@ void check_checkpoint_target(const std::string& directory) {
     return;
   }
   for (const fs::path& each : missing) folder.find(each.filename());  // throws for a name that is too long
-  // Not the folders themselves: removing them would fail another program that has found them and goes on inside.
+  // A file without a name, of which nothing stays if the process is killed, where the file system has such. Never the
+  // folders themselves: removing them would fail another program that has found them and goes on inside.
+  const int nameless = ::openat(folder.descriptor(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (nameless >= 0) {
+    ::close(nameless);
+    return;
+  }
   const std::string trial = fmt::format(".whale-{}", random_id());
   if (::mkdirat(folder.descriptor(), trial.c_str(), 0777) != 0)
     throw_errno("make the directory", missing.back().string());
@@ -213,6 +219,7 @@ void write_checkpoint(const std::string& directory, const CheckpointMeta& meta, 
   const std::string there = replaceable(folder);
   if (!there.empty()) finish_names(folder, there);
   if (!lock.interrupted().empty() && lock.interrupted() != there) remove_fresh(folder, lock.interrupted());
+  lock.remove_trials();
   point("tidied");
   CheckpointIndex index;
   index.meta = meta;

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <filesystem>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +11,8 @@
 
 namespace whale {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr const char* kName = ".whale.saving";
 constexpr std::string_view kBegin = "libwhale save ";  // ID process PID
@@ -56,6 +59,18 @@ void write_claim(int descriptor, const std::string& id, const std::string& path)
     throw_errno("write", path);
 }
 
+// Open for writing and without a name, so that a process that is killed leaves nothing. Where the file system has no
+// such files it has one for a moment, and remove_trials() knows it.
+int open_trial(const Directory& folder) {
+  const int nameless = ::openat(folder.descriptor(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+  if (nameless >= 0) return nameless;
+  const std::string name = fmt::format("{}.{}", kName, random_id());
+  const int named = ::openat(folder.descriptor(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (named < 0) throw_errno("write into", folder.path());
+  folder.remove(name);
+  return named;
+}
+
 struct Descriptor {
   int number;
   ~Descriptor() {
@@ -72,12 +87,22 @@ void SaveLock::check(const Directory& folder) {
   struct stat info {};
   if (there.number >= 0 && ::fstat(there.number, &info) == 0)
     check_ours(S_ISREG(info.st_mode) ? read_start(there.number) : "?", path);
-  const std::string id = random_id(), name = fmt::format("{}.{}", kName, id);
-  const Descriptor trial{::openat(folder.descriptor(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)};
-  if (trial.number < 0) throw_errno("write into", folder.path());
-  folder.remove(name);
+  const Descriptor trial{open_trial(folder)};
   lock(trial.number, folder);
-  write_claim(trial.number, id, folder.path_of(name));
+  write_claim(trial.number, random_id(), path);
+}
+
+void SaveLock::remove_trials() const {
+  const std::string begin = fmt::format("{}.", kName);
+  std::error_code failed;
+  for (fs::directory_iterator at(folder_.path(), failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename();
+    struct stat info {};
+    if (name.starts_with(begin) && is_random_id(name.substr(begin.size())) &&
+        ::fstatat(folder_.descriptor(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode) &&
+        info.st_size == 0)
+      folder_.remove(name);
+  }
 }
 
 // False: the file went away meanwhile, with the save that made it.

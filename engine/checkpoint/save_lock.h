@@ -21,6 +21,8 @@ class SaveLock {
   SaveLock& operator=(const SaveLock&) = delete;
   // The id of the save that held the lock before and died; empty: none did. Tidied before claim(), which forgets it.
   const std::string& interrupted() const { return interrupted_; }
+  // Removes the empty files that check() of processes that died may have left.
+  void remove_trials() const;
   void claim(const std::string& id);
 
  private:

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -204,6 +205,38 @@ TEST_CASE("checkpoint: asking whether a directory can be saved to leaves it as i
   const Directory held(at);
   const SaveLock under_way(held);
   check_checkpoint_target(at);
+}
+
+TEST_CASE(
+    "checkpoint: asking gives nothing a name, which a process killed meanwhile would leave; what an older one left "
+    "goes") {
+  const TestFolder folder;
+  const std::string at = folder.path / "a", id(32, 'a');
+  write(at, 1);
+  if (const int nameless = ::open(at.c_str(), O_TMPFILE | O_WRONLY, 0600); nameless >= 0) {
+    ::close(nameless);
+    const int watch = ::inotify_init1(IN_NONBLOCK);
+    REQUIRE(watch >= 0);
+    REQUIRE(::inotify_add_watch(watch, at.c_str(), IN_CREATE) >= 0);
+    REQUIRE(::inotify_add_watch(watch, folder.path.c_str(), IN_CREATE) >= 0);
+    check_checkpoint_target(at);
+    check_checkpoint_target(folder.path / "b" / "c");
+    char event[4096];
+    CHECK(::read(watch, event, sizeof event) < 0);
+    put(at + "/seen", "");
+    CHECK(::read(watch, event, sizeof event) > 0);
+    ::close(watch);
+    fs::remove(at + "/seen");
+  }
+  const auto before = names_in(at);
+  put(at + "/.whale.saving." + id, "");
+  write(at, 2);
+  CHECK(names_in(at) == before);
+  for (const std::string& mine : {".whale.saving." + id + "a", std::string(".whale.saving.notes")})
+    put(at + "/" + mine, "");
+  put(at + "/.whale.saving." + id, "mine");
+  write(at, 3);
+  CHECK(names_in(at).size() == before.size() + 3);
 }
 
 TEST_CASE("checkpoint: a directory that another save is making is a directory") {
