@@ -453,3 +453,23 @@ def test_adafactor_of_no_rows_keeps_no_nan():
     job = wh.plan(g).start()
     job.step(x=np.ones((4, 3)))
     assert not any(np.isnan(job.read(v["name"])).any() for v in job.variables())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_an_array_may_begin_anywhere(offset):
+    """Such as behind a header of one byte; numpy calls it unaligned, and C reads no such array."""
+    numbers = np.arange(12, dtype=np.float32)
+    raw = b"H" * offset + numbers.tobytes()
+    x = np.frombuffer(raw, np.float32, offset=offset).reshape(4, 3)
+    g = wh.Graph()
+    with g:
+        g.output("y", wh.input("x", (4, 3)) + wh.parameter("w", (4, 3)))
+        wh.parameter("s", ())
+    job = wh.plan(g).start()
+    job.write("w", x)
+    assert (job.read("w") == x).all()
+    assert (job.eval(x=x)["y"] == 2 * numbers.reshape(4, 3)).all()
+    assert (job.eval(x=x.T.copy().T)["y"] == 2 * numbers.reshape(4, 3)).all()
+    job.write("s", np.frombuffer(raw, np.float32, offset=offset)[5])
+    job.write("s", np.frombuffer(raw, np.float32, offset=offset)[5:6].reshape(()))
+    assert job.read("s") == 5 and job.read("s").shape == ()

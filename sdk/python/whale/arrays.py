@@ -93,7 +93,7 @@ def fit(name: str, value: Any, dtype: DType) -> np.ndarray:
         if dtype.numpy.kind in "iu" and array.dtype.kind in "iu" and array.size and not np.array_equal(converted, array):
             raise InvalidArgument(f"'{name}' has values that do not fit {dtype.name}", "INVALID_ARGUMENT")
         array = converted
-    return np.asarray(array, order="C") if array.flags.c_contiguous else np.ascontiguousarray(array).reshape(array.shape)
+    return np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED", "ENSUREARRAY"))
 
 
 def view(array: np.ndarray, dtype: DType) -> Handle:
