@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
 
 #include "base/crc32c.h"
 #include "base/error.h"
@@ -73,6 +75,20 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
   return tensor;
 }
 
+// A name that is there twice is an error: which of the two is meant, nothing says.
+Json parse_header(const std::string& path, std::string_view text) {
+  std::set<std::string> names;
+  std::string twice;
+  const auto found = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth == 1 && event == Json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second)
+      twice = parsed.get<std::string>();
+    return true;
+  };
+  Json json = Json::parse(text.begin(), text.end(), found, false);
+  if (!twice.empty()) malformed(path, "it holds tensor '{}' twice", twice);
+  return json;
+}
+
 std::vector<StoredTensor> parse_tensors(const std::string& path, const Json& json, uint64_t data_bytes) {
   if (!json.is_object()) malformed(path, "its header is not a JSON object");
   std::vector<StoredTensor> tensors;
@@ -96,7 +112,7 @@ std::vector<StoredTensor> parse_tensors(const std::string& path, const Json& jso
 
 std::vector<StoredTensor> parse_safetensors_header(const std::string& path, const char* header, uint64_t header_bytes,
                                                    uint64_t data_bytes) {
-  return parse_tensors(path, Json::parse(header, header + header_bytes, nullptr, false), data_bytes);
+  return parse_tensors(path, parse_header(path, {header, header_bytes}), data_bytes);
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) { read_header(nullptr); }
@@ -118,8 +134,9 @@ void SafetensorsFile::read_header(const uint32_t* expected) {
   file_.read(8, header.data(), header.size());
   data_begin_ = 8 + header_bytes;
   header_checksum_ = crc32c(header.data(), header.size(), crc32c(prefix, sizeof prefix));
-  const Json json = Json::parse(header, nullptr, false);
+  Json json;
   try {
+    json = parse_header(path(), header);
     tensors_ = parse_tensors(path(), json, size - data_begin_);
   } catch (const Error& e) {
     if (expected == nullptr || *expected == header_checksum_) throw;

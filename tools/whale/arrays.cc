@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <cstring>
+#include <set>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -144,14 +145,18 @@ Array parse_npy(const std::string& name, std::string_view data, const std::strin
   const std::string header(data.substr(begin, header_size));
   const std::string order = npy_value(header, "fortran_order"), type = npy_value(header, "descr"),
                     shape = npy_value(header, "shape");
-  if (order == "True") throw Failure(where + " is in Fortran order; save np.ascontiguousarray(x)");
-  if (order != "False" || type.empty() || shape.size() < 2 || shape[0] != '(')
+  if ((order != "False" && order != "True") || type.empty() || shape.size() < 2 || shape[0] != '(')
     throw Failure(where + " has a broken header");
-  if (type.starts_with("'>")) throw Failure(where + " is big-endian; save x.astype(x.dtype.newbyteorder('<'))");
   Array array{name, 0, {}, {}};
   for (const DTypeRow& row : kDTypes)
     if (type == "'<" + std::string(row.npy) + "'" || type == "'|" + std::string(row.npy) + "'") array.dtype = row.dtype;
-  if (array.dtype == 0) throw Failure(where + " has dtype " + shown(type, 80) + ", which no input takes");
+  if (order == "True")
+    array.unread = where + " is in Fortran order; save np.ascontiguousarray(x)";
+  else if (type.starts_with("'>"))
+    array.unread = where + " is big-endian; save x.astype(x.dtype.newbyteorder('<'))";
+  else if (array.dtype == 0)
+    array.unread = where + " has dtype " + shown(type, 80) + ", which no input takes";
+  if (!array.unread.empty()) return array;
   for (size_t at = 1; at + 1 < shape.size();) {
     const size_t end = std::min(shape.find(',', at), shape.size() - 1);
     std::string number = shape.substr(at, end - at);
@@ -202,6 +207,26 @@ uint32_t crc32(std::string_view data) {
   uint32_t crc = ~0u;
   for (const char c : data) crc = crc >> 8 ^ kTable[(crc ^ static_cast<unsigned char>(c)) & 255];
   return ~crc;
+}
+
+Failure twice_in(const std::string& path, const std::string& name) {
+  return Failure("'" + shown(path) + "' holds array '" + shown(name) +
+                 "' twice, and which of the two is meant it does not say; write it again with one");
+}
+
+// The header of a safetensors file, which must not have a name twice.
+Json parse_header(const std::string& path, std::string_view text) {
+  std::set<std::string> names;
+  std::string twice;
+  const auto found = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth == 1 && event == Json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second)
+      twice = parsed.get<std::string>();
+    return true;
+  };
+  Json header = Json::parse(text.begin(), text.end(), found, false);
+  if (!header.is_object()) throw Failure("'" + shown(path) + "' has a broken header");
+  if (!twice.empty()) throw twice_in(path, twice);
+  return header;
 }
 
 }  // namespace
@@ -312,9 +337,7 @@ std::map<std::string, Array> read_npz(const std::string& path, const std::string
     if (crc32(member) != crc)
       throw Failure("'" + shown(path) + "' is damaged: array '" + shown(name) +
                     "' changed since it was written (its checksum differs)");
-    if (!arrays.try_emplace(name, parse_npy(name, member, path)).second)
-      throw Failure("'" + shown(path) + "' holds array '" + shown(name) +
-                    "' twice, and which of the two is meant it does not say; write it again with one");
+    if (!arrays.try_emplace(name, parse_npy(name, member, path)).second) throw twice_in(path, name);
     at += 46u + name_size + extra + comment;
   }
   return arrays;
@@ -323,9 +346,7 @@ std::map<std::string, Array> read_npz(const std::string& path, const std::string
 std::map<std::string, Array> read_safetensors(const std::string& path, const std::string& data) {
   const auto header_size = read_le<uint64_t>(data, 0, path);
   if (header_size > data.size() - 8) throw Failure("'" + shown(path) + "' is not a safetensors file, or was cut off");
-  const Json header =
-      Json::parse(data.begin() + 8, data.begin() + 8 + static_cast<int64_t>(header_size), nullptr, false);
-  if (!header.is_object()) throw Failure("'" + shown(path) + "' has a broken header");
+  const Json header = parse_header(path, std::string_view(data).substr(8, header_size));
   const uint64_t start = 8 + header_size;
   std::map<std::string, Array> arrays;
   std::vector<std::array<uint64_t, 2>> places;
@@ -345,9 +366,14 @@ std::map<std::string, Array> read_safetensors(const std::string& path, const std
     }
     for (const DTypeRow& row : kDTypes)
       if (dtype == row.safetensors) array.dtype = row.dtype;
-    if (array.dtype == 0) throw Failure(where + " has dtype " + shown(dtype, 40) + ", which no input takes");
     if (end < begin || end > data.size() - start)
       throw Failure(where + " lies behind the end of the file: it was cut off");
+    places.push_back({begin, end});
+    if (array.dtype == 0) {
+      array.unread = where + " has dtype " + shown(dtype, 40) + ", which no input takes";
+      arrays[name] = std::move(array);
+      continue;
+    }
     const uint64_t bytes = end - begin;
     const int64_t n = checked_count(array.dims, bytes / size_of(array.dtype));
     if (n < 0 || static_cast<uint64_t>(n) * size_of(array.dtype) != bytes)
@@ -356,7 +382,6 @@ std::map<std::string, Array> read_safetensors(const std::string& path, const std
     array.bytes.assign(data.begin() + static_cast<int64_t>(start + begin),
                        data.begin() + static_cast<int64_t>(start + end));
     arrays[name] = std::move(array);
-    places.push_back({begin, end});
   }
   // As the readers of checkpoints and of initial values: every byte belongs to one tensor.
   std::sort(places.begin(), places.end());

@@ -192,6 +192,7 @@ class Arrays : public DataSource {
                       (names.empty() ? "none" : shown(names)));
       }
       Array& array = found->second;
+      if (!array.unread.empty()) throw Failure(array.unread);
       const std::string is = "array '" + spec.name + "' of '" + shown(path) + "' ";
       if (is_integer(array.dtype) && is_integer(spec.dtype))
         to_integers(array, spec.dtype, is);
