@@ -15,8 +15,16 @@ whale_status* whale_cluster_create(whale_engine* engine, whale_str devices, whal
     const std::string list = nonempty(devices, "devices");
     constexpr std::string_view kFile = "file:";
     if (list.starts_with(kFile)) {
-      const std::vector<uint8_t> bytes = read_file(list.substr(kFile.size()));
-      cluster->devices = parse_devices(devices_of_file({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+      const std::string path = list.substr(kFile.size());
+      const std::vector<uint8_t> bytes = read_file(path);
+      const std::string_view content(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      if (const size_t binary = content.find('\0'); binary != content.npos)
+        throw invalid("'{}' is no list of devices: it is binary{}. A file of devices is text, a node a line",
+                      brief(path),
+                      content.find("WHG1") == 4   ? ", a model"
+                      : content.find("WHP1") == 4 ? ", a plan"
+                                                  : "");
+      cluster->devices = parse_devices(devices_of_file(content));
     } else {
       cluster->devices = parse_devices(list);
     }

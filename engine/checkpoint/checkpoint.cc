@@ -42,7 +42,14 @@ std::vector<fs::path> missing_folders(const fs::path& path) {
   if (fs::is_directory(there)) return missing;
   if (fs::exists(there))
     throw error(Code::kAlreadyExists, "'{}' is not a directory; give another name for the checkpoint", path.string());
-  for (fs::path at = fs::absolute(path, failed).lexically_normal(); !fs::exists(at, failed) && at.has_relative_path();
+  const fs::path absolute = fs::absolute(path, failed);
+  if (failed)
+    throw error(
+        Code::kNotFound,
+        "'{}' is a path from the working directory, and that cannot be found: {}. Change to another one, or name "
+        "the checkpoint from /",
+        path.string(), failed.message());
+  for (fs::path at = absolute.lexically_normal(); !fs::exists(at, failed) && at.has_relative_path();
        at = at.parent_path())
     if (at.has_filename()) missing.push_back(at);
   if (!missing.empty() && fs::is_symlink(missing.back(), failed))

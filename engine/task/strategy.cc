@@ -19,13 +19,14 @@ using Value = std::string;  // a word, a number, a quoted text, or a list in bra
 struct Reader {
   std::string_view text;
   size_t at = 0;
+  std::string_view whole = text;  // of which `text` is the beginning, for messages
   [[noreturn]] void fail(std::string_view wanted) const {
-    const std::string found = at < text.size() ? fmt::format("'{}'", text.substr(at, 12)) : "the end";
-    throw invalid("strategy '{}': at character {}: expected {}, found {}", brief(text), at + 1, wanted, found);
+    const std::string found = at < whole.size() ? fmt::format("'{}'", whole.substr(at, 12)) : "the end";
+    throw invalid("strategy '{}': at character {}: expected {}, found {}", brief(whole), at + 1, wanted, found);
   }
   // For messages that show a word of it too: a long one is not shown twice.
   std::string named_beside(std::string_view word) const {
-    return word.size() > 60 ? "strategy" : fmt::format("strategy '{}'", brief(text));
+    return word.size() > 60 ? "strategy" : fmt::format("strategy '{}'", brief(whole));
   }
   void skip() {
     while (at < text.size() && (text[at] == ' ' || text[at] == '\t' || text[at] == '\n')) ++at;
@@ -188,7 +189,7 @@ void set_parameter(const Reader& in, Scope& scope, const std::string& name, cons
     if (p.kind != scope.kind) continue;
     if (positional ? p.positional : p.name == name) {
       if (!p.write(scope).empty())
-        throw invalid("strategy '{}': {}: parameter '{}' is given twice", brief(in.text), name_of(scope.kind), p.name);
+        throw invalid("strategy '{}': {}: parameter '{}' is given twice", brief(in.whole), name_of(scope.kind), p.name);
       try {
         return p.read(scope, value);
       } catch (const Error& e) {
@@ -223,6 +224,20 @@ Scope parse_scope(Reader& in) {
   }
 }
 
+// Up to the end of the text.
+std::vector<Scope> parse_nest(Reader& in) {
+  std::vector<Scope> out;
+  do {
+    out.push_back(parse_scope(in));
+    if (out.size() > kMostScopes)
+      throw invalid("strategy '{}' nests more than {} scopes; each cuts the devices again, so few are of use",
+                    brief(in.whole), kMostScopes);
+  } while (in.take('>'));
+  in.skip();
+  if (in.at != in.text.size()) in.fail("'>' or the end");
+  return out;
+}
+
 }  // namespace
 
 const char* name_of(ScopeKind kind) {
@@ -232,16 +247,7 @@ const char* name_of(ScopeKind kind) {
 
 std::vector<Scope> parse_strategy(std::string_view text) {
   Reader in{text};
-  std::vector<Scope> out;
-  do {
-    out.push_back(parse_scope(in));
-    if (out.size() > kMostScopes)
-      throw invalid("strategy '{}' nests more than {} scopes; each cuts the devices again, so few are of use",
-                    brief(text), kMostScopes);
-  } while (in.take('>'));
-  in.skip();
-  if (in.at != text.size()) in.fail("'>' or the end");
-  return out;
+  return parse_nest(in);
 }
 
 std::vector<StrategyClause> parse_clauses(std::string_view text) {
@@ -258,7 +264,8 @@ std::vector<StrategyClause> parse_clauses(std::string_view text) {
       part.remove_prefix(colon + 1);
       if (clause.name.empty()) throw invalid("strategy '{}': expected the name of a scope before ':'", brief(text));
     }
-    clause.nest = parse_strategy(part);
+    Reader in{text.substr(0, end), end - part.size(), text};
+    clause.nest = parse_nest(in);
     for (const StrategyClause& other : out)
       if (other.name == clause.name)
         throw invalid("{}: {} twice", Reader{text}.named_beside(clause.name),

@@ -11,7 +11,7 @@ namespace whale {
 
 // What each stage needs: written on it, or the product of its scopes; stages that do not say share what is left.
 std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any,
-                                   size_t meshes, int64_t devices) {
+                                   size_t meshes, int64_t devices, const std::string& empty) {
   std::vector<int64_t> out(meshes, 1);
   std::vector<char> open(meshes, 1);
   for (const auto& [scope, l] : leaves.of_scope) {
@@ -37,8 +37,8 @@ std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& t
   if (groups * sum != devices || (complete && groups != outer))
     refuse(any, fmt::format(
                     "wants {} device(s) ({} around a pipeline whose {} stage(s) have [{}]), {} are there; change the "
-                    "number of devices, or leave a count out",
-                    sum * outer, outer, meshes, fmt::join(out, ", "), devices));
+                    "number of devices, or leave a count out{}",
+                    sum * outer, outer, meshes, fmt::join(out, ", "), devices, empty));
   return out;
 }
 

@@ -138,8 +138,9 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
   std::vector<int64_t> stage_devices{there};
   if (pipeline) {
     const TaskStages stages = find_stages(graph, leaves, *pipeline, there, cost, exact);
+    const std::string empty = empty_stages(graph);
     write_stages(stages, graph, leaves, out);
-    stage_devices = count_devices(leaves, out, leaves.list[pipeline->leaf], stages.meshes, there);
+    stage_devices = count_devices(leaves, out, leaves.list[pipeline->leaf], stages.meshes, there, empty);
     out.schedule = pipeline->scope.schedule;
     out.chunks = pipeline->scope.chunks;
     if (out.schedule == "interleaved" && out.chunks == 1)

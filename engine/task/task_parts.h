@@ -58,6 +58,8 @@ struct TaskStages {
 };
 TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline, int64_t devices,
                        const CostModel& cost, bool exact);
+// For messages about the number of stages: those written that no op is in; none: "".
+std::string empty_stages(const Graph& graph);
 // Writes them into the ops and gives the graph a `stage` scope where none was written; fills in what `tasks` says of
 // scopes.
 void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, TaskGraphs& tasks);
@@ -68,9 +70,9 @@ inline int32_t mesh_of(const TaskGraphs& tasks, ScopeId scope) {  // -1: no op o
 }
 
 // task_devices.cc
-// Devices of each mesh, for one pipeline; `any`: a leaf inside it.
+// Devices of each mesh, for one pipeline; `any`: a leaf inside it; `empty`: empty_stages() of what was written.
 std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any,
-                                   size_t meshes, int64_t devices);
+                                   size_t meshes, int64_t devices, const std::string& empty);
 // Counts filled in; stages of different sizes that share a nest get leaves of their own.
 TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const std::vector<int64_t>& stage_devices,
                        int64_t devices);

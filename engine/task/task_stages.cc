@@ -66,6 +66,26 @@ struct Part {
 
 }  // namespace
 
+std::string empty_stages(const Graph& graph) {
+  std::vector<char> used(graph.scopes.size());
+  for (const Op& op : graph.ops)
+    for (ScopeId id = op.scope; id != kNone && !used[static_cast<size_t>(id)];
+         id = graph.scopes[static_cast<size_t>(id)].parent)
+      used[static_cast<size_t>(id)] = 1;
+  std::vector<int> empty;
+  int stages = 0;
+  for (size_t i = 0; i < graph.scopes.size(); ++i) {
+    if (graph.scopes[i].kind != ScopeKind::kStage) continue;
+    if (!used[i]) empty.push_back(stages);
+    ++stages;
+  }
+  if (empty.empty()) return {};
+  const bool one = empty.size() == 1;
+  return fmt::format("; of the {} stages written, counted from 0, {} {} no op that a result needs, and {} left out",
+                     stages, one ? "stage" : "stages",
+                     fmt::format("{} {}", fmt::join(empty, ", "), one ? "has" : "have"), one ? "is" : "are");
+}
+
 TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline, int64_t devices,
                        const CostModel& cost, bool exact) {
   const auto& siblings = pipeline.siblings;
@@ -89,9 +109,9 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
     const int64_t there = std::ssize(part.written);
     if (there == 0) continue;
     if (there % chunks || (count && there != count * chunks))
-      refuse(*part.leaf, fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each{}", there,
+      refuse(*part.leaf, fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each{}{}", there,
                                      count ? fmt::format("{}", count) : "a number of", chunks,
-                                     one ? "" : ", as the pipeline beside it has"));
+                                     one ? "" : ", as the pipeline beside it has", empty_stages(graph)));
     count = there / chunks;
   }
   if (!count) count = stages_left(*parts[0].leaf, devices);

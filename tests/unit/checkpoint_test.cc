@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "base/crc32c.h"
@@ -275,6 +276,12 @@ TEST_CASE("checkpoint: the working directory, a link and a mount point are place
     CHECK(read(here) == 1);
     CHECK(content("train.py") == "mine");
   }
+  fs::create_directory(folder.path / "gone");
+  fs::current_path(folder.path / "gone");
+  fs::remove(folder.path / "gone");
+  for (const auto& ask : {std::function<void()>([] { check_checkpoint_target("x"); }), {[] { write("x", 1); }}})
+    CHECK(says(error_of(ask), Code::kNotFound, "'x' is a path from the working directory, and that cannot be found"));
+  write(folder.path / "from the root", 1);
   fs::current_path(before);
   fs::create_directory_symlink(folder.path / "work", folder.path / "link");
   write(folder.path / "link", 3);

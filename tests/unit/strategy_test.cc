@@ -140,6 +140,14 @@ TEST_CASE("wrong strategies say where") {
   CHECK(has(message_of([] { parse_strategy("replica(0)"); }), "whole number"));
   CHECK(has(message_of([] { parse_strategy("pipeline(schedule=2f2b)"); }), "1f1b"));
   CHECK(has(message_of([] { parse_strategy("replica(shares=[1,2"); }), "']'"));
+  // Of several clauses: all of the text, and the place in it.
+  const auto clauses = [](const char* text) { return message_of([&] { parse_clauses(text); }); };
+  CHECK(has(clauses("replica(2);"), "strategy 'replica(2);': at character 12: expected a scope"));
+  CHECK(has(clauses("; replica"), "strategy '; replica': at character 1: expected a scope"));
+  CHECK(
+      has(clauses("a: replica(2; b"), "strategy 'a: replica(2; b': at character 13: expected ',' or ')', found '; b'"));
+  CHECK(has(clauses("replica; x: split(2) y"), "strategy 'replica; x: split(2) y': at character 22"));
+  CHECK(has(clauses("replica; x: split(hats=2)"), "strategy 'replica; x: split(hats=2)': split has no parameter"));
 }
 
 TEST_CASE("shares are rounded by largest remainder, ties to the lower index") {

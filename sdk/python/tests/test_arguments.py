@@ -473,3 +473,33 @@ def test_an_array_may_begin_anywhere(offset):
     job.write("s", np.frombuffer(raw, np.float32, offset=offset)[5])
     job.write("s", np.frombuffer(raw, np.float32, offset=offset)[5:6].reshape(()))
     assert job.read("s") == 5 and job.read("s").shape == ()
+
+
+def test_a_stage_without_an_op_is_named():
+    def of(filled, pipeline=False):
+        g = wh.Graph()
+        with g, (wh.pipeline(2) if pipeline else wh.scope("m")):
+            h = wh.input("x", (4, 3))
+            for op in filled:
+                with wh.stage(2) if not pipeline else wh.stage():
+                    h = wh.nn.linear(h, 4) if op else h
+            g.minimize(wh.ops.square(h).mean(), wh.SGD(0.1))
+        return g
+    with pytest.raises(wh.InvalidArgument, match="of the 2 stages written, counted from 0, stage 1 has no op that a result needs"):
+        wh.plan(of([True, False]), "cpu:4")
+    with pytest.raises(wh.InvalidArgument, match="of the 3 stages written, counted from 0, stages 0, 2 have no op that a result needs"):
+        wh.plan(of([False, True, False]), "cpu:4")
+    with pytest.raises(wh.InvalidArgument, match="has 1 stages written in it, expected 2 .*stage 0 has no op"):
+        wh.plan(of([False, True], pipeline=True), "cpu:2")
+    with pytest.raises(wh.InvalidArgument) as info:
+        wh.plan(of([True, True]), "cpu:3")
+    assert "no op" not in str(info.value)
+
+
+def test_a_model_is_no_list_of_devices(tmp_path):
+    graph().save(str(tmp_path / "m.whale"))
+    planned().save(str(tmp_path / "m.plan"))
+    (tmp_path / "noise").write_bytes(b"a\0")
+    for name, word in ("m.whale", "it is binary, a model"), ("m.plan", "it is binary, a plan"), ("noise", "it is binary[.]"):
+        with pytest.raises(wh.InvalidArgument, match=f"{name}' is no list of devices: {word}"):
+            wh.plan(graph(), devices=f"file:{tmp_path / name}")
