@@ -5,7 +5,9 @@
 #include <cctype>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "cluster/devices.h"
@@ -82,6 +84,11 @@ struct Tally {
     std::sort(sorted.rbegin(), sorted.rend());
     for (const auto& [n, reason] : sorted) out += fmt::format("  {} refused: {}\n", n, reason);
     return out;
+  }
+  std::string json(const std::string& hunt) const {
+    std::map<std::string, int> all;
+    for (const auto& [outcome, n] : outcomes) all[name_of(outcome)] = n;
+    return nlohmann::json{{"hunt", hunt}, {"outcomes", all}, {"steps", steps}}.dump(2) + "\n";
   }
 };
 
@@ -219,4 +226,6 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
   }
   for (const auto& [kind, n] : kinds) fmt::print("{} wrong: {}\n", n, kind);
   fmt::print("{}", tally.text());
+  if (const char* file = std::getenv("WHALE_HUNT_RESULT"))
+    std::ofstream(file) << tally.json(text ? text : "");  // of docs/equality.md
 }

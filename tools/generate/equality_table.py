@@ -27,9 +27,7 @@ compared and by what measure. A case ran as it is named; what was refused or not
 writes this page from the results of `tests/equivalence`.
 
 Beside these `tests/unit` plans random models under random strategies in every run: 20 steps on 1 to 8 devices, 2 steps on 9 to 64 (more would take
-minutes a plan), each also lowered with a program for every device. The longest run of it: 24,000 of 2026-11-23 on up to 8 devices, of which 21,925 were
-equal for 20 steps (439,440 steps), 2,006 were refused for a reason, 68 left (the loss grows beyond what float64 compares), none was wrong, and one was
-refused by the plan verifier itself, and is mended (`WHALE_HUNT="7000000 24000 7800 20 8" tests/unit_tests -ns -tc="hunt for failing plans"`, two shared cores, two hours).
+minutes a plan), each also lowered with a program for every device. The longest run of it (tests/unit/hunt.json): HUNT
 """
 PRECISIONS = {"f64": "float64 on ref", "f32": "float32 on cpu", "bf16": "bfloat16 on cpu", "f16": "float16 on cpu"}
 OUTCOMES = ("equal", "refused", "partly", "not run", "not compared", "differs", "failed")
@@ -164,6 +162,14 @@ SECTIONS = {"pairs": lambda told: cases_text(list(told.values()), "All pairs of 
             "product": lambda told: cases_text(list(told.values()), "The product of models, strategies, devices and ZeRO", len(list(equality.full()))), "presets": presets_text}
 
 
+def hunt_text():
+    """What `WHALE_HUNT_RESULT=tests/unit/hunt.json` kept, and the day."""
+    told = json.loads((ROOT / "tests" / "unit" / "hunt.json").read_text())
+    outcomes = ", ".join(f"{n:,} {what}" for what, n in told["outcomes"].items())
+    return (f"{sum(told['outcomes'].values()):,} plans, ended {told['ended']}: {outcomes}; {told['steps']:,} steps compared. `not stable`: the loss grows beyond what float64 compares.\n"
+            f"{told['since']} (`WHALE_HUNT=\"{told['hunt']}\" tests/unit_tests -ns -tc=\"hunt for failing plans\"`)")
+
+
 def main(directory):
     page = PAGE.read_text() if PAGE.exists() else ""
     parts = dict(re.findall(r"<!-- section: (\w+) -->\n(.*?)(?=<!-- section: |\Z)", page, re.S))
@@ -173,7 +179,7 @@ def main(directory):
             ended = datetime.date.fromtimestamp(file.stat().st_mtime)
             parts[name] = "\n" + text(json.loads(file.read_text())) + f"\nOf a run that ended on {ended}.\n\n"
     order = [*SECTIONS, *(name for name in parts if name not in SECTIONS)]
-    PAGE.write_text((HEAD + "\n" + "".join(f"<!-- section: {name} -->\n{parts[name]}" for name in order if name in parts)).rstrip() + "\n")
+    PAGE.write_text((HEAD.replace("HUNT\n", hunt_text() + "\n") + "\n" + "".join(f"<!-- section: {name} -->\n{parts[name]}" for name in order if name in parts)).rstrip() + "\n")
     print(f"wrote {PAGE}")
 
 
