@@ -87,7 +87,7 @@ struct Tally {
   }
   std::string json(const std::string& hunt) const {
     std::map<std::string, int> all;
-    for (const auto& [outcome, n] : outcomes) all[name_of(outcome)] = n;
+    for (const auto& [outcome, n] : outcomes) all[std::string(name_of(outcome))] = n;
     return nlohmann::json{{"hunt", hunt}, {"outcomes", all}, {"steps", steps}}.dump(2) + "\n";
   }
 };
