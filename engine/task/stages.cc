@@ -98,20 +98,25 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<std::vector<Best>> best(ends, std::vector<Best>(wanted + 1));
   slowest[0][0] = best[0][0].squares = 0;
   std::vector<double> seconds(ends), least(wanted + 1);  // of a stage from place j to k; slowest[k] at best
+  std::vector<size_t> most(ends);                        // stages up to k of which the last one may begin at j
+  constexpr double kNear = 1 + 1e-9;
   for (size_t k = 1; k < ends; ++k) {
     Watch::look();
     std::fill(least.begin(), least.end(), kNever);
-    for (size_t j = 0; j < k; ++j) {
+    // The farther back a stage begins the longer it works alone: too long for more and more of the stages.
+    for (size_t j = k, top = wanted; j-- > 0;) {
       const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
       const double compute = until[places[k].at] - until[places[j].at];
       seconds[j] = compute + link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
-      for (size_t s = 1; s <= wanted; ++s) least[s] = std::min(least[s], std::max(slowest[j][s - 1], seconds[j]));
+      while (top > 0 && least[top] * kNear < compute) --top;
+      most[j] = top;
+      for (size_t s = 1; s <= top; ++s) least[s] = std::min(least[s], std::max(slowest[j][s - 1], seconds[j]));
     }
-    for (size_t s = 1; s <= wanted; ++s) least[s] *= 1 + 1e-9;
+    for (size_t s = 1; s <= wanted; ++s) least[s] *= kNear;
     for (size_t j = 0; j < k; ++j) {
       size_t near = 0;  // the least; few are
-      for (size_t s = 1; s <= wanted; ++s) near += std::max(slowest[j][s - 1], seconds[j]) <= least[s];
-      for (size_t s = 1; near > 0 && s <= std::min(wanted, j + 1); ++s) {
+      for (size_t s = 1; s <= most[j]; ++s) near += std::max(slowest[j][s - 1], seconds[j]) <= least[s];
+      for (size_t s = 1; near > 0 && s <= std::min(most[j], j + 1); ++s) {
         const double now = std::max(slowest[j][s - 1], seconds[j]);
         if (now > least[s] || now == kNever) continue;
         const double squares = best[j][s - 1].squares + seconds[j] * seconds[j];
