@@ -1,11 +1,13 @@
 // Whole files and checkpoints, as they come through the ABI.
 #include "base/file.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/describe.h"
 #include "guard.h"
 #include "handles.h"
+#include "schema/graph_file.h"
 
 namespace whale::capi {
 
@@ -31,17 +33,31 @@ void move_init_files(Variables& variables, const InitFiles& from, const std::str
     if (v.init.kind == InitKind::kFile)
       v.init.file = rebased(v.init.file, from.base, std::filesystem::path(path).parent_path().string());
 }
-}  // namespace
-
-Graph moved_to(Graph graph, const InitFiles& from, const std::string& path) {
-  move_init_files(graph.variables, from, path);
-  return graph;
+template <class Whole>
+void write_whole(const std::string& path, const Whole& whole) {
+  write_file(path, with_checksum(serialize(whole)));
 }
 
-Plan moved_to(Plan plan, const InitFiles& from, const std::string& path) {
-  move_init_files(plan.variables, from, path);
-  move_init_files(plan.source.variables, from, path);
-  return plan;
+template <class Whole>
+bool has_init_files(const Whole& whole) {
+  return std::any_of(whole.variables.begin(), whole.variables.end(),
+                     [](const auto& v) { return v.init.kind == InitKind::kFile; });
+}
+}  // namespace
+
+void write_to(const std::string& path, const Graph& graph, const InitFiles& from) {
+  if (!has_init_files(graph)) return write_whole(path, graph);
+  Graph moved = graph;
+  move_init_files(moved.variables, from, path);
+  write_whole(path, moved);
+}
+
+void write_to(const std::string& path, const Plan& plan, const InitFiles& from) {
+  if (!has_init_files(plan) && !has_init_files(plan.source)) return write_whole(path, plan);
+  Plan moved = plan;
+  move_init_files(moved.variables, from, path);
+  move_init_files(moved.source.variables, from, path);
+  write_whole(path, moved);
 }
 
 }  // namespace whale::capi

@@ -383,7 +383,6 @@ whale_status* whale_graph_serialize(const whale_graph* graph, whale_text* out) {
 whale_status* whale_graph_save(const whale_graph* graph, whale_str path) {
   return guard([&] {
     const whale_graph& g = need(graph, "graph");
-    const std::string file = nonempty(path, "path");
-    write_file(file, with_checksum(serialize(moved_to(*g.graph, g.init_files, file))));
+    write_to(nonempty(path, "path"), *g.graph, g.init_files);
   });
 }

@@ -74,9 +74,9 @@ std::string unique_name(whale_graph& graph, const std::string& name);
 // there.
 std::vector<uint8_t> read_file(const std::string& path, int64_t most = INT32_MAX, const char* what = "file");
 void write_file(const std::string& path, const std::vector<uint8_t>& bytes);
-// With the files of initial values called as from the folder of `path`, where the graph or plan is to be written.
-Graph moved_to(Graph graph, const InitFiles& from, const std::string& path);
-Plan moved_to(Plan plan, const InitFiles& from, const std::string& path);
+// The files of initial values are called as from the folder of `path`.
+void write_to(const std::string& path, const Graph& graph, const InitFiles& from);
+void write_to(const std::string& path, const Plan& plan, const InitFiles& from);
 
 // A tensor with its own zeroed memory, 64-byte aligned.
 std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims);

@@ -174,8 +174,7 @@ whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
 whale_status* whale_plan_save(const whale_plan* plan, whale_str path) {
   return guard([&] {
     const whale_plan& p = need(plan, "plan");
-    const std::string file = nonempty(path, "path");
-    write_file(file, with_checksum(serialize(moved_to(*p.plan, p.init_files, file))));
+    write_to(nonempty(path, "path"), *p.plan, p.init_files);
   });
 }
 
