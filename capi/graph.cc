@@ -284,11 +284,11 @@ whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value
       name = unique_name(g, prefix(g) + (name.empty() ? type : name));
       const OpCode code = code_of(type);
       if (has_flag(code, kInternal)) throw invalid("op '{}' is made by the planner only", type);
-      std::vector<TensorId> operands;
+      TensorIds operands;
       for (const whale_value v : array(inputs, input_count, "inputs"))
         operands.push_back(v == WHALE_NONE ? kNone : checked_value(ir, v));
       const OpId id = append_op(ir, code, std::move(operands), read_attrs(attrs, attr_count), scope, name);
-      const std::vector<TensorId>& made = ir.op(id).outputs;
+      const TensorIds& made = ir.op(id).outputs;
       if (made.size() > capacity)
         throw invalid("op '{}' has {} outputs; there is room for {}", type, made.size(), capacity);
       if (!made.empty()) need(outputs, "outputs");

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/small_vector.h"
+
 namespace whale {
 
 struct MeshAxis {
@@ -31,7 +33,7 @@ struct MeshAxis {
 };
 
 // Which row of shares of axes[a] is that of these coordinates.
-inline int64_t row_of(const std::vector<MeshAxis>& axes, size_t a, const std::vector<int64_t>& coordinates) {
+inline int64_t row_of(const std::vector<MeshAxis>& axes, size_t a, const Ints& coordinates) {
   int64_t row = 0;
   for (size_t b = 0; b < a; ++b) row = row * axes[b].size + coordinates[b];
   return row;
@@ -42,13 +44,13 @@ inline int64_t row_of(const std::vector<MeshAxis>& axes, size_t a, const std::ve
 struct Mesh {
   std::vector<MeshAxis> axes;
   std::vector<int32_t> devices;  // row-major over the axes, the outermost first; -1: nobody is there
-  std::vector<int64_t> coordinates(int64_t position) const {
-    std::vector<int64_t> out(axes.size());
+  Ints coordinates(int64_t position) const {
+    Ints out(axes.size());
     for (size_t a = axes.size(); a-- > 0; position /= axes[a].size) out[a] = position % axes[a].size;
     return out;
   }
   bool has_position(int64_t position) const {
-    const std::vector<int64_t> at = coordinates(position);
+    const Ints at = coordinates(position);
     for (size_t a = 0; a < axes.size(); ++a)
       if (!axes[a].exists(at[a], row_of(axes, a, at))) return false;
     return true;

@@ -30,7 +30,7 @@ struct CollectiveSpec {
   std::vector<DigitCuts> more = {};  // all_gather, reduce_scatter: of the operands behind the first
   Digit to_digit = {};               // all_to_all: cut in `out`
   std::vector<Interval> to_cuts = {};
-  std::vector<int64_t> weights = {};  // adasum: samples of each member; empty: equal
+  Ints weights = {};  // adasum: samples of each member; empty: equal
 };
 
 // Bound to its buffers for the session's life. run() allocates nothing; it blocks until the result is in place and the

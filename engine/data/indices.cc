@@ -50,7 +50,7 @@ std::optional<BadIndex> first_outside(DType dtype, const void* indices, int64_t 
 }
 
 std::string position_text(const Dims& dims, int64_t position) {
-  std::vector<int64_t> at(dims.size());
+  Ints at(dims.size());
   for (size_t d = dims.size(); d-- > 0; position /= std::max<int64_t>(dims[d], 1))
     at[d] = position % std::max<int64_t>(dims[d], 1);
   return fmt::format("[{}]", fmt::join(at, ", "));

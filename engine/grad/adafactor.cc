@@ -19,7 +19,7 @@ struct Math {
   TensorId mul(TensorId x, TensorId y) { return b.emit(OpCode::k_mul, {x, y}); }
   TensorId div(TensorId x, TensorId y) { return b.emit(OpCode::k_div, {x, y}); }
   TensorId rsqrt(TensorId x) { return b.emit(OpCode::k_rsqrt, {x}); }
-  TensorId mean(TensorId x, std::vector<int64_t> axes, bool keep) {
+  TensorId mean(TensorId x, Ints axes, bool keep) {
     const Dims dims = b.g.tensor(x).dims;
     double count = 1;
     if (axes.empty()) count = static_cast<double>(element_count(dims));

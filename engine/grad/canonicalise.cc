@@ -64,7 +64,7 @@ void set_next(Graph& graph, TensorId variable, TensorId next) {
 void expand_batch_norm(Rewriter& r, size_t i) {
   const Op& op = r.old[i];
   Graph& g = r.graph;
-  std::vector<TensorId> in;
+  TensorIds in;
   for (const TensorId id : op.inputs) in.push_back(r.now(id));
   const Dims& x = g.tensor(in[0]).dims;
   const int64_t groups = attr_int(op.attrs, "groups", 1), group = groups == 1 ? 0 : x[0] / groups;
@@ -104,7 +104,7 @@ void fuse_batch_norm(Graph& graph) {
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op& op = r.old[i];
     const auto single = [&](size_t k) { return uses[static_cast<size_t>(op.inputs[k])] == 1; };
-    std::vector<TensorId> inputs;
+    TensorIds inputs;
     Attrs attrs;
     std::string name;
     if (op.code == OpCode::k_relu && single(0)) {
@@ -145,7 +145,7 @@ bool hides_operand(const Op& op) {
 
 void expand_activation(Rewriter& r, size_t i) {
   const Op& op = r.old[i];
-  std::vector<TensorId> in;
+  TensorIds in;
   for (const TensorId id : op.inputs) in.push_back(r.now(id));
   Attrs attrs = op.attrs;
   attrs["activation"] = std::string("none");

@@ -27,7 +27,7 @@ bool has_in_place(const Op& op, const Graph& g) {
 }
 
 // ---- rules: each returns the tensor that replaces the result of old op i, or kNone ---------------------------------
-using SimplifyRule = TensorId (*)(Cleaner& c, size_t i, const std::vector<TensorId>& in);
+using SimplifyRule = TensorId (*)(Cleaner& c, size_t i, const TensorIds& in);
 
 const Tensor& result(const Cleaner& c, size_t i) { return c.r.graph.tensor(c.r.old[i].outputs[0]); }
 
@@ -64,7 +64,7 @@ bool widens(DType from, DType to) {
   return false;
 }
 
-TensorId simplify_cast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_cast(Cleaner& c, size_t i, const TensorIds& in) {
   Graph& g = c.r.graph;
   const DType from = g.tensor(in[0]).dtype, to = result(c, i).dtype;
   if (from == to) return in[0];
@@ -80,7 +80,7 @@ TensorId simplify_cast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
   return c.r.emit(i, OpCode::k_cast, {x}, {{"dtype", std::string(name_of(to))}});
 }
 
-TensorId simplify_reshape(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_reshape(Cleaner& c, size_t i, const TensorIds& in) {
   const Dims to = result(c, i).dims;
   if (c.r.graph.tensor(in[0]).dims == to) return in[0];
   if (const double* value = fill_value(c, in[0])) return fill(c, i, *value);
@@ -91,35 +91,35 @@ TensorId simplify_reshape(Cleaner& c, size_t i, const std::vector<TensorId>& in)
   return c.r.emit(i, OpCode::k_reshape, {x}, {{"shape", to}});
 }
 
-TensorId simplify_transpose(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
-  const auto identity = [](const std::vector<int64_t>& perm) {
+TensorId simplify_transpose(Cleaner& c, size_t i, const TensorIds& in) {
+  const auto identity = [](const Ints& perm) {
     for (size_t k = 0; k < perm.size(); ++k)
       if (perm[k] != static_cast<int64_t>(k)) return false;
     return true;
   };
-  const auto normal = [](std::vector<int64_t> perm) {
+  const auto normal = [](Ints perm) {
     for (int64_t& p : perm)
       if (p < 0) p += static_cast<int64_t>(perm.size());
     return perm;
   };
-  std::vector<int64_t> perm = normal(attr_ints(c.r.old[i].attrs, "perm"));
+  Ints perm = normal(attr_ints(c.r.old[i].attrs, "perm"));
   if (identity(perm)) return in[0];
   const Op* op = c.r.producer(in[0]);
   if (!op || op->code != OpCode::k_transpose) return kNone;
-  const std::vector<int64_t> before = normal(attr_ints(op->attrs, "perm"));
+  const Ints before = normal(attr_ints(op->attrs, "perm"));
   const TensorId x = op->inputs[0];
   for (int64_t& p : perm) p = before[static_cast<size_t>(p)];
   if (identity(perm)) return x;
   return c.r.emit(i, OpCode::k_transpose, {x}, {{"perm", perm}});
 }
 
-TensorId simplify_broadcast(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_broadcast(Cleaner& c, size_t i, const TensorIds& in) {
   if (c.r.graph.tensor(in[0]).dims == result(c, i).dims) return in[0];
   if (const double* value = fill_value(c, in[0])) return fill(c, i, *value);
   return kNone;
 }
 
-TensorId simplify_neg(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_neg(Cleaner& c, size_t i, const TensorIds& in) {
   if (const double* value = fill_value(c, in[0]); value && is_float(result(c, i).dtype)) return fill(c, i, -*value);
   const Op* op = c.r.producer(in[0]);
   return op && op->code == OpCode::k_neg ? op->inputs[0] : kNone;
@@ -137,30 +137,30 @@ TensorId unless_broadcast(Cleaner& c, size_t i, TensorId x) {
   return c.r.graph.tensor(x).dims == result(c, i).dims ? x : kNone;
 }
 
-TensorId simplify_mul(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_mul(Cleaner& c, size_t i, const TensorIds& in) {
   const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
   if (a && *a == 1 && !b) return unless_broadcast(c, i, in[1]);
   if (b && *b == 1 && !a) return unless_broadcast(c, i, in[0]);
   return fold(c, i, a, b, [](double x, double y) { return x * y; });
 }
-TensorId simplify_div(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_div(Cleaner& c, size_t i, const TensorIds& in) {
   const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
   if (b && *b == 1 && !a) return unless_broadcast(c, i, in[0]);
   return b && *b != 0 ? fold(c, i, a, b, [](double x, double y) { return x / y; }) : kNone;
 }
-TensorId simplify_add(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_add(Cleaner& c, size_t i, const TensorIds& in) {
   const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
   if (a && *a == 0 && !b) return unless_broadcast(c, i, in[1]);
   if (b && *b == 0 && !a) return unless_broadcast(c, i, in[0]);
   return fold(c, i, a, b, [](double x, double y) { return x + y; });
 }
-TensorId simplify_sub(Cleaner& c, size_t i, const std::vector<TensorId>& in) {
+TensorId simplify_sub(Cleaner& c, size_t i, const TensorIds& in) {
   const double *a = fill_value(c, in[0]), *b = fill_value(c, in[1]);
   if (b && *b == 0 && !a) return unless_broadcast(c, i, in[0]);
   return fold(c, i, a, b, [](double x, double y) { return x - y; });
 }
 // Only once the graph is differentiated: until then the op is what stops gradients.
-TensorId simplify_stop(Cleaner& c, size_t, const std::vector<TensorId>& in) {
+TensorId simplify_stop(Cleaner& c, size_t, const TensorIds& in) {
   return c.r.graph.gradients.empty() && c.r.graph.training.loss != kNone ? kNone : in[0];
 }
 
@@ -176,7 +176,7 @@ const std::map<OpCode, SimplifyRule> kRules = {{OpCode::k_cast, simplify_cast},
                                                {OpCode::k_stop_gradient, simplify_stop}};
 
 // An elementwise op broadcasts by itself: it reads what was broadcast for it, where another operand has the full shape.
-TensorId read_through_broadcast(Cleaner& c, size_t i, const std::vector<TensorId>& operands) {
+TensorId read_through_broadcast(Cleaner& c, size_t i, const TensorIds& operands) {
   const Op& op = c.r.old[i];
   if (!has_flag(op.code, kElementwise) || has_flag(op.code, kInternal) || has_flag(op.code, kRandom)) return kNone;
   const auto is_broadcast = [&](TensorId id) {
@@ -184,7 +184,7 @@ TensorId read_through_broadcast(Cleaner& c, size_t i, const std::vector<TensorId
     return maker && maker->code == OpCode::k_broadcast_to;
   };
   if (std::none_of(operands.begin(), operands.end(), is_broadcast)) return kNone;
-  std::vector<TensorId> in = operands;
+  TensorIds in = operands;
   const Dims& whole = result(c, i).dims;
   bool full = false;
   for (TensorId& id : in) {
@@ -245,7 +245,7 @@ void widen_results(Graph& g) {
   for (Op& op : g.ops) {
     if (!op.attrs.contains("out_dtype")) continue;
     // Operands: all floating-point ones widened from one type.
-    std::vector<TensorId> narrow = op.inputs;
+    TensorIds narrow = op.inputs;
     std::optional<DType> from;
     bool all = op.code != OpCode::k_reduce_sum;  // what it reads is the end of a chain, which casts as it goes
     for (TensorId& id : narrow) {
@@ -342,7 +342,7 @@ class Alike {
   using is_transparent = void;
   struct Candidate {  // not in the graph yet, where it would read `in`
     const Op& op;
-    const std::vector<TensorId>& in;
+    const TensorIds& in;
   };
   Alike(const Graph& graph, const std::vector<ScopeId>& written) : g_(graph), written_(written) {}
 
@@ -375,7 +375,7 @@ void simplify(Graph& g, const std::vector<ScopeId>& written) {
   Rewriter r(g);
   Cleaner c{r};
   std::set<OpId, Alike> seen(Alike(g, written));
-  std::vector<TensorId> in;  // of one op: what its operands are now
+  TensorIds in;  // of one op: what its operands are now
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op& op = r.old[i];
     in.resize(op.inputs.size());
@@ -403,7 +403,7 @@ void simplify(Graph& g, const std::vector<ScopeId>& written) {
       seen.insert(r.keep(i));
       continue;
     }
-    const std::vector<TensorId>& first = g.op(*alike).outputs;
+    const TensorIds& first = g.op(*alike).outputs;
     for (size_t k = 0; k < op.outputs.size(); ++k) r.replace(op.outputs[k], first[k]);
     r.moved(i, *alike);
   }

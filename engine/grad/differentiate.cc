@@ -59,7 +59,7 @@ class Reverse {
   }
 
   // An op beside the rules: seeds and sums.
-  TensorId emit(OpId at, OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+  TensorId emit(OpId at, OpCode code, TensorIds inputs, Attrs attrs) {
     const OpId id = append_op(g_, code, std::move(inputs), std::move(attrs), g_.op(at).scope);
     Op& op = g_.op(id);
     op.phase = Phase::kBackward;
@@ -109,7 +109,7 @@ class Reverse {
   }
 
   void backward(OpId id) {
-    std::vector<TensorId> grads;
+    TensorIds grads;
     bool any = false;
     for (const TensorId y : g_.op(id).outputs) {
       const auto& parts = grads_[static_cast<size_t>(y)];
@@ -121,7 +121,7 @@ class Reverse {
     std::vector<bool> wanted;
     for (const TensorId x : g_.op(id).inputs) wanted.push_back(x != kNone && needs_[static_cast<size_t>(x)]);
     if (std::none_of(wanted.begin(), wanted.end(), [](bool w) { return w; })) return;
-    const std::vector<TensorId> inputs = g_.op(id).inputs;
+    const TensorIds inputs = g_.op(id).inputs;
     try {
       if (!d.gradient)
         throw unimplemented("op '{}' has no gradient, but the loss depends on a parameter through it", d.name);

@@ -13,7 +13,7 @@ Graph for_inference(Graph g) {
     Op& op = r.old[i];
     const OpDef& d = def(op.code);
     if (d.inference) {
-      std::vector<TensorId> inputs;
+      TensorIds inputs;
       for (const TensorId id : op.inputs) inputs.push_back(r.now(id));
       Attrs attrs;
       for (const AttrSpec& spec : def(*d.inference).attrs) attrs[spec.name] = op.attrs.at(spec.name);

@@ -160,7 +160,7 @@ Graph rebatch(const Graph& graph, int64_t batch) {
       if (role == AttrRole::kShape) value = rescaled(op.outputs[0]);
       if (role != AttrRole::kEnds) continue;
       const Digit& d = digits.of[static_cast<size_t>(op.inputs[0])];
-      if (d.present()) std::get<std::vector<int64_t>>(value)[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
+      if (d.present()) std::get<Ints>(value)[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
     }
     r.keep(i, true);
     for (const TensorId y : op.outputs)

@@ -89,7 +89,7 @@ void hoist(Graph& g) {
     const TensorId first = r.emit(i, copy.code, copy.inputs, copy.attrs);
     Op& made = g.op(g.tensor(first).producer);
     made.region = Region::kPrologue;
-    const std::vector<TensorId> made_outputs = made.outputs;
+    const TensorIds made_outputs = made.outputs;
     const bool scalar = !digits.of[static_cast<size_t>(r.old[i].outputs[0])].present();
     for (size_t k = 0; k < made_outputs.size(); ++k) {
       whole[static_cast<size_t>(r.old[i].outputs[k])] = made_outputs[k];

@@ -41,7 +41,7 @@ OpId Rewriter::keep(size_t i, bool again) {
   return id;
 }
 
-TensorId Rewriter::emit(size_t i, OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+TensorId Rewriter::emit(size_t i, OpCode code, TensorIds inputs, Attrs attrs) {
   const Op& place = old[i];
   const OpId id = append_op(graph, code, std::move(inputs), std::move(attrs), place.scope);
   Op& op = graph.op(id);

@@ -25,7 +25,7 @@ class Rewriter {
   // once more, and old[i] stays.
   OpId keep(size_t i, bool again = false);
   // Appends a new op in the place (scope, phase, origin, region, location) of old op i; returns its first result.
-  TensorId emit(size_t i, OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
+  TensorId emit(size_t i, OpCode code, TensorIds inputs, Attrs attrs = {});
   // Old op i is represented by op `by` of the new list (for Op::origin).
   void moved(size_t i, OpId by) { moved_[i] = by; }
   // The op that makes a tensor in the new list, or null.

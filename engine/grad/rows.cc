@@ -82,7 +82,7 @@ RowGradient row_gradient(UpdateBuilder& b, TensorId parameter, TensorId grad) {
   }
   for (Use& u : uses) pad(u);
   if (uses.size() == 1) return {uses[0].ids, uses[0].dy, uses[0].mean};
-  std::vector<TensorId> ids, dy;
+  TensorIds ids, dy;
   bool same = true;
   for (const Use& u : uses) {
     const Use one = flat(b, u);

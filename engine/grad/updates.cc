@@ -10,7 +10,7 @@
 
 namespace whale {
 
-std::vector<TensorId> UpdateBuilder::emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+TensorIds UpdateBuilder::emit_all(OpCode code, TensorIds inputs, Attrs attrs) {
   const OpId id = append_op(g, code, std::move(inputs), std::move(attrs), origin == kNone ? 0 : g.op(origin).scope);
   Op& op = g.op(id);
   op.phase = Phase::kUpdate;
@@ -98,7 +98,7 @@ std::vector<Parameter> parameters(const Graph& g) {
 TensorId clip(UpdateBuilder& b, const std::vector<Parameter>& all, double max_norm) {
   if (max_norm <= 0) return kNone;
   // One sum a gradient: each may be cut in its own way.
-  std::vector<TensorId> sums;
+  TensorIds sums;
   for (const Parameter& p : all) sums.push_back(b.emit(OpCode::k_sum_of_squares, {p.grad}));
   return b.emit(OpCode::k_clip_factor, sums, {{"max_norm", max_norm}});
 }
@@ -107,11 +107,11 @@ TensorId clip(UpdateBuilder& b, const std::vector<Parameter>& all, double max_no
 // variable changes.
 void unscale(UpdateBuilder& b, std::vector<Parameter>& all) {
   const TensorId loss_scale = b.step_scalar("loss_scale", DType::kF32);
-  std::vector<TensorId> flags{b.g.training.loss};
+  TensorIds flags{b.g.training.loss};
   for (Parameter& p : all) {
     b.origin = p.use;
     TensorId& scaled = p.rows.dy != kNone ? p.rows.dy : p.grad;
-    const std::vector<TensorId> results = b.emit_all(OpCode::k_unscale, {scaled, loss_scale});
+    const TensorIds results = b.emit_all(OpCode::k_unscale, {scaled, loss_scale});
     for (NamedTensor& t : b.g.gradients)
       if (t.tensor == scaled && t.name == b.g.tensor(p.p).name) t.tensor = results[0];
     scaled = results[0];
@@ -141,9 +141,9 @@ void keep_on_overflow(UpdateBuilder& b) {
     b.origin = producer;
     if (const size_t at = scale_operand(b.g, producer); at > 0) {
       const Op op = b.g.op(producer);
-      std::vector<TensorId> inputs = op.inputs;
+      TensorIds inputs = op.inputs;
       inputs[at] = scale;
-      const std::vector<TensorId> results = b.emit_all(op.code, inputs, op.attrs);
+      const TensorIds results = b.emit_all(op.code, inputs, op.attrs);
       for (Variable& other : b.g.variables)
         for (size_t o = 0; o < results.size(); ++o)
           if (other.next == op.outputs[o]) other.next = results[o];
@@ -161,14 +161,14 @@ struct Rule {
 };
 
 Attrs decay_attrs(const Parameter& p, const Optimizer& o) {
-  Attrs attrs{{"weight_decay", o.weight_decay}, {"decays", std::vector<int64_t>{p.decay ? 1 : 0}}};
+  Attrs attrs{{"weight_decay", o.weight_decay}, {"decays", Ints{p.decay ? 1 : 0}}};
   if (p.rows.dy != kNone) attrs["mean"] = p.rows.mean;
   return attrs;
 }
 
 // The operands of an update op: the parameter, its states, and its gradient where the dense rule has it (behind the
 // parameter) or, for rows, ids and dy at the end.
-std::vector<TensorId> operands(std::vector<TensorId> scalars, const Parameter& p, const std::vector<TensorId>& states) {
+TensorIds operands(TensorIds scalars, const Parameter& p, const TensorIds& states) {
   scalars.push_back(p.p);
   if (p.rows.dy == kNone) scalars.push_back(p.grad);
   scalars.insert(scalars.end(), states.begin(), states.end());
@@ -177,8 +177,7 @@ std::vector<TensorId> operands(std::vector<TensorId> scalars, const Parameter& p
 }
 
 // Emits an update op whose results are the next values of `variables`.
-void update(UpdateBuilder& b, OpCode code, std::vector<TensorId> inputs, Attrs attrs,
-            const std::vector<TensorId>& variables) {
+void update(UpdateBuilder& b, OpCode code, TensorIds inputs, Attrs attrs, const TensorIds& variables) {
   const auto results = b.emit_all(code, std::move(inputs), std::move(attrs));
   for (size_t i = 0; i < variables.size(); ++i) b.set_next(variables[i], results[i]);
 }

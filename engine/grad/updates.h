@@ -16,8 +16,8 @@ struct UpdateBuilder {
   TensorId rate = kNone;   // the learning rate
   TensorId scale = kNone;  // the clipping factor on gradients; kNone: none
 
-  std::vector<TensorId> emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
-  TensorId emit(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}) {
+  TensorIds emit_all(OpCode code, TensorIds inputs, Attrs attrs = {});
+  TensorId emit(OpCode code, TensorIds inputs, Attrs attrs = {}) {
     return emit_all(code, std::move(inputs), std::move(attrs))[0];
   }
   TensorId constant(double value, DType dtype);

@@ -91,9 +91,9 @@ const std::string& attr_string(const Attrs& attrs, std::string_view name) {
   return value ? *value : kEmpty;
 }
 
-const std::vector<int64_t>& attr_ints(const Attrs& attrs, std::string_view name) {
-  static const std::vector<int64_t> kEmpty;
-  const std::vector<int64_t>* value = find<std::vector<int64_t>>(attrs, name, "a list of integers");
+const Ints& attr_ints(const Attrs& attrs, std::string_view name) {
+  static const Ints kEmpty;
+  const Ints* value = find<Ints>(attrs, name, "a list of integers");
   return value ? *value : kEmpty;
 }
 
@@ -103,7 +103,7 @@ std::string to_string(const Attr& attr) {
     std::string operator()(double v) const { return text_of(v); }
     std::string operator()(bool v) const { return v ? "true" : "false"; }
     std::string operator()(const std::string& v) const { return fmt::format("\"{}\"", v); }
-    std::string operator()(const std::vector<int64_t>& v) const { return fmt::format("[{}]", fmt::join(v, ", ")); }
+    std::string operator()(const Ints& v) const { return fmt::format("[{}]", fmt::join(v, ", ")); }
     std::string operator()(const std::vector<double>& v) const {
       std::vector<std::string> parts(v.size());
       std::transform(v.begin(), v.end(), parts.begin(), text_of);

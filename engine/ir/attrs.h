@@ -9,9 +9,11 @@
 #include <variant>
 #include <vector>
 
+#include "base/small_vector.h"
+
 namespace whale {
 
-using Attr = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>>;
+using Attr = std::variant<int64_t, double, bool, std::string, Ints, std::vector<double>>;
 
 // A map from names, sorted by them, so that printing is stable. An op has few attributes, and a graph hundreds of
 // thousands of ops: they lie in one piece of memory. Adding and erasing moves the others.
@@ -55,8 +57,8 @@ class Attrs {
 int64_t attr_int(const Attrs& attrs, std::string_view name, int64_t otherwise = 0);
 double attr_float(const Attrs& attrs, std::string_view name, double otherwise = 0);
 bool attr_bool(const Attrs& attrs, std::string_view name, bool otherwise = false);
-const std::string& attr_string(const Attrs& attrs, std::string_view name);         // "" when absent
-const std::vector<int64_t>& attr_ints(const Attrs& attrs, std::string_view name);  // empty when absent
+const std::string& attr_string(const Attrs& attrs, std::string_view name);  // "" when absent
+const Ints& attr_ints(const Attrs& attrs, std::string_view name);           // empty when absent
 std::string to_string(const Attr& attr);
 
 }  // namespace whale

@@ -18,6 +18,7 @@ namespace whale {
 using TensorId = int32_t;  // index into Graph::tensors; kNone for an absent optional operand
 using OpId = int32_t;      // index into Graph::ops
 using ScopeId = int32_t;   // index into Graph::scopes; 0 is the root
+using TensorIds = SmallVector<TensorId, 6>;
 inline constexpr int32_t kNone = -1;
 
 // Stable op numbers, from ops/ops.def.
@@ -49,8 +50,8 @@ enum class Phase : uint8_t { kForward, kBackward, kUpdate };
 struct Op {
   OpCode code{};
   std::string name;
-  std::vector<TensorId> inputs;  // kNone for an absent optional operand
-  std::vector<TensorId> outputs;
+  TensorIds inputs;  // kNone for an absent optional operand
+  TensorIds outputs;
   Attrs attrs;
   ScopeId scope = 0;
   uint64_t key = 0;  // random ops: the op id of the counter-based generator; fixed when the graph is sealed

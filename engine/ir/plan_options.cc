@@ -21,7 +21,7 @@ constexpr ClassName kClasses[] = {{"state", kOffloadState},
 Attr write(bool value) { return value; }
 Attr write(const std::vector<double>& value) { return value; }
 Attr write(const std::vector<Recompute>& value) {
-  std::vector<int64_t> out;
+  Ints out;
   for (const Recompute each : value) out.push_back(static_cast<int64_t>(each));
   return out;
 }
@@ -41,7 +41,7 @@ void read(const Attr& from, Number& to, int64_t last) {
   to = static_cast<Number>(value);
 }
 void read(const Attr& from, std::vector<Recompute>& to, int64_t last) {
-  for (const int64_t value : std::get<std::vector<int64_t>>(from)) read(Attr{value}, to.emplace_back(), last);
+  for (const int64_t value : std::get<Ints>(from)) read(Attr{value}, to.emplace_back(), last);
 }
 
 }  // namespace

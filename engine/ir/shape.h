@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "base/small_vector.h"
+
 namespace whale {
 
-using Dims = std::vector<int64_t>;
+using Dims = Ints;
 inline constexpr int kMaxRank = 8;  // so that kernels may use fixed arrays
 
 int64_t element_count(const Dims& dims);   // 1 for rank 0; throws on overflow of int64

@@ -17,8 +17,8 @@ uint32_t placed_dims(const Graph& g, const Op& op) {
 }
 bool contains(uint32_t dims, int dim) { return dims >> dim & 1; }
 
-std::vector<int64_t> flat(const std::vector<Interval>& intervals) {
-  std::vector<int64_t> out;
+Ints flat(const std::vector<Interval>& intervals) {
+  Ints out;
   for (const Interval& i : intervals) out.insert(out.end(), {i.begin, i.end});
   return out;
 }
@@ -29,7 +29,7 @@ Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Plac
   if (axis == kTime) return cut_of(time_, false, extent, place.micro_batch);
   const std::vector<MeshAxis>& axes = g_.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
   if (rotate == 0) return cut_of(axes, axis - 1, state, extent, place.coordinates);
-  std::vector<int64_t> at = place.coordinates;
+  Ints at = place.coordinates;
   at[axis - 1] = (at[axis - 1] + axes[axis - 1].size - rotate) % axes[axis - 1].size;
   return cut_of(axes, axis - 1, state, extent, at);
 }
@@ -242,7 +242,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   const Graph& g = g_.graph;
   const OpDef& d = def(op.code);
   for (auto& [name, value] : attrs) {
-    auto* ints = std::get_if<std::vector<int64_t>>(&value);
+    auto* ints = std::get_if<Ints>(&value);
     if (!ints || op.outputs.empty() || op.outputs[0] == kNone) continue;
     const Dims& whole = g.tensor(op.outputs[0]).dims;
     const AttrRole role = role_of(d, name);
@@ -255,16 +255,16 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   }
   const auto write = [&](const char* digit, const char* cuts, TensorId id, size_t axis) {
     const AxisCut cut = axis_cut(id, axis, place);
-    attrs[digit] = std::vector<int64_t>{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+    attrs[digit] = Ints{cut.digit.dim, cut.digit.outer, cut.digit.inner};
     attrs[cuts] = flat(cut.intervals);
   };
   const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
-  const auto write_all = [&](const std::vector<TensorId>& bucket) {
-    std::vector<int64_t> digits, cuts;
+  const auto write_all = [&](const TensorIds& bucket) {
+    Ints digits, cuts;
     for (const TensorId id : bucket) {
       const AxisCut cut = axis_cut(id, axis, place);
       digits.insert(digits.end(), {cut.digit.dim, cut.digit.outer, cut.digit.inner});
-      const std::vector<int64_t> intervals = flat(cut.intervals);
+      const Ints intervals = flat(cut.intervals);
       cuts.insert(cuts.end(), intervals.begin(), intervals.end());
     }
     attrs["digit"] = std::move(digits);
@@ -272,7 +272,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   };
   if (op.code == OpCode::k_adasum) {
     Place other = place;
-    std::vector<int64_t> weights;
+    Ints weights;
     for (int64_t k = 0; k < g_.mesh_axis(axis, op.stage).size; ++k) {
       other.coordinates[axis - 1] = k;
       const Interval run = micro_batches(other, axis);
@@ -297,7 +297,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     case OpCode::k_part_view: {
       const Digit digit = local_digit(op.outputs[0], axis, place).first;
       const Interval mine = sliced_part(op, place);
-      attrs["digit"] = std::vector<int64_t>{digit.dim, digit.outer, digit.inner};
+      attrs["digit"] = Ints{digit.dim, digit.outer, digit.inner};
       attrs["begin"] = mine.begin;
       attrs["end"] = mine.end;
       attrs.erase("group");

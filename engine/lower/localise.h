@@ -10,7 +10,7 @@ namespace whale {
 // One device of a stage's mesh, in one micro-batch.
 struct Place {
   int32_t mesh = 0;
-  std::vector<int64_t> coordinates;
+  Ints coordinates;
   int64_t micro_batch = 0;
 };
 

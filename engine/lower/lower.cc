@@ -212,7 +212,7 @@ class Lowerer {
     struct Holder {
       int32_t device = 0;
       Part part;
-      std::vector<int64_t> coordinates, members;  // along each of `same`
+      Ints coordinates, members;  // along each of `same`
     };
     std::vector<Holder> holders;
     for (size_t s = 0; s < source.devices.size(); ++s) {
@@ -289,11 +289,12 @@ class Lowerer {
         if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a] && low_.local.depends_on_coordinate(op, a))
           (is_patched(lg_, op) && !lg_.exact ? placed_ : apart_)[mesh][a] = 1;
     }
+    Signature s;
+    std::vector<Digit> digits;
     for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
       Watch::look();
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
-      Signature s;
-      std::vector<Digit> digits;
+      s.clear(), digits.clear();
       const auto& cuts = lg_.layouts[t].axes;
       for (size_t a = 0; a < lg_.axes(); ++a) {
         const AxisLayout& l = cuts[a];
@@ -306,7 +307,7 @@ class Lowerer {
                      outer == digits.end() ? s.size() : static_cast<size_t>(outer - digits.begin())});
         digits.push_back(l.digit);
       }
-      if (!s.empty()) signatures_[mesh].insert(std::move(s));
+      if (!s.empty()) signatures_[mesh].insert(s);
     }
   }
 
@@ -326,7 +327,7 @@ class Lowerer {
         row.coordinates = mesh.coordinates(static_cast<int64_t>(k));
         Place place{row.mesh, row.coordinates, 0};
         const Interval run = low_.local.micro_batches(place);
-        std::vector<int64_t> key{static_cast<int64_t>(m), run.begin, run.end};
+        Ints key{static_cast<int64_t>(m), run.begin, run.end};
         // Without micro-batches it still takes part in gathering their sums, of which every group has other nodes.
         for (size_t a = 1; a < lg_.axes() && lg_.exact && run.size() == 0; ++a)
           if (lg_.by_micro_batch(a)) key.push_back(row.coordinates[a - 1]);
@@ -346,7 +347,7 @@ class Lowerer {
         for (size_t a = 1; a < lg_.axes(); ++a)
           key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);
         for (const Signature& s : signatures_[m]) add_sizes(s, place, key);
-        std::vector<int64_t> sizes = key;  // of programs that differ by their place alone
+        Ints sizes = key;  // of programs that differ by their place alone
         for (size_t a = 1; a < lg_.axes(); ++a)
           if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
         if (!low_.options.share) sizes.push_back(row.device), key.push_back(row.device);
@@ -357,10 +358,10 @@ class Lowerer {
   }
 
   // Of the digits that the signature cuts, in each micro-batch if they are cut by time.
-  void add_sizes(const Signature& signature, Place place, std::vector<int64_t>& key) const {
+  void add_sizes(const Signature& signature, Place place, Ints& key) const {
     const bool timed = std::get<0>(signature.front()) == kTime;
     for (place.micro_batch = 0; place.micro_batch < (timed ? lg_.micro_batches : 1); ++place.micro_batch) {
-      std::vector<int64_t> sizes;  // an inner cut of the same digit cuts what is left of it
+      Ints sizes;  // an inner cut of the same digit cuts what is left of it
       for (const auto& [a, extent, state, rotate, digit] : signature) {
         const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
         sizes.push_back(low_.local.interval(a, state, whole, place, rotate).size());
@@ -371,7 +372,7 @@ class Lowerer {
   }
 
   // `sizes`: what programs that differ by their place alone have in common; `key`: what devices of one program have.
-  void give_program(DeviceRow& row, const Place& place, std::vector<int64_t> sizes, std::vector<int64_t> key) {
+  void give_program(DeviceRow& row, const Place& place, Ints sizes, Ints key) {
     constexpr size_t kMostPatterns = 4;  // places that say more make as many programs; each is tried at all of them
     std::vector<Pattern>& patterns = patterns_[std::move(sizes)];
     for (Pattern& p : patterns)
@@ -418,7 +419,7 @@ class Lowerer {
     Program& program = entry_.programs[pattern.program];
     for (const size_t k : kept) program.holes.push_back(all[k]);
     for (DeviceRow* row : rows) {
-      std::vector<int64_t> values;
+      Ints values;
       for (const size_t k : kept) values.push_back(row->placed[k]);
       row->placed = std::move(values);
     }
@@ -456,8 +457,8 @@ class Lowerer {
   Entry entry_;
   MemoryPlanner memory_;
   int slots_ = 1;
-  std::map<std::vector<int64_t>, int32_t> classes_;                // programs, by all that they follow from
-  std::map<std::vector<int64_t>, std::vector<Pattern>> patterns_;  // by sizes alone
+  std::map<Ints, int32_t> classes_;                // programs, by all that they follow from
+  std::map<Ints, std::vector<Pattern>> patterns_;  // by sizes alone
   // [mesh][axis]: programs are built for each coordinate; or they have holes for what it says.
   std::vector<std::vector<char>> apart_, placed_;
   std::vector<std::set<Signature>> signatures_;  // [mesh]

@@ -112,8 +112,8 @@ struct Draft {
   std::vector<std::pair<BufferId, BufferId>> next;  // (variable's buffer, buffer of its next value)
   BufferTable buffers;
   std::map<BufferId, BufferId> lies_in;  // views, results in place and parts: in what, before storages were shared
-  std::map<const Op*, std::vector<BufferId>> sums;  // of trees: their places
-  std::set<TensorId> fed;                           // inputs that the last segment has been given
+  std::map<const Op*, BufferIds> sums;   // of trees: their places
+  std::set<TensorId> fed;                // inputs that the last segment has been given
 
   Buffer& buffer(BufferId b) { return program.buffers[static_cast<size_t>(b)]; }
   BufferId add(Buffer b);

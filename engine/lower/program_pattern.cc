@@ -124,7 +124,7 @@ int64_t ProgramPattern::begin_of_views(const Part& part, Place place) const {
   return begin;
 }
 
-bool ProgramPattern::add_values(const Spot& spot, Place place, std::vector<int64_t>& values) const {
+bool ProgramPattern::add_values(const Spot& spot, Place place, Ints& values) const {
   place.micro_batch = spot.micro_batch;
   const Attrs attrs = low_.local.attrs(*spot.op, place);
   const Box box = low_.local.box(*spot.op, place);
@@ -135,8 +135,8 @@ bool ProgramPattern::add_values(const Spot& spot, Place place, std::vector<int64
   return true;
 }
 
-std::optional<std::vector<int64_t>> ProgramPattern::values_of(const Group& group, const Place& place) const {
-  std::vector<int64_t> values;
+std::optional<Ints> ProgramPattern::values_of(const Group& group, const Place& place) const {
+  Ints values;
   values.reserve(group.holes.size());
   for (const Spot& spot : group.spots) {
     Watch::look();
@@ -146,11 +146,11 @@ std::optional<std::vector<int64_t>> ProgramPattern::values_of(const Group& group
   return values;
 }
 
-std::optional<std::vector<int64_t>> ProgramPattern::at(const Program& program, const Place& place) {
-  std::vector<int64_t> all, parts;
+std::optional<Ints> ProgramPattern::at(const Program& program, const Place& place) {
+  Ints all, parts;
   all.reserve(holes_.size());
   for (Group& group : groups_) {
-    std::vector<int64_t> coordinates;
+    Ints coordinates;
     for (const size_t axis : group.axes) coordinates.push_back(place.coordinates[axis]);
     const auto [known, fresh] = group.known.try_emplace(std::move(coordinates));
     if (fresh) known->second = values_of(group, place);

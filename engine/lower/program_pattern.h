@@ -22,7 +22,7 @@ class ProgramPattern {
   const std::vector<Hole>& holes() const { return holes_; }
   // Their values for a device of the same local sizes. `program`: what was made from the draft. None: something that
   // follows from the place says more, and the device has another program.
-  std::optional<std::vector<int64_t>> at(const Program& program, const Place& place);
+  std::optional<Ints> at(const Program& program, const Place& place);
 
  private:
   // An instruction.
@@ -43,22 +43,22 @@ class ProgramPattern {
     std::vector<size_t> axes;
     std::vector<Spot> spots;
     std::vector<Part> parts;
-    std::vector<Hole> holes;                                                    // of the spots, then of the parts
-    std::map<std::vector<int64_t>, std::optional<std::vector<int64_t>>> known;  // values, by coordinates along them
+    std::vector<Hole> holes;                    // of the spots, then of the parts
+    std::map<Ints, std::optional<Ints>> known;  // values, by coordinates along them
   };
 
   Group& group_of(const std::vector<size_t>& axes);
   void add_instructions(const Draft& draft, const Place& place);
   void add_parts(const Draft& draft, const Place& place);
-  std::optional<std::vector<int64_t>> values_of(const Group& group, const Place& place) const;
-  bool add_values(const Spot& spot, Place place, std::vector<int64_t>& values) const;
+  std::optional<Ints> values_of(const Group& group, const Place& place) const;
+  bool add_values(const Spot& spot, Place place, Ints& values) const;
   int64_t begin_of_views(const Part& part, Place place) const;
 
   const Lowering& low_;
   std::vector<Group> groups_;
   std::vector<Hole> holes_;
   std::optional<Overlaps> overlaps_;
-  std::map<std::vector<int64_t>, bool> overlaps_hold_;  // by the values of the parts
+  std::map<Ints, bool> overlaps_hold_;  // by the values of the parts
 };
 
 }  // namespace whale

@@ -10,7 +10,7 @@ namespace whale {
 namespace {
 
 // Part of making `tree`; it moves as many bytes as `passes` over the result.
-Instruction instruction_for(const Op& tree, OpCode code, std::vector<BufferId> in, const Draft& draft, BufferId out,
+Instruction instruction_for(const Op& tree, OpCode code, BufferIds in, const Draft& draft, BufferId out,
                             double passes) {
   Instruction i;
   i.op = code;
@@ -97,7 +97,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
   const Tensor& t = at.graph().tensor(tree.outputs[0]);
   const int64_t n = element_count(at.dims(tree.outputs[0]));
   const bool away = offloaded(at, tree);
-  std::vector<BufferId> mine;
+  BufferIds mine;
   for (const int32_t s : plan.slot_of) {
     const BufferId sum = draft.sums.at(&tree)[static_cast<size_t>(s)];
     mine.push_back(away ? on_device(draft, at, tree, sum) : sum);
@@ -112,7 +112,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
   const Mesh& mesh = low.lg.tasks.meshes[static_cast<size_t>(at.place.mesh)];
   for (size_t a = low.lg.axes(); a-- > 1;) {
     if (!low.lg.by_micro_batch(a) || mesh.axes[a - 1].size == 1) continue;
-    std::vector<int64_t> cuts;
+    Ints cuts;
     Place other = at.place;
     int64_t end = 0;
     for (int64_t k = 0; k < mesh.axes[a - 1].size; ++k) {
@@ -128,8 +128,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
     i.kind = InstructionKind::kCollective;
     i.stream = low.options.overlap ? Stream::kCommunication : Stream::kCompute;
     i.ref = static_cast<int32_t>(a) - 1;
-    i.attrs = {
-        {"group", static_cast<int64_t>(a) - 1}, {"digit", std::vector<int64_t>{0, 1, 1}}, {"cuts", std::move(cuts)}};
+    i.attrs = {{"group", static_cast<int64_t>(a) - 1}, {"digit", Ints{0, 1, 1}}, {"cuts", std::move(cuts)}};
     draft.add(std::move(i), nullptr);
   }
   return all;
@@ -144,13 +143,11 @@ void finish(Draft& draft, const Site& at, const Gathered& all) {
   BufferId root = all.rows;
   const TreeMerge merge = merge_tree(at.lg().micro_batches, all.nodes);
   if (all.nodes.size() > 1) {
-    std::vector<BufferId> row;
+    BufferIds row;
     for (size_t k = 0; k < all.nodes.size(); ++k) {
       row.push_back(add_rows(draft, fmt::format("{}.row{}", t.name, k), t.dtype, 1, n));
       Instruction i = instruction_for(tree, OpCode::k_local_slice, {all.rows}, draft, row.back(), 2);
-      i.attrs = {{"digit", std::vector<int64_t>{0, 1, 1}},
-                 {"begin", static_cast<int64_t>(k)},
-                 {"end", static_cast<int64_t>(k) + 1}};
+      i.attrs = {{"digit", Ints{0, 1, 1}}, {"begin", static_cast<int64_t>(k)}, {"end", static_cast<int64_t>(k) + 1}};
       draft.add(std::move(i), nullptr);
     }
     for (const auto& [to, from] : merge.additions)
@@ -175,7 +172,7 @@ bool stores_sum(const Lowering& low, const Op& op) {
 void place_sums(Draft& draft, const Site& at, const SegmentKey& maker, int32_t slots) {
   for (const Op* tree : at.low.trees(at.place.mesh, maker)) {
     const Tensor& t = at.graph().tensor(tree->outputs[0]);
-    std::vector<BufferId>& sums = draft.sums[tree];
+    BufferIds& sums = draft.sums[tree];
     for (int32_t s = 0; s < slots; ++s) {
       sums.push_back(
           add_rows(draft, fmt::format("{}.{}", t.name, s), t.dtype, 1, element_count(at.dims(tree->outputs[0]))));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <span>
 
 #include "base/error.h"
@@ -61,23 +62,20 @@ struct Touch {
 // variables, each of which asks for its own.
 class Touches {
  public:
-  Touches(const Draft& draft, const Graph& graph) : draft_(draft), graph_(graph), of_(draft.program.buffers.size()) {
-    const Program& p = draft.program;
-    for (size_t s = 0; s < p.segments.size(); ++s)
-      for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
-        const Instruction& i = p.segments[s].instructions[k];
-        const auto note = [&](const std::vector<BufferId>& list, bool made) {
-          for (size_t port = 0; port < list.size(); ++port)
-            if (list[port] != kNone)
-              of_[static_cast<size_t>(storage_of(p, list[port]))].push_back({{s, k}, made, port});
-        };
-        note(i.in, false);
-        note(i.out, true);
-      }
+  Touches(const Draft& draft, const Graph& graph)
+      : draft_(draft), graph_(graph), begins_(draft.program.buffers.size() + 1) {
+    each([&](size_t storage, const Touch&) { ++begins_[storage + 1]; });
+    std::partial_sum(begins_.begin(), begins_.end(), begins_.begin());
+    touches_.resize(begins_.back());
+    std::vector<size_t> end(begins_.begin(), begins_.end() - 1);  // of what is there
+    each([&](size_t storage, const Touch& touch) { touches_[end[storage]++] = touch; });
   }
 
   // In the order of the instructions; at the first time that this was made.
-  const std::vector<Touch>& of(BufferId storage) const { return of_[static_cast<size_t>(storage)]; }
+  std::span<const Touch> of(BufferId storage) const {
+    const auto s = static_cast<size_t>(storage);
+    return {touches_.data() + begins_[s], begins_[s + 1] - begins_[s]};
+  }
 
   // Of the instruction's result `output`.
   std::span<const Alias> aliases(const At& at, size_t output) {
@@ -93,9 +91,24 @@ class Touches {
   }
 
  private:
+  template <class Take>
+  void each(const Take& take) const {
+    const Program& p = draft_.program;
+    for (size_t s = 0; s < p.segments.size(); ++s)
+      for (size_t k = 0; k < p.segments[s].instructions.size(); ++k) {
+        const Instruction& i = p.segments[s].instructions[k];
+        for (const bool made : {false, true}) {
+          const BufferIds& list = made ? i.out : i.in;
+          for (size_t port = 0; port < list.size(); ++port)
+            if (list[port] != kNone) take(static_cast<size_t>(storage_of(p, list[port])), Touch{{s, k}, made, port});
+        }
+      }
+  }
+
   const Draft& draft_;
   const Graph& graph_;
-  std::vector<std::vector<Touch>> of_;
+  std::vector<Touch> touches_;                // storage by storage
+  std::vector<size_t> begins_;                // of each storage in `touches_`, and the end
   std::map<At, std::vector<Alias>> aliases_;  // by output
 };
 
@@ -103,7 +116,7 @@ class Touches {
 // body, which runs many times, change it.
 bool goes_direct(const Draft& draft, BufferId from, BufferId variable, Touches& touches) {
   const Program& p = draft.program;
-  const std::vector<Touch>&of_value = touches.of(from), &of_variable = touches.of(variable);
+  const std::span<const Touch> of_value = touches.of(from), of_variable = touches.of(variable);
   auto value = of_value.begin(), old = of_variable.begin();
   bool made = false;
   while (value != of_value.end() || old != of_variable.end()) {

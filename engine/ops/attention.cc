@@ -129,11 +129,11 @@ Factors factors_attention(const OpView& v) {
   return f;
 }
 
-std::vector<TensorId> unpack_attention(Graph& graph, const Op& op) {
+TensorIds unpack_attention(Graph& graph, const Op& op) {
   if (op.inputs.size() > 2 && op.inputs[1] != kNone) return {};
   const OpView view = view_of(graph, op);
   const Sizes s = sizes_of(view, 0);
-  std::vector<TensorId> parts;
+  TensorIds parts;
   int64_t begin = 0;
   for (const int64_t heads : {s.heads, s.kv_heads, s.kv_heads}) {
     Dims limits = in_dims(view, 0), starts(4, 0);

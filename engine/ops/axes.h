@@ -16,7 +16,7 @@ inline int normalize_axis(int64_t axis, size_t rank) {
 
 // Which dimensions the attribute `axes` names; all of them when it is empty.
 inline std::vector<bool> reduced_axes(const Attrs& attrs, size_t rank) {
-  const std::vector<int64_t>& axes = attr_ints(attrs, "axes");
+  const Ints& axes = attr_ints(attrs, "axes");
   std::vector<bool> reduced(rank, axes.empty());
   for (const int64_t axis : axes) {
     const auto i = static_cast<size_t>(normalize_axis(axis, rank));

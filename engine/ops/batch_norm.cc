@@ -151,11 +151,9 @@ void gradient_apply(GradBuilder& b) {
     const TensorType t = b.type(b.input(i));
     const int64_t row = i == 2 ? 1 : 0, c = t.dims[0];
     const TensorId cut =
-        b.emit(OpCode::k_slice, {sums},
-               {{"starts", std::vector<int64_t>{0, row, 0}}, {"limits", std::vector<int64_t>{groups, row + 1, c}}});
+        b.emit(OpCode::k_slice, {sums}, {{"starts", Ints{0, row, 0}}, {"limits", Ints{groups, row + 1, c}}});
     const TensorId narrow = b.cast(cut, t.dtype);
-    b.set(i, groups == 1 ? b.reshape(narrow, t.dims)
-                         : b.emit(OpCode::k_reduce_sum, {narrow}, {{"axes", std::vector<int64_t>{0, 1}}}));
+    b.set(i, groups == 1 ? b.reshape(narrow, t.dims) : b.emit(OpCode::k_reduce_sum, {narrow}, {{"axes", Ints{0, 1}}}));
   }
 }
 Factors factors_apply(const OpView& v) {
@@ -316,7 +314,7 @@ const OpDef op_def_batch_stats = {
               kBegin,
               {.name = "dims",
                .type = AttrType::kInts,
-               .fallback = std::vector<int64_t>(),
+               .fallback = Ints(),
                .doc = "of the result; none: of all rows of x",
                .role = AttrRole::kShape}},
     .infer = infer_stats,

@@ -133,12 +133,12 @@ const AttrSpec kGroup{
     .name = "group", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "number of the device group"};
 const AttrSpec kDigit{.name = "digit",
                       .type = AttrType::kInts,
-                      .fallback = std::vector<int64_t>{},
+                      .fallback = Ints{},
                       .required = true,
                       .doc = "(dim, outer, inner) that is cut, of each operand"};
 const AttrSpec kCuts{.name = "cuts",
                      .type = AttrType::kInts,
-                     .fallback = std::vector<int64_t>{},
+                     .fallback = Ints{},
                      .required = true,
                      .doc = "(begin, end) per coordinate, of each operand"};
 const AttrSpec kCombine{
@@ -193,12 +193,12 @@ const OpDef op_def_all_to_all = {
               kCuts,
               {.name = "to_digit",
                .type = AttrType::kInts,
-               .fallback = std::vector<int64_t>{},
+               .fallback = Ints{},
                .required = true,
                .doc = "(dim, outer, inner) that is cut after"},
               {.name = "to_cuts",
                .type = AttrType::kInts,
-               .fallback = std::vector<int64_t>{},
+               .fallback = Ints{},
                .required = true,
                .doc = "(begin, end) per coordinate"}},
     .infer = infer_all_to_all,
@@ -287,7 +287,7 @@ const OpDef op_def_adasum = {
     .attrs = {kGroup,
               {.name = "weights",
                .type = AttrType::kInts,
-               .fallback = std::vector<int64_t>{},
+               .fallback = Ints{},
                .doc = "samples of each member; empty: equal"}},
     .infer = infer_adasum,
     .aliases = {{0, 0, true}},

@@ -452,7 +452,7 @@ const OpDef op_def_fused = {
         "Numpy broadcasting of all operands; every result has the shape of all operands broadcast.",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y", PortKind::kVariadic}},
-    .attrs = {{"ops", AttrType::kInts, std::vector<int64_t>(), true, "the steps, encoded"},
+    .attrs = {{"ops", AttrType::kInts, Ints(), true, "the steps, encoded"},
               {"values", AttrType::kFloats, std::vector<double>(), false, "one number a step"}},
     .infer = infer_fused,
     .gradient = nullptr,

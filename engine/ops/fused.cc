@@ -5,7 +5,7 @@ namespace {
 
 // Reads a list of integers; every value is checked against its range before it is used.
 struct Reader {
-  const std::vector<int64_t>& data;
+  const Ints& data;
   size_t at = 0;
   int64_t next(const char* what) {
     if (at >= data.size()) throw invalid("attribute 'ops' ends at entry {} where {} is expected", at, what);
@@ -34,7 +34,7 @@ std::optional<FusedStep> step_of(const Op& op, DType result) {
 }
 
 Attrs encode(const FusedBody& body, int inputs) {
-  std::vector<int64_t> ops{static_cast<int64_t>(body.steps.size())};
+  Ints ops{static_cast<int64_t>(body.steps.size())};
   std::vector<double> values;
   for (const FusedStep& step : body.steps) {
     ops.insert(ops.end(), {static_cast<int64_t>(step.code), static_cast<int64_t>(step.dtype),

@@ -3,7 +3,7 @@
 namespace whale {
 
 TensorId GradBuilder::input(int i) const {
-  const std::vector<TensorId>& inputs = graph.op(forward_).inputs;
+  const TensorIds& inputs = graph.op(forward_).inputs;
   return static_cast<size_t>(i) < inputs.size() ? inputs[static_cast<size_t>(i)] : kNone;
 }
 
@@ -20,7 +20,7 @@ void GradBuilder::set(int i, TensorId grad) {
   input_grads_[static_cast<size_t>(i)] = cast(grad, graph.tensor(id).dtype);
 }
 
-std::vector<TensorId> GradBuilder::emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+TensorIds GradBuilder::emit_all(OpCode code, TensorIds inputs, Attrs attrs) {
   const OpId id = append_op(graph, code, std::move(inputs), std::move(attrs), graph.op(forward_).scope);
   Op& made = graph.op(id);
   const Op& forward = graph.op(forward_);
@@ -31,13 +31,12 @@ std::vector<TensorId> GradBuilder::emit_all(OpCode code, std::vector<TensorId> i
   return made.outputs;
 }
 
-TensorId GradBuilder::emit(OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+TensorId GradBuilder::emit(OpCode code, TensorIds inputs, Attrs attrs) {
   return emit_all(code, std::move(inputs), std::move(attrs)).front();
 }
 
 TensorId GradBuilder::constant(double value, DType dtype) {
-  return emit(OpCode::k_fill, {},
-              {{"shape", std::vector<int64_t>{}}, {"value", value}, {"dtype", std::string(name_of(dtype))}});
+  return emit(OpCode::k_fill, {}, {{"shape", Ints{}}, {"value", value}, {"dtype", std::string(name_of(dtype))}});
 }
 
 TensorId GradBuilder::reshape(TensorId a, const Dims& to) {
@@ -50,7 +49,7 @@ TensorId GradBuilder::sum_to(TensorId a, const Dims& to) {
   if (from == to) return a;
   WHALE_CHECK(from.size() >= to.size(), "sum_to a larger rank");
   const size_t extra = from.size() - to.size();
-  std::vector<int64_t> axes;
+  Ints axes;
   for (size_t i = 0; i < from.size(); ++i)
     if (i < extra || (to[i - extra] == 1 && from[i] != 1)) axes.push_back(static_cast<int64_t>(i));
   if (!axes.empty()) a = emit(OpCode::k_reduce_sum, {a}, {{"axes", axes}});

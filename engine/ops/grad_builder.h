@@ -7,7 +7,7 @@ namespace whale {
 
 class GradBuilder {
  public:
-  GradBuilder(Graph& graph, OpId forward, std::vector<TensorId> output_grads)
+  GradBuilder(Graph& graph, OpId forward, TensorIds output_grads)
       : graph(graph),
         forward_(forward),
         output_grads_(std::move(output_grads)),
@@ -25,8 +25,8 @@ class GradBuilder {
   void set(int i, TensorId grad);  // the gradient of input i: same shape; cast to its dtype if it differs
 
   // Appends an op (phase backward, scope and origin of the forward op); returns its first output.
-  TensorId emit(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
-  std::vector<TensorId> emit_all(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {});
+  TensorId emit(OpCode code, TensorIds inputs, Attrs attrs = {});
+  TensorIds emit_all(OpCode code, TensorIds inputs, Attrs attrs = {});
 
   // Common pieces.
   TensorId add(TensorId a, TensorId b) { return emit(OpCode::k_add, {a, b}); }
@@ -38,12 +38,12 @@ class GradBuilder {
   TensorId cast(TensorId a, DType dtype);         // no op when equal
 
   std::vector<bool> needs_grad;  // per input; filled by the pass
-  const std::vector<TensorId>& results() const { return input_grads_; }
+  const TensorIds& results() const { return input_grads_; }
 
  private:
   OpId forward_;
-  std::vector<TensorId> output_grads_;
-  std::vector<TensorId> input_grads_;
+  TensorIds output_grads_;
+  TensorIds input_grads_;
 };
 
 }  // namespace whale

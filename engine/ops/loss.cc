@@ -63,9 +63,9 @@ void gradient_cross_entropy(GradBuilder& b) {
 }
 
 // The sums over a part of the vocabulary, which combine, and what follows from them.
-std::vector<TensorId> decompose_cross_entropy(Graph& graph, const Op& given) {
+TensorIds decompose_cross_entropy(Graph& graph, const Op& given) {
   const Op op = given;  // appending moves the graph's ops
-  const auto append = [&](OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+  const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs) {
     Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope));
     made.phase = op.phase, made.region = op.region, made.origin = op.origin, made.stage = op.stage;
     made.location = op.location;

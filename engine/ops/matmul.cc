@@ -103,12 +103,12 @@ Factors factors_matmul(const OpView& v) {
 }
 
 // Product, sum with the bias, activation: then the product is linear.
-std::vector<TensorId> decompose_matmul(Graph& graph, const Op& given) {
+TensorIds decompose_matmul(Graph& graph, const Op& given) {
   const Op op = given;  // appending moves the graph's ops
   const std::string activation = attr_string(op.attrs, "activation");
   const bool bias = op.inputs.size() > 2 && op.inputs[2] != kNone, active = !activation.empty() && activation != "none";
   if (!bias && !active) return {};
-  const auto append = [&](OpCode code, std::vector<TensorId> inputs, Attrs attrs) {
+  const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs) {
     Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope));
     made.phase = op.phase, made.region = op.region, made.stage = op.stage, made.location = op.location;
     return made.outputs[0];
@@ -146,7 +146,7 @@ Factors factors_weight_grad(const OpView& v) {
 Attrs transposes(bool a, bool b) { return {{"transpose_a", a}, {"transpose_b", b}}; }
 
 TensorId swap_last(GradBuilder& b, TensorId x) {
-  std::vector<int64_t> perm(b.dims(x).size());
+  Ints perm(b.dims(x).size());
   for (size_t i = 0; i < perm.size(); ++i) perm[i] = static_cast<int64_t>(i);
   std::swap(perm[perm.size() - 1], perm[perm.size() - 2]);
   return b.emit(OpCode::k_transpose, {x}, {{"perm", perm}});
@@ -177,8 +177,7 @@ void grad_matmul(GradBuilder& g) {
   const bool bias_alone = g.wants(2) && !(shared && g.wants(1));
   if (g.wants(1) && shared) {
     Attrs attrs{{"transpose", tb}, {"bias", g.wants(2)}};
-    const std::vector<TensorId> made =
-        g.emit_all(OpCode::k_matmul_weight_grad, {ta ? swap_last(g, a) : a, dy}, std::move(attrs));
+    const TensorIds made = g.emit_all(OpCode::k_matmul_weight_grad, {ta ? swap_last(g, a) : a, dy}, std::move(attrs));
     g.set(1, made[0]);
     if (g.wants(2)) g.set(2, made[1]);
   } else if (g.wants(1)) {

@@ -10,11 +10,11 @@
 namespace whale {
 namespace {
 
-const std::vector<int64_t>& ints(const OpView& v, const char* name) { return attr_ints(*v.attrs, name); }
+const Ints& ints(const OpView& v, const char* name) { return attr_ints(*v.attrs, name); }
 
 // The attribute `name` with one entry a dimension; all of them `otherwise` when it is empty.
-std::vector<int64_t> per_dim(const Attrs& attrs, const char* name, size_t rank, int64_t otherwise) {
-  std::vector<int64_t> values = attr_ints(attrs, name);
+Ints per_dim(const Attrs& attrs, const char* name, size_t rank, int64_t otherwise) {
+  Ints values = attr_ints(attrs, name);
   if (values.empty()) values.assign(rank, otherwise);
   if (values.size() != rank)
     throw invalid("attribute '{}' {} has {} entries, expected {}: one a dimension", name, to_string(values),
@@ -129,15 +129,15 @@ Factors factors_reshape(const OpView& v) {
 
 void grad_reshape(GradBuilder& b) { b.set(0, b.reshape(b.grad(), b.dims(b.input(0)))); }
 
-std::vector<int64_t> permutation(const OpView& v) {
-  std::vector<int64_t> perm = ints(v, "perm"), sorted;
+Ints permutation(const OpView& v) {
+  Ints perm = ints(v, "perm"), sorted;
   const size_t rank = in_dims(v, 0).size();
   if (perm.size() == rank) {
     for (int64_t& p : perm) p = normalize_axis(p, rank);
     sorted = perm;
     std::sort(sorted.begin(), sorted.end());
   }
-  std::vector<int64_t> all(rank);
+  Ints all(rank);
   std::iota(all.begin(), all.end(), 0);
   if (perm.size() != rank || sorted != all)
     throw invalid("attribute 'perm' is {}, expected each of the {} dimensions of {} once", to_string(ints(v, "perm")),
@@ -153,7 +153,7 @@ std::vector<TensorType> infer_transpose(const OpView& v) {
 
 Factors factors_transpose(const OpView& v) {
   Factors f;
-  const std::vector<int64_t> perm = permutation(v);
+  const Ints perm = permutation(v);
   for (int d = 0; d < static_cast<int>(perm.size()); ++d) {
     const int from = static_cast<int>(perm[static_cast<size_t>(d)]);
     add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[static_cast<size_t>(from)], {digit(from)},
@@ -165,8 +165,8 @@ Factors factors_transpose(const OpView& v) {
 
 void grad_transpose(GradBuilder& b) {
   const Op op = b.op();
-  const std::vector<int64_t>& perm = attr_ints(op.attrs, "perm");
-  std::vector<int64_t> inverse(perm.size());
+  const Ints& perm = attr_ints(op.attrs, "perm");
+  Ints inverse(perm.size());
   for (size_t d = 0; d < perm.size(); ++d)
     inverse[static_cast<size_t>(normalize_axis(perm[d], perm.size()))] = static_cast<int64_t>(d);
   b.set(0, b.emit(OpCode::k_transpose, {b.grad()}, {{"perm", inverse}}));
@@ -327,11 +327,9 @@ OpCost cost_part(const OpView& v) {
 }
 OpCost cost_none(const OpView&) { return {}; }
 
-const AttrSpec kStarts = {"starts", AttrType::kInts, std::vector<int64_t>(), false,
-                          "first element of each dimension; none: 0"};
-const AttrSpec kStrides = {"strides", AttrType::kInts, std::vector<int64_t>(), false,
-                           "step of each dimension; none: 1"};
-const AttrSpec kShape = {"shape", AttrType::kInts, std::vector<int64_t>(), true, "of the result", AttrRole::kShape};
+const AttrSpec kStarts = {"starts", AttrType::kInts, Ints(), false, "first element of each dimension; none: 0"};
+const AttrSpec kStrides = {"strides", AttrType::kInts, Ints(), false, "step of each dimension; none: 1"};
+const AttrSpec kShape = {"shape", AttrType::kInts, Ints(), true, "of the result", AttrRole::kShape};
 const AttrSpec kDType = {"dtype", AttrType::kString, std::string("f32"), false, "of the result"};
 
 }  // namespace
@@ -386,7 +384,7 @@ const OpDef op_def_transpose = {
     .doc = "Dimensions in another order: y.dims[i] = x.dims[perm[i]].\nAny dtype.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
-    .attrs = {{"perm", AttrType::kInts, std::vector<int64_t>(), true, "each dimension once"}},
+    .attrs = {{"perm", AttrType::kInts, Ints(), true, "each dimension once"}},
     .infer = infer_transpose,
     .gradient = grad_transpose,
     .factors = factors_transpose,
@@ -415,8 +413,7 @@ const OpDef op_def_slice = {
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {kStarts,
-              {"limits", AttrType::kInts, std::vector<int64_t>(), true, "one past the last element of each dimension",
-               AttrRole::kEnds},
+              {"limits", AttrType::kInts, Ints(), true, "one past the last element of each dimension", AttrRole::kEnds},
               kStrides},
     .infer = infer_slice,
     .gradient = grad_slice,
@@ -430,9 +427,7 @@ const OpDef op_def_slice_grad = {
     .doc = "Zeros of shape dims, with dy at the places that a slice reads.\nAny dtype.",
     .inputs = {{"dy"}},
     .outputs = {{"dx"}},
-    .attrs = {{"dims", AttrType::kInts, std::vector<int64_t>(), true, "shape of the result", AttrRole::kShape},
-              kStarts,
-              kStrides},
+    .attrs = {{"dims", AttrType::kInts, Ints(), true, "shape of the result", AttrRole::kShape}, kStarts, kStrides},
     .infer = infer_slice_grad,
     .gradient = nullptr,
     .factors = factors_slice,
@@ -458,8 +453,8 @@ const OpDef op_def_pad = {
     .doc = "x with a constant around it.\nAny dtype; low and high >= 0.",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
-    .attrs = {{"low", AttrType::kInts, std::vector<int64_t>(), false, "elements before each dimension; none: 0"},
-              {"high", AttrType::kInts, std::vector<int64_t>(), false, "elements after each dimension; none: 0"},
+    .attrs = {{"low", AttrType::kInts, Ints(), false, "elements before each dimension; none: 0"},
+              {"high", AttrType::kInts, Ints(), false, "elements after each dimension; none: 0"},
               {"value", AttrType::kFloat, 0.0, false, "of the padding"}},
     .infer = infer_pad,
     .gradient = grad_pad,

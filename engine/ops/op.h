@@ -220,9 +220,9 @@ struct OpDef {
   uint32_t flags = 0;
   // An equal form in pieces that can be cut where this op cannot (local part, combine, finish): appends its ops and
   // returns the results' replacements (empty: this op is in its simplest form). Used for ops inside a split.
-  std::vector<TensorId> (*decompose)(Graph& graph, const Op& op) = nullptr;
+  TensorIds (*decompose)(Graph& graph, const Op& op) = nullptr;
   // An equal form whose operands stand apart, for splits of the factor that only that form has. Empty: they do already.
-  std::vector<TensorId> (*unpack)(Graph& graph, const Op& op) = nullptr;
+  TensorIds (*unpack)(Graph& graph, const Op& op) = nullptr;
   const char* unpacked_factor = nullptr;
   // Variadic ops: the aliases of all operands of this op. Ask aliases_of(view), not the fields.
   std::vector<Alias> (*aliases_of)(const OpView& view) = nullptr;
@@ -271,8 +271,7 @@ std::string signature(const OpDef& def);        // "matmul(a, b, bias?)"
 
 // Appends an op with its inferred outputs to a graph. `name` may be empty: the op's name and number. The only way in
 // which passes and the C ABI make ops.
-OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}, ScopeId scope = 0,
-               std::string name = {});
+OpId append_op(Graph& graph, OpCode code, TensorIds inputs, Attrs attrs = {}, ScopeId scope = 0, std::string name = {});
 
 // Attributes complete and valid, and every result of the type that its shape rule gives. After verify(graph).
 void verify_ops(const Graph& graph);

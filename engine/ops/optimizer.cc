@@ -185,7 +185,7 @@ AttrSpec flag(const char* name, const char* doc) {
 }
 const AttrSpec kDecays{.name = "decays",
                        .type = AttrType::kInts,
-                       .fallback = std::vector<int64_t>{},
+                       .fallback = Ints{},
                        .doc = "0/1 per parameter: weight decay applies; empty: to all"};
 const AttrSpec kDecay = real("weight_decay", 0, "coefficient of weight decay");
 constexpr uint32_t kFlags = kUpdateOp | kNoGradient | kInternal;

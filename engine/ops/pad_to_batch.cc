@@ -35,7 +35,7 @@ const OpDef op_def_pad_to_batch = {
     .outputs = {{"y"}},
     .attrs = {{.name = "dims",
                .type = AttrType::kInts,
-               .fallback = std::vector<int64_t>(),
+               .fallback = Ints(),
                .required = true,
                .doc = "of the result",
                .role = AttrRole::kShape}},

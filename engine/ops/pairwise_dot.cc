@@ -35,8 +35,8 @@ std::vector<TensorType> infer_pairwise_dot(const OpView& v) {
 }
 
 void gradient_pairwise_dot(GradBuilder& b) {
-  std::vector<TensorId> inputs{b.grad()};
-  const std::vector<TensorId> x = b.op().inputs;
+  TensorIds inputs{b.grad()};
+  const TensorIds x = b.op().inputs;
   inputs.insert(inputs.end(), x.begin(), x.end());
   const auto dx = b.emit_all(OpCode::k_pairwise_dot_grad, inputs);
   for (size_t i = 0; i < x.size(); ++i) b.set(static_cast<int>(i), dx[i]);

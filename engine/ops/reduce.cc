@@ -128,7 +128,7 @@ Factors factors_sum_of_squares(const OpView& v) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 struct Reduced {
   Dims from, kept;  // kept: reduced dimensions with extent 1
-  std::vector<int64_t> axes;
+  Ints axes;
   double count = 1;
 };
 
@@ -185,7 +185,7 @@ OpDef axes_def(const char* name, const char* doc, std::vector<TensorType> (*infe
           .doc = doc,
           .inputs = {{"x"}},
           .outputs = {{"y"}},
-          .attrs = {{"axes", AttrType::kInts, std::vector<int64_t>(), false, "which dimensions; none: all of them"},
+          .attrs = {{"axes", AttrType::kInts, Ints(), false, "which dimensions; none: all of them"},
                     {"keep_dims", AttrType::kBool, false, false, "keep them with extent 1"}},
           .infer = infer,
           .gradient = gradient,

@@ -69,13 +69,13 @@ Attr coerce(const AttrSpec& spec, Attr value) {
   if (value.index() == wanted) return value;
   if (spec.type == AttrType::kFloat)
     if (const auto* i = std::get_if<int64_t>(&value)) return exactly(spec, *i);
-  if (const auto* ints = std::get_if<std::vector<int64_t>>(&value); ints && spec.type == AttrType::kFloats) {
+  if (const auto* ints = std::get_if<Ints>(&value); ints && spec.type == AttrType::kFloats) {
     std::vector<double> floats;
     for (const int64_t i : *ints) floats.push_back(exactly(spec, i));
     return floats;
   }
   if (const auto* floats = std::get_if<std::vector<double>>(&value))
-    if (spec.type == AttrType::kInts && floats->empty()) return std::vector<int64_t>{};
+    if (spec.type == AttrType::kInts && floats->empty()) return Ints{};
   throw invalid("attribute '{}' is {}, expected {}", spec.name, to_string(value), kAttrTypes[wanted]);
 }
 
@@ -111,7 +111,7 @@ size_t fixed_operands(const OpDef& def) {
 
 // Absent optional operands at the end are written out, so that operand i of an op always exists.
 template <class T>
-void pad_operands(const OpDef& def, std::vector<T>& operands, const T& absent) {
+void pad_operands(const OpDef& def, T& operands, const typename T::value_type& absent) {
   if (const size_t fixed = fixed_operands(def); operands.size() < fixed) operands.resize(fixed, absent);
 }
 
@@ -195,7 +195,7 @@ Attrs complete_attrs(const OpDef& def, Attrs given) {
 
 namespace {
 // In the place of what the list held before, whose memory it takes.
-void put_types(const Graph& graph, const std::vector<TensorId>& ids, std::vector<TensorType>& types) {
+void put_types(const Graph& graph, const TensorIds& ids, std::vector<TensorType>& types) {
   types.resize(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     types[i].dtype = ids[i] == kNone ? DType::kF32 : graph.tensor(ids[i]).dtype;
@@ -280,7 +280,7 @@ void check_whole(const Graph& graph, const Op& op) {
 }
 }  // namespace
 
-OpId append_op(Graph& graph, OpCode code, std::vector<TensorId> inputs, Attrs attrs, ScopeId scope, std::string name) {
+OpId append_op(Graph& graph, OpCode code, TensorIds inputs, Attrs attrs, ScopeId scope, std::string name) {
   const OpDef& d = def(code);
   const auto id = static_cast<OpId>(graph.ops.size());
   if (name.empty()) name = fmt::format("{}_{}", d.name, id);

@@ -127,7 +127,7 @@ AttrSpec real(const char* name, double fallback, const char* doc) {
 }
 const AttrSpec kDecays{.name = "decays",
                        .type = AttrType::kInts,
-                       .fallback = std::vector<int64_t>{},
+                       .fallback = Ints{},
                        .doc = "0/1 per parameter: weight decay applies; empty: to all"};
 const AttrSpec kDecay = real("weight_decay", 0, "coefficient of weight decay");
 const AttrSpec kRowBegin{.name = "row_begin",

@@ -15,7 +15,7 @@ struct Window {
 };
 
 inline AttrSpec ints_attr(const char* name, const char* doc, bool required = false) {
-  return {.name = name, .type = AttrType::kInts, .fallback = std::vector<int64_t>{}, .required = required, .doc = doc};
+  return {.name = name, .type = AttrType::kInts, .fallback = Ints{}, .required = required, .doc = doc};
 }
 
 inline Dims spatial_of(const Dims& dims) { return Dims(dims.begin() + 1, dims.end() - 1); }

@@ -82,7 +82,7 @@ std::string axes_text(const std::vector<MeshAxis>& axes) {
 }
 
 // None: the device is not in the mesh.
-static std::optional<std::vector<int64_t>> coordinates_of(const PlanMesh& mesh, int32_t device) {
+static std::optional<Ints> coordinates_of(const PlanMesh& mesh, int32_t device) {
   const auto at = std::find(mesh.devices.begin(), mesh.devices.end(), device);
   if (at == mesh.devices.end()) return std::nullopt;
   return mesh.coordinates(static_cast<int64_t>(at - mesh.devices.begin()));
@@ -146,7 +146,7 @@ void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& gro
 }
 
 void add_variables(const Plan& plan, int32_t device, MemoryFigures& m) {
-  std::vector<std::optional<std::vector<int64_t>>> places;  // of the device in each mesh
+  std::vector<std::optional<Ints>> places;  // of the device in each mesh
   for (const PlanMesh& mesh : plan.meshes) places.push_back(coordinates_of(mesh, device));
   for (const PlanVariable& v : plan.variables) {
     const auto mesh = static_cast<size_t>(v.mesh);

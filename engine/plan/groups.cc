@@ -10,9 +10,9 @@ std::vector<Group> groups_of(const std::vector<Mesh>& meshes) {
   for (size_t a = 0; a < meshes[0].axes.size(); ++a) {
     Group group{.axis = meshes[0].axes[a].name, .parts = {}};
     for (const Mesh& mesh : meshes) {
-      std::map<std::vector<int64_t>, std::vector<int32_t>> parts;
+      std::map<Ints, std::vector<int32_t>> parts;
       for (size_t k = 0; k < mesh.devices.size(); ++k) {
-        std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
+        Ints at = mesh.coordinates(static_cast<int64_t>(k));
         at[a] = 0;
         if (mesh.devices[k] >= 0) parts[at].push_back(mesh.devices[k]);
       }

@@ -62,7 +62,7 @@ std::vector<Life> lives_of(const Program& program) {
       const Instruction& i = segment.instructions[k];
       const int64_t first = start + static_cast<int64_t>(k);
       const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(ends[k]);
-      for (const std::vector<BufferId>* list : {&i.in, &i.out})
+      for (const BufferIds* list : {&i.in, &i.out})
         for (const BufferId b : *list) {
           if (b == kNone) continue;
           const BufferId storage = storage_of(program, b);

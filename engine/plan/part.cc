@@ -62,7 +62,7 @@ Part part_of(const Dims& dims, const std::vector<DigitCut>& cuts) {
 }
 
 std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-                              const std::vector<int64_t>& coordinates) {
+                              const Ints& coordinates) {
   WHALE_CHECK(layout.axes.size() == axes.size() && coordinates.size() == axes.size(), "a layout has its mesh's axes");
   std::vector<DigitCut> cuts;
   for (size_t a = 0; a < axes.size(); ++a) {
@@ -80,8 +80,7 @@ std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std:
   return cuts;
 }
 
-Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-             const std::vector<int64_t>& coordinates) {
+Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes, const Ints& coordinates) {
   return part_of(dims, cuts_of(dims, layout, axes, coordinates));
 }
 

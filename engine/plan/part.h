@@ -29,10 +29,9 @@ struct Part {
 Part part_of(const Dims& dims, const std::vector<DigitCut>& cuts);
 // The cuts of the device at these coordinates, one a digit.
 std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-                              const std::vector<int64_t>& coordinates);
+                              const Ints& coordinates);
 // What the device at these coordinates holds; partial values count as whole. The axes are those of the layout's mesh.
-Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-             const std::vector<int64_t>& coordinates);
+Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes, const Ints& coordinates);
 
 // A dimension after a cut of it.
 void cut_down(Dims& dims, const DigitCut& cut);

@@ -1,6 +1,7 @@
 #include "plan/placed.h"
 
 #include <array>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/watch.h"
@@ -9,8 +10,8 @@
 namespace whale {
 namespace {
 
-template <class T>
-bool inside(int64_t i, const std::vector<T>& list) {
+template <class List>
+bool inside(int64_t i, const List& list) {
   return i >= 0 && i < static_cast<int64_t>(list.size());
 }
 
@@ -103,7 +104,7 @@ std::string fault_of_holes(const Program& program) {
   return "";
 }
 
-std::string fault_of_values(const Program& program, const std::vector<int64_t>& values) {
+std::string fault_of_values(const Program& program, const Ints& values) {
   for (size_t k = 0; k < values.size(); ++k) {
     Watch::look();
     const Hole& hole = program.holes[k];
@@ -139,32 +140,41 @@ std::string fault_of_values(const Program& program, const std::vector<int64_t>& 
 Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {
   std::vector<size_t> hole_of(program.buffers.size(), SIZE_MAX);
   std::vector<size_t> number(program.buffers.size(), SIZE_MAX);  // of storages
+  size_t storages = 0;
   for (size_t k = 0; k < holes.size(); ++k) {
     if (holes[k].kind != HoleKind::kAt) continue;
     hole_of[static_cast<size_t>(holes[k].buffer)] = k;
     size_t& mine = number[static_cast<size_t>(storage_of(program, holes[k].buffer))];
-    if (mine == SIZE_MAX) mine = storages_.size(), storages_.emplace_back();
+    if (mine == SIZE_MAX) mine = storages++;
   }
-  if (storages_.empty()) return;
-  for (size_t b = 0; b < program.buffers.size(); ++b) {
-    const auto id = static_cast<BufferId>(b);
-    if (const size_t mine = number[static_cast<size_t>(storage_of(program, id))]; mine != SIZE_MAX)
-      storages_[mine].push_back({id, hole_of[b]});
-  }
+  begins_.resize(storages + 1);
+  if (storages == 0) return;
+  const auto each = [&](const auto& take) {  // part, with the number of its storage
+    for (size_t b = 0; b < program.buffers.size(); ++b) {
+      const auto id = static_cast<BufferId>(b);
+      if (const size_t mine = number[static_cast<size_t>(storage_of(program, id))]; mine != SIZE_MAX)
+        take(mine, Part{id, hole_of[b]});
+    }
+  };
+  each([&](size_t mine, const Part&) { ++begins_[mine + 1]; });
+  std::partial_sum(begins_.begin(), begins_.end(), begins_.begin());
+  parts_.resize(begins_.back());
+  std::vector<size_t> end(begins_.begin(), begins_.end() - 1);  // of what is there
+  each([&](size_t mine, const Part& part) { parts_[end[mine]++] = part; });
 }
 
-bool Overlaps::hold(const Program& program, const std::vector<int64_t>& values) const {
+bool Overlaps::hold(const Program& program, const Ints& values) const {
   const auto there = [&](const Part& part, bool moved) {
     const Buffer& b = program.buffers[static_cast<size_t>(part.buffer)];
     const int64_t at = moved && part.hole != SIZE_MAX ? values[part.hole] : b.at;
     return Interval{at, at + b.bytes};
   };
-  for (const std::vector<Part>& parts : storages_)
-    for (size_t a = 0; a < parts.size(); ++a) {
+  for (size_t s = 0; s + 1 < begins_.size(); ++s)
+    for (size_t a = begins_[s]; a < begins_[s + 1]; ++a) {
       Watch::look();
-      for (size_t b = 0; b < a; ++b)
-        if (relation(there(parts[a], false), there(parts[b], false)) !=
-            relation(there(parts[a], true), there(parts[b], true)))
+      for (size_t b = begins_[s]; b < a; ++b)
+        if (relation(there(parts_[a], false), there(parts_[b], false)) !=
+            relation(there(parts_[a], true), there(parts_[b], true)))
           return false;
     }
   return true;

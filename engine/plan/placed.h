@@ -25,7 +25,7 @@ std::vector<std::vector<const DeviceRow*>> rows_of_programs(const Entry& entry);
 std::string fault_of_holes(const Program& program);
 // What is wrong with values of a program's holes, of which there are as many; "": nothing. Attributes are checked by
 // the rules of their ops, when a plan is read.
-std::string fault_of_values(const Program& program, const std::vector<int64_t>& values);
+std::string fault_of_values(const Program& program, const Ints& values);
 
 // How parts of storages lie to each other: which ones overlap, are the same, or lie inside of another. All that the
 // planner and the verifier know of a program's memory they know from this, offsets and the order of instructions.
@@ -34,14 +34,15 @@ class Overlaps {
   // As the program itself has it. `holes`: in any order; those that are kAt may move.
   Overlaps(const Program& program, const std::vector<Hole>& holes);
   // Is it so, too, with these values of the holes? The program must be the one that this was made from.
-  bool hold(const Program& program, const std::vector<int64_t>& values) const;
+  bool hold(const Program& program, const Ints& values) const;
 
  private:
   struct Part {
     BufferId buffer = kNone;
     size_t hole = SIZE_MAX;  // none: it stays where it is
   };
-  std::vector<std::vector<Part>> storages_;  // those of which a part moves
+  std::vector<Part> parts_;     // of storages of which one moves, storage by storage
+  std::vector<size_t> begins_;  // of each storage in `parts_`, and the end
 };
 
 }  // namespace whale

@@ -71,6 +71,7 @@ struct PlanVariable {
 
 // ---- programs ---------------------------------------------------------------------------------------------------
 using BufferId = int32_t;
+using BufferIds = SmallVector<BufferId, 6>;
 
 enum class BufferKind : uint8_t {
   kArena,     // lives in the arena at `offset`, reused by liveness
@@ -139,8 +140,8 @@ struct Instruction {
   OpCode op{};
   std::string name;  // of the op in the graph, for errors, timelines and dumps
   Attrs attrs;
-  std::vector<BufferId> in;  // kNone for an absent operand
-  std::vector<BufferId> out;
+  BufferIds in;  // kNone for an absent operand
+  BufferIds out;
   Box box;  // of out[0] (for reductions to nothing: of in[0]), when the op is offset-aware
   uint64_t key = 0;
   int32_t ref = -1;          // kFeed: input; kFetch: output; kCollective: group; kSend, kReceive: link
@@ -204,12 +205,12 @@ struct SampleCut {
 };
 
 struct DeviceRow {
-  int32_t device = 0;                // index into Plan::devices
-  int32_t program = 0;               // class
-  int32_t mesh = 0;                  // index into Plan::meshes
-  std::vector<int64_t> coordinates;  // in the mesh
-  std::vector<SampleCut> samples;    // at least one; Instruction::samples chooses
-  std::vector<int64_t> placed;       // values of the program's holes
+  int32_t device = 0;              // index into Plan::devices
+  int32_t program = 0;             // class
+  int32_t mesh = 0;                // index into Plan::meshes
+  Ints coordinates;                // in the mesh
+  std::vector<SampleCut> samples;  // at least one; Instruction::samples chooses
+  Ints placed;                     // values of the program's holes
 };
 
 // ---- links: what moves between devices piece by piece, where no collective does it -------------------------------

@@ -89,7 +89,7 @@ struct RowNames {
   }
 };
 
-std::string buffers_text(const Program& p, const std::vector<BufferId>& ids) {
+std::string buffers_text(const Program& p, const BufferIds& ids) {
   std::string text;
   for (const BufferId id : ids) {
     if (!text.empty()) text += ", ";

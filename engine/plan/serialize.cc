@@ -481,7 +481,7 @@ void check_placed_types(const Program& program, const std::vector<const DeviceRo
     });
     Instruction placed =
         program.segments[static_cast<size_t>(first->segment)].instructions[static_cast<size_t>(first->instruction)];
-    std::set<std::vector<int64_t>> seen;
+    std::set<Ints> seen;
     for (const DeviceRow* row : rows) {
       const auto values = row->placed.begin() + (first - holes.begin());
       if (!seen.emplace(values, values + (end - first)).second) continue;
@@ -601,10 +601,19 @@ Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
   return out;
 }
 
+// About as many bytes as a plan becomes: a builder that grows copies what is there.
+size_t likely_bytes(const Plan& plan) {
+  size_t instructions = 0;
+  for (const Entry& entry : plan.entries)
+    for (const Program& program : entry.programs)
+      for (const Segment& segment : program.segments) instructions += segment.instructions.size();
+  return 256 * 1024 + 1024 * instructions;
+}
+
 }  // namespace
 
 std::vector<uint8_t> serialize(const Plan& plan) {
-  Builder b(256 * 1024);
+  Builder b(likely_bytes(plan));
   const auto model = write(b, plan.model), strategy = write(b, plan.strategy);
   const auto devices = write_all(b, plan.devices);
   const auto meshes = write_all(b, plan.meshes);
@@ -623,7 +632,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
       b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
                         variables, entries, optimizer, schedule, plan.micro_batches,
                         number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price));
-  return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
+  return bytes_of(b);
 }
 
 Plan deserialize(const uint8_t* bytes, size_t size) {

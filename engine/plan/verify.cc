@@ -19,8 +19,8 @@ using Context = VerifyContext;
 
 constexpr int64_t kMostDevices = int64_t{1} << 20;
 
-template <class T>
-bool inside(int64_t i, const std::vector<T>& list) {
+template <class List>
+bool inside(int64_t i, const List& list) {
   return i >= 0 && i < static_cast<int64_t>(list.size());
 }
 
@@ -218,7 +218,7 @@ void check_places(const Context& c, const std::vector<const DeviceRow*>& rows) {
   const Overlaps overlaps(p, p.holes);
   const auto parts =
       std::ranges::find_if(p.holes, [](const Hole& h) { return h.kind != HoleKind::kAt; }) - p.holes.begin();
-  std::set<std::vector<int64_t>> seen;  // places of parts, which come first
+  std::set<Ints> seen;  // places of parts, which come first
   for (const DeviceRow* row : rows) {
     Watch::look();
     const auto fail = [&](const std::string& what) { c.fail(fmt::format("on device {}, {}", row->device, what)); };
@@ -243,7 +243,7 @@ void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
                      mesh.axes.size()));
   if (output.merge == OutputMerge::kConcat || element_count(output.dims) == 0) return;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
-    const std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
+    const Ints at = mesh.coordinates(static_cast<int64_t>(k));
     bool hands_over = true;
     for (size_t a = 0; a < at.size(); ++a) hands_over &= output.cut_by[a] || at[a] == 0;
     if (!hands_over || mesh.devices[k] < 0) continue;

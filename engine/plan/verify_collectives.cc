@@ -46,7 +46,7 @@ class Shapes {
 
   // Of operand n of a bucket.
   std::vector<Interval> cuts(const char* name, size_t n, size_t operands) const {
-    const std::vector<int64_t>& all = attr_ints(i_.attrs, name);
+    const Ints& all = attr_ints(i_.attrs, name);
     if (all.size() != 2 * members_ * operands) fail(fmt::format("its {} are not of {} members", name, members_));
     std::vector<Interval> out;
     for (size_t m = 0; m < members_; ++m) out.push_back({all[2 * (n * members_ + m)], all[2 * (n * members_ + m) + 1]});
@@ -61,7 +61,7 @@ class Shapes {
 
   // Elements of a tensor at each position of the digit, whose extent it is.
   int64_t unit(const Buffer& b, const char* name, size_t n, int64_t extent) const {
-    const std::vector<int64_t>& digits = attr_ints(i_.attrs, name);
+    const Ints& digits = attr_ints(i_.attrs, name);
     if (digits.size() < 3 * (n + 1)) fail("it names no digit");
     const int64_t dim = digits[3 * n], outer = digits[3 * n + 1], inner = digits[3 * n + 2];
     const bool fits = dim >= 0 && dim < std::ssize(b.dims) && outer >= 1 && inner >= 1 &&
@@ -73,7 +73,7 @@ class Shapes {
     return elements(b) / extent;
   }
 
-  void parts(const std::vector<BufferId>& wholes, const std::vector<BufferId>& mine) const {
+  void parts(const BufferIds& wholes, const BufferIds& mine) const {
     if (wholes.size() != mine.size() || mine.empty()) fail("it has a result for each operand");
     for (size_t n = 0; n < mine.size(); ++n) {
       const Buffer &whole = buffer(wholes[n]), &part = buffer(mine[n]);

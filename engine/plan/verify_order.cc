@@ -118,14 +118,14 @@ namespace {
 
 // Equal numbers for programs whose rows take the same steps.
 std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
-  Numbers<std::vector<int64_t>> segments;
+  Numbers<Ints> segments;
   Numbers<std::vector<int32_t>> programs;
   std::vector<int32_t> out;
   for (size_t p = 0; p < steps.size(); ++p) {
     std::vector<int32_t> numbers;
     for (size_t s = 0; s < steps[p].size(); ++s) {
       Watch::look();
-      std::vector<int64_t> key;
+      Ints key;
       for (const PlanStep& step : steps[p][s]) {
         const Instruction& i = entry.programs[p].segments[s].instructions[static_cast<size_t>(step.instruction)];
         key.insert(key.end(), {static_cast<int64_t>(i.kind), static_cast<int64_t>(i.stream), i.ref});

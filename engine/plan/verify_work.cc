@@ -24,8 +24,8 @@ class Cuts {
   Cuts(const Mesh& mesh, const Entry& entry, size_t micro_batches)
       : mesh_(mesh), batch_(entry.batch), time_{"time", static_cast<int64_t>(micro_batches), {}, {}} {}
 
-  const SampleCut& at(uint64_t mask, const std::vector<int64_t>& coordinates) {
-    std::vector<int64_t> key{static_cast<int64_t>(mask)};
+  const SampleCut& at(uint64_t mask, const Ints& coordinates) {
+    Ints key{static_cast<int64_t>(mask)};
     for (size_t a = 0; a < mesh_.axes.size(); ++a)  // a ragged axis depends on those outside of it
       key.push_back(mask >> (a + 1) & 1 || ragged_inside(mask, a) ? coordinates[a] : -1);
     const auto [at, fresh] = known_.try_emplace(std::move(key));
@@ -43,7 +43,7 @@ class Cuts {
       if (mask >> (a + 1) & 1 && mesh_.axes[a].ragged()) return true;
     return false;
   }
-  Interval range(Interval all, uint64_t mask, const std::vector<int64_t>& coordinates) const {
+  Interval range(Interval all, uint64_t mask, const Ints& coordinates) const {
     for (size_t a = 0; a < mesh_.axes.size(); ++a) {
       if (!(mask >> (a + 1) & 1)) continue;
       const Interval inner = cut_of(mesh_.axes, a, false, all.size(), coordinates);
@@ -55,7 +55,7 @@ class Cuts {
   const Mesh& mesh_;
   int64_t batch_;
   MeshAxis time_;
-  std::map<std::vector<int64_t>, SampleCut> known_;
+  std::map<Ints, SampleCut> known_;
 };
 
 // One set of axes explains the number-th samples of all devices.

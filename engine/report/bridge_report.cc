@@ -171,7 +171,7 @@ class Reporter {
     return kTime;
   }
 
-  Place place(int32_t stage, std::vector<int64_t> coordinates) const {
+  Place place(int32_t stage, Ints coordinates) const {
     return {lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], std::move(coordinates), 0};
   }
 
@@ -179,7 +179,7 @@ class Reporter {
     Group g;
     const Mesh& mesh = lg_.tasks.mesh(op.stage);
     for (int64_t k = 0; k < lg_.size(axis, op.stage); ++k) {
-      std::vector<int64_t> at(lg_.axes() - 1);
+      Ints at(lg_.axes() - 1);
       at[axis - 1] = k;
       if (!mesh.axes[axis - 1].exists(k, row_of(mesh.axes, axis - 1, at))) continue;
       g.own.push_back(local_.part(x, place(op.stage, at)));
@@ -226,8 +226,7 @@ class Reporter {
     row.tensor = lg_.graph.tensor(x).name;
     row.dtype = t.dtype, row.dims = t.dims, row.phase = op.phase, row.count = 1;
     row.from = to_string(lg_.layouts[static_cast<size_t>(x)]), row.to = to_string(lg_.layouts[static_cast<size_t>(y)]);
-    if (op.region == Region::kBody)
-      row.runs = local_.micro_batches(place(op.stage, std::vector<int64_t>(lg_.axes() - 1))).size();
+    if (op.region == Region::kBody) row.runs = local_.micro_batches(place(op.stage, Ints(lg_.axes() - 1))).size();
     const size_t axis = axis_of(op, x, y);
     const Pricer p{lg_.tasks.cost, static_cast<double>(size_of(t.dtype))};
     const std::string pattern = starred(row.tensor);

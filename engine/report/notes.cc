@@ -7,7 +7,7 @@ namespace whale {
 namespace {
 
 // "3, 3, 2"; runs of many equal ones as "96 (x 1024)".
-std::string sizes_text(const std::vector<int64_t>& sizes) {
+std::string sizes_text(const Ints& sizes) {
   constexpr size_t kMany = 16;
   std::string text;
   for (size_t i = 0; i < sizes.size();) {
@@ -27,7 +27,7 @@ std::vector<std::string> notes_of(const Plan& plan) {
   if (plan.entries.empty()) return notes;
   const Entry& e = plan.entries[0];
   if (plan.devices.size() > 1) {
-    std::vector<int64_t> sizes;
+    Ints sizes;
     for (const DeviceRow& row : e.rows) sizes.push_back(samples_of(e, row));
     if (e.batch == 1)
       notes.push_back("The batch is one sample, which cannot be cut: every device computes all of it.");

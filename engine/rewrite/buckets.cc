@@ -104,7 +104,7 @@ class HeldBack {
 
  private:
   TensorId loss_ = kNone;
-  std::vector<int64_t> until_;  // made before each op
+  Ints until_;  // made before each op
 };
 
 // Which ops wait for a bucket. Whatever reads the results of its members is an update, so only updates (and sums of
@@ -169,7 +169,7 @@ void join(Op& into, const Op& op) {
   into.outputs.push_back(op.outputs[0]);
   if (op.phase != Phase::kForward) into.phase = op.phase;
   if (op.code == OpCode::k_all_reduce) return;
-  auto& digits = std::get<std::vector<int64_t>>(into.attrs.at("digit"));
+  auto& digits = std::get<Ints>(into.attrs.at("digit"));
   const auto& more = attr_ints(op.attrs, "digit");
   digits.insert(digits.end(), more.begin(), more.end());
 }
@@ -233,11 +233,11 @@ void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
     OpId op = kNone;
     int64_t bytes = 0;
     OpId bucket = kNone;
-    std::vector<int64_t> decays;
+    Ints decays;
     int members = 0;
   };
   FactorTable factors;
-  std::map<std::pair<std::vector<TensorId>, std::string>, Group> open;
+  std::map<std::pair<TensorIds, std::string>, Group> open;
   std::vector<char> removed(g.ops.size());
   std::vector<std::pair<OpId, OpId>> order;  // (when it is ready, op)
   const auto ready = [&](const Op& op, bool sums) {

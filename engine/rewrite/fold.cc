@@ -113,7 +113,7 @@ void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
     }
     Op op = r.old[i];
     for (TensorId& id : op.inputs) id = r.now(id);
-    const std::vector<TensorId> results = form(graph, op);
+    const TensorIds results = form(graph, op);
     if (results.empty()) {
       r.keep(i);
       continue;

@@ -25,7 +25,7 @@ bool can_be_step(const Graph& g, const Op& op) {
 
 struct Group {
   std::vector<OpId> ops;  // in order; the last is the root
-  std::vector<TensorId> inputs;
+  TensorIds inputs;
 };
 
 class Fuser {
@@ -95,8 +95,8 @@ class Fuser {
     groups_[static_cast<size_t>(root)] = std::move(group);
   }
 
-  std::vector<TensorId> inputs_of(const std::vector<OpId>& ops, OpId root) const {
-    std::vector<TensorId> inside, out;
+  TensorIds inputs_of(const std::vector<OpId>& ops, OpId root) const {
+    TensorIds inside, out;
     for (const OpId op : ops) inside.push_back(g_.op(op).outputs[0]);
     const auto look = [&](OpId op) {
       for (const TensorId id : g_.op(op).inputs)

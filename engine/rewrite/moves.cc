@@ -55,13 +55,12 @@ size_t Moves::ops_between(size_t from, size_t to) const {
   return n;
 }
 
-std::vector<TensorId> Moves::store(const std::vector<TensorId>& values, size_t before, size_t like_op,
-                                   const std::vector<TensorId>& places) {
+TensorIds Moves::store(const TensorIds& values, size_t before, size_t like_op, const TensorIds& places) {
   Op op = op_beside(g_.ops[like_op], OpCode::k_to_host, g_.tensor(values[0]).name + ".to_host", values, {});
   op.inputs.insert(op.inputs.end(), places.begin(), places.end());
   op.attrs = {{"into", !places.empty()}};
   for (const TensorId id : values) op.outputs.push_back(add_like(lg_, id, ".host"));
-  std::vector<TensorId> out = op.outputs;
+  TensorIds out = op.outputs;
   before_[before].push_back({0, std::move(op)});
   return out;
 }

@@ -29,8 +29,7 @@ class Moves {
 
   // to_host in front of op `before`, with the place in the program of op `like`. `places`: results of earlier ones, to
   // be written over.
-  std::vector<TensorId> store(const std::vector<TensorId>& values, size_t before, size_t like,
-                              const std::vector<TensorId>& places = {});
+  TensorIds store(const TensorIds& values, size_t before, size_t like, const TensorIds& places = {});
   // The uses read copies of `host` instead of `root`; none is made before op `after`.
   void fetch(TensorId host, TensorId root, const std::vector<Use>& uses, size_t after);
   // A copy at the very start, for whoever wants it whole.

@@ -65,10 +65,10 @@ class Offloader {
         if (f.tensor == v.tensor) f.tensor = moves_.fetch_first(v.tensor);
     }
     for (auto& [op, variables] : updates) {
-      std::vector<TensorId> next;
+      TensorIds next;
       for (const Variable* v : variables) next.push_back(v->next);
       const auto update = static_cast<size_t>(op);
-      const std::vector<TensorId> stored = moves_.store(next, update + 1, update);
+      const TensorIds stored = moves_.store(next, update + 1, update);
       for (size_t k = 0; k < variables.size(); ++k) variables[k]->next = stored[k];
     }
   }

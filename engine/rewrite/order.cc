@@ -96,7 +96,7 @@ std::vector<double> wishes(const Order& o) {
     if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
       key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
   const Lists direct = readers_of(g);
-  const auto made_at = [&](const std::vector<TensorId>& ids) {
+  const auto made_at = [&](const TensorIds& ids) {
     double last = -1;
     for (const TensorId id : ids)
       if (id != kNone && g.tensor(id).producer != kNone)
@@ -151,7 +151,7 @@ std::vector<double> wishes(const Order& o) {
     const Op& op = g.ops[i];
     const TensorId added = summand_of(op);
     if ((op.phase != Phase::kUpdate && added == kNone) || has_flag(op.code, kCollective)) continue;
-    const std::vector<TensorId> awaited = added == kNone ? op.inputs : std::vector<TensorId>{added};
+    const TensorIds awaited = added == kNone ? op.inputs : TensorIds{added};
     double when = made_at(awaited) + 0.1;
     for (const TensorId id : awaited) {
       if (id == kNone || g.tensor(id).producer == kNone) continue;

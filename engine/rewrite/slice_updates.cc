@@ -160,10 +160,9 @@ class Slicer {
     lg_.at(made, c.axis) = to;
     Op op = op_beside(update, code, g_.tensor(made).name, {id}, {made});
     op.attrs.reserve(2 + empty.size());
-    op.attrs["digit"] = std::vector<int64_t>{c.digit.dim, c.digit.outer, c.digit.inner};
+    op.attrs["digit"] = Ints{c.digit.dim, c.digit.outer, c.digit.inner};
     op.attrs["group"] = static_cast<int64_t>(c.axis) - 1;
-    for (const char* name : empty)
-      op.attrs[name] = code == OpCode::k_all_gather ? Attr{std::vector<int64_t>{}} : Attr{int64_t{0}};
+    for (const char* name : empty) op.attrs[name] = code == OpCode::k_all_gather ? Attr{Ints{}} : Attr{int64_t{0}};
     g_.tensor(made).producer = static_cast<OpId>(g_.ops.size());
     g_.tensor(made).output = 0;
     g_.ops.push_back(std::move(op));
@@ -175,7 +174,7 @@ class Slicer {
     Op& sum = g_.op(c.sum);
     sum.code = OpCode::k_reduce_scatter;
     for (auto& [name, value] : digit_attr("digit", c.digit)) sum.attrs[name] = value;
-    sum.attrs["cuts"] = std::vector<int64_t>{};
+    sum.attrs["cuts"] = Ints{};
     lg_.at(sum.outputs[0], c.axis) = cut;
     for (const size_t i : c.carriers) {
       if (i == c.gradient) continue;
@@ -183,7 +182,7 @@ class Slicer {
       const TensorId part = bridge(OpCode::k_local_slice, whole, ".slice", c, cut, {"begin", "end"});
       g_.op(c.update).inputs[i] = part;
     }
-    for (const TensorId y : std::vector<TensorId>(g_.op(c.update).outputs)) {
+    for (const TensorId y : TensorIds(g_.op(c.update).outputs)) {
       lg_.at(y, c.axis) = cut;
       const TensorId whole = bridge(OpCode::k_all_gather, y, ".gathered", c, {}, {"cuts"});
       for (const int32_t v : next_[static_cast<size_t>(y)]) g_.variables[static_cast<size_t>(v)].next = whole;

@@ -229,7 +229,7 @@ class Streamer {
   }
 
   // The op over the pieces of round r.
-  std::vector<TensorId> work(const Op& op, const Ring& ring, const std::vector<TensorId>& now, int64_t r) {
+  TensorIds work(const Op& op, const Ring& ring, const TensorIds& now, int64_t r) {
     const std::string suffix = fmt::format(".{}", r);
     Op piece = op;
     piece.name += suffix;
@@ -243,18 +243,17 @@ class Streamer {
       if (ring.factor.outputs[o].present())
         lg_.at(made, ring.axis) = {.placement = Placement::kShard, .digit = ring.factor.outputs[o], .rotate = r};
     }
-    std::vector<TensorId> results = piece.outputs;
+    TensorIds results = piece.outputs;
     g_.ops.push_back(std::move(piece));
     return results;
   }
 
   // The results of this round and of those before, as one.
-  void combine(const Op& op, const Ring& ring, std::vector<TensorId>& sums, const std::vector<TensorId>& made,
-               int64_t r) {
+  void combine(const Op& op, const Ring& ring, TensorIds& sums, const TensorIds& made, int64_t r) {
     const bool last = r + 1 == ring.ways;
     const std::string suffix = fmt::format(".to{}", r);
     if (ring.factor.merge != OpCode{}) {
-      std::vector<TensorId> in = sums, out = op.outputs;
+      TensorIds in = sums, out = op.outputs;
       in.insert(in.end(), made.begin(), made.end());
       if (!last)
         for (size_t o = 0; o < made.size(); ++o) out[o] = like(made[o], suffix, g_.tensor(made[o]).dtype);
@@ -274,16 +273,16 @@ class Streamer {
   }
 
   void emit(const Op& op, const Ring& ring, std::vector<Op>& old) {
-    std::vector<TensorId> now, sums;
+    TensorIds now, sums;
     for (const auto& [i, source] : ring.pieces) now.push_back(source);
     for (int64_t r = 0; r < ring.ways; ++r) {
       // While this round's pieces are worked on, the next ones come, and the sums so far follow their pieces.
-      std::vector<TensorId> next;
+      TensorIds next;
       for (size_t p = 0; p < now.size() && r + 1 < ring.ways; ++p)
         next.push_back(shift(op, ring, now[p], fmt::format(".{}", r + 1)));
       for (const Scatter& s : ring.scatters)
         if (r > 0) sums[s.result] = shift(op, ring, sums[s.result], ".on");
-      const std::vector<TensorId> made = work(op, ring, now, r);
+      const TensorIds made = work(op, ring, now, r);
       if (r == 0)
         sums = made;
       else
@@ -326,10 +325,10 @@ class Streamer {
     Op last = op_beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, bridge.name, {id}, {to});
     last.attrs = digit_attr("digit", ring.factor.outputs[o]);
     last.attrs["group"] = static_cast<int64_t>(ring.axis) - 1;
-    last.attrs["cuts"] = std::vector<int64_t>{};
+    last.attrs["cuts"] = Ints{};
     if (!whole) {
       for (auto& [name, value] : digit_attr("to_digit", lg_.at(to, ring.axis).digit)) last.attrs[name] = value;
-      last.attrs["to_cuts"] = std::vector<int64_t>{};
+      last.attrs["to_cuts"] = Ints{};
     }
     g_.ops.push_back(std::move(last));
   }

@@ -26,12 +26,12 @@ Combine combine_of(const std::string& name) {
 }
 
 Digit digit_of(const Attrs& attrs, const char* name) {
-  const std::vector<int64_t>& given = attr_ints(attrs, name);
+  const Ints& given = attr_ints(attrs, name);
   return given.size() == 3 ? Digit{static_cast<int>(given[0]), given[1], given[2]} : Digit{};
 }
 
 std::vector<Interval> cuts_of(const Attrs& attrs, const char* name) {
-  const std::vector<int64_t>& given = attr_ints(attrs, name);
+  const Ints& given = attr_ints(attrs, name);
   std::vector<Interval> cuts;
   for (size_t i = 0; i + 1 < given.size(); i += 2) cuts.push_back({given[i], given[i + 1]});
   return cuts;
@@ -39,7 +39,7 @@ std::vector<Interval> cuts_of(const Attrs& attrs, const char* name) {
 
 // The attributes digit and cuts of a bucket: those of all operands, one behind the other.
 std::vector<DigitCuts> cuts_of_operands(const Attrs& attrs, size_t operands) {
-  const std::vector<int64_t>& digits = attr_ints(attrs, "digit");
+  const Ints& digits = attr_ints(attrs, "digit");
   const std::vector<Interval> all = cuts_of(attrs, "cuts");
   if (digits.empty() && all.empty()) return {};
   if (operands == 0 || digits.size() != 3 * operands || all.size() % operands)

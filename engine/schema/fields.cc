@@ -181,11 +181,18 @@ flatbuffers::Verifier verifier(const uint8_t* data, size_t size) {
                                /*max_tables=*/static_cast<flatbuffers::uoffset_t>(size / 4 + 16));
 }
 
+std::vector<uint8_t> bytes_of(const Builder& b) {
+  std::vector<uint8_t> out;
+  out.reserve(b.GetSize() + 64);
+  out.assign(b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize());
+  return out;
+}
+
 OffVector<fb::Attr> write(Builder& b, const Attrs& attrs) {
   std::vector<Off<fb::Attr>> out;
   for (const auto& [name, value] : attrs) {
     const auto* s = std::get_if<std::string>(&value);
-    const auto* ints = std::get_if<std::vector<int64_t>>(&value);
+    const auto* ints = std::get_if<Ints>(&value);
     const auto* floats = std::get_if<std::vector<double>>(&value);
     const auto name_at = b.CreateString(name.data(), name.size());
     const auto s_at = s != nullptr ? write(b, *s) : 0;

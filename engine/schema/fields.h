@@ -88,11 +88,18 @@ using Off = flatbuffers::Offset<T>;
 template <class T>
 using OffVector = Off<flatbuffers::Vector<Off<T>>>;
 
+// What was built, with room for a checksum behind it.
+std::vector<uint8_t> bytes_of(const Builder& b);
+
 inline Off<flatbuffers::String> write(Builder& b, const std::string& s) {
   return s.empty() ? Off<flatbuffers::String>() : b.CreateString(s.data(), s.size());
 }
 template <class T>
 Off<flatbuffers::Vector<T>> write(Builder& b, const std::vector<T>& v) {
+  return v.empty() ? Off<flatbuffers::Vector<T>>() : b.CreateVector(v.data(), v.size());
+}
+template <class T, uint32_t N>
+Off<flatbuffers::Vector<T>> write(Builder& b, const SmallVector<T, N>& v) {
   return v.empty() ? Off<flatbuffers::Vector<T>>() : b.CreateVector(v.data(), v.size());
 }
 template <class T>

@@ -47,7 +47,7 @@ std::vector<uint8_t> serialize(const Graph& graph) {
   const auto outputs = named(graph.outputs), gradients = named(graph.gradients);
   fb::FinishGraphBuffer(b, fb::CreateGraph(b, kGraphFormatVersion, name, tensors_at, ops_at, scopes, variables_at,
                                            inputs, outputs, gradients, training, strategy));
-  return {b.GetBufferPointer(), b.GetBufferPointer() + b.GetSize()};
+  return bytes_of(b);
 }
 
 }  // namespace whale

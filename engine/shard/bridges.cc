@@ -28,7 +28,7 @@ Attrs merged(std::initializer_list<Attrs> parts) {
 
 }  // namespace
 
-Attrs digit_attr(const char* name, const Digit& d) { return {{name, std::vector<int64_t>{d.dim, d.outer, d.inner}}}; }
+Attrs digit_attr(const char* name, const Digit& d) { return {{name, Ints{d.dim, d.outer, d.inner}}}; }
 
 BridgeBuilder::BridgeBuilder(Graph graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches) : out(tasks) {
   const size_t tensors = graph.tensors.size();
@@ -135,8 +135,8 @@ TensorId BridgeBuilder::alike(TensorId id) {
   return id;
 }
 
-TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs,
-                               size_t axis, AxisLayout to) {
+TensorId BridgeBuilder::bridge(OpCode code, TensorIds inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
+                               AxisLayout to) {
   const TensorId made = like(id, suffix);
   out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
   out.at(made, axis) = to;
@@ -144,7 +144,7 @@ TensorId BridgeBuilder::bridge(OpCode code, std::vector<TensorId> inputs, Tensor
   return made;
 }
 
-void BridgeBuilder::append_behind(TensorId id, OpCode code, std::vector<TensorId> inputs, TensorId made, Attrs attrs,
+void BridgeBuilder::append_behind(TensorId id, OpCode code, TensorIds inputs, TensorId made, Attrs attrs,
                                   int32_t stage) {
   Op op;
   op.code = code;
@@ -285,9 +285,8 @@ TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
         "'{}': Adasum between groups that cut it in different ways is not implemented; give all groups "
         "equal shares",
         out.graph.tensor(id).name);
-  const TensorId made =
-      bridge(OpCode::k_adasum, {id}, id, ".adasum",
-             {{"group", static_cast<int64_t>(axis) - 1}, {"weights", std::vector<int64_t>{}}}, axis, {});
+  const TensorId made = bridge(OpCode::k_adasum, {id}, id, ".adasum",
+                               {{"group", static_cast<int64_t>(axis) - 1}, {"weights", Ints{}}}, axis, {});
   reduced_[id] = made;
   return made;
 }
@@ -305,7 +304,7 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
       bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
              merged({{{"group", static_cast<int64_t>(axis) - 1},
                       {"combine", std::string(kCombines[static_cast<size_t>(out.at(id, axis).combine)])},
-                      {"cuts", std::vector<int64_t>{}}},
+                      {"cuts", Ints{}}},
                      digit_attr("digit", to.digit)}),
              axis, to);
   return made_[key(id, axis, kScatter, to)] = made;
@@ -320,7 +319,7 @@ TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
   }
   // The intervals are filled in by lowering: they differ between micro-batches.
   const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
-                               merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", std::vector<int64_t>{}}},
+                               merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", Ints{}}},
                                        digit_attr("digit", out.at(id, axis).digit)}),
                                axis, {});
   return made_[at] = made;
@@ -340,13 +339,12 @@ TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to)
     id = sum_in_groups(id, axis);
     return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
   }
-  const TensorId made = bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
-                               merged({{{"group", static_cast<int64_t>(axis) - 1},
-                                        {"cuts", std::vector<int64_t>{}},
-                                        {"to_cuts", std::vector<int64_t>{}}},
-                                       digit_attr("digit", out.at(id, axis).digit),
-                                       digit_attr("to_digit", to.digit)}),
-                               axis, to);
+  const TensorId made =
+      bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
+             merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", Ints{}}, {"to_cuts", Ints{}}},
+                     digit_attr("digit", out.at(id, axis).digit),
+                     digit_attr("to_digit", to.digit)}),
+             axis, to);
   return made_[at] = made;
 }
 

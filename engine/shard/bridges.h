@@ -60,10 +60,10 @@ class BridgeBuilder {
   TensorId sum_of_parts(TensorId id, size_t axis);
   TensorId from_first(TensorId id, size_t axis);
   uint32_t unlike_after(const Op& op) const;
-  TensorId bridge(OpCode code, std::vector<TensorId> inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
+  TensorId bridge(OpCode code, TensorIds inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
                   AxisLayout to);
   // In the scope and phase of what makes `id`.
-  void append_behind(TensorId id, OpCode code, std::vector<TensorId> inputs, TensorId made, Attrs attrs, int32_t stage);
+  void append_behind(TensorId id, OpCode code, TensorIds inputs, TensorId made, Attrs attrs, int32_t stage);
   using Key = std::tuple<TensorId, size_t, int, int, int64_t, int64_t, bool, WindowRead>;
   static Key key(TensorId id, size_t axis, int what, const AxisLayout& to) {
     return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window};

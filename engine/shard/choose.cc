@@ -70,6 +70,7 @@ void place_in_stages(Graph& g, const TaskGraphs& tasks) {
 }
 
 std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
+  if (g.gradients.empty()) return {};
   std::unordered_map<std::string_view, TensorId> named;
   for (const Variable& v : g.variables)
     if (v.role == Role::kParameter) named.emplace(g.tensor(v.tensor).name, v.tensor);
@@ -177,7 +178,8 @@ void CutChooser::choose_op(OpId number) {
   operands.reserve(op.inputs.size());
   for (const TensorId id : op.inputs) operands.push_back(operand(id, op));
   hoist(operands, op, number);
-  std::vector<Layout> results(op.outputs.size(), Layout{std::vector<AxisLayout>(axes())});
+  std::vector<Layout> results(op.outputs.size());
+  for (Layout& result : results) result.axes.resize(axes());
   Placed placed{g_, axes_, op, factors, {}, {}};
   placed.in.reserve(operands.size());
   placed.out.reserve(results.size());

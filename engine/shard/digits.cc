@@ -18,7 +18,7 @@ void mix(size_t& hash, const Attr& attr) {
   const auto list = [&](const auto& values) {
     for (const auto& v : values) mix(hash, std::hash<std::decay_t<decltype(v)>>{}(v));
   };
-  if (const auto* ints = std::get_if<std::vector<int64_t>>(&attr)) return list(*ints);
+  if (const auto* ints = std::get_if<Ints>(&attr)) return list(*ints);
   if (const auto* floats = std::get_if<std::vector<double>>(&attr)) return list(*floats);
   if (const auto* text = std::get_if<std::string>(&attr)) return mix(hash, std::hash<std::string>{}(*text));
   if (const auto* real = std::get_if<double>(&attr)) return mix(hash, std::hash<double>{}(*real));

@@ -34,7 +34,7 @@ LayoutGraph Inserter::run() {
 }
 
 Placed Inserter::placed(const Op& op, const Factors& factors) const {
-  const auto layouts = [&](const std::vector<TensorId>& ids) {
+  const auto layouts = [&](const TensorIds& ids) {
     std::vector<const Layout*> out;
     for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.layouts[static_cast<size_t>(id)]);
     return out;
@@ -43,7 +43,7 @@ Placed Inserter::placed(const Op& op, const Factors& factors) const {
 }
 
 void Inserter::place(Op op, OpId number, const Forced& forced) {
-  const std::vector<TensorId> asked = op.inputs;
+  const TensorIds asked = op.inputs;
   for (TensorId& id : op.inputs) id = b_.latest(id);
   if (tasks().stages() > 1)
     for (TensorId& id : op.inputs)
@@ -73,7 +73,7 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
     if (id != kNone) mark_samples(b_.out.layouts[static_cast<size_t>(id)]);
   for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
     if (parameter_of_.contains(asked[i])) used_[asked[i]] = op.inputs[i];
-  const std::vector<TensorId> results = op.outputs;
+  const TensorIds results = op.outputs;
   b_.append(std::move(op));
   if (number == kNone) return;
   for (const TensorId id : results)

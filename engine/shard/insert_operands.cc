@@ -150,7 +150,7 @@ void Inserter::check_adasum() const {
       whole |= size(a, g().op(last)) > 1 && role(g().op(last), a) == AxisRole::kReplica &&
                placement(gradient, a) != Placement::kPartial;
     if (!whole) continue;
-    std::vector<TensorId> look{gradient};
+    TensorIds look{gradient};
     std::set<TensorId> seen;
     while (!look.empty()) {
       const TensorId id = look.back();

@@ -13,7 +13,7 @@ bool Inserter::is_constant(TensorId id, int depth) {
   if (producer == kNone || depth > kDeepest || has_flag(g().op(producer).code, kCollective) ||
       g().op(producer).code == OpCode::k_accumulate)
     return false;
-  const std::vector<TensorId> inputs = g().op(producer).inputs;
+  const TensorIds inputs = g().op(producer).inputs;
   return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
 }
 

@@ -73,7 +73,7 @@ TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   op.name += ".whole";
   for (TensorId& o : op.outputs)
     if (o != kNone) o = b_.like(o, ".whole");
-  const std::vector<TensorId> fresh = op.outputs;
+  const TensorIds fresh = op.outputs;
   place(std::move(op), kNone, {});
   TensorId out = kNone;
   for (size_t i = 0; i < fresh.size(); ++i) {
@@ -86,7 +86,7 @@ TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
 
 template <class Deeper>
 void Inserter::each_maker(TensorId id, Deeper deeper) const {
-  std::vector<TensorId> found{id};
+  TensorIds found{id};
   std::set<TensorId> seen{id};
   for (size_t k = 0; k < found.size(); ++k) {
     if (!deeper(found[k]) || b_.producer(found[k]) == kNone) continue;
@@ -117,7 +117,7 @@ OpId Inserter::nonlinear_behind(TensorId gradient) const {
   };
   // Of a product the gradient is the other factor: the forward op that reads both is to blame, not who is handed it.
   const auto blamed = [&](const Op& backward, TensorId x) {
-    const auto has = [x](const std::vector<TensorId>& ids) { return std::ranges::count(ids, x) > 0; };
+    const auto has = [x](const TensorIds& ids) { return std::ranges::count(ids, x) > 0; };
     const Op& forward = source_.op(backward.origin);
     if (has(forward.inputs) || (has(forward.outputs) && std::ranges::any_of(backward.inputs, of_backward)))
       return backward.origin;

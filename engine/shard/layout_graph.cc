@@ -82,7 +82,7 @@ void verify_apart(const LayoutGraph& g, const Op& op, size_t a) {
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
 void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table) {
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
-  const auto any = [&](const std::vector<TensorId>& ids, Placement p) {
+  const auto any = [&](const TensorIds& ids, Placement p) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
   };
   if (op.code == OpCode::k_transfer) return;  // from one mesh to another
@@ -154,7 +154,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
       else
         want = sub, found = true;
     };
-    std::vector<TensorId> statistics;  // those with a row per group
+    TensorIds statistics;  // those with a row per group
     const auto of_groups = [&](const std::vector<int>& operands, size_t k, TensorId id) {
       const bool found_here =
           a == kTime && std::find(operands.begin(), operands.end(), static_cast<int>(k)) != operands.end();
@@ -205,7 +205,7 @@ TensorId add_like(LayoutGraph& lg, TensorId id, std::string_view suffix) {
   return static_cast<TensorId>(lg.graph.tensors.size()) - 1;
 }
 
-Op op_beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> inputs, std::vector<TensorId> outputs) {
+Op op_beside(const Op& op, OpCode code, std::string name, TensorIds inputs, TensorIds outputs) {
   Op out;
   out.code = code;
   out.name = std::move(name);

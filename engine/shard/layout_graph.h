@@ -52,7 +52,7 @@ struct LayoutGraph : Axes {
 // A further tensor of the same type and layout in the same stage, its name continued; nobody makes it yet.
 TensorId add_like(LayoutGraph& graph, TensorId id, std::string_view suffix);
 // An op that stands where `op` does: in its scope, phase, region and stage.
-Op op_beside(const Op& op, OpCode code, std::string name, std::vector<TensorId> inputs, std::vector<TensorId> outputs);
+Op op_beside(const Op& op, OpCode code, std::string name, TensorIds inputs, TensorIds outputs);
 
 // However the op is cut, each element has the bits that it has in the whole. Of others, cut along a result or not, the
 // kernel chooses the order of its sums by the shape (a product of fewer rows).

@@ -41,7 +41,7 @@ double makespan(const std::vector<Event>& events) {
 Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry) {
   return
       [&cost, e = Entries{plan, entry}, parts = peers_of({plan, entry}).parts](const Instruction& i, int32_t device) {
-        const auto bytes = [&](const std::vector<BufferId>& list) {
+        const auto bytes = [&](const BufferIds& list) {
           double sum = 0;
           for (const BufferId b : list)
             if (b != kNone) sum += static_cast<double>(e.program(device).buffers[static_cast<size_t>(b)].bytes);

@@ -8,7 +8,7 @@
 
 namespace whale {
 
-std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weights) {
+Ints round_shares(int64_t total, const std::vector<double>& weights) {
   double sum = 0;
   for (const double w : weights) {
     if (!(w >= 0) || !std::isfinite(w)) throw invalid("shares: {} is not a weight, expected numbers >= 0", w);
@@ -22,7 +22,7 @@ std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weig
     throw invalid("shares [{}] add up to {}, expected more than 0: give at least one of them a weight",
                   fmt::join(weights, ", "), sum);
   const size_t n = weights.size();
-  std::vector<int64_t> out(n);
+  Ints out(n);
   std::vector<double> rest(n);
   int64_t given = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -83,8 +83,7 @@ Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, in
   return {begin, begin + size + (at < more ? 1 : 0)};
 }
 
-Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent,
-                const std::vector<int64_t>& coordinates) {
+Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent, const Ints& coordinates) {
   return cut_of(axes[a], state, extent, coordinates[a], axes[a].ragged() ? row_of(axes, a, coordinates) : 0);
 }
 

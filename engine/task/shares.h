@@ -11,7 +11,7 @@ namespace whale {
 
 // Whole numbers in proportion to `weights`, adding up to `total`: rounded by largest remainder, ties to the lower
 // index. Zero weights get zero. The sum of the weights must be positive.
-std::vector<int64_t> round_shares(int64_t total, const std::vector<double>& weights);
+Ints round_shares(int64_t total, const std::vector<double>& weights);
 std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& weights);  // consecutive runs from 0
 
 // Weights of one ratio, row by row of `columns` of them, with the same gaps (kNoDevice).
@@ -21,7 +21,6 @@ bool same_ratio(const std::vector<double>& a, const std::vector<double>& b, int6
 // a ragged axis. Where nobody is, nothing is.
 Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, int64_t row = 0);
 // The same along axes[a], at coordinates in all axes of the mesh.
-Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent,
-                const std::vector<int64_t>& coordinates);
+Interval cut_of(const std::vector<MeshAxis>& axes, size_t a, bool state, int64_t extent, const Ints& coordinates);
 
 }  // namespace whale

@@ -10,9 +10,9 @@
 namespace whale {
 
 // What each stage needs: written on it, or the product of its scopes; stages that do not say share what is left.
-std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any,
-                                   size_t meshes, int64_t devices, const std::string& empty) {
-  std::vector<int64_t> out(meshes, 1);
+Ints count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any, size_t meshes,
+                   int64_t devices, const std::string& empty) {
+  Ints out(meshes, 1);
   std::vector<char> open(meshes, 1);
   for (const auto& [scope, l] : leaves.of_scope) {
     const TaskLeaf& leaf = leaves.list[l];
@@ -42,8 +42,7 @@ std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& t
   return out;
 }
 
-TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const std::vector<int64_t>& stage_devices,
-                       int64_t devices) {
+TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const Ints& stage_devices, int64_t devices) {
   const std::vector<TaskLeaf>& list = leaves.list;
   if (std::none_of(list.begin(), list.end(), [](const TaskLeaf& leaf) { return leaf.staged(); })) {
     for (TaskLeaf& leaf : leaves.list) fill_counts(leaf, 0, leaf.nest.size(), devices);
@@ -89,7 +88,7 @@ static void check_shares(const Mesh& mesh, const TaskLeaf& leaf) {
   }
 }
 
-std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const std::vector<int64_t>& stage_devices,
+std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const Ints& stage_devices,
                               const std::vector<int32_t>& order) {
   const auto devices = std::ssize(order);
   const int64_t sum = std::accumulate(stage_devices.begin(), stage_devices.end(), int64_t{0});

@@ -135,7 +135,7 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
   const auto there = std::ssize(devices);
   TaskLeaves leaves = find_leaves(graph, strategy.empty() ? graph.default_strategy : strategy, there);
   const std::optional<TaskPipeline> pipeline = find_pipeline(graph, leaves, there);
-  std::vector<int64_t> stage_devices{there};
+  Ints stage_devices{there};
   if (pipeline) {
     const TaskStages stages = find_stages(graph, leaves, *pipeline, there, cost, exact);
     const std::string empty = empty_stages(graph);

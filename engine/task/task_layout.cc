@@ -52,20 +52,18 @@ std::vector<int32_t> in_order(size_t devices) {
 }
 
 // Devices of each slice.
-std::vector<int64_t> slices_of(const TaskLeaf& leaf, size_t i, int64_t devices,
-                               const std::vector<int64_t>& stage_devices) {
+Ints slices_of(const TaskLeaf& leaf, size_t i, int64_t devices, const Ints& stage_devices) {
   const size_t j = sliced(leaf.nest, i);
   if (j == leaf.nest.size()) return {devices};
   const Scope& scope = leaf.nest[j];
   if (scope.kind == ScopeKind::kPipeline || scope.kind == ScopeKind::kStage) return stage_devices;
   if (std::find(scope.shares.begin(), scope.shares.end(), kNoDevice) != scope.shares.end() || devices % scope.count)
     refuse(leaf, fmt::format("has groups of different sizes and layout={}; list the devices", leaf.nest[i].layout));
-  return std::vector<int64_t>(static_cast<size_t>(scope.count), devices / scope.count);
+  return Ints(static_cast<size_t>(scope.count), devices / scope.count);
 }
 
 // As listed, where every slice lies inside one node.
-std::vector<int32_t> by_row(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices,
-                            const std::vector<int64_t>& slices) {
+std::vector<int32_t> by_row(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices, const Ints& slices) {
   size_t begin = 0;
   for (const int64_t size : slices) {
     const size_t last = begin + static_cast<size_t>(size) - 1;
@@ -80,10 +78,9 @@ std::vector<int32_t> by_row(const TaskLeaf& leaf, const std::vector<DeviceSpec>&
 }
 
 // The first device of every node, then the second one of every node, ...: slices take as many of each.
-std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices,
-                               const std::vector<int64_t>& slices) {
+std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices, const Ints& slices) {
   const int64_t nodes = devices.empty() ? 1 : devices.back().node + 1;
-  std::vector<int64_t> sizes(static_cast<size_t>(nodes));
+  Ints sizes(static_cast<size_t>(nodes));
   for (const DeviceSpec& device : devices) ++sizes[static_cast<size_t>(device.node)];
   if (std::any_of(sizes.begin(), sizes.end(), [&](int64_t n) { return n != sizes[0]; }))
     refuse(leaf,
@@ -103,13 +100,13 @@ std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpe
 }
 
 std::vector<int32_t> order_of(const TaskLeaf& leaf, size_t i, const std::vector<DeviceSpec>& devices,
-                              const std::vector<int64_t>& stage_devices) {
+                              const Ints& stage_devices) {
   const std::string& layout = leaf.nest[i].layout;
   if (layout == "row" || layout == "column") {
     for (size_t k = 0; k < i; ++k)
       if (leaf.nest[k].kind != ScopeKind::kCluster)
         refuse(leaf, fmt::format("has layout={} inside '{}'; put it outermost", layout, to_string(leaf.nest[k])));
-    const std::vector<int64_t> slices = slices_of(leaf, i, std::ssize(devices), stage_devices);
+    const Ints slices = slices_of(leaf, i, std::ssize(devices), stage_devices);
     return layout == "row" ? by_row(leaf, devices, slices) : by_column(leaf, devices, slices);
   }
   if (layout[0] != '[') return in_order(devices.size());
@@ -144,7 +141,7 @@ void check_layouts(TaskLeaf& leaf) {
 }
 
 std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<DeviceSpec>& devices,
-                                  const std::vector<int64_t>& stage_devices) {
+                                  const Ints& stage_devices) {
   std::vector<int32_t> order = in_order(devices.size());
   const TaskLeaf* first = nullptr;
   for (const TaskLeaf& leaf : leaves.list)

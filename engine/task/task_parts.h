@@ -71,11 +71,10 @@ inline int32_t mesh_of(const TaskGraphs& tasks, ScopeId scope) {  // -1: no op o
 
 // task_devices.cc
 // Devices of each mesh, for one pipeline; `any`: a leaf inside it; `empty`: empty_stages() of what was written.
-std::vector<int64_t> count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any,
-                                   size_t meshes, int64_t devices, const std::string& empty);
+Ints count_devices(const TaskLeaves& leaves, const TaskGraphs& tasks, const TaskLeaf& any, size_t meshes,
+                   int64_t devices, const std::string& empty);
 // Counts filled in; stages of different sizes that share a nest get leaves of their own.
-TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const std::vector<int64_t>& stage_devices,
-                       int64_t devices);
+TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const Ints& stage_devices, int64_t devices);
 
 // task_axes.cc: axes of a mesh, and what each leaf does along them.
 struct AxisUse {
@@ -97,7 +96,7 @@ struct TaskAxes {
   std::vector<std::string> common;  // names of the stages' own axes, in one order
 };
 TaskAxes find_axes(const TaskLeaves& leaves, const TaskGraphs& tasks, size_t meshes);
-std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const std::vector<int64_t>& stage_devices,
+std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const Ints& stage_devices,
                               const std::vector<int32_t>& order);
 
 // task_layout.cc
@@ -105,6 +104,6 @@ std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const 
 void check_layouts(TaskLeaf& leaf);
 // As the `layout` of a scope says.
 std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<DeviceSpec>& devices,
-                                  const std::vector<int64_t>& stage_devices);
+                                  const Ints& stage_devices);
 
 }  // namespace whale

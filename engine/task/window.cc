@@ -73,11 +73,11 @@ int64_t halo_of(const WindowRead& w, const MeshAxis& axis) {
 
 void localise_window(Attrs& attrs, const Factor& factor, const Interval& share) {
   const size_t d = factor.window_dim;
-  const auto entries = [&](const char* name) -> std::vector<int64_t>* {
+  const auto entries = [&](const char* name) -> Ints* {
     const auto at = attrs.find(name);
-    return at == attrs.end() ? nullptr : std::get_if<std::vector<int64_t>>(&at->second);
+    return at == attrs.end() ? nullptr : std::get_if<Ints>(&at->second);
   };
-  const auto write = [](std::vector<int64_t>& list, size_t at, int64_t value) {
+  const auto write = [](Ints& list, size_t at, int64_t value) {
     if (value != 0 || at < list.size()) list.at(at) = value;
   };
   const WindowPadding padding = padding_of(factor.window, share);

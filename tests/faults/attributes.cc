@@ -39,7 +39,7 @@ bool other_key(const Spot& s, Dice& dice) {
 }
 
 bool other_decays(const Spot& s, Dice& dice) {
-  std::vector<int64_t> decays = attr_ints(s.at().attrs, "decays");
+  Ints decays = attr_ints(s.at().attrs, "decays");
   if (decays.empty() || attr_float(s.at().attrs, "weight_decay") == 0) return false;
   int64_t& one = decays[static_cast<size_t>(dice.below(std::ssize(decays)))];
   one = 1 - one;
@@ -83,7 +83,7 @@ bool other_op(const Spot& s, Dice& dice) {
 
 // Of a fused chain: one op or operand. What is no chain any more is refused.
 bool other_chain(const Spot& s, Dice& dice) {
-  std::vector<int64_t> ops = attr_ints(s.at().attrs, "ops");
+  Ints ops = attr_ints(s.at().attrs, "ops");
   if (s.at().op != OpCode::k_fused || ops.empty()) return false;
   int64_t& x = ops[static_cast<size_t>(dice.below(std::ssize(ops)))];
   x += x > 0 && dice.coin() ? -1 : 1;

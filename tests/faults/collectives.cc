@@ -44,7 +44,7 @@ bool double_reduce(const Spot& s, Dice&) {
 
 // Operands n and m of the same type, in this program alone or in the place of one another.
 bool swap_members(const Spot& s, Dice& dice, bool results) {
-  std::vector<BufferId>&in = s.at().in, &out = s.at().out;
+  BufferIds &in = s.at().in, &out = s.at().out;
   for (int tries = 0; tries < 8 && in.size() > 1 && in.size() == out.size(); ++tries) {
     const auto a = static_cast<size_t>(dice.below(std::ssize(in))), b = static_cast<size_t>(dice.below(std::ssize(in)));
     if (a == b || !same_type(s.buffer(in[a]), s.buffer(in[b])) || !same_type(s.buffer(out[a]), s.buffer(out[b])))
@@ -64,7 +64,7 @@ bool other_combine(const Spot& s, Dice& dice) {
 }
 
 bool move_cut(const Spot& s, Dice& dice) {
-  std::vector<int64_t> cuts = attr_ints(s.at().attrs, "cuts");
+  Ints cuts = attr_ints(s.at().attrs, "cuts");
   std::vector<size_t> inner;  // one interval's end that is the next one's begin
   for (size_t k = 1; k + 1 < cuts.size(); k += 2)
     if (cuts[k] == cuts[k + 1] && cuts[k] > cuts[k - 1]) inner.push_back(k);
@@ -76,7 +76,7 @@ bool move_cut(const Spot& s, Dice& dice) {
 }
 
 bool swap_cuts(const Spot& s, Dice& dice) {
-  std::vector<int64_t> cuts = attr_ints(s.at().attrs, "cuts");
+  Ints cuts = attr_ints(s.at().attrs, "cuts");
   const size_t n = cuts.size() / 2 / s.at().in.size();  // members, of the first operand
   if (n < 2) return false;
   const size_t a = static_cast<size_t>(dice.below(static_cast<int64_t>(n) - 1)), b = a + 1;
@@ -87,7 +87,7 @@ bool swap_cuts(const Spot& s, Dice& dice) {
 }
 
 bool other_digit(const Spot& s, Dice& dice) {
-  std::vector<int64_t> digits = attr_ints(s.at().attrs, "digit");
+  Ints digits = attr_ints(s.at().attrs, "digit");
   if (digits.size() < 3) return false;
   const auto k = static_cast<size_t>(3 * dice.below(std::ssize(digits) / 3));
   const size_t rank = s.buffer(s.at().in[k / 3]).dims.size();

@@ -87,7 +87,7 @@ bool fewer_slots(Program& p, Buffer& b, Dice&) {
 
 // An operand is what it was before something changed it in place.
 bool stale_operand(const Spot& s, Dice& dice) {
-  std::vector<BufferId>& in = s.at().in;
+  BufferIds& in = s.at().in;
   for (int tries = 0; tries < 4 && !in.empty(); ++tries) {
     BufferId& b = in[static_cast<size_t>(dice.below(std::ssize(in)))];
     if (b == kNone || s.buffer(b).alias == kNone) continue;

@@ -49,7 +49,7 @@ std::string race_in(const Entry& of_plan) {
       for (size_t j = 0; j < n; ++j)
         for (size_t i = 0; i < j; ++i) {
           if (after[j][i]) continue;
-          const auto meet = [&](const std::vector<BufferId>& a, const std::vector<BufferId>& b) {
+          const auto meet = [&](const BufferIds& a, const BufferIds& b) {
             for (const BufferId x : a)
               for (const BufferId y : b)
                 if (x != kNone && y != kNone && bytes_of(p, x, row.slot).meets(bytes_of(p, y, row.slot))) return true;

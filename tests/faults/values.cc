@@ -9,7 +9,7 @@ namespace {
 bool is_kernel(const Spot& s) { return s.at().kind == InstructionKind::kKernel; }
 
 bool swap_operands(const Spot& s, Dice& dice) {
-  std::vector<BufferId>& in = s.at().in;
+  BufferIds& in = s.at().in;
   for (int tries = 0; tries < 6 && in.size() > 1; ++tries) {
     const auto a = static_cast<size_t>(dice.below(std::ssize(in))), b = static_cast<size_t>(dice.below(std::ssize(in)));
     if (in[a] == in[b] || in[a] == kNone || in[b] == kNone || !same_type(s.buffer(in[a]), s.buffer(in[b]))) continue;
@@ -21,10 +21,10 @@ bool swap_operands(const Spot& s, Dice& dice) {
 
 // Another value of the type that this segment has made before.
 bool other_operand(const Spot& s, Dice& dice) {
-  std::vector<BufferId>& in = s.at().in;
+  BufferIds& in = s.at().in;
   const auto n = static_cast<size_t>(dice.below(std::max<std::ptrdiff_t>(std::ssize(in), 1)));
   if (in.empty() || in[n] == kNone) return false;
-  std::vector<BufferId> made;
+  BufferIds made;
   for (size_t k = 0; k < s.index; ++k)
     for (const BufferId b : s.segment->instructions[k].out)
       if (b != kNone && b != in[n] && same_type(s.buffer(b), s.buffer(in[n])) &&
@@ -44,7 +44,7 @@ bool drop_operand(const Spot& s, Dice& dice) {
 }
 
 bool swap_results(const Spot& s, Dice& dice) {
-  std::vector<BufferId>& out = s.at().out;
+  BufferIds& out = s.at().out;
   for (int tries = 0; tries < 6 && out.size() > 1; ++tries) {
     const auto a = static_cast<size_t>(dice.below(std::ssize(out))),
                b = static_cast<size_t>(dice.below(std::ssize(out)));

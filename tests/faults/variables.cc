@@ -13,7 +13,7 @@ bool is_variable(const Spot& s, BufferId b) {
 
 // Operands of an update: two variables, or two gradients, of one type.
 bool swap_in_update(const Spot& s, Dice& dice, bool variables, bool results) {
-  std::vector<BufferId>& in = s.at().in;
+  BufferIds& in = s.at().in;
   std::vector<size_t> fit;
   for (size_t n = 0; n < in.size(); ++n)
     if (in[n] != kNone && is_variable(s, in[n]) == variables && s.buffer(in[n]).kind != BufferKind::kStep)

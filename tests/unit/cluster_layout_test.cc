@@ -57,7 +57,7 @@ TEST_CASE("row keeps slices inside nodes, column lays them across, average makes
   // Slice k, way i: device k of node i.
   const Mesh column = mesh_of("cluster(layout=column) > replica(4) > split(2)", "2xnull:4");
   for (int64_t k = 0; k < 8; ++k) {
-    const std::vector<int64_t> at = column.coordinates(k);
+    const Ints at = column.coordinates(k);
     CHECK(column.devices[static_cast<size_t>(k)] == at[1] * 4 + at[0]);
   }
   // Two replicas of a pipeline would each be in one node; by columns each has two devices of both.

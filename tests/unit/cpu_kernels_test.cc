@@ -13,7 +13,6 @@
 namespace whale::test {
 namespace {
 
-using Ints = std::vector<int64_t>;
 using Type = Input (*)(Dims);
 constexpr Type kTypes[] = {f32, bf16};
 constexpr double kOne = 1e-6;  // a few roundings of float

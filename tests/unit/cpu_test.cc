@@ -12,7 +12,6 @@
 namespace whale::test {
 namespace {
 
-using Ints = std::vector<int64_t>;
 using Type = Input (*)(Dims);
 constexpr Type kTypes[] = {f32, bf16};
 

@@ -138,7 +138,7 @@ TEST_CASE("programs are one for devices that differ in their place alone") {
   const auto check = [&](size_t places) {
     const Plan plan = plan_of(m, "null:16", "pipeline(4, micro_batches=32) > split(4)");
     std::set<int32_t> programs;
-    std::set<std::pair<int32_t, std::vector<int64_t>>> placed;
+    std::set<std::pair<int32_t, Ints>> placed;
     for (size_t d = 4; d < 12; ++d) {  // of the stages between the first and the last
       const DeviceRow& row = plan.entries[0].rows[d];
       programs.insert(row.program), placed.emplace(row.program, row.placed);

@@ -14,7 +14,7 @@ std::map<std::string, double> moved(const Plan& plan, int device) {
   const Entry& train = plan.entries[0];
   const Program& p = train.programs[static_cast<size_t>(train.rows[static_cast<size_t>(device)].program)];
   std::map<std::string, double> out;
-  const auto elements = [&](const std::vector<BufferId>& list) {
+  const auto elements = [&](const BufferIds& list) {
     double n = 0;
     for (const BufferId b : list)
       if (b != kNone) n += static_cast<double>(element_count(p.buffers[static_cast<size_t>(b)].dims));

@@ -43,7 +43,7 @@ struct Move {
 Places places_of(const Dims& dims, const Mesh& mesh, const Layout& layout) {
   Places out;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
-    const std::vector<int64_t> at = mesh.coordinates(static_cast<int64_t>(k));
+    const Ints at = mesh.coordinates(static_cast<int64_t>(k));
     struct Cut {
       Digit digit;
       int64_t extent, begin, end;
@@ -57,7 +57,7 @@ Places places_of(const Dims& dims, const Mesh& mesh, const Layout& layout) {
       if (cut == cuts.end()) cut = cuts.insert(cuts.end(), {l.digit, extent, 0, extent});
       std::vector<double> shares = l.state ? mesh.axes[a].state_shares : mesh.axes[a].shares;
       if (shares.empty()) shares.assign(static_cast<size_t>(mesh.axes[a].size), 1);
-      const std::vector<int64_t> sizes = round_shares(cut->end - cut->begin, shares);
+      const Ints sizes = round_shares(cut->end - cut->begin, shares);
       for (int64_t c = 0; c < at[a]; ++c) cut->begin += sizes[static_cast<size_t>(c)];
       cut->end = cut->begin + sizes[static_cast<size_t>(at[a])];
     }

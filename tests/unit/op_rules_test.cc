@@ -15,8 +15,6 @@
 namespace whale {
 namespace {
 
-using Ints = std::vector<int64_t>;
-
 struct Value {
   DType dtype = DType::kF64;
   Dims dims;
@@ -439,7 +437,7 @@ void check_pieces() {
   const Attrs attrs{{"label_smoothing", 0.2}, {"ignore_index", int64_t{1}}};
   Program p({OpCode::k_cross_entropy, {f64({9, 5}), i32({9})}, attrs});
   const Op op = p.graph.op(p.op);
-  const std::vector<TensorId> pieces = def(OpCode::k_cross_entropy).decompose(p.graph, op);
+  const TensorIds pieces = def(OpCode::k_cross_entropy).decompose(p.graph, op);
   REQUIRE(pieces.size() == 2);
   Tensor seed = p.graph.tensor(pieces[0]);
   seed.kind = TensorKind::kInput, seed.producer = kNone, seed.name = "dy";

@@ -12,8 +12,6 @@ using namespace whale;
 
 namespace {
 
-using Ints = std::vector<int64_t>;
-
 struct Case {  // an op on inputs of the given types, in a graph of its own
   Graph graph;
   OpId id = kNone;

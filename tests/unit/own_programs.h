@@ -10,7 +10,7 @@
 namespace whale {
 
 inline void give_own_programs(Entry& entry) {
-  std::map<std::pair<int32_t, std::vector<int64_t>>, int32_t> known;
+  std::map<std::pair<int32_t, Ints>, int32_t> known;
   std::vector<Program> programs;
   for (DeviceRow& row : entry.rows) {
     const auto [at, fresh] = known.try_emplace({row.program, row.placed}, static_cast<int32_t>(programs.size()));

@@ -132,10 +132,9 @@ void moe(BlockGraph& m) {
   const Dims d = m.dims(m.h);
   const int64_t experts = m.dice.between(2, 5), k = m.dice.between(1, 2), capacity = m.dice.between(1, d[1] + 1),
                 hidden = m.dice.between(1, 4);
-  const std::vector<TensorId> gate =
-      m.g.op(append_op(m.g, k_moe_gate, {m.linear("gate", m.h, experts)},
-                       {{"k", k}, {"capacity", capacity}, {"normalize", k > 1}}, m.scope))
-          .outputs;
+  const TensorIds gate = m.g.op(append_op(m.g, k_moe_gate, {m.linear("gate", m.h, experts)},
+                                          {{"k", k}, {"capacity", capacity}, {"normalize", k > 1}}, m.scope))
+                             .outputs;
   TensorId y = m.op(k_moe_dispatch, {m.h, gate[0]}, {{"experts", experts}, {"capacity", capacity}});
   y = m.reshape(y, {experts, m.batch * capacity, d[2]});
   y = m.activation(m.op(k_add, {m.op(k_matmul, {y, m.parameter("up", {experts, d[2], hidden})}),

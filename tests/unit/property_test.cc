@@ -329,7 +329,7 @@ TEST_CASE("property: shares are rounded by largest remainder") {
       more[best] = true, ++want[best];
     }
     RC_LOG() << fmt::format("{} by [{}]\n", total, fmt::join(weights, ", "));
-    const std::vector<int64_t> found = round_shares(total, weights);
+    const Ints found = round_shares(total, weights);
     RC_ASSERT(found == want);
     RC_ASSERT(sizes_of(cut_by_shares(total, weights)) == found);
     assert_partition(cut_by_shares(total, weights), 0, total);
@@ -341,7 +341,7 @@ TEST_CASE("property: shares are rounded by largest remainder") {
     for (double& w : weights) w = std::abs(w) * std::pow(10.0, static_cast<double>(dice.between(-6, 6)));
     const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
     if (sum == 0) return;
-    const std::vector<int64_t> found = round_shares(total, weights);
+    const Ints found = round_shares(total, weights);
     RC_ASSERT(std::accumulate(found.begin(), found.end(), int64_t{0}) == total);
     for (size_t i = 0; i < weights.size(); ++i) {
       const double exact = static_cast<double>(total) * weights[i] / sum;

@@ -17,7 +17,6 @@ namespace whale {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-using Ints = std::vector<int64_t>;
 
 struct Value {
   DType dtype = DType::kF64;

@@ -14,7 +14,6 @@ namespace whale {
 namespace {
 
 using enum OpCode;
-using Ints = std::vector<int64_t>;
 
 MeshAxis axis_of(int64_t size) { return {"split", size, {}, {}}; }
 

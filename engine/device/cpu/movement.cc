@@ -57,7 +57,7 @@ std::unique_ptr<Kernel> bind_reshape(const KernelSpec& spec, CpuDevice& device) 
 }
 
 std::unique_ptr<Kernel> bind_transpose(const KernelSpec& spec, CpuDevice& device) {
-  const std::vector<int64_t>& perm = attr_ints(*spec.attrs, "perm");
+  const Ints& perm = attr_ints(*spec.attrs, "perm");
   const Dims from = row_major_strides(spec.in[0].dims);
   Dims strides;
   for (const int64_t p : perm)
@@ -71,8 +71,8 @@ struct Block {
   int64_t begin = 0;
   Dims strides;
   Block(const Attrs& attrs, const Dims& dims) : strides(row_major_strides(dims)) {
-    const std::vector<int64_t>& starts = attr_ints(attrs, "starts");
-    const std::vector<int64_t>& steps = attr_ints(attrs, "strides");
+    const Ints& starts = attr_ints(attrs, "starts");
+    const Ints& steps = attr_ints(attrs, "strides");
     for (size_t d = 0; d < dims.size(); ++d) {
       if (d < starts.size()) begin += starts[d] * strides[d];
       if (d < steps.size()) strides[d] *= steps[d];
@@ -95,7 +95,7 @@ std::unique_ptr<Kernel> bind_slice_grad(const KernelSpec& spec, CpuDevice& devic
 
 std::unique_ptr<Kernel> bind_pad(const KernelSpec& spec, CpuDevice& device) {
   const Operand &x = spec.in[0], &y = spec.out[0];
-  const std::vector<int64_t>& low = attr_ints(*spec.attrs, "low");
+  const Ints& low = attr_ints(*spec.attrs, "low");
   const Dims strides = row_major_strides(y.dims);
   int64_t begin = 0;
   for (size_t d = 0; d < strides.size() && d < low.size(); ++d) begin += low[d] * strides[d];
@@ -130,7 +130,7 @@ std::unique_ptr<Kernel> bind_broadcast_to(const KernelSpec& spec, CpuDevice& dev
 
 std::unique_ptr<Kernel> bind_local_slice(const KernelSpec& spec, CpuDevice& device) {
   const Operand &x = spec.in[0], &y = spec.out[0];
-  const std::vector<int64_t>& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
+  const Ints& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
   const AxisView v = view_axis(x.dims, digit.at(0));
   const int64_t begin = attr_int(*spec.attrs, "begin"), end = attr_int(*spec.attrs, "end");
   const int64_t outer = v.outer * digit.at(1), inner = v.inner * digit.at(2),

@@ -21,7 +21,7 @@ dnnl::memory::data_type onednn_type(DType dtype) {
 }
 
 dnnl::memory::desc strided_desc(const Dims& dims, DType dtype, const Dims& strides) {
-  return {dims, onednn_type(dtype), strides};
+  return {{dims.begin(), dims.end()}, onednn_type(dtype), dnnl::memory::dims(strides.begin(), strides.end())};
 }
 
 dnnl::memory::desc plain_desc(const Dims& dims, DType dtype) {

@@ -233,7 +233,7 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
   const Attrs& attrs = *spec.attrs;
   u->settings = rule_settings(form.rule, attrs);
   const double decay = attr_float(attrs, "weight_decay");
-  const std::vector<int64_t>& decays = attr_ints(attrs, "decays");
+  const Ints& decays = attr_ints(attrs, "decays");
   const auto first = static_cast<size_t>(form.first), width = static_cast<size_t>(form.width);
   if (u->in.size() < first || (u->in.size() - first) % width != 0)
     throw internal("op '{}' has {} operands, which are not tuples of {}", spec.name, u->in.size(), width);

@@ -158,7 +158,7 @@ namespace {
 
 std::vector<bool> reduced_axes(const KernelSpec& spec) {
   const size_t rank = spec.in[0].dims.size();
-  const std::vector<int64_t>& axes = attr_ints(*spec.attrs, "axes");
+  const Ints& axes = attr_ints(*spec.attrs, "axes");
   std::vector<bool> reduced(rank, axes.empty());
   for (const int64_t axis : axes)
     reduced.at(static_cast<size_t>(axis < 0 ? axis + static_cast<int64_t>(rank) : axis)) = true;

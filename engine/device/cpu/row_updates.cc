@@ -176,7 +176,7 @@ Table table_of(const KernelSpec& spec, size_t at, size_t result, int states, dou
 }
 
 double decay_of(const KernelSpec& spec, size_t tuple) {
-  const std::vector<int64_t>& decays = attr_ints(*spec.attrs, "decays");
+  const Ints& decays = attr_ints(*spec.attrs, "decays");
   return tuple < decays.size() && decays[tuple] == 0 ? 0 : attr_float(*spec.attrs, "weight_decay");
 }
 

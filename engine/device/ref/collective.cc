@@ -9,7 +9,7 @@ namespace whale::ref {
 namespace {
 
 Body bind_local_slice(const KernelSpec& spec) {
-  const std::vector<int64_t>& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
+  const Ints& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
   const auto dim = static_cast<size_t>(digit.at(0));
   const int64_t begin = attr_int(*spec.attrs, "begin"), end = attr_int(*spec.attrs, "end");
   const AxisShape shape(spec.in[0].dims, dim);

@@ -30,7 +30,7 @@ Body bind_reshape(const KernelSpec& spec) {
 
 Body bind_transpose(const KernelSpec& spec) {
   const Bytes x(spec.in[0]), y(spec.out[0]);
-  const std::vector<int64_t>& perm = attr_ints(*spec.attrs, "perm");
+  const Ints& perm = attr_ints(*spec.attrs, "perm");
   const Strides from = row_major_strides(spec.in[0].dims);
   Strides strides(perm.size());
   for (size_t d = 0; d < perm.size(); ++d) strides[d] = from.at(axis_of(perm[d], perm.size()));
@@ -43,8 +43,8 @@ struct Block {
   int64_t begin = 0;
   Strides strides;
   Block(const KernelSpec& spec, const Dims& dims) : strides(row_major_strides(dims)) {
-    const std::vector<int64_t>& starts = attr_ints(*spec.attrs, "starts");
-    const std::vector<int64_t>& steps = attr_ints(*spec.attrs, "strides");
+    const Ints& starts = attr_ints(*spec.attrs, "starts");
+    const Ints& steps = attr_ints(*spec.attrs, "strides");
     for (size_t d = 0; d < dims.size(); ++d) {
       if (d < starts.size()) begin += starts[d] * strides[d];
       if (d < steps.size()) strides[d] *= steps[d];
@@ -96,7 +96,7 @@ Body bind_pad(const KernelSpec& spec) {
   const Out y = out(spec, 0);
   const Bytes from(spec.in[0]), to(spec.out[0]);
   const double value = attr_float(*spec.attrs, "value");
-  const std::vector<int64_t>& low = attr_ints(*spec.attrs, "low");
+  const Ints& low = attr_ints(*spec.attrs, "low");
   const Strides strides = row_major_strides(spec.out[0].dims);
   int64_t begin = 0;
   for (size_t d = 0; d < strides.size() && d < low.size(); ++d) begin += low[d] * strides[d];

@@ -19,7 +19,7 @@ struct Tuples {
     count = (spec.in.size() - first) / width;
     for (size_t i = first; i < spec.in.size(); ++i) in.push_back(In(spec.in[i]));
     for (size_t i = 0; i < spec.out.size(); ++i) out.push_back(Out(spec.out[i]));
-    const std::vector<int64_t>& flags = attr_ints(*spec.attrs, "decays");
+    const Ints& flags = attr_ints(*spec.attrs, "decays");
     const double decay = attr_float(*spec.attrs, "weight_decay");
     for (size_t i = 0; i < count; ++i) decays.push_back(i < flags.size() && flags[i] == 0 ? 0 : decay);
   }

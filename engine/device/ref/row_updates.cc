@@ -91,7 +91,7 @@ void update_rows(Table& t, Rule rule, Numbers n, double scale, const Attrs& attr
 }
 
 double decay_of(const KernelSpec& spec, size_t tuple) {
-  const std::vector<int64_t>& flags = attr_ints(*spec.attrs, "decays");
+  const Ints& flags = attr_ints(*spec.attrs, "decays");
   return tuple < flags.size() && flags[tuple] == 0 ? 0 : attr_float(*spec.attrs, "weight_decay");
 }
 

@@ -14,9 +14,9 @@ struct Window {
   Window(const Attrs& attrs, const Dims& x, const Dims& y, const Dims& extents) {
     const size_t rank = x.size() - 2;
     if (rank > kSpatial) throw unimplemented("a window over {} spatial dimensions, the ref device has at most 3", rank);
-    const std::vector<int64_t>& strides = attr_ints(attrs, "strides");
-    const std::vector<int64_t>& padding = attr_ints(attrs, "padding");
-    const std::vector<int64_t>& dilations = attr_ints(attrs, "dilation");
+    const Ints& strides = attr_ints(attrs, "strides");
+    const Ints& padding = attr_ints(attrs, "padding");
+    const Ints& dilations = attr_ints(attrs, "dilation");
     for (size_t d = 0; d < kSpatial; ++d) {
       input[d] = output[d] = kernel[d] = stride[d] = dilation[d] = 1;
       low[d] = 0;
