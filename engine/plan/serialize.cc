@@ -607,7 +607,7 @@ size_t likely_bytes(const Plan& plan) {
   for (const Entry& entry : plan.entries)
     for (const Program& program : entry.programs)
       for (const Segment& segment : program.segments) instructions += segment.instructions.size();
-  return 256 * 1024 + 1024 * instructions;
+  return std::min<size_t>(256 * 1024 + 1024 * instructions, 256 << 20);
 }
 
 }  // namespace
