@@ -355,7 +355,7 @@ class Gradients {
       for (Gradient& g : own) g.assign(g.size(), 0);
       return own;
     }
-    const bool at_places = sum_.adasum && sum_.masks, alone = at_places || (sum_.adasum && scaled_);
+    const bool at_places = sum_.masks && !sum_.labels.empty(), alone = at_places || (sum_.adasum && scaled_);
     std::unique_ptr<Runner>& on = role.parts[alone ? std::pair(mesh, number) : std::pair<size_t, size_t>()];
     // In float16 the numbers of a mean over fewer samples are larger than the plan's: its smallest are then as well.
     if (!on) on = role.make(alone ? static_cast<double>(samples.size()) / static_cast<double>(samples_in(batch)) : 1);
