@@ -96,6 +96,7 @@ struct Report {
   int64_t steps_of_outputs = 0;
   std::vector<std::string> outputs_left_out;  // rounding may turn them
   bool bits_alone = false;                    // the plan's file has no form in float64
+  int64_t left_out = 0;                       // smaller last batches, of which no replica's samples are known
   int64_t unlike_copies = 0;                  // that differ from the first copy in a bit
   std::string unlike;                         // the first of them
   std::vector<std::string> by_rounding;       // parameters that rounding alone moves by a tenth of their movement

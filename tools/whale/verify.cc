@@ -215,6 +215,8 @@ std::string limits_of(const Report& r) {
   if (r.evaluation_reach.lost > 0 || (evaluates && r.evaluations == 0))
     add(r.evaluation_reach.to > 0 ? "evaluation up to step " + std::to_string(r.evaluation_reach.to) : "no evaluation");
   if (!r.moved) add("no update, since none moved a parameter");
+  if (r.left_out > 0)
+    add(std::to_string(r.left_out) + " smaller batch(es) of the data, which an option for sums leaves out");
   if (r.bits_alone)
     add("not in float64, which this plan's file has no form of: what is smaller than its rounding passes (verify the "
         "model with the plan's --devices and --strategy for that)");
@@ -258,6 +260,7 @@ Json json_of(const Report& r) {
           {"steps_of_outputs", r.steps_of_outputs},
           {"outputs_left_out", r.outputs_left_out},
           {"bits_alone", r.bits_alone},
+          {"left_out", r.left_out},
           {"unlike_copies", r.unlike_copies},
           {"unlike_copy", r.unlike},
           {"moved_by_rounding", r.by_rounding.size()},
@@ -637,8 +640,28 @@ class Comparer {
   std::vector<Batch> batches(const Setting& setting, uint64_t seed) const {
     const bool wide = setting.roundoff <= 0x1p-24 && !exempt(subject_.many());
     const auto data = open_data(given_.data, inputs_, wide ? Draw::kWide : Draw::kTypical);
+    // A plan says whose samples are whose of whole batches alone: the parts of a smaller one are not known.
+    const bool by_parts = exempt(subject_.many());
+    const int64_t whole = batch_of(inputs_);
+    const auto is_whole = [&](const Batch& batch) {
+      for (size_t k = 0; k < inputs_.size(); ++k)
+        if (inputs_[k].batch_dim >= 0) return batch[k].dims[static_cast<size_t>(inputs_[k].batch_dim)] == whole;
+      return true;
+    };
     std::vector<Batch> out;
-    for (int64_t i = 0; i < given_.steps; ++i) out.push_back(data->batch(seed, i));
+    left_out_ = 0;
+    for (int64_t i = 0; std::ssize(out) < given_.steps; ++i) {
+      Batch batch = data->batch(seed, i);
+      if (!by_parts || is_whole(batch)) {
+        out.push_back(std::move(batch));
+        continue;
+      }
+      if (out.empty() && i > 0)
+        throw Failure("the data has no whole batch of " + std::to_string(whole) +
+                      " samples, and what --adasum or --gradient-dtype sums is compared on whole ones: give more "
+                      "samples, or a model of a smaller batch");
+      ++left_out_;
+    }
     return out;
   }
   // One device in other bits than the others.
@@ -650,7 +673,7 @@ class Comparer {
   // A model may round more than moved weights and inputs show: sums that it cancels itself (a mean taken off behind a
   // large constant). One device in other bits tells, and nobody is accused before it was asked: for float32 float64,
   // and for float64 float32, whose rounding is as many times larger as its unit is. In 16 bits the one in float32 has
-  // been asked, but for losses and decisions; and a few runs that move little may all miss what a plan meets. Nor do
+  // been asked, but for losses and decisions. Below float64 a few runs may also all miss what a plan meets. Nor do
   // those say what rounding does where there is nothing to move: a relu of what batch norm leaves of equal integers
   // turns at 1e-14. Last, parameters beside such numbers, which are often zero, move as the largest does.
   Report compared(bool float64, const SessionArguments& arguments) {
@@ -659,7 +682,7 @@ class Comparer {
     Setting setting = setting_for(float64, kFewRuns);
     Report report = compared(setting, float64, arguments, one, {wide(one), 1, false});
     if (!accused(report)) return report;
-    if (in_16_bits) setting = setting_for(float64, kManyRuns);
+    if (one.precision != "f64") setting = setting_for(float64, kManyRuns);
     const Wide other = in_16_bits ? Wide{wide(one)} : one.precision == "f32" ? Wide{in_float64(one)} : in_float32(one);
     report = compared(setting, float64, arguments, one, other);
     if (!accused(report)) return report;
@@ -823,7 +846,7 @@ class Comparer {
     finish(std::move(report), many, one);
   }
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
-    report.devices = many.devices, report.against = one.devices;
+    report.devices = many.devices, report.against = one.devices, report.left_out = left_out_;
     report.unseen = subject_.unseen();
     for (const std::string& name : subject_.outputs().left_out)
       if (std::find(report.outputs_left_out.begin(), report.outputs_left_out.end(), name) ==
@@ -838,6 +861,7 @@ class Comparer {
   Watch watch_;
   std::vector<InputSpec> inputs_;
   std::vector<Report> reports_;
+  mutable int64_t left_out_ = 0;  // of the data
   double one_bytes_ = 0, many_bytes_ = 0;
 };
 
