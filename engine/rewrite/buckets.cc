@@ -44,13 +44,25 @@ struct Member {
   OpId op;
   OpId order;  // by this: the op that makes its operand, or the first that reads its result
 };
-using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int>;  // .., group, stage, kind
+// .., group, stage, kind, behind an update
+using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int, bool>;
 
 // Of gathers: those of updated parameters by the number of the update's result, those of parameters by who waits.
 int kind_of(const Graph& g, const Op& op, bool weight) {
   if (op.code != OpCode::k_all_gather) return 0;
   const OpId made = g.tensor(op.inputs[0]).producer;
   return made == kNone ? -1 - 2 * static_cast<int>(op.phase) - weight : g.tensor(op.inputs[0]).output;
+}
+
+// Ops that an update leads to (LAMB's norms of what it adds): the loss, which all updates wait for, is in no bucket
+// with them.
+std::vector<char> behind_updates(const Graph& g) {
+  std::vector<char> out(g.ops.size());
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    out[i] = has_flag(g.ops[i].code, kUpdateOp) || std::ranges::any_of(g.ops[i].inputs, [&](TensorId id) {
+               return id != kNone && g.tensor(id).producer != kNone && out[static_cast<size_t>(g.tensor(id).producer)];
+             });
+  return out;
 }
 
 // Sums of gradients; gathers of updated parameters, and of parameters before they are read.
@@ -182,13 +194,14 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   std::map<Key, Bucket> open;
   Waits waits(g, members);
   const HeldBack held_back(lg);
-  const std::vector<char> weights = put_off(lg);
+  const std::vector<char> weights = put_off(lg), updated = behind_updates(g);
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
-    Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
-                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op, weights[static_cast<size_t>(m.op)])}];
+    Bucket& bucket =
+        open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage,
+              kind_of(g, op, weights[static_cast<size_t>(m.op)]), updated[static_cast<size_t>(m.op)] != 0}];
     const bool full = bucket.bytes >= bucket_bytes ||
                       (bucket.loss != kNone && held_back.between(bucket.loss, m.order) >= bucket_bytes);
     if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {

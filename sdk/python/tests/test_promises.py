@@ -319,6 +319,28 @@ def test_a_nan_in_the_data_is_an_error_and_changes_nothing(precision):
                 assert np.isfinite(job.step(x=x, y=y))
 
 
+@pytest.mark.parametrize("strategy, devices, options", [("replica > split(2)", 4, {}), ("split(2) > replica", 4, {}), ("replica", 2, {"zero": 3}), ("replica(2) > split(2)", 4, {"zero": 1})])
+@pytest.mark.parametrize("optimizer", [wh.SGD(0.1), wh.Lamb(1e-2)], ids=["sgd", "lamb"])
+def test_a_nan_changes_nothing_on_any_device(strategy, devices, options, optimizer):
+    """LAMB's state was once written before the loss was known: its norms shared a collective with the loss."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((8, 8)).astype(np.float32), rng.standard_normal((8, 4)).astype(np.float32)
+    bad = y.copy()
+    bad[3, 2] = np.nan
+    g = wh.Graph()
+    with g:
+        h = wh.nn.linear(wh.ops.tanh(wh.nn.linear(wh.input("x", (8, 8)), 16)), 4)
+        g.minimize(wh.ops.square(h - wh.input("y", (8, 4))).mean(), optimizer)
+    job = wh.plan(g, devices=f"cpu:{devices}", strategy=strategy, **options).start(seed=1)
+    job.step(x=x, y=y)
+    values = lambda: {v["name"]: [job.read(v["name"], copy=k).tobytes() for k in range(len(v["copies"]))] for v in job.variables()}
+    before = values()
+    with pytest.raises(wh.WhaleError, match="loss of step 1 is not finite; the step was not applied"):
+        job.step(x=x, y=bad)
+    assert values() == before
+    assert np.isfinite(job.step(x=x, y=y))
+
+
 def whole_and_half(loss_of):
     """The loss of a model of eight rows of 36 each on 8 samples and on 4."""
     g = wh.Graph("rows")
