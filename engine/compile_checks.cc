@@ -129,7 +129,7 @@ bool moves_activations(const Entry& entry) {
   for (const Program& program : entry.programs)
     for (const Segment& segment : program.segments)
       for (const Instruction& i : segment.instructions)
-        if (i.kind == InstructionKind::kMove && i.op == OpCode::k_to_host && i.phase == Phase::kForward) return true;
+        if (i.copies_to(Memory::kHost) && i.phase == Phase::kForward) return true;
   return false;
 }
 
@@ -295,9 +295,9 @@ class SourceCheck {
       for (const Segment& segment : program.segments)
         for (const Instruction& instruction : segment.instructions) {
           const auto at = limits.find(instruction.name);
-          if (at == limits.end() || instruction.kind != InstructionKind::kKernel || def(instruction.op).index.input < 0)
-            continue;
-          const int64_t limit = attr_int(instruction.attrs, kIndexLimit);
+          const work::Kernel* kernel = instruction.kernel();
+          if (at == limits.end() || kernel == nullptr || def(kernel->op).index.input < 0) continue;
+          const int64_t limit = attr_int(kernel->attrs, kIndexLimit);
           if (limit != 0 && limit != at->second)
             fail("op '{}' takes indices below {}, by the model below {}", instruction.name, limit, at->second);
           checked[instruction.name] |= limit == at->second;

@@ -8,9 +8,9 @@ namespace {
 class AllGather final : public Member {
  public:
   AllGather(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec) : Member(group, rank, device) {
-    if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.more.size() + 1)
+    if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.cuts.size())
       throw internal("an all-gather of {} operands has {} results and {} cuts", spec.in.size(), spec.out.size(),
-                     spec.more.size() + 1);
+                     spec.cuts.size());
     offer_.op = spec.op;
     offer_.dtype = spec.out[0].dtype;
     offer_.operands = spec.in.size();
@@ -24,13 +24,13 @@ class AllGather final : public Member {
       stretches_.push_back({static_cast<char*>(spec.in[i].data), offer_.elements, offer_.elements + n});
       offer_.elements += n;
       if (n == 0) continue;
-      DigitCuts cut = cuts_of(spec, i);
+      const DigitCuts& cut = spec.cuts[i];
       const Rows all = rows_of(whole, cut.digit);
       check_cuts(cut.cuts, size(), all.extent);
       if (element_count(spec.in[i].dims) * size_of(whole.dtype) != all.rows * cut.cuts[rank].size() * all.unit)
         throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number",
                        element_count(spec.in[i].dims), cut.cuts[rank].begin, cut.cuts[rank].end);
-      pieces_.push_back({i, static_cast<char*>(whole.data), std::move(cut.cuts), all});
+      pieces_.push_back({i, static_cast<char*>(whole.data), cut.cuts, all});
     }
   }
 
@@ -105,15 +105,15 @@ class AllToAll final : public Member {
   AllToAll(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec)
       : Member(group, rank, device),
         to_(static_cast<char*>(spec.out.at(0).data)),
-        cuts_(spec.cuts),
-        to_cuts_(spec.to_cuts) {
+        cuts_(spec.cuts.at(0).cuts),
+        to_cuts_(spec.to.cuts) {
     const Operand& x = spec.in.at(0);
     if (cuts_.empty() || to_cuts_.empty()) throw internal("an all-to-all without cuts");
     extent_ = cuts_.back().end;
     to_extent_ = to_cuts_.back().end;
     check_cuts(cuts_, size(), extent_);
     check_cuts(to_cuts_, size(), to_extent_);
-    t_ = two_digits(x, spec.digit, cuts_[rank].size(), spec.to_digit, to_extent_);
+    t_ = two_digits(x, spec.cuts[0].digit, cuts_[rank].size(), spec.to.digit, to_extent_);
     offer_.op = spec.op;
     offer_.dtype = x.dtype;
     offer_.elements = t_.rows * t_.middle * t_.unit / size_of(x.dtype) * extent_ * to_extent_;

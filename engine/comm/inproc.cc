@@ -16,7 +16,8 @@ class Inproc final : public Transport {
     }
   }
 
-  std::unique_ptr<Collective> bind(int group, int device, const CollectiveSpec& spec, Device& memory) override {
+  std::unique_ptr<Collective> bind(int device, const CollectiveSpec& spec, Device& memory) override {
+    const int32_t group = spec.group;
     if (group < 0 || static_cast<size_t>(group) >= groups_.size())
       throw internal("a collective names group {} of {}", group, groups_.size());
     for (const auto& part : groups_[static_cast<size_t>(group)]) {

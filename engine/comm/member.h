@@ -75,10 +75,6 @@ struct Rows {
   int64_t rows = 1, extent = 0, unit = 0;
 };
 Rows rows_of(const Operand& tensor, const Digit& digit);
-// Of operand i of a bucket.
-inline DigitCuts cuts_of(const CollectiveSpec& spec, size_t i) {
-  return i == 0 ? DigitCuts{spec.digit, spec.cuts} : spec.more.at(i - 1);
-}
 // The intervals lie one behind the other from 0 to the extent, one a member.
 void check_cuts(const std::vector<Interval>& cuts, size_t members, int64_t extent);
 

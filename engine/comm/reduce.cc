@@ -92,9 +92,9 @@ class ReduceScatter final : public Member {
  public:
   ReduceScatter(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec)
       : Member(group, rank, device) {
-    if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.more.size() + 1)
+    if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.cuts.size())
       throw internal("a reduce-scatter of {} operands has {} results and {} cuts", spec.in.size(), spec.out.size(),
-                     spec.more.size() + 1);
+                     spec.cuts.size());
     offer_.op = spec.op;
     offer_.combine = spec.combine;
     offer_.dtype = spec.in[0].dtype;
@@ -110,7 +110,7 @@ class ReduceScatter final : public Member {
       stretches_.push_back({static_cast<char*>(whole.data), offer_.elements, offer_.elements + n});
       offer_.elements += n;
       if (n == 0) continue;
-      const DigitCuts cut = cuts_of(spec, i);
+      const DigitCuts& cut = spec.cuts[i];
       const Rows all = rows_of(whole, cut.digit);
       check_cuts(cut.cuts, size(), all.extent);
       const Piece piece{i, static_cast<char*>(spec.out[i].data), all, cut.cuts[rank]};

@@ -13,6 +13,8 @@ namespace whale {
 
 // How partial values are combined. Grows with the op set: softmax triples, top-k, ...
 enum class Combine : uint8_t { kSum, kMax, kMin, kLogSumExp };
+inline constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
+inline const char* name_of(Combine combine) { return kCombines[static_cast<size_t>(combine)]; }
 
 struct Interval {
   int64_t begin = 0, end = 0;

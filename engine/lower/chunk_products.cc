@@ -24,7 +24,7 @@ class Chunker {
     for (size_t s = 0; s < p_.segments.size(); ++s)
       for (size_t k = 0; k < p_.segments[s].instructions.size(); ++k) {
         const Op* op = draft_.ops[s][k];
-        if (!op || p_.segments[s].instructions[k].kind != InstructionKind::kCollective) continue;
+        if (!op || p_.segments[s].instructions[k].group() == kNone) continue;
         if (op->inputs.size() != 1) continue;
         const bool gathers = op->code == OpCode::k_all_gather;
         if (gathers)
@@ -42,22 +42,19 @@ class Chunker {
     return has_flag(op.code, kProduct) && !attr_bool(op.attrs, "transpose_a") &&
            g.tensor(op.inputs[1]).dims.size() == 2;
   }
-  static bool communicates(const Instruction& i) {
-    return i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kSend ||
-           i.kind == InstructionKind::kReceive;
-  }
+  static bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone; }
 
   // Rows outside of the digit that a collective cuts; without a digit all dimensions but the last.
-  RowsOf rows_of(const Dims& dims, const Attrs& attrs) const {
-    const auto& digit = attr_ints(attrs, "digit");
+  RowsOf rows_of(const Dims& dims, const Instruction& collective) const {
+    const auto& cuts = collective.as<work::Collective>()->cuts;
     RowsOf r;
-    if (digit.empty()) {
+    if (cuts.empty()) {
       r.flat = true;
       for (size_t d = 0; d + 1 < dims.size(); ++d) r.rows *= dims[d];
       return r;
     }
     while (r.dim + 1 < dims.size() && dims[r.dim] == 1) ++r.dim;
-    if (static_cast<int64_t>(r.dim) < digit[0]) r.rows = dims[r.dim];
+    if (static_cast<int>(r.dim) < cuts[0].digit.dim) r.rows = dims[r.dim];
     return r;
   }
 
@@ -151,7 +148,7 @@ class Chunker {
       if (communicates(i)) return k;
     }
     if (product == SIZE_MAX || buffer(whole).alias != kNone || buffer(result).alias != kNone) return k;
-    const RowsOf r = rows_of(buffer(whole).dims, op.code == OpCode::k_all_reduce ? Attrs{} : collective.attrs);
+    const RowsOf r = rows_of(buffer(whole).dims, collective);
     const int64_t n = chunks(g_.op(made), op, r, buffer(whole).dims);
     if (n == 1) return k;
     const Instruction matmul = list(s)[product];
@@ -159,7 +156,7 @@ class Chunker {
     const bool in_place = op.code == OpCode::k_all_reduce;
     std::vector<std::pair<Instruction, const Op*>> instructions;
     // What has no products to add is zero: filled as a whole before the first chunk leaves.
-    const bool fills = !has_flag(matmul.op, kProduct);
+    const bool fills = !has_flag(matmul.kernel()->op, kProduct);
     if (fills) instructions.emplace_back(matmul, matmul_op);
     for (int64_t c = 0; c < n; ++c) {
       Instruction a = chunk_of(matmul, c, n), b = chunk_of(collective, c, n);
@@ -194,7 +191,7 @@ class Chunker {
     const Instruction collective = list(s)[k];
     const BufferId from = collective.in[0], whole = collective.out[0];
     if (buffer(whole).alias != kNone) return k;
-    const RowsOf r = rows_of(buffer(whole).dims, collective.attrs);
+    const RowsOf r = rows_of(buffer(whole).dims, collective);
     const int64_t n = chunks(reader, op, r, buffer(whole).dims);
     if (n == 1) return k;
     chunked_.insert(&reader);  // also where this device has none of it: what follows is decided for all members
@@ -205,7 +202,8 @@ class Chunker {
       ++product;
     }
     const bool follows = product < list(s).size() && draft_.ops[s][product] == &reader &&
-                         has_flag(list(s)[product].op, kProduct) && buffer(list(s)[product].out[0]).alias == kNone;
+                         has_flag(list(s)[product].kernel()->op, kProduct) &&
+                         buffer(list(s)[product].out[0]).alias == kNone;
     std::vector<std::pair<Instruction, const Op*>> gathers, products;
     for (int64_t c = 0; c < n; ++c) {
       Instruction a = chunk_of(collective, c, n);

@@ -152,12 +152,11 @@ void feed_for(Draft& draft, const Site& at, TensorId id) {
   const Region first = at.low.early_input[static_cast<size_t>(input)] ? Region::kPrologue : Region::kEpilogue;
   if ((whole && at.region != first) || !draft.fed.insert(input).second || at.empty(input)) return;
   Instruction feed;
-  feed.kind = InstructionKind::kFeed;
   feed.name = "feed." + at.graph().tensor(input).name;
   feed.out = {buffer_of(draft, at, input)};
-  feed.ref = at.low.input_number.at(input);
-  feed.samples = at.low.mask_number(at.low.local.sample_mask(input));
-  feed.whole_batch = whole;
+  feed.work = work::Feed{.input = at.low.input_number.at(input),
+                         .samples = at.low.mask_number(at.low.local.sample_mask(input)),
+                         .whole_batch = whole};
   feed.bytes = static_cast<double>(draft.buffer(feed.out[0]).bytes);
   draft.add(std::move(feed), nullptr);
 }
@@ -168,12 +167,12 @@ void fetch(Draft& draft, const Site& at, size_t output) {
   if (!at.here(at.lg().stage(f.tensor)) || at.empty(f.tensor)) return;
   feed_for(draft, at, f.tensor);
   Instruction fetch;
-  fetch.kind = InstructionKind::kFetch;
+  work::Fetch to{.samples = at.low.mask_number(at.low.local.sample_mask(f.tensor))};
   fetch.name = "fetch." + f.name;
   fetch.in = {buffer_of(draft, at, f.tensor)};
   for (size_t k = output + 1; k-- > 0;)  // several tensors of one name are one output
-    if (fetches[k].name == f.name) fetch.ref = static_cast<int32_t>(k);
-  fetch.samples = at.low.mask_number(at.low.local.sample_mask(f.tensor));
+    if (fetches[k].name == f.name) to.output = static_cast<int32_t>(k);
+  fetch.work = to;
   fetch.bytes = static_cast<double>(draft.buffer(fetch.in[0]).bytes);
   draft.add(std::move(fetch), nullptr);
 }
@@ -249,10 +248,9 @@ void messages_at_the_ends(Draft& draft, const Site& at) {
     return false;
   };
   const auto when = [&](size_t i) {
-    const bool message = list[i].kind == InstructionKind::kReceive || list[i].kind == InstructionKind::kSend;
-    if (message && at.low.inside.contains(list[i].ref)) return 1;
-    if (list[i].kind == InstructionKind::kSend && changed_after(i)) return 1;
-    return list[i].kind == InstructionKind::kReceive ? 0 : list[i].kind == InstructionKind::kSend ? 2 : 1;
+    const bool sends = list[i].kind() == InstructionKind::kSend;
+    if (list[i].link() == kNone || at.low.inside.contains(list[i].link()) || (sends && changed_after(i))) return 1;
+    return sends ? 2 : 0;
   };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return when(a) < when(b); });
   std::vector<Instruction> sorted;

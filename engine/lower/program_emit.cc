@@ -14,10 +14,11 @@ void emit_identity(Draft& draft, const Site& at, const Op& op, size_t output) {
   for (size_t a = 0; a < at.lg().axes(); ++a)
     if (at.lg().at(id, a).placement == Placement::kPartial) combine = at.lg().at(id, a).combine;
   Instruction fill;
-  fill.op = OpCode::k_fill;
   fill.name = op.name + ".none";
   const DType dtype = at.graph().tensor(id).dtype;
-  fill.attrs = {{"shape", at.dims(id)}, {"value", neutral_of(combine, dtype)}, {"dtype", std::string(name_of(dtype))}};
+  fill.work = work::Kernel{
+      .op = OpCode::k_fill,
+      .attrs = {{"shape", at.dims(id)}, {"value", neutral_of(combine, dtype)}, {"dtype", std::string(name_of(dtype))}}};
   fill.out = {buffer_of(draft, at, id)};
   fill.phase = op.phase;
   fill.scope = op.scope;
@@ -44,17 +45,49 @@ bool reads_nothing(const Site& at, const Op& op) {
 }
 
 // A collective of whose operands the whole group has nothing (a micro-batch without samples).
-bool nobody_has_any(const Site& at, const Op& op, const Instruction& i) {
+bool nobody_has_any(const Site& at, const Op& op, const work::Collective& c) {
   if (op.code == OpCode::k_reduce_scatter)
     return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return at.empty(id); });
   if (op.code != OpCode::k_all_gather && op.code != OpCode::k_all_to_all) return false;
-  const auto& digits = attr_ints(i.attrs, "digit");
   for (size_t k = 0; k < op.inputs.size(); ++k) {
     Dims whole = at.dims(op.inputs[k]);
-    whole[static_cast<size_t>(digits[3 * k])] = digits[3 * k + 1] * digits[3 * k + 2];
+    const Digit& digit = c.cuts[k].digit;
+    whole[static_cast<size_t>(digit.dim)] = digit.outer * digit.inner;
     if (element_count(whole) > 0) return false;
   }
   return true;
+}
+
+Combine combine_of(const std::string& name) {
+  const auto at = std::find(std::begin(kCombines), std::end(kCombines), name.empty() ? "sum" : name);
+  WHALE_CHECK(at != std::end(kCombines), "a collective combines by '{}'", name);
+  return static_cast<Combine>(at - std::begin(kCombines));
+}
+
+// Attributes of an op, (dim, outer, inner) and (begin, end) of each member, for each of so many operands.
+std::vector<DigitCuts> cuts_of(const Attrs& attrs, const char* digit, const char* cuts, size_t operands) {
+  const Ints &digits = attr_ints(attrs, digit), &all = attr_ints(attrs, cuts);
+  if (digits.empty()) return {};
+  WHALE_CHECK(digits.size() == 3 * operands && all.size() % (2 * operands) == 0,
+              "a collective of {} operands has {} numbers of digits, {} of cuts", operands, digits.size(), all.size());
+  std::vector<DigitCuts> out(operands);
+  const size_t numbers = all.size() / operands;
+  for (size_t i = 0; i < operands; ++i) {
+    out[i].digit = {static_cast<int>(digits[3 * i]), digits[3 * i + 1], digits[3 * i + 2]};
+    for (size_t k = i * numbers; k < (i + 1) * numbers; k += 2) out[i].cuts.push_back({all[k], all[k + 1]});
+  }
+  return out;
+}
+
+work::Collective collective_of(const Op& op, const Attrs& attrs) {
+  work::Collective c;
+  c.op = op.code;
+  c.group = static_cast<int32_t>(attr_int(attrs, "group"));
+  c.combine = combine_of(attr_string(attrs, "combine"));
+  c.cuts = cuts_of(attrs, "digit", "cuts", op.inputs.size());
+  if (auto to = cuts_of(attrs, "to_digit", "to_cuts", 1); !to.empty()) c.to = std::move(to[0]);
+  c.weights = attr_ints(attrs, "weights");
+  return c;
 }
 
 }  // namespace
@@ -62,14 +95,15 @@ bool nobody_has_any(const Site& at, const Op& op, const Instruction& i) {
 void emit_transfer(Draft& draft, const Site& at, const Op& op) {
   const auto link = at.low.link_of.find({&op, at.low.timed() && op.region == Region::kBody ? at.key.variant : 0});
   if (link == at.low.link_of.end()) return;
-  const auto half = [&](InstructionKind kind, TensorId id) {
+  const auto half = [&](bool sends, TensorId id) {
     if (at.empty(id)) return;
     Instruction i;
-    i.kind = kind;
-    i.op = op.code;
-    i.name = (kind == InstructionKind::kSend ? "send." : "receive.") + op.name;
-    (kind == InstructionKind::kSend ? i.in : i.out) = {buffer_of(draft, at, id)};
-    i.ref = link->second;
+    if (sends)
+      i.work = work::Send{link->second};
+    else
+      i.work = work::Receive{link->second};
+    i.name = (sends ? "send." : "receive.") + op.name;
+    (sends ? i.in : i.out) = {buffer_of(draft, at, id)};
     i.phase = op.phase;
     i.scope = op.scope;
     i.bytes = static_cast<double>(element_count(at.dims(id)) * size_of(at.graph().tensor(id).dtype));
@@ -77,8 +111,8 @@ void emit_transfer(Draft& draft, const Site& at, const Op& op) {
       i.bytes = static_cast<double>(inside->second * size_of(at.graph().tensor(id).dtype));
     draft.add(std::move(i), nullptr);
   };
-  if (at.sends(op)) half(InstructionKind::kSend, op.inputs[0]);
-  if (at.runs(op)) half(InstructionKind::kReceive, op.outputs[0]);
+  if (at.sends(op)) half(true, op.inputs[0]);
+  if (at.runs(op)) half(false, op.outputs[0]);
 }
 
 void emit(Draft& draft, const Site& at, const Op& op) {
@@ -96,20 +130,24 @@ void emit(Draft& draft, const Site& at, const Op& op) {
   Instruction i;
   for (const TensorId id : op.inputs) i.in.push_back(id == kNone ? kNone : buffer_of(draft, at, id));
   for (const TensorId id : op.outputs) i.out.push_back(buffer_of(draft, at, id));
-  i.kind = collective ? InstructionKind::kCollective : moves ? InstructionKind::kMove : InstructionKind::kKernel;
   if (at.low.options.overlap) i.stream = collective ? Stream::kCommunication : moves ? Stream::kCopy : Stream::kCompute;
-  i.op = op.code;
   i.name = op.name;
-  i.attrs = at.low.local.attrs(op, at.place);
-  if (collective && nobody_has_any(at, op, i)) return;
-  i.box = at.low.local.box(op, at.place);
-  if (const TensorId boxed = at.low.local.box_tensor(op); boxed != kNone)
-    i.samples = at.low.mask_number(at.low.local.sample_mask(boxed));
-  i.key = op.key;
-  if (collective) i.ref = static_cast<int32_t>(attr_int(op.attrs, "group"));
+  Attrs attrs = at.low.local.attrs(op, at.place);
+  const OpCost cost = at.low.local.cost(op, attrs, at.place);
+  if (collective) {
+    work::Collective c = collective_of(op, attrs);
+    if (nobody_has_any(at, op, c)) return;
+    i.work = std::move(c);
+  } else if (moves) {
+    i.work = work::Copy{op.code == OpCode::k_to_host ? Memory::kHost : Memory::kDevice};
+  } else {
+    work::Kernel k{.op = op.code, .attrs = std::move(attrs), .box = at.low.local.box(op, at.place), .key = op.key};
+    if (const TensorId boxed = at.low.local.box_tensor(op); boxed != kNone)
+      k.samples = at.low.mask_number(at.low.local.sample_mask(boxed));
+    i.work = std::move(k);
+  }
   i.phase = op.phase;
   i.scope = op.scope;
-  const OpCost cost = at.low.local.cost(op, i.attrs, at.place);
   i.flops = cost.flops;
   i.bytes = cost.bytes;
   draft.add(std::move(i), &op);

@@ -68,8 +68,13 @@ void ProgramPattern::add_instructions(const Draft& draft, const Place& place) {
       if (along.empty()) continue;
       const Instruction& i = draft.program.segments[s].instructions[k];
       Group& group = group_of(along);
-      group.spots.push_back({op, draft.micro_batches[s], i.attrs, i.box, i.flops, i.bytes});
-      each_number(i.attrs, i.box, [&](HoleKind kind, const std::string& attribute, size_t index, int64_t) {
+      Place at = place;
+      at.micro_batch = draft.micro_batches[s];
+      const auto* kernel = i.kernel();
+      group.spots.push_back({op, at.micro_batch, kernel ? kernel->attrs : low_.local.attrs(*op, at),
+                             kernel ? kernel->box : low_.local.box(*op, at), i.flops, i.bytes});
+      if (kernel == nullptr) continue;
+      each_number(kernel->attrs, kernel->box, [&](HoleKind kind, const std::string& attribute, size_t index, int64_t) {
         group.holes.push_back(
             {kind, kNone, static_cast<int32_t>(s), static_cast<int32_t>(k), attribute, static_cast<int32_t>(index)});
       });

@@ -10,10 +10,9 @@ namespace whale {
 namespace {
 
 // Part of making `tree`; it moves as many bytes as `passes` over the result.
-Instruction instruction_for(const Op& tree, OpCode code, BufferIds in, const Draft& draft, BufferId out,
-                            double passes) {
+Instruction instruction_for(const Op& tree, Work work, BufferIds in, const Draft& draft, BufferId out, double passes) {
   Instruction i;
-  i.op = code;
+  i.work = std::move(work);
   i.name = tree.name;
   i.in = std::move(in);
   i.out = {out};
@@ -25,8 +24,8 @@ Instruction instruction_for(const Op& tree, OpCode code, BufferIds in, const Dra
 
 // to += from
 void add_up(Draft& draft, const Op& tree, BufferId to, BufferId from) {
-  Instruction i = instruction_for(tree, OpCode::k_accumulate, {to, from}, draft, to, 3);
-  i.attrs = tree.attrs;
+  Instruction i =
+      instruction_for(tree, work::Kernel{.op = OpCode::k_accumulate, .attrs = tree.attrs}, {to, from}, draft, to, 3);
   i.flops = static_cast<double>(element_count(draft.buffer(to).dims));
   draft.add(std::move(i), nullptr);
 }
@@ -54,19 +53,18 @@ bool offloaded(const Site& at, const Op& tree) {
   });
 }
 
-void move(Draft& draft, const Site& at, const Op& tree, OpCode code, BufferId from, BufferId to) {
-  Instruction i = instruction_for(tree, code, {from}, draft, to, 2);
-  i.kind = InstructionKind::kMove;
+void copy(Draft& draft, const Site& at, const Op& tree, Memory memory, BufferId from, BufferId to) {
+  Instruction i = instruction_for(tree, work::Copy{memory}, {from}, draft, to, 2);
   if (at.low.options.overlap) i.stream = Stream::kCopy;
-  i.name += fmt::format(".{}", def(code).name);
+  i.name += fmt::format(".{}", i.verb());
   draft.add(std::move(i), nullptr);
 }
 
 BufferId on_device(Draft& draft, const Site& at, const Op& tree, BufferId sum) {
   const Buffer b = draft.buffer(sum);
-  const BufferId copy = add_rows(draft, b.name + ".fetched", b.dtype, b.dims[0], b.dims[1]);
-  move(draft, at, tree, OpCode::k_to_device, sum, copy);
-  return copy;
+  const BufferId fetched = add_rows(draft, b.name + ".fetched", b.dtype, b.dims[0], b.dims[1]);
+  copy(draft, at, tree, Memory::kDevice, sum, fetched);
+  return fetched;
 }
 
 // Of all devices that differ from this one along axes from `axis` on, in their order.
@@ -105,30 +103,28 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
   Gathered all{&tree, mine.empty() ? kNone : mine[0], plan.nodes};
   if (mine.size() != 1) all.rows = add_rows(draft, t.name + ".nodes", t.dtype, std::ssize(mine), n);
   if (mine.size() > 1) {
-    Instruction join = instruction_for(tree, OpCode::k_concat, std::move(mine), draft, all.rows, 2);
-    join.attrs = {{"axis", int64_t{0}}};
-    draft.add(std::move(join), nullptr);
+    const work::Kernel join{.op = OpCode::k_concat, .attrs = {{"axis", int64_t{0}}}};
+    draft.add(instruction_for(tree, join, std::move(mine), draft, all.rows, 2), nullptr);
   }
   const Mesh& mesh = low.lg.tasks.meshes[static_cast<size_t>(at.place.mesh)];
   for (size_t a = low.lg.axes(); a-- > 1;) {
     if (!low.lg.by_micro_batch(a) || mesh.axes[a - 1].size == 1) continue;
-    Ints cuts;
+    std::vector<Interval> cuts;
     Place other = at.place;
     int64_t end = 0;
     for (int64_t k = 0; k < mesh.axes[a - 1].size; ++k) {
       other.coordinates[a - 1] = k;
       const int64_t count = std::ssize(nodes_under(low, other, a + 1));
-      cuts.insert(cuts.end(), {end, end + count});
+      cuts.push_back({end, end + count});
       end += count;
     }
     all.nodes = nodes_under(low, at.place, a);
     const BufferId whole = add_rows(draft, t.name + ".nodes", t.dtype, end, n);
-    Instruction i = instruction_for(tree, OpCode::k_all_gather, {all.rows}, draft, whole, 1);
+    work::Collective c{.op = OpCode::k_all_gather, .group = static_cast<int32_t>(a) - 1};
+    c.cuts.push_back({{0, 1, 1}, std::move(cuts)});
+    Instruction i = instruction_for(tree, std::move(c), {all.rows}, draft, whole, 1);
     all.rows = whole;
-    i.kind = InstructionKind::kCollective;
     i.stream = low.options.overlap ? Stream::kCommunication : Stream::kCompute;
-    i.ref = static_cast<int32_t>(a) - 1;
-    i.attrs = {{"group", static_cast<int64_t>(a) - 1}, {"digit", Ints{0, 1, 1}}, {"cuts", std::move(cuts)}};
     draft.add(std::move(i), nullptr);
   }
   return all;
@@ -146,9 +142,11 @@ void finish(Draft& draft, const Site& at, const Gathered& all) {
     BufferIds row;
     for (size_t k = 0; k < all.nodes.size(); ++k) {
       row.push_back(add_rows(draft, fmt::format("{}.row{}", t.name, k), t.dtype, 1, n));
-      Instruction i = instruction_for(tree, OpCode::k_local_slice, {all.rows}, draft, row.back(), 2);
-      i.attrs = {{"digit", Ints{0, 1, 1}}, {"begin", static_cast<int64_t>(k)}, {"end", static_cast<int64_t>(k) + 1}};
-      draft.add(std::move(i), nullptr);
+      const work::Kernel slice{
+          .op = OpCode::k_local_slice,
+          .attrs = {
+              {"digit", Ints{0, 1, 1}}, {"begin", static_cast<int64_t>(k)}, {"end", static_cast<int64_t>(k) + 1}}};
+      draft.add(instruction_for(tree, slice, {all.rows}, draft, row.back(), 2), nullptr);
     }
     for (const auto& [to, from] : merge.additions)
       add_up(draft, tree, row[static_cast<size_t>(to)], row[static_cast<size_t>(from)]);
@@ -195,11 +193,11 @@ void add_to_sums(Draft& draft, const Site& at, const std::vector<TreeStep>& step
       const BufferId from = away || s.from < 0 ? last : sum(s.from);
       const BufferId to = away ? last = on_device(draft, at, *tree, sum(s.to)) : sum(s.to);
       if (s.copies)
-        draft.add(instruction_for(*tree, OpCode::k_stop_gradient, {from}, draft, to, 2), nullptr);
+        draft.add(instruction_for(*tree, work::Kernel{.op = OpCode::k_stop_gradient}, {from}, draft, to, 2), nullptr);
       else
         add_up(draft, *tree, to, from);
     }
-    if (away && !steps.empty()) move(draft, at, *tree, OpCode::k_to_host, last, sum(steps.back().to));
+    if (away && !steps.empty()) copy(draft, at, *tree, Memory::kHost, last, sum(steps.back().to));
   }
 }
 

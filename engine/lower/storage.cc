@@ -163,7 +163,7 @@ void place_next_values(Draft& draft, const Graph& graph) {
     if (target.bytes == 0) continue;  // nothing of it is here
     WHALE_CHECK(!away, "a variable in the host's memory is written by the copy to it alone");
     Instruction copy;
-    copy.op = OpCode::k_stop_gradient;
+    copy.work = work::Kernel{.op = OpCode::k_stop_gradient};
     copy.name = "store." + target.name;
     copy.in = {next};
     copy.out = {variable};
@@ -341,7 +341,7 @@ void add_waits(Program& program) {
       for (const BufferId b : i.out)
         if (b != kNone) uses.note_made(b, stream, now);
       if (i.stream == Stream::kCompute) last_compute = now;
-      if (i.stream == Stream::kCopy && i.op == OpCode::k_to_host) stores.push_back(now);
+      if (i.stream == Stream::kCopy && i.copies_to(Memory::kHost)) stores.push_back(now);
     }
   }
 }

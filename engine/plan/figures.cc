@@ -105,11 +105,11 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
   const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions) {
-      const bool reduced = i.kind == InstructionKind::kCollective && i.phase != Phase::kForward &&
-                           has_replicas(groups[static_cast<size_t>(i.ref)].axis);
-      const bool update = i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp);
-      const bool sum = i.kind == InstructionKind::kKernel && i.op == OpCode::k_accumulate && i.phase != Phase::kForward;
-      const bool stored = i.kind == InstructionKind::kMove && i.phase != Phase::kForward && i.op == OpCode::k_to_host;
+      const bool reduced =
+          i.group() != kNone && i.phase != Phase::kForward && has_replicas(groups[static_cast<size_t>(i.group())].axis);
+      const bool update = i.kernel() != nullptr && has_flag(i.kernel()->op, kUpdateOp);
+      const bool sum = i.op() == OpCode::k_accumulate && i.phase != Phase::kForward;
+      const bool stored = i.copies_to(Memory::kHost) && i.phase != Phase::kForward;
       if (reduced || update || sum || stored)
         for (const auto* list : {&i.in, &i.out})
           for (const BufferId b : *list)
@@ -117,9 +117,9 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
     }
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions)
-      for (size_t n = 0; i.kind == InstructionKind::kMove && n < i.out.size(); ++n) {
+      for (size_t n = 0; i.copies_to(Memory::kDevice) && n < i.out.size(); ++n) {
         const bool home = p.buffers[at(i.in[n])].kind == BufferKind::kVariable;
-        if (i.op == OpCode::k_to_device) out[at(i.out[n])] = home ? Holds::kCopy : out[at(i.in[n])];
+        out[at(i.out[n])] = home ? Holds::kCopy : out[at(i.in[n])];
       }
   return out;
 }
@@ -195,13 +195,13 @@ StepFigures step_of(const Program& program) {
   StepFigures f;
   for (const ScheduleRow& row : watched(program.schedule))
     for (const Instruction& i : program.segments[static_cast<size_t>(row.segment)].instructions) {
-      f.kernels += i.kind == InstructionKind::kKernel;
-      f.feeds += i.kind == InstructionKind::kFeed;
-      f.fetches += i.kind == InstructionKind::kFetch;
-      f.messages += i.kind == InstructionKind::kSend;
+      f.kernels += i.kind() == InstructionKind::kKernel;
+      f.feeds += i.kind() == InstructionKind::kFeed;
+      f.fetches += i.kind() == InstructionKind::kFetch;
+      f.messages += i.kind() == InstructionKind::kSend;
       f.flops += i.flops;
       f.bytes += i.bytes;
-      if (i.kind != InstructionKind::kCollective) continue;
+      if (i.kind() != InstructionKind::kCollective) continue;
       ++f.collectives;
       f.on_the_side += i.stream == Stream::kCommunication;
       for (const BufferId b : i.out)

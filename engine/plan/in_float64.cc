@@ -29,12 +29,14 @@ void widen(Buffer& buffer) {
 }
 
 void widen(Instruction& instruction) {
-  widen(instruction.attrs);
-  if (instruction.op != OpCode::k_fused) return;
+  auto* kernel = instruction.as<work::Kernel>();
+  if (kernel == nullptr) return;
+  widen(kernel->attrs);
+  if (kernel->op != OpCode::k_fused) return;
   const auto inputs = static_cast<int>(instruction.in.size());
-  FusedBody body = decode(instruction.attrs, inputs);
+  FusedBody body = decode(kernel->attrs, inputs);
   for (FusedStep& step : body.steps) step.dtype = widened(step.dtype);
-  for (auto& [name, value] : encode(body, inputs)) instruction.attrs[name] = std::move(value);
+  for (auto& [name, value] : encode(body, inputs)) kernel->attrs[name] = std::move(value);
 }
 
 void widen(Program& program) {

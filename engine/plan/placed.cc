@@ -18,6 +18,9 @@ bool inside(int64_t i, const List& list) {
 const Instruction& instruction_of(const Program& program, const Hole& hole) {
   return program.segments[static_cast<size_t>(hole.segment)].instructions[static_cast<size_t>(hole.instruction)];
 }
+const work::Kernel& kernel_of(const Program& program, const Hole& hole) {
+  return *instruction_of(program, hole).kernel();
+}
 
 std::string fault_of_hole(const Program& p, const Hole& hole) {
   if (hole.kind == HoleKind::kAt) {
@@ -30,17 +33,21 @@ std::string fault_of_hole(const Program& p, const Hole& hole) {
       !inside(hole.instruction, p.segments[static_cast<size_t>(hole.segment)].instructions))
     return fmt::format("no instruction {} of segment {}", hole.instruction, hole.segment);
   const Instruction& i = instruction_of(p, hole);
-  bool there = i.kind == InstructionKind::kKernel && hole.attribute.empty();
+  const work::Kernel* kernel = i.kernel();
+  bool there = kernel != nullptr && hole.attribute.empty();
   switch (hole.kind) {
     case HoleKind::kAt: break;
     case HoleKind::kAttribute: {
-      const auto at = i.attrs.find(hole.attribute);
-      there = i.kind == InstructionKind::kKernel && hole.index == 0 && may_be_placed(hole.attribute) &&
-              at != i.attrs.end() && std::holds_alternative<int64_t>(at->second);
+      if (kernel == nullptr) break;
+      const auto at = kernel->attrs.find(hole.attribute);
+      there = hole.index == 0 && may_be_placed(hole.attribute) && at != kernel->attrs.end() &&
+              std::holds_alternative<int64_t>(at->second);
       break;
     }
-    case HoleKind::kOrigin: there &= inside(hole.index, i.box.origin) && inside(hole.index, i.box.global); break;
-    case HoleKind::kCut: there &= inside(hole.index, i.box.cuts); break;
+    case HoleKind::kOrigin:
+      there = there && inside(hole.index, kernel->box.origin) && inside(hole.index, kernel->box.global);
+      break;
+    case HoleKind::kCut: there = there && inside(hole.index, kernel->box.cuts); break;
   }
   return there ? "" : fmt::format("'{}' does not have '{}' {} for a place to say", i.name, hole.attribute, hole.index);
 }
@@ -60,9 +67,9 @@ bool may_be_placed(std::string_view attribute) {
 int64_t value_of(const Program& program, const Hole& hole) {
   switch (hole.kind) {
     case HoleKind::kAt: return program.buffers[static_cast<size_t>(hole.buffer)].at;
-    case HoleKind::kAttribute: return std::get<int64_t>(instruction_of(program, hole).attrs.at(hole.attribute));
-    case HoleKind::kOrigin: return instruction_of(program, hole).box.origin[static_cast<size_t>(hole.index)];
-    case HoleKind::kCut: return instruction_of(program, hole).box.cuts[static_cast<size_t>(hole.index)].begin;
+    case HoleKind::kAttribute: return std::get<int64_t>(kernel_of(program, hole).attrs.at(hole.attribute));
+    case HoleKind::kOrigin: return kernel_of(program, hole).box.origin[static_cast<size_t>(hole.index)];
+    case HoleKind::kCut: return kernel_of(program, hole).box.cuts[static_cast<size_t>(hole.index)].begin;
   }
   throw internal("a hole of no kind");
 }
@@ -72,11 +79,11 @@ void set_value(Program& program, const Hole& hole, int64_t value) {
     program.buffers[static_cast<size_t>(hole.buffer)].at = value;
     return;
   }
-  Instruction& i =
-      program.segments[static_cast<size_t>(hole.segment)].instructions[static_cast<size_t>(hole.instruction)];
-  if (hole.kind == HoleKind::kAttribute) i.attrs[hole.attribute] = value;
-  if (hole.kind == HoleKind::kOrigin) i.box.origin[static_cast<size_t>(hole.index)] = value;
-  if (hole.kind == HoleKind::kCut) i.box.cuts[static_cast<size_t>(hole.index)].begin = value;
+  Segment& segment = program.segments[static_cast<size_t>(hole.segment)];
+  auto& kernel = *segment.instructions[static_cast<size_t>(hole.instruction)].as<work::Kernel>();
+  if (hole.kind == HoleKind::kAttribute) kernel.attrs[hole.attribute] = value;
+  if (hole.kind == HoleKind::kOrigin) kernel.box.origin[static_cast<size_t>(hole.index)] = value;
+  if (hole.kind == HoleKind::kCut) kernel.box.cuts[static_cast<size_t>(hole.index)].begin = value;
 }
 
 Program bound(const Program& program, const DeviceRow& row) {
@@ -121,11 +128,11 @@ std::string fault_of_values(const Program& program, const Ints& values) {
         break;
       }
       case HoleKind::kOrigin:
-        most = instruction_of(program, hole).box.global[static_cast<size_t>(hole.index)];
+        most = kernel_of(program, hole).box.global[static_cast<size_t>(hole.index)];
         what = instruction_of(program, hole).name;
         break;
       case HoleKind::kCut: {
-        const BoxCut& cut = instruction_of(program, hole).box.cuts[static_cast<size_t>(hole.index)];
+        const BoxCut& cut = kernel_of(program, hole).box.cuts[static_cast<size_t>(hole.index)];
         most = cut.extent - cut.size;
         what = instruction_of(program, hole).name;
         break;

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "cluster/device_spec.h"
@@ -124,33 +126,90 @@ struct WaitPoint {
   friend bool operator==(const WaitPoint&, const WaitPoint&) = default;
 };
 
-enum class InstructionKind : uint8_t {
-  kKernel,      // an op on this device
-  kCollective,  // an op with a group: every member of the group runs the same one, in the same order
-  kFeed,   // host input `ref` -> out[0]: this device's samples of this micro-batch (or of the batch, when whole_batch)
-  kFetch,  // in[0] -> host output `ref`
-  kSend,   // in[0]: this device's transfers of link `ref`, each into a free slot of its channel
-  kReceive,  // out[0]: the transfers of link `ref` to this device; what no transfer covers is zero
-  kMove,     // op to_host or to_device: out[i] = in[i], from one memory to the other
+// How an operand of a collective is cut: the interval of each member, one behind the other. In local coordinates: what
+// other axes cut is cut already.
+struct DigitCuts {
+  Digit digit;
+  std::vector<Interval> cuts;
+  friend bool operator==(const DigitCuts&, const DigitCuts&) = default;
 };
 
-struct Instruction {
-  InstructionKind kind = InstructionKind::kKernel;
-  Stream stream = Stream::kCompute;
+// What an instruction does.
+namespace work {
+// An op on this device.
+struct Kernel {
   OpCode op{};
-  std::string name;  // of the op in the graph, for errors, timelines and dumps
-  Attrs attrs;
-  BufferIds in;  // kNone for an absent operand
-  BufferIds out;
-  Box box;  // of out[0] (for reductions to nothing: of in[0]), when the op is offset-aware
+  Attrs attrs = {};
+  Box box = {};  // of out[0] (for reductions to nothing: of in[0]), when the op is offset-aware
   uint64_t key = 0;
-  int32_t ref = -1;          // kFeed: input; kFetch: output; kCollective: group; kSend, kReceive: link
-  int32_t samples = 0;       // which of the row's sample cuts the op's batch digit follows
-  bool whole_batch = false;  // kFeed, kFetch
+  int32_t samples = 0;  // which of the row's sample cuts the op's batch digit follows
+};
+// Every member of the group runs the same one, in the same order.
+struct Collective {
+  OpCode op{};                       // all_reduce, all_gather, reduce_scatter, all_to_all, shift, adasum
+  int32_t group = 0;                 // index into Plan::groups
+  Combine combine = Combine::kSum;   // all_reduce, reduce_scatter
+  std::vector<DigitCuts> cuts = {};  // all_gather, all_to_all: of each `in`; reduce_scatter: of each `out`
+  DigitCuts to = {};                 // all_to_all: of `out`
+  Ints weights = {};                 // adasum: samples of each member; empty: equal
+};
+// Host input -> out[0]: this device's samples of this micro-batch, or of the batch.
+struct Feed {
+  int32_t input = 0;
+  int32_t samples = 0;
+  bool whole_batch = false;
+};
+// in[0] -> host output.
+struct Fetch {
+  int32_t output = 0;
+  int32_t samples = 0;
+  bool whole_batch = false;
+};
+// in[0]: this device's transfers of the link, each into a free slot of its channel.
+struct Send {
+  int32_t link = 0;
+};
+// out[0]: the transfers of the link to this device; what no transfer covers is zero.
+struct Receive {
+  int32_t link = 0;
+};
+// out[i] = in[i], from one memory to the other. To the host: operands behind the results come before.
+struct Copy {
+  Memory to{};
+};
+}  // namespace work
+
+using Work =
+    std::variant<work::Kernel, work::Collective, work::Feed, work::Fetch, work::Send, work::Receive, work::Copy>;
+enum class InstructionKind : uint8_t { kKernel, kCollective, kFeed, kFetch, kSend, kReceive, kCopy };  // in that order
+
+struct Instruction {
+  Work work;
+  Stream stream = Stream::kCompute;
+  std::string name;  // of the op in the graph, for errors, timelines and dumps
+  BufferIds in;      // kNone for an absent operand
+  BufferIds out;
   Phase phase = Phase::kForward;
   ScopeId scope = 0;             // into Plan::scopes, for reports
   std::vector<WaitPoint> waits;  // besides the order of its own stream
   double flops = 0, bytes = 0;   // cost of the local shapes
+
+  InstructionKind kind() const { return static_cast<InstructionKind>(work.index()); }
+  template <class T>
+  const T* as() const {
+    return std::get_if<T>(&work);
+  }
+  template <class T>
+  T* as() {
+    return std::get_if<T>(&work);
+  }
+  const work::Kernel* kernel() const { return as<work::Kernel>(); }
+  std::optional<OpCode> op() const;  // of a kernel or a collective
+  bool copies_to(Memory to) const { return as<work::Copy>() != nullptr && as<work::Copy>()->to == to; }
+  int32_t samples() const;        // which of the row's sample cuts it follows; 0 where it follows none
+  int32_t group() const;          // of a collective; else kNone
+  int32_t link() const;           // of a send or receive; else kNone
+  std::string_view verb() const;  // "matmul", "all_reduce", "send", "to_host"
 };
 
 struct Segment {

@@ -22,11 +22,6 @@ const char* name_of(Stream stream) {
   return kNames[static_cast<size_t>(stream)];
 }
 
-const char* verb_of(InstructionKind kind) {
-  constexpr const char* kNames[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
 // "split dim 1" or, of a part of a dimension, "split dim 1 (3,64)": what cuts a variable.
 std::string home_text(const Plan& plan, const PlanVariable& v) {
   std::string text;
@@ -115,41 +110,57 @@ class Numbers {
   std::map<Hole, size_t> number_;
 };
 
+std::string digit_text(const Digit& d) { return fmt::format("({},{},{})", d.dim, d.outer, d.inner); }
+
+// number(kind, attribute, index, otherwise): what a row fills in there, or `otherwise`.
+template <class Number>
+std::string kernel_text(const work::Kernel& k, Number number) {
+  std::string text;
+  for (const auto& [name, value] : k.attrs)
+    text += fmt::format(" {}={}", name, number(HoleKind::kAttribute, name, 0, to_string(value)));
+  if (k.key) text += fmt::format(" key={}", k.key);
+  if (k.box.global.empty()) return text;
+  std::vector<std::string> origin;
+  for (size_t d = 0; d < k.box.origin.size(); ++d)
+    origin.push_back(number(HoleKind::kOrigin, "", d, fmt::to_string(k.box.origin[d])));
+  text += fmt::format(" box=[{}] of {}", fmt::join(origin, ", "), to_string(k.box.global));
+  if (k.box.batch.present()) text += fmt::format(" batch={}", digit_text(k.box.batch));
+  for (size_t n = 0; n < k.box.cuts.size(); ++n) {
+    const BoxCut& c = k.box.cuts[n];
+    text += fmt::format(" cut={} {}+{} of {}", digit_text(c.digit),
+                        number(HoleKind::kCut, "", n, fmt::to_string(c.begin)), c.size, c.extent);
+  }
+  return text;
+}
+
+std::string collective_text(const work::Collective& c) {
+  std::string text = fmt::format(" group={}", c.group);
+  if (c.combine != Combine::kSum) text += fmt::format(" combine={}", name_of(c.combine));
+  for (const DigitCuts& each : c.cuts)
+    text += fmt::format(" cut={}{}", digit_text(each.digit), intervals_text(each.cuts));
+  if (c.to.digit.present()) text += fmt::format(" to={}{}", digit_text(c.to.digit), intervals_text(c.to.cuts));
+  if (!c.weights.empty()) text += fmt::format(" weights=[{}]", fmt::join(c.weights, ", "));
+  return text;
+}
+
+const char* whole(bool batch) { return batch ? " whole_batch" : ""; }
+
 std::string instruction_text(const Program& p, size_t segment, size_t index, const Numbers& numbers) {
   const Instruction& i = p.segments[segment].instructions[index];
-  const auto hole = [&](HoleKind kind, std::string attribute, size_t n) {
-    return Hole{kind,
-                kNone,
-                static_cast<int32_t>(segment),
-                static_cast<int32_t>(index),
-                std::move(attribute),
-                static_cast<int32_t>(n)};
-  };
   std::string text = fmt::format("[{}] ", name_of(i.stream));
   if (!i.out.empty()) text += buffers_text(p, i.out) + " = ";
-  const bool is_op =
-      i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kMove;
-  text += is_op ? def(i.op).name : verb_of(i.kind);
-  text += "(" + buffers_text(p, i.in) + ")";
-  for (const auto& [name, value] : i.attrs)
-    text += fmt::format(" {}={}", name, numbers.of(hole(HoleKind::kAttribute, name, 0), to_string(value)));
-  if (i.kind != InstructionKind::kKernel && i.kind != InstructionKind::kMove) text += fmt::format(" ref={}", i.ref);
-  if (i.samples != 0) text += fmt::format(" samples={}", i.samples);
-  if (i.whole_batch) text += " whole_batch";
-  if (i.key) text += fmt::format(" key={}", i.key);
-  if (!i.box.global.empty()) {
-    std::vector<std::string> origin;
-    for (size_t d = 0; d < i.box.origin.size(); ++d)
-      origin.push_back(numbers.of(hole(HoleKind::kOrigin, "", d), fmt::to_string(i.box.origin[d])));
-    text += fmt::format(" box=[{}] of {}", fmt::join(origin, ", "), to_string(i.box.global));
-    if (i.box.batch.present())
-      text += fmt::format(" batch=({},{},{})", i.box.batch.dim, i.box.batch.outer, i.box.batch.inner);
-    for (size_t n = 0; n < i.box.cuts.size(); ++n) {
-      const BoxCut& c = i.box.cuts[n];
-      text += fmt::format(" cut=({},{},{}) {}+{} of {}", c.digit.dim, c.digit.outer, c.digit.inner,
-                          numbers.of(hole(HoleKind::kCut, "", n), fmt::to_string(c.begin)), c.size, c.extent);
-    }
-  }
+  text += fmt::format("{}({})", i.verb(), buffers_text(p, i.in));
+  if (const auto* k = i.kernel())
+    text += kernel_text(*k, [&](HoleKind kind, std::string attribute, size_t n, const std::string& otherwise) {
+      return numbers.of({kind, kNone, static_cast<int32_t>(segment), static_cast<int32_t>(index), std::move(attribute),
+                         static_cast<int32_t>(n)},
+                        otherwise);
+    });
+  if (const auto* c = i.as<work::Collective>()) text += collective_text(*c);
+  if (const auto* f = i.as<work::Feed>()) text += fmt::format(" input={}{}", f->input, whole(f->whole_batch));
+  if (const auto* f = i.as<work::Fetch>()) text += fmt::format(" output={}{}", f->output, whole(f->whole_batch));
+  if (i.link() != kNone) text += fmt::format(" link={}", i.link());
+  if (i.samples() != 0) text += fmt::format(" samples={}", i.samples());
   for (const WaitPoint& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.stream), w.index);
   return text;
 }

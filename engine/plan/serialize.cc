@@ -19,7 +19,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 6;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 7;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -51,6 +51,7 @@ Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v);
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i);
 Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o);
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x);
+Off<fb::DigitCuts> write_one(Builder& b, const DigitCuts& c);
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
 Off<fb::Segment> write_one(Builder& b, const Segment& s);
 Off<fb::Hole> write_one(Builder& b, const Hole& h);
@@ -130,17 +131,43 @@ Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
                               x.ref, x.offset, x.bytes, x.slots, x.alias, number<fb::Memory>(x.memory), x.at);
 }
 
+Off<fb::DigitCuts> write_one(Builder& b, const DigitCuts& c) {
+  const fb::Digit digit = to_fb(c.digit);
+  return fb::CreateDigitCuts(b, &digit, write_structs(b, c.cuts));
+}
+
+// ---- the work of an instruction: the members of the union in its order
+Off<fb::Kernel> write_work(Builder& b, const work::Kernel& k) {
+  const auto attrs = write(b, k.attrs);
+  const auto origin = write(b, k.box.origin), global = write(b, k.box.global);
+  const fb::Digit batch = to_fb(k.box.batch);
+  const auto box = fb::CreateBox(b, origin, global, &batch, write_structs(b, k.box.cuts));
+  return fb::CreateKernel(b, static_cast<uint16_t>(k.op), attrs, box, k.key, k.samples);
+}
+Off<fb::Collective> write_work(Builder& b, const work::Collective& c) {
+  const auto cuts = write_all(b, c.cuts);
+  const auto to = write_one(b, c.to);
+  return fb::CreateCollective(b, static_cast<uint16_t>(c.op), c.group, number<fb::Combine>(c.combine), cuts, to,
+                              write(b, c.weights));
+}
+Off<fb::Feed> write_work(Builder& b, const work::Feed& f) {
+  return fb::CreateFeed(b, f.input, f.samples, f.whole_batch);
+}
+Off<fb::Fetch> write_work(Builder& b, const work::Fetch& f) {
+  return fb::CreateFetch(b, f.output, f.samples, f.whole_batch);
+}
+Off<fb::Send> write_work(Builder& b, const work::Send& s) { return fb::CreateSend(b, s.link); }
+Off<fb::Receive> write_work(Builder& b, const work::Receive& r) { return fb::CreateReceive(b, r.link); }
+Off<fb::Copy> write_work(Builder& b, const work::Copy& c) { return fb::CreateCopy(b, number<fb::Memory>(c.to)); }
+static_assert(static_cast<size_t>(InstructionKind::kCopy) + 1 == static_cast<size_t>(fb::Work::MAX));
+
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
   const auto name = write(b, i.name);
-  const auto attrs = write(b, i.attrs);
   const auto in = write(b, i.in), out = write(b, i.out);
-  const auto origin = write(b, i.box.origin), global = write(b, i.box.global);
-  const fb::Digit batch = to_fb(i.box.batch);
-  const auto box = fb::CreateBox(b, origin, global, &batch, write_structs(b, i.box.cuts));
   const auto waits = write_structs(b, i.waits);
-  return fb::CreateInstruction(b, number<fb::InstructionKind>(i.kind), number<fb::Stream>(i.stream),
-                               static_cast<uint16_t>(i.op), name, attrs, in, out, box, i.key, i.ref, i.samples,
-                               i.whole_batch, number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
+  const auto work = std::visit([&](const auto& w) { return write_work(b, w).Union(); }, i.work);
+  return fb::CreateInstruction(b, static_cast<fb::Work>(i.work.index() + 1), work, number<fb::Stream>(i.stream), name,
+                               in, out, number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
 }
 
 Off<fb::Segment> write_one(Builder& b, const Segment& s) {
@@ -366,44 +393,86 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   return out;
 }
 
+Box read_box(Fields& f, const fb::Box* t) {
+  Box out;
+  if (t == nullptr) return out;
+  out.origin = f.vector(t->origin());
+  out.global = f.vector(t->extents());
+  if (std::max(out.origin.size(), out.global.size()) > size_t{kMaxRank}) throw f.bad("a box has too many dimensions");
+  for (const auto* list : {&out.origin, &out.global}) {
+    for (const int64_t d : *list) f.range(d, 0, kMaxTensorBytes, "a box");
+  }
+  out.batch = digit(f, t->batch(), out.global.size());
+  if (t->cuts() == nullptr) return out;
+  f.structs(t->cuts(), sizeof(BoxCut));
+  for (const fb::BoxCut* c : *t->cuts()) {
+    BoxCut cut{digit(f, &c->digit(), out.global.size()), f.range(c->extent(), 0, kMaxTensorBytes, "a box"), 0, 0};
+    cut.begin = f.range(c->begin(), 0, cut.extent, "a box");
+    cut.size = f.range(c->size(), 0, cut.extent - cut.begin, "a box");
+    out.cuts.push_back(cut);
+  }
+  return out;
+}
+
+DigitCuts read_digit_cuts(Fields& f, const fb::DigitCuts* t) {
+  if (t == nullptr) return {};
+  return {digit(f, t->digit(), kMaxRank), intervals(f, t->cuts(), kMaxTensorBytes, "the cut of a collective")};
+}
+
+int32_t samples_of(const Fields& f, int32_t given) {
+  return static_cast<int32_t>(f.range(given, 0, kMostSlots, "an instruction's samples"));
+}
+int32_t index_of(const Fields& f, int32_t given, const char* what) {
+  return static_cast<int32_t>(f.range(given, 0, INT32_MAX, what));
+}
+
+// ---- the work of an instruction
+work::Kernel read_work(Fields& f, const fb::Kernel& t) {
+  return {f.op_code(t.op()), f.attrs(t.attrs()), read_box(f, t.box()), t.key(), samples_of(f, t.samples())};
+}
+work::Collective read_work(Fields& f, const fb::Collective& t) {
+  return {f.op_code(t.op()),
+          index_of(f, t.group(), "a collective's group"),
+          f.number<Combine>(t.combine(), "what a collective combines by"),
+          read_all(f, t.cuts(), read_digit_cuts),
+          read_digit_cuts(f, t.to()),
+          f.vector(t.weights())};
+}
+work::Feed read_work(Fields& f, const fb::Feed& t) {
+  return {index_of(f, t.input(), "a feed's input"), samples_of(f, t.samples()), t.whole_batch()};
+}
+work::Fetch read_work(Fields& f, const fb::Fetch& t) {
+  return {index_of(f, t.output(), "a fetch's output"), samples_of(f, t.samples()), t.whole_batch()};
+}
+work::Send read_work(Fields& f, const fb::Send& t) { return {index_of(f, t.link(), "a send's link")}; }
+work::Receive read_work(Fields& f, const fb::Receive& t) { return {index_of(f, t.link(), "a receive's link")}; }
+work::Copy read_work(Fields& f, const fb::Copy& t) { return {f.number<Memory>(t.to(), "a copy's memory")}; }
+
+void read_work(Fields& f, const fb::Instruction* t, Instruction& out) {
+  switch (t->work_type()) {
+    case fb::Work::Kernel: out.work = read_work(f, *t->work_as_Kernel()); return;
+    case fb::Work::Collective: out.work = read_work(f, *t->work_as_Collective()); return;
+    case fb::Work::Feed: out.work = read_work(f, *t->work_as_Feed()); return;
+    case fb::Work::Fetch: out.work = read_work(f, *t->work_as_Fetch()); return;
+    case fb::Work::Send: out.work = read_work(f, *t->work_as_Send()); return;
+    case fb::Work::Receive: out.work = read_work(f, *t->work_as_Receive()); return;
+    case fb::Work::Copy: out.work = read_work(f, *t->work_as_Copy()); return;
+    case fb::Work::NONE: break;
+  }
+  throw f.bad("an instruction of no known kind");
+}
+
 Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& plan, const Program& program) {
   Instruction out;
-  out.kind = f.number<InstructionKind>(t->kind(), "an instruction's kind");
+  if (t->work() == nullptr) throw f.bad("an instruction without work");
+  read_work(f, t, out);
   out.stream = f.number<Stream>(t->stream(), "an instruction's stream");
-  const bool has_op = out.kind == InstructionKind::kKernel || out.kind == InstructionKind::kCollective ||
-                      out.kind == InstructionKind::kMove;
-  out.op = has_op || t->op() != 0 ? f.op_code(t->op()) : OpCode{};
   out.name = f.name(t->name(), "an instruction's name");
-  out.attrs = f.attrs(t->attrs());
   out.in = f.vector(t->in());
   out.out = f.vector(t->out());
   for (const auto* list : {&out.in, &out.out}) {
     for (const BufferId id : *list) f.id_or_none(id, program.buffers.size(), "an instruction's buffer");
   }
-  if (t->box() != nullptr) {
-    out.box.origin = f.vector(t->box()->origin());
-    out.box.global = f.vector(t->box()->extents());
-    if (std::max(out.box.origin.size(), out.box.global.size()) > size_t{kMaxRank})
-      throw f.bad("a box has too many dimensions");
-    for (const auto* list : {&out.box.origin, &out.box.global}) {
-      for (const int64_t d : *list) f.range(d, 0, kMaxTensorBytes, "a box");
-    }
-    out.box.batch = digit(f, t->box()->batch(), out.box.global.size());
-    if (t->box()->cuts() != nullptr) {
-      f.structs(t->box()->cuts(), sizeof(BoxCut));
-      for (const fb::BoxCut* c : *t->box()->cuts()) {
-        BoxCut cut{digit(f, &c->digit(), out.box.global.size()), f.range(c->extent(), 0, kMaxTensorBytes, "a box"), 0,
-                   0};
-        cut.begin = f.range(c->begin(), 0, cut.extent, "a box");
-        cut.size = f.range(c->size(), 0, cut.extent - cut.begin, "a box");
-        out.box.cuts.push_back(cut);
-      }
-    }
-  }
-  out.key = t->key();
-  out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "an instruction's ref"));
-  out.samples = static_cast<int32_t>(f.range(t->samples(), 0, kMostSlots, "an instruction's samples"));
-  out.whole_batch = t->whole_batch();
   out.phase = f.number<Phase>(t->phase(), "an instruction's phase");
   out.scope = f.id(t->scope(), plan.scopes.size(), "an instruction's scope");
   if (t->waits() != nullptr) {
@@ -433,11 +502,11 @@ TensorType type_of(const Program& program, BufferId id) {
 }
 
 // A kernel trusts that its attributes are there, and their types: what it does not find it would take for zero.
-Attrs checked_attrs(const Instruction& i) {
-  Attrs all = complete_attrs(def(i.op), i.attrs);
+Attrs checked_attrs(const work::Kernel& k) {
+  Attrs all = complete_attrs(def(k.op), k.attrs);
   for (const auto& [name, value] : all) {
-    const auto found = i.attrs.find(name);
-    if (found != i.attrs.end() && found->second.index() != value.index())
+    const auto found = k.attrs.find(name);
+    if (found != k.attrs.end() && found->second.index() != value.index())
       throw invalid("attribute '{}' is {}, which is not of its type, such as {}", name, to_string(found->second),
                     to_string(value));
   }
@@ -451,8 +520,9 @@ void check_types(const Program& program, Instruction& i) {
   for (const BufferId id : i.in) in.push_back(type_of(program, id)), present.push_back(id != kNone);
   for (const BufferId id : i.out) out.push_back(type_of(program, id));
   try {
-    i.attrs = checked_attrs(i);
-    const std::vector<TensorType> types = infer(i.op, i.attrs, in, present);
+    auto& kernel = *i.as<work::Kernel>();
+    kernel.attrs = checked_attrs(kernel);
+    const std::vector<TensorType> types = infer(kernel.op, kernel.attrs, in, present);
     if (types != out) {
       std::vector<std::string> want, found;
       for (const TensorType& t : types) want.push_back(to_string(t));
@@ -468,7 +538,7 @@ void check_types(const Program& program, Instruction& i) {
 void check_types(Program& program) {
   for (Segment& s : program.segments)
     for (Instruction& i : s.instructions)
-      if (i.kind == InstructionKind::kKernel) check_types(program, i);
+      if (i.kernel() != nullptr) check_types(program, i);
 }
 
 // So must they with the attributes that rows fill in.
@@ -485,7 +555,7 @@ void check_placed_types(const Program& program, const std::vector<const DeviceRo
     for (const DeviceRow* row : rows) {
       const auto values = row->placed.begin() + (first - holes.begin());
       if (!seen.emplace(values, values + (end - first)).second) continue;
-      for (auto h = first; h != end; ++h) placed.attrs[h->attribute] = *(values + (h - first));
+      for (auto h = first; h != end; ++h) placed.as<work::Kernel>()->attrs[h->attribute] = *(values + (h - first));
       check_types(program, placed);
     }
     first = std::find_if(end, holes.end(), of_attribute);

@@ -79,7 +79,7 @@ void check_buffers(const Context& c) {
 // Copies between the memories, and nothing else, touch what is in the host's.
 void check_memories(const Context& c, const Segment& s, size_t k) {
   const Instruction& i = s.instructions[k];
-  const bool moves = i.kind == InstructionKind::kMove, stores = moves && i.op == OpCode::k_to_host;
+  const bool moves = i.kind() == InstructionKind::kCopy, stores = i.copies_to(Memory::kHost);
   const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[static_cast<size_t>(b)]; };
   const auto check = [&](BufferId b, Memory want) {
     if (b != kNone && buffer(b).memory != want)
@@ -87,7 +87,7 @@ void check_memories(const Context& c, const Segment& s, size_t k) {
              fmt::format("'{}' is in the {}'s memory", buffer(b).name, want == Memory::kHost ? "device" : "host"));
   };
   const bool over = stores && i.in.size() == 2 * i.out.size();  // places follow
-  if (moves && ((i.op != OpCode::k_to_host && i.op != OpCode::k_to_device) || (i.in.size() != i.out.size() && !over)))
+  if (moves && i.in.size() != i.out.size() && !over)
     c.fail(s, k, "a copy between memories has a result for each operand");
   for (size_t n = 0; n < i.in.size(); ++n)
     check(i.in[n], moves && (!stores || n >= i.out.size()) ? Memory::kHost : Memory::kDevice);
@@ -100,10 +100,9 @@ void check_memories(const Context& c, const Segment& s, size_t k) {
 void check_instruction(const Context& c, const Segment& s, size_t k) {
   const Program& p = c.program;
   const Instruction& i = s.instructions[k];
-  const auto is_feed = i.kind == InstructionKind::kFeed, is_fetch = i.kind == InstructionKind::kFetch;
   if (static_cast<int>(i.stream) >= kStreams) c.fail(s, k, "no such stream");
   for (const BufferId b : i.in) {
-    if (b == kNone && i.kind == InstructionKind::kCollective) c.fail(s, k, "a collective without an operand");
+    if (b == kNone && i.kind() == InstructionKind::kCollective) c.fail(s, k, "a collective without an operand");
     if (b == kNone) continue;
     if (!inside(b, p.buffers)) c.fail(s, k, fmt::format("operand {} does not exist", b));
     const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
@@ -115,29 +114,29 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     if (in_arena(buffer) && buffer.offset < 0) c.fail(s, k, fmt::format("result '{}' has no place", buffer.name));
     if (buffer.kind == BufferKind::kStep) c.fail(s, k, fmt::format("writes the step scalar '{}'", buffer.name));
   }
-  if (is_feed && (!inside(i.ref, c.entry.inputs) || i.out.size() != 1 || !i.in.empty()))
+  const bool one_in = i.in.size() == 1 && i.in[0] != kNone && i.out.empty(),
+             one_out = i.out.size() == 1 && i.in.empty();
+  const auto check_op = [&](OpCode op, bool collective) {
+    if (!is_valid_op(static_cast<int>(op))) c.fail(s, k, fmt::format("no op has number {}", static_cast<int>(op)));
+    if (has_flag(op, kCollective) != collective || has_flag(op, kMemoryCopy))
+      c.fail(s, k, fmt::format("'{}' is no {}", def(op).name, collective ? "collective" : "kernel"));
+  };
+  if (const auto* kernel = i.kernel()) check_op(kernel->op, false);
+  if (const auto* collective = i.as<work::Collective>()) {
+    check_op(collective->op, true);
+    if (!inside(collective->group, c.plan.groups)) c.fail(s, k, fmt::format("no group {}", collective->group));
+  }
+  if (const auto* feed = i.as<work::Feed>(); feed && (!inside(feed->input, c.entry.inputs) || !one_out))
     c.fail(s, k, "a feed names one input and one result");
-  if (is_fetch && (!inside(i.ref, c.entry.outputs) || i.in.size() != 1 || i.in[0] == kNone || !i.out.empty()))
+  if (const auto* fetch = i.as<work::Fetch>(); fetch && (!inside(fetch->output, c.entry.outputs) || !one_in))
     c.fail(s, k, "a fetch names one output and one operand");
-  const bool sends = i.kind == InstructionKind::kSend, receives = i.kind == InstructionKind::kReceive;
-  if (sends && (!inside(i.ref, c.entry.links) || i.in.size() != 1 || i.in[0] == kNone || !i.out.empty()))
+  if (const auto* send = i.as<work::Send>(); send && (!inside(send->link, c.entry.links) || !one_in))
     c.fail(s, k, "a send names one link and one operand");
-  if (receives && (!inside(i.ref, c.entry.links) || i.out.size() != 1 || !i.in.empty()))
+  if (const auto* receive = i.as<work::Receive>(); receive && (!inside(receive->link, c.entry.links) || !one_out))
     c.fail(s, k, "a receive names one link and one result");
-  const bool is_op = !is_feed && !is_fetch && !sends && !receives;
-  if (i.kind == InstructionKind::kCollective && !inside(i.ref, c.plan.groups))
-    c.fail(s, k, fmt::format("no group {}", i.ref));
-  if (i.kind == InstructionKind::kCollective && attr_int(i.attrs, "group", kNone) != i.ref)
-    c.fail(s, k,
-           fmt::format("a collective along axis {} is bound to group {}", attr_int(i.attrs, "group", kNone), i.ref));
-  if (is_op && !is_valid_op(static_cast<int>(i.op)))
-    c.fail(s, k, fmt::format("no op has number {}", static_cast<int>(i.op)));
-  if ((i.kind == InstructionKind::kCollective) != (is_op && has_flag(i.op, kCollective)) ||
-      (i.kind == InstructionKind::kMove) != (is_op && has_flag(i.op, kMemoryCopy)))
-    c.fail(s, k, "kind and op disagree");
   check_memories(c, s, k);
   if (!inside(i.scope, c.plan.scopes)) c.fail(s, k, "no such scope");
-  if (i.samples < 0) c.fail(s, k, fmt::format("no samples {}", i.samples));
+  if (i.samples() < 0) c.fail(s, k, fmt::format("no samples {}", i.samples()));
   for (const WaitPoint& w : i.waits) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)
       c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
@@ -168,7 +167,7 @@ const Instruction* with_last_cut(const Program& p) {
   const Instruction* last = nullptr;
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions)
-      if (!last || i.samples > last->samples) last = &i;
+      if (!last || i.samples() > last->samples()) last = &i;
   return last;
 }
 
@@ -197,8 +196,8 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
       if (m.begin < 0 || m.end < m.begin || m.end > entry.batch)
         fail(fmt::format("row {}: samples [{}, {}) of {}", r, m.begin, m.end, entry.batch));
   }
-  if (last_cut && last_cut->samples >= std::ssize(row.samples))
-    fail(fmt::format("row {} has no samples {} for '{}'", r, last_cut->samples, last_cut->name));
+  if (last_cut && last_cut->samples() >= std::ssize(row.samples))
+    fail(fmt::format("row {} has no samples {} for '{}'", r, last_cut->samples(), last_cut->name));
   for (const Buffer& b : p.buffers) {
     if (b.kind != BufferKind::kVariable || b.alias != kNone) continue;
     const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
@@ -251,7 +250,7 @@ void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
     bool fetched = false;
     for (const Segment& s : entry.programs[static_cast<size_t>(row.program)].segments)
       for (const Instruction& i : s.instructions)
-        fetched |= i.kind == InstructionKind::kFetch && i.ref == static_cast<int32_t>(o);
+        if (const auto* fetch = i.as<work::Fetch>()) fetched |= fetch->output == static_cast<int32_t>(o);
     if (!fetched) fail(fmt::format("output '{}' is not fetched on device {}", output.name, row.device));
   }
 }

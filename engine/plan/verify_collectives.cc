@@ -11,15 +11,15 @@ namespace {
 class Shapes {
  public:
   Shapes(const VerifyContext& c, const Segment& s, size_t k, size_t rank, size_t members)
-      : c_(c), s_(s), k_(k), i_(s.instructions[k]), rank_(rank), members_(members) {}
+      : c_(c), s_(s), k_(k), i_(s.instructions[k]), of_(*i_.as<work::Collective>()), rank_(rank), members_(members) {}
 
   void check() const {
-    switch (i_.op) {
+    switch (of_.op) {
       case OpCode::k_all_reduce: return in_place();
       case OpCode::k_adasum:
         in_place();
-        if (attr_ints(i_.attrs, "weights").size() != members_)
-          fail(fmt::format("it has {} weights for {} members", attr_ints(i_.attrs, "weights").size(), members_));
+        if (of_.weights.size() != members_)
+          fail(fmt::format("it has {} weights for {} members", of_.weights.size(), members_));
         return;
       case OpCode::k_all_gather: return parts(i_.out, i_.in);
       case OpCode::k_reduce_scatter: return parts(i_.in, i_.out);
@@ -44,26 +44,21 @@ class Shapes {
     }
   }
 
-  // Of operand n of a bucket.
-  std::vector<Interval> cuts(const char* name, size_t n, size_t operands) const {
-    const Ints& all = attr_ints(i_.attrs, name);
-    if (all.size() != 2 * members_ * operands) fail(fmt::format("its {} are not of {} members", name, members_));
-    std::vector<Interval> out;
-    for (size_t m = 0; m < members_; ++m) out.push_back({all[2 * (n * members_ + m)], all[2 * (n * members_ + m) + 1]});
+  // One behind the other, one a member.
+  void check_cuts(const std::vector<Interval>& cuts) const {
+    if (cuts.size() != members_)
+      fail(fmt::format("it has cuts of {} members, its group has {}", cuts.size(), members_));
     int64_t at = 0;
-    for (const Interval& cut : out) {
+    for (const Interval& cut : cuts) {
       if (cut.begin != at || cut.end < at)
-        fail(fmt::format("its {} [{}, {}) do not follow {}", name, cut.begin, cut.end, at));
+        fail(fmt::format("its cut [{}, {}) does not follow {}", cut.begin, cut.end, at));
       at = cut.end;
     }
-    return out;
   }
 
   // Elements of a tensor at each position of the digit, whose extent it is.
-  int64_t unit(const Buffer& b, const char* name, size_t n, int64_t extent) const {
-    const Ints& digits = attr_ints(i_.attrs, name);
-    if (digits.size() < 3 * (n + 1)) fail("it names no digit");
-    const int64_t dim = digits[3 * n], outer = digits[3 * n + 1], inner = digits[3 * n + 2];
+  int64_t unit(const Buffer& b, const Digit& digit, int64_t extent) const {
+    const auto& [dim, outer, inner] = digit;
     const bool fits = dim >= 0 && dim < std::ssize(b.dims) && outer >= 1 && inner >= 1 &&
                       outer <= b.dims[static_cast<size_t>(dim)] && inner <= b.dims[static_cast<size_t>(dim)] / outer &&
                       outer * inner * extent == b.dims[static_cast<size_t>(dim)];
@@ -75,13 +70,15 @@ class Shapes {
 
   void parts(const BufferIds& wholes, const BufferIds& mine) const {
     if (wholes.size() != mine.size() || mine.empty()) fail("it has a result for each operand");
+    if (of_.cuts.size() != mine.size()) fail("it has cuts for each operand");
     for (size_t n = 0; n < mine.size(); ++n) {
       const Buffer &whole = buffer(wholes[n]), &part = buffer(mine[n]);
       if (whole.dtype != part.dtype || whole.dtype != buffer(wholes[0]).dtype)
         fail("its operands are of different types");
       if (elements(whole) == 0) continue;
-      const std::vector<Interval> all = cuts("cuts", n, mine.size());
-      if (elements(part) != unit(whole, "digit", n, all.back().end) * all[rank_].size())
+      const std::vector<Interval>& all = of_.cuts[n].cuts;
+      check_cuts(all);
+      if (elements(part) != unit(whole, of_.cuts[n].digit, all.back().end) * all[rank_].size())
         fail(fmt::format("'{}' of shape {} is not [{}, {}) of '{}' of shape {}", part.name, to_string(part.dims),
                          all[rank_].begin, all[rank_].end, whole.name, to_string(whole.dims)));
     }
@@ -90,7 +87,10 @@ class Shapes {
   void exchange() const {
     if (i_.in.size() != 1 || i_.out.size() != 1) fail("it has one operand and one result");
     const Buffer &x = buffer(i_.in[0]), &y = buffer(i_.out[0]);
-    const std::vector<Interval> from = cuts("cuts", 0, 1), to = cuts("to_cuts", 0, 1);
+    if (of_.cuts.size() != 1) fail("it has cuts before and after");
+    const std::vector<Interval>&from = of_.cuts[0].cuts, &to = of_.to.cuts;
+    check_cuts(from);
+    check_cuts(to);
     const int64_t before = from[rank_].size() * to.back().end, after = from.back().end * to[rank_].size();
     const bool fits = before > 0  ? elements(x) % before == 0 && elements(y) == elements(x) / before * after
                       : after > 0 ? elements(x) == 0 && elements(y) % after == 0
@@ -104,6 +104,7 @@ class Shapes {
   const Segment& s_;
   size_t k_;
   const Instruction& i_;
+  const work::Collective& of_;
   size_t rank_, members_;
 };
 
@@ -130,8 +131,8 @@ void verify_collectives(const Plan& plan, const Entry& entry) {
     for (size_t s = 0; s < c.program.segments.size(); ++s)
       for (size_t k = 0; runs[s] && k < c.program.segments[s].instructions.size(); ++k) {
         const Instruction& i = c.program.segments[s].instructions[k];
-        if (i.kind != InstructionKind::kCollective) continue;
-        for (const auto& [rank, members] : ranks[static_cast<size_t>(i.ref)]) {
+        if (i.group() == kNone) continue;
+        for (const auto& [rank, members] : ranks[static_cast<size_t>(i.group())]) {
           Watch::look();
           if (members > 0) Shapes(c, c.program.segments[s], k, rank, members).check();
         }

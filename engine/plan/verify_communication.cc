@@ -20,17 +20,24 @@ void check_groups(const Entries& e) {
   }
 }
 
+std::string cuts_text(const std::vector<Interval>& cuts) {
+  std::string text;
+  for (const Interval& cut : cuts) text += fmt::format(" {}:{}", cut.begin, cut.end);
+  return text + ";";
+}
+
 // ---- collectives: members of a part run the same ones in the same order, of the same sizes
 std::string text_of(const Program& p, const Instruction& i) {
-  std::string text = fmt::format("{} {}", static_cast<int>(i.op), i.name);
-  const bool gathers = i.op == OpCode::k_all_gather;
-  if (gathers || i.op == OpCode::k_all_reduce || i.op == OpCode::k_reduce_scatter)
+  const auto& c = *i.as<work::Collective>();
+  std::string text = fmt::format("{} {} {}", static_cast<int>(c.op), i.name, static_cast<int>(c.combine));
+  const bool gathers = c.op == OpCode::k_all_gather;
+  if (gathers || c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter)
     for (const BufferId b : gathers ? i.out : i.in) {
       const Buffer& whole = p.buffers[static_cast<size_t>(b)];
       text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
     }
-  for (const char* cuts : {"combine", "cuts", "to_cuts"})
-    if (const auto at = i.attrs.find(cuts); at != i.attrs.end()) text += ' ' + to_string(at->second);
+  for (const DigitCuts& each : c.cuts) text += cuts_text(each.cuts);
+  text += cuts_text(c.to.cuts);
   return text;
 }
 
@@ -42,8 +49,8 @@ Collectives collectives_of(const Program& p, size_t groups, std::map<std::string
   for (const Segment& s : p.segments) {
     of.emplace_back(groups);
     for (const Instruction& i : s.instructions)
-      if (i.kind == InstructionKind::kCollective)
-        of.back()[static_cast<size_t>(i.ref)].push_back(
+      if (i.group() != kNone)
+        of.back()[static_cast<size_t>(i.group())].push_back(
             numbers.try_emplace(text_of(p, i), static_cast<int32_t>(numbers.size())).first->second);
   }
   for (const ScheduleRow& row : watched(p.schedule))
@@ -62,14 +69,14 @@ void check_order(const Entries& e) {
       std::map<int32_t, size_t> last;  // per group
       for (size_t k = 0; k < s.instructions.size(); ++k) {
         const Instruction& i = s.instructions[k];
-        if (i.kind != InstructionKind::kCollective) continue;
-        const auto [at, fresh] = last.try_emplace(i.ref, k);
+        if (i.group() == kNone) continue;
+        const auto [at, fresh] = last.try_emplace(i.group(), k);
         if (fresh) continue;
         const Instruction& before = s.instructions[at->second];
         if (before.stream != i.stream &&
             clocks[k][static_cast<size_t>(before.stream)] < static_cast<int64_t>(at->second))
           e.fail(fmt::format("segment '{}': '{}' and '{}' of group {} may begin in either order", s.name, before.name,
-                             i.name, i.ref));
+                             i.name, i.group()));
         at->second = k;
       }
     }
@@ -101,11 +108,12 @@ Collectives shifts_of(const Program& p, size_t groups, bool sent, std::map<std::
   Collectives all(groups);
   for (const ScheduleRow& row : watched(p.schedule))
     for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions) {
-      if (i.kind != InstructionKind::kCollective || i.op != OpCode::k_shift) continue;
+      const auto* c = i.as<work::Collective>();
+      if (c == nullptr || c->op != OpCode::k_shift) continue;
       for (const BufferId b : sent ? i.in : i.out) {
         const Buffer& x = p.buffers[static_cast<size_t>(b)];
         const std::string text = fmt::format("{} {}", name_of(x.dtype), to_string(x.dims));
-        all[static_cast<size_t>(i.ref)].push_back(
+        all[static_cast<size_t>(c->group)].push_back(
             numbers.try_emplace(text, static_cast<int32_t>(numbers.size())).first->second);
       }
     }
@@ -167,7 +175,7 @@ Messages messages_of(const Program& p) {
   Messages out;
   for (size_t s = 0; s < p.segments.size(); ++s)
     for (const Instruction& i : p.segments[s].instructions)
-      if (i.kind == InstructionKind::kSend || i.kind == InstructionKind::kReceive) out.emplace_back(&i, runs[s]);
+      if (i.link() != kNone) out.emplace_back(&i, runs[s]);
   return out;
 }
 
@@ -183,15 +191,15 @@ Ends check_ends(const Entries& e) {
     const Program& p = e.program(device);
     for (const auto& [message, runs] : messages[static_cast<size_t>(e.entry.rows[d].program)]) {
       const Instruction& i = *message;
-      const bool sends = i.kind == InstructionKind::kSend;
-      const Link& link = e.entry.links[static_cast<size_t>(i.ref)];
+      const bool sends = i.kind() == InstructionKind::kSend;
+      const Link& link = e.entry.links[static_cast<size_t>(i.link())];
       const Buffer& b = p.buffers[static_cast<size_t>(sends ? i.in[0] : i.out[0])];
-      const auto [known, fresh] = dtypes.try_emplace(i.ref, b.dtype);
+      const auto [known, fresh] = dtypes.try_emplace(i.link(), b.dtype);
       if (known->second != b.dtype) e.fail(fmt::format("the ends of link '{}' differ in their dtype", link.name));
-      const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.ref)];
+      const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.link())];
       if (const auto mine = of_link.find(device); mine != of_link.end())
         for (const Transfer* t : mine->second) check_box(e, link, sends ? t->source : t->target, b);
-      (sends ? ends.sends : ends.receives)[{i.ref, device}] += runs;
+      (sends ? ends.sends : ends.receives)[{i.link(), device}] += runs;
     }
   }
   return ends;

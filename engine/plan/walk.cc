@@ -10,10 +10,7 @@
 namespace whale {
 namespace {
 
-bool communicates(const Instruction& i) {
-  return i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kSend ||
-         i.kind == InstructionKind::kReceive;
-}
+bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone; }
 
 std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {
   std::vector<PlanStep> out;
@@ -78,14 +75,14 @@ struct Walker {
 
   // The first and the last item.
   std::pair<Clock::Item, Clock::Item> add(const Instruction& i, const Ends& ends, size_t resource, double seconds) {
-    if (i.kind == InstructionKind::kCollective) {
-      const auto& [place, member] = ends.places[static_cast<size_t>(i.ref)];
+    if (i.group() != kNone) {
+      const auto& [place, member] = ends.places[static_cast<size_t>(i.group())];
       const Clock::Item item = clock.meet(place, member, resource, seconds);
       return {item, item};
     }
-    const bool sends = i.kind == InstructionKind::kSend;
-    const auto mine = ends.channels.find({i.ref, sends});
-    if ((!sends && i.kind != InstructionKind::kReceive) || mine == ends.channels.end()) {
+    const bool sends = i.kind() == InstructionKind::kSend;
+    const auto mine = ends.channels.find({i.link(), sends});
+    if (mine == ends.channels.end()) {
       const Clock::Item item = clock.work(resource, seconds);
       return {item, item};
     }

@@ -8,7 +8,7 @@
 namespace whale {
 namespace {
 
-constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "move"};
+constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "copy"};
 constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
 constexpr const char* kBuffers[] = {"arena", "variable", "input", "step"};
 constexpr const char* kMerges[] = {"same", "concat", "sum"};
@@ -33,11 +33,9 @@ Json json_of(const std::vector<Interval>& list) {
 }
 
 Json json_of(const Instruction& i) {
-  using enum InstructionKind;
-  const bool is_op = i.kind == kKernel || i.kind == kCollective || i.kind == kMove;
-  return {{"kind", pick(kKinds, i.kind)},
+  return {{"kind", pick(kKinds, i.kind())},
           {"stream", pick(kStreamNames, i.stream)},
-          {"op", is_op ? def(i.op).name : pick(kKinds, i.kind)},
+          {"op", i.verb()},
           {"name", i.name},
           {"phase", name_of(i.phase)},
           {"in", i.in},

@@ -17,43 +17,6 @@ namespace {
 
 constexpr int64_t kSlotAlignment = 64;  // of the slots of a buffer
 
-Combine combine_of(const std::string& name) {
-  if (name.empty() || name == "sum") return Combine::kSum;
-  if (name == "max") return Combine::kMax;
-  if (name == "min") return Combine::kMin;
-  if (name == "logsumexp") return Combine::kLogSumExp;
-  throw internal("a collective combines by '{}'", name);
-}
-
-Digit digit_of(const Attrs& attrs, const char* name) {
-  const Ints& given = attr_ints(attrs, name);
-  return given.size() == 3 ? Digit{static_cast<int>(given[0]), given[1], given[2]} : Digit{};
-}
-
-std::vector<Interval> cuts_of(const Attrs& attrs, const char* name) {
-  const Ints& given = attr_ints(attrs, name);
-  std::vector<Interval> cuts;
-  for (size_t i = 0; i + 1 < given.size(); i += 2) cuts.push_back({given[i], given[i + 1]});
-  return cuts;
-}
-
-// The attributes digit and cuts of a bucket: those of all operands, one behind the other.
-std::vector<DigitCuts> cuts_of_operands(const Attrs& attrs, size_t operands) {
-  const Ints& digits = attr_ints(attrs, "digit");
-  const std::vector<Interval> all = cuts_of(attrs, "cuts");
-  if (digits.empty() && all.empty()) return {};
-  if (operands == 0 || digits.size() != 3 * operands || all.size() % operands)
-    throw internal("a collective of {} operands has {} cuts of {} digits", operands, all.size(), digits.size() / 3);
-  const size_t members = all.size() / operands;
-  std::vector<DigitCuts> out;
-  for (size_t i = 0; i < operands; ++i) {
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(i * members);
-    out.push_back({{static_cast<int>(digits[3 * i]), digits[3 * i + 1], digits[3 * i + 2]},
-                   {first, first + static_cast<std::ptrdiff_t>(members)}});
-  }
-  return out;
-}
-
 class Binder {
  public:
   Binder(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row, int loss_output)
@@ -218,32 +181,33 @@ class Binder {
     for (const BufferId id : instruction.out)
       if (id != kNone && buffer(root_of(program_, id)).kind == BufferKind::kVariable)
         bound.versions.push_back(memory_.version(static_cast<size_t>(buffer(root_of(program_, id)).ref)));
-    switch (instruction.kind) {
+    switch (instruction.kind()) {
       case InstructionKind::kKernel: bind_kernel(instruction, written, bound); break;
       case InstructionKind::kCollective: bind_collective(instruction, written, bound); break;
       case InstructionKind::kFeed: bound.data = address(instruction.out.at(0)); break;
       case InstructionKind::kFetch: bind_fetch(instruction, bound); break;
       case InstructionKind::kSend:
       case InstructionKind::kReceive: bind_link(instruction, written, bound); break;
-      case InstructionKind::kMove: bind_moves(instruction, bound); break;
+      case InstructionKind::kCopy: bind_copies(instruction, bound); break;
     }
     return bound;
   }
 
   void bind_kernel(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
+    const work::Kernel& kernel = *instruction.kernel();
     KernelSpec spec;
-    spec.op = instruction.op;
+    spec.op = kernel.op;
     spec.name = instruction.name;
-    spec.attrs = &instruction.attrs;
+    spec.attrs = &kernel.attrs;
     for (const BufferId id : instruction.in) spec.in.push_back(operand(id, written));
     for (const BufferId id : instruction.out) spec.out.push_back(operand(id, written));
-    spec.box = instruction.box;
-    spec.key = instruction.key;
+    spec.box = kernel.box;
+    spec.key = kernel.key;
     samples_of(instruction);
-    spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(instruction.samples)];
+    spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(kernel.samples)];
     bound.kernel = kernel_of(instruction, spec);
-    if (attr_int(instruction.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
-    if (has_flag(instruction.op, kSkipsUpdates)) bound.data = address(instruction.out.at(0));
+    if (attr_int(kernel.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
+    if (has_flag(kernel.op, kSkipsUpdates)) bound.data = address(instruction.out.at(0));
   }
 
   // Which op of the model a device cannot compute stands in the message: the model, or the devices, have to change.
@@ -269,48 +233,38 @@ class Binder {
   }
 
   void bind_collective(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
-    CollectiveSpec spec;
-    spec.op = instruction.op;
-    spec.combine = combine_of(attr_string(instruction.attrs, "combine"));
+    CollectiveSpec spec{*instruction.as<work::Collective>(), {}, {}};
     for (const BufferId id : instruction.in) spec.in.push_back(operand(id, written));
     for (const BufferId id : instruction.out) spec.out.push_back(operand(id, written));
     if (spec.op == OpCode::k_all_reduce)
       for (size_t i = 0; i < spec.in.size(); ++i)
         if (i >= spec.out.size() || spec.in[i].data != spec.out[i].data)
           throw internal("an all-reduce works in place, operand {} has two places", i);
-    spec.weights = attr_ints(instruction.attrs, "weights");
-    std::vector<DigitCuts> cuts = cuts_of_operands(instruction.attrs, spec.in.size());
-    if (!cuts.empty()) {
-      spec.digit = cuts[0].digit;
-      spec.cuts = std::move(cuts[0].cuts);
-      spec.more.assign(std::make_move_iterator(cuts.begin() + 1), std::make_move_iterator(cuts.end()));
-    }
-    spec.to_digit = digit_of(instruction.attrs, "to_digit");
-    spec.to_cuts = cuts_of(instruction.attrs, "to_cuts");
-    bound.collective = machine_.transport().bind(instruction.ref, row_.device, spec, memory_.device());
+    bound.collective = machine_.transport().bind(row_.device, spec, memory_.device());
   }
 
-  void bind_moves(const Instruction& instruction, BoundInstruction& bound) {
+  void bind_copies(const Instruction& instruction, BoundInstruction& bound) {
     for (size_t i = 0; i < instruction.out.size(); ++i) {
       const BufferId from = instruction.in.at(i), to = instruction.out[i];
       if (buffer(from).bytes != buffer(to).bytes)
         throw internal("'{}' of {} bytes is copied to '{}' of {}", buffer(from).name, buffer(from).bytes,
                        buffer(to).name, buffer(to).bytes);
       if (buffer(to).bytes > 0)
-        bound.moves.push_back({address(to), address(from), static_cast<size_t>(buffer(to).bytes)});
+        bound.copies.push_back({address(to), address(from), static_cast<size_t>(buffer(to).bytes)});
     }
   }
 
   void bind_link(const Instruction& instruction, const std::vector<bool>& written, BoundInstruction& bound) {
-    const bool sending = instruction.kind == InstructionKind::kSend;
+    const bool sending = instruction.kind() == InstructionKind::kSend;
     const BufferId id = sending ? instruction.in.at(0) : instruction.out.at(0);
-    bound.collective = links_.bind(instruction.ref, row_.device, operand(id, written), sending, memory_.device());
+    bound.collective = links_.bind(instruction.link(), row_.device, operand(id, written), sending, memory_.device());
   }
 
   const SampleCut& samples_of(const Instruction& instruction) const {
-    if (instruction.samples < 0 || static_cast<size_t>(instruction.samples) >= row_.samples.size())
-      throw internal("'{}' follows sample cut {} of {}", instruction.name, instruction.samples, row_.samples.size());
-    return row_.samples[static_cast<size_t>(instruction.samples)];
+    const int32_t cut = instruction.samples();
+    if (cut < 0 || static_cast<size_t>(cut) >= row_.samples.size())
+      throw internal("'{}' follows sample cut {} of {}", instruction.name, cut, row_.samples.size());
+    return row_.samples[static_cast<size_t>(cut)];
   }
 
   // Whether this device hands the output to the host.
@@ -324,7 +278,7 @@ class Binder {
   void bind_fetch(const Instruction& instruction, BoundInstruction& bound) {
     const BufferId id = instruction.in.at(0);
     bound.data = address(id);
-    if (instruction.ref != loss_output_) return;
+    if (instruction.as<work::Fetch>()->output != loss_output_) return;
     bound_->loss = bound.data;
     bound_->loss_dtype = buffer(id).dtype;
     loss_root_ = root_of(program_, id);
@@ -336,16 +290,16 @@ class Binder {
       for (BoundInstruction& bound : stream) {
         const Instruction& instruction = *bound.source;
         try {
-          if (instruction.kind == InstructionKind::kFeed) {
-            const PlanInput& port = entry_.inputs.at(static_cast<size_t>(instruction.ref));
-            add_piece(row, port, port.batch_dim, instruction.out.at(0), bound);
-          } else if (instruction.kind == InstructionKind::kFetch) {
-            const PlanOutput& port = entry_.outputs.at(static_cast<size_t>(instruction.ref));
+          if (const auto* feed = instruction.as<work::Feed>()) {
+            const PlanInput& port = entry_.inputs.at(static_cast<size_t>(feed->input));
+            add_piece(row, port, port.batch_dim, feed->whole_batch, instruction.out.at(0), bound);
+          } else if (const auto* fetch = instruction.as<work::Fetch>()) {
+            const PlanOutput& port = entry_.outputs.at(static_cast<size_t>(fetch->output));
+            const int batch_dim = port.merge == OutputMerge::kConcat ? port.batch_dim : -1;
             if (hands_over(port) && !port.parts.axes.empty())
               add_runs(row, port, instruction.in.at(0), bound);
             else if (hands_over(port))
-              add_piece(row, port, port.merge == OutputMerge::kConcat ? port.batch_dim : -1, instruction.in.at(0),
-                        bound);
+              add_piece(row, port, batch_dim, fetch->whole_batch, instruction.in.at(0), bound);
           }
         } catch (Error& e) {
           throw located(e, instruction);
@@ -354,14 +308,15 @@ class Binder {
   }
 
   template <class Port>
-  void add_piece(const ScheduleRow& row, const Port& port, int batch_dim, BufferId id, BoundInstruction& bound) {
+  void add_piece(const ScheduleRow& row, const Port& port, int batch_dim, bool whole_batch, BufferId id,
+                 BoundInstruction& bound) {
     const Instruction& instruction = *bound.source;
     const Buffer& local = buffer(id);
     if (local.dtype != port.dtype)
       throw internal("'{}' is {} here, {} at the plan's boundary", local.name, name_of(local.dtype),
                      name_of(port.dtype));
     const SampleCut& cut = samples_of(instruction);
-    const bool whole = batch_dim < 0 || instruction.whole_batch || row.whole || cut.micro_batches.empty();
+    const bool whole = batch_dim < 0 || whole_batch || row.whole || cut.micro_batches.empty();
     const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
     if (!whole) bound.pieces.resize(cut.micro_batches.size());
     if (whole) bound.pieces.resize(1);
@@ -468,13 +423,13 @@ class Binder {
     std::vector<bool> counted(program_.buffers.size());
     for (const Segment& segment : program_.segments)  // copies of variables are no gradients
       for (const Instruction& instruction : segment.instructions)
-        for (size_t i = 0; instruction.op == OpCode::k_to_device && i < instruction.out.size(); ++i)
+        for (size_t i = 0; instruction.copies_to(Memory::kDevice) && i < instruction.out.size(); ++i)
           if (buffer(root_of(program_, instruction.in[i])).kind == BufferKind::kVariable)
             counted[static_cast<size_t>(root_of(program_, instruction.out[i]))] = true;
     for (const Segment& segment : program_.segments)
       for (const Instruction& instruction : segment.instructions) {
-        const bool update = instruction.kind == InstructionKind::kKernel && has_flag(instruction.op, kUpdateOp);
-        const bool reduced = instruction.kind == InstructionKind::kCollective && instruction.phase != Phase::kForward;
+        const bool update = instruction.kernel() != nullptr && has_flag(instruction.kernel()->op, kUpdateOp);
+        const bool reduced = instruction.group() != kNone && instruction.phase != Phase::kForward;
         if (!reduced && !update) continue;
         for (const BufferId id : instruction.in) {
           if (id == kNone) continue;

@@ -19,12 +19,12 @@ struct BoundInstruction {
   std::unique_ptr<Kernel> kernel;          // kKernel
   std::unique_ptr<Collective> collective;  // kCollective, kSend, kReceive
   char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense; op overflow: its result
-  struct Move {                            // kMove
+  struct Copy {                            // kCopy
     void* to = nullptr;
     const void* from = nullptr;
     size_t bytes = 0;
   };
-  std::vector<Move> moves;
+  std::vector<Copy> copies;
   // Outputs whose parts are cut along more than samples: runs of the host's and of the device's tensor, by micro-batch.
   struct Run {
     size_t host = 0, local = 0, bytes = 0;

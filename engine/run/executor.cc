@@ -223,11 +223,11 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
     if (index_checks_ != 0 && !indices_checked_.wait(index_checks_, this)) return false;
     if (!commit()) return false;
   }
-  switch (bound.source->kind) {
+  switch (bound.source->kind()) {
     case InstructionKind::kKernel:
       if (bound.index_check) check_index(bound, memory, device, micro_batch);
       bound.kernel->run();
-      if (has_flag(bound.source->op, kSkipsUpdates)) {
+      if (has_flag(bound.source->kernel()->op, kSkipsUpdates)) {
         float scale = 0;
         memory.copy_out(&scale, bound.data, sizeof scale);
         if (std::isnan(scale)) overflowed_.store(true, std::memory_order_release);
@@ -240,9 +240,9 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
       break;
     case InstructionKind::kFeed: feed(bound, memory, micro_batch); break;
     case InstructionKind::kFetch: fetch(bound, memory, micro_batch); break;
-    case InstructionKind::kMove:
-      for (const BoundInstruction::Move& m : bound.moves)
-        if (bound.source->op != OpCode::k_to_host)
+    case InstructionKind::kCopy:
+      for (const BoundInstruction::Copy& m : bound.copies)
+        if (bound.source->copies_to(Memory::kDevice))
           memory.copy_in(m.to, m.from, m.bytes);
         else if (memory.has_values())
           memory.copy_out(m.to, m.from, m.bytes);
@@ -255,6 +255,7 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
 void Executor::check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch) {
   BoundInstruction::IndexCheck& check = *bound.index_check;
   const Operand& index = check.operand;
+  const OpDef& op = def(bound.source->kernel()->op);
   device.copy_out(check.host.data(), index.data, check.host.size());
   const int64_t count = static_cast<int64_t>(check.host.size()) / size_of(index.dtype);
   if (const auto bad = first_outside(index.dtype, check.host.data(), count, check.range))
@@ -262,21 +263,20 @@ void Executor::check_index(BoundInstruction& bound, Device& device, size_t numbe
         Code::kOutOfRange,
         "op '{}' ({}) on device {}: the graph computes an index of {} at {} (of this device's part, micro-batch "
         "{}) for operand '{}'; it may be {}",
-        bound.source->name, def(bound.source->op).name, number, bad->value, position_text(index.dims, bad->position),
-        micro_batch, def(bound.source->op).inputs[static_cast<size_t>(def(bound.source->op).index.input)].name,
-        to_string(check.range));
+        bound.source->name, op.name, number, bad->value, position_text(index.dims, bad->position), micro_batch,
+        op.inputs[static_cast<size_t>(op.index.input)].name, to_string(check.range));
   indices_checked_.advance(1);
 }
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
-  const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->ref)]);
+  const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->as<work::Feed>()->input)]);
   const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
   for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
     device.copy_in(bound.data + row * piece.run, host + piece.begin + row * piece.stride, piece.run);
 }
 
 void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
-  char* host = static_cast<char*>(outputs_[static_cast<size_t>(bound.source->ref)]);
+  char* host = static_cast<char*>(outputs_[static_cast<size_t>(bound.source->as<work::Fetch>()->output)]);
   if (host == nullptr) return;  // not wanted
   if (!bound.runs.empty())
     for (const BoundInstruction::Run& run : bound.runs[bound.runs.size() == 1 ? 0 : micro_batch])

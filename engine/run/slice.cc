@@ -75,18 +75,14 @@ class Slicer {
   }
 
   size_t root(size_t p, BufferId id) const { return static_cast<size_t>(root_of(entry_.programs[p], id)); }
-  static bool is_link(const Instruction& i) {
-    return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kReceive;
-  }
 
   const Instruction& at(size_t p, size_t s, size_t i) const { return entry_.programs[p].segments[s].instructions[i]; }
 
   bool wanted(size_t p, size_t s, size_t i) const {
     const Instruction& instruction = at(p, s, i);
-    if (instruction.kind == InstructionKind::kFetch) return outputs_[static_cast<size_t>(instruction.ref)];
-    if (is_link(instruction) && links_.at(static_cast<size_t>(instruction.ref))) return true;
-    if (instruction.kind == InstructionKind::kCollective && collectives_.count({instruction.ref, instruction.name}))
-      return true;
+    if (const auto* fetch = instruction.as<work::Fetch>()) return outputs_[static_cast<size_t>(fetch->output)];
+    if (instruction.link() != kNone && links_.at(static_cast<size_t>(instruction.link()))) return true;
+    if (instruction.group() != kNone && collectives_.contains({instruction.group(), instruction.name})) return true;
     for (const BufferId id : instruction.out)
       if (id != kNone && (read_after(needed_[p][root(p, id)], s, i) ||
                           entry_.programs[p].buffers[root(p, id)].kind == BufferKind::kVariable))
@@ -105,8 +101,8 @@ class Slicer {
         else
           reads.anywhere = true;
       }
-    if (is_link(instruction)) links_[static_cast<size_t>(instruction.ref)] = true;
-    if (instruction.kind == InstructionKind::kCollective) collectives_.emplace(instruction.ref, instruction.name);
+    if (instruction.link() != kNone) links_[static_cast<size_t>(instruction.link())] = true;
+    if (instruction.group() != kNone) collectives_.emplace(instruction.group(), instruction.name);
   }
 
   const Entry& entry_;
@@ -128,19 +124,16 @@ std::vector<Mask> slice(const Entry& entry, const std::vector<bool>& outputs_wan
 void mark_inputs(const Program& program, const Mask& mask, std::vector<bool>& inputs) {
   for (size_t s = 0; s < mask.size(); ++s)
     for (size_t i = 0; i < mask[s].size(); ++i) {
-      const Instruction& instruction = program.segments[s].instructions[i];
-      if (mask[s][i] != 0 && instruction.kind == InstructionKind::kFeed)
-        inputs[static_cast<size_t>(instruction.ref)] = true;
+      const auto* feed = program.segments[s].instructions[i].as<work::Feed>();
+      if (mask[s][i] != 0 && feed != nullptr) inputs[static_cast<size_t>(feed->input)] = true;
     }
 }
 
 int missing_input(const Program& program, const Mask& mask, const std::vector<const void*>& inputs) {
   for (size_t s = 0; s < mask.size(); ++s)
     for (size_t i = 0; i < mask[s].size(); ++i) {
-      const Instruction& instruction = program.segments[s].instructions[i];
-      if (mask[s][i] != 0 && instruction.kind == InstructionKind::kFeed &&
-          inputs[static_cast<size_t>(instruction.ref)] == nullptr)
-        return instruction.ref;
+      const auto* feed = program.segments[s].instructions[i].as<work::Feed>();
+      if (mask[s][i] != 0 && feed != nullptr && inputs[static_cast<size_t>(feed->input)] == nullptr) return feed->input;
     }
   return -1;
 }

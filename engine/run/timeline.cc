@@ -12,16 +12,6 @@ namespace {
 constexpr const char* kStreamNames[kStreams] = {"compute", "communication", "copy"};
 constexpr const char* kPhaseNames[] = {"forward", "backward", "update"};
 
-const char* kind_of(const Instruction& instruction) {
-  switch (instruction.kind) {
-    case InstructionKind::kFeed: return "feed";
-    case InstructionKind::kFetch: return "fetch";
-    case InstructionKind::kSend: return "send";
-    case InstructionKind::kReceive: return "receive";
-    default: return def(instruction.op).name;
-  }
-}
-
 }  // namespace
 
 std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan) {
@@ -46,7 +36,7 @@ std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Pl
                           {"ts", static_cast<double>(record.begin - origin) * 1e-3},
                           {"dur", static_cast<double>(record.end - record.begin) * 1e-3},
                           {"args",
-                           {{"op", kind_of(*record.instruction)},
+                           {{"op", record.instruction->verb()},
                             {"micro_batch", record.micro_batch},
                             {"flops", record.instruction->flops}}}});
     }

@@ -7,7 +7,6 @@
 namespace whale {
 namespace {
 
-constexpr const char* kCombines[] = {"sum", "max", "min", "logsumexp"};
 enum Kind : int {
   kGather = 100,
   kScatter,
@@ -170,7 +169,7 @@ Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
         op.name, def(op.code).name, out.graph.tensor(op.inputs[0]).name)
         .at_op(op.name);
   }
-  return {{"combine", std::string(kCombines[static_cast<size_t>(combine)])}};
+  return {{"combine", std::string(name_of(combine))}};
 }
 
 bool BridgeBuilder::parts_differ(TensorId id, size_t axis) const {
@@ -220,9 +219,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
     made = sum_of_parts(id, axis);
   } else {
     made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
-                  {{"group", static_cast<int64_t>(axis) - 1},
-                   {"combine", std::string(kCombines[static_cast<size_t>(layout.combine)])}},
-                  axis, {});
+                  {{"group", static_cast<int64_t>(axis) - 1}, {"combine", std::string(name_of(layout.combine))}}, axis,
+                  {});
   }
   // Groups of other shares add up other parts. Where they hold copies of one value, all take the first group's, so that
   // copies of what follows from it (a clipped gradient, a parameter) stay equal bit by bit.
@@ -300,13 +298,12 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
   if (copies || cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
   const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
   if (!fresh) return latest(known->second);
-  const TensorId made =
-      bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
-             merged({{{"group", static_cast<int64_t>(axis) - 1},
-                      {"combine", std::string(kCombines[static_cast<size_t>(out.at(id, axis).combine)])},
-                      {"cuts", Ints{}}},
-                     digit_attr("digit", to.digit)}),
-             axis, to);
+  const TensorId made = bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
+                               merged({{{"group", static_cast<int64_t>(axis) - 1},
+                                        {"combine", std::string(name_of(out.at(id, axis).combine))},
+                                        {"cuts", Ints{}}},
+                                       digit_attr("digit", to.digit)}),
+                               axis, to);
   return made_[key(id, axis, kScatter, to)] = made;
 }
 

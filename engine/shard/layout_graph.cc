@@ -9,10 +9,6 @@
 namespace whale {
 namespace {
 
-const char* name_of(Combine combine) {
-  constexpr const char* kNames[] = {"sum", "max", "min", "logsumexp"};
-  return kNames[static_cast<size_t>(combine)];
-}
 const char* name_of(Region region) {
   constexpr const char* kNames[] = {"prologue", "body", "epilogue"};
   return kNames[static_cast<size_t>(region)];

@@ -47,17 +47,18 @@ Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry)
             if (b != kNone) sum += static_cast<double>(e.program(device).buffers[static_cast<size_t>(b)].bytes);
           return sum;
         };
-        switch (i.kind) {
+        switch (i.kind()) {
           case InstructionKind::kSend: return link_seconds(bytes(i.in), 1, cost.link);
-          case InstructionKind::kMove: return link_seconds(bytes(i.in), 1, cost.host);
+          case InstructionKind::kCopy: return link_seconds(bytes(i.in), 1, cost.host);
           case InstructionKind::kReceive: return op_seconds({0, bytes(i.out)}, cost.device);
           case InstructionKind::kCollective: break;
           default: return op_seconds({i.flops, i.bytes}, cost.device);
         }
-        const auto group = static_cast<size_t>(i.ref);
+        const auto& collective = *i.as<work::Collective>();
+        const auto group = static_cast<size_t>(collective.group);
         const auto n =
             std::ssize(e.plan.groups[group].parts[static_cast<size_t>(parts[group][static_cast<size_t>(device)])]);
-        if (i.op == OpCode::k_all_reduce || i.op == OpCode::k_adasum)
+        if (collective.op == OpCode::k_all_reduce || collective.op == OpCode::k_adasum)
           return all_reduce_seconds(bytes(i.in), n, cost.link);
         return all_gather_seconds(std::max(bytes(i.in), bytes(i.out)), n, cost.link);
       };

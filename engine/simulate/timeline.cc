@@ -19,19 +19,8 @@ struct Stretch {
 };
 
 std::string_view kind_of(const Instruction& i) {
-  using enum InstructionKind;
-  if (i.kind == kFeed || i.kind == kFetch) return "feed";
-  return i.kind == kCollective || i.kind == kSend || i.kind == kReceive ? "communication" : name_of(i.phase);
-}
-
-std::string_view op_of(const Instruction& i) {
-  switch (i.kind) {
-    case InstructionKind::kFeed: return "feed";
-    case InstructionKind::kFetch: return "fetch";
-    case InstructionKind::kSend: return "send";
-    case InstructionKind::kReceive: return "receive";
-    default: return def(i.op).name;
-  }
+  if (i.kind() == InstructionKind::kFeed || i.kind() == InstructionKind::kFetch) return "feed";
+  return i.group() != kNone || i.link() != kNone ? "communication" : name_of(i.phase);
 }
 
 std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Stream stream) {
@@ -48,8 +37,8 @@ std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Stream
       list.push_back({kind_of(i), event.device, event.start, 0, {}});
     Stretch& now = list.back();
     now.end = event.end;
-    if (now.ops.size() < kMostOps && std::find(now.ops.begin(), now.ops.end(), op_of(i)) == now.ops.end())
-      now.ops.push_back(op_of(i));
+    if (now.ops.size() < kMostOps && std::find(now.ops.begin(), now.ops.end(), i.verb()) == now.ops.end())
+      now.ops.push_back(i.verb());
   }
   return list;
 }

@@ -12,7 +12,7 @@ Change attribute(std::vector<const char*> names, std::function<bool(Type&, Dice&
   return [=](const Spot& s, Dice& dice) {
     std::vector<Type*> fit;
     for (const char* name : names)
-      if (const auto at = s.at().attrs.find(name); at != s.at().attrs.end())
+      if (const auto at = s.attrs().find(name); at != s.attrs().end())
         if (Type* value = std::get_if<Type>(&at->second)) fit.push_back(value);
     return !fit.empty() && change(*fit[static_cast<size_t>(dice.below(std::ssize(fit)))], dice);
   };
@@ -31,25 +31,25 @@ bool flip(bool& x, Dice&) { return x = !x, true; }
 bool step(int64_t& x, Dice& dice) { return x += dice.coin() || x <= 0 ? 1 : -1, true; }
 
 bool other_key(const Spot& s, Dice& dice) {
-  Instruction& i = s.at();
-  if (i.kind != InstructionKind::kKernel || !has_flag(i.op, kRandom)) return false;
-  if (attr_int(i.attrs, "key") != 0) i.attrs["key"] = attr_int(i.attrs, "key") + 1 + dice.below(100);
-  i.key += 1 + static_cast<uint64_t>(dice.below(100));
+  auto* k = s.at().as<work::Kernel>();
+  if (k == nullptr || !has_flag(k->op, kRandom)) return false;
+  if (attr_int(k->attrs, "key") != 0) k->attrs["key"] = attr_int(k->attrs, "key") + 1 + dice.below(100);
+  k->key += 1 + static_cast<uint64_t>(dice.below(100));
   return true;
 }
 
 bool other_decays(const Spot& s, Dice& dice) {
-  Ints decays = attr_ints(s.at().attrs, "decays");
-  if (decays.empty() || attr_float(s.at().attrs, "weight_decay") == 0) return false;
+  Ints decays = attr_ints(s.attrs(), "decays");
+  if (decays.empty() || attr_float(s.attrs(), "weight_decay") == 0) return false;
   int64_t& one = decays[static_cast<size_t>(dice.below(std::ssize(decays)))];
   one = 1 - one;
-  s.at().attrs["decays"] = std::move(decays);
+  s.attrs()["decays"] = std::move(decays);
   return true;
 }
 
 bool other_activation(const Spot& s, Dice& dice) {
-  const auto at = s.at().attrs.find("activation");
-  if (at == s.at().attrs.end()) return false;
+  const auto at = s.attrs().find("activation");
+  if (at == s.attrs().end()) return false;
   constexpr const char* kAll[] = {"none", "relu", "gelu", "tanh", "sigmoid"};
   std::string to = kAll[dice.below(5)];
   if (Attr(to) == at->second) to = Attr(std::string("none")) == at->second ? "relu" : "none";
@@ -58,8 +58,8 @@ bool other_activation(const Spot& s, Dice& dice) {
 }
 
 bool other_axis(const Spot& s, Dice&) {
-  const auto at = s.at().attrs.find("axis");
-  if (at == s.at().attrs.end() || !std::holds_alternative<int64_t>(at->second) || s.at().in[0] == kNone) return false;
+  const auto at = s.attrs().find("axis");
+  if (at == s.attrs().end() || !std::holds_alternative<int64_t>(at->second) || s.at().in[0] == kNone) return false;
   const int64_t rank = std::ssize(s.buffer(s.at().in[0]).dims);
   if (rank < 2) return false;
   at->second = (std::get<int64_t>(at->second) + 1 + rank) % rank;
@@ -72,22 +72,22 @@ bool other_op(const Spot& s, Dice& dice) {
                               k_neg,  k_abs,     k_sin,  k_square, k_stop_gradient};
   constexpr OpCode kTwos[] = {k_add, k_sub, k_mul, k_maximum, k_minimum, k_squared_difference};
   const auto among = [&](auto& list) {
-    const auto at = std::find(std::begin(list), std::end(list), s.at().op);
+    const auto at = std::find(std::begin(list), std::end(list), s.at().op());
     if (at == std::end(list)) return false;
     const auto n = static_cast<int64_t>(std::size(list));
-    s.at().op = list[static_cast<size_t>((at - std::begin(list) + 1 + dice.below(n - 1)) % n)];
+    s.at().as<work::Kernel>()->op = list[static_cast<size_t>((at - std::begin(list) + 1 + dice.below(n - 1)) % n)];
     return true;
   };
-  return s.at().kind == InstructionKind::kKernel && (among(kOnes) || among(kTwos));
+  return s.at().kind() == InstructionKind::kKernel && (among(kOnes) || among(kTwos));
 }
 
 // Of a fused chain: one op or operand. What is no chain any more is refused.
 bool other_chain(const Spot& s, Dice& dice) {
-  Ints ops = attr_ints(s.at().attrs, "ops");
-  if (s.at().op != OpCode::k_fused || ops.empty()) return false;
+  Ints ops = attr_ints(s.attrs(), "ops");
+  if (s.at().op() != OpCode::k_fused || ops.empty()) return false;
   int64_t& x = ops[static_cast<size_t>(dice.below(std::ssize(ops)))];
   x += x > 0 && dice.coin() ? -1 : 1;
-  s.at().attrs["ops"] = std::move(ops);
+  s.attrs()["ops"] = std::move(ops);
   return true;
 }
 

@@ -6,9 +6,10 @@
 namespace whale::test {
 namespace {
 
-bool is_reduce(const Spot& s) { return s.at().op == OpCode::k_all_reduce; }
-bool is_collective(const Spot& s) { return s.at().kind == InstructionKind::kCollective; }
-bool has_cuts(const Spot& s) { return is_collective(s) && !attr_ints(s.at().attrs, "cuts").empty(); }
+bool is_reduce(const Spot& s) { return s.at().op() == OpCode::k_all_reduce; }
+bool is_collective(const Spot& s) { return s.at().kind() == InstructionKind::kCollective; }
+work::Collective& of(const Spot& s) { return *s.at().as<work::Collective>(); }
+bool has_cuts(const Spot& s) { return is_collective(s) && !of(s).cuts.empty(); }
 
 bool drop_reduce(const Spot& s, Dice&) {
   for (size_t n = 0; n < s.at().out.size(); ++n) read_instead(*s.program, s.at().out[n], s.at().in[n]);
@@ -57,56 +58,50 @@ bool swap_members(const Spot& s, Dice& dice, bool results) {
 }
 
 bool other_combine(const Spot& s, Dice& dice) {
-  const std::string now = attr_string(s.at().attrs, "combine");
-  if (s.at().op != OpCode::k_all_reduce && s.at().op != OpCode::k_reduce_scatter) return false;
-  s.at().attrs["combine"] = std::string(now == "max" ? "sum" : dice.coin() ? "max" : "min");
+  work::Collective& c = of(s);
+  if (c.op != OpCode::k_all_reduce && c.op != OpCode::k_reduce_scatter) return false;
+  c.combine = c.combine == Combine::kMax ? Combine::kSum : dice.coin() ? Combine::kMax : Combine::kMin;
   return true;
 }
 
 bool move_cut(const Spot& s, Dice& dice) {
-  Ints cuts = attr_ints(s.at().attrs, "cuts");
-  std::vector<size_t> inner;  // one interval's end that is the next one's begin
-  for (size_t k = 1; k + 1 < cuts.size(); k += 2)
-    if (cuts[k] == cuts[k + 1] && cuts[k] > cuts[k - 1]) inner.push_back(k);
-  if (inner.empty()) return false;
-  const size_t k = inner[static_cast<size_t>(dice.below(std::ssize(inner)))];
-  --cuts[k], --cuts[k + 1];
-  s.at().attrs["cuts"] = std::move(cuts);
+  std::vector<std::pair<Interval*, Interval*>> neighbours;
+  for (DigitCuts& each : of(s).cuts)
+    for (size_t k = 0; k + 1 < each.cuts.size(); ++k)
+      if (each.cuts[k].size() > 0) neighbours.emplace_back(&each.cuts[k], &each.cuts[k + 1]);
+  if (neighbours.empty()) return false;
+  const auto& [left, right] = neighbours[static_cast<size_t>(dice.below(std::ssize(neighbours)))];
+  --left->end, --right->begin;
   return true;
 }
 
 bool swap_cuts(const Spot& s, Dice& dice) {
-  Ints cuts = attr_ints(s.at().attrs, "cuts");
-  const size_t n = cuts.size() / 2 / s.at().in.size();  // members, of the first operand
-  if (n < 2) return false;
-  const size_t a = static_cast<size_t>(dice.below(static_cast<int64_t>(n) - 1)), b = a + 1;
-  if (cuts[2 * a] == cuts[2 * b]) return false;
-  std::swap(cuts[2 * a], cuts[2 * b]), std::swap(cuts[2 * a + 1], cuts[2 * b + 1]);
-  s.at().attrs["cuts"] = std::move(cuts);
+  std::vector<Interval>& cuts = of(s).cuts[0].cuts;
+  if (cuts.size() < 2) return false;
+  const auto a = static_cast<size_t>(dice.below(std::ssize(cuts) - 1));
+  if (cuts[a].begin == cuts[a + 1].begin) return false;
+  std::swap(cuts[a], cuts[a + 1]);
   return true;
 }
 
 bool other_digit(const Spot& s, Dice& dice) {
-  Ints digits = attr_ints(s.at().attrs, "digit");
-  if (digits.size() < 3) return false;
-  const auto k = static_cast<size_t>(3 * dice.below(std::ssize(digits) / 3));
-  const size_t rank = s.buffer(s.at().in[k / 3]).dims.size();
-  if (rank > 1 && dice.coin())
-    digits[k] = (digits[k] + 1) % static_cast<int64_t>(rank);
-  else if (digits[k + 1] != digits[k + 2])
-    std::swap(digits[k + 1], digits[k + 2]);
-  else
-    return false;
-  s.at().attrs["digit"] = std::move(digits);
+  std::vector<DigitCuts>& cuts = of(s).cuts;
+  const auto k = static_cast<size_t>(dice.below(std::ssize(cuts)));
+  Digit& digit = cuts[k].digit;
+  const auto rank = static_cast<int>(s.buffer(s.at().in[k]).dims.size());
+  if (rank > 1 && dice.coin()) return digit.dim = (digit.dim + 1) % rank, true;
+  if (digit.outer == digit.inner) return false;
+  std::swap(digit.outer, digit.inner);
   return true;
 }
 
 bool other_slice(const Spot& s, Dice& dice) {
-  if (s.at().op != OpCode::k_local_slice && s.at().op != OpCode::k_part_view) return false;
-  const int64_t begin = attr_int(s.at().attrs, "begin"), end = attr_int(s.at().attrs, "end");
+  if (s.at().op() != OpCode::k_local_slice) return false;
+  Attrs& attrs = s.attrs();
+  const int64_t begin = attr_int(attrs, "begin"), end = attr_int(attrs, "end");
   const int64_t by = dice.coin() ? 1 : begin >= end - begin ? begin - end : -1;
   if (begin == end || begin + by < 0) return false;
-  s.at().attrs["begin"] = begin + by, s.at().attrs["end"] = end + by;
+  attrs["begin"] = begin + by, attrs["end"] = end + by;
   return true;
 }
 
@@ -118,7 +113,7 @@ bool in_use(Plan& plan, const Group& g) {
   for (const Program& p : train_of(plan).programs)
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
-        if (i.kind == InstructionKind::kCollective && i.ref == number) return true;
+        if (i.group() == number) return true;
   return false;
 }
 
@@ -161,12 +156,10 @@ std::function<bool(Plan&, Dice&)> at(Reach reach, Wanted wanted, Change change) 
   return [=](Plan& plan, Dice& dice) { return damage(plan, dice, reach, wanted, change); };
 }
 
-// Another group, which the attributes follow or not.
-bool other_group(Plan& plan, Dice& dice, bool attribute) {
+bool other_group(Plan& plan, Dice& dice) {
   const std::ptrdiff_t groups = std::ssize(plan.groups);
   return groups > 1 && damage(plan, dice, Reach::kEverywhere, is_collective, [&](const Spot& s, Dice& d) {
-           s.at().ref = static_cast<int32_t>((s.at().ref + 1 + d.below(groups - 1)) % groups);
-           if (attribute) s.at().attrs["group"] = int64_t{s.at().ref};
+           of(s).group = static_cast<int32_t>((of(s).group + 1 + d.below(groups - 1)) % groups);
            return true;
          });
 }
@@ -193,8 +186,7 @@ std::vector<Fault> faults_of_collectives() {
       {"the offset of a slice", either,
        at(
            kAny, [](const Spot&) { return true; }, other_slice)},
-      {"another group", verifier, [](Plan& p, Dice& d) { return other_group(p, d, false); }},
-      {"another axis", either, [](Plan& p, Dice& d) { return other_group(p, d, true); }},
+      {"another group", either, other_group},
       {"a group's devices exchanged", verifier, of_group(swap_devices)},
       {"a group's order", verifier, of_group(swap_order)},
       {"two groups made one", verifier, of_group(join_parts)},

@@ -53,15 +53,15 @@ bool damage(Plan& plan, Dice& dice, Reach reach, const Wanted& wanted, const Cha
     }
     // From the last to the first, so that instructions may come and go.
     const std::string name = first.at().name, segment = base_name(first.segment->name);
-    const OpCode op = first.at().op;
-    const InstructionKind kind = first.at().kind;
+    const std::optional<OpCode> op = first.at().op();
+    const InstructionKind kind = first.at().kind();
     bool changed = false;
     for (Program& p : entry.programs)
       for (Segment& s : p.segments) {
         if (base_name(s.name) != segment) continue;
         for (size_t k = s.instructions.size(); k-- > 0;) {
           const Instruction& i = s.instructions[k];
-          if (i.name != name || i.op != op || i.kind != kind || !wanted({&p, &s, k})) continue;
+          if (i.name != name || i.op() != op || i.kind() != kind || !wanted({&p, &s, k})) continue;
           Dice each(word);
           changed |= change({&p, &s, k}, each);
         }
@@ -138,6 +138,8 @@ void read_instead(Program& program, BufferId from, BufferId to, const Segment* s
 
 bool same_type(const Buffer& a, const Buffer& b) { return a.dtype == b.dtype && a.dims == b.dims; }
 
-bool is_update(const Instruction& i) { return i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp); }
+bool is_update(const Instruction& i) {
+  return i.kind() == InstructionKind::kKernel && has_flag(i.kernel()->op, kUpdateOp);
+}
 
 }  // namespace whale::test

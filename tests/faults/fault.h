@@ -42,6 +42,11 @@ struct Spot {
   size_t index = 0;
   Instruction& at() const { return segment->instructions[index]; }
   Buffer& buffer(BufferId id) const { return program->buffers[static_cast<size_t>(id)]; }
+  Attrs& attrs() const {  // empty: no kernel's
+    static Attrs none;
+    auto* kernel = at().as<work::Kernel>();
+    return kernel != nullptr ? kernel->attrs : none;
+  }
 };
 
 Entry& train_of(Plan& plan);

@@ -70,7 +70,7 @@ bool swap_targets(Entry&, Link& link, Dice& dice) {
 bool fewer_slots(Entry&, Link& link, Dice&) { return --link.slots >= 0; }
 
 bool other_value(const Spot& s, Dice& dice) {
-  if (s.at().kind != InstructionKind::kSend) return false;
+  if (s.at().kind() != InstructionKind::kSend) return false;
   std::vector<BufferId> made;
   for (size_t k = 0; k < s.index; ++k)
     for (const BufferId b : s.segment->instructions[k].out)
@@ -83,12 +83,12 @@ bool other_value(const Spot& s, Dice& dice) {
 }
 
 bool other_link(const Spot& s, Dice& dice) {
-  if (s.at().kind != InstructionKind::kSend && s.at().kind != InstructionKind::kReceive) return false;
-  std::vector<int32_t> refs;
+  if (s.at().link() == kNone) return false;
+  std::vector<Work> others;
   for (const Instruction& i : s.segment->instructions)
-    if (i.kind == s.at().kind && i.ref != s.at().ref) refs.push_back(i.ref);
-  if (refs.empty()) return false;
-  s.at().ref = refs[static_cast<size_t>(dice.below(std::ssize(refs)))];
+    if (i.kind() == s.at().kind() && i.link() != s.at().link()) others.push_back(i.work);
+  if (others.empty()) return false;
+  s.at().work = others[static_cast<size_t>(dice.below(std::ssize(others)))];
   return true;
 }
 

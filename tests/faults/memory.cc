@@ -120,7 +120,7 @@ bool older_copy(const Spot& s, Dice& dice) {
   return false;
 }
 
-bool is_move(const Spot& s) { return s.at().kind == InstructionKind::kMove; }
+bool is_move(const Spot& s) { return s.at().kind() == InstructionKind::kCopy; }
 
 // One copy of a list between memories is not made.
 bool drop_copy(const Spot& s, Dice& dice) {

@@ -47,10 +47,7 @@ bool swap_with_next(const Spot& s, Dice&) {
   return true;
 }
 
-bool communicates(const Instruction& i) {
-  return i.kind == InstructionKind::kCollective || i.kind == InstructionKind::kSend ||
-         i.kind == InstructionKind::kReceive;
-}
+bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone; }
 
 // Two collectives of one stream on some devices, where nothing else forbids it.
 bool swap_collectives(const Spot& s, Dice&) {

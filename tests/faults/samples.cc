@@ -105,17 +105,17 @@ bool other_program(Plan& plan, Dice& dice) {
 // ---- boxes --------------------------------------------------------------------------------------------------------
 // Kernels whose numbers follow from the box: many others are given one.
 bool reads_box(const Spot& s) {
-  const Instruction& i = s.at();
-  if (i.kind != InstructionKind::kKernel) return false;
-  switch (i.op) {
+  const work::Kernel* k = s.at().kernel();
+  if (k == nullptr) return false;
+  switch (k->op) {
     case OpCode::k_dropout:
     case OpCode::k_iota:
     case OpCode::k_rotary:
     case OpCode::k_pad_to_batch: return true;
     case OpCode::k_attention:
-    case OpCode::k_attention_grad: return attr_float(i.attrs, "dropout") > 0 || attr_bool(i.attrs, "causal");
+    case OpCode::k_attention_grad: return attr_float(k->attrs, "dropout") > 0 || attr_bool(k->attrs, "causal");
     case OpCode::k_fused: {
-      const FusedBody body = decode(i.attrs, static_cast<int>(i.in.size()));
+      const FusedBody body = decode(k->attrs, static_cast<int>(s.at().in.size()));
       return std::any_of(body.steps.begin(), body.steps.end(),
                          [](const FusedStep& step) { return step.code == OpCode::k_dropout; });
     }
@@ -123,29 +123,36 @@ bool reads_box(const Spot& s) {
   }
 }
 bool moves_origin(const Spot& s, Dice& dice) {
-  Box& box = s.at().box;
+  Box& box = s.at().as<work::Kernel>()->box;
   if (box.origin.empty()) return false;
   const auto d = static_cast<size_t>(dice.below(std::ssize(box.origin)));
   box.origin[d] += dice.coin() || box.origin[d] == 0 ? 1 : -1;
   return true;
 }
 bool moves_cut(const Spot& s, Dice& dice) {
-  std::vector<BoxCut>& cuts = s.at().box.cuts;
+  std::vector<BoxCut>& cuts = s.at().as<work::Kernel>()->box.cuts;
   if (cuts.empty()) return false;
   BoxCut& cut = cuts[static_cast<size_t>(dice.below(std::ssize(cuts)))];
   cut.begin += cut.begin > 0 ? -1 : 1;
   return true;
 }
 bool other_extent(const Spot& s, Dice& dice) {
-  Dims& global = s.at().box.global;
+  Dims& global = s.at().as<work::Kernel>()->box.global;
   if (global.size() < 2) return false;  // nothing is multiplied by the outermost
   ++global[static_cast<size_t>(dice.between(1, std::ssize(global) - 1))];
   return true;
 }
 bool no_batch(const Spot& s, Dice&) {
-  if (!s.at().box.batch.present()) return false;
-  s.at().box.batch = {};
+  if (!s.at().as<work::Kernel>()->box.batch.present()) return false;
+  s.at().as<work::Kernel>()->box.batch = {};
   return true;
+}
+
+// Of a feed or fetch.
+bool* whole_of(Instruction& i) {
+  auto* feed = i.as<work::Feed>();
+  auto* fetch = i.as<work::Fetch>();
+  return feed ? &feed->whole_batch : fetch ? &fetch->whole_batch : nullptr;
 }
 
 bool other_samples(Plan& plan, Dice& dice) {
@@ -153,43 +160,45 @@ bool other_samples(Plan& plan, Dice& dice) {
   return cuts > 1 && damage(
                          plan, dice, Reach::kAny,
                          [](const Spot& s) {
-                           const Instruction& i = s.at();
-                           if (i.kind == InstructionKind::kFeed || i.kind == InstructionKind::kFetch)
-                             return !i.whole_batch;
-                           return reads_box(s) && i.box.batch.present();
+                           if (const bool* whole = whole_of(s.at())) return !*whole;
+                           return reads_box(s) && s.at().kernel()->box.batch.present();
                          },
                          [&](const Spot& s, Dice& d) {
-                           s.at().samples = static_cast<int32_t>((s.at().samples + 1 + d.below(cuts - 1)) % cuts);
+                           const auto other = static_cast<int32_t>((s.at().samples() + 1 + d.below(cuts - 1)) % cuts);
+                           if (auto* k = s.at().as<work::Kernel>()) k->samples = other;
+                           if (auto* feed = s.at().as<work::Feed>()) feed->samples = other;
+                           if (auto* fetch = s.at().as<work::Fetch>()) fetch->samples = other;
                            return true;
                          });
 }
 
 bool whole_batch(const Spot& s, Dice&) {
-  if (s.at().kind != InstructionKind::kFeed && s.at().kind != InstructionKind::kFetch) return false;
-  s.at().whole_batch = !s.at().whole_batch;
-  return true;
+  bool* whole = whole_of(s.at());
+  if (whole != nullptr) *whole = !*whole;
+  return whole != nullptr;
 }
 
 bool other_input(Plan& plan, Dice& dice) {
   const Entry& entry = train_of(plan);
   return damage(
-      plan, dice, Reach::kAny, [](const Spot& s) { return s.at().kind == InstructionKind::kFeed; },
+      plan, dice, Reach::kAny, [](const Spot& s) { return s.at().kind() == InstructionKind::kFeed; },
       [&](const Spot& s, Dice& d) {
-        const PlanInput& now = entry.inputs[static_cast<size_t>(s.at().ref)];
+        int32_t& input = s.at().as<work::Feed>()->input;
+        const PlanInput& now = entry.inputs[static_cast<size_t>(input)];
         std::vector<int32_t> others;
         for (size_t k = 0; k < entry.inputs.size(); ++k)
-          if (static_cast<int32_t>(k) != s.at().ref && entry.inputs[k].dtype == now.dtype &&
+          if (static_cast<int32_t>(k) != input && entry.inputs[k].dtype == now.dtype &&
               entry.inputs[k].dims == now.dims)
             others.push_back(static_cast<int32_t>(k));
         if (others.empty()) return false;
-        s.at().ref = others[static_cast<size_t>(d.below(std::ssize(others)))];
+        input = others[static_cast<size_t>(d.below(std::ssize(others)))];
         return true;
       });
 }
 
 bool other_output(Plan& plan, Dice& dice) {
   return damage(
-      plan, dice, Reach::kAny, [](const Spot& s) { return s.at().kind == InstructionKind::kFetch; },
+      plan, dice, Reach::kAny, [](const Spot& s) { return s.at().kind() == InstructionKind::kFetch; },
       [&](const Spot& s, Dice& d) {
         std::vector<BufferId> others;
         for (size_t k = 0; k < s.index; ++k)

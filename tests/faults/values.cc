@@ -6,7 +6,7 @@
 namespace whale::test {
 namespace {
 
-bool is_kernel(const Spot& s) { return s.at().kind == InstructionKind::kKernel; }
+bool is_kernel(const Spot& s) { return s.at().kind() == InstructionKind::kKernel; }
 
 bool swap_operands(const Spot& s, Dice& dice) {
   BufferIds& in = s.at().in;
@@ -100,10 +100,11 @@ bool round_result(const Spot& s, Dice& dice) {
   read_instead(*s.program, exact, wide, s.segment, s.index);
   const auto cast = [&](BufferId from, BufferId to) {
     Instruction i;
-    i.op = OpCode::k_cast;
     i.name = s.at().name + ".rounded";
-    i.stream = s.at().stream, i.scope = s.at().scope, i.phase = s.at().phase, i.samples = s.at().samples;
-    i.attrs["dtype"] = std::string(name_of(s.buffer(to).dtype));
+    i.stream = s.at().stream, i.scope = s.at().scope, i.phase = s.at().phase;
+    i.work = work::Kernel{.op = OpCode::k_cast,
+                          .attrs = {{"dtype", std::string(name_of(s.buffer(to).dtype))}},
+                          .samples = s.at().samples()};
     i.in = {from}, i.out = {to};
     return i;
   };

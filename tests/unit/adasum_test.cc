@@ -52,7 +52,7 @@ std::vector<Vector> run(const std::vector<Vector>& parts, std::vector<int64_t> w
       const Operand x{data[m].data(), DType::kF64, {static_cast<int64_t>(data[m].size())}, false, nullptr};
       spec.in = spec.out = {x};
       spec.weights = weights;
-      const auto bound = transport->bind(0, static_cast<int>(m), spec, *opened[m]);
+      const auto bound = transport->bind(static_cast<int>(m), spec, *opened[m]);
       CHECK(bound->run(nullptr));
     });
   for (std::thread& t : threads) t.join();

@@ -53,7 +53,7 @@ void check_all_reduce(int members, const std::vector<size_t>& sizes, Combine com
     for (const size_t size : sizes) data[static_cast<size_t>(m)].emplace_back(size);
     for (auto& part : data[static_cast<size_t>(m)]) spec.in.push_back(operand(part));
     spec.out = spec.in;
-    bound.push_back(ring.transport->bind(0, m, spec, *ring.devices[static_cast<size_t>(m)]));
+    bound.push_back(ring.transport->bind(m, spec, *ring.devices[static_cast<size_t>(m)]));
   }
   for (int call = 0; call < 5; ++call) {  // several, so that a late member meets an early one's next call
     for (size_t m = 0; m < data.size(); ++m)
@@ -93,8 +93,8 @@ TEST_CASE("all-reduce adds in the order of the members, so that every run gives 
     std::vector<std::unique_ptr<Collective>> bound;
     for (size_t m = 0; m < 4; ++m) {
       for (size_t i = 0; i < n; ++i) data[m][i] = 1.0f / static_cast<float>(3 + i + 1000 * m);
-      CollectiveSpec spec{OpCode::k_all_reduce, Combine::kSum, {operand(data[m])}, {operand(data[m])}, {}, {}};
-      bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+      CollectiveSpec spec{{.op = OpCode::k_all_reduce}, {operand(data[m])}, {operand(data[m])}};
+      bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
     }
     std::vector<float> expected(n);
     for (size_t i = 0; i < n; ++i) expected[i] = ((data[0][i] + data[1][i]) + data[2][i]) + data[3][i];
@@ -120,9 +120,8 @@ TEST_CASE("all-gather puts uneven and empty parts in their places") {
     spec.op = OpCode::k_all_gather;
     spec.in = {{part[m].data(), DType::kF32, {2, 2 * cuts[m].size() * 3}, false, nullptr}};
     spec.out = {{whole[m].data(), DType::kF32, {2, 30}, false, nullptr}};
-    spec.digit = {1, 2, 3};
-    spec.cuts = cuts;
-    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    spec.cuts = {{{1, 2, 3}, cuts}};
+    bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   ring.run([&](size_t m) { bound[m]->run(nullptr); });
   std::vector<float> expected(60);
@@ -186,19 +185,18 @@ void check_reduce_scatter(const Dims& dims, const Digit& digit, const std::vecto
     spec.op = OpCode::k_all_reduce;
     spec.combine = combine;
     spec.in = spec.out = {tensor(all[m], dims)};
-    reduce.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    reduce.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
     spec.op = OpCode::k_reduce_scatter;
-    spec.digit = digit;
-    spec.cuts = cuts_of(sizes);
-    const Dims local = part_at(dims, digit, spec.cuts[m]).extents();
+    spec.cuts = {{digit, cuts_of(sizes)}};
+    const Dims local = part_at(dims, digit, spec.cuts[0].cuts[m]).extents();
     part[m].resize(static_cast<size_t>(element_count(local)));
     spec.in = {tensor(x[m], dims)};
     spec.out = {tensor(part[m], local)};
-    scatter.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    scatter.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
     spec.op = OpCode::k_all_gather;
     spec.in = spec.out;
     spec.out = {tensor(gathered[m], dims)};
-    gather.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    gather.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   Values expected = x[0];
   const auto combined = [&](float a, float b) {
@@ -256,13 +254,11 @@ void check_all_to_all(const Dims& dims, const Digit& from, const std::vector<int
     spec.op = OpCode::k_all_to_all;
     spec.in = {tensor(x[m], before.extents())};
     spec.out = {tensor(y[m], after.extents())};
-    spec.digit = from;
-    spec.cuts = cuts;
-    spec.to_digit = to;
-    spec.to_cuts = to_cuts;
-    if (from.dim == to.dim && from.inner > to.inner) spec.to_digit.outer = to.outer / cuts.back().end * cuts[m].size();
-    if (from.dim == to.dim && from.inner < to.inner) spec.to_digit.inner = to.inner / cuts.back().end * cuts[m].size();
-    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    spec.cuts = {{from, cuts}};
+    spec.to = {to, to_cuts};
+    if (from.dim == to.dim && from.inner > to.inner) spec.to.digit.outer = to.outer / cuts.back().end * cuts[m].size();
+    if (from.dim == to.dim && from.inner < to.inner) spec.to.digit.inner = to.inner / cuts.back().end * cuts[m].size();
+    bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   run_thrice(ring, bound, y, [&](size_t m) { CHECK(y[m] == cut(dims, whole, part_at(dims, to, to_cuts[m]))); });
 }
@@ -294,7 +290,7 @@ TEST_CASE("shift: everyone gets what the member before has, of any size, and the
     spec.op = OpCode::k_shift;
     spec.in = {tensor(x[m], {sizes[m], 5})};
     spec.out = {tensor(y[m], {rows, 5})};
-    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   run_thrice(ring, bound, y, [&](size_t m) { CHECK(y[m] == x[(m + n - 1) % n]); });
 }
@@ -314,10 +310,9 @@ TEST_CASE("the parts of a group work by themselves") {
     spec.op = OpCode::k_all_gather;
     spec.in = {tensor(x[i], {8})};
     spec.out = {tensor(y[i], {16})};
-    spec.digit = {0, 1, 1};
-    spec.cuts = {{0, 8}, {8, 16}};
-    bound.push_back(transport->bind(0, d, spec, *devices[i]));
-    if (d == 0) CHECK_THROWS_AS(transport->bind(0, 4, spec, *devices[4]), Error);
+    spec.cuts = {{{0, 1, 1}, {{0, 8}, {8, 16}}}};
+    bound.push_back(transport->bind(d, spec, *devices[i]));
+    if (d == 0) CHECK_THROWS_AS(transport->bind(4, spec, *devices[4]), Error);
   }
   std::vector<std::thread> threads;
   for (size_t d = 0; d < 4; ++d) threads.emplace_back([&, d] { bound[d]->run(nullptr); });
@@ -507,8 +502,8 @@ TEST_CASE("abort wakes everybody who waits in a collective") {
   std::vector<std::vector<float>> data(3, std::vector<float>(100000));
   std::vector<std::unique_ptr<Collective>> bound;
   for (size_t m = 0; m < 3; ++m) {
-    CollectiveSpec spec{OpCode::k_all_reduce, Combine::kSum, {operand(data[m])}, {operand(data[m])}, {}, {}};
-    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    CollectiveSpec spec{{.op = OpCode::k_all_reduce}, {operand(data[m])}, {operand(data[m])}};
+    bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   std::atomic<int> aborted{0};
   ring.run([&](size_t m) {  // the third member never comes
@@ -529,9 +524,8 @@ TEST_CASE("members that disagree about a collective get an error, not garbage") 
   std::vector<float> a(100), b(90);
   std::vector<std::unique_ptr<Collective>> bound;
   for (size_t m = 0; m < 2; ++m) {
-    CollectiveSpec spec{
-        OpCode::k_all_reduce, Combine::kSum, {operand(m == 0 ? a : b)}, {operand(m == 0 ? a : b)}, {}, {}};
-    bound.push_back(ring.transport->bind(0, static_cast<int>(m), spec, *ring.devices[m]));
+    CollectiveSpec spec{{.op = OpCode::k_all_reduce}, {operand(m == 0 ? a : b)}, {operand(m == 0 ? a : b)}};
+    bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   std::atomic<int> errors{0};
   ring.run([&](size_t m) {

@@ -32,7 +32,7 @@ size_t gathered_again(const Plan& plan) {
   size_t n = 0;
   for (const Program& p : plan.entries[0].programs)
     for (const Segment& s : p.segments)
-      for (const Instruction& i : s.instructions) n += i.op == OpCode::k_all_gather && i.name.ends_with(".again");
+      for (const Instruction& i : s.instructions) n += i.op() == OpCode::k_all_gather && i.name.ends_with(".again");
   return n;
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("programs are alike in memory by all that says who has which bytes whe
   };
   CHECK(alike([](Program&, Buffer&, Instruction&, ScheduleRow&) {}));
   CHECK(alike([](Program&, Buffer& b, Instruction& i, ScheduleRow&) {
-    b.name = i.name = "other", i.attrs["begin"] = int64_t{1}, i.box.origin = {1};
+    b.name = i.name = "other", i.work = work::Kernel{.op = {}, .attrs = {{"begin", int64_t{1}}}};
   }));
   using Change = void (*)(Program&, Buffer&, Instruction&, ScheduleRow&);
   const Change changes[] = {

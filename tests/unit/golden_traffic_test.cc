@@ -22,18 +22,18 @@ std::map<std::string, double> moved(const Plan& plan, int device) {
   };
   for (const ScheduleRow& row : p.schedule)
     for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions) {
-      if (i.kind == InstructionKind::kSend)
-        for (const Transfer& t : train.links[static_cast<size_t>(i.ref)].transfers) {
+      if (i.kind() == InstructionKind::kSend)
+        for (const Transfer& t : train.links[static_cast<size_t>(i.link())].transfers) {
           if (t.from != device || t.to == device) continue;
           double n = 1;
           for (const Interval& interval : t.source) n *= static_cast<double>(interval.size());
           out["stage"] += n;
         }
-      if (i.kind != InstructionKind::kCollective) continue;
-      double& n = out[plan.groups[static_cast<size_t>(i.ref)].axis];
-      n += i.op == OpCode::k_all_reduce       ? 2 * elements(i.in)
-           : i.op == OpCode::k_reduce_scatter ? elements(i.in)
-                                              : elements(i.out);
+      if (i.kind() != InstructionKind::kCollective) continue;
+      double& n = out[plan.groups[static_cast<size_t>(i.group())].axis];
+      n += i.op() == OpCode::k_all_reduce       ? 2 * elements(i.in)
+           : i.op() == OpCode::k_reduce_scatter ? elements(i.in)
+                                                : elements(i.out);
     }
   return out;
 }

@@ -46,20 +46,22 @@ class HandBuilder {
   Instruction& op(OpCode code, const std::string& name, std::vector<BufferId> in, std::vector<BufferId> out,
                   Attrs a = {}) {
     Instruction i;
-    i.op = code;
+    if (has_flag(code, kCollective))
+      i.work = work::Collective{.op = code};
+    else
+      i.work = work::Kernel{.op = code, .attrs = std::move(a)};
     i.name = name;
     i.in = std::move(in);
     i.out = std::move(out);
-    i.attrs = std::move(a);
     program_.segments.back().instructions.push_back(i);
     return program_.segments.back().instructions.back();
   }
 
-  Instruction& move(InstructionKind kind, const std::string& name, BufferId id, int ref) {
+  Instruction& move(Work work, const std::string& name, BufferId id) {
     Instruction& i = op(OpCode::k_fill, name, {}, {});
-    i.kind = kind;
-    i.ref = ref;
-    (kind == InstructionKind::kFeed || kind == InstructionKind::kReceive ? i.out : i.in) = {id};
+    i.work = std::move(work);
+    const bool makes = i.kind() == InstructionKind::kFeed || i.kind() == InstructionKind::kReceive;
+    (makes ? i.out : i.in) = {id};
     return i;
   }
 

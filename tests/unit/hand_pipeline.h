@@ -31,19 +31,19 @@ class PipelineProgram : private HandBuilder {
     segment("prologue");
     zero("zero_g", g_sum, {kWidth});
     segment("forward.0");
-    move(InstructionKind::kFeed, "feed x", x, 0);
+    move(work::Feed{0}, "feed x", x);
     op(OpCode::k_mul, "a", {x, w}, {a});
-    link(InstructionKind::kSend, a, kActivation);
+    link(work::Send{kActivation}, a);
     if (o_.update) {
       segment("backward.0");
-      link(InstructionKind::kReceive, da, kGradient);
+      link(work::Receive{kGradient}, da);
       after_link(op(OpCode::k_mul, "q0", {da, x}, {q}));
       sum("g0", q, g, {0});
       accumulate("add g0", g_sum, g);
       segment("epilogue");
       if (o_.both_look) {
-        move(InstructionKind::kReceive, "receive loss", loss, kLossDown);
-        move(InstructionKind::kFetch, "fetch loss", loss, 0);
+        move(work::Receive{kLossDown}, "receive loss", loss);
+        move(work::Fetch{0}, "fetch loss", loss);
       }
       sgd("update w0", rate, w, g_sum);
     }
@@ -66,9 +66,9 @@ class PipelineProgram : private HandBuilder {
     zero("zero_g", g_sum, {kWidth});
     zero("zero_l", l_sum, {});
     segment("forward.1");
-    link(InstructionKind::kReceive, a, kActivation);
+    link(work::Receive{kActivation}, a);
     after_link(op(OpCode::k_mul, "p", {a, w}, {p}));
-    move(InstructionKind::kFetch, "fetch p", p, 1);
+    move(work::Fetch{1}, "fetch p", p);
     op(OpCode::k_square, "s", {p}, {s});
     sum("l", s, l, {0, 1});
     accumulate("add l", l_sum, l);
@@ -78,12 +78,12 @@ class PipelineProgram : private HandBuilder {
       sum("g1", q, g, {0});
       accumulate("add g1", g_sum, g);
       op(OpCode::k_mul, "da", {p, w}, {da});
-      link(InstructionKind::kSend, da, kGradient);
+      link(work::Send{kGradient}, da);
     }
     segment("epilogue");
-    move(InstructionKind::kFetch, "fetch loss", l_sum, 0);
+    move(work::Fetch{0}, "fetch loss", l_sum);
     if (o_.update) {
-      if (o_.both_look) move(InstructionKind::kSend, "send loss", l_sum, kLossDown);
+      if (o_.both_look) move(work::Send{kLossDown}, "send loss", l_sum);
       sgd("update w1", rate, w, g_sum);
     }
     schedule(0, 0, 0, true);
@@ -101,11 +101,11 @@ class PipelineProgram : private HandBuilder {
   }
   BufferId local(const std::string& name) { return add(name, BufferKind::kArena, {n_, kWidth}, -1, kNone, slots_); }
   void forward(int32_t u) { schedule(1, u, u % slots_, false); }
-  void link(InstructionKind kind, BufferId id, int number) {
+  void link(const Work& work, BufferId id) {
     std::vector<Instruction>& list = program_.segments.back().instructions;
     const int32_t before = static_cast<int32_t>(list.size()) - 1;
-    Instruction& i =
-        move(kind, (kind == InstructionKind::kSend ? "send " : "receive ") + std::to_string(number), id, number);
+    Instruction& i = move(work, "", id);
+    i.name = fmt::format("{} {}", i.verb(), i.link());
     if (!o_.streams) return;
     i.stream = Stream::kCommunication;
     if (before >= 0) i.waits = {{Stream::kCompute, before}};

@@ -56,9 +56,9 @@ class HandProgram : private HandBuilder {
     const BufferId x = add("x", BufferKind::kInput, {n, kWidth}, 0), p = add("p", BufferKind::kArena, {n, kWidth});
     const BufferId q = add("q", BufferKind::kArena, {n, kWidth}), s = add("s", BufferKind::kArena, {n, kWidth});
     const BufferId g = add("g", BufferKind::kArena, {kWidth}), l = add("l", BufferKind::kArena, {});
-    move(InstructionKind::kFeed, "feed x", x, 0);
+    move(work::Feed{0}, "feed x", x);
     op(OpCode::k_mul, "p", {x, w}, {p});
-    move(InstructionKind::kFetch, "fetch p", p, 1);
+    move(work::Fetch{1}, "fetch p", p);
     op(OpCode::k_mul, "q", {p, x}, {q});
     sum("g", q, g, {0});
     op(OpCode::k_square, "s", {p}, {s});
@@ -68,17 +68,14 @@ class HandProgram : private HandBuilder {
   }
 
   int32_t reduce(const std::string& name, BufferId x) {
-    Instruction& i =
-        op(OpCode::k_all_reduce, name, {x}, {x}, attrs({{"group", int64_t{0}}, {"combine", std::string("sum")}}));
-    i.kind = InstructionKind::kCollective;
-    i.ref = 0;
+    Instruction& i = op(OpCode::k_all_reduce, name, {x}, {x});
     if (o_.overlap) i.stream = Stream::kCommunication;
     return static_cast<int32_t>(program_.segments.back().instructions.size()) - 1;
   }
 
   void loss(BufferId l_sum) {
     const int32_t reduced = reduce("reduce loss", l_sum);
-    move(InstructionKind::kFetch, "fetch loss", l_sum, 0).waits = {
+    move(work::Fetch{0}, "fetch loss", l_sum).waits = {
         {o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
   }
 

@@ -340,8 +340,8 @@ std::vector<std::string> checks_of(const Graph& graph, int64_t limit) {
   for (const Program& p : plan.entries.at(0).programs)
     for (const Segment& segment : p.segments)
       for (const Instruction& i : segment.instructions)
-        if (attr_int(i.attrs, kIndexLimit) > 0) {
-          CHECK(attr_int(i.attrs, kIndexLimit) == limit);
+        if (const auto* k = i.kernel(); k != nullptr && attr_int(k->attrs, kIndexLimit) > 0) {
+          CHECK(attr_int(k->attrs, kIndexLimit) == limit);
           names.push_back(i.name);
         }
   return names;

@@ -210,17 +210,16 @@ int64_t moved(const Plan& plan) {
     const auto elements = [&](BufferId b) { return element_count(p.buffers[static_cast<size_t>(b)].dims); };
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions) {
-        if (i.kind != InstructionKind::kCollective) continue;
-        if (i.op == k_all_gather) n += elements(i.out[0]) - elements(i.in[0]);
-        if (i.op == k_all_to_all) {
-          const auto& to = attr_ints(i.attrs, "to_cuts");
+        if (i.kind() != InstructionKind::kCollective) continue;
+        if (i.op() == k_all_gather) n += elements(i.out[0]) - elements(i.in[0]);
+        if (i.op() == k_all_to_all) {
+          const std::vector<Interval>& to = i.as<work::Collective>()->to.cuts;
           // What this device keeps: its own part of both cuts.
           int64_t at = 0;
-          for (const auto& part : plan.groups[static_cast<size_t>(i.ref)].parts)
+          for (const auto& part : plan.groups[static_cast<size_t>(i.group())].parts)
             if (const auto me = std::find(part.begin(), part.end(), row.device); me != part.end())
               at = me - part.begin();
-          const auto k = static_cast<size_t>(at) * 2;
-          const int64_t whole = to.back(), mine = to[k + 1] - to[k];
+          const int64_t whole = to.back().end, mine = to[static_cast<size_t>(at)].size();
           n += elements(i.out[0]) - (whole ? elements(i.in[0]) / whole * mine : 0);
         }
       }

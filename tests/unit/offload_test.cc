@@ -32,7 +32,7 @@ int64_t moves(const Plan& plan) {
   int64_t n = 0;
   for (const Program& p : plan.entries[0].programs)
     for (const Segment& s : p.segments)
-      for (const Instruction& i : s.instructions) n += i.kind == InstructionKind::kMove;
+      for (const Instruction& i : s.instructions) n += i.kind() == InstructionKind::kCopy;
   return n;
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("offload: a missing wait is found") {
   for (size_t s = 0; s < program.segments.size(); ++s)
     for (size_t k = 0; k < program.segments[s].instructions.size(); ++k) {
       const Instruction& i = program.segments[s].instructions[k];
-      if (i.kind != InstructionKind::kMove || i.waits.empty()) continue;
+      if (i.kind() != InstructionKind::kCopy || i.waits.empty()) continue;
       ++waits;
       Plan broken = plan;
       broken.entries[0].programs[0].segments[s].instructions[k].waits.clear();

@@ -12,7 +12,7 @@ namespace {
 int64_t count(const Plan& plan, OpCode code, const std::string& part = "") {
   int64_t n = 0;
   for (const Segment& s : plan.entries[0].programs[0].segments)
-    for (const Instruction& i : s.instructions) n += i.op == code && i.name.find(part) != i.name.npos;
+    for (const Instruction& i : s.instructions) n += i.op() == code && i.name.find(part) != i.name.npos;
   return n;
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("products in chunks overlap with their collectives and need no more me
   CHECK(chunked.entries[0].programs[0].arena_bytes <= plain.entries[0].programs[0].arena_bytes * 11 / 10);
   // A second for every element that is moved, and for every FLOP.
   const auto seconds = [](const Instruction& i, int32_t) {
-    return i.kind == InstructionKind::kCollective ? i.bytes : i.flops / 16;
+    return i.kind() == InstructionKind::kCollective ? i.bytes : i.flops / 16;
   };
   CHECK(makespan(simulate(chunked, chunked.entries[0], seconds)) <
         0.99 * makespan(simulate(plain, plain.entries[0], seconds)));

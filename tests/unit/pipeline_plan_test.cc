@@ -35,10 +35,10 @@ struct Maker {
     return b;
   }
 
-  static Instruction move(InstructionKind kind, const std::string& name, BufferId b, int32_t link) {
+  static Instruction move(Work work, const std::string& name, BufferId b) {
     Instruction i;
-    i.kind = kind, i.name = name, i.ref = link;
-    (kind == InstructionKind::kSend ? i.in : i.out) = {b};
+    i.work = std::move(work), i.name = name;
+    (i.kind() == InstructionKind::kSend ? i.in : i.out) = {b};
     return i;
   }
   static Instruction work(const std::string& name, BufferId in, BufferId out, Phase phase) {
@@ -71,12 +71,12 @@ struct Maker {
       for (const char* name : {"x", "y", "dy", "dx"}) p.buffers.push_back(buffer(name, micro_batches, p));
       Segment forward{fmt::format("forward.{}", s), {}}, backward{fmt::format("backward.{}", s), {}};
       const auto at = static_cast<size_t>(s);
-      if (!first) forward.instructions.push_back(move(InstructionKind::kReceive, "take x", 0, down[at - 1]));
+      if (!first) forward.instructions.push_back(move(work::Receive{down[at - 1]}, "take x", 0));
       forward.instructions.push_back(work("F", first ? kNone : 0, 1, Phase::kForward));
-      if (!last) forward.instructions.push_back(move(InstructionKind::kSend, "give x", 1, down[at]));
-      if (!last) backward.instructions.push_back(move(InstructionKind::kReceive, "take dx", 2, up[at]));
+      if (!last) forward.instructions.push_back(move(work::Send{down[at]}, "give x", 1));
+      if (!last) backward.instructions.push_back(move(work::Receive{up[at]}, "take dx", 2));
       backward.instructions.push_back(work("B", last ? 1 : 2, 3, Phase::kBackward));
-      if (!first) backward.instructions.push_back(move(InstructionKind::kSend, "give dx", 3, up[at - 1]));
+      if (!first) backward.instructions.push_back(move(work::Send{up[at - 1]}, "give dx", 3));
       p.segments = {forward, backward};
       for (const WorkItem& item : schedule.devices[at])
         p.schedule.push_back({item.kind == WorkKind::kForward ? 0 : 1, item.micro_batch, item.micro_batch, false});
@@ -100,7 +100,7 @@ Plan pipeline(const PipelineSchedule& schedule, int32_t slots) {
 }
 
 double seconds(const Instruction& i, int32_t) {
-  if (i.kind != InstructionKind::kKernel) return 0;
+  if (i.kind() != InstructionKind::kKernel) return 0;
   return i.phase == Phase::kForward ? kTimes.forward : kTimes.backward + kTimes.weight;
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("the clock of a pipeline's plan is the clock of its schedule") {
           for (const Event& e : events) {
             const Segment& s =
                 plan.entries[0].programs[static_cast<size_t>(e.device)].segments[static_cast<size_t>(e.segment)];
-            if (s.instructions[static_cast<size_t>(e.instruction)].kind != InstructionKind::kKernel) continue;
+            if (s.instructions[static_cast<size_t>(e.instruction)].kind() != InstructionKind::kKernel) continue;
             const WorkTime& want = line.devices[static_cast<size_t>(e.device)][static_cast<size_t>(e.row)];
             CHECK(e.start == doctest::Approx(want.start));
             CHECK(e.end == doctest::Approx(want.end));
@@ -139,7 +139,7 @@ TEST_CASE("the clock of a pipeline's plan is the clock of its schedule") {
 TEST_CASE("a message takes the time of its send") {
   const Plan plan = pipeline(make_schedule("gpipe", 2, 1), 1);
   const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t device) {
-    return i.kind == InstructionKind::kSend ? 0.5 : seconds(i, device);
+    return i.kind() == InstructionKind::kSend ? 0.5 : seconds(i, device);
   });
   CHECK(makespan(events) == doctest::Approx(2 * (kTimes.forward + kTimes.backward + kTimes.weight) + 1));
 }
@@ -177,7 +177,7 @@ TEST_CASE("what is wrong with a pipeline's plan is found") {
   CHECK(has(after([](Plan&, Entry& e) { e.links[0].transfers[0].to = 2; }), "receives"));
   CHECK(has(after([](Plan&, Entry& e) { e.links[0].transfers[0].to = 7; }), "names device 7"));
   CHECK(has(after([](Plan&, Entry& e) { e.programs[0].schedule.pop_back(); }), "receives 3 time(s)"));
-  CHECK(has(after([](Plan&, Entry& e) { e.programs[1].segments[0].instructions[0].ref = 9; }),
+  CHECK(has(after([](Plan&, Entry& e) { e.programs[1].segments[0].instructions[0].work = work::Receive{9}; }),
             "a receive names one link"));
   // Device 0 wants the first gradient before it has sent anything.
   CHECK(has(after([](Plan&, Entry& e) {

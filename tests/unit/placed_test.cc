@@ -68,7 +68,7 @@ TEST_CASE("what a row fills in is where its device's part of a parameter lies") 
     CHECK(p.holes.empty());
     size_t checked = 0;
     for (const Instruction& i : p.segments.back().instructions) {
-      if (i.kind != InstructionKind::kKernel || !has_flag(i.op, kUpdateOp)) continue;
+      if (i.kind() != InstructionKind::kKernel || !has_flag(i.kernel()->op, kUpdateOp)) continue;
       // A parameter's part and its states' have the same type: any state that is cut says where all of them are.
       std::set<int64_t> parameters, states;
       for (const BufferId id : i.in) {

@@ -26,7 +26,7 @@ std::string error_after(Change change) {
 Instruction& first(Program& p, InstructionKind kind) {
   for (Segment& s : p.segments) {
     for (Instruction& i : s.instructions) {
-      if (i.kind == kind) return i;
+      if (i.kind() == kind) return i;
     }
   }
   FAIL("the sample plan has no such instruction");
@@ -79,14 +79,17 @@ TEST_CASE("every number of a plan is checked") {
   CHECK(has(program([](Program& p) { p.schedule[0].segment = 44; }), "segment"));
   CHECK(has(program([](Program& p) { p.schedule[0].micro_batch = 44; }), "micro-batch"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).in[0] = 100000; }), "buffer"));
-  CHECK(
-      has(program([](Program& p) { first(p, InstructionKind::kKernel).op = static_cast<OpCode>(9999); }), "op number"));
+  CHECK(has(program([](Program& p) {
+              first(p, InstructionKind::kKernel).as<work::Kernel>()->op = static_cast<OpCode>(9999);
+            }),
+            "op number"));
   CHECK(has(program([](Program& p) {
               first(p, InstructionKind::kKernel).waits.push_back({Stream::kCompute, 9999});
             }),
             "wait"));
-  CHECK(has(program([](Program& p) { first(p, InstructionKind::kCollective).ref = 99; }), "group"));
-  CHECK(has(program([](Program& p) { first(p, InstructionKind::kFeed).ref = 99; }), "input"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kCollective).as<work::Collective>()->group = 99; }),
+            "group"));
+  CHECK(has(program([](Program& p) { first(p, InstructionKind::kFeed).as<work::Feed>()->input = 99; }), "input"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kFetch).in.clear(); }), "fetch"));
 }
 
@@ -94,9 +97,9 @@ TEST_CASE("attributes of a plan's kernels are of their types") {
   const auto kernel_with = [](Plan& plan, const char* attribute) -> Attrs& {
     for (Segment& s : plan.entries[0].programs[0].segments)
       for (Instruction& i : s.instructions)
-        if (i.kind == InstructionKind::kKernel && i.attrs.contains(attribute)) return i.attrs;
+        if (auto* k = i.as<work::Kernel>(); k != nullptr && k->attrs.contains(attribute)) return k->attrs;
     FAIL("the sample plan has no such kernel");
-    return plan.entries[0].programs[0].segments[0].instructions[0].attrs;
+    return plan.entries[0].programs[0].segments[0].instructions[0].as<work::Kernel>()->attrs;
   };
   CHECK(has(error_after([&](Plan& p) { kernel_with(p, "value")["value"] = int64_t{0}; }),
             "attribute 'value' is 0, which is not of its type"));
@@ -109,17 +112,17 @@ TEST_CASE("attributes that a plan's kernels lack are those of the op, or an erro
       for (Program& p : e.programs)
         for (Segment& s : p.segments)
           for (Instruction& i : s.instructions)
-            if (i.kind == InstructionKind::kKernel) body(i);
+            if (auto* k = i.as<work::Kernel>()) body(i, *k);
   };
   const std::string whole = print(plan);
   size_t erased = 0;
-  each([&](Instruction& i) { erased += i.attrs.erase("epsilon"); });
+  each([&](Instruction&, work::Kernel& k) { erased += k.attrs.erase("epsilon"); });
   REQUIRE(erased > 0);
   const std::vector<uint8_t> shorter = serialize(plan);
   CHECK(print(deserialize(shorter.data(), shorter.size())) == whole);
   std::string name;
-  each([&](Instruction& i) {
-    if (i.attrs.erase("rate") > 0 && name.empty()) name = i.name;
+  each([&](Instruction& i, work::Kernel& k) {
+    if (k.attrs.erase("rate") > 0 && name.empty()) name = i.name;
   });
   REQUIRE(name != "");
   const std::vector<uint8_t> bytes = serialize(plan);
@@ -156,7 +159,7 @@ TEST_CASE("parts of storages, step scalars and buckets of a plan are checked") {
   const auto collective = [](Program& p, OpCode code) -> Instruction& {
     for (Segment& s : p.segments)
       for (Instruction& i : s.instructions)
-        if (i.op == code) return i;
+        if (i.op() == code) return i;
     FAIL("the plan has no such collective");
     return p.segments[0].instructions[0];
   };
@@ -169,7 +172,7 @@ TEST_CASE("parts of storages, step scalars and buckets of a plan are checked") {
   for (const OpCode code : {OpCode::k_all_reduce, OpCode::k_all_gather})
     CHECK(has(error_of([&](Program& p) { collective(p, code).in[0] = kNone; }), "without an operand"));
   CHECK(error_of([&](Program& p) {
-          collective(p, OpCode::k_all_gather).attrs["cuts"] = std::vector<int64_t>{0, 1};
+          collective(p, OpCode::k_all_gather).as<work::Collective>()->cuts[0].cuts = {{0, 1}};
         }) != "");
   const auto step = [](const Buffer& b) { return b.kind == BufferKind::kStep; };
   CHECK(has(error_of([&](Program& p) {
@@ -240,7 +243,8 @@ TEST_CASE("a plan whose op does not check the index that the graph computes is r
     for (Program& p : plan.entries[0].programs)
       for (Segment& s : p.segments)
         for (Instruction& i : s.instructions)
-          if (i.name == "look" && attr_int(i.attrs, kIndexLimit) > 0) i.attrs[kIndexLimit] = limit;
+          if (auto* k = i.as<work::Kernel>(); k && i.name == "look" && attr_int(k->attrs, kIndexLimit) > 0)
+            k->attrs[kIndexLimit] = limit;
     CHECK(has(message_of([&] { verify_source(plan); }, {Code::kDataLoss}), limit == 12 ? "" : "op 'look'"));
   }
 }

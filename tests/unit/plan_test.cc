@@ -115,9 +115,9 @@ TEST_CASE("shares by hand, also zero") {
   const Program& idle = program_of(plan, 1);
   int fills = 0, updates = 0, products = 0;
   for (const Instruction& i : idle.segments[0].instructions) {
-    fills += i.op == OpCode::k_fill;
-    updates += i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp);
-    products += i.kind == InstructionKind::kKernel && i.op == OpCode::k_matmul;
+    fills += i.op() == OpCode::k_fill;
+    updates += i.kind() == InstructionKind::kKernel && has_flag(i.kernel()->op, kUpdateOp);
+    products += i.op() == OpCode::k_matmul;
   }
   CHECK(fills >= 4);
   CHECK(updates >= 1);
@@ -141,9 +141,9 @@ TEST_CASE("updates are in place, reshapes cost nothing, recompute saves memory")
   const Plan plan = plan_of(small::gpt(), "ref:1");
   const Program& p = program_of(plan);
   for (const Instruction& i : p.segments[0].instructions) {
-    if (i.kind != InstructionKind::kKernel) continue;
-    CHECK(i.op != OpCode::k_reshape);
-    if (has_flag(i.op, kUpdateOp))
+    if (i.kind() != InstructionKind::kKernel) continue;
+    CHECK(i.op() != OpCode::k_reshape);
+    if (has_flag(i.kernel()->op, kUpdateOp))
       for (const BufferId b : i.out) CHECK(p.buffers[static_cast<size_t>(b)].kind == BufferKind::kVariable);
   }
   const small::Model large = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 64, 2);
@@ -230,7 +230,7 @@ TEST_CASE("a broken plan does not verify") {
   CHECK(has(broken([](Plan&, Program& p) { p.arena_bytes /= 2; }), "arena"));
   CHECK(broken([](Plan&, Program& p) {
           std::erase_if(p.segments[0].instructions,
-                        [](const Instruction& i) { return i.kind == InstructionKind::kFetch; });
+                        [](const Instruction& i) { return i.kind() == InstructionKind::kFetch; });
         }) != "");
   CHECK(has(broken([](Plan&, Program& p) {
               Buffer& idle = p.buffers.emplace_back();
@@ -244,8 +244,9 @@ TEST_CASE("a broken plan does not verify") {
               plan.entries[0].programs.push_back(p);
               plan.entries[0].rows[1].program = static_cast<int32_t>(plan.entries[0].programs.size()) - 1;
               auto& list = plan.entries[0].programs.back().segments[0].instructions;
-              const auto at = std::find_if(list.begin(), list.end(),
-                                           [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
+              const auto at = std::find_if(list.begin(), list.end(), [](const Instruction& i) {
+                return i.kind() == InstructionKind::kCollective;
+              });
               at->name = "another";
             }),
             "different collectives"));
@@ -280,7 +281,7 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
                                 o.bucket_bytes = 8192;
                               }));
     const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t) {
-      return i.kind == InstructionKind::kCollective ? 2.0 : 1.0;
+      return i.kind() == InstructionKind::kCollective ? 2.0 : 1.0;
     });
     for (const Event& e : events) {  // waits are honoured, streams keep their order
       const Segment& s = program_of(plan).segments[static_cast<size_t>(e.segment)];
@@ -297,13 +298,13 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
 TEST_CASE("a collective waits for the slowest member") {
   const Plan plan = plan_of(small::mlp(8), "null:2");
   const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t device) {
-    return i.kind == InstructionKind::kCollective ? 0.5 : device == 1 ? 3.0 : 1.0;
+    return i.kind() == InstructionKind::kCollective ? 0.5 : device == 1 ? 3.0 : 1.0;
   });
   double first = -1;
   for (const Event& e : events) {
     const Instruction& i =
         program_of(plan).segments[static_cast<size_t>(e.segment)].instructions[static_cast<size_t>(e.instruction)];
-    if (i.kind != InstructionKind::kCollective) continue;
+    if (i.kind() != InstructionKind::kCollective) continue;
     if (e.device == 0 && first < 0) first = e.start;
     if (e.device == 1) {
       CHECK(e.start == doctest::Approx(first));
@@ -318,7 +319,7 @@ TEST_CASE("devices that wait for each other are found, not waited for") {
   plan.entries[0].programs.push_back(plan.entries[0].programs[0]);
   plan.entries[0].rows[1].program = static_cast<int32_t>(plan.entries[0].programs.size()) - 1;
   std::erase_if(plan.entries[0].programs.back().segments[0].instructions,
-                [](const Instruction& i) { return i.kind == InstructionKind::kCollective; });
+                [](const Instruction& i) { return i.kind() == InstructionKind::kCollective; });
   for (Instruction& i : plan.entries[0].programs.back().segments[0].instructions) i.waits.clear();
   CHECK_THROWS_AS(simulate(plan, plan.entries[0], [](const Instruction&, int32_t) { return 1.0; }), Error);
 }

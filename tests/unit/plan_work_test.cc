@@ -33,7 +33,7 @@ Instruction& first(Program& p, const std::function<bool(const Instruction&)>& wa
   FAIL("there is no such instruction");
   return p.segments[0].instructions[0];
 }
-bool is_collective(const Instruction& i) { return i.kind == InstructionKind::kCollective; }
+bool is_collective(const Instruction& i) { return i.kind() == InstructionKind::kCollective; }
 
 }  // namespace
 
@@ -49,7 +49,7 @@ TEST_CASE("groups are the lines of the mesh in their order") {
   CHECK(has(after(plan,
                   [](Plan&, Entry&, Program& p) {
                     Instruction& i = first(p, is_collective);
-                    i.ref = 1 - i.ref;
+                    i.as<work::Collective>()->group = 1 - i.group();
                   }),
             "bound to group"));
 }
@@ -161,7 +161,7 @@ TEST_CASE("a value in place is not read before its second sum made it") {
     // reader.
     std::vector<size_t> sums;
     for (size_t k = 0; k < s.instructions.size(); ++k)
-      if (s.instructions[k].op == OpCode::k_all_reduce) sums.push_back(k);
+      if (s.instructions[k].op() == OpCode::k_all_reduce) sums.push_back(k);
     if (s.name != "epilogue" || sums.size() < 3) continue;
     std::swap(s.instructions[sums[1]], s.instructions[sums[2]]);
     std::swap(s.instructions[sums[1]].waits, s.instructions[sums[2]].waits);

@@ -317,11 +317,11 @@ TEST_CASE("f16: a transformer with tied embeddings, attention and dropout, on bo
 
 // Ops between the sum that makes a gradient and the update.
 bool carries_on(const Instruction& i) {
-  if (i.kind == InstructionKind::kCollective) return true;
-  if (i.kind != InstructionKind::kKernel) return false;
-  return has_flag(i.op, kElementwise) || has_flag(i.op, kRearranges) || has_flag(i.op, kCollective) ||
-         i.op == OpCode::k_fused || i.op == OpCode::k_cast || i.op == OpCode::k_unscale || i.op == OpCode::k_slice ||
-         i.op == OpCode::k_concat;
+  if (i.kind() == InstructionKind::kCollective) return true;
+  if (i.kind() != InstructionKind::kKernel) return false;
+  return has_flag(i.kernel()->op, kElementwise) || has_flag(i.kernel()->op, kRearranges) || i.op() == OpCode::k_fused ||
+         i.op() == OpCode::k_cast || i.op() == OpCode::k_unscale || i.op() == OpCode::k_slice ||
+         i.op() == OpCode::k_concat;
 }
 
 // What the updates of a program read that was 16 bits wide after it was summed; empty: nothing.
@@ -334,7 +334,7 @@ std::string rounded_gradient(const Program& p) {
   };
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions) {
-      if (i.kind == InstructionKind::kKernel && has_flag(i.op, kUpdateOp)) {
+      if (i.kind() == InstructionKind::kKernel && has_flag(i.kernel()->op, kUpdateOp)) {
         for (const BufferId id : i.in) look_at(id);
       } else {
         for (const BufferId id : i.out)
@@ -453,7 +453,7 @@ TEST_CASE("gradients summed in a narrow type: near the exact plan, bit for bit a
   int collectives = 0;
   for (const Instruction& i : plan.entries[0].programs[0].segments[0].instructions)
     for (const BufferId id : i.in)
-      if (i.op == OpCode::k_all_reduce && plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].bytes > 4) {
+      if (i.op() == OpCode::k_all_reduce && plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].bytes > 4) {
         CHECK(plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].dtype == DType::kBF16);
         ++collectives;
       }

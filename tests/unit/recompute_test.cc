@@ -123,7 +123,7 @@ TEST_CASE("recompute selective: what was sent to a stage is kept there") {
     for (const Program& p : plan.entries[0].programs)
       for (const Segment& s : p.segments)
         for (const Instruction& i : s.instructions)
-          CHECK((i.kind == InstructionKind::kReceive && i.name.ends_with(".again")) == false);
+          CHECK((i.kind() == InstructionKind::kReceive && i.name.ends_with(".again")) == false);
   }
 }
 

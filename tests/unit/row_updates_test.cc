@@ -333,8 +333,8 @@ TEST_CASE("lazy: the table's gradient is not made") {
   for (const Program& p : lazy.entries[0].programs) {
     for (const Segment& s : p.segments) {
       for (const Instruction& i : s.instructions) {
-        by_rows += i.op == k_sgd_rows;
-        dense += i.op == k_embedding_grad || i.op == k_embedding_bag_grad;
+        by_rows += i.op() == k_sgd_rows;
+        dense += i.op() == k_embedding_grad || i.op() == k_embedding_bag_grad;
       }
     }
   }

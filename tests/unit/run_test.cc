@@ -334,7 +334,7 @@ TEST_CASE("kernels read the begin of the sample cut that their instruction names
   plan.entries[0].rows[0].samples.push_back({{100, 106}, {{100, 102}, {103, 106}}});
   for (Segment& segment : plan.entries[0].programs[0].segments)
     for (Instruction& instruction : segment.instructions)
-      if (instruction.name == "s" || instruction.name == "zero_l") instruction.samples = 1;
+      if (instruction.name == "s" || instruction.name == "zero_l") instruction.as<work::Kernel>()->samples = 1;
   Rig rig(plan);
   std::vector<std::pair<std::string, int64_t>> seen;
   rig.hook = [&](int device, const std::string& name) {
@@ -572,7 +572,7 @@ TEST_CASE("only what the wanted outputs need is run and read") {
 TEST_CASE("what a device cannot run is an error with op and device when the entry is bound") {
   Plan plan = test::hand_plan();
   for (auto& instruction : plan.entries[0].programs[1].segments[1].instructions)
-    if (instruction.name == "q") instruction.op = OpCode::k_all_gather;  // not a kernel
+    if (instruction.name == "q") instruction.as<work::Kernel>()->op = OpCode::k_all_gather;  // not a kernel
   std::vector<std::unique_ptr<Device>> devices;
   for (int d = 0; d < 2; ++d) devices.push_back(make_ref_backend()->open({DeviceKind::kRef, {}, 0}));
   Machine machine(plan, std::move(devices));

@@ -135,8 +135,7 @@ std::vector<const Instruction*> all_of(const Program& p, OpCode op) {
   std::vector<const Instruction*> out;
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions)
-      if (i.op == op && (i.kind == InstructionKind::kKernel || i.kind == InstructionKind::kCollective))
-        out.push_back(&i);
+      if (i.op() == op) out.push_back(&i);
   return out;
 }
 
@@ -160,8 +159,8 @@ TEST_CASE("a split of the sequence goes round: no device has all keys, none is g
         for (const Instruction* i : forward) {
           CHECK(dims(i->in[1])[1] == seq / n);
           CHECK(dims(i->in[2])[1] == seq / n);
-          CHECK(attr_int(i->attrs, "keys") == seq);
-          begins.insert(attr_int(i->attrs, "key_begin"));
+          CHECK(attr_int(i->kernel()->attrs, "keys") == seq);
+          begins.insert(attr_int(i->kernel()->attrs, "key_begin"));
         }
         CHECK(static_cast<int64_t>(begins.size()) == n);
         for (const Instruction* i : backward) CHECK(dims(i->in[2])[1] == seq / n);
@@ -198,11 +197,11 @@ TEST_CASE("while one piece is worked on the next one comes, and no more") {
       // A shift runs beside the round: the round before does not wait for it.
       for (const Segment& s : p.segments)
         for (size_t k = 0; k < s.instructions.size(); ++k) {
-          if (s.instructions[k].op != k_attention) continue;
+          if (s.instructions[k].op() != k_attention) continue;
           const auto next = std::find_if(s.instructions.begin() + static_cast<int64_t>(k), s.instructions.end(),
-                                         [](const Instruction& i) { return i.op == k_attention_merge; });
+                                         [](const Instruction& i) { return i.op() == k_attention_merge; });
           for (const WaitPoint& w : s.instructions[k].waits)
-            if (w.stream == Stream::kCommunication && s.instructions[static_cast<size_t>(w.index)].op == k_shift)
+            if (w.stream == Stream::kCommunication && s.instructions[static_cast<size_t>(w.index)].op() == k_shift)
               CHECK(std::find(s.instructions[k].in.begin(), s.instructions[k].in.end(),
                               s.instructions[static_cast<size_t>(w.index)].out[0]) != s.instructions[k].in.end());
           CHECK(next != s.instructions.end());
