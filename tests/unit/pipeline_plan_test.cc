@@ -41,14 +41,15 @@ struct Maker {
     (i.kind() == InstructionKind::kSend ? i.in : i.out) = {b};
     return i;
   }
-  static Instruction work(const std::string& name, BufferId in, BufferId out, Phase phase) {
+  static Instruction compute(const std::string& name, BufferId in, BufferId out, Phase phase) {
     Instruction i;
-    i.op = in == kNone ? OpCode::k_fill : OpCode::k_neg;
     i.name = name, i.phase = phase;
-    if (in == kNone)
-      i.attrs = {{"shape", Dims{kWidth}}, {"value", 1.0}, {"dtype", std::string("f32")}};
-    else
+    if (in == kNone) {
+      i.work = work::Kernel{OpCode::k_fill, {{"shape", Dims{kWidth}}, {"value", 1.0}, {"dtype", std::string("f32")}}};
+    } else {
+      i.work = work::Kernel{OpCode::k_neg};
       i.in = {in};
+    }
     i.out = {out};
     return i;
   }
@@ -72,10 +73,10 @@ struct Maker {
       Segment forward{fmt::format("forward.{}", s), {}}, backward{fmt::format("backward.{}", s), {}};
       const auto at = static_cast<size_t>(s);
       if (!first) forward.instructions.push_back(move(work::Receive{down[at - 1]}, "take x", 0));
-      forward.instructions.push_back(work("F", first ? kNone : 0, 1, Phase::kForward));
+      forward.instructions.push_back(compute("F", first ? kNone : 0, 1, Phase::kForward));
       if (!last) forward.instructions.push_back(move(work::Send{down[at]}, "give x", 1));
       if (!last) backward.instructions.push_back(move(work::Receive{up[at]}, "take dx", 2));
-      backward.instructions.push_back(work("B", last ? 1 : 2, 3, Phase::kBackward));
+      backward.instructions.push_back(compute("B", last ? 1 : 2, 3, Phase::kBackward));
       if (!first) backward.instructions.push_back(move(work::Send{up[at - 1]}, "give dx", 3));
       p.segments = {forward, backward};
       for (const WorkItem& item : schedule.devices[at])

@@ -46,12 +46,6 @@ TEST_CASE("groups are the lines of the mesh in their order") {
             "in their order"));
   CHECK(has(after(plan, [](Plan& p, Entry&, Program&) { std::swap(p.groups[0], p.groups[1]); }), "not the devices"));
   CHECK(has(after(plan, [](Plan& p, Entry&, Program&) { p.groups.pop_back(); }), "groups for"));
-  CHECK(has(after(plan,
-                  [](Plan&, Entry&, Program& p) {
-                    Instruction& i = first(p, is_collective);
-                    i.as<work::Collective>()->group = 1 - i.group();
-                  }),
-            "bound to group"));
 }
 
 TEST_CASE("members of a group have the operands of a bucket in one order") {
@@ -130,9 +124,9 @@ TEST_CASE("what is read is what its name says") {
                       return std::find(i.in.begin(), i.in.end(), b) != i.in.end();
                     };
                     for (size_t k = 0; k < list.size(); ++k) {
-                      if (list[k].op != OpCode::k_sgd) continue;
+                      if (list[k].op() != OpCode::k_sgd) continue;
                       for (size_t j = k; j-- > 0;)
-                        if (list[j].op == OpCode::k_matmul && uses(list[k], list[j].in[1]) &&
+                        if (list[j].op() == OpCode::k_matmul && uses(list[k], list[j].in[1]) &&
                             list[j].phase == Phase::kBackward) {
                           Instruction late = list[j];
                           late.name = "late", late.out = {list[j].out[0]};
