@@ -106,8 +106,8 @@ bool stale_operand(const Spot& s, Dice& dice) {
 
 // A copy of a value that has been made earlier is read in place of it: of another name, type alike.
 bool older_copy(const Spot& s, Dice& dice) {
-  if (s.at().op != OpCode::k_to_device && s.at().op != OpCode::k_all_gather && s.at().op != OpCode::k_local_slice)
-    return false;
+  const auto op = s.at().op();
+  if (!s.at().copies_to(Memory::kDevice) && op != OpCode::k_all_gather && op != OpCode::k_local_slice) return false;
   const auto n = static_cast<size_t>(dice.below(std::ssize(s.at().out)));
   const BufferId now = s.at().out[n];
   for (size_t k = s.index; k-- > 0;)

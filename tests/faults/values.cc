@@ -65,16 +65,16 @@ bool run_twice(const Spot& s, Dice&) {
 }
 
 // ---- sums over micro-batches --------------------------------------------------------------------------------------
-bool is_accumulate(const Spot& s) { return s.at().op == OpCode::k_accumulate; }
+bool is_accumulate(const Spot& s) { return s.at().op() == OpCode::k_accumulate; }
 bool overwrite(const Spot& s, Dice&) {
-  s.at().op = OpCode::k_stop_gradient;  // y = x
+  s.at().as<work::Kernel>()->op = OpCode::k_stop_gradient;  // y = x
   s.at().in = {s.at().in[1]};
   return true;
 }
 bool add_to_another(const Spot& s, Dice& dice) {
   std::vector<Instruction>& list = s.segment->instructions;
   for (size_t k = 0; k < list.size(); ++k) {
-    if (k == s.index || list[k].op != OpCode::k_accumulate) continue;
+    if (k == s.index || list[k].op() != OpCode::k_accumulate) continue;
     if (!same_type(s.buffer(list[k].in[1]), s.buffer(s.at().in[1])) || dice.coin()) continue;
     std::swap(list[k].in[1], s.at().in[1]);
     return true;

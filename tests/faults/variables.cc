@@ -69,12 +69,12 @@ bool not_scaled(const Spot& s, Dice&) {
 }
 
 bool norm_without(const Spot& s, Dice& dice) {
-  if (s.at().op != OpCode::k_clip_factor || s.at().in.size() < 2) return false;
+  if (s.at().op() != OpCode::k_clip_factor || s.at().in.size() < 2) return false;
   s.at().in.erase(s.at().in.begin() + dice.below(std::ssize(s.at().in)));
   return true;
 }
 bool norm_twice(const Spot& s, Dice& dice) {
-  if (s.at().op != OpCode::k_sum_of_squares) return false;
+  if (s.at().op() != OpCode::k_sum_of_squares) return false;
   s.at().in.push_back(s.at().in[static_cast<size_t>(dice.below(std::ssize(s.at().in)))]);
   return true;
 }
