@@ -388,7 +388,7 @@ class Lowerer {
     ChunkReport report;
     if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
     if (entry_.programs.empty()) note(report);
-    share_storage(draft, lg_.graph, memory_);
+    share_storage(draft, lg_.graph, entry_.loss(), memory_);
     draft.program.variable_bytes = variable_bytes(place);
     const auto& placed = placed_[static_cast<size_t>(place.mesh)];
     if (patterns.size() < kMostPatterns && std::any_of(placed.begin(), placed.end(), [](char axis) { return axis; })) {

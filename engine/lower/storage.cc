@@ -295,14 +295,17 @@ class LastUses {
 
 }  // namespace
 
-void add_waits(Program& program) {
-  for (Segment& segment : program.segments) {
+void add_waits(Draft& draft, const Graph& graph) {
+  Program& program = draft.program;
+  for (size_t s = 0; s < program.segments.size(); ++s) {
+    Segment& segment = program.segments[s];
     StreamClock none;
     none.fill(-1);
     LastUses uses(program);
     std::array<StreamClock, kStreams> known{none, none, none};  // per stream: what it knows to be done
     std::vector<StreamClock> begin;
     std::vector<int64_t> stores;  // copies to the host
+    StreamClock vote = none, commit = none;
     int64_t last_compute = -1;
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       Watch::look();
@@ -317,6 +320,8 @@ void add_waits(Program& program) {
       for (const BufferId b : i.out)
         if (b != kNone)
           uses.each(b, [&](const StreamClock& made, const StreamClock& read) { after(made), after(read); });
+      if (i.kind() == InstructionKind::kCommit) after(vote);
+      if (updates(draft, graph, s, k)) after(commit);
       // What a stream beside compute works on may lie where something was before: it waits for all compute so far.
       if (i.stream != Stream::kCompute) need[0] = last_compute;
       // Compute runs ahead of a few copies to the host, whose operands lie there until they are done.
@@ -341,14 +346,17 @@ void add_waits(Program& program) {
       for (const BufferId b : i.out)
         if (b != kNone) uses.note_made(b, stream, now);
       if (i.stream == Stream::kCompute) last_compute = now;
+      if (i.kind() == InstructionKind::kVote) vote[stream] = now;
+      if (i.kind() == InstructionKind::kCommit) commit[stream] = now;
       if (i.stream == Stream::kCopy && i.copies_to(Memory::kHost)) stores.push_back(now);
     }
   }
 }
 
-void share_storage(Draft& draft, const Graph& graph, MemoryPlanner& planner) {
+void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner& planner) {
   place_next_values(draft, graph);
-  add_waits(draft.program);
+  place_commit(draft, graph, loss);
+  add_waits(draft, graph);
   work_in_place(draft, graph, true);
   work_in_place(draft, graph, false);
   place_arenas(draft.program, planner);

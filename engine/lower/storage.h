@@ -8,10 +8,16 @@ namespace whale {
 
 // Fills in waits between streams: a collective waits for all compute before it, compute for the collective that makes
 // what it reads.
-void add_waits(Program& program);
+void add_waits(Draft& draft, const Graph& graph);
+
+// Whether an instruction writes a variable, or will where it works in place.
+bool updates(const Draft& draft, const Graph& graph, size_t segment, size_t index);
+// Puts the vote behind what makes the loss, and the commit before what writes a variable first.
+void place_commit(Draft& draft, const Graph& graph, int32_t loss);
 
 // In-place results (where the op allows it and the operand dies), variables' next values in the variables' own storage
 // (or a copy at the end where that is impossible), offsets by liveness.
-void share_storage(Draft& draft, const Graph& graph, MemoryPlanner& planner);
+// `loss`: the output that it is, kNone: none.
+void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner& planner);
 
 }  // namespace whale

@@ -49,6 +49,12 @@ BufferId storage_of(const Program& program, BufferId id) {
   return id;
 }
 
+bool writes_variable(const Program& program, const Instruction& i) {
+  return std::any_of(i.out.begin(), i.out.end(), [&](BufferId b) {
+    return b != kNone && program.buffers[static_cast<size_t>(storage_of(program, b))].kind == BufferKind::kVariable;
+  });
+}
+
 std::vector<Life> lives_of(const Program& program) {
   std::vector<Life> lives(program.buffers.size());
   int64_t start = 0;

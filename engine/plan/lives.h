@@ -25,6 +25,7 @@ std::vector<StreamClock> clocks_of(const Segment& s);
 
 // Storage that a buffer shares: the end of its chain of aliases.
 BufferId storage_of(const Program& program, BufferId id);
+bool writes_variable(const Program& program, const Instruction& i);
 
 // Lives of storages in the arena, over all segments one after the other; a storage that crosses the body lives through
 // all of it. Index: buffer; only storages (alias kNone) in the arena have first >= 0.

@@ -10,6 +10,13 @@ const Entry* Plan::find_entry(std::string_view name, int64_t batch) const {
   return nullptr;
 }
 
+int32_t Entry::loss() const {
+  for (size_t o = 0; o < outputs.size(); ++o)
+    if (outputs[o].name == "loss" && element_count(outputs[o].dims) == 1 && is_float(outputs[o].dtype))
+      return static_cast<int32_t>(o);
+  return kNone;
+}
+
 std::optional<OpCode> Instruction::op() const {
   if (const auto* k = as<work::Kernel>()) return k->op;
   if (const auto* c = as<work::Collective>()) return c->op;
@@ -38,7 +45,7 @@ std::string_view Instruction::verb() const {
   if (const auto code = op()) return def(*code).name;
   if (const auto* c = as<work::Copy>())
     return def(c->to == Memory::kHost ? OpCode::k_to_host : OpCode::k_to_device).name;
-  constexpr const char* kVerbs[] = {"feed", "fetch", "send", "receive"};
+  constexpr const char* kVerbs[] = {"feed", "fetch", "send", "receive", "copy", "vote", "commit"};
   return kVerbs[work.index() - static_cast<size_t>(InstructionKind::kFeed)];
 }
 

@@ -177,11 +177,26 @@ struct Receive {
 struct Copy {
   Memory to{};
 };
+// in[0]: the loss. Says to all devices whether it is finite; where it is not, none of them writes a variable.
+struct Vote {};
+// Behind all votes of all devices. What writes variables stands behind it: before it, a step can still be stopped with
+// the variables as they were, after it no more.
+struct Commit {};
 }  // namespace work
 
-using Work =
-    std::variant<work::Kernel, work::Collective, work::Feed, work::Fetch, work::Send, work::Receive, work::Copy>;
-enum class InstructionKind : uint8_t { kKernel, kCollective, kFeed, kFetch, kSend, kReceive, kCopy };  // in that order
+using Work = std::variant<work::Kernel, work::Collective, work::Feed, work::Fetch, work::Send, work::Receive,
+                          work::Copy, work::Vote, work::Commit>;
+enum class InstructionKind : uint8_t {  // in that order
+  kKernel,
+  kCollective,
+  kFeed,
+  kFetch,
+  kSend,
+  kReceive,
+  kCopy,
+  kVote,
+  kCommit
+};
 
 struct Instruction {
   Work work;
@@ -295,6 +310,8 @@ struct Entry {
   std::vector<Program> programs;
   std::vector<DeviceRow> rows;  // one per device, in the order of Plan::devices
   std::vector<Link> links;
+
+  int32_t loss() const;  // the output that is the loss of a step; kNone: there is none
 };
 
 // Of collectives: a partition of (some) devices into groups that each work among themselves, in this order.

@@ -159,7 +159,9 @@ Off<fb::Fetch> write_work(Builder& b, const work::Fetch& f) {
 Off<fb::Send> write_work(Builder& b, const work::Send& s) { return fb::CreateSend(b, s.link); }
 Off<fb::Receive> write_work(Builder& b, const work::Receive& r) { return fb::CreateReceive(b, r.link); }
 Off<fb::Copy> write_work(Builder& b, const work::Copy& c) { return fb::CreateCopy(b, number<fb::Memory>(c.to)); }
-static_assert(static_cast<size_t>(InstructionKind::kCopy) + 1 == static_cast<size_t>(fb::Work::MAX));
+Off<fb::Vote> write_work(Builder& b, const work::Vote&) { return fb::CreateVote(b); }
+Off<fb::Commit> write_work(Builder& b, const work::Commit&) { return fb::CreateCommit(b); }
+static_assert(static_cast<size_t>(InstructionKind::kCommit) + 1 == static_cast<size_t>(fb::Work::MAX));
 
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
   const auto name = write(b, i.name);
@@ -457,6 +459,8 @@ void read_work(Fields& f, const fb::Instruction* t, Instruction& out) {
     case fb::Work::Send: out.work = read_work(f, *t->work_as_Send()); return;
     case fb::Work::Receive: out.work = read_work(f, *t->work_as_Receive()); return;
     case fb::Work::Copy: out.work = read_work(f, *t->work_as_Copy()); return;
+    case fb::Work::Vote: out.work = work::Vote{}; return;
+    case fb::Work::Commit: out.work = work::Commit{}; return;
     case fb::Work::NONE: break;
   }
   throw f.bad("an instruction of no known kind");

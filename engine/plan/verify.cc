@@ -134,6 +134,9 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     c.fail(s, k, "a send names one link and one operand");
   if (const auto* receive = i.as<work::Receive>(); receive && (!inside(receive->link, c.entry.links) || !one_out))
     c.fail(s, k, "a receive names one link and one result");
+  if (i.kind() == InstructionKind::kVote && !one_in) c.fail(s, k, "a vote has one operand");
+  if (i.kind() == InstructionKind::kCommit && !(i.in.empty() && i.out.empty()))
+    c.fail(s, k, "a commit has no operands");
   check_memories(c, s, k);
   if (!inside(i.scope, c.plan.scopes)) c.fail(s, k, "no such scope");
   if (i.samples() < 0) c.fail(s, k, fmt::format("no samples {}", i.samples()));
@@ -255,6 +258,13 @@ void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
   }
 }
 
+bool writes_variables(const Program& p) {
+  for (const Segment& s : p.segments)
+    for (const Instruction& i : s.instructions)
+      if (writes_variable(p, i)) return true;
+  return false;
+}
+
 void check_entry(const Plan& plan, const Entry& entry) {
   const auto fail = [&](const std::string& what) {
     throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
@@ -267,6 +277,8 @@ void check_entry(const Plan& plan, const Entry& entry) {
     check_places(c, rows[p]);
     if (seen.insert(&c.program).second) verify_memory(c);
   }
+  const bool step = std::ranges::any_of(entry.programs, [](const Program& p) { return writes_variables(p); });
+  for (size_t p = 0; p < entry.programs.size(); ++p) verify_commit({plan, entry, p, entry.programs[p]}, step);
   if (entry.rows.size() != plan.devices.size())
     fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
   std::vector<const Instruction*> last_cuts;

@@ -35,6 +35,10 @@ void verify_communication(const Plan& plan, const Entry& entry);
 // Operands and results of collectives are what the cuts of their group say.
 void verify_collectives(const Plan& plan, const Entry& entry);
 
+// Variables are written behind the commit, and the loss is final before its vote, which is made before the commit.
+// `step`: some device writes some.
+void verify_commit(const VerifyContext& c, bool step);
+
 // Groups are the lines of the meshes, in the order of the coordinates.
 void verify_groups(const Plan& plan);
 

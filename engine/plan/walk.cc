@@ -10,7 +10,10 @@
 namespace whale {
 namespace {
 
-bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone; }
+bool agrees(const Instruction& i) {
+  return i.kind() == InstructionKind::kVote || i.kind() == InstructionKind::kCommit;
+}
+bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone || agrees(i); }
 
 std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {
   std::vector<PlanStep> out;
@@ -118,6 +121,7 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
     : e_(e) {
   const std::vector<std::vector<LinkEnd>> links = ends_of_links(e, peers.channels);
   Walker walker{e, peers, classes, clock_};
+  const Clock::Item agreed = clock_.join({});  // all have voted
   int32_t known = 0;
   for (size_t d = 0; d < classes.size(); ++d) {
     if (classes[d] != known) continue;  // not the first of its class
@@ -139,6 +143,8 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
         const Instruction& i = instruction(v);
         std::tie(v.first, v.last) =
             walker.add(i, ends, streams[static_cast<size_t>(i.stream)], seconds ? seconds(i, device) : 0);
+        if (i.kind() == InstructionKind::kVote) clock_.after(agreed, v.last);
+        if (i.kind() == InstructionKind::kCommit) clock_.after(v.first, agreed);
         for (const int32_t need : step.needs)
           if (need != kNone) clock_.after(v.first, visits_[base + static_cast<size_t>(need)].last);
       }

@@ -8,7 +8,7 @@
 namespace whale {
 namespace {
 
-constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "copy"};
+constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "copy", "vote", "commit"};
 constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
 constexpr const char* kBuffers[] = {"arena", "variable", "input", "step"};
 constexpr const char* kMerges[] = {"same", "concat", "sum"};

@@ -19,15 +19,14 @@ constexpr int64_t kSlotAlignment = 64;  // of the slots of a buffer
 
 class Binder {
  public:
-  Binder(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row, int loss_output)
+  Binder(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row)
       : machine_(machine),
         entry_(entry),
         links_(links),
         row_(row),
         memory_(machine.memory(static_cast<size_t>(row.device))),
         bound_(std::make_unique<BoundProgram>()),
-        program_(program_of_row()),
-        loss_output_(loss_output) {}
+        program_(program_of_row()) {}
 
   std::unique_ptr<BoundProgram> bind() {
     bound_->program = &program_;
@@ -42,8 +41,7 @@ class Binder {
     for (const int32_t segment : bound_->rows)
       for (size_t s = 0; s < kStreams; ++s)
         bound_->runs[s] += bound_->segments[static_cast<size_t>(segment)].streams[s].size();
-    plan_loss_check();
-    count_index_checks();
+    count_votes();
     count_bytes();
     return std::move(bound_);
   }
@@ -189,6 +187,8 @@ class Binder {
       case InstructionKind::kSend:
       case InstructionKind::kReceive: bind_link(instruction, written, bound); break;
       case InstructionKind::kCopy: bind_copies(instruction, bound); break;
+      case InstructionKind::kVote:
+      case InstructionKind::kCommit: break;
     }
     return bound;
   }
@@ -278,10 +278,9 @@ class Binder {
   void bind_fetch(const Instruction& instruction, BoundInstruction& bound) {
     const BufferId id = instruction.in.at(0);
     bound.data = address(id);
-    if (instruction.as<work::Fetch>()->output != loss_output_) return;
+    if (instruction.as<work::Fetch>()->output != entry_.loss()) return;
     bound_->loss = bound.data;
     bound_->loss_dtype = buffer(id).dtype;
-    loss_root_ = root_of(program_, id);
   }
 
   // What the feeds and fetches of one row of the schedule move.
@@ -365,57 +364,24 @@ class Binder {
     each([&](Kernel& kernel) { kernel.set_scratch(scratch); });
   }
 
-  // When the loss is final before the first instruction that writes a variable, that instruction looks at it first: a
-  // non-finite loss then stops the step before anything has changed.
-  void plan_loss_check() {
-    if (loss_root_ == kNone) return;
-    int64_t loss_row = -1;
-    int32_t loss_index = -1;
-    const auto& schedule = program_.schedule;
-    for (size_t r = 0; r < schedule.size(); ++r) {
-      const auto& list = program_.segments[static_cast<size_t>(schedule[r].segment)].instructions;
-      for (size_t i = 0; i < list.size(); ++i)
-        for (const BufferId id : list[i].out)
-          if (id != kNone && root_of(program_, id) == loss_root_) {
-            loss_row = static_cast<int64_t>(r);
-            loss_index = static_cast<int32_t>(i);
-          }
-    }
-    std::array<BoundInstruction*, kStreams> first{};
-    for (size_t r = 0; r < schedule.size(); ++r)
-      for (size_t s = 0; s < kStreams; ++s)
-        for (BoundInstruction& bound : bound_->segments[static_cast<size_t>(bound_->rows[r])].streams[s]) {
-          if (bound.versions.empty() || first[s] != nullptr) continue;
-          const int64_t row = static_cast<int64_t>(r);
-          if (row < loss_row || (row == loss_row && bound.index <= loss_index)) return;  // too early to know
-          first[s] = &bound;
-          if (row != loss_row) continue;
-          const Segment& segment = program_.segments[static_cast<size_t>(schedule[r].segment)];
-          const Stream maker = segment.instructions[static_cast<size_t>(loss_index)].stream;
-          if (maker != static_cast<Stream>(s)) bound.waits.push_back({maker, loss_index});
-        }
-    for (BoundInstruction* bound : first)
-      if (bound != nullptr) bound->checks_loss = bound_->loss_checked_before_update = true;
-  }
-
-  // Where all checks come before the first write of a variable, that write can wait for those of all devices.
-  void count_index_checks() {
-    int64_t written_row = -1;
-    int32_t written = -1;
-    for (size_t r = 0; r < bound_->rows.size(); ++r) {
-      const BoundSegment& segment = bound_->segments[static_cast<size_t>(bound_->rows[r])];
+  // Where all checks come before the commit, it can wait for those of all devices.
+  void count_votes() {
+    bool committed = false;
+    for (const int32_t row : bound_->rows) {
+      const BoundSegment& segment = bound_->segments[static_cast<size_t>(row)];
+      int32_t commit = INT32_MAX;
       for (const auto& stream : segment.streams)
-        for (const BoundInstruction& bound : stream)
-          if (!bound.versions.empty() &&
-              (written_row < 0 || (written_row == static_cast<int64_t>(r) && bound.index < written)))
-            written_row = static_cast<int64_t>(r), written = bound.index;
+        for (const BoundInstruction& bound : stream) {
+          bound_->votes += bound.source->kind() == InstructionKind::kVote;
+          if (bound.source->kind() == InstructionKind::kCommit) commit = bound.index;
+        }
       for (const auto& stream : segment.streams)
         for (const BoundInstruction& bound : stream) {
           if (!bound.index_check) continue;
           ++bound_->index_checks;
-          const bool late = written_row >= 0 && (written_row < static_cast<int64_t>(r) || written < bound.index);
-          bound_->indices_checked_before_update = bound_->indices_checked_before_update && !late;
+          if (committed || bound.index > commit) bound_->indices_checked_before_commit = false;
         }
+      committed = committed || commit != INT32_MAX;
     }
   }
 
@@ -453,17 +419,14 @@ class Binder {
   DeviceMemory& memory_;
   std::unique_ptr<BoundProgram> bound_;
   const Program& program_;
-  int loss_output_;
   char *arena_ = nullptr, *host_arena_ = nullptr;
   int32_t slot_ = 0;  // of the segment that is being bound
-  BufferId loss_root_ = kNone;
 };
 
 }  // namespace
 
-std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row,
-                                           int loss_output) {
-  return Binder(machine, entry, links, row, loss_output).bind();
+std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row) {
+  return Binder(machine, entry, links, row).bind();
 }
 
 }  // namespace whale

@@ -40,7 +40,6 @@ struct BoundInstruction {
     std::vector<char> host;
   };
   std::unique_ptr<IndexCheck> index_check;
-  bool checks_loss = false;  // looks at the loss before it runs: the step's first write of a variable
 };
 
 // A segment on one slot of its buffers.
@@ -62,17 +61,16 @@ struct BoundProgram {
   std::array<size_t, kStreams> runs{};                      // instructions a step, for the timeline
   const char* loss = nullptr;                               // the device's value; null: no loss is fetched
   DType loss_dtype{};
-  bool loss_checked_before_update = false;
+  uint32_t votes = 0;         // of a step, on the loss
   uint32_t index_checks = 0;  // of a step
-  bool indices_checked_before_update = true;
+  bool indices_checked_before_commit = true;
   size_t gradient_bytes = 0;  // operands of collectives and updates, for the report
   size_t input_bytes = 0;
 };
 
 // Binds the program of `row` on its device's compute thread. `entry` and `links`, of the entry, must outlive the result
 // and not move.
-std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row,
-                                           int loss_output);
+std::unique_ptr<BoundProgram> bind_program(Machine& machine, const Entry& entry, Links& links, const DeviceRow& row);
 
 // The buffer whose storage this one shares.
 BufferId root_of(const Program& program, BufferId id);

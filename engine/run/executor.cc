@@ -9,10 +9,6 @@ namespace whale {
 
 Executor::Executor(Machine& machine, Entry entry)
     : machine_(machine), entry_(std::make_unique<const Entry>(std::move(entry))) {
-  for (size_t o = 0; o < entry_->outputs.size(); ++o)
-    if (entry_->outputs[o].name == "loss" && element_count(entry_->outputs[o].dims) == 1 &&
-        is_float(entry_->outputs[o].dtype))
-      loss_output_ = static_cast<int>(o);
   WHALE_CHECK(entry_->rows.size() == machine.size(), "one row per device");
   for (size_t d = 0; d < machine.size(); ++d)
     WHALE_CHECK(entry_->rows[d].device == static_cast<int32_t>(d), "rows in the order of the devices");
@@ -20,12 +16,11 @@ Executor::Executor(Machine& machine, Entry entry)
   programs_.resize(machine.size());
   machine.team().on_each(fmt::format("make the kernels of entry '{}'", entry_->name), [&](int device) {
     const size_t d = static_cast<size_t>(device);
-    programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d], loss_output_);
+    programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d]);
   });
-  agree_on_loss_check();
-  bool waits = true;
-  for (const auto& program : programs_) waits = waits && program->indices_checked_before_update;
-  for (const auto& program : programs_) index_checks_ += waits ? program->index_checks : 0;
+  indices_vote_ = true;
+  for (const auto& program : programs_) indices_vote_ = indices_vote_ && program->indices_checked_before_commit;
+  for (const auto& program : programs_) votes_wanted_ += program->votes + (indices_vote_ ? program->index_checks : 0);
   for (size_t d = 0; d < programs_.size(); ++d)
     for (size_t s = 1; s < kStreams; ++s)
       if (programs_[d]->streams[s]) machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
@@ -36,24 +31,6 @@ Executor::Executor(Machine& machine, Entry entry)
 }
 
 Executor::~Executor() { machine_.team().wait_idle(); }
-
-// A device that would update without looking at the loss decides for all: else it could commit a step that another one
-// stops.
-void Executor::agree_on_loss_check() {
-  bool all = true;
-  for (const auto& program : programs_)
-    for (const BoundSegment& segment : program->segments)
-      for (const auto& stream : segment.streams)
-        for (const BoundInstruction& bound : stream)
-          all = all && (bound.versions.empty() || program->loss_checked_before_update);
-  if (all) return;
-  for (const auto& program : programs_) {
-    program->loss_checked_before_update = false;
-    for (BoundSegment& segment : program->segments)
-      for (auto& stream : segment.streams)
-        for (BoundInstruction& bound : stream) bound.checks_loss = false;
-  }
-}
 
 void Executor::narrow_to_outputs() {
   std::vector<bool> wanted(outputs_.size());
@@ -93,7 +70,7 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   error_.reset();
   machine_.transport().reset();
   links_->reset();
-  indices_checked_.reset();
+  votes_.reset();
   for (size_t d = 0; d < programs_.size(); ++d) {
     for (Counter& done : runs_[d].done) done.reset();
     for (size_t s = 0; s < kStreams; ++s) {
@@ -215,14 +192,6 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
 
 bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batch) {
   Device& memory = machine_.memory(device).device();
-  if (!bound.versions.empty()) {
-    if (bound.checks_loss && values_.check_loss && loss_is_bad(*programs_[device], memory)) {
-      stop(bad_loss());
-      return false;
-    }
-    if (index_checks_ != 0 && !indices_checked_.wait(index_checks_, this)) return false;
-    if (!commit()) return false;
-  }
   switch (bound.source->kind()) {
     case InstructionKind::kKernel:
       if (bound.index_check) check_index(bound, memory, device, micro_batch);
@@ -247,6 +216,13 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
         else if (memory.has_values())
           memory.copy_out(m.to, m.from, m.bytes);
       break;
+    case InstructionKind::kVote:
+      if (values_.check_loss && loss_is_bad(*programs_[device], memory)) return stop(bad_loss()), false;
+      votes_.advance(1);
+      break;
+    case InstructionKind::kCommit:
+      if (!votes_.wait(votes_wanted_, this) || !commit()) return false;
+      break;
   }
   for (uint64_t* version : bound.versions) ++*version;
   return true;
@@ -265,7 +241,7 @@ void Executor::check_index(BoundInstruction& bound, Device& device, size_t numbe
         "{}) for operand '{}'; it may be {}",
         bound.source->name, op.name, number, bad->value, position_text(index.dims, bad->position), micro_batch,
         op.inputs[static_cast<size_t>(op.index.input)].name, to_string(check.range));
-  indices_checked_.advance(1);
+  if (indices_vote_) votes_.advance(1);
 }
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
@@ -317,7 +293,7 @@ void Executor::stop(Error error) {
     for (Counter& done : runs_[d].done) done.abort();
   machine_.transport().abort();
   links_->abort();
-  indices_checked_.abort();
+  votes_.abort();
 }
 
 bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {

@@ -1,7 +1,7 @@
 // Runs one entry of a plan on a machine, step after step. Every device thread walks its lists; nothing is decided,
 // looked up or allocated on the way.
 //
-// Steps are atomic. The first instruction anywhere that writes a variable commits the step: a cancel, a failure or a
+// Steps are atomic. The first commit of the plan that has seen all votes commits the step: a cancel, a failure or a
 // non-finite loss that comes before it stops all devices with the variables as they were; a cancel that comes later is
 // too late, and the step completes; a failure later breaks the session. Both sides race for one atomic, so all devices
 // agree.
@@ -74,7 +74,6 @@ class Executor final : private Job, private Lookout {
   bool execute(BoundInstruction& bound, size_t device, size_t micro_batch);
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
-  void agree_on_loss_check();
   void check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch);
   bool commit();
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
@@ -84,7 +83,6 @@ class Executor final : private Job, private Lookout {
 
   Machine& machine_;
   std::unique_ptr<const Entry> entry_;
-  int loss_output_ = -1;
   std::unique_ptr<Links> links_;
   std::vector<std::unique_ptr<BoundProgram>> programs_;  // by device
   std::unique_ptr<DeviceRun[]> runs_;
@@ -104,8 +102,9 @@ class Executor final : private Job, private Lookout {
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
   std::atomic<bool> late_bad_loss_{false}, overflowed_{false};
-  Counter indices_checked_;    // of all devices
-  uint32_t index_checks_ = 0;  // that a step makes before it commits; 0: the commit waits for none
+  Counter votes_;               // of all devices, in this run
+  uint32_t votes_wanted_ = 0;   // by the commit
+  bool indices_vote_ = false;   // checks of indices too: all of them come before the commits
   std::mutex error_mutex_;
   std::optional<Error> error_;
 };

@@ -51,6 +51,8 @@ Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry)
           case InstructionKind::kSend: return link_seconds(bytes(i.in), 1, cost.link);
           case InstructionKind::kCopy: return link_seconds(bytes(i.in), 1, cost.host);
           case InstructionKind::kReceive: return op_seconds({0, bytes(i.out)}, cost.device);
+          case InstructionKind::kVote: return link_seconds(bytes(i.in), 1, cost.link);
+          case InstructionKind::kCommit: return 0.0;
           case InstructionKind::kCollective: break;
           default: return op_seconds({i.flops, i.bytes}, cost.device);
         }

@@ -114,10 +114,6 @@ BufferId add_buffer(Program& program, Buffer like) {
   return static_cast<BufferId>(program.buffers.size()) - 1;
 }
 
-BufferId storage_of(const Program& program, BufferId id) {
-  const BufferId alias = program.buffers[static_cast<size_t>(id)].alias;
-  return alias == kNone ? id : alias;
-}
 
 BufferId add_alias(Program& program, BufferId like) {
   Buffer b = program.buffers[static_cast<size_t>(like)];

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/lives.h"
 #include "plan/plan.h"
 #include "property.h"
 
@@ -77,7 +78,6 @@ void insert_instruction(const Spot& spot, size_t at, Instruction instruction);
 BufferId add_buffer(Program& program, Buffer like);
 // Another name for the storage of `like`.
 BufferId add_alias(Program& program, BufferId like);
-BufferId storage_of(const Program& program, BufferId id);
 // Reads of `from` become reads of `to`: behind (segment, index), or in the whole program.
 void read_instead(Program& program, BufferId from, BufferId to, const Segment* segment = nullptr, size_t behind = 0);
 bool same_type(const Buffer& a, const Buffer& b);

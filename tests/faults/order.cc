@@ -86,6 +86,49 @@ bool update_early(const Spot& s, Dice&) {
   return false;
 }
 
+// ---- votes and commits ----------------------------------------------------------------------------------------------
+bool drop(const Spot& s, Dice&) {
+  erase_instruction(s);
+  return true;
+}
+
+void move_to(const Spot& s, size_t at) {
+  Instruction moved = s.at();
+  std::erase_if(moved.waits, [&](const WaitPoint& w) { return w.index >= static_cast<int32_t>(at); });
+  insert_instruction(s, at, std::move(moved));
+  erase_instruction({s.program, s.segment, s.index + (at <= s.index)});
+}
+
+// Behind the first instruction that it lets write.
+bool commit_late(const Spot& s, Dice&) {
+  const std::vector<Instruction>& list = s.segment->instructions;
+  for (size_t k = s.index + 1; k < list.size(); ++k)
+    if (writes_variable(*s.program, list[k])) return move_to(s, k + 1), true;
+  return false;
+}
+
+// Before the instruction that makes the loss.
+bool vote_early(const Spot& s, Dice&) {
+  const BufferId loss = storage_of(*s.program, s.at().in[0]);
+  for (size_t k = s.index; k-- > 0;)
+    for (const BufferId b : s.segment->instructions[k].out)
+      if (b != kNone && storage_of(*s.program, b) == loss) return move_to(s, k), true;
+  return false;
+}
+
+// On a value that is not the loss.
+bool vote_on_another(const Spot& s, Dice& dice) {
+  const BufferId loss = s.at().in[0];
+  std::vector<BufferId> like;
+  for (size_t b = 0; b < s.program->buffers.size(); ++b)
+    if (const auto id = static_cast<BufferId>(b);
+        storage_of(*s.program, id) != storage_of(*s.program, loss) && same_type(s.buffer(id), s.buffer(loss)))
+      like.push_back(id);
+  if (like.empty()) return false;
+  s.at().in[0] = like[static_cast<size_t>(dice.below(std::ssize(like)))];
+  return true;
+}
+
 // ---- the schedule -------------------------------------------------------------------------------------------------
 bool change_rows(Plan& plan, Dice& dice, const std::function<bool(Program&, size_t, Dice&)>& change) {
   Entry& entry = train_of(plan);
@@ -164,6 +207,8 @@ std::vector<Fault> faults_of_order() {
   const auto any = [](const Spot&) { return true; };
   const auto talks = [](const Spot& s) { return communicates(s.at()); };
   const auto updates = [](const Spot& s) { return is_update(s.at()); };
+  const auto commits = [](const Spot& s) { return s.at().kind() == InstructionKind::kCommit; };
+  const auto votes = [](const Spot& s) { return s.at().kind() == InstructionKind::kVote; };
   return {
       {"a missing wait", verifier, at(kAny, waits, drop_wait)},
       {"a wait for an earlier instruction", verifier, at(kAny, waits, wait_too_early)},
@@ -171,6 +216,11 @@ std::vector<Fault> faults_of_order() {
       {"an instruction before its operand", either, at(kAny, any, swap_with_next)},
       {"the order of two collectives", verifier, at(kOne, talks, swap_collectives)},
       {"an update before the last read", verifier, at(kAny, updates, update_early)},
+      {"no commit", verifier, at(kAny, commits, drop)},
+      {"a commit behind what it lets write", verifier, at(kAny, commits, commit_late)},
+      {"no vote", verifier, at(kAny, votes, drop)},
+      {"a vote before the loss", verifier, at(kAny, votes, vote_early)},
+      {"a vote on another value", verifier, at(kAny, votes, vote_on_another)},
       {"a schedule row missing", either, [](Plan& p, Dice& d) { return everywhere(p, d, true, erase_row); }},
       {"a schedule row doubled", either, [](Plan& p, Dice& d) { return everywhere(p, d, true, double_row); }},
       {"no prologue or epilogue", either, [](Plan& p, Dice& d) { return everywhere(p, d, false, erase_row); }},

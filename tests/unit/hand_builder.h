@@ -82,6 +82,9 @@ class HandBuilder {
         attrs({{"momentum", 0.0}, {"nesterov", false}, {"weight_decay", 0.0}, {"decays", std::vector<int64_t>{0}}}));
   }
 
+  void vote(BufferId loss) { move(work::Vote{}, "vote", loss); }
+  void commit() { op(OpCode::k_fill, "commit", {}, {}).work = work::Commit{}; }
+
   Program program_;
 };
 

@@ -10,13 +10,12 @@ struct PipelineOptions {
   int64_t batch = 8, micro_batches = 4;
   int32_t link_slots = 1;
   bool streams = false;   // links on the communication stream
-  bool both_look = true;  // both devices get the loss before they update
   bool update = true;     // false: an "eval" entry
   DeviceKind kind = DeviceKind::kRef;
   SampleRange range(int64_t u) const { return {batch * u / micro_batches, batch * (u + 1) / micro_batches}; }
 };
 
-enum PipelineLink : int { kActivation, kGradient, kLossDown, kPipelineLinks };
+enum PipelineLink : int { kActivation, kGradient, kPipelineLinks };
 
 class PipelineProgram : private HandBuilder {
  public:
@@ -25,7 +24,7 @@ class PipelineProgram : private HandBuilder {
 
   Program first() {
     const BufferId w = add("w0", BufferKind::kVariable, {kWidth}, 0), rate = rate_buffer(),
-                   g_sum = add("g_sum", BufferKind::kArena, {kWidth}), loss = add("loss", BufferKind::kArena, {});
+                   g_sum = add("g_sum", BufferKind::kArena, {kWidth});
     const BufferId x = add("x", BufferKind::kInput, {n_, kWidth}, 0, kNone, slots_), a = local("a"), da = local("da"),
                    q = local("q"), g = add("g", BufferKind::kArena, {kWidth});
     segment("prologue");
@@ -41,10 +40,7 @@ class PipelineProgram : private HandBuilder {
       sum("g0", q, g, {0});
       accumulate("add g0", g_sum, g);
       segment("epilogue");
-      if (o_.both_look) {
-        move(work::Receive{kLossDown}, "receive loss", loss);
-        move(work::Fetch{0}, "fetch loss", loss);
-      }
+      commit();
       sgd("update w0", rate, w, g_sum);
     }
     schedule(0, 0, 0, true);
@@ -82,8 +78,10 @@ class PipelineProgram : private HandBuilder {
     }
     segment("epilogue");
     move(work::Fetch{0}, "fetch loss", l_sum);
+    zero("late", l, {});
     if (o_.update) {
-      if (o_.both_look) move(work::Send{kLossDown}, "send loss", l_sum);
+      vote(l_sum);
+      commit();
       sgd("update w1", rate, w, g_sum);
     }
     schedule(0, 0, 0, true);
@@ -136,8 +134,7 @@ inline Plan hand_pipeline(const PipelineOptions& o = {}) {
   entry.programs = {PipelineProgram(o).first(), PipelineProgram(o).second()};
   const std::vector<Interval> piece = {{0, o.batch / o.micro_batches}, {0, kWidth}};
   entry.links = {{"a", o.link_slots, {{0, 1, piece, piece}}},
-                 {"da", o.link_slots, {{1, 0, piece, piece}}},
-                 {"loss", 1, {{1, 0, {}, {}}}}};
+                 {"da", o.link_slots, {{1, 0, piece, piece}}}};
   for (int32_t d = 0; d < 2; ++d) {
     plan.devices.push_back({o.kind, {}, 0});
     plan.meshes.push_back({{{"replica", 1, {}, {}}}, {d}});

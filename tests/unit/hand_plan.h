@@ -82,7 +82,9 @@ class HandProgram : private HandBuilder {
   void epilogue(BufferId w, BufferId rate, BufferId g_sum, BufferId l_sum) {
     segment("epilogue");
     if (!o_.late_loss) loss(l_sum);
+    if (o_.update && !o_.late_loss) vote(l_sum);
     if (o_.update) {
+      commit();
       const int32_t reduced = reduce("reduce g", g_sum);
       sgd("update w", rate, w, g_sum).waits = {{o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
     }
