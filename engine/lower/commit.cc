@@ -23,8 +23,7 @@ BufferId loss_of(const Program& p, int32_t output) {
 }
 
 bool makes(const Program& p, const Instruction& i, BufferId storage) {
-  return std::any_of(i.out.begin(), i.out.end(),
-                     [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
+  return std::any_of(i.out.begin(), i.out.end(), [&](BufferId b) { return b != kNone && storage_of(p, b) == storage; });
 }
 
 // Also where this device has no variable of those that a step changes.

@@ -97,8 +97,8 @@ void verify_commit(const VerifyContext& c, bool step) {
   if (commit && !order.before(static_cast<size_t>(p.schedule[vote->row].segment), vote->index, *commit))
     c.fail(segment, vote->index, "votes, and the commit does not wait for it");
   each(p, [&](size_t s, size_t k, const Instruction& i) {
-    const bool makes = std::any_of(i.out.begin(), i.out.end(),
-                                   [&](BufferId b) { return b != kNone && storage_of(p, b) == loss; });
+    const bool makes =
+        std::any_of(i.out.begin(), i.out.end(), [&](BufferId b) { return b != kNone && storage_of(p, b) == loss; });
     if (makes && !order.before(s, k, *vote)) c.fail(p.segments[s], k, "makes the loss when it has been voted on");
   });
 }

@@ -10,9 +10,7 @@
 namespace whale {
 namespace {
 
-bool agrees(const Instruction& i) {
-  return i.kind() == InstructionKind::kVote || i.kind() == InstructionKind::kCommit;
-}
+bool agrees(const Instruction& i) { return i.kind() == InstructionKind::kVote || i.kind() == InstructionKind::kCommit; }
 bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone || agrees(i); }
 
 std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {

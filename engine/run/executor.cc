@@ -310,20 +310,13 @@ Error Executor::bad_loss() const {
 }
 
 void Executor::finished() noexcept {
-  bool committed = state_.load(std::memory_order_acquire) == kCommitted;
+  const bool committed = state_.load(std::memory_order_acquire) == kCommitted;
   try {
     size_t d = 0;  // a device that has the loss
     while (d < programs_.size() && programs_[d]->loss == nullptr) ++d;
     if (!error_ && values_.check_loss && d < programs_.size() && narrow_ == nullptr &&
-        loss_is_bad(*programs_[d], machine_.memory(d).device())) {
-      error_ =
-          committed
-              ? error(Code::kOutOfRange,
-                      "the loss of step {} is not finite; its update HAS been applied. Load a checkpoint, "
-                      "or let it pass (nan=\"ignore\" in Python, --ignore-nan on the command line, nan_policy 1 in C)",
-                      values_.iteration)
-              : bad_loss();
-    }
+        loss_is_bad(*programs_[d], machine_.memory(d).device()))
+      error_ = bad_loss();
   } catch (Error& e) {
     error_ = e;
   } catch (...) {

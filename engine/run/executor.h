@@ -102,9 +102,9 @@ class Executor final : private Job, private Lookout {
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
   std::atomic<bool> late_bad_loss_{false}, overflowed_{false};
-  Counter votes_;               // of all devices, in this run
-  uint32_t votes_wanted_ = 0;   // by the commit
-  bool indices_vote_ = false;   // checks of indices too: all of them come before the commits
+  Counter votes_;              // of all devices, in this run
+  uint32_t votes_wanted_ = 0;  // by the commit
+  bool indices_vote_ = false;  // checks of indices too: all of them come before the commits
   std::mutex error_mutex_;
   std::optional<Error> error_;
 };

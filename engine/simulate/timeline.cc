@@ -20,7 +20,8 @@ struct Stretch {
 
 std::string_view kind_of(const Instruction& i) {
   if (i.kind() == InstructionKind::kFeed || i.kind() == InstructionKind::kFetch) return "feed";
-  return i.group() != kNone || i.link() != kNone || i.kind() == InstructionKind::kVote ? "communication" : name_of(i.phase);
+  return i.group() != kNone || i.link() != kNone || i.kind() == InstructionKind::kVote ? "communication"
+                                                                                       : name_of(i.phase);
 }
 
 std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Stream stream) {

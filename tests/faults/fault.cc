@@ -114,7 +114,6 @@ BufferId add_buffer(Program& program, Buffer like) {
   return static_cast<BufferId>(program.buffers.size()) - 1;
 }
 
-
 BufferId add_alias(Program& program, BufferId like) {
   Buffer b = program.buffers[static_cast<size_t>(like)];
   b.alias = storage_of(program, like);

@@ -9,8 +9,8 @@ namespace whale::test {
 struct PipelineOptions {
   int64_t batch = 8, micro_batches = 4;
   int32_t link_slots = 1;
-  bool streams = false;   // links on the communication stream
-  bool update = true;     // false: an "eval" entry
+  bool streams = false;  // links on the communication stream
+  bool update = true;    // false: an "eval" entry
   DeviceKind kind = DeviceKind::kRef;
   SampleRange range(int64_t u) const { return {batch * u / micro_batches, batch * (u + 1) / micro_batches}; }
 };
@@ -133,8 +133,7 @@ inline Plan hand_pipeline(const PipelineOptions& o = {}) {
                    {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0, 1, {true}, {}}};
   entry.programs = {PipelineProgram(o).first(), PipelineProgram(o).second()};
   const std::vector<Interval> piece = {{0, o.batch / o.micro_batches}, {0, kWidth}};
-  entry.links = {{"a", o.link_slots, {{0, 1, piece, piece}}},
-                 {"da", o.link_slots, {{1, 0, piece, piece}}}};
+  entry.links = {{"a", o.link_slots, {{0, 1, piece, piece}}}, {"da", o.link_slots, {{1, 0, piece, piece}}}};
   for (int32_t d = 0; d < 2; ++d) {
     plan.devices.push_back({o.kind, {}, 0});
     plan.meshes.push_back({{{"replica", 1, {}, {}}}, {d}});

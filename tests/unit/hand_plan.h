@@ -13,9 +13,8 @@ struct HandOptions {
   int64_t batch = 6;
   int64_t micro_batches = 1;
   DeviceKind kind = DeviceKind::kRef;
-  bool overlap = true;     // the all-reduce on the communication stream
-  bool late_loss = false;  // the loss is reduced and fetched after the update
-  bool update = true;      // false: an "eval" entry
+  bool overlap = true;  // the all-reduce on the communication stream
+  bool update = true;   // false: an "eval" entry
   std::string name = "train";
 };
 
@@ -81,14 +80,13 @@ class HandProgram : private HandBuilder {
 
   void epilogue(BufferId w, BufferId rate, BufferId g_sum, BufferId l_sum) {
     segment("epilogue");
-    if (!o_.late_loss) loss(l_sum);
-    if (o_.update && !o_.late_loss) vote(l_sum);
+    loss(l_sum);
     if (o_.update) {
+      vote(l_sum);
       commit();
       const int32_t reduced = reduce("reduce g", g_sum);
       sgd("update w", rate, w, g_sum).waits = {{o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
     }
-    if (o_.late_loss) loss(l_sum);
   }
 
   HandOptions o_;
