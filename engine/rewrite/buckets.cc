@@ -57,9 +57,15 @@ int kind_of(const Graph& g, const Op& op, bool weight) {
 // Ops that an update leads to (LAMB's norms of what it adds): the loss, which all updates wait for, is in no bucket
 // with them.
 std::vector<char> behind_updates(const Graph& g) {
-  std::vector<char> out(g.ops.size());
+  std::vector<char> next(g.tensors.size()), out(g.ops.size());
+  for (const Variable& v : g.variables)
+    if (v.next != kNone && v.next != v.tensor) next[static_cast<size_t>(v.next)] = 1;
+  const auto writes = [&](const Op& op) {
+    return has_flag(op.code, kUpdateOp) ||
+           std::ranges::any_of(op.outputs, [&](TensorId y) { return y != kNone && next[static_cast<size_t>(y)] != 0; });
+  };
   for (size_t i = 0; i < g.ops.size(); ++i)
-    out[i] = has_flag(g.ops[i].code, kUpdateOp) || std::ranges::any_of(g.ops[i].inputs, [&](TensorId id) {
+    out[i] = writes(g.ops[i]) || std::ranges::any_of(g.ops[i].inputs, [&](TensorId id) {
                return id != kNone && g.tensor(id).producer != kNone && out[static_cast<size_t>(g.tensor(id).producer)];
              });
   return out;
