@@ -198,18 +198,19 @@ struct Compiler {
     return graph;
   }
 
-  ShardOptions shard_options(const std::string& entry, int64_t micro_batches, const Homes* homes) const {
+  ShardOptions shard_options(const Graph& graph, const std::string& entry, int64_t micro_batches,
+                             const Homes* homes) const {
     return {.micro_batches = micro_batches,
             .fetch_gradients = entry == "train" ? gradients : std::vector<std::string>{},
             .zero = options.zero,
             .exact = options.exact,
             .gradient_dtype = options.gradient_dtype,
-            .adasum = options.adasum,
+            .adasum = options.adasum && batch_of(graph) != 1,  // of one sample's gradient it is that gradient
             .homes = homes};
   }
 
   LayoutGraph lay_out(Graph graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
-    const ShardOptions sharding = shard_options(entry, micro_batches, homes);
+    const ShardOptions sharding = shard_options(graph, entry, micro_batches, homes);
     const Choices choices = choose_cuts(graph, tasks, sharding);
     if (options.dump) options.dump(entry + ".choose_cuts", choices_text(choice_report(graph, tasks, choices, false)));
     const Graph before = options.verify_passes ? graph : Graph{};
@@ -533,7 +534,7 @@ ChoiceReport choices_of(const Plan& plan) {
     const CompileOptions options = options_of(plan);
     const char* name = trains(plan.source) ? "train" : "eval";
     const auto [compiler, whole] = graph_again(plan, options, name, batch_of(plan.source));
-    const ShardOptions sharding = compiler.shard_options(name, plan.micro_batches, nullptr);
+    const ShardOptions sharding = compiler.shard_options(whole, name, plan.micro_batches, nullptr);
     return choice_report(whole, compiler.tasks, choose_cuts(whole, compiler.tasks, sharding));
   });
 }

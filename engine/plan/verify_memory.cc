@@ -79,22 +79,37 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
 }
 
 // A value is read behind the instruction that makes it, also where its bytes were written before (in place). Variables
-// and what waits in the host's memory have their bytes from before.
+// and what waits in the host's memory have their bytes from before: what an instruction has not written is read before
+// others write there.
 void check_names(const VerifyContext& c, const Segment& s, std::vector<size_t>& made) {
   const size_t none = s.instructions.size();
+  const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[static_cast<size_t>(b)]; };
   made.assign(c.program.buffers.size(), none);
   for (size_t k = none; k-- > 0;)
     for (const BufferId b : s.instructions[k].out)
-      if (const Buffer& x = c.program.buffers[static_cast<size_t>(b)]; in_arena(x) && x.memory == Memory::kDevice)
-        made[static_cast<size_t>(b)] = k;
-  for (size_t k = 0; k < none; ++k)
+      if (in_arena(buffer(b)) && buffer(b).memory == Memory::kDevice) made[static_cast<size_t>(b)] = k;
+  std::map<BufferId, std::vector<std::pair<BufferId, size_t>>> written;  // per variable: names, and who wrote them
+  for (size_t k = 0; k < none; ++k) {
     for (const BufferId b : s.instructions[k].in) {
-      const size_t by = b == kNone ? none : made[static_cast<size_t>(b)];
-      if (by < none && k < by)
+      if (b == kNone) continue;
+      if (const size_t by = made[static_cast<size_t>(b)]; by < none && k < by)
+        c.fail(s, k, fmt::format("reads '{}' before '{}' makes it", buffer(b).name, s.instructions[by].name));
+      const auto over = written.find(storage_of(c.program, b));
+      if (buffer(b).kind != BufferKind::kVariable || over == written.end()) continue;
+      const auto is_own = [&](const auto& w) { return w.first == b; };
+      if (std::ranges::any_of(over->second, is_own)) continue;
+      const auto meets = [&](const auto& w) {
+        return part_of(buffer(w.first)).begin < part_of(buffer(b)).end &&
+               part_of(buffer(b)).begin < part_of(buffer(w.first)).end;
+      };
+      if (const auto by = std::ranges::find_if(over->second, meets); by != over->second.end())
         c.fail(s, k,
-               fmt::format("reads '{}' before '{}' makes it", c.program.buffers[static_cast<size_t>(b)].name,
-                           s.instructions[by].name));
+               fmt::format("reads '{}' of before the step, which '{}' has overwritten", buffer(b).name,
+                           s.instructions[by->second].name));
     }
+    for (const BufferId b : s.instructions[k].out)
+      if (buffer(b).kind == BufferKind::kVariable) written[storage_of(c.program, b)].emplace_back(b, k);
+  }
 }
 
 SegmentUse use_of(const Program& p, const Segment& s) {

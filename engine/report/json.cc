@@ -1,8 +1,10 @@
 // A Plan as JSON, for pictures in the SDKs: devices, memory, and per program the instructions with stream, op, sizes
 // and cost.
 #include "base/json.h"
+#include "base/philox.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
+#include "schema/graph_file.h"
 #include "simulate/timeline.h"
 
 namespace whale {
@@ -143,6 +145,20 @@ Json variable(const Plan& plan, const PlanVariable& v) {
           {"memory", pick(kMemories, v.memory)}};
 }
 
+// Of the model that the plan keeps, and makes the plans of smaller batches from: equal in all plans of a model, since
+// what options change in it is left out, and what is the plan's own too (check_source).
+uint64_t source_hash(const Plan& plan) {
+  Graph source = plan.source;
+  source.training.accumulation = 1;
+  source.training.precision = Precision::kFloat32;
+  source.training.optimizer = {};
+  source.training.schedule = {};
+  source.default_strategy.clear();
+  std::erase_if(source.outputs, [&](const NamedTensor& o) { return source.tensor(o.tensor).name == o.name; });
+  const std::vector<uint8_t> file = serialize(source);
+  return hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -152,6 +168,7 @@ std::string to_json(const Plan& plan) {
                       {"micro_batches", plan.micro_batches},
                       {"precision", pick(kPrecisions, plan.precision)},
                       {"model_hash", fmt::format("{:016x}", plan.model_hash)},
+                      {"source_hash", fmt::format("{:016x}", source_hash(plan))},
                       {"gradient_dtype", sums ? Json(name_of(*sums)) : Json()},
                       {"adasum", plan.options.adasum},
                       {"zero", plan.options.zero},

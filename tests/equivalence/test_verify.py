@@ -49,21 +49,41 @@ def make(folder, model, *options):
     return path, plan
 
 
+def model_in(plan):
+    """Where in a plan's file its model is: a file of its own, whose size stands before it and whose name behind its first four bytes."""
+    at = plan.index(b"WHG1") - 4
+    return range(at, at + struct.unpack("<I", plan[at - 4:at])[0])
+
+
 def damaged(plan, old, new, which=None):
-    """The plan's file with one number replaced by another, everywhere or at one place of it; None: there is no such place.
+    """The plan's file with one number replaced by another, everywhere or at one place, but not what it says of its model; None: there is no such place.
 
     Without the checksum behind it, as another producer writes it: a plan that is wrong, not a file that is damaged."""
     data = bytearray(plan.read_bytes())[:-8]
     old, new = struct.pack("<d", old), struct.pack("<d", new)
-    places = [i for i in range(0, len(data) - 7) if data[i:i + 8] == old]
+    everywhere = [i for i in range(0, len(data) - 7) if data[i:i + 8] == old]
+    places = [i for i in everywhere if i not in model_in(data)]
     assert places, "the plan has no such number"
-    if which is not None and which >= len(places):
-        return None
-    for at in places if which is None else [places[which]]:
-        data[at:at + 8] = new
     other = plan.with_suffix(f".{which}.plan")
-    other.write_bytes(data)
-    return other
+
+    def write(at):
+        changed = bytearray(data)
+        for i in at:
+            changed[i:i + 8] = new
+        other.write_bytes(changed)
+        try:
+            wh.Plan.load(other)
+        except wh.WhaleError as e:
+            return "not those of its model" not in str(e)
+        return True
+    if which is None:
+        assert write(places) or write(everywhere)
+        return other
+    for at in places:  # the optimizer and the schedule stand in the model too
+        which -= write([at])
+        if which < 0:
+            return other
+    return None
 
 
 def worst(result, kind):
@@ -87,6 +107,21 @@ def test_a_wrong_update_is_noticed(tmp_path, old, new):
     model, plan = make(tmp_path, [*GPT, "--optimizer", "adam", "--lr", "0.001"], *F64)
     result = verify(model, "--plan", damaged(plan, old, new), code=1)
     assert result["comparisons"][0]["parameters"]["worst"]["ratio"] > 1
+
+
+@pytest.mark.parametrize("old,new", [(0.3, 0.003), (0.125, 0.875), (1e-5, 10.0)], ids=["clip", "dropout", "epsilon"])
+def test_a_plan_that_keeps_another_model_is_refused(tmp_path, old, new):
+    """Smaller batches are planned from it, of which no step that is compared here tells."""
+    model, plan = make(tmp_path, [*GPT, "--dropout", "0.125", "--clip", "0.3"], "--devices", "cpu:2", "--strategy", "replica")
+    data = bytearray(plan.read_bytes())[:-8]
+    kept = model_in(data)
+    places = [i for i in kept if data[i:i + 8] == struct.pack("<d", old)]
+    assert places
+    for at in places:
+        other = tmp_path / "other.plan"
+        other.write_bytes(data[:at] + struct.pack("<d", new) + data[at + 8:])
+        done = whale("verify", model, "--plan", other)
+        assert done.returncode == 2 and "keeps another model" in done.stderr, (at, done.stderr)
 
 
 def test_a_stale_copy_is_noticed_wherever_it_is(tmp_path):
@@ -642,6 +677,36 @@ def test_labels_that_are_left_out_are_drawn(tmp_path):
     model, plan = make(tmp_path, GPT, *F64)
     verify(model, "--plan", plan, code=0)
     verify(model, "--plan", damaged(plan, -100.0, -101.0), code=1)
+
+
+@pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--adasum"]], ids="-".join)
+def test_labels_that_are_left_out_are_drawn_beside_options_for_sums(tmp_path, option):
+    model, plan = handed_out(tmp_path, GPT, *F64, *option)
+    verify(model, "--plan", plan, code=0)
+    verify(model, "--plan", damaged(plan, -100.0, -101.0), code=1)
+
+
+@pytest.mark.parametrize("option", [{"gradient_dtype": "bfloat16"}, {"adasum": True}, {}], ids=lambda o: "-".join(o) or "plain")
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+def test_a_wrong_evaluation_is_noticed_beside_options_for_sums(tmp_path, option, precision):
+    """A factor of the loss that evaluation alone has otherwise, at each place of the plan's file."""
+    with wh.Graph("factor") as g:
+        h = wh.nn.linear(wh.ops.tanh(wh.nn.linear(wh.input("x", (8, 5)), 6)), 3)
+        g.minimize((wh.ops.square(h - wh.input("y", (8, 3))) * 1.2345).mean(), wh.SGD(0.1))
+    g.save(tmp_path / "model.whale")
+    weights = [f"grad:{v['name']}" for v in g.to_dict()['variables']] if option else []
+    plan = wh.plan(g, devices="ref:2" if precision == "float64" else "cpu:2", strategy="replica", precision=precision, fetch=weights, **option)
+    plan.save(tmp_path / "p.plan")
+    rows = verify(tmp_path / "model.whale", "--plan", tmp_path / "p.plan", code=0)["comparisons"]
+    assert all(row["evaluations_compared"] > 0 for row in rows)
+    names = set()
+    for which in range(40):
+        other = damaged(tmp_path / "p.plan", 1.2345, 1.5345, which)
+        if other is None:
+            break
+        rows = verify(tmp_path / "model.whale", "--plan", other, code=1)["comparisons"]
+        names.update("evaluation" for row in rows if row["evaluation"]["ratio"] and row["losses"]["ratio"] <= 1 < row["evaluation"]["ratio"])
+    assert "evaluation" in names, which
 
 
 def test_a_small_gradient_is_a_gradient(tmp_path):

@@ -93,9 +93,11 @@ class Gradients {
         scaled_(report.setting.name == "float16"),
         plan_(engine, sides.plan(), arguments),
         shakes_{{report.setting.amplitude, 1}, {report.setting.amplitude, 2}},
+        evaluation_shakes_{{report.setting.amplitude, 3}, {report.setting.amplitude, 4}},
         variables_(variables_of(plan_)),
         whole_(whole_variables(variables_)),
         outputs_(sides.outputs, report.setting),
+        evaluated_(sides.outputs, report.setting),
         updates_(engine, sides.update, of_updates, variables_) {
     const auto role = [&](const std::function<Plan()>& plan, bool wide) {
       Role out;
@@ -116,7 +118,7 @@ class Gradients {
     inputs_ = inputs_of(one_.whole->plan(), "train");
     for (const GradientSum::Parameter& p : sum.parameters) names_.push_back("grad:" + p.name);
     for (const std::string& name : names_of(decisions)) names_.push_back(name);
-    report_.outputs.tensors = static_cast<int64_t>(outputs_.names().size());
+    report_.outputs.tensors = report_.evaluated.tensors = static_cast<int64_t>(outputs_.names().size());
     report_.gradients.tensors = report_.gradients.copies = static_cast<int64_t>(count());
     for (const Variable& v : variables_) {
       Compared& of = report_.of(v);
@@ -187,13 +189,10 @@ class Gradients {
       ++report_.steps_of_outputs;
       outputs_.judge(outputs_.apart(outputs_of_plan, one.outputs), one.outputs, number, 1, runs, report_.outputs);
     }
-    const double scale = std::abs(one.loss) > 0 ? std::abs(one.loss) : 1;
-    Figure of_loss{"loss", number, 0, {}, std::abs(loss - one.loss) / scale, loss_envelope_ / scale, 0, 0, 1};
-    of_loss.floor = 16 * report_.setting.epsilon;
-    of_loss.bound = factor_of(report_.setting, 1, runs_) * of_loss.envelope + of_loss.floor;
-    report_.losses_reach.judged(number, of_loss.has_power());
-    if (of_loss.has_power()) ++report_.known_losses;
-    if (of_loss.tells()) worsen(report_.loss, of_loss);
+    const Figure figure = of_loss(loss, one.loss, loss_envelope_, runs_, number);
+    report_.losses_reach.judged(number, figure.has_power());
+    report_.known_losses += figure.has_power();
+    if (figure.tells()) worsen(report_.loss, figure);
     Figure worst;
     for (size_t k = 0; k < count(); ++k) {
       // What rounding alone makes has parts of any size: batch norm takes them away from a sum, and from own batches.
@@ -222,6 +221,49 @@ class Gradients {
     worst_.push_back(worst);
   }
 
+  // The other program of a plan, with the variables that the step has left. A decision that flips leaves it out.
+  void evaluate(const Batch& given, int64_t number) {
+    const Batch batch = widen(given, inputs_);
+    std::vector<Tensor> now;
+    for (const Variable& v : variables_) now.push_back(read_value(plan_, v));
+    restore(one_, *one_.whole, now);
+    const Evaluated one = evaluated(*one_.whole, batch);
+    double envelope = 0;
+    int64_t runs = 0;
+    const auto widen_by = [&](const Evaluated& other) {
+      if (!decides_alike(other, one)) return false;
+      envelope = std::max(envelope, std::abs(other.loss - one.loss));
+      evaluated_.widen(evaluated_.apart(other.outputs, one.outputs));
+      return true;
+    };
+    for (size_t i = 0; i < moved_.size(); ++i) {
+      Runner& moved = *moved_[i].whole;
+      restore(moved_[i], moved, now);
+      evaluation_shakes_[i].add(moved, variables_);
+      runs += widen_by(evaluated(moved, evaluation_shakes_[i].inputs(batch)));
+      evaluation_shakes_[i].take_off(moved, variables_);
+    }
+    if (wide_) {
+      restore(*wide_, *wide_->whole, now);
+      runs += widen_by(evaluated(*wide_->whole, widen(given, inputs_of(wide_->whole->plan(), "train"))));
+    }
+    Evaluated plan;
+    try {
+      plan = evaluated(plan_, batch);
+    } catch (const Failure& failure) {
+      report_.failure = "evaluation after step " + std::to_string(number) + ": " + failure.what();
+      return;
+    }
+    if (runs < std::ssize(moved_) || !decides_alike(plan, one)) return;
+    if (std::isfinite(one.loss) || std::isfinite(plan.loss)) {
+      const Figure f = of_loss(plan.loss, one.loss, envelope, runs, number);
+      report_.evaluation_reach.judged(number, f.has_power());
+      report_.evaluations += f.has_power();
+      if (f.tells()) worsen(report_.evaluation, f);
+    }
+    evaluated_.judge(evaluated_.apart(plan.outputs, one.outputs), one.outputs, number, 1, runs, report_.evaluated);
+  }
+
   // In 16 bits a unit turns now and then (a relu at a sum that rounding decides), by all that its samples give to a
   // bias, and no moved run shows it. Each step starts from the plan's own parameters, so what is wrong is wrong in most
   // of them: one step in ten, and one of five, is set aside and counted.
@@ -242,7 +284,40 @@ class Gradients {
   }
 
  private:
+  struct Evaluated {
+    double loss = 0;
+    std::vector<Values> scores;
+    std::vector<Tensor> outputs;
+  };
+
   size_t count() const { return sum_.parameters.size(); }
+
+  Evaluated evaluated(Runner& on, const Batch& batch) const {
+    std::vector<std::string> names = names_of(decisions_);
+    const auto scores = static_cast<std::ptrdiff_t>(names.size());
+    names.insert(names.end(), outputs_.names().begin(), outputs_.names().end());
+    Evaluated out;
+    out.loss = on.eval(batch, names, out.outputs);
+    for (std::ptrdiff_t i = 0; i < scores; ++i)
+      out.scores.push_back(values_of(out.outputs[static_cast<size_t>(i)].get()));
+    out.outputs.erase(out.outputs.begin(), out.outputs.begin() + scores);
+    return out;
+  }
+  bool decides_alike(const Evaluated& other, const Evaluated& one) const {
+    Decided decided;
+    for (size_t d = 0; d < decisions_.size(); ++d)
+      compare_decisions(decisions_[d], seen(decisions_, d, other.scores), seen(decisions_, d, one.scores), rounded_,
+                        decided);
+    return decided.differ == 0;
+  }
+  // Relative to one device's.
+  Figure of_loss(double plan, double one, double envelope, int64_t runs, int64_t number) const {
+    const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
+    Figure f{"loss", number, 0, {}, std::abs(plan - one) / scale, envelope / scale, 0, 0, 1};
+    f.floor = 16 * report_.setting.epsilon;
+    f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
+    return f;
+  }
 
   // Zero where this step's moved runs are off by more than a share of what one device has.
   Gradient without_noise(Gradient g, const Wanted& one, size_t k) const {
@@ -533,10 +608,10 @@ class Gradients {
   Role one_;
   std::vector<Role> moved_;
   std::optional<Role> wide_;
-  std::vector<Shake> shakes_;
+  std::vector<Shake> shakes_, evaluation_shakes_;
   std::vector<InputSpec> inputs_;
   std::vector<Variable> variables_, whole_;
-  OutputComparison outputs_;
+  OutputComparison outputs_, evaluated_;
   Updates updates_;
   std::vector<std::string> names_;  // gradients, then scores
   std::vector<Tensor> start_;
@@ -565,7 +640,10 @@ Report compare_gradients(whale_engine* engine, const Sides& sides, const std::ve
   for (size_t i = 0; i < batches.size() && report.failure.empty() && report.reason.empty() && report.ended_at == 0;
        ++i) {
     tick(static_cast<int64_t>(i));
-    gradients.step(batches[i], static_cast<int64_t>(i) + 1);
+    const auto number = static_cast<int64_t>(i) + 1;
+    gradients.step(batches[i], number);
+    if (report.failure.empty() && report.reason.empty() && report.ended_at == 0)
+      gradients.evaluate(batches[i], number);
   }
   gradients.finish();
   return report;

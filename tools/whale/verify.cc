@@ -211,8 +211,7 @@ std::string limits_of(const Report& r) {
   std::string out;
   const auto add = [&](const std::string& what) { out += (out.empty() ? "" : ", ") + what; };
   if (r.losses_reach.lost > 0) add("losses up to step " + std::to_string(r.losses_reach.to));
-  const bool evaluates = r.gradients.tensors == 0;  // a comparison of sums does not
-  if (r.evaluation_reach.lost > 0 || (evaluates && r.evaluations == 0))
+  if (r.evaluation_reach.lost > 0 || r.evaluations == 0)
     add(r.evaluation_reach.to > 0 ? "evaluation up to step " + std::to_string(r.evaluation_reach.to) : "no evaluation");
   if (!r.moved) add("no update, since none moved a parameter");
   if (r.left_out > 0)
@@ -572,6 +571,10 @@ class Subject {
     for (Decision& d : decisions_)
       if (!hands_out(d.made)) d.made.clear();
     const Json ours = described(make(one_device(many_, "ref")));
+    if (ours.at("model_hash") == described_.at("model_hash") && ours.at("source_hash") != described_.at("source_hash"))
+      throw Failure("'" + given_.plan + "' keeps another model than '" + given_.path +
+                    "', of which its name says that it is a plan, and would plan smaller batches from that: the file "
+                    "is damaged; plan the model again");
     if (ours.at("model_hash") != described_.at("model_hash"))
       throw Failure("'" + given_.plan + "' is a plan of another model than '" + given_.path +
                     "', or of the same before its optimizer changed: plan the model again, or name the model file that "
@@ -638,7 +641,7 @@ class Comparer {
  private:
   // In 16 bits every label left out and every larger batch takes power from the bounds: there they stay typical.
   std::vector<Batch> batches(const Setting& setting, uint64_t seed) const {
-    const bool wide = setting.roundoff <= 0x1p-24 && !exempt(subject_.many());
+    const bool wide = setting.roundoff <= 0x1p-24;
     const auto data = open_data(given_.data, inputs_, wide ? Draw::kWide : Draw::kTypical);
     // A plan says whose samples are whose of whole batches alone: the parts of a smaller one are not known.
     const bool by_parts = exempt(subject_.many());
