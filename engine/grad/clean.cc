@@ -371,6 +371,14 @@ class Alike {
   const std::vector<ScopeId>& written_;
 };
 
+// One number's gradient for many elements. Two of them cost nothing, and one for a loss of samples and a loss of
+// parameters, which have as many elements by chance, would be cut as the samples are.
+bool spreads_gradient(const Op& op, const TensorIds& in, const Graph& g) {
+  const bool spreads = op.code == OpCode::k_fill ||
+                       (op.code == OpCode::k_broadcast_to && element_count(g.tensor(in[0]).dims) == 1);
+  return spreads && op.phase == Phase::kBackward && element_count(g.tensor(op.outputs[0]).dims) > 1;
+}
+
 void simplify(Graph& g, const std::vector<ScopeId>& written) {
   Rewriter r(g);
   Cleaner c{r};
@@ -394,7 +402,8 @@ void simplify(Graph& g, const std::vector<ScopeId>& written) {
       r.moved(i, g.tensor(by).producer);
       continue;
     }
-    if (has_flag(op.code, kRandom) || has_flag(op.code, kCollective) || has_in_place(op, g)) {
+    if (has_flag(op.code, kRandom) || has_flag(op.code, kCollective) || has_in_place(op, g) ||
+        spreads_gradient(op, in, g)) {
       r.keep(i);
       continue;
     }

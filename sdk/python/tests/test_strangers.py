@@ -191,3 +191,35 @@ def test_samples_that_are_queries_places_or_heads(what, devices, options):
         assert "needs all samples" in str(error), error
     else:
         np.testing.assert_allclose(cut, losses(1), rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["product", "parameter", "own shape"])
+@pytest.mark.parametrize("strategy, devices, accumulation", [("local", 1, 2), ("replica(2)", 2, 2), ("pipeline(2, micro_batches=2)", 2, 0)])
+def test_a_mean_of_samples_and_one_of_parameters_with_as_many_elements(kind, strategy, devices, accumulation):
+    """Their gradients are one constant of one shape, which was made once and cut as the samples are: the model was refused at this
+    batch alone."""
+    def losses(strategy, devices, accumulation):
+        with wh.Graph("coincidence") as g:
+            y = wh.nn.linear(wh.input("x", (8, 3)), 5)
+            a, b = wh.parameter("a", (8, 2), wh.normal(0.3)), wh.parameter("b", (2, 5), wh.normal(0.3))
+            c = wh.parameter("c", (9 if kind == "own shape" else 8, 5), wh.normal(0.3))
+            g.minimize(wh.ops.square(y).mean() + wh.ops.square(a @ b if kind == "product" else c).mean(), wh.SGD(0.1))
+        with wh.plan(g, f"ref:{devices}", strategy=strategy, precision="float64", accumulation=accumulation).start(seed=1) as job:
+            return [job.step(x=np.linspace(-1, 1, 24).reshape(8, 3)) for _ in range(3)]
+    assert losses(strategy, devices, accumulation) == pytest.approx(losses("local", 1, 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("strategy, devices", [("replica(2)", 2), ("replica(2) > replica(2)", 4)])
+def test_adasum_of_one_sample_is_its_gradient(zero, strategy, devices):
+    """A last batch of one sample was refused, which ended the training."""
+    def losses(**options):
+        with wh.Graph("moe") as g:
+            h = wh.ops.tanh(wh.nn.linear(wh.input("x", (8, 3, 4)), 5))
+            z, aux, _ = wh.nn.moe(h, 2, 4)
+            loss = wh.nn.cross_entropy(wh.nn.linear((h + z).reshape(-1, 15), 4), wh.input("y", (8,), wh.int32))
+            g.minimize(loss + 0.01 * aux.mean(), wh.SGD(0.1))
+        x = np.random.default_rng(0).standard_normal((8, 3, 4))
+        with wh.plan(g, f"ref:{devices}", strategy=strategy, precision="float64", zero=zero, **options).start(seed=1) as job:
+            return [job.step(x=x[:n], y=np.zeros(n, np.int32)) for n in (1, 1, 1, 8, 5, 3, 2)]
+    assert losses(adasum=True)[:4] == pytest.approx(losses()[:4], rel=1e-12)
