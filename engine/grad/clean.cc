@@ -374,8 +374,8 @@ class Alike {
 // One number's gradient for many elements. Two of them cost nothing, and one for a loss of samples and a loss of
 // parameters, which have as many elements by chance, would be cut as the samples are.
 bool spreads_gradient(const Op& op, const TensorIds& in, const Graph& g) {
-  const bool spreads = op.code == OpCode::k_fill ||
-                       (op.code == OpCode::k_broadcast_to && element_count(g.tensor(in[0]).dims) == 1);
+  const bool spreads =
+      op.code == OpCode::k_fill || (op.code == OpCode::k_broadcast_to && element_count(g.tensor(in[0]).dims) == 1);
   return spreads && op.phase == Phase::kBackward && element_count(g.tensor(op.outputs[0]).dims) > 1;
 }
 

@@ -240,7 +240,11 @@ const std::vector<AttrSpec> kAttrs = {
      .fallback = int64_t{0},
      .doc =
          "number of all keys when k and v are a piece of them (0: they are all); out is then of the accumulate dtype"},
-    {.name = "key_begin", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "where the piece begins"}};
+    {.name = "key_begin",
+     .type = AttrType::kInt,
+     .fallback = int64_t{0},
+     .doc = "where the piece begins: what `causal` and the masks of dropout count from; without either it changes "
+            "nothing"}};
 
 std::vector<AttrSpec> with_bias_grad(std::vector<AttrSpec> attrs) {
   attrs.push_back({.name = "bias_grad", .type = AttrType::kBool, .fallback = false, .doc = "return dbias"});

@@ -65,6 +65,17 @@ void random_values(const Initializer& init, uint64_t seed, uint64_t key, uint64_
   }
 }
 
+// Tells of a number that became none.
+template <class Tell>
+void check_range(DType from_type, const void* from, DType to_type, const void* to, size_t n, const Tell& tell) {
+  if (from_type == to_type || !is_float(to_type)) return;
+  std::vector<double> before(n), after(n);
+  convert(from_type, from, DType::kF64, before.data(), n);
+  convert(to_type, to, DType::kF64, after.data(), n);
+  for (size_t i = 0; i < n; ++i)
+    if (std::isfinite(before[i]) && !std::isfinite(after[i])) tell(i, before[i]);
+}
+
 void fill_from_file(Machine& machine, size_t index, const SafetensorsFile& file) {
   const PlanVariable& variable = machine.plan().variables[index];
   const std::string key = variable.init.key.empty() ? variable.name : variable.init.key;
@@ -82,6 +93,10 @@ void fill_from_file(Machine& machine, size_t index, const SafetensorsFile& file)
     const size_t n = static_cast<size_t>(std::min<uint64_t>(kChunk, count - at));
     file.read(*stored, at * from_bytes, from.data(), n * from_bytes);
     convert(stored->dtype, from.data(), variable.dtype, to.data(), n);
+    check_range(stored->dtype, from.data(), variable.dtype, to.data(), n, [&](size_t i, double value) {
+      throw invalid("'{}': element {} of tensor '{}' is {}, which variable '{}' of {} cannot hold", file.path(), at + i,
+                    key, value, variable.name, name_of(variable.dtype));
+    });
     machine.write_variable(index, at * to_bytes, to.data(), n * to_bytes);
   }
 }

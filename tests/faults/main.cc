@@ -7,8 +7,8 @@
 // --plan P` to call it unequal: exit code 1 and nothing else. Code 3 says that nothing was compared, which is no catch;
 // a crash, no end in time and code 2 are failures of a column of their own. Prints a row for each kind; ends with 1
 // when a rate is below what is promised: 99 % of all that is to be noticed and of all that runs and counts, and 90 % of
-// each kind of which two or more went unnoticed. What is missed, and what the plan verifier was to refuse, is kept in the
-// folder: N.whale and N.plan.
+// each kind of which two or more went unnoticed. What is missed, and what the plan verifier was to refuse, is kept in
+// the folder: N.whale and N.plan.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

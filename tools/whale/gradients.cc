@@ -642,8 +642,7 @@ Report compare_gradients(whale_engine* engine, const Sides& sides, const std::ve
     tick(static_cast<int64_t>(i));
     const auto number = static_cast<int64_t>(i) + 1;
     gradients.step(batches[i], number);
-    if (report.failure.empty() && report.reason.empty() && report.ended_at == 0)
-      gradients.evaluate(batches[i], number);
+    if (report.failure.empty() && report.reason.empty() && report.ended_at == 0) gradients.evaluate(batches[i], number);
   }
   gradients.finish();
   return report;

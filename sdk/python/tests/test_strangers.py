@@ -1,6 +1,8 @@
 """Graphs and plans of strangers: which files their initial values may come from, and how large they may be."""
 
+import copy
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -223,3 +225,27 @@ def test_adasum_of_one_sample_is_its_gradient(zero, strategy, devices):
         with wh.plan(g, f"ref:{devices}", strategy=strategy, precision="float64", zero=zero, **options).start(seed=1) as job:
             return [job.step(x=x[:n], y=np.zeros(n, np.int32)) for n in (1, 1, 1, 8, 5, 3, 2)]
     assert losses(adasum=True)[:4] == pytest.approx(losses()[:4], rel=1e-12)
+
+
+def test_graphs_and_plans_are_pickled_and_jobs_say_why_not():
+    with wh.Graph("pickled") as g:
+        g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1))
+    plan = pickle.loads(pickle.dumps(wh.plan(pickle.loads(pickle.dumps(g)), "cpu:2")))
+    job = plan.start(seed=1)
+    assert job.step(x=np.ones((4, 3))) == wh.plan(copy.deepcopy(g), "cpu:2").start(seed=1).step(x=np.ones((4, 3)))
+    for function in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"job.save\(directory\)"):
+            function(job)
+
+
+def test_an_initial_value_beyond_the_range_is_refused(tmp_path):
+    """It was infinite, and said nothing."""
+    values = np.array([1.0, 1e300, np.inf])
+    save_file({"w": values}, tmp_path / "w.safetensors")
+    with wh.Graph("range") as g:
+        w = wh.parameter("w", (3,), wh.from_file("w.safetensors"))
+        g.minimize((wh.input("x", (4, 3)) * w).mean(), wh.SGD(0.1))
+    wh.configure(init_dir=str(tmp_path))
+    with pytest.raises(WhaleError, match="element 1 of tensor 'w' is 1e.300, which variable 'w' of f32 cannot hold"):
+        wh.plan(g, "cpu:1").start(seed=1)
+    assert wh.plan(g, "ref:1", precision="float64").start(seed=1).read("w")[1] == 1e300

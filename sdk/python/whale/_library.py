@@ -215,6 +215,10 @@ class Handle:
             raise FailedPrecondition("this job is closed; start another one with plan.start()", "FAILED_PRECONDITION")
         return self._pointer
 
+    def __reduce__(self):
+        raise TypeError("a job runs in this process and can be neither pickled nor copied; save a checkpoint of it with job.save(directory), and "
+                        "pickle its plan")
+
     def close(self) -> None:
         self._pointer = None
         next(self._release, None)

@@ -316,6 +316,9 @@ class Graph:
         file = arguments.path("path", path)
         return cls(file, _handle=make("whale_graph_release", lib.whale_graph_load, engine(), string(file)))
 
+    def __reduce__(self):
+        return Graph.parse, (self.serialize(),)
+
     @property
     def _pointer(self) -> int:
         return self._handle.pointer

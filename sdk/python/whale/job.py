@@ -31,6 +31,15 @@ class Plan:
     def load(cls, path: str) -> "Plan":
         return cls(make("whale_plan_release", lib.whale_plan_load, engine(), string(arguments.path("path", path))))
 
+    @classmethod
+    def parse(cls, data: bytes) -> "Plan":
+        """A plan from ``data``, the bytes of ``serialize``."""
+        data = arguments.instance("data", data, bytes, "the bytes that Plan.serialize gave")
+        return cls(make("whale_plan_release", lib.whale_plan_parse, engine(), data, len(data)))
+
+    def __reduce__(self):
+        return Plan.parse, (self.serialize(),)
+
     def save(self, path: str) -> None:
         check(lib.whale_plan_save(self._handle.pointer, string(arguments.path("path", path))))
 

@@ -747,7 +747,7 @@ def attention(q: TensorLike, k: Optional[Tensor] = None, v: Optional[Tensor] = N
     kv_heads: key/value heads of a packed q
     dropout: of the probabilities; indexed (batch, head, query, key)
     keys: number of all keys when k and v are a piece of them (0: they are all); out is then of the accumulate dtype
-    key_begin: where the piece begins
+    key_begin: where the piece begins: what `causal` and the masks of dropout count from; without either it changes nothing
     Returns out, lse.
     """
     return _op("attention", [q, k, v, bias], causal=arguments.flag("causal", causal), scale=arguments.real("scale", scale), kv_heads=kv_heads, dropout=arguments.real("dropout", dropout), keys=keys, key_begin=key_begin)
