@@ -75,6 +75,7 @@ constexpr GraphPass kGraphPasses[] = {
     {"check_indices", plain<check_indices>, kAlways, false},
     {"assign_regions", plain<assign_regions>, kAlways, false},
     {"place_in_stages", place_in_stages, kAlways, false},
+    {"name_apart", plain<name_apart>, kAlways, false},
 };
 
 struct LayoutPass {

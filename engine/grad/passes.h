@@ -37,6 +37,9 @@ void clean(Graph& graph);
 // before they go on, so that a cut between them would change the order of a sum.
 void clean_as_written(Graph& graph, const std::vector<ScopeId>& written);
 
+// Ops and values that passes have given one name get others, by which the plan verifier tells collectives apart.
+void name_apart(Graph& graph);
+
 // A step may take the batch in parts.
 bool many_micro_batches(const Graph& graph);
 

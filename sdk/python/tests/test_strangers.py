@@ -243,7 +243,7 @@ def test_an_initial_value_beyond_the_range_is_refused(tmp_path):
     values = np.array([1.0, 1e300, np.inf])
     save_file({"w": values}, tmp_path / "w.safetensors")
     with wh.Graph("range") as g:
-        w = wh.parameter("w", (3,), wh.from_file("w.safetensors"))
+        w = wh.parameter("w", (3,), wh.from_file(str(tmp_path / "w.safetensors")))
         g.minimize((wh.input("x", (4, 3)) * w).mean(), wh.SGD(0.1))
     wh.configure(init_dir=str(tmp_path))
     with pytest.raises(WhaleError, match="element 1 of tensor 'w' is 1e.300, which variable 'w' of f32 cannot hold"):
