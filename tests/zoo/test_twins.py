@@ -1,10 +1,8 @@
 """Each model of the zoo beside its PyTorch twin (twins.py): the same initial parameters, the same data, ten steps of the same optimizer.
 
-Losses and outputs agree within a relative bound (outputs by their norm). Parameters are judged by what rounding alone does to the twin: copies
-of it run with parameters and inputs that are off in their last bits, and libwhale may be as far from the twin as a few times the farthest of them, tensor by tensor.
-
-The idea is that of docs/semantics.md, section 10; the numbers are this file's own: in float32 copies are moved by 2^-18 (there 2^-20), parameters are compared after
-the last step (there after every one), optimizer state is not (there it is)."""
+Losses and outputs agree within a relative bound (outputs by their norm). Parameters and optimizer state are judged after every step by what
+rounding alone does to the twin: copies of it run with parameters and inputs that are off in their last bits, and libwhale may be as far from the
+twin as a few times the farthest of them so far, tensor by tensor, with the moves of docs/semantics.md, section 10."""
 
 import pytest
 
@@ -16,7 +14,8 @@ import zoo
 
 torch.set_num_threads(1)
 STEPS, COPIES, TIMES = 10, 4, 8
-PRECISIONS = {"float64": (torch.float64, "ref:2", 1e-9, 2.0**-44), "float32": (torch.float32, "cpu:2", 1e-5, 2.0**-18)}
+PRECISIONS = {"float64": (torch.float64, "ref:2", 1e-9, 2.0**-44), "float32": (torch.float32, "cpu:2", 1e-5, 2.0**-20)}
+SLOTS = {"m": "exp_avg", "v": "exp_avg_sq", "momentum": "momentum_buffer", "h": "sum"}
 
 
 class Twin:
@@ -54,8 +53,13 @@ class Twin:
         self.optimizer.step()
         return loss.item(), {k: v.detach().numpy() for k, v in outputs.items()}
 
-    def parameters(self):
-        return {k: v.detach().numpy() for k, v in self.p.items()}
+    def values(self):
+        """Parameters, and state as ``"PARAMETER/SLOT"``."""
+        out = {k: v.detach().numpy().copy() for k, v in self.p.items()}
+        for k, v in self.p.items():
+            state = self.optimizer.state[v]
+            out.update({f"{k}/{slot}": state[name].numpy().copy() for slot, name in SLOTS.items() if name in state})
+        return out
 
 
 def distance(a, b):
@@ -76,6 +80,8 @@ def test_twin(name, precision, annotated):
     twin = Twin(name, start, dtype)
     copies = [Twin(name, start, dtype, noise, seed) for seed in range(1, COPIES + 1)]
     names = [n for n in job.plan.to_dict()["entries"][0]["outputs"] if n["name"] != "loss"]
+    kept = [v["name"] for v in job.variables() if v["role"] in ("parameter", "state")]
+    floor, envelope = 4 * np.finfo(start[next(iter(start))].dtype).eps, {}
     for number in range(STEPS):
         feeds = zoo.data(name, number, batch)
         loss, outputs = job.step([n["name"] for n in names], **feeds)
@@ -86,11 +92,12 @@ def test_twin(name, precision, annotated):
             assert off <= bound, f"step {number}: {key} is {off:.1e} off"
         for copy in copies:
             copy.step(number, feeds)
-    ours, theirs = job.parameters(), twin.parameters()
-    apart = distance(ours, theirs)
-    envelope = {k: max(each[k] for each in [distance(copy.parameters(), theirs) for copy in copies]) for k in theirs}
-    floor = 4 * np.finfo(start[next(iter(start))].dtype).eps
-    wrong = {k: (apart[k], envelope[k]) for k in apart if not apart[k] <= TIMES * envelope[k] + floor * np.linalg.norm(theirs[k])}
-    assert not wrong, f"farther from the twin than rounding explains (distance, what rounding does): {wrong}"
-    moved = {k: np.linalg.norm(theirs[k] - start[k]) for k in theirs}
+        theirs = twin.values()
+        apart = distance({k: job.read(k) for k in kept}, {k: theirs[k] for k in kept})
+        for each in [distance(copy.values(), theirs) for copy in copies]:
+            envelope = {k: max(envelope.get(k, 0.0), each[k]) for k in each}
+        wrong = {k: (apart[k], envelope[k]) for k in apart if not apart[k] <= TIMES * envelope[k] + floor * np.linalg.norm(theirs[k])}
+        assert not wrong, f"step {number}: farther from the twin than rounding explains (distance, what rounding does): {wrong}"
+    moved = {k: np.linalg.norm(theirs[k] - start[k]) for k in start}
     assert sum(m > 0 for m in moved.values()) == len(moved), "every parameter is trained"
+    assert set(theirs) == set(kept), "all state is compared"
