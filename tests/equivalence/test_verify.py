@@ -679,6 +679,19 @@ def test_labels_that_are_left_out_are_drawn(tmp_path):
     verify(model, "--plan", damaged(plan, -100.0, -101.0), code=1)
 
 
+def test_what_a_plan_file_is_to_hand_out_is_said_at_once(tmp_path):
+    """The decisions' scores and the gradients were asked for in turn, each by a plan without the other."""
+    moe = ["moe-gpt", "--layers", "2", "--dim", "16", "--heads", "2", "--seq", "8", "--vocab", "32", "--batch", "4", "--experts", "4"]
+    model, plan = make(tmp_path, moe, *F64, "--adasum")
+    done = whale("verify", model, "--plan", plan)
+    assert done.returncode == 3 and "Nothing could be compared: see above." in done.stdout
+    names = done.stdout.split("--fetch ")[1].split()[0]
+    assert "grad:" in names
+    model, plan = make(tmp_path, moe, *F64, "--adasum", "--fetch", names)
+    done = whale("verify", model, "--plan", plan)
+    assert "--fetch" not in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("option", [["--gradient-dtype", "bf16"], ["--adasum"]], ids="-".join)
 def test_labels_that_are_left_out_are_drawn_beside_options_for_sums(tmp_path, option):
     model, plan = handed_out(tmp_path, GPT, *F64, *option)

@@ -118,6 +118,7 @@ struct Report {
   std::string subject;              // empty: the whole step
   std::string reason;               // why nothing is compared
   std::vector<std::string> unseen;  // scores of decisions that the plan file does not hand out
+  std::string to_fetch;             // what a plan file is to hand out, so that they are seen
   std::string failure;              // what the plan's run ended with
   Compared& of(const Variable& variable);
   void found_unlike(const Variable& variable, size_t copy, int64_t step);

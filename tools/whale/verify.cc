@@ -378,7 +378,7 @@ void print(const Report& r) {
   }
   if (!r.unseen.empty())
     std::printf("  decisions    by %s%s are not seen: plan with --fetch %s\n", r.unseen.front().c_str(),
-                r.unseen.size() > 1 ? ", ..." : "", r.unseen.front().c_str());
+                r.unseen.size() > 1 ? ", ..." : "", r.to_fetch.c_str());
   if (!r.by_rounding.empty())
     std::printf(
         "  rounding alone moves %zu parameter(s) by a tenth or more of their movement, as where a gradient is truly "
@@ -520,6 +520,22 @@ class Subject {
       for (const auto& output : entry.at("outputs"))
         if (output.at("name") == name) return true;
     return false;
+  }
+
+  // What a plan file is to hand out, so that all of it is compared: what it does, the decisions, and more.
+  std::string to_fetch(const std::vector<std::string>& more) const {
+    std::set<std::string> seen{"", "loss"};
+    std::string names;
+    const auto add = [&](const std::string& name) {
+      if (seen.insert(name).second) names += (names.empty() ? "" : ",") + name;
+    };
+    const Json graph = Json::parse(graph_json_);
+    for (const auto& output : graph.at("outputs")) seen.insert(output.at("name"));
+    for (const auto& entry : described_.at("entries"))
+      for (const auto& output : entry.at("outputs")) add(output.at("name"));
+    for (const std::string& name : names_of(decisions_of(graph_json_))) add(name);
+    for (const std::string& name : more) add(name);
+    return names;
   }
 
   Plan make(PlanArguments arguments) const {
@@ -818,17 +834,17 @@ class Comparer {
         gradient_sum_of(subject_.plan().dump(), subject_.graph(), !adasum(many) && subject_.plan().at("zero") >= 2);
     std::erase_if(sum.parameters,
                   [&](const GradientSum::Parameter& p) { return !has_gradient(one, "grad:" + p.name); });
-    std::string unseen;
+    std::vector<std::string> unseen;
     for (const GradientSum::Parameter& p : sum.parameters) {
       const std::string name = "grad:" + p.name;
       many.fetch.push_back(name), one.fetch.push_back(name);
-      if (subject_.from_file() && !subject_.hands_out(name)) unseen += (unseen.empty() ? "" : ",") + name;
+      if (subject_.from_file() && !subject_.hands_out(name)) unseen.push_back(name);
     }
     if (!unseen.empty())
       return not_compared(setting, many, one,
                           "the plan file does not hand out the gradients that it sums by an option; plan with "
                           "--fetch " +
-                              unseen);
+                              subject_.to_fetch(unseen));
     std::vector<std::string> names;
     for (const GradientSum::Parameter& p : sum.parameters) names.push_back(p.name);
     PlanArguments of_updates = one;
@@ -861,7 +877,7 @@ class Comparer {
   }
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
     report.devices = many.devices, report.against = one.devices, report.left_out = left_out_;
-    report.unseen = subject_.unseen();
+    report.unseen = subject_.unseen(), report.to_fetch = subject_.to_fetch({});
     for (const std::string& name : subject_.outputs().left_out)
       if (std::find(report.outputs_left_out.begin(), report.outputs_left_out.end(), name) ==
           report.outputs_left_out.end())
@@ -946,9 +962,12 @@ void add_verify(CLI::App& app, int& exit_code) {
           verdict == Verdict::kEqual &&
           (std::any_of(reports.begin(), reports.end(), [](const Report& r) { return !limits_of(r).empty(); }) ||
            !never_felt(reports).empty());
+      const bool explained =
+          std::any_of(reports.begin(), reports.end(), [](const Report& r) { return !r.reason.empty(); });
       std::printf("%s\n", limited ? "The plan does not change the result as far as it could be compared: see above."
                           : verdict == Verdict::kNotCompared && some ? "Not everything could be compared: see above."
-                                                                     : kTexts[static_cast<size_t>(verdict)]);
+                          : verdict == Verdict::kNotCompared && explained ? "Nothing could be compared: see above."
+                                                                          : kTexts[static_cast<size_t>(verdict)]);
     }
     constexpr int kExitCodes[] = {0, 1, 3};
     exit_code = kExitCodes[static_cast<size_t>(verdict)];
