@@ -95,10 +95,11 @@ struct Bucket {
   OpId op = kNone;  // into which the others are merged
   int64_t bytes = 0;
   std::unordered_set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
-  OpId loss = kNone;               // the op that makes the loss, if it is in here
+  OpId held = kNone;  // the op since which it holds updates back: makes the loss, or a sum inside an update
 };
 
-// No update runs before the loss is known, so what updates read lives until the loss's bucket is there.
+// No update runs before the loss is known, so what updates read lives until the loss's bucket is there. Nor does one
+// before the sums inside it (Adafactor's of squares), which may be small beside the gradients that wait with them.
 class HeldBack {
  public:
   explicit HeldBack(const LayoutGraph& lg) : until_(lg.graph.ops.size() + 1) {
@@ -107,10 +108,15 @@ class HeldBack {
       if (f.name == "loss") loss_ = f.tensor;
     if (lg.micro_batches > 1) return;  // sums over micro-batches wait anyway
     std::vector<char> counted(g.tensors.size());
+    // Some optimizers are ops of many kinds.
+    const auto waits = [&](const Op& op, TensorId id) {
+      const OpId made = id == kNone ? kNone : g.tensor(id).producer;
+      return made != kNone &&
+             (has_flag(op.code, kUpdateOp) || (op.phase == Phase::kUpdate && g.op(made).phase != Phase::kUpdate));
+    };
     for (const Op& op : g.ops)
       for (const TensorId id : op.inputs)
-        if (has_flag(op.code, kUpdateOp) && id != kNone && g.tensor(id).producer != kNone &&
-            !std::exchange(counted[static_cast<size_t>(id)], 1))
+        if (waits(op, id) && !std::exchange(counted[static_cast<size_t>(id)], 1))
           until_[static_cast<size_t>(g.tensor(id).producer) + 1] += bytes_of(g.tensor(id));
     for (size_t i = 1; i < until_.size(); ++i) until_[i] += until_[i - 1];
   }
@@ -209,7 +215,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
         open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage,
               kind_of(g, op, weights[static_cast<size_t>(m.op)]), updated[static_cast<size_t>(m.op)] != 0}];
     const bool full = bucket.bytes >= bucket_bytes ||
-                      (bucket.loss != kNone && held_back.between(bucket.loss, m.order) >= bucket_bytes);
+                      (bucket.held != kNone && held_back.between(bucket.held, m.order) >= bucket_bytes);
     if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {
       bucket = {m.op, 0, {}, kNone};
     } else {
@@ -219,7 +225,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
       waits.forget(m.op);
     }
     waits.put(m.op, bucket.op);
-    if (held_back.is_loss(op.outputs[0])) bucket.loss = m.order;
+    if (held_back.is_loss(op.outputs[0]) || (op.phase == Phase::kUpdate && bucket.held == kNone)) bucket.held = m.order;
     bucket.bytes += bytes_of(whole);
   }
   int sums = 0, scatters = 0, gathers = 0;

@@ -255,3 +255,11 @@ def test_a_file_of_another_kind_is_called_what_was_wanted(files, tmp_path):
     for name, advice in ("nodir", ""), ("no.whale", "; `whale model gpt -o gpt.whale` writes a model"), ("no.plan", "; `whale plan MODEL -o FILE` writes a plan"):
         assert whale("inspect", tmp_path / name, code=2) == f"whale: cannot open '{tmp_path / name}': No such file or directory{advice}\n"
     assert "`whale plan MODEL" in whale("verify", files / "mlp.whale", "--plan", tmp_path / "no.plan", code=2)
+
+
+def test_m6_10t_fits_the_papers_machines(tmp_path):
+    """512 devices of 32 GB; Adafactor's sums of squares are small, and held the gradients of all layers back until they were sent together."""
+    whale("model", "m6-10t", "-o", tmp_path / "m.whale")
+    text = whale("plan", tmp_path / "m.whale", "--devices", "64xnull-32GB:8", "--strategy", "replica; experts: split(512, factor=experts)",
+                 "--recompute", "full", "--offload", "parameters,state,gradients")
+    assert float(text.split("memory of one device: ")[1].split(" GB")[0]) < 10

@@ -314,7 +314,7 @@ class Gradients {
   Figure of_loss(double plan, double one, double envelope, int64_t runs, int64_t number) const {
     const double scale = std::abs(one) > 0 ? std::abs(one) : 1;
     Figure f{"loss", number, 0, {}, std::abs(plan - one) / scale, envelope / scale, 0, 0, 1};
-    f.floor = 16 * report_.setting.epsilon;
+    f.floor = floor_of_loss(report_.setting);
     f.bound = factor_of(report_.setting, 1, runs) * f.envelope + f.floor;
     return f;
   }

@@ -240,7 +240,7 @@ class Lockstep {
 
   // In parts of a loss of that size. What is left of terms that cancel is rounded as they are.
   double floor_of_loss(double scale) const {
-    return 2 * kFloor * report_.setting.epsilon * std::max(1.0, largest_term_ / scale);
+    return ::tool::floor_of_loss(report_.setting) * std::max(1.0, largest_term_ / scale);
   }
 
   // What the run in other bits shows of rounding. Fewer tell of more as long as what they do is small; what overflows
@@ -589,7 +589,8 @@ class Lockstep {
     if (number == 0 || found.integers) return 0;  // nothing rounds those
     double floor = rounding(number) * found.figure.norm;
     // A mean over samples is a sum, of which moved runs show nothing where the samples are integers.
-    if (v.role == "buffer") floor += report_.setting.summed * report_.setting.epsilon * found.figure.norm;
+    if (v.role == "buffer")
+      floor += std::max(report_.setting.summed, report_.setting.terms) * report_.setting.epsilon * found.figure.norm;
     // An update that is a multiple of a gradient is a sum as state is: of terms as large as those of the largest.
     if (v.role == "state" || (v.role == "parameter" && !report_.setting.turns))
       floor += summed_floor(report_.setting, largest, found.size);
@@ -637,12 +638,14 @@ double factor_of(const Setting& setting, size_t elements, int64_t runs) {
   return setting.factor * std::pow(1e4, 1 / samples);
 }
 
+double floor_of_loss(const Setting& setting) { return std::max(2 * kFloor, setting.terms) * setting.epsilon; }
+
 double rounding_of(const Setting& setting, int64_t steps) {
   return (kFloor + static_cast<double>(steps)) * setting.epsilon;
 }
 
 double summed_floor(const Setting& setting, double largest, double size) {
-  return setting.summed * setting.roundoff * largest * size;
+  return std::max(setting.summed, setting.terms) * setting.roundoff * largest * size;
 }
 
 double turned_floor(const Setting& setting, double size, double movement) {
@@ -700,7 +703,9 @@ Verdict Report::verdict() const {
   const bool within = loss.ratio() <= 1 && evaluation.ratio() <= 1 && gradients.worst.ratio() <= 1 &&
                       parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1 &&
                       outputs.worst.ratio() <= 1 && evaluated.worst.ratio() <= 1;
-  if (!failure.empty() || !margins || !within || unlike_copies > 0) return Verdict::kNotEqual;
+  if (!failure.empty() || unlike_copies > 0) return Verdict::kNotEqual;
+  if (!reason.empty()) return Verdict::kNotCompared;
+  if (!margins || !within) return Verdict::kNotEqual;
   // One step is known too little: of its loss there may be a single moved run.
   const bool updates = overflowed == 0 || updated >= kFewest;
   return known_losses >= kFewest && updates && !idle ? Verdict::kEqual : Verdict::kNotCompared;

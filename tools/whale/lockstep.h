@@ -34,11 +34,14 @@ struct Setting {
   bool turns = false;                // and a few elements of parameters may have turned
   int runs = 3;                      // moved ones
   std::set<std::string> alike = {};  // parameters that move as the largest does (Shake)
+  double terms = 0;                  // of the model's largest sum, where roundings of all of them may be allowed for
 };
 
 // A normal n-vector is longer than c times the longest of r others with a chance of about c^(-n r): one in ten
 // thousand.
 double factor_of(const Setting& setting, size_t elements, int64_t runs);
+// Of a loss that is as large as one.
+double floor_of_loss(const Setting& setting);
 // What a plan fails with that did not update its variables, or too often.
 std::string unlike_updates(int64_t number, int64_t plan, int64_t one);
 // Of a stored tensor after so many steps, relative.

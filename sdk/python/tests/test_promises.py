@@ -3,6 +3,8 @@
 import contextlib
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -384,3 +386,41 @@ def test_what_follows_a_smaller_batch(loss_of, half):
 def test_a_model_of_whole_batches_says_so(loss_of, op):
     with pytest.raises(wh.Unimplemented, match=rf"test_promises.py:\d+: op '[^']*' \({op}\).*holds for its batch of 8 only. Feed whole batches of 8"):
         whole_and_half(loss_of)
+
+
+@pytest.mark.parametrize("what", ["plan", "estimate", "step"])
+def test_an_exception_of_the_programs_own_handler_waits_for_the_call(what):
+    """signal.alarm and handlers of SIGTERM raise anywhere; the call went on with memory that had been freed, and the process died."""
+    program = f"""
+import random, signal, numpy as np, whale as wh
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+def graph():
+    with wh.Graph("m") as g:
+        h = wh.input("x", (8, 6))
+        for _ in range(6):
+            h = wh.ops.tanh(wh.nn.linear(h, 24))
+        g.minimize(wh.ops.square(h).mean(), wh.Adam(0.01))
+    return g
+random.seed(1)
+late_ones = 0
+job = wh.plan(graph(), "cpu:2", strategy="replica(2)").start(seed=1)
+for i in range(150):
+    g = graph()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2e-4 + random.random() * 8e-3)
+        if {what!r} == "step":
+            wh.plan(g, "cpu:2", strategy="replica(2)", zero=3).start(seed=1).step(x=np.ones((1 + i % 8, 6)))
+        else:
+            getattr(wh, {what!r})(g, "cpu:2", strategy="replica(2)", zero=3)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Late:
+        late_ones += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print("alive", late_ones, np.isfinite(job.step(x=np.ones((8, 6)))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.startswith("alive") and done.stdout.strip().endswith("True"), done.stderr[-2000:]
+    assert int(done.stdout.split()[1]) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import functools
 import itertools
@@ -234,32 +235,55 @@ def make(release: str, function, *arguments) -> Handle:
 def interruptible(call, cancel: int):
     """What call() returns or raises. Ctrl-C triggers the cancel token, which the call looks at; when it has ended KeyboardInterrupt is
     raised. The call runs on a thread of its own, because Python sees a signal only between two calls into C. Off the main thread, which
-    alone gets signals, and under a signal handler of the program's own it is just the call."""
+    alone gets signals, and under a signal handler of the program's own it is just the call. What a handler of another signal raises
+    triggers the token too, and is raised when the call has ended: it looks at what the caller would free."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return call()
-    result, failure, pressed = [], [], []
+    result, failure, pressed, ended = [], [], [], []
+    owner: dict[int, str] = {}  # whoever is first: a worker that begins when its caller has gone calls nothing
+    done = _thread.allocate_lock()
+    done.acquire()
 
-    def work() -> None:
+    def work(name: str) -> None:
+        if owner.setdefault(0, name) != name:
+            return
         try:
             result.append(call())
         except BaseException as error:
             failure.append(error)
+        ended.append(True)
+        done.release()
 
     def press(*_) -> None:  # raises nothing: whoever waits below would leave the call running
         pressed.append(True)
         lib.whale_cancel_trigger(cancel)
 
-    signal.signal(signal.SIGINT, press)
-    try:
-        worker = threading.Thread(target=work, name="whale", daemon=True)
-        try:
-            worker.start()
-        except RuntimeError:  # the system has no thread left: here then, where Ctrl-C is seen at the end
-            work()
-        else:
-            worker.join()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    raised, step = None, 0
+    while True:
+        try:  # a handler may raise at any line
+            if raised is None and step == 0:
+                step = 1
+                signal.signal(signal.SIGINT, press)
+            if raised is None and step == 1:
+                step = 2
+                try:
+                    _thread.start_new_thread(work, ("worker",))
+                except RuntimeError as error:  # the system has no thread left: here then, where Ctrl-C is seen at the end
+                    if "thread" not in str(error):
+                        raise
+                    work("here")
+            if raised is None:
+                done.acquire()
+            elif not ended and owner.setdefault(0, "gone") != "gone":
+                lib.whale_cancel_trigger(cancel)
+                done.acquire(timeout=0.01)
+                continue
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            break
+        except BaseException as error:
+            raised = raised or error
+    if raised is not None:
+        raise raised
     if pressed:
         raise KeyboardInterrupt
     if failure:
