@@ -278,3 +278,11 @@ def test_a_number_that_an_input_does_not_have_is_refused(dtype, value):
         job.eval(x=np.array([1, value]))
     kept = job.eval(x=np.array([np.inf, np.nan]))["y"]
     assert kept[0] == np.inf and np.isnan(kept[1])
+
+
+@pytest.mark.parametrize("use", [lambda x: wh.SGD(10**400), lambda x: wh.Adam(0.1, betas=(10**400, 0.9)), lambda x: wh.constant(10**400),
+                                 lambda x: wh.normal(10**400), lambda x: x * 10**400, lambda x: 10**400 - x, lambda x: wh.ops.dropout(x, rate=10**400)])
+def test_integers_beyond_float64_are_refused_by_name(use):
+    """They raised Python's own OverflowError, which names no argument."""
+    with wh.Graph("beyond"), pytest.raises(wh.WhaleError, match="argument '.*' is 1000.*, expected"):
+        use(wh.input("x", (4, 3)))

@@ -36,9 +36,16 @@ def integer(name: str, value: Any, low: int = -2**63, high: int = 2**63 - 1) -> 
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
     """A finite number."""
     wanted = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number, {low:g} or more" if low > -math.inf else "a finite number"
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not (math.isfinite(value) and low <= value <= high):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not (_is_finite(value) and low <= value <= high):
         raise wrong(name, value, wanted)
     return real(name, value)
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        return False
 
 
 def real(name: str, value: Any) -> float:
@@ -56,7 +63,7 @@ def real(name: str, value: Any) -> float:
 
 def fraction(name: str, value: Any) -> float:
     """A number from 0 to what is less than 1."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) < 1:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= value < 1:
         raise wrong(name, value, f"0 <= {name} < 1")
     return float(value)
 

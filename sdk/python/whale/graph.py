@@ -366,7 +366,7 @@ class Graph:
                           else "cast the tensor first: x.astype(whale.int64)" if abs(value) <= 2**53
                           else "constants are exact up to 2**53: bring it in as an input")
                 raise TypeError(f"{value!r} beside a tensor of {dtype.name} would be cut; {advice}")
-            return self.op("fill", [], shape=[], value=float(value), dtype=dtype.name)
+            return self.op("fill", [], shape=[], value=arguments.real("operand", value), dtype=dtype.name)
         raise TypeError(f"expected a graph tensor or a number, got {type(value).__name__}; arrays enter a model as inputs "
                         "or parameters")
 
