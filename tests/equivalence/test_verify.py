@@ -1231,3 +1231,14 @@ def test_a_long_sum_of_terms_that_are_alike_is_rounding(tmp_path, letters, featu
     for seed in range(2):
         verify(tmp_path / "bigram.whale", "--devices", "cpu:2", "--strategy", strategy, "--seed", seed, "--steps", "3", code=0)
 
+
+@pytest.mark.parametrize("strategy, devices", [("replica(2, shares=[2,1])", 2), ("replica(3)", 3)])
+def test_adasum_has_nothing_to_combine_of_a_gradient_that_is_no_sum(tmp_path, strategy, devices):
+    """A learned factor on a function of the batch's mean: all replicas have its gradient. It was combined in the comparison, and right plans accused."""
+    with wh.Graph("factor") as g:
+        h = wh.ops.tanh(wh.nn.linear(wh.input("x", (7, 3)), 4))
+        g.minimize((wh.ops.square(h.mean() - 0.3) * wh.parameter("p", (1,), wh.constant(0.7))).sum(), wh.SGD(0.1))
+    g.save(tmp_path / "factor.whale")
+    for seed in range(3):
+        rows = verify(tmp_path / "factor.whale", "--devices", f"cpu:{devices}", "--strategy", strategy, "--adasum", "--seed", seed, code=0)["comparisons"]
+        assert of_sums({"comparisons": rows})["gradients"]["tensors"] == 3

@@ -336,7 +336,8 @@ class Gradients {
   bool known(const Wanted& one, size_t mesh) const {
     bool all = one.alone && one.determined[mesh];
     for (size_t k = 0; k < count(); ++k)
-      if (sum_.parameters[k].mesh == mesh) all = all && (by_parts(one, k) || envelope_[k] > kNoise * one.parts[k]);
+      if (sum_.parameters[k].mesh == mesh && !sum_.parameters[k].whole)
+        all = all && (by_parts(one, k) || envelope_[k] > kNoise * one.parts[k]);
     return all;
   }
   double rounding_of_unknown(size_t k, double size) const {
@@ -473,7 +474,7 @@ class Gradients {
     for (size_t mesh = 0; parts && mesh < sum_.meshes.size(); ++mesh) {
       std::vector<size_t> here;
       for (size_t k = 0; k < count(); ++k)
-        if (sum_.parameters[k].mesh == mesh) here.push_back(k);
+        if (sum_.parameters[k].mesh == mesh && !sum_.parameters[k].whole) here.push_back(k);
       if (here.empty()) continue;
       const std::vector<Replica>& replicas = sum_.meshes[mesh];
       std::vector<std::vector<Gradient>> own;

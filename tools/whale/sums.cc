@@ -233,6 +233,45 @@ GradientSum gradient_sum_of(const std::string& plan_json, const std::string& gra
   return out;
 }
 
+void mark_whole(GradientSum& sum, const std::string& plan_json) {
+  const Json plan = Json::parse(plan_json);
+  std::set<std::string> combined;  // outputs that a collective of the backward pass leads to
+  for (const Json& entry : plan.at("entries")) {
+    if (entry.at("name") != "train") continue;
+    for (const Json& program : entry.at("programs")) {
+      const Json& buffers = program.at("buffers");
+      const auto storage_of = [&](int64_t buffer) {
+        const int64_t alias = buffers.at(static_cast<size_t>(buffer)).value("alias", int64_t{-1});
+        return alias < 0 ? buffer : alias;
+      };
+      std::map<int64_t, std::vector<const Json*>> writers;
+      for (const Json& segment : program.at("segments"))
+        for (const Json& instruction : segment.at("instructions"))
+          for (const Json& out : instruction.at("out")) writers[storage_of(out)].push_back(&instruction);
+      const auto leads = [&](const Json& fetch) {
+        std::set<int64_t> seen;
+        std::vector<int64_t> todo{storage_of(fetch.at("in").at(0))};
+        while (!todo.empty()) {
+          const int64_t storage = todo.back();
+          todo.pop_back();
+          if (!seen.insert(storage).second) continue;
+          for (const Json* by : writers[storage]) {
+            if (by->at("phase") == "forward") continue;
+            if (by->at("kind") == "collective" || by->at("kind") == "receive") return true;
+            for (const Json& in : by->at("in"))
+              if (in.get<int64_t>() >= 0) todo.push_back(storage_of(in));
+          }
+        }
+        return false;
+      };
+      for (const Json& segment : program.at("segments"))
+        for (const Json& instruction : segment.at("instructions"))
+          if (instruction.at("kind") == "fetch" && leads(instruction)) combined.insert(instruction.at("name"));
+    }
+  }
+  for (GradientSum::Parameter& p : sum.parameters) p.whole = !combined.contains("fetch.grad:" + p.name);
+}
+
 std::string why_not_by_replica(const std::string& graph_json) {
   const Json graph = Json::parse(graph_json);
   for (const Json& op : graph.at("ops"))

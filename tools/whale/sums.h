@@ -30,7 +30,8 @@ struct GradientSum {
   std::vector<std::vector<Replica>> meshes;
   struct Parameter {
     std::string name;
-    size_t mesh = 0;  // whose replicas combine its gradient
+    size_t mesh = 0;     // whose replicas combine its gradient
+    bool whole = false;  // no replica has a part of it: they all have the same (mark_whole)
   };
   std::vector<Parameter> parameters;  // trained ones
   bool masks = false;                 // random ones, which follow the place of a sample in the batch
@@ -38,6 +39,10 @@ struct GradientSum {
 };
 // by_micro_batch: each micro-batch's part is a replica of its own (ZeRO 2 and 3 sum over replicas one by one).
 GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json, bool by_micro_batch);
+
+// Adasum has nothing to combine of a gradient that no collective of the backward pass leads to (of a factor on a function
+// of the batch's mean). plan_json: of a plan that hands the gradients out.
+void mark_whole(GradientSum& sum, const std::string& plan_json);
 
 // Why Adasum of this model cannot be computed from the samples of one replica by themselves; empty: it can.
 std::string why_not_by_replica(const std::string& graph_json);

@@ -858,6 +858,8 @@ class Comparer {
                           "the plan file does not hand out the gradients that it sums by an option; plan with "
                           "--fetch " +
                               subject_.to_fetch(unseen));
+    if (sum.adasum)
+      mark_whole(sum, subject_.from_file() ? subject_.plan().dump() : described(subject_.make(many)).dump());
     std::vector<std::string> names;
     for (const GradientSum::Parameter& p : sum.parameters) names.push_back(p.name);
     PlanArguments of_updates = one;
