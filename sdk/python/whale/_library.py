@@ -259,29 +259,33 @@ def interruptible(call, cancel: int):
         lib.whale_cancel_trigger(cancel)
 
     raised, step = None, 0
-    while True:
-        try:  # a handler may raise at any line
-            if raised is None and step == 0:
-                step = 1
-                signal.signal(signal.SIGINT, press)
-            if raised is None and step == 1:
-                step = 2
-                try:
-                    _thread.start_new_thread(work, ("worker",))
-                except RuntimeError as error:  # the system has no thread left: here then, where Ctrl-C is seen at the end
-                    if "thread" not in str(error):
-                        raise
-                    work("here")
-            if raised is None:
-                done.acquire()
-            elif not ended and owner.setdefault(0, "gone") != "gone":
-                lib.whale_cancel_trigger(cancel)
-                done.acquire(timeout=0.01)
-                continue
+    try:
+        while True:
+            try:  # a handler may raise at any line
+                if raised is None and step == 0:
+                    step = 1
+                    signal.signal(signal.SIGINT, press)
+                if raised is None and step == 1:
+                    step = 2
+                    try:
+                        _thread.start_new_thread(work, ("worker",))
+                    except RuntimeError as error:  # the system has no thread left: here then, where Ctrl-C is seen at the end
+                        if "thread" not in str(error):
+                            raise
+                        work("here")
+                if raised is None:
+                    done.acquire()
+                elif not ended and owner.setdefault(0, "gone") != "gone":
+                    lib.whale_cancel_trigger(cancel)
+                    done.acquire(timeout=0.01)
+                    continue
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                break
+            except BaseException as error:
+                raised = raised or error
+    finally:
+        if signal.getsignal(signal.SIGINT) is press:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            break
-        except BaseException as error:
-            raised = raised or error
     if raised is not None:
         raise raised
     if pressed:
