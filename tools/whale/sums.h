@@ -40,8 +40,8 @@ struct GradientSum {
 // by_micro_batch: each micro-batch's part is a replica of its own (ZeRO 2 and 3 sum over replicas one by one).
 GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json, bool by_micro_batch);
 
-// Adasum has nothing to combine of a gradient that no collective of the backward pass leads to (of a factor on a function
-// of the batch's mean). plan_json: of a plan that hands the gradients out.
+// Adasum has nothing to combine of a gradient that no collective of the backward pass leads to (of a factor on a
+// function of the batch's mean). plan_json: of a plan that hands the gradients out.
 void mark_whole(GradientSum& sum, const std::string& plan_json);
 
 // Why Adasum of this model cannot be computed from the samples of one replica by themselves; empty: it can.
