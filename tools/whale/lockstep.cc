@@ -699,10 +699,16 @@ double Report::parameter_error() const {
   return w.norm > 0 ? w.difference / w.norm : w.difference;
 }
 
+Figure Report::worst() const {
+  Figure out = loss;
+  for (const Figure* f : {&evaluation, &gradients.worst, &parameters.worst, &state.worst, &buffers.worst,
+                          &outputs.worst, &evaluated.worst})
+    if (!(f->ratio() <= out.ratio())) out = *f;
+  return out;
+}
+
 Verdict Report::verdict() const {
-  const bool within = loss.ratio() <= 1 && evaluation.ratio() <= 1 && gradients.worst.ratio() <= 1 &&
-                      parameters.worst.ratio() <= 1 && state.worst.ratio() <= 1 && buffers.worst.ratio() <= 1 &&
-                      outputs.worst.ratio() <= 1 && evaluated.worst.ratio() <= 1;
+  const bool within = worst().ratio() <= 1;
   if (!failure.empty() || unlike_copies > 0) return Verdict::kNotEqual;
   if (!reason.empty()) return Verdict::kNotCompared;
   if (!margins || !within) return Verdict::kNotEqual;

@@ -123,10 +123,13 @@ struct Report {
   std::vector<std::string> unseen;  // scores of decisions that the plan file does not hand out
   std::string to_fetch;             // what a plan file is to hand out, so that they are seen
   std::string failure;              // what the plan's run ended with
+  Figure lone;                      // in 16 bits: what was too far from lone_seed, and from no other seed
+  uint64_t lone_seed = 0, seed = 0;
   Compared& of(const Variable& variable);
   void found_unlike(const Variable& variable, size_t copy, int64_t step);
   bool unclipped() const { return gradient_norm < clip_norm; }  // what clips was not looked at
   double parameter_error() const;  // largest relative difference: of the worst parameter, to its norm
+  Figure worst() const;            // of everything, the furthest from its bound
   Verdict verdict() const;
 };
 
