@@ -395,6 +395,7 @@ def test_an_exception_of_the_programs_own_handler_waits_for_the_call(what):
 import random, signal, numpy as np, whale as wh
 class Late(Exception): pass
 def late(*_): raise Late
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell begins with it ignored
 signal.signal(signal.SIGALRM, late)
 def graph():
     with wh.Graph("m") as g:
