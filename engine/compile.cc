@@ -330,6 +330,7 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   verify(source);
   verify_ops(source);
   check_limits(source);
+  check_numbers(source);
   if (options.dump) options.dump("source", print(source));
   Scoped scoped = scope_out(source, devices, options, memory_price);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
@@ -486,7 +487,9 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
     const auto indices = indices_of_inputs(again.whole);
     const LayoutGraph layouts = lay_out_again(std::move(again), plan, name, batch);
     Entry entry = compiler.make_entry(layouts, indices, std::string(name), plan.variables, nullptr);
-    if (const Shortage shortage = shortage_of(plan, entry); shortage.bytes > 0) throw does_not_fit(plan, shortage);
+    Shortage shortage = shortage_of(plan, entry);
+    shortage.batch = batch;
+    if (shortage.bytes > 0) throw does_not_fit(plan, shortage);
     return entry;
   });
 }

@@ -1,6 +1,7 @@
 #include "compile_checks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "base/error.h"
@@ -198,6 +199,27 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
     if (d.kind != DeviceKind::kRef && d.kind != DeviceKind::kNull)
       throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d),
                     devices.size());
+}
+
+void check_numbers(const Graph& source) {
+  if (source.training.precision == Precision::kFloat64) return;
+  const auto lost = [&](TensorId id, double value) {
+    const DType dtype = source.tensor(id).dtype;
+    return is_float(dtype) && dtype != DType::kF64 && std::isfinite(value) &&
+           std::abs(value) >= 0x1.ffffffp127;  // halfway beyond float32, where bfloat16 ends too
+  };
+  constexpr const char* kAdvice = "which is infinite in float32: take a smaller one, or plan in float64";
+  for (const Variable& v : source.variables)
+    for (const double number : {v.init.a, v.init.b})
+      if (lost(v.tensor, number))
+        throw invalid("variable '{}': its initializer has the number {}, {}", source.tensor(v.tensor).name, number,
+                      kAdvice);
+  for (const Op& op : source.ops)
+    if (const auto value = op.attrs.find("value");
+        value != op.attrs.end() && lost(op.outputs[0], std::get<double>(value->second)))
+      throw invalid("its value is {}, {}", std::get<double>(value->second), kAdvice)
+          .at_op(op.name)
+          .at_scope(source.scope_path(op.scope));
 }
 
 // Rounded up from what was measured: gpt3-175b on 1,024 devices in 8 stages 183 MB, m6-1t on 16 devices 114 MB. The

@@ -18,7 +18,9 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
 }
 
 // What is not in use yet and makes less of what there is much of.
-std::vector<std::string> advice(const Plan& plan, const MemoryClasses& m, const std::string& entry) {
+std::vector<std::string> advice(const Plan& plan, const Shortage& s) {
+  const MemoryClasses& m = s.needed;
+  const std::string& entry = s.entry;
   std::vector<std::string> out;
   const auto much = [&](int64_t bytes) { return bytes > m.total() / 8; };
   const bool trains = entry == "train";
@@ -27,7 +29,9 @@ std::vector<std::string> advice(const Plan& plan, const MemoryClasses& m, const 
       out.emplace_back("recompute 'full' (activations)");
     if (!(plan.options.offload & kOffloadActivations)) out.emplace_back("offload 'activations'");
   }
-  if (much(m.activations)) out.emplace_back("a smaller batch, or more micro-batches of it (activations)");
+  if (s.batch > 0) out.emplace_back("batches of the plan's own size alone");
+  if (much(m.activations) && s.batch == 0)
+    out.emplace_back("a smaller batch, or more micro-batches of it (activations)");
   if (trains && has_replicas(plan.meshes)) {
     const char* levels[] = {"ZeRO level 1 (optimizer state)", "ZeRO level 2 (gradients)", "ZeRO level 3 (parameters)"};
     const int64_t classes[] = {m.state, m.gradients, m.parameters};
@@ -78,12 +82,14 @@ Error does_not_fit(const Plan& plan, const Shortage& s) {
   const MemoryClasses& m = s.needed;
   const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   const DeviceSpec& device = plan.devices[static_cast<size_t>(s.device)];
+  // Fewer samples may be cut into unlike micro-batches, and take more.
+  const std::string other = s.batch > 0 ? fmt::format(" fits, but a batch of {} samples in its place", s.batch) : "";
   return error(
       Code::kResourceExhausted,
-      "the plan '{}' does not fit: device {} ({}) would need {}, {} more than it has (parameters {}, gradients "
+      "the plan '{}'{} does not fit: device {} ({}) would need {}, {} more than it has (parameters {}, gradients "
       "{}, optimizer state {}, activations {}; entry '{}'). What may make it less: {}",
-      plan.strategy, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters), text(m.gradients),
-      text(m.state), text(m.activations), s.entry, fmt::join(advice(plan, m, s.entry), ", "));
+      plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters),
+      text(m.gradients), text(m.state), text(m.activations), s.entry, fmt::join(advice(plan, s), ", "));
 }
 
 }  // namespace whale

@@ -13,6 +13,7 @@ struct Shortage {
   int32_t device = 0;
   MemoryClasses needed;
   std::string entry;
+  int64_t batch = 0;  // that this entry is for, where the plan's own fits; 0: the plan's own
 };
 Shortage shortage_of(const Plan& plan);
 Shortage shortage_of(const Plan& plan, const Entry& entry);  // that the plan may have, for another batch

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 
@@ -81,7 +82,7 @@ static void check_shares(const Mesh& mesh, const TaskLeaf& leaf) {
     const auto n = static_cast<int64_t>(axis.shares.size());
     if (n > axis.size && n != axis.size * positions)
       throw invalid(
-          "strategy '{}': shares of axis '{}' has {} rows of {}, expected {}", to_string(leaf.nest), axis.name,
+          "strategy '{}': shares of axis '{}' has {} rows of {}, expected {}", brief(to_string(leaf.nest)), axis.name,
           n / axis.size, axis.size,
           positions == 1 ? "one" : fmt::format("one, or {}: one for each position of the scopes around it", positions));
     positions *= axis.size;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 
@@ -152,7 +153,7 @@ std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<De
         refuse(leaf,
                fmt::format("puts the devices into another order than '{}' ({}); a model has one order of its devices, "
                            "give both the same layout",
-                           to_string(first->nest), first->path));
+                           brief(to_string(first->nest)), first->path));
       order = std::move(found), first = &leaf;
     }
   return order;

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "schedule/schedule.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
@@ -18,13 +19,13 @@ void check_one_pipeline(const TaskLeaf& first, const TaskLeaf& leaf) {
   }
   for (size_t i = 0; one && i < leaf.outer(); ++i)
     if (to_string(leaf.nest[i]) != to_string(first.nest[i]))
-      refuse(leaf,
-             fmt::format("and '{}' ({}) put different scopes around one pipeline", to_string(first.nest), first.path));
+      refuse(leaf, fmt::format("and '{}' ({}) put different scopes around one pipeline", brief(to_string(first.nest)),
+                               first.path));
   if (!one)
     throw unimplemented(
         "scopes '{}' ({}) and '{}' ({}) are two pipelines in one model, which is implemented for scopes side by "
         "side; write both as scopes of the model, or one pipeline around both",
-        to_string(first.nest), first.path, to_string(leaf.nest), leaf.path)
+        brief(to_string(first.nest)), first.path, brief(to_string(leaf.nest)), leaf.path)
         .at_scope(leaf.path);
 }
 
@@ -49,7 +50,7 @@ void join_siblings(const Graph& graph, const TaskLeaves& leaves, TaskPipeline& p
       if (own.*member != open && own.*member != scope.*member)
         refuse(*leaf,
                fmt::format("and '{}' ({}) are pipelines on the same devices with different {}; give both the same",
-                           to_string(first[0]->nest), first[0]->path, what));
+                           brief(to_string(first[0]->nest)), first[0]->path, what));
     };
     agree("stages", &Scope::count);
     agree("micro_batches", &Scope::micro_batches);
@@ -82,7 +83,7 @@ std::optional<TaskPipeline> find_pipeline(const Graph& graph, const TaskLeaves& 
       throw unimplemented(
           "scope '{}' ({}) stands beside a pipeline and would share its devices; put it into a stage, or leave it "
           "out",
-          to_string(leaf.nest), leaf.path)
+          brief(to_string(leaf.nest)), leaf.path)
           .at_scope(leaf.path);
   TaskPipeline out{.leaf = *staged, .scope = {}, .siblings = {}};
   Scope& scope = out.scope;

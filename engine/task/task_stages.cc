@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "schedule/schedule.h"
 #include "task/stages.h"
 #include "task/strategy.h"
@@ -125,7 +126,7 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
       try {
         cut = cut_stages(graph, part.ops, own, chunks, cost, exact);
       } catch (const Error& e) {
-        throw invalid("scope '{}' ({}): {}", to_string(part.leaf->nest), part.leaf->path, e.message())
+        throw invalid("scope '{}' ({}): {}", brief(to_string(part.leaf->nest)), part.leaf->path, e.message())
             .at_scope(part.leaf->path);
       }
     }

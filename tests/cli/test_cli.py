@@ -3,10 +3,13 @@
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 
 import numpy as np
 import pytest
+
+import whale as wh
 
 WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
 GPT = ["gpt", "--layers", "1", "--dim", "32", "--heads", "4", "--seq", "16", "--batch", "6"]
@@ -140,6 +143,32 @@ def test_run_arrays_with_a_smaller_last_batch(files, name):
     rows = lines(whale("run", files / "mlp.whale", "--devices", "cpu:2", "--steps", "6", "--json", "--data", files / name))
     assert len(rows) == 6  # 10, 10, 3, 10, 10, 3 samples
     assert all(np.isfinite(r["loss"]) for r in rows)
+
+
+def test_data_of_a_model_without_samples(tmp_path):
+    """"has no samples", it said of every file."""
+    with wh.Graph("whole") as g:
+        x = wh.input("x", (4, 3), batch_dim=-1)
+        g.minimize(wh.ops.square(wh.nn.linear(x, 2)).mean(), wh.SGD(0.1))
+    g.save(tmp_path / "m.whale")
+    np.savez(tmp_path / "m.npz", x=np.ones((4, 3), np.float32))
+    whale("run", tmp_path / "m.whale", "--data", tmp_path / "m.npz", "--steps", 3)
+    np.savez(tmp_path / "m.npz", x=np.full((4, 3), np.nan, np.float32))
+    assert "every step takes the whole of" in whale("run", tmp_path / "m.whale", "--data", tmp_path / "m.npz", "--steps", 3, code=2)
+
+
+def test_names_with_commas_are_fetched(tmp_path):
+    with wh.Graph("commas") as g:
+        w = wh.parameter("a,b\\", (3, 2), wh.normal(1.0))
+        g.minimize(wh.ops.square(wh.input("x", (4, 3)) @ w).mean(), wh.Adam(0.1))
+    g.save(tmp_path / "m.whale")
+    plan = ["plan", tmp_path / "m.whale", "--devices", "cpu:2", "--strategy", "replica", "--gradient-dtype", "bf16", "-o", tmp_path / "m.plan"]
+    whale(*plan)
+    said = subprocess.run([WHALE, "verify", tmp_path / "m.whale", "--plan", tmp_path / "m.plan"], capture_output=True, text=True).stdout
+    advice = said[said.index("--fetch ") + 8:].splitlines()[0]
+    assert advice == r"'grad:a\,b\\'"
+    whale(*plan, "--fetch", *shlex.split(advice))
+    whale("verify", tmp_path / "m.whale", "--plan", tmp_path / "m.plan")
 
 
 def test_plan_file_runs_as_the_model_does(files, tmp_path):

@@ -103,6 +103,22 @@ TEST_CASE("where the fastest plan does not fit, one that holds less is taken") {
   CHECK(shortage_of(plan_of(m, one, strategy)).bytes == 0);
 }
 
+TEST_CASE("a smaller batch that does not fit says that the plan's own does") {
+  const small::Model m = small::gpt(8, OptimizerKind::kSgd, 2, 16, 16, 16);
+  const std::string strategy = "pipeline(2, micro_batches=2)";
+  const auto most = [&](int64_t batch) {
+    Plan plan = plan_of(m, "null:2", strategy);
+    if (batch != 8) plan.entries[0] = compile_entry(plan, "train", batch);
+    return most_needed(plan);
+  };
+  REQUIRE(most(7) > most(8));  // 4 and 3 samples are padded
+  const Plan plan = plan_of(m, fmt::format("null-{}B:2", most(8)), strategy);
+  const std::string text = message_of([&] { compile_entry(plan, "train", 7); });
+  CHECK(has(text, "fits, but a batch of 7 samples in its place does not fit: device "));
+  CHECK(has(text, "batches of the plan's own size alone"));
+  CHECK(!has(text, "a smaller batch"));
+}
+
 TEST_CASE("where nothing fits, it is said by how much, on which device, and what would help") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 64, 64);
   const auto failure = [&](const std::string& devices) {

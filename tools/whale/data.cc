@@ -219,6 +219,7 @@ class Arrays : public DataSource {
         first_ = spec.name;
       }
     }
+    if (first_.empty()) rows_ = 1;  // no input has samples: each step takes the whole file
     if (rows_ <= 0) throw Failure("'" + shown(path) + "' has no samples");
   }
   Batch batch(uint64_t, int64_t iteration) override {
@@ -240,6 +241,7 @@ class Arrays : public DataSource {
     return batch;
   }
   std::string place_of(int64_t iteration) const override {
+    if (first_.empty()) return "every step takes the whole of '" + shown(path_) + "'";
     const auto [at, take] = rows_of(iteration);
     return "the batch of this step is rows " + std::to_string(at) + " to " + std::to_string(at + take - 1) + " of '" +
            shown(path_) + "', counted from 0; of inputs with samples the sample [0] is row " + std::to_string(at);

@@ -1,8 +1,10 @@
 #include "plan_arguments.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <type_traits>
 
 #include "commands.h"
@@ -154,6 +156,32 @@ auto with_options(whale_engine* engine, const whale_graph* graph, const PlanArgu
 }
 
 }  // namespace
+
+std::vector<std::string> names_in(const std::string& text) {
+  std::vector<std::string> names(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == ',')
+      names.emplace_back();
+    else if (text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\'))
+      names.back() += text[++i];
+    else
+      names.back() += text[i];
+  }
+  return names;
+}
+
+std::string as_argument(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) {
+    if (!out.empty()) out += ',';
+    for (const char c : name) out += c == ',' || c == '\\' ? std::string{'\\', c} : std::string{c};
+  }
+  const auto plain = [](unsigned char c) { return std::isalnum(c) || (c && std::strchr("_./:,+-", c)); };
+  if (std::all_of(out.begin(), out.end(), plain)) return out;
+  std::string quoted = "'";
+  for (const char c : out) quoted += c == '\'' ? "'\\''" : std::string{c};
+  return quoted + "'";
+}
 
 void add_plan_options(CLI::App& command, PlanArguments& a) {
   const size_t before = command.get_options().size();

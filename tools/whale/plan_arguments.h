@@ -25,6 +25,9 @@ struct PlanArguments {
   std::function<std::string()> fixed;        // those on the command line that a finished plan has fixed, as text
 };
 void add_plan_options(CLI::App& command, PlanArguments& arguments);
+// Names joined by commas, on a command line; a comma or backslash in a name stands behind a backslash.
+std::vector<std::string> names_in(const std::string& text);
+std::string as_argument(const std::vector<std::string>& names);  // quoted for a shell where that is needed
 
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
 // What a plan of the graph would take, as a table or as JSON.

@@ -553,9 +553,9 @@ class Subject {
   // What a plan file is to hand out, so that all of it is compared: what it does, the decisions, and more.
   std::string to_fetch(const std::vector<std::string>& more) const {
     std::set<std::string> seen{"", "loss"};
-    std::string names;
+    std::vector<std::string> names;
     const auto add = [&](const std::string& name) {
-      if (seen.insert(name).second) names += (names.empty() ? "" : ",") + name;
+      if (seen.insert(name).second) names.push_back(name);
     };
     const Json graph = Json::parse(graph_json_);
     for (const auto& output : graph.at("outputs")) seen.insert(output.at("name"));
@@ -563,7 +563,7 @@ class Subject {
       for (const auto& output : entry.at("outputs")) add(output.at("name"));
     for (const std::string& name : names_of(decisions_of(graph_json_))) add(name);
     for (const std::string& name : more) add(name);
-    return names;
+    return as_argument(names);
   }
 
   Plan make(PlanArguments arguments) const {

@@ -249,3 +249,30 @@ def test_an_initial_value_beyond_the_range_is_refused(tmp_path):
     with pytest.raises(WhaleError, match="element 1 of tensor 'w' is 1e.300, which variable 'w' of f32 cannot hold"):
         wh.plan(g, "cpu:1").start(seed=1)
     assert wh.plan(g, "ref:1", precision="float64").start(seed=1).read("w")[1] == 1e300
+
+
+@pytest.mark.parametrize("number", ["fill", "scalar", "constant", "normal"])
+def test_a_number_of_the_model_beyond_float32_is_refused(number):
+    """It was infinite, and said nothing. An infinity that is written stays."""
+    def graph(value):
+        with wh.Graph("numbers") as g:
+            x = wh.input("x", (4, 3))
+            w = wh.parameter("w", (3,), {"constant": wh.constant, "normal": wh.normal}.get(number, lambda _: wh.ones())(value))
+            y = {"fill": lambda: wh.ops.fill((4, 3), value=value) * x, "scalar": lambda: x * value}.get(number, lambda: x)()
+            g.minimize((y * w).mean(), wh.SGD(0.1))
+        return g
+    with pytest.raises(WhaleError, match="infinite in float32: take a smaller one, or plan in float64"):
+        wh.plan(graph(1e300), "cpu:1")
+    wh.plan(graph(1e300), "ref:1", precision="float64")
+    wh.plan(graph(3.4e38), "cpu:1", precision="bfloat16")
+    if number in ("fill", "scalar"):
+        wh.plan(graph(-np.inf), "cpu:1")
+
+
+@pytest.mark.parametrize("strategy", ["replica(2, shares=[%s])" % ",".join(["1"] * 100_000), "replica(%s)" % ("1" * 100_000)])
+def test_a_long_strategy_is_not_echoed_whole(strategy):
+    with wh.Graph("long") as g:
+        g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1))
+    with pytest.raises(WhaleError) as refused:
+        wh.plan(g, "cpu:2", strategy=strategy)
+    assert len(str(refused.value)) < 500

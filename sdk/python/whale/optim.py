@@ -94,7 +94,8 @@ class Optimizer:
 class SGD(Optimizer):
     """p -= lr (g + weight_decay p), with momentum m = momentum m + g, then p -= lr m. nesterov: p -= lr (g + momentum m).
 
-    lazy: of an embedding table, only the rows that the step looked up are decayed and updated; its gradient is never made as a whole.
+    lazy: of an embedding table, only the rows that the step looked up (embedding, embedding_bag) are decayed and updated; its gradient is never made
+    as a whole. A table that is read by gather is updated as a whole.
     An error where the model has no such table.
     split: for precision "bfloat16" without momentum (in another precision there is nothing to split: plain SGD): the fp32 weight in two halves. The high half is the model's bf16 weight, the low half is
     optimizer state ("<name>/low"); the memory is that of fp32 alone and the updates are those of fp32 (Kalamkar et al., 2020)."""
