@@ -124,13 +124,13 @@ constexpr LayoutPass kLayoutPasses[] = {
      false},
     {"stream_gathers", [](LayoutGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
-    {"order_sources", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
+    {"order_sources", [](LayoutGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
     {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(g.tasks.cost, o)); },
      false},
     {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(g.tasks.cost, o)); },
      true},
-    {"order_ops", [](LayoutGraph& g, const CompileOptions&) { order_ops(g); }, false},
+    {"order_ops", [](LayoutGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
     {"offload", [](LayoutGraph& g, const CompileOptions& o) { offload(g, o.offload); }, false},
 };
 

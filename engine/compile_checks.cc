@@ -69,6 +69,8 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
 void check_forms(const CompileOptions& options) {
   if (options.matmul_chunks < 0)
     throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
+  if (options.prefetch < 0)
+    throw invalid("a prefetch of {} gathers, expected 1 or more (0: a few ops ahead)", options.prefetch);
   if (options.exact && (options.matmul_chunks > 1 || options.update == UpdateForm::kSliced))
     throw invalid(
         "exact mode promises the bits of every other plan, so its products are whole and so are its updates: leave out "
@@ -145,6 +147,8 @@ std::vector<std::string> idle_notes(const Plan& plan) {
     out.push_back("Offload of state: the optimizer keeps none, so none waits in the host's memory.");
   if (plan.options.zero == 1 && !state && has_replicas(plan.meshes))
     out.push_back("ZeRO 1 cuts the optimizer's state; this optimizer keeps none, so nothing is cut.");
+  if (plan.options.prefetch > 0 && (plan.options.zero < 3 || !has_replicas(plan.meshes)))
+    out.push_back("Prefetch is of parameters that ZeRO 3 cuts over replicas; here none are, so none are gathered.");
   if ((plan.options.offload & kOffloadActivations) != 0 && !moves_activations(plan.entries[0]))
     out.push_back(
         "Offload of activations: none is large and waits long enough to be worth a copy, so none waits in the host's "

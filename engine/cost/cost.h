@@ -40,6 +40,7 @@ struct Profile {
   // What training makes of a forward pass.
   double passes;           // of an op: forward, input gradient, weight gradient
   double update_passes;    // over the bytes of a parameter: Adam reads p, g, m, v and writes p, m, v
+  double add_passes;       // over the bytes of a gradient that a micro-batch adds: the sum is read and written
   double held_copies;      // of a parameter: p, g, m, v
   double gathered_copies;  // of what is put together for a step: itself, and the sum of its gradients in f32
 };
@@ -58,6 +59,7 @@ inline constexpr Profile kMachineOfCores{.device = {100e9, 20e9, 2e-6},
                                          .spread = 8,
                                          .passes = 3,
                                          .update_passes = 7,
+                                         .add_passes = 3,
                                          .held_copies = 4,
                                          .gathered_copies = 3};
 

@@ -51,6 +51,7 @@ struct PlanOptions {
   uint32_t offload = 0;                         // OffloadClass bits
   UpdateForm update = UpdateForm::kByCost;
   int64_t matmul_chunks = 0;  // of a product beside a collective, which then overlap; 0: by cost, 1: none
+  int64_t prefetch = 0;       // gathers of parameters (ZeRO 3) ahead of the one that is read; 0: a few ops ahead
 };
 
 // visit(name, value, last): of a number, an enum or bits, what is legal is 0 to `last`.
@@ -69,6 +70,7 @@ void each_option(Options&& o, Visit&& visit) {
   visit("offload", o.offload, kOffloadAll);
   visit("update", o.update, int64_t{static_cast<uint8_t>(UpdateForm::kSliced)});
   visit("matmul_chunks", o.matmul_chunks, INT32_MAX);
+  visit("prefetch", o.prefetch, INT32_MAX);
 }
 
 // Those that differ from the default, by name. options_of() throws where an option is unknown or out of range.

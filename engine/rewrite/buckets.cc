@@ -51,7 +51,8 @@ using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int
 int kind_of(const Graph& g, const Op& op, bool weight) {
   if (op.code != OpCode::k_all_gather) return 0;
   const OpId made = g.tensor(op.inputs[0]).producer;
-  return made == kNone ? -1 - 2 * static_cast<int>(op.phase) - weight : g.tensor(op.inputs[0]).output;
+  const bool early = made == kNone || variable_behind(g, op.inputs[0]) != kNone;
+  return early ? -1 - 2 * static_cast<int>(op.phase) - weight : g.tensor(op.inputs[0]).output;
 }
 
 // Ops that an update leads to (LAMB's norms of what it adds): the loss, which all updates wait for, is in no bucket
@@ -84,8 +85,10 @@ std::vector<Member> members_of(const Graph& g) {
     const auto id = static_cast<OpId>(i);
     if (sum && may_wait(g, readers, op)) out.push_back({id, made});
     if (sum) continue;
-    if (made == kNone && !r.empty()) out.push_back({id, *std::min_element(r.begin(), r.end())});
-    if (made != kNone && r.empty() && g.op(made).phase == Phase::kUpdate) out.push_back({id, made});
+    if (variable_behind(g, op.inputs[0]) != kNone && !r.empty())
+      out.push_back({id, *std::min_element(r.begin(), r.end())});
+    else if (made != kNone && r.empty() && g.op(made).phase == Phase::kUpdate)
+      out.push_back({id, made});
   }
   std::stable_sort(out.begin(), out.end(), [](const Member& a, const Member& b) { return a.order < b.order; });
   return out;

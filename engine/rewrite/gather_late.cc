@@ -12,14 +12,14 @@ namespace {
 // Puts a parameter together along an axis where replicas hold parts of it, and walk the same micro-batches.
 bool gathers_parameter(const LayoutGraph& lg, const Op& op) {
   const bool gathers = op.code == OpCode::k_all_gather || op.code == OpCode::k_transfer;
-  if (!gathers || op.inputs.size() != 1 || lg.graph.tensor(op.inputs[0]).kind != TensorKind::kVariable ||
-      lg.stage(op.inputs[0]) != op.stage)
-    return false;
+  if (!gathers || op.inputs.size() != 1 || lg.stage(op.inputs[0]) != op.stage) return false;
+  const TensorId variable = variable_behind(lg.graph, op.inputs[0]);
+  if (variable == kNone) return false;
   bool state = false;
   for (size_t a = 1; a < lg.axes(); ++a) {
     if (lg.size(a, op.stage) == 1) continue;
     if (lg.by_micro_batch(a)) return false;
-    state |= lg.at(op.inputs[0], a).placement == Placement::kShard && lg.at(op.inputs[0], a).state;
+    state |= lg.at(op.inputs[0], a).placement == Placement::kShard && lg.at(variable, a).state;
   }
   return state;
 }

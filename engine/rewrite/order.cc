@@ -1,6 +1,7 @@
 #include "rewrite/order.h"
 
 #include <algorithm>
+#include <map>
 #include <queue>
 #include <set>
 
@@ -11,6 +12,7 @@ namespace whale {
 namespace {
 
 constexpr int kSweeps = 6;
+constexpr double kNever = 1e18;
 constexpr double kPrefetchOps = 8;  // how far ahead of its reader what was there for long is gathered
 
 struct Order {
@@ -86,7 +88,7 @@ struct Order {
 TensorId summand_of(const Op& op) { return op.code == OpCode::k_accumulate ? op.inputs[1] : kNone; }
 
 // When each op would like to run: its number, moved as order.h says.
-std::vector<double> wishes(const Order& o) {
+std::vector<double> wishes(const Order& o, int64_t prefetch) {
   const Graph& g = o.g;
   const size_t n = g.ops.size();
   std::vector<double> key(n);
@@ -96,16 +98,7 @@ std::vector<double> wishes(const Order& o) {
     if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
       key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
   const Lists direct = readers_of(g);
-  const auto made_at = [&](const TensorIds& ids) {
-    double last = -1;
-    for (const TensorId id : ids)
-      if (id != kNone && g.tensor(id).producer != kNone)
-        last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
-    return last;
-  };
-  // Sources (of constants, inputs and variables alone) sink to their first reader, from the last to the first so that
-  // chains of constants sink together.
-  std::vector<char> constant(n), source(n);
+  std::vector<char> constant(n), source(n);  // a source is made of constants, inputs and variables alone: at any time
   const auto made_of = [&](const Op& op, const auto& test) {
     return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || test(id); });
   };
@@ -115,17 +108,23 @@ std::vector<double> wishes(const Order& o) {
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
     constant[i] = made_of(op, from_constant);
-    source[i] = op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && o.overwrites[i].empty() &&
+    source[i] = !has_flag(op.code, kCollective) && o.overwrites[i].empty() &&
                 made_of(op, [&](TensorId id) { return g.tensor(id).kind != TensorKind::kValue || from_constant(id); });
   }
-  for (size_t i = n; i-- > 0;) {
-    if (!source[i]) continue;
-    double first = 1e18;
-    for (const TensorId y : g.ops[i].outputs)
+  const auto first_reader = [&](const Op& op) {
+    double first = kNever;
+    for (const TensorId y : op.outputs)
       if (y != kNone)
         for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
-    if (first < 1e18) key[i] = first - 0.01;
-  }
+    return first;
+  };
+  const auto made_at = [&](const TensorIds& ids) {
+    double last = -1;
+    for (const TensorId id : ids)
+      if (id != kNone && g.tensor(id).producer != kNone && !source[static_cast<size_t>(g.tensor(id).producer)])
+        last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
+    return last;
+  };
   // A backward op all of whose operands the forward pass left: gathered again, or for a weight's gradient alone.
   const auto of_forward = [&](const Op& op) {
     return op.phase == Phase::kBackward && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
@@ -134,18 +133,27 @@ std::vector<double> wishes(const Order& o) {
            });
   };
   std::vector<double> launches;
+  std::map<int32_t, std::vector<std::pair<double, size_t>>> late;  // per stage: first reader, op
   for (size_t i = 0; i < n; ++i)
     if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) {  // rounds keep their pace
       key[i] = made_at(g.ops[i].inputs) + 0.2;
       // These, and parameters that live in parts, are gathered a little before they are read, not all at the start.
-      const bool late = key[i] < 1 || of_forward(g.ops[i]);
-      double first = 1e18;
-      for (const TensorId y : g.ops[i].outputs)
-        if (y != kNone && late)
-          for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
-      if (first < 1e18) key[i] = std::max(key[i], first - kPrefetchOps);
-      launches.push_back(key[i]);
+      const bool waits = key[i] < 1 || of_forward(g.ops[i]);
+      if (const double first = waits ? first_reader(g.ops[i]) : kNever; first < kNever)
+        late[g.ops[i].stage].emplace_back(first, i);
     }
+  for (auto& [stage, gathers] : late) {
+    std::sort(gathers.begin(), gathers.end());
+    const auto ahead = static_cast<size_t>(prefetch);
+    for (size_t k = 0; k < gathers.size(); ++k) {
+      const double wanted = prefetch == 0 ? gathers[k].first - kPrefetchOps
+                            : k < ahead   ? -1
+                                          : gathers[k - ahead].first - 0.005;
+      key[gathers[k].second] = std::max(key[gathers[k].second], wanted);
+    }
+  }
+  for (size_t i = 0; i < n; ++i)
+    if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) launches.push_back(key[i]);
   std::sort(launches.begin(), launches.end());
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
@@ -166,6 +174,9 @@ std::vector<double> wishes(const Order& o) {
           when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
     key[i] = when;
   }
+  // Sources sink to their first reader, from the last to the first so that chains of them sink together.
+  for (size_t i = n; i-- > 0;)
+    if (const double first = source[i] ? first_reader(g.ops[i]) : kNever; first < kNever) key[i] = first - 0.01;
   return key;
 }
 
@@ -204,10 +215,10 @@ Lists storage_readers(const Graph& g, const std::vector<TensorId>& root) {
 
 int64_t bytes_of(const Tensor& tensor) { return element_count(tensor.dims) * size_of(tensor.dtype); }
 
-void order_ops(LayoutGraph& lg) {
+void order_ops(LayoutGraph& lg, int64_t prefetch) {
   Order o(lg);
   const auto edges = o.edges();
-  const std::vector<double> key = wishes(o);
+  const std::vector<double> key = wishes(o, prefetch);
   const size_t n = lg.graph.ops.size();
   std::vector<int> waiting(n);
   for (size_t i = 0; i < n; ++i)

@@ -189,14 +189,16 @@ class Blocks {
     if (t.kind != TensorKind::kValue) return t.kind == TensorKind::kVariable;
     if (t.producer == kNone || depth > 8) return false;
     const Op& op = g_.op(t.producer);
-    return op.region == Region::kBody && op.inputs.size() == 1 &&
-           (op.code == OpCode::k_cast || gathers(op) || is_view(op.code)) && of_variables(op.inputs[0], depth + 1);
+    const bool cast = op.code == OpCode::k_cast;  // may stand in the prologue, gathered or not
+    return (cast || op.region == Region::kBody) && op.inputs.size() == 1 && (cast || gathers(op) || is_view(op.code)) &&
+           of_variables(op.inputs[0], depth + 1);
   }
 
   // The tensor as the backward pass has it; what is missing goes to `out`.
   TensorId again(TensorId id, std::vector<Op>& out, int32_t block) {
     if (id == kNone) return kNone;
-    const bool weight = of_variables(id) && g_.tensor(id).kind == TensorKind::kValue;
+    const bool weight = g_.tensor(id).kind == TensorKind::kValue &&
+                        g_.op(g_.tensor(id).producer).region == Region::kBody && of_variables(id);
     if (kept(id) && !weight) return id;
     if (weight)
       if (const TensorId there = gathered_backward(id); there != kNone) return there;

@@ -114,6 +114,15 @@ void compact(Graph& graph, const std::vector<char>& removed) {
   }
 }
 
+TensorId variable_behind(const Graph& g, TensorId id) {
+  while (g.tensor(id).producer != kNone) {
+    const Op& op = g.op(g.tensor(id).producer);
+    if (op.code != OpCode::k_cast) return kNone;
+    id = op.inputs[0];
+  }
+  return g.tensor(id).kind == TensorKind::kVariable ? id : kNone;
+}
+
 void without_index_check(Op& op) {
   if (const auto limit = op.attrs.find(kIndexLimit); limit != op.attrs.end()) limit->second = int64_t{0};
 }

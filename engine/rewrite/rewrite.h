@@ -20,6 +20,9 @@ void take_in_order(Graph& graph, const std::vector<OpId>& order);
 // For an op that is run again on the same index.
 void without_index_check(Op& op);
 
+// The parameter (or other variable) that a tensor is, or that casts alone were made of; kNone: neither.
+TensorId variable_behind(const Graph& graph, TensorId id);
+
 // A list of numbers for each of many keys, one behind the other in memory.
 class Lists {
  public:

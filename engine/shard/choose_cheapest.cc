@@ -61,6 +61,12 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
   return moved;
 }
 
+// A gradient that all micro-batches have a term of.
+bool CutChooser::of_parameters(TensorId id) const {
+  const TensorId x = adjoint_of_[static_cast<size_t>(id)];
+  return parameter_of_.contains(id) || (x != kNone && form(x).layout.axes[kTime].placement == Placement::kReplicate);
+}
+
 // Over all micro-batches, of parameters and what is made of them alone: copies that are put together, and sums of
 // gradients that no device has a part of. In a step of one micro-batch they come and go as activations do.
 double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const {
@@ -75,11 +81,21 @@ double CutChooser::held_bytes(const Placed& p, const Factor* f, size_t a) const 
   for (size_t o = 0; o < p.op.outputs.size(); ++o) {
     const TensorId id = p.op.outputs[o];
     if (id == kNone || (f && o < f->outputs.size() && f->outputs[o].present())) continue;
-    const TensorId x = adjoint_of_[static_cast<size_t>(id)];
-    if (parameter_of_.contains(id) || (x != kNone && form(x).layout.axes[kTime].placement == Placement::kReplicate))
-      held += received_bytes({}, bytes(p.op, id, *p.out[o], a), n);
+    if (of_parameters(id)) held += received_bytes({}, bytes(p.op, id, *p.out[o], a), n);
   }
   return held;
+}
+
+// What adds gradients of parameters up, in every micro-batch: reads the sum and the summand, writes the sum.
+double CutChooser::added_bytes(const Placed& p, const Factor* f, size_t a) const {
+  double added = 0;
+  for (size_t o = 0; out_.micro_batches > 1 && o < p.op.outputs.size(); ++o) {
+    const TensorId id = p.op.outputs[o];
+    if (id == kNone || !of_parameters(id)) continue;
+    const bool cut = f && o < f->outputs.size() && f->outputs[o].present();
+    added += bytes(p.op, id, *p.out[o], a) / (cut ? static_cast<double>(size(a, p.op)) : 1);
+  }
+  return static_cast<double>(out_.micro_batches) * axes_.tasks.cost.add_passes * added;
 }
 
 OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
@@ -107,7 +123,8 @@ OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &p.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(size(a, p.op)) : work) +
-           link_seconds(moved_bytes(p, f, cut, wanted, a), 0, cost.link) + cost.held_seconds(held_bytes(p, f, a));
+           link_seconds(moved_bytes(p, f, cut, wanted, a), 0, cost.link) +
+           pass_seconds(added_bytes(p, f, a), cost.device) + cost.held_seconds(held_bytes(p, f, a));
   };
   OpCut best = tries[0];
   double least = seconds(best);

@@ -66,7 +66,9 @@ class CutChooser {
   std::vector<const AxisLayout*> wanted_results(const Op& op, size_t a) const;
   double moved_bytes(const Placed& placed, const Factor* f, const OpCut& cut,
                      const std::vector<const AxisLayout*>& wanted, size_t a) const;
+  bool of_parameters(TensorId gradient) const;
   double held_bytes(const Placed& placed, const Factor* f, size_t a) const;
+  double added_bytes(const Placed& placed, const Factor* f, size_t a) const;
   // Of all ways that the operands (or the home of a parameter whose gradient this makes) suggest, the one that moves
   // and computes least.
   OpCut cheapest_cut(const Placed& placed, size_t a) const;

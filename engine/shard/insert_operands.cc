@@ -52,11 +52,17 @@ TensorId Inserter::bring(const Op& op, TensorId id, size_t a, const AxisLayout& 
         return b_.rearrange(id, to);
       }
       // Parameters that live in parts are gathered once for each pass, so that no copy lives between the passes.
-      const int use = g().tensor(id).kind == TensorKind::kVariable && op.phase != Phase::kForward ? 1 : 0;
+      const int use = is_parameter(id) && op.phase != Phase::kForward ? 1 : 0;
       const TensorId whole = b_.gather(id, a, use);
       return cut ? sliced(op, whole, a, want) : whole;
   }
   return id;
+}
+
+bool Inserter::is_parameter(TensorId id) const {
+  while (b_.producer(id) != kNone && g().op(b_.producer(id)).code == OpCode::k_cast)
+    id = g().op(b_.producer(id)).inputs[0];
+  return g().tensor(id).kind == TensorKind::kVariable;
 }
 
 TensorId Inserter::gradient_in(TensorId id) const {

@@ -50,6 +50,7 @@ class Inserter {
 
   // insert_operands.cc
   TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
+  bool is_parameter(TensorId id) const;     // or its copy of another type
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, also on its way; kNone: it is none
   void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
   Error tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const;

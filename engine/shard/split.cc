@@ -189,7 +189,7 @@ class Chooser {
       const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
       const double update = p_.trains ? pass_seconds(cost_.update_passes * bytes * part, cost_.device) : 0;
       const double held = cost_.held_seconds((p_.trains ? cost_.held_copies : 1) * bytes * part);
-      return update + held + (cut && p_.trains ? seconds(id, op, share({.sum = true})) : 0);
+      return update + held + added(bytes * part) + (cut && p_.trains ? seconds(id, op, share({.sum = true})) : 0);
     }
     if (want.present()) {
       switch (code.placement) {
@@ -217,7 +217,7 @@ class Chooser {
       if (p_.micro_batches > 1 && !per_sample_[static_cast<size_t>(id)]) {  // over all of them
         const Tensor& t = g_.tensor(id);
         const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
-        cost += cost_.held_seconds((p_.trains ? cost_.gathered_copies : 1) * bytes * part);
+        cost += cost_.held_seconds((p_.trains ? cost_.gathered_copies : 1) * bytes * part) + added(bytes * part);
       }
       return cost;  // the adjoint of the gather sums the gradients
     }
@@ -227,6 +227,11 @@ class Chooser {
       cost += seconds(id, op, share({.sum = true}));
     }
     return cost;
+  }
+  // To add a gradient up over micro-batches.
+  double added(double bytes) const {
+    if (!p_.trains || p_.micro_batches == 1) return 0;
+    return pass_seconds(static_cast<double>(p_.micro_batches) * cost_.add_passes * bytes, cost_.device);
   }
   bool depends_on_parameter(TensorId id) const { return g_.tensor(id).kind == TensorKind::kValue; }
 

@@ -264,6 +264,7 @@ class whale_plan_options(Structure):
         ("stage_recompute_count", c_size_t),
         ("cancel", c_void_p),
         ("timeout_seconds", c_double),
+        ("prefetch", c_int64),
     ]
 
 

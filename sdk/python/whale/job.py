@@ -125,7 +125,7 @@ def inspect_checkpoint(directory: str | os.PathLike) -> dict:
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
-         offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
+         offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0,
          overlap: bool = True, fusion: bool = True, timeout: float = 0) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
@@ -162,13 +162,15 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         Bytes of gradients that are summed at once, 0: 4 MiB.
     matmul_chunks
         Pieces of a product that run beside its collective, 0: by cost, 1: whole.
+    prefetch
+        ZeRO 3: gathers of parameters ahead of the one that is read, 0: a few ops ahead. More of them are in memory at once, and are waited for less.
     overlap, fusion
         False: communication in turn with computation; every op by itself. For comparison.
     timeout
         Seconds that planning may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
 
-    ``zero``, ``gradient_dtype``, ``adasum``, ``update`` and ``matmul_chunks`` are about what several devices do: on one they are legal and
-    change nothing. Options of training (these but ``matmul_chunks``, and ``accumulation``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
+    ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
+    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
     parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
     state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
     cluster, options, cancel = _planning(**locals())
@@ -192,7 +194,7 @@ def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
 def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
               precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
               recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
-              offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0,
+              offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0,
               overlap: bool = True, fusion: bool = True, timeout: float = 0) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     arguments.instance("graph", graph, Graph, "a whale.Graph")
@@ -236,6 +238,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     forms = ("auto", "whole", "sliced")
     options.update = forms.index(arguments.choice("update", update, forms))
     options.matmul_chunks = arguments.integer("matmul_chunks", matmul_chunks, 0, 2**31 - 1)
+    options.prefetch = arguments.integer("prefetch", prefetch, 0, 2**31 - 1)
     if gradient_dtype is not None:
         options.gradient_dtype = as_dtype(gradient_dtype).number + 1
     options.offload = string(",".join(arguments.names("offload", offload)))
