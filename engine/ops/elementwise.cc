@@ -75,6 +75,15 @@ std::vector<TensorType> infer_bce(const OpView& v) {
   return out;
 }
 
+// Element by element: any result may lie where any operand of its size does.
+std::vector<Alias> aliases_fused(const OpView& v) {
+  std::vector<Alias> all;
+  const int results = result_count(*v.attrs);
+  for (int o = 0; o < results; ++o)
+    for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) all.push_back({o, i});
+  return all;
+}
+
 std::vector<TensorType> infer_fused(const OpView& v) {
   const FusedBody body = decode(*v.attrs, static_cast<int>(v.inputs.size()));
   std::vector<TensorType> values = v.inputs;
@@ -458,8 +467,8 @@ const OpDef op_def_fused = {
     .gradient = nullptr,
     .factors = elementwise_factors,
     .cost = cost_fused,
-    .aliases = {},
     .flags = kElementwise | kOffsetAware | kInternal,
+    .aliases_of = aliases_fused,
     .placed_dims = placed_dims_fused,
 };
 

@@ -48,6 +48,13 @@ Attrs encode(const FusedBody& body, int inputs) {
   return attrs;
 }
 
+int result_count(const Attrs& attrs) {
+  const auto& ops = attr_ints(attrs, "ops");
+  size_t at = 1;
+  for (int64_t step = 0; step < ops[0]; ++step) at += 4 + static_cast<size_t>(ops[at + 3]);
+  return static_cast<int>(ops.size() - at);
+}
+
 FusedBody decode(const Attrs& attrs, int inputs) {
   Reader in{attr_ints(attrs, "ops")};
   const auto it = attrs.find("values");

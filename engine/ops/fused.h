@@ -29,5 +29,6 @@ std::optional<FusedStep> step_of(const Op& op, DType result);
 // per step).
 Attrs encode(const FusedBody& body, int inputs);
 FusedBody decode(const Attrs& attrs, int inputs);  // throws on malformed data
+int result_count(const Attrs& attrs);              // of what decode() accepts
 
 }  // namespace whale

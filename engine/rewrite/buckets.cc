@@ -1,6 +1,7 @@
 // Merging collectives and updates.
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
@@ -44,8 +45,8 @@ struct Member {
   OpId op;
   OpId order;  // by this: the op that makes its operand, or the first that reads its result
 };
-// .., group, stage, kind, behind an update
-using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int, bool>;
+// .., group, stage, kind, of an update (no gradient waits with its sums), behind one
+using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int, bool, bool>;
 
 // Of gathers: those of updated parameters by the number of the update's result, those of parameters by who waits.
 int kind_of(const Graph& g, const Op& op, bool weight) {
@@ -92,6 +93,22 @@ std::vector<Member> members_of(const Graph& g) {
   }
   std::stable_sort(out.begin(), out.end(), [](const Member& a, const Member& b) { return a.order < b.order; });
   return out;
+}
+
+// Copies of parameters that are gathered come first, so that no bucket waits for the place of a member's copy.
+void copies_first(Graph& g) {
+  std::vector<char> first(g.ops.size());
+  for (const Op& op : g.ops) {
+    if (op.code != OpCode::k_all_gather || op.inputs.size() != 1 || variable_behind(g, op.inputs[0]) == kNone) continue;
+    for (OpId made = g.tensor(op.inputs[0]).producer; made != kNone; made = g.tensor(g.op(made).inputs[0]).producer)
+      first[static_cast<size_t>(made)] = 1;
+  }
+  std::vector<OpId> order(g.ops.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_partition(order.begin(), order.end(), [&](OpId i) { return first[static_cast<size_t>(i)] != 0; });
+  if (std::is_sorted(order.begin(), order.end())) return;
+  take_in_order(g, order);
+  compact(g, {});
 }
 
 struct Bucket {
@@ -205,6 +222,7 @@ void join(Op& into, const Op& op) {
 
 void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   Graph& g = lg.graph;
+  copies_first(g);
   const std::vector<Member> members = members_of(g);
   std::map<Key, Bucket> open;
   Waits waits(g, members);
@@ -214,9 +232,9 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
   for (const Member& m : members) {
     Op& op = g.op(m.op);
     const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
-    Bucket& bucket =
-        open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region, attr_int(op.attrs, "group"), op.stage,
-              kind_of(g, op, weights[static_cast<size_t>(m.op)]), updated[static_cast<size_t>(m.op)] != 0}];
+    Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
+                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op, weights[static_cast<size_t>(m.op)]),
+                           op.phase == Phase::kUpdate, updated[static_cast<size_t>(m.op)] != 0}];
     const bool full = bucket.bytes >= bucket_bytes ||
                       (bucket.held != kNone && held_back.between(bucket.held, m.order) >= bucket_bytes);
     if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {

@@ -98,18 +98,15 @@ std::vector<double> wishes(const Order& o, int64_t prefetch) {
     if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
       key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
   const Lists direct = readers_of(g);
-  std::vector<char> constant(n), source(n);  // a source is made of constants, inputs and variables alone: at any time
-  const auto made_of = [&](const Op& op, const auto& test) {
-    return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id == kNone || test(id); });
-  };
-  const auto from_constant = [&](TensorId id) {
-    return g.tensor(id).producer != kNone && constant[static_cast<size_t>(g.tensor(id).producer)];
-  };
+  // Made of constants, inputs and variables alone, by whatever many ops: at any time.
+  std::vector<char> source(n);
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    constant[i] = made_of(op, from_constant);
-    source[i] = !has_flag(op.code, kCollective) && o.overwrites[i].empty() &&
-                made_of(op, [&](TensorId id) { return g.tensor(id).kind != TensorKind::kValue || from_constant(id); });
+    source[i] =
+        !has_flag(op.code, kCollective) && o.overwrites[i].empty() && std::ranges::all_of(op.inputs, [&](TensorId id) {
+          const OpId made = id == kNone ? kNone : g.tensor(id).producer;
+          return made == kNone || source[static_cast<size_t>(made)];
+        });
   }
   const auto first_reader = [&](const Op& op) {
     double first = kNever;
@@ -155,10 +152,17 @@ std::vector<double> wishes(const Order& o, int64_t prefetch) {
   for (size_t i = 0; i < n; ++i)
     if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) launches.push_back(key[i]);
   std::sort(launches.begin(), launches.end());
+  const double apart = 0.05 / static_cast<double>(n);  // what wants to run at one time keeps its order, its sources too
+  // Of an update, or a slice for updates alone: a whole gradient goes as soon as its slice is there.
+  const auto for_update = [&](const Op& op) {
+    return op.phase == Phase::kUpdate || (op.code == OpCode::k_local_slice &&
+                                          std::ranges::all_of(direct[static_cast<size_t>(op.outputs[0])],
+                                                              [&](OpId r) { return g.op(r).phase == Phase::kUpdate; }));
+  };
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
     const TensorId added = summand_of(op);
-    if ((op.phase != Phase::kUpdate && added == kNone) || has_flag(op.code, kCollective)) continue;
+    if ((!for_update(op) && added == kNone) || has_flag(op.code, kCollective)) continue;
     const TensorIds awaited = added == kNone ? op.inputs : TensorIds{added};
     double when = made_at(awaited) + 0.1;
     for (const TensorId id : awaited) {
@@ -172,11 +176,11 @@ std::vector<double> wishes(const Order& o, int64_t prefetch) {
       for (const OpId r : o.readers[static_cast<size_t>(storage)])
         if (static_cast<size_t>(r) != i)
           when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
-    key[i] = when;
+    key[i] = when + apart * static_cast<double>(i);
   }
   // Sources sink to their first reader, from the last to the first so that chains of them sink together.
   for (size_t i = n; i-- > 0;)
-    if (const double first = source[i] ? first_reader(g.ops[i]) : kNever; first < kNever) key[i] = first - 0.01;
+    if (const double first = source[i] ? first_reader(g.ops[i]) : kNever; first < kNever) key[i] = first - apart / 64;
   return key;
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "rewrite/copies.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -148,9 +149,42 @@ class Blocks {
     for (Op& op : ops) op.origin = kNone;  // numbers have changed
     g_.ops = std::move(ops);
     compact(g_, {});
+    gather_for_weights();
   }
 
  private:
+  // What is made again for a weight's gradient alone may run in a later row than the backward pass, whose gathers it
+  // found: it gets its own, as rewrite/gather_late.h says.
+  void gather_for_weights() {
+    const std::vector<char> late = put_off(lg_);
+    const auto is_late = [&](OpId i) { return i != kNone && late[static_cast<size_t>(i)] != 0; };
+    std::map<TensorId, TensorId> own;
+    std::vector<Op> ops;
+    const auto mine = [&](auto& self, TensorId id) -> TensorId {
+      const OpId made = id == kNone ? kNone : g_.tensor(id).producer;
+      if (made == kNone || g_.op(made).region != Region::kBody || is_late(made) || !of_variables(id)) return id;
+      if (const auto known = own.find(id); known != own.end()) return known->second;
+      Op copy = g_.op(made);
+      copy.name += ".again";
+      copy.phase = Phase::kBackward;
+      copy.inputs[0] = self(self, copy.inputs[0]);
+      copy.outputs[0] = add_like(lg_, id, ".again");
+      own[id] = copy.outputs[0];
+      ops.push_back(copy);
+      return copy.outputs[0];
+    };
+    for (size_t i = 0; i < late.size(); ++i) {
+      TensorIds read = g_.ops[i].inputs;
+      if (is_late(static_cast<OpId>(i)))
+        for (TensorId& id : read) id = mine(mine, id);
+      ops.push_back(g_.ops[i]);
+      ops.back().inputs = read;
+    }
+    if (own.empty()) return;
+    g_.ops = std::move(ops);
+    compact(g_, {});
+  }
+
   // Storage that lives to the backward pass anyway: not made in a block, or read beyond its block or stage.
   void find_kept() {
     kept_.assign(g_.tensors.size(), 0);

@@ -58,6 +58,7 @@ TEST_CASE("absurd counts in options and strategies are errors that show them, be
       {strategy("stage(1000000000) > replica"), "null:4", {"4 are there"}},
       {strategy("cluster(layout=average(1000000000))"), "null:4", {"1000000000"}},
       {{{.matmul_chunks = -1}}, "null:2", {"-1 chunks"}},
+      {{{.prefetch = -1}}, "null:2", {"-1 gathers"}},
   };
   for (const Row& row : rows) {
     const std::string message = refusal(small::gpt(8).g, row.devices, row.options);

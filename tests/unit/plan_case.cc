@@ -75,6 +75,7 @@ const Field kFields[] = {
     field<&PlanCase::lazy>("lazy"),
     field<&PlanCase::sliced>("sliced"),
     field<&PlanCase::matmul_chunks>("matmul_chunks"),
+    field<&PlanCase::prefetch>("prefetch"),
     field<&PlanCase::offload>("offload"),
     field<&PlanCase::profile>("profile"),
 };
@@ -228,6 +229,7 @@ CompileOptions options_of(const PlanCase& c, const Graph& graph) {
   o.bucket_bytes = c.bucket_bytes;
   o.update = c.sliced ? UpdateForm::kSliced : UpdateForm::kWhole;
   o.matmul_chunks = c.matmul_chunks;
+  o.prefetch = c.prefetch;
   o.offload = c.offload;
   if (c.profile > 0) {
     Profile& p = o.profile;

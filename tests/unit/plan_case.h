@@ -31,6 +31,7 @@ struct PlanCase {
   bool lazy = false;       // updates of the rows that were looked up
   bool sliced = false;     // updates
   int64_t matmul_chunks = 1;
+  int64_t prefetch = 0;
   uint32_t offload = 0;
   // 1: small things count as large ones do, so that rewrites for large models happen; 2: and memory is dear.
   int profile = 0;

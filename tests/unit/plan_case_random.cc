@@ -305,6 +305,7 @@ PlanCase random_plan_case(Dice& dice, int64_t most) {
   c.gradients = dice.below(6) == 0;
   c.sliced = !c.exact && dice.below(4) == 0;
   if (!c.exact && dice.below(4) == 0) c.matmul_chunks = dice.between(2, 4);
+  if (dice.below(3) == 0) c.prefetch = dice.between(1, 3);
   const auto has_block = [&](const char* name) {
     return std::any_of(blocks.begin(), blocks.end(), [&](const std::string& b) { return b.starts_with(name); });
   };
@@ -360,6 +361,7 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   with([](PlanCase& l) { l.gradients = false; });
   with([](PlanCase& l) { l.sliced = false; });
   with([](PlanCase& l) { l.matmul_chunks = 1; });
+  with([](PlanCase& l) { l.prefetch = 0; });
   with([](PlanCase& l) { l.offload = 0; });
   with([](PlanCase& l) { l.profile = 0; });
   with([](PlanCase& l) { l.lazy = false; });

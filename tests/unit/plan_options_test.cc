@@ -24,6 +24,7 @@ std::vector<PlanOptions> unusual() {
   one([](PlanOptions& o) { o.offload = kOffloadState; });
   one([](PlanOptions& o) { o.update = UpdateForm::kSliced; });
   one([](PlanOptions& o) { o.matmul_chunks = 2; });
+  one([](PlanOptions& o) { o.zero = 3, o.prefetch = 1; });
   return all;
 }
 

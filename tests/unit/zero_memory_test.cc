@@ -21,11 +21,21 @@ struct Setup {
   int64_t replicas;
 };
 
-MemoryClasses memory(const small::Model& m, const Setup& s, int zero) {
+struct Choice {
+  int zero = 0;
+  Precision precision = Precision::kFloat32;
+  Recompute recompute = Recompute::kNone;
+  int64_t prefetch = 0;
+};
+
+MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice) {
   CompileOptions options;
   options.strategy = s.strategy;
   options.accumulation = s.accumulation;
-  options.zero = zero;
+  options.zero = choice.zero;
+  options.precision = choice.precision;
+  options.recompute = choice.recompute;
+  options.prefetch = choice.prefetch;
   options.bucket_bytes = kBucket;
   const Plan plan = compile(m.g, parse_devices(s.devices, {0}), options);
   return memory_of(plan, plan.entries[0], 0).device;
@@ -45,7 +55,8 @@ TEST_CASE("ZeRO: parameters, gradients and state are divided by the replicas, wi
        {Setup{"null:4", "replica", 4, 4}, Setup{"null:8", "replica(4) > pipeline(2, micro_batches=8)", 0, 4},
         Setup{"null:4", "replica(2) > split(2)", 8, 2}}) {
     CAPTURE(s.strategy);
-    const MemoryClasses none = memory(m, s, 0), one = memory(m, s, 1), two = memory(m, s, 2), three = memory(m, s, 3);
+    const MemoryClasses none = memory(m, s, {.zero = 0}), one = memory(m, s, {.zero = 1}),
+                        two = memory(m, s, {.zero = 2}), three = memory(m, s, {.zero = 3});
     // Gradients under way: those of a bucket, what becomes of them, and the one at work.
     const int64_t under_way = 3 * (kBucket + matrix);
     CHECK(none.gradients >= none.parameters);
@@ -65,9 +76,47 @@ TEST_CASE("ZeRO: parameters, gradients and state are divided by the replicas, wi
   }
 }
 
+// Used up as they come: no gradient waits for the end of the backward pass, no 16-bit copy of a parameter for the other
+// pass.
+TEST_CASE("ZeRO: one micro-batch holds the gradients of a few layers, and their copies") {
+  const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 24, 8, 64, 64);
+  const int64_t matrix = int64_t{4} * 64 * 256 * 4;
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CAPTURE(static_cast<int>(precision));
+    const auto of = [&](int zero) {
+      return memory(m, {"null:4", "replica", 1, 4}, {.zero = zero, .precision = precision});
+    };
+    const MemoryClasses none = of(0), one = of(1), two = of(2), three = of(3);
+    CHECK(none.parameters > 16 * matrix);
+    CHECK(one.gradients <= 3 * (kBucket + matrix));
+    CHECK(two.gradients <= 3 * (kBucket + matrix));
+    CHECK(three.gradients <= 3 * (kBucket + matrix));
+    CHECK(one.total() < none.total());
+    CHECK(two.total() <= one.total());
+    CHECK(three.total() < two.total());
+    CHECK(near_part(three.parameters, none.parameters, 4));
+    CHECK(three.activations <= two.activations + 8 * matrix);
+  }
+}
+
+TEST_CASE("ZeRO 3: no more gathers than are asked for are ahead of the one that is read") {
+  const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
+  for (const int64_t accumulation : {1, 4}) {
+    const auto of = [&](int64_t prefetch) {
+      return memory(m, {"null:4", "replica", accumulation, 4},
+                    {.zero = 3, .recompute = Recompute::kFull, .prefetch = prefetch});
+    };
+    CAPTURE(accumulation);
+    CHECK(of(1).total() < of(8).total());
+    CHECK(of(8).total() < of(32).total());
+    CHECK(of(1000).total() >= of(32).total());
+  }
+}
+
 TEST_CASE("sums over micro-batches: a gradient is added as soon as it is there") {
   const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
-  const MemoryClasses one = memory(m, {"null:1", "", 1, 1}, 0), many = memory(m, {"null:1", "", 8, 1}, 0);
+  const MemoryClasses one = memory(m, {"null:1", "", 1, 1}, {.zero = 0}),
+                      many = memory(m, {"null:1", "", 8, 1}, {.zero = 0});
   CHECK(many.gradients >= one.parameters);
   CHECK(many.gradients * 4 < one.parameters * 5);
   CHECK(many.total() < one.total() + one.parameters);
@@ -77,7 +126,7 @@ TEST_CASE("sums over micro-batches: a gradient is added as soon as it is there")
 // device would hold whole weights and whole sums of their gradients over all micro-batches.
 TEST_CASE("split: sums of gradients over micro-batches are cut as their parameters") {
   const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 4, 2048, 4096, 1000);
-  const MemoryClasses held = memory(m, {"null:16", "pipeline(2, micro_batches=32) > split(8)", 0, 1}, 0);
+  const MemoryClasses held = memory(m, {"null:16", "pipeline(2, micro_batches=32) > split(8)", 0, 1}, {.zero = 0});
   CHECK(held.gradients <= held.parameters * 5 / 4);
 }
 

@@ -204,6 +204,7 @@ REFUSED = {
     "limits of files": (lambda: wh.configure(max_ops=-1), "'max_ops' is -1"),
     "limits of files, cut": (lambda: wh.configure(max_devices=1.5), "'max_devices' is 1.5"),
     "matmul_chunks": (lambda: planned(matmul_chunks=-1), "'matmul_chunks' is -1"),
+    "prefetch": (lambda: planned(prefetch=-1), "'prefetch' is -1"),
     **{f"{name} of a graph that is not trained": (lambda option={name: value}: wh.plan(graph(trained=False), **option),
                                                   rf"{name}.*(which has no loss with an optimizer: these options are of training|this one is not trained)")
        for name, value in dict(accumulation=2, zero=1, state_shares=[1, 1], gradient_dtype="bfloat16", adasum=True, recompute="full", offload=["state"],

@@ -32,6 +32,7 @@ PIPELINE = {"devices": "cpu:2", "strategy": "pipeline(2, micro_batches=3)"}
     (PIPELINE, {"recompute": ["none", "full"]}),
     ({"devices": "cpu:2", "strategy": "replica(2)"}, {"update": "sliced"}),
     ({"devices": "cpu:2", "strategy": "split(2)"}, {"matmul_chunks": 3}),
+    ({"devices": "cpu:2", "strategy": "replica(2)", "zero": 3, "bucket_bytes": 512}, {"prefetch": 1}),
 ], ids=str)
 def test_no_bit_changes(options, form):
     plan = start(**options, **form)
@@ -44,6 +45,7 @@ def test_no_bit_changes(options, form):
     ({"recompute": ["full", "half"]}, "'half'.*'none', 'selective' or 'full'"),
     ({"update": "halved"}, "'halved'.*'auto', 'whole' or 'sliced'"),
     ({"matmul_chunks": -1}, "matmul_chunks"),
+    ({"prefetch": -1}, "prefetch"),
 ], ids=str)
 def test_what_cannot_be(form, told):
     with pytest.raises(wh.WhaleError, match=told):

@@ -276,3 +276,18 @@ def test_a_long_strategy_is_not_echoed_whole(strategy):
     with pytest.raises(WhaleError) as refused:
         wh.plan(g, "cpu:2", strategy=strategy)
     assert len(str(refused.value)) < 500
+
+
+def test_a_gather_is_there_for_what_a_late_weight_gradient_makes_again():
+    """ZeRO 3, recompute full and zero-bubble: the verifier refused the plan that the planner made."""
+    with wh.Graph("late") as g:
+        h = wh.ops.tanh(wh.nn.linear(wh.input("x", (4, 5, 6)), 8))
+        h = wh.nn.linear(wh.nn.attention(h, 2, linear_bias=False), 6)
+        g.minimize(wh.ops.square(h).mean(), wh.SGD(0.1))
+    x = np.random.default_rng(0).standard_normal((4, 5, 6))
+    losses = []
+    for options in ({"devices": "ref:1"}, {"devices": "ref:4", "strategy": "replica(2) > pipeline(2, micro_batches=2, schedule=zb_h1)", "zero": 3,
+                                           "recompute": "full"}):
+        job = wh.plan(g, precision="float64", **options).start(seed=1)
+        losses.append([job.step(x=x) for _ in range(4)])
+    assert np.allclose(*losses, rtol=1e-12, atol=0)

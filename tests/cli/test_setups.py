@@ -1,0 +1,49 @@
+"""The large setups of docs/memory.md, planned as the page says: bytes by class and the collectives of a step against tests/cli/setups.txt
+(WHALE_RENEW_GOLDEN=1 writes it anew), and each within what its devices have."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+WHALE = os.environ["WHALE"]
+HERE = pathlib.Path(__file__).resolve().parent
+GOLDEN = HERE / "setups.txt"
+SPEC = importlib.util.spec_from_file_location("memory_table", HERE.parents[1] / "tools" / "generate" / "memory_table.py")
+memory_table = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(memory_table)
+
+
+def planned(folder, model, devices, strategy, options):
+    text = model.model() if isinstance(model, memory_table.Gpt) else model
+    subprocess.run([WHALE, "model", *text.split(), "-o", folder / "m.whale"], check=True, capture_output=True)
+    return subprocess.run([WHALE, "plan", folder / "m.whale", "--devices", devices, "--strategy", strategy, *options.split()],
+                          check=True, capture_output=True, text=True).stdout
+
+
+def summary(text):
+    """The lines of the fullest device's memory and of a step's communication."""
+    lines = [re.sub(r" of the fullest device, \d+| of one device", "", line.strip()) for line in text[:text.index("\ntrain")].splitlines()]
+    return "; ".join(line for line in lines if re.match(r"memory|parameters|offloaded|communication|messages", line))
+
+
+@pytest.mark.parametrize("setup", memory_table.ROWS, ids=lambda s: s[0])
+def test_a_large_setup_has_its_figures(setup, tmp_path):
+    name, model, devices, strategy, options, _ = setup
+    found = f"{name}: {summary(planned(tmp_path, model, devices, strategy, options))}"
+    if os.environ.get("WHALE_RENEW_GOLDEN"):
+        others = [line for line in GOLDEN.read_text().splitlines() if not line.startswith(name + ": ")] if GOLDEN.exists() else []
+        GOLDEN.write_text("".join(line + "\n" for line in sorted([*others, found])))
+    assert found in GOLDEN.read_text().splitlines(), found
+
+
+def test_the_page_has_the_same_figures():
+    page = (HERE.parents[1] / "docs" / "memory.md").read_text()
+    for line in GOLDEN.read_text().splitlines():
+        name, figures = line.split(": ", 1)
+        row = next(row for row in page.splitlines() if row.startswith(f"| {name} |"))
+        for kind in ("parameters", "gradients", "optimizer state", "activations"):
+            assert f" {re.search(kind + r' ([0-9.]+ .?B)', figures)[1]} |" in row, (name, kind)
