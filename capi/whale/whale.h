@@ -24,7 +24,8 @@
  *   settings are the process's: a host that uses the same libdnnl finds them so, and one that used it before has chosen its
  *   instruction set). OMP_THREAD_LIMIT below a device's threads is WHALE_RESOURCE_EXHAUSTED. What remains: OMP_DISPLAY_ENV and
  *   OMP_DISPLAY_AFFINITY print, OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY bind threads to cores, OMP_WAIT_POLICY and
- *   GOMP_SPINCOUNT change how threads wait, OMP_STACKSIZE their stacks; none changes a result.
+ *   GOMP_SPINCOUNT change how threads wait, OMP_STACKSIZE their stacks (WHALE_RESOURCE_EXHAUSTED where the system has
+ *   no such stacks); none changes a result.
  */
 #ifndef WHALE_WHALE_H
 #define WHALE_WHALE_H

@@ -98,15 +98,17 @@ std::vector<double> wishes(const Order& o, int64_t prefetch) {
     if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
       key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
   const Lists direct = readers_of(g);
-  // Made of constants, inputs and variables alone, by whatever many ops: at any time.
-  std::vector<char> source(n);
+  // Ready at any time: made of constants and variables alone, by however many ops, or of inputs by one.
+  std::vector<char> source(n), alone(n);
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    source[i] =
-        !has_flag(op.code, kCollective) && o.overwrites[i].empty() && std::ranges::all_of(op.inputs, [&](TensorId id) {
-          const OpId made = id == kNone ? kNone : g.tensor(id).producer;
-          return made == kNone || source[static_cast<size_t>(made)];
-        });
+    const auto from = [&](TensorId id) {
+      const OpId made = id == kNone ? kNone : g.tensor(id).producer;
+      return made == kNone || alone[static_cast<size_t>(made)];
+    };
+    const auto input = [&](TensorId id) { return id != kNone && g.tensor(id).kind == TensorKind::kInput; };
+    source[i] = !has_flag(op.code, kCollective) && o.overwrites[i].empty() && std::ranges::all_of(op.inputs, from);
+    alone[i] = source[i] && std::ranges::none_of(op.inputs, input);
   }
   const auto first_reader = [&](const Op& op) {
     double first = kNever;

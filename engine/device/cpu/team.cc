@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cctype>
 #include <cerrno>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
-#include <system_error>
-#include <thread>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -22,43 +24,79 @@ namespace {
 
 constexpr size_t kThreadAddresses = size_t{80} << 20;  // a stack, and the area that malloc gives each thread
 
-// Threads that only exist. Made all at once and ended together, they show that so many can be made.
+// Of the stacks of OpenMP's threads, as libgomp reads it: a number of KiB, or with a letter B, K, M or G. 0: the
+// default.
+size_t stack_of_team() {
+  for (const char* name : {"OMP_STACKSIZE", "GOMP_STACKSIZE"}) {
+    const char* text = std::getenv(name);
+    if (text == nullptr) continue;
+    char* end = nullptr;
+    const double number = std::strtod(text, &end);
+    while (*end == ' ') ++end;
+    constexpr std::string_view kUnits = "BKMG";
+    const size_t unit = *end == 0 ? 1 : kUnits.find(static_cast<char>(std::toupper(*end)));
+    const double bytes = std::ldexp(number, static_cast<int>(10 * unit));
+    if (unit != kUnits.npos && bytes > 0 && bytes < 0x1p62) return static_cast<size_t>(bytes);
+  }
+  return 0;
+}
+
+// Threads that only exist, with the stacks of OpenMP's. Made all at once and ended together, they show that so many can
+// be made.
 class Trial {
  public:
-  explicit Trial(int count) {
-    threads_.reserve(static_cast<size_t>(count));
-    ids_ = std::vector<std::atomic<pid_t>>(static_cast<size_t>(count));
-    try {
-      for (std::atomic<pid_t>& id : ids_)
-        threads_.emplace_back([this, &id] {
-          id.store(static_cast<pid_t>(syscall(SYS_gettid)), std::memory_order_release);
-          over_.wait(false, std::memory_order_acquire);
-        });
-    } catch (const std::system_error& e) {
-      const size_t made = threads_.size();
-      end();
-      throw error(Code::kResourceExhausted,
-                  "a cpu device needs {} threads, the system gives {} ({}). Use fewer threads or devices, or raise the "
-                  "limit of threads (RLIMIT_NPROC, pids.max) or of addresses (RLIMIT_AS)",
-                  count + 1, made + 1, e.what());
+  explicit Trial(int count) : seats_(static_cast<size_t>(count)) {
+    threads_.reserve(seats_.size());
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    const size_t stack = stack_of_team();
+    if (stack != 0)
+      pthread_attr_setstacksize(&attributes, stack);  // one that is too small is not taken, nor is it there
+    int failed = 0;
+    for (Seat& seat : seats_) {
+      seat.over = &over_;
+      pthread_t thread;
+      failed = pthread_create(&thread, &attributes, &wait, &seat);
+      if (failed != 0) break;
+      threads_.push_back(thread);
     }
+    pthread_attr_destroy(&attributes);
+    const size_t made = threads_.size();
     end();
+    if (failed != 0)
+      throw error(
+          Code::kResourceExhausted,
+          "a cpu device needs {} threads{}, the system gives {} ({}). Use fewer threads or devices, {}raise the "
+          "limit of threads (RLIMIT_NPROC, pids.max) or of addresses (RLIMIT_AS)",
+          count + 1, stack == 0 ? "" : fmt::format(" with stacks of {} MiB (OMP_STACKSIZE)", stack >> 20), made + 1,
+          std::strerror(failed), stack == 0 ? "or " : "a smaller OMP_STACKSIZE, or ");
   }
 
  private:
+  struct Seat {
+    std::atomic<pid_t> id{0};
+    std::atomic<bool>* over = nullptr;
+  };
+  static void* wait(void* seat) {
+    Seat& mine = *static_cast<Seat*>(seat);
+    mine.id.store(static_cast<pid_t>(syscall(SYS_gettid)), std::memory_order_release);
+    mine.over->wait(false, std::memory_order_acquire);
+    return nullptr;
+  }
+
   // A thread counts until the kernel has forgotten it, which is a little after it was joined.
   void end() {
     over_.store(true, std::memory_order_release);
     over_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
     constexpr int kLooks = 10000;
-    for (const std::atomic<pid_t>& id : ids_)
-      for (int i = 0; i < kLooks && id.load() != 0 && syscall(SYS_tgkill, getpid(), id.load(), 0) == 0; ++i)
+    for (const Seat& seat : seats_)
+      for (int i = 0; i < kLooks && seat.id != 0 && syscall(SYS_tgkill, getpid(), seat.id.load(), 0) == 0; ++i)
         sched_yield();
   }
 
-  std::vector<std::thread> threads_;
-  std::vector<std::atomic<pid_t>> ids_;
+  std::vector<pthread_t> threads_;
+  std::vector<Seat> seats_;
   std::atomic<bool> over_{false};
 };
 

@@ -3,6 +3,8 @@
 import copy
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -291,3 +293,22 @@ def test_a_gather_is_there_for_what_a_late_weight_gradient_makes_again():
         job = wh.plan(g, precision="float64", **options).start(seed=1)
         losses.append([job.step(x=x) for _ in range(4)])
     assert np.allclose(*losses, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("size", ["65536G", " 70000000 m "])
+def test_stacks_that_the_system_does_not_give(size):
+    """libgomp printed a line and ended the process."""
+    program = """
+import whale as wh
+with wh.Graph("g") as g:
+    g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1))
+plan = wh.plan(g, "cpu:1")
+try:
+    plan.start()
+    print("started")  # a system that promises all memory
+except wh.ResourceExhausted as e:
+    assert "OMP_STACKSIZE" in str(e), e
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "OMP_STACKSIZE": size}, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() in ("refused", "started"), (done.stdout, done.stderr)
