@@ -68,7 +68,8 @@ std::string prefix(const whale_graph& g) {
 
 void check_new(const whale_graph& g, const std::string& name, const char* what) {
   if (g.names.count(name) != 0)
-    throw error(Code::kAlreadyExists, "{} '{}': that name is taken in graph '{}'", what, name, g.graph->name);
+    throw error(Code::kAlreadyExists, "{} '{}': that name is taken in graph '{}'", what, brief(name),
+                brief(g.graph->name));
 }
 
 // The rules of ir/verify for one new thing, by itself in a graph, so that an error comes from the call that made it.

@@ -106,7 +106,12 @@ whale_status* whale_event_wait(whale_event* event, double timeout_seconds, int32
     need(done, "done");
     check_process(e.process);
     if (timeout_seconds != timeout_seconds) throw invalid("`timeout_seconds` is not a number");
-    *done = e.run.wait(timeout_seconds) ? 1 : 0;
+    try {
+      *done = e.run.wait(timeout_seconds) ? 1 : 0;
+    } catch (...) {  // how the run ended
+      *done = 1;
+      throw;
+    }
   });
 }
 

@@ -166,7 +166,7 @@ struct Compiler {
     try {
       holds();
     } catch (const Error& e) {
-      throw Error(e.code(), fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
+      throw Error(Code::kInternal, fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
                                         "libwhale, please report it with the model, the devices and the options)",
                                         pass, e.message()))
           .at_op(e.where().op)

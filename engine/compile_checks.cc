@@ -30,8 +30,8 @@ void check_accumulation(const CompileOptions& options, int64_t micro_batches) {
         options.accumulation, micro_batches);
 }
 
-// Most rows of the schedule of all devices together: micro-batches of gpt3-175b on 1,024 devices are a tenth of it.
-constexpr int64_t kMostRows = int64_t{1} << 24;
+// Most rows of the schedule of all devices together: micro-batches of gpt3-175b on 1,024 devices are a third of it.
+constexpr int64_t kMostRows = int64_t{1} << 22;
 
 // Where a task may run: a nest without a stage spans several.
 std::vector<const Mesh*> meshes_of(const TaskGraph& task, const TaskGraphs& tasks) {

@@ -491,8 +491,8 @@ WHALE_API void whale_plan_release(whale_plan *plan);
 
 /* ---- event ------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_event whale_event;
-/* Waits until the run has ended; timeout in seconds, negative: forever. done: 0 or 1. The status is the run's once done; a timeout
- * is not an error (done = 0). */
+/* Waits until the run has ended; timeout in seconds, negative: forever. done: 1 once it has, whatever its status, which is what is
+ * returned then; a timeout is not an error (done = 0). */
 WHALE_API whale_status *whale_event_wait(whale_event *event, double timeout_seconds, int32_t *done);
 WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
 /* Waits for the run if it has not ended. */
@@ -526,7 +526,7 @@ WHALE_API void whale_session_release(whale_session *session); /* stops a running
  * are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples meet before the loss
  * other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or a label out of
  * range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
- * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, owned by
+ * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, whatever the status of the run, owned by
  * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */
 WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
                                            whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,

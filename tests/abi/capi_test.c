@@ -735,7 +735,9 @@ static void test_session(const char* devices) {
   whale_cancel_trigger(cancel);
   status = whale_session_step(s, in, 2, NULL, 0, cancel, &e);
   if (status == NULL) {
+    done = 0;
     status = whale_event_wait(e, -1, &done);
+    CHECK(done == 1); /* it has ended, though not well */
     whale_event_release(e);
     e = NULL;
   }

@@ -126,7 +126,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
 
 
 @pytest.mark.parametrize("arguments,words", [
-    (["plan", "{f}/m.whale", "--accumulation", "2147483648"], "--accumulation is 2147483648, expected 0 to"),
+    (["plan", "{f}/m.whale", "--accumulation", "2147483648"], "--accumulation: '2147483648', expected a whole number from 0 to 2147483647"),
     (["plan", "{f}/m.whale", "--fetch", "a\x01b"], "--fetch is not UTF-8 text"),
     (["run", "{f}/m.whale", "--init-dir", "{f}/nowhere"], "--init-dir is '"),
     (["plan", "{f}/m.whale", "--strategy", "pipeline(2, micro_batches=4611686018427387904)"], "a whole number from 1 to 2147483648"),

@@ -26,7 +26,7 @@ harmless where they fell. Kinds with a star are the plan verifier's alone: it ha
 {damages} damages of {plans} plans, {kinds} kinds{when}. {refused} were refused before anything ran, most of them unasked whether they would have done harm. The
 others ran: {harmless} changed nothing, {counted} count, and of these {caught} were caught ({rate:.2f} %; {missed} missed, {not_compared} not compared, {failed} failed).
 The kit's own rate takes a refusal for noticed: {noticed:.2f} %. {undamaged} undamaged plans, {alarms} called unequal, {open} not compared.
-{aside}The kit (`tools/check` runs it in float64) fails below 99 % of either, on anything "failed", on an undamaged plan that is called unequal, and where two or more of a kind went unnoticed and these are more
+{aside}The kit, in float64 as `tools/check` runs it, fails below 99 % of either, on anything "failed", on an undamaged plan that is called unequal, and where two or more of a kind went unnoticed and these are more
 than a tenth of it: one miss alone is no rate of its kind, and fails nothing but the rates of all. It also fails where one of a starred kind ran and counts.
 Written by `tools/generate/fault_table.py` from `tests/faults/rates.json` and `rates-bf16.json`.
 {others}{notes}
@@ -75,7 +75,7 @@ def line(told):
     """Of another precision (`fault_kit --precision`)."""
     sums = totals(told)
     return (f"\nPlans of cpu devices in {told['precision']}: {told['damages']} damages{when(told)}, {sums['refused']} refused before anything ran; of {sums['counted']} that ran and count "
-            f"{sums['caught']} caught. {told['undamaged']} undamaged, {told['false_alarms']} called unequal, {told['undamaged_not_compared']} not compared. {aside(told).rstrip()}\n")
+            f"{sums['caught']} caught ({100 * sums['caught'] / max(sums['counted'], 1):.2f} %). {told['undamaged']} undamaged, {told['false_alarms']} called unequal, {told['undamaged_not_compared']} not compared. {aside(told).rstrip()}\n")
 
 
 def section(told, others):

@@ -68,7 +68,7 @@ struct Row {
 };
 using O = whale_plan_options;
 const Row kRows[] = {
-    {"accumulation", "micro-batches a step; default: the model's", Kind::kNumber, INT64_MAX, number<&O::accumulation>},
+    {"accumulation", "micro-batches a step; default: the model's", Kind::kNumber, INT32_MAX, number<&O::accumulation>},
     {"bucket-bytes", "size of gradient buckets", Kind::kNumber, INT64_MAX, number<&O::bucket_bytes>},
     {"zero", "ZeRO: 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too", Kind::kNumber, 3,
      number<&O::zero>},

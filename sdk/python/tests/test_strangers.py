@@ -312,3 +312,23 @@ except wh.ResourceExhausted as e:
 """
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "OMP_STACKSIZE": size}, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip() in ("refused", "started"), (done.stdout, done.stderr)
+
+
+def test_a_long_name_is_not_echoed_whole():
+    name = "x" * 100_000
+    with wh.Graph("g") as g:
+        g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1))
+    job = wh.plan(g, "cpu:1").start()
+    with pytest.raises(WhaleError) as unknown:
+        job.step(**{name: 1})
+    with pytest.raises(WhaleError) as twice, wh.Graph("g"):
+        wh.input(name, (4, 4))
+        wh.input(name, (4, 4))
+    assert len(str(unknown.value)) < 500 and len(str(twice.value)) < 500
+
+
+def test_a_layer_of_no_features_has_its_bias():
+    with wh.Graph("empty") as g:
+        y = wh.nn.linear(wh.input("z", (4, 0)), 2)
+        g.minimize((y + 1).mean(), wh.SGD(0.1))
+    assert wh.plan(g, "cpu:1").start(seed=1).step(z=np.zeros((4, 0), np.float32)) == 1

@@ -13,6 +13,11 @@ import numpy as np
 from ._library import InvalidArgument
 
 
+def brief(text: str) -> str:
+    """A name as messages show it."""
+    return text if len(text) < 120 else text[:117] + "..."
+
+
 def wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
     shown = repr(value)
     return InvalidArgument(f"argument '{name}' is {shown if len(shown) < 80 else shown[:77] + '...'}, expected {wanted}", "INVALID_ARGUMENT")

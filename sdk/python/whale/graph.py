@@ -38,7 +38,7 @@ def _check(status: int | None, what: str = "") -> None:
     try:
         check(status)
     except WhaleError as error:
-        message = error.args[0] if not what or what in error.args[0] else f"{what}: {error.args[0]}"
+        message = error.args[0] if not what or what in error.args[0] else f"{arguments.brief(what)}: {error.args[0]}"
         error.args = (f"{_caller()}: {message}",)
         raise
 

@@ -283,7 +283,7 @@ class Job:
             raise FailedPrecondition(f"this plan has no '{entry}' entry: the graph does not call minimize()", "FAILED_PRECONDITION")
         unknown = [name for name in feeds if name not in expected]
         if unknown:
-            raise InvalidArgument(f"no such input: '{unknown[0]}'; the inputs are {', '.join(map(repr, expected))}",
+            raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
                                   "INVALID_ARGUMENT")
         tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
         inputs = (_abi.whale_named_tensor * max(1, len(feeds)))()

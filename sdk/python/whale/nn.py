@@ -27,7 +27,7 @@ def _rank(x: Tensor) -> int:
 
 
 def _fan_in(fan: int) -> Init:
-    bound = 1.0 / math.sqrt(fan)
+    bound = 1.0 / math.sqrt(max(fan, 1))
     return uniform(-bound, bound)
 
 
@@ -220,7 +220,7 @@ def _conv(rank: int, x: Tensor, features: int, kernel: Size, stride: Size, paddi
         raise arguments.wrong("groups", groups, f"a divisor of the {channels} channels of x and of the {features} features")
     fan = channels // groups * math.prod(k)
     with scope(name):
-        weight = parameter("weight", (features, *k, channels // groups), init or normal(math.sqrt(2.0 / fan)))
+        weight = parameter("weight", (features, *k, channels // groups), init or normal(math.sqrt(2.0 / max(fan, 1))))
         return ops.conv(x, weight, parameter("bias", (features,), zeros()) if bias else None, strides=s,
                         padding=_padding(padding, k, s, d, x.shape[1:-1]), dilation=d, groups=groups)
 
@@ -247,7 +247,7 @@ def conv2d_transpose(x: Tensor, features: int, kernel: Size, *, stride: Size = 1
     arguments.integer("features", features, 1), arguments.flag("bias", bias)
     fan = x.shape[-1] * math.prod(k) / math.prod(s)
     with scope(name):
-        weight = parameter("weight", (x.shape[-1], *k, features), init or normal(math.sqrt(2.0 / fan)))
+        weight = parameter("weight", (x.shape[-1], *k, features), init or normal(math.sqrt(2.0 / max(fan, 1))))
         return ops.conv_transpose(x, weight, parameter("bias", (features,), zeros()) if bias else None, strides=s,
                                   padding=[each for side in p for each in (side, side)], output_padding=_tuple("output_padding", output_padding, 2, 0))
 
