@@ -166,9 +166,10 @@ struct Compiler {
     try {
       holds();
     } catch (const Error& e) {
-      throw Error(Code::kInternal, fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
-                                        "libwhale, please report it with the model, the devices and the options)",
-                                        pass, e.message()))
+      throw Error(Code::kInternal,
+                  fmt::format("after pass {}: {} (planning refuses what it has made itself: this is a bug in "
+                              "libwhale, please report it with the model, the devices and the options)",
+                              pass, e.message()))
           .at_op(e.where().op)
           .at_scope(e.where().scope);
     }
