@@ -80,7 +80,7 @@ class Offloader {
     if (bytes_of(g_.tensor(sum)) < lg_.tasks.cost.worth_copying_bytes || fetched(sum)) return;
     size_t made = number + 1;
     TensorId host = kNone;
-    if (lg_.exact) {  // lowering keeps the nodes of the tree there; see ProgramBuilder::finish_trees
+    if (lg_.exact) {  // lowering keeps the nodes of the tree there; see finish_sums
       while (made < g_.ops.size() && g_.ops[made].region != Region::kEpilogue) ++made;
       if (made == g_.ops.size()) return;
       Op at = op;
