@@ -115,7 +115,11 @@ class SmallVector {
   iterator insert(const_iterator at, It first, It last) {  // not of itself
     const ptrdiff_t place = at - begin();
     const size_t before = size_;
-    if constexpr (std::forward_iterator<It>) reserve(size_ + static_cast<size_t>(std::distance(first, last)));
+    if constexpr (std::forward_iterator<It>) {
+      const size_t wanted = size_ + static_cast<size_t>(std::distance(first, last));
+      if (wanted > room_)
+        reserve(before == 0 ? wanted : std::max(wanted, size_t{room_} * 2));  // many appends: few copies
+    }
     for (; first != last; ++first) push_back(static_cast<T>(*first));
     std::rotate(begin() + place, begin() + before, end());
     return begin() + place;
