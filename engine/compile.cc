@@ -19,6 +19,7 @@
 #include "rewrite/offload.h"
 #include "rewrite/order.h"
 #include "shard/insert.h"
+#include "task/condense.h"
 #include "task/shares.h"
 #include "rewrite/slice_updates.h"
 #include "task/strategy.h"
@@ -233,8 +234,10 @@ struct Compiler {
   }
 
   Entry make_entry(const LayoutGraph& lg, const std::vector<std::vector<IndexRange>>& indices, const std::string& name,
-                   const std::vector<PlanVariable>& variables, std::vector<std::string>* notes) const {
+                   const std::vector<PlanVariable>& variables, std::vector<std::string>* notes,
+                   bool messages = true) const {
     LowerOptions lowering;
+    lowering.messages = messages;
     lowering.entry = name;
     lowering.share = options.share_programs;
     lowering.overlap = options.overlap;
@@ -467,6 +470,15 @@ LayoutGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view na
   return again.compiler.layout_passes(std::move(again.whole), std::string(name), micro_batches, &homes);
 }
 
+// Where what is asked for is the same in all layers.
+std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options) {
+  if (options.exact || options.adasum || options.offload || !options.fetch.empty() || !options.stage_recompute.empty())
+    return std::nullopt;
+  constexpr double kBuckets = 2;  // that the gradients of a layer fill
+  return condense(p.scoped.graph, p.scoped.tasks,
+                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)));
+}
+
 CompileOptions options_of(const Plan& plan) {
   CompileOptions options{plan.options};
   options.verify_passes = false;
@@ -517,15 +529,19 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
     const CompileOptions options = without_idle(asked, graph);
     Estimate out;
     for (int k = 0; k < kPrices; ++k) {
-      const Prepared p = prepare(graph, devices, options, price_of(options, k));
+      Prepared p = prepare(graph, devices, options, price_of(options, k));
+      const TaskGraphs whole = p.scoped.tasks;
+      const std::optional<Condensed> small = condensed_form(p, options);
+      if (small) p.scoped = {small->graph, small->tasks};
       const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
       const char* name = trains(p.source) ? "train" : "eval";
       Plan plan = outline(p, devices, options, price_of(options, k));
       const LayoutGraph lg =
           compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, plan.micro_batches, nullptr);
       plan.variables = variables_of(lg);
-      plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr));
-      const Estimate mine = estimate_of(lg, plan);
+      plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr, !small));
+      if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
+      const Estimate mine = small ? estimate_of(*small, whole, lg, plan) : estimate_of(lg, plan);
       const int64_t missing = missing_bytes(mine, devices);
       if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
       if (missing == 0) break;

@@ -171,9 +171,9 @@ class Lowerer {
       if (!body) sizes = {0};
       for (const int32_t u : sizes) {
         low_.link_of[{&op, u}] = static_cast<int32_t>(entry_.links.size());
-        entry_.links.push_back(link_of(op, u, body));
-        if (lg_.stage(op.inputs[0]) == op.stage)
-          low_.inside[low_.link_of[{&op, u}]] = most_received(entry_.links.back());
+        const bool inside = lg_.stage(op.inputs[0]) == op.stage;
+        entry_.links.push_back(inside || low_.options.messages ? link_of(op, u, body) : Link{});
+        if (inside) low_.inside[low_.link_of[{&op, u}]] = most_received(entry_.links.back());
       }
     }
   }
@@ -212,28 +212,40 @@ class Lowerer {
     struct Holder {
       int32_t device = 0;
       Part part;
-      Ints coordinates, members;  // along each of `same`
+      size_t number = 0;
+      Ints members;  // along each of `same`
     };
-    std::vector<Holder> holders;
+    std::map<Ints, std::vector<Holder>> holders;  // by coordinates along each of `same`
+    std::set<Ints> members;
     for (size_t s = 0; s < source.devices.size(); ++s) {
       const Place place = place_of(from, source, s);
       if (source.devices[s] < 0 || (of_one && place.coordinates[axis - 1] != attr_int(op.attrs, "from"))) continue;
-      Holder& holder = holders.emplace_back(Holder{source.devices[s], low_.local.part(x, place), {}, {}});
+      Holder holder{source.devices[s], low_.local.part(x, place), s, {}};
+      Ints coordinates;
       for (const size_t a : same) {
-        holder.coordinates.push_back(place.coordinates[a]);
+        coordinates.push_back(place.coordinates[a]);
         holder.members.push_back(source.axes[a].members(row_of(source.axes, a, place.coordinates)));
       }
+      members.insert(holder.members);
+      holders[std::move(coordinates)].push_back(std::move(holder));
     }
     for (size_t k = 0; k < target.devices.size(); ++k) {
       if (target.devices[k] < 0) continue;
       const Place place = place_of(to, target, k);
       const Part want = low_.local.part(y, place);
-      for (const Holder& holder : holders) {
+      std::vector<const Holder*> mine;
+      for (const Ints& groups : members) {
+        Ints wanted;
+        for (size_t n = 0; n < same.size(); ++n) wanted.push_back(place.coordinates[same[n]] % groups[n]);
+        const auto there = holders.find(wanted);
+        if (there == holders.end()) continue;
+        for (const Holder& holder : there->second)
+          if (holder.members == groups) mine.push_back(&holder);
+      }
+      std::ranges::sort(mine, {}, &Holder::number);
+      for (const Holder* holder : mine) {
         Watch::look();
-        bool mine = true;
-        for (size_t n = 0; mine && n < same.size(); ++n)
-          mine = holder.coordinates[n] == place.coordinates[same[n]] % holder.members[n];
-        if (mine) add_boxes(link, holder.device, holder.part, target.devices[k], want);
+        add_boxes(link, holder->device, holder->part, target.devices[k], want);
       }
     }
     return link;
@@ -242,6 +254,10 @@ class Lowerer {
   // The intersection of two parts, box by box, in coordinates of both.
   static void add_boxes(Link& link, int32_t from, const Part& source, int32_t to, const Part& target) {
     if (source.empty() || target.empty()) return;
+    for (size_t d = 0; d < source.dims.size(); ++d)  // most parts are apart, and that is soon seen
+      if (source.dims[d].back().end <= target.dims[d].front().begin ||
+          target.dims[d].back().end <= source.dims[d].front().begin)
+        return;
     struct Piece {
       Interval source, target;
     };
@@ -332,21 +348,13 @@ class Lowerer {
         for (size_t a = 1; a < lg_.axes() && lg_.exact && run.size() == 0; ++a)
           if (lg_.by_micro_batch(a)) key.push_back(row.coordinates[a - 1]);
         for (const uint64_t mask : low_.masks) {
-          SampleCut cut;
-          cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);
-          for (int64_t u = 0; u < lg_.micro_batches; ++u) {
-            Watch::look();
-            place.micro_batch = u;
-            cut.micro_batches.push_back(low_.local.samples(mask, place));
-            key.push_back(cut.micro_batches.back().size());
-          }
-          place.micro_batch = 0;
-          key.push_back(cut.whole.size());
-          row.samples.push_back(std::move(cut));
+          const auto& [cut, sizes] = samples_at(mask, place);
+          key.push_back(sizes);
+          row.samples.push_back(cut);
         }
         for (size_t a = 1; a < lg_.axes(); ++a)
           key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);
-        for (const Signature& s : signatures_[m]) add_sizes(s, place, key);
+        for (const Signature& s : signatures_[m]) key.push_back(sizes_at(s, place));
         Ints sizes = key;  // of programs that differ by their place alone
         for (size_t a = 1; a < lg_.axes(); ++a)
           if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
@@ -357,9 +365,46 @@ class Lowerer {
     }
   }
 
+  // Many devices of a mesh have the same samples, and parts of the same sizes: those at one place along the axes that
+  // cut them, and along the axes outside of a ragged one. What stands for the axes that do not matter is -1.
+  Ints where(const Place& place, uint64_t axes) const {
+    Ints out{place.mesh};
+    const Mesh& mesh = lg_.tasks.meshes[static_cast<size_t>(place.mesh)];
+    bool ragged = false;
+    for (size_t a = lg_.axes(); a-- > 1;) {
+      out.push_back(ragged || (axes >> a & 1) ? place.coordinates[a - 1] : -1);
+      ragged |= (axes >> a & 1) && mesh.axes[a - 1].ragged();
+    }
+    return out;
+  }
+  // A number for each list of sizes.
+  int64_t number_of(Ints sizes) { return numbers_.try_emplace(std::move(sizes), std::ssize(numbers_)).first->second; }
+
+  // With the number of their sizes.
+  const std::pair<SampleCut, int64_t>& samples_at(uint64_t mask, Place place) {
+    const auto [at, fresh] = samples_.try_emplace({mask, where(place, mask)});
+    if (!fresh) return at->second;
+    SampleCut& cut = at->second.first;
+    cut.whole = low_.local.samples(mask & ~uint64_t{1}, place);
+    Ints sizes{cut.whole.size()};
+    for (int64_t u = 0; u < lg_.micro_batches; ++u) {
+      Watch::look();
+      place.micro_batch = u;
+      cut.micro_batches.push_back(low_.local.samples(mask, place));
+      sizes.push_back(cut.micro_batches.back().size());
+    }
+    at->second.second = number_of(std::move(sizes));
+    return at->second;
+  }
+
   // Of the digits that the signature cuts, in each micro-batch if they are cut by time.
-  void add_sizes(const Signature& signature, Place place, Ints& key) const {
+  int64_t sizes_at(const Signature& signature, Place place) {
+    uint64_t axes = 0;
+    for (const auto& cut : signature) axes |= uint64_t{1} << std::get<0>(cut);
+    const auto [known, fresh] = sizes_.try_emplace({&signature, where(place, axes)});
+    if (!fresh) return known->second;
     const bool timed = std::get<0>(signature.front()) == kTime;
+    Ints all;
     for (place.micro_batch = 0; place.micro_batch < (timed ? lg_.micro_batches : 1); ++place.micro_batch) {
       Ints sizes;  // an inner cut of the same digit cuts what is left of it
       for (const auto& [a, extent, state, rotate, digit] : signature) {
@@ -367,8 +412,9 @@ class Lowerer {
         sizes.push_back(low_.local.interval(a, state, whole, place, rotate).size());
         sizes[digit] = sizes.back();
       }
-      key.insert(key.end(), sizes.begin(), sizes.end());
+      all.insert(all.end(), sizes.begin(), sizes.end());
     }
+    return known->second = number_of(std::move(all));
   }
 
   // `sizes`: what programs that differ by their place alone have in common; `key`: what devices of one program have.
@@ -457,6 +503,9 @@ class Lowerer {
   Entry entry_;
   MemoryPlanner memory_;
   int slots_ = 1;
+  std::map<std::pair<uint64_t, Ints>, std::pair<SampleCut, int64_t>> samples_;
+  std::map<std::pair<const Signature*, Ints>, int64_t> sizes_;
+  std::map<Ints, int64_t> numbers_;                // of lists of sizes
   std::map<Ints, int32_t> classes_;                // programs, by all that they follow from
   std::map<Ints, std::vector<Pattern>> patterns_;  // by sizes alone
   // [mesh][axis]: programs are built for each coordinate; or they have holes for what it says.

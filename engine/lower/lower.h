@@ -17,6 +17,7 @@ struct LowerOptions {
   bool share = true;                                        // one program for devices alike; false: one each
   bool overlap = true;                                      // collectives on the communication stream
   int64_t matmul_chunks = 0;                                // of products beside collectives; 0: by cost, 1: none
+  bool messages = true;                                     // false: who sends what to other stages is left open
   std::vector<std::string>* notes = nullptr;                // takes what was decided
 };
 

@@ -98,25 +98,6 @@ bool between_chunks(const Lowering& low, const Place& place) {
   return false;
 }
 
-// How many micro-batches of each chunk are alive at once: slots go round. `between`: values that pass from one chunk of
-// this device to another live until the last chunk is done with the micro-batch, so all chunks count as chunk 0.
-std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between) {
-  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
-  std::map<int, int64_t> slots;
-  std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
-  std::map<int, std::map<int, int>> alive;  // chunk -> u -> items to come
-  for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
-  for (const WorkItem& item : watched(order)) {
-    const int chunk = chunk_of(item);
-    auto& mine_alive = alive[chunk];
-    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{chunk, item.micro_batch}]).first->second;
-    const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
-    slots[chunk] = std::max(slots[chunk], span);
-    if (--to_come == 0) mine_alive.erase(item.micro_batch);
-  }
-  return slots;
-}
-
 ProgramOrder pipelined(const Lowering& low, const Place& place) {
   ProgramOrder out;
   const Interval mine = low.local.micro_batches(place);

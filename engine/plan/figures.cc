@@ -95,11 +95,6 @@ Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) 
   return local_dims(variable.dims, cuts_of(variable.dims, variable.home, mesh.axes, *place));
 }
 
-namespace {
-
-enum class Holds : uint8_t { kActivation, kGradient, kCopy };
-
-// What each storage in an arena holds, told by who reads and writes it.
 std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& groups) {
   std::vector<Holds> out(p.buffers.size());
   const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
@@ -123,6 +118,8 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
       }
   return out;
 }
+
+namespace {
 
 // Splits up an arena by what is alive where most is.
 void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& groups, Memory memory) {
@@ -151,10 +148,9 @@ void add_variables(const Plan& plan, int32_t device, MemoryFigures& m) {
   for (const PlanVariable& v : plan.variables) {
     const auto mesh = static_cast<size_t>(v.mesh);
     if (!places[mesh]) continue;
-    MemoryClasses& where = v.memory == Memory::kHost ? m.host : m.device;
-    int64_t& to = v.role == Role::kParameter ? where.parameters : v.role == Role::kState ? where.state : where.buffers;
-    to += element_count(local_dims(v.dims, cuts_of(v.dims, v.home, plan.meshes[mesh].axes, *places[mesh]))) *
-          size_of(v.dtype);
+    m.in(v.memory).of(v.role) +=
+        element_count(local_dims(v.dims, cuts_of(v.dims, v.home, plan.meshes[mesh].axes, *places[mesh]))) *
+        size_of(v.dtype);
   }
 }
 

@@ -13,15 +13,20 @@ struct MemoryClasses {
   int64_t activations = 0;                         // the rest of the arena: inputs and intermediate values too
   int64_t arena() const { return gradients + copies + activations; }
   int64_t total() const { return parameters + state + buffers + arena(); }
+  int64_t& of(Role role) { return role == Role::kParameter ? parameters : role == Role::kState ? state : buffers; }
 };
 struct MemoryFigures {
   MemoryClasses device, host;
   int64_t arena = 0;  // of the device
+  MemoryClasses& in(Memory memory) { return memory == Memory::kHost ? host : device; }
 };
 // What lives from step to step in the device's own memory.
 MemoryClasses variables_of_device(const Plan& plan, int32_t device);
 // Of the first device that runs this program.
 MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program);
+// What each storage of an arena holds, told by who reads and writes it.
+enum class Holds : uint8_t { kActivation, kGradient, kCopy };
+std::vector<Holds> contents_of(const Program& program, const std::vector<Group>& groups);
 // What this device holds of a variable; a tensor of no elements where it holds nothing.
 Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device);
 

@@ -1,6 +1,9 @@
 #include "schedule/schedule.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/watch.h"
 
 namespace whale {
 
@@ -83,6 +86,23 @@ std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite&
   if (item.kind == WorkKind::kBackward && stage + 1 < schedule.shape.virtual_stages())
     needs.push_back(site_at(schedule, WorkKind::kBackward, stage + 1, item.micro_batch));
   return needs;
+}
+
+std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between) {
+  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
+  std::map<int, int64_t> slots;
+  std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
+  std::map<int, std::map<int, int>> alive;  // chunk -> u -> items to come
+  for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
+  for (const WorkItem& item : watched(order)) {
+    const int chunk = chunk_of(item);
+    auto& mine_alive = alive[chunk];
+    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{chunk, item.micro_batch}]).first->second;
+    const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
+    slots[chunk] = std::max(slots[chunk], span);
+    if (--to_come == 0) mine_alive.erase(item.micro_batch);
+  }
+  return slots;
 }
 
 std::string to_string(const PipelineSchedule& schedule, const WorkItem& item) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -84,6 +85,11 @@ WorkSite site_at(const PipelineSchedule& schedule, WorkKind kind, int virtual_st
 std::optional<WorkSite> receiver_of(const PipelineSchedule& schedule, const WorkSite& site);
 // Everything that must have ended before this item starts, on any device.
 std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite& site);
+
+// How many micro-batches of each chunk are alive at once on a device with this order: slots go round. `between`: values
+// that pass from one chunk of the device to another live until the last chunk is done with the micro-batch, so all
+// chunks count as chunk 0.
+std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between);
 
 // "F3", "B0", "W2" with one chunk, "F3.1" (micro-batch 3, chunk 1) with several.
 std::string to_string(const PipelineSchedule& schedule, const WorkItem& item);

@@ -174,6 +174,16 @@ class Chooser {
       state.live.insert(at, {id, code});
   }
 
+  // How often the model brings such an operand to such an op.
+  double times(TensorId id, const Op& op) const {
+    const LayerShare mine = p_.tasks.share(op);
+    const OpId made = g_.tensor(id).producer;
+    if (mine.layer < 0 || made == kNone) return mine.layers;
+    const int32_t from = p_.tasks.share(g_.op(made)).layer;
+    if (from < 0 || from == mine.layer) return from < 0 ? 1 : mine.layers;
+    return g_.op(made).stage == op.stage ? mine.steps : mine.entries;
+  }
+
   // Brings an operand to where the op needs it; returns the cost.
   double bring(Code& code, TensorId id, const Op& op, const Digit& want, bool cut) const {
     const auto share = [n = ways(op)](Reshard reshard) { return received_bytes(reshard, 1, n); };
@@ -328,7 +338,8 @@ class Chooser {
       fixed = {p_.samples[i]};
     else
       fixed = {{}};
-    const double work = op_seconds(cost_of(view_of(g_, op)), cost_.device) * (p_.trains ? cost_.passes : 1);
+    const double work =
+        p_.tasks.share(op).layers * op_seconds(cost_of(view_of(g_, op)), cost_.device) * (p_.trains ? cost_.passes : 1);
     std::vector<State> out;
     std::unordered_map<size_t, size_t> known;
     for (const State& state : states) {
@@ -376,13 +387,13 @@ class Chooser {
       const bool carries = x < f.inputs.size() && f.inputs[x].present();
       if (const Digit piece = streamed_digit(factors, x); asked && !carries && piece.present()) {
         // It goes round: as much as gathering, from a cut of it.
-        state.cost +=
-            bring(code, id, op, piece, true) + (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op)));
+        state.cost += times(id, op) * (bring(code, id, op, piece, true) +
+                                       (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op))));
         put(state, id, code);
         continue;
       }
-      state.cost += bring(code, id, op, carries ? sub_digit(f.inputs[x], cut.sub) : Digit{}, true);
-      if (carries && f.reads_through(x)) state.cost += halo_seconds(id, op, f.window);
+      state.cost += times(id, op) * bring(code, id, op, carries ? sub_digit(f.inputs[x], cut.sub) : Digit{}, true);
+      if (carries && f.reads_through(x)) state.cost += times(id, op) * halo_seconds(id, op, f.window);
       put(state, id, code);
     }
     for (size_t y = 0; y < op.outputs.size(); ++y) {
@@ -423,7 +434,7 @@ class Chooser {
     for (const TensorId id : op.inputs) {
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
       Code code = find(state, id);
-      state.cost += bring(code, id, op, {}, false);
+      state.cost += times(id, op) * bring(code, id, op, {}, false);
       put(state, id, code);
     }
   }

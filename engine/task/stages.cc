@@ -1,6 +1,7 @@
 #include "task/stages.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/error.h"
@@ -97,26 +98,48 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<std::vector<double>> slowest(ends, std::vector<double>(wanted + 1, kNever));
   std::vector<std::vector<Best>> best(ends, std::vector<Best>(wanted + 1));
   slowest[0][0] = best[0][0].squares = 0;
+  const auto seconds_of = [&](size_t j, size_t k) {
+    const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
+    return until[places[k].at] - until[places[j].at] + link_seconds(crossing, 0, cost.link) +
+           cost.held_seconds(crossing);
+  };
+  // Even cuts give a bound: no stage of the best ones works longer alone.
+  double bound = 0;
+  for (size_t s = 1, from = 0; s <= wanted; ++s) {
+    size_t to = ends - 1 - (wanted - s);  // leaves a place for each of the others
+    while (to > from + 1 && until[places[to].at] > until[n] * static_cast<double>(s) / static_cast<double>(wanted))
+      --to;
+    if (s == wanted) to = ends - 1;
+    bound = std::max(bound, seconds_of(from, to));
+    from = to;
+  }
+  constexpr double kNear = 1 + 1e-9;
+  const auto fewest = [&](double compute) {  // stages that it takes
+    return static_cast<size_t>(std::min(std::ceil(compute / (bound * kNear)), static_cast<double>(wanted)));
+  };
   std::vector<double> seconds(ends), least(wanted + 1);  // of a stage from place j to k; slowest[k] at best
   std::vector<size_t> most(ends);                        // stages up to k of which the last one may begin at j
-  constexpr double kNear = 1 + 1e-9;
   for (size_t k = 1; k < ends; ++k) {
     Watch::look();
+    const size_t low = std::max<size_t>(1, fewest(until[places[k].at]));
+    const size_t high = wanted - fewest(until[n] - until[places[k].at]);
     std::fill(least.begin(), least.end(), kNever);
     // The farther back a stage begins the longer it works alone: too long for more and more of the stages.
-    for (size_t j = k, top = wanted; j-- > 0;) {
-      const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
+    size_t first = k;
+    for (size_t top = high; first > 0; --first) {
+      const size_t j = first - 1;
       const double compute = until[places[k].at] - until[places[j].at];
-      seconds[j] = compute + link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
+      if (compute > bound * kNear) break;
+      seconds[j] = seconds_of(j, k);
       while (top > 0 && least[top] * kNear < compute) --top;
       most[j] = top;
-      for (size_t s = 1; s <= top; ++s) least[s] = std::min(least[s], std::max(slowest[j][s - 1], seconds[j]));
+      for (size_t s = low; s <= top; ++s) least[s] = std::min(least[s], std::max(slowest[j][s - 1], seconds[j]));
     }
-    for (size_t s = 1; s <= wanted; ++s) least[s] *= kNear;
-    for (size_t j = 0; j < k; ++j) {
+    for (size_t s = low; s <= high; ++s) least[s] *= kNear;
+    for (size_t j = first; j < k; ++j) {
       size_t near = 0;  // the least; few are
-      for (size_t s = 1; s <= most[j]; ++s) near += std::max(slowest[j][s - 1], seconds[j]) <= least[s];
-      for (size_t s = 1; near > 0 && s <= std::min(most[j], j + 1); ++s) {
+      for (size_t s = low; s <= most[j]; ++s) near += std::max(slowest[j][s - 1], seconds[j]) <= least[s];
+      for (size_t s = low; near > 0 && s <= std::min(most[j], j + 1); ++s) {
         const double now = std::max(slowest[j][s - 1], seconds[j]);
         if (now > least[s] || now == kNever) continue;
         const double squares = best[j][s - 1].squares + seconds[j] * seconds[j];

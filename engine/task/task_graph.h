@@ -27,6 +27,14 @@ struct TaskGraph {
   std::vector<std::string> factors;  // per axis: what a split is to cut; empty: chosen
 };
 
+// What a layer counts for in what is chosen, where few stand for all.
+struct LayerShare {
+  int32_t layer = -1;  // -1: of no layer that repeats
+  double layers = 1;   // of the model, like this one
+  double steps = 1;    // from one layer to the next inside of a stage,
+  double entries = 1;  // and from one stage to the next, like those to this one
+};
+
 struct TaskGraphs {
   std::vector<TaskGraph> tasks;
   std::vector<int32_t> task_of_scope;   // per scope of the graph; -1: no op is in it
@@ -40,11 +48,16 @@ struct TaskGraphs {
   int64_t chunks = 1;              // stages of one mesh
   std::string strategy;            // as text, counts filled in
   std::vector<std::string> notes;  // what was decided and why, one sentence each
+  std::vector<LayerShare> shares;  // per scope of a condensed graph (task/condense.h); empty: each layer is itself
   CostModel cost;                  // of the devices: what every pass after this one asks
 
   explicit TaskGraphs(const CostModel& model) : cost(model) {}
   size_t stages() const { return mesh_of_stage.size(); }
   const TaskGraph& task(const Op& op) const;
+  LayerShare share(const Op& op) const {
+    const auto scope = static_cast<size_t>(op.scope);
+    return scope < shares.size() ? shares[scope] : LayerShare{};
+  }
   const Mesh& mesh(int32_t stage) const {
     return meshes[static_cast<size_t>(mesh_of_stage[static_cast<size_t>(stage)])];
   }

@@ -61,6 +61,7 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
 
 // The innermost one whose name is a part of the scope's path.
 const StrategyClause* clause_of(const Graph& graph, const std::vector<StrategyClause>& clauses, ScopeId scope) {
+  if (std::ranges::all_of(clauses, &std::string::empty, &StrategyClause::name)) return nullptr;
   std::vector<std::string> names;
   for (ScopeId id = scope; id > 0; id = graph.scopes[static_cast<size_t>(id)].parent)
     if (const std::string& name = graph.scopes[static_cast<size_t>(id)].name; !name.empty())
@@ -114,6 +115,7 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
   if (!local) check_clauses(graph, clauses);
   TaskLeaves leaves;
   std::map<std::string, size_t> known;
+  std::optional<size_t> plain;  // of scopes that nobody annotated
   for (auto& [scope, found] : nests) {
     auto& [nest, ids] = found;
     std::string path = nest.empty() ? "default strategy" : graph.scope_path(scope);
@@ -126,6 +128,10 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
           ids.push_back(s.kind == ScopeKind::kStage ? -10 - static_cast<ScopeId>(clause - clauses.data()) : -2);
       }
     const bool annotated = !nest.empty();
+    if (!annotated && plain) {
+      leaves.of_scope[scope] = *plain;
+      continue;
+    }
     if (nest.empty()) nest = otherwise, ids.assign(nest.size(), kNone);
     if (is_bare(nest)) {
       nest = explicit_nest, ids.assign(nest.size(), kNone);
@@ -137,6 +143,7 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
     const auto [at, fresh] = known.try_emplace(key, leaves.list.size());
     if (fresh) leaves.list.push_back(leaf_of(nest, ids, std::move(path), annotated));
     leaves.of_scope[scope] = at->second;
+    if (!annotated) plain = at->second;
   }
   return leaves;
 }

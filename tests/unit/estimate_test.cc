@@ -1,6 +1,7 @@
 // What is estimated without making the plan against what the plan says.
 #include "golden.h"
 #include "report/estimate.h"
+#include "task/condense.h"
 
 using namespace whale;
 using namespace whale::golden;
@@ -13,7 +14,24 @@ struct Row {
   int64_t accumulation = 0;
   Recompute recompute = Recompute::kNone;
   uint32_t offload = 0;
+  std::optional<Precision> precision = {};
 };
+
+CompileOptions options_of(const Row& row) {
+  CompileOptions options{.strategy = row.strategy, .accumulation = row.accumulation, .precision = row.precision};
+  options.zero = row.zero, options.recompute = row.recompute, options.offload = row.offload;
+  options.verify_passes = false;
+  return options;
+}
+
+bool is_condensed(const Graph& graph, const Row& row) {
+  Graph scoped = graph;
+  const bool pipeline = std::string_view(row.strategy).find("micro_batches") != std::string_view::npos;
+  scoped.training.accumulation = pipeline ? 2 : row.accumulation;
+  const std::vector<DeviceSpec> devices = parse_devices(row.devices);
+  const TaskGraphs tasks = form_task_graphs(scoped, devices, row.strategy, CostModel(devices), false);
+  return condense(scoped, tasks, 0).has_value();
+}
 
 }  // namespace
 
@@ -31,8 +49,7 @@ TEST_CASE("an estimate's memory is the plan's, on every device") {
                          {"null:2", "replica(2)", 1, 2, Recompute::kSelective, kOffloadAll},
                          {"null-1MB:2", "replica(2)"}}) {
     CAPTURE(row.strategy);
-    CompileOptions options{.strategy = row.strategy, .accumulation = row.accumulation};
-    options.zero = row.zero, options.recompute = row.recompute, options.offload = row.offload;
+    const CompileOptions options = options_of(row);
     const std::vector<DeviceSpec> devices = parse_devices(row.devices);
     const Estimate e = estimate(graph, devices, options);
     const bool fits = devices[0].memory_bytes == 0;
@@ -63,4 +80,68 @@ TEST_CASE("an estimate's memory is the plan's, on every device") {
       }
     CHECK(seen == devices.size());
   }
+}
+
+TEST_CASE("an estimate of a deep model is within 2 % of the plan, of a few of its layers") {
+  Gpt s;
+  s.batch = 16, s.layers = 26, s.dim = 1024, s.heads = 8, s.seq = 128;
+  const Graph graph = graph_of(s);
+  for (const Row& row : {Row{"null:1", "local"},
+                         {"null:1", "local", 0, 4},
+                         {"null:4", "replica", 0},
+                         {"null:4", "replica", 1, 4},
+                         {"null:4", "replica", 2, 4},
+                         {"null:4", "replica", 3, 4},
+                         {"null:4", "split(4)"},
+                         {"null:4", "split(4)", 0, 0, Recompute::kSelective},
+                         {"null:4", "split(4)", 0, 0, Recompute::kFull, 0, Precision::kBFloat16},
+                         {"null:4", "pipeline(4, micro_batches=8)", 0, 0, Recompute::kFull},
+                         {"null:4", "pipeline(4, micro_batches=8, schedule=gpipe)"},
+                         {"null:3", "pipeline(3, micro_batches=4)"},
+                         {"null:4", "pipeline(2, micro_batches=8, schedule=interleaved, chunks=2) > split(2)"},
+                         {"null:2", "pipeline(2, micro_batches=4, schedule=zb_h1)"},
+                         {"null:8", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 1, 0, Recompute::kNone, 0,
+                          Precision::kBFloat16},
+                         {"null:8", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 3},
+                         {"null:3", "replica(3, shares=[3,2,1])", 1},
+                         {"null:3", "split(3, shares=[2,1,1])"}}) {
+    CAPTURE(row.strategy);
+    CAPTURE(row.zero);
+    CHECK(is_condensed(graph, row));
+    const CompileOptions options = options_of(row);
+    const std::vector<DeviceSpec> devices = parse_devices(row.devices);
+    const Estimate e = estimate(graph, devices, options);
+    const Plan plan = compile(graph, devices, options);
+    const Entry& entry = plan.entries[0];
+    size_t seen = 0;
+    for (const Estimate::Class& c : e.classes)
+      for (const int32_t d : c.devices) {
+        CAPTURE(d);
+        ++seen;
+        const MemoryFigures want =
+            memory_of(plan, entry, static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program));
+        const MemoryClasses &mine = c.memory.device, &its = want.device;
+        CHECK(mine.parameters == doctest::Approx(its.parameters).epsilon(0.001));
+        CHECK(mine.state == doctest::Approx(its.state).epsilon(0.001));
+        CHECK(mine.total() == doctest::Approx(its.total()).epsilon(0.02));
+      }
+    CHECK(seen == devices.size());
+  }
+}
+
+TEST_CASE("a deep model is condensed only where its layers are alike") {
+  Gpt s;
+  s.batch = 8, s.layers = 32, s.dim = 64, s.heads = 4, s.seq = 16;
+  const Graph graph = graph_of(s);
+  CHECK(is_condensed(graph, {"null:4", "pipeline(4, micro_batches=4)"}));
+  CHECK(!is_condensed(graph, {"null:4", "pipeline(2, micro_batches=4, schedule=zb_v) > split(2)"}));
+  CHECK(!is_condensed(graph, {"null:2", "replica(2, by=micro_batch)", 0, 4}));
+  Graph read = graph;  // a layer in between is handed out
+  read.outputs.push_back({"middle", read.op(static_cast<OpId>(read.ops.size() / 2)).outputs[0]});
+  CHECK(!is_condensed(read, {"null:1", "local"}));
+  Graph odd = graph;  // layers of two kinds, in no order that repeats
+  size_t layer = 0;
+  for (Op& op : odd.ops)
+    if (op.code == OpCode::k_gelu && ++layer * layer % 11 < 5) op.code = OpCode::k_relu;
+  CHECK(!is_condensed(odd, {"null:1", "local"}));
 }
