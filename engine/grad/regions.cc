@@ -51,8 +51,7 @@ bool in_groups(const Graph& g, const Op& op) {
 }
 
 // Marks reductions over the batch that depend on no parameter, with all that they depend on.
-std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of) {
-  const BatchDigits digits = batch_digits(g, false);
+std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of, const BatchDigits& digits) {
   const auto batched = [&](TensorId id) { return id != kNone && digits.of[static_cast<size_t>(id)].present(); };
   std::vector<bool> wanted(g.ops.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
@@ -73,9 +72,9 @@ std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of) {
 // reads it there, dies. What has no batch any more needs no original.
 void hoist(Graph& g) {
   const std::vector<Depends> of = dependencies(g);
-  const std::vector<bool> wanted = hoisted(g, of);
-  if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return;
   const BatchDigits digits = batch_digits(g, false);
+  const std::vector<bool> wanted = hoisted(g, of, digits);
+  if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return;
   std::vector<TensorId> whole(g.tensors.size(), kNone);  // the prologue's copy
   Rewriter r(g);
   for (size_t i = 0; i < r.old.size(); ++i) {

@@ -140,7 +140,7 @@ class Condenser {
   // A stage's part of a run: ops [begin, end) of the model, which may begin and end inside of a layer; from `first` on
   // there are whole layers.
   struct Part {
-    size_t begin = 0, first = 0, end = 0, layers = 0;
+    size_t begin = 0, first = 0, end = 0, layers = 0, kept = 0;
     size_t size() const { return end - begin; }
   };
   // Of one layer on one device, when a split cuts all of them.
@@ -215,8 +215,11 @@ class Condenser {
     for (size_t i = 0; i < g_.ops.size(); ++i) kept_[i] = run_of_[i] < 0;
     for (const size_t s : stays_)
       for (size_t r = 0; r < runs_.size(); ++r) {
-        const Part& part = parts_[s][r];
-        const size_t n = part.layers, there = std::min(n, most), length = runs_[r].length;
+        Part& part = parts_[s][r];
+        const size_t n = part.layers, length = runs_[r].length;
+        // A third of a layer behind one shows as much as a whole one.
+        const bool between = part.first > part.begin && 3 * (part.end - part.first - n * length) >= length;
+        const size_t there = part.kept = std::min(n, most == 2 && between ? 1 : most);
         for (size_t i = part.begin; i < part.first; ++i) kept_[i] = 1, layer_[i] = part.begin;
         for (size_t i = part.first; i < part.end; ++i) {
           const size_t at = (i - part.first) / length;
@@ -235,8 +238,8 @@ class Condenser {
     for (size_t s = 0; s < tasks_.stages(); ++s)
       for (size_t r = 0; r < runs_.size(); ++r) {
         const size_t n = parts_[s][r].layers;
-        const size_t here = parts_[stays_[static_cast<size_t>(out_.stage_like[s])]][r].layers;
-        out_.layers[s][r] = static_cast<int64_t>(n) - static_cast<int64_t>(std::min(here, most)) + (here > 0);
+        const size_t here = parts_[stays_[static_cast<size_t>(out_.stage_like[s])]][r].kept;
+        out_.layers[s][r] = static_cast<int64_t>(n) - static_cast<int64_t>(here) + (here > 0);
       }
   }
 

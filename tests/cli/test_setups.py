@@ -2,6 +2,7 @@
 (WHALE_RENEW_GOLDEN=1 writes it anew), and each within what its devices have."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -17,10 +18,10 @@ memory_table = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(memory_table)
 
 
-def planned(folder, model, devices, strategy, options):
+def planned(folder, model, devices, strategy, *options):
     text = model.model() if isinstance(model, memory_table.Gpt) else model
     subprocess.run([WHALE, "model", *text.split(), "-o", folder / "m.whale"], check=True, capture_output=True)
-    return subprocess.run([WHALE, "plan", folder / "m.whale", "--devices", devices, "--strategy", strategy, *options.split()],
+    return subprocess.run([WHALE, "plan", folder / "m.whale", "--devices", devices, "--strategy", strategy, *options],
                           check=True, capture_output=True, text=True).stdout
 
 
@@ -33,11 +34,26 @@ def summary(text):
 @pytest.mark.parametrize("setup", memory_table.ROWS, ids=lambda s: s[0])
 def test_a_large_setup_has_its_figures(setup, tmp_path):
     name, model, devices, strategy, options, _ = setup
-    found = f"{name}: {summary(planned(tmp_path, model, devices, strategy, options))}"
+    found = f"{name}: {summary(planned(tmp_path, model, devices, strategy, *options.split()))}"
     if os.environ.get("WHALE_RENEW_GOLDEN"):
         others = [line for line in GOLDEN.read_text().splitlines() if not line.startswith(name + ": ")] if GOLDEN.exists() else []
         GOLDEN.write_text("".join(line + "\n" for line in sorted([*others, found])))
     assert found in GOLDEN.read_text().splitlines(), found
+
+
+def total_of(line):
+    """Bytes of the fullest device in a line of setups.txt."""
+    number, unit = re.search(r": memory: ([0-9.]+) (.?)B", line).groups()
+    return float(number) * 1000 ** " kMGT".index(unit or " ")
+
+
+@pytest.mark.parametrize("setup", memory_table.ROWS, ids=lambda s: s[0])
+def test_an_estimate_of_a_large_setup_is_within_two_percent(setup, tmp_path):
+    name, model, devices, strategy, options, _ = setup
+    estimate = json.loads(planned(tmp_path, model, devices, strategy, *options.split(), "--estimate", "--json"))
+    fullest = max(c["memory"]["total"] for c in estimate["classes"])
+    golden = next(line for line in GOLDEN.read_text().splitlines() if line.startswith(name + ": "))
+    assert fullest == pytest.approx(total_of(golden), rel=0.02)
 
 
 def test_the_page_has_the_same_figures():
