@@ -70,7 +70,7 @@ void check_forms(const CompileOptions& options) {
   if (options.matmul_chunks < 0)
     throw invalid("{} chunks of a product, expected 1 or more (0: chosen by cost)", options.matmul_chunks);
   if (options.prefetch < 0)
-    throw invalid("a prefetch of {} gathers, expected 1 or more (0: a few ops ahead)", options.prefetch);
+    throw invalid("a prefetch of {} gathers, expected 1 or more (0: by the cost model)", options.prefetch);
   if (options.exact && (options.matmul_chunks > 1 || options.update == UpdateForm::kSliced))
     throw invalid(
         "exact mode promises the bits of every other plan, so its products are whole and so are its updates: leave out "

@@ -443,7 +443,7 @@ typedef struct whale_plan_options {
   size_t stage_recompute_count;
   whale_cancel *cancel;    /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
   double timeout_seconds;  /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
-  int64_t prefetch;        /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: a few ops ahead */
+  int64_t prefetch;        /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
   {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0}

@@ -51,7 +51,7 @@ struct PlanOptions {
   uint32_t offload = 0;                         // OffloadClass bits
   UpdateForm update = UpdateForm::kByCost;
   int64_t matmul_chunks = 0;  // of a product beside a collective, which then overlap; 0: by cost, 1: none
-  int64_t prefetch = 0;       // gathers of parameters (ZeRO 3) ahead of the one that is read; 0: a few ops ahead
+  int64_t prefetch = 0;       // gathers of parameters (ZeRO 3) ahead of the one that is read; 0: by the cost model
 };
 
 // visit(name, value, last): of a number, an enum or bits, what is legal is 0 to `last`.

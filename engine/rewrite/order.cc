@@ -6,14 +6,12 @@
 #include <set>
 
 #include "base/error.h"
-#include "rewrite/rewrite.h"
+#include "rewrite/prefetch.h"
 
 namespace whale {
 namespace {
 
-constexpr int kSweeps = 6;
-constexpr double kNever = 1e18;
-constexpr double kPrefetchOps = 8;  // how far ahead of its reader what was there for long is gathered
+constexpr int kSweeps = 6;  // at most, for the time of planning: one brings an op forward by one place, back by many
 
 struct Order {
   LayoutGraph& lg;
@@ -87,103 +85,104 @@ struct Order {
 // What an op adds to a sum over micro-batches, whose other operand is there from the start; kNone: it does not.
 TensorId summand_of(const Op& op) { return op.code == OpCode::k_accumulate ? op.inputs[1] : kNone; }
 
-// When each op would like to run: its number, moved as order.h says.
-std::vector<double> wishes(const Order& o, int64_t prefetch) {
+// Steps behind an op at its turn: what uses up its result (sums, updates) frees memory and goes before its collective.
+enum Steps : int { kFollows = 1, kLaunches = 2 };
+
+// When an op would like to run: what is ready runs in the order of the places.
+struct Place {
+  OpId turn = kNone;    // whose turn it is: that of the op itself, or of another that it stands behind
+  int steps = 0;        // behind it
+  OpId number = kNone;  // of a follower: those at the same step keep their order
+  int sooner = 0;       // below 0: just before the op with this place otherwise
+  auto operator<=>(const Place&) const = default;
+  Place then(Steps more, OpId follower = kNone) const { return {turn, steps + more, follower}; }
+  Place before() const { return {turn, steps, number, sooner - 1}; }
+};
+constexpr Place kNever{.turn = INT32_MAX};
+
+std::vector<Place> places(const Order& o, int64_t prefetch) {
   const Graph& g = o.g;
   const size_t n = g.ops.size();
-  std::vector<double> key(n);
-  for (size_t i = 0; i < n; ++i) key[i] = static_cast<double>(i);
-  // Added up as soon as it is there, so that no micro-batch's gradients lie beside their sums.
-  for (size_t i = 0; i < n; ++i)
-    if (const TensorId added = summand_of(g.ops[i]); added != kNone && g.tensor(added).producer != kNone)
-      key[i] = key[static_cast<size_t>(g.tensor(added).producer)] + 0.1;
-  const Lists direct = readers_of(g);
+  std::vector<Place> place(n);
+  const auto place_of = [&](OpId op) -> Place& { return place[static_cast<size_t>(op)]; };
+  const auto maker = [&](TensorId id) { return id == kNone ? kNone : g.tensor(id).producer; };
+  // A sum is added to as soon as its summand is there, so that no micro-batch's gradients lie beside their sums.
+  for (size_t i = 0; i < n; ++i) {
+    const auto number = static_cast<OpId>(i);
+    const OpId made = maker(summand_of(g.ops[i]));
+    place[i] = made == kNone ? Place{number} : place_of(made).then(kFollows, number);
+  }
+  const Lists followers = followers_of(g);
   // Ready at any time: made of constants and variables alone, by however many ops, or of inputs by one.
   std::vector<char> source(n), alone(n);
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    const auto from = [&](TensorId id) {
-      const OpId made = id == kNone ? kNone : g.tensor(id).producer;
-      return made == kNone || alone[static_cast<size_t>(made)];
-    };
+    const auto from = [&](TensorId id) { return maker(id) == kNone || alone[static_cast<size_t>(maker(id))]; };
     const auto input = [&](TensorId id) { return id != kNone && g.tensor(id).kind == TensorKind::kInput; };
     source[i] = !has_flag(op.code, kCollective) && o.overwrites[i].empty() && std::ranges::all_of(op.inputs, from);
     alone[i] = source[i] && std::ranges::none_of(op.inputs, input);
   }
-  const auto first_reader = [&](const Op& op) {
-    double first = kNever;
-    for (const TensorId y : op.outputs)
-      if (y != kNone)
-        for (const OpId r : direct[static_cast<size_t>(y)]) first = std::min(first, key[static_cast<size_t>(r)]);
+  const auto first_reader = [&](size_t i) {
+    Place first = kNever;
+    for (const OpId r : followers[i]) first = std::min(first, place_of(r));
     return first;
   };
   const auto made_at = [&](const TensorIds& ids) {
-    double last = -1;
+    Place last;
     for (const TensorId id : ids)
-      if (id != kNone && g.tensor(id).producer != kNone && !source[static_cast<size_t>(g.tensor(id).producer)])
-        last = std::max(last, key[static_cast<size_t>(g.tensor(id).producer)]);
+      if (const OpId made = maker(id); made != kNone && !source[static_cast<size_t>(made)])
+        last = std::max(last, place_of(made));
     return last;
   };
   // A backward op all of whose operands the forward pass left: gathered again, or for a weight's gradient alone.
   const auto of_forward = [&](const Op& op) {
-    return op.phase == Phase::kBackward && std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
-             return id == kNone || g.tensor(id).producer == kNone ||
-                    g.op(g.tensor(id).producer).phase == Phase::kForward;
+    return op.phase == Phase::kBackward && std::ranges::all_of(op.inputs, [&](TensorId id) {
+             return maker(id) == kNone || g.op(maker(id)).phase == Phase::kForward;
            });
   };
-  std::vector<double> launches;
-  std::map<int32_t, std::vector<std::pair<double, size_t>>> late;  // per stage: first reader, op
+  const auto launched = [](const Op& op) { return has_flag(op.code, kCollective) && op.code != OpCode::k_shift; };
+  std::map<int32_t, std::vector<Gather>> late;  // per stage
   for (size_t i = 0; i < n; ++i)
-    if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) {  // rounds keep their pace
-      key[i] = made_at(g.ops[i].inputs) + 0.2;
+    if (launched(g.ops[i])) {  // rounds of a ring keep their pace
+      place[i] = made_at(g.ops[i].inputs).then(kLaunches);
       // These, and parameters that live in parts, are gathered a little before they are read, not all at the start.
-      const bool waits = key[i] < 1 || of_forward(g.ops[i]);
-      if (const double first = waits ? first_reader(g.ops[i]) : kNever; first < kNever)
-        late[g.ops[i].stage].emplace_back(first, i);
+      const bool waits = place[i].turn == kNone || of_forward(g.ops[i]);
+      if (const Place first = waits ? first_reader(i) : kNever; first < kNever)
+        late[g.ops[i].stage].push_back({first.turn, static_cast<OpId>(i)});
     }
-  for (auto& [stage, gathers] : late) {
-    std::sort(gathers.begin(), gathers.end());
-    const auto ahead = static_cast<size_t>(prefetch);
-    for (size_t k = 0; k < gathers.size(); ++k) {
-      const double wanted = prefetch == 0 ? gathers[k].first - kPrefetchOps
-                            : k < ahead   ? -1
-                                          : gathers[k - ahead].first - 0.005;
-      key[gathers[k].second] = std::max(key[gathers[k].second], wanted);
-    }
-  }
+  for (auto& [stage, gathers] : late)
+    for (const auto& [op, at] : start_gathers(o.lg, o.readers, o.overwrites, std::move(gathers), prefetch))
+      place_of(op) = std::max(place_of(op), Place{at}.before());
+  std::vector<Place> launches{{.turn = static_cast<OpId>(n)}};  // and the end
   for (size_t i = 0; i < n; ++i)
-    if (has_flag(g.ops[i].code, kCollective) && g.ops[i].code != OpCode::k_shift) launches.push_back(key[i]);
+    if (launched(g.ops[i])) launches.push_back(place[i]);
   std::sort(launches.begin(), launches.end());
-  const double apart = 0.05 / static_cast<double>(n);  // what wants to run at one time keeps its order, its sources too
   // Of an update, or a slice for updates alone: a whole gradient goes as soon as its slice is there.
-  const auto for_update = [&](const Op& op) {
-    return op.phase == Phase::kUpdate || (op.code == OpCode::k_local_slice &&
-                                          std::ranges::all_of(direct[static_cast<size_t>(op.outputs[0])],
-                                                              [&](OpId r) { return g.op(r).phase == Phase::kUpdate; }));
+  const auto for_update = [&](size_t i) {
+    const auto updates = [&](OpId r) { return g.op(r).phase == Phase::kUpdate; };
+    return updates(static_cast<OpId>(i)) ||
+           (g.ops[i].code == OpCode::k_local_slice && std::ranges::all_of(followers[i], updates));
   };
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
     const TensorId added = summand_of(op);
-    if ((!for_update(op) && added == kNone) || has_flag(op.code, kCollective)) continue;
+    if ((!for_update(i) && added == kNone) || has_flag(op.code, kCollective)) continue;
     const TensorIds awaited = added == kNone ? op.inputs : TensorIds{added};
-    double when = made_at(awaited) + 0.1;
-    for (const TensorId id : awaited) {
-      if (id == kNone || g.tensor(id).producer == kNone) continue;
-      const auto p = static_cast<size_t>(g.tensor(id).producer);
-      if (!has_flag(g.ops[p].code, kCollective)) continue;
-      const auto next = std::upper_bound(launches.begin(), launches.end(), key[p]);
-      when = std::max(when, next == launches.end() ? static_cast<double>(n) : *next + 0.1);
-    }
+    const auto number = static_cast<OpId>(i);
+    Place when = made_at(awaited).then(kFollows, number);
+    // Behind the next launch: waiting for this collective overlaps that one.
+    for (const TensorId id : awaited)
+      if (const OpId made = maker(id); made != kNone && has_flag(g.op(made).code, kCollective))
+        when = std::max(when, std::ranges::upper_bound(launches, place_of(made))->then(kFollows, number));
     for (const TensorId storage : o.overwrites[i])
       for (const OpId r : o.readers[static_cast<size_t>(storage)])
-        if (static_cast<size_t>(r) != i)
-          when = std::max(when, g.op(r).phase == Phase::kUpdate ? 0.0 : key[static_cast<size_t>(r)] + 0.1);
-    key[i] = when + apart * static_cast<double>(i);
+        if (r != number && g.op(r).phase != Phase::kUpdate) when = std::max(when, place_of(r).then(kFollows, number));
+    place[i] = when;
   }
   // Sources sink to their first reader, from the last to the first so that chains of them sink together.
   for (size_t i = n; i-- > 0;)
-    if (const double first = source[i] ? first_reader(g.ops[i]) : kNever; first < kNever) key[i] = first - apart / 64;
-  return key;
+    if (const Place first = source[i] ? first_reader(i) : kNever; first < kNever) place[i] = first.before();
+  return place;
 }
 
 void apply_order(Graph& g, const std::vector<OpId>& order) {
@@ -224,15 +223,15 @@ int64_t bytes_of(const Tensor& tensor) { return element_count(tensor.dims) * siz
 void order_ops(LayoutGraph& lg, int64_t prefetch) {
   Order o(lg);
   const auto edges = o.edges();
-  const std::vector<double> key = wishes(o, prefetch);
+  const std::vector<Place> place = places(o, prefetch);
   const size_t n = lg.graph.ops.size();
   std::vector<int> waiting(n);
   for (size_t i = 0; i < n; ++i)
     for (const OpId j : edges[i]) ++waiting[static_cast<size_t>(j)];
-  using Item = std::pair<double, OpId>;
+  using Item = std::pair<Place, OpId>;
   std::priority_queue<Item, std::vector<Item>, std::greater<>> ready;
   for (size_t i = 0; i < n; ++i)
-    if (waiting[i] == 0) ready.emplace(key[i], static_cast<OpId>(i));
+    if (waiting[i] == 0) ready.emplace(place[i], static_cast<OpId>(i));
   std::vector<OpId> order;
   order.reserve(n);
   while (!ready.empty()) {
@@ -240,7 +239,7 @@ void order_ops(LayoutGraph& lg, int64_t prefetch) {
     ready.pop();
     order.push_back(i);
     for (const OpId j : edges[static_cast<size_t>(i)])
-      if (--waiting[static_cast<size_t>(j)] == 0) ready.emplace(key[static_cast<size_t>(j)], j);
+      if (--waiting[static_cast<size_t>(j)] == 0) ready.emplace(place[static_cast<size_t>(j)], j);
   }
   WHALE_CHECK(order.size() == n, "ordering: readers and writers wait for each other");
   apply_order(lg.graph, order);
@@ -260,7 +259,8 @@ void shorten_lives(LayoutGraph& lg) {
     if (v.next != kNone) pinned[static_cast<size_t>(o.root[static_cast<size_t>(v.next)])] = 1;
   std::vector<int64_t> bytes(g.tensors.size());  // that count
   for (size_t t = 0; t < bytes.size(); ++t)
-    if (g.tensors[t].kind == TensorKind::kValue && !pinned[t]) bytes[t] = bytes_of(g.tensors[t]);
+    if (g.tensors[t].kind == TensorKind::kValue && !pinned[t])
+      bytes[t] = static_cast<int64_t>(local_bytes(lg, static_cast<TensorId>(t)));
   // Gradients of parameters are used up by what follows them: they do not last.
   const auto passing = [&](TensorId y) {
     const auto& r = o.readers[static_cast<size_t>(y)];

@@ -42,7 +42,7 @@ void group_updates(LayoutGraph& graph, int64_t bucket_bytes);
 // The final order. Constants just before their first use; an all_reduce as soon as its operands are there; updates as
 // soon as their gradients are (behind the next bucket's all_reduce, so that waiting for one overlaps the other) and
 // never before the last reader of the old value. Parameters that live in parts are gathered when the one `prefetch`
-// gathers before is read (0: a few ops before their first reader).
+// gathers before is read (0: by the cost model, rewrite/prefetch.h).
 void order_ops(LayoutGraph& graph, int64_t prefetch = 0);
 
 }  // namespace whale

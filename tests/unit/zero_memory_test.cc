@@ -113,6 +113,68 @@ TEST_CASE("ZeRO 3: no more gathers than are asked for are ahead of the one that 
   }
 }
 
+namespace {
+
+// Every op takes 1 us, a gather between the four devices `gather` us.
+Plan clocked(double gather, Recompute recompute = Recompute::kNone, int64_t bucket_bytes = 0) {
+  CompileOptions options;
+  options.strategy = "replica";
+  options.zero = 3;
+  options.recompute = recompute;
+  options.bucket_bytes = bucket_bytes;
+  options.profile.device = {1e18, 1e18, 1e-6};
+  options.profile.link = {1e18, gather * 1e-6 / 3};
+  return compile(small::gpt(64, OptimizerKind::kAdamW, 12, 8, 256, 64).g, parse_devices("null:4", {0}), options);
+}
+
+// For each gather that the forward pass reads, the ops that are computed before its reader is and after it has started.
+std::vector<int> lead(const Plan& plan) {
+  std::vector<int> out;
+  for (const Segment& s : plan.entries[0].programs[0].segments)
+    for (auto gather = s.instructions.begin(); gather != s.instructions.end(); ++gather) {
+      if (gather->kind() != InstructionKind::kCollective || gather->op() != OpCode::k_all_gather) continue;
+      const auto reader = std::find_if(gather + 1, s.instructions.end(), [&](const Instruction& i) {
+        return std::ranges::any_of(i.in, [&](BufferId b) { return std::ranges::count(gather->out, b) > 0; });
+      });
+      if (reader == s.instructions.end() || reader->phase != Phase::kForward) continue;
+      out.push_back(static_cast<int>(
+          std::count_if(gather, reader, [](const Instruction& i) { return i.kind() == InstructionKind::kKernel; })));
+    }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("ZeRO 3: a gather starts as early as it takes, and no earlier") {
+  const std::vector<int> fast = lead(clocked(0)), slow = lead(clocked(3)), slower = lead(clocked(6));
+  REQUIRE(fast.size() > 6);
+  REQUIRE(slow.size() == fast.size());
+  REQUIRE(slower.size() == fast.size());
+  CHECK(slower[0] == 0);                          // nothing to compute before it
+  for (size_t k = 1; k + 1 < fast.size(); ++k) {  // the last is read where most is held
+    CHECK(fast[k] <= 1);
+    CHECK(slow[k] == 3);
+    CHECK(slower[k] == 6);
+  }
+}
+
+TEST_CASE("ZeRO 3: gathers that are read by one op start one behind the other") {
+  const std::vector<int> leads = lead(clocked(0.75, Recompute::kNone, 1));
+  CHECK(std::ranges::count(leads, 2) >= 24);  // weight and bias of two norms a layer
+  CHECK(std::ranges::max(leads) <= 3);
+}
+
+TEST_CASE("ZeRO 3: gathers start early where that takes no more memory") {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+    const auto held = [&](double gather) {
+      const Plan plan = clocked(gather, recompute);
+      return memory_of(plan, plan.entries[0], 0).device.total();
+    };
+    CHECK(held(3) * 100 <= held(0) * 102);
+    CHECK(held(30) * 100 <= held(0) * 105);
+  }
+}
+
 TEST_CASE("sums over micro-batches: a gradient is added as soon as it is there") {
   const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
   const MemoryClasses one = memory(m, {"null:1", "", 1, 1}, {.zero = 0}),

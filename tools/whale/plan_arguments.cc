@@ -102,7 +102,7 @@ const Row kRows[] = {
      }},
     {"matmul-chunks", "of products beside their collective; 0: by cost, 1: none", Kind::kNumber, INT32_MAX,
      number<&O::matmul_chunks>},
-    {"prefetch", "ZeRO 3: gathers of parameters ahead of the one that is read; 0: a few ops ahead", Kind::kNumber,
+    {"prefetch", "ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model", Kind::kNumber,
      INT32_MAX, number<&O::prefetch>},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},

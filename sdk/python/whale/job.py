@@ -163,7 +163,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     matmul_chunks
         Pieces of a product that run beside its collective, 0: by cost, 1: whole.
     prefetch
-        ZeRO 3: gathers of parameters ahead of the one that is read, 0: a few ops ahead. More of them are in memory at once, and are waited for less.
+        ZeRO 3: gathers of parameters ahead of the one that is read, 0: as late as the computation before hides them, by the cost model, where that takes no more memory. More of them are in memory at once, and are waited for less.
     overlap, fusion
         False: communication in turn with computation; every op by itself. For comparison.
     timeout
