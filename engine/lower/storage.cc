@@ -360,6 +360,7 @@ void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner
   work_in_place(draft, graph, true);
   work_in_place(draft, graph, false);
   place_arenas(draft.program, planner);
+  carry_over(draft.program);
 }
 
 }  // namespace whale
