@@ -11,7 +11,7 @@
 namespace whale {
 namespace {
 
-constexpr int kSweeps = 6;  // at most, for the time of planning: one brings an op forward by one place, back by many
+constexpr int kSweeps = 6;  // at most, for planning time: one takes an op far to the end, one place to the start
 
 struct Order {
   LayoutGraph& lg;

@@ -77,21 +77,22 @@ std::vector<Start> start_gathers(const LayoutGraph& lg, const Lists& readers, co
   }
   std::vector<double> begin(g.ops.size());
   for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kUpdate}) {
-    const auto of_pass = [&](size_t k) { return g.op(gathers[k].reader).phase == phase; };
+    const auto reads = [&](const Gather& gather) { return g.op(gather.reader).phase == phase; };
+    if (std::ranges::none_of(gathers, reads)) continue;
     // When each op begins if all start at once: a reader waits for its gather and those before it.
     double now = 0, gathered = 0;
     size_t next = 0;
     for (size_t i = 0; i < g.ops.size(); ++i) {
       for (; next < gathers.size() && gathers[next].reader <= static_cast<OpId>(i); ++next)
-        if (of_pass(next)) now = std::max(now, gathered += seconds[next]);
+        if (reads(gathers[next])) now = std::max(now, gathered += seconds[next]);
       begin[i] = now;
       const Op& op = g.ops[i];
-      const bool computes = !has_flag(op.code, kCollective) && op.code != OpCode::k_transfer && !is_view(op.code);
-      if (op.stage == stage && op.phase == phase && computes) now += local_seconds(lg, op);
+      if (op.stage != stage || op.phase != phase || is_view(op.code)) continue;
+      if (!has_flag(op.code, kCollective) && op.code != OpCode::k_transfer) now += local_seconds(lg, op);
     }
     // Then from the last to the first, each over before its reader begins and before the next one starts.
     for (size_t k = gathers.size(); k-- > 0;) {
-      if (!of_pass(k)) continue;
+      if (!reads(gathers[k])) continue;
       auto at = static_cast<size_t>(gathers[k].reader);
       now = std::min(now, begin[at]) - seconds[k];
       for (; at > 0 && begin[at] > now && held[at - 1] + bytes[k] <= most; --at) held[at - 1] += bytes[k];
