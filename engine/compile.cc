@@ -471,12 +471,15 @@ LayoutGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view na
 }
 
 // Where what is asked for is the same in all layers.
-std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options) {
-  if (options.exact || options.adasum || options.offload || !options.fetch.empty() || !options.stage_recompute.empty())
+std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more) {
+  const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
+  const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
+  if (waits || late || options.prefetch || options.exact || options.adasum || options.offload ||
+      !options.fetch.empty() || !options.stage_recompute.empty())
     return std::nullopt;
   constexpr double kBuckets = 2;  // that the gradients of a layer fill
   return condense(p.scoped.graph, p.scoped.tasks,
-                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)));
+                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more);
 }
 
 CompileOptions options_of(const Plan& plan) {
@@ -524,24 +527,48 @@ std::vector<BridgeRow> bridges_of(const Plan& plan) {
   });
 }
 
+namespace {
+
+// Of the model, or of its condensed form.
+Estimate estimate_of(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                     double memory_price, const Condensed* small) {
+  const TaskGraphs whole = p.scoped.tasks;
+  if (small) p.scoped = {small->graph, small->tasks};
+  const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
+  const char* name = trains(p.source) ? "train" : "eval";
+  Plan plan = outline(p, devices, options, memory_price);
+  const LayoutGraph lg =
+      compiler.layout_passes(compiler.graph_passes(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
+  plan.variables = variables_of(lg);
+  plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr, !small));
+  if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
+  return small ? estimate_of(*small, whole, lg, plan) : estimate_of(lg, plan);
+}
+
+// Where one more layer changes nothing that is said of all, few say what all do; else none.
+std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
+                                           const CompileOptions& options, double memory_price) {
+  const std::optional<Condensed> few = condensed_form(p, options, 0), more = condensed_form(p, options, 1);
+  if (!few || !more) return std::nullopt;
+  const Estimate less = estimate_of(p, devices, options, memory_price, &*few);
+  const Estimate out = estimate_of(p, devices, options, memory_price, &*more);
+  int64_t layers = 1;
+  for (const auto& of_stage : more->layers)
+    for (const int64_t n : of_stage) layers = std::max(layers, n);
+  return agree(less, out, layers) ? std::optional(out) : std::nullopt;
+}
+
+}  // namespace
+
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
   return stoppable([&] {
     const CompileOptions options = without_idle(asked, graph);
     Estimate out;
     for (int k = 0; k < kPrices; ++k) {
-      Prepared p = prepare(graph, devices, options, price_of(options, k));
-      const TaskGraphs whole = p.scoped.tasks;
-      const std::optional<Condensed> small = condensed_form(p, options);
-      if (small) p.scoped = {small->graph, small->tasks};
-      const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
-      const char* name = trains(p.source) ? "train" : "eval";
-      Plan plan = outline(p, devices, options, price_of(options, k));
-      const LayoutGraph lg =
-          compiler.layout_passes(compiler.graph_passes(p.scoped.graph, name), name, plan.micro_batches, nullptr);
-      plan.variables = variables_of(lg);
-      plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr, !small));
-      if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
-      const Estimate mine = small ? estimate_of(*small, whole, lg, plan) : estimate_of(lg, plan);
+      const double price = price_of(options, k);
+      Prepared p = prepare(graph, devices, options, price);
+      std::optional<Estimate> quick = condensed_estimate(p, devices, options, price);
+      const Estimate mine = quick ? std::move(*quick) : estimate_of(std::move(p), devices, options, price, nullptr);
       const int64_t missing = missing_bytes(mine, devices);
       if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
       if (missing == 0) break;

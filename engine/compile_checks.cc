@@ -192,8 +192,8 @@ void check_micro_batches(const Graph& source, const TaskGraphs& tasks, int64_t m
 
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks) {
   if (const size_t n = options.stage_recompute.size(); n > 0 && n != tasks.stages())
-    throw invalid("{} recompute policies for {} stage(s): give one for all, or one for each stage in the model's order",
-                  n, tasks.stages());
+    throw invalid("{} recompute policies for {} stage(s){}: give one for all, or one for each in the model's order", n,
+                  tasks.stages(), tasks.chunks > 1 ? fmt::format(", {} on each device", tasks.chunks) : "");
 }
 
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {

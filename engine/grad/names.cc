@@ -34,9 +34,9 @@ void tell_apart(const std::vector<std::string*>& names) {
 void name_apart(Graph& graph) {
   std::vector<std::string*> ops, values;
   for (Op& op : graph.ops) ops.push_back(&op.name);
-  // What is fed and what outlives the step keeps its name.
+  // What is fed and what outlives the step keeps its name; step scalars are known by theirs, whatever else has it too.
   for (Tensor& t : graph.tensors)
-    if (t.kind != TensorKind::kValue) values.push_back(&t.name);
+    if (t.kind != TensorKind::kValue && t.kind != TensorKind::kStep) values.push_back(&t.name);
   for (Tensor& t : graph.tensors)
     if (t.kind == TensorKind::kValue) values.push_back(&t.name);
   tell_apart(ops), tell_apart(values);

@@ -26,11 +26,13 @@ void emit_identity(Draft& draft, const Site& at, const Op& op, size_t output) {
   draft.add(std::move(fill), nullptr);
 }
 
-// An operand of which this device has no part. Of a list (norms, grouped updates) other members may have one.
+// An operand of which this device has no part, where others have one: what has no elements at all is read as it is.
+// Of a list (norms, grouped updates) other members may have one.
 bool reads_nothing(const Site& at, const Op& op) {
   const auto& ports = def(op.code).inputs;
   const bool list = !ports.empty() && ports.back().kind == PortKind::kVariadic;
   const auto cut = [&](TensorId id) {
+    if (element_count(at.graph().tensor(id).dims) == 0) return false;
     for (size_t a = 0; a < at.lg().axes(); ++a)
       if (at.lg().at(id, a).placement == Placement::kShard) return true;
     return false;

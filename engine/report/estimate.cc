@@ -42,7 +42,10 @@ class Estimator {
       whole = std::max(whole, add_seconds(row, c.seconds));
       out.seconds = std::max(out.seconds, c.seconds);
     }
-    if (!pipelined_) return out;
+    if (!pipelined_) {
+      if (tasks_.meshes.size() > 1) out.seconds = std::max(out.seconds, in_turn());
+      return out;
+    }
     const PipelineSchedule schedule =
         make_schedule(tasks_.schedule, static_cast<int>(tasks_.meshes.size()), static_cast<int>(plan_.micro_batches),
                       static_cast<int>(tasks_.chunks));
@@ -51,11 +54,33 @@ class Estimator {
   }
 
  private:
-  // Of one run of the segment; streams run beside each other.
-  double seconds_of(const Segment& segment, int32_t device) const {
+  // Of one run of the segment, of all or of what updates; streams run beside each other.
+  double seconds_of(const Segment& segment, int32_t device, bool updates_only = false) const {
     std::array<double, kStreams> of{};
-    for (const Instruction& i : segment.instructions) of[static_cast<size_t>(i.stream)] += seconds_(i, device);
+    for (const Instruction& i : segment.instructions)
+      if (!updates_only || i.phase == Phase::kUpdate) of[static_cast<size_t>(i.stream)] += seconds_(i, device);
     return *std::ranges::max_element(of);
+  }
+
+  // Stages wait for each other, but for their updates, where the whole batch goes through them at once.
+  double in_turn() const {
+    double passes = 0, updates = 0;
+    for (const Mesh& mesh : tasks_.meshes) {
+      double slowest = 0;
+      for (const int32_t d : mesh.devices) {
+        if (d < 0) continue;
+        const DeviceRow& row = entry_.rows[static_cast<size_t>(d)];
+        const Program& program = entry_.programs[static_cast<size_t>(row.program)];
+        double all = 0, update = 0;
+        for (const ScheduleRow& r : program.schedule) {
+          const Segment& s = program.segments[static_cast<size_t>(r.segment)];
+          all += seconds_of(s, row.device), update += seconds_of(s, row.device, true);
+        }
+        slowest = std::max(slowest, all - update), updates = std::max(updates, update);
+      }
+      passes += slowest;
+    }
+    return passes + updates;
   }
 
   // All of the device's rows; into the stages' times those of its slowest micro-batch. Returns what is done once.

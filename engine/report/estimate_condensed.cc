@@ -20,7 +20,6 @@ constexpr double kPassed = 0.75, kPassedFar = 1.75;
 struct StageArena {
   MemoryClasses through;  // what lives through the body: other stages of the device have it beside them
   MemoryClasses peak;     // when most is alive
-  double spread = 1;      // bytes of the arena for one that is alive
 };
 
 struct StageSeconds {
@@ -157,7 +156,7 @@ class CondensedEstimator {
                           const std::vector<int32_t>& rows) const {
     MemoryFigures out;
     for (const Memory memory : {Memory::kDevice, Memory::kHost}) {
-      std::vector<StageArena> arenas;
+      std::vector<StageArena> arenas;  // packed without gaps, as those of large plans are
       for (size_t n = 0; n < stages.size(); ++n)
         arenas.push_back(arena_of(stages[n], slots[n], entry_.rows[static_cast<size_t>(rows[n])].program, memory));
       MemoryClasses& mine = out.in(memory);
@@ -169,11 +168,9 @@ class CondensedEstimator {
           sum.copies += arenas[n].through.copies;
           sum.activations += arenas[n].through.activations;
         }
-        sum.activations += static_cast<int64_t>((arenas[at].spread - 1) * static_cast<double>(sum.arena()));
         if (sum.arena() > mine.arena()) mine = sum;
       }
     }
-    out.arena = out.device.arena();
     for (size_t v = 0; v < plan_.variables.size(); ++v) {
       const PlanVariable& variable = plan_.variables[v];
       for (size_t n = 0; n < stages.size(); ++n)
@@ -211,7 +208,6 @@ class CondensedEstimator {
                  (pipelined_ ? kPassed : kPassedFar) * static_cast<double>(as_long[first]);
     };
     std::vector<MemoryClasses> change(runs.size() + 1);
-    std::vector<int64_t> plain(runs.size() + 1);  // of the program as it is
     StageArena out;
     const auto add = [&](MemoryClasses& to, size_t b, int64_t bytes) {
       (holds_[number][b] == Holds::kGradient ? to.gradients
@@ -226,20 +222,15 @@ class CondensedEstimator {
       const int64_t bytes = lasts(life) ? layers(stage, runs_[number][b]) * once : once;
       const auto first = static_cast<size_t>(life.first), last = static_cast<size_t>(life.last);
       add(change[first], b, bytes), add(change[last + 1], b, -bytes);
-      plain[first] += bytes_of_slots(buffer), plain[last + 1] -= bytes_of_slots(buffer);
       if (life.first_segment != life.last_segment && p.segments.size() > 1) add(out.through, b, bytes);
     }
     MemoryClasses now;
-    int64_t alive = 0, most = 0;
     // Others of its kind may be done or still to come while a layer is at work, whose neighbours show what it needs.
     const bool alone = outside.back() == 0;
     for (size_t at = 0; at < runs.size(); ++at) {
       now.gradients += change[at].gradients, now.copies += change[at].copies, now.activations += change[at].activations;
-      most = std::max(most, alive += plain[at]);
       if ((alone || layers(stage, runs[at]) == 1) && now.arena() > out.peak.arena()) out.peak = now;
     }
-    const int64_t arena = memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
-    if (most > 0) out.spread = static_cast<double>(arena) / static_cast<double>(most);
     return out;
   }
 
@@ -285,6 +276,18 @@ class CondensedEstimator {
 };
 
 }  // namespace
+
+bool agree(const Estimate& few, const Estimate& more, int64_t layers) {
+  constexpr double kMost = 0.01;  // of a device's memory
+  if (few.classes.size() != more.classes.size()) return false;
+  for (size_t c = 0; c < few.classes.size(); ++c) {
+    const MemoryFigures &a = few.classes[c].memory, &b = more.classes[c].memory;
+    const auto apart = static_cast<double>(std::abs(a.device.arena() - b.device.arena()) * layers);
+    if (few.classes[c].devices != more.classes[c].devices || apart > kMost * static_cast<double>(b.device.total()))
+      return false;
+  }
+  return true;
+}
 
 Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const LayoutGraph& graph, const Plan& plan) {
   return CondensedEstimator(condensed, tasks, graph, plan).run();

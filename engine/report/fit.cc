@@ -84,12 +84,15 @@ Error does_not_fit(const Plan& plan, const Shortage& s) {
   const DeviceSpec& device = plan.devices[static_cast<size_t>(s.device)];
   // Fewer samples may be cut into unlike micro-batches, and take more.
   const std::string other = s.batch > 0 ? fmt::format(" fits, but a batch of {} samples in its place", s.batch) : "";
+  std::string seldom;
+  if (m.buffers > 0) seldom += fmt::format(", buffers {}", text(m.buffers));
+  if (m.copies > 0) seldom += fmt::format(", copies of what the host holds {}", text(m.copies));
   return error(
       Code::kResourceExhausted,
       "the plan '{}'{} does not fit: device {} ({}) would need {}, {} more than it has (parameters {}, gradients "
-      "{}, optimizer state {}, activations {}; entry '{}'). What may make it less: {}",
+      "{}, optimizer state {}, activations {}{}; entry '{}'). What may make it less: {}",
       plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters),
-      text(m.gradients), text(m.state), text(m.activations), s.entry, fmt::join(advice(plan, s), ", "));
+      text(m.gradients), text(m.state), text(m.activations), seldom, s.entry, fmt::join(advice(plan, s), ", "));
 }
 
 }  // namespace whale

@@ -24,13 +24,21 @@ struct Run {
 class Repeats {
  public:
   Repeats(const Graph& graph, const TaskGraphs& tasks) : g_(graph), tasks_(tasks) {
-    first_use_.assign(g_.tensors.size(), kNone);
+    first_use_.assign(g_.tensors.size(), kNone), last_use_ = first_use_;
+    trained_.assign(g_.tensors.size(), 0);
     variable_.assign(g_.tensors.size(), nullptr);
     for (const Variable& v : g_.variables) variable_[static_cast<size_t>(v.tensor)] = &v;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       for (const TensorId id : g_.ops[i].inputs)
         if (id != kNone && first_use_[static_cast<size_t>(id)] == kNone)
           first_use_[static_cast<size_t>(id)] = static_cast<OpId>(i);
+      for (const TensorId id : g_.ops[i].inputs) {
+        if (id == kNone) continue;
+        last_use_[static_cast<size_t>(id)] = static_cast<OpId>(i);
+        const bool trained = trained_[static_cast<size_t>(id)] || g_.tensor(id).kind == TensorKind::kVariable;
+        for (const TensorId y : g_.ops[i].outputs)
+          if (y != kNone && trained) trained_[static_cast<size_t>(y)] = 1;
+      }
       looks_.push_back(look_of(g_.ops[i]));
     }
   }
@@ -84,6 +92,8 @@ class Repeats {
     if (looks_[k] != looks_[k + length] || a.code != b.code || a.attrs != b.attrs || !placed_alike(a, b)) return false;
     for (size_t x = 0; x < a.inputs.size(); ++x) {
       const TensorId p = a.inputs[x], q = b.inputs[x];
+      if (p == q && p != kNone && (trained_[static_cast<size_t>(p)] || g_.tensor(p).kind == TensorKind::kVariable))
+        return false;  // its gradient is a sum over the layers
       if (p == q) continue;
       if (p == kNone || q == kNone) return false;
       const Tensor &from = g_.tensor(p), &to = g_.tensor(q);
@@ -100,8 +110,11 @@ class Repeats {
 
   bool variables_alike(TensorId p, TensorId q, size_t length) const {
     const Variable &a = *variable_[static_cast<size_t>(p)], &b = *variable_[static_cast<size_t>(q)];
+    const auto span = [&](TensorId id) {
+      return last_use_[static_cast<size_t>(id)] - first_use_[static_cast<size_t>(id)];
+    };
     return a.role == b.role && a.trainable == b.trainable && a.decay == b.decay &&
-           (a.next == kNone) == (b.next == kNone) &&
+           (a.next == kNone) == (b.next == kNone) && span(p) == span(q) && span(p) < static_cast<OpId>(length) &&
            first_use_[static_cast<size_t>(q)] - first_use_[static_cast<size_t>(p)] == static_cast<OpId>(length);
   }
 
@@ -112,15 +125,20 @@ class Repeats {
 
   const Graph& g_;
   const TaskGraphs& tasks_;
-  std::vector<OpId> first_use_;
+  std::vector<OpId> first_use_, last_use_;
+  std::vector<char> trained_;  // per tensor: made of variables
   std::vector<const Variable*> variable_;
   std::vector<size_t> looks_;
 };
 
 class Condenser {
  public:
-  Condenser(const Graph& graph, const TaskGraphs& tasks, double least_bytes)
-      : g_(graph), tasks_(tasks), runs_(Repeats(graph, tasks).runs()), out_{{}, TaskGraphs(tasks.cost), {}, {}, {}} {
+  Condenser(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more)
+      : g_(graph),
+        tasks_(tasks),
+        more_(more),
+        runs_(Repeats(graph, tasks).runs()),
+        out_{{}, TaskGraphs(tasks.cost), {}, {}, {}} {
     std::erase_if(runs_, [&](const Run& run) { return parameter_bytes(run) < least_bytes; });
   }
 
@@ -219,7 +237,7 @@ class Condenser {
         const size_t n = part.layers, length = runs_[r].length;
         // A third of a layer behind one shows as much as a whole one.
         const bool between = part.first > part.begin && 3 * (part.end - part.first - n * length) >= length;
-        const size_t there = part.kept = std::min(n, most == 2 && between ? 1 : most);
+        const size_t there = part.kept = std::min(n, (most == 2 && between ? 1 : most) + more_);
         for (size_t i = part.begin; i < part.first; ++i) kept_[i] = 1, layer_[i] = part.begin;
         for (size_t i = part.first; i < part.end; ++i) {
           const size_t at = (i - part.first) / length;
@@ -288,7 +306,10 @@ class Condenser {
       if (run_of_[i] >= 0) {
         const auto [at, fresh] = clones.try_emplace({op.scope, layer_[i]}, static_cast<ScopeId>(to.scopes.size()));
         if (fresh) {
-          to.scopes.push_back(Scope(to.scopes[static_cast<size_t>(op.scope)]));
+          Scope clone = to.scopes[static_cast<size_t>(op.scope)];
+          if (clone.kind == ScopeKind::kRoot)
+            clone.kind = ScopeKind::kName, clone.parent = op.scope, clone.name = "layer";
+          to.scopes.push_back(std::move(clone));
           out_.run_of_scope.push_back(standing_[i] ? run_of_[i] : -1);
           cloned_.push_back(op.scope);
           shares_.push_back(share_of(i));
@@ -361,6 +382,7 @@ class Condenser {
 
   const Graph& g_;
   const TaskGraphs& tasks_;
+  size_t more_;
   std::vector<Run> runs_;
   std::vector<std::vector<Part>> parts_;  // [stage][run]
   std::vector<int32_t> run_of_;           // per op; -1: none
@@ -376,8 +398,8 @@ class Condenser {
 
 }  // namespace
 
-std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes) {
-  return Condenser(graph, tasks, least_bytes).run();
+std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more) {
+  return Condenser(graph, tasks, least_bytes, more).run();
 }
 
 }  // namespace whale

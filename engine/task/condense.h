@@ -23,7 +23,7 @@ struct Condensed {
 // Of a model with its stages. None where too little would go, or where stages or replicas are not alike enough:
 // pipelines of which a device passes values from one chunk to another, whole micro-batches for each replica.
 // `least_bytes`: of a layer's parameters on a device; smaller ones do more with each other than with their neighbours
-// (buckets).
-std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes);
+// (buckets). `more`: so many layers of each stage stay beyond those that must.
+std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more = 0);
 
 }  // namespace whale

@@ -46,6 +46,34 @@ TEST_CASE("ragged: rows that fit nothing are refused") {
   CHECK(has(refusal("replica(2) > split(2, shares=[[3,1],[0,0]])", 4), "add up to 0"));
 }
 
+CompileOptions options_of(const char* strategy) {
+  CompileOptions options;
+  options.strategy = strategy;
+  return options;
+}
+
+// A product over no columns is zero, and what is added to it stays.
+TEST_CASE("ragged: operands without elements are read as they are, however they are cut") {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {8, 0}), target = m.input("target", {8, 4});
+  const TensorId h = m.op(k_add, {m.op(k_matmul, {x, m.variable("w", {0, 4})}), m.variable("b", {4})});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_squared_difference, {h, target})}, {}, "loss"), OptimizerKind::kAdamW);
+  const small::Trained one = small::train(m, "ref:1", options_of("local"));
+  for (const bool fusion : {false, true})
+    for (const char* strategy :
+         {"replica(3)", "split(3)", "replica(3, shares=[2,0,1])", "pipeline(3, micro_batches=2)"})
+      for (const int zero : {0, 3}) {
+        CAPTURE(strategy);
+        CompileOptions options = options_of(strategy);
+        options.fusion = fusion, options.zero = zero;
+        CHECK(small::distance(one, small::train(m, "ref:3", options)) < 1e-6);
+      }
+  CompileOptions in_four = options_of("local");
+  in_four.accumulation = 4;
+  CHECK(small::distance(one, small::train(m, "ref:1", in_four)) < 1e-6);
+}
+
 // Between groups that are cut differently, statistics of f64 are added by ops, and many of them become one.
 TEST_CASE("ragged: batch norm over three or more groups runs on cpu") {
   using enum OpCode;
@@ -155,7 +183,7 @@ TEST_CASE("ragged: groups of different sizes") {
 TEST_CASE("shares: updates that are merged go on where a device has nothing of one of their parameters") {
   // With shares 3 and 1 the second device has none of the three classes' columns, but a part of the hidden ones.
   const small::Model m = small::mlp(8, OptimizerKind::kAdamW, 4, 16);
-  const small::Trained one = small::train(m, "ref:1", {.strategy = "local"});
+  const small::Trained one = small::train(m, "ref:1", options_of("local"));
   check_close(one, small::train(m, "ref:2", {.strategy = "split(2, shares=[7,1])"}));
   const small::Model gpt = small::gpt(6, OptimizerKind::kSgd, 2, 8, 16, 32, 2);
   check_close(small::train(gpt, "ref:1", {.strategy = "local"}),

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -622,6 +623,32 @@ TEST_CASE("cores: the plan's where they are free, else the least used; named one
   const std::vector<int> freed = first->specs()[0].cores;
   first.reset();
   CHECK(one()->specs()[0].cores == freed);
+}
+
+TEST_CASE("session: inputs and parameters may have the names of step scalars") {
+  using enum OpCode;
+  const auto model = [](const char* in, const char* weight, const char* other) {
+    small::Model m;
+    const TensorId x = m.input(in, {8, 4}), y = m.input("y", {8, 4});
+    const TensorId h = m.op(k_matmul, {x, m.variable(weight, {4, 4})}, {}, "learning_rate");
+    const TensorId z = m.op(k_add, {h, m.variable(other, {4})}, {}, "updates");
+    m.minimize(m.op(k_reduce_mean, {m.op(k_squared_difference, {z, y})}, {}, "loss"), OptimizerKind::kAdamW);
+    m.g.training.precision = Precision::kFloat16;  // scales its loss
+    return m;
+  };
+  const auto trained = [&](const char* in, const char* weight, const char* other, const char* strategy) {
+    CompileOptions options;
+    options.strategy = strategy;
+    return small::train(model(in, weight, other), options.strategy == "local" ? "ref:1" : "ref:2", options).losses;
+  };
+  for (const char* strategy : {"replica(2)", "pipeline(2, micro_batches=2)", "split(2)"})
+    for (const auto& [in, weight, other] :
+         {std::array{"learning_rate", "updates", "loss_scale"}, std::array{"updates", "loss_scale", "learning_rate"}}) {
+      CAPTURE(strategy);
+      const auto want = trained(in, weight, other, "local"), got = trained(in, weight, other, strategy);
+      CHECK(got.size() == want.size());
+      for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(want[i]).epsilon(0.001));
+    }
 }
 
 }  // namespace
