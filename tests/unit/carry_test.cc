@@ -32,7 +32,6 @@ Program& with_carry(Plan& plan) {
 TEST_CASE("compute begins a row while the communication of the row before goes on") {
   CompileOptions options;
   options.strategy = "pipeline(2, micro_batches=4)";
-  options.profile.link = {1e6, 1e-3};  // slow
   const Plan plan = compile(small::gpt(16, OptimizerKind::kAdamW).g, parse_devices("null:2"), options);
   const Entry& entry = plan.entries[0];
   const CostModel cost(plan.devices, 1, options.profile);
