@@ -104,6 +104,9 @@ void emit_transfer(Draft& draft, const Site& at, const Op& op) {
       i.work = work::Send{link->second};
     else
       i.work = work::Receive{link->second};
+    // Another stage's device takes it when it comes to it: compute does not wait for that.
+    const bool leaves = at.lg().stage(op.inputs[0]) != op.stage;
+    if (sends && leaves && at.low.options.overlap) i.stream = Stream::kCommunication;
     i.name = (sends ? "send." : "receive.") + op.name;
     (sends ? i.in : i.out) = {buffer_of(draft, at, id)};
     i.phase = op.phase;

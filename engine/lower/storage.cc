@@ -356,10 +356,11 @@ void add_waits(Draft& draft, const Graph& graph) {
 void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner& planner) {
   place_next_values(draft, graph);
   place_commit(draft, graph, loss);
-  add_waits(draft, graph);
   work_in_place(draft, graph, true);
+  add_waits(draft, graph);
   work_in_place(draft, graph, false);
   place_arenas(draft.program, planner);
+  carry_over(draft.program);
 }
 
 }  // namespace whale

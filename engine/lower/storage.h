@@ -10,6 +10,9 @@ namespace whale {
 // what it reads.
 void add_waits(Draft& draft, const Graph& graph);
 
+// Writes anew what compute waits for from row to row, when everything has its place.
+void carry_over(Program& program);
+
 // Whether an instruction writes a variable, or will where it works in place.
 bool updates(const Draft& draft, const Graph& graph, size_t segment, size_t index);
 // Puts the vote behind what makes the loss, and the commit before what writes a variable first.

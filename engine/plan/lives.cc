@@ -49,6 +49,32 @@ BufferId storage_of(const Program& program, BufferId id) {
   return id;
 }
 
+std::vector<size_t> pending_of(const Segment& s) {
+  const std::vector<StreamClock> clocks = clocks_of(s);
+  StreamClock known;
+  known.fill(-1);
+  std::vector<size_t> out;
+  for (size_t k = s.instructions.size(); k-- > 0;)
+    if (s.instructions[k].stream == Stream::kCompute) {
+      known = clocks[k];
+      break;
+    }
+  for (size_t k = 0; k < s.instructions.size(); ++k)
+    if (const Stream stream = s.instructions[k].stream;
+        stream != Stream::kCompute && static_cast<int64_t>(k) > known[static_cast<size_t>(stream)])
+      out.push_back(k);
+  return out;
+}
+
+Bytes bytes_of_storage(const Program& program, BufferId id, int32_t slot) {
+  const Buffer& b = program.buffers[static_cast<size_t>(storage_of(program, id))];
+  constexpr int32_t kDeviceArena = 0, kHostArena = 1, kStepScalars = 2, kVariables = 3;
+  if (b.kind == BufferKind::kVariable) return {kVariables + b.ref, 0, b.bytes};
+  if (b.kind == BufferKind::kStep) return {kStepScalars, 0, 0};
+  const int64_t begin = b.offset + (b.slots > 1 ? slot * slot_stride(b) : 0);
+  return {b.memory == Memory::kHost ? kHostArena : kDeviceArena, begin, begin + b.bytes};
+}
+
 bool writes_variable(const Program& program, const Instruction& i) {
   return std::any_of(i.out.begin(), i.out.end(), [&](BufferId b) {
     return b != kNone && program.buffers[static_cast<size_t>(storage_of(program, b))].kind == BufferKind::kVariable;

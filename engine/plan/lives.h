@@ -23,6 +23,17 @@ inline int64_t arena_of(const Program& p, const Buffer& b) {
 using StreamClock = std::array<int64_t, kStreams>;
 std::vector<StreamClock> clocks_of(const Segment& s);
 
+// Instructions of other streams that compute has not waited for when it is through with the segment, in order.
+std::vector<size_t> pending_of(const Segment& s);
+
+// Bytes of a storage on one slot: where two of them meet, they are the same memory.
+struct Bytes {
+  int32_t space = 0;  // the device's arena, the host's, or a variable
+  int64_t begin = 0, end = 0;
+  bool meets(const Bytes& other) const { return space == other.space && begin < other.end && other.begin < end; }
+};
+Bytes bytes_of_storage(const Program& program, BufferId id, int32_t slot);
+
 // Storage that a buffer shares: the end of its chain of aliases.
 BufferId storage_of(const Program& program, BufferId id);
 bool writes_variable(const Program& program, const Instruction& i);

@@ -119,7 +119,7 @@ enum class Stream : uint8_t { kCompute = 0, kCommunication = 1, kCopy = 2 };
 inline constexpr int kStreams = 3;
 
 // "Instruction `index` of stream `stream`, in this segment run, is done". Waits always name an earlier instruction of
-// the same segment; segment runs are separated by a join of all streams.
+// the same segment; what crosses from row to row says Carry.
 struct WaitPoint {
   Stream stream{};
   int32_t index = 0;  // position in Segment::instructions
@@ -234,11 +234,22 @@ struct Segment {
   std::vector<Instruction> instructions;
 };
 
+// What compute waits for before instruction `at`, one of its own: an instruction of the row before, on another stream.
+// Rows are not joined. Compute goes from row to row; it waits for the other streams of the row before where its carry
+// says so, and for all of the rows before that one. The other streams begin a row when the one before is done.
+struct CarryWait {
+  int32_t at = 0;
+  WaitPoint on;
+  friend bool operator==(const CarryWait&, const CarryWait&) = default;
+};
+using Carry = std::vector<CarryWait>;  // ascending
+
 struct ScheduleRow {
   int32_t segment = 0;
   int32_t micro_batch = 0;  // u
   int32_t slot = 0;         // of the buffers that have several
   bool whole = false;       // prologue and epilogue: the share of the whole batch, not of one micro-batch
+  int32_t carry = kNone;    // of Program::carries; kNone: compute waits for nothing of the row before
 };
 
 // A number that follows from a device's place along the axes of its mesh and is all that its program differs by from
@@ -262,6 +273,7 @@ struct Program {
   std::vector<Buffer> buffers;
   std::vector<Segment> segments;
   std::vector<ScheduleRow> schedule;
+  std::vector<Carry> carries;
   // In ascending order. The program itself holds the values of the first row that names it (placed.h: bound). Parts of
   // a storage that overlap, are the same or lie inside each other in one row do so in all.
   std::vector<Hole> holes;

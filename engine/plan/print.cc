@@ -80,7 +80,8 @@ struct RowNames {
       text = fmt::format("{}{}", letter, row.micro_batch);
     else
       text = fmt::format("{}{}.{}", letter, stage, row.micro_batch);
-    return row.slot == 0 ? text : text + fmt::format("@{}", row.slot);
+    if (row.slot != 0) text += fmt::format("@{}", row.slot);
+    return row.carry == kNone ? text : text + fmt::format("^{}", row.carry);
   }
 };
 
@@ -188,6 +189,12 @@ void print_program(std::string& text, const Program& p, size_t number) {
     text += fmt::format("    segment {}\n", p.segments[s].name);
     for (size_t k = 0; k < p.segments[s].instructions.size(); ++k)
       text += fmt::format("      {:3} {}\n", k, instruction_text(p, s, k, numbers));
+  }
+  for (size_t c = 0; c < p.carries.size(); ++c) {
+    text += fmt::format("    carry {}:", c);
+    for (const CarryWait& w : p.carries[c])
+      text += fmt::format(" {} after {}:{} before;", w.at, name_of(w.on.stream), w.on.index);
+    text += '\n';
   }
   text += "    schedule";
   const RowNames names(p);

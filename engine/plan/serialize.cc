@@ -19,7 +19,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 7;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 8;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -30,7 +30,8 @@ using Structs = const flatbuffers::Vector<const T*>*;
 fb::Interval to_fb(const Interval& i) { return {i.begin, i.end}; }
 fb::Digit to_fb(const Digit& d) { return {d.dim, d.outer, d.inner}; }
 fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.stream), w.index}; }
-fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.slot, r.whole}; }
+fb::CarryWait to_fb(const CarryWait& c) { return {c.at, to_fb(c.on)}; }
+fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.slot, r.carry, r.whole}; }
 fb::BoxCut to_fb(const BoxCut& c) { return {to_fb(c.digit), c.extent, c.begin, c.size}; }
 
 template <class T>
@@ -55,6 +56,7 @@ Off<fb::DigitCuts> write_one(Builder& b, const DigitCuts& c);
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
 Off<fb::Segment> write_one(Builder& b, const Segment& s);
 Off<fb::Hole> write_one(Builder& b, const Hole& h);
+Off<fb::Carry> write_one(Builder& b, const Carry& c);
 Off<fb::Program> write_one(Builder& b, const Program& p);
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s);
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r);
@@ -182,12 +184,15 @@ Off<fb::Hole> write_one(Builder& b, const Hole& h) {
   return fb::CreateHole(b, number<fb::HoleKind>(h.kind), h.buffer, h.segment, h.instruction, attribute, h.index);
 }
 
+Off<fb::Carry> write_one(Builder& b, const Carry& c) { return fb::CreateCarry(b, write_structs(b, c)); }
+
 Off<fb::Program> write_one(Builder& b, const Program& p) {
   const auto buffers = write_all(b, p.buffers);
   const auto segments = write_all(b, p.segments);
   const auto holes = write_all(b, p.holes);
+  const auto carries = write_all(b, p.carries);
   return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes,
-                           p.peak_live_bytes, p.host_bytes, holes);
+                           p.peak_live_bytes, p.host_bytes, holes, carries);
 }
 
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s) {
@@ -581,6 +586,16 @@ Hole read_hole(Fields& f, const fb::Hole* t) {
           f.name(t->attribute(), "a hole's attribute"),   t->index()};
 }
 
+Carry read_carry(Fields& f, const fb::Carry* t) {
+  Carry out;
+  if (t->waits() == nullptr) return out;
+  f.structs(t->waits(), sizeof(CarryWait));
+  for (const fb::CarryWait* w : *t->waits())
+    out.push_back(
+        {w->at(), {static_cast<Stream>(f.id(w->on().stream(), kStreams, "a wait's stream")), w->on().index()}});
+  return out;
+}
+
 Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const Entry& entry) {
   Program out;
   const size_t buffers = t->buffers() != nullptr ? t->buffers()->size() : 0;
@@ -590,13 +605,16 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   out.host_bytes = f.range(t->host_bytes(), 0, kMostArena, "host_bytes");
   out.variable_bytes = f.range(t->variable_bytes(), 0, INT64_MAX, "variable_bytes");
   out.peak_live_bytes = f.range(t->peak_live_bytes(), 0, INT64_MAX, "peak_live_bytes");
+  out.carries = read_all(f, t->carries(), read_carry);
+  const size_t carries = out.carries.size();
   if (t->schedule() != nullptr) {
     f.structs(t->schedule(), sizeof(ScheduleRow));
     for (const fb::ScheduleRow* r : *t->schedule()) {
       out.schedule.push_back(
           {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
            static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch")),
-           static_cast<int32_t>(f.range(r->slot(), 0, kMostSlots - 1, "a schedule row's slot")), r->whole()});
+           static_cast<int32_t>(f.range(r->slot(), 0, kMostSlots - 1, "a schedule row's slot")), r->whole(),
+           r->carry() == kNone ? kNone : f.id(r->carry(), carries, "a schedule row's carry")});
     }
   }
   out.holes = read_all(f, t->holes(), read_hole);

@@ -148,6 +148,30 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   }
 }
 
+// Each names, for an instruction of compute, one of another stream in the row before.
+void check_carries(const Context& c) {
+  const Program& p = c.program;
+  std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // segments of both rows, carry
+  for (size_t r = 0; r < p.schedule.size(); ++r) {
+    Watch::look();
+    const ScheduleRow& row = p.schedule[r];
+    if (row.carry == kNone) continue;
+    if (r == 0 || !inside(row.carry, p.carries)) c.fail("a schedule row has a carry from nowhere");
+    if (!seen.emplace(p.schedule[r - 1].segment, row.segment, row.carry).second) continue;
+    const auto& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)].instructions;
+    const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;
+    int32_t last = 0;
+    for (const CarryWait& w : p.carries[static_cast<size_t>(row.carry)]) {
+      if (!inside(w.at, now) || w.at < last || now[static_cast<size_t>(w.at)].stream != Stream::kCompute)
+        c.fail(fmt::format("a carry stops instruction {}, which is not the next one of compute", w.at));
+      if (!inside(w.on.index, before) || w.on.stream == Stream::kCompute ||
+          before[static_cast<size_t>(w.on.index)].stream != w.on.stream)
+        c.fail(fmt::format("a carry waits for {} of the row before, which is not of its stream", w.on.index));
+      last = w.at;
+    }
+  }
+}
+
 void check_program(const Context& c) {
   const Program& p = c.program;
   check_buffers(c);
@@ -161,6 +185,7 @@ void check_program(const Context& c) {
   for (const ScheduleRow& row : watched(p.schedule))
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.slot < 0)
       c.fail("a schedule row names no segment");
+  check_carries(c);
 }
 
 using Fail = const std::function<void(const std::string&)>&;

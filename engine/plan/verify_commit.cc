@@ -37,16 +37,34 @@ class Order {
 
   // Whether all runs of instruction k of segment s, or its first one, are behind `at`; whether all are before it.
   bool behind(size_t s, size_t k, const Place& at) const {
-    return rows_[s].empty() || rows_[s].front() > at.row || (rows_[s].front() == at.row && waits(s, k, at.index));
+    return rows_[s].empty() || follows({rows_[s].front(), k}, at);
   }
   bool before(size_t s, size_t k, const Place& at) const {
-    return rows_[s].empty() || rows_[s].back() < at.row || (rows_[s].back() == at.row && waits(s, at.index, k));
+    return rows_[s].empty() || follows(at, {rows_[s].back(), k});
   }
   const Segment& segment(const Place& at) const {
     return c_.program.segments[static_cast<size_t>(c_.program.schedule[at.row].segment)];
   }
 
  private:
+  const Instruction& instruction(const Place& at) const { return segment(at).instructions[at.index]; }
+
+  // `later` begins when `earlier` is done.
+  bool follows(const Place& later, const Place& earlier) const {
+    if (later.row == earlier.row)
+      return waits(static_cast<size_t>(c_.program.schedule[later.row].segment), later.index, earlier.index);
+    if (later.row < earlier.row) return false;
+    const Stream from = instruction(earlier).stream;
+    if (instruction(later).stream != Stream::kCompute || from == Stream::kCompute || later.row > earlier.row + 1)
+      return true;
+    const int32_t carry = c_.program.schedule[later.row].carry;
+    return carry != kNone &&
+           std::ranges::any_of(c_.program.carries[static_cast<size_t>(carry)], [&](const CarryWait& w) {
+             return w.at <= static_cast<int32_t>(later.index) && w.on.stream == from &&
+                    w.on.index >= static_cast<int32_t>(earlier.index);
+           });
+  }
+
   // Of one segment: `later` begins when `earlier` is done.
   bool waits(size_t s, size_t later, size_t earlier) const {
     const auto& list = c_.program.segments[s].instructions;

@@ -261,6 +261,56 @@ void check_sharing(const VerifyContext& c, size_t s, const SegmentUse& use, cons
   }
 }
 
+// What compute does in a row, while other streams may still be at the row before, waits for those whose bytes it needs.
+void check_carries(const VerifyContext& c) {
+  const Program& p = c.program;
+  std::set<std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>> seen;
+  for (size_t r = 1; r < p.schedule.size(); ++r) {
+    Watch::look();
+    const ScheduleRow &before = p.schedule[r - 1], &now = p.schedule[r];
+    if (!seen.emplace(before.segment, before.slot, now.segment, now.slot, now.carry).second) continue;
+    const Segment &earlier = p.segments[static_cast<size_t>(before.segment)],
+                  &later = p.segments[static_cast<size_t>(now.segment)];
+    const std::vector<size_t> pending = pending_of(earlier);
+    if (pending.empty()) continue;
+    struct Use {
+      Bytes bytes;
+      bool writes;
+      size_t by;
+    };
+    std::vector<Use> left;
+    for (const size_t k : pending)
+      for (const bool writes : {false, true})
+        for (const BufferId b : writes ? earlier.instructions[k].out : earlier.instructions[k].in)
+          if (b != kNone) left.push_back({bytes_of_storage(p, b, before.slot), writes, k});
+    StreamClock known;  // of the row before
+    known.fill(-1);
+    const Carry none;
+    const Carry& carry = now.carry == kNone ? none : p.carries[static_cast<size_t>(now.carry)];
+    auto next = carry.begin();
+    for (size_t k = 0; k < later.instructions.size(); ++k) {
+      const Instruction& i = later.instructions[k];
+      if (i.stream != Stream::kCompute) continue;
+      for (; next != carry.end() && next->at <= static_cast<int32_t>(k); ++next) {
+        int64_t& reached = known[static_cast<size_t>(next->on.stream)];
+        reached = std::max<int64_t>(reached, next->on.index);
+      }
+      for (const bool writes : {false, true})
+        for (const BufferId b : writes ? i.out : i.in) {
+          if (b == kNone) continue;
+          const Bytes mine = bytes_of_storage(p, b, now.slot);
+          for (const Use& u : left)
+            if ((writes || u.writes) && mine.meets(u.bytes) &&
+                static_cast<int64_t>(u.by) > known[static_cast<size_t>(earlier.instructions[u.by].stream)])
+              c.fail(later, k,
+                     fmt::format("{} bytes that instruction {} ('{}') of the row before may still be at, and does not "
+                                 "wait for it",
+                                 writes ? "writes" : "reads", u.by, earlier.instructions[u.by].name));
+        }
+    }
+  }
+}
+
 // Every buffer of several slots has the one that a row works on.
 void check_slots(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
   const Program& p = c.program;
@@ -337,7 +387,8 @@ bool before_in_memory(const Program* a, const Program* b) {
   const auto buffer = [](const Buffer& x) {
     return std::tie(x.kind, x.offset, x.bytes, x.slots, x.alias, x.memory, x.at);
   };
-  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.slot, x.whole); };
+  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.slot, x.whole, x.carry); };
+  const auto carried = [](const CarryWait& x) { return std::tie(x.at, x.on.stream, x.on.index); };
   std::strong_ordering order =
       order_of(a->buffers, b->buffers, [&](const Buffer& x, const Buffer& y) { return buffer(x) <=> buffer(y); });
   if (order == 0)
@@ -348,6 +399,10 @@ bool before_in_memory(const Program* a, const Program* b) {
   if (order == 0)
     order = order_of(a->schedule, b->schedule,
                      [&](const ScheduleRow& x, const ScheduleRow& y) { return row(x) <=> row(y); });
+  if (order == 0)
+    order = order_of(a->carries, b->carries, [&](const Carry& x, const Carry& y) {
+      return order_of(x, y, [&](const CarryWait& v, const CarryWait& w) { return carried(v) <=> carried(w); });
+    });
   return order < 0;
 }
 
@@ -365,6 +420,7 @@ void verify_memory(const VerifyContext& c) {
   const std::vector<std::vector<size_t>> rows = rows_of_segments(p);
   const std::vector<Held> held = held_by(p, uses, rows);
   check_values(c, held, rows);
+  check_carries(c);
   for (size_t s = 0; s < p.segments.size(); ++s) check_sharing(c, s, uses[s], held, rows[s]);
 }
 

@@ -145,7 +145,7 @@ std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
 
 void verify_order(const Entries& e, const Peers& peers) {
   const PlanSteps steps = steps_of(e.entry, Walked::kCommunication);
-  PlanWalk walk(e, peers, classes_alike(e, peers, alike(e.entry, steps)), steps, {});
+  PlanWalk walk(e, peers, classes_alike(e, peers, alike(e.entry, steps)), steps, Walked::kCommunication, {});
   if (const std::string stuck = walk.run(); !stuck.empty()) e.fail(stuck);
 }
 

@@ -95,6 +95,12 @@ struct Walker {
   }
 };
 
+// The last items of each stream up to a row.
+struct RowEnd {
+  std::array<Clock::Item, kStreams> last;
+  RowEnd() { last.fill(kNone); }
+};
+
 bool on_several_streams(const Program& p, const std::vector<std::vector<PlanStep>>& steps) {
   std::array<bool, kStreams> used{};
   for (size_t s = 0; s < steps.size(); ++s)
@@ -115,8 +121,9 @@ PlanSteps steps_of(const Entry& entry, Walked walked) {
 }
 
 PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
-                   const Duration& seconds)
+                   Walked walked, const Duration& seconds)
     : e_(e) {
+  static const Carry kNothing;
   const std::vector<std::vector<LinkEnd>> links = ends_of_links(e, peers.channels);
   Walker walker{e, peers, classes, clock_};
   const Clock::Item agreed = clock_.join({});  // all have voted
@@ -130,11 +137,17 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
     const auto& of_program = steps[static_cast<size_t>(e.entry.rows[d].program)];
     std::array<size_t, kStreams> streams{};
     for (size_t& stream : streams) stream = clock_.resource();
-    const bool joins = on_several_streams(p, of_program);
+    const bool joins = walked == Walked::kCommunication && on_several_streams(p, of_program);
+    RowEnd before, now;  // all rows but the last, and all
+    size_t last_base = 0;
     for (size_t row = 0; row < p.schedule.size(); ++row) {
       Watch::look();
       const int32_t segment = p.schedule[row].segment;
       const size_t base = visits_.size();
+      RowEnd end = now;
+      std::array<bool, kStreams> begun{};
+      const auto& carry =
+          p.schedule[row].carry == kNone ? kNothing : p.carries[static_cast<size_t>(p.schedule[row].carry)];
       for (const PlanStep& step : of_program[static_cast<size_t>(segment)]) {
         visits_.push_back({device, static_cast<int32_t>(row), segment, step.instruction});
         Visit& v = visits_.back();
@@ -145,8 +158,19 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
         if (i.kind() == InstructionKind::kCommit) clock_.after(v.first, agreed);
         for (const int32_t need : step.needs)
           if (need != kNone) clock_.after(v.first, visits_[base + static_cast<size_t>(need)].last);
+        if (walked == Walked::kCommunication) continue;
+        const auto stream = static_cast<size_t>(i.stream);
+        const RowEnd& awaited = i.stream == Stream::kCompute ? before : now;
+        for (size_t t = 0; t < kStreams && !begun[stream]; ++t)
+          if (t != stream && awaited.last[t] != kNone) clock_.after(v.first, awaited.last[t]);
+        begun[stream] = true;
+        for (const CarryWait& w : carry)
+          if (w.at == step.instruction)
+            clock_.after(v.first, visits_[last_base + static_cast<size_t>(w.on.index)].last);
+        end.last[stream] = v.last;
       }
       if (joins && visits_.size() > base) clock_.join(streams);
+      before = now, now = end, last_base = base;
     }
   }
 }

@@ -118,7 +118,7 @@ bool Executor::walk(size_t device, size_t stream) {
   BoundProgram& program = *programs_[device];
   auto& done = runs_[device].done;
   if (stream != 0) done[stream].advance(1);  // all streams count from one
-  uint32_t base = 1;
+  Base base;
   const std::vector<ScheduleRow>& schedule = program.program->schedule;
   for (size_t r = 0; r < schedule.size(); ++r) {
     const ScheduleRow& row = schedule[r];
@@ -129,38 +129,52 @@ bool Executor::walk(size_t device, size_t stream) {
                                                     ? cut.whole.begin
                                                     : cut.micro_batches[static_cast<size_t>(row.micro_batch)].begin;
     }
-    if (!walk_row(device, stream, row, segment, base)) return false;
-    base += segment.count;
+    // Compute runs one row ahead of the others.
+    const uint32_t reached = stream == 0 ? base.before : base.row;
     for (size_t other = 0; other < kStreams; ++other)
-      if (other != stream && program.streams[other]) {
-        const int64_t begin = now_nanoseconds();
-        if (!done[other].wait(base, this)) return false;
-        timeline_[device][stream].times.waiting += now_nanoseconds() - begin;
-      }
+      if (other != stream && program.streams[other] && !wait(device, stream, other, reached)) return false;
+    if (!walk_row(device, stream, row, segment, base)) return false;
+    base = {base.row + segment.count, base.row};
   }
   return true;
 }
 
-// After instruction i of the segment is done, this stream's counter is base + i + 1; at the end of the row base +
-// count.
-bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, uint32_t base) {
+bool Executor::wait(size_t device, size_t stream, size_t other, uint32_t reached) {
+  const int64_t begin = now_nanoseconds();
+  if (!runs_[device].done[other].wait(reached, this)) return false;
+  timeline_[device][stream].times.waiting += now_nanoseconds() - begin;
+  return true;
+}
+
+// After instruction i of the segment is done, this stream's counter is base.row + i + 1; at the end of the row
+// base.row + count.
+bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, const Base& base) {
   const BoundProgram& program = *programs_[device];
+  static const Carry kNothing;
+  const Carry& carry =
+      stream == 0 && row.carry != kNone ? program.program->carries[static_cast<size_t>(row.carry)] : kNothing;
+  auto carried = carry.begin();
   const uint8_t* mask =
       narrow_ == nullptr
           ? nullptr
           : narrow_->masks[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
   auto& done = runs_[device].done;
   StreamTimeline& timeline = timeline_[device][stream];
-  uint32_t reached = base;
+  uint32_t reached = base.row;
   for (BoundInstruction& bound : segment.streams[stream]) {
     look();
     if (stopped()) return false;
     int64_t begin = now_nanoseconds();
     // What is left out waits too: memory is used again in the order that all waits give.
-    for (const WaitPoint& wait : bound.waits)
-      if (!done[static_cast<size_t>(wait.stream)].wait(base + static_cast<uint32_t>(wait.index) + 1, this))
+    const bool waits = !bound.waits.empty() || (carried != carry.end() && carried->at == bound.index);
+    for (; carried != carry.end() && carried->at == bound.index; ++carried)
+      if (const WaitPoint& on = carried->on;
+          !done[static_cast<size_t>(on.stream)].wait(base.before + static_cast<uint32_t>(on.index) + 1, this))
         return false;
-    if (!bound.waits.empty()) {
+    for (const WaitPoint& on : bound.waits)
+      if (!done[static_cast<size_t>(on.stream)].wait(base.row + static_cast<uint32_t>(on.index) + 1, this))
+        return false;
+    if (waits) {
       const int64_t ready = now_nanoseconds();
       timeline.times.waiting += ready - begin;
       begin = ready;
@@ -182,11 +196,11 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
       total += end - begin;
       if (values_.timeline) timeline.records.push_back({bound.source, row.micro_batch, begin, end});
     }
-    const uint32_t target = base + static_cast<uint32_t>(bound.index) + 1;
+    const uint32_t target = base.row + static_cast<uint32_t>(bound.index) + 1;
     done[stream].advance(target - reached);
     reached = target;
   }
-  if (reached != base + segment.count) done[stream].advance(base + segment.count - reached);
+  if (reached != base.row + segment.count) done[stream].advance(base.row + segment.count - reached);
   return true;
 }
 

@@ -70,7 +70,12 @@ class Executor final : private Job, private Lookout {
   void finished() noexcept override;
   void look() override;
   bool walk(size_t device, size_t stream);
-  bool walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, uint32_t base);
+  // What the counters of a device's streams are when a row begins, and when the one before it began.
+  struct Base {
+    uint32_t row = 1, before = 1;
+  };
+  bool walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, const Base& base);
+  bool wait(size_t device, size_t stream, size_t other, uint32_t reached);
   bool execute(BoundInstruction& bound, size_t device, size_t micro_batch);
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;

@@ -16,7 +16,7 @@ std::vector<int32_t> numbers(size_t n) {
 
 std::vector<Event> events_of(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes,
                              const Duration& duration) {
-  PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), duration);
+  PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), Walked::kAll, duration);
   if (const std::string stuck = walk.run(); !stuck.empty()) throw error(Code::kFailedPrecondition, "{}", stuck);
   std::vector<Event> events;
   for (const PlanWalk::Visit& v : walk.visits())

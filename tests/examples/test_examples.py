@@ -73,7 +73,7 @@ def test_plans_of_the_overlap_page_are_those_of_its_commands(tmp_path):
     page = (ROOT / "docs/overlap.md").read_text()
     run(["whale", "model", "gpt", "-o", "gpt.whale"], cwd=tmp_path)
     shown = re.findall(r"^(whale plan gpt[^\n]*)\n```\n\n```text\n(.*?)```", page, re.S | re.M)
-    assert len(shown) == 2
+    assert len(shown) == 3
     for command, block in shown:
         plan = re.sub(r' [a-z_0-9]+=(\[[^]]*\]|"[^"]*"|\S+)', "", run(command, cwd=tmp_path, shell=True))
         for line in block.splitlines():

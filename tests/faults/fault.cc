@@ -1,4 +1,5 @@
 #include "fault.h"
+#include "lower/storage.h"
 
 #include <algorithm>
 
@@ -94,6 +95,7 @@ void erase_instruction(const Spot& spot) {
     }
     list[i].waits = std::move(waits);
   }
+  carry_over(*spot.program);
 }
 
 void insert_instruction(const Spot& spot, size_t at, Instruction instruction) {
@@ -102,6 +104,7 @@ void insert_instruction(const Spot& spot, size_t at, Instruction instruction) {
   for (size_t i = at + 1; i < list.size(); ++i)
     for (WaitPoint& w : list[i].waits)
       if (w.index >= static_cast<int32_t>(at)) ++w.index;
+  carry_over(*spot.program);
 }
 
 BufferId add_buffer(Program& program, Buffer like) {

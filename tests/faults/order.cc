@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "fault.h"
+#include "lower/storage.h"
 
 namespace whale::test {
 namespace {
@@ -161,10 +162,15 @@ bool everywhere(Plan& plan, Dice& dice, bool body, const std::function<void(Prog
   return true;
 }
 
-void erase_row(Program& p, size_t r) { p.schedule.erase(p.schedule.begin() + static_cast<std::ptrdiff_t>(r)); }
+// What else the rows say is of those that follow each other now.
+void erase_row(Program& p, size_t r) {
+  p.schedule.erase(p.schedule.begin() + static_cast<std::ptrdiff_t>(r));
+  carry_over(p);
+}
 void double_row(Program& p, size_t r) {
   const ScheduleRow row = p.schedule[r];
   p.schedule.insert(p.schedule.begin() + static_cast<std::ptrdiff_t>(r), row);
+  carry_over(p);
 }
 
 bool other_micro_batch(Program& p, size_t r, Dice& dice) {
@@ -181,7 +187,33 @@ bool swap_rows(Program& p, size_t r, Dice& dice) {
   const ScheduleRow &a = p.schedule[r], &b = p.schedule[other];
   if (a.segment == b.segment) return false;  // sums do not care
   std::swap(p.schedule[r], p.schedule[other]);
+  carry_over(p);
   return true;
+}
+
+// One of the waits for the row before is gone, or for something earlier.
+bool change_carry(Program& p, size_t r, const std::function<bool(Carry&)>& change) {
+  if (p.schedule[r].carry == kNone) return false;
+  Carry carry = p.carries[static_cast<size_t>(p.schedule[r].carry)];
+  if (!change(carry)) return false;
+  p.schedule[r].carry = static_cast<int32_t>(p.carries.size());
+  p.carries.push_back(std::move(carry));
+  return true;
+}
+bool drop_carry(Program& p, size_t r, Dice& dice) {
+  return change_carry(p, r, [&](Carry& carry) {
+    carry.erase(carry.begin() + dice.below(std::ssize(carry)));
+    return true;
+  });
+}
+bool carry_too_early(Program& p, size_t r, Dice& dice) {
+  return change_carry(p, r, [&](Carry& carry) {
+    WaitPoint& on = carry[static_cast<size_t>(dice.below(std::ssize(carry)))].on;
+    const Segment& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)];
+    for (int32_t k = on.index; k-- > 0;)
+      if (before.instructions[static_cast<size_t>(k)].stream == on.stream) return on.index = k, true;
+    return false;
+  });
 }
 
 bool other_slot(Program& p, size_t r, Dice& dice) {
@@ -227,6 +259,8 @@ std::vector<Fault> faults_of_order() {
       {"a prologue or epilogue doubled", either, [](Plan& p, Dice& d) { return everywhere(p, d, false, double_row); }},
       {"a schedule row with another micro-batch", either, row(other_micro_batch)},
       {"two schedule rows exchanged", either, row(swap_rows)},
+      {"a missing wait for the row before", verifier, row(drop_carry)},
+      {"a wait for less of the row before", verifier, row(carry_too_early)},
       {"a schedule row's slot", verifier, row(other_slot)},
   };
 }

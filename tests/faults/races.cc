@@ -1,6 +1,7 @@
 #include "races.h"
 
 #include <set>
+#include <tuple>
 
 #include "base/format.h"
 #include "own_programs.h"
@@ -25,41 +26,73 @@ Bytes bytes_of(const Program& p, BufferId id, int64_t slot) {
   return {root.memory == Memory::kHost ? 1 : 0, root.offset + at, root.offset + at + b.bytes};
 }
 
+// An instruction of one of two rows, the one before and the one at hand.
+struct Step {
+  const Instruction* does = nullptr;
+  bool before = false;
+  int64_t slot = 0;
+};
+
+// Two that may run at once and share bytes, the later one in the row at hand.
+std::string race_between(const Program& p, const ScheduleRow* before, const ScheduleRow& now) {
+  std::vector<Step> steps;
+  const auto add = [&](const ScheduleRow& row, bool first) {
+    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions)
+      steps.push_back({&i, first, row.slot});
+  };
+  if (before) add(*before, true);
+  const size_t begin = steps.size();
+  add(now, false);
+  const size_t n = steps.size();
+  std::vector<std::vector<char>> after(n, std::vector<char>(n));  // after[j][i]: j begins when i is over
+  for (size_t j = 0; j < n; ++j) {
+    const auto follow = [&](size_t i) {
+      after[j][i] = 1;
+      for (size_t k = 0; k < i; ++k) after[j][k] = static_cast<char>(after[j][k] | after[i][k]);
+    };
+    const bool compute = steps[j].does->stream == Stream::kCompute;
+    for (size_t i = 0; i < j; ++i)
+      if (steps[i].does->stream == steps[j].does->stream || (!compute && steps[i].before && !steps[j].before))
+        follow(i);
+    const size_t base = steps[j].before ? 0 : begin;
+    for (const WaitPoint& w : steps[j].does->waits) follow(base + static_cast<size_t>(w.index));
+    if (j < begin || now.carry == kNone) continue;
+    for (const CarryWait& w : p.carries[static_cast<size_t>(now.carry)])
+      if (static_cast<size_t>(w.at) == j - begin) follow(static_cast<size_t>(w.on.index));
+  }
+  for (size_t j = begin; j < n; ++j)
+    for (size_t i = 0; i < j; ++i) {
+      if (after[j][i]) continue;
+      const auto meet = [&](const BufferIds& a, const BufferIds& b) {
+        for (const BufferId x : a)
+          for (const BufferId y : b)
+            if (x != kNone && y != kNone && bytes_of(p, x, steps[i].slot).meets(bytes_of(p, y, steps[j].slot)))
+              return true;
+        return false;
+      };
+      const Instruction &x = *steps[i].does, &y = *steps[j].does;
+      if (meet(x.out, y.out) || meet(x.out, y.in) || meet(x.in, y.out))
+        return fmt::format("segment '{}': {} ('{}'{}) and {} ('{}') may run at once and share bytes",
+                           p.segments[static_cast<size_t>(now.segment)].name, i, x.name,
+                           steps[i].before ? ", of the row before" : "", j - begin, y.name);
+    }
+  return "";
+}
+
 }  // namespace
 
 std::string race_in(const Entry& of_plan) {
   Entry entry = of_plan;
   give_own_programs(entry);
   for (const Program& p : entry.programs) {
-    std::set<std::pair<int32_t, int32_t>> seen;
-    for (const ScheduleRow& row : p.schedule) {
-      if (!seen.emplace(row.segment, row.slot).second) continue;
-      const Segment& s = p.segments[static_cast<size_t>(row.segment)];
-      const size_t n = s.instructions.size();
-      std::vector<std::vector<char>> after(n, std::vector<char>(n));  // after[j][i]: j begins when i is over
-      for (size_t j = 0; j < n; ++j) {
-        const auto follow = [&](size_t i) {
-          after[j][i] = 1;
-          for (size_t k = 0; k < i; ++k) after[j][k] = static_cast<char>(after[j][k] | after[i][k]);
-        };
-        for (size_t i = 0; i < j; ++i)
-          if (s.instructions[i].stream == s.instructions[j].stream) follow(i);
-        for (const WaitPoint& w : s.instructions[j].waits) follow(static_cast<size_t>(w.index));
-      }
-      for (size_t j = 0; j < n; ++j)
-        for (size_t i = 0; i < j; ++i) {
-          if (after[j][i]) continue;
-          const auto meet = [&](const BufferIds& a, const BufferIds& b) {
-            for (const BufferId x : a)
-              for (const BufferId y : b)
-                if (x != kNone && y != kNone && bytes_of(p, x, row.slot).meets(bytes_of(p, y, row.slot))) return true;
-            return false;
-          };
-          const Instruction &x = s.instructions[i], &y = s.instructions[j];
-          if (meet(x.out, y.out) || meet(x.out, y.in) || meet(x.in, y.out))
-            return fmt::format("segment '{}': {} ('{}') and {} ('{}') may run at once and share bytes", s.name, i,
-                               x.name, j, y.name);
-        }
+    std::set<std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>> seen;  // of both rows
+    for (size_t r = 0; r < p.schedule.size(); ++r) {
+      const ScheduleRow* before = r > 0 ? &p.schedule[r - 1] : nullptr;
+      const ScheduleRow& now = p.schedule[r];
+      if (!seen.emplace(before ? before->segment : kNone, before ? before->slot : 0, now.segment, now.slot, now.carry)
+               .second)
+        continue;
+      if (std::string race = race_between(p, before, now); !race.empty()) return race;
     }
   }
   return "";
