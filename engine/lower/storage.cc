@@ -225,6 +225,47 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
   resolve_aliases(p);
 }
 
+// What lives from segment to segment has slots, one for each micro-batch that is alive; micro-batches of other sizes
+// have other slots of the same storage, not storage of their own.
+void share_between_sizes(Draft& draft) {
+  Program& p = draft.program;
+  constexpr int32_t kMixed = -2;
+  std::vector<int32_t> variant(p.buffers.size(), kNone);  // of all that a storage holds
+  std::vector<char> known(p.buffers.size());
+  const auto root = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
+  const auto note = [&](BufferId b, int32_t mine) {
+    int32_t& of = variant[root(b)];
+    of = of == kNone || of == mine ? mine : kMixed;
+    known[static_cast<size_t>(b)] = 1;
+  };
+  std::map<TensorId, std::vector<BufferId>> sizes;
+  draft.buffers.each([&](TensorId id, int32_t mine, BufferId b) {
+    note(b, mine < 0 ? kMixed : mine);
+    if (mine >= 0) sizes[id].push_back(b);
+  });
+  for (size_t b = 0; b < p.buffers.size(); ++b)
+    if (!known[b]) note(static_cast<BufferId>(b), kMixed);
+  for (const auto& [id, buffers] : sizes) {
+    std::vector<size_t> storages;
+    for (const BufferId b : buffers) {
+      const size_t s = root(b);
+      const Buffer& storage = p.buffers[s];
+      if (storage.kind == BufferKind::kArena && storage.slots > 1 && variant[s] != kMixed) storages.push_back(s);
+    }
+    std::ranges::sort(storages);
+    storages.erase(std::ranges::unique(storages).begin(), storages.end());
+    if (storages.size() < 2) continue;
+    const size_t largest = *std::ranges::max_element(storages, {}, [&](size_t s) { return p.buffers[s].bytes; });
+    for (const size_t s : storages) {
+      const Buffer &one = p.buffers[s], &whole = p.buffers[largest];
+      if (s == largest || one.slots != whole.slots || one.memory != whole.memory) continue;
+      share(p, static_cast<BufferId>(s), static_cast<BufferId>(largest));
+      variant[largest] = variant[s] = kMixed;
+    }
+  }
+  resolve_aliases(p);
+}
+
 const MemoryPlan& place_arena(Program& program, const std::vector<Life>& lives, Memory memory, MemoryPlanner& planner) {
   std::vector<Block> blocks;
   std::vector<size_t> owner;
@@ -359,6 +400,7 @@ void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner
   work_in_place(draft, graph, true);
   add_waits(draft, graph);
   work_in_place(draft, graph, false);
+  share_between_sizes(draft);
   place_arenas(draft.program, planner);
   carry_over(draft.program);
 }

@@ -97,6 +97,8 @@ struct Place {
   auto operator<=>(const Place&) const = default;
   Place then(Steps more, OpId follower = kNone) const { return {turn, steps + more, follower}; }
   Place before() const { return {turn, steps, number, sooner - 1}; }
+  // Of the ops of one update, each behind the one before, and not each behind those of all updates.
+  Place along(OpId follower) const { return number == kNone ? then(kFollows, follower) : Place{turn, steps, follower}; }
 };
 constexpr Place kNever{.turn = INT32_MAX};
 
@@ -169,7 +171,7 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
     if ((!for_update(i) && added == kNone) || has_flag(op.code, kCollective)) continue;
     const TensorIds awaited = added == kNone ? op.inputs : TensorIds{added};
     const auto number = static_cast<OpId>(i);
-    Place when = made_at(awaited).then(kFollows, number);
+    Place when = made_at(awaited).along(number);
     // Behind the next launch: waiting for this collective overlaps that one.
     for (const TensorId id : awaited)
       if (const OpId made = maker(id); made != kNone && has_flag(g.op(made).code, kCollective))

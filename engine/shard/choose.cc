@@ -269,9 +269,10 @@ OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
 
 // What replicas combine in a way of its own (Adasum, in fewer bits) is the gradient of a parameter. What a model makes
 // of parameters alone is not computed on the parts of ZeRO 3 then: parts of its gradient would have to be sums before.
+// But for casts, whose gradients are the parameters' own in another type.
 bool CutChooser::whole_for_gradients(const Placed& p, size_t a) const {
   if (!options_.adasum && !options_.gradient_dtype) return false;
-  if (p.op.phase != Phase::kBackward) return p.op.phase == Phase::kForward;
+  if (p.op.phase != Phase::kBackward) return p.op.phase == Phase::kForward && p.op.code != OpCode::k_cast;
   for (size_t i = 0; i < p.op.inputs.size(); ++i)
     if (p.operand(i, a) == Placement::kPartial) return true;
   return false;

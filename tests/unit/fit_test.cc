@@ -119,6 +119,18 @@ TEST_CASE("a smaller batch that does not fit says that the plan's own does") {
   CHECK(!has(text, "a smaller batch"));
 }
 
+TEST_CASE("micro-batches of two sizes take the memory of those of one") {
+  for (const char* strategy : {"pipeline(4, micro_batches=8)", "pipeline(4, micro_batches=8, schedule=gpipe)",
+                               "pipeline(2, micro_batches=8, schedule=zb_v) > split(2)"}) {
+    CAPTURE(strategy);
+    const auto most = [&](int64_t batch) {
+      return most_needed(plan_of(small::gpt(batch, OptimizerKind::kAdamW, 8, 64, 64, 64), "null:4", strategy));
+    };
+    CHECK(most(31) <= most(32) * 21 / 20);
+    CHECK(most(33) <= most(40) * 21 / 20);
+  }
+}
+
 TEST_CASE("where nothing fits, it is said by how much, on which device, and what would help") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 64, 64);
   const auto failure = [&](const std::string& devices) {

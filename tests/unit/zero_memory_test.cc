@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cluster/devices.h"
 #include "compile.h"
@@ -26,6 +27,7 @@ struct Choice {
   Precision precision = Precision::kFloat32;
   Recompute recompute = Recompute::kNone;
   int64_t prefetch = 0;
+  std::optional<DType> gradient_dtype = {};
 };
 
 MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice) {
@@ -35,7 +37,7 @@ MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice
   options.zero = choice.zero;
   options.precision = choice.precision;
   options.recompute = choice.recompute;
-  options.prefetch = choice.prefetch;
+  options.prefetch = choice.prefetch, options.gradient_dtype = choice.gradient_dtype;
   options.bucket_bytes = kBucket;
   const Plan plan = compile(m.g, parse_devices(s.devices, {0}), options);
   return memory_of(plan, plan.entries[0], 0).device;
@@ -97,6 +99,34 @@ TEST_CASE("ZeRO: one micro-batch holds the gradients of a few layers, and their 
     CHECK(near_part(three.parameters, none.parameters, 4));
     CHECK(three.activations <= two.activations + 8 * matrix);
   }
+}
+
+TEST_CASE("ZeRO 3: gradients that are summed in 16 bits live in parts, as the parameters in 16 bits do") {
+  const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
+  const int64_t matrix = int64_t{4} * 64 * 256 * 4;
+  const Setup s{"null:4", "replica", 4, 4};
+  Choice choice{.zero = 3, .precision = Precision::kBFloat16, .recompute = Recompute::kFull};
+  const MemoryClasses own = memory(m, s, choice);
+  choice.gradient_dtype = DType::kBF16;
+  const MemoryClasses narrow = memory(m, s, choice);
+  CHECK(narrow.parameters == own.parameters);
+  CHECK(narrow.gradients <= own.parameters * 21 / 20 + 3 * (kBucket + matrix));
+  CHECK(narrow.activations <= own.activations + 4 * matrix);
+}
+
+// The updates come after the norm of all gradients, one after the other: what each makes on the way is gone before the
+// next one's.
+TEST_CASE("clipping by the norm holds the gradients once, whatever the optimizer") {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kAdafactor,
+                                   OptimizerKind::kAdagrad, OptimizerKind::kLamb})
+    for (const int64_t accumulation : {1, 4}) {
+      CAPTURE(static_cast<int>(kind));
+      small::Model m = small::gpt(4, kind, 24, 8, 64, 64);
+      const int64_t matrix = int64_t{4} * 64 * 256 * 4;
+      m.g.training.clip_norm = 1;
+      const MemoryClasses clipped = memory(m, {"null:1", "local", accumulation, 1}, {});
+      CHECK(clipped.gradients + clipped.activations <= clipped.parameters + 16 * matrix);
+    }
 }
 
 TEST_CASE("ZeRO 3: no more gathers than are asked for are ahead of the one that is read") {
