@@ -209,7 +209,7 @@ whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_tex
     const bool as_json = flag(json, "json");
     const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
     const std::vector<BridgeRow> rows = bridges_of(*p.plan);
-    *out = make_text(as_json ? bridges_json(rows) : bridges_text(rows, CostModel(p.plan->devices).link));
+    *out = make_text(as_json ? bridges_json(rows) : bridges_text(rows, cost_of(*p.plan).link));
   });
 }
 

@@ -367,7 +367,7 @@ Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, c
   plan.schedule = source.training.schedule;
   plan.precision = source.training.precision;
   plan.options = options;
-  plan.memory_price = memory_price;
+  plan.memory_price = memory_price, plan.profile = options.profile;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
   return plan;
 }
@@ -484,6 +484,7 @@ std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions&
 
 CompileOptions options_of(const Plan& plan) {
   CompileOptions options{plan.options};
+  options.profile = plan.profile;
   options.verify_passes = false;
   return options;
 }

@@ -19,7 +19,7 @@ struct CompileOptions : PlanOptions {
   std::vector<std::string> fetch = {};      // besides the graph's outputs: tensor names, "grad:PARAMETER"
   int64_t accumulation = 0;                 // micro-batches; 0: the graph's
   std::optional<Precision> precision = {};  // none: the graph's
-  Profile profile = kMachineOfCores;        // of a plan's first entries; later ones are planned by the default
+  Profile profile = kMachineOfCores;        // what is known of the machine
   double memory_price = 1;                  // where planning begins (CostModel::memory_price)
   int64_t max_bytes = 0;                    // estimated memory that planning may take; 0: any
   bool verify_passes = true;                // each level after each of its passes; false: after the last one

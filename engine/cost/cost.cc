@@ -1,8 +1,37 @@
 #include "cost/cost.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
 
 namespace whale {
+
+Attrs attrs_of(const Profile& profile) {
+  Attrs usual, out;
+  each_figure(kMachineOfCores, [&](const char* name, auto value) { usual[name] = value; });
+  each_figure(profile, [&](const char* name, auto value) {
+    if (Attr mine = value; mine != usual[name]) out[name] = std::move(mine);
+  });
+  return out;
+}
+
+Profile profile_of(const Attrs& attrs) {
+  Profile out = kMachineOfCores;
+  size_t known = 0;
+  each_figure(out, [&](const char* name, auto& value) {
+    const auto it = attrs.find(name);
+    if (it == attrs.end()) return;
+    ++known;
+    const auto* given = std::get_if<std::remove_reference_t<decltype(value)>>(&it->second);
+    if (!given) throw invalid("figure '{}' of a machine is of another type", name);
+    if (!(*given > 0) || !std::isfinite(static_cast<double>(*given)))
+      throw invalid("figure '{}' of a machine is {}, expected a number above 0", name, *given);
+    value = *given;
+  });
+  if (known != attrs.size()) throw invalid("a figure of a machine is unknown; a newer libwhale may know it");
+  return out;
+}
 
 CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile)
     : Profile(profile), memory_price(price), beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) {

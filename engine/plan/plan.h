@@ -16,6 +16,7 @@
 
 #include "cluster/device_spec.h"
 #include "cluster/mesh.h"
+#include "cost/cost.h"
 #include "ir/graph.h"
 #include "ir/layout.h"
 #include "ir/plan_options.h"
@@ -349,7 +350,8 @@ struct Plan {
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
   PlanOptions options;
-  double memory_price = 1;  // CostModel::memory_price that it was made with
+  double memory_price = 1;            // of the cost model that it was made with
+  Profile profile = kMachineOfCores;  // and what that knew of the machine
   // The forward program, from which a session plans smaller batches and evaluation when they are first asked for.
   // Weights are never inside.
   Graph source;
@@ -358,6 +360,8 @@ struct Plan {
   const Entry* find_entry(std::string_view name, int64_t batch) const;  // null: none
   bool has_variable(std::string_view name) const;
 };
+
+CostModel cost_of(const Plan& plan);  // that it was made with
 
 std::string print(const Plan& plan);  // stable text, for golden tests: every instruction
 std::string print(const Program& program);

@@ -719,11 +719,11 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
-  const auto options = write(b, attrs_of(plan.options));
+  const auto options = write(b, attrs_of(plan.options)), profile = write(b, attrs_of(plan.profile));
   fb::FinishPlanBuffer(
       b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
                         variables, entries, optimizer, schedule, plan.micro_batches,
-                        number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price));
+                        number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price, profile));
   return bytes_of(b);
 }
 
@@ -763,6 +763,7 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.precision = f.number<Precision>(t->precision(), "the precision");
   try {
     out.options = options_of(f.attrs(t->options()));
+    out.profile = profile_of(f.attrs(t->profile()));
   } catch (const Error& e) {
     throw f.bad(e.message());
   }

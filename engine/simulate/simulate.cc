@@ -79,7 +79,7 @@ std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t m
     for (const ScheduleRow& row : p.schedule) steps += p.segments[static_cast<size_t>(row.segment)].instructions.size();
   }
   if (steps > most) return std::nullopt;
-  const CostModel cost(plan.devices, plan.memory_price);
+  const CostModel cost = cost_of(plan);
   times.events = events_of(e, peers, times.classes, seconds_by(cost, plan, entry));
   times.seconds = makespan(times.events);
   return times;

@@ -36,7 +36,8 @@ TEST_CASE("bridges: a gradient's all-reduce moves 2 (n - 1) / n of it, in 2 (n -
     REQUIRE(w1 != rows.end());
     CHECK(w1->way.bytes == doctest::Approx(2.0 * (n - 1) / n * 4 * 16 * 4));
     CHECK(w1->way.rounds == 2 * (n - 1));
-    CHECK(w1->way.seconds == doctest::Approx(all_reduce_seconds(4 * 16 * 4, n, CostModel({}).link)));
+    CHECK(w1->way.seconds ==
+          doctest::Approx(all_reduce_seconds(4 * 16 * 4, n, CostModel({}, 1, kMachineOfCores).link)));
     CHECK(w1->from == "R,P(sum)");
     CHECK(w1->to == "R,R");
     CHECK(w1->axis == "replica");
@@ -76,7 +77,7 @@ TEST_CASE("bridges: ZeRO cuts a gradient once and gathers the parameter: togethe
   CHECK(of("reduce_scatter", {4, 16}).bytes == doctest::Approx(0.75 * bytes));
   CHECK(of("all_gather", {4, 16}).bytes == doctest::Approx(0.75 * bytes));
   CHECK(of("reduce_scatter", {4, 16}).seconds + of("all_gather", {4, 16}).seconds ==
-        doctest::Approx(all_reduce_seconds(bytes, 4, CostModel({}).link)));
+        doctest::Approx(all_reduce_seconds(bytes, 4, CostModel({}, 1, kMachineOfCores).link)));
 }
 
 TEST_CASE("bridges: transfers between stages and halos are what the plan's links carry") {
@@ -119,5 +120,6 @@ TEST_CASE("bridges: repeated blocks are one row, micro-batches are counted") {
   REQUIRE(repeated != rows.end());
   CHECK(repeated->tensor.find('*') != std::string::npos);
   CHECK(std::any_of(rows.begin(), rows.end(), [](const BridgeRow& r) { return r.runs == 4; }));
-  CHECK(bridges_text(rows, CostModel({}).link).find(fmt::format("x {}", repeated->count)) != std::string::npos);
+  CHECK(bridges_text(rows, CostModel({}, 1, kMachineOfCores).link).find(fmt::format("x {}", repeated->count)) !=
+        std::string::npos);
 }

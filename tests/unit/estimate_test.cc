@@ -30,7 +30,8 @@ bool is_condensed(const Graph& graph, const Row& row, double least_bytes = 0) {
   const bool pipeline = std::string_view(row.strategy).find("micro_batches") != std::string_view::npos;
   scoped.training.accumulation = pipeline ? 2 : row.accumulation;
   const std::vector<DeviceSpec> devices = parse_devices(row.devices);
-  const TaskGraphs tasks = form_task_graphs(scoped, devices, row.strategy, CostModel(devices), false);
+  const TaskGraphs tasks =
+      form_task_graphs(scoped, devices, row.strategy, CostModel(devices, 1, kMachineOfCores), false);
   return condense(scoped, tasks, least_bytes).has_value();
 }
 

@@ -155,7 +155,7 @@ Made plan_of(const Move& m) {
   const TensorId y = m.parts ? maker.op(k_reduce_sum, {a}, {{"axes", Dims{0}}}) : maker.op(k_neg, {a});
   Graph& g = maker.g;
   g.variables[1].next = y;
-  TaskGraphs tasks(CostModel({}));
+  TaskGraphs tasks(CostModel({}, 1, kMachineOfCores));
   const auto meshes = static_cast<int32_t>(m.meshes.size());
   tasks.tasks.resize(1);
   tasks.tasks[0].roles.assign(m.from.axes.size(), AxisRole::kReplica);  // ops go along with what they read

@@ -1,7 +1,9 @@
 // The options of a plan stay with it: smaller batches, evaluation and what is read from its file are planned alike.
 #include <doctest/doctest.h>
 
+#include "base/error.h"
 #include "schema/graph_file.h"
+#include "simulate/simulate.h"
 #include "trained.h"
 
 namespace whale {
@@ -90,6 +92,34 @@ TEST_CASE("options of a plan: unknown ones, other types and values out of range 
   CHECK(refused({{"stage_recompute", std::vector<int64_t>{0, 3}}}) ==
         "option 'stage_recompute': it is 3, expected 0 to 2");
   CHECK(!refused({{"gradient_dtype", std::string("f12")}}).empty());
+}
+
+// Devices with slow links, whose products are cut into chunks and whose steps take longer.
+TEST_CASE("what a plan knew of the machine stays with it: reports, other batches and its file") {
+  Profile slow = kMachineOfCores;
+  slow.link.bytes_per_second /= 64, slow.device.flops_per_second /= 3, slow.bucket_bytes = 1000;
+  CHECK(attrs_of(slow).size() == 3);
+  const auto made = [](const Profile& profile) {
+    CompileOptions options;
+    options.strategy = "split(2)", options.profile = profile;
+    return compile(small::gpt(16, OptimizerKind::kAdamW, 2, 64, 64, 64).g, parse_devices("null:2"), options);
+  };
+  const Plan usual = made(kMachineOfCores), plan = made(slow);
+  const std::vector<uint8_t> bytes = serialize(plan);
+  const Plan read = deserialize(bytes.data(), bytes.size());
+  CHECK(attrs_of(read.profile) == attrs_of(slow));
+  const auto seconds = [](const Plan& p) { return times_of(p, p.entries[0], SIZE_MAX)->seconds; };
+  CHECK(seconds(plan) > 2 * seconds(usual));
+  CHECK(seconds(read) == seconds(plan));
+  // Another batch is planned with it, and not as for the usual machine.
+  const Entry other = compile_entry(read, "train", 16), unlike = compile_entry(usual, "train", 16);
+  CHECK(print(other.programs[0]) == print(plan.entries[0].programs[0]));
+  CHECK(print(unlike.programs[0]) != print(other.programs[0]));
+  CHECK(cost_of(read).link.bytes_per_second == slow.link.bytes_per_second);
+  CHECK_THROWS_WITH_AS(profile_of({{"link.bytes_per_second", -1.0}}), doctest::Contains("expected a number above 0"),
+                       Error);
+  CHECK_THROWS_WITH_AS(profile_of({{"link.bytes_per_second", int64_t{1}}}), doctest::Contains("another type"), Error);
+  CHECK_THROWS_WITH_AS(profile_of({{"warp", 1.0}}), doctest::Contains("unknown"), Error);
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ TEST_CASE("golden text of the choices and the bridges of a small model") {
   const Plan plan =
       plan_of(small::gpt(8), "null:4", with([](CompileOptions& o) { o.strategy = "replica(2) > split(2)"; }));
   compare_golden("gpt.choices.txt", choices_text(choices_of(plan)));
-  compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan), CostModel(plan.devices).link));
+  compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan), cost_of(plan).link));
 }
 
 TEST_CASE("every model plans on every number of devices, with micro-batches, cuts and options, and verifies") {
@@ -332,7 +332,7 @@ TEST_CASE("one device of each class has the times of all of them, and the pictur
     const Entry& e = plan.entries[0];
     const StepTimes times = *times_of(plan, e, 1 << 20);
     CHECK(*std::max_element(times.classes.begin(), times.classes.end()) < 7);
-    const std::vector<Event> all = simulate(plan, e, seconds_by(CostModel(plan.devices), plan, e));
+    const std::vector<Event> all = simulate(plan, e, seconds_by(cost_of(plan), plan, e));
     CHECK(makespan(all) == doctest::Approx(times.seconds));
     size_t wrong = 0;
     std::map<int32_t, std::vector<Event>> of_class, of_device;

@@ -10,7 +10,7 @@ inline TaskGraphs tasks_of(Graph& graph, int64_t devices, std::string_view strat
                            const std::vector<int32_t>& nodes = {}) {
   std::vector<DeviceSpec> specs(static_cast<size_t>(devices), {.kind = DeviceKind::kNull, .cores = {}});
   for (size_t d = 0; d < nodes.size(); ++d) specs[d].node = nodes[d];
-  return form_task_graphs(graph, specs, strategy, CostModel(specs), false);
+  return form_task_graphs(graph, specs, strategy, CostModel(specs, 1, kMachineOfCores), false);
 }
 
 // Without the passes that look at the plan's options.
