@@ -3,6 +3,7 @@
 #include "compile.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <optional>
 
@@ -423,18 +424,100 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
 constexpr int kPrices = 4;
 double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
 
+// Where what is asked for is the same in all layers.
+std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more) {
+  const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
+  const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
+  if (waits || late || options.prefetch || options.exact || options.adasum || options.offload ||
+      !options.fetch.empty() || !options.stage_recompute.empty())
+    return std::nullopt;
+  constexpr double kBuckets = 2;  // that the gradients of a layer fill
+  return condense(p.scoped.graph, p.scoped.tasks,
+                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more);
+}
+
+// A model's first entry, or that of its condensed form, as far as estimates need it.
+struct Lowered {
+  LayoutGraph lg;
+  Plan plan;
+};
+Lowered lowered(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options, double memory_price,
+                const Condensed* small) {
+  if (small) p.scoped = {small->graph, small->tasks};
+  const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
+  const char* name = trains(p.source) ? "train" : "eval";
+  Plan plan = outline(p, devices, options, memory_price);
+  LayoutGraph lg =
+      compiler.layout_passes(compiler.graph_passes(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
+  plan.variables = variables_of(lg);
+  plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr, !small));
+  if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
+  return {std::move(lg), std::move(plan)};
+}
+
+// Few layers say what all do where one more says the same of them, and is itself what they say of it; else none.
+std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
+                                           const CompileOptions& options, double memory_price) {
+  const std::optional<Condensed> few = condensed_form(p, options, 0), more = condensed_form(p, options, 1);
+  if (!few || !more || few->tasks.stages() != more->tasks.stages()) return std::nullopt;
+  const Lowered less = lowered(p, devices, options, memory_price, &*few);
+  const Lowered whole = lowered(p, devices, options, memory_price, &*more);
+  const TaskGraphs& tasks = p.scoped.tasks;
+  Estimate out = estimate_of(*more, tasks, whole.lg, whole.plan);
+  int64_t layers = 1, least = INT64_MAX;
+  for (const auto& of_stage : more->layers)
+    for (const int64_t n : of_stage) layers = std::max(layers, n);
+  for (const Estimate::Class& c : out.classes) least = std::min(least, c.memory.device.total());
+  const auto same = [&](const Estimate& a, const Estimate& b) { return agree(a, b, layers, least); };
+  if (!same(estimate_of(*few, tasks, less.lg, less.plan), out)) return std::nullopt;
+  const Condensed by_one = one_layer_less(*few, *more);
+  if (!same(estimate_of(by_one, more->tasks, less.lg, less.plan), estimate_of(whole.lg, whole.plan)))
+    return std::nullopt;
+  return out;
+}
+
+Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                     double price) {
+  Prepared p = prepare(graph, devices, options, price);
+  if (std::optional<Estimate> quick = condensed_estimate(p, devices, options, price)) return std::move(*quick);
+  const Lowered all = lowered(std::move(p), devices, options, price, nullptr);
+  return estimate_of(all.lg, all.plan);
+}
+
+// What remedies would be missing, as many as are estimated in `seconds`.
+std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                  const CompileOptions& options, const Plan& plan, double seconds) {
+  std::vector<Tried> out;
+  try {
+    const Watch watch("remedies", nullptr, seconds);
+    for (const Remedy& remedy : remedies_of(plan)) {
+      CompileOptions with = options;
+      static_cast<PlanOptions&>(with) = remedy.options;
+      try {
+        out.push_back({remedy.text, missing_bytes(estimate_at(graph, devices, with, plan.memory_price), devices)});
+      } catch (const Error&) {  // not with this model and strategy
+      }
+    }
+  } catch (const Stopped&) {
+  }
+  return out;
+}
+
 Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  int64_t least = 0;  // bytes that were missing; 0: nothing was planned whole
-  std::optional<Error> failure;
+  const auto began = std::chrono::steady_clock::now();
+  std::optional<Plan> best;
+  Shortage least;
   for (int k = 0; k < kPrices; ++k) {
     Plan plan = make_plan(graph, devices, options, price_of(options, k), k == kPrices - 1);
     const Shortage shortage = shortage_of(plan);
     if (shortage.bytes == 0) return plan;
-    if (plan.entries.empty() || (failure && shortage.bytes >= least)) continue;
-    least = shortage.bytes;
-    failure = does_not_fit(plan, shortage);
+    if (plan.entries.empty() || (best && shortage.bytes >= least.bytes)) continue;
+    least = shortage, best = std::move(plan);
   }
-  throw *failure;
+  constexpr double kLeastSeconds = 0.5;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  throw does_not_fit(*best, least,
+                     tried_remedies(graph, devices, options, *best, std::max(kLeastSeconds, 2 * took.count())));
 }
 
 // The plan's source once more, for another batch, or to be looked at.
@@ -470,18 +553,6 @@ LayoutGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view na
   return again.compiler.layout_passes(std::move(again.whole), std::string(name), micro_batches, &homes);
 }
 
-// Where what is asked for is the same in all layers.
-std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more) {
-  const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
-  const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
-  if (waits || late || options.prefetch || options.exact || options.adasum || options.offload ||
-      !options.fetch.empty() || !options.stage_recompute.empty())
-    return std::nullopt;
-  constexpr double kBuckets = 2;  // that the gradients of a layer fill
-  return condense(p.scoped.graph, p.scoped.tasks,
-                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more);
-}
-
 CompileOptions options_of(const Plan& plan) {
   CompileOptions options{plan.options};
   options.profile = plan.profile;
@@ -506,7 +577,7 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
     Entry entry = compiler.make_entry(layouts, indices, std::string(name), plan.variables, nullptr);
     Shortage shortage = shortage_of(plan, entry);
     shortage.batch = batch;
-    if (shortage.bytes > 0) throw does_not_fit(plan, shortage);
+    if (shortage.bytes > 0) throw does_not_fit(plan, shortage, {});
     return entry;
   });
 }
@@ -528,48 +599,12 @@ std::vector<BridgeRow> bridges_of(const Plan& plan) {
   });
 }
 
-namespace {
-
-// Of the model, or of its condensed form.
-Estimate estimate_of(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                     double memory_price, const Condensed* small) {
-  const TaskGraphs whole = p.scoped.tasks;
-  if (small) p.scoped = {small->graph, small->tasks};
-  const Compiler compiler{options, p.scoped.tasks, gradients_of(options)};
-  const char* name = trains(p.source) ? "train" : "eval";
-  Plan plan = outline(p, devices, options, memory_price);
-  const LayoutGraph lg =
-      compiler.layout_passes(compiler.graph_passes(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
-  plan.variables = variables_of(lg);
-  plan.entries.push_back(compiler.make_entry(lg, {}, name, plan.variables, nullptr, !small));
-  if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
-  return small ? estimate_of(*small, whole, lg, plan) : estimate_of(lg, plan);
-}
-
-// Where one more layer changes nothing that is said of all, few say what all do; else none.
-std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
-                                           const CompileOptions& options, double memory_price) {
-  const std::optional<Condensed> few = condensed_form(p, options, 0), more = condensed_form(p, options, 1);
-  if (!few || !more) return std::nullopt;
-  const Estimate less = estimate_of(p, devices, options, memory_price, &*few);
-  const Estimate out = estimate_of(p, devices, options, memory_price, &*more);
-  int64_t layers = 1;
-  for (const auto& of_stage : more->layers)
-    for (const int64_t n : of_stage) layers = std::max(layers, n);
-  return agree(less, out, layers) ? std::optional(out) : std::nullopt;
-}
-
-}  // namespace
-
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
   return stoppable([&] {
     const CompileOptions options = without_idle(asked, graph);
     Estimate out;
     for (int k = 0; k < kPrices; ++k) {
-      const double price = price_of(options, k);
-      Prepared p = prepare(graph, devices, options, price);
-      std::optional<Estimate> quick = condensed_estimate(p, devices, options, price);
-      const Estimate mine = quick ? std::move(*quick) : estimate_of(std::move(p), devices, options, price, nullptr);
+      const Estimate mine = estimate_at(graph, devices, options, price_of(options, k));
       const int64_t missing = missing_bytes(mine, devices);
       if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
       if (missing == 0) break;

@@ -30,9 +30,9 @@ Estimate estimate_of(const LayoutGraph& graph, const Plan& plan);
 // plan's.
 Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const LayoutGraph& graph, const Plan& plan);
 
-// Whether two condensed forms of a model, the second with one layer more of each stage, say the same of all its layers:
-// what they differ by would come again with each of the `layers` that one stands for.
-bool agree(const Estimate& few, const Estimate& more, int64_t layers);
+// Whether two estimates of the same devices say the same of their memory, where what they differ by would come again
+// with each of `layers`: within 1 % of `least` bytes.
+bool agree(const Estimate& one, const Estimate& other, int64_t layers, int64_t least);
 
 // Of the device that lacks most; 0: as far as devices say how much they have, it fits.
 int64_t missing_bytes(const Estimate& estimate, const std::vector<DeviceSpec>& devices);

@@ -277,16 +277,21 @@ class CondensedEstimator {
 
 }  // namespace
 
-bool agree(const Estimate& few, const Estimate& more, int64_t layers) {
-  constexpr double kMost = 0.01;  // of a device's memory
-  if (few.classes.size() != more.classes.size()) return false;
-  for (size_t c = 0; c < few.classes.size(); ++c) {
-    const MemoryFigures &a = few.classes[c].memory, &b = more.classes[c].memory;
-    const auto apart = static_cast<double>(std::abs(a.device.arena() - b.device.arena()) * layers);
-    if (few.classes[c].devices != more.classes[c].devices || apart > kMost * static_cast<double>(b.device.total()))
-      return false;
-  }
-  return true;
+bool agree(const Estimate& one, const Estimate& other, int64_t layers, int64_t least) {
+  constexpr double kMost = 0.01;
+  std::map<int32_t, int64_t> arenas;
+  for (const Estimate::Class& c : one.classes)
+    for (const int32_t d : c.devices) arenas[d] = c.memory.device.arena();
+  size_t same = 0;
+  for (const Estimate::Class& c : other.classes)
+    for (const int32_t d : c.devices) {
+      const auto at = arenas.find(d);
+      if (at == arenas.end()) return false;
+      const auto apart = static_cast<double>(std::abs(at->second - c.memory.device.arena()) * layers);
+      if (apart > kMost * static_cast<double>(least)) return false;
+      ++same;
+    }
+  return same == arenas.size();
 }
 
 Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const LayoutGraph& graph, const Plan& plan) {

@@ -17,29 +17,19 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
   return true;
 }
 
-// What is not in use yet and makes less of what there is much of.
-std::vector<std::string> advice(const Plan& plan, const Shortage& s) {
-  const MemoryClasses& m = s.needed;
-  const std::string& entry = s.entry;
+// What makes it less: what was tried and does, least first, and what is no option of a plan.
+std::vector<std::string> advice(const Shortage& s, std::vector<Tried> tried) {
+  constexpr size_t kMost = 4;
   std::vector<std::string> out;
-  const auto much = [&](int64_t bytes) { return bytes > m.total() / 8; };
-  const bool trains = entry == "train";
-  if (much(m.activations) && trains) {
-    if (plan.options.recompute != Recompute::kFull && plan.options.stage_recompute.empty())
-      out.emplace_back("recompute 'full' (activations)");
-    if (!(plan.options.offload & kOffloadActivations)) out.emplace_back("offload 'activations'");
-  }
+  std::erase_if(tried, [&](const Tried& t) { return t.missing >= s.bytes; });
+  std::ranges::stable_sort(tried, {}, &Tried::missing);
+  for (size_t k = 0; k < std::min(tried.size(), kMost); ++k)
+    out.push_back(tried[k].missing <= 0 ? tried[k].remedy + " (fits)"
+                                        : fmt::format("{} (lacks {})", tried[k].remedy,
+                                                      bytes_text(static_cast<double>(tried[k].missing))));
   if (s.batch > 0) out.emplace_back("batches of the plan's own size alone");
-  if (much(m.activations) && s.batch == 0)
-    out.emplace_back("a smaller batch, or more micro-batches of it (activations)");
-  if (trains && has_replicas(plan.meshes)) {
-    const char* levels[] = {"ZeRO level 1 (optimizer state)", "ZeRO level 2 (gradients)", "ZeRO level 3 (parameters)"};
-    const int64_t classes[] = {m.state, m.gradients, m.parameters};
-    for (int level = plan.options.zero; level < 3; ++level)
-      if (much(classes[level])) out.emplace_back(levels[level]);
-  }
-  if (much(m.state) && !(plan.options.offload & kOffloadState)) out.emplace_back("offload 'state'");
-  if (much(m.parameters) && !(plan.options.offload & kOffloadParameters)) out.emplace_back("offload 'parameters'");
+  if (s.needed.activations > s.needed.total() / 8 && s.batch == 0)
+    out.emplace_back("a smaller batch, or more micro-batches of it");
   out.emplace_back("a split or a pipeline over more devices");
   return out;
 }
@@ -78,7 +68,31 @@ Shortage shortage_of(const Plan& plan) {
   return most;
 }
 
-Error does_not_fit(const Plan& plan, const Shortage& s) {
+std::vector<Remedy> remedies_of(const Plan& plan) {
+  const PlanOptions& now = plan.options;
+  std::vector<Remedy> out;
+  const auto with = [&](std::string text, const auto& set) {
+    PlanOptions options = now;
+    set(options);
+    out.push_back({std::move(text), std::move(options)});
+  };
+  const bool trains = std::ranges::any_of(plan.entries, [](const Entry& e) { return e.name == "train"; });
+  if (trains && now.stage_recompute.empty()) {
+    if (now.recompute == Recompute::kNone)
+      with("recompute 'selective'", [](PlanOptions& o) { o.recompute = Recompute::kSelective; });
+    if (now.recompute != Recompute::kFull)
+      with("recompute 'full'", [](PlanOptions& o) { o.recompute = Recompute::kFull; });
+  }
+  if (trains && has_replicas(plan.meshes))
+    for (int level = now.zero + 1; level <= 3; ++level)
+      with(fmt::format("ZeRO level {}", level), [&](PlanOptions& o) { o.zero = level; });
+  for (const OffloadClass each : {kOffloadState, kOffloadGradients, kOffloadParameters, kOffloadActivations})
+    if (!(now.offload & each) && (trains || each == kOffloadParameters))
+      with(fmt::format("offload '{}'", offload_text(each)), [&](PlanOptions& o) { o.offload |= each; });
+  return out;
+}
+
+Error does_not_fit(const Plan& plan, const Shortage& s, std::vector<Tried> tried) {
   const MemoryClasses& m = s.needed;
   const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   const DeviceSpec& device = plan.devices[static_cast<size_t>(s.device)];
@@ -90,9 +104,10 @@ Error does_not_fit(const Plan& plan, const Shortage& s) {
   return error(
       Code::kResourceExhausted,
       "the plan '{}'{} does not fit: device {} ({}) would need {}, {} more than it has (parameters {}, gradients "
-      "{}, optimizer state {}, activations {}{}; entry '{}'). What may make it less: {}",
+      "{}, optimizer state {}, activations {}{}; entry '{}'). What makes it less: {}",
       plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters),
-      text(m.gradients), text(m.state), text(m.activations), seldom, s.entry, fmt::join(advice(plan, s), ", "));
+      text(m.gradients), text(m.state), text(m.activations), seldom, s.entry,
+      fmt::join(advice(s, std::move(tried)), ", "));
 }
 
 }  // namespace whale

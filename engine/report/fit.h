@@ -18,7 +18,20 @@ struct Shortage {
 Shortage shortage_of(const Plan& plan);
 Shortage shortage_of(const Plan& plan, const Entry& entry);  // that the plan may have, for another batch
 
-// By how much, on which device, of what, and what would make it less.
-Error does_not_fit(const Plan& plan, const Shortage& shortage);
+// One option changed that is not in use yet and may take less memory.
+struct Remedy {
+  std::string text;
+  PlanOptions options;
+};
+std::vector<Remedy> remedies_of(const Plan& plan);
+
+// With a remedy: bytes that are missing then.
+struct Tried {
+  std::string remedy;
+  int64_t missing = 0;
+};
+
+// By how much, on which device, of what, and what makes it less; of what was tried, those that do.
+Error does_not_fit(const Plan& plan, const Shortage& shortage, std::vector<Tried> tried);
 
 }  // namespace whale

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <unordered_map>
 
@@ -400,6 +401,19 @@ class Condenser {
 
 std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more) {
   return Condenser(graph, tasks, least_bytes, more).run();
+}
+
+Condensed one_layer_less(Condensed few, const Condensed& more) {
+  std::vector<std::vector<int64_t>> layers(more.tasks.stages());
+  for (size_t v = 0; v < few.stage_like.size(); ++v) {
+    auto& mine = layers[static_cast<size_t>(few.stage_like[v])];
+    if (!mine.empty()) continue;
+    for (size_t r = 0; r < few.layers[v].size(); ++r) mine.push_back(1 + few.layers[v][r] - more.layers[v][r]);
+  }
+  few.layers = std::move(layers);
+  few.stage_like.resize(more.tasks.stages());
+  std::iota(few.stage_like.begin(), few.stage_like.end(), 0);
+  return few;
 }
 
 }  // namespace whale

@@ -26,4 +26,7 @@ struct Condensed {
 // (buckets). `more`: so many layers of each stage stay beyond those that must.
 std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more = 0);
 
+// `few` as the condensed form of the model that `more` is by itself, which has a layer more of each run.
+Condensed one_layer_less(Condensed few, const Condensed& more);
+
 }  // namespace whale

@@ -133,21 +133,48 @@ TEST_CASE("micro-batches of two sizes take the memory of those of one") {
 
 TEST_CASE("where nothing fits, it is said by how much, on which device, and what would help") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 64, 64);
-  const auto failure = [&](const std::string& devices) {
+  const auto failure = [&](const std::string& devices, const PlanOptions& chosen = {}) {
+    CompileOptions options{chosen};
+    options.strategy = "replica(2)";
     try {
-      plan_of(m, devices, "replica(2)");
+      compile(m.g, parse_devices(devices), options);
     } catch (const Error& e) {
       CHECK(e.code() == Code::kResourceExhausted);
       return e.message();
     }
     return std::string("fits");
   };
-  const std::string text = failure("null-1GB:1,null-900KB:1");
+  const std::string devices = "null-1GB:1,null-900KB:1", text = failure(devices);
   CAPTURE(text);
   for (const char* part : {"device 1 (null-900KB)", "more than it has", "parameters", "optimizer state", "activations",
-                           "recompute 'full'", "ZeRO level 1", "offload"})
+                           "What makes it less: ", "ZeRO level", "offload"})
     CHECK(has(text, part));
   CHECK(failure("null-1GB:2") == "fits");
+  // What is said of each remedy is so.
+  int said = 0;
+  const auto check = [&](const std::string& remedy, const PlanOptions& options) {
+    CAPTURE(remedy);
+    const bool fits = failure(devices, options) == "fits";
+    const bool said_fits = has(text, remedy + " (fits)"), said_lacks = has(text, remedy + " (lacks ");
+    if (said_fits || said_lacks) CHECK(fits == said_fits);
+    said += said_fits || said_lacks;
+  };
+  for (int level = 1; level <= 3; ++level) {
+    PlanOptions options;
+    options.zero = level;
+    check(fmt::format("ZeRO level {}", level), options);
+  }
+  for (const OffloadClass each : {kOffloadState, kOffloadGradients, kOffloadParameters, kOffloadActivations}) {
+    PlanOptions options;
+    options.offload = each;
+    check(fmt::format("offload '{}'", offload_text(each)), options);
+  }
+  for (const Recompute each : {Recompute::kSelective, Recompute::kFull}) {
+    PlanOptions options;
+    options.recompute = each;
+    check(each == Recompute::kFull ? "recompute 'full'" : "recompute 'selective'", options);
+  }
+  CHECK(said >= 3);
 }
 
 TEST_CASE("what a split gathered is gathered again for the backward pass, bit by bit the same") {
