@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -25,8 +26,9 @@ Profile profile_of(const Attrs& attrs) {
     ++known;
     const auto* given = std::get_if<std::remove_reference_t<decltype(value)>>(&it->second);
     if (!given) throw invalid("figure '{}' of a machine is of another type", name);
-    if (!(*given > 0) || !std::isfinite(static_cast<double>(*given)))
-      throw invalid("figure '{}' of a machine is {}, expected a number above 0", name, *given);
+    const bool divides = std::string_view(name).ends_with("per_second");
+    if (!(divides ? *given > 0 : *given >= 0) || !std::isfinite(static_cast<double>(*given)))
+      throw invalid("figure '{}' of a machine is {}, expected a number {} 0", name, *given, divides ? "above" : "from");
     value = *given;
   });
   if (known != attrs.size()) throw invalid("a figure of a machine is unknown; a newer libwhale may know it");

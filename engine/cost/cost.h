@@ -88,7 +88,7 @@ void each_figure(P&& p, Visit&& visit) {
   visit("held_copies", p.held_copies);
   visit("gathered_copies", p.gathered_copies);
 }
-// Those that nobody has measured are left out. profile_of() throws where a figure is unknown or not above 0.
+// Those that nobody has measured are left out. profile_of() throws where a figure is unknown, below 0, or a rate of 0.
 Attrs attrs_of(const Profile& profile);
 Profile profile_of(const Attrs& attrs);
 

@@ -1,6 +1,7 @@
 #include "shard/choose.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 
@@ -84,6 +85,33 @@ std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
   return out;
 }
 
+// Gradients of parameters; of one that several stages read, each stage's term, so that none of them holds it whole.
+std::map<TensorId, TensorId> settled_gradients(const Graph& g, const std::map<TensorId, TensorId>& parameter_of,
+                                               const ShardOptions& options) {
+  std::map<TensorId, TensorId> out;
+  for (const auto& [gradient, parameter] : parameter_of) {
+    if (parameter == kNone) continue;
+    out[gradient] = parameter;
+    if (options.exact || options.gradient_dtype) continue;
+    std::vector<TensorId> todo{gradient}, terms;
+    std::set<int32_t> stages;
+    while (!todo.empty()) {
+      const TensorId id = todo.back();
+      todo.pop_back();
+      const OpId made = g.tensor(id).producer;
+      if (made == kNone || g.op(made).phase != Phase::kBackward) continue;
+      const Op& op = g.op(made);
+      if (op.code == OpCode::k_add && g.tensor(op.inputs[0]).dims == g.tensor(op.inputs[1]).dims)
+        todo.insert(todo.end(), op.inputs.begin(), op.inputs.end());
+      else
+        terms.push_back(id), stages.insert(op.stage);
+    }
+    if (stages.size() > 1)
+      for (const TensorId id : terms) out[id] = parameter;
+  }
+  return out;
+}
+
 CutChooser::CutChooser(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options)
     : g_(graph), options_(options), axes_{tasks} {
   out_.batch = samples_of(graph);
@@ -129,6 +157,7 @@ void CutChooser::prepare() {
   }
   samples_ = follow_samples(g_);
   parameter_of_ = parameters_of_gradients(g_);
+  if (options_.zero >= 2 && !options_.adasum) settles_ = settled_gradients(g_, parameter_of_, options_);
   adjoint_of_ = adjoints_of(g_);
   next_of_.assign(g_.tensors.size(), kNone);
   for (const Variable& v : g_.variables)
@@ -227,7 +256,7 @@ void CutChooser::choose_op(OpId number) {
     if (id == kNone) continue;
     out_.layouts[static_cast<size_t>(id)] = form(id).layout;
     out_.stages[static_cast<size_t>(id)] = op.stage;
-    if (options_.zero >= 2 && !options_.adasum) settle_gradient(op, id);
+    settle_gradient(op, id);
   }
 }
 
@@ -283,8 +312,8 @@ bool CutChooser::has_own_rows(OpId number) const {
 }
 
 void CutChooser::settle_gradient(const Op& op, TensorId id) {
-  const auto p = parameter_of_.find(id);
-  if (p == parameter_of_.end() || p->second == kNone) return;
+  const auto p = settles_.find(id);
+  if (p == settles_.end()) return;
   bool settled = false;
   for (size_t a = 1; a < axes(); ++a) {
     const std::vector<AxisLayout>& now = form(id).layout.axes;

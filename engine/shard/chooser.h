@@ -102,6 +102,7 @@ class CutChooser {
   std::vector<OpCut> samples_;                 // per op: along a replica axis
   std::vector<std::vector<OpCut>> splits_;     // per axis and forward op: along a split axis
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::map<TensorId, TensorId> settles_;       // what is summed at once: gradients, and their terms, and the parameter
   // Per tensor, kNone: it is no such thing.
   std::vector<TensorId> next_of_;                              // of the next value of a variable
   std::vector<TensorId> adjoint_of_;                           // of a result of the backward pass: the forward tensor

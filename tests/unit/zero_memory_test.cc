@@ -6,6 +6,7 @@
 
 #include "cluster/devices.h"
 #include "compile.h"
+#include "golden.h"
 #include "plan/figures.h"
 #include "small_models.h"
 
@@ -112,6 +113,30 @@ TEST_CASE("ZeRO 3: gradients that are summed in 16 bits live in parts, as the pa
   CHECK(narrow.parameters == own.parameters);
   CHECK(narrow.gradients <= own.parameters * 21 / 20 + 3 * (kBucket + matrix));
   CHECK(narrow.activations <= own.activations + 4 * matrix);
+}
+
+// Both stages read the table; each adds up its part of what its samples say of it.
+TEST_CASE("ZeRO: gradients of a table that stages share live in parts on each of them") {
+  golden::Gpt s;
+  s.batch = 16, s.layers = 2, s.dim = 32, s.heads = 2, s.seq = 16, s.vocab = 4096, s.tied = true;
+  small::Model m;
+  m.g = golden::graph_of(s);
+  const int64_t table = s.vocab * s.dim * 4;
+  CompileOptions options;
+  options.strategy = "replica(4) > pipeline(2, micro_batches=4)", options.bucket_bytes = kBucket;
+  for (const int zero : {1, 2, 3}) {
+    options.zero = zero;
+    const Plan plan = compile(m.g, parse_devices("null:8", {0}), options);
+    for (size_t program = 0; program < plan.entries[0].programs.size(); ++program) {
+      CAPTURE(zero);
+      CAPTURE(program);
+      const int64_t bytes = memory_of(plan, plan.entries[0], program).device.gradients;
+      if (zero < 2)
+        CHECK(bytes >= table * 7 / 4);  // the sum, and the term at work
+      else
+        CHECK(bytes <= table * 13 / 8);  // a part of the sum, and the term at work
+    }
+  }
 }
 
 // The updates come after the norm of all gradients, one after the other: what each makes on the way is gone before the
