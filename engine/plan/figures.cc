@@ -98,8 +98,16 @@ Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) 
 std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& groups) {
   std::vector<Holds> out(p.buffers.size());
   const auto at = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
+  std::vector<char> made(p.buffers.size());  // by the backward pass
+  for (const Segment& s : p.segments)
+    for (const Instruction& i : s.instructions)
+      for (const BufferId b : i.out)
+        if (b != kNone && i.phase == Phase::kBackward) made[at(b)] = 1;
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions) {
+      // Norms, and updates that are several ops, read gradients too.
+      for (const BufferId b : i.in)
+        if (b != kNone && i.phase == Phase::kUpdate && made[at(b)]) out[at(b)] = Holds::kGradient;
       const bool reduced =
           i.group() != kNone && i.phase != Phase::kForward && has_replicas(groups[static_cast<size_t>(i.group())].axis);
       const bool update = i.kernel() != nullptr && has_flag(i.kernel()->op, kUpdateOp);

@@ -151,6 +151,7 @@ TEST_CASE("clipping by the norm holds the gradients once, whatever the optimizer
       m.g.training.clip_norm = 1;
       const MemoryClasses clipped = memory(m, {"null:1", "local", accumulation, 1}, {});
       CHECK(clipped.gradients + clipped.activations <= clipped.parameters + 16 * matrix);
+      CHECK(clipped.gradients >= clipped.parameters * 9 / 10);  // and says so
     }
 }
 
