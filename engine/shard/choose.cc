@@ -284,7 +284,11 @@ OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
     if (samples.present()) return samples;
     if (whole_for_gradients(p, a)) return {};
     if (has_flag(p.op.code, kPreparesUpdate) && p.operand(0, a) == Placement::kPartial)
-      if (const OpCut cut = cut_of_state(p, a); cut.present()) return cut;
+      if (const OpCut cut = cut_of_state(p, p.op.outputs[0], a); cut.present()) return cut;
+    // The norm of a gradient, and an update of several ops, take the part whose state is here.
+    if (p.op.phase == Phase::kUpdate && !options_.exact && !options_.adasum && !p.op.inputs.empty() &&
+        p.op.inputs[0] != kNone && p.operand(0, a) == Placement::kPartial)
+      if (const OpCut cut = cut_of_state(p, p.op.inputs[0], a); cut.present()) return cut;
     return largest_cut(p, a);
   }
   if (p.op.phase == Phase::kForward) {

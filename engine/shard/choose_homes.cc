@@ -90,23 +90,30 @@ void CutChooser::cut_state(TensorId id, OpId user) {
   }
 }
 
-OpCut CutChooser::cut_of_state(const Placed& placed, size_t a) const {
-  const auto p = parameter_of_.find(placed.op.outputs[0]);
+OpCut CutChooser::cut_of_state(const Placed& placed, TensorId gradient, size_t a) const {
+  const auto p = parameter_of_.find(gradient);
   if (p == parameter_of_.end() || p->second == kNone) return {};
-  const Dims& dims = g_.tensor(placed.op.outputs[0]).dims;
-  for (const Variable& v : g_.variables) {
-    if (v.owner != p->second || g_.tensor(v.tensor).dims != dims) continue;
-    const AxisLayout& l = form(v.tensor).layout.axes[a];
-    if (l.placement != Placement::kShard || !l.state) continue;
+  const Dims& dims = g_.tensor(gradient).dims;
+  const auto along = [&](const Digit& digit) {
     for (size_t k = 0; k < placed.factors.list.size(); ++k) {
       OpCut cut{static_cast<int>(k), {}, true};
       const Factor& f = placed.factors.list[k];
-      if (find_sub_digit(f.inputs[0], f.extent, l.digit, extent_of(dims, l.digit), cut.sub) &&
-          fits(placed, f, cut.sub, a))
+      if (find_sub_digit(f.inputs[0], f.extent, digit, extent_of(dims, digit), cut.sub) && fits(placed, f, cut.sub, a))
         return cut;
     }
+    return OpCut{};
+  };
+  bool factored = false;  // state of other dimensions alone, cut where it has the parameter's
+  for (const Variable& v : g_.variables) {
+    if (v.owner != p->second) continue;
+    factored |= g_.tensor(v.tensor).dims != dims;
+    const AxisLayout& l = form(v.tensor).layout.axes[a];
+    if (l.placement == Placement::kShard && l.state && g_.tensor(v.tensor).dims == dims)
+      if (const OpCut cut = along(l.digit); cut.present()) return cut;
   }
-  return {};
+  if (!factored || options_.zero == 0) return {};
+  const Digit digit = state_digit(p->second, a, size(a, placed.op));
+  return digit.present() ? along(digit) : OpCut{};
 }
 
 }  // namespace whale

@@ -57,7 +57,7 @@ class CutChooser {
   void place_parameter(TensorId id, OpId user);
   void cut_state(TensorId id, OpId user);
   // ZeRO: an unscaled gradient lies as the state that it goes into.
-  OpCut cut_of_state(const Placed& placed, size_t a) const;
+  OpCut cut_of_state(const Placed& placed, TensorId gradient, size_t a) const;
 
   // choose_cheapest.cc
   double bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const;  // on a device, not cut by `a`

@@ -171,9 +171,8 @@ TEST_CASE("an estimate of clipped gradients is within 2 % of the plan") {
   Gpt s;
   s.batch = 64, s.layers = 32, s.dim = 1024, s.heads = 4, s.seq = 16, s.vocab = 256;
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdafactor, OptimizerKind::kAdamW}) {
-    s.optimizer = kind;
-    Graph graph = graph_of(s);
-    graph.training.clip_norm = 1;
+    s.optimizer = kind, s.clip_norm = 1;
+    const Graph graph = graph_of(s);
     for (const int64_t micro_batches : {0, 4})
       for (const int zero : {0, 3}) {
         Row row{"null:2", "replica(2)", zero, micro_batches};

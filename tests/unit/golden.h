@@ -21,6 +21,7 @@ struct Gpt {
   int64_t layers = 4, batch = 1, seq = 2048, dim = 12288, heads = 96, vocab = 512;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   bool tied = false;
+  double clip_norm = 0;
   double layer() const { return static_cast<double>(12 * dim * dim + 13 * dim); }  // parameters
   double table() const { return static_cast<double>(vocab * dim); }
   double parameters() const {
@@ -65,6 +66,7 @@ inline Graph graph_of(const Gpt& s) {
                                  : m.op(k_matmul, {h, m.variable("head.weight", {s.dim, s.vocab})}, {}, "head");
   const TensorId loss = m.op(k_cross_entropy, {logits, targets}, {}, "cross_entropy");
   m.minimize(m.op(k_reduce_mean, {loss}, {}, "loss"), s.optimizer);
+  m.g.training.clip_norm = s.clip_norm;
   m.g.outputs = {{"logits", logits}};
   return m.g;
 }

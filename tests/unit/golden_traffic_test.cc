@@ -53,6 +53,27 @@ TEST_CASE("golden: traffic of replicas is 2 of the parameters, with ZeRO 2 M + 1
     }
 }
 
+TEST_CASE("traffic of ZeRO's levels is that of the closed forms with every optimizer, clipped or not") {
+  constexpr int n = 4;
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kLamb,
+                                   OptimizerKind::kAdagrad, OptimizerKind::kAdafactor})
+    for (const double clip_norm : {0.0, 1.0})
+      for (const int64_t m : {1, 4})
+        for (int zero = 0; zero <= 3; ++zero) {
+          CAPTURE(static_cast<int>(kind));
+          CAPTURE(clip_norm);
+          CAPTURE(m);
+          CAPTURE(zero);
+          Gpt s;
+          s.batch = n * m, s.dim = 512, s.heads = 8, s.layers = 2, s.seq = 128;
+          s.optimizer = kind, s.clip_norm = clip_norm;
+          const double plan =
+              moved(plan_of(s, {.devices = n, .micro_batches = m, .zero = zero}), 0)["replica"] / s.parameters();
+          const double form = static_cast<double>(zero == 3 ? 3 * m : zero == 2 ? m + 1 : 2);
+          CHECK(plan == doctest::Approx(form).epsilon(0.05));
+        }
+}
+
 TEST_CASE("golden: traffic of updates in slices, where state is whole, is that of the state too") {
   const How how{.devices = 4, .update = UpdateForm::kSliced};
   const double plan = moved(plan_of({.batch = 4, .dim = 1024, .heads = 16}, how), 0)["replica"];
