@@ -88,16 +88,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
         chunks > 1 ? fmt::format("at most {} devices or fewer chunks", (std::ssize(places) + 1) / chunks) : "so many");
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});
-  // slowest[k][s]: of the first s stages when they end at place k; ties by the sum of squares, which few reach.
   const size_t ends = places.size();
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  struct Best {
-    double squares = kNever;
-    size_t from = 0;
-  };
-  std::vector<std::vector<double>> slowest(ends, std::vector<double>(wanted + 1, kNever));
-  std::vector<std::vector<Best>> best(ends, std::vector<Best>(wanted + 1));
-  slowest[0][0] = best[0][0].squares = 0;
   const auto seconds_of = [&](size_t j, size_t k) {
     const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
     return until[places[k].at] - until[places[j].at] + link_seconds(crossing, 0, cost.link) +
@@ -113,46 +105,37 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     bound = std::max(bound, seconds_of(from, to));
     from = to;
   }
-  constexpr double kNear = 1 + 1e-9;
-  const auto fewest = [&](double compute) {  // stages that it takes
-    return static_cast<size_t>(std::min(std::ceil(compute / (bound * kNear)), static_cast<double>(wanted)));
-  };
-  std::vector<double> seconds(ends), least(wanted + 1);  // of a stage from place j to k; slowest[k] at best
-  std::vector<size_t> most(ends);                        // stages up to k of which the last one may begin at j
-  for (size_t k = 1; k < ends; ++k) {
-    Watch::look();
-    const size_t low = std::max<size_t>(1, fewest(until[places[k].at]));
-    const size_t high = wanted - fewest(until[n] - until[places[k].at]);
-    std::fill(least.begin(), least.end(), kNever);
-    // The farther back a stage begins the longer it works alone: too long for more and more of the stages.
-    size_t first = k;
-    for (size_t top = high; first > 0; --first) {
-      const size_t j = first - 1;
-      const double compute = until[places[k].at] - until[places[j].at];
-      if (compute > bound * kNear) break;
-      seconds[j] = seconds_of(j, k);
-      while (top > 0 && least[top] * kNear < compute) --top;
-      most[j] = top;
-      for (size_t s = low; s <= top; ++s) least[s] = std::min(least[s], std::max(slowest[j][s - 1], seconds[j]));
-    }
-    for (size_t s = low; s <= high; ++s) least[s] *= kNear;
-    for (size_t j = first; j < k; ++j) {
-      size_t near = 0;  // the least; few are
-      for (size_t s = low; s <= most[j]; ++s) near += std::max(slowest[j][s - 1], seconds[j]) <= least[s];
-      for (size_t s = low; near > 0 && s <= std::min(most[j], j + 1); ++s) {
-        const double now = std::max(slowest[j][s - 1], seconds[j]);
-        if (now > least[s] || now == kNever) continue;
-        const double squares = best[j][s - 1].squares + seconds[j] * seconds[j];
-        if (squares >= best[k][s].squares) continue;
-        slowest[k][s] = now;
-        best[k][s] = {squares, j};
+  // The least that the slowest stage of any cut takes; then, of the cuts whose slowest is as good as that, the evenest:
+  // the one with the least sum of squares. value[k][s]: of the first s stages when they end at place k.
+  constexpr double kNear = 1 + 1e-9, kAsGood = 1.001;
+  std::vector<std::vector<double>> value(ends, std::vector<double>(wanted + 1));
+  std::vector<std::vector<size_t>> from(ends, std::vector<size_t>(wanted + 1));
+  const auto best = [&](double limit, const auto& with) {
+    const auto fewest = [&](double compute) {  // stages that it takes
+      return static_cast<size_t>(std::min(std::ceil(compute / limit), static_cast<double>(wanted)));
+    };
+    for (auto& row : value) std::ranges::fill(row, kNever);
+    value[0][0] = 0;
+    for (size_t k = 1; k < ends; ++k) {
+      Watch::look();
+      const size_t low = std::max<size_t>(1, fewest(until[places[k].at]));
+      const size_t high = wanted - fewest(until[n] - until[places[k].at]);
+      // The farther back a stage begins the longer it works alone.
+      for (size_t j = k; j-- > 0 && until[places[k].at] - until[places[j].at] <= limit;) {
+        const double seconds = seconds_of(j, k);
+        if (seconds > limit) continue;
+        for (size_t s = low; s <= std::min(high, j + 1); ++s)
+          if (const double now = with(value[j][s - 1], seconds); now < value[k][s]) value[k][s] = now, from[k][s] = j;
       }
     }
-  }
+    return value[ends - 1][wanted];
+  };
+  const double slowest = best(bound * kNear, [](double before, double mine) { return std::max(before, mine); });
+  best(slowest * kAsGood, [](double before, double mine) { return before + mine * mine; });
   std::vector<int32_t> out(n);
   size_t end = ends - 1;
   for (size_t s = wanted; s > 0; --s) {
-    const size_t begin = best[end][s].from;
+    const size_t begin = from[end][s];
     for (size_t k = places[begin].at; k < places[end].at; ++k) out[k] = static_cast<int32_t>(s) - 1;
     end = begin;
   }

@@ -403,6 +403,57 @@ TEST_CASE("a pipeline's cut costs what the cost model's link costs") {
   static_assert(!std::is_default_constructible_v<TaskGraphs>);
 }
 
+// All cuts are tried: the slowest stage is as fast as it can be, and the others share the rest evenly. Nothing of
+// what crosses counts here.
+TEST_CASE("a pipeline's cut is the evenest of those whose slowest stage is the fastest") {
+  for (const std::vector<int64_t>& widths : {std::vector<int64_t>{64, 64, 64, 64, 64, 64, 2048, 4},
+                                             {16, 900, 16, 16, 16, 500, 16, 16},
+                                             {8, 8, 8, 8, 8, 8, 8},
+                                             {700, 8, 8, 8, 8, 8, 8, 8}})
+    for (const int64_t stages : {2, 3, 4}) {
+      small::Model m;
+      TensorId y = m.input("x", {64, 16});
+      int64_t width = 16;
+      for (size_t k = 0; k < widths.size(); ++k) {
+        y = m.op(OpCode::k_matmul, {y, m.variable(fmt::format("w{}", k), {width, widths[k]})});
+        width = widths[k];
+      }
+      std::vector<OpId> ops(m.g.ops.size());
+      std::iota(ops.begin(), ops.end(), 0);
+      Profile profile = kMachineOfCores;
+      profile.link = {1e18, 0}, profile.freed_bytes_per_second = 1e18;
+      const CostModel cost({}, 1, profile);
+      std::vector<double> seconds;
+      for (const Op& op : m.g.ops) seconds.push_back(op_seconds(cost_of(view_of(m.g, op)), cost.device));
+      const auto judged = [&](const std::vector<int32_t>& stage_of) {  // slowest, squares
+        std::vector<double> of(static_cast<size_t>(stages));
+        for (size_t k = 0; k < seconds.size(); ++k) of[static_cast<size_t>(stage_of[k])] += seconds[k];
+        double slowest = 0, squares = 0;
+        for (const double s : of) slowest = std::max(slowest, s), squares += s * s;
+        return std::pair(slowest, squares);
+      };
+      std::vector<std::pair<double, double>> all;
+      std::vector<int32_t> tried(ops.size());
+      const auto each = [&](const auto& self, size_t k) -> void {
+        if (k == tried.size()) {
+          if (tried.back() == stages - 1) all.push_back(judged(tried));
+          return;
+        }
+        for (const int32_t s : {tried[k - 1], tried[k - 1] + 1})
+          if (s < stages) tried[k] = s, self(self, k + 1);
+      };
+      each(each, 1);
+      double fastest = std::numeric_limits<double>::infinity(), evenest = fastest;
+      for (const auto& [slowest, squares] : all) fastest = std::min(fastest, slowest);
+      for (const auto& [slowest, squares] : all)
+        if (slowest <= fastest * 1.001) evenest = std::min(evenest, squares);
+      const auto [slowest, squares] = judged(cut_stages(m.g, ops, stages, 1, cost, false));
+      CAPTURE(stages);
+      CHECK(slowest <= fastest * 1.0011);
+      CHECK(squares == doctest::Approx(evenest).epsilon(1e-6));
+    }
+}
+
 TEST_CASE("a bare replica takes what the strategy or another scope says") {
   small::Model m = small::mlp();
   const auto form = [&](const char* strategy, int64_t devices) {
