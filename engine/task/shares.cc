@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_map>
 
 #include "base/error.h"
 
@@ -66,6 +67,26 @@ std::vector<Interval> cut_by_shares(int64_t total, const std::vector<double>& we
   return out;
 }
 
+namespace {
+
+// cut_by_shares of what was asked for before: planning asks for each tensor and device, of few extents and weights.
+const std::vector<Interval>& known_cut(int64_t total, const std::vector<double>& weights) {
+  struct Known {
+    std::vector<double> weights;
+    std::vector<Interval> parts;
+  };
+  constexpr size_t kMost = 4096;  // extents
+  thread_local std::unordered_map<int64_t, std::vector<Known>> known;
+  if (known.size() > kMost) known.clear();
+  std::vector<Known>& of = known[total];
+  for (const Known& k : of)
+    if (k.weights == weights) return k.parts;
+  if (of.size() > kMost) of.clear();
+  return of.emplace_back(Known{weights, cut_by_shares(total, weights)}).parts;
+}
+
+}  // namespace
+
 Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, int64_t row) {
   const std::vector<double>& shares = state ? axis.state_shares : axis.shares;
   if (axis.ragged() && (!state || axis.has_gaps())) {
@@ -74,9 +95,9 @@ Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, in
       const double share = axis.shares[static_cast<size_t>(row * axis.size + k)];
       weights.push_back(share < 0 ? 0 : state ? 1 : share);
     }
-    return cut_by_shares(extent, weights).at(static_cast<size_t>(at));
+    return known_cut(extent, weights).at(static_cast<size_t>(at));
   }
-  if (!shares.empty()) return cut_by_shares(extent, shares).at(static_cast<size_t>(at));
+  if (!shares.empty()) return known_cut(extent, shares).at(static_cast<size_t>(at));
   // Largest remainder of equal weights: the first ones get one more.
   const int64_t size = extent / axis.size, more = extent % axis.size;
   const int64_t begin = at * size + std::min(at, more);
