@@ -484,22 +484,26 @@ Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices,
   return estimate_of(all.lg, all.plan);
 }
 
-// What remedies would be missing, as many as are estimated in `seconds`.
+// What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.
 std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                   const CompileOptions& options, const Plan& plan, double seconds) {
+  const std::vector<Remedy> remedies = remedies_of(plan);
   std::vector<Tried> out;
+  size_t known = 0;
   try {
     const Watch watch("remedies", nullptr, seconds);
-    for (const Remedy& remedy : remedies_of(plan)) {
+    for (; known < remedies.size(); ++known) {
       CompileOptions with = options;
-      static_cast<PlanOptions&>(with) = remedy.options;
+      static_cast<PlanOptions&>(with) = remedies[known].options;
       try {
-        out.push_back({remedy.text, missing_bytes(estimate_at(graph, devices, with, plan.memory_price), devices)});
+        out.push_back(
+            {remedies[known].text, missing_bytes(estimate_at(graph, devices, with, plan.memory_price), devices)});
       } catch (const Error&) {  // not with this model and strategy
       }
     }
   } catch (const Stopped&) {
   }
+  for (; known < remedies.size(); ++known) out.push_back({remedies[known].text});
   return out;
 }
 
@@ -507,14 +511,26 @@ Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& device
   const auto began = std::chrono::steady_clock::now();
   std::optional<Plan> best;
   Shortage least;
+  const auto judge = [&](Plan plan, const Shortage& shortage) {
+    if (!best || shortage.bytes < least.bytes) least = shortage, best = std::move(plan);
+  };
+  std::vector<double> cut_short;  // prices at which the variables alone were too large
   for (int k = 0; k < kPrices; ++k) {
     Plan plan = make_plan(graph, devices, options, price_of(options, k), k == kPrices - 1);
     const Shortage shortage = shortage_of(plan);
     if (shortage.bytes == 0) return plan;
-    if (plan.entries.empty() || (best && shortage.bytes >= least.bytes)) continue;
-    least = shortage, best = std::move(plan);
+    if (plan.entries.empty())
+      cut_short.push_back(price_of(options, k));
+    else
+      judge(std::move(plan), shortage);
   }
-  constexpr double kLeastSeconds = 0.5;
+  for (const double price : cut_short) {
+    if (missing_bytes(estimate_at(graph, devices, options, price), devices) >= least.bytes) continue;
+    Plan plan = make_plan(graph, devices, options, price, true);
+    const Shortage shortage = shortage_of(plan);
+    judge(std::move(plan), shortage);
+  }
+  constexpr double kLeastSeconds = 2;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   throw does_not_fit(*best, least,
                      tried_remedies(graph, devices, options, *best, std::max(kLeastSeconds, 2 * took.count())));

@@ -19,14 +19,20 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
 
 // What makes it less: what was tried and does, least first, and what is no option of a plan.
 std::vector<std::string> advice(const Shortage& s, std::vector<Tried> tried) {
-  constexpr size_t kMost = 4;
+  constexpr double kWorth = 0.01;  // of what is missing
   std::vector<std::string> out;
-  std::erase_if(tried, [&](const Tried& t) { return t.missing >= s.bytes; });
+  std::vector<std::string> untried;
+  for (const Tried& t : tried)
+    if (!t.missing) untried.push_back(t.remedy);
+  std::erase_if(tried, [&](const Tried& t) {
+    return !t.missing || static_cast<double>(*t.missing) > (1 - kWorth) * static_cast<double>(s.bytes);
+  });
   std::ranges::stable_sort(tried, {}, &Tried::missing);
-  for (size_t k = 0; k < std::min(tried.size(), kMost); ++k)
-    out.push_back(tried[k].missing <= 0 ? tried[k].remedy + " (fits)"
-                                        : fmt::format("{} (lacks {})", tried[k].remedy,
-                                                      bytes_text(static_cast<double>(tried[k].missing))));
+  for (const Tried& t : tried)
+    out.push_back(*t.missing <= 0
+                      ? t.remedy + " (fits)"
+                      : fmt::format("{} (lacks {} at most)", t.remedy, bytes_text(static_cast<double>(*t.missing))));
+  if (!untried.empty()) out.push_back(fmt::format("perhaps, for lack of time not tried, {}", fmt::join(untried, ", ")));
   if (s.batch > 0) out.emplace_back("batches of the plan's own size alone");
   if (s.needed.activations > s.needed.total() / 8 && s.batch == 0)
     out.emplace_back("a smaller batch, or more micro-batches of it");

@@ -1,6 +1,10 @@
 // Does a plan fit its devices, of which some say how much memory they have (DeviceSpec::memory_bytes)?
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "base/error.h"
 #include "plan/figures.h"
 #include "plan/plan.h"
@@ -25,13 +29,13 @@ struct Remedy {
 };
 std::vector<Remedy> remedies_of(const Plan& plan);
 
-// With a remedy: bytes that are missing then.
+// With a remedy: bytes that are missing then, at most; none: not tried.
 struct Tried {
   std::string remedy;
-  int64_t missing = 0;
+  std::optional<int64_t> missing = {};
 };
 
-// By how much, on which device, of what, and what makes it less; of what was tried, those that do.
+// By how much, on which device, of what, and what makes it less; of what was tried, all that do.
 Error does_not_fit(const Plan& plan, const Shortage& shortage, std::vector<Tried> tried);
 
 }  // namespace whale

@@ -177,6 +177,21 @@ TEST_CASE("where nothing fits, it is said by how much, on which device, and what
   CHECK(said >= 3);
 }
 
+TEST_CASE("what is said to be needed is the least of all prices of memory, also where variables alone are too large") {
+  const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 8, 64, 64, 64);
+  const auto missing = [&](int64_t bytes, const std::string& strategy) {
+    const std::string devices = fmt::format("null-{}B:4", bytes);
+    CompileOptions options;
+    options.strategy = strategy;
+    const int64_t by_estimate = missing_bytes(estimate(m.g, parse_devices(devices), options), parse_devices(devices));
+    const std::string text = message_of([&] { compile(m.g, parse_devices(devices), options); });
+    CAPTURE(text);
+    CHECK(has(text, bytes_text(static_cast<double>(by_estimate)) + " more than it has"));
+  };
+  for (const char* strategy : {"pipeline(4, micro_batches=2)", "split(4)", "replica(2) > pipeline(2, micro_batches=2)"})
+    for (const int64_t bytes : {100'000, 400'000}) missing(bytes, strategy);
+}
+
 TEST_CASE("what a split gathered is gathered again for the backward pass, bit by bit the same") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 4, 64, 128, 32);
   const std::string strategy = "pipeline(2, micro_batches=4) > split(2)";
