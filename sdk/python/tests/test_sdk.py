@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -495,3 +496,15 @@ def test_mixture_of_experts_learns_and_counts_what_it_drops():
         assert runs[-1][-1] < 0.7 * runs[-1][0]
         assert job.parameters()["moe.experts.up.weight"].shape == (3, 6, 16)
     np.testing.assert_allclose(runs[0], runs[1], rtol=1e-4)
+
+
+def test_repeated_names_of_parameters_skip_those_of_ops():
+    g = wh.Graph("names")
+    with g:
+        h = wh.input("x", (8, 6))
+        for _ in range(4):
+            h = h + wh.ops.tanh(h @ wh.parameter("tanh", (6, 6)))
+        with pytest.raises(wh.AlreadyExists, match="parameter 'x'"):
+            wh.parameter("x", (6, 6))
+    names = [t["name"] for t in g.to_dict()["tensors"] if t["kind"] == "variable"]
+    assert len(set(names)) == 4 and all(re.fullmatch(r"tanh(_\d+)?", name) for name in names), names

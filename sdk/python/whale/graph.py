@@ -15,7 +15,7 @@ from typing import Any, Iterator, Optional, Sequence, Union
 import numpy as np
 
 from . import _abi
-from ._library import InvalidArgument, WhaleError, check, engine, lib, make, string, take_bytes, take_text
+from ._library import AlreadyExists, InvalidArgument, WhaleError, check, engine, lib, make, string, take_bytes, take_text
 from .arrays import dims_array
 from .dtypes import BY_NUMBER, DType, DTypeLike, as_dtype, float32
 from . import arguments
@@ -398,11 +398,19 @@ class Graph:
                                                init.a, init.b, string(init.file), string(init.key),
                                                0 if decay is None else -1 if decay else 1, int(buffer))
         out = c_int32()
-        _check(lib.whale_graph_parameter(self._pointer, string(self._unique(arguments.text("name", name), leaf=True)), as_dtype(dtype).number,
-                                         dims_array(shape), len(shape), byref(options), byref(out)), f"parameter '{name}'")
-        return Tensor(self, out.value)
+        asked = arguments.text("name", name)
+        full = self._unique(asked)
+        while True:
+            try:
+                _check(lib.whale_graph_parameter(self._pointer, string(full), as_dtype(dtype).number,
+                                                 dims_array(shape), len(shape), byref(options), byref(out)), f"parameter '{asked}'")
+                return Tensor(self, out.value)
+            except AlreadyExists:
+                if full == asked:
+                    raise
+                full = self._unique(asked)  # an op has this number
 
-    def _unique(self, name: str, leaf: bool = False) -> str:
+    def _unique(self, name: str) -> str:
         """`linear`, `linear_1`, ... inside the open name scope."""
         names = self._names[-1]
         seen = names.get(name, 0)
