@@ -166,7 +166,6 @@ void add_variables(const Plan& plan, int32_t device, MemoryFigures& m) {
 
 MemoryFigures memory_of(const Plan& plan, const Entry& entry, size_t program) {
   MemoryFigures m;
-  m.arena = entry.programs[program].arena_bytes;
   add_arena(m.device, entry.programs[program], plan.groups, Memory::kDevice);
   add_arena(m.host, entry.programs[program], plan.groups, Memory::kHost);
   const auto row = std::find_if(entry.rows.begin(), entry.rows.end(),

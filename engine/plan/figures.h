@@ -17,7 +17,6 @@ struct MemoryClasses {
 };
 struct MemoryFigures {
   MemoryClasses device, host;
-  int64_t arena = 0;  // of the device
   MemoryClasses& in(Memory memory) { return memory == Memory::kHost ? host : device; }
 };
 // What lives from step to step in the device's own memory.

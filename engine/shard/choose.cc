@@ -162,6 +162,8 @@ void CutChooser::prepare() {
   next_of_.assign(g_.tensors.size(), kNone);
   for (const Variable& v : g_.variables)
     if (v.next != kNone && v.next != v.tensor) next_of_[static_cast<size_t>(v.next)] = v.tensor;
+  for (const Variable& v : g_.variables)
+    if (v.owner != kNone) states_of_[v.owner].push_back(v.tensor);
 }
 
 void CutChooser::choose_splits() {
@@ -283,12 +285,11 @@ OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
   if (axes_.role(p.op, a) == AxisRole::kReplica) {
     if (samples.present()) return samples;
     if (whole_for_gradients(p, a)) return {};
-    if (has_flag(p.op.code, kPreparesUpdate) && p.operand(0, a) == Placement::kPartial)
-      if (const OpCut cut = cut_of_state(p, p.op.outputs[0], a); cut.present()) return cut;
-    // The norm of a gradient, and an update of several ops, take the part whose state is here.
-    if (p.op.phase == Phase::kUpdate && !options_.exact && !options_.adasum && !p.op.inputs.empty() &&
-        p.op.inputs[0] != kNone && p.operand(0, a) == Placement::kPartial)
-      if (const OpCut cut = cut_of_state(p, p.op.inputs[0], a); cut.present()) return cut;
+    // What prepares an update, the norm of a gradient and an update of several ops take the part whose state is here.
+    const bool early = p.op.phase == Phase::kUpdate && !options_.exact && !options_.adasum;
+    const bool reads = !p.op.inputs.empty() && p.op.inputs[0] != kNone && p.operand(0, a) == Placement::kPartial;
+    if (reads && (early || has_flag(p.op.code, kPreparesUpdate)))
+      if (const OpCut cut = cut_of_state(p, a); cut.present()) return cut;
     return largest_cut(p, a);
   }
   if (p.op.phase == Phase::kForward) {

@@ -90,9 +90,11 @@ void CutChooser::cut_state(TensorId id, OpId user) {
   }
 }
 
-OpCut CutChooser::cut_of_state(const Placed& placed, TensorId gradient, size_t a) const {
+OpCut CutChooser::cut_of_state(const Placed& placed, size_t a) const {
+  const TensorId gradient = placed.op.inputs[0];
   const auto p = parameter_of_.find(gradient);
-  if (p == parameter_of_.end() || p->second == kNone) return {};
+  const auto states = p == parameter_of_.end() ? states_of_.end() : states_of_.find(p->second);
+  if (states == states_of_.end()) return {};
   const Dims& dims = g_.tensor(gradient).dims;
   const auto along = [&](const Digit& digit) {
     for (size_t k = 0; k < placed.factors.list.size(); ++k) {
@@ -103,12 +105,12 @@ OpCut CutChooser::cut_of_state(const Placed& placed, TensorId gradient, size_t a
     }
     return OpCut{};
   };
-  bool factored = false;  // state of other dimensions alone, cut where it has the parameter's
-  for (const Variable& v : g_.variables) {
-    if (v.owner != p->second) continue;
-    factored |= g_.tensor(v.tensor).dims != dims;
-    const AxisLayout& l = form(v.tensor).layout.axes[a];
-    if (l.placement == Placement::kShard && l.state && g_.tensor(v.tensor).dims == dims)
+  bool factored = false;  // some state is of other dimensions
+  for (const TensorId state : states->second) {
+    const AxisLayout& l = form(state).layout.axes[a];
+    if (g_.tensor(state).dims != dims)
+      factored = true;
+    else if (l.placement == Placement::kShard && l.state)
       if (const OpCut cut = along(l.digit); cut.present()) return cut;
   }
   if (!factored || options_.zero == 0) return {};

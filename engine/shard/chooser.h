@@ -4,6 +4,7 @@
 
 #include <map>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -57,7 +58,7 @@ class CutChooser {
   void place_parameter(TensorId id, OpId user);
   void cut_state(TensorId id, OpId user);
   // ZeRO: an unscaled gradient lies as the state that it goes into.
-  OpCut cut_of_state(const Placed& placed, TensorId gradient, size_t a) const;
+  OpCut cut_of_state(const Placed& placed, size_t a) const;
 
   // choose_cheapest.cc
   double bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const;  // on a device, not cut by `a`
@@ -102,7 +103,8 @@ class CutChooser {
   std::vector<OpCut> samples_;                 // per op: along a replica axis
   std::vector<std::vector<OpCut>> splits_;     // per axis and forward op: along a split axis
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
-  std::map<TensorId, TensorId> settles_;       // what is summed at once: gradients, and their terms, and the parameter
+  std::map<TensorId, TensorId> settles_;       // of a gradient, or of a stage's term of it, that is summed at once
+  std::unordered_map<TensorId, std::vector<TensorId>> states_of_;  // of a parameter
   // Per tensor, kNone: it is no such thing.
   std::vector<TensorId> next_of_;                              // of the next value of a variable
   std::vector<TensorId> adjoint_of_;                           // of a result of the backward pass: the forward tensor

@@ -75,13 +75,13 @@ const std::vector<Interval>& known_cut(int64_t total, const std::vector<double>&
     std::vector<double> weights;
     std::vector<Interval> parts;
   };
-  constexpr size_t kMost = 4096;  // extents
+  constexpr size_t kExtents = 256, kWeights = 64;  // at most, of each
   thread_local std::unordered_map<int64_t, std::vector<Known>> known;
-  if (known.size() > kMost) known.clear();
+  if (known.size() > kExtents) known.clear();
   std::vector<Known>& of = known[total];
   for (const Known& k : of)
     if (k.weights == weights) return k.parts;
-  if (of.size() > kMost) of.clear();
+  if (of.size() > kWeights) of.clear();
   return of.emplace_back(Known{weights, cut_by_shares(total, weights)}).parts;
 }
 

@@ -36,27 +36,33 @@ bool is_condensed(const Graph& graph, const Row& row, double least_bytes = 0) {
   return condense(scoped, tasks, least_bytes).has_value();
 }
 
-void check_within_two_percent(const Graph& graph, const Row& row) {
-  CAPTURE(row.strategy);
-  CAPTURE(row.zero);
-  const CompileOptions options = options_of(row);
-  const std::vector<DeviceSpec> devices = parse_devices(row.devices);
-  const Estimate e = estimate(graph, devices, options);
-  const Plan plan = compile(graph, devices, options);
+// Calls body(mine, its) with the memory that the estimate and the plan give each device.
+template <class Body>
+void each_device(const Estimate& e, const Plan& plan, Body body) {
   const Entry& entry = plan.entries[0];
   size_t seen = 0;
   for (const Estimate::Class& c : e.classes)
     for (const int32_t d : c.devices) {
       CAPTURE(d);
       ++seen;
-      const MemoryFigures want =
-          memory_of(plan, entry, static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program));
-      const MemoryClasses &mine = c.memory.device, &its = want.device;
-      CHECK(mine.parameters == doctest::Approx(its.parameters).epsilon(0.001));
-      CHECK(mine.state == doctest::Approx(its.state).epsilon(0.001));
-      CHECK(mine.total() == doctest::Approx(its.total()).epsilon(0.02));
+      CHECK(c.seconds > 0);
+      body(c.memory, memory_of(plan, entry, static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program)));
     }
-  CHECK(seen == devices.size());
+  CHECK(seen == plan.devices.size());
+}
+
+void check_within_two_percent(const Graph& graph, const Row& row) {
+  CAPTURE(row.strategy);
+  CAPTURE(row.zero);
+  const CompileOptions options = options_of(row);
+  const std::vector<DeviceSpec> devices = parse_devices(row.devices);
+  each_device(estimate(graph, devices, options), compile(graph, devices, options),
+              [](const MemoryFigures& e, const MemoryFigures& want) {
+                const MemoryClasses &mine = e.device, &its = want.device;
+                CHECK(mine.parameters == doctest::Approx(its.parameters).epsilon(0.001));
+                CHECK(mine.state == doctest::Approx(its.state).epsilon(0.001));
+                CHECK(mine.total() == doctest::Approx(its.total()).epsilon(0.02));
+              });
 }
 
 // Layers of squares without scopes of their own; `shared`: all have the first one's weights.
@@ -100,26 +106,15 @@ TEST_CASE("an estimate's memory is the plan's, on every device") {
       CHECK_THROWS(compile(graph, devices, options));
       continue;
     }
-    const Plan plan = compile(graph, devices, options);
-    const Entry& entry = plan.entries[0];
-    size_t seen = 0;
-    for (const Estimate::Class& c : e.classes)
-      for (const int32_t d : c.devices) {
-        CAPTURE(d);
-        ++seen;
-        const auto program = static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program);
-        const MemoryFigures want = memory_of(plan, entry, program);
-        for (const auto& [mine, its] :
-             {std::pair{&c.memory.device, &want.device}, std::pair{&c.memory.host, &want.host}}) {
-          CHECK(mine->parameters == its->parameters);
-          CHECK(mine->gradients == its->gradients);
-          CHECK(mine->state == its->state);
-          CHECK(mine->copies == its->copies);
-          CHECK(mine->activations == its->activations);
-        }
-        CHECK(c.seconds > 0);
+    each_device(e, compile(graph, devices, options), [](const MemoryFigures& mine, const MemoryFigures& want) {
+      for (const auto& [m, its] : {std::pair{&mine.device, &want.device}, std::pair{&mine.host, &want.host}}) {
+        CHECK(m->parameters == its->parameters);
+        CHECK(m->gradients == its->gradients);
+        CHECK(m->state == its->state);
+        CHECK(m->copies == its->copies);
+        CHECK(m->activations == its->activations);
       }
-    CHECK(seen == devices.size());
+    });
   }
 }
 

@@ -121,7 +121,7 @@ TEST_CASE("offload: what waits elsewhere does not count on the device") {
   CHECK(state.device.total() < none.device.total());
   CHECK(parameters.host.parameters == none.device.parameters);
   CHECK(parameters.device.total() < none.device.total());
-  CHECK(activations.arena * 3 < none.arena * 2);
+  CHECK(activations.device.arena() * 3 < none.device.arena() * 2);
   CHECK(activations.host.activations > 0);
   CHECK(sums.host.gradients * 10 > none.device.parameters * 9);  // small ones stay
   CHECK(sums.device.total() < summed.device.total());

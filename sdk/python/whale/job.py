@@ -180,13 +180,14 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
 
 def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
     """What ``whale.plan`` of the same arguments would take, also where that does not fit; seals the graph. ``options``: those of
-    ``whale.plan``. About two thirds of planning's time (evaluation is not planned, nothing is verified), and a tenth where a few of many
+    ``whale.plan``. About two thirds of planning's time (evaluation is not planned, nothing is verified), and a third where a few of many
     like layers stand for all.
 
     ``strategy``; ``seconds`` of a step by the cost model; ``classes`` of devices whose parts have the same sizes: ``devices`` (their
     numbers), ``seconds`` of their own work, ``memory`` and ``host_memory`` (bytes: ``parameters``, ``gradients``, ``state``, ``buffers``,
     ``copies``, ``activations``, ``total``), ``memory_limit`` (what one of them may take; 0: not said). Raises what ``whale.plan`` raises,
-    but for ``ResourceExhausted``: that a plan does not fit is what one asks. Memory is what the plan would say, of models with many like layers within 2 %."""
+    but for ``ResourceExhausted``: that a plan does not fit is what one asks. Memory is what the plan would say, of models with many like
+    layers within 2 %."""
     cluster, planning, cancel = _planning(graph, devices, **options)
     return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate, engine(), graph._pointer, cluster.pointer,
                                                       byref(planning), 1), cancel.pointer))
