@@ -2,8 +2,8 @@
 #include "plan/plan.h"
 
 #include "base/watch.h"
-#include "compile.h"
-#include "compile_checks.h"
+#include "compile/compile.h"
+#include "compile/checks.h"
 #include "guard.h"
 #include "handles.h"
 #include "plan/in_float64.h"

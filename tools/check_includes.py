@@ -9,14 +9,14 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan",
-         "lower", "simulate", "report", "compile.h", "device", "comm", "data", "checkpoint", "run", "session"]
+         "lower", "simulate", "report", "compile", "device", "comm", "data", "checkpoint", "run", "session"]
 BELOW = ROOMS.index("device")
 # What execution may see of planning.
 OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
-            "report", "compile.h"}
+            "report", "compile"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
-EXCEPTIONS = {("session", "compile.h"), ("session", "cluster")}
+EXCEPTIONS = {("session", "compile"), ("session", "cluster")}
 
 # Rooms that name ops of models: grad/ makes them.
 NAMING = {"ops", "device", "grad"}
@@ -32,8 +32,6 @@ for file in sorted((ROOT / "engine").rglob("*")):
     if file.suffix not in (".h", ".cc"):
         continue
     room = file.relative_to(ROOT / "engine").parts[0]
-    if room.startswith("compile"):  # the files beside the rooms
-        room = "compile.h"
     for line, text in enumerate(file.read_text().splitlines(), 1):
         if room not in NAMING:
             bad += [f"{file.relative_to(ROOT)}:{line}: names op '{op}'; ask its OpDef, or say there what is missing"

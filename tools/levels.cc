@@ -1,4 +1,4 @@
-// levels MODEL.whale DEVICES STRATEGY FOLDER: writes the text of the level after each pass of engine/compile.cc, a file
+// levels MODEL.whale DEVICES STRATEGY FOLDER: writes the text of the level after each pass of engine/compile/passes.cc, a file
 // a pass, numbered. For docs/how-a-plan-is-made.md and for whoever changes a pass.
 #include <cstdio>
 #include <filesystem>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "schema/graph_file.h"
 
 int main(int argc, char** argv) {

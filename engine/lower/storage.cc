@@ -225,6 +225,26 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
   resolve_aliases(p);
 }
 
+// Storages that are used in several segments of the body and in no other: a micro-batch has them from one to the next.
+std::vector<char> kept_in_body(const Program& p) {
+  constexpr int32_t kSeveral = -2;
+  std::vector<int32_t> only(p.buffers.size(), kNone);  // segment
+  const auto body = static_cast<int32_t>(p.segments.size()) - 1;
+  std::vector<char> elsewhere(p.buffers.size());
+  for (int32_t s = 0; s <= body; ++s)
+    for (const Instruction& i : p.segments[static_cast<size_t>(s)].instructions)
+      for (const BufferIds* list : {&i.in, &i.out})
+        for (const BufferId b : *list) {
+          if (b == kNone) continue;
+          const auto storage = static_cast<size_t>(storage_of(p, b));
+          only[storage] = only[storage] == kNone || only[storage] == s ? s : kSeveral;
+          elsewhere[storage] |= s == 0 || s == body;
+        }
+  std::vector<char> out(p.buffers.size());
+  for (size_t b = 0; b < out.size(); ++b) out[b] = only[b] == kSeveral && !elsewhere[b];
+  return out;
+}
+
 // What lives from segment to segment has slots, one for each micro-batch that is alive; micro-batches of other sizes
 // have other slots of the same storage, not storage of their own.
 void share_between_sizes(Draft& draft) {
@@ -245,12 +265,14 @@ void share_between_sizes(Draft& draft) {
   });
   for (size_t b = 0; b < p.buffers.size(); ++b)
     if (!known[b]) note(static_cast<BufferId>(b), kMixed);
+  if (std::ranges::all_of(sizes, [](const auto& of) { return of.second.size() < 2; })) return;
+  const std::vector<char> kept = kept_in_body(p);
   for (const auto& [id, buffers] : sizes) {
     std::vector<size_t> storages;
     for (const BufferId b : buffers) {
       const size_t s = root(b);
       const Buffer& storage = p.buffers[s];
-      if (storage.kind == BufferKind::kArena && storage.slots > 1 && variant[s] != kMixed) storages.push_back(s);
+      if (storage.kind == BufferKind::kArena && kept[s] && variant[s] != kMixed) storages.push_back(s);
     }
     std::ranges::sort(storages);
     storages.erase(std::ranges::unique(storages).begin(), storages.end());

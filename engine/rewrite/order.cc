@@ -40,6 +40,17 @@ struct Order {
     return {g.ops.size(), entries};
   }
 
+  // What may stop a step: ops that check an index, and the loss.
+  std::vector<OpId> checks_of_step() const {
+    std::vector<OpId> out;
+    for (const NamedTensor& f : lg.fetches)
+      if (f.name == "loss" && g.tensor(f.tensor).producer != kNone) out.push_back(g.tensor(f.tensor).producer);
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      if (def(g.ops[i].code).index.input >= 0 && attr_int(g.ops[i].attrs, kIndexLimit) > 0)
+        out.push_back(static_cast<OpId>(i));
+    return out;
+  }
+
   // Edges "before -> after" that are not data: readers before the op that overwrites, checks of indices and the loss
   // before updates.
   Lists edges() const {
@@ -57,12 +68,7 @@ struct Order {
       }
       return false;
     };
-    std::vector<OpId> checks;  // what may stop a step: ops that check an index, and the loss
-    for (const NamedTensor& f : lg.fetches)
-      if (f.name == "loss" && g.tensor(f.tensor).producer != kNone) checks.push_back(g.tensor(f.tensor).producer);
-    for (size_t i = 0; i < g.ops.size(); ++i)
-      if (def(g.ops[i].code).index.input >= 0 && attr_int(g.ops[i].attrs, kIndexLimit) > 0)
-        checks.push_back(static_cast<OpId>(i));
+    const std::vector<OpId> checks = checks_of_step();
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const auto w = static_cast<OpId>(i);
       // A bad index or a loss that is not finite stops a step before it has changed anything.
@@ -155,6 +161,9 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
   for (auto& [stage, gathers] : late)
     for (const auto& [op, at] : start_gathers(o.lg, o.readers, o.overwrites, std::move(gathers), prefetch))
       place_of(op) = std::max(place_of(op), Place{at}.before());
+  // Updates wait for the loss: it goes to where it is fetched as soon as it is there.
+  for (const OpId c : o.checks_of_step())
+    if (g.op(c).code == OpCode::k_transfer) place_of(c) = made_at(g.op(c).inputs).then(kLaunches);
   std::vector<Place> launches{{.turn = static_cast<OpId>(n)}};  // and the end
   for (size_t i = 0; i < n; ++i)
     if (launched(g.ops[i])) launches.push_back(place[i]);

@@ -10,7 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cluster/devices.h"
 #include "cluster/host_memory.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "ir/learning_rate.h"
 #include "run/executor.h"
 #include "run/report.h"

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "cluster/devices.h"
-#include "compile_checks.h"
+#include "compile/checks.h"
 #include "data/convert.h"
 #include "plan/in_float64.h"
 #include "property.h"

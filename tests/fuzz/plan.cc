@@ -3,8 +3,8 @@
 
 #include "base/error.h"
 #include "cluster/devices.h"
-#include "compile.h"
-#include "compile_checks.h"
+#include "compile/compile.h"
+#include "compile/checks.h"
 #include "fuzz.h"
 #include "sample.h"
 #include "schema/graph_file.h"

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "unit/small_models.h"
 
 using namespace whale;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "simulate/simulate.h"
 #include "small_models.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "compile.h"
+#include "compile/compile.h"
 #include "grad/passes.h"
 #include "shard/insert.h"
 #include "unit/small_models.h"

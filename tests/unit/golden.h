@@ -10,7 +10,7 @@
 
 #include "base/format.h"
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "plan/figures.h"
 #include "small_models.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 

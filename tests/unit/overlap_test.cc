@@ -42,6 +42,29 @@ struct Form {
   int zero = 0;
 };
 
+// Or all updates of the stage wait behind the last collective, with the slices of everything that they write.
+TEST_CASE("updates: the loss goes to the stage that hands it out before the collectives of gradients") {
+  CompileOptions options;
+  options.strategy = "replica(2) > pipeline(2, micro_batches=4)";
+  options.bucket_bytes = 1;
+  for (const UpdateForm update : {UpdateForm::kWhole, UpdateForm::kSliced}) {
+    options.update = update;
+    const Plan plan = compile(small::gpt(16, OptimizerKind::kAdamW, 4).g, parse_devices("null:4"), options);
+    const Entry& entry = plan.entries[0];
+    for (const DeviceRow& row : entry.rows) {
+      const auto& last = entry.programs[static_cast<size_t>(row.program)].segments.back().instructions;
+      const auto at = [&](auto is) { return std::ranges::find_if(last, is) - last.begin(); };
+      const auto sent = at([](const Instruction& i) { return i.kind() == InstructionKind::kSend; });
+      if (sent == std::ssize(last)) continue;
+      const auto collectives = std::count_if(last.begin(), last.begin() + sent, [](const Instruction& i) {
+        return i.kind() == InstructionKind::kCollective;
+      });
+      CHECK(collectives <= 2);  // of the loss itself, and of what was there before it
+      CHECK(at([](const Instruction& i) { return i.phase == Phase::kUpdate; }) < std::ssize(last) / 2);
+    }
+  }
+}
+
 TEST_CASE("updates: all-reduce, slices, slices in buckets and cut state give the same bits") {
   const small::Model models[] = {small::gpt(12, OptimizerKind::kSgd),
                                  with_momentum(small::gpt(12, OptimizerKind::kSgd)),

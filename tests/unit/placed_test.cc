@@ -6,7 +6,7 @@
 
 #include "caught.h"
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "own_programs.h"
 #include "plan/part.h"
 #include "trained.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compile.h"
+#include "compile/compile.h"
 #include "property.h"
 
 namespace whale::test {

@@ -2,8 +2,8 @@
 
 #include "../fuzz/sample.h"
 #include "cluster/devices.h"
-#include "compile.h"
-#include "compile_checks.h"
+#include "compile/compile.h"
+#include "compile/checks.h"
 #include "schema/graph_file.h"
 #include "session/session.h"
 #include "unit/caught.h"

@@ -11,7 +11,7 @@
 #include <map>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "cost/cost.h"
 #include "plan/figures.h"
 #include "simulate/simulate.h"

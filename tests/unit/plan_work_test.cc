@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "own_programs.h"
 #include "plan_case.h"
 #include "unit/caught.h"

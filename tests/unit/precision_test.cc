@@ -13,7 +13,7 @@
 #include "base/f16.h"
 #include "checkpoint_kit.h"
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "session/session.h"
 #include "small_models.h"
 #include "unit/caught.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compile.h"
+#include "compile/compile.h"
 #include "ops/op.h"
 #include "session/session.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/philox.h"
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "cpu_compare.h"
 #include "session/session.h"
 #include "small_models.h"

@@ -17,7 +17,7 @@
 #include "checkpoint/describe.h"
 #include "checkpoint_kit.h"
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "small_models.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "session/session.h"
 #include "small_models.h"
 

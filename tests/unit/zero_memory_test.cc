@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "cluster/devices.h"
-#include "compile.h"
+#include "compile/compile.h"
 #include "golden.h"
 #include "plan/figures.h"
 #include "small_models.h"

@@ -1,4 +1,4 @@
-// From a graph and a list of devices to a Plan. compile.cc is the list of passes.
+// From a graph and a list of devices to a Plan. passes.cc is the list of passes.
 #pragma once
 
 #include <functional>

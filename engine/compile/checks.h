@@ -1,7 +1,7 @@
 // What the options, the model and the devices of a plan must agree on; what does not is an error.
 #pragma once
 
-#include "compile.h"
+#include "compile/compile.h"
 #include "task/task_graph.h"
 
 namespace whale {

@@ -1,4 +1,4 @@
-#include "compile_checks.h"
+#include "compile/checks.h"
 
 #include <algorithm>
 #include <cmath>

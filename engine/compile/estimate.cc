@@ -1,0 +1,136 @@
+#include "compile/estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "base/watch.h"
+#include "compile/checks.h"
+#include "compile/passes.h"
+#include "compile/prepare.h"
+#include "schedule/schedule.h"
+#include "task/condense.h"
+
+namespace whale {
+namespace {
+
+// Where what is asked for is the same in all layers.
+std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more) {
+  const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
+  const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
+  if (waits || late || options.prefetch || options.exact || options.adasum || options.offload ||
+      !options.fetch.empty() || !options.stage_recompute.empty())
+    return std::nullopt;
+  constexpr double kBuckets = 2;  // that the gradients of a layer fill
+  return condense(p.scoped.graph, p.scoped.tasks,
+                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more);
+}
+
+// A model's first entry, or that of its condensed form, as far as estimates need it.
+struct Lowered {
+  LayoutGraph lg;
+  Plan plan;
+};
+Lowered lowered(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options, double memory_price,
+                const Condensed* small) {
+  if (small) p.scoped = {small->graph, small->tasks};
+  const Passes passes{options, p.scoped.tasks, gradients_of(options)};
+  const char* name = trains(p.source) ? "train" : "eval";
+  Plan plan = outline(p, devices, options, memory_price);
+  LayoutGraph lg =
+      passes.on_layouts(passes.on_graph(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
+  plan.variables = variables_of(lg);
+  plan.entries.push_back(passes.make_entry(lg, {}, name, plan.variables, nullptr, !small));
+  if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
+  return {std::move(lg), std::move(plan)};
+}
+
+// A condensed form and its plan.
+struct Few {
+  Condensed form;
+  Lowered plan;
+};
+
+// Whether `few` layers say of all what `more` of them say, which is `wanted`, and of these what they are.
+bool tell_all(const Few& few, const Few& more, const TaskGraphs& tasks, const Estimate& wanted) {
+  int64_t layers = 1, least = INT64_MAX;
+  for (const auto& of_stage : more.form.layers)
+    for (const int64_t n : of_stage) layers = std::max(layers, n);
+  for (const Estimate::Class& c : wanted.classes) least = std::min(least, c.memory.device.total());
+  const auto same = [&](const Estimate& a, const Estimate& b) { return agree(a, b, layers, least); };
+  const auto& [lg, plan] = few.plan;
+  return same(estimate_of(few.form, tasks, lg, plan), wanted) &&
+         same(estimate_of(one_layer_less(few.form, more.form), more.form.tasks, lg, plan),
+              estimate_of(more.plan.lg, more.plan.plan));
+}
+
+// Few layers say what all do where one more says the same of them, and is itself what they say of it; else none.
+std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
+                                           const CompileOptions& options, double memory_price) {
+  constexpr size_t kMost =
+      2;  // layers more: where a stage begins with a whole layer, that one may be unlike the others
+  const TaskGraphs& tasks = p.scoped.tasks;
+  std::optional<Few> few;
+  for (size_t more = 0; more <= kMost; ++more) {
+    std::optional<Condensed> form = condensed_form(p, options, more);
+    if (!form || (few && few->form.tasks.stages() != form->tasks.stages())) return std::nullopt;
+    Lowered plan = lowered(p, devices, options, memory_price, &*form);
+    Few next{std::move(*form), std::move(plan)};
+    if (few)
+      if (Estimate out = estimate_of(next.form, tasks, next.plan.lg, next.plan.plan); tell_all(*few, next, tasks, out))
+        return out;
+    few.emplace(std::move(next));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
+
+Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                     double memory_price) {
+  Prepared p = prepare(graph, devices, options, memory_price);
+  if (std::optional<Estimate> quick = condensed_estimate(p, devices, options, memory_price)) return std::move(*quick);
+  const Lowered all = lowered(std::move(p), devices, options, memory_price, nullptr);
+  return estimate_of(all.lg, all.plan);
+}
+
+// What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.
+std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                  const CompileOptions& options, const Plan& plan, double seconds) {
+  const std::vector<Remedy> remedies = remedies_of(plan);
+  std::vector<Tried> out;
+  size_t known = 0;
+  try {
+    const Watch watch("remedies", nullptr, seconds);
+    for (; known < remedies.size(); ++known) {
+      CompileOptions with = options;
+      static_cast<PlanOptions&>(with) = remedies[known].options;
+      try {
+        out.push_back(
+            {remedies[known].text, missing_bytes(estimate_at(graph, devices, with, plan.memory_price), devices)});
+      } catch (const Error&) {  // not with this model and strategy
+      }
+    }
+  } catch (const Stopped&) {
+  }
+  for (; known < remedies.size(); ++known) out.push_back({remedies[known].text});
+  return out;
+}
+
+Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
+  return stoppable([&] {
+    const CompileOptions options = without_idle(asked, graph);
+    Estimate out;
+    for (int k = 0; k < kPrices; ++k) {
+      const Estimate mine = estimate_at(graph, devices, options, price_of(options, k));
+      const int64_t missing = missing_bytes(mine, devices);
+      if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
+      if (missing == 0) break;
+    }
+    return out;
+  });
+}
+
+}  // namespace whale

@@ -1,0 +1,147 @@
+#include "compile/prepare.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "compile/checks.h"
+#include "grad/passes.h"
+#include "plan/groups.h"
+#include "plan/limits.h"
+#include "rewrite/offload.h"
+#include "task/shares.h"
+#include "task/strategy.h"
+
+namespace whale {
+namespace {
+
+Graph source_of(const Graph& graph, const CompileOptions& options) {
+  Graph source = graph;
+  if (options.accumulation < 0)
+    throw invalid("accumulation is {}, expected 1 or more micro-batches (0: the graph's)", options.accumulation);
+  if (options.accumulation) source.training.accumulation = options.accumulation;
+  if (source.training.accumulation < 1) source.training.accumulation = 1;
+  if (options.precision) source.training.precision = *options.precision;
+  if (!options.strategy.empty()) source.default_strategy = options.strategy;
+  for (const std::string& name : options.fetch) {
+    if (name.starts_with("grad:") || name == "loss") continue;
+    if (std::any_of(source.outputs.begin(), source.outputs.end(), [&](const NamedTensor& o) { return o.name == name; }))
+      continue;
+    const auto it =
+        std::find_if(source.tensors.begin(), source.tensors.end(), [&](const Tensor& t) { return t.name == name; });
+    if (it == source.tensors.end())
+      throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", brief(name));
+    source.outputs.push_back({name, static_cast<TensorId>(it - source.tensors.begin())});
+  }
+  return source;
+}
+
+// Micro-batches: written on the pipeline, or the graph's.
+int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
+  for (const TaskGraph& task : tasks.tasks)
+    for (const Scope& scope : task.nest)
+      if (scope.kind == ScopeKind::kPipeline && scope.micro_batches) return scope.micro_batches;
+  return source.training.accumulation;
+}
+
+}  // namespace
+
+Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price) {
+  const std::vector<double>& state_shares = options.state_shares;
+  const CostModel cost(devices, memory_price, options.profile);
+  Graph scoped = source;
+  TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact);
+  Scoped out{std::move(scoped), std::move(tasks)};
+  if (state_shares.empty()) return out;
+  bool found = false;
+  for (Mesh& mesh : out.tasks.meshes)
+    for (MeshAxis& axis : mesh.axes)
+      if (has_replicas(axis.name) && axis.size == static_cast<int64_t>(state_shares.size())) {
+        if (axis.has_gaps())
+          throw unimplemented("shares of state between replicas of which groups have different numbers ({})",
+                              out.tasks.strategy);
+        axis.state_shares = state_shares, found = true;
+      }
+  if (!found)
+    throw invalid("{} shares of state are given, no replica scope has so many replicas ({}); give one for each replica",
+                  state_shares.size(), out.tasks.strategy);
+  round_shares(1, state_shares);
+  return out;
+}
+
+Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price) {
+  check_options(options);
+  Graph source = source_of(graph, options);
+  check_devices(devices, source);
+  verify(source);
+  verify_ops(source);
+  check_limits(source);
+  check_numbers(source);
+  if (options.dump) options.dump("source", print(source));
+  Scoped scoped = scope_out(source, devices, options, memory_price);
+  const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
+  check_options(options, source, scoped.tasks, micro_batches);
+  check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
+  source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
+  return {std::move(source), std::move(scoped), micro_batches};
+}
+
+std::vector<std::string> gradients_of(const CompileOptions& options) {
+  std::vector<std::string> names;
+  for (const std::string& name : options.fetch)
+    if (name.starts_with("grad:")) names.push_back(name.substr(5));
+  return names;
+}
+
+Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+             double memory_price) {
+  const auto& [source, scoped, micro_batches] = prepared;
+  Plan plan;
+  plan.model = source.name;
+  plan.devices = devices;
+  plan.strategy = scoped.tasks.strategy;
+  plan.meshes = scoped.tasks.meshes;
+  plan.groups = groups_of(scoped.tasks.meshes);
+  plan.scopes = scoped.graph.scopes;
+  plan.optimizer = source.training.optimizer;
+  plan.schedule = source.training.schedule;
+  plan.precision = source.training.precision;
+  plan.options = options;
+  plan.memory_price = memory_price, plan.profile = options.profile;
+  plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
+  return plan;
+}
+
+std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
+  const Graph& graph = lg.graph;
+  std::vector<PlanVariable> out;
+  out.reserve(graph.variables.size());
+  for (const Variable& v : graph.variables) {
+    const Tensor& t = graph.tensor(v.tensor);
+    PlanVariable p;
+    p.name = t.name;
+    p.dtype = t.dtype;
+    p.dims = t.dims;
+    p.role = v.role;
+    p.trainable = v.trainable;
+    p.init = v.init;
+    if (v.owner != kNone) p.owner = graph.tensor(v.owner).name;
+    p.slot = v.slot;
+    p.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(v.tensor))];
+    const Layout& home = lg.layouts[static_cast<size_t>(v.tensor)];
+    p.home.axes.assign(home.axes.begin() + 1, home.axes.end());
+    p.memory = in_host(lg, v.tensor) ? Memory::kHost : Memory::kDevice;
+    out.push_back(std::move(p));
+  }
+  return out;
+}
+
+Homes homes_of(const std::vector<PlanVariable>& variables) {
+  Homes homes;
+  homes.reserve(variables.size());
+  for (const PlanVariable& v : variables) homes.try_emplace(v.name, Home{&v.home, v.mesh});
+  return homes;
+}
+
+}  // namespace whale

@@ -1,0 +1,38 @@
+// From what the user gives to what the passes take, and to a plan without entries.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compile/compile.h"
+#include "shard/insert.h"
+#include "task/task_graph.h"
+
+namespace whale {
+
+// The scopes as written, and with the stages that a pipeline was cut into.
+struct Scoped {
+  Graph graph;
+  TaskGraphs tasks;
+};
+Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price);
+
+// The graph with the options in it (what Plan::source keeps), checked, and who works on what.
+struct Prepared {
+  Graph source;
+  Scoped scoped;
+  int64_t micro_batches;
+};
+Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price);
+
+// The names after "grad:" that are fetched.
+std::vector<std::string> gradients_of(const CompileOptions& options);
+// A plan without entries and variables.
+Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+             double memory_price);
+std::vector<PlanVariable> variables_of(const LayoutGraph& graph);
+Homes homes_of(const std::vector<PlanVariable>& variables);
+
+}  // namespace whale
