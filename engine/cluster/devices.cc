@@ -12,8 +12,22 @@ constexpr int64_t kMostDevices = 65536;
 constexpr int kMostCores = 65536;
 constexpr int64_t kMostDeviceCores = int64_t{1} << 22;  // of all devices together
 constexpr const char* kGrammar =
-    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, null:N (CORES: 0-3 or 0+2), with their "
+    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, lag:N, null:N (CORES: 0-3 or 0+2), with "
+    "their "
     "memory cpu-4GB:N, null-80GB:N; nodes joined by |, Nx before a node repeats it";
+
+constexpr const char* kKinds[] = {"cpu", "ref", "null", "cuda", "lag"};  // by DeviceKind
+
+std::optional<DeviceKind> kind_of(std::string_view name) {
+  for (size_t k = 0; k < std::size(kKinds); ++k)
+    if (kKinds[k] == name) return static_cast<DeviceKind>(k);
+  return std::nullopt;
+}
+
+// Behind its kind, as cores are: one that is not said is 0.
+bool has_number(const DeviceSpec& d) {
+  return d.kind == DeviceKind::kCuda || (d.kind == DeviceKind::kLag && d.index != 0);
+}
 
 struct Unit {
   std::string_view name;
@@ -91,13 +105,20 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   const bool at = mark != item.text.npos && item.text[mark] == '@';
   std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
   if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", brief(item.text));
-  if (kind != "cpu" && kind != "ref" && kind != "null")
-    item.fail_naming(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
+  const std::optional<DeviceKind> of = kind_of(kind);
+  if (!of) item.fail_naming(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
   const int64_t memory = kind.size() < name.size() ? item.memory(name.substr(kind.size() + 1)) : 0;
-  if (at && kind != "cpu") item.fail(fmt::format("'{}' devices have no cores to choose", kind));
+  if (at && of != DeviceKind::kCpu && of != DeviceKind::kLag)
+    item.fail(fmt::format("'{}' devices have no cores to choose", kind));
   if (at) {
     const size_t star = rest.find('*');
     const int64_t count = star == rest.npos ? 1 : item.number(rest.substr(star + 1), 1, kMostDevices);
+    if (of == DeviceKind::kLag) {
+      const auto seed = static_cast<int>(item.number(rest.substr(0, star), 0, INT32_MAX));
+      out.insert(out.end(), static_cast<size_t>(count),
+                 {.kind = *of, .cores = {}, .index = seed, .memory_bytes = memory});
+      return;
+    }
     const std::vector<int> list = item.cores(rest.substr(0, star));
     if (count * std::ssize(list) > kMostDeviceCores)
       item.fail(fmt::format("{} devices of {} cores each are more than {} cores together", count, list.size(),
@@ -107,9 +128,8 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
     return;
   }
   const int64_t count = item.number(rest, 1, kMostDevices);
-  const DeviceKind of = kind == "cpu" ? DeviceKind::kCpu : kind == "ref" ? DeviceKind::kRef : DeviceKind::kNull;
   for (int64_t i = 0; i < count; ++i)
-    out.push_back({.kind = of,
+    out.push_back({.kind = *of,
                    .cores = of == DeviceKind::kCpu ? share_of(cores, i, count) : std::vector<int>{},
                    .memory_bytes = memory});
 }
@@ -150,8 +170,7 @@ std::string core_list(const std::vector<int>& cores) {
 }  // namespace
 
 const char* name_of(DeviceKind kind) {
-  constexpr const char* kNames[] = {"cpu", "ref", "null", "cuda"};
-  return static_cast<size_t>(kind) < 4 ? kNames[static_cast<size_t>(kind)] : "?";
+  return static_cast<size_t>(kind) < std::size(kKinds) ? kKinds[static_cast<size_t>(kind)] : "?";
 }
 
 std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores) {
@@ -185,7 +204,7 @@ std::string to_string(const DeviceSpec& device) {
   std::string text = name_of(device.kind);
   if (device.memory_bytes) text += "-" + memory_text(device.memory_bytes);
   if (device.kind == DeviceKind::kCpu && !device.cores.empty()) text += "@" + core_list(device.cores);
-  if (device.kind == DeviceKind::kCuda) text += fmt::format("@{}", device.index);
+  if (has_number(device)) text += fmt::format("@{}", device.index);
   return text;
 }
 
@@ -195,7 +214,7 @@ std::string node_text(const DeviceSpec* begin, const DeviceSpec* end) {
   std::string text;
   for (const DeviceSpec *i = begin, *j = begin; i < end; i = j) {
     while (j < end && *j == *i) ++j;
-    const bool pinned = !i->cores.empty() || i->kind == DeviceKind::kCuda;
+    const bool pinned = !i->cores.empty() || has_number(*i);
     if (!text.empty()) text += ',';
     text += to_string(*i);
     if (!pinned) text += fmt::format(":{}", j - i);

@@ -68,6 +68,8 @@ class Device {
   // Memory of the host that the device copies from and to fastest. Where the device has no other: its own.
   virtual void* allocate_host(size_t bytes) { return allocate(bytes); }
   virtual void release_host(void* memory, size_t bytes) { release(memory, bytes); }
+  // A step begins: it reads nothing here that it has not written. A device that looks for plans that do may spoil it.
+  virtual void forget(void* /*memory*/, size_t /*bytes*/) {}
   virtual std::unique_ptr<Kernel> bind(const KernelSpec& spec) = 0;  // throws unimplemented: op, dtype, device
   // Also between two places in the host's memory.
   virtual void copy_in(void* to, const void* from_host, size_t bytes) = 0;

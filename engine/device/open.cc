@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "device/device.h"
+#include "device/lag/lag.h"
 #include "device/null/null.h"
 #include "device/ref/ref.h"
 
@@ -55,10 +56,17 @@ struct Backends::State {
   std::mutex mutex;
   std::map<DeviceKind, std::unique_ptr<Backend>> open;
 
-  std::unique_ptr<Backend> make(DeviceKind kind) const {
+  Backend& of(DeviceKind kind) {
+    std::unique_ptr<Backend>& backend = open[kind];
+    if (backend == nullptr) backend = make(kind);
+    return *backend;
+  }
+
+  std::unique_ptr<Backend> make(DeviceKind kind) {
     switch (kind) {
       case DeviceKind::kRef: return make_ref_backend();
       case DeviceKind::kNull: return make_null_backend();
+      case DeviceKind::kLag: return make_lag_backend(of(DeviceKind::kRef));
       case DeviceKind::kCpu:
         return open_library(
             folder, "libwhale_cpu.so",
@@ -79,9 +87,7 @@ Backends::~Backends() = default;
 
 Backend& Backends::get(DeviceKind kind) {
   const std::lock_guard lock(state_->mutex);
-  std::unique_ptr<Backend>& backend = state_->open[kind];
-  if (backend == nullptr) backend = state_->make(kind);
-  return *backend;
+  return state_->of(kind);
 }
 
 }  // namespace whale

@@ -95,6 +95,7 @@ void Executor::run(int device, Stream stream) noexcept {
   try {
     if (stream == Stream::kCompute) {
       DeviceMemory& memory = machine_.memory(d);
+      memory.forget_arenas();
       memory.set_step_scalar(StepScalar::kLearningRate, values_.learning_rate);
       memory.set_step_scalar(StepScalar::kUpdates, static_cast<double>(values_.updates));
       memory.set_step_scalar(StepScalar::kLossScale, values_.loss_scale);

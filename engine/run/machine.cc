@@ -49,6 +49,11 @@ void* DeviceMemory::area(Area& area, size_t bytes, Memory memory) {
   return area.data;
 }
 
+void DeviceMemory::forget_arenas() {
+  for (const Area* area : {&arena_, &host_arena_})
+    if (area->data != nullptr) device_->forget(area->data, area->bytes);
+}
+
 void* DeviceMemory::step_scalar(StepScalar scalar, DType dtype) {
   if (scalars_ == nullptr)
     scalars_ = static_cast<char*>(allocate(kScalars * std::size(kScalarTypes) * kScalarStride, Memory::kDevice));

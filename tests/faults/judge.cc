@@ -3,18 +3,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/error.h"
-#include "cluster/devices.h"
 #include "compile/checks.h"
-#include "data/convert.h"
 #include "plan/in_float64.h"
-#include "property.h"
-#include "run/executor.h"
-#include "session/initialize.h"
+#include "process.h"
+#include "trainer.h"
 
 namespace whale::test {
 namespace {
@@ -24,154 +18,6 @@ constexpr int64_t kIds = 3;         // integers are below
 constexpr double kCounts = 1e-6;    // of the movement of a variable, of the size of an output
 constexpr double kNothing = 1e-12;  // outputs are no closer: gradients that are truly zero are rounding
 constexpr double kUnstable = 1e-9;  // of the movement: a variable whose rounding moves it more is no ground
-constexpr int kLongest = 60;        // seconds of a run
-
-// ---- a process of its own ---------------------------------------------------------------------------------------
-struct Ended {
-  enum class How : uint8_t { kWell, kCrash, kHang } how = How::kWell;
-  std::string said;
-};
-
-Ended in_process(const std::function<std::string()>& body) {
-  int ends[2];
-  if (pipe(ends) != 0) throw internal("no pipe");
-  const pid_t child = fork();
-  if (child < 0) throw internal("no process");
-  if (child == 0) {
-    close(ends[0]);
-    std::string said;
-    try {
-      said = body();
-    } catch (const std::exception& e) {
-      said = std::string("X") + e.what();
-    }
-    for (size_t at = 0; at < said.size();) {
-      const ssize_t n = write(ends[1], said.data() + at, said.size() - at);
-      if (n <= 0) break;
-      at += static_cast<size_t>(n);
-    }
-    _exit(0);
-  }
-  close(ends[1]);
-  Ended ended;
-  char block[65536];
-  for (;;) {
-    pollfd wait{ends[0], POLLIN, 0};
-    if (poll(&wait, 1, kLongest * 1000) <= 0) {
-      ended.how = Ended::How::kHang;
-      kill(child, SIGKILL);
-      break;
-    }
-    const ssize_t n = read(ends[0], block, sizeof block);
-    if (n <= 0) break;
-    ended.said.append(block, static_cast<size_t>(n));
-  }
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (ended.how == Ended::How::kWell && (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || ended.said.empty())) {
-    ended.how = Ended::How::kCrash;
-    ended.said = WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status)) : "it ended";
-  }
-  return ended;
-}
-
-const Entry& train_entry(const Plan& plan) {
-  for (const Entry& e : plan.entries)
-    if (e.name == "train") return e;
-  return plan.entries.front();
-}
-
-// ---- training -----------------------------------------------------------------------------------------------------
-// A plan on its devices, below the session: what each device holds can be looked at.
-class Trainer {
- public:
-  Trainer(const Plan& plan, uint64_t seed) : plan_(plan), seed_(seed) {
-    std::vector<std::unique_ptr<Device>> devices;
-    for (const DeviceSpec& spec : plan.devices) devices.push_back(backends_.get(spec.kind).open(spec));
-    machine_ = std::make_unique<Machine>(plan, std::move(devices));
-    initialize_variables(*machine_, seed, 1, {});
-    executor_ = std::make_unique<Executor>(*machine_, train_entry(plan));
-  }
-
-  // What it hands out, in the order of the entry; throws what the run ends with.
-  std::vector<std::vector<double>> step(const Values& inputs) {
-    const Entry& entry = executor_->entry();
-    std::vector<std::vector<char>> memory;
-    for (size_t k = 0; k < entry.inputs.size(); ++k) {
-      const PlanInput& port = entry.inputs[k];
-      const std::vector<double>& values = inputs.at(port.name);
-      std::vector<char>& bytes = memory.emplace_back(values.size() * static_cast<size_t>(size_of(port.dtype)));
-      if (port.dtype == DType::kI32)
-        for (size_t i = 0; i < values.size(); ++i)
-          reinterpret_cast<int32_t*>(bytes.data())[i] = static_cast<int32_t>(values[i]);
-      else
-        convert(DType::kF64, values.data(), port.dtype, bytes.data(), values.size());
-      executor_->inputs()[k] = bytes.data();
-    }
-    std::vector<std::vector<char>> handed;
-    for (size_t k = 0; k < entry.outputs.size(); ++k) {
-      const PlanOutput& port = entry.outputs[k];
-      handed.emplace_back(static_cast<size_t>(element_count(port.dims) * size_of(port.dtype)));
-      executor_->outputs()[k] = handed[k].data();
-    }
-    StepValues values;
-    values.seed = seed_;
-    values.iteration = values.updates = steps_++;
-    values.learning_rate = learning_rate_at(plan_.optimizer.learning_rate, plan_.schedule, values.updates);
-    values.check_loss = false;
-    RunState state;
-    executor_->start(
-        values,
-        [](void* to, std::optional<Error>& error, bool) { static_cast<RunState*>(to)->finish(std::move(error)); },
-        &state);
-    state.wait(-1);
-    machine_->team().wait_idle();
-    if (state.error()) throw Error(*state.error());
-    std::vector<std::vector<double>> out;
-    for (size_t k = 0; k < entry.outputs.size(); ++k) {
-      const DType dtype = entry.outputs[k].dtype;
-      auto& values = out.emplace_back();
-      for (size_t at = 0; at < handed[k].size(); at += static_cast<size_t>(size_of(dtype)))
-        values.push_back(element(dtype, handed[k].data() + at));
-    }
-    return out;
-  }
-
-  const std::vector<PlanOutput>& outputs() const { return executor_->entry().outputs; }
-  double loss(const std::vector<std::vector<double>>& handed) const {
-    for (size_t k = 0; k < handed.size(); ++k)
-      if (outputs()[k].name == "loss") return handed[k].at(0);
-    return 0;
-  }
-
-  // body(device, logical element, value) for every element of every copy.
-  template <class Body>
-  void each_copy(size_t v, Body body) const {
-    const PlanVariable& variable = plan_.variables[v];
-    const auto size = static_cast<uint64_t>(size_of(variable.dtype));
-    const uint64_t all = static_cast<uint64_t>(element_count(variable.dims)) * size;
-    for (const DeviceRow& row : plan_.entries[0].rows) {
-      if (row.mesh != variable.mesh) continue;
-      const VariablePart part(
-          part_of(variable.dims, variable.home, plan_.meshes[static_cast<size_t>(row.mesh)].axes, row.coordinates),
-          variable.dims, size_of(variable.dtype));
-      const auto* data = static_cast<const char*>(machine_->memory(static_cast<size_t>(row.device)).variable(v));
-      part.each(0, all, [&](uint64_t logical, uint64_t local, uint64_t bytes) {
-        for (uint64_t k = 0; k < bytes; k += size)
-          body(row.device, static_cast<size_t>((logical + k) / size), element(variable.dtype, data + local + k));
-      });
-    }
-  }
-
- private:
-  const Plan& plan_;
-  uint64_t seed_;
-  int64_t steps_ = 0;
-  Backends backends_;
-  std::unique_ptr<Machine> machine_;
-  std::unique_ptr<Executor> executor_;
-};
 
 std::vector<std::vector<double>> first_copies(const Trainer& t, const Plan& plan) {
   std::vector<std::vector<double>> out;

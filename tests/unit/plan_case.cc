@@ -55,6 +55,7 @@ const Field kFields[] = {
     field<&PlanCase::batch>("batch"),
     field<&PlanCase::devices>("devices"),
     field<&PlanCase::strategy>("strategy"),
+    field<&PlanCase::kind>("kind"),
     field<&PlanCase::micro_batches>("micro_batches"),
     field<&PlanCase::optimizer>("optimizer"),
     field<&PlanCase::zero>("zero"),
@@ -214,6 +215,10 @@ int64_t micro_batches_of(const PlanCase& c) {
 bool splits(const PlanCase& c) {
   return c.strategy.find("split") != std::string::npos ||
          std::any_of(c.graph.begin(), c.graph.end(), [](const std::string& i) { return i.starts_with("split"); });
+}
+
+std::string devices_of(const PlanCase& c) {
+  return fmt::format("{}{}{}", c.kind, c.kind.find('@') == c.kind.npos ? ':' : '*', c.devices);
 }
 
 CompileOptions options_of(const PlanCase& c, const Graph& graph) {

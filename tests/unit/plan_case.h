@@ -17,7 +17,7 @@ struct PlanCase {
   // random_graph, "op.name#word". Between "split(2){" and "}" they are in that scope.
   std::vector<std::string> graph;
   int64_t batch = 4, devices = 1, micro_batches = 1;
-  std::string strategy;
+  std::string strategy, kind = "ref";  // of its devices; "lag@7": with that seed
   std::string optimizer = "sgd#0";
   int zero = 0;
   std::vector<double> state_shares;
@@ -44,6 +44,7 @@ Graph graph_of(const PlanCase& c);
 CompileOptions options_of(const PlanCase& c, const Graph& graph);
 int64_t micro_batches_of(const PlanCase& c);  // those of its pipeline, or its own
 bool splits(const PlanCase& c);
+std::string devices_of(const PlanCase& c);  // as a device list
 
 // Of 1 to 8 devices; where `most` is larger, of 9 to about `most`.
 PlanCase random_plan_case(Dice& dice, int64_t most = 8);
@@ -63,8 +64,9 @@ struct Verdict {
   std::string text;  // why it is refused, or what is wrong
   int steps = 0;     // that were compared
 };
-// Trains some steps on the case's reference devices and on one, in float64 (semantics.md section 10), then a smaller
-// step and an evaluation: losses, outputs, fetched gradients, and every variable; bit by bit in exact mode (section 9).
+// Trains some steps on the case's devices and on one reference device, in float64 (semantics.md section 10), then a
+// smaller step and an evaluation: losses, outputs, fetched gradients, and every variable; bit by bit in exact mode
+// (section 9).
 Verdict verdict_on(const PlanCase& c);
 
 }  // namespace whale::test

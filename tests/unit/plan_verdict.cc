@@ -147,7 +147,7 @@ Verdict verdict_on(const PlanCase& c) {
   if (judge.bits) judge.alone.accumulation = micro_batches_of(c);
   std::optional<Course> one, many;
   try {
-    many.emplace(c, g, fmt::format("ref:{}", c.devices), options);
+    many.emplace(c, g, devices_of(c), options);
   } catch (const Error& e) {
     return {is_clear(e) ? Outcome::kRefused : Outcome::kWrong, e.what()};
   }

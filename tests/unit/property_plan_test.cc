@@ -112,13 +112,14 @@ PlanCase shrunk(PlanCase c, const std::string& kind) {
   return c;
 }
 
-Tally hold(const std::string& name, int cases, int64_t most_devices, int steps) {
+Tally hold(const std::string& name, int cases, int64_t most_devices, int steps, bool late = false) {
   Tally tally;
   CHECK(holds(name, cases, [&] {
     const auto generated = rc::gen::map(rc::gen::inRange<uint32_t>(0, 1u << 30), [&](uint32_t word) {
       Dice dice(word);
       PlanCase c = random_plan_case(dice, most_devices);
       c.steps = steps;
+      if (late) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
       return c;
     });
     // Not by the word, which says nothing: by parts of the case.
@@ -178,6 +179,9 @@ TEST_CASE("property: every plan of 9 to 64 devices is one device") {
   CHECK(tally.count(Outcome::kRefused) <= tally.count(Outcome::kEqual));
 }
 
+// Their queues overtake each other wherever the plan lets them.
+TEST_CASE("property: every plan on devices that are late is one device") { hold("plans, late", 100, 8, 3, true); }
+
 // Not a test: one case, or the kinds of failures among many, each with a small example.
 TEST_CASE("hunt for failing plans" * doctest::skip()) {
   const char* text = std::getenv("WHALE_HUNT");  // "first count seconds steps most_devices", or a case's line
@@ -190,7 +194,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
       if (pass == (level ? level : "source")) fmt::print("{}\n", shown);
     };
     try {
-      compile(g, parse_devices(fmt::format("ref:{}", c.devices)), options);
+      compile(g, parse_devices(devices_of(c)), options);
     } catch (const Error& e) {
       fmt::print("{}\n", e.what());
     }

@@ -76,7 +76,7 @@ std::string reference_list(whale_engine* engine, const std::string& devices) {
 
 std::string kind_of_first(const std::string& devices) {
   if (devices.starts_with("file:")) return "cpu";
-  const size_t kind = devices.find_first_of("crn");  // behind "2x" of nodes
+  const size_t kind = devices.find_first_of("clrn");  // behind "2x" of nodes
   if (kind == std::string::npos)
     throw Failure("devices '" + devices + "' name no kind that computes; cpu:N or ref:N do");
   return devices.substr(kind, devices.find_first_of(":@-", kind) - kind);  // one device may need more memory

@@ -1,0 +1,237 @@
+// The kit of missing waits: drops each wait of random plans in turn, those for the row before included, and trains on
+// `lag` devices. Whatever wait others do not imply (races.h says so) is to show within a few seeds: another number, an
+// error, or a crash.
+//
+//   wait_kit --plans 20 --seeds 20 --first 1 [--most WAITS] [-v]
+//
+// --first: number of the first plan; --most: waits of a plan that are tried. Ends with 1 when one is not seen.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <functional>
+#include <string_view>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "fault.h"
+#include "plan_case.h"
+#include "process.h"
+#include "races.h"
+#include "trainer.h"
+
+namespace whale::test {
+namespace {
+
+constexpr int kSteps = 3;
+constexpr int64_t kIds = 3;    // integers are below
+constexpr size_t kFewest = 8;  // waits of a plan that is worth it
+
+struct Arguments {
+  int64_t plans = 20, seeds = 20, first = 1, most = 1 << 20;
+  bool verbose = false;
+};
+
+Arguments parse(int count, char** texts) {
+  Arguments out;
+  for (int k = 1; k < count; ++k) {
+    const std::string_view name = texts[k];
+    if (name == "-v") {
+      out.verbose = true;
+      continue;
+    }
+    int64_t* number = name == "--plans"   ? &out.plans
+                      : name == "--seeds" ? &out.seeds
+                      : name == "--first" ? &out.first
+                      : name == "--most"  ? &out.most
+                                          : nullptr;
+    if (number == nullptr || k + 1 == count) throw invalid("option '{}' is unknown, or its number is missing", name);
+    *number = std::atoll(texts[++k]);
+  }
+  return out;
+}
+
+// Where a wait of a plan stands.
+struct Place {
+  std::string text;
+  std::function<void(Entry&)> drop;
+};
+
+// A commit waits for all votes: who comes behind it, for what the voting queue did before.
+bool votes(const Segment& s, size_t i, const WaitPoint& on) {
+  const auto begin = s.instructions.begin();
+  const auto is = [](InstructionKind kind) { return [=](const Instruction& x) { return x.kind() == kind; }; };
+  const auto commit = std::find_if(begin, begin + static_cast<ptrdiff_t>(i) + 1, is(InstructionKind::kCommit));
+  return commit != begin + static_cast<ptrdiff_t>(i) + 1 && commit->stream == begin[static_cast<ptrdiff_t>(i)].stream &&
+         std::any_of(begin + on.index, s.instructions.end(),
+                     [&](const Instruction& x) { return x.stream == on.stream && x.kind() == InstructionKind::kVote; });
+}
+
+// Other devices hand it out than those that run this program.
+bool for_nobody(const Entry& entry, size_t program, const Instruction& does) {
+  const auto* fetch = does.as<work::Fetch>();
+  if (fetch == nullptr) return false;
+  const PlanOutput& output = entry.outputs[static_cast<size_t>(fetch->output)];
+  return std::ranges::none_of(entry.rows, [&](const DeviceRow& row) {
+    return static_cast<size_t>(row.program) == program && row.mesh == output.mesh &&
+           std::ranges::count(row.coordinates, 0) == std::ssize(row.coordinates);
+  });
+}
+
+std::vector<Place> waits_of(const Entry& entry) {
+  std::vector<Place> out;
+  for (size_t p = 0; p < entry.programs.size(); ++p) {
+    const Program& program = entry.programs[p];
+    for (size_t s = 0; s < program.segments.size(); ++s)
+      for (size_t i = 0; i < program.segments[s].instructions.size(); ++i) {
+        const Instruction& does = program.segments[s].instructions[i];
+        for (size_t w = 0; w < does.waits.size(); ++w)
+          if (does.waits[w].stream != does.stream && !votes(program.segments[s], i, does.waits[w]) &&
+              !for_nobody(entry, p, does))
+            out.push_back({fmt::format("program {}, {} {}: '{}' for {}", p, program.segments[s].name, i, does.name,
+                                       does.waits[w].index),
+                           [=](Entry& e) {
+                             auto& waits = e.programs[p].segments[s].instructions[i].waits;
+                             waits.erase(waits.begin() + static_cast<ptrdiff_t>(w));
+                           }});
+      }
+    for (size_t c = 0; c < program.carries.size(); ++c)
+      for (size_t w = 0; w < program.carries[c].size(); ++w)
+        out.push_back({fmt::format("program {}, carry {}: {} for {} of the row before", p, c, program.carries[c][w].at,
+                                   program.carries[c][w].on.index),
+                       [=](Entry& e) {
+                         Carry& carry = e.programs[p].carries[c];
+                         carry.erase(carry.begin() + static_cast<ptrdiff_t>(w));
+                       }});
+  }
+  return out;
+}
+
+// What a device computes for samples that it has not, nobody sees come too early.
+bool has_samples_everywhere(const PlanCase& c, const Entry& entry) {
+  const auto has = [](const SampleCut& cut) { return cut.whole.size() > 0; };
+  return c.batch >= c.devices * micro_batches_of(c) && std::ranges::count(c.state_shares, 0) == 0 &&
+         std::ranges::all_of(entry.rows, [&](const DeviceRow& row) { return std::ranges::all_of(row.samples, has); });
+}
+
+// All that some steps hand out, vote on and leave behind; "X": a parameter that nothing moves would not show it either.
+std::string trained(const Plan& plan, const Graph& graph, int64_t batch) {
+  Trainer trainer(plan, 1, true);
+  std::vector<char> moved(plan.variables.size());
+  const auto each = [&](auto body) {
+    for (size_t v = 0; v < plan.variables.size(); ++v)
+      trainer.each_copy(v, [&](int32_t, size_t, double x) { body(v, x); });
+  };
+  std::vector<double> start;
+  each([&](size_t, double x) { start.push_back(x); });
+  Dice dice(1);
+  std::string out;
+  const auto put = [&](const double& x) { out.append(reinterpret_cast<const char*>(&x), sizeof x); };
+  for (int step = 0; step < kSteps; ++step) {
+    for (const std::vector<double>& values : trainer.step(random_inputs(graph, batch, dice, kIds)))
+      std::ranges::for_each(values, put);
+    std::ranges::for_each(trainer.losses(), put);
+  }
+  size_t k = 0;
+  each([&](size_t v, double x) {
+    moved[v] |= x != start[k++];
+    put(x);
+  });
+  for (size_t v = 0; v < moved.size(); ++v)
+    if (plan.variables[v].trainable && !moved[v]) return "X";
+  return out;
+}
+
+void set_seed(Plan& plan, int64_t seed) {
+  for (DeviceSpec& d : plan.devices) d.index = static_cast<int>(seed);
+}
+
+struct Counts {
+  int64_t plans = 0, waits = 0, implied = 0, seen = 0, missed = 0, seeds = 0, latest = 0;
+};
+
+class Kit {
+ public:
+  explicit Kit(const Arguments& a) : a_(a) {}
+
+  int run() {
+    for (int64_t number = a_.first; counts_.plans < a_.plans; ++number) try_plan(number);
+    fmt::print(
+        "{} plans, {} waits: {} are implied by others, {} of {} others were seen when they were missing, after {:.1f} "
+        "seeds in the mean, {} at most\n",
+        counts_.plans, counts_.waits, counts_.implied, counts_.seen, counts_.seen + counts_.missed,
+        static_cast<double>(counts_.seeds) / static_cast<double>(std::max<int64_t>(1, counts_.seen)), counts_.latest);
+    return counts_.missed == 0 ? 0 : 1;
+  }
+
+ private:
+  void try_plan(int64_t number) {
+    Dice dice(static_cast<uint64_t>(number));
+    const PlanCase c = random_plan_case(dice);
+    if (c.devices < 2) return;
+    const Graph graph = graph_of(c);
+    Plan plan;
+    try {
+      plan = compile(graph, parse_devices(fmt::format("lag:{}", c.devices)), options_of(c, graph));
+    } catch (const Error&) {
+      return;  // a case that is refused
+    }
+    std::vector<Place> places = waits_of(train_of(plan));
+    if (places.size() < kFewest || !has_samples_everywhere(c, train_of(plan))) return;
+    const Ended whole = in_process([&] { return trained(plan, graph, c.batch); });
+    if (whole.how != Ended::How::kWell || whole.said[0] == 'X') return;  // its loss is not finite, or the like
+    ++counts_.plans;
+    while (std::ssize(places) > a_.most) places.erase(places.begin() + dice.below(std::ssize(places)));
+    int64_t missed = 0;
+    for (const Place& place : places) missed += !tried(plan, place, graph, c.batch, whole.said);
+    if (a_.verbose || missed > 0)
+      fmt::print("plan {}: {} waits, {} missed: {}\n", number, places.size(), missed, to_string(c));
+    std::fflush(stdout);
+  }
+
+  bool tried(const Plan& plan, const Place& place, const Graph& graph, int64_t batch, const std::string& whole) {
+    ++counts_.waits;
+    Plan damaged = plan;
+    place.drop(train_of(damaged));
+    const std::string race = race_in(train_of(damaged));
+    if (race.empty()) return ++counts_.implied, true;
+    const Ended ended = in_process(
+        [&] {
+          for (int64_t seed = 1; seed <= a_.seeds; ++seed) {
+            set_seed(damaged, seed);
+            std::string said;
+            try {
+              said = trained(damaged, graph, batch);
+            } catch (const std::exception&) {  // an index that is none, ...
+            }
+            if (said != whole) return fmt::format("{}", seed);
+          }
+          return std::string("S");
+        },
+        600);
+    const bool seen = ended.how != Ended::How::kWell || ended.said != "S";
+    if (!seen) {
+      ++counts_.missed;
+      fmt::print("  not seen: {}: {}\n", place.text, race);
+      return false;
+    }
+    const int64_t seed = ended.how == Ended::How::kWell ? std::atoll(ended.said.c_str()) : 1;
+    ++counts_.seen, counts_.seeds += seed, counts_.latest = std::max(counts_.latest, seed);
+    return true;
+  }
+
+  Arguments a_;
+  Counts counts_;
+};
+
+}  // namespace
+}  // namespace whale::test
+
+int main(int count, char** texts) {
+  try {
+    return whale::test::Kit(whale::test::parse(count, texts)).run();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "wait_kit: %s\n", e.what());
+    return 2;
+  }
+}
