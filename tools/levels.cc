@@ -1,5 +1,5 @@
-// levels MODEL.whale DEVICES STRATEGY FOLDER: writes the text of the level after each pass of engine/compile/passes.cc, a file
-// a pass, numbered. For docs/how-a-plan-is-made.md and for whoever changes a pass.
+// levels MODEL.whale DEVICES STRATEGY FOLDER: writes the text of the level after each pass of engine/compile/passes.cc,
+// a file a pass, numbered. For docs/how-a-plan-is-made.md and for whoever changes a pass.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

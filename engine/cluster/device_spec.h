@@ -1,12 +1,32 @@
-// One device of a run, as data: what a device list's text says.
+// One device of a run, as data: what a device list's text says; and the table of kinds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace whale {
 
 enum class DeviceKind : uint8_t { kCpu, kRef, kNull, kCuda, kLag };
+
+// What planning and sessions ask of a kind.
+struct DeviceTraits {
+  const char* name;           // in device lists
+  bool computes = true;       // false: it holds no values
+  bool float64 = false;       // has kernels for it
+  bool overlaps = false;      // communicates beside computing; false: both take the same cores
+  bool takes_cores = false;   // written name@CORES
+  bool takes_number = false;  // written name@NUMBER: an ordinal, a seed
+};
+// By DeviceKind.
+inline constexpr DeviceTraits kDeviceKinds[] = {
+    {.name = "cpu", .takes_cores = true},
+    {.name = "ref", .float64 = true},
+    {.name = "null", .computes = false, .float64 = true, .overlaps = true},
+    {.name = "cuda", .overlaps = true, .takes_number = true},
+    {.name = "lag", .float64 = true, .overlaps = true, .takes_number = true},
+};
+constexpr const DeviceTraits& traits(DeviceKind kind) { return kDeviceKinds[static_cast<size_t>(kind)]; }
 
 inline constexpr int64_t kMostDeviceMemory = int64_t{1} << 50;  // bytes: beyond any device
 
@@ -19,6 +39,6 @@ struct DeviceSpec {
   int64_t memory_bytes = 0;  // that a plan may take; 0: not said
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
 };
-const char* name_of(DeviceKind kind);  // "cpu", "ref", "null", "cuda", "lag"
+constexpr const char* name_of(DeviceKind kind) { return traits(kind).name; }
 
 }  // namespace whale

@@ -16,18 +16,14 @@ constexpr const char* kGrammar =
     "their "
     "memory cpu-4GB:N, null-80GB:N; nodes joined by |, Nx before a node repeats it";
 
-constexpr const char* kKinds[] = {"cpu", "ref", "null", "cuda", "lag"};  // by DeviceKind
-
 std::optional<DeviceKind> kind_of(std::string_view name) {
-  for (size_t k = 0; k < std::size(kKinds); ++k)
-    if (kKinds[k] == name) return static_cast<DeviceKind>(k);
+  for (size_t k = 0; k < std::size(kDeviceKinds); ++k)
+    if (kDeviceKinds[k].name == name) return static_cast<DeviceKind>(k);
   return std::nullopt;
 }
 
 // Behind its kind, as cores are: one that is not said is 0.
-bool has_number(const DeviceSpec& d) {
-  return d.kind == DeviceKind::kCuda || (d.kind == DeviceKind::kLag && d.index != 0);
-}
+bool has_number(const DeviceSpec& d) { return traits(d.kind).takes_number && d.index != 0; }
 
 struct Unit {
   std::string_view name;
@@ -108,15 +104,15 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   const std::optional<DeviceKind> of = kind_of(kind);
   if (!of) item.fail_naming(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
   const int64_t memory = kind.size() < name.size() ? item.memory(name.substr(kind.size() + 1)) : 0;
-  if (at && of != DeviceKind::kCpu && of != DeviceKind::kLag)
-    item.fail(fmt::format("'{}' devices have no cores to choose", kind));
+  const auto [takes_cores, takes_number] = std::pair(traits(*of).takes_cores, traits(*of).takes_number);
+  if (at && !takes_cores && !takes_number) item.fail(fmt::format("'{}' devices have no cores to choose", kind));
   if (at) {
     const size_t star = rest.find('*');
     const int64_t count = star == rest.npos ? 1 : item.number(rest.substr(star + 1), 1, kMostDevices);
-    if (of == DeviceKind::kLag) {
-      const auto seed = static_cast<int>(item.number(rest.substr(0, star), 0, INT32_MAX));
+    if (takes_number) {
+      const auto number = static_cast<int>(item.number(rest.substr(0, star), 0, INT32_MAX));
       out.insert(out.end(), static_cast<size_t>(count),
-                 {.kind = *of, .cores = {}, .index = seed, .memory_bytes = memory});
+                 {.kind = *of, .cores = {}, .index = number, .memory_bytes = memory});
       return;
     }
     const std::vector<int> list = item.cores(rest.substr(0, star));
@@ -124,14 +120,13 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
       item.fail(fmt::format("{} devices of {} cores each are more than {} cores together", count, list.size(),
                             kMostDeviceCores));
     for (int64_t i = 0; i < count; ++i)
-      out.push_back({.kind = DeviceKind::kCpu, .cores = list, .named = true, .memory_bytes = memory});
+      out.push_back({.kind = *of, .cores = list, .named = true, .memory_bytes = memory});
     return;
   }
   const int64_t count = item.number(rest, 1, kMostDevices);
   for (int64_t i = 0; i < count; ++i)
-    out.push_back({.kind = *of,
-                   .cores = of == DeviceKind::kCpu ? share_of(cores, i, count) : std::vector<int>{},
-                   .memory_bytes = memory});
+    out.push_back(
+        {.kind = *of, .cores = takes_cores ? share_of(cores, i, count) : std::vector<int>{}, .memory_bytes = memory});
 }
 
 // "16xnull:8": 16, "null:8".
@@ -169,10 +164,6 @@ std::string core_list(const std::vector<int>& cores) {
 
 }  // namespace
 
-const char* name_of(DeviceKind kind) {
-  return static_cast<size_t>(kind) < std::size(kKinds) ? kKinds[static_cast<size_t>(kind)] : "?";
-}
-
 std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores) {
   std::vector<DeviceSpec> out;
   std::string packed;
@@ -203,7 +194,7 @@ std::vector<DeviceSpec> parse_devices(std::string_view text) { return parse_devi
 std::string to_string(const DeviceSpec& device) {
   std::string text = name_of(device.kind);
   if (device.memory_bytes) text += "-" + memory_text(device.memory_bytes);
-  if (device.kind == DeviceKind::kCpu && !device.cores.empty()) text += "@" + core_list(device.cores);
+  if (!device.cores.empty()) text += "@" + core_list(device.cores);
   if (has_number(device)) text += fmt::format("@{}", device.index);
   return text;
 }

@@ -200,7 +200,7 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
   if (devices.empty()) throw invalid("the device list is empty, expected at least one device such as cpu:1");
   if (source.training.precision != Precision::kFloat64) return;
   for (const DeviceSpec& d : devices)
-    if (d.kind != DeviceKind::kRef && d.kind != DeviceKind::kLag && d.kind != DeviceKind::kNull)
+    if (!traits(d.kind).float64)
       throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d),
                     devices.size());
 }

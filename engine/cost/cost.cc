@@ -36,9 +36,9 @@ Profile profile_of(const Attrs& attrs) {
 }
 
 CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile)
-    : Profile(profile), memory_price(price), beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) {
-        return d.kind == DeviceKind::kCpu || d.kind == DeviceKind::kRef;
-      })) {
+    : Profile(profile),
+      memory_price(price),
+      beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) { return !traits(d.kind).overlaps; })) {
   freed_bytes_per_second /= memory_price;
 }
 

@@ -36,7 +36,7 @@ class DeviceMemory {
   void* scratch(Stream stream, size_t bytes) {
     return area(scratch_[static_cast<size_t>(stream)], bytes, Memory::kDevice);
   }
-  void forget_arenas();  // Device::forget
+  void forget_arenas();                               // Device::forget
   void* step_scalar(StepScalar scalar, DType dtype);  // f32, f64, i32, i64
   void set_step_scalar(StepScalar scalar, double value);
 

@@ -44,7 +44,7 @@ std::vector<DeviceSpec> assign_cores(std::vector<DeviceSpec> specs, const std::v
   bool here = true;  // the plan was made for such a machine
   for (size_t d = 0; d < specs.size(); ++d) {
     DeviceSpec& spec = specs[d];
-    if (spec.kind != DeviceKind::kCpu) continue;
+    if (!traits(spec.kind).takes_cores) continue;
     if (spec.named) {
       check_named(spec, d, allowed);
       for (const int core : spec.cores) ++use[core];

@@ -29,7 +29,7 @@ std::vector<uint64_t> needed_by_device(const Plan& plan) {
     for (const HeldPart& held : held_parts(plan, variable))
       for (const size_t device : held.devices) add(needed[device], held.part.bytes());
   for (size_t d = 0; d < needed.size(); ++d)
-    if (plan.devices[d].kind == DeviceKind::kNull) needed[d] = 0;
+    if (!traits(plan.devices[d].kind).computes) needed[d] = 0;
   return needed;
 }
 

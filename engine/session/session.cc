@@ -97,7 +97,7 @@ struct Session::Impl {
     machine =
         std::make_unique<Machine>(*plan, open_devices(lease->specs(), std::min(threads, static_cast<int>(cores))));
     // What null devices hold is never computed with: no hours are spent on drawing 10^12 values.
-    if (plan->devices.front().kind != DeviceKind::kNull)
+    if (traits(plan->devices.front().kind).computes)
       initialize_variables(*machine, options.seed, cores, options.init_files);
     executor_for(plan->entries.front());
   }
@@ -107,7 +107,7 @@ struct Session::Impl {
   static void check_kinds(const std::vector<DeviceSpec>& devices) {
     for (size_t d = 0; d < devices.size(); ++d)
       for (const DeviceSpec& other : devices)
-        if (devices[d].kind == DeviceKind::kNull && other.kind != DeviceKind::kNull)
+        if (!traits(devices[d].kind).computes && traits(other.kind).computes)
           throw invalid(
               "device {} of the plan is '{}' beside '{}': null devices compute nothing, and the others would train on "
               "what they leave; run on devices that compute, or on null devices alone",
@@ -186,7 +186,7 @@ struct Session::Impl {
   }
   void check_computes() const {
     for (size_t d = 0; d < plan->devices.size(); ++d)
-      if (plan->devices[d].kind == DeviceKind::kNull)
+      if (!traits(plan->devices[d].kind).computes)
         throw error(
             Code::kFailedPrecondition,
             "nothing of '{}' is saved: device {} of the plan is '{}', which computes nothing and holds no values; "
