@@ -17,10 +17,16 @@ struct Order {
   LayoutGraph& lg;
   Graph& g;
   std::vector<TensorId> root;
-  Lists readers;     // per storage root
-  Lists overwrites;  // per op, the storage that it writes over: everyone else must have read it before
+  Lists readers;             // per storage root
+  Lists overwrites;          // per op, the storage that it writes over: everyone else must have read it before
+  std::vector<OpId> checks;  // what may stop a step: ops that check an index, and the loss
   explicit Order(LayoutGraph& graph)
-      : lg(graph), g(graph.graph), root(roots_of(g)), readers(storage_readers(g, root)), overwrites(overwritten()) {}
+      : lg(graph),
+        g(graph.graph),
+        root(roots_of(g)),
+        readers(storage_readers(g, root)),
+        overwrites(overwritten()),
+        checks(checking()) {}
 
   Lists overwritten() const {
     std::vector<TensorId> variable_of(g.tensors.size(), kNone);  // of which the tensor is the next value
@@ -40,8 +46,7 @@ struct Order {
     return {g.ops.size(), entries};
   }
 
-  // What may stop a step: ops that check an index, and the loss.
-  std::vector<OpId> checks_of_step() const {
+  std::vector<OpId> checking() const {
     std::vector<OpId> out;
     for (const NamedTensor& f : lg.fetches)
       if (f.name == "loss" && g.tensor(f.tensor).producer != kNone) out.push_back(g.tensor(f.tensor).producer);
@@ -68,7 +73,6 @@ struct Order {
       }
       return false;
     };
-    const std::vector<OpId> checks = checks_of_step();
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const auto w = static_cast<OpId>(i);
       // A bad index or a loss that is not finite stops a step before it has changed anything.
@@ -162,7 +166,7 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
     for (const auto& [op, at] : start_gathers(o.lg, o.readers, o.overwrites, std::move(gathers), prefetch))
       place_of(op) = std::max(place_of(op), Place{at}.before());
   // Updates wait for the loss: it goes to where it is fetched as soon as it is there.
-  for (const OpId c : o.checks_of_step())
+  for (const OpId c : o.checks)
     if (g.op(c).code == OpCode::k_transfer) place_of(c) = made_at(g.op(c).inputs).then(kLaunches);
   std::vector<Place> launches{{.turn = static_cast<OpId>(n)}};  // and the end
   for (size_t i = 0; i < n; ++i)

@@ -9,6 +9,7 @@
 // when a rate is below what is promised: 99 % of all that is to be noticed and of all that runs and counts, and 90 % of
 // each kind of which two or more went unnoticed. What is missed, and what the plan verifier was to refuse, is kept in
 // the folder: N.whale and N.plan.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -56,38 +57,6 @@ struct Arguments {
   std::string whale, json, kind, keep, precision = "f64";
   bool verbose = false;
 };
-
-Arguments parse(int count, char** texts) {
-  Arguments a;
-  for (int i = 1; i < count; ++i) {
-    const std::string name = texts[i];
-    if (name == "-v") {
-      a.verbose = true;
-      continue;
-    }
-    if (i + 1 >= count) throw invalid("'{}' needs a value", name);
-    const char* value = texts[++i];
-    if (name == "--damages")
-      a.damages = std::atoll(value);
-    else if (name == "--undamaged")
-      a.undamaged = std::atoll(value);
-    else if (name == "--seed")
-      a.seed = std::atoll(value);
-    else if (name == "--whale")
-      a.whale = value;
-    else if (name == "--json")
-      a.json = value;
-    else if (name == "--kind")
-      a.kind = value;
-    else if (name == "--precision")
-      a.precision = value;
-    else if (name == "--keep")
-      a.keep = value;
-    else
-      throw invalid("unknown option '{}'", name);
-  }
-  return a;
-}
 
 // A plan to damage, with what it makes of its variables.
 struct Ground {
@@ -434,8 +403,20 @@ class Kit {
 }  // namespace whale::test
 
 int main(int count, char** texts) {
+  whale::test::Arguments a;
+  CLI::App app("damages random plans in random places, and counts who notices them");
+  app.add_option("--damages", a.damages);
+  app.add_option("--undamaged", a.undamaged);
+  app.add_option("--seed", a.seed);
+  app.add_option("--whale", a.whale);
+  app.add_option("--json", a.json);
+  app.add_option("--kind", a.kind);
+  app.add_option("--precision", a.precision);
+  app.add_option("--keep", a.keep);
+  app.add_flag("-v", a.verbose);
+  CLI11_PARSE(app, count, texts);
   try {
-    return whale::test::Kit(whale::test::parse(count, texts)).run();
+    return whale::test::Kit(a).run();
   } catch (const std::exception& e) {
     std::fprintf(stderr, "fault_kit: %s\n", e.what());
     return 2;

@@ -6,12 +6,12 @@
 //
 // --first: number of the first plan; --most: waits of a plan that are tried. Ends with 1 when less than --least of the
 // needed ones are seen: which of two queues is ahead is chance, and 20 seeds leave some unseen.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fmt/format.h>
 #include <functional>
-#include <string_view>
 
 #include "base/error.h"
 #include "cluster/devices.h"
@@ -32,26 +32,6 @@ struct Arguments {
   int64_t plans = 20, seeds = 20, first = 1, most = 1 << 20, least = 90;
   bool verbose = false;
 };
-
-Arguments parse(int count, char** texts) {
-  Arguments out;
-  for (int k = 1; k < count; ++k) {
-    const std::string_view name = texts[k];
-    if (name == "-v") {
-      out.verbose = true;
-      continue;
-    }
-    int64_t* number = name == "--plans"   ? &out.plans
-                      : name == "--seeds" ? &out.seeds
-                      : name == "--first" ? &out.first
-                      : name == "--least" ? &out.least
-                      : name == "--most"  ? &out.most
-                                          : nullptr;
-    if (number == nullptr || k + 1 == count) throw invalid("option '{}' is unknown, or its number is missing", name);
-    *number = std::atoll(texts[++k]);
-  }
-  return out;
-}
 
 // Where a wait of a plan stands.
 struct Place {
@@ -230,8 +210,17 @@ class Kit {
 }  // namespace whale::test
 
 int main(int count, char** texts) {
+  whale::test::Arguments a;
+  CLI::App app("drops each wait of random plans in turn, and trains on devices that are late at random");
+  app.add_option("--plans", a.plans);
+  app.add_option("--seeds", a.seeds);
+  app.add_option("--first", a.first);
+  app.add_option("--most", a.most);
+  app.add_option("--least", a.least);
+  app.add_flag("-v", a.verbose);
+  CLI11_PARSE(app, count, texts);
   try {
-    return whale::test::Kit(whale::test::parse(count, texts)).run();
+    return whale::test::Kit(a).run();
   } catch (const std::exception& e) {
     std::fprintf(stderr, "wait_kit: %s\n", e.what());
     return 2;
