@@ -24,7 +24,7 @@ namespace {
 Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                double memory_price, bool last) {
   Prepared prepared = prepare(graph, devices, options, memory_price);
-  auto& [source, scoped, micro_batches] = prepared;
+  auto& [source, scoped, micro_batches, profile] = prepared;
   const Passes passes{options, scoped.tasks, gradients_of(options)};
   Plan plan = outline(prepared, devices, options, memory_price);
   const std::vector<uint8_t> file = serialize(graph);  // its training included

@@ -8,6 +8,7 @@
 #include "plan/groups.h"
 #include "plan/limits.h"
 #include "rewrite/offload.h"
+#include "rewrite/order.h"
 #include "task/shares.h"
 #include "task/strategy.h"
 
@@ -33,6 +34,29 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
     source.outputs.push_back({name, static_cast<TensorId>(it - source.tensors.begin())});
   }
   return source;
+}
+
+// Where memory is traded for time. A byte is worth at least the 500th part of a step that it is of all that a device
+// has to hold of the parameters, if each stage, split and replica works as long as it must: no trade takes more than
+// 1/500 of a step for as much as that again. Where a step is of many samples for its size, that is more than the usual
+// rate says.
+double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks) {
+  constexpr double kLeastShare = 1.0 / 500;
+  const CostModel& cost = tasks.cost;
+  double flops = 0, bytes = 0, replicas = 1;
+  for (const Op& op : source.ops) flops += cost_of(view_of(source, op)).flops;
+  for (const Variable& v : source.variables)
+    if (v.role == Role::kParameter && v.trainable) bytes += static_cast<double>(bytes_of(source.tensor(v.tensor)));
+  for (const Mesh& mesh : tasks.meshes) {
+    double here = 1;
+    for (const MeshAxis& axis : mesh.axes) here *= has_replicas(axis.name) ? static_cast<double>(axis.size) : 1;
+    replicas = std::max(replicas, here);
+  }
+  const double seconds = cost.passes * flops / cost.device.flops_per_second;
+  const double held = cost.held_copies * bytes * replicas;
+  const double rate = held / (kLeastShare * seconds);
+  return trains(source) && held > 0 && seconds > 0 ? std::min(rate, cost.freed_bytes_per_second)
+                                                   : cost.freed_bytes_per_second;
 }
 
 // Micro-batches: written on the pipeline, or the graph's.
@@ -79,12 +103,16 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   check_limits(source);
   check_numbers(source);
   if (options.dump) options.dump("source", print(source));
-  Scoped scoped = scope_out(source, devices, options, memory_price);
+  CompileOptions with = options;
+  Scoped scoped = scope_out(source, devices, options, 1);
+  with.profile.freed_bytes_per_second = freed_bytes_per_second(source, scoped.tasks);
+  if (memory_price != 1 || with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second)
+    scoped = scope_out(source, devices, with, memory_price);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
-  return {std::move(source), std::move(scoped), micro_batches};
+  return {std::move(source), std::move(scoped), micro_batches, with.profile};
 }
 
 std::vector<std::string> gradients_of(const CompileOptions& options) {
@@ -96,7 +124,7 @@ std::vector<std::string> gradients_of(const CompileOptions& options) {
 
 Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
              double memory_price) {
-  const auto& [source, scoped, micro_batches] = prepared;
+  const auto& [source, scoped, micro_batches, profile] = prepared;
   Plan plan;
   plan.model = source.name;
   plan.devices = devices;
@@ -108,7 +136,7 @@ Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, c
   plan.schedule = source.training.schedule;
   plan.precision = source.training.precision;
   plan.options = options;
-  plan.memory_price = memory_price, plan.profile = options.profile;
+  plan.memory_price = memory_price, plan.profile = profile;
   plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
   return plan;
 }

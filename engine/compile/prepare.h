@@ -23,6 +23,7 @@ struct Prepared {
   Graph source;
   Scoped scoped;
   int64_t micro_batches;
+  Profile profile;  // the options', where memory is worth as much as this model makes it
 };
 Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price);

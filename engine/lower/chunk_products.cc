@@ -1,6 +1,8 @@
 #include "lower/chunk_products.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 
 #include "cost/overlap.h"
@@ -21,21 +23,43 @@ class Chunker {
       : draft_(draft), p_(draft.program), low_(low), g_(low.lg.graph), report_(report) {}
 
   void run() {
-    for (size_t s = 0; s < p_.segments.size(); ++s)
-      for (size_t k = 0; k < p_.segments[s].instructions.size(); ++k) {
-        const Op* op = draft_.ops[s][k];
-        if (!op || p_.segments[s].instructions[k].group() == kNone) continue;
-        if (op->inputs.size() != 1) continue;
-        const bool gathers = op->code == OpCode::k_all_gather;
-        if (gathers)
-          k = after_gather(s, k, *op);
-        else if (op->code == OpCode::k_all_reduce || op->code == OpCode::k_reduce_scatter)
-          k = before_reduce(s, k, *op);
+    for (size_t s = 0; s < p_.segments.size(); ++s) {
+      List all{std::move(p_.segments[s].instructions), std::move(draft_.ops[s])};
+      in_ = &all, out_ = {}, instead_.clear();
+      for (size_t k = 0; k < all.size(); ++k) {
+        if (const auto products = instead_.find(k); products != instead_.end()) {
+          out_.append(std::move(products->second));
+        } else if (!chunked(k)) {
+          out_.add(std::move(all.instructions[k]), all.ops[k]);
+        }
       }
+      p_.segments[s].instructions = std::move(out_.instructions);
+      draft_.ops[s] = std::move(out_.ops);
+    }
   }
 
  private:
-  std::vector<Instruction>& list(size_t s) { return p_.segments[s].instructions; }
+  // Instructions with the ops that they are of.
+  struct List {
+    std::vector<Instruction> instructions;
+    std::vector<const Op*> ops;
+    size_t size() const { return instructions.size(); }
+    void add(Instruction i, const Op* op) {
+      instructions.push_back(std::move(i));
+      ops.push_back(op);
+    }
+    void append(List more) {
+      for (size_t i = 0; i < more.size(); ++i) add(std::move(more.instructions[i]), more.ops[i]);
+    }
+    List cut(size_t from) {  // takes what stands from there on
+      const auto at = static_cast<std::ptrdiff_t>(from);
+      List tail{{std::make_move_iterator(instructions.begin() + at), std::make_move_iterator(instructions.end())},
+                {ops.begin() + at, ops.end()}};
+      instructions.resize(from);
+      ops.resize(from);
+      return tail;
+    }
+  };
   Buffer& buffer(BufferId b) { return p_.buffers[static_cast<size_t>(b)]; }
 
   static bool is_product(const Graph& g, const Op& op) {
@@ -117,47 +141,40 @@ class Chunker {
     report_.chunks += n;
   }
 
-  // Puts `made` in the places of instructions [first, ...] that are listed (in order) in `gone`.
-  void replace(size_t s, const std::vector<size_t>& gone, std::vector<std::pair<Instruction, const Op*>> made,
-               size_t at) {
-    auto& instructions = list(s);
-    auto& ops = draft_.ops[s];
-    for (size_t i = gone.size(); i-- > 0;) {
-      instructions.erase(instructions.begin() + static_cast<std::ptrdiff_t>(gone[i]));
-      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(gone[i]));
-    }
-    for (size_t i = 0; i < made.size(); ++i) {
-      instructions.insert(instructions.begin() + static_cast<std::ptrdiff_t>(at + i), std::move(made[i].first));
-      ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(at + i), made[i].second);
-    }
+  // Puts the collective and its product into out_ in chunks, if they go so.
+  bool chunked(size_t k) {
+    const Op* op = in_->ops[k];
+    if (!op || in_->instructions[k].group() == kNone || op->inputs.size() != 1) return false;
+    if (op->code == OpCode::k_all_gather) return after_gather(k, *op);
+    return (op->code == OpCode::k_all_reduce || op->code == OpCode::k_reduce_scatter) && before_reduce(k, *op);
   }
 
-  // matmul -> all_reduce, reduce_scatter. Returns the last instruction that was looked at.
-  size_t before_reduce(size_t s, size_t k, const Op& op) {
+  // matmul -> all_reduce, reduce_scatter.
+  bool before_reduce(size_t k, const Op& op) {
     const TensorId y = op.inputs[0];
     const OpId made = g_.tensor(y).producer;
     if (made == kNone || !is_product(g_, g_.op(made)) || low_.readers[static_cast<size_t>(y)].size() != 1 ||
         low_.kept[static_cast<size_t>(y)] || chunked_.contains(&g_.op(made)))
-      return k;
-    const Instruction collective = list(s)[k];
+      return false;
+    const Instruction& collective = in_->instructions[k];
     const BufferId whole = collective.in[0], result = collective.out[0];
-    size_t product = k;
+    size_t product = out_.size();
     while (product-- > 0) {
-      const Instruction& i = list(s)[product];
+      const Instruction& i = out_.instructions[product];
       if (std::find(i.out.begin(), i.out.end(), whole) != i.out.end()) break;
-      if (communicates(i)) return k;
+      if (communicates(i)) return false;
     }
-    if (product == SIZE_MAX || buffer(whole).alias != kNone || buffer(result).alias != kNone) return k;
+    if (product == SIZE_MAX || buffer(whole).alias != kNone || buffer(result).alias != kNone) return false;
     const RowsOf r = rows_of(buffer(whole).dims, collective);
     const int64_t n = chunks(g_.op(made), op, r, buffer(whole).dims);
-    if (n == 1) return k;
-    const Instruction matmul = list(s)[product];
-    const Op* matmul_op = draft_.ops[s][product];
+    if (n == 1) return false;
+    List between = out_.cut(product + 1), last = out_.cut(product);
+    const Instruction& matmul = last.instructions[0];
+    const Op* const matmul_op = last.ops[0];
     const bool in_place = op.code == OpCode::k_all_reduce;
-    std::vector<std::pair<Instruction, const Op*>> instructions;
     // What has no products to add is zero: filled as a whole before the first chunk leaves.
     const bool fills = !has_flag(matmul.kernel()->op, kProduct);
-    if (fills) instructions.emplace_back(matmul, matmul_op);
+    if (fills) out_.add(matmul, matmul_op);
     for (int64_t c = 0; c < n; ++c) {
       Instruction a = chunk_of(matmul, c, n), b = chunk_of(collective, c, n);
       b.in[0] = part(whole, r, c, n);
@@ -165,63 +182,61 @@ class Chunker {
       if (!fills) {
         a.in[0] = part(matmul.in[0], r, c, n);
         a.out[0] = b.in[0];
-        instructions.emplace_back(std::move(a), matmul_op);
+        out_.add(std::move(a), matmul_op);
       }
-      instructions.emplace_back(std::move(b), &op);
+      out_.add(std::move(b), &op);
     }
+    out_.append(std::move(between));
     if (in_place) {
       buffer(result).alias = whole;
       buffer(result).kind = buffer(whole).kind;
     }
     count(n);
-    const size_t more = instructions.size();
-    replace(s, {product, k}, std::move(instructions), product);
-    return product + more - 1;
+    return true;
   }
 
   // all_gather -> matmul: the first that reads the result.
-  size_t after_gather(size_t s, size_t k, const Op& op) {
+  bool after_gather(size_t k, const Op& op) {
     const TensorId y = op.outputs[0];
     const auto& readers = low_.readers[static_cast<size_t>(y)];
-    if (readers.empty() || low_.kept[static_cast<size_t>(y)]) return k;
+    if (readers.empty() || low_.kept[static_cast<size_t>(y)]) return false;
     const Op& reader = g_.op(*std::min_element(readers.begin(), readers.end()));
     if (!is_product(g_, reader) || reader.inputs[0] != y || reader.inputs[1] == y || op.phase != reader.phase ||
         op.stage != reader.stage || op.region != reader.region)
-      return k;
-    const Instruction collective = list(s)[k];
+      return false;
+    const Instruction& collective = in_->instructions[k];
     const BufferId from = collective.in[0], whole = collective.out[0];
-    if (buffer(whole).alias != kNone) return k;
+    if (buffer(whole).alias != kNone) return false;
     const RowsOf r = rows_of(buffer(whole).dims, collective);
     const int64_t n = chunks(reader, op, r, buffer(whole).dims);
-    if (n == 1) return k;
+    if (n == 1) return false;
     chunked_.insert(&reader);  // also where this device has none of it: what follows is decided for all members
     size_t product = k + 1;
-    while (product < list(s).size()) {
-      const Instruction& i = list(s)[product];
+    while (product < in_->size()) {
+      const Instruction& i = in_->instructions[product];
       if (std::find(i.in.begin(), i.in.end(), whole) != i.in.end()) break;
       ++product;
     }
-    const bool follows = product < list(s).size() && draft_.ops[s][product] == &reader &&
-                         has_flag(list(s)[product].kernel()->op, kProduct) &&
-                         buffer(list(s)[product].out[0]).alias == kNone;
-    std::vector<std::pair<Instruction, const Op*>> gathers, products;
+    const bool follows = product < in_->size() && in_->ops[product] == &reader &&
+                         has_flag(in_->instructions[product].kernel()->op, kProduct) &&
+                         buffer(in_->instructions[product].out[0]).alias == kNone;
+    List products;
     for (int64_t c = 0; c < n; ++c) {
       Instruction a = chunk_of(collective, c, n);
       a.in[0] = part(from, r, c, n);
       a.out[0] = part(whole, r, c, n);
       if (follows) {
-        Instruction b = chunk_of(list(s)[product], c, n);
+        const Instruction& matmul = in_->instructions[product];
+        Instruction b = chunk_of(matmul, c, n);
         b.in[0] = a.out[0];
-        b.out[0] = part(list(s)[product].out[0], r, c, n);
-        products.emplace_back(std::move(b), &reader);
+        b.out[0] = part(matmul.out[0], r, c, n);
+        products.add(std::move(b), &reader);
       }
-      gathers.emplace_back(std::move(a), &op);
+      out_.add(std::move(a), &op);
     }
     count(n);
-    const size_t more = gathers.size();
-    if (follows) replace(s, {product}, std::move(products), product);
-    replace(s, {k}, std::move(gathers), k);
-    return k + more - 1;
+    if (follows) instead_.emplace(product, std::move(products));
+    return true;
   }
 
   Draft& draft_;
@@ -229,7 +244,10 @@ class Chunker {
   const Lowering& low_;
   const Graph& g_;
   ChunkReport& report_;
-  std::set<const Op*> chunked_;  // products in chunks of what they gather
+  List* in_ = nullptr;              // of the segment at work, in order
+  List out_;                        // what becomes of it
+  std::map<size_t, List> instead_;  // what stands in the place of products that are still to come
+  std::set<const Op*> chunked_;     // products in chunks of what they gather
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ struct Place {
 
 class Order {
  public:
-  explicit Order(const VerifyContext& c) : c_(c), rows_(c.program.segments.size()) {
+  explicit Order(const VerifyContext& c) : c_(c), rows_(c.program.segments.size()), clocks_(c.program.segments.size()) {
     for (size_t r = 0; r < c.program.schedule.size(); ++r)
       rows_[static_cast<size_t>(c.program.schedule[r].segment)].push_back(r);
   }
@@ -70,12 +70,13 @@ class Order {
     const auto& list = c_.program.segments[s].instructions;
     if (later <= earlier) return false;
     if (list[later].stream == list[earlier].stream) return true;
-    return clocks_of(c_.program.segments[s])[later][static_cast<size_t>(list[earlier].stream)] >=
-           static_cast<int64_t>(earlier);
+    if (clocks_[s].empty()) clocks_[s] = clocks_of(c_.program.segments[s]);
+    return clocks_[s][later][static_cast<size_t>(list[earlier].stream)] >= static_cast<int64_t>(earlier);
   }
 
   const VerifyContext& c_;
-  std::vector<std::vector<size_t>> rows_;  // of each segment
+  std::vector<std::vector<size_t>> rows_;                 // of each segment
+  mutable std::vector<std::vector<StreamClock>> clocks_;  // of each segment that was asked for
 };
 
 template <class Body>

@@ -17,8 +17,22 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
   return true;
 }
 
+// The samples of a micro-batch that a replica has, at most.
+int64_t samples_together(const Plan& plan, const Shortage& s) {
+  int64_t replicas = 1, batch = 1;
+  for (const PlanMesh& mesh : plan.meshes) {
+    int64_t here = 1;
+    for (const MeshAxis& axis : mesh.axes) here *= has_replicas(axis.name) ? axis.size : 1;
+    replicas = std::max(replicas, here);
+  }
+  for (const Entry& entry : plan.entries)
+    if (entry.name == s.entry) batch = entry.batch;
+  const int64_t parts = replicas * plan.micro_batches;
+  return (batch + parts - 1) / parts;
+}
+
 // What makes it less: what was tried and does, least first, and what is no option of a plan.
-std::vector<std::string> advice(const Shortage& s, std::vector<Tried> tried) {
+std::vector<std::string> advice(const Plan& plan, const Shortage& s, std::vector<Tried> tried) {
   constexpr double kWorth = 0.01;  // of what is missing
   std::vector<std::string> out;
   std::vector<std::string> untried;
@@ -34,7 +48,7 @@ std::vector<std::string> advice(const Shortage& s, std::vector<Tried> tried) {
                       : fmt::format("{} (lacks {} at most)", t.remedy, bytes_text(static_cast<double>(*t.missing))));
   if (!untried.empty()) out.push_back(fmt::format("perhaps, for lack of time not tried, {}", fmt::join(untried, ", ")));
   if (s.batch > 0) out.emplace_back("batches of the plan's own size alone");
-  if (s.needed.activations > s.needed.total() / 8 && s.batch == 0)
+  if (s.needed.activations > s.needed.total() / 8 && s.batch == 0 && samples_together(plan, s) > 1)
     out.emplace_back("a smaller batch, or more micro-batches of it");
   out.emplace_back("a split or a pipeline over more devices");
   return out;
@@ -113,7 +127,7 @@ Error does_not_fit(const Plan& plan, const Shortage& s, std::vector<Tried> tried
       "{}, optimizer state {}, activations {}{}; entry '{}'). What makes it less: {}",
       plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters),
       text(m.gradients), text(m.state), text(m.activations), seldom, s.entry,
-      fmt::join(advice(s, std::move(tried)), ", "));
+      fmt::join(advice(plan, s, std::move(tried)), ", "));
 }
 
 }  // namespace whale

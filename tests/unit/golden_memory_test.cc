@@ -103,6 +103,23 @@ TEST_CASE("golden: activations of a layer by recompute, split and precision") {
     }
 }
 
+// Of a step of many samples the weights' parts are not put together for all of it: memory is worth more there than the
+// messages that this saves.
+TEST_CASE("golden: activations of a layer that is cut do not grow with the micro-batches") {
+  for (const int64_t m : {16, 64, 256}) {
+    const How how{.devices = 32,
+                  .strategy = fmt::format("pipeline(4, micro_batches={}) > split(8)", m),
+                  .micro_batches = m,
+                  .recompute = kSelective.recompute,
+                  .precision = Precision::kBFloat16};
+    const Gpt shape{.batch = m};
+    // Of the first stage, with four micro-batches in flight, and the 16-bit copy of the layer's weights.
+    const double form = 4 * 24.0 / 8 + 2 * shape.layer() / 8 / shape.sbh(m);
+    row(fmt::format("activations of a layer, selective, t = 8, bf16, p = 4, m = {}", m), "sbh", form, form,
+        4 * of_a_layer(shape, how), "");  // one layer in four is the first stage's
+  }
+}
+
 // Micro-batches in flight of a stage, in those of the whole stage: 1F1B min(m, p - i), GPipe m, interleaved
 // min(m v, 2 (p - 1 - i) + (v - 1) p + 1) / v, ZB-H1 as 1F1B where what waits for a weight's gradient takes as much.
 TEST_CASE("golden: micro-batches in flight by schedule") {

@@ -89,7 +89,7 @@ const Row kRows[] = {
      }},
     {"offload", "what waits in the host's memory: state, gradients, parameters, activations, joined by commas",
      Kind::kText, 0, [](const std::string& text, Options& to) { to.c.offload = str(text); }},
-    {"gradient-dtype", "f32, bf16, f16: what gradients are summed in", Kind::kText, 0,
+    {"gradient-dtype", "f32, bf16, f16: what replicas sum gradients in", Kind::kText, 0,
      [](const std::string& text, Options& to) {
        to.c.gradient_dtype =
            choose("gradient dtype", text, {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
