@@ -21,12 +21,12 @@
  *   are its own.
  *   The CPU back end's dependencies read the environment when it is opened (whale_engine_devices, the first session with a CPU
  *   device). What could print, write files or change results is set otherwise then: ONEDNN_ and DNNL_ VERBOSE, JIT_DUMP,
- *   JIT_PROFILE, MAX_CPU_ISA, CPU_ISA_HINTS, DEFAULT_FPMATH_MODE, and OMP_ NUM_THREADS, DYNAMIC, MAX_ACTIVE_LEVELS have no effect
- *   (the oneDNN settings are the process's: a host that uses the same libdnnl finds them so, and one that used it before has chosen
- *   its instruction set). OMP_THREAD_LIMIT below a device's threads is WHALE_RESOURCE_EXHAUSTED. What remains: OMP_DISPLAY_ENV and
- *   OMP_DISPLAY_AFFINITY print, as libgomp does of OMP_ values that it cannot read, OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY
- *   bind threads to cores, OMP_WAIT_POLICY and GOMP_SPINCOUNT change how threads wait, OMP_STACKSIZE their stacks
- *   (WHALE_RESOURCE_EXHAUSTED where the system has no such stacks); none changes a result.
+ *   JIT_PROFILE, MAX_CPU_ISA, CPU_ISA_HINTS, DEFAULT_FPMATH_MODE have no effect (the oneDNN settings are the process's: a host that uses
+ *   the same libdnnl finds them so, and one that used it before has chosen its instruction set). OMP_DISPLAY_ENV and OMP_DISPLAY_AFFINITY
+ *   print, as libgomp does of OMP_ values that it cannot read; the other OMP_ and GOMP_ variables have no effect. In a host that was
+ *   linked with libgomp, kernels run on libgomp's threads: OMP_THREAD_LIMIT below a device's threads is WHALE_RESOURCE_EXHAUSTED there,
+ *   OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY bind threads to cores, OMP_WAIT_POLICY and GOMP_SPINCOUNT change how they wait,
+ *   OMP_STACKSIZE their stacks (WHALE_RESOURCE_EXHAUSTED where the system has no such stacks); none changes a result.
  */
 #ifndef WHALE_WHALE_H
 #define WHALE_WHALE_H

@@ -3,6 +3,7 @@
 
 usage: test_host.py HOST (the program of host.c)"""
 import os
+import re
 import subprocess
 import sys
 
@@ -39,8 +40,9 @@ VARIABLES = [
     {"ONEDNN_MAX_CPU_ISA": "SSE41", "DNNL_MAX_CPU_ISA": "SSE41", "ONEDNN_CPU_ISA_HINTS": "PREFER_YMM"},
     {"ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "ONEDNN_JIT_DUMP": "1", "DNNL_JIT_DUMP": "1", "ONEDNN_JIT_PROFILE": "6"},
     {"OMP_NUM_THREADS": "1", "OMP_DYNAMIC": "true", "OMP_MAX_ACTIVE_LEVELS": "0", "OMP_NESTED": "true"},
-    {"OMP_SCHEDULE": "dynamic,3", "GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive", "OMP_STACKSIZE": "1M"},
+    {"OMP_SCHEDULE": "dynamic,3", "GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive", "OMP_STACKSIZE": "1M", "OMP_THREAD_LIMIT": "1"},
 ]
+LIBGOMP = {"LD_PRELOAD": "libgomp.so.1"}  # as in a host that was linked with OpenMP
 
 
 def environment():
@@ -49,10 +51,20 @@ def environment():
         plain = host("train", "plain", devices, F32)
         for variables in VARIABLES:
             expect(f"{devices}, {variables}", host("train", "plain", devices, F32, environment=variables), plain)
+        expect(f"{devices}, a host with libgomp", host("train", "plain", devices, F32, environment=LIBGOMP), plain)
     expect("files that were written", set(os.listdir(".")) - here, set())
     if len(os.sched_getaffinity(0)) > 1:
-        expect("OMP_THREAD_LIMIT=1 with a team of all cores",
-               "OMP_THREAD_LIMIT" in host("train", "plain", "cpu:1", F32, environment={"OMP_THREAD_LIMIT": "1"}), True)
+        expect("OMP_THREAD_LIMIT=1 with a team of all cores, a host with libgomp",
+               "OMP_THREAD_LIMIT" in host("train", "plain", "cpu:1", F32, environment={**LIBGOMP, "OMP_THREAD_LIMIT": "1"}), True)
+
+
+def runtime():
+    """oneDNN runs on the threads of libwhale_cpu.so, which give way (engine/device/cpu/openmp.h), unless the host has brought libgomp."""
+    for environment, wanted in (({}, "libwhale_cpu.so"), (LIBGOMP, "libgomp.so.1")):
+        bound = host("train", "plain", "cpu:1", F32, environment={**environment, "LD_DEBUG": "bindings"})
+        found = {re.search(r"to (\S+) ", line)[1].rsplit("/")[-1] for line in bound.splitlines()
+                 if "normal symbol `GOMP_parallel'" in line and re.search(r"file \S*lib(dnnl|whale_cpu)", line)}
+        expect(f"whose GOMP_parallel is called, {environment}", found, {wanted})
 
 
 def limits():

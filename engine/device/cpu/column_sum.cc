@@ -5,6 +5,7 @@
 
 #include "device/cpu/bf16.h"
 #include "device/cpu/function_kernel.h"
+#include "device/cpu/parallel.h"
 
 namespace whale::cpu {
 namespace {
@@ -49,14 +50,13 @@ std::unique_ptr<Kernel> column_sum(const CpuDevice& device, const Operand& from,
   const size_t scratch = static_cast<size_t>(row_parts * n) * sizeof(float);
   return make_kernel(scratch, [=](char* memory) {
     auto* sums = reinterpret_cast<float*>(memory);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t task = 0; task < columns * row_parts; ++task) {
+    parallel_tasks(threads, columns * row_parts, [&](int64_t task, int) {
       const int64_t c = task % columns * kColumns, width = std::min(kColumns, n - c);
       const int64_t part = task / columns, r = std::min(rows, part * part_rows), count = std::min(part_rows, rows - r);
       float* sum = sums + part * n + c;
       std::memset(sum, 0, sizeof(float) * static_cast<size_t>(width));
       add_rows(static_cast<const char*>(from.data) + (r * n + c) * size, count, n, width, sum);
-    }
+    });
     for (int64_t part = 1; part < row_parts; ++part)
       for (int64_t i = 0; i < n; ++i) sums[i] += sums[part * n + i];
     store(to, 0, sums, n);

@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace whale::cpu {
@@ -20,17 +21,26 @@ class ThreadCount {
   int before_;
 };
 
-// f(begin, end) over contiguous parts of [0, count), one a thread. A region has either all threads or none: libgomp
-// rebuilds its pool when the number changes.
+// f(begin, end) over contiguous pieces of [0, count), from `least` on each. A thread takes the pieces of its own part,
+// the same from kernel to kernel, then what others have left: one whose core is taken from it holds up nobody for
+// longer than a piece.
 template <class F>
 void parallel_for(int threads, int64_t count, int64_t least, F&& f) {
   if (count <= 0) return;
   if (threads <= 1 || count < 2 * least) return f(int64_t{0}, count);
+  constexpr int64_t kPieces = 4;  // of a part
+  constexpr int kMostParts = 128;
+  const int parts = std::min(threads, kMostParts);
+  const int64_t pieces = std::clamp<int64_t>(count / (std::max<int64_t>(1, least) * parts), 1, kPieces);
+  const int64_t all = parts * pieces;
+  std::atomic<int32_t> taken[kMostParts] = {};
 #pragma omp parallel num_threads(threads)
-  {
-    const int64_t n = omp_get_num_threads(), t = omp_get_thread_num();
-    const int64_t begin = count * t / n, end = count * (t + 1) / n;
-    if (begin < end) f(begin, end);
+  for (int p = 0, t = omp_get_thread_num(); p < parts; ++p) {
+    const int64_t part = (t + p) % parts;
+    for (int64_t i; (i = taken[part].fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+      const int64_t at = part * pieces + i, begin = count * at / all, end = count * (at + 1) / all;
+      if (begin < end) f(begin, end);
+    }
   }
 }
 
@@ -41,8 +51,9 @@ void parallel_tasks(int threads, int64_t count, F&& f) {
     for (int64_t i = 0; i < count; ++i) f(i, 0);
     return;
   }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < count; ++i) f(i, omp_get_thread_num());
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads)
+  for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i, omp_get_thread_num());
 }
 
 }  // namespace whale::cpu

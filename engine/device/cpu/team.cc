@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/cpu/openmp.h"
 
 namespace whale::cpu {
 namespace {
@@ -120,12 +121,13 @@ void prepare_thread_exit() {
 }
 
 void make_team(int threads) {
-  // What OMP_DYNAMIC, OMP_NUM_THREADS and OMP_MAX_ACTIVE_LEVELS say does not hold here.
+  // What a host's OMP_DYNAMIC, OMP_NUM_THREADS and OMP_MAX_ACTIVE_LEVELS say does not hold here.
   omp_set_dynamic(0);
   omp_set_num_threads(threads);
   omp_set_max_active_levels(1);
   need_addresses(static_cast<size_t>(threads) * kThreadAddresses);
   if (threads <= 1) return;
+  if (own_openmp()) return make_workers(threads);
   if (omp_get_thread_limit() < threads)
     throw error(Code::kResourceExhausted,
                 "a cpu device needs {} threads, OMP_THREAD_LIMIT of the environment permits {}", threads,

@@ -1,5 +1,5 @@
-// The OpenMP threads of a device. libgomp ends the process when it cannot make a thread; so the threads are made once,
-// when the device's own thread starts, after a trial has shown that the system gives as many.
+// The OpenMP threads of a device, made once, when the device's own thread starts. Where the host has brought libgomp,
+// which ends the process when it cannot make a thread, a trial first shows that the system gives as many.
 #pragma once
 
 #include <cstddef>
