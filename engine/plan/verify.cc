@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 
 #include "plan/figures.h"
@@ -199,10 +200,24 @@ const Instruction* with_last_cut(const Program& p) {
   return last;
 }
 
+// Of each variable, the first one of its shape that is cut alike: a device holds as much of it.
+std::vector<size_t> first_alike(const std::vector<PlanVariable>& variables) {
+  std::vector<size_t> shapes, out;
+  for (const PlanVariable& v : variables) {
+    const auto known = std::ranges::find_if(shapes, [&](size_t w) {
+      return variables[w].mesh == v.mesh && variables[w].dims == v.dims && variables[w].home == v.home;
+    });
+    const size_t first = known == shapes.end() ? out.size() : *known;
+    if (first == out.size()) shapes.push_back(first);
+    out.push_back(first);
+  }
+  return out;
+}
+
 // A device's row: its place in the mesh, its samples, and variables of the sizes that their homes say. `last_cuts`: of
 // each program, what names the last cut of the batch.
 void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector<const Instruction*>& last_cuts,
-               Fail fail) {
+               const std::vector<size_t>& alike, Fail fail) {
   const DeviceRow& row = entry.rows[r];
   if (row.device != static_cast<int32_t>(r) || !inside(row.program, entry.programs))
     fail(fmt::format("row {} is not of device {}", r, r));
@@ -226,12 +241,15 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
   }
   if (last_cut && last_cut->samples() >= std::ssize(row.samples))
     fail(fmt::format("row {} has no samples {} for '{}'", r, last_cut->samples(), last_cut->name));
+  std::map<size_t, int64_t> held;  // elements, by the first variable alike
   for (const Buffer& b : p.buffers) {
     if (b.kind != BufferKind::kVariable || b.alias != kNone) continue;
     const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
-    const int64_t local =
-        element_count(v.mesh == row.mesh ? local_dims(v.dims, cuts_of(v.dims, v.home, mesh.axes, row.coordinates))
-                                         : local_dims(plan, v, row.device));
+    const auto [known, fresh] = held.try_emplace(alike[static_cast<size_t>(b.ref)]);
+    int64_t& local = known->second;
+    if (fresh)
+      local = element_count(v.mesh == row.mesh ? local_dims(v.dims, cuts_of(v.dims, v.home, mesh.axes, row.coordinates))
+                                               : local_dims(plan, v, row.device));
     if (local != element_count(b.dims))
       fail(fmt::format("buffer '{}' of device {} has shape {}, but the device holds {} elements of variable '{}'",
                        b.name, r, to_string(b.dims), local, v.name));
@@ -308,7 +326,8 @@ void check_entry(const Plan& plan, const Entry& entry) {
     fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
   std::vector<const Instruction*> last_cuts;
   for (const Program& p : entry.programs) last_cuts.push_back(with_last_cut(p));
-  for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, last_cuts, fail);
+  const std::vector<size_t> alike = first_alike(plan.variables);
+  for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, last_cuts, alike, fail);
   for (size_t o = 0; o < entry.outputs.size(); ++o) check_output(plan, entry, o, fail);
   verify_communication(plan, entry);
   verify_collectives(plan, entry);

@@ -57,13 +57,15 @@ class Workers {
     const uint32_t before = ended_.load(std::memory_order_relaxed);
     // One word says that a region has begun and for whom: a thread that is in none may be late to read it.
     const uint32_t round = begun_.load(std::memory_order_relaxed) / (kMost + 1) + 1;
+    for (size_t other = static_cast<size_t>(members); other < taken_.size(); ++other)
+      taken_[other].store(round & kRounds, std::memory_order_relaxed);  // in none of this round: not left behind
     begun_.store(round * (kMost + 1) + static_cast<uint32_t>(members), std::memory_order_release);
     begun_.notify_all();
-    // Parts that nobody has begun when one's own is done are taken too: their threads have no core. The members of a
-    // region that meet at a barrier are all in their parts before any is done.
-    int64_t took = 0;
-    for (int number = 0; number < members; ++number)
-      if (take(number, round)) took = part(number, members);
+    const int64_t took = take(0, round) ? part(0, members) : 0;
+    // In a crowd parts that nobody has begun by now are taken too: their threads have no core. The members of a region
+    // that meet at a barrier are all in their parts before any is done.
+    for (int number = 1; number < members && crowd_.here(monotonic_ns()); ++number)
+      if (take(number, round)) part(number, members);
     wait_while(ended_, before, took + kTogether, crowd_);
   }
 

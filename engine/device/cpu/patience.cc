@@ -8,6 +8,8 @@ namespace whale::cpu {
 namespace {
 
 constexpr int64_t kKept = 500'000;  // ns off its core: a task of somebody's, rather than the kernel's own
+constexpr int kSigns = 3;           // so many times in so short a time: not a hiccup of the machine's
+constexpr int64_t kTogether = 30'000'000;
 constexpr int64_t kShortestSpell = 10'000'000, kLongestSpell = 500'000'000;
 constexpr int kLooks = 32;  // at the word, between two at the clock
 
@@ -32,6 +34,15 @@ void Crowd::seen(int64_t now) {
   if (now < before) return;
   const int64_t last = length_.load(std::memory_order_relaxed);
   const bool soon = last > 0 && now < before + last;
+  if (!soon) {
+    const int64_t first = first_.load(std::memory_order_relaxed);
+    if (now - first > kTogether) {
+      first_.store(now, std::memory_order_relaxed);
+      signs_.store(1, std::memory_order_relaxed);
+      return;
+    }
+    if (signs_.fetch_add(1, std::memory_order_relaxed) + 1 < kSigns) return;
+  }
   const int64_t length = soon ? std::min(2 * last, kLongestSpell) : kShortestSpell;
   length_.store(length, std::memory_order_relaxed);
   until_.store(now + length, std::memory_order_relaxed);

@@ -12,10 +12,13 @@ namespace whale::cpu {
 class Crowd {
  public:
   bool here(int64_t now) const { return now < until_.load(std::memory_order_relaxed); }
-  void seen(int64_t now);  // a thread of the team was kept from its core
+  // A thread of the team was kept from its core. A few times in a short time, or soon after the last spell, begin one.
+  void seen(int64_t now);
 
  private:
   std::atomic<int64_t> until_{0};
+  std::atomic<int64_t> first_{0};  // of the signs that may come together
+  std::atomic<int> signs_{0};
   std::atomic<int64_t> length_{0};  // of the present or last spell; longer from one to the next while they follow soon
 };
 
