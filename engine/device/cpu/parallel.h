@@ -37,9 +37,11 @@ void parallel_for(int threads, int64_t count, int64_t least, F&& f) {
 #pragma omp parallel num_threads(threads)
   for (int p = 0, t = omp_get_thread_num(); p < parts; ++p) {
     const int64_t part = (t + p) % parts;
-    for (int64_t i; (i = taken[part].fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+    std::atomic<int32_t>& next = taken[part];
+    while (next.load(std::memory_order_relaxed) < pieces) {
+      const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
       const int64_t at = part * pieces + i, begin = count * at / all, end = count * (at + 1) / all;
-      if (begin < end) f(begin, end);
+      if (i < pieces && begin < end) f(begin, end);
     }
   }
 }
