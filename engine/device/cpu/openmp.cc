@@ -19,7 +19,7 @@
 namespace whale::cpu {
 namespace {
 
-constexpr int64_t kIdle = 10'000'000;     // ns that a thread spins for the next region
+constexpr int64_t kIdle = 5'000'000;      // ns that a thread spins for the next region
 constexpr int64_t kTogether = 2'000'000;  // ns that one spins for the others, beside what its own part took
 constexpr uint32_t kMost = 4095;          // threads of a team
 
@@ -30,6 +30,7 @@ struct Seat {  // of a thread, in the region that it is in
   Workers* team = nullptr;
 };
 thread_local Seat seat;
+Crowd crowd;                  // all teams run on the cores of one process
 thread_local int wanted = 1;  // of a region that does not say how many
 
 class Workers {
@@ -64,9 +65,9 @@ class Workers {
     const int64_t took = take(0, round) ? part(0, members) : 0;
     // In a crowd parts that nobody has begun by now are taken too: their threads have no core. The members of a region
     // that meet at a barrier are all in their parts before any is done.
-    for (int number = 1; number < members && crowd_.here(monotonic_ns()); ++number)
+    for (int number = 1; number < members && crowd.here(monotonic_ns()); ++number)
       if (take(number, round)) part(number, members);
-    wait_while(ended_, before, took + kTogether, crowd_);
+    wait_while(ended_, before, took + kTogether, crowd);
   }
 
   void barrier() {
@@ -76,7 +77,7 @@ class Workers {
       met_.store(now + 1, std::memory_order_release);
       met_.notify_all();
     } else {
-      wait_while(met_, now, kTogether, crowd_);
+      wait_while(met_, now, kTogether, crowd);
     }
   }
 
@@ -95,7 +96,7 @@ class Workers {
     const Seat outside = std::exchange(seat, Seat{number, members, this});
     const Stretch stretch;
     body_(data_);
-    const int64_t took = stretch.end(crowd_);
+    const int64_t took = stretch.end(crowd);
     seat = outside;
     if (open_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       ended_.fetch_add(1, std::memory_order_release);
@@ -107,7 +108,7 @@ class Workers {
   void serve(int number) {
     wanted = size_of_team_;
     for (uint32_t seen = 0;;) {
-      wait_while(begun_, seen, kIdle, crowd_);
+      wait_while(begun_, seen, kIdle, crowd);
       seen = begun_.load(std::memory_order_acquire);
       const auto members = static_cast<int>(seen % (kMost + 1));
       if (members == 0) return;
@@ -124,7 +125,6 @@ class Workers {
 
   static constexpr uint32_t kRounds = UINT32_MAX / (kMost + 1);  // a mask: they are counted beside the members
 
-  Crowd crowd_;
   Body body_ = nullptr;
   void* data_ = nullptr;
   int size_of_team_ = wanted;

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kKept = 500'000;  // ns off its core: a task of somebody's, rather than the kernel's own
 constexpr int kSigns = 3;           // so many times in so short a time: not a hiccup of the machine's
 constexpr int64_t kTogether = 30'000'000;
-constexpr int64_t kShortestSpell = 10'000'000, kLongestSpell = 500'000'000;
+constexpr int64_t kShortestSpell = 100'000'000, kLongestSpell = 500'000'000;
 constexpr int kLooks = 32;  // at the word, between two at the clock
 
 int64_t ns(clockid_t clock) {

@@ -8,7 +8,7 @@
 
 namespace whale::cpu {
 
-// Whether others run on the cores of a team. From any thread.
+// Whether others run on the cores that teams run on. From any thread.
 class Crowd {
  public:
   bool here(int64_t now) const { return now < until_.load(std::memory_order_relaxed); }
