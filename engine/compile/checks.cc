@@ -145,9 +145,9 @@ std::vector<std::string> idle_notes(const Plan& plan) {
                                  [](const PlanVariable& v) { return v.role == Role::kState; });
   if ((plan.options.offload & kOffloadState) != 0 && !state)
     out.push_back("Offload of state: the optimizer keeps none, so none waits in the host's memory.");
-  if (plan.options.zero == 1 && !state && has_replicas(plan.meshes))
+  if (plan.options.zero == 1 && !state && most_replicas(plan.meshes) > 1)
     out.push_back("ZeRO 1 cuts the optimizer's state; this optimizer keeps none, so nothing is cut.");
-  if (plan.options.prefetch > 0 && (plan.options.zero < 3 || !has_replicas(plan.meshes)))
+  if (plan.options.prefetch > 0 && (plan.options.zero < 3 || most_replicas(plan.meshes) == 1))
     out.push_back("Prefetch is of parameters that ZeRO 3 cuts over replicas; here none are, so none are gathered.");
   if ((plan.options.offload & kOffloadActivations) != 0 && !moves_activations(plan.entries[0]))
     out.push_back(

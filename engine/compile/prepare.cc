@@ -40,23 +40,16 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
 // has to hold of the parameters, if each stage, split and replica works as long as it must: no trade takes more than
 // 1/500 of a step for as much as that again. Where a step is of many samples for its size, that is more than the usual
 // rate says.
-double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks) {
+double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks, const Profile& usual) {
   constexpr double kLeastShare = 1.0 / 500;
-  const CostModel& cost = tasks.cost;
-  double flops = 0, bytes = 0, replicas = 1;
+  double flops = 0, bytes = 0;
   for (const Op& op : source.ops) flops += cost_of(view_of(source, op)).flops;
   for (const Variable& v : source.variables)
     if (v.role == Role::kParameter && v.trainable) bytes += static_cast<double>(bytes_of(source.tensor(v.tensor)));
-  for (const Mesh& mesh : tasks.meshes) {
-    double here = 1;
-    for (const MeshAxis& axis : mesh.axes) here *= has_replicas(axis.name) ? static_cast<double>(axis.size) : 1;
-    replicas = std::max(replicas, here);
-  }
-  const double seconds = cost.passes * flops / cost.device.flops_per_second;
-  const double held = cost.held_copies * bytes * replicas;
-  const double rate = held / (kLeastShare * seconds);
-  return trains(source) && held > 0 && seconds > 0 ? std::min(rate, cost.freed_bytes_per_second)
-                                                   : cost.freed_bytes_per_second;
+  const double seconds = usual.passes * flops / usual.device.flops_per_second;
+  const double held = usual.held_copies * bytes * static_cast<double>(most_replicas(tasks.meshes));
+  if (!trains(source) || !(held > 0 && seconds > 0)) return usual.freed_bytes_per_second;
+  return std::min(held / (kLeastShare * seconds), usual.freed_bytes_per_second);
 }
 
 // Micro-batches: written on the pipeline, or the graph's.
@@ -104,9 +97,9 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   check_numbers(source);
   if (options.dump) options.dump("source", print(source));
   CompileOptions with = options;
-  Scoped scoped = scope_out(source, devices, options, 1);
-  with.profile.freed_bytes_per_second = freed_bytes_per_second(source, scoped.tasks);
-  if (memory_price != 1 || with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second)
+  Scoped scoped = scope_out(source, devices, options, memory_price);
+  with.profile.freed_bytes_per_second = freed_bytes_per_second(source, scoped.tasks, options.profile);
+  if (with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second)
     scoped = scope_out(source, devices, with, memory_price);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);

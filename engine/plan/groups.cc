@@ -26,11 +26,14 @@ std::vector<Group> groups_of(const std::vector<Mesh>& meshes) {
 
 bool has_replicas(std::string_view axis) { return axis.find("replica") != axis.npos; }
 
-bool has_replicas(const std::vector<Mesh>& meshes) {
-  return std::any_of(meshes.begin(), meshes.end(), [](const Mesh& mesh) {
-    return std::any_of(mesh.axes.begin(), mesh.axes.end(),
-                       [](const MeshAxis& axis) { return axis.size > 1 && has_replicas(axis.name); });
-  });
+int64_t most_replicas(const std::vector<Mesh>& meshes) {
+  int64_t most = 1;
+  for (const Mesh& mesh : meshes) {
+    int64_t here = 1;
+    for (const MeshAxis& axis : mesh.axes) here *= has_replicas(axis.name) ? axis.size : 1;
+    most = std::max(most, here);
+  }
+  return most;
 }
 
 }  // namespace whale

@@ -15,6 +15,6 @@ std::vector<Group> groups_of(const std::vector<Mesh>& meshes);
 // Some scope's replicas lie along this axis of a mesh or of a group. The name is where a plan file says it, and this is
 // the one place that reads it from there.
 bool has_replicas(std::string_view axis);
-bool has_replicas(const std::vector<Mesh>& meshes);  // more than one
+int64_t most_replicas(const std::vector<Mesh>& meshes);  // of a stage
 
 }  // namespace whale

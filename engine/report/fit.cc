@@ -19,15 +19,10 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
 
 // The samples of a micro-batch that a replica has, at most.
 int64_t samples_together(const Plan& plan, const Shortage& s) {
-  int64_t replicas = 1, batch = 1;
-  for (const PlanMesh& mesh : plan.meshes) {
-    int64_t here = 1;
-    for (const MeshAxis& axis : mesh.axes) here *= has_replicas(axis.name) ? axis.size : 1;
-    replicas = std::max(replicas, here);
-  }
+  int64_t batch = 1;
   for (const Entry& entry : plan.entries)
     if (entry.name == s.entry) batch = entry.batch;
-  const int64_t parts = replicas * plan.micro_batches;
+  const int64_t parts = most_replicas(plan.meshes) * plan.micro_batches;
   return (batch + parts - 1) / parts;
 }
 
@@ -103,7 +98,7 @@ std::vector<Remedy> remedies_of(const Plan& plan) {
     if (now.recompute != Recompute::kFull)
       with("recompute 'full'", [](PlanOptions& o) { o.recompute = Recompute::kFull; });
   }
-  if (trains && has_replicas(plan.meshes))
+  if (trains && most_replicas(plan.meshes) > 1)
     for (int level = now.zero + 1; level <= 3; ++level)
       with(fmt::format("ZeRO level {}", level), [&](PlanOptions& o) { o.zero = level; });
   for (const OffloadClass each : {kOffloadState, kOffloadGradients, kOffloadParameters, kOffloadActivations})

@@ -41,7 +41,7 @@ std::vector<std::string> notes_of(const Plan& plan) {
   if (f.collectives)
     notes.push_back(fmt::format("{} collective(s) a step carry {}, {} of them beside the computation.", f.collectives,
                                 bytes_text(f.communicated), f.on_the_side));
-  const bool replicas = has_replicas(plan.meshes);
+  const bool replicas = most_replicas(plan.meshes) > 1;
   const std::string who = plan.devices.size() > 1 ? fmt::format("'{}'", plan.strategy) : "one device";
   if (plan.options.zero > 0 && !replicas)
     notes.push_back(fmt::format("ZeRO {} cuts over replicas; {} has none, so nothing is cut{}.", plan.options.zero, who,

@@ -119,6 +119,25 @@ TEST_CASE("a smaller batch that does not fit says that the plan's own does") {
   CHECK(!has(text, "a smaller batch"));
 }
 
+TEST_CASE("micro-batches of one sample are not advised to be more") {
+  const small::Model m = small::gpt(8, OptimizerKind::kSgd, 2, 64, 64, 16);
+  struct Case {
+    int devices;
+    const char* strategy;
+    bool more;
+  };
+  for (const auto& [devices, strategy, more] :
+       {Case{2, "pipeline(2, micro_batches=4)", true}, Case{2, "pipeline(2, micro_batches=8)", false},
+        Case{4, "replica(2) > pipeline(2, micro_batches=4)", false}}) {
+    CAPTURE(strategy);
+    const std::string text =
+        message_of([&, d = devices, s = strategy] { plan_of(m, fmt::format("null-100000B:{}", d), s); });
+    CAPTURE(text);
+    REQUIRE(has(text, "does not fit: device "));
+    CHECK(has(text, "a smaller batch, or more micro-batches of it") == more);
+  }
+}
+
 TEST_CASE("micro-batches of two sizes take the memory of those of one, on each device") {
   for (const char* strategy : {"pipeline(4, micro_batches=8)", "pipeline(4, micro_batches=8, schedule=gpipe)",
                                "pipeline(2, micro_batches=8, schedule=interleaved, chunks=2) > split(2)",

@@ -30,8 +30,8 @@ struct Seat {  // of a thread, in the region that it is in
   Workers* team = nullptr;
 };
 thread_local Seat seat;
-Crowd crowd;                  // all teams run on the cores of one process
 thread_local int wanted = 1;  // of a region that does not say how many
+Crowd crowd;                  // of all teams: what keeps one from its cores keeps others, and each would learn anew
 
 class Workers {
  public:
