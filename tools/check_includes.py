@@ -9,7 +9,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan",
-         "lower", "simulate", "report", "compile", "device", "comm", "data", "checkpoint", "run", "session"]
+         "lower", "simulate", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session"]
 BELOW = ROOMS.index("device")
 # What execution may see of planning.
 OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}

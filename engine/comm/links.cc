@@ -97,10 +97,13 @@ struct Channel {
   }
 };
 
-// What one device moves for one channel.
+// What one device moves for one channel: of this rank's memory, or of a wire.
 struct End {
   Channel* channel;
   std::vector<BoxRuns> boxes;
+  std::unique_ptr<Wire::Sender> sender = {};
+  std::unique_ptr<Wire::Receiver> receiver = {};
+  size_t bytes = 0;  // of a message
 };
 
 class Send final : public Collective {
@@ -108,25 +111,37 @@ class Send final : public Collective {
   Send(std::vector<End> ends, const char* data, Device& device)
       : ends_(std::move(ends)), data_(data), device_(device) {}
   bool run(Lookout* lookout) override {
-    for (const End& end : ends_) {
-      Channel& c = *end.channel;
-      const uint32_t message = c.sends++;
-      if (message >= c.slots && !c.taken.wait(message + 1 - c.slots, lookout)) return false;
-      char* to = c.slot(message);
-      for (const BoxRuns& box : end.boxes) {
-        if (!device_.has_values()) break;
-        box.each([&](int64_t offset, int64_t bytes) {
-          device_.copy_out(to, data_ + offset, static_cast<size_t>(bytes));
-          to += bytes;
-        });
-      }
-      c.sent.advance(1);
-      if (!c.sent.wait(message + 1)) return false;  // aborted
-    }
+    for (const End& end : ends_)
+      if (!(end.sender ? send_far(end, lookout) : send_near(end, lookout))) return false;
     return true;
   }
 
  private:
+  bool send_far(const End& end, Lookout* lookout) {
+    char* to = end.sender->begin(end.bytes, lookout);
+    if (to == nullptr) return false;
+    write(end, to);
+    end.sender->end();
+    return true;
+  }
+  bool send_near(const End& end, Lookout* lookout) {
+    Channel& c = *end.channel;
+    const uint32_t message = c.sends++;
+    if (message >= c.slots && !c.taken.wait(message + 1 - c.slots, lookout)) return false;
+    write(end, c.slot(message));
+    c.sent.advance(1);
+    return c.sent.wait(message + 1);  // false: aborted
+  }
+  void write(const End& end, char* to) {
+    for (const BoxRuns& box : end.boxes) {
+      if (!device_.has_values()) break;
+      box.each([&](int64_t offset, int64_t bytes) {
+        device_.copy_out(to, data_ + offset, static_cast<size_t>(bytes));
+        to += bytes;
+      });
+    }
+  }
+
   std::vector<End> ends_;
   const char* data_;
   Device& device_;
@@ -141,22 +156,35 @@ class Receive final : public Collective {
   bool run(Lookout* lookout) override {
     for (size_t at = 0; at < clear_bytes_; at += sizeof kZeros)
       device_.copy_in(data_ + at, kZeros, std::min(sizeof kZeros, clear_bytes_ - at));
-    for (const End& end : ends_) {
-      Channel& c = *end.channel;
-      const uint32_t message = c.takes++;
-      if (!c.sent.wait(message + 1, lookout)) return false;
-      const char* from = c.slot(message);
-      for (const BoxRuns& box : end.boxes)
-        box.each([&](int64_t offset, int64_t bytes) {
-          device_.copy_in(data_ + offset, from, static_cast<size_t>(bytes));
-          from += bytes;
-        });
-      c.taken.advance(1);
-    }
+    for (const End& end : ends_)
+      if (!(end.receiver ? take_far(end, lookout) : take_near(end, lookout))) return false;
     return true;
   }
 
  private:
+  bool take_far(const End& end, Lookout* lookout) {
+    const char* from = end.receiver->begin(end.bytes, lookout);
+    if (from == nullptr) return false;
+    read(end, from);
+    end.receiver->end();
+    return true;
+  }
+  bool take_near(const End& end, Lookout* lookout) {
+    Channel& c = *end.channel;
+    const uint32_t message = c.takes++;
+    if (!c.sent.wait(message + 1, lookout)) return false;
+    read(end, c.slot(message));
+    c.taken.advance(1);
+    return true;
+  }
+  void read(const End& end, const char* from) {
+    for (const BoxRuns& box : end.boxes)
+      box.each([&](int64_t offset, int64_t bytes) {
+        device_.copy_in(data_ + offset, from, static_cast<size_t>(bytes));
+        from += bytes;
+      });
+  }
+
   std::vector<End> ends_;
   char* data_;
   size_t clear_bytes_;  // of the tensor, where messages do not cover it
@@ -165,7 +193,8 @@ class Receive final : public Collective {
 
 class InprocLinks final : public Links {
  public:
-  explicit InprocLinks(const std::vector<Link>& links) : links_(links), channels_(links.size()) {
+  InprocLinks(const std::vector<Link>& links, const Abroad& abroad)
+      : links_(links), abroad_(abroad), channels_(links.size()) {
     for (size_t l = 0; l < links_.size(); ++l) {
       if (links_[l].slots < 1) throw internal("link '{}' has {} slots", links_[l].name, links_[l].slots);
       for (const Transfer& t : links_[l].transfers) add(l, t);
@@ -181,11 +210,13 @@ class InprocLinks final : public Links {
     int64_t covered = 0;
     for (const auto& channel : channels_[static_cast<size_t>(number)]) {
       if ((sending ? channel->from : channel->to) != device) continue;
-      {
+      End end{channel.get(), {}};
+      if (abroad_.crosses(channel->from, channel->to)) {
+        open(end, number, sending, static_cast<size_t>(channel->elements * size_of(tensor.dtype)));
+      } else {
         const std::lock_guard lock(mutex_);
         channel->prepare(link.name, tensor.dtype);
       }
-      End end{channel.get(), {}};
       for (const Transfer* t : channel->transfers)
         end.boxes.emplace_back(tensor.dims, sending ? t->source : t->target, size_of(tensor.dtype));
       covered += channel->elements;
@@ -213,6 +244,18 @@ class InprocLinks final : public Links {
   }
 
  private:
+  void open(End& end, int link, bool sending, size_t bytes) const {
+    const Channel& c = *end.channel;
+    const auto rank = [&](int32_t device) { return (*abroad_.ranks)[static_cast<size_t>(device)]; };
+    // 1, 23, 20 and 20 bits; collectives have the tags without the first.
+    const uint64_t tag = (uint64_t{1} << 63) | (static_cast<uint64_t>(link) << 40) |
+                         (static_cast<uint64_t>(c.from) << 20) | static_cast<uint64_t>(c.to);
+    end.bytes = bytes;
+    if (sending)
+      end.sender = abroad_.wire->open_sender(rank(c.to), tag, c.slots);
+    else
+      end.receiver = abroad_.wire->open_receiver(rank(c.from), tag);
+  }
   void add(size_t link, const Transfer& t) {
     bool fits = t.source.size() == t.target.size();
     for (size_t d = 0; fits && d < t.source.size(); ++d) fits = t.source[d].size() == t.target[d].size();
@@ -237,12 +280,18 @@ class InprocLinks final : public Links {
   }
 
   const std::vector<Link> links_;
+  const Abroad abroad_;
   std::vector<std::vector<std::unique_ptr<Channel>>> channels_;  // by link, in order of the first transfer
   std::mutex mutex_;                                             // of binding
 };
 
 }  // namespace
-
-std::unique_ptr<Links> make_links(const std::vector<Link>& links) { return std::make_unique<InprocLinks>(links); }
-
 }  // namespace whale::inproc
+
+namespace whale {
+
+std::unique_ptr<Links> make_links(const std::vector<Link>& links, const Abroad& abroad) {
+  return std::make_unique<inproc::InprocLinks>(links, abroad);
+}
+
+}  // namespace whale

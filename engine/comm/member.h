@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/transport.h"
+#include "comm/wire.h"
 
 namespace whale::inproc {
 
@@ -85,6 +86,20 @@ std::unique_ptr<Collective> bind_all_gather(GroupState& group, size_t rank, Devi
 std::unique_ptr<Collective> bind_all_to_all(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_shift(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
 std::unique_ptr<Collective> bind_adasum(GroupState& group, size_t rank, Device& device, const CollectiveSpec& spec);
-std::unique_ptr<Links> make_links(const std::vector<Link>& links);
 
 }  // namespace whale::inproc
+
+namespace whale {
+
+// What of the links leaves this rank: by default nothing.
+struct Abroad {
+  Wire* wire = nullptr;
+  const std::vector<int32_t>* ranks = nullptr;  // of the devices
+  bool everything = false;
+  bool crosses(int32_t from, int32_t to) const {
+    return wire != nullptr && (everything || (*ranks)[static_cast<size_t>(from)] != (*ranks)[static_cast<size_t>(to)]);
+  }
+};
+std::unique_ptr<Links> make_links(const std::vector<Link>& links, const Abroad& abroad = {});
+
+}  // namespace whale

@@ -1,6 +1,6 @@
 // What moves data between devices. A transport runs collectives over the groups of a plan, whose members call them in
 // the same order, and carries the messages of links. inproc: the device threads of one process, over their shared
-// memory.
+// memory; reference: several ranks, over a wire.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,8 @@
 #include "plan/plan.h"
 
 namespace whale {
+
+class Wire;
 
 // One member's side of a collective: what the plan says of it, and its operands.
 struct CollectiveSpec : work::Collective {
@@ -50,5 +52,9 @@ class Transport {
 };
 
 std::unique_ptr<Transport> make_inproc(const std::vector<Group>& groups);
+// Among ranks: `ranks` has that of each device. What stays inside this rank goes as in make_inproc, the rest as flat
+// messages over the wire; `everything`: that too.
+std::unique_ptr<Transport> make_reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire,
+                                          std::vector<int32_t> ranks, bool everything = false);
 
 }  // namespace whale

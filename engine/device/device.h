@@ -12,12 +12,15 @@
 
 namespace whale {
 
-// What changes from step to step and from micro-batch to micro-batch. One per device thread; kernels keep a pointer to
-// it from bind() on and read it in run().
-struct StepContext {
+// What changes from step to step and kernels read, in the device's memory: what is recorded once stays as it is.
+struct StepParameters {
   uint64_t seed = 0;
   int64_t iteration = 0;  // always advances: random ops
-  int64_t updates = 0;
+};
+
+// What changes from row to row of the schedule, known when it is bound. One per queue; kernels keep a pointer to it
+// from bind() on and read it in run().
+struct RowContext {
   int64_t batch_begin = 0;  // first global sample of this device's part of the current micro-batch
 };
 
@@ -41,7 +44,8 @@ struct KernelSpec {
   std::vector<Operand> out;
   Box box;
   uint64_t key = 0;
-  const StepContext* context = nullptr;
+  const StepParameters* step = nullptr;  // in the device's memory
+  const RowContext* row = nullptr;
 };
 
 // An op bound to its operands. run() allocates nothing and throws only on a failure of the device.

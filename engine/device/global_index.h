@@ -36,7 +36,7 @@ class GlobalIndex {
     find_fast_path();
   }
 
-  // Global coordinate along dimension `d` of local coordinate `at`. batch_begin: StepContext::batch_begin.
+  // Global coordinate along dimension `d` of local coordinate `at`. batch_begin: RowContext::batch_begin.
   int64_t coordinate(int d, int64_t at, int64_t batch_begin) const {
     const Axis& axis = axes_[d];
     if (axis.pieces == 0) return axis.origin + at + (d == batch_.dim ? batch_begin * batch_.inner : 0);

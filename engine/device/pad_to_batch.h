@@ -11,7 +11,7 @@ namespace whale {
 class PadToBatch {
  public:
   explicit PadToBatch(const KernelSpec& spec)
-      : x_(spec.in[0]), y_(spec.out[0]), global_(spec.box, x_.dims), context_(spec.context) {
+      : x_(spec.in[0]), y_(spec.out[0]), global_(spec.box, x_.dims), row_(spec.row) {
     row_bytes_ = static_cast<size_t>(x_.dims.back() * size_of(x_.dtype));
     for (size_t d = 0; d + 1 < x_.dims.size(); ++d) rows_ *= x_.dims[d], all_ *= y_.dims[d];
   }
@@ -21,7 +21,7 @@ class PadToBatch {
     const auto* from = static_cast<const char*>(x_.data);
     if (row_bytes_ == 0) return;
     std::memset(to, 0, static_cast<size_t>(element_count(y_.dims) * size_of(y_.dtype)));
-    const int64_t begin = context_ ? context_->batch_begin : 0;
+    const int64_t begin = row_ ? row_->batch_begin : 0;
     for (int64_t r = 0; r < rows_; ++r) {
       int64_t row = 0, stride = 1, rest = r;
       for (size_t d = x_.dims.size() - 1; d-- > 0; rest /= x_.dims[d], stride *= y_.dims[d])
@@ -34,7 +34,7 @@ class PadToBatch {
  private:
   Operand x_, y_;
   GlobalIndex global_;
-  const StepContext* context_;
+  const RowContext* row_;
   size_t row_bytes_;
   int64_t rows_ = 1, all_ = 1;
 };

@@ -204,7 +204,8 @@ class Binder {
     spec.box = kernel.box;
     spec.key = kernel.key;
     samples_of(instruction);
-    spec.context = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(kernel.samples)];
+    spec.step = memory_.step_parameters();
+    spec.row = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(kernel.samples)];
     bound.kernel = kernel_of(instruction, spec);
     if (attr_int(kernel.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
     if (has_flag(kernel.op, kSkipsUpdates)) bound.data = address(instruction.out.at(0));

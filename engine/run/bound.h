@@ -55,11 +55,11 @@ struct BoundProgram {
   std::optional<Program> placed;  // the row's, when its program has holes
   const DeviceRow* row = nullptr;
   std::vector<BoundSegment> segments;
-  std::vector<int32_t> rows;                                // of the schedule: which of `segments`
-  std::array<bool, kStreams> streams{};                     // in use; the compute stream always
-  std::array<std::vector<StepContext>, kStreams> contexts;  // by sample cut; the kernels of a stream read theirs
-  std::array<size_t, kStreams> runs{};                      // instructions a step, for the timeline
-  const char* loss = nullptr;                               // the device's value; null: no loss is fetched
+  std::vector<int32_t> rows;                               // of the schedule: which of `segments`
+  std::array<bool, kStreams> streams{};                    // in use; the compute stream always
+  std::array<std::vector<RowContext>, kStreams> contexts;  // by sample cut; the kernels of a stream read theirs
+  std::array<size_t, kStreams> runs{};                     // instructions a step, for the timeline
+  const char* loss = nullptr;                              // the device's value; null: no loss is fetched
   DType loss_dtype{};
   uint32_t votes = 0;         // of a step, on the loss
   uint32_t index_checks = 0;  // of a step

@@ -7,11 +7,24 @@
 
 namespace whale {
 
+namespace {
+
+bool commits_anywhere(const Entry& entry) {
+  for (const Program& program : entry.programs)
+    for (const Segment& segment : program.segments)
+      for (const Instruction& instruction : segment.instructions)
+        if (instruction.kind() == InstructionKind::kCommit) return true;
+  return false;
+}
+
+}  // namespace
+
 Executor::Executor(Machine& machine, Entry entry)
     : machine_(machine), entry_(std::make_unique<const Entry>(std::move(entry))) {
   WHALE_CHECK(entry_->rows.size() == machine.size(), "one row per device");
   for (size_t d = 0; d < machine.size(); ++d)
     WHALE_CHECK(entry_->rows[d].device == static_cast<int32_t>(d), "rows in the order of the devices");
+  wire_ = machine.wire();
   links_ = machine.transport().open_links(entry_->links);
   programs_.resize(machine.size());
   machine.team().on_each(fmt::format("make the kernels of entry '{}'", entry_->name), [&](int device) {
@@ -19,11 +32,15 @@ Executor::Executor(Machine& machine, Entry entry)
     programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d]);
   });
   indices_vote_ = true;
-  for (const auto& program : programs_) indices_vote_ = indices_vote_ && program->indices_checked_before_commit;
-  for (const auto& program : programs_) votes_wanted_ += program->votes + (indices_vote_ ? program->index_checks : 0);
+  for (const auto& program : programs_)
+    if (program) indices_vote_ = indices_vote_ && program->indices_checked_before_commit;
+  for (const auto& program : programs_)
+    if (program) votes_wanted_ += program->votes + (indices_vote_ ? program->index_checks : 0);
+  commits_ = commits_anywhere(*entry_);
   for (size_t d = 0; d < programs_.size(); ++d)
     for (size_t s = 1; s < kStreams; ++s)
-      if (programs_[d]->streams[s]) machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
+      if (programs_[d] && programs_[d]->streams[s])
+        machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
   runs_ = std::make_unique<DeviceRun[]>(programs_.size());
   timeline_.resize(programs_.size());
   inputs_.resize(entry_->inputs.size());
@@ -65,26 +82,28 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   ended_ = ended;
   context_ = context;
   state_.store(kOpen, std::memory_order_relaxed);
+  ready_.reset();
+  votes_cast_.store(0, std::memory_order_relaxed);
+  promises_heard_.store(0, std::memory_order_relaxed);
   late_bad_loss_.store(false, std::memory_order_relaxed);
   overflowed_.store(false, std::memory_order_relaxed);
   error_.reset();
-  machine_.transport().reset();
   links_->reset();
   votes_.reset();
   for (size_t d = 0; d < programs_.size(); ++d) {
+    if (!programs_[d]) continue;
     for (Counter& done : runs_[d].done) done.reset();
     for (size_t s = 0; s < kStreams; ++s) {
-      for (StepContext& step : programs_[d]->contexts[s]) {
-        step.seed = values.seed;
-        step.iteration = values.iteration;
-        step.updates = values.updates;
-      }
       timeline_[d][s].times = {};
       timeline_[d][s].records.clear();
       if (values.timeline) timeline_[d][s].records.reserve(programs_[d]->runs[s]);  // once
     }
   }
   timeline_filled_ = values.timeline;
+  if (Ear* ear = machine_.ear())  // which may stop this run at once
+    ear->listen(this, [this] { machine_.transport().reset(); });
+  else
+    machine_.transport().reset();
   machine_.team().start(*this);
 }
 
@@ -96,9 +115,10 @@ void Executor::run(int device, Stream stream) noexcept {
     if (stream == Stream::kCompute) {
       DeviceMemory& memory = machine_.memory(d);
       memory.forget_arenas();
-      memory.set_step_scalar(StepScalar::kLearningRate, values_.learning_rate);
-      memory.set_step_scalar(StepScalar::kUpdates, static_cast<double>(values_.updates));
-      memory.set_step_scalar(StepScalar::kLossScale, values_.loss_scale);
+      memory.set_step({.parameters = {values_.seed, values_.iteration},
+                       .learning_rate = values_.learning_rate,
+                       .updates = static_cast<double>(values_.updates),
+                       .loss_scale = values_.loss_scale});
     } else if (!runs_[d].done[0].wait(1, this)) {
       return;
     }
@@ -233,7 +253,7 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
       break;
     case InstructionKind::kVote:
       if (values_.check_loss && loss_is_bad(*programs_[device], memory)) return stop(bad_loss()), false;
-      votes_.advance(1);
+      vote();
       break;
     case InstructionKind::kCommit:
       if (!votes_.wait(votes_wanted_, this) || !commit()) return false;
@@ -256,7 +276,7 @@ void Executor::check_index(BoundInstruction& bound, Device& device, size_t numbe
         "{}) for operand '{}'; it may be {}",
         bound.source->name, op.name, number, bad->value, position_text(index.dims, bad->position), micro_batch,
         op.inputs[static_cast<size_t>(op.index.input)].name, to_string(check.range));
-  if (indices_vote_) votes_.advance(1);
+  if (indices_vote_) vote();
 }
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
@@ -283,32 +303,83 @@ void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro
 void Executor::look() {
   const bool cancelled = values_.cancel != nullptr && values_.cancel->load(std::memory_order_relaxed);
   const bool closing = values_.closing != nullptr && values_.closing->load(std::memory_order_relaxed);
-  if (!(cancelled || closing) || state_.load(std::memory_order_relaxed) != kOpen) return;
-  stop(error(Code::kCancelled, "the run was cancelled; the session is as before it"));
+  const uint8_t state = state_.load(std::memory_order_relaxed);
+  if ((cancelled || closing) && state == kOpen)
+    stop(error(Code::kCancelled, "the run was cancelled; the session is as before it"));
+  else if (closing && state == kReady)
+    stop(error(Code::kAborted, "the session was closed while the ranks agreed on the update"));
 }
 
 bool Executor::commit() {
+  if (wire_ != nullptr) return promise(), agree();
   uint8_t open = kOpen;
   return state_.compare_exchange_strong(open, kCommitted, std::memory_order_acq_rel) || open == kCommitted;
 }
 
-void Executor::stop(Error error) {
-  const std::lock_guard lock(error_mutex_);
-  uint8_t state = kOpen;
-  if (state_.compare_exchange_strong(state, kStopped, std::memory_order_acq_rel)) {
-    error.with_damage(Damage::kStep);
-  } else if (state == kCommitted && error.code() != Code::kCancelled &&
-             state_.compare_exchange_strong(state, kBroken, std::memory_order_acq_rel)) {
-    error.with_damage(Damage::kSession);
-  } else {
-    return;  // too late, or somebody was first
+void Executor::vote() {
+  votes_.advance(1);
+  if (votes_cast_.fetch_add(1) + 1 == votes_wanted_ && promises_heard_.load() > 0) promise();
+}
+
+void Executor::promise() {
+  uint8_t open = kOpen;
+  if (state_.compare_exchange_strong(open, kReady, std::memory_order_acq_rel)) wire_->tell(Notice::kReady, nullptr);
+}
+
+bool Executor::agree() {
+  if (!ready_.wait(static_cast<uint32_t>(wire_->size() - 1), this)) return false;
+  uint8_t ready = kReady;
+  return state_.compare_exchange_strong(ready, kCommitted, std::memory_order_acq_rel) || ready == kCommitted;
+}
+
+// What another rank tells; on the thread of the ear.
+void Executor::hear(const Notice& notice) {
+  if (notice.kind == Notice::kReady) {
+    promises_heard_.fetch_add(1);
+    if (votes_cast_.load() == votes_wanted_) promise();
+    ready_.advance(1);
+    return;
   }
+  stop(Error(notice.code, fmt::format("rank {}: {}", notice.rank, notice.message)).at_rank(notice.rank), &notice);
+}
+
+// What an end at this moment means; none: it comes too late, or somebody was first. Who was ready has promised: an end
+// of its own breaks the session.
+std::optional<Damage> Executor::damage_at(uint8_t state, const Error& error, const Notice* heard) {
+  if (state >= kStopped) return {};
+  if (heard != nullptr && heard->kind == Notice::kLost) return Damage::kPeerLost;
+  if (state == kOpen || (state == kReady && heard != nullptr)) return Damage::kStep;
+  if (heard != nullptr || error.code() == Code::kCancelled) return {};
+  return Damage::kSession;
+}
+
+void Executor::stop(Error error, const Notice* heard) {
+  const std::lock_guard lock(error_mutex_);
+  uint8_t state = state_.load(std::memory_order_acquire);
+  std::optional<Damage> damage;
+  do {
+    damage = damage_at(state, error, heard);
+    if (!damage) return;
+  } while (
+      !state_.compare_exchange_weak(state, *damage == Damage::kStep ? kStopped : kBroken, std::memory_order_acq_rel));
+  error.with_damage(*damage);
+  if (wire_ != nullptr && heard == nullptr)
+    wire_->tell(*damage == Damage::kStep ? Notice::kStopped : Notice::kLost, &error);
   error_ = std::move(error);
   for (size_t d = 0; d < programs_.size(); ++d)
-    for (Counter& done : runs_[d].done) done.abort();
+    if (programs_[d])
+      for (Counter& done : runs_[d].done) done.abort();
   machine_.transport().abort();
   links_->abort();
   votes_.abort();
+  ready_.abort();
+}
+
+void Executor::refuse(Machine& machine, const Error& error) {
+  if (machine.wire() == nullptr) return;
+  machine.team().wait_idle();
+  machine.ear()->listen(nullptr, [&] { machine.transport().reset(); });
+  machine.wire()->tell(Notice::kStopped, &error);
 }
 
 bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
@@ -325,10 +396,15 @@ Error Executor::bad_loss() const {
 }
 
 void Executor::finished() noexcept {
+  if (wire_ != nullptr && commits_) {  // which no device here may do
+    promise();
+    agree();
+  }
+  if (Ear* ear = machine_.ear()) ear->listen(nullptr);
   const bool committed = state_.load(std::memory_order_acquire) == kCommitted;
   try {
     size_t d = 0;  // a device that has the loss
-    while (d < programs_.size() && programs_[d]->loss == nullptr) ++d;
+    while (d < programs_.size() && (!programs_[d] || programs_[d]->loss == nullptr)) ++d;
     if (!error_ && values_.check_loss && d < programs_.size() && narrow_ == nullptr &&
         loss_is_bad(*programs_[d], machine_.memory(d).device()))
       error_ = bad_loss();

@@ -5,6 +5,10 @@
 // non-finite loss that comes before it stops all devices with the variables as they were; a cancel that comes later is
 // too late, and the step completes; a failure later breaks the session. Both sides race for one atomic, so all devices
 // agree.
+//
+// In a world of several ranks a rank promises to go along once all here have voted and a device, of whichever rank, is
+// at its commit. The step is committed when all ranks have; one that stops before its promise stops all, and a failure
+// after that breaks the session on every rank.
 #pragma once
 
 #include <atomic>
@@ -34,7 +38,7 @@ struct StepValues {
   const std::atomic<bool>* closing = nullptr;  // of the session; may be null
 };
 
-class Executor final : private Job, private Lookout {
+class Executor final : private Job, private Lookout, private Ear::Listener {
  public:
   // Binds the entry on all devices at once; throws the first Error.
   Executor(Machine& machine, Entry entry);
@@ -58,10 +62,12 @@ class Executor final : private Job, private Lookout {
   // Of the last run: a value that was not finite was found before the update, which changed nothing.
   bool overflowed() const { return overflowed_.load(std::memory_order_acquire); }
   bool has_timeline() const { return timeline_filled_; }
-  const BoundProgram& program(size_t device) const { return *programs_[device]; }
+  const BoundProgram* program(size_t device) const { return programs_[device].get(); }  // null: another rank's
+  // Instead of start(), where it fails on this rank before it: the others, who begin this run, are told.
+  static void refuse(Machine& machine, const Error& error);
 
  private:
-  enum State : uint8_t { kOpen, kCommitted, kStopped, kBroken };
+  enum State : uint8_t { kOpen, kReady, kCommitted, kStopped, kBroken };
   struct alignas(64) DeviceRun {
     std::array<Counter, kStreams> done;  // instructions of this run that are done
   };
@@ -80,16 +86,23 @@ class Executor final : private Job, private Lookout {
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch);
+  void vote();
   bool commit();
+  void promise();  // to the other ranks
+  bool agree();    // of all ranks: they commit
+  void hear(const Notice& notice) override;
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
-  void stop(Error error);
+  void stop(Error error) { stop(std::move(error), nullptr); }
+  void stop(Error error, const Notice* heard);  // heard: from another rank
+  static std::optional<Damage> damage_at(uint8_t state, const Error& error, const Notice* heard);
   bool stopped() const { return state_.load(std::memory_order_relaxed) >= kStopped; }
 
   Machine& machine_;
   std::unique_ptr<const Entry> entry_;
   std::unique_ptr<Links> links_;
-  std::vector<std::unique_ptr<BoundProgram>> programs_;  // by device
+  std::vector<std::unique_ptr<BoundProgram>> programs_;  // by device; null: another rank's
+  Wire* wire_ = nullptr;                                 // to the other ranks; null: there are none
   std::unique_ptr<DeviceRun[]> runs_;
   std::vector<DeviceTimeline> timeline_;
   bool timeline_filled_ = false;
@@ -106,6 +119,9 @@ class Executor final : private Job, private Lookout {
   Ended ended_ = nullptr;
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
+  Counter ready_;         // other ranks that have promised
+  bool commits_ = false;  // a device of whichever rank does
+  std::atomic<uint32_t> votes_cast_{0}, promises_heard_{0};
   std::atomic<bool> late_bad_loss_{false}, overflowed_{false};
   Counter votes_;              // of all devices, in this run
   uint32_t votes_wanted_ = 0;  // by the commit

@@ -1,6 +1,9 @@
 #include "run/machine.h"
 
 #include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <system_error>
 
 #include "base/error.h"
 
@@ -9,7 +12,8 @@ namespace {
 
 constexpr size_t kScalarStride = 64;
 constexpr DType kScalarTypes[] = {DType::kF32, DType::kF64, DType::kI32, DType::kI64};
-constexpr size_t kScalars = 3;
+constexpr size_t kScalars = 3, kParametersAt = kScalars * std::size(kScalarTypes) * kScalarStride;
+static_assert(sizeof(StepParameters) <= kScalarStride);
 
 size_t device_of(const HeldPart& held, size_t copy) { return held.devices[std::min(copy, held.devices.size() - 1)]; }
 
@@ -55,33 +59,89 @@ void DeviceMemory::forget_arenas() {
 }
 
 void* DeviceMemory::step_scalar(StepScalar scalar, DType dtype) {
-  if (scalars_ == nullptr)
-    scalars_ = static_cast<char*>(allocate(kScalars * std::size(kScalarTypes) * kScalarStride, Memory::kDevice));
+  if (scalars_ == nullptr) {
+    set_.resize(kParametersAt + kScalarStride);
+    scalars_ = static_cast<char*>(allocate(set_.size(), Memory::kDevice));
+  }
   const auto at = std::find(std::begin(kScalarTypes), std::end(kScalarTypes), dtype);
   if (at == std::end(kScalarTypes)) throw internal("a step scalar has dtype {}", name_of(dtype));
   const size_t type = static_cast<size_t>(at - std::begin(kScalarTypes));
   return scalars_ + (static_cast<size_t>(scalar) * std::size(kScalarTypes) + type) * kScalarStride;
 }
 
-void DeviceMemory::set_step_scalar(StepScalar scalar, double value) {
-  const float f32 = static_cast<float>(value);
-  const int32_t i32 = static_cast<int32_t>(value);
-  const int64_t i64 = static_cast<int64_t>(value);
-  device_->copy_in(step_scalar(scalar, DType::kF32), &f32, sizeof f32);
-  device_->copy_in(step_scalar(scalar, DType::kF64), &value, sizeof value);
-  device_->copy_in(step_scalar(scalar, DType::kI32), &i32, sizeof i32);
-  device_->copy_in(step_scalar(scalar, DType::kI64), &i64, sizeof i64);
+const StepParameters* DeviceMemory::step_parameters() {
+  step_scalar(StepScalar::kLearningRate, DType::kF32);  // there is a place
+  return reinterpret_cast<const StepParameters*>(scalars_ + kParametersAt);
 }
 
-Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) : plan_(plan) {
+void DeviceMemory::set_step(const StepValues& values) {
+  step_parameters();
+  const auto put = [&](StepScalar scalar, double value) {
+    char* to = set_.data() + (static_cast<char*>(step_scalar(scalar, DType::kF32)) - scalars_);
+    const float f32 = static_cast<float>(value);
+    const int32_t i32 = static_cast<int32_t>(value);
+    const int64_t i64 = static_cast<int64_t>(value);
+    std::memcpy(to, &f32, sizeof f32);
+    std::memcpy(to + kScalarStride, &value, sizeof value);
+    std::memcpy(to + 2 * kScalarStride, &i32, sizeof i32);
+    std::memcpy(to + 3 * kScalarStride, &i64, sizeof i64);
+  };
+  put(StepScalar::kLearningRate, values.learning_rate);
+  put(StepScalar::kUpdates, values.updates);
+  put(StepScalar::kLossScale, values.loss_scale);
+  std::memcpy(set_.data() + kParametersAt, &values.parameters, sizeof values.parameters);
+  device_->copy_in(scalars_, set_.data(), set_.size());
+}
+
+Ear::Ear(Wire& wire) : wire_(wire) {
+  sigset_t all, before;  // signals are the business of the caller's threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error& e) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw error(Code::kResourceExhausted, "no thread could be made to hear the other ranks ({})", e.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Ear::~Ear() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  wire_.ring();
+  thread_.join();
+}
+
+void Ear::listen(Listener* listener, const std::function<void()>& then) {
+  const std::lock_guard lock(mutex_);
+  listener_ = listener;
+  if (then) then();
+}
+
+void Ear::loop() {
+  for (;;) {
+    wire_.wait_for_notices();
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    for (Notice notice; listener_ != nullptr && wire_.hear(notice);) listener_->hear(notice);
+  }
+}
+
+Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, std::optional<World> world)
+    : plan_(plan), world_(std::move(world)) {
   std::vector<Device*> devices;
   for (auto& device : opened) {
     devices.push_back(device.get());
-    memory_.push_back(std::make_unique<DeviceMemory>(std::move(device), plan.variables.size()));
+    memory_.push_back(device ? std::make_unique<DeviceMemory>(std::move(device), plan.variables.size()) : nullptr);
   }
   WHALE_CHECK(!plan.entries.empty() && plan.entries[0].rows.size() == memory_.size(), "one row per device");
   for (const PlanVariable& variable : plan.variables) variables_.push_back(held_parts(plan, variable));
-  transport_ = make_inproc(plan.groups);
+  if (wire() != nullptr) ranks_ = ranks_of_devices(*world_, memory_.size());
+  transport_ = wire() == nullptr ? make_inproc(plan.groups) : make_reference(plan.groups, world_->wire, ranks_);
+  if (wire() != nullptr) ear_ = std::make_unique<Ear>(*wire());
   team_ = std::make_unique<Team>(devices);
   size_t arena = 0, host = 0;
   for (const Entry& entry : plan.entries)
@@ -98,7 +158,7 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened) 
           memory.add_variable(v, held.part.bytes(), plan_.variables[v].memory);
     memory.arena(arena);
     if (host > 0) memory.host_arena(host);
-    memory.step_scalar(StepScalar::kLearningRate, DType::kF32);
+    memory.step_parameters();
   });
 }
 
@@ -117,19 +177,30 @@ std::vector<std::vector<int32_t>> Machine::copies(size_t index) const {
   return list;
 }
 
-void Machine::read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes) {
+bool Machine::whole_here(size_t index, size_t copy) const {
+  for (const HeldPart& held : variables_[index])
+    if (held.part.bytes() > 0 && !is_here(device_of(held, copy))) return false;
+  return true;
+}
+
+size_t Machine::read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes) {
+  size_t sum = 0;
   for (const HeldPart& held : variables_[index]) {
+    if (!is_here(device_of(held, copy))) continue;
     DeviceMemory& memory = *memory_[device_of(held, copy)];
     const char* from = static_cast<const char*>(memory.variable(index));
     held.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
       memory.device().copy_out(static_cast<char*>(to) + (logical - offset), from + local, n);
+      sum += n;
     });
   }
+  return sum;
 }
 
 void Machine::write_variable(size_t index, uint64_t offset, const void* from, size_t bytes) {
   for (const HeldPart& held : variables_[index])
     for (const size_t device : held.devices) {
+      if (!is_here(device)) continue;
       char* to = static_cast<char*>(memory_[device]->variable(index));
       held.part.each(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
         memory_[device]->device().copy_in(to + local, static_cast<const char*>(from) + (logical - offset), n);
@@ -139,7 +210,8 @@ void Machine::write_variable(size_t index, uint64_t offset, const void* from, si
 
 void Machine::variable_written(size_t index) {
   for (const HeldPart& held : variables_[index])
-    for (const size_t device : held.devices) ++*memory_[device]->version(index);
+    for (const size_t device : held.devices)
+      if (is_here(device)) ++*memory_[device]->version(index);
 }
 
 }  // namespace whale

@@ -1,10 +1,15 @@
-// The opened devices of a plan with what lives on them as long as the session: threads, variables, arenas, scratch.
+// The opened devices of a plan that are here, with what lives on them as long as the session: threads, variables,
+// arenas, scratch. In a world of several ranks the others' devices are null.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/transport.h"
@@ -13,6 +18,7 @@
 #include "plan/plan.h"
 #include "run/team.h"
 #include "run/variable_part.h"
+#include "world/world.h"
 
 namespace whale {
 
@@ -38,7 +44,12 @@ class DeviceMemory {
   }
   void forget_arenas();                               // Device::forget
   void* step_scalar(StepScalar scalar, DType dtype);  // f32, f64, i32, i64
-  void set_step_scalar(StepScalar scalar, double value);
+  const StepParameters* step_parameters();
+  struct StepValues {
+    StepParameters parameters;
+    double learning_rate = 0, updates = 0, loss_scale = 1;
+  };
+  void set_step(const StepValues& values);  // in one copy
 
   size_t arena_bytes() const { return arena_.total; }
   size_t host_arena_bytes() const { return host_arena_.total; }
@@ -65,17 +76,43 @@ class DeviceMemory {
   std::vector<uint64_t> versions_;
   Area arena_, host_arena_;
   std::array<Area, kStreams> scratch_;
-  char* scalars_ = nullptr;
+  char* scalars_ = nullptr;  // of all dtypes, then the parameters
+  std::vector<char> set_;    // on the way there
+};
+
+// Hears what other ranks tell of the run that is under way.
+class Ear {
+ public:
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void hear(const Notice& notice) = 0;
+  };
+  explicit Ear(Wire& wire);
+  ~Ear();
+  // From here on `listener` hears, null: nobody. `then` is done before it hears anything.
+  void listen(Listener* listener, const std::function<void()>& then = {});
+
+ private:
+  void loop();
+  Wire& wire_;
+  std::mutex mutex_;  // while it is heard
+  Listener* listener_ = nullptr;
+  bool closed_ = false;
+  std::thread thread_;
 };
 
 class Machine {
  public:
-  // `devices`: opened, in the order of the plan's. The plan must outlive the machine.
-  Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> devices);
+  // `devices`: opened, in the order of the plan's; null: another rank's. The plan must outlive the machine.
+  Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> devices, std::optional<World> world = {});
   ~Machine();
 
-  size_t size() const { return memory_.size(); }
+  size_t size() const { return memory_.size(); }  // devices of the plan
+  bool is_here(size_t device) const { return memory_[device] != nullptr; }
   DeviceMemory& memory(size_t device) { return *memory_[device]; }
+  Wire* wire() const { return world_ && world_->size() > 1 ? world_->wire.get() : nullptr; }  // null: one rank
+  Ear* ear() { return ear_.get(); }                                                           // likewise
   Team& team() { return *team_; }
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }
@@ -84,17 +121,22 @@ class Machine {
   // part of the tensor is taken from the k-th device that holds it, from the last where fewer do: all copies together
   // name every device that holds a part.
   std::vector<std::vector<int32_t>> copies(size_t index) const;
+  bool whole_here(size_t index, size_t copy) const;  // all parts of that copy
   // A copy of a variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical
-  // tensor, wherever they are. Only between runs; from several threads, when their bytes are different ones.
-  void read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes);
+  // tensor, wherever they are; what is another rank's is left as it is. Only between runs; from several threads, when
+  // their bytes are different ones. The number of bytes read.
+  size_t read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes);
   void write_variable(size_t index, uint64_t offset, const void* from, size_t bytes);  // every copy of it
   void variable_written(size_t index);  // after the last write_variable: moves the versions
 
  private:
   const Plan& plan_;
+  std::optional<World> world_;
+  std::vector<int32_t> ranks_;
   std::vector<std::vector<HeldPart>> variables_;
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Ear> ear_;
   std::unique_ptr<Team> team_;  // last: its threads end first
 };
 

@@ -11,6 +11,7 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
   const Plan& plan = machine.plan();
   Json devices = Json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
+    if (!machine.is_here(d)) continue;
     const DeviceMemory& memory = machine.memory(d);
     size_t by_role[3] = {}, host = memory.host_arena_bytes();
     for (size_t v = 0; v < plan.variables.size(); ++v)
@@ -18,8 +19,8 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
           memory.variable_bytes(v);
     // Gradients and inputs lie in the arena too, and share places with activations that are dead by then.
     const size_t arena = memory.arena_bytes();
-    const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d).gradient_bytes);
-    const size_t inputs = last == nullptr ? 0 : std::min(arena - gradients, last->program(d).input_bytes);
+    const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d)->gradient_bytes);
+    const size_t inputs = last == nullptr ? 0 : std::min(arena - gradients, last->program(d)->input_bytes);
     Json device = {{"device", fmt::format("{}", name_of(plan.devices[d].kind))},
                    {"bytes",
                     {{"parameters", by_role[static_cast<size_t>(Role::kParameter)]},
@@ -32,7 +33,7 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
                      {"host", host},
                      {"total", by_role[0] + by_role[1] + by_role[2] + arena + memory.scratch_bytes()}}}};
     if (last != nullptr) {
-      device["bytes"]["arena_peak_live"] = last->program(d).program->peak_live_bytes;
+      device["bytes"]["arena_peak_live"] = last->program(d)->program->peak_live_bytes;
       StreamTimes sum;
       for (const StreamTimeline& stream : last->timeline()[d]) {
         sum.ops += stream.times.ops;

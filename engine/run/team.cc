@@ -21,7 +21,8 @@ Error unexpected(const std::exception& e, const std::string& purpose) {
 
 Team::Team(std::vector<Device*> devices) : devices_(std::move(devices)) {
   try {
-    for (size_t d = 0; d < devices_.size(); ++d) add_stream(static_cast<int>(d), Stream::kCompute);
+    for (size_t d = 0; d < devices_.size(); ++d)
+      if (devices_[d] != nullptr) add_stream(static_cast<int>(d), Stream::kCompute);
   } catch (...) {
     end();
     throw;

@@ -27,8 +27,9 @@ class Job {
 
 class Team {
  public:
-  explicit Team(std::vector<Device*> devices);  // starts the compute threads; throws what enter_thread throws
-  ~Team();                                      // waits for the job under way
+  // Starts the compute threads; throws what enter_thread throws. Null: a device of another rank, without threads.
+  explicit Team(std::vector<Device*> devices);
+  ~Team();  // waits for the job under way
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 

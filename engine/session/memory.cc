@@ -35,8 +35,10 @@ std::vector<uint64_t> needed_by_device(const Plan& plan) {
 
 }  // namespace
 
-void check_memory(const Plan& plan, const HostMemory& found) {
-  const std::vector<uint64_t> needed = needed_by_device(plan);
+void check_memory(const Plan& plan, const HostMemory& found, const std::vector<int32_t>& ranks, int rank) {
+  std::vector<uint64_t> needed = needed_by_device(plan);
+  for (size_t d = 0; d < ranks.size(); ++d)
+    if (ranks[d] != rank) needed[d] = 0;
   uint64_t sum = 0;
   for (const uint64_t bytes : needed) add(sum, bytes);
   if (sum <= found.bytes) return;

@@ -7,7 +7,8 @@
 namespace whale {
 
 // Throws resource_exhausted when the devices of the plan need more together than is there: variables and arenas, as if
-// every page were touched. Null devices take addresses only.
-void check_memory(const Plan& plan, const HostMemory& found);
+// every page were touched. Null devices take addresses only. `ranks`: of the devices; those of another rank take none
+// here. Empty: all are here.
+void check_memory(const Plan& plan, const HostMemory& found, const std::vector<int32_t>& ranks = {}, int rank = 0);
 
 }  // namespace whale

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/philox.h"
+#include "base/version.h"
 #include "checkpoint/checkpoint.h"
 #include "cluster/devices.h"
 #include "cluster/host_memory.h"
@@ -28,6 +30,8 @@ constexpr size_t kMaxOtherBatches = 16;  // entries compiled for other batch siz
 // Of the loss in f16, as torch.cuda.amp.GradScaler has them.
 constexpr double kLossScale = 65536, kLargestScale = 0x1p24, kSmallestScale = 0x1p-14;
 constexpr int64_t kGrowthInterval = 2000;
+
+constexpr double kSecondsToMeet = 300;  // until all ranks have opened their sessions
 
 Error saying(const Error& e, std::string message) {
   Error out(e.code(), std::move(message));
@@ -65,7 +69,8 @@ struct Session::Impl {
   int64_t steps_at_scale = 0;
   bool trace = false;
   bool broken = false;
-  LoadedCheckpoint loaded;  // the last one; format 0: none
+  std::vector<int32_t> ranks;  // of the devices; empty: all are here
+  LoadedCheckpoint loaded;     // the last one; format 0: none
   std::atomic<bool> closing{false};
   std::shared_ptr<RunState> run;             // of the last step or eval
   std::shared_ptr<const Cancel> run_cancel;  // kept as long as the run may look at it
@@ -88,14 +93,15 @@ struct Session::Impl {
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     check_kinds(plan->devices);
     check_copies(*plan);
-    check_memory(*plan, host_memory());
+    join_world();
+    check_memory(*plan, host_memory(), ranks, rank());
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->options.exact && options.threads == 0 ? 1 : options.threads;
     const size_t cores = usable_cores().size();
     if (!options.leases) options.leases = std::make_shared<CoreLeases>();
-    lease = CoreLeases::lease(options.leases, plan->devices, threads, options.pin);
-    machine =
-        std::make_unique<Machine>(*plan, open_devices(lease->specs(), std::min(threads, static_cast<int>(cores))));
+    lease = CoreLeases::lease(options.leases, devices_here(), threads, options.pin);
+    machine = std::make_unique<Machine>(*plan, open_devices(lease->specs(), std::min(threads, static_cast<int>(cores))),
+                                        options.world);
     // What null devices hold is never computed with: no hours are spent on drawing 10^12 values.
     if (traits(plan->devices.front().kind).computes)
       initialize_variables(*machine, options.seed, cores, options.init_files);
@@ -146,15 +152,64 @@ struct Session::Impl {
     return written;
   }
 
+  // ---- the world --------------------------------------------------------------------------------------------------
+  int rank() const { return ranks.empty() ? 0 : options.world->rank(); }
+  bool is_here(size_t device) const { return ranks.empty() || ranks[device] == rank(); }
+
+  // Before anything is taken: all ranks run the same.
+  void join_world() {
+    if (!options.world || options.world->size() == 1) return;
+    ranks = ranks_of_devices(*options.world, plan->devices.size());
+    check_overflows();
+    const std::vector<uint8_t> bytes = serialize(*plan);
+    const uint64_t digest = hash_name({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    agree(*options.world, "session",
+          fmt::format("libwhale {}\nplan {:016x} of '{}' under '{}'\nseed {}\nnan policy {}\nloss scale {} growth {}\n"
+                      "ranks of the devices {}\n",
+                      kVersion, digest, plan->model, plan->strategy, options.seed, static_cast<int>(options.nan_policy),
+                      options.loss_scale, options.loss_scale_growth, fmt::join(ranks, ",")),
+          kSecondsToMeet);
+  }
+
+  // A rank learns of an overflow from its own devices.
+  void check_overflows() const {
+    if (!scales_loss()) return;
+    std::vector<bool> sees(static_cast<size_t>(options.world->size()));
+    for (const DeviceRow& row : plan->entries.front().rows)
+      for (const Segment& segment : plan->entries.front().programs[static_cast<size_t>(row.program)].segments)
+        for (const Instruction& i : segment.instructions)
+          if (i.kernel() != nullptr && has_flag(i.kernel()->op, kSkipsUpdates))
+            sees[static_cast<size_t>(ranks[static_cast<size_t>(row.device)])] = true;
+    for (size_t r = 0; r < sees.size(); ++r)
+      if (!sees[r])
+        throw unimplemented(
+            "rank {} would not learn of an overflow: none of its devices updates a parameter, and the precision is "
+            "f16; "
+            "train in bf16 or f32, or give each rank a device that has parameters",
+            r)
+            .at_rank(static_cast<int>(r));
+  }
+
+  std::vector<DeviceSpec> devices_here() const {
+    std::vector<DeviceSpec> specs;
+    for (size_t d = 0; d < plan->devices.size(); ++d)
+      if (is_here(d)) specs.push_back(plan->devices[d]);
+    return specs;
+  }
+
+  // In the order of the plan's; null: another rank's. `specs`: of those that are here.
   std::vector<std::unique_ptr<Device>> open_devices(const std::vector<DeviceSpec>& specs, int threads) {
-    std::vector<std::unique_ptr<Device>> devices;
-    for (const DeviceSpec& spec : specs) {
+    std::vector<std::unique_ptr<Device>> devices(plan->devices.size());
+    auto spec = specs.begin();
+    for (size_t d = 0; d < devices.size(); ++d) {
+      if (!is_here(d)) continue;
       try {
-        devices.push_back(
-            backends->get(spec.kind).open(spec, {.threads = threads, .pin = options.pin, .bf16 = options.bf16}));
+        devices[d] =
+            backends->get(spec->kind).open(*spec, {.threads = threads, .pin = options.pin, .bf16 = options.bf16});
       } catch (Error& e) {
-        throw Error(e.at_device(static_cast<int>(devices.size())));
+        throw Error(e.at_device(static_cast<int>(d)));
       }
+      ++spec;
     }
     return devices;
   }
@@ -269,6 +324,20 @@ struct Session::Impl {
                                     : learning_rate_at(plan->optimizer.learning_rate, plan->schedule, updates);
   }
 
+  Executor& prepared(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs) {
+    try {
+      Executor& chosen = executor(mode, inputs);
+      bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
+      bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());
+      if (mode == RunMode::kEval) chosen.narrow_to_outputs();
+      check_indices(chosen.entry().inputs, chosen.inputs(), chosen.inputs_read());
+      return chosen;
+    } catch (const Error& e) {  // the other ranks have begun
+      Executor::refuse(*machine, e);
+      throw;
+    }
+  }
+
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                   std::shared_ptr<const Cancel> cancel) {
     check_process();
@@ -278,11 +347,7 @@ struct Session::Impl {
     if (mode == RunMode::kStep && iteration >= kMostIterations)
       throw error(Code::kFailedPrecondition, "the session is at iteration {}, the last that a checkpoint can name",
                   iteration);
-    Executor& chosen = executor(mode, inputs);
-    bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
-    bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());
-    if (mode == RunMode::kEval) chosen.narrow_to_outputs();
-    check_indices(chosen.entry().inputs, chosen.inputs(), chosen.inputs_read());
+    Executor& chosen = prepared(mode, inputs, outputs);
     run = std::make_shared<RunState>();
     run_cancel = std::move(cancel);
     last = &chosen;
@@ -310,7 +375,7 @@ struct Session::Impl {
       impl.updates += committed && !overflow ? 1 : 0;
       if (impl.scales_loss() && !error) impl.adjust_scale(overflow, error);
     }
-    if (error && error->damage() == Damage::kSession) impl.broken = true;
+    if (error && error->damage() >= Damage::kSession) impl.broken = true;
     finish(impl, error);
   }
   void adjust_scale(bool overflow, std::optional<Error>& error) {
@@ -348,6 +413,15 @@ struct Session::Impl {
                     to_string(variable.dims), name_of(tensor.dtype), to_string(tensor.dims));
     if (tensor.data == nullptr && tensor.bytes() != 0)
       throw invalid("the tensor for variable '{}' has no data (null pointer)", variable.name);
+  }
+
+  size_t find_copy(std::string_view name, const HostTensor& to, int64_t copy) const {
+    const size_t index = find(name);
+    check_fits(plan->variables[index], to);
+    const auto count = static_cast<int64_t>(machine->copies(index).size());
+    if (copy < 0 || copy >= count)
+      throw invalid("copy {} of variable '{}', which has {}: 0 to {}", copy, name, count, count - 1);
+    return index;
   }
 
   // ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -425,12 +499,20 @@ TensorType Session::variable_type(std::string_view name) const {
 
 void Session::read(std::string_view name, const HostTensor& to, int64_t copy) {
   impl_->settle();
-  const size_t index = impl_->find(name);
-  impl_->check_fits(impl_->plan->variables[index], to);
-  const auto count = static_cast<int64_t>(impl_->machine->copies(index).size());
-  if (copy < 0 || copy >= count)
-    throw invalid("copy {} of variable '{}', which has {}: 0 to {}", copy, name, count, count - 1);
+  const size_t index = impl_->find_copy(name, to, copy);
+  if (!impl_->machine->whole_here(index, static_cast<size_t>(copy)))
+    throw error(Code::kFailedPrecondition,
+                "copy {} of variable '{}' has parts on devices of other ranks than {}; read what is here (read_here), "
+                "on every rank",
+                copy, name, impl_->rank())
+        .at_rank(impl_->rank());
   impl_->machine->read_variable(index, static_cast<size_t>(copy), 0, to.data, to.bytes());
+}
+
+size_t Session::read_here(std::string_view name, const HostTensor& to, int64_t copy) {
+  impl_->settle();
+  return impl_->machine->read_variable(impl_->find_copy(name, to, copy), static_cast<size_t>(copy), 0, to.data,
+                                       to.bytes());
 }
 
 void Session::write(std::string_view name, const HostTensor& from) {
@@ -471,6 +553,10 @@ void Session::save(const std::string& directory) {
   impl_->settle();
   impl_->check_computes();
   impl_->check_whole();
+  if (!impl_->ranks.empty())
+    throw unimplemented("a session of one rank of {} cannot save alone: parts of variables are on the others",
+                        impl_->options.world->size())
+        .at_rank(impl_->rank());
   CheckpointMeta meta{impl_->plan->model,
                       impl_->options.seed,
                       impl_->iteration,

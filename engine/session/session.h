@@ -1,9 +1,13 @@
 // A Session joins a plan with real devices: memory, variables, feeding, running, checkpoints. capi/ wraps exactly this.
-// A session belongs to one thread at a time. In a child process after fork() every call throws failed_precondition.
+// In a world of several ranks each has a session of the same plan, with the devices that are here: all call the same in
+// the same order, feed whole batches of which each takes its devices' samples, and get of an output what its devices
+// hand over. A session belongs to one thread at a time. In a child process after fork() every call throws
+// failed_precondition.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "run/handle.h"
 #include "session/cores.h"
 #include "session/init_files.h"
+#include "world/world.h"
 
 namespace whale {
 
@@ -29,6 +34,7 @@ struct SessionOptions {
   double loss_scale = 0;                     // f16: at first; 0: 2^16
   int64_t loss_scale_growth = 0;             // f16: steps without an overflow until it doubles; 0: 2000
   InitFiles init_files = {};                 // that initial values may come from
+  std::optional<World> world = {};           // of several ranks; none: all devices are here
   bool plan_from_file = false;               // where this engine contradicts itself, the file may be what is wrong
 };
 
@@ -66,7 +72,11 @@ class Session {
   std::vector<VariableInfo> variables() const;
   TensorType variable_type(std::string_view name) const;  // throws not_found
   // dtype and dims must fit. `copy`: which of VariableInfo::copies; the others agree with the first after every step.
+  // failed_precondition where a part of it is on a device of another rank.
   void read(std::string_view name, const HostTensor& to, int64_t copy = 0);
+  // What of it is on this rank's devices, at its place in the whole tensor; the rest of `to` is left as it is. The
+  // number of bytes that were read.
+  size_t read_here(std::string_view name, const HostTensor& to, int64_t copy = 0);
   void write(std::string_view name, const HostTensor& from);
 
   void set_learning_rate(double learning_rate);  // fixed from now on; negative: the schedule again

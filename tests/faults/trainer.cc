@@ -63,7 +63,7 @@ std::vector<std::vector<double>> Trainer::step(const Values& inputs) {
 std::vector<double> Trainer::losses() const {
   std::vector<double> out;
   for (size_t d = 0; d < machine_->size(); ++d) {
-    const BoundProgram& program = executor_->program(d);
+    const BoundProgram& program = *executor_->program(d);
     if (program.loss == nullptr) continue;
     char value[8] = {};
     machine_->memory(d).device().copy_out(value, program.loss, static_cast<size_t>(size_of(program.loss_dtype)));

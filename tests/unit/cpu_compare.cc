@@ -41,7 +41,7 @@ class Bound {
     const auto results = infer(op, attrs_, types, present);
     for (size_t i = 0; i < results.size(); ++i)
       spec_.out.push_back(operand(i < result_types.size() ? result_types[i] : results[i].dtype, results[i].dims));
-    spec_.op = op, spec_.name = def(op).name, spec_.attrs = &attrs_, spec_.context = &context_;
+    spec_.op = op, spec_.name = def(op).name, spec_.attrs = &attrs_, spec_.step = &step_, spec_.row = &row_;
     if (!spec_.out.empty()) spec_.box.origin = Dims(spec_.out[0].dims.size(), 0), spec_.box.global = spec_.out[0].dims;
     kernel_ = device_.bind(spec_);
     scratch_ = memory(kernel_->scratch_bytes());
@@ -91,7 +91,8 @@ class Bound {
   }
   Device& device_;
   Attrs attrs_;
-  StepContext context_;
+  StepParameters step_;
+  RowContext row_;
   KernelSpec spec_;
   std::unique_ptr<Kernel> kernel_;
   void* scratch_ = nullptr;

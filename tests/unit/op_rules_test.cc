@@ -31,9 +31,10 @@ double noise(uint64_t seed, uint64_t i) {  // in [-1, 1), the same on every run
 // One op on the reference device; results have the given types, which may be parts of the logical ones.
 void run(Device& device, const Op& op, const std::vector<Value>& inputs, const std::vector<bool>& present,
          std::vector<Value>& outputs, const Box* box = nullptr) {
-  StepContext context;
+  StepParameters step;
+  RowContext row;
   KernelSpec spec;
-  spec.op = op.code, spec.name = op.name, spec.attrs = &op.attrs, spec.key = op.key, spec.context = &context;
+  spec.op = op.code, spec.name = op.name, spec.attrs = &op.attrs, spec.key = op.key, spec.step = &step, spec.row = &row;
   std::vector<std::vector<double>> memory;  // doubles: aligned, and large enough for any dtype
   memory.reserve(inputs.size() + outputs.size());
   const auto operand = [&](const Value& v) {

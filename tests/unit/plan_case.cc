@@ -56,6 +56,7 @@ const Field kFields[] = {
     field<&PlanCase::devices>("devices"),
     field<&PlanCase::strategy>("strategy"),
     field<&PlanCase::kind>("kind"),
+    field<&PlanCase::ranks>("ranks"),
     field<&PlanCase::micro_batches>("micro_batches"),
     field<&PlanCase::optimizer>("optimizer"),
     field<&PlanCase::zero>("zero"),

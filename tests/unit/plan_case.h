@@ -18,6 +18,7 @@ struct PlanCase {
   std::vector<std::string> graph;
   int64_t batch = 4, devices = 1, micro_batches = 1;
   std::string strategy, kind = "ref";  // of its devices; "lag@7": with that seed
+  int ranks = 1;                       // that the devices are divided among
   std::string optimizer = "sgd#0";
   int zero = 0;
   std::vector<double> state_shares;

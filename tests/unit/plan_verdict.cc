@@ -17,8 +17,12 @@ constexpr double kStable = 1e6;    // of a loss
 // A model on its devices, from the first step to the evaluation: next() goes on by one run and gives what is compared.
 class Course {
  public:
-  Course(const PlanCase& c, const Graph& g, const std::string& devices, const CompileOptions& options)
-      : c_(c), g_(g), runner_(g, devices, options), dice_(static_cast<uint64_t>(c.batch)), fetch_(options.fetch) {
+  Course(const PlanCase& c, const Graph& g, const std::string& devices, const CompileOptions& options, int ranks = 1)
+      : c_(c),
+        g_(g),
+        runner_(g, devices, options, 7, ranks),
+        dice_(static_cast<uint64_t>(c.batch)),
+        fetch_(options.fetch) {
     for (auto* names : {&fetch_, &predicted_}) {
       names->emplace_back("loss");
       for (const NamedTensor& o : g.outputs) names->push_back(o.name);
@@ -147,7 +151,7 @@ Verdict verdict_on(const PlanCase& c) {
   if (judge.bits) judge.alone.accumulation = micro_batches_of(c);
   std::optional<Course> one, many;
   try {
-    many.emplace(c, g, devices_of(c), options);
+    many.emplace(c, g, devices_of(c), options, static_cast<int>(std::min<int64_t>(c.ranks, c.devices)));
   } catch (const Error& e) {
     return {is_clear(e) ? Outcome::kRefused : Outcome::kWrong, e.what()};
   }

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <thread>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -142,9 +143,42 @@ Plan shared(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileO
 }
 }  // namespace
 
-Runner::Runner(const Graph& graph, const std::string& devices, CompileOptions options, uint64_t seed)
+Runner::Runner(const Graph& graph, const std::string& devices, CompileOptions options, uint64_t seed, int ranks)
     : plan_(std::make_shared<const Plan>(from_file(shared(graph, parse_devices(devices), options)))),
-      session_(std::make_unique<Session>(plan_, backends(), SessionOptions{.seed = seed, .threads = 1})) {}
+      sessions_(static_cast<size_t>(ranks)) {
+  SessionOptions o{.seed = seed, .threads = 1};
+  if (ranks == 1) {
+    sessions_[0] = std::make_unique<Session>(plan_, backends(), o);
+    return;
+  }
+  // Each rank waits for the others to open theirs. They share no engine.
+  const std::vector<World> worlds = make_inproc_worlds(ranks);
+  std::vector<std::exception_ptr> failures(worlds.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < worlds.size(); ++r)
+    threads.emplace_back([&, r] {
+      SessionOptions mine = o;
+      mine.world = worlds[r];
+      try {
+        sessions_[r] = std::make_unique<Session>(std::make_shared<const Plan>(*plan_), backends(), mine);
+      } catch (...) {
+        failures[r] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures)
+    if (failure) std::rethrow_exception(failure);
+}
+
+namespace {
+// What no rank has handed over yet; of what one has, the bytes that are others than these.
+constexpr unsigned char kNothing = 0xA5;
+
+void put_together(std::vector<char>& all, const std::vector<char>& part) {
+  for (size_t i = 0; i < all.size(); ++i)
+    if (static_cast<unsigned char>(part[i]) != kNothing) all[i] = part[i];
+}
+}  // namespace
 
 Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs) {
   const Entry* entry = nullptr;
@@ -163,36 +197,62 @@ Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::st
     memory.push_back(pack(port.dtype, given->second));
     in.push_back({port.name, {port.dtype, dims, memory.back().data()}});
   }
-  const std::vector<TensorType> types = session_->output_types(mode, in, outputs);
-  std::vector<std::vector<char>> results(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    HostTensor host{types[i].dtype, types[i].dims, nullptr};
-    results[i].resize(host.bytes());
-    host.data = results[i].data();
-    out.push_back({outputs[i], host});
-  }
+  std::vector<TensorType> types;
+  for (auto& session : sessions_) types = session->output_types(mode, in, outputs);
+  std::vector<std::vector<std::vector<char>>> results(sessions_.size());  // by rank and output
   const auto cancel = std::make_shared<Cancel>();
-  const RunHandle handle = mode == RunMode::kStep ? session_->step(in, out, cancel) : session_->eval(in, out, cancel);
-  if (!handle.wait(kLongest)) {
+  std::vector<RunHandle> handles(sessions_.size());
+  std::optional<Error> failure;
+  for (size_t r = 0; r < sessions_.size(); ++r) {
+    out.clear();
+    results[r].resize(outputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      HostTensor host{types[i].dtype, types[i].dims, nullptr};
+      results[r][i].resize(host.bytes(), static_cast<char>(sessions_.size() == 1 ? 0 : kNothing));
+      host.data = results[r][i].data();
+      out.push_back({outputs[i], host});
+    }
+    try {
+      handles[r] = mode == RunMode::kStep ? sessions_[r]->step(in, out, cancel) : sessions_[r]->eval(in, out, cancel);
+    } catch (const Error& e) {
+      if (!failure) failure = e;
+    }
+  }
+  for (const RunHandle& handle : handles) {
+    try {
+      if (handle.wait(kLongest)) continue;
+    } catch (const Error& e) {
+      if (!failure) failure = e;
+      continue;
+    }
     cancel->trigger();
-    handle.settle();
+    for (const RunHandle& each : handles) each.settle();
     throw internal("a run has not ended in {} seconds", kLongest);
   }
+  if (failure) throw Error(*failure);
   Values values;
-  for (size_t i = 0; i < outputs.size(); ++i) values[outputs[i]] = unpack(types[i].dtype, results[i]);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t r = 1; r < results.size(); ++r) put_together(results[0][i], results[r][i]);
+    values[outputs[i]] = unpack(types[i].dtype, results[0][i]);
+  }
   return values;
 }
 
 std::vector<double> Runner::read(const std::string& name, int64_t copy) {
-  const TensorType type = session_->variable_type(name);
+  const TensorType type = session().variable_type(name);
   std::vector<char> bytes(static_cast<size_t>(element_count(type.dims) * size_of(type.dtype)));
-  session_->read(name, {type.dtype, type.dims, bytes.data()}, copy);
+  std::vector<char> other(bytes.size(), 1);
+  for (auto& session : sessions_) {
+    session->read_here(name, {type.dtype, type.dims, bytes.data()}, copy);
+    session->read_here(name, {type.dtype, type.dims, other.data()}, copy);
+  }
+  WHALE_CHECK(bytes == other, "every byte of '{}' is somewhere", name);
   return unpack(type.dtype, bytes);
 }
 
 Values Runner::variables() {
   Values out;
-  for (const VariableInfo& v : session_->variables()) {
+  for (const VariableInfo& v : session().variables()) {
     const std::vector<double>& first = out[v.name] = read(v.name);
     for (int64_t k = 1; k < std::ssize(v.copies); ++k)
       if (std::vector<double> copy = read(v.name, k); copy != first)
@@ -203,14 +263,14 @@ Values Runner::variables() {
 }
 
 void Runner::write(const std::string& name, const std::vector<double>& values) {
-  const TensorType type = session_->variable_type(name);
+  const TensorType type = session().variable_type(name);
   std::vector<char> bytes = pack(type.dtype, values);
-  session_->write(name, {type.dtype, type.dims, bytes.data()});
+  for (auto& session : sessions_) session->write(name, {type.dtype, type.dims, bytes.data()});
 }
 
 Values Runner::parameters() {
   Values out;
-  for (const VariableInfo& v : session_->variables())
+  for (const VariableInfo& v : session().variables())
     if (v.role == Role::kParameter) out[v.name] = read(v.name);
   return out;
 }

@@ -52,10 +52,11 @@ struct GraphMaker {
   Dims dims(TensorId id) const { return g.tensor(id).dims; }
 };
 
-// A plan on its devices ("ref:3").
+// A plan on its devices ("ref:3"), which may be those of several ranks: a session for each, and what they hold put
+// together.
 class Runner {
  public:
-  Runner(const Graph& graph, const std::string& devices, CompileOptions options = {}, uint64_t seed = 7);
+  Runner(const Graph& graph, const std::string& devices, CompileOptions options = {}, uint64_t seed = 7, int ranks = 1);
   // Inputs come in the order of a whole tensor; their batch is what their number of elements says.
   Values step(const Values& inputs, const std::vector<std::string>& outputs) {
     return run(RunMode::kStep, inputs, outputs);
@@ -67,13 +68,13 @@ class Runner {
   Values variables();  // optimizer state and buffers too; copies that differ from the first by names of their own
   std::vector<double> read(const std::string& name, int64_t copy = 0);
   void write(const std::string& name, const std::vector<double>& values);
-  Session& session() { return *session_; }
+  Session& session(size_t rank = 0) { return *sessions_[rank]; }
 
  private:
   Values run(RunMode mode, const Values& inputs,
              const std::vector<std::string>& outputs);  // ends in a minute, or throws
   std::shared_ptr<const Plan> plan_;
-  std::unique_ptr<Session> session_;
+  std::vector<std::unique_ptr<Session>> sessions_;  // by rank
 };
 
 // Noise for the float inputs of a graph, small numbers for the integer ones, for a batch of that many samples.

@@ -112,14 +112,18 @@ PlanCase shrunk(PlanCase c, const std::string& kind) {
   return c;
 }
 
-Tally hold(const std::string& name, int cases, int64_t most_devices, int steps, bool late = false) {
+enum class On { kHere, kLate, kRanks };
+
+Tally hold(const std::string& name, int cases, int64_t most_devices, int steps, On on = On::kHere) {
   Tally tally;
   CHECK(holds(name, cases, [&] {
     const auto generated = rc::gen::map(rc::gen::inRange<uint32_t>(0, 1u << 30), [&](uint32_t word) {
       Dice dice(word);
       PlanCase c = random_plan_case(dice, most_devices);
       c.steps = steps;
-      if (late) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
+      if (on == On::kLate) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
+      if (on == On::kRanks) c.ranks = static_cast<int>(dice.between(2, 3));
+      if (on == On::kRanks && dice.coin()) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
       return c;
     });
     // Not by the word, which says nothing: by parts of the case.
@@ -180,7 +184,13 @@ TEST_CASE("property: every plan of 9 to 64 devices is one device") {
 }
 
 // Their queues overtake each other wherever the plan lets them.
-TEST_CASE("property: every plan on devices that are late is one device") { hold("plans, late", 100, 8, 3, true); }
+TEST_CASE("property: every plan on devices that are late is one device") { hold("plans, late", 100, 8, 3, On::kLate); }
+
+// They share a store and a wire of flat bytes, and nothing else.
+TEST_CASE("property: every plan of two or three ranks is one device") {
+  const Tally tally = hold("plans of ranks", 150, 8, 3, On::kRanks);
+  CHECK(tally.count(Outcome::kRefused) * 4 <= tally.count(Outcome::kEqual));
+}
 
 // Not a test: one case, or the kinds of failures among many, each with a small example.
 TEST_CASE("hunt for failing plans" * doctest::skip()) {

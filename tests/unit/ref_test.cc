@@ -39,7 +39,8 @@ Value noise(Dims dims, uint64_t seed) {
 struct Setting {
   Box box;
   uint64_t key = 0;
-  StepContext context;
+  StepParameters step;
+  RowContext row;
 };
 
 std::vector<Value> run(OpCode op, std::vector<Value> inputs, Attrs attrs = {}, Setting setting = {}) {
@@ -54,7 +55,7 @@ std::vector<Value> run(OpCode op, std::vector<Value> inputs, Attrs attrs = {}, S
   const std::vector<TensorType> results = infer(op, attrs, types, present);
   KernelSpec spec;
   spec.op = op, spec.name = def(op).name, spec.attrs = &attrs;
-  spec.box = setting.box, spec.key = setting.key, spec.context = &setting.context;
+  spec.box = setting.box, spec.key = setting.key, spec.step = &setting.step, spec.row = &setting.row;
   std::vector<std::pair<void*, size_t>> owned;
   const auto operand = [&](DType dtype, const Dims& dims) {
     Operand x;
@@ -163,7 +164,7 @@ TEST_CASE("ref: a fused chain gives what its ops give, types of the steps includ
   body.steps.push_back({OpCode::k_dropout, DType::kBF16, {3}, 0.5, 42});
   body.results = {3, 4};
   Setting setting;
-  setting.context.seed = 5;
+  setting.step.seed = 5;
   const auto fused = run(OpCode::k_fused, {x, b}, encode(body, 2), setting);
   const Value gelu = run(OpCode::k_gelu, {run(OpCode::k_add, {x, b})[0]})[0];
   setting.key = 42;
@@ -210,7 +211,7 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
   const int64_t rows = 8, width = 6;
   const Value ones = f64({rows, width}, std::vector<double>(static_cast<size_t>(rows * width), 1));
   Setting whole;
-  whole.key = 7, whole.context = {.seed = 3, .iteration = 11, .updates = 0, .batch_begin = 0};
+  whole.key = 7, whole.step = {.seed = 3, .iteration = 11};
   const Attrs attrs{{"rate", 0.25}};
   const Value all = run(OpCode::k_dropout, {ones}, attrs, whole)[0];
   const double kept = std::accumulate(all.data.begin(), all.data.end(), 0.0) / (4.0 / 3);
@@ -221,7 +222,7 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 3}, {3, 8}}) {
     Setting cut = whole;
     cut.box = {{0, 0}, {rows, width}, Digit{0, 1, 1}};
-    cut.context.batch_begin = begin;
+    cut.row.batch_begin = begin;
     const Value part = f64({end - begin, width}, std::vector<double>(static_cast<size_t>((end - begin) * width), 1));
     const Value got = run(OpCode::k_dropout, {part}, attrs, cut)[0];
     joined.insert(joined.end(), got.data.begin(), got.data.end());
@@ -238,7 +239,7 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
         CHECK(got[static_cast<size_t>(r * 2 + c)] == all[static_cast<size_t>(r * width + begin + c)]);
   }
   Setting later = whole;
-  later.context.iteration = 12;
+  later.step.iteration = 12;
   CHECK(run(OpCode::k_dropout, {ones}, attrs, later)[0].data != all.data);
 }
 
@@ -547,7 +548,7 @@ TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included,
   const Value packed = noise({3, 4, 4 + 2 * 2, 2}, 1), dout = noise({3, 4, 4, 2}, 2);
   const Value q = heads(packed, 0, 4), k = heads(packed, 4, 2), v = heads(packed, 6, 2);
   Setting setting;
-  setting.key = 9, setting.context.seed = 1;
+  setting.key = 9, setting.step.seed = 1;
   const Attrs attrs{{"causal", true}, {"kv_heads", int64_t{2}}, {"dropout", 0.5}};
   const auto y = run(OpCode::k_attention, {packed, absent(), absent(), absent()}, attrs, setting);
   const auto plain = run(OpCode::k_attention, {q, k, v, absent()}, attrs, setting);
@@ -575,7 +576,7 @@ TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included,
     s.dims[0] = 1;
     return s;
   };
-  setting.context.batch_begin = 2;  // only the last sample is here
+  setting.row.batch_begin = 2;  // only the last sample is here
   setting.box = {{0, 0, 0, 0}, {3, 4, 4, 2}, Digit{0, 1, 1}};
   const auto last = run(OpCode::k_attention, {sample(packed, 2), absent(), absent(), absent()}, attrs, setting);
   CHECK(last[0].data == sample(y[0], 2).data);

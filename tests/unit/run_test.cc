@@ -62,7 +62,7 @@ using test::HandOptions;
 using Hook = std::function<void(int, const std::string&)>;
 struct Contexts {  // of the kernels, by device and name
   std::mutex mutex;
-  std::map<std::pair<int, std::string>, const StepContext*> map;
+  std::map<std::pair<int, std::string>, const RowContext*> map;
 };
 class HookedDevice final : public Device {
  public:
@@ -74,7 +74,7 @@ class HookedDevice final : public Device {
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
     {
       const std::lock_guard lock(contexts_.mutex);
-      contexts_.map[{index_, spec.name}] = spec.context;
+      contexts_.map[{index_, spec.name}] = spec.row;
     }
     return std::make_unique<HookedKernel>(index_, spec.name, inner_->bind(spec), hook_);
   }
@@ -341,8 +341,7 @@ TEST_CASE("kernels read the begin of the sample cut that their instruction names
   Rig rig(plan);
   std::vector<std::pair<std::string, int64_t>> seen;
   rig.hook = [&](int device, const std::string& name) {
-    const StepContext* context = rig.contexts.map.at({device, name});
-    seen.emplace_back(name, context->batch_begin);
+    seen.emplace_back(name, rig.contexts.map.at({device, name})->batch_begin);
   };
   REQUIRE_FALSE(rig.step(test::hand_batch(o.batch), 0.01));
   const auto begins = [&](const std::string& name) {

@@ -66,11 +66,10 @@ AttentionArgs make_args(const KernelSpec& spec, size_t first, const Operand& bia
 }
 
 // What changes each time it runs.
-void refresh(AttentionArgs& a, const StepContext* context, uint64_t key) {
-  if (context != nullptr) a.batch_begin = context->batch_begin;
+void refresh(AttentionArgs& a, const StepParameters* step, const RowContext* row, uint64_t key) {
+  if (row != nullptr) a.batch_begin = row->batch_begin;
   a.shift = a.box.coordinate(1, 0, a.batch_begin) + a.all_keys - a.all_queries - a.key_begin;
-  if (context != nullptr && a.rate > 0)
-    a.stream = RandomStream(context->seed, key, static_cast<uint64_t>(context->iteration));
+  if (step != nullptr && a.rate > 0) a.stream = RandomStream(step->seed, key, static_cast<uint64_t>(step->iteration));
 }
 uint64_t key_of(const KernelSpec& spec) {
   return spec.key != 0 ? spec.key : static_cast<uint64_t>(attr_int(*spec.attrs, "key"));
@@ -85,9 +84,9 @@ std::unique_ptr<Kernel> bind_attention(const KernelSpec& spec, CpuDevice& device
   const int threads = device.threads();
   const auto floats = static_cast<int64_t>(attention_scratch(args));
   const auto bytes = static_cast<size_t>(threads) * static_cast<size_t>(floats) * 4;
-  return make_kernel(bytes, [=, context = spec.context, key = key_of(spec)](char* scratch) {
+  return make_kernel(bytes, [=, step = spec.step, row = spec.row, key = key_of(spec)](char* scratch) {
     AttentionArgs a = args;
-    refresh(a, context, key);
+    refresh(a, step, row, key);
     const int64_t blocks = a.query_blocks(), tasks = a.batches * a.heads * blocks;
     parallel_tasks(threads, tasks, [&](int64_t task, int thread) {
       const int64_t block = blocks - 1 - task % blocks, head = task / blocks;  // causal: the long ones first
@@ -115,9 +114,9 @@ std::unique_ptr<Kernel> bind_attention_grad(const KernelSpec& spec, CpuDevice& d
   const bool direct = dbias.dtype == DType::kF32;
   const int64_t biases = dbias.present() ? count(dbias) : 0;
   const size_t total = bytes + (direct ? 0 : static_cast<size_t>(biases * 4));
-  return make_kernel(total, [=, context = spec.context, key = key_of(spec)](char* scratch) {
+  return make_kernel(total, [=, step = spec.step, row = spec.row, key = key_of(spec)](char* scratch) {
     AttentionArgs a = args;
-    refresh(a, context, key);
+    refresh(a, step, row, key);
     if (dbias.present()) {
       a.dbias = direct ? static_cast<float*>(dbias.data) : reinterpret_cast<float*>(scratch + bytes);
       std::memset(a.dbias, 0, static_cast<size_t>(biases) * 4);

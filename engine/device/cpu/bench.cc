@@ -142,8 +142,9 @@ double flops_of(const KernelSpec& spec) {
 void time_case(Device& device, const std::string& text, double seconds) {
   Case c;
   parse(text, c);
-  StepContext context;
-  c.spec.context = &context;
+  StepParameters step;
+  RowContext row;
+  c.spec.step = &step, c.spec.row = &row;
   double bytes = 0;
   uint64_t key = 0;
   for (auto* list : {&c.spec.in, &c.spec.out})

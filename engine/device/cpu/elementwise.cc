@@ -58,7 +58,8 @@ struct Program {
   int64_t elements = 0, tile = 0, slot_bytes = 0;
   int64_t row = 1;  // last dimension of the output
   GlobalIndex global{Box{}, Dims{}};
-  const StepContext* context = nullptr;
+  const StepParameters* parameters = nullptr;
+  const RowContext* samples = nullptr;
 };
 
 Input make_input(const Operand& x, const Dims& out, bool as_integer) {
@@ -150,7 +151,7 @@ void load_input(const Input& in, int64_t begin, T* to, int64_t n) {
 
 // Words of local elements begin .. begin + n - 1, in runs that are contiguous in the logical tensor.
 void global_words(const Program& p, const RandomStream& stream, int64_t begin, uint32_t* words, int64_t n) {
-  const int64_t batch = p.context->batch_begin;
+  const int64_t batch = p.samples->batch_begin;
   if (p.global.contiguous())
     return random_words(stream, static_cast<uint64_t>(begin + p.global.offset(batch)), words, n);
   for (int64_t done = 0; done < n;) {
@@ -164,7 +165,7 @@ void global_words(const Program& p, const RandomStream& stream, int64_t begin, u
 }
 
 void run_dropout(const Program& p, const Step& step, const float* x, float* y, int64_t begin, int64_t n) {
-  const RandomStream stream(p.context->seed, step.key, static_cast<uint64_t>(p.context->iteration));
+  const RandomStream stream(p.parameters->seed, step.key, static_cast<uint64_t>(p.parameters->iteration));
   const uint32_t threshold = drop_threshold(step.rate);
   const auto scale = static_cast<float>(1 / (1 - step.rate));
   uint32_t words[256];
@@ -301,7 +302,8 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
   p.elements = element_count(dims);
   p.row = std::max<int64_t>(last_dim(spec.out[0]), 1);
   p.global = GlobalIndex(spec.box, dims);
-  p.context = spec.context;
+  p.parameters = spec.step;
+  p.samples = spec.row;
   const size_t inputs = spec.in.size(), slots = inputs + body.steps.size();
   // An integer operand that is only cast to float is loaded as float at once.
   std::vector<bool> is_int(slots), only_cast(inputs, true);

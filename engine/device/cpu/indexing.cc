@@ -240,30 +240,29 @@ std::unique_ptr<Kernel> bind_rotary(const KernelSpec& spec, CpuDevice& device) {
   }
   const int64_t n = rows(x);
   const size_t bytes = static_cast<size_t>(device.threads()) * static_cast<size_t>(round_up(d, 16)) * 4 * 2;
-  return make_kernel(
-      bytes, [=, turn = std::move(turn), context = spec.context, threads = device.threads()](char* scratch) {
-        const int64_t begin = context != nullptr ? context->batch_begin : 0;
-        parallel_for(threads, n, std::max<int64_t>(1, 16384 / std::max<int64_t>(d, 1)), [&](int64_t b, int64_t e) {
-          float* in = reinterpret_cast<float*>(scratch) + omp_get_thread_num() * round_up(d, 16) * 2;
-          float* out = in + round_up(d, 16);
-          for (int64_t i = b; i < e; ++i) {
-            load_tile(x.dtype, x.data, i * d, in, d);
-            std::memcpy(out, in, static_cast<size_t>(d) * 4);
-            if (limit < 0 || global.coordinate(2, i % heads, begin) < limit) {
-              const int64_t t = i / heads % time;
-              const float* cosine = turn.data() + 2 * (moves ? global.coordinate(1, t, begin) : t) * half;
-              const float* sine = cosine + half;
-              const int64_t step = interleaved ? 2 : 1, other = interleaved ? 1 : half;
-              for (int64_t p = 0; p < half; ++p) {
-                const float u = in[p * step], v = in[p * step + other];
-                out[p * step] = u * cosine[p] - v * sine[p];
-                out[p * step + other] = v * cosine[p] + u * sine[p];
-              }
-            }
-            store_tile(y.dtype, out, y.data, i * d, d);
+  return make_kernel(bytes, [=, turn = std::move(turn), row = spec.row, threads = device.threads()](char* scratch) {
+    const int64_t begin = row != nullptr ? row->batch_begin : 0;
+    parallel_for(threads, n, std::max<int64_t>(1, 16384 / std::max<int64_t>(d, 1)), [&](int64_t b, int64_t e) {
+      float* in = reinterpret_cast<float*>(scratch) + omp_get_thread_num() * round_up(d, 16) * 2;
+      float* out = in + round_up(d, 16);
+      for (int64_t i = b; i < e; ++i) {
+        load_tile(x.dtype, x.data, i * d, in, d);
+        std::memcpy(out, in, static_cast<size_t>(d) * 4);
+        if (limit < 0 || global.coordinate(2, i % heads, begin) < limit) {
+          const int64_t t = i / heads % time;
+          const float* cosine = turn.data() + 2 * (moves ? global.coordinate(1, t, begin) : t) * half;
+          const float* sine = cosine + half;
+          const int64_t step = interleaved ? 2 : 1, other = interleaved ? 1 : half;
+          for (int64_t p = 0; p < half; ++p) {
+            const float u = in[p * step], v = in[p * step + other];
+            out[p * step] = u * cosine[p] - v * sine[p];
+            out[p * step + other] = v * cosine[p] + u * sine[p];
           }
-        });
-      });
+        }
+        store_tile(y.dtype, out, y.data, i * d, d);
+      }
+    });
+  });
 }
 
 bool float_first(const std::vector<DType>& in, const std::vector<DType>& out) {

@@ -149,8 +149,8 @@ std::unique_ptr<Kernel> bind_iota(const KernelSpec& spec, CpuDevice&) {
   if (dim < 0) dim += static_cast<int64_t>(y.dims.size());
   const AxisView v = view_axis(y.dims, dim);
   const GlobalIndex global(spec.box, y.dims);
-  return make_kernel(0, [=, context = spec.context](char*) {
-    const int64_t batch = context ? context->batch_begin : 0;
+  return make_kernel(0, [=, row = spec.row](char*) {
+    const int64_t batch = row ? row->batch_begin : 0;
     for (int64_t i = 0, n = count(y); i < n; ++i) {
       const int64_t value = global.coordinate(static_cast<int>(dim), i / v.inner % v.extent, batch);
       const auto f = static_cast<float>(value);

@@ -111,6 +111,7 @@ class LagDevice final : public Device {
     KernelSpec mine = spec;
     for (std::vector<Operand>* list : {&mine.in, &mine.out})
       for (Operand& operand : *list) operand.data = real(operand.data);
+    mine.step = real(mine.step);
     return std::make_unique<LagKernel>(device_->bind(mine), mine);
   }
   void copy_in(void* to, const void* from, size_t bytes) override {

@@ -26,10 +26,11 @@ struct Problem {
   Dims bias;  // empty: none
   GlobalIndex box;
   int64_t all_heads, all_queries;  // global extents, for the dropout index
-  const StepContext* context;
+  const StepParameters* step;
+  const RowContext* row;
 
   Problem(const KernelSpec& spec, size_t first, const Operand& bias_operand)
-      : box(spec.box, spec.out[0].dims), context(spec.context) {
+      : box(spec.box, spec.out[0].dims), step(spec.step), row(spec.row) {
     const Dims& qs = spec.in[first].dims;
     packed = !input(spec, first + 1).present();
     batch = qs[0], tq = qs[1], d = qs[3];
@@ -66,7 +67,7 @@ struct Problem {
   // Keys that query i sees: [0, visible).
   int64_t visible(int64_t i) const {
     if (!causal) return tk;
-    const int64_t position = box.coordinate(1, i, context ? context->batch_begin : 0);
+    const int64_t position = box.coordinate(1, i, row ? row->batch_begin : 0);
     return std::clamp<int64_t>(position + keys - all_queries + 1 - key_begin, 0, tk);
   }
   int64_t bias_at(int64_t b, int64_t h, int64_t i, int64_t j) const {
@@ -75,14 +76,13 @@ struct Problem {
   // What a probability is multiplied with: 0 or 1 / (1 - rate); index ((b H + h) Tq + q) Tk + k in global numbers.
   double keep(const RandomStream& random, int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (rate == 0) return 1;
-    const int64_t begin = context->batch_begin;
+    const int64_t begin = row->batch_begin;
     const int64_t row = (box.coordinate(0, b, begin) * all_heads + box.coordinate(2, h, begin)) * all_queries +
                         box.coordinate(1, i, begin);
     return random.word(static_cast<uint64_t>(row * keys + key_begin + j)) >= drop_threshold(rate) ? 1 / (1 - rate) : 0;
   }
   RandomStream random() const {
-    return context ? RandomStream(context->seed, key, static_cast<uint64_t>(context->iteration))
-                   : RandomStream(0, key, 0);
+    return step ? RandomStream(step->seed, key, static_cast<uint64_t>(step->iteration)) : RandomStream(0, key, 0);
   }
 };
 

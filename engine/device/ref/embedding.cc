@@ -55,9 +55,9 @@ Body bind_rotary(const KernelSpec& spec) {
   const bool interleaved = attr_bool(*spec.attrs, "interleaved");
   const double direction = attr_bool(*spec.attrs, "inverse") ? -1 : 1;
   const GlobalIndex global(spec.box, dims);
-  const StepContext* context = spec.context;
+  const RowContext* row = spec.row;
   return [=] {
-    const int64_t batch_begin = context ? context->batch_begin : 0;
+    const int64_t batch_begin = row ? row->batch_begin : 0;
     for (int64_t i = 0; i < batch * time * heads; ++i) {
       const int64_t head = global.coordinate(2, i % heads, batch_begin);
       const double position = static_cast<double>(global.coordinate(1, i / heads % time, batch_begin));

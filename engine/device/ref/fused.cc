@@ -19,8 +19,8 @@ struct Step {
   bool whole;  // its result is of integers
 };
 
-double dropped(const FusedStep& step, double x, const StepContext& context, int64_t index) {
-  const RandomStream random(context.seed, step.key, static_cast<uint64_t>(context.iteration));
+double dropped(const FusedStep& step, double x, const StepParameters& parameters, int64_t index) {
+  const RandomStream random(parameters.seed, step.key, static_cast<uint64_t>(parameters.iteration));
   const bool keep = random.word(static_cast<uint64_t>(index)) >= drop_threshold(step.value);
   return keep ? x / (1 - step.value) : 0;
 }
@@ -51,7 +51,8 @@ Body bind_fused(const KernelSpec& spec) {
   for (size_t i = 0; i < spec.out.size(); ++i) outs.push_back(out(spec, i));
   const Walk<kMaxInputs> walk(dims, strides);
   const GlobalIndex global(spec.box, dims);
-  const StepContext* context = spec.context;
+  const StepParameters* parameters = spec.step;
+  const RowContext* row = spec.row;
   std::vector<Number> value(inputs + steps.size());
   return [=]() mutable {
     walk.each([&](int64_t i, const auto& at) {
@@ -61,7 +62,7 @@ Body bind_fused(const KernelSpec& spec) {
         Number x[3];
         for (size_t n = 0; n < what.operands.size(); ++n) x[n] = value[static_cast<size_t>(what.operands[n])];
         Number& y = value[inputs + s];
-        y = function ? function(x) : Number{dropped(what, x[0].real, *context, global(i, context->batch_begin))};
+        y = function ? function(x) : Number{dropped(what, x[0].real, *parameters, global(i, row->batch_begin))};
         if (whole)
           y.whole = rounded(what.dtype, y.whole);
         else

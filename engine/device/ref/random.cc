@@ -20,9 +20,9 @@ Body bind_iota(const KernelSpec& spec) {
   const size_t dim = axis_of(attr_int(*spec.attrs, "dim"), dims.size());
   const AxisShape shape(dims, dim);
   const GlobalIndex global(spec.box, dims);
-  const StepContext* context = spec.context;
+  const RowContext* row = spec.row;
   return [=] {
-    const int64_t batch_begin = context ? context->batch_begin : 0;
+    const int64_t batch_begin = row ? row->batch_begin : 0;
     for (int64_t i = 0; i < y.count; ++i) {
       const int64_t at = i / shape.inner % shape.extent;
       y.set(i, static_cast<double>(global.coordinate(static_cast<int>(dim), at, batch_begin)));
@@ -36,12 +36,13 @@ Body bind_dropout(const KernelSpec& spec) {
   const double rate = attr_float(*spec.attrs, "rate");
   const uint64_t key = spec.key != 0 ? spec.key : static_cast<uint64_t>(attr_int(*spec.attrs, "key"));
   const GlobalIndex global(spec.box, spec.out[0].dims);
-  const StepContext* context = spec.context;
+  const StepParameters* step = spec.step;
+  const RowContext* row = spec.row;
   return [=] {
-    const RandomStream random(context->seed, key, static_cast<uint64_t>(context->iteration));
+    const RandomStream random(step->seed, key, static_cast<uint64_t>(step->iteration));
     const uint32_t threshold = drop_threshold(rate);
     for (int64_t i = 0; i < y.count; ++i) {
-      const int64_t index = global(i, context->batch_begin);
+      const int64_t index = global(i, row->batch_begin);
       y.set(i, random.word(static_cast<uint64_t>(index)) >= threshold ? x[i] / (1 - rate) : 0.0);
     }
   };

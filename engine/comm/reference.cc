@@ -1,0 +1,313 @@
+// The reference: a collective as messages between its members, over a wire that takes flat bytes only. A member packs
+// for each other one what that one needs of it, and puts down or combines, in the order of the members, what comes:
+// the bits are those of the transport among threads, which is tested against this.
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/adasum_tree.h"
+#include "comm/all_to_all_shape.h"
+#include "comm/member.h"
+#include "comm/strided.h"
+#include "comm/wire.h"
+
+namespace whale {
+namespace {
+
+using namespace inproc;  // NOLINT
+
+constexpr uint32_t kSlots = 2;  // a member that is one call ahead never waits for a slot
+
+// Who a member is, and what it reaches the others by.
+struct Seat {
+  const std::vector<int32_t>& devices;  // of the part of the group
+  size_t rank = 0;                      // in it
+  int32_t group = 0;
+  Device& device;
+  Wire& wire;
+  const std::vector<int32_t>& ranks;  // of all devices of the plan
+
+  size_t size() const { return devices.size(); }
+  int of(size_t member) const { return ranks[static_cast<size_t>(devices[member])]; }
+  uint64_t tag(size_t from, size_t to) const {  // 24, 20 and 20 bits
+    return (static_cast<uint64_t>(group) << 40) | (static_cast<uint64_t>(devices[from]) << 20) |
+           static_cast<uint64_t>(devices[to]);
+  }
+};
+
+using Pieces = std::vector<std::vector<Strided>>;  // by member; what no byte is of sends no message
+
+// One message to and from each member that has something for the other.
+class Messages {
+ public:
+  Messages(const Seat& seat, Pieces sends, Pieces receives)
+      : device_(seat.device), rank_(seat.rank), sends_(std::move(sends)), receives_(std::move(receives)) {
+    senders_.resize(seat.size());
+    receivers_.resize(seat.size());
+    for (size_t m = 0; m < seat.size(); ++m) {
+      if (m == rank_) continue;
+      if (bytes_of(sends_[m]) > 0) senders_[m] = seat.wire.open_sender(seat.of(m), seat.tag(rank_, m), kSlots);
+      if (bytes_of(receives_[m]) > 0) receivers_[m] = seat.wire.open_receiver(seat.of(m), seat.tag(m, rank_));
+    }
+    own_.resize(bytes_of(sends_[rank_]));
+  }
+
+  // put(member, bytes that came), in the order of the members, this one's own among them.
+  template <class Put>
+  bool exchange(Lookout* lookout, Put put) {
+    pack(device_, sends_[rank_], own_.data());
+    for (size_t m = 0; m < senders_.size(); ++m) {
+      if (!senders_[m]) continue;
+      char* to = senders_[m]->begin(bytes_of(sends_[m]), lookout);
+      if (to == nullptr) return false;
+      pack(device_, sends_[m], to);
+      senders_[m]->end();
+    }
+    for (size_t m = 0; m < receivers_.size(); ++m) {
+      if (m == rank_ && !own_.empty()) put(m, own_.data());
+      if (!receivers_[m]) continue;
+      const char* from = receivers_[m]->begin(bytes_of(receives_[m]), lookout);
+      if (from == nullptr) return false;
+      put(m, from);
+      receivers_[m]->end();
+    }
+    return true;
+  }
+  const std::vector<Strided>& target(size_t member) const { return receives_[member]; }
+
+ private:
+  Device& device_;
+  size_t rank_;
+  Pieces sends_, receives_;
+  std::vector<std::unique_ptr<Wire::Sender>> senders_;
+  std::vector<std::unique_ptr<Wire::Receiver>> receivers_;
+  std::vector<char> own_;
+};
+
+// all_gather, all_to_all, shift.
+class Exchange final : public Collective {
+ public:
+  Exchange(const Seat& seat, Pieces sends, Pieces receives)
+      : device_(seat.device), messages_(seat, std::move(sends), std::move(receives)) {}
+  bool run(Lookout* lookout) override {
+    return messages_.exchange(lookout, [&](size_t m, const char* from) { unpack(device_, from, messages_.target(m)); });
+  }
+
+ private:
+  Device& device_;
+  Messages messages_;
+};
+
+// all_reduce, reduce_scatter: what comes from the members, combined.
+class Reduce final : public Collective {
+ public:
+  Reduce(const Seat& seat, Combine combine, DType dtype, Pieces sends, Pieces receives)
+      : device_(seat.device),
+        rank_(seat.rank),
+        combine_(combine),
+        dtype_(dtype),
+        messages_(seat, std::move(sends), std::move(receives)),
+        sum_(bytes_of(messages_.target(rank_))) {}
+  bool run(Lookout* lookout) override {
+    const size_t elements = sum_.size() / static_cast<size_t>(size_of(dtype_));
+    const bool ran = messages_.exchange(lookout, [&](size_t m, const char* from) {
+      if (!device_.has_values()) return;
+      if (m == 0)
+        std::copy_n(from, sum_.size(), sum_.data());
+      else
+        device_.combine(combine_, dtype_, sum_.data(), sum_.data(), from, elements);
+    });
+    if (ran) unpack(device_, sum_.data(), messages_.target(rank_));
+    return ran;
+  }
+
+ private:
+  Device& device_;
+  size_t rank_;
+  Combine combine_;
+  DType dtype_;
+  Messages messages_;
+  std::vector<char> sum_;
+};
+
+class Gone final : public Collective {  // nothing to do
+  bool run(Lookout*) override { return true; }
+};
+
+// Rows [rows, extent, unit] of a tensor, of which a cut takes an interval of the extent.
+Strided rows_at(const Operand& tensor, const Rows& all, const Interval& cut) {
+  return {static_cast<char*>(tensor.data), static_cast<size_t>(cut.begin * all.unit),
+          static_cast<size_t>(cut.size() * all.unit), static_cast<size_t>(all.extent * all.unit),
+          static_cast<size_t>(all.rows)};
+}
+Strided dense(const Operand& tensor) {
+  return {static_cast<char*>(tensor.data), 0, static_cast<size_t>(element_count(tensor.dims) * size_of(tensor.dtype)),
+          0, 1};
+}
+
+DType one_type(const CollectiveSpec& spec) {
+  for (const auto* list : {&spec.in, &spec.out})
+    for (const Operand& x : *list)
+      if (x.dtype != spec.in[0].dtype)
+        throw internal("a bucket of a collective holds {} and {}; one type is allowed", name_of(spec.in[0].dtype),
+                       name_of(x.dtype));
+  return spec.in[0].dtype;
+}
+
+std::unique_ptr<Collective> all_reduce(const Seat& seat, const CollectiveSpec& spec) {
+  if (spec.in.empty() || seat.size() == 1) return std::make_unique<Gone>();
+  std::vector<Strided> bucket;
+  for (const Operand& x : spec.in) bucket.push_back(dense(x));
+  const Pieces all(seat.size(), bucket);
+  return std::make_unique<Reduce>(seat, spec.combine, one_type(spec), all, all);
+}
+
+void check_operands(const CollectiveSpec& spec, const char* what) {
+  if (spec.in.empty() || spec.in.size() != spec.out.size() || spec.in.size() != spec.cuts.size())
+    throw internal("{} of {} operands has {} results and {} cuts", what, spec.in.size(), spec.out.size(),
+                   spec.cuts.size());
+}
+void check_part(const Operand& part, const Rows& all, const Interval& cut, const char* what) {
+  if (element_count(part.dims) * size_of(part.dtype) != all.rows * cut.size() * all.unit)
+    throw internal("the part of {} has {} elements, its cut [{}, {}) another number", what, element_count(part.dims),
+                   cut.begin, cut.end);
+}
+
+// reduce_scatter: of the bucket of whole tensors each member gets its cuts; all_gather: the other way round.
+std::unique_ptr<Collective> by_cuts(const Seat& seat, const CollectiveSpec& spec) {
+  const bool reduces = spec.op == OpCode::k_reduce_scatter;
+  const char* what = reduces ? "a reduce-scatter" : "an all-gather";
+  check_operands(spec, what);
+  Pieces whole(seat.size()), part(seat.size());
+  for (size_t i = 0; i < spec.in.size(); ++i) {
+    const Operand &large = reduces ? spec.in[i] : spec.out[i], &small = reduces ? spec.out[i] : spec.in[i];
+    if (element_count(large.dims) == 0) continue;
+    const Rows all = rows_of(large, spec.cuts[i].digit);
+    check_cuts(spec.cuts[i].cuts, seat.size(), all.extent);
+    check_part(small, all, spec.cuts[i].cuts[seat.rank], what);
+    for (size_t m = 0; m < seat.size(); ++m) {
+      whole[m].push_back(rows_at(large, all, spec.cuts[i].cuts[m]));
+      part[m].push_back(dense(small));
+    }
+  }
+  if (reduces) return std::make_unique<Reduce>(seat, spec.combine, one_type(spec), std::move(whole), std::move(part));
+  one_type(spec);
+  return std::make_unique<Exchange>(seat, std::move(part), std::move(whole));
+}
+
+std::unique_ptr<Collective> all_to_all(const Seat& seat, const CollectiveSpec& spec) {
+  const AllToAllShape shape(spec, seat.size(), seat.rank);
+  Pieces sends(seat.size()), receives(seat.size());
+  for (size_t m = 0; m < seat.size(); ++m) {
+    sends[m] = shape.source(static_cast<char*>(spec.in[0].data), seat.rank, m);
+    receives[m] = shape.target(static_cast<char*>(spec.out[0].data), m, seat.rank);
+  }
+  return std::make_unique<Exchange>(seat, std::move(sends), std::move(receives));
+}
+
+std::unique_ptr<Collective> shift(const Seat& seat, const CollectiveSpec& spec) {
+  const size_t n = seat.size();
+  Pieces sends(n), receives(n);
+  sends[(seat.rank + 1) % n] = {dense(spec.in.at(0))};
+  receives[(seat.rank + n - 1) % n] = {dense(spec.out.at(0))};
+  return std::make_unique<Exchange>(seat, std::move(sends), std::move(receives));
+}
+
+// Everybody has everything, and does the same.
+class Adasum final : public Collective {
+ public:
+  Adasum(const Seat& seat, const CollectiveSpec& spec)
+      : tree_(spec, seat.size(), seat.rank, seat.device),
+        device_(seat.device),
+        data_(static_cast<char*>(spec.in[0].data)),
+        messages_(seat, Pieces(seat.size(), {dense(spec.in[0])}), Pieces(seat.size(), {dense(spec.in[0])})),
+        members_(seat.size(), std::vector<char>(tree_.bytes())) {}
+  bool run(Lookout* lookout) override {
+    if (members_.size() == 1 || tree_.elements() == 0) return true;
+    tree_.scale(data_);
+    if (!messages_.exchange(lookout,
+                            [&](size_t m, const char* from) { std::copy_n(from, tree_.bytes(), members_[m].data()); }))
+      return false;
+    tree_.each_step([&](size_t distance, size_t stride, size_t count) {
+      for (size_t k = 0; k < count; ++k) {
+        char *a = members_[k * stride].data(), *b = members_[k * stride + distance].data();
+        AdasumTree::Products sum;
+        for (size_t m = 0; m < members_.size(); ++m) sum.add(tree_.products(a, b, tree_.slice(m), tree_.slice(m + 1)));
+        tree_.join(a, b, sum, 0, tree_.elements());
+      }
+      return true;
+    });
+    device_.copy_in(data_, members_[0].data(), tree_.bytes());
+    return true;
+  }
+
+ private:
+  AdasumTree tree_;
+  Device& device_;
+  char* data_;
+  Messages messages_;
+  std::vector<std::vector<char>> members_;
+};
+
+class Reference final : public Transport {
+ public:
+  Reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire, std::vector<int32_t> ranks, bool everything)
+      : groups_(groups), wire_(std::move(wire)), ranks_(std::move(ranks)), everything_(everything) {
+    // Groups inside this rank have the memory of their members in common.
+    near_ = make_inproc(groups_);
+  }
+
+  std::unique_ptr<Collective> bind(int device, const CollectiveSpec& spec, Device& memory) override {
+    const std::vector<int32_t>& part = part_of(device, spec.group);
+    if (!everything_ && std::all_of(part.begin(), part.end(), [&](int32_t d) { return is_here(d); }))
+      return near_->bind(device, spec, memory);
+    const auto at = static_cast<size_t>(std::find(part.begin(), part.end(), device) - part.begin());
+    const Seat seat{part, at, spec.group, memory, *wire_, ranks_};
+    switch (spec.op) {
+      case OpCode::k_all_reduce: return all_reduce(seat, spec);
+      case OpCode::k_reduce_scatter:
+      case OpCode::k_all_gather: return by_cuts(seat, spec);
+      case OpCode::k_all_to_all: return all_to_all(seat, spec);
+      case OpCode::k_shift: return shift(seat, spec);
+      case OpCode::k_adasum: return std::make_unique<Adasum>(seat, spec);
+      default: break;
+    }
+    throw unimplemented("the transport between ranks has no collective op {}", static_cast<int>(spec.op));
+  }
+
+  std::unique_ptr<Links> open_links(const std::vector<Link>& links) override {
+    return make_links(links, {wire_.get(), &ranks_, everything_});
+  }
+  void abort() override {
+    near_->abort();
+    wire_->abort();
+  }
+  void reset() override {
+    near_->reset();
+    wire_->begin_run();
+  }
+
+ private:
+  bool is_here(int32_t device) const { return ranks_[static_cast<size_t>(device)] == wire_->rank(); }
+  const std::vector<int32_t>& part_of(int device, int32_t group) const {
+    if (group < 0 || static_cast<size_t>(group) >= groups_.size())
+      throw internal("a collective names group {} of {}", group, groups_.size());
+    for (const std::vector<int32_t>& part : groups_[static_cast<size_t>(group)].parts)
+      if (std::find(part.begin(), part.end(), device) != part.end()) return part;
+    throw internal("device {} runs a collective of group {}, which it is not in", device, group);
+  }
+
+  const std::vector<Group> groups_;
+  std::shared_ptr<Wire> wire_;
+  const std::vector<int32_t> ranks_;
+  bool everything_;
+  std::unique_ptr<Transport> near_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire,
+                                          std::vector<int32_t> ranks, bool everything) {
+  return std::make_unique<Reference>(groups, std::move(wire), std::move(ranks), everything);
+}
+
+}  // namespace whale

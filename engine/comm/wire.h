@@ -1,0 +1,62 @@
+// A wire carries flat byte ranges between the ranks that run a plan together, and short notices about a run. A
+// transport over it needs no other memory than its own. Ranks that run the same entries in the same order number their
+// runs alike; what an aborted run left on the way is dropped.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/counter.h"
+
+namespace whale {
+
+// What a rank tells all others of the run that it is in. Ready: nothing of mine stands against the commit any more, I
+// go along with it. Stopped: I never was ready and never will be. Lost: I failed after I was.
+struct Notice {
+  enum Kind : uint8_t { kReady, kStopped, kLost };
+  Kind kind = kReady;
+  int rank = 0;
+  uint64_t run = 0;
+  Code code = Code::kUnknown;
+  std::string message;
+};
+
+class Wire {
+ public:
+  // One end of a channel: messages from one rank to another under a tag, in order. One thread at a time.
+  class Sender {
+   public:
+    virtual ~Sender() = default;
+    virtual char* begin(size_t bytes, Lookout* lookout) = 0;  // where the next message is written; null: aborted
+    virtual void end() = 0;                                   // it is written
+  };
+  class Receiver {
+   public:
+    virtual ~Receiver() = default;
+    virtual const char* begin(size_t bytes, Lookout* lookout) = 0;  // waits for the next message; null: aborted
+    virtual void end() = 0;                                         // it has been read
+  };
+
+  virtual ~Wire() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // `slots`: messages of a run that wait at most before begin() does.
+  virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t slots) = 0;
+  virtual std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) = 0;
+  virtual void begin_run() = 0;  // the next one; ends an abort
+  virtual void abort() = 0;      // every begin() that waits, and every later one, gives null, until begin_run()
+  virtual void tell(Notice::Kind kind, const Error* error) = 0;  // all other ranks, of this run
+  // The next notice of this run, or that a rank is lost, in whichever run; false: there is none yet.
+  virtual bool hear(Notice& notice) = 0;
+  // Until there may be more to hear than when it last returned, or ring().
+  virtual void wait_for_notices() = 0;
+  virtual void ring() = 0;
+};
+
+// Wires of `ranks` parts of one process, which share nothing else.
+std::vector<std::shared_ptr<Wire>> make_inproc_wires(int ranks);
+
+}  // namespace whale

@@ -1,0 +1,373 @@
+// Several ranks in one process: they share a store and a wire of flat bytes.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <thread>
+
+#include "base/error.h"
+#include "caught.h"
+#include "comm/transport.h"
+#include "data/convert.h"
+#include "device/ref/ref.h"
+#include "plan/part.h"
+#include "property.h"
+#include "trained.h"
+#include "world/world.h"
+
+using namespace whale;
+using namespace whale::test;
+
+namespace {
+
+// ---- collectives: the reference beside the transport among threads ------------------------------------------------
+constexpr DType kTypes[] = {DType::kF32, DType::kF64, DType::kBF16};
+
+struct Tensor {
+  Dims dims;
+  std::vector<char> bytes;
+};
+
+// What every member brings and gets in one random collective.
+struct Case {
+  CollectiveSpec spec;
+  DType dtype{};
+  std::vector<std::vector<Tensor>> in, out;  // by member and operand; all_reduce, adasum: in place
+};
+
+Tensor noise(const Dims& dims, DType dtype, Dice& dice) {
+  const auto n = static_cast<size_t>(element_count(dims));
+  Tensor t{dims, std::vector<char>(n * static_cast<size_t>(size_of(dtype)))};
+  const std::vector<double> values = dice.reals(n);
+  convert(DType::kF64, values.data(), dtype, t.bytes.data(), n);
+  return t;
+}
+Tensor room(const Dims& dims, DType dtype) {
+  return {dims, std::vector<char>(static_cast<size_t>(element_count(dims) * size_of(dtype)))};
+}
+std::vector<Interval> random_cuts(size_t members, int64_t extent, Dice& dice) {
+  std::vector<int64_t> ends(members - 1);
+  for (int64_t& e : ends) e = dice.between(0, extent);
+  std::sort(ends.begin(), ends.end());
+  ends.push_back(extent);
+  std::vector<Interval> cuts;
+  for (const int64_t e : ends) cuts.push_back({cuts.empty() ? 0 : cuts.back().end, e});
+  return cuts;
+}
+Dims with(Dims dims, const Digit& digit, const Interval& cut) {
+  dims[static_cast<size_t>(digit.dim)] = digit.outer * cut.size() * digit.inner;
+  return dims;
+}
+
+Case random_case(size_t members, Dice& dice) {
+  constexpr OpCode kOps[] = {OpCode::k_all_reduce, OpCode::k_reduce_scatter, OpCode::k_all_gather,
+                             OpCode::k_all_to_all, OpCode::k_shift,          OpCode::k_adasum};
+  constexpr Combine kCombines[] = {Combine::kSum, Combine::kMax, Combine::kMin, Combine::kLogSumExp};
+  Case c;
+  c.spec.op = kOps[dice.below(std::ssize(kOps))];
+  c.spec.combine = kCombines[dice.below(std::ssize(kCombines))];
+  c.dtype = kTypes[dice.below(std::ssize(kTypes))];
+  c.in.resize(members), c.out.resize(members);
+  const Digit digit{static_cast<int>(dice.below(2)), dice.between(1, 3), dice.between(1, 3)};
+  const int64_t extent = dice.between(0, 9);
+  const size_t operands =
+      c.spec.op == OpCode::k_all_reduce || c.spec.op == OpCode::k_reduce_scatter || c.spec.op == OpCode::k_all_gather
+          ? static_cast<size_t>(dice.between(1, 3))
+          : 1;
+  for (size_t i = 0; i < operands; ++i) {
+    Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, 40)};
+    whole[static_cast<size_t>(digit.dim)] = digit.outer * extent * digit.inner;
+    const std::vector<Interval> cuts = random_cuts(members, extent, dice);
+    Digit to{1 - digit.dim, 1, dice.between(1, 2)};
+    const int64_t to_extent = dice.between(1, 6);
+    if (c.spec.op == OpCode::k_all_to_all) {
+      whole[static_cast<size_t>(to.dim)] = to_extent * to.inner;
+      c.spec.to = {to, random_cuts(members, to_extent, dice)};
+    }
+    if (c.spec.op != OpCode::k_all_reduce && c.spec.op != OpCode::k_shift && c.spec.op != OpCode::k_adasum)
+      c.spec.cuts.push_back({digit, cuts});
+    for (size_t m = 0; m < members; ++m) {
+      const size_t before = (m + members - 1) % members;
+      switch (c.spec.op) {
+        case OpCode::k_reduce_scatter:
+          c.in[m].push_back(noise(whole, c.dtype, dice));
+          c.out[m].push_back(room(with(whole, digit, cuts[m]), c.dtype));
+          break;
+        case OpCode::k_all_gather:
+          c.in[m].push_back(noise(with(whole, digit, cuts[m]), c.dtype, dice));
+          c.out[m].push_back(room(whole, c.dtype));
+          break;
+        case OpCode::k_all_to_all:
+          c.in[m].push_back(noise(with(whole, digit, cuts[m]), c.dtype, dice));
+          c.out[m].push_back(room(with(whole, to, c.spec.to.cuts[m]), c.dtype));
+          break;
+        case OpCode::k_shift:
+          c.in[m].push_back(noise(with(whole, digit, cuts[m]), c.dtype, dice));
+          c.out[m].push_back(room(with(whole, digit, cuts[before]), c.dtype));
+          break;
+        default: c.in[m].push_back(noise(whole, c.dtype, dice));
+      }
+    }
+  }
+  return c;
+}
+
+// Three calls, the later ones on what the earlier ones left; all bytes of all members.
+std::vector<std::vector<char>> results(Case c, const std::vector<Transport*>& transports) {
+  const auto backend = make_ref_backend();
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<std::unique_ptr<Collective>> bound;
+  for (size_t m = 0; m < c.in.size(); ++m) {
+    devices.push_back(backend->open({DeviceKind::kRef, {}, 0}));
+    CollectiveSpec spec = c.spec;
+    const auto operand = [&](Tensor& t) { return Operand{t.bytes.data(), c.dtype, t.dims, false, nullptr}; };
+    for (Tensor& t : c.in[m]) spec.in.push_back(operand(t));
+    for (Tensor& t : c.out[m]) spec.out.push_back(operand(t));
+    if (c.out[m].empty()) spec.out = spec.in;
+    bound.push_back(transports[m]->bind(static_cast<int>(m), spec, *devices[m]));
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> failures{0};
+  for (size_t m = 0; m < bound.size(); ++m)
+    threads.emplace_back([&, m] {
+      for (int call = 0; call < 3; ++call) failures += !bound[m]->run(nullptr);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(failures == 0);
+  std::vector<std::vector<char>> all;
+  for (const auto* side : {&c.in, &c.out})
+    for (const auto& member : *side)
+      for (const Tensor& t : member) all.push_back(t.bytes);
+  return all;
+}
+
+// ---- sessions -----------------------------------------------------------------------------------------------------
+struct Ranks {
+  std::vector<std::unique_ptr<Session>> sessions;
+  std::vector<std::optional<Error>> errors;
+  Ranks(const std::vector<Plan>& plans, SessionOptions options = {}, std::vector<World> worlds = {}) {
+    if (worlds.empty()) worlds = make_inproc_worlds(static_cast<int>(plans.size()));
+    sessions.resize(plans.size()), errors.resize(plans.size());
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < plans.size(); ++r)
+      threads.emplace_back([&, r] {
+        SessionOptions mine = options;
+        mine.world = worlds[r];
+        try {
+          sessions[r] = std::make_unique<Session>(std::make_shared<const Plan>(plans[r]),
+                                                  std::make_shared<Backends>(small::backends_folder()), mine);
+        } catch (const Error& e) {
+          errors[r] = e;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // A step on every rank; x of rank r is scaled by scales[r]. What each rank says of it.
+  std::vector<std::optional<Error>> step(const Plan& plan, const std::vector<float>& scales,
+                                         const std::vector<std::shared_ptr<const Cancel>>& cancels = {},
+                                         int32_t label = 0) {
+    std::vector<std::optional<Error>> ends(sessions.size());
+    std::vector<RunHandle> handles(sessions.size());
+    const Entry& entry = plan.entries[0];
+    std::vector<std::vector<float>> x(sessions.size());
+    std::vector<std::vector<int32_t>> y(sessions.size());
+    for (size_t r = 0; r < sessions.size(); ++r) {
+      std::vector<NamedHost> inputs;
+      for (const PlanInput& input : entry.inputs) {
+        const auto n = static_cast<size_t>(element_count(input.dims));
+        if (input.dtype == DType::kI32) {
+          y[r].resize(n, r == 0 ? 0 : label);
+          inputs.push_back({input.name, {input.dtype, input.dims, y[r].data()}});
+        } else {
+          for (size_t i = 0; i < n; ++i) x[r].push_back(scales[r] * std::sin(static_cast<float>(i)));
+          inputs.push_back({input.name, {input.dtype, input.dims, x[r].data()}});
+        }
+      }
+      try {
+        handles[r] = sessions[r]->step(inputs, {}, cancels.empty() ? nullptr : cancels[r]);
+      } catch (const Error& e) {
+        ends[r] = e;
+      }
+    }
+    for (size_t r = 0; r < handles.size(); ++r) {
+      if (ends[r]) continue;
+      try {
+        if (!handles[r].wait(60)) ends[r] = internal("it hangs");
+      } catch (const Error& e) {
+        ends[r] = e;
+      }
+    }
+    return ends;
+  }
+
+  // All values that any rank holds, in the order of ranks and variables.
+  std::vector<float> values() {
+    std::vector<float> all;
+    for (auto& session : sessions)
+      for (const VariableInfo& v : session->variables()) {
+        std::vector<float> some(static_cast<size_t>(element_count(v.dims)), -7.0f);
+        session->read_here(v.name, {v.dtype, v.dims, some.data()});
+        all.insert(all.end(), some.begin(), some.end());
+      }
+    return all;
+  }
+};
+
+Plan plan_of(const std::string& strategy, const std::string& devices, int64_t accumulation = 0) {
+  CompileOptions options;
+  options.strategy = strategy;
+  options.accumulation = accumulation;
+  return compile(small::mlp().g, parse_devices(devices), options);
+}
+
+constexpr std::string_view kStrategies[] = {"replica", "pipeline(2, micro_batches=2)", "replica(2) > split(2)"};
+int devices_for(std::string_view strategy) { return strategy.find('>') == strategy.npos ? 2 : 4; }
+
+}  // namespace
+
+TEST_CASE("every collective by messages gives the bits of the one in shared memory") {
+  Dice dice(5);
+  for (int i = 0; i < 300; ++i) {
+    const auto members = static_cast<size_t>(dice.between(1, 6));
+    const Case c = random_case(members, dice);
+    CAPTURE(i);
+    CAPTURE(static_cast<int>(c.spec.op));
+    Group group{"replica", {{}}};
+    for (size_t m = 0; m < members; ++m) group.parts[0].push_back(static_cast<int32_t>(m));
+    const auto near = make_inproc({group});
+    // All on one rank, each on its own, or anyhow.
+    std::vector<int32_t> ranks(members);
+    const int64_t kind = dice.below(3);
+    for (size_t m = 0; m < members; ++m)
+      ranks[m] = kind == 0 ? 0 : kind == 1 ? static_cast<int32_t>(m) : static_cast<int32_t>(dice.below(3));
+    const auto wires = make_inproc_wires(static_cast<int>(members < 3 ? 3 : members));
+    std::vector<std::unique_ptr<Transport>> by_rank;
+    for (const auto& wire : wires) {
+      by_rank.push_back(make_reference({group}, wire, ranks, true));
+      by_rank.back()->reset();
+    }
+    std::vector<Transport*> nears, fars;
+    for (size_t m = 0; m < members; ++m) {
+      nears.push_back(near.get());
+      fars.push_back(by_rank[static_cast<size_t>(ranks[m])].get());
+    }
+    CHECK(results(c, nears) == results(c, fars));
+  }
+}
+
+TEST_CASE("ranks train what one process trains, bit by bit") {
+  const small::Model m = small::gpt(12, OptimizerKind::kAdamW, 4);
+  for (const char* strategy : {"replica", "split", "replica(2) > split(2)", "pipeline(2, micro_batches=4) > replica(2)",
+                               "pipeline(4, micro_batches=4)"}) {
+    CAPTURE(strategy);
+    CompileOptions options;
+    options.strategy = strategy;
+    options.zero = std::string_view(strategy) == "replica" ? 3 : 0;
+    Runner alone(m.g, "ref:4", options);
+    for (const int ranks : {2, 3, 4}) {
+      CAPTURE(ranks);
+      Runner many(m.g, "ref:4", options, 7, ranks);
+      Runner one(m.g, "ref:4", options);
+      Dice dice(3);
+      for (int step = 0; step < 2; ++step) {
+        const Values inputs = random_inputs(m.g, 12, dice, 31);
+        CHECK(many.step(inputs, {"loss"}) == one.step(inputs, {"loss"}));
+      }
+      CHECK(many.variables() == one.variables());
+    }
+  }
+}
+
+TEST_CASE("a loss that is not finite on one rank leaves all ranks as they were") {
+  for (const std::string_view strategy : kStrategies) {
+    CAPTURE(strategy);
+    const Plan plan = plan_of(std::string(strategy), fmt::format("ref:{}", devices_for(strategy)));
+    for (const size_t bad : {size_t{0}, size_t{1}}) {
+      Ranks ranks({plan, plan});
+      REQUIRE_FALSE(ranks.errors[0]);
+      REQUIRE_FALSE(ranks.errors[1]);
+      for (const auto& end : ranks.step(plan, {1, 1})) REQUIRE_FALSE(end);
+      const std::vector<float> before = ranks.values();
+      std::vector<float> scales = {1, 1};
+      scales[bad] = std::numeric_limits<float>::infinity();
+      // In a pipeline the first stage alone reads x.
+      const bool reads = strategy.find("pipeline") == strategy.npos || bad == 0;
+      for (const auto& end : ranks.step(plan, scales)) {
+        CHECK(end.has_value() == reads);
+        if (end) CHECK(end->code() == Code::kOutOfRange);
+        if (end) CHECK(end->damage() == Damage::kStep);
+      }
+      if (reads) CHECK(ranks.values() == before);
+      for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
+      CHECK(ranks.values() != before);
+      CHECK(ranks.sessions[0]->updates() == ranks.sessions[1]->updates());
+      CHECK(ranks.sessions[0]->iteration() == ranks.sessions[1]->iteration());
+    }
+  }
+}
+
+TEST_CASE("a cancel, or input that is refused, on one rank stops all ranks") {
+  for (const std::string_view strategy : kStrategies) {
+    CAPTURE(strategy);
+    const Plan plan = plan_of(std::string(strategy), fmt::format("ref:{}", devices_for(strategy)));
+    Ranks ranks({plan, plan});
+    REQUIRE_FALSE(ranks.errors[0]);
+    const std::vector<float> before = ranks.values();
+    const auto cancel = std::make_shared<Cancel>();
+    cancel->trigger();
+    for (const auto& end : ranks.step(plan, {1, 1}, {nullptr, cancel})) {
+      REQUIRE(end);
+      CHECK(end->code() == Code::kCancelled);
+    }
+    const auto ends = ranks.step(plan, {1, 1}, {}, 77);  // a label of rank 1 that no class has
+    REQUIRE((ends[0] && ends[1]));
+    CHECK(ends[0]->code() == Code::kInvalidArgument);
+    CHECK(has(ends[0]->message(), "rank 1: "));
+    CHECK(ends[0]->where().rank == 1);
+    CHECK(ranks.values() == before);
+    for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
+    CHECK(ranks.values() != before);
+  }
+}
+
+TEST_CASE("ranks that do not run the same are told so, before the first step") {
+  const Plan plan = plan_of("replica", "ref:2"), other = plan_of("replica", "ref:2", 2);
+  {
+    const Ranks ranks({plan, other});
+    for (const auto& e : ranks.errors) {
+      REQUIRE(e);
+      CHECK(e->code() == Code::kFailedPrecondition);
+      CHECK(e->where().rank == 1);
+      CHECK(has(e->message(), "rank 0 has 'plan "));
+    }
+  }
+  const Ranks ranks({plan, plan, plan});  // two devices for three ranks
+  for (const auto& e : ranks.errors) {
+    REQUIRE(e);
+    CHECK(e->code() == Code::kInvalidArgument);
+    CHECK(has(e->message(), "has none of the plan's 2 devices"));
+  }
+}
+
+TEST_CASE("a rank holds what is here, and says of the rest where it is") {
+  const Plan plan = plan_of("pipeline(2, micro_batches=2)", "ref:2");
+  Ranks ranks({plan, plan});
+  size_t here = 0, whole = 0;
+  for (auto& session : ranks.sessions)
+    for (const VariableInfo& v : session->variables()) {
+      std::vector<float> values(static_cast<size_t>(element_count(v.dims)));
+      const HostTensor to{v.dtype, v.dims, values.data()};
+      const size_t bytes = session->read_here(v.name, to);
+      here += bytes, whole += to.bytes();
+      if (bytes == to.bytes()) continue;
+      const std::string why = message_of([&] { session->read(v.name, to); }, {Code::kFailedPrecondition});
+      CHECK(has(why, "on devices of other ranks"));
+    }
+  CHECK(here * 2 == whole);
+  CHECK(has(message_of([&] { ranks.sessions[0]->save("/tmp/none"); }, {Code::kUnimplemented}), "cannot save alone"));
+}
