@@ -130,9 +130,8 @@ Attrs read_attrs(const whale_attr* attrs, size_t count) {
 }
 
 // Which kinds of scope have an option; name is any's.
-void check_scope_options(const Scope& s, int32_t reserved) {
+void check_scope_options(const Scope& s) {
   using enum ScopeKind;
-  if (reserved != 0) throw invalid("options.reserved is {}, expected 0", reserved);
   const struct {
     const char* name;
     bool given;
@@ -171,33 +170,56 @@ Scope read_scope(const whale_scope_options& o, ScopeId parent) {
   s.chunks = o.chunks;
   s.layout = text(o.layout, "options.layout");
   s.devices = text(o.devices, "options.devices");
-  check_scope_options(s, o.reserved);
+  check_scope_options(s);
   return s;
+}
+
+OptimizerKind optimizer_of(int32_t kind) {
+  switch (number<int>(kind, WHALE_OPTIMIZER_SGD, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer")) {
+    case WHALE_OPTIMIZER_SGD: return OptimizerKind::kSgd;
+    case WHALE_OPTIMIZER_NONE: return OptimizerKind::kNone;
+    default: return static_cast<OptimizerKind>(kind);
+  }
+}
+
+double epsilon_of(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kLamb: return 1e-6;
+    case OptimizerKind::kAdagrad: return 1e-10;
+    case OptimizerKind::kAdafactor: return 1e-30;
+    default: return 1e-8;
+  }
 }
 
 Training read_training(const whale_training_options& o, TensorId loss) {
   Training t;
   t.loss = loss;
-  t.optimizer.kind =
-      number<OptimizerKind>(o.optimizer, WHALE_OPTIMIZER_NONE, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer");
-  t.optimizer.learning_rate = o.learning_rate;
+  t.optimizer.kind = optimizer_of(o.optimizer);
+  const auto zeros = number<int>(o.zeros, 0, 31, "options.zeros");
+  const auto value = [&](double given, double fallback, int zero, const char* what) {
+    if ((zeros & zero) != 0 && given != 0)
+      throw invalid("options.zeros says that options.{} is meant to be 0, and it is {}", what, given);
+    return given != 0 || (zeros & zero) != 0 ? given : fallback;
+  };
+  t.optimizer.learning_rate = value(o.learning_rate, 1e-3, WHALE_ZERO_LEARNING_RATE, "learning_rate");
   t.optimizer.momentum = o.momentum;
   t.optimizer.nesterov = flag(o.nesterov, "options.nesterov");
-  t.optimizer.beta1 = o.beta1;
-  t.optimizer.beta2 = o.beta2;
-  t.optimizer.epsilon = o.epsilon;
+  t.optimizer.beta1 = value(o.beta1, 0.9, WHALE_ZERO_BETA1, "beta1");
+  t.optimizer.beta2 = value(o.beta2, 0.999, WHALE_ZERO_BETA2, "beta2");
+  t.optimizer.epsilon = value(o.epsilon, epsilon_of(t.optimizer.kind), WHALE_ZERO_EPSILON, "epsilon");
   t.optimizer.weight_decay = o.weight_decay;
-  t.optimizer.decay_rate = o.decay_rate;
-  t.optimizer.clip_threshold = o.clip_threshold;
+  t.optimizer.decay_rate = value(o.decay_rate, -0.8, WHALE_ZERO_DECAY_RATE, "decay_rate");
+  t.optimizer.clip_threshold = o.clip_threshold != 0 ? o.clip_threshold : 1;
   t.optimizer.lazy = flag(o.lazy, "options.lazy");
   t.optimizer.split = flag(o.split, "options.split");
-  t.schedule.kind = number<ScheduleKind>(o.schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.schedule");
+  t.schedule.kind =
+      number<ScheduleKind>(o.lr_schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.lr_schedule");
   t.schedule.warmup_steps = o.warmup_steps;
   t.schedule.total_steps = o.total_steps;
   t.schedule.final_fraction = o.final_fraction;
   t.clip_norm = o.clip_norm;
-  t.accumulation = o.accumulation;
-  t.precision = number<Precision>(o.precision, WHALE_PRECISION_F32, WHALE_PRECISION_F16, "options.precision");
+  t.accumulation = o.accumulation != 0 ? o.accumulation : 1;
+  t.precision = checked_precision(o.precision, "options.precision").value_or(Precision::kFloat32);
   return t;
 }
 
@@ -258,7 +280,8 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
     Variable v;
     v.role = flag(o.buffer, "options.buffer") ? Role::kBuffer : Role::kParameter;
     v.trainable = !flag(o.frozen, "options.frozen") && v.role == Role::kParameter;
-    v.decay = number<int>(o.no_decay, -1, 1, "options.no_decay") < 0 || (o.no_decay == 0 && rank >= 2);
+    const auto decay = number<int>(o.decay, WHALE_DECAY_BY_RANK, WHALE_DECAY_NEVER, "options.decay");
+    v.decay = decay == WHALE_DECAY_ALWAYS || (decay == WHALE_DECAY_BY_RANK && rank >= 2);
     v.init.kind = number<InitKind>(o.init, WHALE_INIT_ZEROS, WHALE_INIT_FILE, "options.init");
     v.init.a = o.a;
     v.init.b = o.b;

@@ -115,7 +115,7 @@ T options(const T* given, const T& defaults, const char* what) {
   if (given == nullptr) return out;
   const size_t size = given->struct_size;
   if (size < sizeof(size_t) || size > 4096) {
-    throw invalid("`{}`.struct_size is {}; start from the _INIT macro of the struct", what, size);
+    throw invalid("`{}`.struct_size is {}; set it to sizeof of the struct, as its _INIT macro does", what, size);
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = sizeof(T); i < size; ++i) {
@@ -130,5 +130,6 @@ T options(const T* given, const T& defaults, const char* what) {
 // ---- results
 // --------------------------------------------------------------------------------------------------------------
 whale_text make_text(std::string_view s);  // throws bad_alloc
+whale_bytes make_bytes(std::span<const uint8_t> bytes);
 
 }  // namespace whale::capi

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -82,6 +83,8 @@ void write_to(const std::string& path, const Plan& plan, const InitFiles& from);
 std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims);
 // dtype and dims that came through the ABI: valid, in bounds.
 DType checked_dtype(int32_t dtype);
+// None: the default.
+std::optional<Precision> checked_precision(int32_t precision, const char* what);
 Dims checked_dims(DType dtype, const int64_t* dims, size_t rank);
 
 }  // namespace whale::capi

@@ -24,8 +24,8 @@ template <std::integral From, Number To>
 void read(From from, To& to, int64_t last, const char* what) {
   to = static_cast<To>(number<int64_t>(from, 0, last, what));
 }
-void read(int32_t from, std::optional<DType>& to, int64_t, const char* what) {
-  if (const auto dtype = number<int>(from, 0, INT32_MAX, what); dtype > 0) to = checked_dtype(dtype - 1);
+void read(int32_t from, std::optional<DType>& to, int64_t, const char*) {
+  if (from != 0) to = checked_dtype(from);
 }
 void read(whale_str from, uint32_t& to, int64_t, const char* what) { to = parse_offload(text(from, what)); }
 void read(std::span<const double> from, std::vector<double>& to, int64_t, const char*) {
@@ -62,8 +62,7 @@ CompileOptions read_options(const whale_plan_options& o) {
   for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch"))
     out.fetch.push_back(nonempty(name, "options.fetch"));
   out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
-  const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F16 + 1, "options.precision");
-  if (precision > 0) out.precision = static_cast<Precision>(precision - 1);
+  out.precision = checked_precision(o.precision, "options.precision");
   read_fields(o, out);
   return out;
 }
@@ -98,6 +97,10 @@ struct Request {
     timeout_seconds = given.timeout_seconds;
   }
   Watch watch() const { return Watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), timeout_seconds); }
+  Estimate estimate() const {
+    const Watch watching = watch();
+    return whale::estimate(*graph.graph, cluster.devices, options);
+  }
 
   const whale_graph& graph;
   const whale_cluster& cluster;
@@ -105,6 +108,19 @@ struct Request {
   std::shared_ptr<const Cancel> cancel;
   double timeout_seconds = 0;
 };
+
+// A report that plans once more, under the watch that the plan was made with.
+template <class F>
+whale_status* planned_again(const whale_plan* plan, whale_text* out, F&& report, const char* call) {
+  return guard(
+      [&] {
+        const whale_plan& p = need(plan, "plan");
+        need(out, "out");
+        const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
+        *out = make_text(report(*p.plan));
+      },
+      call);
+}
 
 }  // namespace
 }  // namespace whale::capi
@@ -124,14 +140,20 @@ whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, 
 }
 
 whale_status* whale_plan_estimate(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
-                                  const whale_plan_options* options, int32_t json, whale_text* out) {
+                                  const whale_plan_options* options, whale_text* out) {
   return guard([&] {
     const Request request(engine, graph, cluster, options);
     need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Watch watch = request.watch();
-    const Estimate e = estimate(*request.graph.graph, request.cluster.devices, request.options);
-    *out = make_text(as_json ? estimate_json(e, request.cluster.devices) : estimate_text(e, request.cluster.devices));
+    *out = make_text(estimate_text(request.estimate(), request.cluster.devices));
+  });
+}
+
+whale_status* whale_plan_estimate_json(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                       const whale_plan_options* options, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    *out = make_text(estimate_json(request.estimate(), request.cluster.devices));
   });
 }
 
@@ -162,12 +184,11 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
   });
 }
 
-whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
+whale_status* whale_plan_serialize(const whale_plan* plan, whale_bytes* out) {
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
     need(out, "out");
-    const std::vector<uint8_t> bytes = with_checksum(serialize(p));
-    *out = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    *out = make_bytes(with_checksum(serialize(p)));
   });
 }
 
@@ -202,26 +223,24 @@ whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
   });
 }
 
-whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_text* out) {
-  return guard([&] {
-    const whale_plan& p = need(plan, "plan");
-    need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
-    const std::vector<BridgeRow> rows = bridges_of(*p.plan);
-    *out = make_text(as_json ? bridges_json(rows) : bridges_text(rows, cost_of(*p.plan).link));
-  });
+whale_status* whale_plan_bridges(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return bridges_text(bridges_of(p), cost_of(p).link); }, __func__);
 }
 
-whale_status* whale_plan_choices(const whale_plan* plan, int32_t json, whale_text* out) {
-  return guard([&] {
-    const whale_plan& p = need(plan, "plan");
-    need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
-    const ChoiceReport report = choices_of(*p.plan);
-    *out = make_text(as_json ? choices_json(report) : choices_text(report));
-  });
+whale_status* whale_plan_bridges_json(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return bridges_json(bridges_of(p)); }, __func__);
+}
+
+whale_status* whale_plan_choices(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return choices_text(choices_of(p)); }, __func__);
+}
+
+whale_status* whale_plan_choices_json(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return choices_json(choices_of(p)); }, __func__);
 }
 
 whale_status* whale_plan_in_float64(const whale_plan* plan, whale_plan** out) {

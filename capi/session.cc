@@ -190,7 +190,7 @@ whale_status* whale_session_write(whale_session* session, whale_str name, const 
   });
 }
 
-whale_status* whale_session_variables(whale_session* session, whale_text* out) {
+whale_status* whale_session_variables_json(whale_session* session, whale_text* out) {
   return guard([&] {
     const Session& s = live(session);
     need(out, "out");
@@ -231,7 +231,7 @@ whale_status* whale_session_trace(whale_session* session, int32_t enable) {
   return guard([&] { live(session).set_trace(flag(enable, "enable")); });
 }
 
-whale_status* whale_session_timeline(whale_session* session, whale_text* out) {
+whale_status* whale_session_timeline_json(whale_session* session, whale_text* out) {
   return guard([&] {
     Session& s = live(session);
     need(out, "out");
@@ -239,7 +239,7 @@ whale_status* whale_session_timeline(whale_session* session, whale_text* out) {
   });
 }
 
-whale_status* whale_session_report(whale_session* session, whale_text* out) {
+whale_status* whale_session_report_json(whale_session* session, whale_text* out) {
   return guard([&] {
     Session& s = live(session);
     need(out, "out");

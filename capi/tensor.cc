@@ -3,6 +3,7 @@
 
 #include "guard.h"
 #include "handles.h"
+#include "whale/dlpack.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -91,6 +92,13 @@ DType checked_dtype(int32_t dtype) {
   if (!is_valid_dtype(dtype))
     throw invalid("dtype {} is unknown, expected a whale_dtype ({} to {})", dtype, +WHALE_F32, +WHALE_U16);
   return static_cast<DType>(dtype);
+}
+
+std::optional<Precision> checked_precision(int32_t precision, const char* what) {
+  constexpr Precision kPrecisions[] = {Precision::kFloat32, Precision::kBFloat16, Precision::kFloat64,
+                                       Precision::kFloat16};  // from WHALE_PRECISION_F32 on
+  const auto given = number<size_t>(precision, WHALE_PRECISION_DEFAULT, WHALE_PRECISION_F16, what);
+  return given == 0 ? std::nullopt : std::optional(kPrecisions[given - 1]);
 }
 
 Dims checked_dims(DType dtype, const int64_t* dims, size_t rank) {

@@ -12,7 +12,12 @@
  *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session and an event
  *              belong to one thread at a time. whale_cancel_* may be called from any thread at any time.
  *   Strings    UTF-8 pointer and length (whale_str). A NULL pointer with length 0 is the empty string. WHALE_STR("text") makes one.
- *   Options    Structs begin with struct_size; start from the _INIT macro. Zero means the default.
+ *   Options    Structs begin with struct_size, which is sizeof of the struct; the _INIT macros set it and leave the rest zero. Zero is the
+ *              default of every field and of every enum, so that a zeroed struct with its struct_size set is the same as NULL. Where 0 is
+ *              a value too, the field says how it is asked for. A struct may be of an older header of this series, and shorter.
+ *   Flags      int32_t, 0 or 1; what is on by default is switched off by a field called no_....
+ *   Results    Text for people and text for programs have functions of their own: what ends in _json gives JSON. Both are a whale_text,
+ *              bytes are a whale_bytes.
  *   Dimensions int64_t, row-major; images are channels-last [n, spatial..., c].
  *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
  *              call as they were before it.
@@ -45,8 +50,10 @@ extern "C" {
 #endif
 
 #define WHALE_VERSION_MAJOR 0
-#define WHALE_VERSION_MINOR 1
+#define WHALE_VERSION_MINOR 2
 #define WHALE_VERSION_PATCH 0
+/* Of this header, as a number that compares as versions do: 2000 for 0.2.0. */
+#define WHALE_VERSION_NUMBER (WHALE_VERSION_MAJOR * 1000000 + WHALE_VERSION_MINOR * 1000 + WHALE_VERSION_PATCH)
 
 /* ---- strings ---------------------------------------------------------------------------------------------------- */
 typedef struct whale_str {
@@ -66,12 +73,24 @@ typedef struct whale_text {
 } whale_text;
 WHALE_API void whale_text_release(whale_text *text); /* sets it to {NULL, 0}; accepts NULL */
 
-/* "0.1.0"; static. */
+/* Bytes made by the library: owned by the caller, freed with whale_bytes_release. */
+typedef struct whale_bytes {
+  uint8_t *data;
+  size_t size;
+} whale_bytes;
+WHALE_API void whale_bytes_release(whale_bytes *bytes); /* sets it to {NULL, 0}; accepts NULL */
+
+/* ---- version ---------------------------------------------------------------------------------------------------- */
+typedef struct whale_status whale_status;
+/* Of the library: "0.2.0", static; and as a number, as WHALE_VERSION_NUMBER is of the header. */
 WHALE_API const char *whale_version(void);
+WHALE_API int32_t whale_version_number(void);
+/* Whether this library serves programs that were compiled with the header of that version, WHALE_VERSION_NUMBER: before 1.0 when major
+ * and minor are the same, from then on when major is; and when it is not older than the header. FAILED_PRECONDITION names both. To be
+ * asked before anything else where the library is found at run time (dlopen, ctypes, cgo with a library of the system). */
+WHALE_API whale_status *whale_abi_check(int32_t header_version);
 
 /* ---- status ----------------------------------------------------------------------------------------------------- */
-typedef struct whale_status whale_status;
-
 typedef enum whale_code {
   WHALE_OK = 0,
   WHALE_CANCELLED = 1,
@@ -132,12 +151,14 @@ typedef struct whale_engine_options {
 
 WHALE_API whale_status *whale_engine_create(const whale_engine_options *options /* may be NULL */, whale_engine **out);
 WHALE_API void whale_engine_release(whale_engine *engine);
-/* Every back end, whether it can be opened and why not, one line each, as text or as a JSON array. */
-WHALE_API whale_status *whale_engine_devices(whale_engine *engine, int32_t json, whale_text *out);
-/* The op table as JSON: name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
-WHALE_API whale_status *whale_engine_ops(whale_engine *engine, whale_text *out);
+/* Every back end, whether it can be opened and why not, one line each; as a JSON array of {name, available, text}. */
+WHALE_API whale_status *whale_engine_devices(whale_engine *engine, whale_text *out);
+WHALE_API whale_status *whale_engine_devices_json(whale_engine *engine, whale_text *out);
+/* The op table: a JSON array of name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
+WHALE_API whale_status *whale_engine_ops_json(whale_engine *engine, whale_text *out);
 
 /* ---- data types --------------------------------------------------------------------------------------------------- */
+/* 0 is no type: in options, the default. */
 typedef enum whale_dtype {
   WHALE_F32 = 1,
   WHALE_F64 = 2,
@@ -152,43 +173,10 @@ typedef enum whale_dtype {
 } whale_dtype;
 
 /* ---- tensor: data outside a session, exchanged by DLPack ----------------------------------------------------------- */
-#ifndef DLPACK_DLPACK_H_
-/* DLPack 1.x, the part that crosses this API, layout-compatible with dlpack.h (which may be included before). */
-typedef struct {
-  uint32_t major;
-  uint32_t minor;
-} DLPackVersion;
-typedef struct {
-  int32_t device_type; /* 1: CPU */
-  int32_t device_id;
-} DLDevice;
-typedef struct {
-  uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
-  uint8_t bits;
-  uint16_t lanes;
-} DLDataType;
-typedef struct {
-  void *data;
-  DLDevice device;
-  int32_t ndim;
-  DLDataType dtype;
-  int64_t *shape;
-  int64_t *strides;
-  uint64_t byte_offset;
-} DLTensor;
-typedef struct DLManagedTensor {
-  DLTensor dl_tensor;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensor *self);
-} DLManagedTensor;
-typedef struct DLManagedTensorVersioned {
-  DLPackVersion version;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self);
-  uint64_t flags; /* bit 0: read-only */
-  DLTensor dl_tensor;
-} DLManagedTensorVersioned;
-#endif
+/* DLPack 1.x: dlpack.h may be included before this header, after it, or not at all. <whale/dlpack.h> has the structs for programs that
+ * have no dlpack.h of their own. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
 
 typedef struct whale_tensor whale_tensor;
 
@@ -198,10 +186,10 @@ WHALE_API whale_status *whale_tensor_create(int32_t dtype, const int64_t *dims, 
 WHALE_API whale_status *whale_tensor_view(int32_t dtype, const int64_t *dims, size_t rank, void *data, whale_tensor **out);
 /* Takes ownership of a DLPack tensor, without copying. It must be in host memory and dense row-major. On error the
  * caller keeps it. */
-WHALE_API whale_status *whale_tensor_from_dlpack(DLManagedTensorVersioned *dl, whale_tensor **out);
-WHALE_API whale_status *whale_tensor_from_dlpack_legacy(DLManagedTensor *dl, whale_tensor **out);
+WHALE_API whale_status *whale_tensor_from_dlpack(struct DLManagedTensorVersioned *dl, whale_tensor **out);
+WHALE_API whale_status *whale_tensor_from_dlpack_legacy(struct DLManagedTensor *dl, whale_tensor **out);
 /* A DLPack view that shares the tensor's memory and keeps it alive; the caller (or the consumer) calls its deleter. */
-WHALE_API whale_status *whale_tensor_to_dlpack(const whale_tensor *tensor, DLManagedTensorVersioned **out);
+WHALE_API whale_status *whale_tensor_to_dlpack(const whale_tensor *tensor, struct DLManagedTensorVersioned **out);
 WHALE_API int32_t whale_tensor_dtype(const whale_tensor *tensor);
 WHALE_API size_t whale_tensor_rank(const whale_tensor *tensor);
 WHALE_API const int64_t *whale_tensor_dims(const whale_tensor *tensor);
@@ -240,13 +228,19 @@ typedef enum whale_init_kind {
   WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_parameter_options says where that is */
 } whale_init_kind;
 
+typedef enum whale_decay {
+  WHALE_DECAY_BY_RANK = 0, /* to tensors of rank >= 2 */
+  WHALE_DECAY_ALWAYS = 1,
+  WHALE_DECAY_NEVER = 2
+} whale_decay;
+
 typedef struct whale_parameter_options {
   size_t struct_size;
   int32_t init; /* whale_init_kind */
   int32_t frozen;   /* 1: not trained */
   double a, b;
   whale_str file, key;
-  int32_t no_decay; /* 0: weight decay applies to tensors of rank >= 2; 1: never; -1: always */
+  int32_t decay;    /* whale_decay: whether the optimizer's weight decay applies */
   int32_t buffer;   /* 1: a running statistic, not a parameter */
 } whale_parameter_options;
 #define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
@@ -297,6 +291,7 @@ WHALE_API whale_status *whale_graph_op(whale_graph *graph, whale_str op, const w
 WHALE_API whale_status *whale_graph_value(const whale_graph *graph, whale_value value, int32_t *dtype, const int64_t **dims,
                                           size_t *rank);
 
+/* Every scope has one: there is no default. */
 typedef enum whale_scope_kind {
   WHALE_SCOPE_REPLICA = 1,
   WHALE_SCOPE_SPLIT = 2,
@@ -310,7 +305,6 @@ typedef enum whale_scope_kind {
 typedef struct whale_scope_options {
   size_t struct_size;
   int32_t kind;           /* whale_scope_kind */
-  int32_t reserved;       /* 0 */
   whale_str name;
   int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
   const double *shares;   /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of
@@ -325,7 +319,7 @@ typedef struct whale_scope_options {
   whale_str devices;      /* cluster */
 } whale_scope_options;
 #define WHALE_SCOPE_OPTIONS_INIT \
-  {sizeof(whale_scope_options), 0, 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
+  {sizeof(whale_scope_options), 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
 
 /* Ops appended between begin and end are inside the scope; scopes nest. */
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
@@ -335,8 +329,8 @@ WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
 WHALE_API whale_status *whale_graph_output(whale_graph *graph, whale_str name, whale_value value);
 
 typedef enum whale_optimizer_kind {
-  WHALE_OPTIMIZER_NONE = 0,
-  WHALE_OPTIMIZER_SGD = 1,
+  WHALE_OPTIMIZER_SGD = 0,
+  WHALE_OPTIMIZER_NONE = 1, /* a loss whose gradients can be fetched, and no updates */
   WHALE_OPTIMIZER_ADAM = 2,
   WHALE_OPTIMIZER_ADAMW = 3,
   WHALE_OPTIMIZER_LAMB = 4,
@@ -344,44 +338,57 @@ typedef enum whale_optimizer_kind {
   WHALE_OPTIMIZER_ADAFACTOR = 6
 } whale_optimizer_kind;
 
-typedef enum whale_schedule_kind {
+/* The learning rate over updates. */
+typedef enum whale_lr_schedule {
   WHALE_LR_CONSTANT = 0,
   WHALE_LR_LINEAR = 1,
   WHALE_LR_COSINE = 2,
   WHALE_LR_INVERSE_SQRT = 3
-} whale_schedule_kind;
+} whale_lr_schedule;
 
 typedef enum whale_precision {
-  WHALE_PRECISION_F32 = 0,
-  WHALE_PRECISION_BF16 = 1, /* fp32 parameters and state; matmul, convolution and activations in bf16 */
-  WHALE_PRECISION_F64 = 2,  /* ref devices only */
-  WHALE_PRECISION_F16 = 3   /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
+  WHALE_PRECISION_DEFAULT = 0, /* of a graph: F32; of a plan: the graph's */
+  WHALE_PRECISION_F32 = 1,
+  WHALE_PRECISION_BF16 = 2, /* fp32 parameters and state; matmul, convolution and activations in bf16 */
+  WHALE_PRECISION_F64 = 3,  /* ref devices only */
+  WHALE_PRECISION_F16 = 4   /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
 } whale_precision;
 
-/* Fields are taken as they are: start from the _INIT macro, whose values are the usual ones. */
+/* Fields whose default is another number than 0: a bit here says that the 0 there is meant. */
+typedef enum whale_training_zero {
+  WHALE_ZERO_LEARNING_RATE = 1,
+  WHALE_ZERO_BETA1 = 2,
+  WHALE_ZERO_BETA2 = 4,
+  WHALE_ZERO_EPSILON = 8,
+  WHALE_ZERO_DECAY_RATE = 16
+} whale_training_zero;
+
 typedef struct whale_training_options {
   size_t struct_size;
   int32_t optimizer;       /* whale_optimizer_kind */
   int32_t nesterov;        /* 1: Nesterov's form of momentum, which must not be 0 */
-  double learning_rate;
-  double momentum;         /* sgd; with another optimizer an error unless 0 */
-  double beta1, beta2, epsilon;
-  double weight_decay;     /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by it */
-  double decay_rate, clip_threshold; /* adafactor */
-  double clip_norm;        /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
-  int32_t schedule;        /* whale_schedule_kind */
+  int32_t zeros;           /* whale_training_zero, joined by |: fields that are 0 and mean it; an error where one of them is not 0 */
   int32_t precision;       /* whale_precision */
+  double learning_rate;    /* 0: 1e-3 */
+  double momentum;         /* sgd; with another optimizer an error unless 0 */
+  double beta1, beta2;     /* adam, adamw, lamb; 0: 0.9, 0.999 */
+  double epsilon;          /* 0: 1e-8 of adam and adamw, 1e-6 of lamb, 1e-10 of adagrad, 1e-30 of adafactor */
+  double weight_decay;     /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by it */
+  double decay_rate;       /* adafactor, of the second moments, not above 0; 0: -0.8 */
+  double clip_threshold;   /* adafactor, the largest RMS of an update; 0: 1 */
+  double clip_norm;        /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
+  int32_t lr_schedule;     /* whale_lr_schedule: linear warm-up from 0, then the decay */
+  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad); an error without such a table */
   int64_t warmup_steps, total_steps; /* total_steps: linear and cosine, which need it; an error unless 0 with the others */
   double final_fraction;   /* of the peak, where decay ends; an error unless 0 with the constant schedule */
-  int64_t accumulation;    /* micro-batches a step, at most the batch */
-  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad); an error without such a table */
+  int64_t accumulation;    /* micro-batches a step, at most the batch; 0: 1 */
   int32_t split;           /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model and the rest as state. Other precisions have nothing to split: plain sgd */
 } whale_training_options;
 #define WHALE_TRAINING_OPTIONS_INIT \
-  {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1, 0, 0}
+  {sizeof(whale_training_options), 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0, 0}
 
-/* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: the _INIT values. */
-WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options);
+/* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: sgd with a learning rate of 1e-3. */
+WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options /* may be NULL */);
 /* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])", or with clauses for scopes by name: "head: split(2); replica(2)".
  * Scopes that a clause names must be there when the graph is sealed. */
 WHALE_API whale_status *whale_graph_default_strategy(whale_graph *graph, whale_str strategy);
@@ -392,7 +399,7 @@ WHALE_API whale_status *whale_graph_print(const whale_graph *graph, whale_str le
 WHALE_API whale_status *whale_graph_json(const whale_graph *graph, whale_text *out);
 /* A table for people: layers, shapes, parameters, FLOPs. */
 WHALE_API whale_status *whale_graph_summary(const whale_graph *graph, whale_text *out);
-WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_text *out);
+WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_bytes *out);
 /* Written as a whole, also from many threads and processes at once: a reader sees the file that was there or the new one. */
 WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str path);
 
@@ -426,14 +433,14 @@ typedef struct whale_plan_options {
   size_t fetch_count;
   int64_t bucket_bytes;    /* gradient buckets; 0: 4 MiB */
   int64_t accumulation;    /* micro-batches, at most the batch; 0: the graph's */
-  int32_t precision;       /* whale_precision + 1; 0: the graph's */
+  int32_t precision;       /* whale_precision; 0: the graph's */
   int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
   int32_t no_fusion;       /* 1: no fusion groups, for comparison */
   int32_t zero;            /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too */
   const double *state_shares; /* of state that ZeRO or sliced updates cut, a weight per replica; NULL: equal */
   size_t state_share_count;
   int32_t recompute;       /* whale_recompute: activations computed again for the backward pass instead of kept */
-  int32_t gradient_dtype;  /* whale_dtype + 1 that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
+  int32_t gradient_dtype;  /* whale_dtype that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
   int32_t adasum;          /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
   int32_t exact;           /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO, recompute */
   whale_str offload;       /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty: nothing */
@@ -448,42 +455,44 @@ typedef struct whale_plan_options {
 #define WHALE_PLAN_OPTIONS_INIT \
   {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0}
 
-enum {
+typedef enum whale_update {
   WHALE_UPDATE_BY_COST = 0,
   WHALE_UPDATE_WHOLE = 1, /* all_reduce of the gradient, then everybody updates everything */
   WHALE_UPDATE_SLICED = 2 /* reduce_scatter, an update of the own slice, all_gather (Jangda et al., 2022) */
-};
+} whale_update;
 
-enum {
+typedef enum whale_recompute {
   WHALE_RECOMPUTE_NONE = 0,
   WHALE_RECOMPUTE_SELECTIVE = 1, /* what is cheap to compute again */
   WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
-};
+} whale_recompute;
 /* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
  * have the same sizes) the bytes by what they hold and the seconds of its own work. Takes what whale_plan_create takes and refuses what
- * that refuses, but for a lack of memory, which it tells. Memory is what the plan would say, of models with many like layers within 2 %.
- * json: 0 a table for people, 1 JSON. */
+ * that refuses, but for a lack of memory, which it tells. Memory is what the plan would say, of models with many like layers within 2 %. */
 WHALE_API whale_status *whale_plan_estimate(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
-                                            const whale_plan_options *options /* may be NULL */, int32_t json, whale_text *out);
+                                            const whale_plan_options *options /* may be NULL */, whale_text *out);
+WHALE_API whale_status *whale_plan_estimate_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                                 const whale_plan_options *options /* may be NULL */, whale_text *out);
 WHALE_API whale_status *whale_plan_parse(whale_engine *engine, const void *data, size_t size, whale_plan **out);
 WHALE_API whale_status *whale_plan_load(whale_engine *engine, whale_str path, whale_plan **out);
-WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_bytes *out);
 /* Written as a whole, as whale_graph_save does. */
 WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
 WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out);   /* every instruction */
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
 /* What moves between devices in a step, most expensive first: tensor, layouts, bytes and estimated seconds of each bridge, and what
- * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more, under the cancel token and the timeout
- * that the plan was made with. */
-WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
+ * the other legal ways would cost. Plans once more, under the cancel token and the timeout that the plan was made with. */
+WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_bridges_json(const whale_plan *plan, whale_text *out);
 /* Every cut of the plan, as it was chosen before anything was moved: for each op the factor that it is cut by along each axis, the
  * layouts of its results, and its price in seconds of a step by the cost model (arithmetic, and what brings its operands); the homes
- * of variables; the price of the whole. json: 0 a table for people, 1 JSON. Plans once more, as whale_plan_bridges does. */
-WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, int32_t json, whale_text *out);
+ * of variables; the price of the whole. Plans once more, as whale_plan_bridges does. */
+WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
 /* The same plan in float64: the devices are reference ones, every group, transfer and instruction stays, and nothing rounds to fewer
  * bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it (`whale verify`). Its float
  * inputs are WHALE_F64. WHALE_UNIMPLEMENTED for split weights. */
@@ -510,16 +519,15 @@ typedef struct whale_session_options {
   double loss_scale;       /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
   int32_t no_pin;          /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
-  int32_t unused;          /* not looked at */
   int32_t no_bf16;         /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there are */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0}
 
 /* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
  * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left
  * is refused before any is taken (WHALE_RESOURCE_EXHAUSTED; null devices need none). What the system does not give (threads, memory, addresses) is WHALE_RESOURCE_EXHAUSTED. */
-WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan, const whale_session_options *options,
-                                             whale_session **out);
+WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan,
+                                             const whale_session_options *options /* may be NULL */, whale_session **out);
 WHALE_API void whale_session_release(whale_session *session); /* stops a running step first */
 
 /* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
@@ -542,13 +550,13 @@ WHALE_API whale_status *whale_session_eval(whale_session *session, const whale_n
 WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
 WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
 /* One of the copies that the devices of the plan hold, assembled to the logical, whole tensor. Copy 0 is what whale_session_read
- * gives, and `copies` of whale_session_variables says how many there are: 1 where every element lives on one device. In copy k each
+ * gives, and `copies` of whale_session_variables_json says how many there are: 1 where every element lives on one device. In copy k each
  * element is taken from the k-th device that holds it, in the order of the plan's devices, from the last one where fewer do: all
  * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
  * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
 WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
 /* A JSON array of {name, role, dtype, dims, copies}; copies: for each copy the list of devices (indices) that it is read from. */
-WHALE_API whale_status *whale_session_variables(whale_session *session, whale_text *out);
+WHALE_API whale_status *whale_session_variables_json(whale_session *session, whale_text *out);
 
 WHALE_API whale_status *whale_session_set_learning_rate(whale_session *session, double learning_rate); /* fixed from now on; -1: the schedule again */
 /* 0 for NULL; -1, which no session has: there is no answer, in a child after fork(). */
@@ -569,26 +577,28 @@ WHALE_API whale_status *whale_session_save(whale_session *session, whale_str dir
  * that its directory gives, found by making and removing a trial file in it (a trial folder beside it, when it is missing). Nothing is left
  * behind. Not whether there is room. From any thread. */
 WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
-/* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed. A load
- * beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
+/* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed: after an
+ * error the session is as it was, unless the files were changed or the disk failed between the check and the reading, which breaks the
+ * session (damage SESSION) until a load succeeds. A load beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
  * message names file and tensor. INVALID_ARGUMENT: of another model, or with the state of another optimizer (older checkpoints do not
  * name theirs: there the names of its state must be those of this one's). FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
- * have no checksums: they load, and whale_session_report says so. A plan whose optimizer keeps no state, or that is not trained, leaves
- * the optimizer state out; whale_session_report names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
+ * have no checksums: they load, and whale_session_report_json says so. A plan whose optimizer keeps no state, or that is not trained, leaves
+ * the optimizer state out; whale_session_report_json names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
  * joined for a plan that has whole weights, and cut for one that has halves, to the bit. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
-/* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. json: 0 text for people, 1
+/* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. As
  * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, optimizer (that
  * made the state, such as "adamw"; null: an older one, which does not say), tensors [{name, file, dtype, dims, bytes}]. From any thread. */
-WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text *out);
+WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, whale_text *out);
+WHALE_API whale_status *whale_checkpoint_inspect_json(whale_str directory, whale_text *out);
 
 /* Timeline of the last run as Chrome trace JSON (ui.perfetto.dev), when tracing was on. */
 WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enable);
-WHALE_API whale_status *whale_session_timeline(whale_session *session, whale_text *out);
+WHALE_API whale_status *whale_session_timeline_json(whale_session *session, whale_text *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
  * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */
-WHALE_API whale_status *whale_session_report(whale_session *session, whale_text *out);
+WHALE_API whale_status *whale_session_report_json(whale_session *session, whale_text *out);
 
 #ifdef __cplusplus
 }

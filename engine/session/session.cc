@@ -180,6 +180,11 @@ struct Session::Impl {
                   "this session was made before fork(); its threads are in the parent process. Make a new session in "
                   "the child");
   }
+  void check_idle() const {
+    check_process();
+    if (run && !run->done())
+      throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
+  }
   void settle() {
     check_process();
     if (run) run->wait(-1);
@@ -271,9 +276,7 @@ struct Session::Impl {
 
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                   std::shared_ptr<const Cancel> cancel) {
-    check_process();
-    if (run && !run->done())
-      throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
+    check_idle();
     check_whole();
     if (mode == RunMode::kStep && iteration >= kMostIterations)
       throw error(Code::kFailedPrecondition, "the session is at iteration {}, the last that a checkpoint can name",
@@ -384,7 +387,7 @@ RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<
 
 std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs,
                                               const std::vector<std::string>& names) {
-  impl_->settle();
+  impl_->check_idle();
   const Entry& entry = impl_->executor(mode, inputs).entry();
   std::vector<TensorType> types;
   for (const std::string& name : names) {

@@ -57,7 +57,8 @@ class Session {
                  std::shared_ptr<const Cancel> cancel = nullptr);
   RunHandle eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                  std::shared_ptr<const Cancel> cancel = nullptr);
-  // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate.
+  // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate. As step:
+  // failed_precondition while a run is under way.
   std::vector<TensorType> output_types(RunMode mode, const std::vector<NamedHost>& inputs,
                                        const std::vector<std::string>& names);
   std::vector<std::string> output_names(RunMode mode) const;

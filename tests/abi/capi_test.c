@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <whale/whale.h>
+#include <whale/dlpack.h>
 
 static int failures;
 #define CHECK(condition)                                                            \
@@ -97,7 +99,7 @@ static whale_graph* mlp(void) {
   whale_training_options odd = t; /* options that would do nothing */
   odd.optimizer = WHALE_OPTIMIZER_SGD, odd.momentum = 0, odd.nesterov = 1;
   FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "nesterov");
-  odd.nesterov = 0, odd.schedule = WHALE_LR_CONSTANT, odd.total_steps = 10;
+  odd.nesterov = 0, odd.lr_schedule = WHALE_LR_CONSTANT, odd.total_steps = 10;
   FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "total_steps is 10");
   odd.optimizer = WHALE_OPTIMIZER_ADAM, odd.total_steps = 0, odd.momentum = 0.5;
   FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "only sgd has");
@@ -110,30 +112,29 @@ static whale_graph* mlp(void) {
 /* ---- the engine, texts, statuses
  * ---------------------------------------------------------------------------------------- */
 static void test_engine(void) {
-  CHECK(strcmp(whale_version(), "0.1.0") == 0);
+  CHECK(strcmp(whale_version(), "0.2.0") == 0);
   whale_text text = {NULL, 0};
-  OK(whale_engine_ops(engine, &text));
+  OK(whale_engine_ops_json(engine, &text));
   CHECK(contains(text, "\"name\":\"matmul\"") && contains(text, "\"attributes\":["));
   CHECK(text.size == strlen(text.data));
   whale_text_release(&text);
   CHECK(text.data == NULL && text.size == 0);
   whale_text_release(&text);
   whale_text_release(NULL);
-  OK(whale_engine_devices(engine, 0, &text));
+  OK(whale_engine_devices(engine, &text));
   CHECK(contains(text, "ref"));
   whale_text_release(&text);
-  OK(whale_engine_devices(engine, 1, &text));
+  OK(whale_engine_devices_json(engine, &text));
   CHECK(contains(text, "\"name\":\"ref\",\"available\":true"));
   whale_text_release(&text);
-  FAILS(whale_engine_ops(engine, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_engine_ops(NULL, &text), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
-  FAILS(whale_engine_devices(engine, 5, &text), WHALE_INVALID_ARGUMENT, "`json`");
+  FAILS(whale_engine_ops_json(engine, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_engine_ops_json(NULL, &text), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
   CHECK(text.data == NULL);
 
   whale_engine_options o = WHALE_ENGINE_OPTIONS_INIT;
   whale_engine* other = NULL;
   o.struct_size = 0;
-  FAILS(whale_engine_create(&o, &other), WHALE_INVALID_ARGUMENT, "_INIT");
+  FAILS(whale_engine_create(&o, &other), WHALE_INVALID_ARGUMENT, "struct_size is 0");
   CHECK(other == NULL);
   struct {
     whale_engine_options o;
@@ -152,6 +153,114 @@ static void test_engine(void) {
   CHECK(whale_status_message(NULL).size == 0);
   whale_status_release(NULL);
   whale_engine_release(NULL);
+}
+
+static void test_version(void) {
+  CHECK(whale_version_number() == WHALE_VERSION_NUMBER);
+  OK(whale_abi_check(WHALE_VERSION_NUMBER));
+  FAILS(whale_abi_check(1000), WHALE_FAILED_PRECONDITION, "compiled with whale.h 0.1.0, and this library is 0.2.0");
+  FAILS(whale_abi_check(WHALE_VERSION_NUMBER + 1), WHALE_FAILED_PRECONDITION, "install the newer library");
+  FAILS(whale_abi_check(1002000), WHALE_FAILED_PRECONDITION, "whale.h 1.2.0");
+  FAILS(whale_abi_check(-1), WHALE_INVALID_ARGUMENT, "header_version");
+}
+
+/* ---- zero is the default
+ * ------------------------------------------------------------------------------------------------------- */
+static int is_zeroed(const void* options, size_t size) { /* but for its struct_size */
+  const unsigned char* bytes = options;
+  for (size_t i = sizeof(size_t); i < size; ++i)
+    if (bytes[i] != 0) return 0;
+  return *(const size_t*)options == size;
+}
+
+/* A graph of one parameter, minimized with these options, as JSON. */
+static whale_text minimized(const whale_training_options* options, const whale_parameter_options* parameter) {
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value w, loss;
+  whale_text text = {NULL, 0};
+  OK(whale_graph_create(engine, WHALE_STR("defaults"), &g));
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, parameter, &w));
+  loss = op(g, "reduce_sum", &w, 1);
+  OK(whale_graph_minimize(g, loss, options));
+  OK(whale_graph_json(g, &text));
+  whale_graph_release(g);
+  return text;
+}
+
+static void test_defaults(void) {
+  const whale_engine_options engine_options = WHALE_ENGINE_OPTIONS_INIT;
+  const whale_parameter_options parameter_options = WHALE_PARAMETER_OPTIONS_INIT;
+  const whale_op_options op_options = WHALE_OP_OPTIONS_INIT;
+  const whale_scope_options scope_options = WHALE_SCOPE_OPTIONS_INIT;
+  const whale_training_options training_options = WHALE_TRAINING_OPTIONS_INIT;
+  const whale_plan_options plan_options = WHALE_PLAN_OPTIONS_INIT;
+  const whale_session_options session_options = WHALE_SESSION_OPTIONS_INIT;
+  CHECK(is_zeroed(&engine_options, sizeof engine_options));
+  CHECK(is_zeroed(&parameter_options, sizeof parameter_options));
+  CHECK(is_zeroed(&op_options, sizeof op_options));
+  CHECK(is_zeroed(&scope_options, sizeof scope_options));
+  CHECK(is_zeroed(&training_options, sizeof training_options));
+  CHECK(is_zeroed(&plan_options, sizeof plan_options));
+  CHECK(is_zeroed(&session_options, sizeof session_options));
+
+  whale_text by_null = minimized(NULL, NULL), by_zeros = minimized(&training_options, &parameter_options);
+  CHECK(strcmp(by_null.data, by_zeros.data) == 0);
+  CHECK(contains(by_null, "\"optimizer\":\"sgd\",\"learning_rate\":0.001,\"accumulation\":1,"));
+  CHECK(contains(by_null, "\"precision\":\"f32\"") && contains(by_null, "\"schedule\":\"constant\""));
+  CHECK(contains(by_null, "\"decay\":true"));
+  whale_text_release(&by_null);
+  whale_text_release(&by_zeros);
+
+  whale_training_options t = WHALE_TRAINING_OPTIONS_INIT;
+  const struct {
+    int32_t optimizer;
+    const char* epsilon;
+  } rows[] = {{WHALE_OPTIMIZER_ADAM, "1e-08"},
+              {WHALE_OPTIMIZER_ADAMW, "1e-08"},
+              {WHALE_OPTIMIZER_LAMB, "1e-06"},
+              {WHALE_OPTIMIZER_ADAGRAD, "1e-10"},
+              {WHALE_OPTIMIZER_ADAFACTOR, "1e-30"}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+    char words[80];
+    t.optimizer = rows[i].optimizer;
+    snprintf(words, sizeof words, "\"beta1\":0.9,\"beta2\":0.999,\"epsilon\":%s,", rows[i].epsilon);
+    whale_text text = minimized(&t, NULL);
+    CHECK(contains(text, words) && contains(text, "\"decay_rate\":-0.8,\"clip_threshold\":1.0"));
+    whale_text_release(&text);
+  }
+  /* Where 0 is meant. */
+  t.optimizer = WHALE_OPTIMIZER_ADAM;
+  t.zeros = WHALE_ZERO_LEARNING_RATE | WHALE_ZERO_BETA1 | WHALE_ZERO_EPSILON;
+  whale_text text = minimized(&t, NULL);
+  CHECK(contains(text, "\"learning_rate\":0.0,") && contains(text, "\"beta1\":0.0,\"beta2\":0.999,\"epsilon\":0.0,"));
+  whale_text_release(&text);
+  whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
+  p.decay = WHALE_DECAY_NEVER;
+  text = minimized(NULL, &p);
+  CHECK(contains(text, "\"decay\":false"));
+  whale_text_release(&text);
+
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value w, loss;
+  OK(whale_graph_create(engine, WHALE_STR("zeros"), &g));
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, NULL, &w));
+  loss = op(g, "reduce_sum", &w, 1);
+  t.beta1 = 0.5;
+  FAILS(whale_graph_minimize(g, loss, &t), WHALE_INVALID_ARGUMENT, "options.beta1 is meant to be 0, and it is 0.5");
+  t.beta1 = 0, t.zeros = 64;
+  FAILS(whale_graph_minimize(g, loss, &t), WHALE_INVALID_ARGUMENT, "options.zeros");
+  t.zeros = 0, t.precision = WHALE_PRECISION_F16 + 1;
+  FAILS(whale_graph_minimize(g, loss, &t), WHALE_INVALID_ARGUMENT, "options.precision");
+  /* A struct of an older header, which ended before `accumulation`. */
+  t.precision = 0, t.accumulation = 7;
+  t.struct_size = offsetof(whale_training_options, accumulation);
+  OK(whale_graph_minimize(g, loss, &t));
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"accumulation\":1,"));
+  whale_text_release(&text);
+  whale_graph_release(g);
 }
 
 /* ---- tensors
@@ -305,10 +414,10 @@ static void test_graph_errors(void) {
   whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
   p.init = 17;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "options.init");
-  p.init = WHALE_INIT_ZEROS, p.no_decay = -2;
+  p.init = WHALE_INIT_ZEROS, p.decay = 3;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT,
-        "options.no_decay");
-  p.no_decay = 0;
+        "options.decay");
+  p.decay = WHALE_DECAY_BY_RANK;
   p.init = WHALE_INIT_NORMAL;
   p.b = NAN;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "finite");
@@ -322,13 +431,11 @@ static void test_graph_errors(void) {
   FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "moon");
   FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope");
   scope.by = WHALE_STR("");
-  scope.reserved = 4;
-  FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "options.reserved is 4");
-  scope.reserved = 0;
   /* Options of other kinds. */
   const double halves[] = {1, 1};
   for (int k = WHALE_SCOPE_REPLICA; k <= WHALE_SCOPE_NAME; ++k) {
-    const whale_scope_options none = {sizeof none, k, 0, WHALE_STR("s"), 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}};
+    const whale_scope_options none = {sizeof none, k, WHALE_STR("s"), 0, 0,      0,     {0, 0},
+                                      {0, 0},      0, {0, 0},         0, {0, 0}, {0, 0}};
     struct {
       const char* name;
       unsigned kinds; /* that have it */
@@ -510,26 +617,24 @@ static void test_plan(void) {
   OK(whale_plan_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  OK(whale_plan_bridges(p, 0, &text));
+  OK(whale_plan_bridges(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_bridges(p, 1, &text));
+  OK(whale_plan_bridges_json(p, &text));
   CHECK(text.data[0] == '[');
   whale_text_release(&text);
-  FAILS(whale_plan_bridges(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
-  OK(whale_plan_choices(p, 0, &text));
+  OK(whale_plan_choices(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_choices(p, 1, &text));
+  OK(whale_plan_choices_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  FAILS(whale_plan_choices(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
   FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_summary(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_bridges(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_choices(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_bridges_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_choices_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   whale_plan_release(p);
   whale_plan_release(NULL);
 
@@ -540,7 +645,7 @@ static void test_plan(void) {
   o.strategy = WHALE_STR("replica(3)");
   o.precision = 9;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "options.precision");
-  FAILS(whale_plan_estimate(engine, g, c, &o, 0, &text), WHALE_INVALID_ARGUMENT, "options.precision");
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_INVALID_ARGUMENT, "options.precision");
   o.precision = 0;
   whale_str unknown = WHALE_STR("no_such_tensor");
   o.strategy = WHALE_STR("");
@@ -557,12 +662,12 @@ static void test_plan(void) {
   o.timeout_seconds = 600;
   OK(whale_plan_create(engine, g, c, &o, &p));
   whale_cancel_trigger(cancel);
-  FAILS(whale_plan_bridges(p, 0, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
-  FAILS(whale_plan_choices(p, 0, &text), WHALE_CANCELLED, "planning was cancelled");
+  FAILS(whale_plan_bridges(p, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
+  FAILS(whale_plan_choices(p, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_plan_release(p);
   p = NULL;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_CANCELLED, "planning was cancelled");
-  FAILS(whale_plan_estimate(engine, g, c, &o, 0, &text), WHALE_CANCELLED, "planning was cancelled");
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_cancel_release(cancel);
   o.cancel = NULL;
   o.timeout_seconds = 1e-9;
@@ -570,15 +675,14 @@ static void test_plan(void) {
   o.timeout_seconds = -1;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "number of seconds");
   o.timeout_seconds = 0;
-  OK(whale_plan_estimate(engine, g, c, &o, 0, &text));
+  OK(whale_plan_estimate(engine, g, c, &o, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_estimate(engine, g, c, NULL, 1, &text));
+  OK(whale_plan_estimate_json(engine, g, c, NULL, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  FAILS(whale_plan_estimate(engine, g, c, &o, 2, &text), WHALE_INVALID_ARGUMENT, "json");
-  FAILS(whale_plan_estimate(engine, g, c, &o, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_estimate(engine, NULL, c, &o, 0, &text), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
+  FAILS(whale_plan_estimate(engine, g, c, &o, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_estimate(engine, NULL, c, &o, &text), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
   o.accumulation = 1000000;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "1000000 micro-batches of a batch of 8");
   CHECK(p == NULL);
@@ -693,10 +797,10 @@ static void test_session(const char* devices) {
   FAILS(whale_session_read(s, WHALE_STR("body.w9"), &w), WHALE_NOT_FOUND, "body.w9");
   CHECK(w == NULL);
   whale_text text = {NULL, 0};
-  OK(whale_session_variables(s, &text));
+  OK(whale_session_variables_json(s, &text));
   CHECK(contains(text, "{\"name\":\"body.w1\",\"role\":\"parameter\",\"dtype\":\"f32\",\"dims\":[5,7],\"copies\":[["));
   whale_text_release(&text);
-  OK(whale_session_report(s, &text));
+  OK(whale_session_report_json(s, &text));
   CHECK(text.data[0] == '{' || text.data[0] == '[');
   whale_text_release(&text);
 
@@ -769,14 +873,14 @@ static void test_session(const char* devices) {
   CHECK(whale_session_updates(s) == 30);
   FAILS(whale_session_load(s, WHALE_STR("/nonexistent")), WHALE_NOT_FOUND, "/nonexistent");
   whale_text held;
-  OK(whale_checkpoint_inspect(str(path), 1, &held));
+  OK(whale_checkpoint_inspect_json(str(path), &held));
   CHECK(strstr(held.data, "\"checksums\":true") != NULL && strstr(held.data, "\"updates\":30") != NULL);
   whale_text_release(&held);
-  OK(whale_checkpoint_inspect(str(path), 0, &held));
+  OK(whale_checkpoint_inspect(str(path), &held));
   CHECK(strstr(held.data, "every checksum is right") != NULL);
   whale_text_release(&held);
-  FAILS(whale_checkpoint_inspect(str(folder), 0, &held), WHALE_NOT_FOUND, "holds no checkpoint");
-  FAILS(whale_checkpoint_inspect(str(path), 0, NULL), WHALE_INVALID_ARGUMENT, "`out`");
+  FAILS(whale_checkpoint_inspect(str(folder), &held), WHALE_NOT_FOUND, "holds no checkpoint");
+  FAILS(whale_checkpoint_inspect(str(path), NULL), WHALE_INVALID_ARGUMENT, "`out`");
   FAILS(whale_session_save(s, WHALE_STR("/proc/nowhere")), WHALE_NOT_FOUND, "/proc/nowhere");
   snprintf(command, sizeof command, "rm -r %s", folder);
   CHECK(system(command) == 0);
@@ -789,9 +893,128 @@ static void test_session(const char* devices) {
   whale_cancel_release(NULL);
 }
 
+/* ---- a step while another one is under way, and a child after fork()
+ * ------------------------------------------------------------------ */
+enum { WIDE = 96 };
+static whale_session* slow_session(void) {
+  const int64_t x_dims[] = {WIDE, WIDE}, w_dims[] = {WIDE, WIDE};
+  whale_graph* g;
+  whale_value x, w, in[2];
+  OK(whale_graph_create(engine, WHALE_STR("slow"), &g));
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, x_dims, 2, 0, &x));
+  whale_parameter_options normal = WHALE_PARAMETER_OPTIONS_INIT;
+  normal.init = WHALE_INIT_NORMAL;
+  normal.b = 0.1;
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, w_dims, 2, &normal, &w));
+  for (int i = 0; i < 8; ++i) {
+    in[0] = x, in[1] = w;
+    x = op(g, "matmul", in, 2);
+    x = op(g, "tanh", &x, 1);
+  }
+  x = op(g, "reduce_mean", &x, 1);
+  OK(whale_graph_minimize(g, x, NULL));
+  OK(whale_graph_seal(g));
+  whale_plan* p = planned(g, "ref:1");
+  whale_session* s;
+  OK(whale_session_create(engine, p, NULL, &s));
+  whale_plan_release(p);
+  whale_graph_release(g);
+  return s;
+}
+
+static float wide_x[WIDE][WIDE];
+static whale_status* slow_step(whale_session* s, whale_tensor** loss, whale_event** e) {
+  const int64_t dims[] = {WIDE, WIDE};
+  static whale_tensor* x; /* as long as any step */
+  if (x == NULL) OK(whale_tensor_view(WHALE_F32, dims, 2, wide_x, &x));
+  whale_named_tensor in = {WHALE_STR("x"), x}, out = {WHALE_STR("loss"), *loss};
+  whale_status* status = whale_session_step(s, &in, 1, &out, 1, NULL, e);
+  if (status == NULL) *loss = out.tensor;
+  return status;
+}
+
+static void test_busy(void) {
+  whale_session* s = slow_session();
+  whale_tensor *loss = NULL, *other = NULL;
+  int32_t done = 0;
+  int refused = 0;
+  for (int i = 0; i < 20; ++i) { /* on a machine that stands still between two lines, the first step may have ended */
+    whale_event *first = NULL, *second = NULL;
+    OK(slow_step(s, &loss, &first));
+    whale_status* status = slow_step(s, &other, &second);
+    if (status == NULL) {
+      OK(whale_event_wait(second, -1, &done));
+    } else {
+      CHECK(whale_status_code(status) == WHALE_FAILED_PRECONDITION && second == NULL && other == NULL);
+      ++refused;
+    }
+    whale_status_release(status);
+    OK(whale_event_wait(first, -1, &done));
+    whale_event_release(first);
+    whale_event_release(second);
+    whale_tensor_release(other);
+    other = NULL;
+  }
+  CHECK(refused > 0);
+  whale_tensor_release(loss);
+  whale_session_release(s);
+}
+
+/* In a child every function of the parent's session and event answers; no exception, no signal, no waiting for threads
+ * that are not there. */
+static void test_fork(void) {
+  whale_session* s = slow_session();
+  whale_tensor* loss = NULL;
+  whale_event* e = NULL;
+  int32_t done = 0;
+  OK(slow_step(s, &loss, &e)); /* under way while the process forks */
+  const pid_t child = fork();
+  if (child == 0) {
+    failures = 0;
+    alarm(60);
+    whale_event* none = NULL;
+    whale_tensor* t = NULL;
+    whale_text text = {NULL, 0};
+    FAILS(slow_step(s, &loss, &none), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_event_wait(e, -1, &done), WHALE_FAILED_PRECONDITION, "fork()");
+    (void)whale_event_query(e);
+    FAILS(whale_session_read(s, WHALE_STR("w"), &t), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_write(s, WHALE_STR("w"), loss), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_variables_json(s, &text), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_report_json(s, &text), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_timeline_json(s, &text), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_trace(s, 1), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_set_learning_rate(s, 0.5), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_save(s, WHALE_STR("nowhere")), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_load(s, WHALE_STR("nowhere")), WHALE_FAILED_PRECONDITION, "fork()");
+    CHECK(whale_session_learning_rate(s) == -1 && whale_session_iteration(s) == -1 && whale_session_updates(s) == -1);
+    whale_event_release(e);
+    whale_session_release(s);
+    whale_tensor_release(loss);
+    whale_session* own = slow_session(); /* what the child opens is its own */
+    loss = NULL, e = NULL;
+    OK(slow_step(own, &loss, &e));
+    OK(whale_event_wait(e, -1, &done));
+    CHECK(whale_session_iteration(own) == 1);
+    whale_event_release(e);
+    whale_session_release(own);
+    _exit(failures);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fprintf(stderr, "the child ended with %d\n", status);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  whale_tensor_release(loss);
+  whale_session_release(s);
+}
+
 int main(void) {
   OK(whale_engine_create(NULL, &engine));
+  test_version();
   test_engine();
+  test_defaults();
   test_tensors();
   test_graph();
   test_graph_errors();
@@ -799,6 +1022,8 @@ int main(void) {
   test_plan();
   test_session("ref:2");
   test_session("ref:1");
+  test_busy();
+  test_fork();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures > 0;

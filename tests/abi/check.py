@@ -60,13 +60,41 @@ def layouts(structs, constants, include, cc):
         return output(str(program))
 
 
+# What matters of dlpack.h 1.0, as it is published.
+DLPACK = """#ifndef DLPACK_DLPACK_H_
+#define DLPACK_DLPACK_H_
+#include <stdint.h>
+typedef struct { uint32_t major; uint32_t minor; } DLPackVersion;
+typedef enum { kDLCPU = 1, kDLCUDA = 2 } DLDeviceType;
+typedef struct { DLDeviceType device_type; int32_t device_id; } DLDevice;
+typedef struct { uint8_t code; uint8_t bits; uint16_t lanes; } DLDataType;
+typedef struct { void* data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t* shape; int64_t* strides; uint64_t byte_offset; } DLTensor;
+typedef struct DLManagedTensor { DLTensor dl_tensor; void* manager_ctx; void (*deleter)(struct DLManagedTensor* self); } DLManagedTensor;
+typedef struct DLManagedTensorVersioned { DLPackVersion version; void* manager_ctx; void (*deleter)(struct DLManagedTensorVersioned* self);
+  uint64_t flags; DLTensor dl_tensor; } DLManagedTensorVersioned;
+#endif
+"""
+INCLUDES = {"whale.h alone": ["<whale/whale.h>"],
+            "dlpack.h before": ["<dlpack/dlpack.h>", "<whale/whale.h>"], "dlpack.h after": ["<whale/whale.h>", "<dlpack/dlpack.h>"],
+            "whale/dlpack.h before": ["<whale/dlpack.h>", "<whale/whale.h>"], "whale/dlpack.h after": ["<whale/whale.h>", "<whale/dlpack.h>"],
+            "both": ["<dlpack/dlpack.h>", "<whale/dlpack.h>", "<whale/whale.h>"]}
+
+
 def header_compiles(include, cc, cxx):
-    strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-I", include]
-    use = '#include <whale/whale.h>\nint main(void) { whale_plan_options o = WHALE_PLAN_OPTIONS_INIT; whale_str s = WHALE_STR("x"); ' \
+    use = 'int main(void) { whale_plan_options o = WHALE_PLAN_OPTIONS_INIT; whale_str s = WHALE_STR("x"); ' \
           "return (int)(o.struct_size - sizeof o) + (int)(s.size - 1); }\n"
-    for compiler, language, standard in [(cc, "c", "c99"), (cc, "c", "c17"), (cxx, "c++", "c++11"), (cxx, "c++", "c++20")]:
-        command = [compiler, "-x", language, f"-std={standard}", *strict, "-"]
-        subprocess.run(command, input=use, universal_newlines=True, check=True)
+    exchange = "whale_status *exchange(const whale_tensor *t, DLManagedTensorVersioned **v, DLManagedTensor *l, whale_tensor **out);\n" \
+               "whale_status *exchange(const whale_tensor *t, DLManagedTensorVersioned **v, DLManagedTensor *l, whale_tensor **out) {\n" \
+               "  if (l->dl_tensor.device.device_type != 1) return whale_tensor_from_dlpack(*v, out);\n" \
+               "  return l->dl_tensor.ndim > 0 ? whale_tensor_from_dlpack_legacy(l, out) : whale_tensor_to_dlpack(t, v); }\n"
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "dlpack").mkdir()
+        pathlib.Path(folder, "dlpack", "dlpack.h").write_text(DLPACK)
+        strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-I", include, "-I", folder]
+        for compiler, language, standard in [(cc, "c", "c99"), (cc, "c", "c17"), (cxx, "c++", "c++11"), (cxx, "c++", "c++20")]:
+            for name, files in INCLUDES.items():
+                source = "".join(f"#include {file}\n" for file in files) + (exchange if len(files) > 1 else "") + use
+                subprocess.run([compiler, "-x", language, f"-std={standard}", *strict, "-"], input=source, universal_newlines=True, check=True)
 
 
 def main():
@@ -82,7 +110,7 @@ def main():
     header_compiles(args.include, args.cc, args.cxx)
     structs, constants, functions = parse(pathlib.Path(args.include, "whale/whale.h").read_text())
     symbols = sorted(line.split()[-1] for line in output("nm", "-D", "--defined-only", args.library).splitlines())
-    symbols = [s for s in symbols if s.split("@")[0] != "WHALE_1"]
+    symbols = [s for s in symbols if s.split("@")[0] != "WHALE_0.2"]
     names = [s.split("@")[0] for s in symbols]
     problems = [f"exported, but not whale_*: {n}" for n in names if not n.startswith("whale_")]
     declared = {re.search(r"(whale_\w+)\s*\(", f).group(1) for f in functions}

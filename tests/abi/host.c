@@ -92,7 +92,7 @@ static whale_graph* model(void) {
   t.learning_rate = 0.01;
   t.weight_decay = 0.1;
   t.clip_norm = 0.7;
-  t.schedule = WHALE_LR_COSINE;
+  t.lr_schedule = WHALE_LR_COSINE;
   t.total_steps = 7;
   OK(whale_graph_minimize(g, h, &t));
   OK(whale_graph_seal(g));
@@ -104,7 +104,7 @@ static whale_plan* planned(const char* devices, int precision) {
   whale_cluster* c;
   whale_plan* p;
   whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
-  o.precision = precision + 1;
+  o.precision = precision;
   o.accumulation = 2;
   OK(whale_cluster_create(engine, str(devices), &c));
   OK(whale_plan_create(engine, g, c, &o, &p));
@@ -201,7 +201,7 @@ static int train(const char* mode, const char* devices, int precision) {
   OK(whale_plan_summary(p, &text)); /* rounded figures are text too */
   h = digest(h, text.data, text.size);
   whale_text_release(&text);
-  OK(whale_session_report(s, &text));
+  OK(whale_session_report_json(s, &text));
   whale_text_release(&text);
   whale_session_release(s);
   whale_plan_release(p);
@@ -239,7 +239,7 @@ static int threads(const char* devices) {
   fill_inputs();
   OK(whale_engine_create(NULL, &engine));
   whale_text text = {NULL, 0};
-  OK(whale_engine_devices(engine, 0, &text));
+  OK(whale_engine_devices(engine, &text));
   whale_text_release(&text);
   whale_plan* p = planned(devices, WHALE_PRECISION_F32);
   for (int limit = 1; limit < 64; ++limit) {
@@ -257,7 +257,7 @@ static int addresses(const char* devices, int precision, long mib) {
   fill_inputs();
   OK(whale_engine_create(NULL, &engine));
   whale_text text = {NULL, 0};
-  OK(whale_engine_devices(engine, 0, &text));
+  OK(whale_engine_devices(engine, &text));
   whale_text_release(&text);
   whale_plan* p = planned(devices, precision);
   long pages = 0;

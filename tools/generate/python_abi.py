@@ -18,7 +18,7 @@ OPTIONS = ROOT / "engine" / "ir" / "plan_options.h"
 SCALARS = {
     "void": "None", "int32_t": "c_int32", "int64_t": "c_int64", "uint64_t": "c_uint64", "uint32_t": "c_uint32",
     "uint16_t": "c_uint16", "uint8_t": "c_uint8", "size_t": "c_size_t", "double": "c_double", "char": "c_char",
-    "whale_value": "c_int32",
+    "whale_value": "c_int32", "DLManagedTensor": "c_void_p", "DLManagedTensorVersioned": "c_void_p",
 }
 
 
@@ -61,7 +61,8 @@ def generate() -> str:
     for body in re.findall(r"typedef enum \w+ \{(.*?)\} \w+;", text, re.S):
         for name, value in re.findall(r"(WHALE_\w+) = (-?\d+)", body):
             out.append(f"{name} = {value}")
-    out += ["WHALE_NONE = -1", ""]
+    numbers = [int(re.search(rf"#define WHALE_VERSION_{part} (\d+)", text).group(1)) for part in ("MAJOR", "MINOR", "PATCH")]
+    out += ["WHALE_NONE = -1", f"WHALE_VERSION_NUMBER = {numbers[0] * 1000000 + numbers[1] * 1000 + numbers[2]}", ""]
     structs: set[str] = set()
     for tag, body, name in re.findall(r"typedef struct (\w+)? ?\{(.*?)\} (\w+);", text, re.S):
         structs.add(name)

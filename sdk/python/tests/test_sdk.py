@@ -140,7 +140,7 @@ def test_an_output_is_evaluated_without_the_targets(loss, strategy, devices):
 
 
 def test_read_write_learning_rate():
-    job = wh.plan(classifier(optimizer=wh.SGD(0.1, schedule=wh.cosine(100, warmup=10))), devices="cpu:2").start()
+    job = wh.plan(classifier(optimizer=wh.SGD(0.1, lr_schedule=wh.cosine(100, warmup=10))), devices="cpu:2").start()
     job.write("head.bias", np.array([1, 2, 3], np.float32))
     np.testing.assert_array_equal(job.read("head.bias"), [1, 2, 3])
     job.learning_rate = 0.0

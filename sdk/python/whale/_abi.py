@@ -43,6 +43,9 @@ WHALE_INIT_NORMAL = 3
 WHALE_INIT_UNIFORM = 4
 WHALE_INIT_TRUNCATED_NORMAL = 5
 WHALE_INIT_FILE = 6
+WHALE_DECAY_BY_RANK = 0
+WHALE_DECAY_ALWAYS = 1
+WHALE_DECAY_NEVER = 2
 WHALE_ATTR_INT = 0
 WHALE_ATTR_FLOAT = 1
 WHALE_ATTR_BOOL = 2
@@ -55,8 +58,8 @@ WHALE_SCOPE_STAGE = 3
 WHALE_SCOPE_PIPELINE = 4
 WHALE_SCOPE_CLUSTER = 5
 WHALE_SCOPE_NAME = 6
-WHALE_OPTIMIZER_NONE = 0
-WHALE_OPTIMIZER_SGD = 1
+WHALE_OPTIMIZER_SGD = 0
+WHALE_OPTIMIZER_NONE = 1
 WHALE_OPTIMIZER_ADAM = 2
 WHALE_OPTIMIZER_ADAMW = 3
 WHALE_OPTIMIZER_LAMB = 4
@@ -66,11 +69,24 @@ WHALE_LR_CONSTANT = 0
 WHALE_LR_LINEAR = 1
 WHALE_LR_COSINE = 2
 WHALE_LR_INVERSE_SQRT = 3
-WHALE_PRECISION_F32 = 0
-WHALE_PRECISION_BF16 = 1
-WHALE_PRECISION_F64 = 2
-WHALE_PRECISION_F16 = 3
+WHALE_PRECISION_DEFAULT = 0
+WHALE_PRECISION_F32 = 1
+WHALE_PRECISION_BF16 = 2
+WHALE_PRECISION_F64 = 3
+WHALE_PRECISION_F16 = 4
+WHALE_ZERO_LEARNING_RATE = 1
+WHALE_ZERO_BETA1 = 2
+WHALE_ZERO_BETA2 = 4
+WHALE_ZERO_EPSILON = 8
+WHALE_ZERO_DECAY_RATE = 16
+WHALE_UPDATE_BY_COST = 0
+WHALE_UPDATE_WHOLE = 1
+WHALE_UPDATE_SLICED = 2
+WHALE_RECOMPUTE_NONE = 0
+WHALE_RECOMPUTE_SELECTIVE = 1
+WHALE_RECOMPUTE_FULL = 2
 WHALE_NONE = -1
+WHALE_VERSION_NUMBER = 2000
 
 
 class whale_str(Structure):
@@ -87,6 +103,13 @@ class whale_text(Structure):
     ]
 
 
+class whale_bytes(Structure):
+    _fields_ = [
+        ("data", POINTER(c_uint8)),
+        ("size", c_size_t),
+    ]
+
+
 class whale_engine_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -98,58 +121,6 @@ class whale_engine_options(Structure):
         ("max_elements", c_int64),
         ("max_devices", c_int64),
         ("max_plan_bytes", c_int64),
-    ]
-
-
-class DLPackVersion(Structure):
-    _fields_ = [
-        ("major", c_uint32),
-        ("minor", c_uint32),
-    ]
-
-
-class DLDevice(Structure):
-    _fields_ = [
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-    ]
-
-
-class DLDataType(Structure):
-    _fields_ = [
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-    ]
-
-
-class DLTensor(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("device", DLDevice),
-        ("ndim", c_int32),
-        ("dtype", DLDataType),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    ]
-
-
-class DLManagedTensor(Structure):
-    _fields_ = [
-        ("dl_tensor", DLTensor),
-        ("manager_ctx", c_void_p),
-        ("deleter", CFUNCTYPE(None, c_void_p)),
-    ]
-
-
-class DLManagedTensorVersioned(Structure):
-    _fields_ = [
-        ("version", DLPackVersion),
-        ("manager_ctx", c_void_p),
-        ("deleter", CFUNCTYPE(None, c_void_p)),
-        ("flags", c_uint64),
-        ("dl_tensor", DLTensor),
     ]
 
 
@@ -169,7 +140,7 @@ class whale_parameter_options(Structure):
         ("b", c_double),
         ("file", whale_str),
         ("key", whale_str),
-        ("no_decay", c_int32),
+        ("decay", c_int32),
         ("buffer", c_int32),
     ]
 
@@ -199,7 +170,6 @@ class whale_scope_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("kind", c_int32),
-        ("reserved", c_int32),
         ("name", whale_str),
         ("count", c_int64),
         ("shares", POINTER(c_double)),
@@ -219,6 +189,8 @@ class whale_training_options(Structure):
         ("struct_size", c_size_t),
         ("optimizer", c_int32),
         ("nesterov", c_int32),
+        ("zeros", c_int32),
+        ("precision", c_int32),
         ("learning_rate", c_double),
         ("momentum", c_double),
         ("beta1", c_double),
@@ -228,13 +200,12 @@ class whale_training_options(Structure):
         ("decay_rate", c_double),
         ("clip_threshold", c_double),
         ("clip_norm", c_double),
-        ("schedule", c_int32),
-        ("precision", c_int32),
+        ("lr_schedule", c_int32),
+        ("lazy", c_int32),
         ("warmup_steps", c_int64),
         ("total_steps", c_int64),
         ("final_fraction", c_double),
         ("accumulation", c_int64),
-        ("lazy", c_int32),
         ("split", c_int32),
     ]
 
@@ -277,7 +248,6 @@ class whale_session_options(Structure):
         ("loss_scale", c_double),
         ("loss_scale_growth", c_int64),
         ("no_pin", c_int32),
-        ("unused", c_int32),
         ("no_bf16", c_int32),
     ]
 
@@ -285,7 +255,10 @@ class whale_session_options(Structure):
 # name: (result, arguments)
 PROTOTYPES = {
     "whale_text_release": (None, [POINTER(whale_text)]),
+    "whale_bytes_release": (None, [POINTER(whale_bytes)]),
     "whale_version": (c_char_p, []),
+    "whale_version_number": (c_int32, []),
+    "whale_abi_check": (c_void_p, [c_int32]),
     "whale_status_code": (c_int32, [c_void_p]),
     "whale_status_damage": (c_int32, [c_void_p]),
     "whale_status_message": (whale_str, [c_void_p]),
@@ -296,13 +269,14 @@ PROTOTYPES = {
     "whale_status_release": (None, [c_void_p]),
     "whale_engine_create": (c_void_p, [POINTER(whale_engine_options), POINTER(c_void_p)]),
     "whale_engine_release": (None, [c_void_p]),
-    "whale_engine_devices": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
-    "whale_engine_ops": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_engine_devices": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_engine_devices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_engine_ops_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_tensor_create": (c_void_p, [c_int32, POINTER(c_int64), c_size_t, POINTER(c_void_p)]),
     "whale_tensor_view": (c_void_p, [c_int32, POINTER(c_int64), c_size_t, c_void_p, POINTER(c_void_p)]),
-    "whale_tensor_from_dlpack": (c_void_p, [POINTER(DLManagedTensorVersioned), POINTER(c_void_p)]),
-    "whale_tensor_from_dlpack_legacy": (c_void_p, [POINTER(DLManagedTensor), POINTER(c_void_p)]),
-    "whale_tensor_to_dlpack": (c_void_p, [c_void_p, POINTER(POINTER(DLManagedTensorVersioned))]),
+    "whale_tensor_from_dlpack": (c_void_p, [POINTER(c_void_p), POINTER(c_void_p)]),
+    "whale_tensor_from_dlpack_legacy": (c_void_p, [POINTER(c_void_p), POINTER(c_void_p)]),
+    "whale_tensor_to_dlpack": (c_void_p, [c_void_p, POINTER(POINTER(c_void_p))]),
     "whale_tensor_dtype": (c_int32, [c_void_p]),
     "whale_tensor_rank": (c_size_t, [c_void_p]),
     "whale_tensor_dims": (POINTER(c_int64), [c_void_p]),
@@ -326,7 +300,7 @@ PROTOTYPES = {
     "whale_graph_print": (c_void_p, [c_void_p, whale_str, POINTER(whale_text)]),
     "whale_graph_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_graph_summary": (c_void_p, [c_void_p, POINTER(whale_text)]),
-    "whale_graph_serialize": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_graph_serialize": (c_void_p, [c_void_p, POINTER(whale_bytes)]),
     "whale_graph_save": (c_void_p, [c_void_p, whale_str]),
     "whale_cluster_create": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_cluster_size": (c_size_t, [c_void_p]),
@@ -335,16 +309,19 @@ PROTOTYPES = {
     "whale_cancel_trigger": (None, [c_void_p]),
     "whale_cancel_release": (None, [c_void_p]),
     "whale_plan_create": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_void_p)]),
-    "whale_plan_estimate": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), c_int32, POINTER(whale_text)]),
+    "whale_plan_estimate": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
+    "whale_plan_estimate_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
     "whale_plan_parse": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_void_p)]),
     "whale_plan_load": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
-    "whale_plan_serialize": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_serialize": (c_void_p, [c_void_p, POINTER(whale_bytes)]),
     "whale_plan_save": (c_void_p, [c_void_p, whale_str]),
     "whale_plan_print": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_summary": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
-    "whale_plan_bridges": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
-    "whale_plan_choices": (c_void_p, [c_void_p, c_int32, POINTER(whale_text)]),
+    "whale_plan_bridges": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_bridges_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_choices": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_choices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
     "whale_event_wait": (c_void_p, [c_void_p, c_double, POINTER(c_int32)]),
@@ -357,7 +334,7 @@ PROTOTYPES = {
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_session_write": (c_void_p, [c_void_p, whale_str, c_void_p]),
     "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, POINTER(c_void_p)]),
-    "whale_session_variables": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_session_variables_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_set_learning_rate": (c_void_p, [c_void_p, c_double]),
     "whale_session_learning_rate": (c_double, [c_void_p]),
     "whale_session_iteration": (c_int64, [c_void_p]),
@@ -365,10 +342,11 @@ PROTOTYPES = {
     "whale_session_save": (c_void_p, [c_void_p, whale_str]),
     "whale_checkpoint_check_target": (c_void_p, [whale_str]),
     "whale_session_load": (c_void_p, [c_void_p, whale_str]),
-    "whale_checkpoint_inspect": (c_void_p, [whale_str, c_int32, POINTER(whale_text)]),
+    "whale_checkpoint_inspect": (c_void_p, [whale_str, POINTER(whale_text)]),
+    "whale_checkpoint_inspect_json": (c_void_p, [whale_str, POINTER(whale_text)]),
     "whale_session_trace": (c_void_p, [c_void_p, c_int32]),
-    "whale_session_timeline": (c_void_p, [c_void_p, POINTER(whale_text)]),
-    "whale_session_report": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_session_timeline_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_session_report_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
 }
 
 

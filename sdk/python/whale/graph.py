@@ -396,7 +396,8 @@ class Graph:
             raise arguments.wrong("decay", decay, "None or False: what is not trained does not decay")
         options = _abi.whale_parameter_options(ctypes.sizeof(_abi.whale_parameter_options), init.kind, int(not trainable),
                                                init.a, init.b, string(init.file), string(init.key),
-                                               0 if decay is None else -1 if decay else 1, int(buffer))
+                                               _abi.WHALE_DECAY_BY_RANK if decay is None else _abi.WHALE_DECAY_ALWAYS if decay else _abi.WHALE_DECAY_NEVER,
+                                               int(buffer))
         out = c_int32()
         asked = arguments.text("name", name)
         full = self._unique(asked)

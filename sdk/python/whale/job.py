@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from . import _abi, arguments
-from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, bytes_of, check, encoded, engine, interruptible, lib, make, string,
+from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
                        take_bytes, take_text)
 from .arrays import fit, numpy_of, view, widened
 from .dtypes import DType, as_dtype
@@ -64,7 +64,7 @@ class Plan:
 
         ``tensor``, ``from`` and ``to`` (layouts), ``axis``, ``count``, ``runs`` (micro-batches); ``chosen`` and each of
         ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
-        return json.loads(take_text(lib.whale_plan_bridges, self._handle.pointer, 1))
+        return json.loads(take_text(lib.whale_plan_bridges_json, self._handle.pointer))
 
     def choices(self) -> dict:
         """Every cut, as it was chosen before anything was moved.
@@ -73,7 +73,7 @@ class Plan:
         factor along each axis, or "whole"), ``results`` (types and layouts), ``count``, ``price``; ``step``: the price of a step for
         the devices that have most to do. A price: ``compute_seconds``, ``move_seconds``, ``moved_bytes`` (received), by the
         cost model, nothing beside anything. Ops of repeated blocks are one row."""
-        return json.loads(take_text(lib.whale_plan_choices, self._handle.pointer, 1))
+        return json.loads(take_text(lib.whale_plan_choices_json, self._handle.pointer))
 
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
@@ -98,7 +98,7 @@ class Plan:
             raise arguments.wrong("loss_scale", loss_scale, "a number from 2**-14 to 2**24, or 0")
         options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
                                               int(nan == "ignore"), threads,
-                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)), 0,
+                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)),
                                               int(not arguments.flag("bf16_instructions", bf16_instructions)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
@@ -119,7 +119,7 @@ def inspect_checkpoint(directory: str | os.PathLike) -> dict:
     """What the checkpoint in ``directory`` holds, after checking every byte of it: format, library, id, checksums (False: an older one, which has none),
     model, seed, iteration, updates, learning_rate, optimizer (that made the state; None: an older checkpoint, which does not say), and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
     raises."""
-    return json.loads(take_text(lib.whale_checkpoint_inspect, string(arguments.path("directory", directory)), 1))
+    return json.loads(take_text(lib.whale_checkpoint_inspect_json, string(arguments.path("directory", directory))))
 
 
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
@@ -189,8 +189,8 @@ def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
     but for ``ResourceExhausted``: that a plan does not fit is what one asks. Memory is what the plan would say, of models with many like
     layers within 2 %."""
     cluster, planning, cancel = _planning(graph, devices, **options)
-    return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate, engine(), graph._pointer, cluster.pointer,
-                                                      byref(planning), 1), cancel.pointer))
+    return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate_json, engine(), graph._pointer, cluster.pointer,
+                                                      byref(planning)), cancel.pointer))
 
 
 def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
@@ -221,7 +221,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.accumulation = arguments.integer("accumulation", accumulation, 0, 2**31 - 1)
     options.bucket_bytes = arguments.integer("bucket_bytes", bucket_bytes, 0)
     if precision is not None:
-        options.precision = 1 + precision_number(precision)
+        options.precision = precision_number(precision)
     options.zero, options.adasum, options.exact = arguments.integer("zero", zero, 0, 3), int(adasum), int(exact)
     state_shares = arguments.numbers_of("state_shares", state_shares, 0)
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
@@ -242,7 +242,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.matmul_chunks = arguments.integer("matmul_chunks", matmul_chunks, 0, 2**31 - 1)
     options.prefetch = arguments.integer("prefetch", prefetch, 0, 2**31 - 1)
     if gradient_dtype is not None:
-        options.gradient_dtype = as_dtype(gradient_dtype).number + 1
+        options.gradient_dtype = as_dtype(gradient_dtype).number
     options.offload = string(",".join(arguments.names("offload", offload)))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
@@ -374,7 +374,7 @@ class Job:
 
     def variables(self) -> list[dict]:
         """[{name, role, dtype, dims, copies}] of all variables; copies: for each copy the devices that it is read from."""
-        return json.loads(take_text(lib.whale_session_variables, self._handle.pointer))
+        return json.loads(take_text(lib.whale_session_variables_json, self._handle.pointer))
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Every parameter by name."""
@@ -446,11 +446,11 @@ class Job:
 
     def timeline(self) -> str:
         """The last traced step as Chrome trace JSON: open it at ui.perfetto.dev."""
-        return take_text(lib.whale_session_timeline, self._handle.pointer)
+        return take_text(lib.whale_session_timeline_json, self._handle.pointer)
 
     def report(self) -> dict:
         """Bytes by class for each device, and the seconds of the last step in ops, collectives and waiting."""
-        return json.loads(take_text(lib.whale_session_report, self._handle.pointer))
+        return json.loads(take_text(lib.whale_session_report_json, self._handle.pointer))
 
     def close(self) -> None:
         """Stops the devices and frees their memory; also done when the job is collected."""
@@ -473,9 +473,4 @@ def _interrupted(entry: str, iteration: int, applied: bool) -> str:
 
 def devices() -> list[dict]:
     """The back ends: whether each can be opened, and if not, why."""
-    out = _abi.whale_text()
-    check(lib.whale_engine_devices(engine(), 1, byref(out)))
-    try:
-        return json.loads(bytes_of(out))
-    finally:
-        lib.whale_text_release(byref(out))
+    return json.loads(take_text(lib.whale_engine_devices_json, engine()))
