@@ -61,9 +61,21 @@ struct whale_event {
   int64_t process = 0;
 };
 
+// An input or an output, of whichever of the two entries have it.
+struct whale_session_port {
+  std::string name;
+  whale::DType dtype{};
+  whale::Dims dims;
+  int32_t batch_dim = -1;
+  bool in_step = false, in_eval = false;
+};
+
 struct whale_session {
   std::unique_ptr<whale::Session> session;
   int64_t process = 0;  // that made it: after fork() the child has no engine threads
+  // As long as the session, and never changed.
+  std::vector<whale_session_port> inputs, outputs;
+  std::vector<whale::VariableInfo> variables;
 };
 
 namespace whale::capi {
@@ -78,6 +90,9 @@ void write_file(const std::string& path, const std::vector<uint8_t>& bytes);
 // The files of initial values are called as from the folder of `path`.
 void write_to(const std::string& path, const Graph& graph, const InitFiles& from);
 void write_to(const std::string& path, const Plan& plan, const InitFiles& from);
+
+// One device of a list as whale.h has it.
+whale_device describe_device(const std::vector<DeviceSpec>& devices, size_t index);
 
 // A tensor with its own zeroed memory, 64-byte aligned.
 std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims);

@@ -6,6 +6,7 @@
 #include "compile/checks.h"
 #include "guard.h"
 #include "handles.h"
+#include "plan/figures.h"
 #include "plan/in_float64.h"
 #include "ir/plan_options.h"
 #include "schema/graph_file.h"
@@ -241,6 +242,29 @@ whale_status* whale_plan_choices(const whale_plan* plan, whale_text* out) {
 whale_status* whale_plan_choices_json(const whale_plan* plan, whale_text* out) {
   return planned_again(
       plan, out, [](const Plan& p) { return choices_json(choices_of(p)); }, __func__);
+}
+
+size_t whale_plan_device_count(const whale_plan* plan) { return plan == nullptr ? 0 : plan->plan->devices.size(); }
+
+whale_status* whale_plan_device(const whale_plan* plan, size_t index, whale_device* out) {
+  return guard([&] { fill(out, describe_device(need(plan, "plan").plan->devices, index), "out"); });
+}
+
+whale_status* whale_plan_memory(const whale_plan* plan, size_t device, whale_memory* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    if (device >= p.devices.size())
+      throw invalid("argument `device` is {}; the plan is for {} devices", device, p.devices.size());
+    const Entry& entry = p.entries.front();
+    MemoryFigures m = memory_of(p, entry, static_cast<size_t>(entry.rows[device].program));
+    const MemoryClasses own = variables_of_device(p, static_cast<int32_t>(device));
+    m.device.parameters = own.parameters, m.device.state = own.state, m.device.buffers = own.buffers;
+    const MemoryClasses& d = m.device;
+    fill(out,
+         {sizeof(whale_memory), d.parameters, d.gradients, d.state, d.buffers, d.copies, 0, d.activations, 0,
+          m.host.total(), d.total()},
+         "out");
+  });
 }
 
 whale_status* whale_plan_in_float64(const whale_plan* plan, whale_plan** out) {

@@ -1,4 +1,5 @@
 // Sessions, events and cancelling.
+#include <algorithm>
 #include <unistd.h>
 
 #include "base/json.h"
@@ -27,13 +28,65 @@ Session& live(whale_session* session) {
   return *s.session;
 }
 
-std::vector<NamedHost> read_inputs(const whale_named_tensor* inputs, size_t count, whale_event& event) {
+// The ports of the plan's entries, in their order: those of a step first.
+template <class Port>
+void add_ports(std::vector<whale_session_port>& to, const std::vector<Port>& ports, bool step) {
+  for (const Port& port : ports) {
+    auto at = std::ranges::find(to, port.name, &whale_session_port::name);
+    if (at == to.end()) {
+      const bool input = std::is_same_v<Port, PlanInput>;  // an output's is that of how its parts are joined
+      to.push_back({port.name, port.dtype, port.dims, input ? port.batch_dim : -1});
+      at = to.end() - 1;
+    }
+    (step ? at->in_step : at->in_eval) = true;
+  }
+}
+
+int32_t number_of(const std::vector<whale_session_port>& ports, const std::string& name, const char* what) {
+  const auto at = std::ranges::find(ports, name, &whale_session_port::name);
+  if (at != ports.end()) return static_cast<int32_t>(at - ports.begin());
+  std::string known;
+  for (const whale_session_port& port : ports) known += (known.empty() ? "" : ", ") + port.name;
+  throw error(Code::kNotFound, "there is no {} '{}'; the plan has: {}{}", what, brief(name), known,
+              std::string_view(what) == "output" ? ". Others are fetched by naming them when the plan is made" : "");
+}
+
+const whale_session_port& port_of(const std::vector<whale_session_port>& ports, int32_t number, const char* what) {
+  if (number < 0 || static_cast<size_t>(number) >= ports.size())
+    throw invalid("there is no {} {}; the plan has {}, numbered from 0", what, number, ports.size());
+  return ports[static_cast<size_t>(number)];
+}
+
+whale_port described(const whale_session_port& port) {
+  return {sizeof(whale_port),
+          {port.name.data(), port.name.size()},
+          static_cast<int32_t>(port.dtype),
+          port.batch_dim,
+          port.dims.data(),
+          port.dims.size(),
+          port.in_step ? 1 : 0,
+          port.in_eval ? 1 : 0};
+}
+
+// What a run is given, by number.
+struct Fed {
+  const int32_t* inputs;
+  whale_tensor* const* input_tensors;
+  size_t input_count;
+  const int32_t* outputs;
+  whale_tensor** output_tensors;
+  size_t output_count;
+};
+
+std::vector<NamedHost> read_inputs(const whale_session& session, const Fed& fed, whale_event& event) {
   std::vector<NamedHost> out;
-  for (const whale_named_tensor& input : array(inputs, count, "inputs")) {
-    std::string name = nonempty(input.name, "inputs.name");
-    if (input.tensor == nullptr) throw invalid("input '{}' has no tensor", name);
-    out.push_back({std::move(name), input.tensor->host});
-    event.keep.push_back(input.tensor->storage);
+  const auto numbers = array(fed.inputs, fed.input_count, "inputs");
+  const auto tensors = array(fed.input_tensors, fed.input_count, "input_tensors");
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const std::string& name = port_of(session.inputs, numbers[i], "input").name;
+    if (tensors[i] == nullptr) throw invalid("input '{}' has no tensor", name);
+    out.push_back({name, tensors[i]->host});
+    event.keep.push_back(tensors[i]->storage);
   }
   return out;
 }
@@ -44,14 +97,16 @@ struct Outputs {
   std::vector<std::unique_ptr<whale_tensor>> made;  // null where the caller gave one
 };
 
-Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost>& inputs,
-                     std::span<whale_named_tensor> outputs, whale_event& event) {
+Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<NamedHost>& inputs, const Fed& fed,
+                     whale_event& event) {
   Outputs out;
   std::vector<std::string> names;
-  for (const whale_named_tensor& o : outputs) names.push_back(nonempty(o.name, "outputs.name"));
-  const std::vector<TensorType> types = session.output_types(mode, inputs, names);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const whale_tensor* tensor = outputs[i].tensor;
+  for (const int32_t number : array(fed.outputs, fed.output_count, "outputs"))
+    names.push_back(port_of(session.outputs, number, "output").name);
+  const auto tensors = array(fed.output_tensors, fed.output_count, "output_tensors");
+  const std::vector<TensorType> types = session.session->output_types(mode, inputs, names);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const whale_tensor* tensor = tensors[i];
     if (tensor != nullptr && tensor->read_only) throw invalid("the tensor for output '{}' is read-only", names[i]);
     out.made.push_back(tensor == nullptr ? make_tensor(types[i].dtype, types[i].dims) : nullptr);
     if (tensor == nullptr) tensor = out.made.back().get();
@@ -65,22 +120,19 @@ Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost
   return out;
 }
 
-void start(whale_session* session, RunMode mode, const whale_named_tensor* inputs, size_t input_count,
-           whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
+void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out) {
   Session& s = live(session);
   need(out, "out");
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
   // A batch of a new size is planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
-  const std::vector<NamedHost> in = read_inputs(inputs, input_count, *event);
-  const auto wanted = array(outputs, output_count, "outputs");
-  Outputs o = read_outputs(s, mode, in, wanted, *event);
+  const std::vector<NamedHost> in = read_inputs(*session, fed, *event);
+  Outputs o = read_outputs(*session, mode, in, fed, *event);
   const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
   event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (o.made[i] != nullptr) wanted[i].tensor = o.made[i].release();
-  }
+  for (size_t i = 0; i < o.made.size(); ++i)
+    if (o.made[i] != nullptr) fed.output_tensors[i] = o.made[i].release();
   *out = event.release();
 }
 
@@ -144,6 +196,13 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     auto session = std::make_unique<whale_session>();
     session->process = ::getpid();
     session->session = std::make_unique<Session>(plan->plan, engine->backends, so);
+    for (const bool step : {true, false})
+      for (const Entry& entry : plan->plan->entries)
+        if ((entry.name == "train") == step) {
+          add_ports(session->inputs, entry.inputs, step);
+          add_ports(session->outputs, entry.outputs, step);
+        }
+    session->variables = session->session->variables();
     *out = session.release();
   });
 }
@@ -155,16 +214,77 @@ void whale_session_release(whale_session* session) {
   delete session;
 }
 
-whale_status* whale_session_step(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
-                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel,
-                                 whale_event** out) {
-  return guard([&] { start(session, RunMode::kStep, inputs, input_count, outputs, output_count, cancel, out); });
+whale_status* whale_session_input(whale_session* session, whale_str name, int32_t* out) {
+  return guard([&] {
+    const whale_session& s = need(session, "session");
+    need(out, "out") = number_of(s.inputs, nonempty(name, "name"), "input");
+  });
 }
 
-whale_status* whale_session_eval(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
-                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel,
-                                 whale_event** out) {
-  return guard([&] { start(session, RunMode::kEval, inputs, input_count, outputs, output_count, cancel, out); });
+whale_status* whale_session_output(whale_session* session, whale_str name, int32_t* out) {
+  return guard([&] {
+    const whale_session& s = need(session, "session");
+    need(out, "out") = number_of(s.outputs, nonempty(name, "name"), "output");
+  });
+}
+
+size_t whale_session_input_count(const whale_session* s) { return s == nullptr ? 0 : s->inputs.size(); }
+size_t whale_session_output_count(const whale_session* s) { return s == nullptr ? 0 : s->outputs.size(); }
+
+whale_status* whale_session_input_port(whale_session* session, int32_t input, whale_port* out) {
+  return guard([&] { fill(out, described(port_of(need(session, "session").inputs, input, "input")), "out"); });
+}
+
+whale_status* whale_session_output_port(whale_session* session, int32_t output, whale_port* out) {
+  return guard([&] { fill(out, described(port_of(need(session, "session").outputs, output, "output")), "out"); });
+}
+
+whale_status* whale_session_step(whale_session* session, const int32_t* inputs, whale_tensor* const* input_tensors,
+                                 size_t input_count, const int32_t* outputs, whale_tensor** output_tensors,
+                                 size_t output_count, whale_cancel* cancel, whale_event** out) {
+  return guard([&] {
+    start(session, RunMode::kStep, {inputs, input_tensors, input_count, outputs, output_tensors, output_count}, cancel,
+          out);
+  });
+}
+
+whale_status* whale_session_eval(whale_session* session, const int32_t* inputs, whale_tensor* const* input_tensors,
+                                 size_t input_count, const int32_t* outputs, whale_tensor** output_tensors,
+                                 size_t output_count, whale_cancel* cancel, whale_event** out) {
+  return guard([&] {
+    start(session, RunMode::kEval, {inputs, input_tensors, input_count, outputs, output_tensors, output_count}, cancel,
+          out);
+  });
+}
+
+size_t whale_session_variable_count(const whale_session* s) { return s == nullptr ? 0 : s->variables.size(); }
+
+whale_status* whale_session_variable(whale_session* session, size_t index, whale_variable* out) {
+  return guard([&] {
+    const auto& all = need(session, "session").variables;
+    if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} variables", index, all.size());
+    const VariableInfo& v = all[index];
+    fill(out,
+         {sizeof(whale_variable),
+          {v.name.data(), v.name.size()},
+          static_cast<int32_t>(v.role),
+          static_cast<int32_t>(v.dtype),
+          v.dims.data(),
+          v.dims.size(),
+          std::ssize(v.copies)},
+         "out");
+  });
+}
+
+whale_status* whale_session_memory(whale_session* session, size_t device, whale_memory* out) {
+  return guard([&] {
+    const DeviceBytes m = live(session).memory(device);
+    const auto bytes = [](size_t n) { return static_cast<int64_t>(n); };
+    fill(out,
+         {sizeof(whale_memory), bytes(m.parameters), bytes(m.gradients), bytes(m.state), bytes(m.buffers), 0,
+          bytes(m.inputs), bytes(m.activations), bytes(m.workspace), bytes(m.host), bytes(m.total())},
+         "out");
+  });
 }
 
 whale_status* whale_session_read(whale_session* session, whale_str name, whale_tensor** out) {

@@ -16,7 +16,8 @@
  *              default of every field and of every enum, so that a zeroed struct with its struct_size set is the same as NULL. Where 0 is
  *              a value too, the field says how it is asked for. A struct may be of an older header of this series, and shorter.
  *   Flags      int32_t, 0 or 1; what is on by default is switched off by a field called no_....
- *   Results    Text for people and text for programs have functions of their own: what ends in _json gives JSON. Both are a whale_text,
+ *   Results    Structs that a call fills begin with struct_size too, which the caller sets; what a newer header has more stays as it was.
+ *              Pointers in them live as long as the handle that was asked, unless said otherwise. Text for people and text for programs have functions of their own: what ends in _json gives JSON. Both are a whale_text,
  *              bytes are a whale_bytes.
  *   Dimensions int64_t, row-major; images are channels-last [n, spatial..., c].
  *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
@@ -196,12 +197,6 @@ WHALE_API const int64_t *whale_tensor_dims(const whale_tensor *tensor);
 WHALE_API void *whale_tensor_data(const whale_tensor *tensor);
 WHALE_API size_t whale_tensor_bytes(const whale_tensor *tensor);
 WHALE_API void whale_tensor_release(whale_tensor *tensor);
-
-/* A tensor with a name, for feeding and fetching. */
-typedef struct whale_named_tensor {
-  whale_str name;
-  whale_tensor *tensor;
-} whale_named_tensor;
 
 /* ---- graph: an ordinary local program -------------------------------------------------------------------------------- */
 typedef struct whale_graph whale_graph;
@@ -412,6 +407,26 @@ typedef struct whale_cluster whale_cluster;
  * "null-80GB:8" (B, KB, MB, GB, TB or KiB to TiB): plans take no more of a device, or are refused with WHALE_RESOURCE_EXHAUSTED. */
 WHALE_API whale_status *whale_cluster_create(whale_engine *engine, whale_str devices, whale_cluster **out);
 WHALE_API size_t whale_cluster_size(const whale_cluster *cluster);
+
+typedef enum whale_device_kind {
+  WHALE_DEVICE_CPU = 1,
+  WHALE_DEVICE_REF = 2,
+  WHALE_DEVICE_NULL = 3,
+  WHALE_DEVICE_LAG = 4
+} whale_device_kind;
+
+typedef struct whale_device {
+  size_t struct_size;
+  int32_t kind;         /* whale_device_kind */
+  int32_t node;         /* which machine, as listed, from 0 */
+  int32_t rank;         /* which device of all, from 0: the index in the list */
+  int32_t local_rank;   /* which device of its node, from 0 */
+  int64_t memory_bytes; /* that a plan may take; 0: not said */
+} whale_device;
+#define WHALE_DEVICE_INIT {sizeof(whale_device), 0, 0, 0, 0, 0}
+
+/* One device, index from 0. INVALID_ARGUMENT: there are fewer. */
+WHALE_API whale_status *whale_cluster_device(const whale_cluster *cluster, size_t index, whale_device *out);
 WHALE_API void whale_cluster_release(whale_cluster *cluster);
 
 /* ---- cancel ------------------------------------------------------------------------------------------------------------- */
@@ -493,6 +508,29 @@ WHALE_API whale_status *whale_plan_bridges_json(const whale_plan *plan, whale_te
  * of variables; the price of the whole. Plans once more, as whale_plan_bridges does. */
 WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
 WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
+/* The devices of a plan, in its order. */
+WHALE_API size_t whale_plan_device_count(const whale_plan *plan);
+WHALE_API whale_status *whale_plan_device(const whale_plan *plan, size_t index, whale_device *out);
+
+/* Bytes of one device by what they hold. An arena is split up as it is at its fullest. */
+typedef struct whale_memory {
+  size_t struct_size;
+  int64_t parameters;
+  int64_t gradients;   /* and their sums */
+  int64_t state;       /* of the optimizer */
+  int64_t buffers;     /* running statistics */
+  int64_t copies;      /* of variables that live in the host's memory; of a plan */
+  int64_t inputs;      /* of a session; in a plan they are activations */
+  int64_t activations; /* the rest of the arena */
+  int64_t workspace;   /* of kernels; of a session */
+  int64_t host;        /* in the host's memory instead (offload) */
+  int64_t total;       /* of the device, without `host` */
+} whale_memory;
+#define WHALE_MEMORY_INIT {sizeof(whale_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/* What a step takes of one device of the plan. INVALID_ARGUMENT: there are fewer devices. */
+WHALE_API whale_status *whale_plan_memory(const whale_plan *plan, size_t device, whale_memory *out);
+
 /* The same plan in float64: the devices are reference ones, every group, transfer and instruction stays, and nothing rounds to fewer
  * bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it (`whale verify`). Its float
  * inputs are WHALE_F64. WHALE_UNIMPLEMENTED for split weights. */
@@ -530,23 +568,48 @@ WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_p
                                              const whale_session_options *options /* may be NULL */, whale_session **out);
 WHALE_API void whale_session_release(whale_session *session); /* stops a running step first */
 
-/* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
- * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
- * are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples meet before the loss
- * other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or a label out of
- * range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
- * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, whatever the status of the run, owned by
- * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */
-WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
-                                           whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
-                                           whale_event **out);
+/* Ports: the inputs and the outputs of steps and evaluations, each numbered from 0. They are looked up once, by name; steps take
+ * numbers. Both are the session's and stay as they are as long as it lives; from any thread. */
+typedef struct whale_port {
+  size_t struct_size;
+  whale_str name;
+  int32_t dtype;       /* whale_dtype */
+  int32_t batch_dim;   /* of an input, the dimension that counts samples; -1: none does, and of outputs */
+  const int64_t *dims; /* of a whole batch */
+  size_t rank;
+  int32_t in_step;     /* 1: whale_session_step has it */
+  int32_t in_eval;     /* 1: whale_session_eval has it */
+} whale_port;
+#define WHALE_PORT_INIT {sizeof(whale_port), {0, 0}, 0, 0, 0, 0, 0, 0}
+
+/* The number of a port. NOT_FOUND, with those that there are: outputs are the graph's and what was named when the plan was made. */
+WHALE_API whale_status *whale_session_input(whale_session *session, whale_str name, int32_t *out);
+WHALE_API whale_status *whale_session_output(whale_session *session, whale_str name, int32_t *out);
+WHALE_API size_t whale_session_input_count(const whale_session *session);
+WHALE_API size_t whale_session_output_count(const whale_session *session);
+WHALE_API whale_status *whale_session_input_port(whale_session *session, int32_t input, whale_port *out);
+WHALE_API whale_status *whale_session_output_port(whale_session *session, int32_t output, whale_port *out);
+
+/* One training step. `inputs`: numbers of ports, every input of a step once; input_tensors: their tensors, which may be released as soon
+ * as the call returns only if the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is
+ * legal: the denominators are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples
+ * meet before the loss other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or
+ * a label out of range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is
+ * WHALE_OUT_OF_RANGE of the event, the step did not happen. `outputs`: numbers of ports to fetch; output_tensors are filled when the event
+ * ends: NULL tensors are created there, whatever the status of the run, owned by the caller, others are written into (dtype and dims must
+ * fit; a value that the plan computes in bf16 is fetched as bf16). The four arrays are read and written in this call only. cancel may be
+ * NULL. Only one run is under way at a time: FAILED_PRECONDITION while another is, at once. */
+WHALE_API whale_status *whale_session_step(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
+                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors,
+                                           size_t output_count, whale_cancel *cancel, whale_event **out);
 /* The forward pass on the same parameters, without update; dropout off, running statistics used. Targets may be left out when
  * no requested output needs them. */
-WHALE_API whale_status *whale_session_eval(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
-                                           whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
-                                           whale_event **out);
+WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
+                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors,
+                                           size_t output_count, whale_cancel *cancel, whale_event **out);
 
-/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. */
+/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. These calls, and
+ * all below that do not start anything, wait for a run that is under way. */
 WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
 WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
 /* One of the copies that the devices of the plan hold, assembled to the logical, whole tensor. Copy 0 is what whale_session_read
@@ -555,6 +618,26 @@ WHALE_API whale_status *whale_session_write(whale_session *session, whale_str na
  * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
  * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
 WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
+typedef enum whale_role {
+  WHALE_ROLE_PARAMETER = 0,
+  WHALE_ROLE_STATE = 1, /* of the optimizer */
+  WHALE_ROLE_BUFFER = 2 /* a running statistic */
+} whale_role;
+
+typedef struct whale_variable {
+  size_t struct_size;
+  whale_str name;
+  int32_t role;        /* whale_role */
+  int32_t dtype;       /* whale_dtype */
+  const int64_t *dims; /* logical, whole */
+  size_t rank;
+  int64_t copies;      /* that the devices hold, see whale_session_read_copy */
+} whale_variable;
+#define WHALE_VARIABLE_INIT {sizeof(whale_variable), {0, 0}, 0, 0, 0, 0, 0}
+
+/* The variables, numbered from 0 in the order of the plan. From any thread. */
+WHALE_API size_t whale_session_variable_count(const whale_session *session);
+WHALE_API whale_status *whale_session_variable(whale_session *session, size_t index, whale_variable *out);
 /* A JSON array of {name, role, dtype, dims, copies}; copies: for each copy the list of devices (indices) that it is read from. */
 WHALE_API whale_status *whale_session_variables_json(whale_session *session, whale_text *out);
 
@@ -595,6 +678,8 @@ WHALE_API whale_status *whale_checkpoint_inspect_json(whale_str directory, whale
 /* Timeline of the last run as Chrome trace JSON (ui.perfetto.dev), when tracing was on. */
 WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enable);
 WHALE_API whale_status *whale_session_timeline_json(whale_session *session, whale_text *out);
+/* Bytes that the session has taken on one device of the plan; gradients and inputs are those of the last run. */
+WHALE_API whale_status *whale_session_memory(whale_session *session, size_t device, whale_memory *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
  * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */

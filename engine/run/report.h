@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "run/device_bytes.h"
 #include "run/executor.h"
 
 namespace whale {
@@ -18,6 +19,8 @@ struct LoadedCheckpoint {
   std::vector<std::string> left_out = {};  // optimizer state that the plan has no place for
   std::string optimizer = {};              // that it was trained with; empty: the checkpoint does not say
 };
+
+DeviceBytes device_bytes(Machine& machine, const Executor* last, size_t device);
 
 // `last`: the entry of the last run; may be null.
 std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale = {},

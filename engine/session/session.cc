@@ -529,6 +529,13 @@ std::string Session::timeline() {
   return to_chrome_trace(impl_->last->timeline(), *impl_->plan);
 }
 
+DeviceBytes Session::memory(size_t device) const {
+  impl_->settle();
+  if (device >= impl_->machine->size())
+    throw invalid("device {} of '{}', which is planned for {}", device, impl_->plan->model, impl_->machine->size());
+  return device_bytes(*impl_->machine, impl_->last, device);
+}
+
 std::string Session::report() {
   impl_->settle();
   const std::optional<double> scale = impl_->scales_loss() ? std::optional(impl_->loss_scale) : std::nullopt;

@@ -11,6 +11,7 @@
 #include "data/host_tensor.h"
 #include "device/device.h"
 #include "plan/plan.h"
+#include "run/device_bytes.h"
 #include "run/handle.h"
 #include "session/cores.h"
 #include "session/init_files.h"
@@ -82,7 +83,8 @@ class Session {
 
   void set_trace(bool enable);
   std::string timeline();  // of the last run, Chrome trace JSON; failed_precondition when tracing was off
-  std::string report();    // JSON: bytes by class for each device, seconds of the last run
+  DeviceBytes memory(size_t device) const;  // throws invalid_argument where there is no such device
+  std::string report();                     // JSON: bytes by class for each device, seconds of the last run
   const Plan& plan() const;
 
  private:

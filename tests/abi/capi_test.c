@@ -335,7 +335,8 @@ static void test_tensors(void) {
  * ----------------------------------------------------------------------------------------------------------------- */
 static void test_graph(void) {
   whale_graph* g = mlp();
-  whale_text text = {NULL, 0}, bytes = {NULL, 0};
+  whale_text text = {NULL, 0};
+  whale_bytes bytes = {NULL, 0}, more = {NULL, 0};
   OK(whale_graph_print(g, WHALE_STR("graph"), &text));
   CHECK(contains(text, "matmul"));
   whale_text_release(&text);
@@ -358,9 +359,11 @@ static void test_graph(void) {
 
   whale_graph* again = NULL;
   OK(whale_graph_parse(engine, bytes.data, bytes.size, &again));
-  OK(whale_graph_serialize(again, &text));
-  CHECK(text.size == bytes.size && memcmp(text.data, bytes.data, text.size) == 0);
-  whale_text_release(&text);
+  OK(whale_graph_serialize(again, &more));
+  CHECK(more.size == bytes.size && memcmp(more.data, bytes.data, more.size) == 0);
+  whale_bytes_release(&more);
+  CHECK(more.data == NULL && more.size == 0);
+  whale_bytes_release(NULL);
   whale_graph_release(again);
   again = NULL;
   FAILS(whale_graph_parse(engine, bytes.data, bytes.size / 2, &again), WHALE_INVALID_ARGUMENT, "not a valid graph");
@@ -369,7 +372,7 @@ static void test_graph(void) {
   whale_plan* plan = NULL;
   FAILS(whale_plan_parse(engine, bytes.data, bytes.size, &plan), WHALE_INVALID_ARGUMENT, "this is a graph");
   CHECK(again == NULL && plan == NULL);
-  whale_text_release(&bytes);
+  whale_bytes_release(&bytes);
 
   char path[] = "capi_test_XXXXXX";
   const int fd = mkstemp(path);
@@ -568,6 +571,16 @@ static void test_cluster(void) {
   }
   OK(whale_cluster_create(engine, WHALE_STR("ref:2,null:1"), &c));
   CHECK(whale_cluster_size(c) == 3 && whale_cluster_size(NULL) == 0);
+  whale_device d = WHALE_DEVICE_INIT;
+  OK(whale_cluster_device(c, 2, &d));
+  CHECK(d.kind == WHALE_DEVICE_NULL && d.node == 0 && d.rank == 2 && d.local_rank == 2 && d.memory_bytes == 0);
+  FAILS(whale_cluster_device(c, 3, &d), WHALE_INVALID_ARGUMENT, "`index` is 3; there are 3 devices");
+  FAILS(whale_cluster_device(NULL, 0, &d), WHALE_INVALID_ARGUMENT, "`cluster` is NULL");
+  whale_cluster_release(c);
+  OK(whale_cluster_create(engine, WHALE_STR("2xnull-16GB:3"), &c));
+  OK(whale_cluster_device(c, 4, &d));
+  CHECK(d.kind == WHALE_DEVICE_NULL && d.node == 1 && d.rank == 4 && d.local_rank == 1);
+  CHECK(d.memory_bytes == 16000000000);
   whale_cluster_release(c);
   whale_cluster_release(NULL);
 }
@@ -585,18 +598,19 @@ static void test_plan(void) {
   whale_graph* g = mlp();
   whale_plan *p = planned(g, "ref:2"), *again = NULL;
   whale_graph_release(g);
-  whale_text text = {NULL, 0}, bytes = {NULL, 0}, more = {NULL, 0};
+  whale_text text = {NULL, 0}, printed = {NULL, 0};
+  whale_bytes bytes = {NULL, 0}, more = {NULL, 0};
   OK(whale_plan_print(p, &text));
   CHECK(contains(text, "matmul") && contains(text, "all_reduce"));
   OK(whale_plan_serialize(p, &bytes));
   OK(whale_plan_parse(engine, bytes.data, bytes.size, &again));
   OK(whale_plan_serialize(again, &more));
   CHECK(more.size == bytes.size && memcmp(more.data, bytes.data, more.size) == 0);
-  whale_text_release(&more);
-  OK(whale_plan_print(again, &more));
-  CHECK(strcmp(more.data, text.data) == 0);
+  whale_bytes_release(&more);
+  OK(whale_plan_print(again, &printed));
+  CHECK(strcmp(printed.data, text.data) == 0);
   whale_text_release(&text);
-  whale_text_release(&more);
+  whale_text_release(&printed);
   whale_plan_release(again);
   again = NULL;
   FAILS(whale_plan_parse(engine, bytes.data, bytes.size - 100, &again), WHALE_INVALID_ARGUMENT, "not a valid plan");
@@ -610,7 +624,17 @@ static void test_plan(void) {
   FAILS(whale_plan_in_float64(NULL, &again), WHALE_INVALID_ARGUMENT, "`plan` is NULL");
   FAILS(whale_plan_in_float64(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   CHECK(again == NULL);
-  whale_text_release(&bytes);
+  whale_bytes_release(&bytes);
+  whale_device d = WHALE_DEVICE_INIT;
+  whale_memory m = WHALE_MEMORY_INIT;
+  CHECK(whale_plan_device_count(p) == 2 && whale_plan_device_count(NULL) == 0);
+  OK(whale_plan_device(p, 1, &d));
+  CHECK(d.kind == WHALE_DEVICE_REF && d.rank == 1 && d.local_rank == 1);
+  FAILS(whale_plan_device(p, 2, &d), WHALE_INVALID_ARGUMENT, "`index` is 2");
+  OK(whale_plan_memory(p, 1, &m));
+  CHECK(m.parameters == (int64_t)sizeof(float) * (IN * HIDDEN + HIDDEN + HIDDEN * OUT) && m.gradients > 0);
+  CHECK(m.total == m.parameters + m.gradients + m.state + m.buffers + m.copies + m.activations);
+  FAILS(whale_plan_memory(p, 2, &m), WHALE_INVALID_ARGUMENT, "`device` is 2");
   OK(whale_plan_summary(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
@@ -692,13 +716,13 @@ static void test_plan(void) {
   whale_engine* strict = NULL;
   eo.max_ops = 2;
   OK(whale_engine_create(&eo, &strict));
-  OK(whale_graph_serialize(g, &text));
+  OK(whale_graph_serialize(g, &bytes));
   whale_graph* parsed = NULL;
-  FAILS(whale_graph_parse(strict, text.data, text.size, &parsed), WHALE_RESOURCE_EXHAUSTED, "max_ops allows 2");
+  FAILS(whale_graph_parse(strict, bytes.data, bytes.size, &parsed), WHALE_RESOURCE_EXHAUSTED, "max_ops allows 2");
   FAILS(whale_graph_parse(strict, NULL, 0, &parsed), WHALE_INVALID_ARGUMENT, "it is empty");
   FAILS(whale_graph_parse(strict, NULL, 5, &parsed), WHALE_INVALID_ARGUMENT, "`data` is NULL, but its count is 5");
   CHECK(parsed == NULL);
-  whale_text_release(&text);
+  whale_bytes_release(&bytes);
   whale_engine_release(strict);
   strict = NULL;
   eo.max_ops = -1;
@@ -713,6 +737,52 @@ static void test_plan(void) {
 
 /* ---- sessions
  * ------------------------------------------------------------------------------------------------------------------ */
+static void test_typed(whale_session* s, const int32_t* inputs, const int32_t* outputs) {
+  whale_port port = WHALE_PORT_INIT;
+  CHECK(whale_session_input_count(s) == 2 && whale_session_output_count(s) == 2);
+  CHECK(whale_session_input_count(NULL) == 0 && whale_session_output_count(NULL) == 0);
+  OK(whale_session_input_port(s, inputs[0], &port));
+  CHECK(same(port.name, "x") && port.dtype == WHALE_F32 && port.batch_dim == 0 && port.rank == 2);
+  CHECK(port.dims[0] == BATCH && port.dims[1] == IN && port.in_step == 1 && port.in_eval == 1);
+  OK(whale_session_output_port(s, outputs[0], &port));
+  CHECK(same(port.name, "loss") && port.rank == 0 && port.batch_dim == -1 && port.in_step == 1);
+  OK(whale_session_output_port(s, outputs[1], &port));
+  CHECK(same(port.name, "logits") && port.dims[1] == OUT && port.batch_dim == -1 && port.in_eval == 1);
+  FAILS(whale_session_input_port(s, 2, &port), WHALE_INVALID_ARGUMENT, "no input 2");
+  FAILS(whale_session_output_port(s, -1, &port), WHALE_INVALID_ARGUMENT, "no output -1");
+  FAILS(whale_session_input_port(s, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  port.struct_size = 0;
+  FAILS(whale_session_input_port(s, 0, &port), WHALE_INVALID_ARGUMENT, "struct_size is 0");
+  /* An older header's struct, which ended before `dims`: what lies behind it stays. */
+  memset(&port, 0x5a, sizeof port);
+  port.struct_size = offsetof(whale_port, dims);
+  const int64_t* behind = port.dims;
+  OK(whale_session_input_port(s, inputs[1], &port));
+  CHECK(port.struct_size == offsetof(whale_port, dims) && same(port.name, "y") && port.dtype == WHALE_I32);
+  CHECK(port.dims == behind);
+  /* A newer header's: what this library does not know stays. */
+  struct {
+    whale_port port;
+    int64_t newer;
+  } longer;
+  longer.port.struct_size = sizeof longer, longer.newer = 5;
+  OK(whale_session_input_port(s, inputs[1], &longer.port));
+  CHECK(longer.port.rank == 1 && longer.newer == 5);
+
+  whale_variable v = WHALE_VARIABLE_INIT;
+  CHECK(whale_session_variable_count(s) == 3 && whale_session_variable_count(NULL) == 0);
+  OK(whale_session_variable(s, 0, &v));
+  CHECK(same(v.name, "body.w1") && v.role == WHALE_ROLE_PARAMETER && v.dtype == WHALE_F32 && v.rank == 2);
+  CHECK(v.dims[0] == IN && v.dims[1] == HIDDEN && v.copies >= 1);
+  FAILS(whale_session_variable(s, 3, &v), WHALE_INVALID_ARGUMENT, "`index` is 3; the session has 3");
+
+  whale_memory m = WHALE_MEMORY_INIT;
+  OK(whale_session_memory(s, 0, &m));
+  CHECK(m.parameters == (int64_t)sizeof(float) * (IN * HIDDEN + HIDDEN + HIDDEN * OUT) && m.state == 0 && m.host == 0);
+  CHECK(m.total == m.parameters + m.gradients + m.inputs + m.activations + m.workspace && m.activations > 0);
+  FAILS(whale_session_memory(s, 9, &m), WHALE_INVALID_ARGUMENT, "device 9");
+}
+
 static void test_session(const char* devices) {
   whale_graph* g = mlp();
   whale_plan* p = planned(g, devices);
@@ -738,37 +808,46 @@ static void test_session(const char* devices) {
     for (int j = 0; j < IN; ++j) x[i][j] = (float)((i * 7 + j * 3) % 11) / 11.0f - 0.5f;
   }
   const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH};
-  whale_named_tensor in[3] = {{WHALE_STR("x"), NULL}, {WHALE_STR("y"), NULL}, {WHALE_STR("z"), NULL}};
-  OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0].tensor));
-  OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1].tensor));
-  whale_named_tensor out[2] = {{WHALE_STR("loss"), NULL}, {WHALE_STR("logits"), NULL}};
+  int32_t inputs[3], outputs[2] = {-7, -7};
+  whale_tensor *in[3] = {NULL, NULL, NULL}, *out[2] = {NULL, NULL};
+  OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0]));
+  OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1]));
+  FAILS(whale_session_output(s, WHALE_STR("nothing"), &outputs[0]), WHALE_NOT_FOUND, "no output 'nothing'; the plan has: ");
+  FAILS(whale_session_input(s, WHALE_STR("z"), &outputs[0]), WHALE_NOT_FOUND, "no input 'z'; the plan has: x, y");
+  FAILS(whale_session_input(s, WHALE_STR("x"), NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(outputs[0] == -7);
+  OK(whale_session_input(s, WHALE_STR("x"), &inputs[0]));
+  OK(whale_session_input(s, WHALE_STR("y"), &inputs[1]));
+  OK(whale_session_output(s, WHALE_STR("loss"), &outputs[0]));
+  OK(whale_session_output(s, WHALE_STR("logits"), &outputs[1]));
+  test_typed(s, inputs, outputs);
   whale_event* e = NULL;
   int32_t done = 7;
   double first = 0, last = 0;
   for (int step = 0; step < 30; ++step) {
-    OK(whale_session_step(s, in, 2, out, 2, NULL, &e));
+    OK(whale_session_step(s, inputs, in, 2, outputs, out, 2, NULL, &e));
     OK(whale_event_wait(e, -1, &done));
     CHECK(done == 1 && whale_event_query(e) == 1);
     whale_event_release(e);
     e = NULL;
-    CHECK(whale_tensor_rank(out[0].tensor) == 0 && whale_tensor_dtype(out[0].tensor) == WHALE_F32);
-    last = *(float*)whale_tensor_data(out[0].tensor);
+    CHECK(whale_tensor_rank(out[0]) == 0 && whale_tensor_dtype(out[0]) == WHALE_F32);
+    last = *(float*)whale_tensor_data(out[0]);
     if (step == 0) first = last;
   }
   CHECK(last < 0.9 * first && last > 0);
-  CHECK(whale_tensor_rank(out[1].tensor) == 2 && whale_tensor_dims(out[1].tensor)[0] == BATCH &&
-        whale_tensor_dims(out[1].tensor)[1] == OUT);
+  CHECK(whale_tensor_rank(out[1]) == 2 && whale_tensor_dims(out[1])[0] == BATCH &&
+        whale_tensor_dims(out[1])[1] == OUT);
   CHECK(whale_session_iteration(s) == 30 && whale_session_updates(s) == 30);
   CHECK(whale_session_learning_rate(s) == 0.5);
 
   /* Evaluation and half a batch. */
-  whale_named_tensor logits = {WHALE_STR("logits"), NULL};
-  OK(whale_session_eval(s, in, 1, &logits, 1, NULL, &e));
+  whale_tensor* logits = NULL;
+  OK(whale_session_eval(s, inputs, in, 1, &outputs[1], &logits, 1, NULL, &e));
   OK(whale_event_wait(e, -1, &done));
   whale_event_release(e);
   e = NULL;
-  CHECK(whale_tensor_bytes(logits.tensor) == BATCH * OUT * sizeof(float));
-  whale_tensor_release(logits.tensor);
+  CHECK(whale_tensor_bytes(logits) == BATCH * OUT * sizeof(float));
+  whale_tensor_release(logits);
   CHECK(whale_session_iteration(s) == 30);
 
   /* Parameters. */
@@ -805,31 +884,39 @@ static void test_session(const char* devices) {
   whale_text_release(&text);
 
   /* Everything wrong with a step; the session must be as before it. */
-  FAILS(whale_session_step(s, in, 1, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y"); /* missing */
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "input 'z' has no tensor"); /* NULL */
-  in[2].tensor = in[0].tensor;
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "z"); /* extra */
-  in[2].name = WHALE_STR("x");
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x"); /* twice */
-  FAILS(whale_session_step(s, NULL, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
-  FAILS(whale_session_step(s, in, 2, NULL, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
-  FAILS(whale_session_step(s, in, 2, NULL, 0, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  whale_named_tensor wrong[2] = {in[1], in[0]};
-  wrong[0].name = WHALE_STR("x"), wrong[1].name = WHALE_STR("y");
-  FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* dtypes */
+  FAILS(whale_session_step(s, inputs, in, 1, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y"); /* missing */
+  inputs[2] = inputs[1];
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "input 'y' has no tensor"); /* NULL */
+  in[2] = in[0], inputs[2] = 2;
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "no input 2; the plan has 2"); /* extra */
+  inputs[2] = -1;
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "no input -1");
+  inputs[2] = inputs[0];
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x"); /* twice */
+  FAILS(whale_session_step(s, NULL, in, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
+  FAILS(whale_session_step(s, inputs, NULL, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "`input_tensors` is NULL");
+  FAILS(whale_session_step(s, inputs, in, 2, NULL, out, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
+  FAILS(whale_session_step(s, inputs, in, 2, outputs, NULL, 1, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "`output_tensors` is NULL");
+  FAILS(whale_session_step(s, inputs, in, 2, NULL, NULL, 0, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  whale_tensor* wrong[2] = {in[1], in[0]};
+  FAILS(whale_session_step(s, inputs, wrong, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* dtypes */
   const int64_t odd_dims[] = {BATCH, IN - 1};
-  wrong[1] = in[1], wrong[0].name = WHALE_STR("x");
-  OK(whale_tensor_view(WHALE_F32, odd_dims, 2, x, &wrong[0].tensor));
-  FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* shape */
-  whale_tensor_release(wrong[0].tensor);
-  whale_named_tensor fetch = {WHALE_STR("nothing"), NULL};
-  whale_status* status = whale_session_step(s, in, 2, &fetch, 1, NULL, &e);
-  CHECK(status != NULL && fetch.tensor == NULL);
-  whale_status_release(status);
-  fetch.name = WHALE_STR("logits");
-  fetch.tensor = out[0].tensor;
-  FAILS(whale_session_step(s, in, 2, &fetch, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "logits");
-  CHECK(e == NULL && fetch.tensor == out[0].tensor);
+  wrong[1] = in[1];
+  OK(whale_tensor_view(WHALE_F32, odd_dims, 2, x, &wrong[0]));
+  FAILS(whale_session_step(s, inputs, wrong, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* shape */
+  whale_tensor_release(wrong[0]);
+  int32_t number = 2;
+  whale_tensor* fetched = NULL;
+  FAILS(whale_session_step(s, inputs, in, 2, &number, &fetched, 1, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "no output 2; the plan has 2");
+  CHECK(fetched == NULL);
+  fetched = out[0];
+  FAILS(whale_session_step(s, inputs, in, 2, &outputs[1], &fetched, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "logits");
+  CHECK(e == NULL && fetched == out[0]);
   CHECK(whale_session_iteration(s) == 30);
   CHECK(whale_session_updates(s) == 30);
 
@@ -837,7 +924,7 @@ static void test_session(const char* devices) {
   whale_cancel* cancel = NULL;
   OK(whale_cancel_create(&cancel));
   whale_cancel_trigger(cancel);
-  status = whale_session_step(s, in, 2, NULL, 0, cancel, &e);
+  whale_status* status = whale_session_step(s, inputs, in, 2, NULL, NULL, 0, cancel, &e);
   if (status == NULL) {
     done = 0;
     status = whale_event_wait(e, -1, &done);
@@ -866,7 +953,7 @@ static void test_session(const char* devices) {
   FAILS(whale_checkpoint_check_target(WHALE_STR("/proc/nowhere")), WHALE_NOT_FOUND, "/proc/nowhere");
   FAILS(whale_checkpoint_check_target(WHALE_STR("")), WHALE_INVALID_ARGUMENT, "`directory`");
   OK(whale_session_save(s, str(path)));
-  OK(whale_session_step(s, in, 2, NULL, 0, NULL, &e));
+  OK(whale_session_step(s, inputs, in, 2, NULL, NULL, 0, NULL, &e));
   OK(whale_event_wait(e, -1, &done));
   whale_event_release(e);
   OK(whale_session_load(s, str(path)));
@@ -885,7 +972,7 @@ static void test_session(const char* devices) {
   snprintf(command, sizeof command, "rm -r %s", folder);
   CHECK(system(command) == 0);
 
-  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i].tensor), whale_tensor_release(out[i].tensor);
+  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i]), whale_tensor_release(out[i]);
   whale_session_release(s);
   whale_session_release(NULL);
   whale_event_release(NULL);
@@ -927,10 +1014,8 @@ static whale_status* slow_step(whale_session* s, whale_tensor** loss, whale_even
   const int64_t dims[] = {WIDE, WIDE};
   static whale_tensor* x; /* as long as any step */
   if (x == NULL) OK(whale_tensor_view(WHALE_F32, dims, 2, wide_x, &x));
-  whale_named_tensor in = {WHALE_STR("x"), x}, out = {WHALE_STR("loss"), *loss};
-  whale_status* status = whale_session_step(s, &in, 1, &out, 1, NULL, e);
-  if (status == NULL) *loss = out.tensor;
-  return status;
+  const int32_t first = 0; /* the input, and the loss */
+  return whale_session_step(s, &first, &x, 1, &first, loss, 1, NULL, e);
 }
 
 static void test_busy(void) {

@@ -79,12 +79,19 @@ WHALE_ZERO_BETA1 = 2
 WHALE_ZERO_BETA2 = 4
 WHALE_ZERO_EPSILON = 8
 WHALE_ZERO_DECAY_RATE = 16
+WHALE_DEVICE_CPU = 1
+WHALE_DEVICE_REF = 2
+WHALE_DEVICE_NULL = 3
+WHALE_DEVICE_LAG = 4
 WHALE_UPDATE_BY_COST = 0
 WHALE_UPDATE_WHOLE = 1
 WHALE_UPDATE_SLICED = 2
 WHALE_RECOMPUTE_NONE = 0
 WHALE_RECOMPUTE_SELECTIVE = 1
 WHALE_RECOMPUTE_FULL = 2
+WHALE_ROLE_PARAMETER = 0
+WHALE_ROLE_STATE = 1
+WHALE_ROLE_BUFFER = 2
 WHALE_NONE = -1
 WHALE_VERSION_NUMBER = 2000
 
@@ -121,13 +128,6 @@ class whale_engine_options(Structure):
         ("max_elements", c_int64),
         ("max_devices", c_int64),
         ("max_plan_bytes", c_int64),
-    ]
-
-
-class whale_named_tensor(Structure):
-    _fields_ = [
-        ("name", whale_str),
-        ("tensor", c_void_p),
     ]
 
 
@@ -210,6 +210,17 @@ class whale_training_options(Structure):
     ]
 
 
+class whale_device(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("node", c_int32),
+        ("rank", c_int32),
+        ("local_rank", c_int32),
+        ("memory_bytes", c_int64),
+    ]
+
+
 class whale_plan_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -239,6 +250,22 @@ class whale_plan_options(Structure):
     ]
 
 
+class whale_memory(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("parameters", c_int64),
+        ("gradients", c_int64),
+        ("state", c_int64),
+        ("buffers", c_int64),
+        ("copies", c_int64),
+        ("inputs", c_int64),
+        ("activations", c_int64),
+        ("workspace", c_int64),
+        ("host", c_int64),
+        ("total", c_int64),
+    ]
+
+
 class whale_session_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -249,6 +276,31 @@ class whale_session_options(Structure):
         ("loss_scale_growth", c_int64),
         ("no_pin", c_int32),
         ("no_bf16", c_int32),
+    ]
+
+
+class whale_port(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", whale_str),
+        ("dtype", c_int32),
+        ("batch_dim", c_int32),
+        ("dims", POINTER(c_int64)),
+        ("rank", c_size_t),
+        ("in_step", c_int32),
+        ("in_eval", c_int32),
+    ]
+
+
+class whale_variable(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", whale_str),
+        ("role", c_int32),
+        ("dtype", c_int32),
+        ("dims", POINTER(c_int64)),
+        ("rank", c_size_t),
+        ("copies", c_int64),
     ]
 
 
@@ -304,6 +356,7 @@ PROTOTYPES = {
     "whale_graph_save": (c_void_p, [c_void_p, whale_str]),
     "whale_cluster_create": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_cluster_size": (c_size_t, [c_void_p]),
+    "whale_cluster_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),
     "whale_cluster_release": (None, [c_void_p]),
     "whale_cancel_create": (c_void_p, [POINTER(c_void_p)]),
     "whale_cancel_trigger": (None, [c_void_p]),
@@ -322,6 +375,9 @@ PROTOTYPES = {
     "whale_plan_bridges_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_choices": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_choices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_device_count": (c_size_t, [c_void_p]),
+    "whale_plan_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),
+    "whale_plan_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
     "whale_event_wait": (c_void_p, [c_void_p, c_double, POINTER(c_int32)]),
@@ -329,11 +385,19 @@ PROTOTYPES = {
     "whale_event_release": (None, [c_void_p]),
     "whale_session_create": (c_void_p, [c_void_p, c_void_p, POINTER(whale_session_options), POINTER(c_void_p)]),
     "whale_session_release": (None, [c_void_p]),
-    "whale_session_step": (c_void_p, [c_void_p, POINTER(whale_named_tensor), c_size_t, POINTER(whale_named_tensor), c_size_t, c_void_p, POINTER(c_void_p)]),
-    "whale_session_eval": (c_void_p, [c_void_p, POINTER(whale_named_tensor), c_size_t, POINTER(whale_named_tensor), c_size_t, c_void_p, POINTER(c_void_p)]),
+    "whale_session_input": (c_void_p, [c_void_p, whale_str, POINTER(c_int32)]),
+    "whale_session_output": (c_void_p, [c_void_p, whale_str, POINTER(c_int32)]),
+    "whale_session_input_count": (c_size_t, [c_void_p]),
+    "whale_session_output_count": (c_size_t, [c_void_p]),
+    "whale_session_input_port": (c_void_p, [c_void_p, c_int32, POINTER(whale_port)]),
+    "whale_session_output_port": (c_void_p, [c_void_p, c_int32, POINTER(whale_port)]),
+    "whale_session_step": (c_void_p, [c_void_p, POINTER(c_int32), POINTER(c_void_p), c_size_t, POINTER(c_int32), POINTER(c_void_p), c_size_t, c_void_p, POINTER(c_void_p)]),
+    "whale_session_eval": (c_void_p, [c_void_p, POINTER(c_int32), POINTER(c_void_p), c_size_t, POINTER(c_int32), POINTER(c_void_p), c_size_t, c_void_p, POINTER(c_void_p)]),
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_session_write": (c_void_p, [c_void_p, whale_str, c_void_p]),
     "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, POINTER(c_void_p)]),
+    "whale_session_variable_count": (c_size_t, [c_void_p]),
+    "whale_session_variable": (c_void_p, [c_void_p, c_size_t, POINTER(whale_variable)]),
     "whale_session_variables_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_set_learning_rate": (c_void_p, [c_void_p, c_double]),
     "whale_session_learning_rate": (c_double, [c_void_p]),
@@ -346,6 +410,7 @@ PROTOTYPES = {
     "whale_checkpoint_inspect_json": (c_void_p, [whale_str, POINTER(whale_text)]),
     "whale_session_trace": (c_void_p, [c_void_p, c_int32]),
     "whale_session_timeline_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_session_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
     "whale_session_report_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
 }
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from . import _abi, arguments
 from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
-                       take_bytes, take_text)
+                       take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
-from .dtypes import DType, as_dtype
+from .dtypes import BY_NUMBER, DType, as_dtype
 from .graph import Graph, precision_number
 from .optim import RANGES
 
@@ -272,11 +272,25 @@ class Job:
     def __init__(self, plan: Plan, handle: Handle):
         self.plan = plan
         self._handle = handle
-        entries = {entry["name"]: entry for entry in plan.to_dict()["entries"]}
-        self._inputs: dict[str, dict[str, DType]] = {
-            name: {each["name"]: as_dtype(each["dtype"]) for each in entry["inputs"]} for name, entry in entries.items()}
+        self._inputs: dict[str, dict[str, DType]] = {}
+        self._outputs: dict[str, list[str]] = {}
+        self._numbers: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # of inputs and outputs, by entry
+        for name, has in (("train", "in_step"), ("eval", "in_eval")):
+            inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, has)]
+                               for ports in (self._ports("input"), self._ports("output")))
+            if outputs:
+                self._inputs[name] = {text_of(port.name): BY_NUMBER[port.dtype] for _, port in inputs}
+                self._outputs[name] = [text_of(port.name) for _, port in outputs]
+                self._numbers[name] = ({text_of(port.name): number for number, port in inputs},
+                                       {text_of(port.name): number for number, port in outputs})
         self._sizes: set[tuple] = set()  # of batches that have been run
-        self._outputs = {name: [each["name"] for each in entry["outputs"]] for name, entry in entries.items()}
+
+    def _ports(self, kind: str) -> list[_abi.whale_port]:
+        pointer, ports = self._handle.pointer, []
+        for number in range(getattr(lib, f"whale_session_{kind}_count")(pointer)):
+            ports.append(_abi.whale_port(struct_size=ctypes.sizeof(_abi.whale_port)))
+            check(getattr(lib, f"whale_session_{kind}_port")(pointer, number, byref(ports[-1])))
+        return ports
 
     def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str], finish) -> Any:
         """Runs an entry; returns finish({name: array})."""
@@ -288,19 +302,21 @@ class Job:
             raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
                                   "INVALID_ARGUMENT")
         tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
-        inputs = (_abi.whale_named_tensor * max(1, len(feeds)))()
-        names = [encoded(name) for name in feeds]
-        for row, name, tensor in zip(inputs, names, tensors):
-            row.name, row.tensor = _abi.whale_str(name, len(name)), tensor.pointer
-        outputs = (_abi.whale_named_tensor * max(1, len(fetch)))()
-        wanted = [encoded(name) for name in fetch]
-        for row, name in zip(outputs, wanted):
-            row.name = _abi.whale_str(name, len(name))
+        numbers, fetched = self._numbers[entry]
+        for name in fetch:
+            if name not in fetched:
+                raise InvalidArgument(f"there is no output '{arguments.brief(name)}'; the plan has: {', '.join(fetched)}. Others are fetched by "
+                                      "naming them when the plan is made", "INVALID_ARGUMENT")
+        inputs = (c_int32 * max(1, len(feeds)))(*(numbers[name] for name in feeds))
+        given = (c_void_p * max(1, len(feeds)))(*(tensor.pointer for tensor in tensors))
+        wanted = (c_int32 * max(1, len(fetch)))(*(fetched[name] for name in fetch))
+        outputs = (c_void_p * max(1, len(fetch)))()
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
         before, event, done = self.iteration, c_void_p(), c_int32(0)
         try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
             try:
-                start = lambda: check(function(self._handle.pointer, inputs, len(feeds), outputs, len(fetch), cancel.pointer, byref(event)))
+                start = lambda: check(function(self._handle.pointer, inputs, given, len(feeds), wanted, outputs, len(fetch), cancel.pointer,
+                                               byref(event)))
                 sizes = (entry, *(tuple(getattr(value, "shape", ())) for value in feeds.values()))
                 if sizes in self._sizes:
                     start()
@@ -311,7 +327,7 @@ class Job:
                     check(lib.whale_event_wait(event, c_double(0.1), byref(done)))
                 values = {}
                 for i, name in enumerate(fetch):
-                    pointer, outputs[i].tensor = outputs[i].tensor, None
+                    pointer, outputs[i] = outputs[i], None
                     values[name] = widened(Handle(pointer, "whale_tensor_release"))
                 result = finish(values)
             except BaseException:
@@ -319,8 +335,8 @@ class Job:
                 raise
             finally:
                 lib.whale_event_release(event)  # waits for the run when it has not ended
-                for row in outputs[:len(fetch)]:
-                    lib.whale_tensor_release(row.tensor)
+                for pointer in outputs[:len(fetch)]:
+                    lib.whale_tensor_release(pointer)
             return result
         except KeyboardInterrupt:
             now = self.iteration  # waits too
