@@ -79,6 +79,7 @@ whale_status* whale_engine_create(const whale_engine_options* options, whale_eng
     engine->backends = std::make_shared<Backends>(text(o.library_dir, "options.library_dir"));
     engine->leases = std::make_shared<CoreLeases>();
     engine->limits = read_limits(o);
+    engine->log = std::make_shared<Log>();
     *out = engine.release();
   });
 }

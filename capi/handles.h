@@ -13,15 +13,18 @@
 #include "device/device.h"
 #include "ir/graph.h"
 #include "engine_limits.h"
+#include "log.h"
 #include "plan/plan.h"
 #include "run/handle.h"
 #include "session/session.h"
 #include "whale/whale.h"
+#include "async_work.h"
 
 struct whale_engine {
   std::shared_ptr<whale::Backends> backends;
   std::shared_ptr<whale::CoreLeases> leases;
   whale::capi::Limits limits;
+  std::shared_ptr<whale::capi::Log> log;
 };
 
 struct whale_graph {
@@ -59,6 +62,8 @@ struct whale_event {
   whale::RunHandle run;
   std::vector<std::shared_ptr<void>> keep;  // storage of the run's inputs and outputs
   int64_t process = 0;
+  std::shared_ptr<whale::capi::AsyncWork> work;  // instead of a run of devices: planning, saving, loading
+  std::shared_ptr<whale_plan> plan;              // that planning makes; whole once it has ended well
 };
 
 // An input or an output, of whichever of the two entries have it.
@@ -76,6 +81,9 @@ struct whale_session {
   // As long as the session, and never changed.
   std::vector<whale_session_port> inputs, outputs;
   std::vector<whale::VariableInfo> variables;
+  std::shared_ptr<whale::capi::Log> log;
+  double loss_scale = 0;                         // when the last run was started
+  std::shared_ptr<whale::capi::AsyncWork> work;  // the last save or load beside the caller; may have ended
 };
 
 namespace whale::capi {

@@ -1,4 +1,6 @@
 // Plans: compiled, printed, saved.
+#include <unistd.h>
+
 #include "plan/plan.h"
 
 #include "base/watch.h"
@@ -83,31 +85,46 @@ std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const 
   return out;
 }
 
-// What is to be planned, looked through.
+// What is to be planned, looked through. Holds what it needs, so that it may be planned when the handles are gone.
 struct Request {
-  Request(whale_engine* engine, const whale_graph* g, const whale_cluster* c, const whale_plan_options* o)
-      : graph(need(g, "graph")), cluster(need(c, "cluster")) {
+  Request(whale_engine* engine, const whale_graph* g, const whale_cluster* c, const whale_plan_options* o) {
+    const whale_graph& given_graph = need(g, "graph");
+    devices = need(c, "cluster").devices;
     need(engine, "engine");
-    if (!graph.sealed)
-      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first",
-                  graph.graph->name);
+    graph = given_graph.graph, init_files = given_graph.init_files, log = engine->log;
+    if (!given_graph.sealed)
+      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", graph->name);
     const whale_plan_options given = capi::options(o, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
     options = read_options(given);
     options.max_bytes = engine->limits.plan_bytes;
     if (given.cancel != nullptr) cancel = given.cancel->cancel;
     timeout_seconds = given.timeout_seconds;
+    watch();  // throws for a timeout that is none
   }
   Watch watch() const { return Watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), timeout_seconds); }
+  std::unique_ptr<whale_plan> plan() const {
+    const Watch watching = watch();
+    auto made = handle(compile(*graph, devices, options), init_files);
+    made->cancel = cancel;
+    made->timeout_seconds = timeout_seconds;
+    const Plan& p = *made->plan;
+    log->add(WHALE_SEVERITY_INFO, "plan",
+             fmt::format("'{}' is planned for {} device(s): {}", p.model, p.devices.size(), p.strategy));
+    for (const std::string& note : p.notes) log->add(WHALE_SEVERITY_INFO, "plan", note);
+    return made;
+  }
   Estimate estimate() const {
     const Watch watching = watch();
-    return whale::estimate(*graph.graph, cluster.devices, options);
+    return whale::estimate(*graph, devices, options);
   }
 
-  const whale_graph& graph;
-  const whale_cluster& cluster;
+  std::shared_ptr<const Graph> graph;
+  InitFiles init_files;
+  std::vector<DeviceSpec> devices;
   CompileOptions options;
   std::shared_ptr<const Cancel> cancel;
   double timeout_seconds = 0;
+  std::shared_ptr<Log> log;
 };
 
 // A report that plans once more, under the watch that the plan was made with.
@@ -131,12 +148,34 @@ whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, 
   return guard([&] {
     const Request request(engine, graph, cluster, options);
     need(out, "out");
-    const Watch watch = request.watch();
-    auto plan =
-        handle(compile(*request.graph.graph, request.cluster.devices, request.options), request.graph.init_files);
-    plan->cancel = request.cancel;
-    plan->timeout_seconds = request.timeout_seconds;
-    *out = plan.release();
+    *out = request.plan().release();
+  });
+}
+
+whale_status* whale_plan_create_async(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                      const whale_plan_options* options, whale_event** out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    auto event = std::make_unique<whale_event>();
+    event->process = ::getpid();
+    event->plan = std::make_shared<whale_plan>();
+    event->work = AsyncWork::start([request, plan = event->plan] { *plan = std::move(*request.plan()); },
+                                   "whale_plan_create_async");
+    event->run = RunHandle(event->work->state());
+    *out = event.release();
+  });
+}
+
+whale_status* whale_event_plan(whale_event* event, whale_plan** out) {
+  return guard([&] {
+    const whale_event& e = need(event, "event");
+    need(out, "out");
+    if (e.plan == nullptr)
+      throw error(Code::kFailedPrecondition, "this event is not of whale_plan_create_async: no plan comes of it");
+    if (!e.run.done()) throw error(Code::kFailedPrecondition, "planning is under way; wait for its event first");
+    e.run.wait(0);  // throws how it failed
+    *out = std::make_unique<whale_plan>(*e.plan).release();
   });
 }
 
@@ -145,7 +184,7 @@ whale_status* whale_plan_estimate(whale_engine* engine, const whale_graph* graph
   return guard([&] {
     const Request request(engine, graph, cluster, options);
     need(out, "out");
-    *out = make_text(estimate_text(request.estimate(), request.cluster.devices));
+    *out = make_text(estimate_text(request.estimate(), request.devices));
   });
 }
 
@@ -154,7 +193,7 @@ whale_status* whale_plan_estimate_json(whale_engine* engine, const whale_graph* 
   return guard([&] {
     const Request request(engine, graph, cluster, options);
     need(out, "out");
-    *out = make_text(estimate_json(request.estimate(), request.cluster.devices));
+    *out = make_text(estimate_json(request.estimate(), request.devices));
   });
 }
 

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "base/watch.h"
+#include "cluster/devices.h"
 #include "guard.h"
 #include "handles.h"
 
@@ -22,10 +24,83 @@ void check_process(int64_t process) {
   }
 }
 
+// A save or a load beside the caller is waited for.
 Session& live(whale_session* session) {
   whale_session& s = need(session, "session");
   check_process(s.process);
+  if (s.work != nullptr) s.work->settle();
   return *s.session;
+}
+
+// For what begins something: nothing else may be under way.
+Session& idle(whale_session* session) {
+  whale_session& s = need(session, "session");
+  check_process(s.process);
+  if (s.work != nullptr && s.work->under_way())
+    throw error(Code::kFailedPrecondition, "a save or a load of this session is under way; wait for its event first");
+  return *s.session;
+}
+
+// For answers without a status.
+const Session& waited(const whale_session* session) {
+  check_process(session->process);
+  if (session->work != nullptr) session->work->settle();
+  return *session->session;
+}
+
+// The scale of the loss follows overflows (precision f16); what it is now, for whoever reads the log.
+void log_loss_scale(whale_session& session) {
+  const double now = session.session->loss_scale();
+  if (session.loss_scale != 0 && now < session.loss_scale)
+    session.log->add(WHALE_SEVERITY_WARNING, "session",
+                     fmt::format("a step overflowed in f16 and was not applied; the loss scale is {} now", now));
+  else if (session.loss_scale != 0 && now > session.loss_scale)
+    session.log->add(WHALE_SEVERITY_INFO, "session", fmt::format("the loss scale is {} now", now));
+  session.loss_scale = now;
+}
+
+void save_and_log(Session& session, Log& log, const std::string& directory) {
+  session.save(directory);
+  log.add(WHALE_SEVERITY_INFO, "checkpoint",
+          fmt::format("saved '{}' after {} updates to '{}'", session.plan().model, session.updates(), directory));
+}
+
+void load_and_log(Session& session, Log& log, const std::string& directory) {
+  session.load(directory);
+  log.add(WHALE_SEVERITY_INFO, "checkpoint",
+          fmt::format("loaded '{}' after {} updates from '{}'", session.plan().model, session.updates(), directory));
+  const LoadedCheckpoint& loaded = session.loaded();
+  if (!loaded.checksums)
+    log.add(WHALE_SEVERITY_WARNING, "checkpoint",
+            fmt::format("'{}' has no checksums: a changed byte in it would not have been noticed; save it again",
+                        directory));
+  if (!loaded.left_out.empty())
+    log.add(
+        WHALE_SEVERITY_WARNING, "checkpoint",
+        fmt::format("'{}' holds optimizer state that this plan keeps none of ({} tensors, such as '{}'): it was left "
+                    "out",
+                    directory, loaded.left_out.size(), loaded.left_out[0]));
+}
+
+// A save or a load on a thread of its own.
+void begin(whale_session* session, whale_str directory, whale_cancel* cancel, whale_event** out,
+           void (*work)(Session&, Log&, const std::string&), const char* what, const char* call) {
+  Session& s = idle(session);
+  need(out, "out");
+  s.check_idle();
+  auto event = std::make_unique<whale_event>();
+  event->process = session->process;
+  event->work = AsyncWork::start(
+      [&s, work, what, path = nonempty(directory, "directory"), log = session->log,
+       token = cancel == nullptr ? nullptr : cancel->cancel] {
+        const Watch watch(what, token == nullptr ? nullptr : &token->flag(), 0);
+        Watch::look();
+        work(s, *log, path);
+      },
+      call);
+  session->work = event->work;
+  event->run = RunHandle(event->work->state());
+  *out = event.release();
 }
 
 // The ports of the plan's entries, in their order: those of a step first.
@@ -121,8 +196,10 @@ Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<Nam
 }
 
 void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out) {
-  Session& s = live(session);
+  Session& s = idle(session);
   need(out, "out");
+  s.check_idle();
+  log_loss_scale(*session);
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
   // A batch of a new size is planned here.
@@ -167,6 +244,25 @@ whale_status* whale_event_wait(whale_event* event, double timeout_seconds, int32
   });
 }
 
+whale_status* whale_event_wait_any(whale_event* const* events, size_t count, double timeout_seconds, int64_t* index) {
+  return guard([&] {
+    need(index, "index");
+    if (timeout_seconds != timeout_seconds) throw invalid("`timeout_seconds` is not a number");
+    std::vector<const RunHandle*> runs;
+    std::vector<int64_t> places;
+    const auto all = array(events, count, "events");
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i] == nullptr) continue;
+      check_process(all[i]->process);
+      runs.push_back(&all[i]->run);
+      places.push_back(static_cast<int64_t>(i));
+    }
+    if (runs.empty()) throw invalid("argument `events` holds no event: nothing to wait for");
+    const std::optional<size_t> first = RunHandle::wait_any(runs, timeout_seconds);
+    *index = first ? places[*first] : -1;
+  });
+}
+
 int32_t whale_event_query(const whale_event* event) { return event != nullptr && event->run.done() ? 1 : 0; }
 
 void whale_event_release(whale_event* event) {
@@ -203,6 +299,10 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
           add_ports(session->outputs, entry.outputs, step);
         }
     session->variables = session->session->variables();
+    session->log = engine->log;
+    session->log->add(WHALE_SEVERITY_INFO, "session",
+                      fmt::format("'{}' runs on {} device(s): {}", plan->plan->model, plan->plan->devices.size(),
+                                  brief(to_string(plan->plan->devices))));
     *out = session.release();
   });
 }
@@ -210,7 +310,10 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
 void whale_session_release(whale_session* session) {
   if (session == nullptr) return;
   // After fork() the threads that the destructor would join are not here: the memory is the child's loss.
-  if (session->process != static_cast<int64_t>(::getpid())) (void)session->session.release();
+  if (session->process != static_cast<int64_t>(::getpid()))
+    (void)session->session.release();
+  else if (session->work != nullptr)
+    session->work->settle();
   delete session;
 }
 
@@ -330,21 +433,41 @@ whale_status* whale_session_set_learning_rate(whale_session* session, double lea
 }
 
 double whale_session_learning_rate(const whale_session* s) {
-  return s == nullptr ? 0.0 : answer(-1.0, [&] { return s->session->learning_rate(); });
+  return s == nullptr ? 0.0 : answer(-1.0, [&] { return waited(s).learning_rate(); });
 }
 int64_t whale_session_iteration(const whale_session* s) {
-  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return s->session->iteration(); });
+  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return waited(s).iteration(); });
 }
 int64_t whale_session_updates(const whale_session* s) {
-  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return s->session->updates(); });
+  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return waited(s).updates(); });
 }
 
 whale_status* whale_session_save(whale_session* session, whale_str directory) {
-  return guard([&] { live(session).save(nonempty(directory, "directory")); });
+  return guard([&] {
+    Session& s = idle(session);
+    save_and_log(s, *session->log, nonempty(directory, "directory"));
+  });
+}
+
+whale_status* whale_session_save_async(whale_session* session, whale_str directory, whale_cancel* cancel,
+                                       whale_event** out) {
+  return guard([&] { begin(session, directory, cancel, out, save_and_log, "saving", "whale_session_save_async"); });
 }
 
 whale_status* whale_session_load(whale_session* session, whale_str directory) {
-  return guard([&] { live(session).load(nonempty(directory, "directory")); });
+  return guard([&] {
+    Session& s = idle(session);
+    load_and_log(s, *session->log, nonempty(directory, "directory"));
+    session->loss_scale = 0;
+  });
+}
+
+whale_status* whale_session_load_async(whale_session* session, whale_str directory, whale_cancel* cancel,
+                                       whale_event** out) {
+  return guard([&] {
+    begin(session, directory, cancel, out, load_and_log, "loading", "whale_session_load_async");
+    session->loss_scale = 0;
+  });
 }
 
 whale_status* whale_session_trace(whale_session* session, int32_t enable) {

@@ -1,6 +1,6 @@
 /* whale.h: the C ABI of libwhale, the engine for distributed training.
  *
- * Reading order: status, engine, tensor, graph, cluster, plan, session, event. A complete program:
+ * Reading order: status, engine, log, tensor, graph, cluster, cancel, event, plan, session. A complete program:
  *
  *   engine -> graph (build or load) -> seal -> cluster ("cpu:4") -> plan -> session -> step, step, ... -> save
  *
@@ -157,6 +157,32 @@ WHALE_API whale_status *whale_engine_devices(whale_engine *engine, whale_text *o
 WHALE_API whale_status *whale_engine_devices_json(whale_engine *engine, whale_text *out);
 /* The op table: a JSON array of name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
 WHALE_API whale_status *whale_engine_ops_json(whale_engine *engine, whale_text *out);
+
+/* ---- log ---------------------------------------------------------------------------------------------------------- */
+/* What the engine did and what it noticed: plans and their notes, sessions, checkpoints, changes of the loss scale. Nothing is printed:
+ * records wait in the engine until they are drained; of more than 1,000 the oldest are dropped, and counted. */
+typedef struct whale_log whale_log;
+
+typedef enum whale_severity {
+  WHALE_SEVERITY_INFO = 0,
+  WHALE_SEVERITY_WARNING = 1
+} whale_severity;
+
+typedef struct whale_log_record {
+  size_t struct_size;
+  int32_t severity;    /* whale_severity */
+  int64_t nanoseconds; /* since 1970, UTC */
+  whale_str topic;     /* "plan", "session", "checkpoint" */
+  whale_str message;
+} whale_log_record;
+#define WHALE_LOG_RECORD_INIT {sizeof(whale_log_record), 0, 0, {0, 0}, {0, 0}}
+
+/* Takes all records that there are, oldest first; from any thread. */
+WHALE_API whale_status *whale_engine_drain_log(whale_engine *engine, whale_log **out);
+WHALE_API size_t whale_log_count(const whale_log *log);
+WHALE_API int64_t whale_log_dropped(const whale_log *log); /* before the first one, since the log was drained last */
+WHALE_API whale_status *whale_log_get(const whale_log *log, size_t index, whale_log_record *out);
+WHALE_API void whale_log_release(whale_log *log);
 
 /* ---- data types --------------------------------------------------------------------------------------------------- */
 /* 0 is no type: in options, the default. */
@@ -438,6 +464,18 @@ WHALE_API whale_status *whale_cancel_create(whale_cancel **out);
 WHALE_API void whale_cancel_trigger(whale_cancel *cancel);
 WHALE_API void whale_cancel_release(whale_cancel *cancel);
 
+/* ---- event: what is under way -------------------------------------------------------------------------------------------- */
+typedef struct whale_event whale_event;
+/* Waits until the run (a step, an evaluation, planning, saving, loading) has ended; timeout in seconds, negative: forever. done: 1 once it
+ * has, whatever its status, which is what is returned then; a timeout is not an error (done = 0). */
+WHALE_API whale_status *whale_event_wait(whale_event *event, double timeout_seconds, int32_t *done);
+/* Waits until one of `count` events has ended. index: the first in the array that has, -1: none within the timeout. How it ended
+ * whale_event_wait says. NULL among them is left out; INVALID_ARGUMENT: nothing else is. */
+WHALE_API whale_status *whale_event_wait_any(whale_event *const *events, size_t count, double timeout_seconds, int64_t *index);
+WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
+/* Waits for the run if it has not ended. */
+WHALE_API void whale_event_release(whale_event *event);
+
 /* ---- plan: what every device does ------------------------------------------------------------------------------------- */
 typedef struct whale_plan whale_plan;
 
@@ -484,6 +522,14 @@ typedef enum whale_recompute {
 /* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
+/* The same on a thread of the library: the event ends when the plan is made, and whale_event_plan gives it. Graph, cluster and options may
+ * be released as soon as the call returns; options->cancel stops it. What is wrong with the arguments is an error of this call, what is
+ * wrong with the plan is the event's. */
+WHALE_API whale_status *whale_plan_create_async(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                                const whale_plan_options *options /* may be NULL */, whale_event **out);
+/* The plan that whale_plan_create_async made, a new handle each time. FAILED_PRECONDITION: it is not made yet, or the event is of something
+ * else; the event's own error when planning ended with one. */
+WHALE_API whale_status *whale_event_plan(whale_event *event, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
  * have the same sizes) the bytes by what they hold and the seconds of its own work. Takes what whale_plan_create takes and refuses what
  * that refuses, but for a lack of memory, which it tells. Memory is what the plan would say, of models with many like layers within 2 %. */
@@ -536,15 +582,6 @@ WHALE_API whale_status *whale_plan_memory(const whale_plan *plan, size_t device,
  * inputs are WHALE_F64. WHALE_UNIMPLEMENTED for split weights. */
 WHALE_API whale_status *whale_plan_in_float64(const whale_plan *plan, whale_plan **out);
 WHALE_API void whale_plan_release(whale_plan *plan);
-
-/* ---- event ------------------------------------------------------------------------------------------------------------- */
-typedef struct whale_event whale_event;
-/* Waits until the run has ended; timeout in seconds, negative: forever. done: 1 once it has, whatever its status, which is what is
- * returned then; a timeout is not an error (done = 0). */
-WHALE_API whale_status *whale_event_wait(whale_event *event, double timeout_seconds, int32_t *done);
-WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
-/* Waits for the run if it has not ended. */
-WHALE_API void whale_event_release(whale_event *event);
 
 /* ---- session: a plan on real devices ------------------------------------------------------------------------------------- */
 typedef struct whale_session whale_session;
@@ -656,6 +693,10 @@ WHALE_API int64_t whale_session_updates(const whale_session *session);
  * anything is written: files of these names are there that belong to no checkpoint or to one of a newer format, or the file system
  * has no locks; or the devices are null devices, which hold no values (reading gives zeros, as fetching does). RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
 WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
+/* The same on a thread of the library. Until the event has ended the session starts nothing else (FAILED_PRECONDITION); other calls wait for
+ * it, and so does whale_session_release. Cancelling (cancel may be NULL) leaves the previous checkpoint; once the new one is in place it
+ * is too late, and the save has succeeded. */
+WHALE_API whale_status *whale_session_save_async(whale_session *session, whale_str directory, whale_cancel *cancel, whale_event **out);
 /* Whether a save to this directory would begin now, for asking before the training whose end it is: the errors of whale_session_save
  * that its directory gives, found by making and removing a trial file in it (a trial folder beside it, when it is missing). Nothing is left
  * behind. Not whether there is room. From any thread. */
@@ -669,6 +710,9 @@ WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
  * the optimizer state out; whale_session_report_json names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
  * joined for a plan that has whole weights, and cut for one that has halves, to the bit. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
+/* The same on a thread of the library, as whale_session_save_async. Cancelling while the files are checked leaves the session as it was; once
+ * variables are written it is too late. */
+WHALE_API whale_status *whale_session_load_async(whale_session *session, whale_str directory, whale_cancel *cancel, whale_event **out);
 /* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. As
  * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, optimizer (that
  * made the state, such as "adamw"; null: an older one, which does not say), tensors [{name, file, dtype, dims, bytes}]. From any thread. */

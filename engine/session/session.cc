@@ -517,6 +517,9 @@ void Session::load(const std::string& directory) {
                    checkpoint.index.meta.optimizer};
 }
 
+const LoadedCheckpoint& Session::loaded() const { return impl_->loaded; }
+void Session::check_idle() const { impl_->check_idle(); }
+
 void Session::set_trace(bool enable) {
   impl_->settle();
   impl_->trace = enable;

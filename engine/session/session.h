@@ -13,6 +13,7 @@
 #include "plan/plan.h"
 #include "run/device_bytes.h"
 #include "run/handle.h"
+#include "run/loaded.h"
 #include "session/cores.h"
 #include "session/init_files.h"
 
@@ -80,6 +81,9 @@ class Session {
 
   void save(const std::string& directory);  // whole or not at all: a failure leaves the previous checkpoint
   void load(const std::string& directory);  // verified before anything is changed
+
+  const LoadedCheckpoint& loaded() const;  // the last one; format 0: none
+  void check_idle() const;                 // throws failed_precondition while a run is under way
 
   void set_trace(bool enable);
   std::string timeline();  // of the last run, Chrome trace JSON; failed_precondition when tracing was off

@@ -1072,6 +1072,12 @@ static void test_fork(void) {
     FAILS(whale_session_set_learning_rate(s, 0.5), WHALE_FAILED_PRECONDITION, "fork()");
     FAILS(whale_session_save(s, WHALE_STR("nowhere")), WHALE_FAILED_PRECONDITION, "fork()");
     FAILS(whale_session_load(s, WHALE_STR("nowhere")), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_save_async(s, WHALE_STR("nowhere"), NULL, &none), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_load_async(s, WHALE_STR("nowhere"), NULL, &none), WHALE_FAILED_PRECONDITION, "fork()");
+    int64_t index = 0;
+    FAILS(whale_event_wait_any(&e, 1, -1, &index), WHALE_FAILED_PRECONDITION, "fork()");
+    whale_memory memory = WHALE_MEMORY_INIT;
+    FAILS(whale_session_memory(s, 0, &memory), WHALE_FAILED_PRECONDITION, "fork()");
     CHECK(whale_session_learning_rate(s) == -1 && whale_session_iteration(s) == -1 && whale_session_updates(s) == -1);
     whale_event_release(e);
     whale_session_release(s);
@@ -1095,6 +1101,226 @@ static void test_fork(void) {
   whale_session_release(s);
 }
 
+/* ---- events of planning, saving and loading; the log
+ * -------------------------------------------------------------------------------- */
+static int log_has(whale_engine* of, int32_t severity, const char* topic, const char* part) {
+  whale_log* log = NULL;
+  int found = 0;
+  OK(whale_engine_drain_log(of, &log));
+  for (size_t i = 0; i < whale_log_count(log); ++i) {
+    whale_log_record r = WHALE_LOG_RECORD_INIT;
+    char text[512];
+    OK(whale_log_get(log, i, &r));
+    snprintf(text, sizeof text, "%.*s", (int)r.message.size, r.message.data);
+    found += r.severity == severity && same(r.topic, topic) && strstr(text, part) != NULL && r.nanoseconds > 0;
+  }
+  whale_log_record r = WHALE_LOG_RECORD_INIT;
+  FAILS(whale_log_get(log, whale_log_count(log), &r), WHALE_INVALID_ARGUMENT, "`index`");
+  whale_log_release(log);
+  return found;
+}
+
+static void test_log(void) {
+  whale_engine* own;
+  whale_log* log = NULL;
+  OK(whale_engine_create(NULL, &own));
+  OK(whale_engine_drain_log(own, &log));
+  CHECK(whale_log_count(log) == 0 && whale_log_dropped(log) == 0);
+  whale_log_release(log);
+  whale_graph* g = mlp();
+  whale_cluster* c;
+  whale_plan* p;
+  OK(whale_cluster_create(own, WHALE_STR("ref:2"), &c));
+  OK(whale_plan_create(own, g, c, NULL, &p));
+  CHECK(log_has(own, WHALE_SEVERITY_INFO, "plan", "'mlp' is planned for 2 device(s)") == 1);
+  CHECK(log_has(own, WHALE_SEVERITY_INFO, "plan", "'mlp' is planned") == 0); /* drained */
+  whale_session* s;
+  OK(whale_session_create(own, p, NULL, &s));
+  CHECK(log_has(own, WHALE_SEVERITY_INFO, "session", "'mlp' runs on 2 device(s)") == 1);
+  whale_session_release(s);
+  whale_plan_release(p);
+  /* More than are kept: the oldest go, and are counted. */
+  size_t made = 0;
+  for (int64_t dropped = 0; dropped == 0 && made < 1500; ++made) {
+    OK(whale_plan_create(own, g, c, NULL, &p));
+    whale_plan_release(p);
+    if (made % 100 != 99) continue;
+    for (int i = 0; i < 20; ++i) {
+      OK(whale_plan_create(own, g, c, NULL, &p));
+      whale_plan_release(p);
+    }
+    if (made < 1099) continue;
+    OK(whale_engine_drain_log(own, &log));
+    CHECK(whale_log_count(log) == 1000);
+    dropped = whale_log_dropped(log);
+    CHECK(dropped > 0);
+    whale_log_release(log);
+  }
+  CHECK(made == 1100);
+  OK(whale_engine_drain_log(own, &log));
+  CHECK(whale_log_count(log) == 0 && whale_log_dropped(log) == 0);
+  whale_log_release(log);
+  whale_log_release(NULL);
+  FAILS(whale_engine_drain_log(own, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(whale_log_count(NULL) == 0 && whale_log_dropped(NULL) == 0);
+  whale_cluster_release(c);
+  whale_graph_release(g);
+  whale_engine_release(own);
+}
+
+static void test_events(void) {
+  whale_graph* g = mlp();
+  whale_cluster* c;
+  whale_plan* p = NULL;
+  whale_event *e = NULL, *other = NULL, *none = NULL;
+  whale_cancel* cancel = NULL;
+  int32_t done = 0;
+  int64_t index = -7;
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &c));
+  OK(whale_cancel_create(&cancel));
+  /* Planning. */
+  FAILS(whale_plan_create_async(engine, NULL, c, NULL, &e), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
+  FAILS(whale_plan_create_async(engine, g, c, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
+  o.precision = 9;
+  FAILS(whale_plan_create_async(engine, g, c, &o, &e), WHALE_INVALID_ARGUMENT, "options.precision");
+  o.precision = 0, o.timeout_seconds = -1;
+  FAILS(whale_plan_create_async(engine, g, c, &o, &e), WHALE_INVALID_ARGUMENT, "number of seconds");
+  o.timeout_seconds = 0;
+  CHECK(e == NULL);
+  char strategy[] = "replica(2)";
+  o.strategy = str(strategy);
+  o.cancel = cancel;
+  OK(whale_plan_create_async(engine, g, c, &o, &e));
+  memset(strategy, '?', sizeof strategy - 1); /* nothing of the caller's is looked at any more */
+  OK(whale_event_wait(e, -1, &done));
+  CHECK(done == 1);
+  OK(whale_event_plan(e, &p));
+  CHECK(whale_plan_device_count(p) == 2);
+  whale_plan* twice = NULL;
+  OK(whale_event_plan(e, &twice));
+  whale_plan_release(twice);
+  whale_event_release(e);
+  e = NULL;
+  /* What is wrong with the plan, and a cancelled one, are the event's errors. */
+  o.strategy = WHALE_STR("replica(3)");
+  OK(whale_plan_create_async(engine, g, c, &o, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_INVALID_ARGUMENT, "replica");
+  FAILS(whale_event_plan(e, &twice), WHALE_INVALID_ARGUMENT, "replica");
+  whale_event_release(e);
+  whale_cancel_trigger(cancel);
+  o.strategy = WHALE_STR("");
+  OK(whale_plan_create_async(engine, g, c, &o, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_CANCELLED, "planning was cancelled");
+  whale_event_release(e);
+  whale_cancel_release(cancel);
+  /* Released while it is under way. */
+  OK(whale_plan_create_async(engine, g, c, NULL, &e));
+  whale_cluster_release(c);
+  whale_graph_release(g);
+  whale_event_release(e);
+  e = NULL;
+
+  /* The first of several. */
+  whale_session *s = slow_session(), *quick = NULL;
+  whale_tensor *loss = NULL, *fetched = NULL;
+  OK(whale_session_create(engine, p, NULL, &quick));
+  whale_plan_release(p);
+  FAILS(whale_event_wait_any(NULL, 0, -1, &index), WHALE_INVALID_ARGUMENT, "no event");
+  FAILS(whale_event_wait_any(&none, 1, -1, &index), WHALE_INVALID_ARGUMENT, "no event");
+  FAILS(whale_event_wait_any(NULL, 1, -1, &index), WHALE_INVALID_ARGUMENT, "`events` is NULL");
+  CHECK(index == -7);
+  for (int i = 0; i < 10; ++i) {
+    OK(slow_step(s, &loss, &e));
+    float x[BATCH][IN] = {{0}};
+    const int64_t x_dims[] = {BATCH, IN};
+    whale_tensor* in;
+    int32_t input, output;
+    OK(whale_session_input(quick, WHALE_STR("x"), &input));
+    OK(whale_session_output(quick, WHALE_STR("logits"), &output));
+    OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in));
+    OK(whale_session_eval(quick, &input, &in, 1, &output, &fetched, 1, NULL, &other));
+    whale_event* const all[] = {NULL, e, other};
+    OK(whale_event_wait_any(all, 3, 0, &index));
+    CHECK(index >= -1 && index != 0 && (index == -1 || whale_event_query(all[index]) == 1));
+    OK(whale_event_wait_any(all, 3, -1, &index));
+    CHECK((index == 1 || index == 2) && whale_event_query(all[index]) == 1);
+    CHECK(index == 1 || whale_event_query(e) == 0 || whale_event_query(other) == 1);
+    FAILS(whale_event_plan(e, &twice), WHALE_FAILED_PRECONDITION, "not of whale_plan_create_async");
+    OK(whale_event_wait(other, -1, &done));
+    OK(whale_event_wait(e, -1, &done));
+    OK(whale_event_wait_any(all, 3, -1, &index)); /* both: the first of the array */
+    CHECK(index == 1);
+    whale_event_release(e);
+    whale_event_release(other);
+    whale_tensor_release(in);
+  }
+  whale_tensor_release(fetched);
+  whale_session_release(quick);
+
+  /* Saving and loading. */
+  char folder[] = "capi_test_XXXXXX", path[64], command[80];
+  CHECK(mkdtemp(folder) != NULL);
+  snprintf(path, sizeof path, "%s/step", folder);
+  FAILS(whale_session_save_async(s, WHALE_STR(""), NULL, &e), WHALE_INVALID_ARGUMENT, "`directory` is empty");
+  FAILS(whale_session_save_async(s, str(path), NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_session_load_async(NULL, str(path), NULL, &e), WHALE_INVALID_ARGUMENT, "`session` is NULL");
+  OK(whale_session_load_async(s, str(path), NULL, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_NOT_FOUND, path);
+  CHECK(done == 1 && whale_session_iteration(s) == 10);
+  whale_event_release(e);
+  (void)log_has(engine, 0, "", ""); /* drained */
+  int refused = 0;
+  for (int i = 0; i < 20; ++i) {
+    OK(whale_session_save_async(s, str(path), NULL, &e));
+    other = NULL;
+    whale_status* status = slow_step(s, &loss, &other);
+    if (status != NULL) {
+      CHECK(whale_status_code(status) == WHALE_FAILED_PRECONDITION && other == NULL);
+      ++refused;
+    } else {
+      CHECK(whale_event_query(e) == 1); /* the save had ended */
+      OK(whale_event_wait(other, -1, &done));
+      whale_event_release(other);
+    }
+    whale_status_release(status);
+    const int64_t iteration = whale_session_iteration(s); /* waits for the save */
+    CHECK(iteration >= 10 && whale_event_query(e) == 1);
+    OK(whale_event_wait(e, -1, &done));
+    whale_event_release(e);
+  }
+  CHECK(refused > 0);
+  CHECK(log_has(engine, WHALE_SEVERITY_INFO, "checkpoint", "saved 'slow' after") == 20);
+  const int64_t before = whale_session_iteration(s);
+  OK(whale_session_save(s, str(path)));
+  OK(slow_step(s, &loss, &e));
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  OK(whale_cancel_create(&cancel));
+  whale_cancel_trigger(cancel);
+  OK(whale_session_save_async(s, str(path), cancel, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_CANCELLED, "saving was cancelled");
+  whale_event_release(e);
+  OK(whale_session_load_async(s, str(path), cancel, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_CANCELLED, "loading was cancelled");
+  whale_event_release(e);
+  CHECK(whale_session_iteration(s) == before + 1);
+  OK(whale_session_load_async(s, str(path), NULL, &e)); /* the previous checkpoint */
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  CHECK(whale_session_iteration(s) == before);
+  CHECK(log_has(engine, WHALE_SEVERITY_INFO, "checkpoint", "loaded 'slow' after") == 1);
+  OK(whale_session_save_async(s, str(path), NULL, &e));
+  whale_session_release(s); /* waits for it */
+  CHECK(whale_event_query(e) == 1);
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  whale_cancel_release(cancel);
+  whale_tensor_release(loss);
+  snprintf(command, sizeof command, "rm -r %s", folder);
+  CHECK(system(command) == 0);
+}
+
 int main(void) {
   OK(whale_engine_create(NULL, &engine));
   test_version();
@@ -1109,6 +1335,8 @@ int main(void) {
   test_session("ref:1");
   test_busy();
   test_fork();
+  test_log();
+  test_events();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures > 0;

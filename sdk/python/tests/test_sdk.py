@@ -360,6 +360,23 @@ def test_interrupt_stops_a_running_step():
     np.testing.assert_array_equal(job.read("w"), before)
 
 
+def test_what_the_engine_noticed_is_drained(tmp_path):
+    wh.drain_log()
+    plan = wh.plan(classifier(), devices="ref:2")
+    job = plan.start()
+    job.save(tmp_path / "a")
+    without_state = wh.plan(classifier(optimizer=wh.SGD(0.1)), devices="ref:1").start()
+    with pytest.warns(UserWarning, match="left out"):
+        without_state.load(tmp_path / "a")
+    log = wh.drain_log()
+    said = [(row["severity"], row["topic"], row["message"]) for row in log]
+    assert [message.split(":")[0] for _, topic, message in said if topic == "session"] == ["'classifier' runs on 2 device(s)", "'classifier' runs on 1 device(s)"]
+    assert any(severity == "info" and message.startswith("saved 'classifier' after 0 updates to") for severity, _, message in said)
+    assert any(severity == "warning" and "it was left out" in message for severity, topic, message in said if topic == "checkpoint")
+    assert [row["nanoseconds"] for row in log] == sorted(row["nanoseconds"] for row in log)
+    assert wh.drain_log() == []
+
+
 def test_dlpack_both_ways():
     job = wh.plan(classifier(), devices="cpu:2").start()
 

@@ -26,6 +26,8 @@ WHALE_DAMAGE_CALL = 0
 WHALE_DAMAGE_STEP = 1
 WHALE_DAMAGE_SESSION = 2
 WHALE_DAMAGE_PEER_LOST = 3
+WHALE_SEVERITY_INFO = 0
+WHALE_SEVERITY_WARNING = 1
 WHALE_F32 = 1
 WHALE_F64 = 2
 WHALE_BF16 = 3
@@ -128,6 +130,16 @@ class whale_engine_options(Structure):
         ("max_elements", c_int64),
         ("max_devices", c_int64),
         ("max_plan_bytes", c_int64),
+    ]
+
+
+class whale_log_record(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("severity", c_int32),
+        ("nanoseconds", c_int64),
+        ("topic", whale_str),
+        ("message", whale_str),
     ]
 
 
@@ -324,6 +336,11 @@ PROTOTYPES = {
     "whale_engine_devices": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_engine_devices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_engine_ops_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_engine_drain_log": (c_void_p, [c_void_p, POINTER(c_void_p)]),
+    "whale_log_count": (c_size_t, [c_void_p]),
+    "whale_log_dropped": (c_int64, [c_void_p]),
+    "whale_log_get": (c_void_p, [c_void_p, c_size_t, POINTER(whale_log_record)]),
+    "whale_log_release": (None, [c_void_p]),
     "whale_tensor_create": (c_void_p, [c_int32, POINTER(c_int64), c_size_t, POINTER(c_void_p)]),
     "whale_tensor_view": (c_void_p, [c_int32, POINTER(c_int64), c_size_t, c_void_p, POINTER(c_void_p)]),
     "whale_tensor_from_dlpack": (c_void_p, [POINTER(c_void_p), POINTER(c_void_p)]),
@@ -361,7 +378,13 @@ PROTOTYPES = {
     "whale_cancel_create": (c_void_p, [POINTER(c_void_p)]),
     "whale_cancel_trigger": (None, [c_void_p]),
     "whale_cancel_release": (None, [c_void_p]),
+    "whale_event_wait": (c_void_p, [c_void_p, c_double, POINTER(c_int32)]),
+    "whale_event_wait_any": (c_void_p, [POINTER(c_void_p), c_size_t, c_double, POINTER(c_int64)]),
+    "whale_event_query": (c_int32, [c_void_p]),
+    "whale_event_release": (None, [c_void_p]),
     "whale_plan_create": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_void_p)]),
+    "whale_plan_create_async": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_void_p)]),
+    "whale_event_plan": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_estimate": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
     "whale_plan_estimate_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
     "whale_plan_parse": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_void_p)]),
@@ -380,9 +403,6 @@ PROTOTYPES = {
     "whale_plan_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
-    "whale_event_wait": (c_void_p, [c_void_p, c_double, POINTER(c_int32)]),
-    "whale_event_query": (c_int32, [c_void_p]),
-    "whale_event_release": (None, [c_void_p]),
     "whale_session_create": (c_void_p, [c_void_p, c_void_p, POINTER(whale_session_options), POINTER(c_void_p)]),
     "whale_session_release": (None, [c_void_p]),
     "whale_session_input": (c_void_p, [c_void_p, whale_str, POINTER(c_int32)]),
@@ -404,8 +424,10 @@ PROTOTYPES = {
     "whale_session_iteration": (c_int64, [c_void_p]),
     "whale_session_updates": (c_int64, [c_void_p]),
     "whale_session_save": (c_void_p, [c_void_p, whale_str]),
+    "whale_session_save_async": (c_void_p, [c_void_p, whale_str, c_void_p, POINTER(c_void_p)]),
     "whale_checkpoint_check_target": (c_void_p, [whale_str]),
     "whale_session_load": (c_void_p, [c_void_p, whale_str]),
+    "whale_session_load_async": (c_void_p, [c_void_p, whale_str, c_void_p, POINTER(c_void_p)]),
     "whale_checkpoint_inspect": (c_void_p, [whale_str, POINTER(whale_text)]),
     "whale_checkpoint_inspect_json": (c_void_p, [whale_str, POINTER(whale_text)]),
     "whale_session_trace": (c_void_p, [c_void_p, c_int32]),

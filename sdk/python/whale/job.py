@@ -490,3 +490,16 @@ def _interrupted(entry: str, iteration: int, applied: bool) -> str:
 def devices() -> list[dict]:
     """The back ends: whether each can be opened, and if not, why."""
     return json.loads(take_text(lib.whale_engine_devices_json, engine()))
+
+
+def drain_log() -> list[dict]:
+    """What the engine did and noticed since this was asked last (plans and their notes, jobs, checkpoints, changes of the loss scale), oldest
+    first: ``severity`` ("info" or "warning"), ``nanoseconds`` since 1970, ``topic``, ``message``. Of more than 1,000 the oldest are dropped.
+    Nothing is printed by the engine."""
+    log, rows = make("whale_log_release", lib.whale_engine_drain_log, engine()), []
+    for index in range(lib.whale_log_count(log.pointer)):
+        record = _abi.whale_log_record(struct_size=ctypes.sizeof(_abi.whale_log_record))
+        check(lib.whale_log_get(log.pointer, index, byref(record)))
+        rows.append({"severity": "warning" if record.severity == _abi.WHALE_SEVERITY_WARNING else "info", "nanoseconds": record.nanoseconds,
+                     "topic": text_of(record.topic), "message": text_of(record.message)})
+    return rows
