@@ -56,11 +56,12 @@ extern "C" {
 /* Of this header, as a number that compares as versions do: 2000 for 0.2.0. */
 #define WHALE_VERSION_NUMBER (WHALE_VERSION_MAJOR * 1000000 + WHALE_VERSION_MINOR * 1000 + WHALE_VERSION_PATCH)
 
-/* ---- strings ---------------------------------------------------------------------------------------------------- */
+/* ---- strings --------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_str {
   const char *data;
   size_t size;
 } whale_str;
+
 #ifdef __cplusplus
 #define WHALE_STR(literal) (whale_str{(literal), sizeof(literal) - 1})
 #else
@@ -72,6 +73,7 @@ typedef struct whale_text {
   char *data;
   size_t size; /* without the terminating NUL */
 } whale_text;
+
 WHALE_API void whale_text_release(whale_text *text); /* sets it to {NULL, 0}; accepts NULL */
 
 /* Bytes made by the library: owned by the caller, freed with whale_bytes_release. */
@@ -79,9 +81,10 @@ typedef struct whale_bytes {
   uint8_t *data;
   size_t size;
 } whale_bytes;
+
 WHALE_API void whale_bytes_release(whale_bytes *bytes); /* sets it to {NULL, 0}; accepts NULL */
 
-/* ---- version ---------------------------------------------------------------------------------------------------- */
+/* ---- version --------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_status whale_status;
 /* Of the library: "0.2.0", static; and as a number, as WHALE_VERSION_NUMBER is of the header. */
 WHALE_API const char *whale_version(void);
@@ -91,7 +94,7 @@ WHALE_API int32_t whale_version_number(void);
  * asked before anything else where the library is found at run time (dlopen, ctypes, cgo with a library of the system). */
 WHALE_API whale_status *whale_abi_check(int32_t header_version);
 
-/* ---- status ----------------------------------------------------------------------------------------------------- */
+/* ---- status ---------------------------------------------------------------------------------------------------------------- */
 typedef enum whale_code {
   WHALE_OK = 0,
   WHALE_CANCELLED = 1,
@@ -114,14 +117,14 @@ typedef enum whale_code {
 
 /* How far the damage goes. */
 typedef enum whale_damage {
-  WHALE_DAMAGE_CALL = 0,      /* only this call failed; everything is as before */
-  WHALE_DAMAGE_STEP = 1,      /* the step did not happen; the session is as before it */
-  WHALE_DAMAGE_SESSION = 2,   /* the session cannot go on; make a new one and load a checkpoint */
-  WHALE_DAMAGE_PEER_LOST = 3  /* another process is gone */
+  WHALE_DAMAGE_CALL = 0,     /* only this call failed; everything is as before */
+  WHALE_DAMAGE_STEP = 1,     /* the step did not happen; the session is as before it */
+  WHALE_DAMAGE_SESSION = 2,  /* the session cannot go on; make a new one and load a checkpoint */
+  WHALE_DAMAGE_PEER_LOST = 3 /* another process is gone */
 } whale_damage;
 
-WHALE_API int32_t whale_status_code(const whale_status *status);    /* whale_code; WHALE_OK for NULL */
-WHALE_API int32_t whale_status_damage(const whale_status *status);  /* whale_damage */
+WHALE_API int32_t whale_status_code(const whale_status *status); /* whale_code; WHALE_OK for NULL */
+WHALE_API int32_t whale_status_damage(const whale_status *status); /* whale_damage */
 /* Each string lives as long as the status. op and scope are empty, rank and device -1 where they do not apply. */
 WHALE_API whale_str whale_status_message(const whale_status *status);
 WHALE_API whale_str whale_status_op(const whale_status *status);
@@ -130,7 +133,7 @@ WHALE_API int32_t whale_status_rank(const whale_status *status);
 WHALE_API int32_t whale_status_device(const whale_status *status);
 WHALE_API void whale_status_release(whale_status *status);
 
-/* ---- engine: what everything else hangs on ------------------------------------------------------------------------ */
+/* ---- engine: what everything else hangs on --------------------------------------------------------------------------------- */
 typedef struct whale_engine whale_engine;
 
 /* Files of strangers. A graph or plan from a file or from bytes is untrusted: what it asks for beyond these limits is refused, by
@@ -138,9 +141,9 @@ typedef struct whale_engine whale_engine;
  * the limits on files. 0 or empty: the default. */
 typedef struct whale_engine_options {
   size_t struct_size;
-  whale_str library_dir; /* folder of libwhale_cpu.so; empty: the folder of libwhale.so */
-  whale_str init_dir;    /* folder that WHALE_INIT_FILE of loaded graphs and plans may read, and all below it; "/": everything.
-                            Default: the folder of the file that was loaded; nothing for whale_graph_parse and whale_plan_parse */
+  whale_str library_dir;  /* folder of libwhale_cpu.so; empty: the folder of libwhale.so */
+  whale_str init_dir;     /* folder that WHALE_INIT_FILE of loaded graphs and plans may read, and all below it; "/": everything. Default:
+                             the folder of the file that was loaded; nothing for whale_graph_parse and whale_plan_parse */
   int64_t max_file_bytes; /* of a graph or plan, as a file or as bytes; default and most: 2^31 - 1 */
   int64_t max_ops;        /* of a loaded graph or a program of a loaded plan; default 1,000,000 */
   int64_t max_tensors;    /* of a loaded graph, buffers of a program of a loaded plan; default 4,000,000 */
@@ -158,7 +161,7 @@ WHALE_API whale_status *whale_engine_devices_json(whale_engine *engine, whale_te
 /* The op table: a JSON array of name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
 WHALE_API whale_status *whale_engine_ops_json(whale_engine *engine, whale_text *out);
 
-/* ---- log ---------------------------------------------------------------------------------------------------------- */
+/* ---- log ------------------------------------------------------------------------------------------------------------------- */
 /* What the engine did and what it noticed: plans and their notes, sessions, checkpoints, changes of the loss scale. Nothing is printed:
  * records wait in the engine until they are drained; of more than 1,000 the oldest are dropped, and counted. */
 typedef struct whale_log whale_log;
@@ -184,7 +187,7 @@ WHALE_API int64_t whale_log_dropped(const whale_log *log); /* before the first o
 WHALE_API whale_status *whale_log_get(const whale_log *log, size_t index, whale_log_record *out);
 WHALE_API void whale_log_release(whale_log *log);
 
-/* ---- data types --------------------------------------------------------------------------------------------------- */
+/* ---- data types ------------------------------------------------------------------------------------------------------------ */
 /* 0 is no type: in options, the default. */
 typedef enum whale_dtype {
   WHALE_F32 = 1,
@@ -199,7 +202,7 @@ typedef enum whale_dtype {
   WHALE_U16 = 10
 } whale_dtype;
 
-/* ---- tensor: data outside a session, exchanged by DLPack ----------------------------------------------------------- */
+/* ---- tensor: data outside a session, exchanged by DLPack ------------------------------------------------------------------- */
 /* DLPack 1.x: dlpack.h may be included before this header, after it, or not at all. <whale/dlpack.h> has the structs for programs that
  * have no dlpack.h of their own. */
 struct DLManagedTensor;
@@ -224,9 +227,10 @@ WHALE_API void *whale_tensor_data(const whale_tensor *tensor);
 WHALE_API size_t whale_tensor_bytes(const whale_tensor *tensor);
 WHALE_API void whale_tensor_release(whale_tensor *tensor);
 
-/* ---- graph: an ordinary local program -------------------------------------------------------------------------------- */
+/* ---- graph: an ordinary local program -------------------------------------------------------------------------------------- */
 typedef struct whale_graph whale_graph;
 typedef int32_t whale_value; /* a tensor of one graph; WHALE_NONE: absent */
+
 #define WHALE_NONE (-1)
 
 WHALE_API whale_status *whale_graph_create(whale_engine *engine, whale_str name, whale_graph **out);
@@ -257,12 +261,12 @@ typedef enum whale_decay {
 
 typedef struct whale_parameter_options {
   size_t struct_size;
-  int32_t init; /* whale_init_kind */
-  int32_t frozen;   /* 1: not trained */
+  int32_t init;   /* whale_init_kind */
+  int32_t frozen; /* 1: not trained */
   double a, b;
   whale_str file, key;
-  int32_t decay;    /* whale_decay: whether the optimizer's weight decay applies */
-  int32_t buffer;   /* 1: a running statistic, not a parameter */
+  int32_t decay;  /* whale_decay: whether the optimizer's weight decay applies */
+  int32_t buffer; /* 1: a running statistic, not a parameter */
 } whale_parameter_options;
 #define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
 
@@ -309,8 +313,7 @@ WHALE_API whale_status *whale_graph_op(whale_graph *graph, whale_str op, const w
                                        whale_value *outputs, size_t capacity, size_t *output_count);
 
 /* Type of a value. dims points into the graph and lives until the next call that changes it. */
-WHALE_API whale_status *whale_graph_value(const whale_graph *graph, whale_value value, int32_t *dtype, const int64_t **dims,
-                                          size_t *rank);
+WHALE_API whale_status *whale_graph_value(const whale_graph *graph, whale_value value, int32_t *dtype, const int64_t **dims, size_t *rank);
 
 /* Every scope has one: there is no default. */
 typedef enum whale_scope_kind {
@@ -325,22 +328,21 @@ typedef enum whale_scope_kind {
 /* An option that is given for a scope of another kind than the ones named here is refused. */
 typedef struct whale_scope_options {
   size_t struct_size;
-  int32_t kind;           /* whale_scope_kind */
+  int32_t kind;          /* whale_scope_kind */
   whale_str name;
-  int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
-  const double *shares;   /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of
-                             the scopes around this one (-1 at a row's end: a smaller group) */
+  int64_t count;         /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
+  const double *shares;  /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of the scopes
+                            around this one (-1 at a row's end: a smaller group) */
   size_t share_count;
-  whale_str by;           /* replica: "sample" (default), "micro_batch" */
-  whale_str factor;       /* split */
-  int64_t micro_batches;  /* pipeline; at most the batch */
-  whale_str schedule;     /* pipeline */
-  int64_t chunks;         /* pipeline */
-  whale_str layout;       /* replica, cluster */
-  whale_str devices;      /* cluster */
+  whale_str by;          /* replica: "sample" (default), "micro_batch" */
+  whale_str factor;      /* split */
+  int64_t micro_batches; /* pipeline; at most the batch */
+  whale_str schedule;    /* pipeline */
+  int64_t chunks;        /* pipeline */
+  whale_str layout;      /* replica, cluster */
+  whale_str devices;     /* cluster */
 } whale_scope_options;
-#define WHALE_SCOPE_OPTIONS_INIT \
-  {sizeof(whale_scope_options), 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
+#define WHALE_SCOPE_OPTIONS_INIT {sizeof(whale_scope_options), 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
 
 /* Ops appended between begin and end are inside the scope; scopes nest. */
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
@@ -370,9 +372,9 @@ typedef enum whale_lr_schedule {
 typedef enum whale_precision {
   WHALE_PRECISION_DEFAULT = 0, /* of a graph: F32; of a plan: the graph's */
   WHALE_PRECISION_F32 = 1,
-  WHALE_PRECISION_BF16 = 2, /* fp32 parameters and state; matmul, convolution and activations in bf16 */
-  WHALE_PRECISION_F64 = 3,  /* ref devices only */
-  WHALE_PRECISION_F16 = 4   /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
+  WHALE_PRECISION_BF16 = 2,    /* fp32 parameters and state; matmul, convolution and activations in bf16 */
+  WHALE_PRECISION_F64 = 3,     /* ref devices only */
+  WHALE_PRECISION_F16 = 4      /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
 } whale_precision;
 
 /* Fields whose default is another number than 0: a bit here says that the 0 there is meant. */
@@ -386,30 +388,35 @@ typedef enum whale_training_zero {
 
 typedef struct whale_training_options {
   size_t struct_size;
-  int32_t optimizer;       /* whale_optimizer_kind */
-  int32_t nesterov;        /* 1: Nesterov's form of momentum, which must not be 0 */
-  int32_t zeros;           /* whale_training_zero, joined by |: fields that are 0 and mean it; an error where one of them is not 0 */
-  int32_t precision;       /* whale_precision */
-  double learning_rate;    /* 0: 1e-3 */
-  double momentum;         /* sgd; with another optimizer an error unless 0 */
-  double beta1, beta2;     /* adam, adamw, lamb; 0: 0.9, 0.999 */
-  double epsilon;          /* 0: 1e-8 of adam and adamw, 1e-6 of lamb, 1e-10 of adagrad, 1e-30 of adafactor */
-  double weight_decay;     /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by it */
-  double decay_rate;       /* adafactor, of the second moments, not above 0; 0: -0.8 */
-  double clip_threshold;   /* adafactor, the largest RMS of an update; 0: 1 */
-  double clip_norm;        /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
-  int32_t lr_schedule;     /* whale_lr_schedule: linear warm-up from 0, then the decay */
-  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad); an error without such a table */
+  int32_t optimizer;                 /* whale_optimizer_kind */
+  int32_t nesterov;                  /* 1: Nesterov's form of momentum, which must not be 0 */
+  int32_t zeros;                     /* whale_training_zero, joined by |: fields that are 0 and mean it; an error where one of them is
+                                        not 0 */
+  int32_t precision;                 /* whale_precision */
+  double learning_rate;              /* 0: 1e-3 */
+  double momentum;                   /* sgd; with another optimizer an error unless 0 */
+  double beta1, beta2;               /* adam, adamw, lamb; 0: 0.9, 0.999 */
+  double epsilon;                    /* 0: 1e-8 of adam and adamw, 1e-6 of lamb, 1e-10 of adagrad, 1e-30 of adafactor */
+  double weight_decay;               /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by
+                                        it */
+  double decay_rate;                 /* adafactor, of the second moments, not above 0; 0: -0.8 */
+  double clip_threshold;             /* adafactor, the largest RMS of an update; 0: 1 */
+  double clip_norm;                  /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
+  int32_t lr_schedule;               /* whale_lr_schedule: linear warm-up from 0, then the decay */
+  int32_t lazy;                      /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam,
+                                        adamw, adagrad); an error without such a table */
   int64_t warmup_steps, total_steps; /* total_steps: linear and cosine, which need it; an error unless 0 with the others */
-  double final_fraction;   /* of the peak, where decay ends; an error unless 0 with the constant schedule */
-  int64_t accumulation;    /* micro-batches a step, at most the batch; 0: 1 */
-  int32_t split;           /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model and the rest as state. Other precisions have nothing to split: plain sgd */
+  double final_fraction;             /* of the peak, where decay ends; an error unless 0 with the constant schedule */
+  int64_t accumulation;              /* micro-batches a step, at most the batch; 0: 1 */
+  int32_t split;                     /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model
+                                        and the rest as state. Other precisions have nothing to split: plain sgd */
 } whale_training_options;
 #define WHALE_TRAINING_OPTIONS_INIT \
   {sizeof(whale_training_options), 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0, 0}
 
 /* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: sgd with a learning rate of 1e-3. */
-WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options /* may be NULL */);
+WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss,
+                                             const whale_training_options *options /* may be NULL */);
 /* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])", or with clauses for scopes by name: "head: split(2); replica(2)".
  * Scopes that a clause names must be there when the graph is sealed. */
 WHALE_API whale_status *whale_graph_default_strategy(whale_graph *graph, whale_str strategy);
@@ -424,7 +431,7 @@ WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_by
 /* Written as a whole, also from many threads and processes at once: a reader sees the file that was there or the new one. */
 WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str path);
 
-/* ---- cluster: the devices ------------------------------------------------------------------------------------------- */
+/* ---- cluster: the devices -------------------------------------------------------------------------------------------------- */
 typedef struct whale_cluster whale_cluster;
 /* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | lag:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". cpu:N are N devices on the
  * cores of the process; a session takes the least used ones. cpu@CORES are these cores: a plan may name any, a session refuses
@@ -455,7 +462,7 @@ typedef struct whale_device {
 WHALE_API whale_status *whale_cluster_device(const whale_cluster *cluster, size_t index, whale_device *out);
 WHALE_API void whale_cluster_release(whale_cluster *cluster);
 
-/* ---- cancel ------------------------------------------------------------------------------------------------------------- */
+/* ---- cancel ---------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_cancel whale_cancel;
 /* A token for plans and runs. Cancelling stops all planning and every run that was given it, also what starts later; any thread,
  * any number of times. A step that has begun to write variables is completed: its event then says success, else WHALE_CANCELLED and
@@ -464,7 +471,7 @@ WHALE_API whale_status *whale_cancel_create(whale_cancel **out);
 WHALE_API void whale_cancel_trigger(whale_cancel *cancel);
 WHALE_API void whale_cancel_release(whale_cancel *cancel);
 
-/* ---- event: what is under way -------------------------------------------------------------------------------------------- */
+/* ---- event: what is under way ---------------------------------------------------------------------------------------------- */
 typedef struct whale_event whale_event;
 /* Waits until the run (a step, an evaluation, planning, saving, loading) has ended; timeout in seconds, negative: forever. done: 1 once it
  * has, whatever its status, which is what is returned then; a timeout is not an error (done = 0). */
@@ -476,34 +483,37 @@ WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
 /* Waits for the run if it has not ended. */
 WHALE_API void whale_event_release(whale_event *event);
 
-/* ---- plan: what every device does ------------------------------------------------------------------------------------- */
+/* ---- plan: what every device does ------------------------------------------------------------------------------------------ */
 typedef struct whale_plan whale_plan;
 
 typedef struct whale_plan_options {
   size_t struct_size;
-  whale_str strategy;      /* replaces the graph's default strategy; empty: the graph's */
-  const whale_str *fetch;  /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
+  whale_str strategy;             /* replaces the graph's default strategy; empty: the graph's */
+  const whale_str *fetch;         /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
   size_t fetch_count;
-  int64_t bucket_bytes;    /* gradient buckets; 0: 4 MiB */
-  int64_t accumulation;    /* micro-batches, at most the batch; 0: the graph's */
-  int32_t precision;       /* whale_precision; 0: the graph's */
-  int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
-  int32_t no_fusion;       /* 1: no fusion groups, for comparison */
-  int32_t zero;            /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too */
-  const double *state_shares; /* of state that ZeRO or sliced updates cut, a weight per replica; NULL: equal */
+  int64_t bucket_bytes;           /* gradient buckets; 0: 4 MiB */
+  int64_t accumulation;           /* micro-batches, at most the batch; 0: the graph's */
+  int32_t precision;              /* whale_precision; 0: the graph's */
+  int32_t no_overlap;             /* 1: communication on the compute stream, for comparison */
+  int32_t no_fusion;              /* 1: no fusion groups, for comparison */
+  int32_t zero;                   /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters
+                                     too */
+  const double *state_shares;     /* of state that ZeRO or sliced updates cut, a weight per replica; NULL: equal */
   size_t state_share_count;
-  int32_t recompute;       /* whale_recompute: activations computed again for the backward pass instead of kept */
-  int32_t gradient_dtype;  /* whale_dtype that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
-  int32_t adasum;          /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
-  int32_t exact;           /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO, recompute */
-  whale_str offload;       /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty: nothing */
-  int32_t update;          /* whale_update: how replicas update what all of them hold; the bits are the same */
-  int64_t matmul_chunks;   /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
+  int32_t recompute;              /* whale_recompute: activations computed again for the backward pass instead of kept */
+  int32_t gradient_dtype;         /* whale_dtype that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
+  int32_t adasum;                 /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
+  int32_t exact;                  /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO,
+                                     recompute */
+  whale_str offload;              /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty:
+                                     nothing */
+  int32_t update;                 /* whale_update: how replicas update what all of them hold; the bits are the same */
+  int64_t matmul_chunks;          /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
   const int32_t *stage_recompute; /* whale_recompute of each pipeline stage, in the model's order; NULL: `recompute` for all */
   size_t stage_recompute_count;
-  whale_cancel *cancel;    /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
-  double timeout_seconds;  /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
-  int64_t prefetch;        /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
+  whale_cancel *cancel;           /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
+  double timeout_seconds;         /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
+  int64_t prefetch;               /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
   {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0}
@@ -519,6 +529,7 @@ typedef enum whale_recompute {
   WHALE_RECOMPUTE_SELECTIVE = 1, /* what is cheap to compute again */
   WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
 } whale_recompute;
+
 /* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
@@ -542,7 +553,7 @@ WHALE_API whale_status *whale_plan_load(whale_engine *engine, whale_str path, wh
 WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_bytes *out);
 /* Written as a whole, as whale_graph_save does. */
 WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
-WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out);   /* every instruction */
+WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out); /* every instruction */
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
 /* What moves between devices in a step, most expensive first: tensor, layouts, bytes and estimated seconds of each bridge, and what
@@ -583,18 +594,19 @@ WHALE_API whale_status *whale_plan_memory(const whale_plan *plan, size_t device,
 WHALE_API whale_status *whale_plan_in_float64(const whale_plan *plan, whale_plan **out);
 WHALE_API void whale_plan_release(whale_plan *plan);
 
-/* ---- session: a plan on real devices ------------------------------------------------------------------------------------- */
+/* ---- session: a plan on real devices --------------------------------------------------------------------------------------- */
 typedef struct whale_session whale_session;
 
 typedef struct whale_session_options {
   size_t struct_size;
-  uint64_t seed;           /* of initializers and random ops */
-  int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
-  int32_t threads;         /* per CPU device; 0: its share of the cores */
-  double loss_scale;       /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
+  uint64_t seed;             /* of initializers and random ops */
+  int32_t nan_policy;        /* 0: a non-finite loss is an error that names the step; 1: let it pass */
+  int32_t threads;           /* per CPU device; 0: its share of the cores */
+  double loss_scale;         /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
-  int32_t no_pin;          /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
-  int32_t no_bf16;         /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there are */
+  int32_t no_pin;            /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
+  int32_t no_bf16;           /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there
+                                are */
 } whale_session_options;
 #define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0}
 
@@ -637,13 +649,13 @@ WHALE_API whale_status *whale_session_output_port(whale_session *session, int32_
  * fit; a value that the plan computes in bf16 is fetched as bf16). The four arrays are read and written in this call only. cancel may be
  * NULL. Only one run is under way at a time: FAILED_PRECONDITION while another is, at once. */
 WHALE_API whale_status *whale_session_step(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
-                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors,
-                                           size_t output_count, whale_cancel *cancel, whale_event **out);
+                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors, size_t output_count,
+                                           whale_cancel *cancel, whale_event **out);
 /* The forward pass on the same parameters, without update; dropout off, running statistics used. Targets may be left out when
  * no requested output needs them. */
 WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
-                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors,
-                                           size_t output_count, whale_cancel *cancel, whale_event **out);
+                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors, size_t output_count,
+                                           whale_cancel *cancel, whale_event **out);
 
 /* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. These calls, and
  * all below that do not start anything, wait for a run that is under way. */
@@ -655,6 +667,7 @@ WHALE_API whale_status *whale_session_write(whale_session *session, whale_str na
  * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
  * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
 WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
+
 typedef enum whale_role {
   WHALE_ROLE_PARAMETER = 0,
   WHALE_ROLE_STATE = 1, /* of the optimizer */
