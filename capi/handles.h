@@ -43,6 +43,7 @@ struct whale_tensor {
   whale::HostTensor host;
   std::shared_ptr<void> storage;  // owner of host.data; empty for a view of the caller's memory
   bool read_only = false;         // from a DLPack tensor that says so
+  int32_t dl_device = 1;          // DLPack's type of the memory: the host's, or pinned
 };
 
 struct whale_cancel {

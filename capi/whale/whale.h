@@ -210,12 +210,18 @@ struct DLManagedTensorVersioned;
 
 typedef struct whale_tensor whale_tensor;
 
+/* Where a tensor's memory is. */
+typedef enum whale_placement {
+  WHALE_PLACEMENT_HOST = 0,
+  WHALE_PLACEMENT_PINNED = 1 /* the host's, page-locked by whoever made it (DLPack's device types 3 and 11) */
+} whale_placement;
+
 /* A new tensor with its own zeroed memory. */
 WHALE_API whale_status *whale_tensor_create(int32_t dtype, const int64_t *dims, size_t rank, whale_tensor **out);
 /* A view of the caller's dense row-major memory, which must outlive the tensor. */
 WHALE_API whale_status *whale_tensor_view(int32_t dtype, const int64_t *dims, size_t rank, void *data, whale_tensor **out);
-/* Takes ownership of a DLPack tensor, without copying. It must be in host memory and dense row-major. On error the
- * caller keeps it. */
+/* Takes ownership of a DLPack tensor, without copying. It must be dense row-major and in memory that the host reads: its own, pinned or not.
+ * A tensor of a device is INVALID_ARGUMENT: no device of this version has memory of its own. On error the caller keeps it. */
 WHALE_API whale_status *whale_tensor_from_dlpack(struct DLManagedTensorVersioned *dl, whale_tensor **out);
 WHALE_API whale_status *whale_tensor_from_dlpack_legacy(struct DLManagedTensor *dl, whale_tensor **out);
 /* A DLPack view that shares the tensor's memory and keeps it alive; the caller (or the consumer) calls its deleter. */
@@ -224,14 +230,17 @@ WHALE_API int32_t whale_tensor_dtype(const whale_tensor *tensor);
 WHALE_API size_t whale_tensor_rank(const whale_tensor *tensor);
 WHALE_API const int64_t *whale_tensor_dims(const whale_tensor *tensor);
 WHALE_API void *whale_tensor_data(const whale_tensor *tensor);
+WHALE_API int32_t whale_tensor_placement(const whale_tensor *tensor); /* whale_placement */
 WHALE_API size_t whale_tensor_bytes(const whale_tensor *tensor);
 WHALE_API void whale_tensor_release(whale_tensor *tensor);
 
 /* ---- graph: an ordinary local program -------------------------------------------------------------------------------------- */
 typedef struct whale_graph whale_graph;
 typedef int32_t whale_value; /* a tensor of one graph; WHALE_NONE: absent */
+typedef int32_t whale_scope; /* a scope of one graph; 0: the innermost open one; WHALE_ROOT: outside of all */
 
 #define WHALE_NONE (-1)
+#define WHALE_ROOT (-1)
 
 WHALE_API whale_status *whale_graph_create(whale_engine *engine, whale_str name, whale_graph **out);
 /* A graph from FlatBuffers bytes (engine/schema/graph.fbs) or a file; verified, sealed. */
@@ -250,7 +259,7 @@ typedef enum whale_init_kind {
   WHALE_INIT_NORMAL = 3,           /* mean a, standard deviation b */
   WHALE_INIT_UNIFORM = 4,          /* in [a, b) */
   WHALE_INIT_TRUNCATED_NORMAL = 5, /* mean a, standard deviation b, cut at 2 b */
-  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_parameter_options says where that is */
+  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_graph_parameter says where that is */
 } whale_init_kind;
 
 typedef enum whale_decay {
@@ -261,14 +270,15 @@ typedef enum whale_decay {
 
 typedef struct whale_parameter_options {
   size_t struct_size;
-  int32_t init;   /* whale_init_kind */
-  int32_t frozen; /* 1: not trained */
+  int32_t init;      /* whale_init_kind */
+  int32_t frozen;    /* 1: not trained */
   double a, b;
   whale_str file, key;
-  int32_t decay;  /* whale_decay: whether the optimizer's weight decay applies */
-  int32_t buffer; /* 1: a running statistic, not a parameter */
+  int32_t decay;     /* whale_decay: whether the optimizer's weight decay applies */
+  int32_t buffer;    /* 1: a running statistic, not a parameter */
+  whale_scope scope; /* whose name scopes its name gets */
 } whale_parameter_options;
-#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
+#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0, 0}
 
 /* A variable. Inside name scopes "block" and "3" its name is "block.3.NAME"; that full name is the one in checkpoints and in
  * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. The path of a FILE is
@@ -301,10 +311,11 @@ typedef struct whale_op_options {
   size_t struct_size;
   whale_str name;     /* empty: made up */
   whale_str location; /* "model.py:12", shown in errors about this op */
+  whale_scope scope;  /* that the op is in */
 } whale_op_options;
-#define WHALE_OP_OPTIONS_INIT {sizeof(whale_op_options), {0, 0}, {0, 0}}
+#define WHALE_OP_OPTIONS_INIT {sizeof(whale_op_options), {0, 0}, {0, 0}, 0}
 
-/* Appends op `op` (whale_engine_ops lists them) inside the open scopes. An absent optional operand is WHALE_NONE. `outputs`
+/* Appends op `op` (whale_engine_ops_json lists them) inside options->scope, else inside the open scopes. An absent optional operand is WHALE_NONE. `outputs`
  * has room for `capacity` values; their number is written to output_count. Types and shapes are checked here: an error has the
  * op's name, its scope, and the location before the message ("model.py:12: matmul: ..."). Names get the prefix of the name
  * scopes, and a number ("matmul_2") when they are taken. */
@@ -347,6 +358,16 @@ typedef struct whale_scope_options {
 /* Ops appended between begin and end are inside the scope; scopes nest. */
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
 WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
+/* A scope that is not opened: ops and parameters are put into it by its number, whichever scopes are open (options of an op, of a parameter).
+ * parent: 0: the innermost open one. */
+WHALE_API whale_status *whale_graph_scope(whale_graph *graph, whale_scope parent, const whale_scope_options *options, whale_scope *out);
+/* Appends ops that compute the gradient of `of` (of the sum of its elements, unless it is a scalar) with respect to each of `by`: inputs,
+ * parameters, or what ops have made. They are ordinary ops of the graph: their results can be fetched, go on into other ops, and into a loss,
+ * as far as the ops that they consist of have gradients themselves. outputs: room for by_count values; WHALE_NONE where `of` does not depend on
+ * one. UNIMPLEMENTED: through ops that are random (dropout), or whose gradient is known to the planner alone (batch_norm). The graph is
+ * unchanged after an error. */
+WHALE_API whale_status *whale_graph_gradients(whale_graph *graph, whale_value of, const whale_value *by, size_t by_count,
+                                              whale_value *outputs);
 
 /* Makes a value fetchable by name. Names of outputs and inputs get no prefix; "loss" is the value that is minimized. */
 WHALE_API whale_status *whale_graph_output(whale_graph *graph, whale_str name, whale_value value);

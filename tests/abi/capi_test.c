@@ -189,13 +189,14 @@ static whale_text minimized(const whale_training_options* options, const whale_p
 }
 
 static void test_defaults(void) {
-  const whale_engine_options engine_options = WHALE_ENGINE_OPTIONS_INIT;
-  const whale_parameter_options parameter_options = WHALE_PARAMETER_OPTIONS_INIT;
-  const whale_op_options op_options = WHALE_OP_OPTIONS_INIT;
-  const whale_scope_options scope_options = WHALE_SCOPE_OPTIONS_INIT;
-  const whale_training_options training_options = WHALE_TRAINING_OPTIONS_INIT;
-  const whale_plan_options plan_options = WHALE_PLAN_OPTIONS_INIT;
-  const whale_session_options session_options = WHALE_SESSION_OPTIONS_INIT;
+  /* static: what lies between fields is zero too */
+  static const whale_engine_options engine_options = WHALE_ENGINE_OPTIONS_INIT;
+  static const whale_parameter_options parameter_options = WHALE_PARAMETER_OPTIONS_INIT;
+  static const whale_op_options op_options = WHALE_OP_OPTIONS_INIT;
+  static const whale_scope_options scope_options = WHALE_SCOPE_OPTIONS_INIT;
+  static const whale_training_options training_options = WHALE_TRAINING_OPTIONS_INIT;
+  static const whale_plan_options plan_options = WHALE_PLAN_OPTIONS_INIT;
+  static const whale_session_options session_options = WHALE_SESSION_OPTIONS_INIT;
   CHECK(is_zeroed(&engine_options, sizeof engine_options));
   CHECK(is_zeroed(&parameter_options, sizeof parameter_options));
   CHECK(is_zeroed(&op_options, sizeof op_options));
@@ -311,8 +312,20 @@ static void test_tensors(void) {
   CHECK(t == NULL && deleted == 0);
   legacy.dl_tensor.dtype.bits = 32;
   OK(whale_tensor_from_dlpack_legacy(&legacy, &t));
+  CHECK(whale_tensor_placement(t) == WHALE_PLACEMENT_HOST && whale_tensor_placement(NULL) == WHALE_PLACEMENT_HOST);
   whale_tensor_release(t);
   CHECK(deleted == 1);
+  for (int type = 3; type <= 11; type += 8) { /* pinned by CUDA, by ROCm: the host reads it, and it stays what it is */
+    legacy.dl_tensor.device.device_type = type;
+    OK(whale_tensor_from_dlpack_legacy(&legacy, &t));
+    CHECK(whale_tensor_placement(t) == WHALE_PLACEMENT_PINNED && whale_tensor_data(t) == data);
+    OK(whale_tensor_to_dlpack(t, &dl));
+    CHECK(dl->dl_tensor.device.device_type == type);
+    dl->deleter(dl);
+    whale_tensor_release(t);
+  }
+  CHECK(deleted == 3);
+  legacy.dl_tensor.device.device_type = 1;
 
   t = NULL;
   const int64_t negative[] = {-1}, huge[] = {INT64_MAX / 2, INT64_MAX / 2}, large[] = {(int64_t)1 << 45};
@@ -554,6 +567,88 @@ static void test_graph_errors(void) {
   CHECK(plan == NULL);
   FAILS(whale_graph_default_strategy(g, WHALE_STR("replica(")), WHALE_INVALID_ARGUMENT, "");
   whale_cluster_release(cluster);
+  whale_graph_release(g);
+}
+
+/* Scopes by number, beside those that are open. */
+static void test_scopes(void) {
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value x, w, out[1] = {-7};
+  whale_scope outer = -7, inner = -7, none = -7;
+  size_t n = 0;
+  whale_text text = {NULL, 0};
+  OK(whale_graph_create(engine, WHALE_STR("scopes"), &g));
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, dims, 2, 0, &x));
+  whale_scope_options scope = WHALE_SCOPE_OPTIONS_INIT;
+  scope.kind = WHALE_SCOPE_REPLICA;
+  OK(whale_graph_scope(g, 0, &scope, &outer));
+  scope.kind = WHALE_SCOPE_NAME;
+  scope.name = WHALE_STR("block");
+  OK(whale_graph_scope(g, outer, &scope, &inner));
+  FAILS(whale_graph_scope(g, 99, &scope, &none), WHALE_INVALID_ARGUMENT, "`parent` is 99; graph 'scopes' has scopes 1 to 2");
+  FAILS(whale_graph_scope(g, -2, &scope, &none), WHALE_INVALID_ARGUMENT, "`parent` is -2");
+  FAILS(whale_graph_scope(g, 0, NULL, &none), WHALE_INVALID_ARGUMENT, "`options` is NULL");
+  FAILS(whale_graph_scope(g, 0, &scope, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(none == -7 && outer == 1 && inner == 2);
+  scope.name = WHALE_STR("open");
+  OK(whale_graph_scope_begin(g, &scope));
+  whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
+  p.scope = inner;
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, &p, &w));
+  p.scope = WHALE_ROOT;
+  OK(whale_graph_parameter(g, WHALE_STR("r"), WHALE_F32, dims, 2, &p, &w));
+  OK(whale_graph_parameter(g, WHALE_STR("o"), WHALE_F32, dims, 2, NULL, &w));
+  p.scope = 77;
+  FAILS(whale_graph_parameter(g, WHALE_STR("z"), WHALE_F32, dims, 2, &p, &w), WHALE_INVALID_ARGUMENT, "options.scope");
+  whale_op_options o = WHALE_OP_OPTIONS_INIT;
+  const whale_scope where[] = {inner, outer, WHALE_ROOT, 0};
+  for (int i = 0; i < 4; ++i) {
+    o.scope = where[i];
+    OK(whale_graph_op(g, WHALE_STR("relu"), &x, 1, NULL, 0, &o, out, 1, &n));
+  }
+  o.scope = 77;
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), &x, 1, NULL, 0, &o, out, 1, &n), WHALE_INVALID_ARGUMENT, "options.scope");
+  OK(whale_graph_scope_end(g));
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"name\":\"block.w\"") && contains(text, "\"name\":\"r\"") && contains(text, "\"name\":\"open.o\""));
+  CHECK(contains(text, "\"name\":\"block.relu\",\"inputs\":[0],\"outputs\":[4],\"scope\":2,"));
+  CHECK(contains(text, "\"name\":\"relu\",\"inputs\":[0],\"outputs\":[5],\"scope\":1,"));
+  CHECK(contains(text, "\"name\":\"relu_2\",\"inputs\":[0],\"outputs\":[6],\"scope\":0,"));
+  CHECK(contains(text, "\"name\":\"open.relu\",\"inputs\":[0],\"outputs\":[7],\"scope\":3,"));
+  whale_text_release(&text);
+  OK(whale_graph_seal(g));
+  FAILS(whale_graph_scope(g, 0, &scope, &none), WHALE_FAILED_PRECONDITION, "sealed");
+  whale_graph_release(g);
+}
+
+/* sum(x^2) by x, and what has no gradient; numbers are checked in the Python SDK's tests. */
+static void test_gradients(void) {
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value x, other, y, made[2] = {-7, -7};
+  int32_t dtype = 0;
+  const int64_t* shape = NULL;
+  size_t rank = 0;
+  OK(whale_graph_create(engine, WHALE_STR("gradients"), &g));
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, dims, 2, 0, &x));
+  OK(whale_graph_input(g, WHALE_STR("other"), WHALE_F32, dims, 2, 0, &other));
+  y = op(g, "square", &x, 1);
+  y = op(g, "reduce_sum", &y, 1);
+  const whale_value by[] = {x, other};
+  OK(whale_graph_gradients(g, y, by, 2, made));
+  CHECK(made[0] > y && made[1] == WHALE_NONE);
+  OK(whale_graph_value(g, made[0], &dtype, &shape, &rank));
+  CHECK(dtype == WHALE_F32 && rank == 2 && shape[0] == 4 && shape[1] == 3);
+  made[0] = made[1] = -7;
+  FAILS(whale_graph_gradients(g, 99, by, 2, made), WHALE_INVALID_ARGUMENT, "value 99");
+  FAILS(whale_graph_gradients(g, x, by, 2, made), WHALE_INVALID_ARGUMENT, "not computed by any op");
+  FAILS(whale_graph_gradients(g, y, by, 0, made), WHALE_INVALID_ARGUMENT, "`by` is empty");
+  FAILS(whale_graph_gradients(g, y, NULL, 2, made), WHALE_INVALID_ARGUMENT, "`by` is NULL");
+  FAILS(whale_graph_gradients(g, y, by, 2, NULL), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
+  CHECK(made[0] == -7 && made[1] == -7);
+  OK(whale_graph_seal(g));
+  FAILS(whale_graph_gradients(g, y, by, 2, made), WHALE_FAILED_PRECONDITION, "sealed");
   whale_graph_release(g);
 }
 
@@ -1329,6 +1424,8 @@ int main(void) {
   test_tensors();
   test_graph();
   test_graph_errors();
+  test_scopes();
+  test_gradients();
   test_cluster();
   test_plan();
   test_session("ref:2");

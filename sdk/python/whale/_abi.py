@@ -37,6 +37,8 @@ WHALE_U8 = 7
 WHALE_I8 = 8
 WHALE_BOOL = 9
 WHALE_U16 = 10
+WHALE_PLACEMENT_HOST = 0
+WHALE_PLACEMENT_PINNED = 1
 WHALE_INIT_ZEROS = 0
 WHALE_INIT_ONES = 1
 WHALE_INIT_CONSTANT = 2
@@ -153,6 +155,7 @@ class whale_parameter_options(Structure):
         ("key", whale_str),
         ("decay", c_int32),
         ("buffer", c_int32),
+        ("scope", c_int32),
     ]
 
 
@@ -174,6 +177,7 @@ class whale_op_options(Structure):
         ("struct_size", c_size_t),
         ("name", whale_str),
         ("location", whale_str),
+        ("scope", c_int32),
     ]
 
 
@@ -349,6 +353,7 @@ PROTOTYPES = {
     "whale_tensor_rank": (c_size_t, [c_void_p]),
     "whale_tensor_dims": (POINTER(c_int64), [c_void_p]),
     "whale_tensor_data": (c_void_p, [c_void_p]),
+    "whale_tensor_placement": (c_int32, [c_void_p]),
     "whale_tensor_bytes": (c_size_t, [c_void_p]),
     "whale_tensor_release": (None, [c_void_p]),
     "whale_graph_create": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
@@ -361,6 +366,8 @@ PROTOTYPES = {
     "whale_graph_value": (c_void_p, [c_void_p, c_int32, POINTER(c_int32), POINTER(POINTER(c_int64)), POINTER(c_size_t)]),
     "whale_graph_scope_begin": (c_void_p, [c_void_p, POINTER(whale_scope_options)]),
     "whale_graph_scope_end": (c_void_p, [c_void_p]),
+    "whale_graph_scope": (c_void_p, [c_void_p, c_int32, POINTER(whale_scope_options), POINTER(c_int32)]),
+    "whale_graph_gradients": (c_void_p, [c_void_p, c_int32, POINTER(c_int32), c_size_t, POINTER(c_int32)]),
     "whale_graph_output": (c_void_p, [c_void_p, whale_str, c_int32]),
     "whale_graph_minimize": (c_void_p, [c_void_p, c_int32, POINTER(whale_training_options)]),
     "whale_graph_default_strategy": (c_void_p, [c_void_p, whale_str]),
