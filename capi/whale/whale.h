@@ -9,7 +9,7 @@
  *              whale_status_release. Out-parameters are untouched on error. No call has a partial effect.
  *   Ownership  A handle that a call hands out belongs to the caller, who releases it once; release functions accept NULL.
  *              Releasing an engine, graph, cluster or plan while something made from it lives is allowed: that keeps what it needs.
- *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session and an event
+ *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session, an event and a log
  *              belong to one thread at a time. whale_cancel_* may be called from any thread at any time.
  *   Strings    UTF-8 pointer and length (whale_str). A NULL pointer with length 0 is the empty string. WHALE_STR("text") makes one.
  *   Options    Structs begin with struct_size, which is sizeof of the struct; the _INIT macros set it and leave the rest zero. Zero is the
@@ -22,9 +22,10 @@
  *   Dimensions int64_t, row-major; images are channels-last [n, spatial..., c].
  *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
  *              call as they were before it.
+ *   Names      A name of an earlier version does not compile or link, and the message has its successor.
  *   The library never exits, prints, installs signal handlers or reads the environment; its threads block all signals. After fork()
- *   in the child every call that needs threads of the parent's sessions returns WHALE_FAILED_PRECONDITION; sessions that it opens
- *   are its own.
+ *   in the child every call that needs threads of the parent's sessions returns WHALE_FAILED_PRECONDITION (or -1, where it returns a
+ *   number); sessions that it opens are its own. No C++ exception leaves any call.
  *   The CPU back end's dependencies read the environment when it is opened (whale_engine_devices, the first session with a CPU
  *   device). What could print, write files or change results is set otherwise then: ONEDNN_ and DNNL_ VERBOSE, JIT_DUMP,
  *   JIT_PROFILE, MAX_CPU_ISA, CPU_ISA_HINTS, DEFAULT_FPMATH_MODE have no effect (the oneDNN settings are the process's: a host that uses
@@ -762,6 +763,14 @@ WHALE_API whale_status *whale_session_memory(whale_session *session, size_t devi
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
  * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */
 WHALE_API whale_status *whale_session_report_json(whale_session *session, whale_text *out);
+
+/* Names of earlier versions, and what they are called now. */
+#define whale_engine_ops whale_engine_ops_is_now_whale_engine_ops_json
+#define whale_session_variables whale_session_variables_is_now_whale_session_variables_json
+#define whale_session_report whale_session_report_is_now_whale_session_report_json
+#define whale_session_timeline whale_session_timeline_is_now_whale_session_timeline_json
+#define whale_named_tensor whale_named_tensor_is_now_whale_session_input
+#define whale_schedule_kind whale_schedule_kind_is_now_whale_lr_schedule
 
 #ifdef __cplusplus
 }

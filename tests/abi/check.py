@@ -80,6 +80,21 @@ def header_compiles(abi, include, cc, cxx):
                 subprocess.run([compiler, "-x", language, f"-std={standard}", *strict, "-"], input=source, universal_newlines=True, check=True)
 
 
+def renamed_names(abi, include, cc, cxx):
+    """What the compilers do not say of names of earlier versions."""
+    problems = []
+    for old, new in abi.renamed:
+        for compiler, language in ((cc, "c"), (cxx, "c++")):
+            command = [compiler, "-x", language, "-Werror", "-fsyntax-only", "-I", include, "-"]
+            run = subprocess.run(command, input=f"#include <whale/whale.h>\nint main(void) {{ {old}(0); return 0; }}\n", universal_newlines=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            if run.returncode == 0 or f"{old}_is_now_{new}" not in run.stdout:
+                problems.append(f"{compiler}: '{old}' is not refused naming {new}")
+            if new not in abi.functions and new not in abi.enums and new not in abi.structs:
+                problems.append(f"'{old}' is said to be '{new}', which is nothing")
+    return problems
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", required=True)
@@ -97,7 +112,8 @@ def main():
     symbols = sorted(line.split()[-1] for line in output("nm", "-D", "--defined-only", args.library).splitlines())
     symbols = [s for s in symbols if s.split("@")[0] != "WHALE_0.2"]
     names = [s.split("@")[0] for s in symbols]
-    problems = [f"exported, but not whale_*: {n}" for n in names if not n.startswith("whale_")]
+    problems = renamed_names(abi, args.include, args.cc, args.cxx)
+    problems += [f"exported, but not whale_*: {n}" for n in names if not n.startswith("whale_")]
     declared = set(abi.functions)
     problems += [f"described, but not exported: {n}" for n in sorted(declared - set(names))]
     problems += [f"exported, but not described: {n}" for n in sorted(set(names) - declared)]

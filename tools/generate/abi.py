@@ -26,7 +26,7 @@ class Abi:
 
     def __init__(self, path: pathlib.Path = DESCRIPTION):
         data = tomllib.loads(path.read_text())
-        self.head, self.tail, self.items = data["head"], data["tail"], data["item"]
+        self.head, self.tail, self.items, self.renamed = data["head"], data["tail"], data["item"], data["renamed"]
         self.structs, self.enums, self.functions, self.aliases, self.handles = {}, {}, {}, {}, set()
         for item in self.items:
             kind = kind_of(item)
@@ -141,6 +141,8 @@ def header(abi: Abi) -> str:
             args = [declared(arg[0], arg[1]) + (f" /* {arg[2]} */" if len(arg) > 2 else "") for arg in item["args"]]
             out += wrapped(f"WHALE_API {declared(item['result'], item['function'])}", args or ["void"]).rstrip("\n") + note + "\n"
         before = kind
+    out += "\n" + comment("Names of earlier versions, and what they are called now.")
+    out += "".join(f"#define {old} {old}_is_now_{new}\n" for old, new in abi.renamed)
     return out + "\n" + abi.tail.strip("\n") + "\n"
 
 
