@@ -1,6 +1,8 @@
 // Clusters: device lists.
 #include "cluster/devices.h"
 
+#include <algorithm>
+
 #include "guard.h"
 #include "handles.h"
 
@@ -31,6 +33,29 @@ whale_status* whale_cluster_create(whale_engine* engine, whale_str devices, whal
     check_devices(engine->limits, cluster->devices.size());
     *out = cluster.release();
   });
+}
+
+whale_device whale::capi::describe_device(const std::vector<DeviceSpec>& devices, size_t index) {
+  if (index >= devices.size()) throw invalid("argument `index` is {}; there are {} devices", index, devices.size());
+  const auto kind = [&] {
+    switch (devices[index].kind) {
+      case DeviceKind::kCpu: return WHALE_DEVICE_CPU;
+      case DeviceKind::kRef: return WHALE_DEVICE_REF;
+      case DeviceKind::kNull: return WHALE_DEVICE_NULL;
+      case DeviceKind::kLag: return WHALE_DEVICE_LAG;
+      case DeviceKind::kCuda: break;
+    }
+    throw internal("a device of a kind that whale.h does not have");
+  };
+  const auto before = std::ranges::count_if(devices.begin(), devices.begin() + static_cast<std::ptrdiff_t>(index),
+                                            [&](const DeviceSpec& other) { return other.node == devices[index].node; });
+  return {sizeof(whale_device),         kind(),
+          devices[index].node,          static_cast<int32_t>(index),
+          static_cast<int32_t>(before), devices[index].memory_bytes};
+}
+
+whale_status* whale_cluster_device(const whale_cluster* cluster, size_t index, whale_device* out) {
+  return guard([&] { fill(out, describe_device(need(cluster, "cluster").devices, index), "out"); });
 }
 
 size_t whale_cluster_size(const whale_cluster* cluster) { return cluster == nullptr ? 0 : cluster->devices.size(); }

@@ -79,28 +79,36 @@ whale_status* whale_engine_create(const whale_engine_options* options, whale_eng
     engine->backends = std::make_shared<Backends>(text(o.library_dir, "options.library_dir"));
     engine->leases = std::make_shared<CoreLeases>();
     engine->limits = read_limits(o);
+    engine->log = std::make_shared<Log>();
     *out = engine.release();
   });
 }
 
 void whale_engine_release(whale_engine* engine) { delete engine; }
 
-whale_status* whale_engine_devices(whale_engine* engine, int32_t json, whale_text* out) {
+whale_status* whale_engine_devices(whale_engine* engine, whale_text* out) {
   return guard([&] {
     need(engine, "engine");
     need(out, "out");
-    const bool as_json = flag(json, "json");
-    Json rows = Json::array();
     std::string lines;
-    for (const BackendLine& line : backend_lines(*engine->backends)) {
-      rows.push_back({{"name", line.name}, {"available", line.available}, {"text", line.text}});
+    for (const BackendLine& line : backend_lines(*engine->backends))
       lines += fmt::format("{:<5} {:<12} {}\n", line.name, line.available ? "available" : "unavailable", line.text);
-    }
-    *out = make_text(as_json ? text_of(rows) : lines);
+    *out = make_text(lines);
   });
 }
 
-whale_status* whale_engine_ops(whale_engine* engine, whale_text* out) {
+whale_status* whale_engine_devices_json(whale_engine* engine, whale_text* out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    Json rows = Json::array();
+    for (const BackendLine& line : backend_lines(*engine->backends))
+      rows.push_back({{"name", line.name}, {"available", line.available}, {"text", line.text}});
+    *out = make_text(text_of(rows));
+  });
+}
+
+whale_status* whale_engine_ops_json(whale_engine* engine, whale_text* out) {
   return guard([&] {
     need(engine, "engine");
     need(out, "out");

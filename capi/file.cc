@@ -68,14 +68,26 @@ whale_status* whale_checkpoint_check_target(whale_str directory) {
   return guard([&] { check_checkpoint_target(nonempty(directory, "directory")); });
 }
 
-whale_status* whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text* out) {
+namespace {
+whale_status* inspect(whale_str directory, std::string (*description)(const whale::Checkpoint&), whale_text* out,
+                      const char* call) {
   using namespace whale;        // NOLINT
   using namespace whale::capi;  // NOLINT
-  return guard([&] {
-    need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Checkpoint checkpoint = open_checkpoint(nonempty(directory, "directory"));
-    checkpoint.verify();
-    *out = make_text(as_json ? describe_json(checkpoint) : describe(checkpoint));
-  });
+  return guard(
+      [&] {
+        need(out, "out");
+        const Checkpoint checkpoint = open_checkpoint(nonempty(directory, "directory"));
+        checkpoint.verify();
+        *out = make_text(description(checkpoint));
+      },
+      call);
+}
+}  // namespace
+
+whale_status* whale_checkpoint_inspect(whale_str directory, whale_text* out) {
+  return inspect(directory, whale::describe, out, __func__);
+}
+
+whale_status* whale_checkpoint_inspect_json(whale_str directory, whale_text* out) {
+  return inspect(directory, whale::describe_json, out, __func__);
 }

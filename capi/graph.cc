@@ -2,6 +2,7 @@
 // failure in between is rolled back.
 #include <algorithm>
 
+#include "grad/gradients.h"
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
@@ -56,14 +57,31 @@ TensorId checked_value(const Graph& graph, whale_value value) {
   return value;
 }
 
+// The scope that an option names; 0: the innermost open one.
+ScopeId checked_scope(const whale_graph& g, whale_scope scope, const char* what) {
+  if (scope == 0) return g.scope_stack.back();
+  if (scope == WHALE_ROOT) return 0;
+  if (scope < 0 || static_cast<size_t>(scope) >= g.graph->scopes.size())
+    throw invalid("argument `{}` is {}; graph '{}' has scopes 1 to {}", what, scope, g.graph->name,
+                  g.graph->scopes.size() - 1);
+  return scope;
+}
+
 // "block.3." inside name scopes "block" and "3".
-std::string prefix(const whale_graph& g) {
+std::string prefix(const whale_graph& g, ScopeId scope) {
   std::string out;
-  for (const ScopeId id : g.scope_stack) {
+  for (ScopeId id = scope; id > 0; id = g.graph->scopes[static_cast<size_t>(id)].parent) {
     const Scope& s = g.graph->scopes[static_cast<size_t>(id)];
-    if (s.kind == ScopeKind::kName) out += s.name + ".";
+    if (s.kind == ScopeKind::kName) out.insert(0, s.name + ".");
   }
   return out;
+}
+
+// What `zeros` says of a field whose default is another number than 0.
+double or_zero(double given, double fallback, int32_t zeros, int zero, const char* what) {
+  if ((zeros & zero) != 0 && given != 0)
+    throw invalid("options.zeros says that options.{} is meant to be 0, and it is {}", what, given);
+  return given != 0 || (zeros & zero) != 0 ? given : fallback;
 }
 
 void check_new(const whale_graph& g, const std::string& name, const char* what) {
@@ -130,9 +148,8 @@ Attrs read_attrs(const whale_attr* attrs, size_t count) {
 }
 
 // Which kinds of scope have an option; name is any's.
-void check_scope_options(const Scope& s, int32_t reserved) {
+void check_scope_options(const Scope& s) {
   using enum ScopeKind;
-  if (reserved != 0) throw invalid("options.reserved is {}, expected 0", reserved);
   const struct {
     const char* name;
     bool given;
@@ -171,33 +188,54 @@ Scope read_scope(const whale_scope_options& o, ScopeId parent) {
   s.chunks = o.chunks;
   s.layout = text(o.layout, "options.layout");
   s.devices = text(o.devices, "options.devices");
-  check_scope_options(s, o.reserved);
+  check_scope_options(s);
   return s;
+}
+
+OptimizerKind optimizer_of(int32_t kind) {
+  switch (number<int>(kind, WHALE_OPTIMIZER_SGD, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer")) {
+    case WHALE_OPTIMIZER_SGD: return OptimizerKind::kSgd;
+    case WHALE_OPTIMIZER_NONE: return OptimizerKind::kNone;
+    default: return static_cast<OptimizerKind>(kind);
+  }
+}
+
+double epsilon_of(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kLamb: return 1e-6;
+    case OptimizerKind::kAdagrad: return 1e-10;
+    case OptimizerKind::kAdafactor: return 1e-30;
+    default: return 1e-8;
+  }
 }
 
 Training read_training(const whale_training_options& o, TensorId loss) {
   Training t;
   t.loss = loss;
-  t.optimizer.kind =
-      number<OptimizerKind>(o.optimizer, WHALE_OPTIMIZER_NONE, WHALE_OPTIMIZER_ADAFACTOR, "options.optimizer");
-  t.optimizer.learning_rate = o.learning_rate;
+  t.optimizer.kind = optimizer_of(o.optimizer);
+  const auto zeros = number<int>(o.zeros, 0, 31, "options.zeros");
+  const auto value = [&](double given, double fallback, int zero, const char* what) {
+    return or_zero(given, fallback, zeros, zero, what);
+  };
+  t.optimizer.learning_rate = value(o.learning_rate, 1e-3, WHALE_ZERO_LEARNING_RATE, "learning_rate");
   t.optimizer.momentum = o.momentum;
   t.optimizer.nesterov = flag(o.nesterov, "options.nesterov");
-  t.optimizer.beta1 = o.beta1;
-  t.optimizer.beta2 = o.beta2;
-  t.optimizer.epsilon = o.epsilon;
+  t.optimizer.beta1 = value(o.beta1, 0.9, WHALE_ZERO_BETA1, "beta1");
+  t.optimizer.beta2 = value(o.beta2, 0.999, WHALE_ZERO_BETA2, "beta2");
+  t.optimizer.epsilon = value(o.epsilon, epsilon_of(t.optimizer.kind), WHALE_ZERO_EPSILON, "epsilon");
   t.optimizer.weight_decay = o.weight_decay;
-  t.optimizer.decay_rate = o.decay_rate;
-  t.optimizer.clip_threshold = o.clip_threshold;
+  t.optimizer.decay_rate = value(o.decay_rate, -0.8, WHALE_ZERO_DECAY_RATE, "decay_rate");
+  t.optimizer.clip_threshold = o.clip_threshold != 0 ? o.clip_threshold : 1;
   t.optimizer.lazy = flag(o.lazy, "options.lazy");
   t.optimizer.split = flag(o.split, "options.split");
-  t.schedule.kind = number<ScheduleKind>(o.schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.schedule");
+  t.schedule.kind =
+      number<ScheduleKind>(o.lr_schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.lr_schedule");
   t.schedule.warmup_steps = o.warmup_steps;
   t.schedule.total_steps = o.total_steps;
   t.schedule.final_fraction = o.final_fraction;
   t.clip_norm = o.clip_norm;
-  t.accumulation = o.accumulation;
-  t.precision = number<Precision>(o.precision, WHALE_PRECISION_F32, WHALE_PRECISION_F16, "options.precision");
+  t.accumulation = o.accumulation != 0 ? o.accumulation : 1;
+  t.precision = checked_precision(o.precision, "options.precision").value_or(Precision::kFloat32);
   return t;
 }
 
@@ -250,7 +288,7 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
     const whale_parameter_options o =
         capi::options(options, whale_parameter_options WHALE_PARAMETER_OPTIONS_INIT, "options");
     Tensor t;
-    t.name = prefix(g) + nonempty(name, "name");
+    t.name = prefix(g, checked_scope(g, o.scope, "options.scope")) + nonempty(name, "name");
     t.dtype = checked_dtype(dtype);
     t.dims = checked_dims(t.dtype, dims, rank);
     t.kind = TensorKind::kVariable;
@@ -258,7 +296,8 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
     Variable v;
     v.role = flag(o.buffer, "options.buffer") ? Role::kBuffer : Role::kParameter;
     v.trainable = !flag(o.frozen, "options.frozen") && v.role == Role::kParameter;
-    v.decay = number<int>(o.no_decay, -1, 1, "options.no_decay") < 0 || (o.no_decay == 0 && rank >= 2);
+    const auto decay = number<int>(o.decay, WHALE_DECAY_BY_RANK, WHALE_DECAY_NEVER, "options.decay");
+    v.decay = decay == WHALE_DECAY_ALWAYS || (decay == WHALE_DECAY_BY_RANK && rank >= 2);
     v.init.kind = number<InitKind>(o.init, WHALE_INIT_ZEROS, WHALE_INIT_FILE, "options.init");
     v.init.a = o.a;
     v.init.b = o.b;
@@ -277,12 +316,12 @@ whale_status* whale_graph_op(whale_graph* graph, whale_str op, const whale_value
     Graph& ir = *g.graph;
     const whale_op_options o = capi::options(options, whale_op_options WHALE_OP_OPTIONS_INIT, "options");
     const std::string location = text(o.location, "options.location");
-    const ScopeId scope = g.scope_stack.back();
+    const ScopeId scope = checked_scope(g, o.scope, "options.scope");
     Rollback rollback(ir);
     std::string name = text(o.name, "options.name");
     try {
       const std::string type = nonempty(op, "op");
-      name = unique_name(g, prefix(g) + (name.empty() ? type : name));
+      name = unique_name(g, prefix(g, scope) + (name.empty() ? type : name));
       const OpCode code = code_of(type);
       if (has_flag(code, kInternal)) throw invalid("op '{}' is made by the planner only", type);
       TensorIds operands;
@@ -325,22 +364,40 @@ whale_status* whale_graph_value(const whale_graph* graph, whale_value value, int
   });
 }
 
+namespace whale::capi {
+namespace {
+ScopeId add_scope(whale_graph& g, ScopeId parent, const whale_scope_options* options) {
+  need(options, "options");
+  const whale_scope_options o = capi::options(options, whale_scope_options WHALE_SCOPE_OPTIONS_INIT, "options");
+  int depth = 0;
+  for (ScopeId id = parent; id > 0; id = g.graph->scopes[static_cast<size_t>(id)].parent) ++depth;
+  if (depth >= 200) throw invalid("scopes nest deeper than 200");
+  Scope scope = read_scope(o, parent);
+  Graph alone;
+  alone.scopes.push_back(scope);
+  alone.scopes[1].parent = 0;
+  verify(alone);
+  g.graph->scopes.push_back(std::move(scope));
+  return static_cast<ScopeId>(g.graph->scopes.size() - 1);
+}
+}  // namespace
+}  // namespace whale::capi
+
 whale_status* whale_graph_scope_begin(whale_graph* graph, const whale_scope_options* options) {
   return guard([&] {
     whale_graph& g = unsealed(graph);
-    need(options, "options");
-    const whale_scope_options o = capi::options(options, whale_scope_options WHALE_SCOPE_OPTIONS_INIT, "options");
-    if (g.scope_stack.size() > 200) throw invalid("scopes nest deeper than 200");
-    Scope scope = read_scope(o, g.scope_stack.back());
-    Graph alone;
-    alone.scopes.push_back(scope);
-    alone.scopes[1].parent = 0;
-    verify(alone);
     Rollback rollback(*g.graph);
-    const auto id = static_cast<ScopeId>(g.graph->scopes.size());
-    g.graph->scopes.push_back(std::move(scope));
-    g.scope_stack.push_back(id);
+    g.scope_stack.push_back(add_scope(g, g.scope_stack.back(), options));
     rollback.keep();
+  });
+}
+
+whale_status* whale_graph_scope(whale_graph* graph, whale_scope parent, const whale_scope_options* options,
+                                whale_scope* out) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    need(out, "out");
+    *out = add_scope(g, checked_scope(g, parent, "parent"), options);
   });
 }
 
@@ -349,6 +406,42 @@ whale_status* whale_graph_scope_end(whale_graph* graph) {
     whale_graph& g = unsealed(graph);
     if (g.scope_stack.size() == 1) throw error(Code::kFailedPrecondition, "no scope is open");
     g.scope_stack.pop_back();
+  });
+}
+
+whale_status* whale_graph_gradients(whale_graph* graph, whale_value of, const whale_value* by, size_t by_count,
+                                    whale_value* outputs) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    Graph& ir = *g.graph;
+    const TensorId differentiated = checked_value(ir, of);
+    TensorIds values;
+    for (const whale_value v : array(by, by_count, "by")) values.push_back(checked_value(ir, v));
+    if (values.empty()) throw invalid("argument `by` is empty: there is nothing to differentiate by");
+    need(outputs, "outputs");
+    Rollback rollback(ir);
+    const size_t first = ir.ops.size();
+    const TensorIds made = append_gradients(ir, differentiated, values);
+    // Names as whale_graph_op gives them.
+    std::vector<std::string> names;
+    try {
+      for (size_t i = first; i < ir.ops.size(); ++i) {
+        Op& op = ir.ops[i];
+        const std::string old = op.name;
+        op.name = unique_name(g, prefix(g, op.scope) + "grad." + def(op.code).name);
+        for (const TensorId id : op.outputs) {
+          Tensor& t = ir.tensor(id);
+          t.name = op.name + t.name.substr(old.size());
+          g.names.emplace(t.name, 1), names.push_back(t.name);
+        }
+        g.names.emplace(op.name, 1), names.push_back(op.name);
+      }
+    } catch (...) {
+      for (const std::string& name : names) g.names.erase(name);
+      throw;
+    }
+    std::copy(made.begin(), made.end(), outputs);
+    rollback.keep();
   });
 }
 

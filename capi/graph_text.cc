@@ -293,10 +293,6 @@ Graph training_graph(Graph g) {
   return g;
 }
 
-void set_bytes(const std::vector<uint8_t>& bytes, whale_text* out) {
-  *out = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-}
-
 std::unique_ptr<whale_graph> sealed(Graph graph) {
   auto out = std::make_unique<whale_graph>();
   out->graph = std::make_shared<Graph>(std::move(graph));
@@ -372,11 +368,11 @@ whale_status* whale_graph_summary(const whale_graph* graph, whale_text* out) {
   });
 }
 
-whale_status* whale_graph_serialize(const whale_graph* graph, whale_text* out) {
+whale_status* whale_graph_serialize(const whale_graph* graph, whale_bytes* out) {
   return guard([&] {
     const Graph& g = *need(graph, "graph").graph;
     need(out, "out");
-    set_bytes(with_checksum(serialize(g)), out);
+    *out = make_bytes(with_checksum(serialize(g)));
   });
 }
 

@@ -115,7 +115,7 @@ T options(const T* given, const T& defaults, const char* what) {
   if (given == nullptr) return out;
   const size_t size = given->struct_size;
   if (size < sizeof(size_t) || size > 4096) {
-    throw invalid("`{}`.struct_size is {}; start from the _INIT macro of the struct", what, size);
+    throw invalid("`{}`.struct_size is {}; set it to sizeof of the struct, as its _INIT macro does", what, size);
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = sizeof(T); i < size; ++i) {
@@ -129,6 +129,17 @@ T options(const T* given, const T& defaults, const char* what) {
 
 // ---- results
 // --------------------------------------------------------------------------------------------------------------
+// A struct that the caller gave to be filled: by as much of it as the caller's header has.
+template <class T>
+void fill(T* to, T value, const char* what) {
+  const size_t size = need(to, what).struct_size;
+  if (size < sizeof(size_t) || size > 4096)
+    throw invalid("`{}`.struct_size is {}; set it to sizeof of the struct, as its _INIT macro does", what, size);
+  value.struct_size = size;
+  std::memcpy(static_cast<void*>(to), &value, size < sizeof(T) ? size : sizeof(T));
+}
+
 whale_text make_text(std::string_view s);  // throws bad_alloc
+whale_bytes make_bytes(std::span<const uint8_t> bytes);
 
 }  // namespace whale::capi

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -12,15 +13,18 @@
 #include "device/device.h"
 #include "ir/graph.h"
 #include "engine_limits.h"
+#include "log.h"
 #include "plan/plan.h"
 #include "run/handle.h"
 #include "session/session.h"
 #include "whale/whale.h"
+#include "async_work.h"
 
 struct whale_engine {
   std::shared_ptr<whale::Backends> backends;
   std::shared_ptr<whale::CoreLeases> leases;
   whale::capi::Limits limits;
+  std::shared_ptr<whale::capi::Log> log;
 };
 
 struct whale_graph {
@@ -39,6 +43,7 @@ struct whale_tensor {
   whale::HostTensor host;
   std::shared_ptr<void> storage;  // owner of host.data; empty for a view of the caller's memory
   bool read_only = false;         // from a DLPack tensor that says so
+  int32_t dl_device = 1;          // DLPack's type of the memory: the host's, or pinned
 };
 
 struct whale_cancel {
@@ -58,11 +63,28 @@ struct whale_event {
   whale::RunHandle run;
   std::vector<std::shared_ptr<void>> keep;  // storage of the run's inputs and outputs
   int64_t process = 0;
+  std::shared_ptr<whale::capi::AsyncWork> work;  // instead of a run of devices: planning, saving, loading
+  std::shared_ptr<whale_plan> plan;              // that planning makes; whole once it has ended well
+};
+
+// An input or an output, of whichever of the two entries have it.
+struct whale_session_port {
+  std::string name;
+  whale::DType dtype{};
+  whale::Dims dims;
+  int32_t batch_dim = -1;
+  bool in_step = false, in_eval = false;
 };
 
 struct whale_session {
   std::unique_ptr<whale::Session> session;
   int64_t process = 0;  // that made it: after fork() the child has no engine threads
+  // As long as the session, and never changed.
+  std::vector<whale_session_port> inputs, outputs;
+  std::vector<whale::VariableInfo> variables;
+  std::shared_ptr<whale::capi::Log> log;
+  double loss_scale = 0;                         // when the last run was started
+  std::shared_ptr<whale::capi::AsyncWork> work;  // the last save or load beside the caller; may have ended
 };
 
 namespace whale::capi {
@@ -78,10 +100,15 @@ void write_file(const std::string& path, const std::vector<uint8_t>& bytes);
 void write_to(const std::string& path, const Graph& graph, const InitFiles& from);
 void write_to(const std::string& path, const Plan& plan, const InitFiles& from);
 
+// One device of a list as whale.h has it.
+whale_device describe_device(const std::vector<DeviceSpec>& devices, size_t index);
+
 // A tensor with its own zeroed memory, 64-byte aligned.
 std::unique_ptr<whale_tensor> make_tensor(DType dtype, Dims dims);
 // dtype and dims that came through the ABI: valid, in bounds.
 DType checked_dtype(int32_t dtype);
+// None: the default.
+std::optional<Precision> checked_precision(int32_t precision, const char* what);
 Dims checked_dims(DType dtype, const int64_t* dims, size_t rank);
 
 }  // namespace whale::capi

@@ -1,4 +1,6 @@
 // Plans: compiled, printed, saved.
+#include <unistd.h>
+
 #include "plan/plan.h"
 
 #include "base/watch.h"
@@ -6,6 +8,7 @@
 #include "compile/checks.h"
 #include "guard.h"
 #include "handles.h"
+#include "plan/figures.h"
 #include "plan/in_float64.h"
 #include "ir/plan_options.h"
 #include "schema/graph_file.h"
@@ -24,8 +27,8 @@ template <std::integral From, Number To>
 void read(From from, To& to, int64_t last, const char* what) {
   to = static_cast<To>(number<int64_t>(from, 0, last, what));
 }
-void read(int32_t from, std::optional<DType>& to, int64_t, const char* what) {
-  if (const auto dtype = number<int>(from, 0, INT32_MAX, what); dtype > 0) to = checked_dtype(dtype - 1);
+void read(int32_t from, std::optional<DType>& to, int64_t, const char*) {
+  if (from != 0) to = checked_dtype(from);
 }
 void read(whale_str from, uint32_t& to, int64_t, const char* what) { to = parse_offload(text(from, what)); }
 void read(std::span<const double> from, std::vector<double>& to, int64_t, const char*) {
@@ -62,8 +65,7 @@ CompileOptions read_options(const whale_plan_options& o) {
   for (const whale_str& name : array(o.fetch, o.fetch_count, "options.fetch"))
     out.fetch.push_back(nonempty(name, "options.fetch"));
   out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
-  const auto precision = number<int>(o.precision, 0, WHALE_PRECISION_F16 + 1, "options.precision");
-  if (precision > 0) out.precision = static_cast<Precision>(precision - 1);
+  out.precision = checked_precision(o.precision, "options.precision");
   read_fields(o, out);
   return out;
 }
@@ -83,28 +85,60 @@ std::unique_ptr<whale_plan> loaded(const whale_engine& engine, Plan plan, const 
   return out;
 }
 
-// What is to be planned, looked through.
+// What is to be planned, looked through. Holds what it needs, so that it may be planned when the handles are gone.
 struct Request {
-  Request(whale_engine* engine, const whale_graph* g, const whale_cluster* c, const whale_plan_options* o)
-      : graph(need(g, "graph")), cluster(need(c, "cluster")) {
+  Request(whale_engine* engine, const whale_graph* g, const whale_cluster* c, const whale_plan_options* o) {
+    const whale_graph& given_graph = need(g, "graph");
+    devices = need(c, "cluster").devices;
     need(engine, "engine");
-    if (!graph.sealed)
-      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first",
-                  graph.graph->name);
+    graph = given_graph.graph, init_files = given_graph.init_files, log = engine->log;
+    if (!given_graph.sealed)
+      throw error(Code::kFailedPrecondition, "graph '{}' is not sealed; call whale_graph_seal first", graph->name);
     const whale_plan_options given = capi::options(o, whale_plan_options WHALE_PLAN_OPTIONS_INIT, "options");
     options = read_options(given);
     options.max_bytes = engine->limits.plan_bytes;
     if (given.cancel != nullptr) cancel = given.cancel->cancel;
     timeout_seconds = given.timeout_seconds;
+    watch();  // throws for a timeout that is none
   }
   Watch watch() const { return Watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), timeout_seconds); }
+  std::unique_ptr<whale_plan> plan() const {
+    const Watch watching = watch();
+    auto made = handle(compile(*graph, devices, options), init_files);
+    made->cancel = cancel;
+    made->timeout_seconds = timeout_seconds;
+    const Plan& p = *made->plan;
+    log->add(WHALE_SEVERITY_INFO, "plan",
+             fmt::format("'{}' is planned for {} device(s): {}", p.model, p.devices.size(), p.strategy));
+    for (const std::string& note : p.notes) log->add(WHALE_SEVERITY_INFO, "plan", note);
+    return made;
+  }
+  Estimate estimate() const {
+    const Watch watching = watch();
+    return whale::estimate(*graph, devices, options);
+  }
 
-  const whale_graph& graph;
-  const whale_cluster& cluster;
+  std::shared_ptr<const Graph> graph;
+  InitFiles init_files;
+  std::vector<DeviceSpec> devices;
   CompileOptions options;
   std::shared_ptr<const Cancel> cancel;
   double timeout_seconds = 0;
+  std::shared_ptr<Log> log;
 };
+
+// A report that plans once more, under the watch that the plan was made with.
+template <class F>
+whale_status* planned_again(const whale_plan* plan, whale_text* out, F&& report, const char* call) {
+  return guard(
+      [&] {
+        const whale_plan& p = need(plan, "plan");
+        need(out, "out");
+        const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
+        *out = make_text(report(*p.plan));
+      },
+      call);
+}
 
 }  // namespace
 }  // namespace whale::capi
@@ -114,24 +148,52 @@ whale_status* whale_plan_create(whale_engine* engine, const whale_graph* graph, 
   return guard([&] {
     const Request request(engine, graph, cluster, options);
     need(out, "out");
-    const Watch watch = request.watch();
-    auto plan =
-        handle(compile(*request.graph.graph, request.cluster.devices, request.options), request.graph.init_files);
-    plan->cancel = request.cancel;
-    plan->timeout_seconds = request.timeout_seconds;
-    *out = plan.release();
+    *out = request.plan().release();
+  });
+}
+
+whale_status* whale_plan_create_async(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                      const whale_plan_options* options, whale_event** out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    auto event = std::make_unique<whale_event>();
+    event->process = ::getpid();
+    event->plan = std::make_shared<whale_plan>();
+    event->work = AsyncWork::start([request, plan = event->plan] { *plan = std::move(*request.plan()); },
+                                   "whale_plan_create_async");
+    event->run = RunHandle(event->work->state());
+    *out = event.release();
+  });
+}
+
+whale_status* whale_event_plan(whale_event* event, whale_plan** out) {
+  return guard([&] {
+    const whale_event& e = need(event, "event");
+    need(out, "out");
+    if (e.plan == nullptr)
+      throw error(Code::kFailedPrecondition, "this event is not of whale_plan_create_async: no plan comes of it");
+    if (!e.run.done()) throw error(Code::kFailedPrecondition, "planning is under way; wait for its event first");
+    e.run.wait(0);  // throws how it failed
+    *out = std::make_unique<whale_plan>(*e.plan).release();
   });
 }
 
 whale_status* whale_plan_estimate(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
-                                  const whale_plan_options* options, int32_t json, whale_text* out) {
+                                  const whale_plan_options* options, whale_text* out) {
   return guard([&] {
     const Request request(engine, graph, cluster, options);
     need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Watch watch = request.watch();
-    const Estimate e = estimate(*request.graph.graph, request.cluster.devices, request.options);
-    *out = make_text(as_json ? estimate_json(e, request.cluster.devices) : estimate_text(e, request.cluster.devices));
+    *out = make_text(estimate_text(request.estimate(), request.devices));
+  });
+}
+
+whale_status* whale_plan_estimate_json(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                       const whale_plan_options* options, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    *out = make_text(estimate_json(request.estimate(), request.devices));
   });
 }
 
@@ -162,12 +224,11 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
   });
 }
 
-whale_status* whale_plan_serialize(const whale_plan* plan, whale_text* out) {
+whale_status* whale_plan_serialize(const whale_plan* plan, whale_bytes* out) {
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
     need(out, "out");
-    const std::vector<uint8_t> bytes = with_checksum(serialize(p));
-    *out = make_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    *out = make_bytes(with_checksum(serialize(p)));
   });
 }
 
@@ -202,25 +263,46 @@ whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
   });
 }
 
-whale_status* whale_plan_bridges(const whale_plan* plan, int32_t json, whale_text* out) {
-  return guard([&] {
-    const whale_plan& p = need(plan, "plan");
-    need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
-    const std::vector<BridgeRow> rows = bridges_of(*p.plan);
-    *out = make_text(as_json ? bridges_json(rows) : bridges_text(rows, cost_of(*p.plan).link));
-  });
+whale_status* whale_plan_bridges(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return bridges_text(bridges_of(p), cost_of(p).link); }, __func__);
 }
 
-whale_status* whale_plan_choices(const whale_plan* plan, int32_t json, whale_text* out) {
+whale_status* whale_plan_bridges_json(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return bridges_json(bridges_of(p)); }, __func__);
+}
+
+whale_status* whale_plan_choices(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return choices_text(choices_of(p)); }, __func__);
+}
+
+whale_status* whale_plan_choices_json(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return choices_json(choices_of(p)); }, __func__);
+}
+
+size_t whale_plan_device_count(const whale_plan* plan) { return plan == nullptr ? 0 : plan->plan->devices.size(); }
+
+whale_status* whale_plan_device(const whale_plan* plan, size_t index, whale_device* out) {
+  return guard([&] { fill(out, describe_device(need(plan, "plan").plan->devices, index), "out"); });
+}
+
+whale_status* whale_plan_memory(const whale_plan* plan, size_t device, whale_memory* out) {
   return guard([&] {
-    const whale_plan& p = need(plan, "plan");
-    need(out, "out");
-    const bool as_json = flag(json, "json");
-    const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
-    const ChoiceReport report = choices_of(*p.plan);
-    *out = make_text(as_json ? choices_json(report) : choices_text(report));
+    const Plan& p = *need(plan, "plan").plan;
+    if (device >= p.devices.size())
+      throw invalid("argument `device` is {}; the plan is for {} devices", device, p.devices.size());
+    const Entry& entry = p.entries.front();
+    MemoryFigures m = memory_of(p, entry, static_cast<size_t>(entry.rows[device].program));
+    const MemoryClasses own = variables_of_device(p, static_cast<int32_t>(device));
+    m.device.parameters = own.parameters, m.device.state = own.state, m.device.buffers = own.buffers;
+    const MemoryClasses& d = m.device;
+    fill(out,
+         {sizeof(whale_memory), d.parameters, d.gradients, d.state, d.buffers, d.copies, 0, d.activations, 0,
+          m.host.total(), d.total()},
+         "out");
   });
 }
 

@@ -1,8 +1,11 @@
 // Sessions, events and cancelling.
+#include <algorithm>
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "base/watch.h"
+#include "cluster/devices.h"
 #include "guard.h"
 #include "handles.h"
 
@@ -21,19 +24,144 @@ void check_process(int64_t process) {
   }
 }
 
+// A save or a load beside the caller is waited for.
 Session& live(whale_session* session) {
   whale_session& s = need(session, "session");
   check_process(s.process);
+  if (s.work != nullptr) s.work->settle();
   return *s.session;
 }
 
-std::vector<NamedHost> read_inputs(const whale_named_tensor* inputs, size_t count, whale_event& event) {
+// For what begins something: nothing else may be under way.
+Session& idle(whale_session* session) {
+  whale_session& s = need(session, "session");
+  check_process(s.process);
+  if (s.work != nullptr && s.work->under_way())
+    throw error(Code::kFailedPrecondition, "a save or a load of this session is under way; wait for its event first");
+  return *s.session;
+}
+
+// For answers without a status.
+const Session& waited(const whale_session* session) {
+  check_process(session->process);
+  if (session->work != nullptr) session->work->settle();
+  return *session->session;
+}
+
+// The scale of the loss follows overflows (precision f16); what it is now, for whoever reads the log.
+void log_loss_scale(whale_session& session) {
+  const double now = session.session->loss_scale();
+  if (session.loss_scale != 0 && now < session.loss_scale)
+    session.log->add(WHALE_SEVERITY_WARNING, "session",
+                     fmt::format("a step overflowed in f16 and was not applied; the loss scale is {} now", now));
+  else if (session.loss_scale != 0 && now > session.loss_scale)
+    session.log->add(WHALE_SEVERITY_INFO, "session", fmt::format("the loss scale is {} now", now));
+  session.loss_scale = now;
+}
+
+void save_and_log(Session& session, Log& log, const std::string& directory) {
+  session.save(directory);
+  log.add(WHALE_SEVERITY_INFO, "checkpoint",
+          fmt::format("saved '{}' after {} updates to '{}'", session.plan().model, session.updates(), directory));
+}
+
+void load_and_log(Session& session, Log& log, const std::string& directory) {
+  session.load(directory);
+  log.add(WHALE_SEVERITY_INFO, "checkpoint",
+          fmt::format("loaded '{}' after {} updates from '{}'", session.plan().model, session.updates(), directory));
+  const LoadedCheckpoint& loaded = session.loaded();
+  if (!loaded.checksums)
+    log.add(WHALE_SEVERITY_WARNING, "checkpoint",
+            fmt::format("'{}' has no checksums: a changed byte in it would not have been noticed; save it again",
+                        directory));
+  if (!loaded.left_out.empty())
+    log.add(
+        WHALE_SEVERITY_WARNING, "checkpoint",
+        fmt::format("'{}' holds optimizer state that this plan keeps none of ({} tensors, such as '{}'): it was left "
+                    "out",
+                    directory, loaded.left_out.size(), loaded.left_out[0]));
+}
+
+// A save or a load on a thread of its own.
+void begin(whale_session* session, whale_str directory, whale_cancel* cancel, whale_event** out,
+           void (*work)(Session&, Log&, const std::string&), const char* what, const char* call) {
+  Session& s = idle(session);
+  need(out, "out");
+  s.check_idle();
+  auto event = std::make_unique<whale_event>();
+  event->process = session->process;
+  event->work = AsyncWork::start(
+      [&s, work, what, path = nonempty(directory, "directory"), log = session->log,
+       token = cancel == nullptr ? nullptr : cancel->cancel] {
+        const Watch watch(what, token == nullptr ? nullptr : &token->flag(), 0);
+        Watch::look();
+        work(s, *log, path);
+      },
+      call);
+  session->work = event->work;
+  event->run = RunHandle(event->work->state());
+  *out = event.release();
+}
+
+// The ports of the plan's entries, in their order: those of a step first.
+template <class Port>
+void add_ports(std::vector<whale_session_port>& to, const std::vector<Port>& ports, bool step) {
+  for (const Port& port : ports) {
+    auto at = std::ranges::find(to, port.name, &whale_session_port::name);
+    if (at == to.end()) {
+      const bool input = std::is_same_v<Port, PlanInput>;  // an output's is that of how its parts are joined
+      to.push_back({port.name, port.dtype, port.dims, input ? port.batch_dim : -1});
+      at = to.end() - 1;
+    }
+    (step ? at->in_step : at->in_eval) = true;
+  }
+}
+
+int32_t number_of(const std::vector<whale_session_port>& ports, const std::string& name, const char* what) {
+  const auto at = std::ranges::find(ports, name, &whale_session_port::name);
+  if (at != ports.end()) return static_cast<int32_t>(at - ports.begin());
+  std::string known;
+  for (const whale_session_port& port : ports) known += (known.empty() ? "" : ", ") + port.name;
+  throw error(Code::kNotFound, "there is no {} '{}'; the plan has: {}{}", what, brief(name), known,
+              std::string_view(what) == "output" ? ". Others are fetched by naming them when the plan is made" : "");
+}
+
+const whale_session_port& port_of(const std::vector<whale_session_port>& ports, int32_t number, const char* what) {
+  if (number < 0 || static_cast<size_t>(number) >= ports.size())
+    throw invalid("there is no {} {}; the plan has {}, numbered from 0", what, number, ports.size());
+  return ports[static_cast<size_t>(number)];
+}
+
+whale_port described(const whale_session_port& port) {
+  return {sizeof(whale_port),
+          {port.name.data(), port.name.size()},
+          static_cast<int32_t>(port.dtype),
+          port.batch_dim,
+          port.dims.data(),
+          port.dims.size(),
+          port.in_step ? 1 : 0,
+          port.in_eval ? 1 : 0};
+}
+
+// What a run is given, by number.
+struct Fed {
+  const int32_t* inputs;
+  whale_tensor* const* input_tensors;
+  size_t input_count;
+  const int32_t* outputs;
+  whale_tensor** output_tensors;
+  size_t output_count;
+};
+
+std::vector<NamedHost> read_inputs(const whale_session& session, const Fed& fed, whale_event& event) {
   std::vector<NamedHost> out;
-  for (const whale_named_tensor& input : array(inputs, count, "inputs")) {
-    std::string name = nonempty(input.name, "inputs.name");
-    if (input.tensor == nullptr) throw invalid("input '{}' has no tensor", name);
-    out.push_back({std::move(name), input.tensor->host});
-    event.keep.push_back(input.tensor->storage);
+  const auto numbers = array(fed.inputs, fed.input_count, "inputs");
+  const auto tensors = array(fed.input_tensors, fed.input_count, "input_tensors");
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const std::string& name = port_of(session.inputs, numbers[i], "input").name;
+    if (tensors[i] == nullptr) throw invalid("input '{}' has no tensor", name);
+    out.push_back({name, tensors[i]->host});
+    event.keep.push_back(tensors[i]->storage);
   }
   return out;
 }
@@ -44,14 +172,16 @@ struct Outputs {
   std::vector<std::unique_ptr<whale_tensor>> made;  // null where the caller gave one
 };
 
-Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost>& inputs,
-                     std::span<whale_named_tensor> outputs, whale_event& event) {
+Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<NamedHost>& inputs, const Fed& fed,
+                     whale_event& event) {
   Outputs out;
   std::vector<std::string> names;
-  for (const whale_named_tensor& o : outputs) names.push_back(nonempty(o.name, "outputs.name"));
-  const std::vector<TensorType> types = session.output_types(mode, inputs, names);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const whale_tensor* tensor = outputs[i].tensor;
+  for (const int32_t number : array(fed.outputs, fed.output_count, "outputs"))
+    names.push_back(port_of(session.outputs, number, "output").name);
+  const auto tensors = array(fed.output_tensors, fed.output_count, "output_tensors");
+  const std::vector<TensorType> types = session.session->output_types(mode, inputs, names);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const whale_tensor* tensor = tensors[i];
     if (tensor != nullptr && tensor->read_only) throw invalid("the tensor for output '{}' is read-only", names[i]);
     out.made.push_back(tensor == nullptr ? make_tensor(types[i].dtype, types[i].dims) : nullptr);
     if (tensor == nullptr) tensor = out.made.back().get();
@@ -65,22 +195,21 @@ Outputs read_outputs(Session& session, RunMode mode, const std::vector<NamedHost
   return out;
 }
 
-void start(whale_session* session, RunMode mode, const whale_named_tensor* inputs, size_t input_count,
-           whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel, whale_event** out) {
-  Session& s = live(session);
+void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out) {
+  Session& s = idle(session);
   need(out, "out");
+  s.check_idle();
+  log_loss_scale(*session);
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
   // A batch of a new size is planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
-  const std::vector<NamedHost> in = read_inputs(inputs, input_count, *event);
-  const auto wanted = array(outputs, output_count, "outputs");
-  Outputs o = read_outputs(s, mode, in, wanted, *event);
+  const std::vector<NamedHost> in = read_inputs(*session, fed, *event);
+  Outputs o = read_outputs(*session, mode, in, fed, *event);
   const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
   event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (o.made[i] != nullptr) wanted[i].tensor = o.made[i].release();
-  }
+  for (size_t i = 0; i < o.made.size(); ++i)
+    if (o.made[i] != nullptr) fed.output_tensors[i] = o.made[i].release();
   *out = event.release();
 }
 
@@ -115,6 +244,25 @@ whale_status* whale_event_wait(whale_event* event, double timeout_seconds, int32
   });
 }
 
+whale_status* whale_event_wait_any(whale_event* const* events, size_t count, double timeout_seconds, int64_t* index) {
+  return guard([&] {
+    need(index, "index");
+    if (timeout_seconds != timeout_seconds) throw invalid("`timeout_seconds` is not a number");
+    std::vector<const RunHandle*> runs;
+    std::vector<int64_t> places;
+    const auto all = array(events, count, "events");
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i] == nullptr) continue;
+      check_process(all[i]->process);
+      runs.push_back(&all[i]->run);
+      places.push_back(static_cast<int64_t>(i));
+    }
+    if (runs.empty()) throw invalid("argument `events` holds no event: nothing to wait for");
+    const std::optional<size_t> first = RunHandle::wait_any(runs, timeout_seconds);
+    *index = first ? places[*first] : -1;
+  });
+}
+
 int32_t whale_event_query(const whale_event* event) { return event != nullptr && event->run.done() ? 1 : 0; }
 
 void whale_event_release(whale_event* event) {
@@ -144,6 +292,17 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     auto session = std::make_unique<whale_session>();
     session->process = ::getpid();
     session->session = std::make_unique<Session>(plan->plan, engine->backends, so);
+    for (const bool step : {true, false})
+      for (const Entry& entry : plan->plan->entries)
+        if ((entry.name == "train") == step) {
+          add_ports(session->inputs, entry.inputs, step);
+          add_ports(session->outputs, entry.outputs, step);
+        }
+    session->variables = session->session->variables();
+    session->log = engine->log;
+    session->log->add(WHALE_SEVERITY_INFO, "session",
+                      fmt::format("'{}' runs on {} device(s): {}", plan->plan->model, plan->plan->devices.size(),
+                                  brief(to_string(plan->plan->devices))));
     *out = session.release();
   });
 }
@@ -151,20 +310,84 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
 void whale_session_release(whale_session* session) {
   if (session == nullptr) return;
   // After fork() the threads that the destructor would join are not here: the memory is the child's loss.
-  if (session->process != static_cast<int64_t>(::getpid())) (void)session->session.release();
+  if (session->process != static_cast<int64_t>(::getpid()))
+    (void)session->session.release();
+  else if (session->work != nullptr)
+    session->work->settle();
   delete session;
 }
 
-whale_status* whale_session_step(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
-                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel,
-                                 whale_event** out) {
-  return guard([&] { start(session, RunMode::kStep, inputs, input_count, outputs, output_count, cancel, out); });
+whale_status* whale_session_input(whale_session* session, whale_str name, int32_t* out) {
+  return guard([&] {
+    const whale_session& s = need(session, "session");
+    need(out, "out") = number_of(s.inputs, nonempty(name, "name"), "input");
+  });
 }
 
-whale_status* whale_session_eval(whale_session* session, const whale_named_tensor* inputs, size_t input_count,
-                                 whale_named_tensor* outputs, size_t output_count, whale_cancel* cancel,
-                                 whale_event** out) {
-  return guard([&] { start(session, RunMode::kEval, inputs, input_count, outputs, output_count, cancel, out); });
+whale_status* whale_session_output(whale_session* session, whale_str name, int32_t* out) {
+  return guard([&] {
+    const whale_session& s = need(session, "session");
+    need(out, "out") = number_of(s.outputs, nonempty(name, "name"), "output");
+  });
+}
+
+size_t whale_session_input_count(const whale_session* s) { return s == nullptr ? 0 : s->inputs.size(); }
+size_t whale_session_output_count(const whale_session* s) { return s == nullptr ? 0 : s->outputs.size(); }
+
+whale_status* whale_session_input_port(whale_session* session, int32_t input, whale_port* out) {
+  return guard([&] { fill(out, described(port_of(need(session, "session").inputs, input, "input")), "out"); });
+}
+
+whale_status* whale_session_output_port(whale_session* session, int32_t output, whale_port* out) {
+  return guard([&] { fill(out, described(port_of(need(session, "session").outputs, output, "output")), "out"); });
+}
+
+whale_status* whale_session_step(whale_session* session, const int32_t* inputs, whale_tensor* const* input_tensors,
+                                 size_t input_count, const int32_t* outputs, whale_tensor** output_tensors,
+                                 size_t output_count, whale_cancel* cancel, whale_event** out) {
+  return guard([&] {
+    start(session, RunMode::kStep, {inputs, input_tensors, input_count, outputs, output_tensors, output_count}, cancel,
+          out);
+  });
+}
+
+whale_status* whale_session_eval(whale_session* session, const int32_t* inputs, whale_tensor* const* input_tensors,
+                                 size_t input_count, const int32_t* outputs, whale_tensor** output_tensors,
+                                 size_t output_count, whale_cancel* cancel, whale_event** out) {
+  return guard([&] {
+    start(session, RunMode::kEval, {inputs, input_tensors, input_count, outputs, output_tensors, output_count}, cancel,
+          out);
+  });
+}
+
+size_t whale_session_variable_count(const whale_session* s) { return s == nullptr ? 0 : s->variables.size(); }
+
+whale_status* whale_session_variable(whale_session* session, size_t index, whale_variable* out) {
+  return guard([&] {
+    const auto& all = need(session, "session").variables;
+    if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} variables", index, all.size());
+    const VariableInfo& v = all[index];
+    fill(out,
+         {sizeof(whale_variable),
+          {v.name.data(), v.name.size()},
+          static_cast<int32_t>(v.role),
+          static_cast<int32_t>(v.dtype),
+          v.dims.data(),
+          v.dims.size(),
+          std::ssize(v.copies)},
+         "out");
+  });
+}
+
+whale_status* whale_session_memory(whale_session* session, size_t device, whale_memory* out) {
+  return guard([&] {
+    const DeviceBytes m = live(session).memory(device);
+    const auto bytes = [](size_t n) { return static_cast<int64_t>(n); };
+    fill(out,
+         {sizeof(whale_memory), bytes(m.parameters), bytes(m.gradients), bytes(m.state), bytes(m.buffers), 0,
+          bytes(m.inputs), bytes(m.activations), bytes(m.workspace), bytes(m.host), bytes(m.total())},
+         "out");
+  });
 }
 
 whale_status* whale_session_read(whale_session* session, whale_str name, whale_tensor** out) {
@@ -190,7 +413,7 @@ whale_status* whale_session_write(whale_session* session, whale_str name, const 
   });
 }
 
-whale_status* whale_session_variables(whale_session* session, whale_text* out) {
+whale_status* whale_session_variables_json(whale_session* session, whale_text* out) {
   return guard([&] {
     const Session& s = live(session);
     need(out, "out");
@@ -210,28 +433,48 @@ whale_status* whale_session_set_learning_rate(whale_session* session, double lea
 }
 
 double whale_session_learning_rate(const whale_session* s) {
-  return s == nullptr ? 0.0 : answer(-1.0, [&] { return s->session->learning_rate(); });
+  return s == nullptr ? 0.0 : answer(-1.0, [&] { return waited(s).learning_rate(); });
 }
 int64_t whale_session_iteration(const whale_session* s) {
-  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return s->session->iteration(); });
+  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return waited(s).iteration(); });
 }
 int64_t whale_session_updates(const whale_session* s) {
-  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return s->session->updates(); });
+  return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return waited(s).updates(); });
 }
 
 whale_status* whale_session_save(whale_session* session, whale_str directory) {
-  return guard([&] { live(session).save(nonempty(directory, "directory")); });
+  return guard([&] {
+    Session& s = idle(session);
+    save_and_log(s, *session->log, nonempty(directory, "directory"));
+  });
+}
+
+whale_status* whale_session_save_async(whale_session* session, whale_str directory, whale_cancel* cancel,
+                                       whale_event** out) {
+  return guard([&] { begin(session, directory, cancel, out, save_and_log, "saving", "whale_session_save_async"); });
 }
 
 whale_status* whale_session_load(whale_session* session, whale_str directory) {
-  return guard([&] { live(session).load(nonempty(directory, "directory")); });
+  return guard([&] {
+    Session& s = idle(session);
+    load_and_log(s, *session->log, nonempty(directory, "directory"));
+    session->loss_scale = 0;
+  });
+}
+
+whale_status* whale_session_load_async(whale_session* session, whale_str directory, whale_cancel* cancel,
+                                       whale_event** out) {
+  return guard([&] {
+    begin(session, directory, cancel, out, load_and_log, "loading", "whale_session_load_async");
+    session->loss_scale = 0;
+  });
 }
 
 whale_status* whale_session_trace(whale_session* session, int32_t enable) {
   return guard([&] { live(session).set_trace(flag(enable, "enable")); });
 }
 
-whale_status* whale_session_timeline(whale_session* session, whale_text* out) {
+whale_status* whale_session_timeline_json(whale_session* session, whale_text* out) {
   return guard([&] {
     Session& s = live(session);
     need(out, "out");
@@ -239,7 +482,7 @@ whale_status* whale_session_timeline(whale_session* session, whale_text* out) {
   });
 }
 
-whale_status* whale_session_report(whale_session* session, whale_text* out) {
+whale_status* whale_session_report_json(whale_session* session, whale_text* out) {
   return guard([&] {
     Session& s = live(session);
     need(out, "out");

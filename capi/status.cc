@@ -70,12 +70,19 @@ whale_status* unexpected(const char* what) noexcept {
   }
 }
 
-whale_text make_text(std::string_view s) {
-  auto* data = static_cast<char*>(std::malloc(s.size() + 1));
+namespace {
+char* made(const void* from, size_t size) {  // one byte more, 0
+  auto* data = static_cast<char*>(std::malloc(size + 1));
   if (data == nullptr) throw std::bad_alloc();
-  if (!s.empty()) std::memcpy(data, s.data(), s.size());
-  data[s.size()] = '\0';
-  return {data, s.size()};
+  if (size > 0) std::memcpy(data, from, size);
+  data[size] = '\0';
+  return data;
+}
+}  // namespace
+
+whale_text make_text(std::string_view s) { return {made(s.data(), s.size()), s.size()}; }
+whale_bytes make_bytes(std::span<const uint8_t> bytes) {
+  return {reinterpret_cast<uint8_t*>(made(bytes.data(), bytes.size())), bytes.size()};
 }
 
 }  // namespace whale::capi
@@ -84,11 +91,31 @@ using whale::capi::out_of_memory;
 using whale::capi::view;
 
 const char* whale_version(void) { return whale::kVersion; }
+int32_t whale_version_number(void) { return WHALE_VERSION_NUMBER; }
+
+whale_status* whale_abi_check(int32_t header) {
+  using namespace whale::capi;  // NOLINT
+  return guard([&] {
+    const auto series = [](int32_t v) { return v < 1000000 ? v / 1000 : v / 1000000 * 1000; };
+    if (header < 0) throw whale::invalid("argument `header_version` is {}, expected WHALE_VERSION_NUMBER", header);
+    if (series(header) == series(WHALE_VERSION_NUMBER) && header <= WHALE_VERSION_NUMBER) return;
+    throw whale::error(whale::Code::kFailedPrecondition,
+                       "the program was compiled with whale.h {}.{}.{}, and this library is {}: {}", header / 1000000,
+                       header / 1000 % 1000, header % 1000, whale::kVersion,
+                       header > WHALE_VERSION_NUMBER ? "install the newer library" : "compile the program again");
+  });
+}
 
 void whale_text_release(whale_text* text) {
   if (text == nullptr) return;
   std::free(text->data);
   *text = {nullptr, 0};
+}
+
+void whale_bytes_release(whale_bytes* bytes) {
+  if (bytes == nullptr) return;
+  std::free(bytes->data);
+  *bytes = {nullptr, 0};
 }
 
 int32_t whale_status_code(const whale_status* s) { return s == nullptr ? WHALE_OK : s->code; }

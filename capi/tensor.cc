@@ -1,8 +1,10 @@
 // Tensors outside a session, and DLPack.
+#include <algorithm>
 #include <cstdlib>
 
 #include "guard.h"
 #include "handles.h"
+#include "whale/dlpack.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -19,6 +21,7 @@ constexpr DlType kDlTypes[] = {{DType::kF32, 2, 32}, {DType::kF64, 2, 64}, {DTyp
                                {DType::kBool, 6, 8}, {DType::kU16, 1, 16}};
 
 constexpr int kHostDevice = 1;         // kDLCPU
+constexpr int kPinned[] = {3, 11};     // kDLCUDAHost, kDLROCMHost: the host reads and writes them as its own
 constexpr uint64_t kReadOnlyFlag = 1;  // DLPACK_FLAG_BITMASK_READ_ONLY
 constexpr size_t kMaxBytes = size_t{1} << 46;
 
@@ -31,10 +34,9 @@ DType dtype_of(const DLDataType& type) {
 
 // Checks everything; the caller of this takes ownership only afterwards.
 HostTensor host_of(const DLTensor& dl) {
-  if (dl.device.device_type != kHostDevice) {
-    throw invalid("the DLPack tensor is on device type {}; copy it to host memory (type 1) first",
-                  dl.device.device_type);
-  }
+  const auto type = static_cast<int>(dl.device.device_type);
+  if (type != kHostDevice && std::ranges::find(kPinned, type) == std::end(kPinned))
+    throw invalid("the DLPack tensor is on device type {}; copy it to host memory (type 1) first", type);
   if (dl.ndim < 0 || (dl.ndim > 0 && dl.shape == nullptr))
     throw invalid("the DLPack tensor has {} dimensions and no shape", dl.ndim);
   HostTensor out;
@@ -64,6 +66,7 @@ template <class Managed>
 std::unique_ptr<whale_tensor> adopt(Managed* dl, bool read_only) {
   auto tensor = std::make_unique<whale_tensor>();
   tensor->host = host_of(dl->dl_tensor);
+  tensor->dl_device = static_cast<int32_t>(dl->dl_tensor.device.device_type);
   tensor->read_only = read_only;
   // The control block is made first: when that fails, the caller still owns `dl`.
   struct Holder {
@@ -91,6 +94,13 @@ DType checked_dtype(int32_t dtype) {
   if (!is_valid_dtype(dtype))
     throw invalid("dtype {} is unknown, expected a whale_dtype ({} to {})", dtype, +WHALE_F32, +WHALE_U16);
   return static_cast<DType>(dtype);
+}
+
+std::optional<Precision> checked_precision(int32_t precision, const char* what) {
+  constexpr Precision kPrecisions[] = {Precision::kFloat32, Precision::kBFloat16, Precision::kFloat64,
+                                       Precision::kFloat16};  // from WHALE_PRECISION_F32 on
+  const auto given = number<size_t>(precision, WHALE_PRECISION_DEFAULT, WHALE_PRECISION_F16, what);
+  return given == 0 ? std::nullopt : std::optional(kPrecisions[given - 1]);
 }
 
 Dims checked_dims(DType dtype, const int64_t* dims, size_t rank) {
@@ -178,7 +188,7 @@ whale_status* whale_tensor_to_dlpack(const whale_tensor* tensor, DLManagedTensor
     m.version = {1, 0};
     m.flags = tensor->read_only ? kReadOnlyFlag : 0;
     m.dl_tensor.data = tensor->host.data;
-    m.dl_tensor.device.device_type = static_cast<decltype(m.dl_tensor.device.device_type)>(kHostDevice);
+    m.dl_tensor.device.device_type = static_cast<decltype(m.dl_tensor.device.device_type)>(tensor->dl_device);
     m.dl_tensor.ndim = static_cast<int32_t>(e->dims.size());
     for (const DlType& t : kDlTypes) {
       if (t.dtype == tensor->host.dtype) m.dl_tensor.dtype = {t.code, t.bits, 1};
@@ -195,5 +205,8 @@ int32_t whale_tensor_dtype(const whale_tensor* t) { return t == nullptr ? 0 : st
 size_t whale_tensor_rank(const whale_tensor* t) { return t == nullptr ? 0 : t->host.dims.size(); }
 const int64_t* whale_tensor_dims(const whale_tensor* t) { return t == nullptr ? nullptr : t->host.dims.data(); }
 void* whale_tensor_data(const whale_tensor* t) { return t == nullptr ? nullptr : t->host.data; }
+int32_t whale_tensor_placement(const whale_tensor* t) {
+  return t == nullptr || t->dl_device == kHostDevice ? WHALE_PLACEMENT_HOST : WHALE_PLACEMENT_PINNED;
+}
 size_t whale_tensor_bytes(const whale_tensor* t) { return t == nullptr ? 0 : t->host.bytes(); }
 void whale_tensor_release(whale_tensor* t) { delete t; }

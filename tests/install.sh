@@ -41,7 +41,7 @@ cp "$source/examples/c/mlp.c" project/
 cat >project/CMakeLists.txt <<'CMAKE'
 cmake_minimum_required(VERSION 3.16)
 project(mlp C)
-find_package(whale 0.1 REQUIRED)
+find_package(whale 0.2 REQUIRED)
 add_executable(mlp mlp.c)
 target_link_libraries(mlp PRIVATE whale::whale m)
 CMAKE
@@ -49,5 +49,5 @@ cmake -S project -B project/build -DCMAKE_PREFIX_PATH="$moved" >cmake.log 2>&1 |
 cmake --build project/build >cmake.log 2>&1 || { cat cmake.log; exit 1; }
 project/build/mlp cpu:2 | tail -1
 echo "built with CMake"
-sed -i 's/whale 0.1/whale 0.9/' project/CMakeLists.txt
+sed -i 's/whale 0.2/whale 0.9/' project/CMakeLists.txt
 if cmake -S project -B project/other -DCMAKE_PREFIX_PATH="$moved" >cmake.log 2>&1; then echo "CMake took another version"; exit 1; fi

@@ -1,6 +1,6 @@
 /* whale.h: the C ABI of libwhale, the engine for distributed training.
  *
- * Reading order: status, engine, tensor, graph, cluster, plan, session, event. A complete program:
+ * Reading order: status, engine, log, tensor, graph, cluster, cancel, event, plan, session. A complete program:
  *
  *   engine -> graph (build or load) -> seal -> cluster ("cpu:4") -> plan -> session -> step, step, ... -> save
  *
@@ -9,16 +9,23 @@
  *              whale_status_release. Out-parameters are untouched on error. No call has a partial effect.
  *   Ownership  A handle that a call hands out belongs to the caller, who releases it once; release functions accept NULL.
  *              Releasing an engine, graph, cluster or plan while something made from it lives is allowed: that keeps what it needs.
- *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session and an event
+ *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session, an event and a log
  *              belong to one thread at a time. whale_cancel_* may be called from any thread at any time.
  *   Strings    UTF-8 pointer and length (whale_str). A NULL pointer with length 0 is the empty string. WHALE_STR("text") makes one.
- *   Options    Structs begin with struct_size; start from the _INIT macro. Zero means the default.
+ *   Options    Structs begin with struct_size, which is sizeof of the struct; the _INIT macros set it and leave the rest zero. Zero is the
+ *              default of every field and of every enum, so that a zeroed struct with its struct_size set is the same as NULL. Where 0 is
+ *              a value too, the field says how it is asked for. A struct may be of an older header of this series, and shorter.
+ *   Flags      int32_t, 0 or 1; what is on by default is switched off by a field called no_....
+ *   Results    Structs that a call fills begin with struct_size too, which the caller sets; what a newer header has more stays as it was.
+ *              Pointers in them live as long as the handle that was asked, unless said otherwise. Text for people and text for programs have functions of their own: what ends in _json gives JSON. Both are a whale_text,
+ *              bytes are a whale_bytes.
  *   Dimensions int64_t, row-major; images are channels-last [n, spatial..., c].
  *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
  *              call as they were before it.
+ *   Names      A name of an earlier version does not compile or link, and the message has its successor.
  *   The library never exits, prints, installs signal handlers or reads the environment; its threads block all signals. After fork()
- *   in the child every call that needs threads of the parent's sessions returns WHALE_FAILED_PRECONDITION; sessions that it opens
- *   are its own.
+ *   in the child every call that needs threads of the parent's sessions returns WHALE_FAILED_PRECONDITION (or -1, where it returns a
+ *   number); sessions that it opens are its own. No C++ exception leaves any call.
  *   The CPU back end's dependencies read the environment when it is opened (whale_engine_devices, the first session with a CPU
  *   device). What could print, write files or change results is set otherwise then: ONEDNN_ and DNNL_ VERBOSE, JIT_DUMP,
  *   JIT_PROFILE, MAX_CPU_ISA, CPU_ISA_HINTS, DEFAULT_FPMATH_MODE have no effect (the oneDNN settings are the process's: a host that uses
@@ -45,14 +52,17 @@ extern "C" {
 #endif
 
 #define WHALE_VERSION_MAJOR 0
-#define WHALE_VERSION_MINOR 1
+#define WHALE_VERSION_MINOR 2
 #define WHALE_VERSION_PATCH 0
+/* Of this header, as a number that compares as versions do: 2000 for 0.2.0. */
+#define WHALE_VERSION_NUMBER (WHALE_VERSION_MAJOR * 1000000 + WHALE_VERSION_MINOR * 1000 + WHALE_VERSION_PATCH)
 
-/* ---- strings ---------------------------------------------------------------------------------------------------- */
+/* ---- strings --------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_str {
   const char *data;
   size_t size;
 } whale_str;
+
 #ifdef __cplusplus
 #define WHALE_STR(literal) (whale_str{(literal), sizeof(literal) - 1})
 #else
@@ -64,14 +74,28 @@ typedef struct whale_text {
   char *data;
   size_t size; /* without the terminating NUL */
 } whale_text;
+
 WHALE_API void whale_text_release(whale_text *text); /* sets it to {NULL, 0}; accepts NULL */
 
-/* "0.1.0"; static. */
-WHALE_API const char *whale_version(void);
+/* Bytes made by the library: owned by the caller, freed with whale_bytes_release. */
+typedef struct whale_bytes {
+  uint8_t *data;
+  size_t size;
+} whale_bytes;
 
-/* ---- status ----------------------------------------------------------------------------------------------------- */
+WHALE_API void whale_bytes_release(whale_bytes *bytes); /* sets it to {NULL, 0}; accepts NULL */
+
+/* ---- version --------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_status whale_status;
+/* Of the library: "0.2.0", static; and as a number, as WHALE_VERSION_NUMBER is of the header. */
+WHALE_API const char *whale_version(void);
+WHALE_API int32_t whale_version_number(void);
+/* Whether this library serves programs that were compiled with the header of that version, WHALE_VERSION_NUMBER: before 1.0 when major
+ * and minor are the same, from then on when major is; and when it is not older than the header. FAILED_PRECONDITION names both. To be
+ * asked before anything else where the library is found at run time (dlopen, ctypes, cgo with a library of the system). */
+WHALE_API whale_status *whale_abi_check(int32_t header_version);
 
+/* ---- status ---------------------------------------------------------------------------------------------------------------- */
 typedef enum whale_code {
   WHALE_OK = 0,
   WHALE_CANCELLED = 1,
@@ -94,14 +118,14 @@ typedef enum whale_code {
 
 /* How far the damage goes. */
 typedef enum whale_damage {
-  WHALE_DAMAGE_CALL = 0,      /* only this call failed; everything is as before */
-  WHALE_DAMAGE_STEP = 1,      /* the step did not happen; the session is as before it */
-  WHALE_DAMAGE_SESSION = 2,   /* the session cannot go on; make a new one and load a checkpoint */
-  WHALE_DAMAGE_PEER_LOST = 3  /* another process is gone */
+  WHALE_DAMAGE_CALL = 0,     /* only this call failed; everything is as before */
+  WHALE_DAMAGE_STEP = 1,     /* the step did not happen; the session is as before it */
+  WHALE_DAMAGE_SESSION = 2,  /* the session cannot go on; make a new one and load a checkpoint */
+  WHALE_DAMAGE_PEER_LOST = 3 /* another process is gone */
 } whale_damage;
 
-WHALE_API int32_t whale_status_code(const whale_status *status);    /* whale_code; WHALE_OK for NULL */
-WHALE_API int32_t whale_status_damage(const whale_status *status);  /* whale_damage */
+WHALE_API int32_t whale_status_code(const whale_status *status); /* whale_code; WHALE_OK for NULL */
+WHALE_API int32_t whale_status_damage(const whale_status *status); /* whale_damage */
 /* Each string lives as long as the status. op and scope are empty, rank and device -1 where they do not apply. */
 WHALE_API whale_str whale_status_message(const whale_status *status);
 WHALE_API whale_str whale_status_op(const whale_status *status);
@@ -110,7 +134,7 @@ WHALE_API int32_t whale_status_rank(const whale_status *status);
 WHALE_API int32_t whale_status_device(const whale_status *status);
 WHALE_API void whale_status_release(whale_status *status);
 
-/* ---- engine: what everything else hangs on ------------------------------------------------------------------------ */
+/* ---- engine: what everything else hangs on --------------------------------------------------------------------------------- */
 typedef struct whale_engine whale_engine;
 
 /* Files of strangers. A graph or plan from a file or from bytes is untrusted: what it asks for beyond these limits is refused, by
@@ -118,9 +142,9 @@ typedef struct whale_engine whale_engine;
  * the limits on files. 0 or empty: the default. */
 typedef struct whale_engine_options {
   size_t struct_size;
-  whale_str library_dir; /* folder of libwhale_cpu.so; empty: the folder of libwhale.so */
-  whale_str init_dir;    /* folder that WHALE_INIT_FILE of loaded graphs and plans may read, and all below it; "/": everything.
-                            Default: the folder of the file that was loaded; nothing for whale_graph_parse and whale_plan_parse */
+  whale_str library_dir;  /* folder of libwhale_cpu.so; empty: the folder of libwhale.so */
+  whale_str init_dir;     /* folder that WHALE_INIT_FILE of loaded graphs and plans may read, and all below it; "/": everything. Default:
+                             the folder of the file that was loaded; nothing for whale_graph_parse and whale_plan_parse */
   int64_t max_file_bytes; /* of a graph or plan, as a file or as bytes; default and most: 2^31 - 1 */
   int64_t max_ops;        /* of a loaded graph or a program of a loaded plan; default 1,000,000 */
   int64_t max_tensors;    /* of a loaded graph, buffers of a program of a loaded plan; default 4,000,000 */
@@ -132,12 +156,40 @@ typedef struct whale_engine_options {
 
 WHALE_API whale_status *whale_engine_create(const whale_engine_options *options /* may be NULL */, whale_engine **out);
 WHALE_API void whale_engine_release(whale_engine *engine);
-/* Every back end, whether it can be opened and why not, one line each, as text or as a JSON array. */
-WHALE_API whale_status *whale_engine_devices(whale_engine *engine, int32_t json, whale_text *out);
-/* The op table as JSON: name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
-WHALE_API whale_status *whale_engine_ops(whale_engine *engine, whale_text *out);
+/* Every back end, whether it can be opened and why not, one line each; as a JSON array of {name, available, text}. */
+WHALE_API whale_status *whale_engine_devices(whale_engine *engine, whale_text *out);
+WHALE_API whale_status *whale_engine_devices_json(whale_engine *engine, whale_text *out);
+/* The op table: a JSON array of name, doc, inputs, outputs, attributes. SDK builders are generated from it. */
+WHALE_API whale_status *whale_engine_ops_json(whale_engine *engine, whale_text *out);
 
-/* ---- data types --------------------------------------------------------------------------------------------------- */
+/* ---- log ------------------------------------------------------------------------------------------------------------------- */
+/* What the engine did and what it noticed: plans and their notes, sessions, checkpoints, changes of the loss scale. Nothing is printed:
+ * records wait in the engine until they are drained; of more than 1,000 the oldest are dropped, and counted. */
+typedef struct whale_log whale_log;
+
+typedef enum whale_severity {
+  WHALE_SEVERITY_INFO = 0,
+  WHALE_SEVERITY_WARNING = 1
+} whale_severity;
+
+typedef struct whale_log_record {
+  size_t struct_size;
+  int32_t severity;    /* whale_severity */
+  int64_t nanoseconds; /* since 1970, UTC */
+  whale_str topic;     /* "plan", "session", "checkpoint" */
+  whale_str message;
+} whale_log_record;
+#define WHALE_LOG_RECORD_INIT {sizeof(whale_log_record), 0, 0, {0, 0}, {0, 0}}
+
+/* Takes all records that there are, oldest first; from any thread. */
+WHALE_API whale_status *whale_engine_drain_log(whale_engine *engine, whale_log **out);
+WHALE_API size_t whale_log_count(const whale_log *log);
+WHALE_API int64_t whale_log_dropped(const whale_log *log); /* before the first one, since the log was drained last */
+WHALE_API whale_status *whale_log_get(const whale_log *log, size_t index, whale_log_record *out);
+WHALE_API void whale_log_release(whale_log *log);
+
+/* ---- data types ------------------------------------------------------------------------------------------------------------ */
+/* 0 is no type: in options, the default. */
 typedef enum whale_dtype {
   WHALE_F32 = 1,
   WHALE_F64 = 2,
@@ -151,74 +203,45 @@ typedef enum whale_dtype {
   WHALE_U16 = 10
 } whale_dtype;
 
-/* ---- tensor: data outside a session, exchanged by DLPack ----------------------------------------------------------- */
-#ifndef DLPACK_DLPACK_H_
-/* DLPack 1.x, the part that crosses this API, layout-compatible with dlpack.h (which may be included before). */
-typedef struct {
-  uint32_t major;
-  uint32_t minor;
-} DLPackVersion;
-typedef struct {
-  int32_t device_type; /* 1: CPU */
-  int32_t device_id;
-} DLDevice;
-typedef struct {
-  uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
-  uint8_t bits;
-  uint16_t lanes;
-} DLDataType;
-typedef struct {
-  void *data;
-  DLDevice device;
-  int32_t ndim;
-  DLDataType dtype;
-  int64_t *shape;
-  int64_t *strides;
-  uint64_t byte_offset;
-} DLTensor;
-typedef struct DLManagedTensor {
-  DLTensor dl_tensor;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensor *self);
-} DLManagedTensor;
-typedef struct DLManagedTensorVersioned {
-  DLPackVersion version;
-  void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self);
-  uint64_t flags; /* bit 0: read-only */
-  DLTensor dl_tensor;
-} DLManagedTensorVersioned;
-#endif
+/* ---- tensor: data outside a session, exchanged by DLPack ------------------------------------------------------------------- */
+/* DLPack 1.x: dlpack.h may be included before this header, after it, or not at all. <whale/dlpack.h> has the structs for programs that
+ * have no dlpack.h of their own. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
 
 typedef struct whale_tensor whale_tensor;
+
+/* Where a tensor's memory is. */
+typedef enum whale_placement {
+  WHALE_PLACEMENT_HOST = 0,
+  WHALE_PLACEMENT_PINNED = 1 /* the host's, page-locked by whoever made it (DLPack's device types 3 and 11) */
+} whale_placement;
 
 /* A new tensor with its own zeroed memory. */
 WHALE_API whale_status *whale_tensor_create(int32_t dtype, const int64_t *dims, size_t rank, whale_tensor **out);
 /* A view of the caller's dense row-major memory, which must outlive the tensor. */
 WHALE_API whale_status *whale_tensor_view(int32_t dtype, const int64_t *dims, size_t rank, void *data, whale_tensor **out);
-/* Takes ownership of a DLPack tensor, without copying. It must be in host memory and dense row-major. On error the
- * caller keeps it. */
-WHALE_API whale_status *whale_tensor_from_dlpack(DLManagedTensorVersioned *dl, whale_tensor **out);
-WHALE_API whale_status *whale_tensor_from_dlpack_legacy(DLManagedTensor *dl, whale_tensor **out);
+/* Takes ownership of a DLPack tensor, without copying. It must be dense row-major and in memory that the host reads: its own, pinned or not.
+ * A tensor of a device is INVALID_ARGUMENT: no device of this version has memory of its own. On error the caller keeps it. */
+WHALE_API whale_status *whale_tensor_from_dlpack(struct DLManagedTensorVersioned *dl, whale_tensor **out);
+WHALE_API whale_status *whale_tensor_from_dlpack_legacy(struct DLManagedTensor *dl, whale_tensor **out);
 /* A DLPack view that shares the tensor's memory and keeps it alive; the caller (or the consumer) calls its deleter. */
-WHALE_API whale_status *whale_tensor_to_dlpack(const whale_tensor *tensor, DLManagedTensorVersioned **out);
+WHALE_API whale_status *whale_tensor_to_dlpack(const whale_tensor *tensor, struct DLManagedTensorVersioned **out);
 WHALE_API int32_t whale_tensor_dtype(const whale_tensor *tensor);
 WHALE_API size_t whale_tensor_rank(const whale_tensor *tensor);
 WHALE_API const int64_t *whale_tensor_dims(const whale_tensor *tensor);
 WHALE_API void *whale_tensor_data(const whale_tensor *tensor);
+WHALE_API int32_t whale_tensor_placement(const whale_tensor *tensor); /* whale_placement */
 WHALE_API size_t whale_tensor_bytes(const whale_tensor *tensor);
 WHALE_API void whale_tensor_release(whale_tensor *tensor);
 
-/* A tensor with a name, for feeding and fetching. */
-typedef struct whale_named_tensor {
-  whale_str name;
-  whale_tensor *tensor;
-} whale_named_tensor;
-
-/* ---- graph: an ordinary local program -------------------------------------------------------------------------------- */
+/* ---- graph: an ordinary local program -------------------------------------------------------------------------------------- */
 typedef struct whale_graph whale_graph;
 typedef int32_t whale_value; /* a tensor of one graph; WHALE_NONE: absent */
+typedef int32_t whale_scope; /* a scope of one graph; 0: the innermost open one; WHALE_ROOT: outside of all */
+
 #define WHALE_NONE (-1)
+#define WHALE_ROOT (-1)
 
 WHALE_API whale_status *whale_graph_create(whale_engine *engine, whale_str name, whale_graph **out);
 /* A graph from FlatBuffers bytes (engine/schema/graph.fbs) or a file; verified, sealed. */
@@ -237,19 +260,26 @@ typedef enum whale_init_kind {
   WHALE_INIT_NORMAL = 3,           /* mean a, standard deviation b */
   WHALE_INIT_UNIFORM = 4,          /* in [a, b) */
   WHALE_INIT_TRUNCATED_NORMAL = 5, /* mean a, standard deviation b, cut at 2 b */
-  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_parameter_options says where that is */
+  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_graph_parameter says where that is */
 } whale_init_kind;
+
+typedef enum whale_decay {
+  WHALE_DECAY_BY_RANK = 0, /* to tensors of rank >= 2 */
+  WHALE_DECAY_ALWAYS = 1,
+  WHALE_DECAY_NEVER = 2
+} whale_decay;
 
 typedef struct whale_parameter_options {
   size_t struct_size;
-  int32_t init; /* whale_init_kind */
-  int32_t frozen;   /* 1: not trained */
+  int32_t init;      /* whale_init_kind */
+  int32_t frozen;    /* 1: not trained */
   double a, b;
   whale_str file, key;
-  int32_t no_decay; /* 0: weight decay applies to tensors of rank >= 2; 1: never; -1: always */
-  int32_t buffer;   /* 1: a running statistic, not a parameter */
+  int32_t decay;     /* whale_decay: whether the optimizer's weight decay applies */
+  int32_t buffer;    /* 1: a running statistic, not a parameter */
+  whale_scope scope; /* whose name scopes its name gets */
 } whale_parameter_options;
-#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0}
+#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0, 0}
 
 /* A variable. Inside name scopes "block" and "3" its name is "block.3.NAME"; that full name is the one in checkpoints and in
  * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. The path of a FILE is
@@ -282,10 +312,11 @@ typedef struct whale_op_options {
   size_t struct_size;
   whale_str name;     /* empty: made up */
   whale_str location; /* "model.py:12", shown in errors about this op */
+  whale_scope scope;  /* that the op is in */
 } whale_op_options;
-#define WHALE_OP_OPTIONS_INIT {sizeof(whale_op_options), {0, 0}, {0, 0}}
+#define WHALE_OP_OPTIONS_INIT {sizeof(whale_op_options), {0, 0}, {0, 0}, 0}
 
-/* Appends op `op` (whale_engine_ops lists them) inside the open scopes. An absent optional operand is WHALE_NONE. `outputs`
+/* Appends op `op` (whale_engine_ops_json lists them) inside options->scope, else inside the open scopes. An absent optional operand is WHALE_NONE. `outputs`
  * has room for `capacity` values; their number is written to output_count. Types and shapes are checked here: an error has the
  * op's name, its scope, and the location before the message ("model.py:12: matmul: ..."). Names get the prefix of the name
  * scopes, and a number ("matmul_2") when they are taken. */
@@ -294,9 +325,9 @@ WHALE_API whale_status *whale_graph_op(whale_graph *graph, whale_str op, const w
                                        whale_value *outputs, size_t capacity, size_t *output_count);
 
 /* Type of a value. dims points into the graph and lives until the next call that changes it. */
-WHALE_API whale_status *whale_graph_value(const whale_graph *graph, whale_value value, int32_t *dtype, const int64_t **dims,
-                                          size_t *rank);
+WHALE_API whale_status *whale_graph_value(const whale_graph *graph, whale_value value, int32_t *dtype, const int64_t **dims, size_t *rank);
 
+/* Every scope has one: there is no default. */
 typedef enum whale_scope_kind {
   WHALE_SCOPE_REPLICA = 1,
   WHALE_SCOPE_SPLIT = 2,
@@ -309,34 +340,42 @@ typedef enum whale_scope_kind {
 /* An option that is given for a scope of another kind than the ones named here is refused. */
 typedef struct whale_scope_options {
   size_t struct_size;
-  int32_t kind;           /* whale_scope_kind */
-  int32_t reserved;       /* 0 */
+  int32_t kind;          /* whale_scope_kind */
   whale_str name;
-  int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
-  const double *shares;   /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of
-                             the scopes around this one (-1 at a row's end: a smaller group) */
+  int64_t count;         /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
+  const double *shares;  /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of the scopes
+                            around this one (-1 at a row's end: a smaller group) */
   size_t share_count;
-  whale_str by;           /* replica: "sample" (default), "micro_batch" */
-  whale_str factor;       /* split */
-  int64_t micro_batches;  /* pipeline; at most the batch */
-  whale_str schedule;     /* pipeline */
-  int64_t chunks;         /* pipeline */
-  whale_str layout;       /* replica, cluster */
-  whale_str devices;      /* cluster */
+  whale_str by;          /* replica: "sample" (default), "micro_batch" */
+  whale_str factor;      /* split */
+  int64_t micro_batches; /* pipeline; at most the batch */
+  whale_str schedule;    /* pipeline */
+  int64_t chunks;        /* pipeline */
+  whale_str layout;      /* replica, cluster */
+  whale_str devices;     /* cluster */
 } whale_scope_options;
-#define WHALE_SCOPE_OPTIONS_INIT \
-  {sizeof(whale_scope_options), 0, 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
+#define WHALE_SCOPE_OPTIONS_INIT {sizeof(whale_scope_options), 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
 
 /* Ops appended between begin and end are inside the scope; scopes nest. */
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
 WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
+/* A scope that is not opened: ops and parameters are put into it by its number, whichever scopes are open (options of an op, of a parameter).
+ * parent: 0: the innermost open one. */
+WHALE_API whale_status *whale_graph_scope(whale_graph *graph, whale_scope parent, const whale_scope_options *options, whale_scope *out);
+/* Appends ops that compute the gradient of `of` (of the sum of its elements, unless it is a scalar) with respect to each of `by`: inputs,
+ * parameters, or what ops have made. They are ordinary ops of the graph: their results can be fetched, go on into other ops, and into a loss,
+ * as far as the ops that they consist of have gradients themselves. outputs: room for by_count values; WHALE_NONE where `of` does not depend on
+ * one. UNIMPLEMENTED: through ops that are random (dropout), or whose gradient is known to the planner alone (batch_norm). The graph is
+ * unchanged after an error. */
+WHALE_API whale_status *whale_graph_gradients(whale_graph *graph, whale_value of, const whale_value *by, size_t by_count,
+                                              whale_value *outputs);
 
 /* Makes a value fetchable by name. Names of outputs and inputs get no prefix; "loss" is the value that is minimized. */
 WHALE_API whale_status *whale_graph_output(whale_graph *graph, whale_str name, whale_value value);
 
 typedef enum whale_optimizer_kind {
-  WHALE_OPTIMIZER_NONE = 0,
-  WHALE_OPTIMIZER_SGD = 1,
+  WHALE_OPTIMIZER_SGD = 0,
+  WHALE_OPTIMIZER_NONE = 1, /* a loss whose gradients can be fetched, and no updates */
   WHALE_OPTIMIZER_ADAM = 2,
   WHALE_OPTIMIZER_ADAMW = 3,
   WHALE_OPTIMIZER_LAMB = 4,
@@ -344,44 +383,62 @@ typedef enum whale_optimizer_kind {
   WHALE_OPTIMIZER_ADAFACTOR = 6
 } whale_optimizer_kind;
 
-typedef enum whale_schedule_kind {
+/* The learning rate over updates. */
+typedef enum whale_lr_schedule {
   WHALE_LR_CONSTANT = 0,
   WHALE_LR_LINEAR = 1,
   WHALE_LR_COSINE = 2,
   WHALE_LR_INVERSE_SQRT = 3
-} whale_schedule_kind;
+} whale_lr_schedule;
 
 typedef enum whale_precision {
-  WHALE_PRECISION_F32 = 0,
-  WHALE_PRECISION_BF16 = 1, /* fp32 parameters and state; matmul, convolution and activations in bf16 */
-  WHALE_PRECISION_F64 = 2,  /* ref devices only */
-  WHALE_PRECISION_F16 = 3   /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
+  WHALE_PRECISION_DEFAULT = 0, /* of a graph: F32; of a plan: the graph's */
+  WHALE_PRECISION_F32 = 1,
+  WHALE_PRECISION_BF16 = 2,    /* fp32 parameters and state; matmul, convolution and activations in bf16 */
+  WHALE_PRECISION_F64 = 3,     /* ref devices only */
+  WHALE_PRECISION_F16 = 4      /* as BF16 in f16, with a dynamic loss scale; an overflow skips the update on all devices alike */
 } whale_precision;
 
-/* Fields are taken as they are: start from the _INIT macro, whose values are the usual ones. */
+/* Fields whose default is another number than 0: a bit here says that the 0 there is meant. */
+typedef enum whale_training_zero {
+  WHALE_ZERO_LEARNING_RATE = 1,
+  WHALE_ZERO_BETA1 = 2,
+  WHALE_ZERO_BETA2 = 4,
+  WHALE_ZERO_EPSILON = 8,
+  WHALE_ZERO_DECAY_RATE = 16
+} whale_training_zero;
+
 typedef struct whale_training_options {
   size_t struct_size;
-  int32_t optimizer;       /* whale_optimizer_kind */
-  int32_t nesterov;        /* 1: Nesterov's form of momentum, which must not be 0 */
-  double learning_rate;
-  double momentum;         /* sgd; with another optimizer an error unless 0 */
-  double beta1, beta2, epsilon;
-  double weight_decay;     /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by it */
-  double decay_rate, clip_threshold; /* adafactor */
-  double clip_norm;        /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
-  int32_t schedule;        /* whale_schedule_kind */
-  int32_t precision;       /* whale_precision */
+  int32_t optimizer;                 /* whale_optimizer_kind */
+  int32_t nesterov;                  /* 1: Nesterov's form of momentum, which must not be 0 */
+  int32_t zeros;                     /* whale_training_zero, joined by |: fields that are 0 and mean it; an error where one of them is
+                                        not 0 */
+  int32_t precision;                 /* whale_precision */
+  double learning_rate;              /* 0: 1e-3 */
+  double momentum;                   /* sgd; with another optimizer an error unless 0 */
+  double beta1, beta2;               /* adam, adamw, lamb; 0: 0.9, 0.999 */
+  double epsilon;                    /* 0: 1e-8 of adam and adamw, 1e-6 of lamb, 1e-10 of adagrad, 1e-30 of adafactor */
+  double weight_decay;               /* adafactor: p -= weight_decay p, whatever the learning rate; with the others it is multiplied by
+                                        it */
+  double decay_rate;                 /* adafactor, of the second moments, not above 0; 0: -0.8 */
+  double clip_threshold;             /* adafactor, the largest RMS of an update; 0: 1 */
+  double clip_norm;                  /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
+  int32_t lr_schedule;               /* whale_lr_schedule: linear warm-up from 0, then the decay */
+  int32_t lazy;                      /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam,
+                                        adamw, adagrad); an error without such a table */
   int64_t warmup_steps, total_steps; /* total_steps: linear and cosine, which need it; an error unless 0 with the others */
-  double final_fraction;   /* of the peak, where decay ends; an error unless 0 with the constant schedule */
-  int64_t accumulation;    /* micro-batches a step, at most the batch */
-  int32_t lazy;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam, adamw, adagrad); an error without such a table */
-  int32_t split;           /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model and the rest as state. Other precisions have nothing to split: plain sgd */
+  double final_fraction;             /* of the peak, where decay ends; an error unless 0 with the constant schedule */
+  int64_t accumulation;              /* micro-batches a step, at most the batch; 0: 1 */
+  int32_t split;                     /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model
+                                        and the rest as state. Other precisions have nothing to split: plain sgd */
 } whale_training_options;
 #define WHALE_TRAINING_OPTIONS_INIT \
-  {sizeof(whale_training_options), WHALE_OPTIMIZER_SGD, 0, 1e-3, 0.0, 0.9, 0.999, 1e-8, 0.0, -0.8, 1.0, 0.0, 0, 0, 0, 0, 0.0, 1, 0, 0}
+  {sizeof(whale_training_options), 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0, 0}
 
-/* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: the _INIT values. */
-WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss, const whale_training_options *options);
+/* Declares the scalar `loss` to be minimized; calling it again replaces the loss and the options. NULL: sgd with a learning rate of 1e-3. */
+WHALE_API whale_status *whale_graph_minimize(whale_graph *graph, whale_value loss,
+                                             const whale_training_options *options /* may be NULL */);
 /* Strategy of unannotated ops, as text: "replica(3, shares=[3,2,1])", or with clauses for scopes by name: "head: split(2); replica(2)".
  * Scopes that a clause names must be there when the graph is sealed. */
 WHALE_API whale_status *whale_graph_default_strategy(whale_graph *graph, whale_str strategy);
@@ -392,11 +449,11 @@ WHALE_API whale_status *whale_graph_print(const whale_graph *graph, whale_str le
 WHALE_API whale_status *whale_graph_json(const whale_graph *graph, whale_text *out);
 /* A table for people: layers, shapes, parameters, FLOPs. */
 WHALE_API whale_status *whale_graph_summary(const whale_graph *graph, whale_text *out);
-WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_text *out);
+WHALE_API whale_status *whale_graph_serialize(const whale_graph *graph, whale_bytes *out);
 /* Written as a whole, also from many threads and processes at once: a reader sees the file that was there or the new one. */
 WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str path);
 
-/* ---- cluster: the devices ------------------------------------------------------------------------------------------- */
+/* ---- cluster: the devices -------------------------------------------------------------------------------------------------- */
 typedef struct whale_cluster whale_cluster;
 /* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | lag:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". cpu:N are N devices on the
  * cores of the process; a session takes the least used ones. cpu@CORES are these cores: a plan may name any, a session refuses
@@ -405,9 +462,29 @@ typedef struct whale_cluster whale_cluster;
  * "null-80GB:8" (B, KB, MB, GB, TB or KiB to TiB): plans take no more of a device, or are refused with WHALE_RESOURCE_EXHAUSTED. */
 WHALE_API whale_status *whale_cluster_create(whale_engine *engine, whale_str devices, whale_cluster **out);
 WHALE_API size_t whale_cluster_size(const whale_cluster *cluster);
+
+typedef enum whale_device_kind {
+  WHALE_DEVICE_CPU = 1,
+  WHALE_DEVICE_REF = 2,
+  WHALE_DEVICE_NULL = 3,
+  WHALE_DEVICE_LAG = 4
+} whale_device_kind;
+
+typedef struct whale_device {
+  size_t struct_size;
+  int32_t kind;         /* whale_device_kind */
+  int32_t node;         /* which machine, as listed, from 0 */
+  int32_t rank;         /* which device of all, from 0: the index in the list */
+  int32_t local_rank;   /* which device of its node, from 0 */
+  int64_t memory_bytes; /* that a plan may take; 0: not said */
+} whale_device;
+#define WHALE_DEVICE_INIT {sizeof(whale_device), 0, 0, 0, 0, 0}
+
+/* One device, index from 0. INVALID_ARGUMENT: there are fewer. */
+WHALE_API whale_status *whale_cluster_device(const whale_cluster *cluster, size_t index, whale_device *out);
 WHALE_API void whale_cluster_release(whale_cluster *cluster);
 
-/* ---- cancel ------------------------------------------------------------------------------------------------------------- */
+/* ---- cancel ---------------------------------------------------------------------------------------------------------------- */
 typedef struct whale_cancel whale_cancel;
 /* A token for plans and runs. Cancelling stops all planning and every run that was given it, also what starts later; any thread,
  * any number of times. A step that has begun to write variables is completed: its event then says success, else WHALE_CANCELLED and
@@ -416,139 +493,225 @@ WHALE_API whale_status *whale_cancel_create(whale_cancel **out);
 WHALE_API void whale_cancel_trigger(whale_cancel *cancel);
 WHALE_API void whale_cancel_release(whale_cancel *cancel);
 
-/* ---- plan: what every device does ------------------------------------------------------------------------------------- */
+/* ---- event: what is under way ---------------------------------------------------------------------------------------------- */
+typedef struct whale_event whale_event;
+/* Waits until the run (a step, an evaluation, planning, saving, loading) has ended; timeout in seconds, negative: forever. done: 1 once it
+ * has, whatever its status, which is what is returned then; a timeout is not an error (done = 0). */
+WHALE_API whale_status *whale_event_wait(whale_event *event, double timeout_seconds, int32_t *done);
+/* Waits until one of `count` events has ended. index: the first in the array that has, -1: none within the timeout. How it ended
+ * whale_event_wait says. NULL among them is left out; INVALID_ARGUMENT: nothing else is. */
+WHALE_API whale_status *whale_event_wait_any(whale_event *const *events, size_t count, double timeout_seconds, int64_t *index);
+WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
+/* Waits for the run if it has not ended. */
+WHALE_API void whale_event_release(whale_event *event);
+
+/* ---- plan: what every device does ------------------------------------------------------------------------------------------ */
 typedef struct whale_plan whale_plan;
 
 typedef struct whale_plan_options {
   size_t struct_size;
-  whale_str strategy;      /* replaces the graph's default strategy; empty: the graph's */
-  const whale_str *fetch;  /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
+  whale_str strategy;             /* replaces the graph's default strategy; empty: the graph's */
+  const whale_str *fetch;         /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
   size_t fetch_count;
-  int64_t bucket_bytes;    /* gradient buckets; 0: 4 MiB */
-  int64_t accumulation;    /* micro-batches, at most the batch; 0: the graph's */
-  int32_t precision;       /* whale_precision + 1; 0: the graph's */
-  int32_t no_overlap;      /* 1: communication on the compute stream, for comparison */
-  int32_t no_fusion;       /* 1: no fusion groups, for comparison */
-  int32_t zero;            /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters too */
-  const double *state_shares; /* of state that ZeRO or sliced updates cut, a weight per replica; NULL: equal */
+  int64_t bucket_bytes;           /* gradient buckets; 0: 4 MiB */
+  int64_t accumulation;           /* micro-batches, at most the batch; 0: the graph's */
+  int32_t precision;              /* whale_precision; 0: the graph's */
+  int32_t no_overlap;             /* 1: communication on the compute stream, for comparison */
+  int32_t no_fusion;              /* 1: no fusion groups, for comparison */
+  int32_t zero;                   /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters
+                                     too */
+  const double *state_shares;     /* of state that ZeRO or sliced updates cut, a weight per replica; NULL: equal */
   size_t state_share_count;
-  int32_t recompute;       /* whale_recompute: activations computed again for the backward pass instead of kept */
-  int32_t gradient_dtype;  /* whale_dtype + 1 that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
-  int32_t adasum;          /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
-  int32_t exact;           /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO, recompute */
-  whale_str offload;       /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty: nothing */
-  int32_t update;          /* whale_update: how replicas update what all of them hold; the bits are the same */
-  int64_t matmul_chunks;   /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
+  int32_t recompute;              /* whale_recompute: activations computed again for the backward pass instead of kept */
+  int32_t gradient_dtype;         /* whale_dtype that gradients are summed in between devices (F32, BF16, F16); 0: as they are */
+  int32_t adasum;                 /* 1: gradients of replicas are combined by Adasum (Maleki et al., 2021) instead of summed */
+  int32_t exact;                  /* 1: bitwise equal results for any replicas of whole micro-batches, pipeline, schedule, ZeRO,
+                                     recompute */
+  whale_str offload;              /* what waits in the host's memory: state, gradients, parameters, activations, joined by commas; empty:
+                                     nothing */
+  int32_t update;                 /* whale_update: how replicas update what all of them hold; the bits are the same */
+  int64_t matmul_chunks;          /* of a product whose collective runs beside it; 0: chosen by cost, 1: none */
   const int32_t *stage_recompute; /* whale_recompute of each pipeline stage, in the model's order; NULL: `recompute` for all */
   size_t stage_recompute_count;
-  whale_cancel *cancel;    /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
-  double timeout_seconds;  /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
-  int64_t prefetch;        /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
+  whale_cancel *cancel;           /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
+  double timeout_seconds;         /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
+  int64_t prefetch;               /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
   {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0}
 
-enum {
+typedef enum whale_update {
   WHALE_UPDATE_BY_COST = 0,
   WHALE_UPDATE_WHOLE = 1, /* all_reduce of the gradient, then everybody updates everything */
   WHALE_UPDATE_SLICED = 2 /* reduce_scatter, an update of the own slice, all_gather (Jangda et al., 2022) */
-};
+} whale_update;
 
-enum {
+typedef enum whale_recompute {
   WHALE_RECOMPUTE_NONE = 0,
   WHALE_RECOMPUTE_SELECTIVE = 1, /* what is cheap to compute again */
   WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
-};
+} whale_recompute;
+
 /* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
+/* The same on a thread of the library: the event ends when the plan is made, and whale_event_plan gives it. Graph, cluster and options may
+ * be released as soon as the call returns; options->cancel stops it. What is wrong with the arguments is an error of this call, what is
+ * wrong with the plan is the event's. */
+WHALE_API whale_status *whale_plan_create_async(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                                const whale_plan_options *options /* may be NULL */, whale_event **out);
+/* The plan that whale_plan_create_async made, a new handle each time. FAILED_PRECONDITION: it is not made yet, or the event is of something
+ * else; the event's own error when planning ended with one. */
+WHALE_API whale_status *whale_event_plan(whale_event *event, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
  * have the same sizes) the bytes by what they hold and the seconds of its own work. Takes what whale_plan_create takes and refuses what
- * that refuses, but for a lack of memory, which it tells. Memory is what the plan would say, of models with many like layers within 2 %.
- * json: 0 a table for people, 1 JSON. */
+ * that refuses, but for a lack of memory, which it tells. Memory is what the plan would say, of models with many like layers within 2 %. */
 WHALE_API whale_status *whale_plan_estimate(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
-                                            const whale_plan_options *options /* may be NULL */, int32_t json, whale_text *out);
+                                            const whale_plan_options *options /* may be NULL */, whale_text *out);
+WHALE_API whale_status *whale_plan_estimate_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                                 const whale_plan_options *options /* may be NULL */, whale_text *out);
 WHALE_API whale_status *whale_plan_parse(whale_engine *engine, const void *data, size_t size, whale_plan **out);
 WHALE_API whale_status *whale_plan_load(whale_engine *engine, whale_str path, whale_plan **out);
-WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_bytes *out);
 /* Written as a whole, as whale_graph_save does. */
 WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
-WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out);   /* every instruction */
+WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out); /* every instruction */
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
 /* What moves between devices in a step, most expensive first: tensor, layouts, bytes and estimated seconds of each bridge, and what
- * the other legal ways would cost. json: 0 a table for people, 1 JSON. Plans once more, under the cancel token and the timeout
- * that the plan was made with. */
-WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
+ * the other legal ways would cost. Plans once more, under the cancel token and the timeout that the plan was made with. */
+WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_bridges_json(const whale_plan *plan, whale_text *out);
 /* Every cut of the plan, as it was chosen before anything was moved: for each op the factor that it is cut by along each axis, the
  * layouts of its results, and its price in seconds of a step by the cost model (arithmetic, and what brings its operands); the homes
- * of variables; the price of the whole. json: 0 a table for people, 1 JSON. Plans once more, as whale_plan_bridges does. */
-WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, int32_t json, whale_text *out);
+ * of variables; the price of the whole. Plans once more, as whale_plan_bridges does. */
+WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
+/* The devices of a plan, in its order. */
+WHALE_API size_t whale_plan_device_count(const whale_plan *plan);
+WHALE_API whale_status *whale_plan_device(const whale_plan *plan, size_t index, whale_device *out);
+
+/* Bytes of one device by what they hold. An arena is split up as it is at its fullest. */
+typedef struct whale_memory {
+  size_t struct_size;
+  int64_t parameters;
+  int64_t gradients;   /* and their sums */
+  int64_t state;       /* of the optimizer */
+  int64_t buffers;     /* running statistics */
+  int64_t copies;      /* of variables that live in the host's memory; of a plan */
+  int64_t inputs;      /* of a session; in a plan they are activations */
+  int64_t activations; /* the rest of the arena */
+  int64_t workspace;   /* of kernels; of a session */
+  int64_t host;        /* in the host's memory instead (offload) */
+  int64_t total;       /* of the device, without `host` */
+} whale_memory;
+#define WHALE_MEMORY_INIT {sizeof(whale_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/* What a step takes of one device of the plan. INVALID_ARGUMENT: there are fewer devices. */
+WHALE_API whale_status *whale_plan_memory(const whale_plan *plan, size_t device, whale_memory *out);
+
 /* The same plan in float64: the devices are reference ones, every group, transfer and instruction stays, and nothing rounds to fewer
  * bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it (`whale verify`). Its float
  * inputs are WHALE_F64. WHALE_UNIMPLEMENTED for split weights. */
 WHALE_API whale_status *whale_plan_in_float64(const whale_plan *plan, whale_plan **out);
 WHALE_API void whale_plan_release(whale_plan *plan);
 
-/* ---- event ------------------------------------------------------------------------------------------------------------- */
-typedef struct whale_event whale_event;
-/* Waits until the run has ended; timeout in seconds, negative: forever. done: 1 once it has, whatever its status, which is what is
- * returned then; a timeout is not an error (done = 0). */
-WHALE_API whale_status *whale_event_wait(whale_event *event, double timeout_seconds, int32_t *done);
-WHALE_API int32_t whale_event_query(const whale_event *event); /* 1: ended */
-/* Waits for the run if it has not ended. */
-WHALE_API void whale_event_release(whale_event *event);
-
-/* ---- session: a plan on real devices ------------------------------------------------------------------------------------- */
+/* ---- session: a plan on real devices --------------------------------------------------------------------------------------- */
 typedef struct whale_session whale_session;
 
 typedef struct whale_session_options {
   size_t struct_size;
-  uint64_t seed;           /* of initializers and random ops */
-  int32_t nan_policy;      /* 0: a non-finite loss is an error that names the step; 1: let it pass */
-  int32_t threads;         /* per CPU device; 0: its share of the cores */
-  double loss_scale;       /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
+  uint64_t seed;             /* of initializers and random ops */
+  int32_t nan_policy;        /* 0: a non-finite loss is an error that names the step; 1: let it pass */
+  int32_t threads;           /* per CPU device; 0: its share of the cores */
+  double loss_scale;         /* precision f16: of the first step, 2^-14 to 2^24; 0: 65536. An error with other precisions */
   int64_t loss_scale_growth; /* precision f16: steps without an overflow until it doubles; 0: 2000. An error with other precisions */
-  int32_t no_pin;          /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
-  int32_t unused;          /* not looked at */
-  int32_t no_bf16;         /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there are */
+  int32_t no_pin;            /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
+  int32_t no_bf16;           /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there
+                                are */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0, 0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0}
 
 /* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
  * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left
  * is refused before any is taken (WHALE_RESOURCE_EXHAUSTED; null devices need none). What the system does not give (threads, memory, addresses) is WHALE_RESOURCE_EXHAUSTED. */
-WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan, const whale_session_options *options,
-                                             whale_session **out);
+WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan,
+                                             const whale_session_options *options /* may be NULL */, whale_session **out);
 WHALE_API void whale_session_release(whale_session *session); /* stops a running step first */
 
-/* One training step. `inputs` must name every input of the plan once; they may be released as soon as the call returns only if
- * the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is legal: the denominators
- * are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples meet before the loss
- * other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or a label out of
- * range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is WHALE_OUT_OF_RANGE of the event, the
- * step did not happen. `outputs`: names to fetch; their tensors are filled when the event ends: NULL tensors are created there, whatever the status of the run, owned by
- * the caller, others are written into (dtype and dims must fit; a value that the plan computes in bf16 is fetched as bf16). cancel may be NULL. Only one run is under way at a time. */
-WHALE_API whale_status *whale_session_step(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
-                                           whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
-                                           whale_event **out);
+/* Ports: the inputs and the outputs of steps and evaluations, each numbered from 0. They are looked up once, by name; steps take
+ * numbers. Both are the session's and stay as they are as long as it lives; from any thread. */
+typedef struct whale_port {
+  size_t struct_size;
+  whale_str name;
+  int32_t dtype;       /* whale_dtype */
+  int32_t batch_dim;   /* of an input, the dimension that counts samples; -1: none does, and of outputs */
+  const int64_t *dims; /* of a whole batch */
+  size_t rank;
+  int32_t in_step;     /* 1: whale_session_step has it */
+  int32_t in_eval;     /* 1: whale_session_eval has it */
+} whale_port;
+#define WHALE_PORT_INIT {sizeof(whale_port), {0, 0}, 0, 0, 0, 0, 0, 0}
+
+/* The number of a port. NOT_FOUND, with those that there are: outputs are the graph's and what was named when the plan was made. */
+WHALE_API whale_status *whale_session_input(whale_session *session, whale_str name, int32_t *out);
+WHALE_API whale_status *whale_session_output(whale_session *session, whale_str name, int32_t *out);
+WHALE_API size_t whale_session_input_count(const whale_session *session);
+WHALE_API size_t whale_session_output_count(const whale_session *session);
+WHALE_API whale_status *whale_session_input_port(whale_session *session, int32_t input, whale_port *out);
+WHALE_API whale_status *whale_session_output_port(whale_session *session, int32_t output, whale_port *out);
+
+/* One training step. `inputs`: numbers of ports, every input of a step once; input_tensors: their tensors, which may be released as soon
+ * as the call returns only if the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is
+ * legal: the denominators are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples
+ * meet before the loss other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or
+ * a label out of range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is
+ * WHALE_OUT_OF_RANGE of the event, the step did not happen. `outputs`: numbers of ports to fetch; output_tensors are filled when the event
+ * ends: NULL tensors are created there, whatever the status of the run, owned by the caller, others are written into (dtype and dims must
+ * fit; a value that the plan computes in bf16 is fetched as bf16). The four arrays are read and written in this call only. cancel may be
+ * NULL. Only one run is under way at a time: FAILED_PRECONDITION while another is, at once. */
+WHALE_API whale_status *whale_session_step(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
+                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors, size_t output_count,
+                                           whale_cancel *cancel, whale_event **out);
 /* The forward pass on the same parameters, without update; dropout off, running statistics used. Targets may be left out when
  * no requested output needs them. */
-WHALE_API whale_status *whale_session_eval(whale_session *session, const whale_named_tensor *inputs, size_t input_count,
-                                           whale_named_tensor *outputs, size_t output_count, whale_cancel *cancel,
-                                           whale_event **out);
+WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
+                                           size_t input_count, const int32_t *outputs, whale_tensor **output_tensors, size_t output_count,
+                                           whale_cancel *cancel, whale_event **out);
 
-/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. */
+/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. These calls, and
+ * all below that do not start anything, wait for a run that is under way. */
 WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
 WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
 /* One of the copies that the devices of the plan hold, assembled to the logical, whole tensor. Copy 0 is what whale_session_read
- * gives, and `copies` of whale_session_variables says how many there are: 1 where every element lives on one device. In copy k each
+ * gives, and `copies` of whale_session_variables_json says how many there are: 1 where every element lives on one device. In copy k each
  * element is taken from the k-th device that holds it, in the order of the plan's devices, from the last one where fewer do: all
  * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
  * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
 WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
+
+typedef enum whale_role {
+  WHALE_ROLE_PARAMETER = 0,
+  WHALE_ROLE_STATE = 1, /* of the optimizer */
+  WHALE_ROLE_BUFFER = 2 /* a running statistic */
+} whale_role;
+
+typedef struct whale_variable {
+  size_t struct_size;
+  whale_str name;
+  int32_t role;        /* whale_role */
+  int32_t dtype;       /* whale_dtype */
+  const int64_t *dims; /* logical, whole */
+  size_t rank;
+  int64_t copies;      /* that the devices hold, see whale_session_read_copy */
+} whale_variable;
+#define WHALE_VARIABLE_INIT {sizeof(whale_variable), {0, 0}, 0, 0, 0, 0, 0}
+
+/* The variables, numbered from 0 in the order of the plan. From any thread. */
+WHALE_API size_t whale_session_variable_count(const whale_session *session);
+WHALE_API whale_status *whale_session_variable(whale_session *session, size_t index, whale_variable *out);
 /* A JSON array of {name, role, dtype, dims, copies}; copies: for each copy the list of devices (indices) that it is read from. */
-WHALE_API whale_status *whale_session_variables(whale_session *session, whale_text *out);
+WHALE_API whale_status *whale_session_variables_json(whale_session *session, whale_text *out);
 
 WHALE_API whale_status *whale_session_set_learning_rate(whale_session *session, double learning_rate); /* fixed from now on; -1: the schedule again */
 /* 0 for NULL; -1, which no session has: there is no answer, in a child after fork(). */
@@ -565,30 +728,49 @@ WHALE_API int64_t whale_session_updates(const whale_session *session);
  * anything is written: files of these names are there that belong to no checkpoint or to one of a newer format, or the file system
  * has no locks; or the devices are null devices, which hold no values (reading gives zeros, as fetching does). RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
 WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
+/* The same on a thread of the library. Until the event has ended the session starts nothing else (FAILED_PRECONDITION); other calls wait for
+ * it, and so does whale_session_release. Cancelling (cancel may be NULL) leaves the previous checkpoint; once the new one is in place it
+ * is too late, and the save has succeeded. */
+WHALE_API whale_status *whale_session_save_async(whale_session *session, whale_str directory, whale_cancel *cancel, whale_event **out);
 /* Whether a save to this directory would begin now, for asking before the training whose end it is: the errors of whale_session_save
  * that its directory gives, found by making and removing a trial file in it (a trial folder beside it, when it is missing). Nothing is left
  * behind. Not whether there is room. From any thread. */
 WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
-/* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed. A load
- * beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
+/* Restores variables, counters and seed, into any plan of the same model. Every byte is checked before a variable is changed: after an
+ * error the session is as it was, unless the files were changed or the disk failed between the check and the reading, which breaks the
+ * session (damage SESSION) until a load succeeds. A load beside a save, also one of another process, sees one checkpoint or the other. NOT_FOUND: there is none. DATA_LOSS: damaged; the
  * message names file and tensor. INVALID_ARGUMENT: of another model, or with the state of another optimizer (older checkpoints do not
  * name theirs: there the names of its state must be those of this one's). FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
- * have no checksums: they load, and whale_session_report says so. A plan whose optimizer keeps no state, or that is not trained, leaves
- * the optimizer state out; whale_session_report names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
+ * have no checksums: they load, and whale_session_report_json says so. A plan whose optimizer keeps no state, or that is not trained, leaves
+ * the optimizer state out; whale_session_report_json names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
  * joined for a plan that has whole weights, and cut for one that has halves, to the bit. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
-/* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. json: 0 text for people, 1
+/* The same on a thread of the library, as whale_session_save_async. Cancelling while the files are checked leaves the session as it was; once
+ * variables are written it is too late. */
+WHALE_API whale_status *whale_session_load_async(whale_session *session, whale_str directory, whale_cancel *cancel, whale_event **out);
+/* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. As
  * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, optimizer (that
  * made the state, such as "adamw"; null: an older one, which does not say), tensors [{name, file, dtype, dims, bytes}]. From any thread. */
-WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, int32_t json, whale_text *out);
+WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, whale_text *out);
+WHALE_API whale_status *whale_checkpoint_inspect_json(whale_str directory, whale_text *out);
 
 /* Timeline of the last run as Chrome trace JSON (ui.perfetto.dev), when tracing was on. */
 WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enable);
-WHALE_API whale_status *whale_session_timeline(whale_session *session, whale_text *out);
+WHALE_API whale_status *whale_session_timeline_json(whale_session *session, whale_text *out);
+/* Bytes that the session has taken on one device of the plan; gradients and inputs are those of the last run. */
+WHALE_API whale_status *whale_session_memory(whale_session *session, size_t device, whale_memory *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
  * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */
-WHALE_API whale_status *whale_session_report(whale_session *session, whale_text *out);
+WHALE_API whale_status *whale_session_report_json(whale_session *session, whale_text *out);
+
+/* Names of earlier versions, and what they are called now. */
+#define whale_engine_ops whale_engine_ops_is_now_whale_engine_ops_json
+#define whale_session_variables whale_session_variables_is_now_whale_session_variables_json
+#define whale_session_report whale_session_report_is_now_whale_session_report_json
+#define whale_session_timeline whale_session_timeline_is_now_whale_session_timeline_json
+#define whale_named_tensor whale_named_tensor_is_now_whale_session_input
+#define whale_schedule_kind whale_schedule_kind_is_now_whale_lr_schedule
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/watch.h"
 
 namespace whale {
 namespace {
@@ -162,6 +163,7 @@ uint32_t SafetensorsFile::checksum(const StoredTensor& tensor) const {
   std::vector<char> block(std::min<uint64_t>(kBlockBytes, tensor.bytes()));
   uint32_t crc = 0;
   for (uint64_t at = 0; at < tensor.bytes(); at += kBlockBytes) {
+    Watch::look();
     const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, tensor.bytes() - at));
     read(tensor, at, block.data(), n);
     crc = crc32c(block.data(), n, crc);
@@ -207,6 +209,7 @@ FileChecksums write_safetensors(const Directory& folder, const std::string& name
     const uint64_t bytes = static_cast<uint64_t>(element_count(tensors[i].dims) * size_of(tensors[i].dtype));
     uint32_t& crc = written.tensors[tensors[i].name];
     for (uint64_t offset = 0; offset < bytes; offset += kBlockBytes) {
+      Watch::look();
       const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, bytes - offset));
       source(i, offset, block.data(), n);
       crc = crc32c(block.data(), n, crc);

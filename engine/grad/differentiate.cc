@@ -1,6 +1,7 @@
 // Reverse mode: the gradient of the loss by every trainable parameter, as ops appended to the graph.
 #include <algorithm>
 
+#include "grad/gradients.h"
 #include "grad/passes.h"
 #include "grad/rewrite.h"
 #include "ops/grad_builder.h"
@@ -16,6 +17,28 @@ class Reverse {
         needs_(graph.tensors.size()),
         of_parameters_(graph.tensors.size()),
         grads_(graph.tensors.size()) {}
+
+  // The gradients of the sum of `of` by each of `by`, as forward ops.
+  TensorIds run(TensorId of, const TensorIds& by) {
+    wanted_ = by;
+    for (const TensorId id : by) needs_[static_cast<size_t>(id)] = true;
+    follow();
+    TensorIds out;
+    if (needs_[static_cast<size_t>(of)]) {
+      place_ = g_.tensor(of).producer;
+      const Attrs ones{
+          {"shape", g_.tensor(of).dims}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(of).dtype))}};
+      // `of` itself may be asked for.
+      grads_[static_cast<size_t>(of)].push_back({place_, emit(place_, OpCode::k_fill, {}, ones)});
+      for (size_t i = forward_; i-- > 0;) backward(static_cast<OpId>(i));
+    }
+    for (const TensorId id : by) {
+      const std::vector<Part>& parts = grads_[static_cast<size_t>(id)];
+      out.push_back(parts.empty() ? kNone : sum_of(parts));
+    }
+    for (size_t i = forward_; i < g_.ops.size(); ++i) g_.ops[i].phase = Phase::kForward, g_.ops[i].origin = kNone;
+    return out;
+  }
 
   void run() {
     mark();
@@ -38,11 +61,15 @@ class Reverse {
   std::vector<bool> of_parameters_;       // per forward tensor: follows from variables alone
   std::vector<std::vector<Part>> grads_;  // per forward tensor
   OpId place_ = kNone;
+  TensorIds wanted_;  // of a user's own gradients; empty: those of all trained parameters
 
   void mark() {
     for (const Variable& v : g_.variables)
       if (v.role == Role::kParameter && v.trainable && is_float(g_.tensor(v.tensor).dtype))
         needs_[static_cast<size_t>(v.tensor)] = true;
+    follow();
+  }
+  void follow() {
     for (const Variable& v : g_.variables) of_parameters_[static_cast<size_t>(v.tensor)] = true;
     for (const Op& op : g_.ops) {
       const bool fixed = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
@@ -104,6 +131,7 @@ class Reverse {
   }
 
   bool passes(TensorId from, TensorId to) const {
+    if (!wanted_.empty()) return false;  // the cast itself may be asked for
     return is_variable(g_, from) ||
            (of_parameters_[static_cast<size_t>(from)] && keeps_sums_of(g_.tensor(from).dtype, g_.tensor(to).dtype));
   }
@@ -124,10 +152,19 @@ class Reverse {
     const TensorIds inputs = g_.op(id).inputs;
     try {
       if (!d.gradient)
-        throw unimplemented("op '{}' has no gradient, but the loss depends on a parameter through it", d.name);
+        throw unimplemented("op '{}' has no gradient, but {} through it", d.name,
+                            wanted_.empty() ? "the loss depends on a parameter"
+                                            : "what is differentiated depends on what it is differentiated by");
+      if (!wanted_.empty() && has_flag(g_.op(id).code, kRandom))
+        throw unimplemented(
+            "op '{}' is random, and its numbers are fixed when the graph is planned: there is no gradient through it "
+            "in the graph itself",
+            d.name);
+      const bool mean = !wanted_.empty() && g_.op(id).code == OpCode::k_reduce_mean;
+      if (mean) grads = {divided_by_count(id, grads[0])};
       GradBuilder builder(g_, id, std::move(grads));
       builder.needs_grad = wanted;
-      d.gradient(builder);
+      (mean ? def(OpCode::k_reduce_sum) : d).gradient(builder);
       for (size_t k = 0; k < inputs.size(); ++k)
         if (wanted[k] && builder.results()[k] != kNone) contribute(id, inputs[k], builder.results()[k]);
     } catch (Error& e) {
@@ -136,17 +173,52 @@ class Reverse {
     }
   }
 
+  // In a user's graph a mean's denominator may be of the batch, which another run has another of: it is counted there,
+  // from a one for each element, which has the extents of the operand by way of the comparison.
+  TensorId divided_by_count(OpId mean, TensorId grad) {
+    const TensorId x = g_.op(mean).inputs[0];
+    const Tensor from = g_.tensor(x);
+    const DType exact = accumulate_dtype(from.dtype), narrow = g_.tensor(grad).dtype;
+    const auto cast = [&](TensorId id, DType to) {
+      return g_.tensor(id).dtype == to ? id : emit(mean, OpCode::k_cast, {id}, {{"dtype", std::string(name_of(to))}});
+    };
+    const TensorId one =
+        emit(mean, OpCode::k_fill, {}, {{"shape", from.dims}, {"value", 1.0}, {"dtype", std::string(name_of(exact))}});
+    const TensorId same = emit(mean, OpCode::k_equal, {x, x}, {});  // whatever it says
+    const TensorId ones = emit(mean, OpCode::k_where, {same, one, one}, {});
+    const Op op = g_.op(mean);
+    const TensorId count = emit(mean, OpCode::k_reduce_sum, {ones},
+                                {{"axes", op.attrs.at("axes")}, {"keep_dims", op.attrs.at("keep_dims")}});
+    return cast(emit(mean, OpCode::k_div, {cast(grad, exact), count}, {}), narrow);
+  }
+
   void collect(const Variable& v) {
     auto& parts = grads_[static_cast<size_t>(v.tensor)];
     if (parts.empty() || !needs_[static_cast<size_t>(v.tensor)]) return;
     std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.use < b.use; });
+    g_.gradients.push_back({g_.tensor(v.tensor).name, sum_of(parts)});
+  }
+  TensorId sum_of(const std::vector<Part>& parts) {
     TensorId sum = parts[0].grad;
     for (size_t i = 1; i < parts.size(); ++i) sum = emit(parts[i].use, OpCode::k_add, {sum, parts[i].grad}, {});
-    g_.gradients.push_back({g_.tensor(v.tensor).name, sum});
+    return sum;
   }
 };
 
 }  // namespace
+
+TensorIds append_gradients(Graph& graph, TensorId of, const TensorIds& by) {
+  if (!is_float(graph.tensor(of).dtype))
+    throw invalid("'{}' is {}; only floating-point values are differentiated", graph.tensor(of).name,
+                  name_of(graph.tensor(of).dtype));
+  if (graph.tensor(of).producer == kNone)
+    throw invalid("'{}' is not computed by any op: there is nothing to differentiate", graph.tensor(of).name);
+  for (const TensorId id : by)
+    if (!is_float(graph.tensor(id).dtype))
+      throw invalid("'{}' is {}; gradients are by floating-point values", graph.tensor(id).name,
+                    name_of(graph.tensor(id).dtype));
+  return Reverse(graph).run(of, by);
+}
 
 void differentiate(Graph& graph) {
   const TensorId loss = graph.training.loss;

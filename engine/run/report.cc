@@ -6,32 +6,47 @@
 
 namespace whale {
 
+DeviceBytes device_bytes(Machine& machine, const Executor* last, size_t device) {
+  DeviceBytes out;
+  if (!machine.is_here(device)) return out;
+  const Plan& plan = machine.plan();
+  const DeviceMemory& memory = machine.memory(device);
+  out.host = memory.host_arena_bytes();
+  for (size_t v = 0; v < plan.variables.size(); ++v) {
+    const PlanVariable& variable = plan.variables[v];
+    size_t& to = variable.memory == Memory::kHost    ? out.host
+                 : variable.role == Role::kParameter ? out.parameters
+                 : variable.role == Role::kState     ? out.state
+                                                     : out.buffers;
+    to += memory.variable_bytes(v);
+  }
+  // Gradients and inputs lie in the arena too, and share places with activations that are dead by then.
+  const size_t arena = memory.arena_bytes();
+  out.gradients = last == nullptr ? 0 : std::min(arena, last->program(device)->gradient_bytes);
+  out.inputs = last == nullptr ? 0 : std::min(arena - out.gradients, last->program(device)->input_bytes);
+  out.activations = arena - out.gradients - out.inputs;
+  out.workspace = memory.scratch_bytes();
+  return out;
+}
+
 std::string report_json(Machine& machine, const Executor* last, std::optional<double> loss_scale,
                         const LoadedCheckpoint* loaded) {
   const Plan& plan = machine.plan();
   Json devices = Json::array();
   for (size_t d = 0; d < machine.size(); ++d) {
     if (!machine.is_here(d)) continue;
-    const DeviceMemory& memory = machine.memory(d);
-    size_t by_role[3] = {}, host = memory.host_arena_bytes();
-    for (size_t v = 0; v < plan.variables.size(); ++v)
-      (plan.variables[v].memory == Memory::kHost ? host : by_role[static_cast<size_t>(plan.variables[v].role)]) +=
-          memory.variable_bytes(v);
-    // Gradients and inputs lie in the arena too, and share places with activations that are dead by then.
-    const size_t arena = memory.arena_bytes();
-    const size_t gradients = last == nullptr ? 0 : std::min(arena, last->program(d)->gradient_bytes);
-    const size_t inputs = last == nullptr ? 0 : std::min(arena - gradients, last->program(d)->input_bytes);
+    const DeviceBytes bytes = device_bytes(machine, last, d);
     Json device = {{"device", fmt::format("{}", name_of(plan.devices[d].kind))},
                    {"bytes",
-                    {{"parameters", by_role[static_cast<size_t>(Role::kParameter)]},
-                     {"gradients", gradients},
-                     {"state", by_role[static_cast<size_t>(Role::kState)]},
-                     {"activations", arena - gradients - inputs},
-                     {"inputs", inputs},
-                     {"buffers", by_role[static_cast<size_t>(Role::kBuffer)]},
-                     {"workspace", memory.scratch_bytes()},
-                     {"host", host},
-                     {"total", by_role[0] + by_role[1] + by_role[2] + arena + memory.scratch_bytes()}}}};
+                    {{"parameters", bytes.parameters},
+                     {"gradients", bytes.gradients},
+                     {"state", bytes.state},
+                     {"activations", bytes.activations},
+                     {"inputs", bytes.inputs},
+                     {"buffers", bytes.buffers},
+                     {"workspace", bytes.workspace},
+                     {"host", bytes.host},
+                     {"total", bytes.total()}}}};
     if (last != nullptr) {
       device["bytes"]["arena_peak_live"] = last->program(d)->program->peak_live_bytes;
       StreamTimes sum;

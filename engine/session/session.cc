@@ -235,6 +235,11 @@ struct Session::Impl {
                   "this session was made before fork(); its threads are in the parent process. Make a new session in "
                   "the child");
   }
+  void check_idle() const {
+    check_process();
+    if (run && !run->done())
+      throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
+  }
   void settle() {
     check_process();
     if (run) run->wait(-1);
@@ -340,9 +345,7 @@ struct Session::Impl {
 
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                   std::shared_ptr<const Cancel> cancel) {
-    check_process();
-    if (run && !run->done())
-      throw error(Code::kFailedPrecondition, "a run of this session is under way; wait for its event first");
+    check_idle();
     check_whole();
     if (mode == RunMode::kStep && iteration >= kMostIterations)
       throw error(Code::kFailedPrecondition, "the session is at iteration {}, the last that a checkpoint can name",
@@ -458,7 +461,7 @@ RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<
 
 std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs,
                                               const std::vector<std::string>& names) {
-  impl_->settle();
+  impl_->check_idle();
   const Entry& entry = impl_->executor(mode, inputs).entry();
   std::vector<TensorType> types;
   for (const std::string& name : names) {
@@ -600,6 +603,9 @@ void Session::load(const std::string& directory) {
                    checkpoint.index.meta.optimizer};
 }
 
+const LoadedCheckpoint& Session::loaded() const { return impl_->loaded; }
+void Session::check_idle() const { impl_->check_idle(); }
+
 void Session::set_trace(bool enable) {
   impl_->settle();
   impl_->trace = enable;
@@ -610,6 +616,13 @@ std::string Session::timeline() {
   if (impl_->last == nullptr || !impl_->last->has_timeline())
     throw error(Code::kFailedPrecondition, "there is no timeline: switch tracing on before the run");
   return to_chrome_trace(impl_->last->timeline(), *impl_->plan);
+}
+
+DeviceBytes Session::memory(size_t device) const {
+  impl_->settle();
+  if (device >= impl_->machine->size())
+    throw invalid("device {} of '{}', which is planned for {}", device, impl_->plan->model, impl_->machine->size());
+  return device_bytes(*impl_->machine, impl_->last, device);
 }
 
 std::string Session::report() {

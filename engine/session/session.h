@@ -15,7 +15,9 @@
 #include "data/host_tensor.h"
 #include "device/device.h"
 #include "plan/plan.h"
+#include "run/device_bytes.h"
 #include "run/handle.h"
+#include "run/loaded.h"
 #include "session/cores.h"
 #include "session/init_files.h"
 #include "world/world.h"
@@ -63,7 +65,8 @@ class Session {
                  std::shared_ptr<const Cancel> cancel = nullptr);
   RunHandle eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                  std::shared_ptr<const Cancel> cancel = nullptr);
-  // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate.
+  // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate. As step:
+  // failed_precondition while a run is under way.
   std::vector<TensorType> output_types(RunMode mode, const std::vector<NamedHost>& inputs,
                                        const std::vector<std::string>& names);
   std::vector<std::string> output_names(RunMode mode) const;
@@ -89,9 +92,13 @@ class Session {
   void save(const std::string& directory);  // whole or not at all: a failure leaves the previous checkpoint
   void load(const std::string& directory);  // verified before anything is changed
 
+  const LoadedCheckpoint& loaded() const;  // the last one; format 0: none
+  void check_idle() const;                 // throws failed_precondition while a run is under way
+
   void set_trace(bool enable);
   std::string timeline();  // of the last run, Chrome trace JSON; failed_precondition when tracing was off
-  std::string report();    // JSON: bytes by class for each device, seconds of the last run
+  DeviceBytes memory(size_t device) const;  // throws invalid_argument where there is no such device
+  std::string report();                     // JSON: bytes by class for each device, seconds of the last run
   const Plan& plan() const;
 
  private:

@@ -91,10 +91,13 @@ int main(int argc, char** argv) {
   check(whale_session_create(engine, plan, NULL, &session));
   static float points[BATCH][2];
   static int32_t labels[BATCH];
-  whale_named_tensor inputs[2] = {{WHALE_STR("x"), NULL}, {WHALE_STR("label"), NULL}};
-  whale_named_tensor fetched = {WHALE_STR("loss"), NULL}; /* made by the first step, written into by the others */
-  check(whale_tensor_view(WHALE_F32, x_dims, 2, points, &inputs[0].tensor));
-  check(whale_tensor_view(WHALE_I32, label_dims, 1, labels, &inputs[1].tensor));
+  int32_t inputs[2], output; /* numbers of ports: looked up once */
+  whale_tensor *fed[2], *fetched = NULL; /* made by the first step, written into by the others */
+  check(whale_session_input(session, WHALE_STR("x"), &inputs[0]));
+  check(whale_session_input(session, WHALE_STR("label"), &inputs[1]));
+  check(whale_session_output(session, WHALE_STR("loss"), &output));
+  check(whale_tensor_view(WHALE_F32, x_dims, 2, points, &fed[0]));
+  check(whale_tensor_view(WHALE_I32, label_dims, 1, labels, &fed[1]));
   float first = 0, last = 0;
   for (int step = 0; step < STEPS; ++step) {
     for (int i = 0; i < BATCH; ++i) {
@@ -105,17 +108,17 @@ int main(int argc, char** argv) {
     }
     whale_event* event;
     int32_t done;
-    check(whale_session_step(session, inputs, 2, &fetched, 1, NULL, &event));
+    check(whale_session_step(session, inputs, fed, 2, &output, &fetched, 1, NULL, &event));
     check(whale_event_wait(event, -1, &done));
     whale_event_release(event);
-    last = *(const float*)whale_tensor_data(fetched.tensor);
+    last = *(const float*)whale_tensor_data(fetched);
     if (step == 0) first = last;
     if (step % 50 == 0 || step == STEPS - 1) printf("step %3d  loss %.4f\n", step, last);
   }
 
-  whale_tensor_release(fetched.tensor);
-  whale_tensor_release(inputs[0].tensor);
-  whale_tensor_release(inputs[1].tensor);
+  whale_tensor_release(fetched);
+  whale_tensor_release(fed[0]);
+  whale_tensor_release(fed[1]);
   whale_session_release(session);
   whale_plan_release(plan);
   whale_cluster_release(cluster);

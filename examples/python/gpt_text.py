@@ -33,7 +33,7 @@ def build(batch: int, seq: int, dim: int, layers: int, heads: int, steps: int, l
             loss = wh.nn.cross_entropy(logits, targets)
         g.output("logits", logits)
         g.minimize(loss, wh.AdamW(learning_rate, betas=(0.9, 0.95), weight_decay=0.1,
-                                  schedule=wh.cosine(steps, warmup=min(50, steps // 5), final=0.1)), clip_norm=1.0)
+                                  lr_schedule=wh.cosine(steps, warmup=min(50, steps // 5), final=0.1)), clip_norm=1.0)
     return g
 
 

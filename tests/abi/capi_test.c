@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <whale/whale.h>
+#include <whale/dlpack.h>
 
 static int failures;
 #define CHECK(condition)                                                            \
@@ -97,7 +99,7 @@ static whale_graph* mlp(void) {
   whale_training_options odd = t; /* options that would do nothing */
   odd.optimizer = WHALE_OPTIMIZER_SGD, odd.momentum = 0, odd.nesterov = 1;
   FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "nesterov");
-  odd.nesterov = 0, odd.schedule = WHALE_LR_CONSTANT, odd.total_steps = 10;
+  odd.nesterov = 0, odd.lr_schedule = WHALE_LR_CONSTANT, odd.total_steps = 10;
   FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "total_steps is 10");
   odd.optimizer = WHALE_OPTIMIZER_ADAM, odd.total_steps = 0, odd.momentum = 0.5;
   FAILS(whale_graph_minimize(g, h, &odd), WHALE_INVALID_ARGUMENT, "only sgd has");
@@ -110,30 +112,29 @@ static whale_graph* mlp(void) {
 /* ---- the engine, texts, statuses
  * ---------------------------------------------------------------------------------------- */
 static void test_engine(void) {
-  CHECK(strcmp(whale_version(), "0.1.0") == 0);
+  CHECK(strcmp(whale_version(), "0.2.0") == 0);
   whale_text text = {NULL, 0};
-  OK(whale_engine_ops(engine, &text));
+  OK(whale_engine_ops_json(engine, &text));
   CHECK(contains(text, "\"name\":\"matmul\"") && contains(text, "\"attributes\":["));
   CHECK(text.size == strlen(text.data));
   whale_text_release(&text);
   CHECK(text.data == NULL && text.size == 0);
   whale_text_release(&text);
   whale_text_release(NULL);
-  OK(whale_engine_devices(engine, 0, &text));
+  OK(whale_engine_devices(engine, &text));
   CHECK(contains(text, "ref"));
   whale_text_release(&text);
-  OK(whale_engine_devices(engine, 1, &text));
+  OK(whale_engine_devices_json(engine, &text));
   CHECK(contains(text, "\"name\":\"ref\",\"available\":true"));
   whale_text_release(&text);
-  FAILS(whale_engine_ops(engine, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_engine_ops(NULL, &text), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
-  FAILS(whale_engine_devices(engine, 5, &text), WHALE_INVALID_ARGUMENT, "`json`");
+  FAILS(whale_engine_ops_json(engine, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_engine_ops_json(NULL, &text), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
   CHECK(text.data == NULL);
 
   whale_engine_options o = WHALE_ENGINE_OPTIONS_INIT;
   whale_engine* other = NULL;
   o.struct_size = 0;
-  FAILS(whale_engine_create(&o, &other), WHALE_INVALID_ARGUMENT, "_INIT");
+  FAILS(whale_engine_create(&o, &other), WHALE_INVALID_ARGUMENT, "struct_size is 0");
   CHECK(other == NULL);
   struct {
     whale_engine_options o;
@@ -152,6 +153,115 @@ static void test_engine(void) {
   CHECK(whale_status_message(NULL).size == 0);
   whale_status_release(NULL);
   whale_engine_release(NULL);
+}
+
+static void test_version(void) {
+  CHECK(whale_version_number() == WHALE_VERSION_NUMBER);
+  OK(whale_abi_check(WHALE_VERSION_NUMBER));
+  FAILS(whale_abi_check(1000), WHALE_FAILED_PRECONDITION, "compiled with whale.h 0.1.0, and this library is 0.2.0");
+  FAILS(whale_abi_check(WHALE_VERSION_NUMBER + 1), WHALE_FAILED_PRECONDITION, "install the newer library");
+  FAILS(whale_abi_check(1002000), WHALE_FAILED_PRECONDITION, "whale.h 1.2.0");
+  FAILS(whale_abi_check(-1), WHALE_INVALID_ARGUMENT, "header_version");
+}
+
+/* ---- zero is the default
+ * ------------------------------------------------------------------------------------------------------- */
+static int is_zeroed(const void* options, size_t size) { /* but for its struct_size */
+  const unsigned char* bytes = options;
+  for (size_t i = sizeof(size_t); i < size; ++i)
+    if (bytes[i] != 0) return 0;
+  return *(const size_t*)options == size;
+}
+
+/* A graph of one parameter, minimized with these options, as JSON. */
+static whale_text minimized(const whale_training_options* options, const whale_parameter_options* parameter) {
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value w, loss;
+  whale_text text = {NULL, 0};
+  OK(whale_graph_create(engine, WHALE_STR("defaults"), &g));
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, parameter, &w));
+  loss = op(g, "reduce_sum", &w, 1);
+  OK(whale_graph_minimize(g, loss, options));
+  OK(whale_graph_json(g, &text));
+  whale_graph_release(g);
+  return text;
+}
+
+static void test_defaults(void) {
+  /* static: what lies between fields is zero too */
+  static const whale_engine_options engine_options = WHALE_ENGINE_OPTIONS_INIT;
+  static const whale_parameter_options parameter_options = WHALE_PARAMETER_OPTIONS_INIT;
+  static const whale_op_options op_options = WHALE_OP_OPTIONS_INIT;
+  static const whale_scope_options scope_options = WHALE_SCOPE_OPTIONS_INIT;
+  static const whale_training_options training_options = WHALE_TRAINING_OPTIONS_INIT;
+  static const whale_plan_options plan_options = WHALE_PLAN_OPTIONS_INIT;
+  static const whale_session_options session_options = WHALE_SESSION_OPTIONS_INIT;
+  CHECK(is_zeroed(&engine_options, sizeof engine_options));
+  CHECK(is_zeroed(&parameter_options, sizeof parameter_options));
+  CHECK(is_zeroed(&op_options, sizeof op_options));
+  CHECK(is_zeroed(&scope_options, sizeof scope_options));
+  CHECK(is_zeroed(&training_options, sizeof training_options));
+  CHECK(is_zeroed(&plan_options, sizeof plan_options));
+  CHECK(is_zeroed(&session_options, sizeof session_options));
+
+  whale_text by_null = minimized(NULL, NULL), by_zeros = minimized(&training_options, &parameter_options);
+  CHECK(strcmp(by_null.data, by_zeros.data) == 0);
+  CHECK(contains(by_null, "\"optimizer\":\"sgd\",\"learning_rate\":0.001,\"accumulation\":1,"));
+  CHECK(contains(by_null, "\"precision\":\"f32\"") && contains(by_null, "\"schedule\":\"constant\""));
+  CHECK(contains(by_null, "\"decay\":true"));
+  whale_text_release(&by_null);
+  whale_text_release(&by_zeros);
+
+  whale_training_options t = WHALE_TRAINING_OPTIONS_INIT;
+  const struct {
+    int32_t optimizer;
+    const char* epsilon;
+  } rows[] = {{WHALE_OPTIMIZER_ADAM, "1e-08"},
+              {WHALE_OPTIMIZER_ADAMW, "1e-08"},
+              {WHALE_OPTIMIZER_LAMB, "1e-06"},
+              {WHALE_OPTIMIZER_ADAGRAD, "1e-10"},
+              {WHALE_OPTIMIZER_ADAFACTOR, "1e-30"}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+    char words[80];
+    t.optimizer = rows[i].optimizer;
+    snprintf(words, sizeof words, "\"beta1\":0.9,\"beta2\":0.999,\"epsilon\":%s,", rows[i].epsilon);
+    whale_text text = minimized(&t, NULL);
+    CHECK(contains(text, words) && contains(text, "\"decay_rate\":-0.8,\"clip_threshold\":1.0"));
+    whale_text_release(&text);
+  }
+  /* Where 0 is meant. */
+  t.optimizer = WHALE_OPTIMIZER_ADAM;
+  t.zeros = WHALE_ZERO_LEARNING_RATE | WHALE_ZERO_BETA1 | WHALE_ZERO_EPSILON;
+  whale_text text = minimized(&t, NULL);
+  CHECK(contains(text, "\"learning_rate\":0.0,") && contains(text, "\"beta1\":0.0,\"beta2\":0.999,\"epsilon\":0.0,"));
+  whale_text_release(&text);
+  whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
+  p.decay = WHALE_DECAY_NEVER;
+  text = minimized(NULL, &p);
+  CHECK(contains(text, "\"decay\":false"));
+  whale_text_release(&text);
+
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value w, loss;
+  OK(whale_graph_create(engine, WHALE_STR("zeros"), &g));
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, NULL, &w));
+  loss = op(g, "reduce_sum", &w, 1);
+  t.beta1 = 0.5;
+  FAILS(whale_graph_minimize(g, loss, &t), WHALE_INVALID_ARGUMENT, "options.beta1 is meant to be 0, and it is 0.5");
+  t.beta1 = 0, t.zeros = 64;
+  FAILS(whale_graph_minimize(g, loss, &t), WHALE_INVALID_ARGUMENT, "options.zeros");
+  t.zeros = 0, t.precision = WHALE_PRECISION_F16 + 1;
+  FAILS(whale_graph_minimize(g, loss, &t), WHALE_INVALID_ARGUMENT, "options.precision");
+  /* A struct of an older header, which ended before `accumulation`. */
+  t.precision = 0, t.accumulation = 7;
+  t.struct_size = offsetof(whale_training_options, accumulation);
+  OK(whale_graph_minimize(g, loss, &t));
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"accumulation\":1,"));
+  whale_text_release(&text);
+  whale_graph_release(g);
 }
 
 /* ---- tensors
@@ -202,8 +312,20 @@ static void test_tensors(void) {
   CHECK(t == NULL && deleted == 0);
   legacy.dl_tensor.dtype.bits = 32;
   OK(whale_tensor_from_dlpack_legacy(&legacy, &t));
+  CHECK(whale_tensor_placement(t) == WHALE_PLACEMENT_HOST && whale_tensor_placement(NULL) == WHALE_PLACEMENT_HOST);
   whale_tensor_release(t);
   CHECK(deleted == 1);
+  for (int type = 3; type <= 11; type += 8) { /* pinned by CUDA, by ROCm: the host reads it, and it stays what it is */
+    legacy.dl_tensor.device.device_type = type;
+    OK(whale_tensor_from_dlpack_legacy(&legacy, &t));
+    CHECK(whale_tensor_placement(t) == WHALE_PLACEMENT_PINNED && whale_tensor_data(t) == data);
+    OK(whale_tensor_to_dlpack(t, &dl));
+    CHECK(dl->dl_tensor.device.device_type == type);
+    dl->deleter(dl);
+    whale_tensor_release(t);
+  }
+  CHECK(deleted == 3);
+  legacy.dl_tensor.device.device_type = 1;
 
   t = NULL;
   const int64_t negative[] = {-1}, huge[] = {INT64_MAX / 2, INT64_MAX / 2}, large[] = {(int64_t)1 << 45};
@@ -226,7 +348,8 @@ static void test_tensors(void) {
  * ----------------------------------------------------------------------------------------------------------------- */
 static void test_graph(void) {
   whale_graph* g = mlp();
-  whale_text text = {NULL, 0}, bytes = {NULL, 0};
+  whale_text text = {NULL, 0};
+  whale_bytes bytes = {NULL, 0}, more = {NULL, 0};
   OK(whale_graph_print(g, WHALE_STR("graph"), &text));
   CHECK(contains(text, "matmul"));
   whale_text_release(&text);
@@ -249,9 +372,11 @@ static void test_graph(void) {
 
   whale_graph* again = NULL;
   OK(whale_graph_parse(engine, bytes.data, bytes.size, &again));
-  OK(whale_graph_serialize(again, &text));
-  CHECK(text.size == bytes.size && memcmp(text.data, bytes.data, text.size) == 0);
-  whale_text_release(&text);
+  OK(whale_graph_serialize(again, &more));
+  CHECK(more.size == bytes.size && memcmp(more.data, bytes.data, more.size) == 0);
+  whale_bytes_release(&more);
+  CHECK(more.data == NULL && more.size == 0);
+  whale_bytes_release(NULL);
   whale_graph_release(again);
   again = NULL;
   FAILS(whale_graph_parse(engine, bytes.data, bytes.size / 2, &again), WHALE_INVALID_ARGUMENT, "not a valid graph");
@@ -260,7 +385,7 @@ static void test_graph(void) {
   whale_plan* plan = NULL;
   FAILS(whale_plan_parse(engine, bytes.data, bytes.size, &plan), WHALE_INVALID_ARGUMENT, "this is a graph");
   CHECK(again == NULL && plan == NULL);
-  whale_text_release(&bytes);
+  whale_bytes_release(&bytes);
 
   char path[] = "capi_test_XXXXXX";
   const int fd = mkstemp(path);
@@ -305,10 +430,10 @@ static void test_graph_errors(void) {
   whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
   p.init = 17;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "options.init");
-  p.init = WHALE_INIT_ZEROS, p.no_decay = -2;
+  p.init = WHALE_INIT_ZEROS, p.decay = 3;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT,
-        "options.no_decay");
-  p.no_decay = 0;
+        "options.decay");
+  p.decay = WHALE_DECAY_BY_RANK;
   p.init = WHALE_INIT_NORMAL;
   p.b = NAN;
   FAILS(whale_graph_parameter(g, WHALE_STR("p"), WHALE_F32, a_dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "finite");
@@ -322,13 +447,11 @@ static void test_graph_errors(void) {
   FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "moon");
   FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope");
   scope.by = WHALE_STR("");
-  scope.reserved = 4;
-  FAILS(whale_graph_scope_begin(g, &scope), WHALE_INVALID_ARGUMENT, "options.reserved is 4");
-  scope.reserved = 0;
   /* Options of other kinds. */
   const double halves[] = {1, 1};
   for (int k = WHALE_SCOPE_REPLICA; k <= WHALE_SCOPE_NAME; ++k) {
-    const whale_scope_options none = {sizeof none, k, 0, WHALE_STR("s"), 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}};
+    const whale_scope_options none = {sizeof none, k, WHALE_STR("s"), 0, 0,      0,     {0, 0},
+                                      {0, 0},      0, {0, 0},         0, {0, 0}, {0, 0}};
     struct {
       const char* name;
       unsigned kinds; /* that have it */
@@ -447,6 +570,88 @@ static void test_graph_errors(void) {
   whale_graph_release(g);
 }
 
+/* Scopes by number, beside those that are open. */
+static void test_scopes(void) {
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value x, w, out[1] = {-7};
+  whale_scope outer = -7, inner = -7, none = -7;
+  size_t n = 0;
+  whale_text text = {NULL, 0};
+  OK(whale_graph_create(engine, WHALE_STR("scopes"), &g));
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, dims, 2, 0, &x));
+  whale_scope_options scope = WHALE_SCOPE_OPTIONS_INIT;
+  scope.kind = WHALE_SCOPE_REPLICA;
+  OK(whale_graph_scope(g, 0, &scope, &outer));
+  scope.kind = WHALE_SCOPE_NAME;
+  scope.name = WHALE_STR("block");
+  OK(whale_graph_scope(g, outer, &scope, &inner));
+  FAILS(whale_graph_scope(g, 99, &scope, &none), WHALE_INVALID_ARGUMENT, "`parent` is 99; graph 'scopes' has scopes 1 to 2");
+  FAILS(whale_graph_scope(g, -2, &scope, &none), WHALE_INVALID_ARGUMENT, "`parent` is -2");
+  FAILS(whale_graph_scope(g, 0, NULL, &none), WHALE_INVALID_ARGUMENT, "`options` is NULL");
+  FAILS(whale_graph_scope(g, 0, &scope, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(none == -7 && outer == 1 && inner == 2);
+  scope.name = WHALE_STR("open");
+  OK(whale_graph_scope_begin(g, &scope));
+  whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
+  p.scope = inner;
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, &p, &w));
+  p.scope = WHALE_ROOT;
+  OK(whale_graph_parameter(g, WHALE_STR("r"), WHALE_F32, dims, 2, &p, &w));
+  OK(whale_graph_parameter(g, WHALE_STR("o"), WHALE_F32, dims, 2, NULL, &w));
+  p.scope = 77;
+  FAILS(whale_graph_parameter(g, WHALE_STR("z"), WHALE_F32, dims, 2, &p, &w), WHALE_INVALID_ARGUMENT, "options.scope");
+  whale_op_options o = WHALE_OP_OPTIONS_INIT;
+  const whale_scope where[] = {inner, outer, WHALE_ROOT, 0};
+  for (int i = 0; i < 4; ++i) {
+    o.scope = where[i];
+    OK(whale_graph_op(g, WHALE_STR("relu"), &x, 1, NULL, 0, &o, out, 1, &n));
+  }
+  o.scope = 77;
+  FAILS(whale_graph_op(g, WHALE_STR("relu"), &x, 1, NULL, 0, &o, out, 1, &n), WHALE_INVALID_ARGUMENT, "options.scope");
+  OK(whale_graph_scope_end(g));
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"name\":\"block.w\"") && contains(text, "\"name\":\"r\"") && contains(text, "\"name\":\"open.o\""));
+  CHECK(contains(text, "\"name\":\"block.relu\",\"inputs\":[0],\"outputs\":[4],\"scope\":2,"));
+  CHECK(contains(text, "\"name\":\"relu\",\"inputs\":[0],\"outputs\":[5],\"scope\":1,"));
+  CHECK(contains(text, "\"name\":\"relu_2\",\"inputs\":[0],\"outputs\":[6],\"scope\":0,"));
+  CHECK(contains(text, "\"name\":\"open.relu\",\"inputs\":[0],\"outputs\":[7],\"scope\":3,"));
+  whale_text_release(&text);
+  OK(whale_graph_seal(g));
+  FAILS(whale_graph_scope(g, 0, &scope, &none), WHALE_FAILED_PRECONDITION, "sealed");
+  whale_graph_release(g);
+}
+
+/* sum(x^2) by x, and what has no gradient; numbers are checked in the Python SDK's tests. */
+static void test_gradients(void) {
+  const int64_t dims[] = {4, 3};
+  whale_graph* g;
+  whale_value x, other, y, made[2] = {-7, -7};
+  int32_t dtype = 0;
+  const int64_t* shape = NULL;
+  size_t rank = 0;
+  OK(whale_graph_create(engine, WHALE_STR("gradients"), &g));
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, dims, 2, 0, &x));
+  OK(whale_graph_input(g, WHALE_STR("other"), WHALE_F32, dims, 2, 0, &other));
+  y = op(g, "square", &x, 1);
+  y = op(g, "reduce_sum", &y, 1);
+  const whale_value by[] = {x, other};
+  OK(whale_graph_gradients(g, y, by, 2, made));
+  CHECK(made[0] > y && made[1] == WHALE_NONE);
+  OK(whale_graph_value(g, made[0], &dtype, &shape, &rank));
+  CHECK(dtype == WHALE_F32 && rank == 2 && shape[0] == 4 && shape[1] == 3);
+  made[0] = made[1] = -7;
+  FAILS(whale_graph_gradients(g, 99, by, 2, made), WHALE_INVALID_ARGUMENT, "value 99");
+  FAILS(whale_graph_gradients(g, x, by, 2, made), WHALE_INVALID_ARGUMENT, "not computed by any op");
+  FAILS(whale_graph_gradients(g, y, by, 0, made), WHALE_INVALID_ARGUMENT, "`by` is empty");
+  FAILS(whale_graph_gradients(g, y, NULL, 2, made), WHALE_INVALID_ARGUMENT, "`by` is NULL");
+  FAILS(whale_graph_gradients(g, y, by, 2, NULL), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
+  CHECK(made[0] == -7 && made[1] == -7);
+  OK(whale_graph_seal(g));
+  FAILS(whale_graph_gradients(g, y, by, 2, made), WHALE_FAILED_PRECONDITION, "sealed");
+  whale_graph_release(g);
+}
+
 /* ---- clusters and plans
  * ------------------------------------------------------------------------------------------------------ */
 static void test_cluster(void) {
@@ -461,6 +666,16 @@ static void test_cluster(void) {
   }
   OK(whale_cluster_create(engine, WHALE_STR("ref:2,null:1"), &c));
   CHECK(whale_cluster_size(c) == 3 && whale_cluster_size(NULL) == 0);
+  whale_device d = WHALE_DEVICE_INIT;
+  OK(whale_cluster_device(c, 2, &d));
+  CHECK(d.kind == WHALE_DEVICE_NULL && d.node == 0 && d.rank == 2 && d.local_rank == 2 && d.memory_bytes == 0);
+  FAILS(whale_cluster_device(c, 3, &d), WHALE_INVALID_ARGUMENT, "`index` is 3; there are 3 devices");
+  FAILS(whale_cluster_device(NULL, 0, &d), WHALE_INVALID_ARGUMENT, "`cluster` is NULL");
+  whale_cluster_release(c);
+  OK(whale_cluster_create(engine, WHALE_STR("2xnull-16GB:3"), &c));
+  OK(whale_cluster_device(c, 4, &d));
+  CHECK(d.kind == WHALE_DEVICE_NULL && d.node == 1 && d.rank == 4 && d.local_rank == 1);
+  CHECK(d.memory_bytes == 16000000000);
   whale_cluster_release(c);
   whale_cluster_release(NULL);
 }
@@ -478,18 +693,19 @@ static void test_plan(void) {
   whale_graph* g = mlp();
   whale_plan *p = planned(g, "ref:2"), *again = NULL;
   whale_graph_release(g);
-  whale_text text = {NULL, 0}, bytes = {NULL, 0}, more = {NULL, 0};
+  whale_text text = {NULL, 0}, printed = {NULL, 0};
+  whale_bytes bytes = {NULL, 0}, more = {NULL, 0};
   OK(whale_plan_print(p, &text));
   CHECK(contains(text, "matmul") && contains(text, "all_reduce"));
   OK(whale_plan_serialize(p, &bytes));
   OK(whale_plan_parse(engine, bytes.data, bytes.size, &again));
   OK(whale_plan_serialize(again, &more));
   CHECK(more.size == bytes.size && memcmp(more.data, bytes.data, more.size) == 0);
-  whale_text_release(&more);
-  OK(whale_plan_print(again, &more));
-  CHECK(strcmp(more.data, text.data) == 0);
+  whale_bytes_release(&more);
+  OK(whale_plan_print(again, &printed));
+  CHECK(strcmp(printed.data, text.data) == 0);
   whale_text_release(&text);
-  whale_text_release(&more);
+  whale_text_release(&printed);
   whale_plan_release(again);
   again = NULL;
   FAILS(whale_plan_parse(engine, bytes.data, bytes.size - 100, &again), WHALE_INVALID_ARGUMENT, "not a valid plan");
@@ -503,33 +719,41 @@ static void test_plan(void) {
   FAILS(whale_plan_in_float64(NULL, &again), WHALE_INVALID_ARGUMENT, "`plan` is NULL");
   FAILS(whale_plan_in_float64(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   CHECK(again == NULL);
-  whale_text_release(&bytes);
+  whale_bytes_release(&bytes);
+  whale_device d = WHALE_DEVICE_INIT;
+  whale_memory m = WHALE_MEMORY_INIT;
+  CHECK(whale_plan_device_count(p) == 2 && whale_plan_device_count(NULL) == 0);
+  OK(whale_plan_device(p, 1, &d));
+  CHECK(d.kind == WHALE_DEVICE_REF && d.rank == 1 && d.local_rank == 1);
+  FAILS(whale_plan_device(p, 2, &d), WHALE_INVALID_ARGUMENT, "`index` is 2");
+  OK(whale_plan_memory(p, 1, &m));
+  CHECK(m.parameters == (int64_t)sizeof(float) * (IN * HIDDEN + HIDDEN + HIDDEN * OUT) && m.gradients > 0);
+  CHECK(m.total == m.parameters + m.gradients + m.state + m.buffers + m.copies + m.activations);
+  FAILS(whale_plan_memory(p, 2, &m), WHALE_INVALID_ARGUMENT, "`device` is 2");
   OK(whale_plan_summary(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
   OK(whale_plan_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  OK(whale_plan_bridges(p, 0, &text));
+  OK(whale_plan_bridges(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_bridges(p, 1, &text));
+  OK(whale_plan_bridges_json(p, &text));
   CHECK(text.data[0] == '[');
   whale_text_release(&text);
-  FAILS(whale_plan_bridges(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
-  OK(whale_plan_choices(p, 0, &text));
+  OK(whale_plan_choices(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_choices(p, 1, &text));
+  OK(whale_plan_choices_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  FAILS(whale_plan_choices(p, 2, &text), WHALE_INVALID_ARGUMENT, "json");
   FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_summary(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_bridges(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_choices(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_bridges_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_choices_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   whale_plan_release(p);
   whale_plan_release(NULL);
 
@@ -540,7 +764,7 @@ static void test_plan(void) {
   o.strategy = WHALE_STR("replica(3)");
   o.precision = 9;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "options.precision");
-  FAILS(whale_plan_estimate(engine, g, c, &o, 0, &text), WHALE_INVALID_ARGUMENT, "options.precision");
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_INVALID_ARGUMENT, "options.precision");
   o.precision = 0;
   whale_str unknown = WHALE_STR("no_such_tensor");
   o.strategy = WHALE_STR("");
@@ -557,12 +781,12 @@ static void test_plan(void) {
   o.timeout_seconds = 600;
   OK(whale_plan_create(engine, g, c, &o, &p));
   whale_cancel_trigger(cancel);
-  FAILS(whale_plan_bridges(p, 0, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
-  FAILS(whale_plan_choices(p, 0, &text), WHALE_CANCELLED, "planning was cancelled");
+  FAILS(whale_plan_bridges(p, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
+  FAILS(whale_plan_choices(p, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_plan_release(p);
   p = NULL;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_CANCELLED, "planning was cancelled");
-  FAILS(whale_plan_estimate(engine, g, c, &o, 0, &text), WHALE_CANCELLED, "planning was cancelled");
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_cancel_release(cancel);
   o.cancel = NULL;
   o.timeout_seconds = 1e-9;
@@ -570,15 +794,14 @@ static void test_plan(void) {
   o.timeout_seconds = -1;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "number of seconds");
   o.timeout_seconds = 0;
-  OK(whale_plan_estimate(engine, g, c, &o, 0, &text));
+  OK(whale_plan_estimate(engine, g, c, &o, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_estimate(engine, g, c, NULL, 1, &text));
+  OK(whale_plan_estimate_json(engine, g, c, NULL, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  FAILS(whale_plan_estimate(engine, g, c, &o, 2, &text), WHALE_INVALID_ARGUMENT, "json");
-  FAILS(whale_plan_estimate(engine, g, c, &o, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_estimate(engine, NULL, c, &o, 0, &text), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
+  FAILS(whale_plan_estimate(engine, g, c, &o, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_estimate(engine, NULL, c, &o, &text), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
   o.accumulation = 1000000;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_INVALID_ARGUMENT, "1000000 micro-batches of a batch of 8");
   CHECK(p == NULL);
@@ -588,13 +811,13 @@ static void test_plan(void) {
   whale_engine* strict = NULL;
   eo.max_ops = 2;
   OK(whale_engine_create(&eo, &strict));
-  OK(whale_graph_serialize(g, &text));
+  OK(whale_graph_serialize(g, &bytes));
   whale_graph* parsed = NULL;
-  FAILS(whale_graph_parse(strict, text.data, text.size, &parsed), WHALE_RESOURCE_EXHAUSTED, "max_ops allows 2");
+  FAILS(whale_graph_parse(strict, bytes.data, bytes.size, &parsed), WHALE_RESOURCE_EXHAUSTED, "max_ops allows 2");
   FAILS(whale_graph_parse(strict, NULL, 0, &parsed), WHALE_INVALID_ARGUMENT, "it is empty");
   FAILS(whale_graph_parse(strict, NULL, 5, &parsed), WHALE_INVALID_ARGUMENT, "`data` is NULL, but its count is 5");
   CHECK(parsed == NULL);
-  whale_text_release(&text);
+  whale_bytes_release(&bytes);
   whale_engine_release(strict);
   strict = NULL;
   eo.max_ops = -1;
@@ -609,6 +832,52 @@ static void test_plan(void) {
 
 /* ---- sessions
  * ------------------------------------------------------------------------------------------------------------------ */
+static void test_typed(whale_session* s, const int32_t* inputs, const int32_t* outputs) {
+  whale_port port = WHALE_PORT_INIT;
+  CHECK(whale_session_input_count(s) == 2 && whale_session_output_count(s) == 2);
+  CHECK(whale_session_input_count(NULL) == 0 && whale_session_output_count(NULL) == 0);
+  OK(whale_session_input_port(s, inputs[0], &port));
+  CHECK(same(port.name, "x") && port.dtype == WHALE_F32 && port.batch_dim == 0 && port.rank == 2);
+  CHECK(port.dims[0] == BATCH && port.dims[1] == IN && port.in_step == 1 && port.in_eval == 1);
+  OK(whale_session_output_port(s, outputs[0], &port));
+  CHECK(same(port.name, "loss") && port.rank == 0 && port.batch_dim == -1 && port.in_step == 1);
+  OK(whale_session_output_port(s, outputs[1], &port));
+  CHECK(same(port.name, "logits") && port.dims[1] == OUT && port.batch_dim == -1 && port.in_eval == 1);
+  FAILS(whale_session_input_port(s, 2, &port), WHALE_INVALID_ARGUMENT, "no input 2");
+  FAILS(whale_session_output_port(s, -1, &port), WHALE_INVALID_ARGUMENT, "no output -1");
+  FAILS(whale_session_input_port(s, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  port.struct_size = 0;
+  FAILS(whale_session_input_port(s, 0, &port), WHALE_INVALID_ARGUMENT, "struct_size is 0");
+  /* An older header's struct, which ended before `dims`: what lies behind it stays. */
+  memset(&port, 0x5a, sizeof port);
+  port.struct_size = offsetof(whale_port, dims);
+  const int64_t* behind = port.dims;
+  OK(whale_session_input_port(s, inputs[1], &port));
+  CHECK(port.struct_size == offsetof(whale_port, dims) && same(port.name, "y") && port.dtype == WHALE_I32);
+  CHECK(port.dims == behind);
+  /* A newer header's: what this library does not know stays. */
+  struct {
+    whale_port port;
+    int64_t newer;
+  } longer;
+  longer.port.struct_size = sizeof longer, longer.newer = 5;
+  OK(whale_session_input_port(s, inputs[1], &longer.port));
+  CHECK(longer.port.rank == 1 && longer.newer == 5);
+
+  whale_variable v = WHALE_VARIABLE_INIT;
+  CHECK(whale_session_variable_count(s) == 3 && whale_session_variable_count(NULL) == 0);
+  OK(whale_session_variable(s, 0, &v));
+  CHECK(same(v.name, "body.w1") && v.role == WHALE_ROLE_PARAMETER && v.dtype == WHALE_F32 && v.rank == 2);
+  CHECK(v.dims[0] == IN && v.dims[1] == HIDDEN && v.copies >= 1);
+  FAILS(whale_session_variable(s, 3, &v), WHALE_INVALID_ARGUMENT, "`index` is 3; the session has 3");
+
+  whale_memory m = WHALE_MEMORY_INIT;
+  OK(whale_session_memory(s, 0, &m));
+  CHECK(m.parameters == (int64_t)sizeof(float) * (IN * HIDDEN + HIDDEN + HIDDEN * OUT) && m.state == 0 && m.host == 0);
+  CHECK(m.total == m.parameters + m.gradients + m.inputs + m.activations + m.workspace && m.activations > 0);
+  FAILS(whale_session_memory(s, 9, &m), WHALE_INVALID_ARGUMENT, "device 9");
+}
+
 static void test_session(const char* devices) {
   whale_graph* g = mlp();
   whale_plan* p = planned(g, devices);
@@ -634,37 +903,46 @@ static void test_session(const char* devices) {
     for (int j = 0; j < IN; ++j) x[i][j] = (float)((i * 7 + j * 3) % 11) / 11.0f - 0.5f;
   }
   const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH};
-  whale_named_tensor in[3] = {{WHALE_STR("x"), NULL}, {WHALE_STR("y"), NULL}, {WHALE_STR("z"), NULL}};
-  OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0].tensor));
-  OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1].tensor));
-  whale_named_tensor out[2] = {{WHALE_STR("loss"), NULL}, {WHALE_STR("logits"), NULL}};
+  int32_t inputs[3], outputs[2] = {-7, -7};
+  whale_tensor *in[3] = {NULL, NULL, NULL}, *out[2] = {NULL, NULL};
+  OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0]));
+  OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1]));
+  FAILS(whale_session_output(s, WHALE_STR("nothing"), &outputs[0]), WHALE_NOT_FOUND, "no output 'nothing'; the plan has: ");
+  FAILS(whale_session_input(s, WHALE_STR("z"), &outputs[0]), WHALE_NOT_FOUND, "no input 'z'; the plan has: x, y");
+  FAILS(whale_session_input(s, WHALE_STR("x"), NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(outputs[0] == -7);
+  OK(whale_session_input(s, WHALE_STR("x"), &inputs[0]));
+  OK(whale_session_input(s, WHALE_STR("y"), &inputs[1]));
+  OK(whale_session_output(s, WHALE_STR("loss"), &outputs[0]));
+  OK(whale_session_output(s, WHALE_STR("logits"), &outputs[1]));
+  test_typed(s, inputs, outputs);
   whale_event* e = NULL;
   int32_t done = 7;
   double first = 0, last = 0;
   for (int step = 0; step < 30; ++step) {
-    OK(whale_session_step(s, in, 2, out, 2, NULL, &e));
+    OK(whale_session_step(s, inputs, in, 2, outputs, out, 2, NULL, &e));
     OK(whale_event_wait(e, -1, &done));
     CHECK(done == 1 && whale_event_query(e) == 1);
     whale_event_release(e);
     e = NULL;
-    CHECK(whale_tensor_rank(out[0].tensor) == 0 && whale_tensor_dtype(out[0].tensor) == WHALE_F32);
-    last = *(float*)whale_tensor_data(out[0].tensor);
+    CHECK(whale_tensor_rank(out[0]) == 0 && whale_tensor_dtype(out[0]) == WHALE_F32);
+    last = *(float*)whale_tensor_data(out[0]);
     if (step == 0) first = last;
   }
   CHECK(last < 0.9 * first && last > 0);
-  CHECK(whale_tensor_rank(out[1].tensor) == 2 && whale_tensor_dims(out[1].tensor)[0] == BATCH &&
-        whale_tensor_dims(out[1].tensor)[1] == OUT);
+  CHECK(whale_tensor_rank(out[1]) == 2 && whale_tensor_dims(out[1])[0] == BATCH &&
+        whale_tensor_dims(out[1])[1] == OUT);
   CHECK(whale_session_iteration(s) == 30 && whale_session_updates(s) == 30);
   CHECK(whale_session_learning_rate(s) == 0.5);
 
   /* Evaluation and half a batch. */
-  whale_named_tensor logits = {WHALE_STR("logits"), NULL};
-  OK(whale_session_eval(s, in, 1, &logits, 1, NULL, &e));
+  whale_tensor* logits = NULL;
+  OK(whale_session_eval(s, inputs, in, 1, &outputs[1], &logits, 1, NULL, &e));
   OK(whale_event_wait(e, -1, &done));
   whale_event_release(e);
   e = NULL;
-  CHECK(whale_tensor_bytes(logits.tensor) == BATCH * OUT * sizeof(float));
-  whale_tensor_release(logits.tensor);
+  CHECK(whale_tensor_bytes(logits) == BATCH * OUT * sizeof(float));
+  whale_tensor_release(logits);
   CHECK(whale_session_iteration(s) == 30);
 
   /* Parameters. */
@@ -693,39 +971,47 @@ static void test_session(const char* devices) {
   FAILS(whale_session_read(s, WHALE_STR("body.w9"), &w), WHALE_NOT_FOUND, "body.w9");
   CHECK(w == NULL);
   whale_text text = {NULL, 0};
-  OK(whale_session_variables(s, &text));
+  OK(whale_session_variables_json(s, &text));
   CHECK(contains(text, "{\"name\":\"body.w1\",\"role\":\"parameter\",\"dtype\":\"f32\",\"dims\":[5,7],\"copies\":[["));
   whale_text_release(&text);
-  OK(whale_session_report(s, &text));
+  OK(whale_session_report_json(s, &text));
   CHECK(text.data[0] == '{' || text.data[0] == '[');
   whale_text_release(&text);
 
   /* Everything wrong with a step; the session must be as before it. */
-  FAILS(whale_session_step(s, in, 1, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y"); /* missing */
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "input 'z' has no tensor"); /* NULL */
-  in[2].tensor = in[0].tensor;
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "z"); /* extra */
-  in[2].name = WHALE_STR("x");
-  FAILS(whale_session_step(s, in, 3, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x"); /* twice */
-  FAILS(whale_session_step(s, NULL, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
-  FAILS(whale_session_step(s, in, 2, NULL, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
-  FAILS(whale_session_step(s, in, 2, NULL, 0, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  whale_named_tensor wrong[2] = {in[1], in[0]};
-  wrong[0].name = WHALE_STR("x"), wrong[1].name = WHALE_STR("y");
-  FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* dtypes */
+  FAILS(whale_session_step(s, inputs, in, 1, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "y"); /* missing */
+  inputs[2] = inputs[1];
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "input 'y' has no tensor"); /* NULL */
+  in[2] = in[0], inputs[2] = 2;
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "no input 2; the plan has 2"); /* extra */
+  inputs[2] = -1;
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "no input -1");
+  inputs[2] = inputs[0];
+  FAILS(whale_session_step(s, inputs, in, 3, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "x"); /* twice */
+  FAILS(whale_session_step(s, NULL, in, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`inputs` is NULL");
+  FAILS(whale_session_step(s, inputs, NULL, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "`input_tensors` is NULL");
+  FAILS(whale_session_step(s, inputs, in, 2, NULL, out, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "`outputs` is NULL");
+  FAILS(whale_session_step(s, inputs, in, 2, outputs, NULL, 1, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "`output_tensors` is NULL");
+  FAILS(whale_session_step(s, inputs, in, 2, NULL, NULL, 0, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  whale_tensor* wrong[2] = {in[1], in[0]};
+  FAILS(whale_session_step(s, inputs, wrong, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* dtypes */
   const int64_t odd_dims[] = {BATCH, IN - 1};
-  wrong[1] = in[1], wrong[0].name = WHALE_STR("x");
-  OK(whale_tensor_view(WHALE_F32, odd_dims, 2, x, &wrong[0].tensor));
-  FAILS(whale_session_step(s, wrong, 2, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* shape */
-  whale_tensor_release(wrong[0].tensor);
-  whale_named_tensor fetch = {WHALE_STR("nothing"), NULL};
-  whale_status* status = whale_session_step(s, in, 2, &fetch, 1, NULL, &e);
-  CHECK(status != NULL && fetch.tensor == NULL);
-  whale_status_release(status);
-  fetch.name = WHALE_STR("logits");
-  fetch.tensor = out[0].tensor;
-  FAILS(whale_session_step(s, in, 2, &fetch, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "logits");
-  CHECK(e == NULL && fetch.tensor == out[0].tensor);
+  wrong[1] = in[1];
+  OK(whale_tensor_view(WHALE_F32, odd_dims, 2, x, &wrong[0]));
+  FAILS(whale_session_step(s, inputs, wrong, 2, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "'x'"); /* shape */
+  whale_tensor_release(wrong[0]);
+  int32_t number = 2;
+  whale_tensor* fetched = NULL;
+  FAILS(whale_session_step(s, inputs, in, 2, &number, &fetched, 1, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "no output 2; the plan has 2");
+  CHECK(fetched == NULL);
+  fetched = out[0];
+  FAILS(whale_session_step(s, inputs, in, 2, &outputs[1], &fetched, 1, NULL, &e), WHALE_INVALID_ARGUMENT, "logits");
+  CHECK(e == NULL && fetched == out[0]);
   CHECK(whale_session_iteration(s) == 30);
   CHECK(whale_session_updates(s) == 30);
 
@@ -733,7 +1019,7 @@ static void test_session(const char* devices) {
   whale_cancel* cancel = NULL;
   OK(whale_cancel_create(&cancel));
   whale_cancel_trigger(cancel);
-  status = whale_session_step(s, in, 2, NULL, 0, cancel, &e);
+  whale_status* status = whale_session_step(s, inputs, in, 2, NULL, NULL, 0, cancel, &e);
   if (status == NULL) {
     done = 0;
     status = whale_event_wait(e, -1, &done);
@@ -762,26 +1048,26 @@ static void test_session(const char* devices) {
   FAILS(whale_checkpoint_check_target(WHALE_STR("/proc/nowhere")), WHALE_NOT_FOUND, "/proc/nowhere");
   FAILS(whale_checkpoint_check_target(WHALE_STR("")), WHALE_INVALID_ARGUMENT, "`directory`");
   OK(whale_session_save(s, str(path)));
-  OK(whale_session_step(s, in, 2, NULL, 0, NULL, &e));
+  OK(whale_session_step(s, inputs, in, 2, NULL, NULL, 0, NULL, &e));
   OK(whale_event_wait(e, -1, &done));
   whale_event_release(e);
   OK(whale_session_load(s, str(path)));
   CHECK(whale_session_updates(s) == 30);
   FAILS(whale_session_load(s, WHALE_STR("/nonexistent")), WHALE_NOT_FOUND, "/nonexistent");
   whale_text held;
-  OK(whale_checkpoint_inspect(str(path), 1, &held));
+  OK(whale_checkpoint_inspect_json(str(path), &held));
   CHECK(strstr(held.data, "\"checksums\":true") != NULL && strstr(held.data, "\"updates\":30") != NULL);
   whale_text_release(&held);
-  OK(whale_checkpoint_inspect(str(path), 0, &held));
+  OK(whale_checkpoint_inspect(str(path), &held));
   CHECK(strstr(held.data, "every checksum is right") != NULL);
   whale_text_release(&held);
-  FAILS(whale_checkpoint_inspect(str(folder), 0, &held), WHALE_NOT_FOUND, "holds no checkpoint");
-  FAILS(whale_checkpoint_inspect(str(path), 0, NULL), WHALE_INVALID_ARGUMENT, "`out`");
+  FAILS(whale_checkpoint_inspect(str(folder), &held), WHALE_NOT_FOUND, "holds no checkpoint");
+  FAILS(whale_checkpoint_inspect(str(path), NULL), WHALE_INVALID_ARGUMENT, "`out`");
   FAILS(whale_session_save(s, WHALE_STR("/proc/nowhere")), WHALE_NOT_FOUND, "/proc/nowhere");
   snprintf(command, sizeof command, "rm -r %s", folder);
   CHECK(system(command) == 0);
 
-  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i].tensor), whale_tensor_release(out[i].tensor);
+  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i]), whale_tensor_release(out[i]);
   whale_session_release(s);
   whale_session_release(NULL);
   whale_event_release(NULL);
@@ -789,16 +1075,365 @@ static void test_session(const char* devices) {
   whale_cancel_release(NULL);
 }
 
+/* ---- a step while another one is under way, and a child after fork()
+ * ------------------------------------------------------------------ */
+enum { WIDE = 96 };
+static whale_session* slow_session(void) {
+  const int64_t x_dims[] = {WIDE, WIDE}, w_dims[] = {WIDE, WIDE};
+  whale_graph* g;
+  whale_value x, w, in[2];
+  OK(whale_graph_create(engine, WHALE_STR("slow"), &g));
+  OK(whale_graph_input(g, WHALE_STR("x"), WHALE_F32, x_dims, 2, 0, &x));
+  whale_parameter_options normal = WHALE_PARAMETER_OPTIONS_INIT;
+  normal.init = WHALE_INIT_NORMAL;
+  normal.b = 0.1;
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, w_dims, 2, &normal, &w));
+  for (int i = 0; i < 8; ++i) {
+    in[0] = x, in[1] = w;
+    x = op(g, "matmul", in, 2);
+    x = op(g, "tanh", &x, 1);
+  }
+  x = op(g, "reduce_mean", &x, 1);
+  OK(whale_graph_minimize(g, x, NULL));
+  OK(whale_graph_seal(g));
+  whale_plan* p = planned(g, "ref:1");
+  whale_session* s;
+  OK(whale_session_create(engine, p, NULL, &s));
+  whale_plan_release(p);
+  whale_graph_release(g);
+  return s;
+}
+
+static float wide_x[WIDE][WIDE];
+static whale_status* slow_step(whale_session* s, whale_tensor** loss, whale_event** e) {
+  const int64_t dims[] = {WIDE, WIDE};
+  static whale_tensor* x; /* as long as any step */
+  if (x == NULL) OK(whale_tensor_view(WHALE_F32, dims, 2, wide_x, &x));
+  const int32_t first = 0; /* the input, and the loss */
+  return whale_session_step(s, &first, &x, 1, &first, loss, 1, NULL, e);
+}
+
+static void test_busy(void) {
+  whale_session* s = slow_session();
+  whale_tensor *loss = NULL, *other = NULL;
+  int32_t done = 0;
+  int refused = 0;
+  for (int i = 0; i < 20; ++i) { /* on a machine that stands still between two lines, the first step may have ended */
+    whale_event *first = NULL, *second = NULL;
+    OK(slow_step(s, &loss, &first));
+    whale_status* status = slow_step(s, &other, &second);
+    if (status == NULL) {
+      OK(whale_event_wait(second, -1, &done));
+    } else {
+      CHECK(whale_status_code(status) == WHALE_FAILED_PRECONDITION && second == NULL && other == NULL);
+      ++refused;
+    }
+    whale_status_release(status);
+    OK(whale_event_wait(first, -1, &done));
+    whale_event_release(first);
+    whale_event_release(second);
+    whale_tensor_release(other);
+    other = NULL;
+  }
+  CHECK(refused > 0);
+  whale_tensor_release(loss);
+  whale_session_release(s);
+}
+
+/* In a child every function of the parent's session and event answers; no exception, no signal, no waiting for threads
+ * that are not there. */
+static void test_fork(void) {
+  whale_session* s = slow_session();
+  whale_tensor* loss = NULL;
+  whale_event* e = NULL;
+  int32_t done = 0;
+  OK(slow_step(s, &loss, &e)); /* under way while the process forks */
+  const pid_t child = fork();
+  if (child == 0) {
+    failures = 0;
+    alarm(60);
+    whale_event* none = NULL;
+    whale_tensor* t = NULL;
+    whale_text text = {NULL, 0};
+    FAILS(slow_step(s, &loss, &none), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_event_wait(e, -1, &done), WHALE_FAILED_PRECONDITION, "fork()");
+    (void)whale_event_query(e);
+    FAILS(whale_session_read(s, WHALE_STR("w"), &t), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_write(s, WHALE_STR("w"), loss), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_variables_json(s, &text), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_report_json(s, &text), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_timeline_json(s, &text), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_trace(s, 1), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_set_learning_rate(s, 0.5), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_save(s, WHALE_STR("nowhere")), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_load(s, WHALE_STR("nowhere")), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_save_async(s, WHALE_STR("nowhere"), NULL, &none), WHALE_FAILED_PRECONDITION, "fork()");
+    FAILS(whale_session_load_async(s, WHALE_STR("nowhere"), NULL, &none), WHALE_FAILED_PRECONDITION, "fork()");
+    int64_t index = 0;
+    FAILS(whale_event_wait_any(&e, 1, -1, &index), WHALE_FAILED_PRECONDITION, "fork()");
+    whale_memory memory = WHALE_MEMORY_INIT;
+    FAILS(whale_session_memory(s, 0, &memory), WHALE_FAILED_PRECONDITION, "fork()");
+    CHECK(whale_session_learning_rate(s) == -1 && whale_session_iteration(s) == -1 && whale_session_updates(s) == -1);
+    whale_event_release(e);
+    whale_session_release(s);
+    whale_tensor_release(loss);
+    whale_session* own = slow_session(); /* what the child opens is its own */
+    loss = NULL, e = NULL;
+    OK(slow_step(own, &loss, &e));
+    OK(whale_event_wait(e, -1, &done));
+    CHECK(whale_session_iteration(own) == 1);
+    whale_event_release(e);
+    whale_session_release(own);
+    _exit(failures);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fprintf(stderr, "the child ended with %d\n", status);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  whale_tensor_release(loss);
+  whale_session_release(s);
+}
+
+/* ---- events of planning, saving and loading; the log
+ * -------------------------------------------------------------------------------- */
+static int log_has(whale_engine* of, int32_t severity, const char* topic, const char* part) {
+  whale_log* log = NULL;
+  int found = 0;
+  OK(whale_engine_drain_log(of, &log));
+  for (size_t i = 0; i < whale_log_count(log); ++i) {
+    whale_log_record r = WHALE_LOG_RECORD_INIT;
+    char text[512];
+    OK(whale_log_get(log, i, &r));
+    snprintf(text, sizeof text, "%.*s", (int)r.message.size, r.message.data);
+    found += r.severity == severity && same(r.topic, topic) && strstr(text, part) != NULL && r.nanoseconds > 0;
+  }
+  whale_log_record r = WHALE_LOG_RECORD_INIT;
+  FAILS(whale_log_get(log, whale_log_count(log), &r), WHALE_INVALID_ARGUMENT, "`index`");
+  whale_log_release(log);
+  return found;
+}
+
+static void test_log(void) {
+  whale_engine* own;
+  whale_log* log = NULL;
+  OK(whale_engine_create(NULL, &own));
+  OK(whale_engine_drain_log(own, &log));
+  CHECK(whale_log_count(log) == 0 && whale_log_dropped(log) == 0);
+  whale_log_release(log);
+  whale_graph* g = mlp();
+  whale_cluster* c;
+  whale_plan* p;
+  OK(whale_cluster_create(own, WHALE_STR("ref:2"), &c));
+  OK(whale_plan_create(own, g, c, NULL, &p));
+  CHECK(log_has(own, WHALE_SEVERITY_INFO, "plan", "'mlp' is planned for 2 device(s)") == 1);
+  CHECK(log_has(own, WHALE_SEVERITY_INFO, "plan", "'mlp' is planned") == 0); /* drained */
+  whale_session* s;
+  OK(whale_session_create(own, p, NULL, &s));
+  CHECK(log_has(own, WHALE_SEVERITY_INFO, "session", "'mlp' runs on 2 device(s)") == 1);
+  whale_session_release(s);
+  whale_plan_release(p);
+  /* More than are kept: the oldest go, and are counted. */
+  size_t made = 0;
+  for (int64_t dropped = 0; dropped == 0 && made < 1500; ++made) {
+    OK(whale_plan_create(own, g, c, NULL, &p));
+    whale_plan_release(p);
+    if (made % 100 != 99) continue;
+    for (int i = 0; i < 20; ++i) {
+      OK(whale_plan_create(own, g, c, NULL, &p));
+      whale_plan_release(p);
+    }
+    if (made < 1099) continue;
+    OK(whale_engine_drain_log(own, &log));
+    CHECK(whale_log_count(log) == 1000);
+    dropped = whale_log_dropped(log);
+    CHECK(dropped > 0);
+    whale_log_release(log);
+  }
+  CHECK(made == 1100);
+  OK(whale_engine_drain_log(own, &log));
+  CHECK(whale_log_count(log) == 0 && whale_log_dropped(log) == 0);
+  whale_log_release(log);
+  whale_log_release(NULL);
+  FAILS(whale_engine_drain_log(own, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(whale_log_count(NULL) == 0 && whale_log_dropped(NULL) == 0);
+  whale_cluster_release(c);
+  whale_graph_release(g);
+  whale_engine_release(own);
+}
+
+static void test_events(void) {
+  whale_graph* g = mlp();
+  whale_cluster* c;
+  whale_plan* p = NULL;
+  whale_event *e = NULL, *other = NULL, *none = NULL;
+  whale_cancel* cancel = NULL;
+  int32_t done = 0;
+  int64_t index = -7;
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &c));
+  OK(whale_cancel_create(&cancel));
+  /* Planning. */
+  FAILS(whale_plan_create_async(engine, NULL, c, NULL, &e), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
+  FAILS(whale_plan_create_async(engine, g, c, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
+  o.precision = 9;
+  FAILS(whale_plan_create_async(engine, g, c, &o, &e), WHALE_INVALID_ARGUMENT, "options.precision");
+  o.precision = 0, o.timeout_seconds = -1;
+  FAILS(whale_plan_create_async(engine, g, c, &o, &e), WHALE_INVALID_ARGUMENT, "number of seconds");
+  o.timeout_seconds = 0;
+  CHECK(e == NULL);
+  char strategy[] = "replica(2)";
+  o.strategy = str(strategy);
+  o.cancel = cancel;
+  OK(whale_plan_create_async(engine, g, c, &o, &e));
+  memset(strategy, '?', sizeof strategy - 1); /* nothing of the caller's is looked at any more */
+  OK(whale_event_wait(e, -1, &done));
+  CHECK(done == 1);
+  OK(whale_event_plan(e, &p));
+  CHECK(whale_plan_device_count(p) == 2);
+  whale_plan* twice = NULL;
+  OK(whale_event_plan(e, &twice));
+  whale_plan_release(twice);
+  whale_event_release(e);
+  e = NULL;
+  /* What is wrong with the plan, and a cancelled one, are the event's errors. */
+  o.strategy = WHALE_STR("replica(3)");
+  OK(whale_plan_create_async(engine, g, c, &o, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_INVALID_ARGUMENT, "replica");
+  FAILS(whale_event_plan(e, &twice), WHALE_INVALID_ARGUMENT, "replica");
+  whale_event_release(e);
+  whale_cancel_trigger(cancel);
+  o.strategy = WHALE_STR("");
+  OK(whale_plan_create_async(engine, g, c, &o, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_CANCELLED, "planning was cancelled");
+  whale_event_release(e);
+  whale_cancel_release(cancel);
+  /* Released while it is under way. */
+  OK(whale_plan_create_async(engine, g, c, NULL, &e));
+  whale_cluster_release(c);
+  whale_graph_release(g);
+  whale_event_release(e);
+  e = NULL;
+
+  /* The first of several. */
+  whale_session *s = slow_session(), *quick = NULL;
+  whale_tensor *loss = NULL, *fetched = NULL;
+  OK(whale_session_create(engine, p, NULL, &quick));
+  whale_plan_release(p);
+  FAILS(whale_event_wait_any(NULL, 0, -1, &index), WHALE_INVALID_ARGUMENT, "no event");
+  FAILS(whale_event_wait_any(&none, 1, -1, &index), WHALE_INVALID_ARGUMENT, "no event");
+  FAILS(whale_event_wait_any(NULL, 1, -1, &index), WHALE_INVALID_ARGUMENT, "`events` is NULL");
+  CHECK(index == -7);
+  for (int i = 0; i < 10; ++i) {
+    OK(slow_step(s, &loss, &e));
+    float x[BATCH][IN] = {{0}};
+    const int64_t x_dims[] = {BATCH, IN};
+    whale_tensor* in;
+    int32_t input, output;
+    OK(whale_session_input(quick, WHALE_STR("x"), &input));
+    OK(whale_session_output(quick, WHALE_STR("logits"), &output));
+    OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in));
+    OK(whale_session_eval(quick, &input, &in, 1, &output, &fetched, 1, NULL, &other));
+    whale_event* const all[] = {NULL, e, other};
+    OK(whale_event_wait_any(all, 3, 0, &index));
+    CHECK(index >= -1 && index != 0 && (index == -1 || whale_event_query(all[index]) == 1));
+    OK(whale_event_wait_any(all, 3, -1, &index));
+    CHECK((index == 1 || index == 2) && whale_event_query(all[index]) == 1);
+    CHECK(index == 1 || whale_event_query(e) == 0 || whale_event_query(other) == 1);
+    FAILS(whale_event_plan(e, &twice), WHALE_FAILED_PRECONDITION, "not of whale_plan_create_async");
+    OK(whale_event_wait(other, -1, &done));
+    OK(whale_event_wait(e, -1, &done));
+    OK(whale_event_wait_any(all, 3, -1, &index)); /* both: the first of the array */
+    CHECK(index == 1);
+    whale_event_release(e);
+    whale_event_release(other);
+    whale_tensor_release(in);
+  }
+  whale_tensor_release(fetched);
+  whale_session_release(quick);
+
+  /* Saving and loading. */
+  char folder[] = "capi_test_XXXXXX", path[64], command[80];
+  CHECK(mkdtemp(folder) != NULL);
+  snprintf(path, sizeof path, "%s/step", folder);
+  FAILS(whale_session_save_async(s, WHALE_STR(""), NULL, &e), WHALE_INVALID_ARGUMENT, "`directory` is empty");
+  FAILS(whale_session_save_async(s, str(path), NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_session_load_async(NULL, str(path), NULL, &e), WHALE_INVALID_ARGUMENT, "`session` is NULL");
+  OK(whale_session_load_async(s, str(path), NULL, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_NOT_FOUND, path);
+  CHECK(done == 1 && whale_session_iteration(s) == 10);
+  whale_event_release(e);
+  (void)log_has(engine, 0, "", ""); /* drained */
+  int refused = 0;
+  for (int i = 0; i < 20; ++i) {
+    OK(whale_session_save_async(s, str(path), NULL, &e));
+    other = NULL;
+    whale_status* status = slow_step(s, &loss, &other);
+    if (status != NULL) {
+      CHECK(whale_status_code(status) == WHALE_FAILED_PRECONDITION && other == NULL);
+      ++refused;
+    } else {
+      CHECK(whale_event_query(e) == 1); /* the save had ended */
+      OK(whale_event_wait(other, -1, &done));
+      whale_event_release(other);
+    }
+    whale_status_release(status);
+    const int64_t iteration = whale_session_iteration(s); /* waits for the save */
+    CHECK(iteration >= 10 && whale_event_query(e) == 1);
+    OK(whale_event_wait(e, -1, &done));
+    whale_event_release(e);
+  }
+  CHECK(refused > 0);
+  CHECK(log_has(engine, WHALE_SEVERITY_INFO, "checkpoint", "saved 'slow' after") == 20);
+  const int64_t before = whale_session_iteration(s);
+  OK(whale_session_save(s, str(path)));
+  OK(slow_step(s, &loss, &e));
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  OK(whale_cancel_create(&cancel));
+  whale_cancel_trigger(cancel);
+  OK(whale_session_save_async(s, str(path), cancel, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_CANCELLED, "saving was cancelled");
+  whale_event_release(e);
+  OK(whale_session_load_async(s, str(path), cancel, &e));
+  FAILS(whale_event_wait(e, -1, &done), WHALE_CANCELLED, "loading was cancelled");
+  whale_event_release(e);
+  CHECK(whale_session_iteration(s) == before + 1);
+  OK(whale_session_load_async(s, str(path), NULL, &e)); /* the previous checkpoint */
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  CHECK(whale_session_iteration(s) == before);
+  CHECK(log_has(engine, WHALE_SEVERITY_INFO, "checkpoint", "loaded 'slow' after") == 1);
+  OK(whale_session_save_async(s, str(path), NULL, &e));
+  whale_session_release(s); /* waits for it */
+  CHECK(whale_event_query(e) == 1);
+  OK(whale_event_wait(e, -1, &done));
+  whale_event_release(e);
+  whale_cancel_release(cancel);
+  whale_tensor_release(loss);
+  snprintf(command, sizeof command, "rm -r %s", folder);
+  CHECK(system(command) == 0);
+}
+
 int main(void) {
   OK(whale_engine_create(NULL, &engine));
+  test_version();
   test_engine();
+  test_defaults();
   test_tensors();
   test_graph();
   test_graph_errors();
+  test_scopes();
+  test_gradients();
   test_cluster();
   test_plan();
   test_session("ref:2");
   test_session("ref:1");
+  test_busy();
+  test_fork();
+  test_log();
+  test_events();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures > 0;

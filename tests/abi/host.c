@@ -92,7 +92,7 @@ static whale_graph* model(void) {
   t.learning_rate = 0.01;
   t.weight_decay = 0.1;
   t.clip_norm = 0.7;
-  t.schedule = WHALE_LR_COSINE;
+  t.lr_schedule = WHALE_LR_COSINE;
   t.total_steps = 7;
   OK(whale_graph_minimize(g, h, &t));
   OK(whale_graph_seal(g));
@@ -104,7 +104,7 @@ static whale_plan* planned(const char* devices, int precision) {
   whale_cluster* c;
   whale_plan* p;
   whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
-  o.precision = precision + 1;
+  o.precision = precision;
   o.accumulation = 2;
   OK(whale_cluster_create(engine, str(devices), &c));
   OK(whale_plan_create(engine, g, c, &o, &p));
@@ -125,21 +125,25 @@ static int wide; /* precision f64 */
 static int32_t inputs_y[BATCH];
 static whale_status* tried(whale_session* s, int eval, int64_t batch, uint64_t* h) {
   const int64_t x_dims[] = {batch, IN}, y_dims[] = {batch};
-  whale_named_tensor in[2] = {{WHALE_STR("x"), NULL}, {WHALE_STR("y"), NULL}}, out[1] = {{WHALE_STR("loss"), NULL}};
+  whale_tensor *in[2], *out[1] = {NULL};
+  int32_t inputs[2], outputs[1];
   whale_event* e;
   int32_t done = 0;
-  OK(whale_tensor_view(wide ? WHALE_F64 : WHALE_F32, x_dims, 2, wide ? (void*)wide_x : (void*)inputs_x, &in[0].tensor));
-  OK(whale_tensor_view(WHALE_I32, y_dims, 1, inputs_y, &in[1].tensor));
-  whale_status* status = (eval ? whale_session_eval : whale_session_step)(s, in, 2, out, 1, NULL, &e);
+  OK(whale_tensor_view(wide ? WHALE_F64 : WHALE_F32, x_dims, 2, wide ? (void*)wide_x : (void*)inputs_x, &in[0]));
+  OK(whale_tensor_view(WHALE_I32, y_dims, 1, inputs_y, &in[1]));
+  OK(whale_session_input(s, WHALE_STR("x"), &inputs[0]));
+  OK(whale_session_input(s, WHALE_STR("y"), &inputs[1]));
+  OK(whale_session_output(s, WHALE_STR("loss"), &outputs[0]));
+  whale_status* status = (eval ? whale_session_eval : whale_session_step)(s, inputs, in, 2, outputs, out, 1, NULL, &e);
   if (status == NULL) {
     status = whale_event_wait(e, -1, &done);
     whale_event_release(e);
   }
   if (status == NULL) {
-    *h = digest(*h, whale_tensor_data(out[0].tensor), whale_tensor_bytes(out[0].tensor));
-    whale_tensor_release(out[0].tensor);
+    *h = digest(*h, whale_tensor_data(out[0]), whale_tensor_bytes(out[0]));
+    whale_tensor_release(out[0]);
   }
-  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i].tensor);
+  for (int i = 0; i < 2; ++i) whale_tensor_release(in[i]);
   return status;
 }
 static uint64_t run(whale_session* s, int eval, int64_t batch, uint64_t h) {
@@ -201,7 +205,7 @@ static int train(const char* mode, const char* devices, int precision) {
   OK(whale_plan_summary(p, &text)); /* rounded figures are text too */
   h = digest(h, text.data, text.size);
   whale_text_release(&text);
-  OK(whale_session_report(s, &text));
+  OK(whale_session_report_json(s, &text));
   whale_text_release(&text);
   whale_session_release(s);
   whale_plan_release(p);
@@ -239,7 +243,7 @@ static int threads(const char* devices) {
   fill_inputs();
   OK(whale_engine_create(NULL, &engine));
   whale_text text = {NULL, 0};
-  OK(whale_engine_devices(engine, 0, &text));
+  OK(whale_engine_devices(engine, &text));
   whale_text_release(&text);
   whale_plan* p = planned(devices, WHALE_PRECISION_F32);
   for (int limit = 1; limit < 64; ++limit) {
@@ -257,7 +261,7 @@ static int addresses(const char* devices, int precision, long mib) {
   fill_inputs();
   OK(whale_engine_create(NULL, &engine));
   whale_text text = {NULL, 0};
-  OK(whale_engine_devices(engine, 0, &text));
+  OK(whale_engine_devices(engine, &text));
   whale_text_release(&text);
   whale_plan* p = planned(devices, precision);
   long pages = 0;

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 HOST = sys.argv[1]
-F32, BF16, F64, F16 = "0", "1", "2", "3"
+F32, BF16, F64, F16 = "1", "2", "3", "4"
 RESOURCE_EXHAUSTED = "8"
 failures = 0
 

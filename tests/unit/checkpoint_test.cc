@@ -397,7 +397,7 @@ TEST_CASE("checkpoint: format 1 is read, and replaced; a newer one is refused wi
   put(at + "/whale.json", "{\n  \"format\": 3,\n  \"library\": \"9.1.0\"\n}\n");
   const Error e = error_of([&] { open_checkpoint(at); });
   CHECK(says(e, Code::kFailedPrecondition, "format 3, written by libwhale 9.1.0"));
-  CHECK(says(e, Code::kFailedPrecondition, "libwhale 0.1.0, which reads formats 1 to 2"));
+  CHECK(says(e, Code::kFailedPrecondition, "libwhale 0.2.0, which reads formats 1 to 2"));
 }
 
 TEST_CASE("files: what is no regular file is refused by every reader and not waited for") {

@@ -1,4 +1,4 @@
-"""The op table of a built library, for the generators: a list of dicts as whale_engine_ops gives it."""
+"""The op table of a built library, for the generators: a list of dicts as whale_engine_ops_json gives it."""
 import ctypes
 import importlib.util
 import json
@@ -15,7 +15,7 @@ def load() -> list[dict]:
     library = abi.declare(ctypes.CDLL(os.environ.get("WHALE_LIBRARY", str(ROOT / "build" / "capi" / "libwhale.so"))))
     engine, text = ctypes.c_void_p(), abi.whale_text()
     assert not library.whale_engine_create(None, ctypes.byref(engine))
-    assert not library.whale_engine_ops(engine, ctypes.byref(text))
+    assert not library.whale_engine_ops_json(engine, ctypes.byref(text))
     table = json.loads(ctypes.string_at(ctypes.cast(text.data, ctypes.c_void_p), text.size))
     library.whale_text_release(ctypes.byref(text))
     library.whale_engine_release(engine)

@@ -20,7 +20,7 @@ Value Builder::parameter(const std::string& name, const Dims& dims, Init init, b
   options.b = init.b;
   options.buffer = buffer;
   options.frozen = buffer;
-  options.no_decay = !decay;
+  options.decay = decay ? WHALE_DECAY_BY_RANK : WHALE_DECAY_NEVER;
   Value out = WHALE_NONE;
   check(whale_graph_parameter(graph(), str(name), WHALE_F32, dims.data(), dims.size(), &options, &out));
   return out;

@@ -151,7 +151,9 @@ void add_inspect(CLI::App& app) {
                         ? "--json shows everything: leave --level out"
                         : "'" + shown(state->path) + "' is a directory: a checkpoint has no levels, leave --level out");
     if (is_directory(state->path)) {
-      std::printf("%s\n", text(whale_checkpoint_inspect, str(state->path), static_cast<int32_t>(state->json)).c_str());
+      std::printf(
+          "%s\n",
+          text(state->json ? whale_checkpoint_inspect_json : whale_checkpoint_inspect, str(state->path)).c_str());
       return;
     }
     const std::string& level = state->level;
@@ -249,9 +251,8 @@ void add_plan(CLI::App& app) {
     }
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
-    const auto as_json = static_cast<int32_t>(state->json);
-    std::printf("%s\n", (state->bridges   ? text(whale_plan_bridges, p, as_json)
-                         : state->choices ? text(whale_plan_choices, p, as_json)
+    std::printf("%s\n", (state->bridges   ? text(state->json ? whale_plan_bridges_json : whale_plan_bridges, p)
+                         : state->choices ? text(state->json ? whale_plan_choices_json : whale_plan_choices, p)
                          : state->json    ? text(whale_plan_json, p)
                          : state->all     ? text(whale_plan_print, p)
                                           : text(whale_plan_summary, p))
@@ -268,7 +269,7 @@ void add_devices(CLI::App& app) {
   command->add_flag("--json", *json, "as JSON");
   command->callback([json] {
     const Engine engine = make_engine();
-    std::printf("%s\n", text(whale_engine_devices, engine.get(), static_cast<int32_t>(*json)).c_str());
+    std::printf("%s\n", text(*json ? whale_engine_devices_json : whale_engine_devices, engine.get()).c_str());
   });
 }
 

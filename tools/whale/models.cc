@@ -387,7 +387,8 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   training.lazy = o.lazy == 1;
   training.learning_rate = o.learning_rate;
   training.weight_decay = o.weight_decay;
-  if (o.optimizer == "adafactor") training.epsilon = 1e-30;
+  training.epsilon = o.optimizer == "adafactor" ? 1e-30 : 1e-8;
+  training.zeros = o.learning_rate == 0 ? WHALE_ZERO_LEARNING_RATE : 0;
   training.clip_norm = o.clip;
   training.accumulation = o.accumulation;
   training.precision = pick("precision", o.precision,
@@ -395,11 +396,11 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
                              {"bf16", WHALE_PRECISION_BF16},
                              {"f16", WHALE_PRECISION_F16},
                              {"f64", WHALE_PRECISION_F64}});
-  training.schedule = pick("schedule", o.schedule,
-                           {{"constant", WHALE_LR_CONSTANT},
-                            {"linear", WHALE_LR_LINEAR},
-                            {"cosine", WHALE_LR_COSINE},
-                            {"inverse_sqrt", WHALE_LR_INVERSE_SQRT}});
+  training.lr_schedule = pick("schedule", o.schedule,
+                              {{"constant", WHALE_LR_CONSTANT},
+                               {"linear", WHALE_LR_LINEAR},
+                               {"cosine", WHALE_LR_COSINE},
+                               {"inverse_sqrt", WHALE_LR_INVERSE_SQRT}});
   training.warmup_steps = o.warmup;
   training.total_steps = o.total_steps;
 

@@ -92,7 +92,7 @@ const Row kRows[] = {
     {"gradient-dtype", "f32, bf16, f16: what replicas sum gradients in", Kind::kText, 0,
      [](const std::string& text, Options& to) {
        to.c.gradient_dtype =
-           choose("gradient dtype", text, {{"f32", WHALE_F32 + 1}, {"bf16", WHALE_BF16 + 1}, {"f16", WHALE_F16 + 1}});
+           choose("gradient dtype", text, {{"f32", WHALE_F32}, {"bf16", WHALE_BF16}, {"f16", WHALE_F16}});
      }},
     {"update", "auto, whole, sliced: replicas update everything, or their slice and gather", Kind::kText, 0,
      [](const std::string& text, Options& to) {
@@ -147,10 +147,10 @@ auto with_options(whale_engine* engine, const whale_graph* graph, const PlanArgu
   options.c.fetch = options.fetch.data(), options.c.fetch_count = options.fetch.size();
   if (!arguments.precision.empty())
     options.c.precision = choose("precision", arguments.precision,
-                                 {{"f32", WHALE_PRECISION_F32 + 1},
-                                  {"bf16", WHALE_PRECISION_BF16 + 1},
-                                  {"f16", WHALE_PRECISION_F16 + 1},
-                                  {"f64", WHALE_PRECISION_F64 + 1}});
+                                 {{"f32", WHALE_PRECISION_F32},
+                                  {"bf16", WHALE_PRECISION_BF16},
+                                  {"f16", WHALE_PRECISION_F16},
+                                  {"f64", WHALE_PRECISION_F64}});
   for (const Row& row : kRows)
     if (const auto it = arguments.given.find(row.name); it != arguments.given.end()) row.read(it->second, options);
   options.c.timeout_seconds = arguments.timeout;
@@ -213,7 +213,7 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
 
 std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json) {
   return with_options(engine, graph, arguments,
-                      [&](auto... all) { return text(whale_plan_estimate, all..., static_cast<int32_t>(json)); });
+                      [&](auto... all) { return text(json ? whale_plan_estimate_json : whale_plan_estimate, all...); });
 }
 
 }  // namespace tool

@@ -153,7 +153,7 @@ void add_run(CLI::App& app, int& exit_code) {
     uint64_t data_seed = state->session.seed;
     if (!state->load.empty()) {
       check(whale_session_load(runner.session(), str(state->load)));
-      const auto loaded = nlohmann::json::parse(text(whale_session_report, runner.session())).at("loaded");
+      const auto loaded = nlohmann::json::parse(text(whale_session_report_json, runner.session())).at("loaded");
       if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
       if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
         std::fprintf(
@@ -214,7 +214,7 @@ void add_run(CLI::App& app, int& exit_code) {
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "
                    "is halved by each (--loss-scale)\n",
                    static_cast<long>(skipped), static_cast<long>(i - 1));
-    if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline, runner.session()));
+    if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline_json, runner.session()));
     if (!whole) {
       progress.leave();
       std::fprintf(stderr, "whale: interrupted after step %ld, %s%s\n",
@@ -306,7 +306,7 @@ void add_bench(CLI::App& app) {
         const double start = seconds_now();
         runner.step(pool[k++ % pool.size()]);
         const double seconds = seconds_now() - start;
-        const auto report = nlohmann::json::parse(text(whale_session_report, runner.session()));
+        const auto report = nlohmann::json::parse(text(whale_session_report_json, runner.session()));
         double outside = 0;
         for (const auto& device : report["devices"])
           outside += device["seconds"]["cpu"].get<double>() - device["seconds"]["cpu_inside"].get<double>();
@@ -315,7 +315,7 @@ void add_bench(CLI::App& app) {
       std::sort(shares.begin(), shares.end());
       line["overhead"] = shares[shares.size() / 2];
     }
-    if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report, runner.session()));
+    if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report_json, runner.session()));
     std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   });
 }

@@ -17,21 +17,23 @@ using StepFunction = decltype(&whale_session_step);
 double run(whale_session* session, StepFunction function, const Batch& batch, const std::vector<std::string>& names,
            std::vector<Tensor>& fetched) {
   std::vector<Tensor> tensors;
-  std::vector<whale_named_tensor> inputs;
+  std::vector<int32_t> inputs, outputs(1 + names.size());
+  std::vector<whale_tensor*> fed, out(outputs.size());
   for (const Array& array : batch) {
     tensors.push_back(own<Tensor>(whale_tensor_view, array.dtype, array.dims.data(), array.dims.size(),
                                   static_cast<void*>(const_cast<uint8_t*>(array.bytes.data()))));
-    inputs.push_back({str(array.name), tensors.back().get()});
+    fed.push_back(tensors.back().get());
+    check(whale_session_input(session, str(array.name), &inputs.emplace_back()));
   }
-  std::vector<whale_named_tensor> outputs{{WHALE_STR("loss"), nullptr}};
-  for (const std::string& name : names) outputs.push_back({str(name), nullptr});
-  const Event event = own<Event>(function, session, inputs.data(), inputs.size(), outputs.data(), outputs.size(),
-                                 static_cast<whale_cancel*>(nullptr));
+  for (size_t i = 0; i < outputs.size(); ++i)
+    check(whale_session_output(session, i == 0 ? WHALE_STR("loss") : str(names[i - 1]), &outputs[i]));
+  const Event event = own<Event>(function, session, inputs.data(), fed.data(), fed.size(), outputs.data(), out.data(),
+                                 out.size(), static_cast<whale_cancel*>(nullptr));
   int32_t done = 0;
   check(whale_event_wait(event.get(), -1, &done));
-  const Tensor loss(outputs[0].tensor);
+  const Tensor loss(out[0]);
   fetched.clear();
-  for (size_t i = 1; i < outputs.size(); ++i) fetched.emplace_back(outputs[i].tensor);
+  for (size_t i = 1; i < out.size(); ++i) fetched.emplace_back(out[i]);
   return values_of(loss.get()).data.at(0);
 }
 

@@ -16,6 +16,13 @@ using Json = nlohmann::json;
 
 constexpr int kMoved = 2;
 
+// The fields that are 0 and mean it.
+int32_t zeros_of(const whale_training_options& o) {
+  return (o.learning_rate == 0 ? WHALE_ZERO_LEARNING_RATE : 0) | (o.beta1 == 0 ? WHALE_ZERO_BETA1 : 0) |
+         (o.beta2 == 0 ? WHALE_ZERO_BETA2 : 0) | (o.epsilon == 0 ? WHALE_ZERO_EPSILON : 0) |
+         (o.decay_rate == 0 ? WHALE_ZERO_DECAY_RATE : 0);
+}
+
 whale_training_options training_of(const Json& graph) {
   const Json& given = graph.at("training");
   whale_training_options out = WHALE_TRAINING_OPTIONS_INIT;
@@ -29,12 +36,13 @@ whale_training_options training_of(const Json& graph) {
   out.beta1 = given.at("beta1"), out.beta2 = given.at("beta2"), out.epsilon = given.at("epsilon");
   out.weight_decay = given.at("weight_decay");
   out.decay_rate = given.at("decay_rate"), out.clip_threshold = given.at("clip_threshold");
+  out.zeros = zeros_of(out);  // they are those of the graph, not defaults
   out.clip_norm = given.at("clip_norm");
   const std::map<std::string, int32_t> schedules = {{"constant", WHALE_LR_CONSTANT},
                                                     {"linear", WHALE_LR_LINEAR},
                                                     {"cosine", WHALE_LR_COSINE},
                                                     {"inverse_sqrt", WHALE_LR_INVERSE_SQRT}};
-  out.schedule = schedules.at(given.at("schedule"));
+  out.lr_schedule = schedules.at(given.at("schedule"));
   out.warmup_steps = given.at("warmup_steps"), out.total_steps = given.at("total_steps");
   out.final_fraction = given.at("final_fraction");
   return out;
@@ -52,7 +60,7 @@ Plan update_plan(whale_engine* engine, const std::string& graph_json, const std:
     if (std::find(parameters.begin(), parameters.end(), name) == parameters.end()) continue;
     const Dims dims = graph.at("tensors").at(variable.at("tensor").get<size_t>()).at("dims");
     whale_parameter_options options = WHALE_PARAMETER_OPTIONS_INIT;
-    options.no_decay = variable.at("decay").get<bool>() ? -1 : 1;
+    options.decay = variable.at("decay").get<bool>() ? WHALE_DECAY_ALWAYS : WHALE_DECAY_NEVER;
     Value parameter = WHALE_NONE;
     check(whale_graph_parameter(b.graph(), str(name), WHALE_F32, dims.data(), dims.size(), &options, &parameter));
     const Value term = b.mul(parameter, b.input("grad:" + name, WHALE_F32, dims, -1));

@@ -34,7 +34,7 @@ Tensor like(const whale_tensor* tensor, int dtype) {
 }  // namespace
 
 std::vector<Variable> variables_of(const Runner& runner) {
-  const nlohmann::json rows = nlohmann::json::parse(text(whale_session_variables, runner.session()));
+  const nlohmann::json rows = nlohmann::json::parse(text(whale_session_variables_json, runner.session()));
   std::map<std::string, int64_t> copies;
   for (const auto& row : rows) copies.emplace(row.at("name"), std::ssize(row.at("copies")));
   std::vector<Variable> out;

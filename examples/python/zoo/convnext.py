@@ -37,7 +37,7 @@ def model(batch: int = 32, size: int = 16, dims: tuple = (16, 32), depth: int = 
             logits = wh.nn.linear(wh.nn.layer_norm(wh.nn.global_avg_pool(x)), MOST + 1, name="head")
             loss = wh.nn.cross_entropy(logits, counts, label_smoothing=0.1)
         g.output("logits", logits)
-        g.minimize(loss, wh.AdamW(3e-3, weight_decay=0.05, schedule=wh.cosine(300, warmup=20)))
+        g.minimize(loss, wh.AdamW(3e-3, weight_decay=0.05, lr_schedule=wh.cosine(300, warmup=20)))
     return g
 
 

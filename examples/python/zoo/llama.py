@@ -40,7 +40,7 @@ def model(batch: int = 8, length: int = 48, vocabulary: int = 128, dim: int = 48
             logits = wh.nn.linear(wh.nn.rms_norm(x), vocabulary, bias=False, name="head")
             loss = wh.nn.cross_entropy(logits, targets)
         g.output("logits", logits)
-        g.minimize(loss, wh.AdamW(5e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule=wh.cosine(200, warmup=10, final=0.1)),
+        g.minimize(loss, wh.AdamW(5e-3, betas=(0.9, 0.95), weight_decay=0.1, lr_schedule=wh.cosine(200, warmup=10, final=0.1)),
                    clip_norm=1.0)
     return g
 

@@ -70,7 +70,7 @@ REFUSED = {
     "lazy": (lambda: wh.Adam(lazy="no"), "'lazy' is 'no', expected True or False"),
     "split": (lambda: wh.SGD(split=0), "'split' is 0, expected True or False"),
     "base": (lambda: wh.Optimizer(0.1), "base of SGD"),
-    "schedule text": (lambda: wh.SGD(0.1, schedule="cosine"), "'schedule' is 'cosine'"),
+    "schedule text": (lambda: wh.SGD(0.1, lr_schedule="cosine"), "'lr_schedule' is 'cosine'"),
     "schedule kind": (lambda: wh.Schedule("exp"), "'kind' is 'exp'.*inverse_sqrt"),
     "warmup": (lambda: wh.cosine(100, warmup=0.1), "'warmup' is 0.1"),
     "warmup too long": (lambda: wh.linear(100, warmup=100), "'total_steps' is 100.*100 updates"),
@@ -319,6 +319,21 @@ def test_rotary_between_sequences_turns_queries_and_keys():
     scores = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) / 2)
     out = np.einsum("bhqk,bkhd->bqhd", scores / scores.sum(-1, keepdims=True), v).reshape(2, 3, 8) @ p["attention.out.weight"]
     np.testing.assert_allclose(job.eval(**feeds)["turned"], out, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [wh.SGD, wh.Adam, wh.AdamW, wh.Lamb, wh.Adagrad, wh.Adafactor])
+def test_an_argument_of_an_earlier_version_names_its_successor(optimizer):
+    with pytest.raises(TypeError, match=f"{optimizer.__name__}.*'schedule' since whale 0.2: it is called 'lr_schedule'"):
+        optimizer(0.1, schedule=wh.cosine(10))
+
+
+def test_a_number_that_is_0_is_no_default():
+    """Zero is the default in whale.h; here it is a number."""
+    g = wh.Graph()
+    with g:
+        g.minimize(wh.parameter("w", (2, 2)).sum(), wh.Adam(0.0, betas=(0.0, 0.5), epsilon=0))
+    training = g.to_dict()["training"]
+    assert (training["learning_rate"], training["beta1"], training["beta2"], training["epsilon"]) == (0, 0, 0.5, 0)
 
 
 def test_weight_decay_where_it_was_asked_for():

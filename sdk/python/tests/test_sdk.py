@@ -140,7 +140,7 @@ def test_an_output_is_evaluated_without_the_targets(loss, strategy, devices):
 
 
 def test_read_write_learning_rate():
-    job = wh.plan(classifier(optimizer=wh.SGD(0.1, schedule=wh.cosine(100, warmup=10))), devices="cpu:2").start()
+    job = wh.plan(classifier(optimizer=wh.SGD(0.1, lr_schedule=wh.cosine(100, warmup=10))), devices="cpu:2").start()
     job.write("head.bias", np.array([1, 2, 3], np.float32))
     np.testing.assert_array_equal(job.read("head.bias"), [1, 2, 3])
     job.learning_rate = 0.0
@@ -358,6 +358,23 @@ def test_interrupt_stops_a_running_step():
         job.step(x=np.ones((512, 512), np.float32))
     assert time.monotonic() - start < 60
     np.testing.assert_array_equal(job.read("w"), before)
+
+
+def test_what_the_engine_noticed_is_drained(tmp_path):
+    wh.drain_log()
+    plan = wh.plan(classifier(), devices="ref:2")
+    job = plan.start()
+    job.save(tmp_path / "a")
+    without_state = wh.plan(classifier(optimizer=wh.SGD(0.1)), devices="ref:1").start()
+    with pytest.warns(UserWarning, match="left out"):
+        without_state.load(tmp_path / "a")
+    log = wh.drain_log()
+    said = [(row["severity"], row["topic"], row["message"]) for row in log]
+    assert [message.split(":")[0] for _, topic, message in said if topic == "session"] == ["'classifier' runs on 2 device(s)", "'classifier' runs on 1 device(s)"]
+    assert any(severity == "info" and message.startswith("saved 'classifier' after 0 updates to") for severity, _, message in said)
+    assert any(severity == "warning" and "it was left out" in message for severity, topic, message in said if topic == "checkpoint")
+    assert [row["nanoseconds"] for row in log] == sorted(row["nanoseconds"] for row in log)
+    assert wh.drain_log() == []
 
 
 def test_dlpack_both_ways():

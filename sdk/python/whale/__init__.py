@@ -17,7 +17,7 @@ from ._library import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExce
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
 from .graph import (Graph, Init, Tensor, cluster, constant, from_file, input, normal, ones, parameter, pipeline, replica, scope,
                     split, stage, truncated_normal, uniform, zeros)
-from .job import Interrupted, Job, Plan, devices, estimate, inspect_checkpoint, plan
+from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, Schedule, cosine, linear
 from .progress import progress
 

@@ -98,6 +98,10 @@ _CODES = {getattr(_abi, f"WHALE_{name}"): name for name in _KINDS}
 _DAMAGE = {0: "call", 1: "step", 2: "session", 3: "peer_lost"}
 
 
+def text_of(value: _abi.whale_str) -> str:
+    return value.data[:value.size].decode("utf-8", "replace") if value.data else ""
+
+
 def _candidates() -> list[pathlib.Path]:
     package = pathlib.Path(__file__).resolve().parent
     places = []
@@ -111,12 +115,18 @@ def _candidates() -> list[pathlib.Path]:
 
 def _load() -> ctypes.CDLL:
     tried = []
-    for place in [*_candidates(), "libwhale.so.0"]:
+    for place in [*_candidates(), "libwhale.so.0.2"]:
         if isinstance(place, pathlib.Path) and not place.exists():
             tried.append(str(place))
             continue
         try:
-            return _abi.declare(ctypes.CDLL(str(place)))
+            library = _abi.declare(ctypes.CDLL(str(place)))
+            if refusal := library.whale_abi_check(_abi.WHALE_VERSION_NUMBER):
+                message = text_of(library.whale_status_message(refusal))
+                library.whale_status_release(refusal)
+                tried.append(f"{place} ({message})")
+                continue
+            return library
         except OSError as error:
             tried.append(f"{place} ({error})")
         except AttributeError as error:
@@ -144,10 +154,6 @@ def string(text: str | None) -> _abi.whale_str:
     return result
 
 
-def text_of(value: _abi.whale_str) -> str:
-    return value.data[:value.size].decode("utf-8", "replace") if value.data else ""
-
-
 def _in_words_of_python(message: str) -> str:
     """What whale.h calls a field of its options is an argument here; the engine's are those of ``configure``."""
     message = re.sub(r"argument `(?:options\.)?(\w+)`", r"argument '\1'", message)
@@ -171,24 +177,25 @@ def check(status: int | None) -> None:
     raise error
 
 
-def bytes_of(text: _abi.whale_text) -> bytes:
-    # Not text.data: that is a copy in an object of its own, which may be gone before it is read.
-    address = c_void_p.from_buffer(text, _abi.whale_text.data.offset).value
-    return ctypes.string_at(address, text.size) if text.size else b""
+def _take(kind: type, release, function, arguments: tuple) -> bytes:
+    out = kind()
+    check(function(*arguments, byref(out)))
+    try:
+        # Not out.data: that is a copy in an object of its own, which may be gone before it is read.
+        address = c_void_p.from_buffer(out, kind.data.offset).value
+        return ctypes.string_at(address, out.size) if out.size else b""
+    finally:
+        release(byref(out))
 
 
 def take_bytes(function, *arguments) -> bytes:
-    """Calls a function whose last parameter is `whale_text *out`, and returns the text's bytes."""
-    out = _abi.whale_text()
-    check(function(*arguments, byref(out)))
-    try:
-        return bytes_of(out)
-    finally:
-        lib.whale_text_release(byref(out))
+    """Calls a function whose last parameter is `whale_bytes *out`."""
+    return _take(_abi.whale_bytes, lib.whale_bytes_release, function, arguments)
 
 
 def take_text(function, *arguments) -> str:
-    return take_bytes(function, *arguments).decode()
+    """Calls a function whose last parameter is `whale_text *out`."""
+    return _take(_abi.whale_text, lib.whale_text_release, function, arguments).decode()
 
 
 _calls = operator.methodcaller("__call__")

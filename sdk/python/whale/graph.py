@@ -396,7 +396,8 @@ class Graph:
             raise arguments.wrong("decay", decay, "None or False: what is not trained does not decay")
         options = _abi.whale_parameter_options(ctypes.sizeof(_abi.whale_parameter_options), init.kind, int(not trainable),
                                                init.a, init.b, string(init.file), string(init.key),
-                                               0 if decay is None else -1 if decay else 1, int(buffer))
+                                               _abi.WHALE_DECAY_BY_RANK if decay is None else _abi.WHALE_DECAY_ALWAYS if decay else _abi.WHALE_DECAY_NEVER,
+                                               int(buffer))
         out = c_int32()
         asked = arguments.text("name", name)
         full = self._unique(asked)
@@ -409,6 +410,17 @@ class Graph:
                 if full == asked:
                     raise
                 full = self._unique(asked)  # an op has this number
+
+    def gradients(self, of: Tensor, by: Tensor | Sequence[Tensor]) -> Any:
+        """The gradient of ``of`` (of the sum of its elements, unless it is a scalar) with respect to ``by``, a tensor or a list of them: inputs,
+        parameters, what ops have made. None where ``of`` does not depend on it. They are tensors as any others: a penalty on a gradient's norm
+        may go into the loss. Not through random ops (dropout) and ``batch_norm`` (``Unimplemented``)."""
+        several = [by] if isinstance(by, Tensor) else list(by)
+        ids = [self._own("by", each).id for each in several]
+        outputs = (c_int32 * max(1, len(ids)))()
+        _check(lib.whale_graph_gradients(self._pointer, self._own("of", of).id, (c_int32 * max(1, len(ids)))(*ids), len(ids), outputs), "gradients")
+        made = [None if number == _abi.WHALE_NONE else Tensor(self, number) for number in outputs[:len(ids)]]
+        return made[0] if isinstance(by, Tensor) else made
 
     def _unique(self, name: str) -> str:
         """`linear`, `linear_1`, ... inside the open name scope."""

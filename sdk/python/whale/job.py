@@ -12,10 +12,10 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from . import _abi, arguments
-from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, bytes_of, check, encoded, engine, interruptible, lib, make, string,
-                       take_bytes, take_text)
+from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
+                       take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
-from .dtypes import DType, as_dtype
+from .dtypes import BY_NUMBER, DType, as_dtype
 from .graph import Graph, precision_number
 from .optim import RANGES
 
@@ -64,7 +64,7 @@ class Plan:
 
         ``tensor``, ``from`` and ``to`` (layouts), ``axis``, ``count``, ``runs`` (micro-batches); ``chosen`` and each of
         ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
-        return json.loads(take_text(lib.whale_plan_bridges, self._handle.pointer, 1))
+        return json.loads(take_text(lib.whale_plan_bridges_json, self._handle.pointer))
 
     def choices(self) -> dict:
         """Every cut, as it was chosen before anything was moved.
@@ -73,7 +73,7 @@ class Plan:
         factor along each axis, or "whole"), ``results`` (types and layouts), ``count``, ``price``; ``step``: the price of a step for
         the devices that have most to do. A price: ``compute_seconds``, ``move_seconds``, ``moved_bytes`` (received), by the
         cost model, nothing beside anything. Ops of repeated blocks are one row."""
-        return json.loads(take_text(lib.whale_plan_choices, self._handle.pointer, 1))
+        return json.loads(take_text(lib.whale_plan_choices_json, self._handle.pointer))
 
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
@@ -98,7 +98,7 @@ class Plan:
             raise arguments.wrong("loss_scale", loss_scale, "a number from 2**-14 to 2**24, or 0")
         options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
                                               int(nan == "ignore"), threads,
-                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)), 0,
+                                              float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)),
                                               int(not arguments.flag("bf16_instructions", bf16_instructions)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
@@ -119,7 +119,7 @@ def inspect_checkpoint(directory: str | os.PathLike) -> dict:
     """What the checkpoint in ``directory`` holds, after checking every byte of it: format, library, id, checksums (False: an older one, which has none),
     model, seed, iteration, updates, learning_rate, optimizer (that made the state; None: an older checkpoint, which does not say), and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
     raises."""
-    return json.loads(take_text(lib.whale_checkpoint_inspect, string(arguments.path("directory", directory)), 1))
+    return json.loads(take_text(lib.whale_checkpoint_inspect_json, string(arguments.path("directory", directory))))
 
 
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
@@ -189,8 +189,8 @@ def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
     but for ``ResourceExhausted``: that a plan does not fit is what one asks. Memory is what the plan would say, of models with many like
     layers within 2 %."""
     cluster, planning, cancel = _planning(graph, devices, **options)
-    return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate, engine(), graph._pointer, cluster.pointer,
-                                                      byref(planning), 1), cancel.pointer))
+    return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate_json, engine(), graph._pointer, cluster.pointer,
+                                                      byref(planning)), cancel.pointer))
 
 
 def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
@@ -221,7 +221,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.accumulation = arguments.integer("accumulation", accumulation, 0, 2**31 - 1)
     options.bucket_bytes = arguments.integer("bucket_bytes", bucket_bytes, 0)
     if precision is not None:
-        options.precision = 1 + precision_number(precision)
+        options.precision = precision_number(precision)
     options.zero, options.adasum, options.exact = arguments.integer("zero", zero, 0, 3), int(adasum), int(exact)
     state_shares = arguments.numbers_of("state_shares", state_shares, 0)
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
@@ -242,7 +242,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.matmul_chunks = arguments.integer("matmul_chunks", matmul_chunks, 0, 2**31 - 1)
     options.prefetch = arguments.integer("prefetch", prefetch, 0, 2**31 - 1)
     if gradient_dtype is not None:
-        options.gradient_dtype = as_dtype(gradient_dtype).number + 1
+        options.gradient_dtype = as_dtype(gradient_dtype).number
     options.offload = string(",".join(arguments.names("offload", offload)))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
@@ -272,11 +272,25 @@ class Job:
     def __init__(self, plan: Plan, handle: Handle):
         self.plan = plan
         self._handle = handle
-        entries = {entry["name"]: entry for entry in plan.to_dict()["entries"]}
-        self._inputs: dict[str, dict[str, DType]] = {
-            name: {each["name"]: as_dtype(each["dtype"]) for each in entry["inputs"]} for name, entry in entries.items()}
+        self._inputs: dict[str, dict[str, DType]] = {}
+        self._outputs: dict[str, list[str]] = {}
+        self._numbers: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # of inputs and outputs, by entry
+        for name, has in (("train", "in_step"), ("eval", "in_eval")):
+            inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, has)]
+                               for ports in (self._ports("input"), self._ports("output")))
+            if outputs:
+                self._inputs[name] = {text_of(port.name): BY_NUMBER[port.dtype] for _, port in inputs}
+                self._outputs[name] = [text_of(port.name) for _, port in outputs]
+                self._numbers[name] = ({text_of(port.name): number for number, port in inputs},
+                                       {text_of(port.name): number for number, port in outputs})
         self._sizes: set[tuple] = set()  # of batches that have been run
-        self._outputs = {name: [each["name"] for each in entry["outputs"]] for name, entry in entries.items()}
+
+    def _ports(self, kind: str) -> list[_abi.whale_port]:
+        pointer, ports = self._handle.pointer, []
+        for number in range(getattr(lib, f"whale_session_{kind}_count")(pointer)):
+            ports.append(_abi.whale_port(struct_size=ctypes.sizeof(_abi.whale_port)))
+            check(getattr(lib, f"whale_session_{kind}_port")(pointer, number, byref(ports[-1])))
+        return ports
 
     def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str], finish) -> Any:
         """Runs an entry; returns finish({name: array})."""
@@ -288,19 +302,21 @@ class Job:
             raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
                                   "INVALID_ARGUMENT")
         tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
-        inputs = (_abi.whale_named_tensor * max(1, len(feeds)))()
-        names = [encoded(name) for name in feeds]
-        for row, name, tensor in zip(inputs, names, tensors):
-            row.name, row.tensor = _abi.whale_str(name, len(name)), tensor.pointer
-        outputs = (_abi.whale_named_tensor * max(1, len(fetch)))()
-        wanted = [encoded(name) for name in fetch]
-        for row, name in zip(outputs, wanted):
-            row.name = _abi.whale_str(name, len(name))
+        numbers, fetched = self._numbers[entry]
+        for name in fetch:
+            if name not in fetched:
+                raise InvalidArgument(f"there is no output '{arguments.brief(name)}'; the plan has: {', '.join(fetched)}. Others are fetched by "
+                                      "naming them when the plan is made", "INVALID_ARGUMENT")
+        inputs = (c_int32 * max(1, len(feeds)))(*(numbers[name] for name in feeds))
+        given = (c_void_p * max(1, len(feeds)))(*(tensor.pointer for tensor in tensors))
+        wanted = (c_int32 * max(1, len(fetch)))(*(fetched[name] for name in fetch))
+        outputs = (c_void_p * max(1, len(fetch)))()
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
         before, event, done = self.iteration, c_void_p(), c_int32(0)
         try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
             try:
-                start = lambda: check(function(self._handle.pointer, inputs, len(feeds), outputs, len(fetch), cancel.pointer, byref(event)))
+                start = lambda: check(function(self._handle.pointer, inputs, given, len(feeds), wanted, outputs, len(fetch), cancel.pointer,
+                                               byref(event)))
                 sizes = (entry, *(tuple(getattr(value, "shape", ())) for value in feeds.values()))
                 if sizes in self._sizes:
                     start()
@@ -311,7 +327,7 @@ class Job:
                     check(lib.whale_event_wait(event, c_double(0.1), byref(done)))
                 values = {}
                 for i, name in enumerate(fetch):
-                    pointer, outputs[i].tensor = outputs[i].tensor, None
+                    pointer, outputs[i] = outputs[i], None
                     values[name] = widened(Handle(pointer, "whale_tensor_release"))
                 result = finish(values)
             except BaseException:
@@ -319,8 +335,8 @@ class Job:
                 raise
             finally:
                 lib.whale_event_release(event)  # waits for the run when it has not ended
-                for row in outputs[:len(fetch)]:
-                    lib.whale_tensor_release(row.tensor)
+                for pointer in outputs[:len(fetch)]:
+                    lib.whale_tensor_release(pointer)
             return result
         except KeyboardInterrupt:
             now = self.iteration  # waits too
@@ -374,7 +390,7 @@ class Job:
 
     def variables(self) -> list[dict]:
         """[{name, role, dtype, dims, copies}] of all variables; copies: for each copy the devices that it is read from."""
-        return json.loads(take_text(lib.whale_session_variables, self._handle.pointer))
+        return json.loads(take_text(lib.whale_session_variables_json, self._handle.pointer))
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Every parameter by name."""
@@ -446,11 +462,11 @@ class Job:
 
     def timeline(self) -> str:
         """The last traced step as Chrome trace JSON: open it at ui.perfetto.dev."""
-        return take_text(lib.whale_session_timeline, self._handle.pointer)
+        return take_text(lib.whale_session_timeline_json, self._handle.pointer)
 
     def report(self) -> dict:
         """Bytes by class for each device, and the seconds of the last step in ops, collectives and waiting."""
-        return json.loads(take_text(lib.whale_session_report, self._handle.pointer))
+        return json.loads(take_text(lib.whale_session_report_json, self._handle.pointer))
 
     def close(self) -> None:
         """Stops the devices and frees their memory; also done when the job is collected."""
@@ -473,9 +489,17 @@ def _interrupted(entry: str, iteration: int, applied: bool) -> str:
 
 def devices() -> list[dict]:
     """The back ends: whether each can be opened, and if not, why."""
-    out = _abi.whale_text()
-    check(lib.whale_engine_devices(engine(), 1, byref(out)))
-    try:
-        return json.loads(bytes_of(out))
-    finally:
-        lib.whale_text_release(byref(out))
+    return json.loads(take_text(lib.whale_engine_devices_json, engine()))
+
+
+def drain_log() -> list[dict]:
+    """What the engine did and noticed since this was asked last (plans and their notes, jobs, checkpoints, changes of the loss scale), oldest
+    first: ``severity`` ("info" or "warning"), ``nanoseconds`` since 1970, ``topic``, ``message``. Of more than 1,000 the oldest are dropped.
+    Nothing is printed by the engine."""
+    log, rows = make("whale_log_release", lib.whale_engine_drain_log, engine()), []
+    for index in range(lib.whale_log_count(log.pointer)):
+        record = _abi.whale_log_record(struct_size=ctypes.sizeof(_abi.whale_log_record))
+        check(lib.whale_log_get(log.pointer, index, byref(record)))
+        rows.append({"severity": "warning" if record.severity == _abi.WHALE_SEVERITY_WARNING else "info", "nanoseconds": record.nanoseconds,
+                     "topic": text_of(record.topic), "message": text_of(record.message)})
+    return rows

@@ -52,14 +52,20 @@ def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
 RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
            "clip_threshold": (0, 1e30)}
 _FLAGS = ("nesterov", "lazy", "split")
+_ZEROS = {"learning_rate": _abi.WHALE_ZERO_LEARNING_RATE, "beta1": _abi.WHALE_ZERO_BETA1, "beta2": _abi.WHALE_ZERO_BETA2,
+          "epsilon": _abi.WHALE_ZERO_EPSILON, "decay_rate": _abi.WHALE_ZERO_DECAY_RATE}
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The base of all optimizers. learning_rate: the peak of ``schedule``, which is constant unless given. weight_decay: of parameters
+    """The base of all optimizers. learning_rate: the peak of ``lr_schedule``, which is constant unless given. weight_decay: of parameters
     of rank >= 2, unless ``whale.parameter(decay=...)`` says otherwise."""
 
     learning_rate: float = 1e-3
+
+    def __new__(cls, *_: object, **given: object) -> "Optimizer":
+        arguments.refuse_renamed(cls.__name__, given, {"schedule": "lr_schedule"})
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         if type(self) in (Optimizer, _AdamFamily):
@@ -71,7 +77,7 @@ class Optimizer:
             arguments.positive("clip_threshold", self.clip_threshold)
         for name in _FLAGS:
             arguments.flag(name, getattr(self, name, False))
-        arguments.instance("schedule", getattr(self, "schedule", Schedule()), Schedule, "a Schedule such as whale.cosine(1000, warmup=100)")
+        arguments.instance("lr_schedule", getattr(self, "lr_schedule", Schedule()), Schedule, "a Schedule such as whale.cosine(1000, warmup=100)")
         betas = getattr(self, "betas", (0.0, 0.0))
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise arguments.wrong("betas", betas, "two numbers such as (0.9, 0.999)")
@@ -82,12 +88,13 @@ class Optimizer:
         return {}
 
     def options(self) -> _abi.whale_training_options:
-        schedule = getattr(self, "schedule", Schedule())
-        values = dict(beta1=0.9, beta2=0.999, epsilon=1e-8, decay_rate=-0.8, clip_threshold=1.0, accumulation=1,
-                      learning_rate=self.learning_rate, schedule=_SCHEDULES[schedule.kind], warmup_steps=schedule.warmup,
+        schedule = getattr(self, "lr_schedule", Schedule())
+        values = dict(learning_rate=self.learning_rate, lr_schedule=_SCHEDULES[schedule.kind], warmup_steps=schedule.warmup,
                       total_steps=schedule.total_steps, final_fraction=schedule.final)
         values.update(self._fields())
-        return _abi.whale_training_options(struct_size=ctypes.sizeof(_abi.whale_training_options), **values)
+        # What is 0 here is meant: the defaults are those of this class.
+        zeros = sum(bit for name, bit in _ZEROS.items() if values.get(name) == 0)
+        return _abi.whale_training_options(struct_size=ctypes.sizeof(_abi.whale_training_options), zeros=zeros, **values)
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    schedule: Schedule = field(default_factory=Schedule)
+    lr_schedule: Schedule = field(default_factory=Schedule)
     lazy: bool = False
     split: bool = False
 
@@ -124,7 +131,7 @@ class _AdamFamily(Optimizer):
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    schedule: Schedule = field(default_factory=Schedule)
+    lr_schedule: Schedule = field(default_factory=Schedule)
     _kind = _abi.WHALE_OPTIMIZER_ADAM
 
     def _fields(self) -> dict:
@@ -163,7 +170,7 @@ class Adagrad(Optimizer):
 
     epsilon: float = 1e-10
     weight_decay: float = 0.0
-    schedule: Schedule = field(default_factory=Schedule)
+    lr_schedule: Schedule = field(default_factory=Schedule)
     lazy: bool = False
 
     def _fields(self) -> dict:
@@ -183,7 +190,7 @@ class Adafactor(Optimizer):
     decay_rate: float = -0.8
     clip_threshold: float = 1.0
     weight_decay: float = 0.0
-    schedule: Schedule = field(default_factory=Schedule)
+    lr_schedule: Schedule = field(default_factory=Schedule)
 
     def _fields(self) -> dict:
         return dict(optimizer=_abi.WHALE_OPTIMIZER_ADAFACTOR, epsilon=self.epsilon, decay_rate=self.decay_rate,
