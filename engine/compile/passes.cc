@@ -170,6 +170,7 @@ ShardOptions Passes::shard_options(const Graph& graph, const std::string& entry,
           .zero = options.zero,
           .exact = options.exact,
           .gradient_dtype = options.gradient_dtype,
+          .accumulate_dtype = options.accumulate_dtype,
           .adasum = options.adasum && batch_of(graph) != 1,  // of one sample's gradient it is that gradient
           .homes = homes};
 }

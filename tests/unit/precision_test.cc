@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "base/bf16.h"
 #include "base/f16.h"
 #include "checkpoint_kit.h"
 #include "cluster/devices.h"

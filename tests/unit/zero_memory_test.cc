@@ -28,7 +28,7 @@ struct Choice {
   Precision precision = Precision::kFloat32;
   Recompute recompute = Recompute::kNone;
   int64_t prefetch = 0;
-  std::optional<DType> gradient_dtype = {};
+  std::optional<DType> gradient_dtype = {}, accumulate_dtype = {};
 };
 
 MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice) {
@@ -39,6 +39,7 @@ MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice
   options.precision = choice.precision;
   options.recompute = choice.recompute;
   options.prefetch = choice.prefetch, options.gradient_dtype = choice.gradient_dtype;
+  options.accumulate_dtype = choice.accumulate_dtype;
   options.bucket_bytes = kBucket;
   const Plan plan = compile(m.g, parse_devices(s.devices, {0}), options);
   return memory_of(plan, plan.entries[0], 0).device;
