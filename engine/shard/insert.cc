@@ -143,6 +143,7 @@ void Inserter::settle(TensorId id) {
     if (placement(from, a) == Placement::kPartial && layout->second.axes[a].placement == Placement::kShard)
       b_.replace(from, bring(op, from, a, layout->second.axes[a]));
   }
+  if (layout->second.axes[kTime].placement == Placement::kReplicate) b_.reduce(id, kTime);
 }
 
 LayoutGraph insert_reshards(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices) {
