@@ -143,7 +143,10 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
-    {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(g.tasks.cost, o)); },
+    {"form_buckets",
+     [](LayoutGraph& g, const CompileOptions& o) {
+       form_buckets(g, bucket_bytes(g.tasks.cost, o), (o.offload & kOffloadGradients) != 0);
+     },
      false},
     {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(g.tasks.cost, o)); },
      true},

@@ -1231,12 +1231,14 @@ def test_sums_over_micro_batches_in_16_bits(tmp_path, devices, strategy, zero, m
     assert [row["verdict"] for row in rows if row["subject"] == "gradients summed in fewer bits"] == ["equal"] * 2, rows
 
 
-@pytest.mark.parametrize("devices,strategy,zero", [("cpu:2", "replica", 0), ("cpu:2", "replica", 3), ("cpu:4", "replica(2) > split(2)", 0), ("cpu:2", "pipeline(2, micro_batches=3)", 0)])
+@pytest.mark.parametrize("devices,strategy,zero", [("cpu:2", "replica", 0), ("cpu:2", "replica", 3), ("cpu:4", "replica(2) > split(2)", 0), ("cpu:2", "pipeline(2, micro_batches=3)", 0),
+                                                   ("cpu:1", "local", 0)])
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adafactor"])
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_parameters_of_16_bits(tmp_path, devices, strategy, zero, optimizer, precision):
     path, _ = make(tmp_path, [*GPT, "--parameters", "bf16", "--precision", precision, "--optimizer", optimizer])
-    verify(path, "--devices", devices, "--strategy", strategy, "--zero", zero, code=0)
+    accumulation = ["--accumulation", 3] if zero == 3 or strategy == "local" else []
+    verify(path, "--devices", devices, "--strategy", strategy, "--zero", zero, *accumulation, code=0)
 
 
 @pytest.mark.parametrize("option", [["--adasum"], ["--gradient-dtype", "bf16"]], ids=["adasum", "gradient_dtype"])

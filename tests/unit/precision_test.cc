@@ -714,7 +714,7 @@ TEST_CASE("parameters of 16 bits: in bf16 neither they nor their gradients have 
           for (const Segment& s : p.segments)
             for (const Instruction& i : s.instructions)
               for (const BufferId b : i.out) {
-                if (b == kNone || i.phase == Phase::kUpdate) continue;
+                if (b == kNone || (i.phase == Phase::kUpdate && i.op() != OpCode::k_accumulate)) continue;
                 const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
                 const bool matrix = buffer.dims.size() == 2 && element_count(buffer.dims) >= 24 * 24 &&
                                     (buffer.dims[0] % 24 == 0 || buffer.dims[1] % 24 == 0 || buffer.dims[0] == 40);

@@ -50,6 +50,8 @@ ROWS = [
     ("m6-1t", "m6-1t", "null-32GB:480", "replica; experts: split(480, factor=experts)", "", None),
     ("m6-10t", M6_10T, "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
      "--recompute full --offload parameters,state,gradients", None),
+    ("m6-10t, 2 micro-batches", M6_10T + " --batch 1024 --accumulation 2", "64xnull-32GB:8",
+     "replica; experts: split(512, factor=experts)", "--recompute full --offload parameters,state,gradients", None),
 ]
 
 
