@@ -2,6 +2,7 @@
 // columns instead, each a product of its own with a sum of its own: no more than a piece or two are whole, and what is
 // joined are parts. Columns, as parts are of rows.
 #include <algorithm>
+#include <map>
 
 #include "grad/passes.h"
 #include "grad/rewrite.h"
@@ -29,8 +30,18 @@ class Cutter {
     for (const Op& op : r_.old)  // float16 takes the scale of the loss out before the update
       if (has_flag(op.code, kPreparesUpdate) && gradient[static_cast<size_t>(op.outputs[0])])
         gradient[static_cast<size_t>(op.inputs[0])] = 1;
+    find_terms(gradient);
     for (size_t i = 0; i < r_.old.size(); ++i) {
       Op& op = r_.old[i];
+      if (const auto term = terms_.find(op.outputs.empty() ? kNone : op.outputs[0]); term != terms_.end()) {
+        for (TensorId& id : op.inputs) id = r_.now(id);
+        cut(i, term->second);
+        continue;
+      }
+      if (op.code == OpCode::k_add && terms_.contains(op.inputs[0])) {
+        add(i);
+        continue;
+      }
       const bool made =
           op.phase == Phase::kBackward && makes_columns(op.code) && gradient[static_cast<size_t>(op.outputs[0])];
       for (TensorId& id : op.inputs) id = r_.now(id);
@@ -43,6 +54,47 @@ class Cutter {
   }
 
  private:
+  // Of a gradient that is the sum of two (a table that is looked up, and multiplied with): in how many pieces each is
+  // made. Then neither waits for the other.
+  void find_terms(const std::vector<char>& gradient) {
+    std::vector<const Op*> maker(g_.tensors.size());
+    std::vector<int> uses(g_.tensors.size());
+    for (const Op& op : r_.old) {
+      for (const TensorId id : op.outputs)
+        if (id != kNone) maker[static_cast<size_t>(id)] = &op;
+      for (const TensorId id : op.inputs)
+        if (id != kNone) ++uses[static_cast<size_t>(id)];
+    }
+    for (const NamedTensor& o : g_.outputs) ++uses[static_cast<size_t>(o.tensor)];
+    for (const Op& op : r_.old) {
+      if (op.code != OpCode::k_add || op.phase != Phase::kBackward || !gradient[static_cast<size_t>(op.outputs[0])])
+        continue;
+      int64_t n = kMostPieces;
+      for (const TensorId id : op.inputs) {
+        const Op* term = maker[static_cast<size_t>(id)];
+        const bool cut = term && makes_columns(term->code) && term->phase == Phase::kBackward &&
+                         term->outputs[0] == id && uses[static_cast<size_t>(id)] == 1 &&
+                         g_.tensor(id).dims == g_.tensor(op.outputs[0]).dims;
+        n = cut ? std::min(n, pieces(*term)) : 1;
+        if (n == 1) break;
+      }
+      if (n > 1)
+        for (const TensorId id : op.inputs) terms_[id] = n;
+    }
+  }
+
+  void add(size_t i) {
+    const Op op = r_.old[i];
+    const TensorIds &a = pieces_.at(op.inputs[0]), &b = pieces_.at(op.inputs[1]);
+    TensorIds sums;
+    for (size_t k = 0; k < a.size(); ++k) sums.push_back(r_.emit(i, OpCode::k_add, {a[k], b[k]}));
+    const int64_t last = std::ssize(g_.tensor(op.outputs[0]).dims) - 1;
+    const TensorId whole = r_.emit(i, OpCode::k_concat, sums, {{"axis", last}});
+    g_.tensor(whole).name = g_.tensor(op.outputs[0]).name;
+    r_.replace(op.outputs[0], whole);
+    r_.moved(i, g_.tensor(whole).producer);
+  }
+
   // The factor of the last dimension; null: none that is all of it.
   const Factor* columns(const Op& op) {
     factors_ = def(op.code).factors(view_of(g_, op));
@@ -80,6 +132,11 @@ class Cutter {
     }
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       if (op.outputs[o] == kNone) continue;
+      if (terms_.contains(op.outputs[o])) {
+        pieces_[op.outputs[o]] = made[o];
+        r_.moved(i, g_.tensor(made[o].back()).producer);
+        continue;
+      }
       const bool joined = f.outputs[o].present();
       const TensorId whole =
           joined ? r_.emit(i, OpCode::k_concat, made[o], {{"axis", int64_t{f.outputs[o].dim}}}) : made[o][0];
@@ -99,6 +156,8 @@ class Cutter {
   Graph& g_;
   const GradientPieces& how_;
   Factors factors_;
+  std::map<TensorId, int64_t> terms_;
+  std::map<TensorId, TensorIds> pieces_;  // of a term
 };
 
 }  // namespace

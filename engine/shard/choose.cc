@@ -88,7 +88,12 @@ std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
     if (made == kNone || g.op(made).code != OpCode::k_concat || g.op(made).phase != Phase::kBackward) continue;
     const int64_t rank = std::ssize(g.tensor(id).dims);
     if (rank > 1 && attr_int(g.op(made).attrs, "axis") == rank - 1)
-      for (const TensorId piece : g.op(made).inputs) out[piece] = parameter;
+      for (const TensorId piece : g.op(made).inputs) {
+        out[piece] = parameter;
+        const OpId sum = g.tensor(piece).producer;  // of two terms, each of which is reduced as it arrives
+        if (sum != kNone && g.op(sum).code == OpCode::k_add)
+          for (const TensorId term : g.op(sum).inputs) out[term] = parameter;
+      }
   }
   return out;
 }
