@@ -536,9 +536,10 @@ typedef struct whale_plan_options {
   whale_cancel *cancel;           /* stops planning with WHALE_CANCELLED; may be released once the call returns. NULL: none */
   double timeout_seconds;         /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
   int64_t prefetch;               /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
+  int32_t accumulate_dtype;       /* whale_dtype that gradients are summed in over micro-batches (F32, BF16, F16); 0: as they are */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
-  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0}
+  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0}
 
 typedef enum whale_update {
   WHALE_UPDATE_BY_COST = 0,
@@ -552,7 +553,7 @@ typedef enum whale_recompute {
   WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
 } whale_recompute;
 
-/* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
+/* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, accumulate_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
 /* The same on a thread of the library: the event ends when the plan is made, and whale_event_plan gives it. Graph, cluster and options may

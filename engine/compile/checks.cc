@@ -46,10 +46,22 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
   if (const auto dtype = options.gradient_dtype)
     if (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)
       throw invalid("gradients summed in {}, expected f32, bf16 or f16", name_of(*dtype));
+  if (const auto dtype = options.accumulate_dtype)
+    if (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)
+      throw invalid("gradients accumulated in {}, expected f32, bf16 or f16", name_of(*dtype));
   if (options.exact && (options.adasum || options.gradient_dtype))
     throw invalid("exact mode with {}: results would depend on the number of replicas; leave one out",
                   options.adasum ? "Adasum" : "a gradient dtype");
+  if (options.exact && options.accumulate_dtype)
+    throw invalid(
+        "exact mode with gradients accumulated in {}: sums over micro-batches are trees, of the gradients' own type; "
+        "leave one out",
+        name_of(*options.accumulate_dtype));
   if (!options.adasum) return;
+  if (options.accumulate_dtype)
+    throw unimplemented(
+        "Adasum with gradients accumulated in {}: its products need the gradients as they are; leave one out",
+        name_of(*options.accumulate_dtype));
   if (options.gradient_dtype)
     throw unimplemented("Adasum with gradient dtype {}: its products need the gradients as they are; leave one out",
                         name_of(*options.gradient_dtype));
@@ -88,8 +100,9 @@ CompileOptions without_idle(CompileOptions options, const Graph& graph) {
   const bool f32 = std::all_of(graph.tensors.begin(), graph.tensors.end(),
                                [](const Tensor& t) { return !is_float(t.dtype) || t.dtype == DType::kF32; });
   const Precision precision = options.precision.value_or(graph.training.precision);
-  if (options.gradient_dtype == DType::kF32 && f32 && precision != Precision::kFloat64 && trains(graph))
-    options.gradient_dtype.reset();
+  if (f32 && precision != Precision::kFloat64 && trains(graph))
+    for (std::optional<DType>* const dtype : {&options.gradient_dtype, &options.accumulate_dtype})
+      if (*dtype == DType::kF32) dtype->reset();
   return options;
 }
 
@@ -110,6 +123,7 @@ void check_untrained(const CompileOptions& options, const Graph& source) {
                                                 {"state_shares", !options.state_shares.empty()},
                                                 {"recompute", recompute},
                                                 {"gradient_dtype", options.gradient_dtype.has_value()},
+                                                {"accumulate_dtype", options.accumulate_dtype.has_value()},
                                                 {"adasum", options.adasum},
                                                 {"update", options.update != UpdateForm::kByCost}};
   std::string names;

@@ -29,34 +29,69 @@ int64_t update_bytes(const CostModel& cost, const CompileOptions& options) {
 
 enum When : unsigned { kTrain = 1, kEval = 2, kAlways = 3 };
 
+// Large gradients that replicas reduce into parts as they arrive; a split's devices make parts of them as it is, of
+// columns too.
+void pieces_of_gradients(Graph& graph, const TaskGraphs& tasks, const CompileOptions& options) {
+  if (options.zero < 2 || options.exact || options.adasum || !many_micro_batches(graph)) return;
+  int64_t most = 1;  // replicas
+  for (const Mesh& mesh : tasks.meshes)
+    for (size_t a = 0; a < mesh.axes.size(); ++a) {
+      if (mesh.axes[a].size > 1 && tasks.by_micro_batch[a]) return;
+      most = std::max(most, mesh.axes[a].size);
+    }
+  const auto may_be_cut = [&](const Op& op, const Dims& gradient) {
+    const TaskGraph& task = tasks.task(op);
+    bool replicas = false;
+    for (const Mesh& mesh : tasks.meshes)
+      for (size_t a = 0; a < mesh.axes.size(); ++a) {
+        if (mesh.axes[a].size == 1) continue;
+        if (task.roles[a] != AxisRole::kReplica) return false;
+        replicas = true;
+      }
+    return replicas && gradient[0] >= most;
+  };
+  constexpr int64_t kBuckets = 16;  // a product of its own is worth more than a bucket
+  const CostModel& cost = tasks.cost;
+  cut_gradients(graph, {.bytes = options.bucket_bytes > 0 ? options.bucket_bytes : kBuckets * cost.bucket_bytes,
+                        .columns = cost.product_rows,
+                        .may_be_cut = may_be_cut});
+}
+
 struct GraphPass {
   const char* name;
-  void (*run)(Graph&, const TaskGraphs&);
+  void (*run)(Graph&, const TaskGraphs&, const CompileOptions&);
   unsigned when;
   bool fuses;  // left out by fusion = false
 };
 
 template <void (*Pass)(Graph&)>
-void plain(Graph& graph, const TaskGraphs&) {
+void plain(Graph& graph, const TaskGraphs&, const CompileOptions&) {
   Pass(graph);
 }
+template <void (*Pass)(Graph&, const TaskGraphs&)>
+void of_tasks(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
+  Pass(graph, tasks);
+}
 
-void clean_scopes(Graph& graph, const TaskGraphs& tasks) { clean_as_written(graph, tasks.written); }
+void clean_scopes(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
+  clean_as_written(graph, tasks.written);
+}
 
 constexpr GraphPass kGraphPasses[] = {
     {"canonicalise", plain<canonicalise>, kAlways, false},
-    {"decompose_splits", decompose_splits, kAlways, false},
-    {"fold_bias", fold_bias, kAlways, true},
+    {"decompose_splits", of_tasks<decompose_splits>, kAlways, false},
+    {"fold_bias", of_tasks<fold_bias>, kAlways, true},
     {"apply_precision", plain<apply_precision>, kAlways, false},
     {"clean", clean_scopes, kAlways, false},
     {"differentiate", plain<differentiate>, kTrain, false},
     {"split_weights", plain<split_weights>, kAlways, false},
     {"add_updates", plain<add_updates>, kTrain, false},
     {"clean_updates", clean_scopes, kTrain, false},
-    {"fold_activation", fold_activation, kAlways, true},
+    {"cut_gradients", pieces_of_gradients, kTrain, false},
+    {"fold_activation", of_tasks<fold_activation>, kAlways, true},
     {"check_indices", plain<check_indices>, kAlways, false},
     {"assign_regions", plain<assign_regions>, kAlways, false},
-    {"place_in_stages", place_in_stages, kAlways, false},
+    {"place_in_stages", of_tasks<place_in_stages>, kAlways, false},
     {"name_apart", plain<name_apart>, kAlways, false},
 };
 
@@ -108,7 +143,10 @@ constexpr LayoutPass kLayoutPasses[] = {
     {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](LayoutGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
     {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
-    {"form_buckets", [](LayoutGraph& g, const CompileOptions& o) { form_buckets(g, bucket_bytes(g.tasks.cost, o)); },
+    {"form_buckets",
+     [](LayoutGraph& g, const CompileOptions& o) {
+       form_buckets(g, bucket_bytes(g.tasks.cost, o), (o.offload & kOffloadGradients) != 0);
+     },
      false},
     {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(g.tasks.cost, o)); },
      true},
@@ -157,7 +195,7 @@ Graph Passes::on_graph(Graph graph, const std::string& entry) const {
   }
   for (const GraphPass& pass : kGraphPasses) {
     if (!(pass.when & when) || (pass.fuses && !options.fusion)) continue;
-    pass.run(graph, tasks);
+    pass.run(graph, tasks, options);
     after(entry + "." + pass.name, graph, &pass == std::end(kGraphPasses) - 1);
   }
   return graph;
@@ -170,6 +208,7 @@ ShardOptions Passes::shard_options(const Graph& graph, const std::string& entry,
           .zero = options.zero,
           .exact = options.exact,
           .gradient_dtype = options.gradient_dtype,
+          .accumulate_dtype = options.accumulate_dtype,
           .adasum = options.adasum && batch_of(graph) != 1,  // of one sample's gradient it is that gradient
           .homes = homes};
 }

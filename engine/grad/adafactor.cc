@@ -1,7 +1,8 @@
 // Adafactor (Shazeer and Stern, 2018) without relative step and parameter scale, as optax.adafactor(learning_rate,
 // multiply_by_parameter_scale=False, momentum=None, min_dim_size_to_factor=1) computes it. Parameters of rank >= 2 keep
 // the factored second moment of their last two dimensions: "row" (mean over the last) and "col" (mean over the one
-// before); others keep it whole in "v". Weight decay is not multiplied by the learning rate.
+// before); others keep it whole in "v". Weight decay is not multiplied by the learning rate. Parameters of 16 bits are
+// computed on in 32, as their factors are.
 #include <numeric>
 
 #include "grad/updates.h"
@@ -18,6 +19,9 @@ struct Math {
   TensorId sub(TensorId x, TensorId y) { return b.emit(OpCode::k_sub, {x, y}); }
   TensorId mul(TensorId x, TensorId y) { return b.emit(OpCode::k_mul, {x, y}); }
   TensorId div(TensorId x, TensorId y) { return b.emit(OpCode::k_div, {x, y}); }
+  TensorId as(TensorId x, DType type) {
+    return b.g.tensor(x).dtype == type ? x : b.emit(OpCode::k_cast, {x}, {{"dtype", std::string(name_of(type))}});
+  }
   TensorId rsqrt(TensorId x) { return b.emit(OpCode::k_rsqrt, {x}); }
   TensorId mean(TensorId x, Ints axes, bool keep) {
     const Dims dims = b.g.tensor(x).dims;
@@ -39,8 +43,9 @@ void adafactor(UpdateBuilder& b, TensorId p, TensorId grad, bool decays, const O
   const DType dtype = accumulate_dtype(b.g.tensor(p).dtype);
   const Dims dims = b.g.tensor(p).dims;
   Math m{b, dtype};
-  TensorId g = b.scale == kNone ? grad : m.mul(grad, b.scale);
-  const TensorId count = m.add(b.emit(OpCode::k_cast, {b.updates()}, {{"dtype", std::string(name_of(dtype))}}), m.c(1));
+  TensorId g = m.as(grad, dtype);
+  if (b.scale != kNone) g = m.mul(g, b.scale);
+  const TensorId count = m.add(m.as(b.updates(), dtype), m.c(1));
   const TensorId rest = b.emit(OpCode::k_pow, {count, m.c(o.decay_rate)});  // 1 - decay
   const TensorId decay = m.sub(m.c(1), rest);
   const TensorId squared = m.add(b.emit(OpCode::k_square, {g}), m.c(o.epsilon));
@@ -76,8 +81,9 @@ void adafactor(UpdateBuilder& b, TensorId p, TensorId grad, bool decays, const O
   const TensorId rms = b.emit(OpCode::k_sqrt, {m.mean(b.emit(OpCode::k_square, {u}), {}, false)});
   u = m.div(u, b.emit(OpCode::k_maximum, {m.c(1), m.mul(rms, m.c(1 / o.clip_threshold))}));
   TensorId step = m.mul(u, b.rate);
-  if (decays && o.weight_decay != 0) step = m.add(step, m.mul(p, m.c(o.weight_decay)));
-  b.set_next(p, m.sub(p, step));
+  const TensorId wide = m.as(p, dtype);
+  if (decays && o.weight_decay != 0) step = m.add(step, m.mul(wide, m.c(o.weight_decay)));
+  b.set_next(p, m.as(m.sub(wide, step), b.g.tensor(p).dtype));
 }
 
 }  // namespace whale

@@ -242,6 +242,8 @@ void widen_results(Graph& g) {
   std::vector<std::vector<OpId>> casts(g.tensors.size());  // that read it
   for (size_t i = 0; i < g.ops.size(); ++i)
     if (g.ops[i].code == OpCode::k_cast) casts[static_cast<size_t>(g.ops[i].inputs[0])].push_back(static_cast<OpId>(i));
+  std::set<TensorId> gradients;  // of the parameter's type, whatever an update computes in
+  for (const NamedTensor& t : g.gradients) gradients.insert(t.tensor);
   for (Op& op : g.ops) {
     if (!op.attrs.contains("out_dtype")) continue;
     // Operands: all floating-point ones widened from one type.
@@ -272,6 +274,7 @@ void widen_results(Graph& g) {
     std::optional<DType> to;
     bool only_casts = true;
     for (const TensorId y : op.outputs) {
+      only_casts &= !gradients.contains(y);
       only_casts &= uses[static_cast<size_t>(y)] == static_cast<int>(casts[static_cast<size_t>(y)].size());
       for (const OpId cast : casts[static_cast<size_t>(y)]) {
         const DType want = g.tensor(g.op(cast).outputs[0]).dtype;

@@ -4,6 +4,7 @@
 // for_inference and rebatch take the user's graph, before canonicalise.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -29,6 +30,14 @@ void split_weights(Graph& graph);
 
 // Appends clipping and one update op per parameter with a gradient; adds the optimizer's state and the step scalars.
 void add_updates(Graph& graph);
+
+// Which gradients are made in pieces (cut_gradients.cc): of more bytes, of so many columns at least each.
+struct GradientPieces {
+  int64_t bytes = 0, columns = 1;
+  std::function<bool(const Op& op, const Dims& gradient)> may_be_cut;
+};
+// After add_updates.
+void cut_gradients(Graph& graph, const GradientPieces& how);
 
 // Dead code, common subexpressions (never random ops), trivial constants, pairs of casts, reshapes and transposes.
 void clean(Graph& graph);

@@ -70,6 +70,7 @@ class LowPass {
       wide |= wide_.contains(id);
     }
     const uint32_t flags = def(op.code).flags;
+    if ((flags & kRoundOutput) && narrow_variable(op.inputs[0])) return look_up_narrow(i);
     const bool to_scalar = low && is_scalar_float(op);
     if (low && !to_scalar && of_mean_[i]) return sum_wide(i);
     if (op.code == OpCode::k_mul && sums_.contains(op.inputs[0])) return round_mean(i);
@@ -88,8 +89,19 @@ class LowPass {
     const bool weak = !(flags & kComputeWide) && !to_scalar && !wide && !low;
     r_.keep(i, true);
     for (const TensorId y : r_.old[i].outputs)
-      if (is_f32(y) && !weak) wide_.insert(y);
+      if (is_f32(y) && !weak && !narrow_variable(y)) wide_.insert(y);
     if ((flags & kRoundOutput) && is_f32(op.outputs[0])) r_.replace(op.outputs[0], cast(i, op.outputs[0], low_));
+  }
+
+  // A variable that is stored in this type, where the model reads it as f32: rounding it again changes nothing.
+  bool narrow_variable(TensorId id) const {
+    const Op* cast = is_f32(id) ? r_.producer(id) : nullptr;
+    return cast && cast->code == OpCode::k_cast && is_low(cast->inputs[0]) && is_variable(g_, cast->inputs[0]);
+  }
+  // Rows of such a table, without an f32 copy of all of it.
+  void look_up_narrow(size_t i) {
+    r_.old[i].inputs[0] = r_.producer(r_.old[i].inputs[0])->inputs[0];
+    r_.keep(i, true);
   }
 
   // A mean, as canonicalise makes it, is a sum that only a product with a constant reads. The sum may be beyond the

@@ -46,6 +46,7 @@ struct PlanOptions {
   Recompute recompute = Recompute::kNone;
   std::vector<Recompute> stage_recompute = {};  // of each stage in the model's order; empty: `recompute` for all
   std::optional<DType> gradient_dtype = {};     // that gradients are summed in between devices; none: as they are
+  std::optional<DType> accumulate_dtype = {};   // that gradients are summed in over micro-batches; none: as they are
   bool adasum = false;                          // gradients of replicas are combined by Adasum
   bool exact = false;                           // bitwise equal results for all plans of whole micro-batches
   uint32_t offload = 0;                         // OffloadClass bits
@@ -65,6 +66,7 @@ void each_option(Options&& o, Visit&& visit) {
   visit("recompute", o.recompute, int64_t{static_cast<uint8_t>(Recompute::kFull)});
   visit("stage_recompute", o.stage_recompute, int64_t{static_cast<uint8_t>(Recompute::kFull)});
   visit("gradient_dtype", o.gradient_dtype, 0);
+  visit("accumulate_dtype", o.accumulate_dtype, 0);
   visit("adasum", o.adasum, 1);
   visit("exact", o.exact, 1);
   visit("offload", o.offload, kOffloadAll);

@@ -74,6 +74,7 @@ Plan in_float64(const Plan& plan) {
   }
   out.precision = out.source.training.precision = Precision::kFloat64;
   out.options.gradient_dtype.reset();
+  out.options.accumulate_dtype.reset();
   const std::vector<uint8_t> bytes = serialize(out);
   return deserialize(bytes.data(), bytes.size());  // every instruction fits its operands, or an error
 }

@@ -162,14 +162,15 @@ uint64_t source_hash(const Plan& plan) {
 }  // namespace
 
 std::string to_json(const Plan& plan) {
-  const std::optional<DType> sums = plan.options.gradient_dtype;
+  const auto dtype = [](const std::optional<DType>& given) { return given ? Json(name_of(*given)) : Json(); };
   return text_of(Json{{"model", plan.model},
                       {"strategy", plan.strategy},
                       {"micro_batches", plan.micro_batches},
                       {"precision", pick(kPrecisions, plan.precision)},
                       {"model_hash", fmt::format("{:016x}", plan.model_hash)},
                       {"source_hash", fmt::format("{:016x}", source_hash(plan))},
-                      {"gradient_dtype", sums ? Json(name_of(*sums)) : Json()},
+                      {"gradient_dtype", dtype(plan.options.gradient_dtype)},
+                      {"accumulate_dtype", dtype(plan.options.accumulate_dtype)},
                       {"adasum", plan.options.adasum},
                       {"zero", plan.options.zero},
                       {"devices", list_of(plan.devices, [](const DeviceSpec& d) { return json_of(d); })},

@@ -54,6 +54,14 @@ std::vector<std::string> notes_of(const Plan& plan) {
                           name_of(*plan.options.gradient_dtype))
             : fmt::format("Gradients are summed in {} between replicas; {} has none, so nothing is rounded.",
                           name_of(*plan.options.gradient_dtype), who));
+  if (const auto dtype = plan.options.accumulate_dtype)
+    notes.push_back(plan.micro_batches > 1
+                        ? fmt::format("Gradients are summed over micro-batches in {}: by this option the plan changes "
+                                      "the result.",
+                                      name_of(*dtype))
+                        : fmt::format("Gradients are summed over micro-batches in {}; a step has one, so nothing is "
+                                      "rounded.",
+                                      name_of(*dtype)));
   if (plan.options.adasum)
     notes.push_back(
         replicas ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."

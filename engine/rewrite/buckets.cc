@@ -122,22 +122,27 @@ struct Bucket {
 // before the sums inside it (Adafactor's of squares), which may be small beside the gradients that wait with them.
 class HeldBack {
  public:
-  explicit HeldBack(const LayoutGraph& lg) : until_(lg.graph.ops.size() + 1) {
+  // sums_leave: over micro-batches, to the host's memory.
+  HeldBack(const LayoutGraph& lg, bool sums_leave) : until_(lg.graph.ops.size() + 1) {
     const Graph& g = lg.graph;
     for (const NamedTensor& f : lg.fetches)
       if (f.name == "loss") loss_ = f.tensor;
-    if (lg.micro_batches > 1) return;  // sums over micro-batches wait anyway
+    const bool many = lg.micro_batches > 1;
     std::vector<char> counted(g.tensors.size());
     // Some optimizers are ops of many kinds.
     const auto waits = [&](const Op& op, TensorId id) {
       const OpId made = id == kNone ? kNone : g.tensor(id).producer;
-      return made != kNone &&
-             (has_flag(op.code, kUpdateOp) || (op.phase == Phase::kUpdate && g.op(made).phase != Phase::kUpdate));
+      if (made == kNone) return false;
+      const bool chain = op.phase == Phase::kUpdate && g.op(made).phase != Phase::kUpdate;
+      // Sums over micro-batches wait anyway, and what chains make of them takes their places; unless these are in the
+      // host's memory, or have fewer bits.
+      if (many) return chain && !has_flag(op.code, kUpdateOp) && (sums_leave || size_of(g.tensor(id).dtype) < 4);
+      return chain || has_flag(op.code, kUpdateOp);
     };
-    for (const Op& op : g.ops)
-      for (const TensorId id : op.inputs)
-        if (waits(op, id) && !std::exchange(counted[static_cast<size_t>(id)], 1))
-          until_[static_cast<size_t>(g.tensor(id).producer) + 1] += bytes_of(g.tensor(id));
+    for (size_t i = 0; i < g.ops.size(); ++i)
+      for (const TensorId id : g.ops[i].inputs)
+        if (waits(g.ops[i], id) && !std::exchange(counted[static_cast<size_t>(id)], 1))
+          until_[(many ? i : static_cast<size_t>(g.tensor(id).producer)) + 1] += bytes_of(g.tensor(id));
     for (size_t i = 1; i < until_.size(); ++i) until_[i] += until_[i - 1];
   }
   bool is_loss(TensorId id) const { return id == loss_; }
@@ -220,13 +225,13 @@ void join(Op& into, const Op& op) {
 
 }  // namespace
 
-void form_buckets(LayoutGraph& lg, int64_t bucket_bytes) {
+void form_buckets(LayoutGraph& lg, int64_t bucket_bytes, bool sums_leave) {
   Graph& g = lg.graph;
   copies_first(g);
   const std::vector<Member> members = members_of(g);
   std::map<Key, Bucket> open;
   Waits waits(g, members);
-  const HeldBack held_back(lg);
+  const HeldBack held_back(lg, sums_leave);
   const std::vector<char> weights = put_off(lg), updated = behind_updates(g);
   std::vector<char> removed(g.ops.size());
   for (const Member& m : members) {

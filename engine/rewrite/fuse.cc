@@ -23,6 +23,43 @@ bool can_be_step(const Graph& g, const Op& op) {
   return element_count(g.tensor(op.outputs[0]).dims) > 1;
 }
 
+// Where several steps of an update read the same numbers of 16 bits widened, each widens them as it goes: no copy in 32
+// bits waits for all of them.
+void widen_in_chains(LayoutGraph& lg) {
+  Graph& g = lg.graph;
+  const Lists readers = readers_of(g);
+  std::vector<char> kept(g.tensors.size());
+  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (const Variable& v : g.variables)
+    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+  std::vector<Op> ops;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    ops.push_back(std::move(g.ops[i]));
+    if (ops.back().code != OpCode::k_cast || ops.back().phase != Phase::kUpdate || !can_be_step(g, ops.back()))
+      continue;
+    const Op cast = ops.back();
+    const TensorId wide = cast.outputs[0];
+    const auto& read_by = readers[static_cast<size_t>(wide)];
+    const bool widens = size_of(g.tensor(wide).dtype) > size_of(g.tensor(cast.inputs[0]).dtype);
+    const bool chains = std::ranges::all_of(read_by, [&](OpId r) {
+      return can_be_step(g, g.op(r)) && g.op(r).phase == cast.phase && g.op(r).region == cast.region;
+    });
+    if (!widens || !chains || kept[static_cast<size_t>(wide)]) continue;
+    std::vector<OpId> others;  // but the first
+    for (const OpId r : read_by)
+      if (r != read_by[0] && std::ranges::count(others, r) == 0) others.push_back(r);
+    for (const OpId r : others) {
+      Op again = cast;
+      again.outputs = {add_like(lg, wide, ".again")};
+      std::ranges::replace(g.op(r).inputs, wide, again.outputs[0]);
+      ops.push_back(std::move(again));
+    }
+  }
+  const bool any = ops.size() > g.ops.size();
+  g.ops = std::move(ops);
+  if (any) compact(g, {});
+}
+
 struct Group {
   std::vector<OpId> ops;  // in order; the last is the root
   TensorIds inputs;
@@ -149,6 +186,9 @@ class Fuser {
 
 }  // namespace
 
-void fuse_elementwise(LayoutGraph& graph) { Fuser(graph).run(); }
+void fuse_elementwise(LayoutGraph& graph) {
+  widen_in_chains(graph);
+  Fuser(graph).run();
+}
 
 }  // namespace whale

@@ -33,8 +33,8 @@ void shorten_lives(LayoutGraph& graph);
 
 // One collective per bucket, until `bucket_bytes` are reached: all_reduce or reduce_scatter of gradients of one type in
 // the order in which they become ready; all_gather of updated parameters in that order, and of parameters that live in
-// parts in the order in which they are read.
-void form_buckets(LayoutGraph& graph, int64_t bucket_bytes);
+// parts in the order in which they are read. sums_leave: gradients over micro-batches wait in the host's memory.
+void form_buckets(LayoutGraph& graph, int64_t bucket_bytes, bool sums_leave = false);
 
 // Updates of one kind and one bucket (without collectives: of `bucket_bytes` of gradients) become one op.
 void group_updates(LayoutGraph& graph, int64_t bucket_bytes);

@@ -186,6 +186,37 @@ TensorId BridgeBuilder::sum_in_groups(TensorId id, size_t axis) {
   return id;
 }
 
+// Parts of micro-batches, put together.
+TensorId BridgeBuilder::sum_over_time(TensorId id, Combine combine) {
+  const Attrs attrs = over_time(id, combine);
+  if (out.exact) return bridge(OpCode::k_accumulate, {id, id}, id, ".sum", attrs, kTime, {});
+  const DType own = out.graph.tensor(id).dtype;
+  const DType dtype = dtype_over_time_ && combine == Combine::kSum ? dtype_over_time_(id) : own;
+  // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
+  const TensorId zero = like(id, ".zero");
+  out.graph.tensor(zero).dtype = dtype;
+  out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
+  out.at(zero, kTime) = {};
+  Op fill;
+  fill.code = OpCode::k_fill;
+  fill.name = out.graph.tensor(zero).name;
+  fill.outputs = {zero};
+  fill.attrs = {{"shape", out.graph.tensor(id).dims},
+                {"value", neutral_of(combine, dtype)},
+                {"dtype", std::string(name_of(dtype))}};
+  fill.stage = out.stage(id);
+  if (const OpId source = producer(id); source != kNone)
+    fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
+  append(std::move(fill));
+  const TensorId made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, kTime, {});
+  out.graph.tensor(made).dtype = dtype;
+  for (size_t a = 1; a < out.axes(); ++a)
+    if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
+      out.at(made, a) = {
+          .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = combine};
+  return dtype == own ? made : cast(made, own, Phase::kUpdate);
+}
+
 TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   id = latest(id);
   const AxisLayout layout = out.at(id, axis);
@@ -193,28 +224,8 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   if (axis != kTime) id = sum_in_groups(id, axis);
   TensorId made = kNone;
   if (axis == kTime) {
-    const Attrs attrs = over_time(id, layout.combine);
-    if (out.exact) return reduced_[id] = bridge(OpCode::k_accumulate, {id, id}, id, ".sum", attrs, axis, {});
-    // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
-    const TensorId zero = like(id, ".zero");
-    out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
-    out.at(zero, axis) = {};
-    Op fill;
-    fill.code = OpCode::k_fill;
-    fill.name = out.graph.tensor(zero).name;
-    fill.outputs = {zero};
-    fill.attrs = {{"shape", out.graph.tensor(id).dims},
-                  {"value", neutral_of(layout.combine, out.graph.tensor(id).dtype)},
-                  {"dtype", std::string(name_of(out.graph.tensor(id).dtype))}};
-    fill.stage = out.stage(id);
-    if (const OpId source = producer(id); source != kNone)
-      fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
-    append(std::move(fill));
-    made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, axis, {});
-    for (size_t a = 1; a < out.axes(); ++a)
-      if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
-        out.at(made, a) = {
-            .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = layout.combine};
+    made = sum_over_time(id, layout.combine);
+    if (out.exact) return reduced_[id] = made;
   } else if (cut_apart(id, axis)) {
     made = sum_of_parts(id, axis);
   } else {
@@ -258,6 +269,7 @@ TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
 }
 
 TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
+  if (const TensorId sum = before_cast(id); out.graph.tensor(sum).dtype == dtype) return latest(sum);
   const auto at = key(id, static_cast<size_t>(dtype), kCast, {});
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const std::string suffix = fmt::format(".{}", name_of(dtype));
@@ -274,6 +286,7 @@ TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
   op.phase = phase;
   if (const OpId source = producer(id); source != kNone) op.scope = out.graph.op(source).scope;
   append(std::move(op));
+  if (dtype_over_time_) cast_sums_[made] = id;
   return made_[at] = made;
 }
 

@@ -2,6 +2,7 @@
 // made once. Who asks for one again gets what it has become: a part of a sum may have been reduced since.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
@@ -24,6 +25,15 @@ class BridgeBuilder {
   Region region(TensorId id) const;  // of the op that makes it; inputs and variables are there from the prologue on
   TensorId like(TensorId id, const char* suffix);  // a new tensor of the same type, replicated, in the same stage
   TensorId latest(TensorId id) const;              // after a partial value was reduced, everyone uses the reduced one
+
+  // The type that a sum over micro-batches is kept in; by default that of what is summed, to which it is cast at its
+  // end.
+  void sum_over_time_in(std::function<DType(TensorId)> dtype) { dtype_over_time_ = std::move(dtype); }
+  // Of a sum that was cast at its end, or once more by a collective: what was cast; else the tensor itself.
+  TensorId before_cast(TensorId id) const {
+    const auto known = cast_sums_.find(id);
+    return known == cast_sums_.end() ? id : known->second;
+  }
 
   void replace(TensorId id, TensorId by) { reduced_[id] = by; }
   TensorId reduce(TensorId id, size_t axis);  // partial -> replicate: accumulate over time, all_reduce over devices
@@ -68,6 +78,9 @@ class BridgeBuilder {
   static Key key(TensorId id, size_t axis, int what, const AxisLayout& to) {
     return {id, axis, what, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window};
   }
+  TensorId sum_over_time(TensorId id, Combine combine);
+  std::function<DType(TensorId)> dtype_over_time_;
+  std::map<TensorId, TensorId> cast_sums_;
   std::map<TensorId, TensorId> reduced_;
   std::vector<std::pair<TensorId, TensorId>> moves_;  // by rearrange
   std::map<TensorId, std::pair<TensorId, size_t>> sums_;

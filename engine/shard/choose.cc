@@ -82,6 +82,19 @@ std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
     const OpId made = g.tensor(t.tensor).producer;  // with the loss scale still in it
     if (made != kNone && has_flag(g.op(made).code, kPreparesUpdate)) out[g.op(made).inputs[0]] = out[t.tensor];
   }
+  // One that is made in pieces of columns (cut_gradients) is a gradient in each of them.
+  for (const auto& [id, parameter] : std::map<TensorId, TensorId>(out)) {
+    const OpId made = g.tensor(id).producer;
+    if (made == kNone || g.op(made).code != OpCode::k_concat || g.op(made).phase != Phase::kBackward) continue;
+    const int64_t rank = std::ssize(g.tensor(id).dims);
+    if (rank > 1 && attr_int(g.op(made).attrs, "axis") == rank - 1)
+      for (const TensorId piece : g.op(made).inputs) {
+        out[piece] = parameter;
+        const OpId sum = g.tensor(piece).producer;  // of two terms, each of which is reduced as it arrives
+        if (sum != kNone && g.op(sum).code == OpCode::k_add)
+          for (const TensorId term : g.op(sum).inputs) out[term] = parameter;
+      }
+  }
   return out;
 }
 
@@ -342,6 +355,9 @@ void CutChooser::settle_gradient(const Op& op, TensorId id) {
   }
   if (!settled) return;
   ++form(id).reductions;
+  // Pieces of one are added up where they are, and joined when all are there.
+  if (g_.tensor(id).dims != g_.tensor(p->second).dims && form(id).layout.axes[kTime].placement == Placement::kPartial)
+    reduce_over_time(form(id).layout, &form(id));
   out_.settled[id] = form(id).layout;
 }
 

@@ -17,9 +17,10 @@ struct ShardOptions {
   std::vector<std::string> fetch_gradients;  // parameters: also fetch "grad:NAME"
   int zero = 0;        // 1: optimizer state, 2: and gradients, 3: and parameters are cut over replicas
   bool exact = false;  // sums over micro-batches are trees; replicas cut only what keeps_bits
-  std::optional<DType> gradient_dtype = {};  // that gradients are summed in along replica axes; none: their own
-  bool adasum = false;                       // along replica axes gradients are combined by Adasum
-  const Homes* homes = nullptr;              // of another entry of the same plan; null: chosen here
+  std::optional<DType> gradient_dtype = {};    // that gradients are summed in along replica axes; none: their own
+  std::optional<DType> accumulate_dtype = {};  // that gradients are summed in over micro-batches; none: their own
+  bool adasum = false;                         // along replica axes gradients are combined by Adasum
+  const Homes* homes = nullptr;                // of another entry of the same plan; null: chosen here
 };
 
 // What a choice costs in a step, on the device with the most to do when all have equal shares; nothing overlaps.

@@ -67,7 +67,8 @@ void CutChooser::hoist(std::vector<Operand>& operands, const Op& op, OpId number
   const bool body = has_own_rows(number) || std::any_of(operands.begin(), operands.end(), [&](const Operand& o) {
                       return in_time(o, Placement::kShard);
                     });
-  const bool late = std::any_of(operands.begin(), operands.end(), [](const Operand& o) { return o.late; });
+  const bool late =
+      ends_sum(op) || std::any_of(operands.begin(), operands.end(), [](const Operand& o) { return o.late; });
   for (Operand& o : operands) {
     const bool partial = in_time(o, Placement::kPartial);
     if (body && (partial || o.late))

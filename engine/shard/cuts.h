@@ -57,6 +57,9 @@ std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
 // Something small spread over a large tensor that lies so: what is small moves.
 bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const CostModel& cost);
 
+// An update that widens a gradient does so when all micro-batches are in it: the sum is of the gradient's own type.
+inline bool ends_sum(const Op& op) { return op.code == OpCode::k_cast && op.phase == Phase::kUpdate; }
+
 // Around the op, as the user wrote it: a pipeline's cut divides scopes.
 std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op& op);
 

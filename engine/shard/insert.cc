@@ -14,6 +14,26 @@ Inserter::Source Inserter::source_of(Graph& graph) {
   return source;
 }
 
+// Gradients of parameters; and where one is a sum, its terms, each of which may be summed over micro-batches by itself.
+static std::set<TensorId> terms_of_gradients(const Graph& g, const std::vector<Op>& ops,
+                                             const std::map<TensorId, TensorId>& parameter_of) {
+  std::set<TensorId> out;
+  std::vector<TensorId> todo;
+  for (const auto& [gradient, parameter] : parameter_of)
+    if (parameter != kNone) todo.push_back(gradient);
+  while (!todo.empty()) {
+    const TensorId id = todo.back();
+    todo.pop_back();
+    const OpId made = g.tensor(id).producer;
+    if (!out.insert(id).second || made == kNone) continue;
+    const Op& op = ops[static_cast<size_t>(made)];
+    if (op.phase != Phase::kBackward || op.code != OpCode::k_add) continue;
+    for (const TensorId x : op.inputs)
+      if (g.tensor(x).dims == g.tensor(id).dims) todo.push_back(x);
+  }
+  return out;
+}
+
 Inserter::Inserter(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices)
     : options_(options),
       choices_(choices),
@@ -21,6 +41,11 @@ Inserter::Inserter(Graph graph, const TaskGraphs& tasks, const ShardOptions& opt
       source_(source_of(graph)),
       b_(std::move(graph), tasks, choices.batch, choices.micro_batches) {
   b_.out.exact = options.exact && b_.out.micro_batches > 1;
+  if (options.accumulate_dtype) {
+    terms_ = terms_of_gradients(g(), source_.ops, parameter_of_);
+    b_.sum_over_time_in(
+        [this](TensorId id) { return term_in(id) ? *options_.accumulate_dtype : g().tensor(id).dtype; });
+  }
   for (size_t t = 0; t < source_.producers.size(); ++t)
     if (source_.producers[t] == kNone) b_.out.layouts[t] = choices.layouts[t], b_.out.stages[t] = choices.stages[t];
 }
@@ -73,6 +98,10 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
     if (id != kNone) mark_samples(b_.out.layouts[static_cast<size_t>(id)]);
   for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
     if (parameter_of_.contains(asked[i])) used_[asked[i]] = op.inputs[i];
+  // An update reads numbers of any type: the sum itself, not a wider copy of it.
+  if (options_.accumulate_dtype && (has_flag(op.code, kUpdateOp) || has_flag(op.code, kPreparesUpdate)))
+    for (TensorId& id : op.inputs)
+      if (id != kNone) id = b_.before_cast(id);
   const TensorIds results = op.outputs;
   b_.append(std::move(op));
   if (number == kNone) return;
@@ -114,6 +143,7 @@ void Inserter::settle(TensorId id) {
     if (placement(from, a) == Placement::kPartial && layout->second.axes[a].placement == Placement::kShard)
       b_.replace(from, bring(op, from, a, layout->second.axes[a]));
   }
+  if (layout->second.axes[kTime].placement == Placement::kReplicate) b_.reduce(id, kTime);
 }
 
 LayoutGraph insert_reshards(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices) {

@@ -65,8 +65,9 @@ bool Inserter::is_parameter(TensorId id) const {
   return g().tensor(id).kind == TensorKind::kVariable;
 }
 
-TensorId Inserter::gradient_in(TensorId id) const {
-  while (id != kNone && !parameter_of_.contains(id)) {
+template <class Found>
+TensorId Inserter::on_its_way(TensorId id, Found found) const {
+  while (id != kNone && !found(id)) {
     const OpId made = b_.producer(id);
     if (made == kNone) return kNone;
     const Op& op = g().op(made);
@@ -79,6 +80,14 @@ TensorId Inserter::gradient_in(TensorId id) const {
       return kNone;
   }
   return id;
+}
+
+TensorId Inserter::gradient_in(TensorId id) const {
+  return on_its_way(id, [this](TensorId x) { return parameter_of_.contains(x); });
+}
+
+bool Inserter::term_in(TensorId id) const {
+  return on_its_way(id, [this](TensorId x) { return terms_.contains(x); }) != kNone;
 }
 
 TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want) {

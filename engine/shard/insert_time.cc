@@ -18,8 +18,8 @@ void Inserter::hoist_operands(Op& op, OpId number) {
   const bool own_rows = number != kNone && choices_.cuts[kTime][static_cast<size_t>(number)].present();
   if (!any(Placement::kShard) && !own_rows) {
     // A partial value beside a finished sum goes on in the epilogue.
-    const bool late = std::any_of(op.inputs.begin(), op.inputs.end(),
-                                  [&](TensorId id) { return b_.region(id) == Region::kEpilogue; });
+    const bool late = ends_sum(op) || std::any_of(op.inputs.begin(), op.inputs.end(),
+                                                  [&](TensorId id) { return b_.region(id) == Region::kEpilogue; });
     for (TensorId& id : op.inputs)
       if (late && placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
     return;

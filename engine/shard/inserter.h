@@ -52,6 +52,9 @@ class Inserter {
   TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
   bool is_parameter(TensorId id) const;     // or its copy of another type
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, also on its way; kNone: it is none
+  bool term_in(TensorId id) const;          // it is a parameter's gradient or one of its terms, also on its way
+  template <class Found>
+  TensorId on_its_way(TensorId id, Found found) const;  // the first of what it was moved, summed and cast from
   void check_tied(const Op& reader, TensorId id, size_t a, const MeshAxis& here, const MeshAxis& there) const;
   Error tied_unlike(const Op& reader, int32_t stage, const MeshAxis& here, const MeshAxis& there) const;
   void check_came_alike(const Op& reader,
@@ -117,6 +120,7 @@ class Inserter {
   const ShardOptions& options_;
   const Choices& choices_;
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
+  std::set<TensorId> terms_;  // gradients and what they are sums of, where they have a type of their own
   Source source_;
   BridgeBuilder b_;
   std::map<TensorId, TensorId> used_;  // of a gradient: as its update reads it

@@ -81,6 +81,7 @@ def test_a_model_uses_a_size_or_refuses_it(model, tmp_path):
     ("gpt --lazy --clip 1", "needs the norm of the whole gradient"),
     ("mlp --accumulation 1000000", "1000000 micro-batches"),
     ("resnet --accumulation 2", "mixes all samples"),
+    ("gpt --parameters f16", "no parameters 'f16'; there are f32, bf16"),
 ])
 def test_a_file_that_means_nothing_is_not_written(arguments, words, tmp_path):
     said = whale("model", *arguments.split(), "-o", tmp_path / "m.whale", code=2)
@@ -88,7 +89,8 @@ def test_a_file_that_means_nothing_is_not_written(arguments, words, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", ["mlp --no-lazy", "gpt --lazy", "gpt --tied --no-lazy", "m6-10b --layers 1 --decoder 1 --experts 4 --dim 40", "mlp --accumulation 3",
-                                       "resnet --norm-groups 4 --accumulation 2", "mlp --accumulation 2 --precision f64", "dlrm --lazy"])
+                                       "resnet --norm-groups 4 --accumulation 2", "mlp --accumulation 2 --precision f64", "dlrm --lazy",
+                                       "mlp --parameters bf16", "dlrm --parameters bf16", "resnet --parameters bf16 --precision bf16"])
 def test_what_means_something_is_written(arguments, tmp_path):
     whale("model", *arguments.split(), "-o", tmp_path / "m.whale")
     whale("inspect", tmp_path / "m.whale")

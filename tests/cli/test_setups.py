@@ -57,6 +57,29 @@ def test_a_large_gpt_holds_what_the_closed_form_says(setup):
     assert total_of(line) < (65e9 if model.precision == "bf16" else 80e9)
 
 
+@pytest.mark.parametrize("setup,sums", [("m6-10t", 0), ("m6-10t, 2 micro-batches", 1)])
+def test_m6_10t_waits_in_its_hosts_in_16_bits(setup, sums):
+    """2 bytes a parameter: of the experts a 512th, of all else a copy; with micro-batches as much for the sums of gradients; and Adafactor's factors,
+    4 bytes for a row and a column of each matrix. 8 devices of a node together within the 736 GB that the Whale paper names."""
+    d, h, layers, experts, seq, patches, vocab, devices = 1024, 9984, 48, 10240, 512, 16, 21128, 512
+    of_experts = layers * experts * (2 * d * h + h + d)
+    others = layers * (4 * d * d + d * experts + 4 * d) + 768 * d + d + patches * d + vocab * d + seq * d + 2 * d
+    parameters = 2 * (of_experts / devices + others)
+    matrix = lambda rows, columns: rows + columns  # noqa: E731
+    factors = layers * (experts // devices * (2 * matrix(d, h) + (1 + h) + (1 + d)) + matrix(d, 3 * d) + matrix(d, d) + matrix(d, experts) + 4 * d)
+    factors += matrix(768, d) + d + matrix(patches, d) + matrix(vocab, d) + matrix(seq, d) + 2 * d
+    line = next(line for line in GOLDEN.read_text().splitlines() if line.startswith(setup + ": "))
+    there = line.split("offloaded to its host: ")[1]
+    unit = {"B": 1, "MB": 1e6, "GB": 1e9}
+    bytes_of = lambda name: (lambda found: float(found[1]) * unit[found[2]])(re.search(name + r" ([0-9.]+) (\w*B)", there))  # noqa: E731
+    assert bytes_of("parameters") == pytest.approx(parameters, rel=0.002)
+    assert bytes_of("gradients") == pytest.approx(sums * parameters, rel=0.002)
+    assert bytes_of("optimizer state") == pytest.approx(4 * factors, rel=0.002)
+    assert 8 * float(there.split(" GB")[0]) < (0.9 if sums else 0.45) * 736
+    # On the device, of 32 GB: a layer's experts and their gradients in 16 bits, the activations at work.
+    assert total_of(line) < 8e9
+
+
 @pytest.mark.parametrize("setup", memory_table.ROWS, ids=lambda s: s[0])
 def test_an_estimate_of_a_large_setup_is_within_two_percent(setup, tmp_path):
     name, model, devices, strategy, options, _ = setup

@@ -1221,6 +1221,26 @@ def test_lower_halves_that_lie_in_parts(tmp_path, zero):
     verify(path, "--devices", "cpu:2", "--strategy", "replica", "--zero", zero, "--steps", "3", code=0)
 
 
+@pytest.mark.parametrize("devices,strategy", [("cpu:1", "local"), ("cpu:2", "replica"), ("cpu:4", "replica(2) > pipeline(2, micro_batches=3)"), ("cpu:2", "split(2)")])
+@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("more", [[], ["--gradient-dtype", "bf16"]], ids=["alone", "both"])
+def test_sums_over_micro_batches_in_16_bits(tmp_path, devices, strategy, zero, more):
+    path, _ = make(tmp_path, GPT)
+    accumulation = [] if "pipeline" in strategy else ["--accumulation", 3]
+    rows = verify(path, "--devices", devices, "--strategy", strategy, "--zero", zero, *accumulation, "--accumulate-dtype", "bf16", *more, code=0)["comparisons"]
+    assert [row["verdict"] for row in rows if row["subject"] == "gradients summed in fewer bits"] == ["equal"] * 2, rows
+
+
+@pytest.mark.parametrize("devices,strategy,zero", [("cpu:2", "replica", 0), ("cpu:2", "replica", 3), ("cpu:4", "replica(2) > split(2)", 0), ("cpu:2", "pipeline(2, micro_batches=3)", 0),
+                                                   ("cpu:1", "local", 0)])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adafactor"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_parameters_of_16_bits(tmp_path, devices, strategy, zero, optimizer, precision):
+    path, _ = make(tmp_path, [*GPT, "--parameters", "bf16", "--precision", precision, "--optimizer", optimizer])
+    accumulation = ["--accumulation", 3] if zero == 3 or strategy == "local" else []
+    verify(path, "--devices", devices, "--strategy", strategy, "--zero", zero, *accumulation, code=0)
+
+
 @pytest.mark.parametrize("option", [["--adasum"], ["--gradient-dtype", "bf16"]], ids=["adasum", "gradient_dtype"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_smaller_last_batch_has_no_known_parts(tmp_path, option, dropout):

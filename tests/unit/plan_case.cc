@@ -79,6 +79,7 @@ const Field kFields[] = {
     field<&PlanCase::matmul_chunks>("matmul_chunks"),
     field<&PlanCase::prefetch>("prefetch"),
     field<&PlanCase::offload>("offload"),
+    field<&PlanCase::narrow_sums>("narrow_sums"),
     field<&PlanCase::profile>("profile"),
 };
 
@@ -237,6 +238,7 @@ CompileOptions options_of(const PlanCase& c, const Graph& graph) {
   o.matmul_chunks = c.matmul_chunks;
   o.prefetch = c.prefetch;
   o.offload = c.offload;
+  if (c.narrow_sums) o.accumulate_dtype = DType::kF32;
   if (c.profile > 0) {
     Profile& p = o.profile;
     p.cached_bytes = p.worth_copying_bytes = p.product_rows = p.copied_bytes = p.spread = 1;

@@ -34,6 +34,7 @@ struct PlanCase {
   int64_t matmul_chunks = 1;
   int64_t prefetch = 0;
   uint32_t offload = 0;
+  bool narrow_sums = false;  // over micro-batches, in float32: equal to its rounding
   // 1: small things count as large ones do, so that rewrites for large models happen; 2: and memory is dear.
   int profile = 0;
 };

@@ -21,6 +21,7 @@ std::vector<PlanOptions> unusual() {
   one([](PlanOptions& o) { o.recompute = Recompute::kSelective; });
   one([](PlanOptions& o) { o.stage_recompute = {Recompute::kFull}; });
   one([](PlanOptions& o) { o.gradient_dtype = DType::kBF16; });
+  one([](PlanOptions& o) { o.accumulate_dtype = DType::kBF16; });
   one([](PlanOptions& o) { o.adasum = true; });
   one([](PlanOptions& o) { o.exact = true; });
   one([](PlanOptions& o) { o.offload = kOffloadState; });

@@ -9,7 +9,7 @@ namespace whale::test {
 namespace {
 
 constexpr int64_t kIds = 3;
-constexpr double kBound = 1e-9;
+constexpr double kBound = 1e-9, kBoundOfNarrowSums = 1e-6;
 constexpr int kNudges = 4;         // courses of one device, each begun a rounding apart
 constexpr double kOfNudges = 100;  // times further than these is no rounding
 constexpr double kStable = 1e6;    // of a loss
@@ -85,10 +85,11 @@ struct Judge {
 
   // The first value that differs; empty: none does.
   std::string first_difference(const Values& a, const Values& b) const {
+    const double bound = c.narrow_sums ? kBoundOfNarrowSums : kBound;
     for (const auto& [name, x] : a) {
       const auto y = b.find(name);
       if (y == b.end() || y->second.size() != x.size()) return name;
-      if (bits ? x != y->second : !(distance(x, y->second) <= kBound * scale(name, x))) return name;
+      if (bits ? x != y->second : !(distance(x, y->second) <= bound * scale(name, x))) return name;
     }
     for (const auto& [name, y] : b)
       if (!a.contains(name)) return name;

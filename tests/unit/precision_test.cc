@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "base/bf16.h"
 #include "base/f16.h"
 #include "checkpoint_kit.h"
 #include "cluster/devices.h"
@@ -500,6 +501,225 @@ TEST_CASE("gradients summed in a narrow type: what a split sums comes first, whe
           ++rounded;
         }
         CHECK(rounded > 0);
+      }
+}
+
+// loss = sum(x w + x v): the gradient of either is the sum of the rows of x, whatever they are.
+Model sum_of_products(int64_t batch, OptimizerKind kind = OptimizerKind::kSgd) {
+  using enum OpCode;
+  Model m;
+  const TensorId x = m.input("x", {batch, 6}), w = m.variable("w", {6, 4}), v = m.variable("v", {6, 4});
+  const TensorId y = m.op(k_add, {m.op(k_matmul, {x, w}), m.op(k_matmul, {x, v})});
+  m.minimize(m.op(k_reduce_sum, {y}, {}, "loss"), kind);
+  m.g.training.optimizer.learning_rate = 0.125;
+  return m;
+}
+
+struct Summed {
+  std::vector<float> gradient;
+  std::vector<std::vector<float>> variables;
+};
+Summed summed(const Model& m, const std::string& devices, CompileOptions o, std::vector<float> x) {
+  o.fetch = {"grad:w"};
+  Session session(std::make_shared<const Plan>(compile(m.g, parse_devices(devices, {0, 1, 2, 3}), o)),
+                  std::make_shared<Backends>(backends_folder()), {});
+  Summed out;
+  out.gradient.resize(24);
+  session
+      .step({{"x", {DType::kF32, {static_cast<int64_t>(x.size()) / 6, 6}, x.data()}}},
+            {{"grad:w", {DType::kF32, {6, 4}, out.gradient.data()}}})
+      .wait();
+  for (const VariableInfo& v : session.variables()) {
+    out.variables.emplace_back(static_cast<size_t>(element_count(v.dims)));
+    session.read(v.name, {v.dtype, v.dims, out.variables.back().data()});
+  }
+  return out;
+}
+
+TEST_CASE("gradients accumulated in a narrow type: rounded after each micro-batch, and the update reads the sum") {
+  const Model m = sum_of_products(8);
+  std::vector<float> x(48);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i * 7 + 1));
+  const Summed exact = summed(m, "ref:1", {}, x);
+  const std::pair<DType, float (*)(float)> types[] = {
+      {DType::kBF16, [](float v) { return bf16_to_float(float_to_bf16(v)); }},
+      {DType::kF16, [](float v) { return f16_to_float(float_to_f16(v)); }}};
+  for (const auto& [dtype, rounded] : types)
+    for (const char* devices : {"ref:1", "cpu@0"}) {
+      CAPTURE(name_of(dtype));
+      CAPTURE(devices);
+      CompileOptions o;
+      o.accumulation = 4, o.accumulate_dtype = dtype;
+      const Summed found = summed(m, devices, o, x);
+      int differ = 0;
+      for (size_t k = 0; k < 6; ++k) {
+        float sum = 0;
+        for (size_t u = 0; u < 4; ++u) sum = rounded(sum + (x[12 * u + k] + x[12 * u + 6 + k]));
+        for (size_t n = 0; n < 4; ++n) CHECK(found.gradient[4 * k + n] == sum);
+        differ += sum != exact.gradient[4 * k];
+        // From the same start: w' = w - g / 8.
+        for (size_t n = 0; n < 4; ++n)
+          CHECK(found.variables[0][4 * k + n] ==
+                doctest::Approx(exact.variables[0][4 * k + n] + (exact.gradient[4 * k] - sum) / 8).epsilon(1e-6));
+      }
+      CHECK(differ > 3);
+    }
+}
+
+// Sums of small integers are rounded nowhere: whatever shares the work, not a bit is another.
+TEST_CASE("gradients accumulated in a narrow type: every plan adds up all that there is") {
+  struct Plans {
+    const char *devices, *strategy;
+    int64_t accumulation;
+  };
+  std::vector<float> x(16 * 6);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(static_cast<int>(i * 5 % 7) - 3);
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kAdafactor}) {
+    Model m = sum_of_products(16, kind);
+    for (const double clip : {0.0, 1.0}) {
+      m.g.training.clip_norm = clip;
+      const Summed exact = summed(m, "ref:1", {}, x);
+      for (const Plans& at : std::vector<Plans>{{"ref:1", "", 4},
+                                                {"ref:2", "replica", 4},
+                                                {"ref:3", "replica(3, shares=[4,3,1])", 3},
+                                                {"ref:2", "replica(2, by=micro_batch)", 4},
+                                                {"ref:4", "replica(2) > split(2)", 2},
+                                                {"ref:4", "split(2) > replica(2)", 2},
+                                                {"ref:4", "replica(2) > replica(2)", 2},
+                                                {"ref:4", "replica(2) > pipeline(2, micro_batches=4)", 0},
+                                                {"ref:2", "pipeline(2, micro_batches=4, schedule=zb_h1)", 0}})
+        for (const int zero : {0, 1, 2, 3})
+          for (const int form : {0, 1, 2, 3}) {
+            CAPTURE(static_cast<int>(kind));
+            CAPTURE(clip);
+            CAPTURE(at.strategy);
+            CAPTURE(zero);
+            CAPTURE(form);
+            CompileOptions o;
+            o.strategy = at.strategy, o.accumulation = at.accumulation, o.zero = zero;
+            o.accumulate_dtype = DType::kBF16, o.bucket_bytes = 64;
+            if (form == 1) o.gradient_dtype = DType::kBF16;
+            if (form == 2) o.offload = kOffloadAll;
+            if (form == 3) o.update = UpdateForm::kSliced, o.fusion = false;
+            const Summed found = summed(m, at.devices, o, x);
+            CHECK(found.gradient == exact.gradient);
+            CHECK(distance(found.variables, exact.variables) <= (kind == OptimizerKind::kSgd && clip == 0 ? 0 : 1e-5));
+          }
+    }
+  }
+}
+
+TEST_CASE("gradients accumulated in a narrow type: what it cannot go with is refused, and what it does is noted") {
+  const auto plan = [](CompileOptions o) { return compile(small::mlp().g, parse_devices("ref:2"), o); };
+  CompileOptions o;
+  o.accumulation = 2, o.accumulate_dtype = DType::kBF16;
+  const auto noted = [&](const char* words) {
+    return std::ranges::any_of(plan(o).notes, [&](const std::string& n) { return n.find(words) != n.npos; });
+  };
+  CHECK(noted("summed over micro-batches in bf16: by this option"));
+  CHECK(deserialize(serialize(plan(o)).data(), serialize(plan(o)).size()).options.accumulate_dtype == DType::kBF16);
+  o.accumulation = 1;
+  CHECK(noted("a step has one"));
+  o.accumulation = 2, o.accumulate_dtype = DType::kF32;  // what it is anyway
+  CHECK(!noted("summed over micro-batches"));
+  CompileOptions plain;
+  plain.accumulation = 2;
+  CHECK(serialize(plan(o)) == serialize(plan(plain)));
+  o.accumulate_dtype = DType::kBF16;
+  const auto message = [&](auto set) {
+    CompileOptions with = o;
+    set(with);
+    return message_of([&] { plan(with); });
+  };
+  CHECK(has(message([](CompileOptions& c) { c.exact = true; }), "accumulated in bf16"));
+  CHECK(has(message([](CompileOptions& c) { c.adasum = true; }), "accumulated in bf16"));
+  CHECK(has(message([](CompileOptions& c) { c.accumulate_dtype = DType::kI32; }), "accumulated in i32"));
+}
+
+// ---- parameters of 16 bits ------------------------------------------------------------------------------------------
+// The trained variables of a model in bf16, each read as f32.
+Model in_16_bits(Model m) {
+  Model out;
+  out.scope = m.scope, out.g.name = m.g.name, out.g.scopes = m.g.scopes;
+  std::vector<TensorId> now(m.g.tensors.size(), kNone);
+  for (size_t t = 0; t < m.g.tensors.size(); ++t) {
+    if (m.g.tensors[t].kind == TensorKind::kValue) continue;
+    out.g.tensors.push_back(m.g.tensors[t]);
+    now[t] = static_cast<TensorId>(out.g.tensors.size()) - 1;
+  }
+  for (Variable v : m.g.variables) {
+    const TensorId was = v.tensor;
+    v.tensor = now[static_cast<size_t>(was)];
+    out.g.variables.push_back(v);
+    if (!v.trainable) continue;
+    out.g.tensor(v.tensor).dtype = DType::kBF16;
+    now[static_cast<size_t>(was)] = out.op(OpCode::k_cast, {v.tensor}, {{"dtype", std::string("f32")}});
+  }
+  for (const TensorId id : m.g.inputs) out.g.inputs.push_back(now[static_cast<size_t>(id)]);
+  for (const Op& op : m.g.ops) {
+    TensorIds inputs = op.inputs;
+    for (TensorId& id : inputs)
+      if (id != kNone) id = now[static_cast<size_t>(id)];
+    const OpId made = append_op(out.g, op.code, std::move(inputs), op.attrs, op.scope, op.name);
+    for (size_t o = 0; o < op.outputs.size(); ++o) now[static_cast<size_t>(op.outputs[o])] = out.g.op(made).outputs[o];
+  }
+  for (const NamedTensor& o : m.g.outputs) out.g.outputs.push_back({o.name, now[static_cast<size_t>(o.tensor)]});
+  out.g.training = m.g.training;
+  out.g.training.loss = now[static_cast<size_t>(m.g.training.loss)];
+  return out;
+}
+
+// Small integers are gradients in 16 bits as they are: a step makes of each parameter what 32 bits make, rounded once.
+TEST_CASE("parameters of 16 bits: an update computes in 32 bits and rounds once") {
+  std::vector<float> x(48);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(static_cast<int>(i * 5 % 7) - 3);
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW,
+                                   OptimizerKind::kAdagrad, OptimizerKind::kAdafactor}) {
+    CAPTURE(static_cast<int>(kind));
+    Model wide = sum_of_products(8, kind);
+    for (Variable& v : wide.g.variables)
+      v.init = {.kind = InitKind::kConstant, .a = 0.375, .b = 0, .file = {}, .key = {}};
+    wide.g.training.optimizer.weight_decay = 0.125;
+    const Summed exact = summed(wide, "ref:1", {}, x);
+    for (const char* devices : {"ref:1", "cpu@0", "ref:2"})
+      for (const int64_t accumulation : {1, 2}) {
+        CAPTURE(devices);
+        CompileOptions o;
+        o.accumulation = accumulation;
+        Model narrow = in_16_bits(wide);
+        const Plan plan = compile(narrow.g, parse_devices(devices, {0, 1}), o);
+        Session session(std::make_shared<const Plan>(plan), std::make_shared<Backends>(backends_folder()), {});
+        session.step({{"x", {DType::kF32, {8, 6}, x.data()}}}, {}).wait();
+        for (size_t v = 0; v < 2; ++v) {
+          std::vector<uint16_t> bits(24);
+          session.read(v == 0 ? "w" : "v", {DType::kBF16, {6, 4}, bits.data()});
+          for (size_t i = 0; i < bits.size(); ++i)
+            CHECK(bf16_to_float(bits[i]) == doctest::Approx(exact.variables[v][i]).epsilon(0x1p-8));
+        }
+      }
+  }
+}
+
+// Of every parameter of two dimensions: no buffer of 32 bits and its size, but in the update of Adafactor.
+TEST_CASE("parameters of 16 bits: in bf16 neither they nor their gradients have a copy in 32 bits") {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kAdafactor})
+    for (const int zero : {0, 2, 3})
+      for (const int64_t accumulation : {1, 2}) {
+        CAPTURE(static_cast<int>(kind));
+        CAPTURE(zero);
+        CompileOptions o;
+        o.strategy = "replica", o.zero = zero, o.accumulation = accumulation, o.precision = Precision::kBFloat16;
+        const Plan plan = compile(in_16_bits(small::gpt(8, kind, 2, 8, 24, 40)).g, parse_devices("null:2"), o);
+        for (const Program& p : plan.entries[0].programs)
+          for (const Segment& s : p.segments)
+            for (const Instruction& i : s.instructions)
+              for (const BufferId b : i.out) {
+                if (b == kNone || (i.phase == Phase::kUpdate && i.op() != OpCode::k_accumulate)) continue;
+                const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+                const bool matrix = buffer.dims.size() == 2 && element_count(buffer.dims) >= 24 * 24 &&
+                                    (buffer.dims[0] % 24 == 0 || buffer.dims[1] % 24 == 0 || buffer.dims[0] == 40);
+                if (matrix) CHECK_MESSAGE(buffer.dtype != DType::kF32, (i.name + " " + buffer.name));
+              }
       }
 }
 

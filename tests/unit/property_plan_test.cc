@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -112,18 +113,16 @@ PlanCase shrunk(PlanCase c, const std::string& kind) {
   return c;
 }
 
-enum class On { kHere, kLate, kRanks };
-
-Tally hold(const std::string& name, int cases, int64_t most_devices, int steps, On on = On::kHere) {
+Tally hold(
+    const std::string& name, int cases, int64_t most_devices, int steps,
+    const std::function<void(PlanCase&, Dice&)>& change = [](PlanCase&, Dice&) {}) {
   Tally tally;
   CHECK(holds(name, cases, [&] {
     const auto generated = rc::gen::map(rc::gen::inRange<uint32_t>(0, 1u << 30), [&](uint32_t word) {
       Dice dice(word);
       PlanCase c = random_plan_case(dice, most_devices);
       c.steps = steps;
-      if (on == On::kLate) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
-      if (on == On::kRanks) c.ranks = static_cast<int>(dice.between(2, 3));
-      if (on == On::kRanks && dice.coin()) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
+      change(c, dice);
       return c;
     });
     // Not by the word, which says nothing: by parts of the case.
@@ -183,12 +182,39 @@ TEST_CASE("property: every plan of 9 to 64 devices is one device") {
   CHECK(tally.count(Outcome::kRefused) <= tally.count(Outcome::kEqual));
 }
 
+// Pieces of as little as 64 bytes, where replicas alone share the work.
+TEST_CASE("property: gradients that are made in pieces are those of one device") {
+  hold("pieces of gradients", 200, 8, 5, [](PlanCase& c, Dice& dice) {
+    c.zero = static_cast<int>(dice.between(2, 3)), c.exact = false, c.bucket_bytes = 64, c.profile = 1;
+    if (splits(c) && dice.below(4) != 0) {
+      std::erase_if(c.graph, [](const std::string& item) { return item == "}" || item.back() == '{'; });
+      c.strategy = "replica", c.state_shares.clear(), c.devices = dice.between(2, 4);
+    }
+  });
+}
+
+// In float64 a sum in float32 is near: what is not near is another sum.
+TEST_CASE("property: sums over micro-batches in another type are those sums") {
+  // Of one step, whose rounding no later one enlarges.
+  const Tally tally = hold("narrow sums", 200, 8, 1, [](PlanCase& c, Dice&) {
+    c.narrow_sums = true, c.exact = false, c.last = 0, c.optimizer = "sgd#0", c.lazy = false;
+    c.micro_batches = std::max<int64_t>(c.micro_batches, 2), c.batch = std::max(c.batch, micro_batches_of(c));
+  });
+  CHECK(tally.count(Outcome::kRefused) * 2 <= tally.count(Outcome::kEqual));
+}
+
 // Their queues overtake each other wherever the plan lets them.
-TEST_CASE("property: every plan on devices that are late is one device") { hold("plans, late", 100, 8, 3, On::kLate); }
+TEST_CASE("property: every plan on devices that are late is one device") {
+  hold("plans, late", 100, 8, 3,
+       [](PlanCase& c, Dice& dice) { c.kind = fmt::format("lag@{}", dice.between(1, 1000)); });
+}
 
 // They share a store and a wire of flat bytes, and nothing else.
 TEST_CASE("property: every plan of two or three ranks is one device") {
-  const Tally tally = hold("plans of ranks", 150, 8, 3, On::kRanks);
+  const Tally tally = hold("plans of ranks", 150, 8, 3, [](PlanCase& c, Dice& dice) {
+    c.ranks = static_cast<int>(dice.between(2, 3));
+    if (dice.coin()) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
+  });
   CHECK(tally.count(Outcome::kRefused) * 4 <= tally.count(Outcome::kEqual));
 }
 

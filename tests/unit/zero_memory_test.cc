@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 
 #include "cluster/devices.h"
 #include "compile/compile.h"
@@ -28,7 +29,7 @@ struct Choice {
   Precision precision = Precision::kFloat32;
   Recompute recompute = Recompute::kNone;
   int64_t prefetch = 0;
-  std::optional<DType> gradient_dtype = {};
+  std::optional<DType> gradient_dtype = {}, accumulate_dtype = {};
 };
 
 MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice) {
@@ -39,6 +40,7 @@ MemoryClasses memory(const small::Model& m, const Setup& s, const Choice& choice
   options.precision = choice.precision;
   options.recompute = choice.recompute;
   options.prefetch = choice.prefetch, options.gradient_dtype = choice.gradient_dtype;
+  options.accumulate_dtype = choice.accumulate_dtype;
   options.bucket_bytes = kBucket;
   const Plan plan = compile(m.g, parse_devices(s.devices, {0}), options);
   return memory_of(plan, plan.entries[0], 0).device;
@@ -113,6 +115,52 @@ TEST_CASE("ZeRO 3: gradients that are summed in 16 bits live in parts, as the pa
   CHECK(narrow.parameters == own.parameters);
   CHECK(narrow.gradients <= own.parameters * 21 / 20 + 3 * (kBucket + matrix));
   CHECK(narrow.activations <= own.activations + 4 * matrix);
+}
+
+// 2 bytes a parameter in place of 4, of the part that a device keeps; and what a bucket holds on its way.
+TEST_CASE("sums over micro-batches in 16 bits take half the memory, under ZeRO too") {
+  const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
+  const int64_t matrix = int64_t{4} * 64 * 256 * 4, under_way = 3 * (kBucket + matrix);
+  for (const Setup& s : {Setup{"null:1", "", 4, 1}, Setup{"null:4", "replica", 4, 4},
+                         Setup{"null:8", "replica(4) > pipeline(2, micro_batches=8)", 0, 4}})
+    for (const int zero : {0, 2, 3})
+      for (const bool both : {false, true}) {
+        CAPTURE(s.strategy);
+        CAPTURE(zero);
+        CAPTURE(both);
+        Choice choice{.zero = zero, .accumulate_dtype = DType::kBF16};
+        if (both) choice.gradient_dtype = DType::kBF16;
+        const int64_t whole = memory(m, s, {.zero = 0}).parameters / 2, n = zero >= 2 ? s.replicas : 1;
+        const MemoryClasses held = memory(m, s, choice);
+        CHECK(held.gradients >= whole / n * 9 / 10);
+        CHECK(held.gradients <= whole / n * 21 / 20 + under_way);
+        CHECK(held.total() < memory(m, s, {.zero = zero}).total());
+      }
+}
+
+// Two matrices that are most of the model, or one that is used twice. Of each, pieces of 32 columns are whole for a
+// while, and its parts: those of the pieces, and what they are joined to.
+TEST_CASE("ZeRO 2 and 3: a gradient larger than a bucket is made and reduced in pieces") {
+  for (const bool tied : {false, true}) {
+    golden::Gpt s;
+    s.batch = 16, s.layers = 1, s.dim = 256, s.heads = 2, s.seq = 16, s.vocab = 8192, s.tied = tied;
+    small::Model m;
+    m.g = golden::graph_of(s);
+    const int64_t table = s.vocab * s.dim * 4, n = 4;
+    for (const char* devices : {"null:4", "null:8"})
+      for (const int zero : {2, 3}) {
+        CAPTURE(tied);
+        CAPTURE(devices);
+        CAPTURE(zero);
+        const bool stages = devices == std::string_view("null:8");
+        const Setup at{devices, stages ? "replica(4) > pipeline(2, micro_batches=4)" : "replica", stages ? 0 : 4, n};
+        const int64_t sums = memory(m, at, {.zero = 0}).parameters / n;
+        const MemoryClasses held = memory(m, at, {.zero = zero});
+        CHECK(held.gradients >= sums * 19 / 20);
+        CHECK(held.gradients <= sums * 21 / 20 + (tied ? 3 : 2) * table / n + 4 * (table / 8) + 3 * kBucket);
+        CHECK(held.gradients < sums + table);
+      }
+  }
 }
 
 // Both stages read the table; each adds up its part of what its samples say of it.

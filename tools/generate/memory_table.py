@@ -35,6 +35,7 @@ class Gpt:
 
 
 GPT3 = Gpt(96, 12288, 96, 1536, "f32", 50257)
+M6_10T = "m6-10t --precision bf16 --parameters bf16"
 # name, whale model's arguments, devices, strategy, options, closed form in bytes or None
 ROWS = [
     ("GPT 22B", Gpt(64, 6144, 48, 4), "null-80GB:8", "split(8)", "--recompute selective", dict(t=8, p=1, micro_batch=4)),
@@ -47,8 +48,10 @@ ROWS = [
     ("gpt3-175b, 32 bit", GPT3, "null-80GB:1024", "replica(16) > pipeline(8, micro_batches=96) > split(8)", "", dict(t=8, p=8)),
     ("m6-10b", "m6-10b", "null-32GB:256", "replica(32) > pipeline(8, micro_batches=35)", "--recompute full", None),
     ("m6-1t", "m6-1t", "null-32GB:480", "replica; experts: split(480, factor=experts)", "", None),
-    ("m6-10t", "m6-10t", "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
+    ("m6-10t", M6_10T, "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
      "--recompute full --offload parameters,state,gradients", None),
+    ("m6-10t, 2 micro-batches", M6_10T + " --batch 1024 --accumulation 2", "64xnull-32GB:8",
+     "replica; experts: split(512, factor=experts)", "--recompute full --offload parameters,state,gradients", None),
 ]
 
 

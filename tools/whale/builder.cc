@@ -4,8 +4,8 @@
 
 namespace tool {
 
-Builder::Builder(whale_engine* engine, const std::string& name)
-    : graph_(own<GraphHandle>(whale_graph_create, engine, str(name))) {}
+Builder::Builder(whale_engine* engine, const std::string& name, int parameters)
+    : graph_(own<GraphHandle>(whale_graph_create, engine, str(name))), parameters_(parameters) {}
 
 Value Builder::input(const std::string& name, int dtype, const Dims& dims, int batch_dim) {
   Value out = WHALE_NONE;
@@ -21,9 +21,10 @@ Value Builder::parameter(const std::string& name, const Dims& dims, Init init, b
   options.buffer = buffer;
   options.frozen = buffer;
   options.decay = decay ? WHALE_DECAY_BY_RANK : WHALE_DECAY_NEVER;
+  const int dtype = buffer ? WHALE_F32 : parameters_;
   Value out = WHALE_NONE;
-  check(whale_graph_parameter(graph(), str(name), WHALE_F32, dims.data(), dims.size(), &options, &out));
-  return out;
+  check(whale_graph_parameter(graph(), str(name), dtype, dims.data(), dims.size(), &options, &out));
+  return dtype == WHALE_F32 ? out : op("cast", {out}, {{"dtype", std::string("f32")}});
 }
 
 std::vector<Value> Builder::ops(const std::string& op, const std::vector<Value>& inputs, const AttrList& attrs) {

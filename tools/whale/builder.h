@@ -28,7 +28,8 @@ struct Init {
 
 class Builder {
  public:
-  Builder(whale_engine* engine, const std::string& name);
+  // 16-bit parameters are read as 32-bit numbers; no others are kept.
+  Builder(whale_engine* engine, const std::string& name, int parameters = WHALE_F32);
   whale_graph* graph() const { return graph_.get(); }
   GraphHandle take() { return std::move(graph_); }
 
@@ -88,6 +89,7 @@ class Builder {
 
  private:
   GraphHandle graph_;
+  int parameters_;  // type of those that are trained
   int64_t ops_ = 0;
 };
 

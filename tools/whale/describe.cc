@@ -61,6 +61,8 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
   number("--clip", o.clip, "clip gradients to this global norm; 0: no");
   count("--accumulation", o.accumulation, "micro-batches a step");
   command.add_option("--precision", o.precision, "f32, bf16, f16 or f64 (ref devices)");
+  command.add_option("--parameters", o.parameters,
+                     "f32, or bf16: trained parameters are kept in 16 bits alone, and so are their gradients");
   command.add_option("--schedule", o.schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
   from_zero("--warmup", o.warmup, "steps of linear warm-up");
   from_zero("--total-steps", o.total_steps, "steps until the schedule ends");

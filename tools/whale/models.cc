@@ -404,7 +404,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
   training.warmup_steps = o.warmup;
   training.total_steps = o.total_steps;
 
-  Builder b(engine, row.name);
+  Builder b(engine, row.name, pick("parameters", o.parameters, {{"f32", WHALE_F32}, {"bf16", WHALE_BF16}}));
   if (!o.strategy.empty()) check(whale_graph_default_strategy(b.graph(), str(o.strategy)));
   const Value loss = row.family.build(b, o);
   check(whale_graph_minimize(b.graph(), loss, &training));

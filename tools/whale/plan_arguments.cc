@@ -47,6 +47,9 @@ int policy_of(const std::string& given) {
       "recompute policy", given,
       {{"none", WHALE_RECOMPUTE_NONE}, {"selective", WHALE_RECOMPUTE_SELECTIVE}, {"full", WHALE_RECOMPUTE_FULL}});
 }
+int dtype_of(const char* what, const std::string& given) {
+  return choose(what, given, {{"f32", WHALE_F32}, {"bf16", WHALE_BF16}, {"f16", WHALE_F16}});
+}
 
 // A field of whale_plan_options that is a number or a flag.
 template <auto kField>
@@ -90,10 +93,9 @@ const Row kRows[] = {
     {"offload", "what waits in the host's memory: state, gradients, parameters, activations, joined by commas",
      Kind::kText, 0, [](const std::string& text, Options& to) { to.c.offload = str(text); }},
     {"gradient-dtype", "f32, bf16, f16: what replicas sum gradients in", Kind::kText, 0,
-     [](const std::string& text, Options& to) {
-       to.c.gradient_dtype =
-           choose("gradient dtype", text, {{"f32", WHALE_F32}, {"bf16", WHALE_BF16}, {"f16", WHALE_F16}});
-     }},
+     [](const std::string& text, Options& to) { to.c.gradient_dtype = dtype_of("gradient dtype", text); }},
+    {"accumulate-dtype", "f32, bf16, f16: what gradients are summed in over micro-batches", Kind::kText, 0,
+     [](const std::string& text, Options& to) { to.c.accumulate_dtype = dtype_of("accumulate dtype", text); }},
     {"update", "auto, whole, sliced: replicas update everything, or their slice and gather", Kind::kText, 0,
      [](const std::string& text, Options& to) {
        to.c.update =

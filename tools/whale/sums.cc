@@ -190,9 +190,11 @@ GradientSum gradient_sum_of(const std::string& plan_json, const std::string& gra
   const Json plan = Json::parse(plan_json), graph = Json::parse(graph_json);
   GradientSum out;
   out.adasum = plan.at("adasum");
-  const Json dtype = plan.at("gradient_dtype");
-  if (dtype == "bf16") out.roundoff = 0x1p-9, out.smallest = 0x1p-134;
-  if (dtype == "f16") out.roundoff = 0x1p-12, out.smallest = 0x1p-25;
+  for (const char* option : {"gradient_dtype", "accumulate_dtype"}) {  // a sum may be rounded by both
+    const Json dtype = plan.at(option);
+    if (dtype == "bf16") out.roundoff += 0x1p-9, out.smallest += 0x1p-134;
+    if (dtype == "f16") out.roundoff += 0x1p-12, out.smallest += 0x1p-25;
+  }
   const Json& meshes = plan.at("meshes");
   std::vector<std::map<std::vector<int64_t>, std::vector<int64_t>>> replicas(meshes.size());
   std::map<std::string, size_t> mesh_of;  // of a variable: the first that holds a part of it

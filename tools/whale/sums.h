@@ -1,4 +1,5 @@
-// How an option adds gradients up (--adasum, --gradient-dtype): whose samples make the parts, and the sum of them.
+// How an option adds gradients up (--adasum, --gradient-dtype, --accumulate-dtype): whose samples make the parts, and
+// the sum of them.
 #pragma once
 
 #include <string>
@@ -37,7 +38,8 @@ struct GradientSum {
   bool masks = false;                 // random ones, which follow the place of a sample in the batch
   std::vector<Labels> labels;
 };
-// by_micro_batch: each micro-batch's part is a replica of its own (ZeRO 2 and 3 sum over replicas one by one).
+// by_micro_batch: each micro-batch's part is a replica of its own (ZeRO 2 and 3 sum over replicas one by one; a sum of
+// micro-batches in fewer bits rounds after each).
 GradientSum gradient_sum_of(const std::string& plan_json, const std::string& graph_json, bool by_micro_batch);
 
 // Adasum has nothing to combine of a gradient that no collective of the backward pass leads to (of a factor on a

@@ -92,11 +92,17 @@ PlanArguments options_of(const Json& plan) {
   out.precision = plan.at("precision");
   out.given["accumulation"] = std::to_string(plan.at("micro_batches").get<int64_t>());
   if (!plan.at("gradient_dtype").is_null()) out.given["gradient-dtype"] = plan.at("gradient_dtype");
+  if (!plan.at("accumulate_dtype").is_null()) out.given["accumulate-dtype"] = plan.at("accumulate_dtype");
   if (plan.at("adasum")) out.given["adasum"];
   return out;
 }
 
 bool adasum(const PlanArguments& a) { return a.given.contains("adasum"); }
+// Sums in a type of fewer bits than gradients have.
+bool narrow(const PlanArguments& a, const char* option) {
+  const auto dtype = a.given.find(option);
+  return dtype != a.given.end() && dtype->second != "f32";
+}
 // Where no replicas are the option means nothing.
 bool combines_by_adasum(const Json& plan) {
   for (const auto& entry : plan.at("entries"))
@@ -744,7 +750,8 @@ class Comparer {
       }
       if (out.empty() && i > 0)
         throw Failure("the data has no whole batch of " + std::to_string(whole) +
-                      " samples, and what --adasum or --gradient-dtype sums is compared on whole ones: give more "
+                      " samples, and what --adasum, --gradient-dtype or --accumulate-dtype sums is compared on whole "
+                      "ones: give more "
                       "samples, or a model of a smaller batch");
       ++left_out_;
     }
@@ -819,11 +826,10 @@ class Comparer {
     return float64 && (subject_.plan().at("precision") != "f64" || (subject_.from_file() && exempt(subject_.many())));
   }
   static bool exempt(const PlanArguments& a) {
-    const auto dtype = a.given.find("gradient-dtype");
-    return adasum(a) || (dtype != a.given.end() && dtype->second != "f32");
+    return adasum(a) || narrow(a, "gradient-dtype") || narrow(a, "accumulate-dtype");
   }
   static PlanArguments without_exempt(PlanArguments a) {
-    a.given.erase("adasum"), a.given.erase("gradient-dtype");
+    a.given.erase("adasum"), a.given.erase("gradient-dtype"), a.given.erase("accumulate-dtype");
     return a;
   }
   PlanArguments side(PlanArguments a, bool float64) const {
@@ -894,8 +900,8 @@ class Comparer {
     if (!why.empty())
       return not_compared(setting, many, one,
                           "Adasum is compared with the gradients of each replica's samples by themselves, and " + why);
-    GradientSum sum =
-        gradient_sum_of(subject_.plan().dump(), subject_.graph(), !adasum(many) && subject_.plan().at("zero") >= 2);
+    const bool each = !adasum(many) && (subject_.plan().at("zero") >= 2 || narrow(many, "accumulate-dtype"));
+    GradientSum sum = gradient_sum_of(subject_.plan().dump(), subject_.graph(), each);
     std::erase_if(sum.parameters,
                   [&](const GradientSum::Parameter& p) { return !has_gradient(one, "grad:" + p.name); });
     std::vector<std::string> unseen;

@@ -198,6 +198,7 @@ REFUSED = {
     "padding beyond any image": (lambda: graph(lambda x: wh.ops.max_pool(IMAGE(x), window=(1, 1), padding=(2**62,) * 4)), "'padding'.*expected entries <= 2147483647"),
     "no bytes of a graph": (lambda: wh.Graph.parse(None), "'data' is None, expected the bytes that Graph.serialize gave"),
     "gradient_dtype": (lambda: planned(gradient_dtype="int32"), "gradients summed in i32"),
+    "accumulate_dtype": (lambda: planned(accumulate_dtype="int32"), "gradients accumulated in i32"),
     "offload": (lambda: planned(offload=["weights"]), "offload 'weights'"),
     "update": (lambda: planned(update="x"), "'update' is 'x'"),
     "timeout": (lambda: planned(timeout=-1), "'timeout' is -1"),
@@ -207,8 +208,8 @@ REFUSED = {
     "prefetch": (lambda: planned(prefetch=-1), "'prefetch' is -1"),
     **{f"{name} of a graph that is not trained": (lambda option={name: value}: wh.plan(graph(trained=False), **option),
                                                   rf"{name}.*(which has no loss with an optimizer: these options are of training|this one is not trained)")
-       for name, value in dict(accumulation=2, zero=1, state_shares=[1, 1], gradient_dtype="bfloat16", adasum=True, recompute="full", offload=["state"],
-                               update="sliced", bucket_bytes=512).items()},
+       for name, value in dict(accumulation=2, zero=1, state_shares=[1, 1], gradient_dtype="bfloat16", accumulate_dtype="bfloat16", adasum=True, recompute="full",
+                               offload=["state"], update="sliced", bucket_bytes=512).items()},
     # jobs
     "seed negative": (lambda: planned().start(seed=-1), "'seed' is -1"),
     "seed beyond 64 bits": (lambda: planned().start(seed=2**64), "'seed' is 18446744073709551616"),

@@ -144,6 +144,17 @@ def test_narrow_sums(dtype, epsilon, zero):
     assert all((one[name] == want[name]).all() for name in want)
 
 
+@pytest.mark.parametrize("strategy,zero", [(None, 0), ("replica(2)", 0), ("replica(2)", 2), ("pipeline(2, micro_batches=4)", 0)])
+def test_sums_over_micro_batches_in_16_bits(strategy, zero):
+    want, options = gradients(start(), **data()), dict(accumulate_dtype="bfloat16", zero=zero, strategy=strategy)
+    if not strategy or "pipeline" not in strategy:
+        options["accumulation"] = 3
+    found = gradients(start("cpu:2" if strategy else "cpu:1", **options), **data())
+    assert any(np.abs(found[name] - want[name]).max() > 1e-6 for name in want)
+    for name in want:
+        np.testing.assert_allclose(found[name], want[name], atol=2.0 ** -6 * np.abs(want[name]).max())
+
+
 def adasum(a, b):
     ab, aa, bb = np.sum(a * b), np.sum(a * a), np.sum(b * b)
     return (1 - ab / (2 * aa)) * a + (1 - ab / (2 * bb)) * b
@@ -193,6 +204,8 @@ def test_adasum_weighs_the_samples_of_all_micro_batches(count, members, strategy
 @pytest.mark.parametrize("options,word", [({"adasum": True, "strategy": "split(2)"}, "split"),
                                           ({"adasum": True, "gradient_dtype": "bfloat16"}, "bf16"),
                                           ({"gradient_dtype": "int32"}, "i32"),
+                                          ({"adasum": True, "accumulate_dtype": "bfloat16"}, "bf16"),
+                                          ({"exact": True, "accumulate_dtype": "bfloat16", "accumulation": 2}, "bf16"),
                                           ({"adasum": True, "exact": True, "accumulation": 2}, "exact")])
 def test_what_does_not_go_together(options, word):
     with pytest.raises(wh.WhaleError, match=word):

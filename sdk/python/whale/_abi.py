@@ -262,6 +262,7 @@ class whale_plan_options(Structure):
         ("cancel", c_void_p),
         ("timeout_seconds", c_double),
         ("prefetch", c_int64),
+        ("accumulate_dtype", c_int32),
     ]
 
 

@@ -125,7 +125,7 @@ def inspect_checkpoint(directory: str | os.PathLike) -> dict:
 def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
-         offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0,
+         offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
          overlap: bool = True, fusion: bool = True, timeout: float = 0) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
@@ -152,6 +152,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     gradient_dtype, adasum
         What gradients of replicas are summed in (``"bfloat16"``, ``"float16"``), or combined by Adasum instead. They change the
         arithmetic on purpose; not with ``exact``.
+    accumulate_dtype
+        What gradients are summed in over micro-batches (``"bfloat16"``, ``"float16"``: half the memory; ``"float32"`` of 16-bit parameters'
+        gradients: fewer roundings). It changes the arithmetic on purpose; not with ``exact`` or ``adasum``. None: their own type.
     exact
         Bitwise equal results for any replicas of whole micro-batches, any pipeline, schedule, ZeRO level and recompute.
     offload
@@ -170,7 +173,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         Seconds that planning may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
-    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
+    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
     parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
     state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
     cluster, options, cancel = _planning(**locals())
@@ -196,13 +199,14 @@ def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
 def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
               precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
               recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
-              offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0,
+              offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
               overlap: bool = True, fusion: bool = True, timeout: float = 0) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     arguments.instance("graph", graph, Graph, "a whale.Graph")
     for name, value in dict(adasum=adasum, exact=exact, overlap=overlap, fusion=fusion).items():
         arguments.flag(name, value)
-    for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, adasum=adasum, state_shares=state_shares).items():
+    for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, accumulate_dtype=accumulate_dtype, adasum=adasum,
+                             state_shares=state_shares).items():
         if value and not graph.trained:
             raise arguments.wrong(name, value, "a graph that calls minimize(): this one is not trained")
     graph.seal()
@@ -243,6 +247,8 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.prefetch = arguments.integer("prefetch", prefetch, 0, 2**31 - 1)
     if gradient_dtype is not None:
         options.gradient_dtype = as_dtype(gradient_dtype).number
+    if accumulate_dtype is not None:
+        options.accumulate_dtype = as_dtype(accumulate_dtype).number
     options.offload = string(",".join(arguments.names("offload", offload)))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
