@@ -102,7 +102,7 @@ def from_file(file: str, key: str = "") -> Init:
 
 
 def from_array(values: Any) -> Init:
-    """Of an array, which is copied into the graph: numpy's, anything with DLPack, a nested list."""
+    """``values``, which are copied into the graph: numpy's, anything with DLPack, a nested list."""
     return Init(_abi.WHALE_INIT_DATA, values=np.array(as_numpy(values)))
 
 
