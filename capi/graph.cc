@@ -77,6 +77,34 @@ std::string prefix(const whale_graph& g, ScopeId scope) {
   return out;
 }
 
+// Every value is copied: the caller's tensor may go.
+Initializer data_of(const HostTensor& tensor) {
+  Initializer out;
+  out.kind = InitKind::kData;
+  out.data_type = tensor.dtype;
+  const auto* bytes = static_cast<const uint8_t*>(tensor.data);
+  out.data = std::make_shared<const std::vector<uint8_t>>(bytes, bytes + tensor.bytes());
+  return out;
+}
+
+// `*`: any text; `?`: one character.
+bool matches(std::string_view pattern, std::string_view name) {
+  size_t star = std::string_view::npos, from = 0, p = 0, n = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++, from = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p, ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1, n = ++from;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
 // What `zeros` says of a field whose default is another number than 0.
 double or_zero(double given, double fallback, int32_t zeros, int zero, const char* what) {
   if ((zeros & zero) != 0 && given != 0)
@@ -298,13 +326,74 @@ whale_status* whale_graph_parameter(whale_graph* graph, whale_str name, int32_t 
     v.trainable = !flag(o.frozen, "options.frozen") && v.role == Role::kParameter;
     const auto decay = number<int>(o.decay, WHALE_DECAY_BY_RANK, WHALE_DECAY_NEVER, "options.decay");
     v.decay = decay == WHALE_DECAY_ALWAYS || (decay == WHALE_DECAY_BY_RANK && rank >= 2);
-    v.init.kind = number<InitKind>(o.init, WHALE_INIT_ZEROS, WHALE_INIT_FILE, "options.init");
+    const auto init = number<InitKind>(o.init, WHALE_INIT_ZEROS, WHALE_INIT_DATA, "options.init");
+    if ((init == InitKind::kData) != (o.data != nullptr))
+      throw invalid("`options.data` is {}, and `options.init` is {}: one asks for the other",
+                    o.data == nullptr ? "NULL" : "given", o.init);
+    if (o.data != nullptr) {
+      if (o.data->host.dims != t.dims)
+        throw invalid("parameter '{}' is {}, and its initial values are {}", t.name, to_string(t.dims),
+                      to_string(o.data->host.dims));
+      v.init = data_of(o.data->host);
+    }
+    v.init.kind = init;
     v.init.a = o.a;
     v.init.b = o.b;
     v.init.file = text(o.file, "options.file");
     v.init.key = text(o.key, "options.key");
     if (v.init.kind == InitKind::kFile && v.init.key.empty()) v.init.key = t.name;
     *out = add_tensor(g, std::move(t), &v);
+  });
+}
+
+whale_status* whale_graph_constant(whale_graph* graph, whale_str name, const whale_tensor* tensor, whale_value* out) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    need(out, "out");
+    const HostTensor& values = need(tensor, "tensor").host;
+    Tensor t;
+    t.name = prefix(g, g.scope_stack.back()) + nonempty(name, "name");
+    t.dtype = values.dtype;
+    t.dims = values.dims;
+    t.kind = TensorKind::kVariable;
+    check_new(g, t.name, "constant");
+    Variable v;
+    v.role = Role::kBuffer;
+    v.trainable = v.decay = false;
+    v.init = data_of(values);
+    *out = add_tensor(g, std::move(t), &v);
+  });
+}
+
+whale_status* whale_graph_parameter_group(whale_graph* graph, whale_str pattern, const whale_group_options* options) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    const std::string wanted = nonempty(pattern, "pattern");
+    need(options, "options");
+    const whale_group_options o = capi::options(options, whale_group_options WHALE_GROUP_OPTIONS_INIT, "options");
+    const auto zeros = number<int>(o.zeros, 0, WHALE_ZERO_LEARNING_RATE | WHALE_ZERO_WEIGHT_DECAY, "options.zeros");
+    if ((zeros & ~(WHALE_ZERO_LEARNING_RATE | WHALE_ZERO_WEIGHT_DECAY)) != 0)
+      throw invalid("argument `options.zeros` is {}, expected WHALE_ZERO_LEARNING_RATE and WHALE_ZERO_WEIGHT_DECAY",
+                    zeros);
+    Variable as;
+    as.learning_rate = or_zero(o.learning_rate_factor, 1, zeros, WHALE_ZERO_LEARNING_RATE, "learning_rate_factor");
+    if (const double decay = or_zero(o.weight_decay, 0, zeros, WHALE_ZERO_WEIGHT_DECAY, "weight_decay");
+        decay != 0 || (zeros & WHALE_ZERO_WEIGHT_DECAY) != 0)
+      as.weight_decay = decay;
+    constexpr double kLarge = 1e30;
+    if (!(as.learning_rate >= 0 && as.learning_rate <= kLarge))
+      throw invalid("argument `options.learning_rate_factor` is {}, expected 0 to {}", as.learning_rate, kLarge);
+    if (as.weight_decay && !(*as.weight_decay >= 0 && *as.weight_decay <= kLarge))
+      throw invalid("argument `options.weight_decay` is {}, expected 0 to {}", *as.weight_decay, kLarge);
+    bool any = false;
+    for (Variable& v : g.graph->variables) {
+      if (v.role != Role::kParameter || !v.trainable || !matches(wanted, g.graph->tensor(v.tensor).name)) continue;
+      any = true;
+      v.learning_rate = as.learning_rate;
+      v.weight_decay = as.weight_decay;
+      if (v.weight_decay) v.decay = true;
+    }
+    if (!any) throw error(Code::kNotFound, "no trained parameter of '{}' matches '{}'", g.graph->name, brief(wanted));
   });
 }
 

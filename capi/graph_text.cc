@@ -97,6 +97,8 @@ std::string graph_json(const Graph& g) {
                          {"role", pick(kRoles, v.role)},
                          {"trainable", v.trainable},
                          {"decay", v.decay},
+                         {"learning_rate_factor", v.learning_rate},
+                         {"weight_decay", v.weight_decay ? Json(*v.weight_decay) : Json()},
                          {"elements", element_count(t.dims)}});
   }
   for (const NamedTensor& o : g.outputs) outputs.push_back({{"name", o.name}, {"tensor", o.tensor}});

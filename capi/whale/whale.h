@@ -260,7 +260,8 @@ typedef enum whale_init_kind {
   WHALE_INIT_NORMAL = 3,           /* mean a, standard deviation b */
   WHALE_INIT_UNIFORM = 4,          /* in [a, b) */
   WHALE_INIT_TRUNCATED_NORMAL = 5, /* mean a, standard deviation b, cut at 2 b */
-  WHALE_INIT_FILE = 6              /* tensor `key` of safetensors file `file`; whale_graph_parameter says where that is */
+  WHALE_INIT_FILE = 6,             /* tensor `key` of safetensors file `file`; whale_graph_parameter says where that is */
+  WHALE_INIT_DATA = 7              /* the values of `data`, which are copied */
 } whale_init_kind;
 
 typedef enum whale_decay {
@@ -271,15 +272,16 @@ typedef enum whale_decay {
 
 typedef struct whale_parameter_options {
   size_t struct_size;
-  int32_t init;      /* whale_init_kind */
-  int32_t frozen;    /* 1: not trained */
+  int32_t init;             /* whale_init_kind */
+  int32_t frozen;           /* 1: not trained */
   double a, b;
   whale_str file, key;
-  int32_t decay;     /* whale_decay: whether the optimizer's weight decay applies */
-  int32_t buffer;    /* 1: a running statistic, not a parameter */
-  whale_scope scope; /* whose name scopes its name gets */
+  int32_t decay;            /* whale_decay: whether the optimizer's weight decay applies */
+  int32_t buffer;           /* 1: a running statistic, not a parameter */
+  whale_scope scope;        /* whose name scopes its name gets */
+  const whale_tensor *data; /* with WHALE_INIT_DATA: of the variable's dims, and of its dtype or another floating-point one */
 } whale_parameter_options;
-#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0, 0}
+#define WHALE_PARAMETER_OPTIONS_INIT {sizeof(whale_parameter_options), 0, 0, 0.0, 0.0, {0, 0}, {0, 0}, 0, 0, 0, 0}
 
 /* A variable. Inside name scopes "block" and "3" its name is "block.3.NAME"; that full name is the one in checkpoints and in
  * whale_session_read. Names are unique in the graph. FILE without a key: the tensor of that full name. The path of a FILE is
@@ -287,6 +289,23 @@ typedef struct whale_parameter_options {
  * whale_engine_options.init_dir); saving a graph or a plan rewrites it so that it names the same file. */
 WHALE_API whale_status *whale_graph_parameter(whale_graph *graph, whale_str name, int32_t dtype, const int64_t *dims, size_t rank,
                                               const whale_parameter_options *options /* may be NULL: zeros */, whale_value *out);
+/* A constant from data, of any dtype: a variable that nothing trains, with these values (copied). It is named as a parameter, stands in
+ * the files of the graph and of its plans, and in checkpoints among the running statistics. Meant for tables and masks: what is one number
+ * everywhere is the op `fill`, which takes no memory. */
+WHALE_API whale_status *whale_graph_constant(whale_graph *graph, whale_str name, const whale_tensor *tensor, whale_value *out);
+
+typedef struct whale_group_options {
+  size_t struct_size;
+  double learning_rate_factor; /* times the learning rate, whatever the schedule; 0: 1 */
+  double weight_decay;         /* instead of the optimizer's, to all of the group whatever their rank; 0: the optimizer's */
+  int32_t zeros;               /* whale_training_zero of LEARNING_RATE and WEIGHT_DECAY: a 0 that is meant */
+} whale_group_options;
+#define WHALE_GROUP_OPTIONS_INIT {sizeof(whale_group_options), 0.0, 0.0, 0}
+
+/* A parameter group: the trained parameters that are there now and whose full name matches the pattern (`*`: any text, `?`: one character,
+ * else itself: "encoder.*", "*.bias") learn by these options. A later call replaces what an earlier one said of a parameter. NOT_FOUND: no
+ * trained parameter matches. */
+WHALE_API whale_status *whale_graph_parameter_group(whale_graph *graph, whale_str pattern, const whale_group_options *options);
 
 typedef enum whale_attr_kind {
   WHALE_ATTR_INT = 0,
@@ -405,7 +424,8 @@ typedef enum whale_training_zero {
   WHALE_ZERO_BETA1 = 2,
   WHALE_ZERO_BETA2 = 4,
   WHALE_ZERO_EPSILON = 8,
-  WHALE_ZERO_DECAY_RATE = 16
+  WHALE_ZERO_DECAY_RATE = 16,
+  WHALE_ZERO_WEIGHT_DECAY = 32 /* of a parameter group */
 } whale_training_zero;
 
 typedef struct whale_training_options {

@@ -75,8 +75,10 @@ namespace {
 struct Parameter {
   TensorId p, grad;
   bool decay;
-  OpId use;          // the first op that reads it: its scope is the update's
-  RowGradient rows;  // lazy: instead of grad, for tables
+  double rate;                         // a factor of the learning rate
+  std::optional<double> weight_decay;  // instead of the optimizer's
+  OpId use;                            // the first op that reads it: its scope is the update's
+  RowGradient rows;                    // lazy: instead of grad, for tables
 };
 
 std::vector<Parameter> parameters(const Graph& g) {
@@ -89,7 +91,9 @@ std::vector<Parameter> parameters(const Graph& g) {
   std::vector<Parameter> all;
   for (const Variable& v : g.variables) {
     const auto it = v.role == Role::kParameter && v.trainable ? grads.find(g.tensor(v.tensor).name) : grads.end();
-    if (it != grads.end()) all.push_back({v.tensor, it->second, v.decay, first[static_cast<size_t>(v.tensor)], {}});
+    if (it != grads.end())
+      all.push_back(
+          {v.tensor, it->second, v.decay, v.learning_rate, v.weight_decay, first[static_cast<size_t>(v.tensor)], {}});
   }
   return all;
 }
@@ -302,6 +306,7 @@ void add_updates(Graph& graph) {
   UpdateBuilder b(graph);
   const bool f64 = graph.training.precision == Precision::kFloat64;
   b.rate = b.step_scalar("learning_rate", f64 ? DType::kF64 : DType::kF32);
+  const TensorId rate = b.rate;
   find_rows(b, all);
   const bool scaled = graph.training.precision == Precision::kFloat16;
   if (scaled) unscale(b, all);
@@ -312,7 +317,10 @@ void add_updates(Graph& graph) {
     if (rule.kind != o.kind) continue;
     for (const Parameter& p : all) {
       b.origin = p.use;
-      rule.update(b, p, o);
+      Optimizer own = o;
+      if (p.weight_decay) own.weight_decay = *p.weight_decay;
+      b.rate = p.rate == 1 ? rate : b.emit(OpCode::k_mul, {rate, b.constant(p.rate, b.g.tensor(rate).dtype)});
+      rule.update(b, p, own);
     }
     if (scaled) keep_on_overflow(b);
     check_names(graph);

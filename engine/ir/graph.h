@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -83,15 +84,17 @@ struct Scope {
 };
 
 // ---- variables --------------------------------------------------------------------------------------------------
-enum class InitKind : uint8_t { kZeros, kOnes, kConstant, kNormal, kUniform, kTruncatedNormal, kFile };
+enum class InitKind : uint8_t { kZeros, kOnes, kConstant, kNormal, kUniform, kTruncatedNormal, kFile, kData };
 
 // Random initializers draw from Philox keyed by (seed, variable name, element): the plan never changes them.
 struct Initializer {
   InitKind kind = InitKind::kZeros;
-  double a = 0;      // constant: value; normal, truncated normal: mean; uniform: low
-  double b = 1;      // normal, truncated normal (cut at 2 sigma): standard deviation; uniform: high
-  std::string file;  // kFile: safetensors file
-  std::string key;   // kFile: the tensor's name there
+  double a = 0;                   // constant: value; normal, truncated normal: mean; uniform: low
+  double b = 1;                   // normal, truncated normal (cut at 2 sigma): standard deviation; uniform: high
+  std::string file;               // kFile: safetensors file
+  std::string key;                // kFile: the tensor's name there
+  DType data_type = DType::kF32;  // kData: of the values, as they were given
+  std::shared_ptr<const std::vector<uint8_t>> data = {};  // kData: the values, whole; never changed
 };
 
 enum class Role : uint8_t {
@@ -110,6 +113,9 @@ struct Variable {
   std::string slot;           // kState: "momentum", "m", "v", ...
   TensorId next = kNone;      // the tensor that becomes its value at the end of the step; kNone: unchanged
   std::vector<int> of_owner;  // kState of another shape: the owner's dimension that each of its dimensions is
+  // Of its parameter group: a factor of the learning rate, and the weight decay instead of the optimizer's.
+  double learning_rate = 1;
+  std::optional<double> weight_decay = {};
 };
 
 // ---- training configuration -------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ void check_variables(const Graph& graph) {
     if (t.name == "__metadata__")
       throw invalid("no parameter can be named '{}': files of safetensors keep that name; choose another", t.name);
     if (v.role > Role::kBuffer) throw invalid("variable '{}' has role number {}", t.name, static_cast<int>(v.role));
-    if (v.init.kind > InitKind::kFile)
+    if (v.init.kind > InitKind::kData)
       throw invalid("variable '{}' has initializer number {}", t.name, static_cast<int>(v.init.kind));
     if (!std::isfinite(v.init.a) || !std::isfinite(v.init.b))
       throw invalid("variable '{}': initializer parameters {} and {} must be finite", t.name, v.init.a, v.init.b);
@@ -194,6 +194,16 @@ void check_variables(const Graph& graph) {
                     name_of(t.dtype));
     if (v.init.kind == InitKind::kFile && v.init.file.empty())
       throw invalid("variable '{}' is read from a file without a name", t.name);
+    if (v.init.kind == InitKind::kData) {
+      const auto bytes = static_cast<size_t>(element_count(t.dims) * size_of(v.init.data_type));
+      if (v.init.data == nullptr || v.init.data->size() != bytes)
+        throw invalid("variable '{}' of shape {} has {} bytes of initial values in {}, expected {}", t.name,
+                      to_string(t.dims), v.init.data == nullptr ? 0 : v.init.data->size(), name_of(v.init.data_type),
+                      bytes);
+      if (v.init.data_type != t.dtype && !(is_float(v.init.data_type) && is_float(t.dtype)))
+        throw invalid("variable '{}' is {}, and its initial values are {}", t.name, name_of(t.dtype),
+                      name_of(v.init.data_type));
+    }
     if (v.role == Role::kParameter && v.trainable && !is_float(t.dtype))
       throw invalid("parameter '{}' of dtype {} cannot be trained; use a floating point dtype, or make it frozen",
                     t.name, name_of(t.dtype));
@@ -210,6 +220,12 @@ void check_variables(const Graph& graph) {
       throw invalid("tensor {} ('{}') is a variable but not in the list of variables", i, graph.tensors[i].name);
   for (const Variable& v : graph.variables) {
     const std::string& name = graph.tensor(v.tensor).name;
+    constexpr double kLarge = 1e30;
+    if (!(v.learning_rate >= 0 && v.learning_rate <= kLarge))
+      throw invalid("variable '{}' has {} as its factor of the learning rate, expected 0 to {}", name, v.learning_rate,
+                    kLarge);
+    if (v.weight_decay && !(*v.weight_decay >= 0 && *v.weight_decay <= kLarge))
+      throw invalid("variable '{}' has a weight decay of {}, expected 0 to {}", name, *v.weight_decay, kLarge);
     if (v.role != Role::kState) {
       if (v.owner != kNone) throw invalid("variable '{}' is no optimizer state but has owner {}", name, v.owner);
       continue;

@@ -16,6 +16,7 @@ std::string init_text(const Initializer& init) {
     case InitKind::kNormal: return fmt::format("normal({}, {})", init.a, init.b);
     case InitKind::kUniform: return fmt::format("uniform({}, {})", init.a, init.b);
     case InitKind::kTruncatedNormal: return fmt::format("truncated_normal({}, {})", init.a, init.b);
+    case InitKind::kData: return fmt::format("data({})", name_of(init.data_type));
     case InitKind::kFile: return fmt::format("file({}, {})", init.file, init.key);
   }
   return "?";
@@ -31,6 +32,8 @@ std::string variable_text(const Graph& graph, const Variable& v) {
   else if (!v.trainable)
     text += "frozen ";
   text += init_text(v.init);
+  if (v.learning_rate != 1) text += fmt::format(" learning_rate *{}", v.learning_rate);
+  if (v.weight_decay) text += fmt::format(" weight_decay {}", *v.weight_decay);
   if (v.next != kNone) text += fmt::format(" -> %{}", v.next);
   return text;
 }

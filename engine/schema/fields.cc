@@ -103,6 +103,10 @@ Initializer Fields::initializer(const fb::Initializer* t) {
   out.b = finite(t->b(), "an initializer's value");
   out.file = name(t->file(), "an initializer's file");
   out.key = name(t->key(), "an initializer's key");
+  if (out.kind == InitKind::kData) {
+    out.data_type = number<DType>(t->data_type(), "an initializer's dtype");
+    out.data = std::make_shared<const std::vector<uint8_t>>(vector(t->data()));
+  }
   return out;
 }
 
@@ -224,7 +228,10 @@ OffVector<fb::Scope> write(Builder& b, const std::vector<Scope>& scopes) {
 
 Off<fb::Initializer> write(Builder& b, const Initializer& init) {
   const auto file = write(b, init.file), key = write(b, init.key);
-  return fb::CreateInitializer(b, number<fb::InitKind>(init.kind), init.a, init.b, file, key);
+  const bool data = init.kind == InitKind::kData && init.data != nullptr;
+  const auto values = data ? b.CreateVector(*init.data) : Off<flatbuffers::Vector<uint8_t>>();
+  return fb::CreateInitializer(b, number<fb::InitKind>(init.kind), init.a, init.b, file, key,
+                               number<fb::DType>(init.data_type), values);
 }
 
 Off<fb::Optimizer> write(Builder& b, const Optimizer& o) {

@@ -56,6 +56,8 @@ Variable read_variable(Fields& f, const fb::Variable* t, size_t tensors) {
   out.owner = f.id_or_none(t->owner(), tensors, "a variable's owner");
   out.slot = f.name(t->slot(), "a variable's slot");
   out.next = f.id_or_none(t->next(), tensors, "a variable's next value");
+  out.learning_rate = f.finite(t->learning_rate(), "a variable's factor of the learning rate");
+  if (t->weight_decay() != -1) out.weight_decay = f.finite(t->weight_decay(), "a variable's weight decay");
   return out;
 }
 

@@ -26,7 +26,7 @@ std::vector<uint8_t> serialize(const Graph& graph) {
   for (const Variable& v : graph.variables) {
     const auto init = write(b, v.init);
     variables.push_back(fb::CreateVariable(b, v.tensor, number<fb::Role>(v.role), v.trainable, v.decay, init, v.owner,
-                                           write(b, v.slot), v.next));
+                                           write(b, v.slot), v.next, v.learning_rate, v.weight_decay.value_or(-1)));
   }
   const auto named = [&b](const std::vector<NamedTensor>& list) {
     std::vector<Off<fb::NamedTensor>> out;

@@ -114,6 +114,15 @@ void initial_values(const Initializer& init, uint64_t seed, std::string_view nam
     case InitKind::kOnes: return fill(dtype, to, count, 1);
     case InitKind::kConstant: return fill(dtype, to, count, init.a);
     case InitKind::kFile: throw internal("values of a file are read, not made");
+    case InitKind::kData: {
+      const auto* from = init.data->data() + begin * static_cast<uint64_t>(size_of(init.data_type));
+      convert(init.data_type, from, dtype, to, count);
+      check_range(init.data_type, from, dtype, to, count, [&](size_t i, double value) {
+        throw invalid("element {} of the initial values of '{}' is {}, which {} cannot hold", begin + i, name, value,
+                      name_of(dtype));
+      });
+      return;
+    }
     default: break;
   }
   if (!is_float(dtype))

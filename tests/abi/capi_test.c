@@ -199,6 +199,8 @@ static void test_defaults(void) {
   static const whale_session_options session_options = WHALE_SESSION_OPTIONS_INIT;
   CHECK(is_zeroed(&engine_options, sizeof engine_options));
   CHECK(is_zeroed(&parameter_options, sizeof parameter_options));
+  static const whale_group_options group_options = WHALE_GROUP_OPTIONS_INIT;
+  CHECK(is_zeroed(&group_options, sizeof group_options));
   CHECK(is_zeroed(&op_options, sizeof op_options));
   CHECK(is_zeroed(&scope_options, sizeof scope_options));
   CHECK(is_zeroed(&training_options, sizeof training_options));
@@ -619,6 +621,60 @@ static void test_scopes(void) {
   whale_text_release(&text);
   OK(whale_graph_seal(g));
   FAILS(whale_graph_scope(g, 0, &scope, &none), WHALE_FAILED_PRECONDITION, "sealed");
+  whale_graph_release(g);
+}
+
+/* Constants and initial values from data, parameter groups; what comes of them is tested in the Python SDK. */
+static void test_data_and_groups(void) {
+  float data[4][3] = {{1, 2, 3}};
+  const int64_t dims[] = {4, 3}, other_dims[] = {3};
+  whale_graph* g;
+  whale_value c, w, v = -7;
+  whale_tensor* t;
+  whale_text text = {NULL, 0};
+  OK(whale_graph_create(engine, WHALE_STR("data"), &g));
+  OK(whale_tensor_view(WHALE_F32, dims, 2, data, &t));
+  OK(whale_graph_constant(g, WHALE_STR("c"), t, &c));
+  FAILS(whale_graph_constant(g, WHALE_STR("c"), t, &v), WHALE_ALREADY_EXISTS, "constant 'c'");
+  FAILS(whale_graph_constant(g, WHALE_STR("d"), NULL, &v), WHALE_INVALID_ARGUMENT, "`tensor` is NULL");
+  whale_parameter_options p = WHALE_PARAMETER_OPTIONS_INIT;
+  p.init = WHALE_INIT_DATA;
+  FAILS(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "`options.data`");
+  p.data = t;
+  FAILS(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, other_dims, 1, &p, &v), WHALE_INVALID_ARGUMENT,
+        "its initial values are [4, 3]");
+  FAILS(whale_graph_parameter(g, WHALE_STR("w"), WHALE_I32, dims, 2, &p, &v), WHALE_INVALID_ARGUMENT,
+        "initial values are f32");
+  CHECK(v == -7);
+  OK(whale_graph_parameter(g, WHALE_STR("w"), WHALE_F32, dims, 2, &p, &w));
+  p.init = WHALE_INIT_ONES;
+  FAILS(whale_graph_parameter(g, WHALE_STR("o"), WHALE_F32, dims, 2, &p, &v), WHALE_INVALID_ARGUMENT, "`options.data`");
+  whale_tensor_release(t);
+
+  whale_group_options o = WHALE_GROUP_OPTIONS_INIT;
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("w"), NULL), WHALE_INVALID_ARGUMENT, "`options` is NULL");
+  FAILS(whale_graph_parameter_group(g, WHALE_STR(""), &o), WHALE_INVALID_ARGUMENT, "`pattern` is empty");
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("c"), &o), WHALE_NOT_FOUND, "matches 'c'"); /* not trained */
+  o.zeros = WHALE_ZERO_BETA1;
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("w"), &o), WHALE_INVALID_ARGUMENT, "options.zeros");
+  o.zeros = WHALE_ZERO_WEIGHT_DECAY, o.weight_decay = 1;
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("w"), &o), WHALE_INVALID_ARGUMENT, "options.weight_decay is meant");
+  o.zeros = 0, o.weight_decay = -2;
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("w"), &o), WHALE_INVALID_ARGUMENT, "options.weight_decay");
+  o.weight_decay = 0, o.learning_rate_factor = NAN;
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("w"), &o), WHALE_INVALID_ARGUMENT, "options.learning_rate_factor");
+  o.learning_rate_factor = 0;
+  OK(whale_graph_parameter_group(g, WHALE_STR("?"), &o)); /* the defaults */
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"decay\":true,\"learning_rate_factor\":1.0,\"weight_decay\":null"));
+  whale_text_release(&text);
+  o.zeros = WHALE_ZERO_LEARNING_RATE | WHALE_ZERO_WEIGHT_DECAY;
+  OK(whale_graph_parameter_group(g, WHALE_STR("*w*"), &o));
+  OK(whale_graph_json(g, &text));
+  CHECK(contains(text, "\"learning_rate_factor\":0.0,\"weight_decay\":0.0"));
+  whale_text_release(&text);
+  OK(whale_graph_seal(g));
+  FAILS(whale_graph_parameter_group(g, WHALE_STR("w"), &o), WHALE_FAILED_PRECONDITION, "sealed");
   whale_graph_release(g);
 }
 
@@ -1425,6 +1481,7 @@ int main(void) {
   test_graph();
   test_graph_errors();
   test_scopes();
+  test_data_and_groups();
   test_gradients();
   test_cluster();
   test_plan();

@@ -63,6 +63,14 @@ Plan update_plan(whale_engine* engine, const std::string& graph_json, const std:
     options.decay = variable.at("decay").get<bool>() ? WHALE_DECAY_ALWAYS : WHALE_DECAY_NEVER;
     Value parameter = WHALE_NONE;
     check(whale_graph_parameter(b.graph(), str(name), WHALE_F32, dims.data(), dims.size(), &options, &parameter));
+    whale_group_options group = WHALE_GROUP_OPTIONS_INIT;
+    group.learning_rate_factor = variable.at("learning_rate_factor");
+    if (group.learning_rate_factor == 0) group.zeros |= WHALE_ZERO_LEARNING_RATE;
+    if (!variable.at("weight_decay").is_null()) {
+      group.weight_decay = variable.at("weight_decay");
+      if (group.weight_decay == 0) group.zeros |= WHALE_ZERO_WEIGHT_DECAY;
+    }
+    check(whale_graph_parameter_group(b.graph(), str(name), &group));
     const Value term = b.mul(parameter, b.input("grad:" + name, WHALE_F32, dims, -1));
     loss = b.add(loss, b.op("reduce_sum", {term}));  // whose gradient is the input
   }

@@ -1,4 +1,8 @@
-"""Parts of a graph that are no op of their own: gradients of values."""
+"""Parts of a graph that are no op of their own: constants from data, parameter groups, gradients of values."""
+
+import os
+import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -8,6 +12,153 @@ import whale as wh
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((12, 5)).astype(np.float32)
 W = (RNG.standard_normal((5, 3)) / 2).astype(np.float32)
+
+
+# ---- constants ----------------------------------------------------------------------------------------------------------
+def table_model():
+    table, order = RNG.standard_normal((7, 3)).astype(np.float32), np.array([6, 0, 3], np.int32)
+    g = wh.Graph("tables")
+    with g:
+        x = wh.input("x", (12, 3))
+        with wh.replica():
+            rows = wh.ops.gather(g.constant("table", table), g.constant("order", order), axis=0)
+            mask = g.constant("mask", np.array([True, False, True]))
+            g.output("y", wh.ops.where(mask, x + rows[1], x))
+    return g, table, order
+
+
+@pytest.mark.parametrize("devices", ["ref:1", "ref:3", "cpu:2"])
+@pytest.mark.parametrize("again", [lambda g: g, lambda g: wh.Graph.parse(g.serialize())], ids=["built", "parsed"])
+def test_constants_come_from_data(devices, again):
+    g, table, order = table_model()
+    g.seal()
+    plan = wh.Plan.parse(wh.plan(again(g), devices=devices).serialize())
+    x = RNG.standard_normal((12, 3)).astype(np.float32)
+    y = plan.start().eval(["y"], x=x)["y"]
+    np.testing.assert_array_equal(y, np.where([True, False, True], x + table[order[1]], x))
+
+
+def test_a_constant_is_copied_and_not_trained(tmp_path):
+    values = np.full((4,), 2.0)
+    g = wh.Graph()
+    with g:
+        x = wh.input("x", (6, 4))
+        c = g.constant("c", values)
+        assert c.dtype == wh.float32 and c.shape == (4,)
+        g.minimize((x * c * wh.parameter("w", (4,), wh.from_array(np.array([1, 2, 3, 4.0])))).sum(), wh.AdamW(0.1))
+    values[:] = 9
+    job = wh.plan(g, devices="ref:2", precision="float64").start()
+    np.testing.assert_array_equal(job.read("w"), [1, 2, 3, 4])
+    job.step(x=np.ones((6, 4)))
+    np.testing.assert_array_equal(job.read("c"), [2, 2, 2, 2])
+    assert (job.read("w") != [1, 2, 3, 4]).all()
+    job.save(tmp_path / "a")
+    job.load(tmp_path / "a")
+
+
+def test_values_that_do_not_fit_are_refused():
+    g = wh.Graph()
+    with g:
+        with pytest.raises(wh.InvalidArgument, match=r"'w' is \[3\], and its initial values are \[2\]"):
+            wh.parameter("w", (3,), wh.from_array([1.0, 2.0]))
+        with pytest.raises(wh.AlreadyExists):
+            wh.input("a", (2,))
+            wh.input("a", (2,))
+        first, second = g.constant("c", [1, 2]), g.constant("c", [1.0])
+        assert first.dtype == wh.int64 and second.shape == (1,)
+        assert [v["name"] for v in g.to_dict()["variables"]] == ["c", "c_1"]
+
+
+# ---- parameter groups -----------------------------------------------------------------------------------------------------
+def grouped(optimizer, groups, precision="float64"):
+    g = wh.Graph("grouped")
+    with g:
+        x, t = wh.input("x", (12, 5)), wh.input("t", (12, 3))
+        with wh.replica():
+            with wh.scope("body"):
+                h = wh.ops.tanh(wh.nn.linear(x, 4, name="a"))
+            y = wh.nn.linear(h, 3, name="head")
+            loss = ((y - t) * (y - t)).mean()
+        for pattern, options in groups:
+            g.parameter_group(pattern, **options)
+        g.minimize(loss, optimizer, precision=precision)
+    return g
+
+
+def parameters_after(g, devices, steps=3, **options):
+    job = wh.plan(g, devices=devices, **options).start(seed=3)
+    t = np.linspace(-1, 1, 36).reshape(12, 3)
+    before = job.parameters()
+    for _ in range(steps):
+        job.step(x=X.astype(np.float64), t=t) if devices.startswith("ref") else job.step(x=X, t=t.astype(np.float32))
+    return before, job.parameters()
+
+
+def test_a_group_has_its_share_of_the_learning_rate():
+    before, plain = parameters_after(grouped(wh.SGD(0.1), []), "ref:1", steps=1)
+    _, found = parameters_after(grouped(wh.SGD(0.1), [("body.*", dict(learning_rate_factor=0.25)), ("*.bias", dict(learning_rate_factor=0))]),
+                                "ref:1", steps=1)
+    for name in before:
+        factor = 0 if name.endswith(".bias") else 0.25 if name.startswith("body.") else 1
+        np.testing.assert_allclose(found[name] - before[name], factor * (plain[name] - before[name]), rtol=1e-9, atol=1e-15)
+
+
+def test_a_group_has_its_weight_decay():
+    still = dict(weight_decay=0.5)
+    before, plain = parameters_after(grouped(wh.SGD(0.1, weight_decay=0), []), "ref:1", steps=1)
+    _, found = parameters_after(grouped(wh.SGD(0.1, weight_decay=0), [("head.bias", still), ("body.a.weight", still)]), "ref:1", steps=1)
+    for name in before:
+        decay = 0.5 if name in ("head.bias", "body.a.weight") else 0
+        np.testing.assert_allclose(found[name], plain[name] - 0.1 * decay * before[name], rtol=1e-9, atol=1e-15)
+    _, none = parameters_after(grouped(wh.SGD(0.1, weight_decay=0.5), [("*", dict(weight_decay=0))]), "ref:1", steps=1)
+    for name in before:
+        np.testing.assert_allclose(none[name], plain[name], rtol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [wh.SGD(0.1, momentum=0.9), wh.AdamW(0.1), wh.Lamb(0.1), wh.Adagrad(0.1), wh.Adafactor(0.1, weight_decay=0.1)],
+                         ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("devices, options", [("ref:3", {}), ("ref:2", dict(zero=2)), ("ref:2", dict(strategy="pipeline(2, micro_batches=2)")),
+                                              ("ref:2", dict(update="sliced"))], ids=["replica", "zero", "pipeline", "sliced"])
+def test_groups_under_plans(optimizer, devices, options):
+    groups = [("body.*", dict(learning_rate_factor=0.5, weight_decay=0.2)), ("head.bias", dict(learning_rate_factor=3))]
+    _, one = parameters_after(grouped(optimizer, groups), "ref:1")
+    _, found = parameters_after(grouped(optimizer, groups), devices, **options)
+    for name in one:
+        np.testing.assert_allclose(found[name], one[name], rtol=1e-7, atol=1e-10)
+
+
+def test_groups_are_in_the_file():
+    g = grouped(wh.AdamW(0.1), [("body.*", dict(learning_rate_factor=0.5, weight_decay=0.2))])
+    _, built = parameters_after(g, "ref:1")
+    _, parsed = parameters_after(wh.Graph.parse(g.serialize()), "ref:1")
+    _, other = parameters_after(grouped(wh.AdamW(0.1), []), "ref:1")
+    for name in built:
+        np.testing.assert_array_equal(parsed[name], built[name])
+    assert (other["body.a.weight"] != built["body.a.weight"]).all()
+
+
+def test_the_verifier_knows_of_groups(tmp_path):
+    tool = os.environ.get("WHALE")
+    if not tool or not pathlib.Path(tool).exists():
+        pytest.skip("no whale program")
+    path = tmp_path / "g.whale"
+    g = grouped(wh.AdamW(0.1), [("body.*", dict(learning_rate_factor=0.5, weight_decay=0.2)), ("*.bias", dict(learning_rate_factor=0))], "float32")
+    g.seal().save(path)
+    run = subprocess.run([tool, "verify", str(path), "--devices", "cpu:2", "--steps", "2"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("pattern, matched", [("*", 4), ("body.a.?eight", 1), ("*.bias", 2), ("head.*", 2), ("b*y.*s", 1), ("*a*", 4)])
+def test_patterns(pattern, matched):
+    g = grouped(wh.SGD(0.1), [(pattern, dict(learning_rate_factor=2))])
+    assert sum(v["learning_rate_factor"] == 2 for v in g.to_dict()["variables"]) == matched
+
+
+def test_a_group_of_nothing_is_an_error():
+    with pytest.raises(wh.NotFound, match="no trained parameter of 'grouped' matches 'bodi"):
+        grouped(wh.SGD(0.1), [("bodi.*", dict(weight_decay=0))])
+    with pytest.raises(wh.InvalidArgument, match="'weight_decay' is -1"):
+        grouped(wh.SGD(0.1), [("*", dict(weight_decay=-1))])
 
 
 # ---- gradients of values ----------------------------------------------------------------------------------------------------

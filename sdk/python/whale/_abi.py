@@ -46,6 +46,7 @@ WHALE_INIT_NORMAL = 3
 WHALE_INIT_UNIFORM = 4
 WHALE_INIT_TRUNCATED_NORMAL = 5
 WHALE_INIT_FILE = 6
+WHALE_INIT_DATA = 7
 WHALE_DECAY_BY_RANK = 0
 WHALE_DECAY_ALWAYS = 1
 WHALE_DECAY_NEVER = 2
@@ -82,6 +83,7 @@ WHALE_ZERO_BETA1 = 2
 WHALE_ZERO_BETA2 = 4
 WHALE_ZERO_EPSILON = 8
 WHALE_ZERO_DECAY_RATE = 16
+WHALE_ZERO_WEIGHT_DECAY = 32
 WHALE_DEVICE_CPU = 1
 WHALE_DEVICE_REF = 2
 WHALE_DEVICE_NULL = 3
@@ -156,6 +158,16 @@ class whale_parameter_options(Structure):
         ("decay", c_int32),
         ("buffer", c_int32),
         ("scope", c_int32),
+        ("data", c_void_p),
+    ]
+
+
+class whale_group_options(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("learning_rate_factor", c_double),
+        ("weight_decay", c_double),
+        ("zeros", c_int32),
     ]
 
 
@@ -363,6 +375,8 @@ PROTOTYPES = {
     "whale_graph_release": (None, [c_void_p]),
     "whale_graph_input": (c_void_p, [c_void_p, whale_str, c_int32, POINTER(c_int64), c_size_t, c_int32, POINTER(c_int32)]),
     "whale_graph_parameter": (c_void_p, [c_void_p, whale_str, c_int32, POINTER(c_int64), c_size_t, POINTER(whale_parameter_options), POINTER(c_int32)]),
+    "whale_graph_constant": (c_void_p, [c_void_p, whale_str, c_void_p, POINTER(c_int32)]),
+    "whale_graph_parameter_group": (c_void_p, [c_void_p, whale_str, POINTER(whale_group_options)]),
     "whale_graph_op": (c_void_p, [c_void_p, whale_str, POINTER(c_int32), c_size_t, POINTER(whale_attr), c_size_t, POINTER(whale_op_options), POINTER(c_int32), c_size_t, POINTER(c_size_t)]),
     "whale_graph_value": (c_void_p, [c_void_p, c_int32, POINTER(c_int32), POINTER(POINTER(c_int64)), POINTER(c_size_t)]),
     "whale_graph_scope_begin": (c_void_p, [c_void_p, POINTER(whale_scope_options)]),

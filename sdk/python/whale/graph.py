@@ -9,14 +9,14 @@ import operator
 import sys
 import threading
 from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_size_t
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _abi
 from ._library import AlreadyExists, InvalidArgument, WhaleError, check, engine, lib, make, string, take_bytes, take_text
-from .arrays import dims_array
+from .arrays import as_numpy, dims_array, fit, view
 from .dtypes import BY_NUMBER, DType, DTypeLike, as_dtype, float32
 from . import arguments
 from .optim import Optimizer
@@ -55,14 +55,15 @@ def _caller() -> str:
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter starts, made by ``zeros``, ``ones``, ``constant``, ``normal``, ``uniform``, ``truncated_normal`` or ``from_file``. Random
-    ones depend only on the job's seed and the parameter's name. kind, a, b, file, key: as whale.h has them."""
+    """How a parameter starts, made by ``zeros``, ``ones``, ``constant``, ``normal``, ``uniform``, ``truncated_normal``, ``from_file`` or ``from_array``. Random
+    ones depend only on the job's seed and the parameter's name. kind, a, b, file, key: as whale.h has them; values: of ``from_array``."""
 
     kind: int
     a: float = 0.0
     b: float = 1.0
     file: str = ""
     key: str = ""
+    values: Any = field(default=None, compare=False)
 
 
 def zeros() -> Init:
@@ -98,6 +99,11 @@ def truncated_normal(std: float = 0.02, mean: float = 0.0) -> Init:
 def from_file(file: str, key: str = "") -> Init:
     """Tensor ``key`` of a safetensors file; "": the tensor with the parameter's full name."""
     return Init(_abi.WHALE_INIT_FILE, file=arguments.text("file", file), key=arguments.text("key", key))
+
+
+def from_array(values: Any) -> Init:
+    """``values``, which are copied into the graph: numpy's, anything with DLPack, a nested list."""
+    return Init(_abi.WHALE_INIT_DATA, values=np.array(as_numpy(values)))
 
 
 Axes = Union[int, Sequence[int], None]
@@ -398,6 +404,10 @@ class Graph:
                                                init.a, init.b, string(init.file), string(init.key),
                                                _abi.WHALE_DECAY_BY_RANK if decay is None else _abi.WHALE_DECAY_ALWAYS if decay else _abi.WHALE_DECAY_NEVER,
                                                int(buffer))
+        keep = None
+        if init.values is not None:
+            keep = view(fit("init", init.values, as_dtype(dtype)), as_dtype(dtype))
+            options.data = keep.pointer
         out = c_int32()
         asked = arguments.text("name", name)
         full = self._unique(asked)
@@ -410,6 +420,33 @@ class Graph:
                 if full == asked:
                     raise
                 full = self._unique(asked)  # an op has this number
+
+    def constant(self, name: str, values: Any, *, dtype: DTypeLike | None = None) -> Tensor:
+        """A constant from data: numpy's, anything with DLPack, a nested list; copied into the graph. It is a variable that nothing trains and
+        stands in the graph's file, and in checkpoints among the running statistics. dtype: None: that of the values, float64 as float32."""
+        array = as_numpy(values)
+        if dtype is None:
+            dtype = float32 if array.dtype == np.float64 else as_dtype(array.dtype)
+        wanted = as_dtype(dtype)
+        tensor, out = view(fit("values", array, wanted), wanted), c_int32()
+        _check(lib.whale_graph_constant(self._pointer, string(self._unique(arguments.text("name", name))), tensor.pointer, byref(out)),
+               f"constant '{name}'")
+        return Tensor(self, out.value)
+
+    def parameter_group(self, pattern: str, *, learning_rate_factor: float | None = None, weight_decay: float | None = None) -> None:
+        """How the trained parameters that are there now and whose full name matches ``pattern`` (``*``: any text, ``?``: one character) learn:
+        ``g.parameter_group("*.bias", weight_decay=0)``. learning_rate_factor: times the learning rate, whatever its schedule; None: 1.
+        weight_decay: instead of the optimizer's, whatever the parameters' rank; None: the optimizer's. A later call replaces what an earlier one
+        said of a parameter. NotFound: none matches."""
+        options, zeros = _abi.whale_group_options(), 0
+        options.struct_size = ctypes.sizeof(options)
+        for field_name, value, bit in (("learning_rate_factor", learning_rate_factor, _abi.WHALE_ZERO_LEARNING_RATE),
+                                       ("weight_decay", weight_decay, _abi.WHALE_ZERO_WEIGHT_DECAY)):
+            if value is not None:
+                setattr(options, field_name, arguments.number(field_name, value, 0, 1e30))
+                zeros |= bit if value == 0 else 0
+        options.zeros = zeros
+        _check(lib.whale_graph_parameter_group(self._pointer, string(arguments.text("pattern", pattern)), byref(options)), "parameter_group")
 
     def gradients(self, of: Tensor, by: Tensor | Sequence[Tensor]) -> Any:
         """The gradient of ``of`` (of the sum of its elements, unless it is a scalar) with respect to ``by``, a tensor or a list of them: inputs,
