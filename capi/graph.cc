@@ -189,8 +189,8 @@ void check_scope_options(const Scope& s) {
       {"factor", !s.factor.empty(), {kSplit}},
       {"micro_batches", s.micro_batches != 0, {kPipeline}},
       {"schedule", !s.schedule.empty(), {kPipeline}},
-      {"chunks", s.chunks != 0, {kPipeline}},
-      {"layout", !s.layout.empty(), {kReplica, kCluster}},
+      {"virtual_stages", s.virtual_stages != 0, {kPipeline}},
+      {"device_order", !s.device_order.empty(), {kReplica, kCluster}},
       {"devices", !s.devices.empty(), {kCluster}},
   };
   for (const auto& option : options) {
@@ -213,8 +213,8 @@ Scope read_scope(const whale_scope_options& o, ScopeId parent) {
   s.factor = text(o.factor, "options.factor");
   s.micro_batches = o.micro_batches;
   s.schedule = text(o.schedule, "options.schedule");
-  s.chunks = o.chunks;
-  s.layout = text(o.layout, "options.layout");
+  s.virtual_stages = o.virtual_stages;
+  s.device_order = text(o.device_order, "options.device_order");
   s.devices = text(o.devices, "options.devices");
   check_scope_options(s);
   return s;
@@ -254,13 +254,13 @@ Training read_training(const whale_training_options& o, TensorId loss) {
   t.optimizer.weight_decay = o.weight_decay;
   t.optimizer.decay_rate = value(o.decay_rate, -0.8, WHALE_ZERO_DECAY_RATE, "decay_rate");
   t.optimizer.clip_threshold = o.clip_threshold != 0 ? o.clip_threshold : 1;
-  t.optimizer.lazy = flag(o.lazy, "options.lazy");
-  t.optimizer.split = flag(o.split, "options.split");
-  t.schedule.kind =
-      number<ScheduleKind>(o.lr_schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.lr_schedule");
-  t.schedule.warmup_steps = o.warmup_steps;
-  t.schedule.total_steps = o.total_steps;
-  t.schedule.final_fraction = o.final_fraction;
+  t.optimizer.sparse_updates = flag(o.sparse_updates, "options.sparse_updates");
+  t.optimizer.split_master_weights = flag(o.split_master_weights, "options.split_master_weights");
+  t.lr_schedule.kind =
+      number<LrScheduleKind>(o.lr_schedule, WHALE_LR_CONSTANT, WHALE_LR_INVERSE_SQRT, "options.lr_schedule");
+  t.lr_schedule.warmup_steps = o.warmup_steps;
+  t.lr_schedule.total_steps = o.total_steps;
+  t.lr_schedule.final_fraction = o.final_fraction;
   t.clip_norm = o.clip_norm;
   t.accumulation = o.accumulation != 0 ? o.accumulation : 1;
   t.precision = checked_precision(o.precision, "options.precision").value_or(Precision::kFloat32);

@@ -19,7 +19,7 @@ constexpr const char* kScopeKinds[] = {"root",     "replica", "split", "stage",
                                        "pipeline", "cluster", "name"};          // as ScopeKind
 constexpr const char* kTensorKinds[] = {"value", "input", "variable", "step"};  // as TensorKind
 constexpr const char* kRoles[] = {"parameter", "state", "buffer"};              // as Role
-constexpr const char* kSchedules[] = {"constant", "linear", "cosine", "inverse_sqrt"};
+constexpr const char* kLrSchedules[] = {"constant", "linear", "cosine", "inverse_sqrt"};
 constexpr const char* kOptimizers[] = {"none", "sgd",     "adam",     "adamw",
                                        "lamb", "adagrad", "adafactor"};  // as OptimizerKind
 constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};     // as Precision
@@ -51,10 +51,10 @@ Json training_of(const Training& t) {
           {"weight_decay", o.weight_decay},
           {"decay_rate", o.decay_rate},
           {"clip_threshold", o.clip_threshold},
-          {"schedule", pick(kSchedules, t.schedule.kind)},
-          {"warmup_steps", t.schedule.warmup_steps},
-          {"total_steps", t.schedule.total_steps},
-          {"final_fraction", t.schedule.final_fraction},
+          {"lr_schedule", pick(kLrSchedules, t.lr_schedule.kind)},
+          {"warmup_steps", t.lr_schedule.warmup_steps},
+          {"total_steps", t.lr_schedule.total_steps},
+          {"final_fraction", t.lr_schedule.final_fraction},
           {"precision", pick(kPrecisions, t.precision)}};
 }
 
@@ -87,8 +87,8 @@ std::string graph_json(const Graph& g) {
                       {"factor", s.factor},
                       {"micro_batches", s.micro_batches},
                       {"schedule", s.schedule},
-                      {"chunks", s.chunks},
-                      {"layout", s.layout},
+                      {"virtual_stages", s.virtual_stages},
+                      {"device_order", s.device_order},
                       {"devices", s.devices}});
   for (const Variable& v : g.variables) {
     const Tensor& t = g.tensor(v.tensor);

@@ -263,14 +263,14 @@ whale_status* whale_plan_json(const whale_plan* plan, whale_text* out) {
   });
 }
 
-whale_status* whale_plan_bridges(const whale_plan* plan, whale_text* out) {
+whale_status* whale_plan_reshards(const whale_plan* plan, whale_text* out) {
   return planned_again(
-      plan, out, [](const Plan& p) { return bridges_text(bridges_of(p), cost_of(p).link); }, __func__);
+      plan, out, [](const Plan& p) { return reshards_text(reshards_of(p), cost_of(p).link); }, __func__);
 }
 
-whale_status* whale_plan_bridges_json(const whale_plan* plan, whale_text* out) {
+whale_status* whale_plan_reshards_json(const whale_plan* plan, whale_text* out) {
   return planned_again(
-      plan, out, [](const Plan& p) { return bridges_json(bridges_of(p)); }, __func__);
+      plan, out, [](const Plan& p) { return reshards_json(reshards_of(p)); }, __func__);
 }
 
 whale_status* whale_plan_choices(const whale_plan* plan, whale_text* out) {

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks the order of the rooms: below engine/, a folder includes only itself and folders above it; capi/ includes any;
+"""Checks the order of the modules: below engine/, a folder includes only itself and folders above it; capi/ includes any;
 what is below the line (device/ and on) sees planning only through plan/plan.h. And ops of models are named in ops/, in
 device/ and in grad/, which makes them; others ask the OpDef, so that a new op needs no edit there. And rates of machines
-become times and prices in cost/ alone: rooms that decide something ask it. Exit 1 and one line for each violation."""
+become times and prices in cost/ alone: modules that decide something ask it. Exit 1 and one line for each violation."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROOMS = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan",
+MODULES = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan",
          "lower", "simulate", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session"]
-BELOW = ROOMS.index("device")
+BELOW = MODULES.index("device")
 # What execution may see of planning.
 OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
@@ -18,7 +18,7 @@ PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "r
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
 EXCEPTIONS = {("session", "compile"), ("session", "cluster")}
 
-# Rooms that name ops of models: grad/ makes them.
+# Modules that name ops of models: grad/ makes them.
 NAMING = {"ops", "device", "grad"}
 # Ops that plans are made of.
 OWN = set("""accumulate adasum add all_gather all_reduce all_to_all cast concat fill fused local_slice logaddexp maximum
@@ -31,26 +31,26 @@ bad = []
 for file in sorted((ROOT / "engine").rglob("*")):
     if file.suffix not in (".h", ".cc"):
         continue
-    room = file.relative_to(ROOT / "engine").parts[0]
+    module = file.relative_to(ROOT / "engine").parts[0]
     for line, text in enumerate(file.read_text().splitlines(), 1):
-        if room not in NAMING:
+        if module not in NAMING:
             bad += [f"{file.relative_to(ROOT)}:{line}: names op '{op}'; ask its OpDef, or say there what is missing"
                     for op in re.findall(r"OpCode::k_(\w+)", text) if op not in OWN]
-        if room in PRICED and (rate := RATES.search(text)):
+        if module in PRICED and (rate := RATES.search(text)):
             bad.append(f"{file.relative_to(ROOT)}:{line}: computes with {rate.group()}; say in cost/ what it is a price of")
         match = re.match(r'\s*#include "([^"]+)"', text)
         if not match:
             continue
         target = match.group(1)
         head = target.split("/")[0]
-        if head not in ROOMS or head == room:
+        if head not in MODULES or head == module:
             continue
-        where = f"{file.relative_to(ROOT)}:{line}: {room} includes {target}"
-        if (room, head) in EXCEPTIONS:
+        where = f"{file.relative_to(ROOT)}:{line}: {module} includes {target}"
+        if (module, head) in EXCEPTIONS:
             continue
-        if ROOMS.index(head) > ROOMS.index(room):
+        if MODULES.index(head) > MODULES.index(module):
             bad.append(f"{where}, which is below it")
-        elif ROOMS.index(room) >= BELOW and head in PLANNING and target not in OPEN:
+        elif MODULES.index(module) >= BELOW and head in PLANNING and target not in OPEN:
             bad.append(f"{where}; execution sees planning only through {', '.join(sorted(OPEN))}")
 for row in bad:
     print(row)

@@ -359,19 +359,19 @@ typedef enum whale_scope_kind {
 /* An option that is given for a scope of another kind than the ones named here is refused. */
 typedef struct whale_scope_options {
   size_t struct_size;
-  int32_t kind;          /* whale_scope_kind */
+  int32_t kind;           /* whale_scope_kind */
   whale_str name;
-  int64_t count;         /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
-  const double *shares;  /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of the scopes
-                            around this one (-1 at a row's end: a smaller group) */
+  int64_t count;          /* replica: count; split: ways; stage: devices; pipeline: stages; 0: inferred */
+  const double *shares;   /* replica, split: weights by hand, `count` of them; or rows of `count`, one for each position of the scopes
+                             around this one (-1 at a row's end: a smaller group) */
   size_t share_count;
-  whale_str by;          /* replica: "sample" (default), "micro_batch" */
-  whale_str factor;      /* split */
-  int64_t micro_batches; /* pipeline; at most the batch */
-  whale_str schedule;    /* pipeline */
-  int64_t chunks;        /* pipeline */
-  whale_str layout;      /* replica, cluster */
-  whale_str devices;     /* cluster */
+  whale_str by;           /* replica: "sample" (default), "micro_batch" */
+  whale_str factor;       /* split */
+  int64_t micro_batches;  /* pipeline; at most the batch */
+  whale_str schedule;     /* pipeline */
+  int64_t virtual_stages; /* pipeline: on each device */
+  whale_str device_order; /* replica, cluster */
+  whale_str devices;      /* cluster */
 } whale_scope_options;
 #define WHALE_SCOPE_OPTIONS_INIT {sizeof(whale_scope_options), 0, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}, 0, {0, 0}, 0, {0, 0}, {0, 0}}
 
@@ -445,12 +445,12 @@ typedef struct whale_training_options {
   double clip_threshold;             /* adafactor, the largest RMS of an update; 0: 1 */
   double clip_norm;                  /* gradients times min(1, clip_norm / (norm + 1e-6)), norm: of all of them; 0: none */
   int32_t lr_schedule;               /* whale_lr_schedule: linear warm-up from 0, then the decay */
-  int32_t lazy;                      /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam,
+  int32_t sparse_updates;            /* 1: only the rows of embedding tables that the step looked up are decayed and updated (sgd, adam,
                                         adamw, adagrad); an error without such a table */
   int64_t warmup_steps, total_steps; /* total_steps: linear and cosine, which need it; an error unless 0 with the others */
   double final_fraction;             /* of the peak, where decay ends; an error unless 0 with the constant schedule */
   int64_t accumulation;              /* micro-batches a step, at most the batch; 0: 1 */
-  int32_t split;                     /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model
+  int32_t split_master_weights;      /* 1: sgd without momentum in bf16: a weight is two halves of one fp32 number, bf16 for the model
                                         and the rest as state. Other precisions have nothing to split: plain sgd */
 } whale_training_options;
 #define WHALE_TRAINING_OPTIONS_INIT \
@@ -536,7 +536,7 @@ typedef struct whale_plan_options {
   int64_t bucket_bytes;           /* gradient buckets; 0: 4 MiB */
   int64_t accumulation;           /* micro-batches, at most the batch; 0: the graph's */
   int32_t precision;              /* whale_precision; 0: the graph's */
-  int32_t no_overlap;             /* 1: communication on the compute stream, for comparison */
+  int32_t no_overlap;             /* 1: communication on the compute queue, for comparison */
   int32_t no_fusion;              /* 1: no fusion groups, for comparison */
   int32_t zero;                   /* ZeRO (Rajbhandari et al., 2020): 1 cuts optimizer state over replicas, 2 gradients too, 3 parameters
                                      too */
@@ -599,13 +599,13 @@ WHALE_API whale_status *whale_plan_save(const whale_plan *plan, whale_str path);
 WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out); /* every instruction */
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
-/* What moves between devices in a step, most expensive first: tensor, layouts, bytes and estimated seconds of each bridge, and what
+/* What moves between devices in a step, most expensive first: tensor, shardings, bytes and estimated seconds of each reshard, and what
  * the other legal ways would cost. Plans once more, under the cancel token and the timeout that the plan was made with. */
-WHALE_API whale_status *whale_plan_bridges(const whale_plan *plan, whale_text *out);
-WHALE_API whale_status *whale_plan_bridges_json(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_reshards(const whale_plan *plan, whale_text *out);
+WHALE_API whale_status *whale_plan_reshards_json(const whale_plan *plan, whale_text *out);
 /* Every cut of the plan, as it was chosen before anything was moved: for each op the factor that it is cut by along each axis, the
- * layouts of its results, and its price in seconds of a step by the cost model (arithmetic, and what brings its operands); the homes
- * of variables; the price of the whole. Plans once more, as whale_plan_bridges does. */
+ * shardings of its results, and its price in seconds of a step by the cost model (arithmetic, and what moves its operands); the storage shardings
+ * of variables; the price of the whole. Plans once more, as whale_plan_reshards does. */
 WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
 WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
 /* The devices of a plan, in its order. */
@@ -700,7 +700,7 @@ WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t
                                            size_t input_count, const int32_t *outputs, whale_tensor **output_tensors, size_t output_count,
                                            whale_cancel *cancel, whale_event **out);
 
-/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/SLOT". Logical, whole tensors. These calls, and
+/* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/STATE". Logical, whole tensors. These calls, and
  * all below that do not start anything, wait for a run that is under way. */
 WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
 WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
@@ -763,7 +763,7 @@ WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
  * message names file and tensor. INVALID_ARGUMENT: of another model, or with the state of another optimizer (older checkpoints do not
  * name theirs: there the names of its state must be those of this one's). FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
  * have no checksums: they load, and whale_session_report_json says so. A plan whose optimizer keeps no state, or that is not trained, leaves
- * the optimizer state out; whale_session_report_json names it (`left_out`). Halves of `split` weights are no state of an optimizer: they are
+ * the optimizer state out; whale_session_report_json names it (`left_out`). Halves of split weights are no state of an optimizer: they are
  * joined for a plan that has whole weights, and cut for one that has halves, to the bit. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
 /* The same on a thread of the library, as whale_session_save_async. Cancelling while the files are checked leaves the session as it was; once
@@ -792,6 +792,7 @@ WHALE_API whale_status *whale_session_report_json(whale_session *session, whale_
 #define whale_session_timeline whale_session_timeline_is_now_whale_session_timeline_json
 #define whale_named_tensor whale_named_tensor_is_now_whale_session_input
 #define whale_schedule_kind whale_schedule_kind_is_now_whale_lr_schedule
+#define whale_plan_bridges whale_plan_bridges_is_now_whale_plan_reshards
 
 #ifdef __cplusplus
 }

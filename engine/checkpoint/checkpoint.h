@@ -1,5 +1,5 @@
 // A checkpoint is a directory with model.safetensors (parameters and running statistics), optimizer.safetensors (state,
-// named PARAMETER/SLOT) and whale.json, the index: counters, the id of the save, and checksums.
+// named PARAMETER/STATE) and whale.json, the index: counters, the id of the save, and checksums.
 //
 // What holds, whatever fails or dies at whatever moment:
 // - The directory holds the previous checkpoint or the new one, whole. Renaming the new index over the old one is the

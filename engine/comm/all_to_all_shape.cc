@@ -13,7 +13,7 @@ AllToAllShape::AllToAllShape(const CollectiveSpec& spec, size_t members, size_t 
   to_extent_ = to_cuts_.back().end;
   inproc::check_cuts(cuts_, members, extent_);
   inproc::check_cuts(to_cuts_, members, to_extent_);
-  look_around(x, spec.cuts[0].digit, cuts_[rank].size(), spec.to.digit);
+  look_around(x, spec.cuts[0].sub_axis, cuts_[rank].size(), spec.to.sub_axis);
   const int64_t units = rows_ * middle_ * unit_, bytes = size_of(x.dtype);
   if (element_count(x.dims) * bytes != units * cuts_[rank].size() * to_extent_ ||
       element_count(y.dims) * bytes != units * extent_ * to_cuts_[rank].size())
@@ -22,12 +22,12 @@ AllToAllShape::AllToAllShape(const CollectiveSpec& spec, size_t members, size_t 
                    to_cuts_[rank].end);
 }
 
-// x has the digit `from` cut to `size` and the digit `to` whole.
-void AllToAllShape::look_around(const Operand& x, const Digit& from, int64_t size, const Digit& to) {
+// x has the sub-axis `from` cut to `size` and the sub-axis `to` whole.
+void AllToAllShape::look_around(const Operand& x, const SubAxis& from, int64_t size, const SubAxis& to) {
   const inproc::Rows a = inproc::rows_of(x, from), b = inproc::rows_of(x, to);
   if (from.dim != to.dim) {
     from_first_ = from.dim < to.dim;
-    const Digit &first = from_first_ ? from : to, &second = from_first_ ? to : from;
+    const SubAxis &first = from_first_ ? from : to, &second = from_first_ ? to : from;
     rows_ = from_first_ ? a.rows : b.rows;
     unit_ = from_first_ ? b.unit : a.unit;
     middle_ = first.inner * second.outer;
@@ -42,13 +42,13 @@ void AllToAllShape::look_around(const Operand& x, const Digit& from, int64_t siz
     unit_ = b.unit;
   } else {
     if (from.outer % (to.outer * to_extent_) != 0)
-      throw internal("an all-to-all between digits of dimension {} that lie across each other", from.dim);
+      throw internal("an all-to-all between sub-axes of dimension {} that lie across each other", from.dim);
     rows_ = a.rows / from.outer * to.outer;
     middle_ = from.outer / (to.outer * to_extent_);
     unit_ = a.unit;
   }
   if (rows_ * size * middle_ * to_extent_ * unit_ != element_count(x.dims) * size_of(x.dtype))
-    throw internal("an all-to-all's part {} does not have its digits", to_string(x.dims));
+    throw internal("an all-to-all's part {} does not have its sub-axes", to_string(x.dims));
 }
 
 int64_t AllToAllShape::elements(DType dtype) const {

@@ -8,7 +8,7 @@
 
 namespace whale {
 
-// A tensor seen as [rows, first, middle, second, unit bytes] around the two digits; all members see it alike.
+// A tensor seen as [rows, first, middle, second, unit bytes] around the two sub-axes; all members see it alike.
 class AllToAllShape {
  public:
   AllToAllShape(const CollectiveSpec& spec, size_t members, size_t rank);
@@ -24,12 +24,12 @@ class AllToAllShape {
     int64_t first_begin, second_begin;
   };
   std::vector<Strided> runs(char* data, const Side& side, const Interval& from, const Interval& to) const;
-  void look_around(const Operand& x, const Digit& from, int64_t size, const Digit& to);
+  void look_around(const Operand& x, const SubAxis& from, int64_t size, const SubAxis& to);
 
   std::vector<Interval> cuts_, to_cuts_;  // of the operand, of the result
   int64_t extent_ = 0, to_extent_ = 0;
   int64_t rows_ = 1, middle_ = 1, unit_ = 1;
-  bool from_first_ = true;  // the digit cut before lies outside of the other
+  bool from_first_ = true;  // the sub-axis cut before lies outside of the other
 };
 
 }  // namespace whale

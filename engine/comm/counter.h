@@ -1,5 +1,5 @@
 // A counter that threads advance and others wait for, on a futex, with an abort that wakes everybody. It orders the
-// streams of a device and the members of a collective.
+// queues of a device and the members of a collective.
 #pragma once
 
 #include <atomic>

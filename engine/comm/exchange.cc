@@ -25,8 +25,8 @@ class AllGather final : public Member {
       stretches_.push_back({static_cast<char*>(spec.in[i].data), offer_.elements, offer_.elements + n});
       offer_.elements += n;
       if (n == 0) continue;
-      const DigitCuts& cut = spec.cuts[i];
-      const Rows all = rows_of(whole, cut.digit);
+      const SubAxisCuts& cut = spec.cuts[i];
+      const Rows all = rows_of(whole, cut.sub_axis);
       check_cuts(cut.cuts, size(), all.extent);
       if (element_count(spec.in[i].dims) * size_of(whole.dtype) != all.rows * cut.cuts[rank].size() * all.unit)
         throw internal("an all-gather's part has {} elements, its cut [{}, {}) another number",

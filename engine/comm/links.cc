@@ -72,17 +72,17 @@ struct Release {
 
 struct Channel {
   int32_t from = 0, to = 0;
-  uint32_t slots = 1;
+  uint32_t capacity = 1;
   std::vector<const Transfer*> transfers;
   int64_t elements = 0;  // of a message
   DType dtype{};         // once an end is bound
-  size_t stride = 0;     // bytes from slot to slot
+  size_t stride = 0;     // bytes from place to place
   std::unique_ptr<char, Release> memory;
   Counter sent, taken;
   alignas(64) uint32_t sends = 0;  // the sender's view
   alignas(64) uint32_t takes = 0;  // the receiver's view
 
-  char* slot(uint32_t message) const { return memory.get() + message % slots * stride; }
+  char* place(uint32_t message) const { return memory.get() + message % capacity * stride; }
   void prepare(const std::string& link, DType type) {
     if (memory && dtype != type)
       throw internal("link '{}' is sent as {} and received as {}, or the other way round", link, name_of(dtype),
@@ -90,9 +90,9 @@ struct Channel {
     if (memory) return;
     dtype = type;
     stride = static_cast<size_t>((std::max<int64_t>(elements * size_of(type), 1) + 63) / 64 * 64);
-    memory.reset(static_cast<char*>(std::aligned_alloc(64, stride * slots)));
+    memory.reset(static_cast<char*>(std::aligned_alloc(64, stride * capacity)));
     if (!memory)
-      throw error(Code::kResourceExhausted, "no memory for the {} messages of {} bytes of link '{}'", slots, stride,
+      throw error(Code::kResourceExhausted, "no memory for the {} messages of {} bytes of link '{}'", capacity, stride,
                   link);
   }
 };
@@ -127,8 +127,8 @@ class Send final : public Collective {
   bool send_near(const End& end, Lookout* lookout) {
     Channel& c = *end.channel;
     const uint32_t message = c.sends++;
-    if (message >= c.slots && !c.taken.wait(message + 1 - c.slots, lookout)) return false;
-    write(end, c.slot(message));
+    if (message >= c.capacity && !c.taken.wait(message + 1 - c.capacity, lookout)) return false;
+    write(end, c.place(message));
     c.sent.advance(1);
     return c.sent.wait(message + 1);  // false: aborted
   }
@@ -173,7 +173,7 @@ class Receive final : public Collective {
     Channel& c = *end.channel;
     const uint32_t message = c.takes++;
     if (!c.sent.wait(message + 1, lookout)) return false;
-    read(end, c.slot(message));
+    read(end, c.place(message));
     c.taken.advance(1);
     return true;
   }
@@ -196,7 +196,7 @@ class InprocLinks final : public Links {
   InprocLinks(const std::vector<Link>& links, const Abroad& abroad)
       : links_(links), abroad_(abroad), channels_(links.size()) {
     for (size_t l = 0; l < links_.size(); ++l) {
-      if (links_[l].slots < 1) throw internal("link '{}' has {} slots", links_[l].name, links_[l].slots);
+      if (links_[l].capacity < 1) throw internal("link '{}' has capacity {}", links_[l].name, links_[l].capacity);
       for (const Transfer& t : links_[l].transfers) add(l, t);
     }
   }
@@ -252,7 +252,7 @@ class InprocLinks final : public Links {
                          (static_cast<uint64_t>(c.from) << 20) | static_cast<uint64_t>(c.to);
     end.bytes = bytes;
     if (sending)
-      end.sender = abroad_.wire->open_sender(rank(c.to), tag, c.slots);
+      end.sender = abroad_.wire->open_sender(rank(c.to), tag, c.capacity);
     else
       end.receiver = abroad_.wire->open_receiver(rank(c.from), tag);
   }
@@ -268,7 +268,7 @@ class InprocLinks final : public Links {
       at = list.insert(at, std::make_unique<Channel>());
       (*at)->from = t.from;
       (*at)->to = t.to;
-      (*at)->slots = static_cast<uint32_t>(links_[link].slots);
+      (*at)->capacity = static_cast<uint32_t>(links_[link].capacity);
     }
     (*at)->transfers.push_back(&t);
     (*at)->elements += n;

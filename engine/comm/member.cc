@@ -49,18 +49,18 @@ void Member::check_peers() const {
   }
 }
 
-Rows rows_of(const Operand& tensor, const Digit& digit) {
+Rows rows_of(const Operand& tensor, const SubAxis& sub_axis) {
   const Dims& dims = tensor.dims;
-  if (!digit.present() || digit.dim >= static_cast<int>(dims.size()) || digit.outer < 1 || digit.inner < 1)
-    throw internal("a collective names the digit ({}, {}, {}) of a tensor {}", digit.dim, digit.outer, digit.inner,
-                   to_string(dims));
-  const size_t dim = static_cast<size_t>(digit.dim);
-  if (dims[dim] > 0 && (digit.outer > dims[dim] || digit.inner > dims[dim] / digit.outer ||
-                        dims[dim] % (digit.outer * digit.inner) != 0))
-    throw internal("a collective names the digit ({}, {}, {}), which dimension {} of {} does not have", digit.dim,
-                   digit.outer, digit.inner, dim, to_string(dims));
-  const int64_t extent = dims[dim] == 0 ? 0 : dims[dim] / (digit.outer * digit.inner);
-  Rows r{digit.outer, extent, digit.inner * size_of(tensor.dtype)};
+  if (!sub_axis.present() || sub_axis.dim >= static_cast<int>(dims.size()) || sub_axis.outer < 1 || sub_axis.inner < 1)
+    throw internal("a collective names the sub-axis ({}, {}, {}) of a tensor {}", sub_axis.dim, sub_axis.outer,
+                   sub_axis.inner, to_string(dims));
+  const size_t dim = static_cast<size_t>(sub_axis.dim);
+  if (dims[dim] > 0 && (sub_axis.outer > dims[dim] || sub_axis.inner > dims[dim] / sub_axis.outer ||
+                        dims[dim] % (sub_axis.outer * sub_axis.inner) != 0))
+    throw internal("a collective names the sub-axis ({}, {}, {}), which dimension {} of {} does not have", sub_axis.dim,
+                   sub_axis.outer, sub_axis.inner, dim, to_string(dims));
+  const int64_t extent = dims[dim] == 0 ? 0 : dims[dim] / (sub_axis.outer * sub_axis.inner);
+  Rows r{sub_axis.outer, extent, sub_axis.inner * size_of(tensor.dtype)};
   for (size_t d = 0; d < dim; ++d) r.rows *= dims[d];
   for (size_t d = dim + 1; d < dims.size(); ++d) r.unit *= dims[d];
   return r;

@@ -71,11 +71,11 @@ class Member : public Collective {
   void check_peers() const;
 };
 
-// A tensor seen as [rows, extent, unit bytes] around a digit.
+// A tensor seen as [rows, extent, unit bytes] around a sub-axis.
 struct Rows {
   int64_t rows = 1, extent = 0, unit = 0;
 };
-Rows rows_of(const Operand& tensor, const Digit& digit);
+Rows rows_of(const Operand& tensor, const SubAxis& sub_axis);
 // The intervals lie one behind the other from 0 to the extent, one a member.
 void check_cuts(const std::vector<Interval>& cuts, size_t members, int64_t extent);
 

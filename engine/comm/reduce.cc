@@ -110,8 +110,8 @@ class ReduceScatter final : public Member {
       stretches_.push_back({static_cast<char*>(whole.data), offer_.elements, offer_.elements + n});
       offer_.elements += n;
       if (n == 0) continue;
-      const DigitCuts& cut = spec.cuts[i];
-      const Rows all = rows_of(whole, cut.digit);
+      const SubAxisCuts& cut = spec.cuts[i];
+      const Rows all = rows_of(whole, cut.sub_axis);
       check_cuts(cut.cuts, size(), all.extent);
       const Piece piece{i, static_cast<char*>(spec.out[i].data), all, cut.cuts[rank]};
       if (element_count(spec.out[i].dims) * element_bytes_ != piece.all.rows * piece.cut.size() * piece.all.unit)

@@ -181,7 +181,7 @@ std::unique_ptr<Collective> by_cuts(const Seat& seat, const CollectiveSpec& spec
   for (size_t i = 0; i < spec.in.size(); ++i) {
     const Operand &large = reduces ? spec.in[i] : spec.out[i], &small = reduces ? spec.out[i] : spec.in[i];
     if (element_count(large.dims) == 0) continue;
-    const Rows all = rows_of(large, spec.cuts[i].digit);
+    const Rows all = rows_of(large, spec.cuts[i].sub_axis);
     check_cuts(spec.cuts[i].cuts, seat.size(), all.extent);
     check_part(small, all, spec.cuts[i].cuts[seat.rank], what);
     for (size_t m = 0; m < seat.size(); ++m) {

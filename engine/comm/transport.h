@@ -28,7 +28,7 @@ class Collective {
   virtual bool run(Lookout* lookout) = 0;
 };
 
-// The links of an entry. Message j of a channel waits until message j - slots has been taken. The ends of a channel
+// The links of an entry. Message j of a channel waits until message j - capacity has been taken. The ends of a channel
 // may lie on one device.
 class Links {
  public:

@@ -38,10 +38,10 @@ Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::stri
   return {std::move(passes), std::move(whole)};
 }
 
-LayoutGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view name, int64_t batch) {
+ShardedGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view name, int64_t batch) {
   const int64_t micro_batches = batch > 1 ? plan.source.training.accumulation : 1;
-  const Homes homes = homes_of(plan.variables);
-  return again.passes.on_layouts(std::move(again.whole), std::string(name), micro_batches, &homes);
+  const StorageShardings storage_shardings = storage_shardings_of(plan.variables);
+  return again.passes.on_shardings(std::move(again.whole), std::string(name), micro_batches, &storage_shardings);
 }
 
 CompileOptions options_of(const Plan& plan) {
@@ -60,8 +60,8 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
     Regraphed again = graph_again(plan, options, name, batch);
     const Passes passes = again.passes;
     const auto indices = indices_of_inputs(again.whole);
-    const LayoutGraph layouts = lay_out_again(std::move(again), plan, name, batch);
-    Entry entry = passes.make_entry(layouts, indices, std::string(name), plan.variables, nullptr);
+    const ShardedGraph shardings = lay_out_again(std::move(again), plan, name, batch);
+    Entry entry = passes.make_entry(shardings, indices, std::string(name), plan.variables, nullptr);
     Shortage shortage = shortage_of(plan, entry);
     shortage.batch = batch;
     if (shortage.bytes > 0) throw does_not_fit(plan, shortage, {});
@@ -77,12 +77,12 @@ void verify_source(const Plan& plan) {
   });
 }
 
-std::vector<BridgeRow> bridges_of(const Plan& plan) {
+std::vector<ReshardRow> reshards_of(const Plan& plan) {
   return stoppable([&] {
     const CompileOptions options = options_of(plan);
     const char* name = trains(plan.source) ? "train" : "eval";
     const int64_t batch = batch_of(plan.source);
-    return bridges_of(lay_out_again(graph_again(plan, options, name, batch), plan, name, batch));
+    return reshards_of(lay_out_again(graph_again(plan, options, name, batch), plan, name, batch));
   });
 }
 

@@ -65,8 +65,8 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
   if (options.gradient_dtype)
     throw unimplemented("Adasum with gradient dtype {}: its products need the gradients as they are; leave one out",
                         name_of(*options.gradient_dtype));
-  if (source.training.optimizer.lazy)
-    throw unimplemented("Adasum with lazy updates: rows of tables are no gradients of one shape; leave one out");
+  if (source.training.optimizer.sparse_updates)
+    throw unimplemented("Adasum with sparse updates: rows of tables are no gradients of one shape; leave one out");
   for (const TaskGraph& task : tasks.tasks)
     for (const Mesh* mesh : meshes_of(task, tasks))
       for (size_t a = 0; a < mesh->axes.size(); ++a)
@@ -207,7 +207,8 @@ void check_micro_batches(const Graph& source, const TaskGraphs& tasks, int64_t m
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks) {
   if (const size_t n = options.stage_recompute.size(); n > 0 && n != tasks.stages())
     throw invalid("{} recompute policies for {} stage(s){}: give one for all, or one for each in the model's order", n,
-                  tasks.stages(), tasks.chunks > 1 ? fmt::format(", {} on each device", tasks.chunks) : "");
+                  tasks.stages(),
+                  tasks.virtual_stages > 1 ? fmt::format(", {} on each device", tasks.virtual_stages) : "");
 }
 
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) {
@@ -275,7 +276,7 @@ class SourceCheck {
     Graph claimed = plan_.source;
     claimed.name = plan_.model;
     claimed.training.optimizer = plan_.optimizer;
-    claimed.training.schedule = plan_.schedule;
+    claimed.training.lr_schedule = plan_.lr_schedule;
     claimed.training.precision = plan_.precision;
     if (serialize(claimed) != serialize(plan_.source))
       fail("its name, optimizer, schedule or precision are not those of its model");
@@ -361,8 +362,8 @@ class SourceCheck {
       const Initializer &init = variable.init, &claimed = found.init;
       const std::string owner = variable.owner == kNone ? "" : whole_.tensor(variable.owner).name;
       if (found.role != variable.role || found.trainable != variable.trainable || found.owner != owner ||
-          found.slot != variable.slot || claimed.kind != init.kind || claimed.a != init.a || claimed.b != init.b ||
-          claimed.key != init.key)
+          found.state_name != variable.state_name || claimed.kind != init.kind || claimed.a != init.a ||
+          claimed.b != init.b || claimed.key != init.key)
         fail("role, initializer or owner of variable '{}' are not those of the model's", found.name);
     }
   }

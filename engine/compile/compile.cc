@@ -37,16 +37,16 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     throw invalid("fetch 'grad:{}': the graph has no loss with an optimizer, so nothing is differentiated",
                   brief(passes.gradients[0]));
   entries.push_back("eval");
-  Homes homes;
+  StorageShardings storage_shardings;
   std::vector<std::string> decisions;  // of the first entry
   for (const std::string& name : entries) {
     const bool last_entry = &name == &entries.back();
     Graph whole = passes.on_graph(last_entry ? std::move(scoped.graph) : scoped.graph, name);
     const auto indices = indices_of_inputs(whole);
-    const LayoutGraph lg =
-        passes.on_layouts(std::move(whole), name, plan.micro_batches, homes.empty() ? nullptr : &homes);
+    const ShardedGraph lg = passes.on_shardings(std::move(whole), name, plan.micro_batches,
+                                                storage_shardings.empty() ? nullptr : &storage_shardings);
     if (plan.variables.empty()) plan.variables = variables_of(lg);
-    if (homes.empty()) homes = homes_of(plan.variables), decisions = lg.notes;
+    if (storage_shardings.empty()) storage_shardings = storage_shardings_of(plan.variables), decisions = lg.notes;
     if (!last && shortage_of(plan).bytes > 0) return plan;  // the rest would only add to it
     plan.entries.push_back(
         passes.make_entry(lg, indices, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));

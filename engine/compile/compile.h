@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "report/bridge_report.h"
+#include "report/reshard_report.h"
 #include "report/choice_report.h"
 #include "report/estimate.h"
 #include "plan/plan.h"
@@ -36,9 +36,9 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
 // than a device says it has. Thread-safe.
 Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 
-// The bridges of a training step (without a loss: of an evaluation), with what they cost and what else was legal; found
-// by planning Plan::source once more. Thread-safe.
-std::vector<BridgeRow> bridges_of(const Plan& plan);
+// The reshards of a training step (without a loss: of an evaluation), with what they cost and what else was legal;
+// found by planning Plan::source once more. Thread-safe.
+std::vector<ReshardRow> reshards_of(const Plan& plan);
 
 // What the first entry takes in memory and time, of the plan that `compile` would make, also where that does not fit:
 // without the other entry, verification and a file. Thread-safe.

@@ -28,7 +28,7 @@ std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions&
 
 // A model's first entry, or that of its condensed form, as far as estimates need it.
 struct Lowered {
-  LayoutGraph lg;
+  ShardedGraph lg;
   Plan plan;
 };
 Lowered lowered(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options, double memory_price,
@@ -37,8 +37,8 @@ Lowered lowered(Prepared p, const std::vector<DeviceSpec>& devices, const Compil
   const Passes passes{options, p.scoped.tasks, gradients_of(options)};
   const char* name = trains(p.source) ? "train" : "eval";
   Plan plan = outline(p, devices, options, memory_price);
-  LayoutGraph lg =
-      passes.on_layouts(passes.on_graph(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
+  ShardedGraph lg =
+      passes.on_shardings(passes.on_graph(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
   plan.variables = variables_of(lg);
   plan.entries.push_back(passes.make_entry(lg, {}, name, plan.variables, nullptr, !small));
   if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);

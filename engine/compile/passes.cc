@@ -95,14 +95,14 @@ constexpr GraphPass kGraphPasses[] = {
     {"name_apart", plain<name_apart>, kAlways, false},
 };
 
-struct LayoutPass {
+struct ShardedGraphPass {
   const char* name;
-  void (*run)(LayoutGraph&, const CompileOptions& options);
+  void (*run)(ShardedGraph&, const CompileOptions& options);
   bool fuses;
 };
 
 // The stages that have one of the policies.
-std::vector<char> stages_with(const LayoutGraph& g, const CompileOptions& o,
+std::vector<char> stages_with(const ShardedGraph& g, const CompileOptions& o,
                               std::initializer_list<Recompute> policies) {
   std::vector<char> out(g.tasks.stages());
   for (size_t s = 0; s < out.size(); ++s) {
@@ -112,46 +112,46 @@ std::vector<char> stages_with(const LayoutGraph& g, const CompileOptions& o,
   return out;
 }
 
-constexpr LayoutPass kLayoutPasses[] = {
+constexpr ShardedGraphPass kShardedGraphPasses[] = {
     {"slice_updates",
-     [](LayoutGraph& g, const CompileOptions& o) {
+     [](ShardedGraph& g, const CompileOptions& o) {
        const bool by_cost = o.update == UpdateForm::kByCost && g.tasks.cost.beside;
        if (by_cost || o.update == UpdateForm::kSliced) slice_updates(g, !by_cost);
      },
      false},
-    {"gather_late", [](LayoutGraph& g, const CompileOptions&) { gather_late(g); }, false},
-    {"view_slices", [](LayoutGraph& g, const CompileOptions&) { view_slices(g); }, false},
+    {"gather_late", [](ShardedGraph& g, const CompileOptions&) { gather_late(g); }, false},
+    {"view_slices", [](ShardedGraph& g, const CompileOptions&) { view_slices(g); }, false},
     // Where a stage ends would say what is folded, and a product with its bias has other bits.
     {"fold_whole_products",
-     [](LayoutGraph& g, const CompileOptions& o) {
+     [](ShardedGraph& g, const CompileOptions& o) {
        if (!o.exact) fold_whole_products(g);
      },
      true},
-    {"fuse_elementwise", [](LayoutGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
+    {"fuse_elementwise", [](ShardedGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
     {"recompute_blocks",
-     [](LayoutGraph& g, const CompileOptions& o) { recompute_blocks(g, stages_with(g, o, {Recompute::kFull})); },
+     [](ShardedGraph& g, const CompileOptions& o) { recompute_blocks(g, stages_with(g, o, {Recompute::kFull})); },
      false},
     {"recompute_cheap",
-     [](LayoutGraph& g, const CompileOptions& o) {
+     [](ShardedGraph& g, const CompileOptions& o) {
        const bool short_of_memory = g.tasks.cost.memory_price > 1;
        recompute_cheap(g, stages_with(g, o, {Recompute::kSelective}),
                        short_of_memory ? std::vector<char>(g.tasks.stages(), 1)
                                        : stages_with(g, o, {Recompute::kSelective, Recompute::kFull}));
      },
      false},
-    {"stream_gathers", [](LayoutGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
-    {"copy_before_sums", [](LayoutGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
-    {"order_sources", [](LayoutGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
-    {"shorten_lives", [](LayoutGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
+    {"stream_gathers", [](ShardedGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
+    {"copy_before_sums", [](ShardedGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
+    {"order_sources", [](ShardedGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
+    {"shorten_lives", [](ShardedGraph& g, const CompileOptions&) { shorten_lives(g); }, false},
     {"form_buckets",
-     [](LayoutGraph& g, const CompileOptions& o) {
+     [](ShardedGraph& g, const CompileOptions& o) {
        form_buckets(g, bucket_bytes(g.tasks.cost, o), (o.offload & kOffloadGradients) != 0);
      },
      false},
-    {"group_updates", [](LayoutGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(g.tasks.cost, o)); },
+    {"group_updates", [](ShardedGraph& g, const CompileOptions& o) { group_updates(g, update_bytes(g.tasks.cost, o)); },
      true},
-    {"order_ops", [](LayoutGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
-    {"offload", [](LayoutGraph& g, const CompileOptions& o) { offload(g, o.offload); }, false},
+    {"order_ops", [](ShardedGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},
+    {"offload", [](ShardedGraph& g, const CompileOptions& o) { offload(g, o.offload); }, false},
 };
 
 template <class Check>
@@ -202,7 +202,7 @@ Graph Passes::on_graph(Graph graph, const std::string& entry) const {
 }
 
 ShardOptions Passes::shard_options(const Graph& graph, const std::string& entry, int64_t micro_batches,
-                                   const Homes* homes) const {
+                                   const StorageShardings* storage_shardings) const {
   return {.micro_batches = micro_batches,
           .fetch_gradients = entry == "train" ? gradients : std::vector<std::string>{},
           .zero = options.zero,
@@ -210,26 +210,27 @@ ShardOptions Passes::shard_options(const Graph& graph, const std::string& entry,
           .gradient_dtype = options.gradient_dtype,
           .accumulate_dtype = options.accumulate_dtype,
           .adasum = options.adasum && batch_of(graph) != 1,  // of one sample's gradient it is that gradient
-          .homes = homes};
+          .storage_shardings = storage_shardings};
 }
 
-LayoutGraph Passes::on_layouts(Graph graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const {
-  const ShardOptions sharding = shard_options(graph, entry, micro_batches, homes);
+ShardedGraph Passes::on_shardings(Graph graph, const std::string& entry, int64_t micro_batches,
+                                  const StorageShardings* storage_shardings) const {
+  const ShardOptions sharding = shard_options(graph, entry, micro_batches, storage_shardings);
   const Choices choices = choose_cuts(graph, tasks, sharding);
   if (options.dump) options.dump(entry + ".choose_cuts", choices_text(choice_report(graph, tasks, choices, false)));
   const Graph before = options.verify_passes ? graph : Graph{};
-  LayoutGraph lg = insert_reshards(std::move(graph), tasks, sharding, choices);
+  ShardedGraph lg = insert_reshards(std::move(graph), tasks, sharding, choices);
   if (options.verify_passes) check(entry + ".insert_reshards", [&] { verify(before, choices, lg); });
   after(entry + ".insert_reshards", lg, false);
-  for (const LayoutPass& pass : kLayoutPasses) {
+  for (const ShardedGraphPass& pass : kShardedGraphPasses) {
     if (pass.fuses && !options.fusion) continue;
     pass.run(lg, options);
-    after(entry + "." + pass.name, lg, &pass == std::end(kLayoutPasses) - 1);
+    after(entry + "." + pass.name, lg, &pass == std::end(kShardedGraphPasses) - 1);
   }
   return lg;
 }
 
-Entry Passes::make_entry(const LayoutGraph& lg, const std::vector<std::vector<IndexRange>>& indices,
+Entry Passes::make_entry(const ShardedGraph& lg, const std::vector<std::vector<IndexRange>>& indices,
                          const std::string& name, const std::vector<PlanVariable>& variables,
                          std::vector<std::string>* notes, bool messages) const {
   LowerOptions lowering;

@@ -1,4 +1,4 @@
-// THE LIST of passes, with their levels: Graph -> LayoutGraph -> Entry. The level's verifier runs after its last row
+// THE LIST of passes, with their levels: Graph -> ShardedGraph -> Entry. The level's verifier runs after its last row
 // (after each, when asked), and the level's text goes to `dump`. The last row of a level always runs.
 #pragma once
 
@@ -21,11 +21,12 @@ struct Passes {
   void after(const std::string& pass, const Level& level, bool last) const;
   Graph on_graph(Graph graph, const std::string& entry) const;
   ShardOptions shard_options(const Graph& graph, const std::string& entry, int64_t micro_batches,
-                             const Homes* homes) const;
-  // `homes`: where variables lie already; null: chosen here.
-  LayoutGraph on_layouts(Graph graph, const std::string& entry, int64_t micro_batches, const Homes* homes) const;
+                             const StorageShardings* storage_shardings) const;
+  // `storage_shardings`: where variables lie already; null: chosen here.
+  ShardedGraph on_shardings(Graph graph, const std::string& entry, int64_t micro_batches,
+                            const StorageShardings* storage_shardings) const;
   // `indices`: of each input, the ranges its values must be in. `messages`: false where nobody runs it.
-  Entry make_entry(const LayoutGraph& graph, const std::vector<std::vector<IndexRange>>& indices,
+  Entry make_entry(const ShardedGraph& graph, const std::vector<std::vector<IndexRange>>& indices,
                    const std::string& name, const std::vector<PlanVariable>& variables, std::vector<std::string>* notes,
                    bool messages = true) const;
 };

@@ -126,7 +126,7 @@ Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, c
   plan.groups = groups_of(scoped.tasks.meshes);
   plan.scopes = scoped.graph.scopes;
   plan.optimizer = source.training.optimizer;
-  plan.schedule = source.training.schedule;
+  plan.lr_schedule = source.training.lr_schedule;
   plan.precision = source.training.precision;
   plan.options = options;
   plan.memory_price = memory_price, plan.profile = profile;
@@ -134,7 +134,7 @@ Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, c
   return plan;
 }
 
-std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
+std::vector<PlanVariable> variables_of(const ShardedGraph& lg) {
   const Graph& graph = lg.graph;
   std::vector<PlanVariable> out;
   out.reserve(graph.variables.size());
@@ -148,21 +148,22 @@ std::vector<PlanVariable> variables_of(const LayoutGraph& lg) {
     p.trainable = v.trainable;
     p.init = v.init;
     if (v.owner != kNone) p.owner = graph.tensor(v.owner).name;
-    p.slot = v.slot;
+    p.state_name = v.state_name;
     p.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(v.tensor))];
-    const Layout& home = lg.layouts[static_cast<size_t>(v.tensor)];
-    p.home.axes.assign(home.axes.begin() + 1, home.axes.end());
+    const Sharding& storage_sharding = lg.shardings[static_cast<size_t>(v.tensor)];
+    p.storage_sharding.axes.assign(storage_sharding.axes.begin() + 1, storage_sharding.axes.end());
     p.memory = in_host(lg, v.tensor) ? Memory::kHost : Memory::kDevice;
     out.push_back(std::move(p));
   }
   return out;
 }
 
-Homes homes_of(const std::vector<PlanVariable>& variables) {
-  Homes homes;
-  homes.reserve(variables.size());
-  for (const PlanVariable& v : variables) homes.try_emplace(v.name, Home{&v.home, v.mesh});
-  return homes;
+StorageShardings storage_shardings_of(const std::vector<PlanVariable>& variables) {
+  StorageShardings storage_shardings;
+  storage_shardings.reserve(variables.size());
+  for (const PlanVariable& v : variables)
+    storage_shardings.try_emplace(v.name, StorageSharding{&v.storage_sharding, v.mesh});
+  return storage_shardings;
 }
 
 }  // namespace whale

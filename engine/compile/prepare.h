@@ -33,7 +33,7 @@ std::vector<std::string> gradients_of(const CompileOptions& options);
 // A plan without entries and variables.
 Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
              double memory_price);
-std::vector<PlanVariable> variables_of(const LayoutGraph& graph);
-Homes homes_of(const std::vector<PlanVariable>& variables);
+std::vector<PlanVariable> variables_of(const ShardedGraph& graph);
+StorageShardings storage_shardings_of(const std::vector<PlanVariable>& variables);
 
 }  // namespace whale

@@ -66,7 +66,7 @@ class Device {
   virtual ~Device() = default;
   // Called once on the compute thread before anything else, and on each further thread: affinity, and all threads that
   // kernels will use. Throws resource_exhausted when the system does not give them.
-  virtual void enter_thread(Stream stream) = 0;
+  virtual void enter_thread(Queue queue) = 0;
   virtual void* allocate(size_t bytes) = 0;  // 64-byte aligned, zeroed lazily
   virtual void release(void* memory, size_t bytes) = 0;
   // Memory of the host that the device copies from and to fastest. Where the device has no other: its own.

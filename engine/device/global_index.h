@@ -76,33 +76,33 @@ class GlobalIndex {
     int64_t local = 1, global = 1, origin = 0, stride = 1;
     int first = 0, pieces = 0;  // in pieces_
   };
-  // One digit of a dimension that is cut, the outermost of a dimension first.
+  // One sub-axis of a dimension that is cut, the outermost of a dimension first.
   struct Piece {
     int dim = 0;
-    int64_t inner = 1, extent = 1;      // of the digit, in the logical tensor
+    int64_t inner = 1, extent = 1;      // of the sub-axis, in the logical tensor
     int64_t local_inner = 1, size = 1;  // and here
     int64_t begin = 0;
     bool is_batch = false;
   };
 
-  // Dimensions whose cuts leave several intervals: their coordinates are taken apart digit by digit.
+  // Dimensions whose cuts leave several intervals: their coordinates are taken apart sub-axis by sub-axis.
   void find_pieces(const Box& box) {
     int count = 0;
-    const auto add = [&](const Digit& digit, int64_t extent, int64_t begin, int64_t size, bool is_batch) {
-      if (count == kMaxPieces) throw invalid("a tensor cut along more than {} digits is not supported", kMaxPieces);
-      pieces_[count++] = {digit.dim, digit.inner, extent, 1, std::max<int64_t>(size, 1), begin, is_batch};
+    const auto add = [&](const SubAxis& sub_axis, int64_t extent, int64_t begin, int64_t size, bool is_batch) {
+      if (count == kMaxPieces) throw invalid("a tensor cut along more than {} sub-axes is not supported", kMaxPieces);
+      pieces_[count++] = {sub_axis.dim, sub_axis.inner, extent, 1, std::max<int64_t>(size, 1), begin, is_batch};
     };
     for (const BoxCut& c : box.cuts) {
-      if (c.digit.dim < 0 || c.digit.dim >= rank_)
-        throw internal("a cut of dimension {} in a box of {}", c.digit.dim, rank_);
-      add(c.digit, c.extent, c.begin, c.size, false);
+      if (c.sub_axis.dim < 0 || c.sub_axis.dim >= rank_)
+        throw internal("a cut of dimension {} in a box of {}", c.sub_axis.dim, rank_);
+      add(c.sub_axis, c.extent, c.begin, c.size, false);
     }
     if (batch_.present()) {
       const Axis& axis = axes_[batch_.dim];
       int64_t others = batch_.outer * batch_.inner;  // local elements of one sample
       bool shared = batch_.outer != 1;
       for (const BoxCut& c : box.cuts)
-        if (c.digit.dim == batch_.dim && c.extent != 0) others = others / c.extent * c.size, shared = true;
+        if (c.sub_axis.dim == batch_.dim && c.extent != 0) others = others / c.extent * c.size, shared = true;
       if (shared && axis.local != axis.global)
         add(batch_, axis.global / (batch_.outer * batch_.inner), 0, others == 0 ? 0 : axis.local / others, true);
     }
@@ -111,7 +111,7 @@ class GlobalIndex {
     for (int k = count; k-- > 0;) {
       Piece& p = pieces_[k];
       const bool innermost = k + 1 == count || pieces_[k + 1].dim != p.dim;
-      // Between this digit and the next one inwards everything is here.
+      // Between this sub-axis and the next one inwards everything is here.
       p.local_inner = innermost ? p.inner
                                 : std::max<int64_t>(1, p.inner / (pieces_[k + 1].inner * pieces_[k + 1].extent) *
                                                            pieces_[k + 1].size * pieces_[k + 1].local_inner);
@@ -132,7 +132,7 @@ class GlobalIndex {
       if (axis.local != axis.global)
         contiguous_ = false;
       else
-        batch_ = Digit{};  // the whole batch is here: it begins at sample 0
+        batch_ = SubAxis{};  // the whole batch is here: it begins at sample 0
     }
     if (rank_ == 0) return;
     origin_ = axes_[outermost].origin;
@@ -142,7 +142,7 @@ class GlobalIndex {
   int rank_;
   Axis axes_[kMaxRank];
   Piece pieces_[kMaxPieces];
-  Digit batch_;
+  SubAxis batch_;
   bool contiguous_ = true;
   int64_t origin_ = 0, outer_stride_ = 1;
 };

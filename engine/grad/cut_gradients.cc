@@ -18,7 +18,7 @@ bool makes_columns(OpCode code) {
   return code == OpCode::k_matmul_weight_grad || code == OpCode::k_matmul || code == OpCode::k_embedding_grad;
 }
 
-bool is_dim(const Digit& d, size_t dim) { return d == Digit{static_cast<int>(dim), 1, 1}; }
+bool is_dim(const SubAxis& d, size_t dim) { return d == SubAxis{static_cast<int>(dim), 1, 1}; }
 
 class Cutter {
  public:
@@ -103,7 +103,7 @@ class Cutter {
       if (f.kind == FactorKind::kMap && f.extent == dims.back() && f.size_attrs.empty() && !f.begin_attr &&
           is_dim(f.outputs[0], dims.size() - 1) &&
           std::all_of(op.inputs.begin(), op.inputs.end(), [&](const TensorId& id) {
-            const Digit& d = f.inputs[static_cast<size_t>(&id - op.inputs.data())];
+            const SubAxis& d = f.inputs[static_cast<size_t>(&id - op.inputs.data())];
             return !d.present() || (id != kNone && d.outer == 1 && d.inner == 1);
           }))
         return &f;

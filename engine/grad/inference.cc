@@ -34,7 +34,7 @@ Graph for_inference(Graph g) {
   Training kept;
   kept.loss = g.training.loss;
   kept.precision = g.training.precision;
-  kept.optimizer.split = g.training.optimizer.split;
+  kept.optimizer.split_master_weights = g.training.optimizer.split_master_weights;
   g.training = kept;
   return g;
 }

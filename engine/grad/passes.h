@@ -25,7 +25,8 @@ void apply_precision(Graph& graph);
 // parameter that the loss does not depend on has none.
 void differentiate(Graph& graph);
 
-// Optimizer::split in bf16: trained fp32 parameters become their upper halves, bf16. After differentiate.
+// Optimizer::split_master_weights in bf16: trained fp32 parameters become their upper halves, bf16. After
+// differentiate.
 void split_weights(Graph& graph);
 
 // Appends clipping and one update op per parameter with a gradient; adds the optimizer's state and the step scalars.
@@ -67,13 +68,13 @@ Graph for_inference(Graph graph);
 // The same program for another batch size.
 Graph rebatch(const Graph& graph, int64_t batch);
 
-// Which digit of each tensor is the batch, and its extent; what rebatch and assign_regions follow. Throws when two
+// Which sub-axis of each tensor is the batch, and its extent; what rebatch and assign_regions follow. Throws when two
 // inputs disagree on the batch size. `strict`: throws at an op that the batch enters but whose factors do not say where
 // it goes.
-struct BatchDigits {
-  int64_t batch = 0;      // 0: no input has a batch dimension
-  std::vector<Digit> of;  // per tensor; absent: the same for every sample
+struct BatchSubAxes {
+  int64_t batch = 0;        // 0: no input has a batch dimension
+  std::vector<SubAxis> of;  // per tensor; absent: the same for every sample
 };
-BatchDigits batch_digits(const Graph& graph, bool strict);
+BatchSubAxes batch_sub_axes(const Graph& graph, bool strict);
 
 }  // namespace whale

@@ -1,17 +1,18 @@
-// Following the batch through a program: which digit of each tensor it is, and the same program for another batch size.
+// Following the batch through a program: which sub-axis of each tensor it is, and the same program for another batch
+// size.
 #include "grad/passes.h"
 #include "grad/rewrite.h"
 
 namespace whale {
 namespace {
 
-// The batch within factor `f` of extent e at digit `at`: the factor may be the batch itself, or a merged run that
+// The batch within factor `f` of extent e at sub-axis `at`: the factor may be the batch itself, or a merged run that
 // contains it (rows of a matmul after [b, t, d] -> [b t, d]). Then batch = (outer, batch, inner) of the factor's own
 // positions.
 struct Inside {
   int64_t outer = 0, inner = 0;  // outer 0: not inside
 };
-Inside inside(const Digit& batch, int64_t extent, const Digit& at, int64_t factor) {
+Inside inside(const SubAxis& batch, int64_t extent, const SubAxis& at, int64_t factor) {
   if (batch.dim != at.dim || batch.outer % at.outer || batch.inner % at.inner) return {};
   const Inside in{batch.outer / at.outer, batch.inner / at.inner};
   return in.outer * extent * in.inner == factor ? in : Inside{};
@@ -30,24 +31,24 @@ Error refusal(const Graph& g, const Op& op, int64_t declared, const std::string&
 
 class Follower {
  public:
-  Follower(const Graph& graph, bool strict) : g_(graph), strict_(strict) { digits_.of.resize(g_.tensors.size()); }
+  Follower(const Graph& graph, bool strict) : g_(graph), strict_(strict) { sub_axes_.of.resize(g_.tensors.size()); }
 
-  BatchDigits run() {
+  BatchSubAxes run() {
     const Tensor* first = nullptr;
     for (const TensorId id : g_.inputs) {
       const Tensor& t = g_.tensor(id);
       if (t.batch_dim < 0) continue;
       const int64_t batch = t.dims[static_cast<size_t>(t.batch_dim)];
-      if (first && batch != digits_.batch)
+      if (first && batch != sub_axes_.batch)
         throw invalid(
             "input '{}' has a batch of {} and input '{}' one of {}; they must agree (or have no batch dimension: "
             "batch_dim -1)",
-            first->name, digits_.batch, t.name, batch);
+            first->name, sub_axes_.batch, t.name, batch);
       first = &t;
-      digits_.batch = batch;
-      digits_.of[static_cast<size_t>(id)] = {t.batch_dim, 1, 1};
+      sub_axes_.batch = batch;
+      sub_axes_.of[static_cast<size_t>(id)] = {t.batch_dim, 1, 1};
     }
-    if (!first) return std::move(digits_);
+    if (!first) return std::move(sub_axes_);
     // Forward mostly; backward for sources that take the batch from their users (a constant [b, t]). Two rounds settle
     // all but chains of sources; the bound is the graph's own length.
     for (const Op& op : g_.ops) factors_.push_back(factors_of(op));
@@ -59,13 +60,13 @@ class Follower {
     }
     if (strict_)
       for (size_t i = 0; i < g_.ops.size(); ++i) check(i);
-    return std::move(digits_);
+    return std::move(sub_axes_);
   }
 
  private:
   const Graph& g_;
   const bool strict_;
-  BatchDigits digits_;
+  BatchSubAxes sub_axes_;
   std::vector<Factors> factors_;
 
   Factors factors_of(const Op& op) const {
@@ -73,7 +74,7 @@ class Follower {
     const OpDef& d = def(op.code == OpCode::k_reduce_mean ? OpCode::k_reduce_sum : op.code);
     return d.factors ? d.factors(view_of(g_, op)) : Factors{};
   }
-  const Digit& of(TensorId id) const { return digits_.of[static_cast<size_t>(id)]; }
+  const SubAxis& of(TensorId id) const { return sub_axes_.of[static_cast<size_t>(id)]; }
 
   template <class F>
   void each_operand(size_t i, const Factor& f, F visit) const {
@@ -89,14 +90,14 @@ class Follower {
     bool changed = false;
     for (const Factor& f : factors_[i].list) {
       Inside in;
-      each_operand(i, f, [&](TensorId id, const Digit& at) {
-        if (!in.outer && of(id).present()) in = inside(of(id), digits_.batch, at, f.extent);
+      each_operand(i, f, [&](TensorId id, const SubAxis& at) {
+        if (!in.outer && of(id).present()) in = inside(of(id), sub_axes_.batch, at, f.extent);
       });
       if (!in.outer) continue;
-      each_operand(i, f, [&](TensorId id, const Digit& at) {
+      each_operand(i, f, [&](TensorId id, const SubAxis& at) {
         const Tensor& t = g_.tensor(id);
         if (of(id).present() || t.kind != TensorKind::kValue) return;
-        digits_.of[static_cast<size_t>(id)] = {at.dim, at.outer * in.outer, at.inner * in.inner};
+        sub_axes_.of[static_cast<size_t>(id)] = {at.dim, at.outer * in.outer, at.inner * in.inner};
         changed = true;
       });
     }
@@ -106,15 +107,15 @@ class Follower {
   // Every operand that has the batch must have it in a factor, and no other operand may want it there.
   void check(size_t i) const {
     const Op& op = g_.ops[i];
-    const auto fail = [&](const std::string& why) { return refusal(g_, op, digits_.batch, why); };
+    const auto fail = [&](const std::string& why) { return refusal(g_, op, sub_axes_.batch, why); };
     for (const TensorId id : op.inputs) {
       if (id == kNone || !of(id).present()) continue;
       bool found = false;
       for (const Factor& f : factors_[i].list)
-        each_operand(i, f, [&](TensorId other, const Digit& at) {
-          found |= other == id && inside(of(id), digits_.batch, at, f.extent).outer;
+        each_operand(i, f, [&](TensorId other, const SubAxis& at) {
+          found |= other == id && inside(of(id), sub_axes_.batch, at, f.extent).outer;
         });
-      if (!found && digits_.batch == 1)
+      if (!found && sub_axes_.batch == 1)
         throw fail(
             "does not tell a batch of one from its other dimensions (declare the inputs with a larger one, and smaller "
             "ones are legal)");
@@ -123,11 +124,11 @@ class Follower {
     }
     for (const Factor& f : factors_[i].list) {
       Inside in;
-      each_operand(i, f, [&](TensorId id, const Digit& at) {
-        if (!in.outer && of(id).present()) in = inside(of(id), digits_.batch, at, f.extent);
+      each_operand(i, f, [&](TensorId id, const SubAxis& at) {
+        if (!in.outer && of(id).present()) in = inside(of(id), sub_axes_.batch, at, f.extent);
       });
       if (!in.outer) continue;
-      each_operand(i, f, [&](TensorId id, const Digit&) {
+      each_operand(i, f, [&](TensorId id, const SubAxis&) {
         if (!of(id).present())
           throw fail(
               fmt::format("puts '{}' beside the samples, whose size does not follow the batch", g_.tensor(id).name));
@@ -138,16 +139,16 @@ class Follower {
 
 }  // namespace
 
-BatchDigits batch_digits(const Graph& graph, bool strict) { return Follower(graph, strict).run(); }
+BatchSubAxes batch_sub_axes(const Graph& graph, bool strict) { return Follower(graph, strict).run(); }
 
 Graph rebatch(const Graph& graph, int64_t batch) {
   if (batch < 1) throw invalid("batch is {}, expected at least 1", batch);
   Graph g = graph;
-  const BatchDigits digits = batch_digits(g, true);
-  if (digits.batch == 0 || digits.batch == batch) return g;
+  const BatchSubAxes sub_axes = batch_sub_axes(g, true);
+  if (sub_axes.batch == 0 || sub_axes.batch == batch) return g;
   const auto rescaled = [&](TensorId id) {
     Dims dims = graph.tensor(id).dims;
-    const Digit& d = digits.of[static_cast<size_t>(id)];
+    const SubAxis& d = sub_axes.of[static_cast<size_t>(id)];
     if (d.present()) dims[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
     return dims;
   };
@@ -159,13 +160,13 @@ Graph rebatch(const Graph& graph, int64_t batch) {
       const AttrRole role = role_of(def(op.code), name);
       if (role == AttrRole::kShape) value = rescaled(op.outputs[0]);
       if (role != AttrRole::kEnds) continue;
-      const Digit& d = digits.of[static_cast<size_t>(op.inputs[0])];
+      const SubAxis& d = sub_axes.of[static_cast<size_t>(op.inputs[0])];
       if (d.present()) std::get<Ints>(value)[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
     }
     r.keep(i, true);
     for (const TensorId y : op.outputs)
       if (g.tensor(y).dims != rescaled(y))
-        throw refusal(graph, op, digits.batch,
+        throw refusal(graph, op, sub_axes.batch,
                       fmt::format("gives {} for a batch of {} where the rest of the graph has {}",
                                   to_string(g.tensor(y).dims), batch, to_string(rescaled(y))));
   }

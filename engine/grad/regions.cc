@@ -51,8 +51,8 @@ bool in_groups(const Graph& g, const Op& op) {
 }
 
 // Marks reductions over the batch that depend on no parameter, with all that they depend on.
-std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of, const BatchDigits& digits) {
-  const auto batched = [&](TensorId id) { return id != kNone && digits.of[static_cast<size_t>(id)].present(); };
+std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of, const BatchSubAxes& sub_axes) {
+  const auto batched = [&](TensorId id) { return id != kNone && sub_axes.of[static_cast<size_t>(id)].present(); };
   std::vector<bool> wanted(g.ops.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
     const Op& op = g.ops[i];
@@ -72,8 +72,8 @@ std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of, const 
 // reads it there, dies. What has no batch any more needs no original.
 void hoist(Graph& g) {
   const std::vector<Depends> of = dependencies(g);
-  const BatchDigits digits = batch_digits(g, false);
-  const std::vector<bool> wanted = hoisted(g, of, digits);
+  const BatchSubAxes sub_axes = batch_sub_axes(g, false);
+  const std::vector<bool> wanted = hoisted(g, of, sub_axes);
   if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return;
   std::vector<TensorId> whole(g.tensors.size(), kNone);  // the prologue's copy
   Rewriter r(g);
@@ -89,7 +89,7 @@ void hoist(Graph& g) {
     Op& made = g.op(g.tensor(first).producer);
     made.region = Region::kPrologue;
     const TensorIds made_outputs = made.outputs;
-    const bool scalar = !digits.of[static_cast<size_t>(r.old[i].outputs[0])].present();
+    const bool scalar = !sub_axes.of[static_cast<size_t>(r.old[i].outputs[0])].present();
     for (size_t k = 0; k < made_outputs.size(); ++k) {
       whole[static_cast<size_t>(r.old[i].outputs[k])] = made_outputs[k];
       if (scalar) r.replace(r.old[i].outputs[k], made_outputs[k]);

@@ -74,8 +74,8 @@ RowGradient row_gradient(UpdateBuilder& b, TensorId parameter, TensorId grad) {
     const OpId use = dense == kNone ? kNone : b.g.op(dense).origin;
     const Op& op = b.g.op(use == kNone ? b.g.tensor(b.g.training.loss).producer : use);
     throw invalid(
-        "training: lazy updates of table '{}' need that it is only looked up (embedding, embedding_bag), but op '{}' "
-        "({}) uses all of it; train it without lazy, or give that op a parameter of its own",
+        "training: sparse updates of table '{}' need that it is only looked up (embedding, embedding_bag), but op '{}' "
+        "({}) uses all of it; train it without sparse_updates, or give that op a parameter of its own",
         b.g.tensor(parameter).name, op.name, def(op.code).name)
         .at_op(op.name)
         .at_scope(b.g.scope_path(op.scope));

@@ -62,7 +62,8 @@ class SplitPass {
 }  // namespace
 
 void split_weights(Graph& graph) {
-  if (graph.training.optimizer.split && graph.training.precision == Precision::kBFloat16) SplitPass(graph).run();
+  if (graph.training.optimizer.split_master_weights && graph.training.precision == Precision::kBFloat16)
+    SplitPass(graph).run();
 }
 
 }  // namespace whale

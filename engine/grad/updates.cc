@@ -33,27 +33,27 @@ TensorId UpdateBuilder::step_scalar(const char* name, DType dtype) {
   return known->second = static_cast<TensorId>(g.tensors.size() - 1);
 }
 
-TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims) {
-  return state(parameter, slot, std::move(dims), accumulate_dtype(g.tensor(parameter).dtype));
+TensorId UpdateBuilder::state(TensorId parameter, const char* state_name, Dims dims) {
+  return state(parameter, state_name, std::move(dims), accumulate_dtype(g.tensor(parameter).dtype));
 }
 
-TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, DType dtype) {
+TensorId UpdateBuilder::state(TensorId parameter, const char* state_name, Dims dims, DType dtype) {
   const Tensor p = g.tensor(parameter);
   g.tensors.push_back(
-      {.name = p.name + "/" + slot, .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kVariable});
+      {.name = p.name + "/" + state_name, .dtype = dtype, .dims = std::move(dims), .kind = TensorKind::kVariable});
   const auto id = static_cast<TensorId>(g.tensors.size() - 1);
   Variable v;
   v.tensor = id;
   v.role = Role::kState;
   v.trainable = v.decay = false;
   v.owner = parameter;
-  v.slot = slot;
+  v.state_name = state_name;
   g.variables.push_back(std::move(v));
   return id;
 }
 
-TensorId UpdateBuilder::state(TensorId parameter, const char* slot, Dims dims, std::vector<int> of_owner) {
-  const TensorId id = state(parameter, slot, std::move(dims));
+TensorId UpdateBuilder::state(TensorId parameter, const char* state_name, Dims dims, std::vector<int> of_owner) {
+  const TensorId id = state(parameter, state_name, std::move(dims));
   g.variables.back().of_owner = std::move(of_owner);
   return id;
 }
@@ -78,7 +78,7 @@ struct Parameter {
   double rate;                         // a factor of the learning rate
   std::optional<double> weight_decay;  // instead of the optimizer's
   OpId use;                            // the first op that reads it: its scope is the update's
-  RowGradient rows;                    // lazy: instead of grad, for tables
+  RowGradient rows;                    // sparse_updates: instead of grad, for tables
 };
 
 std::vector<Parameter> parameters(const Graph& g) {
@@ -196,7 +196,7 @@ void split_sgd(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
 
 void sgd(UpdateBuilder& b, const Parameter& p, const Optimizer& o) {
   Attrs attrs = decay_attrs(p, o);
-  if (o.split && b.g.training.precision == Precision::kBFloat16 && b.g.tensor(p.p).dtype == DType::kBF16)
+  if (o.split_master_weights && b.g.training.precision == Precision::kBFloat16 && b.g.tensor(p.p).dtype == DType::kBF16)
     return split_sgd(b, p, o);
   if (p.rows.dy != kNone) return update(b, OpCode::k_sgd_rows, operands({b.rate, b.scale}, p, {}), attrs, {p.p});
   attrs["momentum"] = o.momentum;
@@ -244,10 +244,10 @@ constexpr Rule kRules[] = {{OptimizerKind::kSgd, sgd},         {OptimizerKind::k
                            {OptimizerKind::kAdamW, adam},      {OptimizerKind::kLamb, lamb},
                            {OptimizerKind::kAdagrad, adagrad}, {OptimizerKind::kAdafactor, factored}};
 
-// Lazy: the gradients of tables become rows, and are no tensors of their shape any more.
+// Sparse updates: the gradients of tables become rows, and are no tensors of their shape any more.
 void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
   const Training& training = b.g.training;
-  if (!training.optimizer.lazy) return;
+  if (!training.optimizer.sparse_updates) return;
   bool any = false;
   for (Parameter& p : all) {
     b.origin = p.use;
@@ -256,19 +256,21 @@ void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
     any = true;
     const std::string& name = b.g.tensor(p.p).name;
     if (training.optimizer.momentum != 0 && training.optimizer.kind == OptimizerKind::kSgd)
-      throw unimplemented("training: lazy updates of table '{}' with momentum {}; use momentum 0, or adam or adagrad",
+      throw unimplemented("training: sparse updates of table '{}' with momentum {}; use momentum 0, or adam or adagrad",
                           name, training.optimizer.momentum);
     if (training.clip_norm > 0)
       throw unimplemented(
-          "training: clip_norm {} needs the norm of the whole gradient of table '{}', which lazy updates do not make; "
-          "use clip_norm 0, or train without lazy",
+          "training: clip_norm {} needs the norm of the whole gradient of table '{}', which sparse updates do not "
+          "make; "
+          "use clip_norm 0, or train without sparse_updates",
           training.clip_norm, name);
     std::erase_if(b.g.gradients, [&](const NamedTensor& t) { return t.name == name; });
   }
   if (!any)
     throw invalid(
-        "training: lazy updates are of tables that steps look up (embedding, embedding_bag), and no trained parameter "
-        "of this model is one; leave lazy out");
+        "training: sparse updates are of tables that steps look up (embedding, embedding_bag), and no trained "
+        "parameter "
+        "of this model is one; leave sparse_updates out");
 }
 
 // Updates work in the parameter's accumulate type, where an epsilon that is too small would be no epsilon.
@@ -292,7 +294,7 @@ void check_names(const Graph& g) {
     if (v.role == Role::kState && theirs.contains(g.tensor(v.tensor).name))
       throw invalid(
           "parameter '{}' has the name of the optimizer's state '{}' of parameter '{}'; rename one of the two",
-          g.tensor(v.tensor).name, v.slot, g.tensor(v.owner).name);
+          g.tensor(v.tensor).name, v.state_name, g.tensor(v.owner).name);
 }
 
 }  // namespace

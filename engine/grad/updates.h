@@ -23,11 +23,11 @@ struct UpdateBuilder {
   TensorId constant(double value, DType dtype);
   TensorId step_scalar(const char* name, DType dtype);
   TensorId updates() { return step_scalar("updates", DType::kI64); }
-  // A new state variable "<parameter>/<slot>" of the accumulate dtype, zero at first.
-  TensorId state(TensorId parameter, const char* slot, Dims dims);
-  TensorId state(TensorId parameter, const char* slot, Dims dims, DType dtype);
+  // A new state variable "<parameter>/<state>" of the accumulate dtype, zero at first.
+  TensorId state(TensorId parameter, const char* state_name, Dims dims);
+  TensorId state(TensorId parameter, const char* state_name, Dims dims, DType dtype);
   // Of another shape: `of_owner`, the parameter's dimension that each dimension is.
-  TensorId state(TensorId parameter, const char* slot, Dims dims, std::vector<int> of_owner);
+  TensorId state(TensorId parameter, const char* state_name, Dims dims, std::vector<int> of_owner);
   void set_next(TensorId variable, TensorId next);
 
  private:

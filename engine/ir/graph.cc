@@ -47,10 +47,10 @@ double learning_rate_at(double peak, const LearningRateSchedule& schedule, int64
   const double t = span > 0 ? std::min(1.0, (step - warmup) / span) : 0;  // no total: no decay
   const double last = schedule.final_fraction;
   switch (schedule.kind) {
-    case ScheduleKind::kConstant: return peak;
-    case ScheduleKind::kLinear: return peak * (1 - (1 - last) * t);
-    case ScheduleKind::kCosine: return peak * (last + (1 - last) * 0.5 * (1 + std::cos(std::numbers::pi * t)));
-    case ScheduleKind::kInverseSqrt: {
+    case LrScheduleKind::kConstant: return peak;
+    case LrScheduleKind::kLinear: return peak * (1 - (1 - last) * t);
+    case LrScheduleKind::kCosine: return peak * (last + (1 - last) * 0.5 * (1 + std::cos(std::numbers::pi * t)));
+    case LrScheduleKind::kInverseSqrt: {
       const double knee = std::max(warmup, 1.0);
       return peak * std::max(last, std::sqrt(knee / std::max(step, knee)));
     }

@@ -78,8 +78,8 @@ struct Scope {
   std::string factor;          // split: the named factor; empty: chosen
   int64_t micro_batches = 0;   // pipeline; 0: as the training configuration says
   std::string schedule;        // pipeline: a name of schedule/schedules.def
-  int64_t chunks = 0;          // pipeline: virtual stages per device
-  std::string layout;          // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
+  int64_t virtual_stages = 0;  // pipeline: per device
+  std::string device_order;    // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
   std::string devices;         // cluster: device list text
 };
 
@@ -99,7 +99,7 @@ struct Initializer {
 
 enum class Role : uint8_t {
   kParameter,  // trained when trainable
-  kState,      // optimizer state of `owner`, in `slot`
+  kState,      // optimizer state of `owner`, in `state_name`
   kBuffer,     // running statistics: written by forward ops, not trained
 };
 
@@ -110,7 +110,7 @@ struct Variable {
   bool decay = true;  // weight decay applies (by default: rank >= 2)
   Initializer init;
   TensorId owner = kNone;     // kState: the parameter
-  std::string slot;           // kState: "momentum", "m", "v", ...
+  std::string state_name;     // kState: "momentum", "m", "v", ...
   TensorId next = kNone;      // the tensor that becomes its value at the end of the step; kNone: unchanged
   std::vector<int> of_owner;  // kState of another shape: the owner's dimension that each of its dimensions is
   // Of its parameter group: a factor of the learning rate, and the weight decay instead of the optimizer's.
@@ -130,17 +130,18 @@ struct Optimizer {
   double weight_decay = 0;
   double decay_rate = -0.8;     // adafactor: exponent of the running average
   double clip_threshold = 1.0;  // adafactor: of the update's RMS
-  bool lazy =
+  bool sparse_updates =
       false;  // sgd, adam, adamw, adagrad: of a table, only the rows that were looked up are decayed and updated
-  bool split = false;  // sgd in bf16: a weight's fp32 bits in two halves, bf16 in the model and u16 as state "low"
+  bool split_master_weights =
+      false;  // sgd in bf16: a weight's fp32 bits in two halves, bf16 in the model and u16 as state "low"
 };
 
-enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kInverseSqrt };
+enum class LrScheduleKind : uint8_t { kConstant, kLinear, kCosine, kInverseSqrt };
 
 // Learning rate as a function of `updates`: linear warm-up from 0 over warmup_steps, then the kind's decay until
 // total_steps, down to final_fraction of the peak.
 struct LearningRateSchedule {
-  ScheduleKind kind = ScheduleKind::kConstant;
+  LrScheduleKind kind = LrScheduleKind::kConstant;
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;
   double final_fraction = 0;
@@ -152,7 +153,7 @@ enum class Precision : uint8_t { kFloat32, kBFloat16, kFloat64, kFloat16 };  // 
 struct Training {
   TensorId loss = kNone;  // scalar; kNone: a graph for prediction only
   Optimizer optimizer;
-  LearningRateSchedule schedule;
+  LearningRateSchedule lr_schedule;
   double clip_norm = 0;      // global norm; 0: no clipping
   int64_t accumulation = 1;  // micro-batches per step without a pipeline
   Precision precision = Precision::kFloat32;

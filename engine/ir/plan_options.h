@@ -39,7 +39,7 @@ std::string offload_text(uint32_t classes);
 
 struct PlanOptions {
   int64_t bucket_bytes = 0;               // of gradients; 0: 4 MiB
-  bool overlap = true;                    // false: communication on the compute stream, for comparison
+  bool overlap = true;                    // false: communication on the compute queue, for comparison
   bool fusion = true;                     // false: every op by itself, for comparison
   int zero = 0;                           // ZeRO level: 1 cuts optimizer state over replicas, 2 gradients, 3 parameters
   std::vector<double> state_shares = {};  // of what ZeRO cuts, a weight per replica; empty: equal

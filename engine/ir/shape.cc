@@ -48,14 +48,14 @@ Dims broadcast_dims(const Dims& a, const Dims& b) {
   return out;
 }
 
-// A digit of the flat index x is floor(x / low) mod (high / low). It lies inside a dimension of stride s and extent d
-// when s | low | high | s d. So the largest digit that a dimension of each side share has low = lcm of the strides and
-// high = gcd of the strides times extents.
-std::vector<SharedDigit> refine_reshape(const Dims& from, const Dims& to) {
+// A sub-axis of the flat index x is floor(x / low) mod (high / low). It lies inside a dimension of stride s and extent
+// d when s | low | high | s d. So the largest sub-axis that a dimension of each side share has low = lcm of the strides
+// and high = gcd of the strides times extents.
+std::vector<SharedSubAxis> refine_reshape(const Dims& from, const Dims& to) {
   if (element_count(from) != element_count(to))
     throw invalid("cannot reshape {} ({} elements) to {} ({} elements)", to_string(from), element_count(from),
                   to_string(to), element_count(to));
-  std::vector<SharedDigit> shared;
+  std::vector<SharedSubAxis> shared;
   if (element_count(from) == 0) return shared;
   const Dims s = row_major_strides(from), t = row_major_strides(to);
   for (size_t i = 0; i < from.size(); ++i) {

@@ -1,4 +1,4 @@
-// Dimensions of a dense row-major tensor, and the digits they are products of.
+// Dimensions of a dense row-major tensor, and the sub-axes they are products of.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,24 @@ Dims row_major_strides(const Dims& dims);  // in elements
 // numpy's rule; throws with both shapes when they do not broadcast.
 Dims broadcast_dims(const Dims& a, const Dims& b);
 
-// One digit of one dimension: dims[dim] == outer * extent * inner, row-major, and the digit is the middle one.
-// A whole dimension is the digit {dim, 1, 1} of its full extent. Cutting the digit to [a, b) leaves a local dimension
-// of outer * (b - a) * inner elements: several intervals of the dimension when outer > 1.
-struct Digit {
-  int dim = -1;  // -1: the operand does not have this digit
+// One sub-axis of one dimension: dims[dim] == outer * extent * inner, row-major, and the sub-axis is the middle one.
+// A whole dimension is the sub-axis {dim, 1, 1} of its full extent. Cutting the sub-axis to [a, b) leaves a local
+// dimension of outer * (b - a) * inner elements: several intervals of the dimension when outer > 1.
+struct SubAxis {
+  int dim = -1;  // -1: the operand does not have this sub-axis
   int64_t outer = 1;
   int64_t inner = 1;
   bool present() const { return dim >= 0; }
-  friend bool operator==(const Digit&, const Digit&) = default;
+  friend bool operator==(const SubAxis&, const SubAxis&) = default;
 };
 
-// Common refinement of a reshape: the digits that both sides share, outermost first, with their extents (extent-1
-// digits are left out). Row-major order is the same on both sides, so these are exactly the digits that a cut may use
-// without moving data.
-struct SharedDigit {
+// Common refinement of a reshape: the sub-axes that both sides share, outermost first, with their extents (extent-1
+// sub-axes are left out). Row-major order is the same on both sides, so these are exactly the sub-axes that a cut may
+// use without moving data.
+struct SharedSubAxis {
   int64_t extent;
-  Digit from, to;
+  SubAxis from, to;
 };
-std::vector<SharedDigit> refine_reshape(const Dims& from, const Dims& to);
+std::vector<SharedSubAxis> refine_reshape(const Dims& from, const Dims& to);
 
 }  // namespace whale

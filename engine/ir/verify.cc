@@ -30,9 +30,10 @@ void check_scopes(const Graph& graph) {
     };
     const std::string told = graph.scope_path(static_cast<ScopeId>(i));
     if (s.kind == ScopeKind::kName && s.name.empty()) throw bad("a name scope has no name");
-    if (s.count < 0 || s.micro_batches < 0 || s.chunks < 0)
-      throw bad(fmt::format("scope '{}': count {}, micro_batches {} and chunks {} must not be negative (0: inferred)",
-                            told, s.count, s.micro_batches, s.chunks));
+    if (s.count < 0 || s.micro_batches < 0 || s.virtual_stages < 0)
+      throw bad(
+          fmt::format("scope '{}': count {}, micro_batches {} and virtual_stages {} must not be negative (0: inferred)",
+                      told, s.count, s.micro_batches, s.virtual_stages));
     if (s.count != 0 && s.shares.size() % static_cast<size_t>(s.count) != 0)
       throw bad(
           fmt::format("scope '{}': {} shares for a count of {}; give one share for each (or a row of them for each "
@@ -233,7 +234,7 @@ void check_variables(const Graph& graph) {
     if (!in_range(v.owner, graph.tensors.size()) || !of[static_cast<size_t>(v.owner)] ||
         of[static_cast<size_t>(v.owner)]->role != Role::kParameter)
       throw invalid("optimizer state '{}' has owner {}, which is no parameter", name, v.owner);
-    if (v.slot.empty()) throw invalid("optimizer state '{}' has no slot name", name);
+    if (v.state_name.empty()) throw invalid("optimizer state '{}' has no state name", name);
   }
 }
 
@@ -296,32 +297,33 @@ void check_training(const Graph& graph) {
   const bool by_rows = o.kind == OptimizerKind::kNone || o.kind == OptimizerKind::kSgd ||
                        o.kind == OptimizerKind::kAdam || o.kind == OptimizerKind::kAdamW ||
                        o.kind == OptimizerKind::kAdagrad;
-  if (o.lazy && !by_rows)
+  if (o.sparse_updates && !by_rows)
     throw invalid(
-        "training: lazy updates of rows need sgd, adam, adamw or adagrad; LAMB and Adafactor use norms of "
+        "training: sparse updates of rows need sgd, adam, adamw or adagrad; LAMB and Adafactor use norms of "
         "whole parameters");
-  if (o.split && (o.kind != OptimizerKind::kSgd && o.kind != OptimizerKind::kNone))
-    throw invalid("training: split weights need the optimizer sgd");
-  if (o.split && o.momentum != 0)
-    throw invalid("training: split weights need momentum 0, found {}; use bf16 without split", o.momentum);
+  if (o.split_master_weights && (o.kind != OptimizerKind::kSgd && o.kind != OptimizerKind::kNone))
+    throw invalid("training: split master weights need the optimizer sgd");
+  if (o.split_master_weights && o.momentum != 0)
+    throw invalid("training: split master weights need momentum 0, found {}; use bf16 without split_master_weights",
+                  o.momentum);
   if (training.accumulation < 1)
     throw invalid("training: accumulation is {}, expected at least 1", training.accumulation);
   if (training.precision > Precision::kFloat16)
     throw invalid("training: precision number {} is unknown", static_cast<int>(training.precision));
-  const LearningRateSchedule& s = training.schedule;
-  if (s.kind > ScheduleKind::kInverseSqrt)
-    throw invalid("training: schedule number {} is unknown", static_cast<int>(s.kind));
+  const LearningRateSchedule& s = training.lr_schedule;
+  if (s.kind > LrScheduleKind::kInverseSqrt)
+    throw invalid("training: lr_schedule number {} is unknown", static_cast<int>(s.kind));
   check_range("final_fraction", s.final_fraction, 0, 1);
   if (s.warmup_steps < 0 || s.total_steps < 0)
     throw invalid("training: warmup_steps {} and total_steps {} must not be negative", s.warmup_steps, s.total_steps);
-  if ((s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine) && s.total_steps <= s.warmup_steps)
+  if ((s.kind == LrScheduleKind::kLinear || s.kind == LrScheduleKind::kCosine) && s.total_steps <= s.warmup_steps)
     throw invalid("training: total_steps is {}; a linear or cosine schedule must end after its {} warm-up steps",
                   s.total_steps, s.warmup_steps);
-  const bool ends = s.kind == ScheduleKind::kLinear || s.kind == ScheduleKind::kCosine;
+  const bool ends = s.kind == LrScheduleKind::kLinear || s.kind == LrScheduleKind::kCosine;
   if (!ends && s.total_steps != 0)
     throw invalid("training: total_steps is {}, which only linear and cosine schedules have; leave it out",
                   s.total_steps);
-  if (s.kind == ScheduleKind::kConstant && s.final_fraction != 0)
+  if (s.kind == LrScheduleKind::kConstant && s.final_fraction != 0)
     throw invalid("training: final_fraction is {}, and a constant schedule does not decay; leave it out",
                   s.final_fraction);
 }

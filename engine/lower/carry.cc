@@ -10,16 +10,16 @@
 namespace whale {
 namespace {
 
-// What an instruction touches, on the slot of its row.
+// What an instruction touches, on the version of its row.
 struct Touched {
   std::vector<Bytes> read, written;
 };
-Touched touched_by(const Program& p, const Instruction& i, int32_t slot) {
+Touched touched_by(const Program& p, const Instruction& i, int32_t version) {
   Touched out;
   for (const BufferId b : i.in)
-    if (b != kNone) out.read.push_back(bytes_of_storage(p, b, slot));
+    if (b != kNone) out.read.push_back(bytes_of_storage(p, b, version));
   for (const BufferId b : i.out)
-    if (b != kNone) out.written.push_back(bytes_of_storage(p, b, slot));
+    if (b != kNone) out.written.push_back(bytes_of_storage(p, b, version));
   return out;
 }
 
@@ -36,26 +36,26 @@ Carry carry_of(const Program& p, const ScheduleRow& before, const ScheduleRow& n
   const Segment& earlier = p.segments[static_cast<size_t>(before.segment)];
   const std::vector<size_t> pending = pending_of(earlier);
   std::vector<Touched> left;
-  StreamClock last;  // of each stream
+  QueueClock last;  // of each queue
   last.fill(-1);
   for (const size_t k : pending) {
-    left.push_back(touched_by(p, earlier.instructions[k], before.slot));
-    last[static_cast<size_t>(earlier.instructions[k].stream)] = static_cast<int64_t>(k);
+    left.push_back(touched_by(p, earlier.instructions[k], before.version));
+    last[static_cast<size_t>(earlier.instructions[k].queue)] = static_cast<int64_t>(k);
   }
   Carry out;
-  StreamClock known;
+  QueueClock known;
   known.fill(-1);
   const Segment& segment = p.segments[static_cast<size_t>(now.segment)];
   for (size_t k = 0; k < segment.instructions.size() && known != last; ++k) {
     Watch::look();
-    if (segment.instructions[k].stream != Stream::kCompute) continue;
-    const Touched mine = touched_by(p, segment.instructions[k], now.slot);
+    if (segment.instructions[k].queue != Queue::kCompute) continue;
+    const Touched mine = touched_by(p, segment.instructions[k], now.version);
     for (size_t n = pending.size(); n-- > 0;) {
-      const auto stream = static_cast<size_t>(earlier.instructions[pending[n]].stream);
+      const auto queue = static_cast<size_t>(earlier.instructions[pending[n]].queue);
       const auto index = static_cast<int64_t>(pending[n]);
-      if (index <= known[stream] || !meet(mine, left[n])) continue;
-      out.push_back({static_cast<int32_t>(k), {static_cast<Stream>(stream), static_cast<int32_t>(index)}});
-      known[stream] = index;
+      if (index <= known[queue] || !meet(mine, left[n])) continue;
+      out.push_back({static_cast<int32_t>(k), {static_cast<Queue>(queue), static_cast<int32_t>(index)}});
+      known[queue] = index;
     }
   }
   return out;
@@ -65,19 +65,19 @@ Carry carry_of(const Program& p, const ScheduleRow& before, const ScheduleRow& n
 
 void carry_over(Program& p) {
   p.carries.clear();
-  std::vector<char> slotted(p.segments.size());
-  for (size_t s = 0; s < slotted.size(); ++s)
+  std::vector<char> versioned(p.segments.size());
+  for (size_t s = 0; s < versioned.size(); ++s)
     for (const Instruction& i : p.segments[s].instructions)
       for (const BufferIds* list : {&i.in, &i.out})
         for (const BufferId b : *list)
-          slotted[s] |= b != kNone && p.buffers[static_cast<size_t>(storage_of(p, b))].slots > 1;
-  const auto slot = [&](const ScheduleRow& r) { return slotted[static_cast<size_t>(r.segment)] ? r.slot : 0; };
-  std::map<std::tuple<int32_t, int32_t, int32_t, int32_t>, int32_t> known;  // segments and slots of both rows
+          versioned[s] |= b != kNone && p.buffers[static_cast<size_t>(storage_of(p, b))].versions > 1;
+  const auto version = [&](const ScheduleRow& r) { return versioned[static_cast<size_t>(r.segment)] ? r.version : 0; };
+  std::map<std::tuple<int32_t, int32_t, int32_t, int32_t>, int32_t> known;  // segments and versions of both rows
   for (size_t r = 1; r < p.schedule.size(); ++r) {
     Watch::look();
     const ScheduleRow& before = p.schedule[r - 1];
     ScheduleRow& now = p.schedule[r];
-    const auto [at, fresh] = known.try_emplace({before.segment, slot(before), now.segment, slot(now)}, kNone);
+    const auto [at, fresh] = known.try_emplace({before.segment, version(before), now.segment, version(now)}, kNone);
     if (fresh)
       if (Carry carry = carry_of(p, before, now); !carry.empty()) {
         const auto same = std::ranges::find(p.carries, carry);

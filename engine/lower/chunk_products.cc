@@ -68,7 +68,7 @@ class Chunker {
   }
   static bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone; }
 
-  // Rows outside of the digit that a collective cuts; without a digit all dimensions but the last.
+  // Rows outside of the sub-axis that a collective cuts; without a sub-axis all dimensions but the last.
   RowsOf rows_of(const Dims& dims, const Instruction& collective) const {
     const auto& cuts = collective.as<work::Collective>()->cuts;
     RowsOf r;
@@ -78,7 +78,7 @@ class Chunker {
       return r;
     }
     while (r.dim + 1 < dims.size() && dims[r.dim] == 1) ++r.dim;
-    if (static_cast<int>(r.dim) < cuts[0].digit.dim) r.rows = dims[r.dim];
+    if (static_cast<int>(r.dim) < cuts[0].sub_axis.dim) r.rows = dims[r.dim];
     return r;
   }
 

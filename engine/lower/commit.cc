@@ -31,11 +31,11 @@ bool trains(const Graph& graph) {
   return std::ranges::any_of(graph.variables, [](const Variable& v) { return v.next != kNone && v.next != v.tensor; });
 }
 
-Instruction instruction(Work work, const char* name, Stream stream, BufferIds in) {
+Instruction instruction(Work work, const char* name, Queue queue, BufferIds in) {
   Instruction i;
   i.work = work;
   i.name = name;
-  i.stream = stream;
+  i.queue = queue;
   i.in = std::move(in);
   i.phase = Phase::kUpdate;
   return i;
@@ -72,14 +72,14 @@ void place_commit(Draft& draft, const Graph& graph, int32_t loss_output) {
     draft.ops.back().insert(draft.ops.back().begin() + static_cast<std::ptrdiff_t>(at), nullptr);
   };
   const size_t first = first_in(p.segments.size() - 1);
-  if (first < last.size()) insert(first, instruction(work::Commit{}, "commit", Stream::kCompute, {}));
+  if (first < last.size()) insert(first, instruction(work::Commit{}, "commit", Queue::kCompute, {}));
   const BufferId loss = loss_of(p, loss_output);
   if (loss == kNone || !trains(graph)) return;
   const auto made = std::find_if(last.rbegin(), last.rend(), [&](const Instruction& i) { return makes(p, i, loss); });
   const auto behind = static_cast<size_t>(last.rend() - made);
-  const Stream stream = made == last.rend() ? Stream::kCompute : made->stream;
+  const Queue queue = made == last.rend() ? Queue::kCompute : made->queue;
   WHALE_CHECK(behind <= first, "the loss is made before anything is written");
-  insert(behind, instruction(work::Vote{}, "vote", stream, {loss}));
+  insert(behind, instruction(work::Vote{}, "vote", queue, {loss}));
 }
 
 }  // namespace whale

@@ -37,24 +37,24 @@ Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Plac
 template <class Body>
 void Localiser::each_cut(TensorId id, const Place& place, size_t but, Body body) const {
   if (!cut_[static_cast<size_t>(id)]) return;
-  const std::vector<AxisLayout>& axes = g_.layouts[static_cast<size_t>(id)].axes;
+  const std::vector<AxisSharding>& axes = g_.shardings[static_cast<size_t>(id)].axes;
   for (size_t a = 0; a < axes.size(); ++a) {
-    const AxisLayout& l = axes[a];
+    const AxisSharding& l = axes[a];
     if (l.placement != Placement::kShard) continue;
-    if (a == but) break;  // inner axes that cut other digits are added by the caller
-    const auto same = [&](const AxisLayout& other) {
-      return other.placement == Placement::kShard && other.digit == l.digit;
+    if (a == but) break;  // inner axes that cut other sub-axes are added by the caller
+    const auto same = [&](const AxisSharding& other) {
+      return other.placement == Placement::kShard && other.sub_axis == l.sub_axis;
     };
     const auto part_of = [&](size_t axis, bool state, int64_t extent) {
       return interval(axis, state, extent, place, axes[axis].rotate);
     };
     if (l.window.present()) {  // alone in its dimension
-      body(DigitCut{l.digit, l.window.source, read_through(l.window, part_of(a, false, l.window.result))});
+      body(SubAxisCut{l.sub_axis, l.window.source, read_through(l.window, part_of(a, false, l.window.result))});
       continue;
     }
     if (std::any_of(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(a), same)) continue;  // inside of that one
-    const int64_t extent = extent_of(g_.graph.tensor(id).dims, l.digit);
-    DigitCut cut{l.digit, extent, part_of(a, l.state, extent)};
+    const int64_t extent = extent_of(g_.graph.tensor(id).dims, l.sub_axis);
+    SubAxisCut cut{l.sub_axis, extent, part_of(a, l.state, extent)};
     for (size_t b = a + 1; b < std::min(but, axes.size()); ++b) {
       if (!same(axes[b])) continue;
       const Interval inner = part_of(b, axes[b].state, cut.at.size());
@@ -64,35 +64,35 @@ void Localiser::each_cut(TensorId id, const Place& place, size_t but, Body body)
   }
 }
 
-std::vector<DigitCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
-  std::vector<DigitCut> out;
-  each_cut(id, place, but, [&](const DigitCut& c) { out.push_back(c); });
+std::vector<SubAxisCut> Localiser::cuts(TensorId id, const Place& place, size_t but) const {
+  std::vector<SubAxisCut> out;
+  each_cut(id, place, but, [&](const SubAxisCut& c) { out.push_back(c); });
   return out;
 }
 
-Localiser::Localiser(const LayoutGraph& graph)
-    : g_(graph), time_{"time", graph.micro_batches, {}, {}}, cut_(graph.layouts.size()) {
+Localiser::Localiser(const ShardedGraph& graph)
+    : g_(graph), time_{"time", graph.micro_batches, {}, {}}, cut_(graph.shardings.size()) {
   for (size_t t = 0; t < cut_.size(); ++t)
-    cut_[t] = std::any_of(graph.layouts[t].axes.begin(), graph.layouts[t].axes.end(),
-                          [](const AxisLayout& l) { return l.placement == Placement::kShard; });
+    cut_[t] = std::any_of(graph.shardings[t].axes.begin(), graph.shardings[t].axes.end(),
+                          [](const AxisSharding& l) { return l.placement == Placement::kShard; });
 }
 
 Dims Localiser::dims(TensorId id, const Place& place) const {
   Dims out = g_.graph.tensor(id).dims;
-  each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) { cut_down(out, c); });
+  each_cut(id, place, SIZE_MAX, [&](const SubAxisCut& c) { cut_down(out, c); });
   return out;
 }
 
 int64_t Localiser::elements(TensorId id, const Place& place) const {
   int64_t n = element_count(g_.graph.tensor(id).dims);
-  each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) { n = c.extent ? n / c.extent * c.at.size() : 0; });
+  each_cut(id, place, SIZE_MAX, [&](const SubAxisCut& c) { n = c.extent ? n / c.extent * c.at.size() : 0; });
   return n;
 }
 
 bool Localiser::empty(TensorId id, const Place& place) const {
   const Dims& whole = g_.graph.tensor(id).dims;
   bool none = std::find(whole.begin(), whole.end(), 0) != whole.end();
-  each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) { none |= c.at.size() == 0; });
+  each_cut(id, place, SIZE_MAX, [&](const SubAxisCut& c) { none |= c.at.size() == 0; });
   return none;
 }
 
@@ -101,17 +101,17 @@ bool Localiser::begins(const Factor& f) const {
   return f.begin_attr && (f.group.rows == 0 || f.extent / f.group.rows > g_.micro_batches);
 }
 
-// Positions of the factor that are one of the cut digit; 0: it is another digit.
-int64_t Localiser::positions(const Factor& f, const Digit& whole, const Digit& cut) {
+// Positions of the factor that are one of the cut sub-axis; 0: it is another sub-axis.
+int64_t Localiser::positions(const Factor& f, const SubAxis& whole, const SubAxis& cut) {
   if (cut == whole) return 1;
   const bool inside = f.group.rows && cut.dim == whole.dim && cut.outer == whole.outer && cut.inner % whole.inner == 0;
   return inside ? cut.inner / whole.inner : 0;
 }
 
-// Where the micro-batch begins in the digit.
-int64_t Localiser::first_in_time(TensorId id, const DigitCut& cut, const Place& place) const {
-  const AxisLayout& l = g_.at(id, kTime);
-  if (l.placement != Placement::kShard || !(l.digit == cut.digit)) return 0;
+// Where the micro-batch begins in the sub-axis.
+int64_t Localiser::first_in_time(TensorId id, const SubAxisCut& cut, const Place& place) const {
+  const AxisSharding& l = g_.at(id, kTime);
+  if (l.placement != Placement::kShard || !(l.sub_axis == cut.sub_axis)) return 0;
   return cut_of(time_, false, cut.extent, place.micro_batch).begin;
 }
 
@@ -143,55 +143,55 @@ Interval Localiser::micro_batches(const Place& place, size_t through) const {
   return run;
 }
 
-std::pair<Digit, int64_t> Localiser::local_digit(TensorId id, size_t axis, const Place& place) const {
+std::pair<SubAxis, int64_t> Localiser::local_sub_axis(TensorId id, size_t axis, const Place& place) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
-  const AxisLayout& l = g_.at(id, axis);
+  const AxisSharding& l = g_.at(id, axis);
   const Dims& dims = g_.graph.tensor(id).dims;
-  if (l.window.present()) return {l.digit, l.window.result};
-  const int64_t whole = extent_of(dims, l.digit);
-  Digit digit = l.digit;
+  if (l.window.present()) return {l.sub_axis, l.window.result};
+  const int64_t whole = extent_of(dims, l.sub_axis);
+  SubAxis sub_axis = l.sub_axis;
   int64_t extent = whole;
-  // Axes further out may have cut the same digit; all others scale what lies outside or inside of it.
-  std::vector<DigitCut> others = cuts(id, place, axis);
+  // Axes further out may have cut the same sub-axis; all others scale what lies outside or inside of it.
+  std::vector<SubAxisCut> others = cuts(id, place, axis);
   for (size_t a = axis + 1; a < g_.axes(); ++a) {
-    const AxisLayout& inner = g_.at(id, a);
-    if (inner.placement != Placement::kShard || inner.digit == l.digit) continue;
-    const int64_t n = extent_of(dims, inner.digit);
+    const AxisSharding& inner = g_.at(id, a);
+    if (inner.placement != Placement::kShard || inner.sub_axis == l.sub_axis) continue;
+    const int64_t n = extent_of(dims, inner.sub_axis);
     const auto known =
-        std::find_if(others.begin(), others.end(), [&](const DigitCut& c) { return c.digit == inner.digit; });
+        std::find_if(others.begin(), others.end(), [&](const SubAxisCut& c) { return c.sub_axis == inner.sub_axis; });
     if (known == others.end())
-      others.push_back({inner.digit, n, cut_of(mesh.axes, a - 1, inner.state, n, place.coordinates)});
+      others.push_back({inner.sub_axis, n, cut_of(mesh.axes, a - 1, inner.state, n, place.coordinates)});
     else
       known->at.end =
           known->at.begin + cut_of(mesh.axes, a - 1, inner.state, known->at.size(), place.coordinates).size();
   }
-  for (const DigitCut& c : others) {
-    if (c.digit == l.digit) {
+  for (const SubAxisCut& c : others) {
+    if (c.sub_axis == l.sub_axis) {
       extent = c.at.size();
-    } else if (c.digit.dim == l.digit.dim) {
-      int64_t& side = c.digit.outer % (l.digit.outer * whole) == 0 ? digit.inner : digit.outer;
+    } else if (c.sub_axis.dim == l.sub_axis.dim) {
+      int64_t& side = c.sub_axis.outer % (l.sub_axis.outer * whole) == 0 ? sub_axis.inner : sub_axis.outer;
       side = side / c.extent * c.at.size();
     }
   }
-  return {digit, extent};
+  return {sub_axis, extent};
 }
 
 Interval Localiser::member_part(TensorId id, size_t axis, const Place& place, int64_t extent) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
-  const AxisLayout& l = g_.at(id, axis);
+  const AxisSharding& l = g_.at(id, axis);
   if (l.window.present()) return read_through(l.window, cut_of(mesh.axes, axis - 1, false, extent, place.coordinates));
   return cut_of(mesh.axes, axis - 1, l.state, extent, place.coordinates);
 }
 
 Interval Localiser::sliced_part(const Op& op, const Place& place) const {
   const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
-  return member_part(op.outputs[0], axis, place, local_digit(op.outputs[0], axis, place).second);
+  return member_part(op.outputs[0], axis, place, local_sub_axis(op.outputs[0], axis, place).second);
 }
 
 Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
   const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
-  const auto [digit, extent] = local_digit(id, axis, place);
-  AxisCut out{digit, {}};
+  const auto [sub_axis, extent] = local_sub_axis(id, axis, place);
+  AxisCut out{sub_axis, {}};
   Place member = place;
   const int64_t members = mesh.axes[axis - 1].members(row_of(mesh.axes, axis - 1, place.coordinates));
   for (int64_t k = 0; k < members; ++k) {
@@ -219,13 +219,14 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
     return static_cast<size_t>(attr_int(op.attrs, "group")) + 1 == axis;
   if (op.code == OpCode::k_transfer && g_.at(op.outputs[0], axis).window.present()) return true;
   if (const TensorId id = box_tensor(op); id != kNone) {
-    const AxisLayout& l = g_.at(id, axis);
-    if (l.placement == Placement::kShard && !l.samples && contains(placed_dims(g_.graph, op), l.digit.dim)) return true;
+    const AxisSharding& l = g_.at(id, axis);
+    if (l.placement == Placement::kShard && !l.samples && contains(placed_dims(g_.graph, op), l.sub_axis.dim))
+      return true;
   }
   // An attribute says where the interval begins, also when it is of samples.
-  const auto along = [&](const Factor& f, TensorId id, const Digit& digit) {
-    return id != kNone && digit.present() && g_.at(id, axis).placement == Placement::kShard &&
-           positions(f, digit, g_.at(id, axis).digit) > 0;
+  const auto along = [&](const Factor& f, TensorId id, const SubAxis& sub_axis) {
+    return id != kNone && sub_axis.present() && g_.at(id, axis).placement == Placement::kShard &&
+           positions(f, sub_axis, g_.at(id, axis).sub_axis) > 0;
   };
   for (const Factor& f : factors_.of(g_.graph, op).list) {
     if (!begins(f) && !f.window.present()) continue;  // padding is at the edges alone
@@ -253,21 +254,21 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
         if (local[k] != g.tensor(op.inputs[0]).dims[k]) (*ints)[k] = local[k];
     }
   }
-  const auto write = [&](const char* digit, const char* cuts, TensorId id, size_t axis) {
+  const auto write = [&](const char* sub_axis, const char* cuts, TensorId id, size_t axis) {
     const AxisCut cut = axis_cut(id, axis, place);
-    attrs[digit] = Ints{cut.digit.dim, cut.digit.outer, cut.digit.inner};
+    attrs[sub_axis] = Ints{cut.sub_axis.dim, cut.sub_axis.outer, cut.sub_axis.inner};
     attrs[cuts] = flat(cut.intervals);
   };
   const auto axis = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
   const auto write_all = [&](const TensorIds& bucket) {
-    Ints digits, cuts;
+    Ints sub_axes, cuts;
     for (const TensorId id : bucket) {
       const AxisCut cut = axis_cut(id, axis, place);
-      digits.insert(digits.end(), {cut.digit.dim, cut.digit.outer, cut.digit.inner});
+      sub_axes.insert(sub_axes.end(), {cut.sub_axis.dim, cut.sub_axis.outer, cut.sub_axis.inner});
       const Ints intervals = flat(cut.intervals);
       cuts.insert(cuts.end(), intervals.begin(), intervals.end());
     }
-    attrs["digit"] = std::move(digits);
+    attrs["sub_axis"] = std::move(sub_axes);
     attrs["cuts"] = std::move(cuts);
   };
   if (op.code == OpCode::k_adasum) {
@@ -290,14 +291,14 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     case OpCode::k_all_gather: write_all(op.inputs); return attrs;
     case OpCode::k_reduce_scatter: write_all(op.outputs); return attrs;
     case OpCode::k_all_to_all:
-      write("digit", "cuts", op.inputs[0], axis);
-      write("to_digit", "to_cuts", op.outputs[0], axis);
+      write("sub_axis", "cuts", op.inputs[0], axis);
+      write("to_sub_axis", "to_cuts", op.outputs[0], axis);
       return attrs;
     case OpCode::k_local_slice:
     case OpCode::k_part_view: {
-      const Digit digit = local_digit(op.outputs[0], axis, place).first;
+      const SubAxis sub_axis = local_sub_axis(op.outputs[0], axis, place).first;
       const Interval mine = sliced_part(op, place);
-      attrs["digit"] = Ints{digit.dim, digit.outer, digit.inner};
+      attrs["sub_axis"] = Ints{sub_axis.dim, sub_axis.outer, sub_axis.inner};
       attrs["begin"] = mine.begin;
       attrs["end"] = mine.end;
       attrs.erase("group");
@@ -308,10 +309,10 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   if (!d.factors) return attrs;
   for (const Factor& f : factors_.of(g, op).list) {
     if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;
-    const auto look = [&](TensorId id, const Digit& digit) {
-      if (id == kNone || !digit.present()) return;
-      each_cut(id, place, SIZE_MAX, [&](const DigitCut& c) {
-        const int64_t each = positions(f, digit, c.digit);
+    const auto look = [&](TensorId id, const SubAxis& sub_axis) {
+      if (id == kNone || !sub_axis.present()) return;
+      each_cut(id, place, SIZE_MAX, [&](const SubAxisCut& c) {
+        const int64_t each = positions(f, sub_axis, c.sub_axis);
         if (each == 0) return;
         for (const char* name : f.size_attrs) attrs[name] = c.at.size();
         if (begins(f)) attrs[f.begin_attr] = (c.at.begin - first_in_time(id, c, place)) * each;
@@ -342,16 +343,16 @@ Box Localiser::box(const Op& op, const Place& place) const {
   box.origin.assign(box.global.size(), 0);
   const uint32_t placed = placed_dims(g_.graph, op);
   for (size_t a = 0; a < g_.axes(); ++a)
-    if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) box.batch = g_.at(id, a).digit;
-  for (const DigitCut& c : cuts(id, place)) {
-    if (c.digit == box.batch || !contains(placed, c.digit.dim)) continue;
-    int in_dimension = box.batch.present() && box.batch.dim == c.digit.dim;
-    for (const DigitCut& other : cuts(id, place))
-      in_dimension += other.digit.dim == c.digit.dim && !(other.digit == box.batch);
-    if (c.digit.outer == 1 && in_dimension == 1)
-      box.origin[static_cast<size_t>(c.digit.dim)] = c.at.begin * c.digit.inner;
+    if (g_.at(id, a).placement == Placement::kShard && g_.at(id, a).samples) box.batch = g_.at(id, a).sub_axis;
+  for (const SubAxisCut& c : cuts(id, place)) {
+    if (c.sub_axis == box.batch || !contains(placed, c.sub_axis.dim)) continue;
+    int in_dimension = box.batch.present() && box.batch.dim == c.sub_axis.dim;
+    for (const SubAxisCut& other : cuts(id, place))
+      in_dimension += other.sub_axis.dim == c.sub_axis.dim && !(other.sub_axis == box.batch);
+    if (c.sub_axis.outer == 1 && in_dimension == 1)
+      box.origin[static_cast<size_t>(c.sub_axis.dim)] = c.at.begin * c.sub_axis.inner;
     else
-      box.cuts.push_back({c.digit, c.extent, c.at.begin, c.at.size()});
+      box.cuts.push_back({c.sub_axis, c.extent, c.at.begin, c.at.size()});
   }
   return box;
 }

@@ -28,7 +28,7 @@ std::vector<PlanInput> inputs_of(const Graph& g) {
 }
 
 // Several fetches of one name are one output: the first one hands it over.
-std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
+std::vector<PlanOutput> outputs_of(const ShardedGraph& lg) {
   std::vector<PlanOutput> out;
   std::set<std::string> names;
   for (const NamedTensor& f : lg.fetches) {
@@ -43,12 +43,12 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
       const bool cut = lg.at(f.tensor, a).placement == Placement::kShard;
       const bool samples = cut && lg.at(f.tensor, a).samples;
       if (cut) o.merge = OutputMerge::kConcat;
-      if (samples) o.batch_dim = lg.at(f.tensor, a).digit.dim;
+      if (samples) o.batch_dim = lg.at(f.tensor, a).sub_axis.dim;
       if (a != kTime) o.cut_by.push_back(cut || (lg.by_micro_batch(a) && lg.time_varies(f.tensor)));
-      if (a != kTime) o.parts.axes.push_back(cut && !samples ? lg.at(f.tensor, a) : AxisLayout{});
+      if (a != kTime) o.parts.axes.push_back(cut && !samples ? lg.at(f.tensor, a) : AxisSharding{});
     }
     if (std::all_of(o.parts.axes.begin(), o.parts.axes.end(),
-                    [](const AxisLayout& l) { return l.placement == Placement::kReplicate; }))
+                    [](const AxisSharding& l) { return l.placement == Placement::kReplicate; }))
       o.parts = {};
     const bool summed = t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_accumulate;
     if (o.merge == OutputMerge::kSame && summed) o.merge = OutputMerge::kSum;
@@ -58,8 +58,8 @@ std::vector<PlanOutput> outputs_of(const LayoutGraph& lg) {
 }
 
 class Lowerer {
-  // Per axis that cuts a tensor: the axis, the digit's whole extent, by state, how far it has gone round, and which
-  // entry cuts this digit first.
+  // Per axis that cuts a tensor: the axis, the sub-axis's whole extent, by state, how far it has gone round, and which
+  // entry cuts this sub-axis first.
   using Signature = std::vector<std::tuple<size_t, int64_t, bool, int64_t, size_t>>;
   struct Pattern {
     size_t program = 0;
@@ -67,7 +67,7 @@ class Lowerer {
   };
 
  public:
-  Lowerer(const LayoutGraph& lg, const LowerOptions& options) : lg_(lg), low_(lg, options) {}
+  Lowerer(const ShardedGraph& lg, const LowerOptions& options) : lg_(lg), low_(lg, options) {}
 
   Entry run() {
     entry_.name = low_.options.entry;
@@ -147,13 +147,13 @@ class Lowerer {
       if (!fresh) continue;
       PipelineSchedule& schedule = at->second;
       schedule = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
-                               std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.chunks));
-      slots_ = std::max(slots_, slots_needed(schedule));
+                               std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.virtual_stages));
+      capacity_ = std::max(capacity_, capacity_needed(schedule));
       if (!backward) {  // evaluation: the forward items in the order that they have
         for (auto& order : schedule.devices)
           std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
       } else {
-        verify_schedule(schedule, std::max(slots_needed(schedule), 1));
+        verify_schedule(schedule, std::max(capacity_needed(schedule), 1));
       }
       if (run == 0)
         for (auto& order : schedule.devices) order.clear();
@@ -197,8 +197,8 @@ class Lowerer {
     Link link;
     link.name = lg_.graph.tensor(y).name;
     const int distance = std::abs(to - from);
-    link.slots = body ? std::max({1, slots_, distance > 1 ? static_cast<int>(lg_.micro_batches) : 1}) : 1;
-    check_slots(link.slots, lg_.tasks.schedule);
+    link.capacity = body ? std::max({1, capacity_, distance > 1 ? static_cast<int>(lg_.micro_batches) : 1}) : 1;
+    check_versions(link.capacity, lg_.tasks.schedule);
     const auto place_of = [&](int32_t stage, const Mesh& mesh, size_t k) {
       return Place{lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], mesh.coordinates(static_cast<int64_t>(k)), u};
     };
@@ -306,22 +306,23 @@ class Lowerer {
           (is_patched(lg_, op) && !lg_.exact ? placed_ : apart_)[mesh][a] = 1;
     }
     Signature s;
-    std::vector<Digit> digits;
+    std::vector<SubAxis> sub_axes;
     for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
       Watch::look();
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
-      s.clear(), digits.clear();
-      const auto& cuts = lg_.layouts[t].axes;
+      s.clear(), sub_axes.clear();
+      const auto& cuts = lg_.shardings[t].axes;
       for (size_t a = 0; a < lg_.axes(); ++a) {
-        const AxisLayout& l = cuts[a];
-        const bool counts = std::any_of(cuts.begin(), cuts.end(), [&](const AxisLayout& other) {  // else a mask says it
-          return other.placement == Placement::kShard && !other.samples && other.digit == l.digit;
-        });
+        const AxisSharding& l = cuts[a];
+        const bool counts =
+            std::any_of(cuts.begin(), cuts.end(), [&](const AxisSharding& other) {  // else a mask says it
+              return other.placement == Placement::kShard && !other.samples && other.sub_axis == l.sub_axis;
+            });
         if (l.placement != Placement::kShard || !counts) continue;
-        const auto outer = std::find(digits.begin(), digits.end(), l.digit);
-        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.digit), l.state, l.rotate,
-                     outer == digits.end() ? s.size() : static_cast<size_t>(outer - digits.begin())});
-        digits.push_back(l.digit);
+        const auto outer = std::find(sub_axes.begin(), sub_axes.end(), l.sub_axis);
+        s.push_back({a, extent_of(lg_.graph.tensors[t].dims, l.sub_axis), l.state, l.rotate,
+                     outer == sub_axes.end() ? s.size() : static_cast<size_t>(outer - sub_axes.begin())});
+        sub_axes.push_back(l.sub_axis);
       }
       if (!s.empty()) signatures_[mesh].insert(s);
     }
@@ -397,7 +398,7 @@ class Lowerer {
     return at->second;
   }
 
-  // Of the digits that the signature cuts, in each micro-batch if they are cut by time.
+  // Of the sub-axes that the signature cuts, in each micro-batch if they are cut by time.
   int64_t sizes_at(const Signature& signature, Place place) {
     uint64_t axes = 0;
     for (const auto& cut : signature) axes |= uint64_t{1} << std::get<0>(cut);
@@ -406,11 +407,11 @@ class Lowerer {
     const bool timed = std::get<0>(signature.front()) == kTime;
     Ints all;
     for (place.micro_batch = 0; place.micro_batch < (timed ? lg_.micro_batches : 1); ++place.micro_batch) {
-      Ints sizes;  // an inner cut of the same digit cuts what is left of it
-      for (const auto& [a, extent, state, rotate, digit] : signature) {
-        const int64_t whole = digit < sizes.size() ? sizes[digit] : extent;
+      Ints sizes;  // an inner cut of the same sub-axis cuts what is left of it
+      for (const auto& [a, extent, state, rotate, sub_axis] : signature) {
+        const int64_t whole = sub_axis < sizes.size() ? sizes[sub_axis] : extent;
         sizes.push_back(low_.local.interval(a, state, whole, place, rotate).size());
-        sizes[digit] = sizes.back();
+        sizes[sub_axis] = sizes.back();
       }
       all.insert(all.end(), sizes.begin(), sizes.end());
     }
@@ -498,11 +499,11 @@ class Lowerer {
     return bytes;
   }
 
-  const LayoutGraph& lg_;
+  const ShardedGraph& lg_;
   Lowering low_;
   Entry entry_;
   MemoryPlanner memory_;
-  int slots_ = 1;
+  int capacity_ = 1;
   std::map<std::pair<uint64_t, Ints>, std::pair<SampleCut, int64_t>> samples_;
   std::map<std::pair<const Signature*, Ints>, int64_t> sizes_;
   std::map<Ints, int64_t> numbers_;                // of lists of sizes
@@ -515,6 +516,6 @@ class Lowerer {
 
 }  // namespace
 
-Entry lower(const LayoutGraph& graph, const LowerOptions& options) { return Lowerer(graph, options).run(); }
+Entry lower(const ShardedGraph& graph, const LowerOptions& options) { return Lowerer(graph, options).run(); }
 
 }  // namespace whale

@@ -1,12 +1,12 @@
-// From layouts to instructions: local dimensions, buffers, segments, streams and waits, links, offsets. One program per
-// class of devices with the same local shapes.
+// From shardings to instructions: local dimensions, buffers, segments, queues and waits, links, offsets. One program
+// per class of devices with the same local shapes.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -15,12 +15,12 @@ struct LowerOptions {
   std::string entry;                                        // "train", "eval"
   std::unordered_map<std::string_view, int32_t> variables;  // name -> number in Plan::variables
   bool share = true;                                        // one program for devices alike; false: one each
-  bool overlap = true;                                      // collectives on the communication stream
+  bool overlap = true;                                      // collectives on the communication queue
   int64_t matmul_chunks = 0;                                // of products beside collectives; 0: by cost, 1: none
   bool messages = true;                                     // false: who sends what to other stages is left open
   std::vector<std::string>* notes = nullptr;                // takes what was decided
 };
 
-Entry lower(const LayoutGraph& graph, const LowerOptions& options);
+Entry lower(const ShardedGraph& graph, const LowerOptions& options);
 
 }  // namespace whale

@@ -114,7 +114,7 @@ int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id) {
 }
 
 BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
-  const LayoutGraph& lg = at.lg();
+  const ShardedGraph& lg = at.lg();
   const bool varies = at.low.timed() && lg.time_varies(id);
   const int32_t variant = varies ? at.key.variant : -1;
   if (const BufferId known = draft.buffers.of(id, variant); known != kNone) return known;
@@ -179,7 +179,7 @@ void fetch(Draft& draft, const Site& at, size_t output) {
 
 // What is there from the start, before anything changes it; and what the body reads whole must be there.
 void begin(Draft& draft, const Site& at) {
-  const LayoutGraph& lg = at.lg();
+  const ShardedGraph& lg = at.lg();
   const bool timed = at.low.timed();
   for (size_t f = 0; f < lg.fetches.size(); ++f) {
     const TensorId root = at.low.root_of(lg.fetches[f].tensor);
@@ -199,7 +199,7 @@ void begin(Draft& draft, const Site& at) {
 // Values leave as soon as they are made; those that come from other devices leave at the end, when nothing waits behind
 // them. So does the loss, which is looked at before the first update and when the step has ended: its place is its own.
 void fetch_made_by(Draft& draft, const Site& at, const Op& op, bool at_end) {
-  const LayoutGraph& lg = at.lg();
+  const ShardedGraph& lg = at.lg();
   for (size_t f = 0; f < lg.fetches.size(); ++f) {
     const TensorId root = at.low.root_of(lg.fetches[f].tensor);
     if (lg.graph.tensor(root).kind != TensorKind::kValue ||
@@ -289,12 +289,13 @@ void write_segment(Draft& draft, const Site& at, const ProgramOrder& order) {
   if (at.region == Region::kBody && at.key.stage >= 0) messages_at_the_ends(draft, at);
 }
 
-// Values that one segment of the body hands to another have a slot for every micro-batch of their chunk that is alive.
-void assign_slots(Draft& draft, const Graph& graph, const ProgramOrder& order) {
+// Values that one segment of the body hands to another have a version for every micro-batch of their virtual stage that
+// is alive.
+void assign_versions(Draft& draft, const Graph& graph, const ProgramOrder& order) {
   Program& p = draft.program;
   std::vector<int32_t> seen(p.buffers.size(), -1);
   std::vector<char> crosses(p.buffers.size());
-  std::vector<int32_t> slots(p.buffers.size(), 1);
+  std::vector<int32_t> versions(p.buffers.size(), 1);
   const auto root = [&](BufferId b) { return static_cast<size_t>(storage_of(p, b)); };
   for (size_t s = 0; s < p.segments.size(); ++s) {
     if (order.segments[s].region != Region::kBody) continue;
@@ -306,8 +307,8 @@ void assign_slots(Draft& draft, const Graph& graph, const ProgramOrder& order) {
           int32_t& first = seen[root(b)];
           if (first >= 0 && first != base) crosses[root(b)] = 1;
           first = base;
-          if (const auto n = order.slots.find(base); n != order.slots.end())
-            slots[root(b)] = std::max(slots[root(b)], static_cast<int32_t>(n->second));
+          if (const auto n = order.versions.find(base); n != order.versions.end())
+            versions[root(b)] = std::max(versions[root(b)], static_cast<int32_t>(n->second));
         }
   }
   std::vector<char> varies(p.buffers.size());
@@ -315,9 +316,9 @@ void assign_slots(Draft& draft, const Graph& graph, const ProgramOrder& order) {
     if (variant >= 0 && graph.tensor(id).kind == TensorKind::kValue) varies[root(b)] = 1;
   });
   for (size_t b = 0; b < p.buffers.size(); ++b)
-    if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena) p.buffers[b].slots = slots[b];
+    if (crosses[b] && varies[b] && p.buffers[b].kind == BufferKind::kArena) p.buffers[b].versions = versions[b];
   for (Buffer& b : p.buffers)
-    if (b.alias != kNone) b.slots = p.buffers[root(b.alias)].slots;
+    if (b.alias != kNone) b.versions = p.buffers[root(b.alias)].versions;
 }
 
 }  // namespace
@@ -342,9 +343,9 @@ Draft draft_program(const Lowering& low, const Place& place) {
     else
       add_to_sums(draft, at, segment.steps);
     for (const auto& [maker, tree] : order.trees)
-      if (tree.behind == s) place_sums(draft, at, maker, tree.plan.slots);
+      if (tree.behind == s) place_sums(draft, at, maker, tree.plan.places);
   }
-  if (!order.slots.empty()) assign_slots(draft, low.lg.graph, order);
+  if (!order.versions.empty()) assign_versions(draft, low.lg.graph, order);
   for (const Variable& v : low.lg.graph.variables)
     if (v.next != kNone && v.next != v.tensor && at.here(low.lg.stage(v.tensor)))
       draft.next.emplace_back(buffer_of(draft, at, v.tensor), buffer_of(draft, at, v.next));

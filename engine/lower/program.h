@@ -23,10 +23,10 @@ struct SegmentKey {  // of the body
 
 // What all programs of an entry share.
 struct Lowering {
-  Lowering(const LayoutGraph& graph, const LowerOptions& lower_options)
+  Lowering(const ShardedGraph& graph, const LowerOptions& lower_options)
       : lg(graph), options(lower_options), local(graph) {}
 
-  const LayoutGraph& lg;
+  const ShardedGraph& lg;
   const LowerOptions& options;
   Localiser local;
   std::vector<uint64_t> masks;                               // ways in which axes cut the batch: DeviceRow::samples
@@ -70,7 +70,8 @@ struct TreeUse {
 struct ProgramOrder {
   std::vector<SegmentPlan> segments;
   std::vector<ScheduleRow> rows;
-  std::map<int32_t, int64_t> slots;     // by segment of a pipeline: micro-batches of its chunk that are alive at once
+  std::map<int32_t, int64_t>
+      versions;  // by segment of a pipeline: micro-batches of its virtual stage that are alive at once
   std::map<SegmentKey, TreeUse> trees;  // exact mode, by what makes the values (of any size)
 };
 // From the micro-batches of a place and their schedule alone.
@@ -128,7 +129,7 @@ struct Site {
   Region region{};
   SegmentKey key;
 
-  const LayoutGraph& lg() const { return low.lg; }
+  const ShardedGraph& lg() const { return low.lg; }
   const Graph& graph() const { return low.lg.graph; }
   const std::vector<OpId>& ops() const { return low.ops_of_mesh[static_cast<size_t>(place.mesh)]; }
   bool here(int32_t stage) const { return lg().tasks.mesh_of_stage[static_cast<size_t>(stage)] == place.mesh; }
@@ -154,7 +155,7 @@ void emit_transfer(Draft& draft, const Site& at, const Op& op);
 
 // program_sums.cc: sums over micro-batches as fixed trees. Their places; what a segment adds to them; their results,
 // and whether the op is made with them.
-void place_sums(Draft& draft, const Site& at, const SegmentKey& maker, int32_t slots);
+void place_sums(Draft& draft, const Site& at, const SegmentKey& maker, int32_t places);
 void add_to_sums(Draft& draft, const Site& at, const std::vector<TreeStep>& steps);
 void finish_sums(Draft& draft, const Site& at, const std::map<SegmentKey, TreeUse>& trees);
 bool stores_sum(const Lowering& low, const Op& op);

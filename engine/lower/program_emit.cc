@@ -53,8 +53,8 @@ bool nobody_has_any(const Site& at, const Op& op, const work::Collective& c) {
   if (op.code != OpCode::k_all_gather && op.code != OpCode::k_all_to_all) return false;
   for (size_t k = 0; k < op.inputs.size(); ++k) {
     Dims whole = at.dims(op.inputs[k]);
-    const Digit& digit = c.cuts[k].digit;
-    whole[static_cast<size_t>(digit.dim)] = digit.outer * digit.inner;
+    const SubAxis& sub_axis = c.cuts[k].sub_axis;
+    whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * sub_axis.inner;
     if (element_count(whole) > 0) return false;
   }
   return true;
@@ -67,15 +67,16 @@ Combine combine_of(const std::string& name) {
 }
 
 // Attributes of an op, (dim, outer, inner) and (begin, end) of each member, for each of so many operands.
-std::vector<DigitCuts> cuts_of(const Attrs& attrs, const char* digit, const char* cuts, size_t operands) {
-  const Ints &digits = attr_ints(attrs, digit), &all = attr_ints(attrs, cuts);
-  if (digits.empty()) return {};
-  WHALE_CHECK(digits.size() == 3 * operands && all.size() % (2 * operands) == 0,
-              "a collective of {} operands has {} numbers of digits, {} of cuts", operands, digits.size(), all.size());
-  std::vector<DigitCuts> out(operands);
+std::vector<SubAxisCuts> cuts_of(const Attrs& attrs, const char* sub_axis, const char* cuts, size_t operands) {
+  const Ints &sub_axes = attr_ints(attrs, sub_axis), &all = attr_ints(attrs, cuts);
+  if (sub_axes.empty()) return {};
+  WHALE_CHECK(sub_axes.size() == 3 * operands && all.size() % (2 * operands) == 0,
+              "a collective of {} operands has {} numbers of sub-axes, {} of cuts", operands, sub_axes.size(),
+              all.size());
+  std::vector<SubAxisCuts> out(operands);
   const size_t numbers = all.size() / operands;
   for (size_t i = 0; i < operands; ++i) {
-    out[i].digit = {static_cast<int>(digits[3 * i]), digits[3 * i + 1], digits[3 * i + 2]};
+    out[i].sub_axis = {static_cast<int>(sub_axes[3 * i]), sub_axes[3 * i + 1], sub_axes[3 * i + 2]};
     for (size_t k = i * numbers; k < (i + 1) * numbers; k += 2) out[i].cuts.push_back({all[k], all[k + 1]});
   }
   return out;
@@ -86,8 +87,8 @@ work::Collective collective_of(const Op& op, const Attrs& attrs) {
   c.op = op.code;
   c.group = static_cast<int32_t>(attr_int(attrs, "group"));
   c.combine = combine_of(attr_string(attrs, "combine"));
-  c.cuts = cuts_of(attrs, "digit", "cuts", op.inputs.size());
-  if (auto to = cuts_of(attrs, "to_digit", "to_cuts", 1); !to.empty()) c.to = std::move(to[0]);
+  c.cuts = cuts_of(attrs, "sub_axis", "cuts", op.inputs.size());
+  if (auto to = cuts_of(attrs, "to_sub_axis", "to_cuts", 1); !to.empty()) c.to = std::move(to[0]);
   c.weights = attr_ints(attrs, "weights");
   return c;
 }
@@ -106,7 +107,7 @@ void emit_transfer(Draft& draft, const Site& at, const Op& op) {
       i.work = work::Receive{link->second};
     // Another stage's device takes it when it comes to it: compute does not wait for that.
     const bool leaves = at.lg().stage(op.inputs[0]) != op.stage;
-    if (sends && leaves && at.low.options.overlap) i.stream = Stream::kCommunication;
+    if (sends && leaves && at.low.options.overlap) i.queue = Queue::kCommunication;
     i.name = (sends ? "send." : "receive.") + op.name;
     (sends ? i.in : i.out) = {buffer_of(draft, at, id)};
     i.phase = op.phase;
@@ -135,7 +136,7 @@ void emit(Draft& draft, const Site& at, const Op& op) {
   Instruction i;
   for (const TensorId id : op.inputs) i.in.push_back(id == kNone ? kNone : buffer_of(draft, at, id));
   for (const TensorId id : op.outputs) i.out.push_back(buffer_of(draft, at, id));
-  if (at.low.options.overlap) i.stream = collective ? Stream::kCommunication : moves ? Stream::kCopy : Stream::kCompute;
+  if (at.low.options.overlap) i.queue = collective ? Queue::kCommunication : moves ? Queue::kCopy : Queue::kCompute;
   i.name = op.name;
   Attrs attrs = at.low.local.attrs(op, at.place);
   const OpCost cost = at.low.local.cost(op, attrs, at.place);

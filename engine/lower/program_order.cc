@@ -83,8 +83,8 @@ ProgramOrder in_a_row(const Lowering& low, const Place& place) {
   return out;
 }
 
-// Values that pass from one chunk of the devices to another.
-bool between_chunks(const Lowering& low, const Place& place) {
+// Values that pass from one virtual stage of the devices to another.
+bool between_virtual_stages(const Lowering& low, const Place& place) {
   const Graph& g = low.lg.graph;
   const Site at{.low = low, .place = place, .key = {}};
   for (const OpId i : at.ops()) {
@@ -104,10 +104,10 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   const PipelineSchedule& pipeline = low.schedules.at(mine.size());
   constexpr const char* kNames[] = {"forward", "backward", "weight"};
   const auto& order = pipeline.devices[static_cast<size_t>(place.mesh)];
-  const bool between = between_chunks(low, place);
-  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
-  const std::map<int, int64_t> slots = alive_at_once(order, between);
-  for (const auto& [chunk, n] : slots) check_slots(n, pipeline.name);
+  const bool between = between_virtual_stages(low, place);
+  const auto virtual_stage_of = [&](const WorkItem& item) { return between ? 0 : item.virtual_stage; };
+  const std::map<int, int64_t> versions = alive_at_once(order, between);
+  for (const auto& [virtual_stage, n] : versions) check_versions(n, pipeline.name);
   add_whole(out, Region::kPrologue, "prologue");
   std::map<SegmentKey, int32_t> segments;
   // In the order of the model, so that a value's buffer is known before it is read.
@@ -125,7 +125,7 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
       }
       std::vector<int64_t> done;
       for (const WorkItem& item : watched(order))
-        if (item.kind == kind && virtual_stage(pipeline, place.mesh, item.chunk) == stage)
+        if (item.kind == kind && model_stage(pipeline, place.mesh, item.virtual_stage) == stage)
           done.push_back(mine.begin + item.micro_batch);
       plan_sums(low, {stage, kind, -1}, done, out);
     }
@@ -133,9 +133,9 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   for (const WorkItem& item : watched(order)) {
     const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;
     const int32_t segment = segments.at(
-        {virtual_stage(pipeline, place.mesh, item.chunk), item.kind, low.size_class[static_cast<size_t>(u)]});
-    const int64_t n = out.slots[segment] = slots.at(chunk_of(item));
-    add_row(low, place, {.segment = segment, .micro_batch = u, .slot = static_cast<int32_t>(item.micro_batch % n)},
+        {model_stage(pipeline, place.mesh, item.virtual_stage), item.kind, low.size_class[static_cast<size_t>(u)]});
+    const int64_t n = out.versions[segment] = versions.at(virtual_stage_of(item));
+    add_row(low, place, {.segment = segment, .micro_batch = u, .version = static_cast<int32_t>(item.micro_batch % n)},
             added, out);
   }
   add_whole(out, Region::kEpilogue, "epilogue");

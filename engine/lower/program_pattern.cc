@@ -4,7 +4,7 @@
 
 #include "base/watch.h"
 #include "rewrite/order.h"
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 namespace {
@@ -20,7 +20,7 @@ bool alike(const Attrs& a, const Attrs& b) {
 bool alike(const Box& a, const Box& b) {
   return a.global == b.global && a.batch == b.batch && a.origin.size() == b.origin.size() &&
          std::ranges::equal(a.cuts, b.cuts, [](const BoxCut& x, const BoxCut& y) {
-           return x.digit == y.digit && x.extent == y.extent && x.size == y.size;
+           return x.sub_axis == y.sub_axis && x.extent == y.extent && x.size == y.size;
          });
 }
 
@@ -36,7 +36,7 @@ void each_number(const Attrs& attrs, const Box& box, Body body) {
 
 }  // namespace
 
-bool is_patched(const LayoutGraph& graph, const Op& op) {
+bool is_patched(const ShardedGraph& graph, const Op& op) {
   if (op.code == OpCode::k_transfer || op.code == OpCode::k_adasum) return false;
   const auto factors = factors_of(graph.graph, op);
   return std::none_of(factors.list.begin(), factors.list.end(), [](const Factor& f) { return f.window.present(); });

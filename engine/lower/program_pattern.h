@@ -11,7 +11,7 @@ namespace whale {
 
 // Does the place say no more than what an instruction can leave open, or where its result lies in a variable? Otherwise
 // it says what is built.
-bool is_patched(const LayoutGraph& graph, const Op& op);
+bool is_patched(const ShardedGraph& graph, const Op& op);
 
 class ProgramPattern {
  public:

@@ -55,7 +55,7 @@ bool offloaded(const Site& at, const Op& tree) {
 
 void copy(Draft& draft, const Site& at, const Op& tree, Memory memory, BufferId from, BufferId to) {
   Instruction i = instruction_for(tree, work::Copy{memory}, {from}, draft, to, 2);
-  if (at.low.options.overlap) i.stream = Stream::kCopy;
+  if (at.low.options.overlap) i.queue = Queue::kCopy;
   i.name += fmt::format(".{}", i.verb());
   draft.add(std::move(i), nullptr);
 }
@@ -96,7 +96,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
   const int64_t n = element_count(at.dims(tree.outputs[0]));
   const bool away = offloaded(at, tree);
   BufferIds mine;
-  for (const int32_t s : plan.slot_of) {
+  for (const int32_t s : plan.place_of) {
     const BufferId sum = draft.sums.at(&tree)[static_cast<size_t>(s)];
     mine.push_back(away ? on_device(draft, at, tree, sum) : sum);
   }
@@ -124,7 +124,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
     c.cuts.push_back({{0, 1, 1}, std::move(cuts)});
     Instruction i = instruction_for(tree, std::move(c), {all.rows}, draft, whole, 1);
     all.rows = whole;
-    i.stream = low.options.overlap ? Stream::kCommunication : Stream::kCompute;
+    i.queue = low.options.overlap ? Queue::kCommunication : Queue::kCompute;
     draft.add(std::move(i), nullptr);
   }
   return all;
@@ -145,7 +145,7 @@ void finish(Draft& draft, const Site& at, const Gathered& all) {
       const work::Kernel slice{
           .op = OpCode::k_local_slice,
           .attrs = {
-              {"digit", Ints{0, 1, 1}}, {"begin", static_cast<int64_t>(k)}, {"end", static_cast<int64_t>(k) + 1}}};
+              {"sub_axis", Ints{0, 1, 1}}, {"begin", static_cast<int64_t>(k)}, {"end", static_cast<int64_t>(k) + 1}}};
       draft.add(instruction_for(tree, slice, {all.rows}, draft, row.back(), 2), nullptr);
     }
     for (const auto& [to, from] : merge.additions)
@@ -167,11 +167,11 @@ bool stores_sum(const Lowering& low, const Op& op) {
   return producer != kNone && low.is_tree(low.lg.graph.op(producer));
 }
 
-void place_sums(Draft& draft, const Site& at, const SegmentKey& maker, int32_t slots) {
+void place_sums(Draft& draft, const Site& at, const SegmentKey& maker, int32_t places) {
   for (const Op* tree : at.low.trees(at.place.mesh, maker)) {
     const Tensor& t = at.graph().tensor(tree->outputs[0]);
     BufferIds& sums = draft.sums[tree];
-    for (int32_t s = 0; s < slots; ++s) {
+    for (int32_t s = 0; s < places; ++s) {
       sums.push_back(
           add_rows(draft, fmt::format("{}.{}", t.name, s), t.dtype, 1, element_count(at.dims(tree->outputs[0]))));
       if (offloaded(at, *tree)) draft.buffer(sums.back()).memory = Memory::kHost;
@@ -186,7 +186,7 @@ void add_to_sums(Draft& draft, const Site& at, const std::vector<TreeStep>& step
     if (n == 0) continue;
     const BufferId leaf = add_rows(draft, t.name + ".leaf", t.dtype, 1, n, buffer_of(draft, at, tree->inputs[0]));
     const bool away = offloaded(at, *tree);
-    const auto sum = [&](int32_t slot) { return draft.sums.at(tree)[static_cast<size_t>(slot)]; };
+    const auto sum = [&](int32_t n) { return draft.sums.at(tree)[static_cast<size_t>(n)]; };
     BufferId last = leaf;  // of sums that are kept away: where the value is
     for (const TreeStep& s : steps) {
       if (away && s.copies) continue;

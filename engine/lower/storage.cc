@@ -22,10 +22,10 @@ void share(Program& program, BufferId buffer, BufferId storage) {
   b.ref = b.kind == BufferKind::kArena ? -1 : s.ref;
   b.memory = s.memory;
   if (in_arena(s)) {
-    const int32_t slots = std::max(b.slots, s.slots);
-    b.slots = program.buffers[static_cast<size_t>(storage)].slots = slots;
+    const int32_t versions = std::max(b.versions, s.versions);
+    b.versions = program.buffers[static_cast<size_t>(storage)].versions = versions;
   } else {
-    b.slots = 1;
+    b.versions = 1;
   }
 }
 
@@ -245,8 +245,8 @@ std::vector<char> kept_in_body(const Program& p) {
   return out;
 }
 
-// What lives from segment to segment has slots, one for each micro-batch that is alive; micro-batches of other sizes
-// have other slots of the same storage, not storage of their own.
+// What lives from segment to segment has versions, one for each micro-batch that is alive; micro-batches of other sizes
+// have other versions of the same storage, not storage of their own.
 void share_between_sizes(Draft& draft) {
   Program& p = draft.program;
   constexpr int32_t kMixed = -2;
@@ -280,7 +280,7 @@ void share_between_sizes(Draft& draft) {
     const size_t largest = *std::ranges::max_element(storages, {}, [&](size_t s) { return p.buffers[s].bytes; });
     for (const size_t s : storages) {
       const Buffer &one = p.buffers[s], &whole = p.buffers[largest];
-      if (s == largest || one.slots != whole.slots || one.memory != whole.memory) continue;
+      if (s == largest || one.versions != whole.versions || one.memory != whole.memory) continue;
       share(p, static_cast<BufferId>(s), static_cast<BufferId>(largest));
       variant[largest] = variant[s] = kMixed;
     }
@@ -293,9 +293,9 @@ const MemoryPlan& place_arena(Program& program, const std::vector<Life>& lives, 
   std::vector<size_t> owner;
   for (size_t b = 0; b < program.buffers.size(); ++b) {
     if (lives[b].first < 0 || program.buffers[b].memory != memory) continue;
-    const int64_t slots = program.buffers[b].slots;
-    blocks.push_back({slots > 1 ? slots * slot_stride(program.buffers[b]) : program.buffers[b].bytes, lives[b].first,
-                      lives[b].last});
+    const int64_t versions = program.buffers[b].versions;
+    blocks.push_back({versions > 1 ? versions * version_stride(program.buffers[b]) : program.buffers[b].bytes,
+                      lives[b].first, lives[b].last});
     owner.push_back(b);
   }
   const MemoryPlan& plan = planner.plan(std::move(blocks));
@@ -314,7 +314,7 @@ void place_arenas(Program& program, MemoryPlanner& planner) {
       program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
 }
 
-// Parts of storages, and the last instruction of each stream that made or read them in a segment.
+// Parts of storages, and the last instruction of each queue that made or read them in a segment.
 class LastUses {
  public:
   explicit LastUses(const Program& program) : p_(program), of_(program.buffers.size()) {}
@@ -326,27 +326,27 @@ class LastUses {
     for (const Use& u : of_[static_cast<size_t>(storage_of(p_, b))])
       if (u.at.begin < mine.end && mine.begin < u.at.end) body(u.made, u.read);
   }
-  void note_read(BufferId b, size_t stream, int64_t now) {
+  void note_read(BufferId b, size_t queue, int64_t now) {
     const Interval mine = at(b);
     auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
     auto use = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.at == mine; });
     if (use == uses.end()) use = uses.insert(use, Use{mine});
-    use->read[stream] = now;
+    use->read[queue] = now;
   }
   // Who makes something has waited for all that were here before.
-  void note_made(BufferId b, size_t stream, int64_t now) {
+  void note_made(BufferId b, size_t queue, int64_t now) {
     const Interval mine = at(b);
     auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
     std::erase_if(uses, [&](const Use& u) { return mine.begin <= u.at.begin && u.at.end <= mine.end; });
     uses.push_back(Use{mine});
-    uses.back().made[stream] = now;
+    uses.back().made[queue] = now;
   }
 
  private:
   struct Use {
     explicit Use(Interval part) : at(part) { made.fill(-1), read.fill(-1); }
     Interval at;
-    StreamClock made, read;
+    QueueClock made, read;
   };
   Interval at(BufferId b) const {
     const int64_t begin = begin_of(p_, b);
@@ -362,56 +362,55 @@ void add_waits(Draft& draft, const Graph& graph) {
   Program& program = draft.program;
   for (size_t s = 0; s < program.segments.size(); ++s) {
     Segment& segment = program.segments[s];
-    StreamClock none;
+    QueueClock none;
     none.fill(-1);
     LastUses uses(program);
-    std::array<StreamClock, kStreams> known{none, none, none};  // per stream: what it knows to be done
-    std::vector<StreamClock> begin;
+    std::array<QueueClock, kQueues> known{none, none, none};  // per queue: what it knows to be done
+    std::vector<QueueClock> begin;
     std::vector<int64_t> stores;  // copies to the host
-    StreamClock vote = none, commit = none;
+    QueueClock vote = none, commit = none;
     int64_t last_compute = -1;
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       Watch::look();
       Instruction& i = segment.instructions[k];
-      const auto stream = static_cast<size_t>(i.stream);
-      StreamClock need = none;
-      const auto after = [&](const StreamClock& earlier) {
-        for (size_t t = 0; t < kStreams; ++t) need[t] = std::max(need[t], earlier[t]);
+      const auto queue = static_cast<size_t>(i.queue);
+      QueueClock need = none;
+      const auto after = [&](const QueueClock& earlier) {
+        for (size_t t = 0; t < kQueues; ++t) need[t] = std::max(need[t], earlier[t]);
       };
       for (const BufferId b : i.in)
-        if (b != kNone) uses.each(b, [&](const StreamClock& made, const StreamClock&) { after(made); });
+        if (b != kNone) uses.each(b, [&](const QueueClock& made, const QueueClock&) { after(made); });
       for (const BufferId b : i.out)
-        if (b != kNone)
-          uses.each(b, [&](const StreamClock& made, const StreamClock& read) { after(made), after(read); });
+        if (b != kNone) uses.each(b, [&](const QueueClock& made, const QueueClock& read) { after(made), after(read); });
       if (i.kind() == InstructionKind::kCommit) after(vote);
       if (updates(draft, graph, s, k)) after(commit);
-      // What a stream beside compute works on may lie where something was before: it waits for all compute so far.
-      if (i.stream != Stream::kCompute) need[0] = last_compute;
+      // What a queue beside compute works on may lie where something was before: it waits for all compute so far.
+      if (i.queue != Queue::kCompute) need[0] = last_compute;
       // Compute runs ahead of a few copies to the host, whose operands lie there until they are done.
-      if (i.stream == Stream::kCompute && stores.size() > kStoresUnderWay)
+      if (i.queue == Queue::kCompute && stores.size() > kStoresUnderWay)
         need[2] = std::max(need[2], stores[stores.size() - 1 - kStoresUnderWay]);
       i.waits.clear();
-      StreamClock& mine = known[stream];
-      for (size_t t = 0; t < kStreams; ++t) {
-        if (t == stream || need[t] < 0 || (need[t] <= mine[t] && i.stream != Stream::kCommunication)) continue;
-        i.waits.push_back({static_cast<Stream>(t), static_cast<int32_t>(need[t])});
+      QueueClock& mine = known[queue];
+      for (size_t t = 0; t < kQueues; ++t) {
+        if (t == queue || need[t] < 0 || (need[t] <= mine[t] && i.queue != Queue::kCommunication)) continue;
+        i.waits.push_back({static_cast<Queue>(t), static_cast<int32_t>(need[t])});
       }
       for (const WaitPoint& w : i.waits) {
-        const StreamClock& other = begin[static_cast<size_t>(w.index)];
-        for (size_t t = 0; t < kStreams; ++t) mine[t] = std::max(mine[t], other[t]);
-        mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
+        const QueueClock& other = begin[static_cast<size_t>(w.index)];
+        for (size_t t = 0; t < kQueues; ++t) mine[t] = std::max(mine[t], other[t]);
+        mine[static_cast<size_t>(w.queue)] = std::max<int64_t>(mine[static_cast<size_t>(w.queue)], w.index);
       }
       begin.push_back(mine);
       const auto now = static_cast<int64_t>(k);
-      mine[stream] = now;
+      mine[queue] = now;
       for (const BufferId b : i.in)
-        if (b != kNone) uses.note_read(b, stream, now);
+        if (b != kNone) uses.note_read(b, queue, now);
       for (const BufferId b : i.out)
-        if (b != kNone) uses.note_made(b, stream, now);
-      if (i.stream == Stream::kCompute) last_compute = now;
-      if (i.kind() == InstructionKind::kVote) vote[stream] = now;
-      if (i.kind() == InstructionKind::kCommit) commit[stream] = now;
-      if (i.stream == Stream::kCopy && i.copies_to(Memory::kHost)) stores.push_back(now);
+        if (b != kNone) uses.note_made(b, queue, now);
+      if (i.queue == Queue::kCompute) last_compute = now;
+      if (i.kind() == InstructionKind::kVote) vote[queue] = now;
+      if (i.kind() == InstructionKind::kCommit) commit[queue] = now;
+      if (i.queue == Queue::kCopy && i.copies_to(Memory::kHost)) stores.push_back(now);
     }
   }
 }

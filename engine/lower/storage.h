@@ -6,7 +6,7 @@
 
 namespace whale {
 
-// Fills in waits between streams: a collective waits for all compute before it, compute for the collective that makes
+// Fills in waits between queues: a collective waits for all compute before it, compute for the collective that makes
 // what it reads.
 void add_waits(Draft& draft, const Graph& graph);
 

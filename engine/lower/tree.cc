@@ -54,7 +54,7 @@ TreePlan plan_tree(int64_t leaves, const std::vector<int64_t>& order) {
       if (from >= 0) free.insert(from);
     });
     if (place < 0) {
-      if (free.empty()) free.insert(plan.slots++);
+      if (free.empty()) free.insert(plan.places++);
       place = *free.begin();
       free.erase(free.begin());
       steps.push_back({-1, place, true});
@@ -65,7 +65,7 @@ TreePlan plan_tree(int64_t leaves, const std::vector<int64_t>& order) {
   std::vector<std::pair<TreeNode, int32_t>> left(held.begin(), held.end());
   std::sort(left.begin(), left.end(),
             [](const auto& a, const auto& b) { return first_leaf(a.first) < first_leaf(b.first); });
-  for (const auto& [node, place] : left) plan.nodes.push_back(node), plan.slot_of.push_back(place);
+  for (const auto& [node, place] : left) plan.nodes.push_back(node), plan.place_of.push_back(place);
   return plan;
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ir/layout.h"
+#include "ir/sharding.h"
 
 namespace whale {
 
@@ -25,9 +25,9 @@ struct TreeStep {
 
 struct TreePlan {
   std::vector<std::vector<TreeStep>> steps;  // after each leaf of the order
-  int32_t slots = 0;                         // places for sums, at most 2 log2 of all leaves
+  int32_t places = 0;                        // for sums, at most 2 log2 of all leaves
   std::vector<TreeNode> nodes;               // that are left, in order of their leaves
-  std::vector<int32_t> slot_of;              // per node
+  std::vector<int32_t> place_of;             // per node
 };
 
 // `order`: the leaves of one device in the order in which they are made; `leaves`: of all devices.

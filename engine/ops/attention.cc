@@ -95,7 +95,7 @@ void gradient_attention(GradBuilder& b) {
 
 // Cuts of heads fall on groups that share a key/value head; a packed q can be cut so only when each head has its own
 // (three places: q, k and v), since otherwise its dimension is no product.
-Digit head_digit(const Sizes& s, int dim) { return digit(dim, 1, s.heads / s.kv_heads); }
+SubAxis head_sub_axis(const Sizes& s, int dim) { return sub_axis(dim, 1, s.heads / s.kv_heads); }
 
 // The last factor cuts heads: an attribute that repeats their number follows.
 void local_heads(Factors& f, const OpView& v) {
@@ -104,7 +104,7 @@ void local_heads(Factors& f, const OpView& v) {
 }
 
 // Keys and values may come a piece after the other: each piece's (out, lse) is merged with those before.
-void add_key_stream(Factors& f, const OpView& v, const Sizes& s, std::vector<Digit> in, std::vector<Digit> out) {
+void add_key_stream(Factors& f, const OpView& v, const Sizes& s, std::vector<SubAxis> in, std::vector<SubAxis> out) {
   if (s.packed) return;
   add_factor(f, v, "tk", FactorKind::kStream, s.tk, std::move(in), std::move(out));
   f.list.back().piece_attr = "keys";
@@ -115,16 +115,18 @@ Factors factors_attention(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(v, 0);
   const bool bias_b = has(v, 3) && in_dims(v, 3)[0] != 1, bias_h = has(v, 3) && in_dims(v, 3)[1] != 1;
-  add_factor(f, v, "b", FactorKind::kMap, s.b, {digit(0), digit(0), digit(0), bias_b ? digit(0) : kAbsent},
-             {digit(0), digit(0)});
+  add_factor(f, v, "b", FactorKind::kMap, s.b, {sub_axis(0), sub_axis(0), sub_axis(0), bias_b ? sub_axis(0) : kAbsent},
+             {sub_axis(0), sub_axis(0)});
   if (!s.packed || s.heads == s.kv_heads)
     add_factor(f, v, "heads", FactorKind::kMap, s.kv_heads,
-               {s.packed ? digit(2, 3, 1) : head_digit(s, 2), digit(2), digit(2), bias_h ? head_digit(s, 1) : kAbsent},
-               {head_digit(s, 2), head_digit(s, 1)});
+               {s.packed ? sub_axis(2, 3, 1) : head_sub_axis(s, 2), sub_axis(2), sub_axis(2),
+                bias_h ? head_sub_axis(s, 1) : kAbsent},
+               {head_sub_axis(s, 2), head_sub_axis(s, 1)});
   local_heads(f, v);
   if (!s.packed)  // a causal mask counts queries by the box
-    add_factor(f, v, "tq", FactorKind::kMap, s.tq, {digit(1), kAbsent, kAbsent, digit(2)}, {digit(1), digit(2)});
-  add_key_stream(f, v, s, {kAbsent, digit(1), digit(1)}, {});
+    add_factor(f, v, "tq", FactorKind::kMap, s.tq, {sub_axis(1), kAbsent, kAbsent, sub_axis(2)},
+               {sub_axis(1), sub_axis(2)});
+  add_key_stream(f, v, s, {kAbsent, sub_axis(1), sub_axis(1)}, {});
   if (!s.packed) f.list.back().merge = OpCode::k_attention_merge;
   return f;
 }
@@ -177,32 +179,33 @@ Factors factors_attention_grad(const OpView& v) {
   const bool bias_b = has(v, 6) && in_dims(v, 6)[0] != 1, bias_h = has(v, 6) && in_dims(v, 6)[1] != 1;
   const bool dbias = attr_bool(*v.attrs, "bias_grad");
   const int at = s.packed ? 1 : 3;  // the output dbias
-  const auto outputs = [&](Digit q, Digit kv, Digit bias) {
-    std::vector<Digit> out{q};
+  const auto outputs = [&](SubAxis q, SubAxis kv, SubAxis bias) {
+    std::vector<SubAxis> out{q};
     if (!s.packed) out.push_back(kv), out.push_back(kv);
     if (dbias) out.push_back(bias);
     return out;
   };
-  const auto add = [&](const char* name, int64_t extent, std::vector<Digit> in, std::vector<Digit> out,
+  const auto add = [&](const char* name, int64_t extent, std::vector<SubAxis> in, std::vector<SubAxis> out,
                        bool bias_partial) {
     if (dbias && bias_partial)
       add_factor(f, v, name, FactorKind::kReduce, extent, std::move(in), std::move(out), {at});
     else
       add_factor(f, v, name, FactorKind::kMap, extent, std::move(in), std::move(out));
   };
-  const Digit zero = digit(0), bb = bias_b ? digit(0) : kAbsent;
+  const SubAxis zero = sub_axis(0), bb = bias_b ? sub_axis(0) : kAbsent;
   add("b", s.b, {zero, zero, zero, zero, zero, zero, bb}, outputs(zero, zero, bb), !bias_b);
   if (!s.packed || s.heads == s.kv_heads) {
-    const Digit q = s.packed ? digit(2, 3, 1) : head_digit(s, 2), bh = bias_h ? head_digit(s, 1) : kAbsent;
-    add("heads", s.kv_heads, {head_digit(s, 2), q, digit(2), digit(2), head_digit(s, 2), head_digit(s, 1), bh},
-        outputs(q, digit(2), bh), has(v, 6) && !bias_h);
+    const SubAxis q = s.packed ? sub_axis(2, 3, 1) : head_sub_axis(s, 2), bh = bias_h ? head_sub_axis(s, 1) : kAbsent;
+    add("heads", s.kv_heads,
+        {head_sub_axis(s, 2), q, sub_axis(2), sub_axis(2), head_sub_axis(s, 2), head_sub_axis(s, 1), bh},
+        outputs(q, sub_axis(2), bh), has(v, 6) && !bias_h);
     local_heads(f, v);
   }
   if (!s.packed)
     add_factor(f, v, "tq", FactorKind::kReduce, s.tq,
-               {digit(1), digit(1), kAbsent, kAbsent, digit(1), digit(2), digit(2)},
-               outputs(digit(1), kAbsent, digit(2)), {1, 2});
-  add_key_stream(f, v, s, {kAbsent, kAbsent, digit(1), digit(1)}, outputs(kAbsent, digit(1), kAbsent));
+               {sub_axis(1), sub_axis(1), kAbsent, kAbsent, sub_axis(1), sub_axis(2), sub_axis(2)},
+               outputs(sub_axis(1), kAbsent, sub_axis(2)), {1, 2});
+  add_key_stream(f, v, s, {kAbsent, kAbsent, sub_axis(1), sub_axis(1)}, outputs(kAbsent, sub_axis(1), kAbsent));
   f.linear = {{0}};
   return f;
 }
@@ -267,8 +270,8 @@ Factors factors_merge(const OpView& v) {
   Factors f;
   const Dims& d = in_dims(v, 0);
   const auto add = [&](const char* name, int at, int row) {
-    add_factor(f, v, name, FactorKind::kMap, d[static_cast<size_t>(at)], {digit(at), digit(row), digit(at), digit(row)},
-               {digit(at), digit(row)});
+    add_factor(f, v, name, FactorKind::kMap, d[static_cast<size_t>(at)],
+               {sub_axis(at), sub_axis(row), sub_axis(at), sub_axis(row)}, {sub_axis(at), sub_axis(row)});
   };
   add("b", 0, 0);
   add("tq", 1, 2);

@@ -56,7 +56,7 @@ void need_count(const OpView& v) {
 }
 
 // All dimensions but channels: rows; channels map everywhere.
-void channel_factor(Factors& f, const OpView& v, int64_t c, std::vector<Digit> inputs, std::vector<Digit> outputs) {
+void channel_factor(Factors& f, const OpView& v, int64_t c, std::vector<SubAxis> inputs, std::vector<SubAxis> outputs) {
   add_factor(f, v, "c", FactorKind::kMap, c, std::move(inputs), std::move(outputs));
 }
 
@@ -94,7 +94,8 @@ Factors factors_batch_norm(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
   add_leading(f, v, last, {0}, {0});
-  channel_factor(f, v, in_dims(v, 0).back(), {digit(last), digit(0), digit(0), digit(0), digit(0)}, {digit(last)});
+  channel_factor(f, v, in_dims(v, 0).back(), {sub_axis(last), sub_axis(0), sub_axis(0), sub_axis(0), sub_axis(0)},
+                 {sub_axis(last)});
   return f;
 }
 
@@ -112,7 +113,7 @@ std::vector<TensorType> infer_stats(const OpView& v) {
 Factors factors_stats(const OpView& v) {
   Factors f;
   leading_factors(f, v, 0, {0}, {}, {}, {0});
-  channel_factor(f, v, in_dims(v, 0).back(), {digit(rank_of(v, 0) - 1)}, {digit(2)});
+  channel_factor(f, v, in_dims(v, 0).back(), {sub_axis(rank_of(v, 0) - 1)}, {sub_axis(2)});
   return f;
 }
 
@@ -160,7 +161,8 @@ Factors factors_apply(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
   leading_factors(f, v, 0, {0, 4}, {0}, {1});
-  channel_factor(f, v, in_dims(v, 0).back(), {digit(last), digit(2), digit(0), digit(0), digit(last)}, {digit(last)});
+  channel_factor(f, v, in_dims(v, 0).back(), {sub_axis(last), sub_axis(2), sub_axis(0), sub_axis(0), sub_axis(last)},
+                 {sub_axis(last)});
   return f;
 }
 
@@ -179,7 +181,8 @@ Factors factors_grad_stats(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 1) - 1;
   leading_factors(f, v, 1, {0, 1, 3}, {}, {2}, {0});
-  channel_factor(f, v, in_dims(v, 1).back(), {digit(last), digit(last), digit(2), digit(last)}, {digit(2)});
+  channel_factor(f, v, in_dims(v, 1).back(), {sub_axis(last), sub_axis(last), sub_axis(2), sub_axis(last)},
+                 {sub_axis(2)});
   f.linear = {{0}};
   return f;
 }
@@ -202,8 +205,9 @@ Factors factors_grad(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 1) - 1;
   leading_factors(f, v, 1, {0, 1, 5}, {0, 1}, {2, 4});
-  channel_factor(f, v, in_dims(v, 1).back(), {digit(last), digit(last), digit(2), digit(0), digit(2), digit(last)},
-                 {digit(last), digit(last)});
+  channel_factor(f, v, in_dims(v, 1).back(),
+                 {sub_axis(last), sub_axis(last), sub_axis(2), sub_axis(0), sub_axis(2), sub_axis(last)},
+                 {sub_axis(last), sub_axis(last)});
   return f;  // linear in (dy, grad_stats) together, but a partial dy would be a different program: never passed
 }
 
@@ -221,8 +225,8 @@ std::vector<TensorType> infer_moments(const OpView& v) {
 Factors factors_moments(const OpView& v) {
   Factors f;
   const Dims& d = in_dims(v, 0);
-  add_factor(f, v, "g", FactorKind::kReduce, d[0], {digit(0)}, {}, {0});
-  channel_factor(f, v, d[2], {digit(2)}, {digit(1)});
+  add_factor(f, v, "g", FactorKind::kReduce, d[0], {sub_axis(0)}, {}, {0});
+  channel_factor(f, v, d[2], {sub_axis(2)}, {sub_axis(1)});
   return f;
 }
 
@@ -238,7 +242,7 @@ std::vector<TensorType> infer_running(const OpView& v) {
 }
 Factors factors_running(const OpView& v) {
   Factors f;
-  channel_factor(f, v, in_dims(v, 0)[0], {digit(0), digit(0), digit(1)}, {digit(0), digit(0)});
+  channel_factor(f, v, in_dims(v, 0)[0], {sub_axis(0), sub_axis(0), sub_axis(1)}, {sub_axis(0), sub_axis(0)});
   return f;
 }
 

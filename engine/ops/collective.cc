@@ -1,4 +1,4 @@
-// Bridges: made by shard/ when a tensor's layout changes. Groups are numbers of the Plan's table.
+// Reshards: made by shard/ when a tensor's sharding changes. Groups are numbers of the Plan's table.
 #include "ops/grad_builder.h"
 #include "ops/rules.h"
 
@@ -22,7 +22,7 @@ std::vector<Alias> aliases_all_reduce(const OpView& v) {
 }
 
 // The attribute, (dim, outer, inner) of each operand, checked against operand i; returns the extent that it has of it.
-int64_t local_extent(const OpView& v, Digit& d, const char* name = "digit", int i = 0) {
+int64_t local_extent(const OpView& v, SubAxis& d, const char* name = "sub_axis", int i = 0) {
   const auto& given = attr_ints(*v.attrs, name);
   const auto at = static_cast<size_t>(i) * 3;
   if (given.size() != 3 * v.inputs.size())
@@ -36,11 +36,11 @@ int64_t local_extent(const OpView& v, Digit& d, const char* name = "digit", int 
     throw invalid("dimension {} of x {} is no multiple of {} * {}", d.dim, to_string(in_dims(v, i)), d.outer, d.inner);
   return whole == 0 ? 0 : whole / (d.outer * d.inner);
 }
-TensorType resized(const OpView& v, const Digit& d, int64_t extent, int i = 0) {
+TensorType resized(const OpView& v, const SubAxis& d, int64_t extent, int i = 0) {
   constexpr int64_t kMost = int64_t{1} << 48;
   TensorType t = in(v, i);
   if (d.outer > kMost || d.inner > kMost / d.outer || extent > kMost / (d.outer * d.inner))
-    throw invalid("a digit of {} x {} x {} is too large", d.outer, extent, d.inner);
+    throw invalid("a sub-axis of {} x {} x {} is too large", d.outer, extent, d.inner);
   t.dims[static_cast<size_t>(d.dim)] = d.outer * extent * d.inner;
   return t;
 }
@@ -65,8 +65,8 @@ std::vector<Interval> intervals_of(const OpView& v, const char* name, int i = 0)
 std::vector<TensorType> infer_all_gather(const OpView& v) {
   std::vector<TensorType> out;
   for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) {
-    Digit d;
-    local_extent(v, d, "digit", i);
+    SubAxis d;
+    local_extent(v, d, "sub_axis", i);
     out.push_back(resized(v, d, intervals_of(v, "cuts", i).back().end, i));
   }
   return out;
@@ -77,20 +77,20 @@ std::vector<TensorType> infer_reduce_scatter(const OpView& v) {
   check_combine(attr_string(*v.attrs, "combine"));
   std::vector<TensorType> out;
   for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) {
-    Digit d;
-    const int64_t extent = local_extent(v, d, "digit", i);
+    SubAxis d;
+    const int64_t extent = local_extent(v, d, "sub_axis", i);
     const std::vector<Interval> cuts = intervals_of(v, "cuts", i);
-    if (extent != cuts.back().end) throw invalid("'cuts' do not cover the digit's extent of {}", extent);
+    if (extent != cuts.back().end) throw invalid("'cuts' do not cover the sub-axis's extent of {}", extent);
     out.push_back(v.outputs.empty() ? resized(v, d, cuts[0].end, i) : v.outputs[static_cast<size_t>(i)]);
   }
   return out;
 }
 std::vector<TensorType> infer_all_to_all(const OpView& v) {
-  Digit from, to;
+  SubAxis from, to;
   local_extent(v, from);
-  const int64_t extent = local_extent(v, to, "to_digit");
+  const int64_t extent = local_extent(v, to, "to_sub_axis");
   if (extent != intervals_of(v, "to_cuts").back().end)
-    throw invalid("'to_cuts' do not cover the digit's extent of {}", extent);
+    throw invalid("'to_cuts' do not cover the sub-axis's extent of {}", extent);
   if (!v.outputs.empty()) return {v.outputs[0]};
   TensorType t = resized(v, from, intervals_of(v, "cuts").back().end);
   t.dims[static_cast<size_t>(to.dim)] = to.outer * attr_ints(*v.attrs, "to_cuts")[1] * to.inner;
@@ -98,7 +98,7 @@ std::vector<TensorType> infer_all_to_all(const OpView& v) {
 }
 
 std::vector<TensorType> infer_local_slice(const OpView& v) {
-  Digit d;
+  SubAxis d;
   const int64_t extent = local_extent(v, d), begin = attr_int(*v.attrs, "begin"), end = attr_int(*v.attrs, "end");
   if (begin < 0 || end < begin || end > extent)
     throw invalid("interval [{}, {}) is not inside [0, {})", begin, end, extent);
@@ -131,11 +131,11 @@ Factors factors_logaddexp(const OpView& v) {
 
 const AttrSpec kGroup{
     .name = "group", .type = AttrType::kInt, .fallback = int64_t{0}, .doc = "number of the device group"};
-const AttrSpec kDigit{.name = "digit",
-                      .type = AttrType::kInts,
-                      .fallback = Ints{},
-                      .required = true,
-                      .doc = "(dim, outer, inner) that is cut, of each operand"};
+const AttrSpec kSubAxis{.name = "sub_axis",
+                        .type = AttrType::kInts,
+                        .fallback = Ints{},
+                        .required = true,
+                        .doc = "(dim, outer, inner) that is cut, of each operand"};
 const AttrSpec kCuts{.name = "cuts",
                      .type = AttrType::kInts,
                      .fallback = Ints{},
@@ -163,35 +163,38 @@ const OpDef op_def_all_reduce = {
 const OpDef op_def_all_gather = {
     .name = "all_gather",
     .doc =
-        "Joins the intervals of a cut digit, which may be uneven, in order of the group's coordinates; the operands of "
+        "Joins the intervals of a cut sub-axis, which may be uneven, in order of the group's coordinates; the operands "
+        "of "
         "one op are one bucket.\nx... (local) -> y... (whole).",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y", PortKind::kVariadic}},
-    .attrs = {kGroup, kDigit, kCuts},
+    .attrs = {kGroup, kSubAxis, kCuts},
     .infer = infer_all_gather,
     .flags = kCollective | kInternal,
 };
 const OpDef op_def_reduce_scatter = {
     .name = "reduce_scatter",
     .doc =
-        "Combines partial values over a group; each member keeps its interval of a digit; the operands of one op are "
+        "Combines partial values over a group; each member keeps its interval of a sub-axis; the operands of one op "
+        "are "
         "one "
         "bucket.\nx... (whole, partial) -> y... (local).",
     .inputs = {{"x", PortKind::kVariadic}},
     .outputs = {{"y", PortKind::kVariadic}},
-    .attrs = {kGroup, kCombine, kDigit, kCuts},
+    .attrs = {kGroup, kCombine, kSubAxis, kCuts},
     .infer = infer_reduce_scatter,
     .flags = kCollective | kInternal,
 };
 const OpDef op_def_all_to_all = {
     .name = "all_to_all",
-    .doc = "From a cut along one digit to a cut along another.\nx (cut along digit) -> y (cut along to_digit).",
+    .doc =
+        "From a cut along one sub-axis to a cut along another.\nx (cut along sub-axis) -> y (cut along to_sub_axis).",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs = {kGroup,
-              kDigit,
+              kSubAxis,
               kCuts,
-              {.name = "to_digit",
+              {.name = "to_sub_axis",
                .type = AttrType::kInts,
                .fallback = Ints{},
                .required = true,
@@ -227,11 +230,11 @@ const OpDef op_def_shift = {
 };
 const OpDef op_def_local_slice = {
     .name = "local_slice",
-    .doc = "This device's interval of a digit of a replicated tensor.\nx (whole) -> y (local).",
+    .doc = "This device's interval of a sub-axis of a replicated tensor.\nx (whole) -> y (local).",
     .inputs = {{"x"}},
     .outputs = {{"y"}},
     .attrs =
-        {kDigit,
+        {kSubAxis,
          {.name = "begin", .type = AttrType::kInt, .fallback = int64_t{0}, .required = true, .doc = "of the interval"},
          {.name = "end",
           .type = AttrType::kInt,
@@ -244,7 +247,8 @@ const OpDef op_def_local_slice = {
 const OpDef op_def_part_view = {
     .name = "part_view",
     .doc =
-        "This device's interval of the outermost digit of a replicated tensor, in its place: no instruction, and what "
+        "This device's interval of the outermost sub-axis of a replicated tensor, in its place: no instruction, and "
+        "what "
         "is written to y is written to x.\nx (whole) -> y (local).",
     .inputs = {{"x"}},
     .outputs = {{"y"}},

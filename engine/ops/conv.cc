@@ -98,14 +98,14 @@ Factors factors_conv(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(*v.attrs, in_dims(v, 0), in_dims(v, 1));
   const int last = rank_of(v, 0) - 1;
-  add_factor(f, v, "n", FactorKind::kMap, s.n, {digit(0)}, {digit(0)});
+  add_factor(f, v, "n", FactorKind::kMap, s.n, {sub_axis(0)}, {sub_axis(0)});
   if (s.groups == 1) {
-    add_factor(f, v, "o", FactorKind::kMap, s.o, {kAbsent, digit(0), digit(0)}, {digit(last)});
-    if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {digit(last), digit(last)}, {}, {0});
+    add_factor(f, v, "o", FactorKind::kMap, s.o, {kAbsent, sub_axis(0), sub_axis(0)}, {sub_axis(last)});
+    if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {sub_axis(last), sub_axis(last)}, {}, {0});
   } else {
     const int64_t og = s.o / s.groups, cg = s.c / s.groups;
-    add_factor(f, v, "groups", FactorKind::kMap, s.groups, {digit(last, 1, cg), digit(0, 1, og), digit(0, 1, og)},
-               {digit(last, 1, og)});
+    add_factor(f, v, "groups", FactorKind::kMap, s.groups,
+               {sub_axis(last, 1, cg), sub_axis(0, 1, og), sub_axis(0, 1, og)}, {sub_axis(last, 1, og)});
     f.list.back().size_attrs = {"groups"};
   }
   add_windows(f, v,
@@ -123,13 +123,13 @@ Factors factors_grad_input(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
   const int64_t groups = attr_int(*v.attrs, "groups", 1), o = in_dims(v, 1)[0], cg = in_dims(v, 1).back();
-  add_factor(f, v, "n", FactorKind::kMap, in_dims(v, 0)[0], {digit(0)}, {digit(0)});
+  add_factor(f, v, "n", FactorKind::kMap, in_dims(v, 0)[0], {sub_axis(0)}, {sub_axis(0)});
   if (groups == 1) {
-    add_factor(f, v, "c", FactorKind::kMap, cg, {kAbsent, digit(last)}, {digit(last)});
-    add_factor(f, v, "o", FactorKind::kReduce, o, {digit(last), digit(0)}, {}, {0});
+    add_factor(f, v, "c", FactorKind::kMap, cg, {kAbsent, sub_axis(last)}, {sub_axis(last)});
+    add_factor(f, v, "o", FactorKind::kReduce, o, {sub_axis(last), sub_axis(0)}, {}, {0});
   } else {
-    add_factor(f, v, "groups", FactorKind::kMap, groups, {digit(last, 1, o / groups), digit(0, 1, o / groups)},
-               {digit(last, 1, cg)});
+    add_factor(f, v, "groups", FactorKind::kMap, groups, {sub_axis(last, 1, o / groups), sub_axis(0, 1, o / groups)},
+               {sub_axis(last, 1, cg)});
     f.list.back().size_attrs = {"groups"};
   }
   const Dims y = spatial_of(in_dims(v, 0));
@@ -151,16 +151,16 @@ Factors factors_grad_weight(const OpView& v) {
   const int64_t groups = attr_int(*v.attrs, "groups", 1), o = in_dims(v, 1).back(), c = in_dims(v, 0).back();
   const bool bias = attr_bool(*v.attrs, "bias");
   if (bias)
-    add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0, 1});
+    add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {sub_axis(0), sub_axis(0)}, {}, {0, 1});
   else
-    add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0), digit(0)}, {}, {0});
+    add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {sub_axis(0), sub_axis(0)}, {}, {0});
   if (groups == 1) {
-    add_factor(f, v, "o", FactorKind::kMap, o, {kAbsent, digit(last)}, {digit(0), digit(0)});
-    add_factor(f, v, "c", FactorKind::kMap, c, {digit(last)}, {digit(last)});  // every device has the whole dbias
+    add_factor(f, v, "o", FactorKind::kMap, o, {kAbsent, sub_axis(last)}, {sub_axis(0), sub_axis(0)});
+    add_factor(f, v, "c", FactorKind::kMap, c, {sub_axis(last)}, {sub_axis(last)});  // every device has the whole dbias
   } else {
     const int64_t og = o / groups;
-    add_factor(f, v, "groups", FactorKind::kMap, groups, {digit(last, 1, c / groups), digit(last, 1, og)},
-               {digit(0, 1, og), digit(0, 1, og)});
+    add_factor(f, v, "groups", FactorKind::kMap, groups, {sub_axis(last, 1, c / groups), sub_axis(last, 1, og)},
+               {sub_axis(0, 1, og), sub_axis(0, 1, og)});
     f.list.back().size_attrs = {"groups"};
   }
   const Dims x = spatial_of(in_dims(v, 0));

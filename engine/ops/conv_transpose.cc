@@ -74,14 +74,14 @@ Factors factors(const OpView& v) {
   Factors f;
   const Sizes s = sizes_of(v);
   const int last = rank_of(v, 0) - 1;
-  add_factor(f, v, "n", FactorKind::kMap, s.n, {digit(0)}, {digit(0)});
+  add_factor(f, v, "n", FactorKind::kMap, s.n, {sub_axis(0)}, {sub_axis(0)});
   if (s.groups == 1) {
-    add_factor(f, v, "o", FactorKind::kMap, s.o, {kAbsent, digit(last), digit(0)}, {digit(last)});
-    if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {digit(last), digit(0)}, {}, {0});
+    add_factor(f, v, "o", FactorKind::kMap, s.o, {kAbsent, sub_axis(last), sub_axis(0)}, {sub_axis(last)});
+    if (!has(v, 2)) add_factor(f, v, "c", FactorKind::kReduce, s.c, {sub_axis(last), sub_axis(0)}, {}, {0});
   } else {
     const int64_t cg = s.c / s.groups, og = s.o / s.groups;
-    add_factor(f, v, "groups", FactorKind::kMap, s.groups, {digit(last, 1, cg), digit(0, 1, cg), digit(0, 1, og)},
-               {digit(last, 1, og)});
+    add_factor(f, v, "groups", FactorKind::kMap, s.groups,
+               {sub_axis(last, 1, cg), sub_axis(0, 1, cg), sub_axis(0, 1, og)}, {sub_axis(last, 1, og)});
     f.list.back().size_attrs = {"groups"};
   }
   add_windows(f, v,

@@ -26,9 +26,9 @@ Factors factors_embedding(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 1);
   add_leading(f, v, n, {1}, {0});
-  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[0], {digit(0)}, {}, {0});
+  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[0], {sub_axis(0)}, {}, {0});
   f.list.back().begin_attr = "row_begin";
-  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0)[1], {digit(1)}, {digit(n)});
+  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0)[1], {sub_axis(1)}, {sub_axis(n)});
   f.linear = {{0}};
   return f;
 }
@@ -50,9 +50,9 @@ Factors factors_embedding_grad(const OpView& v) {
   const int n = rank_of(v, 1);
   for (int d = 0; d < n; ++d)
     add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[static_cast<size_t>(d)],
-               {digit(d), digit(d)}, {}, {0});
-  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {digit(n)}, {digit(1)});
-  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {digit(0)});
+               {sub_axis(d), sub_axis(d)}, {}, {0});
+  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {sub_axis(n)}, {sub_axis(1)});
+  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {sub_axis(0)});
   f.list.back().size_attrs = {"rows"};
   f.list.back().begin_attr = "row_begin";
   f.linear = {{0}};
@@ -94,9 +94,9 @@ void gradient_rotary(GradBuilder& b) {
 Factors factors_rotary(const OpView& v) {
   Factors f;
   const Dims& d = in_dims(v, 0);
-  add_factor(f, v, "b", FactorKind::kMap, d[0], {digit(0)}, {digit(0)});
-  add_factor(f, v, "t", FactorKind::kMap, d[1], {digit(1)}, {digit(1)});
-  add_factor(f, v, "heads", FactorKind::kMap, d[2], {digit(2)}, {digit(2)});
+  add_factor(f, v, "b", FactorKind::kMap, d[0], {sub_axis(0)}, {sub_axis(0)});
+  add_factor(f, v, "t", FactorKind::kMap, d[1], {sub_axis(1)}, {sub_axis(1)});
+  add_factor(f, v, "heads", FactorKind::kMap, d[2], {sub_axis(2)}, {sub_axis(2)});
   f.linear = {{0}};
   return f;
 }

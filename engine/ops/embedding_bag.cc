@@ -31,7 +31,7 @@ void gradient_embedding_bag(GradBuilder& b) {
 }
 
 // A bag that is cut gives partial sums; a mean would need the whole bag's size.
-void add_bag(Factors& f, const OpView& v, std::vector<Digit> inputs, std::vector<Digit> outputs) {
+void add_bag(Factors& f, const OpView& v, std::vector<SubAxis> inputs, std::vector<SubAxis> outputs) {
   add_factor(f, v, "bag", is_mean(v) ? FactorKind::kFixed : FactorKind::kReduce, in_dims(v, 1).back(),
              std::move(inputs), std::move(outputs), {0});
 }
@@ -40,10 +40,10 @@ Factors factors_embedding_bag(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 1) - 1;
   add_leading(f, v, n, {1}, {0});
-  add_bag(f, v, {kAbsent, digit(n)}, {});
-  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[0], {digit(0)}, {}, {0});
+  add_bag(f, v, {kAbsent, sub_axis(n)}, {});
+  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[0], {sub_axis(0)}, {}, {0});
   f.list.back().begin_attr = "row_begin";
-  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0)[1], {digit(1)}, {digit(n)});
+  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0)[1], {sub_axis(1)}, {sub_axis(n)});
   f.linear = {{0}};
   return f;
 }
@@ -67,10 +67,10 @@ Factors factors_embedding_bag_grad(const OpView& v) {
   const int n = rank_of(v, 1) - 1;
   for (int d = 0; d < n; ++d)
     add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[static_cast<size_t>(d)],
-               {digit(d), digit(d)}, {}, {0});
-  add_bag(f, v, {kAbsent, digit(n)}, {});
-  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {digit(n)}, {digit(1)});
-  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {digit(0)});
+               {sub_axis(d), sub_axis(d)}, {}, {0});
+  add_bag(f, v, {kAbsent, sub_axis(n)}, {});
+  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {sub_axis(n)}, {sub_axis(1)});
+  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {sub_axis(0)});
   f.list.back().size_attrs = {"rows"};
   f.list.back().begin_attr = "row_begin";
   f.linear = {{0}};

@@ -54,20 +54,20 @@ Factor& factor_named(Factors& factors, const OpView& view, const std::string& na
 }
 
 // Enters dimension `dim` of extent `extent` under the factor's name. An extent of 1 beside larger ones broadcasts.
-void enter(Factor& f, std::vector<Digit> Factor::*side, size_t operand, int dim, int64_t extent) {
+void enter(Factor& f, std::vector<SubAxis> Factor::*side, size_t operand, int dim, int64_t extent) {
   if (f.extent > 1 && extent == 1) return;
   if (f.extent == 1 && extent > 1) {
-    std::fill(f.inputs.begin(), f.inputs.end(), Digit{});
-    std::fill(f.outputs.begin(), f.outputs.end(), Digit{});
+    std::fill(f.inputs.begin(), f.inputs.end(), SubAxis{});
+    std::fill(f.outputs.begin(), f.outputs.end(), SubAxis{});
   } else if (f.extent > 1 && f.extent != extent) {
     throw internal("factor '{}' has extents {} and {}", f.name, f.extent, extent);
   }
   f.extent = extent;
-  (f.*side)[operand] = Digit{dim, 1, 1};
+  (f.*side)[operand] = SubAxis{dim, 1, 1};
 }
 
-bool any(const std::vector<Digit>& digits) {
-  return std::any_of(digits.begin(), digits.end(), [](const Digit& d) { return d.present(); });
+bool any(const std::vector<SubAxis>& sub_axes) {
+  return std::any_of(sub_axes.begin(), sub_axes.end(), [](const SubAxis& d) { return d.present(); });
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ Factors parse_factors(std::string_view text, const OpView& view) {
   WHALE_CHECK(right.size() >= view.outputs.size(), "parse_factors: fewer results than the op has");
   Factors factors;
   const auto read = [&](const std::vector<std::string>& texts, const std::vector<TensorType>& types,
-                        std::vector<Digit> Factor::*side, const char* what) {
+                        std::vector<SubAxis> Factor::*side, const char* what) {
     for (size_t i = 0; i < types.size(); ++i) {
       if (split(texts[i], ' ') == std::vector<std::string>{"_"}) continue;
       if (side == &Factor::inputs && !view.present[i]) continue;
@@ -107,10 +107,10 @@ Factors elementwise_factors(const OpView& view) {
   for (size_t d = 0; d < out.size(); ++d) {
     Factor& f = factor_named(factors, view, "d" + std::to_string(d));
     f.extent = out[d];
-    const auto enter_all = [&](const std::vector<TensorType>& types, std::vector<Digit>& digits) {
+    const auto enter_all = [&](const std::vector<TensorType>& types, std::vector<SubAxis>& sub_axes) {
       for (size_t i = 0; i < types.size(); ++i) {
         const size_t rank = types[i].dims.size(), shift = out.size() - rank;
-        if (d >= shift && types[i].dims[d - shift] == out[d]) digits[i] = Digit{static_cast<int>(d - shift), 1, 1};
+        if (d >= shift && types[i].dims[d - shift] == out[d]) sub_axes[i] = SubAxis{static_cast<int>(d - shift), 1, 1};
       }
     };
     enter_all(view.inputs, f.inputs);

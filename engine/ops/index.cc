@@ -85,11 +85,11 @@ Factors factors_gather(const OpView& v) {
   const auto extent = [&](int d) { return out[static_cast<size_t>(d)]; };
   gather_dims(
       axis, rank_of(v, 1), static_cast<int>(out.size()),
-      [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {digit(x)}, {digit(y)}); },
+      [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {sub_axis(x)}, {sub_axis(y)}); },
       [&](int y, int i) {
-        add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {kAbsent, digit(i)}, {digit(y)});
+        add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {kAbsent, sub_axis(i)}, {sub_axis(y)});
       });
-  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[static_cast<size_t>(axis)], {digit(axis)}, {}, {0});
+  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[static_cast<size_t>(axis)], {sub_axis(axis)}, {}, {0});
   f.list.back().begin_attr = "begin";
   f.linear = {{0}};
   return f;
@@ -101,11 +101,11 @@ Factors factors_gather_grad(const OpView& v) {
   const auto extent = [&](int d) { return dy[static_cast<size_t>(d)]; };
   gather_dims(
       grad_axis(v), rank_of(v, 1), rank_of(v, 0),
-      [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {digit(y)}, {digit(x)}); },
+      [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {sub_axis(y)}, {sub_axis(x)}); },
       [&](int y, int i) {
-        add_factor(f, v, dim_name(y), FactorKind::kReduce, extent(y), {digit(y), digit(i)}, {}, {0});
+        add_factor(f, v, dim_name(y), FactorKind::kReduce, extent(y), {sub_axis(y), sub_axis(i)}, {}, {0});
       });
-  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "size"), {}, {digit(grad_axis(v))});
+  add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "size"), {}, {sub_axis(grad_axis(v))});
   f.list.back().size_attrs = {"size"};
   f.list.back().begin_attr = "begin";
   f.linear = {{0}};
@@ -130,7 +130,7 @@ std::vector<TensorType> infer_one_hot(const OpView& v) {
 Factors factors_one_hot(const OpView& v) {
   Factors f;
   add_leading(f, v, rank_of(v, 0), {0}, {0});
-  add_factor(f, v, "depth", FactorKind::kMap, attr_int(*v.attrs, "depth"), {}, {digit(rank_of(v, 0))});
+  add_factor(f, v, "depth", FactorKind::kMap, attr_int(*v.attrs, "depth"), {}, {sub_axis(rank_of(v, 0))});
   f.list.back().size_attrs = {"depth"};
   f.list.back().begin_attr = "begin";
   return f;

@@ -92,12 +92,14 @@ Factors factors_matmul(const OpView& v) {
   const int b0 = shared ? 0 : batch;  // where b's matrix begins
   for (int d = 0; d < batch; ++d)
     add_factor(f, v, batch_name(d), FactorKind::kMap, p.batch[static_cast<size_t>(d)],
-               {digit(d), shared ? kAbsent : digit(d)}, {digit(d)});
-  add_factor(f, v, "m", FactorKind::kMap, p.m, {digit(batch + (ta ? 1 : 0))}, {digit(batch)});
-  add_factor(f, v, "n", FactorKind::kMap, p.n, {kAbsent, digit(b0 + (tb ? 0 : 1)), digit(0)}, {digit(batch + 1)});
+               {sub_axis(d), shared ? kAbsent : sub_axis(d)}, {sub_axis(d)});
+  add_factor(f, v, "m", FactorKind::kMap, p.m, {sub_axis(batch + (ta ? 1 : 0))}, {sub_axis(batch)});
+  add_factor(f, v, "n", FactorKind::kMap, p.n, {kAbsent, sub_axis(b0 + (tb ? 0 : 1)), sub_axis(0)},
+             {sub_axis(batch + 1)});
   // A bias or an activation works on the whole sum, so a partial one must not reach it.
   if (has(v, 2) || attr_string(*v.attrs, "activation") != "none") return f;
-  add_factor(f, v, "k", FactorKind::kReduce, p.k, {digit(batch + (ta ? 0 : 1)), digit(b0 + (tb ? 1 : 0))}, {}, {0});
+  add_factor(f, v, "k", FactorKind::kReduce, p.k, {sub_axis(batch + (ta ? 0 : 1)), sub_axis(b0 + (tb ? 1 : 0))}, {},
+             {0});
   f.linear = {{0}, {1}};
   return f;
 }
@@ -133,10 +135,11 @@ Factors factors_weight_grad(const OpView& v) {
   const int last = static_cast<int>(a.size()) - 1;
   for (int d = 0; d < last; ++d)
     add_factor(f, v, d == last - 1 ? "m" : batch_name(d), FactorKind::kReduce, a[static_cast<size_t>(d)],
-               {digit(d), digit(d)}, {}, {0, 1});
+               {sub_axis(d), sub_axis(d)}, {}, {0, 1});
   // Cutting k leaves the bias' gradient whole on every device.
-  add_factor(f, v, "k", FactorKind::kMap, a.back(), {digit(last)}, {digit(transpose ? 1 : 0)});
-  add_factor(f, v, "n", FactorKind::kMap, dy.back(), {kAbsent, digit(last)}, {digit(transpose ? 0 : 1), digit(0)});
+  add_factor(f, v, "k", FactorKind::kMap, a.back(), {sub_axis(last)}, {sub_axis(transpose ? 1 : 0)});
+  add_factor(f, v, "n", FactorKind::kMap, dy.back(), {kAbsent, sub_axis(last)},
+             {sub_axis(transpose ? 0 : 1), sub_axis(0)});
   f.linear = {{1}};
   if (!attr_bool(*v.attrs, "bias")) f.linear.push_back({0});
   return f;

@@ -45,7 +45,8 @@ std::vector<TensorType> infer_gate(const OpView& v) {
 // Tokens of a group compete for slots, so that only whole groups can be apart.
 Factors factors_gate(const OpView& v) {
   Factors f;
-  add_factor(f, v, "g", FactorKind::kMap, in_dims(v, 0)[0], {digit(0)}, {digit(0), digit(0), digit(0), digit(0)});
+  add_factor(f, v, "g", FactorKind::kMap, in_dims(v, 0)[0], {sub_axis(0)},
+             {sub_axis(0), sub_axis(0), sub_axis(0), sub_axis(0)});
   return f;
 }
 
@@ -72,7 +73,8 @@ std::vector<TensorType> infer_gate_grad(const OpView& v) {
 
 Factors factors_gate_grad(const OpView& v) {
   Factors f;
-  add_factor(f, v, "g", FactorKind::kMap, in_dims(v, 0)[0], {digit(0), digit(0), digit(0), digit(0)}, {digit(0)});
+  add_factor(f, v, "g", FactorKind::kMap, in_dims(v, 0)[0], {sub_axis(0), sub_axis(0), sub_axis(0), sub_axis(0)},
+             {sub_axis(0)});
   std::vector<int> gradients;
   for (const int i : {2, 3})
     if (has(v, i)) gradients.push_back(i);
@@ -117,10 +119,10 @@ std::vector<TensorType> infer_dispatch(const OpView& v) {
 Factors factors_dispatch(const OpView& v) {
   Factors f;
   const Dims& y = v.outputs.at(0).dims;
-  add_factor(f, v, "g", FactorKind::kMap, y[1], {digit(0), digit(0), digit(0)}, {digit(1)});
-  add_factor(f, v, "s", FactorKind::kReduce, in_dims(v, 0)[1], {digit(1), digit(1), digit(1)}, {}, {0});
-  add_factor(f, v, "d", FactorKind::kMap, y[3], {digit(2)}, {digit(3)});
-  add_factor(f, v, "experts", FactorKind::kMap, y[0], {}, {digit(0)});
+  add_factor(f, v, "g", FactorKind::kMap, y[1], {sub_axis(0), sub_axis(0), sub_axis(0)}, {sub_axis(1)});
+  add_factor(f, v, "s", FactorKind::kReduce, in_dims(v, 0)[1], {sub_axis(1), sub_axis(1), sub_axis(1)}, {}, {0});
+  add_factor(f, v, "d", FactorKind::kMap, y[3], {sub_axis(2)}, {sub_axis(3)});
+  add_factor(f, v, "experts", FactorKind::kMap, y[0], {}, {sub_axis(0)});
   f.list.back().begin_attr = "expert_begin";
   f.list.back().size_attrs = {"experts"};
   f.linear = {{0}};
@@ -147,10 +149,10 @@ std::vector<TensorType> infer_combine(const OpView& v) {
 Factors factors_combine(const OpView& v) {
   Factors f;
   const Dims& x = v.outputs.at(0).dims;
-  add_factor(f, v, "g", FactorKind::kMap, x[0], {digit(1), digit(0), digit(0)}, {digit(0)});
-  add_factor(f, v, "s", FactorKind::kMap, x[1], {kAbsent, digit(1), digit(1)}, {digit(1)});
-  add_factor(f, v, "d", FactorKind::kMap, x[2], {digit(3)}, {digit(2)});
-  add_factor(f, v, "experts", FactorKind::kReduce, in_dims(v, 0)[0], {digit(0)}, {}, {0});
+  add_factor(f, v, "g", FactorKind::kMap, x[0], {sub_axis(1), sub_axis(0), sub_axis(0)}, {sub_axis(0)});
+  add_factor(f, v, "s", FactorKind::kMap, x[1], {kAbsent, sub_axis(1), sub_axis(1)}, {sub_axis(1)});
+  add_factor(f, v, "d", FactorKind::kMap, x[2], {sub_axis(3)}, {sub_axis(2)});
+  add_factor(f, v, "experts", FactorKind::kReduce, in_dims(v, 0)[0], {sub_axis(0)}, {}, {0});
   f.list.back().begin_attr = "expert_begin";
   f.linear = {{0}};
   if (has(v, 2)) f.linear.push_back({2});
@@ -175,10 +177,10 @@ std::vector<TensorType> infer_weight_grad(const OpView& v) {
 Factors factors_weight_grad(const OpView& v) {
   Factors f;
   const Dims& x = in_dims(v, 0);
-  add_factor(f, v, "g", FactorKind::kMap, x[0], {digit(0), digit(1), digit(0)}, {digit(0)});
-  add_factor(f, v, "s", FactorKind::kMap, x[1], {digit(1), kAbsent, digit(1)}, {digit(1)});
-  add_factor(f, v, "d", FactorKind::kReduce, x[2], {digit(2), digit(3)}, {}, {0});
-  add_factor(f, v, "experts", FactorKind::kReduce, in_dims(v, 1)[0], {kAbsent, digit(0)}, {}, {0});
+  add_factor(f, v, "g", FactorKind::kMap, x[0], {sub_axis(0), sub_axis(1), sub_axis(0)}, {sub_axis(0)});
+  add_factor(f, v, "s", FactorKind::kMap, x[1], {sub_axis(1), kAbsent, sub_axis(1)}, {sub_axis(1)});
+  add_factor(f, v, "d", FactorKind::kReduce, x[2], {sub_axis(2), sub_axis(3)}, {}, {0});
+  add_factor(f, v, "experts", FactorKind::kReduce, in_dims(v, 1)[0], {kAbsent, sub_axis(0)}, {}, {0});
   f.list.back().begin_attr = "expert_begin";
   f.linear = {{0}, {1}};
   return f;

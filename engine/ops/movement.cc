@@ -41,7 +41,7 @@ Factors same_place(const OpView& v, Kept kept) {
   for (int d = 0; d < static_cast<int>(out.size()); ++d)
     if (kept(d))
       add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)],
-                 std::vector<Digit>(v.inputs.size(), digit(d)), {digit(d)});
+                 std::vector<SubAxis>(v.inputs.size(), sub_axis(d)), {sub_axis(d)});
   f.linear = {{}};
   for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) f.linear[0].push_back(i);
   return f;
@@ -93,7 +93,7 @@ Factors factors_source(const OpView& v) {
   Factors f;
   const Dims& out = v.outputs.at(0).dims;
   for (int d = 0; d < static_cast<int>(out.size()); ++d)
-    add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)], {}, {digit(d)});
+    add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)], {}, {sub_axis(d)});
   return f;
 }
 
@@ -121,7 +121,7 @@ std::vector<TensorType> infer_reshape(const OpView& v) {
 
 Factors factors_reshape(const OpView& v) {
   Factors f;
-  for (const SharedDigit& s : refine_reshape(in_dims(v, 0), v.outputs.at(0).dims))
+  for (const SharedSubAxis& s : refine_reshape(in_dims(v, 0), v.outputs.at(0).dims))
     add_factor(f, v, dim_name(static_cast<int>(f.list.size())), FactorKind::kMap, s.extent, {s.from}, {s.to});
   f.linear = {{0}};
   return f;
@@ -156,8 +156,8 @@ Factors factors_transpose(const OpView& v) {
   const Ints perm = permutation(v);
   for (int d = 0; d < static_cast<int>(perm.size()); ++d) {
     const int from = static_cast<int>(perm[static_cast<size_t>(d)]);
-    add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[static_cast<size_t>(from)], {digit(from)},
-               {digit(d)});
+    add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[static_cast<size_t>(from)], {sub_axis(from)},
+               {sub_axis(d)});
   }
   f.linear = {{0}};
   return f;

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "ir/graph.h"
-#include "ir/layout.h"
+#include "ir/sharding.h"
 
 namespace whale {
 
@@ -88,8 +88,8 @@ struct Factor {
   std::string name;  // "b", "m", "k", "heads", ...
   FactorKind kind = FactorKind::kMap;
   int64_t extent = 0;
-  std::vector<Digit> inputs;   // per input; absent digit: that input does not carry the factor
-  std::vector<Digit> outputs;  // per output; for kReduce all outputs that become partial are listed in `partial`
+  std::vector<SubAxis> inputs;   // per input; absent sub-axis: that input does not carry the factor
+  std::vector<SubAxis> outputs;  // per output; for kReduce all outputs that become partial are listed in `partial`
   Combine combine = Combine::kSum;
   // Per output: becomes partial(combine) when this factor is cut (kReduce, kLookup); other outputs of the op may carry
   // the factor (layer_norm_grad: dx is cut, dgamma is partial).
@@ -101,8 +101,8 @@ struct Factor {
   const char* begin_attr = nullptr;
   // Per output that is partial: another combine than `combine`.
   std::vector<std::pair<int, Combine>> combines = {};
-  // kWindow: the operands in `through` are cut to what a device reads for its share of the factor; their digits are the
-  // whole dimension that is read. Lowering writes entry `window_dim` of the attributes padding, spatial and
+  // kWindow: the operands in `through` are cut to what a device reads for its share of the factor; their sub-axes are
+  // the whole dimension that is read. Lowering writes entry `window_dim` of the attributes padding, spatial and
   // output_padding.
   WindowRead window = {};
   std::vector<bool> through = {};

@@ -59,10 +59,10 @@ Factors tuple_factors(const OpView& v, int first, int width, int carry) {
   Factors f;
   if (static_cast<int>(v.inputs.size()) - first != width) return f;
   for (int d = 0; d < rank_of(v, first); ++d) {
-    std::vector<Digit> from(v.inputs.size());
-    for (int i = first; i < first + carry; ++i) from[static_cast<size_t>(i)] = digit(d);
+    std::vector<SubAxis> from(v.inputs.size());
+    for (int i = first; i < first + carry; ++i) from[static_cast<size_t>(i)] = sub_axis(d);
     add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],
-               std::move(from), std::vector<Digit>(v.outputs.size(), digit(d)));
+               std::move(from), std::vector<SubAxis>(v.outputs.size(), sub_axis(d)));
   }
   return f;
 }
@@ -157,8 +157,8 @@ std::vector<TensorType> infer_unscale(const OpView& v) {
 Factors factors_unscale(const OpView& v) {
   Factors f;
   for (int d = 0; d < rank_of(v, 0); ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {digit(d)},
-               {digit(d)}, {1});
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {sub_axis(d)},
+               {sub_axis(d)}, {1});
   return f;
 }
 std::vector<Alias> aliases_unscale(const OpView& v) {

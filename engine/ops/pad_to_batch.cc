@@ -19,7 +19,7 @@ Factors factors_pad_to_batch(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
   add_leading(f, v, last, {0}, {}, {0});
-  add_factor(f, v, "c", FactorKind::kMap, in_dims(v, 0).back(), {digit(last)}, {digit(last)});
+  add_factor(f, v, "c", FactorKind::kMap, in_dims(v, 0).back(), {sub_axis(last)}, {sub_axis(last)});
   f.linear = {{0}};
   return f;
 }

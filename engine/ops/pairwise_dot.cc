@@ -52,8 +52,8 @@ Factors factors_pairwise_dot(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 0) - 1;
   add_leading(f, v, n, range(0, v.inputs.size()), {0});
-  add_factor(f, v, "d", FactorKind::kReduce, in_dims(v, 0).back(), std::vector<Digit>(v.inputs.size(), digit(n)), {},
-             {0});
+  add_factor(f, v, "d", FactorKind::kReduce, in_dims(v, 0).back(), std::vector<SubAxis>(v.inputs.size(), sub_axis(n)),
+             {}, {0});
   return f;
 }
 
@@ -70,9 +70,9 @@ Factors factors_pairwise_dot_grad(const OpView& v) {
   const int n = rank_of(v, 1) - 1;
   const size_t count = v.inputs.size() - 1;
   add_leading(f, v, n, range(0, v.inputs.size()), range(0, count));
-  std::vector<Digit> x(v.inputs.size(), digit(n));
+  std::vector<SubAxis> x(v.inputs.size(), sub_axis(n));
   x[0] = kAbsent;
-  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 1).back(), std::move(x), std::vector<Digit>(count, digit(n)));
+  add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 1).back(), std::move(x), std::vector<SubAxis>(count, sub_axis(n)));
   f.linear = {{0}};
   return f;
 }

@@ -60,8 +60,9 @@ void gradient_avg(GradBuilder& b) {
 Factors channels(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
-  add_factor(f, v, "n", FactorKind::kMap, in_dims(v, 0)[0], {digit(0), digit(0)}, {digit(0), digit(0)});
-  add_factor(f, v, "c", FactorKind::kMap, in_dims(v, 0).back(), {digit(last), digit(last)}, {digit(last), digit(last)});
+  add_factor(f, v, "n", FactorKind::kMap, in_dims(v, 0)[0], {sub_axis(0), sub_axis(0)}, {sub_axis(0), sub_axis(0)});
+  add_factor(f, v, "c", FactorKind::kMap, in_dims(v, 0).back(), {sub_axis(last), sub_axis(last)},
+             {sub_axis(last), sub_axis(last)});
   return f;
 }
 Factors factors_of_pool(const OpView& v) {

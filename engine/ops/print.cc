@@ -26,7 +26,7 @@ std::string variable_text(const Graph& graph, const Variable& v) {
   std::string text =
       fmt::format("%{} = variable {} : {} ", v.tensor, graph.tensor(v.tensor).name, type_text(graph.tensor(v.tensor)));
   if (v.role == Role::kState)
-    text += fmt::format("state {} of %{} ", v.slot, v.owner);
+    text += fmt::format("state {} of %{} ", v.state_name, v.owner);
   else if (v.role == Role::kBuffer)
     text += "buffer ";
   else if (!v.trainable)

@@ -89,9 +89,9 @@ Factors axes_factors(const OpView& v, const std::vector<bool>& reduced, bool cut
     const bool gone = reduced[static_cast<size_t>(d)];
     const int64_t extent = in_dims(v, 0)[static_cast<size_t>(d)];
     const std::string name = "d" + std::to_string(d);
-    if (!gone) add_factor(f, v, name, FactorKind::kMap, extent, {digit(d)}, {digit(to)});
+    if (!gone) add_factor(f, v, name, FactorKind::kMap, extent, {sub_axis(d)}, {sub_axis(to)});
     if (gone && cut_reduced) {
-      add_factor(f, v, name, FactorKind::kReduce, extent, {digit(d)}, {}, {0});
+      add_factor(f, v, name, FactorKind::kReduce, extent, {sub_axis(d)}, {}, {0});
       f.list.back().combine = combine;
     }
     if (!gone || keep) ++to;
@@ -120,7 +120,7 @@ Factors factors_sum_of_squares(const OpView& v) {
   Factors f;
   if (v.inputs.size() != 1) return f;
   for (int d = 0; d < rank_of(v, 0); ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {digit(d)},
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {sub_axis(d)},
                {}, {0});
   return f;
 }

@@ -111,12 +111,12 @@ Factors factors_form(const OpView& v) {
   if (static_cast<int>(v.inputs.size()) - form.first != form.width()) return f;
   const auto last = v.inputs.size() - 1;
   for (int d = 0; d < rank_of(v, form.first); ++d) {
-    std::vector<Digit> from(v.inputs.size());
-    for (size_t k = 0; k <= static_cast<size_t>(states); ++k) from[static_cast<size_t>(first) + k] = digit(d);
-    if (!rows) from[last] = digit(d);
-    if (rows && d == 1) from[last] = digit(static_cast<int>(v.inputs[last].dims.size()) - 1);
+    std::vector<SubAxis> from(v.inputs.size());
+    for (size_t k = 0; k <= static_cast<size_t>(states); ++k) from[static_cast<size_t>(first) + k] = sub_axis(d);
+    if (!rows) from[last] = sub_axis(d);
+    if (rows && d == 1) from[last] = sub_axis(static_cast<int>(v.inputs[last].dims.size()) - 1);
     add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],
-               std::move(from), std::vector<Digit>(v.outputs.size(), digit(d)));
+               std::move(from), std::vector<SubAxis>(v.outputs.size(), sub_axis(d)));
     if (rows && d == 0) f.list.back().begin_attr = "row_begin";
   }
   return f;

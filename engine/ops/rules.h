@@ -71,14 +71,15 @@ inline void need_epsilon(const OpView& v) {
 }
 
 // ---- factors by hand --------------------------------------------------------------------------------------------
-inline Digit digit(int dim, int64_t outer = 1, int64_t inner = 1) { return Digit{dim, outer, inner}; }
-inline constexpr Digit kAbsent{};
+inline SubAxis sub_axis(int dim, int64_t outer = 1, int64_t inner = 1) { return SubAxis{dim, outer, inner}; }
+inline constexpr SubAxis kAbsent{};
 
-// Appends a factor; digit lists may be shorter than the operands (the rest do not carry it). `partial` lists outputs
+// Appends a factor; sub-axis lists may be shorter than the operands (the rest do not carry it). `partial` lists outputs
 // that become partial when the factor is cut; then its kind is kReduce (or kLookup) even when other outputs carry the
 // factor.
 inline void add_factor(Factors& f, const OpView& v, std::string name, FactorKind kind, int64_t extent,
-                       std::vector<Digit> inputs, std::vector<Digit> outputs, std::initializer_list<int> partial = {}) {
+                       std::vector<SubAxis> inputs, std::vector<SubAxis> outputs,
+                       std::initializer_list<int> partial = {}) {
   inputs.resize(v.inputs.size());
   outputs.resize(v.outputs.size());
   for (size_t i = 0; i < inputs.size(); ++i)
@@ -99,12 +100,12 @@ inline void add_leading(Factors& f, const OpView& v, int count, const std::vecto
                         const std::vector<int>& outputs, std::initializer_list<int> partial = {}) {
   const FactorKind kind = partial.size() ? FactorKind::kReduce : FactorKind::kMap;
   for (int d = 0; d < count; ++d) {
-    std::vector<Digit> from(v.inputs.size()), to(v.outputs.size());
+    std::vector<SubAxis> from(v.inputs.size()), to(v.outputs.size());
     int64_t extent = 1;
     for (const int i : inputs)
-      if (has(v, i)) from[static_cast<size_t>(i)] = digit(d), extent = in_dims(v, i)[static_cast<size_t>(d)];
+      if (has(v, i)) from[static_cast<size_t>(i)] = sub_axis(d), extent = in_dims(v, i)[static_cast<size_t>(d)];
     for (const int o : outputs)
-      if (static_cast<size_t>(o) < to.size()) to[static_cast<size_t>(o)] = digit(d);
+      if (static_cast<size_t>(o) < to.size()) to[static_cast<size_t>(o)] = sub_axis(d);
     add_factor(f, v, "d" + std::to_string(d), kind, extent, std::move(from), std::move(to), partial);
   }
 }

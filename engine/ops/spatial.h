@@ -82,7 +82,7 @@ inline void add_windows(Factors& f, const OpView& v, const WindowFactors& w) {
   const size_t rank = w.result.size();
   if (rank > std::size(kNames)) return;
   for (size_t d = 0; d < rank; ++d) {
-    const Digit at = digit(static_cast<int>(d) + 1);
+    const SubAxis at = sub_axis(static_cast<int>(d) + 1);
     const WindowRead read{.result = w.result[d],
                           .source = w.source[d],
                           .stride = w.window.strides[d],
@@ -90,7 +90,7 @@ inline void add_windows(Factors& f, const OpView& v, const WindowFactors& w) {
                           .low = w.window.low[d],
                           .transposed = w.transposed};
     const bool plain = read.reach == 1 && read.stride == 1 && read.low == 0 && read.result == read.source;
-    std::vector<Digit> inputs(v.inputs.size()), outputs(v.outputs.size());
+    std::vector<SubAxis> inputs(v.inputs.size()), outputs(v.outputs.size());
     for (const int i : w.through) inputs[static_cast<size_t>(i)] = at;
     for (const int i : w.carried) inputs[static_cast<size_t>(i)] = at;
     for (const int o : w.results)

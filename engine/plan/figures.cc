@@ -92,7 +92,7 @@ Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) 
   const PlanMesh& mesh = plan.meshes[static_cast<size_t>(variable.mesh)];
   const auto place = coordinates_of(mesh, device);
   if (!place) return {0};
-  return local_dims(variable.dims, cuts_of(variable.dims, variable.home, mesh.axes, *place));
+  return local_dims(variable.dims, cuts_of(variable.dims, variable.storage_sharding, mesh.axes, *place));
 }
 
 std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& groups) {
@@ -121,8 +121,8 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions)
       for (size_t n = 0; i.copies_to(Memory::kDevice) && n < i.out.size(); ++n) {
-        const bool home = p.buffers[at(i.in[n])].kind == BufferKind::kVariable;
-        out[at(i.out[n])] = home ? Holds::kCopy : out[at(i.in[n])];
+        const bool stored = p.buffers[at(i.in[n])].kind == BufferKind::kVariable;
+        out[at(i.out[n])] = stored ? Holds::kCopy : out[at(i.in[n])];
       }
   return out;
 }
@@ -135,8 +135,8 @@ void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& gro
   std::map<int64_t, int64_t> change;
   for (size_t b = 0; b < lives.size(); ++b)
     if (lives[b].first >= 0 && p.buffers[b].memory == memory) {
-      change[lives[b].first] += bytes_of_slots(p.buffers[b]);
-      change[lives[b].last + 1] -= bytes_of_slots(p.buffers[b]);
+      change[lives[b].first] += bytes_of_versions(p.buffers[b]);
+      change[lives[b].last + 1] -= bytes_of_versions(p.buffers[b]);
     }
   int64_t now = 0, most = 0, when = 0;
   for (const auto& [at, bytes] : change)
@@ -144,8 +144,8 @@ void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& gro
   const std::vector<Holds> holds = contents_of(p, groups);
   for (size_t b = 0; b < lives.size(); ++b)
     if (lives[b].first >= 0 && lives[b].first <= when && when <= lives[b].last && p.buffers[b].memory == memory) {
-      if (holds[b] == Holds::kGradient) m.gradients += bytes_of_slots(p.buffers[b]);
-      if (holds[b] == Holds::kCopy) m.copies += bytes_of_slots(p.buffers[b]);
+      if (holds[b] == Holds::kGradient) m.gradients += bytes_of_versions(p.buffers[b]);
+      if (holds[b] == Holds::kCopy) m.copies += bytes_of_versions(p.buffers[b]);
     }
   m.activations = (memory == Memory::kHost ? p.host_bytes : p.arena_bytes) - m.gradients - m.copies;
 }
@@ -157,7 +157,7 @@ void add_variables(const Plan& plan, int32_t device, MemoryFigures& m) {
     const auto mesh = static_cast<size_t>(v.mesh);
     if (!places[mesh]) continue;
     m.in(v.memory).of(v.role) +=
-        element_count(local_dims(v.dims, cuts_of(v.dims, v.home, plan.meshes[mesh].axes, *places[mesh]))) *
+        element_count(local_dims(v.dims, cuts_of(v.dims, v.storage_sharding, plan.meshes[mesh].axes, *places[mesh]))) *
         size_of(v.dtype);
   }
 }
@@ -206,7 +206,7 @@ StepFigures step_of(const Program& program) {
       f.bytes += i.bytes;
       if (i.kind() != InstructionKind::kCollective) continue;
       ++f.collectives;
-      f.on_the_side += i.stream == Stream::kCommunication;
+      f.on_the_side += i.queue == Queue::kCommunication;
       for (const BufferId b : i.out)
         f.communicated += static_cast<double>(program.buffers[static_cast<size_t>(b)].bytes);
     }

@@ -34,7 +34,7 @@ int64_t samples_of(const Entry& entry, const DeviceRow& row);
 
 struct StepFigures {
   int64_t kernels = 0, feeds = 0, fetches = 0, collectives = 0, on_the_side = 0;  // of one step, rows repeated
-  int64_t messages = 0;                                                           // sent to other stages or layouts
+  int64_t messages = 0;                                                           // sent to other stages or shardings
   double flops = 0, bytes = 0, communicated = 0;
 };
 StepFigures step_of(const Program& program);

@@ -60,7 +60,7 @@ void widen_places(const Program& program, DeviceRow& row) {
 
 Plan in_float64(const Plan& plan) {
   for (const PlanVariable& v : plan.variables)
-    if (v.slot == "low")
+    if (v.state_name == "low")
       throw unimplemented("parameter '{}' is kept in two halves of its bits, which float64 has none of", v.owner);
   Plan out = plan;
   for (DeviceSpec& device : out.devices)

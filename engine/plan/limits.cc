@@ -41,21 +41,21 @@ void check_limits(const Graph& graph) {
 
 void check_limits(const Plan& plan) {
   for (const PlanVariable& v : plan.variables)
-    for (const AxisLayout& cut : v.home.axes)
-      if (cut.digit.outer > kMostRuns)
+    for (const AxisSharding& cut : v.storage_sharding.axes)
+      if (cut.sub_axis.outer > kMostRuns)
         throw beyond(
             "variable '{}' would be cut into {} runs a device, at most {} are possible: split another dimension",
-            brief(v.name), cut.digit.outer, kMostRuns);
+            brief(v.name), cut.sub_axis.outer, kMostRuns);
   for (const Entry& entry : plan.entries)
     for (const Program& program : entry.programs) check_program(entry, program);
 }
 
-void check_slots(int64_t slots, std::string_view schedule) {
-  if (slots > kMostSlots)
+void check_versions(int64_t versions, std::string_view schedule) {
+  if (versions > kMostVersions)
     throw beyond(
         "schedule '{}' has {} micro-batches in flight at once, at most {} are possible: give fewer micro-batches, or a "
         "schedule that begins with backward passes earlier, such as 1f1b",
-        schedule, slots, kMostSlots);
+        schedule, versions, kMostVersions);
 }
 
 }  // namespace whale

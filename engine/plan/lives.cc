@@ -7,39 +7,39 @@
 namespace whale {
 namespace {
 
-// From when on compute is behind an instruction of another stream, directly or by what it waited for: position in the
+// From when on compute is behind an instruction of another queue, directly or by what it waited for: position in the
 // segment, or its end.
 std::vector<size_t> released(const Segment& segment) {
-  const std::vector<StreamClock> clocks = clocks_of(segment);
+  const std::vector<QueueClock> clocks = clocks_of(segment);
   const size_t n = segment.instructions.size();
   std::vector<size_t> out(n, n);
-  std::array<size_t, kStreams> known{};  // how many instructions have been found done
+  std::array<size_t, kQueues> known{};  // how many instructions have been found done
   for (size_t q = 0; q < n; ++q) {
-    if (segment.instructions[q].stream != Stream::kCompute) continue;
-    for (size_t t = 1; t < kStreams; ++t)
+    if (segment.instructions[q].queue != Queue::kCompute) continue;
+    for (size_t t = 1; t < kQueues; ++t)
       for (; static_cast<int64_t>(known[t]) <= clocks[q][t]; ++known[t])
-        if (segment.instructions[known[t]].stream == static_cast<Stream>(t)) out[known[t]] = q;
+        if (segment.instructions[known[t]].queue == static_cast<Queue>(t)) out[known[t]] = q;
   }
   return out;
 }
 
 }  // namespace
 
-std::vector<StreamClock> clocks_of(const Segment& s) {
-  std::vector<StreamClock> begin(s.instructions.size());
-  std::array<StreamClock, kStreams> now;
-  for (StreamClock& c : now) c.fill(-1);
+std::vector<QueueClock> clocks_of(const Segment& s) {
+  std::vector<QueueClock> begin(s.instructions.size());
+  std::array<QueueClock, kQueues> now;
+  for (QueueClock& c : now) c.fill(-1);
   for (size_t k = 0; k < s.instructions.size(); ++k) {
     Watch::look();
     const Instruction& i = s.instructions[k];
-    StreamClock& mine = now[static_cast<size_t>(i.stream)];
+    QueueClock& mine = now[static_cast<size_t>(i.queue)];
     for (const WaitPoint& w : i.waits) {
-      const StreamClock& other = begin[static_cast<size_t>(w.index)];
+      const QueueClock& other = begin[static_cast<size_t>(w.index)];
       for (size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], other[t]);
-      mine[static_cast<size_t>(w.stream)] = std::max<int64_t>(mine[static_cast<size_t>(w.stream)], w.index);
+      mine[static_cast<size_t>(w.queue)] = std::max<int64_t>(mine[static_cast<size_t>(w.queue)], w.index);
     }
     begin[k] = mine;
-    mine[static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
+    mine[static_cast<size_t>(i.queue)] = static_cast<int64_t>(k);
   }
   return begin;
 }
@@ -50,28 +50,28 @@ BufferId storage_of(const Program& program, BufferId id) {
 }
 
 std::vector<size_t> pending_of(const Segment& s) {
-  const std::vector<StreamClock> clocks = clocks_of(s);
-  StreamClock known;
+  const std::vector<QueueClock> clocks = clocks_of(s);
+  QueueClock known;
   known.fill(-1);
   std::vector<size_t> out;
   for (size_t k = s.instructions.size(); k-- > 0;)
-    if (s.instructions[k].stream == Stream::kCompute) {
+    if (s.instructions[k].queue == Queue::kCompute) {
       known = clocks[k];
       break;
     }
   for (size_t k = 0; k < s.instructions.size(); ++k)
-    if (const Stream stream = s.instructions[k].stream;
-        stream != Stream::kCompute && static_cast<int64_t>(k) > known[static_cast<size_t>(stream)])
+    if (const Queue queue = s.instructions[k].queue;
+        queue != Queue::kCompute && static_cast<int64_t>(k) > known[static_cast<size_t>(queue)])
       out.push_back(k);
   return out;
 }
 
-Bytes bytes_of_storage(const Program& program, BufferId id, int32_t slot) {
+Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version) {
   const Buffer& b = program.buffers[static_cast<size_t>(storage_of(program, id))];
   constexpr int32_t kDeviceArena = 0, kHostArena = 1, kStepScalars = 2, kVariables = 3;
   if (b.kind == BufferKind::kVariable) return {kVariables + b.ref, 0, b.bytes};
   if (b.kind == BufferKind::kStep) return {kStepScalars, 0, 0};
-  const int64_t begin = b.offset + (b.slots > 1 ? slot * slot_stride(b) : 0);
+  const int64_t begin = b.offset + (b.versions > 1 ? version * version_stride(b) : 0);
   return {b.memory == Memory::kHost ? kHostArena : kDeviceArena, begin, begin + b.bytes};
 }
 
@@ -93,7 +93,7 @@ std::vector<Life> lives_of(const Program& program) {
       Watch::look();
       const Instruction& i = segment.instructions[k];
       const int64_t first = start + static_cast<int64_t>(k);
-      const int64_t last = i.stream == Stream::kCompute ? first : start + static_cast<int64_t>(ends[k]);
+      const int64_t last = i.queue == Queue::kCompute ? first : start + static_cast<int64_t>(ends[k]);
       for (const BufferIds* list : {&i.in, &i.out})
         for (const BufferId b : *list) {
           if (b == kNone) continue;

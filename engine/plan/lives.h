@@ -10,29 +10,29 @@
 namespace whale {
 
 inline bool in_arena(const Buffer& b) { return b.kind == BufferKind::kArena || b.kind == BufferKind::kInput; }
-// From one slot of a buffer to the next.
-inline int64_t slot_stride(const Buffer& b) { return (b.bytes + kAlignment - 1) / kAlignment * kAlignment; }
-inline int64_t bytes_of_slots(const Buffer& b) { return (b.slots - 1) * slot_stride(b) + b.bytes; }
+// From one version of a buffer to the next.
+inline int64_t version_stride(const Buffer& b) { return (b.bytes + kAlignment - 1) / kAlignment * kAlignment; }
+inline int64_t bytes_of_versions(const Buffer& b) { return (b.versions - 1) * version_stride(b) + b.bytes; }
 
 // Of the memory that the buffer is in.
 inline int64_t arena_of(const Program& p, const Buffer& b) {
   return b.memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
 }
 
-// clocks[k][t]: the last instruction of stream t that is done before instruction k begins; -1: none.
-using StreamClock = std::array<int64_t, kStreams>;
-std::vector<StreamClock> clocks_of(const Segment& s);
+// clocks[k][t]: the last instruction of queue t that is done before instruction k begins; -1: none.
+using QueueClock = std::array<int64_t, kQueues>;
+std::vector<QueueClock> clocks_of(const Segment& s);
 
-// Instructions of other streams that compute has not waited for when it is through with the segment, in order.
+// Instructions of other queues that compute has not waited for when it is through with the segment, in order.
 std::vector<size_t> pending_of(const Segment& s);
 
-// Bytes of a storage on one slot: where two of them meet, they are the same memory.
+// Bytes of a storage on one version: where two of them meet, they are the same memory.
 struct Bytes {
   int32_t space = 0;  // the device's arena, the host's, or a variable
   int64_t begin = 0, end = 0;
   bool meets(const Bytes& other) const { return space == other.space && begin < other.end && other.begin < end; }
 };
-Bytes bytes_of_storage(const Program& program, BufferId id, int32_t slot);
+Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version);
 
 // Storage that a buffer shares: the end of its chain of aliases.
 BufferId storage_of(const Program& program, BufferId id);

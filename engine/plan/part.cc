@@ -46,52 +46,55 @@ bool Part::empty() const {
   return std::any_of(dims.begin(), dims.end(), [](const Intervals& list) { return list.empty(); });
 }
 
-Part part_of(const Dims& dims, const std::vector<DigitCut>& cuts) {
+Part part_of(const Dims& dims, const std::vector<SubAxisCut>& cuts) {
   Part part;
   for (const int64_t n : dims) part.dims.push_back(merged({{0, n}}));
-  for (const DigitCut& c : cuts) {
-    auto& list = part.dims.at(static_cast<size_t>(c.digit.dim));
-    const int64_t block = c.extent * c.digit.inner;
-    WHALE_CHECK(c.digit.outer * block == dims[static_cast<size_t>(c.digit.dim)], "a cut's digit fits its dimension");
+  for (const SubAxisCut& c : cuts) {
+    auto& list = part.dims.at(static_cast<size_t>(c.sub_axis.dim));
+    const int64_t block = c.extent * c.sub_axis.inner;
+    WHALE_CHECK(c.sub_axis.outer * block == dims[static_cast<size_t>(c.sub_axis.dim)],
+                "a cut's sub-axis fits its dimension");
     Intervals kept;
-    for (int64_t o = 0; o < c.digit.outer; ++o)
-      kept.push_back({o * block + c.at.begin * c.digit.inner, o * block + c.at.end * c.digit.inner});
+    for (int64_t o = 0; o < c.sub_axis.outer; ++o)
+      kept.push_back({o * block + c.at.begin * c.sub_axis.inner, o * block + c.at.end * c.sub_axis.inner});
     list = intersection(list, merged(kept));
   }
   return part;
 }
 
-std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-                              const Ints& coordinates) {
-  WHALE_CHECK(layout.axes.size() == axes.size() && coordinates.size() == axes.size(), "a layout has its mesh's axes");
-  std::vector<DigitCut> cuts;
+std::vector<SubAxisCut> cuts_of(const Dims& dims, const Sharding& sharding, const std::vector<MeshAxis>& axes,
+                                const Ints& coordinates) {
+  WHALE_CHECK(sharding.axes.size() == axes.size() && coordinates.size() == axes.size(),
+              "a sharding has its mesh's axes");
+  std::vector<SubAxisCut> cuts;
   for (size_t a = 0; a < axes.size(); ++a) {
-    const AxisLayout& l = layout.axes[a];
+    const AxisSharding& l = sharding.axes[a];
     if (l.placement != Placement::kShard) continue;
-    const auto known = std::find_if(cuts.begin(), cuts.end(), [&](const DigitCut& c) { return c.digit == l.digit; });
+    const auto known =
+        std::find_if(cuts.begin(), cuts.end(), [&](const SubAxisCut& c) { return c.sub_axis == l.sub_axis; });
     if (known != cuts.end()) {
       const Interval inner = cut_of(axes, a, l.state, known->at.size(), coordinates);
       known->at = {known->at.begin + inner.begin, known->at.begin + inner.end};
       continue;
     }
-    const int64_t extent = dims.at(static_cast<size_t>(l.digit.dim)) / (l.digit.outer * l.digit.inner);
-    cuts.push_back({l.digit, extent, cut_of(axes, a, l.state, extent, coordinates)});
+    const int64_t extent = dims.at(static_cast<size_t>(l.sub_axis.dim)) / (l.sub_axis.outer * l.sub_axis.inner);
+    cuts.push_back({l.sub_axis, extent, cut_of(axes, a, l.state, extent, coordinates)});
   }
   return cuts;
 }
 
-Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes, const Ints& coordinates) {
-  return part_of(dims, cuts_of(dims, layout, axes, coordinates));
+Part part_of(const Dims& dims, const Sharding& sharding, const std::vector<MeshAxis>& axes, const Ints& coordinates) {
+  return part_of(dims, cuts_of(dims, sharding, axes, coordinates));
 }
 
-void cut_down(Dims& dims, const DigitCut& c) {
-  int64_t& n = dims[static_cast<size_t>(c.digit.dim)];
+void cut_down(Dims& dims, const SubAxisCut& c) {
+  int64_t& n = dims[static_cast<size_t>(c.sub_axis.dim)];
   n = c.extent ? n / c.extent * c.at.size() : 0;
 }
 
-Dims local_dims(const Dims& dims, const std::vector<DigitCut>& cuts) {
+Dims local_dims(const Dims& dims, const std::vector<SubAxisCut>& cuts) {
   Dims out = dims;
-  for (const DigitCut& c : cuts) cut_down(out, c);
+  for (const SubAxisCut& c : cuts) cut_down(out, c);
   return out;
 }
 

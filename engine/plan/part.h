@@ -5,18 +5,18 @@
 #include <functional>
 #include <vector>
 
-#include "ir/layout.h"
+#include "ir/sharding.h"
 #include "task/shares.h"
 #include "plan/plan.h"
 
 namespace whale {
 
-// One digit of a tensor cut down to an interval of it.
-struct DigitCut {
-  Digit digit;
-  int64_t extent = 0;  // of the digit, whole
+// One sub-axis of a tensor cut down to an interval of it.
+struct SubAxisCut {
+  SubAxis sub_axis;
+  int64_t extent = 0;  // of the sub-axis, whole
   Interval at;
-  friend bool operator==(const DigitCut&, const DigitCut&) = default;
+  friend bool operator==(const SubAxisCut&, const SubAxisCut&) = default;
 };
 
 struct Part {
@@ -26,17 +26,17 @@ struct Part {
   friend bool operator==(const Part&, const Part&) = default;
 };
 
-Part part_of(const Dims& dims, const std::vector<DigitCut>& cuts);
-// The cuts of the device at these coordinates, one a digit.
-std::vector<DigitCut> cuts_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes,
-                              const Ints& coordinates);
-// What the device at these coordinates holds; partial values count as whole. The axes are those of the layout's mesh.
-Part part_of(const Dims& dims, const Layout& layout, const std::vector<MeshAxis>& axes, const Ints& coordinates);
+Part part_of(const Dims& dims, const std::vector<SubAxisCut>& cuts);
+// The cuts of the device at these coordinates, one a sub-axis.
+std::vector<SubAxisCut> cuts_of(const Dims& dims, const Sharding& sharding, const std::vector<MeshAxis>& axes,
+                                const Ints& coordinates);
+// What the device at these coordinates holds; partial values count as whole. The axes are those of the sharding's mesh.
+Part part_of(const Dims& dims, const Sharding& sharding, const std::vector<MeshAxis>& axes, const Ints& coordinates);
 
 // A dimension after a cut of it.
-void cut_down(Dims& dims, const DigitCut& cut);
-// Local dimensions after the cuts, which are of different digits: arithmetic only.
-Dims local_dims(const Dims& dims, const std::vector<DigitCut>& cuts);
+void cut_down(Dims& dims, const SubAxisCut& cut);
+// Local dimensions after the cuts, which are of different sub-axes: arithmetic only.
+Dims local_dims(const Dims& dims, const std::vector<SubAxisCut>& cuts);
 
 // Every maximal run of elements that is contiguous both in the logical tensor and in the part: offsets and length in
 // elements, in the order of the part.

@@ -18,7 +18,7 @@
 #include "cluster/mesh.h"
 #include "cost/cost.h"
 #include "ir/graph.h"
-#include "ir/layout.h"
+#include "ir/sharding.h"
 #include "ir/plan_options.h"
 #include "ops/op.h"
 
@@ -52,7 +52,7 @@ struct PlanOutput {
   // Which devices hand it over: those of this mesh whose coordinates are 0 along every axis that does not cut it.
   int32_t mesh = 0;
   std::vector<bool> cut_by;  // per axis of the mesh
-  Layout parts;              // kConcat: cuts of other digits than the samples', over the axes of that mesh; empty: none
+  Sharding parts;  // kConcat: cuts of other sub-axes than the samples', over the axes of that mesh; empty: none
 };
 
 // Where something is kept: in the device's own memory, or in that of the machine it is part of (`offload`).
@@ -66,9 +66,9 @@ struct PlanVariable {
   bool trainable = true;
   Initializer init;
   std::string owner;  // kState: name of its parameter
-  std::string slot;
-  int32_t mesh = 0;  // whose devices hold it
-  Layout home;       // over the axes of that mesh
+  std::string state_name;
+  int32_t mesh = 0;           // whose devices hold it
+  Sharding storage_sharding;  // over the axes of that mesh
   Memory memory = Memory::kDevice;
 };
 
@@ -78,7 +78,7 @@ using BufferIds = SmallVector<BufferId, 6>;
 
 enum class BufferKind : uint8_t {
   kArena,     // lives in the arena at `offset`, reused by liveness
-  kVariable,  // home of variable `ref`; outlives the step
+  kVariable,  // where variable `ref` is stored; outlives the step
   kInput,  // this device's samples of input `ref`, for one micro-batch (kFeed fills it) or, with whole_batch, for all
   kStep,   // scalar provided by the session; `ref`: StepScalar
 };
@@ -91,48 +91,48 @@ struct Buffer {
   Dims dims;  // local
   int32_t ref = -1;
   int64_t offset = -1;  // kArena and kInput: bytes from the arena's start, 64-byte aligned
-  int64_t bytes = 0;    // of one slot
-  // Values of several micro-batches that are alive at once: slot k of a buffer lies k * align_up(bytes, kAlignment)
-  // behind its first one. A schedule row says which slot its segment works on.
-  int32_t slots = 1;
+  int64_t bytes = 0;    // of one version
+  // Values of several micro-batches that are alive at once: version k of a buffer lies k * align_up(bytes, kAlignment)
+  // behind its first one. A schedule row says which version its segment works on.
+  int32_t versions = 1;
   BufferId alias = -1;  // shares the storage of this buffer (in-place result, reshape): same offset
   // kHost: the offset is one of the program's host arena, or the variable is kept there; only kMove touches it.
   Memory memory = Memory::kDevice;
   int64_t at = 0;  // with an alias: bytes behind the start of that storage, of which this is a part
 };
 
-// Where a local tensor lies in the logical one, for ops that need it (random ops, iota, rotary, masks). The batch digit
-// moves with the micro-batch: its begin is added at run time from the schedule row.
+// Where a local tensor lies in the logical one, for ops that need it (random ops, iota, rotary, masks). The batch
+// sub-axis moves with the micro-batch: its begin is added at run time from the schedule row.
 struct BoxCut {
-  Digit digit;  // of the logical tensor
+  SubAxis sub_axis;  // of the logical tensor
   int64_t extent = 0, begin = 0, size = 0;
   friend bool operator==(const BoxCut&, const BoxCut&) = default;
 };
 struct Box {
-  Dims origin;  // per dimension, in elements of the logical tensor, the batch digit's part not included
-  Dims global;  // logical extents; empty: the op does not ask
-  Digit batch;  // the digit that holds samples; absent: none
+  Dims origin;    // per dimension, in elements of the logical tensor, the batch sub-axis's part not included
+  Dims global;    // logical extents; empty: the op does not ask
+  SubAxis batch;  // the sub-axis that holds samples; absent: none
   // Cuts that leave several intervals of a dimension (outer > 1), or share one with the batch; not part of `origin`.
   std::vector<BoxCut> cuts = {};
 };
 
-enum class Stream : uint8_t { kCompute = 0, kCommunication = 1, kCopy = 2 };
-inline constexpr int kStreams = 3;
+enum class Queue : uint8_t { kCompute = 0, kCommunication = 1, kCopy = 2 };
+inline constexpr int kQueues = 3;
 
-// "Instruction `index` of stream `stream`, in this segment run, is done". Waits always name an earlier instruction of
+// "Instruction `index` of queue `queue`, in this segment run, is done". Waits always name an earlier instruction of
 // the same segment; what crosses from row to row says Carry.
 struct WaitPoint {
-  Stream stream{};
+  Queue queue{};
   int32_t index = 0;  // position in Segment::instructions
   friend bool operator==(const WaitPoint&, const WaitPoint&) = default;
 };
 
 // How an operand of a collective is cut: the interval of each member, one behind the other. In local coordinates: what
 // other axes cut is cut already.
-struct DigitCuts {
-  Digit digit;
+struct SubAxisCuts {
+  SubAxis sub_axis;
   std::vector<Interval> cuts;
-  friend bool operator==(const DigitCuts&, const DigitCuts&) = default;
+  friend bool operator==(const SubAxisCuts&, const SubAxisCuts&) = default;
 };
 
 // What an instruction does.
@@ -143,16 +143,16 @@ struct Kernel {
   Attrs attrs = {};
   Box box = {};  // of out[0] (for reductions to nothing: of in[0]), when the op is offset-aware
   uint64_t key = 0;
-  int32_t samples = 0;  // which of the row's sample cuts the op's batch digit follows
+  int32_t samples = 0;  // which of the row's sample cuts the op's batch sub-axis follows
 };
 // Every member of the group runs the same one, in the same order.
 struct Collective {
-  OpCode op{};                       // all_reduce, all_gather, reduce_scatter, all_to_all, shift, adasum
-  int32_t group = 0;                 // index into Plan::groups
-  Combine combine = Combine::kSum;   // all_reduce, reduce_scatter
-  std::vector<DigitCuts> cuts = {};  // all_gather, all_to_all: of each `in`; reduce_scatter: of each `out`
-  DigitCuts to = {};                 // all_to_all: of `out`
-  Ints weights = {};                 // adasum: samples of each member; empty: equal
+  OpCode op{};                         // all_reduce, all_gather, reduce_scatter, all_to_all, shift, adasum
+  int32_t group = 0;                   // index into Plan::groups
+  Combine combine = Combine::kSum;     // all_reduce, reduce_scatter
+  std::vector<SubAxisCuts> cuts = {};  // all_gather, all_to_all: of each `in`; reduce_scatter: of each `out`
+  SubAxisCuts to = {};                 // all_to_all: of `out`
+  Ints weights = {};                   // adasum: samples of each member; empty: equal
 };
 // Host input -> out[0]: this device's samples of this micro-batch, or of the batch.
 struct Feed {
@@ -166,7 +166,7 @@ struct Fetch {
   int32_t samples = 0;
   bool whole_batch = false;
 };
-// in[0]: this device's transfers of the link, each into a free slot of its channel.
+// in[0]: this device's transfers of the link, each into free capacity of its channel.
 struct Send {
   int32_t link = 0;
 };
@@ -201,13 +201,13 @@ enum class InstructionKind : uint8_t {  // in that order
 
 struct Instruction {
   Work work;
-  Stream stream = Stream::kCompute;
+  Queue queue = Queue::kCompute;
   std::string name;  // of the op in the graph, for errors, timelines and dumps
   BufferIds in;      // kNone for an absent operand
   BufferIds out;
   Phase phase = Phase::kForward;
   ScopeId scope = 0;             // into Plan::scopes, for reports
-  std::vector<WaitPoint> waits;  // besides the order of its own stream
+  std::vector<WaitPoint> waits;  // besides the order of its own queue
   double flops = 0, bytes = 0;   // cost of the local shapes
 
   InstructionKind kind() const { return static_cast<InstructionKind>(work.index()); }
@@ -235,9 +235,9 @@ struct Segment {
   std::vector<Instruction> instructions;
 };
 
-// What compute waits for before instruction `at`, one of its own: an instruction of the row before, on another stream.
-// Rows are not joined. Compute goes from row to row; it waits for the other streams of the row before where its carry
-// says so, and for all of the rows before that one. The other streams begin a row when the one before is done.
+// What compute waits for before instruction `at`, one of its own: an instruction of the row before, on another queue.
+// Rows are not joined. Compute goes from row to row; it waits for the other queues of the row before where its carry
+// says so, and for all of the rows before that one. The other queues begin a row when the one before is done.
 struct CarryWait {
   int32_t at = 0;
   WaitPoint on;
@@ -248,7 +248,7 @@ using Carry = std::vector<CarryWait>;  // ascending
 struct ScheduleRow {
   int32_t segment = 0;
   int32_t micro_batch = 0;  // u
-  int32_t slot = 0;         // of the buffers that have several
+  int32_t version = 0;      // of the buffers that have several
   bool whole = false;       // prologue and epilogue: the share of the whole batch, not of one micro-batch
   int32_t carry = kNone;    // of Program::carries; kNone: compute waits for nothing of the row before
 };
@@ -308,10 +308,10 @@ struct Transfer {
 };
 
 // All transfers of one link from one device to another are one message; the (link, from, to) are its channels. A
-// channel has `slots` slots: a send waits until the message `slots` before it has been taken.
+// channel has a capacity: a send waits until the message `capacity` before it has been taken.
 struct Link {
   std::string name;  // of the tensor
-  int32_t slots = 1;
+  int32_t capacity = 1;
   std::vector<Transfer> transfers;
 };
 
@@ -346,7 +346,7 @@ struct Plan {
   std::vector<PlanVariable> variables;
   std::vector<Entry> entries;
   Optimizer optimizer;  // the session computes the learning rate from it
-  LearningRateSchedule schedule;
+  LearningRateSchedule lr_schedule;
   int64_t micro_batches = 1;
   Precision precision = Precision::kFloat32;
   PlanOptions options;
@@ -366,7 +366,7 @@ CostModel cost_of(const Plan& plan);  // that it was made with
 std::string print(const Plan& plan);  // stable text, for golden tests: every instruction
 std::string print(const Program& program);
 std::string summary(const Plan& plan);  // fits a terminal
-std::string to_json(const Plan& plan);  // for the SDKs' pictures: devices, memory, streams, instructions
+std::string to_json(const Plan& plan);  // for the SDKs' pictures: devices, memory, queues, instructions
 void verify(const Plan& plan);          // references, offsets, liveness, order of collectives; throws
 std::vector<uint8_t> serialize(const Plan& plan);
 Plan deserialize(const uint8_t* data, size_t size);  // verified: any bytes give a Plan or an Error

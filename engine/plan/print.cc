@@ -17,23 +17,24 @@ const char* name_of(OutputMerge merge) {
   constexpr const char* kNames[] = {"same", "concat", "sum"};
   return kNames[static_cast<size_t>(merge)];
 }
-const char* name_of(Stream stream) {
+const char* name_of(Queue queue) {
   constexpr const char* kNames[] = {"compute", "comm", "copy"};
-  return kNames[static_cast<size_t>(stream)];
+  return kNames[static_cast<size_t>(queue)];
 }
 
 // "split dim 1" or, of a part of a dimension, "split dim 1 (3,64)": what cuts a variable.
-std::string home_text(const Plan& plan, const PlanVariable& v) {
+std::string storage_sharding_text(const Plan& plan, const PlanVariable& v) {
   std::string text;
   const PlanMesh& mesh = plan.meshes[static_cast<size_t>(v.mesh)];
   if (plan.meshes.size() > 1) text += fmt::format(" of mesh {}", v.mesh);
   bool cut = false;
-  for (size_t a = 0; a < v.home.axes.size(); ++a) {
-    const AxisLayout& l = v.home.axes[a];
+  for (size_t a = 0; a < v.storage_sharding.axes.size(); ++a) {
+    const AxisSharding& l = v.storage_sharding.axes[a];
     if (l.placement != Placement::kShard) continue;
     cut = true;
-    text += fmt::format(", {} {}dim {}", mesh.axes[a].name, l.state ? "state " : "", l.digit.dim);
-    if (l.digit.outer != 1 || l.digit.inner != 1) text += fmt::format(" ({},{})", l.digit.outer, l.digit.inner);
+    text += fmt::format(", {} {}dim {}", mesh.axes[a].name, l.state ? "state " : "", l.sub_axis.dim);
+    if (l.sub_axis.outer != 1 || l.sub_axis.inner != 1)
+      text += fmt::format(" ({},{})", l.sub_axis.outer, l.sub_axis.inner);
   }
   if (cut) text += fmt::format(": {} on device {}", to_string(local_dims(plan, v, mesh.devices[0])), mesh.devices[0]);
   return text;
@@ -80,7 +81,7 @@ struct RowNames {
       text = fmt::format("{}{}", letter, row.micro_batch);
     else
       text = fmt::format("{}{}.{}", letter, stage, row.micro_batch);
-    if (row.slot != 0) text += fmt::format("@{}", row.slot);
+    if (row.version != 0) text += fmt::format("@{}", row.version);
     return row.carry == kNone ? text : text + fmt::format("^{}", row.carry);
   }
 };
@@ -111,7 +112,7 @@ class Numbers {
   std::map<Hole, size_t> number_;
 };
 
-std::string digit_text(const Digit& d) { return fmt::format("({},{},{})", d.dim, d.outer, d.inner); }
+std::string sub_axis_text(const SubAxis& d) { return fmt::format("({},{},{})", d.dim, d.outer, d.inner); }
 
 // number(kind, attribute, index, otherwise): what a row fills in there, or `otherwise`.
 template <class Number>
@@ -125,10 +126,10 @@ std::string kernel_text(const work::Kernel& k, Number number) {
   for (size_t d = 0; d < k.box.origin.size(); ++d)
     origin.push_back(number(HoleKind::kOrigin, "", d, fmt::to_string(k.box.origin[d])));
   text += fmt::format(" box=[{}] of {}", fmt::join(origin, ", "), to_string(k.box.global));
-  if (k.box.batch.present()) text += fmt::format(" batch={}", digit_text(k.box.batch));
+  if (k.box.batch.present()) text += fmt::format(" batch={}", sub_axis_text(k.box.batch));
   for (size_t n = 0; n < k.box.cuts.size(); ++n) {
     const BoxCut& c = k.box.cuts[n];
-    text += fmt::format(" cut={} {}+{} of {}", digit_text(c.digit),
+    text += fmt::format(" cut={} {}+{} of {}", sub_axis_text(c.sub_axis),
                         number(HoleKind::kCut, "", n, fmt::to_string(c.begin)), c.size, c.extent);
   }
   return text;
@@ -137,9 +138,9 @@ std::string kernel_text(const work::Kernel& k, Number number) {
 std::string collective_text(const work::Collective& c) {
   std::string text = fmt::format(" group={}", c.group);
   if (c.combine != Combine::kSum) text += fmt::format(" combine={}", name_of(c.combine));
-  for (const DigitCuts& each : c.cuts)
-    text += fmt::format(" cut={}{}", digit_text(each.digit), intervals_text(each.cuts));
-  if (c.to.digit.present()) text += fmt::format(" to={}{}", digit_text(c.to.digit), intervals_text(c.to.cuts));
+  for (const SubAxisCuts& each : c.cuts)
+    text += fmt::format(" cut={}{}", sub_axis_text(each.sub_axis), intervals_text(each.cuts));
+  if (c.to.sub_axis.present()) text += fmt::format(" to={}{}", sub_axis_text(c.to.sub_axis), intervals_text(c.to.cuts));
   if (!c.weights.empty()) text += fmt::format(" weights=[{}]", fmt::join(c.weights, ", "));
   return text;
 }
@@ -148,7 +149,7 @@ const char* whole(bool batch) { return batch ? " whole_batch" : ""; }
 
 std::string instruction_text(const Program& p, size_t segment, size_t index, const Numbers& numbers) {
   const Instruction& i = p.segments[segment].instructions[index];
-  std::string text = fmt::format("[{}] ", name_of(i.stream));
+  std::string text = fmt::format("[{}] ", name_of(i.queue));
   if (!i.out.empty()) text += buffers_text(p, i.out) + " = ";
   text += fmt::format("{}({})", i.verb(), buffers_text(p, i.in));
   if (const auto* k = i.kernel())
@@ -162,7 +163,7 @@ std::string instruction_text(const Program& p, size_t segment, size_t index, con
   if (const auto* f = i.as<work::Fetch>()) text += fmt::format(" output={}{}", f->output, whole(f->whole_batch));
   if (i.link() != kNone) text += fmt::format(" link={}", i.link());
   if (i.samples() != 0) text += fmt::format(" samples={}", i.samples());
-  for (const WaitPoint& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.stream), w.index);
+  for (const WaitPoint& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.queue), w.index);
   return text;
 }
 
@@ -179,7 +180,7 @@ void print_program(std::string& text, const Program& p, size_t number) {
     if (buffer.ref >= 0) text += fmt::format(" {}", buffer.ref);
     if (buffer.memory == Memory::kHost) text += " host";
     if (buffer.offset >= 0) text += fmt::format(" @{}+{}", buffer.offset, buffer.bytes);
-    if (buffer.slots != 1) text += fmt::format(" x{}", buffer.slots);
+    if (buffer.versions != 1) text += fmt::format(" x{}", buffer.versions);
     if (buffer.alias != kNone) text += fmt::format(" in %{}", buffer.alias);
     const Hole at{HoleKind::kAt, static_cast<BufferId>(b), 0, 0, "", 0};
     if (buffer.at != 0 || numbers.placed(at)) text += " +" + numbers.of(at, fmt::to_string(buffer.at));
@@ -193,7 +194,7 @@ void print_program(std::string& text, const Program& p, size_t number) {
   for (size_t c = 0; c < p.carries.size(); ++c) {
     text += fmt::format("    carry {}:", c);
     for (const CarryWait& w : p.carries[c])
-      text += fmt::format(" {} after {}:{} before;", w.at, name_of(w.on.stream), w.on.index);
+      text += fmt::format(" {} after {}:{} before;", w.at, name_of(w.on.queue), w.on.index);
     text += '\n';
   }
   text += "    schedule";
@@ -223,8 +224,8 @@ std::string print(const Plan& plan) {
     constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
     text += fmt::format("  variable {} {} {}{} {}", v, variable.name, name_of(variable.dtype), to_string(variable.dims),
                         kRoles[static_cast<size_t>(variable.role)]);
-    if (!variable.owner.empty()) text += fmt::format(" of {} ({})", variable.owner, variable.slot);
-    text += home_text(plan, variable);
+    if (!variable.owner.empty()) text += fmt::format(" of {} ({})", variable.owner, variable.state_name);
+    text += storage_sharding_text(plan, variable);
     if (variable.memory == Memory::kHost) text += ", in the host's memory";
     text += '\n';
   }
@@ -238,7 +239,7 @@ std::string print(const Plan& plan) {
                           to_string(e.outputs[o].dims), name_of(e.outputs[o].merge),
                           plan.meshes.size() > 1 ? fmt::format(" from mesh {}", e.outputs[o].mesh) : "");
     for (size_t l = 0; l < e.links.size(); ++l) {
-      text += fmt::format("  link {} {}, {} slot(s)\n", l, e.links[l].name, e.links[l].slots);
+      text += fmt::format("  link {} {}, capacity {}\n", l, e.links[l].name, e.links[l].capacity);
       for (const Transfer& t : e.links[l].transfers)
         text += fmt::format("    {} {} -> {} {}\n", t.from, intervals_text(t.source), t.to, intervals_text(t.target));
     }

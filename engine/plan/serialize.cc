@@ -28,11 +28,11 @@ using Structs = const flatbuffers::Vector<const T*>*;
 // ---- writing
 // ------------------------------------------------------------------------------------------------------------------
 fb::Interval to_fb(const Interval& i) { return {i.begin, i.end}; }
-fb::Digit to_fb(const Digit& d) { return {d.dim, d.outer, d.inner}; }
-fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.stream), w.index}; }
+fb::SubAxis to_fb(const SubAxis& d) { return {d.dim, d.outer, d.inner}; }
+fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.queue), w.index}; }
 fb::CarryWait to_fb(const CarryWait& c) { return {c.at, to_fb(c.on)}; }
-fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.slot, r.carry, r.whole}; }
-fb::BoxCut to_fb(const BoxCut& c) { return {to_fb(c.digit), c.extent, c.begin, c.size}; }
+fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.version, r.carry, r.whole}; }
+fb::BoxCut to_fb(const BoxCut& c) { return {to_fb(c.sub_axis), c.extent, c.begin, c.size}; }
 
 template <class T>
 auto write_structs(Builder& b, const std::vector<T>& list) {
@@ -47,12 +47,12 @@ Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a);
 Off<fb::Mesh> write_one(Builder& b, const PlanMesh& m);
 Off<fb::GroupPart> write_one(Builder& b, const std::vector<int32_t>& part);
 Off<fb::Group> write_one(Builder& b, const Group& g);
-Off<fb::AxisLayout> write_one(Builder& b, const AxisLayout& a);
+Off<fb::AxisSharding> write_one(Builder& b, const AxisSharding& a);
 Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v);
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i);
 Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o);
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x);
-Off<fb::DigitCuts> write_one(Builder& b, const DigitCuts& c);
+Off<fb::SubAxisCuts> write_one(Builder& b, const SubAxisCuts& c);
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
 Off<fb::Segment> write_one(Builder& b, const Segment& s);
 Off<fb::Hole> write_one(Builder& b, const Hole& h);
@@ -98,17 +98,19 @@ Off<fb::Group> write_one(Builder& b, const Group& g) {
   return fb::CreateGroup(b, axis, write_all(b, g.parts));
 }
 
-Off<fb::AxisLayout> write_one(Builder& b, const AxisLayout& a) {
-  const fb::Digit digit = to_fb(a.digit);
-  return fb::CreateAxisLayout(b, number<fb::Placement>(a.placement), &digit, a.state, number<fb::Combine>(a.combine));
+Off<fb::AxisSharding> write_one(Builder& b, const AxisSharding& a) {
+  const fb::SubAxis sub_axis = to_fb(a.sub_axis);
+  return fb::CreateAxisSharding(b, number<fb::Placement>(a.placement), &sub_axis, a.state,
+                                number<fb::Combine>(a.combine));
 }
 
 Off<fb::PlanVariable> write_one(Builder& b, const PlanVariable& v) {
-  const auto name = write(b, v.name), owner = write(b, v.owner), slot = write(b, v.slot);
+  const auto name = write(b, v.name), owner = write(b, v.owner), state_name = write(b, v.state_name);
   const auto dims = write(b, v.dims);
   const auto init = write(b, v.init);
   return fb::CreatePlanVariable(b, name, number<fb::DType>(v.dtype), dims, number<fb::Role>(v.role), v.trainable, init,
-                                owner, slot, v.mesh, write_all(b, v.home.axes), number<fb::Memory>(v.memory));
+                                owner, state_name, v.mesh, write_all(b, v.storage_sharding.axes),
+                                number<fb::Memory>(v.memory));
 }
 
 Off<fb::PlanInput> write_one(Builder& b, const PlanInput& i) {
@@ -130,19 +132,19 @@ Off<fb::PlanOutput> write_one(Builder& b, const PlanOutput& o) {
 Off<fb::PlanBuffer> write_one(Builder& b, const Buffer& x) {
   const auto name = write(b, x.name);
   return fb::CreatePlanBuffer(b, name, number<fb::BufferKind>(x.kind), number<fb::DType>(x.dtype), write(b, x.dims),
-                              x.ref, x.offset, x.bytes, x.slots, x.alias, number<fb::Memory>(x.memory), x.at);
+                              x.ref, x.offset, x.bytes, x.versions, x.alias, number<fb::Memory>(x.memory), x.at);
 }
 
-Off<fb::DigitCuts> write_one(Builder& b, const DigitCuts& c) {
-  const fb::Digit digit = to_fb(c.digit);
-  return fb::CreateDigitCuts(b, &digit, write_structs(b, c.cuts));
+Off<fb::SubAxisCuts> write_one(Builder& b, const SubAxisCuts& c) {
+  const fb::SubAxis sub_axis = to_fb(c.sub_axis);
+  return fb::CreateSubAxisCuts(b, &sub_axis, write_structs(b, c.cuts));
 }
 
 // ---- the work of an instruction: the members of the union in its order
 Off<fb::Kernel> write_work(Builder& b, const work::Kernel& k) {
   const auto attrs = write(b, k.attrs);
   const auto origin = write(b, k.box.origin), global = write(b, k.box.global);
-  const fb::Digit batch = to_fb(k.box.batch);
+  const fb::SubAxis batch = to_fb(k.box.batch);
   const auto box = fb::CreateBox(b, origin, global, &batch, write_structs(b, k.box.cuts));
   return fb::CreateKernel(b, static_cast<uint16_t>(k.op), attrs, box, k.key, k.samples);
 }
@@ -170,8 +172,8 @@ Off<fb::Instruction> write_one(Builder& b, const Instruction& i) {
   const auto in = write(b, i.in), out = write(b, i.out);
   const auto waits = write_structs(b, i.waits);
   const auto work = std::visit([&](const auto& w) { return write_work(b, w).Union(); }, i.work);
-  return fb::CreateInstruction(b, static_cast<fb::Work>(i.work.index() + 1), work, number<fb::Stream>(i.stream), name,
-                               in, out, number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
+  return fb::CreateInstruction(b, static_cast<fb::Work>(i.work.index() + 1), work, number<fb::Queue>(i.queue), name, in,
+                               out, number<fb::Phase>(i.phase), i.scope, waits, i.flops, i.bytes);
 }
 
 Off<fb::Segment> write_one(Builder& b, const Segment& s) {
@@ -214,7 +216,7 @@ Off<fb::Transfer> write_one(Builder& b, const Transfer& t) {
 
 Off<fb::Link> write_one(Builder& b, const Link& l) {
   const auto name = write(b, l.name);
-  return fb::CreateLink(b, name, l.slots, write_all(b, l.transfers));
+  return fb::CreateLink(b, name, l.capacity, write_all(b, l.transfers));
 }
 
 Off<fb::Entry> write_one(Builder& b, const Entry& e) {
@@ -245,13 +247,13 @@ std::vector<Interval> intervals(Fields& f, Structs<fb::Interval> v, int64_t end,
   return out;
 }
 
-Digit digit(const Fields& f, const fb::Digit* d, size_t rank) {
+SubAxis sub_axis(const Fields& f, const fb::SubAxis* d, size_t rank) {
   if (d == nullptr) return {};
-  f.place(d, alignof(fb::Digit));
-  Digit out;
-  out.dim = static_cast<int>(f.range(d->dim(), -1, static_cast<int64_t>(rank) - 1, "a digit's dimension"));
-  out.outer = f.range(d->outer(), 1, kMaxTensorBytes, "a digit's outer extent");
-  out.inner = f.range(d->inner(), 1, kMaxTensorBytes, "a digit's inner extent");
+  f.place(d, alignof(fb::SubAxis));
+  SubAxis out;
+  out.dim = static_cast<int>(f.range(d->dim(), -1, static_cast<int64_t>(rank) - 1, "a sub-axis's dimension"));
+  out.outer = f.range(d->outer(), 1, kMaxTensorBytes, "a sub-axis's outer extent");
+  out.inner = f.range(d->inner(), 1, kMaxTensorBytes, "a sub-axis's inner extent");
   return out;
 }
 
@@ -316,11 +318,11 @@ Group read_group(Fields& f, const fb::Group* t, const Plan& plan) {
   return out;
 }
 
-AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims) {
-  AxisLayout out;
+AxisSharding read_sharding(Fields& f, const fb::AxisSharding* t, const Dims& dims) {
+  AxisSharding out;
   out.placement = f.number<Placement>(t->placement(), "a placement");
-  out.digit = digit(f, t->digit(), dims.size());
-  f.range(out.digit.outer, 1, kMostRuns, "the outer extent of a variable's cut");  // so many runs it has
+  out.sub_axis = sub_axis(f, t->sub_axis(), dims.size());
+  f.range(out.sub_axis.outer, 1, kMostRuns, "the outer extent of a variable's cut");  // so many runs it has
   out.state = t->state();
   out.combine = f.number<Combine>(t->combine(), "a combine");
   return out;
@@ -335,9 +337,9 @@ PlanVariable read_variable(Fields& f, const fb::PlanVariable* t, const Plan& pla
   out.trainable = t->trainable();
   out.init = f.initializer(t->init());
   out.owner = f.name(t->owner(), "a variable's owner");
-  out.slot = f.name(t->slot(), "a variable's slot");
+  out.state_name = f.name(t->state_name(), "a variable's state name");
   out.mesh = f.id(t->mesh(), plan.meshes.size(), "a variable's mesh");
-  out.home.axes = read_all(f, t->home(), read_layout, out.dims);
+  out.storage_sharding.axes = read_all(f, t->storage_sharding(), read_sharding, out.dims);
   out.memory = f.number<Memory>(t->memory(), "a variable's memory");
   return out;
 }
@@ -362,7 +364,7 @@ PlanInput read_input(Fields& f, const fb::PlanInput* t) {
   return out;
 }
 
-AxisLayout read_layout(Fields& f, const fb::AxisLayout* t, const Dims& dims);
+AxisSharding read_sharding(Fields& f, const fb::AxisSharding* t, const Dims& dims);
 
 PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
   PlanOutput out;
@@ -377,7 +379,7 @@ PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
     for (const uint8_t cut : *t->cut_by()) out.cut_by.push_back(cut != 0);
   }
   if (t->parts() != nullptr) {
-    out.parts.axes = read_all(f, t->parts(), read_layout, out.dims);
+    out.parts.axes = read_all(f, t->parts(), read_sharding, out.dims);
     if (out.parts.axes.size() != plan.meshes[static_cast<size_t>(out.mesh)].axes.size())
       throw f.bad("an output's parts have axes of another mesh");
   }
@@ -393,7 +395,7 @@ Buffer read_buffer(Fields& f, const fb::PlanBuffer* t, size_t buffers) {
   out.ref = static_cast<int32_t>(f.range(t->ref(), -1, INT32_MAX, "a buffer's ref"));
   out.offset = f.range(t->offset(), -1, kMostArena, "a buffer's offset");
   out.bytes = f.range(t->bytes(), 0, kMaxTensorBytes, "a buffer's bytes");
-  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMostSlots, "a buffer's slots"));
+  out.versions = static_cast<int32_t>(f.range(t->versions(), 1, kMostVersions, "a buffer's versions"));
   out.alias = f.id_or_none(t->alias(), buffers, "a buffer's alias");
   out.memory = f.number<Memory>(t->memory(), "a buffer's memory");
   out.at = f.range(t->at(), 0, kMaxTensorBytes, "a buffer's place in its storage");
@@ -409,11 +411,11 @@ Box read_box(Fields& f, const fb::Box* t) {
   for (const auto* list : {&out.origin, &out.global}) {
     for (const int64_t d : *list) f.range(d, 0, kMaxTensorBytes, "a box");
   }
-  out.batch = digit(f, t->batch(), out.global.size());
+  out.batch = sub_axis(f, t->batch(), out.global.size());
   if (t->cuts() == nullptr) return out;
   f.structs(t->cuts(), sizeof(BoxCut));
   for (const fb::BoxCut* c : *t->cuts()) {
-    BoxCut cut{digit(f, &c->digit(), out.global.size()), f.range(c->extent(), 0, kMaxTensorBytes, "a box"), 0, 0};
+    BoxCut cut{sub_axis(f, &c->sub_axis(), out.global.size()), f.range(c->extent(), 0, kMaxTensorBytes, "a box"), 0, 0};
     cut.begin = f.range(c->begin(), 0, cut.extent, "a box");
     cut.size = f.range(c->size(), 0, cut.extent - cut.begin, "a box");
     out.cuts.push_back(cut);
@@ -421,13 +423,13 @@ Box read_box(Fields& f, const fb::Box* t) {
   return out;
 }
 
-DigitCuts read_digit_cuts(Fields& f, const fb::DigitCuts* t) {
+SubAxisCuts read_sub_axis_cuts(Fields& f, const fb::SubAxisCuts* t) {
   if (t == nullptr) return {};
-  return {digit(f, t->digit(), kMaxRank), intervals(f, t->cuts(), kMaxTensorBytes, "the cut of a collective")};
+  return {sub_axis(f, t->sub_axis(), kMaxRank), intervals(f, t->cuts(), kMaxTensorBytes, "the cut of a collective")};
 }
 
 int32_t samples_of(const Fields& f, int32_t given) {
-  return static_cast<int32_t>(f.range(given, 0, kMostSlots, "an instruction's samples"));
+  return static_cast<int32_t>(f.range(given, 0, kMostVersions, "an instruction's samples"));
 }
 int32_t index_of(const Fields& f, int32_t given, const char* what) {
   return static_cast<int32_t>(f.range(given, 0, INT32_MAX, what));
@@ -441,8 +443,8 @@ work::Collective read_work(Fields& f, const fb::Collective& t) {
   return {f.op_code(t.op()),
           index_of(f, t.group(), "a collective's group"),
           f.number<Combine>(t.combine(), "what a collective combines by"),
-          read_all(f, t.cuts(), read_digit_cuts),
-          read_digit_cuts(f, t.to()),
+          read_all(f, t.cuts(), read_sub_axis_cuts),
+          read_sub_axis_cuts(f, t.to()),
           f.vector(t.weights())};
 }
 work::Feed read_work(Fields& f, const fb::Feed& t) {
@@ -475,7 +477,7 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   Instruction out;
   if (t->work() == nullptr) throw f.bad("an instruction without work");
   read_work(f, t, out);
-  out.stream = f.number<Stream>(t->stream(), "an instruction's stream");
+  out.queue = f.number<Queue>(t->queue(), "an instruction's queue");
   out.name = f.name(t->name(), "an instruction's name");
   out.in = f.vector(t->in());
   out.out = f.vector(t->out());
@@ -487,7 +489,7 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   if (t->waits() != nullptr) {
     f.structs(t->waits(), sizeof(WaitPoint));
     for (const fb::WaitPoint* w : *t->waits()) {
-      out.waits.push_back({static_cast<Stream>(f.id(w->stream(), kStreams, "a wait's stream")),
+      out.waits.push_back({static_cast<Queue>(f.id(w->queue(), kQueues, "a wait's queue")),
                            static_cast<int32_t>(f.range(w->index(), 0, INT32_MAX, "a wait"))});
     }
   }
@@ -591,8 +593,7 @@ Carry read_carry(Fields& f, const fb::Carry* t) {
   if (t->waits() == nullptr) return out;
   f.structs(t->waits(), sizeof(CarryWait));
   for (const fb::CarryWait* w : *t->waits())
-    out.push_back(
-        {w->at(), {static_cast<Stream>(f.id(w->on().stream(), kStreams, "a wait's stream")), w->on().index()}});
+    out.push_back({w->at(), {static_cast<Queue>(f.id(w->on().queue(), kQueues, "a wait's queue")), w->on().index()}});
   return out;
 }
 
@@ -613,7 +614,7 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
       out.schedule.push_back(
           {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
            static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch")),
-           static_cast<int32_t>(f.range(r->slot(), 0, kMostSlots - 1, "a schedule row's slot")), r->whole(),
+           static_cast<int32_t>(f.range(r->version(), 0, kMostVersions - 1, "a schedule row's version")), r->whole(),
            r->carry() == kNone ? kNone : f.id(r->carry(), carries, "a schedule row's carry")});
     }
   }
@@ -667,7 +668,7 @@ Transfer read_transfer(Fields& f, const fb::Transfer* t, const Plan& plan) {
 Link read_link(Fields& f, const fb::Link* t, const Plan& plan) {
   Link out;
   out.name = f.name(t->name(), "a link's name");
-  out.slots = static_cast<int32_t>(f.range(t->slots(), 1, kMostSlots, "a link's slots"));
+  out.capacity = static_cast<int32_t>(f.range(t->capacity(), 1, kMostVersions, "a link's capacity"));
   out.transfers = read_all(f, t->transfers(), read_transfer, plan);
   return out;
 }
@@ -714,7 +715,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   const auto variables = write_all(b, plan.variables);
   const auto entries = write_all(b, plan.entries);
   const auto optimizer = write(b, plan.optimizer);
-  const auto schedule = write(b, plan.schedule);
+  const auto lr_schedule = write(b, plan.lr_schedule);
   const auto source = write(b, serialize(plan.source));
   std::vector<Off<flatbuffers::String>> notes;
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
@@ -722,7 +723,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   const auto options = write(b, attrs_of(plan.options)), profile = write(b, attrs_of(plan.profile));
   fb::FinishPlanBuffer(
       b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
-                        variables, entries, optimizer, schedule, plan.micro_batches,
+                        variables, entries, optimizer, lr_schedule, plan.micro_batches,
                         number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price, profile));
   return bytes_of(b);
 }
@@ -758,7 +759,7 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   out.variables = read_all(f, t->variables(), read_variable, out);
   out.entries = read_all(f, t->entries(), read_entry, out);
   out.optimizer = f.optimizer(t->optimizer());
-  out.schedule = f.schedule(t->schedule());
+  out.lr_schedule = f.lr_schedule(t->lr_schedule());
   out.micro_batches = f.range(t->micro_batches(), 1, kMaxCount, "micro_batches");
   out.precision = f.number<Precision>(t->precision(), "the precision");
   try {

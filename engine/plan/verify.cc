@@ -38,15 +38,16 @@ void check_buffers(const Context& c) {
     const Buffer& b = p.buffers[i];
     const int64_t bytes = checked_bytes(c, b);
     if (b.bytes != bytes) c.fail(fmt::format("buffer '{}' has {} bytes, its type {}", b.name, b.bytes, bytes));
-    if (b.slots < 1 || b.slots > kMostSlots || (b.slots > 1 && !in_arena(b)))
-      c.fail(fmt::format("buffer '{}' has {} slots", b.name, b.slots));
+    if (b.versions < 1 || b.versions > kMostVersions || (b.versions > 1 && !in_arena(b)))
+      c.fail(fmt::format("buffer '{}' has {} versions", b.name, b.versions));
     if (b.alias != kNone) {
       if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone)
         c.fail(fmt::format("buffer '{}': bad alias", b.name));
       const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
       if (b.at < 0 || b.at > s.bytes - b.bytes || b.at % size_of(b.dtype) || (in_arena(s) && b.offset != s.offset))
         c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
-      if (b.slots != s.slots) c.fail(fmt::format("buffer '{}' and its storage '{}' have other slots", b.name, s.name));
+      if (b.versions != s.versions)
+        c.fail(fmt::format("buffer '{}' and its storage '{}' have other versions", b.name, s.name));
       if (b.memory != s.memory)
         c.fail(fmt::format("buffer '{}' and its storage '{}' are in two memories", b.name, s.name));
       if (in_arena(s) != in_arena(b) || (!in_arena(s) && (b.kind != s.kind || b.ref != s.ref)))
@@ -55,7 +56,7 @@ void check_buffers(const Context& c) {
     if (b.alias == kNone && b.at != 0) c.fail(fmt::format("buffer '{}' lies inside of nothing", b.name));
     if (in_arena(b) && b.bytes > 0 && b.offset < 0)
       c.fail(fmt::format("buffer '{}' has no place: nothing uses it, or its storage was not placed", b.name));
-    if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > arena_of(p, b) - bytes_of_slots(b)))
+    if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > arena_of(p, b) - bytes_of_versions(b)))
       c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
                          arena_of(p, b)));
     if (b.kind == BufferKind::kVariable && !inside(b.ref, c.plan.variables))
@@ -101,7 +102,7 @@ void check_memories(const Context& c, const Segment& s, size_t k) {
 void check_instruction(const Context& c, const Segment& s, size_t k) {
   const Program& p = c.program;
   const Instruction& i = s.instructions[k];
-  if (static_cast<int>(i.stream) >= kStreams) c.fail(s, k, "no such stream");
+  if (static_cast<int>(i.queue) >= kQueues) c.fail(s, k, "no such queue");
   for (const BufferId b : i.in) {
     if (b == kNone && i.kind() == InstructionKind::kCollective) c.fail(s, k, "a collective without an operand");
     if (b == kNone) continue;
@@ -144,12 +145,12 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   for (const WaitPoint& w : i.waits) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)
       c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
-    if (s.instructions[static_cast<size_t>(w.index)].stream != w.stream)
-      c.fail(s, k, fmt::format("waits for {} on another stream than its own", w.index));
+    if (s.instructions[static_cast<size_t>(w.index)].queue != w.queue)
+      c.fail(s, k, fmt::format("waits for {} on another queue than its own", w.index));
   }
 }
 
-// Each names, for an instruction of compute, one of another stream in the row before.
+// Each names, for an instruction of compute, one of another queue in the row before.
 void check_carries(const Context& c) {
   const Program& p = c.program;
   std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // segments of both rows, carry
@@ -163,11 +164,11 @@ void check_carries(const Context& c) {
     const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;
     int32_t last = 0;
     for (const CarryWait& w : p.carries[static_cast<size_t>(row.carry)]) {
-      if (!inside(w.at, now) || w.at < last || now[static_cast<size_t>(w.at)].stream != Stream::kCompute)
+      if (!inside(w.at, now) || w.at < last || now[static_cast<size_t>(w.at)].queue != Queue::kCompute)
         c.fail(fmt::format("a carry stops instruction {}, which is not the next one of compute", w.at));
-      if (!inside(w.on.index, before) || w.on.stream == Stream::kCompute ||
-          before[static_cast<size_t>(w.on.index)].stream != w.on.stream)
-        c.fail(fmt::format("a carry waits for {} of the row before, which is not of its stream", w.on.index));
+      if (!inside(w.on.index, before) || w.on.queue == Queue::kCompute ||
+          before[static_cast<size_t>(w.on.index)].queue != w.on.queue)
+        c.fail(fmt::format("a carry waits for {} of the row before, which is not of its queue", w.on.index));
       last = w.at;
     }
   }
@@ -184,7 +185,7 @@ void check_program(const Context& c) {
     }
   if (const std::string fault = fault_of_holes(p); !fault.empty()) c.fail(fault);
   for (const ScheduleRow& row : watched(p.schedule))
-    if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.slot < 0)
+    if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.version < 0)
       c.fail("a schedule row names no segment");
   check_carries(c);
 }
@@ -205,7 +206,8 @@ std::vector<size_t> first_alike(const std::vector<PlanVariable>& variables) {
   std::vector<size_t> shapes, out;
   for (const PlanVariable& v : variables) {
     const auto known = std::ranges::find_if(shapes, [&](size_t w) {
-      return variables[w].mesh == v.mesh && variables[w].dims == v.dims && variables[w].home == v.home;
+      return variables[w].mesh == v.mesh && variables[w].dims == v.dims &&
+             variables[w].storage_sharding == v.storage_sharding;
     });
     const size_t first = known == shapes.end() ? out.size() : *known;
     if (first == out.size()) shapes.push_back(first);
@@ -214,8 +216,8 @@ std::vector<size_t> first_alike(const std::vector<PlanVariable>& variables) {
   return out;
 }
 
-// A device's row: its place in the mesh, its samples, and variables of the sizes that their homes say. `last_cuts`: of
-// each program, what names the last cut of the batch.
+// A device's row: its place in the mesh, its samples, and variables of the sizes that their storage shardings say.
+// `last_cuts`: of each program, what names the last cut of the batch.
 void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector<const Instruction*>& last_cuts,
                const std::vector<size_t>& alike, Fail fail) {
   const DeviceRow& row = entry.rows[r];
@@ -248,8 +250,9 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
     const auto [known, fresh] = held.try_emplace(alike[static_cast<size_t>(b.ref)]);
     int64_t& local = known->second;
     if (fresh)
-      local = element_count(v.mesh == row.mesh ? local_dims(v.dims, cuts_of(v.dims, v.home, mesh.axes, row.coordinates))
-                                               : local_dims(plan, v, row.device));
+      local = element_count(v.mesh == row.mesh
+                                ? local_dims(v.dims, cuts_of(v.dims, v.storage_sharding, mesh.axes, row.coordinates))
+                                : local_dims(plan, v, row.device));
     if (local != element_count(b.dims))
       fail(fmt::format("buffer '{}' of device {} has shape {}, but the device holds {} elements of variable '{}'",
                        b.name, r, to_string(b.dims), local, v.name));
@@ -377,23 +380,24 @@ void check_mesh(const Plan& plan, const PlanMesh& mesh) {
     throw error(Code::kDataLoss, "plan '{}': its meshes have different axes", plan.model);
 }
 
-// A home cuts whole digits of the variable; a variable is never partial.
-void check_home(const Plan& plan, const PlanVariable& v) {
+// A storage sharding cuts whole sub-axes of the variable; a variable is never partial.
+void check_storage_sharding(const Plan& plan, const PlanVariable& v) {
   const auto fail = [&](const char* what) {
     throw error(Code::kDataLoss, "plan '{}', variable '{}': {}", plan.model, v.name, what);
   };
   if (!inside(v.mesh, plan.meshes)) fail("there is no such mesh");
-  if (v.home.axes.size() != plan.meshes[static_cast<size_t>(v.mesh)].axes.size()) fail("its home is of another mesh");
+  if (v.storage_sharding.axes.size() != plan.meshes[static_cast<size_t>(v.mesh)].axes.size())
+    fail("its storage sharding is of another mesh");
   for (const int64_t n : v.dims)
     if (n < 0) fail("a dimension is negative");
-  for (const AxisLayout& l : v.home.axes) {
-    if (l.placement == Placement::kPartial) fail("its home is partial");
+  for (const AxisSharding& l : v.storage_sharding.axes) {
+    if (l.placement == Placement::kPartial) fail("its storage sharding is partial");
     if (l.placement != Placement::kShard) continue;
-    const Digit& d = l.digit;
-    if (!inside(d.dim, v.dims) || d.outer < 1 || d.inner < 1) fail("its home cuts no dimension of it");
+    const SubAxis& d = l.sub_axis;
+    if (!inside(d.dim, v.dims) || d.outer < 1 || d.inner < 1) fail("its storage sharding cuts no dimension of it");
     const int64_t n = v.dims[static_cast<size_t>(d.dim)];
     if (n != 0 && (d.outer > n || d.inner > n / d.outer || n % (d.outer * d.inner)))
-      fail("its home cuts a digit that its dimension does not have");
+      fail("its storage sharding cuts a sub-axis that its dimension does not have");
   }
 }
 
@@ -405,7 +409,7 @@ void verify(const Plan& plan) {
   for (const PlanMesh& mesh : plan.meshes) check_mesh(plan, mesh);
   if (plan.scopes.empty()) throw error(Code::kDataLoss, "plan '{}' has no root scope", plan.model);
   verify_groups(plan);
-  for (const PlanVariable& v : plan.variables) check_home(plan, v);
+  for (const PlanVariable& v : plan.variables) check_storage_sharding(plan, v);
   for (const Entry& entry : plan.entries) check_entry(plan, entry);
 }
 

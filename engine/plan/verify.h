@@ -1,4 +1,4 @@
-// The parts of verify(plan), one a question. Internal to this room.
+// The parts of verify(plan), one a question. Internal to this module.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ void verify_memory(const VerifyContext& c);
 bool before_in_memory(const Program* a, const Program* b);
 
 // Messages and collectives: those who take part agree, boxes lie inside their tensors, and nobody waits for ever, given
-// the slots of the channels.
+// the capacities of the channels.
 void verify_communication(const Plan& plan, const Entry& entry);
 
 // Operands and results of collectives are what the cuts of their group say.

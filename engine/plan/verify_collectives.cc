@@ -65,15 +65,15 @@ class Shapes {
     }
   }
 
-  // Elements of a tensor at each position of the digit, whose extent it is.
-  int64_t unit(const Buffer& b, const Digit& digit, int64_t extent) const {
-    const auto& [dim, outer, inner] = digit;
+  // Elements of a tensor at each position of the sub-axis, whose extent it is.
+  int64_t unit(const Buffer& b, const SubAxis& sub_axis, int64_t extent) const {
+    const auto& [dim, outer, inner] = sub_axis;
     const bool fits = dim >= 0 && dim < std::ssize(b.dims) && outer >= 1 && inner >= 1 &&
                       outer <= b.dims[static_cast<size_t>(dim)] && inner <= b.dims[static_cast<size_t>(dim)] / outer &&
                       outer * inner * extent == b.dims[static_cast<size_t>(dim)];
     if (!fits)
-      fail(fmt::format("'{}' of shape {} has no digit ({}, {}, {}) of {}", b.name, to_string(b.dims), dim, outer, inner,
-                       extent));
+      fail(fmt::format("'{}' of shape {} has no sub-axis ({}, {}, {}) of {}", b.name, to_string(b.dims), dim, outer,
+                       inner, extent));
     return elements(b) / extent;
   }
 
@@ -87,7 +87,7 @@ class Shapes {
       if (elements(whole) == 0) continue;
       const std::vector<Interval>& all = of_.cuts[n].cuts;
       check_cuts(all);
-      if (elements(part) != unit(whole, of_.cuts[n].digit, all.back().end) * all[rank_].size())
+      if (elements(part) != unit(whole, of_.cuts[n].sub_axis, all.back().end) * all[rank_].size())
         fail(fmt::format("'{}' of shape {} is not [{}, {}) of '{}' of shape {}", part.name, to_string(part.dims),
                          all[rank_].begin, all[rank_].end, whole.name, to_string(whole.dims)));
     }

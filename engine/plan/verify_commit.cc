@@ -54,13 +54,13 @@ class Order {
     if (later.row == earlier.row)
       return waits(static_cast<size_t>(c_.program.schedule[later.row].segment), later.index, earlier.index);
     if (later.row < earlier.row) return false;
-    const Stream from = instruction(earlier).stream;
-    if (instruction(later).stream != Stream::kCompute || from == Stream::kCompute || later.row > earlier.row + 1)
+    const Queue from = instruction(earlier).queue;
+    if (instruction(later).queue != Queue::kCompute || from == Queue::kCompute || later.row > earlier.row + 1)
       return true;
     const int32_t carry = c_.program.schedule[later.row].carry;
     return carry != kNone &&
            std::ranges::any_of(c_.program.carries[static_cast<size_t>(carry)], [&](const CarryWait& w) {
-             return w.at <= static_cast<int32_t>(later.index) && w.on.stream == from &&
+             return w.at <= static_cast<int32_t>(later.index) && w.on.queue == from &&
                     w.on.index >= static_cast<int32_t>(earlier.index);
            });
   }
@@ -69,14 +69,14 @@ class Order {
   bool waits(size_t s, size_t later, size_t earlier) const {
     const auto& list = c_.program.segments[s].instructions;
     if (later <= earlier) return false;
-    if (list[later].stream == list[earlier].stream) return true;
+    if (list[later].queue == list[earlier].queue) return true;
     if (clocks_[s].empty()) clocks_[s] = clocks_of(c_.program.segments[s]);
-    return clocks_[s][later][static_cast<size_t>(list[earlier].stream)] >= static_cast<int64_t>(earlier);
+    return clocks_[s][later][static_cast<size_t>(list[earlier].queue)] >= static_cast<int64_t>(earlier);
   }
 
   const VerifyContext& c_;
-  std::vector<std::vector<size_t>> rows_;                 // of each segment
-  mutable std::vector<std::vector<StreamClock>> clocks_;  // of each segment that was asked for
+  std::vector<std::vector<size_t>> rows_;                // of each segment
+  mutable std::vector<std::vector<QueueClock>> clocks_;  // of each segment that was asked for
 };
 
 template <class Body>

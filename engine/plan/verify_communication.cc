@@ -36,7 +36,7 @@ std::string text_of(const Program& p, const Instruction& i) {
       const Buffer& whole = p.buffers[static_cast<size_t>(b)];
       text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
     }
-  for (const DigitCuts& each : c.cuts) text += cuts_text(each.cuts);
+  for (const SubAxisCuts& each : c.cuts) text += cuts_text(each.cuts);
   text += cuts_text(c.to.cuts);
   return text;
 }
@@ -61,11 +61,11 @@ Collectives collectives_of(const Program& p, size_t groups, std::map<std::string
   return all;
 }
 
-// A device begins the collectives of a group one after another, also where they are on different streams.
+// A device begins the collectives of a group one after another, also where they are on different queues.
 void check_order(const Entries& e) {
   for (const Program& p : e.entry.programs)
     for (const Segment& s : p.segments) {
-      const std::vector<StreamClock> clocks = clocks_of(s);
+      const std::vector<QueueClock> clocks = clocks_of(s);
       std::map<int32_t, size_t> last;  // per group
       for (size_t k = 0; k < s.instructions.size(); ++k) {
         const Instruction& i = s.instructions[k];
@@ -73,8 +73,7 @@ void check_order(const Entries& e) {
         const auto [at, fresh] = last.try_emplace(i.group(), k);
         if (fresh) continue;
         const Instruction& before = s.instructions[at->second];
-        if (before.stream != i.stream &&
-            clocks[k][static_cast<size_t>(before.stream)] < static_cast<int64_t>(at->second))
+        if (before.queue != i.queue && clocks[k][static_cast<size_t>(before.queue)] < static_cast<int64_t>(at->second))
           e.fail(fmt::format("segment '{}': '{}' and '{}' of group {} may begin in either order", s.name, before.name,
                              i.name, i.group()));
         at->second = k;
@@ -215,7 +214,7 @@ void check_links(const Entries& e) {
     Watch::look();
     const Link& link = e.entry.links[l];
     std::set<std::pair<int32_t, int32_t>> channels;
-    if (link.slots < 1) e.fail(fmt::format("link '{}' has {} slots", link.name, link.slots));
+    if (link.capacity < 1) e.fail(fmt::format("link '{}' has capacity {}", link.name, link.capacity));
     for (const Transfer& t : link.transfers) {
       for (const int32_t d : {t.from, t.to})
         if (d < 0 || d >= static_cast<int32_t>(e.entry.rows.size()))

@@ -1,5 +1,5 @@
-// Races and liveness, from the happens-before order of the streams and the rows of the schedule, not from the planner's
-// lives. A storage that passes from row to row has its bytes, with all slots, for itself from its first row to its
+// Races and liveness, from the happens-before order of the queues and the rows of the schedule, not from the planner's
+// lives. A storage that passes from row to row has its bytes, with all versions, for itself from its first row to its
 // last; so a segment is looked at once, however many rows run it.
 #include <algorithm>
 #include <compare>
@@ -16,49 +16,49 @@ namespace {
 
 // Accesses of one storage in one segment.
 struct Access {
-  StreamClock first, last;  // per stream, instruction numbers; -1: none
+  QueueClock first, last;  // per queue, instruction numbers; -1: none
   bool any = false;
   bool reads_first = false;  // its value comes from outside
 };
 
 struct SegmentUse {
-  std::vector<StreamClock> clocks;
+  std::vector<QueueClock> clocks;
   std::vector<Access> of;  // per buffer (storages)
 };
 
 bool all_before(const SegmentUse& s, const Access& a, const Access& b) {
-  for (size_t t = 0; t < kStreams; ++t) {
+  for (size_t t = 0; t < kQueues; ++t) {
     if (b.first[t] < 0) continue;
-    const StreamClock& clock = s.clocks[static_cast<size_t>(b.first[t])];
-    for (size_t u = 0; u < kStreams; ++u)
+    const QueueClock& clock = s.clocks[static_cast<size_t>(b.first[t])];
+    for (size_t u = 0; u < kQueues; ++u)
       if (a.last[u] > clock[u]) return false;
   }
   return true;
 }
 
-// A part of a storage: who wrote and read it last, per stream.
+// A part of a storage: who wrote and read it last, per queue.
 struct Touched {
   Interval at;
-  StreamClock writer, reader;
+  QueueClock writer, reader;
 };
 Interval part_of(const Buffer& b) { return {b.at, b.at + b.bytes}; }
 
-// Reads of a value that another stream makes must wait for it; done for every pair of writer and reader in a segment.
+// Reads of a value that another queue makes must wait for it; done for every pair of writer and reader in a segment.
 void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use) {
   std::vector<std::vector<Touched>> touched(c.program.buffers.size());
   for (size_t k = 0; k < s.instructions.size(); ++k) {
     Watch::look();
     const Instruction& i = s.instructions[k];
-    const auto stream = static_cast<size_t>(i.stream);
-    const auto check = [&](StreamClock Touched::*earlier, const char* what, BufferId b) {
+    const auto queue = static_cast<size_t>(i.queue);
+    const auto check = [&](QueueClock Touched::*earlier, const char* what, BufferId b) {
       const Buffer& buffer = c.program.buffers[static_cast<size_t>(b)];
       const Interval mine = part_of(buffer);
       for (const Touched& x : touched[static_cast<size_t>(storage_of(c.program, b))])
-        for (size_t t = 0; t < kStreams && x.at.begin < mine.end && mine.begin < x.at.end; ++t)
-          if (t != stream && (x.*earlier)[t] > use.clocks[k][t])
+        for (size_t t = 0; t < kQueues && x.at.begin < mine.end && mine.begin < x.at.end; ++t)
+          if (t != queue && (x.*earlier)[t] > use.clocks[k][t])
             c.fail(s, k, fmt::format("{} '{}' without waiting for instruction {}", what, buffer.name, (x.*earlier)[t]));
     };
-    const auto note = [&](StreamClock Touched::*now, BufferId b) {
+    const auto note = [&](QueueClock Touched::*now, BufferId b) {
       const Interval mine = part_of(c.program.buffers[static_cast<size_t>(b)]);
       auto& list = touched[static_cast<size_t>(storage_of(c.program, b))];
       auto at = std::find_if(list.begin(), list.end(), [&](const Touched& x) { return x.at == mine; });
@@ -67,7 +67,7 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
         at = list.end() - 1;
         at->writer.fill(-1), at->reader.fill(-1);
       }
-      ((*at).*now)[stream] = static_cast<int64_t>(k);
+      ((*at).*now)[queue] = static_cast<int64_t>(k);
     };
     for (const BufferId b : i.in)
       if (b != kNone) check(&Touched::writer, "reads", b);
@@ -122,9 +122,9 @@ SegmentUse use_of(const Program& p, const Segment& s) {
       Access& a = use.of[static_cast<size_t>(storage_of(p, b))];
       if (!a.any) a.reads_first = reads;
       a.any = true;
-      auto& first = a.first[static_cast<size_t>(i.stream)];
+      auto& first = a.first[static_cast<size_t>(i.queue)];
       if (first < 0) first = static_cast<int64_t>(k);
-      a.last[static_cast<size_t>(i.stream)] = static_cast<int64_t>(k);
+      a.last[static_cast<size_t>(i.queue)] = static_cast<int64_t>(k);
     };
     for (const BufferId b : i.in) touch(b, true);
     for (const BufferId b : i.out) touch(b, false);
@@ -137,7 +137,7 @@ using Users = std::vector<std::pair<size_t, bool>>;
 
 // A storage of the arena and the rows of the schedule from its first use to its last. One that a single segment makes
 // anew in each of its rows is `inner`: nothing of it is alive outside of them. Any other may be alive in all the rows
-// between, and with all of its slots.
+// between, and with all of its versions.
 struct Held {
   size_t buffer = 0;
   int64_t begin = 0, end = 0;  // bytes
@@ -160,7 +160,7 @@ std::vector<Held> held_by(const Program& p, const std::vector<SegmentUse>& uses,
     Watch::look();
     const Buffer& x = p.buffers[b];
     if (!in_arena(x) || x.alias != kNone || x.bytes == 0 || x.offset < 0) continue;
-    Held held{b, x.offset, x.offset + bytes_of_slots(x), p.schedule.size(), 0, false, {}};
+    Held held{b, x.offset, x.offset + bytes_of_versions(x), p.schedule.size(), 0, false, {}};
     for (size_t s = 0; s < uses.size(); ++s) {
       if (!uses[s].of[b].any || rows[s].empty()) continue;
       held.users.emplace_back(s, uses[s].of[b].reads_first);
@@ -174,24 +174,25 @@ std::vector<Held> held_by(const Program& p, const std::vector<SegmentUse>& uses,
   return out;
 }
 
-// What a segment reads was written in an earlier row, to the same slot and for the same micro-batch. Storages that the
-// same segments use in the same way are checked once.
+// What a segment reads was written in an earlier row, to the same version and for the same micro-batch. Storages that
+// the same segments use in the same way are checked once.
 void check_values(const VerifyContext& c, const std::vector<Held>& all, const std::vector<std::vector<size_t>>& rows) {
   const Program& p = c.program;
   std::set<std::pair<Users, int32_t>> seen;
   for (const Held& held : all) {
     Watch::look();
     const Buffer& x = p.buffers[held.buffer];
-    if (held.inner || !seen.emplace(held.users, x.slots).second) continue;
+    if (held.inner || !seen.emplace(held.users, x.versions).second) continue;
     std::vector<std::pair<size_t, bool>> uses;  // row, and whether it reads first
     for (const auto& [s, reads] : held.users)
       for (const size_t r : watched(rows[s])) uses.emplace_back(r, reads);
     std::ranges::sort(uses);
-    std::vector<const ScheduleRow*> made(static_cast<size_t>(x.slots));  // the row that made the value of the slot
+    std::vector<const ScheduleRow*> made(
+        static_cast<size_t>(x.versions));  // the row that made the value of the version
     for (const auto& [r, reads] : watched(uses)) {
       const ScheduleRow& row = p.schedule[r];
       const std::string& segment = p.segments[static_cast<size_t>(row.segment)].name;
-      const ScheduleRow*& maker = made[x.slots > 1 ? static_cast<size_t>(row.slot) : 0];
+      const ScheduleRow*& maker = made[x.versions > 1 ? static_cast<size_t>(row.version) : 0];
       if (reads && !maker) c.fail(fmt::format("segment '{}' reads '{}', which nothing has written", segment, x.name));
       if (reads && !maker->whole && !row.whole && maker->micro_batch != row.micro_batch)
         c.fail(fmt::format("segment '{}' reads '{}' of micro-batch {} in micro-batch {}", segment, x.name,
@@ -261,14 +262,14 @@ void check_sharing(const VerifyContext& c, size_t s, const SegmentUse& use, cons
   }
 }
 
-// What compute does in a row, while other streams may still be at the row before, waits for those whose bytes it needs.
+// What compute does in a row, while other queues may still be at the row before, waits for those whose bytes it needs.
 void check_carries(const VerifyContext& c) {
   const Program& p = c.program;
   std::set<std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>> seen;
   for (size_t r = 1; r < p.schedule.size(); ++r) {
     Watch::look();
     const ScheduleRow &before = p.schedule[r - 1], &now = p.schedule[r];
-    if (!seen.emplace(before.segment, before.slot, now.segment, now.slot, now.carry).second) continue;
+    if (!seen.emplace(before.segment, before.version, now.segment, now.version, now.carry).second) continue;
     const Segment &earlier = p.segments[static_cast<size_t>(before.segment)],
                   &later = p.segments[static_cast<size_t>(now.segment)];
     const std::vector<size_t> pending = pending_of(earlier);
@@ -282,26 +283,26 @@ void check_carries(const VerifyContext& c) {
     for (const size_t k : pending)
       for (const bool writes : {false, true})
         for (const BufferId b : writes ? earlier.instructions[k].out : earlier.instructions[k].in)
-          if (b != kNone) left.push_back({bytes_of_storage(p, b, before.slot), writes, k});
-    StreamClock known;  // of the row before
+          if (b != kNone) left.push_back({bytes_of_storage(p, b, before.version), writes, k});
+    QueueClock known;  // of the row before
     known.fill(-1);
     const Carry none;
     const Carry& carry = now.carry == kNone ? none : p.carries[static_cast<size_t>(now.carry)];
     auto next = carry.begin();
     for (size_t k = 0; k < later.instructions.size(); ++k) {
       const Instruction& i = later.instructions[k];
-      if (i.stream != Stream::kCompute) continue;
+      if (i.queue != Queue::kCompute) continue;
       for (; next != carry.end() && next->at <= static_cast<int32_t>(k); ++next) {
-        int64_t& reached = known[static_cast<size_t>(next->on.stream)];
+        int64_t& reached = known[static_cast<size_t>(next->on.queue)];
         reached = std::max<int64_t>(reached, next->on.index);
       }
       for (const bool writes : {false, true})
         for (const BufferId b : writes ? i.out : i.in) {
           if (b == kNone) continue;
-          const Bytes mine = bytes_of_storage(p, b, now.slot);
+          const Bytes mine = bytes_of_storage(p, b, now.version);
           for (const Use& u : left)
             if ((writes || u.writes) && mine.meets(u.bytes) &&
-                static_cast<int64_t>(u.by) > known[static_cast<size_t>(earlier.instructions[u.by].stream)])
+                static_cast<int64_t>(u.by) > known[static_cast<size_t>(earlier.instructions[u.by].queue)])
               c.fail(later, k,
                      fmt::format("{} bytes that instruction {} ('{}') of the row before may still be at, and does not "
                                  "wait for it",
@@ -311,19 +312,19 @@ void check_carries(const VerifyContext& c) {
   }
 }
 
-// Every buffer of several slots has the one that a row works on.
-void check_slots(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
+// Every buffer of several versions has the one that a row works on.
+void check_versions(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
   const Program& p = c.program;
-  std::vector<const Buffer*> fewest(p.segments.size());  // slots
+  std::vector<const Buffer*> fewest(p.segments.size());  // versions
   for (size_t s = 0; s < p.segments.size(); ++s)
     for (size_t b = 0; b < p.buffers.size(); ++b)
-      if (p.buffers[b].slots > 1 && uses[s].of[b].any && (!fewest[s] || p.buffers[b].slots < fewest[s]->slots))
+      if (p.buffers[b].versions > 1 && uses[s].of[b].any && (!fewest[s] || p.buffers[b].versions < fewest[s]->versions))
         fewest[s] = &p.buffers[b];
   for (const ScheduleRow& row : watched(p.schedule)) {
     const auto s = static_cast<size_t>(row.segment);
-    if (fewest[s] && row.slot >= fewest[s]->slots)
-      c.fail(fmt::format("a schedule row of segment '{}' works on slot {}, but '{}' has {}", p.segments[s].name,
-                         row.slot, fewest[s]->name, fewest[s]->slots));
+    if (fewest[s] && row.version >= fewest[s]->versions)
+      c.fail(fmt::format("a schedule row of segment '{}' works on version {}, but '{}' has {}", p.segments[s].name,
+                         row.version, fewest[s]->name, fewest[s]->versions));
   }
 }
 
@@ -374,8 +375,8 @@ std::strong_ordering order_of(const std::vector<T>& a, const std::vector<T>& b, 
 }
 
 std::strong_ordering order_of(const Instruction& a, const Instruction& b) {
-  const auto own = [](const Instruction& i) { return std::tie(i.stream, i.in, i.out); };
-  const auto wait = [](const WaitPoint& w) { return std::tie(w.stream, w.index); };
+  const auto own = [](const Instruction& i) { return std::tie(i.queue, i.in, i.out); };
+  const auto wait = [](const WaitPoint& w) { return std::tie(w.queue, w.index); };
   const std::strong_ordering order = own(a) <=> own(b);
   if (order != 0) return order;
   return order_of(a.waits, b.waits, [&](const WaitPoint& x, const WaitPoint& y) { return wait(x) <=> wait(y); });
@@ -385,10 +386,10 @@ std::strong_ordering order_of(const Instruction& a, const Instruction& b) {
 
 bool before_in_memory(const Program* a, const Program* b) {
   const auto buffer = [](const Buffer& x) {
-    return std::tie(x.kind, x.offset, x.bytes, x.slots, x.alias, x.memory, x.at);
+    return std::tie(x.kind, x.offset, x.bytes, x.versions, x.alias, x.memory, x.at);
   };
-  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.slot, x.whole, x.carry); };
-  const auto carried = [](const CarryWait& x) { return std::tie(x.at, x.on.stream, x.on.index); };
+  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.version, x.whole, x.carry); };
+  const auto carried = [](const CarryWait& x) { return std::tie(x.at, x.on.queue, x.on.index); };
   std::strong_ordering order =
       order_of(a->buffers, b->buffers, [&](const Buffer& x, const Buffer& y) { return buffer(x) <=> buffer(y); });
   if (order == 0)
@@ -416,7 +417,7 @@ void verify_memory(const VerifyContext& c) {
     check_races(c, s, uses.back());
     check_names(c, s, made);
   }
-  check_slots(c, uses);
+  check_versions(c, uses);
   const std::vector<std::vector<size_t>> rows = rows_of_segments(p);
   const std::vector<Held> held = held_by(p, uses, rows);
   check_values(c, held, rows);

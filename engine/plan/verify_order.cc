@@ -128,7 +128,7 @@ std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
       Ints key;
       for (const PlanStep& step : steps[p][s]) {
         const Instruction& i = entry.programs[p].segments[s].instructions[static_cast<size_t>(step.instruction)];
-        key.insert(key.end(), {static_cast<int64_t>(i.kind()), static_cast<int64_t>(i.stream), i.group(), i.link()});
+        key.insert(key.end(), {static_cast<int64_t>(i.kind()), static_cast<int64_t>(i.queue), i.group(), i.link()});
         key.insert(key.end(), step.needs.begin(), step.needs.end());
       }
       numbers.push_back(segments.of(std::move(key)));

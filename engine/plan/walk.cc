@@ -15,18 +15,18 @@ bool communicates(const Instruction& i) { return i.group() != kNone || i.link() 
 
 std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {
   std::vector<PlanStep> out;
-  const std::vector<StreamClock> clocks = clocks_of(s);
-  std::array<std::vector<std::pair<int64_t, int32_t>>, kStreams> of;  // instructions and their steps
+  const std::vector<QueueClock> clocks = clocks_of(s);
+  std::array<std::vector<std::pair<int64_t, int32_t>>, kQueues> of;  // instructions and their steps
   for (size_t k = 0; k < s.instructions.size(); ++k) {
     const Instruction& i = s.instructions[k];
     if (walked == Walked::kCommunication && !communicates(i)) continue;
     PlanStep step{static_cast<int32_t>(k), {}};
-    for (size_t t = 0; t < kStreams; ++t) {
+    for (size_t t = 0; t < kQueues; ++t) {
       const auto end =
           std::partition_point(of[t].begin(), of[t].end(), [&](auto& x) { return x.first <= clocks[k][t]; });
-      step.needs[t] = end == of[t].begin() || static_cast<size_t>(i.stream) == t ? kNone : std::prev(end)->second;
+      step.needs[t] = end == of[t].begin() || static_cast<size_t>(i.queue) == t ? kNone : std::prev(end)->second;
     }
-    of[static_cast<size_t>(i.stream)].emplace_back(k, static_cast<int32_t>(out.size()));
+    of[static_cast<size_t>(i.queue)].emplace_back(k, static_cast<int32_t>(out.size()));
     out.push_back(step);
   }
   return out;
@@ -67,7 +67,7 @@ struct Walker {
         const auto link = static_cast<int32_t>(end.link);
         const int32_t mine = classes[device], other = classes[static_cast<size_t>(peer)];
         const auto [at, fresh] = channels.try_emplace({link, end.sends ? mine : other, end.sends ? other : mine});
-        if (fresh) at->second = clock.channel(e.entry.links[end.link].slots);
+        if (fresh) at->second = clock.channel(e.entry.links[end.link].capacity);
         std::vector<size_t>& of_link = ends.channels[{link, end.sends}];
         if (of_link.empty() || of_link.back() != at->second) of_link.push_back(at->second);
       }
@@ -95,17 +95,17 @@ struct Walker {
   }
 };
 
-// The last items of each stream up to a row.
+// The last items of each queue up to a row.
 struct RowEnd {
-  std::array<Clock::Item, kStreams> last;
+  std::array<Clock::Item, kQueues> last;
   RowEnd() { last.fill(kNone); }
 };
 
-bool on_several_streams(const Program& p, const std::vector<std::vector<PlanStep>>& steps) {
-  std::array<bool, kStreams> used{};
+bool on_several_queues(const Program& p, const std::vector<std::vector<PlanStep>>& steps) {
+  std::array<bool, kQueues> used{};
   for (size_t s = 0; s < steps.size(); ++s)
     for (const PlanStep& step : steps[s])
-      used[static_cast<size_t>(p.segments[s].instructions[static_cast<size_t>(step.instruction)].stream)] = true;
+      used[static_cast<size_t>(p.segments[s].instructions[static_cast<size_t>(step.instruction)].queue)] = true;
   return std::count(used.begin(), used.end(), true) > 1;
 }
 
@@ -135,9 +135,9 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
     const Walker::Ends ends = walker.ends_of(d, links[d]);
     const Program& p = e.program(device);
     const auto& of_program = steps[static_cast<size_t>(e.entry.rows[d].program)];
-    std::array<size_t, kStreams> streams{};
-    for (size_t& stream : streams) stream = clock_.resource();
-    const bool joins = walked == Walked::kCommunication && on_several_streams(p, of_program);
+    std::array<size_t, kQueues> queues{};
+    for (size_t& queue : queues) queue = clock_.resource();
+    const bool joins = walked == Walked::kCommunication && on_several_queues(p, of_program);
     RowEnd before, now;  // all rows but the last, and all
     size_t last_base = 0;
     for (size_t row = 0; row < p.schedule.size(); ++row) {
@@ -145,7 +145,7 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
       const int32_t segment = p.schedule[row].segment;
       const size_t base = visits_.size();
       RowEnd end = now;
-      std::array<bool, kStreams> begun{};
+      std::array<bool, kQueues> begun{};
       const auto& carry =
           p.schedule[row].carry == kNone ? kNothing : p.carries[static_cast<size_t>(p.schedule[row].carry)];
       for (const PlanStep& step : of_program[static_cast<size_t>(segment)]) {
@@ -153,23 +153,23 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
         Visit& v = visits_.back();
         const Instruction& i = instruction(v);
         std::tie(v.first, v.last) =
-            walker.add(i, ends, streams[static_cast<size_t>(i.stream)], seconds ? seconds(i, device) : 0);
+            walker.add(i, ends, queues[static_cast<size_t>(i.queue)], seconds ? seconds(i, device) : 0);
         if (i.kind() == InstructionKind::kVote) clock_.after(agreed, v.last);
         if (i.kind() == InstructionKind::kCommit) clock_.after(v.first, agreed);
         for (const int32_t need : step.needs)
           if (need != kNone) clock_.after(v.first, visits_[base + static_cast<size_t>(need)].last);
         if (walked == Walked::kCommunication) continue;
-        const auto stream = static_cast<size_t>(i.stream);
-        const RowEnd& awaited = i.stream == Stream::kCompute ? before : now;
-        for (size_t t = 0; t < kStreams && !begun[stream]; ++t)
-          if (t != stream && awaited.last[t] != kNone) clock_.after(v.first, awaited.last[t]);
-        begun[stream] = true;
+        const auto queue = static_cast<size_t>(i.queue);
+        const RowEnd& awaited = i.queue == Queue::kCompute ? before : now;
+        for (size_t t = 0; t < kQueues && !begun[queue]; ++t)
+          if (t != queue && awaited.last[t] != kNone) clock_.after(v.first, awaited.last[t]);
+        begun[queue] = true;
         for (const CarryWait& w : carry)
           if (w.at == step.instruction)
             clock_.after(v.first, visits_[last_base + static_cast<size_t>(w.on.index)].last);
-        end.last[stream] = v.last;
+        end.last[queue] = v.last;
       }
-      if (joins && visits_.size() > base) clock_.join(streams);
+      if (joins && visits_.size() > base) clock_.join(queues);
       before = now, now = end, last_base = base;
     }
   }
@@ -212,7 +212,7 @@ std::string PlanWalk::text_of(const Clock::Stuck& stuck) const {
   std::string text = fmt::format("device {} never leaves segment '{}' (row {} of its schedule): '{}'", held.device,
                                  e_.program(held.device).segments[static_cast<size_t>(held.segment)].name, held.row,
                                  instruction(held).name);
-  if (!stuck.circle) return text + " waits for a message, a slot or a member of its group that never comes";
+  if (!stuck.circle) return text + " waits for a message, free capacity or a member of its group that never comes";
   waits.push_back(waits.front());
   for (size_t k = 1; k < waits.size(); ++k)
     text += fmt::format(

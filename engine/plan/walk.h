@@ -11,11 +11,11 @@
 
 namespace whale {
 
-// An instruction that is walked, and the last one before it of each stream that must be over: position in the list of
+// An instruction that is walked, and the last one before it of each queue that must be over: position in the list of
 // its segment, -1: none.
 struct PlanStep {
   int32_t instruction = 0;
-  std::array<int32_t, kStreams> needs{};
+  std::array<int32_t, kQueues> needs{};
 };
 using PlanSteps = std::vector<std::vector<std::vector<PlanStep>>>;  // [program][segment]
 enum class Walked : uint8_t { kAll, kCommunication };

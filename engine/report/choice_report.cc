@@ -5,7 +5,7 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 #include "plan/figures.h"
 
 namespace whale {
@@ -20,7 +20,7 @@ std::string cuts_text(const Graph& graph, const Axes& axes, const Choices& choic
     if (!cut.present()) continue;
     text += fmt::format("{}{} by {}", text.empty() ? "" : ", ", axes.axis_name(a),
                         factors.list[static_cast<size_t>(cut.factor)].name);
-    if (!(cut.sub == SubDigit{})) text += fmt::format(":{}x{}", cut.sub.outer, cut.sub.inner);
+    if (!(cut.sub == SubAxisPart{})) text += fmt::format(":{}x{}", cut.sub.outer, cut.sub.inner);
   }
   return text.empty() ? "whole" : text;
 }
@@ -67,7 +67,7 @@ ChoiceReport choice_report(const Graph& graph, const TaskGraphs& tasks, const Ch
   const auto lies = [&](TensorId id) {
     const Tensor& t = graph.tensor(id);
     std::string text = fmt::format("{}{} {}", name_of(t.dtype), to_string(t.dims),
-                                   to_string(choices.layouts[static_cast<size_t>(id)]));
+                                   to_string(choices.shardings[static_cast<size_t>(id)]));
     if (const auto to = choices.settled.find(id); to != choices.settled.end())
       text += fmt::format(", then {}", to_string(to->second));
     return text;
@@ -88,7 +88,7 @@ ChoiceReport choice_report(const Graph& graph, const TaskGraphs& tasks, const Ch
 
 std::string choices_text(const ChoiceReport& report) {
   std::string text = fmt::format(
-      "{}\nlayouts along {}: R everywhere, S a cut of a dimension, P a part of a sum\n"
+      "{}\nshardings along {}: R replicated, S a cut of a dimension, P a part of a sum\n"
       "a step, nothing beside anything: {}\n\nvariables live\n",
       report.strategy, report.axes, price_text(report.step));
   const auto times = [](int64_t count) { return count > 1 ? fmt::format(" x {}", count) : ""; };
@@ -111,7 +111,7 @@ std::string choices_json(const ChoiceReport& report) {
   };
   Json out{{"strategy", report.strategy}, {"axes", report.axes}, {"step", price(report.step)}};
   for (const ChoiceRow& row : report.variables)
-    out["variables"].push_back({{"name", row.name}, {"layout", row.results[0]}, {"count", row.count}});
+    out["variables"].push_back({{"name", row.name}, {"sharding", row.results[0]}, {"count", row.count}});
   for (const ChoiceRow& row : report.ops)
     out["ops"].push_back({{"name", row.name},
                           {"op", row.op},

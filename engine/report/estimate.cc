@@ -23,7 +23,7 @@ double& part_of(std::vector<StageTimes>& times, std::string_view segment) {
 
 class Estimator {
  public:
-  Estimator(const LayoutGraph& lg, const Plan& plan)
+  Estimator(const ShardedGraph& lg, const Plan& plan)
       : tasks_(lg.tasks),
         plan_(plan),
         entry_(plan.entries[0]),
@@ -48,17 +48,17 @@ class Estimator {
     }
     const PipelineSchedule schedule =
         make_schedule(tasks_.schedule, static_cast<int>(tasks_.meshes.size()), static_cast<int>(plan_.micro_batches),
-                      static_cast<int>(tasks_.chunks));
+                      static_cast<int>(tasks_.virtual_stages));
     out.seconds = std::max(out.seconds, whole + run_clock(schedule, times_).makespan);
     return out;
   }
 
  private:
-  // Of one run of the segment, of all or of what updates; streams run beside each other.
+  // Of one run of the segment, of all or of what updates; queues run beside each other.
   double seconds_of(const Segment& segment, int32_t device, bool updates_only = false) const {
-    std::array<double, kStreams> of{};
+    std::array<double, kQueues> of{};
     for (const Instruction& i : segment.instructions)
-      if (!updates_only || i.phase == Phase::kUpdate) of[static_cast<size_t>(i.stream)] += seconds_(i, device);
+      if (!updates_only || i.phase == Phase::kUpdate) of[static_cast<size_t>(i.queue)] += seconds_(i, device);
     return *std::ranges::max_element(of);
   }
 
@@ -121,7 +121,7 @@ int64_t least_memory(const Estimate::Class& c, const std::vector<DeviceSpec>& de
 
 }  // namespace
 
-Estimate estimate_of(const LayoutGraph& graph, const Plan& plan) { return Estimator(graph, plan).run(); }
+Estimate estimate_of(const ShardedGraph& graph, const Plan& plan) { return Estimator(graph, plan).run(); }
 
 int64_t missing_bytes(const Estimate& estimate, const std::vector<DeviceSpec>& devices) {
   int64_t missing = 0;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "plan/figures.h"
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 #include "task/condense.h"
 
 namespace whale {
@@ -22,13 +22,13 @@ struct Estimate {
   double seconds = 0;          // of a step, with the bubble of its schedule
 };
 
-// Memory is the plan's. Seconds: by the cost model, instructions of a stream one after the other and streams beside
+// Memory is the plan's. Seconds: by the cost model, instructions of a queue one after the other and queues beside
 // each other; in a pipeline the rows of its schedule on the clock, messages for nothing.
-Estimate estimate_of(const LayoutGraph& graph, const Plan& plan);
+Estimate estimate_of(const ShardedGraph& graph, const Plan& plan);
 
 // The same of a model whose condensed form was laid out and lowered; `tasks`: the model's. Memory within 2 % of the
 // plan's.
-Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const LayoutGraph& graph, const Plan& plan);
+Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const ShardedGraph& graph, const Plan& plan);
 
 // Whether two estimates of the same devices say the same of their memory, where what they differ by would come again
 // with each of `layers`: within 1 % of `least` bytes.

@@ -29,7 +29,7 @@ struct StageSeconds {
 
 class CondensedEstimator {
  public:
-  CondensedEstimator(const Condensed& condensed, const TaskGraphs& tasks, const LayoutGraph& lg, const Plan& plan)
+  CondensedEstimator(const Condensed& condensed, const TaskGraphs& tasks, const ShardedGraph& lg, const Plan& plan)
       : c_(condensed),
         tasks_(tasks),
         plan_(plan),
@@ -38,7 +38,7 @@ class CondensedEstimator {
         pipelined_(!tasks.schedule.empty() && plan.micro_batches > 1) {
     if (pipelined_)
       schedule_ = make_schedule(tasks.schedule, static_cast<int>(tasks.meshes.size()),
-                                static_cast<int>(plan.micro_batches), static_cast<int>(tasks.chunks));
+                                static_cast<int>(plan.micro_batches), static_cast<int>(tasks.virtual_stages));
     find_runs_of_variables();
     for (const Program& p : entry_.programs) {
       lives_.push_back(lives_of(p));
@@ -54,7 +54,7 @@ class CondensedEstimator {
     for (size_t m = 0; m < tasks_.meshes.size(); ++m) {
       std::map<std::vector<int32_t>, size_t> known;  // programs of its stages -> class
       const std::vector<int32_t> stages = stages_of(m);
-      const std::vector<int64_t> slots = slots_of(m, stages.size());
+      const std::vector<int64_t> versions = versions_of(m, stages.size());
       const std::vector<int32_t>& devices = tasks_.meshes[m].devices;
       for (size_t k = 0; k < devices.size(); ++k) {
         if (devices[k] < 0) continue;
@@ -66,7 +66,7 @@ class CondensedEstimator {
         const auto [at, fresh] = known.try_emplace(programs, out.classes.size());
         if (fresh) {
           Estimate::Class& mine = out.classes.emplace_back();
-          mine.memory = memory_of(stages, slots, rows);
+          mine.memory = memory_of(stages, versions, rows);
           double all_once = 0;
           for (size_t n = 0; n < stages.size(); ++n) {
             const StageSeconds s = seconds_of(stages[n], rows[n]);
@@ -103,10 +103,11 @@ class CondensedEstimator {
   }
 
   // Micro-batches under way, per stage of the mesh.
-  std::vector<int64_t> slots_of(size_t mesh, size_t stages) const {
+  std::vector<int64_t> versions_of(size_t mesh, size_t stages) const {
     std::vector<int64_t> out(stages, 1);
     if (pipelined_)
-      for (const auto& [chunk, n] : alive_at_once(schedule_.devices[mesh], false)) out[static_cast<size_t>(chunk)] = n;
+      for (const auto& [virtual_stage, n] : alive_at_once(schedule_.devices[mesh], false))
+        out[static_cast<size_t>(virtual_stage)] = n;
     return out;
   }
 
@@ -152,13 +153,13 @@ class CondensedEstimator {
     }
   }
 
-  MemoryFigures memory_of(const std::vector<int32_t>& stages, const std::vector<int64_t>& slots,
+  MemoryFigures memory_of(const std::vector<int32_t>& stages, const std::vector<int64_t>& versions,
                           const std::vector<int32_t>& rows) const {
     MemoryFigures out;
     for (const Memory memory : {Memory::kDevice, Memory::kHost}) {
       std::vector<StageArena> arenas;  // packed without gaps, as those of large plans are
       for (size_t n = 0; n < stages.size(); ++n)
-        arenas.push_back(arena_of(stages[n], slots[n], entry_.rows[static_cast<size_t>(rows[n])].program, memory));
+        arenas.push_back(arena_of(stages[n], versions[n], entry_.rows[static_cast<size_t>(rows[n])].program, memory));
       MemoryClasses& mine = out.in(memory);
       for (size_t at = 0; at < arenas.size(); ++at) {  // which of them is at work
         MemoryClasses sum = arenas[at].peak;
@@ -182,7 +183,7 @@ class CondensedEstimator {
     return out;
   }
 
-  StageArena arena_of(int32_t stage, int64_t slots, int32_t program, Memory memory) const {
+  StageArena arena_of(int32_t stage, int64_t versions, int32_t program, Memory memory) const {
     const auto number = static_cast<size_t>(program);
     const Program& p = entry_.programs[number];
     // At each place of a life: the run of its instruction, how many instructions of no layer that stands for others
@@ -218,7 +219,7 @@ class CondensedEstimator {
       const Life& life = lives_[number][b];
       const Buffer& buffer = p.buffers[b];
       if (life.first < 0 || buffer.memory != memory) continue;
-      const int64_t once = buffer.slots > 1 ? (slots - 1) * slot_stride(buffer) + buffer.bytes : buffer.bytes;
+      const int64_t once = buffer.versions > 1 ? (versions - 1) * version_stride(buffer) + buffer.bytes : buffer.bytes;
       const int64_t bytes = lasts(life) ? layers(stage, runs_[number][b]) * once : once;
       const auto first = static_cast<size_t>(life.first), last = static_cast<size_t>(life.last);
       add(change[first], b, bytes), add(change[last + 1], b, -bytes);
@@ -239,9 +240,9 @@ class CondensedEstimator {
     const Program& program = entry_.programs[static_cast<size_t>(row.program)];
     std::vector<double> seconds;
     for (const Segment& s : program.segments) {
-      std::array<double, kStreams> of{};
+      std::array<double, kQueues> of{};
       for (const Instruction& i : s.instructions)
-        of[static_cast<size_t>(i.stream)] += static_cast<double>(layers(stage, run_of(i.scope))) * seconds_(i, device);
+        of[static_cast<size_t>(i.queue)] += static_cast<double>(layers(stage, run_of(i.scope))) * seconds_(i, device);
       seconds.push_back(*std::ranges::max_element(of));
     }
     StageSeconds out;
@@ -294,7 +295,7 @@ bool agree(const Estimate& one, const Estimate& other, int64_t layers, int64_t l
   return same == arenas.size();
 }
 
-Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const LayoutGraph& graph, const Plan& plan) {
+Estimate estimate_of(const Condensed& condensed, const TaskGraphs& tasks, const ShardedGraph& graph, const Plan& plan) {
   return CondensedEstimator(condensed, tasks, graph, plan).run();
 }
 

@@ -1,4 +1,4 @@
-// A Plan as JSON, for pictures in the SDKs: devices, memory, and per program the instructions with stream, op, sizes
+// A Plan as JSON, for pictures in the SDKs: devices, memory, and per program the instructions with queue, op, sizes
 // and cost.
 #include "base/json.h"
 #include "base/philox.h"
@@ -11,7 +11,7 @@ namespace whale {
 namespace {
 
 constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "copy", "vote", "commit"};
-constexpr const char* kStreamNames[] = {"compute", "communication", "copy"};
+constexpr const char* kQueueNames[] = {"compute", "communication", "copy"};
 constexpr const char* kBuffers[] = {"arena", "variable", "input", "step"};
 constexpr const char* kMerges[] = {"same", "concat", "sum"};
 constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
@@ -36,7 +36,7 @@ Json json_of(const std::vector<Interval>& list) {
 
 Json json_of(const Instruction& i) {
   return {{"kind", pick(kKinds, i.kind())},
-          {"stream", pick(kStreamNames, i.stream)},
+          {"queue", pick(kQueueNames, i.queue)},
           {"op", i.verb()},
           {"name", i.name},
           {"phase", name_of(i.phase)},
@@ -54,7 +54,7 @@ Json json_of(const Buffer& b) {
           {"dims", b.dims},
           {"offset", b.offset},
           {"bytes", b.bytes},
-          {"slots", b.slots},
+          {"versions", b.versions},
           {"alias", b.alias},
           {"at", b.at},
           {"memory", pick(kMemories, b.memory)}};
@@ -81,7 +81,7 @@ Json program(const Plan& plan, const Entry& e, size_t number) {
           {"buffers", list_of(p.buffers, [](const Buffer& b) { return json_of(b); })},
           {"segments", list_of(p.segments, [](const Segment& s) { return json_of(s); })},
           {"schedule", list_of(p.schedule, [](const ScheduleRow& r) {
-             return Json{{"segment", r.segment}, {"micro_batch", r.micro_batch}, {"slot", r.slot}};
+             return Json{{"segment", r.segment}, {"micro_batch", r.micro_batch}, {"version", r.version}};
            })}};
 }
 
@@ -107,7 +107,7 @@ Json json_of(const Transfer& t) {
 }
 Json json_of(const Link& l) {
   return {{"name", l.name},
-          {"slots", l.slots},
+          {"capacity", l.capacity},
           {"transfers", list_of(l.transfers, [](const Transfer& t) { return json_of(t); })}};
 }
 
@@ -152,7 +152,7 @@ uint64_t source_hash(const Plan& plan) {
   source.training.accumulation = 1;
   source.training.precision = Precision::kFloat32;
   source.training.optimizer = {};
-  source.training.schedule = {};
+  source.training.lr_schedule = {};
   source.default_strategy.clear();
   std::erase_if(source.outputs, [&](const NamedTensor& o) { return source.tensor(o.tensor).name == o.name; });
   const std::vector<uint8_t> file = serialize(source);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 #include "rewrite/copies.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
@@ -123,7 +123,7 @@ struct Bucket {
 class HeldBack {
  public:
   // sums_leave: over micro-batches, to the host's memory.
-  HeldBack(const LayoutGraph& lg, bool sums_leave) : until_(lg.graph.ops.size() + 1) {
+  HeldBack(const ShardedGraph& lg, bool sums_leave) : until_(lg.graph.ops.size() + 1) {
     const Graph& g = lg.graph;
     for (const NamedTensor& f : lg.fetches)
       if (f.name == "loss") loss_ = f.tensor;
@@ -218,14 +218,14 @@ void join(Op& into, const Op& op) {
   into.outputs.push_back(op.outputs[0]);
   if (op.phase != Phase::kForward) into.phase = op.phase;
   if (op.code == OpCode::k_all_reduce) return;
-  auto& digits = std::get<Ints>(into.attrs.at("digit"));
-  const auto& more = attr_ints(op.attrs, "digit");
-  digits.insert(digits.end(), more.begin(), more.end());
+  auto& sub_axes = std::get<Ints>(into.attrs.at("sub_axis"));
+  const auto& more = attr_ints(op.attrs, "sub_axis");
+  sub_axes.insert(sub_axes.end(), more.begin(), more.end());
 }
 
 }  // namespace
 
-void form_buckets(LayoutGraph& lg, int64_t bucket_bytes, bool sums_leave) {
+void form_buckets(ShardedGraph& lg, int64_t bucket_bytes, bool sums_leave) {
   Graph& g = lg.graph;
   copies_first(g);
   const std::vector<Member> members = members_of(g);
@@ -269,7 +269,7 @@ void form_buckets(LayoutGraph& lg, int64_t bucket_bytes, bool sums_leave) {
 
 namespace {
 // An attribute says where the device's part begins: that of one parameter.
-bool has_begin(const LayoutGraph& lg, const Op& op, FactorTable& factors) {
+bool has_begin(const ShardedGraph& lg, const Op& op, FactorTable& factors) {
   for (const Factor& f : factors.of(lg.graph, op).list)
     for (size_t k = 0; f.begin_attr && k < op.inputs.size() && k < f.inputs.size(); ++k)
       for (size_t a = 1; a < lg.axes() && op.inputs[k] != kNone && f.inputs[k].present(); ++a)
@@ -278,7 +278,7 @@ bool has_begin(const LayoutGraph& lg, const Op& op, FactorTable& factors) {
 }
 }  // namespace
 
-void group_updates(LayoutGraph& lg, int64_t bucket_bytes) {
+void group_updates(ShardedGraph& lg, int64_t bucket_bytes) {
   Graph& g = lg.graph;
   struct Group {
     OpId op = kNone;

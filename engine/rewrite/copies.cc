@@ -28,7 +28,7 @@ bool may_follow(const Place& x, const Place& y) {
 
 }  // namespace
 
-std::vector<char> weight_ops(const LayoutGraph& lg) {
+std::vector<char> weight_ops(const ShardedGraph& lg) {
   const Graph& g = lg.graph;
   std::vector<char> later(g.ops.size()), needed(g.tensors.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
@@ -44,7 +44,7 @@ std::vector<char> weight_ops(const LayoutGraph& lg) {
   return later;
 }
 
-std::vector<char> put_off(const LayoutGraph& lg) {
+std::vector<char> put_off(const ShardedGraph& lg) {
   const bool splits = !lg.tasks.schedule.empty() && schedule_rule(lg.tasks.schedule).split_backward;
   return splits ? weight_ops(lg) : std::vector<char>(lg.graph.ops.size());
 }
@@ -57,14 +57,14 @@ WorkKind work_of(const Op& op, bool weight) {
 namespace {
 
 struct Copier {
-  LayoutGraph& lg;
+  ShardedGraph& lg;
   Graph& g;
   const bool pipelined;
   const std::vector<char> weights;
   const std::vector<TensorId> root;
   const Lists readers, next;  // of a storage; by data
 
-  explicit Copier(LayoutGraph& graph)
+  explicit Copier(ShardedGraph& graph)
       : lg(graph),
         g(graph.graph),
         pipelined(!lg.tasks.schedule.empty()),
@@ -121,7 +121,7 @@ struct Copier {
 
 }  // namespace
 
-void copy_before_sums(LayoutGraph& lg) {
+void copy_before_sums(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const Copier copier(lg);
   std::vector<std::pair<OpId, size_t>> copied;  // sums, and their operands that are read later

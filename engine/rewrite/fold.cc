@@ -124,7 +124,7 @@ void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
   r.finish();
 }
 
-void fold_whole_products(LayoutGraph& lg) {
+void fold_whole_products(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const auto readers = readers_of(g);
   std::vector<char> removed(g.ops.size()), kept(g.tensors.size());
@@ -145,12 +145,12 @@ void fold_whole_products(LayoutGraph& lg) {
           matmul.stage != op.stage || matmul.region != op.region)
         continue;
       const auto partial = [&](TensorId id) {
-        const auto& axes = lg.layouts[static_cast<size_t>(id)].axes;
+        const auto& axes = lg.shardings[static_cast<size_t>(id)].axes;
         return std::any_of(axes.begin(), axes.end(),
-                           [](const AxisLayout& l) { return l.placement == Placement::kPartial; });
+                           [](const AxisSharding& l) { return l.placement == Placement::kPartial; });
       };
       if (partial(product) || partial(bias) ||
-          !(lg.layouts[static_cast<size_t>(product)] == lg.layouts[static_cast<size_t>(op.outputs[0])]))
+          !(lg.shardings[static_cast<size_t>(product)] == lg.shardings[static_cast<size_t>(op.outputs[0])]))
         continue;
       Op fused = matmul;
       fused.inputs.resize(3, kNone);

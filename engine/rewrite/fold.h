@@ -2,7 +2,7 @@
 // what follows it in grad/canonicalise.)
 #pragma once
 
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 
@@ -18,6 +18,6 @@ void fold_activation(Graph& graph, const TaskGraphs& tasks);
 void decompose_splits(Graph& graph, const TaskGraphs& tasks);
 
 // Inside splits, once it is known which products leave sums: those that do not take their biases back.
-void fold_whole_products(LayoutGraph& graph);
+void fold_whole_products(ShardedGraph& graph);
 
 }  // namespace whale

@@ -25,7 +25,7 @@ bool can_be_step(const Graph& g, const Op& op) {
 
 // Where several steps of an update read the same numbers of 16 bits widened, each widens them as it goes: no copy in 32
 // bits waits for all of them.
-void widen_in_chains(LayoutGraph& lg) {
+void widen_in_chains(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const Lists readers = readers_of(g);
   std::vector<char> kept(g.tensors.size());
@@ -67,7 +67,7 @@ struct Group {
 
 class Fuser {
  public:
-  explicit Fuser(LayoutGraph& graph)
+  explicit Fuser(ShardedGraph& graph)
       : lg_(graph), g_(graph.graph), readers_(readers_of(graph.graph)), kept_(g_.tensors.size()) {
     for (const NamedTensor& f : lg_.fetches) kept_[static_cast<size_t>(f.tensor)] = 1;
     for (const Variable& v : g_.variables)
@@ -90,9 +90,9 @@ class Fuser {
  private:
   // Partial values pass through linear ops only; a chain does not say that it is linear.
   bool partial(TensorId id) const {
-    const auto& axes = lg_.layouts[static_cast<size_t>(id)].axes;
+    const auto& axes = lg_.shardings[static_cast<size_t>(id)].axes;
     return std::any_of(axes.begin(), axes.end(),
-                       [](const AxisLayout& a) { return a.placement == Placement::kPartial; });
+                       [](const AxisSharding& a) { return a.placement == Placement::kPartial; });
   }
   bool joins(const Op& producer, TensorId between, OpId reader) const {
     const Op& op = g_.op(reader);
@@ -102,7 +102,7 @@ class Fuser {
            std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
            producer.region == op.region && producer.phase == op.phase && producer.stage == op.stage &&
            !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
-           lg_.layouts[static_cast<size_t>(between)] == lg_.layouts[static_cast<size_t>(result)];
+           lg_.shardings[static_cast<size_t>(between)] == lg_.shardings[static_cast<size_t>(result)];
   }
 
   // Takes in the groups of the operands' producers while the limits allow.
@@ -177,7 +177,7 @@ class Fuser {
     return op;
   }
 
-  LayoutGraph& lg_;
+  ShardedGraph& lg_;
   Graph& g_;
   Lists readers_;
   std::vector<char> kept_;
@@ -186,7 +186,7 @@ class Fuser {
 
 }  // namespace
 
-void fuse_elementwise(LayoutGraph& graph) {
+void fuse_elementwise(ShardedGraph& graph) {
   widen_in_chains(graph);
   Fuser(graph).run();
 }

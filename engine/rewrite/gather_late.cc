@@ -10,7 +10,7 @@ namespace whale {
 namespace {
 
 // Puts a parameter together along an axis where replicas hold parts of it, and walk the same micro-batches.
-bool gathers_parameter(const LayoutGraph& lg, const Op& op) {
+bool gathers_parameter(const ShardedGraph& lg, const Op& op) {
   const bool gathers = op.code == OpCode::k_all_gather || op.code == OpCode::k_transfer;
   if (!gathers || op.inputs.size() != 1 || lg.stage(op.inputs[0]) != op.stage) return false;
   const TensorId variable = variable_behind(lg.graph, op.inputs[0]);
@@ -26,7 +26,7 @@ bool gathers_parameter(const LayoutGraph& lg, const Op& op) {
 
 }  // namespace
 
-void gather_late(LayoutGraph& lg) {
+void gather_late(ShardedGraph& lg) {
   Graph& g = lg.graph;
   if (lg.micro_batches == 1) return;
   const auto readers = readers_of(g);

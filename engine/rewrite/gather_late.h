@@ -1,7 +1,7 @@
 // Parameters that live in parts (ZeRO 3) are put together where they are read.
 #pragma once
 
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 
@@ -10,6 +10,6 @@ namespace whale {
 // zero-bubble schedules put off), so that no whole parameter lives longer than its readers of one micro-batch
 // (Rajbhandari et al., 2020, section 5.3). Where replicas take micro-batches of their own they stay: the replicas would
 // not meet.
-void gather_late(LayoutGraph& graph);
+void gather_late(ShardedGraph& graph);
 
 }  // namespace whale

@@ -16,7 +16,7 @@ constexpr double kSafety = 2;  // of a copy's estimated time
 
 }  // namespace
 
-Moves::Moves(LayoutGraph& graph)
+Moves::Moves(ShardedGraph& graph)
     : lg_(graph),
       g_(graph.graph),
       uses_(g_.tensors.size()),

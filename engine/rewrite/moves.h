@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 
@@ -17,7 +17,7 @@ struct Use {
 
 class Moves {
  public:
-  explicit Moves(LayoutGraph& graph);
+  explicit Moves(ShardedGraph& graph);
 
   // Ops of one segment run one after the other on a device; a phase of a segment has copies of its own.
   using Segment = std::tuple<int, int32_t, int, Phase>;
@@ -56,7 +56,7 @@ class Moves {
   TensorId seen_through(TensorId id, TensorId root, TensorId copy, const Op& reader, size_t position,
                         std::map<TensorId, TensorId>& known);
 
-  LayoutGraph& lg_;
+  ShardedGraph& lg_;
   Graph& g_;
   std::vector<std::vector<Use>> uses_;
   std::vector<char> later_;  // per op: weight_ops

@@ -15,7 +15,7 @@ constexpr size_t kWorthOps = 4;  // that run while it is away
 
 class Offloader {
  public:
-  explicit Offloader(LayoutGraph& graph) : lg_(graph), g_(graph.graph), moves_(graph), first_new_(g_.tensors.size()) {}
+  explicit Offloader(ShardedGraph& graph) : lg_(graph), g_(graph.graph), moves_(graph), first_new_(g_.tensors.size()) {}
 
   void run() {
     move_variables();
@@ -142,7 +142,7 @@ class Offloader {
     moves_.fetch(host, id, later, last + 1);
   }
 
-  LayoutGraph& lg_;
+  ShardedGraph& lg_;
   Graph& g_;
   Moves moves_;
   size_t first_new_;
@@ -151,7 +151,7 @@ class Offloader {
 
 }  // namespace
 
-bool in_host(const LayoutGraph& lg, TensorId id) {
+bool in_host(const ShardedGraph& lg, TensorId id) {
   const Tensor& t = lg.graph.tensor(id);
   if (t.kind == TensorKind::kVariable) {
     if (!lg.offload) return false;
@@ -165,7 +165,7 @@ bool in_host(const LayoutGraph& lg, TensorId id) {
   return t.kind == TensorKind::kValue && t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_to_host;
 }
 
-void offload(LayoutGraph& graph, uint32_t classes) {
+void offload(ShardedGraph& graph, uint32_t classes) {
   graph.offload = classes;
   if (classes) Offloader(graph).run();
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "ir/plan_options.h"
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 
@@ -14,9 +14,9 @@ namespace whale {
 // gradients between the backward pass (or the micro-batches that they are summed over) and the update. Copies are ops
 // `to_host` and `to_device`; what is copied in comes at most two copies ahead of the op that needs it. The last pass:
 // the order of the ops is final, and no bit of any result changes.
-void offload(LayoutGraph& graph, uint32_t classes);
+void offload(ShardedGraph& graph, uint32_t classes);
 
 // Only to_host and to_device touch it.
-bool in_host(const LayoutGraph& graph, TensorId id);
+bool in_host(const ShardedGraph& graph, TensorId id);
 
 }  // namespace whale

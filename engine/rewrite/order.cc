@@ -14,13 +14,13 @@ namespace {
 constexpr int kSweeps = 6;  // at most, for planning time: one takes an op far to the end, one place to the start
 
 struct Order {
-  LayoutGraph& lg;
+  ShardedGraph& lg;
   Graph& g;
   std::vector<TensorId> root;
   Lists readers;             // per storage root
   Lists overwrites;          // per op, the storage that it writes over: everyone else must have read it before
   std::vector<OpId> checks;  // what may stop a step: ops that check an index, and the loss
-  explicit Order(LayoutGraph& graph)
+  explicit Order(ShardedGraph& graph)
       : lg(graph),
         g(graph.graph),
         root(roots_of(g)),
@@ -235,7 +235,7 @@ Lists storage_readers(const Graph& g, const std::vector<TensorId>& root) {
 
 int64_t bytes_of(const Tensor& tensor) { return element_count(tensor.dims) * size_of(tensor.dtype); }
 
-void order_ops(LayoutGraph& lg, int64_t prefetch) {
+void order_ops(ShardedGraph& lg, int64_t prefetch) {
   Order o(lg);
   const auto edges = o.edges();
   const std::vector<Place> place = places(o, prefetch);
@@ -260,7 +260,7 @@ void order_ops(LayoutGraph& lg, int64_t prefetch) {
   apply_order(lg.graph, order);
 }
 
-void shorten_lives(LayoutGraph& lg) {
+void shorten_lives(ShardedGraph& lg) {
   Order o(lg);
   Graph& g = lg.graph;
   const size_t n = g.ops.size();

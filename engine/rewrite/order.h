@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rewrite/rewrite.h"
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 
@@ -20,29 +20,29 @@ int64_t bytes_of(const Tensor& tensor);
 // always; in `stages` (a flag each) also activations, norms and the like: what frees many bytes for a second of
 // computing them again (a few percent of time for a fifth of the memory); in `gathering` what an all_gather along a
 // split put together, of which the part stays (Korthikanti et al., 2022, section 4.2.2).
-void recompute_cheap(LayoutGraph& graph, const std::vector<char>& stages, const std::vector<char>& gathering);
+void recompute_cheap(ShardedGraph& graph, const std::vector<char>& stages, const std::vector<char>& gathering);
 
 // Blocks (name scopes with siblings, such as block0, block1; without them about sqrt(n) runs of a stage's n ops) keep
-// what other blocks and bridges hand them, and are computed again just before their backward ops. Of `stages` (a flag
+// what other blocks and reshards hand them, and are computed again just before their backward ops. Of `stages` (a flag
 // each) alone.
-void recompute_blocks(LayoutGraph& graph, const std::vector<char>& stages);
+void recompute_blocks(ShardedGraph& graph, const std::vector<char>& stages);
 
 // Swaps neighbours (and no more) where the other order has fewer bytes alive: a weight's gradient before that of the
 // activation, for example.
-void shorten_lives(LayoutGraph& graph);
+void shorten_lives(ShardedGraph& graph);
 
 // One collective per bucket, until `bucket_bytes` are reached: all_reduce or reduce_scatter of gradients of one type in
 // the order in which they become ready; all_gather of updated parameters in that order, and of parameters that live in
 // parts in the order in which they are read. sums_leave: gradients over micro-batches wait in the host's memory.
-void form_buckets(LayoutGraph& graph, int64_t bucket_bytes, bool sums_leave = false);
+void form_buckets(ShardedGraph& graph, int64_t bucket_bytes, bool sums_leave = false);
 
 // Updates of one kind and one bucket (without collectives: of `bucket_bytes` of gradients) become one op.
-void group_updates(LayoutGraph& graph, int64_t bucket_bytes);
+void group_updates(ShardedGraph& graph, int64_t bucket_bytes);
 
 // The final order. Constants just before their first use; an all_reduce as soon as its operands are there; updates as
 // soon as their gradients are (behind the next bucket's all_reduce, so that waiting for one overlaps the other) and
 // never before the last reader of the old value. Parameters that live in parts are gathered when the one `prefetch`
 // gathers before is read (0: by the cost model, rewrite/prefetch.h).
-void order_ops(LayoutGraph& graph, int64_t prefetch = 0);
+void order_ops(ShardedGraph& graph, int64_t prefetch = 0);
 
 }  // namespace whale

@@ -9,7 +9,7 @@
 namespace whale {
 namespace {
 
-double parts_of(const LayoutGraph& lg, TensorId id) {
+double parts_of(const ShardedGraph& lg, TensorId id) {
   double n = 1;
   for (size_t a = 0; id != kNone && a < lg.axes(); ++a)
     if (lg.at(id, a).placement == Placement::kShard) n *= static_cast<double>(lg.size(a, lg.stage(id)));
@@ -17,7 +17,7 @@ double parts_of(const LayoutGraph& lg, TensorId id) {
 }
 
 // Of computing a device's part of an op, in one micro-batch.
-double local_seconds(const LayoutGraph& lg, const Op& op) {
+double local_seconds(const ShardedGraph& lg, const Op& op) {
   const OpCost cost = cost_of(view_of(lg.graph, op));
   double parts = 1;
   for (const TensorIds* ids : {&op.inputs, &op.outputs})
@@ -26,7 +26,7 @@ double local_seconds(const LayoutGraph& lg, const Op& op) {
 }
 
 // What a device of the stage holds beside its variables while each op runs, when gathers start with their readers.
-std::vector<double> bytes_held(const LayoutGraph& lg, const Lists& readers, const Lists& overwrites,
+std::vector<double> bytes_held(const ShardedGraph& lg, const Lists& readers, const Lists& overwrites,
                                const std::vector<Gather>& gathers) {
   const Graph& g = lg.graph;
   const int32_t stage = g.op(gathers[0].op).stage;
@@ -49,11 +49,11 @@ std::vector<double> bytes_held(const LayoutGraph& lg, const Lists& readers, cons
 
 }  // namespace
 
-double local_bytes(const LayoutGraph& lg, TensorId id) {
+double local_bytes(const ShardedGraph& lg, TensorId id) {
   return static_cast<double>(bytes_of(lg.graph.tensor(id))) / parts_of(lg, id);
 }
 
-std::vector<Start> start_gathers(const LayoutGraph& lg, const Lists& readers, const Lists& overwrites,
+std::vector<Start> start_gathers(const ShardedGraph& lg, const Lists& readers, const Lists& overwrites,
                                  std::vector<Gather> gathers, int64_t ahead) {
   std::sort(gathers.begin(), gathers.end());
   std::vector<Start> starts;

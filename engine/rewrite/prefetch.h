@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "rewrite/rewrite.h"
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 
 // On one device; parts are taken as equal.
-double local_bytes(const LayoutGraph& graph, TensorId id);
+double local_bytes(const ShardedGraph& graph, TensorId id);
 
 struct Gather {
   OpId reader;  // the first
@@ -26,7 +26,7 @@ struct Start {
 // reader waits longer than if all of its pass (forward, backward) had started with the pass; but not where the stage
 // would need more memory for that.
 // `readers`: of each storage; `overwrites`: per op, what it makes in the place of something else.
-std::vector<Start> start_gathers(const LayoutGraph& graph, const Lists& readers, const Lists& overwrites,
+std::vector<Start> start_gathers(const ShardedGraph& graph, const Lists& readers, const Lists& overwrites,
                                  std::vector<Gather> gathers, int64_t ahead);
 
 }  // namespace whale

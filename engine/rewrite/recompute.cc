@@ -10,14 +10,14 @@ namespace whale {
 namespace {
 
 struct Recomputer {
-  LayoutGraph& lg;
+  ShardedGraph& lg;
   Graph& g;
   const std::vector<TensorId> root;
   const Lists readers;           // of a storage
   const Lists direct;            // of a tensor
   std::vector<char> again;       // tensors that the backward pass makes anew
   std::vector<char> activation;  // tensors that are made of an input, not of parameters alone
-  explicit Recomputer(LayoutGraph& graph)
+  explicit Recomputer(ShardedGraph& graph)
       : lg(graph),
         g(graph.graph),
         root(roots_of(g)),
@@ -62,7 +62,7 @@ struct Recomputer {
     const bool cast_of_variable = op.code == OpCode::k_cast && g.tensor(op.inputs[0]).kind == TensorKind::kVariable;
     if (casts_only && !cast_of_variable) return false;
     for (const TensorId id : op.outputs)
-      for (const AxisLayout& a : lg.layouts[static_cast<size_t>(id)].axes)
+      for (const AxisSharding& a : lg.shardings[static_cast<size_t>(id)].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
     return bytes_of(y) >= lg.tasks.cost.cached_bytes && lg.tasks.cost.held_seconds(static_cast<double>(bytes_of(y))) >=
@@ -72,7 +72,7 @@ struct Recomputer {
 
 }  // namespace
 
-void recompute_cheap(LayoutGraph& lg, const std::vector<char>& stages, const std::vector<char>& gathering) {
+void recompute_cheap(ShardedGraph& lg, const std::vector<char>& stages, const std::vector<char>& gathering) {
   Graph& g = lg.graph;
   Recomputer r(lg);
   std::map<OpId, std::vector<Op>> before;  // copies that stand before an op

@@ -15,8 +15,8 @@ constexpr int32_t kNoBlock = -1;
 
 bool forward_work(const Op& op) { return op.phase == Phase::kForward && op.region == Region::kBody; }
 
-// What is never computed twice: bridges and sums over micro-batches.
-bool bridges(const Op& op) {
+// What is never computed twice: reshards and sums over micro-batches.
+bool reshards(const Op& op) {
   return has_flag(op.code, kCollective) || op.code == OpCode::k_transfer || op.code == OpCode::k_accumulate;
 }
 
@@ -113,7 +113,7 @@ std::vector<int32_t> runs_of_ops(const Graph& g) {
 
 class Blocks {
  public:
-  Blocks(LayoutGraph& graph, const std::vector<char>& stages) : lg_(graph), g_(graph.graph), block_(named_blocks(g_)) {
+  Blocks(ShardedGraph& graph, const std::vector<char>& stages) : lg_(graph), g_(graph.graph), block_(named_blocks(g_)) {
     if (std::all_of(block_.begin(), block_.end(), [](int32_t b) { return b == kNoBlock; })) block_ = runs_of_ops(g_);
     for (size_t i = 0; i < block_.size(); ++i)
       if (!stages[static_cast<size_t>(g_.ops[i].stage)]) block_[i] = kNoBlock;
@@ -191,7 +191,7 @@ class Blocks {
     const auto root = [&](TensorId id) { return static_cast<size_t>(view_root(g_, id)); };
     for (size_t t = 0; t < g_.tensors.size(); ++t) {
       const OpId p = g_.tensors[t].producer;
-      if (p == kNone || block_[static_cast<size_t>(p)] == kNoBlock || bridges(g_.op(p))) kept_[t] = 1;
+      if (p == kNone || block_[static_cast<size_t>(p)] == kNoBlock || reshards(g_.op(p))) kept_[t] = 1;
     }
     for (const NamedTensor& f : lg_.fetches) kept_[root(f.tensor)] = 1;
     for (const Variable& v : g_.variables)
@@ -265,7 +265,7 @@ class Blocks {
     return kNone;
   }
 
-  LayoutGraph& lg_;
+  ShardedGraph& lg_;
   Graph& g_;
   std::vector<int32_t> block_;  // per op
   std::vector<char> kept_;      // per storage
@@ -274,7 +274,7 @@ class Blocks {
 
 }  // namespace
 
-void recompute_blocks(LayoutGraph& lg, const std::vector<char>& stages) {
+void recompute_blocks(ShardedGraph& lg, const std::vector<char>& stages) {
   const auto& ops = lg.graph.ops;
   const bool some = std::any_of(stages.begin(), stages.end(), [](char s) { return s != 0; });
   if (some && std::any_of(ops.begin(), ops.end(), [](const Op& op) { return op.phase == Phase::kBackward; }))

@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "cost/overlap.h"
-#include "shard/bridges.h"
-#include "shard/digits.h"
+#include "shard/reshards.h"
+#include "shard/sub_axes.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -19,15 +19,15 @@ constexpr int64_t kMostReplicas = 8;  // a slice is a program of its own: by cos
 struct Candidate {
   OpId update = kNone, sum = kNone;
   size_t axis = 0, gradient = 0;  // operand
-  Digit digit;
-  std::vector<size_t> carriers;  // operands that have the digit, the gradient among them
+  SubAxis sub_axis;
+  std::vector<size_t> carriers;  // operands that have the sub-axis, the gradient among them
 };
 
-bool in_place(const Digit& digit) { return digit.dim == 0 && digit.outer == 1; }
+bool in_place(const SubAxis& sub_axis) { return sub_axis.dim == 0 && sub_axis.outer == 1; }
 
 class Slicer {
  public:
-  Slicer(LayoutGraph& graph, bool always)
+  Slicer(ShardedGraph& graph, bool always)
       : lg_(graph), g_(graph.graph), always_(always), readers_(readers_of(graph.graph)) {
     for (const NamedTensor& f : lg_.fetches) fetched_.insert(f.tensor);
     std::vector<Lists::Entry> next;
@@ -58,10 +58,10 @@ class Slicer {
     if (chosen.empty() && always_)
       lg_.notes.push_back("No update can run on slices: no replicas sum a gradient that the update alone reads.");
     if (chosen.empty() || (!always_ && saved < lg_.tasks.cost.worth_seconds)) return;
-    size_t bridges = 0;
-    for (const Candidate& c : chosen) bridges += c.carriers.size() + g_.op(c.update).outputs.size();
-    g_.ops.reserve(g_.ops.size() + bridges);
-    g_.tensors.reserve(g_.tensors.size() + bridges);
+    size_t reshards = 0;
+    for (const Candidate& c : chosen) reshards += c.carriers.size() + g_.op(c.update).outputs.size();
+    g_.ops.reserve(g_.ops.size() + reshards);
+    g_.tensors.reserve(g_.tensors.size() + reshards);
     for (const Candidate& c : chosen) slice(c);
     compact(g_, {});
     lg_.notes.push_back(fmt::format(
@@ -105,22 +105,23 @@ class Slicer {
 
   bool fits(const Op& op, const Factor& f, size_t a, Candidate& c) const {
     if (f.extent < lg_.size(a, op.stage) || !f.inputs[c.gradient].present()) return false;
-    c.digit = f.inputs[c.gradient];
+    c.sub_axis = f.inputs[c.gradient];
     c.carriers.clear();
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] == kNone) continue;
       if (lg_.at(op.inputs[i], a).placement != Placement::kReplicate) return false;
       if (i >= f.inputs.size() || !f.inputs[i].present()) continue;
       if (i != c.gradient && g_.tensor(op.inputs[i]).kind != TensorKind::kVariable) return false;
-      if (!(f.inputs[i] == c.digit)) return false;
+      if (!(f.inputs[i] == c.sub_axis)) return false;
       c.carriers.push_back(i);
     }
     for (size_t o = 0; o < op.outputs.size(); ++o)
-      if (o >= f.outputs.size() || !(f.outputs[o] == c.digit)) return false;
+      if (o >= f.outputs.size() || !(f.outputs[o] == c.sub_axis)) return false;
     // Nothing else may cut the dimension.
     for (const size_t i : c.carriers)
       for (size_t b = 0; b < lg_.axes(); ++b)
-        if (lg_.at(op.inputs[i], b).placement == Placement::kShard && lg_.at(op.inputs[i], b).digit.dim == c.digit.dim)
+        if (lg_.at(op.inputs[i], b).placement == Placement::kShard &&
+            lg_.at(op.inputs[i], b).sub_axis.dim == c.sub_axis.dim)
           return false;
     return true;
   }
@@ -142,7 +143,7 @@ class Slicer {
     work.update = {cost.flops * share, cost.bytes * share};
     for (const TensorId y : op.outputs) work.result_bytes += local_bytes(y, op);
     for (const size_t i : c.carriers)
-      if (i != c.gradient && !in_place(c.digit)) work.slice_bytes += local_bytes(op.inputs[i], op);
+      if (i != c.gradient && !in_place(c.sub_axis)) work.slice_bytes += local_bytes(op.inputs[i], op);
     return work;
   }
 
@@ -152,15 +153,15 @@ class Slicer {
     return made;
   }
 
-  // Appends the bridge; the new tensor lies as `to` along the axis.
-  TensorId bridge(OpCode code, TensorId id, const char* suffix, const Candidate& c, const AxisLayout& to,
-                  std::initializer_list<const char*> empty) {
+  // Appends the reshard; the new tensor lies as `to` along the axis.
+  TensorId reshard(OpCode code, TensorId id, const char* suffix, const Candidate& c, const AxisSharding& to,
+                   std::initializer_list<const char*> empty) {
     const Op& update = g_.op(c.update);
     const TensorId made = like(id, suffix, update.stage);
     lg_.at(made, c.axis) = to;
     Op op = op_beside(update, code, g_.tensor(made).name, {id}, {made});
     op.attrs.reserve(2 + empty.size());
-    op.attrs["digit"] = Ints{c.digit.dim, c.digit.outer, c.digit.inner};
+    op.attrs["sub_axis"] = Ints{c.sub_axis.dim, c.sub_axis.outer, c.sub_axis.inner};
     op.attrs["group"] = static_cast<int64_t>(c.axis) - 1;
     for (const char* name : empty) op.attrs[name] = code == OpCode::k_all_gather ? Attr{Ints{}} : Attr{int64_t{0}};
     g_.tensor(made).producer = static_cast<OpId>(g_.ops.size());
@@ -170,26 +171,26 @@ class Slicer {
   }
 
   void slice(const Candidate& c) {
-    const AxisLayout cut{.placement = Placement::kShard, .digit = c.digit, .state = true};
+    const AxisSharding cut{.placement = Placement::kShard, .sub_axis = c.sub_axis, .state = true};
     Op& sum = g_.op(c.sum);
     sum.code = OpCode::k_reduce_scatter;
-    for (auto& [name, value] : digit_attr("digit", c.digit)) sum.attrs[name] = value;
+    for (auto& [name, value] : sub_axis_attr("sub_axis", c.sub_axis)) sum.attrs[name] = value;
     sum.attrs["cuts"] = Ints{};
     lg_.at(sum.outputs[0], c.axis) = cut;
     for (const size_t i : c.carriers) {
       if (i == c.gradient) continue;
       const TensorId whole = g_.op(c.update).inputs[i];
-      const TensorId part = bridge(OpCode::k_local_slice, whole, ".slice", c, cut, {"begin", "end"});
+      const TensorId part = reshard(OpCode::k_local_slice, whole, ".slice", c, cut, {"begin", "end"});
       g_.op(c.update).inputs[i] = part;
     }
     for (const TensorId y : TensorIds(g_.op(c.update).outputs)) {
       lg_.at(y, c.axis) = cut;
-      const TensorId whole = bridge(OpCode::k_all_gather, y, ".gathered", c, {}, {"cuts"});
+      const TensorId whole = reshard(OpCode::k_all_gather, y, ".gathered", c, {}, {"cuts"});
       for (const int32_t v : next_[static_cast<size_t>(y)]) g_.variables[static_cast<size_t>(v)].next = whole;
     }
   }
 
-  LayoutGraph& lg_;
+  ShardedGraph& lg_;
   Graph& g_;
   bool always_;
   Lists readers_;  // as the graph was
@@ -200,18 +201,18 @@ class Slicer {
 
 }  // namespace
 
-void slice_updates(LayoutGraph& graph, bool always) {
+void slice_updates(ShardedGraph& graph, bool always) {
   if (!graph.exact) Slicer(graph, always).run();
 }
 
-void view_slices(LayoutGraph& lg) {
+void view_slices(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const auto readers = readers_of(g);
   for (Op& op : g.ops) {
     if (op.code != OpCode::k_local_slice || g.tensor(op.inputs[0]).kind != TensorKind::kVariable) continue;
     const auto along = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
     const auto& r = readers[static_cast<size_t>(op.outputs[0])];
-    if (in_place(lg.at(op.outputs[0], along).digit) && !r.empty() &&
+    if (in_place(lg.at(op.outputs[0], along).sub_axis) && !r.empty() &&
         std::all_of(r.begin(), r.end(), [&](OpId i) { return has_flag(g.op(i).code, kUpdateOp); }))
       op.code = OpCode::k_part_view;
   }

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "cost/cost.h"
-#include "shard/bridges.h"
-#include "shard/digits.h"
+#include "shard/reshards.h"
+#include "shard/sub_axes.h"
 #include "task/factor_names.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
@@ -16,13 +16,13 @@
 namespace whale {
 namespace {
 
-// A result whose sum goes around, the bridge that ended it, and those behind it that add it up along other axes.
+// A result whose sum goes around, the reshard that ended it, and those behind it that add it up along other axes.
 struct Scatter {
   size_t result = 0;
-  OpId bridge = kNone;
+  OpId reshard = kNone;
   std::vector<OpId> behind;
 };
-// An op, the axis around which its pieces go, and what stands for the bridges that are left out.
+// An op, the axis around which its pieces go, and what stands for the reshards that are left out.
 struct Ring {
   size_t axis = 0;
   Factor factor;
@@ -33,7 +33,7 @@ struct Ring {
 
 class Streamer {
  public:
-  explicit Streamer(LayoutGraph& graph) : lg_(graph), g_(graph.graph), readers_(readers_of(g_)) {}
+  explicit Streamer(ShardedGraph& graph) : lg_(graph), g_(graph.graph), readers_(readers_of(g_)) {}
 
   void run() {
     std::map<size_t, Ring> rings;  // by op
@@ -41,7 +41,7 @@ class Streamer {
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const std::optional<Ring> ring = ring_of(g_.ops[i]);
       if (!ring) continue;
-      for (const Scatter& s : ring->scatters) dropped[static_cast<size_t>(s.bridge)] = 1;
+      for (const Scatter& s : ring->scatters) dropped[static_cast<size_t>(s.reshard)] = 1;
       rings.emplace(i, *ring);
     }
     if (rings.empty()) return;
@@ -90,13 +90,14 @@ class Streamer {
       if (cut_of(axis, false, ring.factor.extent, k % ring.ways, k / ring.ways).size() == 0) return false;
     return true;
   }
-  bool is_plain_cut(TensorId id, size_t a, const Digit& digit) const {
+  bool is_plain_cut(TensorId id, size_t a, const SubAxis& sub_axis) const {
     for (size_t b = 0; b < lg_.axes(); ++b)
-      if (b != a && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).digit.dim == digit.dim) return false;
-    AxisLayout want{.placement = Placement::kShard, .digit = digit};
+      if (b != a && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).sub_axis.dim == sub_axis.dim)
+        return false;
+    AxisSharding want{.placement = Placement::kShard, .sub_axis = sub_axis};
     return lg_.at(id, a) == want;
   }
-  static bool is_bridge(const Op& op, OpCode code, size_t a) {
+  static bool is_reshard(const Op& op, OpCode code, size_t a) {
     return op.code == code && attr_int(op.attrs, "group") + 1 == static_cast<int64_t>(a);
   }
 
@@ -110,7 +111,7 @@ class Streamer {
         continue;
       }
       const OpId made = g_.tensor(op.inputs[i]).producer;
-      if (made == kNone || !is_bridge(g_.op(made), OpCode::k_all_gather, ring.axis) ||
+      if (made == kNone || !is_reshard(g_.op(made), OpCode::k_all_gather, ring.axis) ||
           !is_plain_cut(g_.op(made).inputs[0], ring.axis, ring.factor.inputs[i]))
         return false;
       ring.pieces.emplace_back(i, g_.op(made).inputs[0]);
@@ -125,16 +126,16 @@ class Streamer {
       const auto& r = readers_[static_cast<size_t>(id)];
       const auto fetched = [&](const NamedTensor& f) { return f.tensor == id; };
       if (r.size() != 1 || std::any_of(lg_.fetches.begin(), lg_.fetches.end(), fetched)) return false;
-      const Op& bridge = g_.op(r[0]);
-      const bool whole = is_bridge(bridge, OpCode::k_all_reduce, ring.axis) && bridge.inputs.size() == 1;
-      if (!whole && !is_bridge(bridge, OpCode::k_reduce_scatter, ring.axis)) return false;
-      const Digit &home = ring.factor.outputs[o], &to = lg_.at(bridge.outputs[0], ring.axis).digit;
+      const Op& reshard = g_.op(r[0]);
+      const bool whole = is_reshard(reshard, OpCode::k_all_reduce, ring.axis) && reshard.inputs.size() == 1;
+      if (!whole && !is_reshard(reshard, OpCode::k_reduce_scatter, ring.axis)) return false;
+      const SubAxis &origin = ring.factor.outputs[o], &to = lg_.at(reshard.outputs[0], ring.axis).sub_axis;
       for (size_t b = 0; b < lg_.axes(); ++b)
-        if (b != ring.axis && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).digit.dim == home.dim)
+        if (b != ring.axis && lg_.at(id, b).placement == Placement::kShard && lg_.at(id, b).sub_axis.dim == origin.dim)
           return false;
-      if (!whole && to.dim == home.dim && !is_plain_cut(bridge.outputs[0], ring.axis, home)) return false;
-      if (!whole && lg_.at(bridge.outputs[0], ring.axis).state) return false;
-      std::optional<std::vector<OpId>> behind = sums_behind(bridge.outputs[0]);
+      if (!whole && to.dim == origin.dim && !is_plain_cut(reshard.outputs[0], ring.axis, origin)) return false;
+      if (!whole && lg_.at(reshard.outputs[0], ring.axis).state) return false;
+      std::optional<std::vector<OpId>> behind = sums_behind(reshard.outputs[0]);
       if (!behind) return false;
       ring.scatters.push_back({o, r[0], std::move(*behind)});
     }
@@ -146,17 +147,17 @@ class Streamer {
       if (lg_.at(id, a).placement == Placement::kPartial) return true;
     return false;
   }
-  // One bridge behind the other until the sum is whole; none: something else reads its parts.
+  // One reshard behind the other until the sum is whole; none: something else reads its parts.
   std::optional<std::vector<OpId>> sums_behind(TensorId id) const {
     std::vector<OpId> out;
     while (in_parts(id)) {
       const auto& r = readers_[static_cast<size_t>(id)];
       if (r.size() != 1) return {};
-      const Op& bridge = g_.op(r[0]);
-      if (bridge.code != OpCode::k_all_reduce && bridge.code != OpCode::k_reduce_scatter) return {};
-      if (bridge.inputs.size() != 1) return {};
+      const Op& reshard = g_.op(r[0]);
+      if (reshard.code != OpCode::k_all_reduce && reshard.code != OpCode::k_reduce_scatter) return {};
+      if (reshard.inputs.size() != 1) return {};
       out.push_back(r[0]);
-      id = bridge.outputs[0];
+      id = reshard.outputs[0];
     }
     return out;
   }
@@ -186,7 +187,7 @@ class Streamer {
       gathering += all_gather_seconds(whole, ring.ways, link);
     };
     for (const auto& [i, source] : ring.pieces) moved(source);
-    for (const Scatter& s : ring.scatters) moved(g_.op(s.bridge).outputs[0]);
+    for (const Scatter& s : ring.scatters) moved(g_.op(s.reshard).outputs[0]);
     double merged = 0;
     for (size_t o = 0; o < op.outputs.size(); ++o)
       if (op.outputs[o] != kNone && !ring.factor.outputs[o].present())
@@ -205,7 +206,7 @@ class Streamer {
     g_.tensor(made).dtype = dtype;
     return made;
   }
-  // What lay `from` places before lies one further on; after a whole round it is at home.
+  // What lay `from` places before lies one further on; after a whole round it is where it began.
   TensorId shift(const Op& op, const Ring& ring, TensorId id, const std::string& suffix, TensorId to = kNone) {
     if (to == kNone) to = like(id, suffix, g_.tensor(id).dtype);
     lg_.at(to, ring.axis) = lg_.at(id, ring.axis);
@@ -241,7 +242,7 @@ class Streamer {
       if (op.outputs[o] == kNone) continue;
       const TensorId made = piece.outputs[o] = like(op.outputs[o], suffix, types[o].dtype);
       if (ring.factor.outputs[o].present())
-        lg_.at(made, ring.axis) = {.placement = Placement::kShard, .digit = ring.factor.outputs[o], .rotate = r};
+        lg_.at(made, ring.axis) = {.placement = Placement::kShard, .sub_axis = ring.factor.outputs[o], .rotate = r};
     }
     TensorIds results = piece.outputs;
     g_.ops.push_back(std::move(piece));
@@ -291,14 +292,14 @@ class Streamer {
     }
     for (const Scatter& s : ring.scatters) {
       widen(s, g_.tensor(sums[s.result]).dtype, old);
-      end(op, ring, s.result, sums[s.result], old[static_cast<size_t>(s.bridge)]);
+      end(op, ring, s.result, sums[s.result], old[static_cast<size_t>(s.reshard)]);
     }
   }
 
   // What is still to be added up along other axes is rounded afterwards.
   void widen(const Scatter& scatter, DType dtype, std::vector<Op>& old) {
     if (scatter.behind.empty()) return;
-    TensorId id = old[static_cast<size_t>(scatter.bridge)].outputs[0];
+    TensorId id = old[static_cast<size_t>(scatter.reshard)].outputs[0];
     if (g_.tensor(id).dtype == dtype) return;
     for (const OpId i : scatter.behind) {
       g_.tensor(id).dtype = dtype;
@@ -309,25 +310,25 @@ class Streamer {
     casts_[scatter.behind.back()] = cast_of(last, last.outputs[0], id);
   }
 
-  // Home, and on to where the bridge that is left out brought it.
-  void end(const Op& op, const Ring& ring, size_t o, TensorId sum, const Op& bridge) {
-    const TensorId to = bridge.outputs[0];
-    const bool home = is_plain_cut(to, ring.axis, ring.factor.outputs[o]);
+  // Where it began, and on to where the reshard that is left out put it.
+  void end(const Op& op, const Ring& ring, size_t o, TensorId sum, const Op& reshard) {
+    const TensorId to = reshard.outputs[0];
+    const bool origin = is_plain_cut(to, ring.axis, ring.factor.outputs[o]);
     const bool narrows = g_.tensor(sum).dtype != g_.tensor(to).dtype;
-    TensorId id = shift(op, ring, sum, ".home", home && !narrows ? to : kNone);
+    TensorId id = shift(op, ring, sum, ".back", origin && !narrows ? to : kNone);
     if (narrows) {
-      const TensorId narrow = home ? to : like(id, ".cast", g_.tensor(to).dtype);
+      const TensorId narrow = origin ? to : like(id, ".cast", g_.tensor(to).dtype);
       finish(op, id, narrow);
       id = narrow;
     }
-    if (home) return;
+    if (origin) return;
     const bool whole = lg_.at(to, ring.axis).placement == Placement::kReplicate;
-    Op last = op_beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, bridge.name, {id}, {to});
-    last.attrs = digit_attr("digit", ring.factor.outputs[o]);
+    Op last = op_beside(op, whole ? OpCode::k_all_gather : OpCode::k_all_to_all, reshard.name, {id}, {to});
+    last.attrs = sub_axis_attr("sub_axis", ring.factor.outputs[o]);
     last.attrs["group"] = static_cast<int64_t>(ring.axis) - 1;
     last.attrs["cuts"] = Ints{};
     if (!whole) {
-      for (auto& [name, value] : digit_attr("to_digit", lg_.at(to, ring.axis).digit)) last.attrs[name] = value;
+      for (auto& [name, value] : sub_axis_attr("to_sub_axis", lg_.at(to, ring.axis).sub_axis)) last.attrs[name] = value;
       last.attrs["to_cuts"] = Ints{};
     }
     g_.ops.push_back(std::move(last));
@@ -347,7 +348,7 @@ class Streamer {
     compact(g_, removed);
   }
 
-  LayoutGraph& lg_;
+  ShardedGraph& lg_;
   Graph& g_;
   Lists readers_;
   std::map<OpId, Op> casts_;  // behind an op
@@ -355,6 +356,6 @@ class Streamer {
 
 }  // namespace
 
-void stream_gathers(LayoutGraph& graph) { Streamer(graph).run(); }
+void stream_gathers(ShardedGraph& graph) { Streamer(graph).run(); }
 
 }  // namespace whale

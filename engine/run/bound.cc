@@ -15,7 +15,7 @@ BufferId root_of(const Program& program, BufferId id) {
 
 namespace {
 
-constexpr int64_t kSlotAlignment = 64;  // of the slots of a buffer
+constexpr int64_t kVersionAlignment = 64;  // of the versions of a buffer
 
 class Binder {
  public:
@@ -34,13 +34,13 @@ class Binder {
     arena_ = static_cast<char*>(memory_.arena(static_cast<size_t>(program_.arena_bytes)));
     if (program_.host_bytes > 0)
       host_arena_ = static_cast<char*>(memory_.host_arena(static_cast<size_t>(program_.host_bytes)));
-    bound_->streams[0] = true;
+    bound_->queues[0] = true;
     for (auto& contexts : bound_->contexts) contexts.resize(row_.samples.size());
     bind_segments();
-    for (size_t s = 0; s < kStreams; ++s) set_scratch(static_cast<Stream>(s));
+    for (size_t s = 0; s < kQueues; ++s) set_scratch(static_cast<Queue>(s));
     for (const int32_t segment : bound_->rows)
-      for (size_t s = 0; s < kStreams; ++s)
-        bound_->runs[s] += bound_->segments[static_cast<size_t>(segment)].streams[s].size();
+      for (size_t s = 0; s < kQueues; ++s)
+        bound_->runs[s] += bound_->segments[static_cast<size_t>(segment)].queues[s].size();
     count_votes();
     count_bytes();
     return std::move(bound_);
@@ -67,19 +67,19 @@ class Binder {
     throw internal("buffer '{}' has no storage", root.name);
   }
 
-  static int64_t slot_stride(const Buffer& root) {
-    return (root.bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  static int64_t version_stride(const Buffer& root) {
+    return (root.bytes + kVersionAlignment - 1) / kVersionAlignment * kVersionAlignment;
   }
 
   int64_t offset(const Buffer& root) const {
-    const int64_t end = root.offset + (root.slots - 1) * slot_stride(root) + root.bytes;
+    const int64_t end = root.offset + (root.versions - 1) * version_stride(root) + root.bytes;
     const int64_t arena = root.memory == Memory::kHost ? program_.host_bytes : program_.arena_bytes;
-    if (root.offset < 0 || root.slots < 1 || end > arena)
+    if (root.offset < 0 || root.versions < 1 || end > arena)
       throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset, end, arena);
-    if (root.slots == 1) return root.offset;
-    if (slot_ < 0 || slot_ >= root.slots)
-      throw internal("buffer '{}' has {} slots, the schedule names slot {}", root.name, root.slots, slot_);
-    return root.offset + slot_ * slot_stride(root);
+    if (root.versions == 1) return root.offset;
+    if (version_ < 0 || version_ >= root.versions)
+      throw internal("buffer '{}' has {} versions, the schedule names version {}", root.name, root.versions, version_);
+    return root.offset + version_ * version_stride(root);
   }
 
   char* variable(const Buffer& root) {
@@ -106,22 +106,22 @@ class Binder {
     return operand;
   }
 
-  // Once for each slot that it is run on; a segment that touches no buffer with several slots is the same on all.
+  // Once for each version that it is run on; a segment that touches no buffer with several versions is the same on all.
   void bind_segments() {
-    std::vector<bool> slotted(program_.segments.size());
-    for (size_t s = 0; s < slotted.size(); ++s)
+    std::vector<bool> versioned(program_.segments.size());
+    for (size_t s = 0; s < versioned.size(); ++s)
       for (const Instruction& instruction : program_.segments[s].instructions)
         for (const auto* ids : {&instruction.in, &instruction.out})
           for (const BufferId id : *ids)
-            if (id != kNone && buffer(root_of(program_, id)).slots > 1) slotted[s] = true;
+            if (id != kNone && buffer(root_of(program_, id)).versions > 1) versioned[s] = true;
     std::map<std::pair<int32_t, int32_t>, int32_t> known;
     for (const ScheduleRow& row : program_.schedule) {
       const size_t segment = static_cast<size_t>(row.segment);
-      const std::pair<int32_t, int32_t> key{row.segment, slotted.at(segment) ? row.slot : 0};
+      const std::pair<int32_t, int32_t> key{row.segment, versioned.at(segment) ? row.version : 0};
       const auto [at, fresh] = known.emplace(key, static_cast<int32_t>(known.size()));
       bound_->rows.push_back(at->second);
       if (!fresh) continue;
-      slot_ = key.second;
+      version_ = key.second;
       bound_->segments.push_back(bind_segment(segment));
     }
     for (size_t r = 0; r < program_.schedule.size(); ++r) add_pieces(program_.schedule[r], bound_->rows[r]);
@@ -137,14 +137,14 @@ class Binder {
       for (const BufferId id : instruction.out)
         if (id != kNone && buffer(root_of(program_, id)).kind == BufferKind::kVariable)
           written[static_cast<size_t>(buffer(root_of(program_, id)).ref)] = true;
-    std::array<size_t, kStreams> counts{};
-    for (const Instruction& instruction : segment.instructions) ++counts[static_cast<size_t>(instruction.stream)];
-    for (size_t stream = 0; stream < kStreams; ++stream) bound.streams[stream].reserve(counts[stream]);
+    std::array<size_t, kQueues> counts{};
+    for (const Instruction& instruction : segment.instructions) ++counts[static_cast<size_t>(instruction.queue)];
+    for (size_t queue = 0; queue < kQueues; ++queue) bound.queues[queue].reserve(counts[queue]);
     for (size_t i = 0; i < segment.instructions.size(); ++i) {
       const Instruction& instruction = segment.instructions[i];
       try {
-        bound_->streams[static_cast<size_t>(instruction.stream)] = true;
-        bound.streams[static_cast<size_t>(instruction.stream)].push_back(
+        bound_->queues[static_cast<size_t>(instruction.queue)] = true;
+        bound.queues[static_cast<size_t>(instruction.queue)].push_back(
             bind_instruction(instruction, static_cast<int32_t>(i), written));
       } catch (Error& e) {
         throw located(e, instruction);
@@ -175,7 +175,7 @@ class Binder {
     bound.source = &instruction;
     bound.index = index;
     for (const WaitPoint& wait : instruction.waits)
-      if (wait.stream != instruction.stream) bound.waits.push_back(wait);
+      if (wait.queue != instruction.queue) bound.waits.push_back(wait);
     for (const BufferId id : instruction.out)
       if (id != kNone && buffer(root_of(program_, id)).kind == BufferKind::kVariable)
         bound.versions.push_back(memory_.version(static_cast<size_t>(buffer(root_of(program_, id)).ref)));
@@ -205,7 +205,7 @@ class Binder {
     spec.key = kernel.key;
     samples_of(instruction);
     spec.step = memory_.step_parameters();
-    spec.row = &bound_->contexts[static_cast<size_t>(instruction.stream)][static_cast<size_t>(kernel.samples)];
+    spec.row = &bound_->contexts[static_cast<size_t>(instruction.queue)][static_cast<size_t>(kernel.samples)];
     bound.kernel = kernel_of(instruction, spec);
     if (attr_int(kernel.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
     if (has_flag(kernel.op, kSkipsUpdates)) bound.data = address(instruction.out.at(0));
@@ -286,8 +286,8 @@ class Binder {
 
   // What the feeds and fetches of one row of the schedule move.
   void add_pieces(const ScheduleRow& row, int32_t segment) {
-    for (auto& stream : bound_->segments[static_cast<size_t>(segment)].streams)
-      for (BoundInstruction& bound : stream) {
+    for (auto& queue : bound_->segments[static_cast<size_t>(segment)].queues)
+      for (BoundInstruction& bound : queue) {
         const Instruction& instruction = *bound.source;
         try {
           if (const auto* feed = instruction.as<work::Feed>()) {
@@ -334,10 +334,10 @@ class Binder {
     const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
     bound.runs.resize(whole ? 1 : cut.micro_batches.size());
     const Mesh& mesh = machine_.plan().meshes[static_cast<size_t>(port.mesh)];
-    std::vector<DigitCut> cuts = cuts_of(port.dims, port.parts, mesh.axes, row_.coordinates);
+    std::vector<SubAxisCut> cuts = cuts_of(port.dims, port.parts, mesh.axes, row_.coordinates);
     if (port.batch_dim >= 0) {
       const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry_.batch;
-      cuts.push_back({Digit{port.batch_dim, 1, inner}, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u)});
+      cuts.push_back({SubAxis{port.batch_dim, 1, inner}, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u)});
     }
     const Part part = part_of(port.dims, cuts);
     const Buffer& local = buffer(id);
@@ -352,16 +352,16 @@ class Binder {
     });
   }
 
-  void set_scratch(Stream stream) {
+  void set_scratch(Queue queue) {
     size_t bytes = 0;
     const auto each = [&](auto body) {
       for (BoundSegment& segment : bound_->segments)
-        for (BoundInstruction& bound : segment.streams[static_cast<size_t>(stream)])
+        for (BoundInstruction& bound : segment.queues[static_cast<size_t>(queue)])
           if (bound.kernel) body(*bound.kernel);
     };
     each([&](Kernel& kernel) { bytes = std::max(bytes, kernel.scratch_bytes()); });
     if (bytes == 0) return;
-    void* scratch = memory_.scratch(stream, bytes);
+    void* scratch = memory_.scratch(queue, bytes);
     each([&](Kernel& kernel) { kernel.set_scratch(scratch); });
   }
 
@@ -371,13 +371,13 @@ class Binder {
     for (const int32_t row : bound_->rows) {
       const BoundSegment& segment = bound_->segments[static_cast<size_t>(row)];
       int32_t commit = INT32_MAX;
-      for (const auto& stream : segment.streams)
-        for (const BoundInstruction& bound : stream) {
+      for (const auto& queue : segment.queues)
+        for (const BoundInstruction& bound : queue) {
           bound_->votes += bound.source->kind() == InstructionKind::kVote;
           if (bound.source->kind() == InstructionKind::kCommit) commit = bound.index;
         }
-      for (const auto& stream : segment.streams)
-        for (const BoundInstruction& bound : stream) {
+      for (const auto& queue : segment.queues)
+        for (const BoundInstruction& bound : queue) {
           if (!bound.index_check) continue;
           ++bound_->index_checks;
           if (committed || bound.index > commit) bound_->indices_checked_before_commit = false;
@@ -405,12 +405,12 @@ class Binder {
               counted[static_cast<size_t>(root)])
             continue;
           counted[static_cast<size_t>(root)] = true;
-          bound_->gradient_bytes += static_cast<size_t>(buffer(root).slots * slot_stride(buffer(root)));
+          bound_->gradient_bytes += static_cast<size_t>(buffer(root).versions * version_stride(buffer(root)));
         }
       }
     for (const Buffer& b : program_.buffers)
       if (b.kind == BufferKind::kInput && b.alias == kNone)
-        bound_->input_bytes += static_cast<size_t>(b.slots * slot_stride(b));
+        bound_->input_bytes += static_cast<size_t>(b.versions * version_stride(b));
   }
 
   Machine& machine_;
@@ -421,7 +421,7 @@ class Binder {
   std::unique_ptr<BoundProgram> bound_;
   const Program& program_;
   char *arena_ = nullptr, *host_arena_ = nullptr;
-  int32_t slot_ = 0;  // of the segment that is being bound
+  int32_t version_ = 0;  // of the segment that is being bound
 };
 
 }  // namespace

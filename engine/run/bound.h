@@ -42,11 +42,11 @@ struct BoundInstruction {
   std::unique_ptr<IndexCheck> index_check;
 };
 
-// A segment on one slot of its buffers.
+// A segment on one version of its buffers.
 struct BoundSegment {
   int32_t segment = 0;
-  uint32_t count = 0;  // instructions of all streams
-  std::array<std::vector<BoundInstruction>, kStreams> streams;
+  uint32_t count = 0;  // instructions of all queues
+  std::array<std::vector<BoundInstruction>, kQueues> queues;
 };
 
 // One device's part.
@@ -55,11 +55,11 @@ struct BoundProgram {
   std::optional<Program> placed;  // the row's, when its program has holes
   const DeviceRow* row = nullptr;
   std::vector<BoundSegment> segments;
-  std::vector<int32_t> rows;                               // of the schedule: which of `segments`
-  std::array<bool, kStreams> streams{};                    // in use; the compute stream always
-  std::array<std::vector<RowContext>, kStreams> contexts;  // by sample cut; the kernels of a stream read theirs
-  std::array<size_t, kStreams> runs{};                     // instructions a step, for the timeline
-  const char* loss = nullptr;                              // the device's value; null: no loss is fetched
+  std::vector<int32_t> rows;                              // of the schedule: which of `segments`
+  std::array<bool, kQueues> queues{};                     // in use; the compute queue always
+  std::array<std::vector<RowContext>, kQueues> contexts;  // by sample cut; the kernels of a queue read theirs
+  std::array<size_t, kQueues> runs{};                     // instructions a step, for the timeline
+  const char* loss = nullptr;                             // the device's value; null: no loss is fetched
   DType loss_dtype{};
   uint32_t votes = 0;         // of a step, on the loss
   uint32_t index_checks = 0;  // of a step

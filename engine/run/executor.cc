@@ -38,9 +38,8 @@ Executor::Executor(Machine& machine, Entry entry)
     if (program) votes_wanted_ += program->votes + (indices_vote_ ? program->index_checks : 0);
   commits_ = commits_anywhere(*entry_);
   for (size_t d = 0; d < programs_.size(); ++d)
-    for (size_t s = 1; s < kStreams; ++s)
-      if (programs_[d] && programs_[d]->streams[s])
-        machine.team().add_stream(static_cast<int>(d), static_cast<Stream>(s));
+    for (size_t s = 1; s < kQueues; ++s)
+      if (programs_[d] && programs_[d]->queues[s]) machine.team().add_queue(static_cast<int>(d), static_cast<Queue>(s));
   runs_ = std::make_unique<DeviceRun[]>(programs_.size());
   timeline_.resize(programs_.size());
   inputs_.resize(entry_->inputs.size());
@@ -93,7 +92,7 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   for (size_t d = 0; d < programs_.size(); ++d) {
     if (!programs_[d]) continue;
     for (Counter& done : runs_[d].done) done.reset();
-    for (size_t s = 0; s < kStreams; ++s) {
+    for (size_t s = 0; s < kQueues; ++s) {
       timeline_[d][s].times = {};
       timeline_[d][s].records.clear();
       if (values.timeline) timeline_[d][s].records.reserve(programs_[d]->runs[s]);  // once
@@ -108,11 +107,11 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
 }
 
 // ---- the device threads -----------------------------------------------------------------------------------------
-void Executor::run(int device, Stream stream) noexcept {
-  const size_t d = static_cast<size_t>(device), s = static_cast<size_t>(stream);
-  if (!programs_[d]->streams[s]) return;
+void Executor::run(int device, Queue queue) noexcept {
+  const size_t d = static_cast<size_t>(device), s = static_cast<size_t>(queue);
+  if (!programs_[d]->queues[s]) return;
   try {
-    if (stream == Stream::kCompute) {
+    if (queue == Queue::kCompute) {
       DeviceMemory& memory = machine_.memory(d);
       memory.forget_arenas();
       memory.set_step({.parameters = {values_.seed, values_.iteration},
@@ -122,7 +121,7 @@ void Executor::run(int device, Stream stream) noexcept {
     } else if (!runs_[d].done[0].wait(1, this)) {
       return;
     }
-    if (stream == Stream::kCompute) runs_[d].done[0].advance(1);  // the scalars are there
+    if (queue == Queue::kCompute) runs_[d].done[0].advance(1);  // the scalars are there
     const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
     walk(d, s);
     if (values_.timeline) timeline_[d][s].times.cpu = cpu_nanoseconds() - cpu;
@@ -135,10 +134,10 @@ void Executor::run(int device, Stream stream) noexcept {
   }
 }
 
-bool Executor::walk(size_t device, size_t stream) {
+bool Executor::walk(size_t device, size_t queue) {
   BoundProgram& program = *programs_[device];
   auto& done = runs_[device].done;
-  if (stream != 0) done[stream].advance(1);  // all streams count from one
+  if (queue != 0) done[queue].advance(1);  // all queues count from one
   Base base;
   const std::vector<ScheduleRow>& schedule = program.program->schedule;
   for (size_t r = 0; r < schedule.size(); ++r) {
@@ -146,43 +145,43 @@ bool Executor::walk(size_t device, size_t stream) {
     BoundSegment& segment = program.segments[static_cast<size_t>(program.rows[r])];
     for (size_t k = 0; k < program.row->samples.size(); ++k) {
       const SampleCut& cut = program.row->samples[k];
-      program.contexts[stream][k].batch_begin = row.whole || cut.micro_batches.empty()
-                                                    ? cut.whole.begin
-                                                    : cut.micro_batches[static_cast<size_t>(row.micro_batch)].begin;
+      program.contexts[queue][k].batch_begin = row.whole || cut.micro_batches.empty()
+                                                   ? cut.whole.begin
+                                                   : cut.micro_batches[static_cast<size_t>(row.micro_batch)].begin;
     }
     // Compute runs one row ahead of the others.
-    const uint32_t reached = stream == 0 ? base.before : base.row;
-    for (size_t other = 0; other < kStreams; ++other)
-      if (other != stream && program.streams[other] && !wait(device, stream, other, reached)) return false;
-    if (!walk_row(device, stream, row, segment, base)) return false;
+    const uint32_t reached = queue == 0 ? base.before : base.row;
+    for (size_t other = 0; other < kQueues; ++other)
+      if (other != queue && program.queues[other] && !wait(device, queue, other, reached)) return false;
+    if (!walk_row(device, queue, row, segment, base)) return false;
     base = {base.row + segment.count, base.row};
   }
   return true;
 }
 
-bool Executor::wait(size_t device, size_t stream, size_t other, uint32_t reached) {
+bool Executor::wait(size_t device, size_t queue, size_t other, uint32_t reached) {
   const int64_t begin = now_nanoseconds();
   if (!runs_[device].done[other].wait(reached, this)) return false;
-  timeline_[device][stream].times.waiting += now_nanoseconds() - begin;
+  timeline_[device][queue].times.waiting += now_nanoseconds() - begin;
   return true;
 }
 
-// After instruction i of the segment is done, this stream's counter is base.row + i + 1; at the end of the row
+// After instruction i of the segment is done, this queue's counter is base.row + i + 1; at the end of the row
 // base.row + count.
-bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, const Base& base) {
+bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, BoundSegment& segment, const Base& base) {
   const BoundProgram& program = *programs_[device];
   static const Carry kNothing;
   const Carry& carry =
-      stream == 0 && row.carry != kNone ? program.program->carries[static_cast<size_t>(row.carry)] : kNothing;
+      queue == 0 && row.carry != kNone ? program.program->carries[static_cast<size_t>(row.carry)] : kNothing;
   auto carried = carry.begin();
   const uint8_t* mask =
       narrow_ == nullptr
           ? nullptr
           : narrow_->masks[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
   auto& done = runs_[device].done;
-  StreamTimeline& timeline = timeline_[device][stream];
+  QueueTimeline& timeline = timeline_[device][queue];
   uint32_t reached = base.row;
-  for (BoundInstruction& bound : segment.streams[stream]) {
+  for (BoundInstruction& bound : segment.queues[queue]) {
     look();
     if (stopped()) return false;
     int64_t begin = now_nanoseconds();
@@ -190,11 +189,10 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
     const bool waits = !bound.waits.empty() || (carried != carry.end() && carried->at == bound.index);
     for (; carried != carry.end() && carried->at == bound.index; ++carried)
       if (const WaitPoint& on = carried->on;
-          !done[static_cast<size_t>(on.stream)].wait(base.before + static_cast<uint32_t>(on.index) + 1, this))
+          !done[static_cast<size_t>(on.queue)].wait(base.before + static_cast<uint32_t>(on.index) + 1, this))
         return false;
     for (const WaitPoint& on : bound.waits)
-      if (!done[static_cast<size_t>(on.stream)].wait(base.row + static_cast<uint32_t>(on.index) + 1, this))
-        return false;
+      if (!done[static_cast<size_t>(on.queue)].wait(base.row + static_cast<uint32_t>(on.index) + 1, this)) return false;
     if (waits) {
       const int64_t ready = now_nanoseconds();
       timeline.times.waiting += ready - begin;
@@ -218,10 +216,10 @@ bool Executor::walk_row(size_t device, size_t stream, const ScheduleRow& row, Bo
       if (values_.timeline) timeline.records.push_back({bound.source, row.micro_batch, begin, end});
     }
     const uint32_t target = base.row + static_cast<uint32_t>(bound.index) + 1;
-    done[stream].advance(target - reached);
+    done[queue].advance(target - reached);
     reached = target;
   }
-  if (reached != base.row + segment.count) done[stream].advance(base.row + segment.count - reached);
+  if (reached != base.row + segment.count) done[queue].advance(base.row + segment.count - reached);
   return true;
 }
 

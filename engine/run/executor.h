@@ -69,19 +69,19 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
  private:
   enum State : uint8_t { kOpen, kReady, kCommitted, kStopped, kBroken };
   struct alignas(64) DeviceRun {
-    std::array<Counter, kStreams> done;  // instructions of this run that are done
+    std::array<Counter, kQueues> done;  // instructions of this run that are done
   };
 
-  void run(int device, Stream stream) noexcept override;
+  void run(int device, Queue queue) noexcept override;
   void finished() noexcept override;
   void look() override;
-  bool walk(size_t device, size_t stream);
-  // What the counters of a device's streams are when a row begins, and when the one before it began.
+  bool walk(size_t device, size_t queue);
+  // What the counters of a device's queues are when a row begins, and when the one before it began.
   struct Base {
     uint32_t row = 1, before = 1;
   };
-  bool walk_row(size_t device, size_t stream, const ScheduleRow& row, BoundSegment& segment, const Base& base);
-  bool wait(size_t device, size_t stream, size_t other, uint32_t reached);
+  bool walk_row(size_t device, size_t queue, const ScheduleRow& row, BoundSegment& segment, const Base& base);
+  bool wait(size_t device, size_t queue, size_t other, uint32_t reached);
   bool execute(BoundInstruction& bound, size_t device, size_t micro_batch);
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;

@@ -39,8 +39,8 @@ class DeviceMemory {
   // there is gets a larger one of its own.
   void* arena(size_t bytes) { return area(arena_, bytes, Memory::kDevice); }
   void* host_arena(size_t bytes) { return area(host_arena_, bytes, Memory::kHost); }
-  void* scratch(Stream stream, size_t bytes) {
-    return area(scratch_[static_cast<size_t>(stream)], bytes, Memory::kDevice);
+  void* scratch(Queue queue, size_t bytes) {
+    return area(scratch_[static_cast<size_t>(queue)], bytes, Memory::kDevice);
   }
   void forget_arenas();                               // Device::forget
   void* step_scalar(StepScalar scalar, DType dtype);  // f32, f64, i32, i64
@@ -75,7 +75,7 @@ class DeviceMemory {
   std::vector<size_t> variable_bytes_;
   std::vector<uint64_t> versions_;
   Area arena_, host_arena_;
-  std::array<Area, kStreams> scratch_;
+  std::array<Area, kQueues> scratch_;
   char* scalars_ = nullptr;  // of all dtypes, then the parameters
   std::vector<char> set_;    // on the way there
 };

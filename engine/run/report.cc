@@ -49,14 +49,14 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
                      {"total", bytes.total()}}}};
     if (last != nullptr) {
       device["bytes"]["arena_peak_live"] = last->program(d)->program->peak_live_bytes;
-      StreamTimes sum;
-      for (const StreamTimeline& stream : last->timeline()[d]) {
-        sum.ops += stream.times.ops;
-        sum.collectives += stream.times.collectives;
-        sum.copies += stream.times.copies;
-        sum.waiting += stream.times.waiting;
-        sum.cpu += stream.times.cpu;
-        sum.cpu_inside += stream.times.cpu_inside;
+      QueueTimes sum;
+      for (const QueueTimeline& queue : last->timeline()[d]) {
+        sum.ops += queue.times.ops;
+        sum.collectives += queue.times.collectives;
+        sum.copies += queue.times.copies;
+        sum.waiting += queue.times.waiting;
+        sum.cpu += queue.times.cpu;
+        sum.cpu_inside += queue.times.cpu_inside;
       }
       device["seconds"] = {{"ops", static_cast<double>(sum.ops) * 1e-9},
                            {"collectives", static_cast<double>(sum.collectives) * 1e-9},

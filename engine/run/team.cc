@@ -22,7 +22,7 @@ Error unexpected(const std::exception& e, const std::string& purpose) {
 Team::Team(std::vector<Device*> devices) : devices_(std::move(devices)) {
   try {
     for (size_t d = 0; d < devices_.size(); ++d)
-      if (devices_[d] != nullptr) add_stream(static_cast<int>(d), Stream::kCompute);
+      if (devices_[d] != nullptr) add_queue(static_cast<int>(d), Queue::kCompute);
   } catch (...) {
     end();
     throw;
@@ -46,25 +46,25 @@ void Team::abandon() {
   busy_.store(0);
 }
 
-bool Team::has_stream(int device, Stream stream) const {
+bool Team::has_queue(int device, Queue queue) const {
   for (const auto& worker : workers_)
-    if (worker->device == device && worker->stream == stream) return true;
+    if (worker->device == device && worker->queue == queue) return true;
   return false;
 }
 
-void Team::add_stream(int device, Stream stream) {
-  if (has_stream(device, stream)) return;
+void Team::add_queue(int device, Queue queue) {
+  if (has_queue(device, queue)) return;
   std::atomic<int> entered{0};
   std::exception_ptr failure;
   const uint32_t seen = round_.load(std::memory_order_acquire);
-  auto worker = std::make_unique<Worker>(Worker{device, stream, {}});
+  auto worker = std::make_unique<Worker>(Worker{device, queue, {}});
   // Signals are the business of the caller's threads (Python's Ctrl-C).
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     worker->thread =
-        std::thread([this, device, stream, seen, &entered, &failure] { loop(device, stream, seen, entered, failure); });
+        std::thread([this, device, queue, seen, &entered, &failure] { loop(device, queue, seen, entered, failure); });
   } catch (const std::system_error& e) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw error(
@@ -87,10 +87,10 @@ void Team::add_stream(int device, Stream stream) {
   workers_.push_back(std::move(worker));
 }
 
-void Team::loop(int device, Stream stream, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure) {
+void Team::loop(int device, Queue queue, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure) {
   use_default_float_env();  // a new thread has its maker's
   try {
-    devices_[static_cast<size_t>(device)]->enter_thread(stream);
+    devices_[static_cast<size_t>(device)]->enter_thread(queue);
   } catch (...) {
     failure = std::current_exception();
     entered.store(-1, std::memory_order_release);
@@ -104,7 +104,7 @@ void Team::loop(int device, Stream stream, uint32_t seen, std::atomic<int>& ente
     seen = round_.load(std::memory_order_acquire);
     if (quit_.load(std::memory_order_acquire)) return;
     Job* job = job_;
-    job->run(device, stream);
+    job->run(device, queue);
     if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       job->finished();
       busy_.store(0, std::memory_order_release);
@@ -128,8 +128,8 @@ void Team::on_each(const std::string& purpose, const std::function<void(int)>& b
   struct Each final : Job {
     const std::function<void(int)>* body = nullptr;
     std::vector<std::exception_ptr> failures;
-    void run(int device, Stream stream) noexcept override {
-      if (stream != Stream::kCompute) return;
+    void run(int device, Queue queue) noexcept override {
+      if (queue != Queue::kCompute) return;
       try {
         (*body)(device);
       } catch (...) {  // told apart by the caller: where memory is short, nothing can be made here

@@ -1,4 +1,4 @@
-// The threads of a session's devices: one for each (device, stream) in use, parked between jobs.
+// The threads of a session's devices: one for each (device, queue) in use, parked between jobs.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ Error unexpected(const std::exception& e, const std::string& purpose);
 class Job {
  public:
   virtual ~Job() = default;
-  virtual void run(int device, Stream stream) noexcept = 0;
+  virtual void run(int device, Queue queue) noexcept = 0;
   virtual void
   finished() noexcept = 0;  // once, on the thread that ends last; the team is free for the next job after it
 };
@@ -33,8 +33,8 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  void add_stream(int device, Stream stream);  // a thread for it, when there is none yet; only between jobs
-  bool has_stream(int device, Stream stream) const;
+  void add_queue(int device, Queue queue);  // a thread for it, when there is none yet; only between jobs
+  bool has_queue(int device, Queue queue) const;
   void start(Job& job);  // returns at once; one job at a time
   void wait_idle() const;
   // body(device) on every device's compute thread; throws the first Error, by device, after all have ended.
@@ -47,11 +47,11 @@ class Team {
  private:
   struct Worker {
     int device;
-    Stream stream;
+    Queue queue;
     std::thread thread;
   };
   void end();  // of all threads, after the job under way
-  void loop(int device, Stream stream, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure);
+  void loop(int device, Queue queue, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure);
 
   std::vector<Device*> devices_;
   std::vector<std::unique_ptr<Worker>> workers_;

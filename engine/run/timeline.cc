@@ -9,7 +9,7 @@
 namespace whale {
 namespace {
 
-constexpr const char* kStreamNames[kStreams] = {"compute", "communication", "copy"};
+constexpr const char* kQueueNames[kQueues] = {"compute", "communication", "copy"};
 constexpr const char* kPhaseNames[] = {"forward", "backward", "update"};
 
 }  // namespace
@@ -17,16 +17,16 @@ constexpr const char* kPhaseNames[] = {"forward", "backward", "update"};
 std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan) {
   int64_t origin = INT64_MAX;
   for (const DeviceTimeline& device : devices)
-    for (const StreamTimeline& stream : device)
-      for (const TimelineRecord& record : stream.records) origin = std::min(origin, record.begin);
+    for (const QueueTimeline& queue : device)
+      for (const TimelineRecord& record : queue.records) origin = std::min(origin, record.begin);
   nlohmann::json events = nlohmann::json::array();
   for (size_t d = 0; d < devices.size(); ++d) {
     const std::string name = fmt::format("{} {}", name_of(plan.devices[d].kind), d);
     events.push_back({{"ph", "M"}, {"pid", d}, {"name", "process_name"}, {"args", {{"name", name}}}});
-    for (size_t s = 0; s < kStreams; ++s) {
+    for (size_t s = 0; s < kQueues; ++s) {
       if (devices[d][s].records.empty()) continue;
       events.push_back(
-          {{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kStreamNames[s]}}}});
+          {{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kQueueNames[s]}}}});
       for (const TimelineRecord& record : devices[d][s].records)
         events.push_back({{"ph", "X"},
                           {"pid", d},

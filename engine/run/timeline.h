@@ -30,19 +30,19 @@ struct TimelineRecord {
   int64_t begin = 0, end = 0;  // nanoseconds of the steady clock
 };
 
-struct StreamTimes {  // nanoseconds of the last run
+struct QueueTimes {  // nanoseconds of the last run
   int64_t ops = 0, collectives = 0, copies = 0, waiting = 0;
-  // Of the processor, on the stream's own thread, when tracing was on: in all, and inside ops, collectives and copies.
+  // Of the processor, on the queue's own thread, when tracing was on: in all, and inside ops, collectives and copies.
   int64_t cpu = 0, cpu_inside = 0;
 };
 
-struct StreamTimeline {
+struct QueueTimeline {
   std::vector<TimelineRecord> records;  // never grows in a run
-  StreamTimes times;
+  QueueTimes times;
 };
-using DeviceTimeline = std::array<StreamTimeline, kStreams>;
+using DeviceTimeline = std::array<QueueTimeline, kQueues>;
 
-// Chrome's trace format: a process per device, a thread per stream, microseconds from the first instruction.
+// Chrome's trace format: a process per device, a thread per queue, microseconds from the first instruction.
 std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan);
 
 }  // namespace whale

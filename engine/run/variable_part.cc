@@ -47,8 +47,8 @@ std::vector<HeldPart> held_parts(const Plan& plan, const PlanVariable& variable)
   std::vector<HeldPart> all;
   for (const DeviceRow& row : plan.entries[0].rows) {
     if (row.mesh != variable.mesh) continue;
-    Part part =
-        part_of(variable.dims, variable.home, plan.meshes.at(static_cast<size_t>(row.mesh)).axes, row.coordinates);
+    Part part = part_of(variable.dims, variable.storage_sharding, plan.meshes.at(static_cast<size_t>(row.mesh)).axes,
+                        row.coordinates);
     auto at = std::find_if(all.begin(), all.end(), [&](const HeldPart& known) { return known.part.part() == part; });
     if (at == all.end())
       at = all.insert(at, {VariablePart(std::move(part), variable.dims, size_of(variable.dtype)), {}});

@@ -2,14 +2,14 @@
 // and one backward in turn, so that at most p - d micro-batches are alive on it.
 #include <algorithm>
 
-#include "schedule/device_order.h"
+#include "schedule/work_order.h"
 
 namespace whale {
 
-DeviceOrders one_f_one_b_orders(const PipelineShape& shape) {
-  DeviceOrders orders;
+WorkOrders one_f_one_b_orders(const PipelineShape& shape) {
+  WorkOrders orders;
   for (int d = 0; d < shape.stages; ++d) {
-    DeviceOrder order(shape);
+    WorkOrder order(shape);
     const int ahead = std::min(shape.micro_batches, shape.stages - 1 - d);
     for (int u = 0; u < ahead; ++u) order.forward();
     for (int u = 0; u < shape.micro_batches; ++u) {

@@ -11,8 +11,8 @@ size_t Clock::resource() {
   return last_.size() - 1;
 }
 
-size_t Clock::channel(int64_t slots) {
-  channels_.push_back({.slots = slots});
+size_t Clock::channel(int64_t capacity) {
+  channels_.push_back({.capacity = capacity});
   return channels_.size() - 1;
 }
 
@@ -71,8 +71,8 @@ void Clock::wait_for_message(Item item, const std::vector<Item>& messages, int64
 
 Clock::Stuck Clock::run() {
   for (const Channel& c : channels_) {
-    for (int64_t m = c.slots; m < std::ssize(c.sent); ++m)
-      wait_for_message(c.sent[static_cast<size_t>(m)], c.taken, m - c.slots);
+    for (int64_t m = c.capacity; m < std::ssize(c.sent); ++m)
+      wait_for_message(c.sent[static_cast<size_t>(m)], c.taken, m - c.capacity);
     for (int64_t m = 0; m < std::ssize(c.taken); ++m) wait_for_message(c.taken[static_cast<size_t>(m)], c.sent, m);
   }
   for (const Place& p : places_)

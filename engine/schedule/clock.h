@@ -15,15 +15,15 @@ class Clock {
   // Who works, one item after another. Returns its number, counted from 0; so do the next two.
   size_t resource();
   // Holds so many messages (at least 1) that nobody has taken.
-  size_t channel(int64_t slots);
+  size_t channel(int64_t capacity);
   // Where so many members meet, again and again.
   size_t place(size_t members);
 
   // Work of this resource, behind all that it was given before.
   Item work(size_t resource, double seconds);
-  // The next message of the channel: begins when a slot is free, and is there when it has ended.
+  // The next message of the channel: begins when there is free capacity, and is there when it has ended.
   Item send(size_t channel, size_t resource, double seconds);
-  // Takes the next message: begins when that is there, and has freed its slot when it has ended.
+  // Takes the next message: begins when that is there, and has freed its place when it has ended.
   Item take(size_t channel, size_t resource, double seconds);
   // The next visit of this member (by number), on one of its resources. The k-th visits of all members are one item: it
   // begins when all are there and takes the longest of their times.
@@ -35,8 +35,8 @@ class Clock {
   void after(Item item, Item before) { wait(item, before, false); }
   void after_begin(Item item, Item before) { wait(item, before, true); }
 
-  // Each item waits for the next one; the last one for the first (circle), or for a message, a slot or a member that
-  // never comes. Empty: everything ends.
+  // Each item waits for the next one; the last one for the first (circle), or for a message, free capacity or a member
+  // that never comes. Empty: everything ends.
   struct Stuck {
     std::vector<Item> items;
     bool circle = false;
@@ -59,7 +59,7 @@ class Clock {
     bool begun;  // it is enough that `before` has begun
   };
   struct Channel {
-    int64_t slots = 1;
+    int64_t capacity = 1;
     std::vector<Item> sent = {}, taken = {};
   };
   struct Place {

@@ -7,14 +7,14 @@
 
 namespace whale {
 
-#define WHALE_SCHEDULE(name, function, least, most, placement, split, doc) DeviceOrders function(const PipelineShape&);
+#define WHALE_SCHEDULE(name, function, least, most, placement, split, doc) WorkOrders function(const PipelineShape&);
 #include "schedule/schedules.def"
 #undef WHALE_SCHEDULE
 
 std::span<const ScheduleRule> schedule_rules() {
   static constexpr ScheduleRule kRules[] = {
 #define WHALE_SCHEDULE(name, function, least, most, placement, split, doc) \
-  {name, function, least, most, ChunkPlacement::placement, split, doc},
+  {name, function, least, most, VirtualStagePlacement::placement, split, doc},
 #include "schedule/schedules.def"
 #undef WHALE_SCHEDULE
   };
@@ -33,18 +33,19 @@ const ScheduleRule& schedule_rule(std::string_view name) {
   throw invalid("there is no pipeline schedule '{}', expected one of {}", name, schedule_names());
 }
 
-PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks) {
+PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int virtual_stages) {
   const ScheduleRule& rule = schedule_rule(name);
   if (stages < 1) throw invalid("schedule '{}' has {} stages, expected at least 1", name, stages);
   if (micro_batches < 1) throw invalid("schedule '{}' has {} micro-batches, expected at least 1", name, micro_batches);
-  if (chunks == 0) chunks = rule.min_chunks;
-  if (chunks < rule.min_chunks || chunks > rule.max_chunks) {
-    const std::string wanted = rule.min_chunks == rule.max_chunks ? fmt::format("{}", rule.min_chunks)
-                                                                  : fmt::format("at least {}", rule.min_chunks);
-    throw invalid("schedule '{}' has {} chunks per device, expected {}", name, chunks, wanted);
+  if (virtual_stages == 0) virtual_stages = rule.min_virtual_stages;
+  if (virtual_stages < rule.min_virtual_stages || virtual_stages > rule.max_virtual_stages) {
+    const std::string wanted = rule.min_virtual_stages == rule.max_virtual_stages
+                                   ? fmt::format("{}", rule.min_virtual_stages)
+                                   : fmt::format("at least {}", rule.min_virtual_stages);
+    throw invalid("schedule '{}' has {} virtual stages per device, expected {}", name, virtual_stages, wanted);
   }
   PipelineSchedule schedule{.name = std::string(name),
-                            .shape = {stages, micro_batches, chunks},
+                            .shape = {stages, micro_batches, virtual_stages},
                             .placement = rule.placement,
                             .split_backward = rule.split_backward,
                             .devices = {}};
@@ -52,29 +53,29 @@ PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batc
   return schedule;
 }
 
-int virtual_stage(const PipelineSchedule& schedule, int device, int chunk) {
+int model_stage(const PipelineSchedule& schedule, int device, int virtual_stage) {
   const int p = schedule.shape.stages;
-  const bool back = schedule.placement == ChunkPlacement::kVee && chunk % 2 == 1;
-  return chunk * p + (back ? p - 1 - device : device);
+  const bool back = schedule.placement == VirtualStagePlacement::kVee && virtual_stage % 2 == 1;
+  return virtual_stage * p + (back ? p - 1 - device : device);
 }
 
-WorkSite site_at(const PipelineSchedule& schedule, WorkKind kind, int virtual_stage, int micro_batch) {
-  const int p = schedule.shape.stages, chunk = virtual_stage / p, at = virtual_stage % p;
-  const bool back = schedule.placement == ChunkPlacement::kVee && chunk % 2 == 1;
-  return {back ? p - 1 - at : at, {kind, chunk, micro_batch}};
+WorkSite site_at(const PipelineSchedule& schedule, WorkKind kind, int model_stage, int micro_batch) {
+  const int p = schedule.shape.stages, virtual_stage = model_stage / p, at = model_stage % p;
+  const bool back = schedule.placement == VirtualStagePlacement::kVee && virtual_stage % 2 == 1;
+  return {back ? p - 1 - at : at, {kind, virtual_stage, micro_batch}};
 }
 
 std::optional<WorkSite> receiver_of(const PipelineSchedule& schedule, const WorkSite& site) {
   const WorkItem& item = site.item;
   if (item.kind == WorkKind::kWeight) return std::nullopt;
-  const int to = virtual_stage(schedule, site.device, item.chunk) + (item.kind == WorkKind::kForward ? 1 : -1);
-  if (to < 0 || to >= schedule.shape.virtual_stages()) return std::nullopt;
+  const int to = model_stage(schedule, site.device, item.virtual_stage) + (item.kind == WorkKind::kForward ? 1 : -1);
+  if (to < 0 || to >= schedule.shape.total_stages()) return std::nullopt;
   return site_at(schedule, item.kind, to, item.micro_batch);
 }
 
 std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite& site) {
   const WorkItem& item = site.item;
-  const int stage = virtual_stage(schedule, site.device, item.chunk);
+  const int stage = model_stage(schedule, site.device, item.virtual_stage);
   std::vector<WorkSite> needs;
   if (item.kind == WorkKind::kForward) {
     if (stage > 0) needs.push_back(site_at(schedule, WorkKind::kForward, stage - 1, item.micro_batch));
@@ -82,33 +83,33 @@ std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite&
   }
   // What this device kept from its own earlier pass.
   const WorkKind before = item.kind == WorkKind::kBackward ? WorkKind::kForward : WorkKind::kBackward;
-  needs.push_back({site.device, {before, item.chunk, item.micro_batch}});
-  if (item.kind == WorkKind::kBackward && stage + 1 < schedule.shape.virtual_stages())
+  needs.push_back({site.device, {before, item.virtual_stage, item.micro_batch}});
+  if (item.kind == WorkKind::kBackward && stage + 1 < schedule.shape.total_stages())
     needs.push_back(site_at(schedule, WorkKind::kBackward, stage + 1, item.micro_batch));
   return needs;
 }
 
 std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between) {
-  const auto chunk_of = [&](const WorkItem& item) { return between ? 0 : item.chunk; };
-  std::map<int, int64_t> slots;
-  std::map<std::pair<int, int>, int> left;  // (chunk, u) -> items to come
-  std::map<int, std::map<int, int>> alive;  // chunk -> u -> items to come
-  for (const WorkItem& item : watched(order)) ++left[{chunk_of(item), item.micro_batch}];
+  const auto virtual_stage_of = [&](const WorkItem& item) { return between ? 0 : item.virtual_stage; };
+  std::map<int, int64_t> versions;
+  std::map<std::pair<int, int>, int> left;  // (virtual stage, u) -> items to come
+  std::map<int, std::map<int, int>> alive;  // virtual stage -> u -> items to come
+  for (const WorkItem& item : watched(order)) ++left[{virtual_stage_of(item), item.micro_batch}];
   for (const WorkItem& item : watched(order)) {
-    const int chunk = chunk_of(item);
-    auto& mine_alive = alive[chunk];
-    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{chunk, item.micro_batch}]).first->second;
+    const int virtual_stage = virtual_stage_of(item);
+    auto& mine_alive = alive[virtual_stage];
+    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{virtual_stage, item.micro_batch}]).first->second;
     const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
-    slots[chunk] = std::max(slots[chunk], span);
+    versions[virtual_stage] = std::max(versions[virtual_stage], span);
     if (--to_come == 0) mine_alive.erase(item.micro_batch);
   }
-  return slots;
+  return versions;
 }
 
 std::string to_string(const PipelineSchedule& schedule, const WorkItem& item) {
   const char letter = "FBW"[static_cast<int>(item.kind)];
-  if (schedule.shape.chunks == 1) return fmt::format("{}{}", letter, item.micro_batch);
-  return fmt::format("{}{}.{}", letter, item.micro_batch, item.chunk);
+  if (schedule.shape.virtual_stages == 1) return fmt::format("{}{}", letter, item.micro_batch);
+  return fmt::format("{}{}.{}", letter, item.micro_batch, item.virtual_stage);
 }
 
 std::string to_string(const PipelineSchedule& schedule) {

@@ -1,5 +1,5 @@
 // Pipeline schedules as data: in which order each device of a pipeline works through its micro-batches. A schedule is a
-// pure function of (stages, micro-batches, chunks); schedules.def lists them all.
+// pure function of (stages, micro-batches, virtual stages); schedules.def lists them all.
 #pragma once
 
 #include <cstdint>
@@ -20,55 +20,55 @@ enum class WorkKind : uint8_t {
 
 struct WorkItem {
   WorkKind kind{};
-  int chunk = 0;
+  int virtual_stage = 0;
   int micro_batch = 0;
   friend bool operator==(const WorkItem&, const WorkItem&) = default;
 };
 
-// p stages (one device group each), m micro-batches, v chunks of the model per device.
+// p stages (one device group each), m micro-batches, v virtual stages per device.
 struct PipelineShape {
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 1;
-  int virtual_stages() const { return stages * chunks; }
+  int virtual_stages = 1;
+  int total_stages() const { return stages * virtual_stages; }
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
 
-// Which virtual stage (its position in the model, 0 first) is chunk c of device d.
-enum class ChunkPlacement : uint8_t {
-  kLoop,  // c p + d: every chunk runs over the devices in the same direction
-  kVee,   // odd chunks run backwards: first and last virtual stage of a pair of chunks share device 0
+// Which stage of the model (0 first) is virtual stage c of device d.
+enum class VirtualStagePlacement : uint8_t {
+  kLoop,  // c p + d: every virtual stage runs over the devices in the same direction
+  kVee,   // odd virtual stages run backwards: first and last stage of a pair of virtual stages share device 0
 };
 
-using DeviceOrders = std::vector<std::vector<WorkItem>>;  // [device][position]
+using WorkOrders = std::vector<std::vector<WorkItem>>;  // [device][position]
 
 struct PipelineSchedule {
   std::string name;
   PipelineShape shape;
-  ChunkPlacement placement{};
+  VirtualStagePlacement placement{};
   bool split_backward = false;
-  DeviceOrders devices;
+  WorkOrders devices;
 };
 
 // One row of schedules.def.
 struct ScheduleRule {
   std::string_view name;
-  DeviceOrders (*orders)(const PipelineShape&);
-  int min_chunks = 1;  // also the default
-  int max_chunks = 1;
-  ChunkPlacement placement{};
+  WorkOrders (*orders)(const PipelineShape&);
+  int min_virtual_stages = 1;  // also the default
+  int max_virtual_stages = 1;
+  VirtualStagePlacement placement{};
   bool split_backward = false;
   std::string_view doc;
 };
 
-inline constexpr int kAnyChunks = 1 << 20;
+inline constexpr int kAnyVirtualStages = 1 << 20;
 
 std::span<const ScheduleRule> schedule_rules();
 const ScheduleRule& schedule_rule(std::string_view name);  // throws invalid with the names there are
 std::string schedule_names();                              // "gpipe, 1f1b, ..."
 
-// Any stages >= 1 and micro_batches >= 1; chunks 0 means the rule's least. Throws invalid.
-PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int chunks = 0);
+// Any stages >= 1 and micro_batches >= 1; virtual stages 0 means the rule's least. Throws invalid.
+PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int virtual_stages = 0);
 
 // An item and the device that runs it.
 struct WorkSite {
@@ -77,21 +77,21 @@ struct WorkSite {
   friend bool operator==(const WorkSite&, const WorkSite&) = default;
 };
 
-int virtual_stage(const PipelineSchedule& schedule, int device, int chunk);
-WorkSite site_at(const PipelineSchedule& schedule, WorkKind kind, int virtual_stage, int micro_batch);
+int model_stage(const PipelineSchedule& schedule, int device, int virtual_stage);
+WorkSite site_at(const PipelineSchedule& schedule, WorkKind kind, int model_stage, int micro_batch);
 
-// Who takes what this item makes: the next virtual stage after a forward, the one before after a backward. None at the
-// ends of the model and for weight gradients. It is a message only where the devices differ.
+// Who takes what this item makes: the next stage of the model after a forward, the one before after a backward. None at
+// the ends of the model and for weight gradients. It is a message only where the devices differ.
 std::optional<WorkSite> receiver_of(const PipelineSchedule& schedule, const WorkSite& site);
 // Everything that must have ended before this item starts, on any device.
 std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite& site);
 
-// How many micro-batches of each chunk are alive at once on a device with this order: slots go round. `between`: values
-// that pass from one chunk of the device to another live until the last chunk is done with the micro-batch, so all
-// chunks count as chunk 0.
+// How many micro-batches of each virtual stage are alive at once on a device with this order: versions go round.
+// `between`: values that pass from one virtual stage of the device to another live until the last virtual stage is done
+// with the micro-batch, so all virtual stages count as virtual stage 0.
 std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between);
 
-// "F3", "B0", "W2" with one chunk, "F3.1" (micro-batch 3, chunk 1) with several.
+// "F3", "B0", "W2" with one virtual stage, "F3.1" (micro-batch 3, virtual stage 1) with several.
 std::string to_string(const PipelineSchedule& schedule, const WorkItem& item);
 // One line per device: "0: F0 F1 B0 B1".
 std::string to_string(const PipelineSchedule& schedule);

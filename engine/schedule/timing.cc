@@ -8,20 +8,21 @@
 
 namespace whale {
 
-Timeline run_clock(const PipelineSchedule& schedule, std::span<const StageTimes> times, int slots) {
-  const int virtual_stages = schedule.shape.virtual_stages();
+Timeline run_clock(const PipelineSchedule& schedule, std::span<const StageTimes> times, int capacity) {
+  const int virtual_stages = schedule.shape.total_stages();
   const bool even = times.size() == 1;
   if (!even && static_cast<int>(times.size()) != virtual_stages)
-    throw invalid("the clock has times of {} stages, expected {} (stages x chunks) or 1", times.size(), virtual_stages);
-  const double shares = even ? schedule.shape.chunks : 1;
+    throw invalid("the clock has times of {} stages, expected {} (stages x virtual stages) or 1", times.size(),
+                  virtual_stages);
+  const double shares = even ? schedule.shape.virtual_stages : 1;
   const auto seconds = [&](const WorkSite& site) {
-    const StageTimes& t = times[even ? 0 : virtual_stage(schedule, site.device, site.item.chunk)];
+    const StageTimes& t = times[even ? 0 : model_stage(schedule, site.device, site.item.virtual_stage)];
     const double whole = t.backward + (schedule.split_backward ? 0 : t.weight);
     const double by_kind[] = {t.forward, whole, t.weight};
     return by_kind[static_cast<int>(site.item.kind)] / shares;
   };
-  OrderWalk result = walk_orders(schedule, slots, seconds);
-  if (!result.stuck.empty()) verify_schedule(schedule, slots);  // throws, and names the cycle
+  OrderWalk result = walk_orders(schedule, capacity, seconds);
+  if (!result.stuck.empty()) verify_schedule(schedule, capacity);  // throws, and names the cycle
 
   Timeline line;
   double first = std::numeric_limits<double>::infinity(), last = 0;
@@ -38,8 +39,8 @@ Timeline run_clock(const PipelineSchedule& schedule, std::span<const StageTimes>
   return line;
 }
 
-Timeline run_clock(const PipelineSchedule& schedule, const StageTimes& times, int slots) {
-  return run_clock(schedule, std::span(&times, 1), slots);
+Timeline run_clock(const PipelineSchedule& schedule, const StageTimes& times, int capacity) {
+  return run_clock(schedule, std::span(&times, 1), capacity);
 }
 
 }  // namespace whale

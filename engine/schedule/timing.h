@@ -1,4 +1,4 @@
-// How long a pipeline schedule takes: messages take no time, devices wait for what they need and for free slots.
+// How long a pipeline schedule takes: messages take no time, devices wait for what they need and for free capacity.
 #pragma once
 
 #include <span>
@@ -25,9 +25,10 @@ struct Timeline {
   double bubble_share() const { return makespan > 0 ? bubble() / makespan : 0; }
 };
 
-// `times` has one entry per virtual stage, or a single one: that of every whole stage, shared evenly by its chunks.
-// Throws invalid for another number of times, internal where the schedule deadlocks.
-Timeline run_clock(const PipelineSchedule& schedule, std::span<const StageTimes> times, int slots = kUnlimitedSlots);
-Timeline run_clock(const PipelineSchedule& schedule, const StageTimes& times, int slots = kUnlimitedSlots);
+// `times` has one entry per virtual stage, or a single one: that of every whole stage, shared evenly by its virtual
+// stages. Throws invalid for another number of times, internal where the schedule deadlocks.
+Timeline run_clock(const PipelineSchedule& schedule, std::span<const StageTimes> times,
+                   int capacity = kUnlimitedCapacity);
+Timeline run_clock(const PipelineSchedule& schedule, const StageTimes& times, int capacity = kUnlimitedCapacity);
 
 }  // namespace whale

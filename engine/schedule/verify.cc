@@ -33,8 +33,8 @@ void each_live(const PipelineSchedule& schedule, int device, Visit visit) {
 
 }  // namespace
 
-Deadlock find_deadlock(const PipelineSchedule& schedule, int slots) {
-  return {walk_orders(schedule, slots, [](const WorkSite&) { return 0.0; }).stuck};
+Deadlock find_deadlock(const PipelineSchedule& schedule, int capacity) {
+  return {walk_orders(schedule, capacity, [](const WorkSite&) { return 0.0; }).stuck};
 }
 
 std::string to_string(const PipelineSchedule& schedule, const Deadlock& deadlock) {
@@ -49,21 +49,22 @@ std::string to_string(const PipelineSchedule& schedule, const Deadlock& deadlock
   return text;
 }
 
-void verify_schedule(const PipelineSchedule& schedule, int slots) {
-  const Deadlock deadlock = find_deadlock(schedule, slots);
+void verify_schedule(const PipelineSchedule& schedule, int capacity) {
+  const Deadlock deadlock = find_deadlock(schedule, capacity);
   if (!deadlock) return;
-  throw internal("schedule '{}' of {} stages, {} micro-batches and {} chunks deadlocks with {} slots per channel:\n{}",
-                 schedule.name, schedule.shape.stages, schedule.shape.micro_batches, schedule.shape.chunks, slots,
-                 to_string(schedule, deadlock));
+  throw internal(
+      "schedule '{}' of {} stages, {} micro-batches and {} virtual stages per device deadlocks with channels of "
+      "capacity {}:\n{}",
+      schedule.name, schedule.shape.stages, schedule.shape.micro_batches, schedule.shape.virtual_stages, capacity,
+      to_string(schedule, deadlock));
 }
 
-int slots_needed(const PipelineSchedule& schedule) {
-  if (const Deadlock deadlock = find_deadlock(schedule, kUnlimitedSlots))
-    throw internal("schedule '{}' deadlocks with any number of slots:\n{}", schedule.name,
-                   to_string(schedule, deadlock));
-  int slots = 0;
-  while (find_deadlock(schedule, slots)) ++slots;
-  return slots;
+int capacity_needed(const PipelineSchedule& schedule) {
+  if (const Deadlock deadlock = find_deadlock(schedule, kUnlimitedCapacity))
+    throw internal("schedule '{}' deadlocks with any capacity:\n{}", schedule.name, to_string(schedule, deadlock));
+  int capacity = 0;
+  while (find_deadlock(schedule, capacity)) ++capacity;
+  return capacity;
 }
 
 std::vector<LivePeak> live_peaks(const PipelineSchedule& schedule) {
@@ -81,7 +82,8 @@ std::vector<double> peak_bytes(const PipelineSchedule& schedule, double activati
   std::vector<double> peaks(schedule.devices.size());
   for (size_t d = 0; d < peaks.size(); ++d) {
     each_live(schedule, static_cast<int>(d), [&](const Live& live) {
-      const double bytes = (live.activations * activation_bytes + live.weights * weight_bytes) / schedule.shape.chunks;
+      const double bytes =
+          (live.activations * activation_bytes + live.weights * weight_bytes) / schedule.shape.virtual_stages;
       peaks[d] = std::max(peaks[d], bytes);
     });
   }

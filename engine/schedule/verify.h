@@ -14,14 +14,14 @@ struct Deadlock {
   explicit operator bool() const { return !cycle.empty(); }
 };
 
-// Runs the schedule with `slots` slots per channel (walk.h). Throws invalid where the schedule is not complete.
-Deadlock find_deadlock(const PipelineSchedule& schedule, int slots);
+// Runs the schedule with channels of this capacity (walk.h). Throws invalid where the schedule is not complete.
+Deadlock find_deadlock(const PipelineSchedule& schedule, int capacity);
 // One line per member of the cycle: what it is at and what it waits for.
 std::string to_string(const PipelineSchedule& schedule, const Deadlock& deadlock);
 // Throws internal with the cycle where there is one.
-void verify_schedule(const PipelineSchedule& schedule, int slots);
-// The least number of slots (0, 1, 2, ...) with which the schedule ends.
-int slots_needed(const PipelineSchedule& schedule);
+void verify_schedule(const PipelineSchedule& schedule, int capacity);
+// The least capacity (0, 1, 2, ...) with which the schedule ends.
+int capacity_needed(const PipelineSchedule& schedule);
 
 struct LivePeak {
   int activations = 0;  // in units of M_B / v: from an item's forward to the end of its backward

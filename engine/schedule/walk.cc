@@ -13,14 +13,14 @@ namespace {
 constexpr int kKinds = 3;
 
 // Where every item stands and which message of its channel it sends. A channel is named by its sending virtual stage
-// and phase, which fix source, destination and chunk.
+// and phase, which fix source, destination and virtual stage.
 class Index {
  public:
   explicit Index(const PipelineSchedule& schedule)
       : schedule_(schedule),
-        position_(static_cast<size_t>(schedule.shape.virtual_stages()) * kKinds * schedule.shape.micro_batches, -1),
+        position_(static_cast<size_t>(schedule.shape.total_stages()) * kKinds * schedule.shape.micro_batches, -1),
         message_(position_.size(), -1),
-        channels_(static_cast<size_t>(schedule.shape.virtual_stages()) * kKinds) {
+        channels_(static_cast<size_t>(schedule.shape.total_stages()) * kKinds) {
     const PipelineShape& shape = schedule.shape;
     if (static_cast<int>(schedule.devices.size()) != shape.stages)
       throw invalid("schedule '{}' has orders for {} devices, expected {}", schedule.name, schedule.devices.size(),
@@ -40,7 +40,7 @@ class Index {
   const WorkSite& taker(const WorkSite& site, int j) const { return channels_[channel(site)][j]; }
 
  private:
-  int stage(const WorkSite& site) const { return virtual_stage(schedule_, site.device, site.item.chunk); }
+  int stage(const WorkSite& site) const { return model_stage(schedule_, site.device, site.item.virtual_stage); }
   size_t channel(const WorkSite& site) const {
     return static_cast<size_t>(stage(site)) * kKinds + static_cast<int>(site.item.kind);
   }
@@ -56,7 +56,7 @@ class Index {
       return invalid("schedule '{}', device {}, item {} ({}): {}", schedule_.name, device, n,
                      to_string(schedule_, item), why);
     };
-    if (item.chunk < 0 || item.chunk >= shape.chunks) throw bad("no such chunk");
+    if (item.virtual_stage < 0 || item.virtual_stage >= shape.virtual_stages) throw bad("no such virtual stage");
     if (item.micro_batch < 0 || item.micro_batch >= shape.micro_batches) throw bad("no such micro-batch");
     if (item.kind == WorkKind::kWeight && !schedule_.split_backward) throw bad("its backward is not split");
     if (position_[key(site)] >= 0) throw bad("is there twice");
@@ -74,7 +74,7 @@ class Index {
 
 }  // namespace
 
-OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
+OrderWalk walk_orders(const PipelineSchedule& schedule, int capacity,
                       const std::function<double(const WorkSite&)>& seconds) {
   const Index index(schedule);
   // Of every position, in the order of devices: its work, and what holds its device until its message is accepted.
@@ -91,7 +91,7 @@ OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
     for (const WorkItem& work : watched(schedule.devices[d])) {
       const WorkSite site{d, work};
       Item item{site, clock.work(device, seconds(site))};
-      item.accepted = index.message(site) >= 0 && index.message(site) >= slots ? clock.work(device, 0) : item.work;
+      item.accepted = index.message(site) >= 0 && index.message(site) >= capacity ? clock.work(device, 0) : item.work;
       items.push_back(item);
     }
   }
@@ -103,7 +103,7 @@ OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
       if (need.device != item.site.device || index.position(need) > index.position(item.site))
         clock.after(item.work, item_of(need).work);
     if (item.accepted != item.work)
-      clock.after_begin(item.accepted, item_of(index.taker(item.site, index.message(item.site) - slots)).work);
+      clock.after_begin(item.accepted, item_of(index.taker(item.site, index.message(item.site) - capacity)).work);
   }
 
   OrderWalk result;

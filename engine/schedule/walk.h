@@ -1,8 +1,8 @@
 // A schedule on the clock: every device goes through its order, starts an item when everything it needs has ended, and
 // goes on when the item's message has been accepted.
 //
-// Sends block. A channel (source, destination, phase, chunk) has k slots: the send of its message j is accepted once
-// message j - k was consumed, that is, once the item that takes it has started. k = 0 is a rendezvous.
+// Sends block. A channel (source, destination, phase, virtual stage) has capacity k: the send of its message j is
+// accepted once message j - k was consumed, that is, once the item that takes it has started. k = 0 is a rendezvous.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace whale {
 
-inline constexpr int kUnlimitedSlots = std::numeric_limits<int>::max();
+inline constexpr int kUnlimitedCapacity = std::numeric_limits<int>::max();
 
 struct WorkTime {
   double start = 0;
@@ -21,7 +21,7 @@ struct WorkTime {
   double released = 0;  // when the device may go on: `end`, or later where the send had to wait
 };
 
-// A device that cannot go on: `at` waits for `wanted`, to end (a need), or to start (so that it frees a slot).
+// A device that cannot go on: `at` waits for `wanted`, to end (a need), or to start (so that it frees a place).
 struct Stuck {
   WorkSite at;
   WorkSite wanted;
@@ -34,8 +34,8 @@ struct OrderWalk {
   std::vector<Stuck> stuck;
 };
 
-// Throws invalid unless `schedule` holds every item of its shape exactly once, each on the device of its chunk.
-OrderWalk walk_orders(const PipelineSchedule& schedule, int slots,
+// Throws invalid unless `schedule` holds every item of its shape exactly once, each on the device of its virtual stage.
+OrderWalk walk_orders(const PipelineSchedule& schedule, int capacity,
                       const std::function<double(const WorkSite&)>& seconds);
 
 }  // namespace whale

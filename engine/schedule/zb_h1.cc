@@ -2,14 +2,14 @@
 // input gradients reach the devices before it sooner, and fills its own bubble at the end with the weight gradients.
 #include <algorithm>
 
-#include "schedule/device_order.h"
+#include "schedule/work_order.h"
 
 namespace whale {
 
-DeviceOrders zb_h1_orders(const PipelineShape& shape) {
-  DeviceOrders orders;
+WorkOrders zb_h1_orders(const PipelineShape& shape) {
+  WorkOrders orders;
   for (int d = 0; d < shape.stages; ++d) {
-    DeviceOrder order(shape);
+    WorkOrder order(shape);
     const int ahead = std::min(shape.micro_batches, shape.stages - 1 - d);
     for (int u = 0; u < ahead; ++u) order.forward();
     for (int u = 0; u < shape.micro_batches; ++u) {

@@ -127,8 +127,8 @@ Scope Fields::scope(const fb::Scope* t, size_t index) {
   out.factor = name(t->factor(), "a scope's factor");
   out.micro_batches = range(t->micro_batches(), 0, kMaxCount, "a scope's micro_batches");
   out.schedule = name(t->schedule(), "a scope's schedule");
-  out.chunks = range(t->chunks(), 0, kMaxCount, "a scope's chunks");
-  out.layout = name(t->layout(), "a scope's layout");
+  out.virtual_stages = range(t->virtual_stages(), 0, kMaxCount, "a scope's virtual stages");
+  out.device_order = name(t->device_order(), "a scope's device_order");
   out.devices = name(t->devices(), "a scope's devices");
   return out;
 }
@@ -158,15 +158,15 @@ Optimizer Fields::optimizer(const fb::Optimizer* t) const {
   out.weight_decay = finite(t->weight_decay(), "the weight decay");
   out.decay_rate = finite(t->decay_rate(), "the decay rate");
   out.clip_threshold = finite(t->clip_threshold(), "the clip threshold");
-  out.lazy = t->lazy();
-  out.split = t->split();
+  out.sparse_updates = t->sparse_updates();
+  out.split_master_weights = t->split_master_weights();
   return out;
 }
 
-LearningRateSchedule Fields::schedule(const fb::LearningRateSchedule* t) const {
+LearningRateSchedule Fields::lr_schedule(const fb::LearningRateSchedule* t) const {
   LearningRateSchedule out;
   if (t == nullptr) return out;
-  out.kind = number<ScheduleKind>(t->kind(), "the schedule of the learning rate");
+  out.kind = number<LrScheduleKind>(t->kind(), "the schedule of the learning rate");
   out.warmup_steps = range(t->warmup_steps(), 0, int64_t{1} << 53, "warmup_steps");
   out.total_steps = range(t->total_steps(), 0, int64_t{1} << 53, "total_steps");
   out.final_fraction = finite(t->final_fraction(), "final_fraction");
@@ -219,9 +219,9 @@ OffVector<fb::Scope> write(Builder& b, const std::vector<Scope>& scopes) {
   std::vector<Off<fb::Scope>> out;
   for (const Scope& s : scopes) {
     const auto name = write(b, s.name), by = write(b, s.by), factor = write(b, s.factor),
-               schedule = write(b, s.schedule), layout = write(b, s.layout), devices = write(b, s.devices);
+               schedule = write(b, s.schedule), device_order = write(b, s.device_order), devices = write(b, s.devices);
     out.push_back(fb::CreateScope(b, number<fb::ScopeKind>(s.kind), s.parent, name, s.count, write(b, s.shares), by,
-                                  factor, s.micro_batches, schedule, s.chunks, layout, devices));
+                                  factor, s.micro_batches, schedule, s.virtual_stages, device_order, devices));
   }
   return write(b, out);
 }
@@ -236,11 +236,12 @@ Off<fb::Initializer> write(Builder& b, const Initializer& init) {
 
 Off<fb::Optimizer> write(Builder& b, const Optimizer& o) {
   return fb::CreateOptimizer(b, number<fb::OptimizerKind>(o.kind), o.learning_rate, o.momentum, o.nesterov, o.beta1,
-                             o.beta2, o.epsilon, o.weight_decay, o.decay_rate, o.clip_threshold, o.lazy, o.split);
+                             o.beta2, o.epsilon, o.weight_decay, o.decay_rate, o.clip_threshold, o.sparse_updates,
+                             o.split_master_weights);
 }
 
 Off<fb::LearningRateSchedule> write(Builder& b, const LearningRateSchedule& s) {
-  return fb::CreateLearningRateSchedule(b, number<fb::ScheduleKind>(s.kind), s.warmup_steps, s.total_steps,
+  return fb::CreateLearningRateSchedule(b, number<fb::LrScheduleKind>(s.kind), s.warmup_steps, s.total_steps,
                                         s.final_fraction);
 }
 

@@ -68,7 +68,7 @@ class Fields {
   Scope scope(const fb::Scope* t, size_t index);
   std::vector<Scope> scopes(const flatbuffers::Vector<flatbuffers::Offset<fb::Scope>>* v);
   Optimizer optimizer(const fb::Optimizer* t) const;
-  LearningRateSchedule schedule(const fb::LearningRateSchedule* t) const;
+  LearningRateSchedule lr_schedule(const fb::LearningRateSchedule* t) const;
 
  private:
   const char* kind_;

@@ -54,7 +54,7 @@ Variable read_variable(Fields& f, const fb::Variable* t, size_t tensors) {
   out.decay = t->decay();
   out.init = f.initializer(t->init());
   out.owner = f.id_or_none(t->owner(), tensors, "a variable's owner");
-  out.slot = f.name(t->slot(), "a variable's slot");
+  out.state_name = f.name(t->state_name(), "a variable's state name");
   out.next = f.id_or_none(t->next(), tensors, "a variable's next value");
   out.learning_rate = f.finite(t->learning_rate(), "a variable's factor of the learning rate");
   if (t->weight_decay() != -1) out.weight_decay = f.finite(t->weight_decay(), "a variable's weight decay");
@@ -66,7 +66,7 @@ Training read_training(Fields& f, const fb::Training* t, size_t tensors) {
   if (t == nullptr) return out;
   out.loss = f.id_or_none(t->loss(), tensors, "the loss");
   out.optimizer = f.optimizer(t->optimizer());
-  out.schedule = f.schedule(t->schedule());
+  out.lr_schedule = f.lr_schedule(t->lr_schedule());
   out.clip_norm = f.finite(t->clip_norm(), "clip_norm");
   out.accumulation = f.range(t->accumulation(), 1, schema::kMaxCount, "accumulation");
   out.precision = f.number<Precision>(t->precision(), "the precision");

@@ -26,7 +26,8 @@ std::vector<uint8_t> serialize(const Graph& graph) {
   for (const Variable& v : graph.variables) {
     const auto init = write(b, v.init);
     variables.push_back(fb::CreateVariable(b, v.tensor, number<fb::Role>(v.role), v.trainable, v.decay, init, v.owner,
-                                           write(b, v.slot), v.next, v.learning_rate, v.weight_decay.value_or(-1)));
+                                           write(b, v.state_name), v.next, v.learning_rate,
+                                           v.weight_decay.value_or(-1)));
   }
   const auto named = [&b](const std::vector<NamedTensor>& list) {
     std::vector<Off<fb::NamedTensor>> out;
@@ -35,8 +36,8 @@ std::vector<uint8_t> serialize(const Graph& graph) {
   };
   const Training& t = graph.training;
   const auto optimizer = write(b, t.optimizer);
-  const auto schedule = write(b, t.schedule);
-  const auto training = fb::CreateTraining(b, t.loss, optimizer, schedule, t.clip_norm, t.accumulation,
+  const auto lr_schedule = write(b, t.lr_schedule);
+  const auto training = fb::CreateTraining(b, t.loss, optimizer, lr_schedule, t.clip_norm, t.accumulation,
                                            number<fb::Precision>(t.precision));
   const auto name = write(b, graph.name), strategy = write(b, graph.default_strategy);
   const auto tensors_at = write(b, tensors);

@@ -14,7 +14,7 @@ namespace whale {
 namespace {
 
 constexpr size_t kBlockElements = 1 << 16;
-constexpr const char* kLow = "low";  // slot of the lower halves of split weights
+constexpr const char* kLow = "low";  // state name of the lower halves of split weights
 
 // Reads a tensor in blocks, and sums it up on the way.
 class Blocks {
@@ -63,7 +63,7 @@ void cut(const char* from, char* high, char* low, size_t count) {
   }
 }
 
-std::string slot_of(const std::string& state) { return state.substr(state.rfind('/') + 1); }
+std::string state_name_of(const std::string& state) { return state.substr(state.rfind('/') + 1); }
 
 std::string listed(const std::set<std::string>& names) {
   std::string text;
@@ -101,7 +101,7 @@ std::optional<size_t> Restoration::low_of(const PlanVariable& weight) const {
   if (weight.dtype != DType::kBF16) return {};
   for (size_t v = 0; v < plan_.variables.size(); ++v)
     if (const PlanVariable& low = plan_.variables[v];
-        low.role == Role::kState && low.dtype == DType::kU16 && low.slot == kLow && low.owner == weight.name)
+        low.role == Role::kState && low.dtype == DType::kU16 && low.state_name == kLow && low.owner == weight.name)
       return v;
   return {};
 }
@@ -167,18 +167,18 @@ void Restoration::match_state() {
         from_.optimizer->path(), names.begin()->first, names.size(), own);
 }
 
-// Where the checkpoint does not name its optimizer (older ones), the slots of its state must be those of this job's.
+// Where the checkpoint does not name its optimizer (older ones), the names of its state must be those of this job's.
 void Restoration::check_optimizer(const std::vector<const StoredTensor*>& stored,
                                   const std::vector<size_t>& kept) const {
   const std::string own = optimizer_name(plan_.optimizer);
   std::string theirs = from_.index.meta.optimizer;
   if (theirs == own) return;
   if (theirs.empty()) {
-    std::set<std::string> slots, own_slots;
-    for (const StoredTensor* tensor : stored) slots.insert(slot_of(tensor->name));
-    for (const size_t v : kept) own_slots.insert(plan_.variables[v].slot);
-    if (slots == own_slots) return;
-    theirs = slots.empty() ? "one without state" : "one with state " + listed(slots);
+    std::set<std::string> state_names, own_state_names;
+    for (const StoredTensor* tensor : stored) state_names.insert(state_name_of(tensor->name));
+    for (const size_t v : kept) own_state_names.insert(plan_.variables[v].state_name);
+    if (state_names == own_state_names) return;
+    theirs = state_names.empty() ? "one without state" : "one with state " + listed(state_names);
   }
   throw invalid(
       "the optimizer differs (checkpoint '{}': {}; this job: {}), and none goes on from another one's state. Train "

@@ -326,7 +326,7 @@ struct Session::Impl {
   // ---- runs -------------------------------------------------------------------------------------------------------
   double learning_rate() const {
     return fixed_learning_rate >= 0 ? fixed_learning_rate
-                                    : learning_rate_at(plan->optimizer.learning_rate, plan->schedule, updates);
+                                    : learning_rate_at(plan->optimizer.learning_rate, plan->lr_schedule, updates);
   }
 
   Executor& prepared(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs) {
@@ -406,7 +406,7 @@ struct Session::Impl {
   size_t find(std::string_view name) const {
     for (size_t v = 0; v < plan->variables.size(); ++v)
       if (plan->variables[v].name == name) return v;
-    throw error(Code::kNotFound, "there is no variable '{}' in '{}'; optimizer state is called PARAMETER/SLOT", name,
+    throw error(Code::kNotFound, "there is no variable '{}' in '{}'; optimizer state is called PARAMETER/STATE", name,
                 plan->model);
   }
 

@@ -41,7 +41,7 @@ struct SessionOptions {
 };
 
 struct VariableInfo {
-  std::string name;  // optimizer state: "PARAMETER/SLOT"
+  std::string name;  // optimizer state: "PARAMETER/STATE"
   Role role = Role::kParameter;
   DType dtype{};
   Dims dims;

@@ -129,7 +129,7 @@ CutChooser::CutChooser(const Graph& graph, const TaskGraphs& tasks, const ShardO
     : g_(graph), options_(options), axes_{tasks} {
   out_.batch = samples_of(graph);
   out_.micro_batches = axes_.micro_batches = out_.batch > 1 ? options.micro_batches : 1;
-  out_.layouts.resize(graph.tensors.size());
+  out_.shardings.resize(graph.tensors.size());
   out_.stages.resize(graph.tensors.size());
 }
 
@@ -139,7 +139,7 @@ Choices CutChooser::run() {
   place_variables();
   place_inputs();
   const auto leave = [&](TensorId id) {
-    out_.layouts[static_cast<size_t>(id)] = form(id).layout;
+    out_.shardings[static_cast<size_t>(id)] = form(id).sharding;
     out_.stages[static_cast<size_t>(id)] = form(id).stage;
   };
   for (size_t t = 0; t < g_.tensors.size(); ++t)
@@ -147,14 +147,14 @@ Choices CutChooser::run() {
   out_.cuts.assign(axes(), std::vector<OpCut>(g_.ops.size()));
   out_.prices.resize(g_.ops.size());
   for (size_t i = 0; i < g_.ops.size(); ++i) choose_op(static_cast<OpId>(i));
-  for (const Variable& v : g_.variables) bring_home(v);
+  for (const Variable& v : g_.variables) to_storage_sharding(v);
   return std::move(out_);
 }
 
 void CutChooser::prepare() {
   forms_.resize(g_.tensors.size());
   for (size_t t = 0; t < forms_.size(); ++t)  // an op gives its results theirs
-    if (g_.tensors[t].producer == kNone) forms_[t].layout.axes.resize(axes());
+    if (g_.tensors[t].producer == kNone) forms_[t].sharding.axes.resize(axes());
   first_user_.assign(g_.tensors.size(), kNone);
   constant_.assign(g_.tensors.size(), 0);
   for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
@@ -190,7 +190,7 @@ void CutChooser::choose_splits() {
                                  .axis = a,
                                  .samples = out_.batch > 1 ? samples_ : nothing,
                                  .taken = taken,
-                                 .homes = options_.homes,
+                                 .storage_shardings = options_.storage_shardings,
                                  .micro_batches = out_.micro_batches,
                                  .trains = !g_.gradients.empty()};
       splits_[a] = choose_split(problem);
@@ -207,9 +207,9 @@ void CutChooser::place_inputs() {
     const int dim = g_.tensor(id).batch_dim;
     if (const OpId user = first_user_[static_cast<size_t>(id)]; user != kNone) {
       form(id).stage = g_.op(user).stage;
-      form(id).layout = input_layout(g_.tensor(id), axes_, g_.op(user));
+      form(id).sharding = input_sharding(g_.tensor(id), axes_, g_.op(user));
     } else if (dim >= 0 && out_.batch > 1 && out_.micro_batches > 1) {
-      form(id).layout.axes[kTime] = shard({dim, 1, 1}, false, true);
+      form(id).sharding.axes[kTime] = shard({dim, 1, 1}, false, true);
     }
   }
 }
@@ -222,26 +222,26 @@ void CutChooser::choose_op(OpId number) {
   operands.reserve(op.inputs.size());
   for (const TensorId id : op.inputs) operands.push_back(operand(id, op));
   hoist(operands, op, number);
-  std::vector<Layout> results(op.outputs.size());
-  for (Layout& result : results) result.axes.resize(axes());
+  std::vector<Sharding> results(op.outputs.size());
+  for (Sharding& result : results) result.axes.resize(axes());
   Placed placed{g_, axes_, op, factors, {}, {}};
   placed.in.reserve(operands.size());
   placed.out.reserve(results.size());
   for (size_t i = 0; i < operands.size(); ++i)
-    placed.in.push_back(op.inputs[i] == kNone ? nullptr : &operands[i].layout);
+    placed.in.push_back(op.inputs[i] == kNone ? nullptr : &operands[i].sharding);
   for (size_t o = 0; o < results.size(); ++o) placed.out.push_back(op.outputs[o] == kNone ? nullptr : &results[o]);
-  const auto take = [&](size_t i, size_t a, const AxisLayout& want) {
+  const auto take = [&](size_t i, size_t a, const AxisSharding& want) {
     if (op.inputs[i] == kNone) return;
     // Another operand may have reduced it since.
-    if (const Form* f = operands[i].form; f) operands[i].layout = f->layout, operands[i].late = f->late;
-    bring(operands[i], op.inputs[i], op, a, want);
+    if (const Form* f = operands[i].form; f) operands[i].sharding = f->sharding, operands[i].late = f->late;
+    to_sharding(operands[i], op.inputs[i], op, a, want);
   };
   for (size_t a = 0; a < axes(); ++a) {
     if (size(a, op) == 1) continue;
     const OpCut cut = out_.cuts[a][static_cast<size_t>(number)] = choose(placed, number, a);
     if (cut.present()) {
       for (size_t i = 0; i < op.inputs.size(); ++i) {
-        if (const Digit piece = streamed_piece(placed, i, a, cut); piece.present()) take(i, a, shard(piece));
+        if (const SubAxis piece = streamed_piece(placed, i, a, cut); piece.present()) take(i, a, shard(piece));
         take(i, a, wanted_operand(placed, i, a, cut));
       }
       for (size_t o = 0; o < results.size(); ++o) results[o].axes[a] = made_result(placed, o, a, cut);
@@ -252,14 +252,14 @@ void CutChooser::choose_op(OpId number) {
     const bool passes = !linear_parts(placed, a, options_.exact && out_.micro_batches > 1).empty();
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (placed.operand(i, a) == Placement::kPartial && !passes) take(i, a, {});
-    for (Layout& result : results)
+    for (Sharding& result : results)
       if (passes) result.axes[a].placement = Placement::kPartial;
   }
   charge_compute(op, number);
   bool body = false, late = false;
   for (const Operand& o : operands) {
-    if (o.layout.axes.empty()) continue;
-    body |= o.layout.axes[kTime].placement != Placement::kReplicate;
+    if (o.sharding.axes.empty()) continue;
+    body |= o.sharding.axes[kTime].placement != Placement::kReplicate;
     late |= o.late;
   }
   for (size_t o = 0; o < op.outputs.size(); ++o)
@@ -269,19 +269,19 @@ void CutChooser::choose_op(OpId number) {
     }
   for (const TensorId id : op.outputs) {
     if (id == kNone) continue;
-    out_.layouts[static_cast<size_t>(id)] = form(id).layout;
+    out_.shardings[static_cast<size_t>(id)] = form(id).sharding;
     out_.stages[static_cast<size_t>(id)] = op.stage;
     settle_gradient(op, id);
   }
 }
 
-void CutChooser::bring_home(const Variable& v) {
+void CutChooser::to_storage_sharding(const Variable& v) {
   const OpId last = v.next == kNone ? kNone : g_.tensor(v.next).producer;
   if (last == kNone) return;
   price_ = &out_.prices[static_cast<size_t>(last)];
-  Operand next{&form(v.next), form(v.next).layout, false};
+  Operand next{&form(v.next), form(v.next).sharding, false};
   for (size_t a = 0; a < axes(); ++a)
-    bring(next, v.next, g_.op(last), a, out_.layouts[static_cast<size_t>(v.tensor)].axes[a]);
+    to_sharding(next, v.next, g_.op(last), a, out_.shardings[static_cast<size_t>(v.tensor)].axes[a]);
 }
 
 OpCut CutChooser::choose(const Placed& p, OpId number, size_t a) const {
@@ -334,31 +334,31 @@ void CutChooser::settle_gradient(const Op& op, TensorId id) {
   if (p == settles_.end()) return;
   bool settled = false;
   for (size_t a = 1; a < axes(); ++a) {
-    const std::vector<AxisLayout>& now = form(id).layout.axes;
+    const std::vector<AxisSharding>& now = form(id).sharding.axes;
     if (now[a].placement != Placement::kPartial || axes_.role(op, a) != AxisRole::kReplica) continue;
-    AxisLayout want = out_.layouts[static_cast<size_t>(p->second)].axes[a];
+    AxisSharding want = out_.shardings[static_cast<size_t>(p->second)].axes[a];
     if (want.placement != Placement::kShard) {
-      const Digit digit = state_digit(p->second, a, size(a, op));
-      if (!digit.present()) continue;
-      want = shard(digit, true);
+      const SubAxis sub_axis = state_sub_axis(p->second, a, size(a, op));
+      if (!sub_axis.present()) continue;
+      want = shard(sub_axis, true);
     }
     // The gradient itself may be cut in ways that its parameter is not.
     bool fits = true;
     for (size_t b = 1; b < axes(); ++b)
       if (b != a && now[b].placement == Placement::kShard)
-        fits &= compatible(g_.tensor(id).dims, now[b].digit, want.digit);
+        fits &= compatible(g_.tensor(id).dims, now[b].sub_axis, want.sub_axis);
     if (!fits) continue;
-    Operand whole{&form(id), form(id).layout, false};
-    bring(whole, id, op, a, want);
-    form(id).layout = whole.layout;
+    Operand whole{&form(id), form(id).sharding, false};
+    to_sharding(whole, id, op, a, want);
+    form(id).sharding = whole.sharding;
     settled = true;
   }
   if (!settled) return;
   ++form(id).reductions;
   // Pieces of one are added up where they are, and joined when all are there.
-  if (g_.tensor(id).dims != g_.tensor(p->second).dims && form(id).layout.axes[kTime].placement == Placement::kPartial)
-    reduce_over_time(form(id).layout, &form(id));
-  out_.settled[id] = form(id).layout;
+  if (g_.tensor(id).dims != g_.tensor(p->second).dims && form(id).sharding.axes[kTime].placement == Placement::kPartial)
+    reduce_over_time(form(id).sharding, &form(id));
+  out_.settled[id] = form(id).sharding;
 }
 
 Choices choose_cuts(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "task/axes.h"
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 
@@ -20,7 +20,7 @@ struct ShardOptions {
   std::optional<DType> gradient_dtype = {};    // that gradients are summed in along replica axes; none: their own
   std::optional<DType> accumulate_dtype = {};  // that gradients are summed in over micro-batches; none: their own
   bool adasum = false;                         // along replica axes gradients are combined by Adasum
-  const Homes* homes = nullptr;                // of another entry of the same plan; null: chosen here
+  const StorageShardings* storage_shardings = nullptr;  // of another entry of the same plan; null: chosen here
 };
 
 // What a choice costs in a step, on the device with the most to do when all have equal shares; nothing overlaps.
@@ -34,13 +34,13 @@ struct Price {
 
 struct Choices {
   std::vector<std::vector<OpCut>> cuts;  // [axis][op], time first: the factor that the op is cut by
-  // Per tensor, as its op leaves it; a variable's home, an input as it comes. And the stage that it is in.
-  std::vector<Layout> layouts;
+  // Per tensor, as its op leaves it; a variable's storage sharding, an input as it comes. And the stage that it is in.
+  std::vector<Sharding> shardings;
   std::vector<int32_t> stages;
-  // Values that are brought to another layout as soon as they are made, for whoever reads them (ZeRO 2: a gradient goes
+  // Values that go to another sharding as soon as they are made, for whoever reads them (ZeRO 2: a gradient goes
   // to its owner's part before micro-batches are summed).
-  std::map<TensorId, Layout> settled;
-  std::vector<Price> prices;  // per op: its arithmetic, and what brings its operands
+  std::map<TensorId, Sharding> settled;
+  std::vector<Price> prices;  // per op: its arithmetic, and what moves its operands
   int64_t batch = 0;          // samples; 0: no input has a batch dimension
   int64_t micro_batches = 1;  // a single sample cannot be cut
 };

@@ -7,16 +7,16 @@
 
 namespace whale {
 
-double CutChooser::bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const {
+double CutChooser::bytes(const Op& reader, TensorId id, const Sharding& sharding, size_t a) const {
   const Tensor& t = g_.tensor(id);
   double n = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
   for (size_t b = 1; b < axes(); ++b)
-    if (b != a && layout.axes[b].placement == Placement::kShard) n /= static_cast<double>(size(b, reader));
+    if (b != a && sharding.axes[b].placement == Placement::kShard) n /= static_cast<double>(size(b, reader));
   return n;
 }
 
-std::vector<const AxisLayout*> CutChooser::wanted_results(const Op& op, size_t a) const {
-  std::vector<const AxisLayout*> out(op.outputs.size());
+std::vector<const AxisSharding*> CutChooser::wanted_results(const Op& op, size_t a) const {
+  std::vector<const AxisSharding*> out(op.outputs.size());
   for (size_t o = 0; o < op.outputs.size(); ++o) {
     const TensorId id = op.outputs[o];
     if (id == kNone) continue;
@@ -27,24 +27,25 @@ std::vector<const AxisLayout*> CutChooser::wanted_results(const Op& op, size_t a
       like = adjoint_of_[static_cast<size_t>(id)];
       if (like != kNone && !axes_.same_devices(form(like).stage, op.stage)) like = kNone;
     }
-    if (like != kNone) out[o] = &form(like).layout.axes[a];
+    if (like != kNone) out[o] = &form(like).sharding.axes[a];
   }
   return out;
 }
 
 // Of the operands before the op, and of the results after it. `f`: null when nothing is cut.
 double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cut,
-                               const std::vector<const AxisLayout*>& wanted, size_t a) const {
+                               const std::vector<const AxisSharding*>& wanted, size_t a) const {
   const int64_t n = size(a, p.op);
   double moved = 0;
   for (size_t i = 0; i < p.op.inputs.size(); ++i) {
     const TensorId id = p.op.inputs[i];
     if (id == kNone) continue;
     const bool carries = f && i < f->inputs.size() && f->inputs[i].present();
-    const AxisLayout& now = p.in[i]->axes[a];
+    const AxisSharding& now = p.in[i]->axes[a];
     const double held = bytes(p.op, id, *p.in[i], a);
     const bool sum = now.placement == Placement::kPartial;
-    if (sum || (now.placement == Placement::kShard && !(carries && now.digit == sub_digit(f->inputs[i], cut.sub))))
+    if (sum ||
+        (now.placement == Placement::kShard && !(carries && now.sub_axis == sub_axis_part(f->inputs[i], cut.sub))))
       moved += received_bytes({sum, carries}, held, n);
     if (carries && f->reads_through(i))
       moved += held * static_cast<double>(halo_of(f->window, axes_.mesh_axis(a, p.op.stage))) /
@@ -55,7 +56,7 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
     if (id == kNone) continue;
     const bool carries = o < f->outputs.size() && f->outputs[o].present();
     const bool to_shard = wanted[o] && wanted[o]->placement == Placement::kShard;
-    if (!carries || (wanted[o] && !(to_shard && wanted[o]->digit == sub_digit(f->outputs[o], cut.sub))))
+    if (!carries || (wanted[o] && !(to_shard && wanted[o]->sub_axis == sub_axis_part(f->outputs[o], cut.sub))))
       moved += received_bytes({!carries, to_shard}, bytes(p.op, id, *p.out[o], a), n);
   }
   return moved;
@@ -64,7 +65,7 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
 // A gradient that all micro-batches have a term of.
 bool CutChooser::of_parameters(TensorId id) const {
   const TensorId x = adjoint_of_[static_cast<size_t>(id)];
-  return parameter_of_.contains(id) || (x != kNone && form(x).layout.axes[kTime].placement == Placement::kReplicate);
+  return parameter_of_.contains(id) || (x != kNone && form(x).sharding.axes[kTime].placement == Placement::kReplicate);
 }
 
 // Over all micro-batches, of parameters and what is made of them alone: copies that are put together, and sums of
@@ -104,15 +105,15 @@ OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
     if (std::find(tries.begin(), tries.end(), cut) == tries.end()) tries.push_back(cut);
   };
   for (const auto& [cut, operand] : cuts_of_operands(p, a)) enter(cut);
-  const std::vector<const AxisLayout*> wanted = wanted_results(p.op, a);
+  const std::vector<const AxisSharding*> wanted = wanted_results(p.op, a);
   for (size_t o = 0; o < wanted.size(); ++o) {
     if (!wanted[o] || wanted[o]->placement != Placement::kShard) continue;
-    const Digit& d = wanted[o]->digit;
+    const SubAxis& d = wanted[o]->sub_axis;
     for (size_t k = 0; k < p.factors.list.size(); ++k) {
       const Factor& f = p.factors.list[k];
       OpCut cut{static_cast<int>(k), {}, false};
       if (o < f.outputs.size() &&
-          find_sub_digit(f.outputs[o], f.extent, d, extent_of(g_.tensor(p.op.outputs[o]).dims, d), cut.sub) &&
+          find_sub_axis_part(f.outputs[o], f.extent, d, extent_of(g_.tensor(p.op.outputs[o]).dims, d), cut.sub) &&
           fits(p, f, cut.sub, a))
         enter(cut);
     }

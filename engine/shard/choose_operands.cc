@@ -1,4 +1,4 @@
-// What the bridges of insert.h make of an operand, without inserting one.
+// What the reshards of insert.h make of an operand, without inserting one.
 #include <algorithm>
 
 #include "shard/chooser.h"
@@ -6,47 +6,47 @@
 namespace whale {
 namespace {
 
-bool is(const AxisLayout& layout, Placement placement) { return layout.placement == placement; }
+bool is(const AxisSharding& sharding, Placement placement) { return sharding.placement == placement; }
 
 }  // namespace
 
 CutChooser::Operand CutChooser::operand(TensorId id, const Op& reader) {
   if (id == kNone) return {};
   Form& f = axes_.tasks.stages() > 1 ? at_stage(id, reader) : form(id);
-  return {&f, f.layout, f.late};
+  return {&f, f.sharding, f.late};
 }
 
 CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
   Form& source = form(id);
   const TensorKind kind = g_.tensor(id).kind;
-  // What a later chunk of these devices was fed first is not there yet.
+  // What a later virtual stage of these devices was fed first is not there yet.
   const bool fed_later = kind == TensorKind::kInput && source.stage > reader.stage;
-  const bool partial = is(source.layout.axes[kTime], Placement::kPartial);
+  const bool partial = is(source.sharding.axes[kTime], Placement::kPartial);
   if (axes_.same_devices(source.stage, reader.stage) && !fed_later) {
-    if (source.stage != reader.stage && partial) reduce_over_time(source.layout, &source);
+    if (source.stage != reader.stage && partial) reduce_over_time(source.sharding, &source);
     return source;
   }
   const bool made = kind != TensorKind::kInput && kind != TensorKind::kStep;
   const bool again = made && !source.reductions &&
-                     (constant_[static_cast<size_t>(id)] || is_spread(g_, id, source.layout, axes_.tasks.cost));
+                     (constant_[static_cast<size_t>(id)] || is_spread(g_, id, source.sharding, axes_.tasks.cost));
   if (made && !again) {
     // Sums over micro-batches move once, when they are whole.
-    if (partial) reduce_over_time(source.layout, &source);
+    if (partial) reduce_over_time(source.sharding, &source);
     for (size_t a = 1; a < axes(); ++a) {
       const MeshAxis &here = axes_.mesh_axis(a, source.stage), &there = axes_.mesh_axis(a, reader.stage);
       if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
-      if (!is(source.layout.axes[a], Placement::kPartial)) continue;
-      Operand whole{&source, source.layout, source.late};
-      bring(whole, id, g_.op(g_.tensor(id).producer), a, {});
+      if (!is(source.sharding.axes[a], Placement::kPartial)) continue;
+      Operand whole{&source, source.sharding, source.late};
+      to_sharding(whole, id, g_.op(g_.tensor(id).producer), a, {});
     }
   }
   const auto [at, fresh] = copies_.try_emplace({id, reader.stage, source.reductions}, source);
   Form& copy = at->second;
   if (!fresh) return copy;
   copy.stage = reader.stage;
-  if (kind == TensorKind::kInput) copy.layout = input_layout(g_.tensor(id), axes_, reader);
+  if (kind == TensorKind::kInput) copy.sharding = input_sharding(g_.tensor(id), axes_, reader);
   for (size_t a = 1; a < axes(); ++a)
-    if (again || (made && size(a, reader) == 1)) copy.layout.axes[a] = {};
+    if (again || (made && size(a, reader) == 1)) copy.sharding.axes[a] = {};
   if (made && !again) charge_transfer(id, copy);
   return copy;
 }
@@ -54,11 +54,11 @@ CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
 void CutChooser::hoist(std::vector<Operand>& operands, const Op& op, OpId number) const {
   if (out_.micro_batches == 1) return;
   const auto in_time = [](const Operand& o, Placement p) {
-    return !o.layout.axes.empty() && is(o.layout.axes[kTime], p);
+    return !o.sharding.axes.empty() && is(o.sharding.axes[kTime], p);
   };
   const auto whole = [&](Operand& o) {
-    for (AxisLayout& l : o.layout.axes)
-      if (&l == &o.layout.axes[kTime] || is(l, Placement::kPartial)) l = {};
+    for (AxisSharding& l : o.sharding.axes)
+      if (&l == &o.sharding.axes[kTime] || is(l, Placement::kPartial)) l = {};
     o.form = nullptr, o.late = false;
   };
   if (has_flag(op.code, kUpdateOp))
@@ -74,49 +74,49 @@ void CutChooser::hoist(std::vector<Operand>& operands, const Op& op, OpId number
     if (body && (partial || o.late))
       whole(o);
     else if (!body && late && partial)
-      reduce_over_time(o.layout, o.form), o.late = true;
+      reduce_over_time(o.sharding, o.form), o.late = true;
   }
 }
 
 // `form`: for all later readers too; may be null.
-void CutChooser::reduce_over_time(Layout& layout, Form* form) const {
-  const Combine combine = layout.axes[kTime].combine;
-  layout.axes[kTime] = {};
+void CutChooser::reduce_over_time(Sharding& sharding, Form* form) const {
+  const Combine combine = sharding.axes[kTime].combine;
+  sharding.axes[kTime] = {};
   const bool exact = options_.exact;
   for (size_t a = 1; a < axes() && !exact; ++a)
     if (axes_.by_micro_batch(a) && form && axes_.size(a, form->stage) > 1)
-      layout.axes[a] = {
-          .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = combine};
+      sharding.axes[a] = {
+          .placement = Placement::kPartial, .sub_axis = {}, .state = false, .samples = false, .combine = combine};
   if (!form) return;
-  form->layout = layout;
+  form->sharding = sharding;
   form->late = true;
   ++form->reductions;
 }
 
 void CutChooser::reduce(Operand& o, TensorId id, const Op& reader, size_t a) {
-  charge_move(id, reader, o.layout, a, {});
-  o.layout.axes[a] = {};
+  charge_move(id, reader, o.sharding, a, {});
+  o.sharding.axes[a] = {};
   if (!o.form) return;
-  o.form->layout = o.layout;
+  o.form->sharding = o.sharding;
   ++o.form->reductions;
 }
 
 // Another value, which later readers who want it find as it is then.
-void CutChooser::move(Operand& o, TensorId id, const Op& reader, size_t a, const AxisLayout& to) {
+void CutChooser::move(Operand& o, TensorId id, const Op& reader, size_t a, const AxisSharding& to) {
   if (!o.form) {
-    charge_move(id, reader, o.layout, a, to);
-    o.layout.axes[a] = to;
+    charge_move(id, reader, o.sharding, a, to);
+    o.sharding.axes[a] = to;
     return;
   }
-  const auto [at, fresh] = moved_.try_emplace(
-      {o.form, o.form->reductions, a, to.placement, to.digit.dim, to.digit.outer, to.digit.inner, to.state, to.window},
-      *o.form);
+  const auto [at, fresh] = moved_.try_emplace({o.form, o.form->reductions, a, to.placement, to.sub_axis.dim,
+                                               to.sub_axis.outer, to.sub_axis.inner, to.state, to.window},
+                                              *o.form);
   o.form = &at->second;
   if (fresh) {
-    charge_move(id, reader, o.layout, a, to);
-    o.form->layout.axes[a] = to;
+    charge_move(id, reader, o.sharding, a, to);
+    o.form->sharding.axes[a] = to;
   }
-  o.layout = o.form->layout;
+  o.sharding = o.form->sharding;
 }
 
 TensorId CutChooser::gradient_in(TensorId id) const {
@@ -129,7 +129,7 @@ TensorId CutChooser::gradient_in(TensorId id) const {
 
 bool CutChooser::combine_gradient(Operand& o, TensorId id, const Op& reader, size_t a) {
   const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != g_.tensor(id).dtype;
-  std::vector<AxisLayout>& l = o.layout.axes;
+  std::vector<AxisSharding>& l = o.sharding.axes;
   const TensorId gradient = gradient_in(id);
   const auto role = [&](size_t b) { return axes_.role(g_.op(g_.tensor(id).producer), b); };
   if (!(narrow || options_.adasum) || l[a].combine != Combine::kSum || gradient == kNone ||
@@ -137,9 +137,9 @@ bool CutChooser::combine_gradient(Operand& o, TensorId id, const Op& reader, siz
     return false;
   if (options_.adasum) {
     // A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
-    if (is(l[kTime], Placement::kPartial)) reduce_over_time(o.layout, o.form);
+    if (is(l[kTime], Placement::kPartial)) reduce_over_time(o.sharding, o.form);
     for (size_t b = axes(); b-- > a + 1;)
-      if (is(l[b], Placement::kPartial)) bring(o, id, reader, b, {});
+      if (is(l[b], Placement::kPartial)) to_sharding(o, id, reader, b, {});
     reduce(o, id, reader, a);
     return true;
   }
@@ -147,14 +147,14 @@ bool CutChooser::combine_gradient(Operand& o, TensorId id, const Op& reader, siz
   for (size_t b = axes(); b-- > 1;) {  // in its own type over splits
     if (!is(l[b], Placement::kPartial) || role(b) == AxisRole::kReplica) continue;
     Form* const of = o.form;
-    bring(o, id, reader, b, parameter == kNone ? AxisLayout{} : form(parameter).layout.axes[b]);
-    if (of) of->layout = o.layout, o.form = of, ++of->reductions;  // everyone who reads the gradient reads this sum
+    to_sharding(o, id, reader, b, parameter == kNone ? AxisSharding{} : form(parameter).sharding.axes[b]);
+    if (of) of->sharding = o.sharding, o.form = of, ++of->reductions;  // everyone who reads the gradient reads this sum
   }
   return false;
 }
 
-void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, const AxisLayout& want) {
-  std::vector<AxisLayout>& l = o.layout.axes;
+void CutChooser::to_sharding(Operand& o, TensorId id, const Op& reader, size_t a, const AxisSharding& want) {
+  std::vector<AxisSharding>& l = o.sharding.axes;
   const Dims& dims = g_.tensor(id).dims;
   const bool cut = is(want, Placement::kShard);
   // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
@@ -164,11 +164,12 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
   };
   if (want.window.present()) {
     for (size_t b = axes(); b-- > a + 1;)
-      if (is(l[b], Placement::kShard) && l[b].digit.dim == want.digit.dim) sum_in_groups(b), move(o, id, reader, b, {});
-    AxisLayout plain = want;
+      if (is(l[b], Placement::kShard) && l[b].sub_axis.dim == want.sub_axis.dim)
+        sum_in_groups(b), move(o, id, reader, b, {});
+    AxisSharding plain = want;
     plain.window = {};
     if (!is(l[a], Placement::kReplicate)) {
-      bring(o, id, reader, a, plain);
+      to_sharding(o, id, reader, a, plain);
       sum_in_groups(a);
     }
     move(o, id, reader, a, want);
@@ -179,18 +180,18 @@ void CutChooser::bring(Operand& o, TensorId id, const Op& reader, size_t a, cons
     const MeshAxis& axis = axes_.mesh_axis(a, reader.stage);
     return axis.shares == axis.state_shares;
   };
-  if (l[a].placement == want.placement && (!cut || (l[a].digit == want.digit && same_shares()))) return;
+  if (l[a].placement == want.placement && (!cut || (l[a].sub_axis == want.sub_axis && same_shares()))) return;
   if (a == kTime) {
-    if (is(l[a], Placement::kPartial)) reduce_over_time(o.layout, o.form), o.late = true;
+    if (is(l[a], Placement::kPartial)) reduce_over_time(o.sharding, o.form), o.late = true;
     if (is(l[a], Placement::kShard)) l[a] = {}, o.form = nullptr, o.late = false;
     if (cut) move(o, id, reader, a, want);
     return;
   }
   for (size_t b = axes(); b-- > a + 1;) {
     if (!is(l[b], Placement::kShard)) continue;
-    const Digit& inner = l[b].digit;
-    if ((is(l[a], Placement::kShard) && (inner == l[a].digit || !compatible(dims, inner, l[a].digit))) ||
-        (cut && (inner == want.digit || !compatible(dims, inner, want.digit)))) {
+    const SubAxis& inner = l[b].sub_axis;
+    if ((is(l[a], Placement::kShard) && (inner == l[a].sub_axis || !compatible(dims, inner, l[a].sub_axis))) ||
+        (cut && (inner == want.sub_axis || !compatible(dims, inner, want.sub_axis)))) {
       sum_in_groups(b);
       move(o, id, reader, b, {});
     }

@@ -1,4 +1,4 @@
-// What the choices cost, by the cost model: arithmetic, and the bridges that bring operands.
+// What the choices cost, by the cost model: arithmetic, and the reshards of its operands.
 #include <algorithm>
 
 #include "cost/cost.h"
@@ -15,8 +15,8 @@ Price& Price::operator+=(const Price& other) {
 }
 
 // Replicas that take whole micro-batches share them.
-double CutChooser::runs(const Layout& layout, int32_t stage) const {
-  if (layout.axes[kTime].placement == Placement::kReplicate) return 1;
+double CutChooser::runs(const Sharding& sharding, int32_t stage) const {
+  if (sharding.axes[kTime].placement == Placement::kReplicate) return 1;
   auto n = static_cast<double>(out_.micro_batches);
   for (size_t a = 1; a < axes(); ++a)
     if (axes_.by_micro_batch(a)) n /= static_cast<double>(axes_.size(a, stage));
@@ -32,8 +32,8 @@ void CutChooser::charge_compute(const Op& op, OpId number) {
   price_->compute_seconds += op_seconds(cost_of(view_of(g_, op)), axes_.tasks.cost.device) / ways;
 }
 
-void CutChooser::charge_move(TensorId id, const Op& reader, const Layout& from, size_t a, const AxisLayout& to) {
-  const AxisLayout& now = from.axes[a];
+void CutChooser::charge_move(TensorId id, const Op& reader, const Sharding& from, size_t a, const AxisSharding& to) {
+  const AxisSharding& now = from.axes[a];
   if (a == kTime || now.placement == Placement::kReplicate) return;  // in the device's own memory
   const int64_t n = size(a, reader);
   const bool in_body = from.axes[kTime].placement == Placement::kShard;
@@ -54,9 +54,10 @@ void CutChooser::charge_move(TensorId id, const Op& reader, const Layout& from, 
 void CutChooser::charge_transfer(TensorId id, const Form& copy) {
   double received = static_cast<double>(element_count(g_.tensor(id).dims) * size_of(g_.tensor(id).dtype));
   for (size_t a = 1; a < axes(); ++a)
-    if (copy.layout.axes[a].placement == Placement::kShard) received /= static_cast<double>(axes_.size(a, copy.stage));
-  const double times = runs(copy.layout, copy.stage);
-  if (copy.layout.axes[kTime].placement == Placement::kShard) received /= static_cast<double>(out_.micro_batches);
+    if (copy.sharding.axes[a].placement == Placement::kShard)
+      received /= static_cast<double>(axes_.size(a, copy.stage));
+  const double times = runs(copy.sharding, copy.stage);
+  if (copy.sharding.axes[kTime].placement == Placement::kShard) received /= static_cast<double>(out_.micro_batches);
   *price_ += {0, times * link_seconds(received, 1, axes_.tasks.cost.link), times * received};
 }
 

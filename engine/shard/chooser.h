@@ -21,14 +21,14 @@ class CutChooser {
  private:
   // How whoever reads a tensor now gets it: a partial value that was reduced once is reduced for all later readers.
   struct Form {
-    Layout layout;
+    Sharding sharding;
     int32_t stage = 0;
     bool late = false;   // it exists only after the body: made of sums over micro-batches
     int reductions = 0;  // a value that was is another one: copies of it are made anew
   };
   struct Operand {
     Form* form = nullptr;  // null: kNone, or a form of this reader's own
-    Layout layout;
+    Sharding sharding;
     bool late = false;
   };
 
@@ -47,47 +47,48 @@ class CutChooser {
   bool has_own_rows(OpId number) const;
   bool whole_for_gradients(const Placed& p, size_t a) const;
   void settle_gradient(const Op& op, TensorId id);
-  void bring_home(const Variable& variable);
+  void to_storage_sharding(const Variable& variable);
 
-  // choose_homes.cc
-  // The digit along which state is cut over replicas: the outermost dimension that is long enough and free.
-  Digit state_digit(TensorId id, size_t axis, int64_t ways) const;
+  // choose_storage.cc
+  // The sub-axis along which state is cut over replicas: the outermost dimension that is long enough and free.
+  SubAxis state_sub_axis(TensorId id, size_t axis, int64_t ways) const;
   void place_variables();
-  void follow_owner(const Variable& state);     // cut where its parameter is
-  void live_at(TensorId id, const Home& home);  // another entry's home; there the first reader may be in another stage
+  void follow_owner(const Variable& state);                            // cut where its parameter is
+  void live_at(TensorId id, const StorageSharding& storage_sharding);  // another entry's storage sharding; there the
+                                                                       // first reader may be in another stage
   void place_parameter(TensorId id, OpId user);
   void cut_state(TensorId id, OpId user);
   // ZeRO: an unscaled gradient lies as the state that it goes into.
   OpCut cut_of_state(const Placed& placed, size_t a) const;
 
   // choose_cheapest.cc
-  double bytes(const Op& reader, TensorId id, const Layout& layout, size_t a) const;  // on a device, not cut by `a`
+  double bytes(const Op& reader, TensorId id, const Sharding& sharding, size_t a) const;  // on a device, not cut by `a`
   // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is; a
-  // variable's next value at home.
-  std::vector<const AxisLayout*> wanted_results(const Op& op, size_t a) const;
+  // variable's next value at its storage sharding.
+  std::vector<const AxisSharding*> wanted_results(const Op& op, size_t a) const;
   double moved_bytes(const Placed& placed, const Factor* f, const OpCut& cut,
-                     const std::vector<const AxisLayout*>& wanted, size_t a) const;
+                     const std::vector<const AxisSharding*>& wanted, size_t a) const;
   bool of_parameters(TensorId gradient) const;
   double held_bytes(const Placed& placed, const Factor* f, size_t a) const;
   double added_bytes(const Placed& placed, const Factor* f, size_t a) const;
-  // Of all ways that the operands (or the home of a parameter whose gradient this makes) suggest, the one that moves
-  // and computes least.
+  // Of all ways that the operands (or the storage sharding of a parameter whose gradient this makes) suggest, the one
+  // that moves and computes least.
   OpCut cheapest_cut(const Placed& placed, size_t a) const;
 
   // choose_price.cc: charged to the op that is being chosen for
-  double runs(const Layout& layout, int32_t stage) const;  // in a step
+  double runs(const Sharding& sharding, int32_t stage) const;  // in a step
   void charge_compute(const Op& op, OpId number);
-  void charge_move(TensorId id, const Op& reader, const Layout& from, size_t a, const AxisLayout& to);
+  void charge_move(TensorId id, const Op& reader, const Sharding& from, size_t a, const AxisSharding& to);
   void charge_transfer(TensorId id, const Form& copy);
 
-  // choose_operands.cc: what the bridges of insert.h make of an operand
+  // choose_operands.cc: what the reshards of insert.h make of an operand
   Operand operand(TensorId id, const Op& reader);
   Form& at_stage(TensorId id, const Op& reader);
   void hoist(std::vector<Operand>& operands, const Op& op, OpId number) const;
-  void reduce_over_time(Layout& layout, Form* form) const;
+  void reduce_over_time(Sharding& sharding, Form* form) const;
   void reduce(Operand& operand, TensorId id, const Op& reader, size_t a);
-  void move(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& to);
-  void bring(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisLayout& want);
+  void move(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisSharding& to);
+  void to_sharding(Operand& operand, TensorId id, const Op& reader, size_t a, const AxisSharding& want);
   bool combine_gradient(Operand& operand, TensorId id, const Op& reader, size_t a);
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is; kNone: it is none
 

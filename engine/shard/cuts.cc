@@ -8,7 +8,7 @@
 
 namespace whale {
 
-bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const CostModel& cost) {
+bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost) {
   const OpId producer = graph.tensor(id).producer;
   if (producer == kNone) return false;
   const Op& op = graph.op(producer);
@@ -26,7 +26,7 @@ bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const Cost
         !graph.op(made).inputs.empty())
       return false;
   }
-  for (const AxisLayout& l : layout.axes)
+  for (const AxisSharding& l : sharding.axes)
     if (l.placement != Placement::kReplicate && !l.samples) return false;
   return from > 0 && from * cost.spread <= element_count(graph.tensor(id).dims);
 }
@@ -36,21 +36,21 @@ std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op&
   return graph.scope_path(scope < tasks.written.size() ? tasks.written[scope] : op.scope);
 }
 
-Layout input_layout(const Tensor& input, const Axes& axes, const Op& reader) {
-  Layout layout{std::vector<AxisLayout>(axes.axes())};
+Sharding input_sharding(const Tensor& input, const Axes& axes, const Op& reader) {
+  Sharding sharding{std::vector<AxisSharding>(axes.axes())};
   const int dim = input.batch_dim;
-  if (dim < 0 || input.dims[static_cast<size_t>(dim)] <= 1) return layout;
+  if (dim < 0 || input.dims[static_cast<size_t>(dim)] <= 1) return sharding;
   for (size_t a = 0; a < axes.axes(); ++a)
     if (axes.size(a, reader.stage) > 1 &&
         (a == kTime || (axes.role(reader, a) == AxisRole::kReplica && !axes.by_micro_batch(a))))
-      layout.axes[a] = shard({dim, 1, 1}, false, true);
-  return layout;
+      sharding.axes[a] = shard({dim, 1, 1}, false, true);
+  return sharding;
 }
 
-bool fits(const Placed& p, const Factor& f, const SubDigit& sub, size_t a) {
+bool fits(const Placed& p, const Factor& f, const SubAxisPart& sub, size_t a) {
   if (!can_cut(p.op, f, sub)) return false;
   if (a == kTime && f.kind == FactorKind::kLookup) return false;
-  if (const int64_t n = p.axes.micro_batches; a == kTime && f.group.rows && !digit_of_groups(f, sub, n).present())
+  if (const int64_t n = p.axes.micro_batches; a == kTime && f.group.rows && !sub_axis_of_groups(f, sub, n).present())
     throw invalid(
         "op '{}' ({}) has {} groups of samples, which {} micro-batches would cut; give it a multiple of {} groups, or "
         "plan with a number of micro-batches that divides them",
@@ -59,13 +59,13 @@ bool fits(const Placed& p, const Factor& f, const SubDigit& sub, size_t a) {
         .at_scope(written_scope(p.graph, p.axes.tasks, p.op));
   const bool window = f.kind == FactorKind::kWindow;
   if (window && (a == kTime || !window_fits(f.window, p.axes.mesh_axis(a, p.op.stage)))) return false;
-  const auto clash = [&](TensorId id, const Layout* layout, const Digit& whole) {
+  const auto clash = [&](TensorId id, const Sharding* sharding, const SubAxis& whole) {
     if (id == kNone || !whole.present()) return false;
-    const Digit digit = sub_digit(whole, sub);
+    const SubAxis sub_axis = sub_axis_part(whole, sub);
     for (size_t b = 0; b < a; ++b) {
-      const AxisLayout& taken = layout->axes[b];
-      if (taken.placement == Placement::kShard &&
-          (!compatible(p.graph.tensor(id).dims, taken.digit, digit) || (window && taken.digit.dim == digit.dim)))
+      const AxisSharding& taken = sharding->axes[b];
+      if (taken.placement == Placement::kShard && (!compatible(p.graph.tensor(id).dims, taken.sub_axis, sub_axis) ||
+                                                   (window && taken.sub_axis.dim == sub_axis.dim)))
         return true;
     }
     return false;
@@ -81,12 +81,12 @@ std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Placed& p, size_t a
   std::vector<std::pair<OpCut, size_t>> out;
   for (size_t i = 0; i < p.op.inputs.size(); ++i) {
     if (p.operand(i, a) != Placement::kShard) continue;
-    const AxisLayout& l = p.in[i]->axes[a];
+    const AxisSharding& l = p.in[i]->axes[a];
     for (size_t k = 0; k < p.factors.list.size(); ++k) {
       const Factor& f = p.factors.list[k];
       OpCut cut{static_cast<int>(k), {}, l.state, l.samples};
       if (f.kind == FactorKind::kWindow && (l.samples || l.state)) continue;
-      if (cut_of_operand(f, i, l.digit, extent_of(p.graph.tensor(p.op.inputs[i]).dims, l.digit), cut.sub) &&
+      if (cut_of_operand(f, i, l.sub_axis, extent_of(p.graph.tensor(p.op.inputs[i]).dims, l.sub_axis), cut.sub) &&
           fits(p, f, cut.sub, a)) {
         out.emplace_back(cut, i);
         break;
@@ -124,43 +124,44 @@ OpCut followed_cut(const Placed& p, size_t a, bool exact) {
 namespace {
 
 // Along time an operand or result with a row per group is cut with the samples.
-Digit cut_of_groups(const Placed& p, const Factor& f, const std::vector<int>& carriers, size_t k, size_t a,
-                    const OpCut& cut) {
+SubAxis cut_of_groups(const Placed& p, const Factor& f, const std::vector<int>& carriers, size_t k, size_t a,
+                      const OpCut& cut) {
   const bool carries = std::find(carriers.begin(), carriers.end(), static_cast<int>(k)) != carriers.end();
-  return a == kTime && carries ? digit_of_groups(f, cut.sub, p.axes.micro_batches) : Digit{};
+  return a == kTime && carries ? sub_axis_of_groups(f, cut.sub, p.axes.micro_batches) : SubAxis{};
 }
 
 }  // namespace
 
-AxisLayout wanted_operand(const Placed& p, size_t i, size_t a, const OpCut& cut) {
+AxisSharding wanted_operand(const Placed& p, size_t i, size_t a, const OpCut& cut) {
   const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
-  if (const Digit groups = cut_of_groups(p, f, f.group.inputs, i, a, cut); groups.present())
+  if (const SubAxis groups = cut_of_groups(p, f, f.group.inputs, i, a, cut); groups.present())
     return shard(groups, cut.state, cut.samples);
   if (i >= f.inputs.size() || !f.inputs[i].present()) return {};
-  return f.reads_through(i) ? read_layout(f, f.inputs[i], p.axes.mesh_axis(a, p.op.stage))
-                            : shard(sub_digit(f.inputs[i], cut.sub), cut.state, cut.samples);
+  return f.reads_through(i) ? read_sharding(f, f.inputs[i], p.axes.mesh_axis(a, p.op.stage))
+                            : shard(sub_axis_part(f.inputs[i], cut.sub), cut.state, cut.samples);
 }
 
-AxisLayout made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) {
+AxisSharding made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) {
   const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
-  if (const Digit groups = cut_of_groups(p, f, f.group.outputs, o, a, cut); groups.present())
+  if (const SubAxis groups = cut_of_groups(p, f, f.group.outputs, o, a, cut); groups.present())
     return shard(groups, cut.state, cut.samples);
   if (o < f.outputs.size() && f.outputs[o].present())
-    return shard(sub_digit(f.outputs[o], cut.sub), cut.state, cut.samples);
-  return {.placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
+    return shard(sub_axis_part(f.outputs[o], cut.sub), cut.state, cut.samples);
+  return {
+      .placement = Placement::kPartial, .sub_axis = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
 }
 
-Digit streamed_piece(const Placed& p, size_t i, size_t a, const OpCut& cut) {
+SubAxis streamed_piece(const Placed& p, size_t i, size_t a, const OpCut& cut) {
   const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
   if (a == kTime || (i < f.inputs.size() && f.inputs[i].present())) return {};
-  const Digit piece = streamed_digit(p.factors, i);
-  return piece.present() && asks_for(p.axes.tasks, p.op, a, f) ? piece : Digit{};
+  const SubAxis piece = streamed_sub_axis(p.factors, i);
+  return piece.present() && asks_for(p.axes.tasks, p.op, a, f) ? piece : SubAxis{};
 }
 
-void mark_samples(Layout& layout) {
-  for (const AxisLayout& a : layout.axes)
-    for (AxisLayout& b : layout.axes)
-      if (a.samples && b.placement == Placement::kShard && b.digit == a.digit) b.samples = true;
+void mark_samples(Sharding& sharding) {
+  for (const AxisSharding& a : sharding.axes)
+    for (AxisSharding& b : sharding.axes)
+      if (a.samples && b.placement == Placement::kShard && b.sub_axis == a.sub_axis) b.samples = true;
 }
 
 std::vector<int> linear_parts(const Placed& p, size_t a, bool exact) {

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "task/axes.h"
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 
-inline AxisLayout shard(const Digit& digit, bool state = false, bool samples = false) {
-  return {.placement = Placement::kShard, .digit = digit, .state = state, .samples = samples};
+inline AxisSharding shard(const SubAxis& sub_axis, bool state = false, bool samples = false) {
+  return {.placement = Placement::kShard, .sub_axis = sub_axis, .state = state, .samples = samples};
 }
 
 // An op, where its operands lie as it reads them, and its results along the axes that are settled (the ones before the
@@ -21,14 +21,14 @@ struct Placed {
   const Axes& axes;
   const Op& op;
   const Factors& factors;
-  std::vector<const Layout*> in, out;  // null: kNone
+  std::vector<const Sharding*> in, out;  // null: kNone
 
   Placement operand(size_t i, size_t a) const { return in[i] ? in[i]->axes[a].placement : Placement::kReplicate; }
   bool time_varies(size_t i) const { return operand(i, kTime) != Placement::kReplicate; }
 };
 
 // Beside what earlier axes cut. Throws where micro-batches would cut groups of samples.
-bool fits(const Placed& placed, const Factor& factor, const SubDigit& sub, size_t axis);
+bool fits(const Placed& placed, const Factor& factor, const SubAxisPart& sub, size_t axis);
 // Cuts that operands have along the axis, as factors of the op; with the operand.
 std::vector<std::pair<OpCut, size_t>> cuts_of_operands(const Placed& placed, size_t axis);
 OpCut largest_cut(const Placed& placed, size_t axis);  // that of the largest operand
@@ -36,26 +36,26 @@ OpCut largest_cut(const Placed& placed, size_t axis);  // that of the largest op
 OpCut followed_cut(const Placed& placed, size_t axis, bool exact);
 
 // Where samples are cut over micro-batches and replicas: an input with a batch, as the reader's stage is fed it.
-Layout input_layout(const Tensor& input, const Axes& axes, const Op& reader);
+Sharding input_sharding(const Tensor& input, const Axes& axes, const Op& reader);
 
-// The layout in which an op that is cut so reads its operand `i`, and has its result `o`, along the axis. (Of these the
-// layouts in `placed` are not asked for.)
-AxisLayout wanted_operand(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
-AxisLayout made_result(const Placed& placed, size_t o, size_t axis, const OpCut& cut);
+// The sharding in which an op that is cut so reads its operand `i`, and has its result `o`, along the axis. (Of these
+// the shardings in `placed` are not asked for.)
+AxisSharding wanted_operand(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
+AxisSharding made_result(const Placed& placed, size_t o, size_t axis, const OpCut& cut);
 
 // An operand that is read whole and goes round piece by piece (rewrite/stream.h) is cut so before; absent: it does
 // not.
-Digit streamed_piece(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
+SubAxis streamed_piece(const Placed& placed, size_t i, size_t axis, const OpCut& cut);
 
-// What cuts the digit of the samples further is of samples too, whoever chose it.
-void mark_samples(Layout& layout);
+// What cuts the sub-axis of the samples further is of samples too, whoever chose it.
+void mark_samples(Sharding& sharding);
 
 // Not cut along the axis: the operands' partial values, when the op is linear in them, so that its results are partial
 // too; empty: it takes whole operands.
 std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
 
 // Something small spread over a large tensor that lies so: what is small moves.
-bool is_spread(const Graph& graph, TensorId id, const Layout& layout, const CostModel& cost);
+bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost);
 
 // An update that widens a gradient does so when all micro-batches are in it: the sum is of the gradient's own type.
 inline bool ends_sum(const Op& op) { return op.code == OpCode::k_cast && op.phase == Phase::kUpdate; }

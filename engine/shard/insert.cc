@@ -47,10 +47,10 @@ Inserter::Inserter(Graph graph, const TaskGraphs& tasks, const ShardOptions& opt
         [this](TensorId id) { return term_in(id) ? *options_.accumulate_dtype : g().tensor(id).dtype; });
   }
   for (size_t t = 0; t < source_.producers.size(); ++t)
-    if (source_.producers[t] == kNone) b_.out.layouts[t] = choices.layouts[t], b_.out.stages[t] = choices.stages[t];
+    if (source_.producers[t] == kNone) b_.out.shardings[t] = choices.shardings[t], b_.out.stages[t] = choices.stages[t];
 }
 
-LayoutGraph Inserter::run() {
+ShardedGraph Inserter::run() {
   g().ops.reserve(source_.ops.size());
   for (size_t i = 0; i < source_.ops.size(); ++i) place(source_.ops[i], static_cast<OpId>(i), {});
   check_adasum();
@@ -59,12 +59,12 @@ LayoutGraph Inserter::run() {
 }
 
 Placed Inserter::placed(const Op& op, const Factors& factors) const {
-  const auto layouts = [&](const TensorIds& ids) {
-    std::vector<const Layout*> out;
-    for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.layouts[static_cast<size_t>(id)]);
+  const auto shardings = [&](const TensorIds& ids) {
+    std::vector<const Sharding*> out;
+    for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.shardings[static_cast<size_t>(id)]);
     return out;
   };
-  return {g(), b_.out, op, factors, layouts(op.inputs), layouts(op.outputs)};
+  return {g(), b_.out, op, factors, shardings(op.inputs), shardings(op.outputs)};
 }
 
 void Inserter::place(Op op, OpId number, const Forced& forced) {
@@ -95,7 +95,7 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
     for (TensorId& id : op.inputs)
       if (id != kNone) id = b_.alike(id);
   for (const TensorId id : op.outputs)
-    if (id != kNone) mark_samples(b_.out.layouts[static_cast<size_t>(id)]);
+    if (id != kNone) mark_samples(b_.out.shardings[static_cast<size_t>(id)]);
   for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
     if (parameter_of_.contains(asked[i])) used_[asked[i]] = op.inputs[i];
   // An update reads numbers of any type: the sum itself, not a wider copy of it.
@@ -113,18 +113,18 @@ void Inserter::apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& 
   const Placed how{g(), b_.out, op, factors, {}, {}};
   for (size_t i = 0; i < op.inputs.size(); ++i) {
     if (op.inputs[i] == kNone) continue;
-    if (const Digit piece = streamed_piece(how, i, a, cut); piece.present())
-      op.inputs[i] = bring(op, op.inputs[i], a, shard(piece));
-    op.inputs[i] = bring(op, op.inputs[i], a, wanted_operand(how, i, a, cut));
+    if (const SubAxis piece = streamed_piece(how, i, a, cut); piece.present())
+      op.inputs[i] = to_sharding(op, op.inputs[i], a, shard(piece));
+    op.inputs[i] = to_sharding(op, op.inputs[i], a, wanted_operand(how, i, a, cut));
   }
   for (size_t o = 0; o < op.outputs.size(); ++o)
     if (op.outputs[o] != kNone) b_.out.at(op.outputs[o], a) = made_result(how, o, a, cut);
 }
 
 void Inserter::pass_partial(Op& op, const Factors& factors, size_t a) {
-  const auto whole = [&](Placement lying) {
+  const auto whole = [&](Placement is_at) {
     for (TensorId& id : op.inputs)
-      if (placement(id, a) == lying) id = bring(op, id, a, {});
+      if (placement(id, a) == is_at) id = to_sharding(op, id, a, {});
   };
   whole(Placement::kShard);
   if (linear_parts(placed(op, factors), a, b_.out.exact).empty())
@@ -135,29 +135,30 @@ void Inserter::pass_partial(Op& op, const Factors& factors, size_t a) {
 }
 
 void Inserter::settle(TensorId id) {
-  const auto layout = choices_.settled.find(id);
-  if (layout == choices_.settled.end()) return;
-  const Op op = g().op(b_.producer(id));  // a copy: bridges are appended
+  const auto sharding = choices_.settled.find(id);
+  if (sharding == choices_.settled.end()) return;
+  const Op op = g().op(b_.producer(id));  // a copy: reshards are appended
   for (size_t a = 1; a < axes(); ++a) {
     const TensorId from = b_.latest(id);
-    if (placement(from, a) == Placement::kPartial && layout->second.axes[a].placement == Placement::kShard)
-      b_.replace(from, bring(op, from, a, layout->second.axes[a]));
+    if (placement(from, a) == Placement::kPartial && sharding->second.axes[a].placement == Placement::kShard)
+      b_.replace(from, to_sharding(op, from, a, sharding->second.axes[a]));
   }
-  if (layout->second.axes[kTime].placement == Placement::kReplicate) b_.reduce(id, kTime);
+  if (sharding->second.axes[kTime].placement == Placement::kReplicate) b_.reduce(id, kTime);
 }
 
-LayoutGraph insert_reshards(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices) {
+ShardedGraph insert_reshards(Graph graph, const TaskGraphs& tasks, const ShardOptions& options,
+                             const Choices& choices) {
   return Inserter(std::move(graph), tasks, options, choices).run();
 }
 
-void verify(const Graph& graph, const Choices& choices, const LayoutGraph& inserted) {
+void verify(const Graph& graph, const Choices& choices, const ShardedGraph& inserted) {
   for (const Op& op : inserted.graph.ops)
     for (const TensorId id : op.outputs) {
       if (id == kNone || static_cast<size_t>(id) >= graph.tensors.size()) continue;
       const auto t = static_cast<size_t>(id);
-      if (!(inserted.layouts[t] == choices.layouts[t]) || inserted.stages[t] != choices.stages[t])
+      if (!(inserted.shardings[t] == choices.shardings[t]) || inserted.stages[t] != choices.stages[t])
         throw internal("'{}' lies as {} in stage {}, chosen was {} in stage {}", graph.tensors[t].name,
-                       to_string(inserted.layouts[t]), inserted.stages[t], to_string(choices.layouts[t]),
+                       to_string(inserted.shardings[t]), inserted.stages[t], to_string(choices.shardings[t]),
                        choices.stages[t])
             .at_op(op.name);
     }

@@ -1,4 +1,4 @@
-// The end of the step: next values go home, fetched values into a layout that can be handed over.
+// The end of the step: next values go to their storage sharding, fetched values to a sharding that can be handed over.
 #include "shard/inserter.h"
 
 #include <algorithm>
@@ -18,10 +18,10 @@ Op Inserter::reader_of(TensorId id, int32_t stage) {
 }
 
 // Axis by axis, what one axis takes back another one may cut again: more would move than is missing.
-bool Inserter::takes_detour(TensorId id, const Layout& to) const {
+bool Inserter::takes_detour(TensorId id, const Sharding& to) const {
   const Dims& dims = g().tensor(id).dims;
-  const Layout& from = b_.out.layouts[static_cast<size_t>(id)];
-  const auto cut = [](const AxisLayout& l) { return l.placement == Placement::kShard; };
+  const Sharding& from = b_.out.shardings[static_cast<size_t>(id)];
+  const auto cut = [](const AxisSharding& l) { return l.placement == Placement::kShard; };
   for (size_t a = 0; a < axes(); ++a)
     if (from.axes[a].placement == Placement::kPartial || (from.axes[a].window.present() && a > 0)) return false;
   if (placement(id, kTime) != Placement::kReplicate || cut(to.axes[kTime])) return false;
@@ -30,30 +30,30 @@ bool Inserter::takes_detour(TensorId id, const Layout& to) const {
     for (size_t b = 1; b < axes(); ++b) {
       if (b == a || !cut(to.axes[b])) continue;
       if (cut(from.axes[a]) && !(from.axes[b] == to.axes[b])) return true;
-      for (const AxisLayout* mine : {&from.axes[a], &to.axes[a]})
-        for (const AxisLayout* inner : {&from.axes[b], &to.axes[b]})
+      for (const AxisSharding* mine : {&from.axes[a], &to.axes[a]})
+        for (const AxisSharding* inner : {&from.axes[b], &to.axes[b]})
           if (b > a && cut(*mine) && cut(*inner) &&
-              (mine->digit == inner->digit || !compatible(dims, mine->digit, inner->digit)))
+              (mine->sub_axis == inner->sub_axis || !compatible(dims, mine->sub_axis, inner->sub_axis)))
             return true;
     }
   }
   return false;
 }
 
-TensorId Inserter::lying(TensorId id, const Layout& layout, int32_t stage) {
+TensorId Inserter::to_sharding(TensorId id, const Sharding& sharding, int32_t stage) {
   id = b_.latest(id);
   const Op end = reader_of(id, stage);
   if (tasks().stages() > 1) id = at_stage(id, end);
-  if (takes_detour(id, layout)) return b_.rearrange(id, layout);
+  if (takes_detour(id, sharding)) return b_.rearrange(id, sharding);
   // Gathered from the inside out, cut from the outside in.
   for (size_t a = axes(); a-- > 0;)
-    if (layout.axes[a].placement == Placement::kReplicate) id = bring(end, id, a, {});
-  for (size_t a = 0; a < axes(); ++a) id = bring(end, id, a, layout.axes[a]);
+    if (sharding.axes[a].placement == Placement::kReplicate) id = to_sharding(end, id, a, {});
+  for (size_t a = 0; a < axes(); ++a) id = to_sharding(end, id, a, sharding.axes[a]);
   return id;
 }
 
-TensorId Inserter::everywhere(TensorId id) {
-  return lying(id, Layout{std::vector<AxisLayout>(axes())}, b_.out.stage(b_.latest(id)));
+TensorId Inserter::replicated(TensorId id) {
+  return to_sharding(id, Sharding{std::vector<AxisSharding>(axes())}, b_.out.stage(b_.latest(id)));
 }
 
 TensorId Inserter::fetchable(TensorId id) {
@@ -63,11 +63,11 @@ TensorId Inserter::fetchable(TensorId id) {
   const bool in_time = placement(id, kTime) == Placement::kShard;
   for (size_t a = axes(); a-- > 1;) {
     if (placement(id, a) != Placement::kShard) continue;
-    const AxisLayout l = b_.out.at(id, a);
+    const AxisSharding l = b_.out.at(id, a);
     if (!l.samples) continue;  // the session puts the parts together
-    if (l.digit.outer != 1 || (!in_time && micro_batches() > 1)) id = b_.gather(id, a);
+    if (l.sub_axis.outer != 1 || (!in_time && micro_batches() > 1)) id = b_.gather(id, a);
   }
-  if (in_time && b_.out.at(id, kTime).digit.outer != 1)
+  if (in_time && b_.out.at(id, kTime).sub_axis.outer != 1)
     throw unimplemented(
         "fetching '{}' with {} micro-batches: its samples are not the outermost part of a dimension; transpose it "
         "first",
@@ -87,7 +87,7 @@ static Error no_gradient(const Graph& graph, const std::string& name) {
 }
 
 void Inserter::finish() {
-  LayoutGraph& out = b_.out;
+  ShardedGraph& out = b_.out;
   std::set<std::string> names;
   const auto fetch = [&](const std::string& name, TensorId id) {
     if (names.insert(name).second) out.fetches.push_back({name, fetchable(id)});
@@ -101,12 +101,12 @@ void Inserter::finish() {
     // What the update reads is handed out: another sum would round in another way, and move the bytes twice.
     const auto used = used_.find(it->tensor);
     if (names.insert("grad:" + name).second)
-      out.fetches.push_back({"grad:" + name, everywhere(used == used_.end() ? it->tensor : used->second)});
+      out.fetches.push_back({"grad:" + name, replicated(used == used_.end() ? it->tensor : used->second)});
   }
   bool updates = false;
   for (Variable& v : g().variables)
     if (v.next != kNone && v.next != v.tensor) {
-      v.next = b_.alike(lying(v.next, home(v.tensor), b_.out.stage(v.tensor)));
+      v.next = b_.alike(to_sharding(v.next, storage_sharding(v.tensor), b_.out.stage(v.tensor)));
       updates = true;
     }
   // Every device looks at the loss before it changes anything.

@@ -1,4 +1,4 @@
-// One operand from the layout that it has to the one that its reader needs: made again already cut, or by a bridge.
+// One operand from the sharding that it has to the one that its reader needs: made again already cut, or by a reshard.
 #include "shard/inserter.h"
 
 #include <algorithm>
@@ -9,32 +9,33 @@
 
 namespace whale {
 
-TensorId Inserter::bring(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::to_sharding(const Op& op, TensorId id, size_t a, const AxisSharding& want) {
   id = b_.latest(id);
-  const AxisLayout now = b_.out.at(id, a);
+  const AxisSharding now = b_.out.at(id, a);
   const bool cut = want.placement == Placement::kShard;
   if (want.window.present()) {
     // Cut once, beside nothing else in this dimension; then the neighbours' rows are added.
-    AxisLayout plain = want;
+    AxisSharding plain = want;
     plain.window = {};
     for (size_t b = axes(); b-- > a + 1;)
-      if (placement(id, b) == Placement::kShard && b_.out.at(id, b).digit.dim == want.digit.dim) id = b_.gather(id, b);
+      if (placement(id, b) == Placement::kShard && b_.out.at(id, b).sub_axis.dim == want.sub_axis.dim)
+        id = b_.gather(id, b);
     if (now.placement == Placement::kReplicate) return sliced(op, id, a, want);
-    return b_.halo(bring(op, id, a, plain), a, want);
+    return b_.halo(to_sharding(op, id, a, plain), a, want);
   }
-  if (now.placement == want.placement && (!cut || (now.digit == want.digit && same_shares(a, op, now, want))))
+  if (now.placement == want.placement && (!cut || (now.sub_axis == want.sub_axis && same_shares(a, op, now, want))))
     return id;
   if (a == kTime) {
     const TensorId whole = whole_in_time(op, id);
     return cut ? sliced(op, whole, a, want) : whole;
   }
-  // An inner cut of the same digit, or of one that overlaps, is taken back first; its own axis comes later.
+  // An inner cut of the same sub-axis, or of one that overlaps, is taken back first; its own axis comes later.
   for (size_t b = axes(); b-- > a + 1;) {
     if (placement(id, b) != Placement::kShard) continue;
-    const Digit& inner = b_.out.at(id, b).digit;
+    const SubAxis& inner = b_.out.at(id, b).sub_axis;
     const Dims& dims = g().tensor(id).dims;
-    if ((now.placement == Placement::kShard && (inner == now.digit || !compatible(dims, inner, now.digit))) ||
-        (cut && (inner == want.digit || !compatible(dims, inner, want.digit))))
+    if ((now.placement == Placement::kShard && (inner == now.sub_axis || !compatible(dims, inner, now.sub_axis))) ||
+        (cut && (inner == want.sub_axis || !compatible(dims, inner, want.sub_axis))))
       id = b_.gather(id, b);
   }
   switch (now.placement) {
@@ -45,9 +46,9 @@ TensorId Inserter::bring(const Op& op, TensorId id, size_t a, const AxisLayout& 
              : cut                               ? sliced(op, b_.reduce(id, a), a, want)
                                                  : b_.reduce(id, a);
     case Placement::kShard:
-      if (cut && now.digit.dim != want.digit.dim && !now.state && !want.state) return b_.exchange(id, a, want);
+      if (cut && now.sub_axis.dim != want.sub_axis.dim && !now.state && !want.state) return b_.exchange(id, a, want);
       if (cut && g().tensor(id).kind != TensorKind::kVariable && !b_.out.time_varies(id)) {  // to other parts of it
-        Layout to = b_.out.layouts[static_cast<size_t>(id)];
+        Sharding to = b_.out.shardings[static_cast<size_t>(id)];
         to.axes[a] = want;
         return b_.rearrange(id, to);
       }
@@ -90,7 +91,7 @@ bool Inserter::term_in(TensorId id) const {
   return on_its_way(id, [this](TensorId x) { return terms_.contains(x); }) != kNone;
 }
 
-TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisSharding& want) {
   const DType exact = g().tensor(id).dtype;
   const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != exact;
   if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || gradient_in(id) == kNone ||
@@ -101,12 +102,13 @@ TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, con
     // A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
     if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);
     for (size_t b = axes(); b-- > a + 1;)
-      if (placement(id, b) == Placement::kPartial) id = bring(reader, id, b, {});
+      if (placement(id, b) == Placement::kPartial) id = to_sharding(reader, id, b, {});
     const TensorId made = b_.adasum(id, a);
     return cut ? sliced(reader, made, a, want) : made;
   }
   id = summed_over_splits(reader, id, want);
-  if (placement(id, a) != Placement::kPartial) return bring(reader, id, a, want);  // groups of unlike sizes came first
+  if (placement(id, a) != Placement::kPartial)
+    return to_sharding(reader, id, a, want);  // groups of unlike sizes came first
   // Of a sum that waits for a bucket the cast waits too.
   const Op& source = g().op(b_.producer(id));
   const Phase phase = has_flag(source.code, kCollective) ? Phase::kUpdate : source.phase;
@@ -116,20 +118,20 @@ TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, con
   return made;
 }
 
-TensorId Inserter::summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want) {
+TensorId Inserter::summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want) {
   const TensorId parameter = parameter_of_.at(gradient_in(id));
   const Dims dims = g().tensor(id).dims;
   for (size_t a = axes(); a-- > 1;) {
     if (placement(id, a) != Placement::kPartial || role(g().op(b_.producer(id)), a) == AxisRole::kReplica) continue;
-    AxisLayout lives = parameter == kNone ? AxisLayout{} : home(parameter).axes[a];
-    const auto beside = [&](const AxisLayout& other) {
+    AxisSharding lives = parameter == kNone ? AxisSharding{} : storage_sharding(parameter).axes[a];
+    const auto beside = [&](const AxisSharding& other) {
       return other.placement != Placement::kShard ||
-             (!(other.digit == lives.digit) && compatible(dims, other.digit, lives.digit));
+             (!(other.sub_axis == lives.sub_axis) && compatible(dims, other.sub_axis, lives.sub_axis));
     };
     for (size_t b = 1; b < axes() && lives.placement == Placement::kShard; ++b)
       if (!beside(want) || !beside(b_.out.at(id, b))) lives = {};
     const TensorId part = id;
-    id = bring(reader, part, a, lives);
+    id = to_sharding(reader, part, a, lives);
     b_.replace(part, id);  // everyone who reads the gradient reads this sum of it
   }
   return id;
@@ -196,7 +198,7 @@ void Inserter::check_adasum() const {
   }
 }
 
-bool Inserter::same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const {
+bool Inserter::same_shares(size_t a, const Op& op, const AxisSharding& x, const AxisSharding& y) const {
   if (a == kTime || x.state == y.state) return true;
   const MeshAxis& axis = b_.out.mesh_axis(a, op.stage);
   return axis.shares == axis.state_shares;
@@ -215,8 +217,9 @@ TensorId Inserter::whole_in_time(const Op& op, TensorId id) {
       .at_scope(written_scope(op));
 }
 
-TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want) {
-  const auto key = std::make_tuple(id, a, want.digit.dim, want.digit.outer, want.digit.inner, want.state, want.window);
+TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisSharding& want) {
+  const auto key =
+      std::make_tuple(id, a, want.sub_axis.dim, want.sub_axis.outer, want.sub_axis.inner, want.state, want.window);
   if (const auto known = slices_.find(key); known != slices_.end()) return b_.latest(known->second);
   TensorId out = kNone;
   const OpId producer = b_.producer(id);
@@ -224,12 +227,12 @@ TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisLayout&
   const auto kept = [&] {
     for (size_t b = 0; b < a; ++b)
       if (placement(id, b) == Placement::kShard &&
-          compatible(g().tensor(id).dims, b_.out.at(id, b).digit, want.digit) &&
-          !cut_of_result(g().op(producer), b_.out.at(id, b).digit, b).present())
+          compatible(g().tensor(id).dims, b_.out.at(id, b).sub_axis, want.sub_axis) &&
+          !cut_of_result(g().op(producer), b_.out.at(id, b).sub_axis, b).present())
         return false;
     return true;
   };
-  if (!want.window.present() && is_free(id, want.digit, 0, a) && kept()) {
+  if (!want.window.present() && is_free(id, want.sub_axis, 0, a) && kept()) {
     out = produce_cut(id, a, want);
   } else if (a == kTime && producer != kNone && g().op(producer).code == OpCode::k_transfer) {
     // Cut where it is made, and sent piece by piece.
@@ -257,7 +260,7 @@ TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisLayout&
   return slices_[key] = out;
 }
 
-OpCut Inserter::cut_of_result(const Op& op, const Digit& digit, size_t a) {
+OpCut Inserter::cut_of_result(const Op& op, const SubAxis& sub_axis, size_t a) {
   if (has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) || op.outputs.size() != 1 ||
       op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate ||
       (options_.exact && b_.out.by_micro_batch(a) && !keeps_bits(op)))
@@ -268,18 +271,19 @@ OpCut Inserter::cut_of_result(const Op& op, const Digit& digit, size_t a) {
     OpCut cut{static_cast<int>(k), {}, false};
     const Factor& f = factors.list[k];
     if (f.kind == FactorKind::kMap &&
-        find_sub_digit(f.outputs[0], f.extent, digit, extent_of(g().tensor(op.outputs[0]).dims, digit), cut.sub) &&
+        find_sub_axis_part(f.outputs[0], f.extent, sub_axis, extent_of(g().tensor(op.outputs[0]).dims, sub_axis),
+                           cut.sub) &&
         fits(here, f, cut.sub, a))
       return cut;
   }
   return {};
 }
 
-bool Inserter::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
+bool Inserter::is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a) {
   const OpId producer = b_.producer(id);
   if (producer == kNone || depth > kDeepest) return false;
   const Op op = g().op(producer);
-  const OpCut cut = cut_of_result(op, digit, a);
+  const OpCut cut = cut_of_result(op, sub_axis, a);
   if (!cut.present()) return false;
   for (size_t b = 0; b < axes(); ++b)
     if (placement(id, b) == Placement::kPartial) return false;
@@ -287,34 +291,34 @@ bool Inserter::is_free(TensorId id, const Digit& digit, int depth, size_t a) {
   // Along time there is no other way.
   if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(tasks().cost.remade_flops * n)) return false;
   const Factor& f = factors_.of(g(), op).list[static_cast<size_t>(cut.factor)];
-  // Where nothing carries the digit, something small is spread (or made from nothing); along time there is no other
+  // Where nothing carries the sub-axis, something small is spread (or made from nothing); along time there is no other
   // way.
-  const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const Digit& d) { return d.present(); });
+  const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const SubAxis& d) { return d.present(); });
   for (const TensorId x : op.inputs)
     if (a != kTime && !carried && x != kNone && element_count(g().tensor(x).dims) * tasks().cost.spread > n)
       return false;
   for (size_t i = 0; i < op.inputs.size(); ++i)
     if (op.inputs[i] != kNone && f.inputs[i].present() &&
-        !is_free(op.inputs[i], sub_digit(f.inputs[i], cut.sub), depth + 1, a))
+        !is_free(op.inputs[i], sub_axis_part(f.inputs[i], cut.sub), depth + 1, a))
       return false;
   return true;
 }
 
-TensorId Inserter::produce_cut(TensorId id, size_t a, const AxisLayout& want) {
+TensorId Inserter::produce_cut(TensorId id, size_t a, const AxisSharding& want) {
   Op op = g().op(b_.producer(id));
-  OpCut cut = cut_of_result(op, want.digit, a);
+  OpCut cut = cut_of_result(op, want.sub_axis, a);
   cut.state = want.state, cut.samples = want.samples;
   op.name += ".cut";
   op.outputs = {b_.like(id, ".cut")};
-  // Along the other axes the layout stays what it was.
+  // Along the other axes the sharding stays what it was.
   Forced forced{{a, cut}};
   for (size_t other = 0; other < axes(); ++other) {
     if (other == a) continue;
     OpCut kept;
     // A cut that overlaps with the new one without lying in it is given up.
     if (placement(id, other) == Placement::kShard &&
-        compatible(g().tensor(id).dims, b_.out.at(id, other).digit, want.digit)) {
-      kept = cut_of_result(op, b_.out.at(id, other).digit, other);
+        compatible(g().tensor(id).dims, b_.out.at(id, other).sub_axis, want.sub_axis)) {
+      kept = cut_of_result(op, b_.out.at(id, other).sub_axis, other);
       kept.state = b_.out.at(id, other).state, kept.samples = b_.out.at(id, other).samples;
     }
     forced.emplace_back(other, kept);

@@ -20,21 +20,21 @@ bool Inserter::is_constant(TensorId id, int depth) {
 TensorId Inserter::at_stage(TensorId id, const Op& reader) {
   id = b_.latest(id);
   const TensorKind kind = g().tensor(id).kind;
-  // What a later chunk of these devices was fed first is not there yet.
+  // What a later virtual stage of these devices was fed first is not there yet.
   const bool fed_later = kind == TensorKind::kInput && b_.out.stage(id) > reader.stage;
   if (b_.out.same_devices(b_.out.stage(id), reader.stage) && !fed_later) {
-    // Another chunk of the same devices runs at another time.
+    // Another virtual stage of the same devices runs at another time.
     return b_.out.stage(id) != reader.stage && placement(id, kTime) == Placement::kPartial ? b_.reduce(id, kTime) : id;
   }
   if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
     const bool fresh = !input_forms_.contains({id, reader.stage});
     const TensorId form = b_.input_form(id, reader.stage, false);
     if (fresh && kind == TensorKind::kInput)
-      b_.out.layouts[static_cast<size_t>(form)] = input_layout(g().tensor(form), b_.out, reader);
+      b_.out.shardings[static_cast<size_t>(form)] = input_sharding(g().tensor(form), b_.out, reader);
     input_forms_.insert({id, reader.stage});
     return form;
   }
-  if (is_constant(id) || is_spread(g(), id, b_.out.layouts[static_cast<size_t>(id)], tasks().cost)) {
+  if (is_constant(id) || is_spread(g(), id, b_.out.shardings[static_cast<size_t>(id)], tasks().cost)) {
     while (b_.producer(id) != kNone &&
            g().op(b_.producer(id)).code == OpCode::k_local_slice)  // the reader cuts it anew
       id = g().op(b_.producer(id)).inputs[0];
@@ -52,7 +52,7 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
     for (size_t a = 0; a < axes(); ++a) {
       OpCut kept;  // along time nobody cuts it anew
       if (a == kTime && placement(id, a) == Placement::kShard)
-        kept = cut_of_result(op, b_.out.at(id, a).digit, a), kept.samples = b_.out.at(id, a).samples;
+        kept = cut_of_result(op, b_.out.at(id, a).sub_axis, a), kept.samples = b_.out.at(id, a).samples;
       whole.emplace_back(a, kept);
     }
     place(std::move(op), kNone, whole);
@@ -64,7 +64,7 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
     const MeshAxis &here = b_.out.mesh_axis(a, b_.out.stage(id)), &there = b_.out.mesh_axis(a, reader.stage);
     check_tied(reader, id, a, here, there);
     if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
-    if (placement(id, a) == Placement::kPartial) id = bring(reader, id, a, {});
+    if (placement(id, a) == Placement::kPartial) id = to_sharding(reader, id, a, {});
   }
   return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since
 }

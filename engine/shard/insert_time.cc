@@ -44,7 +44,7 @@ TensorId Inserter::whole(const Op& user, TensorId id, int depth) {
   return wholes_[id] = out;
 }
 
-// What makes it, again, from whole operands; a bridge along a mesh as that bridge, one over time not at all.
+// What makes it, again, from whole operands; a reshard along a mesh as that reshard, one over time not at all.
 TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   const OpId producer = b_.producer(id);
   const Op source = producer == kNone ? Op{} : g().op(producer);
@@ -64,7 +64,7 @@ TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   if (source.code == OpCode::k_local_slice || has_flag(source.code, kCollective)) {
     const size_t along = static_cast<size_t>(attr_int(source.attrs, "group")) + 1;
     const TensorId x = whole(user, source.inputs[0], depth + 1);
-    if (source.code != OpCode::k_all_reduce) return bring(source, x, along, b_.out.at(id, along));
+    if (source.code != OpCode::k_all_reduce) return to_sharding(source, x, along, b_.out.at(id, along));
     return placement(x, along) == Placement::kPartial ? b_.reduce(x, along) : x;
   }
   Op op = source;
@@ -134,7 +134,7 @@ OpId Inserter::nonlinear_behind(TensorId gradient) const {
     if (op.phase != Phase::kBackward || op.origin == kNone) return true;
     for (const TensorId x : op.inputs) {
       if (x == kNone || source_.producer(x) == kNone || of_backward(x)) continue;
-      const bool rows = choices_.layouts[static_cast<size_t>(x)].axes[kTime].placement == Placement::kShard;
+      const bool rows = choices_.shardings[static_cast<size_t>(x)].axes[kTime].placement == Placement::kShard;
       if (!rows && mixes(x)) found = blamed(op, x);
     }
     return found == kNone;

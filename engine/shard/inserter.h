@@ -1,5 +1,5 @@
 // The walk behind insert.h, internal to its files: one pass over the program in order, each op with its operands
-// brought to where it reads them, on every axis of its mesh.
+// moved to where it reads them, on every axis of its mesh.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "shard/bridges.h"
+#include "shard/reshards.h"
 #include "shard/cuts.h"
 #include "shard/insert.h"
 
@@ -20,7 +20,7 @@ inline constexpr int kDeepest = 64;  // of chains that are produced again
 class Inserter {
  public:
   Inserter(Graph graph, const TaskGraphs& tasks, const ShardOptions& options, const Choices& choices);
-  LayoutGraph run();
+  ShardedGraph run();
 
  private:
   // What an op that is made here is to be cut by along some axes.
@@ -39,17 +39,19 @@ class Inserter {
   AxisRole role(const Op& op, size_t a) const { return b_.out.role(op, a); }
 
   // insert.cc
-  Placed placed(const Op& op, const Factors& factors) const;  // until the next bridge
-  // Brings the operands into the layouts that its cuts ask for, gives the results theirs, and appends the op. `number`:
+  Placed placed(const Op& op, const Factors& factors) const;  // until the next reshard
+  // Moves the operands to the shardings that its cuts ask for, gives the results theirs, and appends the op. `number`:
   // in the graph before (kNone: made here, cut as `forced` or as its operands lie).
   void place(Op op, OpId number, const Forced& forced);
   void apply_cut(Op& op, const Factors& factors, size_t a, const OpCut& cut);
   void pass_partial(Op& op, const Factors& factors, size_t a);
   void settle(TensorId id);
-  const Layout& home(TensorId variable) const { return choices_.layouts[static_cast<size_t>(variable)]; }
+  const Sharding& storage_sharding(TensorId variable) const {
+    return choices_.shardings[static_cast<size_t>(variable)];
+  }
 
   // insert_operands.cc
-  TensorId bring(const Op& op, TensorId id, size_t a, const AxisLayout& want);
+  TensorId to_sharding(const Op& op, TensorId id, size_t a, const AxisSharding& want);
   bool is_parameter(TensorId id) const;     // or its copy of another type
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, also on its way; kNone: it is none
   bool term_in(TensorId id) const;          // it is a parameter's gradient or one of its terms, also on its way
@@ -64,17 +66,17 @@ class Inserter {
   OpId summed_replicas(TensorId id) const;  // the backward sum over replicas that it comes from; kNone: it does not
   // Adasum: refuses a gradient of which replicas' parts were added before anything that they all have was (a penalty).
   void check_adasum() const;
-  TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisLayout& want);
+  TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisSharding& want);
   // What a split's devices made of a gradient, in its own type: a part of it has terms that cancel in the sum, and
   // would be rounded by their size. `want`: along the axis of replicas that comes next.
-  TensorId summed_over_splits(const Op& reader, TensorId id, const AxisLayout& want);
-  bool same_shares(size_t a, const Op& op, const AxisLayout& x, const AxisLayout& y) const;
+  TensorId summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want);
+  bool same_shares(size_t a, const Op& op, const AxisSharding& x, const AxisSharding& y) const;
   TensorId whole_in_time(const Op& op, TensorId id);
-  TensorId sliced(const Op& op, TensorId id, size_t a, const AxisLayout& want);
+  TensorId sliced(const Op& op, TensorId id, size_t a, const AxisSharding& want);
   // Can the producer make it cut from operands that are there (or free themselves)?
-  OpCut cut_of_result(const Op& op, const Digit& digit, size_t a);
-  bool is_free(TensorId id, const Digit& digit, int depth, size_t a);
-  TensorId produce_cut(TensorId id, size_t a, const AxisLayout& want);
+  OpCut cut_of_result(const Op& op, const SubAxis& sub_axis, size_t a);
+  bool is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a);
+  TensorId produce_cut(TensorId id, size_t a, const AxisSharding& want);
 
   // insert_stages.cc
   bool is_constant(TensorId id, int depth = 0);  // made of constants and the step's scalars: made again, not moved
@@ -97,9 +99,9 @@ class Inserter {
 
   // insert_ends.cc
   Op reader_of(TensorId id, int32_t stage);  // stands for whoever reads it at the end of the step, in messages
-  bool takes_detour(TensorId id, const Layout& to) const;
-  TensorId lying(TensorId id, const Layout& layout, int32_t stage);
-  TensorId everywhere(TensorId id);
+  bool takes_detour(TensorId id, const Sharding& to) const;
+  TensorId to_sharding(TensorId id, const Sharding& sharding, int32_t stage);
+  TensorId replicated(TensorId id);
   TensorId fetchable(
       TensorId id);  // sums are finished; samples stay where they are and are put together by the session
   void finish();
@@ -108,7 +110,7 @@ class Inserter {
   struct Source {
     std::vector<Op> ops;
     std::vector<OpId> producers;  // per tensor
-    // kNone: no op makes it, or it is of a bridge.
+    // kNone: no op makes it, or it is of a reshard.
     OpId producer(TensorId id) const {
       return static_cast<size_t>(id) < producers.size() ? producers[static_cast<size_t>(id)] : kNone;
     }
@@ -122,7 +124,7 @@ class Inserter {
   std::map<TensorId, TensorId> parameter_of_;  // of a gradient
   std::set<TensorId> terms_;  // gradients and what they are sums of, where they have a type of their own
   Source source_;
-  BridgeBuilder b_;
+  ReshardBuilder b_;
   std::map<TensorId, TensorId> used_;  // of a gradient: as its update reads it
   std::set<std::pair<TensorId, int32_t>> input_forms_;
   std::map<std::pair<TensorId, int32_t>, TensorId> copies_;

@@ -17,17 +17,17 @@ constexpr size_t kStates = 24;
 
 struct Code {
   Placement placement = Placement::kReplicate;
-  Digit digit;
+  SubAxis sub_axis;
   bool whole = false;    // beside the parts: it was gathered before
   bool charged = false;  // the sum of its partial gradients is paid for
-  bool open = false;     // a parameter that nobody has used: its home is still free
+  bool open = false;     // a parameter that nobody has used: its storage sharding is still free
   friend bool operator==(const Code&, const Code&) = default;
 };
 
 struct State {
   double cost = 0;
   int32_t back = -1;  // index of the step before in the trail
-  // By tensor; what is not here is where its home is, or everywhere.
+  // By tensor; what is not here is at its storage sharding, or replicated.
   std::vector<std::pair<TensorId, Code>> live;
 };
 
@@ -45,8 +45,8 @@ class Chooser {
     if (!any_split()) return cuts;
     check_names();
     find_uses();
-    digits_ = candidate_digits(g_);
-    find_homes();
+    sub_axes_ = candidate_sub_axes(g_);
+    find_storage_shardings();
     std::vector<State> states(1);
     std::vector<size_t> order;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
@@ -133,14 +133,14 @@ class Chooser {
   }
 
   // Where variables are that nobody has used.
-  void find_homes() {
-    if (!p_.homes) return;
+  void find_storage_shardings() {
+    if (!p_.storage_shardings) return;
     for (const Variable& v : g_.variables) {
-      const auto home = p_.homes->find(g_.tensor(v.tensor).name);
-      if (home == p_.homes->end()) continue;
-      const AxisLayout& l = home->second.layout->axes[p_.axis - 1];
+      const auto storage_sharding = p_.storage_shardings->find(g_.tensor(v.tensor).name);
+      if (storage_sharding == p_.storage_shardings->end()) continue;
+      const AxisSharding& l = storage_sharding->second.sharding->axes[p_.axis - 1];
       if (l.placement == Placement::kShard)
-        homes_.emplace(v.tensor, Code{Placement::kShard, l.digit, false, false, false});
+        storage_shardings_.emplace(v.tensor, Code{Placement::kShard, l.sub_axis, false, false, false});
     }
   }
 
@@ -160,9 +160,10 @@ class Chooser {
     const auto at = std::lower_bound(state.live.begin(), state.live.end(), id,
                                      [](const auto& entry, TensorId want) { return entry.first < want; });
     if (at != state.live.end() && at->first == id) return at->second;
-    if (const auto home = homes_.find(id); home != homes_.end()) return home->second;
+    if (const auto storage_sharding = storage_shardings_.find(id); storage_sharding != storage_shardings_.end())
+      return storage_sharding->second;
     Code code;
-    code.open = is_variable_[static_cast<size_t>(id)] && !p_.homes;
+    code.open = is_variable_[static_cast<size_t>(id)] && !p_.storage_shardings;
     return code;
   }
   static void put(State& state, TensorId id, const Code& code) {
@@ -174,7 +175,7 @@ class Chooser {
       state.live.insert(at, {id, code});
   }
 
-  // How often the model brings such an operand to such an op.
+  // How often the model moves such an operand to such an op.
   double times(TensorId id, const Op& op) const {
     const LayerShare mine = p_.tasks.share(op);
     const OpId made = g_.tensor(id).producer;
@@ -185,14 +186,14 @@ class Chooser {
   }
 
   // Brings an operand to where the op needs it; returns the cost.
-  double bring(Code& code, TensorId id, const Op& op, const Digit& want, bool cut) const {
+  double reshard_cost(Code& code, TensorId id, const Op& op, const SubAxis& want, bool cut) const {
     const auto share = [n = ways(op)](Reshard reshard) { return received_bytes(reshard, 1, n); };
     const double part = share({}), passes = p_.trains ? 2 : 1;
     const bool variable = is_variable_[static_cast<size_t>(id)];
     if (code.open) {
       code.open = false;
       if (want.present()) {
-        code.placement = Placement::kShard, code.digit = want;
+        code.placement = Placement::kShard, code.sub_axis = want;
         return 0;
       }
       const Tensor& t = g_.tensor(id);
@@ -204,7 +205,7 @@ class Chooser {
     if (want.present()) {
       switch (code.placement) {
         case Placement::kShard:
-          if (code.digit == want) return 0;
+          if (code.sub_axis == want) return 0;
           if (code.whole) return p_.trains ? seconds(id, op, part) : 0;
           return passes * seconds(id, op, share({.cut = true}));
         case Placement::kReplicate: {
@@ -213,7 +214,7 @@ class Chooser {
           return gradient ? seconds(id, op, part) : 0;
         }
         case Placement::kPartial:
-          code.placement = Placement::kShard, code.digit = want;
+          code.placement = Placement::kShard, code.sub_axis = want;
           return passes * seconds(id, op, part);
       }
     }
@@ -256,19 +257,19 @@ class Chooser {
     for (size_t k = 0; k < factors.list.size(); ++k) {
       const Factor& f = factors.list[k];
       if (f.extent <= 1 || (named && !is_named(f.name, wanted))) continue;
-      std::vector<SubDigit> subs{{1, 1}};
-      const auto look = [&](TensorId id, const Digit& whole) {
+      std::vector<SubAxisPart> subs{{1, 1}};
+      const auto look = [&](TensorId id, const SubAxis& whole) {
         if (id == kNone || !whole.present() || f.kind == FactorKind::kWindow) return;
-        for (const Digit& d : digits_[static_cast<size_t>(id)]) {
-          SubDigit sub;
-          if (find_sub_digit(whole, f.extent, d, extent_of(g_.tensor(id).dims, d), sub) &&
+        for (const SubAxis& d : sub_axes_[static_cast<size_t>(id)]) {
+          SubAxisPart sub;
+          if (find_sub_axis_part(whole, f.extent, d, extent_of(g_.tensor(id).dims, d), sub) &&
               std::find(subs.begin(), subs.end(), sub) == subs.end())
             subs.push_back(sub);
         }
       };
       for (size_t x = 0; x < op.inputs.size() && x < f.inputs.size(); ++x) look(op.inputs[x], f.inputs[x]);
       for (size_t y = 0; y < op.outputs.size() && y < f.outputs.size(); ++y) look(op.outputs[y], f.outputs[y]);
-      for (const SubDigit& sub : subs) {
+      for (const SubAxisPart& sub : subs) {
         const int64_t extent = f.extent / (sub.outer * sub.inner);
         if (extent < (named ? 2 : n) || !fits(op, f, sub) || conflicts(i, factors, k, sub)) continue;
         out.push_back({static_cast<int>(k), sub});
@@ -279,19 +280,19 @@ class Chooser {
   }
 
   const MeshAxis& axis(const Op& op) const { return p_.tasks.mesh(op.stage).axes[p_.axis - 1]; }
-  bool fits(const Op& op, const Factor& f, const SubDigit& sub) const {
+  bool fits(const Op& op, const Factor& f, const SubAxisPart& sub) const {
     return can_cut(op, f, sub) && (f.kind != FactorKind::kWindow || window_fits(f.window, axis(op)));
   }
 
   // With where the samples are, and with what earlier axes cut.
-  bool conflicts(size_t i, const Factors& factors, size_t k, const SubDigit& sub) const {
+  bool conflicts(size_t i, const Factors& factors, size_t k, const SubAxisPart& sub) const {
     const Op& op = g_.ops[i];
     const auto clash = [&](const OpCut& other, bool same_is_legal) {
       if (!other.present()) return false;
       const Factor &a = factors.list[k], &b = factors.list[static_cast<size_t>(other.factor)];
-      const auto operand = [&](TensorId id, const Digit& x, const Digit& y) {
+      const auto operand = [&](TensorId id, const SubAxis& x, const SubAxis& y) {
         if (id == kNone || !x.present() || !y.present()) return false;
-        const Digit dx = sub_digit(x, sub), dy = sub_digit(y, other.sub);
+        const SubAxis dx = sub_axis_part(x, sub), dy = sub_axis_part(y, other.sub);
         if (a.kind == FactorKind::kWindow && dx.dim == dy.dim) return true;
         if (dx == dy) return !same_is_legal;
         return !compatible(g_.tensor(id).dims, dx, dy);
@@ -318,7 +319,7 @@ class Chooser {
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
         OpCut cut{static_cast<int>(k), {}};
-        if (cut_of_operand(f, x, code.digit, extent_of(g_.tensor(op.inputs[x]).dims, code.digit), cut.sub) &&
+        if (cut_of_operand(f, x, code.sub_axis, extent_of(g_.tensor(op.inputs[x]).dims, code.sub_axis), cut.sub) &&
             fits(op, f, cut.sub) && !conflicts(i, factors, k, cut.sub) &&
             std::find(out.begin(), out.end(), cut) == out.end())
           out.push_back(cut);
@@ -385,14 +386,15 @@ class Chooser {
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
       Code code = find(state, id);
       const bool carries = x < f.inputs.size() && f.inputs[x].present();
-      if (const Digit piece = streamed_digit(factors, x); asked && !carries && piece.present()) {
+      if (const SubAxis piece = streamed_sub_axis(factors, x); asked && !carries && piece.present()) {
         // It goes round: as much as gathering, from a cut of it.
-        state.cost += times(id, op) * (bring(code, id, op, piece, true) +
+        state.cost += times(id, op) * (reshard_cost(code, id, op, piece, true) +
                                        (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op))));
         put(state, id, code);
         continue;
       }
-      state.cost += times(id, op) * bring(code, id, op, carries ? sub_digit(f.inputs[x], cut.sub) : Digit{}, true);
+      state.cost +=
+          times(id, op) * reshard_cost(code, id, op, carries ? sub_axis_part(f.inputs[x], cut.sub) : SubAxis{}, true);
       if (carries && f.reads_through(x)) state.cost += times(id, op) * halo_seconds(id, op, f.window);
       put(state, id, code);
     }
@@ -400,7 +402,7 @@ class Chooser {
       if (op.outputs[y] == kNone) continue;
       Code code;
       if (f.outputs[y].present())
-        code.placement = Placement::kShard, code.digit = sub_digit(f.outputs[y], cut.sub);
+        code.placement = Placement::kShard, code.sub_axis = sub_axis_part(f.outputs[y], cut.sub);
       else
         code.placement = Placement::kPartial;
       put(state, op.outputs[y], code);
@@ -434,7 +436,7 @@ class Chooser {
     for (const TensorId id : op.inputs) {
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
       Code code = find(state, id);
-      state.cost += times(id, op) * bring(code, id, op, {}, false);
+      state.cost += times(id, op) * reshard_cost(code, id, op, {}, false);
       put(state, id, code);
     }
   }
@@ -445,9 +447,9 @@ class Chooser {
     for (const auto& [id, c] : live) {
       mix(static_cast<size_t>(id) + 1);
       mix(static_cast<size_t>(c.placement) * 8 + (c.whole ? 4 : 0) + (c.charged ? 2 : 0) + (c.open ? 1 : 0));
-      mix(static_cast<size_t>(c.digit.dim) + 1);
-      mix(static_cast<size_t>(c.digit.outer));
-      mix(static_cast<size_t>(c.digit.inner));
+      mix(static_cast<size_t>(c.sub_axis.dim) + 1);
+      mix(static_cast<size_t>(c.sub_axis.outer));
+      mix(static_cast<size_t>(c.sub_axis.inner));
     }
     return h;
   }
@@ -458,8 +460,8 @@ class Chooser {
   const CostModel& cost_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;
-  std::unordered_map<TensorId, Code> homes_;  // of variables that are fixed already and cut
-  std::vector<std::vector<Digit>> digits_;
+  std::unordered_map<TensorId, Code> storage_shardings_;  // of variables that are fixed already and cut
+  std::vector<std::vector<SubAxis>> sub_axes_;
   std::vector<Step> trail_;
 };
 

@@ -6,17 +6,17 @@
 #include <string>
 #include <vector>
 
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 
 struct SplitProblem {
   const Graph& graph;  // the passes are done; Op::stage is filled in
   const TaskGraphs& tasks;
-  size_t axis = 1;                               // of the layouts
+  size_t axis = 1;                               // of the shardings
   const std::vector<OpCut>& samples;             // per op (follow_samples)
   const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before
-  const Homes* homes;                            // of variables that are fixed already; may be null
+  const StorageShardings* storage_shardings;     // of variables that are fixed already; may be null
   int64_t micro_batches = 1;
   bool trains = true;
 };

@@ -21,7 +21,7 @@ std::vector<Event> events_of(const Entries& e, const Peers& peers, const std::ve
   std::vector<Event> events;
   for (const PlanWalk::Visit& v : walk.visits())
     events.push_back(
-        {v.device, v.row, v.segment, v.instruction, walk.instruction(v).stream, walk.begin(v), walk.end(v)});
+        {v.device, v.row, v.segment, v.instruction, walk.instruction(v).queue, walk.begin(v), walk.end(v)});
   return events;
 }
 

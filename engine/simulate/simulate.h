@@ -16,13 +16,13 @@ struct Event {
   int32_t row = 0;  // of the program's schedule
   int32_t segment = 0;
   int32_t instruction = 0;  // in the segment
-  Stream stream{};
+  Queue queue{};
   double start = 0, end = 0;  // seconds
 };
 
 // Events by device, then row, then instruction. A collective starts when every member of its part of the group has
 // reached it and takes the longest of their durations. The messages of a send go one after the other, each when its
-// channel has a free slot; that of a receive starts when it has come whole, and frees the slot when it has ended.
+// channel has free capacity; that of a receive starts when it has come whole, and frees the place when it has ended.
 // Throws failed_precondition when devices wait for each other.
 std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration& duration);
 

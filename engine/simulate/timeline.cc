@@ -10,7 +10,7 @@
 namespace whale {
 namespace {
 
-// Neighbours on a stream that do the same kind of work.
+// Neighbours on a queue that do the same kind of work.
 struct Stretch {
   std::string_view kind;
   int32_t device = 0;
@@ -24,12 +24,12 @@ std::string_view kind_of(const Instruction& i) {
                                                                                        : name_of(i.phase);
 }
 
-std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Stream stream) {
+std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Queue queue) {
   constexpr size_t kMostOps = 12;
   constexpr double kGap = 1.0 / 2000;  // of the step: a shorter one is not seen
   std::vector<Stretch> list;
   for (const Event& event : times.events) {
-    if (event.stream != stream) continue;
+    if (event.queue != queue) continue;
     const Program& p = e.programs[static_cast<size_t>(e.rows[static_cast<size_t>(event.device)].program)];
     const Instruction& i =
         p.segments[static_cast<size_t>(event.segment)].instructions[static_cast<size_t>(event.instruction)];
@@ -51,15 +51,15 @@ Json timeline_json(const Plan& plan, const Entry& entry) {
   constexpr const char* kNames[] = {"compute", "communication", "copy"};
   const std::optional<StepTimes> times = times_of(plan, entry, kMost);
   if (!times) return nullptr;
-  Json streams = Json::object();
-  for (size_t t = 0; t < kStreams; ++t) {
+  Json queues = Json::object();
+  for (size_t t = 0; t < kQueues; ++t) {
     Json rows = Json::array();
-    for (const Stretch& s : stretches_of(entry, *times, static_cast<Stream>(t)))
+    for (const Stretch& s : stretches_of(entry, *times, static_cast<Queue>(t)))
       rows.push_back(Json::array({times->classes[static_cast<size_t>(s.device)], s.kind, s.start, s.end,
                                   fmt::format("{}", fmt::join(s.ops, ", "))}));
-    streams[kNames[t]] = std::move(rows);
+    queues[kNames[t]] = std::move(rows);
   }
-  return {{"seconds", times->seconds}, {"classes", times->classes}, {"streams", std::move(streams)}};
+  return {{"seconds", times->seconds}, {"classes", times->classes}, {"queues", std::move(queues)}};
 }
 
 }  // namespace whale

@@ -6,7 +6,7 @@
 
 namespace whale {
 
-// Seconds by the cost model, the class of each device, and for each stream what each class does when: stretches
+// Seconds by the cost model, the class of each device, and for each queue what each class does when: stretches
 // of one kind, [class, kind, start, end, "op, op"]. null where a step is too long to be drawn. By simulate/, which
 // walks.
 Json timeline_json(const Plan& plan, const Entry& entry);

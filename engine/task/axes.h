@@ -1,4 +1,4 @@
-// The axes that layouts have, as one list: time (micro-batches) first, then those of the meshes.
+// The axes that shardings have, as one list: time (micro-batches) first, then those of the meshes.
 #pragma once
 
 #include <string>

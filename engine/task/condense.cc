@@ -145,7 +145,8 @@ class Condenser {
 
   std::optional<Condensed> run() {
     const auto whole = [](char by) { return by != 0; };
-    const bool vee = !tasks_.schedule.empty() && schedule_rule(tasks_.schedule).placement == ChunkPlacement::kVee;
+    const bool vee =
+        !tasks_.schedule.empty() && schedule_rule(tasks_.schedule).placement == VirtualStagePlacement::kVee;
     if (runs_.empty() || vee || std::ranges::any_of(tasks_.by_micro_batch, whole)) return std::nullopt;
     if (!find_parts() || !keep_stages()) return std::nullopt;
     keep_layers();
@@ -374,7 +375,7 @@ class Condenser {
       to.mesh_of_stage.push_back(static_cast<int32_t>(k));
     }
     to.by_micro_batch = tasks_.by_micro_batch;
-    // Of one chunk, whose slots can be told from single buffers: all stages have several.
+    // Of one virtual stage, whose versions can be told from single buffers: all stages have several.
     if (!tasks_.schedule.empty()) to.schedule = schedule_rule(tasks_.schedule).split_backward ? "zb_h1" : "gpipe";
     to.strategy = tasks_.strategy;
     to.shares.resize(tasks_.task_of_scope.size());

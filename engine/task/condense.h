@@ -12,7 +12,8 @@ namespace whale {
 
 struct Condensed {
   Graph graph;
-  // Of the stages that stay. Each has a mesh of its own, with devices numbered anew, and a schedule of one chunk.
+  // Of the stages that stay. Each has a mesh of its own, with devices numbered anew, and a schedule of one virtual
+  // stage.
   TaskGraphs tasks;
   std::vector<int32_t> stage_like;  // per stage of the model: the one here that is like it
   std::vector<std::vector<int64_t>>
@@ -21,7 +22,7 @@ struct Condensed {
 };
 
 // Of a model with its stages. None where too little would go, or where stages or replicas are not alike enough:
-// pipelines of which a device passes values from one chunk to another, whole micro-batches for each replica.
+// pipelines of which a device passes values from one virtual stage to another, whole micro-batches for each replica.
 // `least_bytes`: of a layer's parameters on a device; smaller ones do more with each other than with their neighbours
 // (buckets). `more`: so many layers of each stage stay beyond those that must.
 std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more = 0);

@@ -16,7 +16,7 @@ bool is_named(const std::string& name, const std::string& wanted);
 std::string needed_by(const std::string& name, const std::string& wanted);
 // What these factors can be asked for by, words of the user first.
 std::vector<std::string> words_of(const std::set<std::string>& names);
-// The split along the axis (of the layouts) that the op is in asks for the factor by name.
+// The split along the axis (of the shardings) that the op is in asks for the factor by name.
 bool asks_for(const TaskGraphs& tasks, const Op& op, size_t axis, const Factor& factor);
 
 }  // namespace whale

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cluster/mesh.h"
-#include "ir/layout.h"
+#include "ir/sharding.h"
 
 namespace whale {
 

@@ -21,8 +21,8 @@ struct Place {
 
 }  // namespace
 
-std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages, int64_t chunks,
-                                const CostModel& cost, bool keep_groups) {
+std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
+                                int64_t virtual_stages, const CostModel& cost, bool keep_groups) {
   const size_t n = ops.size();
   std::vector<double> until(n + 1);  // seconds of the ops before
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
@@ -83,9 +83,12 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     throw invalid(
         "the pipeline wants {} stages{}, the model can be cut into at most {}; give {}, or nest replica or split "
         "to use more devices",
-        stages, chunks > 1 ? fmt::format(" ({} on each of {} devices)", chunks, stages / chunks) : "",
+        stages,
+        virtual_stages > 1 ? fmt::format(" ({} on each of {} devices)", virtual_stages, stages / virtual_stages) : "",
         places.size() + 1,
-        chunks > 1 ? fmt::format("at most {} devices or fewer chunks", (std::ssize(places) + 1) / chunks) : "so many");
+        virtual_stages > 1
+            ? fmt::format("at most {} devices or fewer virtual stages", (std::ssize(places) + 1) / virtual_stages)
+            : "so many");
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});
   const size_t ends = places.size();

@@ -155,8 +155,8 @@ const Parameter kParameters[] = {
        s.by = v;
      },
      [](const Scope& s) { return s.by; }},
-    {ScopeKind::kReplica, "layout", false, [](Scope& s, const Value& v) { s.layout = v; },
-     [](const Scope& s) { return s.layout; }},
+    {ScopeKind::kReplica, "device_order", false, [](Scope& s, const Value& v) { s.device_order = v; },
+     [](const Scope& s) { return s.device_order; }},
     {ScopeKind::kSplit, "ways", true, read_count, count_text},
     {ScopeKind::kSplit, "factor", false, [](Scope& s, const Value& v) { s.factor = v; },
      [](const Scope& s) { return s.factor; }},
@@ -172,12 +172,12 @@ const Parameter kParameters[] = {
        throw invalid("'{}', expected one of {}", brief(v), schedule_names());
      },
      [](const Scope& s) { return s.schedule; }},
-    {ScopeKind::kPipeline, "chunks", false, [](Scope& s, const Value& v) { s.chunks = number(v); },
-     [](const Scope& s) { return s.chunks ? fmt::format("{}", s.chunks) : ""; }},
+    {ScopeKind::kPipeline, "virtual_stages", false, [](Scope& s, const Value& v) { s.virtual_stages = number(v); },
+     [](const Scope& s) { return s.virtual_stages ? fmt::format("{}", s.virtual_stages) : ""; }},
     {ScopeKind::kCluster, "devices", true, [](Scope& s, const Value& v) { s.devices = v; },
      [](const Scope& s) { return s.devices.empty() ? "" : "\"" + s.devices + "\""; }},
-    {ScopeKind::kCluster, "layout", false, [](Scope& s, const Value& v) { s.layout = v; },
-     [](const Scope& s) { return s.layout; }},
+    {ScopeKind::kCluster, "device_order", false, [](Scope& s, const Value& v) { s.device_order = v; },
+     [](const Scope& s) { return s.device_order; }},
 };
 
 constexpr ScopeKind kKinds[] = {ScopeKind::kReplica, ScopeKind::kSplit, ScopeKind::kStage, ScopeKind::kPipeline,

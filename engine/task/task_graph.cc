@@ -142,10 +142,11 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
     write_stages(stages, graph, leaves, out);
     stage_devices = count_devices(leaves, out, leaves.list[pipeline->leaf], stages.meshes, there, empty);
     out.schedule = pipeline->scope.schedule;
-    out.chunks = pipeline->scope.chunks;
-    if (out.schedule == "interleaved" && out.chunks == 1)
+    out.virtual_stages = pipeline->scope.virtual_stages;
+    if (out.schedule == "interleaved" && out.virtual_stages == 1)
       out.notes.push_back(
-          "Schedule 'interleaved' with one chunk a device is 1f1b; chunks=2 gives every device two stages.");
+          "Schedule 'interleaved' with one virtual stage a device is 1f1b; virtual_stages=2 gives every device two "
+          "stages.");
   } else {
     out.mesh_of_stage = {0};
     out.stage_of_scope.assign(graph.scopes.size(), 0);

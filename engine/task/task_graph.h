@@ -45,7 +45,7 @@ struct TaskGraphs {
   // Per axis: replicas take whole micro-batches (by=micro_batch); no tensor of the body is cut along it.
   std::vector<char> by_micro_batch;
   std::string schedule;            // of the pipeline; empty: none
-  int64_t chunks = 1;              // stages of one mesh
+  int64_t virtual_stages = 1;      // stages of one mesh
   std::string strategy;            // as text, counts filled in
   std::vector<std::string> notes;  // what was decided and why, one sentence each
   std::vector<LayerShare> shares;  // per scope of a condensed graph (task/condense.h); empty: each layer is itself

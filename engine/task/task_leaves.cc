@@ -55,7 +55,7 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
     refuse(leaf, "has a pipeline inside a stage; a pipeline is outside of its stages: pipeline > stage");
   if (leaf.pipeline != SIZE_MAX && leaf.stage != SIZE_MAX && leaf.stage != leaf.pipeline + 1)
     refuse(leaf, "has scopes between pipeline and stage; put them around the pipeline or into the stage");
-  check_layouts(leaf);
+  check_device_orders(leaf);
   return leaf;
 }
 

@@ -43,7 +43,7 @@ int64_t product(const std::vector<Scope>& nest, size_t from, size_t to, bool& co
 void fill_counts(TaskLeaf& leaf, size_t from, size_t to, int64_t devices);
 
 // task_pipeline.cc
-// Pipelines side by side share their devices: one pipeline, of which each is a chunk (or several).
+// Pipelines side by side share their devices: one pipeline, of which each is a virtual stage (or several).
 struct TaskPipeline {
   size_t leaf = 0;                // one inside it
   Scope scope;                    // its count: 0 where the stages say
@@ -99,10 +99,10 @@ TaskAxes find_axes(const TaskLeaves& leaves, const TaskGraphs& tasks, size_t mes
 std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const Ints& stage_devices,
                               const std::vector<int32_t>& order);
 
-// task_layout.cc
-// `layout=average(n)` on nest[i]: what it slices has n members. Layouts that nobody knows are refused.
-void check_layouts(TaskLeaf& leaf);
-// As the `layout` of a scope says.
+// task_device_order.cc
+// `device_order=average(n)` on nest[i]: what it slices has n members. Device orders that nobody knows are refused.
+void check_device_orders(TaskLeaf& leaf);
+// As the `device_order` of a scope says.
 std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<DeviceSpec>& devices,
                                   const Ints& stage_devices);
 

@@ -29,7 +29,7 @@ void check_one_pipeline(const TaskLeaf& first, const TaskLeaf& leaf) {
         .at_scope(leaf.path);
 }
 
-// Pipelines side by side become chunks of one.
+// Pipelines side by side become virtual stages of one.
 void join_siblings(const Graph& graph, const TaskLeaves& leaves, TaskPipeline& pipeline) {
   Scope& scope = pipeline.scope;
   std::vector<const TaskLeaf*> first;  // of each
@@ -54,7 +54,7 @@ void join_siblings(const Graph& graph, const TaskLeaves& leaves, TaskPipeline& p
     };
     agree("stages", &Scope::count);
     agree("micro_batches", &Scope::micro_batches);
-    agree("chunks", &Scope::chunks);
+    agree("virtual_stages", &Scope::virtual_stages);
     agree("schedules", &Scope::schedule);
   }
   if (!scope.schedule.empty() && scope.schedule != "1f1b" && scope.schedule != "interleaved")
@@ -62,8 +62,8 @@ void join_siblings(const Graph& graph, const TaskLeaves& leaves, TaskPipeline& p
            fmt::format("has the schedule '{}', but {} pipelines side by side run interleaved; leave the schedule out, "
                        "or write one pipeline around them",
                        scope.schedule, first.size()));
-  if (!scope.chunks) scope.chunks = scope.schedule == "interleaved" ? 2 : 1;
-  scope.chunks *= std::ssize(first);
+  if (!scope.virtual_stages) scope.virtual_stages = scope.schedule == "interleaved" ? 2 : 1;
+  scope.virtual_stages *= std::ssize(first);
   scope.schedule = "interleaved";
 }
 
@@ -93,13 +93,13 @@ std::optional<TaskPipeline> find_pipeline(const Graph& graph, const TaskLeaves& 
   if (scope.count > devices)
     refuse(leaf, fmt::format("wants {} stages, {} device(s) are there; give at most as many stages as devices",
                              scope.count, devices));
-  if (scope.chunks > std::ssize(graph.ops))
-    refuse(leaf,
-           fmt::format("wants {} chunks a device, the model has {} op(s); give fewer", scope.chunks, graph.ops.size()));
+  if (scope.virtual_stages > std::ssize(graph.ops))
+    refuse(leaf, fmt::format("wants {} virtual stages a device, the model has {} op(s); give fewer",
+                             scope.virtual_stages, graph.ops.size()));
   join_siblings(graph, leaves, out);
-  if (scope.schedule.empty()) scope.schedule = scope.chunks > 1 ? "interleaved" : "1f1b";
-  if (!scope.chunks) scope.chunks = schedule_rule(scope.schedule).min_chunks;
-  make_schedule(scope.schedule, 1, 1, static_cast<int>(scope.chunks));  // chunks are legal, or an error
+  if (scope.schedule.empty()) scope.schedule = scope.virtual_stages > 1 ? "interleaved" : "1f1b";
+  if (!scope.virtual_stages) scope.virtual_stages = schedule_rule(scope.schedule).min_virtual_stages;
+  make_schedule(scope.schedule, 1, 1, static_cast<int>(scope.virtual_stages));  // virtual stages are legal, or an error
   return out;
 }
 

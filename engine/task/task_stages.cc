@@ -104,19 +104,19 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
     if (leaf.stage != SIZE_MAX)
       part.written.try_emplace(leaf.ids[leaf.stage], static_cast<int32_t>(part.written.size()));
   }
-  const int64_t chunks = pipeline.scope.chunks / std::ssize(parts);
+  const int64_t virtual_stages = pipeline.scope.virtual_stages / std::ssize(parts);
   int64_t count = pipeline.scope.count;
   for (const Part& part : parts) {
     const int64_t there = std::ssize(part.written);
     if (there == 0) continue;
-    if (there % chunks || (count && there != count * chunks))
-      refuse(*part.leaf, fmt::format("has {} stages written in it, expected {} stages of {} chunk(s) each{}{}", there,
-                                     count ? fmt::format("{}", count) : "a number of", chunks,
+    if (there % virtual_stages || (count && there != count * virtual_stages))
+      refuse(*part.leaf, fmt::format("has {} stages written in it, expected {} stages of {} virtual stage(s) each{}{}",
+                                     there, count ? fmt::format("{}", count) : "a number of", virtual_stages,
                                      one ? "" : ", as the pipeline beside it has", empty_stages(graph)));
-    count = there / chunks;
+    count = there / virtual_stages;
   }
   if (!count) count = stages_left(*parts[0].leaf, devices);
-  const int64_t own = count * chunks, stages = own * std::ssize(parts);
+  const int64_t own = count * virtual_stages, stages = own * std::ssize(parts);
   TaskStages out{.of_op = std::vector<int32_t>(graph.ops.size(), -1), .mesh = {}, .meshes = static_cast<size_t>(count)};
   for (size_t k = 0; k < parts.size(); ++k) {
     const Part& part = parts[k];
@@ -124,7 +124,7 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
     if (part.written.empty()) {
       if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
       try {
-        cut = cut_stages(graph, part.ops, own, chunks, cost, exact);
+        cut = cut_stages(graph, part.ops, own, virtual_stages, cost, exact);
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", brief(to_string(part.leaf->nest)), part.leaf->path, e.message())
             .at_scope(part.leaf->path);
@@ -140,7 +140,7 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
   join(graph, out.of_op);
   check_order(graph, out.of_op);
   const PipelineSchedule shape{.name = {},
-                               .shape = {static_cast<int>(count), 1, static_cast<int>(pipeline.scope.chunks)},
+                               .shape = {static_cast<int>(count), 1, static_cast<int>(pipeline.scope.virtual_stages)},
                                .placement = schedule_rule(pipeline.scope.schedule).placement,
                                .split_backward = false,
                                .devices = {}};

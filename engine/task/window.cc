@@ -93,8 +93,8 @@ void localise_window(Attrs& attrs, const Factor& factor, const Interval& share) 
   }
 }
 
-AxisLayout read_layout(const Factor& factor, const Digit& digit, const MeshAxis& axis) {
-  AxisLayout out{.placement = Placement::kShard, .digit = digit};
+AxisSharding read_sharding(const Factor& factor, const SubAxis& sub_axis, const MeshAxis& axis) {
+  AxisSharding out{.placement = Placement::kShard, .sub_axis = sub_axis};
   if (!reads_own(factor.window, axis)) out.window = factor.window;
   return out;
 }

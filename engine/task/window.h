@@ -1,7 +1,7 @@
 // Cuts of dimensions that ops read through windows: what a device reads, and what it gets from its neighbours.
 #pragma once
 
-#include "ir/layout.h"
+#include "ir/sharding.h"
 #include "ops/op.h"
 #include "task/task_graph.h"
 
@@ -27,7 +27,7 @@ int64_t halo_of(const WindowRead& window, const MeshAxis& axis);
 // Writes the padding, and the sizes that attributes repeat, of a device whose share of the factor is `share`.
 void localise_window(Attrs& attrs, const Factor& factor, const Interval& share);
 
-// The layout of an operand that a factor's cut asks for: plain where no device needs more than its own.
-AxisLayout read_layout(const Factor& factor, const Digit& digit, const MeshAxis& axis);
+// The sharding of an operand that a factor's cut asks for: plain where no device needs more than its own.
+AxisSharding read_sharding(const Factor& factor, const SubAxis& sub_axis, const MeshAxis& axis);
 
 }  // namespace whale

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Expert parallelism: the samples are cut everywhere, and the experts of the mixture are spread over the same devices;
-the bridges between are all-to-alls.
+the reshards between are all-to-alls.
 
     python examples/python/experts.py"""
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A classifier of 100,000 classes (the Whale paper's example): the backbone is replicated, the classifier, which has
-most of the parameters and few activations, is split. Both use the same devices, with a bridge between.
+most of the parameters and few activations, is split. Both use the same devices, with a reshard between.
 
     python examples/python/large_classifier.py"""
 

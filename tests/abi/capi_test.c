@@ -464,8 +464,8 @@ static void test_graph_errors(void) {
                {"factor", 1 << 2, none},
                {"micro_batches", 1 << 4, none},
                {"schedule", 1 << 4, none},
-               {"chunks", 1 << 4, none},
-               {"layout", 1 << 1 | 1 << 5, none},
+               {"virtual_stages", 1 << 4, none},
+               {"device_order", 1 << 1 | 1 << 5, none},
                {"devices", 1 << 5, none}};
     of[0].options.count = 2;
     of[1].options.shares = halves, of[1].options.share_count = 2;
@@ -473,8 +473,8 @@ static void test_graph_errors(void) {
     of[3].options.factor = WHALE_STR("heads");
     of[4].options.micro_batches = 7;
     of[5].options.schedule = WHALE_STR("zb_v");
-    of[6].options.chunks = 3;
-    of[7].options.layout = WHALE_STR("major");
+    of[6].options.virtual_stages = 3;
+    of[7].options.device_order = WHALE_STR("major");
     of[8].options.devices = WHALE_STR("cpu:2");
     for (int i = 0; i < 9; ++i) {
       char words[64];
@@ -792,10 +792,10 @@ static void test_plan(void) {
   OK(whale_plan_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
-  OK(whale_plan_bridges(p, &text));
+  OK(whale_plan_reshards(p, &text));
   CHECK(text.size > 0);
   whale_text_release(&text);
-  OK(whale_plan_bridges_json(p, &text));
+  OK(whale_plan_reshards_json(p, &text));
   CHECK(text.data[0] == '[');
   whale_text_release(&text);
   OK(whale_plan_choices(p, &text));
@@ -808,7 +808,7 @@ static void test_plan(void) {
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_summary(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
-  FAILS(whale_plan_bridges_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_reshards_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_choices_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   whale_plan_release(p);
   whale_plan_release(NULL);
@@ -837,7 +837,7 @@ static void test_plan(void) {
   o.timeout_seconds = 600;
   OK(whale_plan_create(engine, g, c, &o, &p));
   whale_cancel_trigger(cancel);
-  FAILS(whale_plan_bridges(p, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
+  FAILS(whale_plan_reshards(p, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
   FAILS(whale_plan_choices(p, &text), WHALE_CANCELLED, "planning was cancelled");
   whale_plan_release(p);
   p = NULL;

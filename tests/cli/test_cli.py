@@ -91,8 +91,8 @@ def test_inspect_levels(files):
     assert json.loads(whale("inspect", files / "gpt.whale", "--json"))["name"] == "gpt"
 
 
-def test_bridges(files):
-    plan = ("plan", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--bridges")
+def test_reshards(files):
+    plan = ("plan", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--reshards")
     table, rows = whale(*plan), json.loads(whale(*plan, "--json"))
     assert "chosen" in table and "instead" in table and "along split 2" in table
     assert rows == sorted(rows, key=lambda row: -row["seconds"])
@@ -105,9 +105,9 @@ def test_choices(files):
     assert "variables live" in table and "replica by b, split by" in table
     assert report["strategy"] == "replica(2) > split(2)"
     assert sum(row["price"]["moved_bytes"] for row in report["ops"]) == pytest.approx(report["step"]["moved_bytes"])
-    # The same cuts as the bridges were inserted for.
-    bridges = json.loads(whale(*plan[:-1], "--bridges", "--json"))
-    assert {row["from"] for row in bridges} & {result.split(" ")[-1] for row in report["ops"] for result in row["results"]}
+    # The same cuts as the reshards were inserted for.
+    reshards = json.loads(whale(*plan[:-1], "--reshards", "--json"))
+    assert {row["from"] for row in reshards} & {result.split(" ")[-1] for row in report["ops"] for result in row["results"]}
 
 
 @pytest.mark.parametrize("options", [(), ("--zero", "1", "--recompute", "full")])
@@ -197,13 +197,13 @@ def test_trace_bench_devices(files, tmp_path):
 
 
 def test_clusters_of_several_nodes(files, tmp_path):
-    across = ("--strategy", "cluster(layout=column) > replica(2) > split(2)")
+    across = ("--strategy", "cluster(device_order=column) > replica(2) > split(2)")
     (tmp_path / "cluster.txt").write_text("# two machines\n2x null:2\n")
     for devices in ("2xnull:2", f"file:{tmp_path / 'cluster.txt'}"):
         plan = json.loads(whale("plan", files / "gpt.whale", "--devices", devices, *across, "--json"))
         assert plan["meshes"][0]["devices"] == [0, 2, 1, 3] and [d["node"] for d in plan["devices"]] == [0, 0, 1, 1]
     assert "does not change the result" in whale("verify", files / "mlp.whale", "--devices", "2xcpu:1", "--steps", "2",
-                                                 "--strategy", "cluster(layout=row) > replica(2)")
+                                                 "--strategy", "cluster(device_order=row) > replica(2)")
 
 
 def test_loss_scale(files):

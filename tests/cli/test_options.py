@@ -75,10 +75,10 @@ def test_a_model_uses_a_size_or_refuses_it(model, tmp_path):
     ("mlp --layers 1 --hidden 8", "wants --layers of 2 or more"),
     ("m6-10b --top-k 2", "wants --experts"),
     ("moe-gpt --layers 1 --experts 4", "--moe-every of at most the layers"),
-    ("mlp --lazy", "no trained parameter of this model is one"),
-    ("bert --lazy", "need that it is only looked up"),
+    ("mlp --sparse-updates", "no trained parameter of this model is one"),
+    ("bert --sparse-updates", "need that it is only looked up"),
     ("dlrm --optimizer momentum", "with momentum 0.9"),
-    ("gpt --lazy --clip 1", "needs the norm of the whole gradient"),
+    ("gpt --sparse-updates --clip 1", "needs the norm of the whole gradient"),
     ("mlp --accumulation 1000000", "1000000 micro-batches"),
     ("resnet --accumulation 2", "mixes all samples"),
     ("gpt --parameters f16", "no parameters 'f16'; there are f32, bf16"),
@@ -88,8 +88,8 @@ def test_a_file_that_means_nothing_is_not_written(arguments, words, tmp_path):
     assert words in said and "options." not in said and not (tmp_path / "m.whale").exists(), said
 
 
-@pytest.mark.parametrize("arguments", ["mlp --no-lazy", "gpt --lazy", "gpt --tied --no-lazy", "m6-10b --layers 1 --decoder 1 --experts 4 --dim 40", "mlp --accumulation 3",
-                                       "resnet --norm-groups 4 --accumulation 2", "mlp --accumulation 2 --precision f64", "dlrm --lazy",
+@pytest.mark.parametrize("arguments", ["mlp --no-sparse-updates", "gpt --sparse-updates", "gpt --tied --no-sparse-updates", "m6-10b --layers 1 --decoder 1 --experts 4 --dim 40", "mlp --accumulation 3",
+                                       "resnet --norm-groups 4 --accumulation 2", "mlp --accumulation 2 --precision f64", "dlrm --sparse-updates",
                                        "mlp --parameters bf16", "dlrm --parameters bf16", "resnet --parameters bf16 --precision bf16"])
 def test_what_means_something_is_written(arguments, tmp_path):
     whale("model", *arguments.split(), "-o", tmp_path / "m.whale")
@@ -134,7 +134,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["plan", "{f}/m.whale", "--strategy", "pipeline(2, micro_batches=4611686018427387904)"], "a whole number from 1 to 2147483648"),
     (["run", "{f}/m.whale", "--save", "{f}/dangling"], "--save: '{f}/dangling' is a link that leads nowhere"),
     (["run", "{f}/m.whale", "--save", "{f}/loop"], "--save: '{f}/loop' is a link that leads nowhere"),
-    (["model", "mlp", "--schedule", "constant", "--total-steps", "9", "-o", "{f}/x.whale"], "--total-steps is 9, which only linear and cosine schedules have"),
+    (["model", "mlp", "--lr-schedule", "constant", "--total-steps", "9", "-o", "{f}/x.whale"], "--total-steps is 9, which only linear and cosine schedules have"),
     (["model", "mlp", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "no scope is called 'bogus'; the model has layer0, layer1, head"),
     (["model", "gpt", "--layers", "20", "--strategy", "bogus: split", "-o", "{f}/x.whale"], "block1, block2, block3 and 17 more"),
     *((["run", "{f}/m.whale", "--precision", "f16", "--loss-scale", scale], f"--loss-scale: '{scale}', expected a number from 2^-14 to 2^24")
@@ -148,7 +148,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["bench", "--lr=1"], "`whale bench` has no option '--lr'"),
     (["model", "mlp", "--zero", "1", "-o", "{f}/x.whale"], "`whale model` has no option '--zero'; there are --output, --layers"),
     (["run", "{f}/m.whale", "--ignore-nan=3"], "'--ignore-nan=3': --ignore-nan takes no value"),
-    (["model", "mlp", "--no-lazy=0", "-o", "{f}/x.whale"], "'--no-lazy=0': --no-lazy takes no value"),
+    (["model", "mlp", "--no-sparse-updates=0", "-o", "{f}/x.whale"], "'--no-sparse-updates=0': --no-sparse-updates takes no value"),
     (["devices", "--json=yes"], "'--json=yes': --json takes no value"),
     (["run", "{f}/m.whale", "{f}/m.whale"], "m.whale' is one argument too many: `whale run` takes one FILE besides options;"),
     (["devices", "cpu:1"], "'cpu:1' is one argument too many: `whale devices` takes options alone;"),
@@ -161,7 +161,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["verify", "{f}/m.whale", "--plan", "{f}/m.whale"], "--plan '{f}/m.whale' is a model, not a plan: leave --plan out"),
     (["inspect", "{f}/m.whale", "--json", "--level", "train"], "--json shows everything: leave --level out"),
     (["inspect", "{f}/cut", "--level", "graph"], "a checkpoint has no levels"),
-    (["plan", "{f}/m.whale", "--bridges", "--all"], "--all excludes --bridges"),
+    (["plan", "{f}/m.whale", "--reshards", "--all"], "--all excludes --reshards"),
     (["Run", "{f}/m.whale"], "no command 'Run'; there are model, inspect, plan, run, verify, bench, devices"),
     ([], "give a command; there are model"),
     (["run", "{f}/m.whale", "--load", "{f}/cut"], "whale.json' is damaged or not the index of a checkpoint: a JSON object was expected"),
@@ -194,7 +194,7 @@ def test_a_long_argument_is_shown_once_and_shortened(folder):
                       ["plan", folder / "m.whale", "--strategy", long], ["plan", folder / "m.whale", "--strategy", long + ": split(2)"], ["plan", folder / "m.whale", "--devices", long],
                       ["plan", folder / "m.whale", "--devices", "file:" + long], ["plan", folder / "m.whale", "--devices", "cpu:" + long], ["plan", folder / "m.whale", "--devices", f"cpu-{long}:1"],
                       ["plan", folder / "m.whale", "--strategy", f"replica(2, {long}=1)"], ["plan", folder / "m.whale", "--strategy", f"replica(2, shares={long})"],
-                      ["plan", folder / "m.whale", "--strategy", f"split(2, factor={long})"], ["plan", folder / "m.whale", "--strategy", f"cluster(layout={long})"],
+                      ["plan", folder / "m.whale", "--strategy", f"split(2, factor={long})"], ["plan", folder / "m.whale", "--strategy", f"cluster(device_order={long})"],
                       ["plan", folder / "m.whale", "--fetch", long], ["plan", folder / "m.whale", "--fetch", "grad:" + long], ["plan", folder / "m.whale", "--offload", long],
                       ["plan", folder / "m.whale", "--update", long], ["plan", folder / "m.whale", "--recompute", long], ["plan", folder / "m.whale", "--precision", long],
                       ["plan", folder / "m.whale", "--init-dir", long], ["run", folder / "m.whale", "--data", long], ["run", folder / "m.whale", "--steps", long],

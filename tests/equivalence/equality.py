@@ -44,7 +44,7 @@ STRATEGIES = {
     "split": {2: "split(2)", 4: "split", 3: "split(3, shares=[3,2,1])", 5: "split"},
     "pipeline, gpipe": {2: "pipeline(2, micro_batches={m}, schedule=gpipe)", 3: "pipeline(3, micro_batches={m}, schedule=gpipe)"},
     "pipeline, 1f1b": {2: "pipeline(2, micro_batches={m})", 3: "pipeline(micro_batches={m})", 4: "pipeline(4, micro_batches={m})"},
-    "pipeline, interleaved": {2: "pipeline(2, micro_batches={m}, schedule=interleaved, chunks=2)"},
+    "pipeline, interleaved": {2: "pipeline(2, micro_batches={m}, schedule=interleaved, virtual_stages=2)"},
     "pipeline, zb_h1": {3: "pipeline(3, micro_batches={m}, schedule=zb_h1)"},
     "pipeline, zb_v": {2: "pipeline(2, micro_batches={m}, schedule=zb_v)"},
     "replica > split": {4: "replica(2) > split(2)", 6: "replica(2) > split(3)", 8: "replica > split(2)", 5: "replica(1) > split(5)"},
@@ -83,15 +83,15 @@ TIED = {"gpt-tied", "bert", "t5", "moe-gpt", "m6", "m6-decoder"}  # whose table 
 # What the planner refuses: of cases with all of `when` (a value, or one of several), in these words, for this reason.
 Refusal = collections.namedtuple("Refusal", "when words why")
 REFUSALS = [
-    Refusal({"rows": True, "optimizer": {"lamb", "adafactor"}}, "lazy updates of rows need sgd, adam, adamw or adagrad",
+    Refusal({"rows": True, "optimizer": {"lamb", "adafactor"}}, "sparse updates of rows need sgd, adam, adamw or adagrad",
             "LAMB and Adafactor use norms of whole parameters, which updates of some rows do not know"),
-    Refusal({"rows": True, "optimizer": "own", "model": {"t5", "m6-decoder"}}, "lazy updates of rows need sgd, adam, adamw or adagrad",
+    Refusal({"rows": True, "optimizer": "own", "model": {"t5", "m6-decoder"}}, "sparse updates of rows need sgd, adam, adamw or adagrad",
             "their own optimizer is Adafactor, as above"),
     Refusal({"rows": True, "model": set(MODELS) - TABLES}, "no trained parameter of this model is one", "the model has no table"),
     Refusal({"rows": True, "model": TIED}, "need that it is only looked up", "the output multiplies by the whole table, so every row has a gradient"),
     Refusal({"rows": True, "optimizer": "momentum", "model": TABLES - TIED}, "with momentum 0.9", "momentum moves rows that were not looked up"),
     Refusal({"rows": True, "model": "gpt"}, "needs the norm of the whole gradient", "clipping needs the norm of a gradient that is never made whole"),
-    Refusal({"rows": True, "sums": "adasum"}, "Adasum with lazy updates", "Adasum combines gradients of one shape; rows of tables are none"),
+    Refusal({"rows": True, "sums": "adasum"}, "Adasum with sparse updates", "Adasum combines gradients of one shape; rows of tables are none"),
     Refusal({"exact": True, "sums": {"bf16", "f16"}}, "exact mode with a gradient dtype", "rounded sums depend on the number of replicas"),
     Refusal({"exact": True, "sums": "adasum"}, "exact mode with Adasum", "Adasum depends on the number of replicas"),
     Refusal({"exact": True, "strategy": "replica > split, ragged"}, "shares that differ between replicas",
@@ -181,7 +181,7 @@ def refused(row, factors):
 
 
 def full():
-    """The product of what decides the layout; the other choices by chance, of those that can be planned with it."""
+    """The product of what decides the plan's form; the other choices by chance, of those that can be planned with it."""
     product = ("model", "strategy", "devices", "zero")
     turns = itertools.count()
     for model, strategy in itertools.product(FACTORS["model"], FACTORS["strategy"]):
@@ -228,7 +228,7 @@ def folder():
 def model_file(model, optimizer, rows):
     path = folder() / f"{model}-{optimizer}{'-rows' if rows else ''}.whale"
     more = ["--optimizer", optimizer, "--lr", RATES[optimizer]] if optimizer != "own" else []
-    done = started([WHALE, "model", *MODELS[model], *more, "--lazy" if rows else "--no-lazy", "-o", str(path)])
+    done = started([WHALE, "model", *MODELS[model], *more, "--sparse-updates" if rows else "--no-sparse-updates", "-o", str(path)])
     return path if done.returncode == 0 else done
 
 

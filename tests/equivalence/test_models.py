@@ -26,7 +26,7 @@ SMALL = {
     "resnet50": ["resnet50", "--image", "32", "--classes", "10", "--batch", "4", "--lr", "0.001"],
     "dlrm": ["dlrm", "--layers", "3", "--dim", "12", "--vocab", "30", "--seq", "2", "--hidden", "32", "--batch", "24"],
     "dlrm-adam": ["dlrm", "--layers", "2", "--dim", "8", "--vocab", "40", "--hidden", "16", "--batch", "12", "--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.1"],
-    "dlrm-dense": ["dlrm", "--layers", "2", "--dim", "8", "--vocab", "40", "--hidden", "16", "--batch", "12", "--no-lazy", "--accumulation", "2"],
+    "dlrm-dense": ["dlrm", "--layers", "2", "--dim", "8", "--vocab", "40", "--hidden", "16", "--batch", "12", "--no-sparse-updates", "--accumulation", "2"],
     "dlrm-split": ["dlrm", "--layers", "3", "--dim", "12", "--vocab", "30", "--hidden", "32", "--batch", "24", "--optimizer", "split_sgd", "--precision", "bf16"],
     "mlp": ["mlp", "--layers", "3", "--dim", "20", "--hidden", "24", "--batch", "12"],
     "mlp-adagrad": ["mlp", "--layers", "2", "--dim", "20", "--hidden", "24", "--batch", "12", "--optimizer", "adagrad", "--lr", "0.01"],

@@ -29,14 +29,14 @@ bool double_reduce(const Spot& s, Dice&) {
   Instruction again = s.at();
   again.name += ".again";
   again.in = again.out;
-  again.waits = {{again.stream, static_cast<int32_t>(s.index)}};
+  again.waits = {{again.queue, static_cast<int32_t>(s.index)}};
   for (BufferId& b : again.out) {
     const BufferId more = add_alias(*s.program, b);
     read_instead(*s.program, b, more);
     b = more;
   }
   insert_instruction(s, s.index + 1, std::move(again));
-  // What waited for the first one waits for both: they follow each other on one stream.
+  // What waited for the first one waits for both: they follow each other on one queue.
   for (size_t k = s.index + 2; k < s.segment->instructions.size(); ++k)
     for (WaitPoint& w : s.segment->instructions[k].waits)
       if (w.index == static_cast<int32_t>(s.index)) ++w.index;
@@ -66,7 +66,7 @@ bool other_combine(const Spot& s, Dice& dice) {
 
 bool move_cut(const Spot& s, Dice& dice) {
   std::vector<std::pair<Interval*, Interval*>> neighbours;
-  for (DigitCuts& each : of(s).cuts)
+  for (SubAxisCuts& each : of(s).cuts)
     for (size_t k = 0; k + 1 < each.cuts.size(); ++k)
       if (each.cuts[k].size() > 0) neighbours.emplace_back(&each.cuts[k], &each.cuts[k + 1]);
   if (neighbours.empty()) return false;
@@ -84,14 +84,14 @@ bool swap_cuts(const Spot& s, Dice& dice) {
   return true;
 }
 
-bool other_digit(const Spot& s, Dice& dice) {
-  std::vector<DigitCuts>& cuts = of(s).cuts;
+bool other_sub_axis(const Spot& s, Dice& dice) {
+  std::vector<SubAxisCuts>& cuts = of(s).cuts;
   const auto k = static_cast<size_t>(dice.below(std::ssize(cuts)));
-  Digit& digit = cuts[k].digit;
+  SubAxis& sub_axis = cuts[k].sub_axis;
   const auto rank = static_cast<int>(s.buffer(s.at().in[k]).dims.size());
-  if (rank > 1 && dice.coin()) return digit.dim = (digit.dim + 1) % rank, true;
-  if (digit.outer == digit.inner) return false;
-  std::swap(digit.outer, digit.inner);
+  if (rank > 1 && dice.coin()) return sub_axis.dim = (sub_axis.dim + 1) % rank, true;
+  if (sub_axis.outer == sub_axis.inner) return false;
+  std::swap(sub_axis.outer, sub_axis.inner);
   return true;
 }
 
@@ -182,7 +182,7 @@ std::vector<Fault> faults_of_collectives() {
        at(kEverywhere, is_collective, [](const Spot& s, Dice& d) { return swap_members(s, d, false); })},
       {"a boundary of a collective's cuts", either, at(kEverywhere, has_cuts, move_cut)},
       {"the order of a collective's cuts", either, at(kAny, has_cuts, swap_cuts)},
-      {"the digit of a collective", either, at(kEverywhere, has_cuts, other_digit)},
+      {"the sub-axis of a collective", either, at(kEverywhere, has_cuts, other_sub_axis)},
       {"the offset of a slice", either,
        at(
            kAny, [](const Spot&) { return true; }, other_slice)},

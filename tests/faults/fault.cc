@@ -75,11 +75,11 @@ bool damage(Plan& plan, Dice& dice, Reach reach, const Wanted& wanted, const Cha
 void erase_instruction(const Spot& spot) {
   std::vector<Instruction>& list = spot.segment->instructions;
   const auto k = static_cast<int32_t>(spot.index);
-  const Stream stream = spot.at().stream;
+  const Queue queue = spot.at().queue;
   std::vector<WaitPoint> instead = spot.at().waits;
   for (int32_t before = k; before-- > 0;)
-    if (list[static_cast<size_t>(before)].stream == stream) {
-      instead.push_back({stream, before});
+    if (list[static_cast<size_t>(before)].queue == queue) {
+      instead.push_back({queue, before});
       break;
     }
   list.erase(list.begin() + k);
@@ -109,7 +109,7 @@ void insert_instruction(const Spot& spot, size_t at, Instruction instruction) {
 
 BufferId add_buffer(Program& program, Buffer like) {
   like.kind = BufferKind::kArena;
-  like.ref = -1, like.alias = kNone, like.at = 0, like.slots = 1, like.memory = Memory::kDevice;
+  like.ref = -1, like.alias = kNone, like.at = 0, like.versions = 1, like.memory = Memory::kDevice;
   like.bytes = element_count(like.dims) * size_of(like.dtype);
   like.offset = (program.arena_bytes + kAlignment - 1) / kAlignment * kAlignment;
   program.arena_bytes = like.offset + (like.bytes + kAlignment - 1) / kAlignment * kAlignment;

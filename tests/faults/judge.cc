@@ -43,7 +43,7 @@ double apart(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(sum);
 }
 
-// What a child sends home.
+// What a child sends back.
 void put(std::string& to, const void* data, size_t bytes) { to.append(static_cast<const char*>(data), bytes); }
 void put(std::string& to, double x) { put(to, &x, sizeof x); }
 double take(const std::string& from, size_t& at) {

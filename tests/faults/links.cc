@@ -67,7 +67,7 @@ bool swap_targets(Entry&, Link& link, Dice& dice) {
   return true;
 }
 
-bool fewer_slots(Entry&, Link& link, Dice&) { return --link.slots >= 0; }
+bool less_capacity(Entry&, Link& link, Dice&) { return --link.capacity >= 0; }
 
 bool other_value(const Spot& s, Dice& dice) {
   if (s.at().kind() != InstructionKind::kSend) return false;
@@ -75,7 +75,7 @@ bool other_value(const Spot& s, Dice& dice) {
   for (size_t k = 0; k < s.index; ++k)
     for (const BufferId b : s.segment->instructions[k].out)
       if (b != kNone && b != s.at().in[0] && same_type(s.buffer(b), s.buffer(s.at().in[0])) &&
-          s.segment->instructions[k].stream == s.at().stream)
+          s.segment->instructions[k].queue == s.at().queue)
         made.push_back(b);
   if (made.empty()) return false;
   s.at().in[0] = made[static_cast<size_t>(dice.below(std::ssize(made)))];
@@ -108,7 +108,7 @@ std::vector<Fault> faults_of_links() {
       {"a transfer dropped", either, link(drop)},
       {"a link's source", either, link(other_source)},
       {"two transfers exchanged", either, link(swap_targets)},
-      {"a link's slots", verifier, link(fewer_slots)},
+      {"a link's capacity", verifier, link(less_capacity)},
       {"another value sent", either, [=](Plan& p, Dice& d) { return damage(p, d, Reach::kAny, all, other_value); }},
       {"another link", verifier, [=](Plan& p, Dice& d) { return damage(p, d, Reach::kOne, all, other_link); }},
   };

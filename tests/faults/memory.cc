@@ -29,11 +29,11 @@ bool owns(const Buffer& b) { return b.kind == BufferKind::kArena && b.alias == k
 
 bool onto_another(Program& p, Buffer& b, Dice& dice) {
   Buffer* other = choose(p.buffers, dice, [&](const Buffer& x) {
-    return owns(x) && x.memory == b.memory && x.offset != b.offset && x.slots == b.slots;
+    return owns(x) && x.memory == b.memory && x.offset != b.offset && x.versions == b.versions;
   });
   if (!owns(b) || !other) return false;
   const int64_t arena = b.memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
-  const int64_t all = (b.slots - 1) * ((b.bytes + kAlignment - 1) / kAlignment * kAlignment) + b.bytes;
+  const int64_t all = (b.versions - 1) * ((b.bytes + kAlignment - 1) / kAlignment * kAlignment) + b.bytes;
   if (other->offset + all > arena) return false;
   move_to(p, b, other->offset);
   return true;
@@ -43,7 +43,7 @@ bool shift(Program& p, Buffer& b, Dice& dice) {
   if (!owns(b)) return false;
   const int64_t by = dice.coin() ? kAlignment : -kAlignment;
   const int64_t arena = b.memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
-  const int64_t all = (b.slots - 1) * ((b.bytes + kAlignment - 1) / kAlignment * kAlignment) + b.bytes;
+  const int64_t all = (b.versions - 1) * ((b.bytes + kAlignment - 1) / kAlignment * kAlignment) + b.bytes;
   if (b.offset + by < 0 || b.offset + by + all > arena) return false;
   move_to(p, b, b.offset + by);
   return true;
@@ -56,7 +56,7 @@ bool other_alias(Program& p, Buffer& b, Dice& dice) {
   for (const Buffer& x : p.buffers)
     if (x.alias == id) return false;
   Buffer* other = choose(p.buffers, dice, [&](const Buffer& x) {
-    return owns(x) && &x != &b && x.bytes >= b.bytes && x.slots == b.slots && x.memory == b.memory &&
+    return owns(x) && &x != &b && x.bytes >= b.bytes && x.versions == b.versions && x.memory == b.memory &&
            &x - p.buffers.data() != b.alias;
   });
   if (!other) return false;
@@ -76,12 +76,12 @@ bool other_part(Program& p, Buffer& b, Dice& dice) {
   return true;
 }
 
-bool fewer_slots(Program& p, Buffer& b, Dice&) {
-  if (b.slots < 2 || b.alias != kNone) return false;
+bool fewer_versions(Program& p, Buffer& b, Dice&) {
+  if (b.versions < 2 || b.alias != kNone) return false;
   const auto id = static_cast<BufferId>(&b - p.buffers.data());
-  --b.slots;
+  --b.versions;
   for (Buffer& x : p.buffers)
-    if (x.alias == id) x.slots = b.slots;
+    if (x.alias == id) x.versions = b.versions;
   return true;
 }
 
@@ -162,7 +162,7 @@ std::vector<Fault> faults_of_memory() {
       {"a buffer's offset", verifier, buffer(shift)},
       {"a buffer in another one's storage", either, buffer(other_alias)},
       {"another part of a storage", either, buffer(other_part)},
-      {"a slot less", verifier, buffer(fewer_slots)},
+      {"a version less", verifier, buffer(fewer_versions)},
       {"a value before it was changed in place", verifier, at(kAny, any, stale_operand)},
       {"an older copy", either, at(kAny, any, older_copy)},
       {"a copy between memories dropped", either, at(kAny, is_move, drop_copy)},

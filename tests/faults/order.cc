@@ -1,4 +1,4 @@
-// Streams, waits, the order of instructions, and the rows of the schedule.
+// Queues, waits, the order of instructions, and the rows of the schedule.
 #include <algorithm>
 
 #include "fault.h"
@@ -9,7 +9,7 @@ namespace {
 
 bool waits(const Spot& s) {
   return std::any_of(s.at().waits.begin(), s.at().waits.end(),
-                     [&](const WaitPoint& w) { return w.stream != s.at().stream; });
+                     [&](const WaitPoint& w) { return w.queue != s.at().queue; });
 }
 
 bool drop_wait(const Spot& s, Dice& dice) {
@@ -17,20 +17,20 @@ bool drop_wait(const Spot& s, Dice& dice) {
   return true;
 }
 
-// For an earlier instruction of the same stream.
+// For an earlier instruction of the same queue.
 bool wait_too_early(const Spot& s, Dice& dice) {
   WaitPoint& w = s.at().waits[static_cast<size_t>(dice.below(std::ssize(s.at().waits)))];
   for (int32_t k = w.index; k-- > 0;)
-    if (s.segment->instructions[static_cast<size_t>(k)].stream == w.stream) return w.index = k, true;
+    if (s.segment->instructions[static_cast<size_t>(k)].queue == w.queue) return w.index = k, true;
   return false;
 }
 
-bool other_stream(const Spot& s, Dice& dice) {
-  const auto to = static_cast<Stream>((static_cast<int>(s.at().stream) + 1 + dice.below(kStreams - 1)) % kStreams);
-  s.at().stream = to;
+bool other_queue(const Spot& s, Dice& dice) {
+  const auto to = static_cast<Queue>((static_cast<int>(s.at().queue) + 1 + dice.below(kQueues - 1)) % kQueues);
+  s.at().queue = to;
   for (size_t k = s.index + 1; k < s.segment->instructions.size(); ++k)
     for (WaitPoint& w : s.segment->instructions[k].waits)
-      if (w.index == static_cast<int32_t>(s.index)) w.stream = to;
+      if (w.index == static_cast<int32_t>(s.index)) w.queue = to;
   return true;
 }
 
@@ -38,7 +38,7 @@ bool other_stream(const Spot& s, Dice& dice) {
 bool swap_with_next(const Spot& s, Dice&) {
   std::vector<Instruction>& list = s.segment->instructions;
   const size_t k = s.index;
-  if (k + 1 >= list.size() || list[k].stream != list[k + 1].stream) return false;
+  if (k + 1 >= list.size() || list[k].queue != list[k + 1].queue) return false;
   bool needs = false;
   for (const BufferId b : list[k].out)
     needs |= b != kNone && std::find(list[k + 1].in.begin(), list[k + 1].in.end(), b) != list[k + 1].in.end();
@@ -50,12 +50,12 @@ bool swap_with_next(const Spot& s, Dice&) {
 
 bool communicates(const Instruction& i) { return i.group() != kNone || i.link() != kNone; }
 
-// Two collectives of one stream on some devices, where nothing else forbids it.
+// Two collectives of one queue on some devices, where nothing else forbids it.
 bool swap_collectives(const Spot& s, Dice&) {
   std::vector<Instruction>& list = s.segment->instructions;
   for (size_t k = s.index + 1; k < list.size(); ++k) {
     if (!communicates(list[k])) continue;
-    if (list[k].stream != s.at().stream) return false;
+    if (list[k].queue != s.at().queue) return false;
     std::swap(list[s.index], list[k]);
     std::swap(list[s.index].waits, list[k].waits);
     return true;
@@ -67,7 +67,7 @@ bool swap_collectives(const Spot& s, Dice&) {
 bool update_early(const Spot& s, Dice&) {
   std::vector<Instruction>& list = s.segment->instructions;
   for (size_t k = s.index; k-- > 0;) {
-    if (list[k].stream != s.at().stream) continue;
+    if (list[k].queue != s.at().queue) continue;
     bool reads = false;
     for (const BufferId in : list[k].in)
       for (const BufferId out : s.at().out)
@@ -211,16 +211,16 @@ bool carry_too_early(Program& p, size_t r, Dice& dice) {
     WaitPoint& on = carry[static_cast<size_t>(dice.below(std::ssize(carry)))].on;
     const Segment& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)];
     for (int32_t k = on.index; k-- > 0;)
-      if (before.instructions[static_cast<size_t>(k)].stream == on.stream) return on.index = k, true;
+      if (before.instructions[static_cast<size_t>(k)].queue == on.queue) return on.index = k, true;
     return false;
   });
 }
 
-bool other_slot(Program& p, size_t r, Dice& dice) {
-  int32_t slots = 1;
-  for (const Buffer& b : p.buffers) slots = std::max(slots, b.slots);
-  if (slots < 2 || p.schedule[r].whole) return false;
-  p.schedule[r].slot = static_cast<int32_t>((p.schedule[r].slot + 1 + dice.below(slots - 1)) % slots);
+bool other_version(Program& p, size_t r, Dice& dice) {
+  int32_t versions = 1;
+  for (const Buffer& b : p.buffers) versions = std::max(versions, b.versions);
+  if (versions < 2 || p.schedule[r].whole) return false;
+  p.schedule[r].version = static_cast<int32_t>((p.schedule[r].version + 1 + dice.below(versions - 1)) % versions);
   return true;
 }
 
@@ -244,7 +244,7 @@ std::vector<Fault> faults_of_order() {
   return {
       {"a missing wait", verifier, at(kAny, waits, drop_wait)},
       {"a wait for an earlier instruction", verifier, at(kAny, waits, wait_too_early)},
-      {"another stream", verifier, at(kAny, any, other_stream)},
+      {"another queue", verifier, at(kAny, any, other_queue)},
       {"an instruction before its operand", either, at(kAny, any, swap_with_next)},
       {"the order of two collectives", verifier, at(kOne, talks, swap_collectives)},
       {"an update before the last read", verifier, at(kAny, updates, update_early)},
@@ -261,7 +261,7 @@ std::vector<Fault> faults_of_order() {
       {"two schedule rows exchanged", either, row(swap_rows)},
       {"a missing wait for the row before", verifier, row(drop_carry)},
       {"a wait for less of the row before", verifier, row(carry_too_early)},
-      {"a schedule row's slot", verifier, row(other_slot)},
+      {"a schedule row's version", verifier, row(other_version)},
   };
 }
 

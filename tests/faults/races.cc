@@ -16,11 +16,11 @@ struct Bytes {
   bool meets(const Bytes& o) const { return space == o.space && begin < o.end && o.begin < end; }
 };
 
-Bytes bytes_of(const Program& p, BufferId id, int64_t slot) {
+Bytes bytes_of(const Program& p, BufferId id, int64_t version) {
   const Buffer& b = p.buffers[static_cast<size_t>(id)];
   const Buffer& root = b.alias == kNone ? b : p.buffers[static_cast<size_t>(b.alias)];
   const int64_t stride = (root.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  const int64_t at = (root.slots > 1 ? slot * stride : 0) + b.at;
+  const int64_t at = (root.versions > 1 ? version * stride : 0) + b.at;
   if (root.kind == BufferKind::kVariable) return {2 + root.ref, at, at + b.bytes};
   if (root.kind == BufferKind::kStep) return {-1 - root.ref, 0, 0};  // nobody writes it
   return {root.memory == Memory::kHost ? 1 : 0, root.offset + at, root.offset + at + b.bytes};
@@ -30,7 +30,7 @@ Bytes bytes_of(const Program& p, BufferId id, int64_t slot) {
 struct Step {
   const Instruction* does = nullptr;
   bool before = false;
-  int64_t slot = 0;
+  int64_t version = 0;
 };
 
 // Two that may run at once and share bytes, the later one in the row at hand.
@@ -38,7 +38,7 @@ std::string race_between(const Program& p, const ScheduleRow* before, const Sche
   std::vector<Step> steps;
   const auto add = [&](const ScheduleRow& row, bool first) {
     for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions)
-      steps.push_back({&i, first, row.slot});
+      steps.push_back({&i, first, row.version});
   };
   if (before) add(*before, true);
   const size_t begin = steps.size();
@@ -50,10 +50,9 @@ std::string race_between(const Program& p, const ScheduleRow* before, const Sche
       after[j][i] = 1;
       for (size_t k = 0; k < i; ++k) after[j][k] = static_cast<char>(after[j][k] | after[i][k]);
     };
-    const bool compute = steps[j].does->stream == Stream::kCompute;
+    const bool compute = steps[j].does->queue == Queue::kCompute;
     for (size_t i = 0; i < j; ++i)
-      if (steps[i].does->stream == steps[j].does->stream || (!compute && steps[i].before && !steps[j].before))
-        follow(i);
+      if (steps[i].does->queue == steps[j].does->queue || (!compute && steps[i].before && !steps[j].before)) follow(i);
     const size_t base = steps[j].before ? 0 : begin;
     for (const WaitPoint& w : steps[j].does->waits) follow(base + static_cast<size_t>(w.index));
     if (j < begin || now.carry == kNone) continue;
@@ -66,7 +65,7 @@ std::string race_between(const Program& p, const ScheduleRow* before, const Sche
       const auto meet = [&](const BufferIds& a, const BufferIds& b) {
         for (const BufferId x : a)
           for (const BufferId y : b)
-            if (x != kNone && y != kNone && bytes_of(p, x, steps[i].slot).meets(bytes_of(p, y, steps[j].slot)))
+            if (x != kNone && y != kNone && bytes_of(p, x, steps[i].version).meets(bytes_of(p, y, steps[j].version)))
               return true;
         return false;
       };
@@ -89,7 +88,8 @@ std::string race_in(const Entry& of_plan) {
     for (size_t r = 0; r < p.schedule.size(); ++r) {
       const ScheduleRow* before = r > 0 ? &p.schedule[r - 1] : nullptr;
       const ScheduleRow& now = p.schedule[r];
-      if (!seen.emplace(before ? before->segment : kNone, before ? before->slot : 0, now.segment, now.slot, now.carry)
+      if (!seen.emplace(before ? before->segment : kNone, before ? before->version : 0, now.segment, now.version,
+                        now.carry)
                .second)
         continue;
       if (std::string race = race_between(p, before, now); !race.empty()) return race;

@@ -41,7 +41,7 @@ std::vector<std::vector<double>> Trainer::step(const Values& inputs) {
   StepValues values;
   values.seed = seed_;
   values.iteration = values.updates = steps_++;
-  values.learning_rate = learning_rate_at(plan_.optimizer.learning_rate, plan_.schedule, values.updates);
+  values.learning_rate = learning_rate_at(plan_.optimizer.learning_rate, plan_.lr_schedule, values.updates);
   values.check_loss = check_loss_;
   RunState state;
   executor_->start(

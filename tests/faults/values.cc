@@ -28,7 +28,7 @@ bool other_operand(const Spot& s, Dice& dice) {
   for (size_t k = 0; k < s.index; ++k)
     for (const BufferId b : s.segment->instructions[k].out)
       if (b != kNone && b != in[n] && same_type(s.buffer(b), s.buffer(in[n])) &&
-          s.segment->instructions[k].stream == s.at().stream)
+          s.segment->instructions[k].queue == s.at().queue)
         made.push_back(b);
   if (made.empty()) return false;
   in[n] = made[static_cast<size_t>(dice.below(std::ssize(made)))];
@@ -87,8 +87,8 @@ bool add_to_another(const Spot& s, Dice& dice) {
 bool round_result(const Spot& s, Dice& dice) {
   if (s.at().out.empty() || s.at().out[0] == kNone) return false;
   const BufferId exact = s.at().out[0];
-  if (s.buffer(exact).dtype != DType::kF64 || s.buffer(exact).kind != BufferKind::kArena || s.buffer(exact).slots > 1 ||
-      s.buffer(exact).bytes == 0)
+  if (s.buffer(exact).dtype != DType::kF64 || s.buffer(exact).kind != BufferKind::kArena ||
+      s.buffer(exact).versions > 1 || s.buffer(exact).bytes == 0)
     return false;
   constexpr DType kNarrow[] = {DType::kBF16, DType::kF16, DType::kF32};
   Buffer like = s.buffer(exact);
@@ -101,7 +101,7 @@ bool round_result(const Spot& s, Dice& dice) {
   const auto cast = [&](BufferId from, BufferId to) {
     Instruction i;
     i.name = s.at().name + ".rounded";
-    i.stream = s.at().stream, i.scope = s.at().scope, i.phase = s.at().phase;
+    i.queue = s.at().queue, i.scope = s.at().scope, i.phase = s.at().phase;
     i.work = work::Kernel{.op = OpCode::k_cast,
                           .attrs = {{"dtype", std::string(name_of(s.buffer(to).dtype))}},
                           .samples = s.at().samples()};

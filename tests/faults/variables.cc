@@ -79,30 +79,30 @@ bool norm_twice(const Spot& s, Dice& dice) {
   return true;
 }
 
-// ---- homes --------------------------------------------------------------------------------------------------------
-bool other_home(Plan& plan, Dice& dice, Role role,
-                const std::function<bool(const Plan&, PlanVariable&, Dice&)>& change) {
+// ---- storage shardings --------------------------------------------------------------------------------------------
+bool other_storage_sharding(Plan& plan, Dice& dice, Role role,
+                            const std::function<bool(const Plan&, PlanVariable&, Dice&)>& change) {
   for (int tries = 0; tries < 8; ++tries) {
     PlanVariable* v = choose(plan.variables, dice, [&](const PlanVariable& x) {
       return (x.role == Role::kState) == (role == Role::kState) &&
-             std::any_of(x.home.axes.begin(), x.home.axes.end(),
-                         [](const AxisLayout& l) { return l.placement == Placement::kShard; });
+             std::any_of(x.storage_sharding.axes.begin(), x.storage_sharding.axes.end(),
+                         [](const AxisSharding& l) { return l.placement == Placement::kShard; });
     });
     if (!v) return false;
-    const Layout before = v->home;
-    if (change(plan, *v, dice) && !(v->home == before)) return true;
-    v->home = before;
+    const Sharding before = v->storage_sharding;
+    if (change(plan, *v, dice) && !(v->storage_sharding == before)) return true;
+    v->storage_sharding = before;
   }
   return false;
 }
 
-bool other_digit(const Plan&, PlanVariable& v, Dice& dice) {
-  for (AxisLayout& l : v.home.axes) {
+bool other_sub_axis(const Plan&, PlanVariable& v, Dice& dice) {
+  for (AxisSharding& l : v.storage_sharding.axes) {
     if (l.placement != Placement::kShard) continue;
     if (v.dims.size() > 1 && dice.coin())
-      l.digit = {static_cast<int>((l.digit.dim + 1) % static_cast<int>(v.dims.size())), 1, 1};
+      l.sub_axis = {static_cast<int>((l.sub_axis.dim + 1) % static_cast<int>(v.dims.size())), 1, 1};
     else
-      std::swap(l.digit.outer, l.digit.inner);
+      std::swap(l.sub_axis.outer, l.sub_axis.inner);
     return true;
   }
   return false;
@@ -111,12 +111,12 @@ bool other_axes(const Plan& plan, PlanVariable& v, Dice&) {
   const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(v.mesh)].axes;
   for (size_t a = 0; a < axes.size(); ++a)
     for (size_t b = a + 1; b < axes.size(); ++b)
-      if (axes[a].size > 1 && axes[b].size > 1 && !(v.home.axes[a] == v.home.axes[b]))
-        return std::swap(v.home.axes[a], v.home.axes[b]), true;
+      if (axes[a].size > 1 && axes[b].size > 1 && !(v.storage_sharding.axes[a] == v.storage_sharding.axes[b]))
+        return std::swap(v.storage_sharding.axes[a], v.storage_sharding.axes[b]), true;
   return false;
 }
 bool not_cut(const Plan&, PlanVariable& v, Dice&) {
-  for (AxisLayout& l : v.home.axes)
+  for (AxisSharding& l : v.storage_sharding.axes)
     if (l.placement == Placement::kShard) return l = {}, true;
   return false;
 }
@@ -165,8 +165,9 @@ bool result_elsewhere(const Spot& s, Dice& dice) {
 Fault at(const char* kind, Change change, Reach reach = Reach::kAny, Wanted wanted = updates) {
   return {kind, Catcher::kEither, [=](Plan& plan, Dice& dice) { return damage(plan, dice, reach, wanted, change); }};
 }
-Fault home(const char* kind, Role role, bool (*change)(const Plan&, PlanVariable&, Dice&)) {
-  return {kind, Catcher::kEither, [=](Plan& plan, Dice& dice) { return other_home(plan, dice, role, change); }};
+Fault stored(const char* kind, Role role, bool (*change)(const Plan&, PlanVariable&, Dice&)) {
+  return {kind, Catcher::kEither,
+          [=](Plan& plan, Dice& dice) { return other_storage_sharding(plan, dice, role, change); }};
 }
 
 }  // namespace
@@ -192,12 +193,12 @@ std::vector<Fault> faults_of_variables() {
       at("an update without its scale", not_scaled),
       at("a norm without a tensor", norm_without, Reach::kAny, any),
       at("a norm with a tensor twice", norm_twice, Reach::kAny, any),
-      home("the digit of a parameter's home", Role::kParameter, other_digit),
-      home("the digit of a state's home", Role::kState, other_digit),
-      home("the axes of a parameter's home", Role::kParameter, other_axes),
-      home("the axes of a state's home", Role::kState, other_axes),
-      home("a parameter not cut", Role::kParameter, not_cut),
-      home("a state not cut with its parameter", Role::kState, not_cut),
+      stored("the sub-axis of a parameter's storage sharding", Role::kParameter, other_sub_axis),
+      stored("the sub-axis of a state's storage sharding", Role::kState, other_sub_axis),
+      stored("the axes of a parameter's storage sharding", Role::kParameter, other_axes),
+      stored("the axes of a state's storage sharding", Role::kState, other_axes),
+      stored("a parameter not cut", Role::kParameter, not_cut),
+      stored("a state not cut with its parameter", Role::kState, not_cut),
       {"two variables exchanged", either, swap_variables},
       {"a parameter's initial value", either, other_start},
       {"a state's initial value", either, other_start_of_state},

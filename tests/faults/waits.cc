@@ -44,9 +44,9 @@ bool votes(const Segment& s, size_t i, const WaitPoint& on) {
   const auto begin = s.instructions.begin();
   const auto is = [](InstructionKind kind) { return [=](const Instruction& x) { return x.kind() == kind; }; };
   const auto commit = std::find_if(begin, begin + static_cast<ptrdiff_t>(i) + 1, is(InstructionKind::kCommit));
-  return commit != begin + static_cast<ptrdiff_t>(i) + 1 && commit->stream == begin[static_cast<ptrdiff_t>(i)].stream &&
+  return commit != begin + static_cast<ptrdiff_t>(i) + 1 && commit->queue == begin[static_cast<ptrdiff_t>(i)].queue &&
          std::any_of(begin + on.index, s.instructions.end(),
-                     [&](const Instruction& x) { return x.stream == on.stream && x.kind() == InstructionKind::kVote; });
+                     [&](const Instruction& x) { return x.queue == on.queue && x.kind() == InstructionKind::kVote; });
 }
 
 // Other devices hand it out than those that run this program.
@@ -68,7 +68,7 @@ std::vector<Place> waits_of(const Entry& entry) {
       for (size_t i = 0; i < program.segments[s].instructions.size(); ++i) {
         const Instruction& does = program.segments[s].instructions[i];
         for (size_t w = 0; w < does.waits.size(); ++w)
-          if (does.waits[w].stream != does.stream && !votes(program.segments[s], i, does.waits[w]) &&
+          if (does.waits[w].queue != does.queue && !votes(program.segments[s], i, does.waits[w]) &&
               !for_nobody(entry, p, does))
             out.push_back({fmt::format("program {}, {} {}: '{}' for {}", p, program.segments[s].name, i, does.name,
                                        does.waits[w].index),

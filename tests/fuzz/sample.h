@@ -71,7 +71,7 @@ inline Graph sample_graph() {
   g.training.loss = x;
   g.training.optimizer.kind = OptimizerKind::kAdamW;
   g.training.optimizer.weight_decay = 0.1;
-  g.training.schedule = {ScheduleKind::kCosine, 10, 100, 0.1};
+  g.training.lr_schedule = {LrScheduleKind::kCosine, 10, 100, 0.1};
   g.training.clip_norm = 1;
   return g;
 }

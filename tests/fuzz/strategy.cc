@@ -23,7 +23,7 @@ std::vector<Bytes> seeds() {
           bytes("replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)"),
           bytes("split(ways=2, factor=heads)"),
           bytes("stage(devices=2)"),
-          bytes("cluster(layout=average(2)) > replica")};
+          bytes("cluster(device_order=average(2)) > replica")};
 }
 
 std::vector<std::string> tokens() {

@@ -1,4 +1,4 @@
-// Rows of the schedule are not joined: compute goes ahead of what other streams still do in the row before, and waits
+// Rows of the schedule are not joined: compute goes ahead of what other queues still do in the row before, and waits
 // where it needs their bytes.
 #include <doctest/doctest.h>
 
@@ -38,14 +38,14 @@ TEST_CASE("compute begins a row while the communication of the row before goes o
   const std::vector<Event> events = simulate(plan, entry, seconds_by(cost, plan, entry));
   int64_t ahead = 0;
   for (const Event& sent : events) {
-    if (sent.stream != Stream::kCommunication) continue;
+    if (sent.queue != Queue::kCommunication) continue;
     ahead += std::ranges::any_of(events, [&](const Event& e) {
-      return e.device == sent.device && e.stream == Stream::kCompute && e.row == sent.row + 1 && e.start < sent.end;
+      return e.device == sent.device && e.queue == Queue::kCompute && e.row == sent.row + 1 && e.start < sent.end;
     });
-    for (const Event& e : events) {  // one row ahead and no more; the other streams not at all
+    for (const Event& e : events) {  // one row ahead and no more; the other queues not at all
       if (e.device != sent.device) continue;
-      if (e.stream == Stream::kCompute && e.row >= sent.row + 2) CHECK(e.start >= sent.end);
-      if (e.stream != Stream::kCompute && e.row > sent.row) CHECK(e.start >= sent.end);
+      if (e.queue == Queue::kCompute && e.row >= sent.row + 2) CHECK(e.start >= sent.end);
+      if (e.queue != Queue::kCompute && e.row > sent.row) CHECK(e.start >= sent.end);
     }
   }
   CHECK(ahead > 0);
@@ -64,21 +64,21 @@ TEST_CASE("what is needed of the row before is waited for") {
     const auto& list = p.segments[static_cast<size_t>(row->segment)].instructions;
     CarryWait& first = p.carries[static_cast<size_t>(row->carry)].front();
     for (size_t k = static_cast<size_t>(first.at) + 1; k < list.size(); ++k)
-      if (list[k].stream == Stream::kCompute) {
+      if (list[k].queue == Queue::kCompute) {
         first.at = static_cast<int32_t>(k);
         break;
       }
     CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains("of the row before may still be at"), Error);
   }
   SUBCASE("a wait for compute") {
-    p.carries[0][0].on = {Stream::kCompute, 0};
-    CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains("not of its stream"), Error);
+    p.carries[0][0].on = {Queue::kCompute, 0};
+    CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains("not of its queue"), Error);
   }
-  SUBCASE("a wait of another stream") {
+  SUBCASE("a wait of another queue") {
     const auto row = std::ranges::find_if(p.schedule, [](const ScheduleRow& r) { return r.carry == 0; });
     const auto& list = p.segments[static_cast<size_t>(row->segment)].instructions;
     p.carries[0][0].at = static_cast<int32_t>(
-        std::ranges::find_if(list, [](const Instruction& i) { return i.stream != Stream::kCompute; }) - list.begin());
+        std::ranges::find_if(list, [](const Instruction& i) { return i.queue != Queue::kCompute; }) - list.begin());
     CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains("not the next one of compute"), Error);
   }
   SUBCASE("a row before the first") {

@@ -1,4 +1,4 @@
-// The choice of every cut: what it says, and what it costs. That the inserted bridges give what was chosen is verified
+// The choice of every cut: what it says, and what it costs. That the inserted reshards give what was chosen is verified
 // after the pass, in every plan of these tests.
 #include <doctest/doctest.h>
 
@@ -26,7 +26,7 @@ struct Chosen {
     return static_cast<size_t>(at - graph.ops.begin());
   }
   std::string lies(const std::string& name) const {
-    return to_string(choices.layouts[static_cast<size_t>(graph.ops[op(name)].outputs[0])]);
+    return to_string(choices.shardings[static_cast<size_t>(graph.ops[op(name)].outputs[0])]);
   }
 };
 
@@ -67,7 +67,7 @@ TEST_CASE("choices: Megatron's pair of a wide MLP, with nothing inserted") {
   for (const Op& op : c.graph.ops) CHECK_FALSE(has_flag(op.code, kCollective));
 }
 
-TEST_CASE("choices: a bridge is charged to who asks for it, by the closed form") {
+TEST_CASE("choices: a reshard is charged to who asks for it, by the closed form") {
   const Chosen c = chosen(small::mlp(8, OptimizerKind::kSgd, 512, 2048), 4, "split(4)");
   // fc2's parts of a sum [8, 3]: the loss needs them whole.
   const double bytes = 8 * 3 * 4;

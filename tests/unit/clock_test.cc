@@ -24,7 +24,7 @@ struct Task {
 };
 struct World {
   size_t resources = 1;
-  std::vector<int64_t> channels = {};  // slots
+  std::vector<int64_t> channels = {};  // capacity
   std::vector<size_t> places = {};     // members
   std::vector<Task> tasks = {};
 };
@@ -80,9 +80,9 @@ std::vector<double> fixed_point(const World& w) {
         for (const size_t o : t.ended) wait(static_cast<int64_t>(o), true);
         for (const size_t o : t.begun) wait(static_cast<int64_t>(o), false);
         if (t.kind == Task::kTake) wait(nth(number(k, is(Task::kTake)), is(Task::kSend)), true);
-        const size_t slots = t.kind == Task::kSend ? static_cast<size_t>(w.channels[t.where]) : 0;
-        if (const size_t sent = number(k, is(Task::kSend)); t.kind == Task::kSend && sent >= slots)
-          wait(nth(sent - slots, is(Task::kTake)), true);
+        const size_t capacity = t.kind == Task::kSend ? static_cast<size_t>(w.channels[t.where]) : 0;
+        if (const size_t sent = number(k, is(Task::kSend)); t.kind == Task::kSend && sent >= capacity)
+          wait(nth(sent - capacity, is(Task::kTake)), true);
       }
       if (!can) continue;
       for (const size_t k : together) begin[k] = at, seconds[k] = longest;
@@ -100,7 +100,7 @@ struct Run {
 Run run(const World& w) {
   Clock clock;
   for (size_t r = 0; r < w.resources; ++r) clock.resource();
-  for (const int64_t slots : w.channels) clock.channel(slots);
+  for (const int64_t capacity : w.channels) clock.channel(capacity);
   for (const size_t members : w.places) clock.place(members);
   Run out;
   for (const Task& t : w.tasks)
@@ -189,7 +189,7 @@ TEST_CASE("the clock of random work is its fixed point, and it is stuck exactly 
   CHECK(stuck > 20);
 }
 
-TEST_CASE("1f1b handed to the clock by itself: (p - 1) / m of the work is bubble, with one slot a channel") {
+TEST_CASE("1f1b handed to the clock by itself: (p - 1) / m of the work is bubble, with a capacity of 1 a channel") {
   for (const int p : {1, 2, 4, 8})
     for (const int m : {8, 16, 64}) {
       const PipelineSchedule schedule = make_schedule("1f1b", p, m);
@@ -237,7 +237,7 @@ TEST_CASE("who waits for whom for ever") {
   CHECK(!stuck.circle);
   CHECK(stuck.items.back() == taken);
 
-  // A slot that nobody frees.
+  // A place that nobody frees.
   Clock full;
   const size_t narrow = full.channel(2), s = full.resource();
   for (int k = 0; k < 2; ++k) full.send(narrow, s, 1);

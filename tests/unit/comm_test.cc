@@ -107,7 +107,7 @@ TEST_CASE("all-reduce adds in the order of the members, so that every run gives 
 }
 
 TEST_CASE("all-gather puts uneven and empty parts in their places") {
-  // A dimension of 2 * 5 * 3: the middle digit is cut.
+  // A dimension of 2 * 5 * 3: the middle sub-axis is cut.
   const std::vector<Interval> cuts = {{0, 2}, {2, 2}, {2, 5}};
   Ring ring(3);
   std::vector<std::vector<float>> part(3), whole(3, std::vector<float>(2 * 30));
@@ -157,9 +157,9 @@ Values cut(const Dims& dims, const Values& whole, const Part& part) {
   });
   return local;
 }
-Part part_at(const Dims& dims, const Digit& digit, const Interval& at) {
-  const int64_t extent = dims[static_cast<size_t>(digit.dim)] / (digit.outer * digit.inner);
-  return part_of(dims, {DigitCut{digit, extent, at}});
+Part part_at(const Dims& dims, const SubAxis& sub_axis, const Interval& at) {
+  const int64_t extent = dims[static_cast<size_t>(sub_axis.dim)] / (sub_axis.outer * sub_axis.inner);
+  return part_of(dims, {SubAxisCut{sub_axis, extent, at}});
 }
 Operand tensor(Values& values, Dims dims) { return {values.data(), DType::kF32, std::move(dims), false, nullptr}; }
 std::vector<Interval> cuts_of(const std::vector<int64_t>& sizes) {
@@ -171,7 +171,8 @@ std::vector<Interval> cuts_of(const std::vector<int64_t>& sizes) {
   return cuts;
 }
 
-void check_reduce_scatter(const Dims& dims, const Digit& digit, const std::vector<int64_t>& sizes, Combine combine) {
+void check_reduce_scatter(const Dims& dims, const SubAxis& sub_axis, const std::vector<int64_t>& sizes,
+                          Combine combine) {
   CAPTURE(to_string(dims));
   CAPTURE(static_cast<int>(combine));
   const size_t members = sizes.size();
@@ -187,8 +188,8 @@ void check_reduce_scatter(const Dims& dims, const Digit& digit, const std::vecto
     spec.in = spec.out = {tensor(all[m], dims)};
     reduce.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
     spec.op = OpCode::k_reduce_scatter;
-    spec.cuts = {{digit, cuts_of(sizes)}};
-    const Dims local = part_at(dims, digit, spec.cuts[0].cuts[m]).extents();
+    spec.cuts = {{sub_axis, cuts_of(sizes)}};
+    const Dims local = part_at(dims, sub_axis, spec.cuts[0].cuts[m]).extents();
     part[m].resize(static_cast<size_t>(element_count(local)));
     spec.in = {tensor(x[m], dims)};
     spec.out = {tensor(part[m], local)};
@@ -219,7 +220,7 @@ void check_reduce_scatter(const Dims& dims, const Digit& digit, const std::vecto
   CHECK(failures == 0);
   for (size_t m = 0; m < members; ++m) {
     CHECK(std::memcmp(gathered[m].data(), all[m].data(), n * 4) == 0);
-    CHECK(part[m] == cut(dims, gathered[m], part_at(dims, digit, cuts_of(sizes)[m])));
+    CHECK(part[m] == cut(dims, gathered[m], part_at(dims, sub_axis, cuts_of(sizes)[m])));
     if (combine != Combine::kLogSumExp) CHECK(gathered[m] == expected);
     for (size_t i = 0; i < n; i += 97) CHECK(gathered[m][i] == doctest::Approx(expected[i]).epsilon(1e-5));
   }
@@ -235,8 +236,8 @@ TEST_CASE("reduce-scatter and all-gather give the bits of an all-reduce, for une
   }
 }
 
-// `to` in the coordinates of x where both digits are of one dimension.
-void check_all_to_all(const Dims& dims, const Digit& from, const std::vector<int64_t>& sizes, const Digit& to,
+// `to` in the coordinates of x where both sub-axes are of one dimension.
+void check_all_to_all(const Dims& dims, const SubAxis& from, const std::vector<int64_t>& sizes, const SubAxis& to,
                       const std::vector<int64_t>& to_sizes) {
   CAPTURE(to_string(dims));
   CAPTURE(sizes.size());
@@ -256,20 +257,22 @@ void check_all_to_all(const Dims& dims, const Digit& from, const std::vector<int
     spec.out = {tensor(y[m], after.extents())};
     spec.cuts = {{from, cuts}};
     spec.to = {to, to_cuts};
-    if (from.dim == to.dim && from.inner > to.inner) spec.to.digit.outer = to.outer / cuts.back().end * cuts[m].size();
-    if (from.dim == to.dim && from.inner < to.inner) spec.to.digit.inner = to.inner / cuts.back().end * cuts[m].size();
+    if (from.dim == to.dim && from.inner > to.inner)
+      spec.to.sub_axis.outer = to.outer / cuts.back().end * cuts[m].size();
+    if (from.dim == to.dim && from.inner < to.inner)
+      spec.to.sub_axis.inner = to.inner / cuts.back().end * cuts[m].size();
     bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
   }
   run_thrice(ring, bound, y, [&](size_t m) { CHECK(y[m] == cut(dims, whole, part_at(dims, to, to_cuts[m]))); });
 }
 
-TEST_CASE("all-to-all moves a cut from one digit to another") {
+TEST_CASE("all-to-all moves a cut from one sub-axis to another") {
   check_all_to_all({4, 6}, {0, 1, 1}, {2, 2}, {1, 1, 1}, {3, 3});
   check_all_to_all({4, 6}, {1, 1, 1}, {2, 3, 1}, {0, 1, 1}, {0, 3, 1});
   check_all_to_all({3, 5, 4, 2}, {1, 1, 1}, {5, 0, 0}, {2, 1, 1}, {1, 2, 1});
   check_all_to_all({2, 2 * 5 * 3, 3, 4 * 2}, {1, 2, 3}, {1, 4}, {3, 1, 2}, {3, 1});
   check_all_to_all({2, 2 * 5 * 3, 3, 4 * 2}, {3, 1, 2}, {0, 1, 1, 2}, {1, 2, 3}, {2, 2, 0, 1});
-  check_all_to_all({2, 3 * 4, 3}, {1, 1, 4}, {2, 1}, {1, 3, 1}, {1, 3});  // two digits of one dimension
+  check_all_to_all({2, 3 * 4, 3}, {1, 1, 4}, {2, 1}, {1, 3, 1}, {1, 3});  // two sub-axes of one dimension
   check_all_to_all({2, 3 * 4, 3}, {1, 3, 1}, {1, 3}, {1, 1, 4}, {1, 2});
   check_all_to_all({2 * 3 * 5 * 4 * 2}, {0, 2, 40}, {2, 1}, {0, 30, 2}, {3, 1});
   check_all_to_all({2 * 3 * 5 * 4 * 2}, {0, 30, 2}, {3, 1}, {0, 2, 40}, {2, 1});
@@ -346,17 +349,17 @@ std::vector<Transfer> intersect(const std::vector<Part>& sources, const std::vec
 }
 
 // Senders cut `from`, receivers cut `to`. `shared`: both are the same devices.
-void check_link(const Dims& dims, const std::vector<Part>& from, const std::vector<Part>& to, bool shared, int slots,
+void check_link(const Dims& dims, const std::vector<Part>& from, const std::vector<Part>& to, bool shared, int capacity,
                 bool hole) {
   CAPTURE(to_string(dims));
   CAPTURE(shared);
-  CAPTURE(slots);
+  CAPTURE(capacity);
   const size_t first = shared ? 0 : from.size(), count = first + to.size();
   const auto backend = make_ref_backend();
   std::vector<std::unique_ptr<Device>> devices;
   for (size_t d = 0; d < count; ++d) devices.push_back(backend->open({DeviceKind::kRef, {}, 0}));
   const auto transport = make_inproc({});
-  Link link{"x", slots, intersect(from, to, static_cast<int>(first))};
+  Link link{"x", capacity, intersect(from, to, static_cast<int>(first))};
   Transfer dropped;
   if (hole) {
     dropped = link.transfers.back();
@@ -405,9 +408,9 @@ void check_link(const Dims& dims, const std::vector<Part>& from, const std::vect
     if (shared) {
       for (size_t d = 0; d < from.size(); ++d)
         threads.emplace_back([&, d] {
-          for (int j = 0; j < kMessages; j += slots) {  // as many under way as there are slots
-            for (int k = j; k < std::min(j + slots, kMessages); ++k) send(d, k);
-            for (int k = j; k < std::min(j + slots, kMessages); ++k) receive(d, k);
+          for (int j = 0; j < kMessages; j += capacity) {  // as many under way as the capacity is
+            for (int k = j; k < std::min(j + capacity, kMessages); ++k) send(d, k);
+            for (int k = j; k < std::min(j + capacity, kMessages); ++k) receive(d, k);
           }
         });
     } else {
@@ -434,18 +437,18 @@ TEST_CASE("links bring every piece to its place, in order, also from a device to
     return parts;
   };
   const Dims dims = {5, 6, 2};
-  for (const int slots : {1, 2, 3})
+  for (const int capacity : {1, 2, 3})
     for (const bool hole : {false, true}) {
-      check_link(dims, rows(dims, {2, 3}, 0), rows(dims, {4, 2}, 1), false, slots, hole);
-      check_link(dims, rows(dims, {5}, 0), rows(dims, {1, 0, 5}, 1), false, slots, hole);
-      check_link(dims, rows(dims, {2, 0, 3}, 0), rows(dims, {1, 1, 4}, 1), true, slots, hole);
-      check_link(dims, rows(dims, {1, 4}, 0), rows(dims, {3, 2}, 0), true, slots, hole);
-      check_link({3}, rows({3}, {3}, 0), rows({3}, {3}, 0), false, slots, hole);
+      check_link(dims, rows(dims, {2, 3}, 0), rows(dims, {4, 2}, 1), false, capacity, hole);
+      check_link(dims, rows(dims, {5}, 0), rows(dims, {1, 0, 5}, 1), false, capacity, hole);
+      check_link(dims, rows(dims, {2, 0, 3}, 0), rows(dims, {1, 1, 4}, 1), true, capacity, hole);
+      check_link(dims, rows(dims, {1, 4}, 0), rows(dims, {3, 2}, 0), true, capacity, hole);
+      check_link({3}, rows({3}, {3}, 0), rows({3}, {3}, 0), false, capacity, hole);
     }
   check_link({300, 70}, rows({300, 70}, {100, 200}, 0), rows({300, 70}, {35, 35}, 1), false, 2, false);
 }
 
-TEST_CASE("a send waits for a free slot, a receive for its message; abort ends both") {
+TEST_CASE("a send waits for free capacity, a receive for its message; abort ends both") {
   const auto backend = make_ref_backend();
   const auto a = backend->open({DeviceKind::kRef, {}, 0}), b = backend->open({DeviceKind::kRef, {}, 0});
   const std::vector<Interval> all = {{0, 4}};
@@ -454,7 +457,7 @@ TEST_CASE("a send waits for a free slot, a receive for its message; abort ends b
   const auto send = links->bind(0, 0, tensor(x, {4}), true, *a), wait = links->bind(1, 0, tensor(y, {4}), false, *a),
              receive = links->bind(0, 1, tensor(y, {4}), false, *b);
   CHECK(send->run(nullptr));
-  CHECK(send->run(nullptr));  // two slots
+  CHECK(send->run(nullptr));  // a capacity of 2
   std::atomic<int> ended{0};
   std::thread sender([&] {
     CHECK_FALSE(send->run(nullptr));

@@ -123,7 +123,7 @@ std::vector<std::vector<double>> run_op(DeviceKind kind, int cores, OpCode op, c
         spec.cores.push_back(i % static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
       if (kind == DeviceKind::kRef) spec.cores.clear();
       const auto device = backend_of(kind).open(spec, options);
-      device->enter_thread(Stream::kCompute);
+      device->enter_thread(Queue::kCompute);
       Bound bound(*device, op, attrs, inputs, result_types);
       bound.run();
       const std::string first = bound.raw();

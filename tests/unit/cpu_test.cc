@@ -233,7 +233,7 @@ TEST_CASE("cpu: f64 statistics reach the parameters") {
   const Input sums{DType::kF64, {2, 37}, {}};
   compare(OpCode::k_slice, {{"starts", Ints{1, 0}}, {"limits", Ints{2, 37}}}, {sums}, 0);
   compare(OpCode::k_slice, {{"starts", Ints{0, 3}}, {"limits", Ints{2, 30}}, {"strides", Ints{1, 4}}}, {sums}, 0);
-  compare(OpCode::k_local_slice, {{"digit", Ints{1, 1, 1}}, {"begin", int64_t{5}}, {"end", int64_t{30}}}, {sums}, 0);
+  compare(OpCode::k_local_slice, {{"sub_axis", Ints{1, 1, 1}}, {"begin", int64_t{5}}, {"end", int64_t{30}}}, {sums}, 0);
   compare(OpCode::k_reshape, {{"shape", Ints{37, 2}}}, {sums}, 0);
   for (const int64_t axis : {0, 1}) compare(OpCode::k_concat, {{"axis", axis}}, {sums, sums, sums}, 0);
   compare(OpCode::k_transpose, {{"perm", Ints{1, 0}}}, {sums}, 0);

@@ -18,10 +18,10 @@ namespace {
 
 using Values = std::vector<float>;
 
-AxisLayout shard(int dim, int64_t outer = 1, int64_t inner = 1, bool state = false) {
-  AxisLayout l;
+AxisSharding shard(int dim, int64_t outer = 1, int64_t inner = 1, bool state = false) {
+  AxisSharding l;
   l.placement = Placement::kShard;
-  l.digit = {dim, outer, inner};
+  l.sub_axis = {dim, outer, inner};
   l.state = state;
   return l;
 }
@@ -33,19 +33,19 @@ Plan cut_plan(int variant) {
   o.batch = 12;
   Plan plan = test::hand_plan(o);
   plan.meshes[0].axes = {{"replica", 2, {3, 1}, {1, 4}}, {"split", 3, {2, 0, 5}, {}}};
-  plan.variables[0].home.axes.resize(2);
+  plan.variables[0].storage_sharding.axes.resize(2);
   plan.entries[0].outputs[0].cut_by = {false, false};
   plan.entries[0].outputs[1].cut_by = {true, true};
   for (DeviceRow& row : plan.entries[0].rows) row.coordinates = {row.device / 3, row.device % 3};
-  const AxisLayout whole;
-  const std::vector<std::pair<Dims, std::vector<AxisLayout>>> list = {
+  const AxisSharding whole;
+  const std::vector<std::pair<Dims, std::vector<AxisSharding>>> list = {
       {{7, 9}, {whole, shard(0)}},
       {{7, 9}, {whole, shard(1)}},
       {{8, 9}, {shard(0), shard(1)}},
-      {{4, 30, 2}, {whole, shard(1, 2, 3)}},  // the middle digit of 2 * 5 * 3
+      {{4, 30, 2}, {whole, shard(1, 2, 3)}},  // the middle sub-axis of 2 * 5 * 3
       {{4, 30, 2}, {shard(2), shard(1, 2, 3)}},
       {{11}, {shard(0, 1, 1, true), whole}},        // ZeRO
-      {{11, 3}, {shard(0, 1, 1, true), shard(0)}},  // both axes cut one digit
+      {{11, 3}, {shard(0, 1, 1, true), shard(0)}},  // both axes cut one sub-axis
       {{}, {whole, whole}},
       {{0, 5}, {whole, shard(1)}},
       {{3, 4, 5, 6}, {shard(1), shard(3)}},
@@ -55,9 +55,9 @@ Plan cut_plan(int variant) {
     plan.variables.push_back(test::hand_variable("v" + std::to_string(i), list[i].first, 0, 2));
     PlanVariable& v = plan.variables.back();
     v.init = {.kind = InitKind::kNormal, .a = 0, .b = 1, .file = {}, .key = {}};
-    if (variant == 1) v.home.axes = list[i].second;
+    if (variant == 1) v.storage_sharding.axes = list[i].second;
     if (variant == 2)  // the other way round
-      for (size_t a = 0; a < 2; ++a) v.home.axes[a] = list[i].second[1 - a];
+      for (size_t a = 0; a < 2; ++a) v.storage_sharding.axes[a] = list[i].second[1 - a];
     if (i % 4 == 3) v.role = Role::kState;
   }
   return plan;
@@ -100,7 +100,7 @@ TEST_CASE("cut variables: any run of bytes is read and written, and every device
       size_t held = 0;
       for (size_t d = 0; d < machine->size(); ++d) {
         const Part part =
-            part_of(variable.dims, variable.home, plan.meshes[0].axes, plan.entries[0].rows[d].coordinates);
+            part_of(variable.dims, variable.storage_sharding, plan.meshes[0].axes, plan.entries[0].rows[d].coordinates);
         const auto* local = static_cast<const float*>(machine->memory(d).variable(v));
         REQUIRE(local != nullptr);
         REQUIRE(machine->memory(d).variable_bytes(v) == static_cast<size_t>(element_count(part.extents())) * 4);
@@ -153,7 +153,7 @@ TEST_CASE("cut variables: a session initializes, saves and loads them like whole
 
 TEST_CASE("cut variables: a program that takes another part than the device holds is refused") {
   Plan plan = test::hand_plan();
-  plan.variables[0].home.axes = {shard(0)};
+  plan.variables[0].storage_sharding.axes = {shard(0)};
   const auto machine = open(plan);
   CHECK_THROWS_WITH_AS(Executor(*machine, plan.entries[0]), doctest::Contains("'w' has 8 bytes"), Error);
 }

@@ -86,15 +86,16 @@ TEST_CASE("an estimate's memory is the plan's, on every device") {
   Gpt s;
   s.batch = 16, s.layers = 4, s.dim = 64, s.heads = 8, s.seq = 32;
   const Graph graph = graph_of(s);
-  for (const Row& row : {Row{"null:8", "split(8)"},
-                         {"null:8", "pipeline(4, micro_batches=8) > split(2)", 1},
-                         {"null:8", "replica(2) > pipeline(2, micro_batches=4, schedule=zb_v) > split(2)", 3},
-                         {"null:4", "pipeline(2, micro_batches=4, schedule=interleaved, chunks=2) > replica(2)", 2},
-                         {"null:3", "replica(3, shares=[3,2,1])", 1},
-                         {"null:5", "replica(2) > split(3, shares=[[2,1,1],[1,1]])", 1, 4},
-                         {"null:2", "replica(2)", 0, 2, Recompute::kFull},
-                         {"null:2", "replica(2)", 1, 2, Recompute::kSelective, kOffloadAll},
-                         {"null-1MB:2", "replica(2)"}}) {
+  for (const Row& row :
+       {Row{"null:8", "split(8)"},
+        {"null:8", "pipeline(4, micro_batches=8) > split(2)", 1},
+        {"null:8", "replica(2) > pipeline(2, micro_batches=4, schedule=zb_v) > split(2)", 3},
+        {"null:4", "pipeline(2, micro_batches=4, schedule=interleaved, virtual_stages=2) > replica(2)", 2},
+        {"null:3", "replica(3, shares=[3,2,1])", 1},
+        {"null:5", "replica(2) > split(3, shares=[[2,1,1],[1,1]])", 1, 4},
+        {"null:2", "replica(2)", 0, 2, Recompute::kFull},
+        {"null:2", "replica(2)", 1, 2, Recompute::kSelective, kOffloadAll},
+        {"null-1MB:2", "replica(2)"}}) {
     CAPTURE(row.strategy);
     const CompileOptions options = options_of(row);
     const std::vector<DeviceSpec> devices = parse_devices(row.devices);
@@ -134,7 +135,7 @@ TEST_CASE("an estimate of a deep model is within 2 % of the plan, of a few of it
                          {"null:4", "pipeline(4, micro_batches=8)", 0, 0, Recompute::kFull},
                          {"null:4", "pipeline(4, micro_batches=8, schedule=gpipe)"},
                          {"null:3", "pipeline(3, micro_batches=4)"},
-                         {"null:4", "pipeline(2, micro_batches=8, schedule=interleaved, chunks=2) > split(2)"},
+                         {"null:4", "pipeline(2, micro_batches=8, schedule=interleaved, virtual_stages=2) > split(2)"},
                          {"null:8", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 1, 0, Recompute::kNone, 0,
                           Precision::kBFloat16},
                          {"null:8", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 3},

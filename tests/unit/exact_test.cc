@@ -28,16 +28,16 @@ std::string text_of(int64_t leaves, const std::vector<std::vector<int64_t>>& ord
   std::vector<std::string> rows;
   for (const auto& order : orders) {
     const TreePlan plan = plan_tree(leaves, order);
-    std::vector<std::string> slots(static_cast<size_t>(plan.slots));
+    std::vector<std::string> places(static_cast<size_t>(plan.places));
     for (size_t k = 0; k < order.size(); ++k)
       for (const TreeStep& s : plan.steps[k]) {
-        const std::string from = s.from < 0 ? std::to_string(order[k]) : slots[static_cast<size_t>(s.from)];
-        std::string& to = slots[static_cast<size_t>(s.to)];
+        const std::string from = s.from < 0 ? std::to_string(order[k]) : places[static_cast<size_t>(s.from)];
+        std::string& to = places[static_cast<size_t>(s.to)];
         to = s.copies ? from : "(" + std::min(to, from) + "+" + std::max(to, from) + ")";
       }
     for (size_t k = 0; k < plan.nodes.size(); ++k) {
       nodes.push_back(plan.nodes[k]);
-      rows.push_back(slots[static_cast<size_t>(plan.slot_of[k])]);
+      rows.push_back(places[static_cast<size_t>(plan.place_of[k])]);
     }
   }
   const TreeMerge merge = merge_tree(leaves, nodes);
@@ -63,7 +63,7 @@ TEST_CASE("the tree of sums is the same however the micro-batches are dealt out 
         for (const auto& part : parts) {
           const TreePlan plan = plan_tree(leaves, part);
           CHECK(plan.nodes.size() <= 8);
-          CHECK(plan.slots <= 8);
+          CHECK(plan.places <= 8);
         }
       }
   }
@@ -120,7 +120,7 @@ const std::vector<Case> kCases{
     {":3", "pipeline(3, micro_batches=M)"},
     {":2", "pipeline(2, micro_batches=M, schedule=gpipe)"},
     {":2", "pipeline(2, micro_batches=M, schedule=zb_h1)"},
-    {":2", "pipeline(2, micro_batches=M, schedule=interleaved, chunks=2)"},
+    {":2", "pipeline(2, micro_batches=M, schedule=interleaved, virtual_stages=2)"},
     {":4", "replica(2) > pipeline(2, micro_batches=M)"},
     {":4", "replica(2, shares=[2,1]) > pipeline(2, micro_batches=M, schedule=zb_h1)", 2, Recompute::kFull},
 };

@@ -140,7 +140,7 @@ TEST_CASE("micro-batches of one sample are not advised to be more") {
 
 TEST_CASE("micro-batches of two sizes take the memory of those of one, on each device") {
   for (const char* strategy : {"pipeline(4, micro_batches=8)", "pipeline(4, micro_batches=8, schedule=gpipe)",
-                               "pipeline(2, micro_batches=8, schedule=interleaved, chunks=2) > split(2)",
+                               "pipeline(2, micro_batches=8, schedule=interleaved, virtual_stages=2) > split(2)",
                                "pipeline(2, micro_batches=8, schedule=zb_v) > split(2)"}) {
     CAPTURE(strategy);
     const auto needed = [&](int64_t batch) {
@@ -293,7 +293,7 @@ TEST_CASE("programs are alike in memory by all that says who has which bytes whe
   first.buffers.resize(1);
   first.segments.resize(1);
   first.segments[0].instructions.resize(2);
-  first.segments[0].instructions[1].waits = {{Stream::kCompute, 0}};
+  first.segments[0].instructions[1].waits = {{Queue::kCompute, 0}};
   first.schedule.resize(1);
   const auto alike = [&](auto change) {
     Program second = first;
@@ -312,18 +312,18 @@ TEST_CASE("programs are alike in memory by all that says who has which bytes whe
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.kind = BufferKind::kInput; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.offset = 64; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.bytes = 4; },
-      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.slots = 2; },
+      [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.versions = 2; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.alias = 0; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.memory = Memory::kHost; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.at = 4; },
-      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.stream = Stream::kCopy; },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.queue = Queue::kCopy; },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.in = {0}; },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.out = {0}; },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.waits.clear(); },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.waits[0].index = 1; },
       [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.segment = 1; },
       [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.micro_batch = 1; },
-      [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.slot = 1; },
+      [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.version = 1; },
       [](Program&, Buffer&, Instruction&, ScheduleRow& r) { r.whole = true; },
   };
   for (size_t k = 0; k < std::size(changes); ++k) {

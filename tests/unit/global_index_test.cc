@@ -9,7 +9,7 @@ namespace whale {
 namespace {
 
 struct Cut {
-  Digit digit;
+  SubAxis sub_axis;
   int64_t extent, begin, end;
 };
 
@@ -28,18 +28,18 @@ void check(const Dims& dims, const std::vector<Cut>& cuts, const Cut* batch = nu
   Box box;
   box.global = dims;
   box.origin.assign(dims.size(), 0);
-  std::vector<DigitCut> all;
+  std::vector<SubAxisCut> all;
   for (const Cut& c : cuts) {
-    all.push_back({c.digit, c.extent, {c.begin, c.end}});
-    const bool shared = batch != nullptr && batch->digit.dim == c.digit.dim;
-    if (c.digit.outer == 1 && !shared)
-      box.origin[static_cast<size_t>(c.digit.dim)] += c.begin * c.digit.inner;
+    all.push_back({c.sub_axis, c.extent, {c.begin, c.end}});
+    const bool shared = batch != nullptr && batch->sub_axis.dim == c.sub_axis.dim;
+    if (c.sub_axis.outer == 1 && !shared)
+      box.origin[static_cast<size_t>(c.sub_axis.dim)] += c.begin * c.sub_axis.inner;
     else
-      box.cuts.push_back({c.digit, c.extent, c.begin, c.end - c.begin});
+      box.cuts.push_back({c.sub_axis, c.extent, c.begin, c.end - c.begin});
   }
   if (batch != nullptr) {
-    all.push_back({batch->digit, batch->extent, {batch->begin, batch->end}});
-    box.batch = batch->digit;
+    all.push_back({batch->sub_axis, batch->extent, {batch->begin, batch->end}});
+    box.batch = batch->sub_axis;
   }
   const Part part = part_of(dims, all);
   const std::vector<int64_t> want = places(dims, part);
@@ -64,7 +64,7 @@ TEST_CASE("global index: interleaved cuts, alone and beside the batch") {
   check({5, 24, 2}, {{{1, 2, 1}, 12, 3, 11}});
 }
 
-TEST_CASE("global index: several digits of one dimension") {
+TEST_CASE("global index: several sub-axes of one dimension") {
   // 2 x 3 x 4 x 5 in one dimension.
   const Cut outer{{1, 1, 60}, 2, 1, 2}, second{{1, 2, 20}, 3, 1, 3}, third{{1, 6, 5}, 4, 0, 3},
       inner{{1, 24, 1}, 5, 2, 4};
@@ -75,7 +75,7 @@ TEST_CASE("global index: several digits of one dimension") {
   // One of them is the batch.
   for (const Cut& batch : {outer, second, third, inner})
     for (const Cut& other : {outer, second, third, inner})
-      if (!(other.digit == batch.digit)) check({3, 120}, {other}, &batch);
+      if (!(other.sub_axis == batch.sub_axis)) check({3, 120}, {other}, &batch);
   check({3, 120}, {outer, third, inner}, &second);
 }
 

@@ -126,8 +126,8 @@ TEST_CASE("golden: micro-batches in flight by schedule") {
   constexpr int p = 4, m = 8, v = 2;
   Gpt s;
   s.batch = m;
-  const char* apart = "each chunk has its own buffers: the sum of each one's most, not the most of their sum";
-  const char* slots =
+  const char* apart = "each virtual stage has its own buffers: the sum of each one's most, not the most of their sum";
+  const char* versions =
       "what one pass leaves to another has a place for each micro-batch between its first and last pass";
   struct Case {
     const char* schedule;
@@ -136,8 +136,8 @@ TEST_CASE("golden: micro-batches in flight by schedule") {
   };
   const double layer = 64;  // sbh of a layer in f32
   for (const Case& c : {Case{"1f1b", {4, 3, 2, 1}, {4, 3, 2, 1}, ""}, Case{"gpipe", {8, 8, 8, 8}, {8, 8, 8, 8}, ""},
-                        Case{"interleaved, chunks=2", {5.5, 4.5, 3.5, 2.5}, {6, 6, 5, 3}, apart},
-                        Case{"zb_h1", {4, 4, 4, 4}, {4, 6.25, 6.25, 6.25}, slots}}) {
+                        Case{"interleaved, virtual_stages=2", {5.5, 4.5, 3.5, 2.5}, {6, 6, 5, 3}, apart},
+                        Case{"zb_h1", {4, 4, 4, 4}, {4, 6.25, 6.25, 6.25}, versions}}) {
     const How how{.devices = p,
                   .strategy = fmt::format("pipeline({}, micro_batches={}, schedule={})", p, m, c.schedule),
                   .micro_batches = m};

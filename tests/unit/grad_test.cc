@@ -26,8 +26,12 @@ struct Builder {
     const bool matrix = dims.size() >= 2;
     g.tensors.push_back({.name = name, .dtype = DType::kF32, .dims = std::move(dims), .kind = TensorKind::kVariable});
     const auto id = static_cast<TensorId>(g.tensors.size() - 1);
-    g.variables.push_back(
-        {.tensor = id, .role = role, .trainable = role == Role::kParameter, .decay = matrix, .init = {}, .slot = ""});
+    g.variables.push_back({.tensor = id,
+                           .role = role,
+                           .trainable = role == Role::kParameter,
+                           .decay = matrix,
+                           .init = {},
+                           .state_name = ""});
     return id;
   }
   TensorId op(OpCode code, std::vector<TensorId> inputs, Attrs attrs = {}, std::string name = {}) {
@@ -175,7 +179,7 @@ TEST_CASE("an op without a gradient is an error only when a parameter is behind 
 TEST_CASE("updates: state, step scalars, clipping") {
   struct Case {
     OptimizerKind kind;
-    std::set<std::string> slots;
+    std::set<std::string> state_names;
     OpCode op;
   };
   for (const Case& c : std::vector<Case>{{OptimizerKind::kSgd, {}, k_sgd},
@@ -188,12 +192,12 @@ TEST_CASE("updates: state, step scalars, clipping") {
     b.g.training.optimizer.kind = c.kind;
     b.g.training.clip_norm = 0.5;
     const Graph g = trained(b.g);
-    std::set<std::string> slots;
+    std::set<std::string> state_names;
     for (const Variable& v : g.variables) {
       CHECK(v.next != kNone);
-      if (v.role == Role::kState) slots.insert(v.slot);
+      if (v.role == Role::kState) state_names.insert(v.state_name);
     }
-    CHECK(slots == c.slots);
+    CHECK(state_names == c.state_names);
     CHECK(count(g, k_clip_factor) == 1);
     REQUIRE(find(g, c.op) != nullptr);
     for (const Op& op : g.ops) CHECK((op.region == Region::kEpilogue) == (op.phase == Phase::kUpdate));

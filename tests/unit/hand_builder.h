@@ -15,7 +15,7 @@ inline Attrs attrs(std::initializer_list<Attrs::value_type> list) { return list;
 class HandBuilder {
  protected:
   BufferId add(const std::string& name, BufferKind kind, Dims dims, int ref = -1, BufferId alias = kNone,
-               int32_t slots = 1) {
+               int32_t versions = 1) {
     Buffer b;
     b.name = name;
     b.kind = kind;
@@ -23,24 +23,24 @@ class HandBuilder {
     b.dims = dims;
     b.ref = ref;
     b.alias = alias;
-    b.slots = slots;
+    b.versions = versions;
     b.bytes = element_count(dims) * 4;
     if (alias != kNone) {
       b.offset = program_.buffers[static_cast<size_t>(alias)].offset;
     } else if (kind == BufferKind::kArena || kind == BufferKind::kInput) {
       b.offset = program_.arena_bytes;
-      program_.arena_bytes += (b.bytes + 63) / 64 * 64 * slots + 64;
+      program_.arena_bytes += (b.bytes + 63) / 64 * 64 * versions + 64;
     }
     program_.buffers.push_back(b);
     return static_cast<BufferId>(program_.buffers.size()) - 1;
   }
 
   void segment(const std::string& name) { program_.segments.push_back({name, {}}); }
-  void schedule(int32_t micro_batch, int32_t slot, bool whole) {
-    schedule(static_cast<int32_t>(program_.segments.size()) - 1, micro_batch, slot, whole);
+  void schedule(int32_t micro_batch, int32_t version, bool whole) {
+    schedule(static_cast<int32_t>(program_.segments.size()) - 1, micro_batch, version, whole);
   }
-  void schedule(int32_t segment, int32_t micro_batch, int32_t slot, bool whole) {
-    program_.schedule.push_back({segment, micro_batch, slot, whole});
+  void schedule(int32_t segment, int32_t micro_batch, int32_t version, bool whole) {
+    program_.schedule.push_back({segment, micro_batch, version, whole});
   }
 
   Instruction& op(OpCode code, const std::string& name, std::vector<BufferId> in, std::vector<BufferId> out,
@@ -95,7 +95,7 @@ inline PlanVariable hand_variable(const std::string& name, Dims dims, int32_t me
   w.dims = std::move(dims);
   w.init.kind = InitKind::kOnes;
   w.mesh = mesh;
-  w.home.axes.resize(axes);
+  w.storage_sharding.axes.resize(axes);
   return w;
 }
 

@@ -1,5 +1,5 @@
 // A pipeline of two devices written by hand: a = x * w0 on the first, p = a * w1 and loss = sum(p^2) on the second,
-// backward with links, one forward and one backward in turn, two slots.
+// backward with links, one forward and one backward in turn, two versions.
 #pragma once
 
 #include "hand_builder.h"
@@ -8,9 +8,9 @@ namespace whale::test {
 
 struct PipelineOptions {
   int64_t batch = 8, micro_batches = 4;
-  int32_t link_slots = 1;
-  bool streams = false;  // links on the communication stream
-  bool update = true;    // false: an "eval" entry
+  int32_t link_capacity = 1;
+  bool queues = false;  // links on the communication queue
+  bool update = true;   // false: an "eval" entry
   DeviceKind kind = DeviceKind::kRef;
   SampleRange range(int64_t u) const { return {batch * u / micro_batches, batch * (u + 1) / micro_batches}; }
 };
@@ -20,13 +20,13 @@ enum PipelineLink : int { kActivation, kGradient, kPipelineLinks };
 class PipelineProgram : private HandBuilder {
  public:
   explicit PipelineProgram(const PipelineOptions& options)
-      : o_(options), n_(options.batch / options.micro_batches), slots_(2) {}
+      : o_(options), n_(options.batch / options.micro_batches), versions_(2) {}
 
   Program first() {
     const BufferId w = add("w0", BufferKind::kVariable, {kWidth}, 0), rate = rate_buffer(),
                    g_sum = add("g_sum", BufferKind::kArena, {kWidth});
-    const BufferId x = add("x", BufferKind::kInput, {n_, kWidth}, 0, kNone, slots_), a = local("a"), da = local("da"),
-                   q = local("q"), g = add("g", BufferKind::kArena, {kWidth});
+    const BufferId x = add("x", BufferKind::kInput, {n_, kWidth}, 0, kNone, versions_), a = local("a"),
+                   da = local("da"), q = local("q"), g = add("g", BufferKind::kArena, {kWidth});
     segment("prologue");
     zero("zero_g", g_sum, {kWidth});
     segment("forward.0");
@@ -47,7 +47,7 @@ class PipelineProgram : private HandBuilder {
     forward(0);
     for (int32_t u = 0; u < o_.micro_batches; ++u) {
       if (u + 1 < o_.micro_batches) forward(u + 1);
-      if (o_.update) schedule(2, u, u % slots_, false);
+      if (o_.update) schedule(2, u, u % versions_, false);
     }
     if (o_.update) schedule(3, 0, 0, true);
     return program_;
@@ -87,7 +87,7 @@ class PipelineProgram : private HandBuilder {
     schedule(0, 0, 0, true);
     for (int32_t u = 0; u < o_.micro_batches; ++u) {
       forward(u);
-      if (o_.update) schedule(2, u, u % slots_, false);
+      if (o_.update) schedule(2, u, u % versions_, false);
     }
     schedule(o_.update ? 3 : 2, 0, 0, true);
     return program_;
@@ -97,25 +97,25 @@ class PipelineProgram : private HandBuilder {
   BufferId rate_buffer() {
     return add("learning_rate", BufferKind::kStep, {}, static_cast<int>(StepScalar::kLearningRate));
   }
-  BufferId local(const std::string& name) { return add(name, BufferKind::kArena, {n_, kWidth}, -1, kNone, slots_); }
-  void forward(int32_t u) { schedule(1, u, u % slots_, false); }
+  BufferId local(const std::string& name) { return add(name, BufferKind::kArena, {n_, kWidth}, -1, kNone, versions_); }
+  void forward(int32_t u) { schedule(1, u, u % versions_, false); }
   void link(const Work& work, BufferId id) {
     std::vector<Instruction>& list = program_.segments.back().instructions;
     const int32_t before = static_cast<int32_t>(list.size()) - 1;
     Instruction& i = move(work, "", id);
     i.name = fmt::format("{} {}", i.verb(), i.link());
-    if (!o_.streams) return;
-    i.stream = Stream::kCommunication;
-    if (before >= 0) i.waits = {{Stream::kCompute, before}};
+    if (!o_.queues) return;
+    i.queue = Queue::kCommunication;
+    if (before >= 0) i.waits = {{Queue::kCompute, before}};
   }
   void after_link(Instruction& i) {
-    if (o_.streams)
-      i.waits = {{Stream::kCommunication, static_cast<int32_t>(program_.segments.back().instructions.size()) - 2}};
+    if (o_.queues)
+      i.waits = {{Queue::kCommunication, static_cast<int32_t>(program_.segments.back().instructions.size()) - 2}};
   }
 
   PipelineOptions o_;
   int64_t n_;
-  int32_t slots_;
+  int32_t versions_;
 };
 
 inline Plan hand_pipeline(const PipelineOptions& o = {}) {
@@ -133,7 +133,7 @@ inline Plan hand_pipeline(const PipelineOptions& o = {}) {
                    {"p", DType::kF32, {o.batch, kWidth}, OutputMerge::kConcat, 0, 1, {true}, {}}};
   entry.programs = {PipelineProgram(o).first(), PipelineProgram(o).second()};
   const std::vector<Interval> piece = {{0, o.batch / o.micro_batches}, {0, kWidth}};
-  entry.links = {{"a", o.link_slots, {{0, 1, piece, piece}}}, {"da", o.link_slots, {{1, 0, piece, piece}}}};
+  entry.links = {{"a", o.link_capacity, {{0, 1, piece, piece}}}, {"da", o.link_capacity, {{1, 0, piece, piece}}}};
   for (int32_t d = 0; d < 2; ++d) {
     plan.devices.push_back({o.kind, {}, 0});
     plan.meshes.push_back({{{"replica", 1, {}, {}}}, {d}});

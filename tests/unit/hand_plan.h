@@ -13,7 +13,7 @@ struct HandOptions {
   int64_t batch = 6;
   int64_t micro_batches = 1;
   DeviceKind kind = DeviceKind::kRef;
-  bool overlap = true;  // the all-reduce on the communication stream
+  bool overlap = true;  // the all-reduce on the communication queue
   bool update = true;   // false: an "eval" entry
   std::string name = "train";
 };
@@ -68,14 +68,13 @@ class HandProgram : private HandBuilder {
 
   int32_t reduce(const std::string& name, BufferId x) {
     Instruction& i = op(OpCode::k_all_reduce, name, {x}, {x});
-    if (o_.overlap) i.stream = Stream::kCommunication;
+    if (o_.overlap) i.queue = Queue::kCommunication;
     return static_cast<int32_t>(program_.segments.back().instructions.size()) - 1;
   }
 
   void loss(BufferId l_sum) {
     const int32_t reduced = reduce("reduce loss", l_sum);
-    move(work::Fetch{0}, "fetch loss", l_sum).waits = {
-        {o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
+    move(work::Fetch{0}, "fetch loss", l_sum).waits = {{o_.overlap ? Queue::kCommunication : Queue::kCompute, reduced}};
   }
 
   void epilogue(BufferId w, BufferId rate, BufferId g_sum, BufferId l_sum) {
@@ -85,7 +84,7 @@ class HandProgram : private HandBuilder {
       vote(l_sum);
       commit();
       const int32_t reduced = reduce("reduce g", g_sum);
-      sgd("update w", rate, w, g_sum).waits = {{o_.overlap ? Stream::kCommunication : Stream::kCompute, reduced}};
+      sgd("update w", rate, w, g_sum).waits = {{o_.overlap ? Queue::kCommunication : Queue::kCompute, reduced}};
     }
   }
 

@@ -20,7 +20,7 @@ constexpr int64_t kBatch = 8, kWords = 12, kClasses = 6, kTime = 3;
 struct Case {
   std::string devices, strategy;
   int64_t accumulation = 1;
-  bool lazy = false;
+  bool sparse_updates = false;
   OpCode lookup = OpCode::k_embedding;
 };
 
@@ -79,7 +79,7 @@ Graph model(const Case& c, bool computed) {
   m.g.outputs.push_back({"logits", logits});
   const TensorId loss = m.op(OpCode::k_cross_entropy, {logits, labels}, {}, "loss_of_rows");
   m.minimize(m.op(OpCode::k_reduce_mean, {loss}), OptimizerKind::kSgd);
-  m.g.training.optimizer.lazy = c.lazy;
+  m.g.training.optimizer.sparse_updates = c.sparse_updates;
   m.g.training.accumulation = c.accumulation;
   return m.g;
 }

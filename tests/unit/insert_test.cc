@@ -1,4 +1,4 @@
-// Where tensors are: layouts through factors, and the bridges that appear.
+// Where tensors are: shardings through factors, and the reshards that appear.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -39,69 +39,69 @@ Graph training(Graph g, const TaskGraphs& tasks) {
   return g;
 }
 
-LayoutGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
+ShardedGraph laid_out(small::Model m, int64_t devices, const Laid& how) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, how.strategy);
-  LayoutGraph lg = small::lay_out(training(m.g, tasks), tasks,
-                                  {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
+  ShardedGraph lg = small::lay_out(training(m.g, tasks), tasks,
+                                   {.micro_batches = how.micro_batches, .fetch_gradients = {}, .zero = how.zero});
   verify(lg);
   return lg;
 }
-LayoutGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devices) {
+ShardedGraph laid_out(const small::Model& m, int64_t micro_batches, int64_t devices) {
   return laid_out(m, devices, Laid{.micro_batches = micro_batches});
 }
-LayoutGraph forward_only(small::Model m, int64_t devices) {
+ShardedGraph forward_only(small::Model m, int64_t devices) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, "");
   return small::lay_out(m.g, tasks, {.fetch_gradients = {}});
 }
 
-int count(const LayoutGraph& lg, OpCode code) {
+int count(const ShardedGraph& lg, OpCode code) {
   return static_cast<int>(
       std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [&](const Op& op) { return op.code == code; }));
 }
-const Op* find(const LayoutGraph& lg, const std::string& name) {
+const Op* find(const ShardedGraph& lg, const std::string& name) {
   for (const Op& op : lg.graph.ops)
     if (op.name == name) return &op;
   return nullptr;
 }
-std::string layout_of(const LayoutGraph& lg, const std::string& tensor) {
+std::string sharding_of(const ShardedGraph& lg, const std::string& tensor) {
   for (size_t t = 0; t < lg.graph.tensors.size(); ++t)
-    if (lg.graph.tensors[t].name == tensor) return to_string(lg.layouts[t]);
+    if (lg.graph.tensors[t].name == tensor) return to_string(lg.shardings[t]);
   return "no such tensor";
 }
 
 }  // namespace
 
-TEST_CASE("sub-digits of merged dimensions") {
-  SubDigit sub;
+TEST_CASE("parts of sub-axes of merged dimensions") {
+  SubAxisPart sub;
   // b of [b * t]: outer 1, inner t
-  CHECK(find_sub_digit({0, 1, 1}, 24, {0, 1, 8}, 3, sub));
-  CHECK(sub == SubDigit{1, 8});
-  CHECK(sub_digit({2, 4, 1}, sub) == Digit{2, 4, 8});
-  CHECK(!find_sub_digit({0, 1, 1}, 24, {1, 1, 8}, 3, sub));
-  CHECK(!find_sub_digit({0, 1, 16}, 2, {0, 1, 8}, 3, sub));
+  CHECK(find_sub_axis_part({0, 1, 1}, 24, {0, 1, 8}, 3, sub));
+  CHECK(sub == SubAxisPart{1, 8});
+  CHECK(sub_axis_part({2, 4, 1}, sub) == SubAxis{2, 4, 8});
+  CHECK(!find_sub_axis_part({0, 1, 1}, 24, {1, 1, 8}, 3, sub));
+  CHECK(!find_sub_axis_part({0, 1, 16}, 2, {0, 1, 8}, 3, sub));
 }
 
-TEST_CASE("one device: no bridges at all") {
+TEST_CASE("one device: no reshards at all") {
   for (const small::Model& m : {small::mlp(), small::gpt(), small::resnet()}) {
-    const LayoutGraph lg = laid_out(m, 1, 1);
+    const ShardedGraph lg = laid_out(m, 1, 1);
     for (const OpCode code : {k_all_reduce, k_all_gather, k_local_slice, k_accumulate}) CHECK(count(lg, code) == 0);
   }
 }
 
 TEST_CASE("replicas: activations are cut, gradients and the loss are all-reduced, nothing is gathered") {
-  const LayoutGraph lg = laid_out(small::mlp(), 1, 2);
-  CHECK(layout_of(lg, "logits") == "no such tensor");
-  CHECK(layout_of(lg, "fc2") == "R,S0");
-  CHECK(layout_of(lg, "w1") == "R,R");
+  const ShardedGraph lg = laid_out(small::mlp(), 1, 2);
+  CHECK(sharding_of(lg, "logits") == "no such tensor");
+  CHECK(sharding_of(lg, "fc2") == "R,S0");
+  CHECK(sharding_of(lg, "w1") == "R,R");
   CHECK(count(lg, k_all_reduce) == 4);  // three parameters and the loss
   CHECK(count(lg, k_all_gather) == 0);
   CHECK(count(lg, k_local_slice) == 0);
   for (const NamedTensor& f : lg.fetches)
-    CHECK(to_string(lg.layouts[static_cast<size_t>(f.tensor)]) == (f.name == "loss" ? "R,R" : "R,S0"));
+    CHECK(to_string(lg.shardings[static_cast<size_t>(f.tensor)]) == (f.name == "loss" ? "R,R" : "R,S0"));
 }
 
 TEST_CASE("a transformer needs one all-reduce a parameter and one a global sum") {
-  const LayoutGraph lg = laid_out(small::gpt(), 1, 3);
+  const ShardedGraph lg = laid_out(small::gpt(), 1, 3);
   const size_t parameters = std::count_if(lg.graph.variables.begin(), lg.graph.variables.end(),
                                           [](const Variable& v) { return v.role == Role::kParameter; });
   CHECK(count(lg, k_all_reduce) == static_cast<int>(parameters) + 2);  // the sum of the loss, the count of labels
@@ -110,7 +110,7 @@ TEST_CASE("a transformer needs one all-reduce a parameter and one a global sum")
 }
 
 TEST_CASE("batch statistics are global: their all-reduce is in the forward pass") {
-  const LayoutGraph lg = laid_out(small::resnet(), 1, 2);
+  const ShardedGraph lg = laid_out(small::resnet(), 1, 2);
   int forward = 0, backward = 0;
   for (const Op& op : lg.graph.ops) {
     if (op.code != k_all_reduce || lg.graph.tensor(op.outputs[0]).dtype != DType::kF64) continue;
@@ -121,8 +121,8 @@ TEST_CASE("batch statistics are global: their all-reduce is in the forward pass"
 }
 
 TEST_CASE("micro-batches: sums are accumulated in the body, updates run after it") {
-  const LayoutGraph lg = laid_out(small::mlp(), 4, 2);
-  CHECK(layout_of(lg, "fc2") == "S0,S0");
+  const ShardedGraph lg = laid_out(small::mlp(), 4, 2);
+  CHECK(sharding_of(lg, "fc2") == "S0,S0");
   CHECK(count(lg, k_accumulate) == 4);
   CHECK(count(lg, k_all_reduce) == 4);
   for (const Op& op : lg.graph.ops) {
@@ -133,10 +133,10 @@ TEST_CASE("micro-batches: sums are accumulated in the body, updates run after it
 }
 
 TEST_CASE("a denominator that no parameter enters is hoisted to the prologue") {
-  const LayoutGraph lg = laid_out(small::gpt(), 3, 2);
+  const ShardedGraph lg = laid_out(small::gpt(), 3, 2);
   REQUIRE(lg.input_forms.size() == 1);
   CHECK(lg.graph.tensor(lg.input_forms[0].first).name == "targets.whole");
-  CHECK(layout_of(lg, "targets.whole") == "R,S0");
+  CHECK(sharding_of(lg, "targets.whole") == "R,S0");
   const Op* count_op = find(lg, "count.whole");
   REQUIRE(count_op);
   CHECK(count_op->region == Region::kPrologue);
@@ -157,7 +157,7 @@ TEST_CASE("what parameters and a hoisted denominator make is hoisted with it") {
     small::Model m;
     const TensorId mean = weighted_mean(m);
     m.minimize(m.op(code, {mean, m.op(k_exp, {m.variable("scale", {})})}, {}, "loss"), OptimizerKind::kSgd);
-    const LayoutGraph lg = laid_out(m, 3, 2);
+    const ShardedGraph lg = laid_out(m, 3, 2);
     const Op* total = find(lg, "total.whole");
     REQUIRE(total);
     CHECK(total->region == Region::kPrologue);
@@ -213,16 +213,16 @@ TEST_CASE("what has no factor along the samples is gathered, and sliced again be
   const TensorId h = m.op(k_matmul, {x, w}, {}, "h");
   const TensorId total = m.op(k_cumsum, {h}, {{"axis", int64_t{0}}}, "scan");  // needs the samples before
   m.minimize(m.op(k_reduce_sum, {m.op(k_mul, {total, x})}, {}, "loss"), OptimizerKind::kSgd);
-  const LayoutGraph lg = laid_out(m, 1, 2);
+  const ShardedGraph lg = laid_out(m, 1, 2);
   CHECK(count(lg, k_all_gather) >= 1);
-  CHECK(layout_of(lg, "scan") == "R,R");
+  CHECK(sharding_of(lg, "scan") == "R,R");
   CHECK(count(lg, k_local_slice) >= 1);
   const std::string message = message_of([&] { laid_out(m, 2, 1); });
   CHECK_MESSAGE(has(message, "scan"), message);
 }
 
 TEST_CASE("one sample cannot be cut: everyone computes it") {
-  const LayoutGraph lg = laid_out(small::mlp(1), 1, 4);
+  const ShardedGraph lg = laid_out(small::mlp(1), 1, 4);
   CHECK(count(lg, k_all_reduce) == 0);
 }
 
@@ -234,7 +234,7 @@ TEST_CASE("inputs that disagree on the batch are named") {
 }
 
 TEST_CASE("bias and relu fold into the product") {
-  const LayoutGraph lg = laid_out(small::mlp(), 1, 1);
+  const ShardedGraph lg = laid_out(small::mlp(), 1, 1);
   const Op* fc1 = find(lg, "fc1");
   REQUIRE(fc1);
   CHECK(fc1->inputs[2] != kNone);
@@ -248,13 +248,13 @@ TEST_CASE("chains of elementwise ops become one op with the same operands and re
   const TensorId x = m.input("x", {8, 16}), y = m.input("y", {8, 16}), w = m.variable("w", {16});
   const TensorId a = m.op(k_exp, {m.op(k_mul, {x, w})}), b = m.op(k_add, {m.op(k_sub, {a, y}), w}, {}, "result");
   m.g.outputs = {{"out", b}};
-  LayoutGraph lg = forward_only(m, 2);
+  ShardedGraph lg = forward_only(m, 2);
   fuse_elementwise(lg);
   verify(lg);
   REQUIRE(lg.graph.ops.size() == 1);
   CHECK(lg.graph.ops[0].code == k_fused);
   CHECK(lg.graph.ops[0].inputs.size() == 3);
-  CHECK(layout_of(lg, "result") == "R,S0");
+  CHECK(sharding_of(lg, "result") == "R,S0");
   // An intermediate that someone else reads stays.
   m.g.outputs.push_back({"middle", a});
   lg = forward_only(m, 1);
@@ -263,7 +263,7 @@ TEST_CASE("chains of elementwise ops become one op with the same operands and re
 }
 
 TEST_CASE("buckets keep the order of readiness and reach their size") {
-  LayoutGraph lg = laid_out(small::gpt(), 1, 2);
+  ShardedGraph lg = laid_out(small::gpt(), 1, 2);
   form_buckets(lg, 4096);
   verify(lg);
   int64_t buckets = 0;
@@ -275,13 +275,13 @@ TEST_CASE("buckets keep the order of readiness and reach their size") {
     CHECK(bytes < 4096);  // the last member made it full
   }
   CHECK(buckets > 2);
-  LayoutGraph one = laid_out(small::gpt(), 1, 2);
+  ShardedGraph one = laid_out(small::gpt(), 1, 2);
   form_buckets(one, int64_t{1} << 40);
   CHECK(count(one, k_all_reduce) == 3);  // the loss and the count of labels are wanted before the gradients are
 }
 
 TEST_CASE("a weight's gradient comes before that of the activation, updates right behind") {
-  LayoutGraph lg = laid_out(small::gpt(6, OptimizerKind::kAdamW, 3, 64, 32), 1, 1);
+  ShardedGraph lg = laid_out(small::gpt(6, OptimizerKind::kAdamW, 3, 64, 32), 1, 1);
   order_ops(lg);
   shorten_lives(lg);
   group_updates(lg, 1);
@@ -302,20 +302,20 @@ TEST_CASE("a weight's gradient comes before that of the activation, updates righ
 // ---- splits -------------------------------------------------------------------------------------------------------
 TEST_CASE("Megatron's pairs come out of the costs: columns, then rows, for attention and the feed-forward") {
   for (const int64_t ways : {2, 4}) {
-    const LayoutGraph lg = laid_out(small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 4096, 8), ways,
-                                    {.strategy = fmt::format("split({})", ways)});
+    const ShardedGraph lg = laid_out(small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 4096, 8), ways,
+                                     {.strategy = fmt::format("split({})", ways)});
     CAPTURE(ways);
     for (const std::string p : {"h0.", "h1."}) {
       CAPTURE(p);
-      CHECK(layout_of(lg, p + "up.w") == "R,S1");        // columns
-      CHECK(layout_of(lg, p + "up.b") == "R,S0");        // as the columns
-      CHECK(layout_of(lg, p + "down.w") == "R,S0");      // rows
-      CHECK(layout_of(lg, p + "qkv.w") == "R,S1:3x16");  // heads: of queries, keys and values each its own
-      CHECK(layout_of(lg, p + "qkv.b") == "R,S0:3x16");
-      CHECK(layout_of(lg, p + "attention") == "R,S2");
-      CHECK(layout_of(lg, p + "proj.w") == "R,S0:1x16");  // rows, those of a head together
+      CHECK(sharding_of(lg, p + "up.w") == "R,S1");        // columns
+      CHECK(sharding_of(lg, p + "up.b") == "R,S0");        // as the columns
+      CHECK(sharding_of(lg, p + "down.w") == "R,S0");      // rows
+      CHECK(sharding_of(lg, p + "qkv.w") == "R,S1:3x16");  // heads: of queries, keys and values each its own
+      CHECK(sharding_of(lg, p + "qkv.b") == "R,S0:3x16");
+      CHECK(sharding_of(lg, p + "attention") == "R,S2");
+      CHECK(sharding_of(lg, p + "proj.w") == "R,S0:1x16");  // rows, those of a head together
     }
-    CHECK(layout_of(lg, "wte") == "R,S0");  // the vocabulary, of the table and of the tied head
+    CHECK(sharding_of(lg, "wte") == "R,S0");  // the vocabulary, of the table and of the tied head
   }
 }
 
@@ -323,7 +323,7 @@ TEST_CASE("a cut vocabulary: whole logits are nowhere") {
   for (const char* strategy : {"split(2)", "replica(2) > split(2)", "split(4)"}) {
     CAPTURE(strategy);
     const int64_t devices = std::string(strategy) == "split(2)" ? 2 : 4;
-    const LayoutGraph lg =
+    const ShardedGraph lg =
         laid_out(small::gpt(8, OptimizerKind::kAdamW, 1, 64, 128, 4096, 8), devices, {.strategy = strategy});
     for (const Op& op : lg.graph.ops) {
       const bool moves =

@@ -1,4 +1,4 @@
-// ir/: digits of reshapes, broadcasting, dtypes, attributes, scopes, the learning rate, the structural verifier.
+// ir/: sub-axes of reshapes, broadcasting, dtypes, attributes, scopes, the learning rate, the structural verifier.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -31,20 +31,20 @@ void factorizations(int64_t count, Dims prefix, std::vector<Dims>& out) {
 
 int64_t stride_of(const Dims& dims, int dim) { return row_major_strides(dims)[static_cast<size_t>(dim)]; }
 
-// Flat indices whose digit is `value`, found on one side by coordinates.
-std::vector<int64_t> selected(const Dims& dims, const Digit& digit, int64_t extent, int64_t value) {
+// Flat indices whose sub-axis is `value`, found on one side by coordinates.
+std::vector<int64_t> selected(const Dims& dims, const SubAxis& sub_axis, int64_t extent, int64_t value) {
   std::vector<int64_t> out;
-  const int64_t stride = stride_of(dims, digit.dim), size = dims[static_cast<size_t>(digit.dim)];
+  const int64_t stride = stride_of(dims, sub_axis.dim), size = dims[static_cast<size_t>(sub_axis.dim)];
   for (int64_t x = 0; x < element_count(dims); ++x) {
     const int64_t coordinate = x / stride % size;
-    if (coordinate / digit.inner % extent == value) out.push_back(x);
+    if (coordinate / sub_axis.inner % extent == value) out.push_back(x);
   }
   return out;
 }
 
-// The reference: a digit of the flat index is a pair (low, high), x / low % (high / low). It lies within a dimension of
-// stride s and extent d when s | low | high | s d. All pairs that lie within a dimension on both sides.
-std::set<std::pair<int64_t, int64_t>> common_digits(const Dims& a, const Dims& b, bool maximal) {
+// The reference: a sub-axis of the flat index is a pair (low, high), x / low % (high / low). It lies within a dimension
+// of stride s and extent d when s | low | high | s d. All pairs that lie within a dimension on both sides.
+std::set<std::pair<int64_t, int64_t>> common_sub_axes(const Dims& a, const Dims& b, bool maximal) {
   const int64_t count = element_count(a);
   const auto inside = [](const Dims& dims, int64_t low, int64_t high) {
     for (size_t i = 0; i < dims.size(); ++i) {
@@ -97,7 +97,7 @@ Graph small() {  // y = x w, loss = sum(y)
 
 }  // namespace
 
-TEST_CASE("refine_reshape finds exactly the digits that both sides have, for all pairs of small shapes") {
+TEST_CASE("refine_reshape finds exactly the sub-axes that both sides have, for all pairs of small shapes") {
   for (const int64_t count : {1, 2, 12, 24, 30, 36, 64}) {
     std::vector<Dims> shapes;
     factorizations(count, {}, shapes);
@@ -107,7 +107,7 @@ TEST_CASE("refine_reshape finds exactly the digits that both sides have, for all
         CAPTURE(to_string(b));
         std::set<std::pair<int64_t, int64_t>> found;
         int64_t last = count + 1;
-        for (const SharedDigit& s : refine_reshape(a, b)) {
+        for (const SharedSubAxis& s : refine_reshape(a, b)) {
           REQUIRE(s.from.outer * s.extent * s.from.inner == a[static_cast<size_t>(s.from.dim)]);
           REQUIRE(s.to.outer * s.extent * s.to.inner == b[static_cast<size_t>(s.to.dim)]);
           REQUIRE(s.extent > 1);
@@ -118,20 +118,20 @@ TEST_CASE("refine_reshape finds exactly the digits that both sides have, for all
           last = low;
           found.insert({low, low * s.extent});
         }
-        REQUIRE(found == common_digits(a, b, true));
+        REQUIRE(found == common_sub_axes(a, b, true));
       }
     }
   }
 }
 
-TEST_CASE("refine_reshape: extents of 1 carry no digit, batches pass through merged dimensions") {
+TEST_CASE("refine_reshape: extents of 1 carry no sub-axis, batches pass through merged dimensions") {
   const auto merged = refine_reshape({16, 1, 128, 64}, {2048, 64});
   REQUIRE(merged.size() == 3);
   CHECK(merged[0].extent == 16);
-  CHECK(merged[0].from == Digit{0, 1, 1});
-  CHECK(merged[0].to == Digit{0, 1, 128});
-  CHECK(merged[1].from == Digit{2, 1, 1});
-  CHECK(merged[1].to == Digit{0, 16, 1});
+  CHECK(merged[0].from == SubAxis{0, 1, 1});
+  CHECK(merged[0].to == SubAxis{0, 1, 128});
+  CHECK(merged[1].from == SubAxis{2, 1, 1});
+  CHECK(merged[1].to == SubAxis{0, 16, 1});
   CHECK(refine_reshape({3, 5}, {5, 3}).empty());
   CHECK(refine_reshape({0, 4}, {0}).empty());
   CHECK_THROWS_WITH_AS(refine_reshape({2, 3}, {5}), doctest::Contains("[2, 3] (6 elements)"), Error);
@@ -181,16 +181,16 @@ TEST_CASE("attributes: getters and text") {
 }
 
 TEST_CASE("learning rate: warm-up from 0, then decay to the final fraction") {
-  LearningRateSchedule s{ScheduleKind::kCosine, 10, 110, 0.1};
+  LearningRateSchedule s{LrScheduleKind::kCosine, 10, 110, 0.1};
   CHECK(learning_rate_at(2, s, 0) == 0);
   CHECK(learning_rate_at(2, s, 5) == doctest::Approx(1));
   CHECK(learning_rate_at(2, s, 10) == doctest::Approx(2));
   CHECK(learning_rate_at(2, s, 60) == doctest::Approx(2 * 0.55));
   CHECK(learning_rate_at(2, s, 110) == doctest::Approx(0.2));
   CHECK(learning_rate_at(2, s, 100000) == doctest::Approx(0.2));
-  s.kind = ScheduleKind::kLinear;
+  s.kind = LrScheduleKind::kLinear;
   CHECK(learning_rate_at(2, s, 35) == doctest::Approx(2 * (1 - 0.9 * 0.25)));
-  s.kind = ScheduleKind::kInverseSqrt;
+  s.kind = LrScheduleKind::kInverseSqrt;
   CHECK(learning_rate_at(2, s, 40) == doctest::Approx(1));
   CHECK(learning_rate_at(2, s, 100000000) == doctest::Approx(0.2));
   CHECK(learning_rate_at(3, {}, 12345) == 3);
@@ -262,7 +262,7 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"keep that name", [](Graph& g) { g.tensors[1].name = "__metadata__"; }},
       {"cannot be trained", [](Graph& g) { g.tensors[1].dtype = DType::kI32; }},
       {"its next value", [](Graph& g) { g.variables[0].next = 0; }},
-      {"which is no parameter", [](Graph& g) { g.variables[0].role = Role::kState, g.variables[0].slot = "m"; }},
+      {"which is no parameter", [](Graph& g) { g.variables[0].role = Role::kState, g.variables[0].state_name = "m"; }},
       {"is no optimizer state", [](Graph& g) { g.variables[0].owner = 1; }},
       {"'w': its initial value is 300, which u8 does not have",
        [](Graph& g) {
@@ -284,7 +284,7 @@ TEST_CASE("verify accepts a graph and names what is wrong with each broken one")
       {"accumulation is 0", [](Graph& g) { g.training.accumulation = 0; }},
       {"must end after its 5 warm-up steps",
        [](Graph& g) {
-         g.training.schedule = {ScheduleKind::kCosine, 5, 5, 0};
+         g.training.lr_schedule = {LrScheduleKind::kCosine, 5, 5, 0};
        }},
   };
   for (const Mutation& mutation : mutations) {

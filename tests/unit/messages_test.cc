@@ -34,13 +34,13 @@ TEST_CASE("messages of strategies that do not fit") {
       {"split(2, factor=hats)", "null:2", {"'hats'", "columns", "heads", "vocabulary", "leave it out"}},
       {"split(2, factor=experts)", "null:2", {"a factor 'experts'", "columns", "heads", " b,", "leave it out"}},
       {"replicas(2)", "null:2", {"unknown scope 'replicas'", "replica, split, stage, pipeline or cluster"}},
-      {"replica(2, ways=2)", "null:2", {"no parameter 'ways'", "count, shares, by, layout"}},
+      {"replica(2, ways=2)", "null:2", {"no parameter 'ways'", "count, shares, by, device_order"}},
       {"replica(two)", "null:2", {"'count'", "'two'", "whole number from 1"}},
       {"replica(0)", "null:2", {"'count'", "'0'", "whole number from 1"}},
       {"replica(2", "null:2", {"at character 10", "',' or ')'", "the end"}},
       {"replica(2) split(2)", "null:4", {"at character 12", "'>' or the end", "split(2)"}},
       {"pipeline(2, schedule=fast)", "null:2", {"'schedule'", "'fast'", "gpipe, 1f1b, interleaved"}},
-      {"pipeline(2, schedule=1f1b, chunks=3)", "null:2", {"'1f1b'", "3 chunks", "expected 1"}},
+      {"pipeline(2, schedule=1f1b, virtual_stages=3)", "null:2", {"'1f1b'", "3 virtual stages", "expected 1"}},
       {"attic: split(2); replica", "null:2", {"no scope is called 'attic'", "none with a name"}},
   };
   for (const Row& row : rows) {
@@ -72,9 +72,9 @@ TEST_CASE("experts are the batch of products where there are gates, in the scope
   const auto expert = std::find_if(plan.variables.begin(), plan.variables.end(),
                                    [](const PlanVariable& v) { return v.name == "expert"; });
   REQUIRE(expert != plan.variables.end());
-  const auto& axes = expert->home.axes;
+  const auto& axes = expert->storage_sharding.axes;
   CHECK(std::any_of(axes.begin(), axes.end(),
-                    [](const AxisLayout& a) { return a.placement == Placement::kShard && a.digit.dim == 0; }));
+                    [](const AxisSharding& a) { return a.placement == Placement::kShard && a.sub_axis.dim == 0; }));
 }
 
 TEST_CASE("messages of options that would be without effect") {

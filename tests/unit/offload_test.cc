@@ -57,26 +57,26 @@ TEST_CASE("offload changes no bit, class by class and all together") {
     const small::Model& m;
     Setup setup;
   };
-  for (const Case& c :
-       std::vector<Case>{{adam, {"ref:1", "", 1, 0}},
-                         {plain, {"ref:1", "", 1, 0}},
-                         {resnet, {"ref:1", "", 1, 0}},
-                         {adam, {"ref:1", "", 3, 0}},
-                         {adam, {"ref:2", "", 2, 2}},
-                         {adam, {"ref:2", "", 1, 3}},
-                         {adam, {"ref:2", "split(2)", 1, 0}},
-                         {adam, {"ref:4", "replica(2) > split(2)", 3, 3}},
-                         {plain, {"ref:2", "pipeline(2, micro_batches=3)", 1, 0}},
-                         {adam, {"ref:2", "pipeline(2, micro_batches=4, schedule=zb_h1)", 1, 0}},
-                         {adam, {"ref:2", "pipeline(2, micro_batches=4, schedule=zb_v)", 1, 0}},
-                         {adam, {"ref:2", "pipeline(2, micro_batches=2, schedule=interleaved, chunks=2)", 1, 0}},
-                         {adam, {"ref:4", "replica(2) > pipeline(2, micro_batches=3)", 1, 3, Recompute::kFull}},
-                         {plain, {"ref:3", "replica(3, shares=[3,2,1])", 1, 1, Recompute::kSelective}},
-                         {adam, {"ref:1", "", 3, 0, Recompute::kNone, true}},
-                         {adam, {"ref:2", "", 3, 1, Recompute::kFull, true}},
-                         {adam, {"ref:2", "pipeline(2, micro_batches=3)", 1, 0, Recompute::kNone, true}},
-                         {adam, {"cpu:1", "", 1, 0}},
-                         {adam, {"cpu:2", "", 2, 1}}}) {
+  for (const Case& c : std::vector<Case>{
+           {adam, {"ref:1", "", 1, 0}},
+           {plain, {"ref:1", "", 1, 0}},
+           {resnet, {"ref:1", "", 1, 0}},
+           {adam, {"ref:1", "", 3, 0}},
+           {adam, {"ref:2", "", 2, 2}},
+           {adam, {"ref:2", "", 1, 3}},
+           {adam, {"ref:2", "split(2)", 1, 0}},
+           {adam, {"ref:4", "replica(2) > split(2)", 3, 3}},
+           {plain, {"ref:2", "pipeline(2, micro_batches=3)", 1, 0}},
+           {adam, {"ref:2", "pipeline(2, micro_batches=4, schedule=zb_h1)", 1, 0}},
+           {adam, {"ref:2", "pipeline(2, micro_batches=4, schedule=zb_v)", 1, 0}},
+           {adam, {"ref:2", "pipeline(2, micro_batches=2, schedule=interleaved, virtual_stages=2)", 1, 0}},
+           {adam, {"ref:4", "replica(2) > pipeline(2, micro_batches=3)", 1, 3, Recompute::kFull}},
+           {plain, {"ref:3", "replica(3, shares=[3,2,1])", 1, 1, Recompute::kSelective}},
+           {adam, {"ref:1", "", 3, 0, Recompute::kNone, true}},
+           {adam, {"ref:2", "", 3, 1, Recompute::kFull, true}},
+           {adam, {"ref:2", "pipeline(2, micro_batches=3)", 1, 0, Recompute::kNone, true}},
+           {adam, {"cpu:1", "", 1, 0}},
+           {adam, {"cpu:2", "", 2, 1}}}) {
     CAPTURE(c.setup.devices);
     CAPTURE(c.setup.strategy);
     CAPTURE(c.setup.accumulation);
@@ -129,7 +129,7 @@ TEST_CASE("offload: what waits elsewhere does not count on the device") {
 }
 
 // A copy out is done before its source's place has another tenant: the verifier, which works from the order of the
-// streams and not from the planner's lives, finds a wait that is missing.
+// queues and not from the planner's lives, finds a wait that is missing.
 TEST_CASE("offload: a missing wait is found") {
   const Plan plan = plan_of(small::gpt(6, OptimizerKind::kAdamW, 2), {"ref:1", "", 1, 0}, kOffloadAll);
   size_t found = 0, waits = 0;

@@ -165,35 +165,36 @@ void check_gradient(const Row& row) {
   }
 }
 
-// The elements of v whose digit lies in [begin, end), as a tensor of its own.
-std::vector<int64_t> part_indices(const Dims& dims, const Digit& digit, int64_t extent, int64_t begin, int64_t end) {
+// The elements of v whose sub-axis lies in [begin, end), as a tensor of its own.
+std::vector<int64_t> part_indices(const Dims& dims, const SubAxis& sub_axis, int64_t extent, int64_t begin,
+                                  int64_t end) {
   std::vector<int64_t> indices;
-  const int64_t stride = row_major_strides(dims)[static_cast<size_t>(digit.dim)] * digit.inner;
+  const int64_t stride = row_major_strides(dims)[static_cast<size_t>(sub_axis.dim)] * sub_axis.inner;
   for (int64_t i = 0; i < element_count(dims); ++i) {
     const int64_t at = i / stride % extent;
     if (at >= begin && at < end) indices.push_back(i);
   }
   return indices;
 }
-Value part(const Value& v, const Digit& digit, int64_t extent, int64_t begin, int64_t end) {
-  if (!digit.present()) return v;
+Value part(const Value& v, const SubAxis& sub_axis, int64_t extent, int64_t begin, int64_t end) {
+  if (!sub_axis.present()) return v;
   Value out{v.dtype, v.dims, {}};
-  out.dims[static_cast<size_t>(digit.dim)] = digit.outer * (end - begin) * digit.inner;
-  for (const int64_t i : part_indices(v.dims, digit, extent, begin, end))
+  out.dims[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * (end - begin) * sub_axis.inner;
+  for (const int64_t i : part_indices(v.dims, sub_axis, extent, begin, end))
     out.data.push_back(v.data[static_cast<size_t>(i)]);
   return out;
 }
 
 // Where the part of the first result lies.
-Box box_of_part(const Value& whole, const Digit& digit, int64_t extent, int64_t begin, int64_t end) {
+Box box_of_part(const Value& whole, const SubAxis& sub_axis, int64_t extent, int64_t begin, int64_t end) {
   Box box;
   box.global = whole.dims;
   box.origin.assign(whole.dims.size(), 0);
-  if (!digit.present()) return box;
-  if (digit.outer == 1)
-    box.origin[static_cast<size_t>(digit.dim)] = begin * digit.inner;
+  if (!sub_axis.present()) return box;
+  if (sub_axis.outer == 1)
+    box.origin[static_cast<size_t>(sub_axis.dim)] = begin * sub_axis.inner;
   else
-    box.cuts.push_back({digit, extent, begin, end - begin});
+    box.cuts.push_back({sub_axis, extent, begin, end - begin});
   return box;
 }
 

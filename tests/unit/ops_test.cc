@@ -40,9 +40,9 @@ struct Case {  // an op on inputs of the given types, in a graph of its own
 TensorType f32(Dims dims) { return {DType::kF32, std::move(dims)}; }
 TensorType i32(Dims dims) { return {DType::kI32, std::move(dims)}; }
 
-std::string text(const std::vector<Digit>& digits) {
+std::string text(const std::vector<SubAxis>& sub_axes) {
   std::vector<std::string> parts;
-  for (const Digit& d : digits)
+  for (const SubAxis& d : sub_axes)
     parts.push_back(!d.present()                   ? "-"
                     : d.outer == 1 && d.inner == 1 ? fmt::format("{}", d.dim)
                                                    : fmt::format("{}:{}:{}", d.dim, d.outer, d.inner));
@@ -333,7 +333,7 @@ TEST_CASE("factors of the basic families") {
   CHECK(Case(OpCode::k_relu, {f32({4})}).factors().linear.empty());
 }
 
-TEST_CASE("every op with factors lists one digit an operand, and a bit a result") {
+TEST_CASE("every op with factors lists one sub-axis an operand, and a bit a result") {
   const Case cases[] = {
       Case(OpCode::k_sum_of_squares, {f32({4, 5})}),
       Case(OpCode::k_sum_of_squares, {f32({4, 5}), f32({3})}),

@@ -17,21 +17,21 @@ const StageTimes kTimes{2, 3, 1};
 // Stages of one device each; a forward and a backward are one instruction between a receive and a send.
 struct Maker {
   const PipelineSchedule& schedule;
-  int32_t slots;
+  int32_t capacity;
   Plan plan;
 
   int32_t link_between(int from, int to, const std::string& name) {
-    Link link{name, slots, {}};
+    Link link{name, capacity, {}};
     link.transfers.push_back({from, to, {{0, kWidth}}, {{0, kWidth}}});
     plan.entries[0].links.push_back(link);
     return static_cast<int32_t>(plan.entries[0].links.size()) - 1;
   }
 
-  static Buffer buffer(const std::string& name, int32_t slots, Program& p) {
+  static Buffer buffer(const std::string& name, int32_t versions, Program& p) {
     Buffer b;
-    b.name = name, b.dtype = DType::kF32, b.dims = {kWidth}, b.bytes = kWidth * 4, b.slots = slots;
+    b.name = name, b.dtype = DType::kF32, b.dims = {kWidth}, b.bytes = kWidth * 4, b.versions = versions;
     b.offset = p.arena_bytes;
-    p.arena_bytes += slots * kAlignment;
+    p.arena_bytes += versions * kAlignment;
     return b;
   }
 
@@ -94,8 +94,8 @@ struct Maker {
   }
 };
 
-Plan pipeline(const PipelineSchedule& schedule, int32_t slots) {
-  Maker maker{schedule, slots, {}};
+Plan pipeline(const PipelineSchedule& schedule, int32_t capacity) {
+  Maker maker{schedule, capacity, {}};
   maker.make();
   return maker.plan;
 }
@@ -115,16 +115,16 @@ TEST_CASE("the clock of a pipeline's plan is the clock of its schedule") {
   for (const char* name : {"gpipe", "1f1b"})
     for (const int stages : {1, 2, 4})
       for (const int micro_batches : {1, 3, 8})
-        for (const int slots : {1, 2, 8}) {
+        for (const int capacity : {1, 2, 8}) {
           CAPTURE(name);
           CAPTURE(stages);
           CAPTURE(micro_batches);
-          CAPTURE(slots);
+          CAPTURE(capacity);
           const PipelineSchedule schedule = make_schedule(name, stages, micro_batches);
-          const Plan plan = pipeline(schedule, slots);
+          const Plan plan = pipeline(schedule, capacity);
           REQUIRE(error_of(plan) == "");
           const std::vector<Event> events = simulate(plan, plan.entries[0], seconds);
-          const Timeline line = run_clock(schedule, kTimes, slots);
+          const Timeline line = run_clock(schedule, kTimes, capacity);
           CHECK(makespan(events) == doctest::Approx(line.makespan));
           for (const Event& e : events) {
             const Segment& s =
@@ -150,7 +150,7 @@ TEST_CASE("a pipeline's plan as text and bytes") {
   const std::string text = print(plan);
   CHECK(has(text, "mesh 0 [replica 1] of devices 0"));
   CHECK(has(text, "schedule F0 F1@1 B0 F2@2 B1@1 B2@2"));
-  CHECK(has(text, "link 0 x, 1 slot(s)"));
+  CHECK(has(text, "link 0 x, capacity 1"));
   CHECK(has(summary(plan), "stage 1: [replica 1] of devices 1"));
   const std::vector<uint8_t> bytes = serialize(plan);
   const Plan again = deserialize(bytes.data(), bytes.size());
@@ -174,7 +174,7 @@ TEST_CASE("what is wrong with a pipeline's plan is found") {
               e.links[0].transfers[0].target[0] = {0, 4};
             }),
             "does not lie inside"));
-  CHECK(has(after([](Plan&, Entry& e) { e.links[0].slots = 0; }), "slots"));
+  CHECK(has(after([](Plan&, Entry& e) { e.links[0].capacity = 0; }), "capacity"));
   CHECK(has(after([](Plan&, Entry& e) { e.links[0].transfers[0].to = 2; }), "receives"));
   CHECK(has(after([](Plan&, Entry& e) { e.links[0].transfers[0].to = 7; }), "names device 7"));
   CHECK(has(after([](Plan&, Entry& e) { e.programs[0].schedule.pop_back(); }), "receives 3 time(s)"));
@@ -190,14 +190,14 @@ TEST_CASE("what is wrong with a pipeline's plan is found") {
               *backward = first;
             }),
             "never leaves segment 'backward.0'"));
-  // The values of two micro-batches that live at once in one slot.
+  // The values of two micro-batches that live at once in one version.
   CHECK(has(after([](Plan&, Entry& e) {
-              for (ScheduleRow& r : e.programs[0].schedule) r.slot = 4;
+              for (ScheduleRow& r : e.programs[0].schedule) r.version = 4;
             }),
-            "works on slot 4"));
+            "works on version 4"));
   CHECK(has(after([](Plan&, Entry& e) { e.programs[2].buffers[3].offset = e.programs[2].buffers[1].offset; }),
             "share bytes"));
-  CHECK(has(after([](Plan&, Entry& e) { e.programs[0].buffers[1].slots = 1000; }), "aligned inside the arena"));
+  CHECK(has(after([](Plan&, Entry& e) { e.programs[0].buffers[1].versions = 1000; }), "aligned inside the arena"));
   CHECK(has(after([](Plan&, Entry& e) { e.rows[1].mesh = 0; }), "place in mesh"));
   CHECK(has(after([](Plan&, Entry& e) { e.rows[1].samples.clear(); }), "no samples"));
   CHECK(has(after([](Plan& p, Entry&) { p.meshes[1].devices = {5}; }), "names device 5"));
@@ -205,24 +205,24 @@ TEST_CASE("what is wrong with a pipeline's plan is found") {
   CHECK(has(after([](Plan& p, Entry&) {
               PlanVariable v;
               v.name = "w", v.dtype = DType::kF32, v.dims = {6};
-              v.home.axes.push_back({.placement = Placement::kShard, .digit = {0, 4, 1}});
+              v.storage_sharding.axes.push_back({.placement = Placement::kShard, .sub_axis = {0, 4, 1}});
               p.variables.push_back(v);
             }),
             "does not have"));
 }
 
-TEST_CASE("a value of another micro-batch in the slot that is read is found") {
+TEST_CASE("a value of another micro-batch in the version that is read is found") {
   Plan plan = pipeline(make_schedule("gpipe", 2, 3), 1);
   REQUIRE(error_of(plan) == "");
   Program& last = plan.entries[0].programs[1];  // its backward reads what its forward made
-  for (Buffer& b : last.buffers) b.slots = 1;
-  for (ScheduleRow& r : last.schedule) r.slot = 0;
+  for (Buffer& b : last.buffers) b.versions = 1;
+  for (ScheduleRow& r : last.schedule) r.version = 0;
   CHECK(has(error_of(plan), "of micro-batch 2 in micro-batch"));
 }
 
 TEST_CASE("a pipeline's plan whose rows are in an order that nobody can follow is found") {
   const PipelineSchedule schedule = make_schedule("gpipe", 3, 4);
-  for (const int slots : {1, 2}) CHECK(error_of(pipeline(schedule, slots)) == "");
+  for (const int capacity : {1, 2}) CHECK(error_of(pipeline(schedule, capacity)) == "");
   Plan plan = pipeline(schedule, 1);
   // The second device takes a gradient before it passes its last activation on.
   auto& rows = plan.entries[0].programs[1].schedule;

@@ -49,9 +49,10 @@ TEST_CASE("products in chunks share programs too") {
   CHECK(plan.entries[0].programs.size() == 1);
 }
 
-// Of a variable whose state is cut: where the homes say that the device's part of the state lies.
-int64_t begin_at_home(const Plan& plan, const PlanVariable& state, const DeviceRow& row, DType dtype) {
-  const Part part = part_of(state.dims, state.home, plan.meshes[static_cast<size_t>(row.mesh)].axes, row.coordinates);
+// Of a variable whose state is cut: where the storage shardings say that the device's part of the state lies.
+int64_t begin_in_storage(const Plan& plan, const PlanVariable& state, const DeviceRow& row, DType dtype) {
+  const Part part =
+      part_of(state.dims, state.storage_sharding, plan.meshes[static_cast<size_t>(row.mesh)].axes, row.coordinates);
   int64_t begin = -1;
   for_each_run(state.dims, part, [&](int64_t logical, int64_t, int64_t) {
     if (begin < 0) begin = logical * size_of(dtype);
@@ -77,7 +78,7 @@ TEST_CASE("what a row fills in is where its device's part of a parameter lies") 
         const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
         if (v.role == Role::kParameter && b.alias != kNone) parameters.insert(b.at);
         if (v.role == Role::kState && b.alias == kNone && b.bytes < element_count(v.dims) * size_of(v.dtype))
-          states.insert(begin_at_home(plan, v, row, v.dtype));
+          states.insert(begin_in_storage(plan, v, row, v.dtype));
       }
       if (states.empty()) continue;
       CHECK(parameters == states);
@@ -145,7 +146,7 @@ TEST_CASE("what rows fill in is checked like the program's own") {
   CHECK(has(error_after([&](Program& p, DeviceRow&) { p.holes[part].buffer = -1; }), "no buffer -1"));
   CHECK(has(error_after([&](Program& p, DeviceRow&) { p.holes[begin].instruction = 100000; }), "no instruction"));
   CHECK(has(error_after([&](Program& p, DeviceRow&) { p.holes[begin].segment = -1; }), "no instruction"));
-  CHECK(has(error_after([&](Program& p, DeviceRow&) { p.holes[begin].attribute = "digit"; }), "for a place to say"));
+  CHECK(has(error_after([&](Program& p, DeviceRow&) { p.holes[begin].attribute = "sub_axis"; }), "for a place to say"));
   CHECK(has(error_after([&](Program& p, DeviceRow&) { p.holes[origin].index = 7; }), "for a place to say"));
   // Not a kernel's number that its program alone is checked by.
   CHECK(

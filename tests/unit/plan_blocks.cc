@@ -236,7 +236,7 @@ void rows(BlockGraph& m) {  // samples and places in one dimension for a while
   const TensorId y = m.linear("w", m.reshape(m.h, {d[0] * d[1], d[2]}), m.dice.between(1, 5));
   m.h = m.reshape(y, {d[0], d[1], m.features(y)});
 }
-void heads(BlockGraph& m) {  // features as a product of two digits
+void heads(BlockGraph& m) {  // features as a product of two sub-axes
   const int64_t k = m.dice.between(1, 3), d = m.dice.between(1, 3);
   Dims shape = m.dims(m.h);
   shape.back() = k, shape.push_back(d);

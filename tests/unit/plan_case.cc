@@ -74,7 +74,7 @@ const Field kFields[] = {
     field<&PlanCase::last>("last"),
     field<&PlanCase::evaluated>("evaluated"),
     field<&PlanCase::gradients>("gradients"),
-    field<&PlanCase::lazy>("lazy"),
+    field<&PlanCase::sparse_updates>("sparse_updates"),
     field<&PlanCase::sliced>("sliced"),
     field<&PlanCase::matmul_chunks>("matmul_chunks"),
     field<&PlanCase::prefetch>("prefetch"),
@@ -147,7 +147,7 @@ void set_optimizer(Graph& g, std::string_view text) {
   o.nesterov = o.momentum > 0 && dice.coin();
   if (dice.coin()) o.weight_decay = 0.01;
   if (dice.coin()) t.clip_norm = 0.1;
-  if (dice.below(3) == 0) t.schedule = {ScheduleKind::kCosine, 2, 20, 0.1};
+  if (dice.below(3) == 0) t.lr_schedule = {LrScheduleKind::kCosine, 2, 20, 0.1};
 }
 
 }  // namespace
@@ -196,9 +196,9 @@ Graph graph_of(const PlanCase& c) {
   }
   g.training.precision = Precision::kFloat64;
   set_optimizer(g, c.optimizer);
-  if (c.lazy)
-    g.training.optimizer.lazy = true, g.training.optimizer.nesterov = false, g.training.optimizer.momentum = 0,
-    g.training.clip_norm = 0;
+  if (c.sparse_updates)
+    g.training.optimizer.sparse_updates = true, g.training.optimizer.nesterov = false,
+    g.training.optimizer.momentum = 0, g.training.clip_norm = 0;
   return g;
 }
 

@@ -26,11 +26,11 @@ struct PlanCase {
   bool exact = false, fusion = true, overlap = true;
   int64_t bucket_bytes = 0;
   int steps = 3;
-  int64_t last = 0;        // samples of one more step, a smaller one; 0: none
-  int64_t evaluated = 0;   // samples of the evaluation; 0: the batch
-  bool gradients = false;  // fetched too
-  bool lazy = false;       // updates of the rows that were looked up
-  bool sliced = false;     // updates
+  int64_t last = 0;             // samples of one more step, a smaller one; 0: none
+  int64_t evaluated = 0;        // samples of the evaluation; 0: the batch
+  bool gradients = false;       // fetched too
+  bool sparse_updates = false;  // updates of the rows that were looked up
+  bool sliced = false;          // updates
   int64_t matmul_chunks = 1;
   int64_t prefetch = 0;
   uint32_t offload = 0;

@@ -81,12 +81,12 @@ std::vector<std::string> levels(const std::vector<int64_t>& counts, Dice& dice, 
 // `most`: stages that the model can be cut into, about.
 std::string pipeline(int64_t stages, int64_t micro_batches, int64_t most, Dice& dice) {
   std::string schedule = one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"}, dice);
-  const int64_t chunks = schedule == "interleaved" ? dice.between(2, 3) : schedule == "zb_v" ? 2 : 1;
-  if (stages * chunks > most) schedule = "gpipe";
+  const int64_t virtual_stages = schedule == "interleaved" ? dice.between(2, 3) : schedule == "zb_v" ? 2 : 1;
+  if (stages * virtual_stages > most) schedule = "gpipe";
   std::string out = stages ? fmt::format("pipeline({}, micro_batches={}", stages, micro_batches)
                            : fmt::format("pipeline(micro_batches={}", micro_batches);
   if (schedule != "1f1b" || dice.coin()) out += ", schedule=" + schedule;
-  if (schedule == "interleaved") out += fmt::format(", chunks={}", chunks);
+  if (schedule == "interleaved") out += fmt::format(", virtual_stages={}", virtual_stages);
   return out + ")";
 }
 
@@ -136,7 +136,7 @@ std::string nest(int64_t& devices, int64_t micro_batches, Blocks blocks, Dice& d
     std::iota(order.begin(), order.end(), int64_t{0});
     for (size_t i = order.size(); i-- > 1;)
       std::swap(order[i], order[static_cast<size_t>(dice.below(std::ssize(order)))]);
-    return fmt::format("cluster(layout=[{}]) > {}", fmt::join(order, ","), fmt::join(out, " > "));
+    return fmt::format("cluster(device_order=[{}]) > {}", fmt::join(order, ","), fmt::join(out, " > "));
   }
   if (dice.below(8) == 0) {  // the count of one level follows from the others
     std::string& level = out[static_cast<size_t>(dice.below(std::ssize(out)))];
@@ -180,14 +180,14 @@ void siblings(std::vector<std::string>& out, Blocks blocks, const std::vector<in
 int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batches, int64_t most, Dice& dice) {
   std::string schedule = one_of<std::string>({"1f1b", "gpipe", "zb_h1", "interleaved", "zb_v"}, dice);
   if (blocks.size() < 3) schedule = "1f1b";
-  const int64_t chunks = schedule == "interleaved" || schedule == "zb_v" ? 2 : 1;
+  const int64_t virtual_stages = schedule == "interleaved" || schedule == "zb_v" ? 2 : 1;
   const int64_t outer = dice.below(3) ? 1 : 2,
-                sites = std::min(dice.between(1, 3), std::max<int64_t>((std::ssize(blocks) - 1) / chunks, 1)),
-                n = sites * chunks;
+                sites = std::min(dice.between(1, 3), std::max<int64_t>((std::ssize(blocks) - 1) / virtual_stages, 1)),
+                n = sites * virtual_stages;
   std::vector<std::string> around;
   if (outer > 1) around = {replica_or_split(2, dice.below(4) == 0, dice.below(4) == 0, dice)};
   around.push_back(fmt::format("pipeline(micro_batches={}, schedule={}{})", micro_batches, schedule,
-                               schedule == "interleaved" ? ", chunks=2" : ""));
+                               schedule == "interleaved" ? ", virtual_stages=2" : ""));
   open(out, around);
   // Stages of one site share its devices.
   std::vector<int64_t> devices;
@@ -200,14 +200,14 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
   for (const int64_t d : devices) counts.push_back(factors(d, dice));
   size_t at = 0;
   for (int64_t s = 0; s < n; ++s) {
-    const int64_t site = chunks == 1 ? s : schedule == "zb_v" && s >= sites ? 2 * sites - 1 - s : s % sites;
+    const int64_t site = virtual_stages == 1 ? s : schedule == "zb_v" && s >= sites ? 2 * sites - 1 - s : s % sites;
     const auto& mine = counts[static_cast<size_t>(site)];
     const int64_t rest = std::ssize(blocks) - (n - s - 1) - static_cast<int64_t>(at);
     const int64_t least = s == 0 ? 2 : 1;  // an input alone is no op
     const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(least, std::max(rest, least))) : blocks.size();
     std::vector<std::string> scopes{"stage"};
     if (devices[static_cast<size_t>(site)] > 1 || dice.coin())
-      for (std::string& level : levels(mine, dice, chunks == 1)) scopes.push_back(std::move(level));
+      for (std::string& level : levels(mine, dice, virtual_stages == 1)) scopes.push_back(std::move(level));
     else
       scopes[0] += "(1)";
     open(out, scopes);
@@ -312,7 +312,7 @@ PlanCase random_plan_case(Dice& dice, int64_t most) {
   const bool rows = c.optimizer.starts_with("sgd") || c.optimizer.starts_with("ada");
   if (rows && !c.optimizer.starts_with("adafactor") && (has_block("tokens") || has_block("bags")) &&
       !has_block("tied") && dice.coin())
-    c.lazy = true, c.gradients = false;
+    c.sparse_updates = true, c.gradients = false;
   if (dice.below(3) == 0) c.profile = static_cast<int>(dice.between(1, 2));
   if (dice.below(8) == 0) c.offload = static_cast<uint32_t>(dice.between(1, kOffloadAll));
   c.steps = 20;
@@ -364,7 +364,7 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   with([](PlanCase& l) { l.prefetch = 0; });
   with([](PlanCase& l) { l.offload = 0; });
   with([](PlanCase& l) { l.profile = 0; });
-  with([](PlanCase& l) { l.lazy = false; });
+  with([](PlanCase& l) { l.sparse_updates = false; });
   with([](PlanCase& l) { l.optimizer = "sgd#0"; });
   with([](PlanCase& l) { l.optimizer = l.optimizer.substr(0, l.optimizer.find('#')) + "#0"; });
   with([](PlanCase& l) { l.micro_batches = 1; });
@@ -409,7 +409,7 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
         if (s.micro_batches > 1) --s.micro_batches;
       });
       scope([](std::vector<Scope>&, Scope& s) {
-        if (s.chunks != 2 || s.schedule != "interleaved") s.schedule.clear(), s.chunks = 0;
+        if (s.virtual_stages != 2 || s.schedule != "interleaved") s.schedule.clear(), s.virtual_stages = 0;
       });
     }
   }

@@ -68,14 +68,14 @@ TEST_CASE("every number of a plan is checked") {
   CHECK(has(entry([](Entry& e) { e.rows[0].mesh = 3; }), "mesh"));
   CHECK(has(entry([](Entry& e) { e.rows[0].samples.clear(); }), "samples"));
   CHECK(has(entry([](Entry& e) { e.outputs[0].mesh = 3; }), "output's mesh"));
-  CHECK(has(entry([](Entry& e) { e.links.push_back({"x", 0, {}}); }), "slots"));
+  CHECK(has(entry([](Entry& e) { e.links.push_back({"x", 0, {}}); }), "capacity"));
   CHECK(has(entry([](Entry& e) { e.links.push_back({"x", 1, {{0, 9, {}, {}}}}); }), "transfer's device"));
   CHECK(has(error_after([](Plan& p) { p.variables[0].mesh = 3; }), "variable's mesh"));
   CHECK(has(entry([](Entry& e) { e.inputs[0].batch_dim = 2; }), "batch_dim"));
   CHECK(has(program([](Program& p) { p.arena_bytes = 1; }), "arena"));
   CHECK(has(program([](Program& p) { p.buffers[0].bytes = 0; }), "bytes"));
   CHECK(has(program([](Program& p) { p.buffers[0].alias = 100000; }), "alias"));
-  CHECK(has(program([](Program& p) { p.buffers[0].slots = 0; }), "slots"));
+  CHECK(has(program([](Program& p) { p.buffers[0].versions = 0; }), "versions"));
   CHECK(has(program([](Program& p) { p.schedule[0].segment = 44; }), "segment"));
   CHECK(has(program([](Program& p) { p.schedule[0].micro_batch = 44; }), "micro-batch"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kKernel).in[0] = 100000; }), "buffer"));
@@ -84,7 +84,7 @@ TEST_CASE("every number of a plan is checked") {
             }),
             "op number"));
   CHECK(has(program([](Program& p) {
-              first(p, InstructionKind::kKernel).waits.push_back({Stream::kCompute, 9999});
+              first(p, InstructionKind::kKernel).waits.push_back({Queue::kCompute, 9999});
             }),
             "wait"));
   CHECK(has(program([](Program& p) { first(p, InstructionKind::kCollective).as<work::Collective>()->group = 99; }),
@@ -225,9 +225,9 @@ TEST_CASE("what a plan says of its model is what its model says") {
                        }),
               "variable 'h0.ln1.g'"));
     CHECK(has(error_of(good, [](Plan& p) { p.variables[0].init.b *= 2; }), "initializer"));
-    CHECK(has(error_of(good, [](Plan& p) { p.variables.back().slot = "other"; }), "variable"));
+    CHECK(has(error_of(good, [](Plan& p) { p.variables.back().state_name = "other"; }), "variable"));
     CHECK(has(error_of(good, [](Plan& p) { p.optimizer.learning_rate *= 2; }), "optimizer"));
-    CHECK(has(error_of(good, [](Plan& p) { p.schedule.warmup_steps = 7; }), "schedule"));
+    CHECK(has(error_of(good, [](Plan& p) { p.lr_schedule.warmup_steps = 7; }), "schedule"));
     CHECK(has(error_of(good, [](Plan& p) { p.precision = Precision::kBFloat16; }), "precision"));
   }
 }

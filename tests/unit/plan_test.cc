@@ -58,17 +58,17 @@ TEST_CASE("golden text of each level of a small model") {
               }));
   compare_golden("mlp.graph.txt", levels.at("source"));
   compare_golden("mlp.train.txt", levels.at("train.assign_regions"));
-  compare_golden("mlp.layouts.txt", levels.at("train.order_ops"));
+  compare_golden("mlp.shardings.txt", levels.at("train.order_ops"));
   compare_golden("mlp.plan.txt", print(plan));
   compare_golden("mlp.summary.txt", summary(plan));
   CHECK(print(plan) == print(plan_of(small::mlp(), "ref:2", with([](CompileOptions& o) { o.bucket_bytes = 512; }))));
 }
 
-TEST_CASE("golden text of the choices and the bridges of a small model") {
+TEST_CASE("golden text of the choices and the reshards of a small model") {
   const Plan plan =
       plan_of(small::gpt(8), "null:4", with([](CompileOptions& o) { o.strategy = "replica(2) > split(2)"; }));
   compare_golden("gpt.choices.txt", choices_text(choices_of(plan)));
-  compare_golden("gpt.bridges.txt", bridges_text(bridges_of(plan), cost_of(plan).link));
+  compare_golden("gpt.reshards.txt", reshards_text(reshards_of(plan), cost_of(plan).link));
 }
 
 TEST_CASE("every model plans on every number of devices, with micro-batches, cuts and options, and verifies") {
@@ -283,7 +283,7 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
     const auto events = simulate(plan, plan.entries[0], [](const Instruction& i, int32_t) {
       return i.kind() == InstructionKind::kCollective ? 2.0 : 1.0;
     });
-    for (const Event& e : events) {  // waits are honoured, streams keep their order
+    for (const Event& e : events) {  // waits are honoured, queues keep their order
       const Segment& s = program_of(plan).segments[static_cast<size_t>(e.segment)];
       for (const WaitPoint& w : s.instructions[static_cast<size_t>(e.instruction)].waits)
         for (const Event& other : events)

@@ -53,7 +53,7 @@ class Course {
     const int run = at_++;
     if (run < c_.steps) return runner_.step(random_inputs(g_, c_.batch, dice_, kIds), fetch_);
     if (run == c_.steps) return c_.last ? runner_.step(random_inputs(g_, c_.last, dice_, kIds), fetch_) : Values{};
-    // What was trained predicts the same: the other entry of the plan, with the homes of the first.
+    // What was trained predicts the same: the other entry of the plan, with the storage shardings of the first.
     if (run == c_.steps + 1)
       return runner_.eval(random_inputs(g_, c_.evaluated ? c_.evaluated : c_.batch, dice_, kIds), predicted_);
     return runner_.variables();

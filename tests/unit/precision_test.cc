@@ -494,10 +494,10 @@ TEST_CASE("gradients summed in a narrow type: what a split sums comes first, whe
           const size_t cast = line.find(" = cast(");
           if (cast == line.npos || line.find(" bf16[") == line.npos) continue;
           std::istringstream axes(line.substr(line.rfind(' ', cast - 1), cast - line.rfind(' ', cast - 1)));
-          std::string of_time, layout;
+          std::string of_time, sharding;
           std::getline(axes, of_time, ',');
           for (const MeshAxis& axis : plan.meshes[0].axes)
-            if (std::getline(axes, layout, ',') && axis.name == "split") CHECK_MESSAGE(layout != "P(sum)", line);
+            if (std::getline(axes, sharding, ',') && axis.name == "split") CHECK_MESSAGE(sharding != "P(sum)", line);
           ++rounded;
         }
         CHECK(rounded > 0);

@@ -71,7 +71,7 @@ TensorId GraphMaker::variable(std::string name, Dims dims, Initializer init, Rol
                          .trainable = role == Role::kParameter,
                          .decay = matrix,
                          .init = std::move(init),
-                         .slot = ""});
+                         .state_name = ""});
   return id;
 }
 

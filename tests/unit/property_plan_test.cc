@@ -28,7 +28,7 @@ constexpr const char* kKept[] = {
 // samples): once refused with micro-batches. They are cut like any other along time and replicas.
 constexpr const char* kOnceRefused[] = {
     "graph image#6632 concat#85994 conv#73698 for_all#50013 plain_mean#86292 | batch 3 | devices 3 | strategy "
-    "pipeline(3, micro_batches=3, schedule=interleaved, chunks=2) | evaluated 4 | gradients true",
+    "pipeline(3, micro_batches=3, schedule=interleaved, virtual_stages=2) | evaluated 4 | gradients true",
     "graph features#19801 residual#28713 scale#7270 plain_mean#27074 | batch 7 | devices 7 | strategy pipeline(3, "
     "micro_batches=5, schedule=gpipe) > split | optimizer adafactor#85302 | zero 2",
     "graph volume#23766 flatten#47028 frozen#67557 attention#79183 plain_mean#91432 | batch 11 | devices 4 | strategy "
@@ -197,7 +197,7 @@ TEST_CASE("property: gradients that are made in pieces are those of one device")
 TEST_CASE("property: sums over micro-batches in another type are those sums") {
   // Of one step, whose rounding no later one enlarges.
   const Tally tally = hold("narrow sums", 200, 8, 1, [](PlanCase& c, Dice&) {
-    c.narrow_sums = true, c.exact = false, c.last = 0, c.optimizer = "sgd#0", c.lazy = false;
+    c.narrow_sums = true, c.exact = false, c.last = 0, c.optimizer = "sgd#0", c.sparse_updates = false;
     c.micro_batches = std::max<int64_t>(c.micro_batches, 2), c.batch = std::max(c.batch, micro_batches_of(c));
   });
   CHECK(tally.count(Outcome::kRefused) * 2 <= tally.count(Outcome::kEqual));

@@ -107,7 +107,7 @@ void optimizer(Graph& g, Dice& dice, Precision precision = Precision::kFloat64) 
   // rounding.
   if (precision == Precision::kFloat32) o.epsilon = 1e-3;
   if (dice.coin()) g.training.clip_norm = 0.1;
-  if (dice.below(3) == 0) g.training.schedule = {ScheduleKind::kCosine, 3, 20, 0.1};
+  if (dice.below(3) == 0) g.training.lr_schedule = {LrScheduleKind::kCosine, 3, 20, 0.1};
 }
 
 Case random_case(Precision precision) {

@@ -1,4 +1,4 @@
-// Ragged layouts: groups along an outer axis that cut the same tensors in ways of their own.
+// Ragged shardings: groups along an outer axis that cut the same tensors in ways of their own.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -116,8 +116,8 @@ TEST_CASE("recompute selective: what was sent to a stage is kept there") {
   }
   m.minimize(m.op(k_reduce_mean, {h}), OptimizerKind::kSgd);
   for (const std::string strategy :
-       {"pipeline(2, micro_batches=4, chunks=2) > replica(2)", "pipeline(4, micro_batches=4)",
-        "replica(2) > pipeline(2, micro_batches=4, chunks=2)"}) {
+       {"pipeline(2, micro_batches=4, virtual_stages=2) > replica(2)", "pipeline(4, micro_batches=4)",
+        "replica(2) > pipeline(2, micro_batches=4, virtual_stages=2)"}) {
     CAPTURE(strategy);
     const Plan plan = compile(m.g, parse_devices("null:4"), options_of(Recompute::kSelective, strategy));
     for (const Program& p : plan.entries[0].programs)

@@ -181,9 +181,9 @@ TEST_CASE("philox: the known answers of the Random123 distribution") {
         PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("global index: any cut of any digit finds its place") {
+TEST_CASE("global index: any cut of any sub-axis finds its place") {
   // A dimension of 2 x 6 samples x 3 elements, the samples cut to [4, 6), inside [2, 36, 5].
-  const Digit batch{1, 2, 3};
+  const SubAxis batch{1, 2, 3};
   const GlobalIndex cut(Box{{0, 0, 0}, {2, 36, 5}, batch}, {2, 12, 5});
   CHECK_FALSE(cut.contiguous());
   int64_t local = 0;
@@ -194,10 +194,10 @@ TEST_CASE("global index: any cut of any digit finds its place") {
           for (int64_t e = 0; e < 5; ++e)
             CHECK(cut(local++, 4) == ((a * 36) + (outer * 6 + sample) * 3 + inner) * 5 + e);
 
-  const GlobalIndex rows(Box{{0, 0}, {8, 5}, Digit{0, 1, 2}}, {4, 5});  // two samples of two rows
+  const GlobalIndex rows(Box{{0, 0}, {8, 5}, SubAxis{0, 1, 2}}, {4, 5});  // two samples of two rows
   CHECK(rows.contiguous());
   CHECK(rows(7, 1) == 2 * 5 + 7);
-  const GlobalIndex columns(Box{{0, 3}, {4, 8}, Digit{}}, {4, 2});
+  const GlobalIndex columns(Box{{0, 3}, {4, 8}, SubAxis{}}, {4, 2});
   CHECK_FALSE(columns.contiguous());
   CHECK(columns(3, 0) == 8 + 3 + 1);
   const GlobalIndex whole(Box{}, {4, 2});
@@ -221,7 +221,7 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
   std::vector<double> joined;
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 3}, {3, 8}}) {
     Setting cut = whole;
-    cut.box = {{0, 0}, {rows, width}, Digit{0, 1, 1}};
+    cut.box = {{0, 0}, {rows, width}, SubAxis{0, 1, 1}};
     cut.row.batch_begin = begin;
     const Value part = f64({end - begin, width}, std::vector<double>(static_cast<size_t>((end - begin) * width), 1));
     const Value got = run(OpCode::k_dropout, {part}, attrs, cut)[0];
@@ -231,7 +231,7 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
 
   for (const int64_t begin : {0, 4}) {  // columns: not contiguous
     Setting cut = whole;
-    cut.box = {{0, begin}, {rows, width}, Digit{}};
+    cut.box = {{0, begin}, {rows, width}, SubAxis{}};
     const Value part = f64({rows, 2}, std::vector<double>(static_cast<size_t>(rows * 2), 1));
     const Value got = run(OpCode::k_dropout, {part}, attrs, cut)[0];
     for (int64_t r = 0; r < rows; ++r)
@@ -289,9 +289,8 @@ TEST_CASE("ref: movement") {
         std::vector<double>{1, 1, 2, 2});
   CHECK(run(OpCode::k_cumsum, {x}, {{"axis", int64_t{1}}, {"reverse", true}, {"exclusive", true}})[0].data ==
         std::vector<double>{3, 2, 0, 9, 5, 0});
-  CHECK(
-      run(OpCode::k_local_slice, {x}, {{"digit", Ints{1, 1, 1}}, {"begin", int64_t{1}}, {"end", int64_t{3}}})[0].data ==
-      std::vector<double>{1, 2, 4, 5});
+  CHECK(run(OpCode::k_local_slice, {x}, {{"sub_axis", Ints{1, 1, 1}}, {"begin", int64_t{1}}, {"end", int64_t{3}}})[0]
+            .data == std::vector<double>{1, 2, 4, 5});
 }
 
 TEST_CASE("ref: indices") {
@@ -577,10 +576,10 @@ TEST_CASE("ref: packed attention equals unpacked, dropout and gradient included,
     return s;
   };
   setting.row.batch_begin = 2;  // only the last sample is here
-  setting.box = {{0, 0, 0, 0}, {3, 4, 4, 2}, Digit{0, 1, 1}};
+  setting.box = {{0, 0, 0, 0}, {3, 4, 4, 2}, SubAxis{0, 1, 1}};
   const auto last = run(OpCode::k_attention, {sample(packed, 2), absent(), absent(), absent()}, attrs, setting);
   CHECK(last[0].data == sample(y[0], 2).data);
-  setting.box = {{0, 0, 0, 0}, {3, 4, 8, 2}, Digit{0, 1, 1}};  // of the packed gradient
+  setting.box = {{0, 0, 0, 0}, {3, 4, 8, 2}, SubAxis{0, 1, 1}};  // of the packed gradient
   const auto dlast =
       run(OpCode::k_attention_grad,
           {sample(dout, 2), sample(packed, 2), absent(), absent(), last[0], last[1], absent()}, attrs, setting);

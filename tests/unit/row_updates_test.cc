@@ -1,5 +1,5 @@
-// Updates of the rows of tables (Optimizer::lazy), split weights (Optimizer::split), and the ops that recommendation
-// models need: kernels against the reference, whole training against dense updates.
+// Updates of the rows of tables (Optimizer::sparse_updates), split weights (Optimizer::split_master_weights), and the
+// ops that recommendation models need: kernels against the reference, whole training against dense updates.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -178,9 +178,9 @@ Graph recommender(const Optimizer& optimizer, Precision precision = Precision::k
   return m.g;
 }
 
-Optimizer optimizer_of(OptimizerKind kind, bool lazy, bool split = false) {
+Optimizer optimizer_of(OptimizerKind kind, bool sparse_updates, bool split = false) {
   Optimizer o;
-  o.kind = kind, o.lazy = lazy, o.split = split, o.learning_rate = 0.5;
+  o.kind = kind, o.sparse_updates = sparse_updates, o.split_master_weights = split, o.learning_rate = 0.5;
   return o;
 }
 
@@ -237,25 +237,27 @@ double worst(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-TEST_CASE("lazy: sgd and adagrad give what dense updates give, on one device and on several") {
+TEST_CASE("sparse_updates: sgd and adagrad give what dense updates give, on one device and on several") {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdagrad}) {
     Optimizer by_rows = optimizer_of(kind, true), whole = optimizer_of(kind, false);
     by_rows.learning_rate = whole.learning_rate = kind == OptimizerKind::kSgd ? 5 : 0.01;
-    Trainer dense(recommender(whole)), lazy(recommender(by_rows)), cpu(recommender(by_rows), "cpu:2");
+    Trainer dense(recommender(whole)), sparse_updates(recommender(by_rows)), cpu(recommender(by_rows), "cpu:2");
     Trainer uneven(recommender(by_rows), "ref:3", "replica(3, shares=[3,1,2])");
     const auto start = dense.floats("items");
     for (int64_t step = 0; step < 8; ++step) {
       const float loss = dense.step(step);
-      for (Trainer* other : {&lazy, &uneven, &cpu}) CHECK(other->step(step) == doctest::Approx(loss).epsilon(1e-5));
+      for (Trainer* other : {&sparse_updates, &uneven, &cpu})
+        CHECK(other->step(step) == doctest::Approx(loss).epsilon(1e-5));
     }
     CHECK(worst(start, dense.floats("items")) > 1e-3);
     for (const char* name : {"items", "users", "w", "mix"})
-      for (Trainer* other : {&lazy, &uneven, &cpu}) CHECK(worst(dense.floats(name), other->floats(name)) < 2e-5);
+      for (Trainer* other : {&sparse_updates, &uneven, &cpu})
+        CHECK(worst(dense.floats(name), other->floats(name)) < 2e-5);
   }
 }
 
 // One update of all tables began at row 0 on every device.
-TEST_CASE("lazy: tables that are cut by rows, several in one model") {
+TEST_CASE("sparse_updates: tables that are cut by rows, several in one model") {
   Optimizer o = optimizer_of(OptimizerKind::kSgd, true);
   o.learning_rate = 5;
   Trainer one(recommender(o)), zero(recommender(o), "ref:3", "replica(3, shares=[3,1,2])", 3),
@@ -269,7 +271,7 @@ TEST_CASE("lazy: tables that are cut by rows, several in one model") {
     for (Trainer* other : {&zero, &split, &cpu}) CHECK(worst(one.floats(name), other->floats(name)) < 2e-5);
 }
 
-TEST_CASE("lazy: rows of all micro-batches are updated at once") {
+TEST_CASE("sparse_updates: rows of all micro-batches are updated at once") {
   for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdagrad}) {
     Optimizer o = optimizer_of(kind, true);
     o.learning_rate = 0.01;
@@ -289,7 +291,7 @@ TEST_CASE("lazy: rows of all micro-batches are updated at once") {
   }
 }
 
-TEST_CASE("lazy: rows that are not looked up keep their values and state; others decay") {
+TEST_CASE("sparse_updates: rows that are not looked up keep their values and state; others decay") {
   Optimizer o = optimizer_of(OptimizerKind::kAdamW, true);
   o.weight_decay = 0.1, o.learning_rate = 0.01;
   Trainer job(recommender(o)), other(recommender(o), "ref:2");
@@ -310,7 +312,7 @@ TEST_CASE("lazy: rows that are not looked up keep their values and state; others
   CHECK(moved > 50);
 }
 
-TEST_CASE("lazy: what it cannot do is an error that says so") {
+TEST_CASE("sparse_updates: what it cannot do is an error that says so") {
   const auto compiled = [](Graph g) { return message_of([&] { compile(g, parse_devices("ref:1"), {}); }); };
   const Optimizer o = optimizer_of(OptimizerKind::kSgd, true);
   const std::string dense = compiled(recommender(o, Precision::kFloat32, Dense::kHead));
@@ -322,15 +324,15 @@ TEST_CASE("lazy: what it cannot do is an error that says so") {
   momentum.training.optimizer.momentum = 0.9;
   CHECK(has(compiled(momentum), "momentum"));
   lamb.training.optimizer.kind = OptimizerKind::kLamb;
-  CHECK(has(compiled(lamb), "lazy"));
+  CHECK(has(compiled(lamb), "sparse updates"));
   Graph split_adam = recommender(optimizer_of(OptimizerKind::kAdam, false, true));
   CHECK(has(compiled(split_adam), "split"));
 }
 
-TEST_CASE("lazy: the table's gradient is not made") {
-  const Plan lazy = compile(recommender(optimizer_of(OptimizerKind::kSgd, true)), parse_devices("ref:1"), {});
+TEST_CASE("sparse_updates: the table's gradient is not made") {
+  const Plan sparse_updates = compile(recommender(optimizer_of(OptimizerKind::kSgd, true)), parse_devices("ref:1"), {});
   int64_t by_rows = 0, dense = 0;
-  for (const Program& p : lazy.entries[0].programs) {
+  for (const Program& p : sparse_updates.entries[0].programs) {
     for (const Segment& s : p.segments) {
       for (const Instruction& i : s.instructions) {
         by_rows += i.op() == k_sgd_rows;
@@ -344,9 +346,9 @@ TEST_CASE("lazy: the table's gradient is not made") {
 
 TEST_CASE("split weights: trained in bf16 with the memory of fp32, on any device, through a checkpoint") {
   const std::string folder = "/tmp/whale_split_" + std::to_string(getpid());
-  for (const bool lazy : {false, true}) {
-    const Graph graph = recommender(optimizer_of(OptimizerKind::kSgd, lazy, true), Precision::kBFloat16);
-    const Graph plain = recommender(optimizer_of(OptimizerKind::kSgd, lazy), Precision::kBFloat16);
+  for (const bool sparse_updates : {false, true}) {
+    const Graph graph = recommender(optimizer_of(OptimizerKind::kSgd, sparse_updates, true), Precision::kBFloat16);
+    const Graph plain = recommender(optimizer_of(OptimizerKind::kSgd, sparse_updates), Precision::kBFloat16);
     Trainer job(graph, "cpu:1"), several(graph, "cpu:2"), fp32(plain, "cpu:1");
     CHECK(job.session.variable_type("items").dtype == DType::kBF16);
     CHECK(job.session.variable_type("items/low").dtype == DType::kU16);
@@ -379,7 +381,7 @@ TEST_CASE("split weights: a checkpoint of halves loads into whole weights and ba
   const std::string folder = "/tmp/whale_halves_" + std::to_string(getpid());
   const auto graph = [](OptimizerKind kind, bool split, Precision precision) {
     small::Model m = small::mlp(8, kind, 4, 20000);
-    m.g.training.optimizer.split = split;
+    m.g.training.optimizer.split_master_weights = split;
     m.g.training.precision = precision;
     return m.g;
   };

@@ -68,7 +68,7 @@ class HookedDevice final : public Device {
  public:
   HookedDevice(int index, std::unique_ptr<Device> inner, const Hook& hook, Contexts& contexts)
       : index_(index), inner_(std::move(inner)), hook_(hook), contexts_(contexts) {}
-  void enter_thread(Stream stream) override { inner_->enter_thread(stream); }
+  void enter_thread(Queue queue) override { inner_->enter_thread(queue); }
   void* allocate(size_t bytes) override { return inner_->allocate(bytes); }
   void release(void* memory, size_t bytes) override { inner_->release(memory, bytes); }
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override {
@@ -231,17 +231,17 @@ TEST_CASE("the steady step allocates nothing") {
   }
 }
 
-TEST_CASE("a pipeline of two devices with two slots trains like one device") {
+TEST_CASE("a pipeline of two devices with two versions trains like one device") {
   for (const int64_t micro_batches : {1, 2, 4, 8})
-    for (const int32_t slots : {1, 2, 3})
-      for (const bool streams : {false, true}) {
+    for (const int32_t capacity : {1, 2, 3})
+      for (const bool queues : {false, true}) {
         CAPTURE(micro_batches);
-        CAPTURE(slots);
-        CAPTURE(streams);
+        CAPTURE(capacity);
+        CAPTURE(queues);
         test::PipelineOptions o;
         o.micro_batches = micro_batches;
-        o.link_slots = slots;
-        o.streams = streams;
+        o.link_capacity = capacity;
+        o.queues = queues;
         Rig rig(test::hand_pipeline(o));
         CHECK(rig.machine->memory(1).variable(0) == nullptr);  // each device holds its own stage only
         CHECK(rig.machine->memory(0).variable(1) == nullptr);
@@ -530,8 +530,8 @@ TEST_CASE("a timeline holds every instruction once, in order, and the report add
   CHECK(feeds == 4);
   CHECK(reductions == 4);
   for (const auto& device : rig.executor->timeline())
-    for (const auto& stream : device)
-      for (size_t i = 1; i < stream.records.size(); ++i) CHECK(stream.records[i - 1].end <= stream.records[i].begin);
+    for (const auto& queue : device)
+      for (size_t i = 1; i < queue.records.size(); ++i) CHECK(queue.records[i - 1].end <= queue.records[i].begin);
   const auto report = nlohmann::json::parse(report_json(*rig.machine, rig.executor.get()));
   REQUIRE(report["devices"].size() == 2);
   const auto& bytes = report["devices"][0]["bytes"];

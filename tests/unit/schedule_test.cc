@@ -14,18 +14,18 @@ using namespace whale;
 
 namespace {
 
-// Times that every number of chunks here divides, so that sums are exact.
+// Times that every number of virtual stages here divides, so that sums are exact.
 const StageTimes kEqual{12, 12, 12};
 const std::vector<StageTimes> kTimes = {kEqual, {12, 24, 12}, {24, 12, 36}, {36, 48, 24}, {60, 12, 12}, {12, 24, 0}};
 
 double whole(const StageTimes& t) { return t.forward + t.backward + t.weight; }
 
-// Every shape: p in {1, 2, 3, 4, 8}, m to 4p, the chunks the schedule takes of {1, 2, 3, 4}.
+// Every shape: p in {1, 2, 3, 4, 8}, m to 4p, the virtual stages the schedule takes of {1, 2, 3, 4}.
 void each_shape(std::string_view name, const std::function<void(const PipelineSchedule&, int p, int m, int v)>& visit) {
   const ScheduleRule& rule = schedule_rule(name);
   for (const int p : {1, 2, 3, 4, 8}) {
     for (int m = 1; m <= 4 * p; ++m) {
-      for (int v = rule.min_chunks; v <= std::min(rule.max_chunks, 4); ++v) {
+      for (int v = rule.min_virtual_stages; v <= std::min(rule.max_virtual_stages, 4); ++v) {
         CAPTURE(name);
         CAPTURE(p);
         CAPTURE(m);
@@ -148,7 +148,7 @@ TEST_CASE("on the clock every item comes once, after all that it needs, and forw
       for (int d = 0; d < p; ++d) {
         for (size_t n = 0; n < schedule.devices[d].size(); ++n, ++items) {
           const WorkItem& item = schedule.devices[d][n];
-          const int at = virtual_stage(schedule, d, item.chunk) * m + item.micro_batch;
+          const int at = model_stage(schedule, d, item.virtual_stage) * m + item.micro_batch;
           if (item.kind == WorkKind::kForward) forward[at] = line.devices[d][n];
           if (item.kind == WorkKind::kBackward) backward[at] = line.devices[d][n];
           // A weight gradient stands behind its backward in the order of its own device, so that this has been seen.
@@ -170,24 +170,26 @@ TEST_CASE("on the clock every item comes once, after all that it needs, and forw
   }
 }
 
-TEST_CASE("unbuffered sends deadlock all but gpipe, one slot suffices for all but interleaved") {
+TEST_CASE("unbuffered sends deadlock all but gpipe, a capacity of 1 suffices for all but interleaved") {
   for (const ScheduleRule& rule : schedule_rules()) {
     if (rule.name == "interleaved") continue;
     each_shape(rule.name, [&](const PipelineSchedule& schedule, int p, int m, int) {
       const bool free = p == 1 || m == 1 || rule.name == "gpipe";
-      CHECK(slots_needed(schedule) == (free ? 0 : 1));
-      // One slot costs no time where stages are equally fast.
+      CHECK(capacity_needed(schedule) == (free ? 0 : 1));
+      // A capacity of 1 costs no time where stages are equally fast.
       CHECK(run_clock(schedule, kEqual, 1).makespan == run_clock(schedule, kEqual).makespan);
     });
   }
 }
 
-TEST_CASE("interleaved needs a slot for each micro-batch by which a round is larger than the pipeline, and one more") {
+TEST_CASE(
+    "interleaved needs a capacity of one for each micro-batch by which a round is larger than the pipeline, and one "
+    "more") {
   each_shape("interleaved", [](const PipelineSchedule& schedule, int p, int m, int v) {
     const int waiting = std::max(0, round_size(p, m) - p) + 1;
-    // A single round only gets slower with fewer slots; several rounds deadlock.
+    // A single round only gets slower with less capacity; several rounds deadlock.
     const bool several = m >= 2 * p && v > 1;
-    CHECK(slots_needed(schedule) == (p == 1 || m == 1 ? 0 : several ? waiting : 1));
+    CHECK(capacity_needed(schedule) == (p == 1 || m == 1 ? 0 : several ? waiting : 1));
     CHECK(run_clock(schedule, kEqual, waiting).makespan == run_clock(schedule, kEqual).makespan);
   });
 }
@@ -203,20 +205,22 @@ TEST_CASE("a deadlock is reported with the items in its cycle") {
   CHECK(has(message_of([&] { run_clock(schedule, kEqual, 0); }), "cannot send F1"));
   CHECK_NOTHROW(verify_schedule(schedule, 1));
 
-  // Orders that no number of slots can save.
+  // Orders that no capacity can save.
   PipelineSchedule early = make_schedule("gpipe", 1, 1);
   std::swap(early.devices[0][0], early.devices[0][1]);
-  CHECK(to_string(early, find_deadlock(early, kUnlimitedSlots)) ==
+  CHECK(to_string(early, find_deadlock(early, kUnlimitedCapacity)) ==
         "device 0 cannot start B0: device 0 has not run F0\n");
-  CHECK(has(message_of([&] { slots_needed(early); }), "any number of slots"));
+  CHECK(has(message_of([&] { capacity_needed(early); }), "any capacity"));
 }
 
 TEST_CASE("blocking costs time: a slow receiver holds the sender up") {
-  // Two stages, the second five times slower. With one slot device 0 may be two forwards ahead of it, not three.
+  // Two stages, the second five times slower. With a capacity of 1 device 0 may be two forwards ahead of it, not three.
   const std::vector<StageTimes> times = {{1, 1, 0}, {5, 5, 0}};
   const PipelineSchedule schedule = make_schedule("gpipe", 2, 4);
-  const auto released = [&](int slots, int n) { return run_clock(schedule, times, slots).devices[0][n].released; };
-  CHECK(released(kUnlimitedSlots, 3) == 4);
+  const auto released = [&](int capacity, int n) {
+    return run_clock(schedule, times, capacity).devices[0][n].released;
+  };
+  CHECK(released(kUnlimitedCapacity, 3) == 4);
   CHECK(released(1, 0) == 1);
   CHECK(released(1, 1) == 2);
   CHECK(released(1, 2) == 6);   // F1 starts at 6 on device 1
@@ -228,9 +232,9 @@ TEST_CASE("incomplete and impossible schedules are refused") {
   CHECK(has(message_of([] { make_schedule("dualpipe", 2, 2); }), "'dualpipe', expected one of " + schedule_names()));
   CHECK(has(message_of([] { make_schedule("1f1b", 2, 0); }), "0 micro-batches"));
   CHECK(has(message_of([] { make_schedule("1f1b", 0, 2); }), "0 stages"));
-  CHECK(has(message_of([] { make_schedule("1f1b", 2, 2, 2); }), "2 chunks per device, expected 1"));
+  CHECK(has(message_of([] { make_schedule("1f1b", 2, 2, 2); }), "2 virtual stages per device, expected 1"));
   CHECK(has(message_of([] { make_schedule("zb_v", 2, 2, 3); }), "expected 2"));
-  CHECK(make_schedule("zb_v", 2, 2).shape.chunks == 2);
+  CHECK(make_schedule("zb_v", 2, 2).shape.virtual_stages == 2);
 
   PipelineSchedule missing = make_schedule("1f1b", 2, 2);
   missing.devices[1].pop_back();

@@ -25,7 +25,7 @@ TEST_CASE("a graph survives bytes") {
   CHECK(again.op(0).location == "model.py:7");
   CHECK(again.scopes[1].shares == std::vector<double>{3, 1});
   CHECK(again.variables[0].init.b == 0.02);
-  CHECK(again.training.schedule.total_steps == 100);
+  CHECK(again.training.lr_schedule.total_steps == 100);
   CHECK(again.default_strategy == "replica(2)");
   CHECK(is_graph_file(bytes.data(), bytes.size()));
   CHECK_FALSE(is_plan_file(bytes.data(), bytes.size()));

@@ -327,7 +327,7 @@ TEST_CASE("session: a checkpoint knows its optimizer, and no other one goes on f
   }
 }
 
-// As libwhale wrote them before the index said the optimizer: slots tell what they can.
+// As libwhale wrote them before the index said the optimizer: names of state tell what they can.
 TEST_CASE("session: a checkpoint that does not know its optimizer is judged by its state") {
   using enum OptimizerKind;
   const Folder folder;

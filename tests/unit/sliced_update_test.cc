@@ -1,5 +1,5 @@
-// Forms of one update (CoCoNeT; Jangda et al., 2022): all-reduce and update everywhere, or reduce-scatter, update of
-// the slice that a device keeps, all-gather. No bit differs.
+// Forms of one update (CoCoNeT; Jangda et al., 2022): all-reduce and update on all devices, or reduce-scatter, update
+// of the slice that a device keeps, all-gather. No bit differs.
 #include <doctest/doctest.h>
 
 #include "trained.h"

@@ -120,9 +120,9 @@ TEST_CASE("memory: the least of what the machine and the groups leave, page cach
 TEST_CASE("strategies round trip") {
   for (const char* text :
        {"replica", "replica(3, shares=[3,2,1])", "replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)",
-        "cluster(\"cpu:4\", layout=average(2)) > replica(by=micro_batch)", "stage(2)",
+        "cluster(\"cpu:4\", device_order=average(2)) > replica(by=micro_batch)", "stage(2)",
         "split(2, factor=heads, shares=[1,0.5])", "replica(2, shares=[1,1,1])",
-        "pipeline(schedule=interleaved, chunks=2)", "replica(layout=[[0,1],[2]])"})
+        "pipeline(schedule=interleaved, virtual_stages=2)", "replica(device_order=[[0,1],[2]])"})
     CHECK(to_string(parse_strategy(text)) == text);
   CHECK(to_string(parse_strategy(" replica ( count = 2 ) ")) == "replica(2)");
 }
@@ -135,7 +135,7 @@ TEST_CASE("wrong strategies say where") {
                            "split(2, ways=4)", "pipeline(2, micro_batches=2, micro_batches=2)"})
     CHECK(has(message_of([&] { parse_strategy(text); }), "is given twice"));
   CHECK(has(message_of([] { parse_strategy("replica(2) split"); }), "character 12"));
-  CHECK(has(message_of([] { parse_strategy("replica(ways=2)"); }), "it has count, shares, by, layout"));
+  CHECK(has(message_of([] { parse_strategy("replica(ways=2)"); }), "it has count, shares, by, device_order"));
   CHECK(has(message_of([] { parse_strategy("replica(shares=[1,-1])"); }), "shares"));
   CHECK(has(message_of([] { parse_strategy("replica(0)"); }), "whole number"));
   CHECK(has(message_of([] { parse_strategy("pipeline(schedule=2f2b)"); }), "1f1b"));
@@ -196,7 +196,7 @@ TEST_CASE("scopes become meshes; what does not fit names scope and devices") {
   CHECK(nested.axes[0].shares == std::vector<double>{1, 2});
   CHECK(nested.axes[1].shares == std::vector<double>{1, 3});
   CHECK(nested.coordinates(2) == std::vector<int64_t>{1, 0});
-  CHECK(mesh("cluster(layout=[[2,3],[0,1]]) > replica", 4).devices == std::vector<int32_t>{2, 3, 0, 1});
+  CHECK(mesh("cluster(device_order=[[2,3],[0,1]]) > replica", 4).devices == std::vector<int32_t>{2, 3, 0, 1});
   // Counts left out: the outermost one takes what the others leave.
   const Mesh inferred = mesh("replica > split(3)", 6);
   REQUIRE(inferred.axes.size() == 2);
@@ -217,7 +217,7 @@ TEST_CASE("scopes become meshes; what does not fit names scope and devices") {
   CHECK(has(refusal("replica(3, shares=[1,1])", 3), "expected 3"));
   CHECK(has(refusal("replica(2, shares=[0,0])", 2), "shares"));
   CHECK(has(refusal("pipeline(2) > pipeline(2)", 4), "pipeline inside a pipeline"));
-  CHECK(has(refusal("cluster(layout=[[0,1],[1,2]]) > replica", 4), "each of the devices 0 to 3 once"));
+  CHECK(has(refusal("cluster(device_order=[[0,1],[1,2]]) > replica", 4), "each of the devices 0 to 3 once"));
   CHECK(has(refusal("pipeline(40)", 40), "can be cut into at most"));
   CHECK(has(refusal("cluster(\"cpu:2\") > replica", 2), "not implemented"));
 }
@@ -329,9 +329,9 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   }
   CHECK(last == 2);
   for (const int n : ops) CHECK(n > 3);
-  // Chunks: each device has several stages of the model.
+  // Virtual stages: each device has several stages of the model.
   small::Model chunked = small::gpt();
-  const TaskGraphs loop = small::tasks_of(chunked.g, 2, "pipeline(2, schedule=interleaved, chunks=2)");
+  const TaskGraphs loop = small::tasks_of(chunked.g, 2, "pipeline(2, schedule=interleaved, virtual_stages=2)");
   CHECK(loop.mesh_of_stage == std::vector<int32_t>{0, 1, 0, 1});
   small::Model vee = small::gpt();
   CHECK(small::tasks_of(vee.g, 2, "pipeline(2, schedule=zb_v)").mesh_of_stage == std::vector<int32_t>{0, 1, 1, 0});
@@ -346,7 +346,7 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   CHECK_MESSAGE((has(back, "'back'") && has(back, "forward only")), back);
 }
 
-TEST_CASE("pipelines side by side are chunks of one") {
+TEST_CASE("pipelines side by side are virtual stages of one") {
   const auto form = [](int64_t first, int64_t second, const char* schedule, int64_t devices, bool inside = false) {
     small::Model m;
     TensorId h = m.input("x", {8, 4});
@@ -365,7 +365,7 @@ TEST_CASE("pipelines side by side are chunks of one") {
   };
   const auto [g, tasks] = form(2, 0, "", 2);
   CHECK(tasks.schedule == "interleaved");
-  CHECK(tasks.chunks == 2);
+  CHECK(tasks.virtual_stages == 2);
   CHECK(tasks.mesh_of_stage == std::vector<int32_t>{0, 1, 0, 1});
   for (const Op& op : g.ops) {
     if (op.name.starts_with("p0")) CHECK(op.stage <= 1);
@@ -373,7 +373,7 @@ TEST_CASE("pipelines side by side are chunks of one") {
     if (op.name == "after") CHECK(op.stage == 3);
   }
   CHECK(form(0, 0, "1f1b", 3).second.mesh_of_stage == std::vector<int32_t>{0, 1, 2, 0, 1, 2});
-  CHECK(form(0, 0, "interleaved", 2).second.chunks == 4);
+  CHECK(form(0, 0, "interleaved", 2).second.virtual_stages == 4);
   CHECK(form(2, 2, "", 4, true).second.mesh(3).devices == std::vector<int32_t>{2, 3});
   CHECK(has(message_of([&] { form(2, 3, "", 2); }), "different stages"));
   CHECK(has(message_of([&] { form(2, 2, "zb_h1", 2); }), "run interleaved; leave the schedule out"));

@@ -152,7 +152,7 @@ TEST_CASE("a split of the sequence goes round: no device has all keys, none is g
         const auto forward = all_of(p, k_attention), backward = all_of(p, k_attention_grad);
         CHECK(static_cast<int64_t>(forward.size()) == n * layers);
         CHECK(static_cast<int64_t>(backward.size()) == (train ? n * layers : 0));
-        // Keys and values of n - 1 rounds; backward their gradients too, which go all the way home.
+        // Keys and values of n - 1 rounds; backward their gradients too, which go all the way round.
         const int64_t shifts = 2 * (n - 1) + (train ? 2 * (n - 1) + 2 * n : 0);
         CHECK(static_cast<int64_t>(all_of(p, k_shift).size()) == shifts * layers);
         std::set<int64_t> begins;
@@ -201,7 +201,7 @@ TEST_CASE("while one piece is worked on the next one comes, and no more") {
           const auto next = std::find_if(s.instructions.begin() + static_cast<int64_t>(k), s.instructions.end(),
                                          [](const Instruction& i) { return i.op() == k_attention_merge; });
           for (const WaitPoint& w : s.instructions[k].waits)
-            if (w.stream == Stream::kCommunication && s.instructions[static_cast<size_t>(w.index)].op() == k_shift)
+            if (w.queue == Queue::kCommunication && s.instructions[static_cast<size_t>(w.index)].op() == k_shift)
               CHECK(std::find(s.instructions[k].in.begin(), s.instructions[k].in.end(),
                               s.instructions[static_cast<size_t>(w.index)].out[0]) != s.instructions[k].in.end());
           CHECK(next != s.instructions.end());
@@ -264,8 +264,8 @@ TEST_CASE("two runs of a ring have the same bits") {
   CHECK(small::train(plan, 2, 32) == small::train(plan, 2, 32));
 }
 
-// ---- layouts ----------------------------------------------------------------------------------------------------
-LayoutGraph laid_out(small::Model m, int64_t devices, const std::string& strategy) {
+// ---- shardings --------------------------------------------------------------------------------------------------
+ShardedGraph laid_out(small::Model m, int64_t devices, const std::string& strategy) {
   const TaskGraphs tasks = small::tasks_of(m.g, devices, strategy);
   canonicalise(m.g);
   decompose_splits(m.g, tasks);
@@ -273,29 +273,29 @@ LayoutGraph laid_out(small::Model m, int64_t devices, const std::string& strateg
   add_updates(m.g);
   clean(m.g);
   assign_regions(m.g);
-  LayoutGraph lg = small::lay_out(m.g, tasks, {.fetch_gradients = {}});
+  ShardedGraph lg = small::lay_out(m.g, tasks, {.fetch_gradients = {}});
   stream_gathers(lg);
   verify(lg);
   return lg;
 }
 
 TEST_CASE("the verifier sees a piece that is another device's") {
-  LayoutGraph lg = laid_out(small::gpt(2, OptimizerKind::kAdamW, 1, 12), 3, "split(3, factor=sequence)");
+  ShardedGraph lg = laid_out(small::gpt(2, OptimizerKind::kAdamW, 1, 12), 3, "split(3, factor=sequence)");
   int shifts = 0;
   for (const Op& op : lg.graph.ops) {
     if (op.code != k_shift) continue;
     ++shifts;
-    AxisLayout &from = lg.at(op.inputs[0], 1), &to = lg.at(op.outputs[0], 1);
+    AxisSharding &from = lg.at(op.inputs[0], 1), &to = lg.at(op.outputs[0], 1);
     CHECK(to.rotate == (from.rotate + 1) % 3);
   }
   CHECK(shifts == 4 + 4 + 6);
   for (const Op& op : lg.graph.ops)
     if (op.code == k_attention && op.name.ends_with(".1")) {
-      LayoutGraph wrong = lg;
+      ShardedGraph wrong = lg;
       wrong.at(op.inputs[2], 1).rotate = 2;  // values of other places than the keys
       CHECK_THROWS_WITH(verify(wrong), doctest::Contains("the pieces of an op are of different shares"));
     }
-  LayoutGraph moved = lg;  // a sum of pieces that are not the same ones
+  ShardedGraph moved = lg;  // a sum of pieces that are not the same ones
   for (const Op& op : lg.graph.ops)
     if (op.code == k_add && op.name.find(".dk.2.to2") != op.name.npos) moved.at(op.inputs[0], 1).rotate = 1;
   CHECK_THROWS_WITH(verify(moved), doctest::Contains("no factor explains"));
@@ -315,7 +315,7 @@ TEST_CASE("without being asked a ring is taken where time or memory say so") {
     differentiate(m.g);
     add_updates(m.g);
     assign_regions(m.g);
-    LayoutGraph lg = small::lay_out(m.g, tasks, {.fetch_gradients = {}});
+    ShardedGraph lg = small::lay_out(m.g, tasks, {.fetch_gradients = {}});
     stream_gathers(lg);
     verify(lg);
     return std::count_if(lg.graph.ops.begin(), lg.graph.ops.end(), [](const Op& op) { return op.code == k_shift; });

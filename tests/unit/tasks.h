@@ -14,7 +14,7 @@ inline TaskGraphs tasks_of(Graph& graph, int64_t devices, std::string_view strat
 }
 
 // Without the passes that look at the plan's options.
-inline LayoutGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options) {
+inline ShardedGraph lay_out(Graph graph, const TaskGraphs& tasks, const ShardOptions& options) {
   place_in_stages(graph, tasks);
   return insert_reshards(graph, tasks, options, choose_cuts(graph, tasks, options));
 }

@@ -58,8 +58,8 @@ std::vector<Interval> random_cuts(size_t members, int64_t extent, Dice& dice) {
   for (const int64_t e : ends) cuts.push_back({cuts.empty() ? 0 : cuts.back().end, e});
   return cuts;
 }
-Dims with(Dims dims, const Digit& digit, const Interval& cut) {
-  dims[static_cast<size_t>(digit.dim)] = digit.outer * cut.size() * digit.inner;
+Dims with(Dims dims, const SubAxis& sub_axis, const Interval& cut) {
+  dims[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * cut.size() * sub_axis.inner;
   return dims;
 }
 
@@ -72,7 +72,7 @@ Case random_case(size_t members, Dice& dice) {
   c.spec.combine = kCombines[dice.below(std::ssize(kCombines))];
   c.dtype = kTypes[dice.below(std::ssize(kTypes))];
   c.in.resize(members), c.out.resize(members);
-  const Digit digit{static_cast<int>(dice.below(2)), dice.between(1, 3), dice.between(1, 3)};
+  const SubAxis sub_axis{static_cast<int>(dice.below(2)), dice.between(1, 3), dice.between(1, 3)};
   const int64_t extent = dice.between(0, 9);
   const size_t operands =
       c.spec.op == OpCode::k_all_reduce || c.spec.op == OpCode::k_reduce_scatter || c.spec.op == OpCode::k_all_gather
@@ -80,34 +80,34 @@ Case random_case(size_t members, Dice& dice) {
           : 1;
   for (size_t i = 0; i < operands; ++i) {
     Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, 40)};
-    whole[static_cast<size_t>(digit.dim)] = digit.outer * extent * digit.inner;
+    whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * extent * sub_axis.inner;
     const std::vector<Interval> cuts = random_cuts(members, extent, dice);
-    Digit to{1 - digit.dim, 1, dice.between(1, 2)};
+    SubAxis to{1 - sub_axis.dim, 1, dice.between(1, 2)};
     const int64_t to_extent = dice.between(1, 6);
     if (c.spec.op == OpCode::k_all_to_all) {
       whole[static_cast<size_t>(to.dim)] = to_extent * to.inner;
       c.spec.to = {to, random_cuts(members, to_extent, dice)};
     }
     if (c.spec.op != OpCode::k_all_reduce && c.spec.op != OpCode::k_shift && c.spec.op != OpCode::k_adasum)
-      c.spec.cuts.push_back({digit, cuts});
+      c.spec.cuts.push_back({sub_axis, cuts});
     for (size_t m = 0; m < members; ++m) {
       const size_t before = (m + members - 1) % members;
       switch (c.spec.op) {
         case OpCode::k_reduce_scatter:
           c.in[m].push_back(noise(whole, c.dtype, dice));
-          c.out[m].push_back(room(with(whole, digit, cuts[m]), c.dtype));
+          c.out[m].push_back(room(with(whole, sub_axis, cuts[m]), c.dtype));
           break;
         case OpCode::k_all_gather:
-          c.in[m].push_back(noise(with(whole, digit, cuts[m]), c.dtype, dice));
+          c.in[m].push_back(noise(with(whole, sub_axis, cuts[m]), c.dtype, dice));
           c.out[m].push_back(room(whole, c.dtype));
           break;
         case OpCode::k_all_to_all:
-          c.in[m].push_back(noise(with(whole, digit, cuts[m]), c.dtype, dice));
+          c.in[m].push_back(noise(with(whole, sub_axis, cuts[m]), c.dtype, dice));
           c.out[m].push_back(room(with(whole, to, c.spec.to.cuts[m]), c.dtype));
           break;
         case OpCode::k_shift:
-          c.in[m].push_back(noise(with(whole, digit, cuts[m]), c.dtype, dice));
-          c.out[m].push_back(room(with(whole, digit, cuts[before]), c.dtype));
+          c.in[m].push_back(noise(with(whole, sub_axis, cuts[m]), c.dtype, dice));
+          c.out[m].push_back(room(with(whole, sub_axis, cuts[before]), c.dtype));
           break;
         default: c.in[m].push_back(noise(whole, c.dtype, dice));
       }

@@ -304,16 +304,16 @@ TEST_CASE("split: factors of the second moment are cut as their parameters") {
   const Plan plan = compile(m.g, parse_devices("null:8", {0}), options);
   int rows = 0, columns = 0;
   for (const PlanVariable& v : plan.variables) {
-    if (v.slot != "row" && v.slot != "col") continue;
+    if (v.state_name != "row" && v.state_name != "col") continue;
     const auto owner = std::find_if(plan.variables.begin(), plan.variables.end(),
                                     [&](const PlanVariable& p) { return p.name == v.owner; });
     REQUIRE(owner != plan.variables.end());
-    const AxisLayout &of = owner->home.axes.back(), &mine = v.home.axes.back();
+    const AxisSharding &of = owner->storage_sharding.axes.back(), &mine = v.storage_sharding.axes.back();
     if (of.placement != Placement::kShard) continue;
     CAPTURE(v.name);
-    const bool first = of.digit.dim == 0;
-    CHECK((mine.placement == Placement::kShard) == (first == (v.slot == "row")));
-    if (mine.placement == Placement::kShard) CHECK(mine.digit == Digit{0, of.digit.outer, of.digit.inner});
+    const bool first = of.sub_axis.dim == 0;
+    CHECK((mine.placement == Placement::kShard) == (first == (v.state_name == "row")));
+    if (mine.placement == Placement::kShard) CHECK(mine.sub_axis == SubAxis{0, of.sub_axis.outer, of.sub_axis.inner});
     (first ? rows : columns) += mine.placement == Placement::kShard;
   }
   CHECK(rows > 0);

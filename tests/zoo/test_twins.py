@@ -54,7 +54,7 @@ class Twin:
         return loss.item(), {k: v.detach().numpy() for k, v in outputs.items()}
 
     def values(self):
-        """Parameters, and state as ``"PARAMETER/SLOT"``."""
+        """Parameters, and state as ``"PARAMETER/STATE"``."""
         out = {k: v.detach().numpy().copy() for k, v in self.p.items()}
         for k, v in self.p.items():
             state = self.optimizer.state[v]

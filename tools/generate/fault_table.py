@@ -45,7 +45,7 @@ def notes(kinds):
     left = [f"{k['kind']} ({k['counted']} of {k['planted']})" for k in kinds
             if k["group"] in STRUCTURE and k["by"] != "plan verifier" and k["counted"] and k["refused"] + k["refused_when_bound"]]
     if left:
-        lines.append("Kinds of groups, orders, slots and links that the plan verifier refuses in some places only; these ran instead of being refused, and were left "
+        lines.append("Kinds of groups, orders, versions and links that the plan verifier refuses in some places only; these ran instead of being refused, and were left "
                      f"to numbers: {', '.join(left)}.")
     return "".join(f"\n{line}\n" for line in lines)
 

@@ -26,11 +26,11 @@ class Gpt:
         return (f"gpt --heads {self.heads} --dim {self.dim} --layers {self.layers} --seq {self.seq} --vocab {self.vocab} --batch {self.batch} "
                 f"--precision {self.precision} --optimizer adam")
 
-    def closed_form(self, t, p, chunks=1, micro_batch=1):
+    def closed_form(self, t, p, virtual_stages=1, micro_batch=1):
         parameters = (self.layers / p * 12 * self.dim**2 + (self.vocab + self.seq) * self.dim) / t
         each = 18 if self.precision == "bf16" else 16  # parameter, gradient, two moments in 32 bit; the 16-bit copy
         layer = 32 * self.seq * micro_batch * self.dim / t * (1 if self.precision == "bf16" else 2)
-        held = self.layers * (1 + (p - 1) / (p * chunks) if chunks > 1 else 1)
+        held = self.layers * (1 + (p - 1) / (p * virtual_stages) if virtual_stages > 1 else 1)
         return each * parameters + layer * held
 
 
@@ -39,10 +39,10 @@ M6_10T = "m6-10t --precision bf16 --parameters bf16"
 # name, whale model's arguments, devices, strategy, options, closed form in bytes or None
 ROWS = [
     ("GPT 22B", Gpt(64, 6144, 48, 4), "null-80GB:8", "split(8)", "--recompute selective", dict(t=8, p=1, micro_batch=4)),
-    ("GPT 175B", Gpt(96, 12288, 96, 64), "null-80GB:64", "pipeline(8, micro_batches=64, chunks=3) > split(8)", "--recompute selective",
-     dict(t=8, p=8, chunks=3)),
-    ("GPT 530B", Gpt(128, 20480, 105, 280), "null-80GB:280", "pipeline(35, micro_batches=280, chunks=3) > split(8)", "--recompute selective",
-     dict(t=8, p=35, chunks=3)),
+    ("GPT 175B", Gpt(96, 12288, 96, 64), "null-80GB:64", "pipeline(8, micro_batches=64, virtual_stages=3) > split(8)", "--recompute selective",
+     dict(t=8, p=8, virtual_stages=3)),
+    ("GPT 530B", Gpt(128, 20480, 105, 280), "null-80GB:280", "pipeline(35, micro_batches=280, virtual_stages=3) > split(8)", "--recompute selective",
+     dict(t=8, p=35, virtual_stages=3)),
     ("GPT 1T", Gpt(160, 25600, 128, 512), "null-80GB:512", "pipeline(64, micro_batches=512) > split(8)", "--recompute selective",
      dict(t=8, p=64)),
     ("gpt3-175b, 32 bit", GPT3, "null-80GB:1024", "replica(16) > pipeline(8, micro_batches=96) > split(8)", "", dict(t=8, p=8)),

@@ -61,7 +61,7 @@ def cut(extent: int, ways: int, k: int) -> tuple[int, int]:
     return begin, begin + size + (k < more)
 
 
-def homes(text: str) -> dict[str, dict]:
+def storage_shardings(text: str) -> dict[str, dict]:
     """Variables of a printed plan: dims, role, and the cuts {axis: (dim, outer, inner)}."""
     out = {}
     for line in text.splitlines():
@@ -101,7 +101,7 @@ def held(x: float, y: float, w: float, h: float, variable: dict, axes: dict, col
 
 def places(title: str, plan: wh.job.Plan, tensors: list[str], note: str = "") -> str:
     """A row a device, a column a tensor."""
-    info, found = plan.to_dict(), homes(plan.print())
+    info, found = plan.to_dict(), storage_shardings(plan.print())
     entry = info["entries"][0]
     width = LEFT + 130 + 120 * len(tensors)
     body = [_text(12, 22, title, weight="bold", size=14)]
@@ -206,8 +206,8 @@ def pictures() -> dict[str, str]:
     block = ["block0.norm1.weight", "block0.attention.qkv.weight", "block0.mlp.up.weight", "block0.mlp.down.weight"]
     ends = ["block0.mlp.up.weight", "block0.mlp.down.weight", "block1.mlp.up.weight", "block1.mlp.down.weight"]
     with_state = ["block0.mlp.up.weight", "block0.mlp.up.weight/m", "block0.mlp.down.weight", "block0.mlp.down.weight/m"]
-    schedules = [f"pipeline(2, micro_batches=4, schedule={s})" for s in ("gpipe", "1f1b", "interleaved, chunks=2", "zb_h1", "zb_v")]
-    beside = "cluster(layout=[[0,2],[1,3]]) > replica(2) > split(2)"
+    schedules = [f"pipeline(2, micro_batches=4, schedule={s})" for s in ("gpipe", "1f1b", "interleaved, virtual_stages=2", "zb_h1", "zb_v")]
+    beside = "cluster(device_order=[[0,2],[1,3]]) > replica(2) > split(2)"
     return {
         "replica": places("replica(4, shares=[3,2,2,1]): samples are cut, parameters are copies", plan("replica(4, shares=[3,2,2,1])", 4), block[:3]),
         "split": places("split(2): every sample everywhere, parameters are cut", plan("split(2)", 2), block),

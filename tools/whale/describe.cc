@@ -50,12 +50,12 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
   count("--batch", o.batch, "samples a step");
   command.add_option("--optimizer", o.optimizer,
                      "sgd, split_sgd (bf16), momentum, nesterov, adam, adamw, lamb, adagrad, adafactor");
-  CLI::Option* lazy = command.add_flag_callback(
-      "--lazy", [&o] { o.lazy = 1; }, "update only the rows of tables that a step looked up");
+  CLI::Option* sparse_updates = command.add_flag_callback(
+      "--sparse-updates", [&o] { o.sparse_updates = 1; }, "update only the rows of tables that a step looked up");
   command
       .add_flag_callback(
-          "--no-lazy", [&o] { o.lazy = 0; }, "update whole tables")
-      ->excludes(lazy);
+          "--no-sparse-updates", [&o] { o.sparse_updates = 0; }, "update whole tables")
+      ->excludes(sparse_updates);
   number("--lr", o.learning_rate, "learning rate");
   number("--weight-decay", o.weight_decay, "weight decay; adafactor: not multiplied by the learning rate");
   number("--clip", o.clip, "clip gradients to this global norm; 0: no");
@@ -63,16 +63,16 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
   command.add_option("--precision", o.precision, "f32, bf16, f16 or f64 (ref devices)");
   command.add_option("--parameters", o.parameters,
                      "f32, or bf16: trained parameters are kept in 16 bits alone, and so are their gradients");
-  command.add_option("--schedule", o.schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
+  command.add_option("--lr-schedule", o.lr_schedule, "of the learning rate: constant, linear, cosine, inverse_sqrt");
   from_zero("--warmup", o.warmup, "steps of linear warm-up");
   from_zero("--total-steps", o.total_steps, "steps until the schedule ends");
   command.add_option("--strategy", o.strategy, "default strategy, such as 'replica(3, shares=[3,2,1])'");
   return sizes;
 }
 
-// A file that no plan accepts, for its micro-batches or its lazy updates, is not written.
+// A file that no plan accepts, for its micro-batches or its sparse updates, is not written.
 void check_planned(whale_engine* engine, const whale_graph* graph, const ModelOptions& o) {
-  if (o.lazy != 1 && o.accumulation == 1) return;
+  if (o.sparse_updates != 1 && o.accumulation == 1) return;
   PlanArguments plan;
   plan.devices = o.precision == "f64" ? "ref:1" : "null:1";
   plan.strategy = "local";
@@ -209,7 +209,7 @@ void add_plan(CLI::App& app) {
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    bool all = false, bridges = false, choices = false, estimate = false, json = false;
+    bool all = false, reshards = false, choices = false, estimate = false, json = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
@@ -224,19 +224,19 @@ void add_plan(CLI::App& app) {
           "tensors that the plan hands out besides its outputs, joined by commas; grad:PARAMETER for a gradient")
       ->allow_extra_args(false);
   auto* all = command->add_flag("--all", state->all, "print every instruction");
-  auto* bridges = command
-                      ->add_flag("--bridges", state->bridges,
-                                 "what moves between devices, most expensive first, and what else was legal")
-                      ->excludes(all);
+  auto* reshards = command
+                       ->add_flag("--reshards", state->reshards,
+                                  "what moves between devices, most expensive first, and what else was legal")
+                       ->excludes(all);
   command
       ->add_flag("--choices", state->choices, "how every op is cut and every value lies, with what it costs in a step")
       ->excludes(all)
-      ->excludes(bridges);
+      ->excludes(reshards);
   command
       ->add_flag("--estimate", state->estimate,
                  "memory and seconds of every class of devices, also where they do not have so much")
       ->excludes(all)
-      ->excludes(bridges)
+      ->excludes(reshards)
       ->excludes("--choices")
       ->excludes("--output");
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
@@ -253,7 +253,7 @@ void add_plan(CLI::App& app) {
     }
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
-    std::printf("%s\n", (state->bridges   ? text(state->json ? whale_plan_bridges_json : whale_plan_bridges, p)
+    std::printf("%s\n", (state->reshards  ? text(state->json ? whale_plan_reshards_json : whale_plan_reshards, p)
                          : state->choices ? text(state->json ? whale_plan_choices_json : whale_plan_choices, p)
                          : state->json    ? text(whale_plan_json, p)
                          : state->all     ? text(whale_plan_print, p)

@@ -304,7 +304,7 @@ const std::vector<ModelRow>& model_rows() {
       {"resnet20", "ResNet-20 for 32x32 images", image_sizes(20, 32, 10, 64, 0.1), kResnet},
       {"resnet50", "ResNet-50", image_sizes(50, 224, 1000, 16, 0.01), kResnet},
       {"mlp", "three layers, 784-512-512-10", mlp_sizes(), kMlp},
-      {"dlrm", "DLRM: 26 tables of 100,000 rows, lazy updates", dlrm_sizes(), kDlrm},
+      {"dlrm", "DLRM: 26 tables of 100,000 rows, sparse updates", dlrm_sizes(), kDlrm},
       {"cosmoflow", "CosmoFlow on 64^3 volumes", cosmoflow_sizes(), kCosmoflow},
       {"unet3d", "3D U-Net on 64^3 volumes", unet3d_sizes(), kUnet3d},
       {"classifier100k", "a backbone and a classifier of 100,000 classes", classifier_sizes(), kClassifier},
@@ -336,7 +336,7 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
       fill(o.weight_decay, defaults.weight_decay < 0 ? 0.01 : defaults.weight_decay);
   if (o.optimizer.empty()) o.optimizer = defaults.optimizer;
   o.tied = o.tied || defaults.tied;
-  fill(o.lazy, defaults.lazy);
+  fill(o.sparse_updates, defaults.sparse_updates);
   return o;
 }
 
@@ -383,8 +383,8 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
                              {"adafactor", WHALE_OPTIMIZER_ADAFACTOR}});
   training.momentum = o.optimizer == "momentum" || o.optimizer == "nesterov" ? 0.9 : 0;
   training.nesterov = o.optimizer == "nesterov";
-  training.split = o.optimizer == "split_sgd";
-  training.lazy = o.lazy == 1;
+  training.split_master_weights = o.optimizer == "split_sgd";
+  training.sparse_updates = o.sparse_updates == 1;
   training.learning_rate = o.learning_rate;
   training.weight_decay = o.weight_decay;
   training.epsilon = o.optimizer == "adafactor" ? 1e-30 : 1e-8;
@@ -396,7 +396,7 @@ GraphHandle build_model(whale_engine* engine, const ModelRow& row, const ModelOp
                              {"bf16", WHALE_PRECISION_BF16},
                              {"f16", WHALE_PRECISION_F16},
                              {"f64", WHALE_PRECISION_F64}});
-  training.lr_schedule = pick("schedule", o.schedule,
+  training.lr_schedule = pick("lr-schedule", o.lr_schedule,
                               {{"constant", WHALE_LR_CONSTANT},
                                {"linear", WHALE_LR_LINEAR},
                                {"cosine", WHALE_LR_COSINE},

@@ -19,9 +19,9 @@ struct ModelOptions {
       optimizer;  // "sgd", "split_sgd", "momentum", "adam", "adamw", "lamb", "adagrad", "adafactor"; empty: the row's
   double learning_rate = -1, weight_decay = -1, clip = 0;
   int64_t accumulation = 1;
-  int lazy = -1;  // 1: updates of the rows of tables that a step looked up; 0: of whole tables
+  int sparse_updates = -1;  // 1: updates of the rows of tables that a step looked up; 0: of whole tables
   std::string precision = "f32", parameters = "f32";
-  std::string schedule = "constant";
+  std::string lr_schedule = "constant";
   int64_t warmup = 0, total_steps = 0;
   std::string strategy;
 };

@@ -19,7 +19,7 @@ Value relu_layers(Builder& b, const std::string& name, Value x, std::initializer
 ModelOptions dlrm_sizes() {
   ModelOptions o;
   o.layers = 26, o.dim = 64, o.hidden = 512, o.vocab = 100000, o.batch = 2048, o.seq = 1;
-  o.dropout = 0, o.weight_decay = 0, o.optimizer = "sgd", o.learning_rate = 0.1, o.lazy = 1;
+  o.dropout = 0, o.weight_decay = 0, o.optimizer = "sgd", o.learning_rate = 0.1, o.sparse_updates = 1;
   return o;
 }
 

@@ -108,7 +108,7 @@ const Row kRows[] = {
      INT32_MAX, number<&O::prefetch>},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
-    {"no-overlap", "communicate on the compute stream, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},
+    {"no-overlap", "communicate on the compute queue, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},
     {"no-fusion", "no fusion groups, for comparison", Kind::kFlag, 0, flag<&O::no_fusion>},
 };
 

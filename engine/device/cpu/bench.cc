@@ -204,7 +204,7 @@ int run(int argc, char** argv) {
   if (cases.empty()) cases.assign(std::begin(kCases), std::end(kCases));
   const std::unique_ptr<Backend> backend(whale_backend.create());
   const auto device = backend->open(spec);
-  device->enter_thread(Stream::kCompute);
+  device->enter_thread(Queue::kCompute);
   fmt::print("{}\n", backend->describe());
   int failed = 0;
   for (const std::string& text : cases) try {

@@ -90,7 +90,7 @@ char* CpuDevice::wide_area(size_t bytes) {
   return static_cast<char*>(wide_.back().data);
 }
 
-void CpuDevice::enter_thread(Stream stream) {
+void CpuDevice::enter_thread(Queue queue) {
   if (!cores_.empty()) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -101,7 +101,7 @@ void CpuDevice::enter_thread(Stream stream) {
     if (sched_setaffinity(0, sizeof set, &set) != 0)
       throw invalid("cpu device: cannot run on cores {}: {}", fmt::join(cores_, ","), std::strerror(errno));
   }
-  make_team(stream == Stream::kCompute ? threads_ : 1);
+  make_team(queue == Queue::kCompute ? threads_ : 1);
 }
 
 void* CpuDevice::allocate(size_t bytes) { return map_memory(bytes); }

@@ -1,4 +1,4 @@
-// One CPU device: the cores it may use, its memory, its oneDNN engine and stream.
+// One CPU device: the cores it may use, its memory, its oneDNN engine and queue.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(const DeviceSpec& spec, const OpenOptions& options);
   ~CpuDevice() override;
-  void enter_thread(Stream stream) override;
+  void enter_thread(Queue queue) override;
   void* allocate(size_t bytes) override;
   void release(void* memory, size_t bytes) override;
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override;

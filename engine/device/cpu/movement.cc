@@ -130,11 +130,11 @@ std::unique_ptr<Kernel> bind_broadcast_to(const KernelSpec& spec, CpuDevice& dev
 
 std::unique_ptr<Kernel> bind_local_slice(const KernelSpec& spec, CpuDevice& device) {
   const Operand &x = spec.in[0], &y = spec.out[0];
-  const Ints& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
-  const AxisView v = view_axis(x.dims, digit.at(0));
+  const Ints& sub_axis = attr_ints(*spec.attrs, "sub_axis");  // dim, outer, inner
+  const AxisView v = view_axis(x.dims, sub_axis.at(0));
   const int64_t begin = attr_int(*spec.attrs, "begin"), end = attr_int(*spec.attrs, "end");
-  const int64_t outer = v.outer * digit.at(1), inner = v.inner * digit.at(2),
-                extent = v.extent / (digit.at(1) * digit.at(2));
+  const int64_t outer = v.outer * sub_axis.at(1), inner = v.inner * sub_axis.at(2),
+                extent = v.extent / (sub_axis.at(1) * sub_axis.at(2));
   const int64_t run = (end - begin) * inner;
   return copy_kernel(device, x, {outer, run}, {extent * inner, 1}, {run, 1}, at(x, begin * inner), at(y));
 }

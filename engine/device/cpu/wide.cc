@@ -1,6 +1,6 @@
 // The f64 statistics of batch norm on their way to parameters: the few ops that compute with them; movement.cc has
 // those that move them. Their tensors are as small as a row of channels, so plain loops do; other f64 arithmetic stays
-// with the reference device. And what bridges put together with the arithmetic of reductions.
+// with the reference device. And what reshards put together with the arithmetic of reductions.
 #include <algorithm>
 #include <cstring>
 

@@ -93,15 +93,15 @@ class LagDevice final : public Device {
   LagDevice(std::unique_ptr<Device> device, uint64_t seed, uint64_t number)
       : device_(std::move(device)), seed_(seed), number_(number) {}
 
-  void enter_thread(Stream stream) override {
-    dice = (seed_ * kMostDevices + number_ % kMostDevices) * kStreams + static_cast<uint64_t>(stream);
+  void enter_thread(Queue queue) override {
+    dice = (seed_ * kMostDevices + number_ % kMostDevices) * kQueues + static_cast<uint64_t>(queue);
     // A third of the seeds each: every queue is slow for a while and fast for a while; compute is slow on about every
     // other device, and others catch up with it; the others are slow, and compute is far ahead.
-    const bool compute = stream == Stream::kCompute;
+    const bool compute = queue == Queue::kCompute;
     const Mood moods[] = {Mood::kNowAndThen, compute && roll() % 2 == 0 ? Mood::kSlow : Mood::kFast,
                           compute ? Mood::kFast : Mood::kSlow};
     mood = moods[seed_ % 3], left = 0;
-    device_->enter_thread(stream);
+    device_->enter_thread(queue);
   }
   void* allocate(size_t bytes) override { return HiddenMemory::get().allocate(bytes); }
   void release(void* memory, size_t bytes) override { HiddenMemory::get().release(memory, bytes); }

@@ -21,7 +21,7 @@ class NullKernel final : public Kernel {
 
 class NullDevice final : public Device {
  public:
-  void enter_thread(Stream) override {}
+  void enter_thread(Queue) override {}
 
   // Address space only: pages that nobody touches cost nothing, so plans larger than the machine can be opened.
   void* allocate(size_t bytes) override {

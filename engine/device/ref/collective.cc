@@ -1,4 +1,5 @@
-// The bridges that one device can do alone. Collectives proper are run by the executor with Device::combine and copies.
+// The reshards that one device can do alone. Collectives proper are run by the executor with Device::combine and
+// copies.
 #include <cmath>
 #include <cstring>
 
@@ -9,12 +10,12 @@ namespace whale::ref {
 namespace {
 
 Body bind_local_slice(const KernelSpec& spec) {
-  const Ints& digit = attr_ints(*spec.attrs, "digit");  // dim, outer, inner
-  const auto dim = static_cast<size_t>(digit.at(0));
+  const Ints& sub_axis = attr_ints(*spec.attrs, "sub_axis");  // dim, outer, inner
+  const auto dim = static_cast<size_t>(sub_axis.at(0));
   const int64_t begin = attr_int(*spec.attrs, "begin"), end = attr_int(*spec.attrs, "end");
   const AxisShape shape(spec.in[0].dims, dim);
-  const int64_t outer = shape.outer * digit.at(1), inner = shape.inner * digit.at(2);
-  const int64_t extent = shape.extent / (digit.at(1) * digit.at(2)), bytes = size_of(spec.in[0].dtype);
+  const int64_t outer = shape.outer * sub_axis.at(1), inner = shape.inner * sub_axis.at(2);
+  const int64_t extent = shape.extent / (sub_axis.at(1) * sub_axis.at(2)), bytes = size_of(spec.in[0].dtype);
   const size_t run = static_cast<size_t>((end - begin) * inner * bytes);
   const char* x = static_cast<const char*>(spec.in[0].data);
   char* y = static_cast<char*>(spec.out[0].data);

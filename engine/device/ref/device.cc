@@ -75,7 +75,7 @@ void combine_half(Combine combine, void* to, const void* a, const void* b, size_
 
 class RefDevice final : public Device {
  public:
-  void enter_thread(Stream) override {}
+  void enter_thread(Queue) override {}
 
   void* allocate(size_t bytes) override {
     const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -30,7 +30,7 @@ def model(batch: int = 64, length: int = 6, vocabulary: int = len(LETTERS), dim:
             logits = wh.ops.matmul(wh.nn.layer_norm(x), table, transpose_b=True)
             loss = wh.nn.cross_entropy(logits, answer)
         g.output("logits", logits)
-        g.minimize(loss, wh.Adam(5e-3, betas=(0.9, 0.98), epsilon=1e-9, lr_schedule=wh.Schedule("inverse_sqrt", warmup=50)))
+        g.minimize(loss, wh.Adam(5e-3, betas=(0.9, 0.98), epsilon=1e-9, lr_schedule=wh.LRSchedule("inverse_sqrt", warmup=50)))
     return g
 
 

@@ -54,8 +54,8 @@ REFUSED = {
     "learning_rate text": (lambda: wh.Adam("0.1"), "'learning_rate' is '0.1'"),
     "momentum": (lambda: wh.SGD(0.1, momentum=1.5), "'momentum' is 1.5"),
     "nesterov without momentum": (lambda: wh.SGD(0.1, nesterov=True), "'nesterov'.*momentum"),
-    "split with momentum": (lambda: wh.SGD(0.1, momentum=0.9, split=True), "'split'.*momentum"),
-    "lazy without a table": (lambda: wh.plan(graph(optimizer=wh.SGD(0.1, lazy=True))), "lazy updates are of tables"),
+    "split with momentum": (lambda: wh.SGD(0.1, momentum=0.9, split_master_weights=True), "'split_master_weights'.*momentum"),
+    "sparse_updates without a table": (lambda: wh.plan(graph(optimizer=wh.SGD(0.1, sparse_updates=True))), "sparse updates are of tables"),
     "betas of one": (lambda: wh.Adam(betas=(0.9,)), "'betas'"),
     "beta": (lambda: wh.AdamW(betas=(0.9, 1.0)), r"'betas\[1\]' is 1.0, expected 0 <= betas\[1\] < 1"),
     "epsilon": (lambda: wh.Lamb(epsilon=-1), "'epsilon'"),
@@ -67,17 +67,17 @@ REFUSED = {
     "clip_threshold": (lambda: wh.Adafactor(clip_threshold=-1), "'clip_threshold'"),
     "clip_threshold 0": (lambda: wh.Adafactor(clip_threshold=0), "'clip_threshold' is 0, expected a number above 0"),
     "nesterov text": (lambda: wh.SGD(momentum=0.9, nesterov="no"), "'nesterov' is 'no', expected True or False"),
-    "lazy": (lambda: wh.Adam(lazy="no"), "'lazy' is 'no', expected True or False"),
-    "split": (lambda: wh.SGD(split=0), "'split' is 0, expected True or False"),
+    "sparse_updates": (lambda: wh.Adam(sparse_updates="no"), "'sparse_updates' is 'no', expected True or False"),
+    "split": (lambda: wh.SGD(split_master_weights=0), "'split_master_weights' is 0, expected True or False"),
     "base": (lambda: wh.Optimizer(0.1), "base of SGD"),
     "schedule text": (lambda: wh.SGD(0.1, lr_schedule="cosine"), "'lr_schedule' is 'cosine'"),
-    "schedule kind": (lambda: wh.Schedule("exp"), "'kind' is 'exp'.*inverse_sqrt"),
+    "schedule kind": (lambda: wh.LRSchedule("exp"), "'kind' is 'exp'.*inverse_sqrt"),
     "warmup": (lambda: wh.cosine(100, warmup=0.1), "'warmup' is 0.1"),
     "warmup too long": (lambda: wh.linear(100, warmup=100), "'total_steps' is 100.*100 updates"),
     "final": (lambda: wh.cosine(100, final=2), "'final' is 2"),
-    "final of a constant": (lambda: wh.Schedule(final=0.1), "'final' is 0.1"),
-    "end of a constant": (lambda: wh.Schedule(total_steps=10), "'total_steps' is 10.*'constant' has no end"),
-    "end of inverse_sqrt": (lambda: wh.Schedule("inverse_sqrt", warmup=5, total_steps=10), "'total_steps' is 10"),
+    "final of a constant": (lambda: wh.LRSchedule(final=0.1), "'final' is 0.1"),
+    "end of a constant": (lambda: wh.LRSchedule(total_steps=10), "'total_steps' is 10.*'constant' has no end"),
+    "end of inverse_sqrt": (lambda: wh.LRSchedule("inverse_sqrt", warmup=5, total_steps=10), "'total_steps' is 10"),
     # minimize
     "optimizer class": (lambda: graph(optimizer=wh.SGD), "'optimizer'.*AdamW"),
     "loss": (lambda: wh.Graph().minimize(None, wh.SGD()), "'loss' is None"),
@@ -325,7 +325,7 @@ def test_rotary_between_sequences_turns_queries_and_keys():
 @pytest.mark.parametrize("optimizer", [wh.SGD, wh.Adam, wh.AdamW, wh.Lamb, wh.Adagrad, wh.Adafactor])
 def test_an_argument_of_an_earlier_version_names_its_successor(optimizer):
     with pytest.raises(TypeError, match=f"{optimizer.__name__}.*'schedule' since whale 0.2: it is called 'lr_schedule'"):
-        optimizer(0.1, schedule=wh.cosine(10))
+        optimizer(0.1, lr_schedule=wh.cosine(10))
 
 
 def test_a_number_that_is_0_is_no_default():
@@ -457,8 +457,8 @@ def test_a_truth_is_no_index():
         wh.input("x", (4, 3))[True]
 
 
-def test_stages_of_chunks_are_counted_by_device():
-    with pytest.raises(wh.InvalidArgument, match=r"wants 16 stages \(2 on each of 8 devices\), .* give at most \d devices or fewer chunks"):
+def test_stages_of_virtual_stages_are_counted_by_device():
+    with pytest.raises(wh.InvalidArgument, match=r"wants 16 stages \(2 on each of 8 devices\), .* give at most \d devices or fewer virtual stages"):
         wh.plan(graph(), devices="null:8", strategy="pipeline(8, micro_batches=2, schedule=zb_v)")
 
 

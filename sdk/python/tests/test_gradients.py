@@ -92,8 +92,8 @@ def test_loss_scale_options():
         plan.start(loss_scale_growth=-1)
 
 
-def test_bridges():
-    rows = wh.plan(classifier(12), devices="null:4").bridges()
+def test_reshards():
+    rows = wh.plan(classifier(12), devices="null:4").reshards()
     sums = [row for row in rows if row["chosen"]["name"] == "all_reduce"]
     assert sums and all(row["axis"] == "replica" and row["devices"] == 4 for row in sums)
     for row in sums:
@@ -126,7 +126,7 @@ def test_an_estimate_is_of_the_plan():
 def test_choices():
     """Every gradient is read and summed over four replicas: 2 * 3/4 of four bytes an element; besides them a few scalars are."""
     plan = wh.plan(classifier(12), devices="null:4")
-    trained = sum(int(np.prod(row["dims"])) * row["count"] for row in plan.bridges() if row["phase"] == "backward")
+    trained = sum(int(np.prod(row["dims"])) * row["count"] for row in plan.reshards() if row["phase"] == "backward")
     assert 6 * trained <= plan.choices()["step"]["moved_bytes"] < 6 * trained + 100
 
 

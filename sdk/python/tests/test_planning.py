@@ -170,6 +170,6 @@ def test_a_plan_in_float64_is_the_same_plan_without_rounding(precision, devices,
 def test_split_weights_have_no_float64():
     g = wh.Graph("halves")
     with g:
-        g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1, split=True))
+        g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1, split_master_weights=True))
     with pytest.raises(wh.Unimplemented, match="two halves"):
         wh.plan(g, devices="cpu:1", precision="bf16").in_float64()

@@ -192,7 +192,7 @@ def test_groups_that_cut_in_their_own_ways_keep_copies_alike(devices, strategy, 
 
 
 @pytest.mark.parametrize("devices", ["cpu:1", "ref:1"])
-@pytest.mark.parametrize("optimizer", [wh.Adam(0.1), wh.AdamW(0.1, weight_decay=0.0), wh.Lamb(0.1, weight_decay=0.0), wh.Adam(0.1, lazy=True)], ids=["adam", "adamw", "lamb", "lazy"])
+@pytest.mark.parametrize("optimizer", [wh.Adam(0.1), wh.AdamW(0.1, weight_decay=0.0), wh.Lamb(0.1, weight_decay=0.0), wh.Adam(0.1, sparse_updates=True)], ids=["adam", "adamw", "lamb", "sparse_updates"])
 def test_moments_are_right_to_rounding(optimizer, devices):
     """1 - beta is small: taken in float32 it is 1.3e-5 off, and so is all that Adam moves."""
     g = wh.Graph()
@@ -207,36 +207,36 @@ def test_moments_are_right_to_rounding(optimizer, devices):
     np.testing.assert_allclose(job.read("w/v"), 0.001 * gradient**2, rtol=5e-7)
 
 
-def test_lazy_and_split_updates_of_tables(tmp_path):
+def test_sparse_updates_and_split_updates_of_tables(tmp_path):
     def job(**options):
         g = wh.Graph("bags")
         with g:
             ids, y = wh.input("ids", (8, 3), wh.int32), wh.input("y", (8,), wh.int32)
             x = wh.ops.embedding_bag(wh.parameter("table", (40, 6), wh.normal(0.3)), ids, mode="mean")
-            g.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 3), y), wh.SGD(0.5, **options), precision="bfloat16" if options.get("split") else "float32")
+            g.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 3), y), wh.SGD(0.5, **options), precision="bfloat16" if options.get("split_master_weights") else "float32")
         return wh.plan(g, devices="cpu:1").start()
 
     rng = np.random.default_rng(0)
     feeds = dict(ids=rng.integers(0, 20, (8, 3)).astype(np.int32), y=rng.integers(0, 3, 8).astype(np.int32))
-    dense, lazy, split = job(), job(lazy=True), job(lazy=True, split=True)
-    start = lazy.read("table")
+    dense, sparse_updates, split = job(), job(sparse_updates=True), job(sparse_updates=True, split_master_weights=True)
+    start = sparse_updates.read("table")
     for _ in range(5):
         expected = dense.step(**feeds)
-        assert lazy.step(**feeds) == expected
+        assert sparse_updates.step(**feeds) == expected
         assert split.step(**feeds) == pytest.approx(expected, rel=2e-2)
-    np.testing.assert_array_equal(lazy.read("table"), dense.read("table"))
-    np.testing.assert_array_equal(lazy.read("table")[20:], start[20:])
+    np.testing.assert_array_equal(sparse_updates.read("table"), dense.read("table"))
+    np.testing.assert_array_equal(sparse_updates.read("table")[20:], start[20:])
     low = split.read("table/low")
     assert low.dtype == np.uint16 and low.shape == (40, 6) and low[:20].any() and not low[20:].any()
     assert split.eval(["loss"], **feeds)["loss"] == pytest.approx(expected, rel=5e-2)
     split.save(tmp_path / "ckpt")
     next_loss = split.step(**feeds)
-    other = job(lazy=True, split=True)
+    other = job(sparse_updates=True, split_master_weights=True)
     other.load(tmp_path / "ckpt")
     assert other.step(**feeds) == next_loss
     np.testing.assert_array_equal(other.read("table/low"), split.read("table/low"))
     with pytest.raises(wh.InvalidArgument, match="momentum"):
-        job(split=True, momentum=0.9)
+        job(split_master_weights=True, momentum=0.9)
 
 
 @pytest.mark.parametrize("make,left", [(wh.SGD, 1.0), (wh.Adam, 1.0), (wh.AdamW, 1.0), (wh.Lamb, 1.0), (wh.Adagrad, 1.0), (wh.Adafactor, 0.75)],
@@ -421,7 +421,7 @@ def test_displays():
     plan = wh.plan(g, devices="cpu:4")
     assert "cpu" in plan.summary() and plan.svg().startswith("<svg") and "<svg" in plan._repr_html_()
     times = plan.to_dict()["entries"][0]["timeline"]
-    assert times["seconds"] > 0 and all(0 <= start <= end <= times["seconds"] * 1.0001 for _, _, start, end, _ in times["streams"]["compute"])
+    assert times["seconds"] > 0 and all(0 <= start <= end <= times["seconds"] * 1.0001 for _, _, start, end, _ in times["queues"]["compute"])
     assert "matmul" in plan.svg() and plan.svg().count('fill="#f4f4f4"') >= 4
     undrawn = {**plan.to_dict(), "entries": [{**plan.to_dict()["entries"][0], "timeline": None}]}
     assert "too long to draw" in wh.display.plan_svg(undrawn)

@@ -159,7 +159,7 @@ def test_absurd_counts_in_a_strangers_file_are_refused_at_once(tmp_path):
     g = wh.Graph("counts")
     with g:
         x = wh.input("x", (6, 4))
-        with wh.pipeline(2, micro_batches=1_234_567, chunks=1):
+        with wh.pipeline(2, micro_batches=1_234_567, virtual_stages=1):
             h = wh.ops.relu(wh.nn.linear(x, 4))
             loss = wh.nn.linear(h, 3).mean()
         g.minimize(loss, wh.SGD(0.1))

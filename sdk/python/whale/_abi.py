@@ -205,8 +205,8 @@ class whale_scope_options(Structure):
         ("factor", whale_str),
         ("micro_batches", c_int64),
         ("schedule", whale_str),
-        ("chunks", c_int64),
-        ("layout", whale_str),
+        ("virtual_stages", c_int64),
+        ("device_order", whale_str),
         ("devices", whale_str),
     ]
 
@@ -228,12 +228,12 @@ class whale_training_options(Structure):
         ("clip_threshold", c_double),
         ("clip_norm", c_double),
         ("lr_schedule", c_int32),
-        ("lazy", c_int32),
+        ("sparse_updates", c_int32),
         ("warmup_steps", c_int64),
         ("total_steps", c_int64),
         ("final_fraction", c_double),
         ("accumulation", c_int64),
-        ("split", c_int32),
+        ("split_master_weights", c_int32),
     ]
 
 
@@ -415,8 +415,8 @@ PROTOTYPES = {
     "whale_plan_print": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_summary": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
-    "whale_plan_bridges": (c_void_p, [c_void_p, POINTER(whale_text)]),
-    "whale_plan_bridges_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_reshards": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_reshards_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_choices": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_choices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_device_count": (c_size_t, [c_void_p]),

@@ -602,11 +602,11 @@ def _flat_shares(shares: Shares) -> tuple[list[float], int]:
 
 
 # Counts of 0 are inferred from the devices.
-def replica(count: int = 0, *, shares: Shares | None = None, by: str | None = None, layout: str | None = None):
+def replica(count: int = 0, *, shares: Shares | None = None, by: str | None = None, device_order: str | None = None):
     """The ops inside exist once per replica; samples are cut across replicas, by ``shares`` when given by hand: a weight
     each, or inside other scopes a list for each position of those (``[[3, 1], [1, 1]]``). count: replicas, 0: as many as devices
-    allow. by: what is cut, ``"sample"`` (default) or ``"micro_batch"``. layout: order of the devices (``"row"``, ``"column"``)."""
-    return current()._scope(_abi.WHALE_SCOPE_REPLICA, count=count, shares=shares, by=by, layout=layout)
+    allow. by: what is cut, ``"sample"`` (default) or ``"micro_batch"``. device_order: which devices stand together (``"row"``, ``"column"``)."""
+    return current()._scope(_abi.WHALE_SCOPE_REPLICA, count=count, shares=shares, by=by, device_order=device_order)
 
 
 def split(ways: int = 0, *, factor: str | None = None, shares: Shares | None = None):
@@ -620,13 +620,13 @@ def stage(devices: int = 0):
     return current()._scope(_abi.WHALE_SCOPE_STAGE, count=devices)
 
 
-def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = None, chunks: int = 0):
+def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = None, virtual_stages: int = 0):
     """The stages inside run interleaved over micro-batches. stages: how many, cut where it is cheapest when no ``stage`` is written,
     0: as devices allow. micro_batches: parts of the batch, 0: the graph's accumulation. schedule: ``"1f1b"`` (default), ``"gpipe"``,
-    ``"interleaved"``, ``"zb_h1"``, ``"zb_v"``. chunks: of an interleaved schedule, virtual stages on each device."""
-    return current()._scope(_abi.WHALE_SCOPE_PIPELINE, count=stages, micro_batches=micro_batches, schedule=schedule, chunks=chunks)
+    ``"interleaved"``, ``"zb_h1"``, ``"zb_v"``. virtual_stages: of an interleaved schedule, stages on each device."""
+    return current()._scope(_abi.WHALE_SCOPE_PIPELINE, count=stages, micro_batches=micro_batches, schedule=schedule, virtual_stages=virtual_stages)
 
 
-def cluster(devices: str | None = None, *, layout: str | None = None):
-    """Which devices, and how they are sliced, for everything inside. layout: ``"all"``, ``"row"``, ``"column"``, ``"average(n)"`` or lists."""
-    return current()._scope(_abi.WHALE_SCOPE_CLUSTER, devices=devices, layout=layout)
+def cluster(devices: str | None = None, *, device_order: str | None = None):
+    """Which devices, and how they are sliced, for everything inside. device_order: ``"all"``, ``"row"``, ``"column"``, ``"average(n)"`` or lists."""
+    return current()._scope(_abi.WHALE_SCOPE_CLUSTER, devices=devices, device_order=device_order)

@@ -59,18 +59,18 @@ class Plan:
             self._description = json.loads(take_text(lib.whale_plan_json, self._handle.pointer))
         return self._description
 
-    def bridges(self) -> list[dict]:
+    def reshards(self) -> list[dict]:
         """What moves between devices in a step, most expensive first, and what the other legal ways would cost.
 
-        ``tensor``, ``from`` and ``to`` (layouts), ``axis``, ``count``, ``runs`` (micro-batches); ``chosen`` and each of
+        ``tensor``, ``from`` and ``to`` (shardings), ``axis``, ``count``, ``runs`` (micro-batches); ``chosen`` and each of
         ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
-        return json.loads(take_text(lib.whale_plan_bridges_json, self._handle.pointer))
+        return json.loads(take_text(lib.whale_plan_reshards_json, self._handle.pointer))
 
     def choices(self) -> dict:
         """Every cut, as it was chosen before anything was moved.
 
-        ``strategy``; ``variables``: ``name``, ``layout`` (its home), ``count``; ``ops``: ``name``, ``op``, ``phase``, ``cuts`` (the
-        factor along each axis, or "whole"), ``results`` (types and layouts), ``count``, ``price``; ``step``: the price of a step for
+        ``strategy``; ``variables``: ``name``, ``sharding`` (its storage sharding), ``count``; ``ops``: ``name``, ``op``, ``phase``, ``cuts`` (the
+        factor along each axis, or "whole"), ``results`` (types and shardings), ``count``, ``price``; ``step``: the price of a step for
         the devices that have most to do. A price: ``compute_seconds``, ``move_seconds``, ``moved_bytes`` (received), by the
         cost model, nothing beside anything. Ops of repeated blocks are one row."""
         return json.loads(take_text(lib.whale_plan_choices_json, self._handle.pointer))
@@ -378,7 +378,7 @@ class Job:
         return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
 
     def read(self, name: str, copy: int = 0) -> np.ndarray:
-        """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/SLOT"``.
+        """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/STATE"``.
 
         ``copy``: which of the copies that the devices hold, for checking that they agree; ``variables()`` lists the devices that
         each is read from. InvalidArgument when there is no such copy."""

@@ -9,7 +9,7 @@ from . import _abi, arguments
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LRSchedule:
     """A learning rate over updates: linear warm-up from 0, then ``kind``'s decay until ``total_steps``, down to ``final`` of the peak.
 
     kind: "constant", "linear", "cosine" or "inverse_sqrt". warmup: updates. total_steps: updates, warm-up included; linear and
@@ -21,7 +21,7 @@ class Schedule:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        arguments.choice("kind", self.kind, _SCHEDULES)
+        arguments.choice("kind", self.kind, _LR_SCHEDULES)
         arguments.integer("warmup", self.warmup, 0)
         arguments.integer("total_steps", self.total_steps, 0)
         arguments.number("final", self.final, 0, 1)
@@ -34,24 +34,24 @@ class Schedule:
             raise arguments.wrong("final", self.final, "0: a constant schedule does not decay")
 
 
-_SCHEDULES = {"constant": _abi.WHALE_LR_CONSTANT, "linear": _abi.WHALE_LR_LINEAR, "cosine": _abi.WHALE_LR_COSINE,
+_LR_SCHEDULES = {"constant": _abi.WHALE_LR_CONSTANT, "linear": _abi.WHALE_LR_LINEAR, "cosine": _abi.WHALE_LR_COSINE,
               "inverse_sqrt": _abi.WHALE_LR_INVERSE_SQRT}
 
 
-def cosine(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+def cosine(total_steps: int, warmup: int = 0, final: float = 0.0) -> LRSchedule:
     """Linear warm-up over ``warmup`` updates, then half a cosine down to ``final`` of the peak at update ``total_steps``."""
-    return Schedule("cosine", warmup, total_steps, final)
+    return LRSchedule("cosine", warmup, total_steps, final)
 
 
-def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> LRSchedule:
     """Linear warm-up over ``warmup`` updates, then a line down to ``final`` of the peak at update ``total_steps``."""
-    return Schedule("linear", warmup, total_steps, final)
+    return LRSchedule("linear", warmup, total_steps, final)
 
 
 # What a number of an optimizer may be.
 RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
            "clip_threshold": (0, 1e30)}
-_FLAGS = ("nesterov", "lazy", "split")
+_FLAGS = ("nesterov", "sparse_updates", "split_master_weights")
 _ZEROS = {"learning_rate": _abi.WHALE_ZERO_LEARNING_RATE, "beta1": _abi.WHALE_ZERO_BETA1, "beta2": _abi.WHALE_ZERO_BETA2,
           "epsilon": _abi.WHALE_ZERO_EPSILON, "decay_rate": _abi.WHALE_ZERO_DECAY_RATE}
 
@@ -77,7 +77,7 @@ class Optimizer:
             arguments.positive("clip_threshold", self.clip_threshold)
         for name in _FLAGS:
             arguments.flag(name, getattr(self, name, False))
-        arguments.instance("lr_schedule", getattr(self, "lr_schedule", Schedule()), Schedule, "a Schedule such as whale.cosine(1000, warmup=100)")
+        arguments.instance("lr_schedule", getattr(self, "lr_schedule", LRSchedule()), LRSchedule, "a LRSchedule such as whale.cosine(1000, warmup=100)")
         betas = getattr(self, "betas", (0.0, 0.0))
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise arguments.wrong("betas", betas, "two numbers such as (0.9, 0.999)")
@@ -88,9 +88,9 @@ class Optimizer:
         return {}
 
     def options(self) -> _abi.whale_training_options:
-        schedule = getattr(self, "lr_schedule", Schedule())
-        values = dict(learning_rate=self.learning_rate, lr_schedule=_SCHEDULES[schedule.kind], warmup_steps=schedule.warmup,
-                      total_steps=schedule.total_steps, final_fraction=schedule.final)
+        lr_schedule = getattr(self, "lr_schedule", LRSchedule())
+        values = dict(learning_rate=self.learning_rate, lr_schedule=_LR_SCHEDULES[schedule.kind], warmup_steps=schedule.warmup,
+                      total_steps=lr_schedule.total_steps, final_fraction=lr_schedule.final)
         values.update(self._fields())
         # What is 0 here is meant: the defaults are those of this class.
         zeros = sum(bit for name, bit in _ZEROS.items() if values.get(name) == 0)
@@ -101,29 +101,29 @@ class Optimizer:
 class SGD(Optimizer):
     """p -= lr (g + weight_decay p), with momentum m = momentum m + g, then p -= lr m. nesterov: p -= lr (g + momentum m).
 
-    lazy: of an embedding table, only the rows that the step looked up (embedding, embedding_bag) are decayed and updated; its gradient is never made
+    sparse_updates: of an embedding table, only the rows that the step looked up (embedding, embedding_bag) are decayed and updated; its gradient is never made
     as a whole. A table that is read by gather is updated as a whole.
     An error where the model has no such table.
-    split: for precision "bfloat16" without momentum (in another precision there is nothing to split: plain SGD): the fp32 weight in two halves. The high half is the model's bf16 weight, the low half is
+    split_master_weights: for precision "bfloat16" without momentum (in another precision there is nothing to split: plain SGD): the fp32 weight in two halves. The high half is the model's bf16 weight, the low half is
     optimizer state ("<name>/low"); the memory is that of fp32 alone and the updates are those of fp32 (Kalamkar et al., 2020)."""
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    lr_schedule: Schedule = field(default_factory=Schedule)
-    lazy: bool = False
-    split: bool = False
+    lr_schedule: LRSchedule = field(default_factory=LRSchedule)
+    sparse_updates: bool = False
+    split_master_weights: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and not self.momentum:
             raise arguments.wrong("nesterov", self.nesterov, "a momentum with it, such as momentum=0.9: it is a form of momentum")
-        if self.split and self.momentum:
-            raise arguments.wrong("split", self.split, f"momentum 0 with it, found {self.momentum}")
+        if self.split_master_weights and self.momentum:
+            raise arguments.wrong("split_master_weights", self.split_master_weights, f"momentum 0 with it, found {self.momentum}")
 
     def _fields(self) -> dict:
         return dict(optimizer=_abi.WHALE_OPTIMIZER_SGD, momentum=self.momentum, nesterov=int(self.nesterov),
-                    weight_decay=self.weight_decay, lazy=int(self.lazy), split=int(self.split))
+                    weight_decay=self.weight_decay, sparse_updates=int(self.sparse_updates), split_master_weights=int(self.split_master_weights))
 
 
 @dataclass(frozen=True)
@@ -131,28 +131,28 @@ class _AdamFamily(Optimizer):
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    lr_schedule: Schedule = field(default_factory=Schedule)
+    lr_schedule: LRSchedule = field(default_factory=LRSchedule)
     _kind = _abi.WHALE_OPTIMIZER_ADAM
 
     def _fields(self) -> dict:
         return dict(optimizer=self._kind, beta1=self.betas[0], beta2=self.betas[1], epsilon=self.epsilon,
-                    weight_decay=self.weight_decay, lazy=int(getattr(self, "lazy", False)))
+                    weight_decay=self.weight_decay, sparse_updates=int(getattr(self, "sparse_updates", False)))
 
 
 @dataclass(frozen=True)
 class Adam(_AdamFamily):
-    """Adam (Kingma & Ba, 2015), bias-corrected; weight decay is added to the gradient. lazy: as in SGD."""
+    """Adam (Kingma & Ba, 2015), bias-corrected; weight decay is added to the gradient. sparse_updates: as in SGD."""
 
-    lazy: bool = False
+    sparse_updates: bool = False
 
 
 @dataclass(frozen=True)
 class AdamW(_AdamFamily):
     """Adam with decoupled weight decay (Loshchilov & Hutter, 2019). A parameter that the loss does not reach is left as it is, undecayed too.
-    lazy: as in SGD."""
+    sparse_updates: as in SGD."""
 
     weight_decay: float = 0.01
-    lazy: bool = False
+    sparse_updates: bool = False
     _kind = _abi.WHALE_OPTIMIZER_ADAMW
 
 
@@ -166,16 +166,16 @@ class Lamb(_AdamFamily):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al., 2011): p -= lr g / (sqrt(sum of g^2) + epsilon). lazy: as in SGD."""
+    """Adagrad (Duchi et al., 2011): p -= lr g / (sqrt(sum of g^2) + epsilon). sparse_updates: as in SGD."""
 
     epsilon: float = 1e-10
     weight_decay: float = 0.0
-    lr_schedule: Schedule = field(default_factory=Schedule)
-    lazy: bool = False
+    lr_schedule: LRSchedule = field(default_factory=LRSchedule)
+    sparse_updates: bool = False
 
     def _fields(self) -> dict:
         return dict(optimizer=_abi.WHALE_OPTIMIZER_ADAGRAD, epsilon=self.epsilon, weight_decay=self.weight_decay,
-                    lazy=int(self.lazy))
+                    sparse_updates=int(self.sparse_updates))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Adafactor(Optimizer):
     decay_rate: float = -0.8
     clip_threshold: float = 1.0
     weight_decay: float = 0.0
-    lr_schedule: Schedule = field(default_factory=Schedule)
+    lr_schedule: LRSchedule = field(default_factory=LRSchedule)
 
     def _fields(self) -> dict:
         return dict(optimizer=_abi.WHALE_OPTIMIZER_ADAFACTOR, epsilon=self.epsilon, decay_rate=self.decay_rate,

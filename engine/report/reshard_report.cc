@@ -1,4 +1,4 @@
-#include "report/bridge_report.h"
+#include "report/reshard_report.h"
 
 #include <algorithm>
 #include <map>
@@ -47,41 +47,41 @@ struct Pricer {
   const CostModel& cost;
   double element_bytes;
 
-  BridgeWay way(std::string name, double elements, int64_t rounds) const {
+  ReshardWay way(std::string name, double elements, int64_t rounds) const {
     const double bytes = elements * element_bytes;
     return {std::move(name), bytes, rounds, link_seconds(bytes, rounds, cost.link)};
   }
   // Nothing is received; reading and writing the part takes its time.
-  BridgeWay slice(const Group& g) const {
-    BridgeWay w = way("local_slice", 0, 0);
+  ReshardWay slice(const Group& g) const {
+    ReshardWay w = way("local_slice", 0, 0);
     const double part = g.most([&](size_t k) { return elements(g.want[k]); });
     w.seconds = op_seconds({0, 2 * part * element_bytes}, cost.device);
     return w;
   }
-  static BridgeWay then(const BridgeWay& a, const BridgeWay& b) {
+  static ReshardWay then(const ReshardWay& a, const ReshardWay& b) {
     return {a.name + " + " + b.name, a.bytes + b.bytes, a.rounds + b.rounds, a.seconds + b.seconds};
   }
-  static BridgeWay named(BridgeWay w, const char* name) {
+  static ReshardWay named(ReshardWay w, const char* name) {
     w.name = name;
     return w;
   }
 
   static int64_t n(const Group& g) { return static_cast<int64_t>(g.size()); }
-  BridgeWay all_gather(const Group& g) const {
+  ReshardWay all_gather(const Group& g) const {
     return way("all_gather", g.most([&](size_t k) { return g.whole - elements(g.own[k]); }), n(g) - 1);
   }
-  BridgeWay reduce_scatter(const Group& g) const {
+  ReshardWay reduce_scatter(const Group& g) const {
     return way("reduce_scatter", g.most([&](size_t k) { return g.whole - elements(g.want[k]); }), n(g) - 1);
   }
-  BridgeWay all_reduce(const Group& g) const {
+  ReshardWay all_reduce(const Group& g) const {
     const auto members = static_cast<double>(n(g));
     return way("all_reduce", 2 * (members - 1) / members * static_cast<double>(g.whole), 2 * (n(g) - 1));
   }
-  BridgeWay all_to_all(const Group& g) const {
+  ReshardWay all_to_all(const Group& g) const {
     return way("all_to_all", g.most([&](size_t k) { return g.missing(k); }), n(g) - 1);
   }
   // A halo; or, between groups that cut in ways of their own, boxes of one member (`from`) to the others.
-  BridgeWay exchange_boxes(const Group& g) const {
+  ReshardWay exchange_boxes(const Group& g) const {
     if (g.halo) return named(transfers(g), "halo transfer");
     if (g.from < 0) return transfers(g);
     return way("transfer of one part",
@@ -89,7 +89,7 @@ struct Pricer {
                1);
   }
   // Every device asks every holder for what it lacks; of a sum, everybody's part.
-  BridgeWay transfers(const Group& g) const {
+  ReshardWay transfers(const Group& g) const {
     const double bytes = g.most([&](size_t k) { return g.partial ? (n(g) - 1) * elements(g.want[k]) : g.missing(k); });
     const double rounds = g.most([&](size_t k) {
       if (g.partial) return n(g) - 1;
@@ -101,13 +101,13 @@ struct Pricer {
   }
 };
 
-// Each op that is a bridge: how it is priced, and what else would have been legal.
+// Each op that is a reshard: how it is priced, and what else would have been legal.
 struct Kind {
   OpCode code;
-  BridgeWay (*chosen)(const Pricer&, const Group&);
-  std::vector<BridgeWay> (*others)(const Pricer&, const Group&);
+  ReshardWay (*chosen)(const Pricer&, const Group&);
+  std::vector<ReshardWay> (*others)(const Pricer&, const Group&);
 };
-using Ways = std::vector<BridgeWay>;
+using Ways = std::vector<ReshardWay>;
 const Kind kKinds[] = {
     {OpCode::k_all_reduce, [](const Pricer& p, const Group& g) { return p.all_reduce(g); },
      [](const Pricer& p, const Group& g) {
@@ -143,9 +143,9 @@ const Kind kKinds[] = {
 
 class Reporter {
  public:
-  explicit Reporter(const LayoutGraph& lg) : lg_(lg), local_(lg) {}
+  explicit Reporter(const ShardedGraph& lg) : lg_(lg), local_(lg) {}
 
-  std::vector<BridgeRow> run() {
+  std::vector<ReshardRow> run() {
     for (const Op& op : lg_.graph.ops) {
       const auto* kind =
           std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& k) { return k.code == op.code; });
@@ -153,16 +153,16 @@ class Reporter {
       for (size_t i = 0; i < op.inputs.size() && i < op.outputs.size(); ++i)
         add(op, *kind, op.inputs[i], op.outputs[i]);
     }
-    for (BridgeRow& row : rows_)
+    for (ReshardRow& row : rows_)
       std::stable_sort(row.alternatives.begin(), row.alternatives.end(),
-                       [](const BridgeWay& a, const BridgeWay& b) { return a.seconds > b.seconds; });
+                       [](const ReshardWay& a, const ReshardWay& b) { return a.seconds > b.seconds; });
     std::stable_sort(rows_.begin(), rows_.end(),
-                     [](const BridgeRow& a, const BridgeRow& b) { return a.seconds() > b.seconds(); });
+                     [](const ReshardRow& a, const ReshardRow& b) { return a.seconds() > b.seconds(); });
     return std::move(rows_);
   }
 
  private:
-  // The axis that the bridge works along; kTime: none, it goes to another stage.
+  // The axis that the reshard works along; kTime: none, it goes to another stage.
   size_t axis_of(const Op& op, TensorId x, TensorId y) const {
     if (op.attrs.contains("group")) return static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
     if (lg_.stage(x) != op.stage) return kTime;
@@ -197,7 +197,7 @@ class Reporter {
   }
 
   // Between stages every device receives its part from its like; the other way is the whole tensor, sent once for all.
-  void price_stages(BridgeRow& row, const Pricer& p, TensorId x, TensorId y, int32_t to) const {
+  void price_stages(ReshardRow& row, const Pricer& p, TensorId x, TensorId y, int32_t to) const {
     const Mesh& mesh = lg_.tasks.mesh(to);
     int64_t part = 0;
     for (size_t k = 0; k < mesh.devices.size(); ++k)
@@ -209,7 +209,7 @@ class Reporter {
     row.way = p.way("transfer", most, 1);
     if (all > part) {
       const auto n = static_cast<int64_t>(lg_.tasks.mesh(lg_.stage(x)).devices.size());
-      const BridgeWay gather = p.way("all_gather", whole - whole / static_cast<double>(n), n - 1);
+      const ReshardWay gather = p.way("all_gather", whole - whole / static_cast<double>(n), n - 1);
       Group g;
       g.want.push_back(local_.part(y, place(to, mesh.coordinates(0))));
       row.alternatives.push_back(
@@ -222,10 +222,11 @@ class Reporter {
 
   void add(const Op& op, const Kind& kind, TensorId x, TensorId y) {
     const Tensor& t = lg_.graph.tensor(y);
-    BridgeRow row;
+    ReshardRow row;
     row.tensor = lg_.graph.tensor(x).name;
     row.dtype = t.dtype, row.dims = t.dims, row.phase = op.phase, row.count = 1;
-    row.from = to_string(lg_.layouts[static_cast<size_t>(x)]), row.to = to_string(lg_.layouts[static_cast<size_t>(y)]);
+    row.from = to_string(lg_.shardings[static_cast<size_t>(x)]),
+    row.to = to_string(lg_.shardings[static_cast<size_t>(y)]);
     if (op.region == Region::kBody) row.runs = local_.micro_batches(place(op.stage, Ints(lg_.axes() - 1))).size();
     const size_t axis = axis_of(op, x, y);
     const Pricer p{lg_.tasks.cost, static_cast<double>(size_of(t.dtype))};
@@ -250,14 +251,14 @@ class Reporter {
     rows_.push_back(std::move(row));
   }
 
-  const LayoutGraph& lg_;
+  const ShardedGraph& lg_;
   Localiser local_;
-  std::vector<BridgeRow> rows_;
+  std::vector<ReshardRow> rows_;
   std::map<std::string, size_t> row_of_;
 };
 
 }  // namespace
 
-std::vector<BridgeRow> bridges_of(const LayoutGraph& graph) { return Reporter(graph).run(); }
+std::vector<ReshardRow> reshards_of(const ShardedGraph& graph) { return Reporter(graph).run(); }
 
 }  // namespace whale

@@ -1,9 +1,9 @@
-#include "shard/layout_graph.h"
+#include "shard/sharded_graph.h"
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 #include "task/window.h"
 
 namespace whale {
@@ -14,20 +14,20 @@ const char* name_of(Region region) {
   return kNames[static_cast<size_t>(region)];
 }
 
-std::string tensor_text(const LayoutGraph& g, TensorId id) {
+std::string tensor_text(const ShardedGraph& g, TensorId id) {
   if (id == kNone) return "_";
   const Tensor& t = g.graph.tensor(id);
   return fmt::format("{} {}{} {}", t.name, whale::name_of(t.dtype), to_string(t.dims),
-                     to_string(g.layouts[static_cast<size_t>(id)]));
+                     to_string(g.shardings[static_cast<size_t>(id)]));
 }
 
-[[noreturn]] void fail(const LayoutGraph& g, const Op& op, size_t axis, std::string_view what) {
+[[noreturn]] void fail(const ShardedGraph& g, const Op& op, size_t axis, std::string_view what) {
   std::string operands;
   for (const auto* ids : {&op.inputs, &op.outputs}) {
     for (const TensorId id : *ids) operands += " " + tensor_text(g, id);
     if (ids == &op.inputs) operands += " ->";
   }
-  throw internal("layouts of op '{}' ({}) along {}: {};{}", op.name, def(op.code).name, g.axis_name(axis), what,
+  throw internal("shardings of op '{}' ({}) along {}: {};{}", op.name, def(op.code).name, g.axis_name(axis), what,
                  operands)
       .at_op(op.name);
 }
@@ -39,18 +39,18 @@ struct Streamed {
   bool input(size_t i) const { return factor && factor->inputs[i].present(); }
   bool output(size_t o) const { return factor && factor->outputs[o].present(); }
 };
-Streamed streamed_by(const LayoutGraph& g, const Op& op, const Factors& factors, size_t a) {
+Streamed streamed_by(const ShardedGraph& g, const Op& op, const Factors& factors, size_t a) {
   Streamed out;
   for (const Factor& f : factors.list)
     if (f.kind == FactorKind::kStream && attr_int(op.attrs, f.piece_attr) != 0) out.factor = &f;
   if (!out.factor) return out;
-  const AxisLayout* one = nullptr;
+  const AxisSharding* one = nullptr;
   int held = 0, all = 0;
-  const auto look = [&](TensorId id, const Digit& digit) {
-    if (id == kNone || !digit.present()) return;
-    const AxisLayout& l = g.at(id, a);
+  const auto look = [&](TensorId id, const SubAxis& sub_axis) {
+    if (id == kNone || !sub_axis.present()) return;
+    const AxisSharding& l = g.at(id, a);
     if (!one) one = &l;
-    ++all, held += l.placement == Placement::kShard && l.digit == digit && l.rotate == one->rotate;
+    ++all, held += l.placement == Placement::kShard && l.sub_axis == sub_axis && l.rotate == one->rotate;
   };
   for (size_t i = 0; i < op.inputs.size(); ++i) look(op.inputs[i], out.factor->inputs[i]);
   for (size_t o = 0; o < op.outputs.size(); ++o) look(op.outputs[o], out.factor->outputs[o]);
@@ -60,7 +60,7 @@ Streamed streamed_by(const LayoutGraph& g, const Op& op, const Factors& factors,
 }
 
 // The share that all cut operands of an op with this axis have in common.
-int64_t rotation_of(const LayoutGraph& g, const Op& op, const Streamed& streamed, size_t a) {
+int64_t rotation_of(const ShardedGraph& g, const Op& op, const Streamed& streamed, size_t a) {
   for (size_t i = 0; i < op.inputs.size(); ++i)
     if (op.inputs[i] != kNone && !streamed.input(i) && g.at(op.inputs[i], a).placement == Placement::kShard)
       return g.at(op.inputs[i], a).rotate;
@@ -68,7 +68,7 @@ int64_t rotation_of(const LayoutGraph& g, const Op& op, const Streamed& streamed
 }
 
 // Replicas that are in different micro-batches have nothing of one in common.
-void verify_apart(const LayoutGraph& g, const Op& op, size_t a) {
+void verify_apart(const ShardedGraph& g, const Op& op, size_t a) {
   if (!g.by_micro_batch(a) || g.size(a, op.stage) == 1) return;
   for (const TensorId id : op.outputs)
     if (id != kNone && g.time_varies(id) && g.at(id, a).placement != Placement::kReplicate)
@@ -76,7 +76,7 @@ void verify_apart(const LayoutGraph& g, const Op& op, size_t a) {
 }
 
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
-void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table) {
+void verify_op(const ShardedGraph& g, const Op& op, size_t a, FactorTable& table) {
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
   const auto any = [&](const TensorIds& ids, Placement p) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
@@ -93,14 +93,14 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
         fail(g, op, a, "an axis of size 1 cuts a tensor");
     return;
   }
-  const bool bridge = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice ||
-                      op.code == OpCode::k_part_view || op.code == OpCode::k_accumulate ||
-                      op.code == OpCode::k_transfer;
+  const bool reshard = has_flag(op.code, kCollective) || op.code == OpCode::k_local_slice ||
+                       op.code == OpCode::k_part_view || op.code == OpCode::k_accumulate ||
+                       op.code == OpCode::k_transfer;
   // Zero is the sum of zeros: where a sum over micro-batches starts, it may be as partial as what is added.
   const bool neutral =
       op.code == OpCode::k_fill && place(op.outputs[0]) == Placement::kPartial &&
       attr_float(op.attrs, "value") == neutral_of(g.at(op.outputs[0], a).combine, g.graph.tensor(op.outputs[0]).dtype);
-  if (bridge || neutral) return;
+  if (reshard || neutral) return;
   if (op.code == OpCode::k_cast && a != kTime && place(op.inputs[0]) == Placement::kPartial &&
       g.at(op.inputs[0], a).combine == Combine::kSum && g.tasks.task(op).roles[a - 1] != AxisRole::kReplica &&
       size_of(g.graph.tensor(op.outputs[0]).dtype) < size_of(g.graph.tensor(op.inputs[0]).dtype))
@@ -112,7 +112,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
     std::vector<int> partial;
     for (size_t i = 0; i < op.inputs.size(); ++i)
       if (place(op.inputs[i]) == Placement::kPartial) partial.push_back(static_cast<int>(i));
-    // The smaller of two that are smallest in parts is smallest in parts: a bridge between ragged groups.
+    // The smaller of two that are smallest in parts is smallest in parts: a reshard between ragged groups.
     const bool same = partial.size() == op.inputs.size() &&
                       std::all_of(op.inputs.begin(), op.inputs.end(),
                                   [&](TensorId id) { return d.of_partial == g.at(id, a).combine; });
@@ -121,7 +121,7 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
     if (!partial.empty() && !passes) fail(g, op, a, "a partial value enters an op that is not linear in it");
     for (const TensorId id : op.outputs)
       if (id != kNone && (place(id) == Placement::kPartial) != !partial.empty())
-        fail(g, op, a, "a result's layout does not follow");
+        fail(g, op, a, "a result's sharding does not follow");
     return;
   }
   if (g.exact && g.by_micro_batch(a) && !keeps_bits(op)) fail(g, op, a, "exact mode computes it whole");
@@ -131,21 +131,22 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
   const auto overlaps = [&](TensorId id) { return id != kNone && g.at(id, a).window.present(); };
   if (std::any_of(op.outputs.begin(), op.outputs.end(), overlaps)) fail(g, op, a, "a result is cut with a halo");
   for (const Factor& f : factors.list) {
-    SubDigit want;
+    SubAxisPart want;
     bool found = false, fits = true;
     if (f.kind == FactorKind::kStream) continue;
-    const auto look = [&](TensorId id, const Digit& digit) {
+    const auto look = [&](TensorId id, const SubAxis& sub_axis) {
       if (id == kNone) return;
-      const AxisLayout& l = g.at(id, a);
-      if (!digit.present()) {
+      const AxisSharding& l = g.at(id, a);
+      if (!sub_axis.present()) {
         fits &= l.placement != Placement::kShard;
         return;
       }
-      SubDigit sub;
+      SubAxisPart sub;
       const Dims& dims = g.graph.tensor(id).dims;
       fits &= !l.window.present() && l.rotate == rotated;
       if (l.placement != Placement::kShard ||
-          !find_sub_digit(digit, f.extent, l.digit, extent_of(dims, l.digit), sub) || (found && !(sub == want)))
+          !find_sub_axis_part(sub_axis, f.extent, l.sub_axis, extent_of(dims, l.sub_axis), sub) ||
+          (found && !(sub == want)))
         fits = false;
       else
         want = sub, found = true;
@@ -160,9 +161,9 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i) {
       if (streamed.input(i) || of_groups(f.group.inputs, i, op.inputs[i])) continue;
       if (op.inputs[i] != kNone && f.reads_through(i)) {
-        const AxisLayout& l = g.at(op.inputs[i], a);
-        fits &= a != kTime && l.placement == Placement::kShard && !l.state && l.digit == f.inputs[i] &&
-                l.window == read_layout(f, f.inputs[i], g.mesh_axis(a, op.stage)).window;
+        const AxisSharding& l = g.at(op.inputs[i], a);
+        fits &= a != kTime && l.placement == Placement::kShard && !l.state && l.sub_axis == f.inputs[i] &&
+                l.window == read_sharding(f, f.inputs[i], g.mesh_axis(a, op.stage)).window;
       } else {
         look(op.inputs[i], f.inputs[i]);
       }
@@ -173,22 +174,22 @@ void verify_op(const LayoutGraph& g, const Op& op, size_t a, FactorTable& table)
       look(op.outputs[i], f.outputs[i]);
       const bool partial = !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
       if (op.outputs[i] == kNone) continue;
-      const AxisLayout& l = g.at(op.outputs[i], a);
+      const AxisSharding& l = g.at(op.outputs[i], a);
       if ((l.placement == Placement::kPartial) != partial || (partial && l.combine != f.combine_of(i))) fits = false;
     }
     for (const TensorId id : statistics) {
-      const AxisLayout& l = g.at(id, a);
-      const Digit digit = digit_of_groups(f, want, g.micro_batches);
-      fits &= digit.present() && l.placement == Placement::kShard && l.digit == digit;
+      const AxisSharding& l = g.at(id, a);
+      const SubAxis sub_axis = sub_axis_of_groups(f, want, g.micro_batches);
+      fits &= sub_axis.present() && l.placement == Placement::kShard && l.sub_axis == sub_axis;
     }
     if (found && fits) return;
   }
-  fail(g, op, a, "no factor explains the layouts of operands and results");
+  fail(g, op, a, "no factor explains the shardings of operands and results");
 }
 
 }  // namespace
 
-TensorId add_like(LayoutGraph& lg, TensorId id, std::string_view suffix) {
+TensorId add_like(ShardedGraph& lg, TensorId id, std::string_view suffix) {
   const Tensor& of = lg.graph.tensor(id);
   Tensor t;
   t.name.reserve(of.name.size() + suffix.size());
@@ -196,7 +197,7 @@ TensorId add_like(LayoutGraph& lg, TensorId id, std::string_view suffix) {
   t.dtype = of.dtype;
   t.dims = of.dims;
   lg.graph.tensors.push_back(std::move(t));
-  lg.layouts.push_back(Layout(lg.layouts[static_cast<size_t>(id)]));
+  lg.shardings.push_back(Sharding(lg.shardings[static_cast<size_t>(id)]));
   lg.stages.push_back(lg.stage(id));
   return static_cast<TensorId>(lg.graph.tensors.size()) - 1;
 }
@@ -216,47 +217,48 @@ bool keeps_bits(const Op& op) {
          has_flag(op.code, kUpdateOp);
 }
 
-bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part, int64_t part_extent, SubDigit& out) {
+bool find_sub_axis_part(const SubAxis& whole, int64_t whole_extent, const SubAxis& part, int64_t part_extent,
+                        SubAxisPart& out) {
   if (!whole.present() || whole.dim != part.dim || part.outer % whole.outer || part.inner % whole.inner) return false;
   out = {part.outer / whole.outer, part.inner / whole.inner};
   return out.outer * part_extent * out.inner == whole_extent;
 }
 
-Digit sub_digit(const Digit& whole, const SubDigit& sub) {
+SubAxis sub_axis_part(const SubAxis& whole, const SubAxisPart& sub) {
   return {whole.dim, whole.outer * sub.outer, whole.inner * sub.inner};
 }
 
-int64_t extent_of(const Dims& dims, const Digit& digit) {
-  return dims[static_cast<size_t>(digit.dim)] / (digit.outer * digit.inner);
+int64_t extent_of(const Dims& dims, const SubAxis& sub_axis) {
+  return dims[static_cast<size_t>(sub_axis.dim)] / (sub_axis.outer * sub_axis.inner);
 }
 
-bool compatible(const Dims& dims, const Digit& a, const Digit& b) {
+bool compatible(const Dims& dims, const SubAxis& a, const SubAxis& b) {
   if (a.dim != b.dim || a == b) return true;
   const int64_t ea = extent_of(dims, a), eb = extent_of(dims, b);
   return a.outer % (b.outer * eb) == 0 || b.outer % (a.outer * ea) == 0;
 }
 
-std::string to_string(const AxisLayout& l) {
+std::string to_string(const AxisSharding& l) {
   if (l.placement == Placement::kReplicate) return "R";
   if (l.placement == Placement::kPartial) return fmt::format("P({})", name_of(l.combine));
-  if (l.window.present()) return fmt::format("S{}+halo", l.digit.dim);
+  if (l.window.present()) return fmt::format("S{}+halo", l.sub_axis.dim);
   if (l.rotate) {
-    AxisLayout own = l;
+    AxisSharding own = l;
     own.rotate = 0;
     return fmt::format("{}-{}", to_string(own), l.rotate);
   }
-  if (l.digit.outer == 1 && l.digit.inner == 1) return fmt::format("S{}", l.digit.dim);
-  return fmt::format("S{}:{}x{}", l.digit.dim, l.digit.outer, l.digit.inner);
+  if (l.sub_axis.outer == 1 && l.sub_axis.inner == 1) return fmt::format("S{}", l.sub_axis.dim);
+  return fmt::format("S{}:{}x{}", l.sub_axis.dim, l.sub_axis.outer, l.sub_axis.inner);
 }
 
-std::string to_string(const Layout& layout) {
+std::string to_string(const Sharding& sharding) {
   std::vector<std::string> parts;
-  for (const AxisLayout& axis : layout.axes) parts.push_back(to_string(axis));
+  for (const AxisSharding& axis : sharding.axes) parts.push_back(to_string(axis));
   return fmt::format("{}", fmt::join(parts, ","));
 }
 
-std::string print(const LayoutGraph& g) {
-  std::string text = fmt::format("layouts of {}: batch {}", g.graph.name, g.batch);
+std::string print(const ShardedGraph& g) {
+  std::string text = fmt::format("shardings of {}: batch {}", g.graph.name, g.batch);
   for (size_t a = 0; a < g.axes(); ++a) text += fmt::format(", {} {}", g.axis_name(a), g.size(a, 0));
   if (g.tasks.stages() > 1) text += fmt::format(", {} stages", g.tasks.stages());
   text += '\n';
@@ -272,8 +274,8 @@ std::string print(const LayoutGraph& g) {
   return text;
 }
 
-void verify(const LayoutGraph& g) {
-  WHALE_CHECK(g.layouts.size() == g.graph.tensors.size(), "a layout per tensor");
+void verify(const ShardedGraph& g) {
+  WHALE_CHECK(g.shardings.size() == g.graph.tensors.size(), "a sharding per tensor");
   std::vector<char> made(g.graph.tensors.size());
   for (size_t t = 0; t < made.size(); ++t) made[t] = g.graph.tensors[t].kind != TensorKind::kValue;
   FactorTable table;

@@ -1,4 +1,4 @@
-#include "shard/digits.h"
+#include "shard/sub_axes.h"
 
 #include <algorithm>
 #include <functional>
@@ -72,7 +72,7 @@ const Factors& FactorTable::of(const Graph& graph, const Op& op) {
       ->second.factors;
 }
 
-bool can_cut(const Op& op, const Factor& f, const SubDigit& sub) {
+bool can_cut(const Op& op, const Factor& f, const SubAxisPart& sub) {
   if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup &&
       f.kind != FactorKind::kWindow)
     return false;
@@ -89,21 +89,21 @@ bool can_cut(const Op& op, const Factor& f, const SubDigit& sub) {
   return true;
 }
 
-Digit digit_of_groups(const Factor& f, const SubDigit& sub, int64_t runs) {
+SubAxis sub_axis_of_groups(const Factor& f, const SubAxisPart& sub, int64_t runs) {
   const int64_t rows = f.group.rows;
   if (rows == 0 || sub.outer != 1) return {};
   if (sub.inner % rows == 0) return {0, 1, sub.inner / rows};  // a sample has whole groups
-  return rows % sub.inner == 0 && f.extent / rows % runs == 0 ? Digit{0, 1, 1} : Digit{};
+  return rows % sub.inner == 0 && f.extent / rows % runs == 0 ? SubAxis{0, 1, 1} : SubAxis{};
 }
 
-bool cut_of_operand(const Factor& f, size_t input, const Digit& digit, int64_t extent, SubDigit& sub) {
+bool cut_of_operand(const Factor& f, size_t input, const SubAxis& sub_axis, int64_t extent, SubAxisPart& sub) {
   if (input >= f.inputs.size()) return false;
-  if (!f.reads_through(input)) return find_sub_digit(f.inputs[input], f.extent, digit, extent, sub);
+  if (!f.reads_through(input)) return find_sub_axis_part(f.inputs[input], f.extent, sub_axis, extent, sub);
   sub = {};
-  return f.inputs[input] == digit;
+  return f.inputs[input] == sub_axis;
 }
 
-Digit streamed_digit(const Factors& factors, size_t input) {
+SubAxis streamed_sub_axis(const Factors& factors, size_t input) {
   for (const Factor& f : factors.list)
     if (f.kind == FactorKind::kStream && input < f.inputs.size() && f.inputs[input].present()) return f.inputs[input];
   return {};
@@ -111,11 +111,11 @@ Digit streamed_digit(const Factors& factors, size_t input) {
 
 namespace {
 
-// Where a digit is, op by op: forward from the seeds, and back from a reader to a value that no seed reaches (a first
-// state, a mask, a gradient that is the same for every sample).
+// Where a sub-axis is, op by op: forward from the seeds, and back from a reader to a value that no seed reaches (a
+// first state, a mask, a gradient that is the same for every sample).
 class Follower {
  public:
-  Follower(const Graph& graph, const std::vector<Digit>& seeds)
+  Follower(const Graph& graph, const std::vector<SubAxis>& seeds)
       : g_(graph), at_(seeds), cuts_(graph.ops.size()), factors_(graph.ops.size()) {
     at_.resize(graph.tensors.size());
   }
@@ -132,7 +132,7 @@ class Follower {
 
  private:
   const Graph& g_;
-  std::vector<Digit> at_;  // per tensor
+  std::vector<SubAxis> at_;  // per tensor
   std::vector<OpCut> cuts_;
   FactorTable table_;
   std::vector<const Factors*> factors_;  // per op; null: not asked for yet
@@ -141,16 +141,17 @@ class Follower {
     if (!factors_[i]) factors_[i] = &table_.of(g_, g_.ops[i]);
     return *factors_[i];
   }
-  const Digit& at(TensorId id) const { return at_[static_cast<size_t>(id)]; }
+  const SubAxis& at(TensorId id) const { return at_[static_cast<size_t>(id)]; }
 
-  // The first factor that holds the operand's or result's digit.
-  OpCut cut_at(size_t i, TensorId id, size_t k, std::vector<Digit> Factor::*carriers) {
+  // The first factor that holds the operand's or result's sub-axis.
+  OpCut cut_at(size_t i, TensorId id, size_t k, std::vector<SubAxis> Factor::*carriers) {
     const Factors& all = factors(i);
     for (size_t f = 0; f < all.list.size(); ++f) {
-      SubDigit sub;
+      SubAxisPart sub;
       const Factor& factor = all.list[f];
       if (k < (factor.*carriers).size() && factor.kind != FactorKind::kWindow &&
-          find_sub_digit((factor.*carriers)[k], factor.extent, at(id), extent_of(g_.tensor(id).dims, at(id)), sub) &&
+          find_sub_axis_part((factor.*carriers)[k], factor.extent, at(id), extent_of(g_.tensor(id).dims, at(id)),
+                             sub) &&
           can_cut(g_.ops[i], factor, sub))
         return {static_cast<int>(f), sub, false, true};
     }
@@ -163,10 +164,10 @@ class Follower {
     const Op& op = g_.ops[i];
     for (size_t o = 0; o < op.outputs.size(); ++o)
       if (op.outputs[o] != kNone && f.outputs[o].present())
-        at_[static_cast<size_t>(op.outputs[o])] = sub_digit(f.outputs[o], cut.sub);
+        at_[static_cast<size_t>(op.outputs[o])] = sub_axis_part(f.outputs[o], cut.sub);
   }
 
-  void forward(size_t i) {  // as the largest operand that has the digit
+  void forward(size_t i) {  // as the largest operand that has the sub-axis
     if (cuts_[i].present()) return;
     const Op& op = g_.ops[i];
     OpCut best;
@@ -194,7 +195,7 @@ class Follower {
       if (id == kNone || g_.tensor(id).kind != TensorKind::kValue || at(id).present() || !f.inputs[k].present() ||
           f.reads_through(k))
         continue;
-      at_[static_cast<size_t>(id)] = sub_digit(f.inputs[k], cuts_[i].sub);
+      at_[static_cast<size_t>(id)] = sub_axis_part(f.inputs[k], cuts_[i].sub);
       found = true;
     }
     return found;
@@ -203,51 +204,53 @@ class Follower {
 
 }  // namespace
 
-std::vector<OpCut> follow(const Graph& graph, const std::vector<Digit>& seeds) { return Follower(graph, seeds).run(); }
+std::vector<OpCut> follow(const Graph& graph, const std::vector<SubAxis>& seeds) {
+  return Follower(graph, seeds).run();
+}
 
 std::vector<OpCut> follow_samples(const Graph& graph) {
-  std::vector<Digit> seeds(graph.tensors.size());
+  std::vector<SubAxis> seeds(graph.tensors.size());
   for (const TensorId id : graph.inputs)
-    if (const int dim = graph.tensor(id).batch_dim; dim >= 0) seeds[static_cast<size_t>(id)] = Digit{dim, 1, 1};
+    if (const int dim = graph.tensor(id).batch_dim; dim >= 0) seeds[static_cast<size_t>(id)] = SubAxis{dim, 1, 1};
   return follow(graph, seeds);
 }
 
-std::vector<std::vector<Digit>> candidate_digits(const Graph& graph) {
-  std::vector<std::vector<Digit>> digits(graph.tensors.size());
+std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph) {
+  std::vector<std::vector<SubAxis>> sub_axes(graph.tensors.size());
   FactorTable table;
   std::vector<const Factors*> factors;
   for (const Op& op : graph.ops) factors.push_back(&table.of(graph, op));
-  const auto enter = [&](TensorId id, const Digit& digit) {
-    auto& list = digits[static_cast<size_t>(id)];
-    if (list.size() < kMaxDigits && extent_of(graph.tensor(id).dims, digit) > 1 &&
-        std::find(list.begin(), list.end(), digit) == list.end())
-      list.push_back(digit);
+  const auto enter = [&](TensorId id, const SubAxis& sub_axis) {
+    auto& list = sub_axes[static_cast<size_t>(id)];
+    if (list.size() < kMaxSubAxes && extent_of(graph.tensor(id).dims, sub_axis) > 1 &&
+        std::find(list.begin(), list.end(), sub_axis) == list.end())
+      list.push_back(sub_axis);
   };
   const auto pass = [&](size_t i) {
     const Op& op = graph.ops[i];
     for (const Factor& f : factors[i]->list) {
       if (f.kind == FactorKind::kFixed || f.extent <= 1) continue;
-      std::vector<std::pair<TensorId, Digit>> carriers;
+      std::vector<std::pair<TensorId, SubAxis>> carriers;
       for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k)
         if (op.inputs[k] != kNone && f.inputs[k].present()) carriers.emplace_back(op.inputs[k], f.inputs[k]);
       for (size_t k = 0; k < op.outputs.size() && k < f.outputs.size(); ++k)
         if (op.outputs[k] != kNone && f.outputs[k].present()) carriers.emplace_back(op.outputs[k], f.outputs[k]);
-      std::vector<SubDigit> subs{{1, 1}};
+      std::vector<SubAxisPart> subs{{1, 1}};
       for (const auto& [id, whole] : carriers)
-        for (const Digit& d : digits[static_cast<size_t>(id)]) {
+        for (const SubAxis& d : sub_axes[static_cast<size_t>(id)]) {
           if (f.kind == FactorKind::kWindow) break;
-          SubDigit sub;
-          if (find_sub_digit(whole, f.extent, d, extent_of(graph.tensor(id).dims, d), sub) &&
+          SubAxisPart sub;
+          if (find_sub_axis_part(whole, f.extent, d, extent_of(graph.tensor(id).dims, d), sub) &&
               std::find(subs.begin(), subs.end(), sub) == subs.end())
             subs.push_back(sub);
         }
-      for (const SubDigit& sub : subs)
-        for (const auto& [id, whole] : carriers) enter(id, sub_digit(whole, sub));
+      for (const SubAxisPart& sub : subs)
+        for (const auto& [id, whole] : carriers) enter(id, sub_axis_part(whole, sub));
     }
   };
   for (size_t i = graph.ops.size(); i-- > 0;) pass(i);
   for (size_t i = 0; i < graph.ops.size(); ++i) pass(i);
-  return digits;
+  return sub_axes;
 }
 
 }  // namespace whale

@@ -1,4 +1,4 @@
-// Which devices stand together: the `layout` of cluster and replica scopes.
+// Which devices stand together: the `device_order` of cluster and replica scopes.
 #include <algorithm>
 #include <charconv>
 #include <numeric>
@@ -13,30 +13,30 @@
 namespace whale {
 namespace {
 
-constexpr const char* kLayouts = "all, row, column, average(n) or lists of devices such as [[0,1],[2,3]]";
+constexpr const char* kDeviceOrders = "all, row, column, average(n) or lists of devices such as [[0,1],[2,3]]";
 
 // n of "average(n)".
-std::optional<int64_t> average_of(std::string_view layout) {
+std::optional<int64_t> average_of(std::string_view device_order) {
   constexpr std::string_view kAverage = "average(";
   int64_t n = 0;
-  if (!layout.starts_with(kAverage) || !layout.ends_with(')')) return std::nullopt;
-  const char* last = layout.data() + layout.size() - 1;
-  const auto [end, error] = std::from_chars(layout.data() + kAverage.size(), last, n);
+  if (!device_order.starts_with(kAverage) || !device_order.ends_with(')')) return std::nullopt;
+  const char* last = device_order.data() + device_order.size() - 1;
+  const auto [end, error] = std::from_chars(device_order.data() + kAverage.size(), last, n);
   if (error != std::errc{} || end != last || n < 1) return std::nullopt;
   return n;
 }
 
-// Whose members are the slices: the replica that has the layout, or the scope inside the cluster.
+// Whose members are the slices: the replica that has the order, or the scope inside the cluster.
 size_t sliced(const std::vector<Scope>& nest, size_t i) {
   if (nest[i].kind == ScopeKind::kReplica) return i;
   while (i < nest.size() && nest[i].kind == ScopeKind::kCluster) ++i;
   return i;
 }
 
-std::vector<int32_t> listed(const std::string& layout, int64_t devices) {
+std::vector<int32_t> listed(const std::string& device_order, int64_t devices) {
   std::vector<int32_t> given;
   int64_t number = -1;
-  for (const char c : layout) {
+  for (const char c : device_order) {
     if (c >= '0' && c <= '9') {
       number = std::min<int64_t>(std::max<int64_t>(number, 0) * 10 + (c - '0'), devices);
     } else if (number >= 0) {
@@ -59,7 +59,8 @@ Ints slices_of(const TaskLeaf& leaf, size_t i, int64_t devices, const Ints& stag
   const Scope& scope = leaf.nest[j];
   if (scope.kind == ScopeKind::kPipeline || scope.kind == ScopeKind::kStage) return stage_devices;
   if (std::find(scope.shares.begin(), scope.shares.end(), kNoDevice) != scope.shares.end() || devices % scope.count)
-    refuse(leaf, fmt::format("has groups of different sizes and layout={}; list the devices", leaf.nest[i].layout));
+    refuse(leaf, fmt::format("has groups of different sizes and device_order={}; list the devices",
+                             leaf.nest[i].device_order));
   return Ints(static_cast<size_t>(scope.count), devices / scope.count);
 }
 
@@ -69,10 +70,11 @@ std::vector<int32_t> by_row(const TaskLeaf& leaf, const std::vector<DeviceSpec>&
   for (const int64_t size : slices) {
     const size_t last = begin + static_cast<size_t>(size) - 1;
     if (devices[begin].node != devices[last].node)
-      refuse(leaf, fmt::format(
-                       "keeps every slice inside a node (layout=row); devices {} to {} are a slice of {}, device {} is "
-                       "in node {} and device {} in node {}; choose a count whose slices fit into the nodes",
-                       begin, last, size, begin, devices[begin].node, last, devices[last].node));
+      refuse(leaf,
+             fmt::format(
+                 "keeps every slice inside a node (device_order=row); devices {} to {} are a slice of {}, device {} is "
+                 "in node {} and device {} in node {}; choose a count whose slices fit into the nodes",
+                 begin, last, size, begin, devices[begin].node, last, devices[last].node));
     begin = last + 1;
   }
   return in_order(devices.size());
@@ -84,16 +86,17 @@ std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpe
   Ints sizes(static_cast<size_t>(nodes));
   for (const DeviceSpec& device : devices) ++sizes[static_cast<size_t>(device.node)];
   if (std::any_of(sizes.begin(), sizes.end(), [&](int64_t n) { return n != sizes[0]; }))
-    refuse(leaf,
-           fmt::format("lays slices across nodes (layout=column), which have [{}] devices; nodes of equal size are "
-                       "needed, or list the devices",
-                       fmt::join(sizes, ", ")));
+    refuse(leaf, fmt::format(
+                     "lays slices across nodes (device_order=column), which have [{}] devices; nodes of equal size are "
+                     "needed, or list the devices",
+                     fmt::join(sizes, ", ")));
   for (const int64_t size : slices)
     if (size % nodes && nodes % size)
       refuse(leaf,
-             fmt::format("lays slices across nodes (layout=column); a slice of {} device(s) does not take as many of "
-                         "each of {} nodes; choose a count whose slices are a multiple of the nodes",
-                         size, nodes));
+             fmt::format(
+                 "lays slices across nodes (device_order=column); a slice of {} device(s) does not take as many of "
+                 "each of {} nodes; choose a count whose slices are a multiple of the nodes",
+                 size, nodes));
   std::vector<int32_t> order;
   for (int64_t k = 0; k < sizes[0]; ++k)
     for (int64_t node = 0; node < nodes; ++node) order.push_back(static_cast<int32_t>(node * sizes[0] + k));
@@ -102,19 +105,20 @@ std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpe
 
 std::vector<int32_t> order_of(const TaskLeaf& leaf, size_t i, const std::vector<DeviceSpec>& devices,
                               const Ints& stage_devices) {
-  const std::string& layout = leaf.nest[i].layout;
-  if (layout == "row" || layout == "column") {
+  const std::string& device_order = leaf.nest[i].device_order;
+  if (device_order == "row" || device_order == "column") {
     for (size_t k = 0; k < i; ++k)
       if (leaf.nest[k].kind != ScopeKind::kCluster)
-        refuse(leaf, fmt::format("has layout={} inside '{}'; put it outermost", layout, to_string(leaf.nest[k])));
+        refuse(leaf,
+               fmt::format("has device_order={} inside '{}'; put it outermost", device_order, to_string(leaf.nest[k])));
     const Ints slices = slices_of(leaf, i, std::ssize(devices), stage_devices);
-    return layout == "row" ? by_row(leaf, devices, slices) : by_column(leaf, devices, slices);
+    return device_order == "row" ? by_row(leaf, devices, slices) : by_column(leaf, devices, slices);
   }
-  if (layout[0] != '[') return in_order(devices.size());
-  std::vector<int32_t> given = listed(layout, std::ssize(devices));
+  if (device_order[0] != '[') return in_order(devices.size());
+  std::vector<int32_t> given = listed(device_order, std::ssize(devices));
   const std::set<int32_t> distinct(given.begin(), given.end());
   if (given.size() != devices.size() || distinct.size() != given.size() || *distinct.rbegin() >= std::ssize(devices))
-    throw invalid("scope '{}' ({}): the layout lists [{}], expected each of the devices 0 to {} once",
+    throw invalid("scope '{}' ({}): the device order lists [{}], expected each of the devices 0 to {} once",
                   to_string(leaf.nest[i]), leaf.path, fmt::join(given, ", "), devices.size() - 1)
         .at_scope(leaf.path);
   return given;
@@ -122,16 +126,19 @@ std::vector<int32_t> order_of(const TaskLeaf& leaf, size_t i, const std::vector<
 
 }  // namespace
 
-void check_layouts(TaskLeaf& leaf) {
+void check_device_orders(TaskLeaf& leaf) {
   std::vector<Scope>& nest = leaf.nest;
   for (size_t i = 0; i < nest.size(); ++i) {
-    const std::string& layout = nest[i].layout;
-    const bool list = layout.starts_with('[') && layout.find_first_not_of("[], 0123456789") == layout.npos;
-    const std::optional<int64_t> slices = average_of(layout);
-    if (!layout.empty() && !list && !slices && layout != "all" && layout != "row" && layout != "column")
+    const std::string& device_order = nest[i].device_order;
+    const bool list =
+        device_order.starts_with('[') && device_order.find_first_not_of("[], 0123456789") == device_order.npos;
+    const std::optional<int64_t> slices = average_of(device_order);
+    if (!device_order.empty() && !list && !slices && device_order != "all" && device_order != "row" &&
+        device_order != "column")
       refuse(leaf, fmt::format("has {}, expected {}",
-                               layout.size() > 60 ? "a layout of its own" : fmt::format("the layout '{}'", layout),
-                               kLayouts));
+                               device_order.size() > 60 ? "an order of its own"
+                                                        : fmt::format("the device order '{}'", device_order),
+                               kDeviceOrders));
     const size_t j = sliced(nest, i);
     if (!slices || j == nest.size() || nest[j].kind == ScopeKind::kStage) continue;
     if (nest[j].count && nest[j].count != *slices)
@@ -147,12 +154,12 @@ std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<De
   const TaskLeaf* first = nullptr;
   for (const TaskLeaf& leaf : leaves.list)
     for (size_t i = 0; i < leaf.nest.size(); ++i) {
-      if (leaf.nest[i].layout.empty()) continue;
+      if (leaf.nest[i].device_order.empty()) continue;
       std::vector<int32_t> found = order_of(leaf, i, devices, stage_devices);
       if (first && found != order)
         refuse(leaf,
                fmt::format("puts the devices into another order than '{}' ({}); a model has one order of its devices, "
-                           "give both the same layout",
+                           "give both the same device order",
                            brief(to_string(first->nest)), first->path));
       order = std::move(found), first = &leaf;
     }

@@ -1,5 +1,5 @@
 // Where a tensor is (semantics.md section 4): one entry a mesh axis, outermost first; time (micro-batches) is an axis
-// like any other. This is the regular form, in which all children of a level share one sub-layout.
+// like any other. This is the regular form, in which all children of a level share one sub-sharding.
 #pragma once
 
 #include <compare>
@@ -35,25 +35,25 @@ struct WindowRead {
   friend auto operator<=>(const WindowRead&, const WindowRead&) = default;  // NOLINT(modernize-use-nullptr)
 };
 
-// Where a cut falls follows from the digit's extent and the axis' shares, so it is not stored: largest remainder
-// rounding (task/shares.h). Two axes that cut the same digit cut one inside the other, the outer axis first.
-struct AxisLayout {
+// Where a cut falls follows from the sub-axis's extent and the axis' shares, so it is not stored: largest remainder
+// rounding (task/shares.h). Two axes that cut the same sub-axis cut one inside the other, the outer axis first.
+struct AxisSharding {
   Placement placement = Placement::kReplicate;
-  Digit digit;                      // kShard: which digit is cut, in coordinates of the logical tensor
+  SubAxis sub_axis;                 // kShard: which sub-axis is cut, in coordinates of the logical tensor
   bool state = false;               // kShard: by the axis' shares of state (ZeRO), not by those of its work
-  bool samples = false;             // kShard: the digit holds the batch
+  bool samples = false;             // kShard: the sub-axis holds the batch
   Combine combine = Combine::kSum;  // kPartial
-  // kShard, of a use, never of a home: not the device's own share of the digit but what it reads for its share of the
-  // window's result. Parts overlap.
+  // kShard, of a use, never of a storage sharding: not the device's own share of the sub-axis but what it reads for its
+  // share of the window's result. Parts overlap.
   WindowRead window = {};
   // kShard, of a use: the share of the device `rotate` places before on the axis, which goes round (rewrite/stream.h).
   int64_t rotate = 0;
-  friend bool operator==(const AxisLayout&, const AxisLayout&) = default;
+  friend bool operator==(const AxisSharding&, const AxisSharding&) = default;
 };
 
-struct Layout {
-  std::vector<AxisLayout> axes;
-  friend bool operator==(const Layout&, const Layout&) = default;
+struct Sharding {
+  std::vector<AxisSharding> axes;
+  friend bool operator==(const Sharding&, const Sharding&) = default;
 };
 
 }  // namespace whale

@@ -1,4 +1,4 @@
-// What bridges cost, against closed forms and against the transfers of the plan itself.
+// What reshards cost, against closed forms and against the transfers of the plan itself.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,19 +20,19 @@ Plan plan_of(const small::Model& m, int devices, const std::string& strategy, in
   return compile(m.g, parse_devices("null:" + std::to_string(devices), {0, 1, 2, 3}), options);
 }
 
-std::vector<BridgeRow> rows_of(const std::vector<BridgeRow>& all, const std::string& name) {
-  std::vector<BridgeRow> out;
-  for (const BridgeRow& row : all)
+std::vector<ReshardRow> rows_of(const std::vector<ReshardRow>& all, const std::string& name) {
+  std::vector<ReshardRow> out;
+  for (const ReshardRow& row : all)
     if (row.way.name == name) out.push_back(row);
   return out;
 }
 
 }  // namespace
 
-TEST_CASE("bridges: a gradient's all-reduce moves 2 (n - 1) / n of it, in 2 (n - 1) rounds") {
+TEST_CASE("reshards: a gradient's all-reduce moves 2 (n - 1) / n of it, in 2 (n - 1) rounds") {
   for (const int n : {2, 3, 5}) {
-    const auto rows = rows_of(bridges_of(plan_of(small::mlp(30), n, "replica")), "all_reduce");
-    const auto w1 = std::find_if(rows.begin(), rows.end(), [](const BridgeRow& r) { return r.dims == Dims{4, 16}; });
+    const auto rows = rows_of(reshards_of(plan_of(small::mlp(30), n, "replica")), "all_reduce");
+    const auto w1 = std::find_if(rows.begin(), rows.end(), [](const ReshardRow& r) { return r.dims == Dims{4, 16}; });
     REQUIRE(w1 != rows.end());
     CHECK(w1->way.bytes == doctest::Approx(2.0 * (n - 1) / n * 4 * 16 * 4));
     CHECK(w1->way.rounds == 2 * (n - 1));
@@ -44,34 +44,34 @@ TEST_CASE("bridges: a gradient's all-reduce moves 2 (n - 1) / n of it, in 2 (n -
     CHECK(w1->devices == n);
     // Everyone asks everyone for the whole: n - 1 times the gradient.
     const auto plain = std::find_if(w1->alternatives.begin(), w1->alternatives.end(),
-                                    [](const BridgeWay& w) { return w.name == "plain transfers"; });
+                                    [](const ReshardWay& w) { return w.name == "plain transfers"; });
     REQUIRE(plain != w1->alternatives.end());
     CHECK(plain->bytes == (n - 1) * 4 * 16 * 4);
   }
 }
 
-TEST_CASE("bridges: no chosen way receives more than its alternatives, but for slices that receive nothing") {
+TEST_CASE("reshards: no chosen way receives more than its alternatives, but for slices that receive nothing") {
   for (const char* strategy : {"replica", "split", "replica(2) > split(2)", "replica(2) > pipeline(2, micro_batches=2)",
                                "pipeline(2, micro_batches=4) > split(2)"})
     for (const int zero : {0, 3}) {
-      const auto rows = bridges_of(plan_of(small::gpt(8), 4, strategy, zero));
+      const auto rows = reshards_of(plan_of(small::gpt(8), 4, strategy, zero));
       CHECK(!rows.empty());
       CHECK(std::is_sorted(rows.begin(), rows.end(),
-                           [](const BridgeRow& a, const BridgeRow& b) { return a.seconds() > b.seconds(); }));
-      for (const BridgeRow& row : rows)
-        for (const BridgeWay& other : row.alternatives) {
+                           [](const ReshardRow& a, const ReshardRow& b) { return a.seconds() > b.seconds(); }));
+      for (const ReshardRow& row : rows)
+        for (const ReshardWay& other : row.alternatives) {
           INFO(strategy, " zero ", zero, ": ", row.way.name, " of ", row.tensor, " against ", other.name);
           CHECK(row.way.bytes <= other.bytes * 1.0000001);
         }
     }
 }
 
-TEST_CASE("bridges: ZeRO cuts a gradient once and gathers the parameter: together an all-reduce") {
-  const auto rows = bridges_of(plan_of(small::mlp(8), 4, "replica", 2));
+TEST_CASE("reshards: ZeRO cuts a gradient once and gathers the parameter: together an all-reduce") {
+  const auto rows = reshards_of(plan_of(small::mlp(8), 4, "replica", 2));
   const auto of = [&](const char* name, const Dims& dims) {
-    for (const BridgeRow& row : rows)
+    for (const ReshardRow& row : rows)
       if (row.way.name == name && row.dims == dims) return row.way;
-    return BridgeWay{};
+    return ReshardWay{};
   };
   const double bytes = 4 * 16 * 4;
   CHECK(of("reduce_scatter", {4, 16}).bytes == doctest::Approx(0.75 * bytes));
@@ -80,7 +80,7 @@ TEST_CASE("bridges: ZeRO cuts a gradient once and gathers the parameter: togethe
         doctest::Approx(all_reduce_seconds(bytes, 4, CostModel({}, 1, kMachineOfCores).link)));
 }
 
-TEST_CASE("bridges: transfers between stages and halos are what the plan's links carry") {
+TEST_CASE("reshards: transfers between stages and halos are what the plan's links carry") {
   struct Case {
     small::Model model;
     int devices;
@@ -92,7 +92,7 @@ TEST_CASE("bridges: transfers between stages and halos are what the plan's links
                         Case{small::resnet(4), 2, "split(2, factor=height)", "halo transfer"}}) {
     const Plan plan = plan_of(c.model, c.devices, c.strategy);
     double listed = 0;
-    for (const BridgeRow& row : rows_of(bridges_of(plan), c.way))
+    for (const ReshardRow& row : rows_of(reshards_of(plan), c.way))
       listed += row.way.bytes * static_cast<double>(row.count);
     // The largest part of each link that one device gets from others.
     double carried = 0;
@@ -114,12 +114,12 @@ TEST_CASE("bridges: transfers between stages and halos are what the plan's links
   }
 }
 
-TEST_CASE("bridges: repeated blocks are one row, micro-batches are counted") {
-  const auto rows = bridges_of(plan_of(small::gpt(8, OptimizerKind::kAdamW, 6), 2, "split(2)", 0, 4));
-  const auto repeated = std::find_if(rows.begin(), rows.end(), [](const BridgeRow& r) { return r.count >= 6; });
+TEST_CASE("reshards: repeated blocks are one row, micro-batches are counted") {
+  const auto rows = reshards_of(plan_of(small::gpt(8, OptimizerKind::kAdamW, 6), 2, "split(2)", 0, 4));
+  const auto repeated = std::find_if(rows.begin(), rows.end(), [](const ReshardRow& r) { return r.count >= 6; });
   REQUIRE(repeated != rows.end());
   CHECK(repeated->tensor.find('*') != std::string::npos);
-  CHECK(std::any_of(rows.begin(), rows.end(), [](const BridgeRow& r) { return r.runs == 4; }));
-  CHECK(bridges_text(rows, CostModel({}, 1, kMachineOfCores).link).find(fmt::format("x {}", repeated->count)) !=
+  CHECK(std::any_of(rows.begin(), rows.end(), [](const ReshardRow& r) { return r.runs == 4; }));
+  CHECK(reshards_text(rows, CostModel({}, 1, kMachineOfCores).link).find(fmt::format("x {}", repeated->count)) !=
         std::string::npos);
 }

@@ -1,4 +1,4 @@
-#include "shard/bridges.h"
+#include "shard/reshards.h"
 
 #include <algorithm>
 
@@ -27,22 +27,23 @@ Attrs merged(std::initializer_list<Attrs> parts) {
 
 }  // namespace
 
-Attrs digit_attr(const char* name, const Digit& d) { return {{name, Ints{d.dim, d.outer, d.inner}}}; }
+Attrs sub_axis_attr(const char* name, const SubAxis& d) { return {{name, Ints{d.dim, d.outer, d.inner}}}; }
 
-BridgeBuilder::BridgeBuilder(Graph graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches) : out(tasks) {
+ReshardBuilder::ReshardBuilder(Graph graph, const TaskGraphs& tasks, int64_t batch, int64_t micro_batches)
+    : out(tasks) {
   const size_t tensors = graph.tensors.size();
   out.graph = std::move(graph);
   out.batch = batch;
   out.micro_batches = micro_batches;
-  out.layouts.assign(tensors, Layout{std::vector<AxisLayout>(out.axes())});
+  out.shardings.assign(tensors, Sharding{std::vector<AxisSharding>(out.axes())});
   out.stages.assign(tensors, 0);
   producer_.assign(tensors, kNone);
   unlike_.assign(tensors, 0);
 }
 
-OpId BridgeBuilder::producer(TensorId id) const { return producer_[static_cast<size_t>(id)]; }
+OpId ReshardBuilder::producer(TensorId id) const { return producer_[static_cast<size_t>(id)]; }
 
-Region BridgeBuilder::region(TensorId id) const {
+Region ReshardBuilder::region(TensorId id) const {
   if (id == kNone) return Region::kPrologue;
   if (out.time_varies(id)) return Region::kBody;
   const OpId made = producer(id);
@@ -51,20 +52,20 @@ Region BridgeBuilder::region(TensorId id) const {
   return op.code == OpCode::k_accumulate ? Region::kEpilogue : op.region;  // a sum is finished after the body
 }
 
-TensorId BridgeBuilder::like(TensorId id, const char* suffix) {
+TensorId ReshardBuilder::like(TensorId id, const char* suffix) {
   const TensorId made = add_like(out, id, suffix);
-  out.layouts.back().axes.assign(out.axes(), {});
+  out.shardings.back().axes.assign(out.axes(), {});
   producer_.push_back(kNone);
   unlike_.push_back(0);
   return made;
 }
 
-TensorId BridgeBuilder::latest(TensorId id) const {
+TensorId ReshardBuilder::latest(TensorId id) const {
   for (auto it = reduced_.find(id); it != reduced_.end(); it = reduced_.find(id)) id = it->second;
   return id;
 }
 
-OpId BridgeBuilder::append(Op op) {
+OpId ReshardBuilder::append(Op op) {
   const auto id = static_cast<OpId>(out.graph.ops.size());
   Region at = Region::kPrologue;
   const uint32_t unlike = unlike_after(op);
@@ -91,12 +92,12 @@ OpId BridgeBuilder::append(Op op) {
   return id;
 }
 
-uint32_t BridgeBuilder::unlike_after(const Op& op) const {
+uint32_t ReshardBuilder::unlike_after(const Op& op) const {
   uint32_t unlike = 0, cut = 0;
   const auto partial = [&](TensorId id) {
-    const auto& axes = out.layouts[static_cast<size_t>(id)].axes;
+    const auto& axes = out.shardings[static_cast<size_t>(id)].axes;
     return std::any_of(axes.begin() + 1, axes.end(),
-                       [](const AxisLayout& l) { return l.placement == Placement::kPartial; });
+                       [](const AxisSharding& l) { return l.placement == Placement::kPartial; });
   };
   const auto look = [&](TensorId id) {
     for (size_t a = 1; id != kNone && a < out.axes(); ++a)
@@ -119,12 +120,12 @@ uint32_t BridgeBuilder::unlike_after(const Op& op) const {
   return unlike;
 }
 
-TensorId BridgeBuilder::from_first(TensorId id, size_t axis) {
-  return bridge(OpCode::k_transfer, {id}, id, ".first",
-                {{"group", static_cast<int64_t>(axis) - 1}, {"from", int64_t{0}}}, axis, {});
+TensorId ReshardBuilder::from_first(TensorId id, size_t axis) {
+  return reshard(OpCode::k_transfer, {id}, id, ".first",
+                 {{"group", static_cast<int64_t>(axis) - 1}, {"from", int64_t{0}}}, axis, {});
 }
 
-TensorId BridgeBuilder::alike(TensorId id) {
+TensorId ReshardBuilder::alike(TensorId id) {
   for (size_t a = 1; a < out.axes(); ++a) {
     if (!(unlike_[static_cast<size_t>(id)] >> a & 1) || parts_differ(id, a)) continue;
     const auto at = key(id, a, kFirst, {});
@@ -134,17 +135,17 @@ TensorId BridgeBuilder::alike(TensorId id) {
   return id;
 }
 
-TensorId BridgeBuilder::bridge(OpCode code, TensorIds inputs, TensorId id, const char* suffix, Attrs attrs, size_t axis,
-                               AxisLayout to) {
+TensorId ReshardBuilder::reshard(OpCode code, TensorIds inputs, TensorId id, const char* suffix, Attrs attrs,
+                                 size_t axis, AxisSharding to) {
   const TensorId made = like(id, suffix);
-  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
   out.at(made, axis) = to;
   append_behind(id, code, std::move(inputs), made, std::move(attrs), out.stage(id));
   return made;
 }
 
-void BridgeBuilder::append_behind(TensorId id, OpCode code, TensorIds inputs, TensorId made, Attrs attrs,
-                                  int32_t stage) {
+void ReshardBuilder::append_behind(TensorId id, OpCode code, TensorIds inputs, TensorId made, Attrs attrs,
+                                   int32_t stage) {
   Op op;
   op.code = code;
   op.name = out.graph.tensor(made).name;
@@ -160,7 +161,7 @@ void BridgeBuilder::append_behind(TensorId id, OpCode code, TensorIds inputs, Te
 }
 
 // How micro-batches of a partial value are put together.
-Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
+Attrs ReshardBuilder::over_time(TensorId id, Combine combine) const {
   if (combine == Combine::kLogSumExp) {  // a softmax along the batch, whose gradient the body needs
     const Op& op = out.graph.op(producer(id));
     throw invalid(
@@ -172,14 +173,14 @@ Attrs BridgeBuilder::over_time(TensorId id, Combine combine) const {
   return {{"combine", std::string(name_of(combine))}};
 }
 
-bool BridgeBuilder::parts_differ(TensorId id, size_t axis) const {
+bool ReshardBuilder::parts_differ(TensorId id, size_t axis) const {
   for (size_t b = axis + 1; b < out.axes(); ++b)
     if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps()) return true;
   return false;
 }
 
 // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
-TensorId BridgeBuilder::sum_in_groups(TensorId id, size_t axis) {
+TensorId ReshardBuilder::sum_in_groups(TensorId id, size_t axis) {
   for (size_t b = out.axes(); b-- > axis + 1;)
     if (out.at(id, b).placement == Placement::kPartial && out.mesh_axis(b, out.stage(id)).has_gaps())
       id = reduce(id, b);
@@ -187,15 +188,15 @@ TensorId BridgeBuilder::sum_in_groups(TensorId id, size_t axis) {
 }
 
 // Parts of micro-batches, put together.
-TensorId BridgeBuilder::sum_over_time(TensorId id, Combine combine) {
+TensorId ReshardBuilder::sum_over_time(TensorId id, Combine combine) {
   const Attrs attrs = over_time(id, combine);
-  if (out.exact) return bridge(OpCode::k_accumulate, {id, id}, id, ".sum", attrs, kTime, {});
+  if (out.exact) return reshard(OpCode::k_accumulate, {id, id}, id, ".sum", attrs, kTime, {});
   const DType own = out.graph.tensor(id).dtype;
   const DType dtype = dtype_over_time_ && combine == Combine::kSum ? dtype_over_time_(id) : own;
   // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
   const TensorId zero = like(id, ".zero");
   out.graph.tensor(zero).dtype = dtype;
-  out.layouts[static_cast<size_t>(zero)] = out.layouts[static_cast<size_t>(id)];
+  out.shardings[static_cast<size_t>(zero)] = out.shardings[static_cast<size_t>(id)];
   out.at(zero, kTime) = {};
   Op fill;
   fill.code = OpCode::k_fill;
@@ -208,35 +209,35 @@ TensorId BridgeBuilder::sum_over_time(TensorId id, Combine combine) {
   if (const OpId source = producer(id); source != kNone)
     fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
   append(std::move(fill));
-  const TensorId made = bridge(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, kTime, {});
+  const TensorId made = reshard(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, kTime, {});
   out.graph.tensor(made).dtype = dtype;
   for (size_t a = 1; a < out.axes(); ++a)
     if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
       out.at(made, a) = {
-          .placement = Placement::kPartial, .digit = {}, .state = false, .samples = false, .combine = combine};
+          .placement = Placement::kPartial, .sub_axis = {}, .state = false, .samples = false, .combine = combine};
   return dtype == own ? made : cast(made, own, Phase::kUpdate);
 }
 
-TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
+TensorId ReshardBuilder::reduce(TensorId id, size_t axis) {
   id = latest(id);
-  const AxisLayout layout = out.at(id, axis);
-  if (layout.placement != Placement::kPartial) return id;
+  const AxisSharding sharding = out.at(id, axis);
+  if (sharding.placement != Placement::kPartial) return id;
   if (axis != kTime) id = sum_in_groups(id, axis);
   TensorId made = kNone;
   if (axis == kTime) {
-    made = sum_over_time(id, layout.combine);
+    made = sum_over_time(id, sharding.combine);
     if (out.exact) return reduced_[id] = made;
   } else if (cut_apart(id, axis)) {
     made = sum_of_parts(id, axis);
   } else {
-    made = bridge(OpCode::k_all_reduce, {id}, id, ".all",
-                  {{"group", static_cast<int64_t>(axis) - 1}, {"combine", std::string(name_of(layout.combine))}}, axis,
-                  {});
+    made = reshard(OpCode::k_all_reduce, {id}, id, ".all",
+                   {{"group", static_cast<int64_t>(axis) - 1}, {"combine", std::string(name_of(sharding.combine))}},
+                   axis, {});
   }
   // Groups of other shares add up other parts. Where they hold copies of one value, all take the first group's, so that
   // copies of what follows from it (a clipped gradient, a parameter) stay equal bit by bit.
   const int32_t stage = out.stage(made);
-  const bool rounds = layout.combine == Combine::kSum || layout.combine == Combine::kLogSumExp;
+  const bool rounds = sharding.combine == Combine::kSum || sharding.combine == Combine::kLogSumExp;
   for (size_t a = 1; a < axis; ++a)
     if (rounds && out.mesh_axis(axis, stage).ragged() && out.size(a, stage) > 1 &&
         out.at(made, a).placement == Placement::kReplicate && !parts_differ(made, a) &&
@@ -246,7 +247,7 @@ TensorId BridgeBuilder::reduce(TensorId id, size_t axis) {
   return made;
 }
 
-bool BridgeBuilder::cut_apart(TensorId id, size_t axis) const {
+bool ReshardBuilder::cut_apart(TensorId id, size_t axis) const {
   for (size_t b = axis + 1; axis != kTime && b < out.axes(); ++b)
     if (const MeshAxis& inner = out.mesh_axis(b, out.stage(id)); inner.ragged())
       if (inner.has_gaps() || (out.at(id, b).placement == Placement::kShard && !out.at(id, b).state)) return true;
@@ -255,26 +256,26 @@ bool BridgeBuilder::cut_apart(TensorId id, size_t axis) const {
 
 // Every device gets its box from each coordinate along the axis and combines them in their order, so that all copies
 // are equal.
-TensorId BridgeBuilder::sum_of_parts(TensorId id, size_t axis) {
+TensorId ReshardBuilder::sum_of_parts(TensorId id, size_t axis) {
   constexpr OpCode kCombine[] = {OpCode::k_add, OpCode::k_maximum, OpCode::k_minimum, OpCode::k_logaddexp};
   const auto combine = static_cast<size_t>(out.at(id, axis).combine);
   TensorId sum = kNone;
   for (int64_t k = 0; k < out.size(axis, out.stage(id)); ++k) {
-    const TensorId part = bridge(OpCode::k_transfer, {id}, id, fmt::format(".from{}", k).c_str(),
-                                 {{"group", static_cast<int64_t>(axis) - 1}, {"from", k}}, axis, {});
-    sum = k == 0 ? part : bridge(kCombine[combine], {sum, part}, part, ".all", {}, axis, {});
+    const TensorId part = reshard(OpCode::k_transfer, {id}, id, fmt::format(".from{}", k).c_str(),
+                                  {{"group", static_cast<int64_t>(axis) - 1}, {"from", k}}, axis, {});
+    sum = k == 0 ? part : reshard(kCombine[combine], {sum, part}, part, ".all", {}, axis, {});
   }
   sums_[sum] = {id, axis};
   return sum;
 }
 
-TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
+TensorId ReshardBuilder::cast(TensorId id, DType dtype, Phase phase) {
   if (const TensorId sum = before_cast(id); out.graph.tensor(sum).dtype == dtype) return latest(sum);
   const auto at = key(id, static_cast<size_t>(dtype), kCast, {});
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const std::string suffix = fmt::format(".{}", name_of(dtype));
   const TensorId made = like(id, suffix.c_str());
-  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
   out.graph.tensor(made).dtype = dtype;
   Op op;
   op.code = OpCode::k_cast;
@@ -290,19 +291,19 @@ TensorId BridgeBuilder::cast(TensorId id, DType dtype, Phase phase) {
   return made_[at] = made;
 }
 
-TensorId BridgeBuilder::adasum(TensorId id, size_t axis) {
+TensorId ReshardBuilder::adasum(TensorId id, size_t axis) {
   if (cut_apart(id, axis))
     throw unimplemented(
         "'{}': Adasum between groups that cut it in different ways is not implemented; give all groups "
         "equal shares",
         out.graph.tensor(id).name);
-  const TensorId made = bridge(OpCode::k_adasum, {id}, id, ".adasum",
-                               {{"group", static_cast<int64_t>(axis) - 1}, {"weights", Ints{}}}, axis, {});
+  const TensorId made = reshard(OpCode::k_adasum, {id}, id, ".adasum",
+                                {{"group", static_cast<int64_t>(axis) - 1}, {"weights", Ints{}}}, axis, {});
   reduced_[id] = made;
   return made;
 }
 
-TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to) {
+TensorId ReshardBuilder::reduce_to(TensorId id, size_t axis, const AxisSharding& to) {
   id = latest(id);
   bool copies = false;  // in groups of other shares: see reduce
   for (size_t a = 1; a < axis; ++a)
@@ -311,84 +312,84 @@ TensorId BridgeBuilder::reduce_to(TensorId id, size_t axis, const AxisLayout& to
   if (copies || cut_apart(id, axis)) return slice(reduce(id, axis), axis, to);
   const auto [known, fresh] = made_.try_emplace(key(id, axis, kScatter, to), kNone);
   if (!fresh) return latest(known->second);
-  const TensorId made = bridge(OpCode::k_reduce_scatter, {id}, id, ".part",
-                               merged({{{"group", static_cast<int64_t>(axis) - 1},
-                                        {"combine", std::string(name_of(out.at(id, axis).combine))},
-                                        {"cuts", Ints{}}},
-                                       digit_attr("digit", to.digit)}),
-                               axis, to);
+  const TensorId made = reshard(OpCode::k_reduce_scatter, {id}, id, ".part",
+                                merged({{{"group", static_cast<int64_t>(axis) - 1},
+                                         {"combine", std::string(name_of(out.at(id, axis).combine))},
+                                         {"cuts", Ints{}}},
+                                        sub_axis_attr("sub_axis", to.sub_axis)}),
+                                axis, to);
   return made_[key(id, axis, kScatter, to)] = made;
 }
 
-TensorId BridgeBuilder::gather(TensorId id, size_t axis, int use) {
+TensorId ReshardBuilder::gather(TensorId id, size_t axis, int use) {
   const auto at = key(id, axis, kGather - 1 - use, {});
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   if (cut_apart(id, axis)) {
     id = sum_in_groups(id, axis);
-    return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
+    return made_[at] = reshard(OpCode::k_transfer, {id}, id, ".gathered", {}, axis, {});
   }
   // The intervals are filled in by lowering: they differ between micro-batches.
-  const TensorId made = bridge(OpCode::k_all_gather, {id}, id, ".gathered",
-                               merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", Ints{}}},
-                                       digit_attr("digit", out.at(id, axis).digit)}),
-                               axis, {});
+  const TensorId made = reshard(OpCode::k_all_gather, {id}, id, ".gathered",
+                                merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", Ints{}}},
+                                        sub_axis_attr("sub_axis", out.at(id, axis).sub_axis)}),
+                                axis, {});
   return made_[at] = made;
 }
 
-TensorId BridgeBuilder::slice(TensorId id, size_t axis, const AxisLayout& to) {
-  return bridge(OpCode::k_local_slice, {id}, id, ".slice",
-                merged({{{"group", static_cast<int64_t>(axis) - 1}, {"begin", int64_t{0}}, {"end", int64_t{0}}},
-                        digit_attr("digit", to.digit)}),
-                axis, to);
+TensorId ReshardBuilder::slice(TensorId id, size_t axis, const AxisSharding& to) {
+  return reshard(OpCode::k_local_slice, {id}, id, ".slice",
+                 merged({{{"group", static_cast<int64_t>(axis) - 1}, {"begin", int64_t{0}}, {"end", int64_t{0}}},
+                         sub_axis_attr("sub_axis", to.sub_axis)}),
+                 axis, to);
 }
 
-TensorId BridgeBuilder::exchange(TensorId id, size_t axis, const AxisLayout& to) {
+TensorId ReshardBuilder::exchange(TensorId id, size_t axis, const AxisSharding& to) {
   const auto at = key(id, axis, kExchange, to);
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   if (cut_apart(id, axis)) {
     id = sum_in_groups(id, axis);
-    return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
+    return made_[at] = reshard(OpCode::k_transfer, {id}, id, ".exchanged", {}, axis, to);
   }
   const TensorId made =
-      bridge(OpCode::k_all_to_all, {id}, id, ".exchanged",
-             merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", Ints{}}, {"to_cuts", Ints{}}},
-                     digit_attr("digit", out.at(id, axis).digit),
-                     digit_attr("to_digit", to.digit)}),
-             axis, to);
+      reshard(OpCode::k_all_to_all, {id}, id, ".exchanged",
+              merged({{{"group", static_cast<int64_t>(axis) - 1}, {"cuts", Ints{}}, {"to_cuts", Ints{}}},
+                      sub_axis_attr("sub_axis", out.at(id, axis).sub_axis),
+                      sub_axis_attr("to_sub_axis", to.sub_axis)}),
+              axis, to);
   return made_[at] = made;
 }
 
-TensorId BridgeBuilder::halo(TensorId id, size_t axis, const AxisLayout& to) {
+TensorId ReshardBuilder::halo(TensorId id, size_t axis, const AxisSharding& to) {
   const auto at = key(id, axis, kHalo, to);
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   id = sum_in_groups(id, axis);
-  return made_[at] = bridge(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
+  return made_[at] = reshard(OpCode::k_transfer, {id}, id, ".halo", {}, axis, to);
 }
 
-TensorId BridgeBuilder::rearrange(TensorId id, Layout to) {
+TensorId ReshardBuilder::rearrange(TensorId id, Sharding to) {
   id = sum_in_groups(id, kTime);
   for (size_t a = 1; a < out.axes(); ++a)
     if (to.axes[a].placement == Placement::kPartial) to.axes[a] = out.at(id, a);
   for (const auto& [from, made] : moves_)
-    if (from == id && out.layouts[static_cast<size_t>(made)] == to) return latest(made);
-  const TensorId made = bridge(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);
-  out.layouts[static_cast<size_t>(made)] = to;
+    if (from == id && out.shardings[static_cast<size_t>(made)] == to) return latest(made);
+  const TensorId made = reshard(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);
+  out.shardings[static_cast<size_t>(made)] = to;
   moves_.emplace_back(id, made);
   return made;
 }
 
-TensorId BridgeBuilder::transfer(TensorId id, int32_t stage) {
+TensorId ReshardBuilder::transfer(TensorId id, int32_t stage) {
   const auto at = key(id, static_cast<size_t>(stage), kMove, {});
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
-  Layout& layout = out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  Sharding& sharding = out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
   for (size_t a = 1; a < out.axes(); ++a)
-    if (out.size(a, stage) == 1) layout.axes[a] = {};
+    if (out.size(a, stage) == 1) sharding.axes[a] = {};
   append_behind(id, OpCode::k_transfer, {id}, made, {}, stage);
   return made_[at] = made;
 }
 
-TensorId BridgeBuilder::input_form(TensorId id, int32_t stage, bool whole) {
+TensorId ReshardBuilder::input_form(TensorId id, int32_t stage, bool whole) {
   if (!whole && out.stage(id) == stage) return id;
   const auto [known, fresh] = forms_.try_emplace({id, stage, whole}, kNone);
   if (!fresh) return known->second;
@@ -400,14 +401,14 @@ TensorId BridgeBuilder::input_form(TensorId id, int32_t stage, bool whole) {
   out.graph.tensor(made).kind = source.kind;
   out.graph.tensor(made).batch_dim = source.batch_dim;
   out.graph.tensor(made).name = source.kind == TensorKind::kStep ? source.name : out.graph.tensor(made).name;
-  out.layouts[static_cast<size_t>(made)] = out.layouts[static_cast<size_t>(id)];
+  out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
   out.stages[static_cast<size_t>(made)] = stage;
   if (whole) out.at(made, kTime) = {};
   if (source.kind == TensorKind::kInput) out.input_forms.emplace_back(made, original);
   return forms_[{id, stage, whole}] = made;
 }
 
-void BridgeBuilder::finish() {
+void ReshardBuilder::finish() {
   Graph& g = out.graph;
   std::vector<char> used(g.tensors.size());
   const auto use = [&](TensorId id) {

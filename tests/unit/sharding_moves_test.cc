@@ -1,5 +1,6 @@
-// Any layout to any layout: a variable with one random home is copied (or summed) into one with another, on the same
-// mesh or another one, by the bridges that the planner chooses. Every element is looked up on every device.
+// Any sharding to any sharding: a variable with one random storage sharding is copied (or summed) into one with
+// another, on the same mesh or another one, by the reshards that the planner chooses. Every element is looked up on
+// every device.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -27,7 +28,7 @@ struct Move {
   Dims dims;          // of the target
   int64_t parts = 0;  // > 0: the source has a dimension more in front, which is cut along one axis and summed
   std::vector<Mesh> meshes;
-  Layout from, to;  // over the axes of the first and the last mesh, without time
+  Sharding from, to;  // over the axes of the first and the last mesh, without time
   std::string text() const {
     std::string out = fmt::format("dims [{}], parts {}", fmt::join(dims, ", "), parts);
     for (const Mesh& mesh : meshes) {
@@ -39,22 +40,22 @@ struct Move {
   }
 };
 
-// By the definition of a layout, an element at a time.
-Places places_of(const Dims& dims, const Mesh& mesh, const Layout& layout) {
+// By the definition of a sharding, an element at a time.
+Places places_of(const Dims& dims, const Mesh& mesh, const Sharding& sharding) {
   Places out;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
     const Ints at = mesh.coordinates(static_cast<int64_t>(k));
     struct Cut {
-      Digit digit;
+      SubAxis sub_axis;
       int64_t extent, begin, end;
     };
     std::vector<Cut> cuts;
     for (size_t a = 0; a < mesh.axes.size(); ++a) {
-      const AxisLayout& l = layout.axes[a];
+      const AxisSharding& l = sharding.axes[a];
       if (l.placement != Placement::kShard) continue;
-      const int64_t extent = dims[static_cast<size_t>(l.digit.dim)] / l.digit.outer / l.digit.inner;
-      auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.digit == l.digit; });
-      if (cut == cuts.end()) cut = cuts.insert(cuts.end(), {l.digit, extent, 0, extent});
+      const int64_t extent = dims[static_cast<size_t>(l.sub_axis.dim)] / l.sub_axis.outer / l.sub_axis.inner;
+      auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.sub_axis == l.sub_axis; });
+      if (cut == cuts.end()) cut = cuts.insert(cuts.end(), {l.sub_axis, extent, 0, extent});
       std::vector<double> shares = l.state ? mesh.axes[a].state_shares : mesh.axes[a].shares;
       if (shares.empty()) shares.assign(static_cast<size_t>(mesh.axes[a].size), 1);
       const Ints sizes = round_shares(cut->end - cut->begin, shares);
@@ -65,9 +66,9 @@ Places places_of(const Dims& dims, const Mesh& mesh, const Layout& layout) {
     std::vector<int64_t> mine;
     for (int64_t e = 0; e < element_count(dims); ++e)
       if (std::all_of(cuts.begin(), cuts.end(), [&](const Cut& c) {
-            const auto d = static_cast<size_t>(c.digit.dim);
-            const int64_t digit = e / strides[d] % dims[d] / c.digit.inner % c.extent;
-            return digit >= c.begin && digit < c.end;
+            const auto d = static_cast<size_t>(c.sub_axis.dim);
+            const int64_t sub_axis = e / strides[d] % dims[d] / c.sub_axis.inner % c.extent;
+            return sub_axis >= c.begin && sub_axis < c.end;
           }))
         mine.push_back(e);
     out.push_back(std::move(mine));
@@ -75,7 +76,7 @@ Places places_of(const Dims& dims, const Mesh& mesh, const Layout& layout) {
   return out;
 }
 
-// ---- random layouts -----------------------------------------------------------------------------------------------
+// ---- random shardings ---------------------------------------------------------------------------------------------
 std::vector<MeshAxis> random_axes(Dice& dice, size_t n, int64_t most) {
   std::vector<MeshAxis> axes;
   for (size_t a = 0; a < n; ++a) {
@@ -96,25 +97,25 @@ Mesh mesh_of(std::vector<MeshAxis> axes, int32_t first) {
   return mesh;
 }
 
-Layout random_layout(const Dims& dims, const Mesh& mesh, Dice& dice) {
-  Layout out;
+Sharding random_sharding(const Dims& dims, const Mesh& mesh, Dice& dice) {
+  Sharding out;
   for (const MeshAxis& axis : mesh.axes) {
-    AxisLayout l;
+    AxisSharding l;
     if (axis.size > 1 && dice.below(3)) {
       const int64_t d = dice.below(std::ssize(dims)), n = dims[static_cast<size_t>(d)];
-      // A digit of the dimension: what lies outside and inside of it.
+      // A sub-axis of the dimension: what lies outside and inside of it.
       std::vector<int64_t> divisors;
       for (int64_t k = 1; k <= n; ++k)
         if (n % k == 0) divisors.push_back(k);
       const auto pick = [&] {
         return dice.coin() ? 1 : divisors[static_cast<size_t>(dice.below(std::ssize(divisors)))];
       };
-      l.digit = {static_cast<int>(d), pick(), pick()};
+      l.sub_axis = {static_cast<int>(d), pick(), pick()};
       l.placement = Placement::kShard;
       l.state = dice.below(3) == 0;
-      bool fits = n % (l.digit.outer * l.digit.inner) == 0;
-      for (const AxisLayout& other : out.axes)
-        fits = fits && (other.placement != Placement::kShard || compatible(dims, other.digit, l.digit));
+      bool fits = n % (l.sub_axis.outer * l.sub_axis.inner) == 0;
+      for (const AxisSharding& other : out.axes)
+        fits = fits && (other.placement != Placement::kShard || compatible(dims, other.sub_axis, l.sub_axis));
       if (!fits) l = {};
     }
     out.axes.push_back(l);
@@ -129,21 +130,21 @@ Move random_move(Dice& dice) {
   m.meshes.push_back(mesh_of(random_axes(dice, axes, 6), 0));
   if (dice.below(3) == 0)
     m.meshes.push_back(mesh_of(random_axes(dice, axes, 6), static_cast<int32_t>(m.meshes[0].devices.size())));
-  m.from = random_layout(m.dims, m.meshes.front(), dice);
-  m.to = random_layout(m.dims, m.meshes.back(), dice);
+  m.from = random_sharding(m.dims, m.meshes.front(), dice);
+  m.to = random_sharding(m.dims, m.meshes.back(), dice);
   if (dice.below(3) == 0) {  // a part of a sum along one axis
     const auto a = static_cast<size_t>(dice.below(static_cast<int64_t>(axes)));
     m.parts = dice.between(1, 5);
-    for (AxisLayout& l : m.from.axes)
-      if (l.placement == Placement::kShard) ++l.digit.dim;
-    if (m.meshes[0].axes[a].size > 1) m.from.axes[a] = {.placement = Placement::kShard, .digit = {0, 1, 1}};
+    for (AxisSharding& l : m.from.axes)
+      if (l.placement == Placement::kShard) ++l.sub_axis.dim;
+    if (m.meshes[0].axes[a].size > 1) m.from.axes[a] = {.placement = Placement::kShard, .sub_axis = {0, 1, 1}};
   }
   return m;
 }
 
 // ---- planned and run ----------------------------------------------------------------------------------------------
 struct Made {
-  LayoutGraph lg;
+  ShardedGraph lg;
   Plan plan;
 };
 Made plan_of(const Move& m) {
@@ -166,11 +167,11 @@ Made plan_of(const Move& m) {
   tasks.meshes = m.meshes;
   for (int32_t k = 0; k < meshes; ++k) tasks.mesh_of_stage.push_back(k);
   tasks.by_micro_batch.assign(m.from.axes.size(), 0);
-  Homes homes;
-  homes["a"] = {&m.from, 0};
-  homes["b"] = {&m.to, meshes - 1};
+  StorageShardings storage_shardings;
+  storage_shardings["a"] = {&m.from, 0};
+  storage_shardings["b"] = {&m.to, meshes - 1};
   ShardOptions options;
-  options.homes = &homes;
+  options.storage_shardings = &storage_shardings;
   Made made{small::lay_out(g, tasks, options), {}};
   verify(made.lg);
   order_ops(made.lg);
@@ -187,8 +188,8 @@ Made plan_of(const Move& m) {
     p.dtype = DType::kF32;
     p.dims = g.tensor(v.tensor).dims;
     p.init = v.init;
-    p.mesh = homes[p.name].mesh;
-    p.home = p.name == "a" ? m.from : m.to;
+    p.mesh = storage_shardings[p.name].mesh;
+    p.storage_sharding = p.name == "a" ? m.from : m.to;
     plan.variables.push_back(std::move(p));
   }
   plan.entries = {lower(made.lg, {.entry = "train", .variables = {{"a", 0}, {"b", 1}}})};
@@ -287,7 +288,7 @@ void check(const Move& m, int64_t& compared) {
 
 }  // namespace
 
-TEST_CASE("property: any layout to any layout") {
+TEST_CASE("property: any sharding to any sharding") {
   int64_t compared = 0;
   CHECK(holds("moves", 2000, [&] {
     Dice dice(*rc::gen::noShrink(rc::gen::inRange<uint32_t>(0, 1u << 30)));

@@ -1,4 +1,4 @@
-// The level between graph and plan: the logical program with bridges in it, and where every tensor is. Dimensions are
+// The level between graph and plan: the logical program with reshards in it, and where every tensor is. Dimensions are
 // still those of the whole tensors; cutting them is lowering's.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ir/layout.h"
+#include "ir/sharding.h"
 #include "ir/number_range.h"
 #include "ops/op.h"
 #include "task/axes.h"
@@ -25,10 +25,10 @@ inline double neutral_of(Combine combine, DType dtype) {
   return end - 1;  // of i64: 2^63, which a fill takes for its largest number
 }
 
-struct LayoutGraph : Axes {
-  Graph graph;                  // Op::region and Op::stage are filled in; bridges are ops
-  std::vector<Layout> layouts;  // per tensor: time, then the axes of its stage's mesh
-  std::vector<int32_t> stages;  // per tensor: where it is
+struct ShardedGraph : Axes {
+  Graph graph;                      // Op::region and Op::stage are filled in; reshards are ops
+  std::vector<Sharding> shardings;  // per tensor: time, then the axes of its stage's mesh
+  std::vector<int32_t> stages;      // per tensor: where it is
   // Sums over micro-batches are fixed binary trees over all of them (semantics.md section 9): an `accumulate` reads the
   // value twice, and its result is whole along replicas too.
   bool exact = false;
@@ -40,17 +40,17 @@ struct LayoutGraph : Axes {
   std::vector<std::pair<TensorId, TensorId>> input_forms;
   std::vector<std::string> notes;  // what passes decided and why, one sentence each
 
-  explicit LayoutGraph(TaskGraphs t) : Axes{std::move(t)} {}
-  const AxisLayout& at(TensorId id, size_t axis) const { return layouts[static_cast<size_t>(id)].axes[axis]; }
-  AxisLayout& at(TensorId id, size_t axis) { return layouts[static_cast<size_t>(id)].axes[axis]; }
+  explicit ShardedGraph(TaskGraphs t) : Axes{std::move(t)} {}
+  const AxisSharding& at(TensorId id, size_t axis) const { return shardings[static_cast<size_t>(id)].axes[axis]; }
+  AxisSharding& at(TensorId id, size_t axis) { return shardings[static_cast<size_t>(id)].axes[axis]; }
   int32_t stage(TensorId id) const { return stages[static_cast<size_t>(id)]; }
   bool time_varies(TensorId id) const {  // a value of its own per micro-batch
     return at(id, kTime).placement != Placement::kReplicate;
   }
 };
 
-// A further tensor of the same type and layout in the same stage, its name continued; nobody makes it yet.
-TensorId add_like(LayoutGraph& graph, TensorId id, std::string_view suffix);
+// A further tensor of the same type and sharding in the same stage, its name continued; nobody makes it yet.
+TensorId add_like(ShardedGraph& graph, TensorId id, std::string_view suffix);
 // An op that stands where `op` does: in its scope, phase, region and stage.
 Op op_beside(const Op& op, OpCode code, std::string name, TensorIds inputs, TensorIds outputs);
 
@@ -58,23 +58,24 @@ Op op_beside(const Op& op, OpCode code, std::string name, TensorIds inputs, Tens
 // kernel chooses the order of its sums by the shape (a product of fewer rows).
 bool keeps_bits(const Op& op);
 
-// The part of a digit that a cut uses: `part` equals a digit inside `whole`, which spans outer * extent(part) * inner
-// of it.
-struct SubDigit {
+// The part of a sub-axis that a cut uses: `part` equals a sub-axis inside `whole`, which spans outer * extent(part) *
+// inner of it.
+struct SubAxisPart {
   int64_t outer = 1, inner = 1;
-  friend bool operator==(const SubDigit&, const SubDigit&) = default;
+  friend bool operator==(const SubAxisPart&, const SubAxisPart&) = default;
 };
-bool find_sub_digit(const Digit& whole, int64_t whole_extent, const Digit& part, int64_t part_extent, SubDigit& out);
-Digit sub_digit(const Digit& whole, const SubDigit& sub);
-int64_t extent_of(const Dims& dims, const Digit& digit);
+bool find_sub_axis_part(const SubAxis& whole, int64_t whole_extent, const SubAxis& part, int64_t part_extent,
+                        SubAxisPart& out);
+SubAxis sub_axis_part(const SubAxis& whole, const SubAxisPart& sub);
+int64_t extent_of(const Dims& dims, const SubAxis& sub_axis);
 // Both can be cut at once: other dimensions, one inside the other, or the same.
-bool compatible(const Dims& dims, const Digit& a, const Digit& b);
+bool compatible(const Dims& dims, const SubAxis& a, const SubAxis& b);
 
-std::string to_string(const AxisLayout& layout);  // "R", "S0", "S0:2x16" (outer 2, inner 16), "P(sum)"
-std::string to_string(const Layout& layout);      // "S0,R"
-std::string print(const LayoutGraph& graph);      // an op a line with layouts and regions
+std::string to_string(const AxisSharding& sharding);  // "R", "S0", "S0:2x16" (outer 2, inner 16), "P(sum)"
+std::string to_string(const Sharding& sharding);      // "S0,R"
+std::string print(const ShardedGraph& graph);         // an op a line with shardings and regions
 
 // Checks that every op's operands lie as its factors allow, independently of how they were chosen.
-void verify(const LayoutGraph& graph);
+void verify(const ShardedGraph& graph);
 
 }  // namespace whale
