@@ -9,7 +9,8 @@
 
 namespace whale {
 
-inline constexpr uint32_t kGraphFormatVersion = 1;
+// 2: options of scopes in a default strategy are called as they are now (ir/renamed_options.h).
+inline constexpr uint32_t kGraphFormatVersion = 2;
 
 std::vector<uint8_t> serialize(const Graph& graph);
 // Any bytes give a graph that has passed verify() and verify_ops(), or an Error. serialize(read_graph(x)) == x for

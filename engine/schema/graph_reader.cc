@@ -2,6 +2,7 @@
 // ir/verify and ops/ (meaning).
 #include <cstring>
 
+#include "ir/renamed_options.h"
 #include "ops/op.h"
 #include "schema/fields.h"
 #include "schema/graph_file.h"
@@ -126,6 +127,7 @@ Graph read_graph(const uint8_t* bytes, size_t size) {
   out.gradients = read_named(f, t->gradients(), out.tensors.size());
   out.training = read_training(f, t->training(), out.tensors.size());
   out.default_strategy = f.name(t->default_strategy(), "the default strategy");
+  if (t->version() < 2) out.default_strategy = with_renamed_options(out.default_strategy);
   verify(out);
   verify_ops(out);
   return out;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "ir/renamed_options.h"
 #include "schedule/schedule.h"
 
 namespace whale {
@@ -198,6 +199,8 @@ void set_parameter(const Reader& in, Scope& scope, const std::string& name, cons
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", p.name);
   }
+  if (const std::string_view now = renamed_option(name_of(scope.kind), name); !now.empty())
+    throw invalid("{}: parameter '{}' of {} is called '{}' now", in.named_beside(name), name, name_of(scope.kind), now);
   throw invalid("{}: {} has no parameter '{}'; it has {}", in.named_beside(name), name_of(scope.kind), brief(name),
                 known);
 }
