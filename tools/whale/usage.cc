@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "api.h"
+#include "renamed_options.h"
 
 namespace tool {
 namespace {
@@ -41,10 +42,15 @@ std::string flag_with_a_value(const CLI::App& command, int argc, char** argv) {
 }
 
 std::string not_known(const CLI::App& command, const std::vector<std::string>& rest) {
-  for (const std::string& given : rest)
-    if (given.size() > 1 && given[0] == '-')
-      return "`whale " + command.get_name() + "` has no option " + in_quotes(given.substr(0, given.find('='))) +
-             "; there are " + option_names(command) + ". " + help_of(command);
+  for (const std::string& given : rest) {
+    if (given.size() < 2 || given[0] != '-') continue;
+    const std::string name = given.substr(0, given.find('='));
+    const std::string none = "`whale " + command.get_name() + "` has no option " + in_quotes(name);
+    for (const RenamedOption& option : kRenamedOptions)
+      if (option.command == command.get_name() && option.before == name)
+        return none + "; it is called " + std::string(option.now) + " now";
+    return none + "; there are " + option_names(command) + ". " + help_of(command);
+  }
   return "";
 }
 
