@@ -23,13 +23,6 @@ def wrong(name: str, value: Any, wanted: str) -> InvalidArgument:
     return InvalidArgument(f"argument '{name}' is {shown if len(shown) < 80 else shown[:77] + '...'}, expected {wanted}", "INVALID_ARGUMENT")
 
 
-def refuse_renamed(function: str, given: Iterable[str], successors: dict[str, str]) -> None:
-    """An argument by the name that it had in an earlier version."""
-    for name in given:
-        if name in successors:
-            raise TypeError(f"{function}() has no argument '{name}' since whale 0.2: it is called '{successors[name]}'")
-
-
 def integer(name: str, value: Any, low: int = -2**63, high: int = 2**63 - 1) -> int:
     """An int, or what numpy has for one; never a float or a bool, which would be cut to something else."""
     full = f" from {low} to {high}"

@@ -18,7 +18,7 @@ from . import _abi
 from ._library import AlreadyExists, InvalidArgument, WhaleError, check, engine, lib, make, string, take_bytes, take_text
 from .arrays import as_numpy, dims_array, fit, view
 from .dtypes import BY_NUMBER, DType, DTypeLike, as_dtype, float32
-from . import arguments
+from . import arguments, renamed
 from .optim import Optimizer
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -548,8 +548,7 @@ class Graph:
         check(lib.whale_graph_save(self._pointer, string(arguments.path("path", path))))
 
     def to_dict(self) -> dict:
-        import json
-        return json.loads(take_text(lib.whale_graph_json, self._pointer))
+        return renamed.report(take_text(lib.whale_graph_json, self._pointer))
 
     def __repr__(self) -> str:
         try:
@@ -602,6 +601,7 @@ def _flat_shares(shares: Shares) -> tuple[list[float], int]:
 
 
 # Counts of 0 are inferred from the devices.
+@renamed.arguments(layout="device_order")
 def replica(count: int = 0, *, shares: Shares | None = None, by: str | None = None, device_order: str | None = None):
     """The ops inside exist once per replica; samples are cut across replicas, by ``shares`` when given by hand: a weight
     each, or inside other scopes a list for each position of those (``[[3, 1], [1, 1]]``). count: replicas, 0: as many as devices
@@ -620,6 +620,7 @@ def stage(devices: int = 0):
     return current()._scope(_abi.WHALE_SCOPE_STAGE, count=devices)
 
 
+@renamed.arguments(chunks="virtual_stages")
 def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = None, virtual_stages: int = 0):
     """The stages inside run interleaved over micro-batches. stages: how many, cut where it is cheapest when no ``stage`` is written,
     0: as devices allow. micro_batches: parts of the batch, 0: the graph's accumulation. schedule: ``"1f1b"`` (default), ``"gpipe"``,
@@ -627,6 +628,7 @@ def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = 
     return current()._scope(_abi.WHALE_SCOPE_PIPELINE, count=stages, micro_batches=micro_batches, schedule=schedule, virtual_stages=virtual_stages)
 
 
+@renamed.arguments(layout="device_order")
 def cluster(devices: str | None = None, *, device_order: str | None = None):
     """Which devices, and how they are sliced, for everything inside. device_order: ``"all"``, ``"row"``, ``"column"``, ``"average(n)"`` or lists."""
     return current()._scope(_abi.WHALE_SCOPE_CLUSTER, devices=devices, device_order=device_order)

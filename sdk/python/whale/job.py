@@ -11,7 +11,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from . import _abi, arguments
+from . import _abi, arguments, renamed
 from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
                        take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
@@ -56,15 +56,18 @@ class Plan:
 
     def to_dict(self) -> dict:
         if self._description is None:
-            self._description = json.loads(take_text(lib.whale_plan_json, self._handle.pointer))
+            self._description = renamed.report(take_text(lib.whale_plan_json, self._handle.pointer))
         return self._description
+
+    def __getattr__(self, name: str) -> Any:
+        raise renamed.attribute("Plan", name, {"bridges": "reshards"})
 
     def reshards(self) -> list[dict]:
         """What moves between devices in a step, most expensive first, and what the other legal ways would cost.
 
         ``tensor``, ``from`` and ``to`` (shardings), ``axis``, ``count``, ``runs`` (micro-batches); ``chosen`` and each of
         ``alternatives``: ``name``, ``bytes`` received by the device that gets most, ``seconds``, of one run."""
-        return json.loads(take_text(lib.whale_plan_reshards_json, self._handle.pointer))
+        return renamed.report(take_text(lib.whale_plan_reshards_json, self._handle.pointer))
 
     def choices(self) -> dict:
         """Every cut, as it was chosen before anything was moved.
@@ -73,7 +76,7 @@ class Plan:
         factor along each axis, or "whole"), ``results`` (types and shardings), ``count``, ``price``; ``step``: the price of a step for
         the devices that have most to do. A price: ``compute_seconds``, ``move_seconds``, ``moved_bytes`` (received), by the
         cost model, nothing beside anything. Ops of repeated blocks are one row."""
-        return json.loads(take_text(lib.whale_plan_choices_json, self._handle.pointer))
+        return renamed.report(take_text(lib.whale_plan_choices_json, self._handle.pointer))
 
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer

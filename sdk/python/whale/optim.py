@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, field
 
-from . import _abi, arguments
+from . import _abi, arguments, renamed
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def linear(total_steps: int, warmup: int = 0, final: float = 0.0) -> LRSchedule:
 # What a number of an optimizer may be.
 RANGES = {"learning_rate": (0, 1e30), "momentum": (0, 1), "epsilon": (0, 1e30), "weight_decay": (0, 1e30), "decay_rate": (-1e30, 0),
            "clip_threshold": (0, 1e30)}
+_RENAMED = {"schedule": "lr_schedule", "lazy": "sparse_updates", "split": "split_master_weights"}
 _FLAGS = ("nesterov", "sparse_updates", "split_master_weights")
 _ZEROS = {"learning_rate": _abi.WHALE_ZERO_LEARNING_RATE, "beta1": _abi.WHALE_ZERO_BETA1, "beta2": _abi.WHALE_ZERO_BETA2,
           "epsilon": _abi.WHALE_ZERO_EPSILON, "decay_rate": _abi.WHALE_ZERO_DECAY_RATE}
@@ -63,9 +64,12 @@ class Optimizer:
 
     learning_rate: float = 1e-3
 
-    def __new__(cls, *_: object, **given: object) -> "Optimizer":
-        arguments.refuse_renamed(cls.__name__, given, {"schedule": "lr_schedule"})
-        return object.__new__(cls)
+    def __new__(cls, *args: object, **given: object):
+        renamed.refuse(cls.__name__, given, _RENAMED)
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> object:
+        raise renamed.attribute(type(self).__name__, name, _RENAMED)
 
     def __post_init__(self) -> None:
         if type(self) in (Optimizer, _AdamFamily):
