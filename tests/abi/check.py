@@ -97,8 +97,8 @@ def renamed_names(abi, include, cc, cxx):
 
 def old_names_are_refused(include, cc):
     """The compiler says what a renamed function or type is called now."""
-    use = "#include <whale/whale.h>\nwhale_schedule_kind kind;\nint main(void) { return whale_plan_bridges(0, 0, 0) != 0; }\n"
-    done = subprocess.run([cc, "-x", "c", "-std=c99", "-fsyntax-only", "-I", include, "-"], input=use, universal_newlines=True, stderr=subprocess.PIPE)
+    renamed = "#include <whale/whale.h>\nwhale_schedule_kind kind;\nint main(void) { return whale_plan_bridges(0, 0, 0) != 0; }\n"
+    done = subprocess.run([cc, "-x", "c", "-std=c99", "-fsyntax-only", "-I", include, "-"], input=renamed, universal_newlines=True, stderr=subprocess.PIPE)
     can = "#if defined(__has_attribute)\n#if __has_attribute(unavailable)\nyes\n#endif\n#endif\n"
     if "yes" not in subprocess.run([cc, "-x", "c", "-E", "-P", "-"], input=can, universal_newlines=True, stdout=subprocess.PIPE, check=True).stdout:
         return []
