@@ -61,8 +61,9 @@ def test_levels_of_a_plan_are_those_of_the_docs(tmp_path):
     shown = [line for block in re.findall(r"```text\n(.*?)```", page, re.S) for line in block.splitlines() if "build/tools/levels" not in line]
     assert len(shown) > 30
     assert not [line for line in shown if re.sub(r"[ ]+", " ", line).strip() not in known]
-    reduces, buckets = re.search(r"merges (\d+) all-reduces into (\d+)", page).groups()
-    updates, groups = re.search(r"`group_updates` (\d+) `adam` ops into (\d+)", page).groups()
+    prose = " ".join(page.split())
+    reduces, buckets = re.search(r"merges (\d+) all-reduces into (\d+)", prose).groups()
+    updates, groups = re.search(r"`group_updates` (\d+) `adam` ops into (\d+)", prose).groups()
     for level, op, count in [("train.insert_reshards", "all_reduce", reduces), ("train.form_buckets", "all_reduce", buckets),
                              ("train.insert_reshards", "adam", updates), ("train.group_updates", "adam", groups)]:
         assert passes[level].count(f"= {op}(") == int(count), (level, op)
