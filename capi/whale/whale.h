@@ -794,16 +794,6 @@ WHALE_API whale_status *whale_session_report_json(whale_session *session, whale_
 #define whale_schedule_kind whale_schedule_kind_is_now_whale_lr_schedule
 #define whale_plan_bridges whale_plan_bridges_is_now_whale_plan_reshards
 
-/* ---- renamed (docs/words.md): an error of the compiler that says the new name, where it can --------------------------- */
-#if defined(__has_attribute)
-#if __has_attribute(unavailable)
-#define WHALE_RENAMED(now) __attribute__((unavailable("it is called " now " now")))
-WHALE_RENAMED("whale_plan_reshards") whale_status *whale_plan_bridges(const whale_plan *plan, int32_t json, whale_text *out);
-typedef whale_lr_schedule_kind whale_schedule_kind WHALE_RENAMED("whale_lr_schedule_kind");
-#undef WHALE_RENAMED
-#endif
-#endif
-
 #ifdef __cplusplus
 }
 #endif

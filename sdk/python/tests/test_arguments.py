@@ -324,8 +324,8 @@ def test_rotary_between_sequences_turns_queries_and_keys():
 
 @pytest.mark.parametrize("optimizer", [wh.SGD, wh.Adam, wh.AdamW, wh.Lamb, wh.Adagrad, wh.Adafactor])
 def test_an_argument_of_an_earlier_version_names_its_successor(optimizer):
-    with pytest.raises(TypeError, match=f"{optimizer.__name__}.*'schedule' since whale 0.2: it is called 'lr_schedule'"):
-        optimizer(0.1, lr_schedule=wh.cosine(10))
+    with pytest.raises(TypeError, match=f"{optimizer.__name__}.*'schedule'; it is called 'lr_schedule' now"):
+        optimizer(0.1, schedule=wh.cosine(10))
 
 
 def test_a_number_that_is_0_is_no_default():
