@@ -15,7 +15,7 @@ namespace {
 
 using namespace inproc;  // NOLINT
 
-constexpr uint32_t kSlots = 2;  // a member that is one call ahead never waits for a slot
+constexpr uint32_t kCapacity = 2;  // a member that is one call ahead never waits
 
 // Who a member is, and what it reaches the others by.
 struct Seat {
@@ -45,7 +45,7 @@ class Messages {
     receivers_.resize(seat.size());
     for (size_t m = 0; m < seat.size(); ++m) {
       if (m == rank_) continue;
-      if (bytes_of(sends_[m]) > 0) senders_[m] = seat.wire.open_sender(seat.of(m), seat.tag(rank_, m), kSlots);
+      if (bytes_of(sends_[m]) > 0) senders_[m] = seat.wire.open_sender(seat.of(m), seat.tag(rank_, m), kCapacity);
       if (bytes_of(receives_[m]) > 0) receivers_[m] = seat.wire.open_receiver(seat.of(m), seat.tag(m, rank_));
     }
     own_.resize(bytes_of(sends_[rank_]));

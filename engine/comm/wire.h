@@ -43,8 +43,8 @@ class Wire {
   virtual ~Wire() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // `slots`: messages of a run that wait at most before begin() does.
-  virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t slots) = 0;
+  // `capacity`: messages of a run that wait at most before begin() does.
+  virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) = 0;
   virtual std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) = 0;
   virtual void begin_run() = 0;  // the next one; ends an abort
   virtual void abort() = 0;      // every begin() that waits, and every later one, gives null, until begin_run()

@@ -77,15 +77,15 @@ void wait(std::condition_variable& for_what, std::unique_lock<std::mutex>& lock,
 
 class Outbox final : public Wire::Sender {
  public:
-  Outbox(std::shared_ptr<Office> office, Desk& desk, Mailbox& box, uint32_t slots)
-      : office_(std::move(office)), desk_(desk), box_(box), slots_(slots) {}
+  Outbox(std::shared_ptr<Office> office, Desk& desk, Mailbox& box, uint32_t capacity)
+      : office_(std::move(office)), desk_(desk), box_(box), capacity_(capacity) {}
   char* begin(size_t bytes, Lookout* lookout) override {
     const uint64_t run = desk_.run.load(std::memory_order_relaxed);
     {
       std::unique_lock lock(box_.mutex);
       for (;;) {
         if (desk_.aborted.load(std::memory_order_acquire)) return nullptr;
-        if (box_.count(run) < slots_) break;
+        if (box_.count(run) < capacity_) break;
         wait(box_.taken, lock, lookout);
       }
       if (mine_.empty() && !box_.spare.empty()) mine_.splice(mine_.end(), box_.spare, box_.spare.begin());
@@ -107,7 +107,7 @@ class Outbox final : public Wire::Sender {
   std::shared_ptr<Office> office_;
   Desk& desk_;
   Mailbox& box_;
-  uint32_t slots_;
+  uint32_t capacity_;
   std::list<Message> mine_;  // the one that is being written
   char nothing_ = 0;
 };
@@ -155,8 +155,8 @@ class InprocWire final : public Wire {
   InprocWire(std::shared_ptr<Office> office, int rank) : office_(std::move(office)), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(office_->desks.size()); }
-  std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t slots) override {
-    return std::make_unique<Outbox>(office_, desk(), office_->mailbox(rank_, to, tag), slots);
+  std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) override {
+    return std::make_unique<Outbox>(office_, desk(), office_->mailbox(rank_, to, tag), capacity);
   }
   std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) override {
     return std::make_unique<Inbox>(office_, desk(), office_->mailbox(from, rank_, tag), from);

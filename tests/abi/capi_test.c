@@ -210,7 +210,7 @@ static void test_defaults(void) {
   whale_text by_null = minimized(NULL, NULL), by_zeros = minimized(&training_options, &parameter_options);
   CHECK(strcmp(by_null.data, by_zeros.data) == 0);
   CHECK(contains(by_null, "\"optimizer\":\"sgd\",\"learning_rate\":0.001,\"accumulation\":1,"));
-  CHECK(contains(by_null, "\"precision\":\"f32\"") && contains(by_null, "\"schedule\":\"constant\""));
+  CHECK(contains(by_null, "\"precision\":\"f32\"") && contains(by_null, "\"lr_schedule\":\"constant\""));
   CHECK(contains(by_null, "\"decay\":true"));
   whale_text_release(&by_null);
   whale_text_release(&by_zeros);

@@ -42,7 +42,7 @@ whale_training_options training_of(const Json& graph) {
                                                     {"linear", WHALE_LR_LINEAR},
                                                     {"cosine", WHALE_LR_COSINE},
                                                     {"inverse_sqrt", WHALE_LR_INVERSE_SQRT}};
-  out.lr_schedule = schedules.at(given.at("schedule"));
+  out.lr_schedule = schedules.at(given.at("lr_schedule"));
   out.warmup_steps = given.at("warmup_steps"), out.total_steps = given.at("total_steps");
   out.final_fraction = given.at("final_fraction");
   return out;

@@ -93,7 +93,7 @@ class Optimizer:
 
     def options(self) -> _abi.whale_training_options:
         lr_schedule = getattr(self, "lr_schedule", LRSchedule())
-        values = dict(learning_rate=self.learning_rate, lr_schedule=_LR_SCHEDULES[schedule.kind], warmup_steps=schedule.warmup,
+        values = dict(learning_rate=self.learning_rate, lr_schedule=_LR_SCHEDULES[lr_schedule.kind], warmup_steps=lr_schedule.warmup,
                       total_steps=lr_schedule.total_steps, final_fraction=lr_schedule.final)
         values.update(self._fields())
         # What is 0 here is meant: the defaults are those of this class.
