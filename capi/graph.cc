@@ -391,7 +391,6 @@ whale_status* whale_graph_parameter_group(whale_graph* graph, whale_str pattern,
       any = true;
       v.learning_rate = as.learning_rate;
       v.weight_decay = as.weight_decay;
-      if (v.weight_decay) v.decay = true;
     }
     if (!any) throw error(Code::kNotFound, "no trained parameter of '{}' matches '{}'", g.graph->name, brief(wanted));
   });

@@ -394,7 +394,7 @@ WHALE_API whale_status *whale_graph_output(whale_graph *graph, whale_str name, w
 
 typedef enum whale_optimizer_kind {
   WHALE_OPTIMIZER_SGD = 0,
-  WHALE_OPTIMIZER_NONE = 1, /* a loss whose gradients can be fetched, and no updates */
+  WHALE_OPTIMIZER_NONE = 1, /* a loss that is evaluated and nothing else: whale_graph_gradients differentiates */
   WHALE_OPTIMIZER_ADAM = 2,
   WHALE_OPTIMIZER_ADAMW = 3,
   WHALE_OPTIMIZER_LAMB = 4,

@@ -14,9 +14,10 @@
 namespace whale {
 
 // What a rank tells all others of the run that it is in. Ready: nothing of mine stands against the commit any more, I
-// go along with it. Stopped: I never was ready and never will be. Lost: I failed after I was.
+// go along with it. Stopped: I never was ready and never will be. Lost: I failed after I was. Closed: I take part in no
+// later run.
 struct Notice {
-  enum Kind : uint8_t { kReady, kStopped, kLost };
+  enum Kind : uint8_t { kReady, kStopped, kLost, kClosed };
   Kind kind = kReady;
   int rank = 0;
   uint64_t run = 0;
@@ -49,7 +50,8 @@ class Wire {
   virtual void begin_run() = 0;  // the next one; ends an abort
   virtual void abort() = 0;      // every begin() that waits, and every later one, gives null, until begin_run()
   virtual void tell(Notice::Kind kind, const Error* error) = 0;  // all other ranks, of this run
-  // The next notice of this run, or that a rank is lost, in whichever run; false: there is none yet.
+  // The next notice of this run, or that a rank is lost, in whichever run, or has closed before this one; false: there
+  // is none yet.
   virtual bool hear(Notice& notice) = 0;
   // Until there may be more to hear than when it last returned, or ring().
   virtual void wait_for_notices() = 0;

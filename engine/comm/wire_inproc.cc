@@ -189,15 +189,19 @@ class InprocWire final : public Wire {
     Desk& mine = desk();
     const std::lock_guard lock(mine.mutex);
     const uint64_t run = mine.run.load();
-    std::erase_if(mine.notices, [&](const Notice& n) { return n.run < run && n.kind != Notice::kLost; });
+    std::erase_if(mine.notices, [&](const Notice& n) { return n.run < run && n.kind < Notice::kLost; });
     auto at = mine.notices.begin();
-    while (at != mine.notices.end() && at->run > run && at->kind != Notice::kLost) ++at;  // of a run to come
-    const bool found = at != mine.notices.end();
-    if (found) {
-      notice = std::move(*at);
+    const auto is_of_now = [&](const Notice& n) {
+      return n.kind == Notice::kClosed ? n.run < run : n.run == run || n.kind == Notice::kLost;
+    };
+    while (at != mine.notices.end() && !is_of_now(*at)) ++at;
+    if (at == mine.notices.end()) return false;
+    notice = *at;
+    if (at->kind == Notice::kClosed)
+      at->run = run;  // and of every later run
+    else
       mine.notices.erase(at);
-    }
-    return found;
+    return true;
   }
   void wait_for_notices() override {
     Desk& mine = desk();

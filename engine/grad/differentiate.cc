@@ -29,7 +29,8 @@ class Reverse {
       const Attrs ones{
           {"shape", g_.tensor(of).dims}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(of).dtype))}};
       // `of` itself may be asked for.
-      grads_[static_cast<size_t>(of)].push_back({place_, emit(place_, OpCode::k_fill, {}, ones)});
+      grads_[static_cast<size_t>(of)].push_back(
+          {place_, laid_along(place_, emit(place_, OpCode::k_fill, {}, ones), of)});
       for (size_t i = forward_; i-- > 0;) backward(static_cast<OpId>(i));
     }
     for (const TensorId id : by) {
@@ -160,21 +161,31 @@ class Reverse {
             "op '{}' is random, and its numbers are fixed when the graph is planned: there is no gradient through it "
             "in the graph itself",
             d.name);
+      // Whose gradient is made larger again, to extents that the graph has.
+      const bool spreads =
+          !wanted_.empty() && (g_.op(id).code == OpCode::k_reduce_sum || g_.op(id).code == OpCode::k_reduce_mean);
       const bool mean = !wanted_.empty() && g_.op(id).code == OpCode::k_reduce_mean;
       if (mean) grads = {divided_by_count(id, grads[0])};
       GradBuilder builder(g_, id, std::move(grads));
       builder.needs_grad = wanted;
       (mean ? def(OpCode::k_reduce_sum) : d).gradient(builder);
       for (size_t k = 0; k < inputs.size(); ++k)
-        if (wanted[k] && builder.results()[k] != kNone) contribute(id, inputs[k], builder.results()[k]);
+        if (wanted[k] && builder.results()[k] != kNone)
+          contribute(id, inputs[k], spreads ? laid_along(id, builder.results()[k], inputs[k]) : builder.results()[k]);
     } catch (Error& e) {
       e.at_op(g_.op(id).name).at_scope(g_.scope_path(g_.op(id).scope));
       throw;
     }
   }
 
-  // In a user's graph a mean's denominator may be of the batch, which another run has another of: it is counted there,
-  // from a one for each element, which has the extents of the operand by way of the comparison.
+  // In a user's graph extents may be of the batch, of which another run has another: `value`, of the shape of x, has
+  // the extents that x has there, by way of the comparison.
+  TensorId laid_along(OpId use, TensorId value, TensorId x) {
+    const TensorId same = emit(use, OpCode::k_equal, {x, x}, {});  // whatever it says
+    return emit(use, OpCode::k_where, {same, value, value}, {});
+  }
+
+  // A mean's denominator is counted there, from a one for each element.
   TensorId divided_by_count(OpId mean, TensorId grad) {
     const TensorId x = g_.op(mean).inputs[0];
     const Tensor from = g_.tensor(x);
@@ -184,8 +195,7 @@ class Reverse {
     };
     const TensorId one =
         emit(mean, OpCode::k_fill, {}, {{"shape", from.dims}, {"value", 1.0}, {"dtype", std::string(name_of(exact))}});
-    const TensorId same = emit(mean, OpCode::k_equal, {x, x}, {});  // whatever it says
-    const TensorId ones = emit(mean, OpCode::k_where, {same, one, one}, {});
+    const TensorId ones = laid_along(mean, one, x);
     const Op op = g_.op(mean);
     const TensorId count = emit(mean, OpCode::k_reduce_sum, {ones},
                                 {{"axes", op.attrs.at("axes")}, {"keep_dims", op.attrs.at("keep_dims")}});

@@ -92,8 +92,13 @@ std::vector<Parameter> parameters(const Graph& g) {
   for (const Variable& v : g.variables) {
     const auto it = v.role == Role::kParameter && v.trainable ? grads.find(g.tensor(v.tensor).name) : grads.end();
     if (it != grads.end())
-      all.push_back(
-          {v.tensor, it->second, v.decay, v.learning_rate, v.weight_decay, first[static_cast<size_t>(v.tensor)], {}});
+      all.push_back({v.tensor,
+                     it->second,
+                     v.decay || v.weight_decay,
+                     v.learning_rate,
+                     v.weight_decay,
+                     first[static_cast<size_t>(v.tensor)],
+                     {}});
   }
   return all;
 }

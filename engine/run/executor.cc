@@ -84,7 +84,6 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
   ready_.reset();
   votes_cast_.store(0, std::memory_order_relaxed);
   promises_heard_.store(0, std::memory_order_relaxed);
-  late_bad_loss_.store(false, std::memory_order_relaxed);
   overflowed_.store(false, std::memory_order_relaxed);
   error_.reset();
   links_->reset();
@@ -361,8 +360,6 @@ void Executor::stop(Error error, const Notice* heard) {
   } while (
       !state_.compare_exchange_weak(state, *damage == Damage::kStep ? kStopped : kBroken, std::memory_order_acq_rel));
   error.with_damage(*damage);
-  if (wire_ != nullptr && heard == nullptr)
-    wire_->tell(*damage == Damage::kStep ? Notice::kStopped : Notice::kLost, &error);
   error_ = std::move(error);
   for (size_t d = 0; d < programs_.size(); ++d)
     if (programs_[d])
@@ -371,6 +368,11 @@ void Executor::stop(Error error, const Notice* heard) {
   links_->abort();
   votes_.abort();
   ready_.abort();
+  if (wire_ == nullptr || heard != nullptr) return;
+  try {
+    wire_->tell(*damage == Damage::kStep ? Notice::kStopped : Notice::kLost, &*error_);
+  } catch (...) {  // no memory for it: the others learn of it when this session is closed
+  }
 }
 
 void Executor::refuse(Machine& machine, const Error& error) {

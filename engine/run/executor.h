@@ -122,7 +122,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   Counter ready_;         // other ranks that have promised
   bool commits_ = false;  // a device of whichever rank does
   std::atomic<uint32_t> votes_cast_{0}, promises_heard_{0};
-  std::atomic<bool> late_bad_loss_{false}, overflowed_{false};
+  std::atomic<bool> overflowed_{false};
   Counter votes_;              // of all devices, in this run
   uint32_t votes_wanted_ = 0;  // by the commit
   bool indices_vote_ = false;  // checks of indices too: all of them come before the commits

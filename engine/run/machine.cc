@@ -126,7 +126,11 @@ void Ear::loop() {
     wire_.wait_for_notices();
     const std::lock_guard lock(mutex_);
     if (closed_) return;
-    for (Notice notice; listener_ != nullptr && wire_.hear(notice);) listener_->hear(notice);
+    try {
+      for (Notice notice; listener_ != nullptr && wire_.hear(notice);) listener_->hear(notice);
+    } catch (...) {  // no memory for its text: it is heard again
+      wire_.ring();
+    }
   }
 }
 

@@ -115,6 +115,8 @@ void initial_values(const Initializer& init, uint64_t seed, std::string_view nam
     case InitKind::kConstant: return fill(dtype, to, count, init.a);
     case InitKind::kFile: throw internal("values of a file are read, not made");
     case InitKind::kData: {
+      if (init.data == nullptr || (begin + count) * static_cast<uint64_t>(size_of(init.data_type)) > init.data->size())
+        throw invalid("the initial values of '{}' end before its element {}", name, begin + count - 1);
       const auto* from = init.data->data() + begin * static_cast<uint64_t>(size_of(init.data_type));
       convert(init.data_type, from, dtype, to, count);
       check_range(init.data_type, from, dtype, to, count, [&](size_t i, double value) {

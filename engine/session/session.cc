@@ -94,6 +94,18 @@ struct Session::Impl {
     check_kinds(plan->devices);
     check_copies(*plan);
     join_world();
+    try {
+      open();
+    } catch (const Error& e) {
+      leave_world(e);
+      throw;
+    } catch (...) {
+      leave_world(internal("the session could not be opened"));
+      throw;
+    }
+  }
+
+  void open() {
     check_memory(*plan, host_memory(), ranks, rank());
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->options.exact && options.threads == 0 ? 1 : options.threads;
@@ -171,6 +183,15 @@ struct Session::Impl {
           kSecondsToMeet);
   }
 
+  // The others' later runs end with this.
+  void leave_world(const Error& why) noexcept {
+    if (ranks.empty()) return;
+    try {
+      options.world->wire->tell(Notice::kClosed, &why);
+    } catch (...) {  // no memory for a notice
+    }
+  }
+
   // A rank learns of an overflow from its own devices.
   void check_overflows() const {
     if (!scales_loss()) return;
@@ -225,6 +246,7 @@ struct Session::Impl {
     closing.store(true);
     if (run) run->wait(-1);
     machine->team().wait_idle();
+    leave_world(error(Code::kUnavailable, "its session is closed"));
   }
 
   bool scales_loss() const { return plan->precision == Precision::kFloat16; }
@@ -339,6 +361,9 @@ struct Session::Impl {
       return chosen;
     } catch (const Error& e) {  // the other ranks have begun
       Executor::refuse(*machine, e);
+      throw;
+    } catch (...) {
+      Executor::refuse(*machine, internal("a run was not begun"));
       throw;
     }
   }

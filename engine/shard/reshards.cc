@@ -215,7 +215,15 @@ TensorId ReshardBuilder::sum_over_time(TensorId id, Combine combine) {
     if (out.by_micro_batch(a) && out.size(a, out.stage(made)) > 1)
       out.at(made, a) = {
           .placement = Placement::kPartial, .sub_axis = {}, .state = false, .samples = false, .combine = combine};
-  return dtype == own ? made : cast(made, own, Phase::kUpdate);
+  if (dtype == own) return made;
+  // Parts that no replicas add up are added up before they are rounded.
+  TensorId sum = made;
+  if (size_of(own) < size_of(dtype))
+    for (size_t a = 1; a < out.axes(); ++a)
+      if (out.at(sum, a).placement == Placement::kPartial &&
+          out.tasks.task(out.graph.op(producer(made))).roles[a - 1] != AxisRole::kReplica)
+        sum = reduce(sum, a);
+  return cast(sum, own, Phase::kUpdate);
 }
 
 TensorId ReshardBuilder::reduce(TensorId id, size_t axis) {

@@ -1,4 +1,4 @@
-// The sharding graph under construction: appending ops with their regions, and the reshards (semantics.md section 4),
+// The sharded graph under construction: appending ops with their regions, and the reshards (semantics.md section 4),
 // each made once. Who asks for one again gets what it has become: a part of a sum may have been reduced since.
 #pragma once
 

@@ -256,3 +256,22 @@ def test_bench_of_a_plan_names_the_plans_devices(folder):
     import json
     whale("plan", folder / "m.whale", "--devices", "null:2", "-o", folder / "n.plan")
     assert json.loads(whale("bench", folder / "n.plan", "--steps", "1", "--warmup", "1"))["devices"].count("null") == 2
+
+
+@pytest.mark.parametrize("strategy", ["split(2)", "replica(2) > split(2)"])
+def test_sums_wider_than_16_bit_parameters_go_beside_a_split(tmp_path, strategy):
+    """Their parts are added up before they are rounded."""
+    model = tmp_path / "m.whale"
+    whale("model", "mlp", "-o", model, "--batch", "8", "--accumulation", "2", "--parameters", "bf16")
+    options = ["--devices", "cpu:4" if ">" in strategy else "cpu:2", "--strategy", strategy, "--precision", "bf16", "--accumulate-dtype", "f32"]
+    whale("plan", model, *options)
+    whale("verify", model, *options, "--steps", "2", "--skip-float64")
+
+
+@pytest.mark.parametrize("options", [["--accumulate-dtype", "bf16"], ["--accumulate-dtype", "f16"], ["--gradient-dtype", "bf16"]], ids=" ".join)
+def test_16_bit_parameters_are_verified_with_narrow_sums(tmp_path, options):
+    model = tmp_path / "m.whale"
+    whale("model", "gpt", "-o", model, "--layers", "1", "--dim", "32", "--heads", "2", "--seq", "8", "--vocab", "64", "--batch", "8",
+          "--parameters", "bf16", "--precision", "bf16", "--accumulation", "4")
+    whale("verify", model, "--devices", "cpu:2", "--strategy", "replica(2)", *options, "--skip-float64")
+    assert "Adasum with parameters of 16 bits" in whale("plan", model, "--devices", "cpu:2", "--strategy", "replica(2)", "--adasum", code=2)

@@ -232,6 +232,28 @@ TEST_CASE("what a plan says of its model is what its model says") {
   }
 }
 
+TEST_CASE("initial values of a plan are those of its model, all of them") {
+  small::Model m = small::mlp();
+  const auto values = [](size_t bytes) { return std::make_shared<const std::vector<uint8_t>>(bytes, uint8_t{0}); };
+  Initializer& init = m.g.variables[0].init;
+  init = {.kind = InitKind::kData};
+  const auto bytes = static_cast<size_t>(element_count(m.g.tensor(m.g.variables[0].tensor).dims) * 4);
+  init.data = values(bytes);
+  const Plan good = compile(m.g, parse_devices("ref:2"), {.strategy = "replica"});
+  const auto error_of = [&](auto change) {
+    Plan plan = good;
+    change(plan.variables[0].init);
+    const std::vector<uint8_t> file = serialize(plan);
+    return message_of([&] { verify_source(deserialize(file.data(), file.size())); }, {Code::kDataLoss});
+  };
+  CHECK(error_of([](Initializer&) {}) == "");
+  CHECK(has(error_of([&](Initializer& i) { i.data = values(bytes - 4); }), "initializer"));
+  CHECK(has(error_of([&](Initializer& i) { i.data = values(0); }), "initializer"));
+  CHECK(has(error_of([&](Initializer& i) { i.data = std::make_shared<const std::vector<uint8_t>>(bytes, uint8_t{1}); }),
+            "initializer"));
+  CHECK(has(error_of([&](Initializer& i) { i.data_type = DType::kI32; }), "initializer"));
+}
+
 TEST_CASE("a plan whose op does not check the index that the graph computes is refused") {
   small::Model m;
   const TensorId ids = m.op(OpCode::k_add, {m.input("a", {8}, DType::kI32), m.input("b", {8}, DType::kI32)});

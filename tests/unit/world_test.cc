@@ -354,6 +354,33 @@ TEST_CASE("ranks that do not run the same are told so, before the first step") {
   }
 }
 
+TEST_CASE("a rank that closes, or does not open, ends the others' runs") {
+  const Plan plan = plan_of("replica", "ref:2");
+  const std::vector<World> worlds = make_inproc_worlds(2);
+  Ranks ranks({plan, plan}, {}, worlds);
+  for (const auto& end : ranks.step(plan, {1, 1})) REQUIRE_FALSE(end);
+  ranks.sessions.pop_back();
+  const std::vector<float> before = ranks.values();
+  for (int again = 0; again < 2; ++again) {
+    const auto ends = ranks.step(plan, {1, 1});
+    REQUIRE(ends[0]);
+    CHECK(ends[0]->code() == Code::kUnavailable);
+    CHECK(has(ends[0]->message(), "rank 1: its session is closed"));
+    CHECK(ends[0]->damage() == Damage::kStep);
+  }
+  CHECK(ranks.values() == before);
+
+  Plan dear = plan_of("pipeline(2, micro_batches=2)", "ref:2");  // rank 1 has no back end for its device
+  dear.devices[1].kind = DeviceKind::kCuda;
+  Ranks others({dear, dear});
+  CHECK_FALSE(others.errors[0]);
+  REQUIRE(others.errors[1]);
+  others.sessions.pop_back();
+  const auto ends = others.step(dear, {1, 1});
+  REQUIRE(ends[0]);
+  CHECK(has(ends[0]->message(), "rank 1: "));
+}
+
 TEST_CASE("a rank holds what is here, and says of the rest where it is") {
   const Plan plan = plan_of("pipeline(2, micro_batches=2)", "ref:2");
   Ranks ranks({plan, plan});

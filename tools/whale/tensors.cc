@@ -92,7 +92,7 @@ bool storable(int dtype) {
 }
 
 double rounding_of(int dtype) {
-  return dtype == WHALE_F64 ? 0x1p-53 : dtype == WHALE_F32 ? 0x1p-24 : dtype == WHALE_F16 ? 0x1p-12 : 0x1p-9;
+  return dtype == WHALE_F64 ? 0x1p-53 : dtype == WHALE_F32 ? 0x1p-24 : dtype == WHALE_F16 ? 0x1p-11 : 0x1p-8;
 }
 
 bool integers(const whale_tensor* tensor) { return !storable(whale_tensor_dtype(tensor)); }

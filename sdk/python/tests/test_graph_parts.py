@@ -137,6 +137,14 @@ def test_groups_are_in_the_file():
     assert (other["body.a.weight"] != built["body.a.weight"]).all()
 
 
+def test_a_later_group_replaces_an_earlier_one():
+    before, plain = parameters_after(grouped(wh.SGD(0.1, weight_decay=0.5), []), "ref:1", steps=1)
+    groups = [("*.bias", dict(weight_decay=0.1)), ("*.bias", dict(learning_rate_factor=1))]
+    _, found = parameters_after(grouped(wh.SGD(0.1, weight_decay=0.5), groups), "ref:1", steps=1)
+    for name in before:
+        np.testing.assert_allclose(found[name], plain[name], rtol=1e-12)
+
+
 def test_the_verifier_knows_of_groups(tmp_path):
     tool = os.environ.get("WHALE")
     if not tool or not pathlib.Path(tool).exists():
@@ -200,6 +208,42 @@ def test_gradients_of_a_value(devices, name, batch):
     np.testing.assert_allclose(found["dh"], dh, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(found["dx"], dh @ W.T, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(found["dw"], x.T @ dh, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [12, 7, 15])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_gradients_of_a_linear_value(name, batch):
+    """Nothing but the reduction itself says how many samples there are. 15: more, in an evaluation."""
+    g = wh.Graph("linear")
+    with g:
+        x = wh.input("x", (12, 5))
+        w, bias = wh.parameter("w", (5, 3)), wh.parameter("bias", (3,))
+        o = x @ w + bias
+        for key, value in dict(dx=g.gradients(REDUCTIONS[name](o), x), db=g.gradients(REDUCTIONS[name](o), bias)).items():
+            g.output(key, value)
+    x = np.concatenate([X, X])[:batch]
+    found = run(g, "cpu:1", x, ("dx", "db"))
+    o = np.zeros((batch, 3))
+    do = np.full((batch, 3), np.size(REDUCTIONS[name](o)) / o.size if name.startswith("mean") else 1)
+    np.testing.assert_allclose(found["dx"], do @ W.T, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found["db"], do.sum(0), rtol=2e-5, atol=1e-6)
+
+
+def test_a_penalty_on_the_gradient_of_a_linear_value_trains_on_fewer_samples():
+    found = {}
+    for batch in (12, 5):
+        g = wh.Graph("penalty")
+        with g:
+            x = wh.input("x", (batch, 5))
+            w = wh.parameter("w", (5, 3))
+            y = x @ w
+            dx = g.gradients(y, x)
+            g.minimize((dx * dx).sum(1).mean() + y.mean(), wh.SGD(0.1))
+        job = wh.plan(g, devices="cpu:1").start()
+        job.write("w", W)
+        found[batch] = job.step(x=X[:5]), job.read("w")
+    assert found[12][0] == pytest.approx(found[5][0], rel=1e-6)
+    np.testing.assert_allclose(found[12][1], found[5][1], rtol=1e-5)
 
 
 def test_a_penalty_on_a_gradient_trains():

@@ -544,7 +544,7 @@ class Graph:
         return take_bytes(lib.whale_graph_serialize, self._pointer)
 
     def save(self, path: str) -> None:
-        """Writes the model file; parameters' values are never inside."""
+        """Writes the model file. Values of parameters are inside where they were given as data (``from_array``, ``constant``)."""
         check(lib.whale_graph_save(self._pointer, string(arguments.path("path", path))))
 
     def to_dict(self) -> dict:

@@ -451,7 +451,7 @@ class Job:
         tensor. A load beside a save sees one checkpoint or the other. Those of older libwhales have no checksums: a warning.
         State that another optimizer made is InvalidArgument; ``inspect_checkpoint`` and ``report()["loaded"]`` name it as ``optimizer``.
         Where the checkpoint holds optimizer state and this plan's optimizer keeps none, the state is left out, and a warning says so;
-        ``report()["loaded"]["left_out"]`` names it, also for plans that are not trained. Weights of ``SGD(split=True)``, which are in two
+        ``report()["loaded"]["left_out"]`` names it, also for plans that are not trained. Weights of ``SGD(split_master_weights=True)``, which are in two
         halves, load into whole ones and the other way round, to the bit.
         """
         path = arguments.path("directory", directory)

@@ -81,7 +81,7 @@ class Optimizer:
             arguments.positive("clip_threshold", self.clip_threshold)
         for name in _FLAGS:
             arguments.flag(name, getattr(self, name, False))
-        arguments.instance("lr_schedule", getattr(self, "lr_schedule", LRSchedule()), LRSchedule, "a LRSchedule such as whale.cosine(1000, warmup=100)")
+        arguments.instance("lr_schedule", getattr(self, "lr_schedule", LRSchedule()), LRSchedule, "an LRSchedule such as whale.cosine(1000, warmup=100)")
         betas = getattr(self, "betas", (0.0, 0.0))
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise arguments.wrong("betas", betas, "two numbers such as (0.9, 0.999)")
