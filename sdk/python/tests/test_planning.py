@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def interrupted(monkeypatch):
     def spy(call, cancel):
         def work():
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # the main thread sees it meanwhile, also on a busy machine: planning itself takes less
             try:
                 result = call()
                 ends.append("done")
