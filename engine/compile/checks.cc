@@ -67,11 +67,13 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
                         name_of(*options.gradient_dtype));
   if (source.training.optimizer.sparse_updates)
     throw unimplemented("Adasum with sparse updates: rows of tables are no gradients of one shape; leave one out");
+  const Precision precision = options.precision.value_or(source.training.precision);
+  const bool narrow = precision == Precision::kBFloat16 || precision == Precision::kFloat16;
   for (const Variable& v : source.variables)
-    if (const Tensor& t = source.tensor(v.tensor); v.trainable && is_float(t.dtype) && size_of(t.dtype) < 4)
+    if (const Tensor& t = source.tensor(v.tensor); narrow && v.trainable && is_float(t.dtype) && size_of(t.dtype) < 4)
       throw unimplemented(
-          "Adasum with parameters of 16 bits ('{}' is {}): what their gradients are rounded to before and after its "
-          "products is not settled; leave one out",
+          "Adasum in 16 bits with parameters of 16 bits ('{}' is {}): what their gradients are rounded to before and "
+          "after its products is not settled; plan in f32, or leave one out",
           t.name, name_of(t.dtype));
   for (const TaskGraph& task : tasks.tasks)
     for (const Mesh* mesh : meshes_of(task, tasks))

@@ -274,4 +274,4 @@ def test_16_bit_parameters_are_verified_with_narrow_sums(tmp_path, options):
     whale("model", "gpt", "-o", model, "--layers", "1", "--dim", "32", "--heads", "2", "--seq", "8", "--vocab", "64", "--batch", "8",
           "--parameters", "bf16", "--precision", "bf16", "--accumulation", "4")
     whale("verify", model, "--devices", "cpu:2", "--strategy", "replica(2)", *options, "--skip-float64")
-    assert "Adasum with parameters of 16 bits" in whale("plan", model, "--devices", "cpu:2", "--strategy", "replica(2)", "--adasum", code=2)
+    assert "Adasum in 16 bits with parameters of 16 bits" in whale("plan", model, "--devices", "cpu:2", "--strategy", "replica(2)", "--adasum", code=2)
