@@ -18,6 +18,7 @@
 #include "run/handle.h"
 #include "session/session.h"
 #include "whale/whale.h"
+#include "world/world.h"
 #include "async_work.h"
 
 struct whale_engine {
@@ -57,6 +58,10 @@ struct whale_plan {
   // Whoever made the plan may stop what is planned again for a report.
   std::shared_ptr<const whale::Cancel> cancel;
   double timeout_seconds = 0;
+};
+
+struct whale_world {
+  std::shared_ptr<whale::Worlds> worlds;
 };
 
 struct whale_event {

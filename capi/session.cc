@@ -204,13 +204,41 @@ void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* c
   event->process = session->process;
   // A batch of a new size is planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
-  const std::vector<NamedHost> in = read_inputs(*session, fed, *event);
-  Outputs o = read_outputs(*session, mode, in, fed, *event);
+  std::vector<NamedHost> in;
+  Outputs o;
+  try {
+    in = read_inputs(*session, fed, *event);
+    o = read_outputs(*session, mode, in, fed, *event);
+  } catch (const Error& e) {
+    s.refuse_run(e);
+    throw;
+  }
   const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
   event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
   for (size_t i = 0; i < o.made.size(); ++i)
     if (o.made[i] != nullptr) fed.output_tensors[i] = o.made[i].release();
   *out = event.release();
+}
+
+SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, const whale_session_options& o) {
+  SessionOptions out;
+  if (o.world != nullptr) out.world = o.world->worlds->next();
+  try {
+    out.seed = o.seed;
+    out.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
+    out.threads = number<int>(o.threads, 0, 65536, "options.threads");
+    out.init_files = plan.init_files;
+    out.plan_from_file = plan.from_file;
+    out.loss_scale = o.loss_scale;
+    out.pin = !flag(o.no_pin, "options.no_pin");
+    out.bf16 = !flag(o.no_bf16, "options.no_bf16");
+    out.leases = engine.leases;
+    out.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
+  } catch (const Error& e) {
+    if (out.world) refuse(*out.world, e);
+    throw;
+  }
+  return out;
 }
 
 }  // namespace
@@ -278,17 +306,7 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     need(plan, "plan");
     need(out, "out");
     const whale_session_options o = capi::options(options, whale_session_options WHALE_SESSION_OPTIONS_INIT, "options");
-    SessionOptions so;
-    so.seed = o.seed;
-    so.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
-    so.threads = number<int>(o.threads, 0, 65536, "options.threads");
-    so.init_files = plan->init_files;
-    so.plan_from_file = plan->from_file;
-    so.loss_scale = o.loss_scale;
-    so.pin = !flag(o.no_pin, "options.no_pin");
-    so.bf16 = !flag(o.no_bf16, "options.no_bf16");
-    so.leases = engine->leases;
-    so.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
+    const SessionOptions so = read_options(*engine, *plan, o);
     auto session = std::make_unique<whale_session>();
     session->process = ::getpid();
     session->session = std::make_unique<Session>(plan->plan, engine->backends, so);
@@ -403,6 +421,17 @@ whale_status* whale_session_read_copy(whale_session* session, whale_str name, in
     auto tensor = make_tensor(type.dtype, type.dims);
     s.read(variable, tensor->host, copy);
     *out = tensor.release();
+  });
+}
+
+whale_status* whale_session_read_here(whale_session* session, whale_str name, int64_t copy, whale_tensor* tensor,
+                                      size_t* bytes) {
+  return guard([&] {
+    Session& s = live(session);
+    const whale_tensor& to = need(tensor, "tensor");
+    if (to.read_only) throw invalid("the tensor for a variable is read-only");
+    const size_t read = s.read_here(nonempty(name, "name"), to.host, copy);
+    if (bytes != nullptr) *bytes = read;
   });
 }
 

@@ -1,6 +1,6 @@
 /* whale.h: the C ABI of libwhale, the engine for distributed training.
  *
- * Reading order: status, engine, log, tensor, graph, cluster, cancel, event, plan, session. A complete program:
+ * Reading order: status, engine, log, tensor, graph, cluster, cancel, event, plan, world, session. A complete program:
  *
  *   engine -> graph (build or load) -> seal -> cluster ("cpu:4") -> plan -> session -> step, step, ... -> save
  *
@@ -10,7 +10,8 @@
  *   Ownership  A handle that a call hands out belongs to the caller, who releases it once; release functions accept NULL.
  *              Releasing an engine, graph, cluster or plan while something made from it lives is allowed: that keeps what it needs.
  *   Threads    Engine, sealed graph, cluster and plan may be used from any thread at once. An unsealed graph, a session, an event and a log
- *              belong to one thread at a time. whale_cancel_* may be called from any thread at any time.
+ *              belong to one thread at a time. whale_cancel_* may be called from any thread at any time. Of a world each rank has a handle
+ *              and a session of its own, and a thread or a process: where ranks wait for each other, one thread would wait for itself.
  *   Strings    UTF-8 pointer and length (whale_str). A NULL pointer with length 0 is the empty string. WHALE_STR("text") makes one.
  *   Options    Structs begin with struct_size, which is sizeof of the struct; the _INIT macros set it and leave the rest zero. Zero is the
  *              default of every field and of every enum, so that a zeroed struct with its struct_size set is the same as NULL. Where 0 is
@@ -637,6 +638,28 @@ WHALE_API whale_status *whale_plan_memory(const whale_plan *plan, size_t device,
 WHALE_API whale_status *whale_plan_in_float64(const whale_plan *plan, whale_plan **out);
 WHALE_API void whale_plan_release(whale_plan *plan);
 
+/* ---- world: ranks that run plans together ---------------------------------------------------------------------------------- */
+/* Several ranks (processes, or parts of one) run one plan: each opens a session of it (whale_session_options.world) that holds the devices
+ * which are the rank's, with their parts of variables and nothing of the others'. A handle is one rank's, and belongs to the caller, who
+ * releases it once; sessions keep what they need of it. It may be used from any thread. It serves any number of sessions, one after another or at once: the n-th session of
+ * every rank are one.
+ * All ranks make the same calls in the same order: whale_session_create (which waits until all have called it, and is FAILED_PRECONDITION on
+ * every rank when plans, options or versions of libwhale are not the same), then steps, evaluations, and reads. Each rank feeds whole
+ * batches, of which it takes its devices' samples, and asks for the same outputs as the others; every rank gets them whole. A rank that
+ * fails, cancels, closes its session, or runs something else, ends the run on all ranks, with a status whose rank it is and the variables
+ * as they were; WHALE_DAMAGE_PEER_LOST: the update had begun. */
+typedef struct whale_world whale_world;
+
+/* `ranks` ranks in this process, which share a store of keys and flat messages and nothing else: how a plan for several processes is tried without
+ * them. `out`: room for that many handles, in the order of the ranks. One rank: as without a world. */
+WHALE_API whale_status *whale_world_create_inproc(int32_t ranks, whale_world **out);
+WHALE_API int32_t whale_world_rank(const whale_world *world); /* from 0; -1 for NULL */
+WHALE_API int32_t whale_world_size(const whale_world *world); /* the number of ranks; 0 for NULL */
+/* The rank that a device of a plan is of: even runs of devices, in the order of the plan. INVALID_ARGUMENT: there are fewer devices, or so
+ * few that a rank would have none. */
+WHALE_API whale_status *whale_world_device_rank(const whale_world *world, const whale_plan *plan, size_t device, int32_t *out);
+WHALE_API void whale_world_release(whale_world *world);
+
 /* ---- session: a plan on real devices --------------------------------------------------------------------------------------- */
 typedef struct whale_session whale_session;
 
@@ -650,8 +673,9 @@ typedef struct whale_session_options {
   int32_t no_pin;            /* 1: threads of CPU devices run wherever the calling thread may; 0: each device's on its own cores */
   int32_t no_bf16;           /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there
                                 are */
+  whale_world *world;        /* the ranks that run this plan; NULL: all its devices are here */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0, 0}
 
 /* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
  * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left
@@ -701,7 +725,8 @@ WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t
                                            whale_cancel *cancel, whale_event **out);
 
 /* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/STATE". Logical, whole tensors. These calls, and
- * all below that do not start anything, wait for a run that is under way. */
+ * all below that do not start anything, wait for a run that is under way. In a world all ranks read alike, and every one gets the whole; a
+ * write is each rank's own: all write the same. */
 WHALE_API whale_status *whale_session_read(whale_session *session, whale_str name, whale_tensor **out);
 WHALE_API whale_status *whale_session_write(whale_session *session, whale_str name, const whale_tensor *tensor);
 /* One of the copies that the devices of the plan hold, assembled to the logical, whole tensor. Copy 0 is what whale_session_read
@@ -710,6 +735,9 @@ WHALE_API whale_status *whale_session_write(whale_session *session, whale_str na
  * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
  * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
 WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
+/* What of a copy is on this rank's devices, into a tensor of the variable's dtype and dims, at its place; the rest of it is left as it is.
+ * bytes: how many were read; may be NULL. Waits for no other rank. Without a world all of it is here. */
+WHALE_API whale_status *whale_session_read_here(whale_session *session, whale_str name, int64_t copy, whale_tensor *tensor, size_t *bytes);
 
 typedef enum whale_role {
   WHALE_ROLE_PARAMETER = 0,

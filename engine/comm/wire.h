@@ -13,17 +13,22 @@
 
 namespace whale {
 
-// What a rank tells all others of the run that it is in. Ready: nothing of mine stands against the commit any more, I
-// go along with it. Stopped: I never was ready and never will be. Lost: I failed after I was. Closed: I take part in no
-// later run.
+// What a rank tells all others of the run that it is in. Begun: this is what I run. Ready: nothing of mine stands
+// against the commit any more, I go along with it. Stopped: I never was ready and never will be. Lost: I failed after I
+// was. Closed: I take part in no later run.
 struct Notice {
-  enum Kind : uint8_t { kReady, kStopped, kLost, kClosed };
+  enum Kind : uint8_t { kBegun, kReady, kStopped, kLost, kClosed };
   Kind kind = kReady;
-  int rank = 0;
+  uint64_t subject = 0;  // kBegun: what is run, as a number that is another one where it is something else
+  int rank = 0;          // that tells it
   uint64_t run = 0;
   Code code = Code::kUnknown;
   std::string message;
 };
+
+inline Notice notice_of(Notice::Kind kind, const Error& error) {
+  return {.kind = kind, .code = error.code(), .message = error.message()};
+}
 
 class Wire {
  public:
@@ -48,10 +53,13 @@ class Wire {
   virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) = 0;
   virtual std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) = 0;
   virtual void begin_run() = 0;  // the next one; ends an abort
-  virtual void abort() = 0;      // every begin() that waits, and every later one, gives null, until begin_run()
-  virtual void tell(Notice::Kind kind, const Error* error) = 0;  // all other ranks, of this run
+  // Every begin() that waits, and every later one, gives null, until begin_run(). Takes no memory.
+  virtual void abort() noexcept = 0;
+  // All other ranks, who hear what one rank tells in its order; `rank` and `run` are this one's and this run. Takes no
+  // memory once it has told as much before, but for a long message.
+  virtual void tell(Notice notice) = 0;
   // The next notice of this run, or that a rank is lost, in whichever run, or has closed before this one; false: there
-  // is none yet.
+  // is none yet. Where there is no memory for it, it stays.
   virtual bool hear(Notice& notice) = 0;
   // Until there may be more to hear than when it last returned, or ring().
   virtual void wait_for_notices() = 0;

@@ -1,8 +1,9 @@
-// Wires inside a process: a mailbox for each channel. Messages are copied in and out; their memory is used again.
+// Wires inside a process: a mailbox for each channel. Messages are copied in and out; their memory is used again, round
+// and round, so that none is taken once every message has been as large as the largest.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <list>
 #include <map>
 #include <mutex>
@@ -24,6 +25,7 @@ struct Mailbox {
   std::mutex mutex;
   std::condition_variable came, taken;
   std::list<Message> waiting, spare;
+  size_t messages = 0, largest = 0;  // that there are; that one was
   uint32_t count(uint64_t run) const {
     uint32_t n = 0;
     for (const Message& m : waiting) n += m.run == run;
@@ -37,7 +39,7 @@ struct Desk {
   std::atomic<bool> aborted{false};
   std::mutex mutex;  // of the notices
   std::condition_variable rang;
-  std::deque<Notice> notices;
+  std::list<Notice> notices, spare;
   uint64_t rings = 0, answered = 0;
 
   void ring() {
@@ -54,12 +56,11 @@ struct Office {
     if (!box) box = std::make_unique<Mailbox>();
     return *box;
   }
-  std::vector<Mailbox*> of(int rank) {
+  template <class F>
+  void each_of(int rank, F f) {
     const std::lock_guard lock(mutex);
-    std::vector<Mailbox*> list;
     for (auto& [key, box] : boxes)
-      if (std::get<0>(key) == rank || std::get<1>(key) == rank) list.push_back(box.get());
-    return list;
+      if (std::get<0>(key) == rank || std::get<1>(key) == rank) f(*box);
   }
   std::mutex mutex;  // of the map
   std::map<std::tuple<int, int, uint64_t>, std::unique_ptr<Mailbox>> boxes;
@@ -78,7 +79,10 @@ void wait(std::condition_variable& for_what, std::unique_lock<std::mutex>& lock,
 class Outbox final : public Wire::Sender {
  public:
   Outbox(std::shared_ptr<Office> office, Desk& desk, Mailbox& box, uint32_t capacity)
-      : office_(std::move(office)), desk_(desk), box_(box), capacity_(capacity) {}
+      : office_(std::move(office)), desk_(desk), box_(box), capacity_(capacity) {
+    const std::lock_guard lock(box_.mutex);
+    for (; box_.messages < size_t{capacity} + 2; ++box_.messages) box_.spare.emplace_back();  // one written, one read
+  }
   char* begin(size_t bytes, Lookout* lookout) override {
     const uint64_t run = desk_.run.load(std::memory_order_relaxed);
     {
@@ -89,8 +93,10 @@ class Outbox final : public Wire::Sender {
         wait(box_.taken, lock, lookout);
       }
       if (mine_.empty() && !box_.spare.empty()) mine_.splice(mine_.end(), box_.spare, box_.spare.begin());
+      box_.largest = std::max(box_.largest, bytes);
+      if (mine_.empty()) mine_.emplace_back();
+      mine_.front().bytes.reserve(box_.largest);
     }
-    if (mine_.empty()) mine_.emplace_back();
     mine_.front().run = run;
     mine_.front().bytes.resize(bytes);
     return mine_.front().bytes.data() == nullptr ? &nothing_ : mine_.front().bytes.data();
@@ -166,22 +172,23 @@ class InprocWire final : public Wire {
     desk().aborted.store(false, std::memory_order_release);
     ring();  // what came before may be of this run
   }
-  void abort() override {
+  void abort() noexcept override {
     desk().aborted.store(true, std::memory_order_release);
-    for (Mailbox* box : office_->of(rank_)) {
-      { const std::lock_guard lock(box->mutex); }  // who waits has looked before this, or sees it
-      box->came.notify_all();
-      box->taken.notify_all();
-    }
+    office_->each_of(rank_, [](Mailbox& box) {
+      { const std::lock_guard lock(box.mutex); }  // who waits has looked before this, or sees it
+      box.came.notify_all();
+      box.taken.notify_all();
+    });
   }
-  void tell(Notice::Kind kind, const Error* error) override {
-    Notice notice{kind, rank_, desk().run.load(), Code::kUnknown, {}};
-    if (error != nullptr) notice.code = error->code(), notice.message = error->message();
+  void tell(Notice notice) override {
+    notice.rank = rank_, notice.run = desk().run.load();
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       Desk& theirs = office_->desks[static_cast<size_t>(r)];
       const std::lock_guard lock(theirs.mutex);
-      theirs.notices.push_back(notice);
+      if (theirs.spare.empty()) theirs.spare.emplace_back();
+      theirs.spare.front() = notice;
+      theirs.notices.splice(theirs.notices.end(), theirs.spare, theirs.spare.begin());
       theirs.ring();
     }
   }
@@ -189,7 +196,9 @@ class InprocWire final : public Wire {
     Desk& mine = desk();
     const std::lock_guard lock(mine.mutex);
     const uint64_t run = mine.run.load();
-    std::erase_if(mine.notices, [&](const Notice& n) { return n.run < run && n.kind < Notice::kLost; });
+    const auto is_over = [&](const Notice& n) { return n.run < run && n.kind < Notice::kLost; };
+    for (auto n = mine.notices.begin(); n != mine.notices.end();)
+      if (const auto here = n++; is_over(*here)) mine.spare.splice(mine.spare.end(), mine.notices, here);
     auto at = mine.notices.begin();
     const auto is_of_now = [&](const Notice& n) {
       return n.kind == Notice::kClosed ? n.run < run : n.run == run || n.kind == Notice::kLost;
@@ -200,7 +209,7 @@ class InprocWire final : public Wire {
     if (at->kind == Notice::kClosed)
       at->run = run;  // and of every later run
     else
-      mine.notices.erase(at);
+      mine.spare.splice(mine.spare.end(), mine.notices, at);
     return true;
   }
   void wait_for_notices() override {

@@ -63,8 +63,9 @@ Plan in_float64(const Plan& plan) {
     if (v.state_name == "low")
       throw unimplemented("parameter '{}' is kept in two halves of its bits, which float64 has none of", v.owner);
   Plan out = plan;
-  for (DeviceSpec& device : out.devices)
-    device = {.kind = DeviceKind::kRef, .cores = {}, .index = 0, .node = device.node, .named = false};
+  for (DeviceSpec& device : out.devices)  // lag has ref's arithmetic
+    if (device.kind != DeviceKind::kLag)
+      device = {.kind = DeviceKind::kRef, .cores = {}, .index = 0, .node = device.node, .named = false};
   for (PlanVariable& v : out.variables) v.dtype = widened(v.dtype);
   for (Entry& entry : out.entries) {
     for (PlanInput& input : entry.inputs) input.dtype = widened(input.dtype);

@@ -268,14 +268,6 @@ class Binder {
     return row_.samples[static_cast<size_t>(cut)];
   }
 
-  // Whether this device hands the output to the host.
-  bool hands_over(const PlanOutput& output) const {
-    if (output.mesh != row_.mesh) return false;
-    for (size_t a = 0; a < row_.coordinates.size(); ++a)
-      if (row_.coordinates[a] != 0 && !(a < output.cut_by.size() && output.cut_by[a])) return false;
-    return true;
-  }
-
   void bind_fetch(const Instruction& instruction, BoundInstruction& bound) {
     const BufferId id = instruction.in.at(0);
     bound.data = address(id);
@@ -290,66 +282,44 @@ class Binder {
       for (BoundInstruction& bound : queue) {
         const Instruction& instruction = *bound.source;
         try {
-          if (const auto* feed = instruction.as<work::Feed>()) {
-            const PlanInput& port = entry_.inputs.at(static_cast<size_t>(feed->input));
-            add_piece(row, port, port.batch_dim, feed->whole_batch, instruction.out.at(0), bound);
-          } else if (const auto* fetch = instruction.as<work::Fetch>()) {
-            const PlanOutput& port = entry_.outputs.at(static_cast<size_t>(fetch->output));
-            const int batch_dim = port.merge == OutputMerge::kConcat ? port.batch_dim : -1;
-            if (hands_over(port) && !port.parts.axes.empty())
-              add_runs(row, port, instruction.in.at(0), bound);
-            else if (hands_over(port))
-              add_piece(row, port, batch_dim, fetch->whole_batch, instruction.in.at(0), bound);
-          }
+          if (const auto* feed = instruction.as<work::Feed>())
+            add_piece(row, *feed, bound);
+          else if (const auto* fetch = instruction.as<work::Fetch>())
+            add_runs(row, *fetch, bound);
         } catch (Error& e) {
           throw located(e, instruction);
         }
       }
   }
 
-  template <class Port>
-  void add_piece(const ScheduleRow& row, const Port& port, int batch_dim, bool whole_batch, BufferId id,
-                 BoundInstruction& bound) {
-    const Instruction& instruction = *bound.source;
-    const Buffer& local = buffer(id);
-    if (local.dtype != port.dtype)
-      throw internal("'{}' is {} here, {} at the plan's boundary", local.name, name_of(local.dtype),
-                     name_of(port.dtype));
-    const SampleCut& cut = samples_of(instruction);
-    const bool whole = batch_dim < 0 || whole_batch || row.whole || cut.micro_batches.empty();
-    const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
-    if (!whole) bound.pieces.resize(cut.micro_batches.size());
-    if (whole) bound.pieces.resize(1);
-    bound.pieces.at(u) =
-        piece_of(port.dtype, port.dims, batch_dim, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u));
-    const size_t bytes = static_cast<size_t>(element_count(local.dims) * size_of(local.dtype));
-    if (bound.pieces[u].bytes() != bytes)
-      throw internal("'{}' has {} bytes on this device, its samples have {}", local.name, bytes,
-                     bound.pieces[u].bytes());
+  static void check_port(const Buffer& local, DType dtype, size_t bytes) {
+    if (local.dtype != dtype)
+      throw internal("'{}' is {} here, {} at the plan's boundary", local.name, name_of(local.dtype), name_of(dtype));
+    if (const auto here = static_cast<size_t>(element_count(local.dims) * size_of(local.dtype)); here != bytes)
+      throw internal("'{}' has {} bytes on this device, its part at the plan's boundary {}", local.name, here, bytes);
   }
 
-  void add_runs(const ScheduleRow& row, const PlanOutput& port, BufferId id, BoundInstruction& bound) {
+  void add_piece(const ScheduleRow& row, const work::Feed& feed, BoundInstruction& bound) {
+    const PlanInput& port = entry_.inputs.at(static_cast<size_t>(feed.input));
     const SampleCut& cut = samples_of(*bound.source);
-    const bool whole = port.batch_dim < 0 || row.whole || cut.micro_batches.empty();
+    const bool whole = port.batch_dim < 0 || feed.whole_batch || row.whole || cut.micro_batches.empty();
     const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
-    bound.runs.resize(whole ? 1 : cut.micro_batches.size());
-    const Mesh& mesh = machine_.plan().meshes[static_cast<size_t>(port.mesh)];
-    std::vector<SubAxisCut> cuts = cuts_of(port.dims, port.parts, mesh.axes, row_.coordinates);
-    if (port.batch_dim >= 0) {
-      const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry_.batch;
-      cuts.push_back({SubAxis{port.batch_dim, 1, inner}, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u)});
-    }
-    const Part part = part_of(port.dims, cuts);
-    const Buffer& local = buffer(id);
-    if (element_count(part.extents()) != element_count(local.dims))
-      throw internal("'{}' has shape {} on this device, its part of the output {}", local.name, to_string(local.dims),
-                     to_string(part.extents()));
-    const auto size = static_cast<size_t>(size_of(port.dtype));
-    bound.runs[u].clear();
-    for_each_run(port.dims, part, [&](int64_t logical, int64_t here, int64_t elements) {
-      bound.runs[u].push_back({static_cast<size_t>(logical) * size, static_cast<size_t>(here) * size,
-                               static_cast<size_t>(elements) * size});
-    });
+    bound.pieces.resize(whole ? 1 : cut.micro_batches.size());
+    bound.pieces.at(u) =
+        piece_of(port.dtype, port.dims, port.batch_dim, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u));
+    check_port(buffer(bound.source->out.at(0)), port.dtype, bound.pieces[u].bytes());
+  }
+
+  void add_runs(const ScheduleRow& row, const work::Fetch& fetch, BoundInstruction& bound) {
+    std::vector<HandedRun> runs = handed_over(machine_.plan(), entry_, row_, row, fetch);
+    if (!hands_over(row_, entry_.outputs.at(static_cast<size_t>(fetch.output)))) return;
+    const bool each = by_micro_batch(entry_, row_, row, fetch);
+    const size_t u = each ? static_cast<size_t>(row.micro_batch) : 0;
+    bound.runs.resize(each ? samples_of(*bound.source).micro_batches.size() : 1);
+    size_t bytes = 0;
+    for (const HandedRun& run : runs) bytes += run.bytes;
+    check_port(buffer(bound.source->in.at(0)), entry_.outputs[static_cast<size_t>(fetch.output)].dtype, bytes);
+    bound.runs.at(u) = std::move(runs);
   }
 
   void set_scratch(Queue queue) {

@@ -9,6 +9,7 @@
 #include "data/feed.h"
 #include "device/device.h"
 #include "plan/plan.h"
+#include "run/handed_over.h"
 #include "run/machine.h"
 
 namespace whale {
@@ -25,12 +26,8 @@ struct BoundInstruction {
     size_t bytes = 0;
   };
   std::vector<Copy> copies;
-  // Outputs whose parts are cut along more than samples: runs of the host's and of the device's tensor, by micro-batch.
-  struct Run {
-    size_t host = 0, local = 0, bytes = 0;
-  };
-  std::vector<std::vector<Run>> runs;
-  std::vector<Piece> pieces;  // of the host's: by micro-batch, or one for all; none: not handed over
+  std::vector<std::vector<HandedRun>> runs;  // kFetch: by micro-batch, or one for all; none: another device hands it over
+  std::vector<Piece> pieces;                 // kFeed: of the host's, likewise
   std::vector<WaitPoint> waits;
   std::vector<uint64_t*> versions;  // of the variables it writes
   // An op whose index the graph computes: what is checked before it runs, by way of `host`.

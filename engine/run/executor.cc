@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/philox.h"
 #include "data/convert.h"
 #include "data/indices.h"
 
@@ -44,6 +45,9 @@ Executor::Executor(Machine& machine, Entry entry)
   timeline_.resize(programs_.size());
   inputs_.resize(entry_->inputs.size());
   outputs_.resize(entry_->outputs.size());
+  if (wire_ != nullptr)
+    sharing_ = std::make_unique<Sharing>(
+        *wire_, handed_over_by_rank(machine.plan(), *entry_, machine.ranks(), static_cast<size_t>(wire_->size())));
 }
 
 Executor::~Executor() { machine_.team().wait_idle(); }
@@ -98,11 +102,35 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
     }
   }
   timeline_filled_ = values.timeline;
-  if (Ear* ear = machine_.ear())  // which may stop this run at once
-    ear->listen(this, [this] { machine_.transport().reset(); });
-  else
+  if (wire_ == nullptr)
     machine_.transport().reset();
+  else
+    begin_with_others();
   machine_.team().start(*this);
+}
+
+// Who runs something else is heard of before it has promised anything, and before this run has ended.
+void Executor::begin_with_others() {
+  begun_.reset();
+  subject_ = mix64(hash_name(entry_->name) + static_cast<uint64_t>(entry_->batch));
+  for (const void* output : outputs_) subject_ = mix64(subject_ + (output != nullptr));
+  machine_.ear()->listen(this, [this] { machine_.transport().reset(); });  // it may stop this run at once
+  try {
+    wire_->tell({.kind = Notice::kBegun, .subject = subject_});
+  } catch (const std::exception& e) {
+    stop(unexpected(e, "begin a run with the other ranks"));
+  }
+}
+
+// What other ranks' devices handed over; of this rank's they get it.
+void Executor::share_outputs() noexcept {
+  try {
+    if (begun_.wait(static_cast<uint32_t>(wire_->size() - 1), this)) sharing_->run(outputs_, this);
+  } catch (Error& e) {
+    stop(e);
+  } catch (const std::exception& e) {
+    stop(unexpected(e, "share the outputs with the other ranks"));
+  }
 }
 
 // ---- the device threads -----------------------------------------------------------------------------------------
@@ -285,14 +313,9 @@ void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_
 
 void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
   char* host = static_cast<char*>(outputs_[static_cast<size_t>(bound.source->as<work::Fetch>()->output)]);
-  if (host == nullptr) return;  // not wanted
-  if (!bound.runs.empty())
-    for (const BoundInstruction::Run& run : bound.runs[bound.runs.size() == 1 ? 0 : micro_batch])
-      device.copy_out(host + run.host, bound.data + run.local, run.bytes);
-  if (bound.pieces.empty()) return;  // done, or another device hands it over
-  const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
-  for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
-    device.copy_out(host + piece.begin + row * piece.stride, bound.data + row * piece.run, piece.run);
+  if (host == nullptr || bound.runs.empty()) return;  // not wanted, or another device hands it over
+  for (const HandedRun& run : bound.runs[bound.runs.size() == 1 ? 0 : micro_batch])
+    device.copy_out(host + run.host, bound.data + run.local, run.bytes);
 }
 
 // ---- stopping ---------------------------------------------------------------------------------------------------
@@ -320,7 +343,7 @@ void Executor::vote() {
 
 void Executor::promise() {
   uint8_t open = kOpen;
-  if (state_.compare_exchange_strong(open, kReady, std::memory_order_acq_rel)) wire_->tell(Notice::kReady, nullptr);
+  if (state_.compare_exchange_strong(open, kReady, std::memory_order_acq_rel)) wire_->tell({.kind = Notice::kReady});
 }
 
 bool Executor::agree() {
@@ -329,15 +352,19 @@ bool Executor::agree() {
   return state_.compare_exchange_strong(ready, kCommitted, std::memory_order_acq_rel) || ready == kCommitted;
 }
 
-// What another rank tells; on the thread of the ear.
-void Executor::hear(const Notice& notice) {
+// What another rank tells; on the thread of the ear. It stops the run whatever memory there is.
+void Executor::hear(const Notice& notice) noexcept {
+  if (notice.kind == Notice::kBegun && notice.subject == subject_) {
+    begun_.advance(1);
+    return;
+  }
   if (notice.kind == Notice::kReady) {
     promises_heard_.fetch_add(1);
     if (votes_cast_.load() == votes_wanted_) promise();
     ready_.advance(1);
     return;
   }
-  stop(Error(notice.code, fmt::format("rank {}: {}", notice.rank, notice.message)).at_rank(notice.rank), &notice);
+  stop(error_of(notice, wire_->rank()), &notice);
 }
 
 // What an end at this moment means; none: it comes too late, or somebody was first. Who was ready has promised: an end
@@ -350,7 +377,7 @@ std::optional<Damage> Executor::damage_at(uint8_t state, const Error& error, con
   return Damage::kSession;
 }
 
-void Executor::stop(Error error, const Notice* heard) {
+void Executor::stop(Error error, const Notice* heard) noexcept {
   const std::lock_guard lock(error_mutex_);
   uint8_t state = state_.load(std::memory_order_acquire);
   std::optional<Damage> damage;
@@ -368,9 +395,10 @@ void Executor::stop(Error error, const Notice* heard) {
   links_->abort();
   votes_.abort();
   ready_.abort();
+  begun_.abort();
   if (wire_ == nullptr || heard != nullptr) return;
   try {
-    wire_->tell(*damage == Damage::kStep ? Notice::kStopped : Notice::kLost, &*error_);
+    wire_->tell(notice_of(*damage == Damage::kStep ? Notice::kStopped : Notice::kLost, *error_));
   } catch (...) {  // no memory for it: the others learn of it when this session is closed
   }
 }
@@ -379,7 +407,7 @@ void Executor::refuse(Machine& machine, const Error& error) {
   if (machine.wire() == nullptr) return;
   machine.team().wait_idle();
   machine.ear()->listen(nullptr, [&] { machine.transport().reset(); });
-  machine.wire()->tell(Notice::kStopped, &error);
+  machine.wire()->tell(notice_of(Notice::kStopped, error));
 }
 
 bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
@@ -400,7 +428,10 @@ void Executor::finished() noexcept {
     promise();
     agree();
   }
-  if (Ear* ear = machine_.ear()) ear->listen(nullptr);
+  if (wire_ != nullptr) {
+    share_outputs();
+    machine_.ear()->listen(nullptr);
+  }
   const bool committed = state_.load(std::memory_order_acquire) == kCommitted;
   try {
     size_t d = 0;  // a device that has the loss

@@ -8,7 +8,8 @@
 //
 // In a world of several ranks a rank promises to go along once all here have voted and a device, of whichever rank, is
 // at its commit. The step is committed when all ranks have; one that stops before its promise stops all, and a failure
-// after that breaks the session on every rank.
+// after that breaks the session on every rank. When a run has ended every rank has the outputs that it asked for: all
+// ask for the same, which each tells the others when it begins.
 #pragma once
 
 #include <atomic>
@@ -86,15 +87,17 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch);
+  void begin_with_others();
+  void share_outputs() noexcept;
   void vote();
   bool commit();
   void promise();  // to the other ranks
   bool agree();    // of all ranks: they commit
-  void hear(const Notice& notice) override;
+  void hear(const Notice& notice) noexcept override;
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
-  void stop(Error error) { stop(std::move(error), nullptr); }
-  void stop(Error error, const Notice* heard);  // heard: from another rank
+  void stop(Error error) noexcept { stop(std::move(error), nullptr); }
+  void stop(Error error, const Notice* heard) noexcept;  // heard: from another rank
   static std::optional<Damage> damage_at(uint8_t state, const Error& error, const Notice* heard);
   bool stopped() const { return state_.load(std::memory_order_relaxed) >= kStopped; }
 
@@ -103,6 +106,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   std::unique_ptr<Links> links_;
   std::vector<std::unique_ptr<BoundProgram>> programs_;  // by device; null: another rank's
   Wire* wire_ = nullptr;                                 // to the other ranks; null: there are none
+  std::unique_ptr<Sharing> sharing_;                     // of outputs, between them
   std::unique_ptr<DeviceRun[]> runs_;
   std::vector<DeviceTimeline> timeline_;
   bool timeline_filled_ = false;
@@ -119,7 +123,9 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   Ended ended_ = nullptr;
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
-  Counter ready_;         // other ranks that have promised
+  uint64_t subject_ = 0;  // of this run, the same on all ranks
+  Counter begun_;         // other ranks that run the same
+  Counter ready_;         // those that have promised
   bool commits_ = false;  // a device of whichever rank does
   std::atomic<uint32_t> votes_cast_{0}, promises_heard_{0};
   std::atomic<bool> overflowed_{false};

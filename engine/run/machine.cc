@@ -128,10 +128,26 @@ void Ear::loop() {
     if (closed_) return;
     try {
       for (Notice notice; listener_ != nullptr && wire_.hear(notice);) listener_->hear(notice);
-    } catch (...) {  // no memory for its text: it is heard again
+    } catch (const std::bad_alloc&) {  // for a notice that stays on the wire: once more
       wire_.ring();
+      std::this_thread::yield();
     }
   }
+}
+
+Error error_of(const Notice& notice, int rank) noexcept {
+  const Code code = notice.kind == Notice::kBegun ? Code::kFailedPrecondition : notice.code;
+  Error out(code, {});
+  try {
+    out = notice.kind == Notice::kBegun
+              ? error(code,
+                      "rank {} runs something else than rank {}: all ranks make the same calls in the same order, with "
+                      "batches of one size, and ask for the same outputs",
+                      notice.rank, rank)
+              : error(code, "rank {}: {}", notice.rank, notice.message);
+  } catch (const std::bad_alloc&) {
+  }
+  return out.at_rank(notice.rank);
 }
 
 Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, std::optional<World> world)
@@ -143,8 +159,7 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, 
   }
   WHALE_CHECK(!plan.entries.empty() && plan.entries[0].rows.size() == memory_.size(), "one row per device");
   for (const PlanVariable& variable : plan.variables) variables_.push_back(held_parts(plan, variable));
-  if (wire() != nullptr) ranks_ = ranks_of_devices(*world_, memory_.size());
-  transport_ = wire() == nullptr ? make_inproc(plan.groups) : make_reference(plan.groups, world_->wire, ranks_);
+  transport_ = wire() == nullptr ? make_inproc(plan.groups) : make_reference(plan.groups, world_->wire, world_->ranks);
   if (wire() != nullptr) ear_ = std::make_unique<Ear>(*wire());
   team_ = std::make_unique<Team>(devices);
   size_t arena = 0, host = 0;
@@ -181,10 +196,16 @@ std::vector<std::vector<int32_t>> Machine::copies(size_t index) const {
   return list;
 }
 
-bool Machine::whole_here(size_t index, size_t copy) const {
-  for (const HeldPart& held : variables_[index])
-    if (held.part.bytes() > 0 && !is_here(device_of(held, copy))) return false;
-  return true;
+std::vector<Bytes> Machine::parts_by_rank(size_t index, size_t copy) const {
+  std::vector<Bytes> all(static_cast<size_t>(wire()->size()));
+  const PlanVariable& variable = plan_.variables[index];
+  const auto whole = static_cast<uint64_t>(element_count(variable.dims) * size_of(variable.dtype));
+  for (const HeldPart& held : variables_[index]) {
+    Bytes& bytes = all[static_cast<size_t>(ranks()[device_of(held, copy)])];
+    held.part.each(0, whole, [&](uint64_t logical, uint64_t, uint64_t n) { bytes.push_back({logical, n}); });
+  }
+  for (Bytes& bytes : all) join(bytes);
+  return all;
 }
 
 size_t Machine::read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes) {

@@ -16,6 +16,7 @@
 #include "data/host_tensor.h"
 #include "device/device.h"
 #include "plan/plan.h"
+#include "run/sharing.h"
 #include "run/team.h"
 #include "run/variable_part.h"
 #include "world/world.h"
@@ -86,7 +87,7 @@ class Ear {
   class Listener {
    public:
     virtual ~Listener() = default;
-    virtual void hear(const Notice& notice) = 0;
+    virtual void hear(const Notice& notice) noexcept = 0;  // it is heard once
   };
   explicit Ear(Wire& wire);
   ~Ear();
@@ -102,17 +103,22 @@ class Ear {
   std::thread thread_;
 };
 
+// What is wrong when another rank tells that: it is not ready for what this one runs. Without memory for a text it has none.
+Error error_of(const Notice& notice, int rank) noexcept;
+
 class Machine {
  public:
-  // `devices`: opened, in the order of the plan's; null: another rank's. The plan must outlive the machine.
+  // `devices`: opened, in the order of the plan's; null: another rank's. The plan must outlive the machine. `world`: of
+  // several ranks, with that of each device.
   Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> devices, std::optional<World> world = {});
   ~Machine();
 
   size_t size() const { return memory_.size(); }  // devices of the plan
   bool is_here(size_t device) const { return memory_[device] != nullptr; }
   DeviceMemory& memory(size_t device) { return *memory_[device]; }
-  Wire* wire() const { return world_ && world_->size() > 1 ? world_->wire.get() : nullptr; }  // null: one rank
-  Ear* ear() { return ear_.get(); }                                                           // likewise
+  Wire* wire() const { return world_ ? world_->wire.get() : nullptr; }  // null: one rank
+  Ear* ear() { return ear_.get(); }                                     // likewise
+  const std::vector<int32_t>& ranks() const { return world_->ranks; }   // of the devices, where there are several
   Team& team() { return *team_; }
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }
@@ -121,7 +127,7 @@ class Machine {
   // part of the tensor is taken from the k-th device that holds it, from the last where fewer do: all copies together
   // name every device that holds a part.
   std::vector<std::vector<int32_t>> copies(size_t index) const;
-  bool whole_here(size_t index, size_t copy) const;  // all parts of that copy
+  std::vector<Bytes> parts_by_rank(size_t index, size_t copy) const;  // of that copy, where there are several ranks
   // A copy of a variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical
   // tensor, wherever they are; what is another rank's is left as it is. Only between runs; from several threads, when
   // their bytes are different ones. The number of bytes read.
@@ -132,7 +138,6 @@ class Machine {
  private:
   const Plan& plan_;
   std::optional<World> world_;
-  std::vector<int32_t> ranks_;
   std::vector<std::vector<HeldPart>> variables_;
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
   std::unique_ptr<Transport> transport_;

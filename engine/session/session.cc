@@ -17,6 +17,7 @@
 #include "run/executor.h"
 #include "run/report.h"
 #include "run/variable_part.h"
+#include "run/whole_read.h"
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "session/memory.h"
@@ -54,6 +55,20 @@ Error with_location(const Error& e, const Plan& plan, const Entry& entry) {
   return saying(e, location.empty() ? e.message() : fmt::format("{}: {}", location, e.message()));
 }
 
+// What body() throws is told first.
+template <class Body, class Tell>
+std::invoke_result_t<Body> or_else(Body body, Tell tell) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    tell(e);
+    throw;
+  } catch (const std::exception& e) {
+    tell(unexpected(e, "open a session or begin a run"));
+    throw;
+  }
+}
+
 const char* entry_name(RunMode mode) { return mode == RunMode::kStep ? "train" : "eval"; }
 
 }  // namespace
@@ -69,7 +84,6 @@ struct Session::Impl {
   int64_t steps_at_scale = 0;
   bool trace = false;
   bool broken = false;
-  std::vector<int32_t> ranks;  // of the devices; empty: all are here
   LoadedCheckpoint loaded;     // the last one; format 0: none
   std::atomic<bool> closing{false};
   std::shared_ptr<RunState> run;             // of the last step or eval
@@ -81,6 +95,13 @@ struct Session::Impl {
 
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
+    if (options.world && options.world->size() == 1) options.world.reset();
+    or_else([&] { check_options(); }, [&](const Error& e) { if (!is_alone()) refuse(*options.world, e); });
+    agree_with_world();
+    or_else([&] { open(); }, [&](const Error& e) { leave_world(e); });
+  }
+
+  void check_options() {
     if (options.loss_scale != 0 && !(options.loss_scale >= kSmallestScale && options.loss_scale <= kLargestScale))
       throw invalid("a loss scale of {}, expected 2^-14 to 2^24, or 0, which means {}", options.loss_scale, kLossScale);
     if (!scales_loss() && (options.loss_scale > 0 || options.loss_scale_growth > 0))
@@ -93,20 +114,13 @@ struct Session::Impl {
       throw invalid("the plan of '{}' has no devices or no entries", plan->model);
     check_kinds(plan->devices);
     check_copies(*plan);
-    join_world();
-    try {
-      open();
-    } catch (const Error& e) {
-      leave_world(e);
-      throw;
-    } catch (...) {
-      leave_world(internal("the session could not be opened"));
-      throw;
-    }
+    if (is_alone()) return;
+    options.world->ranks = ranks_of_devices(options.world->size(), plan->devices.size());
+    check_overflows();
   }
 
   void open() {
-    check_memory(*plan, host_memory(), ranks, rank());
+    check_memory(*plan, host_memory(), ranks(), rank());
     // Another number of threads may cut a reduction in another way.
     const int threads = plan->options.exact && options.threads == 0 ? 1 : options.threads;
     const size_t cores = usable_cores().size();
@@ -165,29 +179,32 @@ struct Session::Impl {
   }
 
   // ---- the world --------------------------------------------------------------------------------------------------
-  int rank() const { return ranks.empty() ? 0 : options.world->rank(); }
-  bool is_here(size_t device) const { return ranks.empty() || ranks[device] == rank(); }
+  bool is_alone() const { return !options.world; }
+  const std::vector<int32_t>& ranks() const {  // of the devices; empty: all are here
+    static const std::vector<int32_t> none;
+    return is_alone() ? none : options.world->ranks;
+  }
+  int rank() const { return is_alone() ? 0 : options.world->rank(); }
+  bool is_here(size_t device) const { return is_alone() || ranks()[device] == rank(); }
 
   // Before anything is taken: all ranks run the same.
-  void join_world() {
-    if (!options.world || options.world->size() == 1) return;
-    ranks = ranks_of_devices(*options.world, plan->devices.size());
-    check_overflows();
+  void agree_with_world() const {
+    if (is_alone()) return;
     const std::vector<uint8_t> bytes = serialize(*plan);
     const uint64_t digest = hash_name({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    agree(*options.world, "session",
+    agree(*options.world,
           fmt::format("libwhale {}\nplan {:016x} of '{}' under '{}'\nseed {}\nnan policy {}\nloss scale {} growth {}\n"
                       "ranks of the devices {}\n",
                       kVersion, digest, plan->model, plan->strategy, options.seed, static_cast<int>(options.nan_policy),
-                      options.loss_scale, options.loss_scale_growth, fmt::join(ranks, ",")),
+                      options.loss_scale, options.loss_scale_growth, fmt::join(ranks(), ",")),
           kSecondsToMeet);
   }
 
   // The others' later runs end with this.
   void leave_world(const Error& why) noexcept {
-    if (ranks.empty()) return;
+    if (is_alone()) return;
     try {
-      options.world->wire->tell(Notice::kClosed, &why);
+      options.world->wire->tell(notice_of(Notice::kClosed, why));
     } catch (...) {  // no memory for a notice
     }
   }
@@ -200,7 +217,7 @@ struct Session::Impl {
       for (const Segment& segment : plan->entries.front().programs[static_cast<size_t>(row.program)].segments)
         for (const Instruction& i : segment.instructions)
           if (i.kernel() != nullptr && has_flag(i.kernel()->op, kSkipsUpdates))
-            sees[static_cast<size_t>(ranks[static_cast<size_t>(row.device)])] = true;
+            sees[static_cast<size_t>(ranks()[static_cast<size_t>(row.device)])] = true;
     for (size_t r = 0; r < sees.size(); ++r)
       if (!sees[r])
         throw unimplemented(
@@ -352,20 +369,19 @@ struct Session::Impl {
   }
 
   Executor& prepared(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs) {
-    try {
+    return or_refuse([&]() -> Executor& {
       Executor& chosen = executor(mode, inputs);
       bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
       bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());
       if (mode == RunMode::kEval) chosen.narrow_to_outputs();
       check_indices(chosen.entry().inputs, chosen.inputs(), chosen.inputs_read());
       return chosen;
-    } catch (const Error& e) {  // the other ranks have begun
-      Executor::refuse(*machine, e);
-      throw;
-    } catch (...) {
-      Executor::refuse(*machine, internal("a run was not begun"));
-      throw;
-    }
+    });
+  }
+  // What the other ranks begin, which wait for this one: they are told that it does not.
+  template <class Body>
+  std::invoke_result_t<Body> or_refuse(Body body) {
+    return or_else(body, [&](const Error& e) { Executor::refuse(*machine, e); });
   }
 
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
@@ -527,14 +543,13 @@ TensorType Session::variable_type(std::string_view name) const {
 
 void Session::read(std::string_view name, const HostTensor& to, int64_t copy) {
   impl_->settle();
-  const size_t index = impl_->find_copy(name, to, copy);
-  if (!impl_->machine->whole_here(index, static_cast<size_t>(copy)))
-    throw error(Code::kFailedPrecondition,
-                "copy {} of variable '{}' has parts on devices of other ranks than {}; read what is here (read_here), "
-                "on every rank",
-                copy, name, impl_->rank())
-        .at_rank(impl_->rank());
-  impl_->machine->read_variable(index, static_cast<size_t>(copy), 0, to.data, to.bytes());
+  const auto copy_number = static_cast<size_t>(copy);
+  if (impl_->is_alone()) {
+    impl_->machine->read_variable(impl_->find_copy(name, to, copy), copy_number, 0, to.data, to.bytes());
+    return;
+  }
+  const size_t index = impl_->or_refuse([&] { return impl_->find_copy(name, to, copy); });
+  read_whole(*impl_->machine, index, copy_number, to.data, to.bytes());
 }
 
 size_t Session::read_here(std::string_view name, const HostTensor& to, int64_t copy) {
@@ -581,7 +596,7 @@ void Session::save(const std::string& directory) {
   impl_->settle();
   impl_->check_computes();
   impl_->check_whole();
-  if (!impl_->ranks.empty())
+  if (!impl_->is_alone())
     throw unimplemented("a session of one rank of {} cannot save alone: parts of variables are on the others",
                         impl_->options.world->size())
         .at_rank(impl_->rank());
@@ -627,6 +642,8 @@ void Session::load(const std::string& directory) {
                    restoration.left_out(),
                    checkpoint.index.meta.optimizer};
 }
+
+void Session::refuse_run(const Error& why) { Executor::refuse(*impl_->machine, why); }
 
 const LoadedCheckpoint& Session::loaded() const { return impl_->loaded; }
 void Session::check_idle() const { impl_->check_idle(); }

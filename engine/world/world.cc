@@ -41,42 +41,70 @@ std::vector<std::string> lines(const std::string& text) {
   return out;
 }
 
-std::string key_of(const std::string& name, int rank) { return fmt::format("{}/{}", name, rank); }
+std::string key_of(const World& world, int rank) { return fmt::format("session {}/{}", world.number, rank); }
+
+constexpr std::string_view kNoSession = "no session: ";
+
+class InprocWorlds final : public Worlds {
+ public:
+  // What all ranks share. Each rank takes its wire of a session; who is the first makes those of all.
+  struct Shared {
+    explicit Shared(int ranks) : size(ranks) {}
+    const int size;
+    const std::shared_ptr<Store> store = make_inproc_store();
+    std::mutex mutex;
+    std::map<uint64_t, std::vector<std::shared_ptr<Wire>>> wires;  // by session, that somebody has not taken yet
+  };
+  InprocWorlds(std::shared_ptr<Shared> shared, int rank) : shared_(std::move(shared)), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return shared_->size; }
+  World next() override {
+    const std::lock_guard lock(shared_->mutex);
+    auto& wires = shared_->wires[sessions_];
+    if (wires.empty()) wires = make_inproc_wires(size());
+    World world{shared_->store, std::move(wires[static_cast<size_t>(rank_)]), {}, sessions_};
+    if (std::none_of(wires.begin(), wires.end(), [](const auto& wire) { return bool(wire); }))
+      shared_->wires.erase(sessions_);
+    ++sessions_;
+    return world;
+  }
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+  const int rank_;
+  uint64_t sessions_ = 0;
+};
 
 }  // namespace
 
 std::shared_ptr<Store> make_inproc_store() { return std::make_shared<InprocStore>(); }
 
-std::vector<int32_t> ranks_of_devices(const World& world, size_t devices) {
-  const auto size = static_cast<size_t>(world.size());
-  if (world.rank() < 0 || world.rank() >= world.size())
-    throw invalid("rank {} of a world of {}", world.rank(), world.size());
-  std::vector<int32_t> ranks = world.ranks;
-  if (ranks.empty())
-    for (size_t d = 0; d < devices; ++d) ranks.push_back(static_cast<int32_t>(d * size / std::max<size_t>(devices, 1)));
-  if (ranks.size() != devices)
-    throw invalid("the world says the ranks of {} devices, the plan has {}", ranks.size(), devices);
-  for (int r = 0; r < world.size(); ++r)
-    if (std::find(ranks.begin(), ranks.end(), r) == ranks.end())
-      throw invalid("rank {} of {} has none of the plan's {} devices; plan for at least a device a rank", r, size,
+std::vector<int32_t> ranks_of_devices(int ranks, size_t devices) {
+  std::vector<int32_t> of(devices);
+  for (size_t d = 0; d < devices; ++d) of[d] = static_cast<int32_t>(d * static_cast<size_t>(ranks) / devices);
+  for (int r = 0; r < ranks; ++r)
+    if (std::find(of.begin(), of.end(), r) == of.end())
+      throw invalid("rank {} of {} has none of the plan's {} devices; plan for at least a device a rank", r, ranks,
                     devices)
           .at_rank(r);
-  for (const int32_t r : ranks)
-    if (r < 0 || r >= world.size()) throw invalid("a device of the plan is of rank {}, the world has {}", r, size);
-  return ranks;
+  return of;
 }
 
-void agree(const World& world, const std::string& name, const std::string& text, double timeout_seconds) {
+void agree(const World& world, const std::string& text, double timeout_seconds) {
   if (world.size() == 1) return;
-  world.store->put(key_of(name, world.rank()), text);
-  const std::vector<std::string> first = lines(world.store->get(key_of(name, 0), timeout_seconds));
-  for (int r = 1; r < world.size(); ++r) {
+  world.store->put(key_of(world, world.rank()), text);
+  std::vector<std::string> first;
+  for (int r = 0; r < world.size(); ++r) {
     std::string theirs;
     try {
-      theirs = world.store->get(key_of(name, r), timeout_seconds);
-    } catch (Error& e) {
-      throw Error(e.at_rank(r));
+      theirs = world.store->get(key_of(world, r), timeout_seconds);
+    } catch (const Error& e) {
+      throw error(e.code(), "rank {} has not opened its session in {} seconds", r, timeout_seconds).at_rank(r);
     }
+    if (theirs.starts_with(kNoSession))
+      throw error(Code::kFailedPrecondition, "rank {} opens no session: {}", r, theirs.substr(kNoSession.size()))
+          .at_rank(r);
+    if (r == 0) first = lines(theirs);
     const std::vector<std::string> other = lines(theirs);
     for (size_t l = 0; l < std::max(first.size(), other.size()); ++l) {
       const std::string a = l < first.size() ? first[l] : "nothing", b = l < other.size() ? other[l] : "nothing";
@@ -90,10 +118,23 @@ void agree(const World& world, const std::string& name, const std::string& text,
   }
 }
 
+void refuse(const World& world, const Error& why) noexcept {
+  try {
+    world.store->put(key_of(world, world.rank()), std::string(kNoSession) + why.message());
+  } catch (...) {  // no memory, or no store any more: the others wait in vain
+  }
+}
+
+std::vector<std::shared_ptr<Worlds>> make_inproc_ranks(int ranks) {
+  const auto shared = std::make_shared<InprocWorlds::Shared>(ranks);
+  std::vector<std::shared_ptr<Worlds>> all;
+  for (int r = 0; r < ranks; ++r) all.push_back(std::make_shared<InprocWorlds>(shared, r));
+  return all;
+}
+
 std::vector<World> make_inproc_worlds(int ranks) {
-  const auto store = make_inproc_store();
   std::vector<World> worlds;
-  for (auto& wire : make_inproc_wires(ranks)) worlds.push_back({store, std::move(wire), {}});
+  for (const auto& mine : make_inproc_ranks(ranks)) worlds.push_back(mine->next());
   return worlds;
 }
 

@@ -1,5 +1,5 @@
 // The ranks (processes, or parts of one) that run one plan together: which of them this is, which devices of the plan
-// are here, a store to meet by, and the wire between them. A world carries one session.
+// are here, a store to meet by, and the wire between them.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/wire.h"
 #include "plan/plan.h"
 
@@ -22,23 +23,38 @@ class Store {
 };
 std::shared_ptr<Store> make_inproc_store();
 
+// Of one session.
 struct World {
   std::shared_ptr<Store> store;
   std::shared_ptr<Wire> wire;
-  std::vector<int32_t> ranks;  // of each device of the plan; empty: as even runs of devices as there are ranks
+  std::vector<int32_t> ranks = {};  // of each device of the plan, once it is known
+  uint64_t number = 0;              // of the session, among those of its rank
 
   int rank() const { return wire->rank(); }
   int size() const { return wire->size(); }
 };
 
-// The rank of each device of a plan; throws invalid when the world and the devices do not fit.
-std::vector<int32_t> ranks_of_devices(const World& world, size_t devices);
+// The rank of each device of a plan: even runs of devices. Throws invalid where a rank would have none.
+std::vector<int32_t> ranks_of_devices(int ranks, size_t devices);
 
-// All ranks have put the same text under this name: else throws failed_precondition, on every rank, naming the first
+// All ranks have put the same text for their session: else throws failed_precondition, on every rank, naming the first
 // that differs from rank 0 and what it differs in. Texts are "word value" lines.
-void agree(const World& world, const std::string& name, const std::string& text, double timeout_seconds);
+void agree(const World& world, const std::string& text, double timeout_seconds);
+// Instead of agree(), where a rank opens no session: the others' agree() throws why.
+void refuse(const World& world, const Error& why) noexcept;
 
-// Worlds of `ranks` parts of this process, which share a store and a wire and nothing else.
-std::vector<World> make_inproc_worlds(int ranks);
+// The worlds of one rank, for as long as it runs plans with the others: the n-th session of every rank is in the n-th.
+// Thread-safe.
+class Worlds {
+ public:
+  virtual ~Worlds() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual World next() = 0;  // of this rank's next session
+};
+
+// Of `ranks` parts of this process, by rank; they share a store and wires and nothing else.
+std::vector<std::shared_ptr<Worlds>> make_inproc_ranks(int ranks);
+std::vector<World> make_inproc_worlds(int ranks);  // the first of such
 
 }  // namespace whale

@@ -1,5 +1,6 @@
 /* The C ABI from a C program: a small MLP on two reference devices, and everything that can be done wrong. */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1472,6 +1473,169 @@ static void test_events(void) {
   CHECK(system(command) == 0);
 }
 
+/* ---- worlds
+ * ------------------------------------------------------------------------------------------------------------------- */
+typedef struct {
+  const whale_plan* plan;
+  whale_world* world;      /* NULL: alone */
+  whale_status* opened;    /* of whale_session_create */
+  uint64_t seed;
+  float losses[3], logits[BATCH * OUT], w1[IN * HIDDEN];
+  size_t w1_here;
+  whale_status* ended; /* of a step that this rank cancels, where `cancels` */
+  int cancels;
+} Rank;
+
+/* What a rank's thread does: its own engine, a session, steps, reads. */
+static void* run_rank(void* argument) {
+  Rank* rank = argument;
+  whale_engine* own;
+  whale_session* s;
+  whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
+  options.seed = rank->seed, options.world = rank->world;
+  OK(whale_engine_create(NULL, &own));
+  rank->opened = whale_session_create(own, rank->plan, &options, &s);
+  if (rank->opened == NULL) {
+    float x_data[BATCH * IN];
+    int32_t y_data[BATCH], done = 0;
+    const int64_t x_dims[] = {BATCH, IN}, y_dims[] = {BATCH}, w1_dims[] = {IN, HIDDEN};
+    for (int i = 0; i < BATCH * IN; ++i) x_data[i] = (float)sin(i);
+    for (int i = 0; i < BATCH; ++i) y_data[i] = i % OUT;
+    whale_tensor *fed[2], *whole;
+    OK(whale_tensor_view(WHALE_F32, x_dims, 2, x_data, &fed[0]));
+    OK(whale_tensor_view(WHALE_I32, y_dims, 1, y_data, &fed[1]));
+    int32_t inputs[2], outputs[2];
+    OK(whale_session_input(s, WHALE_STR("x"), &inputs[0]));
+    OK(whale_session_input(s, WHALE_STR("y"), &inputs[1]));
+    OK(whale_session_output(s, WHALE_STR("loss"), &outputs[0]));
+    OK(whale_session_output(s, WHALE_STR("logits"), &outputs[1]));
+    whale_event* e;
+    for (int step = 0; step < 3; ++step) {
+      whale_tensor* got[2] = {NULL, NULL};
+      OK(whale_session_step(s, inputs, fed, 2, outputs, got, 2, NULL, &e));
+      OK(whale_event_wait(e, -1, &done));
+      whale_event_release(e);
+      rank->losses[step] = *(const float*)whale_tensor_data(got[0]);
+      memcpy(rank->logits, whale_tensor_data(got[1]), sizeof rank->logits);
+      whale_tensor_release(got[0]), whale_tensor_release(got[1]);
+    }
+    whale_cancel* cancel = NULL;
+    OK(whale_cancel_create(&cancel));
+    if (rank->cancels) whale_cancel_trigger(cancel);
+    OK(whale_session_step(s, inputs, fed, 2, NULL, NULL, 0, cancel, &e));
+    rank->ended = whale_event_wait(e, 60, &done);
+    CHECK(done == 1);
+    whale_event_release(e);
+    whale_cancel_release(cancel);
+    OK(whale_session_read(s, WHALE_STR("body.w1"), &whole));
+    memcpy(rank->w1, whale_tensor_data(whole), sizeof rank->w1);
+    memset(whale_tensor_data(whole), 0x55, sizeof rank->w1);
+    OK(whale_session_read_here(s, WHALE_STR("body.w1"), 0, whole, &rank->w1_here));
+    CHECK(rank->w1_here > 0 || ((char*)whale_tensor_data(whole))[0] == 0x55);
+    whale_tensor_release(whole);
+    OK(whale_tensor_create(WHALE_F64, w1_dims, 2, &whole));
+    FAILS(whale_session_read_here(s, WHALE_STR("body.w1"), 0, whole, NULL), WHALE_INVALID_ARGUMENT, "the tensor given");
+    whale_tensor_release(whole);
+    whale_tensor_release(fed[0]), whale_tensor_release(fed[1]);
+    whale_session_release(s);
+  }
+  whale_engine_release(own);
+  return NULL;
+}
+
+static void run_ranks(Rank* ranks, int count) {
+  pthread_t threads[2];
+  for (int r = 0; r < count; ++r) CHECK(pthread_create(&threads[r], NULL, run_rank, &ranks[r]) == 0);
+  for (int r = 0; r < count; ++r) CHECK(pthread_join(threads[r], NULL) == 0);
+}
+
+static whale_plan* plan_for(const char* devices, const char* strategy) {
+  whale_graph* g = mlp();
+  whale_cluster* cluster;
+  whale_plan* plan;
+  whale_plan_options options = WHALE_PLAN_OPTIONS_INIT;
+  options.strategy = str(strategy);
+  OK(whale_cluster_create(engine, str(devices), &cluster));
+  OK(whale_plan_create(engine, g, cluster, &options, &plan));
+  whale_cluster_release(cluster);
+  whale_graph_release(g);
+  return plan;
+}
+
+static void test_worlds(void) {
+  whale_world *worlds[2] = {NULL, NULL}, *untouched = NULL;
+  FAILS(whale_world_create_inproc(0, &untouched), WHALE_INVALID_ARGUMENT, "`ranks`");
+  FAILS(whale_world_create_inproc(2, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  CHECK(untouched == NULL && whale_world_rank(NULL) == -1 && whale_world_size(NULL) == 0);
+  whale_world_release(NULL);
+  OK(whale_world_create_inproc(2, worlds));
+  CHECK(whale_world_rank(worlds[0]) == 0 && whale_world_rank(worlds[1]) == 1 && whale_world_size(worlds[1]) == 2);
+
+  whale_plan *three = plan_for("ref:3", ""), *one = plan_for("ref:1", "");
+  int32_t rank = -7;
+  for (size_t d = 0; d < 3; ++d) {
+    OK(whale_world_device_rank(worlds[1], three, d, &rank));
+    CHECK(rank == (d < 2 ? 0 : 1));
+  }
+  rank = -7;
+  FAILS(whale_world_device_rank(worlds[1], three, 3, &rank), WHALE_INVALID_ARGUMENT, "3 devices");
+  FAILS(whale_world_device_rank(worlds[1], one, 0, &rank), WHALE_INVALID_ARGUMENT, "rank 1 of 2 has none");
+  CHECK(rank == -7);
+
+  /* As one process: whichever rank's devices hand an output over; each of the ranks cancels a step once. */
+  const char* strategies[] = {"", "pipeline(2, micro_batches=2)"};
+  for (int k = 0; k < 2; ++k) {
+    whale_plan* plan = plan_for("ref:2", strategies[k]);
+    Rank alone = {.plan = plan, .seed = 3, .cancels = 1};
+    run_rank(&alone);
+    OK(alone.opened);
+    FAILS(alone.ended, WHALE_CANCELLED, "");
+    for (int canceller = 0; canceller < 2; ++canceller) { /* a second session of the same worlds too */
+      Rank both[2] = {{.plan = plan, .world = worlds[0], .seed = 3}, {.plan = plan, .world = worlds[1], .seed = 3}};
+      both[canceller].cancels = 1;
+      run_ranks(both, 2);
+      for (int r = 0; r < 2; ++r) {
+        OK(both[r].opened);
+        CHECK(both[r].ended != NULL && whale_status_damage(both[r].ended) == WHALE_DAMAGE_STEP);
+        CHECK(r == canceller || whale_status_rank(both[r].ended) == canceller);
+        FAILS(both[r].ended, WHALE_CANCELLED, r == canceller ? "" : canceller == 0 ? "rank 0: " : "rank 1: ");
+        CHECK(memcmp(both[r].losses, alone.losses, sizeof alone.losses) == 0);
+        CHECK(memcmp(both[r].logits, alone.logits, sizeof alone.logits) == 0);
+        CHECK(memcmp(both[r].w1, alone.w1, sizeof alone.w1) == 0);
+      }
+      CHECK(both[0].w1_here > 0 && both[0].w1_here + both[1].w1_here == sizeof alone.w1);
+    }
+    whale_plan_release(plan);
+  }
+
+  /* What is not the same, or is refused by one rank, fails on both, and the world goes on. */
+  whale_plan* two = plan_for("ref:2", "");
+  Rank unlike[2] = {{.plan = two, .world = worlds[0], .seed = 3}, {.plan = two, .world = worlds[1], .seed = 4}};
+  run_ranks(unlike, 2);
+  for (int r = 0; r < 2; ++r) {
+    CHECK(unlike[r].opened != NULL && whale_status_rank(unlike[r].opened) == 1);
+    FAILS(unlike[r].opened, WHALE_FAILED_PRECONDITION, "rank 0 has 'seed 3', rank 1 has 'seed 4'");
+  }
+  Rank fewer[2] = {{.plan = two, .world = worlds[0]}, {.plan = one, .world = worlds[1]}};
+  run_ranks(fewer, 2);
+  FAILS(fewer[0].opened, WHALE_FAILED_PRECONDITION, "rank 1 opens no session: rank 1 of 2 has none");
+  FAILS(fewer[1].opened, WHALE_INVALID_ARGUMENT, "has none of the plan's 1 devices");
+  Rank again[2] = {{.plan = two, .world = worlds[0], .cancels = 1}, {.plan = two, .world = worlds[1], .cancels = 1}};
+  run_ranks(again, 2);
+  for (int r = 0; r < 2; ++r) {
+    OK(again[r].opened);
+    FAILS(again[r].ended, WHALE_CANCELLED, "");
+  }
+  whale_world_release(worlds[0]), whale_world_release(worlds[1]);
+  OK(whale_world_create_inproc(1, worlds)); /* of one: as without */
+  Rank single = {.plan = two, .world = worlds[0]};
+  run_ranks(&single, 1);
+  OK(single.opened), OK(single.ended);
+  CHECK(single.losses[0] == again[0].losses[0] && single.w1_here == sizeof single.w1);
+  whale_world_release(worlds[0]);
+  whale_plan_release(one), whale_plan_release(two), whale_plan_release(three);
+}
+
 int main(void) {
   OK(whale_engine_create(NULL, &engine));
   test_version();
@@ -1491,6 +1655,7 @@ int main(void) {
   test_fork();
   test_log();
   test_events();
+  test_worlds();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures > 0;

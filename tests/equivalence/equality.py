@@ -3,7 +3,10 @@
 Every pair of choices that can be planned is in some case (a covering array, made greedily); WHALE_FULL=1 in the environment takes the product of
 models, strategies with their devices and ZeRO instead, the other choices by chance. Each case is 20 steps against one device, by `whale verify`: in
 float64 on reference devices, and in the case's own precision on its own devices. A case runs as its name says. What cannot be planned stands in
-REFUSALS, with the words that the planner says; a refusal that is not there, and a case there that is not refused, are failures."""
+REFUSALS, with the words that the planner says; a refusal that is not there, and a case there that is not refused, are failures.
+
+WHALE_EQUALITY_ON says what the plans run on: `cpu` (as above), `ref` and `lag` (in every precision), or `worlds`: as above, in two or three ranks
+that share flat messages and nothing else."""
 
 import collections
 import errno
@@ -19,6 +22,9 @@ import tempfile
 
 WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
 FULL = bool(os.environ.get("WHALE_FULL"))
+PLACES = ("cpu", "ref", "lag", "worlds")
+ON = os.environ.get("WHALE_EQUALITY_ON", "cpu")
+assert ON in PLACES, f"WHALE_EQUALITY_ON is '{ON}', expected one of {', '.join(PLACES)}"
 STEPS = "20"
 TEXT = ["--dim", "16", "--heads", "4", "--seq", "6", "--vocab", "25", "--batch", "6"]
 MODELS = {
@@ -195,11 +201,28 @@ def cases():
     return list(full()) if FULL else covering(FACTORS)
 
 
-def plan_of(case):
+@functools.cache
+def a_few():
+    """A case of each strategy, of those of the pairs that run, and take little time: gpt for embeddings, ties and dropout, mlp where it cannot."""
+    few = []
+    for strategy in STRATEGIES:
+        chosen = [case for case in covering(FACTORS) if case["strategy"] == strategy and not obstacles(case)]
+        few.append(min(chosen, key=lambda case: (not case["model"].startswith(("gpt", "mlp", "moe")), case["precision"] == "f64")))
+    return few
+
+
+def plan_of(case, on=ON):
     """Devices and strategy as text."""
     family = list(STRATEGIES[case["strategy"]].items())
     count, text = family[case["devices"] % len(family)]
-    return f"{'ref' if case['precision'] == 'f64' else 'cpu'}:{count}", text.format(m=case["micro_batches"])
+    text = text.format(m=case["micro_batches"])
+    if on == "lag":  # a third of the seeds each are late in a way of their own
+        return f"lag@{int(hashlib.sha1(repr(sorted(case.items())).encode()).hexdigest(), 16) % 1000}*{count}", text
+    return f"{'ref' if case['precision'] == 'f64' or on == 'ref' else 'cpu'}:{count}", text
+
+
+def ranks_of(case):
+    return 2 if list(STRATEGIES[case["strategy"]])[case["devices"] % len(STRATEGIES[case["strategy"]])] < 5 else 3
 
 
 def identifier(text):
@@ -208,7 +231,7 @@ def identifier(text):
 
 
 def name_of(case):
-    devices, text = plan_of(case)
+    devices, text = plan_of(case, "cpu")
     short = lambda each: "-".join(part[:2] for part in each.split(","))
     more = [case["precision"], case["optimizer"] if case["optimizer"] != "own" else "", f"zero{case['zero']}" if case["zero"] else "",
             f"m{case['micro_batches']}", "" if case["fusion"] else "unfused", f"offload-{short(case['offload'])}" if case["offload"] else "",
@@ -232,9 +255,10 @@ def model_file(model, optimizer, rows):
     return path if done.returncode == 0 else done
 
 
-def options_of(case):
-    devices, text = plan_of(case)
-    options = ["--devices", devices, "--strategy", text, "--precision", case["precision"]]
+def options_of(case, on=ON):
+    devices, text = plan_of(case, on)
+    options = ["--ranks", str(ranks_of(case))] if on == "worlds" else []
+    options += ["--devices", devices, "--strategy", text, "--precision", case["precision"]]
     options += ["--zero", str(case["zero"])] if case["zero"] else []
     options += ["--offload", case["offload"]] if case["offload"] else []
     options += ["--recompute", case["recompute"]] if case["recompute"] != "none" else []
@@ -279,13 +303,13 @@ def told_by(done, case):
     return {"result": "failed", "message": message or f"ended with {done.returncode}"}
 
 
-def run(case, command="verify", more=("--steps", STEPS, "--json")):
+def run(case, on=ON, command="verify", more=("--steps", STEPS, "--json")):
     if left := next((each for each in obstacles(case) if isinstance(each, NotRun)), None):
         return dict(case, result="not run", reason=left.why, message=left.why, command="")
     model = model_file(case["model"], case["optimizer"], case["rows"])
     if not isinstance(model, pathlib.Path):
         return dict(case, command=" ".join(model.args), **told_by(model, case))
-    arguments = [WHALE, command, str(model), *options_of(case), *more]
+    arguments = [WHALE, command, str(model), *options_of(case, on), *more]
     text = " ".join(f"'{c}'" if set(c) & set(" ([>") else c for c in ["whale", *arguments[1:]])
     try:
         return dict(case, command=text, **told_by(started(arguments), case))

@@ -21,7 +21,17 @@ def results(request):
         futures = {name: pool.submit(equality.run, {k: v for k, v in case.items() if k != "name"}) for name, case in chosen.items()}
         yield futures
     if path := os.environ.get("WHALE_EQUALITY"):
-        equality.keep(pathlib.Path(path) / ("product.json" if equality.FULL else "pairs.json"), {name: future.result() for name, future in futures.items()})
+        place = "" if equality.ON == "cpu" else f"-{equality.ON}"
+        equality.keep(pathlib.Path(path) / f"{'product' if equality.FULL else 'pairs'}{place}.json", {name: future.result() for name, future in futures.items()})
+
+
+@pytest.mark.skipif(equality.ON != "cpu", reason="all cases run there")
+@pytest.mark.parametrize("on", ["worlds", "lag"])
+@pytest.mark.parametrize("case", equality.a_few(), ids=lambda case: equality.identifier(case["strategy"]))
+def test_each_strategy_in_ranks_and_on_devices_that_are_late(on, case):
+    """WHALE_EQUALITY_ON=worlds and =lag run all cases so."""
+    told = equality.run(case, on)
+    assert told["result"] in ("equal", "partly"), told["command"] + "\n" + told["message"]
 
 
 @pytest.mark.parametrize("case", [dict(c, name=equality.name_of(c)) for c in equality.cases()], ids=lambda c: c["name"])

@@ -170,16 +170,6 @@ Runner::Runner(const Graph& graph, const std::string& devices, CompileOptions op
     if (failure) std::rethrow_exception(failure);
 }
 
-namespace {
-// What no rank has handed over yet; of what one has, the bytes that are others than these.
-constexpr unsigned char kNothing = 0xA5;
-
-void put_together(std::vector<char>& all, const std::vector<char>& part) {
-  for (size_t i = 0; i < all.size(); ++i)
-    if (static_cast<unsigned char>(part[i]) != kNothing) all[i] = part[i];
-}
-}  // namespace
-
 Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::string>& outputs) {
   const Entry* entry = nullptr;
   for (const Entry& e : plan_->entries)
@@ -208,7 +198,7 @@ Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::st
     results[r].resize(outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
       HostTensor host{types[i].dtype, types[i].dims, nullptr};
-      results[r][i].resize(host.bytes(), static_cast<char>(sessions_.size() == 1 ? 0 : kNothing));
+      results[r][i].resize(host.bytes(), static_cast<char>(r));  // what nobody hands over is not the same
       host.data = results[r][i].data();
       out.push_back({outputs[i], host});
     }
@@ -232,7 +222,8 @@ Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::st
   if (failure) throw Error(*failure);
   Values values;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    for (size_t r = 1; r < results.size(); ++r) put_together(results[0][i], results[r][i]);
+    for (size_t r = 1; r < results.size(); ++r)
+      if (results[r][i] != results[0][i]) throw internal("rank {} has another '{}' than rank 0", r, outputs[i]);
     values[outputs[i]] = unpack(types[i].dtype, results[0][i]);
   }
   return values;

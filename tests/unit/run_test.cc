@@ -126,13 +126,16 @@ struct Rig {
   std::vector<float> p;
 
   explicit Rig(const HandOptions& o = {}) : Rig(test::hand_plan(o)) {}
-  explicit Rig(Plan made) : plan(std::move(made)) {
+  explicit Rig(Plan made, std::optional<World> world = {}) : plan(std::move(made)) {
+    if (world) world->ranks = ranks_of_devices(world->size(), plan.devices.size());
     std::vector<std::unique_ptr<Device>> devices;
     const auto backend = plan.devices[0].kind == DeviceKind::kNull ? make_null_backend() : make_ref_backend();
-    for (const DeviceSpec& spec : plan.devices)
-      devices.push_back(
-          std::make_unique<HookedDevice>(static_cast<int>(devices.size()), backend->open(spec), hook, contexts));
-    machine = std::make_unique<Machine>(plan, std::move(devices));
+    for (size_t d = 0; d < plan.devices.size(); ++d)
+      devices.push_back(world && world->ranks[d] != world->rank()
+                            ? nullptr
+                            : std::make_unique<HookedDevice>(static_cast<int>(d), backend->open(plan.devices[d]), hook,
+                                                             contexts));
+    machine = std::make_unique<Machine>(plan, std::move(devices), std::move(world));
     for (size_t v = 0; v < plan.variables.size(); ++v) {
       const std::vector<float> ones(static_cast<size_t>(element_count(plan.variables[v].dims)), 1.0f);
       machine->write_variable(v, 0, ones.data(), ones.size() * 4);
@@ -228,6 +231,35 @@ TEST_CASE("the steady step allocates nothing") {
     test::PipelineOptions pipeline;
     pipeline.kind = kind;
     check_steady(Rig(test::hand_pipeline(pipeline)));
+  }
+}
+
+TEST_CASE("the steady step of two ranks allocates nothing") {
+  HandOptions o;
+  o.devices = 3;
+  o.micro_batches = 2;
+  for (const Plan& plan : {test::hand_plan(o), test::hand_pipeline({})}) {
+    std::vector<std::unique_ptr<Rig>> rigs;
+    for (const World& world : make_inproc_worlds(2)) rigs.push_back(std::make_unique<Rig>(plan, world));
+    const std::vector<float> x = test::hand_batch(plan.entries[0].batch);
+    for (auto& rig : rigs) {
+      rig->executor->inputs()[0] = x.data();
+      rig->executor->outputs() = {&rig->loss, rig->p.data()};
+    }
+    for (int step = 0; step < 12; ++step) {
+      Ended ended[2];
+      allocations = 0;
+      counting = step > 8;
+      for (size_t r = 0; r < 2; ++r) rigs[r]->executor->start({}, &Ended::call, &ended[r]);
+      for (size_t r = 0; r < 2; ++r) {
+        CHECK(ended[r].state.wait(30));
+        rigs[r]->machine->team().wait_idle();
+      }
+      counting = false;
+      CHECK(allocations == 0);
+      CHECK(rigs[0]->loss == rigs[1]->loss);
+      CHECK(rigs[0]->p == rigs[1]->p);
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <thread>
@@ -381,20 +382,113 @@ TEST_CASE("a rank that closes, or does not open, ends the others' runs") {
   CHECK(has(ends[0]->message(), "rank 1: "));
 }
 
-TEST_CASE("a rank holds what is here, and says of the rest where it is") {
+// body(rank) on a thread for each; what each throws.
+std::vector<std::optional<Error>> on_each(size_t ranks, const std::function<void(size_t)>& body) {
+  std::vector<std::optional<Error>> ends(ranks);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(r);
+      } catch (const Error& e) {
+        ends[r] = e;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return ends;
+}
+
+TEST_CASE("a rank holds what is here, and reads the whole with the others") {
   const Plan plan = plan_of("pipeline(2, micro_batches=2)", "ref:2");
   Ranks ranks({plan, plan});
+  Session alone(std::make_shared<const Plan>(plan), std::make_shared<Backends>(small::backends_folder()));
   size_t here = 0, whole = 0;
-  for (auto& session : ranks.sessions)
-    for (const VariableInfo& v : session->variables()) {
-      std::vector<float> values(static_cast<size_t>(element_count(v.dims)));
+  for (const VariableInfo& v : alone.variables()) {
+    std::vector<float> expected(static_cast<size_t>(element_count(v.dims)));
+    alone.read(v.name, {v.dtype, v.dims, expected.data()});
+    for (auto& session : ranks.sessions) {
+      std::vector<float> values(expected.size());
       const HostTensor to{v.dtype, v.dims, values.data()};
-      const size_t bytes = session->read_here(v.name, to);
-      here += bytes, whole += to.bytes();
-      if (bytes == to.bytes()) continue;
-      const std::string why = message_of([&] { session->read(v.name, to); }, {Code::kFailedPrecondition});
-      CHECK(has(why, "on devices of other ranks"));
+      here += session->read_here(v.name, to), whole += to.bytes();
     }
+    for (int again = 0; again < 2; ++again)
+      for (const auto& end : on_each(2, [&](size_t r) {
+             std::vector<float> values(expected.size(), -7.0f);
+             ranks.sessions[r]->read(v.name, {v.dtype, v.dims, values.data()});
+             CHECK(values == expected);
+           }))
+        CHECK_FALSE(end);
+  }
   CHECK(here * 2 == whole);
   CHECK(has(message_of([&] { ranks.sessions[0]->save("/tmp/none"); }, {Code::kUnimplemented}), "cannot save alone"));
+
+  // Who reads another variable, or none, is told so; the next call is as if nothing had been.
+  const std::vector<VariableInfo> variables = alone.variables();
+  const auto ends = on_each(2, [&](size_t r) {
+    const VariableInfo& v = variables[r];
+    std::vector<float> values(static_cast<size_t>(element_count(v.dims)));
+    ranks.sessions[r]->read(v.name, {v.dtype, v.dims, values.data()});
+  });
+  for (size_t r = 0; r < 2; ++r) {
+    REQUIRE(ends[r]);
+    CHECK(ends[r]->code() == Code::kFailedPrecondition);
+    CHECK(ends[r]->where().rank == static_cast<int>(1 - r));
+  }
+  const auto missing = on_each(2, [&](size_t r) {
+    const VariableInfo& v = variables[0];
+    std::vector<float> values(static_cast<size_t>(element_count(v.dims)));
+    ranks.sessions[r]->read(r == 0 ? v.name : "none", {v.dtype, v.dims, values.data()});
+  });
+  REQUIRE((missing[0] && missing[1]));
+  CHECK(missing[1]->code() == Code::kNotFound);
+  CHECK(has(missing[0]->message(), "rank 1: there is no variable 'none'"));
+  for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
+}
+
+TEST_CASE("every rank has the outputs, whoever hands them over; ranks that ask for different ones are told so") {
+  for (const std::string_view strategy : kStrategies) {
+    CAPTURE(strategy);
+    CompileOptions options;
+    options.strategy = strategy;
+    const small::Model m = small::gpt(12, OptimizerKind::kAdamW, 4);
+    const std::string devices = fmt::format("ref:{}", devices_for(strategy));
+    Runner alone(m.g, devices, options), many(m.g, devices, options, 7, 2);
+    Dice dice(3);
+    std::vector<std::string> names = alone.session().output_names(RunMode::kEval);
+    for (const int64_t batch : {12, 12, 7}) {  // also one that is planned on the way
+      const Values inputs = random_inputs(m.g, batch, dice, 31);
+      CHECK(many.eval(inputs, names) == alone.eval(inputs, names));
+      CHECK(many.step(inputs, names) == alone.step(inputs, names));
+      CHECK(many.step(inputs, {}) == alone.step(inputs, {}));
+    }
+  }
+  const Plan plan = plan_of("replica", "ref:2");
+  Ranks ranks({plan, plan});
+  const std::vector<float> before = ranks.values();
+  const Entry& entry = plan.entries[0];
+  std::vector<float> x(static_cast<size_t>(element_count(entry.inputs[0].dims)), 0.5f);
+  std::vector<int32_t> y(static_cast<size_t>(entry.batch));
+  const auto run = [&](size_t r, bool wants, bool steps) {
+    float loss = 0;
+    std::vector<NamedHost> inputs, outputs;
+    for (const PlanInput& input : entry.inputs)
+      inputs.push_back(
+          {input.name, {input.dtype, input.dims, input.dtype == DType::kI32 ? static_cast<void*>(y.data()) : x.data()}});
+    if (wants) outputs.push_back({"loss", {DType::kF32, {}, &loss}});
+    const RunHandle handle = steps ? ranks.sessions[r]->step(inputs, outputs) : ranks.sessions[r]->eval(inputs, outputs);
+    if (!handle.wait(60)) throw internal("it hangs");
+  };
+  for (int times = 0; times < 20; ++times) {
+    const auto ends = on_each(2, [&](size_t r) { run(r, r == 0 || times % 2 == 0, r == 0 || times % 2 != 0); });
+    for (size_t r = 0; r < 2; ++r) {
+      REQUIRE(ends[r]);
+      CHECK(ends[r]->code() == Code::kFailedPrecondition);
+      CHECK(ends[r]->damage() == Damage::kStep);
+      CHECK(ends[r]->where().rank == static_cast<int>(1 - r));
+      CHECK(has(ends[r]->message(), "runs something else"));
+    }
+  }
+  CHECK(ranks.values() == before);
+  for (const auto& end : on_each(2, [&](size_t r) { run(r, true, true); })) CHECK_FALSE(end);
+  CHECK(ranks.values() != before);
 }

@@ -48,6 +48,7 @@ using GraphHandle = Owned<whale_graph, whale_graph_release>;
 using Cluster = Owned<whale_cluster, whale_cluster_release>;
 using Plan = Owned<whale_plan, whale_plan_release>;
 using Session = Owned<whale_session, whale_session_release>;
+using World = Owned<whale_world, whale_world_release>;
 using Tensor = Owned<whale_tensor, whale_tensor_release>;
 using Event = Owned<whale_event, whale_event_release>;
 using Cancel = Owned<whale_cancel, whale_cancel_release>;

@@ -24,5 +24,6 @@ void add_devices(CLI::App& app);
 
 struct SessionArguments;
 void add_precision_options(CLI::App& command, SessionArguments& arguments);
+void add_ranks_option(CLI::App& command, SessionArguments& arguments);
 
 }  // namespace tool

@@ -204,6 +204,14 @@ void add_precision_options(CLI::App& command, SessionArguments& a) {
       ->check(whole(1, INT64_MAX));
 }
 
+void add_ranks_option(CLI::App& command, SessionArguments& a) {
+  command
+      .add_option("--ranks", a.ranks,
+                  "as so many ranks in this process, which share flat messages and nothing else: each has its run of "
+                  "the devices (default 1)")
+      ->check(whole(1, 4096));
+}
+
 void add_plan(CLI::App& app) {
   auto* command = app.add_subcommand("plan", "plan a model for devices");
   struct State {

@@ -102,7 +102,7 @@ class Gradients {
     const auto role = [&](const std::function<Plan()>& plan, bool wide) {
       Role out;
       out.make = [engine, plan, scaled = scaled_ && !wide,
-                  of = wide ? without_scale(arguments) : arguments](double share) {
+                  of = alone(wide ? without_scale(arguments) : arguments)](double share) {
         SessionArguments own = of;
         if (scaled && share < 1)
           own.loss_scale = std::max(kSmallestScale, share * (of.loss_scale > 0 ? of.loss_scale : kLossScale));

@@ -86,14 +86,14 @@ class Lockstep {
     const Setting& setting = report.setting;
     report.clip_norm = sides.clip_norm;
     plan_.runner = std::make_unique<Runner>(engine, sides.plan(), arguments);
-    one_.runner = std::make_unique<Runner>(engine, sides.single(), arguments);
+    one_.runner = std::make_unique<Runner>(engine, sides.single(), alone(arguments));
     for (int i = 0; i < setting.runs; ++i) {
-      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), arguments), {}, 0, {}, {}});
+      moved_.push_back({std::make_unique<Runner>(engine, sides.single(), alone(arguments)), {}, 0, {}, {}});
       shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(i) + 1, setting.alike);
       evaluation_shakes_.emplace_back(setting.amplitude, static_cast<uint64_t>(setting.runs + i) + 1, setting.alike);
     }
     if (sides.wide)
-      wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), without_scale(arguments)), {}, 0, {}, {}};
+      wide_ = Side{std::make_unique<Runner>(engine, sides.wide(), alone(without_scale(arguments))), {}, 0, {}, {}};
     inputs_ = inputs_of(one_.runner->plan(), "train");
     names_ = names_of(decisions);
     variables_ = variables_of(*plan_.runner);

@@ -86,6 +86,7 @@ enum class Verdict { kEqual, kNotEqual, kNotCompared };
 struct Report {
   Setting setting;
   std::string devices, against;
+  int32_t ranks = 1;  // that ran the plan
   Figure loss;        // of a step, relative to the largest loss
   Figure evaluation;  // the loss of a step's batch after that step, as whale_session_eval gives it
   Reach losses_reach, evaluation_reach;

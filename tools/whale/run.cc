@@ -139,7 +139,11 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_flag("--no-pin", state->session.no_pin, "CPU devices run on whatever cores the system gives them");
   add_plan_options(*command, state->arguments);
   add_precision_options(*command, state->session);
+  add_ranks_option(*command, state->session);
   command->callback([state, seed, &exit_code] {
+    if (state->session.ranks > 1 && !(state->save.empty() && state->trace.empty()))
+      throw Failure(std::string(state->save.empty() ? "--trace" : "--save") +
+                    ": several ranks write none; leave it out, or --ranks");
     if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
@@ -152,7 +156,7 @@ void add_run(CLI::App& app, int& exit_code) {
     Runner runner(engine.get(), std::move(plan), state->session);
     uint64_t data_seed = state->session.seed;
     if (!state->load.empty()) {
-      check(whale_session_load(runner.session(), str(state->load)));
+      runner.each([&](whale_session* session) { check(whale_session_load(session, str(state->load))); });
       const auto loaded = nlohmann::json::parse(text(whale_session_report_json, runner.session())).at("loaded");
       if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
       if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
@@ -169,7 +173,8 @@ void add_run(CLI::App& app, int& exit_code) {
                      "have been noticed\n",
                      state->load.c_str());
     }
-    if (state->lr >= 0) check(whale_session_set_learning_rate(runner.session(), state->lr));
+    if (state->lr >= 0)
+      runner.each([&](whale_session* session) { check(whale_session_set_learning_rate(session, state->lr)); });
     Progress progress(state->steps, item_name(inputs));
     double loss = 0;
     const Interruption interruption(!state->save.empty());

@@ -3,80 +3,153 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-
-#include <nlohmann/json.hpp>
+#include <thread>
 
 namespace tool {
 namespace {
 
-using StepFunction = decltype(&whale_session_step);
+// A run that has been started, on one rank.
+struct Started {
+  Event event;
+  std::vector<Tensor> outputs;
+};
 
-double run(whale_session* session, StepFunction function, const Batch& batch, const std::vector<std::string>& names,
-           std::vector<Tensor>& fetched) {
+Started start(whale_session* session, decltype(&whale_session_step) call, const Batch& batch,
+              const std::vector<std::string>& names) {
   std::vector<Tensor> tensors;
-  std::vector<int32_t> inputs, outputs(1 + names.size());
-  std::vector<whale_tensor*> fed, out(outputs.size());
+  std::vector<int32_t> inputs, outputs;
+  std::vector<whale_tensor*> fed, out(names.size());
   for (const Array& array : batch) {
     tensors.push_back(own<Tensor>(whale_tensor_view, array.dtype, array.dims.data(), array.dims.size(),
                                   static_cast<void*>(const_cast<uint8_t*>(array.bytes.data()))));
     fed.push_back(tensors.back().get());
     check(whale_session_input(session, str(array.name), &inputs.emplace_back()));
   }
-  for (size_t i = 0; i < outputs.size(); ++i)
-    check(whale_session_output(session, i == 0 ? WHALE_STR("loss") : str(names[i - 1]), &outputs[i]));
-  const Event event = own<Event>(function, session, inputs.data(), fed.data(), fed.size(), outputs.data(), out.data(),
-                                 out.size(), static_cast<whale_cancel*>(nullptr));
-  int32_t done = 0;
-  check(whale_event_wait(event.get(), -1, &done));
-  const Tensor loss(out[0]);
-  fetched.clear();
-  for (size_t i = 1; i < out.size(); ++i) fetched.emplace_back(out[i]);
-  return values_of(loss.get()).data.at(0);
+  for (const std::string& name : names) check(whale_session_output(session, str(name), &outputs.emplace_back()));
+  Started started;
+  started.event = own<Event>(call, session, inputs.data(), fed.data(), fed.size(), outputs.data(), out.data(),
+                             out.size(), static_cast<whale_cancel*>(nullptr));
+  for (whale_tensor* tensor : out) started.outputs.emplace_back(tensor);
+  return started;
 }
 
-double run(whale_session* session, StepFunction function, const Batch& batch, const std::vector<std::string>& names,
-           std::vector<Values>* values) {
-  std::vector<Tensor> fetched;
-  const double loss = run(session, function, batch, names, fetched);
-  if (values) values->clear();
-  for (size_t i = 0; values && i < fetched.size(); ++i) values->push_back(values_of(fetched[i].get()));
-  return loss;
+bool same_bytes(const whale_tensor* a, const whale_tensor* b) {
+  return std::memcmp(whale_tensor_data(a), whale_tensor_data(b), whale_tensor_bytes(a)) == 0;
 }
 
 }  // namespace
 
 Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments) : plan_(std::move(plan)) {
-  whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
-  options.seed = arguments.seed;
-  options.nan_policy = arguments.ignore_nan;
-  options.no_pin = arguments.no_pin;
-  options.no_bf16 = arguments.no_bf16;
-  options.loss_scale = arguments.loss_scale;
-  options.loss_scale_growth = arguments.loss_scale_growth;
-  session_ = own<Session>(whale_session_create, engine, static_cast<const whale_plan*>(plan_.get()), &options);
+  const auto ranks = static_cast<size_t>(arguments.ranks);
+  std::vector<whale_world*> handles(ranks);
+  check(whale_world_create_inproc(arguments.ranks, handles.data()));
+  const std::vector<World> worlds(handles.begin(), handles.end());
+  for (size_t r = 0; r < ranks && ranks > 1; ++r) engines_.push_back(make_engine());
+  sessions_.resize(ranks);
+  // Each rank waits in it for the others.
+  std::vector<std::string> failures(ranks);
+  const auto open = [&](size_t rank) {
+    whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
+    options.seed = arguments.seed;
+    options.nan_policy = arguments.ignore_nan;
+    options.no_pin = arguments.no_pin || ranks > 1;  // ranks know nothing of each other's cores
+    options.no_bf16 = arguments.no_bf16;
+    options.loss_scale = arguments.loss_scale;
+    options.loss_scale_growth = arguments.loss_scale_growth;
+    options.world = worlds[rank].get();
+    try {
+      sessions_[rank] = own<Session>(whale_session_create, ranks > 1 ? engines_[rank].get() : engine,
+                                     static_cast<const whale_plan*>(plan_.get()), &options);
+    } catch (const Failure& failure) {
+      failures[rank] = failure.what();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t r = 1; r < ranks; ++r) threads.emplace_back(open, r);
+  open(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures)
+    if (!failure.empty()) throw Failure(failure);
+}
+
+double Runner::run(Call call, const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& fetched) {
+  std::vector<std::string> all{"loss"};
+  all.insert(all.end(), names.begin(), names.end());
+  std::vector<Started> runs(sessions_.size());
+  std::string failure;  // the first rank's
+  for (size_t r = 0; r < runs.size(); ++r) {
+    try {
+      runs[r] = start(sessions_[r].get(), call, batch, all);
+    } catch (const Failure& refused) {
+      if (failure.empty()) failure = refused.what();
+    }
+  }
+  for (const Started& run : runs) {
+    int32_t done = 0;
+    try {
+      if (run.event) check(whale_event_wait(run.event.get(), -1, &done));
+    } catch (const Failure& ended) {
+      if (failure.empty()) failure = ended.what();
+    }
+  }
+  if (!failure.empty()) throw Failure(failure);
+  for (size_t r = 1; r < runs.size(); ++r) {
+    const std::string rank = "rank " + std::to_string(r) + " has ";
+    for (size_t i = 0; i < all.size(); ++i)
+      if (!same_bytes(runs[r].outputs[i].get(), runs[0].outputs[i].get()))
+        throw Failure(rank + "another '" + all[i] + "' than rank 0");
+    if (whale_session_updates(sessions_[r].get()) != whale_session_updates(session()))
+      throw Failure(rank + "made other updates than rank 0");
+  }
+  fetched = std::move(runs[0].outputs);
+  const Tensor loss = std::move(fetched.front());
+  fetched.erase(fetched.begin());
+  return values_of(loss.get()).data.at(0);
+}
+
+double Runner::run(Call call, const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
+  std::vector<Tensor> fetched;
+  const double loss = run(call, batch, names, fetched);
+  if (values) values->clear();
+  for (size_t i = 0; values && i < fetched.size(); ++i) values->push_back(values_of(fetched[i].get()));
+  return loss;
 }
 
 double Runner::step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
-  return run(session(), whale_session_step, batch, names, values);
+  return run(whale_session_step, batch, names, values);
 }
 double Runner::eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values) {
-  return run(session(), whale_session_eval, batch, names, values);
+  return run(whale_session_eval, batch, names, values);
 }
 double Runner::step(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors) {
-  return run(session(), whale_session_step, batch, names, tensors);
+  return run(whale_session_step, batch, names, tensors);
 }
 double Runner::eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors) {
-  return run(session(), whale_session_eval, batch, names, tensors);
+  return run(whale_session_eval, batch, names, tensors);
 }
 
 Tensor Runner::read(const std::string& variable, int64_t copy) const {
-  return own<Tensor>(whale_session_read_copy, session(), str(variable), copy);
+  if (sessions_.size() == 1) return own<Tensor>(whale_session_read_copy, session(), str(variable), copy);
+  whale_variable of = WHALE_VARIABLE_INIT;
+  for (size_t i = 0; to_string(of.name) != variable; ++i) check(whale_session_variable(session(), i, &of));
+  Tensor out = own<Tensor>(whale_tensor_create, of.dtype, of.dims, of.rank);
+  size_t bytes = 0;
+  for (const Session& session : sessions_) {
+    size_t here = 0;
+    check(whale_session_read_here(session.get(), str(variable), copy, out.get(), &here));
+    bytes += here;
+  }
+  if (bytes != whale_tensor_bytes(out.get()))
+    throw Failure("the ranks hold " + std::to_string(bytes) + " of the " +
+                  std::to_string(whale_tensor_bytes(out.get())) + " bytes of '" + variable + "'");
+  return out;
 }
 void Runner::write(const std::string& variable, const whale_tensor* tensor) {
-  check(whale_session_write(session(), str(variable), tensor));
+  each([&](whale_session* session) { check(whale_session_write(session, str(variable), tensor)); });
 }
 
 FileKind kind_of(const std::string& path) {

@@ -1,4 +1,4 @@
-// A session with its feeding: what run, verify and bench share.
+// A session with its feeding, or one for each of several ranks of this process: what run, verify and bench share.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,13 @@ struct SessionArguments {
   bool no_bf16 = false;
   double loss_scale = 0;  // f16
   int64_t loss_scale_growth = 0;
+  int32_t ranks = 1;  // in this process, each with an engine of its own
 };
+// Those of a session that is not of the plan.
+inline SessionArguments alone(SessionArguments a) {
+  a.ranks = 1;
+  return a;
+}
 
 // Those of a run that is not in f16.
 inline SessionArguments without_scale(SessionArguments a) {
@@ -26,23 +32,31 @@ inline SessionArguments without_scale(SessionArguments a) {
 }
 
 class Runner {
+  using Call = decltype(&whale_session_step);
+
  public:
   Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments);
   // One training step; returns the loss. `names`: further outputs to fetch.
   double step(const Batch& batch) { return step(batch, {}, nullptr); }
   double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   double eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
-  // As they are.
+  // As they are. Throws where a rank has others than the first.
   double step(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors);
   double eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors);
-  Tensor read(const std::string& variable, int64_t copy = 0) const;
+  Tensor read(const std::string& variable, int64_t copy = 0) const;  // put together of what the ranks hold
   void write(const std::string& variable, const whale_tensor* tensor);
-  whale_session* session() const { return session_.get(); }
+  whale_session* session() const { return sessions_[0].get(); }  // of the first rank
+  void each(const std::function<void(whale_session*)>& body) const {
+    for (const Session& session : sessions_) body(session.get());
+  }
   const whale_plan* plan() const { return plan_.get(); }
 
  private:
+  double run(Call call, const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& fetched);
+  double run(Call call, const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   Plan plan_;
-  Session session_;
+  std::vector<Engine> engines_;    // of the ranks, where there are several
+  std::vector<Session> sessions_;  // by rank
 };
 
 // A file's first bytes say what it is.

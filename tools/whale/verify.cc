@@ -74,12 +74,15 @@ std::string reference_list(whale_engine* engine, const std::string& devices) {
   return "ref:" + std::to_string(whale_cluster_size(cluster.get()));
 }
 
+// One device is not late: lag has ref's arithmetic.
+std::string in_time(const std::string& kind) { return kind == "lag" ? "ref" : kind; }
+
 std::string kind_of_first(const std::string& devices) {
   if (devices.starts_with("file:")) return "cpu";
   const size_t kind = devices.find_first_of("clrn");  // behind "2x" of nodes
   if (kind == std::string::npos)
     throw Failure("devices '" + devices + "' name no kind that computes; cpu:N or ref:N do");
-  return devices.substr(kind, devices.find_first_of(":@-", kind) - kind);  // one device may need more memory
+  return in_time(devices.substr(kind, devices.find_first_of(":@-", kind) - kind));  // one device may need more memory
 }
 
 // What a finished plan was made with, as far as the arithmetic depends on it.
@@ -262,6 +265,7 @@ Json json_of(const Report& r) {
           {"subject", r.subject},
           {"reason", why_not_compared(r)},
           {"devices", r.devices},
+          {"ranks", r.ranks},
           {"against", r.against},
           {"verdict", name_of(r.verdict())},
           {"passed", r.verdict() == Verdict::kEqual},
@@ -354,7 +358,8 @@ std::string count(const Compared& c) {
 }
 
 void print(const Report& r) {
-  std::printf("%s: %s against %s%s%s\n", r.setting.name.c_str(), r.devices.c_str(), r.against.c_str(),
+  const std::string ranks = r.ranks > 1 ? " in " + std::to_string(r.ranks) + " ranks" : "";
+  std::printf("%s: %s%s against %s%s%s\n", r.setting.name.c_str(), r.devices.c_str(), ranks.c_str(), r.against.c_str(),
               r.subject.empty() ? "" : ", ", r.subject.c_str());
   if (!r.setting.coarse.empty())
     std::printf("  the model computes in %s itself, and is judged by that\n", r.setting.coarse.c_str());
@@ -483,7 +488,7 @@ class Subject {
         throw Failure("device '" + device.at("name").get<std::string>() +
                       "' is a null device, which computes nothing: verify on cpu or ref devices");
     if (!combines_by_adasum(described_)) many_.given.erase("adasum");
-    one_ = one_device(many_, from_file() ? described_.at("devices").at(0).at("kind").get<std::string>()
+    one_ = one_device(many_, from_file() ? in_time(described_.at("devices").at(0).at("kind").get<std::string>())
                                          : kind_of_first(many_.devices));
     one_.precision = described_.at("precision");
     std::vector<std::string> names;
@@ -957,7 +962,8 @@ class Comparer {
     finish(std::move(report), many, one);
   }
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
-    report.devices = many.devices, report.against = one.devices, report.left_out = left_out_;
+    report.devices = many.devices, report.ranks = given_.session.ranks;
+    report.against = one.devices, report.left_out = left_out_;
     report.unseen = subject_.unseen(), report.to_fetch = subject_.to_fetch({});
     for (const std::string& name : subject_.outputs().left_out)
       if (std::find(report.outputs_left_out.begin(), report.outputs_left_out.end(), name) ==
@@ -1013,6 +1019,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_flag("--skip-float64", given->skip_f64, "not the reference devices, which are slow on large models");
   add_plan_options(*command, given->options);
   add_precision_options(*command, given->session);
+  add_ranks_option(*command, given->session);
   command->footer(
       "Exit code: 0 equal, 1 not equal, or equal and what was printed was lost, 2 could not run, 3 nothing could be "
       "compared.");

@@ -20,6 +20,7 @@ from .graph import (Graph, Init, Tensor, cluster, constant, from_array, from_fil
 from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress
+from .ranks import World, world, worlds
 
 __version__: str = _lib.whale_version().decode()
 load = Graph.load

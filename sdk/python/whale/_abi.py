@@ -304,6 +304,7 @@ class whale_session_options(Structure):
         ("loss_scale_growth", c_int64),
         ("no_pin", c_int32),
         ("no_bf16", c_int32),
+        ("world", c_void_p),
     ]
 
 
@@ -424,6 +425,11 @@ PROTOTYPES = {
     "whale_plan_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
+    "whale_world_create_inproc": (c_void_p, [c_int32, POINTER(c_void_p)]),
+    "whale_world_rank": (c_int32, [c_void_p]),
+    "whale_world_size": (c_int32, [c_void_p]),
+    "whale_world_device_rank": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_int32)]),
+    "whale_world_release": (None, [c_void_p]),
     "whale_session_create": (c_void_p, [c_void_p, c_void_p, POINTER(whale_session_options), POINTER(c_void_p)]),
     "whale_session_release": (None, [c_void_p]),
     "whale_session_input": (c_void_p, [c_void_p, whale_str, POINTER(c_int32)]),
@@ -437,6 +443,7 @@ PROTOTYPES = {
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_session_write": (c_void_p, [c_void_p, whale_str, c_void_p]),
     "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, POINTER(c_void_p)]),
+    "whale_session_read_here": (c_void_p, [c_void_p, whale_str, c_int64, c_void_p, POINTER(c_size_t)]),
     "whale_session_variable_count": (c_size_t, [c_void_p]),
     "whale_session_variable": (c_void_p, [c_void_p, c_size_t, POINTER(whale_variable)]),
     "whale_session_variables_json": (c_void_p, [c_void_p, POINTER(whale_text)]),

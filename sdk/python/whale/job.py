@@ -18,13 +18,15 @@ from .arrays import fit, numpy_of, view, widened
 from .dtypes import BY_NUMBER, DType, as_dtype
 from .graph import Graph, precision_number
 from .optim import RANGES
+from .ranks import World
 
 
 class Plan:
     """What every device does, as a value: printed, saved, loaded, run. Made by ``whale.plan`` or ``Plan.load``."""
 
-    def __init__(self, handle: Handle):
+    def __init__(self, handle: Handle, world: World | None = None):
         self._handle = handle
+        self.world = world  # that its jobs are started in
         self._description: dict | None = None
 
     @classmethod
@@ -85,14 +87,16 @@ class Plan:
         return Plan(make("whale_plan_release", lib.whale_plan_in_float64, self._handle.pointer))
 
     def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
-              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True) -> "Job":
+              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True, world: World | None = None) -> "Job":
         """Opens the devices and initializes the parameters.
 
         seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
         raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step, 2^-14 to 2^24,
         0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
         the least used ones of this process' jobs; False: wherever the system puts them. bf16_instructions: False: CPU devices multiply
-        bfloat16 in float32, as on processors without instructions for it."""
+        bfloat16 in float32, as on processors without instructions for it. world: the ranks that run the plan, None: those that it was made
+        for, or this process alone; waits until all have started."""
+        world = self.world if world is None else arguments.instance("world", world, World, "a whale.World")
         arguments.choice("nan", nan, ("error", "ignore"))
         cores = len(os.sched_getaffinity(0))
         if arguments.integer("threads", threads, 0) > cores:
@@ -102,7 +106,8 @@ class Plan:
         options = _abi.whale_session_options(ctypes.sizeof(_abi.whale_session_options), arguments.integer("seed", seed, 0, 2**64 - 1),
                                               int(nan == "ignore"), threads,
                                               float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)),
-                                              int(not arguments.flag("bf16_instructions", bf16_instructions)))
+                                              int(not arguments.flag("bf16_instructions", bf16_instructions)),
+                                              None if world is None else world._handle.pointer)
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
@@ -129,14 +134,15 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
-         overlap: bool = True, fusion: bool = True, timeout: float = 0) -> Plan:
+         overlap: bool = True, fusion: bool = True, timeout: float = 0, world: World | None = None) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
 
     devices
         ``"cpu:4"`` (four devices over this process' cores), ``"cpu@0,cpu@1*2"`` (by cores), ``"ref:3"`` (float64 oracle), ``"null:8"``
         (executes nothing); with their memory ``"null-80GB:8"``, of which plans take no more (``ResourceExhausted`` says by how much, on
-        which device, and what would help). Default: one CPU device with all cores.
+        which device, and what would help). Default: one CPU device with all cores. In a world: the devices of all ranks together, in even
+        runs; default one CPU device a rank.
     strategy
         Of unannotated ops, as text: ``"replica(2) > pipeline(2, micro_batches=4)"``; replaces the graph's. ``"local"``: one device,
         whatever the annotations say.
@@ -174,14 +180,19 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         False: communication in turn with computation; every op by itself. For comparison.
     timeout
         Seconds that planning may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
+    world
+        The ranks that run the plan (``whale.world``, ``whale.worlds``); every one makes it, with the same arguments.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
     change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
     parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
     state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
-    cluster, options, cancel = _planning(**locals())
+    given = locals()
+    if given.pop("world") is not None:
+        given["devices"] = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
+    cluster, options, cancel = _planning(**given)
     return Plan(interruptible(lambda: make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer,
-                                           byref(options)), cancel.pointer))
+                                           byref(options)), cancel.pointer), world)
 
 
 def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
@@ -384,7 +395,7 @@ class Job:
         """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/STATE"``.
 
         ``copy``: which of the copies that the devices hold, for checking that they agree; ``variables()`` lists the devices that
-        each is read from. InvalidArgument when there is no such copy."""
+        each is read from. InvalidArgument when there is no such copy. In a world all ranks read alike, and every one gets the whole."""
         return numpy_of(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, string(arguments.text("name", name)),
                              c_int64(arguments.integer("copy", copy, 0))))
 

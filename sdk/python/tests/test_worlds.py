@@ -1,0 +1,205 @@
+"""Worlds: several ranks of this process, a thread each."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import whale as wh
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((4, 12, 5)).astype(np.float32)
+Y = RNG.integers(0, 3, (4, 12)).astype(np.int32)
+
+
+def graph():
+    g = wh.Graph("classifier")
+    with g:
+        x, y = wh.input("x", (12, 5)), wh.input("y", (12,), wh.int32)
+        h = wh.ops.relu(wh.nn.linear(x, 8))
+        logits = wh.nn.linear(h, 3)
+        g.output("logits", logits)
+        g.minimize(wh.nn.cross_entropy(logits, y), wh.AdamW(1e-2))
+    return g
+
+
+def on_each(worlds, body):
+    """What body(world) returns or raises, by rank; each on a thread of its own, and none hangs."""
+    out = [None] * len(worlds)
+
+    def run(world):
+        try:
+            out[world.rank] = body(world)
+        except wh.WhaleError as error:
+            out[world.rank] = error
+
+    threads = [threading.Thread(target=run, args=(world,), daemon=True) for world in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a rank hangs"
+    return out
+
+
+def train(world, devices, **options):
+    with wh.plan(graph(), devices=devices, world=world, **options).start(seed=3) as job:
+        steps = [job.step(["logits"], x=x, y=y) for x, y in zip(X, Y)]
+        smaller = job.step(x=X[0, :7], y=Y[0, :7])
+        everything = {row["name"]: [job.read(row["name"], copy) for copy in range(len(row["copies"]))] for row in job.variables()}
+        return [loss for loss, _ in steps], [got["logits"] for _, got in steps], smaller, everything, job.eval(x=X[0], y=Y[0])
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("strategy, devices, more", [
+    ("replica", "ref:3", {}), ("replica", "cpu:2", {"exact": True, "accumulation": 2}), ("replica", "ref:4", {"zero": 3}),
+    ("pipeline(2, micro_batches=3)", "cpu:2", {"exact": True}), ("replica(2) > split(2)", "ref:4", {}),
+    ("pipeline(2, micro_batches=2) > replica(2)", "lag:4", {})])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_what_one_process_trains(strategy, devices, more, ranks):
+    options = {"strategy": strategy, **more}
+    if ranks > int(devices[-1]):
+        pytest.skip("fewer devices than ranks")
+    alone = train(None, devices, **options)
+    for told in on_each(wh.worlds(ranks), lambda world: train(world, devices, **options)):
+        assert not isinstance(told, Exception), told
+        assert equal(told, alone)
+
+
+def test_a_world_says_whose_devices_are_whose():
+    worlds = wh.worlds(2)
+    plan = wh.plan(graph(), devices="ref:3", world=worlds[0])
+    assert [world.devices(plan) for world in worlds] == [[0, 1], [2]]
+    assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
+    assert repr(worlds[1]) == "<whale.World: rank 1 of 2>"
+    with pytest.raises(wh.InvalidArgument, match="rank 1 of 2 has none of the plan's 1 devices"):
+        worlds[0].devices(wh.plan(graph(), devices="ref:1"))
+    for wrong in (0, -1, 2.5, True, "2", 5000):
+        with pytest.raises((wh.InvalidArgument, TypeError), match="ranks"):
+            wh.worlds(wrong)
+    with pytest.raises((wh.InvalidArgument, TypeError), match="world"):
+        wh.plan(graph(), world=2)
+    with pytest.raises((wh.InvalidArgument, TypeError), match="world"):
+        plan.start(world="two")
+
+
+def test_a_world_of_one_is_as_none():
+    world = wh.world()
+    assert (world.rank, world.size) == (0, 1)
+    for _ in range(2):
+        assert equal(train(world, "ref:2", strategy="replica"), train(None, "ref:2", strategy="replica"))
+    assert world.devices(wh.plan(graph(), world=world)) == [0]
+
+
+def test_without_devices_each_rank_has_one():
+    worlds = wh.worlds(3)
+    plan = wh.plan(graph(), world=worlds[0])
+    assert [device["name"] for device in plan.to_dict()["devices"]] == [device["name"] for device in wh.plan(graph(), devices="cpu:3").to_dict()["devices"]]
+    assert [world.devices(plan) for world in worlds] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("what, message", [
+    (dict(strategy="split"), "rank 0 has 'plan "), (dict(accumulation=2), "rank 0 has 'plan "), (dict(exact=True), "rank 0 has 'plan ")])
+def test_ranks_with_other_plans_do_not_start(what, message):
+    def start(world):
+        wh.plan(graph(), devices="ref:2", world=world, **(what if world.rank == 1 else {})).start()
+
+    for error in on_each(wh.worlds(2), start):
+        assert isinstance(error, wh.FailedPrecondition) and message in str(error) and error.rank == 1
+
+
+@pytest.mark.parametrize("what", [dict(seed=7), dict(nan="ignore")])
+def test_ranks_with_other_options_do_not_start(what):
+    def start(world):
+        wh.plan(graph(), devices="ref:2", world=world).start(**(what if world.rank == 1 else {}))
+
+    for error in on_each(wh.worlds(2), start):
+        assert isinstance(error, wh.FailedPrecondition) and "rank 0 has '" in str(error) and error.rank == 1
+
+
+def test_what_one_rank_is_refused_ends_the_step_on_all():
+    """As if it had not been: a label, outputs that the other does not ask for, a step beside an evaluation, a batch of another size."""
+    wrong_label = np.full_like(Y[0], 77)
+    first = {
+        "a label": lambda job: job.step(x=X[0], y=wrong_label),
+        "outputs": lambda job: job.step(["logits"], x=X[0], y=Y[0]),
+        "an evaluation": lambda job: job.eval(x=X[0], y=Y[0]),
+        "a smaller batch": lambda job: job.step(x=X[0, :5], y=Y[0, :5]),
+        "a read": lambda job: job.read(job.variables()[0]["name"]),
+    }
+
+    def run(world):
+        with wh.plan(graph(), devices="ref:2", world=world).start() as job:
+            before, errors = job.parameters(), {}
+            for name, call in first.items():
+                try:
+                    call(job) if world.rank == 1 else job.step(x=X[0], y=Y[0])
+                except wh.WhaleError as error:
+                    errors[name] = error
+            return errors, equal(before, job.parameters()), job.step(x=X[0], y=Y[0])
+
+    (theirs, _, loss), (mine, _, same) = told = on_each(wh.worlds(2), run)
+    assert loss == same and all(unchanged for _, unchanged, _ in told)
+    assert theirs.keys() == mine.keys() == first.keys()
+    assert "rank 1: " in str(theirs["a label"]) and theirs["a label"].rank == 1 and isinstance(mine["a label"], wh.InvalidArgument)
+    for name in ("outputs", "an evaluation", "a smaller batch", "a read"):
+        assert "rank 1 runs something else than rank 0" in str(theirs[name]) and theirs[name].rank == 1
+        assert "rank 0 runs something else than rank 1" in str(mine[name]) and mine[name].rank == 0
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_changes_nothing_on_any():
+    bad = X[0].copy()
+    bad[-1] = np.inf
+
+    def run(world):
+        with wh.plan(graph(), devices="ref:2", world=world).start() as job:
+            before = job.parameters()
+            with pytest.raises(wh.OutOfRange, match="not finite"):
+                job.step(x=bad if world.rank == 1 else X[0], y=Y[0])
+            return equal(before, job.parameters()), job.updates, job.step(x=X[0], y=Y[0])
+
+    for told in on_each(wh.worlds(2), run):
+        assert told[:2] == (True, 0)
+
+
+def test_a_rank_that_closes_ends_the_others_steps():
+    closed = threading.Event()
+
+    def run(world):
+        job = wh.plan(graph(), devices="ref:3", world=world).start()
+        job.step(x=X[0], y=Y[0])
+        if world.rank == 1:
+            job.close()
+            closed.set()
+            return None
+        closed.wait(60)
+        for _ in range(2):
+            with pytest.raises(wh.Unavailable, match="its session is closed") as caught:
+                job.step(x=X[0], y=Y[0])
+            assert caught.value.damage == "step"
+        return job.iteration
+
+    assert on_each(wh.worlds(3), run) == [1, None, 1]
+
+
+def test_a_job_of_several_ranks_loads_and_does_not_save(tmp_path):
+    with wh.plan(graph(), devices="ref:2").start(seed=5) as job:
+        job.step(x=X[0], y=Y[0])
+        job.save(tmp_path)
+        expected = job.step(x=X[1], y=Y[1])
+
+    def run(world):
+        with wh.plan(graph(), devices="ref:2", world=world).start() as job:
+            job.load(tmp_path)
+            with pytest.raises(wh.Unimplemented, match="cannot save alone"):
+                job.save(tmp_path)
+            return job.step(x=X[1], y=Y[1])
+
+    assert on_each(wh.worlds(2), run) == [expected, expected]

@@ -1,0 +1,60 @@
+"""Worlds: the ranks that run plans together."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_int32, c_void_p
+from typing import TYPE_CHECKING
+
+from . import arguments
+from ._library import Handle, check, lib
+
+if TYPE_CHECKING:
+    from .job import Plan
+
+
+class World:
+    """The ranks (processes, or parts of one) that run a plan together, seen from one of them.
+
+    Each rank plans the same graph and starts a job of it: ``wh.plan(g, devices="cpu:4", world=world).start()``. The job holds the devices
+    that are the rank's, and their parts of variables. All ranks make the same calls in the same order, each on a thread or in a process of
+    its own: ``start`` (FailedPrecondition on every rank when plans, options or versions are not the same), ``step``, ``eval`` (whole
+    batches; the same outputs asked for), ``read``. What a rank fails with, or that it cancels, closes its job or runs something else, is
+    raised on every rank: ``error.rank`` says whose it is.
+
+    rank: of this one, from 0. size: how many there are. It serves any number of jobs."""
+
+    def __init__(self, handle: Handle):
+        self._handle = handle
+
+    @property
+    def rank(self) -> int:
+        return lib.whale_world_rank(self._handle.pointer)
+
+    @property
+    def size(self) -> int:
+        return lib.whale_world_size(self._handle.pointer)
+
+    def devices(self, plan: Plan) -> list[int]:
+        """The devices of the plan that are this rank's, by number."""
+        of, out = c_int32(), []
+        for device in range(lib.whale_plan_device_count(plan._handle.pointer)):
+            check(lib.whale_world_device_rank(self._handle.pointer, plan._handle.pointer, device, byref(of)))
+            if of.value == self.rank:
+                out.append(device)
+        return out
+
+    def __repr__(self) -> str:
+        return f"<whale.World: rank {self.rank} of {self.size}>"
+
+
+def worlds(ranks: int) -> list[World]:
+    """Worlds of ``ranks`` ranks in this process, by rank: each for a thread of its own. They share flat messages and nothing else, so that
+    what a plan does between processes is tried without them."""
+    out = (c_void_p * arguments.integer("ranks", ranks, 1, 4096))()
+    check(lib.whale_world_create_inproc(ranks, out))
+    return [World(Handle(pointer, "whale_world_release")) for pointer in out]
+
+
+def world() -> World:
+    """The world of this process: one rank, alone."""
+    return worlds(1)[0]
