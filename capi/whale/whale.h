@@ -736,7 +736,7 @@ WHALE_API whale_status *whale_session_write(whale_session *session, whale_str na
  * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
 WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
 /* What of a copy is on this rank's devices, into a tensor of the variable's dtype and dims, at its place; the rest of it is left as it is.
- * bytes: how many were read; may be NULL. Waits for no other rank. Without a world all of it is here. */
+ * bytes: how many were read, those of parts that overlap each time; may be NULL. Waits for no other rank. Without a world all of it is here. */
 WHALE_API whale_status *whale_session_read_here(whale_session *session, whale_str name, int64_t copy, whale_tensor *tensor, size_t *bytes);
 
 typedef enum whale_role {

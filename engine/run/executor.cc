@@ -1,5 +1,6 @@
 #include "run/executor.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/philox.h"
@@ -10,11 +11,11 @@ namespace whale {
 
 namespace {
 
-bool commits_anywhere(const Entry& entry) {
+template <class Is>
+bool any_instruction(const Entry& entry, Is is) {
   for (const Program& program : entry.programs)
     for (const Segment& segment : program.segments)
-      for (const Instruction& instruction : segment.instructions)
-        if (instruction.kind() == InstructionKind::kCommit) return true;
+      if (std::any_of(segment.instructions.begin(), segment.instructions.end(), is)) return true;
   return false;
 }
 
@@ -37,17 +38,30 @@ Executor::Executor(Machine& machine, Entry entry)
     if (program) indices_vote_ = indices_vote_ && program->indices_checked_before_commit;
   for (const auto& program : programs_)
     if (program) votes_wanted_ += program->votes + (indices_vote_ ? program->index_checks : 0);
-  commits_ = commits_anywhere(*entry_);
+  commits_ = any_instruction(*entry_, [](const Instruction& i) { return i.kind() == InstructionKind::kCommit; });
   for (size_t d = 0; d < programs_.size(); ++d)
     for (size_t s = 1; s < kQueues; ++s)
       if (programs_[d] && programs_[d]->queues[s]) machine.team().add_queue(static_cast<int>(d), static_cast<Queue>(s));
   runs_ = std::make_unique<DeviceRun[]>(programs_.size());
   timeline_.resize(programs_.size());
   inputs_.resize(entry_->inputs.size());
+  outputs_.reserve(entry_->outputs.size() + 1);
   outputs_.resize(entry_->outputs.size());
-  if (wire_ != nullptr)
-    sharing_ = std::make_unique<Sharing>(
-        *wire_, handed_over_by_rank(machine.plan(), *entry_, machine.ranks(), static_cast<size_t>(wire_->size())));
+  if (wire_ != nullptr) sharing_ = make_sharing();
+}
+
+// What the devices hand over, and behind the outputs a byte of each rank, where any device sees overflows: whether one
+// of its own did.
+std::unique_ptr<Sharing> Executor::make_sharing() {
+  const auto size = static_cast<size_t>(wire_->size());
+  auto parts = handed_over_by_rank(machine_.plan(), *entry_, machine_.ranks(), size);
+  if (any_instruction(*entry_, [](const Instruction& i) {
+        return i.kernel() != nullptr && has_flag(i.kernel()->op, kSkipsUpdates);
+      })) {
+    overflows_.resize(size);
+    for (size_t r = 0; r < size; ++r) parts[r].push_back({{r, 1}});
+  }
+  return std::make_unique<Sharing>(*wire_, std::move(parts));
 }
 
 Executor::~Executor() { machine_.team().wait_idle(); }
@@ -122,15 +136,24 @@ void Executor::begin_with_others() {
   }
 }
 
-// What other ranks' devices handed over; of this rank's they get it.
+// What other ranks' devices handed over; of this rank's they get it. And that one overflowed.
 void Executor::share_outputs() noexcept {
   try {
-    if (begun_.wait(static_cast<uint32_t>(wire_->size() - 1), this)) sharing_->run(outputs_, this);
+    if (!begun_.wait(static_cast<uint32_t>(wire_->size() - 1), this)) return;
+    if (overflows_.empty()) {
+      sharing_->run(outputs_, this);
+      return;
+    }
+    overflows_[static_cast<size_t>(wire_->rank())] = overflowed();
+    outputs_.push_back(overflows_.data());
+    const bool shared = sharing_->run(outputs_, this);
+    if (shared) overflowed_.store(std::find(overflows_.begin(), overflows_.end(), 1) != overflows_.end());
   } catch (Error& e) {
     stop(e);
   } catch (const std::exception& e) {
     stop(unexpected(e, "share the outputs with the other ranks"));
   }
+  outputs_.resize(entry_->outputs.size());
 }
 
 // ---- the device threads -----------------------------------------------------------------------------------------

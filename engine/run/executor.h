@@ -87,6 +87,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void check_index(BoundInstruction& bound, Device& device, size_t number, size_t micro_batch);
+  std::unique_ptr<Sharing> make_sharing();
   void begin_with_others();
   void share_outputs() noexcept;
   void vote();
@@ -112,6 +113,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   bool timeline_filled_ = false;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
+  std::vector<uint8_t> overflows_;  // by rank; empty: no device sees any
   struct Narrowed {
     std::vector<Mask> masks;  // a mask per program
     std::vector<bool> inputs_read;

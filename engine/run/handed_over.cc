@@ -42,15 +42,14 @@ std::vector<HandedRun> handed_over(const Plan& plan, const Entry& entry, const D
   if (port.merge == OutputMerge::kConcat && port.batch_dim >= 0) {
     const SampleCut& cut = samples_of(row, fetch);
     const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry.batch;
-    const SampleRange& samples = by_micro_batch(entry, row, at, fetch)
-                                     ? cut.micro_batches.at(static_cast<size_t>(at.micro_batch))
-                                     : cut.whole;
+    const SampleRange& samples =
+        by_micro_batch(entry, row, at, fetch) ? cut.micro_batches.at(static_cast<size_t>(at.micro_batch)) : cut.whole;
     cuts.push_back({SubAxis{port.batch_dim, 1, inner}, entry.batch, samples});
   }
   const auto size = static_cast<size_t>(size_of(port.dtype));
   for_each_run(port.dims, part_of(port.dims, cuts), [&](int64_t logical, int64_t here, int64_t elements) {
-    runs.push_back({static_cast<size_t>(logical) * size, static_cast<size_t>(here) * size,
-                    static_cast<size_t>(elements) * size});
+    runs.push_back(
+        {static_cast<size_t>(logical) * size, static_cast<size_t>(here) * size, static_cast<size_t>(elements) * size});
   });
   return runs;
 }
@@ -64,7 +63,8 @@ std::vector<std::vector<Bytes>> handed_over_by_rank(const Plan& plan, const Entr
       for (const Instruction& instruction : program.segments.at(static_cast<size_t>(at.segment)).instructions) {
         const auto* fetch = instruction.as<work::Fetch>();
         if (fetch == nullptr) continue;
-        Bytes& to = all[static_cast<size_t>(ranks[static_cast<size_t>(row.device)])][static_cast<size_t>(fetch->output)];
+        Bytes& to =
+            all[static_cast<size_t>(ranks[static_cast<size_t>(row.device)])][static_cast<size_t>(fetch->output)];
         for (const HandedRun& run : handed_over(plan, entry, row, at, *fetch)) to.push_back({run.host, run.bytes});
       }
   }

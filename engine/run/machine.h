@@ -103,7 +103,8 @@ class Ear {
   std::thread thread_;
 };
 
-// What is wrong when another rank tells that: it is not ready for what this one runs. Without memory for a text it has none.
+// What is wrong when another rank tells that: it is not ready for what this one runs. Without memory for a text it has
+// none.
 Error error_of(const Notice& notice, int rank) noexcept;
 
 class Machine {

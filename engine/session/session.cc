@@ -84,7 +84,7 @@ struct Session::Impl {
   int64_t steps_at_scale = 0;
   bool trace = false;
   bool broken = false;
-  LoadedCheckpoint loaded;     // the last one; format 0: none
+  LoadedCheckpoint loaded;  // the last one; format 0: none
   std::atomic<bool> closing{false};
   std::shared_ptr<RunState> run;             // of the last step or eval
   std::shared_ptr<const Cancel> run_cancel;  // kept as long as the run may look at it
@@ -96,7 +96,10 @@ struct Session::Impl {
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
     if (options.world && options.world->size() == 1) options.world.reset();
-    or_else([&] { check_options(); }, [&](const Error& e) { if (!is_alone()) refuse(*options.world, e); });
+    or_else([&] { check_options(); },
+            [&](const Error& e) {
+              if (!is_alone()) refuse(*options.world, e);
+            });
     agree_with_world();
     or_else([&] { open(); }, [&](const Error& e) { leave_world(e); });
   }
@@ -116,7 +119,6 @@ struct Session::Impl {
     check_copies(*plan);
     if (is_alone()) return;
     options.world->ranks = ranks_of_devices(options.world->size(), plan->devices.size());
-    check_overflows();
   }
 
   void open() {
@@ -207,25 +209,6 @@ struct Session::Impl {
       options.world->wire->tell(notice_of(Notice::kClosed, why));
     } catch (...) {  // no memory for a notice
     }
-  }
-
-  // A rank learns of an overflow from its own devices.
-  void check_overflows() const {
-    if (!scales_loss()) return;
-    std::vector<bool> sees(static_cast<size_t>(options.world->size()));
-    for (const DeviceRow& row : plan->entries.front().rows)
-      for (const Segment& segment : plan->entries.front().programs[static_cast<size_t>(row.program)].segments)
-        for (const Instruction& i : segment.instructions)
-          if (i.kernel() != nullptr && has_flag(i.kernel()->op, kSkipsUpdates))
-            sees[static_cast<size_t>(ranks()[static_cast<size_t>(row.device)])] = true;
-    for (size_t r = 0; r < sees.size(); ++r)
-      if (!sees[r])
-        throw unimplemented(
-            "rank {} would not learn of an overflow: none of its devices updates a parameter, and the precision is "
-            "f16; "
-            "train in bf16 or f32, or give each rank a device that has parameters",
-            r)
-            .at_rank(static_cast<int>(r));
   }
 
   std::vector<DeviceSpec> devices_here() const {

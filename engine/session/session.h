@@ -1,7 +1,7 @@
 // A Session joins a plan with real devices: memory, variables, feeding, running, checkpoints. capi/ wraps exactly this.
 // In a world of several ranks each has a session of the same plan, with the devices that are here: all call the same in
-// the same order, feed whole batches of which each takes its devices' samples, and ask for the same outputs, which every
-// rank gets whole. A session belongs to one thread at a time. In a child process after fork() every call throws
+// the same order, feed whole batches of which each takes its devices' samples, and ask for the same outputs, which
+// every rank gets whole. A session belongs to one thread at a time. In a child process after fork() every call throws
 // failed_precondition.
 #pragma once
 
@@ -65,8 +65,8 @@ class Session {
                  std::shared_ptr<const Cancel> cancel = nullptr);
   RunHandle eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                  std::shared_ptr<const Cancel> cancel = nullptr);
-  // Instead of step or eval, where a caller's argument is refused before them: the other ranks, which begin the run, are
-  // told why. Nothing in a session of one rank.
+  // Instead of step or eval, where a caller's argument is refused before them: the other ranks, which begin the run,
+  // are told why. Nothing in a session of one rank.
   void refuse_run(const Error& why);
   // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate. As step:
   // failed_precondition while a run is under way.
@@ -77,11 +77,11 @@ class Session {
   // Variables, logical and whole, in the order of the plan. These wait for a run that is under way.
   std::vector<VariableInfo> variables() const;
   TensorType variable_type(std::string_view name) const;  // throws not_found
-  // dtype and dims must fit. `copy`: which of VariableInfo::copies; the others agree with the first after every step. In
-  // a world all ranks read alike, and every one gets the whole.
+  // dtype and dims must fit. `copy`: which of VariableInfo::copies; the others agree with the first after every step.
+  // In a world all ranks read alike, and every one gets the whole.
   void read(std::string_view name, const HostTensor& to, int64_t copy = 0);
   // What of it is on this rank's devices, at its place in the whole tensor; the rest of `to` is left as it is. The
-  // number of bytes that were read.
+  // number of bytes that were read, those of parts that overlap each time.
   size_t read_here(std::string_view name, const HostTensor& to, int64_t copy = 0);
   void write(std::string_view name, const HostTensor& from);
 

@@ -131,10 +131,10 @@ struct Rig {
     std::vector<std::unique_ptr<Device>> devices;
     const auto backend = plan.devices[0].kind == DeviceKind::kNull ? make_null_backend() : make_ref_backend();
     for (size_t d = 0; d < plan.devices.size(); ++d)
-      devices.push_back(world && world->ranks[d] != world->rank()
-                            ? nullptr
-                            : std::make_unique<HookedDevice>(static_cast<int>(d), backend->open(plan.devices[d]), hook,
-                                                             contexts));
+      devices.push_back(
+          world && world->ranks[d] != world->rank()
+              ? nullptr
+              : std::make_unique<HookedDevice>(static_cast<int>(d), backend->open(plan.devices[d]), hook, contexts));
     machine = std::make_unique<Machine>(plan, std::move(devices), std::move(world));
     for (size_t v = 0; v < plan.variables.size(); ++v) {
       const std::vector<float> ones(static_cast<size_t>(element_count(plan.variables[v].dims)), 1.0f);

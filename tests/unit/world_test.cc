@@ -473,9 +473,11 @@ TEST_CASE("every rank has the outputs, whoever hands them over; ranks that ask f
     std::vector<NamedHost> inputs, outputs;
     for (const PlanInput& input : entry.inputs)
       inputs.push_back(
-          {input.name, {input.dtype, input.dims, input.dtype == DType::kI32 ? static_cast<void*>(y.data()) : x.data()}});
+          {input.name,
+           {input.dtype, input.dims, input.dtype == DType::kI32 ? static_cast<void*>(y.data()) : x.data()}});
     if (wants) outputs.push_back({"loss", {DType::kF32, {}, &loss}});
-    const RunHandle handle = steps ? ranks.sessions[r]->step(inputs, outputs) : ranks.sessions[r]->eval(inputs, outputs);
+    const RunHandle handle =
+        steps ? ranks.sessions[r]->step(inputs, outputs) : ranks.sessions[r]->eval(inputs, outputs);
     if (!handle.wait(60)) throw internal("it hangs");
   };
   for (int times = 0; times < 20; ++times) {

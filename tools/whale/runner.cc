@@ -136,17 +136,15 @@ Tensor Runner::read(const std::string& variable, int64_t copy) const {
   if (sessions_.size() == 1) return own<Tensor>(whale_session_read_copy, session(), str(variable), copy);
   whale_variable of = WHALE_VARIABLE_INIT;
   for (size_t i = 0; to_string(of.name) != variable; ++i) check(whale_session_variable(session(), i, &of));
-  Tensor out = own<Tensor>(whale_tensor_create, of.dtype, of.dims, of.rank);
-  size_t bytes = 0;
-  for (const Session& session : sessions_) {
-    size_t here = 0;
-    check(whale_session_read_here(session.get(), str(variable), copy, out.get(), &here));
-    bytes += here;
+  Tensor all[2];  // twice, onto other bytes: what no rank holds is not the same
+  for (size_t k = 0; k < 2; ++k) {
+    all[k] = own<Tensor>(whale_tensor_create, of.dtype, of.dims, of.rank);
+    std::memset(whale_tensor_data(all[k].get()), k == 0 ? 0 : 0xff, whale_tensor_bytes(all[k].get()));
+    for (const Session& session : sessions_)
+      check(whale_session_read_here(session.get(), str(variable), copy, all[k].get(), nullptr));
   }
-  if (bytes != whale_tensor_bytes(out.get()))
-    throw Failure("the ranks hold " + std::to_string(bytes) + " of the " +
-                  std::to_string(whale_tensor_bytes(out.get())) + " bytes of '" + variable + "'");
-  return out;
+  if (!same_bytes(all[0].get(), all[1].get())) throw Failure("no rank holds a part of '" + variable + "'");
+  return std::move(all[0]);
 }
 void Runner::write(const std::string& variable, const whale_tensor* tensor) {
   each([&](whale_session* session) { check(whale_session_write(session, str(variable), tensor)); });

@@ -1,0 +1,72 @@
+"""`--ranks`: a plan run and verified as several ranks of one process; `lag` devices, which are late at random."""
+
+import json
+
+import numpy as np
+import pytest
+
+from test_cli import files, whale  # noqa: F401 (a fixture)
+
+
+def losses(*arguments):
+    return [json.loads(line)["loss"] for line in whale("run", *arguments, "--json").splitlines()]
+
+
+@pytest.mark.parametrize("devices, strategy", [("ref:4", "replica(2) > split(2)"), ("ref:2", "pipeline(2, micro_batches=2)"), ("lag:3", "replica")])
+def test_ranks_run_what_one_process_runs(files, devices, strategy):
+    options = [files / "mlp.whale", "--data", files / "data.npz", "--devices", devices, "--strategy", strategy, "--steps", 5, "--seed", 3]
+    alone = losses(*options)
+    assert losses(*options, "--ranks", 2) == alone and len(set(alone)) == 5
+
+
+def test_exact_mode_is_equal_to_the_bit_in_ranks(files):
+    options = [files / "gpt.whale", "--exact", "--accumulation", 6, "--steps", 3]
+    one = losses(*options, "--devices", "cpu:1")
+    for devices, ranks in (("cpu:2", 2), ("cpu:3", 2), ("cpu:3", 3)):
+        assert losses(*options, "--devices", devices, "--strategy", "replica", "--ranks", ranks) == one
+
+
+def test_ranks_load_a_checkpoint(files, tmp_path):
+    whale("run", files / "mlp.whale", "--steps", 2, "--save", tmp_path / "c", "--quiet")
+    options = [files / "mlp.whale", "--load", tmp_path / "c", "--steps", 2, "--devices", "ref:2", "--lr", 0.01]
+    assert losses(*options, "--ranks", 2) == losses(*options)
+
+
+def test_ranks_refuse_what_they_cannot_do(files, tmp_path):
+    assert "rank 1 of 2 has none of the plan's 1 devices" in whale("run", files / "mlp.whale", "--ranks", 2, code=2)
+    assert "plan for at least a device a rank" in whale("verify", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 3, code=2)
+    assert "several ranks write none" in whale("run", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 2, "--save", tmp_path / "c", code=2)
+    assert "several ranks write none" in whale("run", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 2, "--trace", tmp_path / "t", code=2)
+    for wrong in (0, -1, 1.5, "two", 5000):
+        assert "--ranks" in whale("run", files / "mlp.whale", f"--ranks={wrong}", code=2)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_label_out_of_range_ends_the_run_of_all_ranks(files, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "bad.npz", x=rng.standard_normal((10, 8)).astype(np.float32), y=np.full(10, 77, np.int32))
+    for ranks in (1, 2):
+        told = whale("run", files / "mlp.whale", "--data", tmp_path / "bad.npz", "--devices", "ref:2", "--ranks", ranks, code=2)
+        assert "77" in told and "is an index" in told
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--devices", "cpu:4", "--strategy", "pipeline(2, micro_batches=2) > replica(2)", "--ranks", 2], "cpu:4 in 2 ranks against cpu:1"),
+    (["--devices", "ref:3", "--strategy", "replica(3, shares=[3,2,1])", "--zero", 3, "--ranks", 3], "ref:3 in 3 ranks against ref:1"),
+    (["--devices", "cpu:2", "--gradient-dtype", "bf16", "--ranks", 2], "cpu:2 in 2 ranks against cpu:1"),
+    (["--devices", "lag@7*2", "--strategy", "pipeline(2, micro_batches=2)"], "lag@7*2 against ref:1"),
+    (["--devices", "lag:4", "--strategy", "replica(2) > split(2)", "--ranks", 2], "lag:4 in 2 ranks against ref:1")])
+def test_verify_in_ranks_and_on_lag(files, options, said):
+    told = whale("verify", files / "mlp.whale", *options, "--steps", 3)
+    assert said in told and "The plan does not change the result" in told
+
+
+def test_verify_in_ranks_compares_every_copy(files):
+    rows = json.loads(whale("verify", files / "mlp.whale", "--devices", "ref:4", "--ranks", 2, "--steps", 3, "--json"))["comparisons"]
+    for row in rows:
+        assert row["ranks"] == 2 and row["passed"] and row["parameters"]["copies"] == 4 * row["parameters"]["tensors"]
+
+
+def test_verify_of_a_plan_file_in_ranks(files, tmp_path):
+    whale("plan", files / "mlp.whale", "--devices", "cpu:2", "--strategy", "pipeline(2, micro_batches=2)", "-o", tmp_path / "m.plan")
+    assert "in 2 ranks" in whale("verify", files / "mlp.whale", "--plan", tmp_path / "m.plan", "--ranks", 2, "--steps", 3)
