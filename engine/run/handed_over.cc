@@ -54,22 +54,22 @@ std::vector<HandedRun> handed_over(const Plan& plan, const Entry& entry, const D
   return runs;
 }
 
-std::vector<std::vector<Bytes>> handed_over_by_rank(const Plan& plan, const Entry& entry,
-                                                    const std::vector<int32_t>& ranks, size_t size) {
-  std::vector<std::vector<Bytes>> all(size, std::vector<Bytes>(entry.outputs.size()));
+std::vector<std::vector<ByteRuns>> handed_over_by_rank(const Plan& plan, const Entry& entry,
+                                                       const std::vector<int32_t>& ranks, size_t size) {
+  std::vector<std::vector<ByteRuns>> all(size, std::vector<ByteRuns>(entry.outputs.size()));
   for (const DeviceRow& row : entry.rows) {
     const Program& program = entry.programs.at(static_cast<size_t>(row.program));
     for (const ScheduleRow& at : program.schedule)
       for (const Instruction& instruction : program.segments.at(static_cast<size_t>(at.segment)).instructions) {
         const auto* fetch = instruction.as<work::Fetch>();
         if (fetch == nullptr) continue;
-        Bytes& to =
+        ByteRuns& to =
             all[static_cast<size_t>(ranks[static_cast<size_t>(row.device)])][static_cast<size_t>(fetch->output)];
         for (const HandedRun& run : handed_over(plan, entry, row, at, *fetch)) to.push_back({run.host, run.bytes});
       }
   }
   for (auto& outputs : all)
-    for (Bytes& bytes : outputs) join(bytes);
+    for (ByteRuns& bytes : outputs) join(bytes);
   return all;
 }
 

@@ -21,7 +21,7 @@ std::vector<HandedRun> handed_over(const Plan& plan, const Entry& entry, const D
 bool by_micro_batch(const Entry& entry, const DeviceRow& row, const ScheduleRow& at, const work::Fetch& fetch);
 
 // Of a whole step, by rank and output; `ranks`: of each device.
-std::vector<std::vector<Bytes>> handed_over_by_rank(const Plan& plan, const Entry& entry,
-                                                    const std::vector<int32_t>& ranks, size_t size);
+std::vector<std::vector<ByteRuns>> handed_over_by_rank(const Plan& plan, const Entry& entry,
+                                                       const std::vector<int32_t>& ranks, size_t size);
 
 }  // namespace whale

@@ -196,15 +196,15 @@ std::vector<std::vector<int32_t>> Machine::copies(size_t index) const {
   return list;
 }
 
-std::vector<Bytes> Machine::parts_by_rank(size_t index, size_t copy) const {
-  std::vector<Bytes> all(static_cast<size_t>(wire()->size()));
+std::vector<ByteRuns> Machine::parts_by_rank(size_t index, size_t copy) const {
+  std::vector<ByteRuns> all(static_cast<size_t>(wire()->size()));
   const PlanVariable& variable = plan_.variables[index];
   const auto whole = static_cast<uint64_t>(element_count(variable.dims) * size_of(variable.dtype));
   for (const HeldPart& held : variables_[index]) {
-    Bytes& bytes = all[static_cast<size_t>(ranks()[device_of(held, copy)])];
+    ByteRuns& bytes = all[static_cast<size_t>(ranks()[device_of(held, copy)])];
     held.part.each(0, whole, [&](uint64_t logical, uint64_t, uint64_t n) { bytes.push_back({logical, n}); });
   }
-  for (Bytes& bytes : all) join(bytes);
+  for (ByteRuns& bytes : all) join(bytes);
   return all;
 }
 

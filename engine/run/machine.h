@@ -128,7 +128,7 @@ class Machine {
   // part of the tensor is taken from the k-th device that holds it, from the last where fewer do: all copies together
   // name every device that holds a part.
   std::vector<std::vector<int32_t>> copies(size_t index) const;
-  std::vector<Bytes> parts_by_rank(size_t index, size_t copy) const;  // of that copy, where there are several ranks
+  std::vector<ByteRuns> parts_by_rank(size_t index, size_t copy) const;  // of that copy, where there are several ranks
   // A copy of a variable as a whole, from and to the caller's memory; bytes [offset, offset + bytes) of the logical
   // tensor, wherever they are; what is another rank's is left as it is. Only between runs; from several threads, when
   // their bytes are different ones. The number of bytes read.

@@ -10,7 +10,7 @@ constexpr uint64_t kTag = ~uint64_t{0} >> 1;  // that of no collective and of no
 
 // Of all tensors that are there, one behind the other.
 template <class Run>
-void each_run(const std::vector<Bytes>& parts, const std::vector<void*>& tensors, Run run) {
+void each_run(const std::vector<ByteRuns>& parts, const std::vector<void*>& tensors, Run run) {
   size_t packed = 0;
   for (size_t t = 0; t < tensors.size(); ++t)
     for (const ByteRun& part : parts[t]) {
@@ -22,9 +22,9 @@ void each_run(const std::vector<Bytes>& parts, const std::vector<void*>& tensors
 
 }  // namespace
 
-void join(Bytes& bytes) {
+void join(ByteRuns& bytes) {
   std::sort(bytes.begin(), bytes.end(), [](const ByteRun& a, const ByteRun& b) { return a.at < b.at; });
-  Bytes out;
+  ByteRuns out;
   for (const ByteRun& run : bytes) {
     if (run.bytes == 0) continue;
     if (out.empty() || out.back().at + out.back().bytes < run.at)
@@ -35,10 +35,10 @@ void join(Bytes& bytes) {
   bytes = std::move(out);
 }
 
-Sharing::Sharing(Wire& wire, std::vector<std::vector<Bytes>> parts) : wire_(wire), parts_(std::move(parts)) {
+Sharing::Sharing(Wire& wire, std::vector<std::vector<ByteRuns>> parts) : wire_(wire), parts_(std::move(parts)) {
   const auto size = static_cast<size_t>(wire.size()), mine = static_cast<size_t>(wire.rank());
   const auto has_any = [&](size_t rank) {
-    return std::any_of(parts_[rank].begin(), parts_[rank].end(), [](const Bytes& b) { return !b.empty(); });
+    return std::any_of(parts_[rank].begin(), parts_[rank].end(), [](const ByteRuns& b) { return !b.empty(); });
   };
   senders_.resize(size), receivers_.resize(size);
   for (size_t r = 0; r < size; ++r) {

@@ -54,8 +54,8 @@ class Reading final : private Ear::Listener {
 void read_whole(Machine& machine, size_t index, size_t copy, void* to, size_t bytes) {
   machine.read_variable(index, copy, 0, to, bytes);
   Sharing sharing(*machine.wire(), [&] {
-    std::vector<std::vector<Bytes>> parts;
-    for (Bytes& bytes_of_rank : machine.parts_by_rank(index, copy)) parts.push_back({std::move(bytes_of_rank)});
+    std::vector<std::vector<ByteRuns>> parts;
+    for (ByteRuns& bytes_of_rank : machine.parts_by_rank(index, copy)) parts.push_back({std::move(bytes_of_rank)});
     return parts;
   }());
   Reading(machine, mix64(mix64(hash_name("read") + index) + copy)).share(sharing, to);
