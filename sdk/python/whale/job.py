@@ -22,11 +22,13 @@ from .ranks import World
 
 
 class Plan:
-    """What every device does, as a value: printed, saved, loaded, run. Made by ``whale.plan`` or ``Plan.load``."""
+    """What every device does, as a value: printed, saved, loaded, run. Made by ``whale.plan`` or ``Plan.load``.
+
+    world: the ranks that its jobs run in; None: this process alone."""
 
     def __init__(self, handle: Handle, world: World | None = None):
         self._handle = handle
-        self.world = world  # that its jobs are started in
+        self.world = world
         self._description: dict | None = None
 
     @classmethod
