@@ -96,8 +96,14 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
       if (id != kNone) id = b_.alike(id);
   for (const TensorId id : op.outputs)
     if (id != kNone) mark_samples(b_.out.shardings[static_cast<size_t>(id)]);
-  for (size_t i = 0; i < asked.size() && has_flag(op.code, kUpdateOp); ++i)
-    if (parameter_of_.contains(asked[i])) used_[asked[i]] = op.inputs[i];
+  // An optimizer that is made of several ops (Adafactor) reads it in each; an update of one op has the last word.
+  for (size_t i = 0; i < asked.size() && op.phase == Phase::kUpdate; ++i)
+    if (parameter_of_.contains(asked[i])) {
+      if (has_flag(op.code, kUpdateOp))
+        used_[asked[i]] = op.inputs[i];
+      else
+        used_.emplace(asked[i], op.inputs[i]);
+    }
   // An update reads numbers of any type: the sum itself, not a wider copy of it.
   if (options_.accumulate_dtype && (has_flag(op.code, kUpdateOp) || has_flag(op.code, kPreparesUpdate)))
     for (TensorId& id : op.inputs)

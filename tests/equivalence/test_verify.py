@@ -600,6 +600,23 @@ def test_adasum_in_float16_where_gradients_are_below_its_smallest(tmp_path, devi
                "--skip-float64", code=0)
 
 
+@pytest.mark.parametrize("model, plan", [
+    # A table that is updated by row has no gradient to show: its step is bounded by what moved runs show in all steps so far.
+    (["--optimizer", "adagrad", "--lr", "0.01", "--sparse-updates"], ["--devices", "cpu:4", "--strategy", "split(2) > replica(2)", "--precision", "bf16", "--gradient-dtype", "f16"]),
+    # Replicas' gradients are nearly multiples of one another; in float32 they are told apart, and add up.
+    (["--optimizer", "adam", "--lr", "0.001", "--no-sparse-updates"], ["--devices", "cpu:6", "--strategy", "replica(2, shares=[2,1]) > replica(3)", "--precision", "bf16", "--zero", "3", "--adasum", "--accumulation", "3"]),
+    # A bias of one element, whose samples' terms cancel in a replica too.
+    (["--optimizer", "sgd", "--lr", "0.02", "--no-sparse-updates"], ["--devices", "cpu:4", "--strategy", "replica(2) > pipeline(2, micro_batches=2)", "--precision", "f16", "--zero", "2", "--adasum", "--seed", "1"]),
+    # The gradient that is handed out is what Adafactor's ops read, not another sum in other rounding.
+    (["--optimizer", "adafactor", "--lr", "0.002", "--no-sparse-updates"], ["--devices", "ref:6", "--strategy", "replica(2, shares=[2,1]) > replica(3)", "--precision", "f64", "--zero", "1", "--gradient-dtype", "f16"]),
+], ids=lambda p: p[1])
+def test_rounding_of_dlrm_beside_options_for_sums(tmp_path, model, plan):
+    sizes = ["--layers", "3", "--dim", "8", "--vocab", "30", "--seq", "2", "--hidden", "16", "--batch", "12"]
+    assert whale("model", "dlrm", *sizes, *model, "-o", tmp_path / "model.whale").returncode == 0
+    rows = verify(tmp_path / "model.whale", *plan, "--steps", "20", code=0)["comparisons"]
+    assert rows[-1]["subject"].startswith("gradients ") and all(row["verdict"] == "equal" for row in rows)
+
+
 def test_sums_in_few_bits_where_batch_norm_mixes_samples(tmp_path):
     """A bias before batch norm has no gradient but in the replicas' parts, whose rounding stays."""
     small(tmp_path / "model.whale", squares, norm=True)

@@ -152,6 +152,27 @@ TEST_CASE("updates are in place, reshapes cost nothing, recompute saves memory")
             .arena_bytes < kept * 9 / 10);
 }
 
+TEST_CASE("a fetched gradient is the one that updates read, summed once") {
+  for (const OptimizerKind optimizer : {OptimizerKind::kAdam, OptimizerKind::kAdafactor, OptimizerKind::kLamb})
+    for (const bool narrow : {false, true}) {
+      const auto sums = [&](bool fetch) {
+        const Plan plan = plan_of(small::mlp(12, optimizer), "ref:6", with([&](CompileOptions& o) {
+                                    o.strategy = "replica(2) > replica(3)", o.zero = 1;
+                                    if (narrow) o.gradient_dtype = DType::kF16;
+                                    if (fetch) o.fetch = {"grad:w1"};
+                                  }));
+        int64_t bytes = 0;
+        for (const Segment& s : program_of(plan).segments)
+          for (const Instruction& i : s.instructions)
+            if (const auto* c = i.as<work::Collective>(); c != nullptr && c->op != OpCode::k_all_gather)
+              bytes += static_cast<int64_t>(i.bytes);
+        return bytes;
+      };
+      INFO(static_cast<int>(optimizer), " ", narrow);
+      CHECK(sums(true) == sums(false));
+    }
+}
+
 TEST_CASE("gradients and tensors can be fetched; what is not there is named") {
   const Plan plan = plan_of(small::mlp(8), "ref:2", with([](CompileOptions& o) { o.fetch = {"grad:w1", "fc1"}; }));
   const auto& outputs = plan.entries[0].outputs;

@@ -64,6 +64,7 @@ struct Wanted {
   std::vector<double> parts;
   std::vector<Values> scores;  // of decisions, of the whole batch
   std::vector<Tensor> outputs;
+  bool wide = false;             // made in more bits than the plan's
   bool flipped = false;          // a replica's samples by themselves decide in another way than among the others
   bool finite = true;            // float16: the mean of a few samples may overflow where that of all does not
   bool alone = true;             // replicas' samples can be run by themselves
@@ -124,7 +125,7 @@ class Gradients {
       Compared& of = report_.of(v);
       ++of.tensors, of.copies += static_cast<int64_t>(v.copies.size());
     }
-    envelope_.assign(count(), 0);
+    envelope_.assign(count(), 0), others_.assign(variables_.size(), 0);
   }
 
   void step(const Batch& given, int64_t number) {
@@ -326,10 +327,18 @@ class Gradients {
     return g;
   }
 
+  // Of what a role computes in: what is in more bits than 16 is so in float32 at least.
+  double roundoff(bool wide) const {
+    return wide ? std::min(0x1p-24, report_.setting.roundoff) : report_.setting.roundoff;
+  }
   // Gradients that far apart, of their sizes, are multiples of one another.
-  double alike() const { return std::max(1e-3, 32 * report_.setting.roundoff); }
+  double alike(bool wide) const { return std::max(1e-3, 32 * roundoff(wide)); }
+  // What the parts leave is rounding: of terms as large as they are, or (their own terms cancel) as moved runs show it.
   bool by_parts(const Wanted& one, size_t k) const {
-    return one.alone && one.split[k] <= std::max(1e-6, 32 * report_.setting.roundoff);
+    const double left = one.split[k] * one.parts[k];
+    return one.alone &&
+           (one.split[k] <= std::max(1e-6, 32 * roundoff(one.wide)) ||
+            left <= factor_of(report_.setting, one.gradients[k].size(), std::max<int64_t>(1, runs_)) * envelope_[k]);
   }
   // Whether the gradients of the replicas' samples by themselves are the parts of all sums of a mesh: the weights that
   // make one of them add up may be of another loss.
@@ -462,6 +471,7 @@ class Gradients {
   // parts: the replicas' too; else the gradients of the whole are all that is asked for.
   Wanted wanted(Role& role, bool parts, const std::vector<Tensor>& start, const Batch& batch) const {
     Wanted out;
+    out.wide = role.wide;
     restore(role, *role.whole, start);
     std::vector<Values> found;
     out.loss = step(*role.whole, batch, found, out.outputs);
@@ -479,7 +489,7 @@ class Gradients {
       const std::vector<Replica>& replicas = sum_.meshes[mesh];
       std::vector<std::vector<Gradient>> own;
       for (size_t r = 0; r < replicas.size(); ++r) own.push_back(of_replica(role, mesh, r, start, batch, out, whole));
-      const std::vector<double> fitted = weights_of(here, whole, own, alike());
+      const std::vector<double> fitted = weights_of(here, whole, own, alike(role.wide));
       out.determined[mesh] = !fitted.empty();
       to_means(replicas, here, batch, whole, fitted, own);
       for (const size_t k : here) measure(replicas, own, whole[k], k, out);
@@ -581,10 +591,11 @@ class Gradients {
       const auto from_one = [&](const Role& role, const Variable& variable) {
         return distance(read_value(*role.whole, variable).get(), one.get()).difference;
       };
-      Figure f{v.name, number, 0, {}, 0, 0, 0, 0, 0};
+      double& envelope = others_[k];
       for (size_t i = 0; i < moved_.size(); ++i)
-        if (alike[i]) f.envelope = std::max(f.envelope, from_one(moved_[i], v));
-      if (wide_) f.envelope = std::max(f.envelope, from_one(*wide_, whole_[k]));
+        if (alike[i]) envelope = std::max(envelope, from_one(moved_[i], v));
+      if (wide_) envelope = std::max(envelope, from_one(*wide_, whole_[k]));
+      Figure f{v.name, number, 0, {}, 0, envelope, 0, 0, 0};
       const double size = root_of_elements(one.get()), moved = distance(start_[k].get(), one.get()).difference / size;
       report_.moved = report_.moved || (v.role == "parameter" && moved > 0);
       for (size_t copy = 0; copy < v.copies.size(); ++copy) {
@@ -616,7 +627,8 @@ class Gradients {
   Updates updates_;
   std::vector<std::string> names_;  // gradients, then scores
   std::vector<Tensor> start_;
-  std::vector<double> envelope_;
+  std::vector<double> envelope_;  // of gradients, so far
+  std::vector<double> others_;    // of variables that no summed gradient makes
   std::vector<Gradient> spread_;  // of each element, in this step
   std::vector<Figure> worst_;     // of each step
   int64_t runs_ = 0;              // that envelopes are of
