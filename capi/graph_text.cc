@@ -319,7 +319,7 @@ whale_status* whale_graph_parse(whale_engine* engine, const void* data, size_t s
     need(out, "out");
     check_file_bytes(engine->limits, static_cast<int64_t>(size), "a graph as bytes");
     const auto* bytes = static_cast<const uint8_t*>(data);
-    *out = loaded(*engine, read_graph(bytes, without_checksum(bytes, size)), "").release();
+    *out = loaded(*engine, read_graph(bytes, checked_size(bytes, size, "the graph")), "").release();
   });
 }
 
@@ -330,7 +330,7 @@ whale_status* whale_graph_load(whale_engine* engine, whale_str path, whale_graph
     const std::string file = nonempty(path, "path");
     const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
     try {
-      *out = loaded(*engine, read_graph(bytes.data(), without_checksum(bytes.data(), bytes.size())), file).release();
+      *out = loaded(*engine, read_graph(bytes.data(), checked_size(bytes.data(), bytes.size(), "it")), file).release();
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
           .at_op(e.where().op)

@@ -204,7 +204,7 @@ whale_status* whale_plan_parse(whale_engine* engine, const void* data, size_t si
     need(out, "out");
     check_file_bytes(engine->limits, static_cast<int64_t>(size), "a plan as bytes");
     const auto* bytes = static_cast<const uint8_t*>(data);
-    *out = loaded(*engine, deserialize(bytes, without_checksum(bytes, size)), "").release();
+    *out = loaded(*engine, deserialize(bytes, checked_size(bytes, size, "the plan")), "").release();
   });
 }
 
@@ -215,7 +215,7 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
     const std::string file = nonempty(path, "path");
     const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
     try {
-      *out = loaded(*engine, deserialize(bytes.data(), without_checksum(bytes.data(), bytes.size())), file).release();
+      *out = loaded(*engine, deserialize(bytes.data(), checked_size(bytes.data(), bytes.size(), "it")), file).release();
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
           .at_op(e.where().op)

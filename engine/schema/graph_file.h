@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "ir/graph.h"
@@ -17,13 +18,14 @@ std::vector<uint8_t> serialize(const Graph& graph);
 // every x that serialize() wrote.
 Graph read_graph(const uint8_t* data, size_t size);
 
-// Files end in a mark and the CRC-32C of all before it, which FlatBuffers takes for bytes that nothing refers to:
+// Files say in front how many bytes they have and their CRC-32C, in bytes that nothing of the FlatBuffer refers to:
 // readers of other makes pass over them, and files of other makes have none. A changed bit that hides the mark left the
 // rest whole.
 std::vector<uint8_t> with_checksum(std::vector<uint8_t> bytes);
 bool has_checksum(const uint8_t* data, size_t size);
-size_t without_checksum(const uint8_t* data,
-                        size_t size);  // the size of the rest; DATA_LOSS where the checksum differs
+// How many of the bytes are the FlatBuffer (versions before wrote the checksum behind it). DATA_LOSS, of `what`, where
+// bytes are missing or changed.
+size_t checked_size(const uint8_t* data, size_t size, std::string_view what);
 
 bool is_graph_file(const uint8_t* data, size_t size);  // by the identifier alone
 bool is_plan_file(const uint8_t* data, size_t size);

@@ -13,6 +13,7 @@ from test_cli import WHALE, files, lines, whale  # noqa: F401
 
 import whale as wh
 
+GRAPHS = pathlib.Path(__file__).resolve().parents[1] / "graphs"
 FORMAT1 = pathlib.Path(__file__).resolve().parents[1] / "checkpoints" / "format1"  # written by libwhale 0.1.0 before there were checksums
 MODEL = ["mlp", "--layers", "2", "--dim", "4", "--hidden", "4", "--classes", "2", "--batch", "4", "--optimizer", "adam"]
 
@@ -280,20 +281,35 @@ def test_a_resumed_run_goes_on_in_its_data(files, tmp_path):
     assert other != losses("gpt.whale", "--data", files / "book.txt", "--steps", "3", "--load", tmp_path / "c")
 
 
-def test_a_changed_bit_of_a_model_or_plan_file_is_an_error(files, tmp_path):
+def test_a_changed_bit_or_a_lost_byte_of_a_model_or_plan_file_is_an_error(files, tmp_path):
     whale("plan", files / "mlp.whale", "--devices", "ref:2", "-o", tmp_path / "p.plan")
     for path, load in ((files / "mlp.whale", wh.load), (tmp_path / "p.plan", wh.Plan.load)):
         good = path.read_bytes()
         assert "its checksum is right" in whale("inspect", path) and json.loads(whale("inspect", path, "--json"))["checksum"] is True
         bad = tmp_path / f"bad{path.suffix}"
-        for at in list(range(0, len(good) - 8, 1 + len(good) // 300)) + list(range(len(good) - 12, len(good) - 8)) + list(range(len(good) - 4, len(good))):
+        assert good[8:12] == b"WHC2"
+        for at in [*range(8), *range(12, 28), *range(28, len(good), 1 + len(good) // 300), *range(len(good) - 12, len(good))]:
             changed = bytearray(good)
             changed[at] ^= 1 << at % 8
             bad.write_bytes(changed)
             with pytest.raises(wh.WhaleError, match="damaged|first bytes"):
                 load(str(bad))
         assert "its checksum is not that of its" in whale("inspect", bad, code=2)
-        bad.write_bytes(good[:-8])  # as other producers write it
+        for size in [*range(24, 64), *range(64, len(good), 1 + len(good) // 100), *range(len(good) - 32, len(good)), len(good) + 1]:
+            bad.write_bytes((good + b"x")[:size])
+            with pytest.raises(wh.DataLoss, match=f"damaged: it has {size} bytes, and was written with {len(good)}"):
+                load(str(bad))
+        bad.write_bytes(good[:8] + bytes(4) + good[12:])  # as other producers write it
         assert "without a checksum" in whale("inspect", bad) and json.loads(whale("inspect", bad, "--json"))["checksum"] is False
         load(str(bad)).save(str(tmp_path / "again"))
         assert (tmp_path / "again").read_bytes() == good
+
+
+def test_the_checksum_behind_a_model_file_of_before_is_compared(tmp_path):
+    for path in GRAPHS.glob("version1-*.whale"):
+        old = path.read_bytes()
+        assert old[-8:-4] == b"WHC1" and "its checksum is right" in whale("inspect", path)
+        for at in (30, len(old) // 2, len(old) - 9, len(old) - 1):
+            (tmp_path / "bad.whale").write_bytes(old[:at] + bytes([old[at] ^ 4]) + old[at + 1:])
+            with pytest.raises(wh.DataLoss, match="its checksum is not that of its"):
+                wh.load(str(tmp_path / "bad.whale"))

@@ -163,7 +163,8 @@ FileKind kind_of(const std::string& path) {
 
 bool has_checksum(const std::string& path) {
   const std::string content = read_file(path);
-  return content.size() >= 8 && content.compare(content.size() - 8, 4, "WHC1") == 0;
+  return content.size() >= 12 && (content.compare(8, 4, "WHC2") == 0 ||
+                                  content.compare(content.size() - 8, 4, "WHC1") == 0);  // of versions before
 }
 
 void check_fixed(const std::string& path, const PlanArguments& arguments) {

@@ -163,7 +163,8 @@ def test_absurd_counts_in_a_strangers_file_are_refused_at_once(tmp_path):
             h = wh.ops.relu(wh.nn.linear(x, 4))
             loss = wh.nn.linear(h, 3).mean()
         g.minimize(loss, wh.SGD(0.1))
-    data = g.serialize()[:-8]  # without the checksum, as from another producer
+    data = g.serialize()
+    data = data[:8] + bytes(4) + data[12:]  # without the mark of a checksum, as from another producer
     at = data.find((1_234_567).to_bytes(8, "little"))
     assert at > 0
     for value in (7, 1_000_000, 1 << 30, (1 << 31) - 1, 1 << 31, 1 << 62, -1):
