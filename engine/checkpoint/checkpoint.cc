@@ -287,7 +287,12 @@ Checkpoint open_checkpoint(const std::string& directory) {
       c.model = open_file(folder, kModelFile, c.index);
       c.optimizer = open_file(folder, kOptimizerFile, c.index);
     } catch (const Error& e) {
-      if (again || e.code() != Code::kNotFound) throw;
+      if (e.code() != Code::kNotFound) throw;
+      // Not NOT_FOUND: who begins anew where there is no checkpoint would write over this one.
+      if (again)
+        throw error(Code::kDataLoss,
+                    "{}: the checkpoint that {} describes has lost it. Put it back, or load another one", e.message(),
+                    kIndexFile);
       last = text;
       continue;
     }
