@@ -43,6 +43,7 @@ whale_device whale::capi::describe_device(const std::vector<DeviceSpec>& devices
       case DeviceKind::kRef: return WHALE_DEVICE_REF;
       case DeviceKind::kNull: return WHALE_DEVICE_NULL;
       case DeviceKind::kLag: return WHALE_DEVICE_LAG;
+      case DeviceKind::kLagCpu: return WHALE_DEVICE_LAG_CPU;
       case DeviceKind::kCuda: break;
     }
     throw internal("a device of a kind that whale.h does not have");

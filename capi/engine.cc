@@ -56,7 +56,7 @@ struct BackendLine {
 
 std::vector<BackendLine> backend_lines(Backends& backends) {
   std::vector<BackendLine> out;
-  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kRef, DeviceKind::kLag, DeviceKind::kNull}) {
+  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kRef, DeviceKind::kLag, DeviceKind::kLagCpu, DeviceKind::kNull}) {
     BackendLine line{name_of(kind), false, {}};
     try {
       line.text = backends.get(kind).describe();
@@ -92,7 +92,7 @@ whale_status* whale_engine_devices(whale_engine* engine, whale_text* out) {
     need(out, "out");
     std::string lines;
     for (const BackendLine& line : backend_lines(*engine->backends))
-      lines += fmt::format("{:<5} {:<12} {}\n", line.name, line.available ? "available" : "unavailable", line.text);
+      lines += fmt::format("{:<7} {:<12} {}\n", line.name, line.available ? "available" : "unavailable", line.text);
     *out = make_text(lines);
   });
 }

@@ -476,7 +476,7 @@ WHALE_API whale_status *whale_graph_save(const whale_graph *graph, whale_str pat
 
 /* ---- cluster: the devices -------------------------------------------------------------------------------------------------- */
 typedef struct whale_cluster whale_cluster;
-/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | lag:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". cpu:N are N devices on the
+/* `devices`: item{,item}: cpu:N | cpu@CORES*K | ref:N | lag:N | lag_cpu:N | null:N, e.g. "cpu:4", "cpu@0,cpu@1*2", "ref:3". cpu:N are N devices on the
  * cores of the process; a session takes the least used ones. cpu@CORES are these cores: a plan may name any, a session refuses
  * those that its process may not use. Several machines: nodes
  * joined by |, Nx before one repeats it: "16xnull:8"; or "file:PATH", a text file with a node a line. A kind may say its memory,
@@ -488,7 +488,8 @@ typedef enum whale_device_kind {
   WHALE_DEVICE_CPU = 1,
   WHALE_DEVICE_REF = 2,
   WHALE_DEVICE_NULL = 3,
-  WHALE_DEVICE_LAG = 4
+  WHALE_DEVICE_LAG = 4,
+  WHALE_DEVICE_LAG_CPU = 5
 } whale_device_kind;
 
 typedef struct whale_device {

@@ -7,7 +7,7 @@
 
 namespace whale {
 
-enum class DeviceKind : uint8_t { kCpu, kRef, kNull, kCuda, kLag };
+enum class DeviceKind : uint8_t { kCpu, kRef, kNull, kCuda, kLag, kLagCpu };
 
 // What planning and sessions ask of a kind.
 struct DeviceTraits {
@@ -25,6 +25,7 @@ inline constexpr DeviceTraits kDeviceKinds[] = {
     {.name = "null", .computes = false, .float64 = true, .overlaps = true},
     {.name = "cuda", .overlaps = true, .takes_number = true},
     {.name = "lag", .float64 = true, .overlaps = true, .takes_number = true},
+    {.name = "lag_cpu", .overlaps = true, .takes_number = true},
 };
 constexpr const DeviceTraits& traits(DeviceKind kind) { return kDeviceKinds[static_cast<size_t>(kind)]; }
 
@@ -33,7 +34,7 @@ inline constexpr int64_t kMostDeviceMemory = int64_t{1} << 50;  // bytes: beyond
 struct DeviceSpec {
   DeviceKind kind = DeviceKind::kCpu;
   std::vector<int> cores;    // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
-  int index = 0;             // kCuda: ordinal; kLag: seed of its delays
+  int index = 0;             // kCuda: ordinal; kLag, kLagCpu: seed of its delays
   int node = 0;              // of the cluster: which machine; numbered as listed
   bool named = false;        // the cores were named by hand (cpu@CORES): these and no others
   int64_t memory_bytes = 0;  // that a plan may take; 0: not said

@@ -66,7 +66,8 @@ struct Backends::State {
     switch (kind) {
       case DeviceKind::kRef: return make_ref_backend();
       case DeviceKind::kNull: return make_null_backend();
-      case DeviceKind::kLag: return make_lag_backend(of(DeviceKind::kRef));
+      case DeviceKind::kLag: return make_lag_backend(of(DeviceKind::kRef), kind);
+      case DeviceKind::kLagCpu: return make_lag_backend(of(DeviceKind::kCpu), kind);
       case DeviceKind::kCpu:
         return open_library(
             folder, "libwhale_cpu.so",

@@ -64,7 +64,9 @@ Plan in_float64(const Plan& plan) {
       throw unimplemented("parameter '{}' is kept in two halves of its bits, which float64 has none of", v.owner);
   Plan out = plan;
   for (DeviceSpec& device : out.devices)  // lag has ref's arithmetic
-    if (device.kind != DeviceKind::kLag)
+    if (device.kind == DeviceKind::kLagCpu)
+      device.kind = DeviceKind::kLag;
+    else if (device.kind != DeviceKind::kLag)
       device = {.kind = DeviceKind::kRef, .cores = {}, .index = 0, .node = device.node, .named = false};
   for (PlanVariable& v : out.variables) v.dtype = widened(v.dtype);
   for (Entry& entry : out.entries) {

@@ -22,7 +22,7 @@ import tempfile
 
 WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
 FULL = bool(os.environ.get("WHALE_FULL"))
-PLACES = ("cpu", "ref", "lag", "worlds")
+PLACES = ("cpu", "ref", "lag", "lag_cpu", "worlds")
 ON = os.environ.get("WHALE_EQUALITY_ON", "cpu")
 assert ON in PLACES, f"WHALE_EQUALITY_ON is '{ON}', expected one of {', '.join(PLACES)}"
 STEPS = "20"
@@ -216,8 +216,9 @@ def plan_of(case, on=ON):
     family = list(STRATEGIES[case["strategy"]].items())
     count, text = family[case["devices"] % len(family)]
     text = text.format(m=case["micro_batches"])
-    if on == "lag":  # a third of the seeds each are late in a way of their own
-        return f"lag@{int(hashlib.sha1(repr(sorted(case.items())).encode()).hexdigest(), 16) % 1000}*{count}", text
+    if on.startswith("lag"):  # a third of the seeds each are late in a way of their own
+        kind = "lag" if case["precision"] == "f64" else on
+        return f"{kind}@{int(hashlib.sha1(repr(sorted(case.items())).encode()).hexdigest(), 16) % 1000}*{count}", text
     return f"{'ref' if case['precision'] == 'f64' or on == 'ref' else 'cpu'}:{count}", text
 
 

@@ -1,5 +1,5 @@
-// Devices that are late at random, in memory that nobody else reaches: plans give the bits they give on `ref` devices,
-// and whoever reaches around the queues is caught.
+// Devices that are late at random, in memory that nobody else reaches: plans give the bits they give on devices in
+// time, and whoever reaches around the queues is caught.
 #include <doctest/doctest.h>
 
 #include <cerrno>
@@ -56,6 +56,7 @@ TEST_CASE("lag: a list of devices says the seed of their delays") {
   CHECK(to_string(parse_devices("lag:3", {})) == "lag:3");
   CHECK(to_string(parse_devices("lag@7*3,lag:1", {})) == "lag@7*3,lag:1");
   CHECK(parse_devices("lag@7", {})[0].index == 7);
+  CHECK(to_string(parse_devices("lag_cpu@7*3,lag_cpu:1", {})) == "lag_cpu@7*3,lag_cpu:1");
   CHECK_THROWS_AS(parse_devices("lag@x", {}), Error);
 }
 
@@ -76,13 +77,17 @@ TEST_CASE("lag: plans train what they train on devices that are in time") {
     CompileOptions options{plain.options};
     options.strategy = plain.strategy;
     options.accumulation = plain.accumulation;
-    Plan plan = compile(m.g, parse_devices(fmt::format("lag:{}", plain.devices)), options);
-    Plan in_time = plan;
-    for (DeviceSpec& d : in_time.devices) d.kind = DeviceKind::kRef;
-    const small::Trained wanted = small::train(in_time, 2, 31);
-    for (int seed = 1; seed <= 3; ++seed) {
-      for (DeviceSpec& d : plan.devices) d.index = seed;
-      CHECK(small::train(plan, 2, 31) == wanted);
+    for (const auto& [late, in_time] :
+         {std::pair(DeviceKind::kLag, DeviceKind::kRef), std::pair(DeviceKind::kLagCpu, DeviceKind::kCpu)}) {
+      CAPTURE(name_of(late));
+      Plan plan = compile(m.g, parse_devices(fmt::format("{}:{}", name_of(late), plain.devices)), options);
+      const SessionOptions one_thread{.threads = 1};
+      for (DeviceSpec& d : plan.devices) d.kind = in_time;
+      const small::Trained wanted = small::train(plan, 2, 31, one_thread);
+      for (int seed = 1; seed <= 3; ++seed) {
+        for (DeviceSpec& d : plan.devices) d.kind = late, d.index = seed;
+        CHECK(small::train(plan, 2, 31, one_thread) == wanted);
+      }
     }
   }
 }

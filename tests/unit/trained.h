@@ -38,8 +38,8 @@ inline std::string backends_folder() {
 }
 
 // Every input is filled by a formula of the step and the element; integers are below `classes`.
-inline Trained train(const Plan& plan, int steps = 3, int64_t classes = 3) {
-  Session session(std::make_shared<const Plan>(plan), std::make_shared<Backends>(backends_folder()), {});
+inline Trained train(const Plan& plan, int steps = 3, int64_t classes = 3, const SessionOptions& options = {}) {
+  Session session(std::make_shared<const Plan>(plan), std::make_shared<Backends>(backends_folder()), options);
   const Entry& entry = plan.entries[0];
   Trained out;
   for (int step = 0; step < steps; ++step) {

@@ -74,8 +74,8 @@ std::string reference_list(whale_engine* engine, const std::string& devices) {
   return "ref:" + std::to_string(whale_cluster_size(cluster.get()));
 }
 
-// One device is not late: lag has ref's arithmetic.
-std::string in_time(const std::string& kind) { return kind == "lag" ? "ref" : kind; }
+// One device is not late.
+std::string in_time(const std::string& kind) { return kind == "lag" ? "ref" : kind == "lag_cpu" ? "cpu" : kind; }
 
 std::string kind_of_first(const std::string& devices) {
   if (devices.starts_with("file:")) return "cpu";

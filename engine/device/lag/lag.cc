@@ -7,6 +7,8 @@
 #include <initializer_list>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "device/lag/hidden_memory.h"
 
 namespace whale {
@@ -140,27 +142,34 @@ class LagDevice final : public Device {
 
 class LagBackend final : public Backend {
  public:
-  explicit LagBackend(Backend& arithmetic) : arithmetic_(arithmetic) {}
-  const char* name() const override { return "lag"; }
+  LagBackend(Backend& arithmetic, DeviceKind kind) : arithmetic_(arithmetic), kind_(kind) {}
+  const char* name() const override { return name_of(kind_); }
   bool supports(OpCode op, const std::vector<DType>& in, const std::vector<DType>& out) const override {
     return arithmetic_.supports(op, in, out);
   }
   std::unique_ptr<Device> open(const DeviceSpec& spec, const OpenOptions& options) override {
-    return std::make_unique<LagDevice>(arithmetic_.open(spec, options), static_cast<uint64_t>(spec.index),
+    OpenOptions own = options;
+    own.threads = std::max(1, own.threads);
+    return std::make_unique<LagDevice>(arithmetic_.open(spec, own), static_cast<uint64_t>(spec.index),
                                        opened_.fetch_add(1));
   }
   std::string describe() const override {
-    return "lag: ref's arithmetic, late at random and in memory that nobody else reaches: proves that plans wait";
+    return fmt::format(
+        "{}: {}'s arithmetic, late at random and in memory that nobody else reaches: proves that plans wait", name(),
+        arithmetic_.name());
   }
 
  private:
   Backend& arithmetic_;
+  DeviceKind kind_;
   std::atomic<uint64_t> opened_{0};
 };
 
 }  // namespace
 }  // namespace lag
 
-std::unique_ptr<Backend> make_lag_backend(Backend& arithmetic) { return std::make_unique<lag::LagBackend>(arithmetic); }
+std::unique_ptr<Backend> make_lag_backend(Backend& arithmetic, DeviceKind kind) {
+  return std::make_unique<lag::LagBackend>(arithmetic, kind);
+}
 
 }  // namespace whale
