@@ -56,7 +56,8 @@ struct BackendLine {
 
 std::vector<BackendLine> backend_lines(Backends& backends) {
   std::vector<BackendLine> out;
-  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kRef, DeviceKind::kLag, DeviceKind::kLagCpu, DeviceKind::kNull}) {
+  for (const DeviceKind kind :
+       {DeviceKind::kCpu, DeviceKind::kRef, DeviceKind::kLag, DeviceKind::kLagCpu, DeviceKind::kNull}) {
     BackendLine line{name_of(kind), false, {}};
     try {
       line.text = backends.get(kind).describe();
