@@ -59,8 +59,8 @@ class Kernel {
   virtual void set_scratch(void* /*scratch*/) {}
 };
 
-// One device: a thread of the executor calls it, never two at a time (the communication thread only calls `combine`
-// and the copies, the copy thread only the copies).
+// One device: threads of the executor call it, one for each queue in use. Only compute's binds, and runs kernels; the
+// others call `combine` and the copies, several of them at once.
 class Device {
  public:
   virtual ~Device() = default;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "rewrite/copies.h"
 #include "rewrite/offload.h"
+#include "plan/groups.h"
 #include "plan/lives.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
@@ -21,6 +22,10 @@ StepScalar step_scalar(const std::string& name) {
 }
 
 }  // namespace
+
+Queue Lowering::queue_of_group(int32_t group) const {
+  return queue_of(lg.tasks.meshes[0].axes[static_cast<size_t>(group)].name);
+}
 
 int32_t Lowering::mask_number(uint64_t mask) const {
   const auto at = std::find(masks.begin(), masks.end(), mask);

@@ -48,6 +48,7 @@ struct Lowering {
   void index();  // fills these in
   TensorId root_of(TensorId id) const { return root[static_cast<size_t>(id)]; }
   int32_t mask_number(uint64_t mask) const;
+  Queue queue_of_group(int32_t group) const;
   bool timed() const { return lg.micro_batches > 1; }
   WorkKind work_of(const Op& op) const;
   // Sums over micro-batches as trees (exact mode): those of a mesh, and the segments that make what one adds.

@@ -105,9 +105,9 @@ void emit_transfer(Draft& draft, const Site& at, const Op& op) {
       i.work = work::Send{link->second};
     else
       i.work = work::Receive{link->second};
-    // Another stage's device takes it when it comes to it: compute does not wait for that.
+    // Between stages: the other end comes to it at its own time, and compute does not wait for that.
     const bool leaves = at.lg().stage(op.inputs[0]) != op.stage;
-    if (sends && leaves && at.low.options.overlap) i.queue = Queue::kCommunication;
+    if (leaves && at.low.options.overlap) i.queue = sends ? Queue::kSend : Queue::kReceive;
     i.name = (sends ? "send." : "receive.") + op.name;
     (sends ? i.in : i.out) = {buffer_of(draft, at, id)};
     i.phase = op.phase;
@@ -136,16 +136,18 @@ void emit(Draft& draft, const Site& at, const Op& op) {
   Instruction i;
   for (const TensorId id : op.inputs) i.in.push_back(id == kNone ? kNone : buffer_of(draft, at, id));
   for (const TensorId id : op.outputs) i.out.push_back(buffer_of(draft, at, id));
-  if (at.low.options.overlap) i.queue = collective ? Queue::kCommunication : moves ? Queue::kCopy : Queue::kCompute;
   i.name = op.name;
   Attrs attrs = at.low.local.attrs(op, at.place);
   const OpCost cost = at.low.local.cost(op, attrs, at.place);
   if (collective) {
     work::Collective c = collective_of(op, attrs);
     if (nobody_has_any(at, op, c)) return;
+    if (at.low.options.overlap) i.queue = at.low.queue_of_group(c.group);
     i.work = std::move(c);
   } else if (moves) {
-    i.work = work::Copy{op.code == OpCode::k_to_host ? Memory::kHost : Memory::kDevice};
+    const bool stores = op.code == OpCode::k_to_host;
+    i.work = work::Copy{stores ? Memory::kHost : Memory::kDevice};
+    if (at.low.options.overlap) i.queue = stores ? Queue::kCopyOut : Queue::kCopyIn;
   } else {
     work::Kernel k{.op = op.code, .attrs = std::move(attrs), .box = at.low.local.box(op, at.place), .key = op.key};
     if (const TensorId boxed = at.low.local.box_tensor(op); boxed != kNone)

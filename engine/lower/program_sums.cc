@@ -55,7 +55,7 @@ bool offloaded(const Site& at, const Op& tree) {
 
 void copy(Draft& draft, const Site& at, const Op& tree, Memory memory, BufferId from, BufferId to) {
   Instruction i = instruction_for(tree, work::Copy{memory}, {from}, draft, to, 2);
-  if (at.low.options.overlap) i.queue = Queue::kCopy;
+  if (at.low.options.overlap) i.queue = memory == Memory::kHost ? Queue::kCopyOut : Queue::kCopyIn;
   i.name += fmt::format(".{}", i.verb());
   draft.add(std::move(i), nullptr);
 }
@@ -122,9 +122,10 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
     const BufferId whole = add_rows(draft, t.name + ".nodes", t.dtype, end, n);
     work::Collective c{.op = OpCode::k_all_gather, .group = static_cast<int32_t>(a) - 1};
     c.cuts.push_back({{0, 1, 1}, std::move(cuts)});
+    const int32_t group = c.group;
     Instruction i = instruction_for(tree, std::move(c), {all.rows}, draft, whole, 1);
     all.rows = whole;
-    i.queue = low.options.overlap ? Queue::kCommunication : Queue::kCompute;
+    if (low.options.overlap) i.queue = low.queue_of_group(group);
     draft.add(std::move(i), nullptr);
   }
   return all;

@@ -344,9 +344,8 @@ class LastUses {
 
  private:
   struct Use {
-    explicit Use(Interval part) : at(part) { made.fill(-1), read.fill(-1); }
     Interval at;
-    QueueClock made, read;
+    QueueClock made = kNothingDone, read = kNothingDone;
   };
   Interval at(BufferId b) const {
     const int64_t begin = begin_of(p_, b);
@@ -356,53 +355,55 @@ class LastUses {
   std::vector<std::vector<Use>> of_;
 };
 
+// The waits that a queue needs in order to know this, the latest instruction first: it may know of the others.
+std::vector<Wait> waits_for(const QueueClock& need, Queue queue, const RowClock& clock) {
+  std::vector<Wait> waits;
+  QueueClock known = clock.known(queue);
+  known[static_cast<size_t>(queue)] = INT64_MAX;
+  for (;;) {
+    size_t latest = kQueues;
+    for (size_t t = 0; t < kQueues; ++t)
+      if (need[t] > known[t] && (latest == kQueues || need[t] > need[latest])) latest = t;
+    if (latest == kQueues) return waits;
+    waits.push_back({static_cast<Queue>(latest), static_cast<int32_t>(need[latest])});
+    merge(known, clock.begun(static_cast<size_t>(need[latest])));
+    known[latest] = need[latest];
+  }
+}
+
 }  // namespace
 
 void add_waits(Draft& draft, const Graph& graph) {
   Program& program = draft.program;
   for (size_t s = 0; s < program.segments.size(); ++s) {
     Segment& segment = program.segments[s];
-    QueueClock none;
-    none.fill(-1);
     LastUses uses(program);
-    std::array<QueueClock, kQueues> known{none, none, none};  // per queue: what it knows to be done
-    std::vector<QueueClock> begin;
+    RowClock clock;
     std::vector<int64_t> stores;  // copies to the host
-    QueueClock vote = none, commit = none;
+    QueueClock vote = kNothingDone, commit = kNothingDone;
     int64_t last_compute = -1;
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
       Watch::look();
       Instruction& i = segment.instructions[k];
       const auto queue = static_cast<size_t>(i.queue);
-      QueueClock need = none;
-      const auto after = [&](const QueueClock& earlier) {
-        for (size_t t = 0; t < kQueues; ++t) need[t] = std::max(need[t], earlier[t]);
-      };
+      QueueClock need = kNothingDone;
       for (const BufferId b : i.in)
-        if (b != kNone) uses.each(b, [&](const QueueClock& made, const QueueClock&) { after(made); });
+        if (b != kNone) uses.each(b, [&](const QueueClock& made, const QueueClock&) { merge(need, made); });
       for (const BufferId b : i.out)
-        if (b != kNone) uses.each(b, [&](const QueueClock& made, const QueueClock& read) { after(made), after(read); });
-      if (i.kind() == InstructionKind::kCommit) after(vote);
-      if (updates(draft, graph, s, k)) after(commit);
+        if (b != kNone)
+          uses.each(b, [&](const QueueClock& made, const QueueClock& read) { merge(need, made), merge(need, read); });
+      if (i.kind() == InstructionKind::kCommit) merge(need, vote);
+      if (updates(draft, graph, s, k)) merge(need, commit);
       // What a queue beside compute works on may lie where something was before: it waits for all compute so far.
-      if (i.queue != Queue::kCompute) need[0] = last_compute;
+      if (i.queue != Queue::kCompute) need[static_cast<size_t>(Queue::kCompute)] = last_compute;
       // Compute runs ahead of a few copies to the host, whose operands lie there until they are done.
-      if (i.queue == Queue::kCompute && stores.size() > kStoresUnderWay)
-        need[2] = std::max(need[2], stores[stores.size() - 1 - kStoresUnderWay]);
-      i.waits.clear();
-      QueueClock& mine = known[queue];
-      for (size_t t = 0; t < kQueues; ++t) {
-        if (t == queue || need[t] < 0 || (need[t] <= mine[t] && i.queue != Queue::kCommunication)) continue;
-        i.waits.push_back({static_cast<Queue>(t), static_cast<int32_t>(need[t])});
+      if (i.queue == Queue::kCompute && stores.size() > kStoresUnderWay) {
+        int64_t& copied = need[static_cast<size_t>(Queue::kCopyOut)];
+        copied = std::max(copied, stores[stores.size() - 1 - kStoresUnderWay]);
       }
-      for (const WaitPoint& w : i.waits) {
-        const QueueClock& other = begin[static_cast<size_t>(w.index)];
-        for (size_t t = 0; t < kQueues; ++t) mine[t] = std::max(mine[t], other[t]);
-        mine[static_cast<size_t>(w.queue)] = std::max<int64_t>(mine[static_cast<size_t>(w.queue)], w.index);
-      }
-      begin.push_back(mine);
+      i.waits = waits_for(need, i.queue, clock);
+      clock.begin(i.queue, i.waits);
       const auto now = static_cast<int64_t>(k);
-      mine[queue] = now;
       for (const BufferId b : i.in)
         if (b != kNone) uses.note_read(b, queue, now);
       for (const BufferId b : i.out)
@@ -410,7 +411,7 @@ void add_waits(Draft& draft, const Graph& graph) {
       if (i.queue == Queue::kCompute) last_compute = now;
       if (i.kind() == InstructionKind::kVote) vote[queue] = now;
       if (i.kind() == InstructionKind::kCommit) commit[queue] = now;
-      if (i.queue == Queue::kCopy && i.copies_to(Memory::kHost)) stores.push_back(now);
+      if (i.queue == Queue::kCopyOut) stores.push_back(now);
     }
   }
 }
@@ -423,7 +424,7 @@ void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner
   work_in_place(draft, graph, false);
   share_between_sizes(draft);
   place_arenas(draft.program, planner);
-  carry_over(draft.program);
+  add_row_waits(draft.program);
 }
 
 }  // namespace whale

@@ -6,12 +6,12 @@
 
 namespace whale {
 
-// Fills in waits between queues: a collective waits for all compute before it, compute for the collective that makes
+// Fills in waits between queues, within a row: the others wait for all compute before them, compute for those that make
 // what it reads.
 void add_waits(Draft& draft, const Graph& graph);
 
-// Writes anew what compute waits for from row to row, when everything has its place.
-void carry_over(Program& program);
+// Writes anew what instructions wait for in the row before, when everything has its place.
+void add_row_waits(Program& program);
 
 // Whether an instruction writes a variable, or will where it works in place.
 bool updates(const Draft& draft, const Graph& graph, size_t segment, size_t index);

@@ -206,7 +206,7 @@ StepFigures step_of(const Program& program) {
       f.bytes += i.bytes;
       if (i.kind() != InstructionKind::kCollective) continue;
       ++f.collectives;
-      f.on_the_side += i.queue == Queue::kCommunication;
+      f.on_the_side += i.queue != Queue::kCompute;
       for (const BufferId b : i.out)
         f.communicated += static_cast<double>(program.buffers[static_cast<size_t>(b)].bytes);
     }

@@ -15,6 +15,8 @@ std::vector<Group> groups_of(const std::vector<Mesh>& meshes);
 // Some scope's replicas lie along this axis of a mesh or of a group. The name is where a plan file says it, and this is
 // the one place that reads it from there.
 bool has_replicas(std::string_view axis);
+// Of the collectives of a group along this axis, or along several: one queue for all of them.
+inline Queue queue_of(std::string_view axis) { return has_replicas(axis) ? Queue::kReplica : Queue::kSplit; }
 int64_t most_replicas(const std::vector<Mesh>& meshes);  // of a stage
 
 }  // namespace whale

@@ -10,14 +10,14 @@ namespace {
 // From when on compute is behind an instruction of another queue, directly or by what it waited for: position in the
 // segment, or its end.
 std::vector<size_t> released(const Segment& segment) {
-  const std::vector<QueueClock> clocks = clocks_of(segment);
+  const RowClock clock = clock_of(segment);
   const size_t n = segment.instructions.size();
   std::vector<size_t> out(n, n);
   std::array<size_t, kQueues> known{};  // how many instructions have been found done
   for (size_t q = 0; q < n; ++q) {
     if (segment.instructions[q].queue != Queue::kCompute) continue;
     for (size_t t = 1; t < kQueues; ++t)
-      for (; static_cast<int64_t>(known[t]) <= clocks[q][t]; ++known[t])
+      for (; static_cast<int64_t>(known[t]) <= clock.begun(q)[t]; ++known[t])
         if (segment.instructions[known[t]].queue == static_cast<Queue>(t)) out[known[t]] = q;
   }
   return out;
@@ -25,45 +25,9 @@ std::vector<size_t> released(const Segment& segment) {
 
 }  // namespace
 
-std::vector<QueueClock> clocks_of(const Segment& s) {
-  std::vector<QueueClock> begin(s.instructions.size());
-  std::array<QueueClock, kQueues> now;
-  for (QueueClock& c : now) c.fill(-1);
-  for (size_t k = 0; k < s.instructions.size(); ++k) {
-    Watch::look();
-    const Instruction& i = s.instructions[k];
-    QueueClock& mine = now[static_cast<size_t>(i.queue)];
-    for (const WaitPoint& w : i.waits) {
-      const QueueClock& other = begin[static_cast<size_t>(w.index)];
-      for (size_t t = 0; t < mine.size(); ++t) mine[t] = std::max(mine[t], other[t]);
-      mine[static_cast<size_t>(w.queue)] = std::max<int64_t>(mine[static_cast<size_t>(w.queue)], w.index);
-    }
-    begin[k] = mine;
-    mine[static_cast<size_t>(i.queue)] = static_cast<int64_t>(k);
-  }
-  return begin;
-}
-
 BufferId storage_of(const Program& program, BufferId id) {
   while (program.buffers[static_cast<size_t>(id)].alias != kNone) id = program.buffers[static_cast<size_t>(id)].alias;
   return id;
-}
-
-std::vector<size_t> pending_of(const Segment& s) {
-  const std::vector<QueueClock> clocks = clocks_of(s);
-  QueueClock known;
-  known.fill(-1);
-  std::vector<size_t> out;
-  for (size_t k = s.instructions.size(); k-- > 0;)
-    if (s.instructions[k].queue == Queue::kCompute) {
-      known = clocks[k];
-      break;
-    }
-  for (size_t k = 0; k < s.instructions.size(); ++k)
-    if (const Queue queue = s.instructions[k].queue;
-        queue != Queue::kCompute && static_cast<int64_t>(k) > known[static_cast<size_t>(queue)])
-      out.push_back(k);
-  return out;
 }
 
 Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version) {

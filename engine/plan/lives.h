@@ -1,9 +1,9 @@
-// Storages of a program: their sizes, what is done before an instruction begins, and from when to when each lives.
+// Storages of a program: their sizes, and from when to when each lives.
 #pragma once
 
-#include <array>
 #include <vector>
 
+#include "plan/clocks.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
 
@@ -18,13 +18,6 @@ inline int64_t bytes_of_versions(const Buffer& b) { return (b.versions - 1) * ve
 inline int64_t arena_of(const Program& p, const Buffer& b) {
   return b.memory == Memory::kHost ? p.host_bytes : p.arena_bytes;
 }
-
-// clocks[k][t]: the last instruction of queue t that is done before instruction k begins; -1: none.
-using QueueClock = std::array<int64_t, kQueues>;
-std::vector<QueueClock> clocks_of(const Segment& s);
-
-// Instructions of other queues that compute has not waited for when it is through with the segment, in order.
-std::vector<size_t> pending_of(const Segment& s);
 
 // Bytes of a storage on one version: where two of them meet, they are the same memory.
 struct Bytes {

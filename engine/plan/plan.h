@@ -21,6 +21,7 @@
 #include "ir/sharding.h"
 #include "ir/plan_options.h"
 #include "ops/op.h"
+#include "plan/queues.h"
 
 namespace whale {
 
@@ -116,15 +117,12 @@ struct Box {
   std::vector<BoxCut> cuts = {};
 };
 
-enum class Queue : uint8_t { kCompute = 0, kCommunication = 1, kCopy = 2 };
-inline constexpr int kQueues = 3;
-
-// "Instruction `index` of queue `queue`, in this segment run, is done". Waits always name an earlier instruction of
-// the same segment; what crosses from row to row says Carry.
-struct WaitPoint {
+// Every queue has a timeline: a value for each instruction of each row of the schedule, which it signals when it is done
+// with that. A wait names one, of the same row (Instruction::waits) or of the row before (RowWait).
+struct Wait {
   Queue queue{};
   int32_t index = 0;  // position in Segment::instructions
-  friend bool operator==(const WaitPoint&, const WaitPoint&) = default;
+  friend bool operator==(const Wait&, const Wait&) = default;
 };
 
 // How an operand of a collective is cut: the interval of each member, one behind the other. In local coordinates: what
@@ -206,9 +204,9 @@ struct Instruction {
   BufferIds in;      // kNone for an absent operand
   BufferIds out;
   Phase phase = Phase::kForward;
-  ScopeId scope = 0;             // into Plan::scopes, for reports
-  std::vector<WaitPoint> waits;  // besides the order of its own queue
-  double flops = 0, bytes = 0;   // cost of the local shapes
+  ScopeId scope = 0;            // into Plan::scopes, for reports
+  std::vector<Wait> waits;      // for earlier ones of the same row, besides the order of its own queue
+  double flops = 0, bytes = 0;  // cost of the local shapes
 
   InstructionKind kind() const { return static_cast<InstructionKind>(work.index()); }
   template <class T>
@@ -235,22 +233,22 @@ struct Segment {
   std::vector<Instruction> instructions;
 };
 
-// What compute waits for before instruction `at`, one of its own: an instruction of the row before, on another queue.
-// Rows are not joined. Compute goes from row to row; it waits for the other queues of the row before where its carry
-// says so, and for all of the rows before that one. The other queues begin a row when the one before is done.
-struct CarryWait {
+// What instruction `at` of a row waits for in the row before, besides its own waits. Rows are not joined: every queue goes
+// from row to row by itself. Before it begins one, all queues are through with all rows but the one before; what it needs
+// of that one it waits for here.
+struct RowWait {
   int32_t at = 0;
-  WaitPoint on;
-  friend bool operator==(const CarryWait&, const CarryWait&) = default;
+  Wait on;
+  friend bool operator==(const RowWait&, const RowWait&) = default;
 };
-using Carry = std::vector<CarryWait>;  // ascending
+using RowWaits = std::vector<RowWait>;  // ascending
 
 struct ScheduleRow {
   int32_t segment = 0;
   int32_t micro_batch = 0;  // u
   int32_t version = 0;      // of the buffers that have several
   bool whole = false;       // prologue and epilogue: the share of the whole batch, not of one micro-batch
-  int32_t carry = kNone;    // of Program::carries; kNone: compute waits for nothing of the row before
+  int32_t waits = kNone;    // of Program::row_waits; kNone: it waits for nothing of the row before
 };
 
 // A number that follows from a device's place along the axes of its mesh and is all that its program differs by from
@@ -274,7 +272,7 @@ struct Program {
   std::vector<Buffer> buffers;
   std::vector<Segment> segments;
   std::vector<ScheduleRow> schedule;
-  std::vector<Carry> carries;
+  std::vector<RowWaits> row_waits;
   // In ascending order. The program itself holds the values of the first row that names it (placed.h: bound). Parts of
   // a storage that overlap, are the same or lie inside each other in one row do so in all.
   std::vector<Hole> holes;

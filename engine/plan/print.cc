@@ -17,10 +17,6 @@ const char* name_of(OutputMerge merge) {
   constexpr const char* kNames[] = {"same", "concat", "sum"};
   return kNames[static_cast<size_t>(merge)];
 }
-const char* name_of(Queue queue) {
-  constexpr const char* kNames[] = {"compute", "comm", "copy"};
-  return kNames[static_cast<size_t>(queue)];
-}
 
 // "split dim 1" or, of a part of a dimension, "split dim 1 (3,64)": what cuts a variable.
 std::string storage_sharding_text(const Plan& plan, const PlanVariable& v) {
@@ -82,7 +78,7 @@ struct RowNames {
     else
       text = fmt::format("{}{}.{}", letter, stage, row.micro_batch);
     if (row.version != 0) text += fmt::format("@{}", row.version);
-    return row.carry == kNone ? text : text + fmt::format("^{}", row.carry);
+    return row.waits == kNone ? text : text + fmt::format("^{}", row.waits);
   }
 };
 
@@ -163,7 +159,7 @@ std::string instruction_text(const Program& p, size_t segment, size_t index, con
   if (const auto* f = i.as<work::Fetch>()) text += fmt::format(" output={}{}", f->output, whole(f->whole_batch));
   if (i.link() != kNone) text += fmt::format(" link={}", i.link());
   if (i.samples() != 0) text += fmt::format(" samples={}", i.samples());
-  for (const WaitPoint& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.queue), w.index);
+  for (const Wait& w : i.waits) text += fmt::format(" after {}:{}", name_of(w.queue), w.index);
   return text;
 }
 
@@ -191,10 +187,9 @@ void print_program(std::string& text, const Program& p, size_t number) {
     for (size_t k = 0; k < p.segments[s].instructions.size(); ++k)
       text += fmt::format("      {:3} {}\n", k, instruction_text(p, s, k, numbers));
   }
-  for (size_t c = 0; c < p.carries.size(); ++c) {
-    text += fmt::format("    carry {}:", c);
-    for (const CarryWait& w : p.carries[c])
-      text += fmt::format(" {} after {}:{} before;", w.at, name_of(w.on.queue), w.on.index);
+  for (size_t l = 0; l < p.row_waits.size(); ++l) {
+    text += fmt::format("    waits ^{}, for the row before:", l);
+    for (const RowWait& w : p.row_waits[l]) text += fmt::format(" {} after {}:{};", w.at, name_of(w.on.queue), w.on.index);
     text += '\n';
   }
   text += "    schedule";

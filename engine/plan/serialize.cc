@@ -19,7 +19,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 9;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 10;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -29,9 +29,9 @@ using Structs = const flatbuffers::Vector<const T*>*;
 // ------------------------------------------------------------------------------------------------------------------
 fb::Interval to_fb(const Interval& i) { return {i.begin, i.end}; }
 fb::SubAxis to_fb(const SubAxis& d) { return {d.dim, d.outer, d.inner}; }
-fb::WaitPoint to_fb(const WaitPoint& w) { return {static_cast<int32_t>(w.queue), w.index}; }
-fb::CarryWait to_fb(const CarryWait& c) { return {c.at, to_fb(c.on)}; }
-fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.version, r.carry, r.whole}; }
+fb::Wait to_fb(const Wait& w) { return {static_cast<int32_t>(w.queue), w.index}; }
+fb::RowWait to_fb(const RowWait& w) { return {w.at, to_fb(w.on)}; }
+fb::ScheduleRow to_fb(const ScheduleRow& r) { return {r.segment, r.micro_batch, r.version, r.waits, r.whole}; }
 fb::BoxCut to_fb(const BoxCut& c) { return {to_fb(c.sub_axis), c.extent, c.begin, c.size}; }
 
 template <class T>
@@ -56,7 +56,7 @@ Off<fb::SubAxisCuts> write_one(Builder& b, const SubAxisCuts& c);
 Off<fb::Instruction> write_one(Builder& b, const Instruction& i);
 Off<fb::Segment> write_one(Builder& b, const Segment& s);
 Off<fb::Hole> write_one(Builder& b, const Hole& h);
-Off<fb::Carry> write_one(Builder& b, const Carry& c);
+Off<fb::RowWaits> write_one(Builder& b, const RowWaits& w);
 Off<fb::Program> write_one(Builder& b, const Program& p);
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s);
 Off<fb::DeviceRow> write_one(Builder& b, const DeviceRow& r);
@@ -186,15 +186,15 @@ Off<fb::Hole> write_one(Builder& b, const Hole& h) {
   return fb::CreateHole(b, number<fb::HoleKind>(h.kind), h.buffer, h.segment, h.instruction, attribute, h.index);
 }
 
-Off<fb::Carry> write_one(Builder& b, const Carry& c) { return fb::CreateCarry(b, write_structs(b, c)); }
+Off<fb::RowWaits> write_one(Builder& b, const RowWaits& w) { return fb::CreateRowWaits(b, write_structs(b, w)); }
 
 Off<fb::Program> write_one(Builder& b, const Program& p) {
   const auto buffers = write_all(b, p.buffers);
   const auto segments = write_all(b, p.segments);
   const auto holes = write_all(b, p.holes);
-  const auto carries = write_all(b, p.carries);
+  const auto row_waits = write_all(b, p.row_waits);
   return fb::CreateProgram(b, buffers, segments, write_structs(b, p.schedule), p.arena_bytes, p.variable_bytes,
-                           p.peak_live_bytes, p.host_bytes, holes, carries);
+                           p.peak_live_bytes, p.host_bytes, holes, row_waits);
 }
 
 Off<fb::SampleCut> write_one(Builder& b, const SampleCut& s) {
@@ -487,8 +487,8 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
   out.phase = f.number<Phase>(t->phase(), "an instruction's phase");
   out.scope = f.id(t->scope(), plan.scopes.size(), "an instruction's scope");
   if (t->waits() != nullptr) {
-    f.structs(t->waits(), sizeof(WaitPoint));
-    for (const fb::WaitPoint* w : *t->waits()) {
+    f.structs(t->waits(), sizeof(Wait));
+    for (const fb::Wait* w : *t->waits()) {
       out.waits.push_back({static_cast<Queue>(f.id(w->queue(), kQueues, "a wait's queue")),
                            static_cast<int32_t>(f.range(w->index(), 0, INT32_MAX, "a wait"))});
     }
@@ -501,7 +501,7 @@ Instruction read_instruction(Fields& f, const fb::Instruction* t, const Plan& pl
 Segment read_segment(Fields& f, const fb::Segment* t, const Plan& plan, const Program& program) {
   Segment out{f.name(t->name(), "a segment's name"), read_all(f, t->instructions(), read_instruction, plan, program)};
   for (size_t i = 0; i < out.instructions.size(); ++i) {
-    for (const WaitPoint& w : out.instructions[i].waits) f.id(w.index, i, "a wait for an earlier instruction");
+    for (const Wait& w : out.instructions[i].waits) f.id(w.index, i, "a wait for an earlier instruction");
   }
   return out;
 }
@@ -588,11 +588,11 @@ Hole read_hole(Fields& f, const fb::Hole* t) {
           f.name(t->attribute(), "a hole's attribute"),   t->index()};
 }
 
-Carry read_carry(Fields& f, const fb::Carry* t) {
-  Carry out;
+RowWaits read_row_waits(Fields& f, const fb::RowWaits* t) {
+  RowWaits out;
   if (t->waits() == nullptr) return out;
-  f.structs(t->waits(), sizeof(CarryWait));
-  for (const fb::CarryWait* w : *t->waits())
+  f.structs(t->waits(), sizeof(RowWait));
+  for (const fb::RowWait* w : *t->waits())
     out.push_back({w->at(), {static_cast<Queue>(f.id(w->on().queue(), kQueues, "a wait's queue")), w->on().index()}});
   return out;
 }
@@ -606,8 +606,8 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
   out.host_bytes = f.range(t->host_bytes(), 0, kMostArena, "host_bytes");
   out.variable_bytes = f.range(t->variable_bytes(), 0, INT64_MAX, "variable_bytes");
   out.peak_live_bytes = f.range(t->peak_live_bytes(), 0, INT64_MAX, "peak_live_bytes");
-  out.carries = read_all(f, t->carries(), read_carry);
-  const size_t carries = out.carries.size();
+  out.row_waits = read_all(f, t->row_waits(), read_row_waits);
+  const size_t lists = out.row_waits.size();
   if (t->schedule() != nullptr) {
     f.structs(t->schedule(), sizeof(ScheduleRow));
     for (const fb::ScheduleRow* r : *t->schedule()) {
@@ -615,7 +615,7 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const En
           {f.id(r->segment(), out.segments.size(), "a schedule row's segment"),
            static_cast<int32_t>(f.range(r->micro_batch(), 0, kMaxCount - 1, "a schedule row's micro-batch")),
            static_cast<int32_t>(f.range(r->version(), 0, kMostVersions - 1, "a schedule row's version")), r->whole(),
-           r->carry() == kNone ? kNone : f.id(r->carry(), carries, "a schedule row's carry")});
+           r->waits() == kNone ? kNone : f.id(r->waits(), lists, "a schedule row's waits")});
     }
   }
   out.holes = read_all(f, t->holes(), read_hole);

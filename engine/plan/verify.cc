@@ -142,7 +142,7 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   check_memories(c, s, k);
   if (!inside(i.scope, c.plan.scopes)) c.fail(s, k, "no such scope");
   if (i.samples() < 0) c.fail(s, k, fmt::format("no samples {}", i.samples()));
-  for (const WaitPoint& w : i.waits) {
+  for (const Wait& w : i.waits) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)
       c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
     if (s.instructions[static_cast<size_t>(w.index)].queue != w.queue)
@@ -150,25 +150,28 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   }
 }
 
-// Each names, for an instruction of compute, one of another queue in the row before.
-void check_carries(const Context& c) {
+// Each names, for an instruction, one of another queue in the row before.
+void check_row_waits(const Context& c) {
   const Program& p = c.program;
-  std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // segments of both rows, carry
+  std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // segments of both rows, waits
   for (size_t r = 0; r < p.schedule.size(); ++r) {
     Watch::look();
     const ScheduleRow& row = p.schedule[r];
-    if (row.carry == kNone) continue;
-    if (r == 0 || !inside(row.carry, p.carries)) c.fail("a schedule row has a carry from nowhere");
-    if (!seen.emplace(p.schedule[r - 1].segment, row.segment, row.carry).second) continue;
+    if (row.waits == kNone) continue;
+    if (r == 0 || !inside(row.waits, p.row_waits)) c.fail("a schedule row waits for one that is not there");
+    if (!seen.emplace(p.schedule[r - 1].segment, row.segment, row.waits).second) continue;
     const auto& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)].instructions;
     const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;
     int32_t last = 0;
-    for (const CarryWait& w : p.carries[static_cast<size_t>(row.carry)]) {
-      if (!inside(w.at, now) || w.at < last || now[static_cast<size_t>(w.at)].queue != Queue::kCompute)
-        c.fail(fmt::format("a carry stops instruction {}, which is not the next one of compute", w.at));
-      if (!inside(w.on.index, before) || w.on.queue == Queue::kCompute ||
-          before[static_cast<size_t>(w.on.index)].queue != w.on.queue)
-        c.fail(fmt::format("a carry waits for {} of the row before, which is not of its queue", w.on.index));
+    for (const RowWait& w : p.row_waits[static_cast<size_t>(row.waits)]) {
+      if (!inside(w.at, now) || w.at < last)
+        c.fail(fmt::format("instruction {} waits for the row before, and is not the next one that does", w.at));
+      if (!inside(w.on.index, before) || before[static_cast<size_t>(w.on.index)].queue != w.on.queue)
+        c.fail(fmt::format("instruction {} waits for {} of the row before on another queue than its own", w.at,
+                           w.on.index));
+      if (w.on.queue == now[static_cast<size_t>(w.at)].queue)
+        c.fail(fmt::format("instruction {} waits for {} of the row before, which is on its own queue", w.at,
+                           w.on.index));
       last = w.at;
     }
   }
@@ -187,7 +190,7 @@ void check_program(const Context& c) {
   for (const ScheduleRow& row : watched(p.schedule))
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.version < 0)
       c.fail("a schedule row names no segment");
-  check_carries(c);
+  check_row_waits(c);
 }
 
 using Fail = const std::function<void(const std::string&)>&;

@@ -54,15 +54,19 @@ class Order {
     if (later.row == earlier.row)
       return waits(static_cast<size_t>(c_.program.schedule[later.row].segment), later.index, earlier.index);
     if (later.row < earlier.row) return false;
-    const Queue from = instruction(earlier).queue;
-    if (instruction(later).queue != Queue::kCompute || from == Queue::kCompute || later.row > earlier.row + 1)
-      return true;
-    const int32_t carry = c_.program.schedule[later.row].carry;
-    return carry != kNone &&
-           std::ranges::any_of(c_.program.carries[static_cast<size_t>(carry)], [&](const CarryWait& w) {
-             return w.at <= static_cast<int32_t>(later.index) && w.on.queue == from &&
-                    w.on.index >= static_cast<int32_t>(earlier.index);
-           });
+    if (later.row > earlier.row + 1 || instruction(later).queue == instruction(earlier).queue) return true;
+    const int32_t list = c_.program.schedule[later.row].waits;
+    const RowWaits none;
+    const RowWaits& waits = list == kNone ? none : c_.program.row_waits[static_cast<size_t>(list)];
+    const RowClock before = clock_of(segment(earlier));
+    CrossClock clock(before);
+    auto next = waits.begin();
+    for (size_t k = 0; k <= later.index; ++k) {
+      const Instruction& i = segment(later).instructions[k];
+      clock.begin(i.queue, i.waits);
+      for (; next != waits.end() && next->at == static_cast<int32_t>(k); ++next) clock.wait(next->on);
+    }
+    return clock.now()[static_cast<size_t>(instruction(earlier).queue)] >= static_cast<int64_t>(earlier.index);
   }
 
   // Of one segment: `later` begins when `earlier` is done.
@@ -70,13 +74,13 @@ class Order {
     const auto& list = c_.program.segments[s].instructions;
     if (later <= earlier) return false;
     if (list[later].queue == list[earlier].queue) return true;
-    if (clocks_[s].empty()) clocks_[s] = clocks_of(c_.program.segments[s]);
-    return clocks_[s][later][static_cast<size_t>(list[earlier].queue)] >= static_cast<int64_t>(earlier);
+    if (!clocks_[s]) clocks_[s] = clock_of(c_.program.segments[s]);
+    return clocks_[s]->begun(later)[static_cast<size_t>(list[earlier].queue)] >= static_cast<int64_t>(earlier);
   }
 
   const VerifyContext& c_;
   std::vector<std::vector<size_t>> rows_;                // of each segment
-  mutable std::vector<std::vector<QueueClock>> clocks_;  // of each segment that was asked for
+  mutable std::vector<std::optional<RowClock>> clocks_;  // of each segment that was asked for
 };
 
 template <class Body>

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/watch.h"
 #include "plan/communication.h"
@@ -61,24 +62,23 @@ Collectives collectives_of(const Program& p, size_t groups, std::map<std::string
   return all;
 }
 
-// A device begins the collectives of a group one after another, also where they are on different queues.
-void check_order(const Entries& e) {
-  for (const Program& p : e.entry.programs)
-    for (const Segment& s : p.segments) {
-      const std::vector<QueueClock> clocks = clocks_of(s);
-      std::map<int32_t, size_t> last;  // per group
-      for (size_t k = 0; k < s.instructions.size(); ++k) {
-        const Instruction& i = s.instructions[k];
-        if (i.group() == kNone) continue;
-        const auto [at, fresh] = last.try_emplace(i.group(), k);
-        if (fresh) continue;
-        const Instruction& before = s.instructions[at->second];
-        if (before.queue != i.queue && clocks[k][static_cast<size_t>(before.queue)] < static_cast<int64_t>(at->second))
-          e.fail(fmt::format("segment '{}': '{}' and '{}' of group {} may begin in either order", s.name, before.name,
-                             i.name, i.group()));
-        at->second = k;
+// A device begins the collectives of a group one after another, in all rows, and so its ends of a link: each are on one
+// queue.
+void check_queues(const Entries& e) {
+  for (const Program& p : e.entry.programs) {
+    std::map<std::tuple<int32_t, int32_t, bool>, const Instruction*> first;  // by group, link and end
+    for (const Segment& s : p.segments)
+      for (const Instruction& i : s.instructions) {
+        Watch::look();
+        if (i.group() == kNone && i.link() == kNone) continue;
+        const Instruction& other =
+            *first.try_emplace({i.group(), i.link(), i.kind() == InstructionKind::kSend}, &i).first->second;
+        if (other.queue != i.queue)
+          e.fail(fmt::format("segment '{}': '{}' and '{}' of {} {} are on two queues and may begin in either order",
+                             s.name, other.name, i.name, i.group() != kNone ? "group" : "link",
+                             i.group() != kNone ? i.group() : i.link()));
       }
-    }
+  }
 }
 
 void check_collectives(const Entries& e, const PartNumbers& part_of) {
@@ -238,7 +238,7 @@ void verify_communication(const Plan& plan, const Entry& entry) {
   const Entries e{plan, entry};
   check_groups(e);
   const Peers peers = peers_of(e);
-  check_order(e);
+  check_queues(e);
   check_collectives(e, peers.parts);
   check_shifts(e);
   check_links(e);

@@ -16,20 +16,20 @@ namespace {
 
 // Accesses of one storage in one segment.
 struct Access {
-  QueueClock first, last;  // per queue, instruction numbers; -1: none
+  QueueClock first = kNothingDone, last = kNothingDone;  // per queue, instruction numbers
   bool any = false;
   bool reads_first = false;  // its value comes from outside
 };
 
 struct SegmentUse {
-  std::vector<QueueClock> clocks;
+  RowClock clock;
   std::vector<Access> of;  // per buffer (storages)
 };
 
 bool all_before(const SegmentUse& s, const Access& a, const Access& b) {
   for (size_t t = 0; t < kQueues; ++t) {
     if (b.first[t] < 0) continue;
-    const QueueClock& clock = s.clocks[static_cast<size_t>(b.first[t])];
+    const QueueClock& clock = s.clock.begun(static_cast<size_t>(b.first[t]));
     for (size_t u = 0; u < kQueues; ++u)
       if (a.last[u] > clock[u]) return false;
   }
@@ -39,7 +39,7 @@ bool all_before(const SegmentUse& s, const Access& a, const Access& b) {
 // A part of a storage: who wrote and read it last, per queue.
 struct Touched {
   Interval at;
-  QueueClock writer, reader;
+  QueueClock writer = kNothingDone, reader = kNothingDone;
 };
 Interval part_of(const Buffer& b) { return {b.at, b.at + b.bytes}; }
 
@@ -55,7 +55,7 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
       const Interval mine = part_of(buffer);
       for (const Touched& x : touched[static_cast<size_t>(storage_of(c.program, b))])
         for (size_t t = 0; t < kQueues && x.at.begin < mine.end && mine.begin < x.at.end; ++t)
-          if (t != queue && (x.*earlier)[t] > use.clocks[k][t])
+          if (t != queue && (x.*earlier)[t] > use.clock.begun(k)[t])
             c.fail(s, k, fmt::format("{} '{}' without waiting for instruction {}", what, buffer.name, (x.*earlier)[t]));
     };
     const auto note = [&](QueueClock Touched::*now, BufferId b) {
@@ -63,9 +63,8 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
       auto& list = touched[static_cast<size_t>(storage_of(c.program, b))];
       auto at = std::find_if(list.begin(), list.end(), [&](const Touched& x) { return x.at == mine; });
       if (at == list.end()) {
-        list.push_back({mine, {}, {}});
+        list.push_back({mine});
         at = list.end() - 1;
-        at->writer.fill(-1), at->reader.fill(-1);
       }
       ((*at).*now)[queue] = static_cast<int64_t>(k);
     };
@@ -113,8 +112,7 @@ void check_names(const VerifyContext& c, const Segment& s, std::vector<size_t>& 
 }
 
 SegmentUse use_of(const Program& p, const Segment& s) {
-  SegmentUse use{clocks_of(s), std::vector<Access>(p.buffers.size())};
-  for (Access& a : use.of) a.first.fill(-1), a.last.fill(-1);
+  SegmentUse use{clock_of(s), std::vector<Access>(p.buffers.size())};
   for (size_t k = 0; k < s.instructions.size(); ++k) {
     const Instruction& i = s.instructions[k];
     const auto touch = [&](BufferId b, bool reads) {
@@ -262,52 +260,67 @@ void check_sharing(const VerifyContext& c, size_t s, const SegmentUse& use, cons
   }
 }
 
-// What compute does in a row, while other queues may still be at the row before, waits for those whose bytes it needs.
-void check_carries(const VerifyContext& c) {
+// An operand or result of an instruction, on the version of its row.
+struct Use {
+  Bytes bytes;
+  bool writes = false;
+  size_t by = 0;
+};
+
+// Of the row before, by queue, in order.
+std::array<std::vector<Use>, kQueues> uses_of(const Program& p, const ScheduleRow& row) {
+  std::array<std::vector<Use>, kQueues> out;
+  const Segment& s = p.segments[static_cast<size_t>(row.segment)];
+  for (size_t k = 0; k < s.instructions.size(); ++k)
+    for (const bool writes : {false, true})
+      for (const BufferId b : writes ? s.instructions[k].out : s.instructions[k].in)
+        if (b != kNone)
+          out[static_cast<size_t>(s.instructions[k].queue)].push_back({bytes_of_storage(p, b, row.version), writes, k});
+  return out;
+}
+
+// What a queue does in a row, while others may still be at the row before, waits for those whose bytes it needs.
+void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segments) {
   const Program& p = c.program;
-  std::set<std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>> seen;
+  using Kind = std::pair<int32_t, int32_t>;  // segment and version
+  std::map<Kind, std::array<std::vector<Use>, kQueues>> of_rows;
+  std::set<std::tuple<Kind, Kind, int32_t>> seen;
   for (size_t r = 1; r < p.schedule.size(); ++r) {
     Watch::look();
     const ScheduleRow &before = p.schedule[r - 1], &now = p.schedule[r];
-    if (!seen.emplace(before.segment, before.version, now.segment, now.version, now.carry).second) continue;
+    const Kind kind{before.segment, before.version};
+    if (!seen.emplace(kind, Kind{now.segment, now.version}, now.waits).second) continue;
+    const auto [uses, fresh] = of_rows.try_emplace(kind);
+    if (fresh) uses->second = uses_of(p, before);
     const Segment &earlier = p.segments[static_cast<size_t>(before.segment)],
                   &later = p.segments[static_cast<size_t>(now.segment)];
-    const std::vector<size_t> pending = pending_of(earlier);
-    if (pending.empty()) continue;
-    struct Use {
-      Bytes bytes;
-      bool writes;
-      size_t by;
-    };
-    std::vector<Use> left;
-    for (const size_t k : pending)
-      for (const bool writes : {false, true})
-        for (const BufferId b : writes ? earlier.instructions[k].out : earlier.instructions[k].in)
-          if (b != kNone) left.push_back({bytes_of_storage(p, b, before.version), writes, k});
-    QueueClock known;  // of the row before
-    known.fill(-1);
-    const Carry none;
-    const Carry& carry = now.carry == kNone ? none : p.carries[static_cast<size_t>(now.carry)];
-    auto next = carry.begin();
+    CrossClock clock(of_segments[static_cast<size_t>(before.segment)].clock);
+    const RowWaits none;
+    const RowWaits& waits = now.waits == kNone ? none : p.row_waits[static_cast<size_t>(now.waits)];
+    auto next = waits.begin();
     for (size_t k = 0; k < later.instructions.size(); ++k) {
+      Watch::look();
       const Instruction& i = later.instructions[k];
-      if (i.queue != Queue::kCompute) continue;
-      for (; next != carry.end() && next->at <= static_cast<int32_t>(k); ++next) {
-        int64_t& reached = known[static_cast<size_t>(next->on.queue)];
-        reached = std::max<int64_t>(reached, next->on.index);
-      }
-      for (const bool writes : {false, true})
-        for (const BufferId b : writes ? i.out : i.in) {
-          if (b == kNone) continue;
-          const Bytes mine = bytes_of_storage(p, b, now.version);
-          for (const Use& u : left)
-            if ((writes || u.writes) && mine.meets(u.bytes) &&
-                static_cast<int64_t>(u.by) > known[static_cast<size_t>(earlier.instructions[u.by].queue)])
+      clock.begin(i.queue, i.waits);
+      for (; next != waits.end() && next->at == static_cast<int32_t>(k); ++next) clock.wait(next->on);
+      if (clock.all_done()) continue;
+      const auto check = [&](BufferId b, bool writes) {
+        const Bytes mine = bytes_of_storage(p, b, now.version);
+        for (size_t t = 0; t < kQueues; ++t) {
+          if (t == static_cast<size_t>(i.queue)) continue;
+          const auto& list = uses->second[t];
+          for (auto u = list.rbegin(); u != list.rend() && static_cast<int64_t>(u->by) > clock.now()[t]; ++u)
+            if ((writes || u->writes) && mine.meets(u->bytes))
               c.fail(later, k,
                      fmt::format("{} bytes that instruction {} ('{}') of the row before may still be at, and does not "
                                  "wait for it",
-                                 writes ? "writes" : "reads", u.by, earlier.instructions[u.by].name));
+                                 writes ? "writes" : "reads", u->by, earlier.instructions[u->by].name));
         }
+      };
+      for (const BufferId b : i.in)
+        if (b != kNone) check(b, false);
+      for (const BufferId b : i.out)
+        if (b != kNone) check(b, true);
     }
   }
 }
@@ -376,10 +389,10 @@ std::strong_ordering order_of(const std::vector<T>& a, const std::vector<T>& b, 
 
 std::strong_ordering order_of(const Instruction& a, const Instruction& b) {
   const auto own = [](const Instruction& i) { return std::tie(i.queue, i.in, i.out); };
-  const auto wait = [](const WaitPoint& w) { return std::tie(w.queue, w.index); };
+  const auto wait = [](const Wait& w) { return std::tie(w.queue, w.index); };
   const std::strong_ordering order = own(a) <=> own(b);
   if (order != 0) return order;
-  return order_of(a.waits, b.waits, [&](const WaitPoint& x, const WaitPoint& y) { return wait(x) <=> wait(y); });
+  return order_of(a.waits, b.waits, [&](const Wait& x, const Wait& y) { return wait(x) <=> wait(y); });
 }
 
 }  // namespace
@@ -388,8 +401,8 @@ bool before_in_memory(const Program* a, const Program* b) {
   const auto buffer = [](const Buffer& x) {
     return std::tie(x.kind, x.offset, x.bytes, x.versions, x.alias, x.memory, x.at);
   };
-  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.version, x.whole, x.carry); };
-  const auto carried = [](const CarryWait& x) { return std::tie(x.at, x.on.queue, x.on.index); };
+  const auto row = [](const ScheduleRow& x) { return std::tie(x.segment, x.micro_batch, x.version, x.whole, x.waits); };
+  const auto wait = [](const RowWait& x) { return std::tie(x.at, x.on.queue, x.on.index); };
   std::strong_ordering order =
       order_of(a->buffers, b->buffers, [&](const Buffer& x, const Buffer& y) { return buffer(x) <=> buffer(y); });
   if (order == 0)
@@ -401,8 +414,8 @@ bool before_in_memory(const Program* a, const Program* b) {
     order = order_of(a->schedule, b->schedule,
                      [&](const ScheduleRow& x, const ScheduleRow& y) { return row(x) <=> row(y); });
   if (order == 0)
-    order = order_of(a->carries, b->carries, [&](const Carry& x, const Carry& y) {
-      return order_of(x, y, [&](const CarryWait& v, const CarryWait& w) { return carried(v) <=> carried(w); });
+    order = order_of(a->row_waits, b->row_waits, [&](const RowWaits& x, const RowWaits& y) {
+      return order_of(x, y, [&](const RowWait& v, const RowWait& w) { return wait(v) <=> wait(w); });
     });
   return order < 0;
 }
@@ -421,7 +434,7 @@ void verify_memory(const VerifyContext& c) {
   const std::vector<std::vector<size_t>> rows = rows_of_segments(p);
   const std::vector<Held> held = held_by(p, uses, rows);
   check_values(c, held, rows);
-  check_carries(c);
+  check_rows(c, uses);
   for (size_t s = 0; s < p.segments.size(); ++s) check_sharing(c, s, uses[s], held, rows[s]);
 }
 

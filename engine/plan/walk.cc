@@ -15,16 +15,23 @@ bool communicates(const Instruction& i) { return i.group() != kNone || i.link() 
 
 std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {
   std::vector<PlanStep> out;
-  const std::vector<QueueClock> clocks = clocks_of(s);
+  const RowClock clock = clock_of(s);
   std::array<std::vector<std::pair<int64_t, int32_t>>, kQueues> of;  // instructions and their steps
+  std::array<std::array<int32_t, kQueues>, kQueues> known;           // what the last step of each queue needed
+  for (auto& needs : known) needs.fill(kNone);
   for (size_t k = 0; k < s.instructions.size(); ++k) {
     const Instruction& i = s.instructions[k];
     if (walked == Walked::kCommunication && !communicates(i)) continue;
     PlanStep step{static_cast<int32_t>(k), {}};
     for (size_t t = 0; t < kQueues; ++t) {
       const auto end =
-          std::partition_point(of[t].begin(), of[t].end(), [&](auto& x) { return x.first <= clocks[k][t]; });
+          std::partition_point(of[t].begin(), of[t].end(), [&](auto& x) { return x.first <= clock.begun(k)[t]; });
       step.needs[t] = end == of[t].begin() || static_cast<size_t>(i.queue) == t ? kNone : std::prev(end)->second;
+      int32_t& before = known[static_cast<size_t>(i.queue)][t];
+      if (step.needs[t] == before)
+        step.needs[t] = kNone;
+      else
+        before = step.needs[t];
     }
     of[static_cast<size_t>(i.queue)].emplace_back(k, static_cast<int32_t>(out.size()));
     out.push_back(step);
@@ -101,12 +108,12 @@ struct RowEnd {
   RowEnd() { last.fill(kNone); }
 };
 
-bool on_several_queues(const Program& p, const std::vector<std::vector<PlanStep>>& steps) {
+std::array<bool, kQueues> used_by(const Program& p, const std::vector<std::vector<PlanStep>>& steps) {
   std::array<bool, kQueues> used{};
   for (size_t s = 0; s < steps.size(); ++s)
     for (const PlanStep& step : steps[s])
       used[static_cast<size_t>(p.segments[s].instructions[static_cast<size_t>(step.instruction)].queue)] = true;
-  return std::count(used.begin(), used.end(), true) > 1;
+  return used;
 }
 
 }  // namespace
@@ -123,7 +130,7 @@ PlanSteps steps_of(const Entry& entry, Walked walked) {
 PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
                    Walked walked, const Duration& seconds)
     : e_(e) {
-  static const Carry kNothing;
+  static const RowWaits kNothing;
   const std::vector<std::vector<LinkEnd>> links = ends_of_links(e, peers.channels);
   Walker walker{e, peers, classes, clock_};
   const Clock::Item agreed = clock_.join({});  // all have voted
@@ -136,8 +143,11 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
     const Program& p = e.program(device);
     const auto& of_program = steps[static_cast<size_t>(e.entry.rows[d].program)];
     std::array<size_t, kQueues> queues{};
-    for (size_t& queue : queues) queue = clock_.resource();
-    const bool joins = walked == Walked::kCommunication && on_several_queues(p, of_program);
+    std::vector<size_t> joined;
+    const std::array<bool, kQueues> used = used_by(p, of_program);
+    for (size_t t = 0; t < kQueues; ++t)
+      if (used[t]) joined.push_back(queues[t] = clock_.resource());
+    const bool joins = walked == Walked::kCommunication && joined.size() > 1;
     RowEnd before, now;  // all rows but the last, and all
     size_t last_base = 0;
     for (size_t row = 0; row < p.schedule.size(); ++row) {
@@ -146,8 +156,9 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
       const size_t base = visits_.size();
       RowEnd end = now;
       std::array<bool, kQueues> begun{};
-      const auto& carry =
-          p.schedule[row].carry == kNone ? kNothing : p.carries[static_cast<size_t>(p.schedule[row].carry)];
+      const int32_t list = p.schedule[row].waits;
+      const RowWaits& waits = list == kNone ? kNothing : p.row_waits[static_cast<size_t>(list)];
+      auto wait = waits.begin();
       for (const PlanStep& step : of_program[static_cast<size_t>(segment)]) {
         visits_.push_back({device, static_cast<int32_t>(row), segment, step.instruction});
         Visit& v = visits_.back();
@@ -160,16 +171,14 @@ PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32
           if (need != kNone) clock_.after(v.first, visits_[base + static_cast<size_t>(need)].last);
         if (walked == Walked::kCommunication) continue;
         const auto queue = static_cast<size_t>(i.queue);
-        const RowEnd& awaited = i.queue == Queue::kCompute ? before : now;
         for (size_t t = 0; t < kQueues && !begun[queue]; ++t)
-          if (t != queue && awaited.last[t] != kNone) clock_.after(v.first, awaited.last[t]);
+          if (t != queue && before.last[t] != kNone) clock_.after(v.first, before.last[t]);
         begun[queue] = true;
-        for (const CarryWait& w : carry)
-          if (w.at == step.instruction)
-            clock_.after(v.first, visits_[last_base + static_cast<size_t>(w.on.index)].last);
+        for (; wait != waits.end() && wait->at <= step.instruction; ++wait)
+          clock_.after(v.first, visits_[last_base + static_cast<size_t>(wait->on.index)].last);
         end.last[queue] = v.last;
       }
-      if (joins && visits_.size() > base) clock_.join(queues);
+      if (joins && visits_.size() > base) clock_.join(joined);
       before = now, now = end, last_base = base;
     }
   }

@@ -11,8 +11,8 @@
 
 namespace whale {
 
-// An instruction that is walked, and the last one before it of each queue that must be over: position in the list of
-// its segment, -1: none.
+// An instruction that is walked, and the last one before it of each other queue that must be over: position in the list
+// of its segment; -1: none, or none that the step before it on its queue did not need.
 struct PlanStep {
   int32_t instruction = 0;
   std::array<int32_t, kQueues> needs{};

@@ -56,9 +56,9 @@ class Estimator {
  private:
   // Of one run of the segment, of all or of what updates; queues run beside each other.
   double seconds_of(const Segment& segment, int32_t device, bool updates_only = false) const {
-    std::array<double, kQueues> of{};
+    std::array<double, kCarriers> of{};
     for (const Instruction& i : segment.instructions)
-      if (!updates_only || i.phase == Phase::kUpdate) of[static_cast<size_t>(i.queue)] += seconds_(i, device);
+      if (!updates_only || i.phase == Phase::kUpdate) of[static_cast<size_t>(carrier_of(i.queue))] += seconds_(i, device);
     return *std::ranges::max_element(of);
   }
 

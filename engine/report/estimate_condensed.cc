@@ -240,9 +240,9 @@ class CondensedEstimator {
     const Program& program = entry_.programs[static_cast<size_t>(row.program)];
     std::vector<double> seconds;
     for (const Segment& s : program.segments) {
-      std::array<double, kQueues> of{};
+      std::array<double, kCarriers> of{};
       for (const Instruction& i : s.instructions)
-        of[static_cast<size_t>(i.queue)] += static_cast<double>(layers(stage, run_of(i.scope))) * seconds_(i, device);
+        of[static_cast<size_t>(carrier_of(i.queue))] += static_cast<double>(layers(stage, run_of(i.scope))) * seconds_(i, device);
       seconds.push_back(*std::ranges::max_element(of));
     }
     StageSeconds out;

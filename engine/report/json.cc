@@ -11,7 +11,6 @@ namespace whale {
 namespace {
 
 constexpr const char* kKinds[] = {"kernel", "collective", "feed", "fetch", "send", "receive", "copy", "vote", "commit"};
-constexpr const char* kQueueNames[] = {"compute", "communication", "copy"};
 constexpr const char* kBuffers[] = {"arena", "variable", "input", "step"};
 constexpr const char* kMerges[] = {"same", "concat", "sum"};
 constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
@@ -36,7 +35,7 @@ Json json_of(const std::vector<Interval>& list) {
 
 Json json_of(const Instruction& i) {
   return {{"kind", pick(kKinds, i.kind())},
-          {"queue", pick(kQueueNames, i.queue)},
+          {"queue", name_of(i.queue)},
           {"op", i.verb()},
           {"name", i.name},
           {"phase", name_of(i.phase)},
@@ -44,7 +43,7 @@ Json json_of(const Instruction& i) {
           {"out", i.out},
           {"flops", i.flops},
           {"bytes", i.bytes},
-          {"waits", list_of(i.waits, [](const WaitPoint& w) { return w.index; })}};
+          {"waits", list_of(i.waits, [](const Wait& w) { return w.index; })}};
 }
 
 Json json_of(const Buffer& b) {

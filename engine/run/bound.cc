@@ -174,7 +174,7 @@ class Binder {
     BoundInstruction bound;
     bound.source = &instruction;
     bound.index = index;
-    for (const WaitPoint& wait : instruction.waits)
+    for (const Wait& wait : instruction.waits)
       if (wait.queue != instruction.queue) bound.waits.push_back(wait);
     for (const BufferId id : instruction.out)
       if (id != kNone && buffer(root_of(program_, id)).kind == BufferKind::kVariable)

@@ -29,7 +29,7 @@ struct BoundInstruction {
   std::vector<std::vector<HandedRun>>
       runs;                   // kFetch: by micro-batch, or one for all; none: another device hands it over
   std::vector<Piece> pieces;  // kFeed: of the host's, likewise
-  std::vector<WaitPoint> waits;
+  std::vector<Wait> waits;  // of its row
   std::vector<uint64_t*> versions;  // of the variables it writes
   // An op whose index the graph computes: what is checked before it runs, by way of `host`.
   struct IndexCheck {

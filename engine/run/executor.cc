@@ -193,26 +193,24 @@ bool Executor::walk(size_t device, size_t queue) {
   for (size_t r = 0; r < schedule.size(); ++r) {
     const ScheduleRow& row = schedule[r];
     BoundSegment& segment = program.segments[static_cast<size_t>(program.rows[r])];
+    if (segment.queues[queue].empty()) {  // nobody waits for what it does here
+      done[queue].advance(segment.count);
+      base = {base.row + segment.count, base.row};
+      continue;
+    }
     for (size_t k = 0; k < program.row->samples.size(); ++k) {
       const SampleCut& cut = program.row->samples[k];
       program.contexts[queue][k].batch_begin = row.whole || cut.micro_batches.empty()
                                                    ? cut.whole.begin
                                                    : cut.micro_batches[static_cast<size_t>(row.micro_batch)].begin;
     }
-    // Compute runs one row ahead of the others.
-    const uint32_t reached = queue == 0 ? base.before : base.row;
+    const int64_t begin = now_nanoseconds();
     for (size_t other = 0; other < kQueues; ++other)
-      if (other != queue && program.queues[other] && !wait(device, queue, other, reached)) return false;
+      if (other != queue && program.queues[other] && !done[other].wait(base.before, this)) return false;
+    timeline_[device][queue].times.waiting += now_nanoseconds() - begin;
     if (!walk_row(device, queue, row, segment, base)) return false;
     base = {base.row + segment.count, base.row};
   }
-  return true;
-}
-
-bool Executor::wait(size_t device, size_t queue, size_t other, uint32_t reached) {
-  const int64_t begin = now_nanoseconds();
-  if (!runs_[device].done[other].wait(reached, this)) return false;
-  timeline_[device][queue].times.waiting += now_nanoseconds() - begin;
   return true;
 }
 
@@ -220,10 +218,10 @@ bool Executor::wait(size_t device, size_t queue, size_t other, uint32_t reached)
 // base.row + count.
 bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, BoundSegment& segment, const Base& base) {
   const BoundProgram& program = *programs_[device];
-  static const Carry kNothing;
-  const Carry& carry =
-      queue == 0 && row.carry != kNone ? program.program->carries[static_cast<size_t>(row.carry)] : kNothing;
-  auto carried = carry.begin();
+  static const RowWaits kNothing;
+  const RowWaits& row_waits =
+      row.waits == kNone ? kNothing : program.program->row_waits[static_cast<size_t>(row.waits)];
+  auto next = row_waits.begin();
   const uint8_t* mask =
       narrow_ == nullptr
           ? nullptr
@@ -236,13 +234,15 @@ bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, Bou
     if (stopped()) return false;
     int64_t begin = now_nanoseconds();
     // What is left out waits too: memory is used again in the order that all waits give.
-    const bool waits = !bound.waits.empty() || (carried != carry.end() && carried->at == bound.index);
-    for (; carried != carry.end() && carried->at == bound.index; ++carried)
-      if (const WaitPoint& on = carried->on;
-          !done[static_cast<size_t>(on.queue)].wait(base.before + static_cast<uint32_t>(on.index) + 1, this))
-        return false;
-    for (const WaitPoint& on : bound.waits)
-      if (!done[static_cast<size_t>(on.queue)].wait(base.row + static_cast<uint32_t>(on.index) + 1, this)) return false;
+    while (next != row_waits.end() && next->at < bound.index) ++next;  // of other queues
+    const bool waits = !bound.waits.empty() || (next != row_waits.end() && next->at == bound.index);
+    const auto wait = [&](const Wait& on, uint32_t row_base) {
+      return done[static_cast<size_t>(on.queue)].wait(row_base + static_cast<uint32_t>(on.index) + 1, this);
+    };
+    for (; next != row_waits.end() && next->at == bound.index; ++next)
+      if (!wait(next->on, base.before)) return false;
+    for (const Wait& on : bound.waits)
+      if (!wait(on, base.row)) return false;
     if (waits) {
       const int64_t ready = now_nanoseconds();
       timeline.times.waiting += ready - begin;

@@ -70,19 +70,18 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
  private:
   enum State : uint8_t { kOpen, kReady, kCommitted, kStopped, kBroken };
   struct alignas(64) DeviceRun {
-    std::array<Counter, kQueues> done;  // instructions of this run that are done
+    std::array<Counter, kQueues> done;  // the timelines: instructions of this run, of all queues, up to the one done
   };
 
   void run(int device, Queue queue) noexcept override;
   void finished() noexcept override;
   void look() override;
   bool walk(size_t device, size_t queue);
-  // What the counters of a device's queues are when a row begins, and when the one before it began.
+  // The value of the timelines of a device's queues when they begin a row, and when they began the one before it.
   struct Base {
     uint32_t row = 1, before = 1;
   };
   bool walk_row(size_t device, size_t queue, const ScheduleRow& row, BoundSegment& segment, const Base& base);
-  bool wait(size_t device, size_t queue, size_t other, uint32_t reached);
   bool execute(BoundInstruction& bound, size_t device, size_t micro_batch);
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;

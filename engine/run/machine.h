@@ -54,7 +54,11 @@ class DeviceMemory {
 
   size_t arena_bytes() const { return arena_.total; }
   size_t host_arena_bytes() const { return host_arena_.total; }
-  size_t scratch_bytes() const { return scratch_[0].total + scratch_[1].total + scratch_[2].total; }
+  size_t scratch_bytes() const {
+    size_t bytes = 0;
+    for (const Area& area : scratch_) bytes += area.total;
+    return bytes;
+  }
 
  private:
   struct Area {

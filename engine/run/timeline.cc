@@ -9,7 +9,6 @@
 namespace whale {
 namespace {
 
-constexpr const char* kQueueNames[kQueues] = {"compute", "communication", "copy"};
 constexpr const char* kPhaseNames[] = {"forward", "backward", "update"};
 
 }  // namespace
@@ -26,7 +25,7 @@ std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Pl
     for (size_t s = 0; s < kQueues; ++s) {
       if (devices[d][s].records.empty()) continue;
       events.push_back(
-          {{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kQueueNames[s]}}}});
+          {{"ph", "M"}, {"pid", d}, {"tid", s}, {"name", "thread_name"}, {"args", {{"name", kQueueDefs[s].name}}}});
       for (const TimelineRecord& record : devices[d][s].records)
         events.push_back({{"ph", "X"},
                           {"pid", d},

@@ -1,7 +1,6 @@
 #include "simulate/timeline.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/format.h"
 #include "plan/figures.h"
@@ -48,7 +47,6 @@ std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Queue 
 
 Json timeline_json(const Plan& plan, const Entry& entry) {
   constexpr size_t kMost = 1 << 20;
-  constexpr const char* kNames[] = {"compute", "communication", "copy"};
   const std::optional<StepTimes> times = times_of(plan, entry, kMost);
   if (!times) return nullptr;
   Json queues = Json::object();
@@ -57,7 +55,7 @@ Json timeline_json(const Plan& plan, const Entry& entry) {
     for (const Stretch& s : stretches_of(entry, *times, static_cast<Queue>(t)))
       rows.push_back(Json::array({times->classes[static_cast<size_t>(s.device)], s.kind, s.start, s.end,
                                   fmt::format("{}", fmt::join(s.ops, ", "))}));
-    queues[kNames[t]] = std::move(rows);
+    if (!rows.empty()) queues[kQueueDefs[t].name] = std::move(rows);
   }
   return {{"seconds", times->seconds}, {"classes", times->classes}, {"queues", std::move(queues)}};
 }

@@ -38,7 +38,7 @@ bool double_reduce(const Spot& s, Dice&) {
   insert_instruction(s, s.index + 1, std::move(again));
   // What waited for the first one waits for both: they follow each other on one queue.
   for (size_t k = s.index + 2; k < s.segment->instructions.size(); ++k)
-    for (WaitPoint& w : s.segment->instructions[k].waits)
+    for (Wait& w : s.segment->instructions[k].waits)
       if (w.index == static_cast<int32_t>(s.index)) ++w.index;
   return true;
 }

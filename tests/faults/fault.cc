@@ -76,7 +76,7 @@ void erase_instruction(const Spot& spot) {
   std::vector<Instruction>& list = spot.segment->instructions;
   const auto k = static_cast<int32_t>(spot.index);
   const Queue queue = spot.at().queue;
-  std::vector<WaitPoint> instead = spot.at().waits;
+  std::vector<Wait> instead = spot.at().waits;
   for (int32_t before = k; before-- > 0;)
     if (list[static_cast<size_t>(before)].queue == queue) {
       instead.push_back({queue, before});
@@ -84,8 +84,8 @@ void erase_instruction(const Spot& spot) {
     }
   list.erase(list.begin() + k);
   for (size_t i = spot.index; i < list.size(); ++i) {
-    std::vector<WaitPoint> waits;
-    for (WaitPoint w : list[i].waits) {
+    std::vector<Wait> waits;
+    for (Wait w : list[i].waits) {
       if (w.index == k) {
         waits.insert(waits.end(), instead.begin(), instead.end());
         continue;
@@ -95,16 +95,16 @@ void erase_instruction(const Spot& spot) {
     }
     list[i].waits = std::move(waits);
   }
-  carry_over(*spot.program);
+  add_row_waits(*spot.program);
 }
 
 void insert_instruction(const Spot& spot, size_t at, Instruction instruction) {
   std::vector<Instruction>& list = spot.segment->instructions;
   list.insert(list.begin() + static_cast<std::ptrdiff_t>(at), std::move(instruction));
   for (size_t i = at + 1; i < list.size(); ++i)
-    for (WaitPoint& w : list[i].waits)
+    for (Wait& w : list[i].waits)
       if (w.index >= static_cast<int32_t>(at)) ++w.index;
-  carry_over(*spot.program);
+  add_row_waits(*spot.program);
 }
 
 BufferId add_buffer(Program& program, Buffer like) {

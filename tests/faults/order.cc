@@ -8,8 +8,7 @@ namespace whale::test {
 namespace {
 
 bool waits(const Spot& s) {
-  return std::any_of(s.at().waits.begin(), s.at().waits.end(),
-                     [&](const WaitPoint& w) { return w.queue != s.at().queue; });
+  return std::any_of(s.at().waits.begin(), s.at().waits.end(), [&](const Wait& w) { return w.queue != s.at().queue; });
 }
 
 bool drop_wait(const Spot& s, Dice& dice) {
@@ -19,7 +18,7 @@ bool drop_wait(const Spot& s, Dice& dice) {
 
 // For an earlier instruction of the same queue.
 bool wait_too_early(const Spot& s, Dice& dice) {
-  WaitPoint& w = s.at().waits[static_cast<size_t>(dice.below(std::ssize(s.at().waits)))];
+  Wait& w = s.at().waits[static_cast<size_t>(dice.below(std::ssize(s.at().waits)))];
   for (int32_t k = w.index; k-- > 0;)
     if (s.segment->instructions[static_cast<size_t>(k)].queue == w.queue) return w.index = k, true;
   return false;
@@ -29,7 +28,7 @@ bool other_queue(const Spot& s, Dice& dice) {
   const auto to = static_cast<Queue>((static_cast<int>(s.at().queue) + 1 + dice.below(kQueues - 1)) % kQueues);
   s.at().queue = to;
   for (size_t k = s.index + 1; k < s.segment->instructions.size(); ++k)
-    for (WaitPoint& w : s.segment->instructions[k].waits)
+    for (Wait& w : s.segment->instructions[k].waits)
       if (w.index == static_cast<int32_t>(s.index)) w.queue = to;
   return true;
 }
@@ -76,7 +75,7 @@ bool update_early(const Spot& s, Dice&) {
       if (std::find(s.at().in.begin(), s.at().in.end(), made) != s.at().in.end()) return false;
     if (!reads) continue;
     Instruction reader = list[k];
-    for (const WaitPoint& w : s.at().waits)
+    for (const Wait& w : s.at().waits)
       if (w.index > static_cast<int32_t>(k)) return false;
     const Spot before{s.program, s.segment, k};
     reader.waits.clear();
@@ -95,7 +94,7 @@ bool drop(const Spot& s, Dice&) {
 
 void move_to(const Spot& s, size_t at) {
   Instruction moved = s.at();
-  std::erase_if(moved.waits, [&](const WaitPoint& w) { return w.index >= static_cast<int32_t>(at); });
+  std::erase_if(moved.waits, [&](const Wait& w) { return w.index >= static_cast<int32_t>(at); });
   insert_instruction(s, at, std::move(moved));
   erase_instruction({s.program, s.segment, s.index + (at <= s.index)});
 }
@@ -165,12 +164,12 @@ bool everywhere(Plan& plan, Dice& dice, bool body, const std::function<void(Prog
 // What else the rows say is of those that follow each other now.
 void erase_row(Program& p, size_t r) {
   p.schedule.erase(p.schedule.begin() + static_cast<std::ptrdiff_t>(r));
-  carry_over(p);
+  add_row_waits(p);
 }
 void double_row(Program& p, size_t r) {
   const ScheduleRow row = p.schedule[r];
   p.schedule.insert(p.schedule.begin() + static_cast<std::ptrdiff_t>(r), row);
-  carry_over(p);
+  add_row_waits(p);
 }
 
 bool other_micro_batch(Program& p, size_t r, Dice& dice) {
@@ -187,28 +186,28 @@ bool swap_rows(Program& p, size_t r, Dice& dice) {
   const ScheduleRow &a = p.schedule[r], &b = p.schedule[other];
   if (a.segment == b.segment) return false;  // sums do not care
   std::swap(p.schedule[r], p.schedule[other]);
-  carry_over(p);
+  add_row_waits(p);
   return true;
 }
 
 // One of the waits for the row before is gone, or for something earlier.
-bool change_carry(Program& p, size_t r, const std::function<bool(Carry&)>& change) {
-  if (p.schedule[r].carry == kNone) return false;
-  Carry carry = p.carries[static_cast<size_t>(p.schedule[r].carry)];
-  if (!change(carry)) return false;
-  p.schedule[r].carry = static_cast<int32_t>(p.carries.size());
-  p.carries.push_back(std::move(carry));
+bool change_row_waits(Program& p, size_t r, const std::function<bool(RowWaits&)>& change) {
+  if (p.schedule[r].waits == kNone) return false;
+  RowWaits waits = p.row_waits[static_cast<size_t>(p.schedule[r].waits)];
+  if (!change(waits)) return false;
+  p.schedule[r].waits = static_cast<int32_t>(p.row_waits.size());
+  p.row_waits.push_back(std::move(waits));
   return true;
 }
-bool drop_carry(Program& p, size_t r, Dice& dice) {
-  return change_carry(p, r, [&](Carry& carry) {
-    carry.erase(carry.begin() + dice.below(std::ssize(carry)));
+bool drop_row_wait(Program& p, size_t r, Dice& dice) {
+  return change_row_waits(p, r, [&](RowWaits& waits) {
+    waits.erase(waits.begin() + dice.below(std::ssize(waits)));
     return true;
   });
 }
-bool carry_too_early(Program& p, size_t r, Dice& dice) {
-  return change_carry(p, r, [&](Carry& carry) {
-    WaitPoint& on = carry[static_cast<size_t>(dice.below(std::ssize(carry)))].on;
+bool row_wait_too_early(Program& p, size_t r, Dice& dice) {
+  return change_row_waits(p, r, [&](RowWaits& waits) {
+    Wait& on = waits[static_cast<size_t>(dice.below(std::ssize(waits)))].on;
     const Segment& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)];
     for (int32_t k = on.index; k-- > 0;)
       if (before.instructions[static_cast<size_t>(k)].queue == on.queue) return on.index = k, true;
@@ -259,8 +258,8 @@ std::vector<Fault> faults_of_order() {
       {"a prologue or epilogue doubled", either, [](Plan& p, Dice& d) { return everywhere(p, d, false, double_row); }},
       {"a schedule row with another micro-batch", either, row(other_micro_batch)},
       {"two schedule rows exchanged", either, row(swap_rows)},
-      {"a missing wait for the row before", verifier, row(drop_carry)},
-      {"a wait for less of the row before", verifier, row(carry_too_early)},
+      {"a missing wait for the row before", verifier, row(drop_row_wait)},
+      {"a wait for less of the row before", verifier, row(row_wait_too_early)},
       {"a schedule row's version", verifier, row(other_version)},
   };
 }

@@ -50,13 +50,12 @@ std::string race_between(const Program& p, const ScheduleRow* before, const Sche
       after[j][i] = 1;
       for (size_t k = 0; k < i; ++k) after[j][k] = static_cast<char>(after[j][k] | after[i][k]);
     };
-    const bool compute = steps[j].does->queue == Queue::kCompute;
     for (size_t i = 0; i < j; ++i)
-      if (steps[i].does->queue == steps[j].does->queue || (!compute && steps[i].before && !steps[j].before)) follow(i);
+      if (steps[i].does->queue == steps[j].does->queue) follow(i);
     const size_t base = steps[j].before ? 0 : begin;
-    for (const WaitPoint& w : steps[j].does->waits) follow(base + static_cast<size_t>(w.index));
-    if (j < begin || now.carry == kNone) continue;
-    for (const CarryWait& w : p.carries[static_cast<size_t>(now.carry)])
+    for (const Wait& w : steps[j].does->waits) follow(base + static_cast<size_t>(w.index));
+    if (j < begin || now.waits == kNone) continue;
+    for (const RowWait& w : p.row_waits[static_cast<size_t>(now.waits)])
       if (static_cast<size_t>(w.at) == j - begin) follow(static_cast<size_t>(w.on.index));
   }
   for (size_t j = begin; j < n; ++j)
@@ -89,7 +88,7 @@ std::string race_in(const Entry& of_plan) {
       const ScheduleRow* before = r > 0 ? &p.schedule[r - 1] : nullptr;
       const ScheduleRow& now = p.schedule[r];
       if (!seen.emplace(before ? before->segment : kNone, before ? before->version : 0, now.segment, now.version,
-                        now.carry)
+                        now.waits)
                .second)
         continue;
       if (std::string race = race_between(p, before, now); !race.empty()) return race;

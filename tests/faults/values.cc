@@ -112,7 +112,7 @@ bool round_result(const Spot& s, Dice& dice) {
   insert_instruction(s, s.index + 1, cast(exact, rounded));
   // Who waited for the result waits for the rounded one.
   for (size_t k = s.index + 3; k < s.segment->instructions.size(); ++k)
-    for (WaitPoint& w : s.segment->instructions[k].waits)
+    for (Wait& w : s.segment->instructions[k].waits)
       if (w.index == static_cast<int32_t>(s.index)) w.index += 2;
   return true;
 }

@@ -40,7 +40,7 @@ struct Place {
 };
 
 // A commit waits for all votes: who comes behind it, for what the voting queue did before.
-bool votes(const Segment& s, size_t i, const WaitPoint& on) {
+bool votes(const Segment& s, size_t i, const Wait& on) {
   const auto begin = s.instructions.begin();
   const auto is = [](InstructionKind kind) { return [=](const Instruction& x) { return x.kind() == kind; }; };
   const auto commit = std::find_if(begin, begin + static_cast<ptrdiff_t>(i) + 1, is(InstructionKind::kCommit));
@@ -77,13 +77,13 @@ std::vector<Place> waits_of(const Entry& entry) {
                              waits.erase(waits.begin() + static_cast<ptrdiff_t>(w));
                            }});
       }
-    for (size_t c = 0; c < program.carries.size(); ++c)
-      for (size_t w = 0; w < program.carries[c].size(); ++w)
-        out.push_back({fmt::format("program {}, carry {}: {} for {} of the row before", p, c, program.carries[c][w].at,
-                                   program.carries[c][w].on.index),
+    for (size_t c = 0; c < program.row_waits.size(); ++c)
+      for (size_t w = 0; w < program.row_waits[c].size(); ++w)
+        out.push_back({fmt::format("program {}, waits {}: {} for {} of the row before", p, c,
+                                   program.row_waits[c][w].at, program.row_waits[c][w].on.index),
                        [=](Entry& e) {
-                         Carry& carry = e.programs[p].carries[c];
-                         carry.erase(carry.begin() + static_cast<ptrdiff_t>(w));
+                         RowWaits& waits = e.programs[p].row_waits[c];
+                         waits.erase(waits.begin() + static_cast<ptrdiff_t>(w));
                        }});
   }
   return out;

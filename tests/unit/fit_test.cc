@@ -316,7 +316,7 @@ TEST_CASE("programs are alike in memory by all that says who has which bytes whe
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.alias = 0; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.memory = Memory::kHost; },
       [](Program&, Buffer& b, Instruction&, ScheduleRow&) { b.at = 4; },
-      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.queue = Queue::kCopy; },
+      [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.queue = Queue::kCopyIn; },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.in = {0}; },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.out = {0}; },
       [](Program&, Buffer&, Instruction& i, ScheduleRow&) { i.waits.clear(); },

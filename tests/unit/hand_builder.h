@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "lower/storage.h"
 #include "plan/plan.h"
 
 namespace whale::test {
@@ -33,6 +34,12 @@ class HandBuilder {
     }
     program_.buffers.push_back(b);
     return static_cast<BufferId>(program_.buffers.size()) - 1;
+  }
+
+  // Its queues wait for the row before where they need its bytes.
+  Program built() {
+    add_row_waits(program_);
+    return program_;
   }
 
   void segment(const std::string& name) { program_.segments.push_back({name, {}}); }

@@ -50,7 +50,7 @@ class PipelineProgram : private HandBuilder {
       if (o_.update) schedule(2, u, u % versions_, false);
     }
     if (o_.update) schedule(3, 0, 0, true);
-    return program_;
+    return built();
   }
 
   Program second() {
@@ -90,7 +90,7 @@ class PipelineProgram : private HandBuilder {
       if (o_.update) schedule(2, u, u % versions_, false);
     }
     schedule(o_.update ? 3 : 2, 0, 0, true);
-    return program_;
+    return built();
   }
 
  private:
@@ -105,12 +105,13 @@ class PipelineProgram : private HandBuilder {
     Instruction& i = move(work, "", id);
     i.name = fmt::format("{} {}", i.verb(), i.link());
     if (!o_.queues) return;
-    i.queue = Queue::kCommunication;
+    i.queue = i.kind() == InstructionKind::kSend ? Queue::kSend : Queue::kReceive;
     if (before >= 0) i.waits = {{Queue::kCompute, before}};
   }
   void after_link(Instruction& i) {
-    if (o_.queues)
-      i.waits = {{Queue::kCommunication, static_cast<int32_t>(program_.segments.back().instructions.size()) - 2}};
+    const std::vector<Instruction>& list = program_.segments.back().instructions;
+    const auto before = static_cast<int32_t>(list.size()) - 2;
+    if (o_.queues) i.waits = {{list[static_cast<size_t>(before)].queue, before}};
   }
 
   PipelineOptions o_;

@@ -46,7 +46,7 @@ class HandProgram : private HandBuilder {
     }
     epilogue(w, rate, g_sum, l_sum);
     schedule(0, 0, true);
-    return program_;
+    return built();
   }
 
  private:
@@ -68,13 +68,13 @@ class HandProgram : private HandBuilder {
 
   int32_t reduce(const std::string& name, BufferId x) {
     Instruction& i = op(OpCode::k_all_reduce, name, {x}, {x});
-    if (o_.overlap) i.queue = Queue::kCommunication;
+    if (o_.overlap) i.queue = Queue::kReplica;
     return static_cast<int32_t>(program_.segments.back().instructions.size()) - 1;
   }
 
   void loss(BufferId l_sum) {
     const int32_t reduced = reduce("reduce loss", l_sum);
-    move(work::Fetch{0}, "fetch loss", l_sum).waits = {{o_.overlap ? Queue::kCommunication : Queue::kCompute, reduced}};
+    move(work::Fetch{0}, "fetch loss", l_sum).waits = {{o_.overlap ? Queue::kReplica : Queue::kCompute, reduced}};
   }
 
   void epilogue(BufferId w, BufferId rate, BufferId g_sum, BufferId l_sum) {
@@ -84,7 +84,7 @@ class HandProgram : private HandBuilder {
       vote(l_sum);
       commit();
       const int32_t reduced = reduce("reduce g", g_sum);
-      sgd("update w", rate, w, g_sum).waits = {{o_.overlap ? Queue::kCommunication : Queue::kCompute, reduced}};
+      sgd("update w", rate, w, g_sum).waits = {{o_.overlap ? Queue::kReplica : Queue::kCompute, reduced}};
     }
   }
 

@@ -306,7 +306,7 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
     });
     for (const Event& e : events) {  // waits are honoured, queues keep their order
       const Segment& s = program_of(plan).segments[static_cast<size_t>(e.segment)];
-      for (const WaitPoint& w : s.instructions[static_cast<size_t>(e.instruction)].waits)
+      for (const Wait& w : s.instructions[static_cast<size_t>(e.instruction)].waits)
         for (const Event& other : events)
           if (other.device == e.device && other.instruction == w.index) CHECK(other.end <= e.start);
     }

@@ -200,8 +200,8 @@ TEST_CASE("while one piece is worked on the next one comes, and no more") {
           if (s.instructions[k].op() != k_attention) continue;
           const auto next = std::find_if(s.instructions.begin() + static_cast<int64_t>(k), s.instructions.end(),
                                          [](const Instruction& i) { return i.op() == k_attention_merge; });
-          for (const WaitPoint& w : s.instructions[k].waits)
-            if (w.queue == Queue::kCommunication && s.instructions[static_cast<size_t>(w.index)].op() == k_shift)
+          for (const Wait& w : s.instructions[k].waits)
+            if (w.queue == Queue::kSplit && s.instructions[static_cast<size_t>(w.index)].op() == k_shift)
               CHECK(std::find(s.instructions[k].in.begin(), s.instructions[k].in.end(),
                               s.instructions[static_cast<size_t>(w.index)].out[0]) != s.instructions[k].in.end());
           CHECK(next != s.instructions.end());
