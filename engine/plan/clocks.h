@@ -1,5 +1,5 @@
-// What is done before an instruction begins: by the order of its queue, by the waits of a plan, and by what those whom it
-// waits for had waited for.
+// What is done before an instruction begins: by the order of its queue, by the waits of a plan, and by what those whom
+// it waits for had waited for.
 #pragma once
 
 #include <array>

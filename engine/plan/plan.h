@@ -117,8 +117,8 @@ struct Box {
   std::vector<BoxCut> cuts = {};
 };
 
-// Every queue has a timeline: a value for each instruction of each row of the schedule, which it signals when it is done
-// with that. A wait names one, of the same row (Instruction::waits) or of the row before (RowWait).
+// Every queue has a timeline: a value for each instruction of each row of the schedule, which it signals when it is
+// done with that. A wait names one, of the same row (Instruction::waits) or of the row before (RowWait).
 struct Wait {
   Queue queue{};
   int32_t index = 0;  // position in Segment::instructions
@@ -233,9 +233,9 @@ struct Segment {
   std::vector<Instruction> instructions;
 };
 
-// What instruction `at` of a row waits for in the row before, besides its own waits. Rows are not joined: every queue goes
-// from row to row by itself. Before it begins one, all queues are through with all rows but the one before; what it needs
-// of that one it waits for here.
+// What instruction `at` of a row waits for in the row before, besides its own waits. Rows are not joined: every queue
+// goes from row to row by itself. Before it begins one, all queues are through with all rows but the one before; what
+// it needs of that one it waits for here.
 struct RowWait {
   int32_t at = 0;
   Wait on;

@@ -189,7 +189,8 @@ void print_program(std::string& text, const Program& p, size_t number) {
   }
   for (size_t l = 0; l < p.row_waits.size(); ++l) {
     text += fmt::format("    waits ^{}, for the row before:", l);
-    for (const RowWait& w : p.row_waits[l]) text += fmt::format(" {} after {}:{};", w.at, name_of(w.on.queue), w.on.index);
+    for (const RowWait& w : p.row_waits[l])
+      text += fmt::format(" {} after {}:{};", w.at, name_of(w.on.queue), w.on.index);
     text += '\n';
   }
   text += "    schedule";

@@ -26,8 +26,8 @@ struct QueueDef {
   Carrier carrier;
 };
 inline constexpr QueueDef kQueueDefs[kQueues] = {
-    {"compute", Carrier::kProcessor}, {"replica", Carrier::kNetwork},  {"split", Carrier::kNetwork},
-    {"receive", Carrier::kNetwork},   {"send", Carrier::kNetwork},     {"copy_in", Carrier::kHostLink},
+    {"compute", Carrier::kProcessor}, {"replica", Carrier::kNetwork}, {"split", Carrier::kNetwork},
+    {"receive", Carrier::kNetwork},   {"send", Carrier::kNetwork},    {"copy_in", Carrier::kHostLink},
     {"copy_out", Carrier::kHostLink},
 };
 inline const char* name_of(Queue queue) { return kQueueDefs[static_cast<int>(queue)].name; }

@@ -170,8 +170,8 @@ void check_row_waits(const Context& c) {
         c.fail(fmt::format("instruction {} waits for {} of the row before on another queue than its own", w.at,
                            w.on.index));
       if (w.on.queue == now[static_cast<size_t>(w.at)].queue)
-        c.fail(fmt::format("instruction {} waits for {} of the row before, which is on its own queue", w.at,
-                           w.on.index));
+        c.fail(
+            fmt::format("instruction {} waits for {} of the row before, which is on its own queue", w.at, w.on.index));
       last = w.at;
     }
   }

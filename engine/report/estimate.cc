@@ -58,7 +58,8 @@ class Estimator {
   double seconds_of(const Segment& segment, int32_t device, bool updates_only = false) const {
     std::array<double, kCarriers> of{};
     for (const Instruction& i : segment.instructions)
-      if (!updates_only || i.phase == Phase::kUpdate) of[static_cast<size_t>(carrier_of(i.queue))] += seconds_(i, device);
+      if (!updates_only || i.phase == Phase::kUpdate)
+        of[static_cast<size_t>(carrier_of(i.queue))] += seconds_(i, device);
     return *std::ranges::max_element(of);
   }
 

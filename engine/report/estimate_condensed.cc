@@ -242,7 +242,8 @@ class CondensedEstimator {
     for (const Segment& s : program.segments) {
       std::array<double, kCarriers> of{};
       for (const Instruction& i : s.instructions)
-        of[static_cast<size_t>(carrier_of(i.queue))] += static_cast<double>(layers(stage, run_of(i.scope))) * seconds_(i, device);
+        of[static_cast<size_t>(carrier_of(i.queue))] +=
+            static_cast<double>(layers(stage, run_of(i.scope))) * seconds_(i, device);
       seconds.push_back(*std::ranges::max_element(of));
     }
     StageSeconds out;

@@ -27,9 +27,9 @@ struct BoundInstruction {
   };
   std::vector<Copy> copies;
   std::vector<std::vector<HandedRun>>
-      runs;                   // kFetch: by micro-batch, or one for all; none: another device hands it over
-  std::vector<Piece> pieces;  // kFeed: of the host's, likewise
-  std::vector<Wait> waits;  // of its row
+      runs;                         // kFetch: by micro-batch, or one for all; none: another device hands it over
+  std::vector<Piece> pieces;        // kFeed: of the host's, likewise
+  std::vector<Wait> waits;          // of its row
   std::vector<uint64_t*> versions;  // of the variables it writes
   // An op whose index the graph computes: what is checked before it runs, by way of `host`.
   struct IndexCheck {

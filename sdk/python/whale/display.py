@@ -81,7 +81,7 @@ def graph_html(graph: Any) -> str:
 
 # ---- plan --------------------------------------------------------------------------------------------------------------
 def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str:
-    """Each device's samples, its compute and communication queues over one step (lengths by the cost model), and its memory."""
+    """Each device's samples, its queues over one step (lengths by the cost model), and its memory."""
     chosen = plan["entries"][0] if entry is None else next(e for e in plan["entries"] if e["name"] == arguments.choice("entry", entry, [e["name"] for e in plan["entries"]]))
     left, lane, right, width = 150, 16, 170, 960
     scale_width = width - left - right
@@ -101,14 +101,14 @@ def plan_svg(plan: dict, entry: str | None = None, most_devices: int = 8) -> str
     y += 14
     for row, kind in list(zip(chosen["rows"], times["classes"]))[:most_devices]:
         spans = {queue: [span for of, *span in list_ if of == kind] for queue, list_ in times["queues"].items()}
-        lanes = ["compute"] + (["communication"] if spans.get("communication") else [])
+        lanes = ["compute", *(queue for queue in spans if queue != "compute" and spans[queue])]
         begin, end = row["samples"]
         body.append(_text(12, y + 13, plan["devices"][row["device"]]["name"], weight="bold"))
         body.append(_text(12, y + 28, f"samples {begin}..{end - 1}" if end > begin else "no samples", color="#555", size=11))
         for k, queue in enumerate(lanes):
             body.append(_box(left, y + k * (lane + 2), scale_width, lane, "#f4f4f4"))
             for work, start, stop, ops in spans.get(queue, []):
-                body.append(_box(left + start / total * scale_width, y + k * (lane + 2), (stop - start) / total * scale_width, lane, _COLORS[work], ops))
+                body.append(_box(left + start / total * scale_width, y + k * (lane + 2), (stop - start) / total * scale_width, lane, _COLORS[work], f"{queue}: {ops}"))
         memory, at = chosen["programs"][row["program"]]["memory"], float(width - right + 14)
         for part, color in (("parameters", "#4c78a8"), ("state", "#54a24b"), ("buffers", "#9d9d9d"), ("arena", "#f58518")):
             w = (right - 90) * memory[part] / largest
