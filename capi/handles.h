@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -61,6 +62,7 @@ struct whale_plan {
 };
 
 struct whale_world {
+  explicit whale_world(std::shared_ptr<whale::Worlds> of) : worlds(std::move(of)) {}
   std::shared_ptr<whale::Worlds> worlds;
 };
 

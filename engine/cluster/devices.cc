@@ -12,7 +12,8 @@ constexpr int64_t kMostDevices = 65536;
 constexpr int kMostCores = 65536;
 constexpr int64_t kMostDeviceCores = int64_t{1} << 22;  // of all devices together
 constexpr const char* kGrammar =
-    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, lag:N, lag_cpu:N, null:N (CORES: 0-3 or 0+2), with "
+    "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, lag:N, lag_cpu:N, null:N (CORES: 0-3 or "
+    "0+2), with "
     "their "
     "memory cpu-4GB:N, null-80GB:N; nodes joined by |, Nx before a node repeats it";
 

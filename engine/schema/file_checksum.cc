@@ -56,7 +56,7 @@ size_t checked_size(const uint8_t* data, size_t size, std::string_view what) {
                 read(data + kSizeAt, 8), kAgain);
   const bool at_end = !marked(data, size) && marked_at_end(data, size);
   const size_t rest = at_end ? size - kEndBytes : size;
-  const bool right = at_end              ? read(data + size - 4, 4) == crc32c(data, rest)
+  const bool right = at_end               ? read(data + size - 4, 4) == crc32c(data, rest)
                      : marked(data, size) ? read(data + kSumAt, 4) == sum_of(data, size)
                                           : true;
   if (!right)
