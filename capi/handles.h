@@ -3,10 +3,10 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cluster/devices.h"
