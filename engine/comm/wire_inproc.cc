@@ -1,5 +1,5 @@
-// Wires inside a process: a mailbox for each channel. Messages are copied in and out; their memory is used again, round
-// and round, so that none is taken once every message has been as large as the largest.
+// Wires inside a process: a mailbox for each channel. Messages are copied in and out; their memory is used again, so
+// that none is taken once the largest was sent and read.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,6 +15,8 @@ namespace whale {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
+// Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed.
+constexpr int kNoticesUnderWay = 2 * 3 + 1;
 
 struct Message {
   uint64_t run = 0;
@@ -30,6 +32,16 @@ struct Mailbox {
     uint32_t n = 0;
     for (const Message& m : waiting) n += m.run == run;
     return n;
+  }
+  // Whichever is taken next, it has room for the largest.
+  void give_back(std::list<Message>& read) {
+    for (Message& m : read) m.bytes.reserve(largest);
+    spare.splice(spare.end(), read);
+  }
+  void grow(size_t bytes) {
+    if (bytes <= largest) return;
+    largest = bytes;
+    for (Message& m : spare) m.bytes.reserve(largest);
   }
 };
 
@@ -49,7 +61,9 @@ struct Desk {
 };
 
 struct Office {
-  explicit Office(int ranks) : desks(static_cast<size_t>(ranks)) {}
+  explicit Office(int ranks) : desks(static_cast<size_t>(ranks)) {
+    for (Desk& desk : desks) desk.spare.resize(static_cast<size_t>((ranks - 1) * kNoticesUnderWay));
+  }
   Mailbox& mailbox(int from, int to, uint64_t tag) {
     const std::lock_guard lock(mutex);
     auto& box = boxes[{from, to, tag}];
@@ -93,7 +107,7 @@ class Outbox final : public Wire::Sender {
         wait(box_.taken, lock, lookout);
       }
       if (mine_.empty() && !box_.spare.empty()) mine_.splice(mine_.end(), box_.spare, box_.spare.begin());
-      box_.largest = std::max(box_.largest, bytes);
+      box_.grow(bytes);
       if (mine_.empty()) mine_.emplace_back();
       mine_.front().bytes.reserve(box_.largest);
     }
@@ -132,7 +146,7 @@ class Inbox final : public Wire::Receiver {
       if (!box_.waiting.empty() && box_.waiting.front().run == run) break;
       wait(box_.came, lock, lookout);
     }
-    if (!mine_.empty()) box_.spare.splice(box_.spare.end(), mine_);  // of a run that was aborted
+    if (!mine_.empty()) box_.give_back(mine_);  // of a run that was aborted
     mine_.splice(mine_.end(), box_.waiting, box_.waiting.begin());
     if (mine_.front().bytes.size() != bytes)
       throw internal("a message of {} bytes has come from rank {}, expected {}", mine_.front().bytes.size(), from_,
@@ -142,7 +156,7 @@ class Inbox final : public Wire::Receiver {
   void end() override {
     {
       const std::lock_guard lock(box_.mutex);
-      box_.spare.splice(box_.spare.end(), mine_);
+      box_.give_back(mine_);
     }
     box_.taken.notify_one();
   }

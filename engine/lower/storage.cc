@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/watch.h"
 #include "plan/lives.h"
+#include "plan/row_waits.h"
 
 namespace whale {
 namespace {

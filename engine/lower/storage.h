@@ -10,9 +10,6 @@ namespace whale {
 // what it reads.
 void add_waits(Draft& draft, const Graph& graph);
 
-// Writes anew what instructions wait for in the row before, when everything has its place.
-void add_row_waits(Program& program);
-
 // Whether an instruction writes a variable, or will where it works in place.
 bool updates(const Draft& draft, const Graph& graph, size_t segment, size_t index);
 // Puts the vote behind what makes the loss, and the commit before what writes a variable first.

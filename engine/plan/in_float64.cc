@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/fused.h"
+#include "plan/row_waits.h"
 
 namespace whale {
 namespace {
@@ -45,6 +46,7 @@ void widen(Program& program) {
     for (Instruction& instruction : segment.instructions) widen(instruction);
   for (int64_t* bytes : {&program.arena_bytes, &program.host_bytes, &program.variable_bytes, &program.peak_live_bytes})
     *bytes *= kGrowth;
+  add_row_waits(program);  // versions lie closer together than they did, of offsets that have grown
 }
 
 // Before the buffers of its program, which say of which type they are.

@@ -382,7 +382,7 @@ static void test_graph(void) {
   whale_bytes_release(NULL);
   whale_graph_release(again);
   again = NULL;
-  FAILS(whale_graph_parse(engine, bytes.data, bytes.size / 2, &again), WHALE_INVALID_ARGUMENT, "not a valid graph");
+  FAILS(whale_graph_parse(engine, bytes.data, bytes.size / 2, &again), WHALE_DATA_LOSS, "the graph is damaged");
   FAILS(whale_graph_parse(engine, "rubbish!", 8, &again), WHALE_INVALID_ARGUMENT, "first bytes");
   FAILS(whale_graph_parse(engine, NULL, 8, &again), WHALE_INVALID_ARGUMENT, "`data` is NULL");
   whale_plan* plan = NULL;
@@ -765,7 +765,7 @@ static void test_plan(void) {
   whale_text_release(&printed);
   whale_plan_release(again);
   again = NULL;
-  FAILS(whale_plan_parse(engine, bytes.data, bytes.size - 100, &again), WHALE_INVALID_ARGUMENT, "not a valid plan");
+  FAILS(whale_plan_parse(engine, bytes.data, bytes.size - 100, &again), WHALE_DATA_LOSS, "the plan is damaged");
   CHECK(again == NULL);
   OK(whale_plan_in_float64(p, &again));
   OK(whale_plan_print(again, &text));

@@ -1,9 +1,9 @@
 #include "fault.h"
-#include "lower/storage.h"
 
 #include <algorithm>
 
 #include "plan/memory.h"
+#include "plan/row_waits.h"
 
 namespace whale::test {
 

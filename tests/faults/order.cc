@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "fault.h"
-#include "lower/storage.h"
+#include "plan/row_waits.h"
 
 namespace whale::test {
 namespace {

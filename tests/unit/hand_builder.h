@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "lower/storage.h"
 #include "plan/plan.h"
+#include "plan/row_waits.h"
 
 namespace whale::test {
 

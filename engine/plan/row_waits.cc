@@ -1,10 +1,11 @@
-// What instructions wait for in the row before, once everything has its place.
+#include "plan/row_waits.h"
+
 #include <algorithm>
 #include <map>
 #include <tuple>
 
 #include "base/watch.h"
-#include "lower/storage.h"
+#include "plan/clocks.h"
 #include "plan/lives.h"
 
 namespace whale {
