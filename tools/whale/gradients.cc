@@ -331,8 +331,8 @@ class Gradients {
   double roundoff(bool wide) const {
     return wide ? std::min(0x1p-24, report_.setting.roundoff) : report_.setting.roundoff;
   }
-  // Gradients that far apart, of their sizes, are multiples of one another. In more bits than the plan's, parts that add
-  // up to 1e-7 say of weights what is below the plan's rounding.
+  // Gradients that far apart, of their sizes, are multiples of one another. In more bits than the plan's, parts that
+  // add up to 1e-7 say of weights what is below the plan's rounding.
   double alike(bool wide) const { return wide ? 1e-4 : std::max(1e-3, 32 * roundoff(wide)); }
   // What the parts leave is rounding: of terms as large as they are, or (their own terms cancel) as moved runs show it.
   bool by_parts(const Wanted& one, size_t k) const {
