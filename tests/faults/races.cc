@@ -8,14 +8,6 @@
 #include "plan/memory.h"
 
 namespace whale::test {
-namespace {
-
-struct Bytes {
-  int64_t space = 0;  // the arena, the host's, or a variable
-  int64_t begin = 0, end = 0;
-  bool meets(const Bytes& o) const { return space == o.space && begin < o.end && o.begin < end; }
-};
-
 Bytes bytes_of(const Program& p, BufferId id, int64_t version) {
   const Buffer& b = p.buffers[static_cast<size_t>(id)];
   const Buffer& root = b.alias == kNone ? b : p.buffers[static_cast<size_t>(b.alias)];
@@ -25,6 +17,8 @@ Bytes bytes_of(const Program& p, BufferId id, int64_t version) {
   if (root.kind == BufferKind::kStep) return {-1 - root.ref, 0, 0};  // nobody writes it
   return {root.memory == Memory::kHost ? 1 : 0, root.offset + at, root.offset + at + b.bytes};
 }
+
+namespace {
 
 // An instruction of one of two rows, the one before and the one at hand.
 struct Step {

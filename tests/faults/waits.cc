@@ -1,11 +1,12 @@
 // The kit of missing waits: drops each wait of random plans in turn, those for the row before included, and trains on
-// `lag` devices. Whatever wait others do not imply (races.h says so) is to show within a few seeds: another number, an
+// `lag` devices. Whatever wait others do not imply (causes.h says so) is to show within a few seeds: another number, an
 // error, or a crash.
 //
-//   wait_kit --plans 20 --seeds 20 --first 1 [--most WAITS] [--least PERCENT] [-v]
+//   wait_kit --plans 20 --seeds 20 --first 1 [--most WAITS] [--least PERCENT] [--only TEXT] [-v]
 //
-// --first: number of the first plan; --most: waits of a plan that are tried. Ends with 1 when less than --least of the
-// needed ones are seen: which of two queues is ahead is chance, and 20 seeds leave some unseen.
+// --first: number of the first plan; --most: waits of a plan that are tried; --only: those that are shown with that
+// text. Ends with 1 when less than --least of the needed ones are seen: which of two queues is ahead is chance, and 20
+// seeds leave some unseen.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -14,11 +15,11 @@
 #include <functional>
 
 #include "base/error.h"
+#include "causes.h"
 #include "cluster/devices.h"
 #include "fault.h"
 #include "plan_case.h"
 #include "process.h"
-#include "races.h"
 #include "trainer.h"
 
 namespace whale::test {
@@ -30,6 +31,7 @@ constexpr size_t kFewest = 8;  // waits of a plan that is worth it
 
 struct Arguments {
   int64_t plans = 20, seeds = 20, first = 1, most = 1 << 20, least = 90;
+  std::string only;
   bool verbose = false;
 };
 
@@ -39,27 +41,6 @@ struct Place {
   std::function<void(Entry&)> drop;
 };
 
-// A commit waits for all votes: who comes behind it, for what the voting queue did before.
-bool votes(const Segment& s, size_t i, const Wait& on) {
-  const auto begin = s.instructions.begin();
-  const auto is = [](InstructionKind kind) { return [=](const Instruction& x) { return x.kind() == kind; }; };
-  const auto commit = std::find_if(begin, begin + static_cast<ptrdiff_t>(i) + 1, is(InstructionKind::kCommit));
-  return commit != begin + static_cast<ptrdiff_t>(i) + 1 && commit->queue == begin[static_cast<ptrdiff_t>(i)].queue &&
-         std::any_of(begin + on.index, s.instructions.end(),
-                     [&](const Instruction& x) { return x.queue == on.queue && x.kind() == InstructionKind::kVote; });
-}
-
-// Other devices hand it out than those that run this program.
-bool for_nobody(const Entry& entry, size_t program, const Instruction& does) {
-  const auto* fetch = does.as<work::Fetch>();
-  if (fetch == nullptr) return false;
-  const PlanOutput& output = entry.outputs[static_cast<size_t>(fetch->output)];
-  return std::ranges::none_of(entry.rows, [&](const DeviceRow& row) {
-    return static_cast<size_t>(row.program) == program && row.mesh == output.mesh &&
-           std::ranges::count(row.coordinates, 0) == std::ssize(row.coordinates);
-  });
-}
-
 std::vector<Place> waits_of(const Entry& entry) {
   std::vector<Place> out;
   for (size_t p = 0; p < entry.programs.size(); ++p) {
@@ -68,8 +49,7 @@ std::vector<Place> waits_of(const Entry& entry) {
       for (size_t i = 0; i < program.segments[s].instructions.size(); ++i) {
         const Instruction& does = program.segments[s].instructions[i];
         for (size_t w = 0; w < does.waits.size(); ++w)
-          if (does.waits[w].queue != does.queue && !votes(program.segments[s], i, does.waits[w]) &&
-              !for_nobody(entry, p, does))
+          if (does.waits[w].queue != does.queue)
             out.push_back({fmt::format("program {}, {} {}: '{}' for {}", p, program.segments[s].name, i, does.name,
                                        does.waits[w].index),
                            [=](Entry& e) {
@@ -163,19 +143,24 @@ class Kit {
     const Ended whole = in_process([&] { return trained(plan, graph, c.batch); });
     if (whole.how != Ended::How::kWell || whole.said[0] == 'X') return;  // its loss is not finite, or the like
     ++counts_.plans;
+    std::erase_if(places, [&](const Place& p) { return p.text.find(a_.only) == std::string::npos; });
     while (std::ssize(places) > a_.most) places.erase(places.begin() + dice.below(std::ssize(places)));
     int64_t missed = 0;
-    for (const Place& place : places) missed += !tried(plan, place, graph, c.batch, whole.said);
+    const Causes causes(plan, train_of(plan));
+    if (const std::string race = causes.race_in(train_of(plan)); !race.empty())
+      throw internal("plan {} has a race: {}", number, race);
+    for (const Place& place : places) missed += !tried(plan, causes, place, graph, c.batch, whole.said);
     if (a_.verbose || missed > 0)
       fmt::print("plan {}: {} waits, {} missed: {}\n", number, places.size(), missed, to_string(c));
     std::fflush(stdout);
   }
 
-  bool tried(const Plan& plan, const Place& place, const Graph& graph, int64_t batch, const std::string& whole) {
+  bool tried(const Plan& plan, const Causes& causes, const Place& place, const Graph& graph, int64_t batch,
+             const std::string& whole) {
     ++counts_.waits;
     Plan damaged = plan;
     place.drop(train_of(damaged));
-    const std::string race = race_in(train_of(damaged));
+    const std::string race = causes.race_in(train_of(damaged));
     if (race.empty()) return ++counts_.implied, true;
     const Ended ended = in_process(
         [&] {
@@ -217,6 +202,7 @@ int main(int count, char** texts) {
   app.add_option("--first", a.first);
   app.add_option("--most", a.most);
   app.add_option("--least", a.least);
+  app.add_option("--only", a.only);
   app.add_flag("-v", a.verbose);
   CLI11_PARSE(app, count, texts);
   try {

@@ -1,48 +1,17 @@
 #include "device/lag/lag.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstring>
 #include <initializer_list>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "device/lag/hidden_memory.h"
+#include "device/lag/lateness.h"
 
 namespace whale {
 namespace lag {
 namespace {
-
-// Of the thread's queue.
-thread_local uint64_t dice = 0;
-thread_local std::chrono::steady_clock::time_point busy_until{};
-
-uint32_t roll() {  // splitmix64
-  uint64_t x = dice += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<uint32_t>((x ^ (x >> 31)) >> 32);
-}
-
-// A collective is late before the first of its copies, and seldom between them.
-enum class Mood : uint8_t { kFast, kSlow, kNowAndThen };
-thread_local Mood mood = Mood::kFast;  // of the thread's queue
-thread_local bool slow = false;
-thread_local uint32_t left = 0;  // instructions until that may change
-
-void be_late() {
-  constexpr auto kSame = std::chrono::microseconds(20);  // instruction, when no longer ago
-  constexpr uint32_t kWhile = 32, kOneSlow = 3, kOneIn = 2, kOneOfCopies = 64, kNanoseconds = 2'000'000;
-  const bool same = std::chrono::steady_clock::now() - busy_until < kSame;
-  if (left == 0)
-    slow = mood == Mood::kSlow || (mood == Mood::kNowAndThen && roll() % kOneSlow == 0), left = 1 + roll() % kWhile;
-  left -= !same;
-  if (slow && roll() % (same ? kOneOfCopies : kOneIn) == 0)
-    std::this_thread::sleep_for(std::chrono::nanoseconds(roll() % kNanoseconds));
-}
-void be_done() { busy_until = std::chrono::steady_clock::now(); }
 
 // What will be written is nothing before it is: who reads it early, or the same bytes of last time, sees it.
 void spoil(void* to, size_t bytes, std::initializer_list<const void*> read) {
@@ -78,9 +47,8 @@ class LagKernel final : public Kernel {
   }
   void run() override {
     for (const Bytes& b : results_) spoil(b.begin, b.size, {});
-    be_late();
+    const UnderWay under_way(false);
     kernel_->run();
-    be_done();
   }
   size_t scratch_bytes() const override { return kernel_->scratch_bytes(); }
   void set_scratch(void* scratch) override { kernel_->set_scratch(real(scratch)); }
@@ -92,17 +60,12 @@ class LagKernel final : public Kernel {
 
 class LagDevice final : public Device {
  public:
-  LagDevice(std::unique_ptr<Device> device, uint64_t seed, uint64_t number)
-      : device_(std::move(device)), seed_(seed), number_(number) {}
+  LagDevice(std::unique_ptr<Device> device, uint64_t seed, Opened& opened)
+      : device_(std::move(device)), seed_(seed), turn_(opened, seed) {}
 
   void enter_thread(Queue queue) override {
-    dice = (seed_ * kMostDevices + number_ % kMostDevices) * kQueues + static_cast<uint64_t>(queue);
-    // A third of the seeds each: every queue is slow for a while and fast for a while; compute is slow on about every
-    // other device, and others catch up with it; the others are slow, and compute is far ahead.
-    const bool compute = queue == Queue::kCompute;
-    const Mood moods[] = {Mood::kNowAndThen, compute && roll() % 2 == 0 ? Mood::kSlow : Mood::kFast,
-                          compute ? Mood::kFast : Mood::kSlow};
-    mood = moods[seed_ % 3], left = 0;
+    turn_.use(queue);
+    become_queue(queue, turn_, seed_);
     device_->enter_thread(queue);
   }
   void* allocate(size_t bytes) override { return HiddenMemory::get().allocate(bytes); }
@@ -118,26 +81,23 @@ class LagDevice final : public Device {
   }
   void copy_in(void* to, const void* from, size_t bytes) override {
     spoil(real(to), bytes, {real(from)});
-    be_late();
+    const UnderWay under_way(true);
     device_->copy_in(real(to), real(from), bytes);
-    be_done();
   }
   void copy_out(void* to, const void* from, size_t bytes) override {
-    be_late();
+    const UnderWay under_way(true);
     device_->copy_out(real(to), real(from), bytes);
-    be_done();
   }
   void combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) override {
     spoil(real(to), elements * static_cast<size_t>(size_of(dtype)), {real(a), real(b)});
-    be_late();
+    const UnderWay under_way(true);
     device_->combine(combine, dtype, real(to), real(a), real(b), elements);
-    be_done();
   }
 
  private:
-  static constexpr uint64_t kMostDevices = 1 << 20;
   std::unique_ptr<Device> device_;
-  uint64_t seed_, number_;
+  uint64_t seed_;
+  Turn turn_;
 };
 
 class LagBackend final : public Backend {
@@ -150,8 +110,7 @@ class LagBackend final : public Backend {
   std::unique_ptr<Device> open(const DeviceSpec& spec, const OpenOptions& options) override {
     OpenOptions own = options;
     own.threads = std::max(1, own.threads);
-    return std::make_unique<LagDevice>(arithmetic_.open(spec, own), static_cast<uint64_t>(spec.index),
-                                       opened_.fetch_add(1));
+    return std::make_unique<LagDevice>(arithmetic_.open(spec, own), static_cast<uint64_t>(spec.index), opened_);
   }
   std::string describe() const override {
     return fmt::format(
@@ -162,7 +121,7 @@ class LagBackend final : public Backend {
  private:
   Backend& arithmetic_;
   DeviceKind kind_;
-  std::atomic<uint64_t> opened_{0};
+  Opened opened_;
 };
 
 }  // namespace
