@@ -48,15 +48,14 @@ const Session& waited(const whale_session* session) {
   return *session->session;
 }
 
-// The scale of the loss follows overflows (precision f16); what it is now, for whoever reads the log.
-void log_loss_scale(whale_session& session) {
-  const double now = session.session->loss_scale();
-  if (session.loss_scale != 0 && now < session.loss_scale)
-    session.log->add(WHALE_SEVERITY_WARNING, "session",
-                     fmt::format("a step overflowed in f16 and was not applied; the loss scale is {} now", now));
-  else if (session.loss_scale != 0 && now > session.loss_scale)
-    session.log->add(WHALE_SEVERITY_INFO, "session", fmt::format("the loss scale is {} now", now));
-  session.loss_scale = now;
+// The scale of the loss has followed an overflow, or steps without one (precision f16).
+void log_loss_scale(Log& log, double before, double now) noexcept try {
+  if (now < before)
+    log.add(WHALE_SEVERITY_WARNING, "session",
+            fmt::format("a step overflowed in f16 and was not applied; the loss scale is {} now", now));
+  else
+    log.add(WHALE_SEVERITY_INFO, "session", fmt::format("the loss scale is {} now", now));
+} catch (...) {  // no memory for the text: nothing fails for its log
 }
 
 void save_and_log(Session& session, Log& log, const std::string& directory) {
@@ -199,7 +198,6 @@ void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* c
   Session& s = idle(session);
   need(out, "out");
   s.check_idle();
-  log_loss_scale(*session);
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
   // A batch of a new size is planned here.
@@ -233,6 +231,7 @@ SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, 
     out.pin = !flag(o.no_pin, "options.no_pin");
     out.bf16 = !flag(o.no_bf16, "options.no_bf16");
     out.leases = engine.leases;
+    out.loss_scale_changed = [log = engine.log](double before, double now) { log_loss_scale(*log, before, now); };
     out.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
   } catch (const Error& e) {
     if (out.world) refuse(*out.world, e);
@@ -487,16 +486,12 @@ whale_status* whale_session_load(whale_session* session, whale_str directory) {
   return guard([&] {
     Session& s = idle(session);
     load_and_log(s, *session->log, nonempty(directory, "directory"));
-    session->loss_scale = 0;
   });
 }
 
 whale_status* whale_session_load_async(whale_session* session, whale_str directory, whale_cancel* cancel,
                                        whale_event** out) {
-  return guard([&] {
-    begin(session, directory, cancel, out, load_and_log, "loading", "whale_session_load_async");
-    session->loss_scale = 0;
-  });
+  return guard([&] { begin(session, directory, cancel, out, load_and_log, "loading", "whale_session_load_async"); });
 }
 
 whale_status* whale_session_trace(whale_session* session, int32_t enable) {

@@ -406,6 +406,7 @@ struct Session::Impl {
     finish(impl, error);
   }
   void adjust_scale(bool overflow, std::optional<Error>& error) {
+    const double before = loss_scale;
     if (!overflow) {
       if (++steps_at_scale < (options.loss_scale_growth > 0 ? options.loss_scale_growth : kGrowthInterval)) return;
       loss_scale = std::min(2 * loss_scale, kLargestScale);
@@ -418,6 +419,7 @@ struct Session::Impl {
                            iteration - 1, loss_scale);
     }
     steps_at_scale = 0;
+    if (loss_scale != before && options.loss_scale_changed) options.loss_scale_changed(before, loss_scale);
   }
   static void eval_ended(void* self, std::optional<Error>& error, bool) { finish(*static_cast<Impl*>(self), error); }
   static void finish(Impl& impl, std::optional<Error>& error) {

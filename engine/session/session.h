@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,9 +36,11 @@ struct SessionOptions {
   std::shared_ptr<CoreLeases> leases = {};   // of the engine; none: this session's own
   double loss_scale = 0;                     // f16: at first; 0: 2^16
   int64_t loss_scale_growth = 0;             // f16: steps without an overflow until it doubles; 0: 2000
-  InitFiles init_files = {};                 // that initial values may come from
-  std::optional<World> world = {};           // of several ranks; none: all devices are here
-  bool plan_from_file = false;               // where this engine contradicts itself, the file may be what is wrong
+  // On a thread of the session, before the run that changed it has ended. It throws nothing.
+  std::function<void(double before, double now)> loss_scale_changed = {};
+  InitFiles init_files = {};        // that initial values may come from
+  std::optional<World> world = {};  // of several ranks; none: all devices are here
+  bool plan_from_file = false;      // where this engine contradicts itself, the file may be what is wrong
 };
 
 struct VariableInfo {

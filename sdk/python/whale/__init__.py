@@ -27,4 +27,4 @@ load = Graph.load
 
 
 def __getattr__(name: str):
-    raise _renamed.attribute("module 'whale'", name, {"Schedule": "LRSchedule"})
+    raise _renamed.module_attribute(name, {"Schedule": "LRSchedule"})
