@@ -58,6 +58,15 @@ void log_loss_scale(Log& log, double before, double now) noexcept try {
 } catch (...) {  // no memory for the text: nothing fails for its log
 }
 
+// The newest entry, where there were `before` that the session had planned.
+void log_planned(const whale_session& session, int64_t before, const char* when) {
+  if (session.session->planned() == before) return;
+  const EntryInfo entry = session.session->entries().back();
+  session.log->add(WHALE_SEVERITY_INFO, "plan",
+                   fmt::format("'{}' is planned for {} of {} samples, {}", session.session->plan().model,
+                               entry.mode == RunMode::kStep ? "a step" : "an evaluation", entry.batch, when));
+}
+
 void save_and_log(Session& session, Log& log, const std::string& directory) {
   session.save(directory);
   log.add(WHALE_SEVERITY_INFO, "checkpoint",
@@ -194,23 +203,28 @@ Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<Nam
   return out;
 }
 
+constexpr const char* kInRun = "in the run";
+
 void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out) {
   Session& s = idle(session);
   need(out, "out");
   s.check_idle();
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
-  // A batch of a new size is planned here.
+  // A batch of a new size may be planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
+  const int64_t planned = s.planned();
   std::vector<NamedHost> in;
   Outputs o;
   try {
     in = read_inputs(*session, fed, *event);
     o = read_outputs(*session, mode, in, fed, *event);
   } catch (const Error& e) {
+    log_planned(*session, planned, kInRun);
     s.refuse_run(e);
     throw;
   }
+  log_planned(*session, planned, kInRun);
   const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
   event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
   for (size_t i = 0; i < o.made.size(); ++i)
@@ -226,6 +240,7 @@ SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, 
     out.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
     out.threads = number<int>(o.threads, 0, 65536, "options.threads");
     out.init_files = plan.init_files;
+    out.plan_in_run = flag(o.plan_in_run, "options.plan_in_run");
     out.plan_from_file = plan.from_file;
     out.loss_scale = o.loss_scale;
     out.pin = !flag(o.no_pin, "options.no_pin");
@@ -374,6 +389,30 @@ whale_status* whale_session_eval(whale_session* session, const int32_t* inputs, 
   return guard([&] {
     start(session, RunMode::kEval, {inputs, input_tensors, input_count, outputs, output_tensors, output_count}, cancel,
           out);
+  });
+}
+
+whale_status* whale_session_prepare(whale_session* session, int32_t run, int64_t batch, whale_cancel* cancel) {
+  return guard([&] {
+    Session& s = idle(session);
+    const auto mode = number<RunMode>(run, WHALE_RUN_STEP, WHALE_RUN_EVAL, "run");
+    const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
+    const int64_t planned = s.planned();
+    s.prepare(mode, number<int64_t>(batch, 1, INT64_MAX, "batch"));
+    log_planned(*session, planned, "ahead of it");
+  });
+}
+
+size_t whale_session_entry_count(const whale_session* s) {
+  return s == nullptr ? 0 : answer(size_t{0}, [&] { return s->session->entries().size(); });
+}
+
+whale_status* whale_session_entry(whale_session* session, size_t index, whale_entry* out) {
+  return guard([&] {
+    const std::vector<EntryInfo> all = need(session, "session").session->entries();
+    if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} entries", index, all.size());
+    const EntryInfo& entry = all[index];
+    fill(out, {sizeof(whale_entry), static_cast<int32_t>(entry.mode), entry.planned_here ? 1 : 0, entry.batch}, "out");
   });
 }
 

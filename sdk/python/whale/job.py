@@ -89,14 +89,17 @@ class Plan:
         return Plan(make("whale_plan_release", lib.whale_plan_in_float64, self._handle.pointer))
 
     def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
-              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True, world: World | None = None) -> "Job":
+              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True, plan_in_run: bool = True,
+              world: World | None = None) -> "Job":
         """Opens the devices and initializes the parameters.
 
         seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
         raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step, 2^-14 to 2^24,
         0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
         the least used ones of this process' jobs; False: wherever the system puts them. bf16_instructions: False: CPU devices multiply
-        bfloat16 in float32, as on processors without instructions for it. world: the ranks that run the plan, None: those that it was made
+        bfloat16 in float32, as on processors without instructions for it. plan_in_run: False: a step or evaluation of a batch size that was
+        not asked for (``train_batches`` and ``eval_batches`` of ``whale.plan``, ``Job.prepare``) is FailedPrecondition instead of being planned when
+        it comes. world: the ranks that run the plan, None: those that it was made
         for, or this process alone; waits until all have started."""
         world = self.world if world is None else arguments.instance("world", world, World, "a whale.World")
         arguments.choice("nan", nan, ("error", "ignore"))
@@ -109,7 +112,7 @@ class Plan:
                                               int(nan == "ignore"), threads,
                                               float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)),
                                               int(not arguments.flag("bf16_instructions", bf16_instructions)),
-                                              None if world is None else world._handle.pointer)
+                                              None if world is None else world._handle.pointer, int(arguments.flag("plan_in_run", plan_in_run)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
@@ -136,7 +139,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
-         overlap: bool = True, fusion: bool = True, timeout: float = 0, world: World | None = None) -> Plan:
+         train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True, timeout: float = 0,
+         world: World | None = None) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
 
@@ -178,6 +182,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         Pieces of a product that run beside its collective, 0: by cost, 1: whole.
     prefetch
         ZeRO 3: gathers of parameters ahead of the one that is read, 0: as late as the computation before hides them, by the cost model, where that takes no more memory. More of them are in memory at once, and are waited for less.
+    train_batches, eval_batches
+        Batch sizes besides the graph's that steps (at most the graph's) and evaluations (any) will have: planned now and saved with the plan,
+        not when the first one comes. ``Job.prepare`` does it later.
     overlap, fusion
         False: communication in turn with computation; every op by itself. For comparison.
     timeout
@@ -186,7 +193,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         The ranks that run the plan (``whale.world``, ``whale.worlds``); every one makes it, with the same arguments.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
-    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
+    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``train_batches``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
     parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
     state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
     given = locals()
@@ -216,13 +223,14 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
               precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
               recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
               offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
-              overlap: bool = True, fusion: bool = True, timeout: float = 0) -> tuple[Handle, Any, Handle]:
+              train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True,
+              timeout: float = 0, world: World | None = None) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     arguments.instance("graph", graph, Graph, "a whale.Graph")
     for name, value in dict(adasum=adasum, exact=exact, overlap=overlap, fusion=fusion).items():
         arguments.flag(name, value)
     for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, accumulate_dtype=accumulate_dtype, adasum=adasum,
-                             state_shares=state_shares).items():
+                             state_shares=state_shares, train_batches=train_batches).items():
         if value and not graph.trained:
             raise arguments.wrong(name, value, "a graph that calls minimize(): this one is not trained")
     graph.seal()
@@ -246,6 +254,12 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     state_shares = arguments.numbers_of("state_shares", state_shares, 0)
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
     options.state_shares, options.state_share_count = shares, len(state_shares)
+    batches = []
+    for name, sizes in (("train", train_batches), ("eval", eval_batches)):
+        sizes = arguments.shape(f"{name}_batches", sizes, 1)
+        batches.append((ctypes.c_int64 * max(1, len(sizes)))(*sizes))
+        setattr(options, f"{name}_batches", batches[-1])
+        setattr(options, f"{name}_batch_count", len(sizes))
     policies = ("none", "selective", "full")
     policies_given = arguments.names("recompute", recompute)
     if not policies_given:
@@ -269,7 +283,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel, options.timeout_seconds = cancel.pointer, arguments.number("timeout", timeout, 0)
-    options.keep = keep, names, shares
+    options.keep = keep, names, shares, batches
     return cluster, options, cancel
 
 
@@ -392,6 +406,14 @@ class Job:
                 fetch = [name for name in fetch if name != "loss"]
         fetch = arguments.names("fetch", fetch)
         return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
+
+    def prepare(self, *, train_batches: Sequence[int] = (), eval_batches: Sequence[int] = ()) -> None:
+        """Plans what runs of other batch sizes need, so that they plan nothing. train_batches: of steps, at most the plan's. eval_batches: of
+        evaluations. What is there already is left. In a world every rank prepares by itself what all will run."""
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        for run, name, sizes in ((_abi.WHALE_RUN_STEP, "train_batches", train_batches), (_abi.WHALE_RUN_EVAL, "eval_batches", eval_batches)):
+            for size in arguments.shape(name, sizes, 1):
+                interruptible(lambda: check(lib.whale_session_prepare(self._handle.pointer, run, size, cancel.pointer)), cancel.pointer)
 
     def read(self, name: str, copy: int = 0) -> np.ndarray:
         """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/STATE"``.
