@@ -17,7 +17,8 @@ from ._library import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExce
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
 from .graph import (Graph, Init, Tensor, cluster, constant, from_array, from_file, input, normal, ones, parameter, pipeline, replica, scope,
                     split, stage, truncated_normal, uniform, zeros)
-from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan
+from .future import Future, wait_any
+from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan, plan_async
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress
 from .ranks import World, world, worlds

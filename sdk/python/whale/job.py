@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import warnings
@@ -16,6 +17,7 @@ from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, ch
                        take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
 from .dtypes import BY_NUMBER, DType, as_dtype
+from .future import Future
 from .graph import Graph, precision_number
 from .optim import RANGES
 from .ranks import World
@@ -196,12 +198,19 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``train_batches``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
     parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
     state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
-    given = locals()
-    if given.pop("world") is not None:
-        given["devices"] = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
-    cluster, options, cancel = _planning(**given)
+    cluster, options, cancel = _planning(**locals())
     return Plan(interruptible(lambda: make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer,
                                            byref(options)), cancel.pointer), world)
+
+
+def plan_async(graph: Graph, devices: str | None = None, *, world: World | None = None, **options: Any) -> Future[Plan]:
+    """``whale.plan`` beside the caller, who goes on; the future's ``result()`` is the plan. devices, world, options: those of ``whale.plan``. What
+    is wrong with them is raised here, what cannot be planned by ``result()``."""
+    cluster, planning, cancel = _planning(graph, devices, world=world, **options)
+    stop = functools.partial(lib.whale_cancel_trigger, cancel.pointer)  # or whoever drops the future would wait for the plan
+    stop.keep = cancel
+    event = make("whale_event_release", lib.whale_plan_create_async, engine(), graph._pointer, cluster.pointer, byref(planning), first=(stop,))
+    return Future(event, cancel, lambda ended: Plan(make("whale_plan_release", lib.whale_event_plan, ended.pointer), world))
 
 
 def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
@@ -226,6 +235,8 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
               train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True,
               timeout: float = 0, world: World | None = None) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
+    if world is not None:
+        devices = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
     arguments.instance("graph", graph, Graph, "a whale.Graph")
     for name, value in dict(adasum=adasum, exact=exact, overlap=overlap, fusion=fusion).items():
         arguments.flag(name, value)
@@ -320,6 +331,7 @@ class Job:
                 self._numbers[name] = ({text_of(port.name): number for number, port in inputs},
                                        {text_of(port.name): number for number, port in outputs})
         self._sizes: set[tuple] = set()  # of batches that have been run
+        self._beside_now: Future | None = None  # the last save or load beside the caller
 
     def _ports(self, kind: str) -> list[_abi.whale_port]:
         pointer, ports = self._handle.pointer, []
@@ -347,6 +359,8 @@ class Job:
         given = (c_void_p * max(1, len(feeds)))(*(tensor.pointer for tensor in tensors))
         wanted = (c_int32 * max(1, len(fetch)))(*(fetched[name] for name in fetch))
         outputs = (c_void_p * max(1, len(fetch)))()
+        if self._beside_now is not None and not self._beside_now.done():  # `iteration` would wait for it
+            raise FailedPrecondition("a save or a load of this job is under way; ask its future for the result first", "FAILED_PRECONDITION")
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
         before, event, done = self.iteration, c_void_p(), c_int32(0)
         try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
@@ -474,10 +488,17 @@ class Job:
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
         raises Aborted and does nothing. Null devices hold no values: FailedPrecondition, and what is there stays.
         """
-        path = arguments.path("directory", directory)
-        if os.path.islink(path) and not os.path.exists(path):
-            raise arguments.wrong("directory", directory, "a directory or a new name: it is a link that leads nowhere")
-        check(lib.whale_session_save(self._handle.pointer, string(path)))
+        check(lib.whale_session_save(self._handle.pointer, string(_target(directory))))
+
+    def save_async(self, directory: str | os.PathLike) -> Future[None]:
+        """``save`` to ``directory`` beside the caller. Until it has ended a step, an evaluation, a save or a load of this job is FailedPrecondition; everything else waits
+        for it, ``close`` too. Cancelled it leaves the previous checkpoint."""
+        return self._beside(lib.whale_session_save_async, _target(directory), lambda _: None)
+
+    def _beside(self, function, path: str, finish) -> Future:
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        self._beside_now = Future(make("whale_event_release", function, self._handle.pointer, string(path), cancel.pointer), cancel, finish)
+        return self._beside_now
 
     def load(self, directory: str | os.PathLike) -> None:
         """Restores parameters, optimizer state, counters and seed from ``directory``, saved under any plan of the same model.
@@ -491,14 +512,22 @@ class Job:
         """
         path = arguments.path("directory", directory)
         check(lib.whale_session_load(self._handle.pointer, string(path)))
+        self._warn_of_loaded(path)
+
+    def load_async(self, directory: str | os.PathLike) -> Future[None]:
+        """``load`` from ``directory`` beside the caller, as ``save_async``. Cancelled it leaves the job as it was. ``result()`` gives the warnings."""
+        path, handle = arguments.path("directory", directory), self._handle
+        return self._beside(lib.whale_session_load_async, path, lambda _: None if handle.closed else self._warn_of_loaded(path))
+
+    def _warn_of_loaded(self, path: str) -> None:
         loaded = self.report()["loaded"]
         if loaded["left_out"] and "train" in self._inputs:
             warnings.warn(f"'{path}' holds optimizer state{' of ' + loaded['optimizer'] if loaded['optimizer'] else ''} ({len(loaded['left_out'])} tensors, such as '{loaded['left_out'][0]}') and the "
                           "optimizer of this plan keeps none: it was left out, and what this job saves is without it. Plan with the "
-                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=2)
+                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=3)
         if not loaded["checksums"]:
             warnings.warn(f"'{path}' was saved by an older libwhale and has no checksums: a changed byte in it would "
-                          "not have been noticed. Save it again to have them", stacklevel=2)
+                          "not have been noticed. Save it again to have them", stacklevel=3)
 
     def trace(self, enable: bool = True) -> None:
         """Records when each instruction runs, from the next step on; enable False: no longer."""
@@ -521,6 +550,13 @@ class Job:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _target(directory: str | os.PathLike) -> str:
+    path = arguments.path("directory", directory)
+    if os.path.islink(path) and not os.path.exists(path):
+        raise arguments.wrong("directory", directory, "a directory or a new name: it is a link that leads nowhere")
+    return path
 
 
 def _interrupted(entry: str, iteration: int, applied: bool) -> str:
