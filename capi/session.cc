@@ -151,6 +151,12 @@ whale_port described(const whale_session_port& port) {
           port.in_eval ? 1 : 0};
 }
 
+const VariableInfo& variable_of(const whale_session& session, size_t index) {
+  const auto& all = session.variables;
+  if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} variables", index, all.size());
+  return all[index];
+}
+
 // What a run is given, by number.
 struct Fed {
   const int32_t* inputs;
@@ -420,9 +426,7 @@ size_t whale_session_variable_count(const whale_session* s) { return s == nullpt
 
 whale_status* whale_session_variable(whale_session* session, size_t index, whale_variable* out) {
   return guard([&] {
-    const auto& all = need(session, "session").variables;
-    if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} variables", index, all.size());
-    const VariableInfo& v = all[index];
+    const VariableInfo& v = variable_of(need(session, "session"), index);
     fill(out,
          {sizeof(whale_variable),
           {v.name.data(), v.name.size()},
@@ -432,6 +436,19 @@ whale_status* whale_session_variable(whale_session* session, size_t index, whale
           v.dims.size(),
           std::ssize(v.copies)},
          "out");
+  });
+}
+
+whale_status* whale_session_variable_devices(whale_session* session, size_t index, int64_t copy,
+                                             const int32_t** devices, size_t* count) {
+  return guard([&] {
+    const VariableInfo& v = variable_of(need(session, "session"), index);
+    const auto copies = std::ssize(v.copies);
+    if (copy < 0 || copy >= copies)
+      throw invalid("argument `copy` is {}; variable '{}' has {}, numbered from 0", copy, v.name, copies);
+    need(devices, "devices"), need(count, "count");
+    const std::vector<int32_t>& from = v.copies[static_cast<size_t>(copy)];
+    *devices = from.data(), *count = from.size();
   });
 }
 

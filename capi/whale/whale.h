@@ -792,6 +792,9 @@ typedef struct whale_variable {
 /* The variables, numbered from 0 in the order of the plan. From any thread. */
 WHALE_API size_t whale_session_variable_count(const whale_session *session);
 WHALE_API whale_status *whale_session_variable(whale_session *session, size_t index, whale_variable *out);
+/* The devices of the plan, by index, that a copy of a variable is read from. */
+WHALE_API whale_status *whale_session_variable_devices(whale_session *session, size_t index, int64_t copy, const int32_t **devices,
+                                                       size_t *count);
 /* A JSON array of {name, role, dtype, dims, copies}; copies: for each copy the list of devices (indices) that it is read from. */
 WHALE_API whale_status *whale_session_variables_json(whale_session *session, whale_text *out);
 

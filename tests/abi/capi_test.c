@@ -928,6 +928,18 @@ static void test_typed(whale_session* s, const int32_t* inputs, const int32_t* o
   CHECK(same(v.name, "body.w1") && v.role == WHALE_ROLE_PARAMETER && v.dtype == WHALE_F32 && v.rank == 2);
   CHECK(v.dims[0] == IN && v.dims[1] == HIDDEN && v.copies >= 1);
   FAILS(whale_session_variable(s, 3, &v), WHALE_INVALID_ARGUMENT, "`index` is 3; the session has 3");
+  const int32_t* devices = NULL;
+  size_t count = 99;
+  FAILS(whale_session_variable_devices(s, 3, 0, &devices, &count), WHALE_INVALID_ARGUMENT, "`index` is 3");
+  FAILS(whale_session_variable_devices(s, 0, v.copies, &devices, &count), WHALE_INVALID_ARGUMENT, "variable 'body.w1' has ");
+  FAILS(whale_session_variable_devices(s, 0, -1, &devices, &count), WHALE_INVALID_ARGUMENT, "`copy` is -1");
+  FAILS(whale_session_variable_devices(s, 0, 0, NULL, &count), WHALE_INVALID_ARGUMENT, "`devices` is NULL");
+  FAILS(whale_session_variable_devices(s, 0, 0, &devices, NULL), WHALE_INVALID_ARGUMENT, "`count` is NULL");
+  CHECK(devices == NULL && count == 99);
+  for (int32_t copy = 0; copy < v.copies; ++copy) { /* of replicas each device has one */
+    OK(whale_session_variable_devices(s, 0, copy, &devices, &count));
+    CHECK(count == 1 && devices[0] == copy);
+  }
 
   whale_memory m = WHALE_MEMORY_INIT;
   OK(whale_session_memory(s, 0, &m));

@@ -22,6 +22,7 @@ from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_c
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress
 from .ranks import World, world, worlds
+from .records import Device, Entry, Memory, Port, Variable
 
 __version__: str = _lib.whale_version().decode()
 load = Graph.load

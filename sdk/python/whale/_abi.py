@@ -468,6 +468,7 @@ PROTOTYPES = {
     "whale_session_read_here": (c_void_p, [c_void_p, whale_str, c_int64, c_void_p, POINTER(c_size_t)]),
     "whale_session_variable_count": (c_size_t, [c_void_p]),
     "whale_session_variable": (c_void_p, [c_void_p, c_size_t, POINTER(whale_variable)]),
+    "whale_session_variable_devices": (c_void_p, [c_void_p, c_size_t, c_int64, POINTER(POINTER(c_int32)), POINTER(c_size_t)]),
     "whale_session_variables_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_set_learning_rate": (c_void_p, [c_void_p, c_double]),
     "whale_session_learning_rate": (c_double, [c_void_p]),

@@ -12,15 +12,16 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from . import _abi, arguments, renamed
+from . import _abi, arguments, records, renamed
 from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
                        take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
-from .dtypes import BY_NUMBER, DType, as_dtype
+from .dtypes import DType, as_dtype
 from .future import Future
 from .graph import Graph, precision_number
 from .optim import RANGES
 from .ranks import World
+from .records import Device, Entry, Memory, Port, Variable
 
 
 class Plan:
@@ -59,6 +60,18 @@ class Plan:
     def summary(self) -> str:
         """Devices, their shares, memory and communication; fits a terminal."""
         return take_text(lib.whale_plan_summary, self._handle.pointer)
+
+    def devices(self) -> list[Device]:
+        """The devices, in the plan's order."""
+        return [records.device(self._handle.pointer, i) for i in range(lib.whale_plan_device_count(self._handle.pointer))]
+
+    def memory(self, device: int) -> Memory:
+        """Bytes that a step takes of one device."""
+        return records.memory("plan", self._handle.pointer, arguments.integer("device", device, 0))
+
+    def entries(self) -> list[Entry]:
+        """The batch sizes that it has been made for."""
+        return records.entries("plan", self._handle.pointer)
 
     def to_dict(self) -> dict:
         if self._description is None:
@@ -319,26 +332,35 @@ class Job:
     def __init__(self, plan: Plan, handle: Handle):
         self.plan = plan
         self._handle = handle
+        self._variables: list[Variable] | None = None
         self._inputs: dict[str, dict[str, DType]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._numbers: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # of inputs and outputs, by entry
-        for name, has in (("train", "in_step"), ("eval", "in_eval")):
-            inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, has)]
-                               for ports in (self._ports("input"), self._ports("output")))
+        for name in ("train", "eval"):
+            inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, f"in_{name}")]
+                               for ports in (self.inputs(), self.outputs()))
             if outputs:
-                self._inputs[name] = {text_of(port.name): BY_NUMBER[port.dtype] for _, port in inputs}
-                self._outputs[name] = [text_of(port.name) for _, port in outputs]
-                self._numbers[name] = ({text_of(port.name): number for number, port in inputs},
-                                       {text_of(port.name): number for number, port in outputs})
+                self._inputs[name] = {port.name: port.dtype for _, port in inputs}
+                self._outputs[name] = [port.name for _, port in outputs]
+                self._numbers[name] = ({port.name: number for number, port in inputs}, {port.name: number for number, port in outputs})
         self._sizes: set[tuple] = set()  # of batches that have been run
         self._beside_now: Future | None = None  # the last save or load beside the caller
 
-    def _ports(self, kind: str) -> list[_abi.whale_port]:
-        pointer, ports = self._handle.pointer, []
-        for number in range(getattr(lib, f"whale_session_{kind}_count")(pointer)):
-            ports.append(_abi.whale_port(struct_size=ctypes.sizeof(_abi.whale_port)))
-            check(getattr(lib, f"whale_session_{kind}_port")(pointer, number, byref(ports[-1])))
-        return ports
+    def inputs(self) -> list[Port]:
+        """What steps and evaluations are given."""
+        return [records.port(self._handle.pointer, "input", i) for i in range(lib.whale_session_input_count(self._handle.pointer))]
+
+    def outputs(self) -> list[Port]:
+        """What can be fetched."""
+        return [records.port(self._handle.pointer, "output", i) for i in range(lib.whale_session_output_count(self._handle.pointer))]
+
+    def entries(self) -> list[Entry]:
+        """The batch sizes that are planned, the newest last: the plan's, those of ``prepare``, and up to 16 that runs planned."""
+        return records.entries("session", self._handle.pointer)
+
+    def memory(self, device: int) -> Memory:
+        """Bytes that the job has taken on one device of the plan; gradients and inputs are those of the last run."""
+        return records.memory("session", self._handle.pointer, arguments.integer("device", device, 0))
 
     def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str], finish) -> Any:
         """Runs an entry; returns finish({name: array})."""
@@ -440,19 +462,22 @@ class Job:
     def write(self, name: str, value: Any) -> None:
         """Replaces a variable on every device."""
         arguments.text("name", name)
-        dtype = next((as_dtype(row["dtype"]) for row in self.variables() if row["name"] == name), None)
+        dtype = next((each.dtype for each in self.variables() if each.name == name), None)
         if dtype is None:
             raise NotFound(f"no such variable: '{name}'; job.variables() lists them", "NOT_FOUND")
         tensor = view(fit(name, value, dtype), dtype)
         check(lib.whale_session_write(self._handle.pointer, string(name), tensor.pointer))
 
-    def variables(self) -> list[dict]:
-        """[{name, role, dtype, dims, copies}] of all variables; copies: for each copy the devices that it is read from."""
-        return json.loads(take_text(lib.whale_session_variables_json, self._handle.pointer))
+    def variables(self) -> list[Variable]:
+        """All variables, in the order of the plan."""
+        pointer = self._handle.pointer
+        if self._variables is None:  # they stay as they are
+            self._variables = [records.variable(pointer, i) for i in range(lib.whale_session_variable_count(pointer))]
+        return list(self._variables)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Every parameter by name."""
-        return {row["name"]: self.read(row["name"]) for row in self.variables() if row["role"] == "parameter"}
+        return {each.name: self.read(each.name) for each in self.variables() if each.role == "parameter"}
 
     def _answer(self, function) -> Any:
         """Of a function without a status, where a negative number means that there is no answer: asking for the report says why."""
