@@ -379,9 +379,13 @@ typedef struct whale_scope_options {
 /* Ops appended between begin and end are inside the scope; scopes nest. */
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
 WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
-/* A scope that is not opened: ops and parameters are put into it by its number, whichever scopes are open (options of an op, of a parameter).
+/* A scope that is not opened: ops and parameters are put into it by its number, whichever scopes are open (options of an op, of a parameter;
+ * whale_graph_scope_open).
  * parent: 0: the innermost open one. */
 WHALE_API whale_status *whale_graph_scope(whale_graph *graph, whale_scope parent, const whale_scope_options *options, whale_scope *out);
+/* Opens a scope by its number, as often as one likes: what is appended until whale_graph_scope_end is inside it and inside the scopes that it was
+ * made in, whichever are open. WHALE_ROOT: outside of all. */
+WHALE_API whale_status *whale_graph_scope_open(whale_graph *graph, whale_scope scope);
 /* Appends ops that compute the gradient of `of` (of the sum of its elements, unless it is a scalar) with respect to each of `by`: inputs,
  * parameters, or what ops have made. They are ordinary ops of the graph: their results can be fetched, go on into other ops, and into a loss,
  * as far as the ops that they consist of have gradients themselves. outputs: room for by_count values; WHALE_NONE where `of` does not depend on

@@ -612,6 +612,14 @@ static void test_scopes(void) {
   }
   o.scope = 77;
   FAILS(whale_graph_op(g, WHALE_STR("relu"), &x, 1, NULL, 0, &o, out, 1, &n), WHALE_INVALID_ARGUMENT, "options.scope");
+  /* Opened by number, again and again. */
+  for (int i = 0; i < 4; ++i) {
+    OK(whale_graph_scope_open(g, where[i]));
+    OK(whale_graph_op(g, WHALE_STR("tanh"), &x, 1, NULL, 0, NULL, out, 1, &n));
+    OK(whale_graph_scope_end(g));
+  }
+  FAILS(whale_graph_scope_open(g, 77), WHALE_INVALID_ARGUMENT, "`scope` is 77; graph 'scopes' has scopes 1 to 3");
+  FAILS(whale_graph_scope_open(NULL, 1), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
   OK(whale_graph_scope_end(g));
   FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope is open");
   OK(whale_graph_json(g, &text));
@@ -620,9 +628,14 @@ static void test_scopes(void) {
   CHECK(contains(text, "\"name\":\"relu\",\"inputs\":[0],\"outputs\":[5],\"scope\":1,"));
   CHECK(contains(text, "\"name\":\"relu_2\",\"inputs\":[0],\"outputs\":[6],\"scope\":0,"));
   CHECK(contains(text, "\"name\":\"open.relu\",\"inputs\":[0],\"outputs\":[7],\"scope\":3,"));
+  CHECK(contains(text, "\"name\":\"block.tanh\",\"inputs\":[0],\"outputs\":[8],\"scope\":2,"));
+  CHECK(contains(text, "\"name\":\"tanh\",\"inputs\":[0],\"outputs\":[9],\"scope\":1,"));
+  CHECK(contains(text, "\"name\":\"tanh_2\",\"inputs\":[0],\"outputs\":[10],\"scope\":0,"));
+  CHECK(contains(text, "\"name\":\"open.tanh\",\"inputs\":[0],\"outputs\":[11],\"scope\":3,"));
   whale_text_release(&text);
   OK(whale_graph_seal(g));
   FAILS(whale_graph_scope(g, 0, &scope, &none), WHALE_FAILED_PRECONDITION, "sealed");
+  FAILS(whale_graph_scope_open(g, 1), WHALE_FAILED_PRECONDITION, "sealed");
   whale_graph_release(g);
 }
 

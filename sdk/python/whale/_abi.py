@@ -400,6 +400,7 @@ PROTOTYPES = {
     "whale_graph_scope_begin": (c_void_p, [c_void_p, POINTER(whale_scope_options)]),
     "whale_graph_scope_end": (c_void_p, [c_void_p]),
     "whale_graph_scope": (c_void_p, [c_void_p, c_int32, POINTER(whale_scope_options), POINTER(c_int32)]),
+    "whale_graph_scope_open": (c_void_p, [c_void_p, c_int32]),
     "whale_graph_gradients": (c_void_p, [c_void_p, c_int32, POINTER(c_int32), c_size_t, POINTER(c_int32)]),
     "whale_graph_output": (c_void_p, [c_void_p, whale_str, c_int32]),
     "whale_graph_minimize": (c_void_p, [c_void_p, c_int32, POINTER(whale_training_options)]),
