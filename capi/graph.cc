@@ -489,6 +489,13 @@ whale_status* whale_graph_scope(whale_graph* graph, whale_scope parent, const wh
   });
 }
 
+whale_status* whale_graph_scope_open(whale_graph* graph, whale_scope scope) {
+  return guard([&] {
+    whale_graph& g = unsealed(graph);
+    g.scope_stack.push_back(checked_scope(g, scope, "scope"));
+  });
+}
+
 whale_status* whale_graph_scope_end(whale_graph* graph) {
   return guard([&] {
     whale_graph& g = unsealed(graph);

@@ -90,7 +90,6 @@ struct whale_session {
   std::vector<whale_session_port> inputs, outputs;
   std::vector<whale::VariableInfo> variables;
   std::shared_ptr<whale::capi::Log> log;
-  double loss_scale = 0;                         // when the last run was started
   std::shared_ptr<whale::capi::AsyncWork> work;  // the last save or load beside the caller; may have ended
 };
 

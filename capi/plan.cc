@@ -66,6 +66,10 @@ CompileOptions read_options(const whale_plan_options& o) {
     out.fetch.push_back(nonempty(name, "options.fetch"));
   out.accumulation = number<int64_t>(o.accumulation, 0, INT32_MAX, "options.accumulation");
   out.precision = checked_precision(o.precision, "options.precision");
+  for (const int64_t batch : array(o.train_batches, o.train_batch_count, "options.train_batches"))
+    out.train_batches.push_back(number<int64_t>(batch, 1, INT64_MAX, "options.train_batches"));
+  for (const int64_t batch : array(o.eval_batches, o.eval_batch_count, "options.eval_batches"))
+    out.eval_batches.push_back(number<int64_t>(batch, 1, INT64_MAX, "options.eval_batches"));
   read_fields(o, out);
   return out;
 }
@@ -287,6 +291,17 @@ size_t whale_plan_device_count(const whale_plan* plan) { return plan == nullptr 
 
 whale_status* whale_plan_device(const whale_plan* plan, size_t index, whale_device* out) {
   return guard([&] { fill(out, describe_device(need(plan, "plan").plan->devices, index), "out"); });
+}
+
+size_t whale_plan_entry_count(const whale_plan* plan) { return plan == nullptr ? 0 : plan->plan->entries.size(); }
+
+whale_status* whale_plan_entry(const whale_plan* plan, size_t index, whale_entry* out) {
+  return guard([&] {
+    const std::vector<Entry>& all = need(plan, "plan").plan->entries;
+    if (index >= all.size()) throw invalid("argument `index` is {}; the plan has {} entries", index, all.size());
+    const int32_t run = all[index].name == "train" ? WHALE_RUN_STEP : WHALE_RUN_EVAL;
+    fill(out, {sizeof(whale_entry), run, 0, all[index].batch}, "out");
+  });
 }
 
 whale_status* whale_plan_memory(const whale_plan* plan, size_t device, whale_memory* out) {

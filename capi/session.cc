@@ -48,15 +48,23 @@ const Session& waited(const whale_session* session) {
   return *session->session;
 }
 
-// The scale of the loss follows overflows (precision f16); what it is now, for whoever reads the log.
-void log_loss_scale(whale_session& session) {
-  const double now = session.session->loss_scale();
-  if (session.loss_scale != 0 && now < session.loss_scale)
-    session.log->add(WHALE_SEVERITY_WARNING, "session",
-                     fmt::format("a step overflowed in f16 and was not applied; the loss scale is {} now", now));
-  else if (session.loss_scale != 0 && now > session.loss_scale)
-    session.log->add(WHALE_SEVERITY_INFO, "session", fmt::format("the loss scale is {} now", now));
-  session.loss_scale = now;
+// The scale of the loss has followed an overflow, or steps without one (precision f16).
+void log_loss_scale(Log& log, double before, double now) noexcept try {
+  if (now < before)
+    log.add(WHALE_SEVERITY_WARNING, "session",
+            fmt::format("a step overflowed in f16 and was not applied; the loss scale is {} now", now));
+  else
+    log.add(WHALE_SEVERITY_INFO, "session", fmt::format("the loss scale is {} now", now));
+} catch (...) {  // no memory for the text: nothing fails for its log
+}
+
+// The newest entry, where there were `before` that the session had planned.
+void log_planned(const whale_session& session, int64_t before, const char* when) {
+  if (session.session->planned() == before) return;
+  const EntryInfo entry = session.session->entries().back();
+  session.log->add(WHALE_SEVERITY_INFO, "plan",
+                   fmt::format("'{}' is planned for {} of {} samples, {}", session.session->plan().model,
+                               entry.mode == RunMode::kStep ? "a step" : "an evaluation", entry.batch, when));
 }
 
 void save_and_log(Session& session, Log& log, const std::string& directory) {
@@ -143,6 +151,12 @@ whale_port described(const whale_session_port& port) {
           port.in_eval ? 1 : 0};
 }
 
+const VariableInfo& variable_of(const whale_session& session, size_t index) {
+  const auto& all = session.variables;
+  if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} variables", index, all.size());
+  return all[index];
+}
+
 // What a run is given, by number.
 struct Fed {
   const int32_t* inputs;
@@ -195,24 +209,28 @@ Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<Nam
   return out;
 }
 
+constexpr const char* kInRun = "in the run";
+
 void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out) {
   Session& s = idle(session);
   need(out, "out");
   s.check_idle();
-  log_loss_scale(*session);
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
-  // A batch of a new size is planned here.
+  // A batch of a new size may be planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
+  const int64_t planned = s.planned();
   std::vector<NamedHost> in;
   Outputs o;
   try {
     in = read_inputs(*session, fed, *event);
     o = read_outputs(*session, mode, in, fed, *event);
   } catch (const Error& e) {
+    log_planned(*session, planned, kInRun);
     s.refuse_run(e);
     throw;
   }
+  log_planned(*session, planned, kInRun);
   const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
   event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
   for (size_t i = 0; i < o.made.size(); ++i)
@@ -228,11 +246,13 @@ SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, 
     out.nan_policy = number<NanPolicy>(o.nan_policy, 0, 1, "options.nan_policy");
     out.threads = number<int>(o.threads, 0, 65536, "options.threads");
     out.init_files = plan.init_files;
+    out.plan_in_run = flag(o.plan_in_run, "options.plan_in_run");
     out.plan_from_file = plan.from_file;
     out.loss_scale = o.loss_scale;
     out.pin = !flag(o.no_pin, "options.no_pin");
     out.bf16 = !flag(o.no_bf16, "options.no_bf16");
     out.leases = engine.leases;
+    out.loss_scale_changed = [log = engine.log](double before, double now) { log_loss_scale(*log, before, now); };
     out.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
   } catch (const Error& e) {
     if (out.world) refuse(*out.world, e);
@@ -378,13 +398,35 @@ whale_status* whale_session_eval(whale_session* session, const int32_t* inputs, 
   });
 }
 
+whale_status* whale_session_prepare(whale_session* session, int32_t run, int64_t batch, whale_cancel* cancel) {
+  return guard([&] {
+    Session& s = idle(session);
+    const auto mode = number<RunMode>(run, WHALE_RUN_STEP, WHALE_RUN_EVAL, "run");
+    const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
+    const int64_t planned = s.planned();
+    s.prepare(mode, number<int64_t>(batch, 1, INT64_MAX, "batch"));
+    log_planned(*session, planned, "ahead of it");
+  });
+}
+
+size_t whale_session_entry_count(const whale_session* s) {
+  return s == nullptr ? 0 : answer(size_t{0}, [&] { return s->session->entries().size(); });
+}
+
+whale_status* whale_session_entry(whale_session* session, size_t index, whale_entry* out) {
+  return guard([&] {
+    const std::vector<EntryInfo> all = need(session, "session").session->entries();
+    if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} entries", index, all.size());
+    const EntryInfo& entry = all[index];
+    fill(out, {sizeof(whale_entry), static_cast<int32_t>(entry.mode), entry.planned_here ? 1 : 0, entry.batch}, "out");
+  });
+}
+
 size_t whale_session_variable_count(const whale_session* s) { return s == nullptr ? 0 : s->variables.size(); }
 
 whale_status* whale_session_variable(whale_session* session, size_t index, whale_variable* out) {
   return guard([&] {
-    const auto& all = need(session, "session").variables;
-    if (index >= all.size()) throw invalid("argument `index` is {}; the session has {} variables", index, all.size());
-    const VariableInfo& v = all[index];
+    const VariableInfo& v = variable_of(need(session, "session"), index);
     fill(out,
          {sizeof(whale_variable),
           {v.name.data(), v.name.size()},
@@ -394,6 +436,19 @@ whale_status* whale_session_variable(whale_session* session, size_t index, whale
           v.dims.size(),
           std::ssize(v.copies)},
          "out");
+  });
+}
+
+whale_status* whale_session_variable_devices(whale_session* session, size_t index, int64_t copy,
+                                             const int32_t** devices, size_t* count) {
+  return guard([&] {
+    const VariableInfo& v = variable_of(need(session, "session"), index);
+    const auto copies = std::ssize(v.copies);
+    if (copy < 0 || copy >= copies)
+      throw invalid("argument `copy` is {}; variable '{}' has {}, numbered from 0", copy, v.name, copies);
+    need(devices, "devices"), need(count, "count");
+    const std::vector<int32_t>& from = v.copies[static_cast<size_t>(copy)];
+    *devices = from.data(), *count = from.size();
   });
 }
 
@@ -487,16 +542,12 @@ whale_status* whale_session_load(whale_session* session, whale_str directory) {
   return guard([&] {
     Session& s = idle(session);
     load_and_log(s, *session->log, nonempty(directory, "directory"));
-    session->loss_scale = 0;
   });
 }
 
 whale_status* whale_session_load_async(whale_session* session, whale_str directory, whale_cancel* cancel,
                                        whale_event** out) {
-  return guard([&] {
-    begin(session, directory, cancel, out, load_and_log, "loading", "whale_session_load_async");
-    session->loss_scale = 0;
-  });
+  return guard([&] { begin(session, directory, cancel, out, load_and_log, "loading", "whale_session_load_async"); });
 }
 
 whale_status* whale_session_trace(whale_session* session, int32_t enable) {

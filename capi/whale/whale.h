@@ -379,9 +379,13 @@ typedef struct whale_scope_options {
 /* Ops appended between begin and end are inside the scope; scopes nest. */
 WHALE_API whale_status *whale_graph_scope_begin(whale_graph *graph, const whale_scope_options *options);
 WHALE_API whale_status *whale_graph_scope_end(whale_graph *graph);
-/* A scope that is not opened: ops and parameters are put into it by its number, whichever scopes are open (options of an op, of a parameter).
+/* A scope that is not opened: ops and parameters are put into it by its number, whichever scopes are open (options of an op, of a parameter;
+ * whale_graph_scope_open).
  * parent: 0: the innermost open one. */
 WHALE_API whale_status *whale_graph_scope(whale_graph *graph, whale_scope parent, const whale_scope_options *options, whale_scope *out);
+/* Opens a scope by its number, as often as one likes: what is appended until whale_graph_scope_end is inside it and inside the scopes that it was
+ * made in, whichever are open. WHALE_ROOT: outside of all. */
+WHALE_API whale_status *whale_graph_scope_open(whale_graph *graph, whale_scope scope);
 /* Appends ops that compute the gradient of `of` (of the sum of its elements, unless it is a scalar) with respect to each of `by`: inputs,
  * parameters, or what ops have made. They are ordinary ops of the graph: their results can be fetched, go on into other ops, and into a loss,
  * as far as the ops that they consist of have gradients themselves. outputs: room for by_count values; WHALE_NONE where `of` does not depend on
@@ -559,9 +563,14 @@ typedef struct whale_plan_options {
   double timeout_seconds;         /* of planning, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
   int64_t prefetch;               /* ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model */
   int32_t accumulate_dtype;       /* whale_dtype that gradients are summed in over micro-batches (F32, BF16, F16); 0: as they are */
+  const int64_t *train_batches;   /* other batch sizes that steps will have, at most the graph's: the plan has their entries too, also as
+                                     a file */
+  size_t train_batch_count;
+  const int64_t *eval_batches;    /* of evaluations, of any size */
+  size_t eval_batch_count;
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
-  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0}
+  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0}
 
 typedef enum whale_update {
   WHALE_UPDATE_BY_COST = 0,
@@ -575,7 +584,7 @@ typedef enum whale_recompute {
   WHALE_RECOMPUTE_FULL = 2       /* every block from its inputs (Chen et al., 2016) */
 } whale_recompute;
 
-/* Options of training (accumulation, bucket_bytes, zero, state_shares, recompute, gradient_dtype, accumulate_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
+/* Options of training (accumulation, bucket_bytes, train_batches, zero, state_shares, recompute, gradient_dtype, accumulate_dtype, adasum, update, offload of anything but parameters) are INVALID_ARGUMENT for a graph without a loss and an optimizer. */
 WHALE_API whale_status *whale_plan_create(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                           const whale_plan_options *options /* may be NULL */, whale_plan **out);
 /* The same on a thread of the library: the event ends when the plan is made, and whale_event_plan gives it. Graph, cluster and options may
@@ -588,7 +597,7 @@ WHALE_API whale_status *whale_plan_create_async(whale_engine *engine, const whal
 WHALE_API whale_status *whale_event_plan(whale_event *event, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
  * have the same sizes) the bytes by what they hold and the seconds of its own work. Takes what whale_plan_create takes and refuses what
- * that refuses, but for a lack of memory, which it tells. Memory is what the plan would say, of models with many like layers within 2 %. */
+ * that refuses, but for a lack of memory, which it tells; it is of the graph's own batch alone. Memory is what the plan would say, of models with many like layers within 2 %. */
 WHALE_API whale_status *whale_plan_estimate(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                             const whale_plan_options *options /* may be NULL */, whale_text *out);
 WHALE_API whale_status *whale_plan_estimate_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
@@ -613,6 +622,23 @@ WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_te
 /* The devices of a plan, in its order. */
 WHALE_API size_t whale_plan_device_count(const whale_plan *plan);
 WHALE_API whale_status *whale_plan_device(const whale_plan *plan, size_t index, whale_device *out);
+
+typedef enum whale_run {
+  WHALE_RUN_STEP = 0,
+  WHALE_RUN_EVAL = 1
+} whale_run;
+
+/* What devices do in a run of one batch size: of the graph's own, and of what was asked for with the plan. */
+typedef struct whale_entry {
+  size_t struct_size;
+  int32_t run;          /* whale_run */
+  int32_t planned_here; /* 1: a session planned it, in a run or ahead of it; 0: the plan has it */
+  int64_t batch;        /* samples */
+} whale_entry;
+#define WHALE_ENTRY_INIT {sizeof(whale_entry), 0, 0, 0}
+
+WHALE_API size_t whale_plan_entry_count(const whale_plan *plan);
+WHALE_API whale_status *whale_plan_entry(const whale_plan *plan, size_t index, whale_entry *out);
 
 /* Bytes of one device by what they hold. An arena is split up as it is at its fullest. */
 typedef struct whale_memory {
@@ -675,10 +701,12 @@ typedef struct whale_session_options {
   int32_t no_bf16;           /* 1: CPU devices multiply bf16 in f32, as on processors without instructions for it; 0: with those there
                                 are */
   whale_world *world;        /* the ranks that run this plan; NULL: all its devices are here */
+  int32_t plan_in_run;       /* 1: a step or evaluation of a size that has no entry plans it, which takes its time; 0: it is
+                                FAILED_PRECONDITION */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0, 0, 0}
 
-/* Opens the devices, makes their threads, allocates everything, initializes the variables. Sessions of one engine take cores that the
+/* Opens the devices, makes their threads, allocates everything, binds the kernels of all of the plan's entries, initializes the variables. Sessions of one engine take cores that the
  * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left
  * is refused before any is taken (WHALE_RESOURCE_EXHAUSTED; null devices need none). What the system does not give (threads, memory, addresses) is WHALE_RESOURCE_EXHAUSTED. */
 WHALE_API whale_status *whale_session_create(whale_engine *engine, const whale_plan *plan,
@@ -709,7 +737,8 @@ WHALE_API whale_status *whale_session_output_port(whale_session *session, int32_
 
 /* One training step. `inputs`: numbers of ports, every input of a step once; input_tensors: their tensors, which may be released as soon
  * as the call returns only if the event has ended: keep them until then. A batch smaller than the plan's, the same for all inputs, is
- * legal: the denominators are its own; the first one of a size is planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples
+ * legal: the denominators are its own. Its entry is the plan's (train_batches) or comes from whale_session_prepare; else it is
+ * FAILED_PRECONDITION, or with plan_in_run planned in this call, which `cancel` stops too. UNIMPLEMENTED: samples
  * meet before the loss other than by a sum, mean or maximum, so that the graph speaks of whole batches only. An input that is an index or
  * a label out of range is WHALE_INVALID_ARGUMENT, the step has not run; an index that the graph computes out of range is
  * WHALE_OUT_OF_RANGE of the event, the step did not happen. `outputs`: numbers of ports to fetch; output_tensors are filled when the event
@@ -724,6 +753,13 @@ WHALE_API whale_status *whale_session_step(whale_session *session, const int32_t
 WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t *inputs, whale_tensor *const *input_tensors,
                                            size_t input_count, const int32_t *outputs, whale_tensor **output_tensors, size_t output_count,
                                            whale_cancel *cancel, whale_event **out);
+/* Plans and binds what runs of `batch` samples need, unless it is there, so that they plan and bind nothing. run: whale_run; a step has at
+ * most as many samples as the plan's. Takes as long as planning, which `cancel` (may be NULL) stops; errors are those of whale_plan_create and
+ * whale_session_create, and leave the session as it was. In a world each rank calls it by itself: a run needs the entry on all. */
+WHALE_API whale_status *whale_session_prepare(whale_session *session, int32_t run, int64_t batch, whale_cancel *cancel);
+/* The entries that the session has, the newest last: the plan's, those that were prepared, and up to 16 that runs planned. */
+WHALE_API size_t whale_session_entry_count(const whale_session *session);
+WHALE_API whale_status *whale_session_entry(whale_session *session, size_t index, whale_entry *out);
 
 /* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/STATE". Logical, whole tensors. These calls, and
  * all below that do not start anything, wait for a run that is under way. In a world all ranks read alike, and every one gets the whole; a
@@ -760,6 +796,9 @@ typedef struct whale_variable {
 /* The variables, numbered from 0 in the order of the plan. From any thread. */
 WHALE_API size_t whale_session_variable_count(const whale_session *session);
 WHALE_API whale_status *whale_session_variable(whale_session *session, size_t index, whale_variable *out);
+/* The devices of the plan, by index, that a copy of a variable is read from. */
+WHALE_API whale_status *whale_session_variable_devices(whale_session *session, size_t index, int64_t copy, const int32_t **devices,
+                                                       size_t *count);
 /* A JSON array of {name, role, dtype, dims, copies}; copies: for each copy the list of devices (indices) that it is read from. */
 WHALE_API whale_status *whale_session_variables_json(whale_session *session, whale_text *out);
 

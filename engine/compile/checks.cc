@@ -127,6 +127,7 @@ void check_untrained(const CompileOptions& options, const Graph& source) {
   const bool recompute = options.recompute != Recompute::kNone || !options.stage_recompute.empty();
   const std::pair<const char*, bool> given[] = {{"accumulation", options.accumulation > 1},
                                                 {"bucket_bytes", options.bucket_bytes != 0},
+                                                {"train_batches", !options.train_batches.empty()},
                                                 {"zero", options.zero != 0},
                                                 {"state_shares", !options.state_shares.empty()},
                                                 {"recompute", recompute},
@@ -149,6 +150,26 @@ void check_untrained(const CompileOptions& options, const Graph& source) {
 }  // namespace
 
 namespace {
+
+void check_batches(const CompileOptions& options, const Graph& source) {
+  const int64_t own = batch_of(source);
+  const auto check = [&](const char* name, const std::vector<int64_t>& batches, int64_t most) {
+    for (const int64_t batch : batches) {
+      if (own == 0)
+        throw invalid(
+            "argument `options.{}` asks for {} samples, and no input of '{}' counts samples: leave it out, or give the "
+            "input that has the samples a batch dimension",
+            name, batch, brief(source.name));
+      if (batch > most)
+        throw invalid(
+            "argument `options.{}` asks for {} samples, and '{}' is trained with at most {}: make the graph for the "
+            "larger batch",
+            name, batch, brief(source.name), most);
+    }
+  };
+  check("train_batches", options.train_batches, own);
+  check("eval_batches", options.eval_batches, INT64_MAX);
+}
 
 bool moves_activations(const Entry& entry) {
   for (const Program& program : entry.programs)
@@ -180,6 +201,7 @@ std::vector<std::string> idle_notes(const Plan& plan) {
 
 void check_options(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t micro_batches) {
   check_untrained(options, source);
+  check_batches(options, source);
   check_gradients(options, source, tasks);
   check_recompute(options, tasks);
   check_accumulation(options, micro_batches);

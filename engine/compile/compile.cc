@@ -96,10 +96,23 @@ Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& device
                      tried_remedies(graph, devices, options, *best, std::max(kLeastSeconds, 2 * took.count())));
 }
 
+// The other batch sizes, as a session would plan them.
+void add_entries(Plan& plan, const char* name, const std::vector<int64_t>& batches) {
+  for (const int64_t batch : batches)
+    if (plan.find_entry(name, batch) == nullptr) plan.entries.push_back(compile_entry(plan, name, batch));
+}
+
 }  // namespace
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  return stoppable([&] { return make_fitting_plan(graph, devices, without_idle(options, graph)); });
+  return stoppable([&] {
+    Plan plan = make_fitting_plan(graph, devices, without_idle(options, graph));
+    const size_t own = plan.entries.size();
+    add_entries(plan, "train", options.train_batches);
+    add_entries(plan, "eval", options.eval_batches);
+    if (plan.entries.size() > own) check_limits(plan), verify(plan);
+    return plan;
+  });
 }
 
 }  // namespace whale

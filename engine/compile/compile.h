@@ -19,6 +19,8 @@ struct CompileOptions : PlanOptions {
   std::vector<std::string> fetch = {};      // besides the graph's outputs: tensor names, "grad:PARAMETER"
   int64_t accumulation = 0;                 // micro-batches; 0: the graph's
   std::optional<Precision> precision = {};  // none: the graph's
+  std::vector<int64_t> train_batches = {};  // of other sizes, whose entries the plan has too
+  std::vector<int64_t> eval_batches = {};   // likewise
   Profile profile = kMachineOfCores;        // what is known of the machine
   double memory_price = 1;                  // where planning begins (CostModel::memory_price)
   int64_t max_bytes = 0;                    // estimated memory that planning may take; 0: any
@@ -27,8 +29,8 @@ struct CompileOptions : PlanOptions {
   std::function<void(std::string_view pass, const std::string& text)> dump = {};  // text of the level after each pass
 };
 
-// A plan with the entry "train" (when there is a loss and an optimizer) and the entry "eval". Plans only: needs no
-// device.
+// A plan with the entry "train" (when there is a loss and an optimizer) and the entry "eval", then those of the other
+// batch sizes that were asked for. Plans only: needs no device.
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
 
 // One more entry of the same plan, for another batch size (a last, smaller batch; evaluation), from Plan::source: same

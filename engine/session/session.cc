@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cluster/devices.h"
 #include "cluster/host_memory.h"
+#include "compile/checks.h"
 #include "compile/compile.h"
 #include "ir/learning_rate.h"
 #include "run/executor.h"
@@ -26,7 +27,7 @@
 namespace whale {
 namespace {
 
-constexpr size_t kMaxOtherBatches = 16;  // entries compiled for other batch sizes that are kept, of each mode
+constexpr int kMostFromRuns = 16;  // entries that runs have planned; then the oldest goes
 
 // Of the loss in f16, as torch.cuda.amp.GradScaler has them.
 constexpr double kLossScale = 65536, kLargestScale = 0x1p24, kSmallestScale = 0x1p-14;
@@ -90,7 +91,13 @@ struct Session::Impl {
   std::shared_ptr<const Cancel> run_cancel;  // kept as long as the run may look at it
   std::unique_ptr<CoreLeases::Lease> lease;
   std::unique_ptr<Machine> machine;
-  std::deque<std::pair<std::string, std::unique_ptr<Executor>>> executors;  // destroyed before the machine; newest last
+  struct Known {
+    std::unique_ptr<Executor> executor;
+    bool kept = false;  // the plan's, or prepared; false: planned by a run
+    const Entry& entry() const { return executor->entry(); }
+  };
+  std::deque<Known> executors;  // destroyed before the machine; newest last
+  int64_t planned = 0;          // entries, by this session
   Executor* last = nullptr;
 
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
@@ -133,7 +140,7 @@ struct Session::Impl {
     // What null devices hold is never computed with: no hours are spent on drawing 10^12 values.
     if (traits(plan->devices.front().kind).computes)
       initialize_variables(*machine, options.seed, cores, options.init_files);
-    executor_for(plan->entries.front());
+    for (const Entry& entry : plan->entries) add_executor(entry, true);
   }
 
   // A null device leaves what it should have written as it was; alone it times the engine, beside others its garbage is
@@ -239,7 +246,7 @@ struct Session::Impl {
     if (getpid() != process) {
       // The threads exist in the parent only; everything that would wait for them is left alone.
       machine->team().abandon();
-      for (auto& [name, executor] : executors) (void)executor.release();
+      for (Known& known : executors) (void)known.executor.release();
       (void)machine.release();
       return;
     }
@@ -296,53 +303,70 @@ struct Session::Impl {
     }
   }
 
-  Executor& executor_for(const Entry& entry) {
-    std::string key = fmt::format("{}/{}", entry.name, entry.batch);
-    for (auto& [name, executor] : executors)
-      if (name == key) return *executor;
-    auto executor = bound(entry);
-    size_t others = 0;
-    for (const auto& [name, known] : executors)
-      others += plan->find_entry(known->entry().name, known->entry().batch) == nullptr;
-    if (others >= kMaxOtherBatches)
-      for (auto it = executors.begin(); it != executors.end(); ++it)
-        if (plan->find_entry(it->second->entry().name, it->second->entry().batch) == nullptr) {
-          if (it->second.get() == last) last = nullptr;
-          executors.erase(it);
-          break;
-        }
-    executors.emplace_back(std::move(key), std::move(executor));
-    return *executors.back().second;
+  Executor& add_executor(const Entry& entry, bool kept) {
+    std::unique_ptr<Executor> executor = bound(entry);
+    if (!kept && std::ranges::count(executors, false, &Known::kept) >= kMostFromRuns) {
+      const auto oldest = std::ranges::find(executors, false, &Known::kept);
+      if (oldest->executor.get() == last) last = nullptr;
+      executors.erase(oldest);
+    }
+    executors.push_back({std::move(executor), kept});
+    return *executors.back().executor;
   }
 
-  Executor* known_executor(const char* name, int64_t batch) {
-    for (auto& [key, executor] : executors)
-      if (executor->entry().batch == batch && executor->entry().name == name) return executor.get();
+  Executor& plan_executor(RunMode mode, int64_t batch, bool kept) {
+    int64_t largest = 0;
+    for (const Entry& entry : plan->entries)
+      if (entry.name == entry_name(RunMode::kStep)) largest = std::max(largest, entry.batch);
+    if (mode == RunMode::kStep && largest > 0 && batch > largest)
+      throw invalid("a batch of {} samples; this plan is for at most {}. Make a plan for the larger batch", batch,
+                    largest);
+    Executor& made = add_executor(compile_entry(*plan, entry_name(mode), batch), kept);
+    ++planned;
+    return made;
+  }
+
+  void check_may_plan(RunMode mode, int64_t batch) const {
+    if (options.plan_in_run || (mode == RunMode::kStep && !trains(plan->source))) return;  // which planning refuses
+    std::string there;
+    for (const Known& k : executors)
+      there += fmt::format("{}{} of {}", there.empty() ? "" : ", ", k.entry().name, k.entry().batch);
+    throw error(Code::kFailedPrecondition,
+                "'{}' has no entry '{}' of {} samples, and this session plans none in a run (plan_in_run is 0); it has "
+                "{}. Ask for the size when the plan is made ({}_batches) or before the run (whale_session_prepare), or "
+                "let runs plan",
+                plan->model, entry_name(mode), batch, there, entry_name(mode));
+  }
+
+  Known* known(RunMode mode, int64_t batch) {
+    for (Known& k : executors)
+      if (k.entry().batch == batch && k.entry().name == entry_name(mode)) return &k;
     return nullptr;
   }
 
   // The ports of a mode, from any entry of it: names and types are the same for all batch sizes.
   const Entry& any_entry(RunMode mode) {
-    const char* name = entry_name(mode);
-    for (const Entry& entry : plan->entries)
-      if (entry.name == name) return entry;
-    for (auto& [key, executor] : executors)
-      if (executor->entry().name == name) return executor->entry();
-    return executor_for(compile_entry(*plan, name, plan->entries.front().batch)).entry();
+    for (const Known& k : executors)
+      if (k.entry().name == entry_name(mode)) return k.entry();
+    const int64_t batch = plan->entries.front().batch;
+    check_may_plan(mode, batch);
+    return plan_executor(mode, batch, false).entry();
   }
 
   Executor& executor(RunMode mode, const std::vector<NamedHost>& inputs) {
-    const char* name = entry_name(mode);
     const Entry& any = any_entry(mode);
-    int64_t largest = 0;
-    for (const Entry& entry : plan->entries) largest = std::max(largest, entry.batch);
     const int64_t batch = batch_of(any.inputs, inputs, any.batch);
-    if (Executor* known = known_executor(name, batch)) return *known;
-    if (const Entry* entry = plan->find_entry(name, batch)) return executor_for(*entry);
-    if (mode == RunMode::kStep && batch > largest)
-      throw invalid("a batch of {} samples; this plan is for at most {}. Make a plan for the larger batch", batch,
-                    largest);
-    return executor_for(compile_entry(*plan, name, batch));
+    if (const Known* k = known(mode, batch)) return *k->executor;
+    check_may_plan(mode, batch);
+    return plan_executor(mode, batch, false);
+  }
+
+  void prepare(RunMode mode, int64_t batch) {
+    check_idle();
+    if (Known* k = known(mode, batch))
+      k->kept = true;
+    else
+      plan_executor(mode, batch, true);
   }
 
   // ---- runs -------------------------------------------------------------------------------------------------------
@@ -406,6 +430,7 @@ struct Session::Impl {
     finish(impl, error);
   }
   void adjust_scale(bool overflow, std::optional<Error>& error) {
+    const double before = loss_scale;
     if (!overflow) {
       if (++steps_at_scale < (options.loss_scale_growth > 0 ? options.loss_scale_growth : kGrowthInterval)) return;
       loss_scale = std::min(2 * loss_scale, kLargestScale);
@@ -418,6 +443,7 @@ struct Session::Impl {
                            iteration - 1, loss_scale);
     }
     steps_at_scale = 0;
+    if (loss_scale != before && options.loss_scale_changed) options.loss_scale_changed(before, loss_scale);
   }
   static void eval_ended(void* self, std::optional<Error>& error, bool) { finish(*static_cast<Impl*>(self), error); }
   static void finish(Impl& impl, std::optional<Error>& error) {
@@ -482,6 +508,18 @@ RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<
                         std::shared_ptr<const Cancel> cancel) {
   return impl_->start(RunMode::kEval, inputs, outputs, std::move(cancel));
 }
+
+void Session::prepare(RunMode mode, int64_t batch) { impl_->prepare(mode, batch); }
+
+std::vector<EntryInfo> Session::entries() const {
+  std::vector<EntryInfo> out;
+  for (const Impl::Known& k : impl_->executors)
+    out.push_back({k.entry().name == entry_name(RunMode::kStep) ? RunMode::kStep : RunMode::kEval, k.entry().batch,
+                   impl_->plan->find_entry(k.entry().name, k.entry().batch) == nullptr});
+  return out;
+}
+
+int64_t Session::planned() const { return impl_->planned; }
 
 std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs,
                                               const std::vector<std::string>& names) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,9 +36,12 @@ struct SessionOptions {
   std::shared_ptr<CoreLeases> leases = {};   // of the engine; none: this session's own
   double loss_scale = 0;                     // f16: at first; 0: 2^16
   int64_t loss_scale_growth = 0;             // f16: steps without an overflow until it doubles; 0: 2000
-  InitFiles init_files = {};                 // that initial values may come from
-  std::optional<World> world = {};           // of several ranks; none: all devices are here
-  bool plan_from_file = false;               // where this engine contradicts itself, the file may be what is wrong
+  // On a thread of the session, before the run that changed it has ended. It throws nothing.
+  std::function<void(double before, double now)> loss_scale_changed = {};
+  InitFiles init_files = {};        // that initial values may come from
+  std::optional<World> world = {};  // of several ranks; none: all devices are here
+  bool plan_in_run = true;          // false: a run of a size that has no entry is refused
+  bool plan_from_file = false;      // where this engine contradicts itself, the file may be what is wrong
 };
 
 struct VariableInfo {
@@ -50,9 +54,15 @@ struct VariableInfo {
 
 enum class RunMode : uint8_t { kStep, kEval };  // entries "train" and "eval"
 
+struct EntryInfo {
+  RunMode mode = RunMode::kStep;
+  int64_t batch = 0;
+  bool planned_here = false;  // by the session; the plan has the others
+};
+
 class Session {
  public:
-  // Opens the devices, allocates, binds the kernels of the plan's first entry, initializes the variables.
+  // Opens the devices, allocates, binds the kernels of the plan's entries, initializes the variables.
   Session(std::shared_ptr<const Plan> plan, std::shared_ptr<Backends> backends, const SessionOptions& options = {});
   ~Session();  // stops a run that is under way first
   Session(const Session&) = delete;
@@ -68,6 +78,10 @@ class Session {
   // Instead of step or eval, where a caller's argument is refused before them: the other ranks, which begin the run,
   // are told why. Nothing in a session of one rank.
   void refuse_run(const Error& why);
+  // Plans and binds what runs of this size need, which then plan and bind nothing. In a world each rank by itself.
+  void prepare(RunMode mode, int64_t batch);
+  std::vector<EntryInfo> entries() const;  // that are bound, the newest last
+  int64_t planned() const;                 // how many were planned here, in runs and ahead of them
   // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate. As step:
   // failed_precondition while a run is under way.
   std::vector<TensorType> output_types(RunMode mode, const std::vector<NamedHost>& inputs,

@@ -612,16 +612,30 @@ static void test_scopes(void) {
   }
   o.scope = 77;
   FAILS(whale_graph_op(g, WHALE_STR("relu"), &x, 1, NULL, 0, &o, out, 1, &n), WHALE_INVALID_ARGUMENT, "options.scope");
+  /* Opened by number, again and again. */
+  for (int i = 0; i < 4; ++i) {
+    OK(whale_graph_scope_open(g, where[i]));
+    OK(whale_graph_op(g, WHALE_STR("tanh"), &x, 1, NULL, 0, NULL, out, 1, &n));
+    OK(whale_graph_scope_end(g));
+  }
+  FAILS(whale_graph_scope_open(g, 77), WHALE_INVALID_ARGUMENT, "`scope` is 77; graph 'scopes' has scopes 1 to 3");
+  FAILS(whale_graph_scope_open(NULL, 1), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
   OK(whale_graph_scope_end(g));
+  FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope is open");
   OK(whale_graph_json(g, &text));
   CHECK(contains(text, "\"name\":\"block.w\"") && contains(text, "\"name\":\"r\"") && contains(text, "\"name\":\"open.o\""));
   CHECK(contains(text, "\"name\":\"block.relu\",\"inputs\":[0],\"outputs\":[4],\"scope\":2,"));
   CHECK(contains(text, "\"name\":\"relu\",\"inputs\":[0],\"outputs\":[5],\"scope\":1,"));
   CHECK(contains(text, "\"name\":\"relu_2\",\"inputs\":[0],\"outputs\":[6],\"scope\":0,"));
   CHECK(contains(text, "\"name\":\"open.relu\",\"inputs\":[0],\"outputs\":[7],\"scope\":3,"));
+  CHECK(contains(text, "\"name\":\"block.tanh\",\"inputs\":[0],\"outputs\":[8],\"scope\":2,"));
+  CHECK(contains(text, "\"name\":\"tanh\",\"inputs\":[0],\"outputs\":[9],\"scope\":1,"));
+  CHECK(contains(text, "\"name\":\"tanh_2\",\"inputs\":[0],\"outputs\":[10],\"scope\":0,"));
+  CHECK(contains(text, "\"name\":\"open.tanh\",\"inputs\":[0],\"outputs\":[11],\"scope\":3,"));
   whale_text_release(&text);
   OK(whale_graph_seal(g));
   FAILS(whale_graph_scope(g, 0, &scope, &none), WHALE_FAILED_PRECONDITION, "sealed");
+  FAILS(whale_graph_scope_open(g, 1), WHALE_FAILED_PRECONDITION, "sealed");
   whale_graph_release(g);
 }
 
@@ -927,6 +941,18 @@ static void test_typed(whale_session* s, const int32_t* inputs, const int32_t* o
   CHECK(same(v.name, "body.w1") && v.role == WHALE_ROLE_PARAMETER && v.dtype == WHALE_F32 && v.rank == 2);
   CHECK(v.dims[0] == IN && v.dims[1] == HIDDEN && v.copies >= 1);
   FAILS(whale_session_variable(s, 3, &v), WHALE_INVALID_ARGUMENT, "`index` is 3; the session has 3");
+  const int32_t* devices = NULL;
+  size_t count = 99;
+  FAILS(whale_session_variable_devices(s, 3, 0, &devices, &count), WHALE_INVALID_ARGUMENT, "`index` is 3");
+  FAILS(whale_session_variable_devices(s, 0, v.copies, &devices, &count), WHALE_INVALID_ARGUMENT, "variable 'body.w1' has ");
+  FAILS(whale_session_variable_devices(s, 0, -1, &devices, &count), WHALE_INVALID_ARGUMENT, "`copy` is -1");
+  FAILS(whale_session_variable_devices(s, 0, 0, NULL, &count), WHALE_INVALID_ARGUMENT, "`devices` is NULL");
+  FAILS(whale_session_variable_devices(s, 0, 0, &devices, NULL), WHALE_INVALID_ARGUMENT, "`count` is NULL");
+  CHECK(devices == NULL && count == 99);
+  for (int32_t copy = 0; copy < v.copies; ++copy) { /* of replicas each device has one */
+    OK(whale_session_variable_devices(s, 0, copy, &devices, &count));
+    CHECK(count == 1 && devices[0] == copy);
+  }
 
   whale_memory m = WHALE_MEMORY_INIT;
   OK(whale_session_memory(s, 0, &m));
@@ -1473,6 +1499,138 @@ static void test_events(void) {
   CHECK(system(command) == 0);
 }
 
+/* ---- entries of other batch sizes
+ * ------------------------------------------------------------------------------------------------------------------- */
+/* Of the first n samples: the loss, or -1 with the status. */
+enum { LARGEST = 20 };
+static float run_of(whale_session* s, int32_t run, int64_t n, whale_cancel* cancel, whale_status** status) {
+  static float x[LARGEST * IN];
+  static int32_t y[LARGEST];
+  for (int i = 0; i < LARGEST * IN; ++i) x[i] = (float)sin(i);
+  for (int i = 0; i < LARGEST; ++i) y[i] = i % OUT;
+  const int64_t x_dims[] = {n, IN}, y_dims[] = {n};
+  const int32_t inputs[] = {0, 1};
+  int32_t output, done = 0;
+  whale_tensor *in[2], *loss = NULL;
+  whale_event* e = NULL;
+  OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0]));
+  OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1]));
+  OK(whale_session_output(s, WHALE_STR("loss"), &output));
+  whale_status* found = (run == WHALE_RUN_STEP ? whale_session_step : whale_session_eval)(s, inputs, in, 2, &output, &loss, 1, cancel, &e);
+  if (found == NULL) {
+    found = whale_event_wait(e, -1, &done);
+    whale_event_release(e);
+  }
+  const float value = found == NULL ? *(float*)whale_tensor_data(loss) : -1;
+  whale_tensor_release(loss), whale_tensor_release(in[0]), whale_tensor_release(in[1]);
+  if (status != NULL)
+    *status = found;
+  else
+    OK(found);
+  return value;
+}
+
+static void test_entries(void) {
+  static const struct {
+    int32_t run;
+    int64_t batch;
+  } asked[] = {{WHALE_RUN_STEP, BATCH}, {WHALE_RUN_EVAL, BATCH}, {WHALE_RUN_STEP, 3}, {WHALE_RUN_EVAL, 5}, {WHALE_RUN_EVAL, 11}};
+  const int64_t train[] = {3, BATCH, 3}, eval[] = {5, 11}, many[] = {BATCH + 1}, none[] = {0};
+  whale_graph* g = mlp();
+  whale_cluster* c;
+  whale_plan *made = NULL, *p = NULL;
+  whale_text text = {NULL, 0};
+  whale_plan_options o = WHALE_PLAN_OPTIONS_INIT;
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &c));
+  o.train_batch_count = 1;
+  FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "`options.train_batches` is NULL");
+  o.train_batches = many;
+  FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "argument `options.train_batches` asks for 9 samples, and 'mlp' is trained with at most 8");
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_INVALID_ARGUMENT, "argument `options.train_batches` asks for 9 samples, and 'mlp' is trained with at most 8");
+  o.train_batches = none;
+  FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "options.train_batches");
+  o.train_batches = train, o.train_batch_count = 3;
+  o.eval_batches = none, o.eval_batch_count = 1;
+  FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "options.eval_batches");
+  o.eval_batches = eval, o.eval_batch_count = 2;
+  CHECK(made == NULL);
+  OK(whale_plan_create(engine, g, c, &o, &made));
+  whale_bytes bytes = {NULL, 0};
+  OK(whale_plan_serialize(made, &bytes));
+  OK(whale_plan_parse(engine, bytes.data, bytes.size, &p)); /* a plan file has them */
+  whale_bytes_release(&bytes);
+  whale_plan_release(made);
+  whale_entry entry = WHALE_ENTRY_INIT;
+  CHECK(whale_plan_entry_count(p) == 5 && whale_plan_entry_count(NULL) == 0);
+  for (size_t i = 0; i < 5; ++i) {
+    OK(whale_plan_entry(p, i, &entry));
+    CHECK(entry.run == asked[i].run && entry.batch == asked[i].batch && entry.planned_here == 0);
+  }
+  FAILS(whale_plan_entry(p, 5, &entry), WHALE_INVALID_ARGUMENT, "`index` is 5; the plan has 5 entries");
+  FAILS(whale_plan_entry(p, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+
+  whale_session *s = NULL, *free_one = NULL;
+  whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
+  whale_status* status = NULL;
+  so.seed = 3, so.plan_in_run = 2;
+  FAILS(whale_session_create(engine, p, &so, &s), WHALE_INVALID_ARGUMENT, "options.plan_in_run");
+  so.plan_in_run = 0;
+  OK(whale_session_create(engine, p, &so, &s));
+  so.plan_in_run = 1;
+  OK(whale_session_create(engine, p, &so, &free_one));
+  whale_plan_release(p), whale_cluster_release(c), whale_graph_release(g);
+  /* All that the plan has is there before any run, and runs of these sizes add nothing. */
+  (void)log_has(engine, 0, "", ""); /* drained */
+  CHECK(whale_session_entry_count(s) == 5 && whale_session_entry_count(NULL) == 0);
+  for (size_t i = 0; i < 5; ++i) CHECK(run_of(s, asked[i].run, asked[i].batch, NULL, NULL) > 0);
+  CHECK(whale_session_entry_count(s) == 5 && log_has(engine, WHALE_SEVERITY_INFO, "plan", "is planned for") == 0);
+  /* Nobody asked for these: refused, with what there is, and the session is as before. */
+  (void)run_of(s, WHALE_RUN_STEP, 2, NULL, &status);
+  FAILS(status, WHALE_FAILED_PRECONDITION, "'mlp' has no entry 'train' of 2 samples");
+  (void)run_of(s, WHALE_RUN_EVAL, 3, NULL, &status);
+  FAILS(status, WHALE_FAILED_PRECONDITION, "it has train of 8, eval of 8, train of 3, eval of 5, eval of 11");
+  CHECK(whale_session_entry_count(s) == 5 && whale_session_iteration(s) == 2);
+  /* Ahead of the run. */
+  FAILS(whale_session_prepare(NULL, WHALE_RUN_STEP, 2, NULL), WHALE_INVALID_ARGUMENT, "`session` is NULL");
+  FAILS(whale_session_prepare(s, 2, 2, NULL), WHALE_INVALID_ARGUMENT, "`run` is 2");
+  FAILS(whale_session_prepare(s, WHALE_RUN_STEP, 0, NULL), WHALE_INVALID_ARGUMENT, "`batch` is 0");
+  FAILS(whale_session_prepare(s, WHALE_RUN_STEP, 9, NULL), WHALE_INVALID_ARGUMENT, "this plan is for at most 8");
+  whale_cancel* cancel = NULL;
+  OK(whale_cancel_create(&cancel));
+  whale_cancel_trigger(cancel);
+  FAILS(whale_session_prepare(s, WHALE_RUN_STEP, 2, cancel), WHALE_CANCELLED, "planning for this batch was cancelled");
+  CHECK(whale_session_entry_count(s) == 5);
+  for (int twice = 0; twice < 2; ++twice) OK(whale_session_prepare(s, WHALE_RUN_STEP, 2, NULL));
+  OK(whale_session_prepare(s, WHALE_RUN_EVAL, 3, NULL));
+  CHECK(log_has(engine, WHALE_SEVERITY_INFO, "plan", "samples, ahead of it") == 2);
+  CHECK(whale_session_entry_count(s) == 7);
+  OK(whale_session_entry(s, 5, &entry));
+  CHECK(entry.run == WHALE_RUN_STEP && entry.batch == 2 && entry.planned_here == 1);
+  OK(whale_session_entry(s, 4, &entry));
+  CHECK(entry.run == WHALE_RUN_EVAL && entry.batch == 11 && entry.planned_here == 0);
+  FAILS(whale_session_entry(s, 7, &entry), WHALE_INVALID_ARGUMENT, "`index` is 7; the session has 7 entries");
+  const float ahead = run_of(s, WHALE_RUN_STEP, 2, NULL, NULL);
+  (void)run_of(s, WHALE_RUN_EVAL, 3, NULL, NULL);
+  CHECK(whale_session_entry_count(s) == 7 && log_has(engine, WHALE_SEVERITY_INFO, "plan", "is planned for") == 0);
+  /* A session that may plan in a run does, and counts it; the bits are the same. */
+  CHECK(run_of(free_one, WHALE_RUN_STEP, BATCH, NULL, NULL) > 0 && run_of(free_one, WHALE_RUN_STEP, 3, NULL, NULL) > 0);
+  CHECK(whale_session_entry_count(free_one) == 5);
+  (void)run_of(free_one, WHALE_RUN_STEP, 2, cancel, &status);
+  FAILS(status, WHALE_CANCELLED, "planning for this batch was cancelled");
+  CHECK(run_of(free_one, WHALE_RUN_STEP, 2, NULL, NULL) == ahead && whale_session_entry_count(free_one) == 6);
+  CHECK(log_has(engine, WHALE_SEVERITY_INFO, "plan", "'mlp' is planned for a step of 2 samples, in the run") == 1);
+  /* Of those that runs planned the oldest goes; what was prepared stays. */
+  OK(whale_session_prepare(free_one, WHALE_RUN_STEP, 2, NULL));
+  for (int64_t n = 1; n <= LARGEST; ++n) (void)run_of(free_one, WHALE_RUN_EVAL, n, NULL, NULL);
+  CHECK(whale_session_entry_count(free_one) == 5 + 1 + 16);
+  OK(whale_session_entry(free_one, 5, &entry));
+  CHECK(entry.run == WHALE_RUN_STEP && entry.batch == 2);
+  OK(whale_session_entry(free_one, 6, &entry));
+  CHECK(entry.run == WHALE_RUN_EVAL && entry.batch == 2); /* that of 1 is gone */
+  whale_cancel_release(cancel);
+  whale_session_release(s), whale_session_release(free_one);
+}
+
 /* ---- worlds
  * ------------------------------------------------------------------------------------------------------------------- */
 typedef struct {
@@ -1655,6 +1813,7 @@ int main(void) {
   test_fork();
   test_log();
   test_events();
+  test_entries();
   test_worlds();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);

@@ -182,7 +182,7 @@ static int train(const char* mode, const char* devices, int precision) {
   OK(whale_engine_create(NULL, &engine));
   whale_plan* p = planned(devices, precision);
   whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
-  so.seed = 5;
+  so.seed = 5, so.plan_in_run = 1;
   whale_session* s;
   OK(whale_session_create(engine, p, &so, &s));
   for (int i = 0; i < 3; ++i) h = run(s, 0, BATCH, h);
@@ -225,9 +225,11 @@ static int with_threads(whale_plan* p, int limit) {
     const struct rlimit r = {(rlim_t)limit, (rlim_t)limit};
     if (setrlimit(RLIMIT_NPROC, &r) != 0 || (geteuid() == 0 && setuid(65533) != 0)) _exit(100);
     whale_session* s = NULL;
+    whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
     whale_engine* own;
+    so.plan_in_run = 1;
     OK(whale_engine_create(NULL, &own)); /* its back end is open already: the library stays loaded */
-    whale_status* status = whale_session_create(own, p, NULL, &s);
+    whale_status* status = whale_session_create(own, p, &so, &s);
     if (status != NULL) _exit(whale_status_code(status));
     uint64_t h = 0;
     for (int i = 0; i < 3; ++i) h = run(s, i == 1, BATCH - 5 * i, h);
@@ -272,7 +274,9 @@ static int addresses(const char* devices, int precision, long mib) {
   const struct rlimit r = {bytes, bytes};
   if (setrlimit(RLIMIT_AS, &r) != 0) return 1;
   whale_session* s = NULL;
-  whale_status* status = whale_session_create(engine, p, NULL, &s);
+  whale_session_options so = WHALE_SESSION_OPTIONS_INIT;
+  so.plan_in_run = 1;
+  whale_status* status = whale_session_create(engine, p, &so, &s);
   if (status != NULL) {
     printf("code %d\n", whale_status_code(status));
     whale_status_release(status);

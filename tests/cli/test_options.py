@@ -275,3 +275,14 @@ def test_16_bit_parameters_are_verified_with_narrow_sums(tmp_path, options):
           "--parameters", "bf16", "--precision", "bf16", "--accumulation", "4")
     whale("verify", model, "--devices", "cpu:2", "--strategy", "replica(2)", *options, "--skip-float64")
     assert "Adasum in 16 bits with parameters of 16 bits" in whale("plan", model, "--devices", "cpu:2", "--strategy", "replica(2)", "--adasum", code=2)
+
+
+def test_other_batch_sizes_are_planned_ahead(folder):
+    plan = folder / "sizes.plan"
+    whale("plan", folder / "m.whale", "--devices", "cpu:2", "--train-batches", "4,7", "--eval-batches", "3", "-o", plan)
+    assert re.findall(r"^(\w+): batch (\d+)", whale("plan", plan), re.M) == [("train", "10"), ("eval", "10"), ("train", "4"), ("train", "7"), ("eval", "3")]
+    whale("verify", folder / "m.whale", "--plan", plan, "--steps", "2")
+    assert "argument" not in (said := whale("plan", folder / "m.whale", "--train-batches", "11", code=2)) and "--train-batches asks for 11 samples" in said
+    for option in "--train-batches", "--eval-batches":
+        assert option in whale("plan", folder / "m.whale", option, "0", code=2)
+        assert option in whale("run", plan, option, "5", code=2)  # the plan is made

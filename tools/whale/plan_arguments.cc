@@ -18,6 +18,7 @@ struct Options {
   std::vector<whale_str> fetch;
   std::vector<double> shares;
   std::vector<int32_t> policies;
+  std::vector<int64_t> train_batches, eval_batches;
 };
 
 std::vector<std::string> pieces(const std::string& text) {
@@ -61,7 +62,15 @@ void flag(const std::string&, Options& to) {
   to.c.*kField = 1;
 }
 
-enum class Kind { kText, kFlag, kNumber, kList, kNumbers };
+// The list that a field of whale_plan_options points to.
+template <auto kList, auto kField, auto kCount>
+void sizes(const std::string& text, Options& to) {
+  std::vector<int64_t>& list = to.*kList;
+  for (const std::string& size : pieces(text)) list.push_back(std::strtoll(size.c_str(), nullptr, 10));
+  to.c.*kField = list.data(), to.c.*kCount = list.size();
+}
+
+enum class Kind { kText, kFlag, kNumber, kList, kNumbers, kSizes };
 struct Row {
   const char* name;
   const char* help;
@@ -106,6 +115,10 @@ const Row kRows[] = {
      number<&O::matmul_chunks>},
     {"prefetch", "ZeRO 3: gathers of parameters ahead of the one that is read; 0: by the cost model", Kind::kNumber,
      INT32_MAX, number<&O::prefetch>},
+    {"train-batches", "other batch sizes that steps will have, planned ahead, joined by commas", Kind::kSizes, 0,
+     sizes<&Options::train_batches, &O::train_batches, &O::train_batch_count>},
+    {"eval-batches", "batch sizes that evaluations will have, planned ahead, joined by commas", Kind::kSizes, 0,
+     sizes<&Options::eval_batches, &O::eval_batches, &O::eval_batch_count>},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
     {"no-overlap", "communicate on the compute queue, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},
@@ -136,6 +149,7 @@ void add(CLI::App& command, PlanArguments& a, const Row& row) {
       break;
     case Kind::kList: list(); break;
     case Kind::kNumbers: list()->check(not_negative())->type_name("FLOAT"); break;
+    case Kind::kSizes: list()->check(whole(1, INT64_MAX))->type_name("INT"); break;
   }
 }
 

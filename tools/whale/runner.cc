@@ -58,6 +58,7 @@ Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& argument
     options.nan_policy = arguments.ignore_nan;
     options.no_pin = arguments.no_pin || ranks > 1;  // ranks know nothing of each other's cores
     options.no_bf16 = arguments.no_bf16;
+    options.plan_in_run = 1;
     options.loss_scale = arguments.loss_scale;
     options.loss_scale_growth = arguments.loss_scale_growth;
     options.world = worlds[rank].get();

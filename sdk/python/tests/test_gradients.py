@@ -42,7 +42,10 @@ def test_float16(devices, options, tmp_path):
             np.testing.assert_allclose(found[name], want[name], atol=8 * 2.0 ** -11 * np.abs(want[name]).max())
     assert job.report()["loss_scale"] == 65536
     before = {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()}
+    wh.drain_log()
     job.step(**data(scale=1e6))  # beyond 65504
+    assert [(row["severity"], row["message"]) for row in wh.drain_log()] == [
+        ("warning", "a step overflowed in f16 and was not applied; the loss scale is 32768 now")]  # with that step, not with the next
     assert job.report()["loss_scale"] == 32768
     assert (job.iteration, job.updates) == (9, 8)
     assert {v["name"]: job.read(v["name"]).tobytes() for v in job.variables()} == before

@@ -294,3 +294,58 @@ def test_what_has_no_gradient():
             g.gradients(wh.nn.batch_norm(x @ w).sum(), w)
         g.seal()
     assert kept == after + 3  # matmul, dropout, sum: nothing of the gradient that failed
+
+
+# ---- scopes --------------------------------------------------------------------------------------------------------------
+def two_towers(alternating):
+    """Two stages of two layers each, written one after the other or in turns."""
+    with wh.Graph("towers") as g:
+        x = wh.input("x", (12, 5))
+        with wh.pipeline(2, micro_batches=2):
+            first, second = wh.stage(), wh.stage()
+            with wh.scope("a") as a, first:
+                h = wh.nn.linear(x, 6)
+                if not alternating:
+                    h = wh.nn.linear(wh.ops.relu(h), 4)
+            if alternating:
+                with second:
+                    bias = wh.parameter("bias", (4,), wh.ones())
+                with first, a:  # the first lies in "a": it is the same either way
+                    h = wh.nn.linear(wh.ops.relu(h), 4)
+            with second:
+                h = h + (bias if alternating else wh.parameter("bias", (4,), wh.ones()))
+        g.output("y", h)
+        g.minimize(wh.ops.square(h).mean(), wh.SGD(0.1))
+    return g
+
+
+def test_a_scope_is_entered_again():
+    graphs = [two_towers(False), two_towers(True)]
+    kinds = [[scope["kind"] for scope in g.to_dict()["scopes"]] for g in graphs]
+    assert kinds[0].count("stage") == kinds[1].count("stage") == 2 and sorted(kinds[0]) == sorted(kinds[1])
+    jobs = [wh.plan(g, devices="ref:2").start(seed=1) for g in graphs]
+    assert [v.name for v in jobs[0].variables()] == ["a.linear.weight", "a.linear.bias", "a.linear_1.weight", "a.linear_1.bias", "bias"]
+    assert {v.name for v in jobs[0].variables()} == {v.name for v in jobs[1].variables()}
+    losses = [[job.step(x=X) for _ in range(3)] for job in jobs]
+    assert losses[0] == losses[1]
+
+
+def test_an_op_is_where_its_scope_is_and_not_where_it_was_written():
+    with wh.Graph("places") as g:
+        x = wh.input("x", (12, 5))
+        with wh.scope("outer"):
+            with wh.scope("inner") as inner:
+                wh.parameter("w", (5,))
+        with wh.scope("other"):
+            with inner:
+                wh.parameter("w", (5,))
+                y = wh.ops.relu(x)
+            z = wh.ops.relu(x)
+        g.output("y", y), g.output("z", z)
+    described = g.to_dict()
+    assert [described["tensors"][v["tensor"]]["name"] for v in described["variables"]] == ["outer.inner.w", "outer.inner.w_1"]
+    assert [op["name"] for op in described["ops"]] == ["outer.inner.relu", "other.relu"]
+    with pytest.raises(wh.FailedPrecondition, match="sealed"):
+        g.seal()
+        with inner:
+            pass

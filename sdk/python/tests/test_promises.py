@@ -144,7 +144,7 @@ def test_a_computed_index_out_of_range_names_the_op():
 
 FORKED = {"iteration": lambda job: job.iteration, "updates": lambda job: job.updates, "learning_rate": lambda job: job.learning_rate,
           "set": lambda job: setattr(job, "learning_rate", 0.1), "step": lambda job: job.step(**batch(1)), "eval": lambda job: job.eval(**batch(1)),
-          "read": lambda job: job.read(job.variables()[0]["name"]), "variables": lambda job: job.variables(), "save": lambda job: job.save("never"),
+          "read": lambda job: job.read(job.variables()[0].name), "memory": lambda job: job.memory(0), "save": lambda job: job.save("never"),
           "load": lambda job: job.load("never"), "trace": lambda job: job.trace(), "timeline": lambda job: job.timeline(),
           "report": lambda job: job.report()}
 

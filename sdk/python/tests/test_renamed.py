@@ -46,6 +46,11 @@ def test_attributes():
         wh.Schedule
     with pytest.raises(AttributeError, match="'schedules'$"):
         wh.schedules
+    with pytest.raises(ImportError, match="cannot import name 'Schedule' from 'whale'; it is called 'LRSchedule' now"):
+        from whale import Schedule  # noqa: F401
+    with pytest.raises(ImportError, match="^cannot import name 'schedules' from 'whale' "):
+        from whale import schedules  # noqa: F401
+    assert not hasattr(wh, "Schedule")
     for name, now in {"lazy": "sparse_updates", "split": "split_master_weights", "schedule": "lr_schedule"}.items():
         with pytest.raises(AttributeError, match=f"'{name}'; it is called '{now}' now"):
             getattr(wh.SGD(0.1), name)

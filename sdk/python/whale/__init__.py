@@ -15,16 +15,18 @@ from . import display, nn, ops, renamed as _renamed
 from ._library import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound,
                        OutOfRange, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented, WhaleError, configure, lib as _lib)
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
-from .graph import (Graph, Init, Tensor, cluster, constant, from_array, from_file, input, normal, ones, parameter, pipeline, replica, scope,
+from .graph import (Graph, Init, Scope, Tensor, cluster, constant, from_array, from_file, input, normal, ones, parameter, pipeline, replica, scope,
                     split, stage, truncated_normal, uniform, zeros)
-from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan
+from .future import Future, wait_any
+from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan, plan_async
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress
 from .ranks import World, world, worlds
+from .records import Device, Entry, Memory, Port, Variable
 
 __version__: str = _lib.whale_version().decode()
 load = Graph.load
 
 
 def __getattr__(name: str):
-    raise _renamed.attribute("module 'whale'", name, {"Schedule": "LRSchedule"})
+    raise _renamed.module_attribute(name, {"Schedule": "LRSchedule"})

@@ -95,6 +95,8 @@ WHALE_UPDATE_SLICED = 2
 WHALE_RECOMPUTE_NONE = 0
 WHALE_RECOMPUTE_SELECTIVE = 1
 WHALE_RECOMPUTE_FULL = 2
+WHALE_RUN_STEP = 0
+WHALE_RUN_EVAL = 1
 WHALE_ROLE_PARAMETER = 0
 WHALE_ROLE_STATE = 1
 WHALE_ROLE_BUFFER = 2
@@ -276,6 +278,19 @@ class whale_plan_options(Structure):
         ("timeout_seconds", c_double),
         ("prefetch", c_int64),
         ("accumulate_dtype", c_int32),
+        ("train_batches", POINTER(c_int64)),
+        ("train_batch_count", c_size_t),
+        ("eval_batches", POINTER(c_int64)),
+        ("eval_batch_count", c_size_t),
+    ]
+
+
+class whale_entry(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("run", c_int32),
+        ("planned_here", c_int32),
+        ("batch", c_int64),
     ]
 
 
@@ -306,6 +321,7 @@ class whale_session_options(Structure):
         ("no_pin", c_int32),
         ("no_bf16", c_int32),
         ("world", c_void_p),
+        ("plan_in_run", c_int32),
     ]
 
 
@@ -384,6 +400,7 @@ PROTOTYPES = {
     "whale_graph_scope_begin": (c_void_p, [c_void_p, POINTER(whale_scope_options)]),
     "whale_graph_scope_end": (c_void_p, [c_void_p]),
     "whale_graph_scope": (c_void_p, [c_void_p, c_int32, POINTER(whale_scope_options), POINTER(c_int32)]),
+    "whale_graph_scope_open": (c_void_p, [c_void_p, c_int32]),
     "whale_graph_gradients": (c_void_p, [c_void_p, c_int32, POINTER(c_int32), c_size_t, POINTER(c_int32)]),
     "whale_graph_output": (c_void_p, [c_void_p, whale_str, c_int32]),
     "whale_graph_minimize": (c_void_p, [c_void_p, c_int32, POINTER(whale_training_options)]),
@@ -423,6 +440,8 @@ PROTOTYPES = {
     "whale_plan_choices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_device_count": (c_size_t, [c_void_p]),
     "whale_plan_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),
+    "whale_plan_entry_count": (c_size_t, [c_void_p]),
+    "whale_plan_entry": (c_void_p, [c_void_p, c_size_t, POINTER(whale_entry)]),
     "whale_plan_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
@@ -441,12 +460,16 @@ PROTOTYPES = {
     "whale_session_output_port": (c_void_p, [c_void_p, c_int32, POINTER(whale_port)]),
     "whale_session_step": (c_void_p, [c_void_p, POINTER(c_int32), POINTER(c_void_p), c_size_t, POINTER(c_int32), POINTER(c_void_p), c_size_t, c_void_p, POINTER(c_void_p)]),
     "whale_session_eval": (c_void_p, [c_void_p, POINTER(c_int32), POINTER(c_void_p), c_size_t, POINTER(c_int32), POINTER(c_void_p), c_size_t, c_void_p, POINTER(c_void_p)]),
+    "whale_session_prepare": (c_void_p, [c_void_p, c_int32, c_int64, c_void_p]),
+    "whale_session_entry_count": (c_size_t, [c_void_p]),
+    "whale_session_entry": (c_void_p, [c_void_p, c_size_t, POINTER(whale_entry)]),
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_session_write": (c_void_p, [c_void_p, whale_str, c_void_p]),
     "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, POINTER(c_void_p)]),
     "whale_session_read_here": (c_void_p, [c_void_p, whale_str, c_int64, c_void_p, POINTER(c_size_t)]),
     "whale_session_variable_count": (c_size_t, [c_void_p]),
     "whale_session_variable": (c_void_p, [c_void_p, c_size_t, POINTER(whale_variable)]),
+    "whale_session_variable_devices": (c_void_p, [c_void_p, c_size_t, c_int64, POINTER(POINTER(c_int32)), POINTER(c_size_t)]),
     "whale_session_variables_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_set_learning_rate": (c_void_p, [c_void_p, c_double]),
     "whale_session_learning_rate": (c_double, [c_void_p]),

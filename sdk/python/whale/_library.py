@@ -209,12 +209,12 @@ class Handle:
     It is collected without running a line of Python. Python sees Ctrl-C between two lines, and inside __del__ or a callback in Python
     the KeyboardInterrupt would be printed as ignored, and lost."""
 
-    def __init__(self, pointer: int, release: str):
+    def __init__(self, pointer: int, release: str, first: tuple = ()):  # first: called before; C functions that return nothing
         self._pointer: int | None = pointer
         number = next(_numbers)
-        # next() runs both calls, in C; when it is called again there are none left.
+        # next() runs all calls, in C; when it is called again there are none left.
         forget = functools.partial(_finalizers.pop, number, None)
-        self._release = filter(_calls, iter((functools.partial(getattr(lib, release), pointer), forget)))
+        self._release = filter(_calls, iter((*first, functools.partial(getattr(lib, release), pointer), forget)))
         _finalizers[number] = weakref.ref(self, functools.partial(next, self._release))
 
     @property
@@ -222,6 +222,10 @@ class Handle:
         if self._pointer is None:
             raise FailedPrecondition("this job is closed; start another one with plan.start()", "FAILED_PRECONDITION")
         return self._pointer
+
+    @property
+    def closed(self) -> bool:
+        return self._pointer is None
 
     def __reduce__(self):
         raise TypeError("a job runs in this process and can be neither pickled nor copied; save a checkpoint of it with job.save(directory), and "
@@ -232,11 +236,11 @@ class Handle:
         next(self._release, None)
 
 
-def make(release: str, function, *arguments) -> Handle:
+def make(release: str, function, *arguments, first: tuple = ()) -> Handle:
     """Calls a function whose last parameter is a handle out-parameter."""
     out = c_void_p()
     check(function(*arguments, byref(out)))
-    return Handle(out.value, release)
+    return Handle(out.value, release, first)
 
 
 def interruptible(call, cancel: int):

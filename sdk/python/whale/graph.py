@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import operator
@@ -10,7 +9,7 @@ import sys
 import threading
 from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_size_t
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
@@ -466,8 +465,7 @@ class Graph:
         names[name] = seen + 1
         return name if seen == 0 else f"{name}_{seen}"
 
-    @contextlib.contextmanager
-    def _scope(self, kind: int, name: str = "", **fields: Any) -> Iterator[None]:
+    def _scope(self, kind: int, name: str = "", **fields: Any) -> "Scope":
         options = _abi.whale_scope_options()
         options.struct_size = ctypes.sizeof(options)
         keep: list = [string(arguments.text("name", name))]
@@ -486,15 +484,8 @@ class Graph:
                 setattr(options, field, keep[-1])
             else:
                 setattr(options, field, arguments.integer(_ARGUMENTS.get((kind, field), field), value, 0))
-        _check(lib.whale_graph_scope_begin(self._pointer, byref(options)))
-        if kind == _abi.WHALE_SCOPE_NAME:
-            self._names.append({})
-        try:
-            yield
-        finally:
-            if kind == _abi.WHALE_SCOPE_NAME:
-                self._names.pop()
-            check(lib.whale_graph_scope_end(self._pointer))
+        options.keep = keep
+        return Scope(self, options)
 
     def _own(self, name: str, value: Any) -> Tensor:
         if arguments.instance(name, value, Tensor, "a tensor of this graph").graph is not self:
@@ -564,6 +555,32 @@ class Graph:
     def _repr_html_(self) -> str:
         from .display import graph_html
         return graph_html(self)
+
+
+class Scope:
+    """Made by ``replica``, ``split``, ``stage``, ``pipeline``, ``cluster`` and ``scope``: what is built inside ``with`` is in it. It lies in the scope
+    that was open when it was entered first; entered again, also from elsewhere, it is the same one: ``with wh.stage() as first: ...``, later
+    ``with first: ...``."""
+
+    def __init__(self, graph: Graph, _options: _abi.whale_scope_options):
+        self._graph, self._options = graph, _options
+        self._number = 0
+        self._names: dict[str, int] = {}  # of parameters in it
+
+    def __enter__(self) -> "Scope":
+        if not self._number:
+            out = c_int32()
+            _check(lib.whale_graph_scope(self._graph._pointer, 0, byref(self._options), byref(out)))
+            self._number = out.value
+            if self._options.kind != _abi.WHALE_SCOPE_NAME:
+                self._names = self._graph._names[-1]
+        _check(lib.whale_graph_scope_open(self._graph._pointer, self._number))
+        self._graph._names.append(self._names)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._graph._names.pop()
+        check(lib.whale_graph_scope_end(self._graph._pointer))
 
 
 # ---- the same, on the graph that is open --------------------------------------------------------------------------------

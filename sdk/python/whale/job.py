@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import warnings
@@ -11,14 +12,16 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from . import _abi, arguments, renamed
+from . import _abi, arguments, records, renamed
 from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
                        take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
-from .dtypes import BY_NUMBER, DType, as_dtype
+from .dtypes import DType, as_dtype
+from .future import Future
 from .graph import Graph, precision_number
 from .optim import RANGES
 from .ranks import World
+from .records import Device, Entry, Memory, Port, Variable
 
 
 class Plan:
@@ -58,6 +61,18 @@ class Plan:
         """Devices, their shares, memory and communication; fits a terminal."""
         return take_text(lib.whale_plan_summary, self._handle.pointer)
 
+    def devices(self) -> list[Device]:
+        """The devices, in the plan's order."""
+        return [records.device(self._handle.pointer, i) for i in range(lib.whale_plan_device_count(self._handle.pointer))]
+
+    def memory(self, device: int) -> Memory:
+        """Bytes that a step takes of one device."""
+        return records.memory("plan", self._handle.pointer, arguments.integer("device", device, 0))
+
+    def entries(self) -> list[Entry]:
+        """The batch sizes that it has been made for."""
+        return records.entries("plan", self._handle.pointer)
+
     def to_dict(self) -> dict:
         if self._description is None:
             self._description = renamed.report(take_text(lib.whale_plan_json, self._handle.pointer))
@@ -89,14 +104,17 @@ class Plan:
         return Plan(make("whale_plan_release", lib.whale_plan_in_float64, self._handle.pointer))
 
     def start(self, seed: int = 0, *, nan: str = "error", threads: int = 0, loss_scale: float = 0,
-              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True, world: World | None = None) -> "Job":
+              loss_scale_growth: int = 0, pin: bool = True, bf16_instructions: bool = True, plan_in_run: bool = True,
+              world: World | None = None) -> "Job":
         """Opens the devices and initializes the parameters.
 
         seed: of initializers and random ops, 0 to 2^64 - 1. nan: "error" (a loss that is not finite
         raises, and the message says whether its step was applied; docs/promises.md) or "ignore". threads: per CPU device, at most the cores of this process; 0: its share of them. With ``precision="float16"`` alone, loss_scale: of the first step, 2^-14 to 2^24,
         0: 65536; loss_scale_growth: steps without an overflow until it doubles, 0: 2000. pin: CPU devices run on cores of their own,
         the least used ones of this process' jobs; False: wherever the system puts them. bf16_instructions: False: CPU devices multiply
-        bfloat16 in float32, as on processors without instructions for it. world: the ranks that run the plan, None: those that it was made
+        bfloat16 in float32, as on processors without instructions for it. plan_in_run: False: a step or evaluation of a batch size that was
+        not asked for (``train_batches`` and ``eval_batches`` of ``whale.plan``, ``Job.prepare``) is FailedPrecondition instead of being planned when
+        it comes. world: the ranks that run the plan, None: those that it was made
         for, or this process alone; waits until all have started."""
         world = self.world if world is None else arguments.instance("world", world, World, "a whale.World")
         arguments.choice("nan", nan, ("error", "ignore"))
@@ -109,7 +127,7 @@ class Plan:
                                               int(nan == "ignore"), threads,
                                               float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)),
                                               int(not arguments.flag("bf16_instructions", bf16_instructions)),
-                                              None if world is None else world._handle.pointer)
+                                              None if world is None else world._handle.pointer, int(arguments.flag("plan_in_run", plan_in_run)))
         return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
 
     def svg(self) -> str:
@@ -136,7 +154,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
          precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
-         overlap: bool = True, fusion: bool = True, timeout: float = 0, world: World | None = None) -> Plan:
+         train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True, timeout: float = 0,
+         world: World | None = None) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
 
@@ -178,6 +197,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         Pieces of a product that run beside its collective, 0: by cost, 1: whole.
     prefetch
         ZeRO 3: gathers of parameters ahead of the one that is read, 0: as late as the computation before hides them, by the cost model, where that takes no more memory. More of them are in memory at once, and are waited for less.
+    train_batches, eval_batches
+        Batch sizes besides the graph's that steps (at most the graph's) and evaluations (any) will have: planned now and saved with the plan,
+        not when the first one comes. ``Job.prepare`` does it later.
     overlap, fusion
         False: communication in turn with computation; every op by itself. For comparison.
     timeout
@@ -186,15 +208,22 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         The ranks that run the plan (``whale.world``, ``whale.worlds``); every one makes it, with the same arguments.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
-    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
+    change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``train_batches``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
     parameters) have no meaning for a graph without ``minimize`` and are errors there. What an option finds nothing of (``zero`` without replicas, ``offload`` of
     state that the optimizer does not keep) is legal, and one of the plan's notes says so."""
-    given = locals()
-    if given.pop("world") is not None:
-        given["devices"] = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
-    cluster, options, cancel = _planning(**given)
+    cluster, options, cancel = _planning(**locals())
     return Plan(interruptible(lambda: make("whale_plan_release", lib.whale_plan_create, engine(), graph._pointer, cluster.pointer,
                                            byref(options)), cancel.pointer), world)
+
+
+def plan_async(graph: Graph, devices: str | None = None, *, world: World | None = None, **options: Any) -> Future[Plan]:
+    """``whale.plan`` beside the caller, who goes on; the future's ``result()`` is the plan. devices, world, options: those of ``whale.plan``. What
+    is wrong with them is raised here, what cannot be planned by ``result()``."""
+    cluster, planning, cancel = _planning(graph, devices, world=world, **options)
+    stop = functools.partial(lib.whale_cancel_trigger, cancel.pointer)  # or whoever drops the future would wait for the plan
+    stop.keep = cancel
+    event = make("whale_event_release", lib.whale_plan_create_async, engine(), graph._pointer, cluster.pointer, byref(planning), first=(stop,))
+    return Future(event, cancel, lambda ended: Plan(make("whale_plan_release", lib.whale_event_plan, ended.pointer), world))
 
 
 def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
@@ -216,13 +245,16 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
               precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
               recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
               offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
-              overlap: bool = True, fusion: bool = True, timeout: float = 0) -> tuple[Handle, Any, Handle]:
+              train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True,
+              timeout: float = 0, world: World | None = None) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
+    if world is not None:
+        devices = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
     arguments.instance("graph", graph, Graph, "a whale.Graph")
     for name, value in dict(adasum=adasum, exact=exact, overlap=overlap, fusion=fusion).items():
         arguments.flag(name, value)
     for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, accumulate_dtype=accumulate_dtype, adasum=adasum,
-                             state_shares=state_shares).items():
+                             state_shares=state_shares, train_batches=train_batches).items():
         if value and not graph.trained:
             raise arguments.wrong(name, value, "a graph that calls minimize(): this one is not trained")
     graph.seal()
@@ -246,6 +278,12 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     state_shares = arguments.numbers_of("state_shares", state_shares, 0)
     shares = (ctypes.c_double * max(1, len(state_shares)))(*state_shares)
     options.state_shares, options.state_share_count = shares, len(state_shares)
+    batches = []
+    for name, sizes in (("train", train_batches), ("eval", eval_batches)):
+        sizes = arguments.shape(f"{name}_batches", sizes, 1)
+        batches.append((ctypes.c_int64 * max(1, len(sizes)))(*sizes))
+        setattr(options, f"{name}_batches", batches[-1])
+        setattr(options, f"{name}_batch_count", len(sizes))
     policies = ("none", "selective", "full")
     policies_given = arguments.names("recompute", recompute)
     if not policies_given:
@@ -269,7 +307,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel, options.timeout_seconds = cancel.pointer, arguments.number("timeout", timeout, 0)
-    options.keep = keep, names, shares
+    options.keep = keep, names, shares, batches
     return cluster, options, cancel
 
 
@@ -294,25 +332,35 @@ class Job:
     def __init__(self, plan: Plan, handle: Handle):
         self.plan = plan
         self._handle = handle
+        self._variables: list[Variable] | None = None
         self._inputs: dict[str, dict[str, DType]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._numbers: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # of inputs and outputs, by entry
-        for name, has in (("train", "in_step"), ("eval", "in_eval")):
-            inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, has)]
-                               for ports in (self._ports("input"), self._ports("output")))
+        for name in ("train", "eval"):
+            inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, f"in_{name}")]
+                               for ports in (self.inputs(), self.outputs()))
             if outputs:
-                self._inputs[name] = {text_of(port.name): BY_NUMBER[port.dtype] for _, port in inputs}
-                self._outputs[name] = [text_of(port.name) for _, port in outputs]
-                self._numbers[name] = ({text_of(port.name): number for number, port in inputs},
-                                       {text_of(port.name): number for number, port in outputs})
+                self._inputs[name] = {port.name: port.dtype for _, port in inputs}
+                self._outputs[name] = [port.name for _, port in outputs]
+                self._numbers[name] = ({port.name: number for number, port in inputs}, {port.name: number for number, port in outputs})
         self._sizes: set[tuple] = set()  # of batches that have been run
+        self._beside_now: Future | None = None  # the last save or load beside the caller
 
-    def _ports(self, kind: str) -> list[_abi.whale_port]:
-        pointer, ports = self._handle.pointer, []
-        for number in range(getattr(lib, f"whale_session_{kind}_count")(pointer)):
-            ports.append(_abi.whale_port(struct_size=ctypes.sizeof(_abi.whale_port)))
-            check(getattr(lib, f"whale_session_{kind}_port")(pointer, number, byref(ports[-1])))
-        return ports
+    def inputs(self) -> list[Port]:
+        """What steps and evaluations are given."""
+        return [records.port(self._handle.pointer, "input", i) for i in range(lib.whale_session_input_count(self._handle.pointer))]
+
+    def outputs(self) -> list[Port]:
+        """What can be fetched."""
+        return [records.port(self._handle.pointer, "output", i) for i in range(lib.whale_session_output_count(self._handle.pointer))]
+
+    def entries(self) -> list[Entry]:
+        """The batch sizes that are planned, the newest last: the plan's, those of ``prepare``, and up to 16 that runs planned."""
+        return records.entries("session", self._handle.pointer)
+
+    def memory(self, device: int) -> Memory:
+        """Bytes that the job has taken on one device of the plan; gradients and inputs are those of the last run."""
+        return records.memory("session", self._handle.pointer, arguments.integer("device", device, 0))
 
     def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str], finish) -> Any:
         """Runs an entry; returns finish({name: array})."""
@@ -333,6 +381,8 @@ class Job:
         given = (c_void_p * max(1, len(feeds)))(*(tensor.pointer for tensor in tensors))
         wanted = (c_int32 * max(1, len(fetch)))(*(fetched[name] for name in fetch))
         outputs = (c_void_p * max(1, len(fetch)))()
+        if self._beside_now is not None and not self._beside_now.done():  # `iteration` would wait for it
+            raise FailedPrecondition("a save or a load of this job is under way; ask its future for the result first", "FAILED_PRECONDITION")
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
         before, event, done = self.iteration, c_void_p(), c_int32(0)
         try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
@@ -393,6 +443,14 @@ class Job:
         fetch = arguments.names("fetch", fetch)
         return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
 
+    def prepare(self, *, train_batches: Sequence[int] = (), eval_batches: Sequence[int] = ()) -> None:
+        """Plans what runs of other batch sizes need, so that they plan nothing. train_batches: of steps, at most the plan's. eval_batches: of
+        evaluations. What is there already is left. In a world every rank prepares by itself what all will run."""
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        for run, name, sizes in ((_abi.WHALE_RUN_STEP, "train_batches", train_batches), (_abi.WHALE_RUN_EVAL, "eval_batches", eval_batches)):
+            for size in arguments.shape(name, sizes, 1):
+                interruptible(lambda: check(lib.whale_session_prepare(self._handle.pointer, run, size, cancel.pointer)), cancel.pointer)
+
     def read(self, name: str, copy: int = 0) -> np.ndarray:
         """A variable by name: a parameter, a running statistic, or optimizer state as ``"PARAMETER/STATE"``.
 
@@ -404,19 +462,22 @@ class Job:
     def write(self, name: str, value: Any) -> None:
         """Replaces a variable on every device."""
         arguments.text("name", name)
-        dtype = next((as_dtype(row["dtype"]) for row in self.variables() if row["name"] == name), None)
+        dtype = next((each.dtype for each in self.variables() if each.name == name), None)
         if dtype is None:
             raise NotFound(f"no such variable: '{name}'; job.variables() lists them", "NOT_FOUND")
         tensor = view(fit(name, value, dtype), dtype)
         check(lib.whale_session_write(self._handle.pointer, string(name), tensor.pointer))
 
-    def variables(self) -> list[dict]:
-        """[{name, role, dtype, dims, copies}] of all variables; copies: for each copy the devices that it is read from."""
-        return json.loads(take_text(lib.whale_session_variables_json, self._handle.pointer))
+    def variables(self) -> list[Variable]:
+        """All variables, in the order of the plan."""
+        pointer = self._handle.pointer
+        if self._variables is None:  # they stay as they are
+            self._variables = [records.variable(pointer, i) for i in range(lib.whale_session_variable_count(pointer))]
+        return list(self._variables)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Every parameter by name."""
-        return {row["name"]: self.read(row["name"]) for row in self.variables() if row["role"] == "parameter"}
+        return {each.name: self.read(each.name) for each in self.variables() if each.role == "parameter"}
 
     def _answer(self, function) -> Any:
         """Of a function without a status, where a negative number means that there is no answer: asking for the report says why."""
@@ -452,10 +513,17 @@ class Job:
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
         raises Aborted and does nothing. Null devices hold no values: FailedPrecondition, and what is there stays.
         """
-        path = arguments.path("directory", directory)
-        if os.path.islink(path) and not os.path.exists(path):
-            raise arguments.wrong("directory", directory, "a directory or a new name: it is a link that leads nowhere")
-        check(lib.whale_session_save(self._handle.pointer, string(path)))
+        check(lib.whale_session_save(self._handle.pointer, string(_target(directory))))
+
+    def save_async(self, directory: str | os.PathLike) -> Future[None]:
+        """``save`` to ``directory`` beside the caller. Until it has ended a step, an evaluation, a save or a load of this job is FailedPrecondition; everything else waits
+        for it, ``close`` too. Cancelled it leaves the previous checkpoint."""
+        return self._beside(lib.whale_session_save_async, _target(directory), lambda _: None)
+
+    def _beside(self, function, path: str, finish) -> Future:
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        self._beside_now = Future(make("whale_event_release", function, self._handle.pointer, string(path), cancel.pointer), cancel, finish)
+        return self._beside_now
 
     def load(self, directory: str | os.PathLike) -> None:
         """Restores parameters, optimizer state, counters and seed from ``directory``, saved under any plan of the same model.
@@ -469,14 +537,22 @@ class Job:
         """
         path = arguments.path("directory", directory)
         check(lib.whale_session_load(self._handle.pointer, string(path)))
+        self._warn_of_loaded(path)
+
+    def load_async(self, directory: str | os.PathLike) -> Future[None]:
+        """``load`` from ``directory`` beside the caller, as ``save_async``. Cancelled it leaves the job as it was. ``result()`` gives the warnings."""
+        path, handle = arguments.path("directory", directory), self._handle
+        return self._beside(lib.whale_session_load_async, path, lambda _: None if handle.closed else self._warn_of_loaded(path))
+
+    def _warn_of_loaded(self, path: str) -> None:
         loaded = self.report()["loaded"]
         if loaded["left_out"] and "train" in self._inputs:
             warnings.warn(f"'{path}' holds optimizer state{' of ' + loaded['optimizer'] if loaded['optimizer'] else ''} ({len(loaded['left_out'])} tensors, such as '{loaded['left_out'][0]}') and the "
                           "optimizer of this plan keeps none: it was left out, and what this job saves is without it. Plan with the "
-                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=2)
+                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=3)
         if not loaded["checksums"]:
             warnings.warn(f"'{path}' was saved by an older libwhale and has no checksums: a changed byte in it would "
-                          "not have been noticed. Save it again to have them", stacklevel=2)
+                          "not have been noticed. Save it again to have them", stacklevel=3)
 
     def trace(self, enable: bool = True) -> None:
         """Records when each instruction runs, from the next step on; enable False: no longer."""
@@ -499,6 +575,13 @@ class Job:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _target(directory: str | os.PathLike) -> str:
+    path = arguments.path("directory", directory)
+    if os.path.islink(path) and not os.path.exists(path):
+        raise arguments.wrong("directory", directory, "a directory or a new name: it is a link that leads nowhere")
+    return path
 
 
 def _interrupted(entry: str, iteration: int, applied: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from typing import Any, Callable, Mapping
 
 # Keys of what to_dict, reshards, choices and the like give.
@@ -47,3 +48,11 @@ def attribute(owner: str, name: str, names: Mapping[str, str]) -> AttributeError
     """What ``__getattr__`` raises."""
     told = f"; it is called '{names[name]}' now" if name in names else ""
     return AttributeError(f"{owner} has no attribute '{name}'{told}")
+
+
+def module_attribute(name: str, names: Mapping[str, str]) -> Exception:
+    """What ``__getattr__`` of the module raises. ``from whale import NAME`` asks for it too, and replaces an AttributeError by words of
+    its own."""
+    if name in names and sys._getframe(2).f_code.co_name == "_handle_fromlist":
+        return ImportError(f"cannot import name '{name}' from 'whale'; it is called '{names[name]}' now", name=name)
+    return attribute("module 'whale'", name, names)
