@@ -5,7 +5,6 @@
 #include "base/watch.h"
 #include "compile/checks.h"
 #include "grad/passes.h"
-#include "lower/lower.h"
 #include "rewrite/copies.h"
 #include "rewrite/fold.h"
 #include "rewrite/fuse.h"
@@ -232,9 +231,9 @@ ShardedGraph Passes::on_shardings(Graph graph, const std::string& entry, int64_t
 
 Entry Passes::make_entry(const ShardedGraph& lg, const std::vector<std::vector<IndexRange>>& indices,
                          const std::string& name, const std::vector<PlanVariable>& variables,
-                         std::vector<std::string>* notes, bool messages) const {
+                         std::vector<std::string>* notes, Detail detail) const {
   LowerOptions lowering;
-  lowering.messages = messages;
+  lowering.detail = detail;
   lowering.entry = name;
   lowering.share = options.share_programs;
   lowering.overlap = options.overlap;

@@ -13,6 +13,7 @@
 #include "lower/program_pattern.h"
 #include "lower/storage.h"
 #include "plan/limits.h"
+#include "plan/row_waits.h"
 #include "schedule/verify.h"
 
 namespace whale {
@@ -172,7 +173,7 @@ class Lowerer {
       for (const int32_t u : sizes) {
         low_.link_of[{&op, u}] = static_cast<int32_t>(entry_.links.size());
         const bool inside = lg_.stage(op.inputs[0]) == op.stage;
-        entry_.links.push_back(inside || low_.options.messages ? link_of(op, u, body) : Link{});
+        entry_.links.push_back(inside || low_.options.detail != Detail::kFiguresOfFew ? link_of(op, u, body) : Link{});
         if (inside) low_.inside[low_.link_of[{&op, u}]] = most_received(entry_.links.back());
       }
     }
@@ -435,7 +436,11 @@ class Lowerer {
     ChunkReport report;
     if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
     if (entry_.programs.empty()) note(report);
-    share_storage(draft, lg_.graph, entry_.loss(), memory_);
+    share_storage(draft, lg_.graph, entry_.loss());
+    if (low_.options.detail == Detail::kWhole) {
+      place_arenas(draft.program, memory_);
+      add_row_waits(draft.program);
+    }
     draft.program.variable_bytes = variable_bytes(place);
     const auto& placed = placed_[static_cast<size_t>(place.mesh)];
     if (patterns.size() < kMostPatterns && std::any_of(placed.begin(), placed.end(), [](char axis) { return axis; })) {

@@ -47,12 +47,13 @@ class Chooser {
     find_uses();
     sub_axes_ = candidate_sub_axes(g_);
     find_storage_shardings();
-    std::vector<State> states(1);
+    std::vector<State> states(1), next;
     std::vector<size_t> order;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       if (g_.ops[i].phase != Phase::kForward) continue;
       order.push_back(i);
-      states = advance(states, i);
+      advance(states, i, next);
+      std::swap(states, next);
     }
     const auto best =
         std::min_element(states.begin(), states.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
@@ -327,7 +328,8 @@ class Chooser {
     }
   }
 
-  std::vector<State> advance(const std::vector<State>& states, size_t i) {
+  // `out`: what it held before goes, its memory stays.
+  void advance(const std::vector<State>& states, size_t i, std::vector<State>& out) {
     const Op& op = g_.ops[i];
     const int64_t n = ways(op);
     const Factors& factors = factors_.of(g_, op);
@@ -341,13 +343,14 @@ class Chooser {
       fixed = {{}};
     const double work =
         p_.tasks.share(op).layers * op_seconds(cost_of(view_of(g_, op)), cost_.device) * (p_.trains ? cost_.passes : 1);
-    std::vector<State> out;
-    std::unordered_map<size_t, size_t> known;
+    std::vector<size_t> known;  // of each state in `out`, its hash
+    std::vector<OpCut> tries;
     for (const State& state : states) {
-      std::vector<OpCut> tries = fixed;
+      tries = fixed;
       if (n > 1 && what == AxisRole::kFollow) add_followed(state, i, factors, tries);
       for (const OpCut& cut : tries) {
-        State next = state;
+        State& next = tried_;
+        next = state;
         next.cost += cut.present() ? work / static_cast<double>(n) : work;
         if (n == 1) {
           next.live.clear();  // another stage: nothing is cut there
@@ -362,20 +365,20 @@ class Chooser {
                   !is_variable_[static_cast<size_t>(entry.first)]);
         });
         const size_t key = hash(next.live);
-        const auto [at, fresh] = known.try_emplace(key, out.size());
+        const auto at = static_cast<size_t>(std::find(known.begin(), known.end(), key) - known.begin());
+        if (at < known.size() && !(next.cost < out[at].cost * (1 - 1e-12))) continue;
+        if (at == known.size()) known.push_back(key);
+        if (at == out.size()) out.emplace_back();
         trail_.push_back({state.back, cut});
         next.back = static_cast<int32_t>(trail_.size()) - 1;
-        if (fresh)
-          out.push_back(std::move(next));
-        else if (next.cost < out[at->second].cost * (1 - 1e-12))
-          out[at->second] = std::move(next);
+        out[at] = next;
       }
     }
+    out.resize(known.size());
     if (out.size() > kStates) {
       std::stable_sort(out.begin(), out.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
       out.resize(kStates);
     }
-    return out;
   }
 
   void apply(State& state, const Op& op, const Factors& factors, const OpCut& cut) const {
@@ -463,6 +466,7 @@ class Chooser {
   std::unordered_map<TensorId, Code> storage_shardings_;  // of variables that are fixed already and cut
   std::vector<std::vector<SubAxis>> sub_axes_;
   std::vector<Step> trail_;
+  State tried_;
 };
 
 }  // namespace
