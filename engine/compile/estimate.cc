@@ -34,7 +34,7 @@ struct Lowered {
 };
 Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vector<DeviceSpec>& devices,
                 const CompileOptions& options, double memory_price) {
-  const Passes passes{options, scoped.tasks, gradients_of(options)};
+  const Passes passes{options, scoped.tasks, gradients_of(options), false};
   const char* name = trains(p.source) ? "train" : "eval";
   Plan plan = outline(p, scoped, devices, options, memory_price);
   ShardedGraph lg =

@@ -176,7 +176,7 @@ int64_t bucket_bytes(const CostModel& cost, const CompileOptions& options) {
 template <class Level>
 void Passes::after(const std::string& pass, const Level& level, bool last) const {
   Watch::look();
-  if (last || options.verify_passes)
+  if ((last && checks) || options.verify_passes)
     check(pass, [&] {
       verify(level);
       if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);

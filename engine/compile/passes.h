@@ -17,6 +17,7 @@ struct Passes {
   const CompileOptions& options;
   TaskGraphs tasks;
   std::vector<std::string> gradients;
+  bool checks = true;  // what is left of each level, also where options.verify_passes does not ask for it
 
   template <class Level>
   void after(const std::string& pass, const Level& level, bool last) const;

@@ -149,12 +149,13 @@ class Lowerer {
       PipelineSchedule& schedule = at->second;
       schedule = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
                                std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.virtual_stages));
-      capacity_ = std::max(capacity_, capacity_needed(schedule));
+      const int capacity = low_.options.detail == Detail::kFiguresOfFew ? 1 : std::max(capacity_needed(schedule), 1);
+      capacity_ = std::max(capacity_, capacity);
       if (!backward) {  // evaluation: the forward items in the order that they have
         for (auto& order : schedule.devices)
           std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
-      } else {
-        verify_schedule(schedule, std::max(capacity_needed(schedule), 1));
+      } else if (low_.options.detail != Detail::kFiguresOfFew) {
+        verify_schedule(schedule, capacity);
       }
       if (run == 0)
         for (auto& order : schedule.devices) order.clear();

@@ -45,7 +45,7 @@ class Chooser {
     if (!any_split()) return cuts;
     check_names();
     find_uses();
-    sub_axes_ = candidate_sub_axes(g_);
+    sub_axes_ = candidate_sub_axes(g_, p_.factors);
     find_storage_shardings();
     std::vector<State> states(1), next;
     std::vector<size_t> order;
@@ -88,7 +88,7 @@ class Chooser {
       if (op.phase != Phase::kForward || wanted.empty()) continue;
       Names& names = asked[fmt::format("{} in {}", wanted, to_string(task.nest))];
       if (!names.task) names.task = &task;
-      for (const Factor& f : factors_.of(g_, op).list) {
+      for (const Factor& f : p_.factors.of(op).list) {
         if (f.extent > 1) names.known.insert(f.name);
         if (!is_named(f.name, wanted)) continue;
         if (const std::string needed = needed_by(f.name, wanted); needed.empty())
@@ -111,7 +111,7 @@ class Chooser {
     if (factor.empty()) return false;
     return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
       if (op.phase != Phase::kForward) return false;
-      const Factors& factors = factors_.of(g_, op);
+      const Factors& factors = p_.factors.of(op);
       return std::any_of(factors.list.begin(), factors.list.end(), [&](const Factor& f) { return f.name == factor; });
     });
   }
@@ -332,7 +332,7 @@ class Chooser {
   void advance(const std::vector<State>& states, size_t i, std::vector<State>& out) {
     const Op& op = g_.ops[i];
     const int64_t n = ways(op);
-    const Factors& factors = factors_.of(g_, op);
+    const Factors& factors = p_.factors.of(op);
     const AxisRole what = role(op);
     std::vector<OpCut> fixed;
     if (n > 1 && what == AxisRole::kSplit)
@@ -459,7 +459,6 @@ class Chooser {
 
   const SplitProblem& p_;
   const Graph& g_;
-  FactorTable factors_;
   const CostModel& cost_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;
