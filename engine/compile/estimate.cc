@@ -49,6 +49,7 @@ Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vect
 struct Few {
   Condensed form;
   Lowered plan;
+  Estimate estimate;  // of the model
 };
 
 void place_arenas(Plan& plan) {
@@ -56,17 +57,16 @@ void place_arenas(Plan& plan) {
   for (Program& program : plan.entries[0].programs) place_arenas(program, planner);
 }
 
-// Whether `few` layers say of all what `more` of them say, which is `wanted`, and of these what they are.
-bool tell_all(const Few& few, Few& more, const TaskGraphs& tasks, const Estimate& wanted) {
+// Whether `few` layers say of all what `more` of them say, and of these what they are.
+bool tell_all(const Few& few, Few& more) {
   int64_t layers = 1, least = INT64_MAX;
   for (const auto& of_stage : more.form.layers)
     for (const int64_t n : of_stage) layers = std::max(layers, n);
-  for (const Estimate::Class& c : wanted.classes) least = std::min(least, c.memory.device.total());
+  for (const Estimate::Class& c : more.estimate.classes) least = std::min(least, c.memory.device.total());
   const auto same = [&](const Estimate& a, const Estimate& b) { return agree(a, b, layers, least); };
-  const auto& [lg, plan] = few.plan;
-  if (!same(estimate_of(few.form, tasks, lg, plan), wanted)) return false;
+  if (!same(few.estimate, more.estimate)) return false;
   place_arenas(more.plan.plan);
-  return same(estimate_of(one_layer_less(few.form, more.form), more.form.tasks, lg, plan),
+  return same(estimate_of(one_layer_less(few.form, more.form), more.form.tasks, few.plan.lg, few.plan.plan),
               estimate_of(more.plan.lg, more.plan.plan));
 }
 
@@ -81,11 +81,10 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
     std::optional<Condensed> form = condensed_form(p, options, more);
     if (!form || (few && few->form.tasks.stages() != form->tasks.stages())) return std::nullopt;
     Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price);
-    Few next{std::move(*form), std::move(plan)};
-    if (few)
-      if (Estimate out = estimate_of(next.form, tasks, next.plan.lg, next.plan.plan); tell_all(*few, next, tasks, out))
-        return out;
-    few.emplace(std::move(next));
+    Estimate estimate = estimate_of(*form, tasks, plan.lg, plan.plan);
+    Few next{std::move(*form), std::move(plan), std::move(estimate)};
+    if (few && tell_all(*few, next)) return std::move(next.estimate);
+    few = std::move(next);
   }
   return std::nullopt;
 }

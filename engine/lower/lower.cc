@@ -353,7 +353,7 @@ class Lowerer {
         for (const uint64_t mask : low_.masks) {
           const auto& [cut, sizes] = samples_at(mask, place);
           key.push_back(sizes);
-          row.samples.push_back(cut);
+          if (low_.options.detail == Detail::kWhole) row.samples.push_back(cut);
         }
         for (size_t a = 1; a < lg_.axes(); ++a)
           key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);

@@ -11,8 +11,8 @@
 
 namespace whale {
 
-// How much of an entry: all that runs it; or what figures are made of, without offsets (storage.h: place_arenas) and
-// waits between rows; or of few layers, without messages to other stages too.
+// How much of an entry: all that runs it; or what figures are made of, without samples of rows, offsets (storage.h:
+// place_arenas) and waits between rows; or of few layers, without messages to other stages too.
 enum class Detail : uint8_t { kWhole, kFigures, kFiguresOfFew };
 
 struct LowerOptions {
