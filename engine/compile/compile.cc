@@ -26,7 +26,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   Prepared prepared = prepare(graph, devices, options, memory_price);
   auto& [source, scoped, micro_batches, profile] = prepared;
   const Passes passes{options, scoped.tasks, gradients_of(options)};
-  Plan plan = outline(prepared, devices, options, memory_price);
+  Plan plan = outline(prepared, scoped, devices, options, memory_price);
   const std::vector<uint8_t> file = serialize(graph);  // its training included
   plan.model_hash = hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
 

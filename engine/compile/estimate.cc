@@ -8,6 +8,7 @@
 #include "compile/checks.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
+#include "lower/storage.h"
 #include "schedule/schedule.h"
 #include "task/condense.h"
 
@@ -31,17 +32,16 @@ struct Lowered {
   ShardedGraph lg;
   Plan plan;
 };
-Lowered lowered(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options, double memory_price,
-                const Condensed* small) {
-  if (small) p.scoped = {small->graph, small->tasks};
-  const Passes passes{options, p.scoped.tasks, gradients_of(options)};
+Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vector<DeviceSpec>& devices,
+                const CompileOptions& options, double memory_price) {
+  const Passes passes{options, scoped.tasks, gradients_of(options), false};
   const char* name = trains(p.source) ? "train" : "eval";
-  Plan plan = outline(p, devices, options, memory_price);
+  Plan plan = outline(p, scoped, devices, options, memory_price);
   ShardedGraph lg =
-      passes.on_shardings(passes.on_graph(std::move(p.scoped.graph), name), name, plan.micro_batches, nullptr);
+      passes.on_shardings(passes.on_graph(std::move(scoped.graph), name), name, plan.micro_batches, nullptr);
   plan.variables = variables_of(lg);
-  plan.entries.push_back(passes.make_entry(lg, {}, name, plan.variables, nullptr, !small));
-  if (small) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
+  plan.entries.push_back(passes.make_entry(lg, {}, name, plan.variables, nullptr, detail));
+  if (detail == Detail::kFiguresOfFew) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
   return {std::move(lg), std::move(plan)};
 }
 
@@ -49,18 +49,24 @@ Lowered lowered(Prepared p, const std::vector<DeviceSpec>& devices, const Compil
 struct Few {
   Condensed form;
   Lowered plan;
+  Estimate estimate;  // of the model
 };
 
-// Whether `few` layers say of all what `more` of them say, which is `wanted`, and of these what they are.
-bool tell_all(const Few& few, const Few& more, const TaskGraphs& tasks, const Estimate& wanted) {
+void place_arenas(Plan& plan) {
+  MemoryPlanner planner;
+  for (Program& program : plan.entries[0].programs) place_arenas(program, planner);
+}
+
+// Whether `few` layers say of all what `more` of them say, and of these what they are.
+bool tell_all(const Few& few, Few& more) {
   int64_t layers = 1, least = INT64_MAX;
   for (const auto& of_stage : more.form.layers)
     for (const int64_t n : of_stage) layers = std::max(layers, n);
-  for (const Estimate::Class& c : wanted.classes) least = std::min(least, c.memory.device.total());
+  for (const Estimate::Class& c : more.estimate.classes) least = std::min(least, c.memory.device.total());
   const auto same = [&](const Estimate& a, const Estimate& b) { return agree(a, b, layers, least); };
-  const auto& [lg, plan] = few.plan;
-  return same(estimate_of(few.form, tasks, lg, plan), wanted) &&
-         same(estimate_of(one_layer_less(few.form, more.form), more.form.tasks, lg, plan),
+  if (!same(few.estimate, more.estimate)) return false;
+  place_arenas(more.plan.plan);
+  return same(estimate_of(one_layer_less(few.form, more.form), more.form.tasks, few.plan.lg, few.plan.plan),
               estimate_of(more.plan.lg, more.plan.plan));
 }
 
@@ -74,12 +80,11 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
   for (size_t more = 0; more <= kMost; ++more) {
     std::optional<Condensed> form = condensed_form(p, options, more);
     if (!form || (few && few->form.tasks.stages() != form->tasks.stages())) return std::nullopt;
-    Lowered plan = lowered(p, devices, options, memory_price, &*form);
-    Few next{std::move(*form), std::move(plan)};
-    if (few)
-      if (Estimate out = estimate_of(next.form, tasks, next.plan.lg, next.plan.plan); tell_all(*few, next, tasks, out))
-        return out;
-    few.emplace(std::move(next));
+    Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price);
+    Estimate estimate = estimate_of(*form, tasks, plan.lg, plan.plan);
+    Few next{std::move(*form), std::move(plan), std::move(estimate)};
+    if (few && tell_all(*few, next)) return std::move(next.estimate);
+    few = std::move(next);
   }
   return std::nullopt;
 }
@@ -92,7 +97,9 @@ Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices,
                      double memory_price) {
   Prepared p = prepare(graph, devices, options, memory_price);
   if (std::optional<Estimate> quick = condensed_estimate(p, devices, options, memory_price)) return std::move(*quick);
-  const Lowered all = lowered(std::move(p), devices, options, memory_price, nullptr);
+  Scoped scoped = std::move(p.scoped);
+  Lowered all = lowered(p, std::move(scoped), Detail::kFigures, devices, options, memory_price);
+  place_arenas(all.plan);
   return estimate_of(all.lg, all.plan);
 }
 

@@ -5,7 +5,6 @@
 #include "base/watch.h"
 #include "compile/checks.h"
 #include "grad/passes.h"
-#include "lower/lower.h"
 #include "rewrite/copies.h"
 #include "rewrite/fold.h"
 #include "rewrite/fuse.h"
@@ -177,7 +176,7 @@ int64_t bucket_bytes(const CostModel& cost, const CompileOptions& options) {
 template <class Level>
 void Passes::after(const std::string& pass, const Level& level, bool last) const {
   Watch::look();
-  if (last || options.verify_passes)
+  if ((last && checks) || options.verify_passes)
     check(pass, [&] {
       verify(level);
       if constexpr (std::is_same_v<Level, Graph>) verify_ops(level);
@@ -232,9 +231,9 @@ ShardedGraph Passes::on_shardings(Graph graph, const std::string& entry, int64_t
 
 Entry Passes::make_entry(const ShardedGraph& lg, const std::vector<std::vector<IndexRange>>& indices,
                          const std::string& name, const std::vector<PlanVariable>& variables,
-                         std::vector<std::string>* notes, bool messages) const {
+                         std::vector<std::string>* notes, Detail detail) const {
   LowerOptions lowering;
-  lowering.messages = messages;
+  lowering.detail = detail;
   lowering.entry = name;
   lowering.share = options.share_programs;
   lowering.overlap = options.overlap;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compile/compile.h"
+#include "lower/lower.h"
 #include "shard/insert.h"
 #include "task/task_graph.h"
 
@@ -16,6 +17,7 @@ struct Passes {
   const CompileOptions& options;
   TaskGraphs tasks;
   std::vector<std::string> gradients;
+  bool checks = true;  // what is left of each level, also where options.verify_passes does not ask for it
 
   template <class Level>
   void after(const std::string& pass, const Level& level, bool last) const;
@@ -25,10 +27,10 @@ struct Passes {
   // `storage_shardings`: where variables lie already; null: chosen here.
   ShardedGraph on_shardings(Graph graph, const std::string& entry, int64_t micro_batches,
                             const StorageShardings* storage_shardings) const;
-  // `indices`: of each input, the ranges its values must be in. `messages`: false where nobody runs it.
+  // `indices`: of each input, the ranges its values must be in.
   Entry make_entry(const ShardedGraph& graph, const std::vector<std::vector<IndexRange>>& indices,
                    const std::string& name, const std::vector<PlanVariable>& variables, std::vector<std::string>* notes,
-                   bool messages = true) const;
+                   Detail detail = Detail::kWhole) const;
 };
 
 // How many bytes of gradients go into one collective.

@@ -115,9 +115,9 @@ std::vector<std::string> gradients_of(const CompileOptions& options) {
   return names;
 }
 
-Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-             double memory_price) {
-  const auto& [source, scoped, micro_batches, profile] = prepared;
+Plan outline(const Prepared& prepared, const Scoped& scoped, const std::vector<DeviceSpec>& devices,
+             const CompileOptions& options, double memory_price) {
+  const Graph& source = prepared.source;
   Plan plan;
   plan.model = source.name;
   plan.devices = devices;
@@ -129,8 +129,8 @@ Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, c
   plan.lr_schedule = source.training.lr_schedule;
   plan.precision = source.training.precision;
   plan.options = options;
-  plan.memory_price = memory_price, plan.profile = profile;
-  plan.micro_batches = batch_of(source) > 1 ? micro_batches : 1;
+  plan.memory_price = memory_price, plan.profile = prepared.profile;
+  plan.micro_batches = batch_of(source) > 1 ? prepared.micro_batches : 1;
   return plan;
 }
 

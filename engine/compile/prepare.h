@@ -30,9 +30,9 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
 
 // The names after "grad:" that are fetched.
 std::vector<std::string> gradients_of(const CompileOptions& options);
-// A plan without entries and variables.
-Plan outline(const Prepared& prepared, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-             double memory_price);
+// A plan without entries and variables. `scoped`: the prepared graph's, or of a few of its layers.
+Plan outline(const Prepared& prepared, const Scoped& scoped, const std::vector<DeviceSpec>& devices,
+             const CompileOptions& options, double memory_price);
 std::vector<PlanVariable> variables_of(const ShardedGraph& graph);
 StorageShardings storage_shardings_of(const std::vector<PlanVariable>& variables);
 

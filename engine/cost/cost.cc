@@ -48,10 +48,6 @@ double op_seconds(const OpCost& cost, const DeviceRates& rates) {
   return rates.seconds_per_op + std::max(cost.flops / rates.flops_per_second, cost.bytes / rates.bytes_per_second);
 }
 
-double link_seconds(double bytes, int64_t rounds, const LinkRates& link) {
-  return static_cast<double>(rounds) * link.latency_seconds + bytes / link.bytes_per_second;
-}
-
 double all_gather_seconds(double bytes, int64_t devices, const LinkRates& link) {
   if (devices <= 1) return 0;
   const auto n = static_cast<double>(devices);
@@ -61,8 +57,6 @@ double all_gather_seconds(double bytes, int64_t devices, const LinkRates& link) 
 double all_reduce_seconds(double bytes, int64_t devices, const LinkRates& link) {
   return 2 * all_gather_seconds(bytes, devices, link);
 }
-
-double pass_seconds(double bytes, const DeviceRates& rates) { return bytes / rates.bytes_per_second; }
 
 double received_bytes(Reshard reshard, double bytes, int64_t devices) {
   const auto n = static_cast<double>(devices);

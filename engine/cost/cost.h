@@ -106,10 +106,14 @@ OpCost operator+(const OpCost& a, const OpCost& b);
 // Roofline: the slower of arithmetic and memory, plus the start.
 double op_seconds(const OpCost& cost, const DeviceRates& rates);
 
-double pass_seconds(double bytes, const DeviceRates& rates);  // over memory, started by something else
+inline double pass_seconds(double bytes, const DeviceRates& rates) {  // over memory, started by something else
+  return bytes / rates.bytes_per_second;
+}
 
 // A message in each of `rounds`, of `bytes` together.
-double link_seconds(double bytes, int64_t rounds, const LinkRates& link);
+inline double link_seconds(double bytes, int64_t rounds, const LinkRates& link) {
+  return static_cast<double>(rounds) * link.latency_seconds + bytes / link.bytes_per_second;
+}
 
 // A ring: 2 (n - 1) rounds of 1/n of the bytes (Patarasuk and Yuan, 2009). One device: nothing.
 double all_reduce_seconds(double bytes, int64_t devices, const LinkRates& link);

@@ -2,6 +2,7 @@
 // size.
 #include "grad/passes.h"
 #include "grad/rewrite.h"
+#include "ops/factor_table.h"
 
 namespace whale {
 namespace {
@@ -51,7 +52,7 @@ class Follower {
     if (!first) return std::move(sub_axes_);
     // Forward mostly; backward for sources that take the batch from their users (a constant [b, t]). Two rounds settle
     // all but chains of sources; the bound is the graph's own length.
-    for (const Op& op : g_.ops) factors_.push_back(factors_of(op));
+    for (const Op& op : g_.ops) factors_.push_back(&factors_of(op));
     bool again = true;
     for (size_t round = 0; again && round <= g_.ops.size(); ++round) {
       again = false;
@@ -67,12 +68,14 @@ class Follower {
   const Graph& g_;
   const bool strict_;
   BatchSubAxes sub_axes_;
-  std::vector<Factors> factors_;
+  FactorTable table_;
+  std::vector<const Factors*> factors_;  // per op
 
-  Factors factors_of(const Op& op) const {
-    // A mean names no factor that it reduces (a cut of it is no mean); here it is the sum that it becomes.
-    const OpDef& d = def(op.code == OpCode::k_reduce_mean ? OpCode::k_reduce_sum : op.code);
-    return d.factors ? d.factors(view_of(g_, op)) : Factors{};
+  const Factors& factors_of(const Op& op) {
+    if (op.code != OpCode::k_reduce_mean) return table_.of(g_, op);
+    Op sum = op;  // a mean names no factor that it reduces (a cut of it is no mean); here it is the sum that it becomes
+    sum.code = OpCode::k_reduce_sum;
+    return table_.of(g_, sum);
   }
   const SubAxis& of(TensorId id) const { return sub_axes_.of[static_cast<size_t>(id)]; }
 
@@ -88,7 +91,7 @@ class Follower {
 
   bool visit(size_t i) {
     bool changed = false;
-    for (const Factor& f : factors_[i].list) {
+    for (const Factor& f : factors_[i]->list) {
       Inside in;
       each_operand(i, f, [&](TensorId id, const SubAxis& at) {
         if (!in.outer && of(id).present()) in = inside(of(id), sub_axes_.batch, at, f.extent);
@@ -111,7 +114,7 @@ class Follower {
     for (const TensorId id : op.inputs) {
       if (id == kNone || !of(id).present()) continue;
       bool found = false;
-      for (const Factor& f : factors_[i].list)
+      for (const Factor& f : factors_[i]->list)
         each_operand(i, f, [&](TensorId other, const SubAxis& at) {
           found |= other == id && inside(of(id), sub_axes_.batch, at, f.extent).outer;
         });
@@ -122,7 +125,7 @@ class Follower {
       if (!found)
         throw fail(fmt::format("mixes the samples of '{}' with each other, or picks some", g_.tensor(id).name));
     }
-    for (const Factor& f : factors_[i].list) {
+    for (const Factor& f : factors_[i]->list) {
       Inside in;
       each_operand(i, f, [&](TensorId id, const SubAxis& at) {
         if (!in.outer && of(id).present()) in = inside(of(id), sub_axes_.batch, at, f.extent);

@@ -71,7 +71,7 @@ std::vector<SubAxisCut> Localiser::cuts(TensorId id, const Place& place, size_t 
 }
 
 Localiser::Localiser(const ShardedGraph& graph)
-    : g_(graph), time_{"time", graph.micro_batches, {}, {}}, cut_(graph.shardings.size()) {
+    : g_(graph), factors_(graph.graph), time_{"time", graph.micro_batches, {}, {}}, cut_(graph.shardings.size()) {
   for (size_t t = 0; t < cut_.size(); ++t)
     cut_[t] = std::any_of(graph.shardings[t].axes.begin(), graph.shardings[t].axes.end(),
                           [](const AxisSharding& l) { return l.placement == Placement::kShard; });
@@ -228,7 +228,7 @@ bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
     return id != kNone && sub_axis.present() && g_.at(id, axis).placement == Placement::kShard &&
            positions(f, sub_axis, g_.at(id, axis).sub_axis) > 0;
   };
-  for (const Factor& f : factors_.of(g_.graph, op).list) {
+  for (const Factor& f : factors_.of(op).list) {
     if (!begins(f) && !f.window.present()) continue;  // padding is at the edges alone
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
       if (along(f, op.inputs[i], f.inputs[i])) return true;
@@ -307,7 +307,7 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
     default: break;
   }
   if (!d.factors) return attrs;
-  for (const Factor& f : factors_.of(g, op).list) {
+  for (const Factor& f : factors_.of(op).list) {
     if (f.size_attrs.empty() && !begins(f) && !f.window.present()) continue;
     const auto look = [&](TensorId id, const SubAxis& sub_axis) {
       if (id == kNone || !sub_axis.present()) return;

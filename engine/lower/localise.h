@@ -62,7 +62,7 @@ class Localiser {
 
  private:
   const ShardedGraph& g_;
-  mutable FactorTable factors_;
+  mutable OpFactors factors_;
   const MeshAxis time_;
   std::vector<char> cut_;  // per tensor: along any axis
   // Calls body(SubAxisCut) for each of cuts().

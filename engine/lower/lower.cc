@@ -13,6 +13,7 @@
 #include "lower/program_pattern.h"
 #include "lower/storage.h"
 #include "plan/limits.h"
+#include "plan/row_waits.h"
 #include "schedule/verify.h"
 
 namespace whale {
@@ -148,12 +149,13 @@ class Lowerer {
       PipelineSchedule& schedule = at->second;
       schedule = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
                                std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.virtual_stages));
-      capacity_ = std::max(capacity_, capacity_needed(schedule));
+      const int capacity = low_.options.detail == Detail::kFiguresOfFew ? 1 : std::max(capacity_needed(schedule), 1);
+      capacity_ = std::max(capacity_, capacity);
       if (!backward) {  // evaluation: the forward items in the order that they have
         for (auto& order : schedule.devices)
           std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
-      } else {
-        verify_schedule(schedule, std::max(capacity_needed(schedule), 1));
+      } else if (low_.options.detail != Detail::kFiguresOfFew) {
+        verify_schedule(schedule, capacity);
       }
       if (run == 0)
         for (auto& order : schedule.devices) order.clear();
@@ -172,7 +174,7 @@ class Lowerer {
       for (const int32_t u : sizes) {
         low_.link_of[{&op, u}] = static_cast<int32_t>(entry_.links.size());
         const bool inside = lg_.stage(op.inputs[0]) == op.stage;
-        entry_.links.push_back(inside || low_.options.messages ? link_of(op, u, body) : Link{});
+        entry_.links.push_back(inside || low_.options.detail != Detail::kFiguresOfFew ? link_of(op, u, body) : Link{});
         if (inside) low_.inside[low_.link_of[{&op, u}]] = most_received(entry_.links.back());
       }
     }
@@ -351,7 +353,7 @@ class Lowerer {
         for (const uint64_t mask : low_.masks) {
           const auto& [cut, sizes] = samples_at(mask, place);
           key.push_back(sizes);
-          row.samples.push_back(cut);
+          if (low_.options.detail == Detail::kWhole) row.samples.push_back(cut);
         }
         for (size_t a = 1; a < lg_.axes(); ++a)
           key.push_back(apart_[m][a] || cuts_differ(mesh, a) ? row.coordinates[a - 1] : -1);
@@ -435,7 +437,11 @@ class Lowerer {
     ChunkReport report;
     if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
     if (entry_.programs.empty()) note(report);
-    share_storage(draft, lg_.graph, entry_.loss(), memory_);
+    share_storage(draft, lg_.graph, entry_.loss());
+    if (low_.options.detail == Detail::kWhole) {
+      place_arenas(draft.program, memory_);
+      add_row_waits(draft.program);
+    }
     draft.program.variable_bytes = variable_bytes(place);
     const auto& placed = placed_[static_cast<size_t>(place.mesh)];
     if (patterns.size() < kMostPatterns && std::any_of(placed.begin(), placed.end(), [](char axis) { return axis; })) {

@@ -11,14 +11,18 @@
 
 namespace whale {
 
+// How much of an entry: all that runs it; or what figures are made of, without samples of rows, offsets (storage.h:
+// place_arenas) and waits between rows; or of few layers, without messages to other stages too.
+enum class Detail : uint8_t { kWhole, kFigures, kFiguresOfFew };
+
 struct LowerOptions {
   std::string entry;                                        // "train", "eval"
   std::unordered_map<std::string_view, int32_t> variables;  // name -> number in Plan::variables
   bool share = true;                                        // one program for devices alike; false: one each
   bool overlap = true;                                      // collectives on the communication queue
   int64_t matmul_chunks = 0;                                // of products beside collectives; 0: by cost, 1: none
-  bool messages = true;                                     // false: who sends what to other stages is left open
-  std::vector<std::string>* notes = nullptr;                // takes what was decided
+  Detail detail = Detail::kWhole;
+  std::vector<std::string>* notes = nullptr;  // takes what was decided
 };
 
 Entry lower(const ShardedGraph& graph, const LowerOptions& options);

@@ -265,7 +265,17 @@ void messages_at_the_ends(Draft& draft, const Site& at) {
   ops = std::move(sorted_ops);
 }
 
+// Whoever makes what is fetched, in order.
+std::vector<OpId> makers_of_fetches(const Lowering& low) {
+  std::vector<OpId> out;
+  for (const NamedTensor& f : low.lg.fetches) out.push_back(low.lg.graph.tensor(low.root_of(f.tensor)).producer);
+  std::ranges::sort(out);
+  return out;
+}
+
 void write_segment(Draft& draft, const Site& at, const ProgramOrder& order) {
+  const std::vector<OpId> makers = makers_of_fetches(at.low);
+  const auto makes_fetches = [&](OpId id) { return std::ranges::binary_search(makers, id); };
   begin(draft, at);
   const bool last = at.region == Region::kEpilogue;
   if (last) finish_sums(draft, at, order.trees);
@@ -281,11 +291,11 @@ void write_segment(Draft& draft, const Site& at, const ProgramOrder& order) {
         if (operand != kNone) feed_for(draft, at, operand);
       if (!is_view(op.code) && !at.low.is_tree(op) && !stores_sum(at.low, op)) emit(draft, at, op);
     }
-    fetch_made_by(draft, at, op, false);
+    if (makes_fetches(id)) fetch_made_by(draft, at, op, false);
   }
   for (const OpId id : at.ops()) {
     const Op& op = at.graph().op(id);
-    if (!at.here(op.stage)) continue;
+    if (!makes_fetches(id) || !at.here(op.stage)) continue;
     // A sum over micro-batches is made in the body and finished after it; what the prologue made waits there too.
     bool here = at.runs(op);
     if (at.low.timed() && !op.outputs.empty() && !at.lg().time_varies(op.outputs[0])) here = last;

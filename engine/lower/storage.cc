@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/watch.h"
 #include "plan/lives.h"
-#include "plan/row_waits.h"
 
 namespace whale {
 namespace {
@@ -304,17 +303,6 @@ const MemoryPlan& place_arena(Program& program, const std::vector<Life>& lives, 
   return plan;
 }
 
-void place_arenas(Program& program, MemoryPlanner& planner) {
-  const std::vector<Life> lives = lives_of(program);
-  const MemoryPlan& device = place_arena(program, lives, Memory::kDevice, planner);
-  program.arena_bytes = device.bytes;
-  program.peak_live_bytes = device.peak_live;
-  program.host_bytes = place_arena(program, lives, Memory::kHost, planner).bytes;
-  for (size_t b = 0; b < program.buffers.size(); ++b)
-    if (const BufferId s = program.buffers[b].alias; s != kNone)
-      program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
-}
-
 // Parts of storages, and the last instruction of each queue that made or read them in a segment.
 class LastUses {
  public:
@@ -417,15 +405,24 @@ void add_waits(Draft& draft, const Graph& graph) {
   }
 }
 
-void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner& planner) {
+void share_storage(Draft& draft, const Graph& graph, int32_t loss) {
   place_next_values(draft, graph);
   place_commit(draft, graph, loss);
   work_in_place(draft, graph, true);
   add_waits(draft, graph);
   work_in_place(draft, graph, false);
   share_between_sizes(draft);
-  place_arenas(draft.program, planner);
-  add_row_waits(draft.program);
+}
+
+void place_arenas(Program& program, MemoryPlanner& planner) {
+  const std::vector<Life> lives = lives_of(program);
+  const MemoryPlan& device = place_arena(program, lives, Memory::kDevice, planner);
+  program.arena_bytes = device.bytes;
+  program.peak_live_bytes = device.peak_live;
+  program.host_bytes = place_arena(program, lives, Memory::kHost, planner).bytes;
+  for (size_t b = 0; b < program.buffers.size(); ++b)
+    if (const BufferId s = program.buffers[b].alias; s != kNone)
+      program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
 }
 
 }  // namespace whale

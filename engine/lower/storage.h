@@ -16,8 +16,10 @@ bool updates(const Draft& draft, const Graph& graph, size_t segment, size_t inde
 void place_commit(Draft& draft, const Graph& graph, int32_t loss);
 
 // In-place results (where the op allows it and the operand dies), variables' next values in the variables' own storage
-// (or a copy at the end where that is impossible), offsets by liveness.
-// `loss`: the output that it is, kNone: none.
-void share_storage(Draft& draft, const Graph& graph, int32_t loss, MemoryPlanner& planner);
+// (or a copy at the end where that is impossible). `loss`: the output that it is, kNone: none.
+void share_storage(Draft& draft, const Graph& graph, int32_t loss);
+
+// Offsets by liveness.
+void place_arenas(Program& program, MemoryPlanner& planner);
 
 }  // namespace whale

@@ -30,19 +30,23 @@ struct Placed {
 // Placed blocks that follow one another by offset, and what can be said of all of them at once.
 struct Shelf {
   std::vector<Placed> blocks;
-  int64_t end = 0;          // of the bytes
-  int64_t largest_gap = 0;  // between its blocks
+  int64_t end = 0;  // of the bytes
   int64_t earliest_first = INT64_MAX, latest_first = INT64_MIN, earliest_last = INT64_MAX, latest_last = INT64_MIN;
+  mutable int64_t largest_gap = -1;  // -1: not known since a block was added
 
-  void sum_up() {
-    end = largest_gap = 0;
-    earliest_first = earliest_last = INT64_MAX, latest_first = latest_last = INT64_MIN;
-    for (const Placed& x : blocks) {
-      if (&x != blocks.data()) largest_gap = std::max(largest_gap, x.begin - end);
-      end = std::max(end, x.end);
-      earliest_first = std::min(earliest_first, x.first), latest_first = std::max(latest_first, x.first);
-      earliest_last = std::min(earliest_last, x.last), latest_last = std::max(latest_last, x.last);
+  void count_in(const Placed& x) {
+    end = std::max(end, x.end), largest_gap = -1;
+    earliest_first = std::min(earliest_first, x.first), latest_first = std::max(latest_first, x.first);
+    earliest_last = std::min(earliest_last, x.last), latest_last = std::max(latest_last, x.last);
+  }
+  bool has_gap(int64_t need) const {  // between its blocks
+    if (largest_gap < 0) {
+      largest_gap = 0;
+      int64_t until = blocks.front().end;
+      for (const Placed& x : blocks)
+        largest_gap = std::max(largest_gap, x.begin - until), until = std::max(until, x.end);
     }
+    return largest_gap >= need;
   }
 };
 
@@ -57,7 +61,7 @@ class Shelves {
       if (shelf.latest_last < first || last < shelf.earliest_first) continue;
       const int64_t begin = shelf.blocks.front().begin;
       const bool all = shelf.latest_first <= last && first <= shelf.earliest_last && end <= begin;
-      const bool closed = all && shelf.largest_gap < need;
+      const bool closed = all && !shelf.has_gap(need);
       for (const Placed& x : shelf.blocks) {
         if (x.last < first || last < x.first) continue;
         const int64_t gap = x.begin - end;
@@ -73,26 +77,23 @@ class Shelves {
   // Behind those of the same offset.
   void add(const Placed& block) {
     constexpr size_t kFull = 128;
-    if (shelves_.empty()) {
-      shelves_.emplace_back().blocks.push_back(block);
-      return shelves_.back().sum_up();
-    }
+    if (shelves_.empty()) shelves_.emplace_back();
     const auto behind = [](int64_t offset, const Placed& x) { return offset < x.begin; };
-    auto shelf = std::upper_bound(shelves_.begin(), shelves_.end(), block.begin,
-                                  [&](int64_t offset, const Shelf& s) { return behind(offset, s.blocks.front()); });
+    auto shelf = std::upper_bound(shelves_.begin(), shelves_.end(), block.begin, [&](int64_t offset, const Shelf& s) {
+      return !s.blocks.empty() && behind(offset, s.blocks.front());
+    });
     if (shelf != shelves_.begin()) --shelf;
     auto& blocks = shelf->blocks;
     blocks.insert(std::upper_bound(blocks.begin(), blocks.end(), block.begin, behind), block);
-    if (blocks.size() > kFull) {
-      Shelf second;
-      second.blocks.assign(blocks.begin() + kFull / 2, blocks.end());
-      second.sum_up();
-      blocks.resize(kFull / 2);
-      shelf->sum_up();
-      shelves_.insert(shelf + 1, std::move(second));
-      return;
+    shelf->count_in(block);
+    if (blocks.size() <= kFull) return;
+    Shelf halves[2];
+    for (size_t k = 0; k < blocks.size(); ++k) {
+      Shelf& half = halves[k >= kFull / 2];
+      half.blocks.push_back(blocks[k]), half.count_in(blocks[k]);
     }
-    shelf->sum_up();
+    *shelf = std::move(halves[0]);
+    shelves_.insert(shelf + 1, std::move(halves[1]));
   }
 
  private:

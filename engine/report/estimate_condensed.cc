@@ -56,9 +56,10 @@ class CondensedEstimator {
       const std::vector<int32_t> stages = stages_of(m);
       const std::vector<int64_t> versions = versions_of(m, stages.size());
       const std::vector<int32_t>& devices = tasks_.meshes[m].devices;
+      std::vector<int32_t> rows, programs;  // of the stages
       for (size_t k = 0; k < devices.size(); ++k) {
         if (devices[k] < 0) continue;
-        std::vector<int32_t> rows, programs;  // of the stages
+        rows.clear(), programs.clear();
         for (const int32_t v : stages) {
           rows.push_back(c_.tasks.mesh(like(v)).devices[k]);
           programs.push_back(entry_.rows[static_cast<size_t>(rows.back())].program);

@@ -126,7 +126,7 @@ std::map<TensorId, TensorId> settled_gradients(const Graph& g, const std::map<Te
 }
 
 CutChooser::CutChooser(const Graph& graph, const TaskGraphs& tasks, const ShardOptions& options)
-    : g_(graph), options_(options), axes_{tasks} {
+    : g_(graph), options_(options), axes_{tasks}, factors_(graph) {
   out_.batch = samples_of(graph);
   out_.micro_batches = axes_.micro_batches = out_.batch > 1 ? options.micro_batches : 1;
   out_.shardings.resize(graph.tensors.size());
@@ -168,7 +168,7 @@ void CutChooser::prepare() {
     for (const TensorId id : g_.ops[i].outputs)
       if (id != kNone) constant_[static_cast<size_t>(id)] = constant;
   }
-  samples_ = follow_samples(g_);
+  samples_ = follow_samples(g_, factors_);
   parameter_of_ = parameters_of_gradients(g_);
   if (options_.zero >= 2 && !options_.adasum) settles_ = settled_gradients(g_, parameter_of_, options_);
   adjoint_of_ = adjoints_of(g_);
@@ -187,6 +187,7 @@ void CutChooser::choose_splits() {
     if (!axes_.by_micro_batch(a)) {
       const SplitProblem problem{.graph = g_,
                                  .tasks = axes_.tasks,
+                                 .factors = factors_,
                                  .axis = a,
                                  .samples = out_.batch > 1 ? samples_ : nothing,
                                  .taken = taken,
@@ -216,7 +217,7 @@ void CutChooser::place_inputs() {
 
 void CutChooser::choose_op(OpId number) {
   const Op& op = g_.op(number);
-  const Factors& factors = factors_.of(g_, op);
+  const Factors& factors = factors_.of(op);
   price_ = &out_.prices[static_cast<size_t>(number)];
   std::vector<Operand> operands;
   operands.reserve(op.inputs.size());

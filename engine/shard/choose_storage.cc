@@ -74,7 +74,7 @@ void CutChooser::live_at(TensorId id, const StorageSharding& storage_sharding) {
 
 void CutChooser::place_parameter(TensorId id, OpId user) {
   const Op& op = g_.op(user);
-  const Factors& factors = factors_.of(g_, op);
+  const Factors& factors = factors_.of(op);
   for (size_t a = 1; a < axes(); ++a) {
     const OpCut& cut = splits_[a][static_cast<size_t>(user)];
     if (size(a, op) == 1 || !cut.present() || axes_.role(op, a) == AxisRole::kReplica) continue;

@@ -97,7 +97,7 @@ class CutChooser {
   Choices out_;
   Price* price_ = nullptr;
   Axes axes_;
-  FactorTable factors_;
+  OpFactors factors_;
   std::vector<Form> forms_;
   std::vector<OpId> first_user_;
   std::vector<char> constant_;                 // per tensor: made of constants and the step's scalars

@@ -76,7 +76,7 @@ void verify_apart(const ShardedGraph& g, const Op& op, size_t a) {
 }
 
 // One op, one axis: the operands' placements must be ones that the factors turn into the results' placements.
-void verify_op(const ShardedGraph& g, const Op& op, size_t a, FactorTable& table) {
+void verify_op(const ShardedGraph& g, const Op& op, size_t a, OpFactors& all) {
   const auto place = [&](TensorId id) { return id == kNone ? Placement::kReplicate : g.at(id, a).placement; };
   const auto any = [&](const TensorIds& ids, Placement p) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
@@ -106,7 +106,7 @@ void verify_op(const ShardedGraph& g, const Op& op, size_t a, FactorTable& table
       size_of(g.graph.tensor(op.outputs[0]).dtype) < size_of(g.graph.tensor(op.inputs[0]).dtype))
     fail(g, op, a, "parts of a sum are rounded that no replicas add up");
   const OpDef& d = def(op.code);
-  const Factors& factors = table.of(g.graph, op);
+  const Factors& factors = all.of(op);
   if (has_flag(op.code, kUpdateOp) && factors.list.empty() && !any(op.inputs, Placement::kPartial)) return;  // merged
   if (!any(op.inputs, Placement::kShard) && !any(op.outputs, Placement::kShard)) {
     std::vector<int> partial;
@@ -278,7 +278,7 @@ void verify(const ShardedGraph& g) {
   WHALE_CHECK(g.shardings.size() == g.graph.tensors.size(), "a sharding per tensor");
   std::vector<char> made(g.graph.tensors.size());
   for (size_t t = 0; t < made.size(); ++t) made[t] = g.graph.tensors[t].kind != TensorKind::kValue;
-  FactorTable table;
+  OpFactors factors(g.graph);
   for (const Op& op : g.graph.ops) {
     for (const TensorId id : op.inputs)
       if (id != kNone && !made[static_cast<size_t>(id)])
@@ -289,7 +289,7 @@ void verify(const ShardedGraph& g) {
       if (id != kNone && op.code != OpCode::k_transfer && &g.tasks.mesh(g.stage(id)) != &g.tasks.mesh(op.stage))
         throw internal("op '{}' of stage {} reads '{}', which is in stage {}", op.name, op.stage,
                        g.graph.tensor(id).name, g.stage(id));
-    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a, table), verify_apart(g, op, a);
+    for (size_t a = 0; a < g.axes(); ++a) verify_op(g, op, a, factors), verify_apart(g, op, a);
   }
   for (const NamedTensor& f : g.fetches)
     for (size_t a = 0; a < g.axes(); ++a)

@@ -36,6 +36,19 @@ struct Step {
   OpCut cut;
 };
 
+// What a cut of an op asks of its operands and makes of its results, in whatever state.
+struct Asked {
+  struct Read {
+    TensorId id;
+    SubAxis want;
+    double times;                 // that the model moves it
+    double rounds = 0, halo = 0;  // seconds, beside those of the reshard; of all `times`
+  };
+  OpCut cut;
+  std::vector<Read> reads;
+  std::vector<std::pair<TensorId, Code>> made;
+};
+
 class Chooser {
  public:
   explicit Chooser(const SplitProblem& p) : p_(p), g_(p.graph), cost_(p.tasks.cost) {}
@@ -45,14 +58,15 @@ class Chooser {
     if (!any_split()) return cuts;
     check_names();
     find_uses();
-    sub_axes_ = candidate_sub_axes(g_);
+    sub_axes_ = candidate_sub_axes(g_, p_.factors);
     find_storage_shardings();
-    std::vector<State> states(1);
+    std::vector<State> states(1), next;
     std::vector<size_t> order;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       if (g_.ops[i].phase != Phase::kForward) continue;
       order.push_back(i);
-      states = advance(states, i);
+      advance(states, i, next);
+      std::swap(states, next);
     }
     const auto best =
         std::min_element(states.begin(), states.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
@@ -87,7 +101,7 @@ class Chooser {
       if (op.phase != Phase::kForward || wanted.empty()) continue;
       Names& names = asked[fmt::format("{} in {}", wanted, to_string(task.nest))];
       if (!names.task) names.task = &task;
-      for (const Factor& f : factors_.of(g_, op).list) {
+      for (const Factor& f : p_.factors.of(op).list) {
         if (f.extent > 1) names.known.insert(f.name);
         if (!is_named(f.name, wanted)) continue;
         if (const std::string needed = needed_by(f.name, wanted); needed.empty())
@@ -110,7 +124,7 @@ class Chooser {
     if (factor.empty()) return false;
     return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
       if (op.phase != Phase::kForward) return false;
-      const Factors& factors = factors_.of(g_, op);
+      const Factors& factors = p_.factors.of(op);
       return std::any_of(factors.list.begin(), factors.list.end(), [&](const Factor& f) { return f.name == factor; });
     });
   }
@@ -166,13 +180,12 @@ class Chooser {
     code.open = is_variable_[static_cast<size_t>(id)] && !p_.storage_shardings;
     return code;
   }
-  static void put(State& state, TensorId id, const Code& code) {
+  // Where it is kept from now on.
+  Code& place(State& state, TensorId id) const {
     const auto at = std::lower_bound(state.live.begin(), state.live.end(), id,
                                      [](const auto& entry, TensorId want) { return entry.first < want; });
-    if (at != state.live.end() && at->first == id)
-      at->second = code;
-    else
-      state.live.insert(at, {id, code});
+    if (at != state.live.end() && at->first == id) return at->second;
+    return state.live.insert(at, {id, find(state, id)})->second;
   }
 
   // How often the model moves such an operand to such an op.
@@ -327,10 +340,11 @@ class Chooser {
     }
   }
 
-  std::vector<State> advance(const std::vector<State>& states, size_t i) {
+  // `out`: what it held before goes, its memory stays.
+  void advance(const std::vector<State>& states, size_t i, std::vector<State>& out) {
     const Op& op = g_.ops[i];
     const int64_t n = ways(op);
-    const Factors& factors = factors_.of(g_, op);
+    const Factors& factors = p_.factors.of(op);
     const AxisRole what = role(op);
     std::vector<OpCut> fixed;
     if (n > 1 && what == AxisRole::kSplit)
@@ -341,18 +355,24 @@ class Chooser {
       fixed = {{}};
     const double work =
         p_.tasks.share(op).layers * op_seconds(cost_of(view_of(g_, op)), cost_.device) * (p_.trains ? cost_.passes : 1);
-    std::vector<State> out;
-    std::unordered_map<size_t, size_t> known;
+    std::vector<size_t> known;  // of each state in `out`, its hash
+    std::vector<OpCut> tries;
+    std::vector<Asked> asked;
+    const auto asked_by = [&](const OpCut& cut) -> const Asked& {
+      const auto same = std::ranges::find(asked, cut, &Asked::cut);
+      return same == asked.end() ? asked.emplace_back(ask(op, factors, cut)) : *same;
+    };
     for (const State& state : states) {
-      std::vector<OpCut> tries = fixed;
+      tries = fixed;
       if (n > 1 && what == AxisRole::kFollow) add_followed(state, i, factors, tries);
       for (const OpCut& cut : tries) {
-        State next = state;
+        State& next = tried_;
+        next = state;
         next.cost += cut.present() ? work / static_cast<double>(n) : work;
         if (n == 1) {
           next.live.clear();  // another stage: nothing is cut there
         } else if (cut.present()) {
-          apply(next, op, factors, cut);
+          apply(next, op, asked_by(cut));
         } else {
           pass(next, op, factors);
         }
@@ -362,41 +382,38 @@ class Chooser {
                   !is_variable_[static_cast<size_t>(entry.first)]);
         });
         const size_t key = hash(next.live);
-        const auto [at, fresh] = known.try_emplace(key, out.size());
+        const auto at = static_cast<size_t>(std::find(known.begin(), known.end(), key) - known.begin());
+        if (at < known.size() && !(next.cost < out[at].cost * (1 - 1e-12))) continue;
+        if (at == known.size()) known.push_back(key);
+        if (at == out.size()) out.emplace_back();
         trail_.push_back({state.back, cut});
         next.back = static_cast<int32_t>(trail_.size()) - 1;
-        if (fresh)
-          out.push_back(std::move(next));
-        else if (next.cost < out[at->second].cost * (1 - 1e-12))
-          out[at->second] = std::move(next);
+        out[at] = next;
       }
     }
+    out.resize(known.size());
     if (out.size() > kStates) {
       std::stable_sort(out.begin(), out.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
       out.resize(kStates);
     }
-    return out;
   }
 
-  void apply(State& state, const Op& op, const Factors& factors, const OpCut& cut) const {
+  Asked ask(const Op& op, const Factors& factors, const OpCut& cut) const {
+    Asked out{.cut = cut, .reads = {}, .made = {}};
     const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
-    const bool asked = asks_for(p_.tasks, op, p_.axis, f);
+    const bool named = asks_for(p_.tasks, op, p_.axis, f);
     for (size_t x = 0; x < op.inputs.size(); ++x) {
       const TensorId id = op.inputs[x];
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
-      Code code = find(state, id);
       const bool carries = x < f.inputs.size() && f.inputs[x].present();
-      if (const SubAxis piece = streamed_sub_axis(factors, x); asked && !carries && piece.present()) {
+      Asked::Read& read = out.reads.emplace_back(Asked::Read{.id = id, .want = {}, .times = times(id, op)});
+      if (carries) read.want = sub_axis_part(f.inputs[x], cut.sub);
+      if (const SubAxis piece = streamed_sub_axis(factors, x); named && !carries && piece.present()) {
         // It goes round: as much as gathering, from a cut of it.
-        state.cost += times(id, op) * (reshard_cost(code, id, op, piece, true) +
-                                       (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op))));
-        put(state, id, code);
-        continue;
+        read.want = piece;
+        read.rounds = (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op)));
       }
-      state.cost +=
-          times(id, op) * reshard_cost(code, id, op, carries ? sub_axis_part(f.inputs[x], cut.sub) : SubAxis{}, true);
-      if (carries && f.reads_through(x)) state.cost += times(id, op) * halo_seconds(id, op, f.window);
-      put(state, id, code);
+      if (carries && f.reads_through(x)) read.halo = read.times * halo_seconds(id, op, f.window);
     }
     for (size_t y = 0; y < op.outputs.size(); ++y) {
       if (op.outputs[y] == kNone) continue;
@@ -405,8 +422,17 @@ class Chooser {
         code.placement = Placement::kShard, code.sub_axis = sub_axis_part(f.outputs[y], cut.sub);
       else
         code.placement = Placement::kPartial;
-      put(state, op.outputs[y], code);
+      out.made.emplace_back(op.outputs[y], code);
     }
+    return out;
+  }
+
+  void apply(State& state, const Op& op, const Asked& asked) const {
+    for (const Asked::Read& read : asked.reads) {
+      state.cost += read.times * (reshard_cost(place(state, read.id), read.id, op, read.want, true) + read.rounds);
+      state.cost += read.halo;
+    }
+    for (const auto& [id, code] : asked.made) place(state, id) = code;
   }
 
   // Rows of neighbours, forward and (as those of the gradient) backward; a whole tensor is merely cut.
@@ -430,14 +456,12 @@ class Chooser {
       Code code;
       code.placement = Placement::kPartial;
       for (const TensorId y : op.outputs)
-        if (y != kNone) put(state, y, code);
+        if (y != kNone) place(state, y) = code;
       return;
     }
     for (const TensorId id : op.inputs) {
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
-      Code code = find(state, id);
-      state.cost += times(id, op) * reshard_cost(code, id, op, {}, false);
-      put(state, id, code);
+      state.cost += times(id, op) * reshard_cost(place(state, id), id, op, {}, false);
     }
   }
 
@@ -456,13 +480,13 @@ class Chooser {
 
   const SplitProblem& p_;
   const Graph& g_;
-  FactorTable factors_;
   const CostModel& cost_;
   std::vector<size_t> last_;
   std::vector<char> is_variable_, per_sample_;
   std::unordered_map<TensorId, Code> storage_shardings_;  // of variables that are fixed already and cut
   std::vector<std::vector<SubAxis>> sub_axes_;
   std::vector<Step> trail_;
+  State tried_;
 };
 
 }  // namespace

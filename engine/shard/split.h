@@ -13,6 +13,7 @@ namespace whale {
 struct SplitProblem {
   const Graph& graph;  // the passes are done; Op::stage is filled in
   const TaskGraphs& tasks;
+  OpFactors& factors;                            // of the graph
   size_t axis = 1;                               // of the shardings
   const std::vector<OpCut>& samples;             // per op (follow_samples)
   const std::vector<std::vector<OpCut>>& taken;  // [earlier axis][op]: chosen before

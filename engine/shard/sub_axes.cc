@@ -1,76 +1,8 @@
 #include "shard/sub_axes.h"
 
 #include <algorithm>
-#include <functional>
 
 namespace whale {
-
-Factors factors_of(const Graph& graph, const Op& op) {
-  const OpDef& d = def(op.code);
-  return d.factors ? d.factors(view_of(graph, op)) : Factors{};
-}
-
-namespace {
-
-void mix(size_t& hash, size_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15 ^ hash >> 32; }
-
-void mix(size_t& hash, const Attr& attr) {
-  const auto list = [&](const auto& values) {
-    for (const auto& v : values) mix(hash, std::hash<std::decay_t<decltype(v)>>{}(v));
-  };
-  if (const auto* ints = std::get_if<Ints>(&attr)) return list(*ints);
-  if (const auto* floats = std::get_if<std::vector<double>>(&attr)) return list(*floats);
-  if (const auto* text = std::get_if<std::string>(&attr)) return mix(hash, std::hash<std::string>{}(*text));
-  if (const auto* real = std::get_if<double>(&attr)) return mix(hash, std::hash<double>{}(*real));
-  if (const auto* flag = std::get_if<bool>(&attr)) return mix(hash, size_t{*flag});
-  mix(hash, static_cast<size_t>(std::get<int64_t>(attr)));
-}
-
-size_t hash_of(const Graph& graph, const Op& op) {
-  size_t hash = static_cast<size_t>(op.code);
-  for (const auto* ids : {&op.inputs, &op.outputs})
-    for (const TensorId id : *ids) {
-      mix(hash, id == kNone ? 0 : 1 + static_cast<size_t>(graph.tensor(id).dtype));
-      if (id == kNone) continue;
-      for (const int64_t n : graph.tensor(id).dims) mix(hash, static_cast<size_t>(n));
-    }
-  for (const auto& [name, value] : op.attrs) mix(hash, value);
-  return hash;
-}
-
-bool is_type(const TensorType& type, const Tensor& tensor) {
-  return type.dtype == tensor.dtype && type.dims == tensor.dims;
-}
-
-}  // namespace
-
-bool FactorTable::is_of(const Form& form, const Graph& graph, const Op& op) {
-  if (form.code != op.code || form.inputs.size() != op.inputs.size() || form.outputs.size() != op.outputs.size())
-    return false;
-  for (size_t i = 0; i < op.inputs.size(); ++i)
-    if (form.present[i] != (op.inputs[i] != kNone) ||
-        (form.present[i] && !is_type(form.inputs[i], graph.tensor(op.inputs[i]))))
-      return false;
-  for (size_t o = 0; o < op.outputs.size(); ++o)
-    if (!is_type(form.outputs[o], graph.tensor(op.outputs[o]))) return false;
-  return form.attrs == op.attrs;
-}
-
-const Factors& FactorTable::of(const Graph& graph, const Op& op) {
-  static const Factors kNothing;
-  const OpDef& d = def(op.code);
-  if (!d.factors) return kNothing;
-  const size_t hash = hash_of(graph, op);
-  const auto [first, last] = forms_.equal_range(hash);
-  for (auto at = first; at != last; ++at)
-    if (is_of(at->second, graph, op)) return at->second.factors;
-  OpView view = view_of(graph, op);
-  Factors factors = d.factors(view);
-  return forms_
-      .emplace(hash, Form{op.code, op.attrs, std::move(view.present), std::move(view.inputs), std::move(view.outputs),
-                          std::move(factors)})
-      ->second.factors;
-}
 
 bool can_cut(const Op& op, const Factor& f, const SubAxisPart& sub) {
   if (f.kind != FactorKind::kMap && f.kind != FactorKind::kReduce && f.kind != FactorKind::kLookup &&
@@ -115,8 +47,8 @@ namespace {
 // first state, a mask, a gradient that is the same for every sample).
 class Follower {
  public:
-  Follower(const Graph& graph, const std::vector<SubAxis>& seeds)
-      : g_(graph), at_(seeds), cuts_(graph.ops.size()), factors_(graph.ops.size()) {
+  Follower(const Graph& graph, const std::vector<SubAxis>& seeds, OpFactors& factors)
+      : g_(graph), at_(seeds), cuts_(graph.ops.size()), factors_(factors) {
     at_.resize(graph.tensors.size());
   }
   std::vector<OpCut> run() {
@@ -134,13 +66,9 @@ class Follower {
   const Graph& g_;
   std::vector<SubAxis> at_;  // per tensor
   std::vector<OpCut> cuts_;
-  FactorTable table_;
-  std::vector<const Factors*> factors_;  // per op; null: not asked for yet
+  OpFactors& factors_;
 
-  const Factors& factors(size_t i) {
-    if (!factors_[i]) factors_[i] = &table_.of(g_, g_.ops[i]);
-    return *factors_[i];
-  }
+  const Factors& factors(size_t i) { return factors_.of(g_.ops[i]); }
   const SubAxis& at(TensorId id) const { return at_[static_cast<size_t>(id)]; }
 
   // The first factor that holds the operand's or result's sub-axis.
@@ -204,38 +132,36 @@ class Follower {
 
 }  // namespace
 
-std::vector<OpCut> follow(const Graph& graph, const std::vector<SubAxis>& seeds) {
-  return Follower(graph, seeds).run();
+std::vector<OpCut> follow(const Graph& graph, const std::vector<SubAxis>& seeds, OpFactors& factors) {
+  return Follower(graph, seeds, factors).run();
 }
 
-std::vector<OpCut> follow_samples(const Graph& graph) {
+std::vector<OpCut> follow_samples(const Graph& graph, OpFactors& factors) {
   std::vector<SubAxis> seeds(graph.tensors.size());
   for (const TensorId id : graph.inputs)
     if (const int dim = graph.tensor(id).batch_dim; dim >= 0) seeds[static_cast<size_t>(id)] = SubAxis{dim, 1, 1};
-  return follow(graph, seeds);
+  return follow(graph, seeds, factors);
 }
 
-std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph) {
+std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph, OpFactors& factors) {
   std::vector<std::vector<SubAxis>> sub_axes(graph.tensors.size());
-  FactorTable table;
-  std::vector<const Factors*> factors;
-  for (const Op& op : graph.ops) factors.push_back(&table.of(graph, op));
   const auto enter = [&](TensorId id, const SubAxis& sub_axis) {
     auto& list = sub_axes[static_cast<size_t>(id)];
     if (list.size() < kMaxSubAxes && extent_of(graph.tensor(id).dims, sub_axis) > 1 &&
         std::find(list.begin(), list.end(), sub_axis) == list.end())
       list.push_back(sub_axis);
   };
-  const auto pass = [&](size_t i) {
-    const Op& op = graph.ops[i];
-    for (const Factor& f : factors[i]->list) {
+  std::vector<std::pair<TensorId, SubAxis>> carriers;
+  std::vector<SubAxisPart> subs;
+  const auto pass = [&](const Op& op) {
+    for (const Factor& f : factors.of(op).list) {
       if (f.kind == FactorKind::kFixed || f.extent <= 1) continue;
-      std::vector<std::pair<TensorId, SubAxis>> carriers;
+      carriers.clear();
       for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k)
         if (op.inputs[k] != kNone && f.inputs[k].present()) carriers.emplace_back(op.inputs[k], f.inputs[k]);
       for (size_t k = 0; k < op.outputs.size() && k < f.outputs.size(); ++k)
         if (op.outputs[k] != kNone && f.outputs[k].present()) carriers.emplace_back(op.outputs[k], f.outputs[k]);
-      std::vector<SubAxisPart> subs{{1, 1}};
+      subs.assign({{1, 1}});
       for (const auto& [id, whole] : carriers)
         for (const SubAxis& d : sub_axes[static_cast<size_t>(id)]) {
           if (f.kind == FactorKind::kWindow) break;
@@ -248,8 +174,8 @@ std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph) {
         for (const auto& [id, whole] : carriers) enter(id, sub_axis_part(whole, sub));
     }
   };
-  for (size_t i = graph.ops.size(); i-- > 0;) pass(i);
-  for (size_t i = 0; i < graph.ops.size(); ++i) pass(i);
+  for (size_t i = graph.ops.size(); i-- > 0;) pass(graph.ops[i]);
+  for (const Op& op : graph.ops) pass(op);
   return sub_axes;
 }
 

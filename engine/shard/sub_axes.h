@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ops/factor_table.h"
 #include "shard/sharded_graph.h"
 
 namespace whale {
@@ -28,25 +29,6 @@ struct StorageSharding {
 using StorageShardings =
     std::unordered_map<std::string_view, StorageSharding>;  // by name; both are kept by whoever makes this
 
-Factors factors_of(const Graph& graph, const Op& op);
-
-// The same, worked out once for all ops that are alike: those of a model's layers, say.
-class FactorTable {
- public:
-  const Factors& of(const Graph& graph, const Op& op);  // stays where it is
-
- private:
-  struct Form {  // all that factors follow from
-    OpCode code{};
-    Attrs attrs;
-    std::vector<bool> present;
-    std::vector<TensorType> inputs, outputs;
-    Factors factors;
-  };
-  static bool is_of(const Form& form, const Graph& graph, const Op& op);
-  std::unordered_multimap<size_t, Form> forms_;  // by hash
-};
-
 // A factor may be cut: of a kind that can be, in its units, and every result carries it or becomes partial.
 bool can_cut(const Op& op, const Factor& factor, const SubAxisPart& sub);
 
@@ -62,12 +44,12 @@ SubAxis streamed_sub_axis(const Factors& factors, size_t input);
 // Per op, the factor that holds the sub-axis; `seeds` say where it is in the inputs (absent: nowhere). Values that no
 // seed reaches have it where their readers pair them with one that has. Ops without samples (or where samples were
 // summed before) have none.
-std::vector<OpCut> follow(const Graph& graph, const std::vector<SubAxis>& seeds);
-std::vector<OpCut> follow_samples(const Graph& graph);
+std::vector<OpCut> follow(const Graph& graph, const std::vector<SubAxis>& seeds, OpFactors& factors);
+std::vector<OpCut> follow_samples(const Graph& graph, OpFactors& factors);
 
 // Per tensor, a few sub-axes (at most kMaxSubAxes): those that ops near it know by their factors. What attention calls
 // heads, the product before it knows as the middle of its columns.
 inline constexpr size_t kMaxSubAxes = 10;
-std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph);
+std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph, OpFactors& factors);
 
 }  // namespace whale
