@@ -30,7 +30,7 @@ constexpr int64_t kIds = 3;    // integers are below
 constexpr size_t kFewest = 8;  // waits of a plan that is worth it
 
 struct Arguments {
-  int64_t plans = 20, seeds = 20, first = 1, most = 1 << 20, least = 90;
+  int64_t plans = 20, seeds = 20, first = 1, most = 1 << 20, least = 99;
   std::string only;
   bool verbose = false;
 };
