@@ -257,7 +257,9 @@ void messages_at_the_ends(Draft& draft, const Site& at) {
     if (list[i].link() == kNone || at.low.inside.contains(list[i].link()) || (sends && changed_after(i))) return 1;
     return sends ? 2 : 0;
   };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return when(a) < when(b); });
+  std::vector<int> at_end(list.size());
+  for (size_t i = 0; i < list.size(); ++i) at_end[i] = when(i);
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return at_end[i]; });
   std::vector<Instruction> sorted;
   std::vector<const Op*> sorted_ops;
   for (const size_t i : order) sorted.push_back(std::move(list[i])), sorted_ops.push_back(ops[i]);

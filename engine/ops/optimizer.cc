@@ -24,7 +24,8 @@ int64_t tuples(const OpView& v, int first, const std::vector<const char*>& names
   for (int64_t t = 0; t < count; ++t) {
     const int p = first + static_cast<int>(t * width);
     for (int k = 0; k < width; ++k) {
-      const std::string name = fmt::format("{}[{}]", names[static_cast<size_t>(k)], t);
+      if (has(v, p + k) && is_float(in(v, p + k).dtype) && in_dims(v, p + k) == in_dims(v, p)) continue;
+      const std::string name = fmt::format("{}[{}]", names[static_cast<size_t>(k)], t);  // of what is wrong
       if (!has(v, p + k)) throw invalid("operand '{}' is missing", name);
       need_float(v, p + k, name.c_str());
       need_dims(v, p + k, name.c_str(), in_dims(v, p), "the shape of the parameter");
