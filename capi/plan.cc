@@ -164,8 +164,12 @@ whale_status* whale_plan_create_async(whale_engine* engine, const whale_graph* g
     auto event = std::make_unique<whale_event>();
     event->process = ::getpid();
     event->plan = std::make_shared<whale_plan>();
-    event->work = AsyncWork::start([request, plan = event->plan] { *plan = std::move(*request.plan()); },
-                                   "whale_plan_create_async");
+    event->work = AsyncWork::start(
+        [request, plan = event->plan] {
+          *plan = std::move(*request.plan());
+          plan->cancel = nullptr;  // who is late to cancel changes nothing
+        },
+        "whale_plan_create_async");
     event->run = RunHandle(event->work->state());
     *out = event.release();
   });

@@ -597,7 +597,8 @@ WHALE_API whale_status *whale_plan_create_async(whale_engine *engine, const whal
 WHALE_API whale_status *whale_event_plan(whale_event *event, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
  * have the same sizes) the bytes by what they hold and the seconds of its own work. Takes what whale_plan_create takes and refuses what
- * that refuses, but for a lack of memory, which it tells; it is of the graph's own batch alone. Memory is what the plan would say, of models with many like layers within 2 %. */
+ * that refuses, but for a lack of memory, which it tells. It is of the graph's own batch alone: other sizes (train_batches, eval_batches) are
+ * looked at for their range. Memory is what the plan would say, of models with many like layers within 2 %. */
 WHALE_API whale_status *whale_plan_estimate(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                             const whale_plan_options *options /* may be NULL */, whale_text *out);
 WHALE_API whale_status *whale_plan_estimate_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
@@ -611,7 +612,7 @@ WHALE_API whale_status *whale_plan_print(const whale_plan *plan, whale_text *out
 WHALE_API whale_status *whale_plan_summary(const whale_plan *plan, whale_text *out); /* fits a terminal */
 WHALE_API whale_status *whale_plan_json(const whale_plan *plan, whale_text *out);
 /* What moves between devices in a step, most expensive first: tensor, shardings, bytes and estimated seconds of each reshard, and what
- * the other legal ways would cost. Plans once more, under the cancel token and the timeout that the plan was made with. */
+ * the other legal ways would cost. Plans once more, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
 WHALE_API whale_status *whale_plan_reshards(const whale_plan *plan, whale_text *out);
 WHALE_API whale_status *whale_plan_reshards_json(const whale_plan *plan, whale_text *out);
 /* Every cut of the plan, as it was chosen before anything was moved: for each op the factor that it is cut by along each axis, the
@@ -640,7 +641,8 @@ typedef struct whale_entry {
 WHALE_API size_t whale_plan_entry_count(const whale_plan *plan);
 WHALE_API whale_status *whale_plan_entry(const whale_plan *plan, size_t index, whale_entry *out);
 
-/* Bytes of one device by what they hold. An arena is split up as it is at its fullest. */
+/* Bytes of one device by what they hold. An arena is split up as it is at its fullest. Of a plan: in a run of the graph's own batch; a
+ * session's arena is that of the largest batch size that it has. */
 typedef struct whale_memory {
   size_t struct_size;
   int64_t parameters;
@@ -755,7 +757,8 @@ WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t
                                            whale_cancel *cancel, whale_event **out);
 /* Plans and binds what runs of `batch` samples need, unless it is there, so that they plan and bind nothing. run: whale_run; a step has at
  * most as many samples as the plan's. Takes as long as planning, which `cancel` (may be NULL) stops; errors are those of whale_plan_create and
- * whale_session_create, and leave the session as it was. In a world each rank calls it by itself: a run needs the entry on all. */
+ * whale_session_create, and leave the session as it was; FAILED_PRECONDITION while a run, a save or a load is under way. Sizes that need more
+ * memory than those before get an area of their own: ask for the largest first. In a world each rank calls it by itself: a run needs the entry on all. */
 WHALE_API whale_status *whale_session_prepare(whale_session *session, int32_t run, int64_t batch, whale_cancel *cancel);
 /* The entries that the session has, the newest last: the plan's, those that were prepared, and up to 16 that runs planned. */
 WHALE_API size_t whale_session_entry_count(const whale_session *session);

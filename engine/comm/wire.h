@@ -30,6 +30,16 @@ inline Notice notice_of(Notice::Kind kind, const Error& error) {
   return {.kind = kind, .code = error.code(), .message = error.message()};
 }
 
+// It is the other rank's, whose number it has.
+inline Error runs_something_else(int other, int rank) {
+  return error(
+             Code::kFailedPrecondition,
+             "rank {} runs something else than rank {}: all ranks make the same calls in the same order, with batches "
+             "of one size, and ask for the same outputs",
+             other, rank)
+      .at_rank(other);
+}
+
 class Wire {
  public:
   // One end of a channel: messages from one rank to another under a tag, in order. One thread at a time.
@@ -42,8 +52,10 @@ class Wire {
   class Receiver {
    public:
     virtual ~Receiver() = default;
-    virtual const char* begin(size_t bytes, Lookout* lookout) = 0;  // waits for the next message; null: aborted
-    virtual void end() = 0;                                         // it has been read
+    // Waits for the next message; null: aborted. Throws runs_something_else where it has another size: it may come
+    // before the notice that says so is heard.
+    virtual const char* begin(size_t bytes, Lookout* lookout) = 0;
+    virtual void end() = 0;  // it has been read
   };
 
   virtual ~Wire() = default;

@@ -15,8 +15,9 @@ namespace whale {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
-// Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed.
-constexpr int kNoticesUnderWay = 2 * 3 + 1;
+// Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed. Of
+// many ranks not all are that late.
+constexpr int kNoticesUnderWay = 2 * 3 + 1, kMostUnderWay = 256;
 
 struct Message {
   uint64_t run = 0;
@@ -62,7 +63,7 @@ struct Desk {
 
 struct Office {
   explicit Office(int ranks) : desks(static_cast<size_t>(ranks)) {
-    for (Desk& desk : desks) desk.spare.resize(static_cast<size_t>((ranks - 1) * kNoticesUnderWay));
+    for (Desk& desk : desks) desk.spare.resize(std::min<size_t>(desks.size() * kNoticesUnderWay, kMostUnderWay));
   }
   Mailbox& mailbox(int from, int to, uint64_t tag) {
     const std::lock_guard lock(mutex);
@@ -134,8 +135,8 @@ class Outbox final : public Wire::Sender {
 
 class Inbox final : public Wire::Receiver {
  public:
-  Inbox(std::shared_ptr<Office> office, Desk& desk, Mailbox& box, int from)
-      : office_(std::move(office)), desk_(desk), box_(box), from_(from) {}
+  Inbox(std::shared_ptr<Office> office, Desk& desk, Mailbox& box, int from, int rank)
+      : office_(std::move(office)), desk_(desk), box_(box), from_(from), rank_(rank) {}
   const char* begin(size_t bytes, Lookout* lookout) override {
     std::unique_lock lock(box_.mutex);
     for (;;) {
@@ -148,9 +149,7 @@ class Inbox final : public Wire::Receiver {
     }
     if (!mine_.empty()) box_.give_back(mine_);  // of a run that was aborted
     mine_.splice(mine_.end(), box_.waiting, box_.waiting.begin());
-    if (mine_.front().bytes.size() != bytes)
-      throw internal("a message of {} bytes has come from rank {}, expected {}", mine_.front().bytes.size(), from_,
-                     bytes);
+    if (mine_.front().bytes.size() != bytes) throw runs_something_else(from_, rank_);
     return bytes == 0 ? &nothing_ : mine_.front().bytes.data();
   }
   void end() override {
@@ -165,7 +164,7 @@ class Inbox final : public Wire::Receiver {
   std::shared_ptr<Office> office_;
   Desk& desk_;
   Mailbox& box_;
-  int from_;
+  int from_, rank_;
   std::list<Message> mine_;  // the one that is being read
   char nothing_ = 0;
 };
@@ -179,7 +178,7 @@ class InprocWire final : public Wire {
     return std::make_unique<Outbox>(office_, desk(), office_->mailbox(rank_, to, tag), capacity);
   }
   std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) override {
-    return std::make_unique<Inbox>(office_, desk(), office_->mailbox(from, rank_, tag), from);
+    return std::make_unique<Inbox>(office_, desk(), office_->mailbox(from, rank_, tag), from, rank_);
   }
   void begin_run() override {
     desk().run.fetch_add(1);

@@ -19,7 +19,9 @@ int64_t batch_of(const Graph& graph);  // samples; 0: no input counts them
 // What planning takes against options.max_bytes; an estimate.
 void check_memory(const CompileOptions& options, const Graph& source, const TaskGraphs& tasks, int64_t devices,
                   int64_t micro_batches);
-double planning_bytes(const Graph& source, const TaskGraphs& tasks, int64_t devices, int64_t micro_batches);
+// `others`: batch sizes whose entries the plan has too.
+double planning_bytes(const Graph& source, const TaskGraphs& tasks, int64_t devices, int64_t micro_batches,
+                      size_t others);
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks);
 // Throws DATA_LOSS where what a plan says of its model (ports, indices, variables, training) is not what Plan::source
 // gives: for plans from files, of which deserialize() has checked the rest. Thread-safe.

@@ -25,12 +25,22 @@ DeviceMemory::DeviceMemory(std::unique_ptr<Device> device, size_t variables)
       variable_bytes_(variables, 0),
       versions_(variables, 1) {}
 
-DeviceMemory::~DeviceMemory() {
-  for (const Block& block : blocks_)
-    if (block.memory == Memory::kHost)
-      device_->release_host(block.data, block.bytes);
+DeviceMemory::~DeviceMemory() { release_from(0); }
+
+void DeviceMemory::release_from(size_t first) {
+  for (size_t b = first; b < blocks_.size(); ++b)
+    if (blocks_[b].memory == Memory::kHost)
+      device_->release_host(blocks_[b].data, blocks_[b].bytes);
     else
-      device_->release(block.data, block.bytes);
+      device_->release(blocks_[b].data, blocks_[b].bytes);
+  blocks_.resize(first);
+}
+
+DeviceMemory::Areas DeviceMemory::areas() const { return {blocks_.size(), arena_, host_arena_, scratch_, scalars_}; }
+
+void DeviceMemory::restore(const Areas& before) {
+  release_from(before.blocks);
+  arena_ = before.arena, host_arena_ = before.host_arena, scratch_ = before.scratch, scalars_ = before.scalars;
 }
 
 void* DeviceMemory::allocate(size_t bytes, Memory memory) {
@@ -136,15 +146,11 @@ void Ear::loop() {
 }
 
 Error error_of(const Notice& notice, int rank) noexcept {
-  const Code code = notice.kind == Notice::kBegun ? Code::kFailedPrecondition : notice.code;
-  Error out(code, {});
+  const bool another = notice.kind == Notice::kBegun;
+  Error out(another ? Code::kFailedPrecondition : notice.code, {});
   try {
-    out = notice.kind == Notice::kBegun
-              ? error(code,
-                      "rank {} runs something else than rank {}: all ranks make the same calls in the same order, with "
-                      "batches of one size, and ask for the same outputs",
-                      notice.rank, rank)
-              : error(code, "rank {}: {}", notice.rank, notice.message);
+    out = another ? runs_something_else(notice.rank, rank)
+                  : error(notice.code, "rank {}: {}", notice.rank, notice.message);
   } catch (const std::bad_alloc&) {
   }
   return out.at_rank(notice.rank);

@@ -43,6 +43,12 @@ class DeviceMemory {
   void* scratch(Queue queue, size_t bytes) {
     return area(scratch_[static_cast<size_t>(queue)], bytes, Memory::kDevice);
   }
+  // How large the area is that the next entry finds.
+  size_t largest_area(Memory memory) const { return (memory == Memory::kHost ? host_arena_ : arena_).bytes; }
+  // Areas as they are; and back to them, when no kernel is bound to what has come since.
+  struct Areas;
+  Areas areas() const;
+  void restore(const Areas& before);
   void forget_arenas();                               // Device::forget
   void* step_scalar(StepScalar scalar, DType dtype);  // f32, f64, i32, i64
   const StepParameters* step_parameters();
@@ -72,6 +78,7 @@ class DeviceMemory {
     Memory memory;
   };
   void* allocate(size_t bytes, Memory memory);
+  void release_from(size_t first);  // blocks
   void* area(Area& area, size_t bytes, Memory memory);
 
   std::unique_ptr<Device> device_;
@@ -83,6 +90,13 @@ class DeviceMemory {
   std::array<Area, kQueues> scratch_;
   char* scalars_ = nullptr;  // of all dtypes, then the parameters
   std::vector<char> set_;    // on the way there
+};
+
+struct DeviceMemory::Areas {
+  size_t blocks = 0;
+  Area arena, host_arena;
+  std::array<Area, kQueues> scratch;
+  char* scalars = nullptr;
 };
 
 // Hears what other ranks tell of the run that is under way.

@@ -55,4 +55,47 @@ void check_memory(const Plan& plan, const HostMemory& found, const std::vector<i
       .at_device(static_cast<int>(d));
 }
 
+void reserve_areas(Machine& machine, const Plan& plan) {
+  for (size_t d = 0; d < machine.size(); ++d) {
+    if (!machine.is_here(d)) continue;
+    int64_t arena = 0, host = 0;
+    for (const Entry& entry : plan.entries) {
+      const Program& program = entry.programs.at(static_cast<size_t>(entry.rows.at(d).program));
+      arena = std::max(arena, program.arena_bytes), host = std::max(host, program.host_bytes);
+    }
+    machine.memory(d).arena(static_cast<size_t>(arena));
+    if (host > 0) machine.memory(d).host_arena(static_cast<size_t>(host));
+  }
+}
+
+void check_memory(Machine& machine, const Plan& plan, const Entry& entry, const HostMemory& found) {
+  uint64_t sum = 0;
+  for (size_t d = 0; d < machine.size(); ++d) {
+    if (!machine.is_here(d) || !traits(plan.devices[d].kind).computes) continue;
+    const Program& program = entry.programs.at(static_cast<size_t>(entry.rows.at(d).program));
+    const DeviceMemory& memory = machine.memory(d);
+    const auto more = [&](int64_t bytes, Memory where) {
+      return static_cast<size_t>(bytes) > memory.largest_area(where) ? static_cast<uint64_t>(bytes) : 0;
+    };
+    const uint64_t arena = more(program.arena_bytes, Memory::kDevice);
+    add(sum, arena), add(sum, more(program.host_bytes, Memory::kHost));
+    const int64_t limit = plan.devices[d].memory_bytes;
+    uint64_t all = arena;
+    for (size_t v = 0; v < plan.variables.size(); ++v)
+      if (plan.variables[v].memory == Memory::kDevice) add(all, memory.variable_bytes(v));
+    add(all, memory.arena_bytes());
+    if (limit > 0 && arena > 0 && all > static_cast<uint64_t>(limit))
+      throw error(Code::kResourceExhausted,
+                  "a batch of {} samples ('{}') takes a larger area of device {} ('{}'), beside those of the sizes "
+                  "before: {} of {} bytes. Ask for all sizes when the plan is made, or for the largest first",
+                  entry.batch, entry.name, d, to_string(plan.devices[d]), all, limit)
+          .at_device(static_cast<int>(d));
+  }
+  if (sum > found.bytes)
+    throw error(Code::kResourceExhausted,
+                "a batch of {} samples ('{}') takes {} more of this machine's memory; {} are there ({}). Nothing was "
+                "taken. Take fewer samples, or run on a larger machine",
+                entry.batch, entry.name, gigabytes(sum), gigabytes(found.bytes), found.where);
+}
+
 }  // namespace whale

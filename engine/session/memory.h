@@ -3,6 +3,7 @@
 
 #include "cluster/host_memory.h"
 #include "plan/plan.h"
+#include "run/machine.h"
 
 namespace whale {
 
@@ -10,5 +11,10 @@ namespace whale {
 // every page were touched. Null devices take addresses only. `ranks`: of the devices; those of another rank take none
 // here. Empty: all are here.
 void check_memory(const Plan& plan, const HostMemory& found, const std::vector<int32_t>& ranks = {}, int rank = 0);
+
+// The areas of the largest entry of each device here, which serve all.
+void reserve_areas(Machine& machine, const Plan& plan);
+// Throws resource_exhausted when the areas that one more entry takes are not there, or beyond what a device may take.
+void check_memory(Machine& machine, const Plan& plan, const Entry& entry, const HostMemory& found);
 
 }  // namespace whale

@@ -140,6 +140,7 @@ struct Session::Impl {
     // What null devices hold is never computed with: no hours are spent on drawing 10^12 values.
     if (traits(plan->devices.front().kind).computes)
       initialize_variables(*machine, options.seed, cores, options.init_files);
+    reserve_areas(*machine, *plan);
     for (const Entry& entry : plan->entries) add_executor(entry, true);
   }
 
@@ -321,9 +322,20 @@ struct Session::Impl {
     if (mode == RunMode::kStep && largest > 0 && batch > largest)
       throw invalid("a batch of {} samples; this plan is for at most {}. Make a plan for the larger batch", batch,
                     largest);
-    Executor& made = add_executor(compile_entry(*plan, entry_name(mode), batch), kept);
-    ++planned;
-    return made;
+    const Entry entry = compile_entry(*plan, entry_name(mode), batch);
+    check_memory(*machine, *plan, entry, host_memory());
+    std::vector<DeviceMemory::Areas> before(machine->size());
+    for (size_t d = 0; d < machine->size(); ++d)
+      if (machine->is_here(d)) before[d] = machine->memory(d).areas();
+    try {
+      Executor& made = add_executor(entry, kept);
+      ++planned;
+      return made;
+    } catch (...) {
+      for (size_t d = 0; d < machine->size(); ++d)
+        if (machine->is_here(d)) machine->memory(d).restore(before[d]);
+      throw;
+    }
   }
 
   void check_may_plan(RunMode mode, int64_t batch) const {
@@ -363,6 +375,11 @@ struct Session::Impl {
 
   void prepare(RunMode mode, int64_t batch) {
     check_idle();
+    if (batch_of(plan->source) == 0)
+      throw invalid(
+          "{} samples are asked for, and no input of '{}' counts samples: give the input that has them a batch "
+          "dimension",
+          batch, plan->model);
     if (Known* k = known(mode, batch))
       k->kept = true;
     else

@@ -1,5 +1,9 @@
 """Entries for other batch sizes: asked for with the plan, or ahead of the run; never planned in a run that may not."""
 
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -38,7 +42,7 @@ def test_what_is_asked_for_ahead_is_not_planned_in_a_run(options, tmp_path):
     with wh.plan(graph(), devices="ref:2", **options).start(seed=1, plan_in_run=False) as job:
         job.prepare(**SIZES)
         assert planned() == [f"'classifier' is planned for {what} samples, ahead of it" for what in
-                             ("a step of 5", "a step of 7", "an evaluation of 3", "an evaluation of 20")]
+                             ("a step of 7", "a step of 5", "an evaluation of 20", "an evaluation of 3")]
         job.prepare(**SIZES)
         assert run(job) == expected and planned() == []
 
@@ -89,3 +93,60 @@ def test_ranks_have_them_too(strategy):
     (zero, whose, last), (one, also, same) = on_each(wh.worlds(2), both)
     assert zero == one == expected and also == 0 and last == same
     assert sorted(planned()) == [f"'classifier' is planned for a step of {n} samples, ahead of it" for n in (4, 4, 6)]
+
+
+def test_nothing_is_prepared_before_all_sizes_are_looked_at():
+    with wh.plan(graph(), devices="ref:2").start() as job:
+        before = job.entries()
+        with pytest.raises(wh.InvalidArgument, match=r"eval_batches\[0\]"):
+            job.prepare(train_batches=[5], eval_batches=[0])
+        assert job.entries() == before
+
+
+def test_arrays_of_sizes():
+    plan = wh.plan(graph(), devices="ref:2", train_batches=np.array([5, 7]), eval_batches=np.array([3]))
+    assert [(e.run, e.batch) for e in plan.entries()] == [("train", 12), ("eval", 12), ("train", 5), ("train", 7), ("eval", 3)]
+
+
+def test_a_model_without_samples_has_no_other_sizes():
+    with wh.Graph("forward") as g:
+        g.output("y", wh.nn.linear(wh.input("x", (4, 3), batch_dim=-1), 2))
+    with wh.plan(g).start() as job:
+        before = job.entries()
+        with pytest.raises(wh.InvalidArgument, match="3 samples are asked for, and no input of 'forward' counts samples"):
+            job.prepare(eval_batches=[3])
+        assert job.entries() == before
+
+
+def test_areas_that_grow_stay_within_a_device():
+    """Areas of entries before stay where they are, so that the sum counts; those of a plan's entries are one."""
+    with wh.plan(graph(), devices="ref-600KB:2").start() as job:
+        job.prepare(eval_batches=[10000])
+        before = job.memory(0).total, job.entries()
+        with pytest.raises(wh.ResourceExhausted, match="a batch of 15000 samples .'eval'. takes a larger area of device 0 .*of 600000 bytes"):
+            job.prepare(eval_batches=[15000])
+        assert (job.memory(0).total, job.entries()) == before
+        job.prepare(eval_batches=[9000])
+    with wh.plan(graph(), devices="ref:2", eval_batches=[20000, 10000]).start() as all_ahead, wh.plan(graph(), devices="ref:2", eval_batches=[20000]).start() as one:
+        assert all_ahead.memory(0).total == one.memory(0).total
+
+
+TOO_LARGE = """
+import resource
+import whale as wh
+from test_worlds import graph
+job = wh.plan(graph(), devices="ref:2").start()
+before = job.memory(0), job.memory(1), job.entries()
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (150 << 20), resource.RLIM_INFINITY))
+try:
+    job.prepare(eval_batches=[4_000_000])
+    print("prepared")
+except wh.ResourceExhausted:
+    print((job.memory(0), job.memory(1), job.entries()) == before)
+"""
+
+
+def test_memory_that_one_device_gets_and_the_other_does_not_is_given_back():
+    told = subprocess.run([sys.executable, "-c", TOO_LARGE], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True)
+    assert told.stdout.split() == ["True"], told.stdout + told.stderr

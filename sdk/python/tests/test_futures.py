@@ -1,8 +1,11 @@
 """Planning, saving and loading beside the caller."""
 
 import gc
+import os
 import subprocess
 import sys
+import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -143,8 +146,61 @@ def test_optimizer_state_that_is_left_out_is_warned_of(tmp_path):
         plain.minimize(wh.nn.cross_entropy(logits, y), wh.SGD(0.1))
     with wh.plan(plain, devices="ref:2").start() as job:
         future = job.load_async(tmp_path / "a")
-        with pytest.warns(UserWarning, match="keeps none: it was left out"):
+        with pytest.warns(UserWarning, match="keeps none: it was left out") as warned:
             future.result()
+        assert warned[0].filename == __file__
+        job.save(tmp_path / "b")
+        for first, then in ("a", "b"), ("b", "a"):  # of what is there now, it says nothing of another load
+            future = job.load_async(tmp_path / first)
+            while not future.done():
+                pass
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                job.load(tmp_path / then)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                future.result()
+
+
+def test_a_plan_is_whole_when_its_future_is_gone():
+    plan = wh.plan_async(graph(), devices="ref:2").result()
+    gc.collect()
+    assert plan.choices() == wh.plan(graph(), devices="ref:2").choices()
+    future = wh.plan_async(graph(), devices="ref:2")
+    plan = future.result()
+    future.cancel()
+    assert plan.reshards() == wh.plan(graph(), devices="ref:2").reshards()
+
+
+def test_a_job_goes_when_nobody_holds_it(tmp_path):
+    job = wh.plan(graph(), devices="ref:2").start()
+    job.save_async(tmp_path / "a").result()
+    job.load_async(tmp_path / "a").result()
+    gc.collect()
+    gc.disable()
+    try:
+        seen = weakref.ref(job)
+        del job
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_a_wait_without_an_end():
+    future = wh.plan_async(graph(), devices="ref:2")
+    assert wh.wait_any([future], float("inf")) is future and isinstance(future.result(float("inf")), wh.Plan)
+
+
+def test_a_child_process_is_told_whose_future_it_is():
+    future = wh.plan_async(graph(), devices="ref:2")
+    future.result()
+    if (child := os.fork()) == 0:
+        try:
+            future.done()
+        except wh.FailedPrecondition:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("held", ["future = ", "futures.append(", "print("])

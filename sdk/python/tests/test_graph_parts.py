@@ -349,3 +349,24 @@ def test_an_op_is_where_its_scope_is_and_not_where_it_was_written():
         g.seal()
         with inner:
             pass
+
+
+def test_a_scope_of_another_graph():
+    with wh.Graph("one"):
+        with wh.stage() as first:
+            wh.input("x", (2, 3))
+    with wh.Graph("two"):
+        with pytest.raises(wh.InvalidArgument, match="this scope is of graph 'one', and 'two' is open"):
+            with first:
+                pass
+
+
+def test_a_scope_around_a_function():
+    with wh.Graph("g") as g:
+        @wh.scope("head")
+        def head(x):
+            return wh.nn.linear(x, 2)
+
+        g.output("y", head(wh.input("x", (4, 3))))
+    with wh.plan(g).start() as job:
+        assert all(each.name.startswith("head.") for each in job.variables())

@@ -71,3 +71,12 @@ def test_entries():
     with plan.start() as job:
         job.prepare(train_batches=[5])
         assert job.entries() == [*plan.entries(), wh.Entry("train", 5, True)]
+
+
+def test_a_variable_is_a_row_of_a_table_too():
+    with start().start() as job:
+        first = job.variables()[0]
+        assert first["name"] == first.name and first["dtype"] == first.dtype.name == "float32"
+        assert list(dict(first)) == ["name", "role", "dtype", "dims", "copies"]
+        with pytest.raises(KeyError):
+            first["shape"]

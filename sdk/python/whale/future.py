@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 import time
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from typing import Callable, Generic, Iterable, Optional, TypeVar
 
 from . import arguments
-from ._library import Handle, check, lib
+from ._library import FailedPrecondition, Handle, check, lib
 
 T = TypeVar("T")
 _LOOK = 0.1  # seconds between looks at Ctrl-C
@@ -19,10 +21,12 @@ class Future(Generic[T]):
     One thread at a time. A plan that nobody holds the future of any more is cancelled; a save or a load is completed."""
 
     def __init__(self, handle: Handle, _cancel: Handle, _finish: Callable[[Handle], T]):
-        self._event, self._cancel, self._finish = handle, _cancel, _finish
+        self._event, self._cancel, self._finish, self._process = handle, _cancel, _finish, os.getpid()
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
+        if os.getpid() != self._process:
+            raise FailedPrecondition("this future belongs to the process that this one was forked from, and so does the work", "FAILED_PRECONDITION")
         return bool(lib.whale_event_query(self._event.pointer))
 
     def cancel(self) -> None:
@@ -31,7 +35,7 @@ class Future(Generic[T]):
 
     def result(self, timeout: Optional[float] = None) -> T:
         """What came of it, or raises what went wrong, as the call without ``_async`` does. Waits, at most ``timeout`` seconds (TimeoutError; the
-        work goes on), None: as long as it takes. Ctrl-C ends the waiting alone."""
+        work goes on, as ``done()`` says: planning's own ``timeout`` is DeadlineExceeded, a TimeoutError too), None: as long as it takes. Ctrl-C ends the waiting alone."""
         if wait_any([self], timeout) is None:
             raise TimeoutError(f"it has not ended within {timeout} s and goes on; ask again, or cancel()")
         check(lib.whale_event_wait(self._event.pointer, c_double(-1), byref(c_int32())))
@@ -50,7 +54,7 @@ def wait_any(futures: Iterable[Future], timeout: Optional[float] = None) -> Opti
     all_of = [arguments.instance(f"futures[{i}]", each, Future, "a whale.Future, as whale.plan_async returns") for i, each in enumerate(futures)]
     if not all_of:
         raise arguments.wrong("futures", all_of, "one future or more: nothing would ever end")
-    end = None if timeout is None else time.monotonic() + arguments.number("timeout", timeout, 0)
+    end = None if timeout in (None, math.inf) else time.monotonic() + arguments.number("timeout", timeout, 0)
     events, index = (c_void_p * len(all_of))(*(each._event.pointer for each in all_of)), c_int64(-1)
     while True:
         left = _LOOK if end is None else min(_LOOK, max(0.0, end - time.monotonic()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import operator
@@ -557,7 +558,7 @@ class Graph:
         return graph_html(self)
 
 
-class Scope:
+class Scope(contextlib.ContextDecorator):
     """Made by ``replica``, ``split``, ``stage``, ``pipeline``, ``cluster`` and ``scope``: what is built inside ``with`` is in it. It lies in the scope
     that was open when it was entered first; entered again, also from elsewhere, it is the same one: ``with wh.stage() as first: ...``, later
     ``with first: ...``."""
@@ -568,6 +569,9 @@ class Scope:
         self._names: dict[str, int] = {}  # of parameters in it
 
     def __enter__(self) -> "Scope":
+        open_graphs = getattr(_stack, "graphs", [])
+        if open_graphs and open_graphs[-1] is not self._graph:
+            raise InvalidArgument(f"this scope is of graph '{self._graph.name}', and '{open_graphs[-1].name}' is open: make one there", "INVALID_ARGUMENT")
         if not self._number:
             out = c_int32()
             _check(lib.whale_graph_scope(self._graph._pointer, 0, byref(self._options), byref(out)))

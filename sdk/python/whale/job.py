@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import warnings
+import weakref
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -255,7 +256,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
         arguments.flag(name, value)
     for name, value in dict(accumulation=accumulation, zero=zero, gradient_dtype=gradient_dtype, accumulate_dtype=accumulate_dtype, adasum=adasum,
                              state_shares=state_shares, train_batches=train_batches).items():
-        if value and not graph.trained:
+        if (len(value) if hasattr(value, "__len__") else value) and not graph.trained:
             raise arguments.wrong(name, value, "a graph that calls minimize(): this one is not trained")
     graph.seal()
     if devices is not None and (not devices or not isinstance(devices, str)):
@@ -445,10 +446,13 @@ class Job:
 
     def prepare(self, *, train_batches: Sequence[int] = (), eval_batches: Sequence[int] = ()) -> None:
         """Plans what runs of other batch sizes need, so that they plan nothing. train_batches: of steps, at most the plan's. eval_batches: of
-        evaluations. What is there already is left. In a world every rank prepares by itself what all will run."""
+        evaluations. What is there already is left, and where one cannot be made those before it stay. The largest of each come first, whose memory
+        serves the others. In a world every rank prepares by itself what all will run."""
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
-        for run, name, sizes in ((_abi.WHALE_RUN_STEP, "train_batches", train_batches), (_abi.WHALE_RUN_EVAL, "eval_batches", eval_batches)):
-            for size in arguments.shape(name, sizes, 1):
+        wanted = [(_abi.WHALE_RUN_STEP, arguments.shape("train_batches", train_batches, 1)),
+                  (_abi.WHALE_RUN_EVAL, arguments.shape("eval_batches", eval_batches, 1))]
+        for run, sizes in wanted:
+            for size in sorted(sizes, reverse=True):
                 interruptible(lambda: check(lib.whale_session_prepare(self._handle.pointer, run, size, cancel.pointer)), cancel.pointer)
 
     def read(self, name: str, copy: int = 0) -> np.ndarray:
@@ -516,8 +520,8 @@ class Job:
         check(lib.whale_session_save(self._handle.pointer, string(_target(directory))))
 
     def save_async(self, directory: str | os.PathLike) -> Future[None]:
-        """``save`` to ``directory`` beside the caller. Until it has ended a step, an evaluation, a save or a load of this job is FailedPrecondition; everything else waits
-        for it, ``close`` too. Cancelled it leaves the previous checkpoint."""
+        """``save`` to ``directory`` beside the caller. Until it has ended a step, an evaluation, ``prepare``, a save or a load of this job is FailedPrecondition;
+        what reads or writes variables and counters waits for it, ``close`` too. Cancelled it leaves the previous checkpoint."""
         return self._beside(lib.whale_session_save_async, _target(directory), lambda _: None)
 
     def _beside(self, function, path: str, finish) -> Future:
@@ -541,18 +545,26 @@ class Job:
 
     def load_async(self, directory: str | os.PathLike) -> Future[None]:
         """``load`` from ``directory`` beside the caller, as ``save_async``. Cancelled it leaves the job as it was. ``result()`` gives the warnings."""
-        path, handle = arguments.path("directory", directory), self._handle
-        return self._beside(lib.whale_session_load_async, path, lambda _: None if handle.closed else self._warn_of_loaded(path))
+        path, me = arguments.path("directory", directory), weakref.ref(self)
 
-    def _warn_of_loaded(self, path: str) -> None:
+        def finish(_: Handle) -> None:
+            job = me()
+            if job is not None and not job._handle.closed:
+                job._warn_of_loaded(path, 6)
+
+        return self._beside(lib.whale_session_load_async, path, finish)
+
+    def _warn_of_loaded(self, path: str, stacklevel: int = 3) -> None:
         loaded = self.report()["loaded"]
+        if loaded["directory"] != path:  # another has been loaded since
+            return
         if loaded["left_out"] and "train" in self._inputs:
             warnings.warn(f"'{path}' holds optimizer state{' of ' + loaded['optimizer'] if loaded['optimizer'] else ''} ({len(loaded['left_out'])} tensors, such as '{loaded['left_out'][0]}') and the "
                           "optimizer of this plan keeps none: it was left out, and what this job saves is without it. Plan with the "
-                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=3)
+                          "optimizer that the checkpoint was trained with to go on with it", stacklevel=stacklevel)
         if not loaded["checksums"]:
             warnings.warn(f"'{path}' was saved by an older libwhale and has no checksums: a changed byte in it would "
-                          "not have been noticed. Save it again to have them", stacklevel=3)
+                          "not have been noticed. Save it again to have them", stacklevel=stacklevel)
 
     def trace(self, enable: bool = True) -> None:
         """Records when each instruction runs, from the next step on; enable False: no longer."""

@@ -41,8 +41,13 @@ class Variable:
     dims: tuple[int, ...]
     copies: tuple[tuple[int, ...], ...]
 
-    def __getitem__(self, name: str) -> Any:  # a variable may be read as a row of a table, too
-        return getattr(self, name)
+    def keys(self) -> list[str]:  # with them a variable is a row of a table too: dict(variable), variable["name"]
+        return [each.name for each in fields(self)]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return self.dtype.name if name == "dtype" else getattr(self, name)
 
 
 @dataclass(frozen=True)
