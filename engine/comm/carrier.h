@@ -1,0 +1,68 @@
+// What carries letters between the ranks of a world: inside a process, or between processes. It knows nothing of runs;
+// post.h makes wires of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace whale {
+
+// In front of every letter, as it lies in memory: ranks are of one build and byte order, which they check when they
+// meet.
+struct LetterHead {
+  enum Kind : uint8_t {
+    kMessage,  // of a channel: `tag`, in the order of `sequence`
+    kTaken,    // its receiver has taken the next message
+    kNotice,
+  };
+  uint64_t session = 0, run = 0;
+  uint64_t tag = 0;       // kNotice: its subject
+  uint32_t from = 0;      // rank
+  uint32_t sequence = 0;  // kMessage: from 0 in each run; kNotice: its code
+  uint32_t capacity = 0;  // kMessage: of the channel
+  Kind kind = kMessage;
+  uint8_t notice = 0;  // kNotice: Notice::Kind; the body is its text
+  uint16_t unused = 0;
+};
+static_assert(sizeof(LetterHead) == 40);
+
+class Carrier {
+ public:
+  // Something of the receiver's, which lives as long as `owner` is held.
+  struct Ticket {
+    std::shared_ptr<void> owner = {};
+    void* thing = nullptr;
+  };
+  // Who gets the letters of a rank. Called from threads of the carrier, or of who sends or polls.
+  class Receiver {
+   public:
+    virtual ~Receiver() = default;
+    // Where the body is put; null `thing`: the letter is not wanted. Throws bad_alloc.
+    virtual Ticket accept(const LetterHead& head, size_t bytes, char*& body) = 0;
+    virtual void arrived(const Ticket& letter) noexcept = 0;
+    virtual void sent(const Ticket& letter) noexcept = 0;  // its body may be written again
+    // That rank sends and takes nothing any more. Once a rank.
+    virtual void lost(int rank, const std::string& why) noexcept = 0;
+  };
+
+  virtual ~Carrier() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // The body must stay as it is until the receiver hears that the letter is sent: at once, or later. Letters without a
+  // ticket have a small body or none, which is copied. From any thread. Letters from one rank to another come in order,
+  // but for large ones, which may come after smaller ones that were sent later. What cannot be sent is not: the
+  // receiver hears that the rank is lost.
+  virtual void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) = 0;
+  // For a thread that waits for a letter and has nothing else to do.
+  virtual void poll() = 0;
+};
+inline constexpr size_t kSmallBody = 2000;  // bytes
+
+// Of `ranks` parts of one process; each rank makes its own, once.
+using MakeCarrier = std::function<std::unique_ptr<Carrier>(Carrier::Receiver& receiver)>;
+std::vector<MakeCarrier> make_inproc_carriers(int ranks);
+
+}  // namespace whale

@@ -1,0 +1,443 @@
+#include "comm/post.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <list>
+#include <tuple>
+
+namespace whale {
+namespace {
+
+constexpr auto kLookEvery = std::chrono::milliseconds(50);
+constexpr int kPolls = 200;  // before a thread that waits sleeps
+constexpr uint64_t kEarlySessions = 1024;  // that other ranks may have opened before this one
+// Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed. Of
+// many ranks not all are that late.
+constexpr int kNoticesUnderWay = 2 * 3 + 1, kMostUnderWay = 256;
+
+struct Mailbox;
+
+// A letter on its way in.
+struct Parcel {
+  LetterHead head;
+  Mailbox* box = nullptr;  // that it is put in; null: it is a notice
+  bool here = false;       // all of it
+  std::vector<char> bytes;
+};
+
+// Messages that came by a channel. Their memory is used again, so that none is taken once the largest was sent.
+struct Mailbox {
+  std::mutex mutex;
+  std::condition_variable came;
+  std::list<Parcel> waiting, spare;
+  size_t parcels = 0, largest = 0;  // that there are; that one was
+  uint64_t run = 0;
+  uint32_t taken = 0;  // of that run
+
+  // As many as can be on the way at once, one that is read, and one of a run that was aborted.
+  Parcel& room(const LetterHead& head, size_t bytes) {
+    for (; parcels < size_t{head.capacity} + 2; ++parcels) spare.emplace_back();
+    if (spare.empty()) spare.emplace_back(), ++parcels;
+    if (bytes > largest) {
+      largest = bytes;
+      for (auto* list : {&waiting, &spare})
+        for (Parcel& p : *list)
+          if (p.here || list == &spare) p.bytes.reserve(largest);
+    }
+    Parcel& parcel = spare.front();
+    parcel.bytes.reserve(largest);
+    parcel.bytes.resize(bytes);
+    parcel.head = head, parcel.box = this, parcel.here = false;
+    waiting.splice(waiting.end(), spare, spare.begin());
+    return parcel;
+  }
+  void give_back(std::list<Parcel>& read) {
+    for (Parcel& p : read) p.bytes.reserve(largest);
+    spare.splice(spare.end(), read);
+  }
+  // Moves the next message of the run to `to`; false: it is not here yet.
+  bool take(uint64_t now, std::list<Parcel>& to) {
+    if (run != now) run = now, taken = 0;
+    for (auto p = waiting.begin(); p != waiting.end();) {
+      const auto at = p++;
+      if (!at->here || at->head.run > now) continue;
+      if (at->head.run < now) {
+        spare.splice(spare.end(), waiting, at);
+      } else if (at->head.sequence == taken) {
+        to.splice(to.end(), waiting, at);
+        ++taken;
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+// What is sent by a channel.
+struct Outgoing {
+  struct Buffer {
+    std::vector<char> bytes;
+    bool under_way = false;
+    Outgoing* of = nullptr;
+  };
+  std::mutex mutex;
+  std::condition_variable freed;  // a message was taken, or a buffer is free
+  std::list<Buffer> buffers;
+  uint32_t capacity = 1;
+  size_t largest = 0;
+  uint64_t run = 0;
+  uint32_t sent = 0, taken = 0;  // of that run
+
+  // Where the next message is written; null: not yet.
+  Buffer* free_buffer(uint64_t now) {
+    if (run != now) run = now, sent = taken = 0;
+    if (sent - taken >= capacity) return nullptr;
+    const auto at = std::find_if(buffers.begin(), buffers.end(), [](const Buffer& b) { return !b.under_way; });
+    return at == buffers.end() ? nullptr : &*at;
+  }
+};
+
+Notice notice_in(const LetterHead& head, std::string_view text) {
+  return {.kind = static_cast<Notice::Kind>(std::min<uint8_t>(head.notice, Notice::kClosed)),
+          .subject = head.tag,
+          .rank = static_cast<int>(head.from),
+          .run = head.run,
+          .code = static_cast<Code>(head.sequence),
+          .message = std::string(text)};
+}
+
+using Channel = std::pair<int, uint64_t>;  // the other rank, and the tag
+
+}  // namespace
+
+// What a session is in: its threads look at it while they wait.
+struct Post::Desk {
+  Desk(uint64_t number, int ranks) : session(number), gone(static_cast<size_t>(ranks)) {
+    spare.resize(static_cast<size_t>(std::min(ranks * kNoticesUnderWay, kMostUnderWay)));
+  }
+  const uint64_t session;
+  std::atomic<uint64_t> run{0};
+  std::atomic<bool> aborted{false};
+  std::mutex mutex;  // of the notices
+  std::condition_variable rang;
+  std::list<Notice> notices, spare;
+  uint64_t rings = 0, answered = 0;
+  std::vector<bool> gone;  // ranks of which that was told
+
+  std::mutex channels_mutex;  // of the maps
+  std::map<Channel, Mailbox> mailboxes;
+  std::map<Channel, Outgoing> outgoing;
+  std::list<Parcel> texts;  // of notices on their way in; under channels_mutex
+
+  Mailbox& mailbox(int from, uint64_t tag) {
+    const std::lock_guard lock(channels_mutex);
+    return mailboxes[{from, tag}];
+  }
+  Outgoing& out(int to, uint64_t tag) {
+    const std::lock_guard lock(channels_mutex);
+    return outgoing[{to, tag}];
+  }
+  void ring() {
+    ++rings;
+    rang.notify_all();
+  }
+  void add(const Notice& notice) {
+    const std::lock_guard lock(mutex);
+    if (spare.empty()) spare.emplace_back();
+    spare.front() = notice;
+    notices.splice(notices.end(), spare, spare.begin());
+    ring();
+  }
+  void rank_is_gone(int rank, const std::string& why) {
+    {
+      const std::lock_guard lock(mutex);
+      if (gone[static_cast<size_t>(rank)]) return;
+      gone[static_cast<size_t>(rank)] = true;
+    }
+    add({.kind = Notice::kGone, .rank = rank, .code = Code::kUnavailable, .message = why});
+  }
+  bool hear(Notice& notice) {
+    const std::lock_guard lock(mutex);
+    const uint64_t now = run.load();
+    const auto is_over = [&](const Notice& n) { return n.run < now && n.kind < Notice::kLost; };
+    for (auto n = notices.begin(); n != notices.end();)
+      if (const auto here = n++; is_over(*here)) spare.splice(spare.end(), notices, here);
+    const auto stays = [](const Notice& n) { return n.kind == Notice::kClosed || n.kind == Notice::kGone; };
+    const auto is_of_now = [&](const Notice& n) {
+      return stays(n) ? n.run < now : n.run == now || n.kind == Notice::kLost;
+    };
+    const auto at = std::find_if(notices.begin(), notices.end(), is_of_now);
+    if (at == notices.end()) return false;
+    notice = *at;
+    if (stays(*at))
+      at->run = now;  // and of every later run
+    else
+      spare.splice(spare.end(), notices, at);
+    return true;
+  }
+  void abort() {
+    aborted.store(true, std::memory_order_release);
+    const std::lock_guard lock(channels_mutex);
+    for (auto& [channel, box] : mailboxes) {
+      { const std::lock_guard seen(box.mutex); }  // who waits has looked before this, or sees it
+      box.came.notify_all();
+    }
+    for (auto& [channel, out] : outgoing) {
+      { const std::lock_guard seen(out.mutex); }
+      out.freed.notify_all();
+    }
+  }
+  // Until `found`, which is asked under the lock; false: aborted.
+  template <class Found>
+  bool wait(Carrier& carrier, std::mutex& of, std::condition_variable& signal, Lookout* lookout, Found found) {
+    for (int turn = 0;; ++turn) {
+      {
+        std::unique_lock lock(of);
+        if (aborted.load(std::memory_order_acquire)) return false;
+        if (found()) return true;
+        if (turn >= kPolls) {
+          signal.wait_for(lock, kLookEvery);
+          if (aborted.load(std::memory_order_acquire)) return false;
+          if (found()) return true;
+        }
+      }
+      carrier.poll();
+      if (lookout != nullptr && turn >= kPolls) lookout->look();
+    }
+  }
+};
+
+class Post::Outbox final : public Wire::Sender {
+ public:
+  Outbox(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk, int to, uint64_t tag, uint32_t capacity)
+      : post_(std::move(post)), desk_(std::move(desk)), to_(to), tag_(tag), out_(desk_->out(to, tag)) {
+    const std::lock_guard lock(out_.mutex);
+    out_.capacity = capacity;
+    while (out_.buffers.size() < size_t{capacity} + 1) out_.buffers.emplace_back().of = &out_;
+  }
+  char* begin(size_t bytes, Lookout* lookout) override {
+    const uint64_t run = desk_->run.load(std::memory_order_relaxed);
+    const auto found = [&] {
+      buffer_ = out_.free_buffer(run);
+      if (buffer_ == nullptr) return false;
+      if (bytes > out_.largest) {
+        out_.largest = bytes;
+        for (Outgoing::Buffer& b : out_.buffers)
+          if (!b.under_way) b.bytes.reserve(bytes);
+      }
+      buffer_->bytes.reserve(out_.largest);
+      buffer_->bytes.resize(bytes);
+      return true;
+    };
+    if (!desk_->wait(*post_->carrier_, out_.mutex, out_.freed, lookout, found)) return nullptr;
+    return bytes == 0 ? &nothing_ : buffer_->bytes.data();
+  }
+  void end() override {
+    LetterHead head{.tag = tag_};
+    {
+      const std::lock_guard lock(out_.mutex);
+      buffer_->under_way = true;
+      head.run = out_.run, head.sequence = out_.sent++, head.capacity = out_.capacity;
+    }
+    post_->send(*desk_, to_, head, buffer_->bytes.data(), buffer_->bytes.size(), {desk_, buffer_});
+  }
+
+ private:
+  const std::shared_ptr<Post> post_;
+  const std::shared_ptr<Desk> desk_;
+  const int to_;
+  const uint64_t tag_;
+  Outgoing& out_;
+  Outgoing::Buffer* buffer_ = nullptr;  // that is being written
+  char nothing_ = 0;
+};
+
+class Post::Inbox final : public Wire::Receiver {
+ public:
+  Inbox(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk, int from, uint64_t tag)
+      : post_(std::move(post)), desk_(std::move(desk)), from_(from), tag_(tag), box_(desk_->mailbox(from, tag)) {}
+  const char* begin(size_t bytes, Lookout* lookout) override {
+    const uint64_t run = desk_->run.load(std::memory_order_relaxed);
+    const auto found = [&] {
+      if (!mine_.empty()) box_.give_back(mine_);  // of a run that was aborted
+      return box_.take(run, mine_);
+    };
+    if (!desk_->wait(*post_->carrier_, box_.mutex, box_.came, lookout, found)) return nullptr;
+    post_->send(*desk_, from_, {.run = run, .tag = tag_, .kind = LetterHead::kTaken}, nullptr, 0, {});
+    if (mine_.front().bytes.size() != bytes) throw runs_something_else(from_, post_->rank());
+    return bytes == 0 ? &nothing_ : mine_.front().bytes.data();
+  }
+  void end() override {
+    const std::lock_guard lock(box_.mutex);
+    box_.give_back(mine_);
+  }
+
+ private:
+  const std::shared_ptr<Post> post_;
+  const std::shared_ptr<Desk> desk_;
+  const int from_;
+  const uint64_t tag_;
+  Mailbox& box_;
+  std::list<Parcel> mine_;  // the one that is being read
+  char nothing_ = 0;
+};
+
+class Post::Line final : public Wire {
+ public:
+  Line(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk) : post_(std::move(post)), desk_(std::move(desk)) {}
+  ~Line() override {
+    const std::lock_guard lock(post_->mutex_);
+    post_->desks_.erase(desk_->session);
+  }
+  int rank() const override { return post_->rank(); }
+  int size() const override { return post_->size(); }
+  std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) override {
+    return std::make_unique<Outbox>(post_, desk_, to, tag, capacity);
+  }
+  std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) override {
+    return std::make_unique<Inbox>(post_, desk_, from, tag);
+  }
+  void begin_run() override {
+    desk_->run.fetch_add(1);
+    desk_->aborted.store(false, std::memory_order_release);
+    ring();  // what came before may be of this run
+  }
+  void abort() noexcept override { desk_->abort(); }
+  void tell(Notice notice) override {
+    const LetterHead head{.run = desk_->run.load(),
+                          .tag = notice.subject,
+                          .sequence = static_cast<uint32_t>(notice.code),
+                          .kind = LetterHead::kNotice,
+                          .notice = notice.kind};
+    const size_t bytes = std::min(notice.message.size(), kSmallBody);
+    for (int r = 0; r < size(); ++r)
+      if (r != rank()) post_->send(*desk_, r, head, notice.message.data(), bytes, {});
+  }
+  bool hear(Notice& notice) override { return desk_->hear(notice); }
+  void wait_for_notices() override {
+    std::unique_lock lock(desk_->mutex);
+    desk_->rang.wait(lock, [&] { return desk_->rings != desk_->answered; });
+    desk_->answered = desk_->rings;
+  }
+  void ring() override {
+    const std::lock_guard lock(desk_->mutex);
+    desk_->ring();
+  }
+
+ private:
+  const std::shared_ptr<Post> post_;
+  const std::shared_ptr<Desk> desk_;
+};
+
+std::shared_ptr<Post> Post::open(const MakeCarrier& make) {
+  std::shared_ptr<Post> post(new Post);
+  post->carrier_ = make(*post);
+  return post;
+}
+
+Post::~Post() { carrier_.reset(); }
+
+std::shared_ptr<Wire> Post::next_wire() {
+  std::shared_ptr<Desk> desk;
+  {
+    const std::lock_guard lock(mutex_);
+    desk = desk_of(opened_);
+    ++opened_;
+  }
+  return std::make_shared<Line>(shared_from_this(), std::move(desk));
+}
+
+// Under the lock.
+std::shared_ptr<Post::Desk> Post::desk_of(uint64_t session) {
+  const auto at = desks_.find(session);
+  if (at != desks_.end()) return at->second;
+  if (session < opened_ || session >= opened_ + kEarlySessions) return nullptr;
+  auto desk = std::make_shared<Desk>(session, size());
+  for (const auto& [rank, why] : lost_) desk->rank_is_gone(rank, why);
+  return desks_.emplace(session, std::move(desk)).first->second;
+}
+
+void Post::send(const Desk& desk, int to, LetterHead head, const void* body, size_t bytes, const Ticket& ticket) {
+  head.session = desk.session;
+  head.from = static_cast<uint32_t>(rank());
+  carrier_->send(to, head, body, bytes, ticket);
+}
+
+Carrier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) {
+  std::shared_ptr<Desk> desk;
+  {
+    const std::lock_guard lock(mutex_);
+    desk = desk_of(head.session);
+  }
+  if (!desk) return {};
+  const int from = static_cast<int>(head.from);
+  Parcel* parcel = nullptr;
+  if (head.kind == LetterHead::kTaken) {
+    Outgoing& out = desk->out(from, head.tag);
+    const std::lock_guard lock(out.mutex);
+    out.taken += head.run == out.run;
+    out.freed.notify_all();
+  } else if (head.kind == LetterHead::kMessage) {
+    Mailbox& box = desk->mailbox(from, head.tag);
+    const std::lock_guard lock(box.mutex);
+    parcel = &box.room(head, bytes);
+  } else if (bytes == 0) {
+    desk->add(notice_in(head, {}));
+  } else {
+    const std::lock_guard lock(desk->channels_mutex);
+    parcel = &desk->texts.emplace_back(Parcel{.head = head, .bytes = std::vector<char>(bytes)});
+  }
+  if (parcel == nullptr) return {};
+  body = parcel->bytes.data();
+  return {std::move(desk), parcel};
+}
+
+void Post::arrived(const Ticket& letter) noexcept {
+  auto* parcel = static_cast<Parcel*>(letter.thing);
+  if (Mailbox* box = parcel->box; box != nullptr) {
+    {
+      const std::lock_guard lock(box->mutex);
+      parcel->here = true;
+    }
+    box->came.notify_one();
+    return;
+  }
+  auto& desk = *static_cast<Desk*>(letter.owner.get());
+  try {
+    desk.add(notice_in(parcel->head, {parcel->bytes.data(), parcel->bytes.size()}));
+  } catch (const std::bad_alloc&) {  // that it ends is what counts
+    desk.add(notice_in(parcel->head, {}));
+  }
+  const std::lock_guard lock(desk.channels_mutex);
+  desk.texts.remove_if([&](const Parcel& p) { return &p == parcel; });
+}
+
+void Post::sent(const Ticket& letter) noexcept {
+  auto* buffer = static_cast<Outgoing::Buffer*>(letter.thing);
+  {
+    const std::lock_guard lock(buffer->of->mutex);
+    buffer->under_way = false;
+  }
+  buffer->of->freed.notify_all();
+}
+
+void Post::lost(int rank, const std::string& why) noexcept {
+  std::vector<std::shared_ptr<Desk>> desks;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lost_.emplace(rank, why).second) return;
+    for (const auto& [session, desk] : desks_) desks.push_back(desk);
+  }
+  for (const auto& desk : desks) desk->rank_is_gone(rank, why);
+}
+
+std::vector<std::shared_ptr<Wire>> make_inproc_wires(int ranks) {
+  std::vector<std::shared_ptr<Wire>> wires;
+  for (const MakeCarrier& make : make_inproc_carriers(ranks)) wires.push_back(Post::open(make)->next_wire());
+  return wires;
+}
+
+}  // namespace whale

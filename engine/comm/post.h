@@ -1,0 +1,51 @@
+// Wires over a carrier: a mailbox for each channel that comes in, a desk for each session.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/carrier.h"
+#include "comm/wire.h"
+
+namespace whale {
+
+// Of one rank. Thread-safe.
+class Post final : public Carrier::Receiver, public std::enable_shared_from_this<Post> {
+ public:
+  static std::shared_ptr<Post> open(const MakeCarrier& make);
+  Post(const Post&) = delete;
+  Post& operator=(const Post&) = delete;
+  ~Post() override;
+
+  int rank() const { return carrier_->rank(); }
+  int size() const { return carrier_->size(); }
+  // This rank's wire of its n-th session, from 0: in order, each once. What came for it before is there. Its end closes
+  // the session, and what comes after is dropped.
+  std::shared_ptr<Wire> next_wire();
+  // As the carrier's, where somebody else noticed it.
+  void lost(int rank, const std::string& why) noexcept override;
+
+ private:
+  struct Desk;
+  class Line;
+  class Outbox;
+  class Inbox;
+  using Ticket = Carrier::Ticket;
+
+  Post() = default;
+  std::shared_ptr<Desk> desk_of(uint64_t session);  // null: it is closed
+  void send(const Desk& desk, int to, LetterHead head, const void* body, size_t bytes, const Ticket& ticket);
+  Ticket accept(const LetterHead& head, size_t bytes, char*& body) override;
+  void arrived(const Ticket& letter) noexcept override;
+  void sent(const Ticket& letter) noexcept override;
+
+  std::mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<Desk>> desks_;  // by session: open, or not yet
+  uint64_t opened_ = 0;                              // sessions so far
+  std::map<int, std::string> lost_;                  // ranks, and why
+  std::unique_ptr<Carrier> carrier_;                 // ends first
+};
+
+}  // namespace whale

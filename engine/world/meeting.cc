@@ -1,0 +1,433 @@
+#include "world/meeting.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "world/socket.h"
+
+namespace whale {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr char kMagic[8] = {'w', 'h', 'a', 'l', 'e', ' ', 'm', '1'};
+constexpr size_t kTokenBytes = 64;
+constexpr uint32_t kMostBytes = 16u << 20;  // of a frame
+constexpr size_t kMostStrangers = 64;       // connections that have not said the token yet
+constexpr double kStrangerSeconds = 5;
+
+// What a connection begins with.
+struct Hello {
+  char magic[8] = {};
+  char token[kTokenBytes] = {};
+  uint32_t rank = 0, size = 0;
+};
+
+enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kValue, kLost };
+
+// A frame is a length, a Say, two numbers, and a text; of kPut the text is the key and, `b` bytes behind it, the value.
+struct FrameHead {
+  uint32_t bytes = 0;  // of the text
+  uint32_t a = 0, b = 0;
+  Say say = Say::kHere;
+  uint8_t unused[3] = {};
+};
+
+std::string frame(Say say, uint32_t a = 0, uint32_t b = 0, std::string_view text = {}) {
+  const FrameHead head{static_cast<uint32_t>(text.size()), a, b, say};
+  std::string out(sizeof head + text.size(), '\0');
+  std::memcpy(out.data(), &head, sizeof head);
+  std::memcpy(out.data() + sizeof head, text.data(), text.size());
+  return out;
+}
+
+// Bytes that came, cut into frames.
+struct Incoming {
+  std::string bytes;
+  // False: the connection has ended, or sends what is no frame.
+  bool read(int fd) {
+    char some[16384];
+    for (;;) {
+      const ssize_t n = recv(fd, some, sizeof some, MSG_DONTWAIT);
+      if (n > 0) {
+        bytes.append(some, static_cast<size_t>(n));
+        if (static_cast<size_t>(n) < sizeof some) return true;
+        continue;
+      }
+      if (n < 0 && errno == EINTR) continue;
+      return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    }
+  }
+  // True: a whole frame. Throws where it is none.
+  bool next(FrameHead& head, std::string& text) {
+    if (bytes.size() < sizeof head) return false;
+    std::memcpy(&head, bytes.data(), sizeof head);
+    if (head.bytes > kMostBytes || head.say > Say::kLost || head.b > head.bytes) throw invalid("no frame of a meeting");
+    if (bytes.size() < sizeof head + head.bytes) return false;
+    text = bytes.substr(sizeof head, head.bytes);
+    bytes.erase(0, sizeof head + head.bytes);
+    return true;
+  }
+};
+
+// However they differ, it takes the same time.
+bool same(const char* a, const char* b, size_t bytes) {
+  unsigned char differs = 0;
+  for (size_t i = 0; i < bytes; ++i) differs |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return differs == 0;
+}
+
+class Bell {  // wakes a poll()
+ public:
+  Bell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!fd_) throw error(Code::kResourceExhausted, "no event descriptor: too many files are open");
+  }
+  int fd() const { return fd_.fd(); }
+  void ring() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(fd(), &one, sizeof one);
+  }
+
+ private:
+  Socket fd_;
+};
+
+// A thread that the caller's signals do not go to.
+template <class Body>
+std::thread quiet_thread(Body body) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread;
+  try {
+    thread = std::thread(std::move(body));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw error(Code::kResourceExhausted, "no thread could be made for the meeting of the ranks");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+// How often one says that it is here.
+double pulse(const MeetingOptions& o) { return std::min(1.0, o.timeout_seconds / 4); }
+
+// The listener, on rank 0: one thread.
+class Host {
+ public:
+  explicit Host(const MeetingOptions& options)
+      : options_(options), listener_(listen_on(options.address, options.port)), there_(static_cast<size_t>(options.size)) {
+    thread_ = quiet_thread([this] { loop(); });
+  }
+  ~Host() {
+    quit_ = true;
+    bell_.ring();
+    thread_.join();
+  }
+
+ private:
+  struct Connection {
+    Socket socket;
+    Incoming in;
+    std::string out;
+    int rank = -1;  // not known yet
+    bool left = false, cut = false;
+    Clock::time_point last = Clock::now();
+    std::string self;
+    std::map<std::string, std::vector<uint32_t>> asked = {};  // keys that are not there yet
+  };
+
+  void loop() {
+    for (;;) {
+      std::vector<pollfd> wait{{bell_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
+      for (const auto& c : connections_)
+        wait.push_back({c->socket.fd(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});
+      poll(wait.data(), wait.size(), static_cast<int>(pulse(options_) * 500));
+      if (quit_) break;
+      const size_t known = connections_.size();
+      if ((wait[1].revents & POLLIN) != 0) accept_all();
+      for (size_t c = 0; c < known; ++c)
+        if (wait[c + 2].revents != 0) serve(*connections_[c]);
+      look();
+      for (const auto& c : connections_) flush(*c);
+      std::erase_if(connections_, [](const auto& c) { return c->cut; });
+    }
+    for (const auto& c : connections_)
+      if (c->rank > 0) c->out += frame(Say::kBye), flush(*c);
+  }
+
+  void accept_all() {
+    for (;;) {
+      Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket) return;
+      size_t strangers = 0;
+      for (const auto& c : connections_) strangers += c->rank < 0;
+      if (strangers >= kMostStrangers) continue;  // cut off
+      connections_.push_back(std::make_unique<Connection>());
+      connections_.back()->socket = std::move(socket);
+    }
+  }
+
+  void serve(Connection& c) {
+    const bool open = c.in.read(c.socket.fd());
+    try {
+      if (c.rank < 0) greet(c);
+      FrameHead head;
+      for (std::string text; c.rank >= 0 && !c.cut && c.in.next(head, text);) hear(c, head, text);
+    } catch (const Error&) {
+      c.cut = true;
+    }
+    if (c.rank < 0 && c.in.bytes.size() > sizeof(Hello)) c.cut = true;
+    if (!open) c.cut = true;
+    if (c.cut && c.rank >= 0 && !c.left) tell_lost(c, "its process has ended");
+  }
+
+  void greet(Connection& c) {
+    if (c.in.bytes.size() < sizeof(Hello)) return;
+    Hello hello;
+    std::memcpy(&hello, c.in.bytes.data(), sizeof hello);
+    char token[kTokenBytes] = {};
+    options_.token.copy(token, kTokenBytes);
+    if (!same(hello.token, token, kTokenBytes) || !same(hello.magic, kMagic, sizeof kMagic)) {
+      c.cut = true;
+      return;
+    }
+    c.in.bytes.erase(0, sizeof hello);
+    std::string why;
+    if (hello.size != static_cast<uint32_t>(options_.size))
+      why = fmt::format("rank {} says that there are {} ranks, rank 0 that there are {}", hello.rank, hello.size, options_.size);
+    else if (hello.rank >= hello.size)
+      why = fmt::format("there is no rank {} of {}", hello.rank, hello.size);
+    else if (there_[hello.rank])
+      why = fmt::format("another process is rank {} already", hello.rank);
+    if (!why.empty()) {
+      c.out += frame(Say::kRefused, 0, 0, why);
+      flush(c);
+      c.cut = true;
+      return;
+    }
+    there_[hello.rank] = true;
+    c.rank = static_cast<int>(hello.rank);
+    c.last = Clock::now();
+    c.out += frame(Say::kWelcome);
+    for (const auto& [rank, text] : lost_) c.out += frame(Say::kLost, static_cast<uint32_t>(rank), 0, text);
+  }
+
+  void hear(Connection& c, const FrameHead& head, const std::string& text) {
+    c.last = Clock::now();
+    switch (head.say) {
+      case Say::kPut: {
+        const std::string key = text.substr(0, head.bytes - head.b);
+        if (key.empty()) c.self = text;
+        std::string& value = values_[key] = text.substr(key.size());
+        for (const auto& other : connections_)
+          if (const auto asked = other->asked.find(key); asked != other->asked.end()) {
+            for (const uint32_t id : asked->second) other->out += frame(Say::kValue, id, 0, value);
+            other->asked.erase(asked);
+          }
+        break;
+      }
+      case Say::kGet:
+        if (const auto at = values_.find(text); at != values_.end())
+          c.out += frame(Say::kValue, head.a, 0, at->second);
+        else
+          c.asked[text].push_back(head.a);
+        break;
+      case Say::kBye: c.left = c.cut = true; break;
+      case Say::kHere: break;
+      default: c.cut = true;
+    }
+  }
+
+  void look() {
+    const auto now = Clock::now();
+    const bool beat = Seconds(now - beat_).count() >= pulse(options_);
+    if (beat) beat_ = now;
+    for (const auto& c : connections_) {
+      const double silent = Seconds(now - c->last).count();
+      if (c->rank < 0 && silent > kStrangerSeconds) c->cut = true;
+      if (c->rank >= 0 && !c->cut && silent > options_.timeout_seconds) {
+        c->cut = true;
+        tell_lost(*c, fmt::format("it has not been heard for {:.3g} seconds", options_.timeout_seconds));
+      }
+      if (beat && c->rank >= 0) c->out += frame(Say::kHere);
+    }
+  }
+
+  void tell_lost(Connection& lost, const std::string& what) {
+    const std::string who = lost.self.empty() ? std::string() : " (" + lost.self + ")";
+    const std::string why = fmt::format("rank {}{} is lost: {}", lost.rank, who, what);
+    lost_[lost.rank] = why;
+    for (const auto& c : connections_)
+      if (c.get() != &lost && c->rank >= 0) c->out += frame(Say::kLost, static_cast<uint32_t>(lost.rank), 0, why);
+  }
+
+  static void flush(Connection& c) {
+    while (!c.out.empty()) {
+      const ssize_t n = send(c.socket.fd(), c.out.data(), c.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n <= 0) return;  // later, or its end is seen when it is read
+      c.out.erase(0, static_cast<size_t>(n));
+    }
+  }
+
+  const MeetingOptions options_;
+  Bell bell_;
+  Socket listener_;
+  std::vector<bool> there_;  // ranks
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::map<std::string, std::string> values_;
+  std::map<int, std::string> lost_;
+  Clock::time_point beat_ = Clock::now();
+  std::atomic<bool> quit_{false};
+  std::thread thread_;
+};
+
+class Meeting final : public Store {
+ public:
+  explicit Meeting(const MeetingOptions& options) : options_(options) {
+    if (options.rank == 0) host_ = std::make_unique<Host>(options);
+    socket_ = connect_to(options.address, options.port, options.timeout_seconds);
+    Hello hello;
+    std::memcpy(hello.magic, kMagic, sizeof kMagic);
+    options.token.copy(hello.token, kTokenBytes);
+    hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
+    if (write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds)) greet();
+    else refused();
+    say(Say::kPut, 0, 0, options.self);
+    thread_ = quiet_thread([this] { loop(); });
+  }
+  ~Meeting() override {
+    quit_ = true;
+    bell_.ring();
+    thread_.join();
+    const std::string bye = frame(Say::kBye);
+    write_all(socket_.fd(), bye.data(), bye.size(), 1);
+  }
+
+  void put(const std::string& key, std::string value) override {
+    if (key.empty() || key.size() + value.size() > kMostBytes) throw internal("'{}' is put with {} bytes", key, value.size());
+    if (!say(Say::kPut, 0, static_cast<uint32_t>(value.size()), key + value)) throw is_over();
+  }
+  std::string get(const std::string& key, double timeout_seconds) override {
+    std::unique_lock lock(mutex_);
+    const uint32_t id = asked_++;
+    lock.unlock();
+    if (!say(Say::kGet, id, 0, key)) throw is_over();
+    lock.lock();
+    const bool came = changed_.wait_for(lock, Seconds(timeout_seconds),
+                                        [&] { return values_.contains(id) || over_ || !lost_.empty(); });
+    if (auto node = values_.extract(id)) return std::move(node.mapped());
+    if (!lost_.empty()) throw error(Code::kUnavailable, "{}", lost_.begin()->second).at_rank(lost_.begin()->first);
+    if (over_) throw is_over();
+    (void)came;
+    throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
+  }
+
+ private:
+  static Error is_over() { return error(Code::kUnavailable, "rank 0 has left the meeting of the ranks").at_rank(0); }
+  [[noreturn]] void refused() const {
+    throw error(Code::kUnauthenticated,
+                "rank 0 at {}:{} did not let rank {} in: the token of the job (WHALE_JOB_TOKEN) is another one there, or "
+                "something else than libwhale listens",
+                options_.address, options_.port, options_.rank)
+        .at_rank(0);
+  }
+  void greet() {
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(options_.timeout_seconds));
+    FrameHead head;
+    std::string text;
+    while (!in_.next(head, text)) {
+      pollfd wait{socket_.fd(), POLLIN, 0};
+      const double left = Seconds(end - Clock::now()).count();
+      if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000) + 1) < 0)
+        throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port).at_rank(0);
+      if (!in_.read(socket_.fd()) && in_.bytes.empty()) refused();
+    }
+    if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
+    if (head.say != Say::kWelcome) refused();
+  }
+  bool say(Say what, uint32_t a = 0, uint32_t b = 0, std::string_view text = {}) {
+    const std::string bytes = frame(what, a, b, text);
+    const std::lock_guard lock(writing_);
+    return write_all(socket_.fd(), bytes.data(), bytes.size(), options_.timeout_seconds);
+  }
+
+  void loop() {
+    auto said = Clock::now(), heard = Clock::now();
+    while (!quit_) {
+      pollfd wait[] = {{bell_.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
+      poll(wait, 2, static_cast<int>(pulse(options_) * 500));
+      if (quit_) return;
+      bool open = true;
+      if (wait[1].revents != 0) heard = Clock::now(), open = in_.read(socket_.fd());
+      try {
+        FrameHead head;
+        for (std::string text; in_.next(head, text);) hear(head, text);
+      } catch (const Error&) {
+        open = false;
+      }
+      if (over()) return;
+      if (!open) return lose(0, "rank 0 is lost: its process has ended");
+      const auto now = Clock::now();
+      if (Seconds(now - heard).count() > options_.timeout_seconds)
+        return lose(0, fmt::format("rank 0 is lost: it has not been heard for {:.3g} seconds", options_.timeout_seconds));
+      if (Seconds(now - said).count() >= pulse(options_)) said = now, say(Say::kHere);
+    }
+  }
+  bool over() {
+    const std::lock_guard lock(mutex_);
+    return over_;
+  }
+  void hear(const FrameHead& head, const std::string& text) {
+    if (head.say == Say::kLost) return lose(static_cast<int>(head.a), text);
+    const std::lock_guard lock(mutex_);
+    if (head.say == Say::kValue) values_[head.a] = text;
+    if (head.say == Say::kBye) over_ = true;
+    changed_.notify_all();
+  }
+  void lose(int rank, const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (rank < 0 || rank >= options_.size || !lost_.emplace(rank, why).second) return;
+      changed_.notify_all();
+    }
+    if (options_.lost) options_.lost(rank, why);
+  }
+
+  const MeetingOptions options_;
+  std::unique_ptr<Host> host_;  // ends last: this rank's connection is to it
+  Bell bell_;
+  Socket socket_;
+  Incoming in_;
+  std::mutex writing_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint32_t asked_ = 0;
+  std::map<uint32_t, std::string> values_;  // that came, by question
+  std::map<int, std::string> lost_;
+  bool over_ = false;
+  std::atomic<bool> quit_{false};
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> meet(const MeetingOptions& options) { return std::make_shared<Meeting>(options); }
+
+}  // namespace whale

@@ -1,0 +1,30 @@
+// Where the ranks of a job meet: rank 0 listens, all connect to it, and stay connected. A store of keys and values, and
+// who is still there. What is said here is short; the plan's bytes go over a carrier.
+//
+// A connection says the job's token before anything else; who does not know it within some seconds is cut off. The
+// ranks say "here" in turn, from a thread of their own. A rank whose connection ends without a farewell, or that is
+// silent for `timeout_seconds`, is lost: all others hear it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "world/world.h"
+
+namespace whale {
+
+struct MeetingOptions {
+  int rank = 0, size = 1;
+  std::string address = "127.0.0.1";  // of rank 0, as all ranks reach it; rank 0 listens on it and nowhere else
+  uint16_t port = 0;
+  std::string token;             // of the job; empty: any process that reaches the port may join
+  double timeout_seconds = 30;   // of a rank that is silent, and of one that does not come
+  std::string self = {};         // who this is, for messages: "host 'a', process 17"
+  std::function<void(int rank, const std::string& why)> lost;  // on a thread of the meeting's; once a rank
+};
+
+// Connects; at rank 0 it listens too, until its end. Throws unavailable, deadline_exceeded, unauthenticated.
+std::shared_ptr<Store> meet(const MeetingOptions& options);
+
+}  // namespace whale

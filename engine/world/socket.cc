@@ -1,0 +1,125 @@
+#include "world/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "base/error.h"
+
+namespace whale {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string reason() { return std::strerror(errno); }  // NOLINT(concurrency-mt-unsafe): of glibc, which is
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses resolve(const std::string& address, uint16_t port, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* found = nullptr;
+  const int failed = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (failed != 0)
+    throw error(Code::kUnavailable, "the address '{}' of rank 0 is not found ({}); set MASTER_ADDR", address,
+                gai_strerror(failed));
+  return {found, freeaddrinfo};
+}
+
+void set(int fd, int level, int option) {
+  const int on = 1;
+  setsockopt(fd, level, option, &on, sizeof on);
+}
+
+double seconds_to(Clock::time_point end) { return std::chrono::duration<double>(end - Clock::now()).count(); }
+
+}  // namespace
+
+Socket::~Socket() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Socket listen_on(const std::string& address, uint16_t port) {
+  const Addresses all = resolve(address, port, AI_PASSIVE);
+  std::string why;
+  for (const addrinfo* a = all.get(); a != nullptr; a = a->ai_next) {
+    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+    if (socket) set(socket.fd(), SOL_SOCKET, SO_REUSEADDR);
+    if (socket && bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.fd(), SOMAXCONN) == 0)
+      return socket;
+    why = reason();
+  }
+  throw error(Code::kUnavailable,
+              "rank 0 cannot listen on {}:{} ({}); give an address of this host (MASTER_ADDR) and a port that is free "
+              "(MASTER_PORT)",
+              address, port, why);
+}
+
+Socket connect_to(const std::string& address, uint16_t port, double timeout_seconds) {
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  std::string why = "no answer";
+  for (auto pause = std::chrono::milliseconds(2);; pause = std::min(pause * 2, std::chrono::milliseconds(250))) {
+    try {
+      const Addresses all = resolve(address, port, 0);
+      for (const addrinfo* a = all.get(); a != nullptr; a = a->ai_next) {
+        Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+        if (!socket) continue;
+        int failed = connect(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+        if (failed == EINPROGRESS) {
+          pollfd wait{socket.fd(), POLLOUT, 0};
+          socklen_t size = sizeof failed;
+          const double left = std::min(seconds_to(end), 5.0);
+          if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000)) <= 0)
+            failed = ETIMEDOUT;
+          else
+            getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &failed, &size);
+        }
+        if (failed == 0) {
+          set(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
+          return socket;
+        }
+        errno = failed;
+        why = reason();
+      }
+    } catch (const Error& e) {  // names of hosts that start come late
+      why = e.message();
+    }
+    if (seconds_to(end) <= 0) break;
+    std::this_thread::sleep_for(pause);
+  }
+  throw error(Code::kDeadlineExceeded,
+              "rank 0 is not reached at {}:{} in {} seconds ({}): is it started, and are address and port those of its "
+              "host?",
+              address, port, timeout_seconds, why)
+      .at_rank(0);
+}
+
+bool write_all(int fd, const void* data, size_t bytes, double timeout_seconds) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = send(fd, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      from += n, bytes -= static_cast<size_t>(n);
+      continue;
+    }
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return false;
+    pollfd wait{fd, POLLOUT, 0};
+    if (poll(&wait, 1, static_cast<int>(timeout_seconds * 1000)) <= 0) return false;
+  }
+  return true;
+}
+
+}  // namespace whale
