@@ -192,7 +192,7 @@ struct Post::Desk {
   }
   // Until `found`, which is asked under the lock; false: aborted.
   template <class Found>
-  bool wait(Carrier& carrier, std::mutex& of, std::condition_variable& signal, Lookout* lookout, Found found) {
+  bool wait(Courier& courier, std::mutex& of, std::condition_variable& signal, Lookout* lookout, Found found) {
     for (int turn = 0;; ++turn) {
       {
         std::unique_lock lock(of);
@@ -204,7 +204,7 @@ struct Post::Desk {
           if (found()) return true;
         }
       }
-      carrier.poll();
+      courier.poll();
       if (lookout != nullptr && turn >= kPolls) lookout->look();
     }
   }
@@ -232,7 +232,7 @@ class Post::Outbox final : public Wire::Sender {
       buffer_->bytes.resize(bytes);
       return true;
     };
-    if (!desk_->wait(*post_->carrier_, out_.mutex, out_.freed, lookout, found)) return nullptr;
+    if (!desk_->wait(*post_->courier_, out_.mutex, out_.freed, lookout, found)) return nullptr;
     return bytes == 0 ? &nothing_ : buffer_->bytes.data();
   }
   void end() override {
@@ -265,7 +265,7 @@ class Post::Inbox final : public Wire::Receiver {
       if (!mine_.empty()) box_.give_back(mine_);  // of a run that was aborted
       return box_.take(run, mine_);
     };
-    if (!desk_->wait(*post_->carrier_, box_.mutex, box_.came, lookout, found)) return nullptr;
+    if (!desk_->wait(*post_->courier_, box_.mutex, box_.came, lookout, found)) return nullptr;
     post_->send(*desk_, from_, {.run = run, .tag = tag_, .kind = LetterHead::kTaken}, nullptr, 0, {});
     if (mine_.front().bytes.size() != bytes) throw runs_something_else(from_, post_->rank());
     return bytes == 0 ? &nothing_ : mine_.front().bytes.data();
@@ -332,13 +332,13 @@ class Post::Line final : public Wire {
   const std::shared_ptr<Desk> desk_;
 };
 
-std::shared_ptr<Post> Post::open(const MakeCarrier& make) {
+std::shared_ptr<Post> Post::open(const MakeCourier& make) {
   std::shared_ptr<Post> post(new Post);
-  post->carrier_ = make(*post);
+  post->courier_ = make(*post);
   return post;
 }
 
-Post::~Post() { carrier_.reset(); }
+Post::~Post() { courier_.reset(); }
 
 std::shared_ptr<Wire> Post::next_wire() {
   std::shared_ptr<Desk> desk;
@@ -363,10 +363,10 @@ std::shared_ptr<Post::Desk> Post::desk_of(uint64_t session) {
 void Post::send(const Desk& desk, int to, LetterHead head, const void* body, size_t bytes, const Ticket& ticket) {
   head.session = desk.session;
   head.from = static_cast<uint32_t>(rank());
-  carrier_->send(to, head, body, bytes, ticket);
+  courier_->send(to, head, body, bytes, ticket);
 }
 
-Carrier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) {
+Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) {
   std::shared_ptr<Desk> desk;
   {
     const std::lock_guard lock(mutex_);
@@ -436,7 +436,7 @@ void Post::lost(int rank, const std::string& why) noexcept {
 
 std::vector<std::shared_ptr<Wire>> make_inproc_wires(int ranks) {
   std::vector<std::shared_ptr<Wire>> wires;
-  for (const MakeCarrier& make : make_inproc_carriers(ranks)) wires.push_back(Post::open(make)->next_wire());
+  for (const MakeCourier& make : make_inproc_couriers(ranks)) wires.push_back(Post::open(make)->next_wire());
   return wires;
 }
 

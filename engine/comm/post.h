@@ -1,4 +1,4 @@
-// Wires over a carrier: a mailbox for each channel that comes in, a desk for each session.
+// Wires over a courier: a mailbox for each channel that comes in, a desk for each session.
 #pragma once
 
 #include <map>
@@ -6,25 +6,25 @@
 #include <mutex>
 #include <string>
 
-#include "comm/carrier.h"
+#include "comm/courier.h"
 #include "comm/wire.h"
 
 namespace whale {
 
 // Of one rank. Thread-safe.
-class Post final : public Carrier::Receiver, public std::enable_shared_from_this<Post> {
+class Post final : public Courier::Receiver, public std::enable_shared_from_this<Post> {
  public:
-  static std::shared_ptr<Post> open(const MakeCarrier& make);
+  static std::shared_ptr<Post> open(const MakeCourier& make);
   Post(const Post&) = delete;
   Post& operator=(const Post&) = delete;
   ~Post() override;
 
-  int rank() const { return carrier_->rank(); }
-  int size() const { return carrier_->size(); }
+  int rank() const { return courier_->rank(); }
+  int size() const { return courier_->size(); }
   // This rank's wire of its n-th session, from 0: in order, each once. What came for it before is there. Its end closes
   // the session, and what comes after is dropped.
   std::shared_ptr<Wire> next_wire();
-  // As the carrier's, where somebody else noticed it.
+  // As the courier's, where somebody else noticed it.
   void lost(int rank, const std::string& why) noexcept override;
 
  private:
@@ -32,7 +32,7 @@ class Post final : public Carrier::Receiver, public std::enable_shared_from_this
   class Line;
   class Outbox;
   class Inbox;
-  using Ticket = Carrier::Ticket;
+  using Ticket = Courier::Ticket;
 
   Post() = default;
   std::shared_ptr<Desk> desk_of(uint64_t session);  // null: it is closed
@@ -45,7 +45,7 @@ class Post final : public Carrier::Receiver, public std::enable_shared_from_this
   std::map<uint64_t, std::shared_ptr<Desk>> desks_;  // by session: open, or not yet
   uint64_t opened_ = 0;                              // sessions so far
   std::map<int, std::string> lost_;                  // ranks, and why
-  std::unique_ptr<Carrier> carrier_;                 // ends first
+  std::unique_ptr<Courier> courier_;                 // ends first
 };
 
 }  // namespace whale

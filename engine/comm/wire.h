@@ -23,7 +23,7 @@ struct Notice {
   int rank = 0;          // that tells it
   uint64_t run = 0;
   Code code = Code::kUnknown;
-  std::string message;
+  std::string message = {};
 };
 
 inline Notice notice_of(Notice::Kind kind, const Error& error) {

@@ -118,6 +118,7 @@ class Backends {
   explicit Backends(std::string library_dir = {});
   ~Backends();
   Backend& get(DeviceKind kind);
+  const std::string& folder() const;  // where libraries are that this one opens
 
  private:
   struct State;

@@ -1,55 +1,15 @@
 // Finds and opens back ends.
-#include <dlfcn.h>
-#include <unistd.h>
-
-#include <cstdlib>
 #include <map>
 #include <mutex>
 
 #include "base/error.h"
-#include "base/version.h"
+#include "base/library.h"
 #include "device/device.h"
 #include "device/lag/lag.h"
 #include "device/null/null.h"
 #include "device/ref/ref.h"
 
 namespace whale {
-namespace {
-
-void anchor() {}  // an address inside this library
-
-std::string own_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&anchor), &info) == 0 || info.dli_fname == nullptr) return {};
-  // A link to the library may lie elsewhere; its back ends lie beside the file.
-  char* real = realpath(info.dli_fname, nullptr);
-  const std::string path = real != nullptr ? real : info.dli_fname;
-  std::free(real);
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? std::string() : path.substr(0, slash);
-}
-
-// The library stays loaded until the process ends: its threads and its kernels may outlive everything here.
-std::unique_ptr<Backend> open_library(const std::string& folder, const char* file, const char* install) {
-  const std::string path = folder.empty() ? file : folder + "/" + file;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* reason = dlerror();
-    const bool hidden = access(path.c_str(), F_OK) == 0 && access(path.c_str(), R_OK) != 0;
-    throw error(Code::kUnavailable, "cannot open the back end {}: {}. {}", path, reason ? reason : "unknown reason",
-                hidden ? "It is there and may not be read: give its reader the permission" : install);
-  }
-  const auto* entry = static_cast<const BackendEntry*>(dlsym(library, WHALE_BACKEND_SYMBOL));
-  if (entry == nullptr || entry->version == nullptr)
-    throw error(Code::kUnavailable, "{} does not export '{}': it is no back end of libwhale. {}", path,
-                WHALE_BACKEND_SYMBOL, install);
-  if (std::string_view(entry->version) != kVersion)
-    throw error(Code::kUnavailable, "{} is of version {}, libwhale is {}: both must come from one build. {}", path,
-                entry->version, kVersion, install);
-  return std::unique_ptr<Backend>(entry->create());
-}
-
-}  // namespace
 
 struct Backends::State {
   std::string folder;
@@ -69,10 +29,12 @@ struct Backends::State {
       case DeviceKind::kLag: return make_lag_backend(of(DeviceKind::kRef), kind);
       case DeviceKind::kLagCpu: return make_lag_backend(of(DeviceKind::kCpu), kind);
       case DeviceKind::kCpu:
-        return open_library(
-            folder, "libwhale_cpu.so",
-            "Install libwhale's CPU back end beside libwhale.so, with oneDNN 2.6 or newer (libdnnl), or use "
-            "'ref' devices");
+        return std::unique_ptr<Backend>(
+            static_cast<const BackendEntry*>(
+                open_library(folder, "libwhale_cpu.so", WHALE_BACKEND_SYMBOL, "back end",
+                             "Install libwhale's CPU back end beside libwhale.so, with oneDNN 2.6 or newer (libdnnl), "
+                             "or use 'ref' devices"))
+                ->create());
       case DeviceKind::kCuda: break;
     }
     throw error(Code::kUnavailable,
@@ -85,6 +47,8 @@ Backends::Backends(std::string library_dir) : state_(std::make_unique<State>()) 
 }
 
 Backends::~Backends() = default;
+
+const std::string& Backends::folder() const { return state_->folder; }
 
 Backend& Backends::get(DeviceKind kind) {
   const std::lock_guard lock(state_->mutex);

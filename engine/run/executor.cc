@@ -395,6 +395,7 @@ void Executor::hear(const Notice& notice) noexcept {
 std::optional<Damage> Executor::damage_at(uint8_t state, const Error& error, const Notice* heard) {
   if (state >= kStopped) return {};
   if (heard != nullptr && heard->kind == Notice::kLost) return Damage::kPeerLost;
+  if (heard != nullptr && heard->kind == Notice::kGone && state != kOpen) return Damage::kPeerLost;
   if (state == kOpen || (state == kReady && heard != nullptr)) return Damage::kStep;
   if (heard != nullptr || error.code() == Code::kCancelled) return {};
   return Damage::kSession;

@@ -1,5 +1,5 @@
 // Where the ranks of a job meet: rank 0 listens, all connect to it, and stay connected. A store of keys and values, and
-// who is still there. What is said here is short; the plan's bytes go over a carrier.
+// who is still there. What is said here is short; the plan's bytes go over a courier.
 //
 // A connection says the job's token before anything else; who does not know it within some seconds is cut off. The
 // ranks say "here" in turn, from a thread of their own. A rank whose connection ends without a farewell, or that is

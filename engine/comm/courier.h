@@ -29,14 +29,14 @@ struct LetterHead {
 };
 static_assert(sizeof(LetterHead) == 40);
 
-class Carrier {
+class Courier {
  public:
   // Something of the receiver's, which lives as long as `owner` is held.
   struct Ticket {
     std::shared_ptr<void> owner = {};
     void* thing = nullptr;
   };
-  // Who gets the letters of a rank. Called from threads of the carrier, or of who sends or polls.
+  // Who gets the letters of a rank. Called from threads of the courier, or of who sends or polls.
   class Receiver {
    public:
     virtual ~Receiver() = default;
@@ -48,7 +48,7 @@ class Carrier {
     virtual void lost(int rank, const std::string& why) noexcept = 0;
   };
 
-  virtual ~Carrier() = default;
+  virtual ~Courier() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // The body must stay as it is until the receiver hears that the letter is sent: at once, or later. Letters without a
@@ -62,7 +62,7 @@ class Carrier {
 inline constexpr size_t kSmallBody = 2000;  // bytes
 
 // Of `ranks` parts of one process; each rank makes its own, once.
-using MakeCarrier = std::function<std::unique_ptr<Carrier>(Carrier::Receiver& receiver)>;
-std::vector<MakeCarrier> make_inproc_carriers(int ranks);
+using MakeCourier = std::function<std::unique_ptr<Courier>(Courier::Receiver& receiver)>;
+std::vector<MakeCourier> make_inproc_couriers(int ranks);
 
 }  // namespace whale

@@ -4,7 +4,7 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "comm/carrier.h"
+#include "comm/courier.h"
 
 namespace whale {
 namespace {
@@ -12,17 +12,17 @@ namespace {
 struct Receivers {
   explicit Receivers(int ranks) : of(static_cast<size_t>(ranks)) {}
   std::shared_mutex mutex;               // held exclusively while one comes or goes
-  std::vector<Carrier::Receiver*> of;    // by rank; null: not there yet, or gone
+  std::vector<Courier::Receiver*> of;    // by rank; null: not there yet, or gone
 };
 
-class InprocCarrier final : public Carrier {
+class InprocCourier final : public Courier {
  public:
-  InprocCarrier(std::shared_ptr<Receivers> receivers, int rank, Receiver& receiver)
+  InprocCourier(std::shared_ptr<Receivers> receivers, int rank, Receiver& receiver)
       : receivers_(std::move(receivers)), rank_(rank), receiver_(receiver) {
     const std::lock_guard lock(receivers_->mutex);
     receivers_->of[static_cast<size_t>(rank)] = &receiver;
   }
-  ~InprocCarrier() override {
+  ~InprocCourier() override {
     const std::lock_guard lock(receivers_->mutex);
     receivers_->of[static_cast<size_t>(rank_)] = nullptr;
   }
@@ -51,12 +51,12 @@ class InprocCarrier final : public Carrier {
 
 }  // namespace
 
-std::vector<MakeCarrier> make_inproc_carriers(int ranks) {
+std::vector<MakeCourier> make_inproc_couriers(int ranks) {
   const auto receivers = std::make_shared<Receivers>(ranks);
-  std::vector<MakeCarrier> all;
+  std::vector<MakeCourier> all;
   for (int r = 0; r < ranks; ++r)
-    all.push_back([receivers, r](Carrier::Receiver& receiver) {
-      return std::make_unique<InprocCarrier>(receivers, r, receiver);
+    all.push_back([receivers, r](Courier::Receiver& receiver) {
+      return std::make_unique<InprocCourier>(receivers, r, receiver);
     });
   return all;
 }

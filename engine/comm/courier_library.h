@@ -1,0 +1,24 @@
+// What a library that carries letters between processes exports. As the back ends' (device.h): one symbol, `version` is
+// compared for equality before anything else is touched.
+#pragma once
+
+#include <string>
+
+#include "comm/courier.h"
+
+namespace whale {
+
+struct CourierOptions {
+  int rank = 0, size = 1;
+  bool one_host = false;                               // all ranks are processes of this one
+  std::function<void(std::string address)> publish;    // once, before the courier is there: how others reach it
+  std::function<std::string(int rank)> address_of;     // waits until that rank has published it; throws
+};
+
+struct CourierEntry {
+  const char* version;
+  std::unique_ptr<Courier> (*create)(const CourierOptions& options, Courier::Receiver& receiver);
+};
+#define WHALE_COURIER_SYMBOL "whale_courier"
+
+}  // namespace whale

@@ -1,0 +1,332 @@
+// Letters as active messages of UCX, which chooses the way: shared memory inside a host, TCP or RDMA between hosts. One
+// worker; threads that send or wait use it in turn, and a thread of its own makes progress where none of them does, asleep
+// while nothing comes.
+#include <poll.h>
+#include <ucp/api/ucp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "comm/courier_library.h"
+
+namespace whale {
+namespace {
+
+constexpr unsigned kLetter = 1;              // of UCX's active messages
+constexpr uint64_t kMostBytes = 1ull << 40;  // of a body: what is longer is garbage
+constexpr auto kFarewell = std::chrono::seconds(5);
+// While letters are on the way out, some ways need to be looked at, and do not say so.
+constexpr int kBusyMilliseconds = 1, kIdleMilliseconds = 100;
+
+[[noreturn]] void fail(const char* what, ucs_status_t status) {
+  throw error(Code::kUnavailable, "UCX cannot {}: {}. UCX_LOG_LEVEL=info says more", what, ucs_status_string(status));
+}
+
+class UcxCourier final : public Courier {
+ public:
+  UcxCourier(const CourierOptions& options, Receiver& receiver)
+      : options_(options), receiver_(receiver), endpoints_(static_cast<size_t>(options.size)) {
+    try {
+      open();
+      thread_ = std::thread([this] { loop(); });
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  ~UcxCourier() override {
+    quit_ = true;
+    ucp_worker_signal(worker_);
+    thread_.join();
+    close();
+  }
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+
+  void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) override {
+    std::string address;
+    if (!known(to)) {
+      try {
+        address = options_.address_of(to);
+      } catch (const Error& e) {
+        return lose(to, e.message());
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    Endpoint& end = endpoints_[static_cast<size_t>(to)];
+    if (end.ep == nullptr && !end.lost) connect(to, address);
+    if (end.lost) return;
+    Out& out = free_out();
+    out.head = head, out.ticket = ticket, out.under_way = true;
+    if (ticket.thing == nullptr && bytes > 0) {
+      out.body.assign(static_cast<const char*>(body), static_cast<const char*>(body) + bytes);
+      body = out.body.data();
+    }
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = [](void* request, ucs_status_t, void* data) {
+      auto* out = static_cast<Out*>(data);
+      ucp_request_free(request);
+      out->courier->sent(*out);
+    };
+    param.user_data = &out;
+    if (head.kind != LetterHead::kMessage) {
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+      param.flags = UCP_AM_SEND_FLAG_EAGER;
+    }
+    void* request = ucp_am_send_nbx(end.ep, kLetter, &out.head, sizeof out.head, body, bytes, &param);
+    if (request == nullptr) return sent(out);
+    if (UCS_PTR_IS_ERR(request)) {
+      sent(out);
+      return told(to, UCS_PTR_STATUS(request));
+    }
+    ucp_worker_signal(worker_);  // its thread looks after it
+  }
+
+  void poll() override {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) progress();
+  }
+
+ private:
+  struct Endpoint {
+    ucp_ep_h ep = nullptr;
+    bool lost = false;
+    UcxCourier* courier = nullptr;
+    int rank = 0;
+  };
+  // A letter on its way out.
+  struct Out {
+    UcxCourier* courier = nullptr;
+    LetterHead head;
+    std::vector<char> body;
+    Ticket ticket;
+    bool under_way = false;
+  };
+  struct In {  // a large one on its way in
+    UcxCourier* courier = nullptr;
+    Ticket ticket;
+    int from = 0;
+  };
+
+  void open() {
+    ucp_config_t* config = nullptr;
+    ucs_status_t status = ucp_config_read("WHALE", nullptr, &config);
+    if (status != UCS_OK) fail("read its settings", status);
+    // Where all are on one host nothing listens to a network.
+    if (options_.one_host && std::getenv("UCX_TLS") == nullptr)  // NOLINT(concurrency-mt-unsafe)
+      status = ucp_config_modify(config, "TLS", "sm,self");
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
+    params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+    params.estimated_num_eps = static_cast<size_t>(options_.size);
+    if (status == UCS_OK) status = ucp_init(&params, config, &context_);
+    ucp_config_release(config);
+    if (status != UCS_OK) fail("begin", status);
+    ucp_worker_params_t worker{};
+    worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    if (status = ucp_worker_create(context_, &worker, &worker_); status != UCS_OK) fail("make a worker", status);
+    ucp_am_handler_param_t handler{};
+    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                         UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    handler.id = kLetter;
+    handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+    handler.cb = [](void* self, const void* head, size_t head_bytes, void* data, size_t bytes,
+                    const ucp_am_recv_param_t* param) {
+      return static_cast<UcxCourier*>(self)->came(head, head_bytes, data, bytes, *param);
+    };
+    handler.arg = this;
+    if (status = ucp_worker_set_am_recv_handler(worker_, &handler); status != UCS_OK) fail("take messages", status);
+    if (status = ucp_worker_get_efd(worker_, &event_); status != UCS_OK) fail("wake a thread", status);
+    ucp_address_t* address = nullptr;
+    size_t bytes = 0;
+    if (status = ucp_worker_get_address(worker_, &address, &bytes); status != UCS_OK) fail("say its address", status);
+    std::string text(reinterpret_cast<const char*>(address), bytes);
+    ucp_worker_release_address(worker_, address);
+    options_.publish(std::move(text));
+  }
+
+  // Letters that were sent go on for a while; a rank that does not take them any more is not waited for.
+  void close() {
+    const auto end = std::chrono::steady_clock::now() + kFarewell;
+    std::vector<void*> closing;
+    if (worker_ != nullptr) {
+      const std::lock_guard lock(mutex_);
+      const auto wait = [&](auto done) {
+        while (!done() && std::chrono::steady_clock::now() < end) ucp_worker_progress(worker_);
+      };
+      wait([&] { return under_way_ == 0; });
+      for (Endpoint& e : endpoints_) {
+        if (e.ep == nullptr) continue;
+        ucp_request_param_t param{};
+        param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+        param.flags = e.lost || under_way_ > 0 ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+        void* request = ucp_ep_close_nbx(e.ep, &param);
+        if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
+      }
+      wait([&] {
+        return std::all_of(closing.begin(), closing.end(),
+                           [](void* r) { return ucp_request_check_status(r) != UCS_INPROGRESS; });
+      });
+      for (void* request : closing) ucp_request_free(request);
+      ucp_worker_destroy(worker_);
+      worker_ = nullptr;
+    }
+    if (context_ != nullptr) ucp_cleanup(context_);
+    context_ = nullptr;
+  }
+
+  bool known(int to) {
+    const std::lock_guard lock(mutex_);
+    const Endpoint& end = endpoints_[static_cast<size_t>(to)];
+    return end.ep != nullptr || end.lost;
+  }
+
+  // Under the lock, as what follows.
+  void connect(int to, const std::string& address) {
+    Endpoint& end = endpoints_[static_cast<size_t>(to)];
+    end.courier = this, end.rank = to;
+    ucp_ep_params_t params{};
+    params.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = [](void* of, ucp_ep_h, ucs_status_t status) {
+      auto* end = static_cast<Endpoint*>(of);
+      end->courier->told(end->rank, status);
+    };
+    params.err_handler.arg = &end;
+    if (const ucs_status_t status = ucp_ep_create(worker_, &params, &end.ep); status != UCS_OK) {
+      end.ep = nullptr;
+      told(to, status);
+    }
+  }
+
+  Out& free_out() {
+    if (spare_.empty()) {
+      spare_.emplace_back();
+      spare_.back().courier = this;
+    }
+    ++under_way_;
+    outs_.splice(outs_.end(), spare_, spare_.begin());
+    return outs_.back();
+  }
+  void sent(Out& out) {
+    --under_way_;
+    const Ticket ticket = std::move(out.ticket);
+    out.ticket = {};
+    const auto at = std::find_if(outs_.begin(), outs_.end(), [&](const Out& o) { return &o == &out; });
+    spare_.splice(spare_.begin(), outs_, at);
+    if (ticket.thing != nullptr) receiver_.sent(ticket);
+  }
+
+  ucs_status_t came(const void* data, size_t head_bytes, void* body, size_t bytes, const ucp_am_recv_param_t& param) {
+    LetterHead head;
+    if (head_bytes != sizeof head || bytes > kMostBytes) return UCS_OK;
+    std::memcpy(&head, data, sizeof head);
+    if (head.from >= static_cast<uint32_t>(options_.size)) return UCS_OK;
+    const int from = static_cast<int>(head.from);
+    const bool large = (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    char* place = nullptr;
+    Ticket letter;
+    try {
+      letter = receiver_.accept(head, bytes, place);
+    } catch (const std::bad_alloc&) {
+      lose(from, fmt::format("there is no memory for a message of {} bytes from rank {}", bytes, from));
+    }
+    if (letter.thing == nullptr) return UCS_OK;
+    if (!large) {
+      if (bytes > 0) std::memcpy(place, body, bytes);
+      receiver_.arrived(letter);
+      return UCS_OK;
+    }
+    if (spare_ins_.empty()) spare_ins_.emplace_back();
+    ins_.splice(ins_.end(), spare_ins_, spare_ins_.begin());
+    In& in = ins_.back();
+    in = {this, std::move(letter), from};
+    ucp_request_param_t fetch{};
+    fetch.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+    fetch.cb.recv_am = [](void* request, ucs_status_t status, size_t, void* data) {
+      auto* in = static_cast<In*>(data);
+      ucp_request_free(request);
+      in->courier->fetched(*in, status);
+    };
+    fetch.user_data = &in;
+    void* request = ucp_am_recv_data_nbx(worker_, body, place, bytes, &fetch);
+    if (UCS_PTR_IS_ERR(request)) fetched(in, UCS_PTR_STATUS(request));
+    return UCS_INPROGRESS;
+  }
+  void fetched(In& in, ucs_status_t status) {
+    const Ticket letter = std::move(in.ticket);
+    const int from = in.from;
+    in.ticket = {};
+    const auto at = std::find_if(ins_.begin(), ins_.end(), [&](const In& i) { return &i == &in; });
+    spare_ins_.splice(spare_ins_.begin(), ins_, at);
+    if (status == UCS_OK)
+      receiver_.arrived(letter);
+    else
+      told(from, status);
+  }
+
+  void told(int rank, ucs_status_t status) {
+    lose(rank, fmt::format("rank {} is lost: UCX says of the connection to it: {}", rank, ucs_status_string(status)));
+  }
+  void lose(int rank, const std::string& why) {
+    endpoints_[static_cast<size_t>(rank)].lost = true;
+    receiver_.lost(rank, why);
+  }
+
+  bool progress() {
+    bool any = false;
+    while (ucp_worker_progress(worker_) != 0) any = true;
+    return any;
+  }
+
+  void loop() {
+    while (!quit_) {
+      int wait = kIdleMilliseconds;
+      {
+        const std::lock_guard lock(mutex_);
+        progress();
+        if (ucp_worker_arm(worker_) == UCS_ERR_BUSY) continue;
+        if (under_way_ > 0 || !ins_.empty()) wait = kBusyMilliseconds;
+      }
+      pollfd event{event_, POLLIN, 0};
+      ::poll(&event, 1, wait);
+    }
+  }
+
+  const CourierOptions options_;
+  Receiver& receiver_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_ = -1;
+  std::mutex mutex_;  // of all below
+  std::vector<Endpoint> endpoints_;
+  std::list<Out> outs_, spare_;
+  std::list<In> ins_, spare_ins_;
+  size_t under_way_ = 0;
+  std::atomic<bool> quit_{false};
+  std::thread thread_;
+};
+
+std::unique_ptr<Courier> create(const CourierOptions& options, Courier::Receiver& receiver) {
+  return std::make_unique<UcxCourier>(options, receiver);
+}
+
+}  // namespace
+}  // namespace whale
+
+extern "C" __attribute__((visibility("default"))) const whale::CourierEntry whale_courier;
+extern "C" const whale::CourierEntry whale_courier{whale::kVersion, whale::create};

@@ -1,0 +1,123 @@
+#include "world/process.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+
+#include "base/library.h"
+#include "comm/courier_library.h"
+#include "comm/post.h"
+#include "world/meeting.h"
+
+namespace whale {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+// The same for all processes that can share memory: one boot of one machine, one place for shared memory.
+std::string host_identity() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  std::array<char, 256> space{};
+  const ssize_t n = readlink("/proc/self/ns/ipc", space.data(), space.size() - 1);
+  return boot + " " + host_name() + " " + std::string(space.data(), n > 0 ? static_cast<size_t>(n) : 0);
+}
+
+// A setting of the environment that stands while this does, where the user has not set it.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name), mine_(std::getenv(name) == nullptr) {  // NOLINT
+    if (mine_) setenv(name, value, 0);                                                               // NOLINT
+  }
+  ~Setting() {
+    if (mine_) unsetenv(name_);  // NOLINT
+  }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+  bool mine_;
+};
+
+// UCX reads its environment when it is loaded: without these it puts handlers of its own in the place of the process's,
+// and rewrites functions of the C library.
+const CourierEntry& courier_library(const std::string& folder) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hooks("UCX_MEM_EVENTS", "n"), warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
+  return *static_cast<const CourierEntry*>(
+      open_library(folder, "libwhale_ucx.so", WHALE_COURIER_SYMBOL, "library between processes",
+                   "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
+}
+
+class ProcessWorlds final : public Worlds {
+ public:
+  explicit ProcessWorlds(const ProcessOptions& options) : rank_(options.rank), size_(options.size) {
+    MeetingOptions meeting{options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
+                           fmt::format("host '{}', process {}", host_name(), getpid()),
+                           [this](int rank, const std::string& why) { lost(rank, why); }};
+    store_ = meet(meeting);
+    const double patience = options.timeout_seconds;
+    store_->put(key("host", rank_), host_identity());
+    CourierOptions courier;
+    courier.rank = rank_, courier.size = size_;
+    courier.one_host = true;
+    for (int r = 0; r < size_; ++r) courier.one_host &= get(key("host", r), r, patience) == host_identity();
+    courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
+    courier.address_of = [this, patience](int rank) { return get(key("address", rank), rank, patience); };
+    const CourierEntry& library = courier_library(options.folder);
+    auto post = Post::open([&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
+    const std::lock_guard lock(mutex_);
+    post_ = std::move(post);
+    for (const auto& [rank, why] : early_) post_->lost(rank, why);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  World next() override {
+    const std::lock_guard lock(mutex_);
+    return {store_, post_->next_wire(), {}, sessions_++};
+  }
+
+ private:
+  static std::string key(const char* what, int rank) { return fmt::format("{} {}", what, rank); }
+  std::string get(const std::string& key, int rank, double patience) const {
+    try {
+      return store_->get(key, patience);
+    } catch (const Error& e) {
+      if (e.code() != Code::kDeadlineExceeded) throw;
+      throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size_, patience).at_rank(rank);
+    }
+  }
+  void lost(int rank, const std::string& why) {
+    std::shared_ptr<Post> post;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!post_) early_.emplace_back(rank, why);
+      post = post_;
+    }
+    if (post) post->lost(rank, why);
+  }
+
+  const int rank_, size_;
+  std::mutex mutex_;
+  std::vector<std::pair<int, std::string>> early_;  // lost before there was a post
+  std::shared_ptr<Post> post_;
+  uint64_t sessions_ = 0;
+  std::shared_ptr<Store> store_;  // ends first: it tells of ranks that are lost
+};
+
+}  // namespace
+
+std::shared_ptr<Worlds> join_processes(const ProcessOptions& options) { return std::make_shared<ProcessWorlds>(options); }
+
+}  // namespace whale
