@@ -3,6 +3,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 namespace tool {
 
@@ -21,6 +23,8 @@ void add_run(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app);
 void add_devices(CLI::App& app);
+// program: what stands behind --.
+void add_launch(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
 
 struct SessionArguments;
 void add_precision_options(CLI::App& command, SessionArguments& arguments);

@@ -117,6 +117,12 @@ void check_command(const CLI::App& app, int argc, char** argv) {
                   ". `whale --help` shows how they are used");
 }
 
+// Arguments up to the program that `whale launch` starts.
+int without_program(int argc, char** argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "launch") return argc;
+  return static_cast<int>(std::find(argv, argv + argc, std::string_view("--")) - argv);
+}
+
 // A file that is opened takes the lowest free number: where a standard stream was closed, what is printed would go into
 // it. Writing to what stands there now fails, as to a closed stream.
 void hold_standard_streams() {
@@ -139,14 +145,17 @@ bool printed_all() {
   return false;
 }
 
-int run(int argc, char** argv) {
+int run(int all, char** argv) {
+  const int argc = without_program(all, argv);
+  const std::vector<std::string> program(argv + std::min(argc + 1, all), argv + all);
   CLI::App app{
       "whale: distributed training of a local model\n\n"
       "  whale model gpt -o gpt.whale                    write a model file\n"
       "  whale inspect gpt.whale                         what is in it\n"
       "  whale plan gpt.whale --devices cpu:4            what each device would do\n"
       "  whale run gpt.whale --devices cpu:4 --data t.txt --steps 100\n"
-      "  whale verify gpt.whale --devices cpu:4          does the plan change the result?\n"};
+      "  whale verify gpt.whale --devices cpu:4          does the plan change the result?\n"
+      "  whale launch -n 4 -- PROGRAM ARGUMENTS          a program as several processes\n"};
   int exit_code = 0;
   app.set_version_flag("--version", whale_version());
   app.require_subcommand(1);
@@ -161,6 +170,7 @@ int run(int argc, char** argv) {
   add_verify(app, exit_code);
   add_bench(app);
   add_devices(app);
+  add_launch(app, program, exit_code);
   refuse_values_of_flags(app);
   try {
     check_no_empty(argc, argv);

@@ -55,6 +55,8 @@ std::string not_known(const CLI::App& command, const std::vector<std::string>& r
 }
 
 std::string too_many(const CLI::App& command, const std::string& given) {
+  if (command.get_name() == "launch")
+    return in_quotes(given) + ": put the program behind --: whale launch -n 4 -- PROGRAM ARGUMENTS";
   const CLI::Option* only = positional(command);
   return in_quotes(given) + " is one argument too many: `whale " + command.get_name() + "` takes " +
          (only == nullptr ? "options alone; " : "one " + only->get_name() + " besides options; ") + help_of(command);
