@@ -1,15 +1,61 @@
 // Worlds: the ranks that run plans together.
 #include "world/world.h"
 
+#include <cmath>
+#include <cstdlib>
+
 #include "guard.h"
 #include "handles.h"
+#include "world/environment.h"
+#include "world/process.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
 
 namespace {
-constexpr int kMostRanks = 4096;  // of one process
+constexpr int kMostRanks = 4096;        // of one process
+constexpr int kMostProcesses = 65536;   // of a job
+constexpr size_t kMostTokenBytes = 64;  // meeting.cc
+constexpr double kTimeoutSeconds = 30, kMostSeconds = 1e6;
+
+double timeout_of(double given) {
+  const char* set = given == 0 ? std::getenv("WHALE_TIMEOUT") : nullptr;  // NOLINT(concurrency-mt-unsafe)
+  char* end = nullptr;
+  const double seconds = set != nullptr ? std::strtod(set, &end) : given;
+  const bool is_number = set == nullptr || (end != set && *end == '\0');
+  if (seconds == 0 && set == nullptr) return kTimeoutSeconds;
+  if (!is_number || !(seconds > 0 && seconds <= kMostSeconds))
+    throw invalid("{} is {}; it is seconds, more than 0 and at most {}", set ? "WHALE_TIMEOUT" : "options.timeout_seconds",
+                  set ? set : std::to_string(given), kMostSeconds);
+  return seconds;
 }
+
+ProcessOptions read_options(const whale_world_options& o) {
+  ProcessOptions out;
+  out.token = text(o.token, "options.token");
+  out.timeout_seconds = timeout_of(o.timeout_seconds);
+  if (number<int>(o.size, 0, kMostProcesses, "options.size") == 0) {
+    if (o.rank != 0 || o.port != 0 || o.address.size != 0)
+      throw invalid("options.size is 0, for what the environment says, and a rank, port or address is given beside it");
+    if (const auto found = launch_environment()) {
+      out.rank = found->rank, out.size = found->size;
+      out.address = found->address, out.port = found->port;
+      if (out.token.empty()) out.token = found->token;
+    }
+  } else {
+    out.size = o.size;
+    out.rank = number<int>(o.rank, 0, o.size - 1, "options.rank");
+    out.port = number<uint16_t>(o.port, o.size > 1 ? 1 : 0, 65535, "options.port");
+    if (const std::string address = text(o.address, "options.address"); !address.empty()) out.address = address;
+    if (const char* token = std::getenv("WHALE_JOB_TOKEN"); out.token.empty() && token)  // NOLINT(concurrency-mt-unsafe)
+      out.token = token;
+  }
+  if (out.token.size() > kMostTokenBytes)
+    throw invalid("the token of the job has {} bytes, at most {} are allowed", out.token.size(), kMostTokenBytes);
+  return out;
+}
+
+}  // namespace
 
 whale_status* whale_world_create_inproc(int32_t ranks, whale_world** out) {
   return guard([&] {
@@ -18,6 +64,15 @@ whale_status* whale_world_create_inproc(int32_t ranks, whale_world** out) {
     std::vector<std::unique_ptr<whale_world>> made;
     for (auto& worlds : make_inproc_ranks(ranks)) made.push_back(std::make_unique<whale_world>(std::move(worlds)));
     for (size_t r = 0; r < made.size(); ++r) out[r] = made[r].release();
+  });
+}
+
+whale_status* whale_world_create(whale_engine* engine, const whale_world_options* options, whale_world** out) {
+  return guard([&] {
+    ProcessOptions read = read_options(capi::options(options, whale_world_options WHALE_WORLD_OPTIONS_INIT, "options"));
+    read.folder = need(engine, "engine").backends->folder();
+    need(out, "out");
+    *out = new whale_world(join_processes(read));
   });
 }
 

@@ -679,6 +679,31 @@ WHALE_API void whale_plan_release(whale_plan *plan);
  * as they were; WHALE_DAMAGE_PEER_LOST: the update had begun. */
 typedef struct whale_world whale_world;
 
+/* How this process finds the others of its job. `size` 0: as its launcher says in the environment, the first that is there of: RANK, WORLD_SIZE,
+ * MASTER_ADDR and MASTER_PORT (torchrun, `whale launch`), those of a step of Slurm (srun), those of OpenMPI (mpirun); where there are none this
+ * process is alone. WHALE_JOB_TOKEN and WHALE_TIMEOUT in the environment stand for an empty `token` and a `timeout_seconds` of 0. */
+typedef struct whale_world_options {
+  size_t struct_size;
+  int32_t rank;           /* of this process, from 0; with a size */
+  int32_t size;           /* processes; 0: rank, size, address, port are the environment's */
+  whale_str address;      /* of rank 0's host, which listens there and nowhere else; empty: 127.0.0.1 */
+  int32_t port;           /* that rank 0 listens on; with a size of 2 or more */
+  whale_str token;        /* a secret of the job, at most 64 bytes: who does not know it is not let in; empty: whoever reaches the port
+                             may join */
+  double timeout_seconds; /* until a process that does not come, or is silent, is given up; 0: 30 */
+} whale_world_options;
+#define WHALE_WORLD_OPTIONS_INIT {sizeof(whale_world_options), 0, 0, {0, 0}, 0, {0, 0}, 0.0}
+
+/* This process's rank among the processes of its job. Waits until all of them have called it, for `timeout_seconds` each. From then on a process
+ * that ends without releasing its world, or that is silent for so long, is lost: the runs of all others end with a status whose rank it is
+ * (UNAVAILABLE; WHALE_DAMAGE_STEP, or WHALE_DAMAGE_PEER_LOST where nobody knows whether the update was made), and so do those that begin
+ * later. Bytes go over UCX (libwhale_ucx.so beside libwhale.so), which is opened with the second process: by shared memory inside a host, by
+ * what UCX chooses between hosts. They are not encrypted.
+ * DEADLINE_EXCEEDED: a process has not come. UNAUTHENTICATED: another token. FAILED_PRECONDITION: another size, or two of one rank.
+ * UNAVAILABLE: no address to listen on, no UCX. INVALID_ARGUMENT: options or an environment that mean nothing. */
+WHALE_API whale_status *whale_world_create(whale_engine *engine, const whale_world_options *options /* may be NULL: the environment */,
+                                           whale_world **out);
+
 /* `ranks` ranks in this process, which share a store of keys and flat messages and nothing else: how a plan for several processes is tried without
  * them. `out`: room for that many handles, in the order of the ranks. One rank: as without a world. */
 WHALE_API whale_status *whale_world_create_inproc(int32_t ranks, whale_world **out);

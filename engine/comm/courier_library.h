@@ -10,7 +10,7 @@ namespace whale {
 
 struct CourierOptions {
   int rank = 0, size = 1;
-  bool one_host = false;                               // all ranks are processes of this one
+  std::vector<bool> near;  // by rank: its process is one of this host
   std::function<void(std::string address)> publish;    // once, before the courier is there: how others reach it
   std::function<std::string(int rank)> address_of;     // waits until that rank has published it; throws
 };

@@ -125,6 +125,7 @@ struct Session::Impl {
     check_kinds(plan->devices);
     check_copies(*plan);
     if (is_alone()) return;
+    options.pin = false;  // ranks know nothing of each other's cores
     options.world->ranks = ranks_of_devices(options.world->size(), plan->devices.size());
   }
 

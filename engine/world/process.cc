@@ -49,11 +49,12 @@ class Setting {
 };
 
 // UCX reads its environment when it is loaded: without these it puts handlers of its own in the place of the process's,
-// and rewrites functions of the C library.
+// rewrites functions of the C library, and prints.
 const CourierEntry& courier_library(const std::string& folder) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hooks("UCX_MEM_EVENTS", "n"), warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
+  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hooks("UCX_MEM_EVENTS", "n"), log("UCX_LOG_LEVEL", "fatal"),
+      warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
   return *static_cast<const CourierEntry*>(
       open_library(folder, "libwhale_ucx.so", WHALE_COURIER_SYMBOL, "library between processes",
                    "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
@@ -70,8 +71,7 @@ class ProcessWorlds final : public Worlds {
     store_->put(key("host", rank_), host_identity());
     CourierOptions courier;
     courier.rank = rank_, courier.size = size_;
-    courier.one_host = true;
-    for (int r = 0; r < size_; ++r) courier.one_host &= get(key("host", r), r, patience) == host_identity();
+    for (int r = 0; r < size_; ++r) courier.near.push_back(get(key("host", r), r, patience) == host_identity());
     courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
     courier.address_of = [this, patience](int rank) { return get(key("address", rank), rank, patience); };
     const CourierEntry& library = courier_library(options.folder);
@@ -118,6 +118,9 @@ class ProcessWorlds final : public Worlds {
 
 }  // namespace
 
-std::shared_ptr<Worlds> join_processes(const ProcessOptions& options) { return std::make_shared<ProcessWorlds>(options); }
+std::shared_ptr<Worlds> join_processes(const ProcessOptions& options) {
+  if (options.size == 1) return make_inproc_ranks(1)[0];
+  return std::make_shared<ProcessWorlds>(options);
+}
 
 }  // namespace whale

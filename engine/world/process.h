@@ -18,6 +18,7 @@ struct ProcessOptions {
 };
 
 // Meets the others: waits until all are there. Throws what meet() does, and unavailable where letters cannot be carried.
+// One rank alone needs nobody.
 std::shared_ptr<Worlds> join_processes(const ProcessOptions& options);
 
 }  // namespace whale

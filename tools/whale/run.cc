@@ -114,7 +114,7 @@ void add_run(CLI::App& app, int& exit_code) {
     PlanArguments arguments;
     int64_t steps = 100;
     SessionArguments session;
-    bool json = false, quiet = false;
+    bool json = false, quiet = false, silent = false;
     double lr = -1;
   };
   auto state = std::make_shared<State>();
@@ -138,15 +138,23 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_flag("--ignore-nan", state->session.ignore_nan, "go on when the loss is not finite");
   command->add_flag("--no-pin", state->session.no_pin, "CPU devices run on whatever cores the system gives them");
   add_plan_options(*command, state->arguments);
+  const auto* devices = command->get_option("--devices");
   add_precision_options(*command, state->session);
   add_ranks_option(*command, state->session);
-  command->callback([state, seed, &exit_code] {
+  command->callback([state, seed, devices, &exit_code] {
     if (state->session.ranks > 1 && !(state->save.empty() && state->trace.empty()))
       throw Failure(std::string(state->save.empty() ? "--trace" : "--save") +
                     ": several ranks write none; leave it out, or --ranks");
     if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
+    const World world = join_processes(engine.get());
+    if (const int32_t size = whale_world_size(world.get()); size > 1) {
+      if (state->session.ranks > 1) throw Failure("--ranks: this process is one of several already");
+      if (devices->count() == 0) state->arguments.devices = "cpu:" + std::to_string(size);
+      if (whale_world_rank(world.get()) > 0) state->json = false, state->quiet = state->silent = true;
+      state->session.world = world.get();
+    }
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     if (!state->save.empty()) check_savable(plan.get());
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
@@ -228,7 +236,7 @@ void add_run(CLI::App& app, int& exit_code) {
                    state->trace.empty() ? "" : "; no timeline was written");
     } else {
       if (!state->save.empty()) std::fprintf(stderr, "saved %s\n", state->save.c_str());
-      if (state->quiet && !state->json) std::printf("%.6f\n", loss);
+      if (state->quiet && !state->json && !state->silent) std::printf("%.6f\n", loss);
     }
     exit_code = interruption.number() == 0 ? 0 : 128 + interruption.number();
   });

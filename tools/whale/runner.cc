@@ -43,6 +43,10 @@ bool same_bytes(const whale_tensor* a, const whale_tensor* b) {
 
 }  // namespace
 
+World join_processes(whale_engine* engine) {
+  return own<World>(whale_world_create, engine, static_cast<const whale_world_options*>(nullptr));
+}
+
 Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments) : plan_(std::move(plan)) {
   const auto ranks = static_cast<size_t>(arguments.ranks);
   std::vector<whale_world*> handles(ranks);
@@ -56,12 +60,12 @@ Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& argument
     whale_session_options options = WHALE_SESSION_OPTIONS_INIT;
     options.seed = arguments.seed;
     options.nan_policy = arguments.ignore_nan;
-    options.no_pin = arguments.no_pin || ranks > 1;  // ranks know nothing of each other's cores
+    options.no_pin = arguments.no_pin;
     options.no_bf16 = arguments.no_bf16;
     options.plan_in_run = 1;
     options.loss_scale = arguments.loss_scale;
     options.loss_scale_growth = arguments.loss_scale_growth;
-    options.world = worlds[rank].get();
+    options.world = arguments.world != nullptr ? arguments.world : worlds[rank].get();
     try {
       sessions_[rank] = own<Session>(whale_session_create, ranks > 1 ? engines_[rank].get() : engine,
                                      static_cast<const whale_plan*>(plan_.get()), &options);

@@ -18,6 +18,7 @@ struct SessionArguments {
   double loss_scale = 0;  // f16
   int64_t loss_scale_growth = 0;
   int32_t ranks = 1;  // in this process, each with an engine of its own
+  whale_world* world = nullptr;  // of this process, one of several; with one rank here
 };
 // Those of a session that is not of the plan.
 inline SessionArguments alone(SessionArguments a) {
@@ -30,6 +31,9 @@ inline SessionArguments without_scale(SessionArguments a) {
   a.loss_scale = 0, a.loss_scale_growth = 0;
   return a;
 }
+
+// Among the processes that a launcher started together; alone, where none did.
+World join_processes(whale_engine* engine);
 
 class Runner {
   using Call = decltype(&whale_session_step);

@@ -124,7 +124,8 @@ class UcxCourier final : public Courier {
     ucs_status_t status = ucp_config_read("WHALE", nullptr, &config);
     if (status != UCS_OK) fail("read its settings", status);
     // Where all are on one host nothing listens to a network.
-    if (options_.one_host && std::getenv("UCX_TLS") == nullptr)  // NOLINT(concurrency-mt-unsafe)
+    const bool one_host = std::all_of(options_.near.begin(), options_.near.end(), [](bool near) { return near; });
+    if (one_host && std::getenv("UCX_TLS") == nullptr)  // NOLINT(concurrency-mt-unsafe)
       status = ucp_config_modify(config, "TLS", "sm,self");
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
@@ -171,7 +172,8 @@ class UcxCourier final : public Courier {
         if (e.ep == nullptr) continue;
         ucp_request_param_t param{};
         param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-        param.flags = e.lost || under_way_ > 0 ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+        const bool by_force = (e.lost || under_way_ > 0) && !options_.near[static_cast<size_t>(e.rank)];
+        param.flags = by_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
         void* request = ucp_ep_close_nbx(e.ep, &param);
         if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
       }
@@ -201,7 +203,8 @@ class UcxCourier final : public Courier {
     params.field_mask =
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    // Shared memory does not notice that the other process has ended. The meeting does (world/meeting.h).
+    params.err_mode = options_.near[static_cast<size_t>(to)] ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = [](void* of, ucp_ep_h, ucs_status_t status) {
       auto* end = static_cast<Endpoint*>(of);
       end->courier->told(end->rank, status);

@@ -310,6 +310,18 @@ class whale_memory(Structure):
     ]
 
 
+class whale_world_options(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("address", whale_str),
+        ("port", c_int32),
+        ("token", whale_str),
+        ("timeout_seconds", c_double),
+    ]
+
+
 class whale_session_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -445,6 +457,7 @@ PROTOTYPES = {
     "whale_plan_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
     "whale_plan_in_float64": (c_void_p, [c_void_p, POINTER(c_void_p)]),
     "whale_plan_release": (None, [c_void_p]),
+    "whale_world_create": (c_void_p, [c_void_p, POINTER(whale_world_options), POINTER(c_void_p)]),
     "whale_world_create_inproc": (c_void_p, [c_int32, POINTER(c_void_p)]),
     "whale_world_rank": (c_int32, [c_void_p]),
     "whale_world_size": (c_int32, [c_void_p]),

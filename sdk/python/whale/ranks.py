@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_int32, c_void_p
+from ctypes import byref, c_int32, c_void_p, sizeof
 from typing import TYPE_CHECKING
 
-from . import arguments
-from ._library import Handle, check, lib
+from . import _abi, arguments
+from ._library import Handle, InvalidArgument, check, engine, lib, make, string
 
 if TYPE_CHECKING:
     from .job import Plan
@@ -55,6 +55,20 @@ def worlds(ranks: int) -> list[World]:
     return [World(Handle(pointer, "whale_world_release")) for pointer in out]
 
 
-def world() -> World:
-    """The world of this process: one rank, alone."""
-    return worlds(1)[0]
+def world(rank: int | None = None, size: int | None = None, *, address: str = "", port: int = 0, token: str = "", timeout: float = 0) -> World:
+    """This process among those of its job, which all call it: ``world = wh.world()`` and ``wh.plan(graph, world=world)`` make a program of one
+    process one of many. Waits until all are there.
+
+    Without arguments, as its launcher says in the environment: ``whale launch``, torchrun's variables, srun, mpirun; with none, it is alone.
+    rank, size: of this process, where the environment does not say them. address, port: of rank 0's host, which listens there and nowhere
+    else; default address: 127.0.0.1. token: a secret of the job, default: WHALE_JOB_TOKEN. timeout: seconds until a process that does not
+    come, or is silent, is given up; default: WHALE_TIMEOUT, or 30.
+
+    Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, or two of one rank),
+    Unavailable (no address to listen on, no UCX) and InvalidArgument."""
+    if (rank is None) != (size is None):
+        raise InvalidArgument("rank and size: give both, or none for what the environment says")
+    place, secret = string(address), string(token)
+    options = _abi.whale_world_options(sizeof(_abi.whale_world_options), arguments.integer("rank", rank or 0, 0, 65535),
+                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, timeout)
+    return World(make("whale_world_release", lib.whale_world_create, engine(), byref(options)))
