@@ -114,7 +114,7 @@ void add_run(CLI::App& app, int& exit_code) {
     PlanArguments arguments;
     int64_t steps = 100;
     SessionArguments session;
-    bool json = false, quiet = false, silent = false;
+    bool json = false, quiet = false;
     double lr = -1;
   };
   auto state = std::make_shared<State>();
@@ -148,13 +148,9 @@ void add_run(CLI::App& app, int& exit_code) {
     if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
-    const World world = join_processes(engine.get());
-    if (const int32_t size = whale_world_size(world.get()); size > 1) {
-      if (state->session.ranks > 1) throw Failure("--ranks: this process is one of several already");
-      if (devices->count() == 0) state->arguments.devices = "cpu:" + std::to_string(size);
-      if (whale_world_rank(world.get()) > 0) state->json = false, state->quiet = state->silent = true;
-      state->session.world = world.get();
-    }
+    const World world = join_processes(engine.get(), state->arguments, devices->count() > 0, state->session);
+    const bool first = is_first(state->session);
+    if (!first) state->json = false, state->quiet = true;
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     if (!state->save.empty()) check_savable(plan.get());
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
@@ -236,7 +232,7 @@ void add_run(CLI::App& app, int& exit_code) {
                    state->trace.empty() ? "" : "; no timeline was written");
     } else {
       if (!state->save.empty()) std::fprintf(stderr, "saved %s\n", state->save.c_str());
-      if (state->quiet && !state->json && !state->silent) std::printf("%.6f\n", loss);
+      if (state->quiet && !state->json && first) std::printf("%.6f\n", loss);
     }
     exit_code = interruption.number() == 0 ? 0 : 128 + interruption.number();
   });

@@ -43,8 +43,14 @@ bool same_bytes(const whale_tensor* a, const whale_tensor* b) {
 
 }  // namespace
 
-World join_processes(whale_engine* engine) {
-  return own<World>(whale_world_create, engine, static_cast<const whale_world_options*>(nullptr));
+World join_processes(whale_engine* engine, PlanArguments& plan, bool devices_given, SessionArguments& session) {
+  World world = own<World>(whale_world_create, engine, static_cast<const whale_world_options*>(nullptr));
+  const int32_t size = whale_world_size(world.get());
+  if (size == 1) return world;
+  if (session.ranks > 1) throw Failure("--ranks: this process is one of several already");
+  if (!devices_given) plan.devices = "cpu:" + std::to_string(size);
+  session.world = world.get();
+  return world;
 }
 
 Runner::Runner(whale_engine* engine, Plan plan, const SessionArguments& arguments) : plan_(std::move(plan)) {

@@ -22,7 +22,7 @@ struct SessionArguments {
 };
 // Those of a session that is not of the plan.
 inline SessionArguments alone(SessionArguments a) {
-  a.ranks = 1;
+  a.ranks = 1, a.world = nullptr;
   return a;
 }
 
@@ -33,7 +33,11 @@ inline SessionArguments without_scale(SessionArguments a) {
 }
 
 // Among the processes that a launcher started together; alone, where none did.
-World join_processes(whale_engine* engine);
+// Says which devices its plan is for where the command line does not: a CPU device a process.
+World join_processes(whale_engine* engine, PlanArguments& plan, bool devices_given, SessionArguments& session);
+
+inline int32_t ranks_of(const SessionArguments& a) { return a.world == nullptr ? a.ranks : whale_world_size(a.world); }
+inline bool is_first(const SessionArguments& a) { return a.world == nullptr || whale_world_rank(a.world) == 0; }
 
 class Runner {
   using Call = decltype(&whale_session_step);

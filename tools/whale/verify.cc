@@ -962,7 +962,7 @@ class Comparer {
     finish(std::move(report), many, one);
   }
   void finish(Report report, const PlanArguments& many, const PlanArguments& one) {
-    report.devices = many.devices, report.ranks = given_.session.ranks;
+    report.devices = many.devices, report.ranks = ranks_of(given_.session);
     report.against = one.devices, report.left_out = left_out_;
     report.unseen = subject_.unseen(), report.to_fetch = subject_.to_fetch({});
     for (const std::string& name : subject_.outputs().left_out)
@@ -1018,27 +1018,30 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_flag("--json", given->json, "as JSON");
   command->add_flag("--skip-float64", given->skip_f64, "not the reference devices, which are slow on large models");
   add_plan_options(*command, given->options);
+  const auto* devices = command->get_option("--devices");
   add_precision_options(*command, given->session);
   add_ranks_option(*command, given->session);
   command->footer(
       "Exit code: 0 equal, 1 not equal, or equal and what was printed was lost, 2 could not run, 3 nothing could be "
       "compared.");
-  command->callback([given, &exit_code] {
+  command->callback([given, devices, &exit_code] {
     const Engine engine = make_engine(given->options.init_dir);
+    const World world = join_processes(engine.get(), given->options, devices->count() > 0, given->session);
+    const bool first = is_first(given->session);  // all compare, one says it
     const std::vector<Report> reports = verify(engine.get(), *given);
     Verdict verdict = Verdict::kEqual;  // the first of: not equal, not compared, equal
     for (const Report& r : reports) {
       if (r.verdict() == Verdict::kNotEqual) verdict = Verdict::kNotEqual;
       if (r.verdict() == Verdict::kNotCompared && verdict == Verdict::kEqual) verdict = Verdict::kNotCompared;
     }
-    if (given->json) {
+    if (given->json && first) {
       Json out{{"passed", verdict == Verdict::kEqual},
                {"verdict", name_of(verdict)},
                {"steps", given->steps},
                {"comparisons", Json::array()}};
       for (const Report& r : reports) out["comparisons"].push_back(json_of(r));
       std::printf("%s\n", out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
-    } else {
+    } else if (first) {
       print(reports, given->steps);
       constexpr const char* kTexts[] = {"The plan does not change the result.",
                                         "The plan changes the result: this is a bug in libwhale, please report it.",
