@@ -5,8 +5,8 @@ models, strategies with their devices and ZeRO instead, the other choices by cha
 float64 on reference devices, and in the case's own precision on its own devices. A case runs as its name says. What cannot be planned stands in
 REFUSALS, with the words that the planner says; a refusal that is not there, and a case there that is not refused, are failures.
 
-WHALE_EQUALITY_ON says what the plans run on: `cpu` (as above), `ref` and `lag` (in every precision), or `worlds`: as above, in two or three ranks
-that share flat messages and nothing else."""
+WHALE_EQUALITY_ON says what the plans run on: `cpu` (as above), `ref` and `lag` (in every precision), `worlds`: as above, in two or three ranks
+that share flat messages and nothing else, or `processes`: as above, in up to eight processes, each of which compares."""
 
 import collections
 import errno
@@ -22,7 +22,7 @@ import tempfile
 
 WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
 FULL = bool(os.environ.get("WHALE_FULL"))
-PLACES = ("cpu", "ref", "lag", "lag_cpu", "worlds")
+PLACES = ("cpu", "ref", "lag", "lag_cpu", "worlds", "processes")
 ON = os.environ.get("WHALE_EQUALITY_ON", "cpu")
 assert ON in PLACES, f"WHALE_EQUALITY_ON is '{ON}', expected one of {', '.join(PLACES)}"
 STEPS = "20"
@@ -226,6 +226,12 @@ def ranks_of(case):
     return 2 if list(STRATEGIES[case["strategy"]])[case["devices"] % len(STRATEGIES[case["strategy"]])] < 5 else 3
 
 
+def processes_of(case):
+    """Two to eight, some with several devices."""
+    devices = list(STRATEGIES[case["strategy"]])[case["devices"] % len(STRATEGIES[case["strategy"]])]
+    return min(devices, 2 + int(hashlib.sha1(repr(sorted(case.items())).encode()).hexdigest(), 16) % (devices - 1)) if devices > 2 else devices
+
+
 def identifier(text):
     """Of a test: words with "-" between, which a shell and the options of pytest (`-k`, `FILE::TEST[...]`) take as they are."""
     return re.sub(r"[^\w.]+", "-", text).strip("-")
@@ -311,6 +317,8 @@ def run(case, on=ON, command="verify", more=("--steps", STEPS, "--json")):
     if not isinstance(model, pathlib.Path):
         return dict(case, command=" ".join(model.args), **told_by(model, case))
     arguments = [WHALE, command, str(model), *options_of(case, on), *more]
+    if on == "processes":
+        arguments = [WHALE, "launch", "-n", str(processes_of(case)), "--", *arguments]
     text = " ".join(f"'{c}'" if set(c) & set(" ([>") else c for c in ["whale", *arguments[1:]])
     try:
         return dict(case, command=text, **told_by(started(arguments), case))

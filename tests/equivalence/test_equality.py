@@ -26,10 +26,10 @@ def results(request):
 
 
 @pytest.mark.skipif(equality.ON != "cpu", reason="all cases run there")
-@pytest.mark.parametrize("on", ["worlds", "lag_cpu"])
+@pytest.mark.parametrize("on", ["worlds", "processes", "lag_cpu"])
 @pytest.mark.parametrize("case", equality.a_few(), ids=lambda case: equality.identifier(case["strategy"]))
 def test_each_strategy_in_ranks_and_on_devices_that_are_late(on, case):
-    """WHALE_EQUALITY_ON=worlds, =lag_cpu and =lag run all cases so."""
+    """WHALE_EQUALITY_ON=worlds, =processes, =lag_cpu and =lag run all cases so."""
     told = equality.run(case, on)
     assert told["result"] in ("equal", "partly"), told["command"] + "\n" + told["message"]
 
