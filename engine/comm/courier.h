@@ -56,6 +56,8 @@ class Courier {
   // but for large ones, which may come after smaller ones that were sent later. What cannot be sent is not: the
   // receiver hears that the rank is lost.
   virtual void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) = 0;
+  // That rank is lost, as somebody else noticed: what is on the way to it is not waited for.
+  virtual void give_up(int rank) = 0;
   // For a thread that waits for a letter and has nothing else to do.
   virtual void poll() = 0;
 };

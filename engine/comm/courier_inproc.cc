@@ -41,6 +41,7 @@ class InprocCourier final : public Courier {
     }
     if (ticket.thing != nullptr) receiver_.sent(ticket);
   }
+  void give_up(int) override {}
   void poll() override {}
 
  private:

@@ -434,6 +434,11 @@ void Post::lost(int rank, const std::string& why) noexcept {
   for (const auto& desk : desks) desk->rank_is_gone(rank, why);
 }
 
+void Post::give_up(int rank, const std::string& why) noexcept {
+  lost(rank, why);
+  courier_->give_up(rank);
+}
+
 std::vector<std::shared_ptr<Wire>> make_inproc_wires(int ranks) {
   std::vector<std::shared_ptr<Wire>> wires;
   for (const MakeCourier& make : make_inproc_couriers(ranks)) wires.push_back(Post::open(make)->next_wire());

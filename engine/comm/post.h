@@ -24,8 +24,8 @@ class Post final : public Courier::Receiver, public std::enable_shared_from_this
   // This rank's wire of its n-th session, from 0: in order, each once. What came for it before is there. Its end closes
   // the session, and what comes after is dropped.
   std::shared_ptr<Wire> next_wire();
-  // As the courier's, where somebody else noticed it.
-  void lost(int rank, const std::string& why) noexcept override;
+  // A rank is lost, as somebody else than the courier noticed.
+  void give_up(int rank, const std::string& why) noexcept;
 
  private:
   struct Desk;
@@ -40,6 +40,7 @@ class Post final : public Courier::Receiver, public std::enable_shared_from_this
   Ticket accept(const LetterHead& head, size_t bytes, char*& body) override;
   void arrived(const Ticket& letter) noexcept override;
   void sent(const Ticket& letter) noexcept override;
+  void lost(int rank, const std::string& why) noexcept override;
 
   std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Desk>> desks_;  // by session: open, or not yet

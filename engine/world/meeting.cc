@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -176,9 +177,9 @@ class Host {
     for (;;) {
       Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) return;
-      size_t strangers = 0;
-      for (const auto& c : connections_) strangers += c->rank < 0;
-      if (strangers >= kMostStrangers) continue;  // cut off
+      const auto is_stranger = [](const auto& c) { return c->rank < 0 && !c->cut; };
+      if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_stranger)) >= kMostStrangers)
+        (*std::find_if(connections_.begin(), connections_.end(), is_stranger))->cut = true;  // the oldest
       connections_.push_back(std::make_unique<Connection>());
       connections_.back()->socket = std::move(socket);
     }
@@ -234,7 +235,10 @@ class Host {
     switch (head.say) {
       case Say::kPut: {
         const std::string key = text.substr(0, head.bytes - head.b);
-        if (key.empty()) c.self = text;
+        if (key.empty()) {
+          c.self = text;
+          break;
+        }
         std::string& value = values_[key] = text.substr(key.size());
         for (const auto& other : connections_)
           if (const auto asked = other->asked.find(key); asked != other->asked.end()) {
@@ -307,9 +311,9 @@ class Meeting final : public Store {
     std::memcpy(hello.magic, kMagic, sizeof kMagic);
     options.token.copy(hello.token, kTokenBytes);
     hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
-    if (write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds)) greet();
-    else refused();
-    say(Say::kPut, 0, 0, options.self);
+    if (!write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds)) refused();
+    greet();
+    say(Say::kPut, 0, static_cast<uint32_t>(options.self.size()), options.self);  // without a key
     thread_ = quiet_thread([this] { loop(); });
   }
   ~Meeting() override {

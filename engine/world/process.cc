@@ -78,7 +78,7 @@ class ProcessWorlds final : public Worlds {
     auto post = Post::open([&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
     const std::lock_guard lock(mutex_);
     post_ = std::move(post);
-    for (const auto& [rank, why] : early_) post_->lost(rank, why);
+    for (const auto& [rank, why] : early_) post_->give_up(rank, why);
   }
 
   int rank() const override { return rank_; }
@@ -105,7 +105,7 @@ class ProcessWorlds final : public Worlds {
       if (!post_) early_.emplace_back(rank, why);
       post = post_;
     }
-    if (post) post->lost(rank, why);
+    if (post) post->give_up(rank, why);
   }
 
   const int rank_, size_;

@@ -12,9 +12,11 @@
 
 #include "base/error.h"
 #include "caught.h"
+#include "comm/post.h"
 #include "comm/transport.h"
 #include "data/convert.h"
 #include "device/ref/ref.h"
+#include "joined.h"
 #include "plan/part.h"
 #include "property.h"
 #include "trained.h"
@@ -148,6 +150,7 @@ std::vector<std::vector<char>> results(Case c, const std::vector<Transport*>& tr
 
 // ---- sessions -----------------------------------------------------------------------------------------------------
 struct Ranks {
+  size_t running = SIZE_MAX;  // of the ranks: those before it make steps
   std::vector<std::unique_ptr<Session>> sessions;
   std::vector<std::optional<Error>> errors;
   Ranks(const std::vector<Plan>& plans, SessionOptions options = {}, std::vector<World> worlds = {}) {
@@ -173,11 +176,11 @@ struct Ranks {
                                          const std::vector<std::shared_ptr<const Cancel>>& cancels = {},
                                          int32_t label = 0) {
     std::vector<std::optional<Error>> ends(sessions.size());
-    std::vector<RunHandle> handles(sessions.size());
+    std::vector<RunHandle> handles(std::min(running, sessions.size()));
     const Entry& entry = plan.entries[0];
     std::vector<std::vector<float>> x(sessions.size());
     std::vector<std::vector<int32_t>> y(sessions.size());
-    for (size_t r = 0; r < sessions.size(); ++r) {
+    for (size_t r = 0; r < handles.size(); ++r) {
       std::vector<NamedHost> inputs;
       for (const PlanInput& input : entry.inputs) {
         const auto n = static_cast<size_t>(element_count(input.dims));
@@ -231,9 +234,12 @@ int devices_for(std::string_view strategy) { return strategy.find('>') == strate
 
 }  // namespace
 
-TEST_CASE("every collective by messages gives the bits of the one in shared memory") {
-  Dice dice(5);
-  for (int i = 0; i < 300; ++i) {
+namespace {
+
+// `wires(n)`: of n ranks, another set each time.
+void compare_collectives(uint64_t seed, int cases, const std::function<std::vector<std::shared_ptr<Wire>>(int)>& wires_of) {
+  Dice dice(seed);
+  for (int i = 0; i < cases; ++i) {
     const auto members = static_cast<size_t>(dice.between(1, 6));
     const Case c = random_case(members, dice);
     CAPTURE(i);
@@ -246,7 +252,7 @@ TEST_CASE("every collective by messages gives the bits of the one in shared memo
     const int64_t kind = dice.below(3);
     for (size_t m = 0; m < members; ++m)
       ranks[m] = kind == 0 ? 0 : kind == 1 ? static_cast<int32_t>(m) : static_cast<int32_t>(dice.below(3));
-    const auto wires = make_inproc_wires(static_cast<int>(members < 3 ? 3 : members));
+    const auto wires = wires_of(static_cast<int>(members < 3 ? 3 : members));
     std::vector<std::unique_ptr<Transport>> by_rank;
     for (const auto& wire : wires) {
       by_rank.push_back(make_reference({group}, wire, ranks, true));
@@ -259,6 +265,111 @@ TEST_CASE("every collective by messages gives the bits of the one in shared memo
     }
     CHECK(results(c, nears) == results(c, fars));
   }
+}
+
+}  // namespace
+
+TEST_CASE("every collective by messages gives the bits of the one in shared memory") {
+  compare_collectives(5, 300, make_inproc_wires);
+}
+
+TEST_CASE("every collective over UCX gives the bits of the one in shared memory") {
+  if (ucx_folder().empty()) return;  // built without UCX
+  const auto worlds = join(6);
+  compare_collectives(6, 100, [&](int) {
+    std::vector<std::shared_ptr<Wire>> wires;
+    for (const auto& world : worlds) wires.push_back(world->next().wire);
+    return wires;
+  });
+}
+
+// Of all sizes: what UCX sends at once, in pieces, and what it fetches.
+TEST_CASE("messages of any size come whole and in order, and what an aborted run left is dropped") {
+  if (ucx_folder().empty()) return;
+  const auto worlds = join(2);
+  const World a = worlds[0]->next(), b = worlds[1]->next();
+  const size_t sizes[] = {0, 1, 100, 3000, 8192, 70000, 1 << 20, 5 << 20, 12, 0, 100000};
+  const auto sender = a.wire->open_sender(1, 7, 2);
+  const auto receiver = b.wire->open_receiver(0, 7);
+  for (int run = 0; run < 3; ++run) {
+    CAPTURE(run);
+    a.wire->begin_run(), b.wire->begin_run();
+    const size_t read = run == 1 ? 3 : std::size(sizes);  // run 1 is aborted in the middle
+    std::thread sends([&] {
+      for (size_t i = 0; i < std::size(sizes); ++i) {
+        char* to = sender->begin(sizes[i], nullptr);
+        if (to == nullptr) return;
+        for (size_t k = 0; k < sizes[i]; ++k) to[k] = static_cast<char>(k * 7 + i + static_cast<size_t>(run));
+        sender->end();
+      }
+    });
+    for (size_t i = 0; i < read; ++i) {
+      const char* from = receiver->begin(sizes[i], nullptr);
+      REQUIRE(from != nullptr);
+      size_t wrong = 0;
+      for (size_t k = 0; k < sizes[i]; ++k) wrong += from[k] != static_cast<char>(k * 7 + i + static_cast<size_t>(run));
+      CHECK(wrong == 0);
+      receiver->end();
+    }
+    if (run == 1) a.wire->abort(), b.wire->abort();
+    sends.join();
+  }
+}
+
+TEST_CASE("ranks over UCX train what one process trains, end runs together, and open a session again and again") {
+  if (ucx_folder().empty()) return;
+  const auto worlds = join(2);
+  for (const std::string_view strategy : kStrategies) {
+    CAPTURE(strategy);
+    const Plan plan = plan_of(std::string(strategy), fmt::format("ref:{}", devices_for(strategy)));
+    std::vector<float> values[2];
+    for (int far = 0; far < 2; ++far) {
+      std::vector<World> mine;
+      for (const auto& world : worlds)
+        if (far == 1) mine.push_back(world->next());
+      Ranks ranks({plan, plan}, {}, mine);
+      REQUIRE_FALSE(ranks.errors[0]);
+      for (int step = 0; step < 3; ++step)
+        for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
+      values[far] = ranks.values();
+      const auto cancel = std::make_shared<Cancel>();
+      cancel->trigger();
+      for (const auto& end : ranks.step(plan, {1, 1}, {nullptr, cancel})) {
+        REQUIRE(end);
+        CHECK(end->code() == Code::kCancelled);
+      }
+      CHECK(ranks.values() == values[far]);
+      for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
+    }
+    CHECK(values[0] == values[1]);
+  }
+}
+
+TEST_CASE("a rank that is lost ends the runs of the others with the variables as they were") {
+  const Plan plan = plan_of("replica", "ref:2");
+  std::vector<std::shared_ptr<Post>> posts;
+  std::vector<World> worlds;
+  const auto store = make_inproc_store();
+  for (const MakeCourier& make : make_inproc_couriers(2)) {
+    posts.push_back(Post::open(make));
+    worlds.push_back({store, posts.back()->next_wire()});
+  }
+  Ranks ranks({plan, plan}, {}, worlds);
+  REQUIRE_FALSE(ranks.errors[0]);
+  for (const auto& end : ranks.step(plan, {1, 1})) REQUIRE_FALSE(end);
+  const std::vector<float> before = ranks.values();
+  ranks.running = 1;  // as if the other's process had gone: nobody answers for it
+  std::thread notices([&] { posts[0]->give_up(1, "rank 1 is lost: its process has ended"); });
+  for (int step = 0; step < 2; ++step) {  // while it runs, and before
+    const auto ends = ranks.step(plan, {1, 1});
+    REQUIRE(ends[0]);
+    CHECK(ends[0]->code() == Code::kUnavailable);
+    CHECK(ends[0]->where().rank == 1);
+    CHECK(ends[0]->damage() == Damage::kStep);
+    CHECK(ends[0]->message() == "rank 1 is lost: its process has ended");
+    CHECK(ranks.values() == before);
+  }
+  notices.join();
 }
 
 TEST_CASE("ranks train what one process trains, bit by bit") {

@@ -66,8 +66,8 @@ class UcxCourier final : public Courier {
     Endpoint& end = endpoints_[static_cast<size_t>(to)];
     if (end.ep == nullptr && !end.lost) connect(to, address);
     if (end.lost) return;
-    Out& out = free_out();
-    out.head = head, out.ticket = ticket, out.under_way = true;
+    Out& out = free_out(end);
+    out.head = head, out.ticket = ticket;
     if (ticket.thing == nullptr && bytes > 0) {
       out.body.assign(static_cast<const char*>(body), static_cast<const char*>(body) + bytes);
       body = out.body.data();
@@ -93,6 +93,10 @@ class UcxCourier final : public Courier {
     ucp_worker_signal(worker_);  // its thread looks after it
   }
 
+  void give_up(int rank) override {
+    const std::lock_guard lock(mutex_);
+    endpoints_[static_cast<size_t>(rank)].lost = true;
+  }
   void poll() override {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) progress();
@@ -102,16 +106,17 @@ class UcxCourier final : public Courier {
   struct Endpoint {
     ucp_ep_h ep = nullptr;
     bool lost = false;
+    size_t under_way = 0;  // letters
     UcxCourier* courier = nullptr;
     int rank = 0;
   };
   // A letter on its way out.
   struct Out {
     UcxCourier* courier = nullptr;
+    Endpoint* end = nullptr;
     LetterHead head;
     std::vector<char> body;
     Ticket ticket;
-    bool under_way = false;
   };
   struct In {  // a large one on its way in
     UcxCourier* courier = nullptr;
@@ -167,13 +172,15 @@ class UcxCourier final : public Courier {
       const auto wait = [&](auto done) {
         while (!done() && std::chrono::steady_clock::now() < end) ucp_worker_progress(worker_);
       };
-      wait([&] { return under_way_ == 0; });
+      const auto is_through = [](const Endpoint& e) { return e.lost || e.under_way == 0; };
+      wait([&] { return std::all_of(endpoints_.begin(), endpoints_.end(), is_through); });
       for (Endpoint& e : endpoints_) {
         if (e.ep == nullptr) continue;
         ucp_request_param_t param{};
         param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-        const bool by_force = (e.lost || under_way_ > 0) && !options_.near[static_cast<size_t>(e.rank)];
+        const bool by_force = (e.lost || e.under_way > 0) && !options_.near[static_cast<size_t>(e.rank)];
         param.flags = by_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+        if (e.lost && !by_force) continue;  // it would wait for the other end
         void* request = ucp_ep_close_nbx(e.ep, &param);
         if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
       }
@@ -216,17 +223,18 @@ class UcxCourier final : public Courier {
     }
   }
 
-  Out& free_out() {
+  Out& free_out(Endpoint& end) {
     if (spare_.empty()) {
       spare_.emplace_back();
       spare_.back().courier = this;
     }
-    ++under_way_;
     outs_.splice(outs_.end(), spare_, spare_.begin());
+    outs_.back().end = &end;
+    ++end.under_way;
     return outs_.back();
   }
   void sent(Out& out) {
-    --under_way_;
+    --out.end->under_way;
     const Ticket ticket = std::move(out.ticket);
     out.ticket = {};
     const auto at = std::find_if(outs_.begin(), outs_.end(), [&](const Out& o) { return &o == &out; });
@@ -303,7 +311,7 @@ class UcxCourier final : public Courier {
         const std::lock_guard lock(mutex_);
         progress();
         if (ucp_worker_arm(worker_) == UCS_ERR_BUSY) continue;
-        if (under_way_ > 0 || !ins_.empty()) wait = kBusyMilliseconds;
+        if (!outs_.empty() || !ins_.empty()) wait = kBusyMilliseconds;
       }
       pollfd event{event_, POLLIN, 0};
       ::poll(&event, 1, wait);
@@ -319,7 +327,6 @@ class UcxCourier final : public Courier {
   std::vector<Endpoint> endpoints_;
   std::list<Out> outs_, spare_;
   std::list<In> ins_, spare_ins_;
-  size_t under_way_ = 0;
   std::atomic<bool> quit_{false};
   std::thread thread_;
 };

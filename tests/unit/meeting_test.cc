@@ -1,0 +1,192 @@
+// Where ranks meet: what strangers, garbage, doubles and the dead do to those who are there.
+#include "world/meeting.h"
+
+#include <doctest/doctest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "joined.h"
+#include "property.h"
+#include "unit/caught.h"
+#include "world/socket.h"
+
+using namespace whale;        // NOLINT
+using namespace whale::test;  // NOLINT
+
+namespace {
+
+// What a rank heard.
+struct Heard {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::pair<int, std::string>> lost;
+  MeetingOptions options(int rank, int size, uint16_t port, double timeout = 20) {
+    MeetingOptions o{rank, size, "127.0.0.1", port, "secret", timeout, "host 'h', process " + std::to_string(rank), {}};
+    o.lost = [this](int who, const std::string& why) {
+      const std::lock_guard lock(mutex);
+      lost.emplace_back(who, why);
+      changed.notify_all();
+    };
+    return o;
+  }
+  std::pair<int, std::string> first() {
+    std::unique_lock lock(mutex);
+    changed.wait_for(lock, std::chrono::seconds(20), [&] { return !lost.empty(); });
+    return lost.empty() ? std::pair<int, std::string>{-1, "nothing"} : lost[0];
+  }
+};
+
+// Whether the other end closes it within 20 seconds, whatever it says before.
+bool is_cut_off(const Socket& socket) {
+  for (char some[256];;) {
+    pollfd wait{socket.fd(), POLLIN, 0};
+    if (poll(&wait, 1, 20000) <= 0) return false;
+    const ssize_t n = recv(socket.fd(), some, sizeof some, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) return true;
+  }
+}
+
+// What begins a connection, as meeting.cc has it.
+std::string hello(const std::string& token, uint32_t rank, uint32_t size) {
+  std::string bytes = "whale m1" + token;
+  bytes.resize(8 + 64);
+  bytes.append(reinterpret_cast<const char*>(&rank), 4).append(reinterpret_cast<const char*>(&size), 4);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("keys that one rank puts are there for all, before and after they are asked for") {
+  const uint16_t port = free_port();
+  Heard heard[3];
+  std::vector<std::shared_ptr<Store>> stores(3);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < 3; ++r)
+    threads.emplace_back([&, r] { stores[r] = meet(heard[r].options(static_cast<int>(r), 3, port)); });
+  for (std::thread& thread : threads) thread.join();
+  const std::string large(3 << 20, 'x');
+  std::thread later([&] { stores[2]->put("late", large); });
+  CHECK(stores[1]->get("late", 20) == large);
+  CHECK(stores[0]->get("late", 20) == large);
+  later.join();
+  stores[0]->put("empty", "");
+  CHECK(stores[1]->get("empty", 20).empty());
+  CHECK(has(message_of([&] { stores[1]->get("never", 0.05); }), "no rank has put 'never'"));
+  stores[1].reset();  // says farewell: nobody is lost
+  stores[2].reset();
+  stores[0].reset();
+  for (const Heard& h : heard) CHECK(h.lost.empty());
+}
+
+TEST_CASE("strangers, garbage and slow connections do not disturb those who meet") {
+  const uint16_t port = free_port();
+  Heard heard[2];
+  const auto first = meet(heard[0].options(0, 2, port));
+  std::vector<Socket> slow;
+  for (int i = 0; i < 40; ++i) slow.push_back(connect_to("127.0.0.1", port, 5));  // that say nothing
+  Dice dice(7);
+  for (int i = 0; i < 40; ++i) {
+    const Socket socket = connect_to("127.0.0.1", port, 5);
+    std::string bytes = i % 2 == 0 ? hello("secret", 1, 2).substr(0, static_cast<size_t>(dice.between(0, 79))) : std::string();
+    for (int64_t n = dice.between(80, 300); n > 0; --n) bytes += static_cast<char>(dice.below(256));
+    if (i % 2 == 1) bytes[0] = 'x';
+    write_all(socket.fd(), bytes.data(), bytes.size(), 5);
+    if (i % 10 == 1) CHECK(is_cut_off(socket));
+  }
+  const auto second = meet(heard[1].options(1, 2, port));
+  second->put("key", "value");
+  CHECK(first->get("key", 20) == "value");
+  {  // one who knows the token and sends what is no frame harms himself alone
+    const Socket socket = connect_to("127.0.0.1", port, 5);
+    const std::string bytes = hello("wrong", 1, 2);
+    write_all(socket.fd(), bytes.data(), bytes.size(), 5);
+    CHECK(is_cut_off(socket));
+  }
+  first->put("more", "still");
+  CHECK(second->get("more", 20) == "still");
+  for (const Heard& h : heard) CHECK(h.lost.empty());
+}
+
+TEST_CASE("who does not fit is not let in, and is told why") {
+  const uint16_t port = free_port();
+  Heard heard;
+  const auto first = meet(heard.options(0, 2, port));
+  const auto refused = [&](auto change) {
+    MeetingOptions o = heard.options(1, 2, port);
+    change(o);
+    try {
+      meet(o);
+    } catch (const Error& e) {
+      return e;
+    }
+    return error(Code::kUnknown, "it was let in");
+  };
+  const Error token = refused([](MeetingOptions& o) { o.token = "secret2"; });
+  CHECK(token.code() == Code::kUnauthenticated);
+  const Error size = refused([](MeetingOptions& o) { o.size = 3; });
+  CHECK(size.code() == Code::kFailedPrecondition);
+  CHECK(has(size.message(), "rank 1 says that there are 3 ranks, rank 0 that there are 2"));
+  const auto second = meet(heard.options(1, 2, port));
+  const Error twice = refused([](MeetingOptions&) {});
+  CHECK(twice.code() == Code::kFailedPrecondition);
+  CHECK(has(twice.message(), "another process is rank 1 already"));
+  const Error nobody = refused([&](MeetingOptions& o) { o.port = free_port(), o.timeout_seconds = 0.2; });
+  CHECK(nobody.code() == Code::kDeadlineExceeded);
+  CHECK(nobody.where().rank == 0);
+  const Error taken = refused([](MeetingOptions& o) { o.rank = 0; });
+  CHECK(taken.code() == Code::kUnavailable);
+  CHECK(has(taken.message(), "cannot listen"));
+  second->put("key", "value");
+  CHECK(first->get("key", 20) == "value");
+}
+
+TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all others") {
+  const uint16_t port = free_port();
+  Heard heard[2];
+  std::shared_ptr<Store> first, second;
+  std::thread other([&] { second = meet(heard[1].options(1, 4, port, 2)); });
+  first = meet(heard[0].options(0, 4, port, 2));
+  other.join();
+  std::atomic<bool> ended{false};
+  std::string why;
+  std::thread waits([&] {
+    why = message_of([&] { second->get("never", 100); });
+    ended = true;
+  });
+  {
+    const Socket third = connect_to("127.0.0.1", port, 5);
+    const std::string bytes = hello("secret", 2, 4);
+    write_all(third.fd(), bytes.data(), bytes.size(), 5);
+    pollfd wait{third.fd(), POLLIN, 0};
+    REQUIRE(poll(&wait, 1, 5000) == 1);  // it is let in
+  }
+  for (Heard& h : heard) CHECK(h.first() == std::pair<int, std::string>{2, "rank 2 is lost: its process has ended"});
+  waits.join();
+  CHECK(has(why, "rank 2 is lost"));
+  const Socket silent = connect_to("127.0.0.1", port, 5);
+  const std::string bytes = hello("secret", 3, 4);
+  write_all(silent.fd(), bytes.data(), bytes.size(), 5);
+  CHECK(is_cut_off(silent));
+  const std::lock_guard lock(heard[1].mutex);
+  CHECK(heard[1].lost.size() == 2);
+  CHECK(heard[1].lost.back() == std::pair<int, std::string>{3, "rank 3 is lost: it has not been heard for 2 seconds"});
+}
+
+TEST_CASE("where rank 0 ends, the others know") {
+  const uint16_t port = free_port();
+  Heard heard[2];
+  std::shared_ptr<Store> first, second;
+  std::thread other([&] { second = meet(heard[1].options(1, 2, port)); });
+  first = meet(heard[0].options(0, 2, port));
+  other.join();
+  first.reset();
+  CHECK(has(message_of([&] { second->get("key", 20); }), "rank 0 has left"));
+  CHECK(heard[1].lost.empty());
+}
