@@ -318,6 +318,7 @@ while [[ $1 == -* ]]; do if [[ $1 == -o ]]; then shift 2; else shift; fi; done
 case $1 in
   dead) echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255;;
   slow) exec sleep 600;;
+  busy) touch {tmp_path}/coming.$$; ls {tmp_path}/coming.* | wc -l >> {tmp_path}/coming; sleep 0.3; rm {tmp_path}/coming.$$;;
   chatty) echo "Welcome to chatty";;
 esac
 cd /
@@ -366,8 +367,14 @@ def test_a_host_that_does_not_answer(mark, ssh):
     assert "[rank 1] ssh: connect to host dead port 22: No route to host" in said
     assert "rank 1 on dead was not started: the host does not answer to ssh without a password (ssh ended with status 255); 1 other rank gets SIGTERM" in said
     start = time.monotonic()
-    _, said = launch("--hosts", "slow,b", "--connect-timeout", 1, *python("time.sleep(600)"), mark, code=137, env=ssh)
+    _, said = launch("--hosts", "slow,b", "--connect-timeout", 1, *python("time.sleep(600)"), mark, code=255, env=ssh)
     assert "rank 0 on slow was not started: the host has not answered in 1 second;" in said and time.monotonic() - start < 10
+
+
+def test_a_host_is_not_asked_by_all_ranks_at_once(ssh, tmp_path):
+    """sshd drops connections beyond ten that have not got in."""
+    out, _ = launch("-n", 20, "--hosts", "busy", "--output", "all", *python("print(rank)"), env=ssh)
+    assert sorted(map(int, out.split())) == list(range(20)) and 2 <= max(map(int, (tmp_path / "coming").read_text().split())) <= 8
 
 
 def test_what_is_missing_on_a_host(mark, ssh, tmp_path):
@@ -422,5 +429,6 @@ def test_ranks_on_hosts_do_not_outlive_what_started_them(mark, ssh, killed, tmp_
     else:
         for pid in alive(str(tmp_path / "sshd.py")):
             os.kill(pid, signal.SIGKILL)
-    run.communicate(timeout=30)
+    _, said = run.communicate(timeout=30)
+    assert killed == "launcher" or "has lost its ssh, which died of SIGKILL" in said
     gone(mark, 3)

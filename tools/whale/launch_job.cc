@@ -280,27 +280,34 @@ class Job {
     for (Rank* rank : failed) fail(*rank);
   }
 
-  void fail(Rank& rank) {
-    const bool connected = rank.state == Rank::kEnded, signaled = WIFSIGNALED(rank.status);
-    const int status = WEXITSTATUS(rank.status), code = signaled ? 128 + WTERMSIG(rank.status) : status;
-    rank.state = Rank::kEnded;
-    const bool first = code_ == 0;
-    if (first) code_ = code == 0 ? 1 : code;
-    if (ending_ == kTerminated || ending_ == kKilled || asked_ > 1) return;  // by us
-    std::string how =
+  // How it failed, behind its name.
+  std::string failure(const Rank& rank) const {
+    const int status = WEXITSTATUS(rank.status);
+    const bool signaled = WIFSIGNALED(rank.status);
+    const std::string how =
         signaled ? "died of " + signal_name(WTERMSIG(rank.status)) : "ended with status " + std::to_string(status);
-    if (!connected)
-      how = rank.late ? "was not started: the host has not answered in " + seconds(options_.connect_seconds)
-            : status == 127 && !signaled
-                ? "was not started"
-                : "was not started: the host does not answer to ssh without a password (ssh " + how + ")";
-    else if (rank.spec->remote && !signaled && status > 128 && status < 128 + NSIG)
-      how += " (" + signal_name(status - 128) + ")";
-    else if (rank.spec->remote && status == 255)
-      how += ", its own or that of a lost connection";
+    if (!rank.spec->remote) return how;
+    if (rank.late) return "was not started: the host has not answered in " + seconds(options_.connect_seconds);
+    if (!rank.out.begun())
+      return status == 127 ? "was not started"  // it has said why
+                           : "was not started: the host does not answer to ssh without a password (ssh " + how + ")";
+    if (signaled) return "has lost its ssh, which " + how;
+    if (status == 255) return how + ", its own or that of a lost connection";
+    return status > 128 && status < 128 + NSIG ? how + " (" + signal_name(status - 128) + ")" : how;
+  }
+
+  void fail(Rank& rank) {
+    const bool started = rank.state == Rank::kEnded, first = code_ == 0;
+    rank.state = Rank::kEnded;
+    if (first)
+      code_ = rank.late                  ? 255  // as ssh, where it gives up
+              : WIFSIGNALED(rank.status) ? 128 + WTERMSIG(rank.status)
+                                         : std::max(1, WEXITSTATUS(rank.status));
+    if (ending_ == kTerminated || ending_ == kKilled || asked_ > 1) return;  // by us
     const auto others =
         std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.state != Rank::kEnded; });
-    const double grace = connected ? options_.grace_seconds : 0;
+    const double grace = started ? options_.grace_seconds : 0;
+    std::string how = failure(rank);
     if (!first) how += ", after it";
     if (first && others > 0)
       how += "; " + (others == 1 ? "1 other rank gets" : std::to_string(others) + " other ranks get") + " SIGTERM" +
