@@ -145,6 +145,15 @@ os.write(1, f"{rank} last".encode())
         assert len([row for row in rows if row]) == 5 * 200 + (5 if stream.count("last") else 0)
 
 
+def test_lines_are_whole_where_both_streams_are_one():
+    text = """
+for k in range(60):
+    os.write(1 + k % 2, (f"<{rank} " + "x" * 9000 + ">\\n").encode())
+"""
+    done = subprocess.run([WHALE, "launch", "-n", "4", "--output", "all", *python(text)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == sorted(f"<{r} " + "x" * 9000 + ">" for r in range(4) for _ in range(60))
+
+
 def test_what_rank_0_prints_is_unchanged():
     data = "os.write(1, bytes(range(256)) * 3000); os.write(1, b'no end of line')"
     done = subprocess.run([WHALE, "launch", "-n", "1", *python(data)], capture_output=True, timeout=60)
@@ -259,15 +268,25 @@ def test_a_second_signal_kills(mark):
 
 
 def test_a_signal_ends_a_launch_whose_output_nobody_reads(mark):
-    """Ranks that wait for a full pipe, and a launcher that must not."""
-    run = subprocess.Popen([WHALE, "launch", "-n", "2", *python("\nwhile True: print('x' * 1000)"), mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
+    """Ranks that wait for a full pipe, and a launcher that must not, nor keep all that they would print."""
+    run = subprocess.Popen([WHALE, "launch", "-n", "2", *python("\nwhile True: os.write(1, b'x' * 50000 + b'\\n')"), mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
     time.sleep(1)
+    status = pathlib.Path(f"/proc/{run.pid}/status").read_text()
+    assert int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) < 64 << 10
     run.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     run.send_signal(signal.SIGTERM)
     assert run.wait(10) == 128 + signal.SIGTERM
     run.stdout.close()
     run.stderr.close()
+
+
+def test_ranks_have_the_signals_that_the_launcher_had():
+    program = ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"]
+    for preexec in (heard, lambda: [heard(), signal.signal(signal.SIGPIPE, signal.SIG_IGN), signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])]):
+        direct, launched = (subprocess.run([*how, *program], capture_output=True, text=True, preexec_fn=preexec, restore_signals=True).stdout
+                            for how in ([], [WHALE, "launch", "-n", "1", "--"]))
+        assert launched == direct and "SigBlk" in direct
 
 
 def test_an_ignored_signal_stays_ignored(mark):
@@ -354,10 +373,11 @@ def test_one_host_meets_on_its_loopback(ssh):
 
 
 @pytest.mark.parametrize("hosts", ["localhost:3", "a,b:2"])
-def test_the_token_is_on_no_command_line(mark, ssh, hosts):
+def test_the_token_is_on_no_command_line(mark, ssh, tmp_path, hosts):
     run, lines = begun("--hosts", hosts, *python("print(os.environ['WHALE_JOB_TOKEN'], flush=True); time.sleep(600)"), mark, env=ssh)
     token = lines[0].split()[-1]
     assert re.fullmatch("[0-9a-f]{32}", token) and len(alive(mark)) >= 5 and not alive(token)
+    assert "localhost" in hosts or token not in (tmp_path / "calls").read_text()  # what ssh was called with
     run.terminate()
     run.communicate(timeout=30)
 
@@ -413,7 +433,7 @@ def test_signals_reach_ranks_on_hosts(mark, ssh):
     assert out.count("heard") == 3 and run.returncode == 0
 
 
-@pytest.mark.parametrize("killed", ["launcher", "ssh"])
+@pytest.mark.parametrize("killed", ["launcher", "launcher after a signal", "ssh"])
 def test_ranks_on_hosts_do_not_outlive_what_started_them(mark, ssh, killed, tmp_path):
     """Where ssh is gone the host sees the end of its input. The ranks there are in sessions of their own, as sshd makes them."""
     script = tmp_path / "bin" / "ssh"
@@ -424,11 +444,15 @@ def test_ranks_on_hosts_do_not_outlive_what_started_them(mark, ssh, killed, tmp_
         "sys.stdin.close(); os.close(0)\n"
         "sys.exit(there.wait() % 256)\n")
     run, _ = begun("--hosts", "a,b:2", "--grace", 0.2, *python("signal.signal(15, signal.SIG_IGN); print(rank, flush=True); time.sleep(600)"), mark, env=ssh)
-    if killed == "launcher":
+    if killed != "ssh":
+        if "signal" in killed:
+            run.terminate()
+            time.sleep(0.5)
+            assert run.poll() is None
         run.kill()
     else:
         for pid in alive(str(tmp_path / "sshd.py")):
             os.kill(pid, signal.SIGKILL)
     _, said = run.communicate(timeout=30)
-    assert killed == "launcher" or "has lost its ssh, which died of SIGKILL" in said
+    assert killed != "ssh" or "has lost its ssh, which died of SIGKILL" in said
     gone(mark, 3)

@@ -84,6 +84,27 @@ TEST_CASE("environment: what each launcher says") {
                   {{"MASTER_PORT", "1"}, {"SLURM_NODEID", "2"}, {"SLURM_PROCID", "5"}, {"SLURM_LOCALID", "1"}})) ==
         "slurm 5/7 1/2 node03 1 ''");
   CHECK(line(with(kSlurm, {{"MASTER_PORT", "1"}, {"SLURM_NODEID", "-"}})) == "slurm 6/7 0/1 node03 1 ''");
+  // What Slurm 22.05 says of `srun -N2 -n3`, and of the script of an sbatch.
+  const Variables srun{{"SLURM_JOB_ID", "1"},
+                       {"SLURM_JOB_NODELIST", "n[03-04]"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_NODEID", "0"},
+                       {"SLURM_NTASKS", "3"},
+                       {"SLURM_PROCID", "1"},
+                       {"SLURM_STEP_ID", "0"},
+                       {"SLURM_STEP_NODELIST", "n[03-04]"},
+                       {"SLURM_STEP_NUM_NODES", "2"},
+                       {"SLURM_STEP_NUM_TASKS", "3"},
+                       {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
+                       {"SLURM_TASKS_PER_NODE", "2,1"}};
+  CHECK(has(line(srun), "slurm 1/3 1/2 n03 2"));
+  CHECK(line({{"SLURM_JOB_ID", "2"},
+              {"SLURM_JOB_NODELIST", "n[03-04]"},
+              {"SLURM_LOCALID", "0"},
+              {"SLURM_NODEID", "0"},
+              {"SLURM_NTASKS", "3"},
+              {"SLURM_PROCID", "0"},
+              {"SLURM_TASKS_PER_NODE", "2,1"}}) == "alone");
   // Of a step that is smaller than its job.
   CHECK(line(with(kSlurm, {{"MASTER_PORT", "1"},
                            {"SLURM_STEP_NUM_TASKS", "2"},

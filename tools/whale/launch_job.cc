@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +31,13 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 std::string signal_name(int number) {
   const char* name = ::sigabbrev_np(number);
   return name == nullptr ? "signal " + std::to_string(number) : "SIG" + std::string(name);
+}
+
+bool same_file(int a, int b) {
+  struct stat first {
+  }, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 // While it lives, signals that ask this process to end are read from a file. What this process was told to ignore it
@@ -193,6 +201,9 @@ class Job {
     return fd;
   }
 
+  // For the end of a line in the other one.
+  bool waits(const Sink& sink) const { return one_stream_ && (&sink == &out_ ? err_ : out_).amid(); }
+
   // Until something happens that there is something to do about; reads and writes what can be.
   void wait() {
     std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
@@ -207,7 +218,7 @@ class Job {
         if (lines->wanted()) polled.push_back({lines->fd(), POLLIN, 0}), read.push_back(lines);
     }
     for (Sink* sink : {&out_, &err_})
-      if (sink->pending()) polled.push_back({sink->fd(), POLLOUT, 0}), written.push_back(sink);
+      if (sink->pending() && !waits(*sink)) polled.push_back({sink->fd(), POLLOUT, 0}), written.push_back(sink);
     for (Rank& rank : ranks_)
       if (!rank.input.empty() && rank.child.in >= 0)
         polled.push_back({rank.child.in, POLLOUT, 0}), fed.push_back(&rank);
@@ -217,7 +228,7 @@ class Job {
     for (Lines* lines : read)
       if (polled[k++].revents != 0) lines->read();
     for (Sink* sink : written)
-      if (polled[k++].revents != 0) sink->write();
+      if (polled[k++].revents != 0 && !waits(*sink)) sink->write();
     for (Rank* rank : fed)
       if (polled[k++].revents != 0) feed(*rank);
     for (Rank& rank : ranks_)
@@ -347,6 +358,7 @@ class Job {
   const Guard guard_;
   const Signals signals_;
   Sink out_{1}, err_{2};
+  const bool one_stream_ = same_file(1, 2);
   std::vector<Rank> ranks_;
   int asked_ = 0;   // how often a signal has asked for the end
   int signal_ = 0;  // the first that did
