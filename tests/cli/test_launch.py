@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import pty
 import re
 import signal
 import socket
@@ -248,6 +249,36 @@ sys.exit(5 if rank == 1 else 0)
     os.killpg(run.pid, number)  # as a terminal does
     out, said = run.communicate(timeout=30)
     assert out.count("got 1") == 3 and run.returncode == 128 + number and f"whale: {number.name}, which all ranks got; a second one kills them" in said
+
+
+def test_at_a_terminal(mark):
+    """Rank 0 has it, the others have not; Ctrl-C comes to each once, from the launcher."""
+    text = """
+got = []
+signal.signal(signal.SIGINT, lambda *_: got.append(1))
+print("up", rank, sys.stdin.isatty(), sys.stdout.isatty(), flush=True)
+while not got: time.sleep(0.01)
+time.sleep(0.3)
+print("got", rank, len(got), flush=True)
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        heard()
+        os.execv(WHALE, [WHALE, "launch", "-n", "3", *python(text), mark])
+    shown = ""
+    while True:
+        try:
+            part = os.read(terminal, 4096).decode()
+        except OSError:  # nobody has the other end any more
+            break
+        before, shown = shown, shown + part
+        if before.count("\n") < 3 <= shown.count("\n"):  # a terminal drops what was not read before
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    rows = [line.replace("^C", "") for line in shown.replace("\r", "").splitlines()]
+    for row in ("up 0 False True", "[rank 1] up 1 False False", "[rank 2] up 2 False False", "got 0 1", "[rank 1] got 1 1", "[rank 2] got 2 1"):
+        assert row in rows, shown
 
 
 def test_ranks_that_end_well_on_a_signal_are_a_success(mark):

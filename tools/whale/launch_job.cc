@@ -295,7 +295,7 @@ class Job {
   std::string failure(const Rank& rank) const {
     const int status = WEXITSTATUS(rank.status);
     const bool signaled = WIFSIGNALED(rank.status);
-    const std::string how =
+    std::string how =
         signaled ? "died of " + signal_name(WTERMSIG(rank.status)) : "ended with status " + std::to_string(status);
     if (!rank.spec->remote) return how;
     if (rank.late) return "was not started: the host has not answered in " + seconds(options_.connect_seconds);
