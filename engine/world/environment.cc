@@ -157,13 +157,6 @@ LaunchEnvironment of_slurm(const GetVariable& get) {
   return e;
 }
 
-// Whether mpirun has ranks of its own, within a step whose tasks are its daemons.
-bool differ(const GetVariable& get) {
-  const auto text = [&](const char* name) { return std::string_view(get(name) == nullptr ? "" : get(name)); };
-  const char* size = get("SLURM_STEP_NUM_TASKS") != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  return text("SLURM_PROCID") != text("OMPI_COMM_WORLD_RANK") || text(size) != text("OMPI_COMM_WORLD_SIZE");
-}
-
 LaunchEnvironment of_mpirun(const GetVariable& get) {
   const Variables variables(get, "mpirun (OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE)");
   LaunchEnvironment e{.source = "mpirun"};
@@ -194,9 +187,9 @@ LaunchEnvironment of_mpirun(const GetVariable& get) {
 
 std::optional<LaunchEnvironment> launch_environment(const GetVariable& get) {
   if (get("RANK") != nullptr || get("WORLD_SIZE") != nullptr) return of_torchrun(get);
-  const bool mpirun = get("OMPI_COMM_WORLD_RANK") != nullptr || get("OMPI_COMM_WORLD_SIZE") != nullptr;
-  if (in_slurm_step(get) && !(mpirun && differ(get))) return of_slurm(get);
-  if (mpirun) return of_mpirun(get);
+  // Before Slurm: within a job of Slurm's, mpirun has srun start its daemons, whose tasks are not its ranks.
+  if (get("OMPI_COMM_WORLD_RANK") != nullptr || get("OMPI_COMM_WORLD_SIZE") != nullptr) return of_mpirun(get);
+  if (in_slurm_step(get)) return of_slurm(get);
   return std::nullopt;
 }
 

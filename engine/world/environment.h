@@ -19,10 +19,9 @@ struct LaunchEnvironment {
 
 using GetVariable = std::function<const char*(const char* name)>;  // null: not set
 
-// The first that is there of: torchrun's variables, which `whale launch` and people set too; a step of Slurm (srun);
-// OpenMPI's mpirun. One that was started within a step of Slurm differs from the step in rank or size: it counts then,
-// as srun has started its daemons. None: this process is alone. Throws invalid for half of a set, naming what is
-// missing, and for values that mean nothing, naming the variable, what it holds and what is expected.
+// The first that is there of: torchrun's variables, which `whale launch` and people set too; OpenMPI's mpirun; a step
+// of Slurm (srun). None: this process is alone. Throws invalid for half of a set, naming what is missing, and for
+// values that mean nothing, naming the variable, what it holds and what is expected.
 std::optional<LaunchEnvironment> launch_environment(const GetVariable& get);
 std::optional<LaunchEnvironment> launch_environment();  // of this process
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import pty
 import re
 import signal
 import socket
@@ -145,6 +146,15 @@ os.write(1, f"{rank} last".encode())
         assert len([row for row in rows if row]) == 5 * 200 + (5 if stream.count("last") else 0)
 
 
+def test_lines_are_whole_where_both_streams_are_one():
+    text = """
+for k in range(60):
+    os.write(1 + k % 2, (f"<{rank} " + "x" * 9000 + ">\\n").encode())
+"""
+    done = subprocess.run([WHALE, "launch", "-n", "4", "--output", "all", *python(text)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == sorted(f"<{r} " + "x" * 9000 + ">" for r in range(4) for _ in range(60))
+
+
 def test_what_rank_0_prints_is_unchanged():
     data = "os.write(1, bytes(range(256)) * 3000); os.write(1, b'no end of line')"
     done = subprocess.run([WHALE, "launch", "-n", "1", *python(data)], capture_output=True, timeout=60)
@@ -241,6 +251,36 @@ sys.exit(5 if rank == 1 else 0)
     assert out.count("got 1") == 3 and run.returncode == 128 + number and f"whale: {number.name}, which all ranks got; a second one kills them" in said
 
 
+def test_at_a_terminal(mark):
+    """Rank 0 has it, the others have not; Ctrl-C comes to each once, from the launcher."""
+    text = """
+got = []
+signal.signal(signal.SIGINT, lambda *_: got.append(1))
+print("up", rank, sys.stdin.isatty(), sys.stdout.isatty(), flush=True)
+while not got: time.sleep(0.01)
+time.sleep(0.3)
+print("got", rank, len(got), flush=True)
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        heard()
+        os.execv(WHALE, [WHALE, "launch", "-n", "3", *python(text), mark])
+    shown = ""
+    while True:
+        try:
+            part = os.read(terminal, 4096).decode()
+        except OSError:  # nobody has the other end any more
+            break
+        before, shown = shown, shown + part
+        if before.count("\n") < 3 <= shown.count("\n"):  # a terminal drops what was not read before
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    rows = [line.replace("^C", "") for line in shown.replace("\r", "").splitlines()]
+    for row in ("up 0 False True", "[rank 1] up 1 False False", "[rank 2] up 2 False False", "got 0 1", "[rank 1] got 1 1", "[rank 2] got 2 1"):
+        assert row in rows, shown
+
+
 def test_ranks_that_end_well_on_a_signal_are_a_success(mark):
     run, _ = begun("-n", 3, *python("signal.signal(15, lambda *_: sys.exit(0)); print(rank, flush=True); time.sleep(600)"), mark)
     run.terminate()
@@ -259,15 +299,25 @@ def test_a_second_signal_kills(mark):
 
 
 def test_a_signal_ends_a_launch_whose_output_nobody_reads(mark):
-    """Ranks that wait for a full pipe, and a launcher that must not."""
-    run = subprocess.Popen([WHALE, "launch", "-n", "2", *python("\nwhile True: print('x' * 1000)"), mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
+    """Ranks that wait for a full pipe, and a launcher that must not, nor keep all that they would print."""
+    run = subprocess.Popen([WHALE, "launch", "-n", "2", *python("\nwhile True: os.write(1, b'x' * 50000 + b'\\n')"), mark], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
     time.sleep(1)
+    status = pathlib.Path(f"/proc/{run.pid}/status").read_text()
+    assert int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) < 64 << 10
     run.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     run.send_signal(signal.SIGTERM)
     assert run.wait(10) == 128 + signal.SIGTERM
     run.stdout.close()
     run.stderr.close()
+
+
+def test_ranks_have_the_signals_that_the_launcher_had():
+    program = ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"]
+    for preexec in (heard, lambda: [heard(), signal.signal(signal.SIGPIPE, signal.SIG_IGN), signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])]):
+        direct, launched = (subprocess.run([*how, *program], capture_output=True, text=True, preexec_fn=preexec, restore_signals=True).stdout
+                            for how in ([], [WHALE, "launch", "-n", "1", "--"]))
+        assert launched == direct and "SigBlk" in direct
 
 
 def test_an_ignored_signal_stays_ignored(mark):
@@ -318,6 +368,7 @@ while [[ $1 == -* ]]; do if [[ $1 == -o ]]; then shift 2; else shift; fi; done
 case $1 in
   dead) echo "ssh: connect to host dead port 22: No route to host" >&2; exit 255;;
   slow) exec sleep 600;;
+  busy) touch {tmp_path}/coming.$$; ls {tmp_path}/coming.* | wc -l >> {tmp_path}/coming; sleep 0.3; rm {tmp_path}/coming.$$;;
   chatty) echo "Welcome to chatty";;
 esac
 cd /
@@ -353,10 +404,11 @@ def test_one_host_meets_on_its_loopback(ssh):
 
 
 @pytest.mark.parametrize("hosts", ["localhost:3", "a,b:2"])
-def test_the_token_is_on_no_command_line(mark, ssh, hosts):
+def test_the_token_is_on_no_command_line(mark, ssh, tmp_path, hosts):
     run, lines = begun("--hosts", hosts, *python("print(os.environ['WHALE_JOB_TOKEN'], flush=True); time.sleep(600)"), mark, env=ssh)
     token = lines[0].split()[-1]
     assert re.fullmatch("[0-9a-f]{32}", token) and len(alive(mark)) >= 5 and not alive(token)
+    assert "localhost" in hosts or token not in (tmp_path / "calls").read_text()  # what ssh was called with
     run.terminate()
     run.communicate(timeout=30)
 
@@ -366,8 +418,14 @@ def test_a_host_that_does_not_answer(mark, ssh):
     assert "[rank 1] ssh: connect to host dead port 22: No route to host" in said
     assert "rank 1 on dead was not started: the host does not answer to ssh without a password (ssh ended with status 255); 1 other rank gets SIGTERM" in said
     start = time.monotonic()
-    _, said = launch("--hosts", "slow,b", "--connect-timeout", 1, *python("time.sleep(600)"), mark, code=137, env=ssh)
+    _, said = launch("--hosts", "slow,b", "--connect-timeout", 1, *python("time.sleep(600)"), mark, code=255, env=ssh)
     assert "rank 0 on slow was not started: the host has not answered in 1 second;" in said and time.monotonic() - start < 10
+
+
+def test_a_host_is_not_asked_by_all_ranks_at_once(ssh, tmp_path):
+    """sshd drops connections beyond ten that have not got in."""
+    out, _ = launch("-n", 20, "--hosts", "busy", "--output", "all", *python("print(rank)"), env=ssh)
+    assert sorted(map(int, out.split())) == list(range(20)) and 2 <= max(map(int, (tmp_path / "coming").read_text().split())) <= 8
 
 
 def test_what_is_missing_on_a_host(mark, ssh, tmp_path):
@@ -406,7 +464,7 @@ def test_signals_reach_ranks_on_hosts(mark, ssh):
     assert out.count("heard") == 3 and run.returncode == 0
 
 
-@pytest.mark.parametrize("killed", ["launcher", "ssh"])
+@pytest.mark.parametrize("killed", ["launcher", "launcher after a signal", "ssh"])
 def test_ranks_on_hosts_do_not_outlive_what_started_them(mark, ssh, killed, tmp_path):
     """Where ssh is gone the host sees the end of its input. The ranks there are in sessions of their own, as sshd makes them."""
     script = tmp_path / "bin" / "ssh"
@@ -417,10 +475,15 @@ def test_ranks_on_hosts_do_not_outlive_what_started_them(mark, ssh, killed, tmp_
         "sys.stdin.close(); os.close(0)\n"
         "sys.exit(there.wait() % 256)\n")
     run, _ = begun("--hosts", "a,b:2", "--grace", 0.2, *python("signal.signal(15, signal.SIG_IGN); print(rank, flush=True); time.sleep(600)"), mark, env=ssh)
-    if killed == "launcher":
+    if killed != "ssh":
+        if "signal" in killed:
+            run.terminate()
+            time.sleep(0.5)
+            assert run.poll() is None
         run.kill()
     else:
         for pid in alive(str(tmp_path / "sshd.py")):
             os.kill(pid, signal.SIGKILL)
-    run.communicate(timeout=30)
+    _, said = run.communicate(timeout=30)
+    assert killed != "ssh" or "has lost its ssh, which died of SIGKILL" in said
     gone(mark, 3)

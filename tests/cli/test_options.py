@@ -13,7 +13,7 @@ EMPTY = [("model", "mlp", "-o"), ("model", "mlp", "-o", "{f}/x.whale", "--strate
          *((command, "{f}/m.whale", option) for command, options in {
              "inspect": ["--level"], "plan": ["-o", "--devices", "--strategy", "--fetch", "--offload", "--recompute", "--init-dir"],
              "run": ["--save", "--load", "--data", "--trace", "--devices", "--strategy", "--seed"], "verify": ["--plan", "--data", "--strategy"],
-             "bench": ["--data", "--name"]}.items() for option in options)]
+             "bench": ["--data", "--name"], "launch": ["--hosts", "--address", "--output-dir"]}.items() for option in options)]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["inspect", "{f}/m.whale", "--json", "--level", "train"], "--json shows everything: leave --level out"),
     (["inspect", "{f}/cut", "--level", "graph"], "a checkpoint has no levels"),
     (["plan", "{f}/m.whale", "--reshards", "--all"], "--all excludes --reshards"),
-    (["Run", "{f}/m.whale"], "no command 'Run'; there are model, inspect, plan, run, verify, bench, devices"),
+    (["Run", "{f}/m.whale"], "no command 'Run'; there are model, inspect, plan, run, verify, bench, devices, launch"),
     ([], "give a command; there are model"),
     (["run", "{f}/m.whale", "--load", "{f}/cut"], "whale.json' is damaged or not the index of a checkpoint: a JSON object was expected"),
 ], ids=lambda v: v if isinstance(v, str) else "")
@@ -176,7 +176,7 @@ def test_errors_speak_the_command_line(arguments, words, folder):
     assert words.replace("{f}", str(folder)) in said and "options." not in said, said
 
 
-@pytest.mark.parametrize("command", ["model", "inspect", "plan", "run", "verify", "bench", "devices"])
+@pytest.mark.parametrize("command", ["model", "inspect", "plan", "run", "verify", "bench", "devices", "launch"])
 def test_what_a_command_does_not_know_is_said_in_its_own_words(command):
     """Every option that there is, and none of another command."""
     for arguments in (["--nonsense", "1"], ["--nonsense=1"], ["-q"]):

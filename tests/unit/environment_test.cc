@@ -84,6 +84,27 @@ TEST_CASE("environment: what each launcher says") {
                   {{"MASTER_PORT", "1"}, {"SLURM_NODEID", "2"}, {"SLURM_PROCID", "5"}, {"SLURM_LOCALID", "1"}})) ==
         "slurm 5/7 1/2 node03 1 ''");
   CHECK(line(with(kSlurm, {{"MASTER_PORT", "1"}, {"SLURM_NODEID", "-"}})) == "slurm 6/7 0/1 node03 1 ''");
+  // What Slurm 22.05 says of `srun -N2 -n3`, and of the script of an sbatch.
+  const Variables srun{{"SLURM_JOB_ID", "1"},
+                       {"SLURM_JOB_NODELIST", "n[03-04]"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_NODEID", "0"},
+                       {"SLURM_NTASKS", "3"},
+                       {"SLURM_PROCID", "1"},
+                       {"SLURM_STEP_ID", "0"},
+                       {"SLURM_STEP_NODELIST", "n[03-04]"},
+                       {"SLURM_STEP_NUM_NODES", "2"},
+                       {"SLURM_STEP_NUM_TASKS", "3"},
+                       {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
+                       {"SLURM_TASKS_PER_NODE", "2,1"}};
+  CHECK(has(line(srun), "slurm 1/3 1/2 n03 2"));
+  CHECK(line({{"SLURM_JOB_ID", "2"},
+              {"SLURM_JOB_NODELIST", "n[03-04]"},
+              {"SLURM_LOCALID", "0"},
+              {"SLURM_NODEID", "0"},
+              {"SLURM_NTASKS", "3"},
+              {"SLURM_PROCID", "0"},
+              {"SLURM_TASKS_PER_NODE", "2,1"}}) == "alone");
   // Of a step that is smaller than its job.
   CHECK(line(with(kSlurm, {{"MASTER_PORT", "1"},
                            {"SLURM_STEP_NUM_TASKS", "2"},
@@ -132,10 +153,14 @@ TEST_CASE("environment: which launcher counts") {
   };
   const Variables both = with(kMpirun, kSlurm), all = with(both, kTorchrun);
   CHECK(source(all) == "torchrun");
-  const Variables agreeing{{"OMPI_COMM_WORLD_RANK", "6"}, {"OMPI_COMM_WORLD_SIZE", "7"}};
-  CHECK(source(with(both, agreeing)) == "slurm");
-  CHECK(source(both) == "mpirun");  // its daemons are the step's tasks
-  CHECK(source(with(with(both, agreeing), {{"SLURM_PROCID", "-"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "7"}})) == "mpirun");
+  // mpirun in a job of two nodes, of which the first got both ranks: the step's tasks are its daemons.
+  for (const char* rank : {"0", "1"})
+    CHECK(source(with(both, {{"OMPI_COMM_WORLD_RANK", rank},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+                             {"SLURM_PROCID", "0"},
+                             {"SLURM_NTASKS", "2"},
+                             {"SLURM_TASKS_PER_NODE", "1(x2)"},
+                             {"SLURM_NODEID", "0"}})) == "mpirun");
   // The script of sbatch has variables of its job, and no step; the shell of salloc a step of its own.
   CHECK(source(with(kSlurm, {{"SLURM_STEP_ID", "-"}})) == "alone");
   CHECK(source(with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})) == "alone");

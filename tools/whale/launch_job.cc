@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +31,13 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 std::string signal_name(int number) {
   const char* name = ::sigabbrev_np(number);
   return name == nullptr ? "signal " + std::to_string(number) : "SIG" + std::string(name);
+}
+
+bool same_file(int a, int b) {
+  struct stat first {
+  }, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 // While it lives, signals that ask this process to end are read from a file. What this process was told to ignore it
@@ -193,6 +201,9 @@ class Job {
     return fd;
   }
 
+  // For the end of a line in the other one.
+  bool waits(const Sink& sink) const { return one_stream_ && (&sink == &out_ ? err_ : out_).amid(); }
+
   // Until something happens that there is something to do about; reads and writes what can be.
   void wait() {
     std::vector<pollfd> polled{{signals_.fd(), POLLIN, 0}};
@@ -207,7 +218,7 @@ class Job {
         if (lines->wanted()) polled.push_back({lines->fd(), POLLIN, 0}), read.push_back(lines);
     }
     for (Sink* sink : {&out_, &err_})
-      if (sink->pending()) polled.push_back({sink->fd(), POLLOUT, 0}), written.push_back(sink);
+      if (sink->pending() && !waits(*sink)) polled.push_back({sink->fd(), POLLOUT, 0}), written.push_back(sink);
     for (Rank& rank : ranks_)
       if (!rank.input.empty() && rank.child.in >= 0)
         polled.push_back({rank.child.in, POLLOUT, 0}), fed.push_back(&rank);
@@ -217,7 +228,7 @@ class Job {
     for (Lines* lines : read)
       if (polled[k++].revents != 0) lines->read();
     for (Sink* sink : written)
-      if (polled[k++].revents != 0) sink->write();
+      if (polled[k++].revents != 0 && !waits(*sink)) sink->write();
     for (Rank* rank : fed)
       if (polled[k++].revents != 0) feed(*rank);
     for (Rank& rank : ranks_)
@@ -280,27 +291,34 @@ class Job {
     for (Rank* rank : failed) fail(*rank);
   }
 
-  void fail(Rank& rank) {
-    const bool connected = rank.state == Rank::kEnded, signaled = WIFSIGNALED(rank.status);
-    const int status = WEXITSTATUS(rank.status), code = signaled ? 128 + WTERMSIG(rank.status) : status;
-    rank.state = Rank::kEnded;
-    const bool first = code_ == 0;
-    if (first) code_ = code == 0 ? 1 : code;
-    if (ending_ == kTerminated || ending_ == kKilled || asked_ > 1) return;  // by us
+  // How it failed, behind its name.
+  std::string failure(const Rank& rank) const {
+    const int status = WEXITSTATUS(rank.status);
+    const bool signaled = WIFSIGNALED(rank.status);
     std::string how =
         signaled ? "died of " + signal_name(WTERMSIG(rank.status)) : "ended with status " + std::to_string(status);
-    if (!connected)
-      how = rank.late ? "was not started: the host has not answered in " + seconds(options_.connect_seconds)
-            : status == 127 && !signaled
-                ? "was not started"
-                : "was not started: the host does not answer to ssh without a password (ssh " + how + ")";
-    else if (rank.spec->remote && !signaled && status > 128 && status < 128 + NSIG)
-      how += " (" + signal_name(status - 128) + ")";
-    else if (rank.spec->remote && status == 255)
-      how += ", its own or that of a lost connection";
+    if (!rank.spec->remote) return how;
+    if (rank.late) return "was not started: the host has not answered in " + seconds(options_.connect_seconds);
+    if (!rank.out.begun())
+      return status == 127 ? "was not started"  // it has said why
+                           : "was not started: the host does not answer to ssh without a password (ssh " + how + ")";
+    if (signaled) return "has lost its ssh, which " + how;
+    if (status == 255) return how + ", its own or that of a lost connection";
+    return status > 128 && status < 128 + NSIG ? how + " (" + signal_name(status - 128) + ")" : how;
+  }
+
+  void fail(Rank& rank) {
+    const bool started = rank.state == Rank::kEnded, first = code_ == 0;
+    rank.state = Rank::kEnded;
+    if (first)
+      code_ = rank.late                  ? 255  // as ssh, where it gives up
+              : WIFSIGNALED(rank.status) ? 128 + WTERMSIG(rank.status)
+                                         : std::max(1, WEXITSTATUS(rank.status));
+    if (ending_ == kTerminated || ending_ == kKilled || asked_ > 1) return;  // by us
     const auto others =
         std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.state != Rank::kEnded; });
-    const double grace = connected ? options_.grace_seconds : 0;
+    const double grace = started ? options_.grace_seconds : 0;
+    std::string how = failure(rank);
     if (!first) how += ", after it";
     if (first && others > 0)
       how += "; " + (others == 1 ? "1 other rank gets" : std::to_string(others) + " other ranks get") + " SIGTERM" +
@@ -340,6 +358,7 @@ class Job {
   const Guard guard_;
   const Signals signals_;
   Sink out_{1}, err_{2};
+  const bool one_stream_ = same_file(1, 2);
   std::vector<Rank> ranks_;
   int asked_ = 0;   // how often a signal has asked for the end
   int signal_ = 0;  // the first that did

@@ -25,10 +25,12 @@ void Sink::add(std::string_view lines) {
 
 void Sink::write() {
   if (!pending()) return;
-  // A pipe that can be written to takes this much without waiting.
-  const ssize_t written = ::write(fd_, text_.data() + done_, std::min<size_t>(text_.size() - done_, PIPE_BUF));
+  // A pipe that can be written to takes this much without waiting. Whole lines, where they are no longer.
+  size_t size = std::min<size_t>(text_.size() - done_, PIPE_BUF);
+  if (const size_t end = text_.rfind('\n', done_ + size - 1); end != text_.npos && end >= done_) size = end + 1 - done_;
+  const ssize_t written = ::write(fd_, text_.data() + done_, size);
   if (written < 0 && errno != EINTR && errno != EAGAIN) lost_ = errno;
-  if (written > 0) done_ += static_cast<size_t>(written);
+  if (written > 0) done_ += static_cast<size_t>(written), amid_ = text_[done_ - 1] != '\n';
   if (lost_ != 0 || !pending()) text_.clear(), done_ = 0;
 }
 

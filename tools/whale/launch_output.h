@@ -20,13 +20,15 @@ class Sink {
   int fd() const { return fd_; }
   bool pending() const { return done_ < text_.size(); }
   bool full() const { return text_.size() - done_ > kMost; }
+  // Whether a line is written in part.
+  bool amid() const { return pending() && amid_; }
   int lost() const { return lost_; }  // 0, or why it takes no more: an errno
   bool open_line() const { return open_; }
 
  private:
   static constexpr size_t kMost = 1 << 20;
   int fd_, lost_ = 0;
-  bool open_ = false;
+  bool open_ = false, amid_ = false;
   std::string text_;
   size_t done_ = 0;
 };
